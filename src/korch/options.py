@@ -1,0 +1,88 @@
+"""The options of one optimization: one frozen record, read by every stage.
+
+The command line's flags are made from these fields (name, type, default, `help` metadata), so that
+`korch --help`, the documentation and the code agree by construction.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from korch.errors import OptionError
+
+
+def default_cache_folder() -> Path:
+    """Return `$KORCH_CACHE`, else `$XDG_CACHE_HOME/korch`, else `~/.cache/korch`."""
+    if folder := os.environ.get("KORCH_CACHE"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "korch"
+
+
+def default_threads() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to optimize; every field is an option of `korch optimize`.
+
+    Raises:
+        OptionError: a value is out of range.
+    """
+
+    target: str = field(default="cpu", metadata={"help": "what to build for: cpu"})
+    threads: int = field(
+        default_factory=default_threads, metadata={"help": "threads of the executable"}
+    )
+    budget_s: float | None = field(
+        default=None,
+        metadata={"help": "seconds after which the best plan so far is built (default: none)"},
+    )
+    strict: bool = field(
+        default=False,
+        metadata={"help": "only rewrites and algorithms that keep the order of floating-point "
+                          "operations up to reduction order"},
+    )
+    check: Literal[0, 1, 2] = field(
+        default=1, metadata={"help": "checks between stages: 0 none, 1 linear-time, 2 all"}
+    )
+    max_primitives: int = field(
+        default=24, metadata={"help": "largest number of primitives in a candidate"}
+    )
+    max_inputs: int = field(default=10, metadata={"help": "most tensors that a candidate reads"})
+    max_outputs: int = field(default=3, metadata={"help": "most tensors that a candidate writes"})
+    max_candidates: int = field(
+        default=100_000, metadata={"help": "most convex groups enumerated for one model"}
+    )
+    solver_workers: int = field(default=2, metadata={"help": "threads of the solver"})
+    solver_seconds: float = field(
+        default=60.0, metadata={"help": "longest time for one solve; the gap is reported"}
+    )
+    seed: int = field(default=0, metadata={"help": "seed of the random inputs used for checking"})
+    cache_folder: Path = field(
+        default_factory=default_cache_folder, metadata={"help": "kernels and measurements"}
+    )
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("threads", 1), ("max_primitives", 1), ("max_inputs", 1), ("max_outputs", 1),
+            ("max_candidates", 1), ("solver_workers", 1),
+        ):
+            if getattr(self, name) < least:
+                raise OptionError(
+                    f"the value {getattr(self, name)} is too small", where=f"option {name}",
+                    expected=f"at least {least}",
+                )
+        if self.budget_s is not None and not self.budget_s > 0:
+            raise OptionError(
+                f"the value {self.budget_s} is not positive", where="option budget",
+                expected="seconds, more than 0",
+            )
+        if self.target != "cpu":
+            raise OptionError(
+                f"unknown target {self.target!r}", where="option target", expected="cpu"
+            )
