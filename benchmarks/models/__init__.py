@@ -1,0 +1,82 @@
+"""Name and options -> ONNX model.
+
+`MODELS` is the one list of models that benchmarks and tests take theirs from. Models are made when
+they are needed and
+never committed: the same name, options and seed give the same bytes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import onnx
+
+from benchmarks.models.candy import build_candy
+from benchmarks.models.conv_bn_relu import build_conv_bn_relu
+from benchmarks.models.mlp import build_mlp
+from benchmarks.models.transformer_block import build_transformer_block
+from korch.errors import OptionError
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that can be built.
+
+    Attributes:
+        name: the key in `MODELS`.
+        summary: one line for listings.
+        builder: returns the model; all arguments have defaults.
+        preset: arguments that this model sets differently from the builder's defaults.
+    """
+
+    name: str
+    summary: str
+    builder: Callable[..., onnx.ModelProto]
+    preset: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def options(self) -> dict[str, object]:
+        """Name of each option -> its default."""
+        parameters = inspect.signature(self.builder).parameters.values()
+        return {p.name: p.default for p in parameters} | dict(self.preset)
+
+    def build(self, **options: object) -> onnx.ModelProto:
+        """Build the model; raises `OptionError` on an unknown option."""
+        known = self.options
+        for name in options:
+            if name not in known:
+                raise OptionError(f"there is no option {name!r}", self.name, ", ".join(known))
+        return self.builder(**(known | options))
+
+
+_TINY_CANDY = {"size": 24, "channels": (4, 6, 8), "blocks": 1}
+_TINY_TRANSFORMER = {"sequence": 6, "width": 16, "heads": 2}
+
+MODELS: dict[str, Model] = {
+    model.name: model
+    for model in (
+        Model("candy", "fast neural style transfer, 3x224x224", build_candy),
+        Model("transformer_block", "pre-norm causal transformer block", build_transformer_block),
+        Model("tiny_candy", "candy of 24x24 with few channels", build_candy, _TINY_CANDY),
+        Model("tiny_transformer", "block of 6 tokens", build_transformer_block, _TINY_TRANSFORMER),
+        Model("mlp", "three Gemms with Relu between", build_mlp),
+        Model("conv_bn_relu", "small classifier with BatchNormalization", build_conv_bn_relu),
+    )
+}
+
+
+def build(name: str, **options: object) -> onnx.ModelProto:
+    """Build the model called `name`.
+
+    Args:
+        name: a key of `MODELS`.
+        options: of the model's builder, for example `seed` or `size`.
+
+    Raises:
+        OptionError: no such model or option, or a value that makes no sense.
+    """
+    if name not in MODELS:
+        raise OptionError(f"there is no model {name!r}", "benchmarks.models", ", ".join(MODELS))
+    return MODELS[name].build(**options)

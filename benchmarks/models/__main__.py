@@ -1,0 +1,44 @@
+"""Command line: write a benchmark model to a file.
+
+Run as `python -m benchmarks.models candy candy.onnx --seed 0 --size 224`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from pathlib import Path
+
+from benchmarks.models import MODELS, build
+from korch.errors import KorchError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write one model; returns the exit code (0 done, 1 a clear error)."""
+    listing = "\n".join(f"  {model.name:18} {model.summary}" for model in MODELS.values())
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.models",
+        description="Write a benchmark model as ONNX.",
+        epilog=f"models:\n{listing}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", choices=list(MODELS), metavar="MODEL")
+    parser.add_argument("out", type=Path, metavar="OUT.onnx")
+    names = sorted({name for model in MODELS.values() for name in model.options})
+    for name in names:
+        parser.add_argument(f"--{name}", type=ast.literal_eval, help=argparse.SUPPRESS)
+    given = vars(parser.parse_args(arguments))
+    options = {name: given[name] for name in names if given[name] is not None}
+    try:
+        data = build(given["model"], **options).SerializeToString(deterministic=True)
+        given["out"].write_bytes(data)
+    except (KorchError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"{given['out']}: {given['model']}, {len(data):,} bytes", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""Layers with seeded weights -> ONNX model.
+
+The one way in which the benchmark models are written: straight ONNX nodes, no training framework,
+so that building a model needs nothing but NumPy and onnx. The same seed gives the same bytes.
+Weights are scaled by their fan-in, which keeps activations of the order of one through any depth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+OPSET = 17
+IR_VERSION = 8  # the first that knows opset 17; ONNX Runtime refuses versions newer than itself
+
+
+class GraphWriter:
+    """Collects nodes and initializers in order, and names what they produce.
+
+    Attributes:
+        rng: the one source of weights; drawn from in the order in which layers are written.
+    """
+
+    def __init__(self, name: str, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self._name = name
+        self._nodes: list[onnx.NodeProto] = []
+        self._initializers: list[onnx.TensorProto] = []
+        self._inputs: list[onnx.ValueInfoProto] = []
+        self._outputs: list[onnx.ValueInfoProto] = []
+
+    def input(self, name: str, shape: Sequence[int]) -> str:
+        """Declare a float32 input of the model; returns its name."""
+        self._inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape)))
+        return name
+
+    def output(self, value: str, name: str, shape: Sequence[int]) -> None:
+        """Declare `value` as the model's output called `name`."""
+        self.op("Identity", value, output=name)
+        self._outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape)))
+
+    def constant(self, array: NDArray[np.generic], hint: str) -> str:
+        """Store an initializer; returns its name, which begins with `hint`."""
+        name = f"{hint}_{len(self._initializers)}"
+        self._initializers.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+        return name
+
+    def scalar(self, value: float, hint: str) -> str:
+        """Store a float32 scalar; returns its name."""
+        return self.constant(np.array(value, np.float32), hint)
+
+    def integers(self, values: Sequence[int], hint: str) -> str:
+        """Store an int64 vector (a shape, paddings); returns its name."""
+        return self.constant(np.array(values, np.int64), hint)
+
+    def normal(self, shape: Sequence[int], deviation: float, hint: str) -> str:
+        """Store float32 weights drawn from a normal distribution around 0; returns their name."""
+        array = self.rng.standard_normal(tuple(shape)) * deviation
+        return self.constant(array.astype(np.float32), hint)
+
+    def uniform(self, count: int, low: float, high: float, hint: str) -> str:
+        """Store float32[count] drawn evenly between `low` and `high`; returns its name."""
+        return self.constant(self.rng.uniform(low, high, count).astype(np.float32), hint)
+
+    def op(self, op_type: str, *inputs: str, output: str = "", **attributes: object) -> str:
+        """Append a node; returns its one output's name (by default made from the type)."""
+        name = f"{op_type}_{len(self._nodes)}"
+        output = output or f"{name}_out"
+        self._nodes.append(helper.make_node(op_type, inputs, [output], name=name, **attributes))
+        return output
+
+    def conv(
+        self,
+        x: str,
+        channels: tuple[int, int],
+        kernel: int,
+        *,
+        stride: int = 1,
+        pad: int = 0,
+        bias: bool = True,
+        gain: float = math.sqrt(2.0),
+    ) -> str:
+        """Append a square convolution from `channels[0]` to `channels[1]` channels."""
+        fan_in = channels[0] * kernel * kernel
+        weight = self.normal(
+            (channels[1], channels[0], kernel, kernel), gain / math.sqrt(fan_in), "weight"
+        )
+        biases = (self.uniform(channels[1], -0.1, 0.1, "bias"),) if bias else ()
+        return self.op(
+            "Conv",
+            x,
+            weight,
+            *biases,
+            kernel_shape=[kernel, kernel],
+            strides=[stride, stride],
+            pads=[pad] * 4,
+        )
+
+    def dense(self, x: str, width_in: int, width_out: int, *, gain: float = 1.0) -> str:
+        """Append `x @ W + b` over the last axis, as MatMul and Add."""
+        weight = self.normal((width_in, width_out), gain / math.sqrt(width_in), "weight")
+        bias = self.uniform(width_out, -0.1, 0.1, "bias")
+        return self.op("Add", self.op("MatMul", x, weight), bias)
+
+    def finish(self) -> onnx.ModelProto:
+        """Return the checked model."""
+        graph = helper.make_graph(
+            self._nodes, self._name, self._inputs, self._outputs, self._initializers
+        )
+        model = helper.make_model(
+            graph,
+            producer_name="korch-benchmarks",
+            opset_imports=[helper.make_opsetid("", OPSET)],
+            ir_version=IR_VERSION,
+        )
+        onnx.checker.check_model(model, full_check=True)
+        return model
