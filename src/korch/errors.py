@@ -1,6 +1,7 @@
 """Every exception that Korch raises.
 
-The class says whose fault it is, the text says what is wrong and where, what was expected and what to do.
+The class says whose fault it is, the text says what is wrong and where, what was expected and what
+to do.
 All of them are `KorchError`s, and the command line turns each into one message and exit code 1.
 """
 
@@ -49,7 +50,7 @@ class OptionError(KorchError):
 
 
 class InvalidGraphError(KorchError):
-    """A stage handed over a graph, candidate, program or plan that breaks a rule: Korch's own fault."""
+    """A stage handed over a graph, program or plan that breaks a rule: Korch's own fault."""
 
 
 class ProviderError(KorchError):
@@ -61,7 +62,7 @@ class CompileError(KorchError):
 
 
 class MeasureError(KorchError):
-    """No kernel could be measured (a single one that fails is a fact in the database, not an error)."""
+    """No kernel could be measured; a single one that fails is a record, not an error."""
 
 
 class InfeasibleError(KorchError):

@@ -44,8 +44,10 @@ class Options:
     )
     strict: bool = field(
         default=False,
-        metadata={"help": "only rewrites and algorithms that keep the order of floating-point "
-                          "operations up to reduction order"},
+        metadata={
+            "help": "only rewrites and algorithms that keep the order of floating-point "
+            "operations up to reduction order"
+        },
     )
     check: Literal[0, 1, 2] = field(
         default=1, metadata={"help": "checks between stages: 0 none, 1 linear-time, 2 all"}
@@ -69,17 +71,23 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, least in (
-            ("threads", 1), ("max_primitives", 1), ("max_inputs", 1), ("max_outputs", 1),
-            ("max_candidates", 1), ("solver_workers", 1),
+            ("threads", 1),
+            ("max_primitives", 1),
+            ("max_inputs", 1),
+            ("max_outputs", 1),
+            ("max_candidates", 1),
+            ("solver_workers", 1),
         ):
             if getattr(self, name) < least:
                 raise OptionError(
-                    f"the value {getattr(self, name)} is too small", where=f"option {name}",
+                    f"the value {getattr(self, name)} is too small",
+                    where=f"option {name}",
                     expected=f"at least {least}",
                 )
         if self.budget_s is not None and not self.budget_s > 0:
             raise OptionError(
-                f"the value {self.budget_s} is not positive", where="option budget",
+                f"the value {self.budget_s} is not positive",
+                where="option budget",
                 expected="seconds, more than 0",
             )
         if self.target != "cpu":

@@ -1,1 +1,1 @@
-""""""
+"""Primitive graph -> candidates."""

@@ -1,1 +1,1 @@
-""""""
+"""Primitive graph -> primitive graph with alternatives."""

@@ -1,1 +1,1 @@
-""""""
+"""Operator graph -> primitive graph."""

@@ -1,1 +1,1 @@
-""""""
+"""Model files -> operator graph."""

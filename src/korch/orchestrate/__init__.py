@@ -1,1 +1,1 @@
-""""""
+"""Candidates and costs -> plan."""

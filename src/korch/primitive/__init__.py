@@ -1,1 +1,1 @@
-""""""
+"""The primitive graph: values, primitives, their meaning, their text."""

@@ -1,1 +1,1 @@
-""""""
+"""Candidate -> kernel: makers of kernels that compete on equal terms."""

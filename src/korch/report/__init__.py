@@ -1,1 +1,1 @@
-""""""
+"""Explanations and comparisons."""

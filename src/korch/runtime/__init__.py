@@ -1,1 +1,1 @@
-""""""
+"""Plan -> executable and artifact."""

@@ -1,1 +1,1 @@
-""""""
+"""Candidate -> tile program -> source."""

@@ -1,0 +1,325 @@
+"""The primitive graph: values, and primitives that compute them.
+
+A value may have several alternatives, primitives that each compute it: the graph is an AND-OR
+graph (an e-graph by another name). It grows in a `GraphBuilder`, by two verbs only: `add`, which
+hash-conses, and `merge`, which says that two values are equal; `freeze` restores congruence,
+renumbers and gives the immutable `PrimitiveGraph` that all later stages see.
+
+Alternatives can form cycles, so a graph's numbering is not always topological.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from korch.errors import InvalidGraphError
+from korch.primitive.op import Array, Attributes, Op, TypeMismatchError, require_arity
+from korch.primitive.ops import OPS
+from korch.primitive.types import DType, ValueType
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Constant:
+    """A tensor known at build time.
+
+    Equality is by content. A constant whose elements are all equal is `uniform`: it is stored as
+    one element and stands in generated code as a literal.
+    """
+
+    array: Array
+    digest: str
+
+    @staticmethod
+    def of(array: Array) -> Constant:
+        """Return the constant with the elements of `array`."""
+        dense = np.ascontiguousarray(array).reshape(np.shape(array))
+        flat = dense.reshape(-1).view(np.uint8) if dense.size else np.zeros(0, np.uint8)
+        if dense.size > 1:
+            rows = flat.reshape(dense.size, -1)
+            if (rows[0] == rows[-1]).all() and (rows == rows[0]).all():
+                dense = np.broadcast_to(dense.reshape(-1)[0], dense.shape)
+                flat = rows[0]
+        text = f"{dense.dtype}{dense.shape}{dense.strides}".encode()
+        return Constant(dense, hashlib.sha256(text + flat.tobytes()).hexdigest()[:16])
+
+    @property
+    def type(self) -> ValueType:
+        """Its type."""
+        return ValueType(tuple(self.array.shape), DType.of(self.array.dtype))
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all of its elements are equal (and there is at least one)."""
+        return self.array.size == 1 or (self.array.size > 1 and not any(self.array.strides))
+
+    @property
+    def scalar(self) -> Any:
+        """The one element of a uniform constant."""
+        return self.array.reshape(-1)[0] if self.array.size else None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Constant) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+
+@dataclass(frozen=True, slots=True)
+class Primitive:
+    """One tensor-algebra step; where it came from is kept beside it and does not count here."""
+
+    op: str
+    inputs: tuple[int, ...]
+    attributes: Attributes
+    output: int
+
+    @property
+    def row(self) -> Op:
+        """Its operation's row in the table."""
+        return OPS[self.op]
+
+
+@dataclass(frozen=True)
+class PrimitiveGraph:
+    """An immutable primitive graph.
+
+    Attributes:
+        types: the type of each value; a value's id is its position.
+        primitives: the primitives; a primitive's id is its position.
+        inputs: (name, value) of each model input.
+        outputs: (name, value) of each model output.
+        constants: the values known at build time.
+        origins: per primitive, the model's node or the rule that it came from.
+    """
+
+    types: tuple[ValueType, ...]
+    primitives: tuple[Primitive, ...]
+    inputs: tuple[tuple[str, int], ...]
+    outputs: tuple[tuple[str, int], ...]
+    constants: Mapping[int, Constant] = field(default_factory=dict)
+    origins: tuple[str, ...] = ()
+
+    @cached_property
+    def producers(self) -> tuple[tuple[int, ...], ...]:
+        """Per value, its alternatives: the primitives that compute it."""
+        found: list[list[int]] = [[] for _ in self.types]
+        for p, primitive in enumerate(self.primitives):
+            found[primitive.output].append(p)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def consumers(self) -> tuple[tuple[int, ...], ...]:
+        """Per value, the primitives that read it."""
+        found: list[list[int]] = [[] for _ in self.types]
+        for p, primitive in enumerate(self.primitives):
+            for value in dict.fromkeys(primitive.inputs):
+                found[value].append(p)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def given(self) -> frozenset[int]:
+        """The values that need no producer: model inputs and constants."""
+        return frozenset(self.constants) | {value for _, value in self.inputs}
+
+    @property
+    def alternatives(self) -> int:
+        """How many primitives there are beyond one for each value."""
+        return sum(max(0, len(found) - 1) for found in self.producers)
+
+    def input_types(self, primitive: Primitive) -> tuple[ValueType, ...]:
+        """Return the types of a primitive's inputs."""
+        return tuple(self.types[value] for value in primitive.inputs)
+
+    def work_flop(self, primitive: Primitive) -> int:
+        """Return the floating-point operations of a primitive."""
+        types = self.input_types(primitive)
+        return primitive.row.work_flop(types, primitive.attributes, self.types[primitive.output])
+
+
+class GraphBuilder:
+    """A primitive graph while it grows. Ids that it hands out stay valid until `freeze`."""
+
+    def __init__(self) -> None:
+        self._types: list[ValueType] = []
+        self._parent: list[int] = []
+        self._primitives: dict[tuple[str, tuple[int, ...], Attributes], list[Any]] = {}
+        self._constants: dict[int, Constant] = {}
+        self._constant_ids: dict[Constant, int] = {}
+        self._inputs: dict[str, int] = {}
+        self._outputs: dict[str, int] = {}
+
+    @staticmethod
+    def from_graph(graph: PrimitiveGraph) -> GraphBuilder:
+        """Return a builder that holds `graph`, with the same value ids."""
+        builder = GraphBuilder()
+        for type_ in graph.types:
+            builder._new_value(type_)
+        for value, constant in graph.constants.items():
+            builder._constants[value] = constant
+            builder._constant_ids.setdefault(constant, value)
+        builder._inputs = dict(graph.inputs)
+        builder._outputs = dict(graph.outputs)
+        for p, primitive in enumerate(graph.primitives):
+            key = (primitive.op, primitive.inputs, primitive.attributes)
+            origin = graph.origins[p] if graph.origins else ""
+            builder._primitives[key] = [primitive.output, origin]
+        return builder
+
+    def input(self, name: str, type_: ValueType) -> int:
+        """Declare a model input and return its value."""
+        self._inputs[name] = self._new_value(type_)
+        return self._inputs[name]
+
+    def constant(self, array: Array) -> int:
+        """Return the value of a constant; equal constants are one value."""
+        constant = Constant.of(np.asarray(array))
+        if constant not in self._constant_ids:
+            self._constant_ids[constant] = self._new_value(constant.type)
+            self._constants[self._constant_ids[constant]] = constant
+        return self._constant_ids[constant]
+
+    def output(self, name: str, value: int) -> None:
+        """Declare a value to be a model output."""
+        self._outputs[name] = value
+
+    def add(
+        self,
+        op: str,
+        inputs: Sequence[int],
+        attributes: Attributes | None = None,
+        *,
+        origin: str = "",
+    ) -> int:
+        """Add a primitive and return its value; an equal primitive's value if there is one.
+
+        A primitive of constants is computed at once, unless it is opaque.
+
+        Raises:
+            InvalidGraphError: the operation can't be applied to these inputs.
+        """
+        row = OPS[op]
+        attributes = attributes if attributes is not None else row.attributes()
+        found = tuple(self.find(value) for value in inputs)
+        key = (op, found, attributes)
+        if key in self._primitives:
+            return self.find(self._primitives[key][0])
+        try:
+            require_arity(op, row.arity, len(found))
+            type_ = row.infer([self._types[value] for value in found], attributes)
+        except TypeMismatchError as error:
+            raise InvalidGraphError(str(error), where=origin or f"primitive {op}") from error
+        if op != "opaque" and all(value in self._constants for value in found):
+            return self.constant(self._fold(row, found, attributes, type_))
+        value = self._new_value(type_)
+        self._primitives[key] = [value, origin]
+        return value
+
+    def merge(self, a: int, b: int) -> int:
+        """Say that two values are equal; return the one that stands for both.
+
+        Raises:
+            InvalidGraphError: their types differ.
+        """
+        a, b = self.find(a), self.find(b)
+        if a == b:
+            return a
+        if self._types[a] != self._types[b]:
+            raise InvalidGraphError(
+                f"values %{a}: {self._types[a]} and %{b}: {self._types[b]} can't be equal"
+            )
+        keep, drop = (b, a) if self._is_given(b) and not self._is_given(a) else sorted((a, b))
+        self._parent[drop] = keep
+        return keep
+
+    def find(self, value: int) -> int:
+        """Return the value that stands for `value` after merges."""
+        while self._parent[value] != value:
+            self._parent[value] = self._parent[self._parent[value]]
+            value = self._parent[value]
+        return value
+
+    def type(self, value: int) -> ValueType:
+        """Return a value's type."""
+        return self._types[self.find(value)]
+
+    def constant_of(self, value: int) -> Constant | None:
+        """Return the constant that a value is, or None."""
+        return self._constants.get(self.find(value))
+
+    def rebuild(self) -> None:
+        """Restore congruence: primitives whose inputs became equal have equal outputs."""
+        while True:
+            rebuilt: dict[tuple[str, tuple[int, ...], Attributes], list[Any]] = {}
+            pairs: list[tuple[int, int]] = []
+            for (op, inputs, attributes), (output, origin) in self._primitives.items():
+                key = (op, tuple(self.find(value) for value in inputs), attributes)
+                if key in rebuilt:
+                    pairs.append((rebuilt[key][0], output))
+                else:
+                    rebuilt[key] = [self.find(output), origin]
+            self._primitives = rebuilt
+            if all(self.find(a) == self.find(b) for a, b in pairs):
+                return
+            for a, b in pairs:
+                self.merge(a, b)
+
+    def primitives(self) -> Iterator[tuple[Primitive, str]]:
+        """Yield each primitive so far with its origin."""
+        for (op, inputs, attributes), (output, origin) in list(self._primitives.items()):
+            found = tuple(self.find(value) for value in inputs)
+            yield Primitive(op, found, attributes, self.find(output)), origin
+
+    def freeze(self) -> PrimitiveGraph:
+        """Return the graph: congruent, without dead code, renumbered deterministically."""
+        self.rebuild()
+        produced: dict[int, list[tuple[Primitive, str]]] = {}
+        for primitive, origin in self.primitives():
+            if not self._is_given(primitive.output) and primitive.output not in primitive.inputs:
+                produced.setdefault(primitive.output, []).append((primitive, origin))
+        live = self._live(produced)
+        order = [v for v in range(len(self._types)) if v in live]
+        number = {value: i for i, value in enumerate(order)}
+        kept = [
+            (Primitive(p.op, tuple(number[v] for v in p.inputs), p.attributes, number[p.output]),
+             origin)
+            for value in order for p, origin in produced.get(value, ())
+        ]  # fmt: skip
+        return PrimitiveGraph(
+            types=tuple(self._types[value] for value in order),
+            primitives=tuple(p for p, _ in kept),
+            inputs=tuple((name, number[self.find(v)]) for name, v in self._inputs.items()),
+            outputs=tuple((name, number[self.find(v)]) for name, v in self._outputs.items()),
+            constants={number[v]: c for v, c in self._constants.items() if v in number},
+            origins=tuple(origin for _, origin in kept),
+        )
+
+    def _live(self, produced: Mapping[int, list[tuple[Primitive, str]]]) -> set[int]:
+        live = {self.find(value) for value in self._inputs.values()}
+        todo = [self.find(value) for value in self._outputs.values()]
+        while todo:
+            value = todo.pop()
+            if value not in live:
+                live.add(value)
+                todo.extend(v for p, _ in produced.get(value, ()) for v in p.inputs)
+        return live
+
+    def _is_given(self, value: int) -> bool:
+        return value in self._constants or any(self.find(v) == value for v in self._inputs.values())
+
+    def _new_value(self, type_: ValueType) -> int:
+        self._types.append(type_)
+        self._parent.append(len(self._parent))
+        return len(self._types) - 1
+
+    def _fold(self, row: Op, inputs: Sequence[int], attributes: Attributes, type_: ValueType
+              ) -> Array:  # fmt: skip
+        arrays = [self._constants[value].array for value in inputs]
+        wide = [a.astype(np.float64) if a.dtype.kind == "f" else a for a in arrays]
+        with np.errstate(all="ignore"):
+            return row.reference(wide, attributes).astype(type_.dtype.numpy)

@@ -1,0 +1,125 @@
+"""One row of the table of primitive operations.
+
+Everything that must exist for each operation hangs on its row: a forgotten piece fails at import,
+and the generic tests are parametrized over the table (`korch.primitive.ops.OPS`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from korch.primitive.types import ValueType
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Category(Enum):
+    """How an operation's output elements depend on its input elements (Korch, section 3)."""
+
+    ELEMENTWISE = "elementwise"
+    BROADCAST = "broadcast"
+    REDUCE = "reduce"
+    LAYOUT = "layout"
+    LINEAR = "linear"
+    OPAQUE = "opaque"
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """The attributes of an operation that has none; the base of all others."""
+
+
+NONE = Attributes()
+
+
+class TypeMismatchError(ValueError):
+    """An operation can't be applied to these types; the text names the offending argument."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Input types and attributes for one test of an operation."""
+
+    inputs: tuple[str, ...]
+    attributes: Attributes = NONE
+
+    @property
+    def types(self) -> tuple[ValueType, ...]:
+        """The inputs' types, parsed."""
+        return tuple(ValueType.parse(text) for text in self.inputs)
+
+
+Infer = Callable[[Sequence[ValueType], Any], ValueType]
+Reference = Callable[[Sequence[Array], Any], Array]
+Work = Callable[[Sequence[ValueType], Any, ValueType], int]
+
+
+def flop_per_output(inputs: Sequence[ValueType], attributes: Any, output: ValueType) -> int:
+    """One operation per output element."""
+    return output.size
+
+
+def flop_per_input(inputs: Sequence[ValueType], attributes: Any, output: ValueType) -> int:
+    """One operation per element of the first input."""
+    return inputs[0].size
+
+
+def no_flop(inputs: Sequence[ValueType], attributes: Any, output: ValueType) -> int:
+    """Nothing is computed."""
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """A primitive operation.
+
+    Attributes:
+        name: its name in the text form.
+        category: how output elements depend on input elements.
+        arity: number of inputs; None for one or more.
+        attributes: the frozen dataclass of its attributes.
+        infer: input types and attributes -> output type; raises TypeMismatchError.
+        reference: its meaning: input arrays and attributes -> output array. It computes in the
+            type that it is given, so the same function serves in float32 and float64.
+        work_flop: input types, attributes and output type -> floating-point operations.
+        source: where its meaning is defined.
+        samples: legal inputs.
+        refusals: illegal inputs, on which `infer` must raise.
+    """
+
+    name: str
+    category: Category
+    arity: int | None
+    attributes: type[Attributes]
+    infer: Infer
+    reference: Reference
+    work_flop: Work
+    source: str
+    samples: tuple[Sample, ...]
+    refusals: tuple[Sample, ...]
+
+    def __post_init__(self) -> None:
+        if not self.samples or not self.refusals:
+            raise ValueError(f"operation {self.name} needs samples and refusals")
+
+    def __repr__(self) -> str:
+        return f"Op({self.name})"
+
+
+def require(condition: bool, text: str) -> None:
+    """Raise TypeMismatchError with `text` unless `condition`."""
+    if not condition:
+        raise TypeMismatchError(text)
+
+
+def require_arity(op_name: str, arity: int | None, count: int) -> None:
+    """Raise TypeMismatchError unless an operation of this arity takes `count` inputs."""
+    if arity is None:
+        require(count >= 1, f"{op_name} takes one or more inputs, not {count}")
+    else:
+        require(count == arity, f"{op_name} takes {arity} inputs, not {count}")

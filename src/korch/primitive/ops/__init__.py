@@ -1,0 +1,15 @@
+"""The closed table of primitive operations."""
+
+from korch.primitive.op import Op
+from korch.primitive.ops import elementwise, layout, linear, opaque, reduce
+
+OPS: dict[str, Op] = {
+    row.name: row
+    for row in (
+        *elementwise.ROWS,
+        *reduce.ROWS,
+        *layout.ROWS,
+        *linear.ROWS,
+        *opaque.ROWS,
+    )
+}

@@ -1,0 +1,208 @@
+"""Elementwise operations: O[x] = f(I1[x], ..., In[x]), all of one shape.
+
+Their meaning is the ONNX operator's of the same name: max and min propagate NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from korch.primitive.op import (
+    NONE,
+    Array,
+    Attributes,
+    Category,
+    Op,
+    Sample,
+    flop_per_output,
+    require,
+)
+from korch.primitive.types import DType, ValueType
+
+
+@dataclass(frozen=True, slots=True)
+class CastAttributes(Attributes):
+    """The element type to convert to (its name in the text form)."""
+
+    to: str
+
+
+def _erf(x: Array) -> Array:
+    """Error function: Maclaurin series near 0, continued fraction elsewhere; about 1e-15."""
+    y = np.abs(np.asarray(x, np.float64))
+    small = np.minimum(y, 3.0)
+    term, series = small.copy(), small.copy()
+    for k in range(1, 75):
+        term = -term * small * small / k
+        series = series + term / (2 * k + 1)
+    large = np.clip(y, 2.0, 30.0)
+    fraction = large.copy()
+    for k in range(120, 0, -1):
+        fraction = large + (k / 2) / fraction
+    tail = 1.0 - np.exp(-large * large) / (fraction * np.sqrt(np.pi))
+    result = np.where(y < 2.0, series * 2.0 / np.sqrt(np.pi), tail)
+    result = np.where(np.isnan(y), np.nan, np.copysign(result, x))
+    return result.astype(x.dtype)
+
+
+def _sigmoid(x: Array) -> Array:
+    small = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1 / (1 + small), small / (1 + small)).astype(x.dtype)
+
+
+def _divide(a: Array, b: Array) -> Array:
+    if np.issubdtype(a.dtype, np.integer):
+        quotient = np.abs(a.astype(object)) // np.abs(np.where(b == 0, 1, b).astype(object))
+        sign = np.where((a < 0) != (b < 0), -1, 1)
+        return np.asarray(quotient * sign).astype(a.dtype)
+    return np.asarray(np.divide(a, b))
+
+
+def _power(a: Array, b: Array) -> Array:
+    if np.issubdtype(a.dtype, np.integer):
+        return np.power(a.astype(np.float64), b).astype(a.dtype)
+    return np.asarray(np.power(a, b))
+
+
+def _remainder(a: Array, b: Array) -> Array:
+    return np.asarray(np.fmod(a, b) if np.issubdtype(a.dtype, np.floating) else np.mod(a, b))
+
+
+def _cast(inputs: Sequence[Array], attributes: CastAttributes) -> Array:
+    x, to = inputs[0], DType(attributes.to)
+    # A float64 run stands for exact arithmetic: it doesn't round to the narrower float.
+    if to.is_float and x.dtype == np.float64:
+        return x
+    return x.astype(to.numpy)
+
+
+def _same_types(name: str, inputs: Sequence[ValueType]) -> ValueType:
+    for position, given in enumerate(inputs[1:], 1):
+        require(given == inputs[0], f"{name}: argument {position} is {given}, not {inputs[0]}")
+    return inputs[0]
+
+
+def _infer_same(name: str, kind: str) -> Callable[[Sequence[ValueType], Any], ValueType]:
+    def infer(inputs: Sequence[ValueType], attributes: Any) -> ValueType:
+        type_ = _same_types(name, inputs)
+        is_bool = type_.dtype is DType.BOOL
+        if kind == "float":
+            require(type_.dtype.is_float, f"{name}: argument 0 is {type_}, not of floats")
+        elif kind == "number":
+            require(not is_bool, f"{name}: argument 0 is {type_}, not of numbers")
+        elif kind == "bool":
+            require(is_bool, f"{name}: argument 0 is {type_}, not bool")
+        return type_
+
+    return infer
+
+
+def _infer_predicate(name: str, kind: str) -> Callable[[Sequence[ValueType], Any], ValueType]:
+    def infer(inputs: Sequence[ValueType], attributes: Any) -> ValueType:
+        return ValueType(_infer_same(name, kind)(inputs, attributes).shape, DType.BOOL)
+
+    return infer
+
+
+def _infer_where(inputs: Sequence[ValueType], attributes: Any) -> ValueType:
+    condition, *branches = inputs
+    require(condition.dtype is DType.BOOL, f"where: argument 0 is {condition}, not bool")
+    require(
+        condition.shape == branches[0].shape,
+        f"where: argument 1 is {branches[0]}, argument 0 is {condition}",
+    )
+    return _same_types("where", branches)
+
+
+def _infer_cast(inputs: Sequence[ValueType], attributes: CastAttributes) -> ValueType:
+    try:
+        return ValueType(inputs[0].shape, DType(attributes.to))
+    except ValueError:
+        require(False, f"cast: there is no element type {attributes.to!r}")
+        raise
+
+
+def _row(
+    name: str,
+    arity: int,
+    kind: str,
+    function: Callable[..., Any],
+    predicate: bool = False,
+) -> Op:
+    good = "bool[2,3]" if kind == "bool" else "f32[2,3]"
+    bad = {"float": "i32[2,3]", "number": "bool[2,3]", "bool": "f32[2,3]", "any": "f32[2,3]"}[kind]
+    refusals = [Sample((bad,) * arity)] if kind != "any" else []
+    if arity > 1:
+        refusals.append(Sample((good, good.replace("2", "1"))))
+    samples = [Sample((good,) * arity), Sample((good.replace("2", "0"),) * arity)]
+    if kind in ("number", "any"):
+        samples.append(Sample(("i32[5]",) * arity))
+
+    def reference(inputs: Sequence[Array], attributes: Any) -> Array:
+        with np.errstate(all="ignore"):
+            return np.asarray(function(*inputs))
+
+    return Op(
+        name=name,
+        category=Category.ELEMENTWISE,
+        arity=arity,
+        attributes=Attributes,
+        infer=(_infer_predicate if predicate else _infer_same)(name, kind),
+        reference=reference,
+        work_flop=flop_per_output,
+        source=f"numpy.{getattr(function, '__name__', name)}",
+        samples=tuple(samples),
+        refusals=tuple(refusals),
+    )
+
+
+_UNARY: tuple[tuple[str, str, Callable[..., Any]], ...] = (
+    ("neg", "number", np.negative), ("abs", "number", np.abs), ("sign", "number", np.sign),
+    ("reciprocal", "float", np.reciprocal), ("sqrt", "float", np.sqrt), ("exp", "float", np.exp),
+    ("log", "float", np.log), ("erf", "float", _erf), ("tanh", "float", np.tanh),
+    ("sigmoid", "float", _sigmoid), ("sin", "float", np.sin), ("cos", "float", np.cos),
+    ("tan", "float", np.tan), ("asin", "float", np.arcsin), ("acos", "float", np.arccos),
+    ("atan", "float", np.arctan), ("sinh", "float", np.sinh), ("cosh", "float", np.cosh),
+    ("asinh", "float", np.arcsinh), ("acosh", "float", np.arccosh), ("atanh", "float", np.arctanh),
+    ("floor", "float", np.floor), ("ceil", "float", np.ceil), ("round", "float", np.rint),
+    ("not", "bool", np.logical_not),
+)  # fmt: skip
+_BINARY: tuple[tuple[str, str, Callable[..., Any]], ...] = (
+    ("add", "number", np.add), ("sub", "number", np.subtract), ("mul", "number", np.multiply),
+    ("div", "number", _divide), ("pow", "number", _power), ("mod", "number", _remainder),
+    ("max", "number", np.maximum), ("min", "number", np.minimum),
+    ("and", "bool", np.logical_and), ("or", "bool", np.logical_or), ("xor", "bool", np.logical_xor),
+)  # fmt: skip
+_PREDICATES: tuple[tuple[str, int, str, Callable[..., Any]], ...] = (
+    ("equal", 2, "any", np.equal), ("less", 2, "number", np.less),
+    ("less_equal", 2, "number", np.less_equal), ("isnan", 1, "float", np.isnan),
+    ("isinf", 1, "float", np.isinf),
+)  # fmt: skip
+
+ROWS: tuple[Op, ...] = (
+    *(_row(name, 1, kind, function) for name, kind, function in _UNARY),
+    *(_row(name, 2, kind, function) for name, kind, function in _BINARY),
+    *(_row(name, arity, kind, function, predicate=True)
+      for name, arity, kind, function in _PREDICATES),
+    Op(
+        name="where", category=Category.ELEMENTWISE, arity=3, attributes=Attributes,
+        infer=_infer_where, reference=lambda inputs, _: np.where(*inputs),
+        work_flop=flop_per_output, source="ONNX Where-16",
+        samples=(Sample(("bool[2,3]", "f32[2,3]", "f32[2,3]"), NONE),),
+        refusals=(
+            Sample(("f32[2]", "f32[2]", "f32[2]")), Sample(("bool[2]", "f32[3]", "f32[3]")),
+            Sample(("bool[2]", "f32[2]", "i32[2]")),
+        ),
+    ),
+    Op(
+        name="cast", category=Category.ELEMENTWISE, arity=1, attributes=CastAttributes,
+        infer=_infer_cast, reference=_cast, work_flop=flop_per_output, source="ONNX Cast-13",
+        samples=(Sample(("f32[4]",), CastAttributes("i32")),
+                 Sample(("bool[4]",), CastAttributes("f32"))),
+        refusals=(Sample(("f32[4]",), CastAttributes("f31")),),
+    ),
+)  # fmt: skip

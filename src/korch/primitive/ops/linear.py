@@ -1,0 +1,253 @@
+"""Linear operations: linear in each input; convolution, its transpose, and matrix product."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from korch.primitive.op import Array, Attributes, Category, Op, Sample, require
+from korch.primitive.ops.reduce import window_extent, windows
+from korch.primitive.types import ValueType
+
+
+@dataclass(frozen=True, slots=True)
+class ConvAttributes(Attributes):
+    """Steps, zero pads and dilations per spatial axis, and the number of channel groups."""
+
+    strides: tuple[int, ...]
+    pads_begin: tuple[int, ...]
+    pads_end: tuple[int, ...]
+    dilations: tuple[int, ...]
+    groups: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ConvTransposeAttributes(Attributes):
+    """The attributes of the convolution whose transpose it is, and extra output elements."""
+
+    strides: tuple[int, ...]
+    pads_begin: tuple[int, ...]
+    pads_end: tuple[int, ...]
+    dilations: tuple[int, ...]
+    output_padding: tuple[int, ...]
+    groups: int = 1
+
+
+def _check_conv(name: str, x: ValueType, w: ValueType, attributes: Any) -> int:
+    spatial = x.rank - 2
+    require(spatial >= 1, f"{name}: argument 0 is {x}, not n, c and spatial axes")
+    require(w.rank == x.rank, f"{name}: argument 1 is {w}, argument 0 is {x}")
+    require(w.dtype is x.dtype and x.dtype.is_float, f"{name}: arguments are {x} and {w}")
+    fields = (attributes.strides, attributes.pads_begin, attributes.pads_end, attributes.dilations)
+    require(all(len(field) == spatial for field in fields), f"{name}: attributes differ in rank")
+    positive = min((*attributes.strides, *attributes.dilations, attributes.groups)) >= 1
+    require(positive, f"{name}: a stride, dilation or group count is not positive")
+    return spatial
+
+
+def _infer_conv(inputs: Sequence[ValueType], attributes: ConvAttributes) -> ValueType:
+    x, w = inputs
+    spatial = _check_conv("conv", x, w, attributes)
+    require(
+        x.shape[1] == w.shape[1] * attributes.groups,
+        f"conv: argument 0 is {x}, argument 1 is {w} with {attributes.groups} groups",
+    )
+    require(w.shape[0] % attributes.groups == 0, f"conv: {w} has not {attributes.groups} groups")
+    shape = [x.shape[0], w.shape[0]]
+    for i in range(spatial):
+        pads = attributes.pads_begin[i] + attributes.pads_end[i]
+        count = windows(x.shape[2 + i], w.shape[2 + i], attributes.strides[i], pads,
+                        attributes.dilations[i])  # fmt: skip
+        require(count >= 1, f"conv: the window of {w} is larger than axis {2 + i} of {x}")
+        shape.append(count)
+    return x.with_shape(tuple(shape))
+
+
+def _infer_conv_transpose(
+    inputs: Sequence[ValueType], attributes: ConvTransposeAttributes
+) -> ValueType:
+    x, w = inputs
+    spatial = _check_conv("conv_transpose", x, w, attributes)
+    require(len(attributes.output_padding) == spatial, "conv_transpose: attributes differ in rank")
+    legal = x.shape[1] == w.shape[0] and x.shape[1] % attributes.groups == 0
+    require(legal, f"conv_transpose: argument 0 is {x}, argument 1 is {w}")
+    shape = [x.shape[0], w.shape[1] * attributes.groups]
+    for i in range(spatial):
+        extent = window_extent(w.shape[2 + i], attributes.dilations[i])
+        pads = attributes.pads_begin[i] + attributes.pads_end[i]
+        size = (x.shape[2 + i] - 1) * attributes.strides[i] + extent - pads
+        size += attributes.output_padding[i]
+        require(size >= 1, f"conv_transpose: axis {2 + i} of {x} gives {size} elements")
+        shape.append(size)
+    return x.with_shape(tuple(shape))
+
+
+def _infer_matmul(inputs: Sequence[ValueType], attributes: Attributes) -> ValueType:
+    a, b = inputs
+    require(a.rank >= 2 and a.rank == b.rank, f"matmul: arguments are {a} and {b}")
+    require(a.dtype is b.dtype, f"matmul: arguments are {a} and {b}")
+    require(a.shape[-1] == b.shape[-2], f"matmul: arguments are {a} and {b}")
+    batch = []
+    for n, m in zip(a.shape[:-2], b.shape[:-2], strict=True):
+        require(n == m or 1 in (n, m), f"matmul: the batches of {a} and {b} differ")
+        batch.append(m if n == 1 else n)
+    return a.with_shape((*batch, a.shape[-2], b.shape[-1]))
+
+
+def _conv_flop(inputs: Sequence[ValueType], attributes: ConvAttributes, output: ValueType) -> int:
+    # Taps that fall into the pads are not counted: a bound must hold for kernels that skip them.
+    x, w = inputs
+    taps = math.prod(
+        _inner_taps(x.shape[2 + i], w.shape[2 + i], output.shape[2 + i], attributes.strides[i],
+                    attributes.pads_begin[i], attributes.dilations[i])
+        for i in range(x.rank - 2)
+    )  # fmt: skip
+    return 2 * output.shape[0] * output.shape[1] * w.shape[1] * taps
+
+
+def _inner_taps(size: int, kernel: int, count: int, stride: int, pad: int, dilation: int) -> int:
+    total = 0
+    for tap in range(kernel):
+        offset = tap * dilation - pad
+        first = max(0, -(offset // stride))
+        last = min(count - 1, (size - 1 - offset) // stride)
+        total += max(0, last - first + 1)
+    return total
+
+
+def _conv_transpose_flop(
+    inputs: Sequence[ValueType], attributes: ConvTransposeAttributes, output: ValueType
+) -> int:
+    x, w = inputs
+    taps = math.prod(
+        _inner_taps(output.shape[2 + i], w.shape[2 + i], x.shape[2 + i], attributes.strides[i],
+                    attributes.pads_begin[i], attributes.dilations[i])
+        for i in range(x.rank - 2)
+    )  # fmt: skip
+    return 2 * x.shape[0] * x.shape[1] * w.shape[1] * taps
+
+
+def _matmul_flop(inputs: Sequence[ValueType], attributes: Attributes, output: ValueType) -> int:
+    return 2 * output.size * inputs[0].shape[-1]
+
+
+def _inner(spatial: tuple[slice, ...]) -> Any:
+    """Index all of n and c, and `spatial`."""
+    return (slice(None), slice(None), *spatial)
+
+
+def _conv(inputs: Sequence[Array], attributes: ConvAttributes) -> Array:
+    """Sum over the taps of the window of one matrix product per group."""
+    x, w = inputs
+    spatial, groups = x.ndim - 2, attributes.groups
+    pads = [(0, 0), (0, 0), *zip(attributes.pads_begin, attributes.pads_end, strict=True)]
+    padded = np.pad(x, pads)
+    sizes = [
+        windows(padded.shape[2 + i], w.shape[2 + i], attributes.strides[i], 0,
+                attributes.dilations[i]) for i in range(spatial)
+    ]  # fmt: skip
+    n, per_group = x.shape[0], w.shape[0] // groups
+    out = np.zeros((n, groups, per_group, math.prod(sizes)), x.dtype)
+    for tap in itertools.product(*map(range, w.shape[2:])):
+        window: tuple[slice, ...] = tuple(
+            slice(t * d, t * d + (size - 1) * s + 1, s)
+            for t, d, s, size in zip(tap, attributes.dilations, attributes.strides, sizes,
+                                     strict=True)
+        )  # fmt: skip
+        taken = padded[_inner(window)].reshape(n, groups, w.shape[1], -1)
+        weights = w[(slice(None), slice(None), *tap)].reshape(groups, per_group, w.shape[1])
+        with np.errstate(all="ignore"):
+            out += weights @ taken
+    return out.reshape(n, w.shape[0], *sizes)
+
+
+def _conv_transpose(inputs: Sequence[Array], attributes: ConvTransposeAttributes) -> Array:
+    """Scatter one matrix product per tap and group into the output."""
+    x, w = inputs
+    spatial, groups = x.ndim - 2, attributes.groups
+    n, per_group = x.shape[0], w.shape[1]
+    full = [
+        (x.shape[2 + i] - 1) * attributes.strides[i]
+        + window_extent(w.shape[2 + i], attributes.dilations[i]) + attributes.output_padding[i]
+        for i in range(spatial)
+    ]  # fmt: skip
+    out = np.zeros((n, groups * per_group, *full), x.dtype)
+    grouped = x.reshape(n, groups, x.shape[1] // groups, -1)
+    for tap in itertools.product(*map(range, w.shape[2:])):
+        weights = w[(slice(None), slice(None), *tap)].reshape(groups, -1, per_group)
+        with np.errstate(all="ignore"):
+            product = np.swapaxes(weights, 1, 2) @ grouped
+        window: tuple[slice, ...] = tuple(
+            slice(t * d, t * d + (size - 1) * s + 1, s)
+            for t, d, s, size in zip(tap, attributes.dilations, attributes.strides, x.shape[2:],
+                                     strict=True)
+        )  # fmt: skip
+        out[_inner(window)] += product.reshape(n, -1, *x.shape[2:])
+    crop = tuple(
+        slice(begin, size - end) for begin, end, size
+        in zip(attributes.pads_begin, attributes.pads_end, full, strict=True)
+    )  # fmt: skip
+    return np.ascontiguousarray(out[_inner(crop)])
+
+
+def _matmul(inputs: Sequence[Array], attributes: Attributes) -> Array:
+    with np.errstate(all="ignore"):
+        return np.asarray(np.matmul(inputs[0], inputs[1]))
+
+
+_PLAIN = ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1))
+
+ROWS: tuple[Op, ...] = (
+    Op(
+        name="conv", category=Category.LINEAR, arity=2, attributes=ConvAttributes,
+        infer=_infer_conv, reference=_conv, work_flop=_conv_flop,
+        source="ONNX Conv-22, without the bias",
+        samples=(
+            Sample(("f32[1,4,7,6]", "f32[6,2,3,3]"),
+                   ConvAttributes((2, 1), (1, 0), (0, 2), (1, 2), 2)),
+            Sample(("f32[2,3,5]", "f32[4,3,1]"), ConvAttributes((1,), (0,), (0,), (1,))),
+        ),
+        refusals=(
+            Sample(("f32[1,4,7,6]", "f32[6,3,3,3]"), _PLAIN),
+            Sample(("f32[1,4,2,6]", "f32[6,4,3,3]"), _PLAIN),
+            Sample(("f32[1,4,7,6]", "f32[6,4,3]"), _PLAIN),
+            Sample(("f32[1,4,7,6]", "f64[6,4,3,3]"), _PLAIN),
+            Sample(("f32[1,4,7,6]", "f32[3,2,3,3]"), ConvAttributes((1, 1), (0, 0), (0, 0),
+                                                                   (1, 1), 2)),
+            Sample(("f32[1,4,7,6]", "f32[6,4,3,3]"), ConvAttributes((0, 1), (0, 0), (0, 0),
+                                                                   (1, 1))),
+        ),
+    ),
+    Op(
+        name="conv_transpose", category=Category.LINEAR, arity=2,
+        attributes=ConvTransposeAttributes, infer=_infer_conv_transpose,
+        reference=_conv_transpose, work_flop=_conv_transpose_flop,
+        source="ONNX ConvTranspose-22, without the bias",
+        samples=(
+            Sample(("f32[1,4,3,4]", "f32[4,3,3,2]"),
+                   ConvTransposeAttributes((2, 1), (1, 0), (0, 1), (1, 2), (1, 0), 2)),
+            Sample(("f32[2,2,5]", "f32[2,1,1]"),
+                   ConvTransposeAttributes((1,), (0,), (0,), (1,), (0,))),
+        ),
+        refusals=(
+            Sample(("f32[1,4,3]", "f32[3,3,2]"),
+                   ConvTransposeAttributes((1,), (0,), (0,), (1,), (0,))),
+            Sample(("f32[1,4,1]", "f32[4,3,1]"),
+                   ConvTransposeAttributes((1,), (1,), (0,), (1,), (0,))),
+        ),
+    ),
+    Op(
+        name="matmul", category=Category.LINEAR, arity=2, attributes=Attributes,
+        infer=_infer_matmul, reference=_matmul, work_flop=_matmul_flop,
+        source="numpy.matmul; batch axes of size 1 broadcast",
+        samples=(Sample(("f32[3,4]", "f32[4,5]")), Sample(("f32[2,1,3,4]", "f32[1,5,4,2]")),
+                 Sample(("f32[3,0]", "f32[0,2]"))),
+        refusals=(Sample(("f32[3,4]", "f32[3,4]")), Sample(("f32[4]", "f32[4]")),
+                  Sample(("f32[2,3,4]", "f32[3,4,3]")), Sample(("f32[3,4]", "f64[4,3]"))),
+    ),
+)  # fmt: skip

@@ -1,0 +1,106 @@
+"""Opaque operations: one output of an ONNX operator that is kept whole.
+
+An operator with several outputs is several opaque primitives that differ in `output` only; a
+provider may run all of them in one kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx
+from onnx.reference import ReferenceEvaluator
+
+from korch.primitive.op import Array, Attributes, Category, Op, Sample, no_flop, require
+from korch.primitive.types import DType, ValueType
+
+
+@dataclass(frozen=True, slots=True)
+class OpaqueAttributes(Attributes):
+    """An ONNX node as data.
+
+    Attributes:
+        op_type: the operator's name.
+        domain: its domain; "" for ONNX's own.
+        opset: the version of the domain.
+        node: the serialized NodeProto in hexadecimal, with names x0, x1, ... and y0, y1, ...
+            ("" where an optional input is left out).
+        inputs: the types of the inputs that are given, as text.
+        outputs: the types of all of its outputs, as text ("" where one is left out).
+        output: the position of the output that this primitive computes.
+    """
+
+    op_type: str
+    domain: str
+    opset: int
+    node: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    output: int
+
+
+def onnx_type(dtype: DType) -> int:
+    """Return the number that ONNX gives to an element type."""
+    return int(onnx.helper.np_dtype_to_tensor_dtype(dtype.numpy))
+
+
+def opaque_model(attributes: OpaqueAttributes) -> onnx.ModelProto:
+    """Return a model of the operator alone: inputs x0, x1, ...; outputs y0, y1, ...."""
+    node = onnx.NodeProto.FromString(bytes.fromhex(attributes.node))
+
+    def describe(names: Sequence[str], texts: Sequence[str]) -> list[onnx.ValueInfoProto]:
+        types = [ValueType.parse(text) for text in texts if text]
+        given = [name for name in dict.fromkeys(names) if name]
+        return [
+            onnx.helper.make_tensor_value_info(name, onnx_type(type_.dtype), type_.shape)
+            for name, type_ in zip(given, types, strict=True)
+        ]
+
+    graph = onnx.helper.make_graph(
+        [node], attributes.op_type, describe(node.input, attributes.inputs),
+        describe(node.output, attributes.outputs),
+    )  # fmt: skip
+    opsets = [onnx.helper.make_opsetid(attributes.domain, attributes.opset)]
+    if attributes.domain:
+        opsets.append(onnx.helper.make_opsetid("", 17))
+    return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def _infer(inputs: Sequence[ValueType], attributes: OpaqueAttributes) -> ValueType:
+    given = tuple(str(type_) for type_ in inputs)
+    require(given == attributes.inputs, f"opaque: inputs are {given}, not {attributes.inputs}")
+    inside = 0 <= attributes.output < len(attributes.outputs)
+    require(inside, f"opaque: there is no output {attributes.output}")
+    return ValueType.parse(attributes.outputs[attributes.output])
+
+
+def _reference(inputs: Sequence[Array], attributes: OpaqueAttributes) -> Array:
+    # Opaque means: in the operator's own types, also where the rest runs in float64.
+    types = [ValueType.parse(text) for text in attributes.inputs]
+    feeds = {
+        f"x{i}": x.astype(type_.dtype.numpy)
+        for i, (x, type_) in enumerate(zip(inputs, types, strict=True))
+    }
+    evaluator = ReferenceEvaluator(opaque_model(attributes))
+    result = evaluator.run([f"y{attributes.output}"], feeds)[0]
+    out: Array = result
+    return out
+
+
+def _sample(input_text: str, output_text: str) -> Sample:
+    node = onnx.helper.make_node("Elu", ["x0"], ["y0"], alpha=2.0)
+    attributes = OpaqueAttributes(
+        "Elu", "", 17, node.SerializeToString().hex(), (input_text,), (output_text,), 0
+    )
+    return Sample(("f32[2,3]",), attributes)
+
+
+ROWS: tuple[Op, ...] = (
+    Op(
+        name="opaque", category=Category.OPAQUE, arity=None, attributes=OpaqueAttributes,
+        infer=_infer, reference=_reference, work_flop=no_flop,
+        source="the ONNX operator that it holds",
+        samples=(_sample("f32[2,3]", "f32[2,3]"),), refusals=(_sample("f32[3,2]", "f32[3,2]"),),
+    ),
+)  # fmt: skip

@@ -1,0 +1,198 @@
+"""The text form of a primitive graph: deterministic, one item a line, parseable.
+
+    graph(%0 "image": f32[1,3,8,8]) -> (%4 "out")
+    %1: f32[8,3,3,3] = constant {digest=1f0c2ab4d5e6f708}
+    %2: f32[1,8,8,8] = constant {uniform=0.0}
+    %3: f32[1,8,8,8] = conv(%0, %1) {strides=(1, 1), ...}   # Conv_0
+    %4: f32[1,8,8,8] = max(%3, %2)   # Relu_1
+       | where(%5, %3, %2)   # by relu-is-where
+
+Further alternatives of a value are lines that begin with a bar. The elements of a constant are
+written out if there are few; otherwise the line holds their digest, and `parse` takes them from a
+mapping or makes seeded random ones.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from korch.errors import InvalidGraphError
+from korch.primitive.graph import Constant, Primitive, PrimitiveGraph
+from korch.primitive.op import Array, Attributes
+from korch.primitive.ops import OPS
+from korch.primitive.types import ValueType
+
+INLINE_ELEMENTS = 8
+
+
+def format_graph(graph: PrimitiveGraph) -> str:
+    """Return the text form of a graph."""
+    inputs = ", ".join(f"%{v} {_quote(name)}: {graph.types[v]}" for name, v in graph.inputs)
+    outputs = ", ".join(f"%{v} {_quote(name)}" for name, v in graph.outputs)
+    lines = [f"graph({inputs}) -> ({outputs})"]
+    for value, type_ in enumerate(graph.types):
+        if value in graph.constants:
+            lines.append(f"%{value}: {type_} = constant {{{_elements(graph.constants[value])}}}")
+        for position, p in enumerate(graph.producers[value]):
+            head = "   | " if position else f"%{value}: {type_} = "
+            origin = graph.origins[p] if graph.origins else ""
+            comment = f"   # {origin}" if origin else ""
+            lines.append(head + format_primitive(graph.primitives[p]) + comment)
+    return "\n".join(lines) + "\n"
+
+
+def format_primitive(primitive: Primitive) -> str:
+    """Return a primitive's operation, inputs and attributes as text."""
+    inputs = ", ".join(f"%{value}" for value in primitive.inputs)
+    return f"{primitive.op}({inputs}){format_attributes(primitive.attributes)}"
+
+
+def format_attributes(attributes: Attributes) -> str:
+    """Return attributes as ` {name=value, ...}`, or as nothing if there are none."""
+    fields = [
+        f"{field.name}={_literal(getattr(attributes, field.name))}"
+        for field in dataclasses.fields(attributes)
+    ]
+    return f" {{{', '.join(fields)}}}" if fields else ""
+
+
+def parse_graph(text: str, constants: Mapping[str, Array] | None = None) -> PrimitiveGraph:
+    """Return the graph that prints as `text`.
+
+    Args:
+        text: a text form.
+        constants: elements by digest; a constant that is not there gets seeded random ones.
+
+    Raises:
+        InvalidGraphError: a line can't be read.
+    """
+    return _Parser(constants or {}).parse(text)
+
+
+def _quote(name: str) -> str:
+    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, float) and not np.isfinite(value):
+        return f"'{value}'"
+    return repr(value)
+
+
+def _scalar_text(value: Any) -> str:
+    item = value.item() if hasattr(value, "item") else value
+    item = float(item) if not isinstance(item, (bool, int, float)) else item  # bfloat16
+    return _literal(item)
+
+
+def _elements(constant: Constant) -> str:
+    if constant.is_uniform:
+        return f"uniform={_scalar_text(constant.scalar)}"
+    if constant.array.size <= INLINE_ELEMENTS:
+        items = ", ".join(_scalar_text(x) for x in constant.array.reshape(-1))
+        return f"elements=[{items}]"
+    return f"digest={constant.digest}"
+
+
+class _Parser:
+    """One parse: the tables that grow line by line."""
+
+    _VALUE = re.compile(r"%(\d+): (\S+) = (.*)$")
+    _CALL = re.compile(r"(\w+)\(([^)]*)\)(?: \{(.*)\})?$")
+    _NAMED = re.compile(r'%(\d+) "((?:[^"\\]|\\.)*)"(?:: (\w+\[[\d,]*\]))?')
+
+    def __init__(self, arrays: Mapping[str, Array]) -> None:
+        self.arrays = arrays
+        self.types: dict[int, ValueType] = {}
+        self.primitives: list[Primitive] = []
+        self.origins: list[str] = []
+        self.constants: dict[int, Constant] = {}
+        self.current = -1
+
+    def parse(self, text: str) -> PrimitiveGraph:
+        head, _, body = text.partition("\n")
+        if not head.startswith("graph("):
+            raise InvalidGraphError("the text does not begin with 'graph('", where="line 1")
+        inputs_text, _, outputs_text = head.partition(") -> (")
+        inputs = [(_unquote(n), int(v), t) for v, n, t in self._NAMED.findall(inputs_text)]
+        outputs = [(_unquote(n), int(v)) for v, n, _ in self._NAMED.findall(outputs_text)]
+        for _, value, type_ in inputs:
+            self.types[value] = ValueType.parse(type_)
+        for number, line in enumerate(body.splitlines(), 2):
+            if line.strip():
+                try:
+                    self._line(line)
+                except (ValueError, KeyError, TypeError, SyntaxError) as error:
+                    raise InvalidGraphError(
+                        f"can't read {line.strip()!r}: {error}", where=f"line {number}"
+                    ) from error
+        if sorted(self.types) != list(range(len(self.types))):
+            raise InvalidGraphError("the values are not numbered 0, 1, 2, ...")
+        return PrimitiveGraph(
+            types=tuple(self.types[v] for v in range(len(self.types))),
+            primitives=tuple(self.primitives),
+            inputs=tuple((name, value) for name, value, _ in inputs),
+            outputs=tuple(outputs), constants=self.constants, origins=tuple(self.origins),
+        )  # fmt: skip
+
+    def _line(self, line: str) -> None:
+        content, _, origin = line.partition("   # ")
+        if content.startswith("   | "):
+            self._call(content[5:], origin)
+            return
+        match = self._VALUE.match(content)
+        if match is None:
+            raise ValueError("expected '%N: TYPE = ...'")
+        self.current = int(match[1])
+        self.types[self.current] = ValueType.parse(match[2])
+        if match[3].startswith("constant {"):
+            self.constants[self.current] = self._constant(match[3][10:-1])
+        else:
+            self._call(match[3], origin)
+
+    def _call(self, text: str, origin: str) -> None:
+        match = self._CALL.match(text)
+        if match is None:
+            raise ValueError("expected 'op(%N, ...) {...}'")
+        row = OPS[match[1]]
+        inputs = tuple(int(item.strip()[1:]) for item in match[2].split(",") if item.strip())
+        attributes = _parse_attributes(row.attributes, match[3] or "")
+        self.primitives.append(Primitive(row.name, inputs, attributes, self.current))
+        self.origins.append(origin)
+
+    def _constant(self, text: str) -> Constant:
+        type_ = self.types[self.current]
+        kind, _, content = text.partition("=")
+        if kind == "digest":
+            array = self.arrays.get(content)
+            if array is None:
+                rng = np.random.default_rng(int(content, 16))
+                array = rng.uniform(-1, 1, type_.shape).astype(type_.dtype.numpy)
+            return Constant(array, content)
+        elements = ast.literal_eval(content)
+        filled = np.empty(type_.shape, type_.dtype.numpy)
+        filled.reshape(-1)[:] = np.asarray(elements).astype(type_.dtype.numpy)
+        return Constant.of(filled)
+
+
+def _unquote(name: str) -> str:
+    return re.sub(r"\\(.)", r"\1", name)
+
+
+def _parse_attributes(kind: type[Attributes], text: str) -> Attributes:
+    if not text:
+        return kind()
+    call = ast.parse(f"f({text})", mode="eval").body
+    if not isinstance(call, ast.Call):
+        raise ValueError("expected attributes")
+    fields = {item.arg: ast.literal_eval(item.value) for item in call.keywords if item.arg}
+    for name, value in fields.items():
+        if value in ("inf", "-inf", "nan"):
+            fields[name] = float(value)
+    return kind(**fields)

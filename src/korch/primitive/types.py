@@ -1,0 +1,124 @@
+"""Types of values: an element type and a shape.
+
+A value's layout (its order in memory) is not part of its type; it enters with candidates.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+import ml_dtypes
+import numpy as np
+
+
+class DType(Enum):
+    """The type of an element; the enum's value is its name in the text form."""
+
+    F64 = "f64"
+    F32 = "f32"
+    F16 = "f16"
+    BF16 = "bf16"
+    I64 = "i64"
+    I32 = "i32"
+    I16 = "i16"
+    I8 = "i8"
+    U64 = "u64"
+    U32 = "u32"
+    U16 = "u16"
+    U8 = "u8"
+    BOOL = "bool"
+
+    @property
+    def numpy(self) -> np.dtype:
+        """The NumPy type with the same meaning."""
+        return _NUMPY[self]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of one element in memory."""
+        return int(_NUMPY[self].itemsize)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it holds real numbers."""
+        return self in (DType.F64, DType.F32, DType.F16, DType.BF16)
+
+    @staticmethod
+    def of(dtype: np.dtype) -> DType:
+        """Return the element type for a NumPy type.
+
+        Raises:
+            KeyError: there is none (strings, complex numbers).
+        """
+        return _FROM_NUMPY[np.dtype(dtype)]
+
+
+_NUMPY: dict[DType, np.dtype] = {
+    DType.F64: np.dtype(np.float64),
+    DType.F32: np.dtype(np.float32),
+    DType.F16: np.dtype(np.float16),
+    DType.BF16: np.dtype(ml_dtypes.bfloat16),
+    DType.I64: np.dtype(np.int64),
+    DType.I32: np.dtype(np.int32),
+    DType.I16: np.dtype(np.int16),
+    DType.I8: np.dtype(np.int8),
+    DType.U64: np.dtype(np.uint64),
+    DType.U32: np.dtype(np.uint32),
+    DType.U16: np.dtype(np.uint16),
+    DType.U8: np.dtype(np.uint8),
+    DType.BOOL: np.dtype(np.bool_),
+}
+_FROM_NUMPY = {dtype: name for name, dtype in _NUMPY.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class ValueType:
+    """The shape (elements per axis) and element type of a value."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+
+    @property
+    def rank(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all elements in the plain layout."""
+        return self.size * self.dtype.size_bytes
+
+    def with_shape(self, shape: tuple[int, ...]) -> ValueType:
+        """Return the type with the same elements and another shape."""
+        return ValueType(tuple(int(n) for n in shape), self.dtype)
+
+    def __str__(self) -> str:
+        return f"{self.dtype.value}[{','.join(map(str, self.shape))}]"
+
+    @staticmethod
+    def parse(text: str) -> ValueType:
+        """Return the type that prints as `text`.
+
+        Raises:
+            ValueError: `text` is no type.
+        """
+        name, bracket, rest = text.strip().partition("[")
+        if not bracket or not rest.endswith("]"):
+            raise ValueError(f"{text!r} is no type; expected one like f32[1,64,56,56]")
+        sizes = rest[:-1].split(",") if rest != "]" else []
+        return ValueType(tuple(int(n) for n in sizes), DType(name))
+
+
+def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the distance in elements between neighbours along each axis of a dense array."""
+    strides = [1] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    return tuple(strides)
