@@ -1,0 +1,214 @@
+"""Groups, offers and candidates.
+
+A *group* is a convex set of primitives with its inputs and outputs, as a small graph of its own in
+a canonical numbering: equal groups of one model, or of two, have equal keys, so they are lowered,
+compiled and measured once. An *offer* is what a provider answers for a group: the layouts in which
+it reads and writes. A *candidate* is a group with one offer: what the orchestrator may choose.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from korch.candidate.layout import Layout
+from korch.primitive.graph import Constant, Primitive, PrimitiveGraph
+from korch.primitive.text import format_graph
+from korch.primitive.types import ValueType
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a provider does not take a group, or a rule does not apply."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """A convex set of primitives.
+
+    Attributes:
+        primitives: their ids in the model's graph, sorted; none for a change of layout.
+        inputs: the values that it reads. Uniform constants are none of them: they are part of the
+            body.
+        outputs: the values that it writes.
+        constant_inputs: positions in `inputs` of values known at build time: a provider may ask
+            for them in any layout.
+        body: the primitives as a graph of their own, inputs named i0, i1, ..., outputs o0, ....
+    """
+
+    primitives: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    constant_inputs: frozenset[int]
+    body: PrimitiveGraph
+
+    @cached_property
+    def text(self) -> str:
+        """The canonical text form of the body, in which the constant inputs are marked."""
+        marked = "".join(f"# constant i{i}\n" for i in sorted(self.constant_inputs))
+        return marked + format_graph(self.body)
+
+    @cached_property
+    def key(self) -> str:
+        """The hash of the text: equal for equal groups."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:20]
+
+    @property
+    def input_types(self) -> tuple[ValueType, ...]:
+        """The types of the inputs."""
+        return tuple(self.body.types[value] for _, value in self.body.inputs)
+
+    @property
+    def output_types(self) -> tuple[ValueType, ...]:
+        """The types of the outputs."""
+        return tuple(self.body.types[value] for _, value in self.body.outputs)
+
+    @property
+    def is_layout_change(self) -> bool:
+        """Whether it computes nothing: its output is its input."""
+        return not self.primitives
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """How a provider would run a group.
+
+    Attributes:
+        inputs: the layout in which it reads each input.
+        outputs: the layout in which it writes each output.
+        variant: tells apart offers with the same layouts.
+        work_flop: a floor of the operations that this way of running it takes; 0 if unknown.
+    """
+
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout, ...]
+    variant: str = ""
+    work_flop: int = 0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A group with a provider's offer: one kernel that the orchestrator may choose."""
+
+    group: Group
+    provider: str
+    offer: Offer
+    version: str = ""
+
+    @cached_property
+    def key(self) -> str:
+        """The hash of all that its kernel depends on, apart from the target."""
+        layouts = " ".join(map(str, (*self.offer.inputs, "->", *self.offer.outputs)))
+        text = "|".join((self.group.key, self.provider, self.version, layouts, self.offer.variant))
+        return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+    @property
+    def input_ports(self) -> tuple[tuple[int, Layout], ...]:
+        """What it reads: value and layout, constants left out."""
+        return tuple(
+            (value, layout)
+            for i, (value, layout) in enumerate(
+                zip(self.group.inputs, self.offer.inputs, strict=True)
+            )
+            if i not in self.group.constant_inputs
+        )
+
+    @property
+    def output_ports(self) -> tuple[tuple[int, Layout], ...]:
+        """What it writes: value and layout."""
+        return tuple(zip(self.group.outputs, self.offer.outputs, strict=True))
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that it must read and write."""
+        types = (*self.group.input_types, *self.group.output_types)
+        layouts = (*self.offer.inputs, *self.offer.outputs)
+        return sum(layout.size_bytes(type_) for layout, type_ in zip(layouts, types, strict=True))
+
+    @property
+    def linear_flop(self) -> int:
+        """Operations of its linear primitives."""
+        body = self.group.body
+        return sum(body.work_flop(p) for p in body.primitives if p.row.category.value == "linear")
+
+    def __str__(self) -> str:
+        ops = " ".join(p.op for p in self.group.body.primitives) or "layout change"
+        inputs = ", ".join(map(str, self.offer.inputs))
+        outputs = ", ".join(map(str, self.offer.outputs))
+        return f"{self.key[:8]} {self.provider} [{ops}] ({inputs}) -> ({outputs})"
+
+
+def make_group(graph: PrimitiveGraph, primitives: Iterable[int], outputs: Sequence[int]) -> Group:
+    """Return the group of some primitives of a graph.
+
+    Args:
+        graph: the model's graph.
+        primitives: ids of at most one alternative per value, acyclic.
+        outputs: the values to write, each computed by one of them.
+    """
+    chosen = tuple(sorted(primitives))
+    producer = {graph.primitives[p].output: graph.primitives[p] for p in chosen}
+    body = _Body(graph, producer)
+    for value in outputs:
+        body.visit(value)
+    return Group(
+        primitives=chosen, inputs=tuple(body.inputs), outputs=tuple(outputs),
+        constant_inputs=frozenset(i for i, v in enumerate(body.inputs) if v in graph.constants),
+        body=body.graph(outputs),
+    )  # fmt: skip
+
+
+def make_layout_change(graph: PrimitiveGraph, value: int) -> Group:
+    """Return the group that reads a value and writes the same value."""
+    body = PrimitiveGraph((graph.types[value],), (), (("i0", 0),), (("o0", 0),))
+    return Group((), (value,), (value,), frozenset(), body)
+
+
+class _Body:
+    """A group's graph while it is numbered: depth first from the outputs."""
+
+    def __init__(self, graph: PrimitiveGraph, producer: dict[int, Primitive]) -> None:
+        self.source = graph
+        self.producer = producer
+        self.number: dict[int, int] = {}
+        self.types: list[ValueType] = []
+        self.inputs: list[int] = []
+        self.constants: dict[int, Constant] = {}
+        self.primitives: list[Primitive] = []
+
+    def visit(self, root: int) -> None:
+        stack = [(root, False)]
+        while stack:
+            value, is_ready = stack.pop()
+            if value in self.number:
+                continue
+            primitive = self.producer.get(value)
+            if primitive is not None and not is_ready:
+                stack.append((value, True))
+                stack.extend((v, False) for v in reversed(primitive.inputs))
+                continue
+            self.number[value] = len(self.types)
+            self.types.append(self.source.types[value])
+            if primitive is not None:
+                inputs = tuple(self.number[v] for v in primitive.inputs)
+                self.primitives.append(
+                    Primitive(primitive.op, inputs, primitive.attributes, self.number[value])
+                )
+                continue
+            constant = self.source.constants.get(value)
+            if constant is not None and constant.is_uniform:
+                self.constants[self.number[value]] = constant
+            else:
+                self.inputs.append(value)
+
+    def graph(self, outputs: Sequence[int]) -> PrimitiveGraph:
+        return PrimitiveGraph(
+            types=tuple(self.types), primitives=tuple(self.primitives),
+            inputs=tuple((f"i{i}", self.number[v]) for i, v in enumerate(self.inputs)),
+            outputs=tuple((f"o{i}", self.number[v]) for i, v in enumerate(outputs)),
+            constants=self.constants,
+        )  # fmt: skip

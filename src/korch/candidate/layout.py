@@ -1,0 +1,146 @@
+"""Layouts: the order of a value's elements in memory.
+
+A layout is an order of the axes, outermost first, and inner blocks. It is written as oneDNN writes
+its format tags: axes are letters, a blocked axis is a capital, inner blocks follow with their size
+(`abcd` is plain, `acdb` channels-last, `aBcd16b` has blocks of 16 channels).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from korch.primitive.op import Array
+from korch.primitive.types import ValueType
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The order of a value's elements in memory.
+
+    Attributes:
+        order: the axes, outermost first.
+        blocks: inner blocks as (axis, size), outermost first, after all of `order`. An axis that
+            is no multiple of its blocks is padded with zeros.
+    """
+
+    order: tuple[int, ...]
+    blocks: tuple[tuple[int, int], ...] = ()
+
+    @staticmethod
+    def plain(rank: int) -> Layout:
+        """Return the row-major layout."""
+        return Layout(tuple(range(rank)))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is row-major."""
+        return not self.blocks and self.order == tuple(range(len(self.order)))
+
+    def block(self, axis: int) -> int:
+        """Return the product of an axis' block sizes."""
+        return math.prod(size for a, size in self.blocks if a == axis)
+
+    def physical_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the sizes of the array in memory, outermost first, pads included."""
+        outer = tuple(-(-shape[axis] // self.block(axis)) for axis in self.order)
+        return outer + tuple(size for _, size in self.blocks)
+
+    def size_bytes(self, type_: ValueType) -> int:
+        """Return the bytes of a value in memory, pads included."""
+        return math.prod(self.physical_shape(type_.shape)) * type_.dtype.size_bytes
+
+    def normalized(self, shape: tuple[int, ...]) -> Layout:
+        """Return the plain layout if a value of this shape has the same bytes in both."""
+        if self.is_plain:
+            return self
+        if any(shape[axis] % self.block(axis) for axis, _ in self.blocks):
+            return self
+        steps = [axis for axis in self.order if shape[axis] // self.block(axis) > 1]
+        steps += [axis for axis, size in self.blocks if size > 1]
+        return Layout.plain(len(shape)) if steps == sorted(steps) else self
+
+    def pack(self, array: Array) -> Array:
+        """Return the elements of `array` in this order, as an array of the physical shape."""
+        shape = array.shape
+        pads = [(0, -n % self.block(axis)) for axis, n in enumerate(shape)]
+        padded = np.pad(array, pads) if any(after for _, after in pads) else array
+        split: list[int] = []
+        position: dict[tuple[int, int], int] = {}
+        for axis, n in enumerate(padded.shape):
+            sizes = [size for a, size in self.blocks if a == axis]
+            position[axis, -1] = len(split)
+            split.append(n // math.prod(sizes))
+            for level, size in enumerate(sizes):
+                position[axis, level] = len(split)
+                split.append(size)
+        seen: dict[int, int] = {}
+        perm = [position[axis, -1] for axis in self.order]
+        for axis, _ in self.blocks:
+            perm.append(position[axis, seen.get(axis, 0)])
+            seen[axis] = seen.get(axis, 0) + 1
+        return np.ascontiguousarray(padded.reshape(split).transpose(perm))
+
+    def unpack(self, packed: Array, shape: tuple[int, ...]) -> Array:
+        """Return the array of `shape` whose elements lie in `packed` in this order."""
+        numbers = self.pack(np.arange(1, math.prod(shape) + 1, dtype=np.int64).reshape(shape))
+        flat = np.empty(math.prod(shape), packed.dtype)
+        inside = numbers.reshape(-1) > 0
+        flat[numbers.reshape(-1)[inside] - 1] = packed.reshape(-1)[inside]
+        return flat.reshape(shape)
+
+    def __str__(self) -> str:
+        blocked = {axis for axis, _ in self.blocks}
+        letters = (chr(ord("A" if axis in blocked else "a") + axis) for axis in self.order)
+        return "".join(letters) + "".join(f"{size}{chr(97 + axis)}" for axis, size in self.blocks)
+
+    @staticmethod
+    def parse(text: str) -> Layout:
+        """Return the layout that prints as `text`.
+
+        Raises:
+            ValueError: `text` is no layout.
+        """
+        match = re.fullmatch(r"([a-zA-Z]*?)((?:\d+[a-z])*)", text)
+        order = [ord(letter.lower()) - 97 for letter in match[1]] if match else []
+        if match is None or sorted(order) != list(range(len(order))):
+            raise ValueError(f"{text!r} is no layout; expected one like abcd or aBcd16b")
+        blocks = [(ord(a) - 97, int(size)) for size, a in re.findall(r"(\d+)([a-z])", match[2])]
+        return Layout(tuple(order), tuple(blocks))
+
+
+@lru_cache(maxsize=None)
+def channels_last(rank: int) -> Layout:
+    """Return the layout with the channels (axis 1) innermost."""
+    return Layout((0, *range(2, rank), 1))
+
+
+@lru_cache(maxsize=None)
+def channels_blocked(rank: int, size: int) -> Layout:
+    """Return the layout with blocks of `size` channels (axis 1) innermost."""
+    return Layout(tuple(range(rank)), ((1, size),))
+
+
+@lru_cache(maxsize=None)
+def layout_choices(type_: ValueType, lanes: int) -> tuple[Layout, ...]:
+    """Return the layouts that are considered for a value that one kernel writes for another.
+
+    Args:
+        type_: the value's type.
+        lanes: float32 elements in a vector register.
+
+    Returns:
+        Plain; for n, c and two or more spatial axes also channels-last, and blocks of `lanes`
+        channels if the channels are a multiple of it. None that has the same bytes as another.
+    """
+    plain = Layout.plain(type_.rank)
+    if type_.rank not in (4, 5) or type_.size == 0:
+        return (plain,)
+    wanted = [plain, channels_last(type_.rank)]
+    if type_.shape[1] % lanes == 0:
+        wanted.append(channels_blocked(type_.rank, lanes))
+    return tuple(dict.fromkeys(layout.normalized(type_.shape) for layout in wanted))

@@ -1,0 +1,108 @@
+"""The interface of a provider: something that turns a candidate into a kernel.
+
+To add one, write a class with the members of `Provider` and register it under the entry-point
+group `korch.providers`; `docs/add-a-provider.md` shows the whole of it. Providers compete on equal
+terms: the orchestrator sees layouts and costs, never who made a kernel.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Protocol
+
+from korch.candidate.candidate import Group, Offer, Refusal
+from korch.errors import ProviderError
+from korch.target import Target
+
+logger = logging.getLogger("korch.provider")
+ENTRY_POINT_GROUP = "korch.providers"
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Source code that runs a candidate.
+
+    The source is a C++20 translation unit that exports, with C linkage, for its symbol NAME::
+
+        void* NAME_create(int threads, char* error, size_t error_size);  // only with has_state
+        int NAME_run(void* state, void* const* buffers);                 // 0 is success
+        void NAME_destroy(void* state);                                  // only with has_state
+
+    `buffers` holds the inputs, then the outputs, in the offer's layouts, then the workspace; all
+    are aligned to 64 bytes and outputs overlap nothing. `create` returns null and writes a message
+    if it fails. A kernel without state gets a null state. Kernels are compiled many to a unit, so
+    every other name in the source is static or begins with NAME.
+
+    Attributes:
+        symbol: the name, unique to the kernel's content.
+        source: the text.
+        has_state: whether `create` and `destroy` exist.
+        workspace_bytes: scratch memory that `run` needs.
+        libraries: shared libraries that it calls, as the compiler's -l names them.
+    """
+
+    symbol: str
+    source: str
+    has_state: bool = False
+    workspace_bytes: int = 0
+    libraries: tuple[str, ...] = ()
+
+
+class Provider(Protocol):
+    """Makes kernels."""
+
+    name: str
+    """A short name, unique among providers; it is part of a measurement's key."""
+
+    version: str
+    """Changes whenever its kernels may run differently: it is part of a measurement's key."""
+
+    def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
+        """Return how it would run a group, or why it does not.
+
+        It must be quick and must not compile: it is asked for every group of a model. The answer
+        may depend on the group's body and on the target only, not on ids in the model.
+        """
+        ...
+
+    def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
+        """Return the kernel for one of its offers; a refusal here excludes the candidate."""
+        ...
+
+
+def load_providers() -> tuple[Provider, ...]:
+    """Return one instance of every registered provider, in the order of their names.
+
+    A provider whose library is missing raises `ImportError`; it is left out and `korch doctor`
+    says so.
+
+    Raises:
+        ProviderError: an entry point can't be loaded, or two have one name.
+    """
+    found: dict[str, Provider] = {}
+    for entry in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda e: e.name):
+        try:
+            provider: Provider = entry.load()()
+        except ImportError as error:
+            logger.info("provider %s is left out: %s", entry.name, error)
+            continue
+        except Exception as error:  # noqa: BLE001 - third-party code; the original is kept
+            raise ProviderError(
+                f"it can't be loaded: {error}",
+                where=f"provider {entry.name!r} ({entry.value})",
+                hint="Uninstall the package that registers it, or mend it",
+            ) from error
+        for member in ("name", "version", "offer", "build"):
+            if not hasattr(provider, member):
+                raise ProviderError(
+                    f"it has no member {member!r}",
+                    where=f"provider {entry.name!r}",
+                    expected="the members of korch.provider.provider.Provider",
+                )
+        if provider.name in found:
+            raise ProviderError("two providers have this name", where=f"provider {provider.name!r}")
+        found[provider.name] = provider
+    return tuple(found.values())
