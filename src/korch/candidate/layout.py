@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 
@@ -113,19 +113,19 @@ class Layout:
         return Layout(tuple(order), tuple(blocks))
 
 
-@lru_cache(maxsize=None)
+@cache
 def channels_last(rank: int) -> Layout:
     """Return the layout with the channels (axis 1) innermost."""
     return Layout((0, *range(2, rank), 1))
 
 
-@lru_cache(maxsize=None)
+@cache
 def channels_blocked(rank: int, size: int) -> Layout:
     """Return the layout with blocks of `size` channels (axis 1) innermost."""
     return Layout(tuple(range(rank)), ((1, size),))
 
 
-@lru_cache(maxsize=None)
+@cache
 def layout_choices(type_: ValueType, lanes: int) -> tuple[Layout, ...]:
     """Return the layouts that are considered for a value that one kernel writes for another.
 

@@ -89,7 +89,7 @@ def load_providers() -> tuple[Provider, ...]:
         except ImportError as error:
             logger.info("provider %s is left out: %s", entry.name, error)
             continue
-        except Exception as error:  # noqa: BLE001 - third-party code; the original is kept
+        except Exception as error:
             raise ProviderError(
                 f"it can't be loaded: {error}",
                 where=f"provider {entry.name!r} ({entry.value})",
