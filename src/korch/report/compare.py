@@ -1,0 +1,317 @@
+"""Several engines, one model -> who is faster, by how much, and whether they agree.
+
+Each engine sits in its own process (`peers/process.py`). A round gives each one turn, in an order
+that changes from round to round; so what slows the machine down for a while hits all of them, and
+ratios are taken within a round, where they are far steadier than times. Before a turn the engine of
+the last one must have gone to sleep. A turn begins with an untimed run that fills the caches again
+and wakes the threads; short models run several times a turn, of which the median counts.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from korch.errors import OptionError
+from korch.report.peers import get_peer
+from korch.report.peers.peer import Array, Arrays, require
+from korch.report.peers.process import WorkerProcess
+
+_TURN_NS = 10_000_000  # a turn times at least this much work, ...
+_MOST_RUNS = 50  # ... but no more runs than this
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerSpec:
+    """What one row of the comparison runs.
+
+    Attributes:
+        engine: a peer's name ("korch" for an artifact), or "package.module:OBJECT".
+        path: the ONNX file (for "korch": the artifact).
+        label: the row's name; the engine's if empty.
+    """
+
+    engine: str
+    path: Path
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """The row's name."""
+        return self.label or self.engine
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One engine's result.
+
+    Attributes:
+        name: of the engine.
+        median_ms: of the rounds.
+        p10_ms: tenth percentile of the rounds.
+        p90_ms: ninetieth percentile of the rounds.
+        max_error: largest difference from the reference outputs, over all outputs, relative to
+            max(1, largest absolute reference value); infinite if shapes differ, or NaNs or
+            infinities are at other places.
+        times_ns: one number a round.
+    """
+
+    name: str
+    median_ms: float
+    p10_ms: float
+    p90_ms: float
+    max_error: float
+    times_ns: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Speedup:
+    """How much faster the subject is than the best other row; ratios of the same round.
+
+    Attributes:
+        over: name of the other row with the lowest median.
+        median: above 1 if the subject is faster.
+        p10: tenth percentile of the ratios.
+        p90: ninetieth percentile of the ratios.
+    """
+
+    over: str
+    median: float
+    p10: float
+    p90: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The result of `compare`.
+
+    Attributes:
+        rows: in the order of the runners.
+        subject: name of the row that the others are compared with.
+        speedup: of the subject; None if it has no row, or is alone.
+        threads: that each engine was told to use.
+        unsettled: names of engines whose threads were still busy when the next turn began (their
+            spinning may have slowed others down), or whose state the system doesn't tell.
+    """
+
+    rows: tuple[Row, ...]
+    subject: str
+    speedup: Speedup | None
+    threads: int
+    unsettled: tuple[str, ...] = ()
+
+    @property
+    def speedup_over_best(self) -> float | None:
+        """Median paired ratio of the best other row's time to the subject's."""
+        return None if self.speedup is None else self.speedup.median
+
+    def to_json(self) -> dict[str, object]:
+        """Return plain values for `json.dumps`; a `max_error` of None means not comparable."""
+        rows = []
+        for row in self.rows:
+            max_error = row.max_error if np.isfinite(row.max_error) else None
+            rows.append(asdict(row) | {"max_error": max_error, "times_ns": list(row.times_ns)})
+        return {
+            "rows": rows,
+            "speedup_over_best": self.speedup_over_best,
+            "speedup": None if self.speedup is None else asdict(self.speedup),
+            "subject": self.subject,
+            "threads": self.threads,
+            "rounds": len(self.rows[0].times_ns),
+            "unsettled": list(self.unsettled),
+        }
+
+    def to_text(self) -> str:
+        """Return a table, and a line on the speed-up."""
+        width = max(len(row.name) for row in self.rows)
+        lines = [f"{'':{width}}  median ms    p10 ms    p90 ms  max error"]
+        for row in self.rows:
+            times = f"{row.median_ms:9.3f} {row.p10_ms:9.3f} {row.p90_ms:9.3f}"
+            lines.append(f"{row.name:{width}}  {times}  {row.max_error:9.1e}")
+        rounds = f"{len(self.rows[0].times_ns)} rounds, {self.threads} threads"
+        if self.speedup is None:
+            lines.append(rounds)
+        else:
+            s = self.speedup
+            spread = f"{s.p10:.2f}x to {s.p90:.2f}x"
+            lines.append(
+                f"{self.subject} is {s.median:.2f}x as fast as {s.over} ({spread}); {rounds}"
+            )
+        if self.unsettled:
+            lines.append(f"still busy after their turns: {', '.join(self.unsettled)}")
+        return "\n".join(lines)
+
+
+def compare(
+    runners: Sequence[RunnerSpec],
+    inputs: Arrays,
+    *,
+    threads: int,
+    rounds: int = 15,
+    warm_up: int = 3,
+    subject: str = "korch",
+    reference: Sequence[Array] | None = None,
+    seed: int = 0,
+    prepare_timeout_s: float = 900.0,
+    run_timeout_s: float = 120.0,
+    progress: Callable[[str], None] | None = None,
+) -> Comparison:
+    """Run engines in turns and compare their times and outputs.
+
+    Args:
+        runners: one a row, each with its own name.
+        inputs: name of each model input -> its array, in the model's order.
+        threads: for each engine.
+        rounds: number of turns of each engine.
+        warm_up: untimed runs of each engine before the first round.
+        subject: name of the row whose speed-up is wanted.
+        reference: outputs to compare with; those of the first runner if None.
+        seed: of the order of turns.
+        prepare_timeout_s: for loading (and compiling) one model.
+        run_timeout_s: for one turn.
+        progress: called with a line before each step.
+
+    Raises:
+        OptionError: no runners, a name twice, an unknown engine, or fewer than one round.
+        UnsupportedError: an engine isn't installed, or can't run the model.
+        MeasureError: an engine crashed, hung or failed; the message names it.
+    """
+    _check(runners, rounds, threads)
+    say = progress or _say_nothing
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="korch-compare-")))
+        np.savez(folder / "inputs.npz", *inputs.values())
+        workers, outputs, counts = [], [], []
+        for spec in runners:
+            say(f"preparing {spec.name}")
+            worker = stack.enter_context(WorkerProcess(spec.name, threads))
+            worker.ask(_prepare_request(spec, inputs, folder, threads), prepare_timeout_s)
+            run = {"do": "run", "untimed": warm_up, "timed": 1}
+            (time_ns,) = worker.ask(run, run_timeout_s * (warm_up + 1))["times_ns"]
+            counts.append(min(_MOST_RUNS, 1 + _TURN_NS // max(1, time_ns)))
+            outputs.append(_outputs(worker, folder, run_timeout_s))
+            workers.append(worker)
+            worker.settle()
+        times_ns, unsettled = _take_turns(workers, counts, rounds, seed, run_timeout_s, say)
+    expected = outputs[0] if reference is None else list(reference)
+    rows = tuple(
+        _row(spec.name, times, max_error(got, expected))
+        for spec, times, got in zip(runners, times_ns, outputs, strict=True)
+    )
+    return Comparison(rows, subject, _speedup(rows, subject), threads, unsettled)
+
+
+def max_error(outputs: Sequence[Array], reference: Sequence[Array]) -> float:
+    """Return the largest difference, relative to max(1, largest finite absolute reference value).
+
+    Infinite if the number of outputs or a shape differs, or if a NaN or an infinity is in one of
+    them and not at the same place in the other.
+
+    >>> max_error([np.array([1.0, 8.5])], [np.array([1.0, 8.0])])
+    0.0625
+    """
+    if len(outputs) != len(reference):
+        return float("inf")
+    worst = 0.0
+    for got, expected in zip(outputs, reference, strict=True):
+        if got.shape != expected.shape:
+            return float("inf")
+        x, y = np.asarray(got, np.float64), np.asarray(expected, np.float64)
+        finite = np.isfinite(y)
+        if not np.array_equal(x[~finite], y[~finite], equal_nan=True):
+            return float("inf")
+        if not np.isfinite(x[finite]).all():
+            return float("inf")
+        if finite.any():
+            scale = max(1.0, float(np.abs(y[finite]).max()))
+            worst = max(worst, float(np.abs(x[finite] - y[finite]).max()) / scale)
+    return worst
+
+
+def _check(runners: Sequence[RunnerSpec], rounds: int, threads: int) -> None:
+    if not runners:
+        raise OptionError("there is nothing to compare", "compare: runners", "at least one runner")
+    names = [spec.name for spec in runners]
+    for name in names:
+        if names.count(name) > 1:
+            raise OptionError(
+                f"two runners are called {name!r}", "compare: runners", "a label for each"
+            )
+    if rounds < 1:
+        raise OptionError(f"{rounds} rounds measure nothing", "compare: rounds", "at least 1")
+    if threads < 1:
+        raise OptionError(f"{threads} threads can't run", "compare: threads", "at least 1")
+    for spec in runners:
+        require(get_peer(spec.engine))
+
+
+def _prepare_request(
+    spec: RunnerSpec, inputs: Arrays, folder: Path, threads: int
+) -> dict[str, object]:
+    return {
+        "do": "prepare",
+        "engine": spec.engine,
+        "path": str(spec.path),
+        "threads": threads,
+        "inputs": str(folder / "inputs.npz"),
+        "names": list(inputs),
+    }
+
+
+def _outputs(worker: WorkerProcess, folder: Path, timeout_s: float) -> list[Array]:
+    path = folder / "outputs.npz"
+    worker.ask({"do": "outputs", "to": str(path)}, timeout_s)
+    with np.load(path) as arrays:
+        return [arrays[key] for key in arrays.files]
+
+
+def _take_turns(
+    workers: Sequence[WorkerProcess],
+    counts: Sequence[int],
+    rounds: int,
+    seed: int,
+    timeout_s: float,
+    say: Callable[[str], None],
+) -> tuple[list[list[int]], tuple[str, ...]]:
+    """Return each worker's time of each round, and who did not fall asleep after a turn."""
+    shuffle = random.Random(seed)
+    order = list(range(len(workers)))
+    times_ns: list[list[int]] = [[] for _ in workers]
+    busy: dict[str, None] = {}
+    for turn in range(rounds):
+        say(f"round {turn + 1} of {rounds}")
+        shuffle.shuffle(order)
+        for index in order:
+            run = {"do": "run", "untimed": 1, "timed": counts[index]}
+            samples_ns = workers[index].ask(run, timeout_s)["times_ns"]
+            times_ns[index].append(int(statistics.median(samples_ns)))
+            if not workers[index].settle():
+                busy[workers[index].name] = None
+    return times_ns, tuple(busy)
+
+
+def _row(name: str, times_ns: Sequence[int], error: float) -> Row:
+    p10, median, p90 = (float(q) / 1e6 for q in np.percentile(times_ns, (10, 50, 90)))
+    return Row(name, median, p10, p90, error, tuple(times_ns))
+
+
+def _speedup(rows: Sequence[Row], subject: str) -> Speedup | None:
+    own = next((row for row in rows if row.name == subject), None)
+    others = [row for row in rows if row.name != subject]
+    if own is None or not others:
+        return None
+    best = min(others, key=lambda row: row.median_ms)
+    ratios = np.array(best.times_ns) / np.array(own.times_ns)
+    p10, median, p90 = (float(q) for q in np.percentile(ratios, (10, 50, 90)))
+    return Speedup(best.name, median, p10, p90)
+
+
+def _say_nothing(_: str) -> None:
+    """Report no progress."""

@@ -1,0 +1,36 @@
+"""Korch itself: an artifact, loaded and called as a user does it.
+
+Beside the peers so that the comparison treats it like any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from korch.report.peers.peer import Array, Arrays, Run, contiguous
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactPeer:
+    """Korch. The number of threads is the artifact's own; the argument is not used."""
+
+    name: str = "korch"
+
+    def is_available(self) -> str | None:
+        """Return None: always available."""
+        return None
+
+    def prepare(self, model_path: Path, inputs: Arrays, threads: int) -> Run:
+        """Load the artifact at `model_path`."""
+        # Late on purpose: only a worker process gets here, at the very end of the chain of stages.
+        import korch
+
+        executable: Callable[..., tuple[Array, ...]] = korch.load(model_path)
+        arrays = tuple(contiguous(inputs).values())
+
+        def run() -> list[Array]:
+            return list(executable(*arrays))
+
+        return run

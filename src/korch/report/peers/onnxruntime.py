@@ -1,0 +1,93 @@
+"""ONNX Runtime, on its CPU execution provider with all graph optimizations.
+
+Inputs and outputs are bound once, so a call is nothing but `Run`. The pool may spin within a run
+(its default, and its fastest) but stops with it: left alone it burns a core for some fifty
+milliseconds after a run, in which another engine may be timed.
+
+Source: onnxruntime_session_options_config_keys.h, `session.force_spinning_stop`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from korch.report.peers.peer import Array, Arrays, Run, contiguous, missing, require
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxRuntimePeer:
+    """ONNX Runtime."""
+
+    name: str = "onnxruntime"
+
+    def is_available(self) -> str | None:
+        """Tell whether the package is installed, without importing it."""
+        return missing("onnxruntime", "korch[onnxruntime]")
+
+    def prepare(self, model_path: Path, inputs: Arrays, threads: int) -> Run:
+        """Create a session for the shapes of `inputs` and bind its inputs and outputs."""
+        require(self)
+        import onnxruntime as ort
+
+        inputs = contiguous(inputs)
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+        options.log_severity_level = 3
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        for name, size in _free_dimensions(model_path, inputs).items():
+            options.add_free_dimension_override_by_name(name, size)
+        session = ort.InferenceSession(str(model_path), options, providers=["CPUExecutionProvider"])
+        return _BoundSession(session, inputs)
+
+
+class _BoundSession:
+    """A session with its inputs bound, and its outputs too where their shape is known.
+
+    A CPU OrtValue made from a NumPy array shares its memory, and nothing in ONNX Runtime keeps the
+    array alive: this object does.
+    """
+
+    def __init__(self, session: Any, inputs: Arrays) -> None:
+        import onnxruntime as ort
+
+        self._session = session
+        self._inputs = inputs
+        self._binding = session.io_binding()
+        for name, array in inputs.items():
+            self._binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
+        self._fixed: list[Array] = []
+        for output in session.get_outputs():
+            if output.type == "tensor(float)" and all(isinstance(n, int) for n in output.shape):
+                array = np.zeros(output.shape, np.float32)
+                value = ort.OrtValue.ortvalue_from_numpy(array)
+                self._binding.bind_ortvalue_output(output.name, value)
+                self._fixed.append(array)
+            else:
+                self._binding.bind_output(output.name, "cpu")
+        self._all_fixed = len(self._fixed) == len(session.get_outputs())
+
+    def __call__(self) -> list[Array]:
+        self._session.run_with_iobinding(self._binding)
+        return self._fixed if self._all_fixed else list(self._binding.copy_outputs_to_cpu())
+
+
+def _free_dimensions(model_path: Path, inputs: Arrays) -> dict[str, int]:
+    """Name of each symbolic dimension of the model's inputs -> its size in `inputs`."""
+    import onnx
+
+    model = onnx.load(str(model_path), load_external_data=False)
+    sizes: dict[str, int] = {}
+    for declared in model.graph.input:
+        if declared.name not in inputs:
+            continue
+        dimensions = declared.type.tensor_type.shape.dim
+        for dimension, size in zip(dimensions, inputs[declared.name].shape, strict=False):
+            if dimension.dim_param:
+                sizes[dimension.dim_param] = size
+    return sizes

@@ -1,0 +1,65 @@
+"""OpenVINO's CPU plugin, in float32 and tuned for latency.
+
+Float32 is asked for explicitly: on CPUs with bfloat16 units OpenVINO otherwise computes in
+bfloat16, which would be another computation than the one it is compared with.
+
+Source: OpenVINO documentation, "CPU Device" and "High-level Performance Hints".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from korch.report.peers.peer import Array, Arrays, Run, contiguous, missing, require
+
+
+@dataclass(frozen=True, slots=True)
+class OpenVinoPeer:
+    """OpenVINO."""
+
+    name: str = "openvino"
+
+    def is_available(self) -> str | None:
+        """Tell whether the package is installed, without importing it."""
+        return missing("openvino", "korch[openvino]")
+
+    def prepare(self, model_path: Path, inputs: Arrays, threads: int) -> Run:
+        """Compile the model for the shapes of `inputs` and bind them to a request."""
+        require(self)
+        import openvino as ov
+
+        inputs = contiguous(inputs)
+        core = ov.Core()
+        model = core.read_model(str(model_path))
+        if model.is_dynamic():
+            model.reshape({name: list(array.shape) for name, array in inputs.items()})
+        compiled = core.compile_model(
+            model,
+            "CPU",
+            {
+                "INFERENCE_NUM_THREADS": threads,
+                "NUM_STREAMS": 1,
+                "PERFORMANCE_HINT": "LATENCY",
+                "INFERENCE_PRECISION_HINT": "f32",
+            },
+        )
+        return _BoundRequest(compiled, inputs)
+
+
+class _BoundRequest:
+    """A request with its inputs bound. It keeps their arrays alive, which OpenVINO doesn't."""
+
+    def __init__(self, compiled: Any, inputs: Arrays) -> None:
+        import openvino as ov
+
+        self._inputs = inputs
+        self._request = compiled.create_infer_request()
+        self._outputs = range(len(compiled.outputs))
+        for name, array in inputs.items():
+            self._request.set_tensor(name, ov.Tensor(array, shared_memory=True))
+
+    def __call__(self) -> list[Array]:
+        self._request.infer()
+        return [self._request.get_output_tensor(index).data for index in self._outputs]

@@ -1,0 +1,73 @@
+"""Model, inputs and a number of threads -> a call that runs the model once.
+
+A `Peer` is another engine that Korch is compared with. Each lives in a file of its own, imports its
+engine only when it is asked to prepare a model, and says how to install it where it is missing.
+Peers run in worker processes (`process.py`), never in the process that compares them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from korch.errors import UnsupportedError
+
+Array = NDArray[Any]
+Arrays = dict[str, Array]
+Run = Callable[[], list[Array]]
+
+
+class Peer(Protocol):
+    """An engine that runs ONNX models (or, for Korch itself, artifacts).
+
+    Attributes:
+        name: as on the command line and in tables.
+    """
+
+    @property
+    def name(self) -> str:
+        """The engine's name."""
+
+    def is_available(self) -> str | None:
+        """Return None if the engine can be used, else what is missing and how to install it."""
+
+    def prepare(self, model_path: Path, inputs: Arrays, threads: int) -> Run:
+        """Load a model, as the engine does it best, for many runs on the same inputs.
+
+        Args:
+            model_path: an ONNX file (Korch: an artifact).
+            inputs: name of each model input -> its array, in the model's order.
+            threads: number of threads of the run.
+
+        Returns:
+            A call that runs the model once and returns its outputs in the model's order. The arrays
+            are valid until the next call.
+
+        Raises:
+            UnsupportedError: the engine isn't installed, or can't run the model.
+        """
+
+
+def missing(module: str, install: str) -> str | None:
+    """Return None if `module` can be imported, else how to install it (nothing is imported)."""
+    if importlib.util.find_spec(module) is not None:
+        return None
+    return f"the Python package {module} is not installed; run: pip install {install}"
+
+
+def require(peer: Peer) -> None:
+    """Raise `UnsupportedError` with the way to install it unless the peer is available."""
+    reason = peer.is_available()
+    if reason is not None:
+        problem, _, remedy = reason.partition("; ")
+        raise UnsupportedError(problem, where=f"peer {peer.name}", hint=remedy.capitalize())
+
+
+def contiguous(inputs: Mapping[str, Array]) -> Arrays:
+    """Return the inputs with each array contiguous, so that engines can use its memory as it is."""
+    return {name: np.ascontiguousarray(array) for name, array in inputs.items()}

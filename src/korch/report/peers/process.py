@@ -1,0 +1,177 @@
+"""A worker process as an object: start, ask, close.
+
+Each engine gets a process of its own: thread pools of several engines in one process disturb each
+other, and an engine that crashes or hangs must not take the comparison with it. Crash, time-out and
+error of an engine are three different messages, and each names the engine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from korch import errors
+from korch.errors import KorchError, MeasureError
+
+_TAIL_LINES = 5
+
+
+class WorkerProcess:
+    """A running worker; a context manager that leaves no process behind.
+
+    Attributes:
+        name: of the engine's row, used in messages.
+    """
+
+    def __init__(self, name: str, threads: int) -> None:
+        self.name = name
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
+        self._buffer = b""
+        # The worker sees the modules that this process sees, however it came to see them.
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),  # noqa: PTH109
+            "OMP_NUM_THREADS": str(threads),
+        }
+        # `active` would make an idle worker burn a core while another engine is timed.
+        environment.pop("OMP_WAIT_POLICY", None)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "korch.report.peers.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env=environment,
+            bufsize=0,
+        )
+
+    def __enter__(self) -> WorkerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Send a request and wait for its answer.
+
+        Raises:
+            KorchError: what the engine raised, with its own class.
+            MeasureError: the worker died, or didn't answer within `timeout_s` (it is then killed).
+        """
+        stdin = self._process.stdin
+        if stdin is None or stdin.closed:
+            raise MeasureError("the worker is closed", where=f"peer {self.name}")
+        try:
+            stdin.write(json.dumps(request).encode() + b"\n")
+            line = self._read_line(timeout_s)
+        except BrokenPipeError:
+            line = b""
+        except TimeoutError:
+            self._process.kill()
+            raise MeasureError(
+                f"no answer to {request['do']!r} within {timeout_s:g} s, so it was killed",
+                where=f"peer {self.name}",
+            ) from None
+        if not line:
+            raise self._death(request["do"])
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise self._rebuild(answer["error"])
+        return answer
+
+    def settle(self, limit_s: float = 0.25) -> bool:
+        """Wait until the worker's threads have gone to sleep.
+
+        Thread pools spin for a while after a run. Returns False if they still did after `limit_s`,
+        or if the system can't tell.
+        """
+        step_s = 0.008  # the kernel accounts for running threads once a tick, up to 4 ms
+        deadline = time.monotonic() + limit_s
+        before_ns = self._cpu_ns()
+        while time.monotonic() < deadline:
+            time.sleep(step_s)
+            now_ns = self._cpu_ns()
+            if before_ns is None or now_ns is None:
+                return False
+            if now_ns - before_ns < 0.05e9 * step_s:
+                return True
+            before_ns = now_ns
+        return False
+
+    def close(self) -> None:
+        """End the worker; kills it if it doesn't end by itself."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        try:
+            self._process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._stderr.close()
+
+    def _read_line(self, timeout_s: float) -> bytes:
+        """Return the next line, b"" at the end of the stream; raises `TimeoutError`."""
+        stdout = self._process.stdout
+        if stdout is None:
+            return b""
+        deadline = time.monotonic() + timeout_s
+        while b"\n" not in self._buffer:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not select.select([stdout], [], [], left_s)[0]:
+                raise TimeoutError
+            chunk = os.read(stdout.fileno(), 1 << 16)
+            if not chunk:
+                return b""
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def _cpu_ns(self) -> int | None:
+        """Processor time that all threads took until now; None where Linux's /proc is missing."""
+        total_ns = 0
+        try:
+            for task in Path(f"/proc/{self._process.pid}/task").iterdir():
+                total_ns += _first_number(task / "schedstat")
+        except OSError:
+            return None
+        return total_ns
+
+    def _death(self, request: str) -> MeasureError:
+        try:
+            code = self._process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        try:
+            cause = f"was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            cause = f"ended with exit code {code}"
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
+        said = "Its last words: " + " | ".join(lines[-_TAIL_LINES:]) if lines else ""
+        return MeasureError(
+            f"its process {cause} while it was asked to {request!r}",
+            where=f"peer {self.name}",
+            hint=said,
+        )
+
+    def _rebuild(self, fields: dict[str, str]) -> KorchError:
+        kind = getattr(errors, fields.pop("kind"), MeasureError)
+        fields["where"] = fields.get("where") or f"peer {self.name}"
+        error: KorchError = kind(**fields)
+        return error
+
+
+def _first_number(path: Path) -> int:
+    """Return the first number of a /proc file; 0 if its thread has just ended."""
+    try:
+        return int(path.read_text().split()[0])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0

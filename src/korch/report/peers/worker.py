@@ -1,0 +1,106 @@
+"""The process in which one engine runs.
+
+Reads one JSON object a line from standard input and answers each with one line on what was standard
+output; whatever the engine itself prints goes to standard error. It ends when its input ends, so it
+never outlives the process that started it. While it waits it is blocked in a read and takes no
+processor time.
+
+    {"do": "prepare", "engine", "path", "threads", "inputs": npz, "names": [...]}  -> {}
+    {"do": "run", "untimed": n, "timed": m}                                 -> {"times_ns": [...]}
+    {"do": "outputs", "to": npz}                                            -> {}
+
+An error of the engine is answered as {"error": {"kind", "what", "where", "expected", "hint"}}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+
+from korch.errors import KorchError
+from korch.report.peers import get_peer
+from korch.report.peers.peer import Run, require
+
+
+def serve() -> None:
+    """Answer requests until the input ends."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    session = _Session()
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = session.answer(request)
+        except KorchError as error:
+            answer = {"error": _describe(error)}
+        except Exception as error:  # noqa: BLE001  the edge: any engine may raise anything
+            traceback.print_exc()
+            what = f"{type(error).__name__}: {str(error).strip()}"
+            answer = {"error": {"kind": "MeasureError", "what": what}}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+class _Session:
+    """The prepared engine; empty until the first request prepared it."""
+
+    def __init__(self) -> None:
+        self._run: Run | None = None
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Do what the request asks."""
+        match request["do"]:
+            case "prepare":
+                self._run = _prepare(request)
+                return {}
+            case "run":
+                return {"times_ns": _time(self._prepared(), request["untimed"], request["timed"])}
+            case "outputs":
+                np.savez(request["to"], *self._prepared()())
+                return {}
+            case other:
+                raise KorchError(f"the worker got an unknown request {other!r}")
+
+    def _prepared(self) -> Run:
+        if self._run is None:
+            raise KorchError("the worker was asked to run before it was asked to prepare")
+        return self._run
+
+
+def _prepare(request: dict[str, Any]) -> Run:
+    peer = get_peer(request["engine"])
+    require(peer)
+    with np.load(request["inputs"]) as arrays:
+        inputs = dict(zip(request["names"], (arrays[key] for key in arrays.files), strict=True))
+    return peer.prepare(Path(request["path"]), inputs, request["threads"])
+
+
+def _time(run: Run, untimed: int, timed: int) -> list[int]:
+    for _ in range(untimed):
+        run()
+    times_ns = []
+    for _ in range(timed):
+        start_ns = perf_counter_ns()
+        run()
+        times_ns.append(perf_counter_ns() - start_ns)
+    return times_ns
+
+
+def _describe(error: KorchError) -> dict[str, str]:
+    return {
+        "kind": type(error).__name__,
+        "what": error.what,
+        "where": error.where,
+        "expected": error.expected,
+        "hint": error.hint,
+    }
+
+
+if __name__ == "__main__":
+    serve()
