@@ -1,0 +1,180 @@
+"""Operators that move, cut and join data, as PyTorch functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from korch.report.peers.torch_operators.node import OperatorNode, TensorFunction, Translator
+
+
+def _reshape(node: OperatorNode) -> TensorFunction:
+    shape = node.integers(1) or []
+    copies_zero = not node.attribute("allowzero", 0)
+
+    def reshape(x: Any) -> Any:
+        if copies_zero and 0 in shape:
+            return x.reshape([n or x.shape[i] for i, n in enumerate(shape)])
+        return x.reshape(shape)
+
+    return reshape
+
+
+def _transpose(node: OperatorNode) -> TensorFunction:
+    order = node.attribute("perm")
+    return lambda x: x.permute(order or tuple(reversed(range(x.dim()))))
+
+
+def _flatten(node: OperatorNode) -> TensorFunction:
+    axis = node.attribute("axis", 1)
+
+    def flatten(x: Any) -> Any:
+        rows = 1
+        for size in x.shape[:axis]:
+            rows *= size
+        return x.reshape(rows, -1)
+
+    return flatten
+
+
+def _squeeze(node: OperatorNode) -> TensorFunction:
+    axes = node.integers(1, "axes")
+    return lambda x: x.squeeze() if axes is None else x.squeeze(tuple(axes))
+
+
+def _unsqueeze(node: OperatorNode) -> TensorFunction:
+    axes = node.integers(1, "axes") or []
+
+    def unsqueeze(x: Any) -> Any:
+        rank = x.dim() + len(axes)
+        for axis in sorted(a % rank for a in axes):
+            x = x.unsqueeze(axis)
+        return x
+
+    return unsqueeze
+
+
+def _concat(node: OperatorNode) -> TensorFunction:
+    axis = node.attribute("axis")
+    return lambda *tensors: torch.cat(tensors, dim=axis)
+
+
+def _split(node: OperatorNode) -> TensorFunction:
+    axis, sizes = node.attribute("axis", 0), node.integers(1, "split")
+    parts = node.output_count
+
+    def split(x: Any) -> Any:
+        return torch.split(x, sizes or -(-x.shape[axis] // parts), dim=axis)
+
+    return split
+
+
+def _slice(node: OperatorNode) -> TensorFunction:
+    starts, ends = node.integers(1, "starts") or [], node.integers(2, "ends") or []
+    axes = node.integers(3, "axes") or list(range(len(starts)))
+    steps = node.integers(4) or [1] * len(starts)
+    cuts = list(zip(axes, starts, ends, steps, strict=True))
+
+    def slice_(x: Any) -> Any:
+        for axis, start, end, step in cuts:
+            size = x.shape[axis]
+            first, last, stride = slice(start, end, step).indices(size)
+            if step > 0:
+                index = [slice(None)] * (axis % x.dim()) + [slice(first, last, stride)]
+                x = x[tuple(index)]
+            else:  # PyTorch has no negative steps
+                kept = torch.arange(first, last, stride, device=x.device)
+                x = torch.index_select(x, axis, kept)
+        return x
+
+    return slice_
+
+
+def _gather(node: OperatorNode) -> TensorFunction:
+    axis = node.attribute("axis", 0)
+
+    def gather(x: Any, indices: Any) -> Any:
+        place = axis % x.dim()
+        indices = torch.where(indices < 0, indices + x.shape[place], indices)
+        shape = x.shape[:place] + indices.shape + x.shape[place + 1 :]
+        return torch.index_select(x, place, indices.reshape(-1)).reshape(shape)
+
+    return gather
+
+
+def _pad(node: OperatorNode) -> TensorFunction:
+    mode = node.expect("mode", ("constant", "reflect", "edge"), "constant")
+    pads, axes = node.integers(1, "pads") or [], node.integers(3)
+    value = node.number(2, "value", 0.0)
+    count = len(pads) // 2
+
+    def pad(x: Any) -> Any:
+        amounts = {a % x.dim(): i for i, a in enumerate(axes or range(count))}
+        pairs = [
+            (pads[amounts[a]], pads[amounts[a] + count]) if a in amounts else (0, 0)
+            for a in range(x.dim())
+        ]
+        while pairs and pairs[0] == (0, 0):
+            pairs.pop(0)
+        if not pairs:
+            return x
+        order = [amount for pair in reversed(pairs) for amount in pair]
+        if mode == "constant":
+            return functional.pad(x, order, value=value)
+        return functional.pad(x, order, mode="reflect" if mode == "reflect" else "replicate")
+
+    return pad
+
+
+def _expand(node: OperatorNode) -> TensorFunction:
+    shape = node.integers(1) or []
+    return lambda x: x.expand(torch.broadcast_shapes(x.shape, tuple(shape)))
+
+
+def _tile(node: OperatorNode) -> TensorFunction:
+    repeats = node.integers(1) or []
+    return lambda x: x.repeat(repeats)
+
+
+def _depth_to_space(node: OperatorNode) -> TensorFunction:
+    block, mode = node.attribute("blocksize"), node.expect("mode", ("DCR", "CRD"), "DCR")
+
+    def depth_to_space(x: Any) -> Any:
+        n, c, h, w = x.shape
+        if mode == "CRD":
+            return functional.pixel_shuffle(x, block)
+        x = x.reshape(n, block, block, c // block**2, h, w).permute(0, 3, 4, 1, 5, 2)
+        return x.reshape(n, c // block**2, h * block, w * block)
+
+    return depth_to_space
+
+
+def _space_to_depth(node: OperatorNode) -> TensorFunction:
+    block = node.attribute("blocksize")
+
+    def space_to_depth(x: Any) -> Any:
+        n, c, h, w = x.shape
+        x = x.reshape(n, c, h // block, block, w // block, block).permute(0, 3, 5, 1, 2, 4)
+        return x.reshape(n, c * block**2, h // block, w // block)
+
+    return space_to_depth
+
+
+LAYOUT: dict[str, Translator] = {
+    "Concat": _concat,
+    "DepthToSpace": _depth_to_space,
+    "Expand": _expand,
+    "Flatten": _flatten,
+    "Gather": _gather,
+    "Pad": _pad,
+    "Reshape": _reshape,
+    "Slice": _slice,
+    "SpaceToDepth": _space_to_depth,
+    "Split": _split,
+    "Squeeze": _squeeze,
+    "Tile": _tile,
+    "Transpose": _transpose,
+    "Unsqueeze": _unsqueeze,
+}

@@ -1,0 +1,153 @@
+"""Convolution, matrix products and pooling as PyTorch functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from korch.report.peers.torch_operators.node import OperatorNode, TensorFunction, Translator
+
+_CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
+_TRANSPOSED = {
+    1: functional.conv_transpose1d,
+    2: functional.conv_transpose2d,
+    3: functional.conv_transpose3d,
+}
+_MAX_POOLS = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
+_AVERAGE_POOLS = {1: functional.avg_pool1d, 2: functional.avg_pool2d, 3: functional.avg_pool3d}
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """How a convolution or pooling moves over its input."""
+
+    rank: int
+    before: list[int]
+    after: list[int]
+    stride: list[int]
+    dilation: list[int]
+
+    @property
+    def is_even(self) -> bool:
+        """Whether each axis has as much padding before as after, as PyTorch wants it."""
+        return self.before == self.after
+
+    @property
+    def pads(self) -> list[int]:
+        """The paddings in the order of `functional.pad`: last axis first, before and after."""
+        pairs = reversed(list(zip(self.before, self.after, strict=True)))
+        return [amount for pair in pairs for amount in pair]
+
+
+def _window(node: OperatorNode) -> _Window:
+    """Read the attributes; automatic paddings are refused."""
+    node.expect("auto_pad", ("NOTSET", "VALID"), "NOTSET")
+    rank = node.window_rank()
+    pads = list(node.attribute("pads", [0] * (2 * rank)))
+    stride = list(node.attribute("strides", [1] * rank))
+    dilation = list(node.attribute("dilations", [1] * rank))
+    return _Window(rank, pads[:rank], pads[rank:], stride, dilation)
+
+
+def _conv(node: OperatorNode) -> TensorFunction:
+    window, group = _window(node), node.attribute("group", 1)
+    convolve = _CONVOLUTIONS[window.rank]
+    stride, dilation, before = window.stride, window.dilation, window.before
+    if window.is_even:
+        return lambda x, weight, bias=None: convolve(
+            x, weight, bias, stride, before, dilation, group
+        )
+    pads = window.pads
+    return lambda x, weight, bias=None: convolve(
+        functional.pad(x, pads), weight, bias, stride, 0, dilation, group
+    )
+
+
+def _conv_transpose(node: OperatorNode) -> TensorFunction:
+    window, group = _window(node), node.attribute("group", 1)
+    if node.attribute("output_shape") is not None:
+        raise node.unsupported("an output_shape")
+    # Less padding after than before is what PyTorch calls output padding.
+    given = node.attribute("output_padding", [0] * window.rank)
+    extra = [e + b - a for e, b, a in zip(given, window.before, window.after, strict=True)]
+    if min(extra) < 0:
+        raise node.unsupported("more padding after than before")
+    convolve = _TRANSPOSED[window.rank]
+    stride, dilation, before = window.stride, window.dilation, window.before
+    return lambda x, weight, bias=None: convolve(
+        x, weight, bias, stride, before, extra, group, dilation
+    )
+
+
+def _gemm(node: OperatorNode) -> TensorFunction:
+    alpha, beta = node.attribute("alpha", 1.0), node.attribute("beta", 1.0)
+    transposes_a, transposes_b = node.attribute("transA", 0), node.attribute("transB", 0)
+
+    def gemm(a: Any, b: Any, c: Any = None) -> Any:
+        a = a.t() if transposes_a else a
+        b = b.t() if transposes_b else b
+        if c is None:
+            return alpha * torch.mm(a, b)
+        return torch.addmm(c, a, b, beta=beta, alpha=alpha)
+
+    return gemm
+
+
+def _einsum(node: OperatorNode) -> TensorFunction:
+    equation = node.attribute("equation")
+    return lambda *tensors: torch.einsum(equation, *tensors)
+
+
+def _max_pool(node: OperatorNode) -> TensorFunction:
+    if node.output_count > 1:
+        raise node.unsupported("a second output")
+    window, kernel = _window(node), list(node.attribute("kernel_shape"))
+    stride, dilation, before = window.stride, window.dilation, window.before
+    ceil = bool(node.attribute("ceil_mode", 0))
+    pool = _MAX_POOLS[window.rank]
+    if window.is_even and all(2 * p <= k for p, k in zip(before, kernel, strict=True)):
+        return lambda x: pool(x, kernel, stride, before, dilation, ceil_mode=ceil)
+    pads = window.pads
+
+    def max_pool(x: Any) -> Any:
+        padded = functional.pad(x, pads, value=float("-inf"))
+        return pool(padded, kernel, stride, 0, dilation, ceil_mode=ceil)
+
+    return max_pool
+
+
+def _average_pool(node: OperatorNode) -> TensorFunction:
+    window, kernel = _window(node), list(node.attribute("kernel_shape"))
+    if not window.is_even:
+        raise node.unsupported(f"uneven pads {window.before + window.after}")
+    if max(window.dilation) > 1:
+        raise node.unsupported(f"dilations={window.dilation}")
+    stride, before = window.stride, window.before
+    ceil = bool(node.attribute("ceil_mode", 0))
+    counts = bool(node.attribute("count_include_pad", 0))
+    pool = _AVERAGE_POOLS[window.rank]
+    return lambda x: pool(x, kernel, stride, before, ceil_mode=ceil, count_include_pad=counts)
+
+
+def _global_average_pool(x: Any) -> Any:
+    return torch.mean(x, dim=tuple(range(2, x.dim())), keepdim=True)
+
+
+def _global_max_pool(x: Any) -> Any:
+    return torch.amax(x, dim=tuple(range(2, x.dim())), keepdim=True)
+
+
+LINEAR: dict[str, Translator] = {
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "Einsum": _einsum,
+    "Gemm": _gemm,
+    "MatMul": lambda node: torch.matmul,
+    "MaxPool": _max_pool,
+    "AveragePool": _average_pool,
+    "GlobalAveragePool": lambda node: _global_average_pool,
+    "GlobalMaxPool": lambda node: _global_max_pool,
+}

@@ -1,0 +1,104 @@
+"""One ONNX node as the translation to PyTorch sees it: attributes, and inputs known in advance.
+
+A translator is a function `OperatorNode -> Callable[tensors] -> tensor(s)`. It reads shapes, axes
+and paddings here, as Python values, so that the callable it returns has none to compute: eager runs
+without overhead, and Inductor sees plain code. Inputs read through `constant` are not passed to the
+callable; those left are, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+
+from korch.errors import UnsupportedError
+from korch.report.peers.peer import Array
+
+TensorFunction = Callable[..., Any]
+Translator = Callable[["OperatorNode"], TensorFunction]
+
+
+class OperatorNode:
+    """A node with its constant inputs.
+
+    Attributes:
+        op_type: the ONNX operator.
+        opset: version of the default domain.
+        output_count: number of outputs.
+    """
+
+    def __init__(self, node: onnx.NodeProto, constants: Mapping[str, Array], opset: int) -> None:
+        self.op_type: str = node.op_type
+        self.opset = opset
+        self.output_count = len(node.output)
+        self._name: str = node.name or node.output[0]
+        self._inputs = list(node.input)
+        self._constants = constants
+        self._attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        self._static: set[int] = set()
+
+    @property
+    def tensor_inputs(self) -> tuple[str, ...]:
+        """Names of the inputs that the callable takes."""
+        return tuple(name for i, name in enumerate(self._inputs) if name and i not in self._static)
+
+    def has_input(self, index: int) -> bool:
+        """Tell whether an optional input is given."""
+        return index < len(self._inputs) and bool(self._inputs[index])
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """Return an attribute; strings as str."""
+        value = self._attributes.get(name, default)
+        return value.decode() if isinstance(value, bytes) else value
+
+    def expect(self, name: str, allowed: tuple[Any, ...], default: Any) -> Any:
+        """Return an attribute that must have one of the values that the translator knows."""
+        value = self.attribute(name, default)
+        if value not in allowed:
+            raise self.unsupported(f"{name}={value!r}")
+        return value
+
+    def constant(self, index: int) -> Array | None:
+        """Return an input that must be known in advance; None if it isn't given."""
+        if not self.has_input(index):
+            return None
+        if self._inputs[index] not in self._constants:
+            raise self.unsupported(f"a computed input {self._inputs[index]!r}")
+        self._static.add(index)
+        return self._constants[self._inputs[index]]
+
+    def integers(self, index: int, attribute: str = "") -> list[int] | None:
+        """Return integers given as an input (newer opsets) or as an attribute (older ones)."""
+        array = self.constant(index)
+        if array is not None:
+            return [int(value) for value in array.reshape(-1)]
+        values = self.attribute(attribute) if attribute else None
+        return None if values is None else list(values)
+
+    def number(self, index: int, attribute: str = "", default: float | None = None) -> float | None:
+        """Return a scalar given as an input (newer opsets) or as an attribute (older ones)."""
+        array = self.constant(index)
+        if array is not None:
+            scalar: float = np.asarray(array).reshape(-1)[0].item()
+            return scalar
+        value: float | None = self.attribute(attribute, default)
+        return value
+
+    def window_rank(self) -> int:
+        """Return the number of spatial axes of a convolution or pooling."""
+        if self.attribute("kernel_shape"):
+            return len(self.attribute("kernel_shape"))
+        if self._inputs[1] in self._constants:
+            return self._constants[self._inputs[1]].ndim - 2
+        raise self.unsupported("a computed weight and no kernel_shape")
+
+    def unsupported(self, reason: str) -> UnsupportedError:
+        """Return the error for a node that the translation to PyTorch doesn't cover."""
+        return UnsupportedError(
+            f"the PyTorch peers don't run {self.op_type} with {reason}",
+            where=self._name,
+            hint="Compare with the other peers",
+        )

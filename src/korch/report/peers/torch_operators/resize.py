@@ -1,0 +1,64 @@
+"""Resize and Upsample as PyTorch's `interpolate`, in the forms that it computes."""
+
+from __future__ import annotations
+
+from torch.nn import functional
+
+from korch.report.peers.torch_operators.node import OperatorNode, TensorFunction, Translator
+
+_LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
+_HALF_PIXEL = ("half_pixel", "pytorch_half_pixel")
+
+
+def _upsample(node: OperatorNode) -> TensorFunction:
+    mode = node.expect("mode", ("nearest",), "nearest")
+    scales = node.constant(1)
+    if scales is None:
+        raise node.unsupported("scales as an attribute")
+    return _interpolate(node, mode, [float(s) for s in scales], None)
+
+
+def _resize(node: OperatorNode) -> TensorFunction:
+    mode = node.expect("mode", ("nearest", "linear"), "nearest")
+    node.expect("antialias", (0,), 0)
+    node.expect("axes", (None,), None)
+    node.expect("keep_aspect_ratio_policy", ("stretch",), "stretch")
+    node.constant(1)  # the region of interest: only for a mode that is refused below
+    array, sizes = node.constant(2), node.integers(3)
+    scales = None if array is None or array.size == 0 else [float(s) for s in array]
+    transformation = node.attribute("coordinate_transformation_mode", "half_pixel")
+    rounding = node.attribute("nearest_mode", "round_prefer_floor")
+    if mode == "linear":
+        if transformation not in (*_HALF_PIXEL, "align_corners"):
+            raise node.unsupported(f"mode='linear' and {transformation}")
+        return _interpolate(node, mode, scales, sizes, transformation == "align_corners")
+    # PyTorch cuts i / scale. With whole scales, rounding half-pixel centres gives the same.
+    is_whole = scales is not None and all(scale.is_integer() for scale in scales)
+    rounds = rounding.startswith("round")
+    if not (transformation == "asymmetric" and rounding == "floor") and not (
+        is_whole and rounds and transformation in _HALF_PIXEL
+    ):
+        raise node.unsupported(f"mode='nearest', {transformation} and {rounding}")
+    return _interpolate(node, mode, scales, sizes)
+
+
+def _interpolate(
+    node: OperatorNode,
+    mode: str,
+    scales: list[float] | None,
+    sizes: list[int] | None,
+    aligns_corners: bool = False,
+) -> TensorFunction:
+    rank = len(scales or sizes or ()) - 2
+    if rank not in _LINEAR:
+        raise node.unsupported(f"{rank} spatial axes")
+    if scales is not None and scales[:2] != [1.0, 1.0]:
+        raise node.unsupported("a scale of the batch or the channels")
+    factors = None if scales is None else tuple(scales[2:])
+    size = None if scales is not None or sizes is None else tuple(sizes[2:])
+    kind = mode if mode == "nearest" else _LINEAR[rank]
+    corners = None if mode == "nearest" else aligns_corners
+    return lambda x: functional.interpolate(x, size, factors, kind, corners)
+
+
+RESIZE: dict[str, Translator] = {"Resize": _resize, "Upsample": _upsample}

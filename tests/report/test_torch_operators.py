@@ -1,0 +1,299 @@
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from korch.errors import UnsupportedError
+
+torch = pytest.importorskip("torch", reason="the PyTorch peers need PyTorch, which is optional")
+
+from korch.report.peers.torch_operators import TRANSLATORS  # noqa: E402
+from korch.report.peers.torch_operators.module import load_module  # noqa: E402
+
+
+def _floats(*shape):
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
+
+
+def _positive(*shape):
+    return np.abs(_floats(*shape)) + 0.5
+
+
+def _ints(*values):
+    return np.array(values, np.int64)
+
+
+X = _floats(1, 4, 6, 6)
+# operator, inputs (arrays: the first is the model's input, others constants; "" none), attributes
+CASES = [
+    *[(op, [X], {}) for op in ("Abs", "Ceil", "Cos", "Elu", "Erf", "Exp", "Floor", "HardSigmoid")],
+    *[(op, [X], {}) for op in ("HardSwish", "Identity", "LeakyRelu", "Mish", "Neg", "Relu")],
+    *[(op, [X], {}) for op in ("Round", "Sigmoid", "Sign", "Sin", "Softplus", "Softsign", "Tanh")],
+    *[(op, [_positive(2, 3)], {}) for op in ("Log", "Reciprocal", "Sqrt")],
+    *[(op, [X, _positive(4, 1, 1)], {}) for op in ("Add", "Sub", "Mul", "Div", "PRelu", "Max")],
+    *[(op, [X, _positive(6), _floats(6, 6)], {}) for op in ("Min", "Sum", "Max")],
+    ("Pow", [_positive(2, 3), np.array(1.5, np.float32)], {}),
+    ("Div", [_ints(-7, 7, 5), _ints(2, -2, 3)], {}),
+    ("Clip", [X, np.array(-0.5, np.float32), np.array(0.25, np.float32)], {}),
+    ("Clip", [X, "", np.array(0.25, np.float32)], {}),
+    ("Clip", [_ints(-3, 0, 9), np.array(0, np.int64), np.array(5, np.int64)], {}),
+    ("Gelu", [X], {"approximate": "tanh"}),
+    ("Gelu", [X], {}),
+    ("Cast", [X], {"to": TensorProto.INT64}),
+    *[(op, [_floats(6, 6), _floats(6)], {}) for op in ("Greater", "Less", "GreaterOrEqual")],
+    ("LessOrEqual", [_ints(1, 2, 3), _ints(2, 2, 2)], {}),
+    ("Equal", [_ints(1, 2, 3), _ints(2, 2, 2)], {}),
+    ("Not", [np.array([True, False])], {}),
+    *[(op, [np.array([True, False]), np.array([True, True])], {}) for op in ("And", "Or")],
+    ("Where", [_floats(3, 3) > 0, _floats(3, 3), np.array(9, np.float32)], {}),
+    ("Dropout", [X], {}),
+    ("Conv", [X, _floats(8, 4, 3, 3), _floats(8)], {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    ("Conv", [X, _floats(8, 2, 3, 3)], {"group": 2, "pads": [0, 1, 2, 1], "dilations": [2, 1]}),
+    ("Conv", [_floats(1, 4, 9), _floats(8, 4, 3)], {"pads": [1, 1]}),
+    ("ConvTranspose", [X, _floats(4, 3, 3, 3), _floats(3)], {"strides": [2, 2]}),
+    ("ConvTranspose", [X, _floats(4, 3, 2, 2)], {"pads": [1, 1, 0, 1], "strides": [2, 2]}),
+    ("Gemm", [_floats(3, 4), _floats(5, 4), _floats(5)], {"transB": 1, "alpha": 0.5, "beta": 2.0}),
+    ("Gemm", [_floats(4, 3), _floats(4, 5)], {"transA": 1}),
+    ("MatMul", [_floats(2, 3, 4), _floats(4, 5)], {}),
+    ("Einsum", [_floats(2, 3, 4), _floats(4, 5)], {"equation": "bij,jk->bki"}),
+    ("MaxPool", [X], {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    ("MaxPool", [X], {"kernel_shape": [2, 2], "strides": [2, 2], "pads": [0, 0, 1, 1]}),
+    ("MaxPool", [X], {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}),
+    ("AveragePool", [X], {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}),
+    ("AveragePool", [X], {"kernel_shape": [3, 3], "pads": [1] * 4, "count_include_pad": 1}),
+    ("GlobalAveragePool", [X], {}),
+    ("GlobalMaxPool", [X], {}),
+    ("BatchNormalization", [X, _floats(4), _floats(4), _floats(4), _positive(4)], {}),
+    ("InstanceNormalization", [X, _floats(4), _floats(4)], {"epsilon": 1e-3}),
+    ("GroupNormalization", [X, _floats(4), _floats(4)], {"num_groups": 2}),
+    ("LayerNormalization", [X, _floats(6, 6), _floats(6, 6)], {"axis": -2}),
+    ("LayerNormalization", [X, _floats(6)], {}),
+    ("Softmax", [X], {"axis": 1}),
+    ("LogSoftmax", [X], {}),
+    *[(op, [X, _ints(1, -1)], {}) for op in ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin")],
+    *[(op, [X, _ints(1, -1)], {"keepdims": 0}) for op in ("ReduceL2", "ReduceProd")],
+    ("ReduceMean", [X], {}),
+    ("ReduceSum", [X], {"noop_with_empty_axes": 1}),
+    *[(op, [X], {"axis": 2, "keepdims": 0}) for op in ("ArgMax", "ArgMin")],
+    ("Reshape", [X, _ints(0, -1, 9)], {}),
+    ("Transpose", [X], {"perm": [0, 2, 3, 1]}),
+    ("Transpose", [_floats(2, 3)], {}),
+    *[("Flatten", [X], {"axis": axis}) for axis in (0, 2, -1)],
+    ("Squeeze", [_floats(1, 3, 1), _ints(0)], {}),
+    ("Squeeze", [_floats(1, 3, 1)], {}),
+    ("Unsqueeze", [_floats(3, 2), _ints(0, -1)], {}),
+    ("Concat", [X, _floats(1, 2, 6, 6)], {"axis": 1}),
+    ("Slice", [X, _ints(1, -3), _ints(3, 2**40), _ints(1, 3)], {}),
+    ("Slice", [X, _ints(-1), _ints(-(2**40)), _ints(2), _ints(-2)], {}),
+    ("Gather", [X, np.array([[0, -1], [1, 2]], np.int64)], {"axis": 1}),
+    ("Gather", [X, np.array(1, np.int64)], {"axis": 2}),
+    ("Pad", [X, _ints(0, 0, 1, 2, 0, 0, 2, 1)], {"mode": "reflect"}),
+    ("Pad", [X, _ints(0, 0, 1, 2, 0, 0, 2, 1)], {"mode": "edge"}),
+    ("Pad", [X, _ints(0, 1, 0, 2, 0, 0, 0, 1), np.array(3, np.float32)], {}),
+    ("Pad", [X, _ints(1, 2), "", _ints(-1)], {}),
+    ("Expand", [_floats(3, 1), _ints(2, 1, 4)], {}),
+    ("Tile", [_floats(2, 3), _ints(2, 3)], {}),
+    ("DepthToSpace", [X], {"blocksize": 2}),
+    ("DepthToSpace", [X], {"blocksize": 2, "mode": "CRD"}),
+    ("SpaceToDepth", [X], {"blocksize": 2}),
+    (
+        "Resize",
+        [X, "", np.array([1, 1, 2, 3], np.float32)],
+        {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},
+    ),
+    ("Resize", [X, "", np.array([1, 1, 2, 3], np.float32)], {}),
+    ("Resize", [X, "", "", _ints(1, 4, 9, 4)], {"mode": "linear"}),
+    (
+        "Resize",
+        [X, "", np.array([1, 1, 1.5, 2], np.float32)],
+        {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
+    ),
+]
+
+
+def _model(op_type, inputs, attributes, opset, outputs=("y",)):
+    names = ["" if isinstance(a, str) else f"x{i}" for i, a in enumerate(inputs)]
+    node = helper.make_node(op_type, names, list(outputs), name="the_node", **attributes)
+    dtype = helper.np_dtype_to_tensor_dtype(inputs[0].dtype)
+    graph = helper.make_graph(
+        [node],
+        "one_operator",
+        [helper.make_tensor_value_info("x0", dtype, inputs[0].shape)],
+        [onnx.ValueInfoProto(name=name) for name in outputs],
+        [numpy_helper.from_array(a, n) for a, n in zip(inputs[1:], names[1:], strict=True) if n],
+    )
+    opsets = [helper.make_opsetid("", opset)]
+    return onnx.shape_inference.infer_shapes(
+        helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    )
+
+
+def _check(model, x, tmp_path):
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    expected = session.run(None, {"x0": x})
+    with torch.no_grad():
+        got = load_module(path, {"x0": x.shape})(torch.from_numpy(x))
+    assert len(got) == len(expected)
+    for value, reference in zip(got, expected, strict=True):
+        assert value.numpy().dtype == reference.dtype
+        assert tuple(value.shape) == reference.shape
+        np.testing.assert_allclose(value.numpy(), reference, rtol=1e-4, atol=1e-5)
+
+
+def _name(case):
+    return case[0]
+
+
+@pytest.mark.parametrize("case", CASES, ids=_name)
+def test_operator_means_what_onnxruntime_computes(case, tmp_path):
+    op_type, inputs, attributes = case
+    _check(_model(op_type, inputs, attributes, 21), inputs[0], tmp_path)
+
+
+def test_constants_are_folded_by_the_meaning_of_the_models_opset(tmp_path):
+    nodes = [
+        helper.make_node("Unsqueeze", ["c"], ["column"], axes=[1]),  # an input from opset 13 on
+        helper.make_node("Mul", ["x0", "column"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "old_unsqueeze",
+        [helper.make_tensor_value_info("x0", TensorProto.FLOAT, [3, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3, 4])],
+        [numpy_helper.from_array(_floats(3), "c")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=8)
+    _check(model, _floats(3, 4), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("Split", [X, _ints(1, 3)], {"axis": 1}, 17, ("a", "b")),
+        ("Split", [X], {"axis": 1}, 13, ("a", "b")),
+        ("Split", [X], {"axis": 1, "split": [3, 1]}, 11, ("a", "b")),
+        ("Softmax", [X], {"axis": 2}, 11, ("y",)),
+        ("LogSoftmax", [X], {}, 11, ("y",)),
+        ("ReduceMean", [X], {"axes": [2, 3]}, 13, ("y",)),
+        ("Squeeze", [_floats(1, 3)], {"axes": [0]}, 11, ("y",)),
+        ("Unsqueeze", [_floats(3)], {"axes": [0, 2]}, 11, ("y",)),
+        ("Clip", [X], {"min": 0.0}, 10, ("y",)),
+        ("Slice", [X], {"starts": [1], "ends": [3]}, 9, ("y",)),
+        ("Upsample", [X, np.array([1, 1, 2, 2], np.float32)], {}, 9, ("y",)),
+    ],
+    ids=_name,
+)
+def test_older_forms_of_operators(case, tmp_path):
+    op_type, inputs, attributes, opset, outputs = case
+    _check(_model(op_type, inputs, attributes, opset, outputs), inputs[0], tmp_path)
+
+
+def test_each_translator_is_tested():
+    tested = {case[0] for case in CASES} | {"Split", "Upsample"}
+    assert tested == set(TRANSLATORS)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "inputs", "attributes", "reason"),
+    [
+        ("Conv", [X, _floats(8, 4, 3, 3)], {"auto_pad": "SAME_UPPER"}, "auto_pad='SAME_UPPER'"),
+        (
+            "ConvTranspose",
+            [X, _floats(4, 3, 3, 3)],
+            {"output_shape": [9, 9], "kernel_shape": [3, 3]},
+            "an output_shape",
+        ),
+        (
+            "ConvTranspose",
+            [X, _floats(4, 3, 3, 3)],
+            {"pads": [0, 0, 1, 1]},
+            "more padding after than before",
+        ),
+        (
+            "AveragePool",
+            [X],
+            {"kernel_shape": [2, 2], "pads": [0, 0, 1, 1]},
+            r"uneven pads \[0, 0, 1, 1\]",
+        ),
+        (
+            "AveragePool",
+            [X],
+            {"kernel_shape": [2, 2], "dilations": [2, 2]},
+            r"dilations=\[2, 2\]",
+        ),
+        ("Pad", [X, _ints(0, 0, 1, 1, 0, 0, 1, 1)], {"mode": "wrap"}, "mode='wrap'"),
+        ("Resize", [X, "", np.array([1, 1, 2, 2], np.float32)], {"mode": "cubic"}, "mode='cubic'"),
+        (
+            "Resize",
+            [X, "", np.array([1, 1, 2, 2], np.float32)],
+            {"nearest_mode": "floor"},
+            "mode='nearest', half_pixel and floor",
+        ),
+        (
+            "Resize",
+            [X, "", np.array([1, 1, 2, 2], np.float32)],
+            {"mode": "linear", "coordinate_transformation_mode": "asymmetric"},
+            "mode='linear' and asymmetric",
+        ),
+        (
+            "Resize",
+            [X, "", np.array([1, 2, 2, 2], np.float32)],
+            {},
+            "a scale of the batch or the channels",
+        ),
+        ("Resize", [X, "", np.array([1, 1, 2, 2], np.float32)], {"antialias": 1}, "antialias=1"),
+        ("ArgMax", [X], {"select_last_index": 1}, "select_last_index=1"),
+        ("Cast", [X], {"to": TensorProto.STRING}, "to=STRING"),
+    ],
+)
+def test_forms_without_a_translation_are_refused(op_type, inputs, attributes, reason, tmp_path):
+    path = tmp_path / "m.onnx"
+    onnx.save(_model(op_type, inputs, attributes, 19), path)
+    with pytest.raises(
+        UnsupportedError, match=f"^the_node: the PyTorch peers don't run {op_type} with {reason}. "
+    ):
+        load_module(path, {"x0": X.shape})
+
+
+def test_an_operator_without_a_translator_and_a_computed_shape_are_refused(tmp_path):
+    path = tmp_path / "m.onnx"
+    onnx.save(_model("Det", [_floats(3, 3)], {}, 17), path)
+    with pytest.raises(UnsupportedError, match="the_node: the PyTorch peers have no operator Det"):
+        load_module(path, {"x0": (3, 3)})
+    nodes = [
+        helper.make_node("Reshape", ["x0", "shape"], ["y"], name="the_node"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "computed",
+        [
+            helper.make_tensor_value_info("x0", TensorProto.FLOAT, [4]),
+            helper.make_tensor_value_info("shape", TensorProto.INT64, [2]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 2])],
+    )
+    onnx.save(helper.make_model(graph), path)
+    with pytest.raises(UnsupportedError, match="Reshape with a computed input 'shape'"):
+        load_module(path, {"x0": (4,), "shape": (2,)})
+
+
+def test_shape_computations_are_folded_for_the_given_shapes(tmp_path):
+    """x reshaped to (batch, -1) by Shape, Gather, Unsqueeze and Concat, as exporters write it."""
+    nodes = [
+        helper.make_node("Shape", ["x0"], ["shape"]),
+        helper.make_node("Gather", ["shape", "zero"], ["batch"]),
+        helper.make_node("Concat", ["batch", "rest"], ["target"], axis=0),
+        helper.make_node("Reshape", ["x0", "target"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "flatten",
+        [helper.make_tensor_value_info("x0", TensorProto.FLOAT, ["batch", 3, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(_ints(0), "zero"), numpy_helper.from_array(_ints(-1), "rest")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    _check(model, _floats(2, 3, 4), tmp_path)
