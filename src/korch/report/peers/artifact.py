@@ -5,6 +5,7 @@ Beside the peers so that the comparison treats it like any of them.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +26,8 @@ class ArtifactPeer:
     def prepare(self, model_path: Path, inputs: Arrays, threads: int) -> Run:
         """Load the artifact at `model_path`."""
         # Late on purpose: only a worker process gets here, at the very end of the chain of stages.
-        import korch
-
-        executable: Callable[..., tuple[Array, ...]] = korch.load(model_path)
+        load = importlib.import_module("korch").load
+        executable: Callable[..., tuple[Array, ...]] = load(model_path)
         arrays = tuple(contiguous(inputs).values())
 
         def run() -> list[Array]:
