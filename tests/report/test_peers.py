@@ -8,6 +8,7 @@ import pytest
 from benchmarks.models import build
 from onnx import TensorProto, helper
 
+import korch
 from korch.errors import ModelError, OptionError, UnsupportedError
 from korch.report.peers import PEERS, get_peer
 from korch.report.peers.inputs import random_inputs
@@ -48,6 +49,7 @@ def test_each_engine_computes_each_model_again_and_again(engine, name, tmp_path)
 
 
 @TORCH
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # PyTorch's own
 def test_inductor_computes_what_onnxruntime_does(tmp_path):
     path = _save(build("mlp"), tmp_path)
     inputs = random_inputs(path)
@@ -102,6 +104,22 @@ def test_a_missing_engine_says_how_to_install_it(name, package, monkeypatch, tmp
         f"peer {name}: the Python package {package} is not installed. "
         f"Run: pip install korch[{package}]"
     )
+
+
+def test_an_artifact_is_loaded_once_and_called_with_the_inputs_in_order(monkeypatch, tmp_path):
+    loaded = []
+
+    def load(path):
+        loaded.append(path)
+        return lambda a, b: (a - b,)
+
+    monkeypatch.setattr(korch, "load", load, raising=False)
+    inputs = {"a": np.ones((2, 3)).T, "b": np.full((3, 2), 3.0)}
+    run = PEERS["korch"].prepare(tmp_path / "m.korch", inputs, 2)
+    for _ in range(2):
+        (difference,) = run()
+        np.testing.assert_array_equal(difference, np.full((3, 2), -2.0))
+    assert loaded == [tmp_path / "m.korch"]
 
 
 def test_korch_and_installed_engines_are_available():
