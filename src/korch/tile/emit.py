@@ -1,0 +1,221 @@
+"""One value at one index -> tile operations: elementwise and layout primitives are inlined.
+
+`Emitter.value` walks a group's body from a value towards what is in memory. On the way a layout
+primitive only changes the index; a constant pad or a concatenation becomes a guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from korch.candidate.layout import Layout
+from korch.primitive.graph import Primitive, PrimitiveGraph
+from korch.primitive.op import Category
+from korch.primitive.ops.layout import (
+    ConcatAttributes,
+    PadAttributes,
+    ReshapeAttributes,
+    SliceAttributes,
+    TakeAttributes,
+    TransposeAttributes,
+    pad_source,
+)
+from korch.primitive.types import DType, row_major_strides
+from korch.tile.index import (
+    ZERO,
+    Expr,
+    Ranges,
+    add,
+    bounds,
+    choice,
+    constant,
+    entry,
+    quotient,
+    remainder,
+    scale,
+)
+from korch.tile.program import Apply, Inside, Literal, Load, Select, TileOp
+
+Index = tuple[Expr, ...]
+Guards = tuple[Inside, ...]
+Home = Callable[[int, Index, Ranges], tuple[str, Expr] | None]
+"""Value and index -> where it is in memory (buffer, element), or None if it is to be computed."""
+
+
+def physical_offset(layout: Layout, shape: tuple[int, ...], index: Index, ranges: Ranges) -> Expr:
+    """Return the element at which `index` of a value of `shape` lies in a layout."""
+    strides = row_major_strides(layout.physical_shape(shape))
+    parts = []
+    for position, axis in enumerate(layout.order):
+        block = layout.block(axis)
+        parts.append(scale(quotient(index[axis], block, ranges), strides[position]))
+    seen: dict[int, int] = {}
+    for position, (axis, size) in enumerate(layout.blocks, len(layout.order)):
+        seen[axis] = seen.get(axis, 1) * size
+        inner = remainder(index[axis], layout.block(axis), ranges)
+        inner = remainder(quotient(inner, layout.block(axis) // seen[axis], ranges), size, ranges)
+        parts.append(scale(inner, strides[position]))
+    return add(*parts) if parts else ZERO
+
+
+@dataclass
+class Emitter:
+    """Collects the operations of one pass; equal ones are emitted once."""
+
+    body: PrimitiveGraph
+    home: Home
+    ranges: Ranges
+    ops: list[TileOp] = field(default_factory=list)
+    _memo: dict[object, str] = field(default_factory=dict)
+
+    def value(self, value: int, index: Index, guards: Guards = ()) -> str:
+        """Return the name of a value's element at `index`."""
+        key = (value, index, guards)
+        if key not in self._memo:
+            self._memo[key] = self._value(value, index, guards)
+        return self._memo[key]
+
+    def literal(self, dtype: DType, number: float | int | bool) -> str:
+        """Return the name of a number."""
+        return self._op(lambda name: Literal(name, dtype, number), ("literal", dtype, repr(number)))
+
+    def select(self, dtype: DType, guards: Guards, inside: str, outside: str) -> str:
+        """Return the name of a choice by guards."""
+        return self._op(
+            lambda name: Select(name, dtype, guards, inside, outside),
+            ("select", guards, inside, outside),
+        )
+
+    def inside(self, expr: Expr, low: int, high: int) -> Guards:
+        """Return the guard low <= expr < high; none if the ranges imply it."""
+        least, most = bounds(expr, self.ranges)
+        return () if low <= least and most < high else (Inside(expr, low, high),)
+
+    def _value(self, value: int, index: Index, guards: Guards) -> str:
+        type_ = self.body.types[value]
+        uniform = self.body.constants.get(value)
+        if uniform is not None:
+            return self.literal(type_.dtype, uniform.scalar.item())
+        place = self.home(value, index, self.ranges)
+        if place is not None:
+            buffer, offset = place
+            key = ("load", buffer, offset, guards)
+            return self._op(lambda name: Load(name, type_.dtype, buffer, offset, guards), key)
+        primitive = self.body.primitives[self.body.producers[value][0]]
+        if primitive.row.category is Category.ELEMENTWISE:
+            arguments = tuple(self.value(v, index, guards) for v in primitive.inputs)
+            return self._op(
+                lambda name: Apply(name, type_.dtype, primitive.op, arguments),
+                ("apply", primitive.op, type_.dtype, arguments),
+            )
+        if primitive.op == "concat":
+            return self._concat(primitive, index, guards)
+        if primitive.op == "pad":
+            return self._pad(primitive, index, guards)
+        return self.value(primitive.inputs[0], self._moved(primitive, index), guards)
+
+    def _moved(self, primitive: Primitive, index: Index) -> Index:
+        """Return the input index that a primitive of one input reads for an output index."""
+        shape = self.body.types[primitive.inputs[0]].shape
+        if primitive.op == "broadcast" or primitive.op.startswith("reduce_"):
+            lead = len(index) - len(shape)
+            return tuple(ZERO if n == 1 else index[lead + a] for a, n in enumerate(shape))
+        match primitive.attributes:
+            case TransposeAttributes(perm):
+                moved = [ZERO] * len(perm)
+                for position, axis in enumerate(perm):
+                    moved[axis] = index[position]
+                return tuple(moved)
+            case ReshapeAttributes(out_shape):
+                return self._reshaped(out_shape, shape, index)
+            case SliceAttributes(start, _, step):
+                return tuple(
+                    add(constant(s), scale(e, k))
+                    for s, k, e in zip(start, step, index, strict=True)
+                )
+            case TakeAttributes(axis, indices):
+                taken = entry(indices, index[axis], self.ranges)
+                return (*index[:axis], taken, *index[axis + 1 :])
+        raise AssertionError(f"no index rule for {primitive.op}")
+
+    def _reshaped(self, out_shape: Sequence[int], shape: Sequence[int], index: Index) -> Index:
+        strides = row_major_strides(tuple(out_shape))
+        rest = add(ZERO, *(scale(e, s) for e, s in zip(index, strides, strict=True)))
+        moved: list[Expr] = []
+        for axis in range(len(shape) - 1, -1, -1):
+            if shape[axis] == 1:
+                moved.append(ZERO)
+                continue
+            is_first = all(n == 1 for n in shape[:axis])
+            moved.append(rest if is_first else remainder(rest, shape[axis], self.ranges))
+            rest = quotient(rest, shape[axis], self.ranges)
+        return tuple(reversed(moved))
+
+    def _pad(self, primitive: Primitive, index: Index, guards: Guards) -> str:
+        attributes = primitive.attributes
+        if not isinstance(attributes, PadAttributes):
+            raise AssertionError("pad without its attributes")
+        source = self.body.types[primitive.inputs[0]]
+        conditions: list[Inside] = []
+        moved: list[Expr] = []
+        for axis, size in enumerate(source.shape):
+            before, after = attributes.before[axis], attributes.after[axis]
+            inner = add(index[axis], constant(-before))
+            if attributes.mode == "constant":
+                conditions.extend(self.inside(inner, 0, size))
+                moved.append(inner)
+            else:
+                moved.append(self._folded(inner, index[axis], size, before, after, attributes.mode))
+        if not conditions:
+            return self.value(primitive.inputs[0], tuple(moved), guards)
+        found = self.value(primitive.inputs[0], tuple(moved), (*guards, *conditions))
+        kind = float if source.dtype.is_float else int
+        fill = self.literal(source.dtype, kind(attributes.value))
+        return self.select(source.dtype, tuple(conditions), found, fill)
+
+    def _folded(
+        self, inner: Expr, outer: Expr, size: int, before: int, after: int, mode: str
+    ) -> Expr:
+        """Return where a non-constant pad reads along one axis."""
+        if not before and not after:
+            return inner
+        reach = size - 1 if mode == "reflect" else size
+        if max(before, after) > reach and mode != "edge":
+            table = [pad_source(i, size, before, mode) for i in range(before + size + after)]
+            return entry(table, outer, self.ranges)
+        if mode == "edge":
+            low, high = ZERO, constant(size - 1)
+        elif mode == "wrap":
+            low, high = add(inner, constant(size)), add(inner, constant(-size))
+        else:
+            low, high = scale(inner, -1), add(constant(2 * (size - 1)), scale(inner, -1))
+        return choice(inner, ((0, low), (size, inner)), high, self.ranges)
+
+    def _concat(self, primitive: Primitive, index: Index, guards: Guards) -> str:
+        attributes = primitive.attributes
+        if not isinstance(attributes, ConcatAttributes):
+            raise AssertionError("concat without its attributes")
+        axis, at, pieces = attributes.axis, 0, []
+        for value in primitive.inputs:
+            size = self.body.types[value].shape[axis]
+            if size:
+                pieces.append((value, at, at + size))
+            at += size
+        result: str | None = None
+        for value, low, high in reversed(pieces):
+            condition = self.inside(index[axis], low, high)
+            moved = (*index[:axis], add(index[axis], constant(-low)), *index[axis + 1 :])
+            found = self.value(value, moved, (*guards, *condition))
+            dtype = self.body.types[value].dtype
+            result = found if result is None else self.select(dtype, condition, found, result)
+        if result is None:
+            raise AssertionError("an empty concat has no elements to compute")
+        return result
+
+    def _op(self, make: Callable[[str], TileOp], key: object) -> str:
+        if key not in self._memo:
+            name = f"v{len(self.ops)}"
+            self.ops.append(make(name))
+            self._memo[key] = name
+        return self._memo[key]

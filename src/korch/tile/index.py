@@ -1,0 +1,320 @@
+"""Index expressions: integers computed from loop variables.
+
+An expression is affine in *atoms*: loop variables, and what is not affine itself (a quotient, a
+remainder, an entry of a table, a choice of pieces). It is kept simplified under the ranges of the
+variables, so that a reshape or a blocked layout costs no division where its sizes allow it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+Ranges = Mapping[str, tuple[int, int]]
+"""Per variable, its least and greatest value."""
+
+
+@dataclass(frozen=True)
+class Var:
+    """A loop variable."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Quotient:
+    """The value of `expr` divided by `divisor`, rounded down."""
+
+    expr: Expr
+    divisor: int
+
+    def __str__(self) -> str:
+        return f"({self.expr})/{self.divisor}"
+
+
+@dataclass(frozen=True)
+class Remainder:
+    """What is left of `expr` after division by `divisor`."""
+
+    expr: Expr
+    divisor: int
+
+    def __str__(self) -> str:
+        return f"({self.expr})%{self.divisor}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The entry of a constant table at position `expr`."""
+
+    table: tuple[int, ...]
+    expr: Expr
+
+    def __str__(self) -> str:
+        return f"table{list(self.table)}[{self.expr}]"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The expression of the first piece whose limit is greater than `expr`."""
+
+    expr: Expr
+    pieces: tuple[tuple[int, Expr], ...]
+    otherwise: Expr
+
+    def __str__(self) -> str:
+        text = "".join(f"{self.expr}<{limit} ? {piece} : " for limit, piece in self.pieces)
+        return f"({text}{self.otherwise})"
+
+
+Atom = Var | Quotient | Remainder | Entry | Choice
+
+
+@dataclass(frozen=True)
+class Expr:
+    """A constant plus a sum of coefficients times atoms, no coefficient being 0."""
+
+    constant: int
+    terms: tuple[tuple[Atom, int], ...] = ()
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """The names of all variables in it."""
+        found: set[str] = set()
+        for atom, _ in self.terms:
+            found |= _atom_variables(atom)
+        return frozenset(found)
+
+    def coefficient(self, name: str) -> int | None:
+        """Return by how much it grows with a variable; None if that is not constant."""
+        total = 0
+        for atom, coefficient in self.terms:
+            if isinstance(atom, Var):
+                total += coefficient if atom.name == name else 0
+            elif name in _atom_variables(atom):
+                return None
+        return total
+
+    def __str__(self) -> str:
+        parts = [
+            str(atom) if coefficient == 1 else f"{coefficient}*{atom}"
+            for atom, coefficient in self.terms
+        ]
+        if self.constant or not parts:
+            parts.append(str(self.constant))
+        return " + ".join(parts).replace("+ -", "- ")
+
+
+ZERO = Expr(0)
+
+
+def constant(value: int) -> Expr:
+    """Return the expression of a number."""
+    return Expr(value)
+
+
+def var(name: str) -> Expr:
+    """Return the expression of a variable."""
+    return Expr(0, ((Var(name), 1),))
+
+
+def add(*parts: Expr) -> Expr:
+    """Return the sum of some expressions."""
+    total = 0
+    sums: dict[Atom, int] = {}
+    for part in parts:
+        total += part.constant
+        for atom, coefficient in part.terms:
+            sums[atom] = sums.get(atom, 0) + coefficient
+    result = _expr(total, sums.items())
+    return _recompose(result)
+
+
+def scale(expr: Expr, factor: int) -> Expr:
+    """Return an expression times a number."""
+    return _expr(expr.constant * factor, ((a, c * factor) for a, c in expr.terms))
+
+
+def bounds(expr: Expr, ranges: Ranges) -> tuple[int, int]:
+    """Return the least and the greatest value that an expression can have."""
+    low = high = expr.constant
+    for atom, coefficient in expr.terms:
+        ends = [coefficient * end for end in _atom_bounds(atom, ranges)]
+        low, high = low + min(ends), high + max(ends)
+    return low, high
+
+
+def quotient(expr: Expr, divisor: int, ranges: Ranges) -> Expr:
+    """Return `expr` divided by a positive number, rounded down."""
+    if divisor == 1:
+        return expr
+    whole, rest = _split(expr, divisor)
+    low, high = bounds(rest, ranges)
+    if low // divisor == high // divisor:
+        return add(whole, Expr(low // divisor))
+    if len(rest.terms) == 1 and rest.constant == 0 and rest.terms[0][1] == 1:
+        atom = rest.terms[0][0]
+        if isinstance(atom, Quotient):
+            return add(whole, quotient(atom.expr, atom.divisor * divisor, ranges))
+    return add(whole, Expr(0, ((Quotient(rest, divisor), 1),)))
+
+
+def remainder(expr: Expr, divisor: int, ranges: Ranges) -> Expr:
+    """Return what is left of `expr` after division by a positive number."""
+    if divisor == 1:
+        return ZERO
+    _, rest = _split(expr, divisor)
+    low, high = bounds(rest, ranges)
+    if low // divisor == high // divisor:
+        return add(rest, Expr(-(low // divisor) * divisor))
+    return Expr(0, ((Remainder(rest, divisor), 1),))
+
+
+def entry(table: Sequence[int], expr: Expr, ranges: Ranges) -> Expr:
+    """Return the entry of a table at `expr`, as arithmetic if the table follows a simple law."""
+    entries = tuple(table)
+    low, high = bounds(expr, ranges)
+    if low == high:
+        return Expr(entries[low])
+    step = entries[1] - entries[0]
+    if all(b - a == step for a, b in itertools.pairwise(entries)):
+        return add(Expr(entries[0]), scale(expr, step))
+    for repeat in range(2, len(entries)):
+        if entries[repeat] != entries[0]:
+            first = entries[0]
+            if all(e == first + i // repeat for i, e in enumerate(entries)):
+                return add(Expr(first), quotient(expr, repeat, ranges))
+            break
+    return Expr(0, ((Entry(entries, expr), 1),))
+
+
+def choice(expr: Expr, pieces: Sequence[tuple[int, Expr]], otherwise: Expr, ranges: Ranges) -> Expr:
+    """Return the first piece whose limit is greater than `expr`, as far as ranges decide it."""
+    low, high = bounds(expr, ranges)
+    open_pieces = []
+    for limit, piece in pieces:
+        if low >= limit:
+            continue
+        if high < limit:
+            otherwise = piece
+            break
+        open_pieces.append((limit, piece))
+    if not open_pieces or all(piece == otherwise for _, piece in open_pieces):
+        return otherwise
+    return Expr(0, ((Choice(expr, tuple(open_pieces), otherwise), 1),))
+
+
+def substitute(expr: Expr, values: Mapping[str, Expr], ranges: Ranges) -> Expr:
+    """Return an expression with variables replaced, simplified under `ranges`."""
+    if not expr.variables & values.keys() and not any(
+        not isinstance(atom, Var) for atom, _ in expr.terms
+    ):
+        return expr
+    parts = [Expr(expr.constant)]
+    for atom, coefficient in expr.terms:
+        parts.append(scale(_substitute_atom(atom, values, ranges), coefficient))
+    return add(*parts)
+
+
+def breakpoints(expr: Expr, name: str, ranges: Ranges) -> set[int]:
+    """Return the values of a variable at which a choice inside of `expr` turns."""
+    found: set[int] = set()
+    for atom, _ in expr.terms:
+        match atom:
+            case Var():
+                pass
+            case Quotient(inner, _) | Remainder(inner, _) | Entry(_, inner):
+                found |= breakpoints(inner, name, ranges)
+            case Choice(inner, pieces, otherwise):
+                found |= breakpoints(inner, name, ranges)
+                found |= breakpoints(otherwise, name, ranges)
+                for limit, piece in pieces:
+                    found |= breakpoints(piece, name, ranges)
+                    found |= turning_point(inner, limit, name)
+    return found
+
+
+def turning_point(expr: Expr, limit: int, name: str) -> set[int]:
+    """Return the least value of a variable for which `expr < limit` differs from before."""
+    slope = expr.coefficient(name)
+    if not slope or expr.variables != {name}:
+        return set()
+    if slope > 0:
+        return {-(-(limit - expr.constant) // slope)}
+    return {(expr.constant - limit) // -slope + 1}
+
+
+def _expr(total: int, terms: Iterable[tuple[Atom, int]]) -> Expr:
+    kept = [(atom, coefficient) for atom, coefficient in terms if coefficient]
+    return Expr(total, tuple(sorted(kept, key=lambda term: str(term[0]))))
+
+
+def _split(expr: Expr, divisor: int) -> tuple[Expr, Expr]:
+    whole = _expr(
+        expr.constant // divisor, ((a, c // divisor) for a, c in expr.terms if c % divisor == 0)
+    )
+    rest = _expr(expr.constant % divisor, ((a, c) for a, c in expr.terms if c % divisor))
+    return whole, rest
+
+
+def _recompose(expr: Expr) -> Expr:
+    """Replace k*(e/k) + e%k by e."""
+    coefficients = dict(expr.terms)
+    for atom, coefficient in expr.terms:
+        if isinstance(atom, Remainder):
+            partner = Quotient(atom.expr, atom.divisor)
+            if coefficients.get(partner) == coefficient * atom.divisor:
+                rest = [(a, c) for a, c in expr.terms if a not in (atom, partner)]
+                return add(_expr(expr.constant, rest), scale(atom.expr, coefficient))
+    return expr
+
+
+def _atom_variables(atom: Atom) -> frozenset[str]:
+    match atom:
+        case Var(name):
+            return frozenset((name,))
+        case Quotient(inner, _) | Remainder(inner, _) | Entry(_, inner):
+            return inner.variables
+        case Choice(inner, pieces, otherwise):
+            return inner.variables.union(otherwise.variables, *(p.variables for _, p in pieces))
+
+
+def _atom_bounds(atom: Atom, ranges: Ranges) -> tuple[int, int]:
+    match atom:
+        case Var(name):
+            return ranges[name]
+        case Quotient(inner, divisor):
+            low, high = bounds(inner, ranges)
+            return low // divisor, high // divisor
+        case Remainder(_, divisor):
+            return 0, divisor - 1
+        case Entry(table, inner):
+            low, high = bounds(inner, ranges)
+            seen = table[max(low, 0) : high + 1] or table
+            return min(seen), max(seen)
+        case Choice(_, pieces, otherwise):
+            ends = [bounds(piece, ranges) for piece in (otherwise, *(p for _, p in pieces))]
+            return min(low for low, _ in ends), max(high for _, high in ends)
+
+
+def _substitute_atom(atom: Atom, values: Mapping[str, Expr], ranges: Ranges) -> Expr:
+    match atom:
+        case Var(name):
+            return values.get(name, Expr(0, ((atom, 1),)))
+        case Quotient(inner, divisor):
+            return quotient(substitute(inner, values, ranges), divisor, ranges)
+        case Remainder(inner, divisor):
+            return remainder(substitute(inner, values, ranges), divisor, ranges)
+        case Entry(table, inner):
+            return entry(table, substitute(inner, values, ranges), ranges)
+        case Choice(inner, pieces, otherwise):
+            replaced = [(limit, substitute(piece, values, ranges)) for limit, piece in pieces]
+            return choice(
+                substitute(inner, values, ranges), replaced,
+                substitute(otherwise, values, ranges), ranges,
+            )  # fmt: skip

@@ -1,0 +1,456 @@
+"""Group and layouts -> tile program.
+
+What must be in memory (outputs, and results of reductions) becomes a *member*: a loop nest. All
+else is recomputed where it is read. A reduction opens a stage whose grid is what it keeps; later
+members join the stage as long as they read the reduction's result at their own grid point, so that
+a softmax or a normalization is one stage whose tasks run several passes over a row that stays in
+cache. A member that can't join opens a new stage, after a barrier.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from korch.candidate.layout import Layout
+from korch.primitive.graph import Primitive, PrimitiveGraph
+from korch.primitive.ops.reduce import PoolAttributes, ReduceAttributes
+from korch.primitive.types import ValueType, row_major_strides
+from korch.tile.emit import Emitter, Home, Index, physical_offset
+from korch.tile.index import ZERO, Expr, Ranges, add, constant, remainder, scale, var
+from korch.tile.loops import arrange, grid_for
+from korch.tile.program import (
+    Accumulate,
+    Axis,
+    Buffer,
+    Level,
+    Load,
+    Pass,
+    Sink,
+    Stage,
+    Store,
+    TileProgram,
+    identity,
+)
+
+KEEP_OPS = frozenset(("exp", "log", "erf", "tanh", "sigmoid", "pow", "sin", "cos", "tan"))
+TILE_LIMIT_BYTES = 128 << 10
+WIDEST_BLOCK = 1024
+STARVED_ELEMENTS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What lowering needs to know of the target: vector lanes and threads."""
+
+    lanes: int
+    threads: int
+
+
+@dataclass
+class _Member:
+    """A value that is put into memory: a copy of an expression, or a reduction."""
+
+    value: int
+    source: int
+    type: ValueType
+    reduction: Primitive | None
+    grid_axis: dict[int, int] = field(default_factory=dict)  # stage's grid axis -> own axis
+    reads: frozenset[int] = frozenset()
+
+    @property
+    def signature(self) -> object:
+        """Equal for members that one loop nest can serve."""
+        reduced = self.reduction and (self.reduction.attributes, self.reduction.op[:4])
+        return (self.type.shape, tuple(sorted(self.grid_axis.items())), reduced)
+
+
+@dataclass
+class _Stage:
+    """A stage while it grows; `grid` holds (elements, block) per grid axis."""
+
+    grid: list[tuple[int, int]]
+    is_free: bool
+    members: list[_Member] = field(default_factory=list)
+
+
+def lower(
+    body: PrimitiveGraph,
+    inputs: Sequence[Layout],
+    outputs: Sequence[Layout],
+    machine: Machine,
+    keep: bool = False,
+) -> TileProgram:
+    """Lower a group without linear or opaque primitives.
+
+    Args:
+        body: the group's graph.
+        inputs: the layout of each input.
+        outputs: the layout of each output.
+        machine: vector lanes and threads.
+        keep: keep transcendental results that several passes read in tiles, instead of computing
+            them again.
+    """
+    return _Lowering(body, inputs, outputs, machine, keep).run()
+
+
+class _Lowering:
+    def __init__(self, body: PrimitiveGraph, inputs: Sequence[Layout], outputs: Sequence[Layout],
+                 machine: Machine, keep: bool) -> None:  # fmt: skip
+        self.body = body
+        self.machine = machine
+        self.in_buffer = {value: name for name, value in body.inputs}
+        self.out_buffer = {value: name for name, value in body.outputs}
+        self.layouts = {
+            name: layout
+            for (name, _), layout in zip(
+                (*body.inputs, *body.outputs), (*inputs, *outputs), strict=True
+            )
+        }
+        self.keep = keep
+        self.members: dict[int, _Member] = {}
+        self.stage_of: dict[int, int] = {}
+        self.stages: list[_Stage] = []
+        self.level: dict[int, Level] = {}
+
+    def run(self) -> TileProgram:
+        for member in self._find_members():
+            self._place(member)
+        for value in self.members:
+            own = self.stage_of[value]
+            readers = [m for m in self.members.values() if value in m.reads]
+            is_tile = all(self.stage_of[m.value] == own for m in readers)
+            is_tile = is_tile and self._tile_bytes(value) <= TILE_LIMIT_BYTES
+            if value in self.out_buffer:
+                self.level[value] = Level.OUTPUT
+            else:
+                self.level[value] = Level.TILE if is_tile else Level.WORKSPACE
+        stages = tuple(self._stage(stage) for stage in self.stages)
+        return TileProgram(self._buffers(), stages)
+
+    # What is put into memory
+
+    def _find_members(self) -> list[_Member]:
+        found: list[_Member] = []
+        kept = self._kept() if self.keep else frozenset()
+        for primitive in self.body.primitives:
+            value = primitive.output
+            reduction = primitive if self._is_reduction(primitive) else None
+            if value in self.out_buffer or reduction is not None or value in kept:
+                source = primitive.inputs[0] if reduction else value
+                found.append(_Member(value, source, self.body.types[value], reduction))
+        copies = [v for v in self.out_buffer if not self.body.producers[v]]
+        found += [_Member(v, v, self.body.types[v], None) for v in copies]
+        found = [member for member in found if member.type.size]
+        self.members = {member.value: member for member in found}
+        return found
+
+    def _is_reduction(self, primitive: Primitive) -> bool:
+        match primitive.attributes:
+            case ReduceAttributes(axes):
+                shape = self.body.types[primitive.inputs[0]].shape
+                return math.prod(shape[axis] for axis in axes) != 1
+            case PoolAttributes():
+                return True
+        return False
+
+    def _kept(self) -> frozenset[int]:
+        """Transcendental values that feed a reduction and something else."""
+        kept = set()
+        for primitive in self.body.primitives:
+            readers = self.body.consumers[primitive.output]
+            feeds = any(self._is_reduction(self.body.primitives[p]) for p in readers)
+            if primitive.op in KEEP_OPS and feeds and len(readers) > 1:
+                kept.add(primitive.output)
+        return frozenset(kept)
+
+    # Which stage a member runs in
+
+    def _place(self, member: _Member) -> None:
+        loads = self._trace(member)
+        member.reads = frozenset(value for value, _ in loads)
+        stage = self.stages[-1] if self.stages else None
+        if stage is None or not self._join(stage, member, loads):
+            stage = self._open(member)
+            self.stages.append(stage)
+        stage.members.append(member)
+        self.stage_of[member.value] = len(self.stages) - 1
+
+    def _join(self, stage: _Stage, member: _Member, loads: list[tuple[int, Index]]) -> bool:
+        local = [(v, i) for v, i in loads if self.stage_of.get(v) == len(self.stages) - 1]
+        if stage.is_free:
+            first = stage.members[0]
+            same = member.type.shape == first.type.shape and not member.reduction
+            return same and not local and self._layout(member) == self._layout(first)
+        grid_axis = self._align(stage, member, local)
+        tasks = math.prod(size // block for size, block in stage.grid)
+        is_starved = tasks < self.machine.threads and member.type.size > STARVED_ELEMENTS
+        if grid_axis is None or (is_starved and member.reduction is None):
+            return False
+        member.grid_axis = grid_axis
+        return True
+
+    def _align(
+        self, stage: _Stage, member: _Member, local: list[tuple[int, Index]]
+    ) -> dict[int, int] | None:
+        """Map the stage's grid axes to the member's own, if all it reads is its own task's."""
+        if not local:
+            kept = [a for a, n in enumerate(member.type.shape) if n > 1]
+            sizes = [member.type.shape[a] for a in kept]
+            if member.reduction and sizes == [n for n, _ in stage.grid]:
+                return dict(enumerate(kept))
+            return None
+        found: dict[int, int] = {}
+        for value, index in local:
+            for grid, axis in self.members[value].grid_axis.items():
+                axes = (a for a, n in enumerate(member.type.shape) if n == stage.grid[grid][0])
+                own = next((a for a in axes if index[axis] == var(f"d{a}")), None)
+                if own is None or found.setdefault(grid, own) != own:
+                    return None
+        return found if len(found) == len(stage.grid) else None
+
+    def _open(self, member: _Member) -> _Stage:
+        if member.reduction is None:
+            return _Stage([], is_free=True)
+        kept = [a for a, n in enumerate(member.type.shape) if n > 1]
+        member.grid_axis = dict(enumerate(kept))
+        split_axis, block = self._vector_split(member, kept)
+        grid = [(member.type.shape[a], block if a == split_axis else 1) for a in kept]
+        return _Stage(grid, is_free=False)
+
+    def _vector_split(self, member: _Member, kept: list[int]) -> tuple[int | None, int]:
+        """Choose what lies in vector registers: a reduced axis (None), or a block of a kept one."""
+        best: tuple[int, int | None, int] = (self._contiguity(member, {}, None), None, 1)
+        for axis in kept:
+            size = member.type.shape[axis]
+            others = math.prod(member.type.shape) // size
+            wide = [size] if size <= WIDEST_BLOCK and others >= 4 * self.machine.threads else []
+            narrow = [self.machine.lanes] if size % self.machine.lanes == 0 else [size]
+            for block in (*wide, *narrow):
+                split = add(scale(var("outer"), block), var("inner"))
+                index = {axis: split if block < size else var("inner")}
+                score = self._contiguity(member, index, (size // block, block))
+                if score > best[0]:
+                    best = (score, axis, block)
+                    break
+        return best[1], best[2]
+
+    def _contiguity(
+        self, member: _Member, replaced: dict[int, Expr], split: tuple[int, int] | None
+    ) -> int:
+        """Return the elements of the inputs that are read side by side along the vector axis."""
+        index, ranges, reduced = self._naive(member)
+        index = tuple(replaced.get(a, e) for a, e in enumerate(index))
+        if split is not None:
+            ranges = {**ranges, "outer": (0, split[0] - 1), "inner": (0, split[1] - 1)}
+        emitter = Emitter(self.body, self._home(member, None), ranges)
+        emitter.value(member.source, self._source_index(member, index))
+        names = ["inner"] if split is not None else list(reduced)
+        sizes = {name: self.body.types[v].size for name, v in self.body.inputs}
+        scores = [
+            sum(sizes.get(op.buffer, 0) for op in emitter.ops
+                if isinstance(op, Load) and op.index.coefficient(name) == 1)
+            for name in names
+        ]  # fmt: skip
+        return max(scores, default=0)
+
+    def _trace(self, member: _Member) -> list[tuple[int, Index]]:
+        """Return the members that a member reads, and at which index of its own axes."""
+        index, ranges, _ = self._naive(member)
+        reads: list[tuple[int, Index]] = []
+        emitter = Emitter(self.body, self._home(member, reads), ranges)
+        emitter.value(member.source, self._source_index(member, index))
+        return reads
+
+    def _naive(self, member: _Member) -> tuple[Index, dict[str, tuple[int, int]], dict[str, int]]:
+        """Return an index of one variable per axis, with ranges, and the reduced axes' sizes."""
+        index = tuple(ZERO if n == 1 else var(f"d{a}") for a, n in enumerate(member.type.shape))
+        ranges = {f"d{a}": (0, n - 1) for a, n in enumerate(member.type.shape)}
+        reduced = self._reduced(member)
+        ranges |= {name: (0, max(n - 1, 0)) for name, n in reduced.items()}
+        return index, ranges, reduced
+
+    def _home(self, member: _Member, reads: list[tuple[int, Index]] | None) -> Home:
+        def home(value: int, index: Index, ranges: Ranges) -> tuple[str, Expr] | None:
+            if value in self.in_buffer:
+                name = self.in_buffer[value]
+                shape = self.body.types[value].shape
+                return name, physical_offset(self.layouts[name], shape, index, ranges)
+            if value not in self.members or value == member.value:
+                return None
+            if reads is not None:
+                reads.append((value, index))
+                return f"t{value}", add(ZERO, *index)
+            if value not in self.level:  # places are not decided yet
+                return f"t{value}", ZERO
+            return self._address(value, index, ranges)
+
+        return home
+
+    # Indices and addresses
+
+    def _reduced(self, member: _Member) -> dict[str, int]:
+        """Return the reduced axes' variables and sizes."""
+        if member.reduction is None:
+            return {}
+        match member.reduction.attributes:
+            case ReduceAttributes(axes):
+                shape = self.body.types[member.source].shape
+                return {f"r{a}": shape[a] for a in axes if shape[a] != 1}
+            case PoolAttributes(kernel=kernel):
+                return {f"r{i}": n for i, n in enumerate(kernel) if n != 1}
+        raise AssertionError(f"{member.reduction.op} is no reduction")
+
+    def _source_index(self, member: _Member, index: Index) -> Index:
+        """Return the index of what is reduced for an output index."""
+        reduced = self._reduced(member)
+        match member.reduction and member.reduction.attributes:
+            case ReduceAttributes(axes):
+                return tuple(
+                    (var(f"r{a}") if f"r{a}" in reduced else ZERO) if a in axes else e
+                    for a, e in enumerate(index)
+                )
+            case PoolAttributes(kernel, strides, begin, _, dilations):
+                lead = len(index) - len(kernel)
+                taps = [var(f"r{i}") if f"r{i}" in reduced else ZERO for i in range(len(kernel))]
+                return (*index[:lead], *(
+                    add(scale(index[lead + i], strides[i]), scale(taps[i], dilations[i]),
+                        constant(-begin[i]))
+                    for i in range(len(kernel))
+                ))  # fmt: skip
+        return index
+
+    def _address(self, value: int, index: Index, ranges: Ranges) -> tuple[str, Expr]:
+        """Return where a member's element is: in an output, the workspace or a tile."""
+        shape = self.body.types[value].shape
+        if self.level[value] is Level.OUTPUT:
+            name = self.out_buffer[value]
+            return name, physical_offset(self.layouts[name], shape, index, ranges)
+        if self.level[value] is Level.WORKSPACE:
+            return f"t{value}", physical_offset(Layout.plain(len(shape)), shape, index, ranges)
+        sizes, parts = self._tile_shape(value), []
+        grid = {axis: g for g, axis in self.members[value].grid_axis.items()}
+        stage = self.stages[self.stage_of[value]]
+        for axis, expr in enumerate(index):
+            block = stage.grid[grid[axis]][1] if axis in grid else 0
+            parts.append(expr if axis not in grid else remainder(expr, block, ranges))
+        strides = row_major_strides(sizes)
+        return f"t{value}", add(ZERO, *(scale(e, s) for e, s in zip(parts, strides, strict=True)))
+
+    def _tile_shape(self, value: int) -> tuple[int, ...]:
+        """Return the part of a member that one task holds."""
+        member = self.members[value]
+        grid = {axis: g for g, axis in member.grid_axis.items()}
+        stage = self.stages[self.stage_of[value]]
+        return tuple(
+            stage.grid[grid[axis]][1] if axis in grid else n
+            for axis, n in enumerate(member.type.shape)
+        )
+
+    def _tile_bytes(self, value: int) -> int:
+        size = math.prod(self._tile_shape(value))
+        return size * self.members[value].type.dtype.size_bytes
+
+    def _layout(self, member: _Member) -> Layout:
+        name = self.out_buffer.get(member.value)
+        return self.layouts[name] if name else Layout.plain(member.type.rank)
+
+    # Stages, passes, buffers
+
+    def _stage(self, stage: _Stage) -> Stage:
+        if stage.is_free:
+            passes = [self._pass(stage, stage.members)]
+            return grid_for(passes[0], self.machine.threads, self.machine.lanes)
+        grid = tuple(Axis(f"g{g}", size // block) for g, (size, block) in enumerate(stage.grid))
+        groups: list[list[_Member]] = []
+        for member in stage.members:
+            last = groups[-1] if groups else []
+            fits = last and last[0].signature == member.signature
+            if fits and not member.reads & {m.value for m in last}:
+                last.append(member)
+            else:
+                groups.append([member])
+        return Stage(grid, tuple(self._pass(stage, group) for group in groups))
+
+    def _pass(self, stage: _Stage, members: list[_Member]) -> Pass:
+        first = members[0]
+        index, axes = self._axes(stage, first)
+        axes += [Axis(name, size, True) for name, size in self._reduced(first).items()]
+        ranges = {axis.name: (0, max(axis.extent - 1, 0)) for axis in axes}
+        ranges |= {f"g{g}": (0, n // block - 1) for g, (n, block) in enumerate(stage.grid)}
+        sinks: list[Sink] = []
+        emitter = Emitter(self.body, self._home(first, None), ranges)
+        for member in members:
+            emitter.home = self._home(member, None)
+            sinks.append(self._sink(emitter, member, index, ranges))
+        return arrange(Pass(tuple(axes), "", tuple(emitter.ops), tuple(sinks)), stage.is_free,
+                       {b.name: b.size for b in self._buffers()})  # fmt: skip
+
+    def _sink(self, emitter: Emitter, member: _Member, index: Index, ranges: Ranges) -> Sink:
+        buffer, address = self._address(member.value, index, ranges)
+        source = self._source_index(member, index)
+        reduction = member.reduction
+        if reduction is None:
+            return Store(buffer, address, emitter.value(member.source, source))
+        op = reduction.op.split("_")[1]
+        if isinstance(reduction.attributes, PoolAttributes):
+            shape = self.body.types[member.source].shape
+            guards = tuple(
+                guard for e, n in zip(source, shape, strict=True)
+                for guard in emitter.inside(e, 0, n)
+            )  # fmt: skip
+            name = emitter.value(member.source, source, guards)
+            if guards:
+                fill = emitter.literal(member.type.dtype, identity(op, member.type.dtype))
+                name = emitter.select(member.type.dtype, guards, name, fill)
+            return Accumulate(buffer, address, name, op)
+        return Accumulate(buffer, address, emitter.value(member.source, source), op)
+
+    def _axes(self, stage: _Stage, member: _Member) -> tuple[Index, list[Axis]]:
+        """Return the member's index in loop variables, and its own loops."""
+        grid = {axis: g for g, axis in member.grid_axis.items()}
+        blocks = self._free_blocks(member) if stage.is_free else {}
+        index, axes = [], []
+        for a, n in enumerate(member.type.shape):
+            if n == 1:
+                index.append(ZERO)
+            elif a in grid:
+                block = stage.grid[grid[a]][1]
+                outer = scale(var(f"g{grid[a]}"), block) if block < n else ZERO
+                index.append(add(outer, var(f"v{a}")) if block > 1 else outer)
+                if block > 1:
+                    axes.append(Axis(f"v{a}", block))
+            elif a in blocks and blocks[a] < n:
+                index.append(add(scale(var(f"d{a}"), blocks[a]), var(f"v{a}")))
+                axes += [Axis(f"d{a}", n // blocks[a]), Axis(f"v{a}", blocks[a])]
+            else:
+                index.append(var(f"d{a}"))
+                axes.append(Axis(f"d{a}", n))
+        return tuple(index), axes
+
+    def _free_blocks(self, member: _Member) -> dict[int, int]:
+        """Return the blocks of any layout that meets the member's axes, so that they are loops."""
+        blocks: dict[int, int] = {}
+        for layout in (self._layout(member), *self.layouts.values()):
+            for axis, size in layout.blocks:
+                is_fit = axis < member.type.rank and member.type.shape[axis] % size == 0
+                if is_fit and len(layout.order) == member.type.rank:
+                    blocks[axis] = size
+        return blocks
+
+    def _buffers(self) -> tuple[Buffer, ...]:
+        buffers = []
+        for names, level in ((self.body.inputs, Level.INPUT), (self.body.outputs, Level.OUTPUT)):
+            for name, value in names:
+                type_ = self.body.types[value]
+                size = math.prod(self.layouts[name].physical_shape(type_.shape))
+                buffers.append(Buffer(name, level, type_.dtype, size))
+        for value, level in self.level.items():
+            type_ = self.body.types[value]
+            if level is Level.WORKSPACE:
+                buffers.append(Buffer(f"t{value}", level, type_.dtype, type_.size))
+            elif level is Level.TILE:
+                size = math.prod(self._tile_shape(value))
+                buffers.append(Buffer(f"t{value}", level, type_.dtype, size))
+        return tuple(buffers)
