@@ -1,0 +1,118 @@
+"""One node -> the nodes that define it.
+
+Composite operators are replaced by their definition in the ONNX standard, so that their parts can
+be optimized; an If whose condition is known is replaced by the branch that it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+from onnx import inliner
+
+from korch.frontend.infer import array_type_proto, type_proto
+from korch.primitive.op import Array
+from korch.primitive.types import ValueType
+
+COMPOSITES = frozenset(
+    {"AffineGrid", "Attention", "BlackmanWindow", "CenterCropPad", "HammingWindow", "HannWindow",
+     "LinearAttention", "NegativeLogLikelihoodLoss", "RotaryEmbedding", "SoftmaxCrossEntropyLoss",
+     "SwiGLU", "FlexAttention", "CausalConvWithState"}
+)  # fmt: skip
+
+
+def expand_composite(
+    node: Any,
+    opsets: Mapping[str, int],
+    types: Mapping[str, ValueType],
+    constants: Mapping[str, Array],
+) -> list[Any] | None:
+    """Return the nodes of a composite operator's definition, or None if it has none here."""
+    named = [name for name in dict.fromkeys(node.input) if name]
+    protos = [type_proto(types[n]) if n in types else array_type_proto(constants[n]) for n in named]
+    inputs = [onnx.helper.make_value_info(n, proto) for n, proto in zip(named, protos, strict=True)]
+    outputs = [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name]
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "expand", inputs, outputs),
+        opset_imports=[onnx.helper.make_opsetid(*item) for item in opsets.items()],
+    )
+    try:
+        flat = inliner.inline_selected_functions(
+            model, [(node.domain, node.op_type)], exclude=False, inline_schema_functions=True
+        )
+    except (RuntimeError, ValueError):
+        return None
+    nodes = list(flat.graph.node)
+    if len(nodes) == 1 and nodes[0].op_type == node.op_type:
+        return None
+    same_version = all(
+        opsets.get("" if o.domain == "ai.onnx" else o.domain) == o.version
+        for o in flat.opset_import
+    )
+    if not same_version:
+        return None
+    return _renamed(nodes, keep={*named, *node.output}, prefix=_prefix(node))
+
+
+def take_branch(node: Any, condition: bool) -> list[Any]:
+    """Return the nodes of the branch that an If takes, its outputs named like the If's."""
+    branches = {attribute.name: attribute.g for attribute in node.attribute}
+    graph = branches["then_branch" if condition else "else_branch"]
+    nodes = [
+        onnx.helper.make_node("Constant", [], [tensor.name], value=tensor)
+        for tensor in graph.initializer
+    ]
+    nodes += graph.node
+    inner = {name for n in nodes for name in n.output}
+    prefix = _prefix(node)
+    result = _renamed(nodes, keep=set(), prefix=prefix)
+    for item, name in zip(graph.output, node.output, strict=True):
+        source = prefix + item.name if item.name in inner else item.name
+        if name:
+            result.append(onnx.helper.make_node("Identity", [source], [name]))
+    return result
+
+
+def _prefix(node: Any) -> str:
+    first = next((name for name in node.output if name), "")
+    return f"{node.name or first}/"
+
+
+def _renamed(nodes: Sequence[Any], keep: set[str], prefix: str) -> list[Any]:
+    """Return copies whose outputs, unless kept, and whose own names begin with `prefix`."""
+    table = {
+        name: prefix + name for node in nodes for name in node.output if name and name not in keep
+    }
+    copies = []
+    for node in nodes:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        _rename(copy, table)
+        copy.name = prefix + (node.name or node.op_type)
+        copies.append(copy)
+    return copies
+
+
+def _rename(node: Any, table: Mapping[str, str]) -> None:
+    # Names are unique across nested graphs, so one table serves all of them.
+    node.input[:] = [table.get(name, name) for name in node.input]
+    node.output[:] = [table.get(name, name) for name in node.output]
+    for attribute in node.attribute:
+        for graph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+            for inner in graph.node:
+                _rename(inner, table)
+            for item in graph.output:
+                item.name = table.get(item.name, item.name)
+
+
+def embed_captured(node: Any, captured: Sequence[str], constants: Mapping[str, Array]) -> Any:
+    """Return a copy whose subgraphs hold the constants that they read from outside."""
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    for attribute in copy.attribute:
+        for graph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+            for name in captured:
+                graph.initializer.append(onnx.numpy_helper.from_array(constants[name], name))
+    return copy

@@ -1,0 +1,183 @@
+"""A node and the types of its inputs -> the types of its outputs, by ONNX's inference functions.
+
+One node at a time, with the elements of small constant inputs at hand: shapes that are computed by
+a subgraph are constants by the time that they are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import onnx
+
+from korch.errors import ModelError, UnsupportedError
+from korch.frontend.names import node_label
+from korch.frontend.shapes import dtype_of, type_name
+from korch.primitive.op import Array
+from korch.primitive.ops.opaque import onnx_type
+from korch.primitive.types import ValueType
+
+MOST_ELEMENTS = 4096  # of a constant that inference may look at
+
+RANDOM = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+     "RandomUniformLike"}
+)  # fmt: skip
+OLDEST_OPSET = 7
+
+
+def check_opsets(opsets: Mapping[str, int], model: str) -> None:
+    """Refuse versions of ONNX that nothing here knows.
+
+    Raises:
+        UnsupportedError: the version is too old or too new.
+    """
+    newest, version = onnx.defs.onnx_opset_version(), opsets.get("", 0)
+    if version > newest:
+        raise UnsupportedError(
+            f"it uses opset {version}", where=model, expected=f"at most {newest}",
+            hint="Install a newer `onnx`, or export with an older opset",
+        )  # fmt: skip
+    if 0 < version < OLDEST_OPSET:
+        raise UnsupportedError(
+            f"it uses opset {version}", where=model, expected=f"at least {OLDEST_OPSET}",
+            hint="Convert it with onnx.version_converter.convert_version(model, 17)",
+        )  # fmt: skip
+
+
+def find_schema(node: Any, opsets: Mapping[str, int], model: str) -> Any:
+    """Return the definition of a node's operator.
+
+    Raises:
+        ModelError: the model does not import the domain, or the node breaks the definition.
+        UnsupportedError: the operator or its domain is unknown, or gives random numbers.
+    """
+    where = f"{model}: {node_label(node)}"
+    domain = node.domain
+    if domain not in opsets:
+        raise ModelError(f"the model does not import its domain {domain or 'ai.onnx'!r}",
+                         where=where)  # fmt: skip
+    if domain not in _known_domains():
+        raise UnsupportedError(
+            f"the domain {domain!r} is unknown",
+            where=where,
+            expected="operators of the ONNX standard",
+            hint="Export the model before an engine's own optimizer has rewritten it",
+        )
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opsets[domain], domain)
+    except onnx.defs.SchemaError as error:
+        raise UnsupportedError(
+            f"opset {opsets[domain]} has no operator {node.op_type!r}",
+            where=where,
+            hint="Check the name, or the opset that the model imports",
+        ) from error
+    if node.op_type in RANDOM and not domain:
+        raise UnsupportedError(
+            "its output is random, so no plan could be checked", where=where,
+            hint="Make the random tensor an input of the model",
+        )  # fmt: skip
+    _check_node(node, opsets, where)
+    return schema
+
+
+@cache
+def _known_domains() -> frozenset[str]:
+    return frozenset(schema.domain for schema in onnx.defs.get_all_schemas())
+
+
+def _check_node(node: Any, opsets: Mapping[str, int], where: str) -> None:
+    context = type(onnx.checker.DEFAULT_CONTEXT)()
+    context.ir_version = onnx.IR_VERSION
+    context.opset_imports = dict(opsets)
+    try:
+        onnx.checker.check_node(node, context)
+    except onnx.checker.ValidationError as error:
+        text = " ".join(str(error).split("==> Context")[0].split())
+        if "is deprecated" not in text:
+            raise ModelError(f"it breaks the operator's definition: {text}", where=where) from error
+
+
+def type_proto(type_: ValueType) -> Any:
+    """Return a type as ONNX writes it."""
+    return onnx.helper.make_tensor_type_proto(onnx_type(type_.dtype), type_.shape)
+
+
+def array_type_proto(array: Array) -> Any:
+    """Return an array's type as ONNX writes it."""
+    dtype = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+    return onnx.helper.make_tensor_type_proto(dtype, array.shape)
+
+
+def infer_types(
+    node: Any,
+    schema: Any,
+    opsets: Mapping[str, int],
+    types: Mapping[str, ValueType],
+    constants: Mapping[str, Array],
+    model: str,
+) -> dict[str, Any]:
+    """Return the types of a node's outputs as TypeProtos; dimensions may be left open.
+
+    Raises:
+        ModelError: the input types contradict the operator's definition.
+    """
+    given = {name for name in node.input if name}
+    inputs = {
+        name: type_proto(types[name]) if name in types else array_type_proto(constants[name])
+        for name in given
+    }
+    data = {
+        name: onnx.numpy_helper.from_array(constants[name], name)
+        for name in given
+        if name in constants and constants[name].size <= MOST_ELEMENTS
+    }
+    imports = [onnx.helper.make_opsetid(*item) for item in opsets.items()]
+    try:
+        found: dict[str, Any] = onnx.shape_inference.infer_node_outputs(
+            schema, node, inputs, data, None, imports
+        )
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
+        text = " ".join(str(error).split())
+        raise ModelError(
+            f"the types of its inputs do not fit ({text})", where=f"{model}: {node_label(node)}",
+            expected=", ".join(f"{n!r}: {types.get(n, 'constant')}" for n in node.input if n)
+            + " to be legal",
+        ) from error  # fmt: skip
+    return found
+
+
+def static_type(proto: Any, name: str, node: Any, model: str) -> ValueType:
+    """Return an inferred type as a static one.
+
+    Raises:
+        UnsupportedError: it is no tensor, its elements have a type that Korch lacks, or its shape
+            depends on data.
+    """
+    where = f"{model}: {node_label(node)}"
+    kind = proto.WhichOneof("value") if proto is not None else None
+    if kind not in ("tensor_type", None):
+        raise UnsupportedError(
+            f"its output {name!r} is a {kind.removesuffix('_type')}, not a tensor", where=where,
+            hint="Korch runs models of tensors only",
+        )  # fmt: skip
+    tensor = proto.tensor_type if kind else None
+    if tensor is not None and tensor.elem_type and dtype_of(tensor.elem_type) is None:
+        raise UnsupportedError(
+            f"its output {name!r} has elements of type {type_name(tensor.elem_type)}", where=where,
+            expected="float64, float32, float16, bfloat16, integers of 8 to 64 bits, or bool",
+        )  # fmt: skip
+    dtype = dtype_of(tensor.elem_type) if tensor is not None else None
+    known = tensor is not None and tensor.HasField("shape") and all(
+        dim.HasField("dim_value") and dim.dim_value >= 0 for dim in tensor.shape.dim
+    )  # fmt: skip
+    if tensor is None or dtype is None or not known:
+        raise UnsupportedError(
+            f"the shape of its output {name!r} depends on data, or ONNX can't infer it",
+            where=where,
+            expected="shapes that are known before the model runs",
+            hint="Cut the model before this node, or replace the node by one of static shape",
+        )
+    return ValueType(tuple(dim.dim_value for dim in tensor.shape.dim), dtype)

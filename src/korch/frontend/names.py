@@ -1,0 +1,102 @@
+"""Nodes in the file's order -> nodes that are needed, in an order in which they can run.
+
+Names are the edges of an ONNX graph: each must be given by exactly one node, input or initializer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from korch.errors import ModelError
+
+
+def node_label(node: Any) -> str:
+    """Return how messages name a node: its type, and its name or first output."""
+    name = node.name or next((output for output in node.output if output), "")
+    domain = f"{node.domain}::" if node.domain not in ("", "ai.onnx") else ""
+    return f"node {name!r} ({domain}{node.op_type})"
+
+
+def captured_names(node: Any) -> Iterator[str]:
+    """Yield the names that a node's subgraphs read from outside."""
+    for attribute in node.attribute:
+        for graph in [attribute.g] if attribute.HasField("g") else list(attribute.graphs):
+            yield from _free(graph)
+
+
+def _free(graph: Any) -> Iterator[str]:
+    bound = {item.name for item in (*graph.input, *graph.initializer)}
+    for node in graph.node:
+        for name in (*node.input, *captured_names(node)):
+            if name and name not in bound:
+                yield name
+        bound.update(node.output)
+    yield from (item.name for item in graph.output if item.name not in bound)
+
+
+def order_nodes(
+    nodes: Sequence[Any], given: Iterable[str], outputs: Sequence[str], model: str
+) -> list[Any]:
+    """Return the nodes that the outputs need, each after those that it reads.
+
+    Raises:
+        ModelError: a name is given twice, or by nothing, or nodes form a cycle.
+    """
+    producer: dict[str, int] = {}
+    given = set(given)
+    for position, node in enumerate(nodes):
+        for name in filter(None, node.output):
+            if name in given or name in producer:
+                raise ModelError(
+                    f"it gives {name!r}, which is given already",
+                    where=f"{model}: {node_label(node)}",
+                    hint="Names must be unique; the exporter is at fault",
+                )
+            producer[name] = position
+    for name in outputs:
+        if name not in producer and name not in given:
+            raise ModelError(f"no node gives the output {name!r}", where=model)
+    return [nodes[p] for p in _depth_first(nodes, given, producer, outputs, model)]
+
+
+def _depth_first(
+    nodes: Sequence[Any], given: set[str], producer: dict[str, int], outputs: Sequence[str],
+    model: str,
+) -> list[int]:  # fmt: skip
+    done: dict[int, bool] = {}  # False while its inputs are being placed
+    order: list[int] = []
+    stack = [producer[name] for name in reversed(outputs) if name in producer]
+    while stack:
+        position = stack[-1]
+        if position in done:
+            stack.pop()
+            if not done[position]:
+                done[position] = True
+                order.append(position)
+            continue
+        done[position] = False
+        node = nodes[position]
+        for name in (*node.input, *captured_names(node)):
+            if not name or name in given:
+                continue
+            if name not in producer:
+                raise ModelError(
+                    f"nothing gives its input {name!r}", where=f"{model}: {node_label(node)}"
+                )
+            before = producer[name]
+            if done.get(before) is False:
+                raise ModelError(
+                    f"it reads {name!r}, which depends on its own output",
+                    where=f"{model}: {node_label(node)}",
+                    expected="a graph without cycles",
+                )
+            if before not in done:
+                stack.append(before)
+    # The file's order is kept where it is legal: it is what people know.
+    place = {position: i for i, position in enumerate(order)}
+    legal = all(
+        producer.get(name, -1) < p for p in order
+        for name in (*nodes[p].input, *captured_names(nodes[p]))
+    )  # fmt: skip
+    return sorted(order) if legal else sorted(order, key=place.__getitem__)

@@ -1,0 +1,166 @@
+"""ONNX file -> operator graph.
+
+The file is read and its names are checked; local functions are inlined; input shapes are bound;
+then one walk over the nodes infers static types, folds constants and expands composites
+(`propagate.py`). What no output needs is dropped before and after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from onnx import inliner
+
+from korch.errors import ModelError, UnsupportedError
+from korch.frontend.infer import check_opsets
+from korch.frontend.names import order_nodes
+from korch.frontend.operator import Operator, OperatorGraph
+from korch.frontend.propagate import Propagation
+from korch.frontend.shapes import bind_inputs
+from korch.frontend.tensors import read_tensor
+from korch.primitive.op import Array
+
+
+def load_model(
+    model: str | Path | bytes | onnx.ModelProto,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> OperatorGraph:
+    """Read an ONNX model.
+
+    Args:
+        model: the path of a file, its content, or the parsed model. External data is found beside
+            the file, so such a model must be given by path.
+        shapes: shapes of inputs by name; needed for those that the model leaves open.
+
+    Returns:
+        The operators that the outputs need, with static types.
+
+    Raises:
+        ModelError: the model can't be read or breaks the rules of ONNX, or a dimension is unknown.
+        OptionError: `shapes` does not fit the model.
+        UnsupportedError: the model is right, but uses what Korch can't run.
+    """
+    proto, name, folder = _read(model)
+    proto = _inlined(proto, name)
+    graph = proto.graph
+    opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in proto.opset_import}
+    check_opsets(opsets, name)
+    if graph.sparse_initializer:
+        raise UnsupportedError(
+            f"the initializer {graph.sparse_initializer[0].values.name!r} is sparse", where=name,
+            hint="Store it dense",
+        )  # fmt: skip
+    initializers = {tensor.name: tensor for tensor in graph.initializer}
+    declared = [item for item in graph.input if item.name not in initializers]
+    outputs = [item.name for item in graph.output]
+    _check_names(graph, outputs, name)
+    nodes = order_nodes(
+        graph.node, [*initializers, *(item.name for item in declared)], outputs, name
+    )
+    types = dict(bind_inputs(declared, shapes or {}, name))
+    used = {n for node in nodes for n in node.input} | set(outputs) | _captured(nodes)
+    constants = {
+        n: read_tensor(tensor, folder, name) for n, tensor in initializers.items() if n in used
+    }
+    walk = Propagation(name, opsets, types, constants, outputs)
+    walk.walk(nodes)
+    return _pruned(name, walk, [item.name for item in declared], outputs)
+
+
+def _captured(nodes: Sequence[Any]) -> set[str]:
+    from_inside: set[str] = set()
+    for node in nodes:
+        for attribute in node.attribute:
+            for graph in [attribute.g] if attribute.HasField("g") else list(attribute.graphs):
+                from_inside |= {n for inner in graph.node for n in inner.input}
+                from_inside |= {item.name for item in graph.output} | _captured(graph.node)
+    return from_inside
+
+
+def _read(model: str | Path | bytes | onnx.ModelProto) -> tuple[Any, str, Path | None]:
+    """Return the parsed model, its name for messages, and its folder."""
+    if isinstance(model, onnx.ModelProto):
+        return _checked(model, "model"), "model", None
+    if isinstance(model, bytes):
+        return _parse(model, "model"), "model", None
+    path = Path(model)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ModelError(f"the model can't be read ({reason})", where=str(path)) from error
+    return _parse(content, str(path)), str(path), path.parent
+
+
+def _parse(content: bytes, name: str) -> Any:
+    if not content:
+        raise ModelError("the file is empty", where=name, expected="an ONNX model")
+    try:
+        return _checked(onnx.ModelProto.FromString(content), name)
+    except DecodeError as error:
+        raise ModelError(
+            "this is no ONNX model, or it was cut short",
+            where=name,
+            hint="Export or download it again",
+        ) from error
+
+
+def _checked(proto: Any, name: str) -> Any:
+    if not (proto.ir_version and proto.HasField("graph") and proto.opset_import):
+        raise ModelError(
+            "this is no ONNX model, or it was cut short: it has no version, graph or opset",
+            where=name,
+            hint="Export or download it again",
+        )
+    return proto
+
+
+def _inlined(proto: Any, name: str) -> Any:
+    if not proto.functions:
+        return proto
+    try:
+        return inliner.inline_local_functions(proto, convert_version=True)
+    except (RuntimeError, ValueError) as error:
+        raise ModelError(
+            f"its functions can't be inlined ({' '.join(str(error).split())})", where=name
+        ) from error
+
+
+def _check_names(graph: Any, outputs: Sequence[str], name: str) -> None:
+    if not outputs:
+        raise ModelError("it has no output", where=name)
+    for kind, items in (
+        ("input", [item.name for item in graph.input]),
+        ("initializer", [item.name for item in graph.initializer]),
+        ("output", list(outputs)),
+    ):
+        seen: set[str] = set()
+        for item in items:
+            if item in seen:
+                raise ModelError(f"two {kind}s are called {item!r}", where=name)
+            seen.add(item)
+
+
+def _pruned(
+    name: str, walk: Propagation, inputs: Sequence[str], outputs: Sequence[str]
+) -> OperatorGraph:
+    """Return the graph without what no output needs."""
+    needed, kept = set(outputs), list[Operator]()
+    for operator in reversed(walk.operators):
+        if needed.intersection(operator.outputs):
+            needed.update(operator.inputs)
+            kept.append(operator)
+    kept.reverse()
+    constants: dict[str, Array] = {n: a for n, a in walk.constants.items() if n in needed}
+    for output in outputs:
+        if output not in walk.types:
+            raise UnsupportedError(
+                f"the output {output!r} has elements of type {constants[output].dtype}", where=name
+            )
+    visible = needed.union(inputs, *(operator.outputs for operator in kept))
+    types = {n: t for n, t in walk.types.items() if n in visible}
+    return OperatorGraph(name, tuple(kept), tuple(inputs), tuple(outputs), types, constants)

@@ -1,0 +1,124 @@
+"""The operator graph: a model's nodes with all types known, before they are split.
+
+Everything is static: shapes are tuples of integers, and what can be computed from constants alone
+has been computed. Operators stand in an order in which they can run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+
+from korch.primitive.op import Array
+from korch.primitive.types import ValueType
+
+LISTED_ELEMENTS = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operator:
+    """One node of the model.
+
+    Attributes:
+        name: its name in the model, or its first output's if it has none.
+        op_type: the operator's name.
+        domain: its domain; "" for ONNX's own.
+        version: the version of the domain (the opset) that gives it its meaning.
+        inputs: names of values; "" where an optional one is left out.
+        outputs: names of values; "" where one is left out or nothing reads it.
+        attributes: values in Python: int, float, str, tuples of them, arrays, graphs.
+        node: the node as ONNX wrote it, for operators that are kept whole.
+    """
+
+    name: str
+    op_type: str
+    domain: str
+    version: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+    node: Any = field(repr=False)
+
+    @property
+    def label(self) -> str:
+        """Its type and name, as in messages and origins."""
+        domain = f"{self.domain}::" if self.domain else ""
+        return f"{domain}{self.op_type} {' '.join(self.name.split())}".rstrip()
+
+
+@dataclass(frozen=True, eq=False)
+class OperatorGraph:
+    """An immutable operator graph.
+
+    Attributes:
+        name: where the model came from, for messages.
+        operators: in an order in which they can run.
+        inputs: names of the model's inputs, without those that have a default value.
+        outputs: names of the model's outputs.
+        types: the type of each value that is left.
+        constants: the values known at build time; large ones may be mapped from a file.
+    """
+
+    name: str
+    operators: tuple[Operator, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    types: Mapping[str, ValueType]
+    constants: Mapping[str, Array]
+
+    def __str__(self) -> str:
+        return format_operators(self)
+
+
+def read_attributes(node: Any) -> dict[str, Any]:
+    """Return an ONNX node's attributes as Python values."""
+    return {attribute.name: _python(attribute) for attribute in node.attribute}
+
+
+def _python(attribute: Any) -> Any:
+    value = onnx.helper.get_attribute_value(attribute)
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, onnx.TensorProto):
+        return onnx.numpy_helper.to_array(value)
+    if isinstance(value, str | int | float | onnx.GraphProto | onnx.SparseTensorProto):
+        return value
+    if hasattr(value, "__iter__"):
+        return tuple(v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in value)
+    return value
+
+
+def format_operators(graph: OperatorGraph) -> str:
+    """Return an operator graph as text, one operator or constant a line."""
+    inputs = ", ".join(f"{name}: {graph.types[name]}" for name in graph.inputs)
+    lines = [f"operators({inputs}) -> ({', '.join(graph.outputs)})   # {graph.name}"]
+    for name, array in graph.constants.items():
+        lines.append(f"{name}: {graph.types[name]} = constant{_elements(array)}")
+    for operator in graph.operators:
+        outputs = ", ".join(f"{n}: {graph.types[n]}" if n else "_" for n in operator.outputs)
+        arguments = ", ".join(name or "_" for name in operator.inputs)
+        attributes = ", ".join(
+            f"{name}={_attribute(value)}" for name, value in sorted(operator.attributes.items())
+        )
+        head = operator.op_type if not operator.domain else operator.label.split(" ")[0]
+        text = f"{outputs} = {head}-{operator.version}({arguments})"
+        lines.append(text + (f" {{{attributes}}}" if attributes else "") + f"   # {operator.name}")
+    return "\n".join(lines) + "\n"
+
+
+def _elements(array: Array) -> str:
+    if array.size > LISTED_ELEMENTS:
+        return ""
+    return " " + np.array2string(np.asarray(array), separator=",").replace("\n", "")
+
+
+def _attribute(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{list(value.shape)}"
+    if isinstance(value, onnx.GraphProto | onnx.SparseTensorProto):
+        return f"<{type(value).__name__}>"
+    return repr(value)

@@ -1,0 +1,128 @@
+"""Declared input shapes, and those that the user gives -> static shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+
+from korch.errors import ModelError, OptionError, UnsupportedError
+from korch.primitive.types import DType, ValueType
+
+
+def bind_inputs(
+    declared: Sequence[Any], shapes: Mapping[str, Sequence[int]], model: str
+) -> dict[str, ValueType]:
+    """Return the static type of each input.
+
+    A dimension that the model gives a name has one size everywhere: once one input fixes it, the
+    others follow.
+
+    Args:
+        declared: the model's inputs without a default value, as ValueInfoProtos.
+        shapes: shapes by input name.
+        model: the model's name, for messages.
+
+    Raises:
+        ModelError: a dimension is unknown.
+        OptionError: a given shape names no input, or contradicts what the model declares.
+        UnsupportedError: an input is no tensor of a known element type.
+    """
+    names = [item.name for item in declared]
+    for name in shapes:
+        if name not in names:
+            raise OptionError(
+                f"the model has no input {name!r}",
+                where=f"{model}: option --shape",
+                expected="one of " + ", ".join(map(repr, names)),
+            )
+    sizes: dict[str, int] = {}
+    for item in declared:
+        if item.name in shapes:
+            _bind(item, shapes[item.name], sizes, model)
+    return {item.name: _static(item, shapes.get(item.name), sizes, model) for item in declared}
+
+
+def _bind(item: Any, given: Sequence[int], sizes: dict[str, int], model: str) -> None:
+    where = f"{model}: option --shape {item.name}={'x'.join(map(str, given))}"
+    if any(n < 0 for n in given):
+        raise OptionError("a size is negative", where=where)
+    if not item.type.tensor_type.HasField("shape"):
+        return
+    dims = item.type.tensor_type.shape.dim
+    if len(dims) != len(given):
+        raise OptionError(
+            f"it has {len(given)} dimensions", where=where, expected=f"{len(dims)}, as in the model"
+        )
+    for axis, (dim, size) in enumerate(zip(dims, given, strict=True)):
+        if dim.HasField("dim_value") and dim.dim_value not in (size, 0, -1):
+            raise OptionError(
+                f"dimension {axis} is {size}",
+                where=where,
+                expected=f"{dim.dim_value}, which the model fixes",
+                hint="Export the model with this dimension dynamic to change it",
+            )
+        if dim.dim_param and sizes.setdefault(dim.dim_param, size) != size:
+            raise OptionError(
+                f"dimension {axis}, {dim.dim_param!r}, is {size}",
+                where=where,
+                expected=f"{sizes[dim.dim_param]}, which another input gives it",
+            )
+
+
+def _static(
+    item: Any, given: Sequence[int] | None, sizes: Mapping[str, int], model: str
+) -> ValueType:
+    where = f"{model}: input {item.name!r}"
+    if item.type.WhichOneof("value") != "tensor_type":
+        kind = item.type.WhichOneof("value") or "nothing"
+        raise UnsupportedError(f"it is of kind {kind}, not a tensor", where=where)
+    tensor = item.type.tensor_type
+    dtype = dtype_of(tensor.elem_type)
+    if dtype is None:
+        raise UnsupportedError(
+            f"elements of type {type_name(tensor.elem_type)} can't be computed with", where=where
+        )
+    if given is not None:
+        return ValueType(tuple(int(n) for n in given), dtype)
+    if not tensor.HasField("shape"):
+        raise _unknown(item.name, "the shape", "1x3x224x224", where)
+    shape = []
+    for axis, dim in enumerate(tensor.shape.dim):
+        known = dim.dim_value if dim.HasField("dim_value") else sizes.get(dim.dim_param, -1)
+        if known < 0:
+            example = "x".join(
+                str(d.dim_value) if d.HasField("dim_value") and d.dim_value >= 0
+                else (d.dim_param or "N")
+                for d in tensor.shape.dim
+            )  # fmt: skip
+            named = f", {dim.dim_param!r}," if dim.dim_param else ""
+            raise _unknown(item.name, f"dimension {axis}{named}", example, where)
+        shape.append(known)
+    return ValueType(tuple(shape), dtype)
+
+
+def _unknown(name: str, what: str, example: str, where: str) -> ModelError:
+    return ModelError(
+        f"{what} is unknown",
+        where=where,
+        expected="a static shape",
+        hint=f"Give it with --shape {name}={example}, a number for each dimension",
+    )
+
+
+def dtype_of(elem_type: int) -> DType | None:
+    """Return the element type that ONNX gives this number, or None if Korch has none."""
+    try:
+        return DType.of(onnx.helper.tensor_dtype_to_np_dtype(elem_type))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def type_name(elem_type: int) -> str:
+    """Return ONNX's name of an element type."""
+    try:
+        return str(onnx.TensorProto.DataType.Name(elem_type))
+    except ValueError:
+        return str(elem_type)

@@ -1,0 +1,113 @@
+"""Tensors of a model file -> NumPy arrays.
+
+External data is mapped, not read. Where it lies is the model's word, and models come from
+strangers: a location that leaves the model's folder, by an absolute path, by `..` or through a
+symbolic link, is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+import numpy as np
+import onnx
+
+from korch.errors import ModelError, UnsupportedError
+from korch.primitive.op import Array
+
+
+def read_tensor(tensor: Any, folder: Path | None, model: str) -> Array:
+    """Return a tensor's elements.
+
+    Args:
+        tensor: a TensorProto.
+        folder: the model's folder, or None if the model came from memory.
+        model: the model's name, for messages.
+
+    Raises:
+        ModelError: the tensor is damaged, or its external data is missing, too short, or outside
+            the model's folder.
+        UnsupportedError: external data of a type that is not stored in whole bytes.
+    """
+    where = f"{model}: tensor {tensor.name!r}"
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        return _external(tensor, folder, where)
+    try:
+        array: Array = onnx.numpy_helper.to_array(tensor)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ModelError(f"its elements can't be read ({error})", where=where) from error
+    return array
+
+
+def _external(tensor: Any, folder: Path | None, where: str) -> Array:
+    if folder is None:
+        raise ModelError(
+            "it is stored in another file, and the model came from memory",
+            where=where,
+            hint="Give the path of the model's file",
+        )
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    path = _inside(folder, entries.get("location", ""), where)
+    dtype, shape = _type_of(tensor, where), tuple(tensor.dims)
+    if min(shape, default=0) < 0:
+        raise ModelError(f"its shape is {shape}", where=where)
+    size_bytes = math.prod(shape) * dtype.itemsize
+    try:
+        offset = int(entries.get("offset") or 0)
+        length = int(entries.get("length") or size_bytes)
+    except ValueError as error:
+        raise ModelError(f"its place is no number ({error})", where=where) from error
+    if length != size_bytes or offset < 0:
+        raise ModelError(
+            f"its external data has {length} bytes from {offset}",
+            where=where,
+            expected=f"{size_bytes} bytes",
+        )
+    available = path.stat().st_size
+    if offset + length > available:
+        raise ModelError(
+            f"its external data ends at byte {offset + length} of {path.name!r}, "
+            f"which has {available}",
+            where=where,
+            hint="The file was cut short: copy or download it again",
+        )
+    if not length:
+        return np.zeros(shape, dtype)
+    return np.memmap(path, dtype, "r", offset, shape if shape else (1,)).reshape(shape)
+
+
+def _type_of(tensor: Any, where: str) -> np.dtype[Any]:
+    try:
+        dtype: np.dtype[Any] = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
+    except (KeyError, ValueError) as error:
+        raise ModelError(f"there is no element type {tensor.data_type}", where=where) from error
+    name = onnx.TensorProto.DataType.Name(tensor.data_type)
+    if dtype.kind == "O" or name in ("INT4", "UINT4", "INT2", "UINT2", "FLOAT4E2M1"):
+        raise UnsupportedError(f"external data of type {name} can't be read", where=where)
+    return dtype
+
+
+def _inside(folder: Path, location: str, where: str) -> Path:
+    pure = PurePosixPath(location)
+    outside = (
+        not location or "\0" in location or pure.is_absolute() or ".." in pure.parts
+        or PureWindowsPath(location).drive or "\\" in location
+    )  # fmt: skip
+    path = folder / location
+    if not outside:
+        outside = not path.resolve().is_relative_to(folder.resolve())
+    if outside:
+        raise ModelError(
+            f"its external data is at {location!r}, which is outside the model's folder",
+            where=where,
+            hint="Korch reads no file outside the folder of the model; put the data there",
+        )
+    if not path.is_file():
+        raise ModelError(
+            f"its external data is missing: there is no file {location!r}",
+            where=where,
+            hint=f"Copy it to {folder}",
+        )
+    return path
