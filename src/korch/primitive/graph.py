@@ -198,7 +198,8 @@ class GraphBuilder:
     ) -> int:
         """Add a primitive and return its value; an equal primitive's value if there is one.
 
-        A primitive of constants is computed at once, unless it is opaque.
+        A primitive of constants is computed at once, unless it is opaque, or a broadcast that
+        would store the same elements many times.
 
         Raises:
             InvalidGraphError: the operation can't be applied to these inputs.
@@ -214,7 +215,7 @@ class GraphBuilder:
             type_ = row.infer([self._types[value] for value in found], attributes)
         except TypeMismatchError as error:
             raise InvalidGraphError(str(error), where=origin or f"primitive {op}") from error
-        if op != "opaque" and all(value in self._constants for value in found):
+        if all(value in self._constants for value in found) and self._folds(op, found, type_):
             return self.constant(self._fold(row, found, attributes, type_))
         value = self._new_value(type_)
         self._primitives[key] = [value, origin]
@@ -316,6 +317,12 @@ class GraphBuilder:
         self._types.append(type_)
         self._parent.append(len(self._parent))
         return len(self._types) - 1
+
+    def _folds(self, op: str, inputs: Sequence[int], type_: ValueType) -> bool:
+        if op == "broadcast":
+            constant = self._constants[inputs[0]]
+            return constant.is_uniform or constant.array.size >= type_.size
+        return op != "opaque"
 
     def _fold(self, row: Op, inputs: Sequence[int], attributes: Attributes, type_: ValueType
               ) -> Array:  # fmt: skip
