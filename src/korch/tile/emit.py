@@ -215,7 +215,7 @@ class Emitter:
 
     def _op(self, make: Callable[[str], TileOp], key: object) -> str:
         if key not in self._memo:
-            name = f"v{len(self.ops)}"
+            name = f"x{len(self.ops)}"
             self.ops.append(make(name))
             self._memo[key] = name
         return self._memo[key]

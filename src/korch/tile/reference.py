@@ -85,8 +85,8 @@ class _PassRun:
                 match op:
                     case Load(name, _, buffer, index, guards):
                         self.values[name] = self._load(buffer, index, guards)
-                    case Literal(name, dtype, value):
-                        self.values[name] = np.asarray(value, dtype.numpy)
+                    case Literal(name, dtype, number):
+                        self.values[name] = np.asarray(number, dtype.numpy)
                     case Apply(name, dtype, op_name, arguments):
                         given = [self.values[a] for a in arguments]
                         attributes = OPS[op_name].attributes

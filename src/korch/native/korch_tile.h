@@ -1,0 +1,217 @@
+// What the printed tile programs call, on top of the vector mathematics of korch_vector.h.
+// A value of W lanes of type T is a Vec<T, W>; with one lane it is a T. Truth values are uint8_t.
+#pragma once
+
+#include <stdint.h>
+
+namespace korch {
+
+#define KORCH_INLINE inline __attribute__((always_inline))
+
+template <typename T, int W>
+struct VecOf {
+  typedef T type __attribute__((vector_size(sizeof(T) * W), may_alias));
+};
+template <typename T>
+struct VecOf<T, 1> {
+  typedef T type;
+};
+template <typename T, int W>
+using Vec = typename VecOf<T, W>::type;
+
+KORCH_INLINE long smaller(long a, long b) { return a < b ? a : b; }
+
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> load(const T* at) {
+  Vec<T, W> x;
+  __builtin_memcpy(&x, at, sizeof(x));
+  return x;
+}
+
+template <typename T, int W>
+KORCH_INLINE void store(T* at, Vec<T, W> x) {
+  __builtin_memcpy(at, &x, sizeof(x));
+}
+
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> splat(T x) {
+  if constexpr (W == 1) return x;
+  else return x - Vec<T, W>{};
+}
+
+template <typename T, int W>
+KORCH_INLINE T lane(Vec<T, W> x, int i) {
+  if constexpr (W == 1) return x;
+  else return x[i];
+}
+
+template <typename T, int W>
+KORCH_INLINE void scatter(T* at, long step, Vec<T, W> x) {
+  for (int i = 0; i < W; ++i) at[i * step] = lane<T, W>(x, i);
+}
+
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> strided(const T* at, long step) {
+  if constexpr (W == 1) {
+    return *at;
+  } else {
+    Vec<T, W> x;
+    for (int i = 0; i < W; ++i) x[i] = at[i * step];
+    return x;
+  }
+}
+
+// The elements at index(i), index(i + 1), ...
+template <typename T, int W, typename Index>
+KORCH_INLINE Vec<T, W> gather(const T* from, Index index, long i) {
+  if constexpr (W == 1) {
+    return from[index(i)];
+  } else {
+    Vec<T, W> x;
+    for (int k = 0; k < W; ++k) x[k] = from[index(i + k)];
+    return x;
+  }
+}
+
+template <typename To, typename From, int W>
+KORCH_INLINE Vec<To, W> cast(Vec<From, W> x) {
+  if constexpr (W == 1) return static_cast<To>(x);
+  else return __builtin_convertvector(x, Vec<To, W>);
+}
+
+// Elementwise operations by their names in the primitive table. Those of korch_vector.h serve
+// whole vectors; the others go lane by lane.
+template <typename R, typename T, int W, typename F>
+KORCH_INLINE Vec<R, W> lanewise(Vec<T, W> a, F f) {
+  if constexpr (W == 1) {
+    return static_cast<R>(f(a));
+  } else {
+    Vec<R, W> y;
+    for (int i = 0; i < W; ++i) y[i] = static_cast<R>(f(static_cast<T>(a[i])));
+    return y;
+  }
+}
+
+template <typename R, typename T, int W, typename F>
+KORCH_INLINE Vec<R, W> lanewise(Vec<T, W> a, Vec<T, W> b, F f) {
+  if constexpr (W == 1) {
+    return static_cast<R>(f(a, b));
+  } else {
+    Vec<R, W> y;
+    for (int i = 0; i < W; ++i) y[i] = static_cast<R>(f(static_cast<T>(a[i]), static_cast<T>(b[i])));
+    return y;
+  }
+}
+
+template <typename T>
+inline constexpr bool is_integer = static_cast<T>(0.5) == T(0);
+
+#define KORCH_UNARY(NAME, R, EXPRESSION)                                      \
+  template <typename T, int W>                                               \
+  KORCH_INLINE Vec<R, W> op_##NAME(Vec<T, W> a) {                            \
+    return lanewise<R, T, W>(a, [](T x) __attribute__((always_inline)) { return EXPRESSION; }); \
+  }
+#define KORCH_BINARY(NAME, R, EXPRESSION)                                     \
+  template <typename T, int W>                                               \
+  KORCH_INLINE Vec<R, W> op_##NAME(Vec<T, W> a, Vec<T, W> b) {               \
+    return lanewise<R, T, W>(a, b, [](T x, T y) __attribute__((always_inline)) { return EXPRESSION; }); \
+  }
+
+KORCH_UNARY(neg, T, -x)
+KORCH_UNARY(abs, T, x < 0 || (x == 0) ? -x + T(0) : x)
+KORCH_UNARY(sqrt, T, __builtin_sqrtf(x))
+KORCH_UNARY(reciprocal, T, 1 / x)
+KORCH_UNARY(exp, T, __builtin_expf(x))
+KORCH_UNARY(log, T, __builtin_logf(x))
+KORCH_UNARY(erf, T, __builtin_erff(x))
+KORCH_UNARY(tanh, T, __builtin_tanhf(x))
+KORCH_UNARY(sigmoid, T, 1 / (1 + __builtin_expf(-x)))
+KORCH_UNARY(floor, T, __builtin_floorf(x))
+KORCH_UNARY(ceil, T, __builtin_ceilf(x))
+KORCH_UNARY(round, T, __builtin_rintf(x))
+KORCH_BINARY(pow, T, __builtin_powf(x, y))
+KORCH_BINARY(max, T, x > y || x != x ? x : y)
+KORCH_BINARY(min, T, x < y || x != x ? x : y)
+KORCH_UNARY(sign, T, (x > 0) - (x < 0) + (x != x ? x : 0))
+KORCH_UNARY(not, uint8_t, !x)
+KORCH_UNARY(sin, T, __builtin_sin(x))
+KORCH_UNARY(cos, T, __builtin_cos(x))
+KORCH_UNARY(tan, T, __builtin_tan(x))
+KORCH_UNARY(asin, T, __builtin_asin(x))
+KORCH_UNARY(acos, T, __builtin_acos(x))
+KORCH_UNARY(atan, T, __builtin_atan(x))
+KORCH_UNARY(sinh, T, __builtin_sinh(x))
+KORCH_UNARY(cosh, T, __builtin_cosh(x))
+KORCH_UNARY(asinh, T, __builtin_asinh(x))
+KORCH_UNARY(acosh, T, __builtin_acosh(x))
+KORCH_UNARY(atanh, T, __builtin_atanh(x))
+KORCH_UNARY(isnan, uint8_t, x != x)
+KORCH_UNARY(isinf, uint8_t, x == x && x - x != x - x)
+KORCH_BINARY(and, uint8_t, x && y)
+KORCH_BINARY(or, uint8_t, x || y)
+KORCH_BINARY(xor, uint8_t, !x != !y)
+KORCH_BINARY(equal, uint8_t, x == y)
+KORCH_BINARY(less, uint8_t, x < y)
+KORCH_BINARY(less_equal, uint8_t, x <= y)
+
+template <typename T>
+KORCH_INLINE T modulo(T x, T y) {
+  if constexpr (is_integer<T>) {
+    if (y == 0) return 0;
+    T r = static_cast<T>(x % y);
+    return r != 0 && ((r < 0) != (y < 0)) ? static_cast<T>(r + y) : r;
+  } else {
+    return static_cast<T>(__builtin_fmod(x, y));
+  }
+}
+KORCH_BINARY(mod, T, modulo<T>(x, y))
+
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> op_div(Vec<T, W> a, Vec<T, W> b) {
+  // A lane that a guard left out holds 0: an integer division must not trap there.
+  if constexpr (is_integer<T>) {
+    return lanewise<T, T, W>(a, b, [](T x, T y) { return y == 0 ? T(0) : static_cast<T>(x / y); });
+  } else {
+    return a / b;
+  }
+}
+
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> op_where(Vec<uint8_t, W> c, Vec<T, W> a, Vec<T, W> b) {
+  if constexpr (W == 1) {
+    return c ? a : b;
+  } else {
+    Vec<T, W> y;
+    for (int i = 0; i < W; ++i) y[i] = c[i] ? a[i] : b[i];
+    return y;
+  }
+}
+
+template <typename T, int W>
+KORCH_INLINE Vec<uint8_t, W> to_bool(Vec<T, W> a) {
+  return lanewise<uint8_t, T, W>(a, [](T x) { return x != 0; });
+}
+
+template <typename T, int W> KORCH_INLINE Vec<T, W> combine_sum(Vec<T, W> a, Vec<T, W> b) { return a + b; }
+template <typename T, int W> KORCH_INLINE Vec<T, W> combine_prod(Vec<T, W> a, Vec<T, W> b) { return a * b; }
+template <typename T, int W> KORCH_INLINE Vec<T, W> combine_max(Vec<T, W> a, Vec<T, W> b) { return op_max<T, W>(a, b); }
+template <typename T, int W> KORCH_INLINE Vec<T, W> combine_min(Vec<T, W> a, Vec<T, W> b) { return op_min<T, W>(a, b); }
+
+#define KORCH_ACROSS(NAME)                                                        \
+  template <typename T, int W>                                                   \
+  KORCH_INLINE T across_##NAME(Vec<T, W> a) {                                    \
+    if constexpr (W == 1) {                                                      \
+      return a;                                                                  \
+    } else {                                                                     \
+      Vec<T, W / 2> low, high;                                                   \
+      __builtin_memcpy(&low, &a, sizeof(low));                                   \
+      __builtin_memcpy(&high, reinterpret_cast<const char*>(&a) + sizeof(low), sizeof(high)); \
+      return across_##NAME<T, W / 2>(combine_##NAME<T, W / 2>(low, high));       \
+    }                                                                            \
+  }
+KORCH_ACROSS(sum)
+KORCH_ACROSS(prod)
+KORCH_ACROSS(max)
+KORCH_ACROSS(min)
+
+}  // namespace korch
