@@ -19,6 +19,9 @@ struct VecOf<T, 1> {
 template <typename T, int W>
 using Vec = typename VecOf<T, W>::type;
 
+template <typename T>
+inline constexpr bool is_integer = static_cast<T>(0.5) == T(0);
+
 KORCH_INLINE long smaller(long a, long b) { return a < b ? a : b; }
 
 template <typename T, int W>
@@ -103,9 +106,6 @@ KORCH_INLINE Vec<R, W> lanewise(Vec<T, W> a, Vec<T, W> b, F f) {
   }
 }
 
-template <typename T>
-inline constexpr bool is_integer = static_cast<T>(0.5) == T(0);
-
 #define KORCH_UNARY(NAME, R, EXPRESSION)                                      \
   template <typename T, int W>                                               \
   KORCH_INLINE Vec<R, W> op_##NAME(Vec<T, W> a) {                            \
@@ -117,10 +117,49 @@ inline constexpr bool is_integer = static_cast<T>(0.5) == T(0);
     return lanewise<R, T, W>(a, b, [](T x, T y) __attribute__((always_inline)) { return EXPRESSION; }); \
   }
 
-KORCH_UNARY(neg, T, -x)
-KORCH_UNARY(abs, T, x < 0 || (x == 0) ? -x + T(0) : x)
-KORCH_UNARY(sqrt, T, __builtin_sqrtf(x))
-KORCH_UNARY(reciprocal, T, 1 / x)
+// GCC's vector extensions choose lanes with ?: between vectors; a scalar needs the same text.
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> op_neg(Vec<T, W> a) {
+  return -a;
+}
+
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> op_abs(Vec<T, W> a) {
+  Vec<T, W> zero = splat<T, W>(0);
+  return a > zero ? a : zero - a;
+}
+
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> op_reciprocal(Vec<T, W> a) {
+  return splat<T, W>(1) / a;
+}
+
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> op_max(Vec<T, W> a, Vec<T, W> b) {
+  Vec<T, W> larger = a > b ? a : b;  // b if either is NaN
+  if constexpr (is_integer<T>) return larger;
+  else return a != a ? a : larger;
+}
+
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> op_min(Vec<T, W> a, Vec<T, W> b) {
+  Vec<T, W> smaller = a < b ? a : b;
+  if constexpr (is_integer<T>) return smaller;
+  else return a != a ? a : smaller;
+}
+
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> op_sqrt(Vec<T, W> a) {
+  if constexpr (W == 1) {
+    return sizeof(T) == 4 ? static_cast<T>(__builtin_sqrtf(a)) : static_cast<T>(__builtin_sqrt(a));
+  } else {
+    alignas(64) T x[W];
+    __builtin_memcpy(x, &a, sizeof(a));
+    for (int i = 0; i < W; ++i) x[i] = op_sqrt<T, 1>(x[i]);
+    return load<T, W>(x);
+  }
+}
+
 KORCH_UNARY(exp, T, __builtin_expf(x))
 KORCH_UNARY(log, T, __builtin_logf(x))
 KORCH_UNARY(erf, T, __builtin_erff(x))
@@ -130,8 +169,6 @@ KORCH_UNARY(floor, T, __builtin_floorf(x))
 KORCH_UNARY(ceil, T, __builtin_ceilf(x))
 KORCH_UNARY(round, T, __builtin_rintf(x))
 KORCH_BINARY(pow, T, __builtin_powf(x, y))
-KORCH_BINARY(max, T, x > y || x != x ? x : y)
-KORCH_BINARY(min, T, x < y || x != x ? x : y)
 KORCH_UNARY(sign, T, (x > 0) - (x < 0) + (x != x ? x : 0))
 KORCH_UNARY(not, uint8_t, !x)
 KORCH_UNARY(sin, T, __builtin_sin(x))

@@ -1,0 +1,237 @@
+"""Primitive graph -> groups: every convex set of primitives, within stated limits.
+
+A set of primitives is convex if no path leaves it and comes back; that is the case exactly if it is
+the difference of two execution states, sets closed under predecessors (Korch, section 4, theorem
+1). Sets are bitsets. With P the set and A what it needs beyond itself (its ancestors minus P), the
+two states are A + P and A, so P is convex if no member of A has an ancestor in P.
+
+Sets are grown from single primitives, one neighbour at a time, each set once. Every connected
+convex set is reached: removing a source or a sink keeps a set convex, and the block-cut tree of a
+connected set always has a source or a sink whose removal keeps it connected. So the work is in
+proportion to the sets found, not to the number of states, which is exponential in the width.
+
+Four things keep the sets few. A broadcast costs nothing inside of a kernel, so it comes with each
+primitive that reads it instead of being grown over. Linear primitives don't meet in one set, and an
+opaque one is alone, but for the other outputs of its operator: no provider takes such sets. And
+sets, inputs and outputs are limited by options, which the report names when they bind.
+
+Alternatives: a set holds at most one primitive for a value. Paths are those of the whole graph,
+over all alternatives, so a set that is convex only under some choice of alternatives is not found.
+Each primitive alone is always a group, so that a plan exists whatever the limits are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from korch.candidate.candidate import Group, make_group
+from korch.options import Options
+from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.op import Category
+from korch.primitive.ops.opaque import OpaqueAttributes
+
+
+@dataclass(frozen=True, slots=True)
+class EnumerationReport:
+    """How many convex sets were found, and which limits bound."""
+
+    sets: int
+    groups: int
+    limits_hit: tuple[str, ...]
+
+
+def enumerate_groups(
+    graph: PrimitiveGraph, options: Options
+) -> tuple[tuple[Group, ...], EnumerationReport]:
+    """Return every group of a graph within the limits, in a deterministic order.
+
+    Source:
+        "Optimal Kernel Orchestration for Tensor Programs with Korch" (ASPLOS 2024), section 4 and
+        algorithm 1; here on bitsets, iterative, each set once, with several outputs.
+    """
+    space = _Space(graph)
+    hit: set[str] = set()
+    groups: dict[tuple[tuple[int, ...], tuple[int, ...]], Group] = {}
+    sets = 0
+    for mask in space.grow(options, hit):
+        sets += 1
+        for primitives, outputs in space.output_sets(mask, options, hit):
+            key = (primitives, outputs)
+            if key not in groups:
+                group = make_group(graph, primitives, outputs)
+                if len(group.inputs) <= options.max_inputs or len(primitives) == 1:
+                    groups[key] = group
+                else:
+                    hit.add("max_inputs")
+    for p, primitive in enumerate(graph.primitives):
+        key = ((p,), (primitive.output,))
+        groups.setdefault(key, make_group(graph, *key))
+    report = EnumerationReport(sets, len(groups), tuple(sorted(hit)))
+    return tuple(groups.values()), report
+
+
+def bits(mask: int) -> Iterator[int]:
+    """Yield the positions of the ones of a bitset, least first."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+class _Space:
+    """The graph as bitsets over primitives, broadcasts contracted into their readers."""
+
+    def __init__(self, graph: PrimitiveGraph) -> None:
+        self.graph = graph
+        count = len(graph.primitives)
+        self.outputs = {value for _, value in graph.outputs}
+        self.is_free = [self._absorbed(p) for p in range(count)]
+        self.feeds = [self._sources(p) for p in range(count)]  # direct producers, through free ones
+        self.read_by = [0] * count
+        for p, sources in enumerate(self.feeds):
+            for q in bits(sources):
+                self.read_by[q] |= 1 << p
+        self.ancestors = self._closure()
+        self.rivals = [0] * count  # other alternatives for the same value
+        for producers in graph.producers:
+            together = sum(1 << p for p in producers)
+            for p in producers:
+                self.rivals[p] = together & ~(1 << p)
+        self.linear = self._of(Category.LINEAR)
+        self.opaque = self._of(Category.OPAQUE)
+
+    def _of(self, category: Category) -> int:
+        found = enumerate(self.graph.primitives)
+        return sum(1 << p for p, primitive in found if primitive.row.category is category)
+
+    def _absorbed(self, p: int) -> bool:
+        """Whether a broadcast comes with its readers: they are all computed point by point."""
+        graph, value = self.graph, self.graph.primitives[p].output
+        if graph.primitives[p].op != "broadcast" or value in self.outputs:
+            return False
+        readers = [graph.primitives[r] for r in graph.consumers[value]]
+        closed = (Category.LINEAR, Category.OPAQUE)
+        is_only = len(graph.producers[value]) == 1
+        return is_only and not any(reader.row.category in closed for reader in readers)
+
+    def _sources(self, p: int) -> int:
+        found = 0
+        for value in self.graph.primitives[p].inputs:
+            for q in self.graph.producers[value]:
+                found |= self._sources(q) if self.is_free[q] else 1 << q
+        return found
+
+    def _closure(self) -> list[int]:
+        """Return each primitive's ancestors, over all alternatives; cycles are allowed."""
+        ancestors = list(self.feeds)
+        changed = True
+        while changed:
+            changed = False
+            for p in range(len(ancestors)):
+                grown = ancestors[p]
+                for q in bits(ancestors[p]):
+                    grown |= ancestors[q]
+                if grown != ancestors[p]:
+                    ancestors[p], changed = grown, True
+        return ancestors
+
+    def is_convex(self, mask: int) -> bool:
+        """Return whether a set is the difference of two execution states."""
+        needed = 0
+        for p in bits(mask):
+            needed |= self.ancestors[p]
+        return all(not self.ancestors[q] & mask for q in bits(needed & ~mask))
+
+    def grow(self, options: Options, hit: set[str]) -> Iterator[int]:
+        """Yield every connected convex set within the limits, once."""
+        seen: set[int] = set()
+        frontier = [1 << p for p, free in enumerate(self.is_free) if not free]
+        seen.update(frontier)
+        while frontier:
+            following: list[int] = []
+            for mask in frontier:
+                yield mask
+                if mask.bit_count() >= options.max_primitives:
+                    hit.add("max_primitives")
+                    continue
+                for grown in self._neighbours(mask):
+                    if grown in seen:
+                        continue
+                    if len(seen) >= options.max_candidates:
+                        hit.add("max_candidates")
+                        break
+                    seen.add(grown)
+                    following.append(grown)
+            frontier = following
+
+    def _neighbours(self, mask: int) -> Iterator[int]:
+        around = rivals = 0
+        for p in bits(mask):
+            around |= self.feeds[p] | self.read_by[p] | self._siblings(p)
+            rivals |= self.rivals[p]
+        around &= ~(mask | rivals)
+        if mask & self.linear:
+            around &= ~self.linear
+        if mask & self.opaque:
+            around &= self._siblings(next(bits(mask)))
+        else:
+            around &= ~self.opaque
+        for p in bits(around):
+            grown = mask | 1 << p
+            if self.is_convex(grown):
+                yield grown
+
+    def _siblings(self, p: int) -> int:
+        """Return the other outputs of the operator whose output an opaque primitive is."""
+        primitive = self.graph.primitives[p]
+        if not isinstance(primitive.attributes, OpaqueAttributes):
+            return 0
+        whole = replace(primitive.attributes, output=0)
+        return sum(
+            1 << q
+            for q, other in enumerate(self.graph.primitives)
+            if q != p
+            and isinstance(other.attributes, OpaqueAttributes)
+            and other.inputs == primitive.inputs
+            and replace(other.attributes, output=0) == whole
+        )
+
+    def output_sets(
+        self, mask: int, options: Options, hit: set[str]
+    ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Yield the primitives with each useful set of outputs.
+
+        What nothing inside reads must be an output, or its primitive would be idle; what is read
+        inside and outside may be one, or be computed again by another kernel.
+        """
+        chosen = set(bits(mask))
+        for p in list(chosen):
+            self._absorb(p, chosen)
+        primitives = tuple(sorted(chosen))
+        must: list[int] = []
+        may: list[int] = []
+        for p in bits(mask):
+            value = self.graph.primitives[p].output
+            if not self.read_by[p] & mask:
+                must.append(value)
+            elif value in self.outputs or self.read_by[p] & ~mask:
+                may.append(value)
+        if len(must) > options.max_outputs:
+            hit.add("max_outputs")
+            return
+        for extra in _subsets(may, options.max_outputs - len(must)):
+            yield primitives, tuple(sorted((*must, *extra)))
+
+    def _absorb(self, p: int, chosen: set[int]) -> None:
+        for value in self.graph.primitives[p].inputs:
+            for q in self.graph.producers[value]:
+                if self.is_free[q] and q not in chosen:
+                    chosen.add(q)
+                    self._absorb(q, chosen)
+
+
+def _subsets(items: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:
+    for size in range(min(most, len(items)) + 1):
+        yield from itertools.combinations(items, size)
