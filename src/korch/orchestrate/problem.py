@@ -1,0 +1,199 @@
+"""Candidates, ports and costs as bare numbers: the instance that the orchestrator solves.
+
+An instance knows nothing of tensors. Primitives and values are integers; a *port* is a value in a
+layout; a *kernel* is a candidate as the solver sees it: the ports that it reads and writes, the
+primitives that it runs and its cost. A plan is an order of kernels in which every port is written
+before it is read, no port is written twice, and every required port is written.
+
+Recomputation is allowed (a primitive may be in several chosen kernels). A value may be the output
+of several primitives, its alternatives, and these may form cycles. A change of layout is a kernel
+without primitives.
+
+In the words of automated planning this is a delete-free task: ports are facts, kernels are actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import cached_property
+from typing import NamedTuple
+
+from korch.errors import InvalidGraphError
+
+
+class Port(NamedTuple):
+    """A value in a layout: what kernels hand to each other."""
+
+    value: int
+    layout: str
+
+    def __str__(self) -> str:
+        return f"%{self.value}:{self.layout}"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A primitive as the solver sees it.
+
+    Attributes:
+        output: the value that it computes.
+        inputs: the values that it reads.
+    """
+
+    output: int
+    inputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A candidate as the solver sees it.
+
+    Attributes:
+        steps: the primitives that it runs; none for a change of layout.
+        inputs: the ports that it reads, constants left out.
+        outputs: the ports that it writes.
+        cost_ns: what choosing it costs.
+        is_measured: whether the cost is a measured time; otherwise it is a lower bound.
+    """
+
+    steps: frozenset[int]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    cost_ns: int
+    is_measured: bool = False
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An instance.
+
+    Attributes:
+        steps: the primitives, numbered by position.
+        kernels: the candidates, numbered by position.
+        required: the ports that a plan must write: the model's outputs.
+        given: the ports that are there from the start: the model's inputs in their plain layout.
+        constants: the values known at build time: given in every layout.
+    """
+
+    steps: tuple[Step, ...]
+    kernels: tuple[Kernel, ...]
+    required: tuple[Port, ...]
+    given: frozenset[Port] = frozenset()
+    constants: frozenset[int] = frozenset()
+
+    @cached_property
+    def alternatives(self) -> dict[int, tuple[int, ...]]:
+        """The primitives that compute each value; values that none computes are left out."""
+        found: dict[int, list[int]] = {}
+        for p, step in enumerate(self.steps):
+            found.setdefault(step.output, []).append(p)
+        return {value: tuple(steps) for value, steps in found.items()}
+
+    @cached_property
+    def given_values(self) -> frozenset[int]:
+        """The values that are there from the start in some layout."""
+        return self.constants | {port.value for port in self.given}
+
+    def is_given(self, port: Port) -> bool:
+        """Return whether a port is there from the start."""
+        return port in self.given or port.value in self.constants
+
+    def needs(self, k: int) -> tuple[Port, ...]:
+        """Return the ports that kernel k reads and that some chosen kernel must write."""
+        ports = dict.fromkeys(self.kernels[k].inputs)
+        return tuple(port for port in ports if not self.is_given(port))
+
+    @cached_property
+    def producers(self) -> dict[Port, tuple[int, ...]]:
+        """The kernels that write each port; ports that none writes are left out."""
+        found: dict[Port, list[int]] = {}
+        for k, kernel in enumerate(self.kernels):
+            for port in kernel.outputs:
+                found.setdefault(port, []).append(k)
+        return {port: tuple(kernels) for port, kernels in found.items()}
+
+    def with_costs(
+        self, costs_ns: Sequence[int], is_measured: Sequence[bool] | None = None
+    ) -> Problem:
+        """Return the same instance with other costs.
+
+        Args:
+            costs_ns: the cost of each kernel.
+            is_measured: whether each is measured; as before if not given.
+        """
+        flags = is_measured or [kernel.is_measured for kernel in self.kernels]
+        kernels = tuple(
+            replace(kernel, cost_ns=cost_ns, is_measured=flag)
+            for kernel, cost_ns, flag in zip(self.kernels, costs_ns, flags, strict=True)
+        )
+        return replace(self, kernels=kernels)
+
+    def without(self, excluded: Iterable[int]) -> tuple[Problem, tuple[int, ...]]:
+        """Return the instance without some kernels, and the old number of each kept kernel."""
+        gone = frozenset(excluded)
+        kept = tuple(k for k in range(len(self.kernels)) if k not in gone)
+        return replace(self, kernels=tuple(self.kernels[k] for k in kept)), kept
+
+
+class Status(Enum):
+    """What is known of a plan."""
+
+    OPTIMAL = "optimal"
+    FEASIBLE = "feasible"
+    INFEASIBLE = "infeasible"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What a plan's cost is, and what is proven of it.
+
+    Attributes:
+        status: OPTIMAL only if objective and bound are the same number of nanoseconds.
+        objective_ns: the sum of the plan's costs; None if there is no plan.
+        bound_ns: no plan costs less, over the instance's candidates and costs.
+        kernels: how many candidates the bound speaks of.
+        measured: how many of them have measured costs.
+        is_measured: whether all chosen kernels have measured costs.
+        seconds: how long the search took.
+    """
+
+    status: Status
+    objective_ns: int | None
+    bound_ns: int
+    kernels: int
+    measured: int
+    is_measured: bool
+    seconds: float = field(default=0.0, compare=False)
+
+    def __post_init__(self) -> None:
+        objective_ns = self.objective_ns
+        if (objective_ns is None) != (self.status in (Status.INFEASIBLE, Status.UNKNOWN)):
+            raise InvalidGraphError(
+                f"a certificate says {self.status.value} with objective {objective_ns}"
+            )
+        if objective_ns is not None and (
+            objective_ns < self.bound_ns
+            or (objective_ns == self.bound_ns) != (self.status is Status.OPTIMAL)
+        ):
+            raise InvalidGraphError(
+                f"a certificate says {self.status.value} with objective {objective_ns} ns "
+                f"and bound {self.bound_ns} ns"
+            )
+
+    @property
+    def gap(self) -> float | None:
+        """(objective - bound) / objective, 0 if both are 0; None if there is no plan."""
+        if self.objective_ns is None:
+            return None
+        return (self.objective_ns - self.bound_ns) / (self.objective_ns or 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The chosen kernels in an order in which they can run; none if no plan is known."""
+
+    kernels: tuple[int, ...]
+    certificate: Certificate

@@ -1,0 +1,239 @@
+"""Random instances of the orchestrator's problem, from toys to a thousand primitives.
+
+A model is drawn as a few parallel chains with skip edges. Its candidates are connected convex sets
+of primitives with at most one linear primitive, once per layout; their costs are made as bounds
+are: bytes over bandwidth, or operations over peak, plus the launch. Linear primitives are much
+faster in blocked layouts, so that a good plan must weigh changes of layout against them. The knobs
+of `Severity` make an instance harder one by one. Equal arguments give equal instances.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from korch.orchestrate.problem import Kernel, Port, Problem, Step
+
+LAUNCH_NS = 2_000
+LAYOUTS = ("abcd", "acdb", "aBcd16b")
+LINEAR_SHARE = 0.25
+# A linear primitive's time in each layout, over that in the first.
+LINEAR_SPEED = {"abcd": 1.0, "acdb": 0.7, "aBcd16b": 0.45}
+
+
+@dataclass(frozen=True, slots=True)
+class Severity:
+    """How hard an instance is.
+
+    Attributes:
+        primitives: how many primitives the model has before alternatives are added.
+        width: how many chains run side by side.
+        skips: the share of primitives that also read an earlier value.
+        alternatives: the share of values that a path of other primitives computes too.
+        cycles: the share of values with a pair of primitives that undo each other.
+        layouts: 1 to 3.
+        max_primitives: the largest candidate.
+        max_outputs: most values that a candidate writes.
+        sets_per_primitive: most sets per primitive and size.
+    """
+
+    primitives: int
+    width: int = 2
+    skips: float = 0.15
+    alternatives: float = 0.0
+    cycles: float = 0.0
+    layouts: int = 1
+    max_primitives: int = 12
+    max_outputs: int = 3
+    sets_per_primitive: float = 1.5
+
+
+def make_instance(severity: Severity, seed: int = 0) -> Problem:
+    """Return the instance of a severity and a seed."""
+    return _Maker(severity, seed).make()
+
+
+class _Maker:
+    """One drawing: the tables that grow."""
+
+    def __init__(self, severity: Severity, seed: int) -> None:
+        self.severity = severity
+        self.random = random.Random(seed)
+        self.layouts = LAYOUTS[: severity.layouts]
+        self.steps: list[Step] = []
+        self.is_undo: list[bool] = []
+        self.work_ns: list[int] = []
+        self.size_ns: list[int] = [self._size_ns()]
+
+    def make(self) -> Problem:
+        ends = self._main_graph()
+        self._alternatives()
+        self._cycles()
+        self._index(ends)
+        kernels = [kernel for group in self._sets() for kernel in self._kernels(group)]
+        kernels += self._layout_changes()
+        return Problem(
+            steps=tuple(self.steps), kernels=tuple(kernels),
+            required=tuple(Port(v, LAYOUTS[0]) for v in ends),
+            given=frozenset({Port(0, LAYOUTS[0])}),
+        )  # fmt: skip
+
+    def _size_ns(self) -> int:
+        """Return the time that one pass over a value takes."""
+        return self.random.choice((1_000, 2_000, 4_000, 8_000, 16_000))
+
+    def _add(
+        self, inputs: tuple[int, ...], output: int | None = None, work_ns: int | None = None,
+        undo: bool = False,
+    ) -> int:  # fmt: skip
+        if output is None:
+            output = len(self.size_ns)
+            near = self.size_ns[inputs[0]]
+            self.size_ns.append(near if self.random.random() < 0.7 else self._size_ns())
+        if work_ns is None:
+            scale = self.random.choice((2, 4, 8, 16))
+            linear = self.random.random() < LINEAR_SHARE
+            work_ns = scale * self.size_ns[output] if linear else 0
+        self.steps.append(Step(output, inputs))
+        self.is_undo.append(undo)
+        self.work_ns.append(work_ns)
+        return output
+
+    def _main_graph(self) -> list[int]:
+        chains = [[0] for _ in range(self.severity.width)]
+        for i in range(self.severity.primitives):
+            chain = chains[i % len(chains)]
+            inputs = [chain[-1]]
+            if self.random.random() < self.severity.skips:
+                other = self.random.choice(chains)
+                inputs.append(self.random.choice(other[-6:]))
+            chain.append(self._add(tuple(dict.fromkeys(inputs))))
+        return sorted({chain[-1] for chain in chains})
+
+    def _alternatives(self) -> None:
+        """Add paths of one to three primitives whose linear work is 0.4 to 1.4 of the value's."""
+        for p, step in enumerate(tuple(self.steps)):
+            if self.random.random() < self.severity.alternatives:
+                inputs = step.inputs
+                for _ in range(self.random.randint(0, 2)):
+                    inputs = (self._add(inputs, work_ns=0),)
+                work_ns = int(self.random.uniform(0.4, 1.4) * self.work_ns[p])
+                self._add(inputs, step.output, work_ns)
+
+    def _cycles(self) -> None:
+        for p, step in enumerate(tuple(self.steps)):
+            if self.random.random() < self.severity.cycles:
+                other = self._add((step.output,), work_ns=0)
+                self._add(step.inputs, other, self.work_ns[p])
+                self._add((other,), step.output, 0, undo=True)
+
+    def _index(self, ends: list[int]) -> None:
+        """Fill the tables that the enumeration reads."""
+        n = len(self.steps)
+        self.readers: dict[int, list[int]] = {v: [] for v in range(len(self.size_ns))}
+        self.writers: dict[int, list[int]] = {v: [] for v in range(len(self.size_ns))}
+        for p, step in enumerate(self.steps):
+            self.writers[step.output].append(p)
+            for v in step.inputs:
+                self.readers[v].append(p)
+        self.ends = frozenset(ends)
+        self.near = [
+            sorted(
+                {q for v in self.steps[p].inputs for q in self.writers[v]}
+                | set(self.readers[self.steps[p].output])
+            )
+            for p in range(n)
+        ]
+        after = [0] * n
+        changed = True
+        while changed:
+            changed = False
+            for p in reversed(range(n)):
+                mask = 1 << p
+                for q in self.readers[self.steps[p].output]:
+                    if not self.is_undo[q]:
+                        mask |= after[q] | 1 << q
+                changed |= mask != after[p]
+                after[p] = mask
+        self.after = after
+
+    def _sets(self) -> Iterator[tuple[int, ...]]:
+        level = {(p,) for p in range(len(self.steps))}
+        most = int(self.severity.sets_per_primitive * len(self.steps))
+        for size in range(self.severity.max_primitives):
+            yield from sorted(level)
+            grown = {
+                tuple(sorted((*group, q)))
+                for group in level
+                for q in {q for p in group for q in self.near[p]}
+                if q not in group
+            }
+            legal = [group for group in sorted(grown) if self._is_legal(group)]
+            if len(legal) > most:
+                legal = self.random.sample(legal, most)
+            level = set(legal)
+            if not level or size + 2 > self.severity.max_primitives:
+                return
+
+    def _is_legal(self, group: tuple[int, ...]) -> bool:
+        outputs = {self.steps[p].output for p in group}
+        if len(outputs) < len(group) or sum(self.work_ns[p] > 0 for p in group) > 1:
+            return False
+        if sum(self.is_undo[p] for p in group) > 0 and len(group) > 2:
+            return False
+        mask = sum(1 << p for p in group)
+        outside = 0
+        for p in group:
+            outside |= self.after[p] & ~mask
+        for q in range(group[-1]):
+            if outside >> q & 1 and self.after[q] & mask and not self.is_undo[q]:
+                return False
+        return not self._has_inner_cycle(group)
+
+    def _has_inner_cycle(self, group: tuple[int, ...]) -> bool:
+        waiting = set(group)
+        while waiting:
+            blocked = {self.steps[p].output for p in waiting}
+            ready = {p for p in waiting if not blocked & set(self.steps[p].inputs)}
+            if not ready:
+                return True
+            waiting -= ready
+        return False
+
+    def _kernels(self, group: tuple[int, ...]) -> Iterator[Kernel]:
+        made = {self.steps[p].output for p in group}
+        read = sorted({v for p in group for v in self.steps[p].inputs} - made)
+        used = sorted(
+            v for v in made if v in self.ends or any(q not in group for q in self.readers[v])
+        )
+        if not 1 <= len(used) <= self.severity.max_outputs:
+            return
+        choices = [tuple(used)] + ([(used[-1],)] if len(used) > 1 else [])
+        for outputs in choices:
+            for reads in self.layouts:
+                for writes in self.layouts:
+                    if reads == writes or (len(group) == 1 and any(self.work_ns[p] for p in group)):
+                        yield self._kernel(group, read, outputs, reads, writes)
+
+    def _kernel(
+        self, group: tuple[int, ...], read: list[int], outputs: tuple[int, ...],
+        reads: str, writes: str,
+    ) -> Kernel:  # fmt: skip
+        bytes_ns = sum(self.size_ns[v] for v in (*read, *outputs))
+        speed = LINEAR_SPEED[writes] if reads == writes else 1.1 * LINEAR_SPEED[writes]
+        work_ns = int(speed * sum(self.work_ns[p] for p in group))
+        noise = self.random.randint(0, 200)
+        return Kernel(
+            steps=frozenset(group), inputs=tuple(Port(v, reads) for v in read),
+            outputs=tuple(Port(v, writes) for v in outputs),
+            cost_ns=LAUNCH_NS + max(bytes_ns, work_ns) + bytes_ns // 8 + noise,
+        )  # fmt: skip
+
+    def _layout_changes(self) -> Iterator[Kernel]:
+        for v, size_ns in enumerate(self.size_ns):
+            for a in self.layouts:
+                for b in self.layouts:
+                    if a != b:
+                        cost_ns = LAUNCH_NS + 2 * size_ns
+                        yield Kernel(frozenset(), (Port(v, a),), (Port(v, b),), cost_ns)
