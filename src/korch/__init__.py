@@ -1,1 +1,39 @@
-"""Korch."""
+"""Korch runs a trained model with the provably cheapest set of kernels for the machine at hand.
+
+    import korch
+
+    exe = korch.optimize("model.onnx")
+    outputs = exe(*inputs)
+    exe.save("model.korch")
+
+The names below are the public interface; they are imported when they are first used, so that
+`import korch` itself is quick.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from korch.api import load, optimize
+    from korch.errors import KorchError
+    from korch.options import Options
+    from korch.runtime.executable import Executable
+
+__version__ = "0.1.0.dev0"
+__all__ = ["Executable", "KorchError", "Options", "__version__", "load", "optimize"]
+
+_HOMES = {
+    "optimize": "korch.api",
+    "load": "korch.api",
+    "Options": "korch.options",
+    "KorchError": "korch.errors",
+    "Executable": "korch.runtime.executable",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'korch' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+import hashlib
+import os
+import platform
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ISA_FLAGS = {
+    "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"),
+    "avx2": ("avx2", "fma"),
+    "neon": ("asimd",),
+}
+"""Flags of /proc/cpuinfo that an instruction set needs, best set first."""
+
+LANES = {"avx512": 16, "avx2": 8, "neon": 4, "generic": 4}
+"""float32 elements in a vector register."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +33,7 @@ class Target:
         l2_bytes: level-2 cache of a core.
         l3_bytes: level-3 cache that the cores share.
         compiler: the compiler's name and version.
+        libraries: other versions that timings depend on, as "name version".
     """
 
     cpu: str = "generic"
@@ -28,3 +44,67 @@ class Target:
     l2_bytes: int = 1 << 20
     l3_bytes: int = 32 << 20
     compiler: str = ""
+    libraries: tuple[str, ...] = field(default=())
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all fields: measurements are kept apart by it."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+
+    def differences(self, other: Target) -> tuple[str, ...]:
+        """Return the fields in which another target differs, as text."""
+        return tuple(
+            f"{f.name}: {getattr(self, f.name)!r} here, {getattr(other, f.name)!r} there"
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) != getattr(other, f.name)
+        )
+
+
+def detect_target(threads: int, compiler: str, libraries: tuple[str, ...] = ()) -> Target:
+    """Return the target that this machine is.
+
+    Args:
+        threads: threads that executables use.
+        compiler: the compiler's name and version.
+        libraries: further versions that timings depend on.
+
+    `$KORCH_ISA` forces a lesser instruction set, to build for another machine or to test.
+    """
+    flags, model = _cpuinfo()
+    best = next((isa for isa, need in ISA_FLAGS.items() if flags.issuperset(need)), "generic")
+    isa = os.environ.get("KORCH_ISA", best)
+    if isa not in LANES:
+        isa = best
+    return Target(
+        cpu=model, isa=isa, lanes=LANES[isa], threads=threads,
+        l1_bytes=_cache_bytes(1, 32 << 10), l2_bytes=_cache_bytes(2, 1 << 20),
+        l3_bytes=_cache_bytes(3, 8 << 20), compiler=compiler, libraries=libraries,
+    )  # fmt: skip
+
+
+def _cpuinfo() -> tuple[frozenset[str], str]:
+    flags: frozenset[str] = frozenset()
+    model = platform.processor() or platform.machine()
+    path = Path("/proc/cpuinfo")
+    for line in path.read_text().splitlines() if path.exists() else ():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features") and not flags:
+            flags = frozenset(value.split())
+        elif name.strip() == "model name":
+            model = value.strip()
+    return flags, model
+
+
+def _cache_bytes(level: int, otherwise: int) -> int:
+    for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            if int((folder / "level").read_text()) != level:
+                continue
+            if (folder / "type").read_text().strip() == "Instruction":
+                continue
+            text = (folder / "size").read_text().strip()
+        except (OSError, ValueError):
+            continue
+        unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
+        return int(text.rstrip("KMG")) * unit
+    return otherwise

@@ -1,0 +1,320 @@
+"""Sources -> shared libraries, through the system's C++ compiler and a content-addressed cache.
+
+Objects and libraries are named after the hash of all that they depend on. They are written to a
+temporary name and moved, so that two processes never see half a file; each has its SHA-256 beside
+it, so that a damaged one is found and built again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import logging
+import os
+import shlex
+import shutil
+import site
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from korch.errors import CompileError
+from korch.options import default_cache_folder
+
+logger = logging.getLogger("korch.measure")
+
+NATIVE_FOLDER = Path(__file__).resolve().parent.parent / "native"
+FLAGS = (
+    "-std=c++20", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
+    "-Wno-psabi", "-w",
+)  # fmt: skip
+"""Never -ffinite-math-only: attention masks use -inf, and NaN must travel."""
+
+ISA_COMPILER_FLAGS = {
+    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512cd", "-mavx2",
+               "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mprefer-vector-width=512"),
+    "avx2": ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2"),
+    "neon": (), "generic": (),
+}  # fmt: skip
+COMPILE_TIMEOUT_S = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A C++ compiler.
+
+    Attributes:
+        command: how it is called.
+        version: the first line that it prints for --version.
+        openmp: the flags that switch OpenMP on.
+    """
+
+    command: tuple[str, ...]
+    version: str
+    openmp: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CompileFailure:
+    """A source that the compiler refused, with what it printed."""
+
+    message: str
+
+
+@cache
+def find_compiler() -> Compiler:
+    """Return `$CXX`, else g++, clang++, or the one in the package `ziglang`.
+
+    Raises:
+        CompileError: there is none that works.
+    """
+    named = os.environ.get("CXX")
+    if named:
+        compiler = _try(tuple(shlex.split(named)))
+        if compiler is None:
+            raise CompileError(f"{named!r} does not run", where="environment variable CXX",
+                               expected="a C++ compiler")  # fmt: skip
+        return compiler
+    for name in ("g++", "clang++"):
+        path = shutil.which(name)
+        compiler = _try((path,)) if path else None
+        if compiler is not None:
+            return compiler
+    if importlib.util.find_spec("ziglang") is not None:
+        compiler = _try((sys.executable, "-m", "ziglang", "c++"))
+        if compiler is not None:
+            return compiler
+    raise CompileError(
+        "there is no C++ compiler on this machine", expected="g++ or clang++, or one in $CXX",
+        hint="Install g++ with the system's package manager, or run: pip install 'korch[compiler]'",
+    )  # fmt: skip
+
+
+def find_library(name: str) -> Path | None:
+    """Return the shared library `lib<name>.so*` of the Python environment, or None."""
+    for folder in _library_folders():
+        found = sorted(folder.glob(f"lib{name}.so*"), key=lambda p: len(p.name), reverse=True)
+        named = [p for p in found if p.name.count(".") == 2]  # lib<name>.so.<major>
+        if named or found:
+            return (named or found)[0]
+    return None
+
+
+def find_headers(name: str) -> Path | None:
+    """Return the folder of the header `name` in the Python environment, or None."""
+    for folder in _library_folders():
+        if (folder.parent / "include" / name).exists():
+            return folder.parent / "include"
+    return None
+
+
+@cache
+def preload(name: str) -> None:
+    """Load a shared library into this process, for others to link with.
+
+    Raises:
+        CompileError: it is not there.
+    """
+    path = find_library(name)
+    if path is None:
+        raise CompileError(f"the library {name} is not installed", hint=f"Install {name}")
+    ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+
+
+class Builder:
+    """Compiles and links into a cache folder."""
+
+    def __init__(self, isa: str, cache_folder: Path | None = None) -> None:
+        self.compiler = find_compiler()
+        self.isa = isa
+        self.folder = usable_folder(cache_folder or default_cache_folder()) / "kernels"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.flags = (*FLAGS, *ISA_COMPILER_FLAGS[isa], *self.compiler.openmp)
+        headers = "".join(p.read_text() for p in sorted(NATIVE_FOLDER.iterdir()) if p.is_file())
+        stamp = (self.compiler.version, *self.flags, headers)
+        self._salt = hashlib.sha256("\n".join(stamp).encode()).hexdigest()
+
+    def compile(self, sources: Sequence[str]) -> list[Path | CompileFailure]:
+        """Compile C++ texts to objects, as many at once as there are cores."""
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            return list(pool.map(self._object, sources))
+
+    def link(self, objects: Iterable[Path], libraries: Iterable[str] = ()) -> Path:
+        """Link objects to a shared library.
+
+        Raises:
+            CompileError: the linker refuses.
+        """
+        files = list(objects)
+        names = sorted(set(libraries))
+        key = self._key(*(p.name for p in files), *names)
+        target = self.folder / f"{key}.so"
+
+        def make(temporary: Path) -> None:
+            command = [*self.compiler.command, "-shared", *self.compiler.openmp, "-o",
+                       str(temporary), *map(str, files), *_link_flags(names)]  # fmt: skip
+            _run(command)
+
+        return self._cached(target, make)
+
+    def library(self, sources: Sequence[str], libraries: Iterable[str] = ()) -> Path:
+        """Compile and link.
+
+        Raises:
+            CompileError: the compiler or the linker refuses.
+        """
+        objects = self.compile(sources)
+        for found in objects:
+            if isinstance(found, CompileFailure):
+                raise CompileError(f"the compiler refused a source: {found.message}")
+        return self.link([p for p in objects if isinstance(p, Path)], libraries)
+
+    def _object(self, source: str) -> Path | CompileFailure:
+        target = self.folder / f"{self._key(source)}.o"
+
+        def make(temporary: Path) -> None:
+            text = temporary.with_suffix(".cpp")
+            text.write_text(source)
+            include = [f"-I{NATIVE_FOLDER}"]
+            if "dnnl" in source and (headers := find_headers("dnnl.h")) is not None:
+                include.append(f"-I{headers}")
+            try:
+                _run([*self.compiler.command, *self.flags, *include, "-c", str(text), "-o",
+                      str(temporary)])  # fmt: skip
+            finally:
+                text.unlink(missing_ok=True)
+
+        try:
+            return self._cached(target, make)
+        except CompileError as error:
+            return CompileFailure(error.what)
+
+    def _key(self, *parts: str) -> str:
+        return hashlib.sha256("\n".join((self._salt, *parts)).encode()).hexdigest()[:32]
+
+    def _cached(self, target: Path, make: Callable[[Path], None]) -> Path:
+        seal = target.with_name(target.name + ".sha256")
+        if _is_sealed(target, seal):
+            return target
+        handle, name = tempfile.mkstemp(dir=self.folder, suffix=target.suffix)
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            make(temporary)
+            digest = hashlib.sha256(temporary.read_bytes()).hexdigest()
+            _write_atomically(seal, digest)
+            temporary.replace(target)
+        except OSError as error:
+            raise CompileError(
+                f"the cache can't be written: {error}",
+                where=str(self.folder),
+                hint="Free some space, or choose another folder with --cache-folder",
+            ) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+        return target
+
+
+def usable_folder(folder: Path) -> Path:
+    """Return a folder if it can be written, else a temporary one, with a warning.
+
+    Raises:
+        CompileError: no folder at all can be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder) as probe:
+            probe.write(b"korch")
+            probe.flush()
+        return folder
+    except OSError as error:
+        try:
+            other = _temporary_folder()
+        except OSError as worse:
+            raise CompileError(f"no folder can be written: {worse}", where=str(folder)) from worse
+        logger.warning("the cache folder %s can't be written (%s); nothing is kept for the next "
+                       "run", folder, error.strerror or error)  # fmt: skip
+        return other
+
+
+@cache
+def _temporary_folder() -> Path:
+    holder = tempfile.TemporaryDirectory(prefix="korch-")
+    _HOLDERS.append(holder)
+    return Path(holder.name)
+
+
+_HOLDERS: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def _try(command: tuple[str, ...]) -> Compiler | None:
+    try:
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60,
+                              check=False)  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode:
+        return None
+    version = done.stdout.splitlines()[0] if done.stdout else command[0]
+    is_gcc = "clang" not in done.stdout.lower()
+    return Compiler(command, version, ("-fopenmp",) if is_gcc else _clang_openmp())
+
+
+def _clang_openmp() -> tuple[str, ...]:
+    flags = ["-fopenmp=libiomp5"] if find_library("iomp5") else ["-fopenmp"]
+    if (headers := find_headers("omp.h")) is not None:
+        flags.append(f"-I{headers}")
+    if (library := find_library("iomp5")) is not None:
+        flags.append(f"-L{library.parent}")
+    return tuple(flags)
+
+
+@cache
+def _library_folders() -> tuple[Path, ...]:
+    roots = [Path(sys.prefix), Path(site.getuserbase())]
+    roots += [Path(p).parents[2] for p in site.getsitepackages() if len(Path(p).parents) > 2]
+    return tuple(dict.fromkeys(root / "lib" for root in roots if (root / "lib").is_dir()))
+
+
+def _link_flags(names: Sequence[str]) -> list[str]:
+    flags = []
+    for name in names:
+        path = find_library(name)
+        if path is None:
+            flags.append(f"-l{name}")
+        else:
+            flags += [str(path), f"-Wl,-rpath,{path.parent}"]
+    return flags
+
+
+def _run(command: Sequence[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False,
+                              timeout=COMPILE_TIMEOUT_S)  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise CompileError(f"the compiler took longer than {COMPILE_TIMEOUT_S} s") from error
+    except OSError as error:
+        raise CompileError(f"the compiler does not start: {error}") from error
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or ["no message"]
+        raise CompileError("; ".join(lines[:3]))
+
+
+def _is_sealed(path: Path, seal: Path) -> bool:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest() == seal.read_text().strip()
+    except OSError:
+        return False
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(handle, "w") as stream:
+        stream.write(text)
+    Path(name).replace(path)

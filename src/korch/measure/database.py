@@ -1,0 +1,118 @@
+"""The kernel database: measurements by candidate and target, in SQLite.
+
+Safe with several processes at once. A damaged file is moved aside and a new one begun; a folder
+that can't be written gives a database in memory. Either is said once, as a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from pathlib import Path
+
+from korch.measure.record import Record, from_text, to_text
+
+logger = logging.getLogger("korch.measure")
+
+SCHEMA_VERSION = 1
+_TABLES = """
+CREATE TABLE IF NOT EXISTS records (
+    target TEXT NOT NULL, candidate TEXT NOT NULL, record TEXT NOT NULL,
+    PRIMARY KEY (target, candidate)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS facts (
+    target TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (target, name)
+) WITHOUT ROWID;
+"""
+
+
+class Database:
+    """Records and facts of one target."""
+
+    def __init__(self, folder: Path, target: str) -> None:
+        self.target = target
+        self.path = folder / f"kernels-{SCHEMA_VERSION}.sqlite"
+        self._connection = self._open()
+
+    def record(self, candidate: str) -> Record | None:
+        """Return what is known of a candidate, or None if it was not tried."""
+        text = self._one("SELECT record FROM records WHERE target = ? AND candidate = ?", candidate)
+        if text is None:
+            return None
+        try:
+            return from_text(text)
+        except ValueError:
+            logger.warning("the record of candidate %s is damaged; it is measured again", candidate)
+            return None
+
+    def put_record(self, candidate: str, record: Record) -> None:
+        """Keep what was found of a candidate."""
+        self._write("INSERT OR REPLACE INTO records VALUES (?, ?, ?)", candidate, to_text(record))
+
+    def fact(self, name: str) -> str | None:
+        """Return a fact about the target (a calibration, a plan), or None."""
+        return self._one("SELECT value FROM facts WHERE target = ? AND name = ?", name)
+
+    def put_fact(self, name: str, value: str) -> None:
+        """Keep a fact about the target."""
+        self._write("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", name, value)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def _one(self, query: str, key: str) -> str | None:
+        try:
+            row = self._connection.execute(query, (self.target, key)).fetchone()
+        except sqlite3.DatabaseError as error:
+            self._heal(error)
+            return None
+        return None if row is None else str(row[0])
+
+    def _write(self, statement: str, key: str, value: str) -> None:
+        try:
+            with self._connection:
+                self._connection.execute(statement, (self.target, key, value))
+        except sqlite3.OperationalError as error:  # read-only, full or locked: go on without
+            logger.warning("the kernel database %s can't be written: %s", self.path, error)
+        except sqlite3.DatabaseError as error:
+            self._heal(error)
+            with self._connection:
+                self._connection.execute(statement, (self.target, key, value))
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            return self._connect(str(self.path))
+        except (OSError, sqlite3.OperationalError) as error:
+            logger.warning("the kernel database %s can't be opened (%s); measurements are not kept",
+                           self.path, error)  # fmt: skip
+            return self._connect(":memory:")
+        except sqlite3.DatabaseError as error:
+            self._set_aside(error)
+            return self._connect(str(self.path))
+
+    def _connect(self, name: str) -> sqlite3.Connection:
+        connection = sqlite3.connect(name, timeout=30)
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.executescript(_TABLES)
+        except sqlite3.Error:
+            connection.close()
+            raise
+        return connection
+
+    def _heal(self, error: sqlite3.DatabaseError) -> None:
+        self._connection.close()
+        self._set_aside(error)
+        self._connection = self._open()
+
+    def _set_aside(self, error: sqlite3.DatabaseError) -> None:
+        aside = self.path.with_suffix(".damaged")
+        logger.warning("the kernel database is damaged (%s); it is moved to %s and begun anew",
+                       error, aside)  # fmt: skip
+        for suffix in ("-wal", "-shm"):
+            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+        if self.path.exists():
+            self.path.replace(aside)

@@ -1,0 +1,115 @@
+"""The measuring process: loads libraries and times kernels, and may crash or hang without harm.
+
+It reads one job list as a JSON line from stdin and writes JSON lines: `{"at": i}` before it touches
+kernel i, `{"sample": [i, ns]}` after each timing, `{"failed": [i, kind, text]}`, `{"done": true}`.
+What kernels print goes to stderr.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import json
+import os
+import sys
+from typing import Any
+
+import numpy as np
+
+SAMPLE_NS = 200_000
+"""A sample is as many runs as last this long."""
+
+
+def aligned(size_bytes: int) -> np.ndarray[Any, Any]:
+    """Return bytes at an address that is a multiple of 64."""
+    whole = np.empty(size_bytes + 64, np.uint8)
+    start = -whole.ctypes.data % 64
+    return whole[start : start + size_bytes]
+
+
+def fill(buffer: dict[str, Any], rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Return a buffer's bytes: those given, or random floats around 1, or zeros."""
+    memory = aligned(max(1, buffer["bytes"]))
+    memory[:] = 0
+    if "data" in buffer:
+        data = np.frombuffer(base64.b64decode(buffer["data"]), np.uint8)
+        memory[: data.size] = data
+    elif buffer.get("dtype") in ("f32", "f64"):
+        kind = np.float32 if buffer["dtype"] == "f32" else np.float64
+        view = memory[: buffer["bytes"]].view(kind)
+        view[:] = rng.random(view.size, np.float32) * np.float32(0.5) + np.float32(0.5)
+    return memory
+
+
+class Job:
+    """One kernel, ready to run."""
+
+    def __init__(self, library: ctypes.CDLL, spec: dict[str, Any], threads: int) -> None:
+        self.function = getattr(library, spec["symbol"] + "_run")
+        rng = np.random.default_rng(0)
+        self.memory = [fill(buffer, rng) for buffer in spec["buffers"]]
+        pointers = [memory.ctypes.data for memory in self.memory]
+        self.pointers = (ctypes.c_void_p * len(pointers))(*pointers)
+        self.state: int | None = None
+        self.error = ""
+        if spec["has_state"]:
+            create = getattr(library, spec["symbol"] + "_create")
+            create.restype = ctypes.c_void_p
+            text = ctypes.create_string_buffer(512)
+            self.state = create(ctypes.c_int(threads), text, ctypes.c_size_t(512))
+            if not self.state:
+                self.error = text.value.decode(errors="replace") or "create gave nothing"
+        self.repeats = 1
+
+
+def serve() -> None:
+    """Run the jobs of one line of input."""
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    task = json.loads(sys.stdin.readline())
+    for path in task["preload"]:
+        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    timer = ctypes.CDLL(task["timer"])
+    timer.korch_time.restype = ctypes.c_int64
+    timer.korch_threads(ctypes.c_int(task["threads"]))
+    library = ctypes.CDLL(task["library"])
+
+    def say(**line: Any) -> None:
+        out.write(json.dumps(line) + "\n")
+
+    def time_ns(job: Job, repeats: int) -> int:
+        return int(timer.korch_time(job.function, ctypes.c_void_p(job.state), job.pointers,
+                                    ctypes.c_int64(repeats)))  # fmt: skip
+
+    jobs: dict[int, Job] = {}
+    spent: dict[int, int] = {}
+    for i, spec in enumerate(task["jobs"]):
+        say(at=i)
+        job = Job(library, spec, task["threads"])
+        if job.error:
+            say(failed=[i, "not created", job.error])
+            continue
+        taken = [time_ns(job, 1) for _ in range(2)]
+        if min(taken) < 0:
+            say(failed=[i, "failed", "run returned an error"])
+            continue
+        once = max(1, taken[-1])
+        if once < SAMPLE_NS:
+            once = max(1, time_ns(job, 8) // 8)
+        job.repeats = max(1, min(10_000, SAMPLE_NS // once))
+        jobs[i], spent[i] = job, 0
+    for turn in range(task["rounds"]):
+        for i, job in jobs.items():
+            if turn >= task["least_rounds"] and spent[i] > task["kernel_ns"]:
+                continue
+            say(at=i)
+            taken_ns = time_ns(job, job.repeats)
+            spent[i] += taken_ns
+            say(sample=[i, taken_ns // job.repeats])
+    say(done=True)
+    out.flush()
+    os._exit(0)  # states are not destroyed: a crash in a destructor is nobody's business here
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,87 @@
+"""Plans to hold the optimum against: fully split, greedily fused, and in one layout only.
+
+A sum of isolated kernel times can mislead, so the whole executables are timed; the optimum has to
+beat these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from korch.candidate.candidate import Candidate
+from korch.candidate.layout import Layout
+from korch.errors import InfeasibleError, InvalidGraphError
+from korch.options import Options
+from korch.orchestrate.instance import make_problem
+from korch.orchestrate.problem import Certificate, Plan, Problem, Status
+from korch.orchestrate.solve import solve
+from korch.orchestrate.verify import verify_plan
+from korch.primitive.graph import PrimitiveGraph
+
+Cost = Callable[[Candidate], tuple[int, bool]]
+
+
+def baseline_plans(
+    graph: PrimitiveGraph, candidates: Sequence[Candidate], cost_ns: Cost, options: Options
+) -> dict[str, tuple[Candidate, ...]]:
+    """Return named plans; one that the candidates don't allow is left out.
+
+    - split: one primitive a kernel (and the broadcasts that it reads), at the least cost;
+    - plain-layout: the least cost with every value in the plain layout;
+    - greedy: from the outputs backwards, always the kernel with the most primitives.
+    """
+    subsets = {
+        "split": [c for c in candidates if _kernel_size(c) <= 1],
+        "plain-layout": [c for c in candidates if _is_plain(c)],
+    }
+    plans: dict[str, tuple[Candidate, ...]] = {}
+    for name, subset in subsets.items():
+        problem = make_problem(graph, subset, cost_ns)
+        try:
+            plan = solve(problem, seconds=min(10.0, options.solver_seconds),
+                         workers=options.solver_workers, seed=options.seed)  # fmt: skip
+        except InfeasibleError:
+            continue
+        if plan.kernels:
+            plans[name] = tuple(subset[k] for k in plan.kernels)
+    greedy = greedy_plan(make_problem(graph, candidates, cost_ns), candidates)
+    if greedy is not None:
+        plans["greedy"] = tuple(candidates[k] for k in greedy)
+    return plans
+
+
+def greedy_plan(problem: Problem, candidates: Sequence[Candidate]) -> tuple[int, ...] | None:
+    """Return the plan that fuses as much as it can, or None if greed runs into a cycle."""
+    chosen: list[int] = []
+    written: set[object] = set()
+    waiting = list(problem.required)
+    while waiting:
+        port = waiting.pop()
+        if port in written or problem.is_given(port):
+            continue
+        makers = [
+            k for k in problem.producers.get(port, ())
+            if not written.intersection(problem.kernels[k].outputs)
+        ]  # fmt: skip
+        if not makers:
+            return None
+        best = max(makers, key=lambda k: (_kernel_size(candidates[k]), -problem.kernels[k].cost_ns))
+        chosen.append(best)
+        written.update(problem.kernels[best].outputs)
+        waiting.extend(problem.needs(best))
+    total = sum(problem.kernels[k].cost_ns for k in chosen)
+    certificate = Certificate(Status.FEASIBLE, total, max(0, total - 1), len(problem.kernels), 0,
+                              is_measured=False)  # fmt: skip
+    try:
+        return verify_plan(problem, Plan(tuple(chosen), certificate))
+    except InvalidGraphError:
+        return None
+
+
+def _kernel_size(candidate: Candidate) -> int:
+    return sum(p.op != "broadcast" for p in candidate.group.body.primitives)
+
+
+def _is_plain(candidate: Candidate) -> bool:
+    ports = (*candidate.input_ports, *candidate.output_ports)
+    return all(layout == Layout.plain(len(layout.order)) for _, layout in ports)

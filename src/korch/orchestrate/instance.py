@@ -1,0 +1,128 @@
+"""Graph and candidates -> the instance that the solver sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from korch.candidate.candidate import Candidate, Group, Offer, Refusal, make_layout_change
+from korch.candidate.layout import Layout
+from korch.errors import InfeasibleError
+from korch.orchestrate.problem import Kernel, Port, Problem, Step
+from korch.primitive.graph import PrimitiveGraph
+from korch.provider.provider import Provider
+from korch.target import Target
+
+
+def collect_candidates(
+    graph: PrimitiveGraph,
+    groups: Iterable[Group],
+    providers: Sequence[Provider],
+    target: Target,
+) -> tuple[tuple[Candidate, ...], dict[str, int]]:
+    """Ask every provider for every group; return the candidates, and how many refused why.
+
+    Equal groups are asked for once. For each value that two candidates hold in different layouts,
+    changes of layout are candidates too.
+
+    Returns:
+        The candidates in a deterministic order; refusals as "provider: reason" with their counts.
+    """
+    answers: dict[tuple[str, str], Sequence[Offer] | Refusal] = {}
+    refusals: dict[str, int] = {}
+    candidates: list[Candidate] = []
+
+    def ask(group: Group) -> None:
+        for provider in providers:
+            key = (provider.name, group.key)
+            if key not in answers:
+                answers[key] = provider.offer(group, target)
+            answer = answers[key]
+            if isinstance(answer, Refusal):
+                text = f"{provider.name}: {answer.reason}"
+                refusals[text] = refusals.get(text, 0) + 1
+                continue
+            candidates.extend(
+                Candidate(group, provider.name, offer, provider.version) for offer in answer
+            )
+
+    for group in groups:
+        ask(group)
+    written: dict[int, set[Layout]] = {}
+    read: dict[int, set[Layout]] = {}
+    for candidate in candidates:
+        for value, layout in candidate.output_ports:
+            written.setdefault(value, set()).add(layout)
+        for value, layout in candidate.input_ports:
+            read.setdefault(value, set()).add(layout)
+    for _, value in (*graph.inputs, *graph.outputs):
+        plain = Layout.plain(graph.types[value].rank)
+        written.setdefault(value, set()).add(plain)
+        read.setdefault(value, set()).add(plain)
+    changes_from = len(candidates)
+    for value in sorted(written.keys() & read.keys()):
+        if len(written[value] | read[value]) > 1 and value not in graph.constants:
+            ask(make_layout_change(graph, value))
+    changes = [
+        c
+        for c in candidates[changes_from:]
+        if c.offer.inputs[0] in written[c.group.inputs[0]]
+        and c.offer.outputs[0] in read[c.group.inputs[0]]
+        and c.offer.inputs != c.offer.outputs
+    ]
+    return (*candidates[:changes_from], *changes), refusals
+
+
+def make_problem(
+    graph: PrimitiveGraph,
+    candidates: Sequence[Candidate],
+    cost_ns: Callable[[Candidate], tuple[int, bool]],
+) -> Problem:
+    """Return the instance; `cost_ns` gives a candidate's cost and whether it is measured."""
+    kernels = []
+    for candidate in candidates:
+        cost, is_measured = cost_ns(candidate)
+        kernels.append(
+            Kernel(
+                steps=frozenset(candidate.group.primitives),
+                inputs=_ports(candidate.input_ports),
+                outputs=_ports(candidate.output_ports),
+                cost_ns=cost,
+                is_measured=is_measured,
+            )
+        )
+    inputs = {value for _, value in graph.inputs}
+    outputs = dict.fromkeys(value for _, value in graph.outputs)
+    return Problem(
+        steps=tuple(Step(p.output, p.inputs) for p in graph.primitives),
+        kernels=tuple(kernels),
+        required=tuple(
+            Port(v, str(Layout.plain(graph.types[v].rank))) for v in outputs if v not in graph.given
+        ),
+        given=frozenset(Port(v, str(Layout.plain(graph.types[v].rank))) for v in inputs),
+        constants=frozenset(graph.constants),
+    )
+
+
+def check_every_primitive_runs(
+    graph: PrimitiveGraph, candidates: Sequence[Candidate], refusals: Mapping[str, int]
+) -> None:
+    """Say which primitive no provider takes, before a solver finds that there is no plan.
+
+    Raises:
+        InfeasibleError: a value that has only one alternative is in no candidate.
+    """
+    covered = {p for candidate in candidates for p in candidate.group.primitives}
+    for producers in graph.producers:
+        if producers and not covered.intersection(producers):
+            primitive = graph.primitives[producers[0]]
+            origin = graph.origins[producers[0]] if graph.origins else ""
+            reasons = "; ".join(sorted(refusals)[:4])
+            raise InfeasibleError(
+                f"no provider runs {primitive.op} of type {graph.types[primitive.output]}",
+                where=f"node {origin}" if origin else f"value %{primitive.output}",
+                hint=f"The providers say: {reasons}",
+            )
+
+
+def _ports(ports: Iterable[tuple[int, Layout]]) -> tuple[Port, ...]:
+    return tuple(Port(value, str(layout)) for value, layout in ports)
