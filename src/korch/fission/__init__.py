@@ -1,1 +1,54 @@
 """Operator graph -> primitive graph."""
+
+from korch.fission import (
+    activation,
+    elementwise,
+    gather,
+    layout,
+    linear,
+    normalization,
+    pooling,
+    reduction,
+    resize,
+)
+from korch.fission.rule import Refusal, Rule
+from korch.fission.split import FissionReport, KeptWhole, split_operators
+from korch.frontend.operator import OperatorGraph
+from korch.primitive.graph import PrimitiveGraph
+
+RULES: tuple[Rule, ...] = (
+    *elementwise.RULES,
+    *activation.RULES,
+    *reduction.RULES,
+    *normalization.RULES,
+    *pooling.RULES,
+    *linear.RULES,
+    *layout.RULES,
+    *gather.RULES,
+    *resize.RULES,
+)
+_BY_OPERATOR: dict[str, tuple[Rule, ...]] = {
+    name: tuple(rule for rule in RULES if rule.operator == name)
+    for name in dict.fromkeys(rule.operator for rule in RULES)
+}
+
+
+def fission(graph: OperatorGraph) -> PrimitiveGraph:
+    """Return the model as primitives; operators that can't be split are opaque."""
+    return fission_with_report(graph)[0]
+
+
+def fission_with_report(graph: OperatorGraph) -> tuple[PrimitiveGraph, FissionReport]:
+    """Return the model as primitives, and which operators were kept whole and why."""
+    return split_operators(graph, _BY_OPERATOR)
+
+
+__all__ = [
+    "RULES",
+    "FissionReport",
+    "KeptWhole",
+    "Refusal",
+    "Rule",
+    "fission",
+    "fission_with_report",
+]

@@ -19,7 +19,14 @@ from typing import Any
 import numpy as np
 
 from korch.errors import InvalidGraphError
-from korch.primitive.op import Array, Attributes, Op, TypeMismatchError, require_arity
+from korch.primitive.op import (
+    Array,
+    Attributes,
+    Category,
+    Op,
+    TypeMismatchError,
+    require_arity,
+)
 from korch.primitive.ops import OPS
 from korch.primitive.types import DType, ValueType
 
@@ -38,15 +45,19 @@ class Constant:
     @staticmethod
     def of(array: Array) -> Constant:
         """Return the constant with the elements of `array`."""
-        dense = np.ascontiguousarray(array).reshape(np.shape(array))
-        flat = dense.reshape(-1).view(np.uint8) if dense.size else np.zeros(0, np.uint8)
-        if dense.size > 1:
-            rows = flat.reshape(dense.size, -1)
-            if (rows[0] == rows[-1]).all() and (rows == rows[0]).all():
-                dense = np.broadcast_to(dense.reshape(-1)[0], dense.shape)
-                flat = rows[0]
-        text = f"{dense.dtype}{dense.shape}{dense.strides}".encode()
-        return Constant(dense, hashlib.sha256(text + flat.tobytes()).hexdigest()[:16])
+        shape = np.shape(array)
+        if array.size > 1 and not any(array.strides):
+            array = array.reshape(-1)[:1]  # one element, broadcast: no need to write it out
+        dense = np.ascontiguousarray(array)
+        if not dense.size:
+            text = f"{dense.dtype}{shape}".encode()
+            return Constant(dense.reshape(shape), hashlib.sha256(text).hexdigest()[:16])
+        rows = dense.reshape(-1).view(np.uint8).reshape(dense.size, -1)
+        is_uniform = bool((rows[0] == rows[-1]).all() and (rows == rows[0]).all())
+        if is_uniform:
+            rows, dense = rows[0], np.broadcast_to(dense.reshape(-1)[0], shape)
+        digest = hashlib.sha256(f"{dense.dtype}{shape}{is_uniform}".encode() + rows.tobytes())
+        return Constant(dense.reshape(shape), digest.hexdigest()[:16])
 
     @property
     def type(self) -> ValueType:
@@ -327,6 +338,12 @@ class GraphBuilder:
     def _fold(self, row: Op, inputs: Sequence[int], attributes: Attributes, type_: ValueType
               ) -> Array:  # fmt: skip
         arrays = [self._constants[value].array for value in inputs]
-        wide = [a.astype(np.float64) if a.dtype.kind == "f" else a for a in arrays]
+        if all(self._constants[value].is_uniform for value in inputs):
+            if row.category is Category.BROADCAST:
+                return np.broadcast_to(arrays[0].reshape(-1)[0], type_.shape)
+            if row.category is Category.ELEMENTWISE:
+                arrays = [array.reshape(-1)[0] for array in arrays]
+        wide = [a.astype(np.float64) if DType.of(a.dtype).is_float else a for a in arrays]
         with np.errstate(all="ignore"):
-            return row.reference(wide, attributes).astype(type_.dtype.numpy)
+            result = row.reference(wide, attributes).astype(type_.dtype.numpy)
+        return np.broadcast_to(result, type_.shape)

@@ -55,7 +55,10 @@ def apply(
     type_ = graph.types[primitive.output]
     if result.shape != type_.shape:
         raise InvalidGraphError(f"{primitive.op} gave shape {result.shape}, not {type_}")
-    return result if exact and type_.dtype.is_float else result.astype(type_.dtype.numpy)
+    if exact and type_.dtype.is_float:
+        return result
+    with np.errstate(all="ignore"):
+        return result.astype(type_.dtype.numpy)
 
 
 def first_alternatives(graph: PrimitiveGraph) -> list[Primitive]:

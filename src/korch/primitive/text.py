@@ -29,6 +29,8 @@ from korch.primitive.ops import OPS
 from korch.primitive.types import ValueType
 
 INLINE_ELEMENTS = 8
+# What would end a line inside a quoted name (`str.splitlines` knows all of these).
+_ESCAPES = {c: f"\\u{ord(c):04x}" for c in "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"}
 
 
 def format_graph(graph: PrimitiveGraph) -> str:
@@ -76,7 +78,8 @@ def parse_graph(text: str, constants: Mapping[str, Array] | None = None) -> Prim
 
 
 def _quote(name: str) -> str:
-    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    plain = name.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(_ESCAPES.get(c, c) for c in plain) + '"'
 
 
 def _literal(value: Any) -> str:
@@ -182,7 +185,8 @@ class _Parser:
 
 
 def _unquote(name: str) -> str:
-    return re.sub(r"\\(.)", r"\1", name)
+    back = {text[1:]: c for c, text in _ESCAPES.items()}
+    return re.sub(r"\\(u[0-9a-f]{4}|.)", lambda m: back.get(m[1], m[1]), name)
 
 
 def _parse_attributes(kind: type[Attributes], text: str) -> Attributes:

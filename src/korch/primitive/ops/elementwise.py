@@ -69,7 +69,7 @@ def _power(a: Array, b: Array) -> Array:
 
 
 def _remainder(a: Array, b: Array) -> Array:
-    return np.asarray(np.fmod(a, b) if np.issubdtype(a.dtype, np.floating) else np.mod(a, b))
+    return np.asarray(np.fmod(a, b) if DType.of(a.dtype).is_float else np.mod(a, b))
 
 
 def _cast(inputs: Sequence[Array], attributes: CastAttributes) -> Array:
@@ -77,7 +77,8 @@ def _cast(inputs: Sequence[Array], attributes: CastAttributes) -> Array:
     # A float64 run stands for exact arithmetic: it doesn't round to the narrower float.
     if to.is_float and x.dtype == np.float64:
         return x
-    return x.astype(to.numpy)
+    with np.errstate(all="ignore"):
+        return x.astype(to.numpy)
 
 
 def _same_types(name: str, inputs: Sequence[ValueType]) -> ValueType:

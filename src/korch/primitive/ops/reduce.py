@@ -19,7 +19,7 @@ from korch.primitive.op import (
     no_flop,
     require,
 )
-from korch.primitive.types import ValueType
+from korch.primitive.types import DType, ValueType
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,8 @@ def _reduce(name: str) -> Callable[[Sequence[Array], ReduceAttributes], Array]:
         x = inputs[0]
         with np.errstate(all="ignore"):
             function = getattr(np, name)
-            wide = x.astype(np.float64) if x.dtype.kind == "f" and name in ("sum", "prod") else x
+            is_float = DType.of(x.dtype).is_float
+            wide = x.astype(np.float64) if is_float and name in ("sum", "prod") else x
             out = function(wide, axis=attributes.axes, keepdims=True,
                            initial=_identity(name, x.dtype))  # fmt: skip
         return np.asarray(out).astype(x.dtype)

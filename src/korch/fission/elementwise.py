@@ -1,0 +1,150 @@
+"""Fission of elementwise operators: one primitive each, after broadcasting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from korch.fission.context import Context
+from korch.fission.rule import Build, Refusal, Rule, rule
+from korch.primitive.op import TypeMismatchError
+from korch.primitive.ops import OPS
+from korch.primitive.types import DType, ValueType
+
+Result = int | Refusal
+
+
+def _direct(op: str, swap: bool = False) -> Build:
+    """Build the primitive `op` of the operator's inputs."""
+
+    def build(c: Context) -> Result:
+        values = c.inputs[::-1] if swap else c.inputs
+        try:
+            OPS[op].infer([ValueType((), c.dtype(value)) for value in values], None)
+        except TypeMismatchError as error:
+            return Refusal(str(error))
+        return c.elementwise(op, *values)
+
+    return build
+
+
+def _variadic(op: str) -> Build:
+    def build(c: Context) -> Result:
+        result, *rest = c.inputs
+        for value in rest:
+            result = c.elementwise(op, result, value)
+        return result
+
+    return build
+
+
+def _mean(c: Context) -> Result:
+    total = c.inputs[0]
+    for value in c.inputs[1:]:
+        total = c.elementwise("add", total, value)
+    return c.divide_exactly(total, len(c.inputs))
+
+
+def _pow(c: Context) -> Result:
+    """x^y; small whole exponents become products, which are exact where the power is."""
+    base, exponent = c.inputs
+    known = c.array(1)
+    is_scalar = known is not None and known.size == 1
+    if is_scalar and known is not None and c.shape(exponent) == (1,) * c.rank(exponent):
+        number = float(known.reshape(-1)[0])
+        if number in (1.0, 2.0, 3.0) and c.rank(exponent) <= c.rank(base):
+            square = c.elementwise("mul", base, base) if number > 1 else base
+            return c.elementwise("mul", square, base) if number == 3.0 else square
+    if not c.is_float(base) and c.is_float(exponent):
+        return Refusal("an integer to a fractional power")
+    return c.elementwise("pow", base, c.cast(exponent, c.dtype(base)))
+
+
+def _mod(c: Context) -> Result:
+    truncates = bool(c.attribute("fmod", 0))
+    is_unsigned = c.dtype(c.input(0)).value.startswith("u")
+    if truncates != c.is_float(c.input(0)) and not is_unsigned:
+        return Refusal("this sign of the remainder has no primitive")
+    return c.elementwise("mod", *c.inputs)
+
+
+def _clip(c: Context) -> Result:
+    x = c.input(0)
+    if c.version < 11:
+        low, high = c.attribute("min"), c.attribute("max")
+        bounds = [None if b is None else c.full(b, ValueType((), c.dtype(x))) for b in (low, high)]
+    else:
+        bounds = [c.optional(1), c.optional(2)]
+    if bounds[0] is not None:
+        x = c.elementwise("max", x, c.reshape(bounds[0], ()))
+    if bounds[1] is not None:
+        x = c.elementwise("min", x, c.reshape(bounds[1], ()))
+    return x
+
+
+def _cast(c: Context) -> Result:
+    return c.cast(c.input(0), c.output_type().dtype)
+
+
+def _is_inf(c: Context) -> Result:
+    x = c.input(0)
+    signs = c.attribute("detect_negative", 1), c.attribute("detect_positive", 1)
+    if all(signs):
+        return c.elementwise("isinf", x)
+    if not any(signs):
+        return c.full(False, ValueType(c.shape(x), DType.BOOL))
+    return c.elementwise("equal", x, -np.inf if signs[0] else np.inf)
+
+
+def _where(c: Context) -> Result:
+    condition, x, y = c.inputs
+    shape = np.broadcast_shapes(*map(c.shape, c.inputs))
+    return c.add("where", *(c.broadcast(value, shape) for value in (condition, x, y)))
+
+
+def _identity(c: Context) -> Result:
+    return c.input(0)
+
+
+def _dropout(c: Context) -> int | tuple[int, ...] | Refusal:
+    """Nothing is dropped outside of training."""
+    x = c.input(0)
+    if c.version >= 12 and c.is_given(2):
+        training = c.array(2)
+        ratio = c.array(1)
+        drops_none = ratio is not None and not ratio.any()
+        if (training is None or bool(training.reshape(-1)[0])) and not drops_none:
+            return Refusal("dropout in training mode is random")
+    if not c.is_read(1):
+        return x
+    return x, c.full(1, c.output_type(1))
+
+
+def _compare(op: str) -> Build:
+    """Build `a > b` as `b < a`."""
+    return _direct(op, swap=True)
+
+
+_SAME: dict[str, str] = {
+    "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Neg": "neg", "Abs": "abs",
+    "Sign": "sign", "Exp": "exp", "Log": "log", "Sqrt": "sqrt", "Reciprocal": "reciprocal",
+    "Erf": "erf", "Tanh": "tanh", "Sigmoid": "sigmoid", "Sin": "sin", "Cos": "cos", "Tan": "tan",
+    "Asin": "asin", "Acos": "acos", "Atan": "atan", "Sinh": "sinh", "Cosh": "cosh",
+    "Asinh": "asinh", "Acosh": "acosh", "Atanh": "atanh", "Floor": "floor", "Ceil": "ceil",
+    "Round": "round", "Not": "not", "And": "and", "Or": "or", "Xor": "xor", "Equal": "equal",
+    "Less": "less", "LessOrEqual": "less_equal", "IsNaN": "isnan",
+}  # fmt: skip
+_OTHERS: tuple[tuple[str, Callable[[Context], int | tuple[int, ...] | Refusal]], ...] = (
+    ("Mean", _mean), ("Pow", _pow), ("Mod", _mod), ("Clip", _clip), ("Cast", _cast),
+    ("CastLike", _cast), ("IsInf", _is_inf), ("Where", _where), ("Identity", _identity),
+    ("Dropout", _dropout),
+)  # fmt: skip
+
+RULES: tuple[Rule, ...] = (
+    *(rule(name, _direct(op)) for name, op in _SAME.items()),
+    rule("Greater", _compare("less")),
+    rule("GreaterOrEqual", _compare("less_equal")),
+    *(rule(name, _variadic(op)) for name, op in (("Sum", "add"), ("Max", "max"), ("Min", "min"))),
+    *(rule(name, build) for name, build in _OTHERS),
+)

@@ -1,0 +1,185 @@
+"""Fission of operators that move elements."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from korch.fission.context import Context, Shape, axis_of
+from korch.fission.rule import Build, Refusal, Rule, rule
+from korch.primitive.types import DType
+
+Result = int | Sequence[int] | Refusal
+
+
+def _same_elements(c: Context) -> Result:
+    """Reshape, Flatten, Squeeze, Unsqueeze: the shape is known, the order stays."""
+    return c.reshape(c.input(0), c.output_type().shape)
+
+
+def _transpose(c: Context) -> Result:
+    x = c.input(0)
+    return c.transpose(x, c.attribute("perm", tuple(range(c.rank(x)))[::-1]))
+
+
+def _concat(c: Context) -> Result:
+    axis = axis_of(int(c.attribute("axis")), c.rank(c.input(0)))
+    return c.concat(c.inputs, axis)
+
+
+def _split(c: Context) -> Result:
+    x = c.input(0)
+    axis = axis_of(int(c.attribute("axis", 0)), c.rank(x))
+    parts, start = [], 0
+    sizes = c.ints(1) if c.is_given(1) else c.attribute("split")
+    count = len(c.operator.outputs)
+    if sizes is None:
+        if c.is_given(1):
+            return Refusal("sizes are computed at run time")
+        size = -(-c.shape(x)[axis] // count)
+        sizes = [max(0, min(size, c.shape(x)[axis] - i * size)) for i in range(count)]
+    for size in sizes:
+        parts.append(c.slice_axis(x, axis, start, size))
+        start += size
+    return parts
+
+
+def _slice(c: Context) -> Result:
+    x = c.input(0)
+    rank, shape = c.rank(x), c.shape(x)
+    if c.version < 10:
+        starts, ends = c.attribute("starts"), c.attribute("ends")
+        axes, steps = c.attribute("axes", tuple(range(len(starts)))), (1,) * len(starts)
+    else:
+        known = [c.ints(i) for i in range(1, 5)]
+        if any(known[i - 1] is None and c.is_given(i) for i in range(1, 5)):
+            return Refusal("starts, ends, axes or steps are computed at run time")
+        starts, ends = known[0] or (), known[1] or ()
+        axes = known[2] if known[2] is not None else tuple(range(len(starts)))
+        steps = known[3] if known[3] is not None else (1,) * len(starts)
+    begin, size, step = [0] * rank, list(shape), [1] * rank
+    for start, end, axis, stride in zip(starts, ends, axes, steps, strict=True):
+        axis = axis_of(int(axis), rank)
+        first, last, stride = slice(int(start), int(end), int(stride)).indices(shape[axis])
+        size[axis] = len(range(first, last, stride))
+        begin[axis], step[axis] = (first, stride) if size[axis] else (0, 1)
+    return c.slice(x, begin, size, step)
+
+
+def _pad(c: Context) -> Result:
+    x, mode = c.input(0), c.attribute("mode", "constant")
+    rank, shape = c.rank(x), c.shape(x)
+    pads = tuple(c.attribute("pads", ())) if c.version < 11 else c.ints(1)
+    if pads is None:
+        return Refusal("pads are computed at run time")
+    fill: float | int = c.attribute("value", 0.0) if c.version < 11 else 0.0
+    if c.version >= 11 and c.is_given(2) and mode == "constant":
+        constant = c.array(2)
+        if constant is None:
+            return Refusal("the fill is computed at run time")
+        fill = float(constant.reshape(-1)[0]) if constant.size else 0.0
+        if not c.is_float(x) and abs(fill) >= 2**53:
+            return Refusal("a fill that a float can't hold")
+    axes = c.ints(3) if c.is_given(3) else tuple(range(rank))
+    if axes is None:
+        return Refusal("axes are computed at run time")
+    before, after = [0] * rank, [0] * rank
+    for i, axis in enumerate(axes):
+        before[axis_of(axis, rank)], after[axis_of(axis, rank)] = pads[i], pads[i + len(axes)]
+    grown = [max(0, n) for n in before], [max(0, n) for n in after]
+    cut = [max(0, -n) for n in before], [max(0, -n) for n in after]
+    if any((*cut[0], *cut[1])):
+        if mode != "constant" and any((*grown[0], *grown[1])):
+            return Refusal(f"negative pads in mode {mode}")
+        x = c.slice(x, cut[0], [n - a - b for n, a, b in zip(shape, *cut, strict=True)])
+    if mode != "constant" and any(n == 0 and a + b for n, a, b in zip(shape, *grown, strict=True)):
+        return Refusal(f"an empty axis in mode {mode}")
+    return c.pad(x, *grown, mode, fill)
+
+
+def _expand(c: Context) -> Result:
+    return c.broadcast(c.input(0), c.output_type().shape)
+
+
+def _tile(c: Context) -> Result:
+    x, repeats = c.input(0), c.ints(1)
+    if repeats is None:
+        return Refusal("repeats are computed at run time")
+    for axis, count in enumerate(repeats):
+        size = c.shape(x)[axis]
+        if count != 1:
+            x = c.take(x, axis, list(range(size)) * count)
+    return x
+
+
+def _depth_to_space(c: Context) -> Result:
+    x, block = c.input(0), int(c.attribute("blocksize"))
+    n, depth, h, w = c.shape(x)
+    less = depth // (block * block)
+    if c.attribute("mode", "DCR") == "DCR":
+        x = c.reshape(x, (n, block, block, less, h, w))
+        x = c.transpose(x, (0, 3, 4, 1, 5, 2))
+    else:
+        x = c.reshape(x, (n, less, block, block, h, w))
+        x = c.transpose(x, (0, 1, 4, 2, 5, 3))
+    return c.reshape(x, (n, less, h * block, w * block))
+
+
+def _space_to_depth(c: Context) -> Result:
+    x, block = c.input(0), int(c.attribute("blocksize"))
+    n, depth, h, w = c.shape(x)
+    x = c.reshape(x, (n, depth, h // block, block, w // block, block))
+    x = c.transpose(x, (0, 3, 5, 1, 2, 4))
+    return c.reshape(x, (n, depth * block * block, h // block, w // block))
+
+
+def _trilu(c: Context) -> Result:
+    x = c.input(0)
+    diagonal = c.ints(1) if c.is_given(1) else (0,)
+    if diagonal is None:
+        return Refusal("the diagonal is computed at run time")
+    ones = np.ones(c.shape(x)[-2:], bool)
+    keep = np.triu(ones, diagonal[0]) if c.attribute("upper", 1) else np.tril(ones, diagonal[0])
+    mask = c.broadcast(c.constant(keep), c.shape(x))
+    if c.dtype(x) is DType.BOOL:
+        return c.add("and", x, mask)
+    return c.add("where", mask, x, c.full(0, c.builder.type(x)))
+
+
+def _reverse_where(shape: Shape, lengths: Shape, batch: int, time: int) -> list[int]:
+    """Return, per (batch, time) element, the position that ReverseSequence reads."""
+    sources = []
+    for index in itertools.product(*map(range, shape)):
+        position, length = list(index), lengths[index[batch]]
+        if index[time] < length:
+            position[time] = length - 1 - index[time]
+        sources.append(int(np.ravel_multi_index(position, shape)))
+    return sources
+
+
+def _reverse_sequence(c: Context) -> Result:
+    x, lengths = c.input(0), c.ints(1)
+    batch, time = int(c.attribute("batch_axis", 1)), int(c.attribute("time_axis", 0))
+    if lengths is None:
+        return Refusal("lengths are computed at run time")
+    if {batch, time} != {0, 1}:
+        return Refusal("axes other than the first two")
+    shape = c.shape(x)
+    flat = c.reshape(x, (shape[0] * shape[1], *shape[2:]))
+    return c.reshape(c.take(flat, 0, _reverse_where(shape[:2], lengths, batch, time)), shape)
+
+
+_RESHAPES: tuple[str, ...] = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+_OTHERS: tuple[tuple[str, Build, int], ...] = (
+    ("Transpose", _transpose, 7), ("Concat", _concat, 7), ("Split", _split, 7),
+    ("Slice", _slice, 7), ("Pad", _pad, 7), ("Expand", _expand, 8), ("Tile", _tile, 7),
+    ("DepthToSpace", _depth_to_space, 7), ("SpaceToDepth", _space_to_depth, 7),
+    ("Trilu", _trilu, 14), ("ReverseSequence", _reverse_sequence, 10),
+)  # fmt: skip
+
+RULES: tuple[Rule, ...] = (
+    *(rule(name, _same_elements) for name in _RESHAPES),
+    *(rule(name, build, first) for name, build, first in _OTHERS),
+)

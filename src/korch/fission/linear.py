@@ -1,0 +1,165 @@
+"""Fission of Conv, ConvTranspose, MatMul, Gemm and Einsum; biases are added after."""
+
+from __future__ import annotations
+
+import math
+
+from korch.fission.context import Context, Shape
+from korch.fission.rule import Refusal, Rule, rule
+from korch.fission.window import window_of
+from korch.primitive.ops.linear import ConvAttributes, ConvTransposeAttributes
+from korch.primitive.ops.reduce import window_extent
+
+Result = int | Refusal
+
+
+def _add_bias(c: Context, y: int, position: int) -> int:
+    bias = c.optional(position)
+    if bias is None:
+        return y
+    shape = (1, c.shape(bias)[0], *(1,) * (c.rank(y) - 2))
+    return c.elementwise("add", y, c.reshape(bias, shape))
+
+
+def _conv(c: Context) -> Result:
+    x, w = c.inputs[:2]
+    window = window_of(c, c.shape(w)[2:])
+    if min((*window.pads_begin, *window.pads_end), default=0) < 0:
+        return Refusal("negative pads")
+    attributes = ConvAttributes(
+        window.strides, window.pads_begin, window.pads_end, window.dilations,
+        int(c.attribute("group", 1)),
+    )  # fmt: skip
+    if not c.rank(x) > 2:
+        return Refusal("no spatial axis")
+    return _add_bias(c, c.add("conv", x, w, attributes=attributes), 2)
+
+
+def _transpose_pads(c: Context, sizes: Shape, kernel: Shape, strides: Shape, dilations: Shape,
+                    extra: Shape) -> tuple[Shape, Shape] | Refusal:  # fmt: skip
+    """Return the pads of a ConvTranspose, from its attributes or its output's shape."""
+    auto, spatial = c.attribute("auto_pad", "NOTSET"), len(kernel)
+    if auto in ("NOTSET", "VALID") and c.attribute("output_shape") is None:
+        pads = tuple(c.attribute("pads", (0,) * (2 * spatial)))
+        return (pads[:spatial], pads[spatial:]) if auto == "NOTSET" else ((0,) * spatial,) * 2
+    begin, end = [], []
+    for n, out, k, s, d, e in zip(
+        sizes, c.output_type().shape[2:], kernel, strides, dilations, extra, strict=True
+    ):
+        total = s * (n - 1) + e + window_extent(k, d) - out
+        if total < 0:
+            return Refusal("an output larger than its windows reach")
+        begin.append(total - total // 2 if auto == "SAME_LOWER" else total // 2)
+        end.append(total - begin[-1])
+    return tuple(begin), tuple(end)
+
+
+def _conv_transpose(c: Context) -> Result:
+    x, w = c.inputs[:2]
+    kernel = c.shape(w)[2:]
+    spatial = len(kernel)
+    strides = tuple(c.attribute("strides", (1,) * spatial))
+    dilations = tuple(c.attribute("dilations", (1,) * spatial))
+    extra = tuple(c.attribute("output_padding", (0,) * spatial))
+    pads = _transpose_pads(c, c.shape(x)[2:], kernel, strides, dilations, extra)
+    if isinstance(pads, Refusal):
+        return pads
+    if min((*pads[0], *pads[1]), default=0) < 0:
+        return Refusal("negative pads")
+    attributes = ConvTransposeAttributes(
+        strides, pads[0], pads[1], dilations, extra, int(c.attribute("group", 1))
+    )
+    return _add_bias(c, c.add("conv_transpose", x, w, attributes=attributes), 2)
+
+
+def _matmul(c: Context) -> Result:
+    """Vectors become matrices; the operand of lower rank gets leading axes of size 1."""
+    a, b = c.inputs
+    a = c.reshape(a, (1, *c.shape(a))) if c.rank(a) == 1 else a
+    b = c.reshape(b, (*c.shape(b), 1)) if c.rank(b) == 1 else b
+    rank = max(c.rank(a), c.rank(b))
+    a, b = (c.reshape(v, (1,) * (rank - c.rank(v)) + c.shape(v)) for v in (a, b))
+    return c.reshape(c.add("matmul", a, b), c.output_type().shape)
+
+
+def _gemm(c: Context) -> Result:
+    a, b = c.inputs[:2]
+    a = c.transpose(a, (1, 0)) if c.attribute("transA", 0) else a
+    b = c.transpose(b, (1, 0)) if c.attribute("transB", 0) else b
+    alpha, beta = float(c.attribute("alpha", 1.0)), float(c.attribute("beta", 1.0))
+    if not c.is_float(a) and (alpha, beta) != (1.0, 1.0):
+        return Refusal("integers, with factors that are real")
+    y = c.add("matmul", a, b)
+    y = y if alpha == 1 else c.elementwise("mul", y, alpha)
+    addend = c.optional(2)
+    if addend is None or beta == 0:
+        return y
+    addend = addend if beta == 1 else c.elementwise("mul", addend, beta)
+    return c.elementwise("add", y, addend)
+
+
+def _einsum(c: Context) -> Result:
+    """A sum of products of two operands as one batched matrix product."""
+    equation = str(c.attribute("equation")).replace(" ", "")
+    if "." in equation or len(c.inputs) not in (1, 2):
+        return Refusal("an ellipsis, or more than two operands")
+    left, arrow, out = equation.partition("->")
+    terms = left.split(",")
+    if not arrow:
+        joined = left.replace(",", "")
+        out = "".join(sorted(x for x in set(joined) if joined.count(x) == 1))
+    if any(len(set(term)) != len(term) for term in (*terms, out)):
+        return Refusal("a diagonal")
+    if len(terms) == 1:
+        return _sum_out(c, c.input(0), terms[0], out)
+    sizes = {
+        letter: n for term, value in zip(terms, c.inputs, strict=True)
+        for letter, n in zip(term, c.shape(value), strict=True)
+    }  # fmt: skip
+    broadcasts = any(
+        c.shape(value) != tuple(sizes[x] for x in term)
+        for term, value in zip(terms, c.inputs, strict=True)
+    )
+    if broadcasts:
+        return Refusal("an axis that broadcasts")
+    values, letters = [], []
+    for position, value in enumerate(c.inputs):
+        keep = "".join(x for x in terms[position] if x in out or x in terms[1 - position])
+        values.append(_sum_out(c, value, terms[position], keep))
+        letters.append(keep)
+    batch = [x for x in letters[0] if x in letters[1] and x in out]
+    inner = [x for x in letters[0] if x in letters[1] and x not in out]
+    rows = [x for x in letters[0] if x not in letters[1]]
+    columns = [x for x in letters[1] if x not in letters[0]]
+
+    def size(names: list[str]) -> int:
+        return math.prod(sizes[x] for x in names)
+
+    a = c.transpose(values[0], [letters[0].index(x) for x in (*batch, *rows, *inner)])
+    b = c.transpose(values[1], [letters[1].index(x) for x in (*batch, *inner, *columns)])
+    lead = tuple(sizes[x] for x in batch)
+    product = c.add(
+        "matmul", c.reshape(a, (*lead, size(rows), size(inner))),
+        c.reshape(b, (*lead, size(inner), size(columns))),
+    )  # fmt: skip
+    order = [*batch, *rows, *columns]
+    whole = c.reshape(product, [sizes[x] for x in order])
+    return c.transpose(whole, [order.index(x) for x in out])
+
+
+def _sum_out(c: Context, value: int, term: str, out: str) -> int:
+    """Sum over the axes that `out` does not name, and order the rest."""
+    axes = tuple(i for i, x in enumerate(term) if x not in out)
+    rest = [x for x in term if x in out]
+    value = c.reduce("sum", value, axes)
+    value = c.reshape(value, [n for i, n in enumerate(c.shape(value)) if i not in axes])
+    return c.transpose(value, [rest.index(x) for x in out if x in rest])
+
+
+RULES: tuple[Rule, ...] = (
+    rule("Conv", _conv),
+    rule("ConvTranspose", _conv_transpose),
+    rule("MatMul", _matmul, 9),
+    rule("Gemm", _gemm),
+    rule("Einsum", _einsum, 12),
+)

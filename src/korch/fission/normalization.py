@@ -1,0 +1,180 @@
+"""Fission of softmax and of normalizations.
+
+Softmax subtracts the maximum, always: e^x overflows float32 above 88. Variances are means of
+squared deviations: two passes, no cancellation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from korch.fission.context import Context, Shape, axis_of
+from korch.fission.rule import Refusal, Rule, rule
+from korch.primitive.ops.reduce import PoolAttributes
+from korch.primitive.types import DType
+
+Result = int | Sequence[int] | Refusal
+
+
+def _softmax_axes(c: Context) -> Shape:
+    """One axis; before opset 13 all axes from it on (the operator flattened its input)."""
+    rank = c.rank(c.input(0))
+    if c.version >= 13:
+        return (axis_of(c.attribute("axis", -1), rank),) if rank else ()
+    return tuple(range(axis_of(c.attribute("axis", 1), rank), rank))
+
+
+def _softmax(c: Context) -> Result:
+    """e^(x-m) / Σ e^(x-m), with m the maximum."""
+    x, axes = c.input(0), _softmax_axes(c)
+    shifted = c.elementwise("sub", x, c.reduce("max", x, axes))
+    power = c.elementwise("exp", shifted)
+    return c.elementwise("div", power, c.reduce("sum", power, axes))
+
+
+def _log_softmax(c: Context) -> Result:
+    """(x-m) - log Σ e^(x-m), with m the maximum."""
+    x, axes = c.input(0), _softmax_axes(c)
+    shifted = c.elementwise("sub", x, c.reduce("max", x, axes))
+    total = c.reduce("sum", c.elementwise("exp", shifted), axes)
+    return c.elementwise("sub", shifted, c.elementwise("log", total))
+
+
+def _inverse_deviation(c: Context, variance: int, epsilon: float) -> int:
+    shifted = c.elementwise("add", variance, epsilon)
+    return c.elementwise("reciprocal", c.elementwise("sqrt", shifted))
+
+
+def _per_channel(c: Context, value: int, rank: int) -> int:
+    """Return a vector over channels with the shape 1, c, 1, ..., 1."""
+    return c.reshape(value, (1, c.shape(value)[0], *(1,) * (rank - 2)))
+
+
+def _wide(c: Context, value: int) -> int:
+    """Return half-precision floats as float32, in which ONNX normalizes them."""
+    is_half = c.dtype(value) in (DType.F16, DType.BF16)
+    return c.cast(value, DType.F32) if is_half else value
+
+
+def _layer_norm(c: Context) -> Result:
+    x = _wide(c, c.input(0))
+    rank, out = c.rank(x), c.output_type().dtype
+    axes = tuple(range(axis_of(c.attribute("axis", -1), rank), rank))
+    deviation, variance, mean = c.variance(x, axes)
+    inverse = _inverse_deviation(c, variance, float(c.attribute("epsilon", 1e-5)))
+    y = c.cast(c.elementwise("mul", deviation, inverse), out)
+    y = c.elementwise("mul", y, c.input(1))
+    bias = c.optional(2)
+    y = y if bias is None else c.elementwise("add", y, bias)
+    return y, mean, inverse
+
+
+def _rms_norm(c: Context) -> Result:
+    x = _wide(c, c.input(0))
+    rank = c.rank(x)
+    axes = tuple(range(axis_of(c.attribute("axis", -1), rank), rank))
+    mean_square = c.mean(c.elementwise("mul", x, x), axes)
+    inverse = _inverse_deviation(c, mean_square, float(c.attribute("epsilon", 1e-5)))
+    y = c.cast(c.elementwise("mul", x, inverse), c.output_type().dtype)
+    return c.elementwise("mul", y, c.input(1))
+
+
+def _instance_norm(c: Context) -> Result:
+    x, scale, bias = c.inputs
+    rank = c.rank(x)
+    deviation, variance, _ = c.variance(x, tuple(range(2, rank)))
+    inverse = _inverse_deviation(c, variance, float(c.attribute("epsilon", 1e-5)))
+    factor = c.elementwise("mul", inverse, _per_channel(c, scale, rank))
+    y = c.elementwise("mul", deviation, factor)
+    return c.elementwise("add", y, _per_channel(c, bias, rank))
+
+
+def _group_norm(c: Context) -> Result:
+    """Scale and bias are per group before opset 21, per channel from then on."""
+    x, scale, bias = c.inputs
+    shape, groups = c.shape(x), int(c.attribute("num_groups"))
+    if shape[1] % groups:
+        return Refusal(f"{shape[1]} channels are not {groups} equal groups")
+    wide = c.reshape(_wide(c, x), (shape[0], groups, shape[1] // groups, *shape[2:]))
+    deviation, variance, _ = c.variance(wide, tuple(range(2, len(shape) + 1)))
+    inverse = _inverse_deviation(c, variance, float(c.attribute("epsilon", 1e-5)))
+    if c.shape(scale) == (groups,) and c.version < 21:
+        repeats = [g for g in range(groups) for _ in range(shape[1] // groups)]
+        scale, bias = c.take(scale, 0, repeats), c.take(bias, 0, repeats)
+    y = c.reshape(c.elementwise("mul", deviation, inverse), shape)
+    y = c.cast(y, c.output_type().dtype)
+    y = c.elementwise("mul", y, _per_channel(c, scale, len(shape)))
+    return c.elementwise("add", y, _per_channel(c, bias, len(shape)))
+
+
+def _batch_norm(c: Context) -> Result:
+    """x·f + (b - mean·f) with f = scale / sqrt(variance + epsilon), folded per channel."""
+    if c.attribute("training_mode", 0) or c.is_read(1) or c.attribute("spatial", 1) == 0:
+        return Refusal("batch normalization in training mode")
+    x, scale, bias, mean, variance = c.inputs
+    if any(c.dtype(v) is not c.dtype(x) for v in c.inputs):
+        return Refusal("statistics of another type")
+    root = c.elementwise(
+        "sqrt", c.elementwise("add", variance, float(c.attribute("epsilon", 1e-5)))
+    )
+    factor = c.elementwise("div", scale, root)
+    shift = c.elementwise("sub", bias, c.elementwise("mul", mean, factor))
+    rank = max(c.rank(x), 2)
+    if c.rank(x) < 2:
+        return Refusal("an input without channels")
+    y = c.elementwise("mul", x, _per_channel(c, factor, rank))
+    return c.elementwise("add", y, _per_channel(c, shift, rank))
+
+
+def _lp_norm(c: Context) -> Result:
+    x, power = c.input(0), int(c.attribute("p", 2))
+    axes = (axis_of(c.attribute("axis", -1), c.rank(x)),)
+    if power == 1:
+        norm = c.reduce("sum", c.elementwise("abs", x), axes)
+    else:
+        norm = c.elementwise("sqrt", c.reduce("sum", c.elementwise("mul", x, x), axes))
+    # Where the norm is 0 all elements are, and so is the result: 0 / 1.
+    ones = c.full(1, c.builder.type(norm))
+    divisor = c.add("where", c.elementwise("equal", norm, 0.0), ones, norm)
+    return c.elementwise("div", x, divisor)
+
+
+def _mean_variance_norm(c: Context) -> Result:
+    x = c.input(0)
+    rank = c.rank(x)
+    axes = tuple(axis_of(axis, rank) for axis in c.attribute("axes", (0, 2, 3)))
+    deviation, variance, _ = c.variance(x, axes)
+    root = c.elementwise("add", c.elementwise("sqrt", variance), 1e-9)
+    return c.elementwise("div", deviation, root)
+
+
+def _lrn(c: Context) -> Result:
+    """X / (bias + alpha/size · Σ x²)^beta, the sum over a window of channels."""
+    x, size = c.input(0), int(c.attribute("size"))
+    spatial = c.rank(x) - 2
+    ones, zeros = (1,) * spatial, (0,) * spatial
+    before = (size - 1) // 2
+    window = PoolAttributes(
+        (size, *ones), (1, *ones), (before, *zeros), (size - 1 - before, *zeros), (1, *ones)
+    )
+    total = c.add("pool_sum", c.elementwise("mul", x, x), attributes=window)
+    alpha, beta = float(c.attribute("alpha", 1e-4)), float(c.attribute("beta", 0.75))
+    scaled = c.elementwise("mul", total, float(np.float32(alpha)) / size)
+    base = c.elementwise("add", scaled, float(c.attribute("bias", 1.0)))
+    return c.elementwise("div", x, c.elementwise("pow", base, beta))
+
+
+RULES: tuple[Rule, ...] = (
+    rule("Softmax", _softmax),
+    rule("LogSoftmax", _log_softmax),
+    rule("LayerNormalization", _layer_norm, 17),
+    rule("RMSNormalization", _rms_norm, 23),
+    rule("InstanceNormalization", _instance_norm),
+    rule("GroupNormalization", _group_norm, 18),
+    rule("BatchNormalization", _batch_norm),
+    rule("LpNormalization", _lp_norm),
+    rule("MeanVarianceNormalization", _mean_variance_norm, 9),
+    rule("LRN", _lrn),
+)

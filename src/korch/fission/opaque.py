@@ -1,0 +1,38 @@
+"""An operator without a rule -> opaque primitives, one for each output that is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx
+
+from korch.fission.context import Context
+from korch.primitive.ops.opaque import OpaqueAttributes
+
+
+def keep_whole(c: Context) -> dict[int, int]:
+    """Emit opaque primitives; return the value of each output that is read, by position."""
+    operator = c.operator
+    node = onnx.NodeProto()
+    node.op_type, node.domain = operator.op_type, operator.domain
+    node.attribute.extend(sorted(operator.node.attribute, key=lambda item: str(item.name)))
+    node.input.extend(_numbered("x", operator.inputs))
+    node.output.extend(f"y{i}" if name else "" for i, name in enumerate(operator.outputs))
+    text = node.SerializeToString(deterministic=True).hex()
+    inputs = tuple(str(c.builder.type(value)) for value in c.inputs)
+    outputs = tuple(str(c.output_type(i)) if name else "" for i, name in
+                    enumerate(operator.outputs))  # fmt: skip
+    return {
+        i: c.add("opaque", *c.inputs, attributes=OpaqueAttributes(
+            operator.op_type, operator.domain, operator.version, text, inputs, outputs, i))
+        for i in range(len(outputs)) if c.is_read(i)
+    }  # fmt: skip
+
+
+def _numbered(letter: str, names: Iterable[str]) -> list[str]:
+    """Name the inputs that are given one after another, and leave out the others."""
+    count, result = 0, []
+    for name in names:
+        result.append(f"{letter}{count}" if name else "")
+        count += bool(name)
+    return result

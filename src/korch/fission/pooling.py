@@ -1,0 +1,95 @@
+"""Fission of pooling: a windowed maximum or sum; the sum is then divided by its count."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from korch.fission.context import Context, Shape
+from korch.fission.rule import Build, Refusal, Rule, rule
+from korch.fission.window import Window, reach, window_of
+from korch.primitive.op import Array
+from korch.primitive.ops.reduce import PoolAttributes
+
+Result = int | Refusal
+
+
+def _pool(c: Context, op: str, value: int, window: Window) -> int | Refusal:
+    """Emit a pooling primitive whose output has the operator's shape (ceil_mode included)."""
+    shape = c.output_type().shape
+    if c.attribute("ceil_mode", 0):
+        window = replace(window, pads_end=reach(window, c.shape(value)[2:], shape[2:]))
+    if min((*window.pads_begin, *window.pads_end), default=0) < 0:
+        return Refusal("negative pads")
+    if 0 in c.shape(value):
+        return Refusal("an empty input")
+    attributes = PoolAttributes(
+        window.kernel, window.strides, window.pads_begin, window.pads_end, window.dilations
+    )
+    result = c.add(op, value, attributes=attributes)
+    if c.shape(result) != shape:
+        return Refusal(f"windows give {c.shape(result)}, ONNX infers {shape}")
+    return result
+
+
+def _max_pool(c: Context) -> Result:
+    if c.is_read(1):
+        return Refusal("the positions of the maxima are read")
+    return _pool(c, "pool_max", c.input(0), window_of(c, tuple(c.attribute("kernel_shape"))))
+
+
+def _average_pool(c: Context) -> Result:
+    window = window_of(c, tuple(c.attribute("kernel_shape")))
+    total = _pool(c, "pool_sum", c.input(0), window)
+    if isinstance(total, Refusal):
+        return total
+    sizes, counts = c.shape(c.input(0))[2:], c.shape(total)[2:]
+    divisor = _window_counts(window, sizes, counts, bool(c.attribute("count_include_pad", 0)))
+    if (divisor == divisor.reshape(-1)[0]).all():
+        return c.divide_exactly(total, int(divisor.reshape(-1)[0]))
+    dtype = c.dtype(total).numpy
+    return c.elementwise("div", total, c.constant(divisor[None, None].astype(dtype)))
+
+
+def _window_counts(window: Window, sizes: Shape, counts: Shape, include_pads: bool) -> Array:
+    """Return how many elements each window averages, per spatial position."""
+    total = np.ones((1,) * len(sizes), np.int64)
+    for axis, (n, count) in enumerate(zip(sizes, counts, strict=True)):
+        begin = window.pads_begin[axis] if include_pads else 0
+        end = window.pads_end[axis] if include_pads else 0
+        taps = np.arange(window.kernel[axis]) * window.dilations[axis] - window.pads_begin[axis]
+        positions = np.arange(count)[:, None] * window.strides[axis] + taps
+        inside = ((positions >= -begin) & (positions < n + end)).sum(1)
+        total = total * inside.reshape([-1 if i == axis else 1 for i in range(len(sizes))])
+    return total
+
+
+def _lp_pool(c: Context) -> Result:
+    """(Σ |x|^p)^(1/p) for p = 1 or 2."""
+    x, power = c.input(0), int(c.attribute("p", 2))
+    if power not in (1, 2):
+        return Refusal(f"the norm p = {power}")
+    parts = c.elementwise("abs", x) if power == 1 else c.elementwise("mul", x, x)
+    total = _pool(c, "pool_sum", parts, window_of(c, tuple(c.attribute("kernel_shape"))))
+    if isinstance(total, Refusal) or power == 1:
+        return total
+    return c.elementwise("sqrt", total)
+
+
+def _global(name: str) -> Build:
+    def build(c: Context) -> Result:
+        x = c.input(0)
+        axes = tuple(range(2, c.rank(x)))
+        return c.mean(x, axes) if name == "mean" else c.reduce(name, x, axes)
+
+    return build
+
+
+RULES: tuple[Rule, ...] = (
+    rule("MaxPool", _max_pool),
+    rule("AveragePool", _average_pool),
+    rule("LpPool", _lp_pool),
+    rule("GlobalAveragePool", _global("mean")),
+    rule("GlobalMaxPool", _global("max")),
+)

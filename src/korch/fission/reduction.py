@@ -1,0 +1,90 @@
+"""Fission of reductions: Reduce* with axes as an attribute or as an input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from korch.fission.context import Context, Shape, axis_of
+from korch.fission.rule import Build, Refusal, Rule, rule
+
+Result = int | Refusal
+
+
+def reduced_axes(c: Context) -> Shape | Refusal | None:
+    """Return the axes that a Reduce* operator reduces; None if it reduces nothing."""
+    rank = c.rank(c.input(0))
+    if c.is_given(1):
+        axes = c.ints(1)
+        if axes is None:
+            return Refusal("axes are computed at run time")
+    else:
+        axes = tuple(c.attribute("axes", ()))
+    if not axes:
+        return None if c.attribute("noop_with_empty_axes", 0) else tuple(range(rank))
+    return tuple(sorted({axis_of(axis, rank) for axis in axes}))
+
+
+def _reduction(
+    before: Callable[[Context, int], int] | None,
+    reduce: Callable[[Context, int, Shape], int],
+    after: Callable[[Context, int], int] | None = None,
+    floats_only: bool = False,
+) -> Build:
+    """Build `after(reduce(before(x)))`, and drop the reduced axes unless they are kept."""
+
+    def build(c: Context) -> Result:
+        x = c.input(0)
+        axes = reduced_axes(c)
+        if isinstance(axes, Refusal):
+            return axes
+        if c.dtype(x).value == "bool" or (floats_only and not c.is_float(x)):
+            return Refusal(f"elements of type {c.dtype(x).value}")
+        value = before(c, x) if before else x
+        value = value if axes is None else reduce(c, value, axes)
+        value = after(c, value) if after else value
+        return c.reshape(value, c.output_type().shape)
+
+    return build
+
+
+def _plain(name: str) -> Callable[[Context, int, Shape], int]:
+    return lambda c, x, axes: c.reduce(name, x, axes)
+
+
+def _square(c: Context, x: int) -> int:
+    return c.elementwise("mul", x, x)
+
+
+def _log_sum_exp(c: Context, x: int, axes: Shape) -> int:
+    """log(Σ e^x) as log(Σ e^(x-m)) + m, with m the maximum, or 0 where that is infinite."""
+    maximum = c.reduce("max", x, axes)
+    zeros = c.full(0, c.builder.type(maximum))
+    shift = c.add("where", c.elementwise("isinf", maximum), zeros, maximum)
+    total = c.reduce("sum", c.elementwise("exp", c.elementwise("sub", x, shift)), axes)
+    return c.elementwise("add", c.elementwise("log", total), shift)
+
+
+def _abs(c: Context, x: int) -> int:
+    return c.elementwise("abs", x)
+
+
+def _log(c: Context, x: int) -> int:
+    return c.elementwise("log", x)
+
+
+def _sqrt(c: Context, x: int) -> int:
+    return c.elementwise("sqrt", x)
+
+
+RULES: tuple[Rule, ...] = (
+    rule("ReduceSum", _reduction(None, _plain("sum"))),
+    rule("ReduceProd", _reduction(None, _plain("prod"))),
+    rule("ReduceMax", _reduction(None, _plain("max"))),
+    rule("ReduceMin", _reduction(None, _plain("min"))),
+    rule("ReduceMean", _reduction(None, lambda c, x, axes: c.mean(x, axes), floats_only=True)),
+    rule("ReduceL1", _reduction(_abs, _plain("sum"))),
+    rule("ReduceL2", _reduction(_square, _plain("sum"), _sqrt, floats_only=True)),
+    rule("ReduceSumSquare", _reduction(_square, _plain("sum"))),
+    rule("ReduceLogSum", _reduction(None, _plain("sum"), _log, floats_only=True)),
+    rule("ReduceLogSumExp", _reduction(None, _log_sum_exp, floats_only=True)),
+)

@@ -1,0 +1,47 @@
+"""A fission rule: one operator -> primitives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from korch.fission.context import Context
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a rule does not apply; the operator is then kept whole."""
+
+    reason: str
+
+
+Build = Callable[[Context], int | Sequence[int] | Refusal]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How one operator is split.
+
+    Attributes:
+        operator: the operator's name in the ONNX domain.
+        first: the first opset that it holds for.
+        last: the last one, or None if it holds for the newest.
+        build: emits primitives into a context and returns the operator's outputs, or a refusal.
+            A trailing output may be left out only if nothing reads it.
+        source: the definition that it follows.
+    """
+
+    operator: str
+    first: int
+    last: int | None
+    build: Build
+    source: str
+
+    def holds_for(self, opset: int) -> bool:
+        """Return whether the rule is for this opset."""
+        return self.first <= opset and (self.last is None or opset <= self.last)
+
+
+def rule(operator: str, build: Build, first: int = 7, last: int | None = None) -> Rule:
+    """Return a rule whose source is the ONNX operator of the same name."""
+    return Rule(operator, first, last, build, f"ONNX {operator}, opset {first}..{last or ''}")

@@ -1,0 +1,102 @@
+"""Operator graph -> primitive graph.
+
+Each operator is split by the first rule that holds for it; one without a rule, or whose rule
+refuses, is kept whole, and the report says why.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from korch.fission.context import Context
+from korch.fission.opaque import keep_whole
+from korch.fission.rule import Refusal, Rule
+from korch.frontend.operator import Operator, OperatorGraph
+from korch.primitive.graph import GraphBuilder, PrimitiveGraph
+
+
+@dataclass(frozen=True, slots=True)
+class KeptWhole:
+    """An operator that became opaque.
+
+    Attributes:
+        operator: its label, as in the primitives' origins.
+        op_type: its type.
+        reason: why it was not split.
+    """
+
+    operator: str
+    op_type: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FissionReport:
+    """What fission did.
+
+    Attributes:
+        split: how many operators were split.
+        kept: those that were not, in the model's order.
+    """
+
+    split: int
+    kept: tuple[KeptWhole, ...]
+
+    @property
+    def reasons(self) -> dict[tuple[str, str], int]:
+        """How many operators were kept whole, by type and reason."""
+        return dict(Counter((item.op_type, item.reason) for item in self.kept))
+
+
+def split_operators(
+    graph: OperatorGraph, rules: Mapping[str, tuple[Rule, ...]]
+) -> tuple[PrimitiveGraph, FissionReport]:
+    """Split every operator by these rules.
+
+    Args:
+        graph: the model.
+        rules: the rules for each type of operator.
+
+    Returns:
+        The primitive graph, and what was kept whole.
+    """
+    builder = GraphBuilder()
+    values = {name: builder.input(name, graph.types[name]) for name in graph.inputs}
+    for name, array in graph.constants.items():
+        values[name] = builder.constant(array)
+    read = frozenset(graph.outputs) | {n for operator in graph.operators for n in operator.inputs}
+    kept: list[KeptWhole] = []
+    for operator in graph.operators:
+        context = Context(operator, builder, values, graph.types, read)
+        reason = _split(context, rules, values)
+        if reason:
+            kept.append(KeptWhole(operator.label, operator.op_type, reason))
+    for name in graph.outputs:
+        builder.output(name, values[name])
+    report = FissionReport(len(graph.operators) - len(kept), tuple(kept))
+    return builder.freeze(), report
+
+
+def _split(c: Context, rules: Mapping[str, tuple[Rule, ...]], values: dict[str, int]) -> str:
+    """Split one operator; return why it was kept whole, or "" if it was not."""
+    found = _find(c.operator, rules)
+    result = found if isinstance(found, Refusal) else found.build(c)
+    if isinstance(result, Refusal):
+        outputs, reason = keep_whole(c), result.reason
+    else:
+        given = (result,) if isinstance(result, int) else tuple(result)
+        outputs, reason = dict(enumerate(given)), ""
+    for position, value in outputs.items():
+        if position < len(c.operator.outputs) and c.operator.outputs[position]:
+            values[c.operator.outputs[position]] = value
+    return reason
+
+
+def _find(operator: Operator, rules: Mapping[str, tuple[Rule, ...]]) -> Rule | Refusal:
+    candidates = rules.get(operator.op_type, ()) if not operator.domain else ()
+    for candidate in candidates:
+        if candidate.holds_for(operator.version):
+            return candidate
+    return Refusal("no rule for this opset" if candidates else "no rule")

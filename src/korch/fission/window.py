@@ -1,0 +1,50 @@
+"""The geometry that convolutions and pooling share: pads from auto_pad, strides, dilations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from korch.fission.context import Context, Shape
+from korch.primitive.ops.reduce import window_extent
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Sizes, steps, pads and dilations per spatial axis."""
+
+    kernel: Shape
+    strides: Shape
+    pads_begin: Shape
+    pads_end: Shape
+    dilations: Shape
+
+
+def window_of(c: Context, kernel: Shape) -> Window:
+    """Return the window of an operator on its first input, with auto_pad resolved."""
+    spatial = len(kernel)
+    sizes = c.shape(c.input(0))[2:]
+    strides = tuple(c.attribute("strides", (1,) * spatial))
+    dilations = tuple(c.attribute("dilations", (1,) * spatial))
+    pads = tuple(c.attribute("pads", (0,) * (2 * spatial)))
+    auto = c.attribute("auto_pad", "NOTSET")
+    if auto == "VALID":
+        pads = (0,) * (2 * spatial)
+    elif auto in ("SAME_UPPER", "SAME_LOWER"):
+        totals = [
+            max(0, (-(-n // s) - 1) * s + window_extent(k, d) - n)
+            for n, k, s, d in zip(sizes, kernel, strides, dilations, strict=True)
+        ]
+        begin = [total // 2 if auto == "SAME_UPPER" else total - total // 2 for total in totals]
+        pads = (*begin, *(total - b for total, b in zip(totals, begin, strict=True)))
+    return Window(kernel, strides, pads[:spatial], pads[spatial:], dilations)
+
+
+def reach(window: Window, sizes: Shape, counts: Shape) -> Shape:
+    """Return the end pads with which exactly `counts` windows fit `sizes` elements."""
+    return tuple(
+        max(0, (count - 1) * s + window_extent(k, d) - n - b)
+        for n, count, k, s, b, d in zip(
+            sizes, counts, window.kernel, window.strides, window.pads_begin, window.dilations,
+            strict=True,
+        )
+    )  # fmt: skip

@@ -1,0 +1,86 @@
+"""Small ONNX models, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from korch.primitive.op import Array
+
+
+def one_operator(
+    op_type: str,
+    inputs: Sequence[Array | None],
+    *,
+    constants: Mapping[int, Array] | None = None,
+    opset: int = 17,
+    outputs: int = 1,
+    domain: str = "",
+    **attributes: Any,
+) -> onnx.ModelProto:
+    """Return a model of one operator.
+
+    Args:
+        op_type: the operator.
+        inputs: an array for each input, which gives its type; None where it is left out.
+        constants: inputs, by position, that are initializers with these elements.
+        opset: the version of the domain.
+        outputs: how many outputs to ask for; they are called y0, y1, ....
+        domain: the operator's domain.
+        attributes: the operator's.
+    """
+    known = dict(constants or {})
+    count = max(len(inputs), *(position + 1 for position in known), 0) if known else len(inputs)
+    names = [
+        f"x{i}" if i in known or (i < len(inputs) and inputs[i] is not None) else ""
+        for i in range(count)
+    ]
+    node = onnx.helper.make_node(
+        op_type, names, [f"y{i}" for i in range(outputs)], name="it", domain=domain, **attributes
+    )
+    declared = [
+        onnx.helper.make_tensor_value_info(
+            f"x{i}", onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
+        )
+        for i, array in enumerate(inputs)
+        if array is not None and i not in known
+    ]
+    results = [onnx.helper.make_empty_tensor_value_info(f"y{i}") for i in range(outputs)]
+    stored = [onnx.numpy_helper.from_array(np.asarray(a), f"x{i}") for i, a in known.items()]
+    graph = onnx.helper.make_graph([node], "one", declared, results, stored)
+    imports = [onnx.helper.make_opsetid(domain, opset)]
+    return onnx.helper.make_model(graph, opset_imports=imports, ir_version=8)
+
+
+def feeds_of(inputs: Sequence[Array | None], known: Mapping[int, Array] | None = None
+             ) -> dict[str, Array]:  # fmt: skip
+    """Return the arrays that `one_operator`'s model reads at run time, by name."""
+    return {
+        f"x{i}": array for i, array in enumerate(inputs)
+        if array is not None and i not in (known or {})
+    }  # fmt: skip
+
+
+def chain(nodes: Sequence[onnx.NodeProto], inputs: Mapping[str, tuple[int, Sequence[Any]]],
+          outputs: Sequence[str], constants: Mapping[str, Array] | None = None,
+          opset: int = 17) -> onnx.ModelProto:  # fmt: skip
+    """Return a model of these nodes.
+
+    Args:
+        nodes: in any order.
+        inputs: ONNX element type and shape (numbers or names) by name.
+        outputs: names.
+        constants: initializers by name.
+        opset: the ONNX opset.
+    """
+    graph = onnx.helper.make_graph(
+        list(nodes), "chain",
+        [onnx.helper.make_tensor_value_info(n, t, s) for n, (t, s) in inputs.items()],
+        [onnx.helper.make_empty_tensor_value_info(name) for name in outputs],
+        [onnx.numpy_helper.from_array(np.asarray(a), n) for n, a in (constants or {}).items()],
+    )  # fmt: skip
+    imports = [onnx.helper.make_opsetid("", opset)]
+    return onnx.helper.make_model(graph, opset_imports=imports, ir_version=8)
