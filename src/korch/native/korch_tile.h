@@ -82,6 +82,12 @@ KORCH_INLINE Vec<To, W> cast(Vec<From, W> x) {
   else return __builtin_convertvector(x, Vec<To, W>);
 }
 
+}  // namespace korch
+
+#include "korch_math.h"
+
+namespace korch {
+
 // Elementwise operations by their names in the primitive table. Those of korch_vector.h serve
 // whole vectors; the others go lane by lane.
 template <typename R, typename T, int W, typename F>
@@ -148,27 +154,50 @@ KORCH_INLINE Vec<T, W> op_min(Vec<T, W> a, Vec<T, W> b) {
   else return a != a ? a : smaller;
 }
 
-template <typename T, int W>
-KORCH_INLINE Vec<T, W> op_sqrt(Vec<T, W> a) {
-  if constexpr (W == 1) {
-    return sizeof(T) == 4 ? static_cast<T>(__builtin_sqrtf(a)) : static_cast<T>(__builtin_sqrt(a));
-  } else {
-    alignas(64) T x[W];
-    __builtin_memcpy(x, &a, sizeof(a));
-    for (int i = 0; i < W; ++i) x[i] = op_sqrt<T, 1>(x[i]);
-    return load<T, W>(x);
+// float32 goes through the vector functions, float64 lane by lane through the C library.
+#define KORCH_FLOAT(NAME, DOUBLE)                                        \
+  template <typename T, int W>                                          \
+  KORCH_INLINE Vec<T, W> op_##NAME(Vec<T, W> a) {                       \
+    if constexpr (sizeof(T) == 4) return NAME##_float<W>(a);            \
+    else return lanewise<T, T, W>(a, [](T x) { return DOUBLE; });       \
   }
+KORCH_FLOAT(exp, __builtin_exp(x))
+KORCH_FLOAT(log, __builtin_log(x))
+KORCH_FLOAT(erf, __builtin_erf(x))
+KORCH_FLOAT(tanh, __builtin_tanh(x))
+KORCH_FLOAT(sigmoid, 1 / (1 + __builtin_exp(-x)))
+
+// A loop over an array in memory becomes one vector instruction where there is one.
+#define KORCH_ROUNDING(NAME)                                             \
+  template <typename T, int W>                                          \
+  KORCH_INLINE Vec<T, W> op_##NAME(Vec<T, W> a) {                       \
+    if constexpr (W == 1) {                                             \
+      if constexpr (sizeof(T) == 4) return KORCH_BUILTIN(NAME, f)(a);   \
+      else return KORCH_BUILTIN(NAME, )(a);                             \
+    } else {                                                            \
+      alignas(64) T x[W];                                               \
+      __builtin_memcpy(x, &a, sizeof(a));                               \
+      for (int i = 0; i < W; ++i) x[i] = op_##NAME<T, 1>(x[i]);         \
+      return load<T, W>(x);                                             \
+    }                                                                   \
+  }
+#define KORCH_BUILTIN(NAME, SUFFIX) __builtin_##NAME##SUFFIX
+KORCH_ROUNDING(sqrt)
+KORCH_ROUNDING(floor)
+KORCH_ROUNDING(ceil)
+KORCH_ROUNDING(rint)
+
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> op_round(Vec<T, W> a) {
+  return op_rint<T, W>(a);
 }
 
-KORCH_UNARY(exp, T, __builtin_expf(x))
-KORCH_UNARY(log, T, __builtin_logf(x))
-KORCH_UNARY(erf, T, __builtin_erff(x))
-KORCH_UNARY(tanh, T, __builtin_tanhf(x))
-KORCH_UNARY(sigmoid, T, 1 / (1 + __builtin_expf(-x)))
-KORCH_UNARY(floor, T, __builtin_floorf(x))
-KORCH_UNARY(ceil, T, __builtin_ceilf(x))
-KORCH_UNARY(round, T, __builtin_rintf(x))
-KORCH_BINARY(pow, T, __builtin_powf(x, y))
+template <typename T>
+KORCH_INLINE T power(T x, T y) {
+  if constexpr (sizeof(T) == 4 && !is_integer<T>) return __builtin_powf(x, y);
+  else return static_cast<T>(__builtin_pow(static_cast<double>(x), static_cast<double>(y)));
+}
+KORCH_BINARY(pow, T, power<T>(x, y))
 KORCH_UNARY(sign, T, (x > 0) - (x < 0) + (x != x ? x : 0))
 KORCH_UNARY(not, uint8_t, !x)
 KORCH_UNARY(sin, T, __builtin_sin(x))

@@ -1,0 +1,134 @@
+// float32 functions on vectors: exp, log, tanh, erf, sigmoid. Included by korch_tile.h.
+// Each is a polynomial fitted for least maximal error after a reduction of the argument;
+// docs/numerics.md states the measured errors. NaN travels; infinities give the limits.
+#pragma once
+
+namespace korch {
+
+template <int W>
+using F = Vec<float, W>;
+template <int W>
+using I = Vec<int32_t, W>;
+
+template <int W>
+KORCH_INLINE I<W> bits_of(F<W> x) {
+  I<W> y;
+  __builtin_memcpy(&y, &x, sizeof(y));
+  return y;
+}
+
+template <int W>
+KORCH_INLINE F<W> float_of(I<W> x) {
+  F<W> y;
+  __builtin_memcpy(&y, &x, sizeof(y));
+  return y;
+}
+
+template <int W>
+KORCH_INLINE F<W> number(float x) {
+  return splat<float, W>(x);
+}
+
+// Horner's rule, highest coefficient first.
+template <int W, typename... Rest>
+KORCH_INLINE F<W> polynomial(F<W> x, float first, Rest... rest) {
+  F<W> y = number<W>(first);
+  ((y = y * x + number<W>(rest)), ...);
+  return y;
+}
+
+template <int W>
+KORCH_INLINE F<W> exp_float(F<W> x) {
+  // Beyond these the result is 0 or infinite; a NaN fails both comparisons and stays.
+  F<W> low = number<W>(-104.0f), high = number<W>(89.0f);
+  F<W> a = x < low ? low : x;
+  a = a > high ? high : a;
+  // a = n ln 2 + r; adding 1.5 * 2^23 rounds to the nearest integer.
+  F<W> magic = number<W>(12582912.0f);
+  F<W> shifted = a * number<W>(1.44269504088896341f) + magic;
+  F<W> n = shifted - magic;
+  F<W> r = a - n * number<W>(0.693359375f) - n * number<W>(-2.12194440054690583e-4f);
+  F<W> p = polynomial<W>(r, 1.395171725e-03f, 8.369598410e-03f, 4.166618728e-02f, 1.666651289e-01f,
+                         5.000000101e-01f);
+  F<W> y = p * r * r + r + number<W>(1.0f);
+  // Two factors of 2^(n/2), so that neither leaves the range of exponents before the product does.
+  I<W> k = bits_of<W>(shifted) - bits_of<W>(magic);
+  I<W> half = k >> 1;
+  F<W> one = float_of<W>((half + 127) << 23);
+  F<W> two = float_of<W>((k - half + 127) << 23);
+  F<W> result = y * one * two;
+  return x != x ? x : result;
+}
+
+template <int W>
+KORCH_INLINE F<W> log_float(F<W> x) {
+  // Denormals are scaled up first.
+  F<W> tiny = number<W>(1.17549435e-38f);
+  F<W> zero = number<W>(0.0f);
+  F<W> scaled = x < tiny ? x * number<W>(8388608.0f) : x;
+  F<W> offset = x < tiny ? number<W>(23.0f) : zero;
+  // scaled = 2^e m with m in [sqrt(1/2), sqrt(2)).
+  I<W> b = bits_of<W>(scaled) - 0x3f3504f3;
+  I<W> e = b >> 23;
+  F<W> m = float_of<W>((b & 0x007fffff) + 0x3f3504f3);
+  F<W> exponent = cast<float, int32_t, W>(e) - offset;
+  F<W> f = m - number<W>(1.0f);
+  F<W> p = polynomial<W>(f, 6.915125880e-02f, -1.178968486e-01f, 1.187302006e-01f,
+                         -1.238437238e-01f, 1.421865518e-01f, -1.666924933e-01f, 2.000222671e-01f,
+                         -2.499998663e-01f, 3.333331044e-01f);
+  F<W> small = p * f * f * f - number<W>(0.5f) * f * f;
+  F<W> y = exponent * number<W>(-2.12194440054690583e-4f) + small + f;
+  y = y + exponent * number<W>(0.693359375f);
+  F<W> infinity = number<W>(__builtin_inff());
+  y = x == infinity ? x : y;
+  y = x == zero ? -infinity : y;
+  return x >= zero ? y : number<W>(__builtin_nanf(""));
+}
+
+template <int W>
+KORCH_INLINE F<W> magnitude(F<W> x) {
+  return float_of<W>(bits_of<W>(x) & 0x7fffffff);
+}
+
+template <int W>
+KORCH_INLINE F<W> with_sign(F<W> size, F<W> sign) {
+  I<W> mask = splat<int32_t, W>(static_cast<int32_t>(0x80000000));
+  return float_of<W>(bits_of<W>(size) | (bits_of<W>(sign) & mask));
+}
+
+template <int W>
+KORCH_INLINE F<W> tanh_float(F<W> x) {
+  F<W> a = magnitude<W>(x), z = a * a;
+  F<W> p = polynomial<W>(z, -5.717036561e-03f, 2.065057900e-02f, -5.374349526e-02f,
+                         1.333149125e-01f, -3.333328392e-01f);
+  F<W> small = p * z * a + a;
+  F<W> capped = a > number<W>(20.0f) ? number<W>(20.0f) : a;
+  F<W> large = number<W>(1.0f) -
+               number<W>(2.0f) / (exp_float<W>(capped + capped) + number<W>(1.0f));
+  F<W> y = a < number<W>(0.625f) ? small : large;
+  return x != x ? x : with_sign<W>(y, x);
+}
+
+template <int W>
+KORCH_INLINE F<W> erf_float(F<W> x) {
+  F<W> a = magnitude<W>(x), z = a * a;
+  F<W> p = polynomial<W>(z, -9.680136085e-06f, 1.127054438e-04f, -8.484711435e-04f,
+                         5.221074877e-03f, -2.686544582e-02f, 1.128378275e-01f, -3.761263848e-01f,
+                         1.283791671e-01f);
+  F<W> small = p * a + a;
+  // Beyond 4 the result rounds to 1; below, the polynomial is the logarithm of 1 - erf.
+  F<W> t = a > number<W>(4.0f) ? number<W>(4.0f) : a;
+  F<W> q = polynomial<W>(t, 1.039387681e-06f, -1.669796930e-05f, 9.514378125e-05f,
+                         -2.604443797e-05f, -3.026007729e-03f, 2.326485519e-02f, -1.063219884e-01f,
+                         -6.346475891e-01f, -1.129021262e+00f, 9.304137251e-05f);
+  F<W> large = number<W>(1.0f) - exp_float<W>(q);
+  F<W> y = a < number<W>(1.0f) ? small : large;
+  return x != x ? x : with_sign<W>(y, x);
+}
+
+template <int W>
+KORCH_INLINE F<W> sigmoid_float(F<W> x) {
+  return number<W>(1.0f) / (number<W>(1.0f) + exp_float<W>(-x));
+}
+
+}  // namespace korch
