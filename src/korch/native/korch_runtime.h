@@ -1,0 +1,215 @@
+/* Runs a plan: what lies between the generated tables of a plan and the C interface.
+ *
+ * The main source of a library has, before this text, the tables in namespace `plan`:
+ *
+ *     INPUTS, OUTPUTS, CONSTANTS  korch_tensor[]
+ *     STEPS, SYMBOLS              step[] and const char *[]: one kernel call each, and its name
+ *     SLOTS                       slot[]: the buffers of all steps, one step after the other
+ *     BINDINGS                    int64_t[]: the slots whose pointers differ from run to run
+ *     COPIES                      copy[]: model outputs that no kernel writes in place
+ *     INPUT_COUNT, ...            int64_t: the length of each table, which ends in an empty row
+ *     ARENA_BYTES                 int64_t
+ *
+ * A handle holds the pointers of all slots in one table. Those to the arena and the constants are
+ * set once; those to model inputs and outputs at the start of each run.
+ */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+extern "C" int omp_get_max_threads(void);
+extern "C" void omp_set_num_threads(int);
+
+namespace {
+
+constexpr size_t ALIGNMENT = 64;
+constexpr size_t HUGE_PAGE = 2u << 20;
+
+struct handle {
+    pthread_mutex_t mutex;
+    int threads;
+    char *arena;
+    const void **constants;
+    void **table;
+    void **states;
+};
+
+/* A new team costs more than a small model, so the count is touched only if it differs. */
+struct thread_count {
+    int before;
+    explicit thread_count(int threads) : before(omp_get_max_threads()) {
+        if (before != threads) omp_set_num_threads(threads);
+        else before = 0;
+    }
+    ~thread_count() {
+        if (before) omp_set_num_threads(before);
+    }
+};
+
+size_t round_up(size_t size, size_t step) { return (size + step - 1) / step * step; }
+
+void *allocate(size_t size) {
+    void *memory = nullptr;
+    const size_t alignment = size >= HUGE_PAGE ? HUGE_PAGE : ALIGNMENT;
+    size = round_up(size ? size : 1, ALIGNMENT);
+    if (posix_memalign(&memory, alignment, size)) return nullptr;
+    if (alignment == HUGE_PAGE) madvise(memory, size, MADV_HUGEPAGE);
+    memset(memory, 0, size);
+    return memory;
+}
+
+void *locate(const handle *h, const plan::slot &slot) {
+    switch (slot.place) {
+    case plan::ARENA: return h->arena + slot.at;
+    case plan::CONSTANT: return const_cast<void *>(h->constants[slot.at]);
+    default: return nullptr;
+    }
+}
+
+/* Set the pointers that differ from run to run. */
+void bind(handle *h, const void *const *inputs, void *const *outputs) {
+    for (int64_t i = 0; i < plan::BINDING_COUNT; ++i) {
+        const plan::slot &slot = plan::SLOTS[plan::BINDINGS[i]];
+        h->table[plan::BINDINGS[i]] = slot.place == plan::INPUT
+                                          ? const_cast<void *>(inputs[slot.at])
+                                          : outputs[slot.at];
+    }
+}
+
+void copy_outputs(const handle *h, const void *const *inputs, void *const *outputs) {
+    for (int64_t i = 0; i < plan::COPY_COUNT; ++i) {
+        const plan::copy &copy = plan::COPIES[i];
+        const void *from = copy.from.place == plan::INPUT     ? inputs[copy.from.at]
+                           : copy.from.place == plan::OUTPUT  ? outputs[copy.from.at]
+                                                              : locate(h, copy.from);
+        const size_t size = (size_t)plan::OUTPUTS[copy.output].size_bytes;
+        if (size) memcpy(outputs[copy.output], from, size);
+    }
+}
+
+int64_t now_ns() {
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+template <bool IS_TIMED>
+int run(handle *h, const void *const *inputs, void *const *outputs, int64_t *kernel_ns) {
+    pthread_mutex_lock(&h->mutex);
+    const thread_count count(h->threads);
+    bind(h, inputs, outputs);
+    int failed = 0;
+    int64_t start = IS_TIMED ? now_ns() : 0;
+    for (int64_t i = 0; i < plan::STEP_COUNT; ++i) {
+        const plan::step &step = plan::STEPS[i];
+        if (step.run(h->states[i], h->table + step.first_slot)) {
+            failed = (int)i + 1;
+            break;
+        }
+        if (IS_TIMED) {
+            const int64_t end = now_ns();
+            kernel_ns[i] = end - start;
+            start = end;
+        }
+    }
+    if (!failed) copy_outputs(h, inputs, outputs);
+    pthread_mutex_unlock(&h->mutex);
+    return failed;
+}
+
+/* Create the state of each kernel; return whether all could be. */
+bool create_states(handle *h, char *error, size_t error_size) {
+    const thread_count count(h->threads);
+    for (int64_t i = 0; i < plan::STEP_COUNT; ++i) {
+        const plan::step &step = plan::STEPS[i];
+        if (!step.create) continue;
+        char text[512] = "";
+        h->states[i] = step.create(h->threads, text, sizeof text);
+        if (h->states[i]) continue;
+        text[sizeof text - 1] = 0;
+        snprintf(error, error_size, "kernel %s: %s", plan::SYMBOLS[i],
+                 text[0] ? text : "its create function gave no reason");
+        return false;
+    }
+    return true;
+}
+
+} // namespace
+
+extern "C" {
+
+int korch_abi_version(void) { return KORCH_ABI_VERSION; }
+
+const korch_tensor *korch_inputs(int64_t *count) {
+    *count = plan::INPUT_COUNT;
+    return plan::INPUTS;
+}
+
+const korch_tensor *korch_outputs(int64_t *count) {
+    *count = plan::OUTPUT_COUNT;
+    return plan::OUTPUTS;
+}
+
+const korch_tensor *korch_constants(int64_t *count) {
+    *count = plan::CONSTANT_COUNT;
+    return plan::CONSTANTS;
+}
+
+const char *const *korch_kernels(int64_t *count) {
+    *count = plan::STEP_COUNT;
+    return plan::SYMBOLS;
+}
+
+int64_t korch_arena_bytes(void) { return plan::ARENA_BYTES; }
+
+void korch_destroy(void *pointer) {
+    handle *h = (handle *)pointer;
+    if (!h) return;
+    for (int64_t i = plan::STEP_COUNT; h->states && i-- > 0;)
+        if (h->states[i]) plan::STEPS[i].destroy(h->states[i]);
+    free(h->arena);
+    free(h->constants);
+    free(h->table);
+    free(h->states);
+    pthread_mutex_destroy(&h->mutex);
+    free(h);
+}
+
+void *korch_create(const void *const *constants, int threads, char *error, size_t error_size) {
+    handle *h = (handle *)calloc(1, sizeof(handle));
+    if (!h) {
+        snprintf(error, error_size, "out of memory");
+        return nullptr;
+    }
+    pthread_mutex_init(&h->mutex, nullptr);
+    h->threads = threads;
+    h->arena = (char *)allocate(plan::ARENA_BYTES);
+    h->constants = (const void **)calloc(plan::CONSTANT_COUNT + 1, sizeof(void *));
+    h->table = (void **)calloc(plan::SLOT_COUNT + 1, sizeof(void *));
+    h->states = (void **)calloc(plan::STEP_COUNT + 1, sizeof(void *));
+    if (!h->arena || !h->constants || !h->table || !h->states) {
+        snprintf(error, error_size, "out of memory: the arena needs %lld bytes",
+                 (long long)plan::ARENA_BYTES);
+        korch_destroy(h);
+        return nullptr;
+    }
+    for (int64_t i = 0; i < plan::CONSTANT_COUNT; ++i) h->constants[i] = constants[i];
+    for (int64_t i = 0; i < plan::SLOT_COUNT; ++i) h->table[i] = locate(h, plan::SLOTS[i]);
+    if (create_states(h, error, error_size)) return h;
+    korch_destroy(h);
+    return nullptr;
+}
+
+int korch_run(void *h, const void *const *inputs, void *const *outputs) {
+    return run<false>((handle *)h, inputs, outputs, nullptr);
+}
+
+int korch_run_timed(void *h, const void *const *inputs, void *const *outputs,
+                    int64_t *kernel_ns) {
+    return run<true>((handle *)h, inputs, outputs, kernel_ns);
+}
+
+} // extern "C"

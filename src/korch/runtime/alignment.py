@@ -1,0 +1,36 @@
+"""Memory at addresses that vector loads, stores and cache lines like."""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+
+from korch.primitive.op import Array
+
+ALIGNMENT = 64
+"""A cache line, and the widest vector register, in bytes."""
+HUGE_PAGE = 2 << 20
+
+
+def align_up(size_bytes: int) -> int:
+    """Return the least multiple of `ALIGNMENT` that is not below `size_bytes`."""
+    return -(-size_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def aligned_bytes(size_bytes: int) -> Array:
+    """Return uninitialised memory that begins at a multiple of `ALIGNMENT`.
+
+    Large blocks ask for huge pages: weights are read in every run, and a TLB miss each 4 KiB shows.
+
+    Returns:
+        uint8[size_bytes].
+    """
+    if size_bytes < 2 * HUGE_PAGE:
+        block = np.empty(size_bytes + ALIGNMENT, np.uint8)
+        start = -block.__array_interface__["data"][0] % ALIGNMENT
+        return block[start : start + size_bytes]
+    pages = mmap.mmap(-1, size_bytes)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(pages, np.uint8)

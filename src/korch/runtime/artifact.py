@@ -1,0 +1,268 @@
+"""Built plan <-> one file (`.korch`).
+
+The file is a zip archive without compression, so any unzip shows what is in it:
+
+    manifest.json          schema version, what the library needs of a machine, SHA-256 of the rest
+    library.so             the plan's kernels and its C interface (`korch.h`)
+    weights.safetensors    the packed constants
+    plan.json              a `PlanRecord`
+    report.json            how the plan was found: measurements, times, errors
+    sources/*              what the library was compiled from
+
+Equal contents give equal bytes. It is written under another name and then renamed, so a reader sees
+the old file or the new one. Reading checks every byte that means something. The checksums find
+damage and careless edits; they are no signature: running an artifact runs its machine code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from korch.errors import ArtifactError
+from korch.runtime.machine import Requirements
+from korch.runtime.record import PlanRecord, to_json
+from korch.runtime.weights import CHUNK_BYTES, Weights
+
+SCHEMA = 1
+FORMAT = "korch"
+MANIFEST = "manifest.json"
+LIBRARY = "library.so"
+WEIGHTS = "weights.safetensors"
+PLAN = "plan.json"
+REPORT = "report.json"
+SOURCES = "sources/"
+_FIRST_BYTES = b"PK\x03\x04"
+_NAME_AT = 30
+_ENCRYPTED = 1
+_REBUILD = "Build the artifact again"
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A built plan.
+
+    Attributes:
+        library: the shared library's bytes.
+        weights: the packed constants, in the order in which the library takes them.
+        plan: what the plan is.
+        requirements: what the library needs of a machine.
+        sources: the sources by file name.
+        report: how the plan was found.
+    """
+
+    library: bytes
+    weights: Weights
+    plan: PlanRecord
+    requirements: Requirements
+    sources: Mapping[str, str] = field(default_factory=dict)
+    report: Mapping[str, Any] = field(default_factory=dict)
+
+
+def write_artifact(artifact: Artifact, path: str | os.PathLike[str]) -> None:
+    """Write an artifact so that `path` holds either what it held before or all of it.
+
+    Raises:
+        ArtifactError: the file can't be written.
+    """
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+    if target.exists() and not target.is_file():
+        raise ArtifactError(
+            "it can't be written: it is no regular file",
+            where=str(target),
+            hint="Choose another name",
+        )
+    try:
+        with temporary.open("xb") as stream:
+            _write(artifact, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(target)
+        _sync_folder(target.parent)
+    except OSError as error:
+        raise ArtifactError(
+            f"it can't be written: {error.strerror or error}",
+            where=str(target),
+            hint="Choose a folder that exists, may be written to and has room",
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def read_artifact(path: str | os.PathLike[str]) -> Artifact:
+    """Read an artifact and check that it is whole and that this machine can run it.
+
+    Raises:
+        ArtifactError: it can't be read, is no artifact, is damaged or tampered with, has another
+            schema, or needs another machine.
+    """
+    try:
+        with Path(path).open("rb") as stream:
+            return _read(stream)
+    except ArtifactError as error:
+        where = f"{path}: {error.where}" if error.where else str(path)
+        raise ArtifactError(error.what, where, error.expected, error.hint) from error
+    except OSError as error:
+        raise ArtifactError(
+            f"it can't be read: {error.strerror or error}", where=str(path)
+        ) from error
+
+
+def _members(artifact: Artifact) -> list[tuple[str, Iterable[bytes | memoryview]]]:
+    """Return name and content of all members but the manifest."""
+    found: list[tuple[str, Iterable[bytes | memoryview]]] = [
+        (LIBRARY, [artifact.library]),
+        (PLAN, [artifact.plan.to_json().encode()]),
+        (REPORT, [to_json(artifact.report).encode()]),
+    ]
+    for name, text in sorted(artifact.sources.items()):
+        found.append((SOURCES + name, [text.encode()]))
+    return found
+
+
+def _write(artifact: Artifact, stream: IO[bytes]) -> None:
+    members = _members(artifact)
+    digests = {name: _digest(chunks) for name, chunks in members}
+    digests[WEIGHTS] = _digest(artifact.weights.chunks())
+    manifest = {
+        "format": FORMAT,
+        "schema": SCHEMA,
+        "requires": artifact.requirements,
+        "sha256": digests,
+    }
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
+        _add(archive, MANIFEST, [to_json(manifest).encode()])
+        for name, chunks in members:
+            _add(archive, name, chunks)
+        _add(archive, WEIGHTS, artifact.weights.chunks())
+
+
+def _add(archive: zipfile.ZipFile, name: str, chunks: Iterable[bytes | memoryview]) -> None:
+    entry = zipfile.ZipInfo(name)  # dated 1980: equal contents give equal bytes
+    entry.external_attr = 0o644 << 16
+    with archive.open(entry, "w", force_zip64=name == WEIGHTS) as member:
+        for chunk in chunks:
+            member.write(chunk)
+
+
+def _digest(chunks: Iterable[bytes | memoryview]) -> str:
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _read(stream: IO[bytes]) -> Artifact:
+    head = stream.read(_NAME_AT + len(MANIFEST))
+    if not head.startswith(_FIRST_BYTES) or head[_NAME_AT:] != MANIFEST.encode():
+        raise ArtifactError(
+            "it is no Korch artifact", expected="a file that `korch optimize` wrote"
+        )
+    try:
+        with zipfile.ZipFile(stream) as archive:
+            if any(e.compress_type or e.flag_bits & _ENCRYPTED for e in archive.infolist()):
+                raise zipfile.BadZipFile("a member is compressed or encrypted")
+            manifest = _read_manifest(archive)
+            _check_digests(archive, manifest)
+            requirements = _requirements(manifest)
+            requirements.check()
+            with archive.open(WEIGHTS) as member:
+                weights = Weights.read(member)
+            return Artifact(
+                library=archive.read(LIBRARY),
+                weights=weights,
+                plan=PlanRecord.from_json(archive.read(PLAN)),
+                requirements=requirements,
+                sources={
+                    name.removeprefix(SOURCES): archive.read(name).decode()
+                    for name in archive.namelist()
+                    if name.startswith(SOURCES)
+                },
+                report=json.loads(archive.read(REPORT)),
+            )
+    except (zipfile.BadZipFile, EOFError, ValueError, KeyError, NotImplementedError) as error:
+        # All that zipfile raises for an archive whose structure does not add up.
+        raise ArtifactError("it is truncated or damaged", hint=_REBUILD) from error
+
+
+def _no_artifact() -> ArtifactError:
+    return ArtifactError("it is no Korch artifact", expected="a file that `korch optimize` wrote")
+
+
+def _read_manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
+    try:
+        manifest = json.loads(archive.read(MANIFEST))
+        is_artifact = manifest["format"] == FORMAT
+        schema = manifest["schema"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArtifactError("it can't be read", where=MANIFEST, hint=_REBUILD) from error
+    if not is_artifact:
+        raise ArtifactError(
+            "it is no Korch artifact", expected="a file that `korch optimize` wrote"
+        )
+    if schema != SCHEMA:
+        raise ArtifactError(
+            f"its schema has version {schema!r}",
+            expected=f"version {SCHEMA}",
+            hint="Build it again with this version of Korch",
+        )
+    found: dict[str, Any] = manifest
+    return found
+
+
+def _check_digests(archive: zipfile.ZipFile, manifest: Mapping[str, Any]) -> None:
+    """Check that the archive holds exactly the members that the manifest names, unchanged."""
+    digests = manifest.get("sha256")
+    names = archive.namelist()
+    if not isinstance(digests, dict) or sorted(names) != sorted((MANIFEST, *digests)):
+        raise ArtifactError(
+            "its members are not those that its manifest names", where=MANIFEST, hint=_REBUILD
+        )
+    for name in (LIBRARY, WEIGHTS, PLAN, REPORT):
+        if name not in digests:
+            raise ArtifactError(f"{name} is missing", where=MANIFEST, hint=_REBUILD)
+    for name, expected in digests.items():
+        try:
+            with archive.open(name) as member:
+                found = _digest(_chunks(member))
+        except zipfile.BadZipFile as error:
+            raise ArtifactError("it is damaged", where=name, hint=_REBUILD) from error
+        if found != expected:
+            raise ArtifactError(
+                "it is not what was written: its checksum differs", where=name, hint=_REBUILD
+            )
+
+
+def _chunks(stream: IO[bytes]) -> Iterator[bytes]:
+    while chunk := stream.read(CHUNK_BYTES):
+        yield chunk
+
+
+def _requirements(manifest: Mapping[str, Any]) -> Requirements:
+    try:
+        requires = manifest["requires"]
+        flags = tuple(str(flag) for flag in requires["cpu_flags"])
+        return Requirements(str(requires["system"]), str(requires["machine"]), flags)
+    except (KeyError, TypeError) as error:
+        raise ArtifactError(
+            "it does not say which machine it is for", where=MANIFEST, hint=_REBUILD
+        ) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename last through a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

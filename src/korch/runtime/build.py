@@ -1,0 +1,180 @@
+"""Chosen kernels in order -> artifact: pack constants, plan the arena, print, compile, link."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from korch import __version__
+from korch.errors import InvalidGraphError, ModelError
+from korch.measure.compiler import Builder
+from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.types import ValueType
+from korch.runtime.artifact import Artifact
+from korch.runtime.machine import REQUIRED_FLAGS, Requirements
+from korch.runtime.program import Program, Slot, Step, bind_steps
+from korch.runtime.record import (
+    ModelRecord,
+    PlanRecord,
+    PortRecord,
+    StepRecord,
+    TensorRecord,
+    plain,
+)
+from korch.runtime.source import native_text, print_main
+from korch.runtime.weights import Weights
+from korch.target import Target
+
+MAIN = "main.cpp"
+"""The file name of the main source."""
+
+
+def build(
+    graph: PrimitiveGraph,
+    steps: Sequence[Step],
+    target: Target,
+    builder: Builder,
+    *,
+    model: ModelRecord | None = None,
+    certificate: Any = None,
+    options: Any = None,
+    report: Mapping[str, Any] | None = None,
+) -> Artifact:
+    """Build a plan.
+
+    Args:
+        graph: the model's graph.
+        steps: the kernels in the order in which they run.
+        target: the machine that they are for.
+        builder: compiles and links; objects of kernels that were measured are found in its cache.
+        model: what the plan was built from.
+        certificate: what the solver proved: a record or a mapping.
+        options: the options of the build: a record or a mapping.
+        report: how the plan was found.
+
+    Raises:
+        CompileError: a source does not compile, or a library is missing.
+        InvalidGraphError: the steps are not a plan for the graph.
+    """
+    program = bind_steps(graph, steps)
+    check_symbols(program)
+    sources = {f"{kernel.symbol}.cpp": kernel.source for kernel in program.kernels}
+    sources[MAIN] = print_main(graph, program)
+    libraries = {name for kernel in program.kernels for name in kernel.libraries}
+    library = builder.library(list(sources.values()), sorted(libraries)).read_bytes()
+    if any("iomp5" in flag for flag in builder.compiler.openmp):
+        libraries.add("iomp5")
+    weights = pack_constants(graph, program)
+    plan = PlanRecord(
+        korch_version=__version__,
+        model=model or ModelRecord(),
+        inputs=tuple(TensorRecord.of(name, type_) for name, type_ in program.inputs),
+        outputs=tuple(TensorRecord.of(name, type_) for name, type_ in program.outputs),
+        threads=target.threads,
+        steps=tuple(
+            _record(graph, step, slots) for step, slots in zip(steps, program.slots, strict=True)
+        ),
+        libraries=tuple(sorted(libraries)),
+        arena_bytes=program.arena.size_bytes,
+        arena_bound_bytes=program.arena.lower_bound_bytes,
+        weights_bytes=weights.size_bytes,
+        certificate=plain(certificate or {}),
+        options=plain(options or {}),
+        target=plain(target),
+    )
+    return Artifact(
+        library=library,
+        weights=weights,
+        plan=plan,
+        requirements=Requirements.here(REQUIRED_FLAGS[target.isa]),
+        sources=sources | _headers(sources),
+        report=dict(report or {}),
+    )
+
+
+def model_record(path: str | Path) -> ModelRecord:
+    """Return the record of a model file.
+
+    Raises:
+        ModelError: it can't be read.
+    """
+    found = Path(path).resolve()
+    try:
+        with found.open("rb") as stream:
+            return ModelRecord(str(found), hashlib.file_digest(stream, "sha256").hexdigest())
+    except OSError as error:
+        raise ModelError(f"it can't be read: {error.strerror}", where=str(path)) from error
+
+
+def pack_constants(graph: PrimitiveGraph, program: Program) -> Weights:
+    """Return the constants in the layouts that the steps ask for."""
+    types = []
+    for value, layout in program.constants:
+        type_ = graph.types[value]
+        types.append(ValueType(layout.physical_shape(type_.shape), type_.dtype))
+    weights = Weights.allocate(types)
+    for i, (value, layout) in enumerate(program.constants):
+        np.copyto(weights.array(i), layout.pack(graph.constants[value].array))
+    return weights
+
+
+def check_symbols(program: Program) -> None:
+    """Check that equal symbols are equal kernels, and that each is a C identifier.
+
+    Raises:
+        InvalidGraphError: they are not.
+    """
+    seen: dict[str, str] = {}
+    for kernel in program.kernels:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", kernel.symbol):
+            raise InvalidGraphError(
+                "its symbol is no C identifier", where=f"kernel {kernel.symbol!r}"
+            )
+        if seen.setdefault(kernel.symbol, kernel.source) != kernel.source:
+            raise InvalidGraphError(
+                "two kernels with different sources have this symbol",
+                where=f"kernel {kernel.symbol}",
+            )
+
+
+def _record(graph: PrimitiveGraph, step: Step, slots: Sequence[Slot]) -> StepRecord:
+    group, offer = step.candidate.group, step.candidate.offer
+    ports = [
+        PortRecord(value, str(graph.types[value]), str(layout), slot.place.value, slot.at)
+        for value, layout, slot in zip(
+            (*group.inputs, *group.outputs), (*offer.inputs, *offer.outputs), slots, strict=False
+        )  # the workspace, if there is one, comes last
+    ]
+    origins = (graph.origins[p] for p in group.primitives) if graph.origins else ()
+    body = group.body
+    return StepRecord(
+        symbol=step.kernel.symbol,
+        provider=step.candidate.provider,
+        variant=offer.variant,
+        candidate=step.candidate.key,
+        primitives=group.text,
+        origins=tuple(dict.fromkeys(origin for origin in origins if origin)),
+        inputs=tuple(ports[: len(group.inputs)]),
+        outputs=tuple(ports[len(group.inputs) :]),
+        cost_ns=float(step.cost_ns),
+        bound_ns=float(step.bound_ns),
+        is_measured=step.is_measured,
+        size_bytes=step.candidate.size_bytes,
+        work_flop=sum(body.work_flop(primitive) for primitive in body.primitives),
+        workspace_bytes=step.kernel.workspace_bytes,
+    )
+
+
+def _headers(sources: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers of Korch's that some sources include, so that they compile alone."""
+    named = {
+        name
+        for text in sources.values()
+        for name in re.findall(r'^#include "(korch[\w.]*)"', text, re.MULTILINE)
+    }
+    return {name: native_text(name) for name in sorted({*named, "korch.h"})}

@@ -1,0 +1,291 @@
+"""Artifact -> a callable that takes and gives arrays.
+
+A thin caller of the native plan: it checks names, shapes and types, copies only what is not dense,
+and allocates the outputs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from korch.errors import ArtifactError, InputError
+from korch.primitive.op import Array
+from korch.primitive.types import DType, ValueType
+from korch.runtime.alignment import aligned_bytes
+from korch.runtime.artifact import Artifact, read_artifact, write_artifact
+from korch.runtime.library import Handle, Library
+from korch.runtime.record import PlanRecord, TensorRecord
+
+_ONNX_TYPE = {
+    DType.F64: "double", DType.F32: "float", DType.F16: "float16", DType.BF16: "bfloat16",
+    DType.I64: "int64", DType.I32: "int32", DType.I16: "int16", DType.I8: "int8",
+    DType.U64: "uint64", DType.U32: "uint32", DType.U16: "uint16", DType.U8: "uint8",
+    DType.BOOL: "bool",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A model input or output, described as ONNX Runtime's sessions do.
+
+    Attributes:
+        name: its name.
+        shape: elements per axis.
+        type: as ONNX Runtime writes it: "tensor(float)".
+        dtype: the NumPy type.
+    """
+
+    name: str
+    shape: list[int]
+    type: str
+    dtype: np.dtype[Any]
+
+    @staticmethod
+    def of(tensor: TensorRecord) -> TensorInfo:
+        """Return the description of a recorded tensor."""
+        dtype = DType(tensor.dtype)
+        text = f"tensor({_ONNX_TYPE[dtype]})"
+        return TensorInfo(tensor.name, list(tensor.shape), text, dtype.numpy)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Times of repeated runs.
+
+    Attributes:
+        run_ns: per run, from call to return.
+        kernel_ns: per run, the time of each kernel.
+    """
+
+    run_ns: tuple[int, ...]
+    kernel_ns: tuple[tuple[int, ...], ...]
+
+
+class Executable:
+    """A plan that runs: call it with arrays, or use `run` as of an ONNX Runtime session.
+
+    It may be called from several threads; the calls wait for each other. Arrays are NumPy's, or
+    any others that speak DLPack and lie in this machine's memory; what it returns is NumPy's.
+
+    Attributes:
+        report: how the plan was found; `save` stores it.
+    """
+
+    def __init__(self, artifact: Artifact) -> None:
+        """Load the library and prepare each kernel.
+
+        Raises:
+            ArtifactError: the library can't be loaded here, or is not the plan's.
+            ProviderError: a kernel can't be set up.
+        """
+        artifact.requirements.check()
+        plan = artifact.plan
+        library = Library(artifact.library, plan.libraries)
+        _check_interface(library, artifact)
+        self._artifact = artifact
+        self._handle = Handle(library, artifact.weights, plan.threads)
+        self._inputs = tuple((tensor.name, tensor.type) for tensor in plan.inputs)
+        self._outputs = tuple((tensor.name, tensor.type) for tensor in plan.outputs)
+        self.report: dict[str, Any] = dict(artifact.report)
+
+    @property
+    def plan(self) -> PlanRecord:
+        """The kernels in order, and all else that is known of the plan."""
+        return self._artifact.plan
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """The C++ sources by file name."""
+        return self._artifact.sources
+
+    def get_inputs(self) -> list[TensorInfo]:
+        """Describe the model's inputs, in the order in which a call takes them."""
+        return [TensorInfo.of(tensor) for tensor in self.plan.inputs]
+
+    def get_outputs(self) -> list[TensorInfo]:
+        """Describe the model's outputs, in the order in which a call returns them."""
+        return [TensorInfo.of(tensor) for tensor in self.plan.outputs]
+
+    def __call__(self, *arrays: Any) -> tuple[Array, ...]:
+        """Run the model.
+
+        Args:
+            arrays: one for each input, in the model's order.
+
+        Returns:
+            An array for each output, in the model's order.
+
+        Raises:
+            InputError: an array has another shape or type, or there are too few or too many.
+            ProviderError: a kernel failed.
+        """
+        inputs = self._accept(arrays)
+        outputs = self._allocate()
+        self._handle.run(_addresses(inputs), _addresses(outputs))
+        return outputs
+
+    def run(
+        self,
+        output_names: Sequence[str] | None,
+        feeds: Mapping[str, Any],
+        run_options: None = None,
+    ) -> list[Array]:
+        """Run the model as `onnxruntime.InferenceSession.run` does.
+
+        Args:
+            output_names: the outputs wanted, in this order; None for all.
+            feeds: an array for each input, by name.
+            run_options: for ONNX Runtime only; must be None.
+
+        Raises:
+            InputError: a name is unknown or missing, or an array has another shape or type.
+            ProviderError: a kernel failed.
+        """
+        if run_options is not None:
+            raise InputError("run_options is for ONNX Runtime only", expected="None")
+        names = [name for name, _ in self._inputs]
+        if unknown := [name for name in feeds if name not in names]:
+            raise InputError(f"there is no input {unknown[0]!r}", expected=_list(names))
+        if missing := [name for name in names if name not in feeds]:
+            raise InputError(f"input {missing[0]!r} is missing", expected=_list(names))
+        offered = [name for name, _ in self._outputs]
+        wanted = offered if output_names is None else list(output_names)
+        if unknown := [name for name in wanted if name not in offered]:
+            raise InputError(f"there is no output {unknown[0]!r}", expected=_list(offered))
+        found = dict(zip(offered, self(*(feeds[name] for name in names)), strict=True))
+        return [found[name] for name in wanted]
+
+    def time(self, arrays: Sequence[Any], repeat: int) -> Timing:
+        """Run several times and take the time of each run and of each kernel in it.
+
+        Args:
+            arrays: one for each input, in the model's order.
+            repeat: how often.
+
+        Raises:
+            InputError: an array has another shape or type, or there are too few or too many.
+            ProviderError: a kernel failed.
+        """
+        inputs = self._accept(arrays)
+        outputs = self._allocate()
+        addresses = _addresses(inputs), _addresses(outputs)
+        run_ns, kernel_ns = [], []
+        for _ in range(repeat):
+            start = time.perf_counter_ns()
+            kernel_ns.append(tuple(self._handle.run_timed(*addresses)))
+            run_ns.append(time.perf_counter_ns() - start)
+        return Timing(tuple(run_ns), tuple(kernel_ns))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the executable to one file, which `load` reads.
+
+        Raises:
+            ArtifactError: the file can't be written; what was there before is unharmed.
+        """
+        parts = self._artifact
+        write_artifact(
+            Artifact(
+                library=parts.library,
+                weights=parts.weights,
+                plan=parts.plan,
+                requirements=parts.requirements,
+                sources=parts.sources,
+                report=self.report,
+            ),
+            path,
+        )
+
+    def _accept(self, arrays: Sequence[Any]) -> list[Array]:
+        if len(arrays) != len(self._inputs):
+            raise InputError(
+                f"it was called with {len(arrays)} arrays",
+                expected=f"{len(self._inputs)}: {_list([name for name, _ in self._inputs])}",
+            )
+        return [
+            _accept(array, name, type_)
+            for array, (name, type_) in zip(arrays, self._inputs, strict=True)
+        ]
+
+    def _allocate(self) -> tuple[Array, ...]:
+        return tuple(
+            aligned_bytes(type_.size_bytes).view(type_.dtype.numpy).reshape(type_.shape)
+            for _, type_ in self._outputs
+        )
+
+
+def load(path: str | os.PathLike[str]) -> Executable:
+    """Load an artifact.
+
+    Raises:
+        ArtifactError: it can't be read, is damaged or tampered with, or needs another machine.
+        ProviderError: a kernel can't be set up.
+    """
+    artifact = read_artifact(path)
+    try:
+        return Executable(artifact)
+    except ArtifactError as error:
+        raise ArtifactError(error.what, str(path), error.expected, error.hint) from error
+
+
+def _accept(array: Any, name: str, type_: ValueType) -> Array:
+    """Return an input as a dense array of the expected type, copied only if it must be."""
+    found = array if isinstance(array, np.ndarray) else _import(array, name, type_)
+    dtype = type_.dtype.numpy
+    is_native = found.dtype == dtype
+    if found.shape != type_.shape or not (is_native or found.dtype.newbyteorder("=") == dtype):
+        raise InputError(f"it is {_describe(found)}", where=f"input {name!r}", expected=str(type_))
+    flags = found.flags
+    if is_native and flags.c_contiguous and flags.aligned:
+        return found
+    return np.array(found, dtype, order="C")
+
+
+def _import(array: Any, name: str, type_: ValueType) -> Array:
+    if not hasattr(array, "__dlpack__"):
+        raise InputError(
+            f"it is a {type(array).__name__}", where=f"input {name!r}",
+            expected=f"{type_} as an array of NumPy, or one that speaks DLPack",
+        )  # fmt: skip
+    try:
+        found: Array = np.from_dlpack(array)
+    except (BufferError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"it can't be read through DLPack: {error}", where=f"input {name!r}",
+            expected=f"{type_} in this machine's memory",
+        ) from error  # fmt: skip
+    return found
+
+
+def _describe(array: Array) -> str:
+    try:
+        name = DType.of(array.dtype.newbyteorder("=")).value
+    except KeyError:
+        name = str(array.dtype)
+    return f"{name}[{','.join(map(str, array.shape))}]"
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names)) or "none"
+
+
+def _addresses(arrays: Sequence[Array]) -> list[int]:
+    return [array.__array_interface__["data"][0] for array in arrays]
+
+
+def _check_interface(library: Library, artifact: Artifact) -> None:
+    """Check that the library is the plan's: no pointer is passed that it does not expect."""
+    plan = artifact.plan
+    constants = tuple((f"c{i}", type_) for i, type_ in enumerate(artifact.weights.types))
+    if (
+        library.inputs != tuple((t.name, t.type) for t in plan.inputs)
+        or library.outputs != tuple((t.name, t.type) for t in plan.outputs)
+        or library.constants != constants
+        or library.kernels != tuple(step.symbol for step in plan.steps)
+    ):
+        raise ArtifactError("its library is not the one that its plan describes")

@@ -1,0 +1,175 @@
+"""A library's bytes -> a plan that can be called, through the C interface of `korch.h`."""
+
+from __future__ import annotations
+
+import ctypes
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from korch.errors import ArtifactError, ProviderError
+from korch.measure.compiler import find_library
+from korch.primitive.types import DType, ValueType
+from korch.runtime.weights import Weights
+
+ABI_VERSION = 1
+ERROR_BYTES = 1024
+
+Tensors = tuple[tuple[str, ValueType], ...]
+"""Name and type of each."""
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("dtype", ctypes.c_char_p),
+        ("rank", ctypes.c_int64),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("size_bytes", ctypes.c_int64),
+    )
+
+
+class Library:
+    """A loaded library.
+
+    Attributes:
+        inputs: the model inputs that it says it takes.
+        outputs: the model outputs that it says it writes.
+        constants: the packed constants that it says it takes.
+        kernels: the kernels' symbols in the order in which they run.
+    """
+
+    def __init__(self, content: bytes, libraries: Iterable[str] = ()) -> None:
+        """Load a library.
+
+        Args:
+            content: the shared library's bytes.
+            libraries: shared libraries that it calls, as the compiler's -l names them.
+
+        Raises:
+            ArtifactError: it can't be loaded, or its interface has another version.
+        """
+        self._library = _load(content, libraries)
+        version = self._library.korch_abi_version()
+        if version != ABI_VERSION:
+            raise ArtifactError(
+                f"its C interface has version {version}",
+                expected=f"version {ABI_VERSION}",
+                hint="Build it again with this version of Korch",
+            )
+        self.inputs = self._tensors("korch_inputs")
+        self.outputs = self._tensors("korch_outputs")
+        self.constants = self._tensors("korch_constants")
+        count = ctypes.c_int64()
+        names = _function(self._library, "korch_kernels", ctypes.POINTER(ctypes.c_char_p))(
+            ctypes.byref(count)
+        )
+        self.kernels = tuple(names[i].decode() for i in range(count.value))
+
+    def _tensors(self, function: str) -> Tensors:
+        count = ctypes.c_int64()
+        found = _function(self._library, function, ctypes.POINTER(_Tensor))(ctypes.byref(count))
+        return tuple(
+            (t.name.decode(), ValueType(tuple(t.shape[: t.rank]), DType(t.dtype.decode())))
+            for t in found[: count.value]
+        )
+
+
+class Handle:
+    """A plan that is ready to run: its arena, its kernels' states, its weights.
+
+    Calls from several threads wait for each other in native code, without Python's lock.
+    """
+
+    def __init__(self, library: Library, weights: Weights, threads: int) -> None:
+        """Create it.
+
+        Raises:
+            ProviderError: a kernel's create function failed; the text has its symbol.
+        """
+        self.library = library
+        native = library._library
+        create = _function(native, "korch_create", ctypes.c_void_p)
+        error = ctypes.create_string_buffer(ERROR_BYTES)
+        pointers = _pointers(weights.pointers)
+        handle = create(pointers, ctypes.c_int(threads), error, ctypes.c_size_t(ERROR_BYTES))
+        if not handle:
+            raise ProviderError(
+                f"it can't be set up: {error.value.decode(errors='replace')}",
+                where="executable",
+            )
+        self._weights = weights
+        self._handle = ctypes.c_void_p(handle)
+        self._run = native.korch_run
+        self._run_timed = native.korch_run_timed
+        destroy = _function(native, "korch_destroy", None)
+        # The weights are an argument so that they outlive the handle.
+        weakref.finalize(self, _destroy, destroy, self._handle, weights)
+
+    def run(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """Run once.
+
+        Args:
+            inputs: the address of each input.
+            outputs: the address of each output.
+
+        Raises:
+            ProviderError: a kernel failed.
+        """
+        self._check(self._run(self._handle, _pointers(inputs), _pointers(outputs)))
+
+    def run_timed(self, inputs: Sequence[int], outputs: Sequence[int]) -> list[int]:
+        """Run once; return the nanoseconds of each kernel.
+
+        Raises:
+            ProviderError: a kernel failed.
+        """
+        times_ns = (ctypes.c_int64 * len(self.library.kernels))()
+        self._check(self._run_timed(self._handle, _pointers(inputs), _pointers(outputs), times_ns))
+        return list(times_ns)
+
+    def _check(self, code: int) -> None:
+        if code:
+            raise ProviderError(
+                "it failed while it ran", where=f"kernel {self.library.kernels[code - 1]}"
+            )
+
+
+def _destroy(destroy: Callable[[Any], None], handle: ctypes.c_void_p, weights: Weights) -> None:
+    destroy(handle)
+
+
+def _pointers(addresses: Sequence[int]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(addresses))(*addresses)
+
+
+def _function(library: ctypes.CDLL, name: str, result: Any) -> Callable[..., Any]:
+    """Return a function with a result type of its own."""
+    function = library[name]
+    function.restype = result
+    return function
+
+
+def _load(content: bytes, libraries: Iterable[str]) -> ctypes.CDLL:
+    try:
+        for name in libraries:
+            _preload(name)
+        # A name of its own for each: the loader takes an equal name for the same library.
+        with tempfile.TemporaryDirectory(prefix="korch-") as folder:
+            path = Path(folder, "library.so")
+            path.write_bytes(content)
+            return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ArtifactError(
+            f"its library can't be loaded: {error}", hint="`korch doctor` says what is missing"
+        ) from error
+
+
+@cache
+def _preload(name: str) -> ctypes.CDLL | None:
+    """Load a library of the Python environment, so that the loader need not search for it."""
+    path = find_library(name)
+    return None if path is None else ctypes.CDLL(str(path))

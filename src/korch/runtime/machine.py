@@ -1,0 +1,74 @@
+"""What a machine must offer for a library that was built elsewhere."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from korch.errors import ArtifactError
+
+REQUIRED_FLAGS: dict[str, tuple[str, ...]] = {
+    "avx512": (
+        "avx2", "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl", "bmi1", "bmi2", "f16c",
+        "fma",
+    ),
+    "avx2": ("avx2", "bmi1", "bmi2", "f16c", "fma"),
+    "neon": ("asimd",),
+    "generic": (),
+}  # fmt: skip
+"""Per ISA that sources are compiled for, the flags of /proc/cpuinfo that the code needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """What a library needs of the machine that runs it.
+
+    Attributes:
+        system: the operating system, as `sys.platform` names it.
+        machine: the architecture, as `uname -m` names it.
+        cpu_flags: flags of /proc/cpuinfo.
+    """
+
+    system: str
+    machine: str
+    cpu_flags: tuple[str, ...]
+
+    @staticmethod
+    def here(cpu_flags: Sequence[str]) -> Requirements:
+        """Return the requirements of a library that was built here with these CPU flags."""
+        return Requirements(sys.platform, platform.machine(), tuple(sorted(set(cpu_flags))))
+
+    def check(self) -> None:
+        """Check that this machine can run the library.
+
+        Raises:
+            ArtifactError: it can't.
+        """
+        found = Requirements(sys.platform, platform.machine(), ())
+        if (self.system, self.machine) != (found.system, found.machine):
+            raise ArtifactError(
+                f"it was built for {self.system} on {self.machine}, "
+                f"this is {found.system} on {found.machine}",
+                hint="Build it on a machine of this kind",
+            )
+        if missing := sorted(set(self.cpu_flags) - cpu_flags()):
+            raise ArtifactError(
+                f"it was built for a CPU with {', '.join(missing)}, which this CPU lacks",
+                hint="Build it on this machine",
+            )
+
+
+@cache
+def cpu_flags() -> frozenset[str]:
+    """Return the flags that /proc/cpuinfo gives the first CPU; none if there is no such file."""
+    path = Path("/proc/cpuinfo")
+    if path.exists():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, flags = line.partition(":")
+            if name.strip() in ("flags", "Features"):
+                return frozenset(flags.split())
+    return frozenset()

@@ -1,0 +1,243 @@
+"""Buffers with live ranges -> offsets in one arena.
+
+Two buffers may share memory unless some step needs both. Finding the smallest arena is dynamic
+storage allocation, which is NP-hard: several greedy orders are tried first, and since the bytes
+live at the busiest step are a lower bound, they often prove themselves optimal. What they leave
+open goes to CP-SAT as a packing of rectangles (time x memory), if the instance is small.
+
+All sizes and offsets are multiples of `ALIGNMENT`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ortools.sat.python import cp_model
+
+from korch.errors import InvalidGraphError
+from korch.runtime.alignment import ALIGNMENT, align_up
+
+SOLVER_BUFFERS = 150
+"""Largest number of buffers that are given to the solver."""
+SHUFFLED_BUFFERS = 16_000
+"""Random disturbances of the best greedy order are tried until this many buffers were placed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Memory that is needed from one step to another.
+
+    Attributes:
+        size_bytes: its size.
+        first: the step that writes it first.
+        last: the last step that reads or writes it, at least `first`.
+    """
+
+    size_bytes: int
+    first: int
+    last: int
+
+    def meets(self, other: Buffer) -> bool:
+        """Return whether some step needs both."""
+        return self.first <= other.last and other.first <= self.last
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaPlan:
+    """Where each buffer lies.
+
+    Attributes:
+        offsets: per buffer, in bytes from the arena's start.
+        size_bytes: the arena's size.
+        lower_bound_bytes: no arena can be smaller.
+    """
+
+    offsets: tuple[int, ...]
+    size_bytes: int
+    lower_bound_bytes: int
+
+    @property
+    def is_optimal(self) -> bool:
+        """Whether no smaller arena exists, proven."""
+        return self.size_bytes == self.lower_bound_bytes
+
+
+def live_bytes(buffers: Sequence[Buffer]) -> int:
+    """Return the bytes needed at the busiest step, each buffer rounded up to the alignment."""
+    events: dict[int, int] = {}
+    for buffer in buffers:
+        size_bytes = align_up(buffer.size_bytes)
+        events[buffer.first] = events.get(buffer.first, 0) + size_bytes
+        events[buffer.last + 1] = events.get(buffer.last + 1, 0) - size_bytes
+    peak = current = 0
+    for step in sorted(events):
+        current += events[step]
+        peak = max(peak, current)
+    return peak
+
+
+def plan_arena(buffers: Sequence[Buffer], *, seconds: float = 1.0) -> ArenaPlan:
+    """Place buffers so that the arena is as small as can be found.
+
+    Args:
+        buffers: sizes and live ranges.
+        seconds: longest time for the solver; 0 leaves it out.
+
+    Returns:
+        The offsets, the size, and a proven lower bound for it.
+    """
+    bound = live_bytes(buffers)
+    best = _greedy(buffers, bound)
+    if _size_bytes(buffers, best) > bound and len(buffers) <= SOLVER_BUFFERS and seconds > 0:
+        best, bound = _solve(buffers, best, bound, seconds)
+    plan = ArenaPlan(tuple(best), _size_bytes(buffers, best), bound)
+    check_arena(buffers, plan)
+    return plan
+
+
+def check_arena(buffers: Sequence[Buffer], plan: ArenaPlan) -> None:
+    """Check that a plan can be run.
+
+    Raises:
+        InvalidGraphError: a buffer is unaligned or outside, or two that are live together overlap.
+    """
+    placed = list(zip(buffers, plan.offsets, strict=True))
+    for i, (buffer, offset) in enumerate(placed):
+        if offset < 0 or offset % ALIGNMENT or offset + buffer.size_bytes > plan.size_bytes:
+            raise InvalidGraphError(
+                f"buffer {i} of {buffer.size_bytes} bytes lies at offset {offset}",
+                where="arena",
+                expected=f"a multiple of {ALIGNMENT} and an end within {plan.size_bytes} bytes",
+            )
+    live: list[int] = []
+    for i in sorted(range(len(placed)), key=lambda i: buffers[i].first):
+        live = [j for j in live if buffers[j].last >= buffers[i].first]
+        start, end = plan.offsets[i], plan.offsets[i] + buffers[i].size_bytes
+        for j in live:
+            if start < plan.offsets[j] + buffers[j].size_bytes and plan.offsets[j] < end:
+                raise InvalidGraphError(
+                    f"buffers {min(i, j)} and {max(i, j)} overlap in memory, "
+                    f"and both are live at step {buffers[i].first}",
+                    where="arena",
+                )
+        live.append(i)
+
+
+def _size_bytes(buffers: Sequence[Buffer], offsets: Sequence[int]) -> int:
+    ends = (o + align_up(b.size_bytes) for b, o in zip(buffers, offsets, strict=True))
+    return max(ends, default=0)
+
+
+_ORDERS: tuple[Callable[[Buffer], tuple[int, ...]], ...] = (
+    lambda b: (-b.size_bytes, b.first),
+    lambda b: (-b.size_bytes * (b.last - b.first + 1), b.first),
+    lambda b: (b.first - b.last, -b.size_bytes),
+    lambda b: (b.first, -b.size_bytes),
+    lambda b: (b.first, -b.last),
+    lambda b: (-b.last, -b.size_bytes),
+)
+
+
+def _greedy(buffers: Sequence[Buffer], bound: int) -> list[int]:
+    """Return the best placement of several orders and of disturbances of the best of them."""
+    neighbours = _neighbours(buffers)
+    rng = random.Random(0)
+    best_order: list[int] = []
+    best: list[int] = []
+    best_size = -1
+
+    def consider(order: list[int]) -> None:
+        nonlocal best, best_order, best_size
+        for is_best_fit in (True, False):
+            offsets = _place(buffers, neighbours, order, is_best_fit)
+            size = _size_bytes(buffers, offsets)
+            if best_size < 0 or size < best_size:
+                best, best_order, best_size = offsets, list(order), size
+
+    for key in _ORDERS:
+        consider(sorted(range(len(buffers)), key=lambda i: key(buffers[i])))
+        if best_size == bound:
+            return best
+    for _ in range(SHUFFLED_BUFFERS // max(1, len(buffers))):
+        order = list(best_order)
+        for _ in range(rng.randint(1, 3)):
+            order.insert(rng.randrange(len(order)), order.pop(rng.randrange(len(order))))
+        consider(order)
+        if best_size == bound:
+            return best
+    return best
+
+
+def _neighbours(buffers: Sequence[Buffer]) -> list[list[int]]:
+    """Return, per buffer, those that some step needs together with it."""
+    found: list[list[int]] = [[] for _ in buffers]
+    live: list[int] = []
+    for i in sorted(range(len(buffers)), key=lambda i: buffers[i].first):
+        live = [j for j in live if buffers[j].last >= buffers[i].first]
+        for j in live:
+            found[i].append(j)
+            found[j].append(i)
+        live.append(i)
+    return found
+
+
+def _place(
+    buffers: Sequence[Buffer],
+    neighbours: Sequence[Sequence[int]],
+    order: Sequence[int],
+    is_best_fit: bool,
+) -> list[int]:
+    """Place in this order, each into the tightest (or else the lowest) gap that it fits."""
+    offsets = [-1] * len(buffers)
+    for i in order:
+        size = align_up(buffers[i].size_bytes)
+        taken = sorted(
+            (offsets[j], offsets[j] + align_up(buffers[j].size_bytes))
+            for j in neighbours[i]
+            if offsets[j] >= 0
+        )
+        best_gap = -1
+        end = 0
+        for start, stop in taken:
+            gap = start - end
+            if gap >= size and (best_gap < 0 or gap < best_gap):
+                offsets[i], best_gap = end, gap
+                if not is_best_fit:
+                    break
+            end = max(end, stop)
+        if best_gap < 0:
+            offsets[i] = end
+    return offsets
+
+
+def _solve(
+    buffers: Sequence[Buffer], hint: Sequence[int], bound: int, seconds: float
+) -> tuple[list[int], int]:
+    """Return the placement and the lower bound that CP-SAT finds, never worse than the hint."""
+    model = cp_model.CpModel()
+    limit = _size_bytes(buffers, hint) // ALIGNMENT
+    size = model.new_int_var(bound // ALIGNMENT, limit, "size")
+    times, places, starts = [], [], []
+    for i, buffer in enumerate(buffers):
+        height = align_up(buffer.size_bytes) // ALIGNMENT
+        start = model.new_int_var(0, limit - height, f"offset{i}")
+        model.add(start + height <= size)
+        model.add_hint(start, hint[i] // ALIGNMENT)
+        starts.append(start)
+        if height:
+            length = buffer.last - buffer.first + 1
+            times.append(model.new_fixed_size_interval_var(buffer.first, length, f"time{i}"))
+            places.append(model.new_fixed_size_interval_var(start, height, f"place{i}"))
+    model.add_no_overlap_2d(times, places)
+    model.minimize(size)
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = seconds
+    solver.parameters.num_workers = 2
+    status = solver.solve(model)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return list(hint), bound
+    found = [solver.value(start) * ALIGNMENT for start in starts]
+    proven = max(bound, round(solver.best_objective_bound) * ALIGNMENT)
+    return found, min(proven, _size_bytes(buffers, found))

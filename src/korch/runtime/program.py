@@ -1,0 +1,197 @@
+"""Chosen kernels in order -> a program: which buffer each kernel reads and writes, and where.
+
+A port is a value in a layout. What a step writes is a buffer in the arena, live until the last
+step that reads it; a model output is written straight into the caller's memory. A constant is
+packed at build time into each layout that a step asks for. Layouts that put a value's elements in
+the same order are one, so a kernel that asks for channels-last reads a plain n x c x 1 x 1 value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from korch.candidate.candidate import Candidate
+from korch.candidate.layout import Layout
+from korch.errors import InvalidGraphError
+from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.types import ValueType
+from korch.provider.provider import Kernel
+from korch.runtime.memory import ArenaPlan, Buffer, plan_arena
+
+Port = tuple[int, Layout]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kernel of a plan.
+
+    Attributes:
+        candidate: what it computes, and in which layouts.
+        kernel: the code.
+        cost_ns: measured time, or the bound if it was not measured.
+        bound_ns: no kernel for this candidate can be faster.
+        is_measured: whether `cost_ns` was measured.
+    """
+
+    candidate: Candidate
+    kernel: Kernel
+    cost_ns: float = 0.0
+    bound_ns: float = 0.0
+    is_measured: bool = False
+
+
+class Place(Enum):
+    """Where a buffer lies; the enum's value is its name in the C++ source."""
+
+    ARENA = "ARENA"
+    CONSTANT = "CONSTANT"
+    INPUT = "INPUT"
+    OUTPUT = "OUTPUT"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A buffer: its place, and the offset in the arena or the position among its like."""
+
+    place: Place
+    at: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """All that the main source of a library says.
+
+    Attributes:
+        inputs: (name, type) of each model input.
+        outputs: (name, type) of each model output.
+        constants: value and layout of each packed constant.
+        kernels: the kernels in the order in which they run.
+        slots: per kernel, its buffers: inputs, outputs, then the workspace if it has one.
+        copies: (output, where from) of the model outputs that no kernel writes in place.
+        arena: how the arena is shared.
+    """
+
+    inputs: tuple[tuple[str, ValueType], ...]
+    outputs: tuple[tuple[str, ValueType], ...]
+    constants: tuple[Port, ...]
+    kernels: tuple[Kernel, ...]
+    slots: tuple[tuple[Slot, ...], ...]
+    copies: tuple[tuple[int, Slot], ...]
+    arena: ArenaPlan
+
+
+def bind_steps(graph: PrimitiveGraph, steps: Sequence[Step]) -> Program:
+    """Decide where each buffer of a plan lies.
+
+    Args:
+        graph: the model's graph.
+        steps: the kernels in the order in which they run.
+
+    Raises:
+        InvalidGraphError: a step reads a value before any wrote it, or no step writes an output.
+    """
+    binder = _Binder(graph)
+    for step in steps:
+        binder.add(step)
+    return binder.finish(steps)
+
+
+class _Binder:
+    """The tables that grow step by step. In it, a slot in the arena is numbered, not yet placed."""
+
+    def __init__(self, graph: PrimitiveGraph) -> None:
+        self.graph = graph
+        self.input_of = {value: i for i, (_, value) in enumerate(graph.inputs)}
+        self.current: dict[Port, Slot] = {}
+        self.buffers: list[Buffer] = []
+        self.constants: dict[tuple[str, Layout], int] = {}
+        self.constant_ports: list[Port] = []
+        self.slots: list[tuple[Slot, ...]] = []
+
+    def port(self, value: int, layout: Layout) -> Port:
+        return value, layout.normalized(self.graph.types[value].shape)
+
+    def add(self, step: Step) -> None:
+        number = len(self.slots)
+        group, offer = step.candidate.group, step.candidate.offer
+        slots = [
+            self.read(self.port(value, layout), number, step.kernel.symbol)
+            for value, layout in zip(group.inputs, offer.inputs, strict=True)
+        ]
+        for value, layout in zip(group.outputs, offer.outputs, strict=True):
+            port = self.port(value, layout)
+            self.current[port] = self.new_buffer(self.size_bytes(port), number)
+            slots.append(self.current[port])
+        if step.kernel.workspace_bytes:
+            slots.append(self.new_buffer(step.kernel.workspace_bytes, number))
+        self.slots.append(tuple(slots))
+
+    def size_bytes(self, port: Port) -> int:
+        return port[1].size_bytes(self.graph.types[port[0]])
+
+    def new_buffer(self, size_bytes: int, number: int) -> Slot:
+        self.buffers.append(Buffer(size_bytes, number, number))
+        return Slot(Place.ARENA, len(self.buffers) - 1)
+
+    def read(self, port: Port, number: int, symbol: str) -> Slot:
+        if port in self.current:
+            slot = self.current[port]
+            buffer = self.buffers[slot.at]
+            self.buffers[slot.at] = Buffer(buffer.size_bytes, buffer.first, number)
+            return slot
+        given = self.given(port)
+        if given is None:
+            raise InvalidGraphError(
+                f"it reads %{port[0]} in layout {port[1]}, which no step before it writes",
+                where=f"step {number} ({symbol})",
+            )
+        return given
+
+    def given(self, port: Port) -> Slot | None:
+        """Return where a constant or a model input lies, or None if the port is neither."""
+        value, layout = port
+        if value in self.graph.constants:
+            key = (self.graph.constants[value].digest, layout)
+            if key not in self.constants:
+                self.constants[key] = len(self.constant_ports)
+                self.constant_ports.append(port)
+            return Slot(Place.CONSTANT, self.constants[key])
+        if value in self.input_of and layout.is_plain:
+            return Slot(Place.INPUT, self.input_of[value])
+        return None
+
+    def finish(self, steps: Sequence[Step]) -> Program:
+        moved: dict[Slot, Slot] = {}
+        copies: list[tuple[int, Slot]] = []
+        for i, (name, value) in enumerate(self.graph.outputs):
+            port = self.port(value, Layout.plain(self.graph.types[value].rank))
+            source = self.current.get(port) or self.given(port)
+            if source is None:
+                raise InvalidGraphError(
+                    f"no step writes it (%{value} in layout {port[1]})", where=f"output {name!r}"
+                )
+            if source.place is Place.ARENA and source not in moved:
+                moved[source] = Slot(Place.OUTPUT, i)
+            else:
+                copies.append((i, moved.get(source, source)))
+        arena = self.place(moved)
+        types = self.graph.types
+        return Program(
+            inputs=tuple((name, types[value]) for name, value in self.graph.inputs),
+            outputs=tuple((name, types[value]) for name, value in self.graph.outputs),
+            constants=tuple(self.constant_ports),
+            kernels=tuple(step.kernel for step in steps),
+            slots=tuple(tuple(moved.get(slot, slot) for slot in slots) for slots in self.slots),
+            copies=tuple(copies),
+            arena=arena,
+        )
+
+    def place(self, moved: dict[Slot, Slot]) -> ArenaPlan:
+        """Plan the arena; extend `moved` from buffer numbers to offsets."""
+        numbers = [i for i in range(len(self.buffers)) if Slot(Place.ARENA, i) not in moved]
+        arena = plan_arena([self.buffers[i] for i in numbers])
+        for i, offset in zip(numbers, arena.offsets, strict=True):
+            moved[Slot(Place.ARENA, i)] = Slot(Place.ARENA, offset)
+        return arena

@@ -1,0 +1,112 @@
+"""Program -> the C++ source of a library's main unit.
+
+The text is tables followed by a fixed runtime (`korch/native/`); it is self-contained, so the
+artifact's sources can be compiled without Korch. `korch.h` states the C interface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+
+from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.types import ValueType
+from korch.provider.provider import Kernel
+from korch.runtime.program import Place, Program, Slot
+
+
+def native_text(name: str) -> str:
+    """Return the text of a file of `korch/native`."""
+    return files("korch").joinpath("native", name).read_text(encoding="utf-8")
+
+
+def print_main(graph: PrimitiveGraph, program: Program) -> str:
+    """Return the main source of a library.
+
+    Args:
+        graph: the model's graph, for the constants' types.
+        program: the bound kernels.
+    """
+    constants = [
+        (f"c{i}", ValueType(layout.physical_shape(type_.shape), type_.dtype))
+        for i, (value, layout) in enumerate(program.constants)
+        for type_ in [graph.types[value]]
+    ]
+    flat = [slot for slots in program.slots for slot in slots]
+    bindings = [i for i, s in enumerate(flat) if s.place in (Place.INPUT, Place.OUTPUT)]
+    copies = [f"{{{output}, {_slot(source)}}}" for output, source in program.copies]
+    sections = (
+        native_text("korch.h"),
+        native_text("korch_plan.h"),
+        _declarations(program.kernels),
+        "namespace plan {\n",
+        _tensors("INPUT", program.inputs),
+        _tensors("OUTPUT", program.outputs),
+        _tensors("CONSTANT", constants),
+        _table("step", "STEP", _steps(program)),
+        _rows("const char *const", "SYMBOLS", [c_string(k.symbol) for k in program.kernels]),
+        _table("slot", "SLOT", [_slot(slot) for slot in flat]),
+        _table("int64_t", "BINDING", [str(i) for i in bindings]),
+        _table("copy", "COPY", copies, "COPIES"),
+        f"constexpr int64_t ARENA_BYTES = {program.arena.size_bytes};\n",
+        "} // namespace plan\n",
+        native_text("korch_runtime.h"),
+    )
+    return "\n".join(sections)
+
+
+def c_string(text: str) -> str:
+    """Return a C string literal; what is not printable ASCII is escaped."""
+    escaped = (
+        chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\?' else f"\\{byte:03o}"
+        for byte in text.encode()
+    )
+    return '"' + "".join(escaped) + '"'
+
+
+def _declarations(kernels: Iterable[Kernel]) -> str:
+    lines: dict[str, None] = {}
+    for kernel in kernels:
+        name = kernel.symbol
+        lines[f"int {name}_run(void *, void *const *);"] = None
+        if kernel.has_state:
+            lines[f"void *{name}_create(int, char *, size_t);"] = None
+            lines[f"void {name}_destroy(void *);"] = None
+    return 'extern "C" {\n' + "".join(f"{line}\n" for line in lines) + "}\n"
+
+
+def _steps(program: Program) -> list[str]:
+    rows, first = [], 0
+    for kernel, slots in zip(program.kernels, program.slots, strict=True):
+        name = kernel.symbol
+        state = f"{name}_create, {name}_destroy" if kernel.has_state else "nullptr, nullptr"
+        rows.append(f"{{{name}_run, {state}, {first}}}")
+        first += len(slots)
+    return rows
+
+
+def _tensors(name: str, tensors: Sequence[tuple[str, ValueType]]) -> str:
+    sizes = [f"{name}_{i}_SHAPE" for i in range(len(tensors))]
+    shapes = [
+        f"const int64_t {size}[] = {{{', '.join(map(str, (*type_.shape, 0)))}}};\n"
+        for size, (_, type_) in zip(sizes, tensors, strict=True)
+    ]
+    rows = [
+        f'{{{c_string(label)}, "{type_.dtype.value}", {type_.rank}, {size}, {type_.size_bytes}}}'
+        for size, (label, type_) in zip(sizes, tensors, strict=True)
+    ]
+    return "".join(shapes) + _table("korch_tensor", name, rows)
+
+
+def _table(kind: str, name: str, rows: Sequence[str], plural: str = "") -> str:
+    text = _rows(f"const {kind}", plural or f"{name}S", rows)
+    return text + f"constexpr int64_t {name}_COUNT = {len(rows)};\n"
+
+
+def _rows(kind: str, name: str, rows: Sequence[str]) -> str:
+    lines = "".join(f"    {row},\n" for row in rows)
+    return f"{kind} {name}[] = {{\n{lines}    {{}}}};\n"
+
+
+def _slot(slot: Slot) -> str:
+    return f"{{{slot.place.value}, {slot.at}}}"
