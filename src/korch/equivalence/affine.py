@@ -1,0 +1,162 @@
+"""Affine chains: steps x -> scale*x + shift whose constants vary along one axis at most.
+
+The rules on scales and shifts share this reading of the graph: from a primitive it walks down
+through add, sub, mul, div and neg with constants, and returns the chain's input with the one scale
+and the one shift that the whole chain amounts to, in float64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from korch.equivalence.rule import View
+from korch.primitive.graph import Primitive
+from korch.primitive.op import Array
+
+STEPS = ("add", "sub", "mul", "div", "neg")
+
+
+@dataclass(frozen=True, slots=True)
+class AxisConstant:
+    """A constant whose elements depend on the place along one axis only.
+
+    Attributes:
+        axis: the axis; None if all elements are equal.
+        vector: float64[n], or float64[] if all elements are equal.
+    """
+
+    axis: int | None
+    vector: Array
+
+
+@dataclass(frozen=True, slots=True)
+class AffineStep:
+    """output = scale*input + shift; `axis` as in `AxisConstant`."""
+
+    primitive: Primitive
+    input: int
+    axis: int | None
+    scale: Array
+    shift: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AffineChain:
+    """output = scale*base + shift, in one step or more.
+
+    Attributes:
+        steps: the primitives, last one first.
+        base: the value that the first step reads.
+        axis: the axis along which scale and shift vary; None if they are uniform.
+        scale: float64[n] or float64[].
+        shift: float64[n] or float64[].
+    """
+
+    steps: tuple[Primitive, ...]
+    base: int
+    axis: int | None
+    scale: Array
+    shift: Array
+
+    @property
+    def has_scale(self) -> bool:
+        """Whether it multiplies by anything but 1."""
+        return not bool(np.all(self.scale == 1))
+
+    @property
+    def has_shift(self) -> bool:
+        """Whether it adds anything but 0."""
+        return bool(np.any(self.shift != 0))
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether scale and shift have neither infinities nor NaN."""
+        return bool(np.isfinite(self.scale).all() and np.isfinite(self.shift).all())
+
+
+def axis_constant(view: View, value: int) -> AxisConstant | None:
+    """Return a value as a constant that varies along one axis at most, or None if it is not one."""
+    constant = view.constant(value)
+    rank = view.type(value).rank
+    if constant is None:
+        for primitive in view.producers(value, "broadcast"):
+            constant = view.constant(primitive.inputs[0])
+            if constant is not None:
+                break
+        else:
+            return None
+    if constant.array.size == 0:
+        return None
+    if constant.is_uniform:
+        return AxisConstant(None, np.asarray(constant.scalar, np.float64))
+    lead = rank - constant.array.ndim
+    for axis, size in enumerate(constant.array.shape):
+        place = tuple(slice(None) if i == axis else slice(0, 1) for i in range(rank - lead))
+        line = constant.array[place]
+        if size > 1 and np.array_equal(np.broadcast_to(line, constant.array.shape), constant.array):
+            return AxisConstant(lead + axis, line.reshape(-1).astype(np.float64))
+    return None
+
+
+def affine_step(view: View, primitive: Primitive) -> AffineStep | None:
+    """Return a primitive as an affine step, or None if it is not one."""
+    if primitive.op not in STEPS or not view.type(primitive.output).dtype.is_float:
+        return None
+    one, zero = np.float64(1), np.float64(0)
+    if primitive.op == "neg":
+        return AffineStep(primitive, primitive.inputs[0], None, -np.asarray(one), np.asarray(zero))
+    for position in (1, 0):
+        if primitive.op == "div" and position == 0:
+            return None
+        constant = axis_constant(view, primitive.inputs[position])
+        if constant is None:
+            continue
+        given, c = primitive.inputs[1 - position], constant.vector
+        with np.errstate(all="ignore"):
+            scale, shift = {
+                "add": (one, c),
+                "sub": (one, -c) if position == 1 else (-one, c),
+                "mul": (c, zero),
+                "div": (1 / c, zero),
+            }[primitive.op]
+        return AffineStep(
+            primitive, given, constant.axis, np.asarray(scale, np.float64),
+            np.asarray(shift, np.float64),
+        )  # fmt: skip
+    return None
+
+
+def chains_from(view: View, step: AffineStep) -> list[AffineChain]:
+    """Return the chains that end in a step: of one step, of two, and so on down to the longest.
+
+    Where a value has several affine alternatives the walk follows the first: the others are equal,
+    and following each would only give the same chain with other roundings.
+    """
+    chains = [AffineChain((step.primitive,), step.input, step.axis, step.scale, step.shift)]
+    seen = {step.primitive.output, step.input}
+    while True:
+        top = chains[-1]
+        found = (affine_step(view, p) for p in view.producers(top.base, *STEPS))
+        below = next((s for s in found if s is not None), None)
+        if below is None or below.input in seen:
+            return chains
+        if below.axis is not None and top.axis is not None and below.axis != top.axis:
+            return chains
+        axis = top.axis if below.axis is None else below.axis
+        with np.errstate(all="ignore"):
+            scale, shift = top.scale * below.scale, top.scale * below.shift + top.shift
+        chains.append(AffineChain((*top.steps, below.primitive), below.input, axis, scale, shift))
+        seen.add(below.input)
+
+
+def goes_on(view: View, value: int) -> bool:
+    """Whether a value is only the inside of a longer chain: read by affine steps and nothing else.
+
+    A rule on chains that fired on each part of a chain would add alternatives that no plan uses.
+    """
+    users = view.users(value)
+    if view.is_output(value) or not users:
+        return False
+    return all(affine_step(view, user) is not None for user in users)

@@ -1,0 +1,155 @@
+"""What an equivalence rule is, what it sees and how it writes.
+
+A rule is a frozen value. `match` finds where its left side stands, `refuse` checks every condition
+that it relies on and returns either why not or a typed witness, and `build` writes the right side
+from the witness. All three are pure: whatever `refuse` computes travels in the witness. Rules add
+alternatives and never remove anything; the solver chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from korch.primitive.graph import Constant, GraphBuilder, Primitive
+from korch.primitive.op import Array, Attributes
+from korch.primitive.ops.layout import ReshapeAttributes
+from korch.primitive.ops.reduce import BroadcastAttributes
+from korch.primitive.types import DType, ValueType
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a rule does not apply where it matches.
+
+    Attributes:
+        reason: the condition that fails, in a few words; refusals are counted by it.
+        value: the value at which the rule matched.
+    """
+
+    reason: str
+    value: int
+
+
+class View:
+    """A builder's graph as it stood at the start of a round; all that rules see of it."""
+
+    def __init__(self, builder: GraphBuilder, outputs: Sequence[int]) -> None:
+        self.primitives = tuple(primitive for primitive, _ in builder.primitives())
+        self._builder = builder
+        self._outputs = frozenset(builder.find(value) for value in outputs)
+        self._producers: dict[int, list[Primitive]] = {}
+        self._users: dict[int, list[Primitive]] = {}
+        for primitive in self.primitives:
+            self._producers.setdefault(primitive.output, []).append(primitive)
+            for value in dict.fromkeys(primitive.inputs):
+                self._users.setdefault(value, []).append(primitive)
+
+    def type(self, value: int) -> ValueType:
+        """Return a value's type."""
+        return self._builder.type(value)
+
+    def shape(self, value: int) -> tuple[int, ...]:
+        """Return a value's shape."""
+        return self._builder.type(value).shape
+
+    def constant(self, value: int) -> Constant | None:
+        """Return the constant that a value is, or None."""
+        return self._builder.constant_of(value)
+
+    def producers(self, value: int, *ops: str) -> tuple[Primitive, ...]:
+        """Return the alternatives of a value that are one of `ops`; all of them if none is named.
+
+        Primitives that read their own output are left out: they compute nothing.
+        """
+        found = self._producers.get(value, ())
+        return tuple(p for p in found if (not ops or p.op in ops) and value not in p.inputs)
+
+    def users(self, value: int) -> tuple[Primitive, ...]:
+        """Return the primitives that read a value."""
+        return tuple(self._users.get(value, ()))
+
+    def is_output(self, value: int) -> bool:
+        """Whether the value is an output of the model."""
+        return value in self._outputs
+
+
+class Writer:
+    """What `build` writes with: a builder that signs each primitive with the rule's name."""
+
+    def __init__(self, builder: GraphBuilder, rule_name: str) -> None:
+        self._builder = builder
+        self._origin = f"by {rule_name}"
+
+    def type(self, value: int) -> ValueType:
+        """Return a value's type."""
+        return self._builder.type(value)
+
+    def add(self, op: str, inputs: Sequence[int], attributes: Attributes | None = None) -> int:
+        """Add a primitive and return its value; a primitive of constants is computed at once."""
+        return self._builder.add(op, inputs, attributes, origin=self._origin)
+
+    def constant(self, array: Array, dtype: DType) -> int:
+        """Return the value of a constant with the elements of `array`, rounded to `dtype`."""
+        with np.errstate(all="ignore"):
+            return self._builder.constant(np.asarray(array).astype(dtype.numpy))
+
+    def reshape(self, value: int, shape: tuple[int, ...]) -> int:
+        """Return the value in another shape; the value itself if it has that shape."""
+        if self.type(value).shape == shape:
+            return value
+        return self.add("reshape", (value,), ReshapeAttributes(shape))
+
+    def along(self, vector: Array, axis: int, type_: ValueType) -> int:
+        """Return a constant of a type whose elements depend on their place along one axis only.
+
+        Args:
+            vector: float64[type_.shape[axis]], or one element for all.
+            axis: the axis.
+            type_: the type of the result.
+        """
+        shape = [1] * type_.rank
+        if np.ndim(vector):
+            shape[axis] = type_.shape[axis]
+        small = self.constant(np.reshape(vector, shape), type_.dtype)
+        if tuple(shape) == type_.shape:
+            return small
+        return self.add("broadcast", (small,), BroadcastAttributes(type_.shape))
+
+
+M = TypeVar("M")
+W = TypeVar("W")
+
+
+@dataclass(frozen=True)
+class Rule(Generic[M, W]):
+    """An equivalence: the root's value equals what `build` writes.
+
+    Attributes:
+        name: a law in kebab-case, `conv1x1-is-matmul`.
+        law: the law as one line of mathematics.
+        source: where it comes from.
+        roots: the operations at which `match` is asked.
+        match: the view and a root -> each place where the left side stands; hashable.
+        refuse: the view and a match -> the witness, or why the rule does not apply.
+        build: a writer and a witness -> the value that equals the root's.
+        reorders: whether it re-associates floating-point operations; `strict` switches it off.
+    """
+
+    name: str
+    law: str
+    source: str
+    roots: tuple[str, ...]
+    match: Callable[[View, Primitive], Iterator[M]]
+    refuse: Callable[[View, M], W | Refusal]
+    build: Callable[[Writer, W], int]
+    reorders: bool = False
+
+    def __repr__(self) -> str:
+        return f"Rule({self.name})"
+
+
+AnyRule = Rule[Any, Any]

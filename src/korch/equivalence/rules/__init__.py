@@ -1,0 +1,12 @@
+"""All equivalence rules, one family per module, in the order in which they are tried."""
+
+from korch.equivalence.rule import AnyRule
+from korch.equivalence.rules import affine, convolution, layout, linear, upsampling
+
+RULES: tuple[AnyRule, ...] = (
+    *layout.RULES,
+    *affine.RULES,
+    *linear.RULES,
+    *convolution.RULES,
+    *upsampling.RULES,
+)

@@ -1,0 +1,134 @@
+"""Layout laws: compositions become one step, steps that move nothing vanish.
+
+None of them computes anything, so all are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from korch.equivalence.rule import AnyRule, Refusal, Rule, View, Writer
+from korch.primitive.graph import Primitive
+from korch.primitive.op import Attributes
+from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A primitive that reads the output of another."""
+
+    outer: Primitive
+    inner: Primitive
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One primitive to write: operation, input, attributes; the input itself if `op` is ""."""
+
+    op: str
+    value: int
+    attributes: Attributes
+
+
+def _pairs(view: View, root: Primitive) -> Iterator[Pair]:
+    for inner in view.producers(root.inputs[0], root.op):
+        yield Pair(root, inner)
+
+
+def _singles(view: View, root: Primitive) -> Iterator[Primitive]:
+    yield root
+
+
+def _write(writer: Writer, step: Step) -> int:
+    return writer.add(step.op, (step.value,), step.attributes) if step.op else step.value
+
+
+def _compose_transposes(view: View, pair: Pair) -> Step | Refusal:
+    outer: Any = pair.outer.attributes
+    inner: Any = pair.inner.attributes
+    perm = tuple(inner.perm[axis] for axis in outer.perm)
+    op = "" if perm == tuple(range(len(perm))) else "transpose"
+    return Step(op, pair.inner.inputs[0], TransposeAttributes(perm))
+
+
+def _compose_reshapes(view: View, pair: Pair) -> Step | Refusal:
+    source, shape = pair.inner.inputs[0], view.shape(pair.outer.output)
+    op = "" if view.shape(source) == shape else "reshape"
+    return Step(op, source, ReshapeAttributes(shape))
+
+
+def _compose_broadcasts(view: View, pair: Pair) -> Step | Refusal:
+    return Step("broadcast", pair.inner.inputs[0], pair.outer.attributes)
+
+
+def _keep_input(view: View, root: Primitive) -> Step | Refusal:
+    """Return the input, if no element moves and none is added or left out."""
+    if len(root.inputs) != 1:
+        return Refusal("several inputs", root.output)
+    if view.type(root.inputs[0]) != view.type(root.output):
+        return Refusal("the shape changes", root.output)
+    moves: Callable[[Any], bool] = _MOVES.get(root.op, lambda attributes: False)
+    if moves(root.attributes):
+        return Refusal("elements move", root.output)
+    return Step("", root.inputs[0], root.attributes)
+
+
+def _is_count(indices: tuple[int, ...]) -> bool:
+    return indices == tuple(range(len(indices)))
+
+
+# Whether elements move although the shape stays. A slice that keeps a size above 1 either keeps
+# all or runs backwards; one that keeps a size of 1 keeps the one element.
+_MOVES: dict[str, Callable[[Any], bool]] = {
+    "transpose": lambda a: not _is_count(a.perm),
+    "slice": lambda a: any(
+        n > 1 and (s, d) != (0, 1) for n, s, d in zip(a.size, a.start, a.step, strict=True)
+    ),
+    "take": lambda a: not _is_count(a.indices),
+}
+
+TRANSPOSES_COMPOSE = Rule(
+    name="transposes-compose",
+    law="transpose(transpose(x, p), q) = transpose(x, p∘q), and x if p∘q is the identity",
+    source="composition of permutations",
+    roots=("transpose",),
+    match=_pairs,
+    refuse=_compose_transposes,
+    build=_write,
+)
+RESHAPES_COMPOSE = Rule(
+    name="reshapes-compose",
+    law="reshape(reshape(x, s), t) = reshape(x, t), and x if x has shape t",
+    source="a reshape keeps the row-major order",
+    roots=("reshape",),
+    match=_pairs,
+    refuse=_compose_reshapes,
+    build=_write,
+)
+BROADCASTS_COMPOSE = Rule(
+    name="broadcasts-compose",
+    law="broadcast(broadcast(x, s), t) = broadcast(x, t)",
+    source="NumPy's broadcasting is transitive",
+    roots=("broadcast",),
+    match=_pairs,
+    refuse=_compose_broadcasts,
+    build=_write,
+)
+IDENTITY_LAYOUT_IS_NOTHING = Rule(
+    name="identity-layout-is-nothing",
+    law="layout(x) = x if no element moves",
+    source="definition of each operation",
+    roots=("transpose", "reshape", "slice", "pad", "take", "concat", "broadcast"),
+    match=_singles,
+    refuse=_keep_input,
+    build=_write,
+)
+
+RULES: tuple[AnyRule, ...] = (
+    TRANSPOSES_COMPOSE,
+    RESHAPES_COMPOSE,
+    BROADCASTS_COMPOSE,
+    IDENTITY_LAYOUT_IS_NOTHING,
+)

@@ -1,0 +1,229 @@
+"""Primitive graph -> primitive graph with alternatives.
+
+Rounds: every rule is matched against the graph as it stands at the start of the round, what is
+built is merged with the value at which it matched, then congruence is restored. The loop ends when
+a round changes nothing or a limit is hit. Rules, primitives and merges come in one fixed order, so
+the result is the same on every run (unless the limit in seconds ends it). Equality saturation: Tate
+et al. (POPL 2009); with rebuilding once a round: Willsey et al., egg (POPL 2021).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from korch.equivalence.rule import AnyRule, Refusal, View, Writer
+from korch.equivalence.rules import RULES
+from korch.errors import OptionError
+from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
+
+Stop = Literal["saturated", "iterations", "values", "seconds"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When to stop before nothing changes any more.
+
+    Attributes:
+        iterations: most rounds.
+        values: most values in the growing graph, dead ones included; a round is left when they
+            are exceeded.
+        seconds: longest time; the result then depends on the machine.
+
+    Raises:
+        OptionError: a limit is not positive.
+    """
+
+    iterations: int = 16
+    values: int = 50_000
+    seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("iterations", "values", "seconds"):
+            if not getattr(self, name) > 0:
+                raise OptionError(
+                    f"the value {getattr(self, name)} is not positive",
+                    where=f"limit {name} of saturation",
+                    expected="more than 0",
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class RuleReport:
+    """What one rule did.
+
+    Attributes:
+        name: the rule.
+        law: its law.
+        fired: how many matches changed the graph.
+        refused: how many places it refused, by reason.
+        refusals: each of them; its `value` is an id of the graph given to `saturate` if it is
+            smaller than that graph's number of values.
+        is_off: whether it was not tried, because it reorders and `strict` was asked for.
+    """
+
+    name: str
+    law: str
+    fired: int
+    refused: Mapping[str, int]
+    refusals: tuple[Refusal, ...]
+    is_off: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SaturationReport:
+    """What saturation did.
+
+    Attributes:
+        rules: per rule, in the order of the rules.
+        stopped: "saturated", or the limit that ended it.
+        iterations: rounds.
+        primitives_before: primitives of the graph given.
+        primitives_after: primitives of the result.
+        alternatives: primitives of the result beyond one per value.
+        seconds: time taken.
+    """
+
+    rules: tuple[RuleReport, ...]
+    stopped: Stop
+    iterations: int
+    primitives_before: int
+    primitives_after: int
+    alternatives: int
+    seconds: float
+
+    def __str__(self) -> str:
+        stopped = "" if self.stopped == "saturated" else f", stopped by the limit of {self.stopped}"
+        lines = [
+            f"{self.primitives_before} primitives became {self.primitives_after}, "
+            f"{self.alternatives} of them alternatives; {self.iterations} rounds, "
+            f"{self.seconds:.2f} s{stopped}"
+        ]
+        for rule in self.rules:
+            if rule.is_off:
+                lines.append(f"{rule.name}: off, it reorders")
+            elif rule.fired or rule.refused:
+                reasons = [f"{n} refused: {reason}" for reason, n in rule.refused.items()]
+                lines.append("; ".join([f"{rule.name}: {rule.fired} fired", *reasons]))
+        return "\n".join(lines)
+
+
+def saturate(
+    graph: PrimitiveGraph,
+    *,
+    strict: bool,
+    limits: Limits | None = None,
+    rules: Sequence[AnyRule] = RULES,
+) -> tuple[PrimitiveGraph, SaturationReport]:
+    """Add the alternatives that the rules find.
+
+    Args:
+        graph: a graph; it may have alternatives already.
+        strict: leave out the rules that re-associate floating-point operations.
+        limits: when to stop; the defaults of `Limits` if None.
+        rules: the rules, in the order in which they are tried.
+
+    Returns:
+        The graph with alternatives, renumbered, and what was done.
+
+    Raises:
+        InvalidGraphError: a rule built what can't be equal; the fault is the rule's.
+    """
+    run = _Saturation(graph, [r for r in rules if not (strict and r.reorders)],
+                      limits or Limits())  # fmt: skip
+    stopped = run.run()
+    result = run.builder.freeze()
+    return result, SaturationReport(
+        rules=tuple(run.report(rule) for rule in rules),
+        stopped=stopped,
+        iterations=run.iterations,
+        primitives_before=len(graph.primitives),
+        primitives_after=len(result.primitives),
+        alternatives=result.alternatives,
+        seconds=time.monotonic() - run.begin_s,
+    )
+
+
+@dataclass
+class _Saturation:
+    """One run: the growing graph, and what has fired and been refused so far."""
+
+    graph: PrimitiveGraph
+    rules: Sequence[AnyRule]
+    limits: Limits
+    builder: GraphBuilder = field(init=False)
+    begin_s: float = field(default_factory=time.monotonic)
+    iterations: int = 0
+    value_count: int = 0
+    done: set[tuple[str, Any]] = field(default_factory=set)
+    fired: Counter[str] = field(default_factory=Counter)
+    refusals: dict[tuple[str, Any], Refusal] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.builder = GraphBuilder.from_graph(self.graph)
+        self.builder.rebuild()
+
+    def run(self) -> Stop:
+        """Run rounds until nothing changes or a limit is hit, and say which."""
+        while self.iterations < self.limits.iterations:
+            self.iterations += 1
+            before = self.fired.total()
+            hit = self._round()
+            self.builder.rebuild()
+            if hit:
+                return hit
+            if self.fired.total() == before:
+                return "saturated"
+        return "iterations"
+
+    def _round(self) -> Stop | None:
+        view = View(self.builder, [value for _, value in self.graph.outputs])
+        for rule in self.rules:
+            for root in view.primitives:
+                if root.op not in rule.roots or root.output in root.inputs:
+                    continue
+                self._try(rule, root, view)
+                if self.value_count > self.limits.values:
+                    return "values"
+                if time.monotonic() - self.begin_s > self.limits.seconds:
+                    return "seconds"
+        return None
+
+    def _try(self, rule: AnyRule, root: Primitive, view: View) -> None:
+        for match in rule.match(view, root):
+            key = (rule.name, (root, match))
+            if key in self.done:
+                continue
+            witness = rule.refuse(view, match)
+            if isinstance(witness, Refusal):
+                self.refusals[key] = witness
+                continue
+            built = rule.build(Writer(self.builder, rule.name), witness)
+            self.done.add(key)
+            self.refusals.pop(key, None)
+            # A new primitive has a new value, so a known value means that nothing was learnt.
+            self.fired[rule.name] += self.builder.find(built) != self.builder.find(root.output)
+            self.builder.merge(root.output, built)
+            self.value_count = max(self.value_count, built + 1)
+
+    def report(self, rule: AnyRule) -> RuleReport:
+        """Return what a rule did."""
+        refusals = tuple(r for (name, _), r in self.refusals.items() if name == rule.name)
+        return RuleReport(
+            name=rule.name, law=rule.law, fired=self.fired[rule.name],
+            refused=dict(Counter(r.reason for r in refusals)), refusals=refusals,
+            is_off=rule not in self.rules,
+        )  # fmt: skip
+
+
+def matches(graph: PrimitiveGraph, rule: AnyRule) -> Iterator[tuple[Primitive, Refusal | None]]:
+    """Yield where one rule matches a graph as it stands, with the refusal if it does not apply."""
+    view = View(GraphBuilder.from_graph(graph), [value for _, value in graph.outputs])
+    for root in view.primitives:
+        if root.op in rule.roots:
+            for match in rule.match(view, root):
+                answer = rule.refuse(view, match)
+                yield root, answer if isinstance(answer, Refusal) else None
