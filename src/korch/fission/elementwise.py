@@ -62,11 +62,14 @@ def _pow(c: Context) -> Result:
 
 
 def _mod(c: Context) -> Result:
+    """The sign is the divisor's (integers) or the dividend's (fmod): a - trunc(a / b)·b."""
+    a, b = c.inputs
     truncates = bool(c.attribute("fmod", 0))
-    is_unsigned = c.dtype(c.input(0)).value.startswith("u")
-    if truncates != c.is_float(c.input(0)) and not is_unsigned:
-        return Refusal("this sign of the remainder has no primitive")
-    return c.elementwise("mod", *c.inputs)
+    if c.is_float(a):
+        return c.elementwise("mod", a, b) if truncates else Refusal("a floored remainder of reals")
+    if not truncates:
+        return c.elementwise("mod", a, b)
+    return c.elementwise("sub", a, c.elementwise("mul", c.elementwise("div", a, b), b))
 
 
 def _clip(c: Context) -> Result:

@@ -54,7 +54,7 @@ def _gather_elements(c: Context) -> Result:
     axis = axis_of(int(c.attribute("axis", 0)), len(shape))
     if ((indices < -shape[axis]) | (indices >= shape[axis])).any():
         return Refusal("an index outside of the axis")
-    grid = list(np.indices(indices.shape))
+    grid: list[Array] = list(np.indices(indices.shape))
     grid[axis] = np.where(indices < 0, indices + shape[axis], indices)
     strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     return _take_flat(c, sum((g * s for g, s in zip(grid, strides, strict=True)),

@@ -131,7 +131,8 @@ def _space_to_depth(c: Context) -> Result:
     x, block = c.input(0), int(c.attribute("blocksize"))
     n, depth, h, w = c.shape(x)
     x = c.reshape(x, (n, depth, h // block, block, w // block, block))
-    x = c.transpose(x, (0, 3, 5, 1, 2, 4))
+    depth_last = c.attribute("mode", "DCR") == "DCR"
+    x = c.transpose(x, (0, 3, 5, 1, 2, 4) if depth_last else (0, 1, 3, 5, 2, 4))
     return c.reshape(x, (n, depth * block * block, h // block, w // block))
 
 

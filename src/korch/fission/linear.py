@@ -23,35 +23,36 @@ def _add_bias(c: Context, y: int, position: int) -> int:
 
 def _conv(c: Context) -> Result:
     x, w = c.inputs[:2]
+    if not c.rank(x) > 2:
+        return Refusal("no spatial axis")
     window = window_of(c, c.shape(w)[2:])
-    if min((*window.pads_begin, *window.pads_end), default=0) < 0:
+    if min((*window.pads_begin, *window.pads_end)) < 0:
         return Refusal("negative pads")
     attributes = ConvAttributes(
         window.strides, window.pads_begin, window.pads_end, window.dilations,
         int(c.attribute("group", 1)),
     )  # fmt: skip
-    if not c.rank(x) > 2:
-        return Refusal("no spatial axis")
     return _add_bias(c, c.add("conv", x, w, attributes=attributes), 2)
 
 
 def _transpose_pads(c: Context, sizes: Shape, kernel: Shape, strides: Shape, dilations: Shape,
-                    extra: Shape) -> tuple[Shape, Shape] | Refusal:  # fmt: skip
-    """Return the pads of a ConvTranspose, from its attributes or its output's shape."""
+                    extra: Shape) -> tuple[Shape, Shape, Shape]:  # fmt: skip
+    """Return the pads and the extra elements of a ConvTranspose."""
     auto, spatial = c.attribute("auto_pad", "NOTSET"), len(kernel)
     if auto in ("NOTSET", "VALID") and c.attribute("output_shape") is None:
         pads = tuple(c.attribute("pads", (0,) * (2 * spatial)))
-        return (pads[:spatial], pads[spatial:]) if auto == "NOTSET" else ((0,) * spatial,) * 2
-    begin, end = [], []
+        pads = pads if auto == "NOTSET" else (0,) * (2 * spatial)
+        return pads[:spatial], pads[spatial:], extra
+    begin, end, more = [], [], []
     for n, out, k, s, d, e in zip(
         sizes, c.output_type().shape[2:], kernel, strides, dilations, extra, strict=True
     ):
         total = s * (n - 1) + e + window_extent(k, d) - out
-        if total < 0:
-            return Refusal("an output larger than its windows reach")
+        more.append(e + max(0, -total))
+        total = max(0, total)
         begin.append(total - total // 2 if auto == "SAME_LOWER" else total // 2)
         end.append(total - begin[-1])
-    return tuple(begin), tuple(end)
+    return tuple(begin), tuple(end), tuple(more)
 
 
 def _conv_transpose(c: Context) -> Result:
@@ -61,13 +62,13 @@ def _conv_transpose(c: Context) -> Result:
     strides = tuple(c.attribute("strides", (1,) * spatial))
     dilations = tuple(c.attribute("dilations", (1,) * spatial))
     extra = tuple(c.attribute("output_padding", (0,) * spatial))
-    pads = _transpose_pads(c, c.shape(x)[2:], kernel, strides, dilations, extra)
-    if isinstance(pads, Refusal):
-        return pads
-    if min((*pads[0], *pads[1]), default=0) < 0:
+    if not spatial:
+        return Refusal("no spatial axis")
+    begin, end, extra = _transpose_pads(c, c.shape(x)[2:], kernel, strides, dilations, extra)
+    if min((*begin, *end)) < 0:
         return Refusal("negative pads")
     attributes = ConvTransposeAttributes(
-        strides, pads[0], pads[1], dilations, extra, int(c.attribute("group", 1))
+        strides, begin, end, dilations, extra, int(c.attribute("group", 1))
     )
     return _add_bias(c, c.add("conv_transpose", x, w, attributes=attributes), 2)
 

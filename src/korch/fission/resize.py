@@ -25,12 +25,12 @@ def _coordinates(mode: str, size: int, out: int, scale: float) -> Array | Refusa
     x = np.arange(out, dtype=np.float64)
     if mode == "asymmetric":
         return x / scale
-    if mode == "align_corners":
-        return x * (size - 1) / (out - 1) if out > 1 else np.zeros(out)
+    if mode == "align_corners":  # the resized length may be fractional
+        return x * (size - 1) / (scale * size - 1) if scale * size != 1 else np.zeros(out)
     if mode == "half_pixel":
         return (x + 0.5) / scale - 0.5
     if mode == "pytorch_half_pixel":
-        return (x + 0.5) / scale - 0.5 if out > 1 else np.zeros(out)
+        return (x + 0.5) / scale - 0.5 if out > 1 else np.full(out, -0.5)
     if mode == "half_pixel_symmetric":
         adjustment = out / (scale * size)
         center = size / 2

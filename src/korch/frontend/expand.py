@@ -17,9 +17,8 @@ from korch.primitive.op import Array
 from korch.primitive.types import ValueType
 
 COMPOSITES = frozenset(
-    {"AffineGrid", "Attention", "BlackmanWindow", "CenterCropPad", "HammingWindow", "HannWindow",
-     "LinearAttention", "NegativeLogLikelihoodLoss", "RotaryEmbedding", "SoftmaxCrossEntropyLoss",
-     "SwiGLU", "FlexAttention", "CausalConvWithState"}
+    {"Attention", "CausalConvWithState", "CenterCropPad", "FlexAttention",
+     "NegativeLogLikelihoodLoss", "RotaryEmbedding", "SoftmaxCrossEntropyLoss", "SwiGLU"}
 )  # fmt: skip
 
 

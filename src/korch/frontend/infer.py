@@ -13,7 +13,7 @@ from typing import Any
 import onnx
 
 from korch.errors import ModelError, UnsupportedError
-from korch.frontend.names import node_label
+from korch.frontend.names import captured_names, node_label
 from korch.frontend.shapes import dtype_of, type_name
 from korch.primitive.op import Array
 from korch.primitive.ops.opaque import onnx_type
@@ -26,6 +26,8 @@ RANDOM = frozenset(
      "RandomUniformLike"}
 )  # fmt: skip
 OLDEST_OPSET = 7
+# Operators for which ONNX has no inference function; their first output is like their first input.
+LIKE_FIRST_INPUT = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
 
 
 def check_opsets(opsets: Mapping[str, int], model: str) -> None:
@@ -92,6 +94,8 @@ def _check_node(node: Any, opsets: Mapping[str, int], where: str) -> None:
     context = type(onnx.checker.DEFAULT_CONTEXT)()
     context.ir_version = onnx.IR_VERSION
     context.opset_imports = dict(opsets)
+    if any(True for _ in captured_names(node)):
+        return  # the checker knows no names outside of the node's subgraphs
     try:
         onnx.checker.check_node(node, context)
     except onnx.checker.ValidationError as error:
@@ -146,6 +150,8 @@ def infer_types(
             expected=", ".join(f"{n!r}: {types.get(n, 'constant')}" for n in node.input if n)
             + " to be legal",
         ) from error  # fmt: skip
+    if node.op_type in LIKE_FIRST_INPUT and not node.domain:
+        found[node.output[0]] = inputs[node.input[0]]
     return found
 
 

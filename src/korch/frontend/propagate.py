@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from korch.errors import UnsupportedError
+from korch.errors import ModelError, UnsupportedError
 from korch.frontend.expand import COMPOSITES, embed_captured, expand_composite, take_branch
 from korch.frontend.fold import LIMIT_BYTES, constant_of, evaluate
 from korch.frontend.infer import find_schema, infer_types, static_type
@@ -75,6 +75,11 @@ class Propagation:
         return []
 
     def _constant_node(self, node: Any) -> None:
+        if len(node.attribute) != 1:
+            raise ModelError(
+                f"it has {len(node.attribute)} attributes", where=f"{self.model}: "
+                f"{node_label(node)}", expected="one, the constant's value",
+            )  # fmt: skip
         array = constant_of(node)
         if array is None:
             raise UnsupportedError(

@@ -136,7 +136,7 @@ def _matmul_flop(inputs: Sequence[ValueType], attributes: Attributes, output: Va
     return 2 * output.size * inputs[0].shape[-1]
 
 
-def _inner(spatial: tuple[slice, ...]) -> Any:
+def _inner(spatial: tuple[slice, ...] | tuple[int, ...]) -> Any:
     """Index all of n and c, and `spatial`."""
     return (slice(None), slice(None), *spatial)
 
@@ -160,7 +160,7 @@ def _conv(inputs: Sequence[Array], attributes: ConvAttributes) -> Array:
                                      strict=True)
         )  # fmt: skip
         taken = padded[_inner(window)].reshape(n, groups, w.shape[1], -1)
-        weights = w[(slice(None), slice(None), *tap)].reshape(groups, per_group, w.shape[1])
+        weights = w[_inner(tap)].reshape(groups, per_group, w.shape[1])
         with np.errstate(all="ignore"):
             out += weights @ taken
     return out.reshape(n, w.shape[0], *sizes)
@@ -179,7 +179,7 @@ def _conv_transpose(inputs: Sequence[Array], attributes: ConvTransposeAttributes
     out = np.zeros((n, groups * per_group, *full), x.dtype)
     grouped = x.reshape(n, groups, x.shape[1] // groups, -1)
     for tap in itertools.product(*map(range, w.shape[2:])):
-        weights = w[(slice(None), slice(None), *tap)].reshape(groups, -1, per_group)
+        weights = w[_inner(tap)].reshape(groups, -1, per_group)
         with np.errstate(all="ignore"):
             product = np.swapaxes(weights, 1, 2) @ grouped
         window: tuple[slice, ...] = tuple(
