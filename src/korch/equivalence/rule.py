@@ -120,6 +120,12 @@ class Writer:
         return self.add("broadcast", (small,), BroadcastAttributes(type_.shape))
 
 
+def is_finite_in(array: Array, dtype: DType) -> bool:
+    """Whether all elements are finite when they are rounded to `dtype`."""
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(array.astype(dtype.numpy).astype(np.float64)).all())
+
+
 M = TypeVar("M")
 W = TypeVar("W")
 

@@ -1,0 +1,149 @@
+"""Laws of scales and shifts: chains become one scale and one shift, divisions by constants go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from korch.equivalence.affine import STEPS, AffineChain, affine_step, chains_from, goes_on
+from korch.equivalence.rule import AnyRule, Refusal, Rule, View, Writer
+from korch.primitive.graph import Primitive
+from korch.primitive.op import Array
+from korch.primitive.types import DType
+
+
+@dataclass(frozen=True, slots=True)
+class ChainMatch:
+    """Where a chain ends, and its steps, the last one first."""
+
+    root: Primitive
+    steps: tuple[Primitive, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReciprocalWitness:
+    """x / c where c is a constant that may be broadcast; `reciprocal` has c's small shape."""
+
+    x: int
+    reciprocal: Array
+    broadcast: Primitive | None
+
+
+def write_affine(writer: Writer, value: int, chain: AffineChain) -> int:
+    """Write scale*value + shift, leaving out what does nothing."""
+    type_ = writer.type(value)
+    axis = chain.axis if chain.axis is not None else 0
+    if chain.has_scale:
+        value = writer.add("mul", (value, writer.along(chain.scale, axis, type_)))
+    if chain.has_shift:
+        value = writer.add("add", (value, writer.along(chain.shift, axis, type_)))
+    return value
+
+
+def _match_chain(view: View, root: Primitive) -> Iterator[ChainMatch]:
+    step = affine_step(view, root)
+    if step is not None:
+        yield ChainMatch(root, chains_from(view, step)[-1].steps)
+
+
+def _refuse_chain(view: View, match: ChainMatch) -> AffineChain | Refusal:
+    step = affine_step(view, match.root)
+    chain = chains_from(view, step)[-1] if step is not None else None
+    if chain is None or goes_on(view, match.root.output):
+        return Refusal("the chain goes on", match.root.output)
+    if not chain.is_finite:
+        return Refusal("a scale or shift is not finite", match.root.output)
+    if chain.has_scale + chain.has_shift >= len(chain.steps):
+        return Refusal("no fewer steps", match.root.output)
+    return chain
+
+
+def _match_division(view: View, root: Primitive) -> Iterator[Primitive]:
+    if _small_constant(view, root.inputs[1]) is not None:
+        yield root
+
+
+def _small_constant(view: View, value: int) -> tuple[Array, Primitive | None] | None:
+    """Return a constant's elements before it is broadcast, and the broadcast if there is one."""
+    constant = view.constant(value)
+    if constant is not None:
+        return constant.array, None
+    for primitive in view.producers(value, "broadcast"):
+        constant = view.constant(primitive.inputs[0])
+        if constant is not None:
+            return constant.array, primitive
+    return None
+
+
+def _refuse_division(exact: bool, view: View, root: Primitive) -> ReciprocalWitness | Refusal:
+    small = _small_constant(view, root.inputs[1])
+    dtype = view.type(root.output).dtype
+    if small is None or not dtype.is_float:
+        return Refusal("a division of integers", root.output)
+    divisor = small[0].astype(np.float64)
+    with np.errstate(all="ignore"):
+        reciprocal = 1 / divisor
+    if not _is_normal(divisor, dtype) or not _is_normal(reciprocal, dtype):
+        return Refusal("the divisor or its reciprocal is not a normal number", root.output)
+    is_exact = bool((np.abs(np.frexp(divisor)[0]) == 0.5).all())
+    if exact and not is_exact:
+        return Refusal("the divisor is no power of two", root.output)
+    if not exact and is_exact:
+        return Refusal("the divisor is a power of two, which is exact", root.output)
+    return ReciprocalWitness(root.inputs[0], reciprocal, small[1])
+
+
+def _is_normal(array: Array, dtype: DType) -> bool:
+    # Exponents of the smallest and largest normal number; bfloat16 has those of float32.
+    low, high = {DType.F64: (-1022, 1024), DType.F16: (-14, 16)}.get(dtype, (-126, 128))
+    exponent = np.frexp(array)[1] - 1
+    inside = (exponent >= low) & (exponent < high - 1)
+    return bool((np.isfinite(array) & (array != 0) & inside).all())
+
+
+def _build_division(writer: Writer, witness: ReciprocalWitness) -> int:
+    type_ = writer.type(witness.x)
+    reciprocal = writer.constant(witness.reciprocal, type_.dtype)
+    if witness.broadcast is not None:
+        reciprocal = writer.add("broadcast", (reciprocal,), witness.broadcast.attributes)
+    return writer.add("mul", (witness.x, reciprocal))
+
+
+AFFINE_STEPS_COMPOSE = Rule(
+    name="affine-steps-compose",
+    law="s2*(s1*x + t1) + t2 = (s2*s1)*x + (s2*t1 + t2)",
+    source="distributivity; BatchNormalization as one scale and one shift",
+    roots=STEPS,
+    match=_match_chain,
+    refuse=_refuse_chain,
+    build=lambda writer, chain: write_affine(writer, chain.base, chain),
+    reorders=True,
+)
+DIV_BY_POWER_OF_TWO_IS_MUL = Rule(
+    name="div-by-power-of-two-is-mul",
+    law="x / 2^n = x * 2^-n",
+    source="IEEE 754: scaling by a power of two rounds as the division does",
+    roots=("div",),
+    match=_match_division,
+    refuse=partial(_refuse_division, True),
+    build=_build_division,
+)
+DIV_BY_CONSTANT_IS_MUL = Rule(
+    name="div-by-constant-is-mul",
+    law="x / c = x * (1/c)",
+    source="field axiom; at most one rounding more than the division",
+    roots=("div",),
+    match=_match_division,
+    refuse=partial(_refuse_division, False),
+    build=_build_division,
+    reorders=True,
+)
+
+RULES: tuple[AnyRule, ...] = (
+    AFFINE_STEPS_COMPOSE,
+    DIV_BY_POWER_OF_TWO_IS_MUL,
+    DIV_BY_CONSTANT_IS_MUL,
+)

@@ -1,0 +1,227 @@
+"""Scales and shifts fold into the linear primitive after or before them.
+
+A linear primitive with constant weights is y[o] = sum over i of W[o,i]*x[i], where o and i run over
+its channels: the channel axis of a convolution, the last axis of x @ W, the last but one of W @ x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from korch.equivalence.affine import STEPS, AffineChain, affine_step, chains_from, goes_on
+from korch.equivalence.rule import AnyRule, Refusal, Rule, View, Writer, is_finite_in
+from korch.primitive.graph import Primitive
+from korch.primitive.op import Array
+
+LINEAR = ("conv", "conv_transpose", "matmul")
+
+
+@dataclass(frozen=True, slots=True)
+class FoldMatch:
+    """A linear primitive and the affine chain above or below it, its last step first."""
+
+    root: Primitive
+    linear: Primitive
+    steps: tuple[Primitive, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoldWitness:
+    """What to write: the linear primitive of `data` with other weights, and a shift after it.
+
+    Attributes:
+        linear: the primitive that it replaces.
+        weights_at: the position of the weights among its inputs.
+        data: its other input.
+        weights: float64, of the shape of the old ones.
+        shift: float64[n] or float64[], to add along `axis`; None if there is none.
+        axis: the output's channel axis.
+    """
+
+    linear: Primitive
+    weights_at: int
+    data: int
+    weights: Array
+    shift: Array | None
+    axis: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Channels:
+    """A linear primitive's weights with its channels made explicit.
+
+    `weights` is float64[batch or groups, o, i, taps], a view of the constant; `back` restores it.
+    """
+
+    linear: Primitive
+    weights_at: int
+    axis_in: int
+    axis_out: int
+    weights: Array
+    is_batched: bool
+    shape: tuple[int, ...]
+
+    @property
+    def data(self) -> int:
+        return self.linear.inputs[1 - self.weights_at]
+
+    def back(self, weights: Array) -> Array:
+        """Return grouped weights in the shape of the primitive's own."""
+        is_swapped = self.linear.op == "conv_transpose" or (
+            self.is_batched and self.weights_at == 1
+        )
+        return (weights.transpose(0, 2, 1, 3) if is_swapped else weights).reshape(self.shape)
+
+    def by_out(self, vector: Array) -> Array:
+        """Return a vector over output channels, shaped to multiply the grouped weights."""
+        groups, per_out = self.weights.shape[:2]
+        if np.ndim(vector) == 0:
+            return vector
+        return vector.reshape((1 if self.is_batched else groups, per_out, 1, 1))
+
+    def by_in(self, vector: Array) -> Array:
+        """Return a vector over input channels, shaped to multiply the grouped weights."""
+        groups, _, per_in = self.weights.shape[:3]
+        if np.ndim(vector) == 0:
+            return vector
+        return vector.reshape((1 if self.is_batched else groups, 1, per_in, 1))
+
+
+def _channels(view: View, linear: Primitive) -> _Channels | None:
+    """Return a linear primitive's channels, or None if its weights are not constant."""
+    if linear.op == "matmul":
+        at = 1 if view.constant(linear.inputs[1]) is not None else 0
+    else:
+        at = 1
+    constant = view.constant(linear.inputs[at])
+    rank = view.type(linear.output).rank
+    if constant is None or constant.array.size == 0:
+        return None
+    array, shape = constant.array.astype(np.float64), constant.array.shape
+    if linear.op == "matmul":
+        grouped = array.reshape((-1, *shape[-2:], 1))
+        grouped = grouped.transpose(0, 2, 1, 3) if at == 1 else grouped
+        axis = rank - 1 if at == 1 else rank - 2
+        return _Channels(linear, at, axis, axis, grouped, True, shape)
+    attributes: Any = linear.attributes
+    groups = attributes.groups
+    grouped = array.reshape((groups, shape[0] // groups, shape[1], -1))
+    if linear.op == "conv_transpose":
+        grouped = grouped.transpose(0, 2, 1, 3)
+    return _Channels(linear, 1, 1, 1, grouped, False, shape)
+
+
+def _chain(view: View, match: FoldMatch) -> AffineChain:
+    step = affine_step(view, match.steps[0])
+    chains = [] if step is None else chains_from(view, step)
+    return next(chain for chain in chains if chain.steps == match.steps)
+
+
+def _match_after(view: View, root: Primitive) -> Iterator[FoldMatch]:
+    step = affine_step(view, root)
+    if step is None:
+        return
+    chain = chains_from(view, step)[-1]
+    for linear in view.producers(chain.base, *LINEAR):
+        yield FoldMatch(root, linear, chain.steps)
+
+
+def _refuse_after(view: View, match: FoldMatch) -> FoldWitness | Refusal:
+    root, chain = match.root.output, _chain(view, match)
+    channels = _channels(view, match.linear)
+    if channels is None:
+        return Refusal("the weights are not constant", root)
+    if not chain.has_scale:
+        return Refusal("there is no scale", root)
+    if goes_on(view, root):
+        return Refusal("the chain goes on", root)
+    if chain.axis not in (None, channels.axis_out):
+        return Refusal("the scale is not per channel", root)
+    weights = channels.weights * channels.by_out(chain.scale)
+    if not (chain.is_finite and is_finite_in(weights, view.type(root).dtype)):
+        return Refusal("a weight is not finite", root)
+    shift = chain.shift if chain.has_shift else None
+    return FoldWitness(match.linear, channels.weights_at, channels.data, channels.back(weights),
+                       shift, channels.axis_out)  # fmt: skip
+
+
+def _match_before(view: View, root: Primitive) -> Iterator[FoldMatch]:
+    channels = _channels(view, root)
+    if channels is None:
+        return
+    for primitive in view.producers(channels.data, *STEPS):
+        step = affine_step(view, primitive)
+        if step is not None:
+            chains = chains_from(view, step)
+            if _drops_shift_taps(root):
+                # Of a chain before zero pads, the part after the last shift can still fold.
+                chains = [c for c in chains if not c.has_shift] or chains[:1]
+            yield FoldMatch(root, root, chains[-1].steps)
+            return
+
+
+def _drops_shift_taps(linear: Primitive) -> bool:
+    """Whether some outputs leave out taps, so that a shift of the input is not a uniform one."""
+    if linear.op == "conv_transpose":
+        return True
+    pads = (getattr(linear.attributes, name, ()) for name in ("pads_begin", "pads_end"))
+    return any(pad for field in pads for pad in field)
+
+
+def _refuse_before(view: View, match: FoldMatch) -> FoldWitness | Refusal:
+    root, chain = match.root.output, _chain(view, match)
+    channels = _channels(view, match.linear)
+    if channels is None or (chain.axis not in (None, channels.axis_in)):
+        return Refusal("the scale is not per channel", root)
+    if chain.has_shift and _drops_shift_taps(match.linear):
+        return Refusal("the shift comes before zero pads", root)
+    if chain.has_shift and channels.is_batched and channels.weights.shape[0] != 1:
+        return Refusal("the shift comes before batched weights", root)
+    weights = channels.weights * channels.by_in(chain.scale)
+    shift = None
+    if chain.has_shift:
+        shift = (channels.weights * channels.by_in(chain.shift)).sum(axis=(2, 3)).reshape(-1)
+    dtype = view.type(root).dtype
+    is_finite = chain.is_finite and (shift is None or is_finite_in(shift, dtype))
+    if not is_finite or not is_finite_in(weights, dtype):
+        return Refusal("a weight is not finite", root)
+    return FoldWitness(match.linear, channels.weights_at, chain.base, channels.back(weights),
+                       shift, channels.axis_out)  # fmt: skip
+
+
+def _build(writer: Writer, witness: FoldWitness) -> int:
+    type_ = writer.type(witness.linear.output)
+    weights = writer.constant(witness.weights, type_.dtype)
+    inputs = (witness.data, weights) if witness.weights_at == 1 else (weights, witness.data)
+    result = writer.add(witness.linear.op, inputs, witness.linear.attributes)
+    if witness.shift is None:
+        return result
+    return writer.add("add", (result, writer.along(witness.shift, witness.axis, type_)))
+
+
+SCALE_FOLDS_INTO_LINEAR_BEFORE_IT = Rule(
+    name="scale-folds-into-linear-before-it",
+    law="s*(W x) + t = (s*W) x + t",
+    source="linearity; BatchNormalization folding",
+    roots=STEPS,
+    match=_match_after,
+    refuse=_refuse_after,
+    build=_build,
+    reorders=True,
+)
+AFFINE_FOLDS_INTO_LINEAR_AFTER_IT = Rule(
+    name="affine-folds-into-linear-after-it",
+    law="W (s*x + t) = (W*s) x + W t",
+    source="linearity; LayerNorm's scale and shift in the matmul that follows",
+    roots=LINEAR,
+    match=_match_before,
+    refuse=_refuse_before,
+    build=_build,
+    reorders=True,
+)
+
+RULES: tuple[AnyRule, ...] = (SCALE_FOLDS_INTO_LINEAR_BEFORE_IT, AFFINE_FOLDS_INTO_LINEAR_AFTER_IT)
