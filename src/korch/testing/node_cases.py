@@ -76,8 +76,7 @@ def run_case(case: Any, exact: bool = False) -> Outcome:
 
 
 def _compare(array: Array, reference: Array, name: str) -> None:
-    terms = max(1, 4096 // max(1, reference.size))
-    assert_same(array, reference, terms=terms, name=name)
+    assert_same(array, reference, terms=64, name=name)
 
 
 def _results(expected: Iterable[Any]) -> list[Array]:

@@ -1,11 +1,12 @@
 """How far a computed tensor may be from its reference: one table, with its derivation.
 
-With u the unit roundoff of the element type, an operation that is rounded correctly errs by u times
-its result; library functions (exp, erf, tanh, ...) by a few u. A chain of k such steps errs by about
-k·u. A sum of n terms in any order errs by at most (n-1)·u·Σ|x|; rounding errors are independent
-enough that √n·u·max|x|·√n is never seen in practice and 4·√n·u·Σ|x|/√n is (Higham and Mary, "A new
-approach to probabilistic rounding error analysis", 2019): with terms of size `scale` that partly
-cancel, the sum itself is of size scale·√n, and the error of size 4·√n·u·scale.
+With u the unit roundoff of the element type, a correctly rounded operation errs by u times its
+result, a library function (exp, erf, tanh, ...) by a few u, a chain of k such steps by about k·u.
+A sum of n terms, in any order, errs by at most (n-1)·u·Σ|x|. Rounding errors behave as if they
+were independent, so about √n·u·Σ|x| is never seen (Higham and Mary, "A new approach to
+probabilistic rounding error analysis", 2019). Where terms of mean size Σ|x|/n cancel, the sum is of
+size scale = Σ|x|/√n: in units of the *result* the error is √n·u·√n in the worst case and √n·u on
+average; 4·√n·u·scale leaves room for the average only, so that a wrong term still shows.
 
 So a value may differ by `steps·u·|expected| + 4·√n·steps·u·scale`, where steps is the family's.
 """

@@ -1,0 +1,255 @@
+"""Seeded random primitive graphs, for property tests of the stages after fission.
+
+Graphs are made of float32 values whose size stays moderate (functions that explode when they are
+composed are left out), so that outputs can be compared with tolerances. Every value that nothing
+reads is an output, so nothing is dead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from korch.primitive.graph import GraphBuilder, PrimitiveGraph
+from korch.primitive.ops.elementwise import CastAttributes
+from korch.primitive.ops.layout import (
+    ConcatAttributes,
+    PadAttributes,
+    ReshapeAttributes,
+    SliceAttributes,
+    TakeAttributes,
+    TransposeAttributes,
+)
+from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.ops.reduce import BroadcastAttributes, PoolAttributes, ReduceAttributes
+from korch.primitive.types import DType, ValueType
+from korch.testing.samples import random_inputs
+
+__all__ = ["random_graph", "random_inputs"]
+
+SIZES = (1, 2, 3, 4, 5, 8, 17)
+LARGEST_ELEMENTS = 1 << 12
+_UNARY = ("neg", "abs", "tanh", "sigmoid", "erf", "sin", "cos")
+_BINARY = ("add", "sub", "mul", "max", "min")
+
+
+def random_graph(
+    rng: np.random.Generator, primitives: int = 12, linear: bool = False
+) -> PrimitiveGraph:
+    """Return a random graph.
+
+    Args:
+        rng: the source of all choices.
+        primitives: how many primitives to make (a few more may be needed to reach it).
+        linear: whether matrix products and convolutions may occur.
+    """
+    grower = _Grower(rng)
+    moves = [*_MOVES, *([_Grower.matmul, _Grower.conv] if linear else [])]
+    attempts = 0
+    while grower.count < primitives and attempts < 50 * primitives:
+        moves[int(rng.integers(len(moves)))](grower)
+        attempts += 1
+    return grower.finish()
+
+
+class _Grower:
+    """A graph that grows by random moves; a move that does not fit does nothing."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng, self.builder = rng, GraphBuilder()
+        rank = int(rng.integers(1, 5))
+        shape = tuple(int(rng.choice(SIZES)) for _ in range(rank))
+        while math.prod(shape) > LARGEST_ELEMENTS:
+            shape = shape[1:]
+        self.values = [
+            self.builder.input(f"in{i}", ValueType(shape, DType.F32))
+            for i in range(int(rng.integers(1, 4)))
+        ]
+        self.count = 0
+        self.read: set[int] = set()
+
+    def pick(self) -> tuple[int, tuple[int, ...]]:
+        """Return a value, a recent one more often, and its shape."""
+        recent = self.values[-4:] if self.rng.random() < 0.6 else self.values
+        value = recent[int(self.rng.integers(len(recent)))]
+        return value, self.builder.type(value).shape
+
+    def emit(self, op: str, *inputs: int, attributes: object = None, keep: bool = True) -> int:
+        """Add a primitive; values of floats that are not too large can be read later."""
+        before = sum(1 for _ in self.builder.primitives())
+        value = self.builder.add(op, inputs, attributes)  # type: ignore[arg-type]
+        self.count += sum(1 for _ in self.builder.primitives()) - before
+        self.read.update(inputs)
+        fits = self.builder.type(value).size <= LARGEST_ELEMENTS
+        if keep and fits and value not in self.values and not self.builder.constant_of(value):
+            self.values.append(value)
+        return value
+
+    def finish(self) -> PrimitiveGraph:
+        """Declare what nothing reads, and now and then an inner value, as outputs."""
+        inner = [v for v in self.values if v in self.read and self.rng.random() < 0.05]
+        sinks = [v for v in self.values if v not in self.read]
+        for i, value in enumerate(sinks + inner or self.values[-1:]):
+            self.builder.output(f"out{i}", value)
+        return self.builder.freeze()
+
+    def unary(self) -> None:
+        value, _ = self.pick()
+        self.emit(str(self.rng.choice(_UNARY)), value)
+
+    def partner(self, shape: tuple[int, ...]) -> int:
+        """Return a second operand of this shape: a value, a broadcast one, or a constant."""
+        same = [v for v in self.values if self.builder.type(v).shape == shape]
+        kind = self.rng.random()
+        if same and kind < 0.6:
+            return same[int(self.rng.integers(len(same)))]
+        if kind < 0.8:
+            number = np.float32(self.rng.normal())
+            return self.builder.constant(np.broadcast_to(number, shape))
+        small = tuple(n if self.rng.random() < 0.5 else 1 for n in shape)
+        array = self.rng.standard_normal(small).astype(np.float32)
+        constant = self.builder.constant(array)
+        if small == shape:
+            return constant
+        return self.emit("broadcast", constant, attributes=BroadcastAttributes(shape), keep=False)
+
+    def binary(self) -> None:
+        value, shape = self.pick()
+        other = self.partner(shape)
+        pair = (value, other) if self.rng.random() < 0.5 else (other, value)
+        self.emit(str(self.rng.choice(_BINARY)), *pair)
+
+    def choose(self) -> None:
+        value, shape = self.pick()
+        other = self.partner(shape)
+        condition = self.emit("less", value, other, keep=False)
+        if self.rng.random() < 0.2:
+            self.emit("cast", condition, attributes=CastAttributes("f32"))
+        else:
+            self.emit("where", condition, value, self.partner(shape))
+
+    def broadcast(self) -> None:
+        value, shape = self.pick()
+        ones = [axis for axis, n in enumerate(shape) if n == 1]
+        wide = list(shape)
+        for axis in ones:
+            wide[axis] = int(self.rng.choice(SIZES))
+        lead = [int(self.rng.choice(SIZES))] if len(shape) < 4 and self.rng.random() < 0.3 else []
+        target = (*lead, *wide)
+        if target != shape and math.prod(target) <= LARGEST_ELEMENTS:
+            self.emit("broadcast", value, attributes=BroadcastAttributes(target))
+
+    def reduce(self) -> None:
+        value, shape = self.pick()
+        axes = tuple(axis for axis in range(len(shape)) if self.rng.random() < 0.5)
+        if axes:
+            name = str(self.rng.choice(("sum", "sum", "max", "min")))
+            self.emit(f"reduce_{name}", value, attributes=ReduceAttributes(axes))
+
+    def normalize(self) -> None:
+        """Divide by a sum of exponentials: reductions whose result is broadcast back."""
+        value, shape = self.pick()
+        if not shape:
+            return
+        axes = ReduceAttributes((len(shape) - 1,))
+        back = BroadcastAttributes(shape)
+        top = self.emit("reduce_max", value, attributes=axes, keep=False)
+        top = self.emit("broadcast", top, attributes=back, keep=False) if shape[-1] > 1 else top
+        power = self.emit("exp", self.emit("sub", value, top, keep=False), keep=False)
+        total = self.emit("reduce_sum", power, attributes=axes, keep=False)
+        if shape[-1] > 1:
+            total = self.emit("broadcast", total, attributes=back, keep=False)
+        self.emit("div", power, total)
+
+    def pool(self) -> None:
+        value, shape = self.pick()
+        if len(shape) < 2 or shape[-1] < 3:
+            return
+        stride, pad = int(self.rng.integers(1, 3)), int(self.rng.integers(0, 2))
+        window = PoolAttributes((3,), (stride,), (pad,), (pad,), (1,))
+        self.emit(f"pool_{self.rng.choice(('sum', 'max'))}", value, attributes=window)
+
+    def transpose(self) -> None:
+        value, shape = self.pick()
+        perm = tuple(int(axis) for axis in self.rng.permutation(len(shape)))
+        if perm != tuple(range(len(shape))):
+            self.emit("transpose", value, attributes=TransposeAttributes(perm))
+
+    def reshape(self) -> None:
+        value, shape = self.pick()
+        if len(shape) < 2:
+            target: tuple[int, ...] = (1, *shape)
+        else:
+            at = int(self.rng.integers(len(shape) - 1))
+            target = (*shape[:at], shape[at] * shape[at + 1], *shape[at + 2 :])
+        self.emit("reshape", value, attributes=ReshapeAttributes(target))
+
+    def slice(self) -> None:
+        value, shape = self.pick()
+        start, size, step = [], [], []
+        for n in shape:
+            first = int(self.rng.integers(n))
+            stride = int(self.rng.choice((1, 1, 2, -1)))
+            most = (n - 1 - first) // stride + 1 if stride > 0 else first // -stride + 1
+            start.append(first)
+            size.append(int(self.rng.integers(1, most + 1)))
+            step.append(stride)
+        if tuple(size) != shape:
+            attributes = SliceAttributes(tuple(start), tuple(size), tuple(step))
+            self.emit("slice", value, attributes=attributes)
+
+    def pad(self) -> None:
+        value, shape = self.pick()
+        before = tuple(int(n) for n in self.rng.integers(0, 3, len(shape)))
+        after = tuple(int(n) for n in self.rng.integers(0, 3, len(shape)))
+        mode = str(self.rng.choice(("constant", "reflect", "edge", "wrap")))
+        fill = float(self.rng.choice((0.0, 1.5))) if mode == "constant" else 0.0
+        if any((*before, *after)):
+            self.emit("pad", value, attributes=PadAttributes(before, after, mode, fill))
+
+    def concat(self) -> None:
+        value, shape = self.pick()
+        if shape:
+            axis = int(self.rng.integers(len(shape)))
+            self.emit("concat", value, self.partner(shape), attributes=ConcatAttributes(axis))
+
+    def take(self) -> None:
+        value, shape = self.pick()
+        if shape:
+            axis = int(self.rng.integers(len(shape)))
+            count = int(self.rng.integers(1, 2 * shape[axis] + 1))
+            indices = tuple(int(i) for i in self.rng.integers(0, shape[axis], count))
+            self.emit("take", value, attributes=TakeAttributes(axis, indices))
+
+    def weights(self, shape: tuple[int, ...]) -> int:
+        """Return constant weights, scaled so that products keep their size."""
+        scale = 1 / math.sqrt(max(1, math.prod(shape[-2:])))
+        return self.builder.constant((self.rng.normal(size=shape) * scale).astype(np.float32))
+
+    def matmul(self) -> None:
+        value, shape = self.pick()
+        if len(shape) >= 2:
+            columns = int(self.rng.choice(SIZES))
+            lead = (1,) * (len(shape) - 2)
+            self.emit("matmul", value, self.weights((*lead, shape[-1], columns)))
+
+    def conv(self) -> None:
+        value, shape = self.pick()
+        if len(shape) < 3:
+            return
+        spatial, channels = len(shape) - 2, int(self.rng.choice((1, 2, 3, 8)))
+        kernel = int(self.rng.choice((1, 3)))
+        pad, stride = (kernel // 2,) * spatial, (int(self.rng.integers(1, 3)),) * spatial
+        attributes = ConvAttributes(stride, pad, pad, (1,) * spatial)
+        filters = self.weights((channels, shape[1], *(kernel,) * spatial))
+        self.emit("conv", value, filters, attributes=attributes)
+
+
+_MOVES: tuple[Callable[[_Grower], None], ...] = (
+    _Grower.unary, _Grower.unary, _Grower.unary, _Grower.binary, _Grower.binary, _Grower.binary,
+    _Grower.binary, _Grower.choose, _Grower.broadcast, _Grower.reduce, _Grower.reduce,
+    _Grower.normalize, _Grower.pool, _Grower.transpose, _Grower.reshape, _Grower.slice,
+    _Grower.pad, _Grower.concat, _Grower.take,
+)  # fmt: skip
