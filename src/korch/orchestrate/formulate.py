@@ -31,6 +31,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
+from korch.orchestrate.component import strong_components
 from korch.orchestrate.problem import Port, Problem
 
 
@@ -249,7 +250,7 @@ def add_landmarks(program: Formulation) -> None:
 
     Proof: at most one p is the first to compute v; if it musts u, then u is computed.
     """
-    for value, same, other in _shared_landmarks(program.problem):
+    for _, same, other in _shared_landmarks(program.problem):
         firsts = [program.firsts[p] for p in same]
         program.at_least("landmarks", (program.computed[other],), firsts)
 
@@ -391,7 +392,7 @@ def circles(problem: Problem) -> list[frozenset[int]]:
         for value in step.inputs:
             if value in after and not {value, step.output} & problem.given_values:
                 after[value].append(step.output)
-    return [frozenset(c) for c in _strong_components(after) if len(c) > 1]
+    return [frozenset(c) for c in strong_components(after) if len(c) > 1]
 
 
 def _column(program: Formulation, port: Port) -> Sequence[int]:
@@ -426,39 +427,3 @@ def _bits(mask: int) -> Iterator[int]:
         low = mask & -mask
         yield low.bit_length() - 1
         mask ^= low
-
-
-def _strong_components(after: dict[int, list[int]]) -> list[list[int]]:
-    """Return the strongly connected components, by Tarjan's algorithm without recursion."""
-    index: dict[int, int] = {}
-    low: dict[int, int] = {}
-    path: list[int] = []
-    on_path: set[int] = set()
-    found: list[list[int]] = []
-    for root in after:
-        work = [(root, iter(after[root]))] if root not in index else []
-        if work:
-            index[root] = low[root] = len(index)
-            path.append(root)
-            on_path.add(root)
-        while work:
-            node, rest = work[-1]
-            for other in rest:
-                if other not in index:
-                    index[other] = low[other] = len(index)
-                    path.append(other)
-                    on_path.add(other)
-                    work.append((other, iter(after[other])))
-                    break
-                if other in on_path:
-                    low[node] = min(low[node], index[other])
-            else:
-                work.pop()
-                if work:
-                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
-                if low[node] == index[node]:
-                    at = path.index(node)
-                    found.append(path[at:])
-                    on_path.difference_update(path[at:])
-                    del path[at:]
-    return found

@@ -159,7 +159,7 @@ class _Maker:
         self.after = after
 
     def _sets(self) -> Iterator[tuple[int, ...]]:
-        level = {(p,) for p in range(len(self.steps))}
+        level: set[tuple[int, ...]] = {(p,) for p in range(len(self.steps))}
         most = int(self.severity.sets_per_primitive * len(self.steps))
         for size in range(self.severity.max_primitives):
             yield from sorted(level)

@@ -1,0 +1,121 @@
+"""Binary linear program -> a proven bound, and what each kernel would add to it.
+
+The linear relaxation is solved in floating point, but nothing is believed of it: its dual values
+are rounded to fixed-point integers, and from these the bound and the reduced costs are computed
+exactly. Any dual values, even wrong ones, give a true bound; good ones give a good one.
+
+Source: Neumaier and Shcherbina, "Safe bounds in linear and mixed-integer linear programming"
+(2004).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from ortools.linear_solver import pywraplp
+
+from korch.orchestrate.formulate import Formulation
+
+# Fraction bits of dual values; fewer for huge costs, so that a column's sum fits 63 bits.
+FRACTION_BITS = 20
+_SUM_BITS = 61
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxation:
+    """What the relaxation proves.
+
+    Attributes:
+        bound_ns: no plan costs less.
+        slack_ns: int64[variable]: a plan in which the variable is not 0 costs at least
+            `bound_ns + slack_ns`.
+    """
+
+    bound_ns: int
+    slack_ns: npt.NDArray[np.int64]
+
+
+class Relaxer:
+    """A program's relaxation, loaded once and solved for many costs."""
+
+    def __init__(self, program: Formulation) -> None:
+        self.program = program
+        self.solver = pywraplp.Solver.CreateSolver("CLP")
+        self.variables = [self.solver.NumVar(0, most, "") for most in program.most]
+        self.constraints: list[pywraplp.Constraint] = []
+
+    def _load_rows(self) -> None:
+        infinity = self.solver.infinity()
+        for row in self.program.rows[len(self.constraints) :]:
+            most = row.least if row.is_equal else infinity
+            constraint = self.solver.Constraint(row.least, most)
+            for column, coefficient in zip(row.columns, row.coefficients, strict=True):
+                constraint.SetCoefficient(self.variables[column], coefficient)
+            self.constraints.append(constraint)
+
+    def solve(
+        self, costs_ns: Sequence[int], forbidden: Collection[int], seconds: float
+    ) -> Relaxation:
+        """Solve for some costs.
+
+        Args:
+            costs_ns: one per kernel.
+            forbidden: kernels that are not to be used.
+            seconds: longest time; the bound is true, but worse, when it is not enough.
+        """
+        self._load_rows()
+        objective = self.solver.Objective()
+        for k, cost_ns in enumerate(costs_ns):
+            objective.SetCoefficient(self.variables[k], cost_ns)
+            self.variables[k].SetUb(0 if k in forbidden else 1)
+        objective.SetMinimization()
+        self.solver.SetTimeLimit(max(1, int(1000 * seconds)))
+        self.solver.Solve()
+        duals = np.array([constraint.dual_value() for constraint in self.constraints])
+        return safe_bound(self.program, costs_ns, forbidden, duals)
+
+
+def safe_bound(
+    program: Formulation, costs_ns: Sequence[int], forbidden: Collection[int],
+    duals: npt.NDArray[np.float64],
+) -> Relaxation:  # fmt: skip
+    """Return what some dual values prove, whatever they are.
+
+    Args:
+        program: the rows.
+        costs_ns: one per kernel.
+        forbidden: kernels that are not to be used.
+        duals: float64[row].
+
+    For y ≥ 0 on the inequalities, cost·x ≥ y·b + Σ_j min(0, r_j)·most_j with r = cost - Aᵀ·y; and
+    if x_j ≥ 1 then r_j more, if that is positive.
+    """
+    most = np.array(program.most, np.int64)
+    if not np.isfinite(duals).all():
+        return Relaxation(0, np.zeros(len(most), np.int64))
+    most[list(forbidden)] = 0
+    costs = np.zeros(len(most), np.int64)
+    costs[: len(costs_ns)] = costs_ns
+    entries = np.array([len(row.columns) for row in program.rows], np.int64)
+    rows = np.repeat(np.arange(len(entries)), entries)
+    columns = np.fromiter((c for row in program.rows for c in row.columns), np.int64)
+    factors = np.fromiter((a for row in program.rows for a in row.coefficients), np.int64)
+    in_column = int(np.bincount(columns, minlength=1).max()) if columns.size else 1
+    largest = max(1, int(costs.max(initial=0)), int(np.abs(duals).max(initial=0)) + 1)
+    bits = min(FRACTION_BITS, _SUM_BITS - (in_column + 1).bit_length() - largest.bit_length())
+    if bits < 0:
+        return Relaxation(0, np.zeros(len(most), np.int64))
+    y = np.round(duals * (1 << bits)).astype(np.int64)
+    y[(y < 0) & np.array([not row.is_equal for row in program.rows], bool)] = 0
+    reduced = costs << bits
+    np.subtract.at(reduced, columns, factors * y[rows])
+    total = sum(int(a) * row.least for a, row in zip(y, program.rows, strict=True) if row.least)
+    negative = np.flatnonzero(reduced < 0)
+    total += sum(int(reduced[j]) * int(most[j]) for j in negative)
+    bound_ns = -(-total >> bits)
+    # The bound may be rounded up by less than 1 ns, or from below 0: the slacks make up for it.
+    slack_ns = (np.maximum(reduced, 0) >> bits) - 1 + max(min(0, bound_ns), -(1 << _SUM_BITS))
+    return Relaxation(max(0, bound_ns), np.maximum(slack_ns, 0))

@@ -1,0 +1,338 @@
+"""Instance -> plan with a certificate.
+
+1. Drop what no plan can use (`presolve`), write the program (`formulate`).
+2. Solve the linear relaxation (`relax`): a proven bound L, and what choosing each kernel adds.
+3. Solve the program over the kernels that add at most δ, with CP-SAT. A plan with any other kernel
+   costs at least L + δ; so an optimum of at most L + δ is the optimum over all kernels. Otherwise
+   take δ so large that it is, and solve again.
+4. Where a solution has a circle of kernels that wait for each other, add its loop rows, and repeat.
+5. Verify the plan without the solver.
+
+All bounds are exact integers of nanoseconds. OPTIMAL is said only if the bound is the objective.
+With several workers CP-SAT may return another plan of the same cost in another run.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from ortools.sat.python import cp_model
+
+from korch.errors import InvalidGraphError
+from korch.orchestrate.component import strong_components
+from korch.orchestrate.formulate import Formulation, formulate, loop_row
+from korch.orchestrate.presolve import (
+    Describe,
+    diagnose,
+    dominated_kernels,
+    greedy_plan,
+    useful_kernels,
+)
+from korch.orchestrate.problem import Certificate, Plan, Port, Problem, Status
+from korch.orchestrate.relax import Relaxation, Relaxer
+from korch.orchestrate.verify import check_problem, ready_order, verify_plan
+
+logger = logging.getLogger("korch.orchestrate")
+
+# How many kernels the first restricted program has.
+_FIRST_KERNELS = 500
+
+
+def solve(
+    problem: Problem, *, seconds: float = 60.0, workers: int = 2, seed: int = 0,
+    hint: Sequence[int] | None = None, lower_bound_ns: int = 0, describe: Describe | None = None,
+) -> Plan:  # fmt: skip
+    """Return the cheapest plan of an instance.
+
+    Args:
+        problem: the instance.
+        seconds: longest time. When it is over, the best plan so far is FEASIBLE with a gap.
+        workers: threads of CP-SAT.
+        seed: seed of CP-SAT.
+        hint: kernels of a plan to start from, in any order; a wrong one is ignored.
+        lower_bound_ns: a bound that is known to hold, as that of the same instance before costs
+            rose or kernels were dropped.
+        describe: what to call a value in messages.
+
+    Returns:
+        A verified plan; without kernels if its status is INFEASIBLE (proven) or UNKNOWN.
+
+    Raises:
+        InfeasibleError: a required port can't be written, whatever is chosen.
+        InvalidGraphError: the instance breaks a rule, or its costs are beyond CP-SAT's integers.
+    """
+    solver = Solver(problem, workers=workers, seed=seed, describe=describe)
+    return solver.solve(seconds=seconds, hint=hint, lower_bound_ns=lower_bound_ns)
+
+
+class Solver:
+    """An instance that is solved many times with changing costs.
+
+    The program and its relaxation are built once; rows found in one solve serve the next.
+    """
+
+    def __init__(
+        self, problem: Problem, *, workers: int = 2, seed: int = 0,
+        describe: Describe | None = None,
+    ) -> None:  # fmt: skip
+        check_problem(problem)
+        diagnose(problem, describe)
+        self.problem = problem
+        self.workers = workers
+        self.seed = seed
+        self.describe = describe
+        useful = frozenset(useful_kernels(problem))
+        gone = [k for k in range(len(problem.kernels)) if k not in useful]
+        self.reduced, self.kept = problem.without(gone)
+        self.number = {k: i for i, k in enumerate(self.kept)}
+        self.program = formulate(self.reduced)
+        self.relaxer = Relaxer(self.program)
+
+    def solve(
+        self, costs_ns: Sequence[int] | None = None, is_measured: Sequence[bool] | None = None, *,
+        seconds: float = 60.0, hint: Sequence[int] | None = None, lower_bound_ns: int = 0,
+        excluded: Collection[int] = (),
+    ) -> Plan:  # fmt: skip
+        """Return the cheapest plan for some costs.
+
+        Args:
+            costs_ns: the cost of each kernel; the instance's if not given.
+            is_measured: whether each is measured; the instance's if not given.
+            seconds: longest time.
+            hint: kernels of a plan to start from.
+            lower_bound_ns: a bound that is known to hold.
+            excluded: kernels that must not be used, as those that crashed.
+
+        Returns:
+            A verified plan, as `solve` does.
+
+        Raises:
+            InfeasibleError: without the excluded kernels a required port can't be written.
+        """
+        start_s = time.monotonic()
+        problem = self.problem
+        if costs_ns is not None or is_measured is not None:
+            costs = costs_ns or [kernel.cost_ns for kernel in problem.kernels]
+            problem = problem.with_costs(costs, is_measured)
+        if excluded:
+            diagnose(problem.without(excluded)[0], self.describe)
+        search = _Search(
+            self, [problem.kernels[k].cost_ns for k in self.kept],
+            frozenset(self.number[k] for k in excluded if k in self.number),
+            start_s + seconds, lower_bound_ns,
+        )  # fmt: skip
+        search.run([self.number[k] for k in hint or () if k in self.number])
+        chosen = None if search.best is None else tuple(self.kept[i] for i in search.best)
+        return self._certify(problem, chosen, search, time.monotonic() - start_s)
+
+    def _certify(
+        self, problem: Problem, chosen: tuple[int, ...] | None, search: _Search, seconds: float
+    ) -> Plan:
+        """Return the plan with its certificate, verified."""
+        objective_ns, bound_ns = None, search.bound_ns
+        status = Status.INFEASIBLE if search.is_infeasible else Status.UNKNOWN
+        if chosen is not None:
+            objective_ns = sum(problem.kernels[k].cost_ns for k in chosen)
+            bound_ns = min(bound_ns, objective_ns)
+            status = Status.OPTIMAL if bound_ns == objective_ns else Status.FEASIBLE
+        kernels = chosen or ()
+        certificate = Certificate(
+            status=status, objective_ns=objective_ns,
+            bound_ns=bound_ns,
+            kernels=len(problem.kernels),
+            measured=sum(kernel.is_measured for kernel in problem.kernels),
+            is_measured=chosen is not None and all(problem.kernels[k].is_measured for k in kernels),
+            seconds=seconds,
+        )  # fmt: skip
+        order = verify_plan(problem, Plan(kernels, certificate))
+        return Plan(order, certificate)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What CP-SAT says of a restricted program: a solution, and a bound for all of them."""
+
+    chosen: tuple[int, ...] | None
+    bound_ns: int
+    is_infeasible: bool
+
+
+class _Search:
+    """One solve: the best plan and the bound so far."""
+
+    def __init__(
+        self, owner: Solver, costs_ns: list[int], excluded: frozenset[int], deadline_s: float,
+        bound_ns: int,
+    ) -> None:  # fmt: skip
+        self.owner = owner
+        self.problem = owner.reduced
+        self.costs_ns = costs_ns
+        self.excluded = excluded
+        self.deadline_s = deadline_s
+        self.bound_ns = bound_ns
+        self.best: tuple[int, ...] | None = None
+        self.best_ns = 0
+        self.is_infeasible = False
+
+    def run(self, hint: Sequence[int]) -> None:
+        """Search until the plan is proven or time is up."""
+        self._offer(hint)
+        self._offer(tuple(greedy_plan(self.problem, self.costs_ns, self._not_excluded())))
+        forbidden = self.excluded | dominated_kernels(self.problem, self.costs_ns, self.excluded)
+        relaxation = self.owner.relaxer.solve(self.costs_ns, forbidden, self._seconds_left())
+        self.bound_ns = max(self.bound_ns, relaxation.bound_ns)
+        slack_ns = relaxation.slack_ns
+        usable = np.ones(len(slack_ns), bool)
+        usable[list(forbidden)] = False
+        delta_ns = self._first_delta_ns(
+            slack_ns[: len(self.costs_ns)][usable[: len(self.costs_ns)]]
+        )
+        while not self._is_done():
+            answer, delta_ns = self._restricted(relaxation, usable, delta_ns)
+            everything = bool((slack_ns[usable] <= delta_ns).all())
+            outside_ns = relaxation.bound_ns + delta_ns
+            if answer.is_infeasible and everything:
+                if self.best is None:
+                    self.is_infeasible = True
+                else:
+                    self.bound_ns = self.best_ns
+                return
+            inside_ns = outside_ns if answer.is_infeasible else answer.bound_ns
+            self.bound_ns = max(
+                self.bound_ns, inside_ns if everything else min(inside_ns, outside_ns)
+            )
+            if self._seconds_left() <= 0:
+                return
+            delta_ns = self._next_delta_ns(delta_ns, relaxation)
+
+    def _is_done(self) -> bool:
+        return self.best is not None and self.best_ns <= self.bound_ns
+
+    def _not_excluded(self) -> list[int]:
+        return [k for k in range(len(self.costs_ns)) if k not in self.excluded]
+
+    def _seconds_left(self) -> float:
+        return max(0.0, self.deadline_s - time.monotonic())
+
+    def _offer(self, kernels: Sequence[int]) -> None:
+        """Keep some kernels as the best plan if they are one."""
+        chosen = tuple(dict.fromkeys(kernels))
+        cost_ns = sum(self.costs_ns[k] for k in chosen)
+        if self.best is not None and cost_ns >= self.best_ns:
+            return
+        outputs = [port for k in chosen for port in self.problem.kernels[k].outputs]
+        required = [q for q in self.problem.required if not self.problem.is_given(q)]
+        if (
+            self.excluded.isdisjoint(chosen) and len(set(outputs)) == len(outputs)
+            and set(required) <= set(outputs) and not ready_order(self.problem, chosen)[1]
+        ):  # fmt: skip
+            self.best, self.best_ns = chosen, cost_ns
+
+    def _first_delta_ns(self, slack_ns: npt.NDArray[np.int64]) -> int:
+        if slack_ns.size <= _FIRST_KERNELS:
+            return int(slack_ns.max(initial=0))
+        return int(np.partition(slack_ns, _FIRST_KERNELS)[_FIRST_KERNELS])
+
+    def _next_delta_ns(self, delta_ns: int, relaxation: Relaxation) -> int:
+        """Return the least δ that proves the best plan, or a larger one if there is no plan."""
+        if self.best is not None:
+            return max(delta_ns + 1, self.best_ns - relaxation.bound_ns)
+        return 4 * delta_ns + 1
+
+    def _restricted(
+        self, relaxation: Relaxation, usable: npt.NDArray[np.bool_], delta_ns: int
+    ) -> tuple[_Answer, int]:
+        """Solve over the variables that add at most δ, until the solution has no circle."""
+        if self.best is not None:
+            delta_ns = min(delta_ns, max(0, self.best_ns - relaxation.bound_ns))
+        alive = usable & (relaxation.slack_ns <= delta_ns)
+        while True:
+            answer = self._cp_sat(alive)
+            if answer.chosen is None:
+                return answer, delta_ns
+            waiting = ready_order(self.problem, answer.chosen)[1]
+            if not waiting:
+                self._offer(answer.chosen)
+                return answer, delta_ns
+            self._forbid_circle(waiting)
+            if self._seconds_left() <= 0:
+                return _Answer(None, answer.bound_ns, False), delta_ns
+
+    def _forbid_circle(self, waiting: Sequence[int]) -> None:
+        """Add the loop rows of the ports that circle."""
+        program = self.owner.program
+        for component in _circles(self.problem, waiting):
+            ports = frozenset(component)
+            program.rows.extend(loop_row(program, port, ports) for port in sorted(ports))
+
+    def _cp_sat(self, alive: npt.NDArray[np.bool_]) -> _Answer:
+        """Solve the program over some variables; the others are 0."""
+        model, variables = _load(self.owner.program, alive)
+        terms = [(k, cost) for k, cost in enumerate(self.costs_ns) if alive[k]]
+        model.minimize(
+            cp_model.LinearExpr.weighted_sum(
+                [variables[k] for k, _ in terms], [c for _, c in terms]
+            )
+        )
+        if self.best is not None:
+            hinted = set(self.best)
+            if all(alive[k] for k in hinted):
+                for k, _ in terms:
+                    model.add_hint(variables[k], k in hinted)
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = self.owner.workers
+        solver.parameters.random_seed = self.owner.seed
+        solver.parameters.max_time_in_seconds = max(0.01, self._seconds_left())
+        solver.parameters.linearization_level = 2
+        status = solver.solve(model)
+        if status == cp_model.INFEASIBLE:
+            return _Answer(None, 0, True)
+        if status == cp_model.MODEL_INVALID:
+            raise InvalidGraphError("CP-SAT refuses the program: the costs are too large")
+        bound_ns = max(0, int(np.ceil(solver.best_objective_bound - 1e-6)))
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return _Answer(None, bound_ns, False)
+        chosen = tuple(k for k, _ in terms if solver.boolean_value(variables[k]))
+        if status == cp_model.OPTIMAL:
+            bound_ns = sum(self.costs_ns[k] for k in chosen)
+        return _Answer(chosen, bound_ns, False)
+
+
+def _load(
+    program: Formulation, alive: npt.NDArray[np.bool_]
+) -> tuple[cp_model.CpModel, dict[int, cp_model.IntVar]]:
+    """Return the program over some of its variables as a CP-SAT model."""
+    model = cp_model.CpModel()
+    variables = {
+        int(j): model.new_int_var(0, program.most[j], program.names[j])
+        for j in np.flatnonzero(alive)
+    }
+    for row in program.rows:
+        columns, factors = [], []
+        for column, factor in zip(row.columns, row.coefficients, strict=True):
+            if column in variables:
+                columns.append(variables[column])
+                factors.append(factor)
+        if not row.is_equal and row.least <= 0 and all(factor > 0 for factor in factors):
+            continue
+        total = cp_model.LinearExpr.weighted_sum(columns, factors)
+        model.add(total == row.least if row.is_equal else total >= row.least)
+    return model, variables
+
+
+def _circles(problem: Problem, waiting: Sequence[int]) -> list[list[Port]]:
+    """Return the circles of ports among kernels that wait for each other."""
+    after: dict[Port, list[Port]] = {}
+    for k in waiting:
+        for port in problem.kernels[k].outputs:
+            after.setdefault(port, [])
+    for k in waiting:
+        for need in problem.needs(k):
+            if need in after:
+                after[need].extend(problem.kernels[k].outputs)
+    return [c for c in strong_components(after) if len(c) > 1 or c[0] in after[c[0]]]
