@@ -122,9 +122,9 @@ class _Parser:
         head, _, body = text.partition("\n")
         if not head.startswith("graph("):
             raise InvalidGraphError("the text does not begin with 'graph('", where="line 1")
-        inputs_text, _, outputs_text = head.partition(") -> (")
-        inputs = [(_unquote(n), int(v), t) for v, n, t in self._NAMED.findall(inputs_text)]
-        outputs = [(_unquote(n), int(v)) for v, n, _ in self._NAMED.findall(outputs_text)]
+        named = self._NAMED.findall(head)  # inputs have a type, outputs have none
+        inputs = [(_unquote(n), int(v), t) for v, n, t in named if t]
+        outputs = [(_unquote(n), int(v)) for v, n, t in named if not t]
         for _, value, type_ in inputs:
             self.types[value] = ValueType.parse(type_)
         for number, line in enumerate(body.splitlines(), 2):
@@ -179,8 +179,13 @@ class _Parser:
                 array = rng.uniform(-1, 1, type_.shape).astype(type_.dtype.numpy)
             return Constant(array, content)
         elements = ast.literal_eval(content)
-        filled = np.empty(type_.shape, type_.dtype.numpy)
-        filled.reshape(-1)[:] = np.asarray(elements).astype(type_.dtype.numpy)
+        items = elements if isinstance(elements, list) else [elements]
+        dtype = type_.dtype
+        wide = (
+            np.array([float(x) for x in items]) if dtype.is_float else np.array(items, dtype.numpy)
+        )
+        filled = np.empty(type_.shape, dtype.numpy)
+        filled.reshape(-1)[:] = wide.astype(dtype.numpy)
         return Constant.of(filled)
 
 

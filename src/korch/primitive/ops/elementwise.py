@@ -138,8 +138,8 @@ def _row(
     bad = {"float": "i32[2,3]", "number": "bool[2,3]", "bool": "f32[2,3]", "any": "f32[2,3]"}[kind]
     refusals = [Sample((bad,) * arity)] if kind != "any" else []
     if arity > 1:
-        refusals.append(Sample((good, good.replace("2", "1"))))
-    samples = [Sample((good,) * arity), Sample((good.replace("2", "0"),) * arity)]
+        refusals.append(Sample((good, good.replace("[2", "[1"))))
+    samples = [Sample((good,) * arity), Sample((good.replace("[2", "[0"),) * arity)]
     if kind in ("number", "any"):
         samples.append(Sample(("i32[5]",) * arity))
 
