@@ -37,8 +37,9 @@ def _pairs(view: View, root: Primitive) -> Iterator[Pair]:
         yield Pair(root, inner)
 
 
-def _singles(view: View, root: Primitive) -> Iterator[Primitive]:
-    yield root
+def _keeps_type(view: View, root: Primitive) -> Iterator[Primitive]:
+    if len(root.inputs) == 1 and view.type(root.inputs[0]) == view.type(root.output):
+        yield root
 
 
 def _write(writer: Writer, step: Step) -> int:
@@ -64,11 +65,7 @@ def _compose_broadcasts(view: View, pair: Pair) -> Step | Refusal:
 
 
 def _keep_input(view: View, root: Primitive) -> Step | Refusal:
-    """Return the input, if no element moves and none is added or left out."""
-    if len(root.inputs) != 1:
-        return Refusal("several inputs", root.output)
-    if view.type(root.inputs[0]) != view.type(root.output):
-        return Refusal("the shape changes", root.output)
+    """Return the input, if no element moves; none is added or left out, the type is the same."""
     moves: Callable[[Any], bool] = _MOVES.get(root.op, lambda attributes: False)
     if moves(root.attributes):
         return Refusal("elements move", root.output)
@@ -121,7 +118,7 @@ IDENTITY_LAYOUT_IS_NOTHING = Rule(
     law="layout(x) = x if no element moves",
     source="definition of each operation",
     roots=("transpose", "reshape", "slice", "pad", "take", "concat", "broadcast"),
-    match=_singles,
+    match=_keeps_type,
     refuse=_keep_input,
     build=_write,
 )

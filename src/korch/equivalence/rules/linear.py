@@ -115,6 +115,11 @@ def _channels(view: View, linear: Primitive) -> _Channels | None:
     return _Channels(linear, 1, 1, 1, grouped, False, shape)
 
 
+def _product(weights: Array, factor: Array) -> Array:
+    with np.errstate(all="ignore"):
+        return np.asarray(weights * factor)
+
+
 def _chain(view: View, match: FoldMatch) -> AffineChain:
     step = affine_step(view, match.steps[0])
     chains = [] if step is None else chains_from(view, step)
@@ -141,7 +146,7 @@ def _refuse_after(view: View, match: FoldMatch) -> FoldWitness | Refusal:
         return Refusal("the chain goes on", root)
     if chain.axis not in (None, channels.axis_out):
         return Refusal("the scale is not per channel", root)
-    weights = channels.weights * channels.by_out(chain.scale)
+    weights = _product(channels.weights, channels.by_out(chain.scale))
     if not (chain.is_finite and is_finite_in(weights, view.type(root).dtype)):
         return Refusal("a weight is not finite", root)
     shift = chain.shift if chain.has_shift else None
@@ -181,14 +186,16 @@ def _refuse_before(view: View, match: FoldMatch) -> FoldWitness | Refusal:
         return Refusal("the shift comes before zero pads", root)
     if chain.has_shift and channels.is_batched and channels.weights.shape[0] != 1:
         return Refusal("the shift comes before batched weights", root)
-    weights = channels.weights * channels.by_in(chain.scale)
+    weights, dtype = _product(channels.weights, channels.by_in(chain.scale)), view.type(root).dtype
+    if not (chain.is_finite and is_finite_in(weights, dtype)):
+        return Refusal("a weight is not finite", root)
     shift = None
     if chain.has_shift:
-        shift = (channels.weights * channels.by_in(chain.shift)).sum(axis=(2, 3)).reshape(-1)
-    dtype = view.type(root).dtype
-    is_finite = chain.is_finite and (shift is None or is_finite_in(shift, dtype))
-    if not is_finite or not is_finite_in(weights, dtype):
-        return Refusal("a weight is not finite", root)
+        shifts = _product(channels.weights, channels.by_in(chain.shift))
+        with np.errstate(all="ignore"):
+            shift = shifts.sum(axis=(2, 3)).reshape(-1)
+        if not is_finite_in(shift, dtype):
+            return Refusal("a shift is not finite", root)
     return FoldWitness(match.linear, channels.weights_at, chain.base, channels.back(weights),
                        shift, channels.axis_out)  # fmt: skip
 

@@ -214,7 +214,8 @@ def _phase_weights(weights: Array, axes: tuple[AxisPhases, ...]) -> Array:
         combined = np.zeros((*weights.shape[:2], *(axis.kernel for axis in axes)))
         for tap in itertools.product(*map(range, weights.shape[2:])):
             to = tuple(axis.tap_of[a][t] for axis, a, t in zip(axes, phase, tap, strict=True))
-            combined[_tap(to)] += weights[_tap(tap)]
+            with np.errstate(all="ignore"):
+                combined[_tap(to)] += weights[_tap(tap)]
         phases.append(combined)
     return np.concatenate(phases)
 

@@ -1,0 +1,209 @@
+"""Per rule, graphs on which it fires, and per condition one on which it refuses."""
+
+from __future__ import annotations
+
+
+def conv(x: str, w: str, out: str, between: str = "", **attributes: object) -> str:
+    """Return the text of conv(x, w), x being %0 or what `between` computes into %2."""
+    rank = x.count(",") - 1
+    ones, zeros = (1,) * rank, (0,) * rank
+    fields = {"strides": ones, "pads_begin": zeros, "pads_end": zeros, "dilations": ones,
+              "groups": 1, **attributes}  # fmt: skip
+    text = ", ".join(f"{name}={value}" for name, value in fields.items())
+    data, result = ("%2", "%3") if between else ("%0", "%2")
+    return (
+        f'graph(%0 "x": f64[{x}]) -> ({result} "y")\n%1: f64[{w}] = constant {{digest=1f}}\n'
+        f"{between}{result}: f64[{out}] = conv({data}, %1) {{{text}}}\n"
+    )
+
+
+def divide(divisor: str, dtype: str = "f64") -> str:
+    return (
+        f'graph(%0 "x": {dtype}[2,3]) -> (%2 "y")\n'
+        f"%1: {dtype}[2,3] = constant {{{divisor}}}\n%2: {dtype}[2,3] = div(%0, %1)\n"
+    )
+
+
+def unary(x: str, *lines: str) -> str:
+    body = "".join(f"%{i}: {line}\n" for i, line in enumerate(lines, 1))
+    return f'graph(%0 "x": {x}) -> (%{len(lines)} "y")\n{body}'
+
+
+def pad(shape: str, before: object, after: object, rest: str = "") -> str:
+    return f"%2: f64[{shape}] = pad(%0) {{before={before}, after={after}{rest}}}\n"
+
+
+def upsampled(
+    w: str, out: str, *, pads: str = "", padded: str = "", x: str = "1,2,4,4",
+    steps: tuple[str, ...] = ("f64[1,2,8,4] = take(%0) {axis=2, indices=(0,0,1,1,2,2,3,3)}",
+                              "f64[1,2,8,8] = take(%1) {axis=3, indices=(0,0,1,1,2,2,3,3)}"),
+    weights: str = " = constant {digest=1f}", **attributes: object,
+) -> str:  # fmt: skip
+    """Return the text of conv(pad(take(take(x))), w)."""
+    lines = [*steps, *([f"f64[{padded}] = pad(%2) {{{pads}}}"] if pads else [])]
+    fields = {"strides": (1, 1), "pads_begin": (0, 0), "pads_end": (0, 0), "dilations": (1, 1),
+              "groups": 1, **attributes}  # fmt: skip
+    text = ", ".join(f"{name}={value}" for name, value in fields.items())
+    n, given = len(lines), "constant" not in weights
+    extra = f', %{n + 1} "w": f64[{w}]' if given else ""
+    body = "".join(f"%{i}: {line}\n" for i, line in enumerate(lines, 1))
+    body += "" if given else f"%{n + 1}: f64[{w}]{weights}\n"
+    body += f"%{n + 2}: f64[{out}] = conv(%{n}, %{n + 1}) {{{text}}}\n"
+    return f'graph(%0 "x": f64[{x}]{extra}) -> (%{n + 2} "y")\n{body}'
+
+
+AFTER = "f64[1,4,3,3] = conv(%0, %1) {strides=(1,1), pads_begin=(0,0), pads_end=(0,0), " \
+        "dilations=(1,1), groups=1}"  # fmt: skip
+WEIGHTS = "f64[4,2,2,2] = constant {digest=1f}"
+BEFORE = "f64[1,3,4,4] = conv(%2, %3) {strides=(1,1), pads_begin=(P,P), pads_end=(P,P), " \
+         "dilations=(1,1), groups=1}"  # fmt: skip
+
+
+def after(constant: str, op: str, *more: str, x: str = "f64[1,2,4,4]") -> str:
+    return unary(x, WEIGHTS, AFTER, f"f64[1,4,3,3] = constant {{{constant}}}",
+                 f"f64[1,4,3,3] = {op}(%2, %3)", *more)  # fmt: skip
+
+
+def before(constant: str, op: str, padding: int) -> str:
+    kernel = 1 + 2 * padding
+    return unary("f64[1,2,4,4]", f"f64[1,2,4,4] = constant {{{constant}}}",
+                 f"f64[1,2,4,4] = {op}(%0, %1)", f"f64[3,2,{kernel},{kernel}] = "
+                 "constant {digest=1f}", BEFORE.replace("P", str(padding)))  # fmt: skip
+
+
+REFLECT = "before=(0,0,1,1), after=(0,0,1,1), mode='reflect'"
+
+FIRING: tuple[tuple[str, str], ...] = (
+    ("transposes-compose", unary("f64[2,1,3]", "f64[3,2,1] = transpose(%0) {perm=(2,0,1)}",
+                                 "f64[1,3,2] = transpose(%1) {perm=(2,0,1)}")),
+    ("transposes-compose", unary("f64[2,3]", "f64[3,2] = transpose(%0) {perm=(1,0)}",
+                                 "f64[2,3] = transpose(%1) {perm=(1,0)}", "f64[2,3] = exp(%2)")),
+    ("reshapes-compose", unary("f64[2,6]", "f64[3,4] = reshape(%0) {shape=(3,4)}",
+                               "f64[12] = reshape(%1) {shape=(12,)}")),
+    ("reshapes-compose", unary("f64[2,6]", "f64[3,4] = reshape(%0) {shape=(3,4)}",
+                               "f64[2,6] = reshape(%1) {shape=(2,6)}", "f64[2,6] = exp(%2)")),
+    ("broadcasts-compose", unary("f64[3,1]", "f64[3,4] = broadcast(%0) {shape=(3,4)}",
+                                 "f64[2,3,4] = broadcast(%1) {shape=(2,3,4)}")),
+    *(("identity-layout-is-nothing", unary("f64[2,1]", f"f64[2,1] = {line}", "f64[2,1] = exp(%1)"))
+      for line in ("transpose(%0) {perm=(0,1)}", "reshape(%0) {shape=(2,1)}",
+                   "slice(%0) {start=(0,0), size=(2,1), step=(1,-1)}", "concat(%0) {axis=1}",
+                   "pad(%0) {before=(0,0), after=(0,0)}", "take(%0) {axis=0, indices=(0,1)}",
+                   "broadcast(%0) {shape=(2,1)}")),
+    ("affine-steps-compose", unary("f64[2,3]", "f64[2,3] = constant {uniform=2.0}",
+                                   "f64[2,3] = mul(%0, %1)", "f64[2,3] = neg(%2)")),
+    ("affine-steps-compose", unary("f64[2,3]", "f64[2,3] = constant {uniform=1.0}",
+                                   "f64[2,3] = mul(%0, %1)", "f64[2,3] = exp(%2)")),
+    ("div-by-power-of-two-is-mul", divide("elements=[2.0, 0.5, -8.0, 1.0, 4.0, 0.25]")),
+    ("div-by-power-of-two-is-mul", divide("uniform=8.0", "f16")),
+    ("div-by-constant-is-mul", divide("uniform=3.0")),
+    ("div-by-constant-is-mul", divide("elements=[2.0, 3.0, -8.0, 1.0, 4.0, 0.25]")),
+    ("scale-folds-into-linear-before-it", after("uniform=3.0", "mul")),
+    ("scale-folds-into-linear-before-it", after("uniform=3.0", "div")),
+    ("scale-folds-into-linear-before-it",
+     after("uniform=3.0", "add", "f64[1,4,3,3] = neg(%4)")),
+    ("affine-folds-into-linear-after-it", before("uniform=3.0", "mul", 1)),
+    ("affine-folds-into-linear-after-it", before("uniform=3.0", "add", 0)),
+    ("conv1x1-is-matmul", conv("1,3,4,5", "2,3,1,1", "1,2,4,5")),
+    ("conv1x1-is-matmul", conv("1,3,1", "2,3,1", "1,2,1")),
+    ("zero-pad-folds-into-conv", conv("1,1,4,4", "1,1,3,3", "1,1,6,4",
+                                      pad("1,1,7,4", (0, 0, 2, 0), (0, 0, 1, 0)),
+                                      pads_begin=(0, 1), pads_end=(1, 1))),
+    ("upsampled-conv-is-phase-conv",
+     upsampled("3,2,3,3", "1,3,8,8", pads_begin=(1, 1), pads_end=(1, 1))),
+    ("upsampled-conv-is-phase-conv",
+     upsampled("3,2,3,3", "1,3,8,8", pads=REFLECT, padded="1,2,10,10")),
+)  # fmt: skip
+
+ROW_TAKE = "f64[1,2,8,4] = take(%0) {axis=2, indices=(0,0,1,1,2,2,3,3)}"
+
+REFUSING: tuple[tuple[str, str, str], ...] = (
+    ("identity-layout-is-nothing", "elements move",
+     unary("f64[2,2]", "f64[2,2] = transpose(%0) {perm=(1,0)}")),
+    ("identity-layout-is-nothing", "elements move",
+     unary("f64[2,2]", "f64[2,2] = slice(%0) {start=(1,0), size=(2,2), step=(-1,1)}")),
+    ("identity-layout-is-nothing", "elements move",
+     unary("f64[2,2]", "f64[2,2] = take(%0) {axis=0, indices=(1,1)}")),
+    ("affine-steps-compose", "the chain goes on",
+     unary("f64[2,3]", "f64[2,3] = constant {uniform=2.0}", "f64[2,3] = mul(%0, %1)",
+           "f64[2,3] = neg(%2)")),
+    ("affine-steps-compose", "a scale or shift is not finite",
+     unary("f64[2,3]", "f64[2,3] = constant {uniform='inf'}", "f64[2,3] = mul(%0, %1)")),
+    ("affine-steps-compose", "no fewer steps",
+     unary("f64[2,3]", "f64[2,3] = constant {uniform=2.0}", "f64[2,3] = mul(%0, %1)",
+           "f64[2,3] = add(%2, %1)")),
+    ("div-by-power-of-two-is-mul", "a division of integers", divide("uniform=2", "i32")),
+    ("div-by-power-of-two-is-mul", "the divisor is no power of two", divide("uniform=3.0")),
+    ("div-by-power-of-two-is-mul", "the divisor is no power of two",
+     divide("elements=[2.0, 3.0, 2.0, 2.0, 2.0, 2.0]")),
+    *((name, "the divisor or its reciprocal is not a normal number", divide(c, dtype))
+      for name in ("div-by-power-of-two-is-mul", "div-by-constant-is-mul")
+      for c, dtype in (("uniform=0.0", "f64"), ("uniform='inf'", "f64"), ("uniform='nan'", "f64"),
+                       ("uniform=1.7014118346046923e+38", "f32"),
+                       ("uniform=32768.0", "f16"), ("uniform=5e-324", "f64"))),
+    ("div-by-constant-is-mul", "the divisor is a power of two, which is exact",
+     divide("uniform=-4.0")),
+    ("div-by-constant-is-mul", "a division of integers", divide("uniform=3", "i32")),
+    ("scale-folds-into-linear-before-it", "the weights are not constant",
+     'graph(%0 "x": f64[2,3], %1 "w": f64[3,4]) -> (%4 "y")\n%2: f64[2,4] = matmul(%0, %1)\n'
+     "%3: f64[2,4] = constant {uniform=3.0}\n%4: f64[2,4] = mul(%2, %3)\n"),
+    ("scale-folds-into-linear-before-it", "there is no scale", after("uniform=3.0", "add")),
+    ("scale-folds-into-linear-before-it", "the chain goes on",
+     after("uniform=3.0", "mul", "f64[1,4,3,3] = neg(%4)")),
+    ("scale-folds-into-linear-before-it", "the scale is not per channel",
+     unary("f64[1,2,4,4]", WEIGHTS, AFTER, "f64[3] = constant {elements=[1.0, 2.0, 3.0]}",
+           "f64[1,4,3,3] = broadcast(%3) {shape=(1,4,3,3)}", "f64[1,4,3,3] = mul(%2, %4)")),
+    ("scale-folds-into-linear-before-it", "a weight is not finite", after("uniform='inf'", "mul")),
+    ("scale-folds-into-linear-before-it", "a weight is not finite", after("uniform=0.0", "div")),
+    ("affine-folds-into-linear-after-it", "the shift comes before zero pads",
+     before("uniform=3.0", "add", 1)),
+    ("affine-folds-into-linear-after-it", "the scale is not per channel",
+     unary("f64[3,4]", "f64[3,1] = constant {elements=[1.0, 2.0, 3.0]}",
+           "f64[3,4] = broadcast(%1) {shape=(3,4)}", "f64[3,4] = mul(%0, %2)",
+           "f64[4,2] = constant {digest=1f}", "f64[3,2] = matmul(%3, %4)")),
+    ("affine-folds-into-linear-after-it", "the shift comes before batched weights",
+     unary("f64[1,3,4]", "f64[1,3,4] = constant {uniform=3.0}", "f64[1,3,4] = add(%0, %1)",
+           "f64[2,4,2] = constant {digest=1f}", "f64[2,3,2] = matmul(%2, %3)")),
+    ("affine-folds-into-linear-after-it", "a weight is not finite",
+     before("uniform='nan'", "mul", 0)),
+    ("affine-folds-into-linear-after-it", "a weight is not finite",
+     before("uniform='inf'", "add", 0)),
+    ("affine-folds-into-linear-after-it", "a shift is not finite",
+     unary("f64[3,4]", "f64[3,4] = constant {uniform=1e308}", "f64[3,4] = add(%0, %1)",
+           "f64[4,2] = constant {uniform=2.0}", "f64[3,2] = matmul(%2, %3)")),
+    ("conv1x1-is-matmul", "the convolution has groups",
+     conv("1,4,4,5", "2,2,1,1", "1,2,4,5", groups=2)),
+    ("conv1x1-is-matmul", "the convolution has strides",
+     conv("1,3,4,5", "2,3,1,1", "1,2,2,5", strides=(2, 1))),
+    ("conv1x1-is-matmul", "the convolution is padded",
+     conv("1,3,4,5", "2,3,1,1", "1,2,5,5", pads_end=(1, 0))),
+    ("conv1x1-is-matmul", "the batch is not 1", conv("2,3,4,5", "2,3,1,1", "2,2,4,5")),
+    ("zero-pad-folds-into-conv", "the pad is not of zeros",
+     conv("1,1,4,4", "1,1,3,3", "1,1,4,2",
+          pad("1,1,6,4", (0, 0, 1, 0), (0, 0, 1, 0), ", value=1.0"))),
+    ("zero-pad-folds-into-conv", "the pad is not of zeros",
+     conv("1,1,4,4", "1,1,3,3", "1,1,4,2",
+          pad("1,1,6,4", (0, 0, 1, 0), (0, 0, 1, 0), ", mode='edge'"))),
+    ("zero-pad-folds-into-conv", "the pad adds images or channels",
+     conv("1,1,4,4", "1,2,3,3", "1,1,2,2", pad("1,2,4,4", (0, 0, 0, 0), (0, 1, 0, 0)))),
+    *(("upsampled-conv-is-phase-conv", reason, text) for reason, text in (
+        ("the weights are not constant", upsampled("3,2,3,3", "1,3,6,6", weights="")),
+        ("the convolution has groups", upsampled("2,1,3,3", "1,2,6,6", groups=2)),
+        ("the convolution has strides", upsampled("3,2,3,3", "1,3,3,6", strides=(2, 1))),
+        ("the convolution is dilated", upsampled("3,2,3,3", "1,3,4,6", dilations=(2, 1))),
+        ("the upsampled axes are not the spatial ones",
+         upsampled("3,2,3,3", "1,3,6,2", steps=(ROW_TAKE,))),
+        ("the phases' kernels differ in size", upsampled("3,2,2,3", "1,3,7,6")),
+        ("the image is padded twice",
+         upsampled("3,2,3,3", "1,3,10,8", pads=REFLECT, padded="1,2,10,10", pads_begin=(1, 0),
+                   pads_end=(1, 0))),
+        ("the pad adds images or channels",
+         upsampled("3,3,3,3", "1,3,6,6", pads="before=(0,1,0,0), after=(0,0,0,0)",
+                   padded="1,3,8,8")),
+        ("the reflection reaches past the small image's edge",
+         upsampled("3,2,3,3", "1,3,8,8",
+                   pads="before=(0,0,2,1), after=(0,0,0,1), mode='reflect'", padded="1,2,10,10")),
+        ("no fewer operations", upsampled("3,2,1,1", "1,3,8,8")),
+        ("a weight is not finite",
+         upsampled("3,2,3,3", "1,3,6,6", weights=" = constant {uniform=1e308}")),
+    )),
+)  # fmt: skip

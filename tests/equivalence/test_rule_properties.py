@@ -1,0 +1,229 @@
+"""Each rule keeps the meaning on random shapes: in float64, and exactly on whole numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from equivalence_oracle import Draft, apply_rules, assert_alternatives_agree
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from korch.equivalence.rules import RULES, affine, convolution, layout, linear, upsampling
+from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.ops.layout import (
+    PadAttributes,
+    ReshapeAttributes,
+    TakeAttributes,
+    TransposeAttributes,
+)
+from korch.primitive.ops.linear import ConvAttributes, ConvTransposeAttributes
+from korch.primitive.ops.reduce import BroadcastAttributes
+
+SEEDS = st.integers(0, 2**32 - 1)
+FEW = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+
+
+def sizes(rng: np.random.Generator, rank: int, most: int = 4) -> tuple[int, ...]:
+    return tuple(int(n) for n in rng.integers(1, most + 1, rank))
+
+
+def numbers(rng: np.random.Generator, rank: int, low: int, high: int) -> tuple[int, ...]:
+    return tuple(int(n) for n in rng.integers(low, high + 1, rank))
+
+
+@FEW
+@given(SEEDS)
+def test_layout_chains(seed: int) -> None:
+    draft = Draft(seed)
+    rng, x = draft.rng, draft.input(*sizes(draft.rng, int(draft.rng.integers(1, 5))))
+    for _ in range(int(rng.integers(2, 6))):
+        shape = draft.shape(x)
+        match int(rng.integers(0, 3)):
+            case 0:
+                perm = tuple(int(a) for a in rng.permutation(len(shape)))
+                x = draft.add("transpose", (x,), TransposeAttributes(perm))
+            case 1:
+                flat = (int(np.prod(shape)),)
+                split = (1, *shape[::-1]) if len(shape) < 5 else flat
+                x = draft.add("reshape", (x,), ReshapeAttributes(split))
+            case _:
+                wide = tuple(2 if n == 1 else n for n in shape)
+                x = draft.add("broadcast", (x,), BroadcastAttributes(wide))
+    graph = draft.finish(draft.add("neg", (x,)))
+    result, _ = apply_rules(graph, layout.RULES)
+    assert_alternatives_agree(result, graph, seed=seed % 99, integers=True)
+
+
+def add_linear(draft: Draft, x: int, kind: str) -> tuple[int, int]:
+    """Add a linear primitive with constant weights; return its value and its channel axis."""
+    rng, shape = draft.rng, draft.shape(x)
+    if kind == "matmul_right":
+        batch = shape[:-2] if rng.integers(2) else (1,) * (len(shape) - 2)
+        w = draft.constant(*batch, shape[-1], int(rng.integers(1, 5)))
+        return draft.add("matmul", (x, w)), len(shape) - 1
+    if kind == "matmul_left":
+        w = draft.constant(*(1,) * (len(shape) - 2), int(rng.integers(1, 5)), shape[-2])
+        return draft.add("matmul", (w, x)), len(shape) - 2
+    rank, groups = len(shape) - 2, 2 if shape[1] % 2 == 0 and rng.integers(2) else 1
+    kernel, per_out = sizes(rng, rank, 3), int(rng.integers(1, 4))
+    strides, dilations = sizes(rng, rank, 2), sizes(rng, rank, 2)
+    pads = numbers(rng, rank, 0, 2) if rng.integers(2) else (0,) * rank
+    if kind == "conv":
+        w = draft.constant(groups * per_out, shape[1] // groups, *kernel)
+        attributes: Any = ConvAttributes(strides, pads, pads, dilations, groups)
+    else:
+        w = draft.constant(shape[1], per_out, *kernel)
+        none = (0,) * rank
+        attributes = ConvTransposeAttributes(strides, none, none, dilations, none, groups)
+    return draft.add(kind, (x, w), attributes), 1
+
+
+def add_affine_steps(draft: Draft, x: int, axis: int, count: int) -> int:
+    """Add affine steps with constants that are uniform or vary along one axis."""
+    shape, rng = draft.shape(x), draft.rng
+    for _ in range(count):
+        ops = ["add", "sub", "mul", "neg"] + ["div"] * (not draft.integers)
+        op = str(rng.choice(ops))
+        if op == "neg":
+            x = draft.add("neg", (x,))
+            continue
+        small = [n if i == axis and rng.integers(4) else 1 for i, n in enumerate(shape)]
+        c = draft.add("broadcast", (draft.constant(*small),), BroadcastAttributes(shape))
+        if rng.integers(4) == 0:  # also as fully stored constants
+            c = draft.builder.constant(np.broadcast_to(draft.array(*small), shape).copy())
+        is_swapped = op != "div" and rng.integers(2)
+        x = draft.add(op, (c, x) if is_swapped else (x, c))
+    return x
+
+
+KINDS = ("conv", "conv_transpose", "matmul_right", "matmul_left")
+
+
+@pytest.mark.parametrize("integers", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_affine_after_linear(kind: str, integers: bool) -> None:
+    fired = 0
+    for seed in range(20):
+        draft = Draft(seed, integers=integers)
+        x = draft.input(*numbers(draft.rng, 2, 1, 4), *numbers(draft.rng, 2, 5, 7))
+        y, axis = add_linear(draft, x, kind)
+        graph = draft.finish(add_affine_steps(draft, y, axis, int(draft.rng.integers(1, 4))))
+        result, report = apply_rules(graph, (*linear.RULES, *affine.RULES))
+        fired += report.rules[0].fired
+        assert_alternatives_agree(result, graph, seed=seed, integers=integers)
+    assert fired >= 8
+
+
+@pytest.mark.parametrize("integers", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_affine_before_linear(kind: str, integers: bool) -> None:
+    fired = 0
+    for seed in range(20):
+        draft = Draft(seed + 1000, integers=integers)
+        x = draft.input(*numbers(draft.rng, 2, 1, 4), *numbers(draft.rng, 2, 5, 7))
+        axis = {"matmul_right": 3, "matmul_left": 2}.get(kind, 1)
+        x = add_affine_steps(draft, x, axis, int(draft.rng.integers(1, 4)))
+        graph = draft.finish(add_linear(draft, x, kind)[0])
+        result, report = apply_rules(graph, linear.RULES)
+        fired += report.rules[1].fired
+        assert_alternatives_agree(result, graph, seed=seed, integers=integers)
+    assert fired >= 5
+
+
+@FEW
+@given(SEEDS)
+def test_affine_chains_and_divisions(seed: int) -> None:
+    draft = Draft(seed)
+    x = draft.input(*sizes(draft.rng, int(draft.rng.integers(1, 5))))
+    for _ in range(2):
+        axis = int(draft.rng.integers(0, len(draft.shape(x))))
+        x = add_affine_steps(draft, x, axis, int(draft.rng.integers(1, 4)))
+    graph = draft.finish(x)
+    result, report = apply_rules(graph, affine.RULES)
+    settled = [r for r in report.rules if r.fired or r.refused]
+    assert settled or len(graph.primitives) == 0
+    assert_alternatives_agree(result, graph, seed=seed % 99)
+
+
+@FEW
+@given(SEEDS)
+def test_convolutions(seed: int) -> None:
+    draft = Draft(seed, integers=True)
+    rng, rank = draft.rng, int(draft.rng.integers(1, 4))
+    x = draft.input(int(rng.integers(1, 3)), *sizes(rng, 1 + rank))
+    shape = draft.shape(x)
+    if rng.integers(2):
+        before, after = numbers(rng, rank, 0, 2), numbers(rng, rank, 0, 2)
+        x = draft.add("pad", (x,), PadAttributes((0, 0, *before), (0, 0, *after)))
+    kernel = (1,) * rank if rng.integers(2) else sizes(rng, rank, 2)
+    pads = numbers(rng, rank, 0, 1)
+    begin = pads if 1 in shape[2:] or rng.integers(2) else (0,) * rank
+    end = (1,) * rank if max(kernel) > 1 else (0,) * rank
+    strides = (1,) * rank if rng.integers(3) else sizes(rng, rank, 2)
+    w = draft.constant(int(rng.integers(1, 4)), shape[1], *kernel)
+    graph = draft.finish(
+        draft.add("conv", (x, w), ConvAttributes(strides, begin, end, (1,) * rank))
+    )
+    result, _ = apply_rules(graph, convolution.RULES)
+    assert_alternatives_agree(result, graph, seed=seed % 99, integers=True)
+
+
+def upsampled_conv(seed: int) -> PrimitiveGraph | None:
+    """Return a random convolution of an upsampled image; None if it does not fit the image."""
+    draft = Draft(seed, integers=True)
+    rng, rank = draft.rng, int(draft.rng.integers(1, 3))
+    size, factor = sizes(rng, rank, 9), numbers(rng, rank, 2, 3)
+    mode = str(rng.choice(["none", "zeros", "constant", "edge", "wrap", "reflect"]))
+    kernel = tuple(1 + r * int(rng.integers(1, 3)) for r in factor)
+    most = 1 if mode == "reflect" else 4
+    before, after = numbers(rng, rank, 0, most), numbers(rng, rank, 0, most)
+    x = draft.input(int(rng.integers(1, 3)), int(rng.integers(1, 4)), *size)
+    for axis in rng.permutation(rank):
+        indices = tuple(i // factor[axis] for i in range(factor[axis] * size[axis]))
+        x = draft.add("take", (x,), TakeAttributes(2 + int(axis), indices))
+    none, ones = (0,) * rank, (1,) * rank
+    begin, end = (before, after) if mode == "zeros" else (none, none)
+    if mode in ("constant", "edge", "wrap", "reflect"):
+        value = 3.0 if mode == "constant" else 0.0
+        pad = PadAttributes((0, 0, *before), (0, 0, *after), mode, value)
+        x = draft.add("pad", (x,), pad)
+    room = [n + b + e for n, b, e in zip(draft.shape(x)[2:], begin, end, strict=True)]
+    if any(k > n for k, n in zip(kernel, room, strict=True)):
+        return None
+    w = draft.constant(int(rng.integers(1, 4)), draft.shape(x)[1], *kernel)
+    y = draft.add("conv", (x, w), ConvAttributes(ones, begin, end, ones))
+    return draft.finish(y)
+
+
+def test_upsampled_convolutions_exactly() -> None:
+    fired = 0
+    for seed in range(300):
+        graph = upsampled_conv(seed)
+        if graph is not None:
+            result, report = apply_rules(graph, upsampling.RULES)
+            fired += report.rules[0].fired
+            assert_alternatives_agree(result, graph, seed=seed, integers=True)
+            if report.rules[0].fired:
+                flops = [result.work_flop(p) for p in result.primitives if p.op == "conv"]
+                assert len(flops) == 2
+    assert fired >= 80
+
+
+def test_all_rules_together() -> None:
+    draft = Draft(5, integers=True)
+    x = draft.input(1, 4, 5, 6)
+    x = add_affine_steps(draft, x, 1, 3)
+    plain = ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1))
+    x = draft.add("conv", (x, draft.constant(3, 4, 1, 1)), plain)
+    x = add_affine_steps(draft, x, 1, 3)
+    for axis in (2, 3):
+        n = draft.shape(x)[axis]
+        x = draft.add("take", (x,), TakeAttributes(axis, tuple(i // 2 for i in range(2 * n))))
+    x = draft.add("pad", (x,), PadAttributes((0, 0, 1, 1), (0, 0, 1, 1), "reflect"))
+    x = draft.add("conv", (x, draft.constant(2, 3, 3, 3)), plain)
+    graph = draft.finish(add_affine_steps(draft, x, 1, 2))
+    result, report = apply_rules(graph, RULES)
+    assert report.stopped == "saturated"
+    assert_alternatives_agree(result, graph, seed=1, integers=True)

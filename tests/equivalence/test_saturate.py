@@ -1,0 +1,152 @@
+"""Saturation: it adds only, it is deterministic, its limits hold and are reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from equivalence_examples import FIRING, after, divide, unary, upsampled
+from equivalence_oracle import apply_rules
+
+from korch.equivalence.rule import Refusal, Rule, View, Writer
+from korch.equivalence.rules import RULES
+from korch.equivalence.saturate import Limits, saturate
+from korch.errors import InvalidGraphError, OptionError
+from korch.primitive.graph import Primitive, PrimitiveGraph
+from korch.primitive.ops.layout import ReshapeAttributes
+from korch.primitive.text import format_graph, parse_graph
+
+PHASES = upsampled("3,2,3,3", "1,3,8,8", pads_begin=(1, 1), pads_end=(1, 1))
+
+
+def grow(shape_of: str = "same") -> Rule[Primitive, Primitive]:
+    """Return a rule that never ends: exp(x) = exp(x + 1)."""
+
+    def match(view: View, root: Primitive) -> Iterator[Primitive]:
+        yield root
+
+    def build(writer: Writer, root: Primitive) -> int:
+        if shape_of == "other":
+            return writer.add("reshape", root.inputs, ReshapeAttributes((6,)))
+        type_ = writer.type(root.output)
+        one = writer.along(np.ones(()), 0, type_)
+        return writer.add("exp", (writer.add("add", (root.inputs[0], one)),))
+
+    def refuse(view: View, root: Primitive) -> Primitive | Refusal:
+        return root
+
+    return Rule("exp-grows", "false", "this test", ("exp",), match, refuse, build)
+
+
+EXP = unary("f64[2,3]", "f64[2,3] = exp(%0)")
+
+
+@pytest.mark.parametrize("text", [text for _, text in FIRING])
+def test_every_primitive_that_can_be_used_is_kept(text: str) -> None:
+    graph = parse_graph(text)
+    result, _ = apply_rules(graph, RULES)
+    kept = {(p.op, p.attributes, result.types[p.output]) for p in result.primitives}
+    inputs = {value for _, value in result.outputs} & {value for _, value in result.inputs}
+    last = graph.primitives[-1]
+    assert inputs or (last.op, last.attributes, graph.types[last.output]) in kept
+
+
+def test_two_runs_give_the_same_text() -> None:
+    graph = parse_graph(PHASES)
+    first, second = (format_graph(saturate(graph, strict=False)[0]) for _ in range(2))
+    assert first == second
+    assert format_graph(parse_graph(first)) == first
+
+
+def test_a_saturated_graph_stays_as_it_is() -> None:
+    once, _ = saturate(parse_graph(PHASES), strict=False)
+    again, report = saturate(once, strict=False)
+    assert sum(rule.fired for rule in report.rules) == 0
+    assert format_graph(again) == format_graph(once)
+
+
+def test_added_primitives_name_their_rule() -> None:
+    result, _ = saturate(parse_graph(PHASES), strict=False)
+    origins = {origin for origin in result.origins if origin}
+    assert origins == {"by upsampled-conv-is-phase-conv"}
+
+
+def test_strict_leaves_out_what_reorders() -> None:
+    graph = parse_graph(PHASES)
+    result, report = saturate(graph, strict=True)
+    assert result.alternatives == 0
+    off = {rule.name for rule in report.rules if rule.is_off}
+    assert off == {rule.name for rule in RULES if rule.reorders}
+    assert "upsampled-conv-is-phase-conv: off, it reorders" in str(report).splitlines()
+
+
+def test_strict_keeps_exact_divisions() -> None:
+    result, _ = saturate(parse_graph(divide("uniform=4.0")), strict=True)
+    assert [p.op for p in result.primitives] == ["div", "mul"]
+    result, _ = saturate(parse_graph(divide("uniform=3.0")), strict=True)
+    assert [p.op for p in result.primitives] == ["div"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "stopped"),
+    [(Limits(iterations=3), "iterations"), (Limits(values=20), "values"),
+     (Limits(seconds=1e-9), "seconds")],
+)  # fmt: skip
+def test_limits_end_a_growth_without_end(limits: Limits, stopped: str) -> None:
+    result, report = saturate(parse_graph(EXP), strict=False, limits=limits, rules=[grow()])
+    assert report.stopped == stopped
+    assert str(report).splitlines()[0].endswith(f"stopped by the limit of {stopped}")
+    assert len(result.primitives) > 1
+    if stopped == "iterations":
+        assert report.iterations == 3
+    if stopped == "values":
+        assert len(result.types) <= 24
+
+
+@pytest.mark.parametrize("name", ["iterations", "values", "seconds"])
+def test_a_limit_that_is_not_positive_is_refused(name: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        Limits(**{name: 0})
+    assert str(caught.value) == (
+        f"limit {name} of saturation: the value 0 is not positive; expected more than 0"
+    )
+
+
+def test_a_rule_that_builds_another_type_is_an_error() -> None:
+    with pytest.raises(InvalidGraphError, match="can't be equal"):
+        saturate(parse_graph(EXP), strict=False, rules=[grow("other")])
+
+
+def test_refusals_are_counted_by_reason_and_name_the_value() -> None:
+    graph = parse_graph(after("uniform=3.0", "add"))
+    _, report = saturate(graph, strict=False)
+    rule = next(r for r in report.rules if r.name == "scale-folds-into-linear-before-it")
+    assert rule.fired == 0
+    assert rule.refused == {"there is no scale": 1}
+    assert rule.refusals == (Refusal("there is no scale", 4),)
+    assert "scale-folds-into-linear-before-it: 0 fired; 1 refused: there is no scale" in str(report)
+
+
+def test_batch_normalization_becomes_one_convolution_and_one_shift() -> None:
+    lines = ["f64[4,2,2,2] = constant {digest=1f}",
+             "f64[1,4,3,3] = conv(%0, %1) {strides=(1,1), pads_begin=(0,0), pads_end=(0,0), "
+             "dilations=(1,1), groups=1}",
+             "f64[1,4,1,1] = constant {elements=[0.5, 2.0, 3.0, 0.25]}",
+             "f64[1,4,3,3] = broadcast(%3) {shape=(1,4,3,3)}"]  # fmt: skip
+    for i, op in enumerate(("sub", "mul", "mul", "add")):
+        lines.append(f"f64[1,4,3,3] = {op}(%{2 if not i else i + 4}, %4)")
+    result, _ = saturate(parse_graph(unary("f64[1,2,4,4]", *lines)), strict=False)
+    (output,) = (value for _, value in result.outputs)
+    folded = [p for p in _depth_two(result, output) if p == ("add", "conv", "broadcast")]
+    assert folded == [("add", "conv", "broadcast")]
+
+
+def _depth_two(graph: PrimitiveGraph, value: int) -> list[tuple[str, ...]]:
+    found = []
+    for p in graph.producers[value]:
+        inputs = graph.primitives[p].inputs
+        ops = [graph.primitives[graph.producers[v][0]].op if graph.producers[v] else "given"
+               for v in inputs]  # fmt: skip
+        found.append((graph.primitives[p].op, *ops))
+    return found
