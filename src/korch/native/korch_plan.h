@@ -1,4 +1,7 @@
 /* The types of a plan's generated tables. */
+#include <stddef.h>
+#include <stdint.h>
+
 namespace plan {
 
 enum place_kind { ARENA, CONSTANT, INPUT, OUTPUT };

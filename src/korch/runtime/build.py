@@ -172,9 +172,11 @@ def _record(graph: PrimitiveGraph, step: Step, slots: Sequence[Slot]) -> StepRec
 
 def _headers(sources: Mapping[str, str]) -> dict[str, str]:
     """Return the headers of Korch's that some sources include, so that they compile alone."""
-    named = {
-        name
-        for text in sources.values()
-        for name in re.findall(r'^#include "(korch[\w.]*)"', text, re.MULTILINE)
-    }
-    return {name: native_text(name) for name in sorted({*named, "korch.h"})}
+    found = {"korch.h": native_text("korch.h")}
+    waiting = list(sources.values())
+    while waiting:
+        for name in re.findall(r'^#include "(korch[\w.]*)"', waiting.pop(), re.MULTILINE):
+            if name not in found:
+                found[name] = native_text(name)
+                waiting.append(found[name])
+    return dict(sorted(found.items()))

@@ -67,6 +67,25 @@ class Timing:
     kernel_ns: tuple[tuple[int, ...], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """What each call needs to know of an input or output, computed once."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    size_bytes: int
+    type: ValueType
+
+    @staticmethod
+    def of(tensor: TensorRecord) -> _Tensor:
+        type_ = tensor.type
+        return _Tensor(tensor.name, type_.shape, type_.dtype.numpy, type_.size_bytes, type_)
+
+    def allocate(self) -> Array:
+        return aligned_bytes(self.size_bytes).view(self.dtype).reshape(self.shape)
+
+
 class Executable:
     """A plan that runs: call it with arrays, or use `run` as of an ONNX Runtime session.
 
@@ -90,8 +109,8 @@ class Executable:
         _check_interface(library, artifact)
         self._artifact = artifact
         self._handle = Handle(library, artifact.weights, plan.threads)
-        self._inputs = tuple((tensor.name, tensor.type) for tensor in plan.inputs)
-        self._outputs = tuple((tensor.name, tensor.type) for tensor in plan.outputs)
+        self._inputs = tuple(map(_Tensor.of, plan.inputs))
+        self._outputs = tuple(map(_Tensor.of, plan.outputs))
         self.report: dict[str, Any] = dict(artifact.report)
 
     @property
@@ -149,12 +168,12 @@ class Executable:
         """
         if run_options is not None:
             raise InputError("run_options is for ONNX Runtime only", expected="None")
-        names = [name for name, _ in self._inputs]
+        names = [tensor.name for tensor in self._inputs]
         if unknown := [name for name in feeds if name not in names]:
             raise InputError(f"there is no input {unknown[0]!r}", expected=_list(names))
         if missing := [name for name in names if name not in feeds]:
             raise InputError(f"input {missing[0]!r} is missing", expected=_list(names))
-        offered = [name for name, _ in self._outputs]
+        offered = [tensor.name for tensor in self._outputs]
         wanted = offered if output_names is None else list(output_names)
         if unknown := [name for name in wanted if name not in offered]:
             raise InputError(f"there is no output {unknown[0]!r}", expected=_list(offered))
@@ -203,20 +222,15 @@ class Executable:
 
     def _accept(self, arrays: Sequence[Any]) -> list[Array]:
         if len(arrays) != len(self._inputs):
+            names = _list([tensor.name for tensor in self._inputs])
             raise InputError(
                 f"it was called with {len(arrays)} arrays",
-                expected=f"{len(self._inputs)}: {_list([name for name, _ in self._inputs])}",
+                expected=f"{len(self._inputs)}: {names}",
             )
-        return [
-            _accept(array, name, type_)
-            for array, (name, type_) in zip(arrays, self._inputs, strict=True)
-        ]
+        return list(map(_accept, arrays, self._inputs))
 
     def _allocate(self) -> tuple[Array, ...]:
-        return tuple(
-            aligned_bytes(type_.size_bytes).view(type_.dtype.numpy).reshape(type_.shape)
-            for _, type_ in self._outputs
-        )
+        return tuple(tensor.allocate() for tensor in self._outputs)
 
 
 def load(path: str | os.PathLike[str]) -> Executable:
@@ -233,32 +247,38 @@ def load(path: str | os.PathLike[str]) -> Executable:
         raise ArtifactError(error.what, str(path), error.expected, error.hint) from error
 
 
-def _accept(array: Any, name: str, type_: ValueType) -> Array:
+def _accept(array: Any, tensor: _Tensor) -> Array:
     """Return an input as a dense array of the expected type, copied only if it must be."""
-    found = array if isinstance(array, np.ndarray) else _import(array, name, type_)
-    dtype = type_.dtype.numpy
+    found = array if isinstance(array, np.ndarray) else _import(array, tensor)
+    dtype = tensor.dtype
     is_native = found.dtype == dtype
-    if found.shape != type_.shape or not (is_native or found.dtype.newbyteorder("=") == dtype):
-        raise InputError(f"it is {_describe(found)}", where=f"input {name!r}", expected=str(type_))
+    if found.shape != tensor.shape or not (is_native or found.dtype.newbyteorder("=") == dtype):
+        raise InputError(
+            f"it is {_describe(found)}",
+            where=f"input {tensor.name!r}",
+            expected=str(tensor.type),
+        )
     flags = found.flags
     if is_native and flags.c_contiguous and flags.aligned:
         return found
     return np.array(found, dtype, order="C")
 
 
-def _import(array: Any, name: str, type_: ValueType) -> Array:
+def _import(array: Any, tensor: _Tensor) -> Array:
     if not hasattr(array, "__dlpack__"):
         raise InputError(
-            f"it is a {type(array).__name__}", where=f"input {name!r}",
-            expected=f"{type_} as an array of NumPy, or one that speaks DLPack",
-        )  # fmt: skip
+            f"it is a {type(array).__name__}",
+            where=f"input {tensor.name!r}",
+            expected=f"{tensor.type} as an array of NumPy, or one that speaks DLPack",
+        )
     try:
         found: Array = np.from_dlpack(array)
     except (BufferError, RuntimeError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
-            f"it can't be read through DLPack: {error}", where=f"input {name!r}",
-            expected=f"{type_} in this machine's memory",
-        ) from error  # fmt: skip
+            f"it can't be read through DLPack: {error}",
+            where=f"input {tensor.name!r}",
+            expected=f"{tensor.type} in this machine's memory",
+        ) from error
     return found
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from korch.errors import ArtifactError, ProviderError
-from korch.measure.compiler import find_library
+from korch.libraries import find_library
 from korch.primitive.types import DType, ValueType
 from korch.runtime.weights import Weights
 

@@ -120,7 +120,7 @@ def _types(header: bytes) -> list[ValueType]:
             type_ = ValueType(tuple(map(int, entry["shape"])), DType[entry["dtype"]])
             start, end = end, end + type_.size_bytes
             if min(type_.shape, default=0) < 0 or entry["data_offsets"] != [start, end]:
-                raise ValueError(f"tensor c{i} does not follow the one before it")
+                raise _damaged(f"tensor c{i} does not follow the one before it")
             types.append(type_)
     except (ValueError, KeyError, TypeError) as error:
         raise _damaged(f"its header can't be read: {error!r}") from error

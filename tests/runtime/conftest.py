@@ -1,0 +1,21 @@
+import pytest
+from runtime_plans import TARGET
+
+from korch.measure.compiler import Builder
+from korch.runtime.build import build
+from korch.runtime.executable import Executable
+
+
+@pytest.fixture(scope="session")
+def builder(tmp_path_factory):
+    return Builder(TARGET.isa, tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture
+def make_artifact(builder):
+    return lambda plan, **fields: build(plan.graph, plan.steps, TARGET, builder, **fields)
+
+
+@pytest.fixture
+def make_executable(make_artifact):
+    return lambda plan, **fields: Executable(make_artifact(plan, **fields))

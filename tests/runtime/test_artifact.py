@@ -1,0 +1,337 @@
+import errno
+import hashlib
+import json
+import os
+import platform
+import random
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+import runtime_plans as plans
+
+from korch.errors import ArtifactError
+from korch.runtime import artifact as artifact_module
+from korch.runtime import machine
+from korch.runtime.artifact import read_artifact, write_artifact
+from korch.runtime.executable import load
+from korch.runtime.machine import REQUIRED_FLAGS, Requirements
+from korch.runtime.record import ModelRecord
+
+MEMBERS = ("library.so", "plan.json", "report.json", "weights.safetensors", "sources/main.cpp")
+
+
+@pytest.fixture(scope="module")
+def content(tmp_path_factory):
+    """The bytes of an artifact."""
+    from korch.measure.compiler import Builder
+    from korch.runtime.build import build
+
+    folder = tmp_path_factory.mktemp("artifact")
+    plan = plans.blocked_constant()
+    built = build(plan.graph, plan.steps, plans.TARGET, Builder(plans.TARGET.isa, folder / "cache"),
+                  model=ModelRecord("/models/m.onnx", "0" * 64), report={"seconds": 1.5},
+                  certificate={"status": "optimal", "gap": float("inf")})  # fmt: skip
+    write_artifact(built, folder / "plan.korch")
+    return (folder / "plan.korch").read_bytes()
+
+
+@pytest.fixture
+def path(tmp_path, content):
+    found = tmp_path / "plan.korch"
+    found.write_bytes(content)
+    return found
+
+
+def message(path):
+    with pytest.raises(ArtifactError) as caught:
+        load(path)
+    text = str(caught.value)
+    assert text.startswith(f"{path}: ")
+    assert "\n" not in text
+    return text.removeprefix(f"{path}: ")
+
+
+def repack(path, **changes):
+    """Write the archive anew with some members changed, and its checksums mended."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    for name, change in changes.items():
+        members[name] = change(members[name])
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in members.items():
+            if data is not None:
+                archive.writestr(name, data)
+
+
+def edit_manifest(path, change):
+    def edit(data):
+        manifest = json.loads(data)
+        change(manifest)
+        return json.dumps(manifest).encode()
+
+    repack(path, **{"manifest.json": edit})
+
+
+def member_span(path, name):
+    with zipfile.ZipFile(path) as archive:
+        entry = archive.getinfo(name)
+    data = path.read_bytes()
+    start = entry.header_offset + 30
+    start += int.from_bytes(data[start - 4 : start - 2], "little")
+    start += int.from_bytes(data[entry.header_offset + 28 : entry.header_offset + 30], "little")
+    return start, start + entry.file_size
+
+
+def test_an_artifact_is_read_as_it_was_written(path, content, tmp_path):
+    found = read_artifact(path)
+    assert found.report == {"seconds": 1.5}
+    assert found.plan.model == ModelRecord("/models/m.onnx", "0" * 64)
+    assert found.plan.certificate == {"status": "optimal", "gap": "inf"}
+    assert found.plan.weights_bytes == (32 + 20) * 4
+    assert found.sources["main.cpp"].startswith("/* The C interface")
+    write_artifact(found, tmp_path / "again.korch")
+    assert (tmp_path / "again.korch").read_bytes() == content
+
+
+def test_the_plan_says_what_each_step_reads_writes_and_costs(path):
+    mul, add = read_artifact(path).plan.steps
+    assert (mul.symbol, mul.provider, mul.cost_ns, mul.bound_ns) == ("k_mul", "hand", 100.0, 10.0)
+    assert [(p.layout, p.place) for p in mul.inputs] == [("abcd", "INPUT"), ("aBcd4b", "CONSTANT")]
+    assert [(p.type, p.place) for p in add.outputs] == [("f32[1,5,2,2]", "OUTPUT")]
+    assert mul.work_flop == 20
+    assert mul.size_bytes == (20 + 32 + 20) * 4
+    assert " = mul(" in mul.primitives
+
+
+def test_the_report_is_saved_as_it_is_then(path, tmp_path):
+    executable = load(path)
+    executable.report["measured_ms"] = np.float32(0.5)
+    executable.save(tmp_path / "again.korch")
+    assert load(tmp_path / "again.korch").report == {"seconds": 1.5, "measured_ms": 0.5}
+
+
+def test_the_file_can_be_read_by_others(path, tmp_path):
+    before = os.umask(0o022)
+    try:
+        write_artifact(read_artifact(path), tmp_path / "again.korch")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "again.korch").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("where", [0.0, 0.5, 1.0])
+def test_a_flipped_byte_is_found_and_its_member_named(name, where, path):
+    start, end = member_span(path, name)
+    data = bytearray(path.read_bytes())
+    data[start + int(where * (end - start - 1))] ^= 0x10
+    path.write_bytes(data)
+    assert message(path) == f"{name}: it is damaged. Build the artifact again"
+
+
+def test_a_damaged_manifest_is_found(path):
+    start, _ = member_span(path, "manifest.json")
+    data = bytearray(path.read_bytes())
+    data[start + 10] ^= 0x10
+    path.write_bytes(data)
+    assert message(path) == "it is truncated or damaged. Build the artifact again"
+
+
+def test_any_flipped_bit_is_refused_or_changes_nothing(path, content):
+    rng = random.Random(0)
+    whole = read_artifact(path)
+    with zipfile.ZipFile(path) as archive:
+        directory = archive.start_dir
+        heads = [e.header_offset + i for e in archive.infolist() for i in range(60)]
+    for position in rng.sample([*range(directory, len(content)), *heads], 300):
+        data = bytearray(content)
+        data[position] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+        try:
+            found = read_artifact(path)
+        except ArtifactError:
+            continue
+        assert (found.library, found.plan) == (whole.library, whole.plan)
+        assert (found.sources, found.report) == (whole.sources, whole.report)
+        np.testing.assert_array_equal(found.weights.array(0), whole.weights.array(0))
+
+
+@pytest.mark.parametrize("part", [0.02, 0.3, 0.6, 0.9, 0.99, 0.9999])
+def test_a_truncated_file_is_refused(part, path, content):
+    path.write_bytes(content[: int(part * len(content))])
+    assert message(path) == "it is truncated or damaged. Build the artifact again"
+
+
+@pytest.mark.parametrize("data", [b"", b"PK", b"PK\x03\x04" + b"\0" * 100, b"\x7fELF" * 50])
+def test_another_file_is_no_artifact(data, path):
+    path.write_bytes(data)
+    assert message(path) == ("it is no Korch artifact; expected a file that `korch optimize` wrote")
+
+
+def test_another_archive_is_no_artifact(path):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("manifest.json", '{"format": "other", "schema": 1}')
+    assert message(path).startswith("it is no Korch artifact")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("manifest.json", "[]")
+    assert message(path) == "manifest.json: it can't be read. Build the artifact again"
+
+
+def test_a_member_that_was_exchanged_is_refused(path):
+    repack(path, **{"sources/main.cpp": lambda data: data + b"// harmless\n"})
+    assert message(path) == (
+        "sources/main.cpp: it is not what was written: its checksum differs. "
+        "Build the artifact again"
+    )
+
+
+def test_a_member_that_was_added_or_left_out_is_refused(path, content):
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("sources/more.cpp", "")
+    text = "manifest.json: its members are not those that its manifest names. "
+    assert message(path) == text + "Build the artifact again"
+    path.write_bytes(content)
+    repack(path, **{"report.json": lambda data: None})
+    assert message(path) == text + "Build the artifact again"
+
+
+@pytest.mark.parametrize("name", ["library.so", "weights.safetensors", "plan.json", "report.json"])
+def test_an_artifact_without_a_member_that_it_needs_is_refused(name, path):
+    edit_manifest(path, lambda manifest: manifest["sha256"].pop(name))
+    repack(path, **{name: lambda data: None})
+    assert message(path) == f"manifest.json: {name} is missing. Build the artifact again"
+
+
+def test_a_compressed_artifact_is_refused(path):
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    assert message(path) == "it is truncated or damaged. Build the artifact again"
+
+
+def test_another_schema_is_refused(path):
+    edit_manifest(path, lambda manifest: manifest.update(schema=2))
+    assert message(path) == (
+        "its schema has version 2; expected version 1. Build it again with this version of Korch"
+    )
+
+
+def test_a_plan_that_does_not_fit_the_schema_is_refused(path):
+    data = {}
+
+    def drop(content):
+        plan = json.loads(content)
+        del plan["threads"]
+        data["plan"] = json.dumps(plan).encode()
+        return data["plan"]
+
+    repack(path, **{"plan.json": drop})
+    digest = hashlib.sha256(data["plan"]).hexdigest()
+    edit_manifest(path, lambda manifest: manifest["sha256"].update({"plan.json": digest}))
+    text = message(path)
+    assert text.startswith("plan.json: it can't be read: plan does not have the fields korch_ver")
+
+
+@pytest.mark.parametrize(
+    "requires", [None, {}, {"system": "linux", "machine": "x", "cpu_flags": 1}]
+)
+def test_a_manifest_that_does_not_say_which_machine_is_refused(requires, path):
+    edit_manifest(path, lambda manifest: manifest.update(requires=requires))
+    assert message(path) == (
+        "manifest.json: it does not say which machine it is for. Build the artifact again"
+    )
+
+
+def test_another_architecture_is_refused(path):
+    edit_manifest(path, lambda manifest: manifest["requires"].update(machine="s390x"))
+    assert message(path) == (
+        f"it was built for {sys.platform} on s390x, this is {sys.platform} on "
+        f"{platform.machine()}. Build it on a machine of this kind"
+    )
+
+
+def test_a_cpu_that_lacks_instructions_is_refused(path, monkeypatch):
+    edit_manifest(
+        path, lambda manifest: manifest["requires"].update(cpu_flags=["avx512f", "bmi2", "fma"])
+    )
+    monkeypatch.setattr(machine, "cpu_flags", lambda: frozenset({"fma", "sse2"}))
+    assert message(path) == (
+        "it was built for a CPU with avx512f, bmi2, which this CPU lacks. Build it on this machine"
+    )
+    monkeypatch.setattr(machine, "cpu_flags", lambda: frozenset({"avx512f", "bmi2", "fma", "x"}))
+    load(path)
+
+
+def test_what_a_library_needs_follows_from_its_isa(make_artifact):
+    artifact = make_artifact(plans.scalar())
+    assert artifact.requirements == Requirements(sys.platform, platform.machine(), ())
+    assert set(REQUIRED_FLAGS["avx2"]) < set(REQUIRED_FLAGS["avx512"])
+    assert machine.cpu_flags()
+
+
+def test_a_missing_file_is_one_clear_error(tmp_path):
+    assert message(tmp_path / "none.korch") == "it can't be read: No such file or directory"
+    assert message(tmp_path) == "it can't be read: Is a directory"
+
+
+def full_disk(artifact, stream):
+    stream.write(b"half of it")
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_failed_save_leaves_the_old_file(path, content, monkeypatch):
+    executable = load(path)
+    monkeypatch.setattr(artifact_module, "_write", full_disk)
+    with pytest.raises(ArtifactError) as caught:
+        executable.save(path)
+    assert str(caught.value) == (
+        f"{path}: it can't be written: No space left on device. "
+        "Choose a folder that exists, may be written to and has room"
+    )
+    assert path.read_bytes() == content
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_an_interrupted_save_leaves_the_old_file(path, content, monkeypatch):
+    executable = load(path)
+
+    def interrupt(descriptor):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(artifact_module.os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        executable.save(path)
+    assert path.read_bytes() == content
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_save_to_nowhere_is_refused(path, tmp_path):
+    executable = load(path)
+    with pytest.raises(ArtifactError, match="it can't be written: No such file or directory"):
+        executable.save(tmp_path / "none" / "plan.korch")
+    with pytest.raises(ArtifactError, match="it can't be written: it is no regular file"):
+        executable.save(tmp_path)
+    with pytest.raises(ArtifactError, match="/dev/null: it can't be written: it is no regular"):
+        executable.save("/dev/null")
+
+
+def test_a_save_through_a_link_writes_what_it_points_to(path, tmp_path):
+    executable = load(path)
+    link = tmp_path / "link.korch"
+    link.symlink_to(path)
+    executable.report["new"] = True
+    executable.save(link)
+    assert link.is_symlink()
+    assert load(path).report["new"] is True
+
+
+def test_what_json_has_no_word_for_is_refused_before_anything_is_written(path, content):
+    executable = load(path)
+    executable.report["odd"] = object()
+    with pytest.raises(TypeError, match="a object can't be written as JSON"):
+        executable.save(path)
+    assert path.read_bytes() == content

@@ -1,0 +1,294 @@
+import ctypes
+import gc
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import runtime_plans as plans
+
+from korch.candidate.layout import Layout
+from korch.errors import ArtifactError, InputError, ProviderError
+from korch.provider.provider import Kernel
+from korch.runtime.executable import Executable, load
+
+
+def assert_same(found, expected):
+    assert len(found) == len(expected)
+    for f, e in zip(found, expected, strict=True):
+        assert f.dtype == e.dtype
+        assert f.shape == e.shape
+        np.testing.assert_allclose(f.astype(np.float64), e.astype(np.float64), rtol=1e-6)
+
+
+@pytest.mark.parametrize("make", plans.PLANS)
+def test_a_plan_computes_what_it_means_built_and_loaded(make, make_executable, tmp_path):
+    plan = make()
+    executable = make_executable(plan)
+    arrays = plans.random_arrays(plan.graph)
+    copies = [array.copy() for array in arrays]
+    expected = plan.meaning(*arrays)
+    assert_same(executable(*arrays), expected)
+    executable.save(tmp_path / "plan.korch")
+    loaded = load(tmp_path / "plan.korch")
+    assert_same(loaded(*arrays), expected)
+    assert_same(loaded(*arrays), expected)  # a second run finds used memory
+    assert_same(arrays, copies)
+    assert loaded.plan == executable.plan
+    assert loaded.sources == executable.sources
+
+
+def test_run_is_a_drop_in_for_a_session_of_onnx_runtime(make_executable):
+    executable = make_executable(plans.several_outputs())
+    x, y = np.arange(8, dtype=np.float32), np.ones(8, np.float32)
+    assert_same(executable.run(None, {"y": y, "x": x}), [x - y, -(x + y)])
+    assert_same(executable.run(["negative"], {"x": x, "y": y}), [-(x + y)])
+    assert_same(
+        executable.run(["negative", "difference"], {"x": x, "y": y}, None), [-(x + y), x - y]
+    )
+    (first, second) = executable.get_inputs()
+    assert (first.name, first.shape, first.type) == ("x", [8], "tensor(float)")
+    assert first.dtype == np.float32
+    assert second.name == "y"
+    assert [tensor.name for tensor in executable.get_outputs()] == ["difference", "negative"]
+
+
+def test_types_are_named_as_onnx_runtime_names_them(make_executable):
+    executable = make_executable(plans.types())
+    names = ["double", "float", "float16", "bfloat16", "int64", "int32", "int16", "int8"]
+    names += ["uint64", "uint32", "uint16", "uint8", "bool"]
+    assert [t.type for t in executable.get_inputs()] == [f"tensor({name})" for name in names]
+
+
+X = np.zeros(8, np.float32)
+ONE = "expected 'x', 'y'"
+
+
+@pytest.mark.parametrize(
+    ("names", "feeds", "text"),
+    [
+        (None, {"x": X}, f"input 'y' is missing; {ONE}"),
+        (None, {"x": X, "y": X, "z": X}, f"there is no input 'z'; {ONE}"),
+        (
+            ["sum"],
+            {"x": X, "y": X},
+            "there is no output 'sum'; expected 'difference', 'negative'",
+        ),
+        (None, {"x": X, "y": X[:7]}, "input 'y': it is f32[7]; expected f32[8]"),
+        (None, {"x": X.astype(np.float64), "y": X}, "input 'x': it is f64[8]; expected f32[8]"),
+        (None, {"x": X.astype(np.complex64), "y": X},
+         "input 'x': it is complex64[8]; expected f32[8]"),
+        (None, {"x": X.astype(str), "y": X}, "input 'x': it is <U32[8]; expected f32[8]"),
+        (None, {"x": X[:, None], "y": X}, "input 'x': it is f32[8,1]; expected f32[8]"),
+        (None, {"x": [1.0] * 8, "y": X},
+         "input 'x': it is a list; expected f32[8] as an array of NumPy, or one that speaks "
+         "DLPack"),
+    ],
+)  # fmt: skip
+def test_wrong_names_shapes_and_types_are_refused(names, feeds, text, make_executable):
+    executable = make_executable(plans.several_outputs())
+    with pytest.raises(InputError) as caught:
+        executable.run(names, feeds)
+    assert str(caught.value) == text
+
+
+def test_a_call_with_too_few_arrays_or_with_run_options_is_refused(make_executable):
+    executable = make_executable(plans.several_outputs())
+    with pytest.raises(InputError) as caught:
+        executable(X)
+    assert str(caught.value) == "it was called with 1 arrays; expected 2: 'x', 'y'"
+    with pytest.raises(InputError) as caught:
+        executable.run(None, {"x": X, "y": X}, object())
+    assert str(caught.value) == "run_options is for ONNX Runtime only; expected None"
+
+
+def _unaligned(array):
+    raw = np.zeros(array.nbytes + 1, np.uint8)
+    view = raw[1:].view(array.dtype).reshape(array.shape)
+    view[...] = array
+    assert not view.flags.aligned
+    return view
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: np.repeat(x, 2, axis=1)[:, ::2],
+        np.asfortranarray,
+        lambda x: x[::-1].copy()[::-1],
+        lambda x: x.astype(x.dtype.newbyteorder()),
+        _unaligned,
+        lambda x: np.broadcast_to(x[0], x.shape),
+    ],
+    ids=["step", "fortran", "reversed", "byteorder", "unaligned", "broadcast"],
+)
+def test_arrays_in_any_order_of_memory_are_taken(change, make_executable):
+    plan = plans.chain()
+    x = change(np.arange(15, dtype=np.float32).reshape(3, 5) / 8)
+    assert_same(make_executable(plan)(x), plan.meaning(np.array(x, np.float32)))
+
+
+class Foreign:
+    """An array of another library: all that it has is DLPack."""
+
+    def __init__(self, array, error=None):
+        self.array, self.error = array, error
+
+    def __dlpack__(self, **options):
+        if self.error is not None:
+            raise self.error
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_arrays_come_in_and_go_out_through_dlpack(make_executable):
+    plan = plans.chain()
+    executable = make_executable(plan)
+    x = np.ones((3, 5), np.float32)
+    (y,) = executable(Foreign(x))
+    assert_same([np.from_dlpack(y)], plan.meaning(x))
+    with pytest.raises(InputError) as caught:
+        executable(Foreign(x, BufferError("it is on a GPU")))
+    assert str(caught.value) == (
+        "input 'x': it can't be read through DLPack: it is on a GPU; "
+        "expected f32[3,5] in this machine's memory"
+    )
+    with pytest.raises(InputError, match=r"it is f32\[15\]; expected f32\[3,5\]"):
+        executable(Foreign(x.reshape(15)))
+
+
+def test_outputs_are_new_arrays_aligned_to_a_cache_line(make_executable):
+    executable = make_executable(plans.chain())
+    x = np.zeros((3, 5), np.float32)
+    (first,), (second,) = executable(x), executable(x + 1)
+    assert first.ctypes.data % 64 == second.ctypes.data % 64 == 0
+    np.testing.assert_array_equal(first, np.ones((3, 5), np.float32))
+
+
+def test_the_arena_and_the_constants_are_aligned(make_executable):
+    plan = plans.blocked_constant()
+    check = plans.run_source(
+        "k_check", "for (int i = 0; i < 2; ++i) if ((size_t)buffers[i] % 64) return 1;"
+    )
+    bad = replace(
+        plan.steps[1], kernel=replace(plan.steps[1].kernel, symbol="k_check", source=check)
+    )
+    make_executable(replace(plan, steps=(plan.steps[0], bad)))(np.zeros((1, 5, 2, 2), np.float32))
+
+
+def test_several_threads_may_call_at_once(make_executable):
+    plan = plans.workspace()
+    executable = make_executable(plan)
+    wrong = []
+
+    def call(seed):
+        for i in range(200):
+            x = np.full(64, seed * 1000 + i, np.float32)
+            if not np.array_equal(executable(x)[0], plan.meaning(x)[0]):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=call, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_each_step_has_a_state_of_its_own_that_is_destroyed_with_the_executable(
+    make_executable, tmp_path
+):
+    path = tmp_path / "destroyed"
+    executable = make_executable(plans.state(path))
+    executable(np.zeros(4, np.float32))
+    assert not path.exists()
+    del executable
+    gc.collect()
+    assert path.read_text() == "destroyed\n" * 2
+
+
+def test_a_kernel_that_cant_be_set_up_is_named_and_the_others_are_destroyed(
+    make_executable, tmp_path
+):
+    path = tmp_path / "destroyed"
+    plan = plans.failing_create("no such primitive")
+    steps = (plans.state(path).steps[0], plan.steps[1])
+    with pytest.raises(ProviderError) as caught:
+        make_executable(replace(plan, steps=steps))
+    assert str(caught.value) == ("executable: it can't be set up: kernel k_bad: no such primitive")
+    assert path.read_text() == "destroyed\n"
+
+
+def test_a_kernel_that_gives_no_reason_is_named_too(make_executable):
+    with pytest.raises(ProviderError) as caught:
+        make_executable(plans.failing_create(""))
+    assert "kernel k_bad: its create function gave no reason" in str(caught.value)
+
+
+def test_a_kernel_that_fails_is_named_and_the_executable_stays_usable(make_executable):
+    executable = make_executable(plans.failing_run())
+    with pytest.raises(ProviderError) as caught:
+        executable(np.full((3, 5), 10, np.float32))
+    assert str(caught.value) == "kernel k_fails: it failed while it ran"
+    executable(np.zeros((3, 5), np.float32))
+    with pytest.raises(ProviderError, match="k_fails"):
+        executable.time([np.full((3, 5), 10, np.float32)], 1)
+
+
+def test_time_gives_each_run_and_each_kernel(make_executable):
+    timing = make_executable(plans.chain()).time([np.zeros((3, 5), np.float32)], 7)
+    assert len(timing.run_ns) == len(timing.kernel_ns) == 7
+    for run_ns, kernel_ns in zip(timing.run_ns, timing.kernel_ns, strict=True):
+        assert len(kernel_ns) == 3
+        assert 0 <= sum(kernel_ns) <= run_ns
+
+
+def test_the_callers_number_of_threads_is_left_as_it_was(make_executable):
+    executable = make_executable(plans.state())
+    omp = ctypes.CDLL("libgomp.so.1")
+    before = omp.omp_get_max_threads()
+    try:
+        omp.omp_set_num_threads(5)
+        executable(np.zeros(4, np.float32))
+        assert omp.omp_get_max_threads() == 5
+    finally:
+        omp.omp_set_num_threads(before)
+
+
+def test_kernels_run_with_the_plans_number_of_threads(make_executable):
+    plan = plans.scalar()
+    source = 'extern "C" int omp_get_max_threads(void);\n' + plans.run_source(
+        "k_threads", "*(float *)buffers[1] = omp_get_max_threads();"
+    )
+    asks = replace(plan.steps[0], kernel=Kernel("k_threads", source))
+    (found,) = make_executable(replace(plan, steps=(asks,)))(np.array(0, np.float32))
+    assert found == plans.TARGET.threads
+
+
+def test_a_library_of_another_plan_is_refused(make_artifact):
+    artifact = make_artifact(plans.chain())
+    other = make_artifact(plans.scalar())
+    with pytest.raises(ArtifactError) as caught:
+        Executable(replace(artifact, library=other.library))
+    assert str(caught.value) == "its library is not the one that its plan describes"
+
+
+def test_what_is_no_library_is_refused(make_artifact):
+    artifact = make_artifact(plans.chain())
+    with pytest.raises(ArtifactError, match="its library can't be loaded"):
+        Executable(replace(artifact, library=b"not a library"))
+
+
+def test_equal_layouts_are_one(make_executable):
+    # One pixel: channels-last has the same bytes as plain, so no change of layout is needed.
+    builder, x = plans.new_graph(x="f32[1,4,1,1]")
+    builder.output("y", builder.add("neg", [x]))
+    graph = builder.freeze()
+    last = Layout((0, 2, 3, 1))
+    kernel = plans.loop("k_neg_last", 4, "o0[i] = -i0[i];")
+    one = plans.step(graph, [graph.outputs[0][1]], kernel, into=(last,), out_of=(last,))
+    plan = plans.Plan(graph, (one,), lambda x: (-x,))
+    x = np.arange(4, dtype=np.float32).reshape(1, 4, 1, 1)
+    assert_same(make_executable(plan)(x), (-x,))

@@ -1,0 +1,103 @@
+from dataclasses import replace
+
+import pytest
+import runtime_plans as plans
+
+from korch.candidate.layout import Layout
+from korch.errors import InvalidGraphError
+from korch.runtime.build import check_symbols
+from korch.runtime.program import Place, Slot, bind_steps
+
+
+def bind(plan):
+    return bind_steps(plan.graph, plan.steps)
+
+
+def test_intermediates_lie_in_the_arena_and_outputs_in_the_callers_memory():
+    program = bind(plans.chain())
+    places = [[slot.place for slot in slots] for slots in program.slots]
+    arena, given, output = Place.ARENA, Place.INPUT, Place.OUTPUT
+    assert places == [[given, arena], [arena, arena], [arena, output]]
+    assert program.arena.size_bytes == program.arena.lower_bound_bytes == 128
+    assert program.copies == ()
+
+
+def test_a_workspace_is_live_in_its_step_only():
+    program = bind(plans.workspace())
+    scratch = program.slots[1][-1]
+    assert scratch.place is Place.ARENA
+    assert scratch not in program.slots[1][:-1]
+    assert program.arena.size_bytes == 3 * 256
+
+
+def test_a_constant_is_packed_once_for_each_layout():
+    plan = plans.blocked_constant()
+    twice = replace(plan, steps=(plan.steps[0], *plan.steps))
+    assert [str(layout) for _, layout in bind(plan).constants] == ["aBcd4b", "abcd"]
+    assert bind(twice).constants == bind(plan).constants
+
+
+def test_outputs_that_no_kernel_writes_in_place_are_copied():
+    program = bind(plans.passed_through())
+    assert program.copies == (
+        (0, Slot(Place.INPUT, 0)),
+        (1, Slot(Place.CONSTANT, 0)),
+        (2, Slot(Place.CONSTANT, 1)),
+        (4, Slot(Place.OUTPUT, 3)),
+    )
+
+
+def test_a_step_that_reads_too_early_is_refused():
+    plan = plans.chain()
+    with pytest.raises(InvalidGraphError) as caught:
+        bind_steps(plan.graph, plan.steps[1:])
+    value = plan.steps[1].candidate.group.inputs[0]
+    assert str(caught.value) == (
+        f"step 0 (k_neg): it reads %{value} in layout ab, which no step before it writes"
+    )
+
+
+def test_a_model_input_in_a_layout_that_no_step_makes_is_refused():
+    plan = plans.layouts()
+    with pytest.raises(InvalidGraphError) as caught:
+        bind_steps(plan.graph, plan.steps[1:])
+    assert "(k_work): it reads %0 in layout acdb, which no step before it writes" in str(
+        caught.value
+    )
+
+
+def test_a_plan_without_an_output_is_refused():
+    plan = plans.layouts()
+    value = plan.graph.outputs[0][1]
+    with pytest.raises(InvalidGraphError) as caught:
+        bind_steps(plan.graph, plan.steps[:2])
+    assert str(caught.value) == f"output 'y': no step writes it (%{value} in layout abcd)"
+
+
+def test_symbols_that_clash_or_are_none_are_refused():
+    plan = plans.chain()
+    clash = replace(plan.steps[1].kernel, source="// other\n", symbol="k_exp")
+    program = bind_steps(
+        plan.graph, (plan.steps[0], replace(plan.steps[1], kernel=clash), plan.steps[2])
+    )
+    with pytest.raises(InvalidGraphError) as caught:
+        check_symbols(program)
+    assert str(caught.value) == (
+        "kernel k_exp: two kernels with different sources have this symbol"
+    )
+    odd = replace(plan.steps[1].kernel, symbol="k-1")
+    program = bind_steps(
+        plan.graph, (plan.steps[0], replace(plan.steps[1], kernel=odd), plan.steps[2])
+    )
+    with pytest.raises(InvalidGraphError) as caught:
+        check_symbols(program)
+    assert str(caught.value) == "kernel 'k-1': its symbol is no C identifier"
+
+
+def test_a_layout_change_of_a_constant_reads_the_packed_constant():
+    plan = plans.blocked_constant()
+    value = next(v for v, c in plan.graph.constants.items() if not c.is_uniform)
+    kernel = plans.loop("k_move", 20, "o0[i] = i0[i];")
+    move = plans.layout_step(plan.graph, value, kernel, Layout.plain(4), Layout((0, 2, 3, 1)))
+    program = bind_steps(plan.graph, (move, *plan.steps))
+    assert program.slots[0][0] == Slot(Place.CONSTANT, 0)

@@ -1,0 +1,89 @@
+import json
+from enum import Enum
+from pathlib import Path
+
+import numpy as np
+import pytest
+import runtime_plans as plans
+
+from korch.errors import ArtifactError, ModelError
+from korch.options import Options
+from korch.runtime.build import model_record
+from korch.runtime.record import ModelRecord, PlanRecord, TensorRecord, plain
+
+
+class Color(Enum):
+    RED = "red"
+
+
+@pytest.mark.parametrize("make", plans.PLANS)
+def test_a_plan_is_read_as_it_was_written(make, make_artifact):
+    plan = make_artifact(make(), options=Options(cache_folder=Path("/cache"))).plan
+    assert PlanRecord.from_json(plan.to_json()) == plan
+    assert plan.options["cache_folder"] == "/cache"
+    assert plan.target["isa"] == "generic"
+
+
+def test_equal_plans_have_equal_artifacts(make_artifact):
+    first, second = make_artifact(plans.state()), make_artifact(plans.state())
+    assert (first.library, first.plan, first.sources) == (
+        second.library, second.plan, second.sources,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (Color.RED, "red"),
+        ((1, True, None, "x", 0.5), [1, True, None, "x", 0.5]),
+        ([float("inf"), float("-inf")], ["inf", "-inf"]),
+        ({Color.RED: np.float64(2), 3: np.int32(4)}, {"red": 2.0, "3": 4}),
+        (np.arange(4).reshape(2, 2), [[0, 1], [2, 3]]),
+        (frozenset({1}), [1]),
+        (TensorRecord("x", "f32", (1, 2)), {"name": "x", "dtype": "f32", "shape": [1, 2]}),
+        (Path("/a/b"), "/a/b"),
+    ],
+)
+def test_data_becomes_json(data, expected):
+    assert plain(data) == expected
+    json.dumps(plain(data), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda plan: [], "plan does not have the fields korch_version, model"),
+        (lambda plan: plan | {"more": 1}, "plan does not have the fields korch_version, model"),
+        (lambda plan: plan | {"threads": "2"}, "plan.threads is '2'; expected int"),
+        (lambda plan: plan | {"threads": True}, "plan.threads is True; expected int"),
+        (lambda plan: plan | {"libraries": "dnnl"}, "plan.libraries is no list"),
+        (lambda plan: plan | {"model": None}, "plan.model does not have the fields path, sha256"),
+        (lambda plan: plan | {"certificate": 1}, "plan.certificate is 1; expected dict"),
+        (lambda plan: plan | {"steps": [*plan["steps"][:1], {}]},
+         "plan.steps[1] does not have the fields symbol, provider"),
+    ],
+)  # fmt: skip
+def test_other_data_is_no_plan(change, text, make_artifact):
+    plan = json.loads(make_artifact(plans.chain()).plan.to_json())
+    with pytest.raises(ArtifactError) as caught:
+        PlanRecord.from_json(json.dumps(change(plan)))
+    assert str(caught.value).startswith(f"plan.json: it can't be read: {text}")
+    assert str(caught.value).endswith(". Build the artifact again")
+
+
+def test_other_text_is_no_plan():
+    with pytest.raises(ArtifactError, match=r"plan\.json: it can't be read: Expecting value"):
+        PlanRecord.from_json("nonsense")
+
+
+def test_a_model_is_recorded_by_its_path_and_checksum(tmp_path):
+    (tmp_path / "m.onnx").write_bytes(b"abc")
+    assert model_record(tmp_path / "m.onnx") == ModelRecord(
+        str(tmp_path / "m.onnx"),
+        "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
+    )
+    with pytest.raises(ModelError) as caught:
+        model_record(tmp_path / "none.onnx")
+    assert str(caught.value) == (
+        f"{tmp_path / 'none.onnx'}: it can't be read: No such file or directory"
+    )

@@ -1,0 +1,89 @@
+import subprocess
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import runtime_plans as plans
+
+from korch.errors import CompileError
+from korch.libraries import find_library
+from korch.measure.compiler import find_compiler
+from korch.provider.provider import Kernel
+from korch.runtime.program import bind_steps
+from korch.runtime.source import c_string, native_text, print_main
+
+
+@pytest.mark.parametrize(
+    ("text", "literal"),
+    [
+        ("x", '"x"'),
+        ('a"b\\c', '"a\\042b\\134c"'),
+        ("??/\n1", '"\\077\\077/\\0121"'),
+        ("é", '"\\303\\251"'),
+    ],
+)
+def test_names_become_c_strings(text, literal):
+    assert c_string(text) == literal
+
+
+def test_names_survive_the_library(make_executable):
+    name = 'in "1"\\n??/é\n'
+    builder, x = plans.new_graph(**{name: "f32[2]"})
+    builder.output("out:0", builder.add("neg", [x]))
+    graph = builder.freeze()
+    steps = (plans.step(graph, [graph.outputs[0][1]], plans.loop("k_n", 2, "o0[i] = -i0[i];")),)
+    executable = make_executable(plans.Plan(graph, steps, lambda x: (-x,)))
+    (found,) = executable.run(["out:0"], {name: np.ones(2, np.float32)})
+    np.testing.assert_array_equal(found, [-1, -1])
+
+
+def test_the_main_source_depends_on_nothing_but_the_plan():
+    plan = plans.state()
+    program = bind_steps(plan.graph, plan.steps)
+    text = print_main(plan.graph, program)
+    assert text == print_main(plan.graph, bind_steps(plan.graph, plan.steps))
+    assert text.count("k_state_create(int, char *, size_t);") == 1
+    assert "{k_state_run, k_state_create, k_state_destroy, 2},\n" in text
+
+
+def test_the_artifacts_sources_compile_alone(make_artifact, tmp_path):
+    artifact = make_artifact(plans.state())
+    assert sorted(artifact.sources) == ["k_state.cpp", "korch.h", "main.cpp"]
+    for name, text in artifact.sources.items():
+        (tmp_path / name).write_text(text)
+    command = [*find_compiler().command, "-std=c++20", "-fsyntax-only", "-Wall", "-Werror"]
+    for name in ("main.cpp", "k_state.cpp"):
+        subprocess.run([*command, name], cwd=tmp_path, check=True)
+
+
+def test_the_headers_that_kernels_include_are_among_the_sources(make_artifact):
+    plan = plans.scalar()
+    kernel = plan.steps[0].kernel
+    including = replace(kernel, source='#include "korch_plan.h"\n' + kernel.source)
+    artifact = make_artifact(replace(plan, steps=(replace(plan.steps[0], kernel=including),)))
+    assert artifact.sources["korch_plan.h"] == native_text("korch_plan.h")
+
+
+def test_the_interface_is_plain_c(tmp_path):
+    (tmp_path / "use.c").write_text('#include "korch.h"\nint main(void) { return 0; }\n')
+    (tmp_path / "korch.h").write_text(native_text("korch.h"))
+    command = [*find_compiler().command, "-x", "c", "-std=c99", "-pedantic", "-Wall", "-Werror"]
+    subprocess.run([*command, "-fsyntax-only", "use.c"], cwd=tmp_path, check=True)
+
+
+def test_a_source_that_does_not_compile_is_a_clear_error(make_artifact):
+    plan = plans.scalar()
+    bad = replace(plan.steps[0], kernel=Kernel("k_broken", "int k_broken_run(;\n"))
+    with pytest.raises(CompileError, match="the compiler refused a source"):
+        make_artifact(replace(plan, steps=(bad,)))
+
+
+@pytest.mark.skipif(find_library("dnnl") is None, reason="oneDNN is not installed")
+def test_kernels_find_the_libraries_that_they_call(make_executable, tmp_path):
+    plan = plans.scalar()
+    declaration = 'extern "C" const char *dnnl_status2str(int);\n'
+    body = plans.run_source("k_dnnl", "*(float *)buffers[1] = dnnl_status2str(0)[0];")
+    kernel = Kernel("k_dnnl", declaration + body, libraries=("dnnl",))
+    executable = make_executable(replace(plan, steps=(replace(plan.steps[0], kernel=kernel),)))
+    assert executable.plan.libraries[0] == "dnnl"
+    assert executable(np.array(0, np.float32))[0] == ord("s")  # success

@@ -1,0 +1,85 @@
+import io
+
+import numpy as np
+import pytest
+import safetensors
+
+from korch.errors import ArtifactError
+from korch.primitive.types import DType, ValueType
+from korch.runtime import alignment
+from korch.runtime.alignment import aligned_bytes
+from korch.runtime.weights import Weights
+
+TYPES = [ValueType((i, 3), dtype) for i, dtype in enumerate(DType)]
+TYPES += [ValueType((), DType.F32), ValueType((1_100_000,), DType.U8)]
+
+
+def filled():
+    weights = Weights.allocate(TYPES)
+    rng = np.random.default_rng(0)
+    for i, type_ in enumerate(TYPES):
+        weights.array(i)[...] = rng.integers(0, 2, type_.shape).astype(type_.dtype.numpy)
+    return weights
+
+
+def test_what_is_written_is_read_back_aligned():
+    weights = filled()
+    content = b"".join(weights.chunks())
+    again = Weights.read(io.BytesIO(content))
+    assert again.types == weights.types
+    assert all(pointer % 64 == 0 for pointer in (*again.pointers, *weights.pointers))
+    for i in range(len(TYPES)):
+        np.testing.assert_array_equal(again.array(i), weights.array(i))
+        assert again.array(i).dtype == weights.array(i).dtype
+
+
+def test_the_safetensors_library_reads_the_same():
+    weights = filled()
+    found = dict(safetensors.deserialize(b"".join(weights.chunks())))
+    assert sorted(found) == sorted(f"c{i}" for i in range(len(TYPES)))
+    for i, type_ in enumerate(TYPES):
+        tensor = found[f"c{i}"]
+        assert (tensor["dtype"], tuple(tensor["shape"])) == (type_.dtype.name, type_.shape)
+        assert bytes(tensor["data"]) == weights.array(i).tobytes()
+
+
+def test_no_weights_are_weights_too():
+    assert len(Weights.read(io.BytesIO(b"".join(Weights.allocate([]).chunks())))) == 0
+
+
+ENTRY = b'{"c0":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
+
+
+def form(header, data=b"\0" * 8):
+    return len(header).to_bytes(8, "little") + header + data
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"", "its header has 0 bytes"),
+        (b"\xff" * 40, "its header has 18446744073709551615 bytes"),
+        (form(b"{]"), "its header can't be read"),
+        (form(b"[]]"), "its header can't be read"),
+        (form(ENTRY.replace(b"c0", b"c1")), "its header can't be read: KeyError"),
+        (form(ENTRY.replace(b"F32", b"F31")), "its header can't be read: KeyError"),
+        (form(ENTRY.replace(b"[2]", b"[-2]")), "tensor c0 does not follow the one before it"),
+        (form(ENTRY.replace(b"[0,8]", b"[4,12]")), "tensor c0 does not follow"),
+        (form(ENTRY, b"\0" * 7), "tensor c0 is cut short"),
+        (form(ENTRY, b"\0" * 9), "there are bytes behind the last tensor"),
+    ],
+)
+def test_damaged_weights_are_refused(content, text):
+    with pytest.raises(ArtifactError) as caught:
+        Weights.read(io.BytesIO(content))
+    assert str(caught.value).startswith(f"weights.safetensors: {text}")
+    assert str(caught.value).endswith(". Build the artifact again")
+
+
+@pytest.mark.parametrize("size_bytes", [1, 63, 64, 1000, 2 * alignment.HUGE_PAGE + 1])
+def test_memory_is_aligned_and_writable(size_bytes):
+    block = aligned_bytes(size_bytes)
+    assert block.size == size_bytes
+    assert block.ctypes.data % 64 == 0
+    block[...] = 7
+    assert (block == 7).all()
