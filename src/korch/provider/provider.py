@@ -31,10 +31,12 @@ class Kernel:
         int NAME_run(void* state, void* const* buffers);                 // 0 is success
         void NAME_destroy(void* state);                                  // only with has_state
 
-    `buffers` holds the inputs, then the outputs, in the offer's layouts, then the workspace; all
-    are aligned to 64 bytes and outputs overlap nothing. `create` returns null and writes a message
-    if it fails. A kernel without state gets a null state. Kernels are compiled many to a unit, so
-    every other name in the source is static or begins with NAME.
+    `buffers` holds the inputs, then the outputs, in the offer's layouts, then the workspace;
+    outputs overlap nothing. The model's inputs and outputs are the caller's memory, aligned to
+    their element's size; all other buffers are aligned to 64 bytes. `run` may be called with other
+    buffers each time. `create` returns null and writes a message if it fails. A kernel without
+    state gets a null state. Kernels are compiled many to a unit, so every other name in the source
+    is static or begins with NAME.
 
     Attributes:
         symbol: the name, unique to the kernel's content.
