@@ -160,3 +160,20 @@ def goes_on(view: View, value: int) -> bool:
     if view.is_output(value) or not users:
         return False
     return all(affine_step(view, user) is not None for user in users)
+
+
+def is_read_elsewhere(view: View, value: int, inside: frozenset[int], depth: int = 2) -> bool:
+    """Whether a value is needed by more than what computes the values `inside`.
+
+    A user whose own output serves `inside` only does not count: an earlier rule may have written
+    the same chain in other steps, hence the `depth`.
+    """
+    if view.is_output(value):
+        return True
+    for user in view.users(value):
+        if user.output in inside or value == user.output:
+            continue
+        is_dead_end = depth == 0 or not view.users(user.output)
+        if is_dead_end or is_read_elsewhere(view, user.output, inside, depth - 1):
+            return True
+    return False

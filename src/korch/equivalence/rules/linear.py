@@ -12,7 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from korch.equivalence.affine import STEPS, AffineChain, affine_step, chains_from, goes_on
+from korch.equivalence.affine import (
+    STEPS,
+    AffineChain,
+    affine_step,
+    chains_from,
+    goes_on,
+    is_read_elsewhere,
+)
 from korch.equivalence.rule import AnyRule, Refusal, Rule, View, Writer, is_finite_in
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
@@ -144,6 +151,9 @@ def _refuse_after(view: View, match: FoldMatch) -> FoldWitness | Refusal:
         return Refusal("there is no scale", root)
     if goes_on(view, root):
         return Refusal("the chain goes on", root)
+    values = frozenset(step.output for step in chain.steps)
+    if any(is_read_elsewhere(view, v, values) for v in (chain.base, *values - {root})):
+        return Refusal("the unscaled value is needed too", root)
     if chain.axis not in (None, channels.axis_out):
         return Refusal("the scale is not per channel", root)
     weights = _product(channels.weights, channels.by_out(chain.scale))
