@@ -12,6 +12,7 @@ import pytest
 import runtime_plans as plans
 
 from korch.errors import ArtifactError
+from korch.measure.compiler import ISA_COMPILER_FLAGS
 from korch.runtime import artifact as artifact_module
 from korch.runtime import machine
 from korch.runtime.artifact import read_artifact, write_artifact
@@ -335,3 +336,11 @@ def test_what_json_has_no_word_for_is_refused_before_anything_is_written(path, c
     with pytest.raises(TypeError, match="a object can't be written as JSON"):
         executable.save(path)
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("isa", REQUIRED_FLAGS)
+def test_each_instruction_set_that_the_compiler_may_use_is_required(isa):
+    flags = [f for f in ISA_COMPILER_FLAGS[isa] if not f.startswith("-mprefer")]
+    used = {"bmi1" if flag == "-mbmi" else flag.removeprefix("-m") for flag in flags}
+    assert used <= set(REQUIRED_FLAGS[isa])
+    assert set(REQUIRED_FLAGS) == set(ISA_COMPILER_FLAGS)
