@@ -96,7 +96,9 @@ class Context:
     def is_read(self, position: int) -> bool:
         """Return whether anything reads an output."""
         outputs = self.operator.outputs
-        return position < len(outputs) and outputs[position] in self._read
+        return position < len(outputs) and bool(outputs[position]) and (
+            outputs[position] in self._read
+        )  # fmt: skip
 
     # What is known of values.
 

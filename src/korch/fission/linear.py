@@ -50,7 +50,7 @@ def _transpose_pads(c: Context, sizes: Shape, kernel: Shape, strides: Shape, dil
         total = s * (n - 1) + e + window_extent(k, d) - out
         more.append(e + max(0, -total))
         total = max(0, total)
-        begin.append(total - total // 2 if auto == "SAME_LOWER" else total // 2)
+        begin.append(total // 2 if auto == "SAME_UPPER" else total - total // 2)
         end.append(total - begin[-1])
     return tuple(begin), tuple(end), tuple(more)
 

@@ -30,7 +30,7 @@ def _coordinates(mode: str, size: int, out: int, scale: float) -> Array | Refusa
     if mode == "half_pixel":
         return (x + 0.5) / scale - 0.5
     if mode == "pytorch_half_pixel":
-        return (x + 0.5) / scale - 0.5 if out > 1 else np.full(out, -0.5)
+        return (x + 0.5) / scale - 0.5 if out > 1 else np.zeros(out)
     if mode == "half_pixel_symmetric":
         adjustment = out / (scale * size)
         center = size / 2

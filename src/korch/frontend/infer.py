@@ -143,7 +143,8 @@ def infer_types(
         found: dict[str, Any] = onnx.shape_inference.infer_node_outputs(
             schema, node, inputs, data, None, imports
         )
-    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
+    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError,
+            ValueError) as error:  # fmt: skip
         text = " ".join(str(error).split())
         raise ModelError(
             f"the types of its inputs do not fit ({text})", where=f"{model}: {node_label(node)}",

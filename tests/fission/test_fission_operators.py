@@ -1,0 +1,305 @@
+import numpy as np
+import onnxruntime
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+from korch.fission import fission_with_report
+from korch.frontend import load_model
+from korch.primitive.check import check_graph
+from korch.primitive.reference import run
+from korch.primitive.text import format_graph, parse_graph
+from korch.primitive.types import DType, ValueType
+from korch.testing.models import feeds_of, one_operator
+from korch.testing.samples import random_array
+from korch.testing.tolerance import assert_same
+
+
+def _types(texts):
+    return [ValueType.parse(text) if text else None for text in texts]
+
+
+def _onnxruntime(model, feeds, outputs):
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return session.run(outputs, feeds)
+
+
+def _split(model):
+    graph, report = fission_with_report(load_model(model))
+    check_graph(graph)
+    constants = {c.digest: c.array for c in graph.constants.values()}
+    assert parse_graph(format_graph(graph), constants) == graph
+    return graph, report
+
+
+def _check(op, texts, constants=None, opset=17, outputs=1, positive=False, **attributes):
+    rng = np.random.default_rng(7)
+    inputs = [None if t is None else random_array(rng, t) for t in _types(texts)]
+    inputs = [np.abs(x) + x.dtype.type(0.1) if positive and x is not None else x for x in inputs]
+    model = one_operator(
+        op, inputs, constants=constants, opset=opset, outputs=outputs, **attributes
+    )
+    feeds = feeds_of(inputs, constants)
+    graph, report = _split(model)
+    assert not report.kept, report.kept
+    found = run(graph, feeds, exact=False)
+    expected = _onnxruntime(model, feeds, list(found))
+    for (name, array), reference in zip(found.items(), expected, strict=True):
+        assert_same(array, reference, terms=256, name=name)
+    return graph
+
+
+def _ints(*values):
+    return np.array(values, np.int64)
+
+
+def _floats(*values):
+    return np.array(values, np.float32)
+
+
+X4 = "f32[2,4,7,5]"
+CASES = [
+    # normalizations, odd shapes, axes of size 1
+    ("Softmax", [X4], {}, 17, {"axis": 1}),
+    ("Softmax", [X4], {}, 11, {"axis": 2}),
+    ("Softmax", ["f32[3,1]"], {}, 13, {}),
+    ("Softmax", ["f32[5]"], {}, 11, {"axis": 0}),
+    ("LogSoftmax", [X4], {}, 11, {"axis": 1}),
+    ("LogSoftmax", [X4], {}, 13, {"axis": -2}),
+    ("LayerNormalization", ["f32[2,3,7]", "f32[7]", "f32[7]"], {}, 17, {"axis": -1}),
+    ("LayerNormalization", ["f32[2,3,7]", "f32[3,7]"], {}, 17, {"axis": 1, "epsilon": 1e-2}),
+    ("InstanceNormalization", ["f32[2,3,5,1]", "f32[3]", "f32[3]"], {}, 17, {"epsilon": 0.1}),
+    ("InstanceNormalization", ["f32[1,3,9]", "f32[3]", "f32[3]"], {}, 11, {}),
+    ("GroupNormalization", ["f32[2,6,5,3]", "f32[6]", "f32[6]"], {}, 21, {"num_groups": 3}),
+    ("MeanVarianceNormalization", ["f32[2,3,4,5]"], {}, 13, {}),
+    ("LpNormalization", [X4], {}, 11, {"axis": 1, "p": 1}),
+    ("LpNormalization", [X4], {}, 11, {"axis": -1, "p": 2}),
+    ("LRN", ["f32[1,5,3,4]"], {}, 13, {"size": 3, "alpha": 0.1, "beta": 0.6, "bias": 1.5}),
+    # pooling
+    ("MaxPool", [X4], {}, 12, {"kernel_shape": [3, 2], "strides": [2, 2], "ceil_mode": 1}),
+    ("MaxPool", [X4], {}, 12, {"kernel_shape": [2, 2], "dilations": [2, 3], "pads": [1, 1, 0, 0]}),
+    ("MaxPool", ["f32[1,2,9]"], {}, 11, {"kernel_shape": [3], "auto_pad": "SAME_LOWER",
+                                        "strides": [2]}),
+    ("AveragePool", [X4], {}, 17, {"kernel_shape": [3, 3], "pads": [1, 0, 1, 1]}),
+    ("AveragePool", [X4], {}, 17, {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1],
+                                  "count_include_pad": 1, "strides": [2, 1]}),
+    ("AveragePool", ["f32[1,2,8]"], {}, 19, {"kernel_shape": [3], "strides": [2],
+                                            "ceil_mode": 1}),
+    ("AveragePool", [X4], {}, 17, {"kernel_shape": [2, 2], "auto_pad": "SAME_UPPER"}),
+    ("LpPool", [X4], {}, 18, {"kernel_shape": [2, 2], "p": 2}),
+    ("GlobalAveragePool", [X4], {}, 17, {}),
+    ("GlobalMaxPool", ["f32[1,3,5]"], {}, 17, {}),
+    # linear
+    ("Conv", ["f32[1,4,9,6]", "f32[6,2,3,3]", "f32[6]"], {}, 17,
+     {"group": 2, "strides": [2, 1], "pads": [1, 0, 2, 1], "dilations": [1, 2]}),
+    ("Conv", ["f32[2,3,9]", "f32[4,3,3]"], {}, 11, {"auto_pad": "SAME_LOWER", "strides": [2]}),
+    ("Conv", ["f32[1,2,4,5,3]", "f32[3,2,2,2,2]"], {}, 11, {"auto_pad": "VALID"}),
+    ("ConvTranspose", ["f32[1,4,3,5]", "f32[4,3,3,2]", "f32[6]"], {}, 17,
+     {"group": 2, "strides": [2, 3], "pads": [1, 0, 0, 1], "output_padding": [1, 2]}),
+    ("ConvTranspose", ["f32[1,2,5]", "f32[2,3,3]"], {}, 11,
+     {"auto_pad": "SAME_UPPER", "strides": [2]}),
+    ("ConvTranspose", ["f32[1,2,5]", "f32[2,3,3]"], {}, 11,
+     {"output_shape": [10], "strides": [2]}),
+    ("MatMul", ["f32[3]", "f32[3]"], {}, 17, {}),
+    ("MatMul", ["f32[2,5,3]", "f32[3]"], {}, 17, {}),
+    ("MatMul", ["f32[3]", "f32[2,3,4]"], {}, 17, {}),
+    ("MatMul", ["f32[2,1,5,3]", "f32[4,3,2]"], {}, 17, {}),
+    ("Gemm", ["f32[3,4]", "f32[5,3]", "f32[5]"], {}, 17,
+     {"transA": 1, "transB": 1, "alpha": 0.5, "beta": 2.0}),
+    ("Gemm", ["f32[4,3]", "f32[3,5]", "f32[4,1]"], {}, 11, {}),
+    ("Gemm", ["f32[4,3]", "f32[3,5]"], {}, 13, {"alpha": 3.0}),
+    ("Einsum", ["f32[2,3,4]", "f32[2,4,5]"], {}, 12, {"equation": "bij, bjk -> bik"}),
+    ("Einsum", ["f32[2,3,4,5]", "f32[2,6,4,5]"], {}, 12, {"equation": "bhid,bkid->bikh"}),
+    ("Einsum", ["f32[3,4]", "f32[5]"], {}, 12, {"equation": "ij,k->jki"}),
+    ("Einsum", ["f32[3,4]"], {}, 12, {"equation": "ij->j"}),
+    # layout
+    ("Slice", [X4], {1: _ints(-1, 1), 2: _ints(-100, 3), 3: _ints(2, 1), 4: _ints(-2, 1)}, 13, {}),
+    ("Slice", [X4], {1: _ints(3), 2: _ints(1)}, 11, {}),
+    ("Split", [X4], {1: _ints(1, 0, 3)}, 13, {"axis": 1, "_outputs": 3}),
+    ("Split", ["f32[7,2]"], {}, 18, {"num_outputs": 3, "_outputs": 3}),
+    ("Split", ["f32[6,2]"], {}, 11, {"_outputs": 2}),
+    ("Pad", [X4], {1: _ints(0, 0, 2, 1, 0, 0, 1, 3)}, 13, {"mode": "reflect"}),
+    ("Pad", [X4], {1: _ints(0, 0, -2, 1, 0, 1, 1, -1), 2: _floats(1.5)[0]}, 13, {}),
+    ("Pad", [X4], {1: _ints(1, 2), 3: _ints(-1)}, 18, {"mode": "edge"}),
+    ("Pad", [X4], {1: _ints(0, 1, 3, 2, 1, 0, 0, 4)}, 19, {"mode": "wrap"}),
+    ("Tile", ["f32[2,1,3]"], {1: _ints(2, 3, 1)}, 13, {}),
+    ("Expand", ["f32[3,1]"], {1: _ints(2, 1, 4)}, 13, {}),
+    ("Transpose", [X4], {}, 13, {}),
+    ("Reshape", [X4], {1: _ints(0, -1, 5)}, 13, {}),
+    ("Flatten", [X4], {}, 13, {"axis": -1}),
+    ("Squeeze", ["f32[1,3,1]"], {1: _ints(0)}, 13, {}),
+    ("Unsqueeze", ["f32[3]"], {}, 11, {"axes": [0, 2]}),
+    ("Concat", ["f32[2,3]", "f32[2,0]", "f32[2,1]"], {}, 13, {"axis": -1}),
+    ("Gather", [X4], {1: np.array([[-1, 0], [3, 3]])}, 13, {"axis": 2}),
+    ("Gather", [X4], {1: np.array(1)}, 13, {"axis": 1}),
+    ("GatherElements", ["f32[3,4]"], {1: np.array([[1, -1], [0, 2]])}, 13, {"axis": 1}),
+    ("GatherND", ["f32[3,4,2]"], {1: np.array([[1, -1], [0, 2]])}, 13, {}),
+    ("DepthToSpace", ["f32[1,8,2,3]"], {}, 13, {"blocksize": 2, "mode": "CRD"}),
+    ("SpaceToDepth", ["f32[1,2,4,6]"], {}, 13, {"blocksize": 2}),
+    ("Trilu", ["f32[2,4,5]"], {1: np.array(-1)}, 14, {"upper": 0}),
+    ("ReverseSequence", ["f32[4,3,2]"], {1: _ints(1, 4, 2)}, 10, {}),
+    # reductions
+    ("ReduceSum", [X4], {1: _ints(-1, 1)}, 13, {"keepdims": 0}),
+    ("ReduceSum", [X4], {}, 13, {"noop_with_empty_axes": 1}),
+    ("ReduceMean", [X4], {}, 11, {"axes": [2, 3]}),
+    ("ReduceMax", [X4], {}, 11, {"axes": [-3], "keepdims": 0}),
+    ("ReduceMin", ["i32[3,4]"], {}, 13, {}),
+    ("ReduceProd", ["f32[3,4]"], {}, 13, {"axes": [1]}),
+    ("ReduceL1", [X4], {}, 13, {"axes": [1]}),
+    ("ReduceL2", [X4], {}, 13, {"axes": [1]}),
+    ("ReduceSumSquare", [X4], {}, 13, {"axes": [1]}),
+    ("ReduceLogSumExp", [X4], {}, 13, {"axes": [1, 2]}),
+    # elementwise with broadcasting
+    ("Add", ["f32[3,1,2]", "f32[4,1]"], {}, 14, {}),
+    ("Sub", ["f32[]", "f32[2,3]"], {}, 14, {}),
+    ("Div", ["i32[2,3]", "i32[1]"], {1: np.array([-3], np.int32)}, 14, {}),
+    ("Pow", ["f32[2,3]", "f32[]"], {1: np.array(3.0, np.float32)}, 15, {}),
+    ("Pow", ["f32[2,3]", "i64[3]"], {}, 15, {}),
+    ("Mod", ["i64[7]", "i64[1]"], {1: _ints(-3)}, 13, {}),
+    ("Mod", ["i64[7]", "i64[1]"], {1: _ints(-3)}, 13, {"fmod": 1}),
+    ("Mod", ["f32[7]", "f32[7]"], {}, 13, {"fmod": 1}),
+    ("Max", ["f32[3,1]", "f32[2]", "f32[]"], {}, 13, {}),
+    ("Mean", ["f32[3,1]", "f32[2]", "f32[]"], {}, 13, {}),
+    ("Sum", ["f32[3]"], {}, 13, {}),
+    ("Where", ["bool[3,1]", "f32[2]", "f32[]"], {}, 16, {}),
+    ("Clip", [X4], {1: np.array(-0.5, np.float32)}, 13, {}),
+    ("Clip", [X4, "", "f32[]"], {}, 13, {}),
+    ("Cast", ["f32[9]"], {}, 13, {"to": 7}),
+    ("PRelu", [X4, "f32[4,1,1]"], {}, 16, {}),
+    ("Gelu", [X4], {}, 20, {"approximate": "tanh"}),
+    ("Celu", [X4], {}, 12, {"alpha": 2.0}),
+    ("Shrink", [X4], {}, 9, {"bias": 0.5, "lambd": 0.3}),
+    ("ThresholdedRelu", [X4], {}, 10, {"alpha": 0.4}),
+    ("LeakyRelu", [X4], {}, 16, {"alpha": 1.5}),
+    ("Greater", ["f32[3,1]", "f32[2]"], {}, 13, {}),
+    ("Equal", ["i32[3,1]", "i32[2]"], {}, 13, {}),
+    ("IsInf", ["f32[3]"], {}, 10, {"detect_negative": 0}),
+    ("Dropout", ["f32[3]"], {}, 13, {"_outputs": 2}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("op", "texts", "constants", "opset", "attributes"),
+    CASES,
+    ids=[f"{i}-{case[0]}-{case[3]}" for i, case in enumerate(CASES)],
+)
+def test_agrees_with_onnxruntime(op, texts, constants, opset, attributes):
+    attributes = dict(attributes)
+    outputs = attributes.pop("_outputs", 1)
+    _check(op, texts, constants, opset, outputs, **attributes)
+
+
+RESIZES = [
+    (mode, coordinates, rounding, opset)
+    for opset in (11, 19)
+    for mode in ("nearest", "linear", "cubic")
+    for coordinates in ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")
+    for rounding in (
+        ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")
+        if mode == "nearest"
+        else ("floor",)
+    )
+]
+
+
+@pytest.mark.parametrize(("mode", "coordinates", "rounding", "opset"), RESIZES)
+@pytest.mark.parametrize("size", [(8, 14), (3, 5), (4, 9), (1, 14)])
+def test_resize_agrees_with_onnxruntime(mode, coordinates, rounding, opset, size):
+    constants = {1: _floats(), 2: _floats(), 3: _ints(1, 2, *size)}
+    _check(
+        "Resize", ["f32[1,2,4,7]", "", ""], constants, opset, mode=mode, nearest_mode=rounding,
+        coordinate_transformation_mode=coordinates,
+    )  # fmt: skip
+
+
+def test_upsample_9_and_scales():
+    scales = _floats(1, 1, 2, 3)
+    graph = _check("Upsample", ["f32[1,2,3,4]"], {1: scales}, 9, mode="nearest")
+    assert {p.op for p in graph.primitives} == {"take"}
+    _check("Resize", ["f32[1,2,3,4]", ""], {2: scales}, 13, mode="linear")
+
+
+SPECIAL_OPERATORS = [
+    "Abs", "Neg", "Relu", "Sigmoid", "Tanh", "Erf", "Exp", "Sqrt", "Sign", "Floor", "Round",
+    "Softplus", "Softsign", "Elu", "Selu", "HardSigmoid", "HardSwish", "IsNaN", "IsInf",
+    "LeakyRelu", "Reciprocal", "ReduceMax", "ReduceSum", "Softmax",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("op", SPECIAL_OPERATORS)
+def test_nan_and_infinities_travel_as_in_onnx(op):
+    x = _floats(1, -1, 0, -0.0, 88, -200, np.inf, -np.inf, np.nan, 1e-3)[:, None]
+    attributes = {"axis": 1} if op == "Softmax" else {}
+    attributes = {"keepdims": 1} if op.startswith("Reduce") else attributes
+    model = one_operator(op, [x], **attributes)
+    graph, _ = _split(model)
+    with np.errstate(all="ignore"):
+        (expected,) = ReferenceEvaluator(model).run(None, {"x0": x})
+    found = run(graph, {"x0": x}, exact=False)["y0"]
+    if op in ("HardSwish", "Softsign", "Elu", "Selu"):  # NumPy's own formula may make NaN of inf
+        finite = np.isfinite(x)
+        found, expected = found[finite], expected[finite]
+    assert_same(found, expected, terms=4, scale=1.0)
+
+
+def test_softmax_of_large_logits_is_finite_and_of_a_masked_row_is_nan():
+    x = np.array([[1000, 999, -np.inf], [-np.inf] * 3], np.float32)
+    graph, _ = _split(one_operator("Softmax", [x]))
+    with np.errstate(invalid="ignore"):
+        found = run(graph, {"x0": x}, exact=False)["y0"]
+    np.testing.assert_allclose(found[0], [0.7310586, 0.26894143, 0], rtol=1e-6)
+    assert np.isnan(found[1]).all()
+
+
+def test_log_sum_exp_of_infinities_is_infinite():
+    x = np.array([[-np.inf, -np.inf], [np.inf, 0], [1000, 1000]], np.float32)
+    graph, _ = _split(one_operator("ReduceLogSumExp", [x], axes=[1]))
+    found = run(graph, {"x0": x}, exact=False)["y0"]
+    np.testing.assert_allclose(found, [[-np.inf], [np.inf], [1000 + np.log(2)]], rtol=1e-6)
+
+
+def test_variance_does_not_cancel_where_the_mean_is_large():
+    x = (10_000 + np.random.default_rng(0).standard_normal((1, 64))).astype(np.float32)
+    ones, zeros = np.ones(64, np.float32), np.zeros(64, np.float32)
+    graph, _ = _split(one_operator("LayerNormalization", [x, ones, zeros], axis=-1))
+    feeds = {"x0": x, "x1": ones, "x2": zeros}
+    narrow, exact = run(graph, feeds, exact=False)["y0"], run(graph, feeds)["y0"]
+    np.testing.assert_allclose(narrow, exact, atol=2e-3)
+
+
+@pytest.mark.parametrize("op", ["Add", "Mul", "Softmax", "ReduceMax", "Transpose", "Relu"])
+def test_empty_tensors(op):
+    x = np.zeros((2, 0, 3), np.float32)
+    inputs = [x, x] if op in ("Add", "Mul") else [x]
+    graph, _ = _split(one_operator(op, inputs, **({"axes": [1]} if op == "ReduceMax" else {})))
+    (found,) = run(graph, feeds_of(inputs), exact=False).values()
+    if op == "ReduceMax":
+        assert np.isneginf(found).all()
+    else:
+        assert found.size == 0
+
+
+@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16])
+@pytest.mark.parametrize("op", ["Add", "Softmax", "Gelu", "ReduceMean"])
+def test_half_precision_stays_in_its_type(dtype, op):
+    x = random_array(np.random.default_rng(0), ValueType((3, 8), dtype))
+    inputs = [x, x] if op == "Add" else [x]
+    graph, report = _split(one_operator(op, inputs, opset=20))
+    assert not report.kept
+    found, exact = (run(graph, feeds_of(inputs), exact=e)["y0"] for e in (False, True))
+    assert found.dtype == dtype.numpy
+    assert_same(found, exact, scale=1.0)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (1, 1, 1, 1, 2)])
+@pytest.mark.parametrize("op", ["Relu", "Sigmoid", "ReduceSum", "Identity"])
+def test_every_rank(shape, op):
+    x = random_array(np.random.default_rng(0), ValueType(shape, DType.F32))
+    model = one_operator(op, [x], opset=13)
+    graph, _ = _split(model)
+    (expected,) = ReferenceEvaluator(model).run(None, {"x0": x})
+    assert_same(run(graph, {"x0": x}, exact=False)["y0"], np.asarray(expected), terms=4)
