@@ -14,7 +14,6 @@ from korch.orchestrate.text import format_problem, parse_problem
 from korch.orchestrate.verify import verify_plan
 from korch.testing.instances import Severity, make_instance
 
-
 FEASIBLE_SEEDS = [
     seed for seed in range(12) if brute_force(random_problem(seed, kernels=11)) is not None
 ]

@@ -2,11 +2,12 @@
 
 1. Drop what no plan can use (`presolve`), write the program (`formulate`).
 2. Solve the linear relaxation (`relax`): a proven bound L, and what choosing each kernel adds.
-3. Solve the program over the kernels that add at most δ, with CP-SAT. A plan with any other kernel
+3. Look for a good plan among the kernels that add least and those of the best plan so far.
+4. Solve the program over the kernels that add at most δ, with CP-SAT. A plan with any other kernel
    costs at least L + δ; so an optimum of at most L + δ is the optimum over all kernels. Otherwise
-   take δ so large that it is, and solve again.
-4. Where a solution has a circle of kernels that wait for each other, add its loop rows, and repeat.
-5. Verify the plan without the solver.
+   take a larger δ and solve again: L + δ is a bound by then.
+5. Where a solution has a circle of kernels that wait for each other, add its loop rows, and repeat.
+6. Verify the plan without the solver.
 
 All bounds are exact integers of nanoseconds. OPTIMAL is said only if the bound is the objective.
 With several workers CP-SAT may return another plan of the same cost in another run.
@@ -39,8 +40,12 @@ from korch.orchestrate.verify import check_problem, ready_order, verify_plan
 
 logger = logging.getLogger("korch.orchestrate")
 
-# How many kernels the first restricted program has.
+# How many kernels the first restricted program has at least, and how much more each further one.
 _FIRST_KERNELS = 500
+_GROWTH = 3
+_EVERYTHING_NS = 1 << 61
+# The share of the time left that a search for a better plan may take; it proves nothing.
+_IMPROVE_SHARE = 0.2
 
 
 def solve(
@@ -153,6 +158,11 @@ class Solver:
         return Plan(order, certificate)
 
 
+def _level(levels_ns: npt.NDArray[np.int64], size: int) -> int:
+    """Return the least δ that lets so many kernels in, or one that lets everything in."""
+    return int(levels_ns[size]) if size < len(levels_ns) else _EVERYTHING_NS
+
+
 @dataclass(frozen=True, slots=True)
 class _Answer:
     """What CP-SAT says of a restricted program: a solution, and a bound for all of them."""
@@ -189,10 +199,12 @@ class _Search:
         slack_ns = relaxation.slack_ns
         usable = np.ones(len(slack_ns), bool)
         usable[list(forbidden)] = False
-        delta_ns = self._first_delta_ns(
-            slack_ns[: len(self.costs_ns)][usable[: len(self.costs_ns)]]
-        )
+        kernels = np.flatnonzero(usable[: len(self.costs_ns)])
+        levels_ns = np.sort(slack_ns[kernels])
+        size = max(_FIRST_KERNELS, 2 * len(self.problem.steps))
+        delta_ns = _level(levels_ns, size)
         while not self._is_done():
+            self._improve(usable & (slack_ns <= delta_ns))
             answer, delta_ns = self._restricted(relaxation, usable, delta_ns)
             everything = bool((slack_ns[usable] <= delta_ns).all())
             outside_ns = relaxation.bound_ns + delta_ns
@@ -208,7 +220,10 @@ class _Search:
             )
             if self._seconds_left() <= 0:
                 return
-            delta_ns = self._next_delta_ns(delta_ns, relaxation)
+            size = _GROWTH * max(size, int(np.searchsorted(levels_ns, delta_ns, "right")))
+            grown_ns = max(delta_ns + 1, _level(levels_ns, size))
+            enough_ns = self.best_ns - relaxation.bound_ns if self.best is not None else grown_ns
+            delta_ns = max(delta_ns + 1, min(grown_ns, enough_ns))
 
     def _is_done(self) -> bool:
         return self.best is not None and self.best_ns <= self.bound_ns
@@ -233,35 +248,38 @@ class _Search:
         ):  # fmt: skip
             self.best, self.best_ns = chosen, cost_ns
 
-    def _first_delta_ns(self, slack_ns: npt.NDArray[np.int64]) -> int:
-        if slack_ns.size <= _FIRST_KERNELS:
-            return int(slack_ns.max(initial=0))
-        return int(np.partition(slack_ns, _FIRST_KERNELS)[_FIRST_KERNELS])
-
-    def _next_delta_ns(self, delta_ns: int, relaxation: Relaxation) -> int:
-        """Return the least δ that proves the best plan, or a larger one if there is no plan."""
-        if self.best is not None:
-            return max(delta_ns + 1, self.best_ns - relaxation.bound_ns)
-        return 4 * delta_ns + 1
+    def _improve(self, alive: npt.NDArray[np.bool_]) -> None:
+        """Look for a better plan among some kernels and those of the best plan; proves nothing."""
+        if self.best is None or alive[list(self.best)].all():
+            return
+        alive = alive.copy()
+        alive[list(self.best)] = True
+        alive[len(self.costs_ns) :] = True
+        self._without_circles(alive, _IMPROVE_SHARE * self._seconds_left())
 
     def _restricted(
         self, relaxation: Relaxation, usable: npt.NDArray[np.bool_], delta_ns: int
     ) -> tuple[_Answer, int]:
-        """Solve over the variables that add at most δ, until the solution has no circle."""
+        """Solve over the variables that add at most δ; return that δ, less if less proves all."""
         if self.best is not None:
             delta_ns = min(delta_ns, max(0, self.best_ns - relaxation.bound_ns))
         alive = usable & (relaxation.slack_ns <= delta_ns)
+        return self._without_circles(alive, self._seconds_left()), delta_ns
+
+    def _without_circles(self, alive: npt.NDArray[np.bool_], seconds: float) -> _Answer:
+        """Solve over some variables, with more rows until the solution has no circle."""
+        end_s = time.monotonic() + seconds
         while True:
-            answer = self._cp_sat(alive)
+            answer = self._cp_sat(alive, end_s - time.monotonic())
             if answer.chosen is None:
-                return answer, delta_ns
+                return answer
             waiting = ready_order(self.problem, answer.chosen)[1]
             if not waiting:
                 self._offer(answer.chosen)
-                return answer, delta_ns
+                return answer
             self._forbid_circle(waiting)
-            if self._seconds_left() <= 0:
-                return _Answer(None, answer.bound_ns, False), delta_ns
+            if time.monotonic() >= end_s:
+                return _Answer(None, answer.bound_ns, False)
 
     def _forbid_circle(self, waiting: Sequence[int]) -> None:
         """Add the loop rows of the ports that circle."""
@@ -270,7 +288,7 @@ class _Search:
             ports = frozenset(component)
             program.rows.extend(loop_row(program, port, ports) for port in sorted(ports))
 
-    def _cp_sat(self, alive: npt.NDArray[np.bool_]) -> _Answer:
+    def _cp_sat(self, alive: npt.NDArray[np.bool_], seconds: float) -> _Answer:
         """Solve the program over some variables; the others are 0."""
         model, variables = _load(self.owner.program, alive)
         terms = [(k, cost) for k, cost in enumerate(self.costs_ns) if alive[k]]
@@ -287,7 +305,7 @@ class _Search:
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = self.owner.workers
         solver.parameters.random_seed = self.owner.seed
-        solver.parameters.max_time_in_seconds = max(0.01, self._seconds_left())
+        solver.parameters.max_time_in_seconds = max(0.01, seconds)
         solver.parameters.linearization_level = 2
         status = solver.solve(model)
         if status == cp_model.INFEASIBLE:
