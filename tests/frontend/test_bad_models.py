@@ -1,0 +1,207 @@
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from korch.errors import ModelError, UnsupportedError
+from korch.frontend import load_model
+from korch.testing.models import chain
+
+F = TensorProto.FLOAT
+X = {"x": (F, [2, 3])}
+
+
+def _node(op="Relu", inputs=("x",), outputs=("y",), name="n", **attributes):
+    return helper.make_node(op, list(inputs), list(outputs), name=name, **attributes)
+
+
+def _good():
+    weights = {"w": np.ones((2, 3), np.float32)}
+    return chain([_node("Add", ("x", "w"))], X, ["y"], weights).SerializeToString()
+
+
+@pytest.mark.parametrize("content", [b"\x89PNG\r\n\x1a\n" + bytes(50), b"hello, world\n", bytes(9)])
+def test_what_is_no_onnx_file_is_refused(tmp_path, content):
+    path = tmp_path / "m.onnx"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=r"m\.onnx: this is no ONNX model"):
+        load_model(path)
+
+
+def test_every_truncation_is_refused():
+    content = _good()
+    load_model(content)
+    for length in range(1, len(content) - 1):
+        with pytest.raises(ModelError):
+            load_model(content[:length])
+
+
+def test_an_empty_file_a_missing_one_and_a_folder_are_refused(tmp_path):
+    (tmp_path / "empty.onnx").write_bytes(b"")
+    with pytest.raises(ModelError, match="the file is empty"):
+        load_model(tmp_path / "empty.onnx")
+    with pytest.raises(ModelError, match=r"can't be read \(No such file"):
+        load_model(tmp_path / "none.onnx")
+    with pytest.raises(ModelError, match=r"can't be read \(Is a directory"):
+        load_model(tmp_path)
+
+
+BAD = [
+    ([_node(domain="my.own")], ModelError, r"node 'n' \(my.own::Relu\): the model does not import"),
+    ([_node("Fly")], UnsupportedError, r"node 'n' \(Fly\): opset 17 has no operator 'Fly'"),
+    ([_node(inputs=["ghost"])], ModelError, r"node 'n' \(Relu\): nothing gives its input 'ghost'"),
+    ([_node(outputs=["z"])], ModelError, "no node gives the output 'y'"),
+    ([_node(inputs=["x", "x"])], ModelError, r"node 'n' \(Relu\): it breaks the operator"),
+    ([_node("Flatten", axis="one")], ModelError, r"node 'n' \(Flatten\): it breaks"),
+    ([_node(), _node("Neg", name="m")], ModelError, r"node 'm' \(Neg\): it gives 'y', which is"),
+    ([_node(outputs=["x"])], ModelError, r"node 'n' \(Relu\): it gives 'x', which is given"),
+    ([_node("Add", ["x", "b"], ["a"], "p"), _node("Neg", ["a"], ["b"], "q"),
+      _node("Abs", ["a"])], ModelError, r"node '[pq]' .*depends on its own output"),
+    ([_node("RandomNormalLike")], UnsupportedError, r"\(RandomNormalLike\): its output is random"),
+    ([_node("NonZero")], UnsupportedError, r"node 'n' \(NonZero\): .* depends on data"),
+    ([_node("SplitToSequence", split=None)], UnsupportedError, "is a sequence, not a tensor"),
+    ([_node("Cast", to=TensorProto.STRING)], UnsupportedError, r"\(Cast\): .*type STRING"),
+    ([_node("Cast", to=TensorProto.COMPLEX64)], ModelError, r"node 'n' \(Cast\)"),
+    ([_node("Constant", [])], ModelError, "0 attributes"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("nodes", "error", "complaint"), BAD, ids=range(len(BAD)))
+def test_each_fault_has_one_clear_error_with_model_and_node(nodes, error, complaint):
+    with pytest.raises(error, match=complaint) as caught:
+        load_model(chain(nodes, X, ["y"]))
+    assert str(caught.value).startswith("model")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_domain_is_unsupported_and_named():
+    model = chain([_node(domain="my.own")], X, ["y"])
+    model.opset_import.append(helper.make_opsetid("my.own", 1))
+    with pytest.raises(UnsupportedError, match=r"node 'n' .*the domain 'my.own' is unknown"):
+        load_model(model)
+
+
+@pytest.mark.parametrize(("opset", "complaint"), [(6, "at least 7"), (999, "at most")])
+def test_opsets_that_nothing_knows_are_unsupported(opset, complaint):
+    with pytest.raises(UnsupportedError, match=complaint):
+        load_model(chain([_node()], X, ["y"], opset=opset))
+
+
+@pytest.mark.parametrize("kind", [TensorProto.STRING, TensorProto.COMPLEX64, TensorProto.INT4])
+def test_inputs_of_other_element_types_are_unsupported(kind):
+    with pytest.raises(UnsupportedError, match="input 'x': elements of type"):
+        load_model(chain([_node("Identity")], {"x": (kind, [2])}, ["y"]))
+
+
+def test_an_input_that_is_a_sequence_is_unsupported():
+    model = chain([_node("SequenceLength")], X, ["y"])
+    del model.graph.input[:]
+    model.graph.input.append(helper.make_tensor_sequence_value_info("x", F, [2]))
+    with pytest.raises(UnsupportedError, match="input 'x': it is of kind sequence_type"):
+        load_model(model)
+
+
+def test_duplicate_names_and_missing_outputs_are_refused():
+    model = chain([_node()], X, ["y", "y"])
+    with pytest.raises(ModelError, match="two outputs are called 'y'"):
+        load_model(model)
+    model = chain([_node()], X, ["y"], {"w": np.ones(1)})
+    model.graph.initializer.append(model.graph.initializer[0])
+    with pytest.raises(ModelError, match="two initializers are called 'w'"):
+        load_model(model)
+    with pytest.raises(ModelError, match="it has no output"):
+        load_model(chain([_node()], X, []))
+
+
+def test_sparse_tensors_are_unsupported():
+    values = numpy_helper.from_array(np.ones(1, np.float32), "s")
+    sparse = helper.make_sparse_tensor(values, numpy_helper.from_array(np.array([1]), "i"), [3])
+    model = chain([_node("Constant", [], sparse_value=sparse)], {}, ["y"])
+    with pytest.raises(UnsupportedError, match="sparse"):
+        load_model(model)
+    model = chain([_node("Add", ["x", "s"])], X, ["y"])
+    model.graph.sparse_initializer.append(sparse)
+    with pytest.raises(UnsupportedError, match="initializer 's' is sparse"):
+        load_model(model)
+
+
+# External data
+
+
+@pytest.fixture
+def external(tmp_path):
+    """A model with external data in a folder of its own."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    model = chain([_node("Add", ["x", "w"])], X, ["y"],
+                  {"w": np.arange(6, dtype=np.float32).reshape(2, 3)})  # fmt: skip
+    onnx.save(model, folder / "m.onnx", save_as_external_data=True, size_threshold=0,
+              location="w.bin")  # fmt: skip
+    return folder
+
+
+def _relocate(folder, **entries):
+    model = onnx.load(folder / "m.onnx", load_external_data=False)
+    tensor = model.graph.initializer[0]
+    kept = {item.key: item.value for item in tensor.external_data} | entries
+    del tensor.external_data[:]
+    for key, value in kept.items():
+        tensor.external_data.add(key=key, value=value)
+    (folder / "m.onnx").write_bytes(model.SerializeToString())
+
+
+def test_external_data_is_mapped(external):
+    graph = load_model(external / "m.onnx")
+    assert isinstance(graph.constants["w"], np.memmap)
+    np.testing.assert_array_equal(graph.constants["w"], np.arange(6).reshape(2, 3))
+
+
+def test_missing_external_data_names_tensor_and_file(external):
+    (external / "w.bin").unlink()
+    with pytest.raises(ModelError, match=r"tensor 'w': its external data is missing.*'w\.bin'"):
+        load_model(external / "m.onnx")
+
+
+def test_external_data_that_was_cut_short_is_refused(external):
+    (external / "w.bin").write_bytes(bytes(20))
+    with pytest.raises(ModelError, match="which has 20"):
+        load_model(external / "m.onnx")
+
+
+@pytest.mark.parametrize(
+    "location", ["../w.bin", "/etc/passwd", "sub/../../w.bin", "", "..\\w.bin", "C:\\w.bin", "a\0b"]
+)
+def test_external_data_outside_of_the_folder_is_refused(external, location):
+    (external.parent / "w.bin").write_bytes((external / "w.bin").read_bytes())
+    _relocate(external, location=location)
+    with pytest.raises(ModelError, match="outside the model's folder"):
+        load_model(external / "m.onnx")
+
+
+def test_a_symbolic_link_to_the_outside_is_refused(external):
+    (external / "w.bin").rename(external.parent / "w.bin")
+    (external / "w.bin").symlink_to(external.parent / "w.bin")
+    with pytest.raises(ModelError, match="outside the model's folder"):
+        load_model(external / "m.onnx")
+
+
+def test_a_linked_folder_to_the_outside_is_refused(external):
+    (external / "sub").symlink_to(external.parent)
+    (external / "w.bin").rename(external.parent / "w.bin")
+    _relocate(external, location="sub/w.bin")
+    with pytest.raises(ModelError, match="outside the model's folder"):
+        load_model(external / "m.onnx")
+
+
+@pytest.mark.parametrize(
+    "entries", [{"length": "8"}, {"offset": "-4"}, {"offset": "four"}, {"offset": "1000000"}]
+)
+def test_a_place_that_makes_no_sense_is_refused(external, entries):
+    _relocate(external, **entries)
+    with pytest.raises(ModelError, match="tensor 'w'"):
+        load_model(external / "m.onnx")
+
+
+def test_external_data_of_a_model_from_memory_is_refused(external):
+    with pytest.raises(ModelError, match="came from memory"):
+        load_model((external / "m.onnx").read_bytes())

@@ -1,0 +1,220 @@
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from korch.errors import ModelError, OptionError, UnsupportedError
+from korch.fission import fission
+from korch.frontend import format_operators, load_model
+from korch.primitive.reference import run
+from korch.testing.models import chain, one_operator
+
+F, I = TensorProto.FLOAT, TensorProto.INT64  # noqa: E741 - as in ONNX
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def _relu(name="r"):
+    return helper.make_node("Relu", ["x"], ["y"], name=name)
+
+
+def _model():
+    return chain([_relu()], {"x": (F, [2, 3])}, ["y"])
+
+
+def test_path_bytes_and_proto_give_the_same_graph(tmp_path):
+    model = _model()
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path)
+    texts = {
+        format_operators(load_model(source)).split("#", 1)[1].split("\n", 1)[1]
+        for source in (path, str(path), model, model.SerializeToString())
+    }
+    assert len(texts) == 1
+    assert load_model(path).name == str(path)
+
+
+def test_the_text_form():
+    model = one_operator("Softmax", [X], axis=0)
+    assert str(load_model(model)) == (
+        "operators(x0: f32[2,3]) -> (y0)   # model\ny0: f32[2,3] = Softmax-17(x0) {axis=0}   # it\n"
+    )
+
+
+def test_a_shape_subgraph_vanishes():
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Gather", ["s", "zero"], ["n"], axis=0),
+        helper.make_node("Unsqueeze", ["n", "axes"], ["n1"]),
+        helper.make_node("Concat", ["n1", "minus"], ["shape"], axis=0),
+        helper.make_node("Reshape", ["x", "shape"], ["y"]),
+    ]
+    constants = {"zero": np.array(0), "axes": np.array([0]), "minus": np.array([-1])}
+    graph = load_model(chain(nodes, {"x": (F, [2, 3, 4])}, ["y"], constants))
+    assert [operator.op_type for operator in graph.operators] == ["Reshape"]
+    assert graph.types["y"].shape == (2, 12)
+
+
+def test_dead_nodes_are_dropped_even_if_nothing_could_run_them():
+    nodes = [_relu(), helper.make_node("Fly", ["x"], ["z"], domain="none")]
+    graph = load_model(chain(nodes, {"x": (F, [2])}, ["y"]))
+    assert [operator.op_type for operator in graph.operators] == ["Relu"]
+
+
+def test_nodes_in_any_order():
+    nodes = [helper.make_node("Neg", ["a"], ["y"]), helper.make_node("Abs", ["x"], ["a"])]
+    graph = load_model(chain(nodes, {"x": (F, [2])}, ["y"]))
+    assert [operator.op_type for operator in graph.operators] == ["Abs", "Neg"]
+
+
+def test_an_initializer_that_is_listed_as_an_input_is_a_constant():
+    model = chain(
+        [helper.make_node("Add", ["x", "w"], ["y"])], {"x": (F, [3]), "w": (F, [3])}, ["y"],
+        {"w": np.ones(3, np.float32)},
+    )  # fmt: skip
+    graph = load_model(model)
+    assert graph.inputs == ("x",)
+    assert set(graph.constants) == {"w"}
+
+
+def test_an_output_may_be_an_input_or_a_constant():
+    model = chain([_relu()], {"x": (F, [2])}, ["y", "x", "w"], {"w": np.ones(2, np.float32)})
+    x = np.array([-1, 1], np.float32)
+    results = run(fission(load_model(model)), {"x": x})
+    np.testing.assert_array_equal(results["y"], [0, 1])
+    np.testing.assert_array_equal(results["x"], x)
+    np.testing.assert_array_equal(results["w"], [1, 1])
+
+
+CONSTANTS = [
+    ({"value": numpy_helper.from_array(np.array([1, 2], np.int32))}, np.array([1, 2], np.int32)),
+    ({"value_float": 1.5}, np.array(1.5, np.float32)),
+    ({"value_floats": [1.5, 2.0]}, np.array([1.5, 2.0], np.float32)),
+    ({"value_int": 3}, np.array(3)),
+    ({"value_ints": [3, 4]}, np.array([3, 4])),
+]
+
+
+@pytest.mark.parametrize(("attribute", "expected"), CONSTANTS)
+def test_constant_nodes(attribute, expected):
+    graph = load_model(chain([helper.make_node("Constant", [], ["y"], **attribute)], {}, ["y"]))
+    assert graph.constants["y"].dtype == expected.dtype
+    np.testing.assert_array_equal(graph.constants["y"], expected)
+
+
+def test_local_functions_are_inlined():
+    function = helper.make_function(
+        "mine", "Twice", ["a"], ["b"], [helper.make_node("Add", ["a", "a"], ["b"])],
+        [helper.make_opsetid("", 17)],
+    )  # fmt: skip
+    graph = helper.make_graph(
+        [helper.make_node("Twice", ["x"], ["y"], domain="mine")], "g",
+        [helper.make_tensor_value_info("x", F, [2])],
+        [helper.make_tensor_value_info("y", F, [2])],
+    )  # fmt: skip
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
+    model = helper.make_model(graph, functions=[function], opset_imports=imports)
+    assert [operator.op_type for operator in load_model(model).operators] == ["Add"]
+
+
+def _branch(op, constant=None):
+    result = helper.make_empty_tensor_value_info("inner")
+    stored = [numpy_helper.from_array(constant, "c")] if constant is not None else []
+    inputs = ["x", "c"] if constant is not None else ["x"]
+    return helper.make_graph([helper.make_node(op, inputs, ["inner"])], op, [], [result], stored)
+
+
+def _if(condition_known):
+    node = helper.make_node(
+        "If", ["c"], ["y"], name="choice", then_branch=_branch("Neg"),
+        else_branch=_branch("Add", np.ones(3, np.float32)),
+    )  # fmt: skip
+    known = {"c": np.array(False)} if condition_known else {}
+    inputs = {"x": (F, [3]), **({} if condition_known else {"c": (TensorProto.BOOL, [])})}
+    return chain([node], inputs, ["y"], known)
+
+
+def test_an_if_whose_condition_is_known_becomes_its_branch():
+    graph = load_model(_if(True))
+    assert [operator.op_type for operator in graph.operators] == ["Add", "Identity"]
+    result = run(fission(graph), {"x": np.arange(3, dtype=np.float32)})
+    np.testing.assert_array_equal(result["y"], [1, 2, 3])
+
+
+def test_control_flow_that_reads_from_outside_is_unsupported_and_named():
+    with pytest.raises(UnsupportedError, match=r"node 'choice' \(If\): .*reads 'x' from outside"):
+        load_model(_if(False))
+
+
+def test_control_flow_that_is_closed_is_opaque():
+    constant = numpy_helper.from_array(np.ones(3, np.float32))
+
+    def branch(op):
+        nodes = [helper.make_node("Constant", [], ["k"], value=constant),
+                 helper.make_node(op, ["k"], ["inner"])]  # fmt: skip
+        result = helper.make_tensor_value_info("inner", F, [3])
+        return helper.make_graph(nodes, op, [], [result])
+
+    node = helper.make_node(
+        "If", ["c"], ["y"], then_branch=branch("Neg"), else_branch=branch("Abs")
+    )
+    graph = load_model(chain([node], {"c": (TensorProto.BOOL, [])}, ["y"]))
+    assert [operator.op_type for operator in graph.operators] == ["If"]
+    for condition, expected in ((True, -1), (False, 1)):
+        found = run(fission(graph), {"c": np.array(condition)})["y"]
+        np.testing.assert_array_equal(found, [expected] * 3)
+
+
+# Shapes
+
+
+DYNAMIC = {"ids": (F, ["batch", "length", 4]), "mask": (F, ["batch", 1, "length"])}
+
+
+def _dynamic():
+    return chain([helper.make_node("MatMul", ["mask", "ids"], ["y"], name="m")], DYNAMIC, ["y"])
+
+
+def test_dimensions_are_bound_by_name_and_shared_between_inputs():
+    graph = load_model(_dynamic(), {"ids": (2, 5, 4)})
+    assert graph.types["mask"].shape == (2, 1, 5)
+    assert graph.types["y"].shape == (2, 1, 4)
+
+
+def test_an_unknown_dimension_names_input_dimension_and_option():
+    with pytest.raises(ModelError) as caught:
+        load_model(_dynamic())
+    assert str(caught.value) == (
+        "model: input 'ids': dimension 0, 'batch', is unknown; expected a static shape. "
+        "Give it with --shape ids=batchxlengthx4, a number for each dimension"
+    )
+
+
+def test_an_input_without_any_shape_needs_one():
+    model = chain([_relu()], {"x": (F, None)}, ["y"])
+    with pytest.raises(ModelError, match="the shape is unknown"):
+        load_model(model)
+    assert load_model(model, {"x": (2, 3)}).types["y"].shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "complaint"),
+    [
+        ({"idz": (2, 5, 4)}, "no input 'idz'; expected one of 'ids', 'mask'"),
+        ({"ids": (2, 5)}, "it has 2 dimensions; expected 3"),
+        ({"ids": (2, 5, 3)}, "dimension 2 is 3; expected 4"),
+        ({"ids": (2, -5, 4)}, "negative"),
+        ({"ids": (2, 5, 4), "mask": (3, 1, 5)}, "'batch', is 3; expected 2"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(shapes, complaint):
+    with pytest.raises(OptionError, match=complaint):
+        load_model(_dynamic(), shapes)
+
+
+def test_shapes_that_contradict_the_operators_name_the_node():
+    model = chain(
+        [helper.make_node("MatMul", ["a", "b"], ["y"], name="m")],
+        {"a": (F, [2, 3]), "b": (F, [4, 5])}, ["y"],
+    )  # fmt: skip
+    with pytest.raises(ModelError, match=r"node 'm' \(MatMul\): the types of its inputs"):
+        load_model(model)
