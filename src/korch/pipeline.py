@@ -28,7 +28,9 @@ from korch.orchestrate.lazy import LazyLoop, Orchestration, Round
 from korch.primitive.check import check_graph
 from korch.primitive.graph import PrimitiveGraph
 from korch.provider.provider import load_providers
+from korch.runtime.build import model_record
 from korch.runtime.executable import Executable
+from korch.runtime.record import ModelRecord
 
 logger = logging.getLogger("korch.pipeline")
 
@@ -98,12 +100,12 @@ def optimize_model(
             found = loop.run()
         with run.stage("baselines"):
             plans = {"optimal": found.steps}
-            plans |= baseline_plans(graph, loop.candidates, loop.cost_ns, options)
+            plans |= baseline_plans(graph, loop.usable, loop.cost_ns, options)
         with run.stage("build"):
             report = _report(run, split, graph, rules, enumeration, candidates, found)
             contest = hold_contest(
                 graph, [_entry(name, steps, loop) for name, steps in plans.items()], meter,
-                options, found.certificate, _model_path(model), report,
+                options, found.certificate, _model_record(model), report,
             )  # fmt: skip
     return _finish(run, contest, report)
 
@@ -127,8 +129,8 @@ def describe_round(entry: Round) -> str:
     return f"{text}, best {entry.incumbent_ns / 1e6:.3f} ms, gap {gap:.2f} %"
 
 
-def _model_path(model: Any) -> Path | None:
-    return Path(model).resolve() if isinstance(model, str | Path) else None
+def _model_record(model: Any) -> ModelRecord | None:
+    return model_record(model) if isinstance(model, str | Path) else None
 
 
 def _report(run: Run, split: PrimitiveGraph, graph: PrimitiveGraph, rules: SaturationReport,

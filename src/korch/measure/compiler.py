@@ -7,14 +7,12 @@ it, so that a damaged one is found and built again.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import importlib.util
 import logging
 import os
 import shlex
 import shutil
-import site
 import subprocess
 import sys
 import tempfile
@@ -25,6 +23,7 @@ from functools import cache
 from pathlib import Path
 
 from korch.errors import CompileError
+from korch.libraries import find_headers, find_library
 from korch.options import default_cache_folder
 
 logger = logging.getLogger("korch.measure")
@@ -94,37 +93,6 @@ def find_compiler() -> Compiler:
         "there is no C++ compiler on this machine", expected="g++ or clang++, or one in $CXX",
         hint="Install g++ with the system's package manager, or run: pip install 'korch[compiler]'",
     )  # fmt: skip
-
-
-def find_library(name: str) -> Path | None:
-    """Return the shared library `lib<name>.so*` of the Python environment, or None."""
-    for folder in _library_folders():
-        found = sorted(folder.glob(f"lib{name}.so*"), key=lambda p: len(p.name), reverse=True)
-        named = [p for p in found if p.name.count(".") == 2]  # lib<name>.so.<major>
-        if named or found:
-            return (named or found)[0]
-    return None
-
-
-def find_headers(name: str) -> Path | None:
-    """Return the folder of the header `name` in the Python environment, or None."""
-    for folder in _library_folders():
-        if (folder.parent / "include" / name).exists():
-            return folder.parent / "include"
-    return None
-
-
-@cache
-def preload(name: str) -> None:
-    """Load a shared library into this process, for others to link with.
-
-    Raises:
-        CompileError: it is not there.
-    """
-    path = find_library(name)
-    if path is None:
-        raise CompileError(f"the library {name} is not installed", hint=f"Install {name}")
-    ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 
 
 class Builder:
@@ -273,13 +241,6 @@ def _clang_openmp() -> tuple[str, ...]:
     if (library := find_library("iomp5")) is not None:
         flags.append(f"-L{library.parent}")
     return tuple(flags)
-
-
-@cache
-def _library_folders() -> tuple[Path, ...]:
-    roots = [Path(sys.prefix), Path(site.getuserbase())]
-    roots += [Path(p).parents[2] for p in site.getsitepackages() if len(Path(p).parents) > 2]
-    return tuple(dict.fromkeys(root / "lib" for root in roots if (root / "lib").is_dir()))
 
 
 def _link_flags(names: Sequence[str]) -> list[str]:

@@ -10,14 +10,9 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from korch.candidate.candidate import Candidate, Refusal
+from korch.libraries import find_library
 from korch.measure.calibrate import Calibration, calibrate
-from korch.measure.compiler import (
-    NATIVE_FOLDER,
-    Builder,
-    CompileFailure,
-    find_compiler,
-    find_library,
-)
+from korch.measure.compiler import NATIVE_FOLDER, Builder, CompileFailure, find_compiler
 from korch.measure.database import Database
 from korch.measure.record import Failed, Measured, Record
 from korch.measure.timer import BufferSpec, Job, time_kernels

@@ -19,9 +19,8 @@ from korch.errors import InfeasibleError
 from korch.measure.record import Failed, Measured
 from korch.options import Options
 from korch.orchestrate.instance import make_problem
-from korch.orchestrate.problem import Certificate, Plan, Problem, Status
-from korch.orchestrate.solve import solve
-from korch.orchestrate.verify import verify_plan
+from korch.orchestrate.problem import Certificate, Plan, Status
+from korch.orchestrate.solve import Solver
 from korch.primitive.graph import PrimitiveGraph
 
 logger = logging.getLogger("korch.orchestrate")
@@ -81,22 +80,24 @@ class LazyLoop:
                  options: Options, deadline_s: float | None = None,
                  progress: Callable[[Round], None] | None = None) -> None:  # fmt: skip
         self.graph = graph
+        self.candidates = tuple(candidates)
         self.meter = meter
         self.options = options
         self.deadline_s = deadline_s
         self.progress = progress
         self.start_s = time.monotonic()
+        self.bounds_ns = [meter.bound_ns(candidate) for candidate in self.candidates]
         self.records: dict[str, Measured | Failed] = {}
-        for candidate in candidates:
+        for candidate in self.candidates:
             record = meter.known(candidate)
             if record is not None:
                 self.records[candidate.key] = record
-        self.candidates = list(candidates)
-        self.failed = 0
-        self._drop_failed()
         self.rounds: list[Round] = []
-        self.best: tuple[int, tuple[Candidate, ...]] | None = None
+        self.best: tuple[int, tuple[int, ...]] | None = None
         self.bound_ns = 0
+        problem = make_problem(graph, self.candidates, self.cost_ns)
+        self.solver = Solver(problem, workers=options.solver_workers, seed=options.seed,
+                             describe=self._describe)  # fmt: skip
 
     def run(self) -> Orchestration:
         """Solve and measure until the plan's costs are all measured, or the budget is spent.
@@ -105,125 +106,119 @@ class LazyLoop:
             InfeasibleError: no plan exists.
         """
         stopped = False
-        while True:
-            plan, problem = self._solve(self.candidates)
+        while not stopped:
+            plan = self._solve()
             self.bound_ns = max(self.bound_ns, plan.certificate.bound_ns)
-            chosen = [self.candidates[k] for k in plan.kernels]
-            unknown = [c for c in chosen if c.key not in self.records]
-            if not unknown:
-                self._keep(plan.certificate.objective_ns or 0, chosen)
-                self._report()
-                if plan.certificate.status is Status.OPTIMAL or not self._time_left():
-                    break
-                logger.warning("the solver stopped with a gap of %.2f %%",
-                               100 * (plan.certificate.gap or 0))  # fmt: skip
-                break
-            self._measure(unknown)
-            self._try_incumbent(chosen)
-            self._report()
-            if not self._time_left():
+            unknown = [k for k in plan.kernels if self.candidates[k].key not in self.records]
+            if unknown and self._time_left():
+                self._measure(unknown)
+            elif unknown:
                 stopped = True
+            self._try_incumbent(plan.kernels)
+            self._report()
+            if not unknown:
                 break
-        if self.best is None:
-            self._fall_back()
+        while self.best is None:  # time is up before all of one plan was measured
+            plan = self._solve()
+            self._measure(plan.kernels)
+            self._try_incumbent(plan.kernels)
         return self._result(stopped)
-
-    def _solve(self, candidates: Sequence[Candidate]) -> tuple[Plan, Problem]:
-        problem = make_problem(self.graph, candidates, self.cost_ns)
-        hint = None
-        if self.best is not None:
-            number = {c.key + str(c.group.primitives): k for k, c in enumerate(candidates)}
-            keys = [c.key + str(c.group.primitives) for c in self.best[1]]
-            hint = [number[key] for key in keys if key in number]
-        seconds = self.options.solver_seconds
-        left = self._seconds_left()
-        if left is not None:
-            seconds = max(1.0, min(seconds, left))
-        plan = solve(
-            problem, seconds=seconds, workers=self.options.solver_workers,
-            seed=self.options.seed, hint=hint,
-        )  # fmt: skip
-        if not plan.kernels and problem.required:
-            raise InfeasibleError(
-                f"the solver found no plan within {seconds:.0f} s",
-                hint="Give it longer (--solver-seconds) or fewer candidates (--max-primitives)",
-            )
-        verify_plan(problem, plan)
-        return plan, problem
 
     def cost_ns(self, candidate: Candidate) -> tuple[int, bool]:
         """Return a candidate's measured time, or its bound."""
         record = self.records.get(candidate.key)
-        bound = self.meter.bound_ns(candidate)
-        # A measurement below the bound says that the bound is off for it: it counts as the bound,
-        # or costs would not only rise and the last solution would prove nothing.
-        return (
-            (max(record.time_ns, bound), True) if isinstance(record, Measured) else (bound, False)
-        )
+        bound_ns = self.meter.bound_ns(candidate)
+        if not isinstance(record, Measured):
+            return bound_ns, False
+        # A time below the bound says that the bound is off for it: it counts as the bound, or
+        # costs would not only rise and the last solution would prove nothing.
+        return max(record.time_ns, bound_ns), True
 
-    def _measure(self, candidates: Sequence[Candidate]) -> None:
-        unique = list({c.key: c for c in candidates if c.key not in self.records}.values())
-        for candidate, record in zip(unique, self.meter.measure(unique), strict=True):
+    @property
+    def usable(self) -> tuple[Candidate, ...]:
+        """The candidates that have not failed."""
+        return tuple(c for c in self.candidates if not self._is_failed(c))
+
+    def _solve(self) -> Plan:
+        seconds = self.options.solver_seconds
+        left = self._seconds_left()
+        if left is not None:
+            seconds = max(2.0, min(seconds, left))
+        costs = [self.cost_ns(c) for c in self.candidates]
+        plan = self.solver.solve(
+            [cost for cost, _ in costs], [measured for _, measured in costs], seconds=seconds,
+            hint=self.best[1] if self.best else None, lower_bound_ns=self.bound_ns,
+            excluded=[k for k, c in enumerate(self.candidates) if self._is_failed(c)],
+        )  # fmt: skip
+        status = plan.certificate.status
+        if status is Status.INFEASIBLE:
+            raise InfeasibleError("the candidates that work do not make up a plan",
+                                  hint="Run `korch doctor`; -v says why candidates failed")  # fmt: skip
+        if status is Status.UNKNOWN:
+            raise InfeasibleError(
+                f"the solver found no plan within {seconds:.0f} s",
+                hint="Give it longer (--solver-seconds) or fewer candidates (--max-primitives)",
+            )
+        logger.info("solved: %s, %s ns, bound %s ns, %.1f s", status.value,
+                    plan.certificate.objective_ns, plan.certificate.bound_ns,
+                    plan.certificate.seconds)  # fmt: skip
+        return plan
+
+    def _measure(self, kernels: Sequence[int]) -> None:
+        unique = {self.candidates[k].key: self.candidates[k] for k in kernels}
+        todo = [c for key, c in unique.items() if key not in self.records]
+        for candidate, record in zip(todo, self.meter.measure(todo), strict=True):
             self.records[candidate.key] = record
-        self._drop_failed()
 
-    def _drop_failed(self) -> None:
-        kept = [c for c in self.candidates if not isinstance(self.records.get(c.key), Failed)]
-        self.failed += len(self.candidates) - len(kept)
-        self.candidates = kept
+    def _is_failed(self, candidate: Candidate) -> bool:
+        return isinstance(self.records.get(candidate.key), Failed)
 
-    def _try_incumbent(self, chosen: Sequence[Candidate]) -> None:
-        costs = [self.cost_ns(c) for c in chosen]
-        alive = not any(isinstance(self.records.get(c.key), Failed) for c in chosen)
-        if alive and all(measured for _, measured in costs):
-            self._keep(sum(cost for cost, _ in costs), chosen)
-
-    def _keep(self, cost_ns: int, chosen: Sequence[Candidate]) -> None:
-        if self.best is None or cost_ns < self.best[0]:
-            self.best = (cost_ns, tuple(chosen))
-
-    def _fall_back(self) -> None:
-        """Without a measured plan when time is up: measure what the next solutions use anyway."""
-        while self.best is None:
-            plan, _ = self._solve(self.candidates)
-            chosen = [self.candidates[k] for k in plan.kernels]
-            self._measure(chosen)
-            self._try_incumbent(chosen)
+    def _try_incumbent(self, kernels: Sequence[int]) -> None:
+        """Keep a plan if all of it is measured and it is the best so far."""
+        chosen = [self.candidates[k] for k in kernels]
+        if not all(isinstance(self.records.get(c.key), Measured) for c in chosen):
+            return
+        total_ns = sum(self.cost_ns(c)[0] for c in chosen)
+        if self.best is None or total_ns < self.best[0]:
+            self.best = (total_ns, tuple(kernels))
 
     def _seconds_left(self) -> float | None:
-        if self.deadline_s is None:
-            return None
-        return self.deadline_s - time.monotonic()
+        return None if self.deadline_s is None else self.deadline_s - time.monotonic()
 
     def _time_left(self) -> bool:
         left = self._seconds_left()
         return left is None or left > 0
 
+    def _describe(self, value: int) -> str:
+        makers = self.graph.producers[value]
+        origin = self.graph.origins[makers[0]] if makers and self.graph.origins else ""
+        return f"%{value} ({origin})" if origin else f"%{value}"
+
     def _report(self) -> None:
-        entry = Round(self.bound_ns, self.best[0] if self.best else None, self._count_measured(),
+        entry = Round(self.bound_ns, self.best[0] if self.best else None, self._distinct_measured(),
                       time.monotonic() - self.start_s)  # fmt: skip
         self.rounds.append(entry)
         if self.progress is not None:
             self.progress(entry)
 
-    def _count_measured(self) -> int:
-        return sum(isinstance(self.records.get(c.key), Measured) for c in self.candidates)
+    def _distinct_measured(self) -> int:
+        return sum(isinstance(record, Measured) for record in self.records.values())
 
     def _result(self, stopped: bool) -> Orchestration:
         if self.best is None:
             raise InfeasibleError("no plan could be measured")
-        objective_ns, steps = self.best
+        objective_ns, kernels = self.best
         bound_ns = min(self.bound_ns, objective_ns)
+        measured = sum(isinstance(self.records.get(c.key), Measured) for c in self.candidates)
         certificate = Certificate(
             status=Status.OPTIMAL if bound_ns == objective_ns else Status.FEASIBLE,
             objective_ns=objective_ns, bound_ns=bound_ns, kernels=len(self.candidates),
-            measured=self._count_measured(), is_measured=True,
-            seconds=time.monotonic() - self.start_s,
+            measured=measured, is_measured=True, seconds=time.monotonic() - self.start_s,
         )  # fmt: skip
+        steps = tuple(self.candidates[k] for k in kernels)
         return Orchestration(
             steps=steps, certificate=certificate,
             costs_ns=tuple(self.cost_ns(c)[0] for c in steps), rounds=tuple(self.rounds),
-            measured=certificate.measured,
-            distinct_measured=sum(isinstance(r, Measured) for r in self.records.values()),
-            failed=self.failed, stopped_by_budget=stopped,
+            measured=measured, distinct_measured=self._distinct_measured(),
+            failed=sum(map(self._is_failed, self.candidates)), stopped_by_budget=stopped,
         )  # fmt: skip

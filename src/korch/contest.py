@@ -1,0 +1,220 @@
+"""Plans -> executables, timed interleaved and checked; the fastest one that is right wins.
+
+Sums of isolated kernel times can mislead, so the optimum must also win as a whole. Every executable
+is compared with the reference interpreter on random inputs before it may win.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from korch.candidate.candidate import Candidate, Refusal
+from korch.errors import InfeasibleError, KorchError
+from korch.measure.meter import CandidateMeter
+from korch.options import Options
+from korch.primitive import reference
+from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.op import Array
+from korch.runtime.build import build
+from korch.runtime.executable import Executable
+from korch.runtime.program import Step
+from korch.runtime.record import ModelRecord
+
+logger = logging.getLogger("korch.contest")
+
+ROUNDS = 11
+SECONDS = 4.0
+MAX_ERROR = 1e-3
+"""Largest difference from the reference, relative to the largest element of an output. A right
+float32 plan of a deep model stays well below it; a wrong kernel does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A plan that takes part: its kernels in order, and what each is thought to cost."""
+
+    name: str
+    steps: tuple[Candidate, ...]
+    costs: tuple[tuple[int, bool], ...]
+
+    @property
+    def predicted_ns(self) -> int:
+        """The sum of the costs."""
+        return sum(cost for cost, _ in self.costs)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of an entry: times of whole runs and the error, or why it is out."""
+
+    entry: Entry
+    executable: Executable | None
+    times_ns: tuple[int, ...] = ()
+    max_error: float | None = None
+    refusal: str = ""
+
+    @property
+    def median_ns(self) -> float:
+        """The median time of a run."""
+        return float(np.median(self.times_ns)) if self.times_ns else float("inf")
+
+    @property
+    def is_right(self) -> bool:
+        """Whether it may win."""
+        return self.max_error is not None and self.max_error <= MAX_ERROR
+
+    def as_record(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        times = np.array(self.times_ns) / 1e6
+        low, high = np.percentile(times, [10, 90]) if len(times) else (None, None)
+        return {
+            "plan": self.entry.name, "kernels": len(self.entry.steps),
+            "predicted_ms": self.entry.predicted_ns / 1e6,
+            "measured_ms": self.median_ns / 1e6 if len(times) else None, "p10_ms": low,
+            "p90_ms": high, "max_error": self.max_error, "refusal": self.refusal,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Contest:
+    """All results; the winner is the fastest that is right."""
+
+    results: tuple[Result, ...]
+    winner: Executable
+    won: Result
+
+    def report(self) -> dict[str, Any]:
+        """Return what the report says of the contest."""
+        return {
+            "plan": self.won.entry.name,
+            "measured_ms": self.won.median_ns / 1e6,
+            "max_error": self.won.max_error,
+            "contest": [result.as_record() for result in self.results],
+        }
+
+
+def hold_contest(
+    graph: PrimitiveGraph, entries: Sequence[Entry], meter: CandidateMeter, options: Options,
+    certificate: Any, model: ModelRecord | None, report: Mapping[str, Any],
+) -> Contest:  # fmt: skip
+    """Build, check and time plans.
+
+    Args:
+        graph: the model's graph.
+        entries: the plans; the first one is the optimum of the search.
+        meter: builds kernels.
+        options: threads and seed.
+        certificate: what the search proved of the first plan.
+        model: what the graph was made from.
+        report: kept in each executable.
+
+    Raises:
+        InfeasibleError: no plan is right.
+    """
+    inputs = random_inputs(graph, options.seed)
+    expected = reference.run(graph, inputs)
+    arrays = [inputs[name] for name, _ in graph.inputs]
+    results = []
+    for entry in _distinct(entries):
+        try:
+            steps = _steps(entry, meter)
+            artifact = build(graph, steps, meter.target, meter.builder, model=model,
+                             certificate=certificate, options=options, report=report)  # fmt: skip
+            executable = Executable(artifact)
+            error = largest_error(executable, arrays, expected)
+        except KorchError as error_found:
+            logger.info("plan %s is out: %s", entry.name, error_found)
+            results.append(Result(entry, None, refusal=str(error_found)))
+            continue
+        refusal = "" if error <= MAX_ERROR else f"its error is {error:.2e}"
+        results.append(Result(entry, executable, max_error=error, refusal=refusal))
+    timed = _time_all(results, arrays)
+    able = [result for result in timed if result.is_right and result.executable is not None]
+    if not able:
+        raise InfeasibleError(
+            "no plan computes what the reference does: "
+            + "; ".join(f"{r.entry.name}: {r.refusal}" for r in timed),
+            hint="This is a fault of Korch; please report it with the model",
+        )
+    won = min(able, key=lambda result: result.median_ns)
+    if won.executable is None:
+        raise InfeasibleError("the winning plan has no executable")
+    return Contest(tuple(timed), won.executable, won)
+
+
+def random_inputs(graph: PrimitiveGraph, seed: int) -> dict[str, Array]:
+    """Return seeded inputs: floats of a standard normal distribution, integers 0 and 1."""
+    rng = np.random.default_rng(seed)
+    arrays: dict[str, Array] = {}
+    for name, value in graph.inputs:
+        type_ = graph.types[value]
+        if type_.dtype.is_float:
+            drawn = rng.standard_normal(type_.shape, np.float32)
+        else:
+            drawn = rng.integers(0, 2, type_.shape)
+        arrays[name] = np.asarray(drawn).astype(type_.dtype.numpy)
+    return arrays
+
+
+def largest_error(
+    executable: Executable, arrays: Sequence[Array], expected: Mapping[str, Array]
+) -> float:
+    """Return the largest difference, relative to the largest element of the output."""
+    worst = 0.0
+    names = [tensor.name for tensor in executable.get_outputs()]
+    for name, actual in zip(names, executable(*arrays), strict=True):
+        wanted = np.asarray(expected[name])
+        if not np.issubdtype(actual.dtype, np.inexact) and actual.dtype.kind in "iub":
+            worst = max(worst, float(np.any(actual != wanted)))
+            continue
+        a, e = actual.astype(np.float64), wanted.astype(np.float64)
+        if not np.array_equal(np.isfinite(a), np.isfinite(e)):
+            return float("inf")
+        finite = np.isfinite(e)
+        size = max(float(np.abs(e[finite]).max(initial=0.0)), 1e-30)
+        worst = max(worst, float(np.abs(a[finite] - e[finite]).max(initial=0.0)) / size)
+    return worst
+
+
+def _distinct(entries: Sequence[Entry]) -> list[Entry]:
+    found: dict[tuple[tuple[str, tuple[int, ...]], ...], Entry] = {}
+    for entry in entries:
+        found.setdefault(tuple((c.key, c.group.outputs) for c in entry.steps), entry)
+    return list(found.values())
+
+
+def _steps(entry: Entry, meter: CandidateMeter) -> list[Step]:
+    steps = []
+    for candidate, (cost_ns, is_measured) in zip(entry.steps, entry.costs, strict=True):
+        kernel = meter.kernel(candidate)
+        if isinstance(kernel, Refusal):
+            raise InfeasibleError(f"{candidate.provider} refuses a kernel: {kernel.reason}")
+        steps.append(Step(candidate, kernel, cost_ns, meter.bound_ns(candidate), is_measured))
+    return steps
+
+
+def _time_all(results: Sequence[Result], arrays: Sequence[Array]) -> list[Result]:
+    """Time the executables in turn, round by round, so that all meet the same neighbours."""
+    runners = {i: r.executable for i, r in enumerate(results) if r.executable is not None}
+    times: dict[int, list[int]] = {i: [] for i in runners}
+    for executable in runners.values():
+        executable(*arrays)
+    begun = time.monotonic()
+    for turn in range(ROUNDS):
+        if turn >= 3 and time.monotonic() - begun > SECONDS:
+            break
+        for i, executable in runners.items():
+            executable(*arrays)  # the first run after another plan finds its caches cold
+            start = time.perf_counter_ns()
+            executable(*arrays)
+            times[i].append(time.perf_counter_ns() - start)
+    return [
+        Result(r.entry, r.executable, tuple(times.get(i, ())), r.max_error, r.refusal)
+        for i, r in enumerate(results)
+    ]

@@ -1,0 +1,34 @@
+"""Shared libraries and headers that Python packages bring along."""
+
+from __future__ import annotations
+
+import site
+import sys
+from functools import cache
+from pathlib import Path
+
+
+def find_library(name: str) -> Path | None:
+    """Return the shared library `lib<name>.so*` of the Python environment, or None."""
+    for folder in library_folders():
+        found = sorted(folder.glob(f"lib{name}.so*"))
+        if found:
+            # lib<name>.so.<major> is the name that other libraries ask for.
+            return next((p for p in found if p.name.count(".") == 2), found[0])
+    return None
+
+
+def find_headers(name: str) -> Path | None:
+    """Return the folder of the header `name` in the Python environment, or None."""
+    for folder in library_folders():
+        if (folder.parent / "include" / name).exists():
+            return folder.parent / "include"
+    return None
+
+
+@cache
+def library_folders() -> tuple[Path, ...]:
+    """Return the folders in which Python packages put shared libraries."""
+    roots = [Path(sys.prefix), Path(site.getuserbase())]
+    roots += [Path(p).parents[2] for p in site.getsitepackages() if len(Path(p).parents) > 2]
+    return tuple(dict.fromkeys(root / "lib" for root in roots if (root / "lib").is_dir()))

@@ -1,0 +1,191 @@
+// What the oneDNN provider's sources call: one primitive with its tensors and post-operations.
+#pragma once
+
+#include <oneapi/dnnl/dnnl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+namespace korch_onednn {
+
+constexpr int MOST = 24;
+
+struct Dims {
+  dnnl_dims_t values = {};
+  int count = 0;
+  template <typename... N>
+  Dims(N... n) : values{static_cast<dnnl_dim_t>(n)...}, count(sizeof...(n)) {}
+};
+
+// The engine and the stream that all kernels of a process share.
+struct Device {
+  dnnl_engine_t engine = nullptr;
+  dnnl_stream_t stream = nullptr;
+  Device() {
+    if (dnnl_engine_create(&engine, dnnl_cpu, 0) != dnnl_success) return;
+    dnnl_stream_create(&stream, engine, dnnl_stream_default_flags);
+  }
+};
+
+inline Device& device() {
+  static Device shared;
+  return shared;
+}
+
+struct State {
+  dnnl_primitive_t primitive = nullptr;
+  dnnl_exec_arg_t arguments[MOST];
+  int buffers[MOST];
+  int count = 0;
+};
+
+inline void destroy(void* pointer) {
+  State* state = static_cast<State*>(pointer);
+  if (state == nullptr) return;
+  for (int i = 0; i < state->count; ++i) dnnl_memory_destroy(state->arguments[i].memory);
+  if (state->primitive != nullptr) dnnl_primitive_destroy(state->primitive);
+  delete state;
+}
+
+inline int run(void* pointer, void* const* buffers) {
+  State* state = static_cast<State*>(pointer);
+  for (int i = 0; i < state->count; ++i) {
+    dnnl_memory_set_data_handle(state->arguments[i].memory, buffers[state->buffers[i]]);
+  }
+  return dnnl_primitive_execute(state->primitive, device().stream, state->count,
+                                state->arguments) != dnnl_success;
+}
+
+// Collects the parts of a primitive; the first failure is kept and reported at the end.
+class Builder {
+ public:
+  Builder(char* error, size_t error_size) : error_(error), error_size_(error_size) {
+    check(dnnl_post_ops_create(&post_ops_), "post-operations");
+    check(dnnl_primitive_attr_create(&attributes_), "attributes");
+    if (device().stream == nullptr) check(dnnl_runtime_error, "engine");
+  }
+
+  // A tensor in buffers[buffer], in the layout of a format tag.
+  dnnl_memory_desc_t tensor(int buffer, int argument, const Dims& dims, dnnl_format_tag_t tag) {
+    dnnl_memory_desc_t desc = nullptr;
+    check(dnnl_memory_desc_create_with_tag(&desc, dims.count, dims.values, dnnl_f32, tag),
+          "tensor");
+    return add(buffer, argument, desc);
+  }
+
+  // A tensor in buffers[buffer], with a distance in elements between neighbours along each axis.
+  dnnl_memory_desc_t strided(int buffer, int argument, const Dims& dims, const Dims& strides) {
+    dnnl_memory_desc_t desc = nullptr;
+    check(dnnl_memory_desc_create_with_strides(&desc, dims.count, dims.values, dnnl_f32,
+                                               strides.values), "tensor");
+    return add(buffer, argument, desc);
+  }
+
+  int post_operation() const { return operations_; }
+
+  void eltwise(dnnl_alg_kind_t kind, float alpha, float beta) {
+    check(dnnl_post_ops_append_eltwise(post_ops_, kind, alpha, beta), "elementwise operation");
+    ++operations_;
+  }
+
+  void binary(dnnl_alg_kind_t kind, dnnl_memory_desc_t other) {
+    check(dnnl_post_ops_append_binary(post_ops_, kind, other), "binary operation");
+    ++operations_;
+  }
+
+  void* convolution(dnnl_memory_desc_t x, dnnl_memory_desc_t w, dnnl_memory_desc_t bias,
+                    dnnl_memory_desc_t y, const Dims& strides, const Dims& dilations,
+                    const Dims& begin, const Dims& end) {
+    attach();
+    check(dnnl_convolution_forward_primitive_desc_create(
+              &made_, device().engine, dnnl_forward_inference, dnnl_convolution_direct, x, w, bias,
+              y, strides.values, dilations.values, begin.values, end.values, attributes_),
+          "convolution");
+    return finish();
+  }
+
+  void* deconvolution(dnnl_memory_desc_t x, dnnl_memory_desc_t w, dnnl_memory_desc_t bias,
+                      dnnl_memory_desc_t y, const Dims& strides, const Dims& dilations,
+                      const Dims& begin, const Dims& end) {
+    attach();
+    check(dnnl_deconvolution_forward_primitive_desc_create(
+              &made_, device().engine, dnnl_forward_inference, dnnl_deconvolution_direct, x, w,
+              bias, y, strides.values, dilations.values, begin.values, end.values, attributes_),
+          "transposed convolution");
+    return finish();
+  }
+
+  void* matmul(dnnl_memory_desc_t a, dnnl_memory_desc_t b, dnnl_memory_desc_t bias,
+               dnnl_memory_desc_t y) {
+    attach();
+    check(dnnl_matmul_primitive_desc_create(&made_, device().engine, a, b, bias, y, attributes_),
+          "matrix product");
+    return finish();
+  }
+
+  void* pooling(dnnl_alg_kind_t kind, dnnl_memory_desc_t x, dnnl_memory_desc_t y,
+                const Dims& strides, const Dims& kernel, const Dims& dilations, const Dims& begin,
+                const Dims& end) {
+    attach();
+    check(dnnl_pooling_forward_primitive_desc_create(
+              &made_, device().engine, dnnl_forward_inference, kind, x, y, strides.values,
+              kernel.values, dilations.values, begin.values, end.values, attributes_),
+          "pooling");
+    return finish();
+  }
+
+  void* reorder(dnnl_memory_desc_t x, dnnl_memory_desc_t y) {
+    attach();
+    check(dnnl_reorder_primitive_desc_create(&made_, x, device().engine, y, device().engine,
+                                             attributes_), "change of layout");
+    return finish();
+  }
+
+ private:
+  dnnl_memory_desc_t add(int buffer, int argument, dnnl_memory_desc_t desc) {
+    dnnl_memory_t memory = nullptr;
+    if (failed_ == nullptr) {
+      check(dnnl_memory_create(&memory, desc, device().engine, DNNL_MEMORY_NONE), "memory");
+    }
+    State& state = *state_;
+    state.arguments[state.count] = {argument, memory};
+    state.buffers[state.count] = buffer;
+    ++state.count;
+    return descs_[descs_count_++] = desc;
+  }
+
+  void attach() { check(dnnl_primitive_attr_set_post_ops(attributes_, post_ops_), "attributes"); }
+
+  void* finish() {
+    if (failed_ == nullptr) check(dnnl_primitive_create(&state_->primitive, made_), "primitive");
+    if (made_ != nullptr) dnnl_primitive_desc_destroy(made_);
+    for (int i = 0; i < descs_count_; ++i) dnnl_memory_desc_destroy(descs_[i]);
+    dnnl_post_ops_destroy(post_ops_);
+    dnnl_primitive_attr_destroy(attributes_);
+    if (failed_ == nullptr) return state_;
+    snprintf(error_, error_size_, "oneDNN refuses the %s (status %d)", failed_, status_);
+    destroy(state_);
+    return nullptr;
+  }
+
+  void check(dnnl_status_t status, const char* part) {
+    if (status != dnnl_success && failed_ == nullptr) {
+      failed_ = part;
+      status_ = status;
+    }
+  }
+
+  char* error_;
+  size_t error_size_;
+  State* state_ = new State();
+  dnnl_post_ops_t post_ops_ = nullptr;
+  dnnl_primitive_attr_t attributes_ = nullptr;
+  dnnl_primitive_desc_t made_ = nullptr;
+  dnnl_memory_desc_t descs_[MOST];
+  int descs_count_ = 0;
+  int operations_ = 0;
+  const char* failed_ = nullptr;
+  int status_ = 0;
+};
+
+}  // namespace korch_onednn
