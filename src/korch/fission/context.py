@@ -30,6 +30,9 @@ from korch.primitive.types import DType, ValueType
 
 Shape = tuple[int, ...]
 
+# Indices are attributes of the primitive `take`; more of them are better kept as a tensor.
+MOST_INDICES = 1 << 16
+
 
 class Context:
     """One operator while it is split.

@@ -6,12 +6,9 @@ import math
 
 import numpy as np
 
-from korch.fission.context import Context, axis_of
+from korch.fission.context import MOST_INDICES, Context, axis_of
 from korch.fission.rule import Refusal, Rule, rule
 from korch.primitive.op import Array
-
-# Indices are attributes of the primitive; more of them are better kept as a tensor.
-MOST_INDICES = 1 << 16
 
 Result = int | Refusal
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from korch.fission.context import Context, Shape, axis_of
+from korch.fission.context import MOST_INDICES, Context, Shape, axis_of
 from korch.fission.rule import Build, Refusal, Rule, rule
 from korch.primitive.types import DType
 
@@ -107,6 +107,8 @@ def _tile(c: Context) -> Result:
     x, repeats = c.input(0), c.ints(1)
     if repeats is None:
         return Refusal("repeats are computed at run time")
+    if max(c.output_type().shape, default=0) > MOST_INDICES:
+        return Refusal(f"an axis of more than {MOST_INDICES} elements")
     for axis, count in enumerate(repeats):
         size = c.shape(x)[axis]
         if count != 1:
@@ -168,6 +170,8 @@ def _reverse_sequence(c: Context) -> Result:
     if {batch, time} != {0, 1}:
         return Refusal("axes other than the first two")
     shape = c.shape(x)
+    if shape[0] * shape[1] > MOST_INDICES:
+        return Refusal(f"more than {MOST_INDICES} indices")
     flat = c.reshape(x, (shape[0] * shape[1], *shape[2:]))
     return c.reshape(c.take(flat, 0, _reverse_where(shape[:2], lengths, batch, time)), shape)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from korch.fission.context import Context, axis_of
+from korch.fission.context import MOST_INDICES, Context, axis_of
 from korch.fission.rule import Refusal, Rule, rule
 from korch.primitive.op import Array
 
@@ -147,6 +147,11 @@ def _resize(c: Context) -> Result:
         return Refusal("integers are interpolated")
     if 0 in c.shape(x):
         return Refusal("an empty input")
+    mode, rounding = c.attribute("mode", "nearest"), c.attribute("nearest_mode")
+    if mode not in ("nearest", "linear", "cubic") or rounding not in (None, *_ROUNDINGS):
+        return Refusal(f"the mode {mode}, rounding {rounding}")
+    if max(c.output_type().shape, default=0) > MOST_INDICES:
+        return Refusal(f"an axis of more than {MOST_INDICES} elements")
     for axis, scale in scales.items():
         out = c.output_type().shape[axis]
         if scale == 1.0 and out == c.shape(x)[axis]:

@@ -7,9 +7,10 @@ refuses, is kept whole, and the report says why.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from korch.errors import InvalidGraphError, ModelError
 from korch.fission.context import Context
 from korch.fission.opaque import keep_whole
 from korch.fission.rule import Refusal, Rule
@@ -82,7 +83,7 @@ def split_operators(
 def _split(c: Context, rules: Mapping[str, tuple[Rule, ...]], values: dict[str, int]) -> str:
     """Split one operator; return why it was kept whole, or "" if it was not."""
     found = _find(c.operator, rules)
-    result = found if isinstance(found, Refusal) else found.build(c)
+    result = found if isinstance(found, Refusal) else _build(c, found)
     if isinstance(result, Refusal):
         outputs, reason = keep_whole(c), result.reason
     else:
@@ -90,8 +91,29 @@ def _split(c: Context, rules: Mapping[str, tuple[Rule, ...]], values: dict[str, 
         outputs, reason = dict(enumerate(given)), ""
     for position, value in outputs.items():
         if position < len(c.operator.outputs) and c.operator.outputs[position]:
+            _check_type(c, position, value)
             values[c.operator.outputs[position]] = value
     return reason
+
+
+def _build(c: Context, rule: Rule) -> int | Sequence[int] | Refusal:
+    """Apply a rule; what ONNX's own checks let pass but no rule can mean is the model's fault."""
+    try:
+        return rule.build(c)
+    except (InvalidGraphError, ValueError, LookupError, TypeError, ArithmeticError) as error:
+        raise ModelError(
+            f"its inputs or attributes contradict the operator's definition ({error})",
+            where=c.operator.label,
+        ) from error
+
+
+def _check_type(c: Context, position: int, value: int) -> None:
+    found, expected = c.builder.type(value), c.output_type(position)
+    if c.is_read(position) and found != expected:
+        raise InvalidGraphError(
+            f"output {position} was split into {found}", where=c.operator.label,
+            expected=str(expected),
+        )  # fmt: skip
 
 
 def _find(operator: Operator, rules: Mapping[str, tuple[Rule, ...]]) -> Rule | Refusal:

@@ -26,6 +26,7 @@ RANDOM = frozenset(
      "RandomUniformLike"}
 )  # fmt: skip
 OLDEST_OPSET = 7
+LARGEST_BYTES = 1 << 37  # of a value; beyond it the model is damaged, or meant for a cluster
 # Operators for which ONNX has no inference function; their first output is like their first input.
 LIKE_FIRST_INPUT = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
 
@@ -70,7 +71,7 @@ def find_schema(node: Any, opsets: Mapping[str, int], model: str) -> Any:
         )
     try:
         schema = onnx.defs.get_schema(node.op_type, opsets[domain], domain)
-    except onnx.defs.SchemaError as error:
+    except (onnx.defs.SchemaError, UnicodeDecodeError) as error:
         raise UnsupportedError(
             f"opset {opsets[domain]} has no operator {node.op_type!r}",
             where=where,
@@ -98,7 +99,7 @@ def _check_node(node: Any, opsets: Mapping[str, int], where: str) -> None:
         return  # the checker knows no names outside of the node's subgraphs
     try:
         onnx.checker.check_node(node, context)
-    except onnx.checker.ValidationError as error:
+    except (onnx.checker.ValidationError, UnicodeDecodeError) as error:
         text = " ".join(str(error).split("==> Context")[0].split())
         if "is deprecated" not in text:
             raise ModelError(f"it breaks the operator's definition: {text}", where=where) from error
@@ -187,4 +188,10 @@ def static_type(proto: Any, name: str, node: Any, model: str) -> ValueType:
             expected="shapes that are known before the model runs",
             hint="Cut the model before this node, or replace the node by one of static shape",
         )
-    return ValueType(tuple(dim.dim_value for dim in tensor.shape.dim), dtype)
+    type_ = ValueType(tuple(dim.dim_value for dim in tensor.shape.dim), dtype)
+    if type_.size_bytes > LARGEST_BYTES:
+        raise UnsupportedError(
+            f"its output {name!r} is {type_}, {type_.size_bytes >> 30} GiB", where=where,
+            expected=f"at most {LARGEST_BYTES >> 30} GiB",
+        )  # fmt: skip
+    return type_
