@@ -3,8 +3,10 @@ import onnx
 import pytest
 from onnx import helper
 
+from korch.errors import InvalidGraphError, ModelError
 from korch.fission import RULES, fission, fission_with_report
-from korch.fission.rule import Refusal
+from korch.fission.rule import Refusal, Rule
+from korch.fission.split import split_operators
 from korch.frontend import load_model
 from korch.primitive.check import check_graph
 from korch.primitive.reference import run
@@ -50,6 +52,7 @@ def test_an_omitted_input_and_an_unread_output_stay_out():
     np.testing.assert_allclose(run(graph, {"x": x})["last"], expected, rtol=1e-6)
 
 
+_EMPTY = np.zeros(0, np.float32)
 INDICES = np.array([0, 2], np.int64)
 REFUSED = [
     ("Gather", [X, INDICES], {}, {}, 13, "indices are computed at run time"),
@@ -81,6 +84,54 @@ def test_refusals_say_why(op, inputs, constants, attributes, opset, reason):
     (kept,) = report.kept
     assert reason in kept.reason
     assert kept.operator == f"{op} it"
+
+
+CONTRADICTIONS = [
+    ("LayerNormalization", [X, np.ones(3, np.float32)], {}, "broadcast"),
+    ("Conv", [X[None, None], np.ones((1, 1, 2, 2), np.float32)], {"kernel_shape": [3, 3]},
+     "kernel_shape"),
+    ("InstanceNormalization", [X[None], *[np.ones(2, np.float32)] * 2], {}, "contradict"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "inputs", "attributes", "complaint"), CONTRADICTIONS)
+def test_a_model_that_contradicts_a_definition_is_refused_with_its_node(
+    op, inputs, attributes, complaint
+):
+    with pytest.raises(ModelError, match=rf"{op} it: .*{complaint}"):
+        fission(load_model(one_operator(op, inputs, **attributes)))
+
+
+def test_a_rule_that_gives_another_type_is_korch_s_fault():
+    graph = load_model(one_operator("Relu", [X]))
+    wrong = Rule("Relu", 7, None, lambda c: c.transpose(c.input(0), (1, 0)), "test")
+    with pytest.raises(InvalidGraphError, match=r"f32\[4,3\]; expected f32\[3,4\]"):
+        split_operators(graph, {"Relu": (wrong,)})
+
+
+def test_a_rule_for_other_opsets_does_not_fire():
+    graph = load_model(one_operator("Relu", [X], opset=13))
+    old = Rule("Relu", 7, 12, lambda c: c.input(0), "test")
+    _, report = split_operators(graph, {"Relu": (old,)})
+    assert report.reasons == {("Relu", "no rule for this opset"): 1}
+
+
+def test_axes_too_long_for_indices_are_kept_whole():
+    counts = {1: np.array([1, 1 << 17])}
+    _, report = _report(one_operator("Tile", [X], constants=counts))
+    assert "more than 65536" in report.kept[0].reason
+    sizes = {1: _EMPTY, 2: _EMPTY, 3: np.array([3, 1 << 17])}
+    _, report = _report(one_operator("Resize", [X], constants=sizes, opset=13))
+    assert "more than 65536" in report.kept[0].reason
+
+
+def test_a_large_constant_of_one_number_is_never_written_out():
+    shape = {0: np.array([1 << 20, 1 << 12])}
+    graph, report = _report(one_operator("ConstantOfShape", [], constants=shape))
+    assert not report.kept
+    (constant,) = graph.constants.values()
+    assert constant.is_uniform
+    assert constant.type.size_bytes == 1 << 34
 
 
 def test_max_pool_with_positions_that_are_read_is_kept_whole():

@@ -36,6 +36,20 @@ def test_every_truncation_is_refused():
             load_model(content[:length])
 
 
+def test_names_that_are_no_text_are_refused():
+    with pytest.raises(ModelError, match="no UTF-8"):
+        load_model(_good().replace(b"Add", b"A\xffd"))
+
+
+def test_values_of_absurd_size_are_unsupported():
+    shape = {"s": np.array([1 << 40, 3])}
+    model = chain([_node("Expand", ["x", "s"])], {"x": (F, [1, 3])}, ["y"], shape)
+    with pytest.raises(
+        UnsupportedError, match=r"node 'n' \(Expand\): .*12288 GiB; expected at most"
+    ):
+        load_model(model)
+
+
 def test_an_empty_file_a_missing_one_and_a_folder_are_refused(tmp_path):
     (tmp_path / "empty.onnx").write_bytes(b"")
     with pytest.raises(ModelError, match="the file is empty"):

@@ -103,6 +103,12 @@ def _expand(c: Context) -> Result:
     return c.broadcast(c.input(0), c.output_type().shape)
 
 
+def _constant_of_shape(c: Context) -> Result:
+    """One number, however large the shape: folding it would write it out."""
+    value = c.attribute("value")
+    return c.full(0 if value is None else value.reshape(-1)[0], c.output_type())
+
+
 def _tile(c: Context) -> Result:
     x, repeats = c.input(0), c.ints(1)
     if repeats is None:
@@ -181,7 +187,8 @@ _OTHERS: tuple[tuple[str, Build, int], ...] = (
     ("Transpose", _transpose, 7), ("Concat", _concat, 7), ("Split", _split, 7),
     ("Slice", _slice, 7), ("Pad", _pad, 7), ("Expand", _expand, 8), ("Tile", _tile, 7),
     ("DepthToSpace", _depth_to_space, 7), ("SpaceToDepth", _space_to_depth, 7),
-    ("Trilu", _trilu, 14), ("ReverseSequence", _reverse_sequence, 10),
+    ("Trilu", _trilu, 14), ("ConstantOfShape", _constant_of_shape, 9),
+    ("ReverseSequence", _reverse_sequence, 10),
 )  # fmt: skip
 
 RULES: tuple[Rule, ...] = (

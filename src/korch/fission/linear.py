@@ -13,6 +13,15 @@ from korch.primitive.ops.reduce import window_extent
 Result = int | Refusal
 
 
+def _kernel(c: Context, w: int) -> Shape:
+    """Return the weights' window, which the attribute must not contradict."""
+    kernel = c.shape(w)[2:]
+    declared = tuple(c.attribute("kernel_shape", kernel))
+    if declared != kernel:
+        raise ValueError(f"kernel_shape is {declared}, the weights have {kernel}")
+    return kernel
+
+
 def _add_bias(c: Context, y: int, position: int) -> int:
     bias = c.optional(position)
     if bias is None:
@@ -25,7 +34,7 @@ def _conv(c: Context) -> Result:
     x, w = c.inputs[:2]
     if not c.rank(x) > 2:
         return Refusal("no spatial axis")
-    window = window_of(c, c.shape(w)[2:])
+    window = window_of(c, _kernel(c, w))
     if min((*window.pads_begin, *window.pads_end)) < 0:
         return Refusal("negative pads")
     attributes = ConvAttributes(
@@ -57,7 +66,7 @@ def _transpose_pads(c: Context, sizes: Shape, kernel: Shape, strides: Shape, dil
 
 def _conv_transpose(c: Context) -> Result:
     x, w = c.inputs[:2]
-    kernel = c.shape(w)[2:]
+    kernel = _kernel(c, w)
     spatial = len(kernel)
     strides = tuple(c.attribute("strides", (1,) * spatial))
     dilations = tuple(c.attribute("dilations", (1,) * spatial))

@@ -18,6 +18,18 @@ def node_label(node: Any) -> str:
     return f"node {name!r} ({domain}{node.op_type})"
 
 
+def has_legal_names(graph: Any) -> bool:
+    """Return whether all names in a graph are text: protobuf hands over what is not as bytes."""
+    named = (*graph.input, *graph.output, *graph.initializer)
+    return all(isinstance(item.name, str) for item in named) and all(
+        all(isinstance(text, str) for text in (node.name, node.op_type, node.domain,
+                                               *node.input, *node.output))
+        and all(isinstance(attribute.name, str) and has_legal_names(attribute.g)
+                and all(map(has_legal_names, attribute.graphs)) for attribute in node.attribute)
+        for node in graph.node
+    )  # fmt: skip
+
+
 def captured_names(node: Any) -> Iterator[str]:
     """Yield the names that a node's subgraphs read from outside."""
     for attribute in node.attribute:

@@ -17,7 +17,7 @@ from onnx import inliner
 
 from korch.errors import ModelError, UnsupportedError
 from korch.frontend.infer import check_opsets
-from korch.frontend.names import order_nodes
+from korch.frontend.names import has_legal_names, order_nodes
 from korch.frontend.operator import Operator, OperatorGraph
 from korch.frontend.propagate import Propagation
 from korch.frontend.shapes import bind_inputs
@@ -115,6 +115,10 @@ def _checked(proto: Any, name: str) -> Any:
             "this is no ONNX model, or it was cut short: it has no version, graph or opset",
             where=name,
             hint="Export or download it again",
+        )
+    if not has_legal_names(proto.graph):
+        raise ModelError(
+            "a name in it is no UTF-8 text", where=name, hint="Export or download it again"
         )
     return proto
 

@@ -56,7 +56,8 @@ class Constant:
         is_uniform = bool((rows[0] == rows[-1]).all() and (rows == rows[0]).all())
         if is_uniform:
             rows, dense = rows[0], np.broadcast_to(dense.reshape(-1)[0], shape)
-        digest = hashlib.sha256(f"{dense.dtype}{shape}{is_uniform}".encode() + rows.tobytes())
+        digest = hashlib.sha256(f"{dense.dtype}{shape}{is_uniform}".encode())
+        digest.update(np.ascontiguousarray(rows).data)
         return Constant(dense.reshape(shape), digest.hexdigest()[:16])
 
     @property
