@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import site
 import sys
 from functools import cache
@@ -32,3 +34,20 @@ def library_folders() -> tuple[Path, ...]:
     roots = [Path(sys.prefix), Path(site.getuserbase())]
     roots += [Path(p).parents[2] for p in site.getsitepackages() if len(Path(p).parents) > 2]
     return tuple(dict.fromkeys(root / "lib" for root in roots if (root / "lib").is_dir()))
+
+
+@cache
+def find_onnxruntime() -> Path | None:
+    """Return ONNX Runtime's shared library, which its Python package keeps to itself, or None."""
+    found = importlib.util.find_spec("onnxruntime")
+    for folder in (found.submodule_search_locations or ()) if found is not None else ():
+        for path in sorted(Path(folder, "capi").glob("libonnxruntime.so*")):
+            return path
+    return None
+
+
+def announce_onnxruntime() -> None:
+    """Tell kernels that will be created in this process where ONNX Runtime's library is."""
+    path = find_onnxruntime()
+    if path is not None:
+        os.environ.setdefault("KORCH_ONNXRUNTIME_LIBRARY", str(path))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from korch.errors import ArtifactError, ProviderError
-from korch.libraries import find_library
+from korch.libraries import announce_onnxruntime, find_library
 from korch.primitive.types import DType, ValueType
 from korch.runtime.weights import Weights
 
@@ -154,6 +154,7 @@ def _function(library: ctypes.CDLL, name: str, result: Any) -> Callable[..., Any
 
 
 def _load(content: bytes, libraries: Iterable[str]) -> ctypes.CDLL:
+    announce_onnxruntime()
     try:
         for name in libraries:
             _preload(name)

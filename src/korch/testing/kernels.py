@@ -7,14 +7,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from korch.candidate.candidate import Group, Offer
+from korch.candidate.candidate import Group, Offer, Refusal
 from korch.libraries import find_library
 from korch.measure.compiler import Builder
 from korch.measure.worker import aligned
 from korch.primitive import reference
-from korch.primitive.op import Array
-from korch.provider.provider import Kernel
-from korch.testing.tolerance import assert_same
+from korch.primitive.graph import Primitive
+from korch.primitive.op import Array, Category
+from korch.provider.provider import Kernel, Provider
+from korch.target import Target
+from korch.testing.samples import random_arrays
+from korch.testing.tolerance import Family, assert_same
 
 
 class KernelError(AssertionError):
@@ -23,7 +26,7 @@ class KernelError(AssertionError):
 
 def run_kernel(
     kernel: Kernel, group: Group, offer: Offer, inputs: Sequence[Array], builder: Builder,
-    threads: int = 2,
+    threads: int = 2, library: ctypes.CDLL | None = None,
 ) -> list[Array]:  # fmt: skip
     """Return a kernel's outputs in the plain layout.
 
@@ -34,15 +37,12 @@ def run_kernel(
         inputs: an array per input, in the plain layout.
         builder: compiles it.
         threads: passed to its `create`.
+        library: what `load_kernels` returned for it and others (default: it is built alone).
 
     Raises:
         KernelError: it could not be created, or its run failed.
     """
-    for name in kernel.libraries:
-        path = find_library(name)
-        if path is not None:
-            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-    library = ctypes.CDLL(str(builder.library([kernel.source], kernel.libraries)))
+    library = library or load_kernels([kernel], builder)
     packed = [layout.pack(a) for layout, a in zip(offer.inputs, inputs, strict=True)]
     memory = [aligned(max(1, array.nbytes)) for array in packed]
     for place, array in zip(memory, packed, strict=True):
@@ -68,8 +68,9 @@ def run_kernel(
 
 
 def check_kernel(
-    kernel: Kernel, group: Group, offer: Offer, inputs: Sequence[Array], builder: Builder
-) -> None:
+    kernel: Kernel, group: Group, offer: Offer, inputs: Sequence[Array], builder: Builder,
+    library: ctypes.CDLL | None = None,
+) -> None:  # fmt: skip
     """Compare a kernel with the reference interpreter in float64.
 
     Raises:
@@ -77,9 +78,78 @@ def check_kernel(
     """
     feeds = {name: array for (name, _), array in zip(group.body.inputs, inputs, strict=True)}
     expected = reference.run(group.body, feeds, exact=True)
-    outputs = run_kernel(kernel, group, offer, inputs, builder)
+    outputs = run_kernel(kernel, group, offer, inputs, builder, library=library)
     for (name, value), actual in zip(group.body.outputs, outputs, strict=True):
-        assert_same(actual, expected[name].astype(actual.dtype), **tolerance_of(group, value))
+        terms = _terms(group)
+        family: Family = "composite" if any(map(_computes, group.body.primitives)) else "move"
+        assert_same(actual, expected[name], family=family, terms=terms, name=f"{name} (%{value})")
+
+
+def check_offers(
+    provider: Provider, groups: Sequence[Group], target: Target, builder: Builder,
+    rng: np.random.Generator, specials: bool = False,
+) -> list[tuple[Group, Offer, Kernel]]:  # fmt: skip
+    """Compare every offer for some groups with the reference, all compiled together.
+
+    Args:
+        provider: it must take each of the groups.
+        groups: what to compute.
+        target: passed to the provider.
+        builder: compiles the kernels.
+        rng: the source of the inputs.
+        specials: whether inputs hold NaN, infinities and extremes too.
+
+    Returns:
+        What was checked.
+
+    Raises:
+        KernelError: the provider refuses a group, or its own offer.
+        AssertionError: a kernel is wrong.
+    """
+    checked = []
+    for group in groups:
+        offers = provider.offer(group, target)
+        if isinstance(offers, Refusal):
+            raise KernelError(f"{provider.name} refuses: {offers.reason}; {group.text}")
+        for offer in offers:
+            kernel = provider.build(group, offer, target)
+            if isinstance(kernel, Refusal):
+                raise KernelError(f"{provider.name} refuses its offer: {kernel.reason}")
+            checked.append((group, offer, kernel))
+    library = load_kernels([kernel for _, _, kernel in checked], builder)
+    for group, offer, kernel in checked:
+        inputs = random_arrays(rng, group.input_types, specials)
+        try:
+            check_kernel(kernel, group, offer, inputs, builder, library)
+        except AssertionError as error:
+            raise KernelError(f"{error}; {offer}; {group.text}") from error
+    return checked
+
+
+def load_kernels(kernels: Sequence[Kernel], builder: Builder) -> ctypes.CDLL:
+    """Compile kernels to one library and load it, with what they call."""
+    names = sorted({name for kernel in kernels for name in kernel.libraries})
+    for name in names:
+        path = find_library(name)
+        if path is not None:
+            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    sources = list(dict.fromkeys(kernel.source for kernel in kernels))
+    return ctypes.CDLL(str(builder.library(["\n".join(sources)], names)))
+
+
+def _terms(group: Group) -> int:
+    """Return how many terms are added up for one element, at most."""
+    body = group.body
+    longest = 1
+    for primitive in body.primitives:
+        if primitive.row.category in (Category.LINEAR, Category.REDUCE):
+            flop = body.work_flop(primitive)
+            longest = max(longest, flop // max(1, body.types[primitive.output].size))
+    return longest
+
+
+def _computes(primitive: Primitive) -> bool:
+    return primitive.row.category not in (Category.LAYOUT, Category.BROADCAST)
 
 
 def _create(library: ctypes.CDLL, kernel: Kernel, threads: int) -> int | None:

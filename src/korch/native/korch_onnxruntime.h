@@ -1,0 +1,161 @@
+// What the ONNX Runtime provider's sources call: one session that holds one node.
+//
+// The library is opened when the first kernel is created. Its C interface is a table of function
+// pointers to which versions only append, so the few that are needed are taken by position.
+#pragma once
+
+#include <dlfcn.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+namespace korch_onnxruntime {
+
+constexpr int API_VERSION = 11;  // the oldest table that has all of these positions
+constexpr int ERROR_MESSAGE = 2, CREATE_ENVIRONMENT = 3, CREATE_SESSION = 8, RUN = 9;
+constexpr int CREATE_OPTIONS = 10, SET_THREADS = 24, SET_NODE_THREADS = 25, CREATE_TENSOR = 49;
+constexpr int CREATE_MEMORY_INFO = 69, RELEASE_STATUS = 93, RELEASE_SESSION = 95;
+constexpr int RELEASE_VALUE = 96, RELEASE_OPTIONS = 100, SET_OPTION = 130;
+
+struct Tensor {
+  const char* name;
+  int buffer;
+  int element_type;  // as ONNX numbers them
+  size_t size_bytes;
+  const int64_t* shape;
+  size_t rank;
+};
+
+// The library, with what all kernels of a process share.
+struct Library {
+  void* const* table = nullptr;
+  void* environment = nullptr;
+  void* memory = nullptr;
+  char error[400] = "";
+
+  template <typename... A>
+  void* call(int position, A... arguments) const {
+    return reinterpret_cast<void* (*)(A...)>(table[position])(arguments...);
+  }
+
+  // Whether a status is a failure; its text goes to `text`.
+  bool failed(void* status, char* text, size_t text_size) const {
+    if (status == nullptr) return false;
+    auto message = reinterpret_cast<const char* (*)(const void*)>(table[ERROR_MESSAGE]);
+    snprintf(text, text_size, "%s", message(status));
+    release(RELEASE_STATUS, status);
+    return true;
+  }
+
+  void release(int position, void* object) const {
+    if (object != nullptr) reinterpret_cast<void (*)(void*)>(table[position])(object);
+  }
+
+  Library() {
+    const char* path = getenv("KORCH_ONNXRUNTIME_LIBRARY");
+    void* handle = path != nullptr && *path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
+    if (handle == nullptr) handle = dlopen("libonnxruntime.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (handle == nullptr) handle = dlopen("libonnxruntime.so", RTLD_NOW | RTLD_LOCAL);
+    if (handle == nullptr) {
+      snprintf(error, sizeof error, "ONNX Runtime can't be opened (%s); set "
+               "KORCH_ONNXRUNTIME_LIBRARY to its libonnxruntime.so", dlerror());
+      return;
+    }
+    struct Base { void* const* (*table)(uint32_t); const char* (*version)(); };
+    auto base = reinterpret_cast<const Base* (*)()>(dlsym(handle, "OrtGetApiBase"));
+    table = base != nullptr ? base()->table(API_VERSION) : nullptr;
+    if (table == nullptr) {
+      snprintf(error, sizeof error, "this ONNX Runtime is too old");
+      return;
+    }
+    const int errors_only = 3, arena = 1, ordinary = 0;
+    if (failed(call(CREATE_ENVIRONMENT, errors_only, "korch", &environment), error, sizeof error) ||
+        failed(call(CREATE_MEMORY_INFO, arena, ordinary, &memory), error, sizeof error)) {
+      table = nullptr;
+    }
+  }
+};
+
+inline const Library& library() {
+  static const Library shared;
+  return shared;
+}
+
+// A session, and the tensors of its last run: they are made anew only when a buffer has moved.
+struct State {
+  void* session = nullptr;
+  const Tensor* tensors = nullptr;
+  int input_count = 0, count = 0;
+  void** values = nullptr;
+  void** places = nullptr;
+  const char** names = nullptr;
+};
+
+inline void destroy(void* pointer) {
+  State* state = static_cast<State*>(pointer);
+  if (state == nullptr) return;
+  for (int i = 0; i < state->count; ++i) library().release(RELEASE_VALUE, state->values[i]);
+  library().release(RELEASE_SESSION, state->session);
+  free(state->values);
+  free(state->places);
+  free(state->names);
+  delete state;
+}
+
+// Tensors are the inputs, then the outputs; they must outlive the state.
+inline void* create(const void* model, size_t model_bytes, const Tensor* tensors, int input_count,
+                    int output_count, int threads, char* error, size_t error_size) {
+  const Library& ort = library();
+  if (ort.table == nullptr) {
+    snprintf(error, error_size, "%s", ort.error);
+    return nullptr;
+  }
+  State* state = new State();
+  state->tensors = tensors;
+  state->input_count = input_count;
+  state->count = input_count + output_count;
+  state->values = static_cast<void**>(calloc(state->count + 1, sizeof(void*)));
+  state->places = static_cast<void**>(calloc(state->count + 1, sizeof(void*)));
+  state->names = static_cast<const char**>(calloc(state->count + 1, sizeof(char*)));
+  for (int i = 0; i < state->count; ++i) state->names[i] = tensors[i].name;
+  void* options = nullptr;
+  // Its threads sleep between runs: all other kernels run on OpenMP's, on the same cores.
+  bool bad =
+      ort.failed(ort.call(CREATE_OPTIONS, &options), error, error_size) ||
+      ort.failed(ort.call(SET_THREADS, options, threads), error, error_size) ||
+      ort.failed(ort.call(SET_NODE_THREADS, options, 1), error, error_size) ||
+      ort.failed(ort.call(SET_OPTION, options, "session.intra_op.allow_spinning", "0"), error,
+                 error_size) ||
+      ort.failed(ort.call(CREATE_SESSION, ort.environment, model, model_bytes, options,
+                          &state->session), error, error_size);
+  ort.release(RELEASE_OPTIONS, options);
+  if (!bad) return state;
+  destroy(state);
+  return nullptr;
+}
+
+inline int run(void* pointer, void* const* buffers) {
+  const Library& ort = library();
+  State* state = static_cast<State*>(pointer);
+  char text[200];
+  for (int i = 0; i < state->count; ++i) {
+    const Tensor& tensor = state->tensors[i];
+    void* place = buffers[tensor.buffer];
+    if (state->values[i] != nullptr && state->places[i] == place) continue;
+    ort.release(RELEASE_VALUE, state->values[i]);
+    state->values[i] = nullptr;
+    void* status = ort.call(CREATE_TENSOR, ort.memory, place, tensor.size_bytes, tensor.shape,
+                            tensor.rank, tensor.element_type, &state->values[i]);
+    if (ort.failed(status, text, sizeof text)) return 1;
+    state->places[i] = place;
+  }
+  const size_t inputs = state->input_count, outputs = state->count - inputs;
+  void* no_options = nullptr;
+  void* status = ort.call(RUN, state->session, no_options, state->names, state->values, inputs,
+                          state->names + inputs, outputs, state->values + inputs);
+  return ort.failed(status, text, sizeof text);
+}
+
+}  // namespace korch_onnxruntime

@@ -1,0 +1,197 @@
+"""Kernels of ONNX Runtime: an opaque operator, run as a session that holds this one node.
+
+It is what makes every model run that ONNX Runtime runs: the rest of the graph is optimized around
+such operators. The kernel is native: the node's model stands in the source as bytes, and the run
+path calls the library's C interface on our own buffers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import onnx
+
+from korch.candidate.candidate import Group, Offer, Refusal
+from korch.candidate.layout import Layout
+from korch.libraries import announce_onnxruntime, find_onnxruntime
+from korch.primitive.graph import Constant, Primitive
+from korch.primitive.ops.opaque import OpaqueAttributes, onnx_type, opaque_model
+from korch.primitive.types import ValueType
+from korch.provider.provider import Kernel
+from korch.target import Target
+
+SCHEMA = 1
+"""Raise it whenever the sources change in speed or meaning."""
+
+MOST_MODEL_BYTES = 1 << 18
+"""A node's attributes may hold tensors; larger ones would make a source that takes long to compile.
+"""
+
+MOST_CONSTANT_ELEMENTS = 4096
+"""Larger uniform constants are made by the session instead of written out in the source."""
+
+
+class OnnxRuntimeProvider:
+    """ONNX Runtime's kernels for opaque operators.
+
+    Raises:
+        ImportError: ONNX Runtime is not installed, or without its shared library.
+    """
+
+    name = "onnxruntime"
+
+    def __init__(self) -> None:
+        if importlib.util.find_spec("onnxruntime") is None or find_onnxruntime() is None:
+            raise ImportError("ONNX Runtime is not installed; pip install 'korch[onnxruntime]'")
+        announce_onnxruntime()
+        self.version = f"{importlib.metadata.version('onnxruntime')}-{SCHEMA}"
+
+    def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
+        """Offer one opaque operator in plain layouts, with any of its outputs."""
+        nodes = _nodes(group)
+        if isinstance(nodes, Refusal):
+            return nodes
+        return [
+            Offer(
+                tuple(Layout.plain(type_.rank) for type_ in group.input_types),
+                tuple(Layout.plain(type_.rank) for type_ in group.output_types),
+            )
+        ]
+
+    def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
+        """Return the session's source, if ONNX Runtime accepts the node."""
+        nodes = _nodes(group)
+        if isinstance(nodes, Refusal):
+            return nodes
+        model = _model(group, nodes[0]).SerializeToString(deterministic=True)
+        if len(model) > MOST_MODEL_BYTES:
+            return Refusal(f"the node holds {len(model)} bytes, at most {MOST_MODEL_BYTES} go in")
+        reason = _session_error(model)
+        if reason is not None:
+            return Refusal(f"ONNX Runtime refuses the node: {reason}")
+        text = _print_source(group, nodes, model)
+        symbol = "k_" + hashlib.sha256(text.encode()).hexdigest()[:16]
+        return Kernel(symbol, text.replace("NAME", symbol), has_state=True)
+
+
+def _nodes(group: Group) -> list[Primitive] | Refusal:
+    """Return the primitives, one for each output of the group, all of one node."""
+    primitives = group.body.primitives
+    if not primitives or any(p.op != "opaque" for p in primitives):
+        return Refusal("only opaque operators are run by ONNX Runtime")
+    if len({(_node(p), p.inputs) for p in primitives}) != 1:
+        return Refusal("these are several operators")
+    by_value = {p.output: p for p in primitives}
+    return [by_value[value] for _, value in group.body.outputs]
+
+
+def _attributes(primitive: Primitive) -> OpaqueAttributes:
+    attributes = primitive.attributes
+    if not isinstance(attributes, OpaqueAttributes):
+        raise TypeError(f"{primitive.op} is not opaque")
+    return attributes
+
+
+def _node(primitive: Primitive) -> OpaqueAttributes:
+    """Return the node that a primitive computes an output of."""
+    return replace(_attributes(primitive), output=0)
+
+
+def _model(group: Group, primitive: Primitive) -> onnx.ModelProto:
+    """Return the node as a model; constants that are part of the body are part of it."""
+    model = opaque_model(_attributes(primitive))
+    inside = {
+        f"x{i}": group.body.constants[value]
+        for i, value in enumerate(primitive.inputs)
+        if value in group.body.constants
+    }
+    kept = [info for info in model.graph.input if info.name not in inside]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    for name, constant in inside.items():
+        _add_constant(model.graph, name, constant)
+    model.graph.node.extend(nodes)
+    return model
+
+
+def _add_constant(graph: onnx.GraphProto, name: str, constant: Constant) -> None:
+    if constant.array.size <= MOST_CONSTANT_ELEMENTS:
+        dense = np.ascontiguousarray(constant.array).reshape(constant.array.shape)
+        graph.initializer.append(onnx.numpy_helper.from_array(dense, name))
+        return
+    shape = np.array(constant.array.shape, np.int64)
+    graph.initializer.append(onnx.numpy_helper.from_array(shape, f"{name}_shape"))
+    element = np.asarray(constant.scalar).reshape(1)
+    value = onnx.numpy_helper.from_array(element, "value")
+    node = onnx.helper.make_node("ConstantOfShape", [f"{name}_shape"], [name], value=value)
+    graph.node.append(node)
+
+
+def _session_error(model: bytes) -> str | None:
+    """Return why ONNX Runtime can't prepare a model, or None if it can."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    try:
+        onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # noqa: BLE001 - its exceptions share no other base class
+        return " ".join(str(error).split())[:300]
+    return None
+
+
+def _print_source(group: Group, nodes: Sequence[Primitive], model: bytes) -> str:
+    position = {value: i for i, (_, value) in enumerate(group.body.inputs)}
+    tensors: dict[str, tuple[int, ValueType]] = {}
+    for i, value in enumerate(nodes[0].inputs):
+        if value in position:
+            tensors[f"x{i}"] = (position[value], group.body.types[value])
+    input_count = len(tensors)
+    for i, primitive in enumerate(nodes):
+        name = f"y{_attributes(primitive).output}"
+        tensors[name] = (len(group.inputs) + i, group.output_types[i])
+    comment = "".join(f"// {line[:160]}\n" for line in group.text.splitlines())
+    shapes = "".join(
+        f"static const int64_t NAME_{name}[] = {{{_list(type_.shape) or '0'}}};\n"
+        for name, (_, type_) in tensors.items()
+    )
+    rows = "".join(
+        f'  {{"{name}", {buffer}, {onnx_type(type_.dtype)}, {type_.size_bytes}, NAME_{name}, '
+        f"{type_.rank}}},\n"
+        for name, (buffer, type_) in tensors.items()
+    )
+    return f"""{comment}#include "korch_onnxruntime.h"
+
+static const unsigned char NAME_model[] = {{
+{_bytes(model)}
+}};
+{shapes}static const korch_onnxruntime::Tensor NAME_tensors[] = {{
+{rows}}};
+
+extern "C" void* NAME_create(int threads, char* error, size_t error_size) {{
+  return korch_onnxruntime::create(NAME_model, sizeof NAME_model, NAME_tensors, {input_count},
+                                   {len(nodes)}, threads, error, error_size);
+}}
+
+extern "C" int NAME_run(void* state, void* const* buffers) {{
+  return korch_onnxruntime::run(state, buffers);
+}}
+
+extern "C" void NAME_destroy(void* state) {{ korch_onnxruntime::destroy(state); }}
+"""
+
+
+def _list(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _bytes(data: bytes) -> str:
+    return "\n".join("  " + _list(data[i : i + 24]) + "," for i in range(0, len(data), 24))
