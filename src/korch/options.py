@@ -60,6 +60,13 @@ class Options:
     max_candidates: int = field(
         default=100_000, metadata={"help": "most convex groups enumerated for one model"}
     )
+    gap: float = field(
+        default=0.005,
+        metadata={
+            "help": "stop once the plan is proven to cost at most this share more than the best "
+            "possible one; timings are no better than that"
+        },
+    )
     solver_workers: int = field(default=2, metadata={"help": "threads of the solver"})
     solver_seconds: float = field(
         default=60.0, metadata={"help": "longest time for one solve; the gap is reported"}

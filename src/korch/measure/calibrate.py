@@ -14,7 +14,7 @@ from pathlib import Path
 from korch.target import Target
 
 MARGIN = 1.15
-TRIES = 5
+TRIES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,23 @@ class Calibration:
         memory_s = size_bytes / rate
         compute_s = work_flop / self.rate_flop_per_s
         return max(1, int(self.launch_ns + 1e9 * max(memory_s, compute_s)))
+
+    def raised(self, size_bytes: int, work_flop: int, seconds: float) -> Calibration:
+        """Return rates at which so much work fits into a time that was measured."""
+        rate = size_bytes / seconds * MARGIN
+        levels = []
+        for limit, old in self.levels:
+            is_own = limit == 0 or size_bytes <= limit
+            levels.append((limit, max(old, rate) if is_own else old))
+        # Nearer levels are at least as fast as farther ones.
+        for i in range(len(levels) - 2, -1, -1):
+            levels[i] = (levels[i][0], max(levels[i][1], levels[i + 1][1]))
+        return Calibration(
+            levels=tuple(levels),
+            rate_flop_per_s=max(self.rate_flop_per_s, work_flop / seconds * MARGIN),
+            launch_ns=min(self.launch_ns, seconds * 1e9 / 2),
+            region_ns=self.region_ns,
+        )
 
     def to_text(self) -> str:
         """Return it as JSON."""
@@ -89,7 +106,7 @@ def calibrate(timer: Path, target: Target) -> Calibration:
               target.l3_bytes + target.l2_bytes * target.threads, 0]  # fmt: skip
     best = [max(rates[i:]) * MARGIN for i in range(len(rates))]
     flop = max(
-        float(library.korch_flop_rate(threads, ctypes.c_int64(300_000))) for _ in range(TRIES)
+        float(library.korch_flop_rate(threads, ctypes.c_int64(100_000))) for _ in range(TRIES)
     )
     return Calibration(
         levels=tuple(zip(limits, best, strict=True)), rate_flop_per_s=flop * MARGIN,

@@ -68,6 +68,16 @@ class CandidateMeter:
             self._records[candidate.key] = record
         return self._records[candidate.key]
 
+    def correct(self, candidate: Candidate, record: Record) -> None:
+        """Raise the calibrated rates until the bound holds for a measured candidate."""
+        if not isinstance(record, Measured):
+            return
+        flop = max(candidate.linear_flop, candidate.offer.work_flop)
+        seconds = max(1, record.time_ns - DISPATCH_NS) * 1e-9
+        found = self.calibration
+        self.calibration = found.raised(candidate.size_bytes, flop, seconds)
+        self.database.put_fact("calibration", self.calibration.to_text())
+
     def kernel(self, candidate: Candidate) -> Kernel | Refusal:
         """Return the kernel that a candidate's provider builds."""
         if candidate.key not in self._kernels:

@@ -81,20 +81,33 @@ double korch_flop_rate(int threads, int64_t repeats) {
   double seconds = 0;
 #pragma omp parallel num_threads(threads)
   {
-    korch::Vec<float, KORCH_LANES> a[12], b = korch::splat<float, KORCH_LANES>(0.999f);
-    for (int u = 0; u < 12; ++u) a[u] = korch::splat<float, KORCH_LANES>(1.0f + u);
+    using V = korch::Vec<float, KORCH_LANES>;
+    const V b = korch::splat<float, KORCH_LANES>(0.999f);
+    V a0 = b, a1 = b, a2 = b, a3 = b, a4 = b, a5 = b;
+    V a6 = b, a7 = b, a8 = b, a9 = b, a10 = b, a11 = b;
 #pragma omp barrier
     const int64_t start = now_ns();
     for (int64_t r = 0; r < repeats; ++r) {
-      for (int u = 0; u < 12; ++u) a[u] = a[u] * b + b;
-      asm volatile("" : KORCH_REGISTER(a[0]), KORCH_REGISTER(a[1]), KORCH_REGISTER(a[2]), KORCH_REGISTER(a[3]), KORCH_REGISTER(a[4]), KORCH_REGISTER(a[5]));
-      asm volatile("" : KORCH_REGISTER(a[6]), KORCH_REGISTER(a[7]), KORCH_REGISTER(a[8]), KORCH_REGISTER(a[9]), KORCH_REGISTER(a[10]), KORCH_REGISTER(a[11]));
+      a0 = a0 * b + b;
+      a1 = a1 * b + b;
+      a2 = a2 * b + b;
+      a3 = a3 * b + b;
+      a4 = a4 * b + b;
+      a5 = a5 * b + b;
+      a6 = a6 * b + b;
+      a7 = a7 * b + b;
+      a8 = a8 * b + b;
+      a9 = a9 * b + b;
+      a10 = a10 * b + b;
+      a11 = a11 * b + b;
+      asm volatile("" : KORCH_REGISTER(a0), KORCH_REGISTER(a1), KORCH_REGISTER(a2), KORCH_REGISTER(a3), KORCH_REGISTER(a4), KORCH_REGISTER(a5));
+      asm volatile("" : KORCH_REGISTER(a6), KORCH_REGISTER(a7), KORCH_REGISTER(a8), KORCH_REGISTER(a9), KORCH_REGISTER(a10), KORCH_REGISTER(a11));
     }
 #pragma omp barrier
     const int64_t taken = now_ns() - start;
-    for (int u = 1; u < 12; ++u) a[0] += a[u];
+    const V sum = a0 + a1 + a2 + a3 + a4 + a5 + a6 + a7 + a8 + a9 + a10 + a11;
 #pragma omp critical
-    if (a[0][0] > 0) seconds = taken * 1e-9;
+    if (sum[0] > 0) seconds = taken * 1e-9;
   }
   return seconds > 0 ? 2.0 * KORCH_LANES * 12 * threads * repeats / seconds : 0;
 }

@@ -25,6 +25,14 @@ from korch.primitive.graph import PrimitiveGraph
 
 logger = logging.getLogger("korch.orchestrate")
 
+ROUND_KERNELS = 48
+"""Candidates that are measured in one round, beyond those that the solution uses."""
+
+RELAX_SECONDS = 10.0
+ROUND_SECONDS = 6.0
+"""Longest solve of a round: its solution only says what to measure next, and its bound is true
+whenever it is stopped."""
+
 
 class Meter(Protocol):
     """Costs of candidates."""
@@ -39,6 +47,10 @@ class Meter(Protocol):
 
     def measure(self, candidates: Sequence[Candidate]) -> list[Measured | Failed]:
         """Build and time candidates."""
+        ...
+
+    def correct(self, candidate: Candidate, record: Measured | Failed) -> None:
+        """Lower the bounds so that they hold for what was measured of a candidate."""
         ...
 
 
@@ -86,7 +98,7 @@ class LazyLoop:
         self.deadline_s = deadline_s
         self.progress = progress
         self.start_s = time.monotonic()
-        self.bounds_ns = [meter.bound_ns(candidate) for candidate in self.candidates]
+        self._bounds: dict[str, int] = {}
         self.records: dict[str, Measured | Failed] = {}
         for candidate in self.candidates:
             record = meter.known(candidate)
@@ -100,34 +112,75 @@ class LazyLoop:
                              describe=self._describe)  # fmt: skip
 
     def run(self) -> Orchestration:
-        """Solve and measure until the plan's costs are all measured, or the budget is spent.
+        """Solve and measure until the plan is proven, or the budget is spent.
 
         Raises:
             InfeasibleError: no plan exists.
         """
-        stopped = False
+        stopped, seconds = False, ROUND_SECONDS
         while not stopped:
-            plan = self._solve()
+            plan = self._solve(seconds)
             self.bound_ns = max(self.bound_ns, plan.certificate.bound_ns)
-            unknown = [k for k in plan.kernels if self.candidates[k].key not in self.records]
+            unknown = self._unmeasured(plan.kernels)
             if unknown and self._time_left():
-                self._measure(unknown)
+                self._measure([*unknown, *self._promising()])
             elif unknown:
                 stopped = True
             self._try_incumbent(plan.kernels)
             self._report()
-            if not unknown:
+            if self._is_close() or not self._time_left():
                 break
+            if not unknown:
+                # All of the solution is measured, so only a better proof is left to be had.
+                if plan.certificate.status is Status.OPTIMAL or seconds > ROUND_SECONDS:
+                    break
+                seconds = self.options.solver_seconds
         while self.best is None:  # time is up before all of one plan was measured
-            plan = self._solve()
+            plan = self._solve(ROUND_SECONDS)
             self._measure(plan.kernels)
             self._try_incumbent(plan.kernels)
         return self._result(stopped)
 
+    def _promising(self) -> list[int]:
+        """Return unmeasured candidates that the relaxation can't tell from those of an optimum.
+
+        A plan with a candidate costs at least the relaxation's bound plus the candidate's slack;
+        beyond the best plan's cost it need never be measured. Measuring the nearest ones together
+        with the plan's saves most of the rounds.
+        """
+        bound_ns, slack_ns = self.solver.relax(self._costs()[0], excluded=self._failed(),
+                                               seconds=RELAX_SECONDS)  # fmt: skip
+        room_ns = self.best[0] - bound_ns if self.best is not None else 0
+        near = sorted((slack, k) for k, slack in slack_ns.items() if slack <= room_ns)
+        found: dict[str, int] = {}
+        for _, k in near:
+            key = self.candidates[k].key
+            if key not in self.records and len(found) < ROUND_KERNELS:
+                found.setdefault(key, k)
+        return list(found.values())
+
+    def _is_close(self) -> bool:
+        """Whether the best plan is proven to be as good as was asked for."""
+        if self.best is None:
+            return False
+        return self.best[0] - self.bound_ns <= self.options.gap * self.best[0]
+
+    def _unmeasured(self, kernels: Sequence[int]) -> list[int]:
+        return [k for k in kernels if self.candidates[k].key not in self.records]
+
+    def _costs(self) -> tuple[list[int], list[bool]]:
+        found = [self.cost_ns(c) for c in self.candidates]
+        return [cost for cost, _ in found], [measured for _, measured in found]
+
+    def _failed(self) -> list[int]:
+        return [k for k, c in enumerate(self.candidates) if self._is_failed(c)]
+
     def cost_ns(self, candidate: Candidate) -> tuple[int, bool]:
         """Return a candidate's measured time, or its bound."""
         record = self.records.get(candidate.key)
-        bound_ns = self.meter.bound_ns(candidate)
+        if candidate.key not in self._bounds:
+            self._bounds[candidate.key] = self.meter.bound_ns(candidate)
+        bound_ns = self._bounds[candidate.key]
         if not isinstance(record, Measured):
             return bound_ns, False
         # A time below the bound says that the bound is off for it: it counts as the bound, or
@@ -139,16 +192,13 @@ class LazyLoop:
         """The candidates that have not failed."""
         return tuple(c for c in self.candidates if not self._is_failed(c))
 
-    def _solve(self) -> Plan:
-        seconds = self.options.solver_seconds
+    def _solve(self, seconds: float) -> Plan:
         left = self._seconds_left()
         if left is not None:
             seconds = max(2.0, min(seconds, left))
-        costs = [self.cost_ns(c) for c in self.candidates]
         plan = self.solver.solve(
-            [cost for cost, _ in costs], [measured for _, measured in costs], seconds=seconds,
-            hint=self.best[1] if self.best else None, lower_bound_ns=self.bound_ns,
-            excluded=[k for k, c in enumerate(self.candidates) if self._is_failed(c)],
+            *self._costs(), seconds=seconds, hint=self.best[1] if self.best else None,
+            lower_bound_ns=self.bound_ns, excluded=self._failed(),
         )  # fmt: skip
         status = plan.certificate.status
         if status is Status.INFEASIBLE:
@@ -169,6 +219,18 @@ class LazyLoop:
         todo = [c for key, c in unique.items() if key not in self.records]
         for candidate, record in zip(todo, self.meter.measure(todo), strict=True):
             self.records[candidate.key] = record
+        wrong = [
+            c for c in todo
+            if isinstance(record := self.records[c.key], Measured)
+            and record.time_ns < self.meter.bound_ns(c)
+        ]  # fmt: skip
+        if wrong:  # the machine is faster than it was when it was calibrated
+            logger.info("%d kernels are faster than their bounds; the bounds are corrected",
+                        len(wrong))  # fmt: skip
+            for candidate in wrong:
+                self.meter.correct(candidate, self.records[candidate.key])
+            self._bounds.clear()
+            self.bound_ns = 0
 
     def _is_failed(self, candidate: Candidate) -> bool:
         return isinstance(self.records.get(candidate.key), Failed)

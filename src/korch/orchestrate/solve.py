@@ -135,6 +135,26 @@ class Solver:
         chosen = None if search.best is None else tuple(self.kept[i] for i in search.best)
         return self._certify(problem, chosen, search, time.monotonic() - start_s)
 
+    def relax(
+        self, costs_ns: Sequence[int], *, seconds: float = 60.0, excluded: Collection[int] = ()
+    ) -> tuple[int, dict[int, int]]:
+        """Return a bound, and by how much a plan with a kernel is at least above it.
+
+        Args:
+            costs_ns: the cost of each kernel.
+            seconds: longest time; what is returned is true, but weaker, when it is not enough.
+            excluded: kernels that must not be used.
+
+        Returns:
+            The bound, and nanoseconds per kernel; kernels that no plan can use are left out.
+        """
+        forbidden = frozenset(self.number[k] for k in excluded if k in self.number)
+        found = self.relaxer.solve([costs_ns[k] for k in self.kept], forbidden, seconds)
+        slack_ns = {
+            k: int(found.slack_ns[i]) for i, k in enumerate(self.kept) if i not in forbidden
+        }
+        return found.bound_ns, slack_ns
+
     def _certify(
         self, problem: Problem, chosen: tuple[int, ...] | None, search: _Search, seconds: float
     ) -> Plan:
