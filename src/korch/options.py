@@ -57,6 +57,13 @@ class Options:
     )
     max_inputs: int = field(default=10, metadata={"help": "most tensors that a candidate reads"})
     max_outputs: int = field(default=3, metadata={"help": "most tensors that a candidate writes"})
+    contract_chains: bool = field(
+        default=True,
+        metadata={
+            "help": "never end a kernel between elementwise primitives that follow each other "
+            "without a branch; --no-contract-chains enumerates those groups too"
+        },
+    )
     max_candidates: int = field(
         default=100_000, metadata={"help": "most convex groups enumerated for one model"}
     )

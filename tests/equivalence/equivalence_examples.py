@@ -17,10 +17,11 @@ def conv(x: str, w: str, out: str, between: str = "", **attributes: object) -> s
     )
 
 
-def divide(divisor: str, dtype: str = "f64") -> str:
+def divide(divisor: str, dtype: str = "f64", shape: str = "2,3") -> str:
+    kind = f"{dtype}[{shape}]"
     return (
-        f'graph(%0 "x": {dtype}[2,3]) -> (%2 "y")\n'
-        f"%1: {dtype}[2,3] = constant {{{divisor}}}\n%2: {dtype}[2,3] = div(%0, %1)\n"
+        f'graph(%0 "x": {kind}) -> (%2 "y")\n'
+        f"%1: {kind} = constant {{{divisor}}}\n%2: {kind} = div(%0, %1)\n"
     )
 
 
@@ -95,8 +96,8 @@ FIRING: tuple[tuple[str, str], ...] = (
                                    "f64[2,3] = mul(%0, %1)", "f64[2,3] = exp(%2)")),
     ("div-by-power-of-two-is-mul", divide("elements=[2.0, 0.5, -8.0, 1.0, 4.0, 0.25]")),
     ("div-by-power-of-two-is-mul", divide("uniform=8.0", "f16")),
-    ("div-by-constant-is-mul", divide("uniform=3.0")),
-    ("div-by-constant-is-mul", divide("elements=[2.0, 3.0, -8.0, 1.0, 4.0, 0.25]")),
+    ("div-by-constant-is-mul", divide("uniform=3.0", shape="32,32")),
+    ("div-by-constant-is-mul", divide("digest=1f", shape="32,32")),
     ("scale-folds-into-linear-before-it", after("uniform=3.0", "mul")),
     ("scale-folds-into-linear-before-it", after("uniform=3.0", "div")),
     ("scale-folds-into-linear-before-it",
@@ -108,6 +109,9 @@ FIRING: tuple[tuple[str, str], ...] = (
     ("zero-pad-folds-into-conv", conv("1,1,4,4", "1,1,3,3", "1,1,6,4",
                                       pad("1,1,7,4", (0, 0, 2, 0), (0, 0, 1, 0)),
                                       pads_begin=(0, 1), pads_end=(1, 1))),
+    ("few-channel-conv-is-row-conv", conv("1,3,6,5", "2,3,3,2", "1,2,4,4")),
+    ("few-channel-conv-is-row-conv",
+     conv("1,3,6,7", "2,3,3,2", "1,2,6,3", strides=(1, 2), pads_begin=(1, 0), pads_end=(1, 0))),
     ("upsampled-conv-is-phase-conv",
      upsampled("3,2,3,3", "1,3,8,8", pads_begin=(1, 1), pads_end=(1, 1))),
     ("upsampled-conv-is-phase-conv",
@@ -142,6 +146,7 @@ REFUSING: tuple[tuple[str, str, str], ...] = (
                        ("uniform=32768.0", "f16"), ("uniform=5e-324", "f64"))),
     ("div-by-constant-is-mul", "the divisor is a power of two, which is exact",
      divide("uniform=-4.0")),
+    ("div-by-constant-is-mul", "the tensor is too small to gain", divide("uniform=3.0")),
     ("div-by-constant-is-mul", "a division of integers", divide("uniform=3", "i32")),
     ("scale-folds-into-linear-before-it", "the weights are not constant",
      'graph(%0 "x": f64[2,3], %1 "w": f64[3,4]) -> (%4 "y")\n%2: f64[2,4] = matmul(%0, %1)\n'
@@ -189,6 +194,18 @@ REFUSING: tuple[tuple[str, str, str], ...] = (
           pad("1,1,6,4", (0, 0, 1, 0), (0, 0, 1, 0), ", mode='edge'"))),
     ("zero-pad-folds-into-conv", "the pad adds images or channels",
      conv("1,1,4,4", "1,2,3,3", "1,1,2,2", pad("1,2,4,4", (0, 0, 0, 0), (0, 1, 0, 0)))),
+    *(("few-channel-conv-is-row-conv", reason, text) for reason, text in (
+        ("the weights are not constant",
+         'graph(%0 "x": f64[1,1,4,4], %1 "w": f64[1,1,3,3]) -> (%2 "y")\n'
+         "%2: f64[1,1,2,2] = conv(%0, %1) {strides=(1,1), pads_begin=(0,0), pads_end=(0,0), "
+         "dilations=(1,1), groups=1}\n"),
+        ("the convolution has groups", conv("1,2,4,4", "2,1,3,3", "1,2,2,2", groups=2)),
+        ("the rows have a stride or a dilation",
+         conv("1,1,5,4", "1,1,3,3", "1,1,2,2", strides=(2, 1))),
+        ("the rows have a stride or a dilation",
+         conv("1,1,5,4", "1,1,3,3", "1,1,1,2", dilations=(2, 1))),
+        ("the batch is not 1", conv("2,1,4,4", "1,1,3,3", "2,1,2,2")),
+    )),
     *(("upsampled-conv-is-phase-conv", reason, text) for reason, text in (
         ("the weights are not constant", upsampled("3,2,3,3", "1,3,6,6", weights="")),
         ("the convolution has groups", upsampled("2,1,3,3", "1,2,6,6", groups=2)),

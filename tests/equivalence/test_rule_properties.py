@@ -197,6 +197,23 @@ def upsampled_conv(seed: int) -> PrimitiveGraph | None:
     return draft.finish(y)
 
 
+def test_row_convolutions_exactly() -> None:
+    fired = 0
+    for seed in range(40):
+        draft = Draft(seed, integers=True)
+        rng = draft.rng
+        kernel = (int(rng.integers(3, 6)), int(rng.integers(1, 4)))
+        pads = [numbers(rng, 2, 0, 2) for _ in range(2)]
+        x = draft.input(1, *sizes(rng, 1), *(int(k + rng.integers(0, 4)) for k in kernel))
+        w = draft.constant(int(rng.integers(1, 9)), draft.shape(x)[1], *kernel)
+        steps = (1, int(rng.integers(1, 3)))
+        graph = draft.finish(draft.add("conv", (x, w), ConvAttributes(steps, *pads, (1, 1))))
+        result, report = apply_rules(graph, (convolution.FEW_CHANNEL_CONV_IS_ROW_CONV,))
+        fired += report.rules[0].fired
+        assert_alternatives_agree(result, graph, seed=seed, integers=True)
+    assert fired == 40
+
+
 def test_upsampled_convolutions_exactly() -> None:
     fired = 0
     for seed in range(300):

@@ -9,12 +9,14 @@ it reads and writes. A *candidate* is a group with one offer: what the orchestra
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from korch.candidate.layout import Layout
 from korch.primitive.graph import Constant, Primitive, PrimitiveGraph
+from korch.primitive.ops.layout import SliceAttributes, TakeAttributes
 from korch.primitive.text import format_graph
 from korch.primitive.types import ValueType
 
@@ -129,6 +131,28 @@ class Candidate:
         layouts = (*self.offer.inputs, *self.offer.outputs)
         return sum(layout.size_bytes(type_) for layout, type_ in zip(layouts, types, strict=True))
 
+    @cached_property
+    def read_bytes(self) -> int:
+        """Bytes that it can't but read: of an input that is only sliced, the slices."""
+        body = self.group.body
+        total = 0
+        for (_, value), layout in zip(body.inputs, self.offer.inputs, strict=True):
+            whole = layout.size_bytes(body.types[value])
+            readers = [body.primitives[p] for p in body.consumers[value]]
+            if readers and all(reader.op in ("slice", "take") for reader in readers):
+                parts = (_source_bytes(body.types[value], reader) for reader in readers)
+                whole = min(whole, max(parts))
+            total += whole
+        return total
+
+    @cached_property
+    def write_bytes(self) -> int:
+        """Bytes that it writes."""
+        types = self.group.output_types
+        return sum(
+            layout.size_bytes(t) for layout, t in zip(self.offer.outputs, types, strict=True)
+        )
+
     @property
     def linear_flop(self) -> int:
         """Operations of its linear primitives."""
@@ -140,6 +164,16 @@ class Candidate:
         inputs = ", ".join(map(str, self.offer.inputs))
         outputs = ", ".join(map(str, self.offer.outputs))
         return f"{self.key[:8]} {self.provider} [{ops}] ({inputs}) -> ({outputs})"
+
+
+def _source_bytes(type_: ValueType, reader: Primitive) -> int:
+    """Return the bytes of different elements that a slice or a take reads."""
+    if isinstance(reader.attributes, SliceAttributes):
+        return math.prod(reader.attributes.size) * type_.dtype.size_bytes
+    if isinstance(reader.attributes, TakeAttributes):
+        axis, indices = reader.attributes.axis, reader.attributes.indices
+        return type_.size_bytes // max(1, type_.shape[axis]) * len(set(indices))
+    return type_.size_bytes
 
 
 def make_group(graph: PrimitiveGraph, primitives: Iterable[int], outputs: Sequence[int]) -> Group:

@@ -10,8 +10,10 @@ convex set is reached: removing a source or a sink keeps a set convex, and the b
 connected set always has a source or a sink whose removal keeps it connected. So the work is in
 proportion to the sets found, not to the number of states, which is exponential in the width.
 
-Four things keep the sets few. A broadcast costs nothing inside of a kernel, so it comes with each
-primitive that reads it instead of being grown over. Linear primitives don't meet in one set, and an
+Five things keep the sets few. A broadcast costs nothing inside of a kernel, so it comes with each
+primitive that reads it instead of being grown over. So does, unless `contract_chains` is off, an
+elementwise primitive whose one reader is elementwise and of its shape: a kernel that ends between
+the two only moves the tensor once more. Linear primitives don't meet in one set, and an
 opaque one is alone, but for the other outputs of its operator: no provider takes such sets. And
 sets, inputs and outputs are limited by options, which the report names when they bind.
 
@@ -51,7 +53,7 @@ def enumerate_groups(
         "Optimal Kernel Orchestration for Tensor Programs with Korch" (ASPLOS 2024), section 4 and
         algorithm 1; here on bitsets, iterative, each set once, with several outputs.
     """
-    space = _Space(graph)
+    space = _Space(graph, options.contract_chains)
     hit: set[str] = set()
     groups: dict[tuple[tuple[int, ...], tuple[int, ...]], Group] = {}
     sets = 0
@@ -83,8 +85,9 @@ def bits(mask: int) -> Iterator[int]:
 class _Space:
     """The graph as bitsets over primitives, broadcasts contracted into their readers."""
 
-    def __init__(self, graph: PrimitiveGraph) -> None:
+    def __init__(self, graph: PrimitiveGraph, contract_chains: bool) -> None:
         self.graph = graph
+        self.contract_chains = contract_chains
         count = len(graph.primitives)
         self.outputs = {value for _, value in graph.outputs}
         self.is_free = [self._absorbed(p) for p in range(count)]
@@ -107,14 +110,22 @@ class _Space:
         return sum(1 << p for p, primitive in found if primitive.row.category is category)
 
     def _absorbed(self, p: int) -> bool:
-        """Whether a broadcast comes with its readers: they are all computed point by point."""
+        """Whether a primitive comes with its readers instead of being grown over."""
         graph, value = self.graph, self.graph.primitives[p].output
-        if graph.primitives[p].op != "broadcast" or value in self.outputs:
+        if value in self.outputs or len(graph.producers[value]) != 1:
             return False
         readers = [graph.primitives[r] for r in graph.consumers[value]]
-        closed = (Category.LINEAR, Category.OPAQUE)
-        is_only = len(graph.producers[value]) == 1
-        return is_only and not any(reader.row.category in closed for reader in readers)
+        if graph.primitives[p].op == "broadcast":
+            closed = (Category.LINEAR, Category.OPAQUE)
+            return not any(reader.row.category in closed for reader in readers)
+        if not self.contract_chains or len(readers) != 1:
+            return False
+        pair = (graph.primitives[p], readers[0])
+        return all(
+            x.row.category is Category.ELEMENTWISE
+            and graph.types[x.output].shape == graph.types[value].shape
+            for x in pair
+        )
 
     def _sources(self, p: int) -> int:
         found = 0

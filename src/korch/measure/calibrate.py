@@ -10,6 +10,7 @@ import ctypes
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from korch.target import Target
 
@@ -18,44 +19,59 @@ TRIES = 8
 
 
 @dataclass(frozen=True, slots=True)
+class Level:
+    """A level of memory.
+
+    Attributes:
+        limit_bytes: what fits into it on all threads; 0 for no limit.
+        read_bytes_per_s: how fast it is read.
+        write_bytes_per_s: how fast it is written.
+    """
+
+    limit_bytes: int
+    read_bytes_per_s: float
+    write_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Calibration:
     """What the machine can do at best.
 
     Attributes:
-        levels: (bytes, bytes per second) per level of memory: data of up to so many bytes can be
-            read so fast; the last level has no limit and its bytes are 0.
+        levels: from the nearest to the farthest; the last one has no limit.
         rate_flop_per_s: float32 multiply-adds, two operations each, on all threads.
         launch_ns: calling a kernel that does nothing.
         region_ns: an empty parallel region.
     """
 
-    levels: tuple[tuple[int, float], ...]
+    levels: tuple[Level, ...]
     rate_flop_per_s: float
     launch_ns: float
     region_ns: float
 
-    def bound_ns(self, size_bytes: int, work_flop: int) -> int:
-        """Return a time below which no kernel can read, write and compute as much."""
-        rate = next((r for limit, r in self.levels if limit == 0 or size_bytes <= limit))
-        memory_s = size_bytes / rate
-        compute_s = work_flop / self.rate_flop_per_s
-        return max(1, int(self.launch_ns + 1e9 * max(memory_s, compute_s)))
+    def bound_ns(self, read_bytes: int, write_bytes: int, work_flop: int) -> int:
+        """Return a time below which no kernel can read, write and compute as much.
 
-    def raised(self, size_bytes: int, work_flop: int, seconds: float) -> Calibration:
-        """Return rates at which so much work fits into a time that was measured."""
-        rate = size_bytes / seconds * MARGIN
-        levels = []
-        for limit, old in self.levels:
-            is_own = limit == 0 or size_bytes <= limit
-            levels.append((limit, max(old, rate) if is_own else old))
-        # Nearer levels are at least as fast as farther ones.
-        for i in range(len(levels) - 2, -1, -1):
-            levels[i] = (levels[i][0], max(levels[i][1], levels[i + 1][1]))
+        Reads and writes may overlap, and so may both with the computation.
+        """
+        total = read_bytes + write_bytes
+        level = next(x for x in self.levels if x.limit_bytes == 0 or total <= x.limit_bytes)
+        seconds = max(
+            read_bytes / level.read_bytes_per_s,
+            write_bytes / level.write_bytes_per_s,
+            total / (level.read_bytes_per_s + level.write_bytes_per_s),
+            work_flop / self.rate_flop_per_s,
+        )
+        return max(1, int(self.launch_ns + 1e9 * seconds))
+
+    def raised(self, factor: float) -> Calibration:
+        """Return the calibration of a machine that is faster by a factor."""
+        levels = tuple(
+            Level(x.limit_bytes, x.read_bytes_per_s * factor, x.write_bytes_per_s * factor)
+            for x in self.levels
+        )
         return Calibration(
-            levels=tuple(levels),
-            rate_flop_per_s=max(self.rate_flop_per_s, work_flop / seconds * MARGIN),
-            launch_ns=min(self.launch_ns, seconds * 1e9 / 2),
-            region_ns=self.region_ns,
+            levels, self.rate_flop_per_s * factor, self.launch_ns / factor, self.region_ns
         )
 
     def to_text(self) -> str:
@@ -66,7 +82,7 @@ class Calibration:
     def from_text(text: str) -> Calibration:
         """Return the calibration that `to_text` gives as `text`."""
         data = json.loads(text)
-        levels = tuple((int(limit), float(rate)) for limit, rate in data.pop("levels"))
+        levels = tuple(Level(**level) for level in data.pop("levels"))
         return Calibration(levels=levels, **data)
 
 
@@ -79,17 +95,17 @@ def calibrate(timer: Path, target: Target) -> Calibration:
     """
     library = ctypes.CDLL(str(timer))
     library.korch_read_rate.restype = ctypes.c_double
+    library.korch_write_rate.restype = ctypes.c_double
     library.korch_flop_rate.restype = ctypes.c_double
     library.korch_region_ns.restype = ctypes.c_double
     library.korch_time.restype = ctypes.c_int64
     threads = ctypes.c_int(target.threads)
     library.korch_threads(threads)
 
-    def read_rate(size_bytes: int) -> float:
+    def best_rate(function: Any, size_bytes: int) -> float:
         repeats = ctypes.c_int64(max(1, (32 << 20) // size_bytes))
         return max(
-            float(library.korch_read_rate(ctypes.c_int64(size_bytes), threads, repeats))
-            for _ in range(TRIES)
+            float(function(ctypes.c_int64(size_bytes), threads, repeats)) for _ in range(TRIES)
         )
 
     nothing = [
@@ -97,19 +113,20 @@ def calibrate(timer: Path, target: Target) -> Calibration:
         for _ in range(TRIES)
     ]
     # A level serves what fits the caches of all threads; half its size is sure to fit.
-    rates = [read_rate(size // 2) for size in (target.l1_bytes, target.l2_bytes)]
-    rates += [
-        read_rate(max(target.l3_bytes // (2 * target.threads), 1 << 16)),
-        read_rate(128 << 20),
-    ]
+    sizes = [target.l1_bytes // 2, target.l2_bytes // 2,
+             max(target.l3_bytes // (2 * target.threads), 1 << 16), 128 << 20]  # fmt: skip
     limits = [target.l1_bytes * target.threads, target.l2_bytes * target.threads,
               target.l3_bytes + target.l2_bytes * target.threads, 0]  # fmt: skip
-    best = [max(rates[i:]) * MARGIN for i in range(len(rates))]
+    reads = [best_rate(library.korch_read_rate, size) for size in sizes]
+    writes = [best_rate(library.korch_write_rate, size) for size in sizes]
+    levels = [
+        Level(limit, max(reads[i:]) * MARGIN, max(writes[i:]) * MARGIN)
+        for i, limit in enumerate(limits)
+    ]
     flop = max(
         float(library.korch_flop_rate(threads, ctypes.c_int64(100_000))) for _ in range(TRIES)
     )
     return Calibration(
-        levels=tuple(zip(limits, best, strict=True)), rate_flop_per_s=flop * MARGIN,
-        launch_ns=min(nothing),
+        levels=tuple(levels), rate_flop_per_s=flop * MARGIN, launch_ns=min(nothing),
         region_ns=min(float(library.korch_region_ns(ctypes.c_int64(2000))) for _ in range(TRIES)),
     )  # fmt: skip

@@ -57,7 +57,8 @@ class CandidateMeter:
     def bound_ns(self, candidate: Candidate) -> int:
         """Return a time that no kernel for a candidate can undercut."""
         flop = max(candidate.linear_flop, candidate.offer.work_flop)
-        return DISPATCH_NS + self.calibration.bound_ns(candidate.size_bytes, flop)
+        bound_ns = self.calibration.bound_ns(candidate.read_bytes, candidate.write_bytes, flop)
+        return DISPATCH_NS + bound_ns
 
     def known(self, candidate: Candidate) -> Record | None:
         """Return what this run or the database knows of a candidate."""
@@ -72,11 +73,11 @@ class CandidateMeter:
         """Raise the calibrated rates until the bound holds for a measured candidate."""
         if not isinstance(record, Measured):
             return
-        flop = max(candidate.linear_flop, candidate.offer.work_flop)
-        seconds = max(1, record.time_ns - DISPATCH_NS) * 1e-9
-        found = self.calibration
-        self.calibration = found.raised(candidate.size_bytes, flop, seconds)
-        self.database.put_fact("calibration", self.calibration.to_text())
+        bound_ns = self.bound_ns(candidate)
+        if record.time_ns < bound_ns:
+            own_ns = max(1, record.time_ns - DISPATCH_NS)
+            self.calibration = self.calibration.raised((bound_ns - DISPATCH_NS) / own_ns)
+            self.database.put_fact("calibration", self.calibration.to_text())
 
     def kernel(self, candidate: Candidate) -> Kernel | Refusal:
         """Return the kernel that a candidate's provider builds."""

@@ -76,6 +76,33 @@ double korch_read_rate(int64_t bytes, int threads, int64_t repeats) {
   return seconds > 0 ? static_cast<double>(count) * 4 * threads * repeats / seconds : 0;
 }
 
+// Bytes per second of writing `bytes` of memory per thread again and again.
+double korch_write_rate(int64_t bytes, int threads, int64_t repeats) {
+  const int64_t count = bytes / 4;
+  float* memory = static_cast<float*>(aligned_alloc(64, bytes * threads));
+  double seconds = 0;
+#pragma omp parallel num_threads(threads)
+  {
+    float* own = memory + count * omp_get_thread_num();
+    korch::Vec<float, 16> one = korch::splat<float, 16>(1.0f);
+    for (int64_t i = 0; i < count; ++i) own[i] = 0.0f;
+#pragma omp barrier
+    const int64_t start = now_ns();
+    for (int64_t r = 0; r < repeats; ++r) {
+      for (int64_t i = 0; i + 128 <= count; i += 128) {
+        for (int u = 0; u < 8; ++u) korch::store<float, 16>(own + i + 16 * u, one);
+      }
+      asm volatile("" : : "r"(own) : "memory");
+    }
+#pragma omp barrier
+    const int64_t taken = now_ns() - start;
+#pragma omp critical
+    if (own[0] > 0) seconds = taken * 1e-9;
+  }
+  free(memory);
+  return seconds > 0 ? static_cast<double>(count) * 4 * threads * repeats / seconds : 0;
+}
+
 // Floating-point operations per second of independent multiply-adds.
 double korch_flop_rate(int threads, int64_t repeats) {
   double seconds = 0;

@@ -28,6 +28,7 @@ from korch.tile.index import (
     substitute,
     turning_point,
 )
+from korch.tile.loops import turns_on
 from korch.tile.program import (
     Accumulate,
     Apply,
@@ -56,6 +57,11 @@ SERIAL_POINTS = 6000
 """Programs with fewer points run in the calling thread: a parallel region would cost more."""
 
 UNROLL = 4
+"""Independent accumulators of a reduction."""
+
+UNROLLED_EXTENT = 4
+"""Loops of at most this extent are unrolled if a guard depends on them."""
+
 INFIX = {"add": "+", "sub": "-", "mul": "*"}
 
 
@@ -199,17 +205,39 @@ class _PassPrinter:
         self.vector = next((a for a in pass_.axes if a.name == pass_.vector), None)
 
     def run(self) -> None:
-        outer = [a for a in self.kept if a is not self.vector]
-        for axis in outer:
-            self._loop(axis)
+        self._nest([a for a in self.kept if a is not self.vector])
+
+    def _nest(self, outer: Sequence[Axis]) -> None:
+        """Print the kept loops, outermost first, then what is inside of them."""
+        if not outer:
+            self._inside()
+            return
+        axis, *rest = outer
+        if (
+            axis.extent <= UNROLLED_EXTENT
+            and axis.ragged is None
+            and turns_on(self.pass_, axis.name)
+        ):
+            before = self.ranges
+            for value in range(axis.extent):  # guards are decided for each value
+                self.out._open("")
+                self.out._line(f"constexpr long {axis.name} = {value};")
+                self.ranges = {**before, axis.name: (value, value)}
+                self._nest(rest)
+                self.out._close()
+            self.ranges = before
+            return
+        self._loop(axis)
+        self._nest(rest)
+        self.out._close()
+
+    def _inside(self) -> None:
         if not self.pass_.is_reduction:
             self._over(self.vector, self._stores)
         elif self.vector is None or self.vector.is_reduced:
             self._reduce_scalar()
         else:
             self._over(self.vector, self._reduce_lanes)
-        for _ in outer:
-            self.out._close()
 
     # Loops along the vector axis
 

@@ -36,12 +36,13 @@ def grid_for(pass_: Pass, threads: int, lanes: int) -> Stage:
     """Return the stage of a free pass: outer loops become the grid, long ones are cut."""
     axes, grid = list(pass_.axes), []
     while len(axes) > 1 and math.prod(axis.extent for axis in axes) > TASK_POINTS:
-        if axes[0].is_reduced:
+        if axes[0].is_reduced or (axes[0].extent <= 4 and turns_on(pass_, axes[0].name)):
             break
         grid.append(axes.pop(0))
     tasks = math.prod(axis.extent for axis in grid)
     last = axes[0] if len(axes) == 1 else None
-    if last is not None and not last.is_reduced and last.extent > TASK_POINTS // 2:
+    is_whole = last is None or last.is_reduced or turns_on(pass_, last.name)
+    if last is not None and not is_whole and last.extent > TASK_POINTS // 2:
         wanted = -(-last.extent // max(1, 4 * threads // tasks))
         tile = min(TASK_POINTS, max(TASK_POINTS // 4, wanted))
         tile = -(-tile // (4 * lanes)) * 4 * lanes
@@ -55,6 +56,16 @@ def grid_for(pass_: Pass, threads: int, lanes: int) -> Stage:
             grid.append(outer)
             axes = [inner]
     return Stage(tuple(grid), (dataclasses.replace(pass_, axes=tuple(axes)),))
+
+
+def turns_on(pass_: Pass, name: str) -> bool:
+    """Return whether a guard of a pass depends on a loop variable."""
+    return any(
+        name in guard.expr.variables
+        for op in pass_.ops
+        if isinstance(op, Load | Select)
+        for guard in op.guards
+    )
 
 
 def indices(pass_: Pass) -> Iterator[Expr]:

@@ -93,6 +93,8 @@ def _refuse_division(exact: bool, view: View, root: Primitive) -> ReciprocalWitn
         return Refusal("the divisor is no power of two", root.output)
     if not exact and is_exact:
         return Refusal("the divisor is a power of two, which is exact", root.output)
+    if not exact and view.type(root.output).size < WORTHWHILE_ELEMENTS:
+        return Refusal("the tensor is too small to gain", root.output)
     return ReciprocalWitness(root.inputs[0], reciprocal, small[1])
 
 
@@ -110,6 +112,9 @@ def _build_division(writer: Writer, witness: ReciprocalWitness) -> int:
         reciprocal = writer.add("broadcast", (reciprocal,), witness.broadcast.attributes)
     return writer.add("mul", (witness.x, reciprocal))
 
+
+WORTHWHILE_ELEMENTS = 1024
+"""Below this a division costs less than another alternative costs the search."""
 
 AFFINE_STEPS_COMPOSE = Rule(
     name="affine-steps-compose",

@@ -9,7 +9,9 @@ from typing import Any
 
 from korch.equivalence.rule import AnyRule, Refusal, Rule, View, Writer
 from korch.primitive.graph import Primitive
+from korch.primitive.ops.layout import PadAttributes, SliceAttributes, TransposeAttributes
 from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.ops.reduce import ReduceAttributes
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,20 @@ class PadWitness:
     x: int
     weights: int
     attributes: ConvAttributes
+
+
+@dataclass(frozen=True, slots=True)
+class RowsWitness:
+    """A convolution with few output channels: image, weights, attributes, shape of the output."""
+
+    x: int
+    weights: int
+    attributes: ConvAttributes
+    shape: tuple[int, ...]
+
+
+FEW_CHANNELS = 8
+"""Output channels that leave most of a vector register empty."""
 
 
 def _match_pointwise(view: View, root: Primitive) -> Iterator[Primitive]:
@@ -83,6 +99,43 @@ def _refuse_pad(view: View, match: PadMatch) -> PadWitness | Refusal:
     return PadWitness(match.pad.inputs[0], match.conv.inputs[1], attributes)
 
 
+def _match_rows(view: View, root: Primitive) -> Iterator[Primitive]:
+    shape = view.shape(root.inputs[1])
+    if len(shape) == 4 and shape[0] <= FEW_CHANNELS and shape[2] >= 3:
+        yield root
+
+
+def _refuse_rows(view: View, root: Primitive) -> RowsWitness | Refusal:
+    attributes: Any = root.attributes
+    x, weights = root.inputs
+    if view.constant(weights) is None:
+        return Refusal("the weights are not constant", root.output)
+    if attributes.groups != 1:
+        return Refusal("the convolution has groups", root.output)
+    if attributes.strides[0] != 1 or attributes.dilations[0] != 1:
+        return Refusal("the rows have a stride or a dilation", root.output)
+    if view.shape(x)[0] != 1:
+        return Refusal("the batch is not 1", root.output)
+    return RowsWitness(x, weights, attributes, view.shape(root.output))
+
+
+def _build_rows(writer: Writer, witness: RowsWitness) -> int:
+    out, channels, rows, columns = writer.type(witness.weights).shape
+    _, _, height, width = witness.shape
+    turned = writer.add("transpose", (witness.weights,), TransposeAttributes((0, 2, 1, 3)))
+    weights = writer.reshape(turned, (out * rows, channels, 1, columns))
+    partial = writer.add("conv", (witness.x, weights), witness.attributes)
+    # Row y of the result is the sum of row y + t of the image of each tap t. With one row more per
+    # tap in the same memory, those rows stand below each other: t*n + (y + t) = t*(n + 1) + y.
+    n = writer.type(partial).shape[2]
+    flat = writer.reshape(partial, (out, rows * n, width))
+    longer = writer.add("pad", (flat,), PadAttributes((0, 0, 0), (0, rows, 0)))
+    skewed = writer.reshape(longer, (out, rows, n + 1, width))
+    zeros, ones = (0, 0, 0, 0), (1, 1, 1, 1)
+    kept = writer.add("slice", (skewed,), SliceAttributes(zeros, (out, rows, height, width), ones))
+    return writer.reshape(writer.add("reduce_sum", (kept,), ReduceAttributes((1,))), witness.shape)
+
+
 CONV1X1_IS_MATMUL = Rule(
     name="conv1x1-is-matmul",
     law="conv(x, W) = reshape(W[o,i] @ reshape(x, [i,hw])) for a window of one element",
@@ -102,4 +155,19 @@ ZERO_PAD_FOLDS_INTO_CONV = Rule(
     build=lambda writer, w: writer.add("conv", (w.x, w.weights), w.attributes),
 )
 
-RULES: tuple[AnyRule, ...] = (CONV1X1_IS_MATMUL, ZERO_PAD_FOLDS_INTO_CONV)
+FEW_CHANNEL_CONV_IS_ROW_CONV = Rule(
+    name="few-channel-conv-is-row-conv",
+    law="conv(x, W)[o,y] = sum over t of conv(x, W[:,:,t])[(o,t),y+t]",
+    source="linearity; each row of the window becomes output channels, so that vectors are full",
+    roots=("conv",),
+    match=_match_rows,
+    refuse=_refuse_rows,
+    build=_build_rows,
+    reorders=True,
+)
+
+RULES: tuple[AnyRule, ...] = (
+    CONV1X1_IS_MATMUL,
+    ZERO_PAD_FOLDS_INTO_CONV,
+    FEW_CHANNEL_CONV_IS_ROW_CONV,
+)
