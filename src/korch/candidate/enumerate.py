@@ -13,9 +13,10 @@ proportion to the sets found, not to the number of states, which is exponential 
 Five things keep the sets few. A broadcast costs nothing inside of a kernel, so it comes with each
 primitive that reads it instead of being grown over. So does, unless `contract_chains` is off, an
 elementwise primitive whose one reader is elementwise and of its shape: a kernel that ends between
-the two only moves the tensor once more. Linear primitives don't meet in one set, and an
-opaque one is alone, but for the other outputs of its operator: no provider takes such sets. And
-sets, inputs and outputs are limited by options, which the report names when they bind.
+the two only moves the tensor once more. Linear primitives don't meet in one set; one has only
+layout primitives before it and no reduction beside it; an opaque one is alone, but for the other
+outputs of its operator: no provider takes other sets. And sets, inputs and outputs are limited by
+options, which the report names when they bind.
 
 Alternatives: a set holds at most one primitive for a value. Paths are those of the whole graph,
 over all alternatives, so a set that is convex only under some choice of alternatives is not found.
@@ -104,6 +105,8 @@ class _Space:
                 self.rivals[p] = together & ~(1 << p)
         self.linear = self._of(Category.LINEAR)
         self.opaque = self._of(Category.OPAQUE)
+        self.layout = self._of(Category.LAYOUT)
+        self.reduce = self._of(Category.REDUCE)
 
     def _of(self, category: Category) -> int:
         found = enumerate(self.graph.primitives)
@@ -191,8 +194,16 @@ class _Space:
             around &= ~self.opaque
         for p in bits(around):
             grown = mask | 1 << p
-            if self.is_convex(grown):
+            if self._suits_linear(grown) and self.is_convex(grown):
                 yield grown
+
+    def _suits_linear(self, mask: int) -> bool:
+        """Return whether what stands around a linear primitive is what providers fuse with it."""
+        linear = mask & self.linear
+        if not linear:
+            return True
+        before = mask & self.ancestors[linear.bit_length() - 1] & ~linear
+        return not mask & self.reduce and not before & ~self.layout
 
     def _siblings(self, p: int) -> int:
         """Return the other outputs of the operator whose output an opaque primitive is."""
