@@ -56,7 +56,7 @@ class Options:
         default=24, metadata={"help": "largest number of primitives in a candidate"}
     )
     max_inputs: int = field(default=10, metadata={"help": "most tensors that a candidate reads"})
-    max_outputs: int = field(default=3, metadata={"help": "most tensors that a candidate writes"})
+    max_outputs: int = field(default=2, metadata={"help": "most tensors that a candidate writes"})
     contract_chains: bool = field(
         default=True,
         metadata={

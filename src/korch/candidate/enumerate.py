@@ -10,13 +10,14 @@ convex set is reached: removing a source or a sink keeps a set convex, and the b
 connected set always has a source or a sink whose removal keeps it connected. So the work is in
 proportion to the sets found, not to the number of states, which is exponential in the width.
 
-Five things keep the sets few. A broadcast costs nothing inside of a kernel, so it comes with each
-primitive that reads it instead of being grown over. So does, unless `contract_chains` is off, an
-elementwise primitive whose one reader is elementwise and of its shape: a kernel that ends between
-the two only moves the tensor once more. Linear primitives don't meet in one set; one has only
-layout primitives before it and no reduction beside it; an opaque one is alone, but for the other
-outputs of its operator: no provider takes other sets. And sets, inputs and outputs are limited by
-options, which the report names when they bind.
+Five things keep the sets few. A broadcast or a slice costs nothing inside of a kernel, so it comes
+with each primitive that reads it instead of being grown over. So does, unless `contract_chains` is
+off, an elementwise primitive whose one reader is elementwise and of its shape, and a layout
+primitive whose one reader is another: a kernel that ends between the two only moves the tensor once
+more. Linear primitives don't meet in one set; one has only layout primitives before it and no
+reduction beside it; an opaque one is alone, but for the other outputs of its operator: no provider
+takes other sets. And sets, inputs and outputs are limited by options, which the report names when
+they bind.
 
 Alternatives: a set holds at most one primitive for a value. Paths are those of the whole graph,
 over all alternatives, so a set that is convex only under some choice of alternatives is not found.
@@ -34,6 +35,10 @@ from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Category
 from korch.primitive.ops.opaque import OpaqueAttributes
+
+
+LAYOUT_GROWTH = 1.25
+"""A layout primitive that enlarges a tensor by more may be worth doing after the tensor is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +123,18 @@ class _Space:
         if value in self.outputs or len(graph.producers[value]) != 1:
             return False
         readers = [graph.primitives[r] for r in graph.consumers[value]]
-        if graph.primitives[p].op == "broadcast":
+        if graph.primitives[p].op in ("broadcast", "slice"):
             closed = (Category.LINEAR, Category.OPAQUE)
             return not any(reader.row.category in closed for reader in readers)
         if not self.contract_chains or len(readers) != 1:
             return False
-        pair = (graph.primitives[p], readers[0])
-        return all(
-            x.row.category is Category.ELEMENTWISE
-            and graph.types[x.output].shape == graph.types[value].shape
-            for x in pair
-        )
+        category = graph.primitives[p].row.category
+        before, after = graph.types[value], graph.types[readers[0].output]
+        if category is not readers[0].row.category:
+            return False
+        if category is Category.ELEMENTWISE:
+            return before.shape == after.shape
+        return category is Category.LAYOUT and after.size <= LAYOUT_GROWTH * before.size
 
     def _sources(self, p: int) -> int:
         found = 0
