@@ -36,9 +36,8 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Category
 from korch.primitive.ops.opaque import OpaqueAttributes
 
-
 LAYOUT_GROWTH = 1.25
-"""A layout primitive that enlarges a tensor by more may be worth doing after the tensor is stored."""
+"""A layout primitive that enlarges a tensor by more may be worth doing after it is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +182,20 @@ class _Space:
                         hit.add("max_candidates")
                         break
                     seen.add(grown)
+                    if self.sinks(grown) > options.max_outputs:
+                        hit.add("max_outputs")
+                        continue
                     following.append(grown)
             frontier = following
+
+    def sinks(self, mask: int) -> int:
+        """Return how many primitives of a set no other one of it reads: they must be outputs.
+
+        A set is reached through sets of no more sinks than it has: one sink's cone from its end
+        backwards, then from a shared primitive forwards to the next sink. So sets with too many
+        need not be grown.
+        """
+        return sum(not self.read_by[p] & mask for p in bits(mask))
 
     def _neighbours(self, mask: int) -> Iterator[int]:
         around = rivals = 0
