@@ -15,7 +15,7 @@ from typing import Any
 from korch.target import Target
 
 MARGIN = 1.15
-TRIES = 8
+TRIES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +64,29 @@ class Calibration:
         )
         return max(1, int(self.launch_ns + 1e9 * seconds))
 
-    def raised(self, factor: float) -> Calibration:
-        """Return the calibration of a machine that is faster by a factor."""
+    def raised(self, read_bytes: int, write_bytes: int, work_flop: int, seconds: float
+               ) -> Calibration:  # fmt: skip
+        """Return rates at which so much work fits into a time that was measured.
+
+        Only the rates that forbid it are raised, and with a memory level those nearer to the core.
+        """
+        total = read_bytes + write_bytes
+        seconds = max(seconds, 1e-9)
+        own = next(
+            i for i, x in enumerate(self.levels) if x.limit_bytes == 0 or total <= x.limit_bytes
+        )
+        read = max(self.levels[own].read_bytes_per_s, read_bytes / seconds * MARGIN)
+        write = max(self.levels[own].write_bytes_per_s, write_bytes / seconds * MARGIN)
+        both = total / seconds / (read + write)
+        read, write = read * max(1.0, both * MARGIN), write * max(1.0, both * MARGIN)
         levels = tuple(
-            Level(x.limit_bytes, x.read_bytes_per_s * factor, x.write_bytes_per_s * factor)
-            for x in self.levels
-        )
-        return Calibration(
-            levels, self.rate_flop_per_s * factor, self.launch_ns / factor, self.region_ns
-        )
+            Level(x.limit_bytes, max(x.read_bytes_per_s, read), max(x.write_bytes_per_s, write))
+            if i <= own else x
+            for i, x in enumerate(self.levels)
+        )  # fmt: skip
+        flop = max(self.rate_flop_per_s, work_flop / seconds * MARGIN)
+        launch_ns = min(self.launch_ns, seconds * 1e9 / 2)
+        return Calibration(levels, flop, launch_ns, self.region_ns)
 
     def to_text(self) -> str:
         """Return it as JSON."""

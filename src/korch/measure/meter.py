@@ -73,10 +73,12 @@ class CandidateMeter:
         """Raise the calibrated rates until the bound holds for a measured candidate."""
         if not isinstance(record, Measured):
             return
-        bound_ns = self.bound_ns(candidate)
-        if record.time_ns < bound_ns:
-            own_ns = max(1, record.time_ns - DISPATCH_NS)
-            self.calibration = self.calibration.raised((bound_ns - DISPATCH_NS) / own_ns)
+        if record.time_ns < self.bound_ns(candidate):
+            flop = max(candidate.linear_flop, candidate.offer.work_flop)
+            seconds = 1e-9 * max(1, record.time_ns - DISPATCH_NS)
+            self.calibration = self.calibration.raised(
+                candidate.read_bytes, candidate.write_bytes, flop, seconds
+            )
             self.database.put_fact("calibration", self.calibration.to_text())
 
     def kernel(self, candidate: Candidate) -> Kernel | Refusal:

@@ -21,6 +21,9 @@ from korch.tile.lower import KEEP_OPS, Machine, lower
 SCHEMA = 1
 """Raise it whenever generated kernels change in speed or meaning."""
 
+MIXED_PRIMITIVES = 2
+"""Groups of at most this size are offered with an output in another layout than the input."""
+
 
 class GeneratedProvider:
     """Korch's own kernel generator."""
@@ -66,12 +69,13 @@ def _variants(group: Group) -> tuple[str, ...]:
 def _layouts(group: Group, lanes: int) -> Iterator[tuple[tuple[Layout, ...], tuple[Layout, ...]]]:
     inputs, outputs = group.input_types, group.output_types
     variable = [t for i, t in enumerate(inputs) if i not in group.constant_inputs]
+    computed = sum(p.op not in ("broadcast", "slice") for p in group.body.primitives)
     choices = {choice: None for t in (*inputs, *outputs) for choice in _kinds(t, lanes)}
     for source in choices:
         for sink in choices:
             is_mixed = source != sink
-            # A change of layout on the way is offered where it is cheap to enumerate.
-            if is_mixed and (len(variable) > 1 or len(outputs) > 1):
+            # Beyond small groups a change of layout is left to a kernel of its own.
+            if is_mixed and (len(variable) > 1 or len(outputs) > 1 or computed > MIXED_PRIMITIVES):
                 continue
             yield (
                 tuple(
