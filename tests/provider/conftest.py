@@ -1,4 +1,4 @@
-"""A compiler with a cache of its own, and this machine as the target."""
+"""Providers, a compiler with a cache of its own, and this machine as the target."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,7 @@
 // What the oneDNN provider's sources call: one primitive with its tensors and post-operations.
 #pragma once
 
+#include <math.h>
 #include <oneapi/dnnl/dnnl.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -8,7 +9,7 @@
 
 namespace korch_onednn {
 
-constexpr int MOST = 24;
+constexpr int MOST = 32;
 
 struct Dims {
   dnnl_dims_t values = {};
@@ -36,7 +37,9 @@ struct State {
   dnnl_primitive_t primitive = nullptr;
   dnnl_exec_arg_t arguments[MOST];
   int buffers[MOST];
+  void* places[MOST] = {};
   int count = 0;
+  void* own = nullptr;  // a workspace, if the library wants more here than it said at build time
 };
 
 inline void destroy(void* pointer) {
@@ -44,13 +47,18 @@ inline void destroy(void* pointer) {
   if (state == nullptr) return;
   for (int i = 0; i < state->count; ++i) dnnl_memory_destroy(state->arguments[i].memory);
   if (state->primitive != nullptr) dnnl_primitive_destroy(state->primitive);
+  free(state->own);
   delete state;
 }
 
 inline int run(void* pointer, void* const* buffers) {
   State* state = static_cast<State*>(pointer);
   for (int i = 0; i < state->count; ++i) {
-    dnnl_memory_set_data_handle(state->arguments[i].memory, buffers[state->buffers[i]]);
+    const int buffer = state->buffers[i];
+    void* place = buffer < 0 ? state->own : buffers[buffer];
+    if (place == state->places[i]) continue;
+    dnnl_memory_set_data_handle(state->arguments[i].memory, place);
+    state->places[i] = place;
   }
   return dnnl_primitive_execute(state->primitive, device().stream, state->count,
                                 state->arguments) != dnnl_success;
@@ -62,6 +70,8 @@ class Builder {
   Builder(char* error, size_t error_size) : error_(error), error_size_(error_size) {
     check(dnnl_post_ops_create(&post_ops_), "post-operations");
     check(dnnl_primitive_attr_create(&attributes_), "attributes");
+    check(dnnl_primitive_attr_set_scratchpad_mode(attributes_, dnnl_scratchpad_mode_user),
+          "attributes");
     if (device().stream == nullptr) check(dnnl_runtime_error, "engine");
   }
 
@@ -81,16 +91,18 @@ class Builder {
     return add(buffer, argument, desc);
   }
 
-  int post_operation() const { return operations_; }
+  // Scratch memory in buffers[buffer].
+  void workspace(int buffer, size_t size_bytes) {
+    workspace_ = buffer;
+    workspace_bytes_ = size_bytes;
+  }
 
   void eltwise(dnnl_alg_kind_t kind, float alpha, float beta) {
     check(dnnl_post_ops_append_eltwise(post_ops_, kind, alpha, beta), "elementwise operation");
-    ++operations_;
   }
 
   void binary(dnnl_alg_kind_t kind, dnnl_memory_desc_t other) {
     check(dnnl_post_ops_append_binary(post_ops_, kind, other), "binary operation");
-    ++operations_;
   }
 
   void* convolution(dnnl_memory_desc_t x, dnnl_memory_desc_t w, dnnl_memory_desc_t bias,
@@ -147,17 +159,36 @@ class Builder {
     if (failed_ == nullptr) {
       check(dnnl_memory_create(&memory, desc, device().engine, DNNL_MEMORY_NONE), "memory");
     }
+    hold(buffer, argument, memory);
+    return descs_[descs_count_++] = desc;
+  }
+
+  void hold(int buffer, int argument, dnnl_memory_t memory) {
     State& state = *state_;
     state.arguments[state.count] = {argument, memory};
     state.buffers[state.count] = buffer;
     ++state.count;
-    return descs_[descs_count_++] = desc;
+  }
+
+  void add_workspace() {
+    const_dnnl_memory_desc_t desc =
+        dnnl_primitive_desc_query_md(made_, dnnl_query_scratchpad_md, 0);
+    const size_t size_bytes = desc != nullptr ? dnnl_memory_desc_get_size(desc) : 0;
+    if (size_bytes == 0) return;
+    if (size_bytes > workspace_bytes_) {
+      state_->own = aligned_alloc(64, (size_bytes + 63) / 64 * 64);
+      if (state_->own == nullptr) return check(dnnl_out_of_memory, "workspace");
+    }
+    dnnl_memory_t memory = nullptr;
+    check(dnnl_memory_create(&memory, desc, device().engine, DNNL_MEMORY_NONE), "workspace");
+    hold(state_->own != nullptr ? -1 : workspace_, DNNL_ARG_SCRATCHPAD, memory);
   }
 
   void attach() { check(dnnl_primitive_attr_set_post_ops(attributes_, post_ops_), "attributes"); }
 
   void* finish() {
     if (failed_ == nullptr) check(dnnl_primitive_create(&state_->primitive, made_), "primitive");
+    if (failed_ == nullptr) add_workspace();
     if (made_ != nullptr) dnnl_primitive_desc_destroy(made_);
     for (int i = 0; i < descs_count_; ++i) dnnl_memory_desc_destroy(descs_[i]);
     dnnl_post_ops_destroy(post_ops_);
@@ -183,7 +214,8 @@ class Builder {
   dnnl_primitive_desc_t made_ = nullptr;
   dnnl_memory_desc_t descs_[MOST];
   int descs_count_ = 0;
-  int operations_ = 0;
+  int workspace_ = -1;
+  size_t workspace_bytes_ = 0;
   const char* failed_ = nullptr;
   int status_ = 0;
 };

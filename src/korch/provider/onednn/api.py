@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from korch.candidate.layout import Layout
 from korch.libraries import find_headers, find_library
-from korch.primitive.types import row_major_strides
+from korch.provider.onednn.call import ANY, Answer, Call, Dims, Eltwise, Tensor
 
 _SUCCESS = 0
 _CPU = 1
@@ -19,9 +20,8 @@ _F32 = 3
 _FORWARD_INFERENCE = 96
 _FORMAT_ANY = 1
 _BLOCKED = 2
+_USER_WORKSPACE = 1
 _MOST_AXES = 12
-
-Dims = tuple[int, ...]
 
 
 class OneDnn:
@@ -38,8 +38,9 @@ class OneDnn:
                 "oneDNN is not installed; pip install onednn-cpu-gomp onednn-devel-cpu-gomp"
             )
         self._library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-        text = (headers / "oneapi" / "dnnl" / "dnnl_types.h").read_text()
-        self.tags = _enumerators(text, "dnnl_format_tag_t")
+        text = _header_text(headers)
+        self._tags = _enumerators(text, "dnnl_format_tag_t")
+        self._alike = _by_key(self._tags)
         self._algorithms = _enumerators(text, "dnnl_alg_kind_t")
         self._queries = _enumerators(text, "dnnl_query_t")
         self._engine = ctypes.c_void_p()
@@ -49,109 +50,117 @@ class OneDnn:
         numbers = ctypes.cast(self._library.dnnl_version(), ctypes.POINTER(ctypes.c_int))
         self.version = ".".join(str(numbers[i]) for i in range(3))
         self._library.dnnl_primitive_desc_query_md.restype = ctypes.c_void_p
+        self._library.dnnl_memory_desc_get_size.restype = ctypes.c_size_t
 
     def has_tag(self, tag: str) -> bool:
         """Return whether the library has a format tag of that name."""
-        return f"dnnl_{tag}" in self.tags
+        return f"dnnl_{tag}" in self._tags
 
-    @lru_cache(maxsize=4096)  # noqa: B019 - one library per process
-    def convolution(
-        self,
-        kind: str,
-        x: Dims,
-        x_tag: str,
-        w: Dims,
-        w_tag: str,
-        y: Dims,
-        y_tag: str,
-        strides: Dims,
-        dilations: Dims,
-        begin: Dims,
-        end: Dims,
-    ) -> tuple[str, Layout | None] | None:
-        """Return the implementation and the weights' layout for a convolution, or None.
+    @lru_cache(maxsize=1 << 16)  # noqa: B019 - one library per process
+    def ask(self, call: Call, threads: int) -> Answer | None:
+        """Return how a call would be run, or None if it can't be.
 
         Args:
-            kind: "convolution" or "deconvolution".
-            x: the input's dims.
-            x_tag: its format tag, or "any".
-            w: the weights' dims.
-            w_tag: their format tag, or "any".
-            y: the output's dims.
-            y_tag: its format tag, or "any".
-            strides: per spatial axis.
-            dilations: per spatial axis, counted from 0.
-            begin: pads before each spatial axis.
-            end: pads after each spatial axis.
+            call: the primitive; tensors of any form are allowed.
+            threads: OpenMP threads of a run: code and workspace depend on them.
         """
-        create = getattr(self._library, f"dnnl_{kind}_forward_primitive_desc_create")
+        before = self._library.omp_get_max_threads()
+        self._library.omp_set_num_threads(threads)
+        try:
+            with ExitStack() as stack:
+                return self._ask(call, stack)
+        finally:
+            self._library.omp_set_num_threads(before)
 
-        def make(made: Any, descs: Sequence[Any]) -> int:
-            lists = [(ctypes.c_int64 * _MOST_AXES)(*d) for d in (strides, dilations, begin, end)]
-            algorithm = self._algorithms[f"dnnl_{kind}_direct"]
-            return int(create(ctypes.byref(made), self._engine, _FORWARD_INFERENCE, algorithm,
-                              descs[0], descs[1], None, descs[2], *lists, None))  # fmt: skip
+    def _ask(self, call: Call, stack: ExitStack) -> Answer | None:
+        descs = [self._desc(tensor, stack) for tensor in call.tensors]
+        bias = self._desc(call.bias, stack) if call.bias is not None else ctypes.c_void_p()
+        attributes = self._attributes(call, stack)
+        if None in descs or bias is None or attributes is None:
+            return None
+        made = ctypes.c_void_p()
+        if self._create(call, ctypes.byref(made), descs, bias, attributes) != _SUCCESS:
+            return None
+        stack.callback(self._library.dnnl_primitive_desc_destroy, made)
+        name = ctypes.c_char_p()
+        self._check(self._library.dnnl_primitive_desc_query(
+            made, self._queries["dnnl_query_impl_info_str"], 0, ctypes.byref(name)))  # fmt: skip
+        weights = self._tensor_of(made, "dnnl_query_weights_md")
+        workspace = self._tensor_of(made, "dnnl_query_scratchpad_md")
+        return Answer(
+            (name.value or b"").decode(),
+            self._layout(weights) if weights and len(call.tensors) > 2 else None,
+            int(self._library.dnnl_memory_desc_get_size(workspace)) if workspace else 0,
+        )
 
-        return self._ask(((x, x_tag), (w, w_tag), (y, y_tag)), make)
+    def _create(self, call: Call, made: Any, descs: Sequence[Any], bias: Any, attributes: Any
+                ) -> int:  # fmt: skip
+        library, engine = self._library, self._engine
+        steps = [(ctypes.c_int64 * _MOST_AXES)(*step) for step in call.steps]
+        algorithm = self._algorithms.get(f"dnnl_{call.algorithm}", 0)
+        head = (made, engine, _FORWARD_INFERENCE, algorithm)
+        match call.kind:
+            case "matmul":
+                create, arguments = library.dnnl_matmul_primitive_desc_create, (
+                    made, engine, *descs[:2], bias, descs[2])  # fmt: skip
+            case "pooling":
+                create = library.dnnl_pooling_forward_primitive_desc_create
+                arguments = (*head, *descs, *steps)
+            case "reorder":
+                create = library.dnnl_reorder_primitive_desc_create
+                arguments = (made, descs[0], engine, descs[1], engine)
+            case _:
+                create = getattr(library, f"dnnl_{call.kind}_forward_primitive_desc_create")
+                arguments = (*head, *descs[:2], bias, descs[2], *steps)
+        return int(create(*arguments, attributes))
 
-    @lru_cache(maxsize=4096)  # noqa: B019 - one library per process
-    def matmul(
-        self, a: Dims, a_strides: Dims, b: Dims, b_tag: str | Dims, y: Dims
-    ) -> tuple[str, Layout | None] | None:
-        """Return the implementation and the layout of `b` for a matrix product, or None."""
-        create = self._library.dnnl_matmul_primitive_desc_create
-
-        def make(made: Any, descs: Sequence[Any]) -> int:
-            return int(create(ctypes.byref(made), self._engine, descs[0], descs[1], None, descs[2],
-                              None))  # fmt: skip
-
-        return self._ask(((a, a_strides), (b, b_tag), (y, row_major_strides(y))), make)
-
-    def _ask(
-        self,
-        tensors: Sequence[tuple[Dims, str | Dims]],
-        make: Callable[[Any, Sequence[Any]], int],
-    ) -> tuple[str, Layout | None] | None:
-        with ExitStack() as stack:
-            descs = []
-            for dims, tag in tensors:
-                desc = self._desc(dims, tag)
-                if desc is None:
+    def _attributes(self, call: Call, stack: ExitStack) -> Any:
+        attributes, post = ctypes.c_void_p(), ctypes.c_void_p()
+        self._check(self._library.dnnl_primitive_attr_create(ctypes.byref(attributes)))
+        stack.callback(self._library.dnnl_primitive_attr_destroy, attributes)
+        self._library.dnnl_primitive_attr_set_scratchpad_mode(attributes, _USER_WORKSPACE)
+        self._check(self._library.dnnl_post_ops_create(ctypes.byref(post)))
+        stack.callback(self._library.dnnl_post_ops_destroy, post)
+        for operation in call.post:
+            if isinstance(operation, Eltwise):
+                numbers = (ctypes.c_float(operation.alpha), ctypes.c_float(operation.beta))
+                kind = self._algorithms[f"dnnl_eltwise_{operation.kind}"]
+                status = self._library.dnnl_post_ops_append_eltwise(post, kind, *numbers)
+            else:
+                kind = self._algorithms[f"dnnl_binary_{operation.kind}"]
+                other = self._desc(operation.other, stack)
+                if other is None:
                     return None
-                stack.callback(self._library.dnnl_memory_desc_destroy, desc)
-                descs.append(desc)
-            made = ctypes.c_void_p()
-            if make(made, descs) != _SUCCESS:
+                status = self._library.dnnl_post_ops_append_binary(post, kind, other)
+            if status != _SUCCESS:
                 return None
-            stack.callback(self._library.dnnl_primitive_desc_destroy, made)
-            name, query = ctypes.c_char_p(), self._queries["dnnl_query_impl_info_str"]
-            status = self._library.dnnl_primitive_desc_query(made, query, 0, ctypes.byref(name))
-            self._check(status)
-            weights = self._library.dnnl_primitive_desc_query_md(
-                made, self._queries["dnnl_query_weights_md"], 0
-            )
-            layout = self._layout(ctypes.c_void_p(weights)) if weights else None
-            return (name.value or b"").decode(), layout
+        status = self._library.dnnl_primitive_attr_set_post_ops(attributes, post)
+        return attributes if status == _SUCCESS else None
 
-    def _desc(self, dims: Dims, tag: str | Dims) -> Any:
+    def _desc(self, tensor: Tensor, stack: ExitStack) -> Any:
         desc = ctypes.c_void_p()
-        sizes = (ctypes.c_int64 * _MOST_AXES)(*dims)
-        if isinstance(tag, tuple):
-            steps = (ctypes.c_int64 * _MOST_AXES)(*tag)
-            status = self._library.dnnl_memory_desc_create_with_strides(
-                ctypes.byref(desc), len(dims), sizes, _F32, steps
-            )
+        sizes = (ctypes.c_int64 * _MOST_AXES)(*tensor.dims)
+        head = (ctypes.byref(desc), len(tensor.dims), sizes, _F32)
+        if isinstance(tensor.form, tuple):
+            steps = (ctypes.c_int64 * _MOST_AXES)(*tensor.form)
+            status = self._library.dnnl_memory_desc_create_with_strides(*head, steps)
         else:
-            number = _FORMAT_ANY if tag == "any" else self.tags.get(f"dnnl_{tag}")
+            is_any = tensor.form == ANY
+            number = _FORMAT_ANY if is_any else self._tags.get(f"dnnl_{tensor.form}")
             if number is None:
                 return None
-            status = self._library.dnnl_memory_desc_create_with_tag(
-                ctypes.byref(desc), len(dims), sizes, _F32, number
-            )
-        return desc if status == _SUCCESS else None
+            status = self._library.dnnl_memory_desc_create_with_tag(*head, number)
+        if status != _SUCCESS:
+            return None
+        stack.callback(self._library.dnnl_memory_desc_destroy, desc)
+        return desc
+
+    def _tensor_of(self, made: Any, name: str) -> Any:
+        found = self._library.dnnl_primitive_desc_query_md(made, self._queries[name], 0)
+        return ctypes.c_void_p(found) if found else None
 
     def _layout(self, desc: Any) -> Layout | None:
-        """Return a memory descriptor as a layout, or None if it is none."""
+        """Return a memory descriptor as a layout, or None if no format tag names it."""
 
         def number(name: str) -> int:
             found = ctypes.c_int()
@@ -172,11 +181,52 @@ class OneDnn:
         order = sorted(range(rank), key=lambda axis: (-strides[axis], -sizes[axis], axis))
         inner = zip(dims("dnnl_query_inner_idxs", blocks), dims("dnnl_query_inner_blks", blocks),
                     strict=True)  # fmt: skip
-        return Layout(tuple(order), tuple((int(axis), int(size)) for axis, size in inner))
+        layout = Layout(tuple(order), tuple((int(axis), int(size)) for axis, size in inner))
+        return self._named(desc, layout, dims("dnnl_query_dims", rank))
+
+    def _named(self, desc: Any, layout: Layout, dims: Dims) -> Layout | None:
+        """Return the layout with the memory of `layout` that has a format tag, or None.
+
+        The strides of axes with one element say nothing about their place in the order.
+        """
+        alike = sorted(self._alike.get(_key(layout), ()), key=lambda tag: tag != str(layout))
+        for tag in alike:
+            with ExitStack() as stack:
+                again = self._desc(Tensor(0, dims, tag), stack)
+                if again is not None and self._library.dnnl_memory_desc_equal(desc, again):
+                    return Layout.parse(tag)
+        return None
 
     def _check(self, status: int) -> None:
         if status != _SUCCESS:
             raise ImportError(f"oneDNN does not work here (status {status})")
+
+
+def _key(layout: Layout) -> tuple[int, str]:
+    """Return the rank and the blocks of a layout, as text."""
+    return len(layout.order), "".join(f"{size}{axis} " for axis, size in layout.blocks)
+
+
+def _by_key(tags: Iterable[str]) -> dict[tuple[int, str], list[str]]:
+    """Return the tags that are layouts by their rank and blocks."""
+    found: dict[tuple[int, str], list[str]] = {}
+    for tag in tags:
+        try:
+            layout = Layout.parse(tag.removeprefix("dnnl_"))
+        except ValueError:
+            continue
+        if str(layout) == tag.removeprefix("dnnl_") and layout.order:
+            found.setdefault(_key(layout), []).append(str(layout))
+    return found
+
+
+def _header_text(folder: Path) -> str:
+    for name in ("oneapi/dnnl/dnnl_types.h", "dnnl_types.h"):
+        if (folder / name).exists():
+            text = (folder / name).read_text()
+            if "dnnl_format_tag_t" in text:
+                return text
+    raise ImportError(f"oneDNN's headers in {folder} are incomplete")
 
 
 def _enumerators(text: str, name: str) -> dict[str, int]:

@@ -1,58 +1,162 @@
-"""Shapes and steps as oneDNN counts them."""
+"""Match and layouts -> a call: shapes, steps and orders in memory as oneDNN counts them."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
+from korch.candidate.candidate import Group
 from korch.candidate.layout import Layout
 from korch.primitive.types import row_major_strides
-from korch.provider.onednn.match import Match
+from korch.provider.onednn.call import ANY, Binary, Call, Dims, Eltwise, Tensor
+from korch.provider.onednn.match import Match, Other
 
 
-def operand(shape: tuple[int, ...], is_transposed: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the dims and strides with which a matrix product reads an operand."""
-    strides = row_major_strides(shape)
-    if not is_transposed:
-        return shape, strides
-    return (
-        (*shape[:-2], shape[-1], shape[-2]),
-        (*strides[:-2], strides[-1], strides[-2]),
+def describe(
+    group: Group, found: Match, x: Layout, y: Layout, weights: Layout | None = None
+) -> Call:
+    """Return the call for a match.
+
+    Args:
+        group: what it computes.
+        found: the group in oneDNN's terms.
+        x: the layout of the first input.
+        y: the layout of the output, and of the tensors of its shape in post-operations.
+        weights: the order of the weights, axes as oneDNN counts them; None to leave it to the
+            library, the plain layout for their order in the model.
+    """
+    source = _tensor(group, found.inputs[0], x)
+    target = Tensor(len(group.inputs), group.output_types[0].shape, str(y))
+    tensors: tuple[Tensor, ...] = (source, target)
+    if found.op == "matmul":
+        operands = (_operand(group, found, 0), _operand(group, found, 1))
+        tensors = (operands[0], _with_form(operands[1], weights), target)
+    elif len(found.inputs) == 2:
+        tensors = (source, _with_form(_conv_weights(group, found), weights), target)
+    kinds = {"conv": "convolution", "conv_transpose": "deconvolution", "matmul": "matmul",
+             "reorder": "reorder"}  # fmt: skip
+    kind = kinds.get(found.op, "pooling")
+    algorithms = {
+        "pool_max": "pooling_max", "pool_average": "pooling_avg_include_padding",
+        "conv": "convolution_direct", "conv_transpose": "deconvolution_direct",
+    }  # fmt: skip
+    bias = _bias(group, found) if found.bias is not None else None
+    post = tuple(_post(operation, group, y) for operation in found.post)
+    return Call(kind, algorithms.get(found.op, ""), tensors, bias, _steps(found), post)
+
+
+def weights_axes(group: Group, found: Match) -> Dims:
+    """Return which of the model's axes each of oneDNN's axes of the weights belongs to."""
+    rank = group.input_types[found.inputs[1]].rank
+    if found.op == "matmul":
+        last = (rank - 1, rank - 2) if found.transposed[1] else (rank - 2, rank - 1)
+        return (*range(rank - 2), *last)
+    attributes: Any = found.primitive.attributes if found.primitive is not None else None
+    spatial = tuple(range(2, rank))
+    first = (0, 1) if found.op == "conv" else (1, 0)
+    return (*first, *spatial) if attributes.groups == 1 else (0, *first, *spatial)
+
+
+def model_layout(layout: Layout, dims: Dims, axes: Dims) -> Layout | None:
+    """Return a layout of oneDNN's axes as one of the model's, or None if there is none.
+
+    Args:
+        layout: the order of oneDNN's axes.
+        dims: the sizes of oneDNN's axes.
+        axes: the model's axis that each of them belongs to. With groups, oneDNN's first axis and
+            another one are the outer and inner part of one axis of the model.
+    """
+    partner = axes.index(axes[0], 1) if axes.count(axes[0]) > 1 else None
+    order, blocks = list(layout.order), layout.blocks
+    if partner is not None and dims[partner] == 1:
+        if any(axis == partner for axis, _ in blocks):
+            return None
+        order.remove(partner)
+    elif partner is not None:
+        place = order.index(0)
+        is_split = any(axis == 0 for axis, _ in blocks) or dims[partner] % layout.block(partner)
+        if is_split or order[place + 1 : place + 2] != [partner]:
+            return None
+        del order[place]
+    return Layout(
+        tuple(axes[axis] for axis in order), tuple((axes[axis], size) for axis, size in blocks)
     )
 
 
-def conv_weights(found: Match, w: tuple[int, ...]) -> tuple[str, tuple[int, ...], str]:
-    """Return oneDNN's name for a convolution, the weights' dims and the tag of their plain layout.
+def _tensor(group: Group, position: int, layout: Layout) -> Tensor:
+    return Tensor(position, group.input_types[position].shape, str(layout))
+
+
+def _with_form(tensor: Tensor, weights: Layout | None) -> Tensor:
+    if weights is None:
+        return Tensor(tensor.buffer, tensor.dims, ANY)
+    return tensor if weights.is_plain else Tensor(tensor.buffer, tensor.dims, str(weights))
+
+
+def _operand(group: Group, found: Match, i: int) -> Tensor:
+    """Return an operand of a matrix product, as it lies in the model."""
+    position = found.inputs[i]
+    shape = group.input_types[position].shape
+    strides = row_major_strides(shape)
+    if found.transposed[i]:
+        shape = (*shape[:-2], shape[-1], shape[-2])
+        strides = (*strides[:-2], strides[-1], strides[-2])
+    return Tensor(position, shape, strides)
+
+
+def _conv_weights(group: Group, found: Match) -> Tensor:
+    """Return the weights as they lie in the model.
 
     With groups oneDNN's weights have an axis more, in front; those of a transposed convolution are
     output by input channels, where ONNX has input by output.
     """
+    position = found.inputs[1]
+    shape = group.input_types[position].shape
+    strides = row_major_strides(shape)
     attributes: Any = found.primitive.attributes if found.primitive is not None else None
-    groups, spatial = attributes.groups, w[2:]
-    letters = "cdefg"[: len(spatial)] if groups == 1 else "defgh"[: len(spatial)]
-    if found.op == "conv":
-        dims = w if groups == 1 else (groups, w[0] // groups, *w[1:])
-        return "convolution", dims, ("ab" if groups == 1 else "abc") + letters
-    if groups == 1:
-        return "deconvolution", (w[1], w[0], *spatial), "ba" + letters
-    return "deconvolution", (groups, w[1], w[0] // groups, *spatial), "acb" + letters
+    if attributes.groups > 1:
+        each = shape[0] // attributes.groups
+        shape = (attributes.groups, each, *shape[1:])
+        strides = (each * strides[0], *strides)
+    if found.op == "conv_transpose":
+        i = len(shape) - len(attributes.strides) - 2
+        shape = (*shape[:i], shape[i + 1], shape[i], *shape[i + 2 :])
+        strides = (*strides[:i], strides[i + 1], strides[i], *strides[i + 2 :])
+    return Tensor(position, shape, strides)
 
 
-def conv_steps(found: Match) -> tuple[tuple[int, ...], ...]:
-    """Return strides, dilations (from 0) and pads of a convolution."""
+def _bias(group: Group, found: Match) -> Tensor:
+    position = found.bias or 0
+    size = math.prod(group.input_types[position].shape)
+    if found.op != "matmul":
+        return Tensor(position, (size,), "a")
+    rank = group.output_types[0].rank
+    return Tensor(position, (1,) * (rank - 1) + (size,), str(Layout.plain(rank)))
+
+
+def _post(operation: Eltwise | Other, group: Group, y: Layout) -> Eltwise | Binary:
+    if isinstance(operation, Eltwise):
+        return operation
+    is_full = operation.dims == group.output_types[0].shape
+    layout = y if is_full else Layout.plain(len(operation.dims))
+    return Binary(operation.kind, Tensor(operation.input, operation.dims, str(layout)))
+
+
+def _steps(found: Match) -> tuple[Dims, ...]:
+    """Return strides, the windows' sizes (pooling only), dilations from 0, and pads."""
     attributes: Any = found.primitive.attributes if found.primitive is not None else None
-    begin = tuple(a + b for a, b in zip(attributes.pads_begin, found.pads_begin, strict=True))
-    end = [a + b for a, b in zip(attributes.pads_end, found.pads_end, strict=True)]
-    for i, extra in enumerate(getattr(attributes, "output_padding", ())):
-        end[i] -= extra
+    if found.op in ("matmul", "reorder"):
+        return ()
     dilations = tuple(d - 1 for d in attributes.dilations)
-    return attributes.strides, dilations, begin, tuple(end)
+    if found.op.startswith("pool"):
+        return (attributes.strides, attributes.kernel, dilations, attributes.pads_begin,
+                attributes.pads_end)  # fmt: skip
+    begin = _sum(attributes.pads_begin, found.pads_begin)
+    end = _sum(attributes.pads_end, found.pads_end)
+    extra = getattr(attributes, "output_padding", (0,) * len(end))
+    return (attributes.strides, dilations, begin, _sum(end, [-n for n in extra]))
 
 
-def tag_for(layout: Layout, rank: int) -> str:
-    """Return oneDNN's tag for weights of `rank` axes that lie in one of ONNX's layouts."""
-    if len(layout.order) == rank:
-        return str(layout)
-    position = layout.order.index(0)
-    order = [axis + 1 if axis else 0 for axis in layout.order]
-    order.insert(position + 1, 1)
-    return str(Layout(tuple(order), tuple((a + 1 if a else 0, n) for a, n in layout.blocks)))
+def _sum(a: Sequence[int], b: Sequence[int]) -> Dims:
+    return tuple(n + m for n, m in zip(a, b, strict=True))

@@ -1,4 +1,10 @@
-"""Group -> what oneDNN calls it: one primitive with post-operations, or the reason why not."""
+"""Group -> what oneDNN calls it: one primitive with post-operations, or the reason why not.
+
+oneDNN's relu, clip, max, min and max pooling take NaN for the bound, its exp makes infinity of NaN,
+its gelu NaN of infinity, and relu after its plain gemm NaN of -infinity, where ONNX lets NaN and
+infinity pass. With `propagate_nan` only functions that agree on all numbers are taken; relu is then
+an elu of slope 0, which costs an exp.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +12,24 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from korch.candidate.candidate import Group, Refusal
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.layout import PadAttributes, TransposeAttributes
+from korch.primitive.ops.reduce import PoolAttributes
 from korch.primitive.types import DType
+from korch.provider.onednn.call import Dims, Eltwise
+from korch.provider.onednn.pattern import find_activation
 
 
 @dataclass(frozen=True, slots=True)
-class Eltwise:
-    """A post-operation on each element."""
-
-    kind: str
-    alpha: float = 0.0
-    beta: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Binary:
-    """A post-operation with another tensor: an input, of `dims` that broadcast to the output's."""
+class Other:
+    """A post-operation with another tensor: an input, read with dims of the output's rank."""
 
     kind: str
     input: int
-    dims: tuple[int, ...]
+    dims: Dims
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,31 +51,60 @@ class Match:
     primitive: Primitive | None
     inputs: tuple[int, ...]
     transposed: tuple[bool, ...] = ()
-    pads_begin: tuple[int, ...] = ()
-    pads_end: tuple[int, ...] = ()
+    pads_begin: Dims = ()
+    pads_end: Dims = ()
     bias: int | None = None
-    post: tuple[Eltwise | Binary, ...] = ()
+    post: tuple[Eltwise | Other, ...] = ()
 
 
-UNARY = {"sigmoid": "logistic", "tanh": "tanh", "exp": "exp", "abs": "abs", "sqrt": "sqrt"}
-BINARY = {"add": "add", "mul": "mul", "sub": "sub", "div": "div"}
+UNARY = {
+    "sigmoid": Eltwise("logistic"), "tanh": Eltwise("tanh"), "exp": Eltwise("exp"),
+    "abs": Eltwise("abs"), "sqrt": Eltwise("sqrt"), "log": Eltwise("log"),
+    "neg": Eltwise("linear", -1.0),
+}  # fmt: skip
+BINARY = ("add", "mul", "sub", "div", "max", "min")
 HEARTS = ("conv", "conv_transpose", "matmul", "pool_max", "pool_sum")
+MOST_POST = 16
+_CHANGES_NAN = ("clip", "exp", "gelu_erf", "max", "min")
 
 
-def match_group(group: Group) -> Match | Refusal:
-    """Return a group in oneDNN's terms."""
-    if any(type_.dtype is not DType.F32 for type_ in group.body.types):
-        return Refusal("only float32 is offered")
+def match_group(group: Group, propagate_nan: bool = False) -> Match | Refusal:
+    """Return a group in oneDNN's terms.
+
+    Args:
+        group: what to compute.
+        propagate_nan: take no post-operation that loses NaN or infinity.
+    """
+    body = group.body
     if len(group.outputs) != 1:
         return Refusal("oneDNN primitives have one output")
-    if any(0 in type_.shape for type_ in group.body.types):
+    if any(t.dtype is not DType.F32 for t in (*group.input_types, *group.output_types)):
+        return Refusal("only float32 is offered")
+    if any(0 in type_.shape for type_ in body.types):
         return Refusal("a tensor is empty")
     if group.is_layout_change:
         return Match("reorder", None, (0,))
-    hearts = [p for p in group.body.primitives if p.op in HEARTS]
+    hearts = [p for p in body.primitives if p.op in HEARTS]
     if len(hearts) != 1:
         return Refusal("there is not one convolution, matrix product or pooling")
-    return _Matcher(group).match(hearts[0])
+    found = _Matcher(group).match(hearts[0])
+    if isinstance(found, Match) and len(found.post) > MOST_POST:
+        return Refusal(f"there are more than {MOST_POST} post-operations")
+    if isinstance(found, Match) and propagate_nan:
+        return _propagating(found)
+    return found
+
+
+def _propagating(found: Match) -> Match | Refusal:
+    if found.op == "pool_max":
+        return Refusal("pool_max loses NaN")
+    post = []
+    for operation in found.post:
+        if operation.kind in _CHANGES_NAN:
+            return Refusal(f"{operation.kind} loses NaN or infinity")
+        is_relu = isinstance(operation, Eltwise) and operation == Eltwise("relu")
+        post.append(Eltwise("elu") if is_relu else operation)
+    return replace(found, post=tuple(post))
 
 
 @dataclass
@@ -86,39 +117,43 @@ class _Matcher:
         self.position = {value: i for i, (_, value) in enumerate(self.body.inputs)}
 
     def match(self, heart: Primitive) -> Match | Refusal:
-        self._use(heart)
+        self.used.add(heart.output)
         found = self._operands(heart)
         if isinstance(found, Refusal):
             return found
         value = heart.output
-        if heart.op == "pool_sum":
-            average = self._average(heart)
-            if average is None:
-                return Refusal("a sum over windows is not an average")
-            value = average
-            found = replace(found, op="pool_average")
+        if isinstance(heart.attributes, PoolAttributes):
+            window = self._window(heart, heart.attributes)
+            if isinstance(window, Refusal):
+                return window
+            op, value = window
+            found = replace(found, op=op)
         end = self.body.outputs[0][1]
         while value != end:
             step = self._step(value, self.body.types[heart.output].shape)
             if isinstance(step, Refusal):
                 return step
-            operation, value = step
-            is_bias = isinstance(operation, Binary) and operation.kind == "add"
-            if (
-                is_bias
-                and not found.post
-                and found.bias is None
-                and self._is_bias(operation, found)
-            ):
-                found = replace(found, bias=operation.input)  # type: ignore[union-attr]
-            else:
-                found = replace(found, post=(*found.post, operation))
+            operations, value = step
+            for operation in operations:
+                found = self._append(found, operation)
         if len(self.used) != len(self.body.primitives):
             return Refusal("a primitive is not part of the chain")
         return found
 
-    def _use(self, primitive: Primitive) -> None:
-        self.used.add(primitive.output)
+    def _append(self, found: Match, operation: Eltwise | Other) -> Match:
+        if isinstance(operation, Other):
+            if not found.post and found.bias is None and self._is_bias(operation, found):
+                return replace(found, bias=operation.input)
+            return replace(found, post=(*found.post, operation))
+        last = found.post[-1] if found.post else None
+        if isinstance(last, Eltwise) and last.kind == operation.kind == "clip":
+            low, high = max(last.alpha, operation.alpha), min(last.beta, operation.beta)
+            if low <= high:
+                return replace(found, post=(*found.post[:-1], Eltwise("clip", low, high)))
+        # One relu is quicker than a clip that is open above; an upper bound makes a clip of it.
+        if operation.kind == "clip" and last == Eltwise("relu") and operation.beta >= 0:
+            return replace(found, post=(*found.post[:-1], Eltwise("clip", 0.0, operation.beta)))
+        return replace(found, post=(*found.post, operation))
 
     def _operands(self, heart: Primitive) -> Match | Refusal:
         """Return the match of the heart alone, with pads and transposes before it taken in."""
@@ -127,27 +162,28 @@ class _Matcher:
         spatial = self.body.types[heart.inputs[0]].rank - 2
         begin, end = (0,) * spatial, (0,) * spatial
         for i, value in enumerate(heart.inputs):
-            is_transposed = False
             maker = self._producer(value)
-            if maker is not None and isinstance(maker.attributes, PadAttributes):
-                pads = maker.attributes
-                is_zero = pads.mode == "constant" and pads.value == 0
-                if heart.op != "conv" or i or not is_zero or any((*pads.before[:2],
-                                                                  *pads.after[:2])):  # fmt: skip
+            attributes = maker.attributes if maker is not None else None
+            is_transposed = False
+            if isinstance(attributes, PadAttributes):
+                is_zero = attributes.mode == "constant" and attributes.value == 0
+                is_spatial = not any((*attributes.before[:2], *attributes.after[:2]))
+                if heart.op != "conv" or i or not is_zero or not is_spatial:
                     return Refusal("a pad before it is not of zeros on spatial axes")
-                begin, end = pads.before[2:], pads.after[2:]
-                self._use(maker)
-                value = maker.inputs[0]
-            elif maker is not None and isinstance(maker.attributes, TransposeAttributes):
-                perm = maker.attributes.perm
+                begin, end = attributes.before[2:], attributes.after[2:]
+            elif isinstance(attributes, TransposeAttributes):
+                perm = attributes.perm
                 swapped = (*range(len(perm) - 2), len(perm) - 1, len(perm) - 2)
                 if heart.op != "matmul" or perm != swapped:
                     return Refusal("a transpose before it is not one of a matrix product's operand")
                 is_transposed = True
-                self._use(maker)
+            if maker is not None and (is_transposed or isinstance(attributes, PadAttributes)):
+                if self.body.consumers[value] != (self.body.primitives.index(heart),):
+                    return Refusal(f"the {maker.op} before it is read elsewhere too")
+                self.used.add(value)
                 value = maker.inputs[0]
             if value not in self.position:
-                return Refusal(f"operand {i} is computed in the group")
+                return Refusal(f"operand {i} is computed in the group, or uniform")
             inputs.append(self.position[value])
             transposed.append(is_transposed)
         return Match(heart.op, heart, tuple(inputs), tuple(transposed), begin, end)
@@ -160,36 +196,43 @@ class _Matcher:
         constant = self.body.constants.get(value)
         return float(constant.scalar) if constant is not None else None
 
-    def _average(self, heart: Primitive) -> int | None:
-        """Return the value of the average if the sum is divided by the windows' size."""
-        readers = self.body.consumers[heart.output]
-        if len(readers) != 1:
-            return None
-        reader = self.body.primitives[readers[0]]
-        size = math.prod(heart.attributes.kernel)  # type: ignore[attr-defined]
-        factor = self._scalar(reader.inputs[1]) if len(reader.inputs) == 2 else None
-        if (reader.op, factor) not in (("div", float(size)), ("mul", 1.0 / size)):
-            return None
-        self._use(reader)
-        return reader.output
+    def _window(self, heart: Primitive, window: PoolAttributes) -> tuple[str, int] | Refusal:
+        """Return which pooling it is and the value of its result."""
+        sizes = self.body.types[heart.inputs[0]].shape
+        counts = self.body.types[heart.output].shape
+        if len(window.kernel) != len(sizes) - 2:
+            return Refusal("the windows are not on all axes but the first two")
+        if heart.op == "pool_max":
+            if any(
+                _sees_only_pads(sizes[2 + i], counts[2 + i], window, i)
+                for i in range(len(window.kernel))
+            ):
+                return Refusal("a window lies in the pads")
+            return "pool_max", heart.output
+        readers = [self.body.primitives[p] for p in self.body.consumers[heart.output]]
+        if len(readers) == 1 and readers[0].inputs[0] == heart.output:
+            reader, size = readers[0], math.prod(window.kernel)
+            factor = self._scalar(reader.inputs[1]) if len(reader.inputs) == 2 else None
+            if (reader.op, factor) in (("div", float(size)), ("mul", float(np.float32(1 / size)))):
+                self.used.add(reader.output)
+                return "pool_average", reader.output
+        return Refusal("a sum over windows is not an average")
 
-    def _step(self, value: int, shape: Sequence[int]) -> tuple[Eltwise | Binary, int] | Refusal:
-        """Return the post-operation that reads a value of the chain, and its result."""
+    def _step(
+        self, value: int, shape: Sequence[int]
+    ) -> tuple[tuple[Eltwise | Other, ...], int] | Refusal:
+        """Return the post-operations that read a value of the chain, and their result."""
+        activation = find_activation(self.body, value)
+        if activation is not None:
+            self.used |= activation.used
+            return (activation.operation,), activation.output
         readers = [self.body.primitives[p] for p in self.body.consumers[value]]
-        if len(readers) == 2:
-            gate = next((p for p in readers if p.op == "sigmoid"), None)
-            product = next((p for p in readers if p.op == "mul"), None)
-            if gate is None or product is None or set(product.inputs) != {value, gate.output}:
-                return Refusal("a value of the chain is read twice")
-            self._use(gate)
-            self._use(product)
-            return Eltwise("swish", 1.0), product.output
         if len(readers) != 1:
-            return Refusal("the chain does not end in the output")
+            return Refusal("a value of the chain is read twice")
         reader = readers[0]
-        self._use(reader)
+        self.used.add(reader.output)
         if reader.op in UNARY:
-            return Eltwise(UNARY[reader.op]), reader.output
+            return (UNARY[reader.op],), reader.output
         if len(reader.inputs) != 2:
             return Refusal(f"{reader.op} is no post-operation")
         is_left = reader.inputs[0] == value
@@ -199,27 +242,29 @@ class _Matcher:
             operation = _with_number(reader.op, number, is_left)
             if operation is None:
                 return Refusal(f"{reader.op} with {number:g} is no post-operation")
-            return operation, reader.output
-        if reader.op not in BINARY or (not is_left and reader.op in ("sub", "div")):
+            return (operation,), reader.output
+        if reader.op not in BINARY or (not is_left and reader.op == "div"):
             return Refusal(f"{reader.op} is no post-operation")
-        dims = self._broadcast_input(other, len(shape))
-        if dims is None:
+        found = self._broadcast_input(other, len(shape))
+        if found is None:
             return Refusal(f"the other operand of {reader.op} is computed in the group")
-        return Binary(BINARY[reader.op], *dims), reader.output
+        if not is_left and reader.op == "sub":
+            return (Eltwise("linear", -1.0), Other("add", *found)), reader.output
+        return (Other(reader.op, *found),), reader.output
 
-    def _broadcast_input(self, value: int, rank: int) -> tuple[int, tuple[int, ...]] | None:
+    def _broadcast_input(self, value: int, rank: int) -> tuple[int, Dims] | None:
         """Return the input position and dims of an operand, a broadcast taken in."""
         maker = self._producer(value)
         if maker is not None and maker.op == "broadcast":
-            self._use(maker)
+            self.used.add(value)
             value = maker.inputs[0]
         if value not in self.position:
             return None
         shape = self.body.types[value].shape
         return self.position[value], (1,) * (rank - len(shape)) + shape
 
-    def _is_bias(self, operation: Eltwise | Binary, found: Match) -> bool:
-        if not isinstance(operation, Binary) or found.primitive is None:
+    def _is_bias(self, operation: Other, found: Match) -> bool:
+        if found.primitive is None or operation.kind != "add":
             return False
         shape = self.body.types[found.primitive.output].shape
         axis = len(shape) - 1 if found.op == "matmul" else 1
@@ -228,15 +273,26 @@ class _Matcher:
 
 
 def _with_number(op: str, number: float, is_left: bool) -> Eltwise | None:
+    if not math.isfinite(number):
+        return None
     match op:
-        case "max" if number == 0:
-            return Eltwise("relu")
+        case "max":
+            return Eltwise("relu") if number == 0 else Eltwise("clip", number, math.inf)
+        case "min":
+            return Eltwise("clip", -math.inf, number)
         case "add":
             return Eltwise("linear", 1.0, number)
-        case "sub" if is_left:
-            return Eltwise("linear", 1.0, -number)
+        case "sub":
+            return Eltwise("linear", 1.0, -number) if is_left else Eltwise("linear", -1.0, number)
         case "mul":
             return Eltwise("linear", number)
-        case "div" if is_left and number and math.frexp(number)[0] in (0.5, -0.5):
-            return Eltwise("linear", 1.0 / number)
+        case "div" if is_left and number and abs(math.frexp(number)[0]) == 0.5:
+            return Eltwise("linear", 1.0 / number)  # exact
     return None
+
+
+def _sees_only_pads(size: int, count: int, window: PoolAttributes, i: int) -> bool:
+    """Return whether some window along a spatial axis has no tap on the input."""
+    taps = [k * window.dilations[i] for k in range(window.kernel[i])]
+    starts = (o * window.strides[i] - window.pads_begin[i] for o in range(count))
+    return any(not any(0 <= start + tap < size for tap in taps) for start in starts)

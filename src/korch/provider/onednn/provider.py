@@ -9,22 +9,27 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, layout_choices
 from korch.provider.onednn.api import OneDnn
-from korch.provider.onednn.geometry import conv_steps, conv_weights, operand, tag_for
-from korch.provider.onednn.match import Binary, Match, match_group
+from korch.provider.onednn.call import Call
+from korch.provider.onednn.geometry import describe, model_layout, weights_axes
+from korch.provider.onednn.match import Match, Other, match_group
 from korch.provider.onednn.source import print_source
 from korch.provider.provider import Kernel
 from korch.target import Target
 
-SCHEMA = 1
+SCHEMA = 2
 """Raise it whenever the sources change in speed or meaning."""
 
 
 class OneDnnProvider:
     """oneDNN's kernels.
+
+    Args:
+        propagate_nan: offer no kernel that loses NaN or infinity (see `match`).
 
     Raises:
         ImportError: oneDNN is not installed.
@@ -32,115 +37,135 @@ class OneDnnProvider:
 
     name = "onednn"
 
-    def __init__(self) -> None:
+    def __init__(self, propagate_nan: bool = False) -> None:
         self._library = OneDnn()
-        self.version = f"{self._library.version}-{SCHEMA}"
+        self._propagate_nan = propagate_nan
+        self.version = f"{self._library.version}-{SCHEMA}" + "-nan" * propagate_nan
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
         """Offer a linear primitive with its post-operations, a pooling, or a change of layout."""
-        found = match_group(group)
+        found = match_group(group, self._propagate_nan)
         if isinstance(found, Refusal):
             return found
-        offers = list(dict.fromkeys(self._offers(group, found, target)))
+        offers = tuple(dict.fromkeys(offer for offer, _ in self._calls(group, found, target)))
         return offers or Refusal("oneDNN has no code for it but its reference")
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
         """Print the calls that make and run the primitive."""
-        found = match_group(group)
+        found = match_group(group, self._propagate_nan)
         if isinstance(found, Refusal):
             return found
+        calls = self._calls(group, found, target, offer)
+        call = next((call for made, call in calls if made == offer), None)
+        answer = self._library.ask(call, target.threads) if call is not None else None
+        if call is None or answer is None:
+            return Refusal("oneDNN does not run it in these layouts")
         layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
-        text = print_source(group, found, offer, f"{group.text}layouts {layouts}")
+        comment = f"{group.text}layouts {layouts}\nruns {answer.implementation}"
+        workspace = len(group.inputs) + len(group.outputs)
+        text = print_source(call, workspace, answer.workspace_bytes, comment)
         symbol = "k_" + hashlib.sha256(text.encode()).hexdigest()[:16]
-        return Kernel(symbol, text.replace("NAME", symbol), has_state=True, libraries=("dnnl",))
+        return Kernel(symbol, text.replace("NAME", symbol), has_state=True,
+                      workspace_bytes=answer.workspace_bytes, libraries=("dnnl",))  # fmt: skip
 
-    def _offers(self, group: Group, found: Match, target: Target) -> Iterator[Offer]:
-        match found.op:
-            case "reorder":
-                choices = layout_choices(group.input_types[0], target.lanes)
-                yield from (Offer((a,), (b,)) for a in choices for b in choices if a != b)
-            case "matmul":
-                yield from self._matmul_offers(group, found)
-            case "pool_max" | "pool_average":
-                outputs = layout_choices(group.output_types[0], target.lanes)
-                for layout in layout_choices(group.input_types[0], target.lanes):
-                    if layout in outputs:
-                        yield _offer(group, found, (layout,), layout)
-            case _:
-                yield from self._conv_offers(group, found, target)
+    def implementation(self, group: Group, offer: Offer, target: Target) -> str:
+        """Return the library's name for the code behind one of its offers; "" if it is none."""
+        found = match_group(group, self._propagate_nan)
+        if isinstance(found, Match):
+            for made, call in self._calls(group, found, target, offer):
+                answer = self._library.ask(call, target.threads)
+                if made == offer and answer is not None:
+                    return answer.implementation
+        return ""
 
-    def _conv_offers(self, group: Group, found: Match, target: Target) -> Iterator[Offer]:
-        x_type, w_type = (group.input_types[i] for i in found.inputs)
-        y_type = group.output_types[0]
-        for x in layout_choices(x_type, target.lanes):
-            for y in layout_choices(y_type, target.lanes):
-                weights = self._weights(
-                    group, found, x_type.shape, x, w_type.shape, y_type.shape, y
-                )
-                is_plain = x.is_plain and y.is_plain
-                if weights is None:
-                    if is_plain:
-                        yield _offer(group, found, (x, Layout.plain(w_type.rank)), y)
-                    continue
-                yield _offer(group, found, (x, weights), y)
-
-    def _weights(
-        self, group: Group, found: Match, x: tuple[int, ...], x_layout: Layout,
-        w: tuple[int, ...], y: tuple[int, ...], y_layout: Layout,
-    ) -> Layout | None:  # fmt: skip
-        """Return the weights' layout for which oneDNN has code of its own, or None."""
-        kind, dims, plain = conv_weights(found, w)
-        steps = conv_steps(found)
-        is_constant = found.inputs[1] in group.constant_inputs
-        wanted = ["any"] if is_constant and found.op == "conv" else []
-        for tag in (*wanted, plain):
-            answer = self._library.convolution(
-                kind, x, str(x_layout), dims, tag, y, str(y_layout), *steps
-            )
-            if answer is None or answer[0].startswith("ref"):
+    def _calls(
+        self, group: Group, found: Match, target: Target, only: Offer | None = None
+    ) -> Iterator[tuple[Offer, Call]]:
+        """Yield each offer with its call, weights in a layout of their own."""
+        for x, y in _layouts(group, found, target):
+            if only is not None and (only.inputs[found.inputs[0]], only.outputs[0]) != (x, y):
                 continue
-            if tag != "any":
-                return Layout.plain(len(w))
-            layout = answer[1]
-            if layout is None or not self._library.has_tag(str(layout)):
-                continue
-            mapped = _without_groups(layout, len(w), dims)
-            if mapped is not None and tag_for(mapped, len(dims)) == str(layout):
-                return mapped
-        return None
+            is_lone = len(group.body.primitives) <= 1
+            yield from self._calls_in(group, found, target, x, y, is_lone)
 
-    def _matmul_offers(self, group: Group, found: Match) -> Iterator[Offer]:
-        a, b = (group.input_types[i].shape for i in found.inputs)
-        plain = (Layout.plain(len(a)), Layout.plain(len(b)))
-        output = Layout.plain(len(group.output_types[0].shape))
-        yield _offer(group, found, plain, output)
-        if found.inputs[1] not in group.constant_inputs or found.transposed[1]:
+    def _calls_in(
+        self, group: Group, found: Match, target: Target, x: Layout, y: Layout, is_lone: bool
+    ) -> Iterator[tuple[Offer, Call]]:
+        """Yield the calls between two layouts."""
+        if len(found.inputs) == 1:
+            yield from self._legal(group, found, target, (x,), describe(group, found, x, y), y,
+                                   found.op == "reorder")  # fmt: skip
             return
-        dims, strides = operand(a, found.transposed[0])
-        y = group.body.types[found.primitive.output].shape if found.primitive else ()
-        answer = self._library.matmul(dims, strides, b, "any", y)
-        if answer is not None and answer[1] is not None and self._library.has_tag(str(answer[1])):
-            yield _offer(group, found, (plain[0], answer[1]), output)
+        position = found.inputs[1]
+        rank = group.input_types[position].rank
+        packed = False
+        if position in group.constant_inputs:
+            call = describe(group, found, x, y)
+            answer = self._library.ask(call, target.threads)
+            if answer is None or (answer.is_reference and found.op != "matmul"):
+                answer = None
+            if answer is not None and answer.weights is not None:
+                axes = weights_axes(group, found)
+                layout = model_layout(answer.weights, call.tensors[1].dims, axes)
+                if layout is not None and not layout.is_plain:
+                    packed = True
+                    call = _with_weights(call, str(answer.weights))
+                    yield from self._legal(group, found, target, (x, layout), call, y, False)
+        if packed and found.op != "matmul":
+            return
+        call = describe(group, found, x, y, Layout.plain(rank))
+        is_plain = x.is_plain and y.is_plain
+        yield from self._legal(group, found, target, (x, Layout.plain(rank)), call, y,
+                               is_lone and is_plain)  # fmt: skip
+
+    def _legal(
+        self, group: Group, found: Match, target: Target, own: Sequence[Layout], call: Call,
+        y: Layout, allow_reference: bool,
+    ) -> Iterator[tuple[Offer, Call]]:  # fmt: skip
+        """Yield the offer of a call if the library has code for it."""
+        answer = self._library.ask(call, target.threads)
+        if answer is None or (answer.is_reference and not allow_reference):
+            return
+        offer = _offer(group, found, own, y)
+        if offer is not None:
+            yield offer, call
 
 
-def _offer(group: Group, found: Match, own: Sequence[Layout], output: Layout) -> Offer:
-    """Return the offer: the primitive's own inputs, then tensors of the output's layout."""
-    inputs = [Layout.plain(type_.rank) for type_ in group.input_types]
-    for position, layout in zip(found.inputs, own, strict=True):
-        inputs[position] = layout
+def _layouts(group: Group, found: Match, target: Target) -> Iterator[tuple[Layout, Layout]]:
+    """Yield the pairs of layouts to ask for."""
+    x_type, y_type = group.input_types[found.inputs[0]], group.output_types[0]
+    if found.op == "matmul":
+        yield Layout.plain(x_type.rank), Layout.plain(y_type.rank)
+        return
+    for x in layout_choices(x_type, target.lanes):
+        for y in layout_choices(y_type, target.lanes):
+            is_reorder = found.op == "reorder"
+            if is_reorder != (x == y) or found.op.startswith("conv"):
+                yield x, y
+
+
+def _with_weights(call: Call, tag: str) -> Call:
+    x, w, y = call.tensors
+    return replace(call, tensors=(x, replace(w, form=tag), y))
+
+
+def _offer(group: Group, found: Match, own: Sequence[Layout], output: Layout) -> Offer | None:
+    """Return the offer: the primitive's own inputs, then tensors of the output's layout.
+
+    None if an input would be read in two layouts.
+    """
+    inputs: dict[int, Layout] = {}
     shape = group.output_types[0].shape
-    for operation in found.post:
-        if isinstance(operation, Binary) and operation.dims == shape:
-            inputs[operation.input] = output
-    return Offer(tuple(inputs), (output,))
-
-
-def _without_groups(layout: Layout, rank: int, dims: tuple[int, ...]) -> Layout | None:
-    """Return a layout of weights with groups as one of ONNX's, where the two axes are one."""
-    if len(layout.order) == rank:
-        return layout
-    is_depthwise = dims[1] == 1
-    if not is_depthwise or any(axis == 1 for axis, _ in layout.blocks):
-        return None
-    order = tuple(max(axis - 1, 0) for axis in layout.order if axis != 1)
-    return Layout(order, tuple((max(axis - 1, 0), size) for axis, size in layout.blocks))
+    others = [
+        (operation.input, output if operation.dims == shape else None)
+        for operation in found.post
+        if isinstance(operation, Other)
+    ]
+    for position, layout in (*zip(found.inputs, own, strict=True), *others):
+        wanted = layout or Layout.plain(group.input_types[position].rank)
+        if inputs.setdefault(position, wanted) != wanted:
+            return None
+    return Offer(
+        tuple(inputs.get(i, Layout.plain(t.rank)) for i, t in enumerate(group.input_types)),
+        (output,),
+    )

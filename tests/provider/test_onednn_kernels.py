@@ -1,0 +1,237 @@
+"""Every offer of oneDNN's, compiled, run and compared with the reference in float64."""
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from onednn_groups import conv_group, matmul_group, pool_group
+
+from korch.candidate.candidate import make_layout_change
+from korch.primitive.graph import GraphBuilder
+from korch.primitive.ops.layout import PadAttributes
+from korch.primitive.types import ValueType
+from korch.provider.onednn import OneDnnProvider
+from korch.testing.kernels import check_offers, run_kernel
+
+SAME = (1, 1, 1, 1)
+
+
+@pytest.fixture(scope="module")
+def provider():
+    try:
+        return OneDnnProvider()
+    except ImportError as error:
+        pytest.skip(str(error))
+
+
+def relu(g, y):
+    return g.with_number("max", y, 0.0)
+
+
+def test_convolutions_in_every_layout(provider, target, builder, rng):
+    groups = [
+        conv_group((1, 3, 19, 17), (32, 3, 5, 5), bias=True, chain=relu),
+        conv_group((2, 16, 9, 11), (32, 16, 3, 3), pads=(1, 0, 2, 1), bias=True),
+        conv_group((1, 16, 12, 13), (48, 16, 3, 3), stride=2, pads=SAME),
+        conv_group((1, 32, 13, 12), (16, 32, 3, 3), dilation=2, pads=(2, 2, 2, 2)),
+        conv_group((1, 32, 9, 9), (3, 32, 3, 3), pads=SAME, bias=True),
+        conv_group((1, 24, 7, 5), (40, 24, 1, 1), bias=True),
+        conv_group((1, 32, 7, 5), (64, 32, 1, 1), stride=2),
+        conv_group((1, 5, 7, 9), (7, 5, 3, 2)),
+        conv_group((1, 16, 8, 8), (32, 16, 3, 3), constant=False),
+        conv_group((1, 16, 1, 1), (16, 16, 1, 1)),
+    ]
+    checked = check_offers(provider, groups, target, builder, rng)
+    kinds = {tuple(map(str, (offer.inputs[0], *offer.outputs))) for _, offer, _ in checked}
+    assert {("abcd", "abcd"), ("acdb", "acdb"), ("abcd", "aBcd16b"), ("aBcd16b", "aBcd16b")} <= (
+        kinds if target.lanes == 16 else kinds | {("abcd", "aBcd16b"), ("aBcd16b", "aBcd16b")}
+    )
+
+
+def test_convolutions_with_groups_in_every_layout(provider, target, builder, rng):
+    groups = [
+        conv_group((1, 32, 9, 9), (32, 1, 3, 3), pads=SAME, groups=32, bias=True, chain=relu),
+        conv_group((1, 24, 9, 9), (24, 1, 5, 5), pads=(2, 2, 2, 2), stride=2, groups=24),
+        conv_group((1, 64, 8, 8), (64, 16, 3, 3), pads=SAME, groups=4),
+        conv_group((1, 32, 8, 8), (32, 8, 3, 3), pads=SAME, groups=4),
+        conv_group((1, 16, 8, 8), (32, 1, 3, 3), groups=16),
+        conv_group((1, 12, 8, 8), (6, 4, 3, 3), groups=3),
+        conv_group((1, 32, 8, 8), (32, 1, 3, 3), groups=32, constant=False),
+    ]
+    check_offers(provider, groups, target, builder, rng)
+
+
+def test_transposed_convolutions_in_every_layout(provider, target, builder, rng):
+    groups = [
+        conv_group((1, 32, 6, 7), (32, 16, 2, 2), stride=2, transposed=True, bias=True),
+        conv_group((1, 16, 6, 7), (16, 32, 3, 3), stride=2, pads=SAME, output_padding=1,
+                   transposed=True, chain=relu),
+        conv_group((1, 32, 6, 6), (32, 1, 4, 4), stride=2, pads=SAME, groups=32, transposed=True),
+        conv_group((1, 32, 6, 6), (32, 8, 3, 3), groups=2, transposed=True),
+        conv_group((1, 6, 5, 5), (6, 4, 3, 3), dilation=2, pads=(1, 0, 0, 2), transposed=True),
+        conv_group((1, 16, 5, 5), (16, 16, 3, 3), transposed=True, constant=False),
+    ]  # fmt: skip
+    check_offers(provider, groups, target, builder, rng)
+
+
+def test_convolutions_in_one_and_three_dimensions(provider, target, builder, rng):
+    groups = [
+        conv_group((2, 8, 33), (12, 8, 3), pads=(1, 1), bias=True, chain=relu),
+        conv_group((1, 8, 20), (8, 1, 4), stride=2, groups=8),
+        conv_group((1, 16, 5, 6, 7), (32, 16, 3, 3, 3), pads=(1, 1, 1, 1, 1, 1), bias=True),
+        conv_group((1, 3, 6, 6, 6), (8, 3, 2, 2, 2), stride=2),
+    ]
+    check_offers(provider, groups, target, builder, rng)
+
+
+def test_a_pad_before_a_convolution_is_taken_in(provider, target, builder, rng):
+    pad = PadAttributes((0, 0, 2, 1), (0, 0, 1, 3))
+    groups = [conv_group((1, 16, 8, 8), (16, 16, 3, 3), pads=SAME, pad=pad, bias=True)]
+    assert len(check_offers(provider, groups, target, builder, rng)) > 1
+
+
+def test_matrix_products(provider, target, builder, rng):
+    groups = [
+        matmul_group((7, 33), (33, 19)),
+        matmul_group((1, 64), (64, 40), constant=True),
+        matmul_group((3, 5, 7), (3, 7, 9)),
+        matmul_group((2, 1, 5, 7), (1, 3, 7, 9)),
+        matmul_group((2, 3, 5, 7), (1, 1, 7, 9)),
+        matmul_group((2, 7, 5), (2, 7, 9), swap_a=True),
+        matmul_group((2, 5, 7), (2, 9, 7), swap_b=True),
+        matmul_group((2, 7, 5), (2, 9, 7), swap_a=True, swap_b=True),
+        matmul_group((1, 50, 48), (1, 48, 80), constant=True),
+        matmul_group((4, 50, 48), (1, 48, 80), constant=True),
+        matmul_group((50, 48), (80, 48), constant=True, swap_b=True),
+        matmul_group((1, 50, 48), (1, 80, 48), constant=True, swap_b=True),
+        matmul_group((50, 48), (48, 80), constant=True,
+                     chain=lambda g, y: relu(g, g.with_tensor("add", y, g.weights(80)))),
+        matmul_group((2, 4, 6, 8), (2, 4, 8, 6), chain=lambda g, y: g.with_tensor(
+            "add", g.with_number("mul", y, 0.125), g.tensor(2, 1, 1, 6))),
+    ]  # fmt: skip
+    checked = check_offers(provider, groups, target, builder, rng)
+    packed = [offer for group, offer, _ in checked if not offer.inputs[-1].is_plain]
+    assert packed or target.isa != "avx512"
+
+
+def test_pooling(provider, target, builder, rng):
+    def average(number):
+        return lambda g, y: g.with_number("div", y, number)
+
+    groups = [
+        pool_group("pool_max", (1, 32, 9, 9), (3, 3), pads=SAME),
+        pool_group("pool_max", (2, 5, 8, 8), (2, 2)),
+        pool_group("pool_max", (1, 16, 9, 9), (2, 2), pads=(0, 0, 1, 1)),
+        pool_group("pool_max", (1, 4, 12), (3,)),
+        pool_group("pool_max", (1, 16, 6, 6, 6), (2, 2, 2)),
+        pool_group("pool_max", (1, 16, 8, 8), (2, 2), chain=relu),
+        pool_group("pool_sum", (1, 32, 9, 9), (3, 3), pads=SAME, chain=average(9.0)),
+        pool_group("pool_sum", (1, 32, 8, 8), (2, 2), chain=lambda g, y: g.with_number(
+            "mul", y, 0.25)),
+        pool_group("pool_sum", (1, 16, 9, 9), (3, 3), chain=lambda g, y: g.with_number(
+            "mul", y, 1 / 9)),
+    ]  # fmt: skip
+    check_offers(provider, groups, target, builder, rng)
+
+
+def test_changes_of_layout(provider, target, builder, rng):
+    groups = []
+    for shape in ((2, 32, 5, 7), (1, 6, 5, 7), (1, 16, 3, 4, 5)):
+        graph = GraphBuilder()
+        value = graph.input("x", ValueType(shape, ValueType.parse("f32[1]").dtype))
+        graph.output("y", graph.add("abs", [value]))
+        groups.append(make_layout_change(graph.freeze(), value))
+    checked = check_offers(provider, groups, target, builder, rng)
+    assert len(checked) == (6 + 2 + 6 if target.lanes == 16 else len(checked))
+
+
+def with_other(op, *shape, left=True):
+    return lambda g, y: g.with_tensor(op, y, g.tensor(*shape), left)
+
+
+def unary(op, g, y):
+    return g.add(op, [y])
+
+
+CHAINS = {
+    "relu": relu,
+    "bounded": lambda g, y: g.with_number("min", g.with_number("max", y, 0.0), 6.0),
+    "clip": lambda g, y: g.with_number("max", g.with_number("min", y, 0.7), -0.3),
+    "floor-at": lambda g, y: g.with_number("max", y, 0.25),
+    "empty-clip": lambda g, y: g.with_number("max", g.with_number("min", y, -0.5), 0.5),
+    "scale-shift": lambda g, y: g.with_number("add", g.with_number("mul", y, 0.3), 1.5),
+    "from-number": lambda g, y: g.with_number("sub", y, 1.0, left=False),
+    "minus-number": lambda g, y: g.with_number("sub", y, 1.0),
+    "quarter": lambda g, y: g.with_number("div", y, 4.0),
+    "sigmoid": partial(unary, "sigmoid"),
+    "tanh": partial(unary, "tanh"),
+    "exp": partial(unary, "exp"),
+    "abs": partial(unary, "abs"),
+    "neg": partial(unary, "neg"),
+    "sqrt-abs": lambda g, y: g.add("sqrt", [g.add("abs", [y])]),
+    "log-abs": lambda g, y: g.add("log", [g.with_number("add", g.add("abs", [y]), 1.0)]),
+    "square": lambda g, y: g.add("mul", [y, y]),
+    "swish": lambda g, y: g.add("mul", [y, g.add("sigmoid", [y])]),
+    "swish-scaled": lambda g, y: g.add(
+        "mul", [g.add("sigmoid", [g.with_number("mul", y, 1.702)]), y]),
+    "hardswish": lambda g, y: g.add("mul", [y, g.with_number("min", g.with_number(
+        "max", g.with_number("add", g.with_number("mul", y, 1 / 6), 0.5), 0.0), 1.0)]),
+    "leaky": lambda g, y: g.add("max", [y, g.with_number("mul", y, 0.1)]),
+    "elu": lambda g, y: g.add("add", [relu(g, y), g.with_number("mul", g.with_number(
+        "sub", g.add("exp", [g.with_number("min", y, 0.0)]), 1.0), 0.7)]),
+    "gelu": lambda g, y: g.add("mul", [g.with_number("mul", y, 0.5), g.with_number(
+        "add", g.add("erf", [g.with_number("mul", y, math.sqrt(0.5))]), 1.0)]),
+    "gelu-exported": lambda g, y: g.with_number("mul", g.add("mul", [y, g.with_number(
+        "add", g.add("erf", [g.with_number("div", y, math.sqrt(2))]), 1.0)]), 0.5),
+    "mish": lambda g, y: g.add("mul", [y, g.add("tanh", [g.add("add", [relu(g, y), g.add(
+        "log", [g.with_number("add", g.add("exp", [g.add("neg", [g.add("abs", [y])])]),
+                              1.0)])])])]),
+    "residual": lambda g, y: relu(g, with_other("add", 1, 32, 6, 5)(g, y)),
+    "residual-first": with_other("add", 1, 32, 6, 5, left=False),
+    "per-channel-product": with_other("mul", 1, 32, 1, 1),
+    "per-channel-difference": with_other("sub", 32, 1, 1),
+    "taken-from": with_other("sub", 1, 32, 6, 5, left=False),
+    "quotient": lambda g, y: g.with_tensor("div", y, g.constant(np.full(
+        (1, 32, 1, 1), 1, np.float32) + np.arange(32, dtype=np.float32).reshape(1, 32, 1, 1))),
+    "maximum": with_other("max", 1, 32, 6, 5),
+    "minimum": with_other("min", 1, 32, 1, 1),
+    "long": lambda g, y: with_other("add", 1, 32, 6, 5)(g, g.add("tanh", [with_other(
+        "mul", 1, 32, 1, 1)(g, relu(g, y))])),
+}  # fmt: skip
+
+
+def test_what_follows_is_fused_in_every_layout(provider, target, builder, rng):
+    groups = [
+        conv_group((1, 16, 6, 5), (32, 16, 3, 3), pads=SAME, bias=True, chain=chain)
+        for chain in CHAINS.values()
+    ]
+    checked = check_offers(provider, groups, target, builder, rng)
+    assert len(checked) >= 2 * len(groups)
+
+
+def test_the_input_may_be_added_to_the_output(provider, target, builder, rng):
+    def residual(g, y):
+        return g.add("add", [y, 0])  # value 0 is the convolution's input
+
+    group = conv_group((1, 32, 6, 5), (32, 32, 3, 3), pads=SAME, chain=residual)
+    assert len(group.inputs) == 2
+    checked = check_offers(provider, [group], target, builder, rng)
+    assert all(offer.inputs[0] == offer.outputs[0] for _, offer, _ in checked)
+
+
+def test_a_kernel_brings_a_workspace_if_the_one_that_was_counted_is_too_small(
+    provider, target, builder, rng
+):
+    group = matmul_group((64, 96), (48, 96), swap_b=True)
+    (offer,) = provider.offer(group, target)
+    kernel = provider.build(group, offer, target)
+    assert kernel.workspace_bytes > 64
+    counted = f"make.workspace(3, {kernel.workspace_bytes})"
+    assert counted in kernel.source
+    small = replace(kernel, source=kernel.source.replace(counted, "make.workspace(3, 64)"),
+                    workspace_bytes=64)  # fmt: skip
+    inputs = [rng.standard_normal(t.shape).astype(np.float32) for t in group.input_types]
+    (y,) = run_kernel(small, group, offer, inputs, builder)
+    np.testing.assert_allclose(y, inputs[0] @ inputs[1].T, rtol=1e-4, atol=1e-4)
