@@ -74,6 +74,13 @@ class Options:
             "possible one; timings are no better than that"
         },
     )
+    patience: int = field(
+        default=3,
+        metadata={
+            "help": "stop after so many rounds of measuring in which neither the plan nor the "
+            "bound got noticeably better; the gap is reported"
+        },
+    )
     solver_workers: int = field(default=2, metadata={"help": "threads of the solver"})
     solver_seconds: float = field(
         default=60.0, metadata={"help": "longest time for one solve; the gap is reported"}

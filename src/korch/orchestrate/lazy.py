@@ -9,6 +9,7 @@ lower bound for the cost of every plan, and, once all of one solution is measure
 from __future__ import annotations
 
 import logging
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from korch.orchestrate.instance import make_problem
 from korch.orchestrate.problem import Certificate, Plan, Status
 from korch.orchestrate.solve import Solver
 from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.op import Category
 
 logger = logging.getLogger("korch.orchestrate")
 
@@ -29,6 +31,10 @@ ROUND_KERNELS = 48
 """Candidates that are measured in one round, beyond those that the solution uses."""
 
 RELAX_SECONDS = 10.0
+ESTIMATE_ROUNDS = 12
+NOTICEABLE = 0.002
+"""A round that brings plan and bound nearer by a smaller share counts as quiet."""
+
 ROUND_SECONDS = 6.0
 """Longest solve of a round: its solution only says what to measure next, and its bound is true
 whenever it is stopped."""
@@ -117,29 +123,66 @@ class LazyLoop:
         Raises:
             InfeasibleError: no plan exists.
         """
-        stopped, seconds = False, ROUND_SECONDS
-        while not stopped:
-            plan = self._solve(seconds)
+        self._follow_estimates()
+        stopped, quiet, seconds = False, 0, ROUND_SECONDS
+        while not self._is_close():
+            before = (self.bound_ns, self.best)
+            plan = self._solve(*self._costs(), seconds, self.bound_ns)
             self.bound_ns = max(self.bound_ns, plan.certificate.bound_ns)
             unknown = self._unmeasured(plan.kernels)
             if unknown and self._time_left():
                 self._measure([*unknown, *self._promising()])
-            elif unknown:
-                stopped = True
             self._try_incumbent(plan.kernels)
             self._report()
-            if self._is_close() or not self._time_left():
+            stopped = not self._time_left()
+            quiet = 0 if self._has_moved(before) else quiet + 1
+            if stopped or quiet >= self.options.patience:
                 break
             if not unknown:
                 # All of the solution is measured, so only a better proof is left to be had.
                 if plan.certificate.status is Status.OPTIMAL or seconds > ROUND_SECONDS:
                     break
                 seconds = self.options.solver_seconds
-        while self.best is None:  # time is up before all of one plan was measured
-            plan = self._solve(ROUND_SECONDS)
+        return self._result(stopped)
+
+    def _follow_estimates(self) -> None:
+        """Find a good plan: solve with estimates for what is not measured, until all of it is.
+
+        It proves nothing, but it finds in a few rounds what the bounds alone find late. An estimate
+        is the bound times what kernels of the same provider took over their bounds.
+        """
+        for turn in range(ESTIMATE_ROUNDS):
+            plan = self._solve(self._estimates(), None, ROUND_SECONDS, 0)
+            unknown = self._unmeasured(plan.kernels)
+            self._measure([*unknown, *(self._promising() if turn == 0 else ())])
+            self._try_incumbent(plan.kernels)
+            self._report()
+            if self.best is not None and (not unknown or not self._time_left()):
+                break
+        while self.best is None:  # a kernel of every solution so far has failed
+            plan = self._solve(self._estimates(), None, ROUND_SECONDS, 0)
             self._measure(plan.kernels)
             self._try_incumbent(plan.kernels)
-        return self._result(stopped)
+
+    def _estimates(self) -> list[int]:
+        ratios: dict[object, list[float]] = {}
+        for candidate in {c.key: c for c in self.candidates}.values():
+            record = self.records.get(candidate.key)
+            if isinstance(record, Measured):
+                ratio = record.time_ns / max(1, self.cost_bound_ns(candidate))
+                ratios.setdefault(_kind(candidate), []).append(ratio)
+        factor = {kind: statistics.median(found) for kind, found in ratios.items()}
+        return [
+            cost if is_measured else int(cost * max(1.0, factor.get(_kind(candidate), 4.0)))
+            for candidate, cost, is_measured in zip(self.candidates, *self._costs(), strict=True)
+        ]
+
+    def _has_moved(self, before: tuple[int, tuple[int, tuple[int, ...]] | None]) -> bool:
+        """Whether a round brought plan and bound noticeably nearer to each other."""
+        if self.best is None or before[1] is None:
+            return True
+        gain_ns = before[1][0] - self.best[0] + self.bound_ns - before[0]
+        return gain_ns > NOTICEABLE * self.best[0]
 
     def _promising(self) -> list[int]:
         """Return unmeasured candidates that the relaxation can't tell from those of an optimum.
@@ -178,27 +221,33 @@ class LazyLoop:
     def cost_ns(self, candidate: Candidate) -> tuple[int, bool]:
         """Return a candidate's measured time, or its bound."""
         record = self.records.get(candidate.key)
-        if candidate.key not in self._bounds:
-            self._bounds[candidate.key] = self.meter.bound_ns(candidate)
-        bound_ns = self._bounds[candidate.key]
+        bound_ns = self.cost_bound_ns(candidate)
         if not isinstance(record, Measured):
             return bound_ns, False
         # A time below the bound says that the bound is off for it: it counts as the bound, or
         # costs would not only rise and the last solution would prove nothing.
         return max(record.time_ns, bound_ns), True
 
+    def cost_bound_ns(self, candidate: Candidate) -> int:
+        """Return a candidate's lower bound."""
+        if candidate.key not in self._bounds:
+            self._bounds[candidate.key] = self.meter.bound_ns(candidate)
+        return self._bounds[candidate.key]
+
     @property
     def usable(self) -> tuple[Candidate, ...]:
         """The candidates that have not failed."""
         return tuple(c for c in self.candidates if not self._is_failed(c))
 
-    def _solve(self, seconds: float) -> Plan:
+    def _solve(
+        self, costs_ns: list[int], is_measured: list[bool] | None, seconds: float, bound_ns: int
+    ) -> Plan:
         left = self._seconds_left()
         if left is not None:
             seconds = max(2.0, min(seconds, left))
         plan = self.solver.solve(
-            *self._costs(), seconds=seconds, hint=self.best[1] if self.best else None,
-            lower_bound_ns=self.bound_ns, excluded=self._failed(),
+            costs_ns, is_measured, seconds=seconds, hint=self.best[1] if self.best else None,
+            lower_bound_ns=bound_ns, excluded=self._failed(),
         )  # fmt: skip
         status = plan.certificate.status
         if status is Status.INFEASIBLE:
@@ -284,3 +333,11 @@ class LazyLoop:
             measured=measured, distinct_measured=self._distinct_measured(),
             failed=sum(map(self._is_failed, self.candidates)), stopped_by_budget=stopped,
         )  # fmt: skip
+
+
+def _kind(candidate: Candidate) -> object:
+    """Return what candidates are alike in that take about as long over their bounds."""
+    layouts = {layout for _, layout in (*candidate.input_ports, *candidate.output_ports)
+               if not layout.is_plain}  # fmt: skip
+    is_reduction = any(p.row.category is Category.REDUCE for p in candidate.group.body.primitives)
+    return candidate.provider, len(layouts), is_reduction
