@@ -31,7 +31,12 @@ ROUND_KERNELS = 48
 """Candidates that are measured in one round, beyond those that the solution uses."""
 
 RELAX_SECONDS = 10.0
-ESTIMATE_ROUNDS = 12
+ESTIMATE_ROUNDS = 8
+"""Most rounds in which estimates lead."""
+
+ESTIMATE_ROOM = 0.03
+"""In these, candidates that cost a plan at most this share more are measured with it."""
+
 NOTICEABLE = 0.002
 """A round that brings plan and bound nearer by a smaller share counts as quiet."""
 
@@ -131,7 +136,7 @@ class LazyLoop:
             self.bound_ns = max(self.bound_ns, plan.certificate.bound_ns)
             unknown = self._unmeasured(plan.kernels)
             if unknown and self._time_left():
-                self._measure([*unknown, *self._promising()])
+                self._measure([*unknown, *self._promising(self._costs()[0])])
             self._try_incumbent(plan.kernels)
             self._report()
             stopped = not self._time_left()
@@ -151,10 +156,13 @@ class LazyLoop:
         It proves nothing, but it finds in a few rounds what the bounds alone find late. An estimate
         is the bound times what kernels of the same provider took over their bounds.
         """
-        for turn in range(ESTIMATE_ROUNDS):
-            plan = self._solve(self._estimates(), None, ROUND_SECONDS, 0)
+        for _ in range(ESTIMATE_ROUNDS):
+            estimates = self._estimates()
+            plan = self._solve(estimates, None, ROUND_SECONDS / 2, 0)
             unknown = self._unmeasured(plan.kernels)
-            self._measure([*unknown, *(self._promising() if turn == 0 else ())])
+            room_ns = int(ESTIMATE_ROOM * (plan.certificate.objective_ns or 0))
+            near = self._promising(estimates, room_ns) if unknown else []
+            self._measure([*unknown, *near])
             self._try_incumbent(plan.kernels)
             self._report()
             if self.best is not None and (not unknown or not self._time_left()):
@@ -184,16 +192,17 @@ class LazyLoop:
         gain_ns = before[1][0] - self.best[0] + self.bound_ns - before[0]
         return gain_ns > NOTICEABLE * self.best[0]
 
-    def _promising(self) -> list[int]:
+    def _promising(self, costs_ns: list[int], room_ns: int | None = None) -> list[int]:
         """Return unmeasured candidates that the relaxation can't tell from those of an optimum.
 
         A plan with a candidate costs at least the relaxation's bound plus the candidate's slack;
         beyond the best plan's cost it need never be measured. Measuring the nearest ones together
         with the plan's saves most of the rounds.
         """
-        bound_ns, slack_ns = self.solver.relax(self._costs()[0], excluded=self._failed(),
+        bound_ns, slack_ns = self.solver.relax(costs_ns, excluded=self._failed(),
                                                seconds=RELAX_SECONDS)  # fmt: skip
-        room_ns = self.best[0] - bound_ns if self.best is not None else 0
+        if room_ns is None:
+            room_ns = self.best[0] - bound_ns if self.best is not None else 0
         near = sorted((slack, k) for k, slack in slack_ns.items() if slack <= room_ns)
         found: dict[str, int] = {}
         for _, k in near:
@@ -251,8 +260,10 @@ class LazyLoop:
         )  # fmt: skip
         status = plan.certificate.status
         if status is Status.INFEASIBLE:
-            raise InfeasibleError("the candidates that work do not make up a plan",
-                                  hint="Run `korch doctor`; -v says why candidates failed")  # fmt: skip
+            raise InfeasibleError(
+                "the candidates that work do not make up a plan",
+                hint="Run `korch doctor`; `korch --verbose optimize` says why candidates failed",
+            )
         if status is Status.UNKNOWN:
             raise InfeasibleError(
                 f"the solver found no plan within {seconds:.0f} s",
