@@ -10,7 +10,7 @@ from korch.candidate.candidate import Group, Offer, Refusal, make_layout_change
 from korch.candidate.layout import Layout
 from korch.primitive.graph import GraphBuilder
 from korch.primitive.ops.elementwise import CastAttributes
-from korch.primitive.ops.layout import PadAttributes, TransposeAttributes
+from korch.primitive.ops.layout import PadAttributes, ReshapeAttributes, TransposeAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import ValueType
 from korch.provider.onednn import OneDnnProvider
@@ -105,14 +105,37 @@ def test_refuses_a_pad_that_is_read_elsewhere_too():
     assert reason(g.group(g.add("add", [y, x]))) == "the pad before it is read elsewhere too"
 
 
-def test_refuses_transposes_that_are_not_of_the_last_axes():
+def test_refuses_moves_that_are_no_view():
     g = Graph()
-    left = g.add("transpose", [g.tensor(3, 2, 4)], TransposeAttributes((1, 0, 2)))
-    expected = "a transpose before it is not one of a matrix product's operand"
-    assert reason(g.group(g.add("matmul", [left, g.tensor(2, 4, 5)]))) == expected
+    turned = g.add("transpose", [g.tensor(4, 6)], TransposeAttributes((1, 0)))
+    left = g.add("reshape", [turned], ReshapeAttributes((4, 6)))
+    group = g.group(g.add("matmul", [left, g.tensor(6, 5)]))
+    assert reason(group) == "operand 0 is computed in the group, or uniform"
     g = Graph()
     x = g.add("transpose", [g.tensor(1, 8, 6, 5)], TransposeAttributes((0, 1, 3, 2)))
-    assert reason(g.group(g.add("conv", [x, g.weights(8, 8, 1, 1)], ONE))) == expected
+    y = g.add("conv", [x, g.weights(8, 8, 1, 1)], ONE)
+    assert reason(g.group(y)) == "operand 0 is computed in the group, or uniform"
+
+
+def test_refuses_a_result_that_is_moved_and_then_computed_with():
+    g = Graph()
+    y = g.add("matmul", [g.tensor(4, 6), g.tensor(6, 5)])
+    turned = g.add("transpose", [y], TransposeAttributes((1, 0)))
+    group = g.group(g.add("tanh", [turned]))
+    assert reason(group) == "a primitive is not part of the chain"
+    g = Graph()
+    y = g.add("matmul", [g.tensor(4, 6), g.tensor(6, 5)])
+    flat = g.add("reshape", [y], ReshapeAttributes((2, 10)))
+    group = g.group(g.add("transpose", [flat], TransposeAttributes((1, 0))))
+    assert reason(group) == "a primitive is not part of the chain"
+
+
+def test_refuses_a_view_that_is_read_elsewhere_too():
+    g = Graph()
+    turned = g.add("transpose", [g.tensor(4, 4)], TransposeAttributes((1, 0)))
+    y = g.add("matmul", [turned, g.tensor(4, 4)])
+    group = g.group(g.add("add", [y, turned]))
+    assert reason(group) == "the other operand of add is computed in the group"
 
 
 def test_refuses_operands_that_are_computed_or_uniform():
@@ -187,7 +210,12 @@ def test_refuses_a_second_branch():
 
 def test_refuses_what_only_its_reference_runs(provider, target):
     dilated = pool_group("pool_max", (1, 16, 9, 9), (2, 2), stride=1, dilation=2)
-    assert provider.offer(dilated, target) == Refusal("oneDNN has no code for it but its reference")
+    expected = Refusal("oneDNN has no code for it but its reference")
+    assert provider.offer(dilated, target) == expected
+    # A tensor of less rank has no layout but the plain one, where only a gemm runs it.
+    flat = conv_group((1, 16, 6, 5), (32, 16, 3, 3), pads=SAME,
+                      chain=lambda g, y: g.with_tensor("add", y, g.tensor(32, 6, 5)))  # fmt: skip
+    assert provider.offer(flat, target) == expected
 
 
 def test_refuses_to_build_what_it_did_not_offer(provider, target):
@@ -234,6 +262,14 @@ def test_few_input_or_output_channels_have_offers(provider, target):
     last = provider.offer(conv_group((1, 32, 24, 24), (3, 32, 9, 9)), target)
     assert ("abcd", "aBcd16b") in {(str(o.inputs[0]), str(o.outputs[0])) for o in first}
     assert ("acdb", "acdb") in {(str(o.inputs[0]), str(o.outputs[0])) for o in last}
+
+
+def test_reshaped_constants_are_not_packed(provider, target):
+    g = Graph()
+    w = g.add("reshape", [g.tensor(96, 48)], ReshapeAttributes((48, 96)))
+    group = g.group(g.add("matmul", [g.tensor(32, 48), w]))
+    group = replace(group, constant_inputs=frozenset({1}))
+    assert {str(offer.inputs[1]) for offer in provider.offer(group, target)} == {"ab"}
 
 
 def test_constant_weights_are_packed_and_others_are_not(provider, target):

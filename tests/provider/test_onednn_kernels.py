@@ -6,11 +6,11 @@ from functools import partial
 
 import numpy as np
 import pytest
-from onednn_groups import conv_group, matmul_group, pool_group
+from onednn_groups import Graph, conv_group, matmul_group, pool_group
 
 from korch.candidate.candidate import make_layout_change
 from korch.primitive.graph import GraphBuilder
-from korch.primitive.ops.layout import PadAttributes
+from korch.primitive.ops.layout import PadAttributes, ReshapeAttributes, TransposeAttributes
 from korch.primitive.types import ValueType
 from korch.provider.onednn import OneDnnProvider
 from korch.testing.kernels import check_offers, run_kernel
@@ -114,6 +114,35 @@ def test_matrix_products(provider, target, builder, rng):
     checked = check_offers(provider, groups, target, builder, rng)
     packed = [offer for group, offer, _ in checked if not offer.inputs[-1].is_plain]
     assert packed or target.isa != "avx512"
+
+
+def test_views_of_a_matrix_products_tensors(provider, target, builder, rng):
+    """Attention: heads are split, taken to the front, and joined again, without a copy."""
+
+    def heads(g, *perm):
+        value = g.add("reshape", [g.tensor(2, 6, 32)], ReshapeAttributes((2, 6, 4, 8)))
+        return g.add("transpose", [value], TransposeAttributes(perm))
+
+    g = Graph()
+    scores = g.add("matmul", [heads(g, 0, 2, 1, 3), heads(g, 0, 2, 3, 1)])
+    first = g.group(g.with_number("mul", scores, 0.25))
+    g = Graph()
+    y = g.add("matmul", [g.tensor(2, 4, 6, 6), heads(g, 0, 2, 1, 3)])
+    y = g.add("transpose", [y], TransposeAttributes((0, 2, 1, 3)))
+    second = g.group(g.add("reshape", [y], ReshapeAttributes((2, 6, 32))))
+    g = Graph()
+    y = g.add("matmul", [g.tensor(5, 6), g.add("reshape", [g.tensor(1, 6, 7)],
+                                                 ReshapeAttributes((6, 7)))])  # fmt: skip
+    y = g.with_tensor("add", g.add("tanh", [g.with_tensor("add", y, g.weights(7))]), g.tensor(5, 7))
+    third = g.group(g.add("reshape", [y], ReshapeAttributes((1, 1, 5, 7))))
+    g = Graph()
+    turned = g.add("transpose", [g.tensor(2, 5, 3, 4)], TransposeAttributes((1, 2, 0, 3)))
+    twice = g.add("transpose", [turned], TransposeAttributes((1, 0, 2, 3)))
+    y = g.add("matmul", [twice, g.tensor(3, 5, 4, 6)])
+    y = g.add("transpose", [y], TransposeAttributes((2, 0, 1, 3)))
+    fourth = g.group(y)
+    checked = check_offers(provider, [first, second, third, fourth], target, builder, rng)
+    assert {group.key for group, _, _ in checked} == {g.key for g in (first, second, third, fourth)}
 
 
 def test_pooling(provider, target, builder, rng):

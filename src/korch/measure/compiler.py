@@ -150,7 +150,7 @@ class Builder:
             text = temporary.with_suffix(".cpp")
             text.write_text(source)
             include = [f"-I{NATIVE_FOLDER}"]
-            if "dnnl" in source and (headers := find_headers("dnnl.h")) is not None:
+            if "korch_onednn.h" in source and (headers := find_headers("dnnl.h")) is not None:
                 include.append(f"-I{headers}")
             try:
                 _run([*self.compiler.command, *self.flags, *include, "-c", str(text), "-o",

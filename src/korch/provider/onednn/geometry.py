@@ -10,7 +10,7 @@ from korch.candidate.candidate import Group
 from korch.candidate.layout import Layout
 from korch.primitive.types import row_major_strides
 from korch.provider.onednn.call import ANY, Binary, Call, Dims, Eltwise, Tensor
-from korch.provider.onednn.match import Match, Other
+from korch.provider.onednn.match import Match, Other, View
 
 
 def describe(
@@ -30,8 +30,11 @@ def describe(
     target = Tensor(len(group.inputs), group.output_types[0].shape, str(y))
     tensors: tuple[Tensor, ...] = (source, target)
     if found.op == "matmul":
-        operands = (_operand(group, found, 0), _operand(group, found, 1))
-        tensors = (operands[0], _with_form(operands[1], weights), target)
+        a, b, product = (
+            _viewed(buffer, view)
+            for buffer, view in zip((*found.inputs, len(group.inputs)), found.views, strict=True)
+        )
+        tensors = (a, _with_form(b, weights), product)
     elif len(found.inputs) == 2:
         tensors = (source, _with_form(_conv_weights(group, found), weights), target)
     kinds = {"conv": "convolution", "conv_transpose": "deconvolution", "matmul": "matmul",
@@ -42,16 +45,15 @@ def describe(
         "conv": "convolution_direct", "conv_transpose": "deconvolution_direct",
     }  # fmt: skip
     bias = _bias(group, found) if found.bias is not None else None
-    post = tuple(_post(operation, group, y) for operation in found.post)
+    post = tuple(_post(operation, group, found, y) for operation in found.post)
     return Call(kind, algorithms.get(found.op, ""), tensors, bias, _steps(found), post)
 
 
 def weights_axes(group: Group, found: Match) -> Dims:
     """Return which of the model's axes each of oneDNN's axes of the weights belongs to."""
-    rank = group.input_types[found.inputs[1]].rank
     if found.op == "matmul":
-        last = (rank - 1, rank - 2) if found.transposed[1] else (rank - 2, rank - 1)
-        return (*range(rank - 2), *last)
+        return found.views[1].perm
+    rank = group.input_types[found.inputs[1]].rank
     attributes: Any = found.primitive.attributes if found.primitive is not None else None
     spatial = tuple(range(2, rank))
     first = (0, 1) if found.op == "conv" else (1, 0)
@@ -94,15 +96,14 @@ def _with_form(tensor: Tensor, weights: Layout | None) -> Tensor:
     return tensor if weights.is_plain else Tensor(tensor.buffer, tensor.dims, str(weights))
 
 
-def _operand(group: Group, found: Match, i: int) -> Tensor:
-    """Return an operand of a matrix product, as it lies in the model."""
-    position = found.inputs[i]
-    shape = group.input_types[position].shape
-    strides = row_major_strides(shape)
-    if found.transposed[i]:
-        shape = (*shape[:-2], shape[-1], shape[-2])
-        strides = (*strides[:-2], strides[-1], strides[-2])
-    return Tensor(position, shape, strides)
+def _viewed(buffer: int, view: View) -> Tensor:
+    """Return a tensor of a matrix product, as it lies in the model."""
+    strides = row_major_strides(view.shape)
+    return Tensor(
+        buffer,
+        tuple(view.shape[axis] for axis in view.perm),
+        tuple(strides[axis] for axis in view.perm),
+    )
 
 
 def _conv_weights(group: Group, found: Match) -> Tensor:
@@ -131,14 +132,20 @@ def _bias(group: Group, found: Match) -> Tensor:
     size = math.prod(group.input_types[position].shape)
     if found.op != "matmul":
         return Tensor(position, (size,), "a")
-    rank = group.output_types[0].rank
+    rank = len(found.views[-1].perm)
     return Tensor(position, (1,) * (rank - 1) + (size,), str(Layout.plain(rank)))
 
 
-def _post(operation: Eltwise | Other, group: Group, y: Layout) -> Eltwise | Binary:
+def follows_output(group: Group, found: Match, operation: Other) -> bool:
+    """Return whether a post-operation's tensor lies in memory as the output does."""
+    output, other = group.output_types[0], group.input_types[operation.input]
+    return found.op != "matmul" and operation.dims == output.shape == other.shape
+
+
+def _post(operation: Eltwise | Other, group: Group, found: Match, y: Layout) -> Eltwise | Binary:
     if isinstance(operation, Eltwise):
         return operation
-    is_full = operation.dims == group.output_types[0].shape
+    is_full = follows_output(group, found, operation)
     layout = y if is_full else Layout.plain(len(operation.dims))
     return Binary(operation.kind, Tensor(operation.input, operation.dims, str(layout)))
 

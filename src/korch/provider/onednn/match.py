@@ -16,7 +16,7 @@ import numpy as np
 
 from korch.candidate.candidate import Group, Refusal
 from korch.primitive.graph import Primitive
-from korch.primitive.ops.layout import PadAttributes, TransposeAttributes
+from korch.primitive.ops.layout import PadAttributes, ReshapeAttributes, TransposeAttributes
 from korch.primitive.ops.reduce import PoolAttributes
 from korch.primitive.types import DType
 from korch.provider.onednn.call import Dims, Eltwise
@@ -33,6 +33,19 @@ class Other:
 
 
 @dataclass(frozen=True, slots=True)
+class View:
+    """How a matrix product sees a tensor that lies plainly in memory.
+
+    Attributes:
+        shape: the tensor's shape, reshaped.
+        perm: axis i of the matrix product is axis perm[i] of the shape.
+    """
+
+    shape: Dims
+    perm: Dims
+
+
+@dataclass(frozen=True, slots=True)
 class Match:
     """A primitive in oneDNN's terms.
 
@@ -40,7 +53,7 @@ class Match:
         op: conv, conv_transpose, matmul, pool_max, pool_average, or reorder.
         primitive: the primitive at its heart; None for a reorder.
         inputs: positions of its own inputs in the group's.
-        transposed: for a matrix product, which operands are read transposed.
+        views: for a matrix product, how it reads its operands, and how it writes its result.
         pads_begin: zeros before each spatial axis beyond the primitive's own pads.
         pads_end: zeros after each spatial axis.
         bias: the input position of a bias, or None.
@@ -50,7 +63,7 @@ class Match:
     op: str
     primitive: Primitive | None
     inputs: tuple[int, ...]
-    transposed: tuple[bool, ...] = ()
+    views: tuple[View, ...] = ()
     pads_begin: Dims = ()
     pads_end: Dims = ()
     bias: int | None = None
@@ -130,13 +143,18 @@ class _Matcher:
             found = replace(found, op=op)
         end = self.body.outputs[0][1]
         while value != end:
+            if heart.op == "matmul" and self._moves(value):
+                break
             step = self._step(value, self.body.types[heart.output].shape)
             if isinstance(step, Refusal):
                 return step
             operations, value = step
             for operation in operations:
                 found = self._append(found, operation)
-        if len(self.used) != len(self.body.primitives):
+        if heart.op == "matmul":
+            value, view = self._result(value)
+            found = replace(found, views=(*found.views, view))
+        if value != end or len(self.used) != len(self.body.primitives):
             return Refusal("a primitive is not part of the chain")
         return found
 
@@ -156,37 +174,72 @@ class _Matcher:
         return replace(found, post=(*found.post, operation))
 
     def _operands(self, heart: Primitive) -> Match | Refusal:
-        """Return the match of the heart alone, with pads and transposes before it taken in."""
+        """Return the match of the heart alone, with what moves elements before it taken in."""
         inputs: list[int] = []
-        transposed: list[bool] = []
+        views: list[View] = []
         spatial = self.body.types[heart.inputs[0]].rank - 2
         begin, end = (0,) * spatial, (0,) * spatial
         for i, value in enumerate(heart.inputs):
+            if heart.op == "matmul":
+                value, view = self._view(value)
+                views.append(view)
             maker = self._producer(value)
-            attributes = maker.attributes if maker is not None else None
-            is_transposed = False
-            if isinstance(attributes, PadAttributes):
-                is_zero = attributes.mode == "constant" and attributes.value == 0
-                is_spatial = not any((*attributes.before[:2], *attributes.after[:2]))
+            if maker is not None and isinstance(maker.attributes, PadAttributes):
+                pads = maker.attributes
+                is_zero = pads.mode == "constant" and pads.value == 0
+                is_spatial = not any((*pads.before[:2], *pads.after[:2]))
                 if heart.op != "conv" or i or not is_zero or not is_spatial:
                     return Refusal("a pad before it is not of zeros on spatial axes")
-                begin, end = attributes.before[2:], attributes.after[2:]
-            elif isinstance(attributes, TransposeAttributes):
-                perm = attributes.perm
-                swapped = (*range(len(perm) - 2), len(perm) - 1, len(perm) - 2)
-                if heart.op != "matmul" or perm != swapped:
-                    return Refusal("a transpose before it is not one of a matrix product's operand")
-                is_transposed = True
-            if maker is not None and (is_transposed or isinstance(attributes, PadAttributes)):
-                if self.body.consumers[value] != (self.body.primitives.index(heart),):
-                    return Refusal(f"the {maker.op} before it is read elsewhere too")
+                if len(self.body.consumers[value]) > 1:
+                    return Refusal("the pad before it is read elsewhere too")
+                begin, end = pads.before[2:], pads.after[2:]
                 self.used.add(value)
                 value = maker.inputs[0]
             if value not in self.position:
                 return Refusal(f"operand {i} is computed in the group, or uniform")
             inputs.append(self.position[value])
-            transposed.append(is_transposed)
-        return Match(heart.op, heart, tuple(inputs), tuple(transposed), begin, end)
+        return Match(heart.op, heart, tuple(inputs), tuple(views), begin, end)
+
+    def _view(self, value: int) -> tuple[int, View]:
+        """Return the value that a matrix product reads through transposes of reshapes, and how."""
+        perm = tuple(range(self.body.types[value].rank))
+        maker = self._producer(value)
+        while maker is not None and isinstance(maker.attributes, TransposeAttributes):
+            self.used.add(value)
+            perm = tuple(maker.attributes.perm[axis] for axis in perm)
+            value = maker.inputs[0]
+            maker = self._producer(value)
+        view = View(self.body.types[value].shape, perm)
+        while maker is not None and isinstance(maker.attributes, ReshapeAttributes):
+            self.used.add(value)
+            value = maker.inputs[0]
+            maker = self._producer(value)
+        return value, view
+
+    def _result(self, value: int) -> tuple[int, View]:
+        """Return the output that a matrix product writes through a transpose, and how."""
+        perm = tuple(range(self.body.types[value].rank))
+        reader = self._only_reader(value)
+        while reader is not None and isinstance(reader.attributes, TransposeAttributes):
+            value = reader.output
+            self.used.add(value)
+            perm = tuple(perm[axis] for axis in reader.attributes.perm)
+            reader = self._only_reader(value)
+        # Axis i of the output is axis perm[i] of the product; a view says it the other way round.
+        view = View(self.body.types[value].shape, tuple(perm.index(i) for i in range(len(perm))))
+        while reader is not None and isinstance(reader.attributes, ReshapeAttributes):
+            value = reader.output
+            self.used.add(value)
+            reader = self._only_reader(value)
+        return value, view
+
+    def _moves(self, value: int) -> bool:
+        reader = self._only_reader(value)
+        return reader is not None and reader.op in ("transpose", "reshape")
+
+    def _only_reader(self, value: int) -> Primitive | None:
+        readers = self.body.consumers[value]
+        return self.body.primitives[readers[0]] if len(readers) == 1 else None
 
     def _producer(self, value: int) -> Primitive | None:
         producers = self.body.producers[value]

@@ -15,13 +15,13 @@ from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, layout_choices
 from korch.provider.onednn.api import OneDnn
 from korch.provider.onednn.call import Call
-from korch.provider.onednn.geometry import describe, model_layout, weights_axes
+from korch.provider.onednn.geometry import describe, follows_output, model_layout, weights_axes
 from korch.provider.onednn.match import Match, Other, match_group
 from korch.provider.onednn.source import print_source
 from korch.provider.provider import Kernel
 from korch.target import Target
 
-SCHEMA = 2
+SCHEMA = 3
 """Raise it whenever the sources change in speed or meaning."""
 
 
@@ -99,12 +99,14 @@ class OneDnnProvider:
         position = found.inputs[1]
         rank = group.input_types[position].rank
         packed = False
-        if position in group.constant_inputs:
+        # A layout is one of the value itself, not of a reshaped view of it.
+        is_reshaped = (
+            bool(found.views) and found.views[1].shape != group.input_types[position].shape
+        )
+        if position in group.constant_inputs and not is_reshaped:
             call = describe(group, found, x, y)
             answer = self._library.ask(call, target.threads)
-            if answer is None or (answer.is_reference and found.op != "matmul"):
-                answer = None
-            if answer is not None and answer.weights is not None:
+            if answer is not None and answer.weights is not None and not answer.is_reference:
                 axes = weights_axes(group, found)
                 layout = model_layout(answer.weights, call.tensors[1].dims, axes)
                 if layout is not None and not layout.is_plain:
@@ -155,9 +157,8 @@ def _offer(group: Group, found: Match, own: Sequence[Layout], output: Layout) ->
     None if an input would be read in two layouts.
     """
     inputs: dict[int, Layout] = {}
-    shape = group.output_types[0].shape
     others = [
-        (operation.input, output if operation.dims == shape else None)
+        (operation.input, output if follows_output(group, found, operation) else None)
         for operation in found.post
         if isinstance(operation, Other)
     ]
