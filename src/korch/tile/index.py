@@ -153,7 +153,7 @@ def quotient(expr: Expr, divisor: int, ranges: Ranges) -> Expr:
     """Return `expr` divided by a positive number, rounded down."""
     if divisor == 1:
         return expr
-    whole, rest = _split(expr, divisor)
+    whole, rest = _split(expr, divisor, ranges)
     low, high = bounds(rest, ranges)
     if low // divisor == high // divisor:
         return add(whole, Expr(low // divisor))
@@ -168,7 +168,7 @@ def remainder(expr: Expr, divisor: int, ranges: Ranges) -> Expr:
     """Return what is left of `expr` after division by a positive number."""
     if divisor == 1:
         return ZERO
-    _, rest = _split(expr, divisor)
+    _, rest = _split(expr, divisor, ranges)
     low, high = bounds(rest, ranges)
     if low // divisor == high // divisor:
         return add(rest, Expr(-(low // divisor) * divisor))
@@ -254,11 +254,20 @@ def _expr(total: int, terms: Iterable[tuple[Atom, int]]) -> Expr:
     return Expr(total, tuple(sorted(kept, key=lambda term: str(term[0]))))
 
 
-def _split(expr: Expr, divisor: int) -> tuple[Expr, Expr]:
+def _split(expr: Expr, divisor: int, ranges: Ranges) -> tuple[Expr, Expr]:
+    """Return a and b, b not negative, with expr = a*divisor + b.
+
+    C++ rounds quotients towards 0, so an expression that is divided must never be negative, not
+    even where a constant that was split off makes up for it.
+    """
     whole = _expr(
         expr.constant // divisor, ((a, c // divisor) for a, c in expr.terms if c % divisor == 0)
     )
     rest = _expr(expr.constant % divisor, ((a, c) for a, c in expr.terms if c % divisor))
+    low, _ = bounds(rest, ranges)
+    if low < 0:
+        steps = -(low // divisor)
+        whole, rest = add(whole, Expr(-steps)), add(rest, Expr(steps * divisor))
     return whole, rest
 
 
