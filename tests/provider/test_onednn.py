@@ -191,6 +191,38 @@ def test_refuses_what_is_no_post_operation(chain, expected):
     assert reason(conv_with(chain)) == expected
 
 
+def gate(g, y, factor):
+    gated = g.add("sigmoid", [g.with_number("mul", y, factor)])
+    return g.add("mul", [y, gated]), gated
+
+
+def test_an_activation_is_taken_only_if_nothing_else_looks_into_it():
+    whole = match_group(conv_with(lambda g, y: gate(g, y, 2.0)[0]))
+    assert isinstance(whole, Match)
+    assert whole.post == (Eltwise("swish", 2.0),)
+    shared = conv_with(lambda g, y: g.add("add", list(gate(g, y, 2.0))))
+    assert reason(shared) == "a value of the chain is read twice"
+
+
+def test_an_activation_with_other_numbers_is_none():
+    def almost_gelu(g, y):
+        curve = g.add("erf", [g.with_number("mul", y, 0.7)])
+        return g.add("mul", [g.with_number("mul", y, 0.5), g.with_number("add", curve, 1.0)])
+
+    assert reason(conv_with(almost_gelu)) == "a value of the chain is read twice"
+    infinite = conv_with(lambda g, y: gate(g, y, float("inf"))[0])
+    assert reason(infinite) == "a value of the chain is read twice"
+
+
+def test_two_bounds_that_cross_stay_two():
+    def chain(g, y):
+        return g.with_number("max", g.with_number("min", y, -0.5), 0.5)
+
+    found = match_group(conv_with(chain))
+    assert isinstance(found, Match)
+    assert [operation.kind for operation in found.post] == ["clip", "clip"]
+
+
 def test_refuses_long_chains():
     def chain(g, y):
         for i in range(17):

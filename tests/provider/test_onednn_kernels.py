@@ -184,7 +184,32 @@ def unary(op, g, y):
     return g.add(op, [y])
 
 
+def softplus(g, y):
+    small = g.add("exp", [g.add("neg", [g.add("abs", [y])])])
+    return g.add("add", [relu(g, y), g.add("log", [g.with_number("add", small, 1.0)])])
+
+
+def leaky_by_choice(g, y):
+    return g.add("where", [g.with_number("less", y, 0.0), g.with_number("mul", y, 0.3), y])
+
+
+def gelu_tanh(g, y):
+    cube = g.add("mul", [g.add("mul", [y, y]), y])
+    inner = g.add("add", [y, g.with_number("mul", cube, 0.044715)])
+    curve = g.add("tanh", [g.with_number("mul", inner, math.sqrt(2 / math.pi))])
+    return g.add("mul", [g.with_number("mul", y, 0.5), g.with_number("add", curve, 1.0)])
+
+
+def elu(g, y):
+    below = g.with_number("sub", g.add("exp", [g.with_number("min", y, 0.0)]), 1.0)
+    return g.add("add", [relu(g, y), below])
+
+
 CHAINS = {
+    "softplus": softplus,
+    "leaky-by-choice": leaky_by_choice,
+    "gelu-tanh": gelu_tanh,
+    "elu-of-one": elu,
     "relu": relu,
     "bounded": lambda g, y: g.with_number("min", g.with_number("max", y, 0.0), 6.0),
     "clip": lambda g, y: g.with_number("max", g.with_number("min", y, 0.7), -0.3),
