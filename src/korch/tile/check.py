@@ -1,0 +1,217 @@
+"""What every tile program must fulfil: small named checks, each linear in the program.
+
+They find mistakes of lowering before a compiler or a crash does. What they can't see (whether the
+numbers are right) the interpreter in `korch.tile.reference` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from korch.errors import InvalidGraphError
+from korch.primitive.op import Category
+from korch.primitive.ops import OPS
+from korch.tile.index import Expr, Ranges, bounds
+from korch.tile.program import (
+    Accumulate,
+    Apply,
+    Axis,
+    Level,
+    Load,
+    Pass,
+    Select,
+    Stage,
+    TileOp,
+    TileProgram,
+    ranges_of,
+)
+from korch.tile.text import format_op, format_sink
+
+
+def check_program(program: TileProgram) -> None:
+    """Run every check.
+
+    Raises:
+        InvalidGraphError: a check fails; the text names the offending line.
+    """
+    for check in CHECKS:
+        check(program)
+
+
+def buffers_are_known(program: TileProgram) -> None:
+    """Buffers have one name each, and only known ones are read; inputs are not written."""
+    levels = {buffer.name: buffer.level for buffer in program.buffers}
+    _require(len(levels) == len(program.buffers), "two buffers have one name", "")
+    for _, pass_ in _passes(program):
+        for op in pass_.ops:
+            if isinstance(op, Load):
+                _require(op.buffer in levels, "there is no such buffer", format_op(op))
+        for sink in pass_.sinks:
+            _require(sink.buffer in levels, "there is no such buffer", format_sink(sink))
+            is_input = levels[sink.buffer] is Level.INPUT
+            _require(not is_input, "an input is written", format_sink(sink))
+
+
+def axes_are_sound(program: TileProgram) -> None:
+    """Loop variables have one name each; kept loops stand before reduced ones; grids keep all."""
+    for stage, pass_ in _passes(program):
+        axes = (*stage.grid, *pass_.axes)
+        names = [axis.name for axis in axes]
+        text = " ".join(names)
+        _require(len(set(names)) == len(names), "two loops have one variable", text)
+        reduced = [axis.is_reduced for axis in axes]
+        _require(reduced == sorted(reduced), "a reduced loop stands outside of a kept one", text)
+        _require(not any(axis.is_reduced for axis in stage.grid), "a grid axis is reduced", text)
+        for axis in axes:
+            _require(axis.extent >= (not axis.is_reduced), "a kept loop is empty", axis.name)
+            if axis.ragged is not None:
+                outer, total = axis.ragged
+                tiles = {a.name: a.extent for a in axes}.get(outer)
+                _require(tiles is not None, "the outer loop of a tile does not exist", axis.name)
+                is_covered = tiles == -(-total // axis.extent)
+                _require(is_covered, "tiles do not cover their axis", axis.name)
+
+
+def vector_is_an_axis(program: TileProgram) -> None:
+    """The vector axis, if there is one, is a loop of its pass, the innermost kept or a reduced."""
+    for _, pass_ in _passes(program):
+        if pass_.vector:
+            names = [axis.name for axis in pass_.axes]
+            _require(pass_.vector in names, "the vector axis is no loop of its pass", pass_.vector)
+
+
+def names_are_bound(program: TileProgram) -> None:
+    """Each value is computed before it is used, once; each loop variable is one of the pass."""
+    for stage, pass_ in _passes(program):
+        variables = {axis.name for axis in (*stage.grid, *pass_.axes)}
+        bound: set[str] = set()
+        for op in pass_.ops:
+            text = format_op(op)
+            _require(bound.issuperset(_arguments(op)), "a value is used before it is bound", text)
+            _require(op.name not in bound, "a value is bound twice", text)
+            used = {v for expr in _expressions(op) for v in expr.variables}
+            _require(used <= variables, "a variable is no loop", text)
+            bound.add(op.name)
+        for sink in pass_.sinks:
+            text = format_sink(sink)
+            _require(sink.value in bound, "a value is used before it is bound", text)
+            _require(sink.index.variables <= variables, "a variable is no loop", text)
+
+
+def operations_are_elementwise(program: TileProgram) -> None:
+    """What is applied is an elementwise operation of the table, to as many values as it takes."""
+    for _, pass_ in _passes(program):
+        for op in pass_.ops:
+            if isinstance(op, Apply):
+                row = OPS.get(op.op)
+                is_known = row is not None and row.category is Category.ELEMENTWISE
+                _require(is_known, "this is no elementwise operation", format_op(op))
+                fits = row is not None and row.arity == len(op.arguments)
+                _require(fits, "an operation takes another number of values", format_op(op))
+
+
+def sinks_suit_the_loops(program: TileProgram) -> None:
+    """A pass stores or accumulates; reduced loops only accumulate, into places of kept ones."""
+    for _, pass_ in _passes(program):
+        _require(bool(pass_.sinks), "a pass writes nothing", pass_.vector)
+        reduced = {axis.name for axis in pass_.axes if axis.is_reduced}
+        for sink in pass_.sinks:
+            text = format_sink(sink)
+            is_accumulator = isinstance(sink, Accumulate)
+            _require(is_accumulator == pass_.is_reduction, "a pass stores and accumulates", text)
+            _require(is_accumulator or not reduced, "a store stands in a reduced loop", text)
+            _require(not sink.index.variables & reduced, "a place depends on a reduced loop", text)
+
+
+def indices_stay_inside(program: TileProgram) -> None:
+    """No store leaves its buffer, and no load that nothing guards."""
+    sizes = {buffer.name: buffer.size for buffer in program.buffers}
+    for stage, pass_ in _passes(program):
+        if any(axis.extent == 0 for axis in pass_.axes):
+            continue
+        places = [(sink.buffer, sink.index, format_sink(sink)) for sink in pass_.sinks]
+        places += [
+            (op.buffer, op.index, format_op(op))
+            for op in pass_.ops
+            if isinstance(op, Load) and not op.guards
+        ]
+        for ranges in _ranges(stage, pass_):
+            for buffer, index, text in places:
+                low, high = bounds(index, ranges)
+                inside = low >= 0 and high < sizes[buffer]
+                _require(inside, f"an index of {sizes[buffer]} reaches [{low}, {high}]", text)
+
+
+def buffers_are_written_first(program: TileProgram) -> None:
+    """What a pass reads is an input, or written before; a tile by an earlier pass of its stage."""
+    levels = {buffer.name: buffer.level for buffer in program.buffers}
+    written = {name for name, level in levels.items() if level is Level.INPUT}
+    for stage in program.stages:
+        own: set[str] = set()
+        for pass_ in stage.passes:
+            for op in pass_.ops:
+                if isinstance(op, Load):
+                    is_tile = levels[op.buffer] is Level.TILE
+                    known = own if is_tile else written | own
+                    _require(op.buffer in known, "a buffer is read before it is written",
+                             format_op(op))  # fmt: skip
+            own.update(sink.buffer for sink in pass_.sinks)
+        written |= own
+    for name, level in levels.items():
+        _require(level is not Level.OUTPUT or name in written or not program.buffer(name).size,
+                 "an output is never written", name)  # fmt: skip
+
+
+CHECKS = (
+    buffers_are_known,
+    axes_are_sound,
+    vector_is_an_axis,
+    names_are_bound,
+    operations_are_elementwise,
+    sinks_suit_the_loops,
+    indices_stay_inside,
+    buffers_are_written_first,
+)
+"""Those that stand later rely on those before."""
+
+
+def _passes(program: TileProgram) -> Iterator[tuple[Stage, Pass]]:
+    for stage in program.stages:
+        for pass_ in stage.passes:
+            yield stage, pass_
+
+
+def _arguments(op: TileOp) -> tuple[str, ...]:
+    match op:
+        case Apply(arguments=arguments):
+            return arguments
+        case Select(inside=inside, outside=outside):
+            return inside, outside
+    return ()
+
+
+def _expressions(op: TileOp) -> Iterator[Expr]:
+    if isinstance(op, Load):
+        yield op.index
+    if isinstance(op, Load | Select):
+        yield from (guard.expr for guard in op.guards)
+
+
+def _ranges(stage: Stage, pass_: Pass) -> Iterator[Ranges]:
+    """Yield ranges that together hold every point: for a ragged loop, whole tiles and the last."""
+    whole = ranges_of(stage, pass_)
+    ragged: list[Axis] = [axis for axis in pass_.axes if axis.ragged is not None]
+    if not ragged:
+        yield whole
+        return
+    axis = ragged[0]
+    outer, total = axis.ragged or ("", 0)
+    last = whole[outer][1]
+    if last:
+        yield {**whole, outer: (0, last - 1)}
+    yield {**whole, outer: (last, last), axis.name: (0, total - last * axis.extent - 1)}
+
+
+def _require(condition: bool, what: str, line: str) -> None:
+    if not condition:
+        raise InvalidGraphError(what, where=f"tile program, {line!r}" if line else "tile program")
