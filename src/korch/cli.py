@@ -62,8 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     optimize = commands.add_parser("optimize", help="build an artifact from an ONNX model")
     optimize.add_argument("model", type=Path, metavar="MODEL.onnx")
     optimize.add_argument("-o", "--output", type=Path, required=True, metavar="OUT.korch")
+    shape_help = "the shape of an input with unknown dimensions; repeatable"
     optimize.add_argument("--shape", action="append", default=[], metavar="NAME=1x3x224x224",
-                          help="the shape of an input with unknown dimensions; repeatable")  # fmt: skip
+                          help=shape_help)  # fmt: skip
     optimize.add_argument("--json", action="store_true", help="print a report as JSON")
     _add_options(optimize)
     optimize.set_defaults(command=_optimize)
@@ -79,8 +80,8 @@ def _parser() -> argparse.ArgumentParser:
 
     bench = commands.add_parser("bench", help="compare with other engines, interleaved")
     bench.add_argument("subject", type=Path, metavar="MODEL.onnx|OUT.korch")
-    bench.add_argument("--against", default=PEERS, metavar="NAMES",
-                       help="onnxruntime, openvino, inductor, eager; separated by commas")  # fmt: skip
+    names = "onnxruntime, openvino, inductor, eager; separated by commas"
+    bench.add_argument("--against", default=PEERS, metavar="NAMES", help=names)
     bench.add_argument("--model", type=Path, metavar="MODEL.onnx",
                        help="the model that the others run, for an artifact")  # fmt: skip
     bench.add_argument("--rounds", type=int, default=15, metavar="N")
@@ -180,7 +181,12 @@ def _run(parsed: argparse.Namespace) -> int:
     outputs = executable.run(None, feeds)
     names = [tensor.name for tensor in executable.get_outputs()]
     if parsed.output is not None:
-        np.savez(parsed.output, **dict(zip(names, outputs, strict=True)))
+        arrays: dict[str, Any] = dict(zip(names, outputs, strict=True))
+        try:
+            np.savez(parsed.output, **arrays)
+        except OSError as error:
+            raise OptionError(f"{parsed.output} can't be written: {error.strerror}",
+                              where="option --output") from error  # fmt: skip
     for name, array in zip(names, outputs, strict=True):
         print(f"{name}: {DType.of(array.dtype).value}{list(array.shape)}")
     if parsed.repeat > 0:

@@ -154,10 +154,9 @@ def random_inputs(graph: PrimitiveGraph, seed: int) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
     for name, value in graph.inputs:
         type_ = graph.types[value]
+        drawn: Array = rng.integers(0, 2, type_.shape)
         if type_.dtype.is_float:
             drawn = rng.standard_normal(type_.shape, np.float32)
-        else:
-            drawn = rng.integers(0, 2, type_.shape)
         arrays[name] = np.asarray(drawn).astype(type_.dtype.numpy)
     return arrays
 

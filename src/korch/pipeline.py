@@ -25,6 +25,7 @@ from korch.options import Options
 from korch.orchestrate.baselines import baseline_plans
 from korch.orchestrate.instance import check_every_primitive_runs, collect_candidates
 from korch.orchestrate.lazy import LazyLoop, Orchestration, Round
+from korch.orchestrate.recall import Solved, keep_solved, recall_solved
 from korch.primitive.check import check_graph
 from korch.primitive.graph import PrimitiveGraph
 from korch.provider.provider import load_providers
@@ -95,16 +96,14 @@ def optimize_model(
         check_every_primitive_runs(graph, candidates, refusals)
         run.progress("candidates", f"{len(groups)} groups, {len(candidates)} candidates")
         with run.stage("orchestrate"):
-            loop = LazyLoop(graph, candidates, meter, options, run.deadline_s,
-                            lambda r: run.progress("orchestrate", describe_round(r)))  # fmt: skip
-            found = loop.run()
-        with run.stage("baselines"):
-            plans = {"optimal": found.steps}
-            plans |= baseline_plans(graph, loop.usable, loop.cost_ns, options)
+            solved = recall_solved(meter.database, candidates, options)
+            if solved is None:
+                solved = _search(run, graph, candidates, meter)
+        found = solved.found
         with run.stage("build"):
             report = _report(run, split, graph, rules, enumeration, candidates, found)
             contest = hold_contest(
-                graph, [_entry(name, steps, loop) for name, steps in plans.items()], meter,
+                graph, [_entry(name, steps, meter) for name, steps in solved.plans.items()], meter,
                 options, found.certificate, _model_record(model), report,
             )  # fmt: skip
     return _finish(run, contest, report)
@@ -116,8 +115,25 @@ def _checked(graph: PrimitiveGraph, options: Options) -> PrimitiveGraph:
     return graph
 
 
-def _entry(name: str, steps: Sequence[Candidate], loop: LazyLoop) -> Entry:
-    return Entry(name, tuple(steps), tuple(loop.cost_ns(c) for c in steps))
+def _search(
+    run: Run, graph: PrimitiveGraph, candidates: Sequence[Candidate], meter: CandidateMeter
+) -> Solved:
+    """Find the optimum and the plans to hold it against; keep them for the next time."""
+
+    def tell(entry: Round) -> None:
+        run.progress("orchestrate", describe_round(entry))
+
+    loop = LazyLoop(graph, candidates, meter, run.options, run.deadline_s, tell)
+    found = loop.run()
+    plans = {"optimal": found.steps}
+    plans |= baseline_plans(graph, loop.usable, loop.cost_ns, run.options)
+    solved = Solved(found, plans)
+    keep_solved(meter.database, candidates, run.options, solved)
+    return solved
+
+
+def _entry(name: str, steps: Sequence[Candidate], meter: CandidateMeter) -> Entry:
+    return Entry(name, tuple(steps), tuple(meter.cost_ns(c) for c in steps))
 
 
 def describe_round(entry: Round) -> str:

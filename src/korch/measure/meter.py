@@ -60,6 +60,13 @@ class CandidateMeter:
         bound_ns = self.calibration.bound_ns(candidate.read_bytes, candidate.write_bytes, flop)
         return DISPATCH_NS + bound_ns
 
+    def cost_ns(self, candidate: Candidate) -> tuple[int, bool]:
+        """Return the measured time, or the bound, and whether it is measured."""
+        record = self.known(candidate)
+        if isinstance(record, Measured):
+            return record.time_ns, True
+        return self.bound_ns(candidate), False
+
     def known(self, candidate: Candidate) -> Record | None:
         """Return what this run or the database knows of a candidate."""
         if candidate.key not in self._records:

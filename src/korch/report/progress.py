@@ -14,8 +14,10 @@ class Bar:
     """A context whose `tell` is a pipeline's progress function."""
 
     def __init__(self) -> None:
-        self._bar = tqdm(total=len(STAGES), disable=not sys.stderr.isatty(), file=sys.stderr,
-                         bar_format="{n_fmt}/{total_fmt} {desc} {elapsed}", leave=False)  # fmt: skip
+        is_hidden = not sys.stderr.isatty()
+        shape = "{n_fmt}/{total_fmt} {desc} {elapsed}"
+        self._bar = tqdm(total=len(STAGES), disable=is_hidden, file=sys.stderr, bar_format=shape,
+                         leave=False)  # fmt: skip
 
     def __enter__(self) -> Bar:
         return self

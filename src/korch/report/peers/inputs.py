@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -36,9 +37,8 @@ def random_inputs(
         model = onnx.load(str(model_path), load_external_data=False)
     except (OSError, DecodeError) as error:
         raise ModelError(f"can't be read as ONNX ({error})", where=str(model_path)) from error
-    rng = np.random.default_rng(seed)
     initializers = {tensor.name for tensor in model.graph.initializer}
-    arrays: Arrays = {}
+    found: dict[str, tuple[Sequence[int], np.dtype[Any]]] = {}
     for declared in model.graph.input:
         name, tensor_type = declared.name, declared.type.tensor_type
         if name in initializers:
@@ -53,9 +53,19 @@ def random_inputs(
                 where=str(model_path),
                 hint=f"Give its shape, as in --shape {name}=1x3x224x224",
             )
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor_type.elem_type)
-        if dtype.kind == "f":
-            arrays[name] = rng.standard_normal(shape).astype(dtype)
-        else:
+        found[name] = (shape, onnx.helper.tensor_dtype_to_np_dtype(tensor_type.elem_type))
+    return random_arrays(found, seed)
+
+
+def random_arrays(
+    tensors: Mapping[str, tuple[Sequence[int], np.dtype[Any]]], seed: int = 0
+) -> Arrays:
+    """Make an array for each named shape and element type, in their order."""
+    rng = np.random.default_rng(seed)
+    arrays: Arrays = {}
+    for name, (shape, dtype) in tensors.items():
+        if np.dtype(dtype).kind in "iub":
             arrays[name] = rng.integers(0, 2, shape).astype(dtype)
+        else:
+            arrays[name] = rng.standard_normal(shape).astype(dtype)
     return arrays

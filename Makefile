@@ -1,0 +1,47 @@
+# Two commands for a fresh machine: `make demo` and `make test`. Both make their own environment.
+VENV := .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+# Without a C++ compiler on the machine, the one on PyPI is taken.
+COMPILER := $(shell command -v g++ >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 || echo ,compiler)
+EXTRAS := onnxruntime,openvino,test$(COMPILER)
+
+.PHONY: demo test check bench size clean
+.DELETE_ON_ERROR:
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'
+	touch $@
+
+build/candy.onnx: $(VENV)/.installed benchmarks/models/candy.py benchmarks/models/writer.py
+	mkdir -p build
+	$(BIN)/python -m benchmarks.models candy $@
+
+# Optimize a real model, check it, compare it, explain it.
+demo: build/candy.onnx
+	$(BIN)/korch optimize build/candy.onnx -o build/candy.korch
+	@echo
+	$(BIN)/korch explain build/candy.korch
+	@echo
+	$(BIN)/korch bench build/candy.korch --against onnxruntime,openvino
+
+check: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: check
+	$(BIN)/python -m pytest -n 2
+
+# Solver instances, and the models against the other engines.
+bench: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.solver --output benchmarks/results/solver.json
+	$(BIN)/python -m benchmarks.suite --output benchmarks/results/suite.json
+
+# Lines per folder.
+size:
+	@for d in src/korch/*/; do printf '%6d %s\n' $$(cat $$(find $$d -name '*.py') | wc -l) $$d; done
+
+clean:
+	rm -rf build .venv

@@ -1,0 +1,84 @@
+"""An artifact (or a model, optimized first) against other engines, in one interleaved run."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from korch.errors import ArtifactError, ModelError, OptionError
+from korch.options import Options
+from korch.report.compare import Comparison, RunnerSpec, compare
+from korch.report.peers import get_peer
+from korch.report.peers.inputs import random_inputs
+from korch.report.peers.peer import require
+from korch.runtime.executable import load
+from korch.runtime.record import ModelRecord
+
+Tell = Callable[[str, str], None]
+
+
+def bench(
+    subject: Path, against: Sequence[str], model: Path | None, rounds: int, options: Options,
+    shapes: Mapping[str, Sequence[int]], tell: Tell | None = None,
+) -> Comparison:  # fmt: skip
+    """Compare Korch with other engines.
+
+    Args:
+        subject: an ONNX model, which is optimized first, or an artifact.
+        against: names of other engines.
+        model: for an artifact, the model that the others run; by default the one that it was
+            built from, which must not have changed since.
+        rounds: how often each engine has its turn.
+        options: for a model, how to optimize it.
+        shapes: sizes for inputs with unknown dimensions, by input name.
+        tell: told of progress.
+
+    Raises:
+        KorchError: an engine or the model is missing, or an engine fails.
+    """
+    say = tell or (lambda stage, text: None)
+    if rounds < 1:
+        raise OptionError(f"the value {rounds} is too small", where="option --rounds",
+                          expected="at least 1")  # fmt: skip
+    for name in against:
+        require(get_peer(name))
+    with tempfile.TemporaryDirectory(prefix="korch-bench-") as folder:
+        if subject.suffix == ".korch":
+            artifact = subject
+            recorded = load(artifact).plan
+            threads = recorded.threads
+            path = model if model is not None else _recorded_model(recorded.model, artifact)
+        else:
+            from korch.pipeline import optimize_model
+
+            bound = {name: tuple(shape) for name, shape in shapes.items()}
+            executable = optimize_model(subject, options, bound, say)
+            artifact = Path(folder) / "subject.korch"
+            executable.save(artifact)
+            threads, path = executable.plan.threads, model or subject
+        if not path.is_file():
+            raise ModelError("there is no such file", where=str(path))
+        say("compare", f"{rounds} rounds")
+        inputs = random_inputs(path, seed=options.seed, shapes=shapes)
+        runners = [RunnerSpec("korch", artifact)]
+        runners += [RunnerSpec(name, path) for name in against]
+        return compare(runners, inputs, threads=threads, rounds=rounds)
+
+
+def _recorded_model(record: ModelRecord, artifact: Path) -> Path:
+    hint = "Name the model with --model"
+    if not record.path:
+        raise ArtifactError("it does not say which model it was built from", where=str(artifact),
+                            hint=hint)  # fmt: skip
+    path = Path(record.path)
+    if not path.is_file():
+        raise ArtifactError(f"the model {path} that it was built from is gone",
+                            where=str(artifact), hint=hint)  # fmt: skip
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    if digest != record.sha256:
+        raise ArtifactError(f"the model {path} has changed since it was built",
+                            where=str(artifact), hint=hint)  # fmt: skip
+    return path
