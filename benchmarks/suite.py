@@ -65,8 +65,8 @@ def machine() -> dict[str, Any]:
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    names = [line.partition(":")[2].strip() for line in
-             Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]  # fmt: skip
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {"cpu": names[0] if names else platform.machine(), "cores": len(names),
             "python": platform.python_version(), "versions": versions}  # fmt: skip
 

@@ -181,9 +181,9 @@ def _run(parsed: argparse.Namespace) -> int:
     outputs = executable.run(None, feeds)
     names = [tensor.name for tensor in executable.get_outputs()]
     if parsed.output is not None:
-        arrays: dict[str, Any] = dict(zip(names, outputs, strict=True))
+        named: dict[str, Any] = dict(zip(names, outputs, strict=True))
         try:
-            np.savez(parsed.output, **arrays)
+            np.savez(parsed.output, **named)
         except OSError as error:
             raise OptionError(f"{parsed.output} can't be written: {error.strerror}",
                               where="option --output") from error  # fmt: skip
