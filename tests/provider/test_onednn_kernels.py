@@ -70,6 +70,7 @@ def test_transposed_convolutions_in_every_layout(provider, target, builder, rng)
                    transposed=True, chain=relu),
         conv_group((1, 32, 6, 6), (32, 1, 4, 4), stride=2, pads=SAME, groups=32, transposed=True),
         conv_group((1, 32, 6, 6), (32, 8, 3, 3), groups=2, transposed=True),
+        conv_group((1, 16, 6, 7), (16, 32, 3, 3), stride=2, output_padding=1, transposed=True),
         conv_group((1, 6, 5, 5), (6, 4, 3, 3), dilation=2, pads=(1, 0, 0, 2), transposed=True),
         conv_group((1, 16, 5, 5), (16, 16, 3, 3), transposed=True, constant=False),
     ]  # fmt: skip
