@@ -176,11 +176,14 @@ def remainder(expr: Expr, divisor: int, ranges: Ranges) -> Expr:
 
 
 def entry(table: Sequence[int], expr: Expr, ranges: Ranges) -> Expr:
-    """Return the entry of a table at `expr`, as arithmetic if the table follows a simple law."""
+    """Return the entry of a table at `expr`, as arithmetic if the table follows a simple law.
+
+    Where guards stand around it `expr` may leave the table: then any entry will do.
+    """
     entries = tuple(table)
     low, high = bounds(expr, ranges)
-    if low == high:
-        return Expr(entries[low])
+    if low == high or len(entries) == 1:
+        return Expr(entries[min(max(low, 0), len(entries) - 1)])
     step = entries[1] - entries[0]
     if all(b - a == step for a, b in itertools.pairwise(entries)):
         return add(Expr(entries[0]), scale(expr, step))

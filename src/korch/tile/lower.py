@@ -59,12 +59,6 @@ class _Member:
     grid_axis: dict[int, int] = field(default_factory=dict)  # stage's grid axis -> own axis
     reads: frozenset[int] = frozenset()
 
-    @property
-    def signature(self) -> object:
-        """Equal for members that one loop nest can serve."""
-        reduced = self.reduction and (self.reduction.attributes, self.reduction.op[:4])
-        return (self.type.shape, tuple(sorted(self.grid_axis.items())), reduced)
-
 
 @dataclass
 class _Stage:
@@ -366,12 +360,18 @@ class _Lowering:
         groups: list[list[_Member]] = []
         for member in stage.members:
             last = groups[-1] if groups else []
-            fits = last and last[0].signature == member.signature
+            fits = last and self._loops_of(last[0]) == self._loops_of(member)
             if fits and not member.reads & {m.value for m in last}:
                 last.append(member)
             else:
                 groups.append([member])
         return Stage(grid, tuple(self._pass(stage, group) for group in groups))
+
+    def _loops_of(self, member: _Member) -> object:
+        """Return what is equal for members that one loop nest can serve."""
+        reduction = member.reduction
+        reduced = reduction and (reduction.attributes, reduction.op[:4], self._reduced(member))
+        return member.type.shape, member.grid_axis, reduced
 
     def _pass(self, stage: _Stage, members: list[_Member]) -> Pass:
         first = members[0]

@@ -1,0 +1,192 @@
+"""The text form of a program, and for every check a program on which it says no."""
+
+from dataclasses import replace
+
+import pytest
+from tile_groups import Graph, lowered, offers_of
+
+from korch.errors import InvalidGraphError
+from korch.primitive.types import DType
+from korch.tile import check
+from korch.tile.index import ZERO, add, constant, scale, var
+from korch.tile.program import (
+    Accumulate,
+    Apply,
+    Axis,
+    Buffer,
+    Inside,
+    Level,
+    Literal,
+    Load,
+    Pass,
+    Select,
+    Stage,
+    Store,
+    TileProgram,
+)
+from korch.tile.text import format_program
+
+F32 = DType.F32
+X = Load("x0", F32, "i0", var("v"))
+STORE = Store("o0", var("v"), "x0")
+COPY = Pass((Axis("v", 8),), "v", (X,), (STORE,))
+ROWS = (Axis("v", 8), Axis("r", 3, True))
+SUM = Pass(ROWS, "v", (Load("x0", F32, "i0", ZERO),), (Accumulate("o0", var("v"), "x0", "sum"),))
+
+
+def program(*passes: Pass, grid: tuple[Axis, ...] = (), more: tuple[Buffer, ...] = ()
+            ) -> TileProgram:  # fmt: skip
+    buffers = (Buffer("i0", Level.INPUT, F32, 8), Buffer("o0", Level.OUTPUT, F32, 8), *more)
+    return TileProgram(buffers, (Stage(grid, passes),))
+
+
+def test_sound_programs_pass():
+    check.check_program(program(COPY))
+    check.check_program(program(SUM))
+
+
+TILE = Buffer("t", Level.TILE, F32, 1)
+READS_TILE = replace(COPY, ops=(Load("x0", F32, "t", ZERO),))
+RAGGED = Axis("v", 4, ragged=("g", 7))
+TILED = add(scale(var("g"), 4), var("v"))
+REFUSED = {
+    "two buffers have one name": program(COPY, more=(Buffer("i0", Level.INPUT, F32, 1),)),
+    "tile program, 'x0 = f32 load i1[v]': there is no such buffer": program(
+        replace(COPY, ops=(replace(X, buffer="i1"),))
+    ),
+    "'store o1[v] = x0': there is no such buffer": program(
+        replace(COPY, sinks=(replace(STORE, buffer="o1"),))
+    ),
+    "'store i0[v] = x0': an input is written": program(
+        replace(COPY, sinks=(replace(STORE, buffer="i0"),))
+    ),
+    "'v v': two loops have one variable": program(COPY, grid=(Axis("v", 2),)),
+    "'r v': a reduced loop stands outside of a kept one": program(replace(SUM, axes=ROWS[::-1])),
+    "'g r': a grid axis is reduced": program(
+        replace(SUM, axes=ROWS[1:], vector="", sinks=(Accumulate("o0", ZERO, "x0", "sum"),)),
+        grid=(Axis("g", 1, True),),
+    ),
+    "'v': a kept loop is empty": program(replace(COPY, axes=(Axis("v", 0),))),
+    "'v': the outer loop of a tile does not exist": program(replace(COPY, axes=(RAGGED,))),
+    "'v': tiles do not cover their axis": program(
+        replace(COPY, axes=(RAGGED,)), grid=(Axis("g", 3),)
+    ),
+    "'w': the vector axis is no loop of its pass": program(replace(COPY, vector="w")),
+    "'x0 = f32 neg(x1)': a value is used before it is bound": program(
+        replace(COPY, ops=(Apply("x0", F32, "neg", ("x1",)), replace(X, name="x1")))
+    ),
+    "'x2 = f32 x0 if 0 <= v < 4 else x1': a value is used before it is bound": program(
+        replace(COPY, ops=(X, Select("x2", F32, (Inside(var("v"), 0, 4),), "x0", "x1")))
+    ),
+    "'x0 = f32 0.5': a value is bound twice": program(
+        replace(COPY, ops=(X, Literal("x0", F32, 0.5)))
+    ),
+    "'x0 = f32 load i0[w]': a variable is no loop": program(
+        replace(COPY, ops=(replace(X, index=var("w")),))
+    ),
+    "'x0 = f32 load i0[v] if 0 <= w < 4': a variable is no loop": program(
+        replace(COPY, ops=(replace(X, guards=(Inside(var("w"), 0, 4),)),))
+    ),
+    "'store o0[v] = x3': a value is used before it is bound": program(
+        replace(COPY, sinks=(replace(STORE, value="x3"),))
+    ),
+    "'store o0[w] = x0': a variable is no loop": program(
+        replace(COPY, sinks=(replace(STORE, index=var("w")),))
+    ),
+    "'x1 = f32 pool_max(x0)': this is no elementwise operation": program(
+        replace(COPY, ops=(X, Apply("x1", F32, "pool_max", ("x0",))))
+    ),
+    "'x1 = f32 frobnicate(x0)': this is no elementwise operation": program(
+        replace(COPY, ops=(X, Apply("x1", F32, "frobnicate", ("x0",))))
+    ),
+    "'x1 = f32 add(x0)': an operation takes another number of values": program(
+        replace(COPY, ops=(X, Apply("x1", F32, "add", ("x0",))))
+    ),
+    "a pass writes nothing": program(replace(COPY, sinks=())),
+    "a pass stores and accumulates": program(
+        replace(COPY, sinks=(STORE, Accumulate("o0", var("v"), "x0", "sum")))
+    ),
+    "a store stands in a reduced loop": program(replace(SUM, sinks=(STORE,))),
+    "'sum o0[r] = x0': a place depends on a reduced loop": program(
+        replace(SUM, sinks=(Accumulate("o0", var("r"), "x0", "sum"),))
+    ),
+    "'store o0[v + 1] = x0': an index of 8 reaches [1, 8]": program(
+        replace(COPY, sinks=(replace(STORE, index=add(var("v"), constant(1))),))
+    ),
+    "'x0 = f32 load i0[v - 1]': an index of 8 reaches [-1, 6]": program(
+        replace(COPY, ops=(replace(X, index=add(var("v"), constant(-1))),))
+    ),
+    "'store o0[4*g + v] = x0': an index of 8 reaches [8, 8]": program(
+        replace(
+            COPY,
+            axes=(Axis("v", 4, ragged=("g", 9)),),
+            ops=(Load("x0", F32, "i0", ZERO),),
+            sinks=(replace(STORE, index=TILED),),
+        ),
+        grid=(Axis("g", 3),),
+    ),
+    "'x0 = f32 load t[0]': a buffer is read before it is written": program(
+        READS_TILE, more=(TILE,)
+    ),
+    "'p': an output is never written": program(COPY, more=(Buffer("p", Level.OUTPUT, F32, 1),)),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_every_check_says_no(message):
+    with pytest.raises(InvalidGraphError) as caught:
+        check.check_program(REFUSED[message])
+    assert message in str(caught.value)
+
+
+def test_every_check_is_among_the_refusals():
+    """Each program is refused by one check, so that each check is met by one of them."""
+    met = set()
+    for wrong in REFUSED.values():
+        for each in check.CHECKS:
+            try:
+                each(wrong)
+            except InvalidGraphError:
+                met.add(each)
+                break
+    assert met == set(check.CHECKS)
+
+
+def test_a_tile_lives_for_one_stage():
+    fill = replace(COPY, sinks=(Store("t", ZERO, "x0"),), axes=(), vector="",
+                   ops=(Literal("x0", F32, 1.0),))  # fmt: skip
+    good = program(fill, READS_TILE, more=(TILE,))
+    check.check_program(good)
+    split = replace(good, stages=(Stage((), (fill,)), Stage((), (READS_TILE,))))
+    with pytest.raises(InvalidGraphError, match="read before it is written"):
+        check.check_program(split)
+
+
+def test_a_ragged_tile_may_end_at_the_end():
+    axes = (Axis("v", 4, ragged=("g", 7)),)
+    copy = replace(COPY, axes=axes, ops=(replace(X, index=TILED),),
+                   sinks=(replace(STORE, index=TILED),))  # fmt: skip
+    check.check_program(program(copy, grid=(Axis("g", 2),)))
+    text = format_program(program(copy, grid=(Axis("g", 2),)))
+    assert "  pass v<min(4, 7 - 4*g) vector v\n" in text
+
+
+def test_the_text_form(target):
+    g = Graph()
+    x = g.tensor("f32[6,40]")
+    padded = g.pad(x, (0, 1), (0, 1), fill=2.0)
+    group = g.group(g.reduce("sum", g.add("exp", [padded]), 1))
+    assert (
+        format_program(lowered(group, offers_of(group, target)[0], target))
+        == """\
+buffer i0: input f32[240]
+buffer o0: output f32[6]
+stage g0<6
+  pass | r1<42 vector r1
+    x0 = f32 load i0[40*g0 + r1 - 1] if 0 <= r1 - 1 < 40
+    x1 = f32 2.0
+    x2 = f32 x0 if 0 <= r1 - 1 < 40 else x1
+    x3 = f32 exp(x2)
+    sum o0[g0] = x3
+"""
+    )

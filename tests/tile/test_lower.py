@@ -1,0 +1,88 @@
+"""Lowered programs mean what the primitives mean, in every layout that is offered."""
+
+import numpy as np
+import pytest
+from tile_groups import FAMILIES, Graph, check_lowering, lowered, offers_of, random_groups, softmax
+
+from korch.candidate.candidate import Offer, make_layout_change
+from korch.candidate.layout import layout_choices
+from korch.testing.samples import random_arrays
+from korch.tile.program import Level
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_known_groups(family, target, rng):
+    for group in FAMILIES[family]():
+        inputs = random_arrays(rng, group.input_types)
+        for offer in offers_of(group, target):
+            check_lowering(group, offer, target, inputs)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random_groups(seed, target):
+    rng = np.random.default_rng(seed)
+    for group in random_groups(rng, 25, 14):
+        inputs = random_arrays(rng, group.input_types)
+        for offer in offers_of(group, target):
+            check_lowering(group, offer, target, inputs)
+
+
+def test_changes_of_layout(target, rng):
+    g = Graph()
+    x = g.tensor("f32[2,32,3,5]")
+    g.output("o", g.add("neg", [x]))
+    graph = g.freeze()
+    group = make_layout_change(graph, 0)
+    choices = layout_choices(graph.types[0], target.lanes)
+    assert len(choices) == 3
+    for before in choices:
+        for after in choices:
+            inputs = random_arrays(rng, group.input_types)
+            check_lowering(group, Offer((before,), (after,)), target, inputs)
+
+
+def test_a_softmax_is_one_stage_that_keeps_its_exponentials_if_told(target):
+    group = softmax("f32[64,8,33]", 2)
+    plain, kept = (lowered(group, offer, target) for offer in offers_of(group, target))
+    assert [len(p.stages) for p in (plain, kept)] == [1, 1]
+    tiles = [{b.size for b in p.buffers if b.level is Level.TILE} for p in (plain, kept)]
+    assert tiles == [{1}, {1, 33}]
+    exponentials = [
+        sum(getattr(op, "op", "") == "exp" for s in p.stages for q in s.passes for op in q.ops)
+        for p in (plain, kept)
+    ]
+    assert exponentials == [2, 1]
+
+
+def test_a_reduction_of_a_reduction_goes_through_the_workspace(target, rng):
+    g = Graph()
+    x = g.tensor("f32[40,50]")
+    rows = g.add("tanh", [g.reduce("sum", x, 1)])
+    group = g.group(g.reduce("max", rows, 0))
+    (offer,) = offers_of(group, target)
+    program = lowered(group, offer, target)
+    assert len(program.stages) == 2
+    assert [b.size for b in program.buffers if b.level is Level.WORKSPACE] == [40]
+    check_lowering(group, offer, target, random_arrays(rng, group.input_types))
+
+
+def test_reductions_of_other_lengths_share_no_loop(target, rng):
+    g = Graph()
+    x, y = g.tensor("f32[4]"), g.tensor("f32[6]")
+    group = g.group(g.reduce("max", x, 0), g.reduce("sum", y, 0))
+    (offer,) = offers_of(group, target)
+    check_lowering(group, offer, target, random_arrays(rng, group.input_types))
+
+
+def test_a_take_of_a_pad_may_read_nothing_but_the_fill(target, rng):
+    for length, indices in ((1, (2, 1, 2)), (2, (3, 3)), (1, (0, 2))):
+        g = Graph()
+        taken = g.take(g.add("cos", [g.tensor("f32[1]")]), 0, (0,) * length)
+        group = g.group(g.take(g.pad(taken, (1,), (2,), fill=1.5), 0, indices))
+        (offer,) = offers_of(group, target)
+        check_lowering(group, offer, target, random_arrays(rng, group.input_types))
+        g = Graph()
+        padded = g.pad(g.tensor("f32[3,1]"), (0, 2), (0, 2))
+        group = g.group(g.take(g.slice(padded, (0, 0), (3, 1), (1, 1)), 1, (0, 0)))
+        (offer,) = offers_of(group, target)
+        check_lowering(group, offer, target, random_arrays(rng, group.input_types))
