@@ -75,7 +75,7 @@ class Options:
         },
     )
     patience: int = field(
-        default=3,
+        default=2,
         metadata={
             "help": "stop after so many rounds of measuring in which neither the plan nor the "
             "bound got noticeably better; the gap is reported"

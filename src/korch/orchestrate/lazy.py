@@ -40,7 +40,7 @@ ESTIMATE_ROOM = 0.03
 NOTICEABLE = 0.002
 """A round that brings plan and bound nearer by a smaller share counts as quiet."""
 
-ROUND_SECONDS = 6.0
+ROUND_SECONDS = 4.0
 """Longest solve of a round: its solution only says what to measure next, and its bound is true
 whenever it is stopped."""
 
