@@ -21,7 +21,7 @@ SAME = (1, 1, 1, 1)
 @pytest.fixture(scope="module")
 def provider():
     try:
-        return OneDnnProvider()
+        return OneDnnProvider(propagate_nan=False)
     except ImportError as error:
         pytest.skip(str(error))
 

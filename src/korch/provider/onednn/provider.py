@@ -37,7 +37,7 @@ class OneDnnProvider:
 
     name = "onednn"
 
-    def __init__(self, propagate_nan: bool = False) -> None:
+    def __init__(self, propagate_nan: bool = True) -> None:
         self._library = OneDnn()
         self._propagate_nan = propagate_nan
         self.version = f"{self._library.version}-{SCHEMA}" + "-nan" * propagate_nan
