@@ -18,7 +18,7 @@ from korch.primitive.ops.layout import (
     TransposeAttributes,
 )
 from korch.primitive.ops.reduce import BroadcastAttributes, PoolAttributes, ReduceAttributes
-from korch.primitive.types import ValueType
+from korch.primitive.types import DType, ValueType
 from korch.provider.generated import GeneratedProvider
 from korch.target import Target
 from korch.testing.random_graph import random_graph
@@ -66,6 +66,11 @@ class Graph(GraphBuilder):
 
     def tensor(self, text: str) -> int:
         return self.input(f"x{len(self._inputs)}", ValueType.parse(text))
+
+    @staticmethod
+    def type_of(kind: str) -> type[np.generic]:
+        """Return NumPy's name for an element type."""
+        return DType(kind).numpy.type
 
     def shape(self, value: int) -> tuple[int, ...]:
         return self.type(value).shape

@@ -31,9 +31,13 @@ logger = logging.getLogger("korch.measure")
 NATIVE_FOLDER = Path(__file__).resolve().parent.parent / "native"
 FLAGS = (
     "-std=c++20", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
-    "-Wno-psabi", "-w",
+    "-fwrapv", "-Wno-psabi", "-w",
 )  # fmt: skip
-"""Never -ffinite-math-only: attention masks use -inf, and NaN must travel."""
+"""Never -ffinite-math-only: attention masks use -inf, and NaN must travel. Integers wrap, as in
+NumPy: without -fwrapv a compiler takes x < x + 1 for true."""
+
+GCC_FLAGS = ("-fno-tree-loop-if-convert",)
+"""GCC 12 vectorizes loops of guarded loads wrongly (tests/native has the case); Clang does not."""
 
 ISA_COMPILER_FLAGS = {
     "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512cd", "-mavx2",
@@ -103,7 +107,8 @@ class Builder:
         self.isa = isa
         self.folder = usable_folder(cache_folder or default_cache_folder()) / "kernels"
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.flags = (*FLAGS, *ISA_COMPILER_FLAGS[isa], *self.compiler.openmp)
+        own = () if "clang" in self.compiler.version.lower() else GCC_FLAGS
+        self.flags = (*FLAGS, *own, *ISA_COMPILER_FLAGS[isa], *self.compiler.openmp)
         headers = "".join(p.read_text() for p in sorted(NATIVE_FOLDER.iterdir()) if p.is_file())
         stamp = (self.compiler.version, *self.flags, headers)
         self._salt = hashlib.sha256("\n".join(stamp).encode()).hexdigest()

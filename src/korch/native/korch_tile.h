@@ -136,6 +136,13 @@ KORCH_INLINE Vec<T, W> op_abs(Vec<T, W> a) {
 }
 
 template <typename T, int W>
+KORCH_INLINE Vec<T, W> op_sign(Vec<T, W> a) {
+  Vec<T, W> zero = splat<T, W>(0), one = splat<T, W>(1);
+  Vec<T, W> other = a < zero ? zero - one : a;  // a zero, or NaN
+  return a > zero ? one : other;
+}
+
+template <typename T, int W>
 KORCH_INLINE Vec<T, W> op_reciprocal(Vec<T, W> a) {
   return splat<T, W>(1) / a;
 }
@@ -153,6 +160,32 @@ KORCH_INLINE Vec<T, W> op_min(Vec<T, W> a, Vec<T, W> b) {
   if constexpr (is_integer<T>) return smaller;
   else return a != a ? a : smaller;
 }
+
+// A comparison of vectors gives -1 in each lane where it holds; truth values are 1.
+#define KORCH_TRUTH(EXPRESSION)                                         \
+  if constexpr (W == 1) return (EXPRESSION);                            \
+  else return __builtin_convertvector(-(EXPRESSION), Vec<uint8_t, W>);
+#define KORCH_PREDICATE(NAME, EXPRESSION)                                \
+  template <typename T, int W>                                          \
+  KORCH_INLINE Vec<uint8_t, W> op_##NAME(Vec<T, W> x) {                 \
+    [[maybe_unused]] Vec<T, W> zero = splat<T, W>(0);                   \
+    KORCH_TRUTH(EXPRESSION)                                             \
+  }
+#define KORCH_RELATION(NAME, EXPRESSION)                                 \
+  template <typename T, int W>                                          \
+  KORCH_INLINE Vec<uint8_t, W> op_##NAME(Vec<T, W> x, Vec<T, W> y) {    \
+    [[maybe_unused]] Vec<T, W> zero = splat<T, W>(0);                   \
+    KORCH_TRUTH(EXPRESSION)                                             \
+  }
+KORCH_PREDICATE(not, x == zero)
+KORCH_PREDICATE(isnan, x != x)
+KORCH_PREDICATE(isinf, (x == x) & (x - x != x - x))
+KORCH_RELATION(and, (x != zero) & (y != zero))
+KORCH_RELATION(or, (x != zero) | (y != zero))
+KORCH_RELATION(xor, (x != zero) ^ (y != zero))
+KORCH_RELATION(equal, x == y)
+KORCH_RELATION(less, x < y)
+KORCH_RELATION(less_equal, x <= y)
 
 // float32 goes through the vector functions, float64 lane by lane through the C library.
 #define KORCH_FLOAT(NAME, DOUBLE)                                        \
@@ -198,8 +231,6 @@ KORCH_INLINE T power(T x, T y) {
   else return static_cast<T>(__builtin_pow(static_cast<double>(x), static_cast<double>(y)));
 }
 KORCH_BINARY(pow, T, power<T>(x, y))
-KORCH_UNARY(sign, T, (x > 0) - (x < 0) + (x != x ? x : 0))
-KORCH_UNARY(not, uint8_t, !x)
 KORCH_UNARY(sin, T, __builtin_sin(x))
 KORCH_UNARY(cos, T, __builtin_cos(x))
 KORCH_UNARY(tan, T, __builtin_tan(x))
@@ -211,19 +242,17 @@ KORCH_UNARY(cosh, T, __builtin_cosh(x))
 KORCH_UNARY(asinh, T, __builtin_asinh(x))
 KORCH_UNARY(acosh, T, __builtin_acosh(x))
 KORCH_UNARY(atanh, T, __builtin_atanh(x))
-KORCH_UNARY(isnan, uint8_t, x != x)
-KORCH_UNARY(isinf, uint8_t, x == x && x - x != x - x)
-KORCH_BINARY(and, uint8_t, x && y)
-KORCH_BINARY(or, uint8_t, x || y)
-KORCH_BINARY(xor, uint8_t, !x != !y)
-KORCH_BINARY(equal, uint8_t, x == y)
-KORCH_BINARY(less, uint8_t, x < y)
-KORCH_BINARY(less_equal, uint8_t, x <= y)
+
+// Whether an integer division by y would trap if x is the least number: the quotient wraps instead.
+template <typename T>
+KORCH_INLINE bool is_minus_one(T y) {
+  return static_cast<T>(-1) < T(0) && y == static_cast<T>(-1);
+}
 
 template <typename T>
 KORCH_INLINE T modulo(T x, T y) {
   if constexpr (is_integer<T>) {
-    if (y == 0) return 0;
+    if (y == 0 || is_minus_one(y)) return 0;
     T r = static_cast<T>(x % y);
     return r != 0 && ((r < 0) != (y < 0)) ? static_cast<T>(r + y) : r;
   } else {
@@ -232,11 +261,17 @@ KORCH_INLINE T modulo(T x, T y) {
 }
 KORCH_BINARY(mod, T, modulo<T>(x, y))
 
+template <typename T>
+KORCH_INLINE T divide(T x, T y) {
+  if (y == 0) return 0;  // a lane that a guard left out holds 0
+  if (is_minus_one(y)) return static_cast<T>(0 - static_cast<uint64_t>(x));
+  return static_cast<T>(x / y);
+}
+
 template <typename T, int W>
 KORCH_INLINE Vec<T, W> op_div(Vec<T, W> a, Vec<T, W> b) {
-  // A lane that a guard left out holds 0: an integer division must not trap there.
   if constexpr (is_integer<T>) {
-    return lanewise<T, T, W>(a, b, [](T x, T y) { return y == 0 ? T(0) : static_cast<T>(x / y); });
+    return lanewise<T, T, W>(a, b, [](T x, T y) { return divide<T>(x, y); });
   } else {
     return a / b;
   }
@@ -247,15 +282,15 @@ KORCH_INLINE Vec<T, W> op_where(Vec<uint8_t, W> c, Vec<T, W> a, Vec<T, W> b) {
   if constexpr (W == 1) {
     return c ? a : b;
   } else {
-    Vec<T, W> y;
-    for (int i = 0; i < W; ++i) y[i] = c[i] ? a[i] : b[i];
-    return y;
+    typedef decltype(a == b) Mask;
+    return __builtin_convertvector(c, Mask) != 0 ? a : b;
   }
 }
 
 template <typename T, int W>
-KORCH_INLINE Vec<uint8_t, W> to_bool(Vec<T, W> a) {
-  return lanewise<uint8_t, T, W>(a, [](T x) { return x != 0; });
+KORCH_INLINE Vec<uint8_t, W> to_bool(Vec<T, W> x) {
+  Vec<T, W> zero = splat<T, W>(0);
+  KORCH_TRUTH(x != zero)
 }
 
 template <typename T, int W> KORCH_INLINE Vec<T, W> combine_sum(Vec<T, W> a, Vec<T, W> b) { return a + b; }

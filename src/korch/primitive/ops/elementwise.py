@@ -56,9 +56,9 @@ def _sigmoid(x: Array) -> Array:
 
 def _divide(a: Array, b: Array) -> Array:
     if np.issubdtype(a.dtype, np.integer):
-        quotient = np.abs(a.astype(object)) // np.abs(np.where(b == 0, 1, b).astype(object))
-        sign = np.where((a < 0) != (b < 0), -1, 1)
-        return np.asarray(quotient * sign).astype(a.dtype)
+        down = np.floor_divide(a, b)  # 0 for a division by 0; a quotient that does not fit wraps
+        is_below = (b != 0) & (down * b != a) & ((a < 0) != (b < 0))
+        return np.asarray(down + is_below.astype(a.dtype))
     return np.asarray(np.divide(a, b))
 
 

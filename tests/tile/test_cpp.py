@@ -1,0 +1,166 @@
+"""Printed kernels, compiled many to a library, compute what the primitives mean."""
+
+import re
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+from tile_groups import FAMILIES, Graph, Group, lowered, normalization, offers_of, random_groups
+
+from korch.candidate.candidate import Offer, make_layout_change
+from korch.candidate.layout import layout_choices
+from korch.measure.compiler import Builder
+from korch.primitive import reference
+from korch.provider.generated import GeneratedProvider
+from korch.provider.provider import Kernel
+from korch.target import Target
+from korch.testing.kernels import check_kernel, check_offers, load_kernels, run_kernel
+from korch.testing.samples import random_arrays
+from korch.testing.tolerance import assert_same
+from korch.tile.cpp import SERIAL_POINTS, print_cpp
+
+PROVIDER = GeneratedProvider()
+
+
+def moderate(array: np.ndarray) -> np.ndarray:
+    """Replace finite extremes: inside of a fused multiply-add their product does not overflow."""
+    if array.dtype != np.float32:
+        return array
+    return np.where(np.isfinite(array) & (np.abs(array) > 1e20), np.float32(1), array)
+
+
+def check_specials(groups: Iterable[Group], target: Target, builder: Builder,
+                   rng: np.random.Generator) -> None:  # fmt: skip
+    """NaN, infinities, zeros and denormals, compared in the types of the kernel."""
+    todo = [(g, o, PROVIDER.build(g, o, target)) for g in groups for o in offers_of(g, target)]
+    library = load_kernels([kernel for *_, kernel in todo], builder)
+    for group, offer, kernel in todo:
+        inputs = [moderate(a) for a in random_arrays(rng, group.input_types, specials=True)]
+        feeds = {name: a for (name, _), a in zip(group.body.inputs, inputs, strict=True)}
+        with np.errstate(all="ignore"):
+            expected = reference.run(group.body, feeds, exact=False)
+        outputs = run_kernel(kernel, group, offer, inputs, builder, library=library)
+        for (name, _), actual in zip(group.body.outputs, outputs, strict=True):
+            terms = max([1, *(t.size for t in group.body.types)])
+            assert_same(actual, expected[name], terms=terms, name=f"{name}, {group.text}")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_known_groups(family, target, builder, rng):
+    assert len(check_offers(PROVIDER, list(FAMILIES[family]()), target, builder, rng)) >= 6
+
+
+@pytest.mark.parametrize("family", ["moves", "pools", "normalizations"])
+def test_special_numbers(family, target, builder, rng):
+    check_specials(FAMILIES[family](), target, builder, rng)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_groups(seed, target, builder):
+    rng = np.random.default_rng(seed)
+    groups = list(random_groups(rng, 12, 14))
+    check_offers(PROVIDER, groups, target, builder, rng)
+    check_specials(groups, target, builder, rng)
+
+
+@pytest.mark.parametrize("isa", ["avx2", "generic"])
+def test_other_instruction_sets(isa, target, rng, tmp_path):
+    """Narrower registers take other vector widths and tails (this machine runs them too)."""
+    if target.isa != "avx512":
+        pytest.skip("this machine runs no other instruction set")
+    other = Target(isa=isa, lanes={"avx2": 8, "generic": 4}[isa])
+    groups = [g for name in ("normalizations", "pools") for g in FAMILIES[name]()]
+    check_offers(PROVIDER, groups, other, Builder(isa, tmp_path), rng)
+
+
+@pytest.mark.parametrize("kind", ["i64", "i32", "i16", "i8", "u64", "u32", "u16", "u8", "bool"])
+def test_moves_of_whole_numbers(kind, target, builder, rng):
+    g = Graph()
+    x = g.tensor(f"{kind}[2,3,37]")
+    y = g.take(g.pad(x, (0, 1, 1), (0, 0, 2), fill=1.0), 1, (3, 0, 0, 1, 2))
+    y = g.concat(2, g.transpose(y, 1, 0, 2), g.slice(g.transpose(y, 1, 0, 2), (4, 0, 39),
+                 (5, 2, 20), (-1, 1, -2)))  # fmt: skip
+    check_offers(PROVIDER, [g.group(g.reshape(y, 10, 60))], target, builder, rng)
+
+
+@pytest.mark.parametrize("kind", ["i64", "i32", "i8", "u8"])
+def test_reductions_of_whole_numbers(kind, target, builder, rng):
+    groups = []
+    for op in ("sum", "max", "min", "prod"):
+        for axes in ((1,), (0,)):
+            g = Graph()
+            groups.append(g.group(g.reduce(op, g.tensor(f"{kind}[7,70]"), *axes)))
+    check_offers(PROVIDER, groups, target, builder, rng)
+
+
+def test_a_division_that_a_guard_leaves_out_does_not_trap(target, builder, rng):
+    """A lane that reads nothing holds 0; a division by it must not end the process."""
+    g = Graph()
+    x, y = g.tensor("i32[5,40]"), g.tensor("i32[5,40]")
+    one = g.add("max", [g.add("mul", [y, y]), g.number(y, 1)])
+    whole = g.pad(g.add("div", [x, one]), (1, 3), (1, 5), fill=7)
+    rest = g.pad(g.add("mod", [x, one]), (1, 3), (1, 5), fill=7)
+    check_offers(PROVIDER, [g.group(whole, rest)], target, builder, rng)
+
+
+def test_changes_of_layout(target, builder, rng):
+    g = Graph()
+    for text in ("f32[2,32,3,5]", "f32[1,16,2,3,4]", "i64[1,16,6,7]"):
+        g.output(f"o{text}", g.add("neg", [g.tensor(text)]))
+    graph = g.freeze()
+    checked = []
+    for _, value in graph.inputs:
+        group = make_layout_change(graph, value)
+        choices = layout_choices(graph.types[value], target.lanes)
+        assert len(choices) == 3
+        for before in choices:
+            for after in choices:
+                offer = Offer((before,), (after,))
+                kernel = PROVIDER.build(group, offer, target)
+                assert isinstance(kernel, Kernel)
+                checked.append((group, offer, kernel))
+    library = load_kernels([kernel for *_, kernel in checked], builder)
+    for group, offer, kernel in checked:
+        inputs = random_arrays(rng, group.input_types, specials=True)
+        check_kernel(kernel, group, offer, inputs, builder, library)
+
+
+def test_large_groups_run_in_parallel_and_small_ones_do_not(target, builder, rng):
+    groups = []
+    for n in (SERIAL_POINTS // 4, 4 * SERIAL_POINTS):
+        g = Graph()
+        groups.append(g.group(g.add("neg", [g.tensor(f"f32[{n}]")])))
+    checked = check_offers(PROVIDER, groups, target, builder, rng)
+    assert ["omp parallel" in kernel.source for *_, kernel in checked] == [False, True]
+
+
+def test_a_source_is_deterministic_and_begins_with_its_group(target):
+    group = normalization("f32[1,16,4,6]", (2, 3), (1,), "grow")
+    for offer in offers_of(group, target):
+        program = lowered(group, offer, target)
+        first = print_cpp(program, group.text, target.lanes)
+        assert first == print_cpp(lowered(group, offer, target), group.text, target.lanes)
+        symbol, source, _ = first
+        assert source.startswith(f"// graph({group.text[6:].splitlines()[0]}"), source[:100]
+        named = re.findall(r"^(?:static const int32_t|extern \"C\" int) (\w+)", source, re.M)
+        assert named and all(name.startswith(symbol) for name in named)
+
+
+def test_offers(target):
+    def layouts(group):
+        return [
+            " ".join((*map(str, o.inputs), "->", *map(str, o.outputs), o.variant)).strip()
+            for o in offers_of(group, target)
+        ]
+
+    g = Graph()
+    wide = g.tensor(f"f32[1,{2 * target.lanes},6,5]")
+    lone = g.group(g.add("exp", [wide]))
+    blocked = f"aBcd{target.lanes}b"
+    orders = ("abcd", "acdb", blocked)
+    assert layouts(lone) == [f"{a} -> {b}" for a in orders for b in orders]
+    g = Graph()
+    x, y = (g.tensor(f"f32[1,{2 * target.lanes},6,5]") for _ in range(2))
+    assert layouts(g.group(g.add("add", [x, y]))) == [f"{a} {a} -> {a}" for a in orders]
+    g = Graph()
+    assert layouts(g.group(g.add("exp", [g.tensor("f32[6,5]")]))) == ["ab -> ab"]
