@@ -54,7 +54,7 @@ def measure(name: str, against: list[str], rounds: int) -> dict[str, Any]:
             "alternatives", "candidates", "distinct_candidates", "measured_candidates", "kernels",
             "max_error", "arena_bytes", "seconds", "plan", "contest")  # fmt: skip
     report = {key: executable.report[key] for key in kept}
-    return {"comparison": json.loads(comparison.to_json()), "report": report}
+    return {"comparison": comparison.to_json(), "report": report}
 
 
 def machine() -> dict[str, Any]:

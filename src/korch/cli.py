@@ -227,7 +227,10 @@ def _bench(parsed: argparse.Namespace) -> int:
             parsed.subject, [name for name in parsed.against.split(",") if name], parsed.model,
             parsed.rounds, _options(parsed), parse_shapes(parsed.shape), bar.tell,
         )  # fmt: skip
-    print(comparison.to_json() if parsed.json else comparison.to_text())
+    if parsed.json:
+        print(json.dumps(comparison.to_json(), indent=1))
+    else:
+        print(comparison.to_text())
     return 0
 
 

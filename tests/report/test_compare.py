@@ -92,7 +92,9 @@ def test_what_an_engine_prints_does_not_disturb():
 
 
 def test_an_engine_that_keeps_spinning_is_named():
-    assert _compare("SPIN", "DOUBLE", rounds=1).unsettled == ("spin",)
+    # A spinning thread that a busy machine does not let run for a while looks asleep.
+    tries = (_compare("SPIN", "DOUBLE", rounds=2).unsettled for _ in range(5))
+    assert next((found for found in tries if found), ()) == ("spin",)
 
 
 def test_a_crash_names_the_engine_the_signal_and_its_last_words():

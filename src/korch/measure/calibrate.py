@@ -71,7 +71,8 @@ class Calibration:
         Only the rates that forbid it are raised, and with a memory level those nearer to the core.
         """
         total = read_bytes + write_bytes
-        seconds = max(seconds, 1e-9)
+        launch_ns = min(self.launch_ns, seconds * 1e9 / 2)
+        seconds = max(seconds - launch_ns * 1e-9, 1e-10)
         own = next(
             i for i, x in enumerate(self.levels) if x.limit_bytes == 0 or total <= x.limit_bytes
         )
@@ -85,7 +86,6 @@ class Calibration:
             for i, x in enumerate(self.levels)
         )  # fmt: skip
         flop = max(self.rate_flop_per_s, work_flop / seconds * MARGIN)
-        launch_ns = min(self.launch_ns, seconds * 1e9 / 2)
         return Calibration(levels, flop, launch_ns, self.region_ns)
 
     def to_text(self) -> str:

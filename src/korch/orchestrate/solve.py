@@ -327,6 +327,8 @@ class _Search:
         solver.parameters.random_seed = self.owner.seed
         solver.parameters.max_time_in_seconds = max(0.01, seconds)
         solver.parameters.linearization_level = 2
+        # Its own handler would end the process at the next Ctrl-C, without a word.
+        solver.parameters.catch_sigint_signal = False
         status = solver.solve(model)
         if status == cp_model.INFEASIBLE:
             return _Answer(None, 0, True)

@@ -1,0 +1,194 @@
+"""Timing in a process of its own, the database, the compile cache, the calibration."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import multiprocessing
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from korch.errors import CompileError
+from korch.measure.calibrate import Calibration, Level
+from korch.measure.compiler import (
+    NATIVE_FOLDER,
+    Builder,
+    CompileFailure,
+    find_compiler,
+    usable_folder,
+)
+from korch.measure.database import Database
+from korch.measure.record import Failed, Measured, from_text, summarize, to_text
+from korch.measure.timer import BufferSpec, Job, time_kernels
+
+RUN = 'extern "C" int NAME_run(void*, void* const* b) {'
+FINE = RUN + " ((float*)b[1])[0] = ((float*)b[0])[0]; return 0; }\n"
+KERNELS = {
+    name: text.replace("NAME", name)
+    for name, text in {
+        "fine": FINE,
+        "segfault": RUN + " *(volatile int*)8 = 1; return 0; }\n",
+        "abort": "#include <stdlib.h>\n" + RUN + " abort(); }\n",
+        "forever": RUN + " for (volatile int i = 0;; ++i); }\n",
+        "refuses": RUN + " return 7; }\n",
+        "later": FINE,
+        "unmade": "#include <stdio.h>\n#include <stddef.h>\n"
+        'extern "C" void* NAME_create(int, char* e, size_t n)\n'
+        '{ snprintf(e, n, "no such thing"); return nullptr; }\n'
+        + RUN + ' return 0; }\nextern "C" void NAME_destroy(void*) {}\n',
+    }.items()
+}  # fmt: skip
+BUFFERS = (BufferSpec(64, "f32"), BufferSpec(64, "f32"), BufferSpec(64, "u8"))
+
+
+@pytest.fixture(scope="module")
+def builder(tmp_path_factory: pytest.TempPathFactory) -> Builder:
+    return Builder("generic", tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def timer(builder: Builder) -> Path:
+    return builder.library([(NATIVE_FOLDER / "korch_timer.cpp").read_text()])
+
+
+def test_what_goes_wrong_in_a_kernel_stays_there(builder: Builder, timer: Path) -> None:
+    library = builder.library(list(KERNELS.values()))
+    jobs = [Job(name, name == "unmade", BUFFERS) for name in KERNELS]
+    found = dict(zip(KERNELS, time_kernels(jobs, library, timer, [], 1, 2.0), strict=True))
+    assert isinstance(found["fine"], Measured) and isinstance(found["later"], Measured)
+    assert found["segfault"] == Failed("crashed", "the process ended by SIGSEGV")
+    assert found["abort"] == Failed("crashed", "the process ended by SIGABRT")
+    assert found["forever"] == Failed("hung", "it did not return within 2 s")
+    assert found["refuses"] == Failed("failed", "run returned an error")
+    assert found["unmade"] == Failed("not created", "no such thing")
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)  # no process is left behind
+
+
+def test_records_keep_all_facts_apart() -> None:
+    measured = summarize([50, 10, 20, 30, 40])
+    assert measured.time_ns == 20 and measured.samples_ns == (50, 10, 20, 30, 40)
+    for record in (measured, Failed("hung", "it did not return")):
+        assert from_text(to_text(record)) == record
+    for text in ("", "{}", "[1]", '{"time_ns": "x"}'):
+        with pytest.raises(ValueError):
+            from_text(text)
+
+
+def _write(folder: str, first: int) -> None:
+    database = Database(Path(folder), "target")
+    for i in range(first, first + 40):
+        database.put_record(f"c{i}", Failed("crashed", str(i)))
+    database.close()
+
+
+def test_two_processes_share_a_database(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_write, args=(str(tmp_path), n)) for n in (0, 40)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    database = Database(tmp_path, "target")
+    assert all(database.record(f"c{i}") == Failed("crashed", str(i)) for i in range(80))
+    assert database.record("c0") is not None and Database(tmp_path, "other").record("c0") is None
+    database.close()
+
+
+def test_a_damaged_database_is_moved_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "kernels-1.sqlite"
+    path.write_bytes(b"this is no database, but long enough to look like a file" * 100)
+    with caplog.at_level(logging.WARNING):
+        database = Database(tmp_path, "target")
+    assert "is damaged" in caplog.text and path.with_suffix(".damaged").exists()
+    database.put_record("c", Measured(5, 0.0, (5,)))
+    assert database.record("c") == Measured(5, 0.0, (5,))
+    database.close()
+
+
+def test_a_damaged_record_counts_as_not_tried(tmp_path: Path) -> None:
+    database = Database(tmp_path, "target")
+    database.put_record("c", Measured(5, 0.0, (5,)))
+    connection = sqlite3.connect(database.path)
+    with connection:
+        connection.execute("UPDATE records SET record = '{'")
+    connection.close()
+    assert database.record("c") is None
+    database.close()
+
+
+def test_a_database_that_cannot_be_written_is_in_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with caplog.at_level(logging.WARNING):
+        database = Database(tmp_path / "file" / "folder", "target")
+    assert "measurements are not kept" in caplog.text
+    database.put_fact("a", "b")
+    assert database.fact("a") == "b"
+    database.close()
+
+
+def test_a_refused_source_blames_only_itself(builder: Builder) -> None:
+    good, bad = builder.compile([KERNELS["fine"], "this is not C++"])
+    assert isinstance(good, Path)
+    assert isinstance(bad, CompileFailure) and "error" in bad.message
+    with pytest.raises(CompileError, match="the compiler refused a source"):
+        builder.library(["nor is this"])
+
+
+def test_damaged_cache_entries_are_built_again(builder: Builder) -> None:
+    library = builder.library([KERNELS["fine"]])
+    library.write_bytes(b"damaged")
+    (found,) = builder.compile([KERNELS["fine"]])
+    assert isinstance(found, Path)
+    found.write_bytes(found.read_bytes()[:100])
+    assert ctypes.CDLL(str(builder.library([KERNELS["fine"]]))).fine_run
+
+
+def test_a_folder_that_cannot_be_written_is_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with caplog.at_level(logging.WARNING):
+        folder = usable_folder(tmp_path / "file" / "cache")
+    assert "can't be written" in caplog.text and os.access(folder, os.W_OK)
+    assert usable_folder(tmp_path / "good") == tmp_path / "good"
+
+
+def test_without_a_compiler_it_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_compiler.cache_clear()
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(CompileError, match=r"no C\+\+ compiler.*pip install 'korch\[compiler\]'"):
+        find_compiler()
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    with pytest.raises(CompileError, match="environment variable CXX"):
+        find_compiler()
+    find_compiler.cache_clear()
+
+
+CALIBRATION = Calibration((Level(1000, 4e9, 2e9), Level(0, 1e9, 1e9)), 1e9, 10.0, 100.0)
+
+
+def test_bounds_are_what_the_rates_say() -> None:
+    assert CALIBRATION.bound_ns(400, 0, 0) == 110
+    assert CALIBRATION.bound_ns(0, 400, 0) == 210
+    assert CALIBRATION.bound_ns(4000, 0, 0) == 4010
+    assert CALIBRATION.bound_ns(1, 1, 1_000_000) == 1_000_010
+
+
+@pytest.mark.parametrize("work", [(400, 0, 0), (0, 400, 0), (300, 300, 0), (9, 9, 500), (0, 0, 0)])
+def test_a_corrected_calibration_allows_what_was_measured(work: tuple[int, int, int]) -> None:
+    time_ns = max(2, CALIBRATION.bound_ns(*work) // 3)
+    corrected = CALIBRATION.raised(*work, time_ns * 1e-9)
+    assert corrected.bound_ns(*work) <= time_ns
+    assert corrected.bound_ns(5000, 0, 0) == CALIBRATION.bound_ns(5000, 0, 0) or work == (0, 0, 0)
+    assert Calibration.from_text(corrected.to_text()) == corrected

@@ -1,0 +1,150 @@
+"""The lazy loop with scripted costs: nothing is compiled, all is compared with full knowledge."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from korch.candidate.candidate import Candidate
+from korch.candidate.enumerate import enumerate_groups
+from korch.errors import InfeasibleError
+from korch.measure.record import Failed, Measured
+from korch.options import Options
+from korch.orchestrate.instance import collect_candidates, make_problem
+from korch.orchestrate.lazy import LazyLoop
+from korch.orchestrate.problem import Status
+from korch.orchestrate.recall import Solved, keep_solved, recall_solved
+from korch.orchestrate.solve import solve
+from korch.primitive.graph import PrimitiveGraph
+from korch.provider.generated import GeneratedProvider
+from korch.target import Target
+from korch.testing.random_graph import random_graph
+
+EXACT = Options(gap=0.0, patience=1000, solver_seconds=20.0)
+
+
+class ScriptedMeter:
+    """Costs from a table: a true time, and a bound that is a random share of it."""
+
+    def __init__(self, candidates: Sequence[Candidate], seed: int, broken: int = 0) -> None:
+        rng = random.Random(seed)
+        self.true: dict[str, int] = {}
+        self.bounds: dict[str, int] = {}
+        for key in dict.fromkeys(c.key for c in candidates):
+            self.true[key] = rng.randint(100, 10_000)
+            self.bounds[key] = rng.randint(1, self.true[key])
+        alone = {c.key for c in candidates if len(c.group.primitives) == 1}
+        self.broken = set(rng.sample(sorted(set(self.true) - alone), broken))
+        self.asked: list[str] = []
+        self.corrections = 0
+
+    def bound_ns(self, candidate: Candidate) -> int:
+        return self.bounds[candidate.key]
+
+    def known(self, candidate: Candidate) -> Measured | Failed | None:
+        return None
+
+    def record(self, candidate: str) -> Measured | Failed | None:
+        return Measured(self.true[candidate], 0.0, ()) if candidate in self.asked else None
+
+    def measure(self, candidates: Sequence[Candidate]) -> list[Measured | Failed]:
+        self.asked += [c.key for c in candidates]
+        return [
+            Failed("crashed", "scripted") if c.key in self.broken
+            else Measured(self.true[c.key], 0.0, ()) for c in candidates
+        ]  # fmt: skip
+
+    def correct(self, candidate: Candidate, record: Measured | Failed) -> None:
+        self.corrections += 1
+        self.bounds[candidate.key] = self.true[candidate.key]
+
+
+def instance(seed: int) -> tuple[PrimitiveGraph, tuple[Candidate, ...]]:
+    graph = random_graph(np.random.default_rng(seed), primitives=9)
+    groups, _ = enumerate_groups(graph, replace(EXACT, max_primitives=5))
+    return graph, collect_candidates(graph, groups, [GeneratedProvider()], Target())[0]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_it_finds_the_optimum_over_all_true_costs(seed: int) -> None:
+    graph, candidates = instance(seed)
+    meter = ScriptedMeter(candidates, seed, broken=2)
+    found = LazyLoop(graph, candidates, meter, EXACT).run()
+    usable = [c for c in candidates if c.key not in meter.broken]
+    whole = make_problem(graph, usable, lambda c: (meter.true[c.key], True))
+    expected = solve(whole, seconds=20.0).certificate
+    assert found.certificate.status is Status.OPTIMAL
+    assert found.certificate.objective_ns == expected.objective_ns
+    assert sum(found.costs_ns) == expected.objective_ns
+    assert not meter.broken & {c.key for c in found.steps}
+    assert len(meter.asked) == len(set(meter.asked))
+
+
+def test_the_bound_never_passes_the_true_optimum() -> None:
+    graph, candidates = instance(3)
+    meter = ScriptedMeter(candidates, 3)
+    loop = LazyLoop(graph, candidates, meter, EXACT)
+    found = loop.run()
+    bounds = [entry.bound_ns for entry in found.rounds]
+    assert max(bounds) <= (found.certificate.objective_ns or 0)
+    incumbents = [entry.incumbent_ns for entry in found.rounds if entry.incumbent_ns is not None]
+    assert incumbents == sorted(incumbents, reverse=True)
+
+
+def test_a_time_below_its_bound_corrects_the_bounds() -> None:
+    graph, candidates = instance(5)
+    meter = ScriptedMeter(candidates, 5)
+    for key in list(meter.bounds):
+        meter.bounds[key] = meter.true[key] * 2  # a machine that was busy when calibrated
+    found = LazyLoop(graph, candidates, meter, EXACT).run()
+    assert meter.corrections > 0
+    assert found.certificate.bound_ns <= (found.certificate.objective_ns or 0)
+
+
+def test_a_spent_budget_still_gives_a_measured_plan() -> None:
+    graph, candidates = instance(7)
+    meter = ScriptedMeter(candidates, 7)
+    found = LazyLoop(graph, candidates, meter, EXACT, deadline_s=0.0).run()
+    assert found.stopped_by_budget
+    assert {c.key for c in found.steps} <= set(meter.asked)
+    assert found.certificate.status in (Status.FEASIBLE, Status.OPTIMAL)
+
+
+def test_without_working_candidates_it_says_so() -> None:
+    graph, candidates = instance(9)
+    meter = ScriptedMeter(candidates, 9)
+    meter.broken = set(meter.true)
+    with pytest.raises(InfeasibleError):
+        LazyLoop(graph, candidates, meter, EXACT).run()
+
+
+class Facts(ScriptedMeter):
+    """A meter that also keeps facts."""
+
+    def __init__(self, candidates: Sequence[Candidate], seed: int) -> None:
+        super().__init__(candidates, seed)
+        self.facts: dict[str, str] = {}
+
+    def fact(self, name: str) -> str | None:
+        return self.facts.get(name)
+
+    def put_fact(self, name: str, value: str) -> None:
+        self.facts[name] = value
+
+
+def test_a_solved_instance_is_recalled_and_a_damaged_one_is_not() -> None:
+    graph, candidates = instance(11)
+    memory = Facts(candidates, 11)
+    found = LazyLoop(graph, candidates, memory, EXACT).run()
+    solved = Solved(found, {"optimal": found.steps})
+    assert recall_solved(memory, candidates, EXACT) is None
+    keep_solved(memory, candidates, EXACT, solved)
+    assert recall_solved(memory, candidates, EXACT) == solved
+    assert recall_solved(memory, candidates, replace(EXACT, gap=0.5)) is None
+    assert recall_solved(memory, candidates[:-1], EXACT) is None
+    memory.facts = {name: text[:-9] for name, text in memory.facts.items()}
+    assert recall_solved(memory, candidates, EXACT) is None

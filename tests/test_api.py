@@ -1,0 +1,144 @@
+"""The whole way, from a model to an executable, on tiny models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from benchmarks.models import build
+
+import korch
+from korch.errors import InputError, ModelError, OptionError
+
+QUICK = {"budget": 1.0, "gap": 0.5, "max_primitives": 8, "solver_seconds": 5.0}
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("korch-cache")
+
+
+@pytest.fixture(scope="session")
+def network(cache: Path) -> tuple[onnx.ModelProto, korch.Executable]:
+    model = build("conv_bn_relu", size=8, channels=(4, 16))
+    return model, korch.optimize(model, cache_folder=cache, **QUICK)
+
+
+def reference(model: onnx.ModelProto, *arrays: np.ndarray) -> list[np.ndarray]:
+    session = onnx.reference.ReferenceEvaluator(model)
+    names = [tensor.name for tensor in model.graph.input]
+    return session.run(None, dict(zip(names, arrays, strict=True)))
+
+
+def inputs_of(executable: korch.Executable, seed: int = 3) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(t.shape).astype(t.dtype) for t in executable.get_inputs()]
+
+
+def test_an_executable_computes_what_the_model_does(network) -> None:
+    model, executable = network
+    arrays = inputs_of(executable)
+    for actual, expected in zip(executable(*arrays), reference(model, *arrays), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # onnx.reference's own
+def test_nan_and_infinity_travel(network) -> None:
+    model, executable = network
+    (x,) = inputs_of(executable)
+    x.reshape(-1)[5] = np.nan
+    x.reshape(-1)[11] = np.inf
+    (actual,), (expected,) = executable(x), reference(model, x)
+    np.testing.assert_array_equal(np.isnan(actual), np.isnan(expected))
+
+
+def test_a_transformer_with_an_infinite_mask(cache: Path) -> None:
+    model = build("tiny_transformer", sequence=8, width=16, heads=2)
+    executable = korch.optimize(model, cache_folder=cache, **QUICK)
+    arrays = inputs_of(executable)
+    (actual,), (expected,) = executable(*arrays), reference(model, *arrays)
+    assert np.isfinite(actual).all()
+    np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_the_report_is_honest(network) -> None:
+    _, executable = network
+    report = executable.report
+    assert report["status"] in ("optimal", "feasible")
+    assert report["lower_bound_ms"] <= report["predicted_ms"]
+    assert (report["status"] == "optimal") == (report["gap"] == 0)
+    assert report["max_error"] < 1e-5
+    assert {"optimal", "split"} <= {row["plan"] for row in report["contest"]}
+    assert report["kernels"] == len(executable.plan.steps)
+
+
+def test_strict_reorders_nothing(cache: Path) -> None:
+    model = build("conv_bn_relu", size=8, channels=(4, 16))
+    executable = korch.optimize(model, cache_folder=cache, strict=True, **QUICK)
+    rules = {rule["name"]: rule for rule in executable.report["rules"]["rules"]}
+    assert rules["affine-folds-into-linear-after-it"]["is_off"]
+    arrays = inputs_of(executable)
+    np.testing.assert_allclose(executable(*arrays)[0], reference(model, *arrays)[0], atol=1e-5)
+
+
+def test_a_second_search_finds_the_first(network, cache: Path) -> None:
+    model, first = network
+    options = {**QUICK, "budget": None, "gap": 0.9}
+    korch.optimize(model, cache_folder=cache, **options)
+    again = korch.optimize(model, cache_folder=cache, **options)
+    assert again.report["stages_s"]["orchestrate"] < 1 or again.report["measured_candidates"] > 0
+    arrays = inputs_of(first)
+    np.testing.assert_allclose(again(*arrays)[0], first(*arrays)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_save_and_load(network, tmp_path: Path) -> None:
+    _, executable = network
+    executable.save(tmp_path / "a.korch")
+    loaded = korch.load(tmp_path / "a.korch")
+    arrays = inputs_of(executable)
+    np.testing.assert_array_equal(loaded(*arrays)[0], executable(*arrays)[0])
+    assert loaded.report["status"] == executable.report["status"]
+    names = [tensor.name for tensor in loaded.get_outputs()]
+    feeds = {loaded.get_inputs()[0].name: arrays[0]}
+    np.testing.assert_array_equal(loaded.run(names, feeds)[0], loaded(*arrays)[0])
+
+
+def test_an_operator_without_a_rule_is_run_by_onnx_runtime(cache: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    nodes = [
+        onnx.helper.make_node("Relu", ["x"], ["a"]),
+        onnx.helper.make_node("CumSum", ["a", "axis"], ["b"]),
+        onnx.helper.make_node("Sigmoid", ["b"], ["y"]),
+    ]
+    kind = onnx.TensorProto.FLOAT
+    graph = onnx.helper.make_graph(
+        nodes, "g", [onnx.helper.make_tensor_value_info("x", kind, [3, 5])],
+        [onnx.helper.make_tensor_value_info("y", kind, [3, 5])],
+        [onnx.numpy_helper.from_array(np.array(1, np.int64), "axis")],
+    )  # fmt: skip
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    executable = korch.optimize(model, cache_folder=cache, **QUICK)
+    assert "onnxruntime" in {step.provider for step in executable.plan.steps}
+    arrays = inputs_of(executable)
+    np.testing.assert_allclose(executable(*arrays)[0], reference(model, *arrays)[0], atol=1e-6)
+
+
+def test_wrong_calls_are_named(network) -> None:
+    _, executable = network
+    with pytest.raises(InputError, match="called with 0 arrays"):
+        executable()
+    with pytest.raises(InputError, match="there is no input 'nobody'"):
+        executable.run(None, {"nobody": np.zeros(1, np.float32)})
+
+
+def test_wrong_models_and_options_are_named(tmp_path: Path) -> None:
+    (tmp_path / "not.onnx").write_bytes(b"this is no model")
+    with pytest.raises(ModelError):
+        korch.optimize(tmp_path / "not.onnx")
+    with pytest.raises(OptionError, match="option threads"):
+        korch.optimize(build("mlp"), threads=0)
+    with pytest.raises(OptionError, match="option target: unknown target 'tpu'"):
+        korch.optimize(build("mlp"), target="tpu")
