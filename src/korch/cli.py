@@ -10,10 +10,13 @@ import argparse
 import dataclasses
 import json
 import logging
+import os
 import sys
+import tempfile
 import types
 import typing
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,14 @@ RENAMED = {"budget_s": "budget"}
 """Option fields whose flag leaves out the unit, which the help names."""
 
 
+_STAGES = {
+    "fission": "print a model's primitives",
+    "saturate": "print a model's primitives with the alternatives that equivalences add",
+    "candidates": "print the groups of primitives that may become kernels",
+}
+"""Commands that stop after a stage and print what it gives, for people and bug reports."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     parsed = _parser().parse_args(arguments)
@@ -39,13 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code: int = parsed.command(parsed)
     except KorchError as error:
-        print(f"korch: {error}", file=sys.stderr)
+        print("korch: " + " ".join(str(error).split()), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("korch: interrupted; what was measured is kept, the same command goes on from there",
               file=sys.stderr)  # fmt: skip
         return 130
-    except BrokenPipeError:
+    except BrokenPipeError:  # who read the output has seen enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code
 
@@ -95,6 +107,14 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--json", action="store_true", help="print the plan as JSON")
     explain.set_defaults(command=_explain)
 
+    for name, text in _STAGES.items():
+        stage = commands.add_parser(name, help=text)
+        stage.add_argument("model", type=Path, metavar="MODEL.onnx")
+        stage.add_argument("--shape", action="append", default=[], metavar="NAME=1x3x224x224",
+                           help=shape_help)  # fmt: skip
+        _add_options(stage)
+        stage.set_defaults(command=_stage, stage=name)
+
     doctor = commands.add_parser("doctor", help="check compiler, libraries and cache")
     doctor.set_defaults(command=_doctor)
     return parser
@@ -107,14 +127,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     for field in dataclasses.fields(Options):
         flag = "--" + RENAMED.get(field.name, field.name).replace("_", "-")
         text = field.metadata["help"]
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
         if hints[field.name] is bool:
-            group.add_argument(flag, dest=field.name, action="store_true", help=text)
+            action = argparse.BooleanOptionalAction if default else "store_true"
+            group.add_argument(flag, dest=field.name, action=action, default=default, help=text)
             continue
-        default = (
-            field.default if field.default is not dataclasses.MISSING
-            else "see below" if field.default_factory is dataclasses.MISSING
-            else field.default_factory()
-        )  # fmt: skip
         kind, choices = _flag_type(hints[field.name])
         shown = "" if default is None else f" (default: {default})"
         group.add_argument(flag, dest=field.name, type=kind, choices=choices, default=default,
@@ -156,10 +175,9 @@ def _optimize(parsed: argparse.Namespace) -> int:
     from korch.pipeline import optimize_model
     from korch.report.explain import summary
     from korch.report.progress import Bar
+    from korch.runtime.record import to_json
 
-    if not parsed.output.absolute().parent.is_dir():
-        raise OptionError(f"the folder of {parsed.output} does not exist", where="option --output",
-                          hint="Create it first")  # fmt: skip
+    _check_output(parsed.output, parsed.model)
     with Bar() as bar:
         executable = optimize_model(
             parsed.model, _options(parsed), parse_shapes(parsed.shape), bar.tell
@@ -167,26 +185,41 @@ def _optimize(parsed: argparse.Namespace) -> int:
         executable.save(parsed.output)
     report = {"artifact": str(parsed.output), **executable.report}
     if parsed.json:
-        print(json.dumps(report, indent=1, default=str))
+        print(to_json(report), end="")
     else:
         print(summary(report))
     return 0
 
 
+def _check_output(path: Path, model: Path | None = None) -> None:
+    """Raise `OptionError` unless a file can be written: before the work, not after it."""
+    where = "option --output"
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise OptionError(f"the folder of {path} does not exist", where, hint="Create it first")
+    if path.is_dir():
+        raise OptionError(f"{path} is a folder", where, "the name of a file")
+    if model is not None and path.exists() and model.exists() and path.samefile(model):
+        raise OptionError(f"{path} is the model itself", where, "another file")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OptionError(f"the folder of {path} can't be written ({error.strerror})", where,
+                          hint="Choose another folder") from error  # fmt: skip
+
+
 def _run(parsed: argparse.Namespace) -> int:
     from korch.runtime.executable import load
 
+    if parsed.output is not None:
+        _check_output(parsed.output)
     executable = load(parsed.artifact)
     feeds = _feeds(parsed, executable)
     outputs = executable.run(None, feeds)
     names = [tensor.name for tensor in executable.get_outputs()]
     if parsed.output is not None:
-        named: dict[str, Any] = dict(zip(names, outputs, strict=True))
-        try:
-            np.savez(parsed.output, **named)
-        except OSError as error:
-            raise OptionError(f"{parsed.output} can't be written: {error.strerror}",
-                              where="option --output") from error  # fmt: skip
+        _write_arrays(parsed.output, dict(zip(names, outputs, strict=True)))
     for name, array in zip(names, outputs, strict=True):
         print(f"{name}: {DType.of(array.dtype).value}{list(array.shape)}")
     if parsed.repeat > 0:
@@ -195,6 +228,18 @@ def _run(parsed: argparse.Namespace) -> int:
         low, middle, high = np.percentile(times_ns / 1e6, [10, 50, 90])
         print(f"{parsed.repeat} runs: median {middle:.3f} ms, p10 {low:.3f}, p90 {high:.3f}")
     return 0
+
+
+def _write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write a .npz file; unlike `numpy.savez` under exactly this name, and with any key."""
+    try:
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
+                    np.lib.format.write_array(stream, array, allow_pickle=False)
+    except OSError as error:
+        raise OptionError(f"{path} can't be written ({error.strerror})",
+                          where="option --output") from error  # fmt: skip
 
 
 def _feeds(parsed: argparse.Namespace, executable: Any) -> dict[str, Any]:
@@ -206,16 +251,23 @@ def _feeds(parsed: argparse.Namespace, executable: Any) -> dict[str, Any]:
             {t.name: (tuple(t.shape), t.dtype) for t in executable.get_inputs()}, parsed.seed
         )
     for text in parsed.input:
-        name, equals, file = text.partition("=")
-        if not equals:
+        name, equals, file = text.rpartition("=")
+        if not equals or not name:
             raise OptionError(f"can't read {text!r}", where="option --input",
                               expected="NAME=x.npy")  # fmt: skip
-        try:
-            feeds[name] = np.load(file, allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise InputError(f"{file} can't be read: {error}", where=f"input {name!r}",
-                             expected="a .npy file") from error  # fmt: skip
+        feeds[name] = _read_array(name, Path(file))
     return feeds
+
+
+def _read_array(name: str, path: Path) -> Any:
+    where, expected = f"input {name!r}", "a .npy file"
+    try:
+        with path.open("rb") as stream:
+            return np.lib.format.read_array(stream, allow_pickle=False)
+    except OSError as error:
+        raise InputError(f"{path} can't be read ({error.strerror})", where, expected) from error
+    except (ValueError, EOFError) as error:
+        raise InputError(f"{path} is no array ({error})", where, expected) from error
 
 
 def _bench(parsed: argparse.Namespace) -> int:
@@ -243,6 +295,27 @@ def _explain(parsed: argparse.Namespace) -> int:
         print(executable.plan.to_json(), end="")
     else:
         print(explain(executable.plan, executable.report))
+    return 0
+
+
+def _stage(parsed: argparse.Namespace) -> int:
+    from korch.candidate.enumerate import enumerate_groups
+    from korch.equivalence.saturate import saturate
+    from korch.fission import fission
+    from korch.frontend.onnx import load_model
+    from korch.primitive.text import format_graph
+
+    options = _options(parsed)
+    graph = fission(load_model(parsed.model, parse_shapes(parsed.shape)))
+    if parsed.stage != "fission":
+        graph, _ = saturate(graph, strict=options.strict)
+    if parsed.stage != "candidates":
+        print(format_graph(graph), end="")
+        return 0
+    groups, _ = enumerate_groups(graph, options)
+    for number, group in enumerate(groups):
+        print(f"# group {number}: primitives {', '.join(map(str, group.primitives))}")
+        print(group.text)
     return 0
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import site
 import sys
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -51,3 +53,22 @@ def announce_onnxruntime() -> None:
     path = find_onnxruntime()
     if path is not None:
         os.environ.setdefault("KORCH_ONNXRUNTIME_LIBRARY", str(path))
+
+
+def needed_libraries(names: Iterable[str]) -> list[Path]:
+    """Return the shared libraries to load for kernels that call some, in order.
+
+    Where Intel's OpenMP library is in the Python environment it comes first: it speaks for GCC's
+    too, so that all kernels share one thread pool, whoever compiled them.
+    """
+    found = (find_library(name) for name in dict.fromkeys(("iomp5", *names)))
+    return [path for path in found if path is not None]
+
+
+def load_globally(names: Iterable[str]) -> list[ctypes.CDLL]:
+    """Load shared libraries, and what they need, for others to link with.
+
+    Raises:
+        OSError: one can't be loaded.
+    """
+    return [ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL) for path in needed_libraries(names)]

@@ -8,7 +8,6 @@ import numpy as np
 from korch.options import Options
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.op import Category
-from korch.primitive.types import DType
 from korch.testing.random_graph import random_graph
 
 CLOSED = (Category.LINEAR, Category.OPAQUE)
@@ -87,7 +86,9 @@ class Oracle:
         values = [graph.primitives[p].output for p in chosen]
         if len(set(values)) < len(values) or not self._is_connected(chosen):
             return False
-        if not self._is_convex(chosen) or len(self._ends(chosen)) > self.options.max_outputs:
+        if len(chosen) > 1 and not (self._is_convex(chosen) and self._is_acyclic(chosen)):
+            return False
+        if len(self._ends(chosen)) > self.options.max_outputs:
             return False
         categories = {p: graph.primitives[p].row.category for p in chosen}
         linear = [p for p in chosen if categories[p] is Category.LINEAR]
@@ -129,6 +130,10 @@ class Oracle:
         below = self._reach(chosen, readers)
         return (above & below) - self.free <= chosen
 
+    def _is_acyclic(self, chosen: set[int]) -> bool:
+        inside = {p: self.sources[p] & chosen for p in chosen}
+        return not any(p in self._reach([p], inside) for p in chosen)
+
     def _ends(self, chosen: set[int]) -> set[int]:
         return {p for p in chosen if not any(p in self.sources[q] for q in chosen)}
 
@@ -165,6 +170,3 @@ class Oracle:
         read = {value for p in whole for value in graph.primitives[p].inputs} - made
         return {v for v in read if v not in graph.constants or not graph.constants[v].is_uniform}
 
-
-def bool_free(graph: PrimitiveGraph) -> bool:
-    return all(type_.dtype is not DType.BOOL for type_ in graph.types)

@@ -5,16 +5,17 @@ the difference of two execution states, sets closed under predecessors (Korch, s
 1). Sets are bitsets. With P the set and A what it needs beyond itself (its ancestors minus P), the
 two states are A + P and A, so P is convex if no member of A has an ancestor in P.
 
-Sets are grown from single primitives, one neighbour at a time, each set once. Every connected
-convex set is reached: removing a source or a sink keeps a set convex, and the block-cut tree of a
-connected set always has a source or a sink whose removal keeps it connected. So the work is in
-proportion to the sets found, not to the number of states, which is exponential in the width.
+Sets are grown from single primitives, each set once: by one neighbour at a time, with all that lies
+on paths between it and the set. Every connected convex set is reached (`_Space.sinks` says how). So
+the work is in proportion to the sets found, not to the number of states, which is exponential in
+the width.
 
 Five things keep the sets few. A broadcast or a slice costs nothing inside of a kernel, so it comes
 with each primitive that reads it instead of being grown over. So does, unless `contract_chains` is
 off, an elementwise primitive whose one reader is elementwise and of its shape, and a layout
 primitive whose one reader is another: a kernel that ends between the two only moves the tensor once
-more. Linear primitives don't meet in one set; one has only layout primitives before it and no
+more. (A chain that begins at a linear primitive is left as it is: a provider may fuse a part of
+it.) Linear primitives don't meet in one set; one has only layout primitives before it and no
 reduction beside it; an opaque one is alone, but for the other outputs of its operator: no provider
 takes other sets. And sets, inputs and outputs are limited by options, which the report names when
 they bind.
@@ -99,9 +100,11 @@ class _Space:
         self.feeds = [self._sources(p) for p in range(count)]  # direct producers, through free ones
         self.read_by = [0] * count
         for p, sources in enumerate(self.feeds):
-            for q in bits(sources):
+            for q in bits(0 if self.is_free[p] else sources):
                 self.read_by[q] |= 1 << p
-        self.ancestors = self._closure()
+        self.ancestors = self._closure(self.feeds)
+        self.descendants = self._closure(self.read_by)
+        self.cyclic = sum(1 << p for p, found in enumerate(self.ancestors) if found >> p & 1)
         self.rivals = [0] * count  # other alternatives for the same value
         for producers in graph.producers:
             together = sum(1 << p for p in producers)
@@ -132,8 +135,25 @@ class _Space:
         if category is not readers[0].row.category:
             return False
         if category is Category.ELEMENTWISE:
-            return before.shape == after.shape
+            return before.shape == after.shape and not self._continues_linear(p)
         return category is Category.LAYOUT and after.size <= LAYOUT_GROWTH * before.size
+
+    def _continues_linear(self, p: int) -> bool:
+        """Whether only elementwise primitives stand between a linear one and this one."""
+        for value in self.graph.primitives[p].inputs:
+            for q in self.graph.producers[value]:
+                category = self.graph.primitives[q].row.category
+                if category is Category.LINEAR:
+                    return True
+                is_link = category is Category.ELEMENTWISE and self._absorbed_alone(q)
+                if is_link and self._continues_linear(q):
+                    return True
+        return False
+
+    def _absorbed_alone(self, p: int) -> bool:
+        """Whether a value has one producer and one reader, so that nothing but a chain is here."""
+        value = self.graph.primitives[p].output
+        return len(self.graph.producers[value]) == len(self.graph.consumers[value]) == 1
 
     def _sources(self, p: int) -> int:
         found = 0
@@ -142,26 +162,47 @@ class _Space:
                 found |= self._sources(q) if self.is_free[q] else 1 << q
         return found
 
-    def _closure(self) -> list[int]:
-        """Return each primitive's ancestors, over all alternatives; cycles are allowed."""
-        ancestors = list(self.feeds)
+    @staticmethod
+    def _closure(steps: Sequence[int]) -> list[int]:
+        """Return what each primitive reaches, over all alternatives; cycles are allowed."""
+        reached = list(steps)
         changed = True
         while changed:
             changed = False
-            for p in range(len(ancestors)):
-                grown = ancestors[p]
-                for q in bits(ancestors[p]):
-                    grown |= ancestors[q]
-                if grown != ancestors[p]:
-                    ancestors[p], changed = grown, True
-        return ancestors
+            for p in range(len(reached)):
+                grown = reached[p]
+                for q in bits(reached[p]):
+                    grown |= reached[q]
+                if grown != reached[p]:
+                    reached[p], changed = grown, True
+        return reached
 
-    def is_convex(self, mask: int) -> bool:
-        """Return whether a set is the difference of two execution states."""
-        needed = 0
+    def hull(self, mask: int) -> int:
+        """Return the least convex set that holds a set: with all that lies on paths within it."""
+        above = below = 0
         for p in bits(mask):
-            needed |= self.ancestors[p]
-        return all(not self.ancestors[q] & mask for q in bits(needed & ~mask))
+            above |= self.ancestors[p]
+            below |= self.descendants[p]
+        return mask | above & below
+
+    def is_legal(self, mask: int) -> bool:
+        """Return whether a set can be a kernel, but for the limits on its size."""
+        linear, opaque = mask & self.linear, mask & self.opaque
+        if linear & (linear - 1) or (opaque and mask & ~opaque):
+            return False
+        if any(self.rivals[p] & mask for p in bits(mask)) or not self._suits_linear(mask):
+            return False
+        return not mask & self.cyclic or self._is_acyclic(mask)
+
+    def _is_acyclic(self, mask: int) -> bool:
+        """Return whether some order computes a set; alternatives may read each other."""
+        left = mask
+        while left:
+            ready = sum(1 << p for p in bits(left) if not self.feeds[p] & left)
+            if not ready:
+                return False
+            left &= ~ready
+        return True
 
     def grow(self, options: Options, hit: set[str]) -> Iterator[int]:
         """Yield every connected convex set within the limits, once."""
@@ -178,6 +219,9 @@ class _Space:
                 for grown in self._neighbours(mask):
                     if grown in seen:
                         continue
+                    if grown.bit_count() > options.max_primitives:
+                        hit.add("max_primitives")
+                        continue
                     if len(seen) >= options.max_candidates:
                         hit.add("max_candidates")
                         break
@@ -192,12 +236,13 @@ class _Space:
         """Return how many primitives of a set no other one of it reads: they must be outputs.
 
         A set is reached through sets of no more sinks than it has: one sink's cone from its end
-        backwards, then from a shared primitive forwards to the next sink. So sets with too many
-        need not be grown.
+        backwards, then, a hull at a time, along a path from a shared primitive to the next sink,
+        and that one's cone backwards. So sets with too many need not be grown.
         """
         return sum(not self.read_by[p] & mask for p in bits(mask))
 
     def _neighbours(self, mask: int) -> Iterator[int]:
+        """Yield the legal hulls of a set with one primitive more."""
         around = rivals = 0
         for p in bits(mask):
             around |= self.feeds[p] | self.read_by[p] | self._siblings(p)
@@ -205,13 +250,10 @@ class _Space:
         around &= ~(mask | rivals)
         if mask & self.linear:
             around &= ~self.linear
-        if mask & self.opaque:
-            around &= self._siblings(next(bits(mask)))
-        else:
-            around &= ~self.opaque
+        around &= self._siblings(next(bits(mask))) if mask & self.opaque else ~self.opaque
         for p in bits(around):
-            grown = mask | 1 << p
-            if self._suits_linear(grown) and self.is_convex(grown):
+            grown = self.hull(mask | 1 << p)
+            if self.is_legal(grown):
                 yield grown
 
     def _suits_linear(self, mask: int) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from korch.libraries import load_globally
 from korch.target import Target
 
 MARGIN = 1.15
@@ -107,6 +108,7 @@ def calibrate(timer: Path, target: Target) -> Calibration:
         timer: the shared library built from `korch_timer.cpp`.
         target: threads and cache sizes.
     """
+    load_globally(())
     library = ctypes.CDLL(str(timer))
     library.korch_read_rate.restype = ctypes.c_double
     library.korch_write_rate.restype = ctypes.c_double

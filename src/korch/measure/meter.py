@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from korch.candidate.candidate import Candidate, Refusal
-from korch.libraries import find_library
+from korch.libraries import needed_libraries
 from korch.measure.calibrate import Calibration, calibrate
 from korch.measure.compiler import NATIVE_FOLDER, Builder, CompileFailure, find_compiler
 from korch.measure.database import Database
@@ -124,7 +124,7 @@ class CandidateMeter:
         library = self.builder.link(dict.fromkeys(path for _, path in compiled), names)
         records = time_kernels(
             [_job(c, kernels[c.key]) for c, _ in compiled], library, self._timer,
-            [path for name in names if (path := find_library(name))], self.options.threads,
+            needed_libraries(names), self.options.threads,
         )  # fmt: skip
         for (candidate, _), record in zip(compiled, records, strict=True):
             if isinstance(record, Measured):

@@ -6,12 +6,11 @@ import ctypes
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from korch.errors import ArtifactError, ProviderError
-from korch.libraries import announce_onnxruntime, find_library
+from korch.libraries import announce_onnxruntime, load_globally
 from korch.primitive.types import DType, ValueType
 from korch.runtime.weights import Weights
 
@@ -156,8 +155,7 @@ def _function(library: ctypes.CDLL, name: str, result: Any) -> Callable[..., Any
 def _load(content: bytes, libraries: Iterable[str]) -> ctypes.CDLL:
     announce_onnxruntime()
     try:
-        for name in libraries:
-            _preload(name)
+        load_globally(libraries)
         # A name of its own for each: the loader takes an equal name for the same library.
         with tempfile.TemporaryDirectory(prefix="korch-") as folder:
             path = Path(folder, "library.so")
@@ -167,10 +165,3 @@ def _load(content: bytes, libraries: Iterable[str]) -> ctypes.CDLL:
         raise ArtifactError(
             f"its library can't be loaded: {error}", hint="`korch doctor` says what is missing"
         ) from error
-
-
-@cache
-def _preload(name: str) -> ctypes.CDLL | None:
-    """Load a library of the Python environment, so that the loader need not search for it."""
-    path = find_library(name)
-    return None if path is None else ctypes.CDLL(str(path))

@@ -235,6 +235,7 @@ def _solve(
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = seconds
     solver.parameters.num_workers = 2
+    solver.parameters.catch_sigint_signal = False  # Ctrl-C is Python's
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return list(hint), bound

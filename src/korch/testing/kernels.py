@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from korch.candidate.candidate import Group, Offer, Refusal
-from korch.libraries import find_library
+from korch.libraries import load_globally
 from korch.measure.compiler import Builder
 from korch.measure.worker import aligned
 from korch.primitive import reference
@@ -129,10 +129,7 @@ def check_offers(
 def load_kernels(kernels: Sequence[Kernel], builder: Builder) -> ctypes.CDLL:
     """Compile kernels to one library and load it, with what they call."""
     names = sorted({name for kernel in kernels for name in kernel.libraries})
-    for name in names:
-        path = find_library(name)
-        if path is not None:
-            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    load_globally(names)
     sources = list(dict.fromkeys(kernel.source for kernel in kernels))
     return ctypes.CDLL(str(builder.library(["\n".join(sources)], names)))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from korch.candidate.layout import Layout
-from korch.libraries import find_headers, find_library
+from korch.libraries import find_headers, find_library, load_globally
 from korch.provider.onednn.call import ANY, Answer, Call, Dims, Eltwise, Tensor
 
 _SUCCESS = 0
@@ -37,7 +37,10 @@ class OneDnn:
             raise ImportError(
                 "oneDNN is not installed; pip install onednn-cpu-gomp onednn-devel-cpu-gomp"
             )
-        self._library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        try:
+            self._library = load_globally(["dnnl"])[-1]
+        except OSError as error:
+            raise ImportError(f"oneDNN can't be loaded: {error}") from error
         text = _header_text(headers)
         self._tags = _enumerators(text, "dnnl_format_tag_t")
         self._alike = _by_key(self._tags)
