@@ -52,11 +52,12 @@ def examine() -> tuple[str, bool]:
             say("ok", package, version(package))
     try:
         names = {provider.name for provider in load_providers()}
-        asked = [entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)]
         say("ok", "providers", ", ".join(sorted(names)))
-        for name in asked:
-            if name not in names:
-                say("--", "provider", f"{name} is left out: its library is missing")
+        for entry in entry_points(group=ENTRY_POINT_GROUP):
+            try:
+                entry.load()()
+            except ImportError as error:
+                say("--", "provider", f"{entry.name} is left out: {error}")
     except KorchError as error:
         is_well = False
         say("FAIL", "providers", str(error))
