@@ -1,5 +1,6 @@
 // Times kernels, and calibrates the machine. Loaded by the measuring process.
-#include <omp.h>
+extern "C" void omp_set_num_threads(int);
+extern "C" int omp_get_thread_num(void);
 #include <stdint.h>
 #include <stdlib.h>
 #include <time.h>
