@@ -107,7 +107,10 @@ class Builder:
         self.isa = isa
         self.folder = usable_folder(cache_folder or default_cache_folder()) / "kernels"
         self.folder.mkdir(parents=True, exist_ok=True)
-        own = () if "clang" in self.compiler.version.lower() else GCC_FLAGS
+        own: tuple[str, ...] = GCC_FLAGS
+        if "clang" in self.compiler.version.lower():
+            # clang 18 to 21 count vectors of 512 bits apart.
+            own = ("-mevex512",) if isa == "avx512" else ()
         self.flags = (*FLAGS, *own, *ISA_COMPILER_FLAGS[isa], *self.compiler.openmp)
         headers = "".join(p.read_text() for p in sorted(NATIVE_FOLDER.iterdir()) if p.is_file())
         stamp = (self.compiler.version, *self.flags, headers)
