@@ -169,4 +169,3 @@ class Oracle:
         made = {graph.primitives[p].output for p in whole}
         read = {value for p in whole for value in graph.primitives[p].inputs} - made
         return {v for v in read if v not in graph.constants or not graph.constants[v].is_uniform}
-

@@ -83,7 +83,8 @@ class Layout:
         for axis, _ in self.blocks:
             perm.append(position[axis, seen.get(axis, 0)])
             seen[axis] = seen.get(axis, 0) + 1
-        return np.ascontiguousarray(padded.reshape(split).transpose(perm))
+        packed = np.ascontiguousarray(padded.reshape(split).transpose(perm))
+        return packed.reshape(self.physical_shape(shape))  # a scalar has become one of rank 1
 
     def unpack(self, packed: Array, shape: tuple[int, ...]) -> Array:
         """Return the array of `shape` whose elements lie in `packed` in this order."""
@@ -105,12 +106,14 @@ class Layout:
         Raises:
             ValueError: `text` is no layout.
         """
-        match = re.fullmatch(r"([a-zA-Z]*?)((?:\d+[a-z])*)", text)
+        match = re.fullmatch(r"([a-zA-Z]*?)((?:[1-9]\d*[a-z])*)", text)
         order = [ord(letter.lower()) - 97 for letter in match[1]] if match else []
-        if match is None or sorted(order) != list(range(len(order))):
+        pairs = re.findall(r"(\d+)([a-z])", match[2]) if match else []
+        found = Layout(tuple(order), tuple((ord(axis) - 97, int(size)) for size, axis in pairs))
+        is_inside = all(axis < len(order) for axis, _ in found.blocks)
+        if sorted(order) != list(range(len(order))) or not is_inside or str(found) != text:
             raise ValueError(f"{text!r} is no layout; expected one like abcd or aBcd16b")
-        blocks = [(ord(a) - 97, int(size)) for size, a in re.findall(r"(\d+)([a-z])", match[2])]
-        return Layout(tuple(order), tuple(blocks))
+        return found
 
 
 @cache

@@ -1,0 +1,147 @@
+"""Groups: their canonical body, key, ports and bytes."""
+
+import numpy as np
+from candidate_oracle import small_graph
+
+from korch.candidate.candidate import Candidate, Offer, make_group, make_layout_change
+from korch.candidate.enumerate import enumerate_groups
+from korch.candidate.layout import Layout, channels_last
+from korch.options import Options
+from korch.primitive import reference
+from korch.primitive.check import check_graph
+from korch.primitive.graph import GraphBuilder
+from korch.primitive.ops.layout import SliceAttributes, TakeAttributes
+from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.types import ValueType
+from korch.testing.samples import random_inputs
+
+POINT = ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1))
+
+
+def blocks(repeats=3, seeds=(1, 2, 3), number=2.0):
+    """Return a model that repeats one block with weights of its own."""
+    builder = GraphBuilder()
+    value = builder.input("x", ValueType.parse("f32[1,4,5,5]"))
+    for i in range(repeats):
+        w = np.random.default_rng(seeds[i]).standard_normal((4, 4, 1, 1)).astype(np.float32)
+        value = builder.add("conv", [value, builder.constant(w)], POINT)
+        shape = builder.type(value).shape
+        two = builder.constant(np.broadcast_to(np.float32(number), shape))
+        value = builder.add("mul", [builder.add("tanh", [value]), two])
+    builder.output("y", value)
+    return builder.freeze()
+
+
+def test_equal_blocks_have_equal_keys():
+    graph = blocks()
+    groups = [make_group(graph, range(3 * i, 3 * i + 3), [graph.primitives[3 * i + 2].output])
+              for i in range(3)]  # fmt: skip
+    assert len({group.key for group in groups}) == 1
+    assert len({group.inputs for group in groups}) == 3
+    assert groups[0].text.startswith("# constant i1\ngraph(")
+    other = blocks(number=3.0)
+    changed = make_group(other, range(3), [other.primitives[2].output])
+    assert changed.key != groups[0].key
+
+
+def test_numbers_in_the_model_do_not_matter():
+    """The same block after other values, with its inputs declared the other way round."""
+    keys = set()
+    for names in ("xy", "yx"):
+        builder = GraphBuilder()
+        inputs = {name: builder.input(name, ValueType.parse("f32[4]")) for name in names}
+        if names == "yx":
+            builder.output("z", builder.add("exp", [inputs["x"]]))
+        value = builder.add("sub", [builder.add("neg", [inputs["x"]]), inputs["y"]])
+        builder.output("o", value)
+        graph = builder.freeze()
+        chosen = [p for p, q in enumerate(graph.primitives) if q.op in ("neg", "sub")]
+        keys.add(make_group(graph, chosen, [dict(graph.outputs)["o"]]).key)
+    assert len(keys) == 1
+
+
+def test_the_order_of_outputs_and_what_is_constant_matter():
+    builder = GraphBuilder()
+    x = builder.input("x", ValueType.parse("f32[4]"))
+    a = builder.add("neg", [x])
+    b = builder.add("exp", [a])
+    builder.output("a", a)
+    builder.output("b", b)
+    graph = builder.freeze()
+    found = dict(graph.outputs)
+    assert make_group(graph, (0, 1), [found["a"], found["b"]]).key != (
+        make_group(graph, (0, 1), [found["b"]]).key
+    )
+    builder = GraphBuilder()
+    c = builder.constant(np.arange(4, dtype=np.float32))
+    y = builder.input("y", ValueType.parse("f32[4]"))
+    builder.output("o", builder.add("add", [y, c]))
+    graph = builder.freeze()
+    group = make_group(graph, (0,), [graph.outputs[0][1]])
+    assert group.constant_inputs == frozenset({1})
+    plain = GraphBuilder()
+    y, z = (plain.input(n, ValueType.parse("f32[4]")) for n in "yz")
+    plain.output("o", plain.add("add", [y, z]))
+    other = plain.freeze()
+    assert make_group(other, (0,), [other.outputs[0][1]]).key != group.key
+
+
+def test_bodies_are_sound_and_mean_what_the_model_means():
+    for seed in range(10):
+        graph = small_graph(seed, 9, linear=True)
+        rng = np.random.default_rng(seed)
+        values = reference.compute_values(graph, random_inputs(graph, rng))
+        for group in enumerate_groups(graph, Options())[0]:
+            check_graph(group.body)
+            assert len(group.body.primitives) == len(group.primitives)
+            feeds = {f"i{i}": values[v] for i, v in enumerate(group.inputs)}
+            found = reference.run(group.body, feeds)
+            for i, value in enumerate(group.outputs):
+                np.testing.assert_allclose(found[f"o{i}"], values[value], rtol=1e-9, atol=1e-9)
+
+
+def candidate(group, inputs=None, outputs=None, **fields):
+    plain = [Layout.plain(t.rank) for t in (*group.input_types, *group.output_types)]
+    n = len(group.inputs)
+    return Candidate(group, "toy", Offer(inputs or tuple(plain[:n]), outputs or tuple(plain[n:])),
+                     **fields)  # fmt: skip
+
+
+def test_keys_of_candidates_differ_in_all_that_their_kernels_depend_on():
+    graph = blocks()
+    group = make_group(graph, range(3), [graph.primitives[2].output])
+    plain = candidate(group)
+    last = channels_last(4)
+    others = [
+        candidate(group, version="2"), candidate(group, outputs=(last,)),
+        candidate(group, inputs=(last, Layout.plain(4))),
+        Candidate(group, "other", plain.offer),
+        Candidate(group, "toy", Offer(plain.offer.inputs, plain.offer.outputs, "keep")),
+    ]  # fmt: skip
+    assert len({c.key for c in (plain, *others)}) == 6
+    assert plain.input_ports == ((group.inputs[0], Layout.plain(4)),)
+    assert plain.output_ports == ((group.outputs[0], Layout.plain(4)),)
+    assert plain.linear_flop == 2 * 4 * 4 * 25
+    assert str(plain) == f"{plain.key[:8]} toy [conv tanh mul] (abcd, abcd) -> (abcd)"
+
+
+def test_bytes():
+    builder = GraphBuilder()
+    x = builder.input("x", ValueType.parse("f32[10,8]"))
+    part = builder.add("slice", [x], SliceAttributes((2, 0), (3, 8), (1, 1)))
+    rows = builder.add("take", [builder.input("y", ValueType.parse("f32[10,8]"))],
+                       TakeAttributes(0, (1, 1, 4)))  # fmt: skip
+    builder.output("o", builder.add("add", [part, rows]))
+    graph = builder.freeze()
+    found = candidate(make_group(graph, range(3), [graph.outputs[0][1]]))
+    assert found.size_bytes == 4 * (80 + 80 + 24)
+    assert found.read_bytes == 4 * (24 + 16)
+    assert found.write_bytes == 4 * 24
+
+
+def test_a_change_of_layout_is_a_group_of_its_own():
+    graph = blocks(1)
+    change = make_layout_change(graph, 0)
+    assert change.is_layout_change and change.inputs == change.outputs == (0,)
+    assert not make_group(graph, [0], [graph.primitives[0].output]).is_layout_change
+    assert str(candidate(change)).endswith("toy [layout change] (abcd) -> (abcd)")

@@ -1,0 +1,204 @@
+"""Enumeration finds exactly what looking at every subset finds, once, and says what it left out."""
+
+from dataclasses import replace
+
+import pytest
+from candidate_oracle import Oracle, small_graph
+
+from korch.candidate.enumerate import enumerate_groups
+from korch.options import Options
+from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
+from korch.primitive.ops.layout import TransposeAttributes
+from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.ops.opaque import OpaqueAttributes
+from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
+from korch.primitive.types import ValueType
+
+ALL = Options(contract_chains=False, max_outputs=9, max_inputs=99)
+
+
+def keys(graph, options=ALL):
+    groups, report = enumerate_groups(graph, options)
+    assert report.groups == len(groups)
+    found = [(group.primitives, group.outputs) for group in groups]
+    assert len(set(found)) == len(found)
+    return set(found)
+
+
+@pytest.mark.parametrize("kind", ["plain", "linear", "alternatives"])
+@pytest.mark.parametrize("most_outputs", [1, 2, 3, 9])
+def test_all_subsets(kind, most_outputs):
+    for seed in range(15):
+        graph = small_graph(seed, 9, kind == "linear", 2 * (kind == "alternatives"))
+        options = Options(
+            contract_chains=False, max_outputs=most_outputs, max_primitives=2 + seed % 8,
+            max_inputs=1 + seed % 6,
+        )  # fmt: skip
+        assert keys(graph, options) == Oracle(graph, options).groups(), seed
+
+
+def chain(*ops: str, shape: str = "f32[4,6]") -> PrimitiveGraph:
+    builder = GraphBuilder()
+    value = builder.input("x", ValueType.parse(shape))
+    for op in ops:
+        value = builder.add(op, [value])
+    builder.output("y", value)
+    return builder.freeze()
+
+
+def sets(graph, options=ALL):
+    return {primitives for primitives, _ in keys(graph, options)}
+
+
+def test_a_chain_has_all_of_its_intervals():
+    found = sets(chain("neg", "exp", "tanh", "abs"))
+    assert found == {tuple(range(a, b)) for a in range(4) for b in range(a + 1, 5)}
+
+
+def test_contracted_chains_end_only_at_their_end():
+    found = sets(chain("neg", "exp", "tanh", "abs"), Options())
+    assert found == {(0, 1, 2, 3), (0,), (1,), (2,), (3,)}
+
+
+def test_a_chain_after_a_linear_primitive_may_end_anywhere():
+    """oneDNN may fuse its beginning only."""
+    builder = GraphBuilder()
+    x, w = (builder.input(n, ValueType.parse("f32[4,4]")) for n in "xw")
+    value = builder.add("matmul", [x, w])
+    for op in ("abs", "tanh", "sin"):
+        value = builder.add(op, [value])
+    builder.output("y", value)
+    found = sets(builder.freeze(), Options())
+    assert found >= {(0,), (0, 1), (0, 1, 2), (0, 1, 2, 3), (1, 2, 3), (2, 3)}
+
+
+def test_two_diamonds_from_one_root_are_one_set_of_two_outputs():
+    """The set can be grown only by more than one primitive at a time if ends are limited."""
+    builder = GraphBuilder()
+    root = builder.add("neg", [builder.input("x", ValueType.parse("f32[4]"))])
+    for i, (a, b) in enumerate((("exp", "tanh"), ("sin", "cos"))):
+        pair = [builder.add(a, [root]), builder.add(b, [root])]
+        builder.output(f"y{i}", builder.add("add", pair))
+    assert tuple(range(7)) in sets(builder.freeze(), replace(ALL, max_outputs=2))
+
+
+def test_broadcasts_come_with_their_readers():
+    builder = GraphBuilder()
+    x = builder.input("x", ValueType.parse("f32[3,5]"))
+    total = builder.add("reduce_sum", [x], ReduceAttributes((1,)))
+    wide = builder.add("broadcast", [total], BroadcastAttributes((3, 5)))
+    builder.output("y", builder.add("sub", [x, wide]))
+    builder.output("z", builder.add("mul", [x, wide]))
+    found = sets(builder.freeze())
+    assert found == {(0,), (1,), (2,), (3,), (0, 1, 2), (0, 1, 3), (0, 1, 2, 3), (1, 2), (1, 3)}
+
+
+def test_what_a_path_leaves_and_reenters_is_no_set():
+    builder = GraphBuilder()
+    x = builder.input("x", ValueType.parse("f32[4]"))
+    a = builder.add("neg", [x])
+    builder.output("y", builder.add("add", [a, builder.add("exp", [a])]))
+    assert sets(builder.freeze()) == {(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)}
+
+
+def test_alternatives_of_one_value_never_meet_and_cycles_are_no_sets():
+    """a = T(b) and b = T(a) hold at once; a set of both computes nothing."""
+    swap = TransposeAttributes((1, 0))
+    type_ = ValueType.parse("f32[4,4]")
+    graph = PrimitiveGraph(
+        types=(type_,) * 4,
+        primitives=(
+            Primitive("neg", (0,), Primitive("neg", (), swap, 0).row.attributes(), 1),
+            Primitive("transpose", (1,), swap, 2),
+            Primitive("transpose", (2,), swap, 1),
+            Primitive("neg", (2,), Primitive("neg", (), swap, 0).row.attributes(), 3),
+        ),
+        inputs=(("x", 0),),
+        outputs=(("y", 3), ("z", 1)),
+    )
+    found = keys(graph)
+    assert not any({0, 2} <= set(p) or {1, 2} <= set(p) for p, _ in found)
+    assert found == Oracle(graph, ALL).groups()
+    assert all(outputs for _, outputs in found)
+
+
+def linear_graph():
+    builder = GraphBuilder()
+    x = builder.input("x", ValueType.parse("f32[4,4]"))
+    w = builder.input("w", ValueType.parse("f32[4,4]"))
+    before = builder.add("transpose", [builder.add("exp", [x])], TransposeAttributes((1, 0)))
+    product = builder.add("matmul", [before, w])
+    after = builder.add("reduce_sum", [builder.add("tanh", [product])], ReduceAttributes((1,)))
+    builder.output("y", builder.add("matmul", [w, after]))
+    return builder.freeze()
+
+
+def test_linear_primitives_take_layout_before_and_no_reduction_beside():
+    graph = linear_graph()
+    names = [primitive.op for primitive in graph.primitives]
+    found = {tuple(names[p] for p in primitives) for primitives in sets(graph)}
+    assert found == {
+        ("exp",), ("transpose",), ("matmul",), ("tanh",), ("reduce_sum",), ("exp", "transpose"),
+        ("transpose", "matmul"), ("transpose", "matmul", "tanh"), ("matmul", "tanh"),
+        ("tanh", "reduce_sum"),
+    }  # fmt: skip
+
+
+def test_opaque_primitives_meet_only_the_other_outputs_of_their_operator():
+    texts = ("f32[4]", "i64[4]")
+    row = OpaqueAttributes("TopK", "", 11, "00", ("f32[4]",), texts, 0)
+    type_, index = map(ValueType.parse, texts)
+    graph = PrimitiveGraph(
+        types=(type_, type_, index, type_, type_),
+        primitives=(
+            Primitive("opaque", (0,), row, 1),
+            Primitive("opaque", (0,), replace(row, output=1), 2),
+            Primitive("neg", (1,), Primitive("neg", (), row, 0).row.attributes(), 3),
+            Primitive("opaque", (3,), row, 4),
+        ),
+        inputs=(("x", 0),),
+        outputs=(("v", 4), ("i", 2)),
+    )
+    assert sets(graph) == {(0,), (1,), (2,), (3,), (0, 1)}
+
+
+def test_limits_are_reported_and_single_primitives_always_there():
+    graph = small_graph(3, 9)
+    tight = Options(max_primitives=2, max_inputs=1, max_outputs=1, contract_chains=False)
+    groups, report = enumerate_groups(graph, tight)
+    assert set(report.limits_hit) <= {"max_primitives", "max_inputs", "max_outputs"}
+    assert {group.primitives for group in groups} >= {(p,) for p in range(len(graph.primitives))}
+    builder = GraphBuilder()
+    x, y = (builder.input(n, ValueType.parse("f32[4]")) for n in "xy")
+    a = builder.add("neg", [builder.add("add", [x, y])])
+    builder.output("o", a)
+    builder.output("p", builder.add("exp", [a]))
+    graph = builder.freeze()
+    for name, value in (("max_primitives", 2), ("max_inputs", 1), ("max_outputs", 1),
+                        ("max_candidates", 3)):  # fmt: skip
+        wide = Options(contract_chains=False, max_outputs=2)
+        assert enumerate_groups(graph, wide)[1].limits_hit == ()
+        groups, report = enumerate_groups(graph, replace(wide, **{name: value}))
+        assert report.limits_hit == ((name,) if name != "max_outputs" else report.limits_hit)
+        assert {p for g in groups for p in g.primitives} == {0, 1, 2}
+
+
+def test_the_order_is_deterministic():
+    graph = small_graph(5, 9, linear=True)
+    first, second = (enumerate_groups(graph, Options())[0] for _ in range(2))
+    assert [(g.primitives, g.outputs, g.key) for g in first] == [
+        (g.primitives, g.outputs, g.key) for g in second
+    ]
+
+
+def test_convolutions_of_two_layers_never_share_a_kernel():
+    builder = GraphBuilder()
+    value = builder.input("x", ValueType.parse("f32[1,2,5,5]"))
+    for i in range(2):
+        w = builder.input(f"w{i}", ValueType.parse("f32[2,2,1,1]"))
+        attributes = ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1))
+        value = builder.add("abs", [builder.add("conv", [value, w], attributes)])
+    builder.output("y", value)
+    graph = builder.freeze()
+    for primitives in sets(graph):
+        assert sum(graph.primitives[p].op == "conv" for p in primitives) <= 1

@@ -1,0 +1,101 @@
+"""Layouts: packing is a bijection, and the text form comes back."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
+from korch.primitive.types import DType, ValueType
+
+
+@st.composite
+def layouts(draw):
+    rank = draw(st.integers(0, 5))
+    order = tuple(draw(st.permutations(range(rank))))
+    blocks = st.tuples(st.integers(0, max(rank - 1, 0)), st.sampled_from((2, 3, 4, 8)))
+    return Layout(order, tuple(draw(st.lists(blocks, max_size=3))) if rank else ())
+
+
+@st.composite
+def layouts_and_shapes(draw):
+    layout = draw(layouts())
+    return layout, tuple(draw(st.integers(0 if i else 1, 5)) for i in range(len(layout.order)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(layouts_and_shapes())
+def test_unpacking_undoes_packing(pair):
+    layout, shape = pair
+    array = np.arange(1, math.prod(shape) + 1, dtype=np.int32).reshape(shape)
+    packed = layout.pack(array)
+    assert packed.shape == layout.physical_shape(shape)
+    assert packed.flags.c_contiguous
+    assert packed.nbytes == layout.size_bytes(ValueType(shape, DType.I32))
+    assert sorted(packed[packed != 0].tolist()) == array.reshape(-1).tolist()
+    unpacked = layout.unpack(packed, shape)
+    assert unpacked.dtype == array.dtype
+    np.testing.assert_array_equal(unpacked, array)
+
+
+@settings(max_examples=200, deadline=None)
+@given(layouts_and_shapes())
+def test_normalizing_keeps_the_bytes(pair):
+    layout, shape = pair
+    found = layout.normalized(shape)
+    assert found in (layout, Layout.plain(len(shape)))
+    if math.prod(shape):
+        array = np.arange(1, math.prod(shape) + 1, dtype=np.int32).reshape(shape)
+        packed, plain = layout.pack(array), np.ascontiguousarray(array)
+        assert found.pack(array).tobytes() == packed.tobytes()
+        assert found.is_plain == (packed.tobytes() == plain.tobytes()) or layout.is_plain
+
+
+@settings(max_examples=200, deadline=None)
+@given(layouts())
+def test_the_text_form_comes_back(layout):
+    assert Layout.parse(str(layout)) == layout
+
+
+@pytest.mark.parametrize(("layout", "text"), [
+    (Layout.plain(4), "abcd"), (channels_last(4), "acdb"), (channels_last(5), "acdeb"),
+    (channels_blocked(4, 16), "aBcd16b"), (Layout.plain(0), ""),
+    (Layout((0, 1, 2, 3), ((1, 4), (0, 16), (1, 4))), "ABcd4b16a4b"),
+])  # fmt: skip
+def test_known_texts(layout, text):
+    assert str(layout) == text
+    assert Layout.parse(text) == layout
+
+
+@pytest.mark.parametrize("text", ["acb d", "abd", "aab", "aBcd", "abcd16b", "ab4d", "aB0b",
+                                  "aB04b", "16b", "abcd16", "any", "a-b"])  # fmt: skip
+def test_what_is_no_layout_is_refused(text):
+    with pytest.raises(ValueError, match="is no layout; expected one like abcd or aBcd16b"):
+        Layout.parse(text)
+
+
+def test_blocks_nest_from_outside_in():
+    x = np.arange(8)
+    np.testing.assert_array_equal(Layout.parse("A4a").pack(x), [[0, 1, 2, 3], [4, 5, 6, 7]])
+    y = np.arange(16).reshape(4, 4)
+    packed = Layout.parse("AB2a2b").pack(y)
+    np.testing.assert_array_equal(packed[0, 1], [[2, 3], [6, 7]])
+    np.testing.assert_array_equal(packed[1, 0], [[8, 9], [12, 13]])
+
+
+def test_what_is_missing_from_a_block_is_zero():
+    packed = Layout.parse("A4a").pack(np.arange(1, 6, dtype=np.float32))
+    np.testing.assert_array_equal(packed, [[1, 2, 3, 4], [5, 0, 0, 0]])
+
+
+@pytest.mark.parametrize(("shape", "texts"), [
+    ((1, 32, 4, 5), ["abcd", "acdb", "aBcd16b"]), ((1, 24, 4, 5), ["abcd", "acdb"]),
+    ((1, 16, 4, 5), ["abcd", "acdb", "aBcd16b"]), ((2, 1, 4, 5), ["abcd"]),
+    ((2, 32, 1, 1), ["abcd"]), ((1, 32, 2, 4, 5), ["abcde", "acdeb", "aBcde16b"]),
+    ((32, 32), ["ab"]), ((1, 32, 5), ["abc"]), ((0, 32, 4, 5), ["abcd"]), ((), [""]),
+    ((1, 32, 1, 1, 1, 1), ["abcdef"]),
+])  # fmt: skip
+def test_choices(shape, texts):
+    assert [str(x) for x in layout_choices(ValueType(shape, DType.F32), 16)] == texts
