@@ -1,5 +1,8 @@
 """This machine as the target, and a compiler with a cache of its own."""
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -20,3 +23,10 @@ def builder(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Builder
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(7)
+
+
+@pytest.fixture(scope="session")
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache for all tests that optimize, in all test processes: each kernel is built once."""
+    folder = tmp_path_factory.getbasetemp()
+    return (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "korch-cache"

@@ -12,18 +12,13 @@ from benchmarks.models import build
 import korch
 from korch.errors import InputError, ModelError, OptionError
 
-QUICK = {"budget": 1.0, "gap": 0.5, "max_primitives": 8, "solver_seconds": 5.0}
+QUICK = {"threads": 1, "budget": 1.0, "gap": 0.5, "max_primitives": 8, "solver_seconds": 5.0}
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("korch-cache")
-
-
-@pytest.fixture(scope="session")
-def network(cache: Path) -> tuple[onnx.ModelProto, korch.Executable]:
+def network(cache_folder: Path) -> tuple[onnx.ModelProto, korch.Executable]:
     model = build("conv_bn_relu", size=8, channels=(4, 16))
-    return model, korch.optimize(model, cache_folder=cache, **QUICK)
+    return model, korch.optimize(model, cache_folder=cache_folder, **QUICK)
 
 
 def reference(model: onnx.ModelProto, *arrays: np.ndarray) -> list[np.ndarray]:
@@ -54,9 +49,9 @@ def test_nan_and_infinity_travel(network) -> None:
     np.testing.assert_array_equal(np.isnan(actual), np.isnan(expected))
 
 
-def test_a_transformer_with_an_infinite_mask(cache: Path) -> None:
+def test_a_transformer_with_an_infinite_mask(cache_folder: Path) -> None:
     model = build("tiny_transformer", sequence=8, width=16, heads=2)
-    executable = korch.optimize(model, cache_folder=cache, **QUICK)
+    executable = korch.optimize(model, cache_folder=cache_folder, **QUICK)
     arrays = inputs_of(executable)
     (actual,), (expected,) = executable(*arrays), reference(model, *arrays)
     assert np.isfinite(actual).all()
@@ -74,20 +69,20 @@ def test_the_report_is_honest(network) -> None:
     assert report["kernels"] == len(executable.plan.steps)
 
 
-def test_strict_reorders_nothing(cache: Path) -> None:
+def test_strict_reorders_nothing(cache_folder: Path) -> None:
     model = build("conv_bn_relu", size=8, channels=(4, 16))
-    executable = korch.optimize(model, cache_folder=cache, strict=True, **QUICK)
+    executable = korch.optimize(model, cache_folder=cache_folder, strict=True, **QUICK)
     rules = {rule["name"]: rule for rule in executable.report["rules"]["rules"]}
     assert rules["affine-folds-into-linear-after-it"]["is_off"]
     arrays = inputs_of(executable)
     np.testing.assert_allclose(executable(*arrays)[0], reference(model, *arrays)[0], atol=1e-5)
 
 
-def test_a_second_search_finds_the_first(network, cache: Path) -> None:
+def test_a_second_search_finds_the_first(network, cache_folder: Path) -> None:
     model, first = network
     options = {**QUICK, "budget": None, "gap": 0.9}
-    korch.optimize(model, cache_folder=cache, **options)
-    again = korch.optimize(model, cache_folder=cache, **options)
+    korch.optimize(model, cache_folder=cache_folder, **options)
+    again = korch.optimize(model, cache_folder=cache_folder, **options)
     assert again.report["stages_s"]["orchestrate"] < 1 or again.report["measured_candidates"] > 0
     arrays = inputs_of(first)
     np.testing.assert_allclose(again(*arrays)[0], first(*arrays)[0], rtol=1e-4, atol=1e-5)
@@ -105,7 +100,7 @@ def test_save_and_load(network, tmp_path: Path) -> None:
     np.testing.assert_array_equal(loaded.run(names, feeds)[0], loaded(*arrays)[0])
 
 
-def test_an_operator_without_a_rule_is_run_by_onnx_runtime(cache: Path) -> None:
+def test_an_operator_without_a_rule_is_run_by_onnx_runtime(cache_folder: Path) -> None:
     pytest.importorskip("onnxruntime")
     nodes = [
         onnx.helper.make_node("Relu", ["x"], ["a"]),
@@ -120,7 +115,7 @@ def test_an_operator_without_a_rule_is_run_by_onnx_runtime(cache: Path) -> None:
     )  # fmt: skip
     opsets = [onnx.helper.make_opsetid("", 17)]
     model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    executable = korch.optimize(model, cache_folder=cache, **QUICK)
+    executable = korch.optimize(model, cache_folder=cache_folder, **QUICK)
     assert "onnxruntime" in {step.provider for step in executable.plan.steps}
     arrays = inputs_of(executable)
     np.testing.assert_allclose(executable(*arrays)[0], reference(model, *arrays)[0], atol=1e-6)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -16,45 +17,55 @@ from benchmarks.models import build
 
 from korch.cli import main, parse_shapes
 from korch.errors import OptionError
+from korch.options import Options
 
-QUICK = ("--budget", "1", "--gap", "0.9", "--max-primitives", "6")
+QUICK = ("--budget", "1", "--gap", "0.9", "--max-primitives", "6", "--threads", "1")
+Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("korch-cli")
     (made / "mlp.onnx").write_bytes(build("mlp").SerializeToString())
+    (made / "text.onnx").write_text("this is neither a model nor an artifact")
+    np.savez(made / "several.npz", a=np.zeros(2))
+    np.save(made / "shape.npy", np.zeros((2, 16), np.float32))
+    np.save(made / "type.npy", np.zeros((1, 16), np.float64))
+    (made / "cut.npy").write_bytes((made / "shape.npy").read_bytes()[:-8])
     return made
 
 
 @pytest.fixture(scope="session")
-def artifact(folder: Path) -> Path:
+def artifact(folder: Path, cache_folder: Path) -> Path:
     path = folder / "mlp.korch"
     arguments = ["optimize", str(folder / "mlp.onnx"), "-o", str(path), *QUICK,
-                 "--cache-folder", str(folder / "cache")]  # fmt: skip
+                 "--cache-folder", str(cache_folder)]  # fmt: skip
     assert main(arguments) == 0
     return path
 
 
-def test_optimize_prints_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["optimize", str(folder / "mlp.onnx"), "-o", str(folder / "b.korch"), "--json",
-                 *QUICK, "--cache-folder", str(folder / "cache")]  # fmt: skip
+def test_optimize_prints_json(
+    folder: Path, cache_folder: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    out = tmp_path / "b.korch"
+    arguments = ["optimize", str(folder / "mlp.onnx"), "-o", str(out), "--json", *QUICK,
+                 "--cache-folder", str(cache_folder)]  # fmt: skip
     assert main(arguments) == 0
     report = json.loads(capsys.readouterr().out)
     wanted = {"artifact", "status", "predicted_ms", "measured_ms", "lower_bound_ms", "gap",
               "primitives", "alternatives", "candidates", "measured_candidates", "kernels",
               "arena_bytes", "max_error", "seconds"}  # fmt: skip
     assert wanted <= report.keys()
-    assert Path(report["artifact"]).is_file()
+    assert report["artifact"] == str(out) and out.is_file()
 
 
-def test_run_and_explain(
-    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_and_explain(artifact: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "out.npz"
     assert main(["run", str(artifact), "--random", "--output", str(out), "--repeat", "3"]) == 0
-    assert "3 runs: median" in capsys.readouterr().out
-    assert np.isfinite(np.load(out)["output"]).all()
+    printed = capsys.readouterr().out
+    assert "3 runs: median" in printed and "output: f32[1, 8]" in printed
+    with np.load(out) as arrays:
+        assert np.isfinite(arrays["output"]).all()
     assert main(["explain", str(artifact)]) == 0
     text = capsys.readouterr().out
     assert "x bound" in text and "whole plans, timed in turn" in text and "matmul" in text
@@ -62,87 +73,203 @@ def test_run_and_explain(
     assert json.loads(capsys.readouterr().out)["steps"]
 
 
-def test_bench(artifact: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_takes_arrays_and_keeps_names(artifact: Path, tmp_path: Path) -> None:
+    given = np.random.default_rng(1).standard_normal((1, 16)).astype(np.float32)
+    np.save(tmp_path / "a=x.npy", given)
+    results = []
+    for name in ("first", "second"):  # numpy.savez would add .npz
+        arguments = ["run", str(artifact), "--input", f"input={tmp_path / 'a=x.npy'}",
+                     "--output", str(tmp_path / name)]  # fmt: skip
+        assert main(arguments) == 0
+        with np.load(tmp_path / name) as arrays:
+            results.append(arrays["output"])
+    assert results[0].shape == (1, 8) and np.array_equal(*results)
+
+
+def test_bench_of_an_artifact(artifact: Path, capsys: Capture) -> None:
     pytest.importorskip("onnxruntime")
-    arguments = ["bench", str(artifact), "--against", "onnxruntime", "--rounds", "2", "--json",
-                 "--model", str(folder / "mlp.onnx")]  # fmt: skip
+    arguments = ["bench", str(artifact), "--against", "onnxruntime", "--rounds", "2", "--json"]
     assert main(arguments) == 0
     found = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in found["rows"]] == ["korch", "onnxruntime"]
+    assert {"name", "median_ms", "p10_ms", "p90_ms", "max_error"} <= found["rows"][0].keys()
     assert found["speedup_over_best"] > 0
     assert max(row["max_error"] for row in found["rows"]) < 1e-4
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["optimize", "MISSING.onnx", "-o", "x.korch"], "MISSING.onnx"),
-        (["optimize", "{folder}/text.onnx", "-o", "{folder}/x.korch"], "text.onnx"),
-        (["optimize", "{folder}/mlp.onnx", "-o", "/nowhere/x.korch"],
-         "option --output: the folder of /nowhere/x.korch does not exist. Create it first"),
-        (["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--shape", "input"],
-         "option --shape: can't read 'input'; expected NAME=1x3x224x224"),
-        (["run", "{folder}/text.onnx", "--random"], "text.onnx"),
-        (["run", "{artifact}", "--input", "input"], "option --input: can't read 'input'"),
-        (["run", "{artifact}", "--input", "input={folder}/mlp.onnx"], "expected a .npy file"),
-        (["run", "{artifact}"], "input 'input' is missing"),
-        (["bench", "{artifact}", "--against", "nobody"], "nobody"),
-        (["bench", "{artifact}", "--rounds", "0"], "option --rounds: the value 0 is too small"),
-    ],
-)  # fmt: skip
+def test_bench_of_a_model(folder: Path, cache_folder: Path, capsys: Capture) -> None:
+    pytest.importorskip("onnxruntime")
+    arguments = ["bench", str(folder / "mlp.onnx"), "--against", "onnxruntime", "--rounds", "2",
+                 *QUICK, "--cache-folder", str(cache_folder)]  # fmt: skip
+    assert main(arguments) == 0
+    text = capsys.readouterr().out
+    assert "korch is " in text and " as fast as onnxruntime" in text and "1 threads" in text
+
+
+def test_bench_refuses_a_model_that_is_not_the_one_that_was_built(
+    folder: Path, cache_folder: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    pytest.importorskip("onnxruntime")
+    model, artifact = tmp_path / "m.onnx", tmp_path / "m.korch"
+    model.write_bytes((folder / "mlp.onnx").read_bytes())
+    arguments = ["optimize", str(model), "-o", str(artifact), *QUICK,
+                 "--cache-folder", str(cache_folder)]  # fmt: skip
+    assert main(arguments) == 0
+    model.write_bytes(build("mlp", batch=1, seed=5).SerializeToString())
+    capsys.readouterr()
+    assert main(["bench", str(artifact), "--against", "onnxruntime"]) == 1
+    changed = f"korch: {artifact}: the model {model} has changed since it was built. "
+    assert capsys.readouterr().err == changed + "Name the model with --model\n"
+    model.unlink()
+    assert main(["bench", str(artifact), "--against", "onnxruntime"]) == 1
+    gone = f"korch: {artifact}: the model {model} that it was built from is gone. "
+    assert capsys.readouterr().err == gone + "Name the model with --model\n"
+
+
+@pytest.mark.parametrize("stage", ["fission", "saturate", "candidates"])
+def test_stages_print_text(stage: str, folder: Path, capsys: Capture) -> None:
+    assert main([stage, str(folder / "mlp.onnx")]) == 0
+    text = capsys.readouterr().out
+    assert "matmul(%0, %1)" in text and ("# group 1: " in text) == (stage == "candidates")
+
+
+BAD = [
+    (["optimize", "{folder}/missing.onnx", "-o", "{folder}/x.korch"], "{folder}/missing.onnx: "),
+    (["optimize", "{folder}/text.onnx", "-o", "{folder}/x.korch"], "{folder}/text.onnx: "),
+    (["optimize", "{folder}/mlp.onnx", "-o", "/nowhere/x.korch"],
+     "option --output: the folder of /nowhere/x.korch does not exist. Create it first"),
+    (["optimize", "{folder}/mlp.onnx", "-o", "/proc/x.korch"],
+     "option --output: the folder of /proc/x.korch can't be written ("),
+    (["optimize", "{folder}/mlp.onnx", "-o", "{folder}"],
+     "option --output: {folder} is a folder; expected the name of a file"),
+    (["optimize", "{folder}/mlp.onnx", "-o", "{folder}/../{name}/mlp.onnx"],
+     "option --output: {folder}/../{name}/mlp.onnx is the model itself; expected another file"),
+    (["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--shape", "input"],
+     "option --shape: can't read 'input'; expected NAME=1x3x224x224"),
+    (["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--shape", "other=1x3"],
+     "other"),
+    (["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--threads", "0"],
+     "option threads: the value 0 is too small; expected at least 1"),
+    (["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--target", "tpu"],
+     "option target: unknown target 'tpu'; expected cpu"),
+    (["run", "{folder}/text.onnx", "--random"], "{folder}/text.onnx: "),
+    (["run", "{folder}/missing.korch", "--random"], "{folder}/missing.korch: "),
+    (["run", "{artifact}"], "input 'input' is missing"),
+    (["run", "{artifact}", "--random", "--output", "/nowhere/x.npz"],
+     "option --output: the folder of /nowhere/x.npz does not exist. Create it first"),
+    (["run", "{artifact}", "--input", "input"],
+     "option --input: can't read 'input'; expected NAME=x.npy"),
+    (["run", "{artifact}", "--input", "other={folder}/shape.npy"],
+     "there is no input 'other'; expected 'input'"),
+    (["run", "{artifact}", "--input", "input={folder}/shape.npy"],
+     "input 'input': it is f32[2,16]; expected f32[1,16]"),
+    (["run", "{artifact}", "--input", "input={folder}/type.npy"],
+     "input 'input': it is f64[1,16]; expected f32[1,16]"),
+    (["run", "{artifact}", "--input", "input={folder}/missing.npy"],
+     "input 'input': {folder}/missing.npy can't be read (No such file or directory); "
+     "expected a .npy file"),
+    (["run", "{artifact}", "--input", "input={folder}/several.npz"],
+     "input 'input': {folder}/several.npz is no array ("),
+    (["run", "{artifact}", "--input", "input={folder}/cut.npy"],
+     "input 'input': {folder}/cut.npy is no array ("),
+    (["explain", "{folder}/text.onnx"], "{folder}/text.onnx: "),
+    (["bench", "{artifact}", "--against", "nobody"], "peers: there is no peer 'nobody'"),
+    (["bench", "{artifact}", "--against", "onnxruntime,onnxruntime"],
+     "two runners are called 'onnxruntime'"),
+    (["bench", "{artifact}", "--rounds", "0"], "option --rounds: the value 0 is too small"),
+    (["bench", "{folder}/missing.korch"], "{folder}/missing.korch: "),
+    (["bench", "{artifact}", "--model", "{folder}/missing.onnx"], "{folder}/missing.onnx: "),
+    (["fission", "{folder}/text.onnx"], "{folder}/text.onnx: "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD, ids=[" ".join(a)[:70] for a, _ in BAD])
 def test_bad_input_is_one_clear_error(
-    arguments: list[str], message: str, folder: Path, artifact: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    (folder / "text.onnx").write_text("this is neither a model nor an artifact")
-    filled = [a.format(folder=folder, artifact=artifact) for a in arguments]
-    assert main(filled) == 1
-    error = capsys.readouterr().err
-    assert message in error and error.startswith("korch: ")
-    assert "Traceback" not in error and len(error.strip().splitlines()) == 1
+    arguments: list[str], message: str, folder: Path, artifact: Path, capsys: Capture
+) -> None:
+    names = {"folder": folder, "name": folder.name, "artifact": artifact}
+    capsys.readouterr()
+    assert main([argument.format(**names) for argument in arguments]) == 1
+    printed = capsys.readouterr()
+    assert message.format(**names) in printed.err and printed.err.startswith("korch: ")
+    assert len(printed.err.splitlines()) == 1 and printed.out == ""
 
 
-def test_wrong_usage_is_code_2() -> None:
+@pytest.mark.parametrize(
+    "arguments", [["optimize"], ["explode"], [], ["optimize", "m", "-o", "x", "--threads", "two"]]
+)
+def test_wrong_usage_is_code_2(arguments: list[str], capsys: Capture) -> None:
     with pytest.raises(SystemExit) as error:
-        main(["optimize"])
+        main(arguments)
     assert error.value.code == 2
+    assert "usage: korch" in capsys.readouterr().err
+
+
+def test_flags_are_made_from_the_options(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    seen: list[Options] = []
+
+    def stop(model: Path, options: Options, *_: object) -> None:
+        seen.append(options)
+        raise OptionError("stop")
+
+    monkeypatch.setattr("korch.pipeline.optimize_model", stop)
+    start = ["optimize", str(folder / "mlp.onnx"), "-o", str(folder / "x.korch")]
+    assert main(start) == 1
+    assert main([*start, "--threads", "3", "--budget", "2.5", "--strict", "--check", "2",
+                 "--no-contract-chains", "--cache-folder", "/tmp/kc"]) == 1  # fmt: skip
+    assert seen == [
+        Options(),
+        Options(threads=3, budget_s=2.5, strict=True, check=2, contract_chains=False,
+                cache_folder=Path("/tmp/kc")),
+    ]  # fmt: skip
 
 
 def test_shapes_are_read() -> None:
-    assert parse_shapes(["x=1x3", "a=b=2"]) == {"x": (1, 3), "a=b": (2,)}
-    with pytest.raises(OptionError):
-        parse_shapes(["x=1xa"])
+    assert parse_shapes(["x=1x3", "a=b=2", "s="]) == {"x": (1, 3), "a=b": (2,), "s": ()}
+    for text in ("x", "x=1xa", "x=1x", "=1x2", "x=-1x2"):
+        with pytest.raises(OptionError):
+            parse_shapes([text])
+
+
+def test_a_reader_that_stops_reading_is_no_error(folder: Path) -> None:
+    command = [sys.executable, "-m", "korch.cli", "fission", str(folder / "mlp.onnx")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
 
 
 def test_an_interrupted_search_goes_on(folder: Path, tmp_path: Path) -> None:
     (folder / "tiny.onnx").write_bytes(build("tiny_candy").SerializeToString())
     cache = tmp_path / "cache"
-    command = [sys.executable, "-m", "korch.cli", "optimize", str(folder / "tiny.onnx"), "-o",
-               str(tmp_path / "tiny.korch"), "--cache-folder", str(cache)]  # fmt: skip
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ)
-    database = cache / "kernels-1.sqlite"
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and _records(database) == 0:
-        time.sleep(0.2)
+    command = ["optimize", str(folder / "tiny.onnx"), "-o", str(tmp_path / "tiny.korch"),
+               "--cache-folder", str(cache), "--threads", "1"]  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", "korch.cli", *command], stderr=subprocess.PIPE, text=True
+    )
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s and not _records(cache):
+        time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=30)
+    _, error = process.communicate(timeout=60)
+    assert error == (
+        "korch: interrupted; what was measured is kept, the same command goes on from there\n"
+    )
     assert process.returncode == 130
-    assert "interrupted" in error and "Traceback" not in error
-    before = _records(database)
-    assert before > 0
-    assert not (tmp_path / "tiny.korch").exists()
-    assert main([*command[3:], *QUICK]) == 0
-    assert _records(database) >= before
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+    before = _records(cache)
+    assert before
+    assert main([*command, *QUICK]) == 0
+    assert before.items() <= _records(cache).items()  # nothing was measured twice
 
 
-def _records(database: Path) -> int:
-    import sqlite3
-    from contextlib import closing
-
-    if not database.exists():
-        return 0
-    with closing(sqlite3.connect(database, timeout=10)) as connection:
+def _records(cache: Path) -> dict[str, str]:
+    files = list(cache.glob("*.sqlite"))
+    if not files:
+        return {}
+    with closing(sqlite3.connect(files[0], timeout=10)) as connection:
         try:
-            return int(connection.execute("SELECT count(*) FROM records").fetchone()[0])
+            return dict(connection.execute("SELECT candidate, record FROM records").fetchall())
         except sqlite3.OperationalError:
-            return 0
+            return {}

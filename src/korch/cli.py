@@ -251,8 +251,10 @@ def _feeds(parsed: argparse.Namespace, executable: Any) -> dict[str, Any]:
             {t.name: (tuple(t.shape), t.dtype) for t in executable.get_inputs()}, parsed.seed
         )
     for text in parsed.input:
-        name, equals, file = text.rpartition("=")
-        if not equals or not name:
+        known = [t.name for t in executable.get_inputs() if text.startswith(f"{t.name}=")]
+        name = known[0] if known else text.partition("=")[0]
+        file = text[len(name) + 1 :]
+        if not name or not file:
             raise OptionError(f"can't read {text!r}", where="option --input",
                               expected="NAME=x.npy")  # fmt: skip
         feeds[name] = _read_array(name, Path(file))
