@@ -1,0 +1,130 @@
+"""Kernels are timed in another process: what they break is theirs, the others' times still come."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from korch.errors import MeasureError
+from korch.measure import timer
+from korch.measure.compiler import NATIVE_FOLDER
+from korch.measure.record import Failed, Measured
+from korch.measure.timer import BufferSpec, Job, time_kernels
+
+HEAD = "#include <stdlib.h>\n#include <stdint.h>\n#include <stdio.h>\n#include <unistd.h>\n"
+RUNS = {
+    "good": "static_cast<float*>(buffers[1])[0] += static_cast<float*>(buffers[0])[0]; return 0;",
+    "talks": 'printf("{\\"done\\": true}\\n"); fflush(stdout); return 0;',
+    "faults": "return *static_cast<volatile int*>(nullptr);",
+    "aborts": "abort();",
+    "exits": "_exit(3);",
+    "loops": "for (volatile int i = 0;; ) (void)i;",
+    "fails": "return 7;",
+    "fails_late": "static int runs = 0; return ++runs > 12;",
+}
+CREATES = {
+    "made": "return malloc(8);",
+    "unmade": 'snprintf(error, size, "no such thing"); return nullptr;',
+    "silent": "return nullptr;",
+    "crashes": "abort();",
+    "hangs": "for (volatile int i = 0;; ) (void)i; return nullptr;",
+}
+
+
+VOID = 'extern "C" void*'
+
+
+def children() -> set[str]:
+    """Return the processes that this one has started and not waited for."""
+    tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    return {number for task in tasks for number in task.read_text().split()}
+
+
+def sources():
+    text = HEAD
+    for name, body in RUNS.items():
+        text += f'extern "C" int {name}_run(void*, void* const* buffers) {{ {body} }}\n'
+    for name, body in CREATES.items():
+        text += (
+            f'extern "C" void* {name}_create(int threads, char* error, size_t size) {{ {body} }}\n'
+        )
+        text += (
+            f'extern "C" int {name}_run(void* state, void* const*) {{ return state == nullptr; }}\n'
+        )
+    return text
+
+
+@pytest.fixture(scope="module")
+def libraries(builder):
+    own = (NATIVE_FOLDER / "korch_timer.cpp").read_text()
+    return builder.library([sources()]), builder.library([own])
+
+
+@pytest.fixture
+def measure(libraries, monkeypatch):
+    monkeypatch.setattr(timer, "KERNEL_NS", 1_000_000)
+    buffers = (BufferSpec(64, "f32"), BufferSpec(64, "f32"), BufferSpec(64, "u8"))
+
+    def run(*names: str, hang_seconds: float = 20.0) -> list[Measured | Failed]:
+        jobs = [Job(name, name in CREATES, buffers) for name in names]
+        before = children()
+        found = time_kernels(jobs, *libraries, [], threads=2, hang_seconds=hang_seconds)
+        assert children() <= before  # no process is left behind, not even a dead one
+        return found
+
+    return run
+
+
+def test_good_kernels_have_times(measure):
+    for found in measure("good", "made", "talks"):
+        assert isinstance(found, Measured)
+        assert len(found.samples_ns) >= timer.LEAST_ROUNDS
+        assert 0 < found.time_ns <= max(found.samples_ns)
+
+
+@pytest.mark.parametrize(("name", "expected"), [
+    ("faults", Failed("crashed", "the process ended by SIGSEGV")),
+    ("aborts", Failed("crashed", "the process ended by SIGABRT")),
+    ("exits", Failed("crashed", "the process ended by exit code 3")),
+    ("fails", Failed("failed", "run returned an error")),
+    ("fails_late", Failed("failed", "run returned an error")),
+    ("unmade", Failed("not created", "no such thing")),
+    ("silent", Failed("not created", "create gave nothing")),
+    ("crashes", Failed("crashed", "the process ended by SIGABRT")),
+])  # fmt: skip
+def test_a_kernel_that_breaks_is_recorded_and_the_others_are_timed(measure, name, expected):
+    first, broken, last = measure("good", name, "made")
+    assert broken == expected
+    assert isinstance(first, Measured)
+    assert isinstance(last, Measured)
+
+
+@pytest.mark.parametrize("name", ["loops", "hangs"])
+def test_a_kernel_that_hangs_is_recorded_and_the_others_are_timed(measure, name):
+    first, hung, last = measure("good", name, "made", hang_seconds=1.5)
+    assert hung == Failed("hung", "it did not return within 1.5 s")
+    assert isinstance(first, Measured)
+    assert isinstance(last, Measured)
+
+
+def test_several_kernels_may_break(measure):
+    found = measure("faults", "good", "aborts", "fails", "made", "exits")
+    assert [getattr(r, "kind", "") for r in found] == [
+        "crashed", "", "crashed", "failed", "", "crashed"
+    ]  # fmt: skip
+
+
+def test_a_library_that_does_not_load_is_an_error(libraries, tmp_path):
+    broken = tmp_path / "broken.so"
+    broken.write_bytes(b"nothing")
+    job = Job("good", False, (BufferSpec(64, "f32"),))
+    with pytest.raises(MeasureError) as caught:
+        time_kernels([job], Path(broken), libraries[1], [], threads=1)
+    assert str(caught.value) == (
+        "the measuring process died before it touched a kernel. Run `korch doctor`"
+    )
+
+
+def test_no_kernels_take_no_process(libraries, monkeypatch):
+    monkeypatch.setattr(timer.subprocess, "Popen", None)
+    assert time_kernels([], *libraries, [], threads=1) == []
