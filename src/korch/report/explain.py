@@ -1,31 +1,48 @@
-"""Plan and report -> text: which kernels run, what each costs, how far it is from its bound."""
+"""Plan and report -> text: which kernels run, what each costs, how far it is from its bound.
+
+What was measured and what was not are never mixed up: a cost that is only a bound is marked by ≥
+and has no distance from its bound, and the plan that won the contest of whole plans is told apart
+from the optimum of the search.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from korch.runtime.record import PlanRecord, StepRecord
+from korch.runtime.record import PlanRecord, PortRecord, StepRecord
+
+_OPTIMAL = "optimal"  # the name of the search's own plan in the contest
 
 
 def summary(report: Mapping[str, Any]) -> str:
     """Return a few lines on an optimization, for a person."""
-    gap = report.get("gap") or 0.0
-    proof = "proven optimal" if report["status"] == "optimal" else f"proven to {100 * gap:.1f} %"
-    return "\n".join(
-        (
-            f"{report['artifact']}: {report['kernels']} kernels, "
-            f"{report['measured_ms']:.3f} ms measured, {report['predicted_ms']:.3f} ms predicted "
-            f"({proof} over {report['candidates']} candidates, bound "
-            f"{report['lower_bound_ms']:.3f} ms)",
-            f"{report['primitives']} primitives, {report['alternatives']} alternatives; "
-            f"{report['measured_candidates']} of {report['distinct_candidates']} different "
-            f"candidates measured; {report['seconds']:.1f} s",
-            f"error against the float64 reference {report['max_error']:.1e} (of the largest "
-            f"element); arena {_size(report['arena_bytes'])}",
-        )
-    )
+    rows = {row["plan"]: row for row in report.get("contest", ())}
+    distinct = report["distinct_candidates"]
+    share = 100 * report["measured_candidates"] / max(1, distinct)
+    lines = [
+        f"{report['artifact']}: {report['kernels']} kernels, "
+        f"{_milliseconds(report['measured_ms'])} measured, error {report['max_error']:.1e} of the "
+        f"largest element, arena {_size(report['arena_bytes'])}",
+        f"search: {report['status']}, {_milliseconds(report['predicted_ms'])} predicted, bound "
+        f"{_milliseconds(report['lower_bound_ms'])}, gap {100 * (report['gap'] or 0.0):.1f} %; "
+        f"{report['candidates']} candidates, {distinct} different, "
+        f"{report['measured_candidates']} measured ({share:.1f} %)",
+        f"model: {report['primitives']} primitives, {report['alternatives']} alternatives; "
+        f"{report['seconds']:.1f} s",
+    ]
+    won = report.get("plan", _OPTIMAL)
+    if won != _OPTIMAL and _OPTIMAL in rows:
+        found = rows[_OPTIMAL]
+        told = (
+            f"is out: {found['refusal']}" if found["refusal"]
+            else f"took {_milliseconds(found['measured_ms'])}"
+        )  # fmt: skip
+        lines.insert(1, f"as a whole the plan {won!r} won: the optimum of the search {told}")
+    if report.get("stopped_by_budget"):
+        lines.append("the budget ended the search; more time may find a better plan")
+    return "\n".join(lines)
 
 
 def explain(plan: PlanRecord, report: Mapping[str, Any]) -> str:
@@ -35,106 +52,132 @@ def explain(plan: PlanRecord, report: Mapping[str, Any]) -> str:
         plan: the kernels in order.
         report: how the plan was found; it may be empty.
     """
-    parts = [_head(plan, report)]
-    if report.get("contest"):
-        parts.append(_contest(report))
-    if rules := _rules(plan, report):
-        parts.append(rules)
-    parts.append(_kernels(plan))
-    return "\n\n".join(parts)
+    parts = [_head(plan, report), _contest(report), _rules(plan, report), _kernels(plan)]
+    return "\n\n".join(part for part in parts if part)
 
 
 def _head(plan: PlanRecord, report: Mapping[str, Any]) -> str:
     target = plan.target
-    lines = [f"{plan.model.path or 'model'} on {target.get('cpu', '?')}, "
-             f"{target.get('isa', '?')}, {plan.threads} threads"]  # fmt: skip
+    threads = f"{plan.threads} thread" + ("s" if plan.threads > 1 else "")
+    lines = [f"{plan.model.path or 'a model'} on {target.get('cpu', 'an unknown CPU')}, "
+             f"{target.get('isa', 'generic')}, {threads}"]  # fmt: skip
     if report:
         lines.append(summary({"artifact": "plan", **report}))
-        stages = report.get("stages_s", {})
-        if stages:
-            lines.append("stages: " + ", ".join(f"{k} {v:.1f} s" for k, v in stages.items()))
+        if stages := report.get("stages_s"):
+            lines.append("seconds: " + ", ".join(f"{k} {v:.1f}" for k, v in stages.items()))
         if report.get("limits_hit"):
             lines.append("limits that bound the candidates: " + ", ".join(report["limits_hit"]))
     return "\n".join(lines)
 
 
 def _contest(report: Mapping[str, Any]) -> str:
-    lines = ["whole plans, timed in turn:",
-             f"  {'plan':14}{'kernels':>8}{'predicted':>12}{'median':>10}{'p10':>9}{'p90':>9}"
-             f"{'error':>10}"]  # fmt: skip
+    if not report.get("contest"):
+        return ""
+    lines = [
+        "whole plans, timed in turn (* is kept):",
+        f"  {'plan':14}{'kernels':>8}{'predicted':>12}{'median':>12}{'p10':>12}{'p90':>12}"
+        f"{'error':>10}",
+    ]
     for row in report["contest"]:
         mark = "*" if row["plan"] == report.get("plan") else " "
+        line = f"{mark} {row['plan']:14}{row['kernels']:>8}"
         if row["measured_ms"] is None:
-            lines.append(f"{mark} {row['plan']:14}{row['kernels']:>8}  out: {row['refusal']}")
+            lines.append(f"{line}  out: {row['refusal']}")
             continue
-        lines.append(
-            f"{mark} {row['plan']:14}{row['kernels']:>8}{row['predicted_ms']:>9.3f} ms"
-            f"{row['measured_ms']:>7.3f} ms{row['p10_ms']:>9.3f}{row['p90_ms']:>9.3f}"
-            f"{row['max_error']:>10.1e}"
-        )
+        times = ("predicted_ms", "measured_ms", "p10_ms", "p90_ms")
+        line += "".join(f"{_milliseconds(row[name]):>12}" for name in times)
+        note = f"  out: {row['refusal']}" if row["refusal"] else ""
+        lines.append(f"{line}{row['max_error']:>10.1e}{note}")
     return "\n".join(lines)
 
 
 def _rules(plan: PlanRecord, report: Mapping[str, Any]) -> str:
-    used: dict[str, int] = {}
+    used: dict[str, list[float]] = {}
     for step in plan.steps:
-        for origin in step.origins:
-            if origin.startswith("by "):
-                used[origin[3:]] = used.get(origin[3:], 0) + 1
-    fired = {
-        rule["name"]: rule["fired"]
-        for rule in report.get("rules", {}).get("rules", ())
-        if rule["fired"]
-    }
+        for rule in {origin[3:] for origin in step.origins if origin.startswith("by ")}:
+            used.setdefault(rule, []).append(step.cost_ns)
+    rules = report.get("rules", {}).get("rules", ())
+    fired = {rule["name"]: rule["fired"] for rule in rules if rule["fired"]}
     if not fired and not used:
         return ""
-    lines = ["equivalences: alternatives added, kernels of the plan that use them"]
+    lines = ["equivalences: alternatives added, kernels of the plan that use them:"]
     for name in sorted({*fired, *used}):
-        lines.append(f"  {name:36}{fired.get(name, 0):>4} added {used.get(name, 0):>4} kernels")
+        costs = used.get(name, [])
+        told = f"{len(costs):>4} kernels, {_time(sum(costs))}" if costs else "   0 kernels"
+        lines.append(f"  {name:36}{fired.get(name, 0):>4} added {told}")
     return "\n".join(lines)
 
 
 def _kernels(plan: PlanRecord) -> str:
     total_ns = sum(step.cost_ns for step in plan.steps) or 1.0
     lines = [
-        f"{'#':>3} {'cost':>10} {'share':>6} {'x bound':>8} {'bytes':>9} {'FLOP':>8}  provider  "
-        "what it computes"
+        f"{'#':>3} {'cost':>10} {'share':>6} {'x bound':>8} {'bytes':>10} {'FLOP':>6}  "
+        f"{'provider':11} what it computes (layouts)"
     ]
     for number, step in enumerate(plan.steps):
-        ratio = step.cost_ns / step.bound_ns if step.bound_ns else float("inf")
+        cost, ratio = f"≥{_time(step.cost_ns)}", "-"
+        if step.is_measured:
+            cost = _time(step.cost_ns)
+            ratio = f"{step.cost_ns / step.bound_ns:.1f}" if step.bound_ns > 0 else "-"
         lines.append(
-            f"{number:>3} {step.cost_ns / 1e3:>7.1f} us {100 * step.cost_ns / total_ns:>5.1f}% "
-            f"{ratio:>8.1f} {_size(step.size_bytes):>9} {_count(step.work_flop):>8}  "
-            f"{step.provider:<9} {operations(step)}  {_layouts(step)}"
+            f"{number:>3} {cost:>10} {100 * step.cost_ns / total_ns:>5.1f}% {ratio:>8} "
+            f"{_size(step.size_bytes):>10} {_count(step.work_flop):>6}  {step.provider:<11} "
+            f"{operations(step)} {_layouts(step)}"
         )
-        origins = [origin for origin in step.origins if origin]
-        if origins:
-            lines.append(" " * 59 + "from " + _cut(", ".join(origins), 90))
+        if origins := [origin for origin in step.origins if origin]:
+            lines.append(" " * 62 + "from " + _cut(", ".join(origins), 90))
+    unmeasured = sum(not step.is_measured for step in plan.steps)
+    lines.append(
+        f"sum {'≥' * (unmeasured > 0) + _time(sum(s.cost_ns for s in plan.steps)):>10} {'':15} "
+        f"{_size(sum(s.size_bytes for s in plan.steps)):>10} "
+        f"{_count(sum(s.work_flop for s in plan.steps)):>6}"
+    )
+    if unmeasured:
+        lines.append(f"{unmeasured} of {len(plan.steps)} kernels were not measured: ≥ marks the "
+                     "bound that stands for their time")  # fmt: skip
     return "\n".join(lines)
 
 
 def operations(step: StepRecord) -> str:
     """Return the names of what a kernel computes, in order, equal neighbours counted."""
     names = re.findall(r"^%\d+: \S+ = (\w+)\(", step.primitives, re.MULTILINE)
-    names = [name for name in names if name != "broadcast"]
+    names = [name for name in names if name != "broadcast"] or names
     if not names:
-        return "layout change" if step.inputs and step.inputs[0].layout != "" else "copy"
-    runs: list[list[Any]] = []
+        return "layout change"
+    runs: list[tuple[str, int]] = []
     for name in names:
         if runs and runs[-1][0] == name:
-            runs[-1][1] += 1
+            runs[-1] = (name, runs[-1][1] + 1)
         else:
-            runs.append([name, 1])
+            runs.append((name, 1))
     return _cut(" ".join(n if k == 1 else f"{n} x{k}" for n, k in runs), 70)
 
 
 def _layouts(step: StepRecord) -> str:
-    inputs = [port.layout for port in step.inputs if port.place != "CONSTANT"]
-    return f"({', '.join(inputs)} -> {', '.join(port.layout for port in step.outputs)})"
+    return f"({_ports(step.inputs)} -> {_ports(step.outputs)})"
+
+
+def _ports(ports: Sequence[PortRecord]) -> str:
+    """Return layouts; a constant's is in brackets, and several constants are counted."""
+    texts = [port.layout or "scalar" for port in ports if port.place != "CONSTANT"]
+    constants = len(ports) - len(texts)
+    if constants:
+        texts.append("[constant]" if constants == 1 else f"[{constants} constants]")
+    return ", ".join(texts)
 
 
 def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def _time(time_ns: float) -> str:
+    if time_ns < 1e3:
+        return f"{time_ns:.0f} ns"
+    return f"{time_ns / 1e3:.1f} us" if time_ns < 1e6 else f"{time_ns / 1e6:.2f} ms"
+
+
+def _milliseconds(time_ms: float) -> str:
+    return f"{time_ms:.4f} ms" if time_ms < 1 else f"{time_ms:.3f} ms"
 
 
 def _size(size_bytes: float) -> str:

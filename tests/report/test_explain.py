@@ -1,0 +1,132 @@
+"""What is printed of a plan: the whole text, and that nothing unmeasured passes for measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from korch.report.explain import explain, operations, summary
+from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
+
+NORM = """graph(%0 "i0": f32[2,8]) -> (%4 "o0")
+%1: f32[2] = reduce_sum(%0) {axes=[1]}
+%2: f32[2,8] = broadcast(%1) {shape=[2,8], axes=[0]}
+%3: f32[2,8] = sub(%0, %2)
+%4: f32[2,8] = sub(%3, %2)
+"""
+REPORT: dict[str, Any] = {
+    "status": "feasible", "predicted_ms": 0.012, "lower_bound_ms": 0.009, "gap": 0.25,
+    "primitives": 5, "alternatives": 1, "candidates": 40, "distinct_candidates": 20,
+    "measured_candidates": 4, "kernels": 2, "arena_bytes": 2048, "max_error": 1.5e-07,
+    "seconds": 3.25, "measured_ms": 1.5, "plan": "split",
+    "stages_s": {"frontend": 0.01, "orchestrate": 2.0}, "limits_hit": ["max_outputs"],
+    "rules": {"rules": [{"name": "reshapes-compose", "fired": 2}, {"name": "idle", "fired": 0}]},
+    "contest": [
+        {"plan": "optimal", "kernels": 1, "predicted_ms": 0.012, "measured_ms": 1.75,
+         "p10_ms": 1.5, "p90_ms": 2.0, "max_error": 2e-07, "refusal": ""},
+        {"plan": "split", "kernels": 2, "predicted_ms": 0.014, "measured_ms": 1.5,
+         "p10_ms": 1.25, "p90_ms": 1.75, "max_error": 1.5e-07, "refusal": ""},
+        {"plan": "greedy", "kernels": 1, "predicted_ms": 0.02, "measured_ms": None,
+         "p10_ms": None, "p90_ms": None, "max_error": None, "refusal": "it crashes"},
+    ],
+}  # fmt: skip
+
+
+def port(layout: str, place: str = "ARENA") -> PortRecord:
+    return PortRecord(0, "f32[2,8]", layout, place, 0)
+
+
+@pytest.fixture
+def plan() -> PlanRecord:
+    norm = StepRecord(
+        symbol="k1", provider="generated", variant="", candidate="c1", primitives=NORM,
+        origins=("LayerNormalization norm", "by reshapes-compose"), inputs=(port("ab"),),
+        outputs=(port("ba"),), cost_ns=9000.0, bound_ns=3000.0, is_measured=True,
+        size_bytes=1536, work_flop=2_500_000, workspace_bytes=0,
+    )  # fmt: skip
+    matmul = replace(
+        norm, symbol="k2", provider="onnxruntime", origins=("",), cost_ns=1000.0,
+        primitives="%2: f32[2,8] = matmul(%0, %1)\n", bound_ns=1000.0, is_measured=False,
+        inputs=(port("ba"), port("", "CONSTANT"), port("", "CONSTANT")), outputs=(port(""),),
+        work_flop=512, size_bytes=100,
+    )  # fmt: skip
+    tensor = TensorRecord("x", "f32", (2, 8))
+    return PlanRecord(
+        korch_version="0", model=ModelRecord("m.onnx", ""), inputs=(tensor,), outputs=(tensor,),
+        threads=2, steps=(norm, matmul), libraries=(), arena_bytes=2048, arena_bound_bytes=2048,
+        weights_bytes=0, certificate={}, options={}, target={"cpu": "A CPU", "isa": "avx2"},
+    )  # fmt: skip
+
+
+WHOLE = """\
+m.onnx on A CPU, avx2, 2 threads
+plan: 2 kernels, 1.500 ms measured, error 1.5e-07 of the largest element, arena 2.0 KiB
+as a whole the plan 'split' won: the optimum of the search took 1.750 ms
+search: feasible, 0.0120 ms predicted, bound 0.0090 ms, gap 25.0 %; 40 candidates, 20 different, \
+4 measured (20.0 %)
+model: 5 primitives, 1 alternatives; 3.2 s
+seconds: frontend 0.0, orchestrate 2.0
+limits that bound the candidates: max_outputs
+
+whole plans, timed in turn (* is kept):
+  plan           kernels   predicted      median         p10         p90     error
+  optimal              1   0.0120 ms    1.750 ms    1.500 ms    2.000 ms   2.0e-07
+* split                2   0.0140 ms    1.500 ms    1.250 ms    1.750 ms   1.5e-07
+  greedy               1  out: it crashes
+
+equivalences: alternatives added, kernels of the plan that use them:
+  reshapes-compose                       2 added    1 kernels, 9.0 us
+
+  #       cost  share  x bound      bytes   FLOP  provider    what it computes (layouts)
+  0     9.0 us  90.0%      3.0    1.5 KiB   2.5M  generated   reduce_sum sub x2 (ab -> ba)
+                                                              from LayerNormalization norm, \
+by reshapes-compose
+  1    ≥1.0 us  10.0%        -      100 B    512  onnxruntime matmul \
+(ba, [2 constants] -> scalar)
+sum   ≥10.0 us                    1.6 KiB   2.5M
+1 of 2 kernels were not measured: ≥ marks the bound that stands for their time"""
+
+
+def test_the_whole_text(plan: PlanRecord) -> None:
+    assert explain(plan, REPORT) == WHOLE
+
+
+def test_without_a_report_only_the_kernels_are_told(plan: PlanRecord) -> None:
+    text = explain(replace(plan, model=ModelRecord(), threads=1), {})
+    assert text.startswith("a model on A CPU, avx2, 1 thread\n\nequivalences: ")
+    assert "whole plans" not in text and "search:" not in text
+
+
+def test_a_measured_plan_has_no_mark(plan: PlanRecord) -> None:
+    text = explain(replace(plan, steps=plan.steps[:1]), {})
+    assert "≥" not in text and "not measured" not in text
+
+
+def test_a_plan_of_nothing(plan: PlanRecord) -> None:
+    assert explain(replace(plan, steps=()), {}).splitlines()[-1].split() == [
+        "sum", "0", "ns", "0", "B", "0",
+    ]  # fmt: skip
+
+
+def test_operations_of_a_layout_change_and_of_many(plan: PlanRecord) -> None:
+    step = plan.steps[0]
+    assert operations(replace(step, primitives="graph() -> ()\n")) == "layout change"
+    lone = "%1: f32[2,8] = broadcast(%0) {shape=[2,8], axes=[0]}\n"
+    assert operations(replace(step, primitives=lone)) == "broadcast"
+    many = "".join(f"%{i}: f32[2] = {'exp' if i % 2 else 'log'}(%0)\n" for i in range(30))
+    assert len(operations(replace(step, primitives=many))) == 70
+
+
+def test_the_summary_of_an_optimum_says_nothing_of_other_plans() -> None:
+    text = summary({"artifact": "a.korch", **REPORT, "plan": "optimal"})
+    assert text.startswith("a.korch: 2 kernels, 1.500 ms measured") and "won" not in text
+
+
+def test_the_summary_names_what_ended_the_search_and_what_was_wrong() -> None:
+    refused = {**REPORT["contest"][0], "measured_ms": None, "refusal": "its error is 1.00e+00"}
+    text = summary({"artifact": "a.korch", **REPORT, "stopped_by_budget": True,
+                    "contest": [refused]})  # fmt: skip
+    assert "the optimum of the search is out: its error is 1.00e+00" in text
+    assert text.endswith("the budget ended the search; more time may find a better plan")
