@@ -1,17 +1,26 @@
-"""What this machine has, what it lacks, and how to get it."""
+"""What this machine has, what it lacks, and how to get it.
+
+Each finding is one line: `ok`, `--` for something that is missing but can be done without, `FAIL`
+for something without which nothing can be optimized here.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-from importlib.metadata import entry_points, version
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from pathlib import Path
 
-from korch.errors import KorchError
+from korch.errors import CompileError, KorchError
 from korch.libraries import find_headers, find_library
-from korch.measure.compiler import Builder, find_compiler, usable_folder
+from korch.measure.compiler import Builder, Compiler, find_compiler, usable_folder
 from korch.options import default_cache_folder, default_threads
 from korch.provider.provider import ENTRY_POINT_GROUP, load_providers
-from korch.target import detect_target
+from korch.target import Target, detect_target
 
+OK, MISSING, FAIL = "ok", "--", "FAIL"
+_PROBE = '#include <omp.h>\nextern "C" int korch_probe() { return omp_get_max_threads(); }\n'
 _PACKAGES = (
     ("onnxruntime", "runs operators that have no fission rule; korch bench compares with it",
      "pip install 'korch[onnxruntime]'"),
@@ -20,56 +29,102 @@ _PACKAGES = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A line of the report.
+
+    Attributes:
+        mark: OK, MISSING or FAIL.
+        name: what was looked at.
+        text: what was found, or how to get it.
+    """
+
+    mark: str
+    name: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.mark:4} {self.name:12} {self.text}"
+
+
 def examine() -> tuple[str, bool]:
     """Return a report, and whether Korch can optimize here."""
-    lines: list[str] = []
-    is_well = True
+    found = [*_machine(), *_libraries(), *_providers(), *_cache(default_cache_folder())]
+    return "\n".join(map(str, found)), all(finding.mark != FAIL for finding in found)
 
-    def say(mark: str, name: str, text: str) -> None:
-        lines.append(f"{mark:4} {name:14} {text}")
 
+def _machine() -> Iterator[Finding]:
+    """Look for a compiler, and for the instruction set and caches that it builds for."""
     try:
         compiler = find_compiler()
-        say("ok", "compiler", f"{compiler.version} ({' '.join(compiler.command)})")
-        target = detect_target(default_threads(), compiler.version)
-        Builder(target.isa).library(['extern "C" int korch_probe() { return 0; }\n'])
-        caches = ", ".join(
-            f"L{i} {size >> 10} KiB"
-            for i, size in enumerate((target.l1_bytes, target.l2_bytes, target.l3_bytes), 1)
-        )
-        say("ok", "target", f"{target.cpu}, {target.isa}, {target.threads} threads, {caches}")
+    except CompileError as error:
+        yield Finding(FAIL, "compiler", str(error))
+        yield _describe(detect_target(default_threads(), ""))
+        return
+    target = detect_target(default_threads(), compiler.version)
+    yield _try_out(compiler, target)
+    yield _describe(target)
+
+
+def _try_out(compiler: Compiler, target: Target) -> Finding:
+    try:
+        Builder(target.isa).library([_PROBE])
     except KorchError as error:
-        is_well = False
-        say("FAIL", "compiler", str(error))
-    if find_library("dnnl") and find_headers("dnnl.h"):
-        say("ok", "oneDNN", str(find_library("dnnl")))
+        hint = "Install its OpenMP library, or another compiler and name it in $CXX"
+        text = f"{compiler.version} can't build a library with OpenMP: {error}. {hint}"
+        return Finding(FAIL, "compiler", text)
+    return Finding(OK, "compiler", f"{compiler.version} ({' '.join(compiler.command)})")
+
+
+def _describe(target: Target) -> Finding:
+    sizes = (target.l1_bytes, target.l2_bytes, target.l3_bytes)
+    caches = ", ".join(f"L{i} {size >> 10} KiB" for i, size in enumerate(sizes, 1))
+    text = f"{target.cpu}, {target.isa}, {target.threads} threads, {caches}"
+    return Finding(OK, "machine", text)
+
+
+def _libraries() -> Iterator[Finding]:
+    library, headers = find_library("dnnl"), find_headers("dnnl.h")
+    if library is not None and headers is not None:
+        yield Finding(OK, "oneDNN", str(library))
     else:
-        say("--", "oneDNN", "missing: pip install onednn-cpu-gomp onednn-devel-cpu-gomp")
+        part = "its headers are missing" if library is not None else "missing"
+        yield Finding(MISSING, "oneDNN", f"{part} (convolution, matmul, pooling): "
+                      "pip install onednn-cpu-gomp onednn-devel-cpu-gomp")  # fmt: skip
     for package, purpose, command in _PACKAGES:
         if importlib.util.find_spec(package) is None:
-            say("--", package, f"missing ({purpose}): {command}")
-        else:
-            say("ok", package, version(package))
+            yield Finding(MISSING, package, f"missing ({purpose}): {command}")
+            continue
+        try:
+            yield Finding(OK, package, version(package))
+        except PackageNotFoundError:  # a build under another name, onnxruntime-gpu for one
+            yield Finding(OK, package, "of unknown version")
+
+
+def _providers() -> Iterator[Finding]:
     try:
-        names = {provider.name for provider in load_providers()}
-        say("ok", "providers", ", ".join(sorted(names)))
-        for entry in entry_points(group=ENTRY_POINT_GROUP):
-            try:
-                entry.load()()
-            except ImportError as error:
-                say("--", "provider", f"{entry.name} is left out: {error}")
+        names = [provider.name for provider in load_providers()]
     except KorchError as error:
-        is_well = False
-        say("FAIL", "providers", str(error))
-    folder = default_cache_folder()
+        yield Finding(FAIL, "providers", str(error))
+        return
+    yield Finding(OK if names else FAIL, "providers", ", ".join(names) or
+                  "none is registered; install korch again")  # fmt: skip
+    for entry in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda e: e.name):
+        try:
+            entry.load()()
+        except ImportError as error:
+            yield Finding(MISSING, "providers", f"{entry.name} is left out: {error}")
+
+
+def _cache(folder: Path) -> Iterator[Finding]:
     try:
         usable = usable_folder(folder)
-        size_bytes = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
-        mark, note = (
-            ("ok", "") if usable == folder else ("--", " can't be written; nothing is kept")
-        )
-        say(mark, "cache", f"{folder}{note}, {size_bytes / 1e6:.0f} MB")
     except KorchError as error:
-        is_well = False
-        say("FAIL", "cache", str(error))
-    return "\n".join(lines), is_well
+        yield Finding(FAIL, "cache", str(error))
+        return
+    if usable != folder:
+        yield Finding(MISSING, "cache", f"{folder} can't be written, so nothing is kept for the "
+                      "next run: name another folder in $KORCH_CACHE")  # fmt: skip
+        return
+    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+    yield Finding(OK, "cache", f"{folder}, {len(sizes)} files, {sum(sizes) / 1e6:.0f} MB")

@@ -1,0 +1,106 @@
+"""What the doctor says of a machine that has all, and of machines that lack something."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from korch.cli import main
+from korch.errors import CompileError
+from korch.measure.compiler import find_compiler
+from korch.report import doctor
+
+FLAWED = """
+class Missing:
+    def __init__(self):
+        raise ImportError("libtoy is not installed")
+
+
+class Broken:
+    def __init__(self):
+        raise ZeroDivisionError("oh")
+"""
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KORCH_CACHE", str(tmp_path / "cache"))
+
+
+def lines() -> list[str]:
+    return doctor.examine()[0].splitlines()
+
+
+def test_a_machine_that_has_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert f"ok   compiler     {find_compiler().version} (" in text
+    assert "threads, L1 " in text and "providers    generated, " in text
+    assert f"ok   cache        {tmp_path / 'cache'}, " in text
+
+
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def none() -> None:
+        raise CompileError("there is none", hint="Install one")
+
+    monkeypatch.setattr(doctor, "find_compiler", none)
+    assert main(["doctor"]) == 1
+    text = capsys.readouterr().out
+    assert "FAIL compiler     there is none. Install one\n" in text and "machine" in text
+
+
+def test_a_compiler_that_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing:
+        def __init__(self, isa: str) -> None:
+            raise CompileError("no omp.h")
+
+    monkeypatch.setattr(doctor, "Builder", Failing)
+    text, is_well = doctor.examine()
+    assert not is_well
+    assert "can't build a library with OpenMP: no omp.h. Install its OpenMP library" in text
+
+
+def test_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(doctor, "find_library", lambda name: None)
+    text = "\n".join(map(str, doctor._libraries()))
+    assert "--   oneDNN       missing (convolution, matmul, pooling): pip install onednn" in text
+    assert "--   openvino     missing (korch bench compares with it): pip install" in text
+    assert "ok" not in text
+
+
+def test_providers_that_are_left_out_are_named_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "korch_flawed.py").write_text(FLAWED)
+    info = tmp_path / "korch_flawed-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: korch-flawed\nVersion: 1\n")
+    points = info / "entry_points.txt"
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    points.write_text("[korch.providers]\nmissing = korch_flawed:Missing\n")
+    importlib.invalidate_caches()
+    assert list(map(str, doctor._providers())) == [
+        "FAIL providers    none is registered; install korch again",
+        "--   providers    missing is left out: libtoy is not installed",
+    ]
+    points.write_text("[korch.providers]\nbroken = korch_flawed:Broken\n")
+    importlib.invalidate_caches()
+    (found,) = map(str, doctor._providers())
+    assert found.startswith("FAIL providers    provider 'broken' (korch_flawed:Broken): it can't")
+
+
+def test_a_cache_that_cannot_be_written(caplog: pytest.LogCaptureFixture) -> None:
+    (found,) = doctor._cache(Path("/proc/korch"))
+    assert str(found).startswith("--   cache        /proc/korch can't be written, so nothing is")
+    assert found.mark == doctor.MISSING
+
+
+def test_a_cache_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "a.so").write_bytes(bytes(3_000_000))
+    (found,) = doctor._cache(tmp_path)
+    assert found.text == f"{tmp_path}, 1 files, 3 MB"
