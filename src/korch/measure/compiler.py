@@ -7,6 +7,7 @@ it, so that a damaged one is found and built again.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.util
 import logging
@@ -117,7 +118,11 @@ class Builder:
         self._salt = hashlib.sha256("\n".join(stamp).encode()).hexdigest()
 
     def compile(self, sources: Sequence[str]) -> list[Path | CompileFailure]:
-        """Compile C++ texts to objects, as many at once as there are cores."""
+        """Compile C++ texts to objects, as many at once as there are cores.
+
+        Raises:
+            CompileError: the cache folder can't be written.
+        """
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             return list(pool.map(self._object, sources))
 
@@ -156,11 +161,11 @@ class Builder:
 
         def make(temporary: Path) -> None:
             text = temporary.with_suffix(".cpp")
-            text.write_text(source)
             include = [f"-I{NATIVE_FOLDER}"]
             if "korch_onednn.h" in source and (headers := find_headers("dnnl.h")) is not None:
                 include.append(f"-I{headers}")
             try:
+                text.write_text(source)
                 _run([*self.compiler.command, *self.flags, *include, "-c", str(text), "-o",
                       str(temporary)])  # fmt: skip
             finally:
@@ -168,6 +173,8 @@ class Builder:
 
         try:
             return self._cached(target, make)
+        except _CacheError:
+            raise  # it says nothing about the source
         except CompileError as error:
             return CompileFailure(error.what)
 
@@ -178,23 +185,37 @@ class Builder:
         seal = target.with_name(target.name + ".sha256")
         if _is_sealed(target, seal):
             return target
-        handle, name = tempfile.mkstemp(dir=self.folder, suffix=target.suffix)
-        os.close(handle)
-        temporary = Path(name)
+        temporary: Path | None = None
         try:
+            handle, name = tempfile.mkstemp(dir=self.folder, suffix=target.suffix)
+            os.close(handle)
+            temporary = Path(name)
             make(temporary)
             digest = hashlib.sha256(temporary.read_bytes()).hexdigest()
             _write_atomically(seal, digest)
             temporary.replace(target)
         except OSError as error:
-            raise CompileError(
-                f"the cache can't be written: {error}",
-                where=str(self.folder),
-                hint="Free some space, or choose another folder with --cache-folder",
-            ) from error
+            raise _cache_error(str(error), self.folder) from error
+        except CompileError as error:
+            if os.strerror(errno.ENOSPC) in error.what:
+                raise _cache_error(os.strerror(errno.ENOSPC), self.folder) from error
+            raise
         finally:
-            temporary.unlink(missing_ok=True)
+            if temporary is not None:
+                temporary.unlink(missing_ok=True)
         return target
+
+
+class _CacheError(CompileError):
+    """The cache folder does not take a file: not the fault of what was to be compiled."""
+
+
+def _cache_error(text: str, folder: Path) -> _CacheError:
+    return _CacheError(
+        f"the cache can't be written: {text}",
+        where=str(folder),
+        hint="Free some space, or choose another folder with --cache-folder",
+    )
 
 
 def usable_folder(folder: Path) -> Path:

@@ -1,0 +1,191 @@
+"""The compile cache: nothing is built twice, damage is healed, and the right one is blamed."""
+
+import ctypes
+import errno
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from korch.errors import CompileError
+from korch.measure import compiler
+from korch.measure.compiler import Builder, CompileFailure, Compiler, find_compiler, usable_folder
+
+GOOD = 'extern "C" int korch_test_number() { return 41; }'
+OTHER = 'extern "C" int korch_test_other() { return 42; }'
+BAD = 'extern "C" int korch_test_bad() { return nothing; }'
+
+
+@pytest.fixture
+def fresh(tmp_path) -> Builder:
+    return Builder("generic", tmp_path)
+
+
+def number(path: Path, name: str = "korch_test_number") -> int:
+    return int(getattr(ctypes.CDLL(str(path)), name)())
+
+
+def forbid(monkeypatch):
+    def refuse(command):
+        raise AssertionError(f"the compiler was called: {command}")
+
+    monkeypatch.setattr(compiler, "_run", refuse)
+
+
+def test_several_sources_become_one_library(fresh):
+    path = fresh.library([GOOD, OTHER])
+    assert (number(path), number(path, "korch_test_other")) == (41, 42)
+
+
+def test_what_was_built_is_found_again(fresh, tmp_path, monkeypatch):
+    path = fresh.library([GOOD, OTHER])
+    forbid(monkeypatch)
+    assert fresh.library([GOOD, OTHER]) == path
+    assert Builder("generic", tmp_path).library([GOOD, OTHER]) == path
+    with pytest.raises(AssertionError, match="the compiler was called"):
+        fresh.library([GOOD, OTHER + "\n"])
+
+
+def test_another_instruction_set_is_another_object(fresh, tmp_path):
+    (first,) = fresh.compile([GOOD])
+    (second,) = Builder("avx2", tmp_path).compile([GOOD])
+    assert first != second
+
+
+@pytest.mark.parametrize("suffix", [".o", ".so"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "unseal", "wrong seal", "remove"])
+def test_damage_is_healed(fresh, suffix, damage):
+    path = fresh.library([GOOD])
+    whole = {p.name: p.read_bytes() for p in fresh.folder.iterdir()}
+    (victim,) = fresh.folder.glob(f"*{suffix}")
+    seal = victim.with_name(victim.name + ".sha256")
+    data = victim.read_bytes()
+    match damage:
+        case "flip":
+            victim.write_bytes(data[:200] + bytes([data[200] ^ 1]) + data[201:])
+        case "cut":
+            victim.write_bytes(data[: len(data) // 2])
+        case "empty":
+            victim.write_bytes(b"")
+        case "unseal":
+            seal.unlink()
+        case "wrong seal":
+            seal.write_text("0" * 64)
+        case "remove":
+            victim.unlink()
+    if suffix == ".o":  # else the library is found and nothing asks for the object
+        path.unlink()
+    assert number(fresh.library([GOOD])) == 41
+    assert {p.name for p in fresh.folder.iterdir()} == whole.keys()
+    assert victim.read_bytes()[:4] == b"\x7fELF"
+
+
+def test_only_a_wrong_source_is_refused(fresh):
+    first, refused, last = fresh.compile([GOOD, BAD, OTHER])
+    assert isinstance(first, Path)
+    assert isinstance(last, Path)
+    assert isinstance(refused, CompileFailure)
+    assert "nothing" in refused.message
+    with pytest.raises(CompileError, match=r"^the compiler refused a source: .*nothing"):
+        fresh.library([GOOD, BAD])
+    leftover = [p for p in fresh.folder.iterdir() if p.suffix not in (".o", ".sha256")]
+    assert leftover == []
+
+
+def test_objects_that_do_not_fit_are_refused_by_the_linker(fresh):
+    objects = fresh.compile([GOOD, GOOD + " // again"])
+    with pytest.raises(CompileError, match="error"):
+        fresh.link([p for p in objects if isinstance(p, Path)])
+    assert not list(fresh.folder.glob("*.so"))
+
+
+def full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def says_full(command: object) -> None:
+    raise CompileError("fatal error: error writing to x.s: No space left on device")
+
+
+@pytest.mark.parametrize(("place", "function"), [
+    ("_write_atomically", full), ("_run", says_full), ("tempfile.mkstemp", full),
+    ("Path.write_text", full),
+])  # fmt: skip
+def test_a_full_disk_is_not_the_sources_fault(fresh, monkeypatch, place, function):
+    with monkeypatch.context() as patch:
+        patch.setattr(f"korch.measure.compiler.{place}", function)
+        with pytest.raises(CompileError) as caught:
+            fresh.compile([GOOD])
+    text = str(caught.value)
+    assert text.startswith(f"{fresh.folder}: the cache can't be written: ")
+    assert "No space left on device" in text
+    assert text.endswith("Free some space, or choose another folder with --cache-folder")
+    assert list(fresh.folder.iterdir()) == []
+    assert number(fresh.library([GOOD])) == 41
+
+
+def test_a_cache_folder_that_vanishes_is_an_error(fresh):
+    shutil.rmtree(fresh.folder)
+    with pytest.raises(CompileError, match="the cache can't be written"):
+        fresh.compile([GOOD])
+
+
+def test_a_compiler_that_takes_too_long_is_stopped(fresh, monkeypatch):
+    monkeypatch.setattr(compiler, "COMPILE_TIMEOUT_S", 0.3)
+    sleeper = (sys.executable, "-c", "import time; time.sleep(60)")
+    fresh.compiler = Compiler(sleeper, "sleeper", ())
+    assert fresh.compile([GOOD]) == [CompileFailure("the compiler took longer than 0.3 s")]
+
+
+def test_a_compiler_that_is_gone_is_said(fresh):
+    fresh.compiler = Compiler(("/nowhere/c++",), "gone", ())
+    (found,) = fresh.compile([GOOD])
+    assert isinstance(found, CompileFailure)
+    assert found.message.startswith("the compiler does not start: ")
+
+
+@pytest.fixture
+def search(monkeypatch):
+    """Call the search for a compiler as a new process would."""
+    monkeypatch.delenv("CXX", raising=False)
+    return find_compiler.__wrapped__
+
+
+def test_a_named_compiler_is_used(search, monkeypatch):
+    monkeypatch.setenv("CXX", f"{shutil.which('g++') or shutil.which('clang++')} -m64")
+    found = search()
+    assert found.command[1:] == ("-m64",)
+    assert found.version
+
+
+@pytest.mark.parametrize("name", ["/nowhere/c++", "false"])
+def test_a_named_compiler_that_does_not_run_is_said(search, monkeypatch, name):
+    monkeypatch.setenv("CXX", name)
+    with pytest.raises(CompileError) as caught:
+        search()
+    assert str(caught.value) == (
+        f"environment variable CXX: {name!r} does not run; expected a C++ compiler"
+    )
+
+
+def test_a_folder_that_can_not_be_written_is_replaced(tmp_path, caplog):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    other = usable_folder(blocked / "cache")
+    assert other.is_dir()
+    assert other == usable_folder(blocked / "cache")
+    assert caplog.messages[0] == (
+        f"the cache folder {blocked / 'cache'} can't be written (Not a directory); "
+        "nothing is kept for the next run"
+    )
+    assert number(Builder("generic", blocked / "cache").library([GOOD])) == 41
+
+
+def test_no_folder_at_all_is_an_error(tmp_path, monkeypatch):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setattr(compiler, "_temporary_folder", full)
+    with pytest.raises(CompileError, match=r"no folder can be written: .*No space left on device"):
+        usable_folder(blocked / "cache")
