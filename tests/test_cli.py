@@ -126,6 +126,27 @@ def test_bench_refuses_a_model_that_is_not_the_one_that_was_built(
     assert capsys.readouterr().err == gone + "Name the model with --model\n"
 
 
+def test_unknown_dimensions_are_given_once(
+    cache_folder: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    pytest.importorskip("onnxruntime")
+    model = build("mlp")
+    for tensor in (*model.graph.input, *model.graph.output):
+        tensor.type.tensor_type.shape.dim[0].dim_param = "n"
+    path, artifact = tmp_path / "m.onnx", tmp_path / "m.korch"
+    path.write_bytes(model.SerializeToString())
+    arguments = ["optimize", str(path), "-o", str(artifact), *QUICK,
+                 "--cache-folder", str(cache_folder)]  # fmt: skip
+    assert main(arguments) == 1
+    assert "--shape input=" in capsys.readouterr().err
+    assert main([*arguments, "--shape", "input=3x16"]) == 0
+    bench = ["bench", str(artifact), "--against", "onnxruntime", "--rounds", "1", "--json"]
+    capsys.readouterr()
+    assert main(bench) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["max_error"] < 1e-5 for row in rows] == [True, True]
+
+
 @pytest.mark.parametrize("stage", ["fission", "saturate", "candidates"])
 def test_stages_print_text(stage: str, folder: Path, capsys: Capture) -> None:
     assert main([stage, str(folder / "mlp.onnx")]) == 0

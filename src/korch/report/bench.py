@@ -47,9 +47,8 @@ def bench(
     with tempfile.TemporaryDirectory(prefix="korch-bench-") as folder:
         if subject.suffix == ".korch":
             artifact = subject
-            recorded = load(artifact).plan
-            threads = recorded.threads
-            path = model if model is not None else _recorded_model(recorded.model, artifact)
+            plan = load(artifact).plan
+            path = model if model is not None else _recorded_model(plan.model, artifact)
         else:
             from korch.pipeline import optimize_model
 
@@ -57,14 +56,17 @@ def bench(
             executable = optimize_model(subject, options, bound, say)
             artifact = Path(folder) / "subject.korch"
             executable.save(artifact)
-            threads, path = executable.plan.threads, model or subject
+            plan, path = executable.plan, model or subject
         if not path.is_file():
             raise ModelError("there is no such file", where=str(path))
-        say("compare", f"{rounds} rounds")
-        inputs = random_inputs(path, seed=options.seed, shapes=shapes)
+        known = {tensor.name: tensor.shape for tensor in plan.inputs}
+        inputs = random_inputs(path, seed=options.seed, shapes={**known, **shapes})
         runners = [RunnerSpec("korch", artifact)]
         runners += [RunnerSpec(name, path) for name in against]
-        return compare(runners, inputs, threads=threads, rounds=rounds)
+        return compare(
+            runners, inputs, threads=plan.threads, rounds=rounds,
+            progress=lambda text: say("compare", text),
+        )  # fmt: skip
 
 
 def _recorded_model(record: ModelRecord, artifact: Path) -> Path:
