@@ -81,6 +81,13 @@ class Options:
             "bound got noticeably better; the gap is reported"
         },
     )
+    max_measured: float = field(
+        default=0.24,
+        metadata={
+            "help": "largest share of the different candidates that is measured (of small models "
+            "300 may always be); more brings the proof nearer"
+        },
+    )
     solver_workers: int = field(default=2, metadata={"help": "threads of the solver"})
     solver_seconds: float = field(
         default=60.0, metadata={"help": "longest time for one solve; the gap is reported"}

@@ -24,7 +24,7 @@ from korch.provider.generated import GeneratedProvider
 from korch.target import Target
 from korch.testing.random_graph import random_graph
 
-EXACT = Options(gap=0.0, patience=1000, solver_seconds=20.0)
+EXACT = Options(gap=0.0, patience=1000, solver_seconds=20.0, max_measured=1.0)
 
 
 class ScriptedMeter:
@@ -120,6 +120,18 @@ def test_without_working_candidates_it_says_so() -> None:
     meter.broken = set(meter.true)
     with pytest.raises(InfeasibleError):
         LazyLoop(graph, candidates, meter, EXACT).run()
+
+
+def test_no_more_is_measured_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, candidates = instance(3)
+    meter = ScriptedMeter(candidates, 3)
+    monkeypatch.setattr("korch.orchestrate.lazy.FREE_MEASUREMENTS", 0)
+    monkeypatch.setattr("korch.orchestrate.lazy.ROUND_KERNELS", 2)
+    options = replace(EXACT, max_measured=0.2)
+    found = LazyLoop(graph, candidates, meter, options).run()
+    # The estimates' rounds measure one whole plan at least, whatever the share.
+    assert len(meter.asked) <= max(0.2 * len(meter.true), 5 * len(found.steps) + 10)
+    assert found.certificate.bound_ns <= (found.certificate.objective_ns or 0)
 
 
 class Facts(ScriptedMeter):

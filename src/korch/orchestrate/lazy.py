@@ -27,11 +27,14 @@ from korch.primitive.op import Category
 
 logger = logging.getLogger("korch.orchestrate")
 
+FREE_MEASUREMENTS = 300
+"""So many candidates may be measured whatever `max_measured` says: it takes a minute at most."""
+
 ROUND_KERNELS = 48
 """Candidates that are measured in one round, beyond those that the solution uses."""
 
 RELAX_SECONDS = 10.0
-ESTIMATE_ROUNDS = 8
+ESTIMATE_ROUNDS = 5
 """Most rounds in which estimates lead."""
 
 ESTIMATE_ROOM = 0.03
@@ -135,13 +138,14 @@ class LazyLoop:
             plan = self._solve(*self._costs(), seconds, self.bound_ns)
             self.bound_ns = max(self.bound_ns, plan.certificate.bound_ns)
             unknown = self._unmeasured(plan.kernels)
-            if unknown and self._time_left():
-                self._measure([*unknown, *self._promising(self._costs()[0])])
+            has_room = self._room() > 0
+            if unknown and has_room and self._time_left():
+                self._measure([*unknown, *self._promising(self._costs()[0])][: self._room()])
             self._try_incumbent(plan.kernels)
             self._report()
             stopped = not self._time_left()
             quiet = 0 if self._has_moved(before) else quiet + 1
-            if stopped or quiet >= self.options.patience:
+            if stopped or quiet >= self.options.patience or (unknown and not has_room):
                 break
             if not unknown:
                 # All of the solution is measured, so only a better proof is left to be had.
@@ -162,7 +166,7 @@ class LazyLoop:
             unknown = self._unmeasured(plan.kernels)
             room_ns = int(ESTIMATE_ROOM * (plan.certificate.objective_ns or 0))
             near = self._promising(estimates, room_ns) if unknown else []
-            self._measure([*unknown, *near])
+            self._measure([*unknown, *near[: max(0, self._room() - len(unknown))]])
             self._try_incumbent(plan.kernels)
             self._report()
             if self.best is not None and (not unknown or not self._time_left()):
@@ -210,6 +214,12 @@ class LazyLoop:
             if key not in self.records and len(found) < ROUND_KERNELS:
                 found.setdefault(key, k)
         return list(found.values())
+
+    def _room(self) -> int:
+        """Return how many candidates may still be measured."""
+        distinct = len({c.key for c in self.candidates})
+        most = max(FREE_MEASUREMENTS, int(self.options.max_measured * distinct))
+        return max(0, most - len(self.records))
 
     def _is_close(self) -> bool:
         """Whether the best plan is proven to be as good as was asked for."""
