@@ -5,28 +5,30 @@ BIN := $(VENV)/bin
 # Without a C++ compiler on the machine, the one on PyPI is taken.
 COMPILER := $(shell command -v g++ >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 || echo ,compiler)
 EXTRAS := onnxruntime,openvino,test$(COMPILER)
+STAMP := $(VENV)/.installed$(COMPILER)
 
 .PHONY: demo test check bench size clean
 .DELETE_ON_ERROR:
 
-$(VENV)/.installed: pyproject.toml
+$(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'
-	touch $@
+	@touch $@
 
-build/candy.onnx: $(VENV)/.installed benchmarks/models/candy.py benchmarks/models/writer.py
-	mkdir -p build
-	$(BIN)/python -m benchmarks.models candy $@
+build/candy.onnx: $(STAMP) benchmarks/models/candy.py benchmarks/models/writer.py
+	@mkdir -p build
+	@$(BIN)/python -m benchmarks.models candy $@
 
 # Optimize a real model, check it, compare it, explain it.
 demo: build/candy.onnx
-	$(BIN)/korch optimize build/candy.onnx -o build/candy.korch
-	@echo
-	$(BIN)/korch explain build/candy.korch
-	@echo
-	$(BIN)/korch bench build/candy.korch --against onnxruntime,openvino
+	@printf '\n== The model, optimized for this machine and checked (build/candy.korch)\n\n'
+	@$(BIN)/korch optimize build/candy.onnx -o build/candy.korch
+	@printf '\n== Against other engines, in one interleaved run\n\n'
+	@$(BIN)/korch bench build/candy.korch --against onnxruntime,openvino
+	@printf '\n== Why it is as fast as it is\n\n'
+	@$(BIN)/korch explain build/candy.korch
 
-check: $(VENV)/.installed
+check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -35,7 +37,7 @@ test: check
 	$(BIN)/python -m pytest -n 2
 
 # Solver instances, and the models against the other engines.
-bench: $(VENV)/.installed
+bench: $(STAMP)
 	$(BIN)/python -m benchmarks.solver --output benchmarks/results/solver.json
 	$(BIN)/python -m benchmarks.suite --output benchmarks/results/suite.json
 
