@@ -121,7 +121,8 @@ def test_a_library_that_does_not_load_is_an_error(libraries, tmp_path):
     with pytest.raises(MeasureError) as caught:
         time_kernels([job], Path(broken), libraries[1], [], threads=1)
     assert str(caught.value) == (
-        "the measuring process died before it touched a kernel. Run `korch doctor`"
+        f"the measuring process died before it touched a kernel: {broken}: file too short. "
+        "Run `korch doctor`"
     )
 
 

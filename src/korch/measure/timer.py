@@ -28,6 +28,9 @@ LEAST_ROUNDS = 5
 KERNEL_NS = 60_000_000
 HANG_SECONDS = 10.0
 START_SECONDS = 60.0
+COMMAND = "import sys; sys.path[:] = sys.argv[1:]; from korch.measure.worker import serve; serve()"
+"""The process imports from where this one does: `-m` would put the current folder first, whose
+files are the user's, not ours."""
 
 
 @dataclass(frozen=True)
@@ -84,18 +87,20 @@ def time_kernels(
         task = {
             "library": str(library), "timer": str(timer), "preload": [str(p) for p in preload],
             "threads": threads, "rounds": ROUNDS, "least_rounds": LEAST_ROUNDS,
-            "kernel_ns": KERNEL_NS,
+            "kernel_ns": KERNEL_NS, "parent": os.getpid(),
             "jobs": [
                 {"symbol": jobs[i].symbol, "has_state": jobs[i].has_state,
                  "buffers": [b.as_json() for b in jobs[i].buffers]} for i in waiting
             ],
         }  # fmt: skip
-        found = _Session(len(waiting), hang_seconds, environment or {}).run(task)
+        session = _Session(len(waiting), hang_seconds, environment or {})
+        found = session.run(task)
         for local, i in enumerate(waiting):
             results[i] = found[local]
         left = [i for i in waiting if results[i] is None]
         if len(left) == len(waiting):
-            raise MeasureError("the measuring process died before it touched a kernel",
+            reason = f": {session.unready}" if session.unready else ""
+            raise MeasureError(f"the measuring process died before it touched a kernel{reason}",
                                hint="Run `korch doctor`")  # fmt: skip
         waiting = left
     return [result for result in results if result is not None]
@@ -108,12 +113,13 @@ class _Session:
         self.samples: list[list[int]] = [[] for _ in range(count)]
         self.failures: list[Failed | None] = [None] * count
         self.at: int | None = None
+        self.unready = ""
         self.hang_seconds = hang_seconds
         self.environment = environment
 
     def run(self, task: dict[str, Any]) -> list[Measured | Failed | None]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "korch.measure.worker"], stdin=subprocess.PIPE,
+            [sys.executable, "-P", "-c", COMMAND, *sys.path], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
             env={**os.environ, "OMP_NUM_THREADS": str(task["threads"]), **self.environment},
         )  # fmt: skip
@@ -175,6 +181,8 @@ class _Session:
             if time_ns < 0:
                 self.failures[i] = Failed("failed", "run returned an error")
             self.samples[i].append(time_ns)
+        elif "unready" in line:
+            self.unready = line["unready"]
         elif "failed" in line:
             i, kind, text = line["failed"]
             self.failures[i] = Failed(kind, text)

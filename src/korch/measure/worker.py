@@ -1,8 +1,8 @@
 """The measuring process: loads libraries and times kernels, and may crash or hang without harm.
 
-It reads one job list as a JSON line from stdin and writes JSON lines: `{"at": i}` before it touches
-kernel i, `{"sample": [i, ns]}` after each timing, `{"failed": [i, kind, text]}`, `{"done": true}`.
-What kernels print goes to stderr.
+It reads one job list as a JSON line from stdin and writes JSON lines: `{"unready": text}` if a
+library does not load, `{"at": i}` before it touches kernel i, `{"sample": [i, ns]}` after each
+timing, `{"failed": [i, kind, text]}`, `{"done": true}`. What kernels print goes to stderr.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import base64
 import ctypes
 import json
 import os
+import resource
+import signal
 import sys
 from typing import Any
 
@@ -18,6 +20,9 @@ import numpy as np
 
 SAMPLE_NS = 200_000
 """A sample is as many runs as last this long."""
+
+PR_SET_PDEATHSIG = 1
+"""The option of prctl(2) that asks for a signal at the parent's death."""
 
 
 def aligned(size_bytes: int) -> np.ndarray[Any, Any]:
@@ -62,20 +67,43 @@ class Job:
         self.repeats = 1
 
 
-def serve() -> None:
-    """Run the jobs of one line of input."""
-    out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    task = json.loads(sys.stdin.readline())
+def end_with(parent: int) -> None:
+    """Let the system kill this process with its parent: a kernel that hangs would stay for ever."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def load(task: dict[str, Any]) -> tuple[ctypes.CDLL, ctypes.CDLL]:
+    """Load the libraries of a task and return the timer and the kernels.
+
+    Raises:
+        OSError: one can't be loaded.
+    """
     for path in task["preload"]:
         ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     timer = ctypes.CDLL(task["timer"])
     timer.korch_time.restype = ctypes.c_int64
     timer.korch_threads(ctypes.c_int(task["threads"]))
-    library = ctypes.CDLL(task["library"])
+    return timer, ctypes.CDLL(task["library"])
+
+
+def serve() -> None:
+    """Run the jobs of one line of input."""
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    task = json.loads(sys.stdin.readline())
+    end_with(task["parent"])
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # crashes are expected; nobody reads dumps
 
     def say(**line: Any) -> None:
         out.write(json.dumps(line) + "\n")
+
+    try:
+        timer, library = load(task)
+    except OSError as error:
+        say(unready=str(error))
+        os._exit(1)
 
     def time_ns(job: Job, repeats: int) -> int:
         return int(timer.korch_time(job.function, ctypes.c_void_p(job.state), job.pointers,
@@ -109,7 +137,3 @@ def serve() -> None:
     say(done=True)
     out.flush()
     os._exit(0)  # states are not destroyed: a crash in a destructor is nobody's business here
-
-
-if __name__ == "__main__":
-    serve()
