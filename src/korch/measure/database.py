@@ -1,7 +1,9 @@
 """The kernel database: measurements by candidate and target, in SQLite.
 
 Safe with several processes at once. A damaged file is moved aside and a new one begun; a folder
-that can't be written gives a database in memory. Either is said once, as a warning.
+that can't be written gives a database in memory. A file that is locked or does not fit on its disk
+is not damaged: what can't be read counts as unknown, what can't be written is not kept. Each is
+said once, as a warning.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ class Database:
     def __init__(self, folder: Path, target: str) -> None:
         self.target = target
         self.path = folder / f"kernels-{SCHEMA_VERSION}.sqlite"
+        self._said: set[str] = set()
         self._connection = self._open()
 
     def record(self, candidate: str) -> Record | None:
@@ -64,6 +67,9 @@ class Database:
     def _one(self, query: str, key: str) -> str | None:
         try:
             row = self._connection.execute(query, (self.target, key)).fetchone()
+        except sqlite3.OperationalError as error:  # locked, or its disk fails: not damaged
+            self._say_once("read", error)
+            return None
         except sqlite3.DatabaseError as error:
             self._heal(error)
             return None
@@ -74,23 +80,25 @@ class Database:
             with self._connection:
                 self._connection.execute(statement, (self.target, key, value))
         except sqlite3.OperationalError as error:  # read-only, full or locked: go on without
-            logger.warning("the kernel database %s can't be written: %s", self.path, error)
+            self._say_once("written", error)
         except sqlite3.DatabaseError as error:
             self._heal(error)
             with self._connection:
                 self._connection.execute(statement, (self.target, key, value))
+
+    def _say_once(self, what: str, error: sqlite3.Error) -> None:
+        if what not in self._said:
+            logger.warning("the kernel database %s can't be %s: %s", self.path, what, error)
+            self._said.add(what)
 
     def _open(self) -> sqlite3.Connection:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             return self._connect(str(self.path))
         except (OSError, sqlite3.OperationalError) as error:
-            logger.warning("the kernel database %s can't be opened (%s); measurements are not kept",
-                           self.path, error)  # fmt: skip
-            return self._connect(":memory:")
+            return self._in_memory(error)
         except sqlite3.DatabaseError as error:
-            self._set_aside(error)
-            return self._connect(str(self.path))
+            return self._begin_anew(error)
 
     def _connect(self, name: str) -> sqlite3.Connection:
         connection = sqlite3.connect(name, timeout=30)
@@ -103,16 +111,24 @@ class Database:
             raise
         return connection
 
+    def _in_memory(self, error: Exception) -> sqlite3.Connection:
+        logger.warning("the kernel database %s can't be opened (%s); measurements are not kept",
+                       self.path, error)  # fmt: skip
+        return self._connect(":memory:")
+
     def _heal(self, error: sqlite3.DatabaseError) -> None:
         self._connection.close()
-        self._set_aside(error)
-        self._connection = self._open()
+        self._connection = self._begin_anew(error)
 
-    def _set_aside(self, error: sqlite3.DatabaseError) -> None:
+    def _begin_anew(self, error: sqlite3.DatabaseError) -> sqlite3.Connection:
         aside = self.path.with_suffix(".damaged")
-        logger.warning("the kernel database is damaged (%s); it is moved to %s and begun anew",
-                       error, aside)  # fmt: skip
-        for suffix in ("-wal", "-shm"):
-            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
-        if self.path.exists():
-            self.path.replace(aside)
+        try:
+            for suffix in ("-wal", "-shm"):
+                self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+            if self.path.exists():
+                self.path.replace(aside)
+            logger.warning("the kernel database is damaged (%s); it is moved to %s and begun anew",
+                           error, aside)  # fmt: skip
+            return self._connect(str(self.path))
+        except (OSError, sqlite3.Error) as worse:
+            return self._in_memory(worse)

@@ -1,0 +1,80 @@
+"""A database that is locked, full or immovable is not a damaged one, and is complained of once."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from korch.measure.database import Database
+from korch.measure.record import Measured
+
+KNOWN = Measured(1200, 0.25, (1200, 1300, 1500))
+
+
+@pytest.fixture
+def database(tmp_path):
+    opened = Database(tmp_path, "here")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def locked(database):
+    """A database that another connection keeps locked: WAL seldom blocks, old journals do."""
+    database.put_record("a", KNOWN)
+    database._connection.execute("PRAGMA journal_mode = DELETE")
+    database._connection.execute("PRAGMA busy_timeout = 1")
+    other = sqlite3.connect(database.path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    yield database, other
+    other.close()
+
+
+def test_a_locked_database_is_not_taken_for_a_damaged_one(locked, caplog):
+    database, other = locked
+    assert database.record("a") is None
+    assert database.fact("calibration") is None
+    assert caplog.messages == [
+        f"the kernel database {database.path} can't be read: database is locked"
+    ]
+    other.execute("ROLLBACK")
+    assert database.record("a") == KNOWN
+    assert not database.path.with_suffix(".damaged").exists()
+
+
+def test_a_database_that_takes_nothing_says_so_once(database, caplog):
+    pages = database._connection.execute("PRAGMA page_count").fetchone()[0]
+    database._connection.execute(f"PRAGMA max_page_count = {pages}")  # as a full disk does
+    large = Measured(1, 0.0, tuple(range(10_000)))
+    for name in "abc":
+        database.put_record(name, large)
+        assert database.record(name) is None
+    assert caplog.messages == [
+        f"the kernel database {database.path} can't be written: database or disk is full"
+    ]
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[4096:] = b"\xff" * (len(data) - 4096)  # the header is sound, the tables are not
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("is_found_on_opening", [True, False])
+def test_damage_that_can_not_be_moved_aside_gives_a_database_in_memory(
+    tmp_path, caplog, is_found_on_opening
+):
+    first = Database(tmp_path, "here")
+    for i in range(200):
+        first.put_record(f"a{i}", KNOWN)
+    first.close()
+    damage(first.path)
+    if is_found_on_opening:
+        first.path.write_bytes(b"this is no database" * 100)
+    (first.path.with_suffix(".damaged") / "in the way").mkdir(parents=True)
+    database = Database(tmp_path, "here")
+    database.put_record("b", KNOWN)
+    assert database.record("b") == KNOWN
+    database.close()
+    (message,) = caplog.messages
+    assert message.endswith("measurements are not kept")
