@@ -1,6 +1,7 @@
 """Groups: their canonical body, key, ports and bytes."""
 
 import numpy as np
+import onnx
 from candidate_oracle import small_graph
 
 from korch.candidate.candidate import Candidate, Offer, make_group, make_layout_change
@@ -12,6 +13,7 @@ from korch.primitive.check import check_graph
 from korch.primitive.graph import GraphBuilder
 from korch.primitive.ops.layout import SliceAttributes, TakeAttributes
 from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.primitive.types import ValueType
 from korch.testing.samples import random_inputs
 
@@ -145,3 +147,26 @@ def test_a_change_of_layout_is_a_group_of_its_own():
     assert change.is_layout_change and change.inputs == change.outputs == (0,)
     assert not make_group(graph, [0], [graph.primitives[0].output]).is_layout_change
     assert str(candidate(change)).endswith("toy [layout change] (abcd) -> (abcd)")
+
+
+def test_small_constants_of_an_opaque_operator_are_part_of_its_body():
+    """They may be sizes, on which no kernel could be measured without their elements."""
+    node = onnx.helper.make_node("Col2Im", ["x0", "x1", "x2"], ["y0"]).SerializeToString()
+    texts = ("f32[1,12,4]", "i64[2]", "i64[2]")
+    attributes = OpaqueAttributes("Col2Im", "", 18, node.hex(), texts, ("f32[1,2,4,6]",), 0)
+    found = []
+    for size in (6, 9):
+        builder = GraphBuilder()
+        x = builder.input("x", ValueType.parse(texts[0]))
+        sizes = [builder.constant(np.array(n, np.int64)) for n in ((4, size), (2, 3))]
+        builder.output("y", builder.add("opaque", [x, *sizes], attributes))
+        graph = builder.freeze()
+        found.append(make_group(graph, (0,), [graph.outputs[0][1]]))
+    assert [len(group.inputs) for group in found] == [1, 1]
+    assert found[0].key != found[1].key
+    plain = GraphBuilder()
+    x = plain.input("x", ValueType.parse("f32[2]"))
+    two = plain.constant(np.array([1.0, 2.0], np.float32))
+    plain.output("y", plain.add("add", [x, two]))
+    graph = plain.freeze()
+    assert make_group(graph, (0,), [graph.outputs[0][1]]).constant_inputs == frozenset({1})

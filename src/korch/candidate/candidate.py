@@ -16,9 +16,13 @@ from functools import cached_property
 
 from korch.candidate.layout import Layout
 from korch.primitive.graph import Constant, Primitive, PrimitiveGraph
+from korch.primitive.op import Category
 from korch.primitive.ops.layout import SliceAttributes, TakeAttributes
 from korch.primitive.text import format_graph
 from korch.primitive.types import ValueType
+
+OPAQUE_ELEMENTS = 64
+"""Constants of at most this size are part of an opaque operator's body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class Group:
     Attributes:
         primitives: their ids in the model's graph, sorted; none for a change of layout.
         inputs: the values that it reads. Uniform constants are none of them: they are part of the
-            body.
+            body. So are small constants of an opaque operator, for they may be sizes or axes.
         outputs: the values that it writes.
         constant_inputs: positions in `inputs` of values known at build time: a provider may ask
             for them in any layout.
@@ -234,10 +238,15 @@ class _Body:
                 )
                 continue
             constant = self.source.constants.get(value)
-            if constant is not None and constant.is_uniform:
+            if constant is not None and self.is_inside(constant):
                 self.constants[self.number[value]] = constant
             else:
                 self.inputs.append(value)
+
+    def is_inside(self, constant: Constant) -> bool:
+        """Return whether a constant is part of the body instead of an input."""
+        is_opaque = all(p.row.category is Category.OPAQUE for p in self.producer.values())
+        return constant.is_uniform or (is_opaque and constant.array.size <= OPAQUE_ELEMENTS)
 
     def graph(self, outputs: Sequence[int]) -> PrimitiveGraph:
         return PrimitiveGraph(
