@@ -69,7 +69,7 @@ def test_other_instruction_sets(isa, target, rng, tmp_path):
     if target.isa != "avx512":
         pytest.skip("this machine runs no other instruction set")
     other = Target(isa=isa, lanes={"avx2": 8, "generic": 4}[isa])
-    groups = [g for name in ("normalizations", "pools") for g in FAMILIES[name]()]
+    groups = [g for name in ("normalizations", "several outputs") for g in FAMILIES[name]()][::2]
     check_offers(PROVIDER, groups, other, Builder(isa, tmp_path), rng)
 
 
