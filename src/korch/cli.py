@@ -49,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     try:
         code: int = parsed.command(parsed)
+        sys.stdout.flush()
     except KorchError as error:
         print("korch: " + " ".join(str(error).split()), file=sys.stderr)
         return 1

@@ -123,8 +123,11 @@ class Builder:
         Raises:
             CompileError: the cache folder can't be written.
         """
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+        try:
             return list(pool.map(self._object, sources))
+        finally:  # Ctrl-C need not wait for what has not begun
+            pool.shutdown(wait=True, cancel_futures=True)
 
     def link(self, objects: Iterable[Path], libraries: Iterable[str] = ()) -> Path:
         """Link objects to a shared library.
