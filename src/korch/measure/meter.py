@@ -11,7 +11,7 @@ from types import TracebackType
 
 from korch.candidate.candidate import Candidate, Refusal
 from korch.libraries import needed_libraries
-from korch.measure.calibrate import Calibration, calibrate
+from korch.measure.calibrate import FACT, Calibration, calibrate
 from korch.measure.compiler import NATIVE_FOLDER, Builder, CompileFailure, find_compiler
 from korch.measure.database import Database
 from korch.measure.record import Failed, Measured, Record
@@ -86,7 +86,7 @@ class CandidateMeter:
             self.calibration = self.calibration.raised(
                 candidate.read_bytes, candidate.write_bytes, flop, seconds
             )
-            self.database.put_fact("calibration", self.calibration.to_text())
+            self.database.put_fact(FACT, self.calibration.to_text())
 
     def kernel(self, candidate: Candidate) -> Kernel | Refusal:
         """Return the kernel that a candidate's provider builds."""
@@ -138,14 +138,14 @@ class CandidateMeter:
         self.database.put_record(key, record)
 
     def _calibrate(self) -> Calibration:
-        text = self.database.fact("calibration")
+        text = self.database.fact(FACT)
         if text is not None:
             try:
                 return Calibration.from_text(text)
             except (ValueError, TypeError, KeyError):
                 logger.warning("the stored calibration is damaged; the machine is measured again")
         found = calibrate(self._timer, self.target)
-        self.database.put_fact("calibration", found.to_text())
+        self.database.put_fact(FACT, found.to_text())
         return found
 
 

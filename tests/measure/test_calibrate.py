@@ -1,0 +1,75 @@
+"""Calibration: rates that are not above what the machine does would make bounds that are wrong."""
+
+import ctypes
+import dataclasses
+import os
+
+import pytest
+
+from korch.measure import calibrate as module
+from korch.measure.calibrate import Calibration, calibrate
+from korch.measure.compiler import NATIVE_FOLDER
+
+CORES = len(os.sched_getaffinity(0))
+
+
+@pytest.fixture(scope="module")
+def timer(builder):
+    return builder.library([(NATIVE_FOLDER / "korch_timer.cpp").read_text()])
+
+
+@pytest.fixture(scope="module")
+def library(timer):
+    found = ctypes.CDLL(str(timer))
+    for name in ("read", "write", "stream", "flop"):
+        getattr(found, f"korch_{name}_rate").restype = ctypes.c_double
+    return found
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(module, "TRIES", 1)
+    monkeypatch.setattr(module, "CHUNKS", 8)
+    monkeypatch.setattr(module, "MEMORY_BYTES", 1 << 20)
+
+
+def flop_rate(library, threads):
+    count, repeats = ctypes.c_int64(200), ctypes.c_int64(10_000)
+    return library.korch_flop_rate(ctypes.c_int(threads), count, repeats)
+
+
+def test_this_machine_has_rates(timer, target, quick):
+    found = calibrate(timer, target)
+    assert [level.limit_bytes for level in found.levels][-1] == 0
+    for rates in (
+        [level.read_bytes_per_s for level in found.levels],
+        [level.write_bytes_per_s for level in found.levels],
+    ):
+        assert rates == sorted(rates, reverse=True), "a nearer level is not slower"
+        assert rates[-1] > 1e6
+    assert found.rate_flop_per_s > 1e6
+    assert 0 < found.launch_ns < found.region_ns
+    assert Calibration.from_text(found.to_text()) == found
+
+
+def test_threads_that_wait_for_a_core_spoil_no_rate(library):
+    """Eight threads a core: each is waiting for seven eighths of the time."""
+    alone, crowded = flop_rate(library, 1), flop_rate(library, 8 * CORES)
+    assert crowded > 2 * CORES * alone
+
+
+def test_threads_beyond_the_cores_add_nothing(timer, target, quick):
+    few, many = (
+        calibrate(timer, dataclasses.replace(target, threads=n * CORES)).rate_flop_per_s
+        for n in (1, 8)
+    )
+    assert many < 2 * few
+
+
+@pytest.mark.parametrize("name", ["read", "write", "stream"])
+def test_any_number_of_bytes_will_do(library, name):
+    rate = getattr(library, f"korch_{name}_rate")
+    sizes = (0, 100, 511, 512, 4100, 5_000_001, (8 << 20) + 512)
+    rates = [rate(ctypes.c_int64(n), ctypes.c_int(2), ctypes.c_int64(2)) for n in sizes]
+    assert rates[0] == 0  # nothing fits: no rate, and no crash
+    assert all(found > 0 for found in rates[4:])
