@@ -160,6 +160,20 @@ def test_a_named_compiler_is_used(search, monkeypatch):
     assert found.version
 
 
+def test_arguments_of_a_named_compiler_make_other_objects_and_timings(
+    search, tmp_path, monkeypatch
+):
+    command = shutil.which("g++") or shutil.which("clang++")
+    keys, identities = set(), set()
+    for arguments in ("", " -O0", " -DNDEBUG"):
+        monkeypatch.setenv("CXX", f"{command}{arguments}")
+        monkeypatch.setattr(compiler, "find_compiler", search)
+        (path,) = Builder("generic", tmp_path).compile([GOOD])
+        keys.add(path)
+        identities.add(search().identity)
+    assert len(keys) == len(identities) == 3
+
+
 @pytest.mark.parametrize("name", ["/nowhere/c++", "false"])
 def test_a_named_compiler_that_does_not_run_is_said(search, monkeypatch, name):
     monkeypatch.setenv("CXX", name)

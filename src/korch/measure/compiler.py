@@ -63,6 +63,11 @@ class Compiler:
     version: str
     openmp: tuple[str, ...]
 
+    @property
+    def identity(self) -> str:
+        """What tells its code and timings apart from another's: version and further arguments."""
+        return " ".join((self.version, *self.command[1:]))
+
 
 @dataclass(frozen=True, slots=True)
 class CompileFailure:
@@ -114,7 +119,7 @@ class Builder:
             own = ("-mevex512",) if isa == "avx512" else ()
         self.flags = (*FLAGS, *own, *ISA_COMPILER_FLAGS[isa], *self.compiler.openmp)
         headers = "".join(p.read_text() for p in sorted(NATIVE_FOLDER.iterdir()) if p.is_file())
-        stamp = (self.compiler.version, *self.flags, headers)
+        stamp = (self.compiler.identity, *self.flags, headers)
         self._salt = hashlib.sha256("\n".join(stamp).encode()).hexdigest()
 
     def compile(self, sources: Sequence[str]) -> list[Path | CompileFailure]:

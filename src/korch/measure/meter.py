@@ -39,7 +39,7 @@ class CandidateMeter:
         self.options = options
         self.providers = tuple(providers)
         self._provider = {provider.name: provider for provider in providers}
-        self.target = detect_target(options.threads, find_compiler().version)
+        self.target = detect_target(options.threads, find_compiler().identity)
         self.builder = Builder(self.target.isa, options.cache_folder)
         self.database = Database(self.builder.folder.parent, self.target.fingerprint)
         self._timer = self.builder.library([(NATIVE_FOLDER / "korch_timer.cpp").read_text()])

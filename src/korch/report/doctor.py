@@ -61,7 +61,7 @@ def _machine() -> Iterator[Finding]:
         yield Finding(FAIL, "compiler", str(error))
         yield _describe(detect_target(default_threads(), ""))
         return
-    target = detect_target(default_threads(), compiler.version)
+    target = detect_target(default_threads(), compiler.identity)
     yield _try_out(compiler, target)
     yield _describe(target)
 
