@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import signal
 import sqlite3
 import subprocess
@@ -294,3 +296,48 @@ def _records(cache: Path) -> dict[str, str]:
             return dict(connection.execute("SELECT candidate, record FROM records").fetchall())
         except sqlite3.OperationalError:
             return {}
+
+
+def _korch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "korch.cli", *arguments], env={**os.environ, **environment},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_two_processes_at_once(folder: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "korch.cli", "optimize", str(folder / "mlp.onnx"), *QUICK,
+               "--cache-folder", str(tmp_path / "cache"), "-o"]  # fmt: skip
+    both = [
+        subprocess.Popen([*command, str(tmp_path / name)], stderr=subprocess.PIPE, text=True)
+        for name in ("a.korch", "b.korch")
+    ]
+    assert [(process.communicate(timeout=120)[1], process.returncode) for process in both] == [
+        ("", 0), ("", 0)
+    ]  # fmt: skip
+    assert [main(["explain", str(tmp_path / name)]) for name in ("a.korch", "b.korch")] == [0, 0]
+
+
+def test_a_cache_that_cannot_be_written_is_a_warning(folder: Path, tmp_path: Path) -> None:
+    out = str(tmp_path / "a.korch")
+    done = _korch("optimize", str(folder / "mlp.onnx"), "-o", out, *QUICK,
+                  "--cache-folder", "/proc/korch")  # fmt: skip
+    assert done.returncode == 0 and Path(out).is_file()
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("korch: the cache folder /proc/korch can't be written (")
+    assert line.endswith("); nothing is kept for the next run")
+
+
+def test_no_compiler_is_one_clear_error(folder: Path, tmp_path: Path) -> None:
+    arguments = ("optimize", str(folder / "mlp.onnx"), "-o", str(tmp_path / "a.korch"))
+    done = _korch(*arguments, CXX="nothing")
+    assert (done.returncode, done.stderr) == (
+        1, "korch: environment variable CXX: 'nothing' does not run; expected a C++ compiler\n"
+    )  # fmt: skip
+    if importlib.util.find_spec("ziglang") is None:
+        done = _korch(*arguments, CXX="", PATH=str(tmp_path))
+        assert (done.returncode, done.stderr) == (
+            1, "korch: there is no C++ compiler on this machine; expected g++ or clang++, or one "
+            "in $CXX. Install g++ with the system's package manager, or run: "
+            "pip install 'korch[compiler]'\n",
+        )  # fmt: skip

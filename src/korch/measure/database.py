@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+import time
 from pathlib import Path
 
 from korch.measure.record import Record, from_text, to_text
@@ -17,6 +18,8 @@ from korch.measure.record import Record, from_text, to_text
 logger = logging.getLogger("korch.measure")
 
 SCHEMA_VERSION = 1
+SWITCH_SECONDS = 5.0
+"""How long another process may hold a new file while this one wants to switch its log on."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS records (
     target TEXT NOT NULL, candidate TEXT NOT NULL, record TEXT NOT NULL,
@@ -103,7 +106,7 @@ class Database:
     def _connect(self, name: str) -> sqlite3.Connection:
         connection = sqlite3.connect(name, timeout=30)
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
+            _keep_a_log(connection)
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.executescript(_TABLES)
         except sqlite3.Error:
@@ -132,3 +135,17 @@ class Database:
             return self._connect(str(self.path))
         except (OSError, sqlite3.Error) as worse:
             return self._in_memory(worse)
+
+
+def _keep_a_log(connection: sqlite3.Connection) -> None:
+    """Switch the write-ahead log on; SQLite itself does not wait for another process here."""
+    deadline_s = time.monotonic() + SWITCH_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.01)
+        else:
+            return
