@@ -27,6 +27,8 @@ CHUNKS = 64
 MEMORY_BYTES = 256 << 20
 """What the threads walk over together to see main memory, at least."""
 
+REGION_LIMIT_NS = 200_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class Level:
@@ -119,18 +121,17 @@ def calibrate(timer: Path, target: Target) -> Calibration:
     """
     load_globally(())
     library = ctypes.CDLL(str(timer))
-    for name in ("read_rate", "write_rate", "stream_rate", "flop_rate", "region_ns"):
+    for name in ("read_rate", "write_rate", "stream_rate", "flop_rate"):
         getattr(library, f"korch_{name}").restype = ctypes.c_double
-    library.korch_time.restype = ctypes.c_int64
+    library.korch_time.restype = library.korch_region_ns.restype = ctypes.c_int64
     library.korch_threads(ctypes.c_int(target.threads))
     nothing = [
         library.korch_time(library.korch_nothing, None, None, ctypes.c_int64(1000)) / 1e3
         for _ in range(1000)
     ]
-    region = [float(library.korch_region_ns(ctypes.c_int64(20))) for _ in range(1000)]
     return Calibration(
         levels=_levels(library, target), rate_flop_per_s=_flop_rate(library, target) * MARGIN,
-        launch_ns=min(nothing), region_ns=min(region),
+        launch_ns=min(nothing), region_ns=library.korch_region_ns(ctypes.c_int64(REGION_LIMIT_NS)),
     )  # fmt: skip
 
 
