@@ -144,6 +144,21 @@ def test_a_compiler_that_is_gone_is_said(fresh):
     (found,) = fresh.compile([GOOD])
     assert isinstance(found, CompileFailure)
     assert found.message.startswith("the compiler does not start: ")
+    assert found.was_killed
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="asks GCC's driver for another cc1plus")
+def test_a_compiler_that_the_system_kills_is_not_the_sources_fault(fresh, tmp_path):
+    stage = tmp_path / "cc1plus"
+    stage.write_text("#!/bin/sh\nkill -9 $$\n")
+    stage.chmod(0o755)
+    fresh.compiler = Compiler(("g++", f"-B{tmp_path}/"), "killed", ())
+    assert fresh.compile([GOOD]) == [
+        CompileFailure("the system killed the compiler, most likely for want of memory", True)
+    ]
+    stage.unlink()
+    (found,) = fresh.compile([GOOD])
+    assert isinstance(found, Path)
 
 
 @pytest.fixture

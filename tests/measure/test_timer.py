@@ -11,12 +11,13 @@ from korch.measure.compiler import NATIVE_FOLDER
 from korch.measure.record import Failed, Measured
 from korch.measure.timer import BufferSpec, Job, time_kernels
 
-HEAD = "#include <stdlib.h>\n#include <stdint.h>\n#include <stdio.h>\n#include <unistd.h>\n"
+HEAD = "".join(f"#include <{n}.h>\n" for n in ("signal", "stdlib", "stdint", "stdio", "unistd"))
 RUNS = {
     "good": "static_cast<float*>(buffers[1])[0] += static_cast<float*>(buffers[0])[0]; return 0;",
     "talks": 'printf("{\\"done\\": true}\\n"); fflush(stdout); return 0;',
     "faults": "return *static_cast<volatile int*>(nullptr);",
     "aborts": "abort();",
+    "killed": "kill(getpid(), SIGKILL); return 0;",
     "exits": "_exit(3);",
     "loops": "for (volatile int i = 0;; ) (void)i;",
     "fails": "return 7;",
@@ -85,6 +86,7 @@ def test_good_kernels_have_times(measure):
 @pytest.mark.parametrize(("name", "expected"), [
     ("faults", Failed("crashed", "the process ended by SIGSEGV")),
     ("aborts", Failed("crashed", "the process ended by SIGABRT")),
+    ("killed", Failed("killed", "the system killed it, most likely for want of memory")),
     ("exits", Failed("crashed", "the process ended by exit code 3")),
     ("fails", Failed("failed", "run returned an error")),
     ("fails_late", Failed("failed", "run returned an error")),

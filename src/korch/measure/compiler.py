@@ -71,9 +71,15 @@ class Compiler:
 
 @dataclass(frozen=True, slots=True)
 class CompileFailure:
-    """A source that the compiler refused, with what it printed."""
+    """A source that was not compiled.
+
+    Attributes:
+        message: what the compiler printed.
+        was_killed: the system did not let the compiler work; it says nothing about the source.
+    """
 
     message: str
+    was_killed: bool = False
 
 
 @cache
@@ -184,7 +190,7 @@ class Builder:
         except _CacheError:
             raise  # it says nothing about the source
         except CompileError as error:
-            return CompileFailure(error.what)
+            return CompileFailure(error.what, isinstance(error, _KilledError))
 
     def _key(self, *parts: str) -> str:
         return hashlib.sha256("\n".join((self._salt, *parts)).encode()).hexdigest()[:32]
@@ -216,6 +222,10 @@ class Builder:
 
 class _CacheError(CompileError):
     """The cache folder does not take a file: not the fault of what was to be compiled."""
+
+
+class _KilledError(CompileError):
+    """The system did not start the compiler, or killed it."""
 
 
 def _cache_error(text: str, folder: Path) -> _CacheError:
@@ -298,7 +308,10 @@ def _run(command: Sequence[str]) -> None:
     except subprocess.TimeoutExpired as error:
         raise CompileError(f"the compiler took longer than {COMPILE_TIMEOUT_S} s") from error
     except OSError as error:
-        raise CompileError(f"the compiler does not start: {error}") from error
+        raise _KilledError(f"the compiler does not start: {error}") from error
+    # A driver that lost its compiler to the system says so and ends in the ordinary way.
+    if done.returncode < 0 or (done.returncode and ": Killed" in done.stderr):
+        raise _KilledError("the system killed the compiler, most likely for want of memory")
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or ["no message"]
         raise CompileError("; ".join(lines[:3]))

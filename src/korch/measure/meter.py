@@ -14,7 +14,7 @@ from korch.libraries import needed_libraries
 from korch.measure.calibrate import FACT, Calibration, calibrate
 from korch.measure.compiler import NATIVE_FOLDER, Builder, CompileFailure, find_compiler
 from korch.measure.database import Database
-from korch.measure.record import Failed, Measured, Record
+from korch.measure.record import Failed, FailureKind, Measured, Record, is_lasting
 from korch.measure.timer import BufferSpec, Job, time_kernels
 from korch.options import Options
 from korch.provider.provider import Kernel, Provider
@@ -115,7 +115,8 @@ class CandidateMeter:
         compiled = []
         for candidate, found in zip(batch, objects, strict=True):
             if isinstance(found, CompileFailure):
-                self._keep(candidate.key, Failed("not compiled", found.message))
+                kind: FailureKind = "killed" if found.was_killed else "not compiled"
+                self._keep(candidate.key, Failed(kind, found.message))
             else:
                 compiled.append((candidate, found))
         if not compiled:
@@ -135,7 +136,8 @@ class CandidateMeter:
         if isinstance(record, Failed):
             logger.info("candidate %s is excluded: %s: %s", key[:8], record.kind, record.message)
         self._records[key] = record
-        self.database.put_record(key, record)
+        if is_lasting(record):
+            self.database.put_record(key, record)
 
     def _calibrate(self) -> Calibration:
         text = self.database.fact(FACT)

@@ -9,7 +9,10 @@ import json
 from dataclasses import dataclass
 from typing import Literal
 
-FailureKind = Literal["refused", "not compiled", "not created", "failed", "crashed", "hung"]
+FailureKind = Literal[
+    "refused", "not compiled", "not created", "failed", "crashed", "hung", "killed"
+]  # fmt: skip
+"""Killed: the system ended the kernel's process or its compiler, most likely for want of memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,11 @@ class Failed:
 
 
 Record = Measured | Failed
+
+
+def is_lasting(record: Record) -> bool:
+    """Return whether a record will be as true next time: what the system killed may then live."""
+    return not (isinstance(record, Failed) and record.kind == "killed")
 
 
 def to_text(record: Record) -> str:

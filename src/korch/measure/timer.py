@@ -135,12 +135,16 @@ class _Session:
         if ended == "done":
             return [self._result(i) for i in range(len(self.samples))]
         if self.at is not None:
-            name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            self.failures[self.at] = (
-                Failed("hung", f"it did not return within {self.hang_seconds:g} s")
-                if ended == "hung" else Failed("crashed", f"the process ended by {name}")
-            )  # fmt: skip
+            self.failures[self.at] = self._end(ended, code)
         return [*self.failures]
+
+    def _end(self, ended: str, code: int) -> Failed:
+        if ended == "hung":
+            return Failed("hung", f"it did not return within {self.hang_seconds:g} s")
+        if code == -signal.SIGKILL:
+            return Failed("killed", "the system killed it, most likely for want of memory")
+        name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return Failed("crashed", f"the process ended by {name}")
 
     def _result(self, i: int) -> Measured | Failed:
         failure = self.failures[i]

@@ -1,0 +1,43 @@
+"""What the database keeps of a candidate: facts about its kernel, not about a bad moment."""
+
+import pytest
+
+from korch.measure import calibrate
+from korch.measure.meter import CandidateMeter
+from korch.measure.record import Failed, Measured, is_lasting
+from korch.options import Options
+
+LASTING = (
+    Measured(5, 0.0, (5,)), Failed("refused", "no"), Failed("not compiled", "error"),
+    Failed("not created", "no"), Failed("failed", "7"), Failed("crashed", "SIGSEGV"),
+    Failed("hung", "10 s"),
+)  # fmt: skip
+KILLED = Failed("killed", "the system killed it")
+
+
+@pytest.fixture
+def meter(tmp_path, monkeypatch):
+    monkeypatch.setattr(calibrate, "TRIES", 1)
+    monkeypatch.setattr(calibrate, "CHUNKS", 8)
+    monkeypatch.setattr(calibrate, "MEMORY_BYTES", 1 << 20)
+    with CandidateMeter(Options(cache_folder=tmp_path), ()) as made:
+        yield made
+
+
+@pytest.mark.parametrize("record", LASTING, ids=lambda r: getattr(r, "kind", "measured"))
+def test_what_is_true_of_a_kernel_lasts(record):
+    assert is_lasting(record)
+
+
+def test_what_the_system_killed_is_tried_again_next_time(meter):
+    meter._keep("killed", KILLED)
+    meter._keep("crashed", LASTING[5])
+    assert meter._records == {"killed": KILLED, "crashed": LASTING[5]}
+    assert meter.database.record("killed") is None
+    assert meter.database.record("crashed") == LASTING[5]
+
+
+def test_a_calibration_that_was_measured_in_another_way_is_not_taken(meter):
+    """Its rates could be too low, and bounds made of them too high."""
+    assert meter.database.fact("calibration") is None
+    assert meter.database.fact(calibrate.FACT) == meter.calibration.to_text()
