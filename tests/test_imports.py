@@ -10,7 +10,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "korch"
 ORDER = (
     ("errors", "libraries"), ("options", "target"), ("primitive",),
-    ("frontend", "fission", "equivalence"), ("candidate",), ("tile",), ("provider",), ("measure",),
+    ("frontend", "fission", "equivalence"), ("candidate",), ("partition",), ("tile",), ("provider",), ("measure",),
     ("orchestrate",), ("runtime",), ("contest", "report"), ("pipeline",), ("api", "cli"),
 )  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}

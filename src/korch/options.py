@@ -26,6 +26,13 @@ def default_threads() -> int:
     return len(os.sched_getaffinity(0))
 
 
+WHOLE_PRIMITIVES = 320
+"""Models of at most this size are searched as a whole."""
+
+SEGMENT_PRIMITIVES = 120
+"""Most primitives in a segment of a larger model."""
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """How to optimize; every field is an option of `korch optimize`.
@@ -51,6 +58,14 @@ class Options:
     )
     check: Literal[0, 1, 2] = field(
         default=1, metadata={"help": "checks between stages: 0 none, 1 linear-time, 2 all"}
+    )
+    partition: str | int = field(
+        default="auto",
+        metadata={
+            "help": "cut the model into segments of at most N primitives, so that blocks that are "
+            "repeated are searched once; off: never; auto: only models of more than "
+            f"{WHOLE_PRIMITIVES} primitives"
+        },
     )
     max_primitives: int = field(
         default=24, metadata={"help": "largest number of primitives in a candidate"}
@@ -118,7 +133,22 @@ class Options:
                 where="option budget",
                 expected="seconds, more than 0",
             )
+        size = str(self.partition)
+        if size not in ("auto", "off") and not (size.isdecimal() and int(size) > 0):
+            raise OptionError(
+                f"the value {size!r} is no size of a segment",
+                where="option partition",
+                expected="auto, off, or the most primitives in a segment",
+            )
         if self.target != "cpu":
             raise OptionError(
                 f"unknown target {self.target!r}", where="option target", expected="cpu"
             )
+
+    def segment_limit(self, primitives: int) -> int | None:
+        """Return the most primitives in a segment of a model of some size; None if it is whole."""
+        if self.partition == "off":
+            return None
+        if self.partition == "auto":
+            return SEGMENT_PRIMITIVES if primitives > WHOLE_PRIMITIVES else None
+        return int(self.partition)

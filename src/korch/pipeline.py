@@ -1,7 +1,10 @@
 """The list of stages, from a model to an executable; each is timed and its result checked.
 
-model -> operators -> primitives -> with alternatives -> groups -> candidates -> plan
+model -> operators -> primitives -> segments with alternatives -> groups -> candidates -> plan
       -> executables of the best plans -> the fastest one, checked
+
+A small model is one segment. Of a large one, segments that differ only in weights are one block,
+which is searched once.
 """
 
 from __future__ import annotations
@@ -15,17 +18,25 @@ from pathlib import Path
 from typing import Any
 
 from korch.candidate.candidate import Candidate
-from korch.candidate.enumerate import EnumerationReport, enumerate_groups
 from korch.contest import Contest, Entry, hold_contest
-from korch.equivalence.saturate import SaturationReport, saturate
 from korch.fission import fission
 from korch.frontend.onnx import load_model
 from korch.measure.meter import CandidateMeter
+from korch.measure.record import Measured
 from korch.options import Options
-from korch.orchestrate.baselines import baseline_plans
-from korch.orchestrate.instance import check_every_primitive_runs, collect_candidates
-from korch.orchestrate.lazy import LazyLoop, Orchestration, Round
-from korch.orchestrate.recall import Solved, keep_solved, recall_solved
+from korch.orchestrate.blocks import (
+    Task,
+    prepare,
+    search_blocks,
+    whole_plans,
+    whole_result,
+)
+from korch.orchestrate.lazy import Orchestration, Round
+from korch.orchestrate.problem import Status
+from korch.orchestrate.recall import Solved
+from korch.partition.block import Partition, find_blocks
+from korch.partition.join import join
+from korch.partition.segment import split_segments, whole_segment
 from korch.primitive.check import check_graph
 from korch.primitive.graph import PrimitiveGraph
 from korch.provider.provider import load_providers
@@ -88,23 +99,23 @@ def optimize_model(
     with run.stage("fission"):
         split = _checked(fission(operators), options)
     with run.stage("equivalences"):
-        graph, rules = saturate(split, strict=options.strict)
-        _checked(graph, options)
+        partition = _partition(split, options)
     with run.stage("candidates"), CandidateMeter(options, load_providers()) as meter:
-        groups, enumeration = enumerate_groups(graph, options)
-        candidates, refusals = collect_candidates(graph, groups, meter.providers, meter.target)
-        check_every_primitive_runs(graph, candidates, refusals)
-        run.progress("candidates", f"{len(groups)} groups, {len(candidates)} candidates")
+        tasks = [prepare(block, meter, options) for block in partition.blocks]
+        run.progress("candidates", _describe_tasks(tasks))
         with run.stage("orchestrate"):
-            solved = recall_solved(meter.database, candidates, options)
-            if solved is None:
-                solved = _search(run, graph, candidates, meter)
-        found = solved.found
+            solved = search_blocks(tasks, meter, options, run.deadline_s,
+                                   lambda b, entry: _tell(run, tasks, b, entry))  # fmt: skip
         with run.stage("build"):
-            report = _report(run, split, graph, rules, enumeration, candidates, found)
+            joined = join(partition)
+            plans = whole_plans(partition, joined, solved)
+            found = whole_result(tasks, solved)
+            report = _report(run, partition, tasks, solved, found)
+            report["measured_candidates"] = _count_measured(tasks, meter)
             contest = hold_contest(
-                graph, [_entry(name, steps, meter) for name, steps in solved.plans.items()], meter,
+                joined.graph, [_entry(name, steps, meter) for name, steps in plans.items()], meter,
                 options, found.certificate, _model_record(model), report,
+                meaning=None if partition.is_whole else split,
             )  # fmt: skip
     return _finish(run, contest, report)
 
@@ -115,21 +126,31 @@ def _checked(graph: PrimitiveGraph, options: Options) -> PrimitiveGraph:
     return graph
 
 
-def _search(
-    run: Run, graph: PrimitiveGraph, candidates: Sequence[Candidate], meter: CandidateMeter
-) -> Solved:
-    """Find the optimum and the plans to hold it against; keep them for the next time."""
+def _partition(split: PrimitiveGraph, options: Options) -> Partition:
+    """Cut the model into segments, or leave it whole, and add alternatives."""
+    limit = options.segment_limit(len(split.primitives))
+    segments = (whole_segment(split),) if limit is None else split_segments(split, limit)
+    partition = find_blocks(split, segments, strict=options.strict)
+    for block in partition.blocks:
+        _checked(block.graph, options)
+    return partition
 
-    def tell(entry: Round) -> None:
-        run.progress("orchestrate", describe_round(entry))
 
-    loop = LazyLoop(graph, candidates, meter, run.options, run.deadline_s, tell)
-    found = loop.run()
-    plans = {"optimal": found.steps}
-    plans |= baseline_plans(graph, loop.usable, loop.cost_ns, run.options)
-    solved = Solved(found, plans)
-    keep_solved(meter.database, candidates, run.options, solved)
-    return solved
+def _tell(run: Run, tasks: Sequence[Task], b: int, entry: Round) -> None:
+    text = describe_round(entry)
+    if len(tasks) > 1:
+        count = f" (x {tasks[b].count})" if tasks[b].count > 1 else ""
+        text = f"block {b + 1} of {len(tasks)}{count}: {text}"
+    run.progress("orchestrate", text)
+
+
+def _describe_tasks(tasks: Sequence[Task]) -> str:
+    groups = sum(task.enumeration.groups for task in tasks)
+    text = f"{groups} groups, {sum(len(task.candidates) for task in tasks)} candidates"
+    if len(tasks) > 1 or tasks[0].count > 1:
+        segments = sum(task.count for task in tasks)
+        text = f"{segments} segments, {len(tasks)} of them different: {text}"
+    return text
 
 
 def _entry(name: str, steps: Sequence[Candidate], meter: CandidateMeter) -> Entry:
@@ -149,29 +170,67 @@ def _model_record(model: Any) -> ModelRecord | None:
     return model_record(model) if isinstance(model, str | Path) else None
 
 
-def _report(run: Run, split: PrimitiveGraph, graph: PrimitiveGraph, rules: SaturationReport,
-            enumeration: EnumerationReport, candidates: Sequence[Candidate], found: Orchestration
-            ) -> dict[str, Any]:  # fmt: skip
+def _report(run: Run, partition: Partition, tasks: Sequence[Task], solved: Sequence[Solved],
+            found: Orchestration) -> dict[str, Any]:  # fmt: skip
     certificate = found.certificate
+    keys = [{c.key for c in task.candidates} for task in tasks]
+    is_optimal = certificate.status is Status.OPTIMAL and not partition.is_whole
     return {
-        "status": certificate.status.value,
+        "status": "optimal per segment" if is_optimal else certificate.status.value,
         "predicted_ms": (certificate.objective_ns or 0) / 1e6,
         "lower_bound_ms": certificate.bound_ns / 1e6,
         "gap": certificate.gap,
-        "primitives": len(split.primitives),
-        "alternatives": graph.alternatives,
-        "sets": enumeration.sets,
-        "groups": enumeration.groups,
-        "limits_hit": list(enumeration.limits_hit),
-        "candidates": len(candidates),
-        "distinct_candidates": len({c.key for c in candidates}),
-        "measured_candidates": found.distinct_measured,
+        "primitives": len(partition.source.primitives),
+        "alternatives": partition.rules.alternatives,
+        "sets": sum(task.enumeration.sets for task in tasks),
+        "groups": sum(task.enumeration.groups for task in tasks),
+        "limits_hit": sorted({hit for task in tasks for hit in task.enumeration.limits_hit}),
+        "candidates": sum(len(task.candidates) for task in tasks),
+        "distinct_candidates": len(set().union(*keys)),
         "failed_candidates": found.failed,
-        "rules": asdict(rules),
+        "rules": asdict(partition.rules),
         "rounds": [asdict(entry) for entry in found.rounds],
         "stopped_by_budget": found.stopped_by_budget,
         "stages_s": run.stage_seconds,
+        "partition": None if partition.is_whole else _describe_partition(partition, tasks, solved),
     }
+
+
+def _count_measured(tasks: Sequence[Task], meter: CandidateMeter) -> int:
+    """Return how many different candidates have a measured time; blocks share some."""
+    candidates = {c.key: c for task in tasks for c in task.candidates}
+    return sum(isinstance(meter.known(c), Measured) for c in candidates.values())
+
+
+def _describe_partition(
+    partition: Partition, tasks: Sequence[Task], solved: Sequence[Solved]
+) -> dict[str, Any]:
+    """Return what the report says of segments: the bound is that of plans that cross no cut."""
+    cuts = [
+        {
+            "values": sorted(
+                instance.segment.values[value] for _, value in instance.segment.graph.outputs
+            ),
+            "price_bytes": instance.segment.price_bytes,
+        }
+        for instance in partition.instances
+    ]
+    blocks = [
+        {
+            "instances": list(task.block.instances),
+            "primitives": len(task.block.graph.primitives),
+            "candidates": len(task.candidates),
+            "measured": one.found.distinct_measured,
+            "objective_ns": one.found.certificate.objective_ns,
+            "bound_ns": one.found.certificate.bound_ns,
+            "status": one.found.certificate.status.value,
+        }
+        for task, one in zip(tasks, solved, strict=True)
+    ]
+    return {
+        "segments": len(partition.instances), "different": len(tasks),
+        "bound_holds_for": "plans in which no kernel crosses a cut", "blocks": blocks, "cuts": cuts,
+    }  # fmt: skip
 
 
 def _finish(run: Run, contest: Contest, report: dict[str, Any]) -> Executable:

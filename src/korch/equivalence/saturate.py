@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from korch.equivalence.rule import AnyRule, Refusal, View, Writer
@@ -144,6 +144,41 @@ def saturate(
         primitives_after=len(result.primitives),
         alternatives=result.alternatives,
         seconds=time.monotonic() - run.begin_s,
+    )
+
+
+def merge_reports(
+    reports: Sequence[tuple[SaturationReport, Sequence[int]]],
+) -> SaturationReport:
+    """Return the sum of the reports on parts of a model.
+
+    Args:
+        reports: one at least, all of the same rules, each with the model's value for every value
+            of the graph that it speaks of.
+    """
+    first, _ = reports[0]
+    if len(reports) == 1:
+        return first
+    rules = []
+    for number, rule in enumerate(first.rules):
+        refusals = []
+        for report, values in reports:
+            for refusal in report.rules[number].refusals:
+                is_known = refusal.value < len(values)
+                refusals.append(replace(refusal, value=values[refusal.value] if is_known else -1))
+        rules.append(replace(
+            rule, fired=sum(report.rules[number].fired for report, _ in reports),
+            refused=dict(Counter(r.reason for r in refusals)), refusals=tuple(refusals),
+        ))  # fmt: skip
+    found = [report for report, _ in reports]
+    return SaturationReport(
+        rules=tuple(rules),
+        stopped=next((r.stopped for r in found if r.stopped != "saturated"), "saturated"),
+        iterations=max(r.iterations for r in found),
+        primitives_before=sum(r.primitives_before for r in found),
+        primitives_after=sum(r.primitives_after for r in found),
+        alternatives=sum(r.alternatives for r in found),
+        seconds=sum(r.seconds for r in found),
     )
 
 

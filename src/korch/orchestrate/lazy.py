@@ -104,13 +104,15 @@ class LazyLoop:
 
     def __init__(self, graph: PrimitiveGraph, candidates: Sequence[Candidate], meter: Meter,
                  options: Options, deadline_s: float | None = None,
-                 progress: Callable[[Round], None] | None = None) -> None:  # fmt: skip
+                 progress: Callable[[Round], None] | None = None,
+                 free_measurements: int = FREE_MEASUREMENTS) -> None:  # fmt: skip
         self.graph = graph
         self.candidates = tuple(candidates)
         self.meter = meter
         self.options = options
         self.deadline_s = deadline_s
         self.progress = progress
+        self.free_measurements = free_measurements
         self.start_s = time.monotonic()
         self._bounds: dict[str, int] = {}
         self.records: dict[str, Measured | Failed] = {}
@@ -218,7 +220,7 @@ class LazyLoop:
     def _room(self) -> int:
         """Return how many candidates may still be measured."""
         distinct = len({c.key for c in self.candidates})
-        most = max(FREE_MEASUREMENTS, int(self.options.max_measured * distinct))
+        most = max(self.free_measurements, int(self.options.max_measured * distinct))
         return max(0, most - len(self.records))
 
     def _is_close(self) -> bool:

@@ -1,0 +1,1 @@
+"""Primitive graph -> segments, and which of them are the same block."""

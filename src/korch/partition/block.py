@@ -1,0 +1,106 @@
+"""Segments -> blocks: segments that differ only in their weights are searched once.
+
+Each segment gets its alternatives on its own, with its own weights, as rules compute with them.
+Then the graphs are compared number by number: two segments are one block if and only if all
+primitives, attributes, types, wiring and interfaces are equal, and all constants that a kernel's
+code could depend on are equal in content. So a kernel made for one segment of a block is right for
+every other with that one's weights; nothing rests on a hash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from korch.equivalence.saturate import SaturationReport, merge_reports, saturate
+from korch.partition.segment import Segment
+from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.op import Category
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A segment with its alternatives.
+
+    Attributes:
+        segment: the segment.
+        graph: its graph with alternatives; its inputs and outputs are those of the segment's.
+    """
+
+    segment: Segment
+    graph: PrimitiveGraph
+
+
+@dataclass(frozen=True)
+class Block:
+    """Segments that are equal but for their weights.
+
+    Attributes:
+        instances: positions of the segments in the model's order.
+        graph: the first one's graph with alternatives, which stands for all.
+    """
+
+    instances: tuple[int, ...]
+    graph: PrimitiveGraph
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A model in segments.
+
+    Attributes:
+        source: the model's graph before alternatives.
+        instances: the segments in an order in which they can run.
+        blocks: which of them are equal.
+        rules: what saturation did, in all segments together.
+    """
+
+    source: PrimitiveGraph
+    instances: tuple[Instance, ...]
+    blocks: tuple[Block, ...]
+    rules: SaturationReport
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the model is one segment, numbered as the model is."""
+        return len(self.instances) == 1
+
+
+def find_blocks(graph: PrimitiveGraph, segments: Iterable[Segment], *, strict: bool) -> Partition:
+    """Add alternatives to each segment and find out which are equal.
+
+    Args:
+        graph: the model's graph.
+        segments: its segments, in an order in which they can run.
+        strict: leave out the rules that reorder floating-point operations.
+    """
+    instances, reports = [], []
+    members: dict[Any, list[int]] = {}
+    for number, segment in enumerate(segments):
+        found, report = saturate(segment.graph, strict=strict)
+        instances.append(Instance(segment, found))
+        reports.append((report, segment.values))
+        members.setdefault(form(found), []).append(number)
+    blocks = tuple(
+        Block(tuple(numbers), instances[numbers[0]].graph) for numbers in members.values()
+    )
+    return Partition(graph, tuple(instances), blocks, merge_reports(reports))
+
+
+def form(graph: PrimitiveGraph) -> tuple[Any, ...]:
+    """Return all of a graph but the elements of its weights: equal for segments of one block.
+
+    Constants count by content if they are uniform (they stand in code as literals), or if an opaque
+    operator reads them (they may be sizes); others by type alone. Where a rule looked at elements,
+    what it built differs. Equal constants of a graph are one value, so which weights are shared
+    is part of the wiring.
+    """
+    opaque = {
+        value for p in graph.primitives if p.row.category is Category.OPAQUE for value in p.inputs
+    }
+    constants = tuple(
+        (value, c.digest if c.is_uniform or value in opaque else "")
+        for value, c in sorted(graph.constants.items())
+    )
+    return (graph.types, graph.primitives, graph.inputs, graph.outputs, constants)

@@ -1,0 +1,115 @@
+"""Segments with their alternatives -> one graph of the whole model.
+
+Values that segments hand to each other become one value, equal constants too. Where saturation
+found that a segment's output equals what it was given, readers of the output read that instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from korch.candidate.candidate import Candidate
+from korch.partition.block import Instance, Partition
+from korch.primitive.graph import Constant, Primitive, PrimitiveGraph
+from korch.primitive.types import ValueType
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The whole model.
+
+    Attributes:
+        graph: all segments' primitives, alternatives included.
+        values: per segment, the whole graph's value for each value of its graph.
+        first_primitives: per segment, where its primitives begin in the whole graph.
+    """
+
+    graph: PrimitiveGraph
+    values: tuple[tuple[int, ...], ...]
+    first_primitives: tuple[int, ...]
+
+    def place(self, instance: int, candidate: Candidate) -> Candidate:
+        """Return a block's candidate as a candidate of one of its segments in the whole graph."""
+        values, first = self.values[instance], self.first_primitives[instance]
+        group = candidate.group
+        moved = replace(
+            group,
+            primitives=tuple(first + p for p in group.primitives),
+            inputs=tuple(values[v] for v in group.inputs),
+            outputs=tuple(values[v] for v in group.outputs),
+        )
+        return replace(candidate, group=moved)
+
+
+def join(partition: Partition) -> Joined:
+    """Return the graph of a whole model."""
+    if partition.is_whole:
+        graph = partition.instances[0].graph
+        return Joined(graph, (tuple(range(len(graph.types))),), (0,))
+    joiner = _Joiner(partition.source)
+    for instance in partition.instances:
+        joiner.add(instance)
+    return joiner.finish()
+
+
+class _Joiner:
+    """The whole graph while it grows, segment by segment."""
+
+    def __init__(self, source: PrimitiveGraph) -> None:
+        self.source = source
+        self.types: list[ValueType] = []
+        self.primitives: list[Primitive] = []
+        self.origins: list[str] = []
+        self.constants: dict[int, Constant] = {}
+        self.constant_ids: dict[tuple[str, ValueType], int] = {}
+        self.values: list[tuple[int, ...]] = []
+        self.firsts: list[int] = []
+        self.of_model: dict[int, int] = {}
+        for _, value in source.inputs:
+            if value not in self.of_model:
+                self.of_model[value] = self.new(source.types[value])
+        self.inputs = tuple((name, self.of_model[value]) for name, value in source.inputs)
+
+    def new(self, type_: ValueType) -> int:
+        self.types.append(type_)
+        return len(self.types) - 1
+
+    def constant(self, constant: Constant) -> int:
+        key = (constant.digest, constant.type)
+        if key not in self.constant_ids:
+            self.constant_ids[key] = self.new(constant.type)
+            self.constants[self.constant_ids[key]] = constant
+        return self.constant_ids[key]
+
+    def add(self, instance: Instance) -> None:
+        graph, segment = instance.graph, instance.segment
+        before = dict(segment.graph.inputs)
+        known = {value: self.of_model[segment.values[before[name]]] for name, value in graph.inputs}
+        known |= {value: self.constant(c) for value, c in graph.constants.items()}
+        values = tuple(
+            known[value] if value in known else self.new(type_)
+            for value, type_ in enumerate(graph.types)
+        )
+        before = dict(segment.graph.outputs)
+        for name, value in graph.outputs:
+            self.of_model[segment.values[before[name]]] = values[value]
+        self.values.append(values)
+        self.firsts.append(len(self.primitives))
+        self.primitives += [
+            Primitive(p.op, tuple(values[v] for v in p.inputs), p.attributes, values[p.output])
+            for p in graph.primitives
+        ]
+        self.origins += graph.origins or [""] * len(graph.primitives)
+
+    def finish(self) -> Joined:
+        outputs: Sequence[tuple[str, int]] = [
+            (name, self.of_model[value] if value in self.of_model
+             else self.constant(self.source.constants[value]))
+            for name, value in self.source.outputs
+        ]  # fmt: skip
+        graph = PrimitiveGraph(
+            types=tuple(self.types), primitives=tuple(self.primitives), inputs=self.inputs,
+            outputs=tuple(outputs), constants=self.constants, origins=tuple(self.origins),
+        )  # fmt: skip
+        return Joined(graph, tuple(self.values), tuple(self.firsts))

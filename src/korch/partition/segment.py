@@ -1,0 +1,175 @@
+"""Primitives of a graph -> a segment: a graph of its own in canonical numbering.
+
+Values are numbered depth first from the outputs, operands in their order, and outputs are ordered
+by a hash of all that they depend on. So segments that differ only in names, in the order in which
+the model lists them, or in the elements of their weights have the same numbering; which of them are
+equal is decided by comparison, in `block.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from korch.partition.cut import choose_cuts, constant_primitives
+from korch.primitive.graph import Constant, Primitive, PrimitiveGraph
+from korch.primitive.text import format_attributes
+from korch.primitive.types import ValueType
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a model.
+
+    Attributes:
+        graph: its primitives as a graph of its own.
+        values: the model's value for each value of `graph`.
+        price_bytes: what the cut behind it may cost, in bytes moved.
+    """
+
+    graph: PrimitiveGraph
+    values: tuple[int, ...]
+    price_bytes: int = 0
+
+
+def whole_segment(graph: PrimitiveGraph) -> Segment:
+    """Return the segment that is a whole model, numbered as the model is."""
+    return Segment(graph, tuple(range(len(graph.types))))
+
+
+def split_segments(graph: PrimitiveGraph, limit: int) -> tuple[Segment, ...]:
+    """Cut a graph into segments of at most `limit` primitives, in an order in which they can run.
+
+    Primitives that depend on constants alone do not count; every segment that reads one has it.
+
+    Args:
+        graph: a graph without alternatives, numbered in an order in which it can run.
+        limit: most primitives in a segment.
+    """
+    cuts = choose_cuts(graph, limit)
+    if len(cuts.segments) < 2:
+        return (whole_segment(graph),)
+    constant = constant_primitives(graph)
+    written = {graph.primitives[p].output for p in constant}
+    model_outputs = {value for _, value in graph.outputs}
+    segments = []
+    for number, (primitives, price) in enumerate(
+        zip(cuts.segments, cuts.prices_bytes, strict=True)
+    ):
+        own = set(primitives)
+        outputs = [
+            value for p in primitives
+            if (value := graph.primitives[p].output) in model_outputs
+            or not own.issuperset(graph.consumers[value])
+        ]  # fmt: skip
+        if number == len(cuts.segments) - 1:
+            outputs += sorted(model_outputs & written)
+        segments.append(extract(graph, own | constant, outputs, price))
+    return tuple(segments)
+
+
+def extract(
+    graph: PrimitiveGraph, primitives: Iterable[int], outputs: Sequence[int], price_bytes: int = 0
+) -> Segment:
+    """Return the part of a graph that computes some values with some primitives.
+
+    Args:
+        graph: a graph without alternatives.
+        primitives: those that may be used; what they read beyond them is an input.
+        outputs: the values, each computed by one of them.
+        price_bytes: kept in the segment.
+    """
+    body = _Body(graph, {graph.primitives[p].output: p for p in primitives})
+    colours = _Colours(graph, body.producer)
+    ordered = sorted(outputs, key=colours.of)  # equal ones stay in the model's order
+    for value in ordered:
+        body.visit(value)
+    return Segment(body.graph(ordered), tuple(body.number), price_bytes)
+
+
+class _Colours:
+    """Hashes of all that values depend on within a segment, but for the elements of weights."""
+
+    def __init__(self, graph: PrimitiveGraph, producer: dict[int, int]) -> None:
+        self.graph = graph
+        self.producer = producer
+        self.found: dict[int, bytes] = {}
+
+    def of(self, root: int) -> bytes:
+        stack = [root]
+        while stack:
+            value = stack[-1]
+            inputs = self._inputs(value)
+            if missing := [v for v in inputs if v not in self.found]:
+                stack.extend(missing)
+                continue
+            stack.pop()
+            if value not in self.found:
+                parts = [self._own(value).encode(), *(self.found[v] for v in inputs)]
+                self.found[value] = hashlib.sha256(b"|".join(parts)).digest()
+        return self.found[root]
+
+    def _inputs(self, value: int) -> tuple[int, ...]:
+        p = self.producer.get(value)
+        return () if p is None else self.graph.primitives[p].inputs
+
+    def _own(self, value: int) -> str:
+        type_ = self.graph.types[value]
+        if value in self.producer:
+            primitive = self.graph.primitives[self.producer[value]]
+            return f"{type_} {primitive.op}{format_attributes(primitive.attributes)}"
+        constant = self.graph.constants.get(value)
+        if constant is None:
+            return f"{type_} input"
+        return f"{type_} {constant.digest if constant.is_uniform else 'constant'}"
+
+
+class _Body:
+    """A segment's graph while it is numbered."""
+
+    def __init__(self, graph: PrimitiveGraph, producer: dict[int, int]) -> None:
+        self.source = graph
+        self.producer = producer
+        self.number: dict[int, int] = {}
+        self.inputs: list[int] = []
+        self.primitives: list[Primitive] = []
+        self.origins: list[str] = []
+
+    def visit(self, root: int) -> None:
+        """Number a value after all that it depends on."""
+        stack = [(root, False)]
+        while stack:
+            value, is_ready = stack.pop()
+            if value in self.number:
+                continue
+            p = self.producer.get(value)
+            if p is not None and not is_ready:
+                stack.append((value, True))
+                inputs = self.source.primitives[p].inputs
+                stack.extend((v, False) for v in reversed(inputs))
+                continue
+            self.number[value] = len(self.number)
+            if p is not None:
+                primitive = self.source.primitives[p]
+                read = tuple(self.number[v] for v in primitive.inputs)
+                self.primitives.append(
+                    Primitive(primitive.op, read, primitive.attributes, self.number[value])
+                )
+                self.origins.append(self.source.origins[p] if self.source.origins else "")
+            elif value not in self.source.constants:
+                self.inputs.append(value)
+
+    def graph(self, outputs: Sequence[int]) -> PrimitiveGraph:
+        types: list[ValueType] = [self.source.types[v] for v in self.number]
+        constants: dict[int, Constant] = {
+            n: self.source.constants[v]
+            for v, n in self.number.items()
+            if v in self.source.constants
+        }
+        return PrimitiveGraph(
+            types=tuple(types), primitives=tuple(self.primitives),
+            inputs=tuple((f"i{i}", self.number[v]) for i, v in enumerate(self.inputs)),
+            outputs=tuple((f"o{i}", self.number[v]) for i, v in enumerate(outputs)),
+            constants=constants, origins=tuple(self.origins),
+        )  # fmt: skip
