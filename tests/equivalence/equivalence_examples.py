@@ -116,6 +116,12 @@ FIRING: tuple[tuple[str, str], ...] = (
      upsampled("3,2,3,3", "1,3,8,8", pads_begin=(1, 1), pads_end=(1, 1))),
     ("upsampled-conv-is-phase-conv",
      upsampled("3,2,3,3", "1,3,8,8", pads=REFLECT, padded="1,2,10,10")),
+    ("channel-map-moves-to-its-cheapest-place",
+     conv("1,2,4,4", "1,2,1,1", "1,1,8,4",
+          "%2: f64[1,2,8,4] = take(%0) {axis=2, indices=(0,0,1,1,2,2,3,3)}\n")),
+    ("channel-map-moves-to-its-cheapest-place",
+     unary("f64[5,4]", "f64[4,3] = constant {digest=1f}", "f64[5,3] = matmul(%0, %1)",
+           "f64[3,2] = constant {digest=2f}", "f64[5,2] = matmul(%2, %3)")),
 )  # fmt: skip
 
 ROW_TAKE = "f64[1,2,8,4] = take(%0) {axis=2, indices=(0,0,1,1,2,2,3,3)}"
@@ -139,6 +145,25 @@ REFUSING: tuple[tuple[str, str, str], ...] = (
     ("div-by-power-of-two-is-mul", "the divisor is no power of two", divide("uniform=3.0")),
     ("div-by-power-of-two-is-mul", "the divisor is no power of two",
      divide("elements=[2.0, 3.0, 2.0, 2.0, 2.0, 2.0]")),
+    *(("channel-map-moves-to-its-cheapest-place", reason, text) for reason, text in (
+        ("the weights of the map are not constant",
+         'graph(%0 "x": f64[1,2,4,4], %1 "w": f64[3,2,1,1]) -> (%2 "y")\n'
+         "%2: f64[1,3,4,4] = conv(%0, %1) {strides=(1,1), pads_begin=(0,0), pads_end=(0,0), "
+         "dilations=(1,1), groups=1}\n"),
+        ("the map differs along the batch",
+         unary("f64[2,3,4]", "f64[2,4,1] = constant {digest=1f}", "f64[2,3,1] = matmul(%0, %1)")),
+        ("the map has groups, strides or pads",
+         conv("1,2,4,4", "3,2,1,1", "1,3,2,4", strides=(2, 1))),
+        ("the map is of integers or of nothing",
+         unary("f64[0,4]", "f64[4,1] = constant {digest=1f}", "f64[0,1] = matmul(%0, %1)")),
+        ("a weight of the map is not finite",
+         unary("f64[3,4]", "f64[4,1] = constant {uniform='inf'}", "f64[3,1] = matmul(%0, %1)")),
+        ("the map can be done nowhere else",
+         unary("f64[3,4]", "f64[4,1] = constant {digest=1f}", "f64[3,1] = matmul(%0, %1)")),
+        ("no place for the map is cheaper",
+         unary("f64[3,1]", "f64[1,4] = constant {digest=1f}", "f64[3,1] = neg(%0)",
+               "f64[3,4] = matmul(%2, %1)")),
+    )),
     *((name, "the divisor or its reciprocal is not a normal number", divide(c, dtype))
       for name in ("div-by-power-of-two-is-mul", "div-by-constant-is-mul")
       for c, dtype in (("uniform=0.0", "f64"), ("uniform='inf'", "f64"), ("uniform='nan'", "f64"),

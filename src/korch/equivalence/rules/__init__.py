@@ -1,7 +1,7 @@
 """All equivalence rules, one family per module, in the order in which they are tried."""
 
 from korch.equivalence.rule import AnyRule
-from korch.equivalence.rules import affine, convolution, layout, linear, upsampling
+from korch.equivalence.rules import affine, channels, convolution, layout, linear, upsampling
 
 RULES: tuple[AnyRule, ...] = (
     *layout.RULES,
@@ -9,4 +9,5 @@ RULES: tuple[AnyRule, ...] = (
     *linear.RULES,
     *convolution.RULES,
     *upsampling.RULES,
+    *channels.RULES,
 )

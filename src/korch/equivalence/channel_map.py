@@ -1,0 +1,404 @@
+"""Where a linear map of channels can be done instead: below the steps that leave channels alone.
+
+A map with constant weights W[o, c] along one axis commutes with every step that treats all channels
+alike: slices, pads, transposes, reshapes and interpolation of other axes, scales that do not vary
+along the axis, sums, and other linear primitives, into whose constant weights it folds. A concat of
+channels splits it into a sum. `cheapest_place` walks down through such steps and returns the way of
+doing the map that costs least, with what it costs and what it makes superfluous.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from korch.equivalence.affine import axis_constant
+from korch.equivalence.rule import View, Writer, is_finite_in
+from korch.primitive.graph import Primitive
+from korch.primitive.op import Array, Attributes
+from korch.primitive.ops.layout import (
+    PadAttributes,
+    ReshapeAttributes,
+    SliceAttributes,
+    TransposeAttributes,
+)
+from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.ops.reduce import BroadcastAttributes
+
+FLOP_PER_ELEMENT = 32
+"""What moving or scaling an element costs, in floating-point operations of a linear primitive."""
+MOST_STEPS = 100
+"""Steps below the map that are looked at."""
+MOST_VALUES = 400
+"""Values below the map of which it is asked whether anything else needs them."""
+
+Parts = Mapping[tuple[Any, ...], float]
+"""What is computed or saved, each part once, with its cost in FLOP."""
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A way of doing the map.
+
+    Attributes:
+        costs: what has to be computed.
+        saved: what need not be computed any more.
+        write: writes it and returns the mapped value.
+    """
+
+    costs: Parts
+    saved: Parts
+    write: Callable[[Writer], int]
+
+    @property
+    def gain(self) -> float:
+        """FLOP saved beyond those needed."""
+        return sum(self.saved.values()) - sum(self.costs.values())
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelMap:
+    """y[o] = sum over c of weights[o, c] * x[c], along one axis of a value.
+
+    Attributes:
+        axis: the axis of the channels.
+        weights: float64[o, c].
+        part: which of the root's input channels these are: first and last + 1.
+    """
+
+    axis: int
+    weights: Array
+    part: tuple[int, int]
+
+    @property
+    def channels(self) -> int:
+        """Channels of the result."""
+        return int(self.weights.shape[0])
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the mapped value."""
+        return (*shape[: self.axis], self.channels, *shape[self.axis + 1 :])
+
+    def along(self, axis: int) -> ChannelMap:
+        """Return the same map along another axis."""
+        return replace(self, axis=axis)
+
+
+def cheapest_place(view: View, value: int, channel_map: ChannelMap, root: int) -> Place | None:
+    """Return the cheapest way to map a value that is not to map it where it stands.
+
+    Args:
+        view: the graph.
+        value: the value that is mapped, the input of the primitive that computes `root`.
+        channel_map: the map.
+        root: the mapped value.
+    """
+    return _Walk(view, _private(view, value, root)).below(value, channel_map)
+
+
+def _private(view: View, value: int, root: int) -> frozenset[int]:
+    """Return the values from `value` downwards that nothing needs but the root."""
+    found, waiting = {value: None}, [value]
+    while waiting and len(found) < MOST_VALUES:
+        for primitive in view.producers(waiting.pop()):
+            new = [v for v in primitive.inputs if v not in found]
+            found |= dict.fromkeys(new)
+            waiting += new
+    inside = {root, *found}
+    while True:
+        needed = {v for v in inside - {root} if _is_read_outside(view, v, inside)}
+        if not needed:
+            return frozenset(inside)
+        inside -= needed
+
+
+def _is_read_outside(view: View, value: int, inside: set[int]) -> bool:
+    return view.is_output(value) or any(
+        user.output not in inside and (view.users(user.output) or view.is_output(user.output))
+        for user in view.users(value)
+    )
+
+
+@dataclass
+class _Walk:
+    view: View
+    private: frozenset[int]
+    known: dict[tuple[Any, ...], Place | None] = field(default_factory=dict)
+    steps: int = 0
+
+    def at(self, value: int, m: ChannelMap) -> Place | None:
+        """Return the cheapest way to map a value."""
+        key = (value, m.axis, m.part)
+        if key not in self.known:
+            self.known[key] = None  # a cycle of alternatives leads nowhere
+            places = [self._here(value, m), self.below(value, m)]
+            found = [place for place in places if place is not None]
+            self.known[key] = max(found, key=lambda place: place.gain, default=None)
+        return self.known[key]
+
+    def below(self, value: int, m: ChannelMap) -> Place | None:
+        """Return the cheapest way to map a value below the primitive that computes it."""
+        best: Place | None = None
+        for step in self.view.producers(value, *_THROUGH):
+            self.steps += 1
+            if self.steps > MOST_STEPS:
+                break
+            place = _THROUGH[step.op](self, step, m)
+            if place is not None and value not in self.private:
+                place = replace(place, saved={})
+            if place is not None and (best is None or place.gain > best.gain):
+                best = place
+        return best
+
+    def _here(self, value: int, m: ChannelMap) -> Place | None:
+        type_ = self.view.type(value)
+        if self.view.constant(value) is not None or axis_constant(self.view, value) is not None:
+            return self._constant(value, m)
+        if m.axis < type_.rank - 2 and not (m.axis == 1 and type_.rank >= 4):
+            return None
+        flop = 2.0 * type_.size * m.channels
+        return Place({("map", value, m.axis, m.part): flop}, {}, lambda w: write_map(w, value, m))
+
+    def _constant(self, value: int, m: ChannelMap) -> Place | None:
+        type_, known = self.view.type(value), axis_constant(self.view, value)
+        result = type_.with_shape(m.shape(type_.shape))
+        if known is not None and known.axis in (None, m.axis):
+            vector = m.weights @ np.broadcast_to(known.vector, (type_.shape[m.axis],))
+            return Place({}, {}, lambda w: w.along(vector, m.axis, result))
+        constant = self.view.constant(value)
+        if constant is None:
+            return None
+        mapped = np.moveaxis(np.tensordot(m.weights, constant.array, (1, m.axis)), 0, m.axis)
+        return Place({}, {}, lambda w: w.constant(mapped, type_.dtype))
+
+    def step(
+        self, step: Primitive, m: ChannelMap, children: list[tuple[int, ChannelMap]],
+        write: Callable[[Writer, list[int]], int],
+    ) -> Place | None:  # fmt: skip
+        """Return the way through a step that is done again on its mapped inputs."""
+        places = []
+        for value, below in children:
+            place = self.at(value, below)
+            if place is None:
+                return None
+            places.append(place)
+        size = self.view.type(step.output).size
+        new = size // max(1, self.view.shape(step.output)[m.axis]) * m.channels
+        costs: dict[tuple[Any, ...], float] = {
+            ("step", step.output, m.axis, m.part): float(FLOP_PER_ELEMENT * new)
+        }
+        saved: dict[tuple[Any, ...], float] = {
+            ("step", step.output): float(FLOP_PER_ELEMENT * size)
+        }
+        for place in places:
+            costs |= place.costs
+            saved |= place.saved
+        return Place(costs, saved, lambda w: write(w, [place.write(w) for place in places]))
+
+    def unary(self, step: Primitive, m: ChannelMap, below: ChannelMap, attributes: Attributes
+              ) -> Place | None:  # fmt: skip
+        """Return the way through a step of one input."""
+        return self.step(step, m, [(step.inputs[0], below)],
+                         lambda w, values: w.add(step.op, values, attributes))  # fmt: skip
+
+
+def write_map(writer: Writer, value: int, m: ChannelMap) -> int:
+    """Write the map of a value along one of its last two axes, or axis 1 of an image."""
+    type_ = writer.type(value)
+    channels, given = m.weights.shape
+    if m.axis >= type_.rank - 2:
+        is_last = m.axis == type_.rank - 1
+        weights = m.weights.T if is_last else m.weights
+        ones = (1,) * (type_.rank - 2)
+        constant = writer.constant(weights.reshape(*ones, *weights.shape), type_.dtype)
+        return writer.add("matmul", (value, constant) if is_last else (constant, value))
+    spatial = type_.rank - 2
+    ones, none = (1,) * spatial, (0,) * spatial
+    constant = writer.constant(m.weights.reshape(channels, given, *ones), type_.dtype)
+    return writer.add("conv", (value, constant), ConvAttributes(ones, none, none, ones))
+
+
+def _sum(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
+    return walk.step(step, m, [(value, m) for value in step.inputs],
+                     lambda w, values: w.add(step.op, values))  # fmt: skip
+
+
+def _neg(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
+    return walk.unary(step, m, m, step.attributes)
+
+
+def _scale(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
+    """s*x and x/s, where s does not vary along the channels."""
+    for position in (0, 1) if step.op == "mul" else (0,):
+        data, factor = step.inputs[position], step.inputs[1 - position]
+        again = _same_for_all(walk.view, factor, m)
+        if again is None:
+            continue
+
+        def write(
+            w: Writer, values: list[int], again: Any = again, position: int = position
+        ) -> int:
+            pair = (values[0], again(w))
+            return w.add(step.op, pair if position == 0 else pair[::-1])
+
+        place = walk.step(step, m, [(data, m)], write)
+        if place is not None:
+            return place
+    return None
+
+
+def _write_scale(
+    op: str, factor: Callable[[Writer], int], *, is_first: bool
+) -> Callable[[Writer, list[int]], int]:
+    def write(writer: Writer, values: list[int]) -> int:
+        pair = (values[0], factor(writer))
+        return writer.add(op, pair if is_first else pair[::-1])
+
+    return write
+
+
+def _same_for_all(view: View, value: int, m: ChannelMap) -> Callable[[Writer], int] | None:
+    """Return what writes a value that does not vary along the channels for as many as there are."""
+    shape = view.shape(value)
+    wanted = BroadcastAttributes(m.shape(shape))
+    for primitive in view.producers(value, "broadcast"):
+        given = view.shape(primitive.inputs[0])
+        axis = m.axis - (len(shape) - len(given))
+        if axis < 0 or (given[axis] == 1 and shape[m.axis] != 1):
+            return lambda w: w.add("broadcast", (primitive.inputs[0],), wanted)
+    constant = view.constant(value)
+    if constant is None or constant.array.size == 0:
+        return None
+    first = constant.array.take([0], axis=m.axis)
+    if not np.array_equal(np.broadcast_to(first, shape), constant.array):
+        return None
+    dtype = view.type(value).dtype
+    return lambda w: w.add("broadcast", (w.constant(first, dtype),), wanted)
+
+
+def _broadcast(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
+    given, shape = walk.view.shape(step.inputs[0]), walk.view.shape(step.output)
+    axis = m.axis - (len(shape) - len(given))
+    if axis < 0 or given[axis] != shape[m.axis]:
+        return None
+    return walk.unary(step, m, m.along(axis), BroadcastAttributes(m.shape(shape)))
+
+
+def _take(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
+    attributes: Any = step.attributes
+    return None if attributes.axis == m.axis else walk.unary(step, m, m, attributes)
+
+
+def _slice(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
+    a: Any = step.attributes
+    whole = (0, walk.view.shape(step.inputs[0])[m.axis], 1)
+    if (a.start[m.axis], a.size[m.axis], a.step[m.axis]) != whole:
+        return None
+    return walk.unary(step, m, m, SliceAttributes(a.start, m.shape(a.size), a.step))
+
+
+def _pad(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
+    a: Any = step.attributes
+    if a.before[m.axis] or a.after[m.axis] or (a.mode == "constant" and a.value != 0):
+        return None
+    return walk.unary(step, m, m, PadAttributes(a.before, a.after, a.mode, a.value))
+
+
+def _transpose(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
+    attributes: Any = step.attributes
+    below = m.along(attributes.perm[m.axis])
+    return walk.unary(step, m, below, TransposeAttributes(attributes.perm))
+
+
+def _reshape(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
+    """A reshape that keeps the axis: as many elements before it, and as many along it."""
+    given, shape = walk.view.shape(step.inputs[0]), walk.view.shape(step.output)
+    before = math.prod(shape[: m.axis])
+    for axis, n in enumerate(given):
+        if n == shape[m.axis] and n > 1 and math.prod(given[:axis]) == before:
+            return walk.unary(step, m, m.along(axis), ReshapeAttributes(m.shape(shape)))
+    return None
+
+
+def _concat(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
+    attributes: Any = step.attributes
+    if attributes.axis != m.axis:
+        return walk.step(step, m, [(value, m) for value in step.inputs],
+                         lambda w, values: w.add("concat", values, attributes))  # fmt: skip
+    children, first = [], 0
+    for value in step.inputs:
+        end = first + walk.view.shape(value)[m.axis]
+        part = (m.part[0] + first, m.part[0] + end)
+        children.append((value, ChannelMap(m.axis, m.weights[:, first:end], part)))
+        first = end
+    return walk.step(step, m, children, _write_sum)
+
+
+def _write_sum(writer: Writer, values: list[int]) -> int:
+    total = values[0]
+    for value in values[1:]:
+        total = writer.add("add", (total, value))
+    return total
+
+
+def _reduce(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
+    attributes: Any = step.attributes
+    if step.op == "reduce_sum":
+        crosses = m.axis in attributes.axes
+    else:
+        crosses = m.axis >= walk.view.type(step.output).rank - len(attributes.kernel)
+    return None if crosses else walk.unary(step, m, m, attributes)
+
+
+def _matmul(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
+    """(a b) W = a (b W) and W (a b) = (W a) b; constants are multiplied at once."""
+    a, b = step.inputs
+    type_ = walk.view.type(step.output)
+    if m.axis < type_.rank - 2:
+        return None
+    is_last = m.axis == type_.rank - 1
+    mapped, other = (b, a) if is_last else (a, b)
+    place = walk.at(mapped, m)
+    if place is None:
+        return None
+    flop = 2.0 * type_.size * walk.view.shape(a)[-1]
+    again = flop * m.channels / type_.shape[m.axis]
+    costs: Parts = {("matmul", step.output, m.axis, m.part): again, **place.costs}
+    saved: Parts = {("matmul", step.output): flop, **place.saved}
+
+    def write(w: Writer) -> int:
+        value = place.write(w)
+        return w.add("matmul", (other, value) if is_last else (value, other))
+
+    return Place(costs, saved, write)
+
+
+def _conv(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
+    attributes: Any = step.attributes
+    constant = walk.view.constant(step.inputs[1])
+    if m.axis != 1 or attributes.groups != 1 or constant is None:
+        return None
+    weights = np.tensordot(m.weights, constant.array.astype(np.float64), (1, 0))
+    dtype = walk.view.type(step.output).dtype
+    if not is_finite_in(weights, dtype):
+        return None
+    types = [walk.view.type(value) for value in step.inputs]
+    flop = float(step.row.work_flop(types, attributes, walk.view.type(step.output)))
+    costs: Parts = {("conv", step.output, m.part): flop * m.channels / m.weights.shape[1]}
+
+    def write(w: Writer) -> int:
+        return w.add("conv", (step.inputs[0], w.constant(weights, dtype)), attributes)
+
+    return Place(costs, {("conv", step.output): flop}, write)
+
+
+_THROUGH: Mapping[str, Callable[[_Walk, Primitive, ChannelMap], Place | None]] = {
+    "add": _sum, "sub": _sum, "neg": _neg, "mul": _scale, "div": _scale, "broadcast": _broadcast,
+    "take": _take, "slice": _slice, "pad": _pad, "transpose": _transpose, "reshape": _reshape,
+    "concat": _concat, "reduce_sum": _reduce, "pool_sum": _reduce, "matmul": _matmul,
+    "conv": _conv,
+}  # fmt: skip

@@ -1,0 +1,87 @@
+"""A linear map of channels is done where it is cheapest: before upsampling, in other weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from korch.equivalence.channel_map import ChannelMap, Place, cheapest_place
+from korch.equivalence.rule import AnyRule, Refusal, Rule, View, is_finite_in
+from korch.primitive.graph import Primitive
+
+MOST_COST = 0.9
+"""The rest of the work that must be left at most, for an alternative to be worth a look."""
+
+
+@dataclass(frozen=True, slots=True)
+class MapMatch:
+    """A linear primitive and the position of its weights."""
+
+    root: Primitive
+    weights_at: int
+
+
+def _match(view: View, root: Primitive) -> Iterator[MapMatch]:
+    if root.op == "matmul":
+        for position in (1, 0):
+            if view.constant(root.inputs[position]) is not None:
+                yield MapMatch(root, position)
+    elif all(k == 1 for k in view.shape(root.inputs[1])[2:]):
+        yield MapMatch(root, 1)
+
+
+def _map_of(view: View, match: MapMatch) -> ChannelMap | Refusal:
+    root, attributes = match.root, match.root.attributes
+    constant = view.constant(root.inputs[match.weights_at])
+    if constant is None:
+        return Refusal("the weights of the map are not constant", root.output)
+    array = constant.array.astype(np.float64)
+    rank = array.ndim
+    if root.op == "matmul":
+        if math.prod(array.shape[:-2]) != 1:
+            return Refusal("the map differs along the batch", root.output)
+        matrix = array.reshape(array.shape[-2:])
+        matrix = matrix.T if match.weights_at == 1 else matrix
+        axis = rank - 1 if match.weights_at == 1 else rank - 2
+        return ChannelMap(axis, matrix, (0, matrix.shape[1]))
+    a: Any = attributes
+    if a.groups != 1 or set(a.strides) != {1} or any((*a.pads_begin, *a.pads_end)):
+        return Refusal("the map has groups, strides or pads", root.output)
+    return ChannelMap(1, array.reshape(array.shape[:2]), (0, array.shape[1]))
+
+
+def _refuse(view: View, match: MapMatch) -> Place | Refusal:
+    root, channel_map = match.root, _map_of(view, match)
+    if isinstance(channel_map, Refusal):
+        return channel_map
+    type_ = view.type(root.output)
+    if not type_.dtype.is_float or type_.size == 0:
+        return Refusal("the map is of integers or of nothing", root.output)
+    if not is_finite_in(channel_map.weights, type_.dtype):
+        return Refusal("a weight of the map is not finite", root.output)
+    place = cheapest_place(view, root.inputs[1 - match.weights_at], channel_map, root.output)
+    if place is None:
+        return Refusal("the map can be done nowhere else", root.output)
+    types = [view.type(value) for value in root.inputs]
+    flop = root.row.work_flop(types, root.attributes, type_)
+    if sum(place.costs.values()) > MOST_COST * (flop + sum(place.saved.values())):
+        return Refusal("no place for the map is cheaper", root.output)
+    return place
+
+
+CHANNEL_MAP_MOVES_TO_ITS_CHEAPEST_PLACE = Rule(
+    name="channel-map-moves-to-its-cheapest-place",
+    law="W f(x) = f(W x), W (A x) = (W A) x, W [x; y] = W1 x + W2 y, for f alike on all channels",
+    source="linearity; a map of channels commutes with what acts on other axes",
+    roots=("conv", "matmul"),
+    match=_match,
+    refuse=_refuse,
+    build=lambda writer, place: place.write(writer),
+    reorders=True,
+)
+
+RULES: tuple[AnyRule, ...] = (CHANNEL_MAP_MOVES_TO_ITS_CHEAPEST_PLACE,)
