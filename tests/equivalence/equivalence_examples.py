@@ -116,6 +116,10 @@ FIRING: tuple[tuple[str, str], ...] = (
      upsampled("3,2,3,3", "1,3,8,8", pads_begin=(1, 1), pads_end=(1, 1))),
     ("upsampled-conv-is-phase-conv",
      upsampled("3,2,3,3", "1,3,8,8", pads=REFLECT, padded="1,2,10,10")),
+    ("conv3x3-is-winograd", conv("1,16,9,8", "16,16,3,3", "1,16,8,7",
+                                 pads_begin=(0, 1), pads_end=(1, 0))),
+    ("conv3x3-is-winograd", conv("2,17,13,13", "16,17,3,3", "2,16,13,13",
+                                 pads_begin=(1, 1), pads_end=(1, 1))),
     ("channel-map-moves-to-its-cheapest-place",
      conv("1,2,4,4", "1,2,1,1", "1,1,8,4",
           "%2: f64[1,2,8,4] = take(%0) {axis=2, indices=(0,0,1,1,2,2,3,3)}\n")),
@@ -145,6 +149,20 @@ REFUSING: tuple[tuple[str, str, str], ...] = (
     ("div-by-power-of-two-is-mul", "the divisor is no power of two", divide("uniform=3.0")),
     ("div-by-power-of-two-is-mul", "the divisor is no power of two",
      divide("elements=[2.0, 3.0, 2.0, 2.0, 2.0, 2.0]")),
+    *(("conv3x3-is-winograd", reason, text) for reason, text in (
+        ("the weights of the window are not constant",
+         'graph(%0 "x": f64[1,16,6,6], %1 "w": f64[16,16,3,3]) -> (%2 "y")\n'
+         "%2: f64[1,16,4,4] = conv(%0, %1) {strides=(1,1), pads_begin=(0,0), pads_end=(0,0), "
+         "dilations=(1,1), groups=1}\n"),
+        ("the window has groups, strides or dilations",
+         conv("1,32,9,9", "32,16,3,3", "1,32,7,7", groups=2)),
+        ("there are too few channels for a transform",
+         conv("1,16,10,10", "15,16,3,3", "1,15,8,8")),
+        ("the image is too small for such tiles", conv("1,16,3,3", "16,16,3,3", "1,16,1,1")),
+        ("other tiles take far fewer products", conv("1,16,18,18", "16,16,3,3", "1,16,16,16")),
+        ("a transformed weight is not finite",
+         conv("1,16,10,10", "16,16,3,3", "1,16,8,8").replace("digest=1f", "uniform='inf'")),
+    )),
     *(("channel-map-moves-to-its-cheapest-place", reason, text) for reason, text in (
         ("the weights of the map are not constant",
          'graph(%0 "x": f64[1,2,4,4], %1 "w": f64[3,2,1,1]) -> (%2 "y")\n'

@@ -1,7 +1,15 @@
 """All equivalence rules, one family per module, in the order in which they are tried."""
 
 from korch.equivalence.rule import AnyRule
-from korch.equivalence.rules import affine, channels, convolution, layout, linear, upsampling
+from korch.equivalence.rules import (
+    affine,
+    channels,
+    convolution,
+    layout,
+    linear,
+    upsampling,
+    winograd,
+)
 
 RULES: tuple[AnyRule, ...] = (
     *layout.RULES,
@@ -10,4 +18,5 @@ RULES: tuple[AnyRule, ...] = (
     *convolution.RULES,
     *upsampling.RULES,
     *channels.RULES,
+    *winograd.RULES,
 )

@@ -1,7 +1,7 @@
 """The closed table of primitive operations."""
 
 from korch.primitive.op import Op
-from korch.primitive.ops import elementwise, layout, linear, opaque, reduce
+from korch.primitive.ops import elementwise, layout, linear, opaque, reduce, winograd
 
 OPS: dict[str, Op] = {
     row.name: row
@@ -10,6 +10,7 @@ OPS: dict[str, Op] = {
         *reduce.ROWS,
         *layout.ROWS,
         *linear.ROWS,
+        *winograd.ROWS,
         *opaque.ROWS,
     )
 }

@@ -1,0 +1,202 @@
+// Winograd's convolution of 3x3 windows, blocked so that a group of tiles stays in the level-2 cache
+// through transform, products and inverse transform.
+//
+// A kernel is a struct K with its sizes as constants:
+//   TILE                 outputs of a tile per axis, 2 or 4; a tile reads EDGE = TILE + 2 inputs
+//   W                    lanes of a vector: channels that are handled together
+//   C, O                 input and output channels, multiples of W
+//   H, WIDTH             the image; OUT_H, OUT_WIDTH the result; DOWN, ACROSS its tiles; TILES in all
+//   IN_LAST, OUT_LAST    channels-last, or blocks of W channels
+//   NV                   vectors of output channels that are computed together
+//   ROWS                 tiles that are computed together in registers
+//   GROUP                tiles of a group, a multiple of ROWS
+//   THREADS, SHARED      whether the threads share a group, each with its own output channels
+//   row(i), column(i)    the image's row or column at padded position i, -1 for FILL, -2 for zero
+//   FILL                 the value of the pad before the convolution
+//   finish(buffers, y, at, channel)   stores W results, the first of which belongs at `at`
+// Weights lie as [O / (NV * W)][EDGE * EDGE][C][NV * W].
+#pragma once
+
+#include "korch_tile.h"
+
+extern "C" int omp_get_thread_num(void);
+
+namespace korch_winograd {
+
+using korch::load;
+using korch::splat;
+using korch::store;
+template <class K>
+using V = korch::Vec<float, K::W>;
+
+// B times a column of a tile, in place; `s` is the distance between its elements.
+template <class K>
+KORCH_INLINE void transform(V<K>* d, int s) {
+  if constexpr (K::TILE == 2) {
+    V<K> d0 = d[0], d1 = d[s], d2 = d[2 * s], d3 = d[3 * s];
+    d[0] = d0 - d2;
+    d[s] = d1 + d2;
+    d[2 * s] = d2 - d1;
+    d[3 * s] = d1 - d3;
+  } else {
+    V<K> d0 = d[0], d1 = d[s], d2 = d[2 * s], d3 = d[3 * s], d4 = d[4 * s], d5 = d[5 * s];
+    V<K> a = d4 - 4.0f * d2, b = d3 - 4.0f * d1, c = d4 - d2, e = 2.0f * (d3 - d1);
+    d[0] = 4.0f * d0 - 5.0f * d2 + d4;
+    d[s] = a + b;
+    d[2 * s] = a - b;
+    d[3 * s] = c + e;
+    d[4 * s] = c - e;
+    d[5 * s] = 4.0f * d1 - 5.0f * d3 + d5;
+  }
+}
+
+// A times a column, in place: the first TILE elements are the result.
+template <class K>
+KORCH_INLINE void inverse(V<K>* m, int s) {
+  if constexpr (K::TILE == 2) {
+    V<K> m0 = m[0], m1 = m[s], m2 = m[2 * s], m3 = m[3 * s];
+    m[0] = m0 + m1 + m2;
+    m[s] = m1 - m2 - m3;
+  } else {
+    V<K> sum = m[s] + m[2 * s], difference = m[s] - m[2 * s];
+    V<K> far_sum = m[3 * s] + m[4 * s], far_difference = m[3 * s] - m[4 * s];
+    m[0] = m[0] + sum + far_sum;
+    m[s] = difference + 2.0f * far_difference;
+    m[2 * s] = sum + 4.0f * far_sum;
+    m[3 * s] = difference + 8.0f * far_difference + m[5 * s];
+  }
+}
+
+template <class K>
+inline constexpr int EDGE = K::TILE + 2;
+template <class K>
+inline constexpr int POINTS = EDGE<K> * EDGE<K>;
+template <class K>
+inline constexpr int BLOCK = K::NV * K::W;
+
+template <class K>
+KORCH_INLINE const float* pixel(const float* x, long image, long block, long row, long column) {
+  if constexpr (K::IN_LAST) return x + ((image * K::H + row) * K::WIDTH + column) * K::C + block * K::W;
+  else return x + (((image * (K::C / K::W) + block) * K::H + row) * K::WIDTH + column) * K::W;
+}
+
+// Transform W channels of a tile to v[point * step].
+template <class K>
+KORCH_INLINE void transform_tile(const float* x, long tile, long block, float* v, long step) {
+  constexpr int E = EDGE<K>;
+  const long image = tile / (K::DOWN * K::ACROSS), place = tile % (K::DOWN * K::ACROSS);
+  const long top = place / K::ACROSS * K::TILE, left = place % K::ACROSS * K::TILE;
+  V<K> d[E * E];
+  for (int i = 0; i < E; ++i) {
+    const long row = K::row(top + i);
+    for (int j = 0; j < E; ++j) {
+      const long column = K::column(left + j);
+      d[i * E + j] = row < 0 || column < 0
+                         ? splat<float, K::W>(row < -1 || column < -1 ? 0.0f : K::FILL)
+                         : load<float, K::W>(pixel<K>(x, image, block, row, column));
+    }
+  }
+#pragma GCC unroll 8
+  for (int j = 0; j < E; ++j) transform<K>(d + j, E);
+#pragma GCC unroll 8
+  for (int i = 0; i < E; ++i) transform<K>(d + i * E, 1);
+  for (int p = 0; p < E * E; ++p) store<float, K::W>(v + p * step, d[p]);
+}
+
+// ROWS tiles times NV vectors of output channels.
+template <class K>
+KORCH_INLINE void multiply(const float* v, const float* u, float* m) {
+  V<K> sum[K::ROWS][K::NV] = {};
+  for (long c = 0; c < K::C; ++c) {
+    V<K> w[K::NV];
+#pragma GCC unroll 4
+    for (int k = 0; k < K::NV; ++k) w[k] = load<float, K::W>(u + c * BLOCK<K> + k * K::W);
+#pragma GCC unroll 32
+    for (int r = 0; r < K::ROWS; ++r) {
+      V<K> a = splat<float, K::W>(v[r * K::C + c]);
+#pragma GCC unroll 4
+      for (int k = 0; k < K::NV; ++k) sum[r][k] += a * w[k];
+    }
+  }
+#pragma GCC unroll 32
+  for (int r = 0; r < K::ROWS; ++r)
+#pragma GCC unroll 4
+    for (int k = 0; k < K::NV; ++k) store<float, K::W>(m + r * BLOCK<K> + k * K::W, sum[r][k]);
+}
+
+template <class K>
+KORCH_INLINE void inverse_tile(void* const* buffers, const float* m, long tile, long channel) {
+  constexpr int E = EDGE<K>;
+  const long image = tile / (K::DOWN * K::ACROSS), place = tile % (K::DOWN * K::ACROSS);
+  const long top = place / K::ACROSS * K::TILE, left = place % K::ACROSS * K::TILE;
+  V<K> d[E * E];
+  for (int p = 0; p < E * E; ++p) d[p] = load<float, K::W>(m + p * (K::GROUP * BLOCK<K>));
+#pragma GCC unroll 8
+  for (int j = 0; j < E; ++j) inverse<K>(d + j, E);
+#pragma GCC unroll 8
+  for (int i = 0; i < K::TILE; ++i) inverse<K>(d + i * E, 1);
+  const long rows = korch::smaller(K::TILE, K::OUT_H - top);
+  const long columns = korch::smaller(K::TILE, K::OUT_WIDTH - left);
+  for (long i = 0; i < rows; ++i)
+    for (long j = 0; j < columns; ++j) {
+      long at;
+      if constexpr (K::OUT_LAST)
+        at = ((image * K::OUT_H + top + i) * K::OUT_WIDTH + left + j) * K::O + channel;
+      else
+        at = (((image * (K::O / K::W) + channel / K::W) * K::OUT_H + top + i) * K::OUT_WIDTH + left + j) * K::W;
+      K::finish(buffers, d[i * E + j], at, channel);
+    }
+}
+
+// The products of a block of output channels, and their way back.
+template <class K>
+KORCH_INLINE void finish_block(void* const* buffers, const float* weights, const float* v, float* m,
+                               long block, long first, long count) {
+  const float* u = weights + block * POINTS<K> * K::C * BLOCK<K>;
+  const long used = (count + K::ROWS - 1) / K::ROWS * K::ROWS;
+  for (int p = 0; p < POINTS<K>; ++p)
+    for (long r = 0; r < used; r += K::ROWS)
+      multiply<K>(v + (p * K::GROUP + r) * K::C, u + p * K::C * BLOCK<K>,
+                  m + (p * K::GROUP + r) * BLOCK<K>);
+  for (long t = 0; t < count; ++t)
+    for (int k = 0; k < K::NV; ++k)
+      inverse_tile<K>(buffers, m + t * BLOCK<K> + k * K::W, first + t, block * BLOCK<K> + k * K::W);
+}
+
+// x and weights: the buffers' first two roles; workspace: V (one, or one per thread), then M.
+template <class K>
+inline int run(void* const* buffers, const float* x, const float* weights, float* workspace) {
+  constexpr long V_SIZE = static_cast<long>(POINTS<K>) * K::GROUP * K::C;
+  constexpr long M_SIZE = static_cast<long>(POINTS<K>) * K::GROUP * BLOCK<K>;
+  constexpr long GROUPS = (K::TILES + K::GROUP - 1) / K::GROUP;
+  constexpr long BLOCKS = K::O / BLOCK<K>, DEPTH = K::C / K::W;
+#pragma omp parallel num_threads(K::THREADS)
+  {
+    const int me = omp_get_thread_num();
+    float* const v = workspace + (K::SHARED ? 0 : me * V_SIZE);
+    float* const m = workspace + (K::SHARED ? 1 : K::THREADS) * V_SIZE + me * M_SIZE;
+    if constexpr (K::SHARED) {
+      for (long g = 0; g < GROUPS; ++g) {
+        const long first = g * K::GROUP, count = korch::smaller(K::GROUP, K::TILES - first);
+#pragma omp for schedule(static)
+        for (long i = 0; i < count * DEPTH; ++i)
+          transform_tile<K>(x, first + i / DEPTH, i % DEPTH, v + i / DEPTH * K::C + i % DEPTH * K::W,
+                            K::GROUP * K::C);
+#pragma omp for schedule(static)
+        for (long b = 0; b < BLOCKS; ++b) finish_block<K>(buffers, weights, v, m, b, first, count);
+      }
+    } else {
+#pragma omp for schedule(static) nowait
+      for (long g = 0; g < GROUPS; ++g) {
+        const long first = g * K::GROUP, count = korch::smaller(K::GROUP, K::TILES - first);
+        for (long t = 0; t < count; ++t)
+          for (long d = 0; d < DEPTH; ++d)
+            transform_tile<K>(x, first + t, d, v + t * K::C + d * K::W, K::GROUP * K::C);
+        for (long b = 0; b < BLOCKS; ++b) finish_block<K>(buffers, weights, v, m, b, first, count);
+      }
+    }
+  }
+  return 0;
+}
+
+}  // namespace korch_winograd

@@ -1,0 +1,135 @@
+"""Convolution of 3x3 windows in a transformed space, with fewer multiplications.
+
+Tiles of (m+2) x (m+2) inputs and the weights are transformed, multiplied element by element, summed
+over the channels, and transformed back into m x m outputs: Winograd's minimal filtering F(m x m,
+3 x 3) as Lavin and Gray use it (CVPR 2016). The weights come transformed already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from korch.primitive.op import Array, Attributes, Category, Op, Sample, require
+from korch.primitive.types import ValueType
+
+
+@dataclass(frozen=True, slots=True)
+class WinogradAttributes(Attributes):
+    """Outputs of a tile per axis, and zero pads per spatial axis."""
+
+    tile: int
+    pads_begin: tuple[int, int]
+    pads_end: tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Transforms:
+    """Y = A ((G g G') * (B d B')) A', for a tile d and weights g.
+
+    Attributes:
+        data: B, float64[m + 2, m + 2].
+        weights: G, float64[m + 2, 3].
+        output: A, float64[m, m + 2].
+    """
+
+    data: Array
+    weights: Array
+    output: Array
+
+
+def _rows(*rows: Sequence[float]) -> Array:
+    return np.array(rows, np.float64)
+
+
+TRANSFORMS: dict[int, Transforms] = {
+    2: Transforms(
+        data=_rows((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)),
+        weights=_rows((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1)),
+        output=_rows((1, 1, 1, 0), (0, 1, -1, -1)),
+    ),
+    4: Transforms(
+        data=_rows((4, 0, -5, 0, 1, 0), (0, -4, -4, 1, 1, 0), (0, 4, -4, -1, 1, 0),
+                   (0, -2, -1, 2, 1, 0), (0, 2, -1, -2, 1, 0), (0, 4, 0, -5, 0, 1)),
+        weights=_rows((6, 0, 0), (-4, -4, -4), (-4, 4, -4), (1, 2, 4), (1, -2, 4),
+                      (0, 0, 24)) / 24,
+        output=_rows((1, 1, 1, 1, 1, 0), (0, 1, -1, 2, -2, 0), (0, 1, 1, 4, 4, 0),
+                     (0, 1, -1, 8, -8, 1)),
+    ),
+}  # fmt: skip
+
+
+def transform_weights(weights: Array, tile: int) -> Array:
+    """Return weights[o, c, 3, 3] as float64[m + 2, m + 2, c, o], the second input of `winograd`."""
+    g = TRANSFORMS[tile].weights
+    return np.asarray(
+        np.einsum("ai,ocij,bj->abco", g, weights.astype(np.float64), g, optimize=True)
+    )
+
+
+def tile_counts(shape: tuple[int, ...], tile: int) -> tuple[int, int]:
+    """Return the tiles that cover an output [n, o, h, w], down and across."""
+    return -(-shape[2] // tile), -(-shape[3] // tile)
+
+
+def _infer(inputs: Sequence[ValueType], attributes: WinogradAttributes) -> ValueType:
+    x, u = inputs
+    m = attributes.tile
+    require(m in TRANSFORMS, f"winograd: a tile of {m} is none of {sorted(TRANSFORMS)}")
+    require(x.rank == 4 and x.dtype.is_float, f"winograd: argument 0 is {x}, not an image")
+    legal = u.rank == 4 and u.dtype is x.dtype and u.shape[:3] == (m + 2, m + 2, x.shape[1])
+    require(legal, f"winograd: argument 1 is {u}, argument 0 is {x}, the tile is {m}")
+    pads = (*attributes.pads_begin, *attributes.pads_end)
+    require(len(pads) == 4 and min(pads) >= 0, f"winograd: the pads are {pads}")
+    sizes = tuple(x.shape[2 + i] + pads[i] + pads[2 + i] - 2 for i in range(2))
+    require(min(sizes) >= 1, f"winograd: the window is larger than {x}")
+    return x.with_shape((x.shape[0], u.shape[3], *sizes))
+
+
+def _flop(inputs: Sequence[ValueType], attributes: WinogradAttributes, output: ValueType) -> int:
+    down, across = tile_counts(output.shape, attributes.tile)
+    return 2 * inputs[1].size * output.shape[0] * down * across
+
+
+def _reference(inputs: Sequence[Array], attributes: WinogradAttributes) -> Array:
+    x, u = inputs
+    m, (top, left), (bottom, right) = attributes.tile, attributes.pads_begin, attributes.pads_end
+    height, width = x.shape[2] + top + bottom - 2, x.shape[3] + left + right - 2
+    down, across = tile_counts((0, 0, height, width), m)
+    more_rows, more_columns = down * m - height, across * m - width
+    padded = np.pad(x, ((0, 0), (0, 0), (top, bottom + more_rows), (left, right + more_columns)))
+    tiles = np.lib.stride_tricks.sliding_window_view(padded, (m + 2, m + 2), (2, 3))
+    tiles = tiles[:, :, ::m, ::m]
+    t = TRANSFORMS[m]
+    b, a = t.data.astype(x.dtype), t.output.astype(x.dtype)
+    with np.errstate(all="ignore"):
+        v = np.einsum("ai,nchwij,bj->abcnhw", b, tiles, b, optimize=True)
+        product = np.matmul(u.transpose(0, 1, 3, 2), v.reshape(*v.shape[:3], -1))
+        y = np.einsum("pa,abok,qb->opqk", a, product, a, optimize=True)
+    y = y.reshape(u.shape[3], m, m, x.shape[0], down, across).transpose(3, 0, 4, 1, 5, 2)
+    image = y.reshape(x.shape[0], u.shape[3], down * m, across * m)
+    return np.ascontiguousarray(image[:, :, :height, :width])
+
+
+_PADDED = WinogradAttributes(4, (1, 1), (1, 1))
+
+ROWS: tuple[Op, ...] = (
+    Op(
+        name="winograd", category=Category.LINEAR, arity=2, attributes=WinogradAttributes,
+        infer=_infer, reference=_reference, work_flop=_flop,
+        source="Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016",
+        samples=(
+            Sample(("f32[1,3,7,6]", "f32[6,6,3,2]"), _PADDED),
+            Sample(("f32[2,2,5,4]", "f32[4,4,2,3]"), WinogradAttributes(2, (1, 0), (0, 1))),
+        ),
+        refusals=(
+            Sample(("f32[1,3,7,6]", "f32[5,5,3,2]"), WinogradAttributes(3, (1, 1), (1, 1))),
+            Sample(("f32[1,3,7,6]", "f32[4,4,3,2]"), _PADDED),
+            Sample(("f32[1,3,7,6]", "f32[6,6,2,3]"), _PADDED),
+            Sample(("f32[1,3,7]", "f32[6,6,3,2]"), _PADDED),
+            Sample(("f32[1,3,1,6]", "f32[6,6,3,2]"), WinogradAttributes(4, (0, 0), (1, 0))),
+        ),
+    ),
+)  # fmt: skip

@@ -1,0 +1,209 @@
+"""The provider of Winograd's convolutions: sizes of blocks from the caches, source from the match.
+
+All constants of a kernel follow from the shapes and the target by `Blocking.of`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from korch.candidate.candidate import Group, Offer, Refusal
+from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
+from korch.primitive.ops.layout import pad_source
+from korch.primitive.ops.winograd import tile_counts
+from korch.provider.provider import Kernel
+from korch.provider.winograd.match import Match, match_group
+from korch.target import Target
+
+SCHEMA = 1
+"""Raise it whenever the kernels change in speed or meaning."""
+
+CACHE_SHARE = 0.6
+"""The part of the level-2 cache that a group of transformed tiles may fill."""
+
+MANY_WEIGHTS_BYTES = 8 << 20
+"""From here on it may be better that each thread reads only its part of the weights."""
+
+_ZERO = -2
+
+
+@dataclass(frozen=True, slots=True)
+class Blocking:
+    """Sizes of a kernel's blocks.
+
+    Attributes:
+        vectors: vectors of output channels that are computed together.
+        rows: tiles that are computed together in registers.
+        group: tiles that go together through transform, products and inverse.
+        is_shared: whether the threads share a group, each with its own output channels.
+    """
+
+    vectors: int
+    rows: int
+    group: int
+    is_shared: bool
+
+    @staticmethod
+    def of(points: int, tiles: int, channels_in: int, channels_out: int, target: Target,
+           is_shared: bool) -> Blocking:  # fmt: skip
+        """Choose the sizes.
+
+        Args:
+            points: elements of a transformed tile.
+            tiles: in all.
+            channels_in: input channels.
+            channels_out: output channels.
+            target: its caches, registers and threads.
+            is_shared: whether the threads share a group.
+        """
+        blocks = channels_out // target.lanes
+        vectors = next(n for n in (2, 3, 1) if blocks % n == 0)
+        registers = 28 if target.isa in ("avx512", "neon") else 12
+        most_rows = registers // vectors
+        tile_bytes = 4 * points * channels_in
+        room = CACHE_SHARE * target.l2_bytes * (target.threads if is_shared else 1)
+        most = max(most_rows // 2, int(room / tile_bytes))
+        teams = 1 if is_shared else target.threads
+        per_team = -(-tiles // teams)
+        group = -(-per_team // -(-per_team // most))
+        candidates = range(max(1, most_rows // 2), most_rows + 1)
+        rows = min(candidates, key=lambda r: (-(-group // r) * r * (1 + 1 / r), -r))
+        return Blocking(vectors, rows, -(-group // rows) * rows, is_shared)
+
+
+class WinogradProvider:
+    """Makes kernels for groups around one `winograd` primitive."""
+
+    name = "winograd"
+    version = str(SCHEMA)
+
+    def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
+        """Offer blocks of channels and channels-last, with threads that share tiles or channels."""
+        found = match_group(group)
+        if isinstance(found, Refusal):
+            return found
+        x, y = group.input_types[found.image], group.output_types[0]
+        if target.lanes < 4 or x.shape[1] % target.lanes or y.shape[1] % target.lanes:
+            return Refusal("the channels fill no vectors")
+        if y.size == 0:
+            return Refusal("the result is empty")
+        weights = group.input_types[found.weights].size_bytes
+        variants = ("tiles",) if weights < MANY_WEIGHTS_BYTES else ("tiles", "channels")
+        offers = []
+        for wanted in (channels_blocked(4, target.lanes), channels_last(4)):
+            source, sink = wanted.normalized(x.shape), wanted.normalized(y.shape)
+            choices = layout_choices(x, target.lanes), layout_choices(y, target.lanes)
+            if source in choices[0] and sink in choices[1]:
+                inputs = _layouts(group, found, source, sink, target)
+                outputs = (sink,) * len(group.outputs)
+                offers += [Offer(inputs, outputs, variant) for variant in variants]
+        return tuple(dict.fromkeys(offers)) or Refusal("no layout suits both sides")
+
+    def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
+        """Print the kernel."""
+        found = match_group(group)
+        if isinstance(found, Refusal):
+            return found
+        blocking = _blocking(group, found, target, offer.variant == "channels")
+        x, y = group.input_types[found.image], group.output_types[0]
+        last = channels_last(4)
+        constants = _constants(group, found, blocking, target) | {
+            "IN_LAST": int(offer.inputs[found.image] == last.normalized(x.shape)),
+            "OUT_LAST": int(offer.outputs[0] == last.normalized(y.shape)),
+        }
+        layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
+        text = _print(group, found, constants, f"{group.text}layouts {layouts}")
+        symbol = "k_" + hashlib.sha256(text.encode()).hexdigest()[:16]
+        points = constants["TILE"] + 2
+        teams = 1 if blocking.is_shared else target.threads
+        block = blocking.vectors * target.lanes
+        floats = points**2 * blocking.group * (teams * x.shape[1] + target.threads * block)
+        return Kernel(symbol, text.replace("NAME", symbol), workspace_bytes=4 * floats)
+
+
+def _blocking(group: Group, found: Match, target: Target, is_shared: bool) -> Blocking:
+    x, y = group.input_types[found.image], group.output_types[0]
+    attributes: Any = found.primitive.attributes
+    tiles = y.shape[0] * math.prod(tile_counts(y.shape, attributes.tile))
+    points = (attributes.tile + 2) ** 2
+    return Blocking.of(points, tiles, x.shape[1], y.shape[1], target, is_shared)
+
+
+def _layouts(
+    group: Group, found: Match, source: Layout, sink: Layout, target: Target
+) -> tuple[Layout, ...]:
+    block = _blocking(group, found, target, False).vectors * target.lanes
+    return tuple(
+        source if i == found.image
+        else Layout((3, 0, 1, 2), ((3, block),)) if i == found.weights
+        else sink if i in found.full
+        else Layout.plain(type_.rank)
+        for i, type_ in enumerate(group.input_types)
+    )  # fmt: skip
+
+
+def _constants(group: Group, found: Match, blocking: Blocking, target: Target) -> dict[str, int]:
+    x, y = group.input_types[found.image], group.output_types[0]
+    attributes: Any = found.primitive.attributes
+    down, across = tile_counts(y.shape, attributes.tile)
+    return {
+        "TILE": attributes.tile, "W": target.lanes, "C": x.shape[1], "O": y.shape[1],
+        "H": x.shape[2], "WIDTH": x.shape[3], "OUT_H": y.shape[2], "OUT_WIDTH": y.shape[3],
+        "DOWN": down, "ACROSS": across, "TILES": y.shape[0] * down * across,
+        "NV": blocking.vectors, "ROWS": blocking.rows, "GROUP": blocking.group,
+        "THREADS": target.threads, "SHARED": int(blocking.is_shared),
+    }  # fmt: skip
+
+
+def _sources(found: Match, axis: int, size: int, count: int) -> list[int]:
+    """Return the image's row or column at each padded position that a tile may read.
+
+    It is -1 where the pad has its value, and -2 in the convolution's own pads and beyond.
+    """
+    attributes: Any = found.primitive.attributes
+    begin, pad = attributes.pads_begin[axis], found.pad
+    before, after = (pad.before[2 + axis], pad.after[2 + axis]) if pad is not None else (0, 0)
+    mode = pad.mode if pad is not None else "constant"
+    sources = []
+    for i in range(count):
+        place = i - begin  # in what the convolution reads
+        inside = 0 <= place < before + size + after
+        sources.append(pad_source(place, size, before, mode) if inside else _ZERO)
+    return sources
+
+
+def _print(group: Group, found: Match, constants: dict[str, int], comment: str) -> str:
+    edge = constants["TILE"] + 2
+    rows = _sources(found, 0, constants["H"], (constants["DOWN"] - 1) * constants["TILE"] + edge)
+    columns = _sources(found, 1, constants["WIDTH"],
+                       (constants["ACROSS"] - 1) * constants["TILE"] + edge)  # fmt: skip
+    fill = found.pad.value if found.pad is not None and found.pad.mode == "constant" else 0.0
+    workspace = len(group.inputs) + len(group.outputs)
+    head = "".join(f"// {line}\n" for line in comment.splitlines())
+    numbers = "".join(f"  static constexpr long {name} = {n};\n" for name, n in constants.items())
+    steps = "".join(f"    {line}\n" for line in found.steps)
+    return f"""{head}#include "korch_winograd.h"
+
+static const int32_t NAME_rows[] = {{{", ".join(map(str, rows))}}};
+static const int32_t NAME_columns[] = {{{", ".join(map(str, columns))}}};
+
+struct NAME_kernel {{
+{numbers}  static constexpr float FILL = {float(fill)!r}f;
+  typedef korch::Vec<float, W> Vector;
+  static long row(long i) {{ return NAME_rows[i]; }}
+  static long column(long i) {{ return NAME_columns[i]; }}
+  static KORCH_INLINE void finish(void* const* buffers, Vector y, long at, long channel) {{
+{steps}  }}
+}};
+
+extern "C" int NAME_run(void*, void* const* buffers) {{
+  return korch_winograd::run<NAME_kernel>(
+      buffers, static_cast<const float*>(buffers[{found.image}]),
+      static_cast<const float*>(buffers[{found.weights}]),
+      static_cast<float*>(buffers[{workspace}]));
+}}
+"""

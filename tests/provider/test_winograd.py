@@ -1,0 +1,193 @@
+"""Winograd's convolutions, compiled, run and compared with the reference in float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from onednn_groups import Graph
+
+from korch.candidate.candidate import Group, Offer, Refusal
+from korch.primitive import reference
+from korch.primitive.op import Attributes
+from korch.primitive.ops.layout import PadAttributes
+from korch.primitive.ops.reduce import ReduceAttributes
+from korch.primitive.ops.winograd import WinogradAttributes, transform_weights
+from korch.provider.provider import Kernel
+from korch.provider.winograd import WinogradProvider, provider
+from korch.provider.winograd.provider import Blocking
+from korch.testing.kernels import check_kernel, load_kernels, run_kernel
+from korch.testing.samples import random_arrays
+
+NONE = (0, 0)
+
+
+@pytest.fixture(autouse=True)
+def _every_variant(monkeypatch):
+    monkeypatch.setattr(provider, "MANY_WEIGHTS_BYTES", 0)
+
+
+def start(g: Graph, x: tuple[int, ...], channels: int, tile: int, *, pad: Attributes | None = None,
+          begin: tuple[int, int] = (1, 1), end: tuple[int, int] = (1, 1)) -> int:  # fmt: skip
+    """The convolution of an image by random weights, a pad before it."""
+    value = g.tensor(*x)
+    if pad is not None:
+        value = g.add("pad", [value], pad)
+    weights = transform_weights(g.rng.standard_normal((channels, x[1], 3, 3)), tile)
+    u = g.constant(np.ascontiguousarray(weights.astype(np.float32)))
+    return g.add("winograd", [value, u], WinogradAttributes(tile, begin, end))
+
+
+def per_channel(g: Graph, op: str, y: int) -> int:
+    return g.with_tensor(op, y, g.weights(1, g.type(y).shape[1], 1, 1))
+
+
+def check(groups, target, builder, rng) -> list[tuple[Group, Offer, Kernel]]:
+    """Compare all offers with the reference; the weights are transformed ones."""
+    made = []
+    for each in groups:
+        offers = WinogradProvider().offer(each, target)
+        assert not isinstance(offers, Refusal), offers.reason
+        made += [(each, o, WinogradProvider().build(each, o, target)) for o in offers]
+    library = load_kernels([kernel for _, _, kernel in made], builder)
+    for each, offer, kernel in made:
+        check_kernel(kernel, each, offer, arrays_for(each, rng), builder, library)
+    return made
+
+
+def arrays_for(each: Group, rng: np.random.Generator) -> list[np.ndarray]:
+    arrays = random_arrays(rng, each.input_types, False)
+    for i, type_ in enumerate(each.input_types):
+        if type_.shape[0] in (4, 6) and type_.rank == 4:
+            weights = rng.standard_normal((*type_.shape[:1:-1], 3, 3)) / type_.shape[2] / 9
+            arrays[i] = transform_weights(weights, type_.shape[0] - 2).astype(np.float32)
+    return arrays
+
+
+def group(x: tuple[int, ...], channels: int, tile: int, **more: object) -> Group:
+    g = Graph()
+    return g.group(start(g, x, channels, tile, **more))
+
+
+def reflect(mode: str, value: float = 0.0) -> PadAttributes:
+    return PadAttributes((0, 0, 1, 2), (0, 0, 1, 0), mode, value)
+
+
+def test_shapes_pads_and_layouts(target, builder, rng):
+    n = target.lanes
+    groups = [
+        group((1, n, 8, 8), n, 4),
+        group((1, 2 * n, 7, 9), 3 * n, 4),
+        group((2, n, 5, 13), 2 * n, 4, begin=NONE, end=(2, 1)),
+        group((1, n, 1, 2), n, 4),
+        group((3, 2 * n, 6, 6), n, 2),
+        group((1, n, 23, 3), 4 * n, 2, begin=(0, 1), end=(1, 0)),
+        *(group((1, n, 9, 10), n, 4, pad=reflect(mode), begin=NONE, end=NONE)
+          for mode in ("constant", "reflect", "edge", "wrap")),
+        group((1, n, 9, 10), n, 4, pad=reflect("constant", 2.5), begin=NONE, end=NONE),
+        group((1, n, 9, 10), n, 2, pad=reflect("edge")),
+        group((1, n, 9, 10), n, 2, pad=reflect("constant", -1.5)),
+    ]  # fmt: skip
+    checked = check(groups, target, builder, rng)
+    assert {offer.variant for _, offer, _ in checked} == {"tiles", "channels"}
+    layouts = {str(offer.inputs[0]) for _, offer, _ in checked}
+    assert {"acdb"} < layouts | {f"aBcd{n}b"}
+
+
+def test_many_groups_of_tiles(target, builder, rng):
+    small = replace(target, l2_bytes=1 << 15)
+    checked = check([group((1, 32, 40, 37), 64, 4)], small, builder, rng)
+    assert len(checked) == 4
+
+
+def test_what_follows_is_fused(target, builder, rng):
+    g = Graph()
+    y = start(g, (1, 32, 10, 10), 32, 4)
+    y = per_channel(g, "add", per_channel(g, "mul", y))
+    residual = g.with_tensor("add", y, g.tensor(1, 32, 10, 10))
+    relu = g.with_number("max", residual, 0.0)
+    both = g.group(relu, g.add("sigmoid", [residual]))
+    h = Graph()
+    y = per_channel(h, "add", start(h, (1, 32, 6, 6), 32, 2))
+    mish = h.group(h.add("mul", [y, h.add("tanh", [h.add("exp", [y])])]))
+    checked = check([both, mish], target, builder, rng)
+    assert len({kernel.symbol for _, _, kernel in checked}) == 8
+
+
+@pytest.mark.parametrize("tile", [2, 4])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_not_lost_and_stays_in_its_tiles(target, builder, rng, tile, bad):
+    each = group((1, 16, 16, 16), 16, tile)
+    image, weights = arrays_for(each, rng)
+    image[0, 3, 5, 6] = bad
+    feeds = {"i0": np.nan_to_num(image, nan=0, posinf=0, neginf=0), "i1": weights}
+    expected = reference.run(each.body, feeds, exact=True)["o0"]
+    for offer in WinogradProvider().offer(each, target):
+        kernel = WinogradProvider().build(each, offer, target)
+        (found,) = run_kernel(kernel, each, offer, [image, weights], builder)
+        lost = np.isfinite(found)
+        assert not lost[0, :, 4:7, 5:8].any()
+        far = np.ones((16, 16), bool)
+        far[5 - tile : 6 + tile, 6 - tile : 7 + tile] = False
+        assert np.allclose(found[0][:, far], expected[0][:, far], rtol=1e-4, atol=1e-5)
+
+
+def a_reduction(g: Graph, y: int) -> int:
+    return g.add("reduce_sum", [y], ReduceAttributes((2, 3)))
+
+
+@pytest.mark.parametrize(("expected", "made"), [
+    ("an output is not computed from the convolution", None),
+    ("reduce_sum has another shape than the convolution", a_reduction),
+    ("broadcast is not fused into the convolution",
+     lambda g, y: g.with_tensor("add", y, g.tensor(1, 1, 6, 6))),
+    ("an element is no float32", lambda g, y: g.add("less", [y, y])),
+])  # fmt: skip
+def test_refusals_of_what_follows(target, expected, made):
+    g = Graph()
+    y = start(g, (1, 16, 6, 6), 16, 4, pad=reflect("edge"), begin=(0, 0), end=(0, 0))
+    outputs = [made(g, y)] if made else [y, y - 2]
+    found = WinogradProvider().offer(g.group(*outputs), target)
+    assert found == Refusal(expected)
+
+
+@pytest.mark.parametrize(("expected", "x", "channels", "more"), [
+    ("the channels fill no vectors", (1, 17, 8, 8), 32, {}),
+    ("the pad adds images or channels", (1, 16, 8, 8), 32,
+     {"pad": PadAttributes((0, 0, 0, 0), (0, 16, 0, 0))}),
+])  # fmt: skip
+def test_refusals_of_shapes_and_pads(target, expected, x, channels, more):
+    if "adds" in expected:
+        g = Graph()
+        value = g.add("pad", [g.tensor(*x)], more["pad"])
+        u = g.weights(6, 6, 32, channels)
+        made = g.group(g.add("winograd", [value, u], WinogradAttributes(4, NONE, NONE)))
+    else:
+        made = group(x, channels, 4, **more)
+    assert WinogradProvider().offer(made, target) == Refusal(expected)
+
+
+def test_weights_from_outside_and_other_groups_are_refused(target):
+    g = Graph()
+    attributes = WinogradAttributes(4, NONE, NONE)
+    given = g.group(g.add("winograd", [g.tensor(1, 16, 8, 8), g.tensor(6, 6, 16, 16)], attributes))
+    assert WinogradProvider().offer(given, target) == Refusal("the weights are not constant")
+    h = Graph()
+    lone = h.group(h.add("exp", [h.tensor(4)]))
+    expected = Refusal("it is not one convolution in Winograd's space")
+    assert WinogradProvider().offer(lone, target) == expected
+
+
+@pytest.mark.parametrize("isa", ["avx512", "avx2", "neon"])
+@pytest.mark.parametrize("tiles", [1, 9, 196, 10_000])
+@pytest.mark.parametrize("channels", [16, 48, 512])
+def test_blocks_fit_registers_and_tiles(target, isa, tiles, channels):
+    lanes = {"avx512": 16, "avx2": 8, "neon": 4}[isa]
+    machine = replace(target, isa=isa, lanes=lanes)
+    for is_shared in (False, True):
+        made = Blocking.of(36, tiles, channels, channels, machine, is_shared)
+        registers = {"avx512": 32, "avx2": 16, "neon": 32}[isa]
+        assert made.rows * made.vectors + made.vectors + 1 <= registers
+        assert made.group % made.rows == 0 and channels % (made.vectors * lanes) == 0
+        assert 36 * channels * 4 * (made.group - made.rows) <= 2 * machine.l2_bytes * 2
