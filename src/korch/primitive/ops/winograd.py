@@ -64,9 +64,9 @@ TRANSFORMS: dict[int, Transforms] = {
 def transform_weights(weights: Array, tile: int) -> Array:
     """Return weights[o, c, 3, 3] as float64[m + 2, m + 2, c, o], the second input of `winograd`."""
     g = TRANSFORMS[tile].weights
-    return np.asarray(
-        np.einsum("ai,ocij,bj->abco", g, weights.astype(np.float64), g, optimize=True)
-    )
+    wide = weights.astype(np.float64)
+    with np.errstate(all="ignore"):
+        return np.asarray(np.einsum("ai,ocij,bj->abco", g, wide, g, optimize=True))
 
 
 def tile_counts(shape: tuple[int, ...], tile: int) -> tuple[int, int]:
