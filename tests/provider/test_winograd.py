@@ -11,7 +11,7 @@ from onednn_groups import Graph
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.primitive import reference
 from korch.primitive.op import Attributes
-from korch.primitive.ops.layout import PadAttributes
+from korch.primitive.ops.layout import PadAttributes, SliceAttributes, TakeAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.primitive.ops.winograd import WinogradAttributes, transform_weights
 from korch.provider.provider import Kernel
@@ -95,6 +95,22 @@ def test_shapes_pads_and_layouts(target, builder, rng):
     assert {"acdb"} < layouts | {f"aBcd{n}b"}
 
 
+def test_moves_of_rows_and_columns_are_read_as_indices(target, builder, rng):
+    made = []
+    for tile in (2, 4):
+        g = Graph()
+        value = g.tensor(1, 16, 5, 7)
+        value = g.add("slice", [value], SliceAttributes((0, 0, 4, 1), (1, 16, 4, 3), (1, 1, -1, 2)))
+        for axis, size in ((2, 4), (3, 3)):
+            indices = tuple(i // 2 for i in range(2 * size))
+            value = g.add("take", [value], TakeAttributes(axis, indices))
+        value = g.add("pad", [value], reflect("reflect"))
+        value = g.add("pad", [value], reflect("constant", 0.5))
+        u = g.weights(tile + 2, tile + 2, 16, 16)
+        made.append(g.group(g.add("winograd", [value, u], WinogradAttributes(tile, (1, 1), NONE))))
+    check(made, target, builder, rng)
+
+
 def test_many_groups_of_tiles(target, builder, rng):
     small = replace(target, l2_bytes=1 << 15)
     checked = check([group((1, 32, 40, 37), 64, 4)], small, builder, rng)
@@ -154,11 +170,11 @@ def test_refusals_of_what_follows(target, expected, made):
 
 @pytest.mark.parametrize(("expected", "x", "channels", "more"), [
     ("the channels fill no vectors", (1, 17, 8, 8), 32, {}),
-    ("the pad adds images or channels", (1, 16, 8, 8), 32,
+    ("images or channels are moved", (1, 16, 8, 8), 32,
      {"pad": PadAttributes((0, 0, 0, 0), (0, 16, 0, 0))}),
 ])  # fmt: skip
 def test_refusals_of_shapes_and_pads(target, expected, x, channels, more):
-    if "adds" in expected:
+    if "moved" in expected:
         g = Graph()
         value = g.add("pad", [g.tensor(*x)], more["pad"])
         u = g.weights(6, 6, 32, channels)
@@ -166,6 +182,20 @@ def test_refusals_of_shapes_and_pads(target, expected, x, channels, more):
     else:
         made = group(x, channels, 4, **more)
     assert WinogradProvider().offer(made, target) == Refusal(expected)
+
+
+def test_pads_of_two_values_and_an_image_from_the_group_are_refused(target):
+    g = Graph()
+    value = g.tensor(1, 16, 6, 6)
+    for number in (1.0, 2.0):
+        value = g.add("pad", [value], reflect("constant", number))
+    y = g.add("winograd", [value, g.weights(4, 4, 16, 16)], WinogradAttributes(2, NONE, NONE))
+    assert WinogradProvider().offer(g.group(y), target) == Refusal("two pads have different values")
+    h = Graph()
+    value = h.add("exp", [h.tensor(1, 16, 6, 6)])
+    y = h.add("winograd", [value, h.weights(4, 4, 16, 16)], WinogradAttributes(2, NONE, NONE))
+    expected = Refusal("the image is computed in the group")
+    assert WinogradProvider().offer(h.group(y), target) == expected
 
 
 def test_weights_from_outside_and_other_groups_are_refused(target):

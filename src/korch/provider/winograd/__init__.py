@@ -1,4 +1,4 @@
-"""Winograd's convolutions, generated: pads read as indices, elementwise successors fused."""
+"""Winograd's convolutions, generated, with what moves the image and what follows."""
 
 from korch.provider.winograd.provider import WinogradProvider
 

@@ -1,6 +1,7 @@
-"""Group -> a convolution in Winograd's space, the pad before it, the elementwise steps after it.
+"""Group -> a convolution in Winograd's space, how it reads its image, what follows it.
 
-The steps become one C++ function of a vector of results, `finish`.
+Pads, slices and takes of rows and columns before it become one table of sources per axis. The
+elementwise steps after it become one C++ function of a vector of results, `finish`.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from typing import Any
 from korch.candidate.candidate import Group, Refusal
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Category
-from korch.primitive.ops.layout import PadAttributes
+from korch.primitive.ops.layout import pad_source
+from korch.primitive.ops.winograd import tile_counts
 from korch.primitive.types import DType
 
 INFIX = {"add": "+", "sub": "-", "mul": "*"}
+FILL, ZERO = -1, -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,9 @@ class Match:
         primitive: the convolution.
         image: the position of the image among the group's inputs.
         weights: the position of the transformed weights.
-        pad: the pad before it, or None.
+        sources: per spatial axis, the image's row or column that each padded position reads: FILL
+            where it is `fill`, ZERO in the convolution's own pads.
+        fill: the value of pads before the convolution.
         steps: the lines of `finish`.
         full: positions of the inputs that are read in the output's layout.
     """
@@ -34,7 +39,8 @@ class Match:
     primitive: Primitive
     image: int
     weights: int
-    pad: PadAttributes | None
+    sources: tuple[tuple[int, ...], tuple[int, ...]]
+    fill: float
     steps: tuple[str, ...]
     full: frozenset[int]
 
@@ -64,15 +70,15 @@ class _Matcher:
         image, weights = self.primitive.inputs
         if self.position.get(weights) not in self.group.constant_inputs:
             return Refusal("the weights are not constant")
-        pad = next((p for p in self.body.primitives if p.output == image and p.op == "pad"), None)
-        attributes: Any = pad.attributes if pad is not None else None
-        source = image if pad is None else pad.inputs[0]
-        if source not in self.position or self.position[source] in self.group.constant_inputs:
-            return Refusal("the image is computed in the group")
-        if pad is not None and any((*attributes.before[:2], *attributes.after[:2])):
-            return Refusal("the pad adds images or channels")
+        reading = self._reading(image)
+        if isinstance(reading, Refusal):
+            return reading
+        source, chain = reading
+        sources = self._sources(source, chain)
+        if isinstance(sources, Refusal):
+            return sources
         for primitive in self.body.primitives:
-            refusal = None if primitive in (pad, self.primitive) else self._step(primitive)
+            refusal = None if primitive in (*chain, self.primitive) else self._step(primitive)
             if refusal is not None:
                 return refusal
         for i, (_, value) in enumerate(self.body.outputs):
@@ -80,8 +86,42 @@ class _Matcher:
                 return Refusal("an output is not computed from the convolution")
             at = f"static_cast<float*>(buffers[{len(self.body.inputs) + i}]) + at"
             self.lines.append(f"korch::store<float, W>({at}, {self.names[value]});")
-        return Match(self.primitive, self.position[source], self.position[weights], attributes,
-                     tuple(self.lines), frozenset(self.full))  # fmt: skip
+        fills = {p.attributes.value for p in chain if _is_filled(p)} or {0.0}
+        return Match(self.primitive, self.position[source], self.position[weights], sources,
+                     fills.pop(), tuple(self.lines), frozenset(self.full))  # fmt: skip
+
+    def _reading(self, value: int) -> tuple[int, list[Any]] | Refusal:
+        """Return the image, and the steps from the convolution down to it."""
+        chain: list[Any] = []
+        while value not in self.position:
+            found = [p for p in self.body.primitives if p.output == value and p.op in _MOVES]
+            if not found:
+                return Refusal("the image is computed in the group")
+            chain.append(found[0])
+            value = found[0].inputs[0]
+        if len({p.attributes.value for p in chain if _is_filled(p)}) > 1:
+            return Refusal("two pads have different values")
+        return value, chain
+
+    def _sources(
+        self, source: int, chain: list[Any]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]] | Refusal:
+        shape = self.body.types[source].shape
+        tables = [list(range(n)) for n in shape]
+        for step in reversed(chain):
+            for axis in range(4):
+                size = len(tables[axis])
+                tables[axis] = [i if i < 0 else tables[axis][i] for i in _moves(step, axis, size)]
+        if any(tables[axis] != list(range(shape[axis])) for axis in (0, 1)):
+            return Refusal("images or channels are moved")
+        attributes: Any = self.primitive.attributes
+        edge = attributes.tile + 2
+        counts = tile_counts(self.shape, attributes.tile)
+        padded = []
+        for table, begin, count in zip(tables[2:], attributes.pads_begin, counts, strict=True):
+            line = [ZERO] * begin + table
+            padded.append(tuple(line + [ZERO] * ((count - 1) * attributes.tile + edge - len(line))))
+        return padded[0], padded[1]
 
     def _step(self, primitive: Primitive) -> Refusal | None:
         """Add the line of an elementwise primitive or a broadcast; they come in order."""
@@ -129,6 +169,27 @@ class _Matcher:
         if all(n == 1 for axis, n in enumerate(sizes) if axis != 1):
             return f"korch::load<float, W>({source} + channel)"
         return None
+
+
+_MOVES = ("pad", "slice", "take")
+
+
+def _is_filled(step: Primitive) -> bool:
+    attributes: Any = step.attributes
+    return step.op == "pad" and attributes.mode == "constant" and attributes.value != 0
+
+
+def _moves(step: Primitive, axis: int, size: int) -> list[int]:
+    """Return where a step's output reads its input along an axis of `size` elements."""
+    a: Any = step.attributes
+    if step.op == "slice":
+        return [a.start[axis] + i * a.step[axis] for i in range(a.size[axis])]
+    if step.op == "take":
+        return list(a.indices) if a.axis == axis else list(range(size))
+    places = range(a.before[axis] + size + a.after[axis])
+    fill = FILL if _is_filled(step) else ZERO
+    found = (pad_source(i, size, a.before[axis], a.mode) for i in places)
+    return [fill if i < 0 else i for i in found]
 
 
 def _call(op: str, arguments: list[str]) -> str:

@@ -13,13 +13,12 @@ from typing import Any
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
-from korch.primitive.ops.layout import pad_source
 from korch.primitive.ops.winograd import tile_counts
 from korch.provider.provider import Kernel
 from korch.provider.winograd.match import Match, match_group
 from korch.target import Target
 
-SCHEMA = 1
+SCHEMA = 2
 """Raise it whenever the kernels change in speed or meaning."""
 
 CACHE_SHARE = 0.6
@@ -27,8 +26,6 @@ CACHE_SHARE = 0.6
 
 MANY_WEIGHTS_BYTES = 8 << 20
 """From here on it may be better that each thread reads only its part of the weights."""
-
-_ZERO = -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,29 +156,8 @@ def _constants(group: Group, found: Match, blocking: Blocking, target: Target) -
     }  # fmt: skip
 
 
-def _sources(found: Match, axis: int, size: int, count: int) -> list[int]:
-    """Return the image's row or column at each padded position that a tile may read.
-
-    It is -1 where the pad has its value, and -2 in the convolution's own pads and beyond.
-    """
-    attributes: Any = found.primitive.attributes
-    begin, pad = attributes.pads_begin[axis], found.pad
-    before, after = (pad.before[2 + axis], pad.after[2 + axis]) if pad is not None else (0, 0)
-    mode = pad.mode if pad is not None else "constant"
-    sources = []
-    for i in range(count):
-        place = i - begin  # in what the convolution reads
-        inside = 0 <= place < before + size + after
-        sources.append(pad_source(place, size, before, mode) if inside else _ZERO)
-    return sources
-
-
 def _print(group: Group, found: Match, constants: dict[str, int], comment: str) -> str:
-    edge = constants["TILE"] + 2
-    rows = _sources(found, 0, constants["H"], (constants["DOWN"] - 1) * constants["TILE"] + edge)
-    columns = _sources(found, 1, constants["WIDTH"],
-                       (constants["ACROSS"] - 1) * constants["TILE"] + edge)  # fmt: skip
-    fill = found.pad.value if found.pad is not None and found.pad.mode == "constant" else 0.0
+    rows, columns = found.sources
     workspace = len(group.inputs) + len(group.outputs)
     head = "".join(f"// {line}\n" for line in comment.splitlines())
     numbers = "".join(f"  static constexpr long {name} = {n};\n" for name, n in constants.items())
@@ -192,7 +168,7 @@ static const int32_t NAME_rows[] = {{{", ".join(map(str, rows))}}};
 static const int32_t NAME_columns[] = {{{", ".join(map(str, columns))}}};
 
 struct NAME_kernel {{
-{numbers}  static constexpr float FILL = {float(fill)!r}f;
+{numbers}  static constexpr float FILL = {found.fill!r}f;
   typedef korch::Vec<float, W> Vector;
   static long row(long i) {{ return NAME_rows[i]; }}
   static long column(long i) {{ return NAME_columns[i]; }}
