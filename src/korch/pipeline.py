@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +25,12 @@ from korch.frontend.onnx import load_model
 from korch.measure.meter import CandidateMeter
 from korch.measure.record import Measured
 from korch.options import Options
-from korch.orchestrate.blocks import (
-    Task,
-    prepare,
-    search_blocks,
-    whole_plans,
-    whole_result,
-)
-from korch.orchestrate.lazy import Orchestration, Round
+from korch.orchestrate.blocks import Task, prepare, search_whole
+from korch.orchestrate.lazy import Round
 from korch.orchestrate.problem import Status
-from korch.orchestrate.recall import Solved
+from korch.orchestrate.segments import Outcome, search_segments
 from korch.partition.block import Partition, find_blocks
-from korch.partition.join import join
+from korch.partition.join import Joined, join
 from korch.partition.segment import split_segments, whole_segment
 from korch.primitive.check import check_graph
 from korch.primitive.graph import PrimitiveGraph
@@ -101,21 +96,19 @@ def optimize_model(
     with run.stage("equivalences"):
         partition = _partition(split, options)
     with run.stage("candidates"), CandidateMeter(options, load_providers()) as meter:
-        tasks = [prepare(block, meter, options) for block in partition.blocks]
+        tasks = [prepare(partition, block, meter, options) for block in partition.blocks]
         run.progress("candidates", _describe_tasks(tasks))
         with run.stage("orchestrate"):
-            solved = search_blocks(tasks, meter, options, run.deadline_s,
-                                   lambda b, entry: _tell(run, tasks, b, entry))  # fmt: skip
-        with run.stage("build"):
             joined = join(partition)
-            plans = whole_plans(partition, joined, solved)
-            found = whole_result(tasks, solved)
-            report = _report(run, partition, tasks, solved, found)
+            outcome = _search(run, partition, joined, tasks, meter)
+        found = outcome.found
+        with run.stage("build"):
+            report = _report(run, partition, tasks, outcome)
             report["measured_candidates"] = _count_measured(tasks, meter)
+            entries = [_entry(name, steps, meter) for name, steps in outcome.plans.items()]
             contest = hold_contest(
-                joined.graph, [_entry(name, steps, meter) for name, steps in plans.items()], meter,
-                options, found.certificate, _model_record(model), report,
-                meaning=None if partition.is_whole else split,
+                joined.graph, entries, meter, options, found.certificate, _model_record(model),
+                report, meaning=None if partition.is_whole else split,
             )  # fmt: skip
     return _finish(run, contest, report)
 
@@ -134,6 +127,19 @@ def _partition(split: PrimitiveGraph, options: Options) -> Partition:
     for block in partition.blocks:
         _checked(block.graph, options)
     return partition
+
+
+def _search(run: Run, partition: Partition, joined: Joined, tasks: Sequence[Task],
+            meter: CandidateMeter) -> Outcome:  # fmt: skip
+    """Find the best plan and those to hold it against."""
+
+    def tell(b: int, entry: Round) -> None:
+        _tell(run, tasks, b, entry)
+
+    if not partition.is_whole:
+        return search_segments(partition, joined, tasks, meter, run.options, run.deadline_s, tell)
+    solved = search_whole(tasks[0], meter, run.options, run.deadline_s, partial(tell, 0))
+    return Outcome(dict(solved.plans), solved.found)
 
 
 def _tell(run: Run, tasks: Sequence[Task], b: int, entry: Round) -> None:
@@ -170,8 +176,9 @@ def _model_record(model: Any) -> ModelRecord | None:
     return model_record(model) if isinstance(model, str | Path) else None
 
 
-def _report(run: Run, partition: Partition, tasks: Sequence[Task], solved: Sequence[Solved],
-            found: Orchestration) -> dict[str, Any]:  # fmt: skip
+def _report(run: Run, partition: Partition, tasks: Sequence[Task], outcome: Outcome
+            ) -> dict[str, Any]:  # fmt: skip
+    found = outcome.found
     certificate = found.certificate
     keys = [{c.key for c in task.candidates} for task in tasks]
     is_optimal = certificate.status is Status.OPTIMAL and not partition.is_whole
@@ -192,7 +199,7 @@ def _report(run: Run, partition: Partition, tasks: Sequence[Task], solved: Seque
         "rounds": [asdict(entry) for entry in found.rounds],
         "stopped_by_budget": found.stopped_by_budget,
         "stages_s": run.stage_seconds,
-        "partition": None if partition.is_whole else _describe_partition(partition, tasks, solved),
+        "partition": outcome.partition,
     }
 
 
@@ -200,37 +207,6 @@ def _count_measured(tasks: Sequence[Task], meter: CandidateMeter) -> int:
     """Return how many different candidates have a measured time; blocks share some."""
     candidates = {c.key: c for task in tasks for c in task.candidates}
     return sum(isinstance(meter.known(c), Measured) for c in candidates.values())
-
-
-def _describe_partition(
-    partition: Partition, tasks: Sequence[Task], solved: Sequence[Solved]
-) -> dict[str, Any]:
-    """Return what the report says of segments: the bound is that of plans that cross no cut."""
-    cuts = [
-        {
-            "values": sorted(
-                instance.segment.values[value] for _, value in instance.segment.graph.outputs
-            ),
-            "price_bytes": instance.segment.price_bytes,
-        }
-        for instance in partition.instances
-    ]
-    blocks = [
-        {
-            "instances": list(task.block.instances),
-            "primitives": len(task.block.graph.primitives),
-            "candidates": len(task.candidates),
-            "measured": one.found.distinct_measured,
-            "objective_ns": one.found.certificate.objective_ns,
-            "bound_ns": one.found.certificate.bound_ns,
-            "status": one.found.certificate.status.value,
-        }
-        for task, one in zip(tasks, solved, strict=True)
-    ]
-    return {
-        "segments": len(partition.instances), "different": len(tasks),
-        "bound_holds_for": "plans in which no kernel crosses a cut", "blocks": blocks, "cuts": cuts,
-    }  # fmt: skip
 
 
 def _finish(run: Run, contest: Contest, report: dict[str, Any]) -> Executable:

@@ -1,8 +1,9 @@
-"""Blocks of a model -> a plan for each -> plans for the whole.
+"""Blocks of a model -> a plan for each, in each layout of what it reads and writes.
 
-Each block is searched once, whatever the number of its instances. A plan of the whole runs the
-segments one after the other, each by its block's plan; its cost is the sum, and the sum of the
-bounds holds for all plans whose kernels don't cross a cut.
+A block is searched once, whatever the number of its instances, but for several interfaces: the
+layouts in which it is given its inputs and hands on its outputs. Candidates and measurements are
+the same for all of them; only the program is solved again. `assemble.py` chooses among them. Those
+that it chooses are then searched to the end, the one first from which the model may gain most.
 """
 
 from __future__ import annotations
@@ -10,34 +11,54 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field
 
 from korch.candidate.candidate import Candidate
 from korch.candidate.enumerate import EnumerationReport, enumerate_groups
+from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
+from korch.errors import InfeasibleError
 from korch.measure.meter import CandidateMeter
 from korch.options import Options
 from korch.orchestrate.baselines import baseline_plans
-from korch.orchestrate.instance import check_every_primitive_runs, collect_candidates
-from korch.orchestrate.lazy import FREE_MEASUREMENTS, LazyLoop, Orchestration, Round
-from korch.orchestrate.problem import Certificate, Status
+from korch.orchestrate.instance import (
+    PLAIN,
+    Interface,
+    check_every_primitive_runs,
+    collect_candidates,
+)
+from korch.orchestrate.lazy import LazyLoop, Orchestration, Round
 from korch.orchestrate.recall import Solved, keep_solved, recall_solved
 from korch.partition.block import Block, Partition
-from korch.partition.join import Joined
+from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.types import ValueType
 
 logger = logging.getLogger("korch.orchestrate")
 
-LEAST_FREE = 150
-"""Measurements that each block may have at least, of those that a model has for free."""
+BLOCK_FREE = 150
+"""So many candidates of a block may be measured whatever `max_measured` says."""
+
+FURTHER_FREE = 24
+"""So many more than are known already may be measured in each search."""
+
+Tell = Callable[[int, Round], None]
+"""Called with a block's position and a round of its search."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A block with what may run it."""
+    """A block with what may run it.
+
+    Attributes:
+        block: the block.
+        candidates: the kernels that may run its parts.
+        enumeration: how its groups were found.
+        interfaces: the layouts in which it may read and write; the plain ones first.
+    """
 
     block: Block
     candidates: tuple[Candidate, ...]
     enumeration: EnumerationReport
+    interfaces: tuple[Interface, ...]
 
     @property
     def count(self) -> int:
@@ -45,125 +66,181 @@ class Task:
         return len(self.block.instances)
 
 
-def prepare(block: Block, meter: CandidateMeter, options: Options) -> Task:
+def prepare(partition: Partition, block: Block, meter: CandidateMeter, options: Options) -> Task:
     """Return a block's candidates.
 
     Raises:
         InfeasibleError: a primitive is in no candidate.
     """
-    groups, enumeration = enumerate_groups(block.graph, options)
-    candidates, refusals = collect_candidates(block.graph, groups, meter.providers, meter.target)
-    check_every_primitive_runs(block.graph, candidates, refusals)
-    return Task(block, candidates, enumeration)
+    graph = block.graph
+    lanes = meter.target.lanes
+    interfaces = (PLAIN,) if partition.is_whole else interfaces_of(partition, block, lanes)
+    groups, enumeration = enumerate_groups(graph, options)
+    candidates, refusals = collect_candidates(
+        graph, groups, meter.providers, meter.target, interfaces
+    )
+    check_every_primitive_runs(graph, candidates, refusals)
+    return Task(block, candidates, enumeration, interfaces)
 
 
-def search_blocks(
-    tasks: Sequence[Task], meter: CandidateMeter, options: Options, deadline_s: float | None,
-    tell: Callable[[int, Round], None],
-) -> list[Solved]:  # fmt: skip
-    """Search every block; what was searched before is recalled.
+def interfaces_of(partition: Partition, block: Block, lanes: int) -> tuple[Interface, ...]:
+    """Return the interfaces in which a block is searched.
 
-    Args:
-        tasks: the blocks.
-        meter: costs.
-        options: how to search; the budget is what `deadline_s` leaves of it.
-        deadline_s: when to stop, on the monotonic clock.
-        tell: told of each round, with the block's position.
+    Plain; all values channels-last; all values in blocks of channels; and for blocks that read the
+    model's inputs or write its outputs, which are plain, these two on the other side only.
     """
-    primitives = [len(task.block.graph.primitives) for task in tasks]
-    weights = [n * task.count for n, task in zip(primitives, tasks, strict=True)]
-    found = []
-    for i, task in enumerate(tasks):
-        free = FREE_MEASUREMENTS
-        if len(tasks) > 1:
-            free = max(LEAST_FREE, free * primitives[i] // sum(primitives))
-        solved = recall_solved(meter.database, task.candidates, options, free)
-        if solved is None:
-            until_s = _share(deadline_s, weights[i:])
-            solved = _search(task, meter, options, until_s, free, partial(tell, i))
-        found.append(solved)
-    return found
+    graph = block.graph
+    inputs = [value for _, value in graph.inputs]
+    outputs = [value for _, value in graph.outputs if value not in graph.given]
+    ends = {value for _, value in (*partition.source.inputs, *partition.source.outputs)}
+    is_end = any(
+        partition.instances[i].segment.values[value] in ends
+        for i in block.instances
+        for _, value in (*partition.instances[i].segment.graph.inputs,
+                         *partition.instances[i].segment.graph.outputs)
+    )  # fmt: skip
+    found = [PLAIN]
+    for kind in ("last", "blocked"):
+        sides = [(inputs, outputs), ([], outputs), (inputs, [])] if is_end else [(inputs, outputs)]
+        for before, after in sides:
+            layouts = {
+                value: layout
+                for value in (*before, *after)
+                if not (layout := _realize(kind, graph.types[value], lanes)).is_plain
+            }
+            found.append(Interface(layouts))
+    distinct = {str(interface): interface for interface in found}
+    return tuple(distinct.values())
 
 
-def _share(deadline_s: float | None, weights: Sequence[int]) -> float | None:
-    """Return when the first of several blocks must end, by their weights."""
-    if deadline_s is None:
-        return None
-    now_s = time.monotonic()
-    return now_s + max(0.0, deadline_s - now_s) * weights[0] / max(1, sum(weights))
+def _realize(kind: str, type_: ValueType, lanes: int) -> Layout:
+    """Return the layout of a kind for a type; the plain one if it has none."""
+    if type_.rank < 2:
+        return Layout.plain(type_.rank)
+    wanted = channels_last(type_.rank) if kind == "last" else channels_blocked(type_.rank, lanes)
+    is_known = wanted in layout_choices(type_, lanes)
+    return wanted if is_known else Layout.plain(type_.rank)
 
 
-def _search(
-    task: Task, meter: CandidateMeter, options: Options, deadline_s: float | None, free: int,
+@dataclass
+class BlockSearch:
+    """The searches of all blocks: what each has found so far for each of its interfaces."""
+
+    tasks: Sequence[Task]
+    meter: CandidateMeter
+    options: Options
+    deadline_s: float | None
+    tell: Tell
+    found: dict[tuple[int, int], Orchestration] = field(default_factory=dict)
+
+    def survey(self) -> None:
+        """Find a good plan for each interface of each block.
+
+        Raises:
+            InfeasibleError: a block has no plan.
+        """
+        sizes = [
+            len(task.block.graph.primitives) * len(task.interfaces) * task.count
+            for task in self.tasks
+        ]
+        for b, task in enumerate(self.tasks):
+            until_s = self._share(sizes[b:])
+            for j in range(len(task.interfaces)):
+                try:
+                    self._survey_one(b, j, until_s)
+                except InfeasibleError:
+                    if j == 0:
+                        raise
+                    logger.info("block %d has no plan for its interface %d", b, j)
+
+    def _survey_one(self, b: int, j: int, until_s: float | None) -> None:
+        task = self.tasks[b]
+        kept = recall_solved(
+            self.meter.database, task.candidates, self.options, self._tag(b, j, "survey")
+        )
+        if kept is not None:
+            self.found[b, j] = kept.found
+            return
+        loop = self._loop(b, j, until_s)
+        loop.estimate()
+        self.found[b, j] = loop.prove(1)
+        self._keep(b, j, "survey", Solved(self.found[b, j], {}))
+
+    def finish(self, weights: dict[tuple[int, int], int]) -> None:
+        """Search some interfaces of blocks to the end.
+
+        Args:
+            weights: how often the plan has each block in each interface.
+        """
+        gains = {
+            (b, j): count * (self.found[b, j].certificate.objective_ns or 0)
+            - count * self.found[b, j].certificate.bound_ns
+            for (b, j), count in weights.items()
+        }
+        order = sorted(gains, key=lambda key: (-gains[key], key))
+        for place, (b, j) in enumerate(order):
+            task = self.tasks[b]
+            tag = self._tag(b, j, "end")
+            kept = recall_solved(self.meter.database, task.candidates, self.options, tag)
+            if kept is None:
+                until_s = self._share([gains[key] for key in order[place:]])
+                kept = Solved(self._loop(b, j, until_s).run(), {})
+                self._keep(b, j, "end", kept)
+            self.found[b, j] = kept.found
+
+    def baselines(self, b: int) -> dict[str, tuple[Candidate, ...]]:
+        """Return a block's plans to hold the optimum against, all with the plain interface."""
+        task = self.tasks[b]
+        tag = self._tag(b, 0, "baselines")
+        kept = recall_solved(self.meter.database, task.candidates, self.options, tag)
+        if kept is None:
+            loop = self._loop(b, 0, None)
+            plans = baseline_plans(task.block.graph, loop.usable, loop.cost_ns, self.options)
+            kept = Solved(self.found[b, 0], plans)
+            self._keep(b, 0, "baselines", kept)
+        return dict(kept.plans)
+
+    def _loop(self, b: int, j: int, until_s: float | None) -> LazyLoop:
+        task = self.tasks[b]
+        distinct = {candidate.key: candidate for candidate in task.candidates}.values()
+        known = sum(self.meter.known(candidate) is not None for candidate in distinct)
+        free = max(BLOCK_FREE, known + FURTHER_FREE)
+        return LazyLoop(
+            task.block.graph, task.candidates, self.meter, self.options, until_s,
+            lambda entry: self.tell(b, entry), free, task.interfaces[j],
+        )  # fmt: skip
+
+    def _tag(self, b: int, j: int, what: str) -> str:
+        return f"{what} {self.tasks[b].interfaces[j]}"
+
+    def _keep(self, b: int, j: int, what: str, solved: Solved) -> None:
+        keep_solved(
+            self.meter.database, self.tasks[b].candidates, self.options, solved,
+            self._tag(b, j, what),
+        )  # fmt: skip
+
+    def _share(self, weights: Sequence[int]) -> float | None:
+        """Return when the first of several searches must end, by their weights."""
+        if self.deadline_s is None:
+            return None
+        now_s = time.monotonic()
+        left_s = max(0.0, self.deadline_s - now_s)
+        return now_s + left_s * weights[0] / max(1, sum(weights))
+
+
+def search_whole(
+    task: Task, meter: CandidateMeter, options: Options, deadline_s: float | None,
     tell: Callable[[Round], None],
 ) -> Solved:  # fmt: skip
-    loop = LazyLoop(task.block.graph, task.candidates, meter, options, deadline_s, tell, free)
+    """Search a model that is one segment; what was searched before is recalled."""
+    kept = recall_solved(meter.database, task.candidates, options)
+    if kept is not None:
+        return kept
+    graph: PrimitiveGraph = task.block.graph
+    loop = LazyLoop(graph, task.candidates, meter, options, deadline_s, tell)
     found = loop.run()
     plans = {"optimal": found.steps}
-    plans |= baseline_plans(task.block.graph, loop.usable, loop.cost_ns, options)
+    plans |= baseline_plans(graph, loop.usable, loop.cost_ns, options)
     solved = Solved(found, plans)
-    keep_solved(meter.database, task.candidates, options, solved, free)
+    keep_solved(meter.database, task.candidates, options, solved)
     return solved
-
-
-def whole_plans(
-    partition: Partition, joined: Joined, solved: Sequence[Solved]
-) -> dict[str, tuple[Candidate, ...]]:
-    """Return the plans of the whole model; one that some block lacks is left out."""
-    block_of = {i: b for b, block in enumerate(partition.blocks) for i in block.instances}
-    names = [n for n in solved[0].plans if all(n in other.plans for other in solved)]
-    return {
-        name: tuple(
-            joined.place(i, candidate)
-            for i in range(len(partition.instances))
-            for candidate in solved[block_of[i]].plans[name]
-        )
-        for name in names
-    }
-
-
-def whole_result(tasks: Sequence[Task], solved: Sequence[Solved]) -> Orchestration:
-    """Return the sum of the blocks' results, each as often as it is in the model."""
-    if len(tasks) == 1 and tasks[0].count == 1:
-        return solved[0].found
-    found = [s.found for s in solved]
-    certificates = [f.certificate for f in found]
-    counts = [task.count for task in tasks]
-    objective_ns = sum((c.objective_ns or 0) * n for c, n in zip(certificates, counts, strict=True))
-    bound_ns = sum(c.bound_ns * n for c, n in zip(certificates, counts, strict=True))
-    certificate = Certificate(
-        status=Status.OPTIMAL if bound_ns == objective_ns else Status.FEASIBLE,
-        objective_ns=objective_ns, bound_ns=bound_ns,
-        kernels=sum(c.kernels for c in certificates),
-        measured=sum(c.measured for c in certificates),
-        is_measured=all(c.is_measured for c in certificates),
-        seconds=sum(c.seconds for c in certificates),
-    )  # fmt: skip
-    return Orchestration(
-        steps=(), certificate=certificate, costs_ns=(), rounds=_total_rounds(counts, found),
-        measured=sum(f.measured for f in found),
-        distinct_measured=sum(f.distinct_measured for f in found),
-        failed=sum(f.failed for f in found),
-        stopped_by_budget=any(f.stopped_by_budget for f in found),
-    )  # fmt: skip
-
-
-def _total_rounds(counts: Sequence[int], found: Sequence[Orchestration]) -> tuple[Round, ...]:
-    """Return the rounds of all blocks: bounds and costs of what has been searched so far."""
-    rounds: list[Round] = []
-    bound_ns = cost_ns = measured = 0
-    seconds = 0.0
-    for count, one in zip(counts, found, strict=True):
-        for entry in one.rounds:
-            incumbent_ns = None
-            if entry.incumbent_ns is not None:
-                incumbent_ns = cost_ns + count * entry.incumbent_ns
-            rounds.append(replace(
-                entry, bound_ns=bound_ns + count * entry.bound_ns, incumbent_ns=incumbent_ns,
-                measured=measured + entry.measured, seconds=seconds + entry.seconds,
-            ))  # fmt: skip
-        bound_ns += count * one.certificate.bound_ns
-        cost_ns += count * (one.certificate.objective_ns or 0)
-        measured += one.distinct_measured
-        seconds += one.rounds[-1].seconds if one.rounds else 0.0
-    return tuple(rounds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from korch.candidate.candidate import Candidate, Group, Offer, Refusal, make_layout_change
 from korch.candidate.layout import Layout
@@ -13,16 +14,46 @@ from korch.provider.provider import Provider
 from korch.target import Target
 
 
+@dataclass(frozen=True)
+class Interface:
+    """The layouts in which a graph is given its inputs and must write its outputs.
+
+    Attributes:
+        layouts: by value; a value that is not there is in the plain layout.
+    """
+
+    layouts: Mapping[int, Layout] = field(default_factory=dict)
+
+    def port(self, graph: PrimitiveGraph, value: int) -> Port:
+        """Return the port that an input or an output is."""
+        return Port(value, str(self.layouts.get(value, Layout.plain(graph.types[value].rank))))
+
+    def __str__(self) -> str:
+        return " ".join(f"%{value}:{layout}" for value, layout in sorted(self.layouts.items()))
+
+
+PLAIN = Interface()
+
+
 def collect_candidates(
     graph: PrimitiveGraph,
     groups: Iterable[Group],
     providers: Sequence[Provider],
     target: Target,
+    interfaces: Sequence[Interface] = (PLAIN,),
 ) -> tuple[tuple[Candidate, ...], dict[str, int]]:
     """Ask every provider for every group; return the candidates, and how many refused why.
 
     Equal groups are asked for once. For each value that two candidates hold in different layouts,
     changes of layout are candidates too.
+
+    Args:
+        graph: the graph.
+        groups: its groups.
+        providers: who may run them.
+        target: the machine.
+        interfaces: those that will be asked for; changes between them and what candidates
+            hold are among the candidates.
 
     Returns:
         The candidates in a deterministic order; refusals as "provider: reason" with their counts.
@@ -56,8 +87,9 @@ def collect_candidates(
             read.setdefault(value, set()).add(layout)
     for _, value in (*graph.inputs, *graph.outputs):
         plain = Layout.plain(graph.types[value].rank)
-        written.setdefault(value, set()).add(plain)
-        read.setdefault(value, set()).add(plain)
+        layouts = {interface.layouts.get(value, plain) for interface in interfaces} | {plain}
+        written.setdefault(value, set()).update(layouts)
+        read.setdefault(value, set()).update(layouts)
     changes_from = len(candidates)
     for value in sorted(written.keys() & read.keys()):
         if len(written[value] | read[value]) > 1 and value not in graph.constants:
@@ -76,6 +108,7 @@ def make_problem(
     graph: PrimitiveGraph,
     candidates: Sequence[Candidate],
     cost_ns: Callable[[Candidate], tuple[int, bool]],
+    interface: Interface = PLAIN,
 ) -> Problem:
     """Return the instance; `cost_ns` gives a candidate's cost and whether it is measured."""
     kernels = []
@@ -95,10 +128,8 @@ def make_problem(
     return Problem(
         steps=tuple(Step(p.output, p.inputs) for p in graph.primitives),
         kernels=tuple(kernels),
-        required=tuple(
-            Port(v, str(Layout.plain(graph.types[v].rank))) for v in outputs if v not in graph.given
-        ),
-        given=frozenset(Port(v, str(Layout.plain(graph.types[v].rank))) for v in inputs),
+        required=tuple(interface.port(graph, v) for v in outputs if v not in graph.given),
+        given=frozenset(interface.port(graph, v) for v in inputs),
         constants=frozenset(graph.constants),
     )
 

@@ -19,7 +19,7 @@ from korch.candidate.candidate import Candidate
 from korch.errors import InfeasibleError
 from korch.measure.record import Failed, Measured
 from korch.options import Options
-from korch.orchestrate.instance import make_problem
+from korch.orchestrate.instance import PLAIN, Interface, make_problem
 from korch.orchestrate.problem import Certificate, Plan, Status
 from korch.orchestrate.solve import Solver
 from korch.primitive.graph import PrimitiveGraph
@@ -105,7 +105,8 @@ class LazyLoop:
     def __init__(self, graph: PrimitiveGraph, candidates: Sequence[Candidate], meter: Meter,
                  options: Options, deadline_s: float | None = None,
                  progress: Callable[[Round], None] | None = None,
-                 free_measurements: int = FREE_MEASUREMENTS) -> None:  # fmt: skip
+                 free_measurements: int = FREE_MEASUREMENTS,
+                 interface: Interface = PLAIN) -> None:  # fmt: skip
         self.graph = graph
         self.candidates = tuple(candidates)
         self.meter = meter
@@ -123,7 +124,7 @@ class LazyLoop:
         self.rounds: list[Round] = []
         self.best: tuple[int, tuple[int, ...]] | None = None
         self.bound_ns = 0
-        problem = make_problem(graph, self.candidates, self.cost_ns)
+        problem = make_problem(graph, self.candidates, self.cost_ns, interface)
         self.solver = Solver(problem, workers=options.solver_workers, seed=options.seed,
                              describe=self._describe)  # fmt: skip
 
@@ -133,9 +134,18 @@ class LazyLoop:
         Raises:
             InfeasibleError: no plan exists.
         """
-        self._follow_estimates()
-        stopped, quiet, seconds = False, 0, ROUND_SECONDS
-        while not self._is_close():
+        self.estimate()
+        return self.prove()
+
+    def prove(self, most_rounds: int | None = None) -> Orchestration:
+        """Measure what bounds say may be better, until nothing may, or rounds or time are spent.
+
+        Raises:
+            InfeasibleError: no plan exists.
+        """
+        stopped, quiet, seconds, count = False, 0, ROUND_SECONDS, 0
+        while not self._is_close() and count != most_rounds:
+            count += 1
             before = (self.bound_ns, self.best)
             plan = self._solve(*self._costs(), seconds, self.bound_ns)
             self.bound_ns = max(self.bound_ns, plan.certificate.bound_ns)
@@ -156,7 +166,7 @@ class LazyLoop:
                 seconds = self.options.solver_seconds
         return self._result(stopped)
 
-    def _follow_estimates(self) -> None:
+    def estimate(self) -> None:
         """Find a good plan: solve with estimates for what is not measured, until all of it is.
 
         It proves nothing, but it finds in a few rounds what the bounds alone find late. An estimate

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from korch.candidate.candidate import Candidate
 from korch.measure.record import Failed, Measured
 from korch.options import Options
-from korch.orchestrate.lazy import FREE_MEASUREMENTS, Orchestration, Round
+from korch.orchestrate.lazy import Orchestration, Round
 from korch.orchestrate.problem import Certificate, Status
 
 logger = logging.getLogger("korch.orchestrate")
@@ -48,16 +48,14 @@ class Solved:
     plans: Mapping[str, tuple[Candidate, ...]]
 
 
-def instance_key(
-    candidates: Sequence[Candidate], options: Options, free: int = FREE_MEASUREMENTS
-) -> str:
+def instance_key(candidates: Sequence[Candidate], options: Options, tag: str = "") -> str:
     """Return a name for an instance: its candidates with their places, and what steers the search.
 
     Seconds are left out, but for the budget: a search that was not cut short does not depend on
     them, and one that was is not kept.
     """
     digest = hashlib.sha256(
-        f"{SCHEMA} {options.gap} {options.patience} {options.max_measured} {free}".encode()
+        f"{SCHEMA} {options.gap} {options.patience} {options.max_measured} {tag}".encode()
     )
     for candidate in candidates:
         text = f"{candidate.key} {candidate.group.primitives} {candidate.group.outputs}\n"
@@ -67,7 +65,7 @@ def instance_key(
 
 def keep_solved(
     memory: Memory, candidates: Sequence[Candidate], options: Options, solved: Solved,
-    free: int = FREE_MEASUREMENTS,
+    tag: str = "",
 ) -> None:  # fmt: skip
     """Keep the plans of a search that ended by itself."""
     if solved.found.stopped_by_budget:
@@ -81,15 +79,15 @@ def keep_solved(
         "rounds": [asdict(entry) for entry in found.rounds], "measured": found.measured,
         "distinct_measured": found.distinct_measured, "failed": found.failed,
     }  # fmt: skip
-    memory.put_fact(instance_key(candidates, options, free), json.dumps(data))
+    memory.put_fact(instance_key(candidates, options, tag), json.dumps(data))
 
 
 def recall_solved(
     memory: Memory, candidates: Sequence[Candidate], options: Options,
-    free: int = FREE_MEASUREMENTS,
+    tag: str = "",
 ) -> Solved | None:  # fmt: skip
     """Return the plans of an earlier search over the same candidates, or None."""
-    text = memory.fact(instance_key(candidates, options, free))
+    text = memory.fact(instance_key(candidates, options, tag))
     if text is None:
         return None
     try:

@@ -22,11 +22,14 @@ from itertools import pairwise
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Category
 
-EFFORT = 0.02
+EFFORT = 0.06
 """What searching a model in segments of the limit's size weighs against moving each value once."""
 
-REPEATED = 0.2
+REPEATED = 0.1
 """The share of its effort that a segment counts whose like is elsewhere in the model."""
+
+BLOCK_EFFORT = 40
+"""What a segment more takes to search, in primitives: many small ones are not faster."""
 
 LINEAR_SHARE = 0.5
 """The share of its bytes that a value costs which only linear primitives read: it may have to be
@@ -259,7 +262,8 @@ class _Line:
 
     def _effort(self, size: int, limit: int, is_repeated: bool) -> float:
         share = REPEATED if is_repeated else 1.0
-        return EFFORT * share * size * (0.5 + size / limit) / max(1, self.count)
+        search = BLOCK_EFFORT + size * (0.5 + size / limit)
+        return EFFORT * share * search / max(1, self.count)
 
     def _window_keys(self) -> list[int]:
         """Return prefix hashes of what each primitive does and how far off its inputs are."""

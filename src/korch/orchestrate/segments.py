@@ -1,0 +1,163 @@
+"""A model in segments -> plans of the whole, and what is proven of the best.
+
+Survey all blocks in all interfaces; choose; search what was chosen to the end; choose again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from korch.candidate.candidate import Candidate
+from korch.measure.meter import CandidateMeter
+from korch.options import Options
+from korch.orchestrate.assemble import Assembly, Choice
+from korch.orchestrate.blocks import BlockSearch, Task, Tell
+from korch.orchestrate.lazy import Orchestration, Round
+from korch.orchestrate.problem import Certificate, Status
+from korch.partition.block import Partition
+from korch.partition.join import Joined
+
+CHOICES = 3
+"""Most times that segments choose their interfaces anew."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Plans of a whole model.
+
+    Attributes:
+        plans: by name; the first is the best that was found, the others are to hold it against.
+        found: the result of the search.
+        partition: what the report says of segments; None if the model is one.
+    """
+
+    plans: dict[str, tuple[Candidate, ...]]
+    found: Orchestration
+    partition: dict[str, Any] | None = None
+
+
+def search_segments(
+    partition: Partition, joined: Joined, tasks: Sequence[Task], meter: CandidateMeter,
+    options: Options, deadline_s: float | None, tell: Tell,
+) -> Outcome:  # fmt: skip
+    """Search a model block by block.
+
+    Args:
+        partition: its segments.
+        joined: its graph.
+        tasks: its blocks with their candidates.
+        meter: costs.
+        options: how to search.
+        deadline_s: when to stop, on the monotonic clock.
+        tell: told of each round.
+
+    Raises:
+        InfeasibleError: a block has no plan.
+    """
+    search = BlockSearch(tasks, meter, options, deadline_s, tell)
+    assembly = Assembly(partition, joined, tasks, meter, options)
+    search.survey()
+    choice = assembly.choose(search.found)
+    finished: set[tuple[int, int]] = set()
+    for _ in range(CHOICES):
+        used = _uses(assembly, choice)
+        todo = {key: count for key, count in used.items() if key not in finished}
+        if not todo:
+            break
+        search.finish(todo)
+        finished |= todo.keys()
+        choice = assembly.choose(search.found)
+    plans = {"optimal": assembly.steps(choice, lambda b, j: search.found[b, j].steps)}
+    plans |= _baselines(assembly, search)
+    found = _result(search, choice, tasks)
+    return Outcome(
+        plans, found, _describe(partition, tasks, search, choice, _uses(assembly, choice))
+    )
+
+
+def _uses(assembly: Assembly, choice: Choice) -> Counter[tuple[int, int]]:
+    """Return how often a choice has each block in each interface."""
+    return Counter((assembly.block_of[i], j) for i, j in enumerate(choice.interfaces) if j >= 0)
+
+
+def _baselines(assembly: Assembly, search: BlockSearch) -> dict[str, tuple[Candidate, ...]]:
+    """Return the plans that all blocks have, put together."""
+    choice = assembly.plain_choice()
+    of_block = {b: search.baselines(b) for b, _ in _uses(assembly, choice)}
+    names = [n for n in next(iter(of_block.values()), {}) if all(n in p for p in of_block.values())]
+
+    def whole(name: str) -> tuple[Candidate, ...]:
+        return assembly.steps(choice, lambda b, _: of_block[b][name])
+
+    return {name: whole(name) for name in names}
+
+
+def _result(search: BlockSearch, choice: Choice, tasks: Sequence[Task]) -> Orchestration:
+    """Return the whole search as one result; its steps are in the plans."""
+    found = list(search.found.values())
+    best = [search.found[b, 0] for b in range(len(tasks))]
+    certificate = Certificate(
+        status=Status.OPTIMAL if choice.bound_ns == choice.objective_ns else Status.FEASIBLE,
+        objective_ns=choice.objective_ns,
+        bound_ns=choice.bound_ns,
+        kernels=sum(f.certificate.kernels for f in best),
+        measured=sum(f.certificate.measured for f in best),
+        is_measured=all(f.certificate.is_measured for f in best),
+        seconds=sum(f.certificate.seconds for f in found),
+    )
+    rounds = [entry for f in found for entry in f.rounds]
+    end = Round(choice.bound_ns, choice.objective_ns, sum(f.distinct_measured for f in best),
+                sum(entry.seconds for entry in rounds))  # fmt: skip
+    return Orchestration(
+        steps=(), certificate=certificate, costs_ns=(), rounds=(end,), measured=end.measured,
+        distinct_measured=end.measured, failed=sum(f.failed for f in best),
+        stopped_by_budget=any(f.stopped_by_budget for f in found),
+    )  # fmt: skip
+
+
+def _describe(
+    partition: Partition, tasks: Sequence[Task], search: BlockSearch, choice: Choice,
+    uses: Counter[tuple[int, int]],
+) -> dict[str, Any]:  # fmt: skip
+    """Return what the report says of segments."""
+    blocks = [
+        {
+            "instances": list(task.block.instances),
+            "primitives": len(task.block.graph.primitives),
+            "candidates": len(task.candidates),
+            "interfaces": [
+                {
+                    "layouts": str(interface) or "plain",
+                    "used": uses[b, j],
+                    "objective_ns": one.certificate.objective_ns,
+                    "bound_ns": one.certificate.bound_ns,
+                    "status": one.certificate.status.value,
+                }
+                for j, interface in enumerate(task.interfaces)
+                if (one := search.found.get((b, j))) is not None
+            ],
+        }
+        for b, task in enumerate(tasks)
+    ]
+    cuts = [
+        {
+            "values": sorted(
+                instance.segment.values[value] for _, value in instance.segment.graph.outputs
+            ),
+            "price_bytes": instance.segment.price_bytes,
+        }
+        for instance in partition.instances
+    ]
+    return {
+        "segments": len(partition.instances),
+        "different": len(tasks),
+        "programs": len(search.found),
+        "layout_changes": sum(map(len, choice.changes)),
+        "bound_holds_for": "plans in which no kernel crosses a cut, and values at cuts are in the "
+        "layouts that were considered",
+        "blocks": blocks,
+        "cuts": cuts,
+    }
