@@ -8,6 +8,7 @@ then one walk over the nodes infers static types, folds constants and expands co
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,31 @@ from korch.frontend.tensors import read_tensor
 from korch.primitive.op import Array
 
 
+@dataclass(frozen=True, eq=False)
+class HeldModel:
+    """A parsed model whose large tensors lie in memory, so that none is written or copied.
+
+    Attributes:
+        proto: the model; of an initializer in `arrays` it has the name, type and shape only.
+        arrays: elements of initializers by name; they may be views of memory that others own.
+        name: how messages call it.
+    """
+
+    proto: onnx.ModelProto
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+    name: str = "model"
+
+
 def load_model(
-    model: str | Path | bytes | onnx.ModelProto,
+    model: str | Path | bytes | onnx.ModelProto | HeldModel,
     shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> OperatorGraph:
     """Read an ONNX model.
 
     Args:
-        model: the path of a file, its content, or the parsed model. External data is found beside
-            the file, so such a model must be given by path.
+        model: the path of a file, its content, or the parsed model, with its tensors beside it if
+            it is held. External data is found beside the file, so such a model must be given by
+            path.
         shapes: shapes of inputs by name; needed for those that the model leaves open.
 
     Returns:
@@ -63,8 +80,11 @@ def load_model(
     )
     types = dict(bind_inputs(declared, shapes or {}, name))
     used = {n for node in nodes for n in node.input} | set(outputs) | _captured(nodes)
+    held = model.arrays if isinstance(model, HeldModel) else {}
     constants = {
-        n: read_tensor(tensor, folder, name) for n, tensor in initializers.items() if n in used
+        n: held[n] if n in held else read_tensor(tensor, folder, name)
+        for n, tensor in initializers.items()
+        if n in used
     }
     walk = Propagation(name, opsets, types, constants, outputs)
     walk.walk(nodes)
@@ -83,6 +103,8 @@ def _captured(nodes: Sequence[Any]) -> set[str]:
 
 def _read(model: str | Path | bytes | onnx.ModelProto) -> tuple[Any, str, Path | None]:
     """Return the parsed model, its name for messages, and its folder."""
+    if isinstance(model, HeldModel):
+        return _checked(model.proto, model.name), model.name, None
     if isinstance(model, onnx.ModelProto):
         return _checked(model, "model"), "model", None
     if isinstance(model, bytes):
