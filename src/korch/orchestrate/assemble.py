@@ -14,15 +14,16 @@ from dataclasses import dataclass
 
 from korch.candidate.candidate import Candidate, Refusal, make_layout_change
 from korch.candidate.layout import Layout
-from korch.errors import InfeasibleError
+from korch.errors import InfeasibleError, InvalidGraphError
 from korch.measure.meter import CandidateMeter
 from korch.measure.record import Failed
 from korch.options import Options
 from korch.orchestrate.blocks import Task
-from korch.orchestrate.instance import PLAIN, Interface
+from korch.orchestrate.instance import PLAIN, Interface, make_problem
 from korch.orchestrate.lazy import Orchestration
-from korch.orchestrate.problem import Kernel, Port, Problem, Step
+from korch.orchestrate.problem import Certificate, Kernel, Plan, Port, Problem, Status, Step
 from korch.orchestrate.solve import Solver
+from korch.orchestrate.verify import check_problem, verify_plan
 from korch.partition.block import Partition
 from korch.partition.join import Joined
 from korch.primitive.graph import PrimitiveGraph
@@ -122,18 +123,31 @@ class Assembly:
     def steps(
         self, choice: Choice, plans: Callable[[int, int], Sequence[Candidate]]
     ) -> tuple[Candidate, ...]:
-        """Return a choice's kernels in order.
+        """Return a choice's kernels in order, verified.
+
+        Two segments may each change the layout of a value that both read; it is done once.
 
         Args:
             choice: the interfaces of the segments.
             plans: a block's plan for an interface.
+
+        Raises:
+            InvalidGraphError: a segment reads what none before it writes; the fault is ours.
         """
         steps: list[Candidate] = []
         for i, j in enumerate(choice.interfaces):
             steps += choice.changes[i]
             if j >= 0:
                 steps += (self.joined.place(i, c) for c in plans(self.block_of[i], j))
-        return (*steps, *choice.changes[-1])
+        steps += choice.changes[-1]
+        written: set[tuple[int, Layout]] = set()
+        kept = []
+        for step in steps:
+            if not written.issuperset(step.output_ports):
+                written.update(step.output_ports)
+                kept.append(step)
+        verify_steps(self.graph, kept)
+        return tuple(kept)
 
     def plain_choice(self) -> Choice:
         """Return the choice of the plain interface everywhere, without its cost."""
@@ -257,6 +271,20 @@ def _made_now(ports: Sequence[Port], makers: dict[Port, Candidate]) -> list[Cand
             before = [Port(value, str(layout)) for value, layout in change.input_ports]
             found += (*_made_now(before, makers), change)
     return found
+
+
+def verify_steps(graph: PrimitiveGraph, steps: Sequence[Candidate]) -> None:
+    """Check that kernels in this order are a plan for a graph.
+
+    Raises:
+        InvalidGraphError: they are not.
+    """
+    problem = make_problem(graph, steps, lambda _: (1, False))
+    check_problem(problem)
+    order = tuple(range(len(steps)))
+    certificate = Certificate(Status.FEASIBLE, len(steps), -1, len(steps), 0, is_measured=False)
+    if verify_plan(problem, Plan(order, certificate)) != order:
+        raise InvalidGraphError("a segment runs before what it reads is written")
 
 
 def _plain_ports(graph: PrimitiveGraph) -> dict[int, Port]:

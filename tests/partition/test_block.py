@@ -1,0 +1,135 @@
+"""Which segments are one block: those that differ in names, order and weights, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from korch.partition.block import find_blocks, form
+from korch.partition.join import join
+from korch.partition.segment import extract, split_segments, whole_segment
+from korch.primitive import reference
+from korch.primitive.check import check_graph
+from korch.primitive.graph import GraphBuilder, PrimitiveGraph
+from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
+from korch.primitive.types import DType, ValueType
+from korch.testing.random_graph import random_graph, random_inputs
+
+SHAPE = (4, 8)
+Change = Callable[[dict[str, object]], None]
+
+
+def block(rng: np.random.Generator, **change: object) -> PrimitiveGraph:
+    """Return y = tanh(x w1) w2 + c x, and s = sum(x), with something changed."""
+    known = {"first": "w", "order": "ys", "axis": 0, "factor": 2.0, "columns": 8, "same": False,
+             "swap": False, "op": "tanh", "second": True}  # fmt: skip
+    known |= change
+    builder = GraphBuilder()
+    x = builder.input("any name", ValueType(SHAPE, DType.F32))
+    inner = int(known["columns"])  # type: ignore[call-overload]
+    w1 = builder.constant(rng.standard_normal((8, inner)).astype(np.float32))
+    w2 = builder.constant(rng.standard_normal((inner, 8)).astype(np.float32))
+    if known["same"]:
+        w2 = w1
+    factor = builder.constant(np.broadcast_to(np.float32(known["factor"]), SHAPE))  # type: ignore[arg-type]
+
+    def product() -> int:
+        hidden = builder.add(str(known["op"]), (builder.add("matmul", (x, w1)),))
+        scaled = builder.add("mul", (factor, x) if known["swap"] else (x, factor))
+        return builder.add("add", (builder.add("matmul", (hidden, w2)), scaled))
+
+    def total() -> int:
+        return builder.add("reduce_sum", (x,), ReduceAttributes((int(known["axis"]),)))  # type: ignore[call-overload]
+
+    makers = {"y": product, "s": total}
+    made = {name: makers[name]() for name in str(known["order"])}
+    for name in str(known["order"]) if known["second"] else "y":
+        builder.output(name + " is a name", made[name])
+    return builder.freeze()
+
+
+def form_of(graph: PrimitiveGraph) -> object:
+    segment = extract(graph, range(len(graph.primitives)), [v for _, v in graph.outputs])
+    return form(segment.graph)
+
+
+def test_other_weights_names_and_order_are_the_same_block() -> None:
+    rng = np.random.default_rng(0)
+    first = form_of(block(rng))
+    assert form_of(block(rng)) == first
+    assert form_of(block(rng, order="sy")) == first
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"axis": 1}, {"factor": 3.0}, {"columns": 16}, {"same": True}, {"swap": True}, {"op": "sin"},
+     {"second": False}],
+)  # fmt: skip
+def test_what_a_kernel_could_tell_apart_is_another_block(change: dict[str, object]) -> None:
+    rng = np.random.default_rng(0)
+    assert form_of(block(rng, **change)) != form_of(block(rng))
+
+
+def test_weights_that_are_uniform_are_another_block() -> None:
+    rng = np.random.default_rng(0)
+    graph = block(rng)
+    ones = GraphBuilder.from_graph(graph).constant(np.ones((8, 8), np.float32))
+    assert ones >= 0
+    value = next(v for v, c in graph.constants.items() if not c.is_uniform)
+    changed = dict(graph.constants)
+    changed[value] = type(changed[value]).of(np.ones((8, 8), np.float32))
+    other = PrimitiveGraph(graph.types, graph.primitives, graph.inputs, graph.outputs, changed)
+    assert form_of(other) != form_of(graph)
+
+
+def layers(depth: int, seed: int = 0) -> PrimitiveGraph:
+    """Return a model of equal layers with weights of their own, and a table that all share."""
+    rng = np.random.default_rng(seed)
+    builder = GraphBuilder()
+    x = builder.input("x", ValueType(SHAPE, DType.F32))
+    table = builder.constant(rng.standard_normal((1, 8)).astype(np.float32))
+    for _ in range(depth):
+        weights = builder.constant(rng.standard_normal((8, 8)).astype(np.float32))
+        wide = builder.add("broadcast", (table,), BroadcastAttributes(SHAPE))
+        hidden = builder.add("tanh", (builder.add("add", (x, wide)),))
+        x = builder.add("sigmoid", (builder.add("matmul", (hidden, weights)),))
+    builder.output("y", x)
+    return builder.freeze()
+
+
+def test_equal_layers_are_one_block_and_share_what_the_model_shares() -> None:
+    graph = layers(5)
+    partition = find_blocks(graph, split_segments(graph, 4), strict=False)
+    # A layer is cut before its product, so the first and the last segment are parts of layers.
+    assert [len(block.instances) for block in partition.blocks] == [1, 4, 1]
+    assert [len(instance.graph.constants) for instance in partition.instances] == [1, 2, 2, 2, 2, 1]
+    joined = join(partition).graph
+    assert len(joined.constants) == 1 + 5
+
+
+@pytest.mark.parametrize("limit", [3, 8])
+@pytest.mark.parametrize("seed", range(8))
+def test_joined_segments_compute_what_the_graph_does(seed: int, limit: int) -> None:
+    rng = np.random.default_rng(seed)
+    graph = random_graph(rng, primitives=20, linear=True)
+    partition = find_blocks(graph, split_segments(graph, limit), strict=False)
+    joined = join(partition)
+    for instance in partition.instances:
+        check_graph(instance.graph)
+    inputs = random_inputs(graph, rng)
+    expected = reference.run(graph, inputs)
+    actual = reference.run(joined.graph, inputs)
+    assert expected.keys() == actual.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(actual[name], array, rtol=1e-5, atol=1e-6)
+
+
+def test_a_small_model_stays_as_it_is() -> None:
+    graph = layers(2)
+    (segment,) = split_segments(graph, 100)
+    assert segment == whole_segment(graph)
+    partition = find_blocks(graph, [segment], strict=False)
+    assert partition.is_whole
+    assert join(partition).graph is partition.instances[0].graph

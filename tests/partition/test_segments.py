@@ -1,0 +1,140 @@
+"""Plans of models in segments: right, as cheap as is said, and searched once per block."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from benchmarks.models import build
+from benchmarks.models.transformer_block import build_transformer_block
+from partition_oracle import FakeMeter, run_steps
+
+from korch.candidate.candidate import Candidate
+from korch.candidate.layout import Layout
+from korch.errors import OptionError
+from korch.fission import fission
+from korch.frontend.onnx import load_model
+from korch.options import SEGMENT_PRIMITIVES, WHOLE_PRIMITIVES, Options
+from korch.orchestrate.blocks import Task, prepare
+from korch.orchestrate.problem import Status
+from korch.orchestrate.segments import Outcome, search_segments
+from korch.partition.block import Partition, find_blocks
+from korch.partition.join import Joined, join
+from korch.partition.segment import split_segments
+from korch.primitive import reference
+from korch.primitive.graph import PrimitiveGraph
+from korch.testing.random_graph import random_graph, random_inputs
+
+OPTIONS = Options(threads=1, max_primitives=6, solver_seconds=5.0, solver_workers=1)
+
+
+def search(
+    graph: PrimitiveGraph, limit: int, meter: FakeMeter, options: Options = OPTIONS
+) -> tuple[Partition, Joined, list[Task], Outcome]:
+    partition = find_blocks(graph, split_segments(graph, limit), strict=False)
+    known = cast(Any, meter)
+    tasks = [prepare(partition, block, known, options) for block in partition.blocks]
+    joined = join(partition)
+    outcome = search_segments(partition, joined, tasks, known, options, None, lambda b, r: None)
+    return partition, joined, tasks, outcome
+
+
+def check_plans(graph: PrimitiveGraph, joined: Joined, outcome: Outcome, seed: int) -> None:
+    inputs = random_inputs(graph, np.random.default_rng(seed))
+    expected = reference.run(graph, inputs)
+    for steps in outcome.plans.values():
+        actual = run_steps(joined.graph, steps, inputs)
+        for name, array in expected.items():
+            np.testing.assert_allclose(actual[name], array, rtol=1e-4, atol=1e-5)
+
+
+def test_plans_of_random_graphs_compute_what_the_graphs_do() -> None:
+    for seed in range(8):
+        graph = random_graph(np.random.default_rng(seed), primitives=14, linear=True)
+        meter = FakeMeter()
+        _, joined, _, outcome = search(graph, 5, meter)
+        check_plans(graph, joined, outcome, seed)
+        cost_ns = sum(meter.true_ns(step) for step in outcome.plans["optimal"])
+        assert outcome.found.certificate.objective_ns == cost_ns
+        assert outcome.found.certificate.bound_ns <= cost_ns
+
+
+def convolutions(blocks: int) -> PrimitiveGraph:
+    model = build("candy", size=16, channels=(16, 16, 16), blocks=blocks)
+    return fission(load_model(model, {}))
+
+
+class LovesChannelsLast(FakeMeter):
+    """Kernels that read or write plain images cost more."""
+
+    def true_ns(self, candidate: Candidate) -> int:
+        ports = (*candidate.input_ports, *candidate.output_ports)
+        plain = sum(layout == Layout.plain(4) for _, layout in ports)
+        return super().true_ns(candidate) + 3000 * plain
+
+
+def test_segments_hand_on_the_layout_that_is_best_for_the_whole() -> None:
+    graph = convolutions(1)
+    meter = LovesChannelsLast()
+    _, joined, _, outcome = search(graph, 60, meter, replace(OPTIONS, max_primitives=3))
+    assert outcome.partition is not None
+    used = {
+        row["layouts"] for block in outcome.partition["blocks"] for row in block["interfaces"]
+        if row["used"]
+    }  # fmt: skip
+    assert any("acdb" in layouts for layouts in used)
+    check_plans(graph, joined, outcome, 0)
+    cost_ns = sum(meter.true_ns(step) for step in outcome.plans["optimal"])
+    plain_ns = sum(
+        (block["interfaces"][0]["objective_ns"] or 0) * len(block["instances"])
+        for block in outcome.partition["blocks"]
+    )
+    assert outcome.found.certificate.objective_ns == cost_ns < plain_ns
+
+
+def transformer(depth: int) -> PrimitiveGraph:
+    model = build_transformer_block(sequence=8, width=16, heads=2, depth=depth)
+    return fission(load_model(model, {}))
+
+
+def test_depth_costs_no_further_candidates_programs_or_measurements() -> None:
+    counts, measured = [], []
+    for depth in (4, 24):
+        meter = FakeMeter()
+        _, _, tasks, outcome = search(transformer(depth), SEGMENT_PRIMITIVES, meter)
+        assert outcome.partition is not None
+        keys = {c.key for task in tasks for c in task.candidates}
+        counts.append((len(tasks), sum(len(task.candidates) for task in tasks), len(keys),
+                       outcome.partition["programs"]))  # fmt: skip
+        measured.append(len(meter.records))
+    assert counts[0] == counts[1]
+    assert measured[1] <= 1.1 * measured[0]  # the block of most gain is searched first
+
+
+def test_a_second_model_with_the_same_blocks_needs_no_search() -> None:
+    meter = FakeMeter()
+    first = search(transformer(4), SEGMENT_PRIMITIVES, meter)[3]
+    searches, measured = meter.searches, len(meter.records)
+    second = search(transformer(6), SEGMENT_PRIMITIVES, meter)[3]
+    assert (meter.searches, len(meter.records)) == (searches, measured)
+    assert second.found.certificate.status in (Status.OPTIMAL, Status.FEASIBLE)
+    assert len(second.plans["optimal"]) > len(first.plans["optimal"])
+
+
+@pytest.mark.parametrize(
+    ("partition", "primitives", "limit"),
+    [("auto", WHOLE_PRIMITIVES, None), ("auto", WHOLE_PRIMITIVES + 1, SEGMENT_PRIMITIVES),
+     ("off", 10_000, None), ("40", 10, 40), (40, 10, 40)],
+)  # fmt: skip
+def test_the_option_says_how_large_segments_are(
+    partition: str | int, primitives: int, limit: int | None
+) -> None:
+    assert Options(partition=partition).segment_limit(primitives) == limit
+
+
+@pytest.mark.parametrize("partition", ["", "some", "0", "-3", "1.5", 0])
+def test_a_wrong_size_is_refused(partition: str | int) -> None:
+    with pytest.raises(OptionError, match=r"option partition: .* is no size of a segment"):
+        Options(partition=partition)
