@@ -6,7 +6,6 @@ elementwise steps after it become one C++ function of a vector of results, `fini
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +15,8 @@ from korch.primitive.op import Category
 from korch.primitive.ops.layout import pad_source
 from korch.primitive.ops.winograd import tile_counts
 from korch.primitive.types import DType
+from korch.provider.vector import call, literal
 
-INFIX = {"add": "+", "sub": "-", "mul": "*"}
 FILL, ZERO = -1, -2
 
 
@@ -132,7 +131,7 @@ class _Matcher:
         elif primitive.row.category is Category.ELEMENTWISE:
             arguments = [self._argument(value) for value in primitive.inputs]
             known = [a for a in arguments if a is not None]
-            text = _call(primitive.op, known) if len(known) == len(arguments) else None
+            text = call(primitive.op, known) if len(known) == len(arguments) else None
         else:
             text = None
         if text is None:
@@ -147,7 +146,7 @@ class _Matcher:
             return self.names[value]
         constant = self.body.constants.get(value)
         if constant is not None:
-            return _literal(float(constant.scalar)) if constant.is_uniform else None
+            return literal(float(constant.scalar)) if constant.is_uniform else None
         position = self.position.get(value)
         if position is None or self.body.types[value].shape != self.shape:
             return None
@@ -157,7 +156,7 @@ class _Matcher:
     def _broadcast(self, value: int) -> str | None:
         constant = self.body.constants.get(value)
         if constant is not None:
-            return _literal(float(constant.scalar)) if constant.is_uniform else None
+            return literal(float(constant.scalar)) if constant.is_uniform else None
         position = self.position.get(value)
         shape = self.body.types[value].shape
         if position is None or position in self.full:
@@ -190,19 +189,3 @@ def _moves(step: Primitive, axis: int, size: int) -> list[int]:
     fill = FILL if _is_filled(step) else ZERO
     found = (pad_source(i, size, a.before[axis], a.mode) for i in places)
     return [fill if i < 0 else i for i in found]
-
-
-def _call(op: str, arguments: list[str]) -> str:
-    if op in INFIX and len(arguments) == 2:
-        return f"{arguments[0]} {INFIX[op]} {arguments[1]}"
-    return f"korch::op_{op}<float, W>({', '.join(arguments)})"
-
-
-def _literal(value: float) -> str:
-    if math.isnan(value):
-        text = '__builtin_nanf("")'
-    elif math.isinf(value):
-        text = "-__builtin_inff()" if value < 0 else "__builtin_inff()"
-    else:
-        text = f"{value!r}f"
-    return f"korch::splat<float, W>({text})"

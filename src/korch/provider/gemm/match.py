@@ -1,0 +1,221 @@
+"""Group -> one matrix product, how its operands lie, and a C++ function of its results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from korch.candidate.candidate import Group, Refusal
+from korch.primitive.graph import Primitive
+from korch.primitive.op import Array, Category
+from korch.primitive.types import DType
+from korch.provider.gemm.place import Place, follow, natural, split
+from korch.provider.vector import call, literal
+
+MOVES = ("transpose", "reshape", "slice")
+
+
+@dataclass(frozen=True, eq=False)
+class Operand:
+    """A matrix that the product reads: the input's position, and the steps from there."""
+
+    position: int
+    steps: tuple[Primitive, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Match:
+    """A product and its operands; what follows it is looked at when the kernel is printed."""
+
+    primitive: Primitive
+    a: Operand
+    b: Operand
+    after: tuple[Primitive, ...]
+
+
+def match_group(group: Group) -> Match | Refusal:
+    """Return what a group is, or why it is no matrix product."""
+    body = group.body
+    found = [p for p in body.primitives if p.row.category is Category.LINEAR]
+    if [p.op for p in found] != ["matmul"]:
+        return Refusal("it is not one matrix product")
+    if any(type_.dtype is not DType.F32 for type_ in body.types):
+        return Refusal("an element is no float32")
+    product = found[0]
+    sides = [_operand(group, value) for value in product.inputs]
+    for side in sides:
+        if isinstance(side, Refusal):
+            return side
+    a, b = (side for side in sides if isinstance(side, Operand))
+    before = {id(step) for operand in (a, b) for step in operand.steps}
+    after = tuple(p for p in body.primitives if id(p) not in before and p is not product)
+    for primitive in after:
+        is_known = primitive.row.category is Category.ELEMENTWISE or primitive.op == "broadcast"
+        if not is_known and primitive.op not in MOVES:
+            return Refusal(f"{primitive.op} is not fused into the product")
+    return Match(product, a, b, after)
+
+
+def _operand(group: Group, value: int) -> Operand | Refusal:
+    position = {v: i for i, (_, v) in enumerate(group.body.inputs)}
+    steps: list[Primitive] = []
+    while value not in position:
+        makers = [p for p in group.body.primitives if p.output == value and p.op in MOVES]
+        if not makers:
+            return Refusal("an operand is computed in the group")
+        steps.append(makers[0])
+        value = makers[0].inputs[0]
+    return Operand(position[value], tuple(reversed(steps)))
+
+
+def operand_place(group: Group, match: Match, operand: Operand) -> Place | Refusal:
+    """Return where an operand's elements lie, as [batch, row, column]; its input is plain."""
+    shape = group.input_types[operand.position].shape
+    addresses = follow(natural(shape), operand.steps)
+    batch = group.body.types[match.primitive.output].shape[:-2]
+    full = np.broadcast_to(addresses, (*batch, *addresses.shape[-2:]))
+    place = split(full.reshape(-1, *addresses.shape[-2:]))
+    return place if place is not None else Refusal("an operand lies in no order of rows")
+
+
+@dataclass(frozen=True, eq=False)
+class Finish:
+    """The lines of `finish`, which stores W results."""
+
+    lines: tuple[str, ...]
+    tables: tuple[tuple[str, Array], ...]
+
+
+def print_finish(group: Group, match: Match) -> Finish | Refusal:
+    """Return what is done with results n to n + W - 1 of row m of batch i, given as `y`."""
+    return _Finisher(group, match).run()
+
+
+class _Finisher:
+    """Prints the steps after the product.
+
+    `numbers` has, for a value that is computed, which result of the product each element is; what
+    is read beside it is addressed by the same numbers.
+    """
+
+    def __init__(self, group: Group, match: Match) -> None:
+        self.body = group.body
+        self.match = match
+        shape = self.body.types[match.primitive.output].shape
+        rows, columns = shape[-2:]
+        self.shape = (int(np.prod(shape[:-2])), rows, columns)
+        self.position = {v: i for i, (_, v) in enumerate(self.body.inputs)}
+        self.names = {match.primitive.output: "y"}
+        self.numbers: dict[int, Array] = {match.primitive.output: natural(shape)}
+        self.beside: dict[int, Array] = {}  # broadcasts of inputs: addresses
+        self.source: dict[int, int] = {}
+        self.tables: dict[str, Array] = {}
+        self.lines: list[str] = []
+
+    def run(self) -> Finish | Refusal:
+        for primitive in self.match.after:
+            refusal = self._step(primitive)
+            if refusal is not None:
+                return refusal
+        for i, (_, value) in enumerate(self.body.outputs):
+            if value not in self.names:
+                return Refusal("an output is not computed from the product")
+            at = self._address(natural(self.body.types[value].shape), self.numbers[value])
+            if isinstance(at, Refusal) or at[1] != 1:
+                return Refusal("an output's columns are no neighbours")
+            out = f"static_cast<float*>(buffers[{len(self.body.inputs) + i}]) + {at[0]}"
+            self.lines.append(f"korch::store<float, W>({out}, {self.names[value]});")
+        return Finish(tuple(self.lines), tuple(self.tables.items()))
+
+    def _step(self, p: Primitive) -> Refusal | None:
+        value = p.inputs[0]
+        if p.op in (*MOVES, "broadcast") and value not in self.names:
+            known = self.beside.get(value)
+            if known is None:
+                constant = self.body.constants.get(value)
+                if constant is not None and constant.is_uniform:
+                    self.names[p.output] = literal(float(constant.scalar))
+                    return None
+                if value not in self.position:
+                    return Refusal(f"{p.op} is not fused into the product")
+                known = natural(self.body.types[value].shape)
+                self.source[value] = self.position[value]
+            self.beside[p.output] = follow(known, [p])
+            self.source[p.output] = self.source[value]
+            return None
+        if p.op in MOVES and value in self.numbers:
+            moved = follow(self.numbers[value], [p])
+            if moved.size != self.numbers[value].size:
+                return Refusal("a part of the results is left out")
+            self.names[p.output], self.numbers[p.output] = self.names[value], moved
+            return None
+        if p.row.category is not Category.ELEMENTWISE:
+            return Refusal(f"{p.op} is not fused into the product")
+        numbers = next((self.numbers[v] for v in p.inputs if v in self.numbers), None)
+        if numbers is None:
+            return Refusal(f"{p.op} reads no result")
+        arguments = [self._argument(v, numbers) for v in p.inputs]
+        known_arguments = [a for a in arguments if isinstance(a, str)]
+        if len(known_arguments) < len(arguments):
+            return Refusal(f"an operand of {p.op} is not fused into the product")
+        name = f"t{len(self.lines)}"
+        self.lines.append(f"const korch::Vec<float, W> {name} = {call(p.op, known_arguments)};")
+        self.names[p.output], self.numbers[p.output] = name, numbers
+        return None
+
+    def _argument(self, value: int, numbers: Array) -> str | Refusal:
+        if value in self.numbers:
+            same = self.numbers[value] is numbers or np.array_equal(self.numbers[value], numbers)
+            return self.names[value] if same else Refusal("results meet out of order")
+        if value in self.names:
+            return self.names[value]
+        constant = self.body.constants.get(value)
+        if constant is not None:
+            found = literal(float(constant.scalar)) if constant.is_uniform else None
+            return found or Refusal("a constant is not uniform")
+        addresses = self.beside.get(value)
+        if addresses is None:
+            if value not in self.position:
+                return Refusal("an operand is computed beside the product")
+            self.source[value] = self.position[value]
+            addresses = natural(self.body.types[value].shape)
+        at = self._address(addresses, numbers)
+        if isinstance(at, Refusal):
+            return at
+        text, step = at
+        pointer = f"static_cast<const float*>(buffers[{self.source[value]}]) + {text}"
+        if step == 1:
+            return f"korch::load<float, W>({pointer})"
+        return f"korch::splat<float, W>(*({pointer}))"
+
+    def _address(self, addresses: Array, numbers: Array) -> tuple[str, int] | Refusal:
+        """Return the address of result (i, m, n) as C++, and the step between columns, 0 or 1."""
+        by_number = np.empty(addresses.size, np.int64)
+        by_number[numbers.reshape(-1)] = addresses.reshape(-1)
+        place = split(by_number.reshape(self.shape))
+        if place is None:
+            return Refusal("a tensor lies in no order of rows")
+        steps = np.diff(place.offsets[2])
+        lanes = 16  # whole vectors begin at multiples of it
+        inside = np.arange(len(steps)) % lanes != lanes - 1
+        step = int(steps[0]) if len(steps) else 1
+        if step not in (0, 1) or not bool((steps[inside] == step).all()):
+            return Refusal("a tensor's columns are no neighbours")
+        if step == 0 and bool(place.offsets[2].any()):
+            return Refusal("a tensor's columns are no neighbours")
+        return " + ".join(filter(None, (
+            self._offset(place, axis, name) for axis, name in enumerate(("i", "m", "n"))
+        ))) or "0", step  # fmt: skip
+
+    def _offset(self, place: Place, axis: int, name: str) -> str:
+        text = place.text(axis, name)
+        if text is not None:
+            return text
+        offsets = place.offsets[axis]
+        table = next(
+            (t for t, known in self.tables.items() if np.array_equal(known, offsets)),
+            f"NAME_t{len(self.tables)}",
+        )
+        self.tables[table] = offsets
+        return f"{table}[{name}]"

@@ -1,0 +1,160 @@
+"""Generated matrix products, compiled, run and compared with the reference in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onednn_groups import Graph
+
+from korch.candidate.candidate import Group, Refusal
+from korch.primitive.ops.layout import ReshapeAttributes, SliceAttributes, TransposeAttributes
+from korch.primitive.ops.reduce import ReduceAttributes
+from korch.provider.gemm import GemmProvider
+from korch.provider.gemm.provider import Blocking
+from korch.testing.kernels import check_offers, run_kernel
+from korch.testing.tolerance import assert_same
+
+
+def transposed(g: Graph, value: int, *perm: int) -> int:
+    return g.add("transpose", [value], TransposeAttributes(perm))
+
+
+def reshaped(g: Graph, value: int, *shape: int) -> int:
+    return g.add("reshape", [value], ReshapeAttributes(shape))
+
+
+def product(a: tuple[int, ...], b: tuple[int, ...], *, constant: bool = True) -> Group:
+    g = Graph()
+    return g.group(g.add("matmul", [g.tensor(*a), g.weights(*b) if constant else g.tensor(*b)]))
+
+
+def test_shapes(target, builder, rng):
+    n = target.lanes
+    groups = [
+        *(product((m, 20), (20, 2 * n)) for m in (1, 2, 13, 14, 15, 29, 128, 131)),
+        *(product((7, 5), (5, columns)) for columns in (1, n - 1, n, n + 3, 3 * n, 4 * n + 1)),
+        product((3, 1), (1, n)),
+        product((2, 3, 9, 8), (1, 1, 8, 40)),
+        product((1, 60, 300), (1, 300, 5 * n)),
+        product((2, 9, 8), (2, 8, 2 * n), constant=False),
+        product((3, 1, 30, 7), (1, 2, 7, 4 * n), constant=False),
+    ]
+    check_offers(GemmProvider(), groups, target, builder, rng)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_travels(target, builder, rng, bad):
+    group = product((17, 9), (9, 40))
+    (offer,) = GemmProvider().offer(group, target)
+    a, b = (rng.standard_normal(t.shape).astype(np.float32) for t in group.input_types)
+    a[3, 2] = b[4, 7] = bad
+    kernel = GemmProvider().build(group, offer, target)
+    (found,) = run_kernel(kernel, group, offer, [a, b], builder)
+    with np.errstate(invalid="ignore"):
+        expected = a.astype(np.float64) @ b.astype(np.float64)
+    assert_same(found, expected, terms=9)
+
+
+def test_few_rows_are_split_by_columns(target):
+    made = Blocking.of(1, 4, 1024, target)
+    assert made.parts == target.threads and made.block == 4
+    assert Blocking.of(1, 4096, 64, target).parts == 1
+
+
+def linear(g: Graph, x: int, channels: int) -> int:
+    """x W + b."""
+    type_ = g.type(x)
+    ones = (1,) * (type_.rank - 2)
+    y = g.add("matmul", [x, g.weights(*ones, type_.shape[-1], channels)])
+    return g.with_tensor("add", y, g.weights(channels))
+
+
+def test_elementwise_steps_and_moves_after_it(target, builder, rng):
+    n = target.lanes
+    g = Graph()
+    y = linear(g, g.tensor(1, 30, 24), 4 * n)
+    gelu = g.with_number("add", g.add("erf", [g.with_number("mul", y, 0.7)]), 1.0)
+    one = g.group(g.with_number("mul", g.add("mul", [y, gelu]), 0.5))
+    h = Graph()
+    heads = reshaped(h, linear(h, h.tensor(1, 30, 24), 4 * n), 1, 30, 2, 2 * n)
+    two = h.group(transposed(h, heads, 0, 2, 1, 3))
+    k = Graph()
+    y = linear(k, k.tensor(2, 9, 16), 2 * n)
+    y = k.with_tensor("add", y, k.tensor(2, 9, 2 * n))
+    y = k.with_tensor("mul", y, k.tensor(9, 1))
+    three = k.group(y, k.add("sigmoid", [reshaped(k, y, 18, 2 * n)]))
+    check_offers(GemmProvider(), [one, two, three], target, builder, rng)
+
+
+def attention_products(heads: int, tokens: int, width: int) -> list[Group]:
+    """Scores of heads that lie in one row, with a scale and a mask; and their way back."""
+    g = Graph()
+    q, k = (
+        transposed(g, reshaped(g, g.tensor(1, tokens, heads * width), 1, tokens, heads, width), *p)
+        for p in ((0, 2, 1, 3), (0, 2, 3, 1))
+    )
+    scores = g.add("matmul", [q, k])
+    scaled = g.with_number("div", scores, 8.0)
+    first = g.group(g.with_tensor("add", scaled, g.tensor(1, 1, tokens, tokens)))
+    h = Graph()
+    v = reshaped(h, h.tensor(1, tokens, heads * width), 1, tokens, heads, width)
+    mixed = h.add("matmul", [h.tensor(1, heads, tokens, tokens), transposed(h, v, 0, 2, 1, 3)])
+    back = reshaped(h, transposed(h, mixed, 0, 2, 1, 3), 1, tokens, heads * width)
+    return [first, h.group(back)]
+
+
+def test_heads_are_read_and_written_in_place(target, builder, rng):
+    n = target.lanes
+    groups = [*attention_products(3, 20, 2 * n), *attention_products(2, 4 * n, 5)]
+    groups += attention_products(1, 3 * n + 2, n + 3)
+    check_offers(GemmProvider(), groups, target, builder, rng)
+    g = Graph()
+    x = g.add("slice", [g.tensor(40, 3 * n)], SliceAttributes((4, n), (20, 2 * n), (1, 1)))
+    sliced = g.group(g.add("matmul", [x, g.weights(2 * n, 2 * n)]))
+    check_offers(GemmProvider(), [sliced], target, builder, rng)
+
+
+@pytest.mark.parametrize(("expected", "make"), [
+    ("it is not one matrix product", lambda g, y: g.add("exp", [g.tensor(3, 4)])),
+    ("reduce_sum is not fused into the product",
+     lambda g, y: g.add("reduce_sum", [y], ReduceAttributes((1,)))),
+    ("an element is no float32", lambda g, y: g.add("less", [y, y])),
+    ("an operand is computed in the group",
+     lambda g, y: g.add("matmul", [g.add("exp", [g.tensor(3, 4)]), g.weights(4, 16)])),
+    ("the result is empty or too large",
+     lambda g, y: g.add("matmul", [g.tensor(0, 4), g.weights(4, 16)])),
+])  # fmt: skip
+def test_refusals(target, expected, make):
+    g = Graph()
+    is_first = expected.startswith(("reduce", "an element"))
+    y = g.add("matmul", [g.tensor(5, 8), g.weights(8, 16)]) if is_first else -1
+    assert GemmProvider().offer(g.group(make(g, y)), target) == Refusal(expected)
+
+
+@pytest.mark.parametrize(("expected", "make"), [
+    ("an output's columns are no neighbours", lambda g, y: transposed(g, y, 1, 0)),
+    ("an operand of add is not fused into the product",
+     lambda g, y: g.add("add", [y, transposed(g, y, 1, 0)])),
+    ("a part of the results is left out",
+     lambda g, y: g.add("slice", [y], SliceAttributes((0, 0), (4, 16), (1, 1)))),
+])  # fmt: skip
+def test_refusals_of_a_kernel(target, expected, make):
+    g = Graph()
+    group = g.group(make(g, g.add("matmul", [g.tensor(16, 8), g.weights(8, 16)])))
+    (offer,) = GemmProvider().offer(group, target)
+    assert GemmProvider().build(group, offer, target) == Refusal(expected)
+
+
+def test_operands_whose_terms_are_apart_are_refused(target):
+    g = Graph()
+    x = transposed(g, g.tensor(8, 20), 1, 0)
+    group = g.group(g.add("matmul", [x, g.weights(8, 16)]))
+    (offer,) = GemmProvider().offer(group, target)
+    expected = Refusal("the terms of the left operand are no neighbours")
+    assert GemmProvider().build(group, offer, target) == expected
+    h = Graph()
+    taken = h.add("slice", [h.tensor(16, 40)], SliceAttributes((0, 0), (8, 20), (2, 2)))
+    group = h.group(h.add("matmul", [h.tensor(5, 8), taken]))
+    (offer,) = GemmProvider().offer(group, target)
+    expected = Refusal("the right operand lies neither by columns nor by terms")
+    assert GemmProvider().build(group, offer, target) == expected
