@@ -66,67 +66,96 @@ def _rows(m: int, most: int) -> int:
     return most
 
 
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """All that is printed: the match, where the operands lie, what follows, and the constants."""
+
+    found: Match
+    a: Place
+    b: Place | None
+    finish: Finish
+    numbers: dict[str, int]
+    workspace_bytes: int
+
+
 class GemmProvider:
     """Makes kernels for groups around one `matmul` primitive."""
 
     name = "gemm"
     version = str(SCHEMA)
 
+    def __init__(self) -> None:
+        self._plans: dict[tuple[str, Target], _Plan | Refusal] = {}
+
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
-        """Offer the product in the plain layout."""
-        found = match_group(group)
-        if isinstance(found, Refusal):
-            return found
-        if target.lanes < 4:
-            return Refusal("the target has no vectors")
-        type_ = group.body.types[found.primitive.output]
-        if not 0 < type_.size <= MOST_ELEMENTS or 0 in group.input_types[found.a.position].shape:
-            return Refusal("the result is empty or too large")
+        """Offer the product in the plain layout, a constant right operand packed."""
+        plan = self._plan(group, target)
+        if isinstance(plan, Refusal):
+            return plan
         layouts = [Layout.plain(t.rank) for t in group.input_types]
-        if _is_packed(group, found):
-            rank = group.input_types[found.b.position].rank
-            columns = _blocking(group, found, target).vectors * target.lanes
+        if plan.b is None:
+            position = plan.found.b.position
+            rank = group.input_types[position].rank
+            columns = plan.numbers["NV"] * plan.numbers["W"]
             order = (*range(rank - 2), rank - 1, rank - 2)
-            layouts[found.b.position] = Layout(order, ((rank - 1, columns),))
+            layouts[position] = Layout(order, ((rank - 1, columns),))
         outputs = tuple(Layout.plain(t.rank) for t in group.output_types)
         return (Offer(tuple(layouts), outputs),)
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
         """Print the kernel."""
+        plan = self._plan(group, target)
+        if isinstance(plan, Refusal):
+            return plan
+        layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
+        workspace = len(group.inputs) + len(group.outputs)
+        text = _print(plan, f"{group.text}layouts {layouts}", workspace)
+        symbol = "k_" + hashlib.sha256(text.encode()).hexdigest()[:16]
+        return Kernel(symbol, text.replace("NAME", symbol), workspace_bytes=plan.workspace_bytes)
+
+    def _plan(self, group: Group, target: Target) -> _Plan | Refusal:
         found = match_group(group)
         if isinstance(found, Refusal):
             return found
-        finish = print_finish(group, found)
-        if isinstance(finish, Refusal):
-            return finish
-        a, b = (operand_place(group, found, side) for side in (found.a, found.b))
-        if isinstance(a, Refusal):
-            return a
-        if isinstance(b, Refusal):
-            return b
-        blocking = _blocking(group, found, target)
-        columns = blocking.vectors * target.lanes
-        n = group.body.types[found.primitive.output].shape[-1]
-        is_packed = _is_packed(group, found)
-        if a.step not in (0, 1) or a.row_step is None or (a.step == 0 and len(a.offsets[2]) > 1):
-            return Refusal("the terms of the left operand are no neighbours")
-        is_direct = not is_packed and b.step == 1 and bool(b.row_step) and n % columns == 0
-        must_pack = not is_packed and not is_direct
-        steps = (b.row_step, b.step)
-        if must_pack and (None in steps or not (b.step == 1 or (b.step and b.row_step in (0, 1)))):
-            return Refusal("the right operand lies neither by columns nor by terms")
-        numbers = _constants(group, found, blocking, target) | {
-            "A_STEP": a.row_step, "B_STEP": b.row_step or 0 if is_direct else 0,
-            "B_ROW": b.row_step or 0 if must_pack else 0,
-            "B_COLUMN": b.step or 0 if must_pack else 0,
-        }  # fmt: skip
-        layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
-        comment = f"{group.text}layouts {layouts}"
-        workspace = len(group.inputs) + len(group.outputs)
-        text = _print(found, numbers, (a, None if is_packed else b), finish, comment, workspace)
-        symbol = "k_" + hashlib.sha256(text.encode()).hexdigest()[:16]
-        floats = target.threads * numbers["DEPTH"] * columns if must_pack else 0
-        return Kernel(symbol, text.replace("NAME", symbol), workspace_bytes=4 * floats)
+        key = (group.key, target)
+        if key not in self._plans:
+            self._plans[key] = _make_plan(group, found, target)
+        return self._plans[key]
+
+
+def _make_plan(group: Group, found: Match, target: Target) -> _Plan | Refusal:
+    if target.lanes < 4:
+        return Refusal("the target has no vectors")
+    batch, m, n, terms = _sizes(group, found)
+    if not 0 < batch * m * n <= MOST_ELEMENTS or terms == 0:
+        return Refusal("the result is empty or too large")
+    a, b = (operand_place(group, found, side) for side in (found.a, found.b))
+    if isinstance(a, Refusal):
+        return a
+    if isinstance(b, Refusal):
+        return b
+    if a.step not in (0, 1) or a.row_step is None or (a.step == 0 and terms > 1):
+        return Refusal("the terms of the left operand are no neighbours")
+    blocking = Blocking.of(batch, m, n, target)
+    columns = blocking.vectors * target.lanes
+    is_packed = _is_packed(group, found)
+    is_direct = not is_packed and b.step == 1 and bool(b.row_step) and n % columns == 0
+    must_pack = not is_packed and not is_direct
+    is_regular = b.row_step is not None and b.step
+    if must_pack and not (is_regular and (b.step == 1 or b.row_step in (0, 1))):
+        return Refusal("the right operand lies neither by columns nor by terms")
+    finish = print_finish(group, found)
+    if isinstance(finish, Refusal):
+        return finish
+    numbers = {
+        "BATCH": batch, "M": m, "N": n, "DEPTH": terms, "W": target.lanes,
+        "NV": blocking.vectors, "ROWS": blocking.rows, "BLOCK": blocking.block,
+        "PARTS": blocking.parts, "THREADS": target.threads, "A_STEP": a.row_step,
+        "B_STEP": b.row_step or 0 if is_direct else 0,
+        "B_ROW": b.row_step or 0 if must_pack else 0, "B_COLUMN": b.step or 0 if must_pack else 0,
+    }  # fmt: skip
+    floats = target.threads * terms * columns if must_pack else 0
+    return _Plan(found, a, None if is_packed else b, finish, numbers, 4 * floats)
 
 
 def _is_packed(group: Group, found: Match) -> bool:
@@ -142,39 +171,24 @@ def _sizes(group: Group, found: Match) -> tuple[int, int, int, int]:
     return math.prod(batch), m, n, group.body.types[found.primitive.inputs[0]].shape[-1]
 
 
-def _blocking(group: Group, found: Match, target: Target) -> Blocking:
-    batch, m, n, _ = _sizes(group, found)
-    return Blocking.of(batch, m, n, target)
-
-
-def _constants(group: Group, found: Match, blocking: Blocking, target: Target) -> dict[str, int]:
-    batch, m, n, terms = _sizes(group, found)
-    return {
-        "BATCH": batch, "M": m, "N": n, "DEPTH": terms, "W": target.lanes,
-        "NV": blocking.vectors, "ROWS": blocking.rows, "BLOCK": blocking.block,
-        "PARTS": blocking.parts, "THREADS": target.threads,
-    }  # fmt: skip
-
-
-def _print(found: Match, numbers: dict[str, int], places: tuple[Place, Place | None],
-           finish: Finish, comment: str, workspace: int) -> str:  # fmt: skip
-    named = dict(finish.tables)
+def _print(plan: _Plan, comment: str, workspace: int) -> str:
+    tables = dict(plan.finish.tables)
     starts = []
-    for name, place in zip("ab", places, strict=True):
-        text = "0" if place is None else place.text(0, "i")
+    for name, place in (("a", plan.a), ("b", plan.b)):
+        text = "" if place is None else place.text(0, "i")
         if text is None and place is not None:
-            text, named[f"NAME_{name}"] = f"NAME_{name}[i]", place.offsets[0]
+            text, tables[f"NAME_{name}"] = f"NAME_{name}[i]", place.offsets[0]
         starts.append(text or "0")
     head = "".join(f"// {line}\n" for line in comment.splitlines())
-    sizes = "".join(f"  static constexpr long {name} = {n};\n" for name, n in numbers.items())
-    tables = "".join(
+    sizes = "".join(f"  static constexpr long {name} = {n};\n" for name, n in plan.numbers.items())
+    data = "".join(
         f"static const int64_t {name}[] = {{{', '.join(map(str, table))}}};\n"
-        for name, table in named.items()
+        for name, table in tables.items()
     )
-    lines = "".join(f"    {line}\n" for line in finish.lines)
+    lines = "".join(f"    {line}\n" for line in plan.finish.lines)
     return f"""{head}#include "korch_gemm.h"
 
-{tables}
+{data}
 struct NAME_kernel {{
 {sizes}  static long a(long i) {{ return {starts[0]}; }}
   static long b(long i) {{ return {starts[1]}; }}
@@ -186,8 +200,8 @@ struct NAME_kernel {{
 
 extern "C" int NAME_run(void*, void* const* buffers) {{
   return korch_gemm::run<NAME_kernel>(
-      buffers, static_cast<const float*>(buffers[{found.a.position}]),
-      static_cast<const float*>(buffers[{found.b.position}]),
+      buffers, static_cast<const float*>(buffers[{plan.found.a.position}]),
+      static_cast<const float*>(buffers[{plan.found.b.position}]),
       static_cast<float*>(buffers[{workspace}]));
 }}
 """
