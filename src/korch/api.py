@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import onnx
+
+from korch.errors import ModelError, OptionError
 from korch.options import Options, default_threads
 from korch.pipeline import Progress, optimize_model
 from korch.runtime.executable import Executable
 from korch.runtime.executable import load as load_executable
 
+if TYPE_CHECKING:
+    from korch.torch_module import ModuleExecutable
+
 
 def optimize(
     model: str | os.PathLike[str] | bytes | Any,
+    example_inputs: Any = None,
     *,
+    example_kwargs: Mapping[str, Any] | None = None,
     target: str = "cpu",
     threads: int | None = None,
     budget: float | None = None,
@@ -23,11 +32,15 @@ def optimize(
     strict: bool = False,
     progress: Progress | None = None,
     **options: Any,
-) -> Executable:
+) -> Executable | ModuleExecutable:
     """Optimize a model for this machine.
 
     Args:
-        model: the path of an ONNX file, its bytes, or an `onnx.ModelProto`.
+        model: the path of an ONNX file, its bytes, an `onnx.ModelProto`, or a `torch.nn.Module` in
+            evaluation mode or an `ExportedProgram` of PyTorch.
+        example_inputs: of a module only: a tensor, a tuple of arguments, or a dict of keyword
+            arguments. Their shapes and types are what the executable is built for.
+        example_kwargs: of a module only: keyword arguments beside `example_inputs`.
         target: what to build for.
         threads: threads of the executable; all cores by default.
         budget: seconds after which the best plan so far is built.
@@ -38,7 +51,8 @@ def optimize(
         **options: further fields of `korch.options.Options`.
 
     Returns:
-        The executable: call it with arrays, or use `run` as of an ONNX Runtime session.
+        The executable: call it with arrays, or use `run` as of an ONNX Runtime session. That of a
+        module is called like the module, with tensors.
 
     Raises:
         KorchError: the model, an option or the machine is not fit; the text says what to do.
@@ -47,9 +61,38 @@ def optimize(
         target=target, threads=default_threads() if threads is None else threads,
         budget_s=budget, strict=strict, **options,
     )  # fmt: skip
+    if _is_torch_model(model):
+        if shapes:
+            raise OptionError(
+                "a module takes its shapes from the example inputs", where="option shapes"
+            )
+        from korch.torch_module import optimize_module
+
+        return optimize_module(model, example_inputs, example_kwargs, record, progress)
+    if example_inputs is not None or example_kwargs:
+        raise OptionError(
+            "only modules of PyTorch take example inputs",
+            where="example_inputs",
+            hint="Bind the shapes of an ONNX model with shapes={name: shape}",
+        )
+    if not isinstance(model, str | os.PathLike | bytes | onnx.ModelProto):
+        raise ModelError(
+            f"a {type(model).__name__} is no model",
+            expected="the path of an ONNX file, its bytes, an onnx.ModelProto, or a module of "
+            "PyTorch, which must be installed",
+        )
     source = Path(model) if isinstance(model, os.PathLike) else model
     bound = {name: tuple(int(n) for n in shape) for name, shape in (shapes or {}).items()}
     return optimize_model(source, record, bound, progress)
+
+
+def _is_torch_model(model: Any) -> bool:
+    """Return whether it is PyTorch's, without importing PyTorch: who has a module, has that too."""
+    if "torch" not in sys.modules or isinstance(model, str | os.PathLike | bytes):
+        return False
+    from korch.frontend.torch import is_torch_model
+
+    return is_torch_model(model)
 
 
 def load(path: str | os.PathLike[str]) -> Executable:

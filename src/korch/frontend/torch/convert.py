@@ -1,0 +1,110 @@
+"""ExportedProgram -> ONNX model with its weights beside it, as views of the parameters' memory.
+
+Copied are only constants that PyTorch's exporter made itself while it folded, and tensors below
+`SMALL_BYTES`, which go into the model. Transposed weights are strided views; they are copied once,
+like all weights, when the executable packs them for its kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from korch.errors import UnsupportedError
+from korch.frontend.onnx import HeldModel
+from korch.frontend.torch.trouble import export_trouble
+from korch.primitive.op import Array
+
+SMALL_BYTES = 256
+"""Tensors of fewer bytes are stored in the model: sizes, axes, single numbers."""
+
+
+def to_held_model(
+    program: Any, name: str, inputs: Sequence[str], outputs: Sequence[str]
+) -> HeldModel:
+    """Return an exported program as ONNX.
+
+    Args:
+        program: an ExportedProgram whose inputs and outputs are tensors.
+        name: how messages call the module.
+        inputs: what to call the inputs.
+        outputs: what to call the outputs.
+
+    Raises:
+        UnsupportedError: PyTorch has no translation of an operator, or onnxscript is missing.
+    """
+    if find_spec("onnxscript") is None:
+        raise UnsupportedError(
+            "PyTorch needs the package onnxscript to translate modules",
+            where=f"module {name}",
+            hint="Install it: pip install 'korch[torch]'",
+        )
+    try:
+        translated = torch.onnx.export(program, dynamo=True, verbose=False)
+    except Exception as error:  # foreign code, on a foreign model
+        raise export_trouble(error, program, name) from error
+    graph = translated.model.graph
+    if len(graph.inputs) != len(inputs) or len(graph.outputs) != len(outputs):
+        raise UnsupportedError(
+            f"PyTorch translated it into a model with {len(graph.inputs)} inputs and "
+            f"{len(graph.outputs)} outputs",
+            where=f"module {name}",
+            expected=f"{len(inputs)} and {len(outputs)}",
+        )
+    _name_ends(graph, inputs, outputs)
+    proto, arrays = _without_weights(translated.model)
+    return HeldModel(proto, arrays, f"module {name}")
+
+
+def _without_weights(model: Any) -> tuple[Any, dict[str, Array]]:
+    """Return the model as protobuf without its large tensors, and these."""
+    import onnx_ir as ir
+
+    arrays: dict[str, Array] = {}
+    kept: dict[str, Any] = {}
+    for name, value in model.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None or tensor.nbytes < SMALL_BYTES:
+            continue
+        arrays[name] = tensor.numpy()
+        kept[name] = tensor
+        value.const_value = ir.ExternalTensor(
+            "memory", 0, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=name
+        )
+    proto = ir.to_proto(model)
+    for name, tensor in kept.items():
+        model.graph.initializers[name].const_value = tensor
+    return proto, arrays
+
+
+def _name_ends(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Name inputs and outputs; each output becomes a value of its own, no input and no weight."""
+    import onnx_ir as ir
+
+    taken = {value.name for node in graph for value in (*node.inputs, *node.outputs) if value}
+    taken |= set(graph.initializers)
+    for value, name in zip(graph.inputs, inputs, strict=True):
+        value.name = _free(name, taken)
+    given = {id(value) for value in (*graph.inputs, *graph.initializers.values())}
+    for i, (value, name) in enumerate(zip(list(graph.outputs), outputs, strict=True)):
+        if id(value) in given:
+            node = ir.node("Identity", [value])
+            graph.append(node)
+            graph.outputs[i] = node.outputs[0]
+            node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
+            value = node.outputs[0]
+        given.add(id(value))
+        value.name = _free(name, taken)
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """Return the name, or one like it that is not taken, and take it."""
+    found, count = name, 1
+    while found in taken:
+        count += 1
+        found = f"{name}_{count}"
+    taken.add(found)
+    return found

@@ -1,0 +1,198 @@
+"""nn.Module or ExportedProgram -> flat tensors in, flat tensors out -> ONNX model with its weights.
+
+The module is wrapped so that only tensors cross its border, traced by `torch.export`, translated by
+PyTorch's ONNX exporter, and its weights are handed over where they lie. What would be traced into
+something that is not what the module does, is refused: training mode, random numbers, writes to
+what outlives the call.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from korch.errors import ModelError, UnsupportedError
+from korch.frontend.onnx import HeldModel
+from korch.frontend.torch.convert import to_held_model
+from korch.frontend.torch.tree import Arguments, Results, Trees
+from korch.frontend.torch.trouble import export_trouble, random_operator
+
+_LOCK = threading.RLock()
+"""Tracing and translating change global state of PyTorch: one at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class Exported:
+    """A module as ONNX.
+
+    Attributes:
+        model: one input per tensor of a call, one output per different tensor of its result.
+        trees: how it is called and what it returns.
+    """
+
+    model: HeldModel
+    trees: Trees
+
+
+class _Flat(torch.nn.Module):  # type: ignore[misc]
+    """A module that takes and returns flat tensors.
+
+    It calls `note` with the form of each result: what it sets itself, an export takes back.
+    """
+
+    def __init__(self, module: Any, arguments: Arguments, note: Callable[[Results], None]) -> None:
+        super().__init__()
+        self.module = module
+        self.arguments = arguments
+        self.note = note
+
+    def forward(self, *tensors: Any) -> tuple[Any, ...]:
+        args, kwargs = self.arguments.nest(tensors)
+        results, found = Results.of(self.module(*args, **kwargs))
+        self.note(results)
+        return tuple(found)
+
+
+def is_torch_model(model: Any) -> bool:
+    """Return whether it is an nn.Module or an ExportedProgram."""
+    return isinstance(model, torch.nn.Module | torch.export.ExportedProgram)
+
+
+def export_module(
+    model: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None = None
+) -> Exported:
+    """Return a module as ONNX, for calls like the given one.
+
+    Args:
+        model: an nn.Module in evaluation mode, or an ExportedProgram.
+        args: positional arguments of an example call; None for those that an ExportedProgram was
+            exported with.
+        kwargs: its keyword arguments.
+
+    Raises:
+        ModelError: the module is in training mode, or is no function of its arguments.
+        UnsupportedError: PyTorch can't export it, or a part of what is needed is not installed.
+    """
+    module, args, kwargs = _callable(model, args, kwargs or {})
+    arguments, tensors = Arguments.of(args, kwargs)
+    results: list[Results] = []
+    flat = _Flat(module, arguments, results.append)
+    name = type(model).__name__
+    require_cpu([*module.parameters(), *module.buffers(), *tensors], name)
+    with _LOCK, _quiet(), torch.no_grad():
+        program = _traced(flat, tensors, name)
+        _refuse_random(program, name)
+        if not results or not results[-1].names:
+            raise ModelError("it returns no tensor", where=f"module {name}")
+        held = to_held_model(program, name, arguments.names(module), results[-1].names)
+    return Exported(held, Trees(arguments, results[-1]))
+
+
+def _callable(
+    model: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any]
+) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:
+    """Return a module and the example call."""
+    if isinstance(model, torch.export.ExportedProgram):
+        if args is None:
+            if model.example_inputs is None:
+                raise _no_example("an ExportedProgram without example inputs")
+            args, kwargs = model.example_inputs
+        return model.module(), args, kwargs
+    if args is None:
+        raise _no_example("a module")
+    training = [path for path, part in model.named_modules() if part.training]
+    if training:
+        path = f": {training[0]}" if training[0] else ""
+        raise ModelError(
+            "it is in training mode",
+            where=f"module {type(model).__name__}{path}",
+            expected="evaluation mode",
+            hint="Call module.eval() first",
+        )
+    return model, args, kwargs
+
+
+def _no_example(what: str) -> ModelError:
+    return ModelError(
+        f"{what} can't be optimized without example inputs",
+        hint="Call korch.optimize(module, example_inputs)",
+    )
+
+
+def require_cpu(tensors: Sequence[Any], name: str) -> None:
+    """Refuse tensors that are not dense or do not lie in this machine's memory.
+
+    Raises:
+        UnsupportedError: one is not.
+    """
+    for tensor in tensors:
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+            found = str(tensor.device) if tensor.device.type != "cpu" else str(tensor.layout)
+            raise UnsupportedError(
+                f"a tensor of it is on {found}" if tensor.device.type != "cpu" else
+                f"a tensor of it is stored as {found}",
+                where=f"module {name}",
+                expected="dense tensors on the CPU",
+                hint="Call module.cpu() first" if tensor.device.type != "cpu" else "",
+            )  # fmt: skip
+
+
+def _traced(flat: _Flat, tensors: Sequence[Any], name: str) -> Any:
+    # Two arguments that are one tensor would be traced as one input: views keep them apart.
+    own = [tensor.detach().view_as(tensor) for tensor in tensors]
+    flat.eval()
+    try:
+        program = torch.export.export(flat, tuple(own), strict=False)
+        return program.run_decompositions({})
+    except Exception as error:  # foreign code, traced by foreign code
+        raise export_trouble(error, None, name) from error
+
+
+def _refuse_random(program: Any, name: str) -> None:
+    if found := random_operator(program):
+        operator, path = found
+        raise UnsupportedError(
+            f"the operator {operator} draws random numbers",
+            where=f"module {name}{path}",
+            expected="a module that returns the same for the same inputs",
+            hint="Pass random tensors as inputs",
+        )
+    signature = program.graph_signature
+    changed = [*signature.buffers_to_mutate.values(),
+               *getattr(signature, "parameters_to_mutate", {}).values(),
+               *signature.user_inputs_to_mutate.values()]  # fmt: skip
+    if changed:
+        what = str(changed[0]).removeprefix("module.")
+        raise UnsupportedError(
+            f"it writes to {what!r}, which outlives the call",
+            where=f"module {name}",
+            expected="a module that only returns values",
+            hint="Return the new value instead",
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter's remarks on itself from the user."""
+    loggers = [logging.getLogger(n) for n in ("torch.onnx", "torch.onnx._internal.exporter",
+                                              "torch.fx.experimental.symbolic_shapes", "onnxscript",
+                                              "onnx_ir")]  # fmt: skip
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        sys.stdout.flush()

@@ -1,0 +1,194 @@
+"""Nested arguments and results <-> flat tensors.
+
+PyTorch's own tree library takes tuples, lists, dicts and registered classes (as the outputs of
+`transformers`) apart and puts them together again. Leaves that are no tensors are part of what a
+module was exported for: on input they must be the same again, on output they are constants.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from korch.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class Arguments:
+    """The form of a call: everything but the tensors.
+
+    Attributes:
+        keywords: names of keyword arguments in their order.
+        spec: the tree of (positional arguments, keyword arguments).
+        leaves: per leaf, its value if it is no tensor, or None.
+        tensors: positions of the leaves that are tensors.
+    """
+
+    keywords: tuple[str, ...]
+    spec: Any
+    leaves: tuple[Any, ...]
+    tensors: tuple[int, ...]
+
+    @staticmethod
+    def of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Arguments, list[Any]]:
+        """Return the form of a call, and its tensors."""
+        leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        places = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
+        values = tuple(None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
+        return Arguments(tuple(kwargs), spec, values, places), [leaves[i] for i in places]
+
+    def names(self, module: Any) -> list[str]:
+        """Return a name for each tensor: the parameter's, and where in the argument it stands."""
+        known = _positional_names(module)
+        paths = [path for path, _ in pytree.tree_leaves_with_path(self._sample())]
+        named = []
+        for place in self.tensors:
+            side, first, *rest = map(_step, paths[place])
+            if side == "0" and int(first) < len(known):
+                first = known[int(first)]
+            named.append(".".join((first, *rest)))
+        return named
+
+    def _sample(self) -> Any:
+        """Return a tree of this form without tensors."""
+        return pytree.tree_unflatten(range(self.spec.num_leaves), self.spec)
+
+    def nest(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the positional and keyword arguments with these tensors."""
+        leaves = list(self.leaves)
+        for place, tensor in zip(self.tensors, tensors, strict=True):
+            leaves[place] = tensor
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return args, kwargs
+
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Return the tensors of a call that has this form.
+
+        Raises:
+            InputError: it has another form.
+        """
+        if set(kwargs) != set(self.keywords):
+            raise InputError(
+                f"it was called with the keyword arguments {_names(kwargs)}",
+                expected=_names(self.keywords),
+                hint="Call it as in the example inputs",
+            )
+        call = (tuple(args), {name: kwargs[name] for name in self.keywords})
+        leaves, spec = pytree.tree_flatten(call)
+        if spec != self.spec:
+            raise InputError(
+                f"its arguments are nested as {_shape(spec)}",
+                expected=_shape(self.spec),
+                hint="Call it as in the example inputs",
+            )
+        places = set(self.tensors)
+        for i, (leaf, known) in enumerate(zip(leaves, self.leaves, strict=True)):
+            if i not in places and not _same(leaf, known):
+                raise InputError(
+                    f"argument {i + 1} is {_describe(leaf)}",
+                    expected=f"{known!r}, for which the module was optimized",
+                    hint="What is no tensor is fixed by the example inputs",
+                )
+        return [leaves[i] for i in self.tensors]
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """The form of what a module returns.
+
+    Attributes:
+        spec: the tree.
+        leaves: per leaf, its value if it is no tensor, or None.
+        tensors: per leaf, which tensor stands there; -1 where none does. One may stand twice.
+        names: per tensor, where it stands first.
+    """
+
+    spec: Any
+    leaves: tuple[Any, ...]
+    tensors: tuple[int, ...]
+    names: tuple[str, ...]
+
+    @staticmethod
+    def of(result: Any) -> tuple[Results, list[Any]]:
+        """Return the form of a result, and its different tensors."""
+        pairs, spec = pytree.tree_flatten_with_path(result)
+        leaves = [leaf for _, leaf in pairs]
+        found: dict[int, int] = {}
+        tensors, places, names = list[Any](), list[int](), list[str]()
+        for path, leaf in pairs:
+            if not isinstance(leaf, torch.Tensor):
+                places.append(-1)
+                continue
+            if id(leaf) not in found:
+                found[id(leaf)] = len(tensors)
+                tensors.append(leaf)
+                names.append(".".join(("output", *map(_step, path))))
+            places.append(found[id(leaf)])
+        values = tuple(None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
+        return Results(spec, values, tuple(places), tuple(names)), tensors
+
+    def nest(self, tensors: Sequence[Any]) -> Any:
+        """Return the result with these tensors."""
+        leaves = [
+            leaf if place < 0 else tensors[place]
+            for leaf, place in zip(self.leaves, self.tensors, strict=True)
+        ]
+        return pytree.tree_unflatten(leaves, self.spec)
+
+
+@dataclass(frozen=True, eq=False)
+class Trees:
+    """How a module is called and what it returns, and which tensors an ONNX model takes of it.
+
+    Attributes:
+        arguments: the form of a call.
+        results: the form of a result.
+    """
+
+    arguments: Arguments
+    results: Results
+
+
+def _step(key: Any) -> str:
+    """Return a step into a tree as text: an index, a key or an attribute's name."""
+    for attribute in ("idx", "key", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def _positional_names(module: Any) -> list[str]:
+    """Return the names of what a module takes by position."""
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [parameter.name for parameter in parameters if parameter.kind in kinds]
+
+
+def _same(leaf: Any, known: Any) -> bool:
+    if isinstance(leaf, torch.Tensor):
+        return False
+    return leaf is known or (type(leaf) is type(known) and bool(leaf == known))
+
+
+def _describe(leaf: Any) -> str:
+    if isinstance(leaf, torch.Tensor):
+        return "a tensor"
+    return repr(leaf)
+
+
+def _names(names: Any) -> str:
+    return ", ".join(map(repr, names)) or "none"
+
+
+def _shape(spec: Any) -> str:
+    """Return a tree as text, with a star for each leaf."""
+    text = pytree.tree_unflatten(["*"] * spec.num_leaves, spec)
+    return str(text).replace("'*'", "*")

@@ -1,0 +1,189 @@
+"""PyTorch module -> executable that takes and returns what the module does.
+
+Tensors go in and out without a copy: both sides see the same memory. Arguments may be nested as the
+module's are; if all tensors of a call are NumPy arrays, so are the results.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from korch.errors import InputError
+from korch.frontend.torch import Exported, Trees, export_module
+from korch.options import Options
+from korch.pipeline import Progress, optimize_model
+from korch.primitive.op import Array
+from korch.runtime.executable import Executable, TensorInfo, Timing
+from korch.runtime.record import PlanRecord
+
+
+class ModuleExecutable:
+    """An optimized module: call it as the module is called.
+
+    It may be called from several threads; the calls wait for each other. Gradients do not flow
+    through it. The weights are those that the module had when it was optimized.
+
+    Attributes:
+        flat: the executable below, with arrays in and out.
+        trees: how a call and its result are nested.
+    """
+
+    def __init__(self, flat: Executable, trees: Trees) -> None:
+        """Wrap an executable.
+
+        Args:
+            flat: takes the tensors of a call and returns the different tensors of a result.
+            trees: how a call and its result are nested.
+        """
+        self.flat = flat
+        self.trees = trees
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module.
+
+        Args:
+            args: as in the example inputs; each tensor may be a NumPy array instead.
+            kwargs: as in the example inputs.
+
+        Returns:
+            What the module returns, without gradients.
+
+        Raises:
+            InputError: the call is not nested like the example, or a tensor has another shape or
+                type or lies on a device.
+            ProviderError: a kernel failed.
+        """
+        tensors = self.trees.arguments.flatten(args, kwargs)
+        results = run_tensors(self.flat, tensors)
+        if tensors and all(isinstance(t, np.ndarray) for t in tensors):
+            return self.trees.results.nest(results)
+        return self.trees.results.nest(list(map(as_tensor, results)))
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """How the plan was found."""
+        return self.flat.report
+
+    @property
+    def plan(self) -> PlanRecord:
+        """The kernels in order, and all else that is known of the plan."""
+        return self.flat.plan
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """The C++ sources by file name."""
+        return self.flat.sources
+
+    def get_inputs(self) -> list[TensorInfo]:
+        """Describe the tensors that it reads, in order."""
+        return self.flat.get_inputs()
+
+    def get_outputs(self) -> list[TensorInfo]:
+        """Describe the tensors that it returns, in order."""
+        return self.flat.get_outputs()
+
+    def run(
+        self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], run_options: None = None
+    ) -> list[Array]:
+        """Run it as an ONNX Runtime session, by the names of `get_inputs` and `get_outputs`."""
+        return self.flat.run(output_names, feeds, run_options)
+
+    def time(self, arrays: Sequence[Any], repeat: int) -> Timing:
+        """Run several times and take the time of each run and of each kernel in it."""
+        return self.flat.time([as_array(array, "an input") for array in arrays], repeat)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to one file; `load` gives an executable with flat arrays in and out."""
+        self.flat.save(path)
+
+
+def optimize_module(
+    module: Any,
+    example_inputs: Any,
+    example_kwargs: Mapping[str, Any] | None,
+    options: Options,
+    progress: Progress | None = None,
+) -> ModuleExecutable:
+    """Export and optimize a module.
+
+    Args:
+        module: an nn.Module in evaluation mode, or an ExportedProgram.
+        example_inputs: a tensor, or a tuple or list of positional arguments, or a dict of keyword
+            arguments; None for what an ExportedProgram was exported with.
+        example_kwargs: further keyword arguments.
+        options: how to optimize.
+        progress: told of each stage.
+
+    Raises:
+        KorchError: the module can't be exported, or not be optimized.
+    """
+    args, kwargs = _example(example_inputs)
+    both = {**kwargs, **(example_kwargs or {})}
+    return build_module(export_module(module, args, both), options, progress)
+
+
+def build_module(
+    exported: Exported, options: Options, progress: Progress | None = None
+) -> ModuleExecutable:
+    """Optimize what was exported.
+
+    Raises:
+        KorchError: it can't be optimized.
+    """
+    flat = optimize_model(exported.model, options, {}, progress)
+    return ModuleExecutable(flat, exported.trees)
+
+
+def run_tensors(flat: Executable, tensors: Sequence[Any]) -> tuple[Array, ...]:
+    """Call an executable with PyTorch's or NumPy's arrays.
+
+    Raises:
+        InputError: one has another shape or type, or lies on a device.
+    """
+    names = [tensor.name for tensor in flat.plan.inputs]
+    return flat(*(as_array(t, n) for t, n in zip(tensors, names, strict=True)))
+
+
+def as_array(tensor: Any, name: str) -> Any:
+    """Return a tensor's memory as an array; what is no tensor of PyTorch is returned as it is.
+
+    Raises:
+        InputError: it does not lie in this machine's memory.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        return tensor
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        raise InputError(
+            f"it lies on {tensor.device}, stored as {tensor.layout}",
+            where=f"input {name!r}",
+            expected="a dense tensor on the CPU",
+            hint="Call tensor.cpu() first",
+        )
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    if plain.dtype is torch.bfloat16:
+        return plain.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+    return plain.numpy()
+
+
+def as_tensor(array: Array) -> Any:
+    """Return an array's memory as a tensor of PyTorch."""
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _example(example: Any) -> tuple[tuple[Any, ...] | None, dict[str, Any]]:
+    """Return example inputs as positional and keyword arguments."""
+    if example is None:
+        return None, {}
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    if isinstance(example, tuple | list):
+        return tuple(example), {}
+    return (example,), {}
