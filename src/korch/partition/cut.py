@@ -6,18 +6,21 @@ price of the values that leave the segment: the bytes that such kernels would no
 no kernel could do anyway is cheap: a linear primitive reads what another kernel wrote, unless a
 layout primitive is before it.
 
-Dynamic programming finds the cuts with the least sum of prices and of search effort. Effort grows
-with a segment's size, and a segment whose like is elsewhere in the model costs little, as it is
-solved once. Nothing in the sum depends on how often a block is repeated, so a deeper model is cut
-as a shallower one is. Time: primitives x limit.
+Where the same primitives follow each other in the same way again and again (the layers of a model),
+each repetition is a segment of its own, cut at the cheapest place of the period: they are searched
+once. What is left is cut by dynamic programming: the least sum of prices and of search effort,
+which grows with a segment's size. Nothing in this depends on how often a block is repeated, so a
+deeper model is cut as a shallower one is. Time: primitives x limit.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
 
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Category
@@ -25,25 +28,26 @@ from korch.primitive.op import Category
 EFFORT = 0.06
 """What searching a model in segments of the limit's size weighs against moving each value once."""
 
-REPEATED = 0.1
-"""The share of its effort that a segment counts whose like is elsewhere in the model."""
-
 BLOCK_EFFORT = 40
 """What a segment more takes to search, in primitives: many small ones are not faster."""
 
-LINEAR_SHARE = 0.5
+LEAST_PERIOD = 8
+"""Fewest primitives of a repetition."""
+
+LEAST_REPETITION = 40
+"""Shorter repetitions are taken several at a time, up to about this size."""
+
+NEAR = 1.25
+"""Places of a period that are at most this much dearer than the cheapest may be cut, too."""
+
+LINEAR_SHARE = 1.0
 """The share of its bytes that a value costs which only linear primitives read: it may have to be
 in another layout, and rules don't look across."""
 
 KERNEL_BYTES = 8192
 """What a kernel more costs, in bytes that could be moved meanwhile."""
 
-PASSES = 4
-"""How often it is looked again which segments are repeated."""
-
 _FAR = float("inf")
-_BASE = 1_000_003
-_MODULUS = (1 << 61) - 1
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ def choose_cuts(graph: PrimitiveGraph, limit: int) -> Cuts:
         limit: most primitives in a segment.
     """
     line = _Line(graph)
-    ends = line.best_ends(limit, line.eligible()) or line.best_ends(limit, range(line.count + 1))
+    ends = _Cutter(line, limit).ends(0, line.count)
     segments, prices = [], []
     for start, end in zip([0, *ends], ends, strict=False):
         segments.append(tuple(line.order[start:end]))
@@ -103,7 +107,7 @@ class _Line:
         self.outputs = {value for _, value in graph.outputs}
         sizes = (graph.types[graph.primitives[p].output].size_bytes for p in self.order)
         self.sizes_bytes = list(sizes)
-        self.total_bytes = max(1, sum(self.sizes_bytes))
+        self.total_bytes = max(1, self._moved_bytes())
         self.walled = self._walled()
         self.shared = self._shared(place)
 
@@ -113,6 +117,14 @@ class _Line:
     def is_wall(self, place: int) -> bool:
         """Whether no kernel goes on beyond a primitive from one that it depends on."""
         return self.category(place) in (Category.LINEAR, Category.OPAQUE)
+
+    def _moved_bytes(self) -> int:
+        """Return the bytes that any plan must write: what linear primitives read and write."""
+        return sum(
+            size_bytes
+            for i, size_bytes in enumerate(self.sizes_bytes)
+            if self.is_wall(i) or any(map(self.is_wall, self.readers[i])) or self.last[i] < 0
+        )
 
     def _walled(self) -> list[int]:
         """Return, per place, a bitset of those that it reaches through a wall between."""
@@ -168,114 +180,140 @@ class _Line:
         )  # fmt: skip
         return (0 if is_shared else 1 if stays else 2) * size_bytes + KERNEL_BYTES
 
-    def eligible(self) -> list[int]:
-        """Return the places to cut that are no dearer than those beside them."""
-        crossing = list(self.shared)
+    def crossing(self) -> list[float]:
+        """Return what a cut at each place costs; between the outputs of one operator, infinity."""
+        found: list[float] = list(self.shared)
         for i in range(self.count):
             for end in range(i + 1, self.last[i] + 1):
-                crossing[end] += self.price(i, end)
-        banned = self._between_siblings()
-        return [
-            end
-            for end in range(self.count + 1)
-            if end in (0, self.count)
-            or (end not in banned
-                and crossing[end] <= min(crossing[end - 1] or _FAR, crossing[end + 1] or _FAR))
-        ]  # fmt: skip
-
-    def _between_siblings(self) -> set[int]:
-        """Return the places between the outputs of one opaque operator, which is run once."""
+                found[end] += self.price(i, end)
         first: dict[object, int] = {}
-        banned: set[int] = set()
         for i, p in enumerate(self.order):
             primitive = self.graph.primitives[p]
             if primitive.row.category is Category.OPAQUE:
                 start = first.setdefault(primitive.inputs, i)
-                banned.update(range(start + 1, i + 1))
-        return banned
+                found[start + 1 : i + 1] = [_FAR] * (i - start)
+        return found
 
-    def best_ends(self, limit: int, places: Sequence[int]) -> list[int]:
-        """Return the ends of the cheapest segments among these places; none if there is no way.
+    def signatures(self) -> npt.NDArray[np.int64]:
+        """Return a number for what each primitive does and how far off its inputs are."""
+        numbers: dict[object, int] = {}
+        given = {value for _, value in self.graph.inputs}
+        found = []
+        for i, p in enumerate(self.order):
+            primitive = self.graph.primitives[p]
+            inputs = tuple(
+                i - self.place_of_value.get(v, -1) if v in self.place_of_value or v in given
+                else self.graph.types[v]
+                for v in primitive.inputs
+            )  # fmt: skip
+            own = (primitive.op, primitive.attributes, self.graph.types[primitive.output], inputs)
+            found.append(numbers.setdefault(own, len(numbers)))
+        return np.array(found, np.int64)
 
-        A window of primitives counts as repeated at first if there is another like it, and then
-        only if the segments chosen before have it more than once.
-        """
-        spans = self._spans(limit, places)
-        seen = Counter(key for found in spans.values() for _, _, key in found)
-        ends: list[int] = []
-        for _ in range(PASSES):
-            found = self._cheapest(limit, spans, seen)
-            if found == ends:
-                break
-            ends = found
-            chosen = set(zip([0, *ends], ends, strict=False))
-            seen = Counter(
-                key for end in ends for start, _, key in spans[end] if (start, end) in chosen
-            )
-        return ends
 
-    def _spans(
-        self, limit: int, places: Sequence[int]
-    ) -> dict[int, list[tuple[int, float, tuple[int, int]]]]:
-        """Return, per end, the starts of segments, longest last, with their prices and keys."""
-        keys = self._window_keys()
-        power = [1]
-        for _ in range(limit):
-            power.append(power[-1] * _BASE % _MODULUS)
-        spans: dict[int, list[tuple[int, float, tuple[int, int]]]] = {}
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Primitives from `start` on that repeat: `units` times `period`."""
+
+    start: int
+    period: int
+    units: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.period * self.units
+
+
+class _Cutter:
+    """Finds the ends of segments in parts of a line."""
+
+    def __init__(self, line: _Line, limit: int) -> None:
+        self.line, self.limit = line, limit
+        self.crossing = line.crossing()
+        self.signatures = line.signatures()
+
+    def ends(self, low: int, high: int) -> list[int]:
+        """Return the ends of the segments of the places from `low` on, before `high`."""
+        if low >= high:
+            return []
+        run = self.longest_run(low, high)
+        if run is None or high - low <= self.limit:
+            return self.rest(low, high)
+        unit = [run.start + run.period]
+        if run.period > self.limit:
+            unit = self.rest(run.start, run.start + run.period)
+        repeated = [end + k * run.period for k in range(run.units) for end in unit]
+        return [*self.ends(low, run.start), *repeated, *self.ends(run.end, high)]
+
+    def longest_run(self, low: int, high: int) -> _Run | None:
+        """Return the repetition that saves most primitives, of the least period."""
+        best: tuple[int, int, int] = (0, 0, 0)  # saved, -period, start
+        for period in range(LEAST_PERIOD, (high - low) // 2 + 1):
+            same = self.signatures[low : high - period] == self.signatures[low + period : high]
+            edges = np.flatnonzero(np.diff(np.concatenate(([0], same, [0]))))
+            for start, end in zip(edges[::2], edges[1::2], strict=True):
+                units = int(end - start + period) // period
+                saved = (units - 1) * period
+                if units >= 2 and (saved, -period) > best[:2]:
+                    best = (saved, -period, low + int(start))
+        if not best[0]:
+            return None
+        period, start = -best[1], best[2]
+        return self.in_phase(start, period, self.run_end(start, period, high))
+
+    def run_end(self, start: int, period: int, high: int) -> int:
+        """Return where a repetition that begins at `start` ends."""
+        same = self.signatures[start : high - period] == self.signatures[start + period : high]
+        different = np.flatnonzero(~same)
+        return start + period + (int(different[0]) if len(different) else len(same))
+
+    def in_phase(self, start: int, period: int, end: int) -> _Run | None:
+        """Return the repetition cut at a cheap place of its period, the earliest of the best."""
+        most = period * max(1, LEAST_REPETITION // period)
+        places = range(start, min(start + period, end - period + 1))
+        prices = {place: self.crossing[place + period] for place in places}
+        least = min(prices.values(), default=_FAR)
+        if least == _FAR:
+            return None
+        near = [place for place in places if prices[place] <= NEAR * least]
+        place = min(near, key=lambda at: (-((end - at) // most), prices[at], at))
+        units = (end - place) // most
+        return _Run(place, most, units) if units >= 2 else None
+
+    def rest(self, low: int, high: int) -> list[int]:
+        """Return the ends of the cheapest segments of what is not repeated."""
+        crossing = self.crossing
+        places = [
+            end for end in range(low + 1, high)
+            if crossing[end] <= min(crossing[end - 1], crossing[end + 1]) < _FAR
+        ]  # fmt: skip
+        found = self.cheapest([low, *places, high])
+        return found or self.cheapest(range(low, high + 1))
+
+    def cheapest(self, places: Sequence[int]) -> list[int]:
+        best = {places[0]: (0.0, -1)}
         for j, end in enumerate(places):
-            spans[end] = []
-            price, at = self.shared[end], end
+            price, at = self.line.shared[end], end
+            costs = []
             for start in reversed(places[:j]):
-                size = end - start
-                if size > limit:
+                if end - start > self.limit:
                     break
                 while at > start:
                     at -= 1
-                    price += self.price(at, end)
-                key = (size, (keys[end] - keys[start] * power[size]) % _MODULUS)
-                spans[end].append((start, price / self.total_bytes, key))
-        return spans
-
-    def _cheapest(
-        self,
-        limit: int,
-        spans: dict[int, list[tuple[int, float, tuple[int, int]]]],
-        seen: Counter[tuple[int, int]],
-    ) -> list[int]:
-        best = {0: (0.0, -1)}
-        for end, found in spans.items():
-            costs = [
-                (best[start][0] + price + self._effort(end - start, limit, seen[key] > 1), start)
-                for start, price, key in found
-                if start in best
-            ]
+                    price += self.line.price(at, end)
+                if start in best:
+                    share = price / self.line.total_bytes + self.effort(end - start)
+                    costs.append((best[start][0] + share, start))
             if costs:
                 best[end] = min(costs)
-        ends, at = [], self.count
-        while at > 0:
+        ends, at = [], places[-1]
+        while at != places[0]:
             if at not in best:
                 return []
             ends.append(at)
             at = best[at][1]
         return ends[::-1]
 
-    def _effort(self, size: int, limit: int, is_repeated: bool) -> float:
-        share = REPEATED if is_repeated else 1.0
-        search = BLOCK_EFFORT + size * (0.5 + size / limit)
-        return EFFORT * share * search / max(1, self.count)
-
-    def _window_keys(self) -> list[int]:
-        """Return prefix hashes of what each primitive does and how far off its inputs are."""
-        keys = [0]
-        for i, p in enumerate(self.order):
-            primitive = self.graph.primitives[p]
-            inputs = tuple(
-                i - self.place_of_value.get(v, -1) if v not in self.graph.constants
-                else (self.graph.types[v], self.graph.constants[v].is_uniform)
-                for v in primitive.inputs
-            )  # fmt: skip
-            own = hash((primitive.op, primitive.attributes,
-                        self.graph.types[primitive.output], inputs))  # fmt: skip
-            keys.append((keys[-1] * _BASE + own) % _MODULUS)
-        return keys
+    def effort(self, size: int) -> float:
+        search = BLOCK_EFFORT + size * (0.5 + size / self.limit)
+        return EFFORT * search / max(1, self.line.count)
