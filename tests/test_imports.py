@@ -10,8 +10,10 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "korch"
 ORDER = (
     ("errors", "libraries"), ("options", "target"), ("primitive",),
-    ("frontend", "fission", "equivalence"), ("candidate",), ("partition",), ("tile",), ("provider",), ("measure",),
-    ("orchestrate",), ("runtime",), ("contest", "report"), ("pipeline",), ("api", "cli"),
+    ("frontend", "fission", "equivalence"), ("candidate",), ("partition",),
+    ("tile",), ("provider",), ("measure",),
+    ("orchestrate",), ("runtime",), ("contest", "report"), ("pipeline",),
+    ("torch_module",), ("api", "cli"), ("torch_backend",),
 )  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 LATE = {("report", "pipeline")}

@@ -78,14 +78,31 @@ def export_module(
         kwargs: its keyword arguments.
 
     Raises:
-        ModelError: the module is in training mode, or is no function of its arguments.
-        UnsupportedError: PyTorch can't export it, or a part of what is needed is not installed.
+        ModelError: the module is in training mode, or returns no tensor.
+        UnsupportedError: it is no function of its arguments, PyTorch can't export it, or a part of
+            what is needed is not installed.
     """
     module, args, kwargs = _callable(model, args, kwargs or {})
+    return export_call(module, args, kwargs, type(model).__name__)
+
+
+def export_call(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Exported:
+    """Return a module as ONNX, for calls like the given one, in whatever mode it is.
+
+    Args:
+        module: an nn.Module.
+        args: positional arguments of an example call.
+        kwargs: its keyword arguments.
+        name: how messages call the module.
+
+    Raises:
+        ModelError: it returns no tensor.
+        UnsupportedError: it is no function of its arguments, PyTorch can't export it, or a part of
+            what is needed is not installed.
+    """
     arguments, tensors = Arguments.of(args, kwargs)
     results: list[Results] = []
     flat = _Flat(module, arguments, results.append)
-    name = type(model).__name__
     require_cpu([*module.parameters(), *module.buffers(), *tensors], name)
     with _LOCK, _quiet(), torch.no_grad():
         program = _traced(flat, tensors, name)
@@ -148,7 +165,7 @@ def require_cpu(tensors: Sequence[Any], name: str) -> None:
 def _traced(flat: _Flat, tensors: Sequence[Any], name: str) -> Any:
     # Two arguments that are one tensor would be traced as one input: views keep them apart.
     own = [tensor.detach().view_as(tensor) for tensor in tensors]
-    flat.eval()
+    flat.training = False
     try:
         program = torch.export.export(flat, tuple(own), strict=False)
         return program.run_decompositions({})
