@@ -1,10 +1,12 @@
 """What the database keeps of a candidate: facts about its kernel, not about a bad moment."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from korch.measure import calibrate
 from korch.measure.meter import CandidateMeter
-from korch.measure.record import Failed, Measured, is_lasting
+from korch.measure.record import AGAIN, Failed, Measured, is_lasting
 from korch.options import Options
 
 LASTING = (
@@ -41,3 +43,16 @@ def test_a_calibration_that_was_measured_in_another_way_is_not_taken(meter):
     """Its rates could be too low, and bounds made of them too high."""
     assert meter.database.fact("calibration") is None
     assert meter.database.fact(calibrate.FACT) == meter.calibration.to_text()
+
+
+@pytest.mark.parametrize("then", [LASTING[6], LASTING[0]], ids=lambda r: getattr(r, "kind", "ran"))
+def test_what_hung_is_tried_once_more_in_another_session(meter, then):
+    candidate = SimpleNamespace(key="slow")
+    meter._keep("slow", LASTING[6])
+    assert meter.known(candidate) == LASTING[6]
+    meter._records.clear()  # another session
+    assert meter.known(candidate) is None
+    meter._keep("slow", then)
+    meter._records.clear()
+    kept = meter.known(candidate)
+    assert kept == (then if isinstance(then, Measured) else Failed("hung", "10 s" + AGAIN))

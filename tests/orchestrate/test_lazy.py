@@ -160,3 +160,26 @@ def test_a_solved_instance_is_recalled_and_a_damaged_one_is_not() -> None:
     assert recall_solved(memory, candidates[:-1], EXACT) is None
     memory.facts = {name: text[:-9] for name, text in memory.facts.items()}
     assert recall_solved(memory, candidates, EXACT) is None
+
+
+def test_an_unproven_plan_has_a_runner_up() -> None:
+    graph, candidates = instance(4)
+    meter = ScriptedMeter(candidates, 4)
+    for key in meter.bounds:
+        meter.bounds[key] = 1  # with so few measurements, nothing can be proven
+    options = replace(EXACT, patience=2, max_measured=0.0)
+    loop = LazyLoop(graph, candidates, meter, options, free_measurements=12)
+    loop.run()
+    assert loop.best is not None
+    second = loop.runner_up()
+    assert second
+    total_ns = sum(meter.true[c.key] for c in second)
+    assert loop.best[0] <= total_ns <= 1.1 * loop.best[0]
+    assert {id(c) for c in second} != {id(candidates[k]) for k in loop.best[1]}
+
+
+def test_a_proven_plan_has_none() -> None:
+    graph, candidates = instance(4)
+    loop = LazyLoop(graph, candidates, ScriptedMeter(candidates, 4), EXACT)
+    loop.run()
+    assert loop.runner_up() == ()

@@ -14,7 +14,15 @@ from korch.libraries import needed_libraries
 from korch.measure.calibrate import FACT, Calibration, calibrate
 from korch.measure.compiler import NATIVE_FOLDER, Builder, CompileFailure, find_compiler
 from korch.measure.database import Database
-from korch.measure.record import Failed, FailureKind, Measured, Record, is_lasting
+from korch.measure.record import (
+    Failed,
+    FailureKind,
+    Measured,
+    Record,
+    is_lasting,
+    is_worth_retrying,
+    retried,
+)
 from korch.measure.timer import BufferSpec, Job, time_kernels
 from korch.options import Options
 from korch.provider.provider import Kernel, Provider
@@ -46,6 +54,7 @@ class CandidateMeter:
         self.calibration = self._calibrate()
         self._kernels: dict[str, Kernel | Refusal] = {}
         self._records: dict[str, Record] = {}
+        self._retried: set[str] = set()  # what hung in another session
 
     def __enter__(self) -> CandidateMeter:
         return self
@@ -72,6 +81,9 @@ class CandidateMeter:
         if candidate.key not in self._records:
             record = self.database.record(candidate.key)
             if record is None:
+                return None
+            if is_worth_retrying(record):
+                self._retried.add(candidate.key)
                 return None
             self._records[candidate.key] = record
         return self._records[candidate.key]
@@ -135,6 +147,8 @@ class CandidateMeter:
     def _keep(self, key: str, record: Record) -> None:
         if isinstance(record, Failed):
             logger.info("candidate %s is excluded: %s: %s", key[:8], record.kind, record.message)
+        if key in self._retried:
+            record = retried(record)
         self._records[key] = record
         if is_lasting(record):
             self.database.put_record(key, record)

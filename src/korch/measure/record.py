@@ -15,6 +15,10 @@ FailureKind = Literal[
 """Killed: the system ended the kernel's process or its compiler, most likely for want of memory."""
 
 
+AGAIN = ", nor in an earlier session"
+"""The end of the message of a kernel that hung in two sessions."""
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     """A measured time.
@@ -44,6 +48,21 @@ Record = Measured | Failed
 def is_lasting(record: Record) -> bool:
     """Return whether a record will be as true next time: what the system killed may then live."""
     return not (isinstance(record, Failed) and record.kind == "killed")
+
+
+def is_worth_retrying(record: Record) -> bool:
+    """Return whether a record of another session says that a kernel hung, once only.
+
+    A busy machine may have been the cause. What hung in two sessions is left alone.
+    """
+    return isinstance(record, Failed) and record.kind == "hung" and AGAIN not in record.message
+
+
+def retried(record: Record) -> Record:
+    """Return the record of a kernel that hung in another session, marked if it did so again."""
+    if isinstance(record, Failed) and record.kind == "hung":
+        return Failed("hung", f"{record.message}{AGAIN}")
+    return record
 
 
 def to_text(record: Record) -> str:

@@ -241,6 +241,8 @@ def search_whole(
     found = loop.run()
     plans = {"optimal": found.steps}
     plans |= baseline_plans(graph, loop.usable, loop.cost_ns, options)
+    if second := loop.runner_up():
+        plans["second"] = second
     solved = Solved(found, plans)
     keep_solved(meter.database, task.candidates, options, solved)
     return solved

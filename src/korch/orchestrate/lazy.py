@@ -48,6 +48,10 @@ ROUND_SECONDS = 4.0
 whenever it is stopped."""
 
 
+RUNNER_UP = 1.1
+"""A second-best plan that costs at most this much more may be the best as a whole."""
+
+
 class Meter(Protocol):
     """Costs of candidates."""
 
@@ -123,6 +127,7 @@ class LazyLoop:
                 self.records[candidate.key] = record
         self.rounds: list[Round] = []
         self.best: tuple[int, tuple[int, ...]] | None = None
+        self.second: tuple[int, tuple[int, ...]] | None = None
         self.bound_ns = 0
         problem = make_problem(graph, self.candidates, self.cost_ns, interface)
         self.solver = Solver(problem, workers=options.solver_workers, seed=options.seed,
@@ -323,8 +328,19 @@ class LazyLoop:
         if not all(isinstance(self.records.get(c.key), Measured) for c in chosen):
             return
         total_ns = sum(self.cost_ns(c)[0] for c in chosen)
+        plan = (total_ns, tuple(kernels))
         if self.best is None or total_ns < self.best[0]:
-            self.best = (total_ns, tuple(kernels))
+            self.best, plan = plan, self.best or plan
+        is_other = set(plan[1]) != set(self.best[1])
+        if is_other and (self.second is None or plan[0] < self.second[0]):
+            self.second = plan
+
+    def runner_up(self) -> tuple[Candidate, ...]:
+        """Return the second-best measured plan, if the best is not proven and it is near."""
+        if self.best is None or self.second is None or self._is_close():
+            return ()
+        is_near = self.second[0] <= RUNNER_UP * self.best[0]
+        return tuple(self.candidates[k] for k in self.second[1]) if is_near else ()
 
     def _seconds_left(self) -> float | None:
         return None if self.deadline_s is None else self.deadline_s - time.monotonic()
