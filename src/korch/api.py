@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from korch.errors import ModelError, OptionError
+from korch.errors import InfeasibleError, ModelError, OptionError, UnsupportedError
+from korch.host.executable import HostedExecutable, is_hosted
+from korch.host.executable import load as load_hosted
+from korch.host.optimize import optimize_with_host
 from korch.options import Options, default_threads
 from korch.pipeline import Progress, optimize_model
 from korch.runtime.executable import Executable
@@ -32,7 +35,7 @@ def optimize(
     strict: bool = False,
     progress: Progress | None = None,
     **options: Any,
-) -> Executable | ModuleExecutable:
+) -> Executable | HostedExecutable | ModuleExecutable:
     """Optimize a model for this machine.
 
     Args:
@@ -83,7 +86,13 @@ def optimize(
         )
     source = Path(model) if isinstance(model, os.PathLike) else model
     bound = {name: tuple(int(n) for n in shape) for name, shape in (shapes or {}).items()}
-    return optimize_model(source, record, bound, progress)
+    try:
+        return optimize_model(source, record, bound, progress)
+    except (UnsupportedError, InfeasibleError):
+        if not record.host:
+            raise
+    # Some part is no graph of static tensors, or nothing here computes with its types.
+    return optimize_with_host(source, record, bound, progress)
 
 
 def _is_torch_model(model: Any) -> bool:
@@ -95,10 +104,10 @@ def _is_torch_model(model: Any) -> bool:
     return is_torch_model(model)
 
 
-def load(path: str | os.PathLike[str]) -> Executable:
+def load(path: str | os.PathLike[str]) -> Executable | HostedExecutable:
     """Load an artifact that `Executable.save` or `korch optimize` wrote.
 
     Raises:
         ArtifactError: it is damaged, or built for another machine.
     """
-    return load_executable(path)
+    return load_hosted(path) if is_hosted(path) else load_executable(path)

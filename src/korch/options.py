@@ -67,6 +67,13 @@ class Options:
             f"{WHOLE_PRIMITIVES} primitives"
         },
     )
+    host: bool = field(
+        default=True,
+        metadata={
+            "help": "leave what can't be in a graph of static tensors to ONNX Runtime; --no-host "
+            "refuses such models"
+        },
+    )
     max_primitives: int = field(
         default=24, metadata={"help": "largest number of primitives in a candidate"}
     )

@@ -22,6 +22,7 @@ from korch.candidate.candidate import Candidate
 from korch.contest import Contest, Entry, hold_contest
 from korch.fission import fission
 from korch.frontend.onnx import load_model
+from korch.frontend.operator import OperatorGraph
 from korch.measure.meter import CandidateMeter
 from korch.measure.record import Measured
 from korch.options import Options
@@ -80,7 +81,7 @@ def optimize_model(
     """Take a model through all stages; return the fastest checked executable.
 
     Args:
-        model: a path, the bytes of an ONNX file, or an onnx.ModelProto.
+        model: a path, the bytes of an ONNX file, an onnx.ModelProto, or an operator graph.
         options: how to optimize.
         shapes: sizes for inputs with unknown dimensions, by input name.
         progress: told of each stage and of its steps.
@@ -90,7 +91,8 @@ def optimize_model(
     """
     run = Run(options, shapes or {}, progress or (lambda stage, text: None))
     with run.stage("frontend"):
-        operators = load_model(model, run.shapes)
+        is_loaded = isinstance(model, OperatorGraph)
+        operators = model if is_loaded else load_model(model, run.shapes)
     with run.stage("fission"):
         split = _checked(fission(operators), options)
     with run.stage("equivalences"):

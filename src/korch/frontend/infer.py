@@ -123,6 +123,7 @@ def infer_types(
     types: Mapping[str, ValueType],
     constants: Mapping[str, Array],
     model: str,
+    others: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the types of a node's outputs as TypeProtos; dimensions may be left open.
 
@@ -130,10 +131,13 @@ def infer_types(
         ModelError: the input types contradict the operator's definition.
     """
     given = {name for name in node.input if name}
+    others = others or {}
     inputs = {
-        name: type_proto(types[name]) if name in types else array_type_proto(constants[name])
+        name: others[name] if name in others
+        else type_proto(types[name]) if name in types
+        else array_type_proto(constants[name])
         for name in given
-    }
+    }  # fmt: skip
     data = {
         name: onnx.numpy_helper.from_array(constants[name], name)
         for name in given

@@ -20,8 +20,9 @@ from korch.errors import ModelError, UnsupportedError
 from korch.frontend.infer import check_opsets
 from korch.frontend.names import has_legal_names, order_nodes
 from korch.frontend.operator import Operator, OperatorGraph
-from korch.frontend.propagate import Propagation
-from korch.frontend.shapes import bind_inputs
+from korch.frontend.propagate import Host, Propagation
+from korch.frontend.segments import SegmentedModel, cut_segments
+from korch.frontend.shapes import bind_inputs, is_number_tensor
 from korch.frontend.tensors import read_tensor
 from korch.primitive.op import Array
 
@@ -61,6 +62,55 @@ def load_model(
         OptionError: `shapes` does not fit the model.
         UnsupportedError: the model is right, but uses what Korch can't run.
     """
+    loaded = _load(model)
+    types = dict(bind_inputs(loaded.declared, shapes or {}, loaded.name))
+    walk = Propagation(loaded.name, loaded.opsets, types, loaded.constants, loaded.outputs)
+    walk.walk(loaded.nodes)
+    return _pruned(loaded.name, walk, [item.name for item in loaded.declared], loaded.outputs)
+
+
+def load_segments(
+    model: str | Path | bytes | onnx.ModelProto | HeldModel,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    forced: Mapping[str, str] | None = None,
+) -> SegmentedModel:
+    """Read an ONNX model that has parts which are no graph of static tensors.
+
+    Args:
+        model: as for `load_model`.
+        shapes: shapes of inputs by name; needed for tensors that the model leaves open.
+        forced: names of nodes that the host must run, with the reasons.
+
+    Raises:
+        ModelError: as for `load_model`.
+        OptionError: as for `load_model`.
+        UnsupportedError: it uses what no host runs either.
+    """
+    loaded = _load(model)
+    tensors = [item for item in loaded.declared if is_number_tensor(item)]
+    untyped = {item.name: item.type for item in loaded.declared if not is_number_tensor(item)}
+    types = dict(bind_inputs(tensors, shapes or {}, loaded.name))
+    walk = Propagation(loaded.name, loaded.opsets, types, loaded.constants, loaded.outputs,
+                       Host(forced or {}, untyped))  # fmt: skip
+    walk.walk(loaded.nodes)
+    inputs = [item.name for item in loaded.declared]
+    return cut_segments(loaded.name, walk, inputs, loaded.outputs, loaded.ir_version)
+
+
+@dataclass(frozen=True, eq=False)
+class _Loaded:
+    """A model that was read, with its names checked and its nodes in order."""
+
+    name: str
+    ir_version: int
+    opsets: Mapping[str, int]
+    declared: list[Any]
+    outputs: list[str]
+    nodes: list[Any]
+    constants: dict[str, Array]
+
+
+def _load(model: str | Path | bytes | onnx.ModelProto | HeldModel) -> _Loaded:
     proto, name, folder = _read(model)
     proto = _inlined(proto, name)
     graph = proto.graph
@@ -78,7 +128,6 @@ def load_model(
     nodes = order_nodes(
         graph.node, [*initializers, *(item.name for item in declared)], outputs, name
     )
-    types = dict(bind_inputs(declared, shapes or {}, name))
     used = {n for node in nodes for n in node.input} | set(outputs) | _captured(nodes)
     held = model.arrays if isinstance(model, HeldModel) else {}
     constants = {
@@ -86,9 +135,7 @@ def load_model(
         for n, tensor in initializers.items()
         if n in used
     }
-    walk = Propagation(name, opsets, types, constants, outputs)
-    walk.walk(nodes)
-    return _pruned(name, walk, [item.name for item in declared], outputs)
+    return _Loaded(name, proto.ir_version, opsets, declared, outputs, nodes, constants)
 
 
 def _captured(nodes: Sequence[Any]) -> set[str]:

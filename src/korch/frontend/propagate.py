@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,37 @@ from korch.primitive.types import DType, ValueType
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class HostNode:
+    """A node that can't be in a graph of static tensors.
+
+    Attributes:
+        node: the node as ONNX writes it.
+        reason: why.
+    """
+
+    node: Any
+    reason: str
+
+    @property
+    def name(self) -> str:
+        """Its name, or that of its first output."""
+        return self.node.name or next(filter(None, self.node.output), "")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What runs beside the static graph.
+
+    Attributes:
+        forced: names of nodes that must be left to it, with the reasons.
+        untyped: inputs that are no tensors of numbers, with their types as ONNX writes them.
+    """
+
+    forced: Mapping[str, str] = field(default_factory=dict)
+    untyped: Mapping[str, Any] = field(default_factory=dict)
+
+
 class Propagation:
     """One walk over a model's nodes.
 
@@ -29,16 +62,31 @@ class Propagation:
         types: the type of each value so far, constants of other element types left out.
         constants: the values known so far.
         operators: what is left to run.
+        items: the same and the host's nodes, in order.
+        untyped: the values that are no static tensors, with what ONNX knows of their type.
     """
 
     def __init__(
         self, model: str, opsets: Mapping[str, int], types: dict[str, ValueType],
-        constants: dict[str, Array], outputs: Sequence[str],
+        constants: dict[str, Array], outputs: Sequence[str], host: Host | None = None,
     ) -> None:  # fmt: skip
+        """Begin a walk.
+
+        Args:
+            model: the model's name, for messages.
+            opsets: the version of each domain.
+            types: the types of the inputs.
+            constants: the values known from the start.
+            outputs: names of the model's outputs.
+            host: what is left to the host; if None, it has to be nothing.
+        """
         self.model, self.opsets, self.wanted = model, opsets, set(outputs)
         self.types = types
         self.constants: dict[str, Array] = {}
         self.operators: list[Operator] = []
+        self.items: list[Operator | HostNode] = []
+        self.host = host
+        self.untyped: dict[str, Any] = dict(host.untyped) if host else {}
         for name, array in constants.items():
             self._set_constant(name, array)
 
@@ -49,10 +97,47 @@ class Propagation:
         for node in nodes:
             read.update((*node.input, *captured_names(node)))
         while waiting:
-            more = self._node(waiting.popleft(), read)
+            more = self._visit(waiting.popleft(), read)
             for node in more:
                 read.update((*node.input, *captured_names(node)))
             waiting.extendleft(reversed(more))
+
+    def _visit(self, node: Any, read: set[str]) -> list[Any]:
+        """Process a node, or leave it to the host if there is one; return those to do instead."""
+        if self.host is None:
+            return self._node(node, read)
+        name = node.name or next(filter(None, node.output), "")
+        reason = self.host.forced.get(name, "")
+        if not reason and (foreign := self.untyped.keys() & {*node.input, *captured_names(node)}):
+            reason = f"it reads {min(foreign)!r}, which is no tensor of static shape"
+        if not reason:
+            try:
+                return self._node(node, read)
+            except UnsupportedError as error:
+                reason = error.what
+        self._leave(_normal(node), reason)
+        return []
+
+    def _leave(self, node: Any, reason: str) -> None:
+        """Leave a node to the host; its outputs may still be static tensors."""
+        self.items.append(HostNode(node, reason))
+        schema = find_schema(node, self.opsets, self.model)
+        types = {n: self.types[n] for n in node.input if n in self.types}
+        strange = {n: self.untyped.get(n) for n in node.input if n not in self.types}
+        found: dict[str, Any] = {}
+        if not any(captured_names(node)) and all(
+            proto is not None or n in self.constants or not n for n, proto in strange.items()
+        ):
+            with suppress(ModelError):
+                found = infer_types(
+                    node, schema, self.opsets, types, self.constants, self.model,
+                    {n: proto for n, proto in strange.items() if proto is not None},
+                )  # fmt: skip
+        for name in filter(None, node.output):
+            try:
+                self.types[name] = static_type(found.get(name), name, node, self.model)
+            except UnsupportedError:
+                self.untyped[name] = found.get(name)
 
     def _node(self, node: Any, read: set[str]) -> list[Any]:
         node = _normal(node)
@@ -151,13 +236,17 @@ class Propagation:
                 if name in read:
                     raise
                 outputs.append("")
-        self.operators.append(
+        self._add(
             Operator(
                 node.name or next(filter(None, node.output), ""), node.op_type, node.domain,
                 self.opsets[node.domain],
                 tuple(node.input), tuple(outputs), read_attributes(node), node,
             )
         )  # fmt: skip
+
+    def _add(self, operator: Operator) -> None:
+        self.operators.append(operator)
+        self.items.append(operator)
 
     def _set_constant(self, name: str, array: Array) -> None:
         self.constants[name] = array

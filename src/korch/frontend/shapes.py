@@ -112,6 +112,12 @@ def _unknown(name: str, what: str, example: str, where: str) -> ModelError:
     )
 
 
+def is_number_tensor(item: Any) -> bool:
+    """Return whether an input is a tensor of elements that Korch computes with."""
+    is_tensor = item.type.WhichOneof("value") == "tensor_type"
+    return is_tensor and dtype_of(item.type.tensor_type.elem_type) is not None
+
+
 def dtype_of(elem_type: int) -> DType | None:
     """Return the element type that ONNX gives this number, or None if Korch has none."""
     try:

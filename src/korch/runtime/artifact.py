@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import secrets
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -73,6 +74,15 @@ def write_artifact(artifact: Artifact, path: str | os.PathLike[str]) -> None:
     Raises:
         ArtifactError: the file can't be written.
     """
+    write_file(path, lambda stream: _write(artifact, stream))
+
+
+def write_file(path: str | os.PathLike[str], write: Callable[[IO[bytes]], None]) -> None:
+    """Write a file so that `path` holds either what it held before or all of it.
+
+    Raises:
+        ArtifactError: the file can't be written.
+    """
     target = Path(os.path.realpath(path))
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     if target.exists() and not target.is_file():
@@ -83,7 +93,7 @@ def write_artifact(artifact: Artifact, path: str | os.PathLike[str]) -> None:
         )
     try:
         with temporary.open("xb") as stream:
-            _write(artifact, stream)
+            write(stream)
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(target)
@@ -99,13 +109,78 @@ def write_artifact(artifact: Artifact, path: str | os.PathLike[str]) -> None:
             temporary.unlink()
 
 
-def read_artifact(path: str | os.PathLike[str]) -> Artifact:
+def write_archive(
+    path: str | os.PathLike[str], manifest: Mapping[str, Any],
+    members: Mapping[str, Iterable[bytes | memoryview]],
+) -> None:  # fmt: skip
+    """Write an archive of members, whose checksums its manifest holds, as `write_file` does.
+
+    Args:
+        path: of the file.
+        manifest: format and schema; the checksums are added.
+        members: the chunks of each member by name; they are read twice.
+
+    Raises:
+        ArtifactError: the file can't be written.
+    """
+    digests = {name: _digest(chunks) for name, chunks in members.items()}
+
+    def write(stream: IO[bytes]) -> None:
+        with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
+            _add(archive, MANIFEST, [to_json({**manifest, "sha256": digests}).encode()])
+            for name, chunks in members.items():
+                _add(archive, name, chunks)
+
+    write_file(path, write)
+
+
+@contextlib.contextmanager
+def read_archive(
+    path: str | os.PathLike[str], format_name: str, schema: int, needed: Sequence[str]
+) -> Iterator[zipfile.ZipFile]:
+    """Open what `write_archive` wrote, after a check of every member.
+
+    Raises:
+        ArtifactError: it can't be read, is no such archive, is damaged, or has another schema.
+    """
+    try:
+        with Path(path).open("rb") as stream:
+            yield from _opened(stream, format_name, schema, needed)
+    except ArtifactError as error:
+        where = f"{path}: {error.where}" if error.where else str(path)
+        raise ArtifactError(error.what, where, error.expected, error.hint) from error
+    except OSError as error:
+        raise ArtifactError(
+            f"it can't be read: {error.strerror or error}", where=str(path)
+        ) from error
+
+
+def _opened(
+    stream: IO[bytes], format_name: str, schema: int, needed: Sequence[str]
+) -> Iterator[zipfile.ZipFile]:
+    head = stream.read(_NAME_AT + len(MANIFEST))
+    if not head.startswith(_FIRST_BYTES) or head[_NAME_AT:] != MANIFEST.encode():
+        raise _no_artifact()
+    try:
+        with zipfile.ZipFile(stream) as archive:
+            if any(e.compress_type or e.flag_bits & _ENCRYPTED for e in archive.infolist()):
+                raise zipfile.BadZipFile("a member is compressed or encrypted")
+            manifest = _read_manifest(archive, format_name, schema)
+            _check_digests(archive, manifest, needed)
+            yield archive
+    except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+        raise ArtifactError("it is truncated or damaged", hint=_REBUILD) from error
+
+
+def read_artifact(path: str | os.PathLike[str] | IO[bytes]) -> Artifact:
     """Read an artifact and check that it is whole and that this machine can run it.
 
     Raises:
         ArtifactError: it can't be read, is no artifact, is damaged or tampered with, has another
             schema, or needs another machine.
     """
+    if not isinstance(path, str | os.PathLike):
+        return _read(path)
     try:
         with Path(path).open("rb") as stream:
             return _read(stream)
@@ -116,6 +191,13 @@ def read_artifact(path: str | os.PathLike[str]) -> Artifact:
         raise ArtifactError(
             f"it can't be read: {error.strerror or error}", where=str(path)
         ) from error
+
+
+def artifact_bytes(artifact: Artifact) -> bytes:
+    """Return an artifact's file as bytes."""
+    stream = io.BytesIO()
+    _write(artifact, stream)
+    return stream.getvalue()
 
 
 def _members(artifact: Artifact) -> list[tuple[str, Iterable[bytes | memoryview]]]:
@@ -165,15 +247,13 @@ def _digest(chunks: Iterable[bytes | memoryview]) -> str:
 def _read(stream: IO[bytes]) -> Artifact:
     head = stream.read(_NAME_AT + len(MANIFEST))
     if not head.startswith(_FIRST_BYTES) or head[_NAME_AT:] != MANIFEST.encode():
-        raise ArtifactError(
-            "it is no Korch artifact", expected="a file that `korch optimize` wrote"
-        )
+        raise _no_artifact()
     try:
         with zipfile.ZipFile(stream) as archive:
             if any(e.compress_type or e.flag_bits & _ENCRYPTED for e in archive.infolist()):
                 raise zipfile.BadZipFile("a member is compressed or encrypted")
-            manifest = _read_manifest(archive)
-            _check_digests(archive, manifest)
+            manifest = _read_manifest(archive, FORMAT, SCHEMA)
+            _check_digests(archive, manifest, (LIBRARY, WEIGHTS, PLAN, REPORT))
             requirements = _requirements(manifest)
             requirements.check()
             with archive.open(WEIGHTS) as member:
@@ -199,28 +279,28 @@ def _no_artifact() -> ArtifactError:
     return ArtifactError("it is no Korch artifact", expected="a file that `korch optimize` wrote")
 
 
-def _read_manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
+def _read_manifest(archive: zipfile.ZipFile, format_name: str, schema: int) -> dict[str, Any]:
     try:
         manifest = json.loads(archive.read(MANIFEST))
-        is_artifact = manifest["format"] == FORMAT
-        schema = manifest["schema"]
+        is_artifact = manifest["format"] == format_name
+        found_schema = manifest["schema"]
     except (ValueError, KeyError, TypeError) as error:
         raise ArtifactError("it can't be read", where=MANIFEST, hint=_REBUILD) from error
     if not is_artifact:
+        raise _no_artifact()
+    if found_schema != schema:
         raise ArtifactError(
-            "it is no Korch artifact", expected="a file that `korch optimize` wrote"
-        )
-    if schema != SCHEMA:
-        raise ArtifactError(
-            f"its schema has version {schema!r}",
-            expected=f"version {SCHEMA}",
+            f"its schema has version {found_schema!r}",
+            expected=f"version {schema}",
             hint="Build it again with this version of Korch",
         )
     found: dict[str, Any] = manifest
     return found
 
 
-def _check_digests(archive: zipfile.ZipFile, manifest: Mapping[str, Any]) -> None:
+def _check_digests(
+    archive: zipfile.ZipFile, manifest: Mapping[str, Any], needed: Sequence[str]
+) -> None:
     """Check that the archive holds exactly the members that the manifest names, unchanged."""
     digests = manifest.get("sha256")
     names = archive.namelist()
@@ -228,7 +308,7 @@ def _check_digests(archive: zipfile.ZipFile, manifest: Mapping[str, Any]) -> Non
         raise ArtifactError(
             "its members are not those that its manifest names", where=MANIFEST, hint=_REBUILD
         )
-    for name in (LIBRARY, WEIGHTS, PLAN, REPORT):
+    for name in needed:
         if name not in digests:
             raise ArtifactError(f"{name} is missing", where=MANIFEST, hint=_REBUILD)
     for name, expected in digests.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from korch.errors import ArtifactError, InputError
 from korch.primitive.op import Array
 from korch.primitive.types import DType, ValueType
 from korch.runtime.alignment import aligned_bytes
-from korch.runtime.artifact import Artifact, read_artifact, write_artifact
+from korch.runtime.artifact import Artifact, artifact_bytes, read_artifact, write_artifact
 from korch.runtime.library import Handle, Library
 from korch.runtime.record import PlanRecord, TensorRecord
 
@@ -207,18 +207,14 @@ class Executable:
         Raises:
             ArtifactError: the file can't be written; what was there before is unharmed.
         """
-        parts = self._artifact
-        write_artifact(
-            Artifact(
-                library=parts.library,
-                weights=parts.weights,
-                plan=parts.plan,
-                requirements=parts.requirements,
-                sources=parts.sources,
-                report=self.report,
-            ),
-            path,
-        )
+        write_artifact(self._reported(), path)
+
+    def to_bytes(self) -> bytes:
+        """Return what `save` would write."""
+        return artifact_bytes(self._reported())
+
+    def _reported(self) -> Artifact:
+        return replace(self._artifact, report=self.report)
 
     def _accept(self, arrays: Sequence[Any]) -> list[Array]:
         if len(arrays) != len(self._inputs):

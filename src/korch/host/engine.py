@@ -1,0 +1,103 @@
+"""Runs a host segment: by ONNX Runtime, or by ONNX's reference evaluator where that refuses."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx.reference import ReferenceEvaluator
+
+from korch.errors import ProviderError, UnsupportedError
+
+RUNTIME, REFERENCE = "ONNX Runtime", "onnx.reference"
+
+
+class Engine:
+    """A host segment that is ready to run.
+
+    Attributes:
+        name: who runs it.
+        refusal: why ONNX Runtime does not, "" if it does.
+    """
+
+    def __init__(self, model: onnx.ModelProto, threads: int) -> None:
+        """Set it up.
+
+        Args:
+            model: the segment; an input's type may be missing.
+            threads: of ONNX Runtime.
+
+        Raises:
+            UnsupportedError: neither takes the segment.
+        """
+        self._model, self._threads = model, threads
+        self._outputs = [item.name for item in model.graph.output]
+        self._session, self.refusal = open_session(model, threads)
+        self._evaluator = None if self._session is not None else _evaluator(model, self.refusal)
+
+    @property
+    def name(self) -> str:
+        """Who runs it."""
+        return RUNTIME if self._evaluator is None else REFERENCE
+
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the outputs by name: arrays, lists of them for sequences, None for no value.
+
+        Raises:
+            ProviderError: it failed.
+        """
+        if self._evaluator is None:
+            try:
+                return self._named(self._session.run(self._outputs, dict(feeds)))
+            except Exception as error:  # noqa: BLE001 - foreign code, whose errors have no base
+                # Some kernels are found missing only when they run.
+                self.refusal = _first_line(error)
+                self._evaluator = _evaluator(self._model, self.refusal)
+        try:
+            with warnings.catch_warnings(), np.errstate(all="ignore"):
+                warnings.simplefilter("ignore")
+                return self._named(self._evaluator.run(self._outputs, dict(feeds)))
+        except Exception as error:
+            raise ProviderError(
+                f"the host can't run it: {_first_line(error)}; ONNX Runtime: {self.refusal}",
+                where=f"host segment with {self._model.graph.node[0].op_type}",
+            ) from error
+
+    def _named(self, results: Sequence[Any]) -> dict[str, Any]:
+        return dict(zip(self._outputs, results, strict=True))
+
+
+def open_session(model: onnx.ModelProto, threads: int) -> tuple[Any, str]:
+    """Return ONNX Runtime's session for a model, or None and why there is none."""
+    try:
+        import onnxruntime
+    except ImportError:
+        return None, "it is not installed"
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    try:
+        return onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        ), ""
+    except Exception as error:  # noqa: BLE001 - foreign code, whose errors have no base
+        return None, _first_line(error)
+
+
+def _evaluator(model: onnx.ModelProto, refusal: str) -> Any:
+    try:
+        return ReferenceEvaluator(model)
+    except Exception as error:
+        node = model.graph.node[0]
+        raise UnsupportedError(
+            f"neither ONNX Runtime ({refusal}) nor onnx.reference ({_first_line(error)}) runs it",
+            where=f"host segment with {node.op_type} {node.name}".rstrip(),
+            hint="Cut the model before this node, or replace the node",
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return " ".join((str(error).splitlines() or [type(error).__name__])[0].split())[:300]

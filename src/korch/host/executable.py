@@ -1,0 +1,279 @@
+"""An executable of several segments, some of which the host runs.
+
+One file: a zip archive without compression with `manifest.json` (schema and SHA-256 of the rest),
+`program.json` (inputs, outputs and the order of the segments) and the segments: an artifact of its
+own for each that Korch runs, an ONNX model for each that the host runs.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from korch.errors import ArtifactError, InputError
+from korch.frontend.shapes import dtype_of
+from korch.host.engine import Engine
+from korch.primitive.op import Array
+from korch.runtime.artifact import read_archive, read_artifact, write_archive
+from korch.runtime.executable import Executable, TensorInfo
+
+FORMAT = "korch-hosted"
+SCHEMA = 1
+PROGRAM = "program.json"
+
+
+@dataclass(frozen=True, eq=False)
+class HostPart:
+    """A segment that the host runs.
+
+    Attributes:
+        model: the segment.
+        engine: runs it.
+        nodes: each node's name and operator, and why the host runs it.
+    """
+
+    model: onnx.ModelProto
+    engine: Engine
+    nodes: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class NativePart:
+    """A segment that Korch runs, with the names of what it reads and computes."""
+
+    executable: Executable
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+Part = HostPart | NativePart
+
+
+class HostedExecutable:
+    """Runs segments one after another; values go between them by name.
+
+    It is called as an `Executable` is. Values that are no tensors are those of ONNX Runtime: a list
+    for a sequence, None for no value, an array of objects for strings.
+
+    Attributes:
+        parts: the segments.
+        report: how they were found; `save` stores it.
+    """
+
+    def __init__(
+        self, inputs: Sequence[tuple[str, Any]], outputs: Sequence[tuple[str, Any]],
+        parts: Sequence[Part], constants: Mapping[str, Array], threads: int,
+        report: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        """Put the parts together.
+
+        Args:
+            inputs: name and type, as ONNX writes it, of each input.
+            outputs: name and type of each output; None where it is unknown.
+            parts: the segments.
+            constants: outputs that are known already.
+            threads: of the host.
+            report: how they were found.
+        """
+        self._inputs, self._outputs = tuple(inputs), tuple(outputs)
+        self._constants, self._threads = dict(constants), threads
+        self.parts = tuple(parts)
+        self.report: dict[str, Any] = dict(report)
+
+    def get_inputs(self) -> list[TensorInfo]:
+        """Describe the model's inputs, in the order in which a call takes them."""
+        return [describe(name, proto) for name, proto in self._inputs]
+
+    def get_outputs(self) -> list[TensorInfo]:
+        """Describe the model's outputs, in the order in which a call returns them."""
+        return [describe(name, proto) for name, proto in self._outputs]
+
+    def __call__(self, *values: Any) -> tuple[Any, ...]:
+        """Run the model.
+
+        Args:
+            values: one for each input, in the model's order.
+
+        Returns:
+            A value for each output, in the model's order.
+
+        Raises:
+            InputError: a value has another shape or type, or there are too few or too many.
+            ProviderError: a kernel or the host failed.
+        """
+        if len(values) != len(self._inputs):
+            names = ", ".join(repr(name) for name, _ in self._inputs) or "none"
+            raise InputError(
+                f"it was called with {len(values)} values", expected=f"{len(self._inputs)}: {names}"
+            )
+        known: dict[str, Any] = dict(self._constants)
+        for (name, proto), value in zip(self._inputs, values, strict=True):
+            known[name] = _accept(name, proto, value)
+        for part in self.parts:
+            if isinstance(part, HostPart):
+                feeds = {item.name: known[item.name] for item in part.model.graph.input}
+                known |= part.engine.run(feeds)
+            else:
+                results = part.executable(*(known[name] for name in part.inputs))
+                known |= dict(zip(part.outputs, results, strict=True))
+        return tuple(known[name] for name, _ in self._outputs)
+
+    def run(
+        self, output_names: Sequence[str] | None, feeds: Mapping[str, Any],
+        run_options: None = None,
+    ) -> list[Any]:  # fmt: skip
+        """Run the model as `onnxruntime.InferenceSession.run` does.
+
+        Args:
+            output_names: the outputs wanted, in this order; None for all.
+            feeds: a value for each input, by name.
+            run_options: for ONNX Runtime only; must be None.
+
+        Raises:
+            InputError: a name is unknown or missing, or a value has another shape or type.
+            ProviderError: a kernel or the host failed.
+        """
+        if run_options is not None:
+            raise InputError("run_options is for ONNX Runtime only", expected="None")
+        names, offered = ([name for name, _ in pairs] for pairs in (self._inputs, self._outputs))
+        for name in feeds:
+            if name not in names:
+                raise InputError(f"there is no input {name!r}", expected=", ".join(names) or "none")
+        for name in names:
+            if name not in feeds:
+                raise InputError(f"input {name!r} is missing", expected=", ".join(names))
+        wanted = offered if output_names is None else list(output_names)
+        for name in wanted:
+            if name not in offered:
+                raise InputError(f"there is no output {name!r}", expected=", ".join(offered))
+        found = dict(zip(offered, self(*(feeds[name] for name in names)), strict=True))
+        return [found[name] for name in wanted]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the executable to one file, which `load` reads.
+
+        Raises:
+            ArtifactError: the file can't be written; what was there before is unharmed.
+        """
+        segments: list[dict[str, Any]] = []
+        members: dict[str, bytes] = {}
+        for i, part in enumerate(self.parts):
+            if isinstance(part, HostPart):
+                member = f"segments/{i}.onnx"
+                members[member] = part.model.SerializeToString()
+                segments.append({"host": member, "nodes": part.nodes})
+            else:
+                member = f"segments/{i}.korch"
+                members[member] = part.executable.to_bytes()
+                segments.append({"native": member, "inputs": part.inputs, "outputs": part.outputs})
+        for i, array in enumerate(self._constants.values()):
+            members[f"constants/{i}"] = onnx.numpy_helper.from_array(array).SerializeToString()
+        program = {
+            "threads": self._threads, "segments": segments, "constants": list(self._constants),
+            "inputs": [_store(*item) for item in self._inputs],
+            "outputs": [_store(*item) for item in self._outputs], "report": self.report,
+        }  # fmt: skip
+        members[PROGRAM] = json.dumps(program, default=str, sort_keys=True).encode()
+        chunks = {name: [content] for name, content in members.items()}
+        write_archive(path, {"format": FORMAT, "schema": SCHEMA}, chunks)
+
+
+def load(path: str | os.PathLike[str]) -> HostedExecutable:
+    """Load what `HostedExecutable.save` wrote.
+
+    Raises:
+        ArtifactError: it is damaged, of another schema, or for another machine.
+        UnsupportedError: the host does not run a segment here.
+    """
+    with read_archive(path, FORMAT, SCHEMA, (PROGRAM,)) as archive:
+        try:
+            return _read(archive)
+        except (KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
+            raise ArtifactError("it is damaged", where=str(path)) from error
+
+
+def _read(archive: zipfile.ZipFile) -> HostedExecutable:
+    program = json.loads(archive.read(PROGRAM))
+    threads = int(program["threads"])
+    parts: list[Part] = []
+    for segment in program["segments"]:
+        if "host" in segment:
+            model = onnx.ModelProto.FromString(archive.read(segment["host"]))
+            nodes = tuple((str(name), str(reason)) for name, reason in segment["nodes"])
+            parts.append(HostPart(model, Engine(model, threads), nodes))
+        else:
+            artifact = read_artifact(io.BytesIO(archive.read(segment["native"])))
+            parts.append(NativePart(Executable(artifact), tuple(segment["inputs"]),
+                                    tuple(segment["outputs"])))  # fmt: skip
+    constants = {
+        name: onnx.numpy_helper.to_array(
+            onnx.TensorProto.FromString(archive.read(f"constants/{i}"))
+        )
+        for i, name in enumerate(program["constants"])
+    }
+    return HostedExecutable(
+        [_restore(item) for item in program["inputs"]],
+        [_restore(item) for item in program["outputs"]], parts, constants, threads,
+        program["report"],
+    )  # fmt: skip
+
+
+def is_hosted(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file is what `HostedExecutable.save` writes, whole or not."""
+    try:
+        with Path(path).open("rb") as stream:
+            return f'"format": "{FORMAT}"'.encode() in stream.read(4096)
+    except OSError:
+        return False
+
+
+def _store(name: str, proto: Any) -> list[str | None]:
+    return [name, None if proto is None else proto.SerializeToString().hex()]
+
+
+def _restore(item: Sequence[Any]) -> tuple[str, Any]:
+    name, text = item
+    proto = None if text is None else onnx.TypeProto.FromString(bytes.fromhex(text))
+    return str(name), proto
+
+
+def describe(name: str, proto: Any) -> TensorInfo:
+    """Return a value as ONNX Runtime's sessions describe it; a size of -1 is unknown."""
+    kind = proto.WhichOneof("value") if proto is not None else None
+    if kind != "tensor_type":
+        return TensorInfo(name, [], (kind or "unknown").removesuffix("_type"), np.dtype(object))
+    tensor = proto.tensor_type
+    dtype = dtype_of(tensor.elem_type)
+    numpy_type = np.dtype(object) if dtype is None else dtype.numpy
+    sizes = [d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim]
+    text = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
+    return TensorInfo(name, sizes, f"tensor({text})", numpy_type)
+
+
+def _accept(name: str, proto: Any, value: Any) -> Any:
+    info = describe(name, proto)
+    if info.dtype == np.dtype(object):
+        return value
+    array = np.asarray(value) if isinstance(value, np.ndarray | np.generic) else None
+    if array is None and hasattr(value, "__dlpack__"):
+        array = np.from_dlpack(value)
+    fits = array is not None and array.dtype == info.dtype and array.ndim == len(info.shape)
+    if (
+        array is None
+        or not fits
+        or any(n not in (-1, m) for n, m in zip(info.shape, array.shape, strict=False))
+    ):
+        found = type(value).__name__ if array is None else f"{array.dtype}{list(array.shape)}"
+        raise InputError(
+            f"it is {found}", where=f"input {name!r}", expected=f"{info.dtype}{info.shape}"
+        )
+    return array

@@ -1,0 +1,123 @@
+"""Model -> executable in which the host runs what can't be in a static graph."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from korch.errors import InfeasibleError, KorchError, ProviderError, UnsupportedError
+from korch.fission import fission
+from korch.frontend.onnx import load_segments
+from korch.frontend.operator import OperatorGraph
+from korch.frontend.segments import HostSegment, SegmentedModel
+from korch.host.engine import Engine, open_session
+from korch.host.executable import HostedExecutable, HostPart, NativePart, Part
+from korch.options import Options
+from korch.pipeline import Progress, optimize_model
+from korch.primitive.ops.opaque import OpaqueAttributes, opaque_model
+
+logger = logging.getLogger("korch.host")
+
+
+def optimize_with_host(
+    model: Any,
+    options: Options,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    progress: Progress | None = None,
+    forced: Mapping[str, str] | None = None,
+) -> HostedExecutable:
+    """Optimize the parts of a model that are graphs of static tensors; leave the rest to the host.
+
+    Args:
+        model: as for `optimize_model`.
+        options: how to optimize; the budget holds for each segment.
+        shapes: sizes for inputs with unknown dimensions, by input name.
+        progress: told of each stage and of its steps.
+        forced: names of nodes that the host must run, with the reasons.
+
+    Raises:
+        KorchError: the model, an option or the machine is not fit for it; the text says what to do.
+    """
+    tell = progress or (lambda stage, text: None)
+    begun_s = time.monotonic()
+    host = dict(forced or {})
+    while True:
+        segmented = load_segments(model, shapes, host)
+        refused = _refused_by_runtime(segmented)
+        if not refused:
+            try:
+                return _build(segmented, options, tell, begun_s)
+            except _CannotRunError as error:
+                refused = error.nodes
+        if not refused.keys() - host.keys():
+            raise UnsupportedError(
+                "its nodes are refused again by the host", where=segmented.name,
+                expected="; ".join(f"{n}: {r}" for n, r in refused.items()),
+            )  # fmt: skip
+        host |= refused
+
+
+class _CannotRunError(Exception):
+    """Nodes that no provider runs, with the reasons."""
+
+    def __init__(self, nodes: Mapping[str, str]) -> None:
+        super().__init__(nodes)
+        self.nodes = dict(nodes)
+
+
+def _build(
+    segmented: SegmentedModel, options: Options, tell: Progress, begun_s: float
+) -> HostedExecutable:
+    parts: list[Part] = []
+    reports = []
+    for segment in segmented.segments:
+        if isinstance(segment, HostSegment):
+            parts.append(HostPart(segment.model, Engine(segment.model, options.threads),
+                                  segment.nodes))  # fmt: skip
+            continue
+        try:
+            executable = optimize_model(segment, options, None, tell)
+        except (InfeasibleError, ProviderError) as error:
+            raise _CannotRunError(_blamed(segment, error)) from error
+        parts.append(NativePart(executable, segment.inputs, segment.outputs))
+        reports.append(executable.report)
+    hosted = [
+        {"node": node, "reason": reason, "engine": part.engine.name}
+        for part in parts if isinstance(part, HostPart) for node, reason in part.nodes
+    ]  # fmt: skip
+    for item in hosted:
+        tell("host", f"{item['node']} is run by {item['engine']}: {item['reason']}")
+    report = {"host": hosted, "segments": reports, "seconds": time.monotonic() - begun_s}
+    return HostedExecutable(segmented.inputs, segmented.outputs, parts, segmented.constants,
+                            options.threads, report)  # fmt: skip
+
+
+def _refused_by_runtime(segmented: SegmentedModel) -> dict[str, str]:
+    """Return the operators that fission keeps whole and ONNX Runtime does not run, with why."""
+    refused: dict[str, str] = {}
+    for segment in segmented.segments:
+        if isinstance(segment, HostSegment):
+            continue
+        graph = fission(segment)
+        for primitive, origin in zip(graph.primitives, graph.origins, strict=True):
+            attributes = primitive.attributes
+            if isinstance(attributes, OpaqueAttributes) and attributes.output == 0:
+                _, refusal = open_session(opaque_model(attributes), 1)
+                if refusal:
+                    refused |= dict.fromkeys(_named(segment, origin), refusal)
+    return refused
+
+
+def _named(segment: OperatorGraph, origin: str) -> list[str]:
+    """Return the names of the operators whose label begins an origin."""
+    return [o.name for o in segment.operators if o.label and origin.startswith(o.label)]
+
+
+def _blamed(segment: OperatorGraph, error: KorchError) -> dict[str, str]:
+    """Return the nodes that an error names; all of a segment if it names none."""
+    named = _named(segment, error.where.removeprefix("node "))
+    names = named or [operator.name for operator in segment.operators]
+    logger.info("left to the host: %s: %s", ", ".join(names), error)
+    return dict.fromkeys(names, error.what)
