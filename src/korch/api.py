@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from korch.errors import InfeasibleError, ModelError, OptionError, UnsupportedError
+from korch.errors import ModelError, OptionError, UnprovidedError, UnsupportedError
 from korch.host.executable import HostedExecutable, is_hosted
 from korch.host.executable import load as load_hosted
 from korch.host.optimize import optimize_with_host
@@ -88,7 +88,7 @@ def optimize(
     bound = {name: tuple(int(n) for n in shape) for name, shape in (shapes or {}).items()}
     try:
         return optimize_model(source, record, bound, progress)
-    except (UnsupportedError, InfeasibleError):
+    except (UnsupportedError, UnprovidedError):
         if not record.host:
             raise
     # Some part is no graph of static tensors, or nothing here computes with its types.

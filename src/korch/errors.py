@@ -69,5 +69,9 @@ class InfeasibleError(KorchError):
     """No set of candidates computes the model's outputs."""
 
 
+class UnprovidedError(InfeasibleError):
+    """No provider runs a primitive of these types."""
+
+
 class ArtifactError(KorchError):
     """An artifact is damaged, tampered with, or built for another machine."""

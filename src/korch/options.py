@@ -103,6 +103,13 @@ class Options:
             "bound got noticeably better; the gap is reported"
         },
     )
+    measure: bool = field(
+        default=True,
+        metadata={
+            "help": "measure candidates; --no-measure takes their bounds for their costs, and "
+            "compiles the kernels of one plan only: quick, but nothing is known of its speed"
+        },
+    )
     max_measured: float = field(
         default=0.24,
         metadata={

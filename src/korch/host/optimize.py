@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from korch.errors import InfeasibleError, KorchError, ProviderError, UnsupportedError
+from korch.errors import KorchError, UnprovidedError, UnsupportedError
 from korch.fission import fission
 from korch.frontend.onnx import load_segments
 from korch.frontend.operator import OperatorGraph
@@ -79,7 +79,7 @@ def _build(
             continue
         try:
             executable = optimize_model(segment, options, None, tell)
-        except (InfeasibleError, ProviderError) as error:
+        except UnprovidedError as error:
             raise _CannotRunError(_blamed(segment, error)) from error
         parts.append(NativePart(executable, segment.inputs, segment.outputs))
         reports.append(executable.report)

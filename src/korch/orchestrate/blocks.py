@@ -11,13 +11,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from korch.candidate.candidate import Candidate
 from korch.candidate.enumerate import EnumerationReport, enumerate_groups
 from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
 from korch.errors import InfeasibleError
 from korch.measure.meter import CandidateMeter
+from korch.measure.record import Measured
 from korch.options import Options
 from korch.orchestrate.baselines import baseline_plans
 from korch.orchestrate.instance import (
@@ -27,6 +28,7 @@ from korch.orchestrate.instance import (
     collect_candidates,
 )
 from korch.orchestrate.lazy import LazyLoop, Orchestration, Round
+from korch.orchestrate.problem import Status
 from korch.orchestrate.recall import Solved, keep_solved, recall_solved
 from korch.partition.block import Block, Partition
 from korch.primitive.graph import PrimitiveGraph
@@ -34,11 +36,20 @@ from korch.primitive.types import ValueType
 
 logger = logging.getLogger("korch.orchestrate")
 
-BLOCK_FREE = 150
-"""So many candidates of a block may be measured whatever `max_measured` says."""
+SURVEY_MEASUREMENTS = 120
+"""So many candidates of a block are measured at most before its first interface has a plan."""
 
-FURTHER_FREE = 24
-"""So many more than are known already may be measured in each search."""
+FURTHER_MEASUREMENTS = 16
+"""So many more for each further interface."""
+
+END_MEASUREMENTS = 100
+"""So many more when an interface is searched to the end; twice as many if the block is repeated."""
+
+SURVEY_SECONDS = 12.0
+"""Longest survey of one interface of a block, but that a plan is always found."""
+
+END_SECONDS = 24.0
+"""Longest search of one interface to its end; twice as long if the block is repeated."""
 
 Tell = Callable[[int, Round], None]
 """Called with a block's position and a round of its search."""
@@ -145,26 +156,17 @@ class BlockSearch:
         ]
         for b, task in enumerate(self.tasks):
             until_s = self._share(sizes[b:])
-            for j in range(len(task.interfaces)):
+            # The plain interface is seldom the best where there are others; what is measured for
+            # those tells which of its kernels to measure.
+            for j in (*range(1, len(task.interfaces)), 0):
                 try:
-                    self._survey_one(b, j, until_s)
+                    self.found[b, j] = self._recalled(b, j, "survey") or self._run(
+                        b, j, "survey", until_s, SURVEY_SECONDS, rounds=1
+                    )
                 except InfeasibleError:
                     if j == 0:
                         raise
                     logger.info("block %d has no plan for its interface %d", b, j)
-
-    def _survey_one(self, b: int, j: int, until_s: float | None) -> None:
-        task = self.tasks[b]
-        kept = recall_solved(
-            self.meter.database, task.candidates, self.options, self._tag(b, j, "survey")
-        )
-        if kept is not None:
-            self.found[b, j] = kept.found
-            return
-        loop = self._loop(b, j, until_s)
-        loop.estimate()
-        self.found[b, j] = loop.prove(1)
-        self._keep(b, j, "survey", Solved(self.found[b, j], {}))
 
     def finish(self, weights: dict[tuple[int, int], int]) -> None:
         """Search some interfaces of blocks to the end.
@@ -172,6 +174,8 @@ class BlockSearch:
         Args:
             weights: how often the plan has each block in each interface.
         """
+        if not self.options.measure:
+            return
         gains = {
             (b, j): count * (self.found[b, j].certificate.objective_ns or 0)
             - count * self.found[b, j].certificate.bound_ns
@@ -179,17 +183,65 @@ class BlockSearch:
         }
         order = sorted(gains, key=lambda key: (-gains[key], key))
         for place, (b, j) in enumerate(order):
-            task = self.tasks[b]
-            tag = self._tag(b, j, "end")
-            kept = recall_solved(self.meter.database, task.candidates, self.options, tag)
-            if kept is None:
-                until_s = self._share([gains[key] for key in order[place:]])
-                kept = Solved(self._loop(b, j, until_s).run(), {})
-                self._keep(b, j, "end", kept)
-            self.found[b, j] = kept.found
+            twice = 2 if self.tasks[b].count > 1 else 1
+            self.found[b, j] = self._recalled(b, j, "end") or self._run(
+                b, j, "end", self._share([gains[key] for key in order[place:]]),
+                twice * END_SECONDS, measurements=twice * END_MEASUREMENTS,
+            )  # fmt: skip
+
+    def tighten(self) -> None:
+        """Raise the bounds of interfaces by those of others of the same block.
+
+        A plan for one interface, with changes of layout before and behind it, is a plan for
+        another: so it can't cost less than that one's bound without what the changes take.
+        """
+        for b, task in enumerate(self.tasks):
+            known = {
+                j: self.found[b, j] for j in range(len(task.interfaces)) if (b, j) in self.found
+            }
+            for j, own in known.items():
+                bounds_ns = [own.certificate.bound_ns]
+                for other, found in known.items():
+                    change_ns = self._change_ns(task, task.interfaces[other], task.interfaces[j])
+                    if other != j and change_ns is not None:
+                        bounds_ns.append(found.certificate.bound_ns - change_ns)
+                self.found[b, j] = with_bound(own, max(bounds_ns))
+
+    def _change_ns(self, task: Task, given: Interface, wanted: Interface) -> int | None:
+        """Return what it takes to run a plan for `wanted` where `given` is asked for.
+
+        None if a change was not measured, or the budget is spent before it is.
+        """
+        graph = task.block.graph
+        inputs = {value for _, value in graph.inputs}
+        total_ns = 0
+        for value in inputs | {value for _, value in graph.outputs}:
+            plain = Layout.plain(graph.types[value].rank)
+            before, after = (i.layouts.get(value, plain) for i in (given, wanted))
+            if before == after:
+                continue
+            if value not in inputs:
+                before, after = after, before
+            changes = [
+                c for c in task.candidates
+                if c.group.is_layout_change and c.group.inputs == (value,)
+                and (c.offer.inputs, c.offer.outputs) == ((before,), (after,))
+            ]  # fmt: skip
+            if self.deadline_s is None or time.monotonic() < self.deadline_s:
+                self.meter.measure([c for c in changes if self.meter.known(c) is None])
+            times_ns = [
+                record.time_ns for c in changes
+                if isinstance(record := self.meter.known(c), Measured)
+            ]  # fmt: skip
+            if not times_ns:
+                return None
+            total_ns += min(times_ns)
+        return total_ns
 
     def baselines(self, b: int) -> dict[str, tuple[Candidate, ...]]:
         """Return a block's plans to hold the optimum against, all with the plain interface."""
+        if not self.options.measure:
+            return {}
         task = self.tasks[b]
         tag = self._tag(b, 0, "baselines")
         kept = recall_solved(self.meter.database, task.candidates, self.options, tag)
@@ -200,14 +252,36 @@ class BlockSearch:
             self._keep(b, 0, "baselines", kept)
         return dict(kept.plans)
 
-    def _loop(self, b: int, j: int, until_s: float | None) -> LazyLoop:
+    def _recalled(self, b: int, j: int, what: str) -> Orchestration | None:
+        tag = self._tag(b, j, what)
+        memory, candidates = self.meter.database, self.tasks[b].candidates
+        kept = recall_solved(memory, candidates, self.options, tag)
+        return None if kept is None else kept.found
+
+    def _run(
+        self, b: int, j: int, what: str, until_s: float | None, most_seconds: float,
+        rounds: int | None = None, measurements: int = FURTHER_MEASUREMENTS,
+    ) -> Orchestration:  # fmt: skip
+        """Search an interface of a block, and keep what is found unless the budget ended it."""
+        limit_s = time.monotonic() + most_seconds
+        loop = self._loop(b, j, limit_s if until_s is None else min(until_s, limit_s), measurements)
+        loop.estimate()
+        found = loop.prove(rounds)
+        is_budget = until_s is not None and until_s <= limit_s
+        found = replace(found, stopped_by_budget=found.stopped_by_budget and is_budget)
+        self._keep(b, j, what, Solved(found, {}))
+        return found
+
+    def _loop(
+        self, b: int, j: int, until_s: float | None, measurements: int = FURTHER_MEASUREMENTS
+    ) -> LazyLoop:
         task = self.tasks[b]
         distinct = {candidate.key: candidate for candidate in task.candidates}.values()
         known = sum(self.meter.known(candidate) is not None for candidate in distinct)
-        free = max(BLOCK_FREE, known + FURTHER_FREE)
         return LazyLoop(
             task.block.graph, task.candidates, self.meter, self.options, until_s,
-            lambda entry: self.tell(b, entry), free, task.interfaces[j],
+            lambda entry: self.tell(b, entry), interface=task.interfaces[j],
+            most_measured=max(SURVEY_MEASUREMENTS, known + measurements),
         )  # fmt: skip
 
     def _tag(self, b: int, j: int, what: str) -> str:
@@ -228,18 +302,29 @@ class BlockSearch:
         return now_s + left_s * weights[0] / max(1, sum(weights))
 
 
+def with_bound(found: Orchestration, bound_ns: int) -> Orchestration:
+    """Return a result with a bound that holds, too."""
+    certificate = found.certificate
+    objective_ns = certificate.objective_ns or 0
+    bound_ns = min(max(bound_ns, certificate.bound_ns), objective_ns)
+    status = Status.OPTIMAL if bound_ns == objective_ns else Status.FEASIBLE
+    return replace(found, certificate=replace(certificate, bound_ns=bound_ns, status=status))
+
+
 def search_whole(
     task: Task, meter: CandidateMeter, options: Options, deadline_s: float | None,
     tell: Callable[[Round], None],
 ) -> Solved:  # fmt: skip
     """Search a model that is one segment; what was searched before is recalled."""
-    kept = recall_solved(meter.database, task.candidates, options)
+    kept = recall_solved(meter.database, task.candidates, options) if options.measure else None
     if kept is not None:
         return kept
     graph: PrimitiveGraph = task.block.graph
     loop = LazyLoop(graph, task.candidates, meter, options, deadline_s, tell)
     found = loop.run()
     plans = {"optimal": found.steps}
+    if not options.measure:
+        return Solved(found, plans)
     plans |= baseline_plans(graph, loop.usable, loop.cost_ns, options)
     if second := loop.runner_up():
         plans["second"] = second

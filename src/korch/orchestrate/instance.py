@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from korch.candidate.candidate import Candidate, Group, Offer, Refusal, make_layout_change
 from korch.candidate.layout import Layout
-from korch.errors import InfeasibleError
+from korch.errors import UnprovidedError
 from korch.orchestrate.problem import Kernel, Port, Problem, Step
 from korch.primitive.graph import PrimitiveGraph
 from korch.provider.provider import Provider
@@ -140,7 +140,7 @@ def check_every_primitive_runs(
     """Say which primitive no provider takes, before a solver finds that there is no plan.
 
     Raises:
-        InfeasibleError: a value that has only one alternative is in no candidate.
+        UnprovidedError: a value that has only one alternative is in no candidate.
     """
     covered = {p for candidate in candidates for p in candidate.group.primitives}
     for producers in graph.producers:
@@ -148,7 +148,7 @@ def check_every_primitive_runs(
             primitive = graph.primitives[producers[0]]
             origin = graph.origins[producers[0]] if graph.origins else ""
             reasons = "; ".join(sorted(refusals)[:4])
-            raise InfeasibleError(
+            raise UnprovidedError(
                 f"no provider runs {primitive.op} of type {graph.types[primitive.output]}",
                 where=f"node {origin}" if origin else f"value %{primitive.output}",
                 hint=f"The providers say: {reasons}",

@@ -109,7 +109,7 @@ class LazyLoop:
     def __init__(self, graph: PrimitiveGraph, candidates: Sequence[Candidate], meter: Meter,
                  options: Options, deadline_s: float | None = None,
                  progress: Callable[[Round], None] | None = None,
-                 free_measurements: int = FREE_MEASUREMENTS,
+                 free_measurements: int = FREE_MEASUREMENTS, most_measured: int | None = None,
                  interface: Interface = PLAIN) -> None:  # fmt: skip
         self.graph = graph
         self.candidates = tuple(candidates)
@@ -118,6 +118,7 @@ class LazyLoop:
         self.deadline_s = deadline_s
         self.progress = progress
         self.free_measurements = free_measurements
+        self.most_measured = most_measured
         self.start_s = time.monotonic()
         self._bounds: dict[str, int] = {}
         self.records: dict[str, Measured | Failed] = {}
@@ -139,8 +140,18 @@ class LazyLoop:
         Raises:
             InfeasibleError: no plan exists.
         """
+        if not self.options.measure:
+            return self._unmeasured_plan()
         self.estimate()
         return self.prove()
+
+    def _unmeasured_plan(self) -> Orchestration:
+        """Return the plan with the least sum of bounds."""
+        plan = self._solve(*self._costs(), ROUND_SECONDS, 0)
+        self.bound_ns = plan.certificate.bound_ns
+        self.best = (plan.certificate.objective_ns or 0, tuple(plan.kernels))
+        self._report()
+        return self._result(stopped=False)
 
     def prove(self, most_rounds: int | None = None) -> Orchestration:
         """Measure what bounds say may be better, until nothing may, or rounds or time are spent.
@@ -182,7 +193,8 @@ class LazyLoop:
             plan = self._solve(estimates, None, ROUND_SECONDS / 2, 0)
             unknown = self._unmeasured(plan.kernels)
             room_ns = int(ESTIMATE_ROOM * (plan.certificate.objective_ns or 0))
-            near = self._promising(estimates, room_ns) if unknown else []
+            has_time = unknown and self._time_left()
+            near = self._promising(estimates, room_ns) if has_time else []
             self._measure([*unknown, *near[: max(0, self._room() - len(unknown))]])
             self._try_incumbent(plan.kernels)
             self._report()
@@ -234,6 +246,8 @@ class LazyLoop:
 
     def _room(self) -> int:
         """Return how many candidates may still be measured."""
+        if self.most_measured is not None:
+            return max(0, self.most_measured - len(self.records))
         distinct = len({c.key for c in self.candidates})
         most = max(self.free_measurements, int(self.options.max_measured * distinct))
         return max(0, most - len(self.records))
@@ -373,7 +387,8 @@ class LazyLoop:
         certificate = Certificate(
             status=Status.OPTIMAL if bound_ns == objective_ns else Status.FEASIBLE,
             objective_ns=objective_ns, bound_ns=bound_ns, kernels=len(self.candidates),
-            measured=measured, is_measured=True, seconds=time.monotonic() - self.start_s,
+            measured=measured, is_measured=self.options.measure,
+            seconds=time.monotonic() - self.start_s,
         )  # fmt: skip
         steps = tuple(self.candidates[k] for k in kernels)
         return Orchestration(

@@ -1,0 +1,146 @@
+"""Korch as a backend of ONNX's own test suite (`onnx.backend.base.Backend`).
+
+A model is optimized when it is prepared or, if it leaves shapes open, when it is first run with
+inputs of such shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx.backend.base import Backend, BackendRep, namedtupledict
+
+from korch.api import optimize
+from korch.errors import ModelError
+from korch.host.executable import HostedExecutable
+from korch.runtime.executable import Executable
+
+QUICK: Mapping[str, Any] = {"measure": False, "strict": True}
+"""The options that are taken if none are given: a suite runs each of its models once."""
+
+
+class KorchRep(BackendRep):  # type: ignore[misc]
+    """A prepared model.
+
+    Attributes:
+        executable: what ran last; None before an open model has run.
+    """
+
+    def __init__(self, model: onnx.ModelProto, options: Mapping[str, Any]) -> None:
+        """Optimize the model, unless its shapes are not known yet."""
+        self._model, self._options = model, options
+        given = {tensor.name for tensor in model.graph.initializer}
+        self._declared = [item for item in model.graph.input if item.name not in given]
+        self._prepared: dict[tuple[Any, ...], Executable | HostedExecutable] = {}
+        self.executable: Executable | HostedExecutable | None = None
+        if all(map(_is_static, self._declared)):
+            self._prepare(())
+
+    def run(self, inputs: Any, **_: Any) -> tuple[Any, ...]:
+        """Run the model.
+
+        Args:
+            inputs: a value for each input, in the model's order, or by name.
+
+        Returns:
+            A value for each output, in the model's order; each also by its name.
+        """
+        if isinstance(inputs, Mapping):
+            inputs = [inputs[item.name] for item in self._declared]
+        is_open = not all(map(_is_static, self._declared))
+        values = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+        key = tuple(np.shape(v) if isinstance(v, np.ndarray) else None for v in values)
+        executable = self._prepare(key if is_open else ())
+        results = executable(*values)
+        names = [item.name for item in self._model.graph.output]
+        named: tuple[Any, ...] = namedtupledict("Outputs", names)(*results)
+        return named
+
+    def _prepare(self, shapes: Sequence[Any]) -> Executable | HostedExecutable:
+        key = tuple(shapes)
+        if key not in self._prepared:
+            bound = {
+                item.name: shape for item, shape in zip(self._declared, shapes, strict=False)
+                if shape is not None
+            }  # fmt: skip
+            found = optimize(self._model, shapes=bound, **self._options)
+            if not isinstance(found, Executable | HostedExecutable):
+                raise ModelError("it is no ONNX model", where="model")
+            self._prepared[key] = found
+        self.executable = self._prepared[key]
+        return self._prepared[key]
+
+
+class KorchBackend(Backend):  # type: ignore[misc]
+    """Runs ONNX models on the CPU."""
+
+    @classmethod
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **options: Any) -> KorchRep:
+        """Optimize a model.
+
+        Args:
+            model: the model.
+            device: CPU, the only one.
+            **options: of `korch.optimize`; without any, nothing is measured.
+
+        Raises:
+            KorchError: the model or an option is not fit.
+        """
+        return KorchRep(model, options or QUICK)
+
+    @classmethod
+    def run_model(cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **options: Any
+                  ) -> tuple[Any, ...]:  # fmt: skip
+        """Optimize a model and run it once."""
+        return cls.prepare(model, device, **options).run(inputs)
+
+    @classmethod
+    def run_node(
+        cls, node: onnx.NodeProto, inputs: Any, device: str = "CPU",
+        outputs_info: Sequence[tuple[Any, Sequence[int]]] | None = None, **options: Any,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """Run one node of the newest opset.
+
+        Args:
+            node: the node.
+            inputs: an array for each input that it names.
+            device: CPU, the only one.
+            outputs_info: ignored: types are inferred.
+            **options: of `korch.optimize`, and `opset_version`.
+        """
+        version = options.pop("opset_version", onnx.defs.onnx_opset_version())
+        named = [name for name in node.input if name]
+        values = [np.asarray(value) for value in inputs]
+        graph = onnx.helper.make_graph(
+            [node], "node",
+            [onnx.helper.make_tensor_value_info(
+                name, onnx.helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+             for name, value in zip(named, values, strict=True)],
+            [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name],
+        )  # fmt: skip
+        model = onnx.helper.make_model(
+            graph, opset_imports=[onnx.helper.make_opsetid(node.domain, version)]
+        )
+        return cls.run_model(model, values, device, **options)
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        """Return whether it runs there."""
+        return device.split(":")[0] == "CPU"
+
+
+def _is_static(item: Any) -> bool:
+    """Return whether an input has a shape without open dimensions, or is no tensor."""
+    if item.type.WhichOneof("value") != "tensor_type":
+        return True
+    tensor = item.type.tensor_type
+    return tensor.HasField("shape") and all(d.HasField("dim_value") for d in tensor.shape.dim)
+
+
+prepare = KorchBackend.prepare
+run_model = KorchBackend.run_model
+run_node = KorchBackend.run_node
+supports_device = KorchBackend.supports_device

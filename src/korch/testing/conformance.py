@@ -1,0 +1,355 @@
+"""ONNX's own backend tests, run with Korch and, for comparison, with ONNX Runtime alone.
+
+    python -m korch.testing.conformance [--kind node] [--only PATTERN] [--jobs 2] [--resume]
+
+The cases come from the package `onnx`, made in memory; they are compared as ONNX's own runner
+compares them. Each runs in a worker process with a time limit, so a crash or a hang is that case's
+failure. Results are kept in a file of lines, so that a run that was interrupted goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fnmatch
+import io
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+import unittest
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx.backend.base import Backend, BackendRep
+
+KINDS = {"OnnxBackendNodeModelTest": "node", "OnnxBackendSimpleModelTest": "simple",
+         "OnnxBackendPyTorchOperatorModelTest": "pytorch-operator",
+         "OnnxBackendPyTorchConvertedModelTest": "pytorch-converted"}  # fmt: skip
+LIMIT_SECONDS = 120.0
+CACHE_VARIABLE = "KORCH_CONFORMANCE_CACHE"
+WAYS = ("native", "opaque", "host", "constant")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a case.
+
+    Attributes:
+        name: the case's.
+        kind: node, simple, pytorch-operator or pytorch-converted.
+        passed: whether the results are those that ONNX expects.
+        way: who computed them: native (Korch's and oneDNN's kernels), opaque (ONNX Runtime's
+            kernels among them), host (parts outside of the static graph), constant (known when the
+            model was read); "" if it did not run.
+        message: why it failed.
+        seconds: how long it took.
+    """
+
+    name: str
+    kind: str
+    passed: bool
+    way: str
+    message: str
+    seconds: float
+
+
+class _Recorder(Backend):  # type: ignore[misc]
+    """Korch's backend that remembers what it prepared last."""
+
+    last: Any = None
+
+    @classmethod
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **_: Any) -> Any:
+        from korch.onnx_backend import QUICK, KorchBackend
+
+        options = dict(QUICK, threads=1, host=True)
+        if folder := os.environ.get(CACHE_VARIABLE):
+            options["cache_folder"] = Path(folder)
+        cls.last = KorchBackend.prepare(model, device, **options)
+        return cls.last
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        return device == "CPU"
+
+
+class _RuntimeRep(BackendRep):  # type: ignore[misc]
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def run(self, inputs: Any, **_: Any) -> Any:
+        names = [item.name for item in self._session.get_inputs()]
+        return self._session.run(None, dict(zip(names, inputs, strict=True)))
+
+
+class _Runtime(Backend):  # type: ignore[misc]
+    """ONNX Runtime alone."""
+
+    last = None
+
+    @classmethod
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **_: Any) -> Any:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        return _RuntimeRep(
+            onnxruntime.InferenceSession(
+                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            )
+        )
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        return device == "CPU"
+
+
+BACKENDS: dict[str, type[Any]] = {"korch": _Recorder, "onnxruntime": _Runtime}
+
+
+@cache
+def cases(backend: str) -> dict[str, tuple[str, unittest.TestCase]]:
+    """Return ONNX's cases by name, each with its kind."""
+    from onnx.backend.test import BackendTest
+
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        classes = BackendTest(BACKENDS[backend], __name__).test_cases
+    found = {}
+    for title, kind in KINDS.items():
+        for method in dir(classes[title]):
+            if method.startswith("test_") and method.endswith("_cpu"):
+                found[method.removesuffix("_cpu")] = (kind, classes[title](method))
+    return found
+
+
+def run_case(name: str, backend: str = "korch") -> Outcome:
+    """Run one case."""
+    kind, case = cases(backend)[name]
+    BACKENDS[backend].last = None
+    result = unittest.TestResult()
+    begun_s = time.monotonic()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        case.run(result)
+    problems = [text for _, text in (*result.errors, *result.failures, *result.skipped)]
+    message = problems[0].strip().splitlines()[-1][:400] if problems else ""
+    if problems and not message:
+        message = "it failed without a message"
+    way = _way(getattr(BACKENDS[backend].last, "executable", None))
+    return Outcome(name, kind, not problems, way, message, time.monotonic() - begun_s)
+
+
+def _way(executable: Any) -> str:
+    if executable is None:
+        return ""
+    if hasattr(executable, "parts"):
+        return "host" if executable.parts else "constant"
+    providers = {step.provider for step in executable.plan.steps}
+    if not providers:
+        return "constant"
+    return "opaque" if "onnxruntime" in providers else "native"
+
+
+def _work() -> None:
+    """Run the cases whose names come in, and answer each with a line."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    for line in sys.stdin:
+        backend, name = line.split()
+        try:
+            outcome = run_case(name, backend)
+        except MemoryError as error:
+            outcome = Outcome(name, cases(backend)[name][0], False, "", f"out of memory {error}", 0)
+        answers.write(json.dumps(asdict(outcome)) + "\n")
+        answers.flush()
+
+
+class _Worker:
+    """A process that runs cases; a new one takes its place when it dies."""
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+        self.process: subprocess.Popen[str] | None = None
+        self.name = ""
+        self.until_s = 0.0
+
+    def give(self, name: str) -> None:
+        if self.process is None or self.process.poll() is not None:
+            command = [sys.executable, "-m", "korch.testing.conformance", "--work"]
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL, text=True, bufsize=1,
+            )  # fmt: skip
+        self.name, self.until_s = name, time.monotonic() + LIMIT_SECONDS
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{self.backend} {name}\n")
+        self.process.stdin.flush()
+
+    def end(self) -> int | None:
+        """End the process and return its exit code."""
+        if self.process is None:
+            return None
+        self.process.kill()
+        code = self.process.wait()
+        self.process = None
+        return code
+
+
+def run_cases(names: Sequence[str], backend: str, jobs: int) -> Iterator[Outcome]:
+    """Run cases in worker processes; yield what became of each as it ends."""
+    waiting = list(reversed(names))
+    workers = [_Worker(backend) for _ in range(min(jobs, len(names)))]
+    kinds = {name: kind for name, (kind, _) in cases(backend).items()}
+    with selectors.DefaultSelector() as selector:
+        for worker in workers:
+            _start(worker, waiting, selector)
+        while selector.get_map():
+            ready = {key.data for key, _ in selector.select(timeout=1.0)}
+            for worker in [key.data for key in list(selector.get_map().values())]:
+                is_late = time.monotonic() > worker.until_s
+                if worker not in ready and not is_late:
+                    continue
+                selector.unregister(worker.process.stdout)
+                line = "" if is_late else worker.process.stdout.readline()
+                if line:
+                    yield Outcome(**json.loads(line))
+                else:
+                    code = worker.process.poll()
+                    worker.end()
+                    text = "it hung" if is_late else f"the process ended with code {code}"
+                    yield Outcome(worker.name, kinds[worker.name], False, "", text, 0.0)
+                _start(worker, waiting, selector)
+    for worker in workers:
+        worker.end()
+
+
+def _start(worker: _Worker, waiting: list[str], selector: selectors.BaseSelector) -> None:
+    if waiting:
+        worker.give(waiting.pop())
+        if worker.process is not None and worker.process.stdout is not None:
+            selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
+
+
+def read_exclusions(path: Path) -> dict[str, str]:
+    """Return pattern -> reason from a file with `pattern: reason` on each line; # begins a comment.
+
+    Raises:
+        ValueError: a line has no reason.
+    """
+    found = {}
+    for line in path.read_text().splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        pattern, _, reason = line.partition(":")
+        if not reason.strip():
+            raise ValueError(f"{path}: the exclusion {line!r} has no reason")
+        found[pattern.strip()] = reason.strip()
+    return found
+
+
+def excluded(name: str, exclusions: Mapping[str, str]) -> str:
+    """Return why a case is excluded, "" if it is not."""
+    return next((r for p, r in exclusions.items() if fnmatch.fnmatchcase(name, p)), "")
+
+
+def format_table(korch: Iterable[Outcome], runtime: Iterable[Outcome]) -> str:
+    """Return the counts per kind as a table of Markdown."""
+    found, other = list(korch), {o.name: o.passed for o in runtime}
+    lines = ["| kind | cases | Korch passes | native | opaque | host | constant | "
+             "ONNX Runtime passes |", "|---|---:|---:|---:|---:|---:|---:|---:|"]  # fmt: skip
+    for kind in (*dict.fromkeys(KINDS.values()), "all"):
+        chosen = [o for o in found if kind in (o.kind, "all")]
+        ways = Counter(o.way for o in chosen if o.passed)
+        cells = [kind, len(chosen), sum(o.passed for o in chosen), *(ways[w] for w in WAYS),
+                 sum(other.get(o.name, False) for o in chosen)]  # fmt: skip
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+def _load(path: Path) -> dict[str, Outcome]:
+    found = {}
+    for line in path.read_text().splitlines() if path.exists() else []:
+        with contextlib.suppress(ValueError, TypeError):  # a line that was cut short
+            outcome = Outcome(**json.loads(line))
+            found[outcome.name] = outcome
+    return found
+
+
+def _run_backend(backend: str, names: Sequence[str], folder: Path, args: argparse.Namespace
+                 ) -> dict[str, Outcome]:  # fmt: skip
+    path = folder / f"{backend}.jsonl"
+    if not args.resume:
+        path.unlink(missing_ok=True)
+    known = _load(path)
+    left = [name for name in names if name not in known]
+    with path.open("a") as stream:
+        for count, outcome in enumerate(run_cases(left, backend, args.jobs), 1):
+            known[outcome.name] = outcome
+            stream.write(json.dumps(asdict(outcome)) + "\n")
+            stream.flush()
+            if sys.stderr.isatty():
+                print(f"\r{backend}: {count} of {len(left)}", end="", file=sys.stderr)
+    return {name: known[name] for name in names}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the suite; return 0 if nothing failed that is not excluded."""
+    parser = argparse.ArgumentParser(prog="python -m korch.testing.conformance")
+    parser.add_argument("--kind", choices=tuple(KINDS.values()), help="only this kind")
+    parser.add_argument("--only", default="*", help="only cases whose name matches")
+    parser.add_argument("--jobs", type=int, default=2, help="worker processes")
+    parser.add_argument("--resume", action="store_true", help="keep what an earlier run found")
+    parser.add_argument("--folder", type=Path, default=Path("build/conformance"))
+    parser.add_argument("--exclusions", type=Path, default=Path("tests/conformance/exclusions.txt"))
+    parser.add_argument("--output", type=Path, help="also write the table to this file")
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args(arguments)
+    if args.work:
+        _work()
+        return 0
+    args.folder.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault(CACHE_VARIABLE, str((args.folder / "cache").resolve()))
+    names = [name for name, (kind, _) in cases("korch").items()
+             if args.kind in (None, kind) and fnmatch.fnmatchcase(name, args.only)]  # fmt: skip
+    runtime = _run_backend("onnxruntime", names, args.folder, args)
+    korch = _run_backend("korch", names, args.folder, args)
+    return _report(korch, runtime, args)
+
+
+def _report(
+    korch: Mapping[str, Outcome], runtime: Mapping[str, Outcome], args: argparse.Namespace
+) -> int:
+    exclusions = read_exclusions(args.exclusions) if args.exclusions.exists() else {}
+    bad = 0
+    for name, outcome in korch.items():
+        reason = excluded(name, exclusions)
+        if outcome.passed and reason:
+            print(f"excluded, but it passes: {name} ({reason})")
+            bad += 1
+        elif not outcome.passed and not reason:
+            mark = "ONNX Runtime passes" if runtime[name].passed else "ONNX Runtime fails too"
+            print(f"failed ({mark}): {name}: {outcome.message}")
+            bad += 1
+    lost = [n for n, o in korch.items() if not o.passed and runtime[n].passed]
+    table = format_table(korch.values(), runtime.values())
+    text = f"{table}\n\nONNX Runtime passes and Korch does not: {len(lost)}" + (
+        f" ({', '.join(lost[:20])})" if lost else ""
+    )
+    print(text)
+    if args.output:
+        args.output.write_text(text + "\n")
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
