@@ -69,6 +69,7 @@ def search_segments(
             break
         search.finish(todo)
         finished |= todo.keys()
+        search.tighten()
         choice = assembly.choose(search.found)
     plans = {"optimal": assembly.steps(choice, lambda b, j: search.found[b, j].steps)}
     plans |= _baselines(assembly, search)
