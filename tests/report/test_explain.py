@@ -130,3 +130,15 @@ def test_the_summary_names_what_ended_the_search_and_what_was_wrong() -> None:
                     "contest": [refused]})  # fmt: skip
     assert "the optimum of the search is out: its error is 1.00e+00" in text
     assert text.endswith("the budget ended the search; more time may find a better plan")
+
+
+def test_the_summary_says_for_which_plans_a_bound_in_segments_holds() -> None:
+    segments = {"segments": 24, "different": 3}
+    text = summary({"artifact": "a.korch", **REPORT, "partition": segments})
+    assert text.splitlines()[-1] == (
+        "segments: 24, 3 of them different; the bound holds for plans in which no kernel crosses a "
+        "cut"
+    )
+    assert summary({"artifact": "a.korch", **REPORT, "partition": None}) == summary(
+        {"artifact": "a.korch", **REPORT}
+    )

@@ -32,6 +32,11 @@ def summary(report: Mapping[str, Any]) -> str:
         f"model: {report['primitives']} primitives, {report['alternatives']} alternatives; "
         f"{report['seconds']:.1f} s",
     ]
+    if partition := report.get("partition"):
+        lines.append(
+            f"segments: {partition['segments']}, {partition['different']} of them different; the "
+            "bound holds for plans in which no kernel crosses a cut"
+        )
     won = report.get("plan", _OPTIMAL)
     if won != _OPTIMAL and _OPTIMAL in rows:
         found = rows[_OPTIMAL]

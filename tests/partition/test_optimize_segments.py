@@ -1,0 +1,27 @@
+"""The whole way in segments: built, run and checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx.reference
+from benchmarks.models.mlp import build_mlp
+
+import korch
+
+QUICK = {"threads": 1, "gap": 0.5, "max_primitives": 6, "solver_seconds": 5.0, "budget": 2.0}
+
+
+def test_layers_in_segments_compute_what_the_model_does(cache_folder: Path) -> None:
+    model = build_mlp(widths=(16,) * 11)
+    executable = korch.optimize(model, cache_folder=cache_folder, partition=12, **QUICK)
+    x = np.random.default_rng(1).standard_normal((1, 16)).astype(np.float32)
+    (expected,) = onnx.reference.ReferenceEvaluator(model).run(None, {"input": x})
+    np.testing.assert_allclose(executable(x)[0], expected, rtol=1e-3, atol=1e-4)
+    report = executable.report
+    assert report["partition"]["segments"] > report["partition"]["different"]
+    assert report["lower_bound_ms"] <= report["predicted_ms"]
+    assert report["plan"] in {row["plan"] for row in report["contest"]}
+    symbols = [step.symbol for step in executable.plan.steps]
+    assert len(set(symbols)) < len(symbols)  # layers share kernels, not weights
