@@ -37,7 +37,7 @@ LEAST_PERIOD = 8
 LEAST_REPETITION = 40
 """Shorter repetitions are taken several at a time, up to about this size."""
 
-NEAR = 1.25
+NEAR = 1.6
 """Places of a period that are at most this much dearer than the cheapest may be cut, too."""
 
 LINEAR_SHARE = 1.0
