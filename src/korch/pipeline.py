@@ -125,7 +125,8 @@ def _partition(split: PrimitiveGraph, options: Options) -> Partition:
     """Cut the model into segments, or leave it whole, and add alternatives."""
     limit = options.segment_limit(len(split.primitives))
     segments = (whole_segment(split),) if limit is None else split_segments(split, limit)
-    partition = find_blocks(split, segments, strict=options.strict)
+    folder = options.cache_folder if options.cache_folder.is_dir() else None
+    partition = find_blocks(split, segments, strict=options.strict, folder=folder)
     for block in partition.blocks:
         _checked(block.graph, options)
     return partition

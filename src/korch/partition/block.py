@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from korch.equivalence.saturate import SaturationReport, merge_reports, saturate
 from korch.partition.segment import Segment
+from korch.partition.spill import Spill
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Category
 
@@ -67,18 +69,22 @@ class Partition:
         return len(self.instances) == 1
 
 
-def find_blocks(graph: PrimitiveGraph, segments: Iterable[Segment], *, strict: bool) -> Partition:
+def find_blocks(
+    graph: PrimitiveGraph, segments: Iterable[Segment], *, strict: bool, folder: Path | None = None
+) -> Partition:
     """Add alternatives to each segment and find out which are equal.
 
     Args:
         graph: the model's graph.
         segments: its segments, in an order in which they can run.
         strict: leave out the rules that reorder floating-point operations.
+        folder: where large constants may wait in a temporary file; the system's if not given.
     """
-    instances, reports = [], []
+    instances, reports, spill = [], [], Spill(folder)
     members: dict[Any, list[int]] = {}
     for number, segment in enumerate(segments):
         found, report = saturate(segment.graph, strict=strict)
+        found = spill.take(found, segment.graph)
         instances.append(Instance(segment, found))
         reports.append((report, segment.values))
         members.setdefault(form(found), []).append(number)

@@ -1,0 +1,66 @@
+"""Constants that rules computed -> a temporary file, where they are many.
+
+Rules compute other forms of weights (Winograd's transform takes four times the memory), most of
+which no plan uses. Beyond a limit they are written to a file that has no name and lives as long as
+they do, and are read from there when a plan is built.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from korch.primitive.graph import Constant, PrimitiveGraph
+
+logger = logging.getLogger("korch.partition")
+
+KEPT_BYTES = 256 << 20
+"""So much of what rules computed stays in memory."""
+
+LEAST_BYTES = 1 << 18
+"""Smaller constants are never written."""
+
+
+class Spill:
+    """The constants of one model that rules computed."""
+
+    def __init__(self, folder: Path | None = None, kept_bytes: int = KEPT_BYTES) -> None:
+        self.folder = folder
+        self.left_bytes = kept_bytes
+        self._moved: dict[str, Constant] = {}
+
+    def take(self, graph: PrimitiveGraph, source: PrimitiveGraph) -> PrimitiveGraph:
+        """Return a graph whose large constants that its source has not may be in a file."""
+        own = {constant.digest for constant in source.constants.values()}
+        constants = {
+            value: constant if constant.digest in own else self._moved_or_kept(constant)
+            for value, constant in graph.constants.items()
+        }
+        return replace(graph, constants=constants)
+
+    def _moved_or_kept(self, constant: Constant) -> Constant:
+        if constant.is_uniform or constant.array.nbytes < LEAST_BYTES:
+            return constant
+        if constant.digest in self._moved:
+            return self._moved[constant.digest]
+        if self.left_bytes >= constant.array.nbytes:
+            self.left_bytes -= constant.array.nbytes
+            return constant
+        try:
+            moved = self._written(constant)
+        except OSError as error:
+            logger.info("a constant stays in memory: %s", error)
+            return constant
+        self._moved[constant.digest] = moved
+        return moved
+
+    def _written(self, constant: Constant) -> Constant:
+        with tempfile.TemporaryFile(dir=self.folder) as stream:
+            stream.write(constant.array.reshape(-1).view(np.uint8).data)
+            stream.flush()
+            array = np.memmap(stream, constant.array.dtype, mode="r", shape=constant.array.shape)
+        return Constant(array, constant.digest)
