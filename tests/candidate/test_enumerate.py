@@ -12,6 +12,7 @@ from korch.primitive.ops.layout import TransposeAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
+from korch.primitive.text import parse_graph
 from korch.primitive.types import ValueType
 
 ALL = Options(contract_chains=False, max_outputs=9, max_inputs=99)
@@ -202,3 +203,18 @@ def test_convolutions_of_two_layers_never_share_a_kernel():
     graph = builder.freeze()
     for primitives in sets(graph):
         assert sum(graph.primitives[p].op == "conv" for p in primitives) <= 1
+
+
+def test_a_cycle_of_layout_alternatives_is_no_group() -> None:
+    graph = parse_graph(
+        'graph(%0 "x": f32[2,3]) -> (%4 "y")\n'
+        "%1: f32[2,3] = exp(%0)\n"
+        "%2: f32[3,2] = transpose(%1) {perm=(1, 0)}\n"
+        "   | reshape(%3) {shape=(3, 2)}\n"
+        "%3: f32[3,1,2] = reshape(%2) {shape=(3, 1, 2)}\n"
+        "%4: f32[3,2] = neg(%2)\n"
+    )
+    groups, _ = enumerate_groups(graph, Options())
+    reshapes = {i for i, p in enumerate(graph.primitives) if p.op == "reshape"}
+    assert len(groups) >= 5
+    assert not any(reshapes <= set(group.primitives) for group in groups)

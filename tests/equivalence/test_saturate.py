@@ -11,7 +11,7 @@ from equivalence_oracle import apply_rules
 
 from korch.equivalence.rule import Refusal, Rule, View, Writer
 from korch.equivalence.rules import RULES
-from korch.equivalence.saturate import Limits, saturate
+from korch.equivalence.saturate import Limits, saturate, without_circular
 from korch.errors import InvalidGraphError, OptionError
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.ops.layout import ReshapeAttributes
@@ -150,3 +150,29 @@ def _depth_two(graph: PrimitiveGraph, value: int) -> list[tuple[str, ...]]:
                for v in inputs]  # fmt: skip
         found.append((graph.primitives[p].op, *ops))
     return found
+
+
+def test_what_needs_its_own_output_is_left_out() -> None:
+    graph = parse_graph(
+        'graph(%0 "x": f32[2,3]) -> (%4 "y", %3 "z")\n'
+        "%1: f32[2,3] = exp(%0)\n"
+        "%2: f32[3,2] = transpose(%1) {perm=(1, 0)}\n"
+        "   | reshape(%3) {shape=(3, 2)}\n"
+        "%3: f32[3,1,2] = reshape(%2) {shape=(3, 1, 2)}\n"
+        "%4: f32[3,2] = neg(%2)\n"
+    )
+    kept = without_circular(graph)
+    assert [p.op for p in kept.primitives] == ["exp", "transpose", "reshape", "neg"]
+    assert without_circular(kept) is kept
+
+
+def test_a_way_around_its_own_output_keeps_an_alternative() -> None:
+    graph = parse_graph(
+        'graph(%0 "x": f32[2,3]) -> (%3 "y", %2 "z")\n'
+        "%1: f32[3,2] = transpose(%0) {perm=(1, 0)}\n"
+        "   | reshape(%2) {shape=(3, 2)}\n"
+        "%2: f32[3,1,2] = reshape(%1) {shape=(3, 1, 2)}\n"
+        "   | reshape(%3) {shape=(3, 1, 2)}\n"
+        "%3: f32[6] = reshape(%0) {shape=(6,)}\n"
+    )
+    assert without_circular(graph) is graph

@@ -88,6 +88,41 @@ def bits(mask: int) -> Iterator[int]:
         mask ^= low
 
 
+def _in_cycles(graph: PrimitiveGraph) -> set[int]:
+    """Return the primitives that depend on themselves through alternatives (Tarjan 1972)."""
+    feeds = [
+        [q for value in primitive.inputs for q in graph.producers[value]]
+        for primitive in graph.primitives
+    ]
+    found: set[int] = set()
+    index: dict[int, int] = {}
+    low: dict[int, int] = {}
+    path: list[int] = []
+    for root in range(len(feeds)):
+        stack = [(root, iter(feeds[root]))] if root not in index else []
+        while stack:
+            p, rest = stack[-1]
+            if p not in index:
+                index[p] = low[p] = len(index)
+                path.append(p)
+            following = next((q for q in rest if q not in index or q in low), None)
+            if following is None:
+                stack.pop()
+                if stack:
+                    low[stack[-1][0]] = min(low[stack[-1][0]], low[p])
+                if low[p] == index[p]:
+                    together = path[path.index(p) :]
+                    del path[path.index(p) :]
+                    for q in together:
+                        del low[q]
+                    found.update(together if len(together) > 1 or p in feeds[p] else ())
+            elif following in index:
+                low[p] = min(low[p], index[following])
+            else:
+                stack.append((following, iter(feeds[following])))
+    return found
+
+
 class _Space:
     """The graph as bitsets over primitives, broadcasts contracted into their readers."""
 
@@ -96,6 +131,7 @@ class _Space:
         self.contract_chains = contract_chains
         count = len(graph.primitives)
         self.outputs = {value for _, value in graph.outputs}
+        self.in_cycle = _in_cycles(graph)
         self.is_free = [self._absorbed(p) for p in range(count)]
         self.feeds = [self._sources(p) for p in range(count)]  # direct producers, through free ones
         self.read_by = [0] * count
@@ -129,6 +165,8 @@ class _Space:
             closed = (Category.LINEAR, Category.OPAQUE)
             return not any(reader.row.category in closed for reader in readers)
         if not self.contract_chains or len(readers) != 1:
+            return False
+        if p in self.in_cycle:  # what comes along with its reader could close the cycle
             return False
         category = graph.primitives[p].row.category
         before, after = graph.types[value], graph.types[readers[0].output]

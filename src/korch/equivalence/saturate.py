@@ -135,7 +135,7 @@ def saturate(
     run = _Saturation(graph, [r for r in rules if not (strict and r.reorders)],
                       limits or Limits())  # fmt: skip
     stopped = run.run()
-    result = run.builder.freeze()
+    result = without_circular(run.builder.freeze())
     return result, SaturationReport(
         rules=tuple(run.report(rule) for rule in rules),
         stopped=stopped,
@@ -180,6 +180,54 @@ def merge_reports(
         alternatives=sum(r.alternatives for r in found),
         seconds=sum(r.seconds for r in found),
     )
+
+
+def without_circular(graph: PrimitiveGraph) -> PrimitiveGraph:
+    """Return the graph without primitives that can't run before their own output is known.
+
+    Such an alternative (a reshape back to where a value came from) is in no plan, but paths through
+    it would keep what stands around it from being one kernel.
+    """
+    kept = [p for p, primitive in enumerate(graph.primitives) if not _is_circular(graph, primitive)]
+    if len(kept) == len(graph.primitives):
+        return graph
+    origins = tuple(graph.origins[p] for p in kept) if graph.origins else ()
+    primitives = tuple(graph.primitives[p] for p in kept)
+    return GraphBuilder.from_graph(replace(graph, primitives=primitives, origins=origins)).freeze()
+
+
+def _is_circular(graph: PrimitiveGraph, primitive: Primitive) -> bool:
+    """Whether every way to the inputs of an alternative goes through its output."""
+    own = primitive.output
+    if len(graph.producers[own]) == 1:
+        return False
+    needed = _needed_without(graph, primitive.inputs, own)
+    if own not in needed:
+        return False
+    known = set(graph.given) - {own}
+    waiting = [p for v in needed for p in graph.producers[v] if v != own]
+    changed = True
+    while changed:
+        ready = [p for p in waiting if all(v in known for v in graph.primitives[p].inputs)]
+        new = {graph.primitives[p].output for p in ready} - known
+        known |= new
+        changed = bool(new)
+    return not all(value in known for value in primitive.inputs)
+
+
+def _needed_without(graph: PrimitiveGraph, values: Sequence[int], own: int) -> set[int]:
+    """Return what some way of computing values reads, not looking beyond `own`."""
+    found = set(values)
+    waiting = list(values)
+    while waiting:
+        value = waiting.pop()
+        if value == own:
+            continue
+        for p in graph.producers[value]:
+            new = [v for v in graph.primitives[p].inputs if v not in found]
+            found.update(new)
+            waiting += new
+    return found
 
 
 @dataclass
