@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,9 @@ logger = logging.getLogger("korch.contest")
 
 ROUNDS = 11
 SECONDS = 4.0
+HEAVY_BYTES = 512 << 20
+"""Of plans with more weights than this, only two are in memory at a time."""
+
 MAX_ERROR = 1e-3
 """Largest difference from the reference, relative to the largest element of an output. A right
 float32 plan of a deep model stays well below it; a wrong kernel does not."""
@@ -122,8 +125,8 @@ def hold_contest(
     inputs = random_inputs(graph, options.seed)
     expected = reference.run(meaning or graph, inputs)
     arrays = [inputs[name] for name, _ in graph.inputs]
-    results = []
-    for entry in _distinct(entries):
+
+    def attempt(entry: Entry) -> Result:
         try:
             steps = _steps(entry, meter)
             artifact = build(graph, steps, meter.target, meter.builder, model=model,
@@ -132,11 +135,11 @@ def hold_contest(
             error = largest_error(executable, arrays, expected)
         except KorchError as error_found:
             logger.info("plan %s is out: %s", entry.name, error_found)
-            results.append(Result(entry, None, refusal=str(error_found)))
-            continue
+            return Result(entry, None, refusal=str(error_found))
         refusal = "" if error <= MAX_ERROR else f"its error is {error:.2e}"
-        results.append(Result(entry, executable, max_error=error, refusal=refusal))
-    timed = _time_all(results, arrays)
+        return Result(entry, executable, max_error=error, refusal=refusal)
+
+    timed = _hold(_distinct(entries), attempt, arrays)
     able = [result for result in timed if result.is_right and result.executable is not None]
     if not able:
         raise InfeasibleError(
@@ -148,6 +151,37 @@ def hold_contest(
     if won.executable is None:
         raise InfeasibleError("the winning plan has no executable")
     return Contest(tuple(timed), won.executable, won)
+
+
+def _hold(
+    entries: Sequence[Entry], attempt: Callable[[Entry], Result], arrays: Sequence[Array]
+) -> list[Result]:
+    """Build and time all plans in turn, or, if they are too large for memory, two at a time.
+
+    Then each has to beat the best so far, and only the better one of the two is kept.
+    """
+    results = [attempt(entry) for entry in entries[:1]]
+    if not any(_weights_bytes(result) > HEAVY_BYTES for result in results):
+        return _time_all([*results, *(attempt(entry) for entry in entries[1:])], arrays)
+    results = _time_all(results, arrays)
+    best = 0
+    for entry in entries[1:]:
+        results[best], other = _challenge(results[best], attempt(entry), arrays)
+        results.append(other)
+        best = best if other.executable is None else len(results) - 1
+    return results
+
+
+def _challenge(best: Result, challenger: Result, arrays: Sequence[Array]) -> tuple[Result, Result]:
+    """Return both with their times, the worse one without its executable."""
+    first, second = _time_all([best, challenger], arrays)
+    if second.is_right and not (first.is_right and first.median_ns <= second.median_ns):
+        return replace(first, executable=None), second
+    return first, replace(second, executable=None)
+
+
+def _weights_bytes(result: Result) -> int:
+    return 0 if result.executable is None else result.executable.plan.weights_bytes
 
 
 def random_inputs(graph: PrimitiveGraph, seed: int) -> dict[str, Array]:

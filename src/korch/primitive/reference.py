@@ -6,7 +6,7 @@ inputs can be computed, or all of them to compare. In float64 it stands for exac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -33,7 +33,18 @@ def run(
         InputError: an input is missing, or has another shape.
         InvalidGraphError: an output can't be computed.
     """
-    values = compute_values(graph, inputs, exact=exact)
+    order = first_alternatives(graph)
+    outputs = {value for _, value in graph.outputs}
+    last = {value: i for i, primitive in enumerate(order) for value in primitive.inputs}
+    values = _given(graph, inputs, exact, outputs)
+    for i, primitive in enumerate(order):
+        for value in primitive.inputs:
+            if value not in values:  # a constant is widened when it is read
+                values[value] = _constant(graph, value, exact)
+        values[primitive.output] = apply(graph, primitive, values, exact=exact)
+        for value in primitive.inputs:  # a large model's values don't fit in memory together
+            if last[value] == i and value not in outputs:
+                values.pop(value, None)
     return {name: values[value] for name, value in graph.outputs}
 
 
@@ -41,7 +52,7 @@ def compute_values(
     graph: PrimitiveGraph, inputs: Mapping[str, Array], *, exact: bool = True
 ) -> dict[int, Array]:
     """Compute every value that the outputs need, by the first alternative that can be."""
-    values = _given(graph, inputs, exact)
+    values = _given(graph, inputs, exact, graph.constants)
     for primitive in first_alternatives(graph):
         values[primitive.output] = apply(graph, primitive, values, exact=exact)
     return values
@@ -95,7 +106,10 @@ def first_alternatives(graph: PrimitiveGraph) -> list[Primitive]:
     return [primitive for primitive in order if primitive.output in needed]
 
 
-def _given(graph: PrimitiveGraph, inputs: Mapping[str, Array], exact: bool) -> dict[int, Array]:
+def _given(
+    graph: PrimitiveGraph, inputs: Mapping[str, Array], exact: bool, wanted: Iterable[int]
+) -> dict[int, Array]:
+    """Return the inputs, and those of the wanted values that are constants."""
     values: dict[int, Array] = {}
     for name, value in graph.inputs:
         if name not in inputs:
@@ -106,9 +120,14 @@ def _given(graph: PrimitiveGraph, inputs: Mapping[str, Array], exact: bool) -> d
                 expected=str(graph.types[value]),
             )
         values[value] = _widen(inputs[name], graph.types[value].dtype, exact)
-    for value, constant in graph.constants.items():
-        values[value] = _widen(constant.array, graph.types[value].dtype, exact)
+    for value in wanted:
+        if value in graph.constants:
+            values[value] = _constant(graph, value, exact)
     return values
+
+
+def _constant(graph: PrimitiveGraph, value: int, exact: bool) -> Array:
+    return _widen(graph.constants[value].array, graph.types[value].dtype, exact)
 
 
 def _widen(array: Array, dtype: DType, exact: bool) -> Array:

@@ -1,0 +1,66 @@
+"""Plans held against each other: all at once, or two at a time where they are large."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from korch.contest import HEAVY_BYTES, Entry, Result, _hold
+
+SECONDS = {"slow": 3e-3, "fast": 1e-4, "wrong": 0.0, "middle": 1e-3}
+
+
+class Fake:
+    """An executable that takes a known time; it counts how many of its like are alive."""
+
+    alive = 0
+    most = 0
+
+    def __init__(self, name: str, weights_bytes: int) -> None:
+        self.name = name
+        self.plan = SimpleNamespace(weights_bytes=weights_bytes)
+        Fake.alive += 1
+        Fake.most = max(Fake.most, Fake.alive)
+
+    def __del__(self) -> None:
+        Fake.alive -= 1
+
+    def __call__(self, *arrays: object) -> None:
+        until_s = time.perf_counter() + SECONDS[self.name]
+        while time.perf_counter() < until_s:
+            pass
+
+
+def hold(names: tuple[str, ...], weights_bytes: int) -> dict[str, Result]:
+    Fake.alive = Fake.most = 0
+
+    def attempt(entry: Entry) -> Result:
+        if entry.name == "refused":
+            return Result(entry, None, refusal="it is")
+        executable: Any = Fake(entry.name, weights_bytes)
+        return Result(entry, executable, max_error=1.0 if entry.name == "wrong" else 0.0)
+
+    entries = [Entry(name, (), ()) for name in names]
+    return {result.entry.name: result for result in _hold(entries, attempt, ())}
+
+
+@pytest.mark.parametrize(
+    "names", [("slow", "fast", "wrong", "middle", "refused"), ("wrong", "middle", "slow", "fast")]
+)
+def test_of_large_plans_two_are_in_memory_and_the_best_is_kept(names: tuple[str, ...]) -> None:
+    results = hold(names, HEAVY_BYTES + 1)
+    assert list(results) == list(names)
+    assert Fake.most == 2
+    kept = [name for name, result in results.items() if result.executable is not None]
+    assert kept == ["fast"]
+    assert all(result.times_ns for name, result in results.items() if name != "refused")
+
+
+def test_small_plans_are_timed_together() -> None:
+    results = hold(("slow", "fast", "middle"), 1)
+    assert Fake.most == 3
+    assert all(result.executable is not None for result in results.values())
+    assert min(results.values(), key=lambda r: r.median_ns).entry.name == "fast"
