@@ -6,8 +6,11 @@ BIN := $(VENV)/bin
 COMPILER := $(shell command -v g++ >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 || echo ,compiler)
 EXTRAS := onnxruntime,openvino,test$(COMPILER)
 STAMP := $(VENV)/.installed$(COMPILER)
+# What pip installs as PyTorch. The default on Linux brings CUDA; the README says how to get the CPU build.
+TORCH ?= torch
+TORCH_STAMP := $(VENV)/.installed-torch
 
-.PHONY: demo test check bench size clean
+.PHONY: demo test test-torch check bench size clean
 .DELETE_ON_ERROR:
 
 $(STAMP): pyproject.toml
@@ -34,7 +37,17 @@ check: $(STAMP)
 	$(BIN)/mypy
 
 test: check
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --ignore tests/pytorch
+
+# PyTorch first and alone: whichever build it is, it is kept.
+$(TORCH_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)' -e '.[$(EXTRAS),torch,test-torch]'
+	@touch $@
+
+# Modules of PyTorch through korch.optimize and torch.compile.
+test-torch: $(TORCH_STAMP)
+	$(BIN)/python -m pytest -n 2 tests/pytorch
 
 # Solver instances, and the models against the other engines.
 bench: $(STAMP)

@@ -153,13 +153,11 @@ class CompiledGraph:
             return None
 
     def _say(self, reason: str) -> None:
-        if reason not in self._said:
-            self._said.add(reason)
-            count = sum(node.op.startswith("call") for node in self._graph.graph.nodes)
-            warnings.warn(
-                f"a graph with {count} operations runs in PyTorch, not in Korch: {reason}",
-                KorchFallbackWarning, stacklevel=3,
-            )  # fmt: skip
+        count = sum(node.op.startswith("call") for node in self._graph.graph.nodes)
+        text = f"a graph with {count} operations runs in PyTorch, not in Korch: {reason}"
+        if text not in SAID:
+            SAID.add(text)
+            warnings.warn(text, KorchFallbackWarning, stacklevel=3)
 
 
 class _Bound(torch.nn.Module):  # type: ignore[misc]
@@ -238,11 +236,16 @@ def _storage(node: Any) -> Any:
 
 def _span(tensor: Any) -> tuple[int, int]:
     """Return the first element of a tensor in its memory and the one behind its last."""
-    start = int(tensor.storage_offset())
-    if not tensor.numel():
+    start, sizes = _size(tensor.storage_offset()), list(map(_size, tensor.shape))
+    if 0 in sizes:
         return start, start
-    reach = (int(n - 1) * int(s) for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    reach = ((n - 1) * _size(s) for n, s in zip(sizes, tensor.stride(), strict=True))
     return start, start + sum(reach) + 1
+
+
+def _size(size: Any) -> int:
+    """Return a size; of a symbolic one that of the example, for which no guard is made."""
+    return int(size.node.hint if isinstance(size, torch.SymInt) else size)
 
 
 def _key(arg: Any) -> Any:

@@ -136,7 +136,12 @@ def build_module(
     Raises:
         KorchError: it can't be optimized.
     """
-    flat = optimize_model(exported.model, options, {}, progress)
+    threads = torch.get_num_threads()
+    try:
+        flat = optimize_model(exported.model, options, {}, progress)
+    finally:
+        # PyTorch may have the same OpenMP, whose threads measuring sets.
+        torch.set_num_threads(threads)
     return ModuleExecutable(flat, exported.trees)
 
 

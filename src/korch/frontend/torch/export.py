@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._dynamo.convert_frame import compile_lock
 
 from korch.errors import ModelError, UnsupportedError
 from korch.frontend.onnx import HeldModel
@@ -25,8 +25,8 @@ from korch.frontend.torch.convert import to_held_model
 from korch.frontend.torch.tree import Arguments, Results, Trees
 from korch.frontend.torch.trouble import export_trouble, random_operator
 
-_LOCK = threading.RLock()
-"""Tracing and translating change global state of PyTorch: one at a time."""
+TRACING = compile_lock
+"""Tracing changes global state of PyTorch, and torch.compile traces too: one at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +104,7 @@ def export_call(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], nam
     results: list[Results] = []
     flat = _Flat(module, arguments, results.append)
     require_cpu([*module.parameters(), *module.buffers(), *tensors], name)
-    with _LOCK, _quiet(), torch.no_grad():
+    with TRACING, _quiet(), torch.no_grad():
         program = _traced(flat, tensors, name)
         _refuse_random(program, name)
         if not results or not results[-1].names:

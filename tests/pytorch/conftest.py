@@ -1,0 +1,19 @@
+"""PyTorch modules against Korch: `make test-torch` installs what they need and runs them."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+collect_ignore_glob = [] if find_spec("torch") and find_spec("onnxscript") else ["test_*.py"]
+
+
+@pytest.fixture(scope="session")
+def quick(cache_folder: Path) -> dict[str, object]:
+    """Options under which a small module is optimized in a second: the plan is right, not good."""
+    return {
+        "threads": 1, "budget": 0.5, "gap": 0.9, "max_primitives": 6, "solver_seconds": 5.0,
+        "cache_folder": cache_folder,
+    }  # fmt: skip

@@ -1,0 +1,203 @@
+"""torch.compile with the backend korch: right results, and PyTorch where Korch must not run."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from korch import torch_backend
+from korch.torch_backend import KorchFallbackWarning
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """Compile anew, and say each reason again."""
+    torch.compiler.reset()
+    torch_backend.SAID.clear()
+    torch.manual_seed(0)
+    yield
+
+
+@pytest.fixture(autouse=True)
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The graphs that were compiled."""
+    graphs: list[Any] = []
+    init = torch_backend.CompiledGraph.__init__
+
+    def noted(self: Any, *args: Any) -> None:
+        init(self, *args)
+        graphs.append(self)
+
+    monkeypatch.setattr(torch_backend.CompiledGraph, "__init__", noted)
+    return graphs
+
+
+def same(compiled: Any, module: Any, *args: Any) -> None:
+    """Call both without gradients; no graph may fall back."""
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", KorchFallbackWarning)
+        torch.testing.assert_close(compiled(*args), module(*args))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(7, 5), nn.LayerNorm(5)
+
+    def forward(self, x: Any) -> dict[str, Any]:
+        y = torch.relu(self.linear(x))
+        torch._dynamo.graph_break()
+        return {"y": y + 1, "z": (self.norm(y), y.shape[0])}
+
+
+def test_a_graph_break_gives_two_graphs(made: list[Any], quick: dict[str, Any]) -> None:
+    module = Net().eval()
+    compiled = torch.compile(module, backend="korch", options=quick)
+    for _ in range(2):
+        same(compiled, module, torch.randn(3, 7))
+    assert [len(graph.plans) for graph in made] == [1, 1]
+
+
+def test_other_shapes_get_plans_up_to_a_limit(made: list[Any], quick: dict[str, Any]) -> None:
+    module = nn.Linear(7, 5).eval()
+    options = {**quick, "max_shapes": 2}
+    compiled = torch.compile(module, backend="korch", options=options, dynamic=True)
+    for n in (3, 4, 3):
+        same(compiled, module, torch.randn(n, 7))
+    assert sum(len(graph.plans) for graph in made) == 2
+    with torch.no_grad(), pytest.warns(KorchFallbackWarning, match="more than 2 different shapes"):
+        x = torch.randn(6, 7)
+        torch.testing.assert_close(compiled(x), module(x))
+
+
+def test_threads_build_one_plan(quick: dict[str, Any]) -> None:
+    module, x = nn.Sequential(nn.Linear(7, 5), nn.Tanh()).eval(), torch.randn(3, 7)
+    with torch.no_grad():
+        compiled = torch_backend.korch(torch.fx.symbolic_trace(module), [x], options=quick)
+    expected, results = module(x).detach(), []
+
+    def call() -> None:
+        with torch.no_grad():
+            results.append(compiled(x))
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 4
+    for result in results:
+        torch.testing.assert_close(result, expected)
+    assert len(compiled.plans) == 1
+
+
+def test_changed_weights_are_seen(quick: dict[str, Any]) -> None:
+    module, x = nn.Linear(7, 5).eval(), torch.randn(3, 7)
+    compiled = torch.compile(module, backend="korch", options=quick)
+    same(compiled, module, x)
+    with torch.no_grad(), pytest.warns(KorchFallbackWarning, match="was changed or replaced"):
+        module.weight.mul_(2)
+        torch.testing.assert_close(compiled(x), module(x))
+    torch.compiler.reset()
+    same(compiled, module, x)
+    module.weight = nn.Parameter(torch.randn(5, 7))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), module(x))
+    module.weight.data = torch.randn(5, 7)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), module(x))
+
+
+def view(x: Any) -> Any:
+    return (x + 1).sum(), x.view(-1)
+
+
+def halves(x: Any) -> Any:
+    y = x * 2
+    return y, y[1:]
+
+
+def write(x: Any) -> Any:
+    x.mul_(2)
+    return x + 1
+
+
+def random(x: Any) -> Any:
+    return x + 0 * torch.rand_like(x)
+
+
+def eigenvalues(x: Any) -> Any:
+    return torch.linalg.eigvalsh(x @ x.t())
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (view, "a result shares memory with an input"),
+        (halves, "two results share memory"),
+        (write, "it writes to"),
+        (random, "draws random numbers"),
+        (eigenvalues, "PyTorch has no translation of the operator"),
+    ],
+)
+def test_what_korch_could_not_do_alike_runs_in_pytorch(
+    function: Any, reason: str, made: list[Any], quick: dict[str, Any]
+) -> None:
+    compiled = torch.compile(function, backend="korch", options=quick)
+    mine, theirs = torch.ones(3, 3), torch.ones(3, 3)
+    with pytest.warns(KorchFallbackWarning, match=reason):
+        result = compiled(mine)
+    torch.testing.assert_close(result, function(theirs))
+    torch.testing.assert_close(mine, theirs)
+    assert not any(graph.plans for graph in made)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", KorchFallbackWarning)
+        compiled(torch.ones(3, 3))  # it was said once
+
+
+def test_gradients_flow_through_pytorch(quick: dict[str, Any]) -> None:
+    module, x = nn.Linear(7, 5), torch.randn(3, 7)
+    compiled = torch.compile(module, backend="korch", options=quick)
+    with pytest.warns(KorchFallbackWarning, match="it needs gradients"):
+        compiled(x).sum().backward()
+    assert module.weight.grad is not None
+    same(compiled, module, x)
+
+
+def test_batch_statistics_are_updated_in_pytorch(quick: dict[str, Any]) -> None:
+    module, x = nn.BatchNorm1d(4).train(), torch.randn(6, 4)
+    compiled = torch.compile(module, backend="korch", options=quick)
+    with torch.no_grad(), pytest.warns(KorchFallbackWarning, match="it writes to"):
+        compiled(x)
+    torch.testing.assert_close(module.running_mean, 0.1 * x.mean(0))
+
+
+def test_autocast_stays_with_pytorch(quick: dict[str, Any]) -> None:
+    module, x = nn.Linear(7, 5).eval(), torch.randn(3, 7)
+    compiled = torch.compile(module, backend="korch", options=quick)
+    with torch.no_grad(), torch.autocast("cpu"):
+        with pytest.warns(KorchFallbackWarning, match=r"torch\.autocast is on"):
+            result = compiled(x)
+        assert result.dtype is module(x).dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"nothing": 1}, "there is no option 'nothing'; expected budget, max_shapes, target"),
+        ({"max_shapes": 0}, "option max_shapes: the value 0 is no number of shapes"),
+        ({"threads": 0}, "option threads: the value 0 is too small"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, Any], text: str) -> None:
+    compiled = torch.compile(nn.Linear(3, 3).eval(), backend="korch", options=options)
+    with torch.no_grad(), pytest.raises(Exception, match=text):
+        compiled(torch.ones(3))

@@ -1,0 +1,211 @@
+"""korch.optimize on modules: forms of calls and results, weights in place, refusals."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import korch
+from korch.errors import InputError, ModelError, OptionError, UnsupportedError
+from korch.frontend.torch import export_module
+from korch.torch_module import as_array, as_tensor
+
+
+class Nested(nn.Module):
+    """Takes and returns trees; one result twice, an input, a weight, and what is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(40, 5)
+        self.register_buffer("shift", torch.randn(5))
+
+    def forward(self, x: Any, k: int = 2, *, more: Any = None) -> dict[str, Any]:
+        y = self.linear(x) * k + more["a"][0]
+        return {"y": y, "rest": (x, y, None, self.shift), "k": k}
+
+
+def nested_call() -> tuple[Nested, tuple[Any, ...], dict[str, Any]]:
+    torch.manual_seed(0)
+    call = (torch.randn(3, 40), 3), {"more": {"a": [torch.randn(5), "name"]}}
+    return Nested().eval(), *call
+
+
+@pytest.fixture(scope="module")
+def nested(quick: dict[str, Any]) -> tuple[Any, ...]:
+    module, args, kwargs = nested_call()
+    executable = korch.optimize(module, args, example_kwargs=kwargs, **quick)
+    return executable, module, args, kwargs
+
+
+def test_trees_go_in_and_come_out(nested: tuple[Any, ...]) -> None:
+    executable, module, args, kwargs = nested
+    with torch.no_grad():
+        expected = module(*args, **kwargs)
+    result = executable(*args, **kwargs)
+    assert result["k"] == 3
+    assert result["rest"][2] is None
+    assert result["y"] is result["rest"][1]
+    torch.testing.assert_close(result, expected)
+    assert [t.name for t in executable.get_inputs()] == ["x", "more.a.0"]
+    names = [t.name for t in executable.get_outputs()]
+    assert names == ["output.y", "output.rest.0", "output.rest.3"]
+
+
+def test_arrays_of_numpy_give_arrays(nested: tuple[Any, ...]) -> None:
+    executable, _, args, kwargs = nested
+    x, (shift, name) = args[0].numpy(), kwargs["more"]["a"]
+    result = executable(x, 3, more={"a": [shift.numpy(), name]})
+    assert isinstance(result["y"], np.ndarray)
+    np.testing.assert_array_equal(result["y"], executable(*args, **kwargs)["y"].numpy())
+
+
+def test_it_is_an_executable(nested: tuple[Any, ...], tmp_path: Path) -> None:
+    executable, _, args, kwargs = nested
+    executable.save(tmp_path / "a.korch")
+    flat = [args[0].numpy(), kwargs["more"]["a"][0].numpy()]
+    found = korch.load(tmp_path / "a.korch")(*flat)
+    torch.testing.assert_close(torch.from_numpy(found[0]), executable(*args, **kwargs)["y"])
+    feeds = dict(zip(["x", "more.a.0"], flat, strict=True))
+    np.testing.assert_array_equal(executable.run(["output.y"], feeds)[0], found[0])
+    assert executable.report["max_error"] < 1e-5
+    assert len(executable.time([args[0], kwargs["more"]["a"][0]], 2).run_ns) == 2
+    assert executable.plan.steps
+    assert executable.sources
+
+
+def test_calls_of_another_form_are_refused(nested: tuple[Any, ...]) -> None:
+    executable, _, (x, k), kwargs = nested
+    shift = kwargs["more"]["a"][0]
+    for args, keywords, text in (
+        ((x, k), {}, "it was called with the keyword arguments none; expected 'more'"),
+        ((x,), kwargs, "its arguments are nested as"),
+        ((x, 4), kwargs, "argument 2 is 4; expected 3"),
+        ((x, x), kwargs, "argument 2 is a tensor; expected 3"),
+        ((x[:2], k), kwargs, "input 'x': it is f32[2,40]; expected f32[3,40]"),
+        ((x.double(), k), kwargs, "input 'x': it is f64[3,40]; expected f32[3,40]"),
+        ((x.to("meta"), k), kwargs, "input 'x': it lies on meta"),
+        ((x, k), {"more": {"a": [shift, "other"]}}, "argument 4 is 'other'; expected 'name'"),
+    ):
+        with pytest.raises(InputError, match=re.escape(text)):
+            executable(*args, **keywords)
+
+
+def test_gradients_stop_and_odd_strides_are_read(nested: tuple[Any, ...]) -> None:
+    executable, module, (_, k), kwargs = nested
+    turned = torch.randn(40, 3).t().requires_grad_()
+    result = executable(turned, k, **kwargs)
+    assert not result["y"].requires_grad
+    torch.testing.assert_close(result["y"], module(turned, k, **kwargs)["y"].detach())
+
+
+def test_weights_are_not_copied() -> None:
+    module, args, kwargs = nested_call()
+    exported = export_module(module, args, kwargs)
+    owned = {tensor.data_ptr() for tensor in module.parameters() if tensor.nbytes >= 256}
+    held = {array.__array_interface__["data"][0] for array in exported.model.arrays.values()}
+    assert owned
+    assert owned <= held
+    stored = [t for t in exported.model.proto.graph.initializer if t.name in exported.model.arrays]
+    assert stored
+    assert not any(t.raw_data or t.float_data for t in stored)
+
+
+def test_tensors_and_arrays_share_memory() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.bool, torch.int64):
+        tensor = torch.ones(4, dtype=dtype)
+        array = as_array(tensor, "x")
+        assert array.__array_interface__["data"][0] == tensor.data_ptr()
+        back = as_tensor(array)
+        assert back.dtype is dtype
+        assert back.data_ptr() == tensor.data_ptr()
+
+
+def test_an_exported_program_is_optimized(quick: dict[str, Any]) -> None:
+    module, x = nn.Sequential(nn.Linear(7, 5), nn.ReLU()).eval(), torch.randn(3, 7)
+    program = torch.export.export(module, (x,))
+    executable = korch.optimize(program, **quick)
+    torch.testing.assert_close(executable(x), module(x).detach())
+
+
+class Inner(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return torch.linalg.eigh(x)[0]
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x) + 1
+
+
+class Branching(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x if x.sum() > 0 else -x
+
+
+class Writing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(3))
+
+    def forward(self, x: Any) -> Any:
+        self.count.add_(x)
+        return self.count + 1
+
+
+class Noisy(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x + torch.randn_like(x)
+
+
+class Silent(nn.Module):
+    def forward(self, x: Any) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("module", "kind", "text"),
+    [
+        (nn.Linear(3, 3), ModelError, "module Linear: it is in training mode; expected"),
+        (Outer(), UnsupportedError, "module Outer: inner: PyTorch has no translation of the"),
+        (Branching(), UnsupportedError, "module Branching: what it does depends on the values"),
+        (Writing(), UnsupportedError, "module Writing: it writes to 'count', which outlives"),
+        (Noisy(), UnsupportedError, "module Noisy: the operator aten.randn_like.default draws"),
+        (Silent(), ModelError, "module Silent: it returns no tensor"),
+        (nn.Linear(3, 3, device="meta"), UnsupportedError, "module Linear: a tensor of it is on"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)  # fmt: skip
+def test_what_can_not_be_exported_is_named(module: Any, kind: type, text: str) -> None:
+    module.train("training mode" in text)
+    with pytest.raises(kind, match=re.escape(text)):
+        korch.optimize(module, torch.ones(3, 3)[0] if isinstance(module, Writing)
+                       else torch.ones(3, 3))  # fmt: skip
+
+
+def test_a_part_in_training_mode_is_named() -> None:
+    module = nn.Sequential(nn.Linear(3, 3), nn.Dropout()).eval()
+    module[1].train()
+    with pytest.raises(ModelError, match="module Sequential: 1: it is in training mode"):
+        korch.optimize(module, torch.ones(3))
+
+
+def test_wrong_arguments_are_named() -> None:
+    module = nn.Linear(3, 3).eval()
+    with pytest.raises(ModelError, match="can't be optimized without example inputs"):
+        korch.optimize(module)
+    with pytest.raises(OptionError, match="takes its shapes from the example inputs"):
+        korch.optimize(module, torch.ones(3), shapes={"x": (3,)})
+    with pytest.raises(OptionError, match="only modules of PyTorch take example inputs"):
+        korch.optimize("model.onnx", torch.ones(3))
+    with pytest.raises(ModelError, match="a int is no model"):
+        korch.optimize(3)
