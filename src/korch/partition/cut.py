@@ -251,11 +251,11 @@ class _Cutter:
         for period in range(LEAST_PERIOD, (high - low) // 2 + 1):
             same = self.signatures[low : high - period] == self.signatures[low + period : high]
             edges = np.flatnonzero(np.diff(np.concatenate(([0], same, [0]))))
-            for start, end in zip(edges[::2], edges[1::2], strict=True):
-                units = int(end - start + period) // period
-                saved = (units - 1) * period
-                if units >= 2 and (saved, -period) > best[:2]:
-                    best = (saved, -period, low + int(start))
+            units = (edges[1::2] - edges[::2] + period) // period
+            if len(units):
+                at = int(np.argmax(units))
+                saved = (int(units[at]) - 1) * period
+                best = max(best, (saved, -period, low + int(edges[2 * at])))
         if not best[0]:
             return None
         period, start = -best[1], best[2]
