@@ -70,7 +70,8 @@ def greedy_plan(problem: Problem, candidates: Sequence[Candidate]) -> tuple[int,
         written.update(problem.kernels[best].outputs)
         waiting.extend(problem.needs(best))
     total = sum(problem.kernels[k].cost_ns for k in chosen)
-    certificate = Certificate(Status.FEASIBLE, total, max(0, total - 1), len(problem.kernels), 0,
+    status = Status.FEASIBLE if total else Status.OPTIMAL  # nothing costs less than nothing
+    certificate = Certificate(status, total, max(0, total - 1), len(problem.kernels), 0,
                               is_measured=False)  # fmt: skip
     try:
         return verify_plan(problem, Plan(tuple(chosen), certificate))
