@@ -31,7 +31,7 @@ from korch.orchestrate.lazy import Round
 from korch.orchestrate.problem import Status
 from korch.orchestrate.segments import Outcome, search_segments
 from korch.partition.block import Partition, find_blocks
-from korch.partition.join import Joined, join
+from korch.partition.join import Joined, join, with_constants_of
 from korch.partition.segment import split_segments, whole_segment
 from korch.primitive.check import check_graph
 from korch.primitive.graph import PrimitiveGraph
@@ -108,9 +108,13 @@ def optimize_model(
             report = _report(run, partition, tasks, outcome)
             report["measured_candidates"] = _count_measured(tasks, meter)
             entries = [_entry(name, steps, meter) for name, steps in outcome.plans.items()]
+            graph, meaning = joined.graph, None
+            if not partition.is_whole:
+                graph, meaning = with_constants_of(graph, outcome.plans.values()), split
+            del partition, tasks, joined, outcome  # what no plan uses may be large
             contest = hold_contest(
-                joined.graph, entries, meter, options, found.certificate, _model_record(model),
-                report, meaning=None if partition.is_whole else split,
+                graph, entries, meter, options, found.certificate, _model_record(model),
+                report, meaning=meaning,
             )  # fmt: skip
     return _finish(run, contest, report)
 

@@ -21,7 +21,7 @@ from korch.orchestrate.blocks import Task, prepare
 from korch.orchestrate.problem import Status
 from korch.orchestrate.segments import Outcome, search_segments
 from korch.partition.block import Partition, find_blocks
-from korch.partition.join import Joined, join
+from korch.partition.join import Joined, join, with_constants_of
 from korch.partition.segment import split_segments
 from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
@@ -44,8 +44,9 @@ def search(
 def check_plans(graph: PrimitiveGraph, joined: Joined, outcome: Outcome, seed: int) -> None:
     inputs = random_inputs(graph, np.random.default_rng(seed))
     expected = reference.run(graph, inputs)
+    whole = with_constants_of(joined.graph, outcome.plans.values())
     for steps in outcome.plans.values():
-        actual = run_steps(joined.graph, steps, inputs)
+        actual = run_steps(whole, steps, inputs)
         for name, array in expected.items():
             np.testing.assert_allclose(actual[name], array, rtol=1e-4, atol=1e-5)
 

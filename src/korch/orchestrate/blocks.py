@@ -18,7 +18,7 @@ from korch.candidate.enumerate import EnumerationReport, enumerate_groups
 from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
 from korch.errors import InfeasibleError
 from korch.measure.meter import CandidateMeter
-from korch.measure.record import Measured
+from korch.measure.record import Failed, Measured
 from korch.options import Options
 from korch.orchestrate.baselines import baseline_plans
 from korch.orchestrate.instance import (
@@ -246,8 +246,8 @@ class BlockSearch:
         tag = self._tag(b, 0, "baselines")
         kept = recall_solved(self.meter.database, task.candidates, self.options, tag)
         if kept is None:
-            loop = self._loop(b, 0, None)
-            plans = baseline_plans(task.block.graph, loop.usable, loop.cost_ns, self.options)
+            usable = [c for c in task.candidates if not isinstance(self.meter.known(c), Failed)]
+            plans = baseline_plans(task.block.graph, usable, self.meter.cost_ns, self.options)
             kept = Solved(self.found[b, 0], plans)
             self._keep(b, 0, "baselines", kept)
         return dict(kept.plans)

@@ -6,7 +6,7 @@ found that a segment's output equals what it was given, readers of the output re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from korch.candidate.candidate import Candidate
@@ -40,6 +40,16 @@ class Joined:
             outputs=tuple(values[v] for v in group.outputs),
         )
         return replace(candidate, group=moved)
+
+
+def with_constants_of(
+    graph: PrimitiveGraph, plans: Iterable[Sequence[Candidate]]
+) -> PrimitiveGraph:
+    """Return a graph with those constants only that some plan reads, or that are outputs."""
+    wanted = {value for steps in plans for step in steps for value in step.group.inputs}
+    wanted |= {value for _, value in graph.outputs}
+    kept = {value: c for value, c in graph.constants.items() if value in wanted}
+    return replace(graph, constants=kept)
 
 
 def join(partition: Partition) -> Joined:

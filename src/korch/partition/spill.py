@@ -8,6 +8,7 @@ they do, and are read from there when a plan is built.
 from __future__ import annotations
 
 import logging
+import mmap
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from korch.primitive.graph import Constant, PrimitiveGraph
+from korch.primitive.op import Array
 
 logger = logging.getLogger("korch.partition")
 
@@ -63,4 +65,12 @@ class Spill:
             stream.write(constant.array.reshape(-1).view(np.uint8).data)
             stream.flush()
             array = np.memmap(stream, constant.array.dtype, mode="r", shape=constant.array.shape)
+        forget(array)
         return Constant(array, constant.digest)
+
+
+def forget(array: Array) -> None:
+    """Give back the memory of a constant that waits in a file; it can be read again."""
+    mapped = getattr(array, "_mmap", None)
+    if isinstance(mapped, mmap.mmap):
+        mapped.madvise(mmap.MADV_DONTNEED)

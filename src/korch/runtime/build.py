@@ -13,6 +13,7 @@ import numpy as np
 from korch import __version__
 from korch.errors import InvalidGraphError, ModelError
 from korch.measure.compiler import Builder
+from korch.partition.spill import forget
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.types import ValueType
 from korch.runtime.artifact import Artifact
@@ -120,6 +121,7 @@ def pack_constants(graph: PrimitiveGraph, program: Program) -> Weights:
     weights = Weights.allocate(types)
     for i, (value, layout) in enumerate(program.constants):
         np.copyto(weights.array(i), layout.pack(graph.constants[value].array))
+        forget(graph.constants[value].array)
     return weights
 
 
