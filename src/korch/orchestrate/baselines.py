@@ -22,9 +22,13 @@ Cost = Callable[[Candidate], tuple[int, bool]]
 
 
 def baseline_plans(
-    graph: PrimitiveGraph, candidates: Sequence[Candidate], cost_ns: Cost, options: Options
+    graph: PrimitiveGraph,
+    candidates: Sequence[Candidate],
+    cost_ns: Cost,
+    options: Options,
+    seconds: float = 10.0,
 ) -> dict[str, tuple[Candidate, ...]]:
-    """Return named plans; one that the candidates don't allow is left out.
+    """Return named plans, each solved within `seconds`; one that can't be had is left out.
 
     - split: one primitive a kernel (and the broadcasts that it reads), at the least cost;
     - plain-layout: the least cost with every value in the plain layout;
@@ -38,7 +42,7 @@ def baseline_plans(
     for name, subset in subsets.items():
         problem = make_problem(graph, subset, cost_ns)
         try:
-            plan = solve(problem, seconds=min(10.0, options.solver_seconds),
+            plan = solve(problem, seconds=min(seconds, options.solver_seconds),
                          workers=options.solver_workers, seed=options.seed)  # fmt: skip
         except InfeasibleError:
             continue

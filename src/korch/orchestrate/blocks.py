@@ -51,6 +51,9 @@ SURVEY_SECONDS = 12.0
 END_SECONDS = 24.0
 """Longest search of one interface to its end; twice as long if the block is repeated."""
 
+BASELINE_SECONDS = 3.0
+"""Longest solve for a plan that is only there to be beaten."""
+
 Tell = Callable[[int, Round], None]
 """Called with a block's position and a round of its search."""
 
@@ -247,7 +250,8 @@ class BlockSearch:
         kept = recall_solved(self.meter.database, task.candidates, self.options, tag)
         if kept is None:
             usable = [c for c in task.candidates if not isinstance(self.meter.known(c), Failed)]
-            plans = baseline_plans(task.block.graph, usable, self.meter.cost_ns, self.options)
+            plans = baseline_plans(task.block.graph, usable, self.meter.cost_ns, self.options,
+                                   BASELINE_SECONDS)  # fmt: skip
             kept = Solved(self.found[b, 0], plans)
             self._keep(b, 0, "baselines", kept)
         return dict(kept.plans)
