@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
 import torch
 
-from korch.errors import InputError
+from korch.errors import InputError, UnprovidedError, UnsupportedError
 from korch.frontend.torch import Exported, Trees, export_module
+from korch.host import HostedExecutable, optimize_with_host
 from korch.options import Options
 from korch.pipeline import Progress, optimize_model
 from korch.primitive.op import Array
@@ -30,18 +31,19 @@ class ModuleExecutable:
     through it. The weights are those that the module had when it was optimized.
 
     Attributes:
-        flat: the executable below, with arrays in and out.
+        flat: the executable below, with arrays in and out; a `HostedExecutable`, which has no
+            single plan, where a part runs in ONNX Runtime.
         trees: how a call and its result are nested.
     """
 
-    def __init__(self, flat: Executable, trees: Trees) -> None:
+    def __init__(self, flat: Executable | HostedExecutable, trees: Trees) -> None:
         """Wrap an executable.
 
         Args:
             flat: takes the tensors of a call and returns the different tensors of a result.
             trees: how a call and its result are nested.
         """
-        self.flat = flat
+        self.flat = cast(Executable, flat)  # the other has all of it but plan, sources and time
         self.trees = trees
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -63,6 +65,8 @@ class ModuleExecutable:
         results = run_tensors(self.flat, tensors)
         if tensors and all(isinstance(t, np.ndarray) for t in tensors):
             return self.trees.results.nest(results)
+        if not isinstance(self.flat, Executable):
+            results = tuple(map(np.array, results))  # one may be a constant of it
         return self.trees.results.nest(list(map(as_tensor, results)))
 
     @property
@@ -137,22 +141,30 @@ def build_module(
         KorchError: it can't be optimized.
     """
     threads = torch.get_num_threads()
+    flat: Any
     try:
         flat = optimize_model(exported.model, options, {}, progress)
+    except (UnsupportedError, UnprovidedError):
+        if not options.host:
+            raise
+        flat = optimize_with_host(exported.model.stored(), options, {}, progress)
     finally:
         # PyTorch may have the same OpenMP, whose threads measuring sets.
         torch.set_num_threads(threads)
     return ModuleExecutable(flat, exported.trees)
 
 
-def run_tensors(flat: Executable, tensors: Sequence[Any]) -> tuple[Array, ...]:
+def run_tensors(flat: Any, tensors: Sequence[Any]) -> tuple[Array, ...]:
     """Call an executable with PyTorch's or NumPy's arrays.
 
     Raises:
         InputError: one has another shape or type, or lies on a device.
     """
-    names = [tensor.name for tensor in flat.plan.inputs]
-    return flat(*(as_array(t, n) for t, n in zip(tensors, names, strict=True)))
+    names = [tensor.name for tensor in flat.get_inputs()]
+    results: tuple[Array, ...] = flat(
+        *(as_array(t, n) for t, n in zip(tensors, names, strict=True))
+    )
+    return results
 
 
 def as_array(tensor: Any, name: str) -> Any:

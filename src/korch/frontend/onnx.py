@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import inliner
@@ -40,6 +41,16 @@ class HeldModel:
     proto: onnx.ModelProto
     arrays: Mapping[str, Array] = field(default_factory=dict)
     name: str = "model"
+
+    def stored(self) -> onnx.ModelProto:
+        """Return the model with copies of its tensors in it, for those who read nothing else."""
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.proto)
+        for tensor in proto.graph.initializer:
+            if tensor.name in self.arrays:
+                array = np.ascontiguousarray(self.arrays[tensor.name])
+                tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+        return proto
 
 
 def load_model(
