@@ -15,8 +15,12 @@ import onnx
 
 from benchmarks.models.candy import build_candy
 from benchmarks.models.conv_bn_relu import build_conv_bn_relu
+from benchmarks.models.efficientvit import build_efficientvit
 from benchmarks.models.mlp import build_mlp
+from benchmarks.models.segformer import build_segformer
 from benchmarks.models.transformer_block import build_transformer_block
+from benchmarks.models.yolov4 import build_yolov4
+from benchmarks.models.yolox import build_yolox
 from korch.errors import OptionError
 
 
@@ -53,18 +57,37 @@ class Model:
 
 _TINY_CANDY = {"size": 24, "channels": (4, 6, 8), "blocks": 1}
 _TINY_TRANSFORMER = {"sequence": 6, "width": 16, "heads": 2}
+_TINY_EFFICIENTVIT = {"size": 32, "widths": (4, 4, 8, 8, 16), "depths": (1, 1, 1, 1, 1), "each": 4,
+                      "head": 8, "classes": 5}  # fmt: skip
+_TINY_SEGFORMER = {"size": 32, "widths": (8, 8, 16, 16), "heads": (1, 2, 2, 4), "depth": 1,
+                   "joined": 8, "classes": 5}  # fmt: skip
+_TINY_YOLO = {"size": 32, "width": 4, "classes": 3}
 
 MODELS: dict[str, Model] = {
     model.name: model
     for model in (
         Model("candy", "fast neural style transfer, 3x224x224", build_candy),
+        Model("efficientvit", "segmentation with linear attention, 3x512x512", build_efficientvit),
+        Model("yolox", "small detector YOLOX-Nano, 3x416x416", build_yolox),
+        Model("yolov4", "detector of 64 million parameters, 3x416x416", build_yolov4),
+        Model("segformer", "segmentation by a transformer, 3x512x512", build_segformer),
         Model("transformer_block", "pre-norm causal transformer block", build_transformer_block),
         Model("tiny_candy", "candy of 24x24 with few channels", build_candy, _TINY_CANDY),
         Model("tiny_transformer", "block of 6 tokens", build_transformer_block, _TINY_TRANSFORMER),
+        Model("tiny_efficientvit", "efficientvit of 32x32 with few channels", build_efficientvit,
+              _TINY_EFFICIENTVIT),
+        Model("tiny_yolox", "yolox of 32x32 with few channels", build_yolox, _TINY_YOLO),
+        Model("tiny_yolov4", "yolov4 of 32x32 with few channels and blocks", build_yolov4,
+              _TINY_YOLO | {"depths": (1, 1, 1, 1, 1)}),
+        Model("tiny_segformer", "segformer of 32x32 with few channels", build_segformer,
+              _TINY_SEGFORMER),
         Model("mlp", "three Gemms with Relu between", build_mlp),
         Model("conv_bn_relu", "small classifier with BatchNormalization", build_conv_bn_relu),
     )
-}
+}  # fmt: skip
+
+PAPER = ("candy", "efficientvit", "yolox", "yolov4", "segformer")
+"""The five models of Korch's evaluation (ASPLOS 2024, section 6)."""
 
 
 def build(name: str, **options: object) -> onnx.ModelProto:

@@ -82,13 +82,16 @@ class GraphWriter:
         *,
         stride: int = 1,
         pad: int = 0,
+        groups: int = 1,
         bias: bool = True,
         gain: float = math.sqrt(2.0),
     ) -> str:
         """Append a square convolution from `channels[0]` to `channels[1]` channels."""
-        fan_in = channels[0] * kernel * kernel
+        per_group = channels[0] // groups
         weight = self.normal(
-            (channels[1], channels[0], kernel, kernel), gain / math.sqrt(fan_in), "weight"
+            (channels[1], per_group, kernel, kernel),
+            gain / math.sqrt(per_group * kernel * kernel),
+            "weight",
         )
         biases = (self.uniform(channels[1], -0.1, 0.1, "bias"),) if bias else ()
         return self.op(
@@ -99,7 +102,49 @@ class GraphWriter:
             kernel_shape=[kernel, kernel],
             strides=[stride, stride],
             pads=[pad] * 4,
+            group=groups,
         )
+
+    def batch_norm(self, x: str, channels: int) -> str:
+        """Append a batch normalization whose statistics are away from the identity."""
+        scale = self.uniform(channels, 0.6, 1.4, "scale")
+        shift = self.uniform(channels, -0.3, 0.3, "shift")
+        mean = self.uniform(channels, -0.2, 0.2, "mean")
+        variance = self.uniform(channels, 0.7, 1.3, "variance")
+        return self.op("BatchNormalization", x, scale, shift, mean, variance, epsilon=1e-5)
+
+    def layer_norm(self, x: str, width: int) -> str:
+        """Append a normalization of the last axis."""
+        scale = self.uniform(width, 0.6, 1.4, "scale")
+        shift = self.uniform(width, -0.3, 0.3, "shift")
+        return self.op("LayerNormalization", x, scale, shift, axis=-1, epsilon=1e-6)
+
+    def gelu(self, x: str) -> str:
+        """Append x * (1 + erf(x / sqrt 2)) / 2, as exporters write it."""
+        inner = self.op("Erf", self.op("Div", x, self.scalar(math.sqrt(2.0), "sqrt2")))
+        shifted = self.op("Add", inner, self.scalar(1.0, "one"))
+        return self.op("Mul", self.op("Mul", x, shifted), self.scalar(0.5, "half"))
+
+    def resize(self, x: str, scale: float, mode: str = "nearest") -> str:
+        """Append an enlargement of an image: nearest, linear or cubic."""
+        scales = self.constant(np.array([1, 1, scale, scale], np.float32), "scales")
+        if mode == "nearest":
+            return self.op(
+                "Resize", x, "", scales, mode=mode, nearest_mode="floor",
+                coordinate_transformation_mode="asymmetric",
+            )  # fmt: skip
+        return self.op(
+            "Resize", x, "", scales, mode=mode, coordinate_transformation_mode="half_pixel"
+        )
+
+    def reshape(self, x: str, shape: Sequence[int]) -> str:
+        """Append a reshape."""
+        return self.op("Reshape", x, self.integers(shape, "shape"))
+
+    def slice(self, x: str, axis: int, start: int, end: int, step: int = 1) -> str:
+        """Append a slice of one axis."""
+        parts = (self.integers((n,), "part") for n in (start, end, axis, step))
+        return self.op("Slice", x, *parts)
 
     def dense(self, x: str, width_in: int, width_out: int, *, gain: float = 1.0) -> str:
         """Append `x @ W + b` over the last axis, as MatMul and Add."""

@@ -5,9 +5,15 @@ import pytest
 from benchmarks.models import MODELS, build
 from benchmarks.models.__main__ import main
 
+from korch.api import optimize
 from korch.errors import OptionError
+from korch.fission import fission_with_report
+from korch.frontend.onnx import load_model
+from korch.primitive.check import check_graph
+from korch.primitive.op import Category
 
-TINY = ("tiny_candy", "tiny_transformer", "mlp", "conv_bn_relu")
+TINY = ("tiny_candy", "tiny_transformer", "tiny_efficientvit", "tiny_yolox", "tiny_yolov4",
+        "tiny_segformer", "mlp", "conv_bn_relu")  # fmt: skip
 
 
 def _session(model):
@@ -22,7 +28,7 @@ def _run(model, seed=0):
     session = _session(model)
     (declared,) = session.get_inputs()
     x = np.random.default_rng(seed).standard_normal(declared.shape).astype(np.float32)
-    (output,) = session.run(None, {declared.name: x})
+    output = session.run(None, {declared.name: x})[0]
     return x, output
 
 
@@ -50,7 +56,7 @@ def test_output_depends_on_the_input(name):
 
 @pytest.mark.parametrize("name", list(MODELS))
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_gives_others(name):
-    options = {"size": 16} if name == "candy" else {}
+    options = {"candy": {"size": 16}, "yolov4": {"width": 4}}.get(name, {})
     first, again, other = (
         build(name, seed=seed, **options).SerializeToString(deterministic=True)
         for seed in (3, 3, 4)
@@ -118,8 +124,7 @@ def test_unknown_names_and_senseless_options_are_refused():
     with pytest.raises(OptionError) as caught:
         build("candyfloss")
     assert str(caught.value) == (
-        "benchmarks.models: there is no model 'candyfloss'; expected candy, transformer_block, "
-        "tiny_candy, tiny_transformer, mlp, conv_bn_relu"
+        f"benchmarks.models: there is no model 'candyfloss'; expected {', '.join(MODELS)}"
     )
     with pytest.raises(OptionError, match=r"^mlp: there is no option 'size'; expected seed, batch"):
         build("mlp", size=3)
@@ -137,3 +142,36 @@ def test_command_line_writes_the_built_model(tmp_path, capsys):
     )
     assert main(["tiny_candy", str(out), "--size", "17"]) == 1
     assert "error: candy: size: 17 pixels" in capsys.readouterr().err
+
+
+PUBLISHED = {
+    # millions of parameters, GFLOP of the linear operators (two per multiplication)
+    "yolov4": (64.4, 59.6),  # Darknet's own count for 416x416; it counts the pads too
+    "yolox": (0.91, 1.08),
+    "segformer": (3.8, 16.8),
+    "efficientvit": (4.8, 6.2),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_papers_models_have_the_published_size_and_split_wholly(name):
+    model = build(name)
+    weights = [a for a in _initializers(model).values() if a.dtype == np.float32 and a.ndim]
+    graph, report = fission_with_report(load_model(model))
+    check_graph(graph)
+    assert report.kept == ()
+    flop = sum(graph.work_flop(p) for p in graph.primitives if p.row.category is Category.LINEAR)
+    millions, giga = PUBLISHED[name]
+    assert sum(a.size for a in weights) / 1e6 == pytest.approx(millions, rel=0.025)
+    assert flop / 1e9 == pytest.approx(giga, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    "name", ["tiny_efficientvit", "tiny_yolox", "tiny_yolov4", "tiny_segformer"]
+)
+def test_tiny_models_run_as_they_do_elsewhere(name, cache_folder):
+    model = build(name)
+    executable = optimize(model, measure=False, cache_folder=cache_folder)
+    x, expected = _run(model)
+    found = executable(x)[0]
+    assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
