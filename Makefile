@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed$(COMPILER)
 TORCH ?= torch
 TORCH_STAMP := $(VENV)/.installed-torch
 
-.PHONY: demo test test-torch check bench size clean
+.PHONY: demo test test-torch check bench size clean conformance bench-smoke
 .DELETE_ON_ERROR:
 
 $(STAMP): pyproject.toml
@@ -53,6 +53,14 @@ test-torch: $(TORCH_STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.solver --output benchmarks/results/solver.json
 	$(BIN)/python -m benchmarks.suite --output benchmarks/results/suite.json
+
+# ONNX's own backend tests, with Korch and with ONNX Runtime alone: 2,024 cases.
+conformance: $(STAMP)
+	$(BIN)/python -m korch.testing.conformance
+
+# Each benchmark model: optimized, checked and run.
+bench-smoke: $(STAMP)
+	$(BIN)/python -m benchmarks.smoke
 
 # Lines per folder.
 size:

@@ -13,7 +13,7 @@ ORDER = (
     ("frontend", "fission", "equivalence"), ("candidate",), ("partition",),
     ("tile",), ("provider",), ("measure",),
     ("orchestrate",), ("runtime",), ("contest", "report"), ("pipeline",),
-    ("host",), ("torch_module",), ("api", "cli"), ("torch_backend",),
+    ("host",), ("torch_module",), ("api", "cli"), ("torch_backend", "onnx_backend"),
 )  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 LATE = {("report", "pipeline")}

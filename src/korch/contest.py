@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from korch.candidate.candidate import Candidate, Refusal
-from korch.errors import InfeasibleError, KorchError
+from korch.errors import InfeasibleError, KorchError, UnprovidedError
 from korch.measure.meter import CandidateMeter
 from korch.options import Options
 from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
-from korch.primitive.op import Array
+from korch.primitive.op import Array, Category
 from korch.runtime.build import build
 from korch.runtime.executable import Executable
 from korch.runtime.program import Step
@@ -123,7 +123,7 @@ def hold_contest(
         InfeasibleError: no plan is right.
     """
     inputs = random_inputs(graph, options.seed)
-    expected = reference.run(meaning or graph, inputs)
+    expected = _expected(meaning or graph, inputs)
     arrays = [inputs[name] for name, _ in graph.inputs]
 
     def attempt(entry: Entry) -> Result:
@@ -142,7 +142,9 @@ def hold_contest(
     timed = _hold(_distinct(entries), attempt, arrays)
     able = [result for result in timed if result.is_right and result.executable is not None]
     if not able:
-        raise InfeasibleError(
+        # What is opaque may refuse random inputs that contradict each other.
+        kind = UnprovidedError if _has_opaque(graph) else InfeasibleError
+        raise kind(
             "no plan computes what the reference does: "
             + "; ".join(f"{r.entry.name}: {r.refusal}" for r in timed),
             hint="This is a fault of Korch; please report it with the model",
@@ -182,6 +184,27 @@ def _challenge(best: Result, challenger: Result, arrays: Sequence[Array]) -> tup
 
 def _weights_bytes(result: Result) -> int:
     return 0 if result.executable is None else result.executable.plan.weights_bytes
+
+
+def _has_opaque(graph: PrimitiveGraph) -> bool:
+    return any(p.row.category is Category.OPAQUE for p in graph.primitives)
+
+
+def _expected(graph: PrimitiveGraph, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the reference's results.
+
+    Raises:
+        UnprovidedError: the reference of an opaque operator does not take the inputs.
+    """
+    try:
+        return reference.run(graph, inputs)
+    except Exception as error:
+        if not _has_opaque(graph):
+            raise
+        text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UnprovidedError(
+            f"the reference of an opaque operator fails on random inputs: {text[:200]}"
+        ) from error
 
 
 def random_inputs(graph: PrimitiveGraph, seed: int) -> dict[str, Array]:

@@ -95,10 +95,19 @@ def test_an_unknown_domain_is_unsupported_and_named():
         load_model(model)
 
 
-@pytest.mark.parametrize(("opset", "complaint"), [(6, "at least 7"), (999, "at most")])
-def test_opsets_that_nothing_knows_are_unsupported(opset, complaint):
-    with pytest.raises(UnsupportedError, match=complaint):
-        load_model(chain([_node()], X, ["y"], opset=opset))
+def test_an_opset_that_nothing_knows_is_unsupported():
+    with pytest.raises(UnsupportedError, match="at most"):
+        load_model(chain([_node()], X, ["y"], opset=999))
+
+
+def test_an_old_opset_is_converted():
+    assert load_model(chain([_node()], X, ["y"], opset=6)).operators[0].version == 7
+
+
+def test_an_old_opset_that_onnx_cannot_convert_is_unsupported():
+    model = chain([_node("Upsample", inputs=("x",))], X, ["y"], opset=1)
+    with pytest.raises(UnsupportedError, match="opset 1, and ONNX can't convert it"):
+        load_model(model)
 
 
 @pytest.mark.parametrize("kind", [TensorProto.STRING, TensorProto.COMPLEX64, TensorProto.INT4])

@@ -138,13 +138,18 @@ def test_refuses_a_view_that_is_read_elsewhere_too():
     assert reason(group) == "the other operand of add is computed in the group"
 
 
-def test_refuses_operands_that_are_computed_or_uniform():
+def test_refuses_operands_that_are_computed():
     g = Graph()
     y = g.add("conv", [g.add("abs", [g.tensor(1, 8, 6, 6)]), g.weights(8, 8, 1, 1)], ONE)
     assert reason(g.group(y)) == "operand 0 is computed in the group, or uniform"
+
+
+def test_takes_uniform_weights(target):
     g = Graph()
     y = g.add("conv", [g.tensor(1, 8, 6, 6), g.constant(np.ones((8, 8, 1, 1), np.float32))], ONE)
-    assert reason(g.group(y)) == "operand 1 is computed in the group, or uniform"
+    group = g.group(y)
+    assert group.constant_inputs == {1}
+    assert not isinstance(OneDnnProvider().offer(group, target), Refusal)
 
 
 def test_refuses_sums_over_windows_that_are_no_average():

@@ -238,13 +238,16 @@ class _Body:
                 )
                 continue
             constant = self.source.constants.get(value)
-            if constant is not None and self.is_inside(constant):
+            if constant is not None and self.is_inside(value, constant):
                 self.constants[self.number[value]] = constant
             else:
                 self.inputs.append(value)
 
-    def is_inside(self, constant: Constant) -> bool:
+    def is_inside(self, value: int, constant: Constant) -> bool:
         """Return whether a constant is part of the body instead of an input."""
+        if any(p.row.category is Category.LINEAR and value in p.inputs
+               for p in self.producer.values()):  # fmt: skip
+            return False  # weights are read from memory, whatever they are
         is_opaque = all(p.row.category is Category.OPAQUE for p in self.producer.values())
         return constant.is_uniform or (is_opaque and constant.array.size <= OPAQUE_ELEMENTS)
 

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 import onnx
+import onnx.version_converter
 
 from korch.errors import ModelError, UnsupportedError
 from korch.frontend.names import captured_names, node_label
@@ -43,11 +44,26 @@ def check_opsets(opsets: Mapping[str, int], model: str) -> None:
             f"it uses opset {version}", where=model, expected=f"at most {newest}",
             hint="Install a newer `onnx`, or export with an older opset",
         )  # fmt: skip
-    if 0 < version < OLDEST_OPSET:
+
+
+def modernized(proto: Any, model: str) -> Any:
+    """Return a model of an old opset in the oldest one that the rules know; others as they are.
+
+    Raises:
+        UnsupportedError: ONNX's converter does not take it.
+    """
+    version = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0)
+    if not 0 < version < OLDEST_OPSET:
+        return proto
+    try:
+        return onnx.version_converter.convert_version(proto, OLDEST_OPSET)
+    except (RuntimeError, ValueError, onnx.checker.ValidationError) as error:
         raise UnsupportedError(
-            f"it uses opset {version}", where=model, expected=f"at least {OLDEST_OPSET}",
-            hint="Convert it with onnx.version_converter.convert_version(model, 17)",
-        )  # fmt: skip
+            f"it uses opset {version}, and ONNX can't convert it: "
+            + " ".join(str(error).split())[:200],
+            where=model, expected=f"at least {OLDEST_OPSET}",
+            hint="Export the model again with a newer opset",
+        ) from error  # fmt: skip
 
 
 def find_schema(node: Any, opsets: Mapping[str, int], model: str) -> Any:

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import inliner
 
 from korch.errors import ModelError, UnsupportedError
-from korch.frontend.infer import check_opsets
+from korch.frontend.infer import check_opsets, modernized
 from korch.frontend.names import has_legal_names, order_nodes
 from korch.frontend.operator import Operator, OperatorGraph
 from korch.frontend.propagate import Host, Propagation
@@ -123,7 +123,7 @@ class _Loaded:
 
 def _load(model: str | Path | bytes | onnx.ModelProto | HeldModel) -> _Loaded:
     proto, name, folder = _read(model)
-    proto = _inlined(proto, name)
+    proto = modernized(_inlined(proto, name), name)
     graph = proto.graph
     opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in proto.opset_import}
     check_opsets(opsets, name)

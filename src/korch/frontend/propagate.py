@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,23 +120,30 @@ class Propagation:
     def _leave(self, node: Any, reason: str) -> None:
         """Leave a node to the host; its outputs may still be static tensors."""
         self.items.append(HostNode(node, reason))
-        schema = find_schema(node, self.opsets, self.model)
-        types = {n: self.types[n] for n in node.input if n in self.types}
-        strange = {n: self.untyped.get(n) for n in node.input if n not in self.types}
-        found: dict[str, Any] = {}
-        if not any(captured_names(node)) and all(
-            proto is not None or n in self.constants or not n for n, proto in strange.items()
-        ):
-            with suppress(ModelError):
-                found = infer_types(
-                    node, schema, self.opsets, types, self.constants, self.model,
-                    {n: proto for n, proto in strange.items() if proto is not None},
-                )  # fmt: skip
+        found = self._infer_left(node)
         for name in filter(None, node.output):
             try:
                 self.types[name] = static_type(found.get(name), name, node, self.model)
             except UnsupportedError:
                 self.untyped[name] = found.get(name)
+
+    def _infer_left(self, node: Any) -> dict[str, Any]:
+        """Return what ONNX infers of the outputs of a node that the host runs."""
+        types = {n: self.types[n] for n in node.input if n in self.types}
+        others = {n: self.untyped.get(n) for n in node.input if n not in self.types}
+        is_known = all(
+            proto is not None or n in self.constants or not n for n, proto in others.items()
+        )
+        if not is_known or any(captured_names(node)):
+            return {}
+        try:
+            schema = onnx.defs.get_schema(node.op_type, self.opsets[node.domain], node.domain)
+            return infer_types(
+                node, schema, self.opsets, types, self.constants, self.model,
+                {n: proto for n, proto in others.items() if proto is not None},
+            )  # fmt: skip
+        except (ModelError, KeyError, onnx.defs.SchemaError):
+            return {}
 
     def _node(self, node: Any, read: set[str]) -> list[Any]:
         node = _normal(node)
@@ -188,7 +194,15 @@ class Propagation:
         is_known = all(name in self.constants for name in node.input if name)
         if not is_known:
             return self._fold_shape(node)
-        types = infer_types(node, schema, self.opsets, self.types, self.constants, self.model)
+        try:
+            types = infer_types(node, schema, self.opsets, self.types, self.constants, self.model)
+        except ModelError:
+            # Range takes a vector of one element for a scalar in practice, though not by its text.
+            results = evaluate(node, self.opsets, self.constants)
+            if node.op_type != "Range" or results is None:
+                raise
+            self._set_constant(node.output[0], results[0])
+            return True
         if any(_size_bytes(proto) > LIMIT_BYTES for proto in types.values()):
             return False
         results = evaluate(node, self.opsets, self.constants)

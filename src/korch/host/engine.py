@@ -35,6 +35,7 @@ class Engine:
         """
         self._model, self._threads = model, threads
         self._outputs = [item.name for item in model.graph.output]
+        self._types = {item.name: _byte_type(item) for item in model.graph.output}
         self._session, self.refusal = open_session(model, threads)
         self._evaluator = None if self._session is not None else _evaluator(model, self.refusal)
 
@@ -67,7 +68,18 @@ class Engine:
             ) from error
 
     def _named(self, results: Sequence[Any]) -> dict[str, Any]:
-        return dict(zip(self._outputs, results, strict=True))
+        found = dict(zip(self._outputs, results, strict=True))
+        for name, dtype in self._types.items():  # ONNX Runtime hands over their bytes
+            if dtype is not None and getattr(found[name], "dtype", None) == np.uint8:
+                found[name] = found[name].view(dtype)
+        return found
+
+
+def _byte_type(item: Any) -> np.dtype[Any] | None:
+    """Return the type of an output of float8 elements, None for others."""
+    number = item.type.tensor_type.elem_type
+    name = onnx.TensorProto.DataType.Name(number)
+    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(number)) if "FLOAT8" in name else None
 
 
 def open_session(model: onnx.ModelProto, threads: int) -> tuple[Any, str]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from korch.errors import KorchError, UnprovidedError, UnsupportedError
-from korch.fission import fission
+from korch.fission import fission, fission_with_report
 from korch.frontend.onnx import load_segments
 from korch.frontend.operator import OperatorGraph
 from korch.frontend.segments import HostSegment, SegmentedModel
@@ -118,6 +118,8 @@ def _named(segment: OperatorGraph, origin: str) -> list[str]:
 def _blamed(segment: OperatorGraph, error: KorchError) -> dict[str, str]:
     """Return the nodes that an error names; all of a segment if it names none."""
     named = _named(segment, error.where.removeprefix("node "))
-    names = named or [operator.name for operator in segment.operators]
+    kept = {item.operator for item in fission_with_report(segment)[1].kept}
+    opaque = [operator.name for operator in segment.operators if operator.label in kept]
+    names = named or opaque or [operator.name for operator in segment.operators]
     logger.info("left to the host: %s: %s", ", ".join(names), error)
     return dict.fromkeys(names, error.what)

@@ -12,6 +12,7 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import onnx
@@ -56,6 +57,12 @@ class OnnxRuntimeProvider:
         nodes = _nodes(group)
         if isinstance(nodes, Refusal):
             return nodes
+        model = _model(group, nodes[0]).SerializeToString(deterministic=True)
+        if len(model) > MOST_MODEL_BYTES:
+            return Refusal(f"the node holds {len(model)} bytes, at most {MOST_MODEL_BYTES} go in")
+        reason = _session_error(model)
+        if reason is not None:
+            return Refusal(f"ONNX Runtime: {reason}")
         return [
             Offer(
                 tuple(Layout.plain(type_.rank) for type_ in group.input_types),
@@ -69,11 +76,6 @@ class OnnxRuntimeProvider:
         if isinstance(nodes, Refusal):
             return nodes
         model = _model(group, nodes[0]).SerializeToString(deterministic=True)
-        if len(model) > MOST_MODEL_BYTES:
-            return Refusal(f"the node holds {len(model)} bytes, at most {MOST_MODEL_BYTES} go in")
-        reason = _session_error(model)
-        if reason is not None:
-            return Refusal(f"ONNX Runtime refuses the node: {reason}")
         text = _print_source(group, nodes, model)
         symbol = "k_" + hashlib.sha256(text.encode()).hexdigest()[:16]
         return Kernel(symbol, text.replace("NAME", symbol), has_state=True)
@@ -134,6 +136,7 @@ def _add_constant(graph: onnx.GraphProto, name: str, constant: Constant) -> None
     graph.node.append(node)
 
 
+@lru_cache(maxsize=4096)
 def _session_error(model: bytes) -> str | None:
     """Return why ONNX Runtime can't prepare a model, or None if it can."""
     import onnxruntime
