@@ -1,0 +1,102 @@
+"""Which ONNX operators Korch runs, and how: the page `docs/operators.md`.
+
+    python -m korch.report.operators > docs/operators.md
+
+An operator is split if fission has a rule for its newest version, or if ONNX defines it by others
+and that definition is taken. Others are opaque if ONNX Runtime has a kernel for one of their node
+cases, else the host's, by `onnx.reference`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import onnx
+
+from korch.fission import RULES
+from korch.frontend.expand import COMPOSITES
+from korch.frontend.infer import RANDOM
+
+WAYS = {
+    "fission": "split into primitives",
+    "definition": "split by its definition in the ONNX standard",
+    "control flow": "a known branch is taken; else run by the host",
+    "constant": "computed when the model is read",
+    "opaque": "kept whole: ONNX Runtime, or where it refuses `onnx.reference` on the host",
+    "host": "run by the host: its results are no tensors of static shape, or random",
+    "unsupported": "no engine here runs it",
+}
+CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
+CONSTANT = frozenset({"Constant", "Shape", "Size"})
+UNSUPPORTED = frozenset({"Gradient"})
+NO_STATIC_TENSOR = frozenset(
+    {"Compress", "NonMaxSuppression", "NonZero", "Optional", "OptionalGetElement",
+     "OptionalHasElement", "RegexFullMatch", "SequenceMap", "SplitToSequence", "StringConcat",
+     "StringNormalizer", "StringSplit", "TfIdfVectorizer", "Unique", "ConcatFromSequence",
+     "ImageDecoder"}
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """How one operator is run."""
+
+    domain: str
+    name: str
+    since: int
+    way: str
+
+
+def supported_operators() -> tuple[Support, ...]:
+    """Return all operators of the ONNX standard, each in its newest version, in order of name."""
+    newest: dict[tuple[str, str], int] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        key = (schema.domain or "ai.onnx", schema.name)
+        if not schema.deprecated:
+            newest[key] = max(newest.get(key, 0), schema.since_version)
+    return tuple(
+        Support(domain, name, since, _way(domain, name, since))
+        for (domain, name), since in sorted(newest.items())
+    )
+
+
+def _way(domain: str, name: str, since: int) -> str:
+    if name in UNSUPPORTED:
+        return "unsupported"
+    if domain != "ai.onnx":
+        return "opaque"
+    if name in CONTROL_FLOW:
+        return "control flow"
+    if name in CONSTANT:
+        return "constant"
+    if name in COMPOSITES:
+        return "definition"
+    version = onnx.defs.onnx_opset_version()
+    if any(rule.operator == name and rule.holds_for(version) for rule in RULES):
+        return "fission"
+    if name in RANDOM or name in NO_STATIC_TENSOR or name.startswith("Sequence"):
+        return "host"
+    return "opaque"
+
+
+def format_page(found: Iterable[Support]) -> str:
+    """Return the page as Markdown."""
+    rows = list(found)
+    counts: Mapping[str, int] = Counter(row.way for row in rows)
+    lines = ["# Operators", "", "How Korch runs each operator of the ONNX standard "
+             f"(onnx {onnx.__version__.rpartition('.')[0]}). Made by "
+             "`python -m korch.report.operators`.", "",
+             "| way | operators | meaning |", "|---|---:|---|"]  # fmt: skip
+    lines += [f"| {way} | {counts[way]} | {text} |" for way, text in WAYS.items()]
+    lines += ["", "| operator | since | way |", "|---|---:|---|"]
+    for row in rows:
+        prefix = "" if row.domain == "ai.onnx" else f"{row.domain}."
+        lines.append(f"| {prefix}{row.name} | {row.since} | {row.way} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(format_page(supported_operators()))
