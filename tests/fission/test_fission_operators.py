@@ -63,6 +63,20 @@ def _floats(*values):
 
 X4 = "f32[2,4,7,5]"
 CASES = [
+    ("CumSum", ["f32[2,5,3]"], {1: np.array(1, np.int64)}, 14, {}),
+    ("CumSum", ["f32[7]"], {1: np.array(0, np.int64)}, 14, {"exclusive": 1, "reverse": 1}),
+    ("CumSum", ["i64[2,1]"], {1: np.array(-1, np.int64)}, 14, {"exclusive": 1}),
+    ("ScatterElements", ["f32[3,4]", None, "f32[2,2]"],
+     {1: np.array([[0, -1], [2, 1]])}, 16, {"axis": 1}),
+    ("ScatterND", ["f32[4,3]", None, "f32[2,3]"], {1: np.array([[3], [-4]])}, 16, {}),
+    ("ScatterND", ["f32[4,3]", None, "f32[2]"], {1: np.array([[3, 0], [0, 2]])}, 16, {}),
+    ("DequantizeLinear", ["i8[3,4,5]"], {1: _floats(0.5, 2.0, 0.1, 3.0),
+                                         2: np.array([1, -2, 0, 5], np.int8)}, 17, {}),
+    ("DequantizeLinear", ["u8[3,4]"], {1: np.array(0.25, np.float32)}, 17, {}),
+    ("QuantizeLinear", ["f32[3,4]"], {1: np.array(0.02, np.float32),
+                                      2: np.array(7, np.uint8)}, 17, {}),
+    ("QuantizeLinear", ["f32[2,3]"], {1: _floats(0.004, 0.5, 2.0),
+                                      2: np.array([0, 3, -4], np.int8)}, 17, {}),
     # normalizations, odd shapes, axes of size 1
     ("Softmax", [X4], {}, 17, {"axis": 1}),
     ("Softmax", [X4], {}, 11, {"axis": 2}),

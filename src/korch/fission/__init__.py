@@ -8,8 +8,11 @@ from korch.fission import (
     linear,
     normalization,
     pooling,
+    quantize,
     reduction,
     resize,
+    scan,
+    scatter,
 )
 from korch.fission.rule import Refusal, Rule
 from korch.fission.split import FissionReport, KeptWhole, split_operators
@@ -26,6 +29,9 @@ RULES: tuple[Rule, ...] = (
     *layout.RULES,
     *gather.RULES,
     *resize.RULES,
+    *scatter.RULES,
+    *quantize.RULES,
+    *scan.RULES,
 )
 _BY_OPERATOR: dict[str, tuple[Rule, ...]] = {
     name: tuple(rule for rule in RULES if rule.operator == name)

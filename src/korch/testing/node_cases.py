@@ -107,7 +107,7 @@ def with_constants(model: onnx.ModelProto, arrays: dict[str, Array]) -> onnx.Mod
                          "GatherND", "Resize", "Upsample", "Squeeze", "Unsqueeze", "Split",
                          "Trilu", "Dropout", "ReverseSequence", "ConstantOfShape", "CumSum",
                          "Range", "TopK", "OneHot", "CenterCropPad", "Col2Im", "AffineGrid",
-                         "CumProd"}  # fmt: skip
+                         "CumProd", "ScatterElements", "ScatterND"}  # fmt: skip
     for node in copy.graph.node:
         is_reduction = node.op_type.startswith("Reduce") and node.op_type != "ReverseSequence"
         if node.op_type not in integer_operators and not is_reduction:
