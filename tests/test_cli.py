@@ -235,7 +235,7 @@ def test_flags_are_made_from_the_options(monkeypatch: pytest.MonkeyPatch, folder
         seen.append(options)
         raise OptionError("stop")
 
-    monkeypatch.setattr("korch.pipeline.optimize_model", stop)
+    monkeypatch.setattr("korch.api.optimize_model", stop)
     start = ["optimize", str(folder / "mlp.onnx"), "-o", str(folder / "x.korch")]
     assert main(start) == 1
     assert main([*start, "--threads", "3", "--budget", "2.5", "--strict", "--check", "2",

@@ -11,16 +11,21 @@ from typing import TYPE_CHECKING, Any
 import onnx
 
 from korch.errors import ModelError, OptionError, UnprovidedError, UnsupportedError
-from korch.host.executable import HostedExecutable, is_hosted
-from korch.host.executable import load as load_hosted
+from korch.host import executable as host_executable
+from korch.host.executable import HostedExecutable
 from korch.host.optimize import optimize_with_host
 from korch.options import Options, default_threads
 from korch.pipeline import Progress, optimize_model
+from korch.runtime import shaped
+from korch.runtime.artifact import read_format
 from korch.runtime.executable import Executable
 from korch.runtime.executable import load as load_executable
+from korch.runtime.shaped import ShapedExecutable
 
 if TYPE_CHECKING:
     from korch.torch_module import ModuleExecutable
+
+Shapes = Mapping[str, Sequence[int] | int]
 
 
 def optimize(
@@ -31,11 +36,11 @@ def optimize(
     target: str = "cpu",
     threads: int | None = None,
     budget: float | None = None,
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: Shapes | Sequence[Shapes] | None = None,
     strict: bool = False,
     progress: Progress | None = None,
     **options: Any,
-) -> Executable | HostedExecutable | ModuleExecutable:
+) -> Executable | HostedExecutable | ShapedExecutable | ModuleExecutable:
     """Optimize a model for this machine.
 
     Args:
@@ -47,7 +52,8 @@ def optimize(
         target: what to build for.
         threads: threads of the executable; all cores by default.
         budget: seconds after which the best plan so far is built.
-        shapes: sizes for inputs with unknown dimensions, by input name.
+        shapes: for unknown dimensions, shapes by input name or a size by the dimension's name; a
+            sequence of such bindings gives one executable with a plan for each.
         strict: only rewrites and algorithms that keep the order of floating-point operations, up
             to the order of reductions.
         progress: called with a stage's name and a line of text.
@@ -85,14 +91,58 @@ def optimize(
             "PyTorch, which must be installed",
         )
     source = Path(model) if isinstance(model, os.PathLike) else model
-    bound = {name: tuple(int(n) for n in shape) for name, shape in (shapes or {}).items()}
+    bindings = [shapes or {}] if shapes is None or isinstance(shapes, Mapping) else list(shapes)
+    return build(source, record, [_bound(binding) for binding in bindings], progress)
+
+
+def _bound(shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    return {
+        name: (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
+        for name, shape in shapes.items()
+    }
+
+
+def build(
+    source: Any,
+    options: Options,
+    bindings: Sequence[Mapping[str, tuple[int, ...]]],
+    progress: Progress | None = None,
+) -> Executable | HostedExecutable | ShapedExecutable:
+    """Optimize an ONNX model for one binding of its shapes, or for several.
+
+    Args:
+        source: a path, the bytes of an ONNX file, or an `onnx.ModelProto`.
+        options: how to optimize.
+        bindings: one or more; each has shapes by input name and sizes by a dimension's name.
+        progress: called with a stage's name and a line of text.
+
+    Raises:
+        KorchError: the model, an option or the machine is not fit; the text says what to do.
+    """
+    if not bindings:
+        raise OptionError("there is no binding", where="option shapes", expected="at least one")
+    found = [_build_one(source, options, binding, progress) for binding in bindings]
+    if len(found) == 1:
+        return found[0]
+    native = [executable for executable in found if isinstance(executable, Executable)]
+    if len(native) < len(found):
+        raise UnsupportedError(
+            "a part of the model runs on the host, so it can't have several bindings yet",
+            where="option --shape", hint="Build an artifact for each binding",
+        )  # fmt: skip
+    return ShapedExecutable(native)
+
+
+def _build_one(
+    source: Any, options: Options, shapes: Mapping[str, tuple[int, ...]], progress: Progress | None
+) -> Executable | HostedExecutable:
     try:
-        return optimize_model(source, record, bound, progress)
+        return optimize_model(source, options, shapes, progress)
     except (UnsupportedError, UnprovidedError):
-        if not record.host:
+        if not options.host:
             raise
     # Some part is no graph of static tensors, or nothing here computes with its types.
-    return optimize_with_host(source, record, bound, progress)
+    return optimize_with_host(source, options, shapes, progress)
 
 
 def _is_torch_model(model: Any) -> bool:
@@ -104,10 +154,16 @@ def _is_torch_model(model: Any) -> bool:
     return is_torch_model(model)
 
 
-def load(path: str | os.PathLike[str]) -> Executable | HostedExecutable:
-    """Load an artifact that `Executable.save` or `korch optimize` wrote.
+def load(path: str | os.PathLike[str]) -> Executable | HostedExecutable | ShapedExecutable:
+    """Load an artifact that `save` or `korch optimize` wrote.
 
     Raises:
         ArtifactError: it is damaged, or built for another machine.
+        UnsupportedError: the host does not run a part of it here.
     """
-    return load_hosted(path) if is_hosted(path) else load_executable(path)
+    kind = read_format(path)
+    if kind == host_executable.FORMAT:
+        return host_executable.load(path)
+    if kind == shaped.FORMAT:
+        return shaped.load_shaped(path)
+    return load_executable(path)

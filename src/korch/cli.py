@@ -75,7 +75,10 @@ def _parser() -> argparse.ArgumentParser:
     optimize = commands.add_parser("optimize", help="build an artifact from an ONNX model")
     optimize.add_argument("model", type=Path, metavar="MODEL.onnx")
     optimize.add_argument("-o", "--output", type=Path, required=True, metavar="OUT.korch")
-    shape_help = "the shape of an input with unknown dimensions; repeatable"
+    shape_help = (
+        "the shape of an input, or the size of a dimension by its name; repeatable. Several, "
+        "separated by commas, give one artifact with a plan for each"
+    )
     optimize.add_argument("--shape", action="append", default=[], metavar="NAME=1x3x224x224",
                           help=shape_help)  # fmt: skip
     optimize.add_argument("--json", action="store_true", help="print a report as JSON")
@@ -155,40 +158,65 @@ def _options(parsed: argparse.Namespace) -> Options:
     return Options(**{f.name: getattr(parsed, f.name) for f in dataclasses.fields(Options)})
 
 
-def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return shapes by input name from texts like `image=1x3x224x224`.
+def parse_bindings(texts: Sequence[str]) -> list[dict[str, tuple[int, ...]]]:
+    """Return bindings of shapes from texts like `image=1x3x224x224` or `length=128,256`.
+
+    Names are of inputs or of dimensions. Shapes that are separated by commas are alternatives: the
+    first ones of all names make up the first binding, the second ones the second, and so on; a name
+    with one shape has it in all bindings.
 
     Raises:
-        OptionError: a text has another form.
+        OptionError: a text has another form, or names have different numbers of alternatives.
     """
-    shapes: dict[str, tuple[int, ...]] = {}
+    found: dict[str, list[tuple[int, ...]]] = {}
     for text in texts:
         name, equals, sizes = text.rpartition("=")
-        parts = sizes.split("x") if sizes else []
-        if not equals or not name or not all(part.isdigit() for part in parts):
+        shapes = [part.split("x") if part else [] for part in sizes.split(",")]
+        if not equals or not name or not all(n.isdigit() for shape in shapes for n in shape):
             raise OptionError(f"can't read {text!r}", where="option --shape",
-                              expected="NAME=1x3x224x224")  # fmt: skip
-        shapes[name] = tuple(map(int, parts))
-    return shapes
+                              expected="NAME=1x3x224x224, or NAME=128,256 for two bindings"
+                              )  # fmt: skip
+        found[name] = [tuple(map(int, shape)) for shape in shapes]
+    counts = {len(shapes) for shapes in found.values() if len(shapes) > 1}
+    if len(counts) > 1:
+        raise OptionError(
+            "the names have different numbers of alternatives: "
+            + ", ".join(f"{name} {len(shapes)}" for name, shapes in found.items()),
+            where="option --shape", expected="as many for each, or one",
+        )  # fmt: skip
+    return [
+        {name: shapes[min(i, len(shapes) - 1)] for name, shapes in found.items()}
+        for i in range(max(counts, default=1))
+    ]
+
+
+def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Return the one binding that texts give.
+
+    Raises:
+        OptionError: a text has another form, or gives several.
+    """
+    bindings = parse_bindings(texts)
+    if len(bindings) > 1:
+        raise OptionError("there are several bindings", where="option --shape", expected="one here")
+    return bindings[0]
 
 
 def _optimize(parsed: argparse.Namespace) -> int:
-    from korch.pipeline import optimize_model
-    from korch.report.explain import summary
+    from korch.api import build
+    from korch.report.explain import describe, summary
     from korch.report.progress import Bar
     from korch.runtime.record import to_json
 
     _check_output(parsed.output, parsed.model)
     with Bar() as bar:
-        executable = optimize_model(
-            parsed.model, _options(parsed), parse_shapes(parsed.shape), bar.tell
-        )
+        executable = build(parsed.model, _options(parsed), parse_bindings(parsed.shape), bar.tell)
         executable.save(parsed.output)
     report = {"artifact": str(parsed.output), **executable.report}
     if parsed.json:
         print(to_json(report), end="")
     else:
-        print(summary(report))
+        print(summary(report) if "plan" in report else describe(report))
     return 0
 
 
@@ -211,7 +239,7 @@ def _check_output(path: Path, model: Path | None = None) -> None:
 
 
 def _run(parsed: argparse.Namespace) -> int:
-    from korch.runtime.executable import load
+    from korch.api import load
 
     if parsed.output is not None:
         _check_output(parsed.output)
@@ -290,11 +318,16 @@ def _bench(parsed: argparse.Namespace) -> int:
 
 
 def _explain(parsed: argparse.Namespace) -> int:
-    from korch.report.explain import explain
-    from korch.runtime.executable import load
+    from korch.api import load
+    from korch.report.explain import describe, explain
+    from korch.runtime.executable import Executable
+    from korch.runtime.record import to_json
 
     executable = load(parsed.artifact)
-    if parsed.json:
+    if not isinstance(executable, Executable):
+        report = {"artifact": str(parsed.artifact), **executable.report}
+        print(to_json(report) if parsed.json else describe(report))
+    elif parsed.json:
         print(executable.plan.to_json(), end="")
     else:
         print(explain(executable.plan, executable.report))

@@ -21,7 +21,7 @@ def bind_inputs(
 
     Args:
         declared: the model's inputs without a default value, as ValueInfoProtos.
-        shapes: shapes by input name.
+        shapes: shapes by input name, and sizes, as shapes of one number, by a dimension's name.
         model: the model's name, for messages.
 
     Raises:
@@ -30,18 +30,39 @@ def bind_inputs(
         UnsupportedError: an input is no tensor of a known element type.
     """
     names = [item.name for item in declared]
-    for name in shapes:
-        if name not in names:
-            raise OptionError(
-                f"the model has no input {name!r}",
-                where=f"{model}: option --shape",
-                expected="one of " + ", ".join(map(repr, names)),
-            )
-    sizes: dict[str, int] = {}
+    sizes = _symbols(declared, {n: s for n, s in shapes.items() if n not in names}, model)
     for item in declared:
         if item.name in shapes:
             _bind(item, shapes[item.name], sizes, model)
     return {item.name: _static(item, shapes.get(item.name), sizes, model) for item in declared}
+
+
+def _symbols(
+    declared: Sequence[Any], given: Mapping[str, Sequence[int]], model: str
+) -> dict[str, int]:
+    """Return the sizes that are given to dimensions by their names."""
+    known = list(dict.fromkeys(
+        dim.dim_param for item in declared for dim in item.type.tensor_type.shape.dim
+        if dim.dim_param
+    ))  # fmt: skip
+    sizes = {}
+    for name, size in given.items():
+        where = f"{model}: option --shape"
+        if name not in known:
+            inputs = ", ".join(repr(item.name) for item in declared)
+            symbols = f", or a dimension: {', '.join(map(repr, known))}" if known else ""
+            raise OptionError(
+                f"the model has no input {name!r}",
+                where=where,
+                expected=f"one of {inputs}{symbols}",
+            )
+        if len(size) != 1 or size[0] < 0:
+            raise OptionError(
+                f"the dimension {name!r} can't be {'x'.join(map(str, size)) or 'nothing'}",
+                where=where, expected="one size, not negative",
+            )  # fmt: skip
+        sizes[name] = int(size[0])
+    return sizes
 
 
 def _bind(item: Any, given: Sequence[int], sizes: dict[str, int], model: str) -> None:
@@ -98,17 +119,19 @@ def _static(
                 for d in tensor.shape.dim
             )  # fmt: skip
             named = f", {dim.dim_param!r}," if dim.dim_param else ""
-            raise _unknown(item.name, f"dimension {axis}{named}", example, where)
+            symbol = dim.dim_param
+            raise _unknown(item.name, f"dimension {axis}{named}", example, where, symbol)
         shape.append(known)
     return ValueType(tuple(shape), dtype)
 
 
-def _unknown(name: str, what: str, example: str, where: str) -> ModelError:
+def _unknown(name: str, what: str, example: str, where: str, symbol: str = "") -> ModelError:
+    other = f", or --shape {symbol}=128 wherever {symbol!r} stands" if symbol else ""
     return ModelError(
         f"{what} is unknown",
         where=where,
         expected="a static shape",
-        hint=f"Give it with --shape {name}={example}, a number for each dimension",
+        hint=f"Give it with --shape {name}={example}, a number for each dimension{other}",
     )
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import time
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from korch.frontend.shapes import dtype_of
 from korch.host.engine import Engine
 from korch.primitive.op import Array
 from korch.runtime.artifact import read_archive, read_artifact, write_archive
-from korch.runtime.executable import Executable, TensorInfo
+from korch.runtime.executable import Executable, TensorInfo, Timing
 
 FORMAT = "korch-hosted"
 SCHEMA = 1
@@ -158,6 +159,24 @@ class HostedExecutable:
         found = dict(zip(offered, self(*(feeds[name] for name in names)), strict=True))
         return [found[name] for name in wanted]
 
+    def time(self, values: Sequence[Any], repeat: int) -> Timing:
+        """Run several times and take the time of each run; there are no times of kernels.
+
+        Args:
+            values: one for each input, in the model's order.
+            repeat: how often.
+
+        Raises:
+            InputError: a value has another shape or type.
+            ProviderError: a kernel or the host failed.
+        """
+        run_ns = []
+        for _ in range(repeat):
+            start = time.perf_counter_ns()
+            self(*values)
+            run_ns.append(time.perf_counter_ns() - start)
+        return Timing(tuple(run_ns), ((),) * repeat)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the executable to one file, which `load` reads.
 
@@ -183,8 +202,12 @@ class HostedExecutable:
             "outputs": [_store(*item) for item in self._outputs], "report": self.report,
         }  # fmt: skip
         members[PROGRAM] = json.dumps(program, default=str, sort_keys=True).encode()
-        chunks = {name: [content] for name, content in members.items()}
+        chunks = {name: partial(_one_chunk, content) for name, content in members.items()}
         write_archive(path, {"format": FORMAT, "schema": SCHEMA}, chunks)
+
+
+def _one_chunk(content: bytes) -> list[bytes | memoryview]:
+    return [content]
 
 
 def load(path: str | os.PathLike[str]) -> HostedExecutable:
@@ -225,15 +248,6 @@ def _read(archive: zipfile.ZipFile) -> HostedExecutable:
         [_restore(item) for item in program["outputs"]], parts, constants, threads,
         program["report"],
     )  # fmt: skip
-
-
-def is_hosted(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file is what `HostedExecutable.save` writes, whole or not."""
-    try:
-        with Path(path).open("rb") as stream:
-            return f'"format": "{FORMAT}"'.encode() in stream.read(4096)
-    except OSError:
-        return False
 
 
 def _store(name: str, proto: Any) -> list[str | None]:

@@ -199,3 +199,21 @@ def _count(number: float) -> str:
             break
         number /= 1000
     return f"{number:.0f}{unit}" if number >= 100 or not unit else f"{number:.1f}{unit}"
+
+
+def describe(report: Mapping[str, Any]) -> str:
+    """Return what is known of an executable of several parts: plans for shapes, or segments."""
+    lines = []
+    for shapes, plan in report.get("plans", {}).items():
+        lines += summary({"artifact": f"inputs of {shapes}", **plan}).splitlines()
+    if "plans" in report:
+        saved = report["shared_weights_bytes"]
+        lines.append(f"weights: {_size(report['weights_bytes'] - saved)} for all plans, "
+                     f"{_size(saved)} saved by sharing them")  # fmt: skip
+    for number, segment in enumerate(report.get("segments", ())):
+        lines += summary({"artifact": f"native segment {number}", **segment}).splitlines()
+    hosted = report.get("host", ())
+    if hosted:
+        lines.append(f"{len(hosted)} operators run on the host:")
+    lines += [f"    {item['node']}: {item['engine']}, because {item['reason']}" for item in hosted]
+    return "\n".join(lines)

@@ -21,6 +21,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import secrets
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -111,25 +112,25 @@ def write_file(path: str | os.PathLike[str], write: Callable[[IO[bytes]], None])
 
 def write_archive(
     path: str | os.PathLike[str], manifest: Mapping[str, Any],
-    members: Mapping[str, Iterable[bytes | memoryview]],
+    members: Mapping[str, Callable[[], Iterable[bytes | memoryview]]],
 ) -> None:  # fmt: skip
     """Write an archive of members, whose checksums its manifest holds, as `write_file` does.
 
     Args:
         path: of the file.
         manifest: format and schema; the checksums are added.
-        members: the chunks of each member by name; they are read twice.
+        members: by name, what gives the chunks of each member; it is called twice.
 
     Raises:
         ArtifactError: the file can't be written.
     """
-    digests = {name: _digest(chunks) for name, chunks in members.items()}
+    digests = {name: _digest(chunks()) for name, chunks in members.items()}
 
     def write(stream: IO[bytes]) -> None:
         with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
             _add(archive, MANIFEST, [to_json({**manifest, "sha256": digests}).encode()])
             for name, chunks in members.items():
-                _add(archive, name, chunks)
+                _add(archive, name, chunks())
 
     write_file(path, write)
 
@@ -170,6 +171,23 @@ def _opened(
             yield archive
     except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
         raise ArtifactError("it is truncated or damaged", hint=_REBUILD) from error
+
+
+def read_format(path: str | os.PathLike[str]) -> str:
+    """Return which kind of artifact a file says that it is, "" if it says nothing.
+
+    Raises:
+        ArtifactError: it can't be read.
+    """
+    try:
+        with Path(path).open("rb") as stream:
+            head = stream.read(4096)
+    except OSError as error:
+        raise ArtifactError(
+            f"it can't be read: {error.strerror or error}", where=str(path)
+        ) from error
+    found = re.search(rb'"format":\s*"([a-z-]+)"', head)
+    return found[1].decode() if found else ""
 
 
 def read_artifact(path: str | os.PathLike[str] | IO[bytes]) -> Artifact:

@@ -114,6 +114,11 @@ class Executable:
         self.report: dict[str, Any] = dict(artifact.report)
 
     @property
+    def artifact(self) -> Artifact:
+        """What it was made from, with the report as it is now."""
+        return self._reported()
+
+    @property
     def plan(self) -> PlanRecord:
         """The kernels in order, and all else that is known of the plan."""
         return self._artifact.plan

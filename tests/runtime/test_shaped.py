@@ -1,0 +1,190 @@
+"""One executable for several shapes: the right plan is picked, and the weights are there once."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import korch
+from korch.cli import main, parse_bindings
+from korch.errors import ArtifactError, InputError, ModelError, OptionError, UnsupportedError
+from korch.runtime.shaped import ShapedExecutable
+
+QUICK = {"measure": False, "threads": 1}
+WIDTH = 48
+
+
+def attention_like() -> onnx.ModelProto:
+    """x[batch, length, w] @ W, a mask[length, length] of scores, softmax, and back."""
+    h, rng = onnx.helper, np.random.default_rng(3)
+    kind = onnx.TensorProto.FLOAT
+    weight = rng.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 7
+    nodes = [
+        h.make_node("MatMul", ["x", "w"], ["q"]),
+        h.make_node("Transpose", ["x"], ["k"], perm=[0, 2, 1]),
+        h.make_node("MatMul", ["q", "k"], ["s"]),
+        h.make_node("Add", ["s", "mask"], ["m"]),
+        h.make_node("Softmax", ["m"], ["p"], axis=-1),
+        h.make_node("MatMul", ["p", "x"], ["r"]),
+        h.make_node("Shape", ["x"], ["shape"]),
+        h.make_node("Reshape", ["r", "shape"], ["t"]),
+        h.make_node("Add", ["t", "x"], ["y"]),
+    ]
+    graph = h.make_graph(
+        nodes, "g",
+        [h.make_tensor_value_info("x", kind, ["batch", "length", WIDTH]),
+         h.make_tensor_value_info("mask", kind, ["length", "length"])],
+        [h.make_tensor_value_info("y", kind, ["batch", "length", WIDTH])],
+        [onnx.numpy_helper.from_array(weight, "w")],
+    )  # fmt: skip
+    return h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8)
+
+
+def feeds(batch: int, length: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(length)
+    mask = np.where(np.tri(length) > 0, 0, -np.inf).astype(np.float32)
+    return {"x": rng.standard_normal((batch, length, WIDTH)).astype(np.float32), "mask": mask}
+
+
+@pytest.fixture(scope="module")
+def executable(cache_folder) -> ShapedExecutable:
+    bindings = [{"batch": 1, "length": n} for n in (5, 8, 1)] + [{"batch": 2, "length": 8}]
+    found = korch.optimize(attention_like(), shapes=bindings, cache_folder=cache_folder, **QUICK)
+    assert isinstance(found, ShapedExecutable)
+    return found
+
+
+SHAPES = [(1, 5), (1, 8), (1, 1), (2, 8)]
+
+
+def check(executable: ShapedExecutable, batch: int, length: int) -> None:
+    given = feeds(batch, length)
+    session = onnxruntime.InferenceSession(attention_like().SerializeToString())
+    (expected,) = session.run(None, given)
+    (found,) = executable.run(None, given)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(executable(given["x"], given["mask"])[0], found)
+
+
+@pytest.mark.parametrize(("batch", "length"), SHAPES)
+def test_the_plan_is_picked_by_the_shapes(executable, batch, length) -> None:
+    check(executable, batch, length)
+
+
+def test_an_unplanned_shape_lists_the_planned_ones(executable) -> None:
+    with pytest.raises(InputError) as caught:
+        executable.run(None, feeds(1, 7))
+    assert str(caught.value) == (
+        "no plan was made for inputs of the shapes 1x7x48, 7x7; expected one of 1x5x48, 5x5; "
+        "1x8x48, 8x8; 1x1x48, 1x1; 2x8x48, 8x8. Optimize the model again with these shapes too "
+        "(--shape)"
+    )
+
+
+def test_inputs_are_described_with_the_planned_sizes(executable) -> None:
+    assert [(t.name, t.shape) for t in executable.get_inputs()] == [
+        ("x", ["1|2", "5|8|1", WIDTH]), ("mask", ["5|8|1", "5|8|1"]),
+    ]  # fmt: skip
+    assert executable.get_outputs()[0].shape == ["1|2", "5|8|1", WIDTH]
+
+
+def test_saved_and_loaded_it_is_the_same_and_the_weights_are_there_once(
+    executable, tmp_path: Path
+) -> None:
+    path, again = tmp_path / "a.korch", tmp_path / "b.korch"
+    executable.save(path)
+    loaded = korch.load(path)
+    assert isinstance(loaded, ShapedExecutable)
+    for batch, length in SHAPES:
+        check(loaded, batch, length)
+    blocks = {e.artifact.weights.block.ctypes.data for e in loaded.plans.values()}
+    assert len(blocks) == 1
+    loaded.save(again)
+    assert path.read_bytes() == again.read_bytes()
+    assert executable.report["shared_weights_bytes"] > 0
+
+
+def test_several_threads_call_different_plans(executable) -> None:
+    failures = []
+
+    def work(batch: int, length: int) -> None:
+        try:
+            for _ in range(5):
+                check(executable, batch, length)
+        except AssertionError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=shape) for shape in SHAPES]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_damage_is_refused(executable, tmp_path: Path) -> None:
+    path = tmp_path / "a.korch"
+    executable.save(path)
+    content = path.read_bytes()
+    step = len(content) // 40
+    for at in range(200, len(content), step):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 0xFF]) + content[at + 1 :])
+        try:
+            loaded = korch.load(path)
+        except (ArtifactError, UnsupportedError):
+            continue
+        check(loaded, 1, 5)  # a byte that means nothing: a name's date in the archive
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ArtifactError, match="truncated or damaged|is no Korch artifact"):
+        korch.load(path)
+
+
+@pytest.mark.parametrize(("shapes", "error", "text"), [
+    ([{"batch": 1, "length": 5}, {"length": 5, "x": (1, 5, WIDTH)}], OptionError,
+     "two bindings give the inputs the same shapes, 1x5x48, 5x5"),
+    ([], OptionError, "there is no binding"),
+    ({"batch": 1, "lenght": 5}, OptionError,
+     "has no input 'lenght'; expected one of 'x', 'mask', or a dimension: 'batch', 'length'"),
+    ({"batch": 1}, ModelError, "dimension 1, 'length', is unknown"),
+    ({"batch": (1, 2), "length": 5}, OptionError, "the dimension 'batch' can't be 1x2"),
+    ({"batch": -1, "length": 5}, OptionError, "the dimension 'batch' can't be -1"),
+    ({"length": 6, "x": (1, 5, WIDTH)}, OptionError, "dimension 1, 'length', is 5"),
+    ({"batch": 1, "length": 5, "mask": (5, 6)}, OptionError, "dimension 1, 'length', is 6"),
+])  # fmt: skip
+def test_bindings_that_make_no_sense(shapes, error, text, cache_folder) -> None:
+    with pytest.raises(error) as caught:
+        korch.optimize(attention_like(), shapes=shapes, cache_folder=cache_folder, **QUICK)
+    assert text in str(caught.value)
+
+
+def test_alternatives_on_the_command_line_go_together() -> None:
+    assert parse_bindings(["batch=1", "length=5,8", "mask=5x5,8x8"]) == [
+        {"batch": (1,), "length": (5,), "mask": (5, 5)},
+        {"batch": (1,), "length": (8,), "mask": (8, 8)},
+    ]
+    assert parse_bindings([]) == [{}]
+    with pytest.raises(OptionError, match="different numbers of alternatives: a 2, b 3"):
+        parse_bindings(["a=1,2", "b=1,2,3"])
+
+
+def test_the_command_line_builds_explains_and_runs_it(
+    tmp_path: Path, cache_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, out = tmp_path / "m.onnx", tmp_path / "m.korch"
+    model.write_bytes(attention_like().SerializeToString())
+    common = ["--no-measure", "--threads", "1", "--cache-folder", str(cache_folder)]
+    shapes = ["--shape", "batch=1", "--shape", "length=5,8"]
+    assert main(["optimize", str(model), "-o", str(out), *shapes, *common]) == 0
+    assert main(["explain", str(out)]) == 0
+    assert "inputs of 1x8x48, 8x8: " in capsys.readouterr().out
+    given = feeds(1, 8)
+    for name, array in given.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    arguments = [f"--input={name}={tmp_path / name}.npy" for name in given]
+    assert main(["run", str(out), *arguments, "--repeat", "2"]) == 0
+    assert "y: f32[1, 8, 48]" in capsys.readouterr().out
