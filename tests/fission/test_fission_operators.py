@@ -63,6 +63,11 @@ def _floats(*values):
 
 X4 = "f32[2,4,7,5]"
 CASES = [
+    ("BitwiseAnd", ["i32[3,4]", "i32[4]"], {}, 18, {}),
+    ("BitwiseXor", ["u8[3,4]", "u8[3,4]"], {}, 18, {}),
+    ("BitwiseNot", ["i64[5]"], {}, 18, {}),
+    ("BitShift", ["u32[5]", "u32[5]"], {}, 11, {"direction": "LEFT"}),
+    ("BitShift", ["u8[5]", "u8[1]"], {}, 11, {"direction": "RIGHT"}),
     ("CumSum", ["f32[2,5,3]"], {1: np.array(1, np.int64)}, 14, {}),
     ("CumSum", ["f32[7]"], {1: np.array(0, np.int64)}, 14, {"exclusive": 1, "reverse": 1}),
     ("CumSum", ["i64[2,1]"], {1: np.array(-1, np.int64)}, 14, {"exclusive": 1}),

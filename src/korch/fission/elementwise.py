@@ -124,6 +124,12 @@ def _dropout(c: Context) -> int | tuple[int, ...] | Refusal:
     return x, c.full(1, c.output_type(1))
 
 
+def _bit_shift(c: Context) -> Result:
+    """Shift by as many bits as the second operand says, the way the attribute says."""
+    op = {"LEFT": "shift_left", "RIGHT": "shift_right"}.get(c.attribute("direction", ""), "")
+    return c.elementwise(op, *c.inputs) if op else Refusal("the direction is neither way")
+
+
 def _compare(op: str) -> Build:
     """Build `a > b` as `b < a`."""
     return _direct(op, swap=True)
@@ -137,11 +143,13 @@ _SAME: dict[str, str] = {
     "Asinh": "asinh", "Acosh": "acosh", "Atanh": "atanh", "Floor": "floor", "Ceil": "ceil",
     "Round": "round", "Not": "not", "And": "and", "Or": "or", "Xor": "xor", "Equal": "equal",
     "Less": "less", "LessOrEqual": "less_equal", "IsNaN": "isnan",
+    "BitwiseAnd": "bitwise_and", "BitwiseOr": "bitwise_or", "BitwiseXor": "bitwise_xor",
+    "BitwiseNot": "bitwise_not",
 }  # fmt: skip
 _OTHERS: tuple[tuple[str, Callable[[Context], int | tuple[int, ...] | Refusal]], ...] = (
     ("Mean", _mean), ("Pow", _pow), ("Mod", _mod), ("Clip", _clip), ("Cast", _cast),
     ("CastLike", _cast), ("IsInf", _is_inf), ("Where", _where), ("Identity", _identity),
-    ("Dropout", _dropout),
+    ("Dropout", _dropout), ("BitShift", _bit_shift),
 )  # fmt: skip
 
 RULES: tuple[Rule, ...] = (

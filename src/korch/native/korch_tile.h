@@ -261,6 +261,37 @@ KORCH_INLINE T modulo(T x, T y) {
 }
 KORCH_BINARY(mod, T, modulo<T>(x, y))
 
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> op_bitwise_not(Vec<T, W> a) {
+  return ~a;
+}
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> op_bitwise_and(Vec<T, W> a, Vec<T, W> b) {
+  return a & b;
+}
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> op_bitwise_or(Vec<T, W> a, Vec<T, W> b) {
+  return a | b;
+}
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> op_bitwise_xor(Vec<T, W> a, Vec<T, W> b) {
+  return a ^ b;
+}
+
+// As NumPy has it: beyond the width nothing is left but the sign.
+template <typename T>
+KORCH_INLINE T shift_left(T x, T y) {
+  const bool is_inside = y >= 0 && static_cast<uint64_t>(y) < sizeof(T) * 8;
+  return is_inside ? static_cast<T>(static_cast<uint64_t>(x) << y) : T(0);
+}
+template <typename T>
+KORCH_INLINE T shift_right(T x, T y) {
+  const bool is_inside = y >= 0 && static_cast<uint64_t>(y) < sizeof(T) * 8;
+  return is_inside ? static_cast<T>(x >> y) : static_cast<T>(x < 0 ? -1 : 0);
+}
+KORCH_BINARY(shift_left, T, shift_left<T>(x, y))
+KORCH_BINARY(shift_right, T, shift_right<T>(x, y))
+
 template <typename T>
 KORCH_INLINE T divide(T x, T y) {
   if (y == 0) return 0;  // a lane that a guard left out holds 0

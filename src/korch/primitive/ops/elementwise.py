@@ -95,6 +95,9 @@ def _infer_same(name: str, kind: str) -> Callable[[Sequence[ValueType], Any], Va
             require(type_.dtype.is_float, f"{name}: argument 0 is {type_}, not of floats")
         elif kind == "number":
             require(not is_bool, f"{name}: argument 0 is {type_}, not of numbers")
+        elif kind == "integer":
+            is_integer = not is_bool and not type_.dtype.is_float
+            require(is_integer, f"{name}: argument 0 is {type_}, not of integers")
         elif kind == "bool":
             require(is_bool, f"{name}: argument 0 is {type_}, not bool")
         return type_
@@ -134,13 +137,13 @@ def _row(
     function: Callable[..., Any],
     predicate: bool = False,
 ) -> Op:
-    good = "bool[2,3]" if kind == "bool" else "f32[2,3]"
-    bad = {"float": "i32[2,3]", "number": "bool[2,3]", "bool": "f32[2,3]", "any": "f32[2,3]"}[kind]
+    good = {"bool": "bool[2,3]", "integer": "u8[2,3]"}.get(kind, "f32[2,3]")
+    bad = {"float": "i32[2,3]", "number": "bool[2,3]"}.get(kind, "f32[2,3]")
     refusals = [Sample((bad,) * arity)] if kind != "any" else []
     if arity > 1:
         refusals.append(Sample((good, good.replace("[2", "[1"))))
     samples = [Sample((good,) * arity), Sample((good.replace("[2", "[0"),) * arity)]
-    if kind in ("number", "any"):
+    if kind in ("number", "any", "integer"):
         samples.append(Sample(("i32[5]",) * arity))
 
     def reference(inputs: Sequence[Array], attributes: Any) -> Array:
@@ -170,13 +173,16 @@ _UNARY: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("atan", "float", np.arctan), ("sinh", "float", np.sinh), ("cosh", "float", np.cosh),
     ("asinh", "float", np.arcsinh), ("acosh", "float", np.arccosh), ("atanh", "float", np.arctanh),
     ("floor", "float", np.floor), ("ceil", "float", np.ceil), ("round", "float", np.rint),
-    ("not", "bool", np.logical_not),
+    ("not", "bool", np.logical_not), ("bitwise_not", "integer", np.invert),
 )  # fmt: skip
 _BINARY: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("add", "number", np.add), ("sub", "number", np.subtract), ("mul", "number", np.multiply),
     ("div", "number", _divide), ("pow", "number", _power), ("mod", "number", _remainder),
     ("max", "number", np.maximum), ("min", "number", np.minimum),
     ("and", "bool", np.logical_and), ("or", "bool", np.logical_or), ("xor", "bool", np.logical_xor),
+    ("bitwise_and", "integer", np.bitwise_and), ("bitwise_or", "integer", np.bitwise_or),
+    ("bitwise_xor", "integer", np.bitwise_xor), ("shift_left", "integer", np.left_shift),
+    ("shift_right", "integer", np.right_shift),
 )  # fmt: skip
 _PREDICATES: tuple[tuple[str, int, str, Callable[..., Any]], ...] = (
     ("equal", 2, "any", np.equal), ("less", 2, "number", np.less),
