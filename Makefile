@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed$(COMPILER)
 TORCH ?= torch
 TORCH_STAMP := $(VENV)/.installed-torch
 
-.PHONY: demo test test-torch check bench size clean conformance bench-smoke
+.PHONY: demo test test-torch check bench size clean conformance bench-smoke fuzz
 .DELETE_ON_ERROR:
 
 $(STAMP): pyproject.toml
@@ -57,6 +57,10 @@ bench: $(STAMP)
 # ONNX's own backend tests, with Korch and with ONNX Runtime alone: 2,024 cases.
 conformance: $(STAMP)
 	$(BIN)/python -m korch.testing.conformance
+
+# Hostile models, artifacts and caches.
+fuzz: $(STAMP)
+	$(BIN)/python -m korch.testing.fuzz --cases 5000
 
 # Each benchmark model: optimized, checked and run.
 bench-smoke: $(STAMP)

@@ -1,5 +1,6 @@
 """The kernel database: what is put comes back, whatever happens to the file."""
 
+import sqlite3
 import subprocess
 import sys
 
@@ -101,7 +102,7 @@ def test_two_processes_write_at_once(database, tmp_path):
 
 
 def test_a_damaged_file_is_moved_aside(tmp_path, caplog):
-    path = tmp_path / "kernels-1.sqlite"
+    path = tmp_path / "kernels-2.sqlite"
     path.write_bytes(b"this is no database" * 100)
     database = Database(tmp_path, "here")
     database.put_record("a", SLOW)
@@ -120,7 +121,7 @@ def test_damage_while_it_is_open_is_healed(tmp_path, is_write):
     for i in range(200):
         database.put_record(f"a{i}", SLOW)
     database.close()
-    path = tmp_path / "kernels-1.sqlite"
+    path = tmp_path / "kernels-2.sqlite"
     data = bytearray(path.read_bytes())
     data[4096:] = b"\xff" * (len(data) - 4096)  # the header is sound, the tables are not
     path.write_bytes(bytes(data))
@@ -137,7 +138,8 @@ def test_damage_while_it_is_open_is_healed(tmp_path, is_write):
 
 def test_a_damaged_record_is_measured_again(database, caplog):
     with database._connection as connection:
-        connection.execute("INSERT INTO records VALUES ('here', 'a', '{\"time_ns\": ')")
+        text = database._sealed("a", '{"time_ns": ')
+        connection.execute("INSERT INTO records VALUES ('here', 'a', ?)", (text,))
     assert database.record("a") is None
     assert caplog.messages == ["the record of candidate a is damaged; it is measured again"]
 
@@ -165,3 +167,17 @@ def test_a_file_that_can_only_be_read_is_read(database, caplog):
         f"the kernel database {database.path} can't be written: "
         "attempt to write a readonly database"
     )
+
+
+def test_a_row_that_was_changed_behind_its_checksum_is_not_believed(tmp_path):
+    database = Database(tmp_path, "target")
+    database.put_record("key", Measured(1000, 0.0, (1000,)))
+    database.put_fact("name", "value")
+    with sqlite3.connect(database.path) as connection:
+        connection.execute("UPDATE records SET record = replace(record, '1000', '1001')")
+        connection.execute("UPDATE facts SET value = replace(value, 'value', 'other')")
+    assert database.record("key") is None
+    assert database.fact("name") is None
+    database.put_fact("name", "value")
+    assert database.fact("name") == "value"
+    database.close()

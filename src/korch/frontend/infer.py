@@ -15,7 +15,7 @@ import onnx.version_converter
 
 from korch.errors import ModelError, UnsupportedError
 from korch.frontend.names import captured_names, node_label
-from korch.frontend.shapes import dtype_of, type_name
+from korch.frontend.shapes import LARGEST_BYTES, dtype_of, type_name
 from korch.primitive.op import Array
 from korch.primitive.ops.opaque import onnx_type
 from korch.primitive.types import ValueType
@@ -27,7 +27,6 @@ RANDOM = frozenset(
      "RandomUniformLike"}
 )  # fmt: skip
 OLDEST_OPSET = 7
-LARGEST_BYTES = 1 << 37  # of a value; beyond it the model is damaged, or meant for a cluster
 # Operators for which ONNX has no inference function; their first output is like their first input.
 LIKE_FIRST_INPUT = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
 

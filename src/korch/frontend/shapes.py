@@ -10,6 +10,9 @@ import onnx
 from korch.errors import ModelError, OptionError, UnsupportedError
 from korch.primitive.types import DType, ValueType
 
+LARGEST_BYTES = 1 << 34
+"""Of a value; beyond it the model is damaged, or meant for a cluster."""
+
 
 def bind_inputs(
     declared: Sequence[Any], shapes: Mapping[str, Sequence[int]], model: str
@@ -106,7 +109,7 @@ def _static(
             f"elements of type {type_name(tensor.elem_type)} can't be computed with", where=where
         )
     if given is not None:
-        return ValueType(tuple(int(n) for n in given), dtype)
+        return _sized(ValueType(tuple(int(n) for n in given), dtype), where)
     if not tensor.HasField("shape"):
         raise _unknown(item.name, "the shape", "1x3x224x224", where)
     shape = []
@@ -122,7 +125,16 @@ def _static(
             symbol = dim.dim_param
             raise _unknown(item.name, f"dimension {axis}{named}", example, where, symbol)
         shape.append(known)
-    return ValueType(tuple(shape), dtype)
+    return _sized(ValueType(tuple(shape), dtype), where)
+
+
+def _sized(type_: ValueType, where: str) -> ValueType:
+    if type_.size_bytes > LARGEST_BYTES:
+        raise UnsupportedError(
+            f"it is {type_}, {type_.size_bytes >> 30} GiB", where=where,
+            expected=f"at most {LARGEST_BYTES >> 30} GiB",
+        )  # fmt: skip
+    return type_
 
 
 def _unknown(name: str, what: str, example: str, where: str, symbol: str = "") -> ModelError:

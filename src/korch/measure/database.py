@@ -11,13 +11,14 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
+import zlib
 from pathlib import Path
 
 from korch.measure.record import Record, from_text, to_text
 
 logger = logging.getLogger("korch.measure")
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SWITCH_SECONDS = 5.0
 """How long another process may hold a new file while this one wants to switch its log on."""
 _TABLES = """
@@ -76,18 +77,30 @@ class Database:
         except sqlite3.DatabaseError as error:
             self._heal(error)
             return None
-        return None if row is None else str(row[0])
+        return None if row is None else self._opened(key, str(row[0]))
+
+    def _sealed(self, key: str, value: str) -> str:
+        """Return a value behind a checksum of itself and its key: SQLite keeps none of rows."""
+        return f"{zlib.crc32(f'{self.target} {key} {value}'.encode()):08x} {value}"
+
+    def _opened(self, key: str, text: str) -> str | None:
+        value = text[9:]
+        if self._sealed(key, value) == text:
+            return value
+        logger.warning("what was kept of %s is damaged; it is found out again", key)
+        return None
 
     def _write(self, statement: str, key: str, value: str) -> None:
+        sealed = self._sealed(key, value)
         try:
             with self._connection:
-                self._connection.execute(statement, (self.target, key, value))
+                self._connection.execute(statement, (self.target, key, sealed))
         except sqlite3.OperationalError as error:  # read-only, full or locked: go on without
             self._say_once("written", error)
         except sqlite3.DatabaseError as error:
             self._heal(error)
             with self._connection:
-                self._connection.execute(statement, (self.target, key, value))
+                self._connection.execute(statement, (self.target, key, sealed))
 
     def _say_once(self, what: str, error: sqlite3.Error) -> None:
         if what not in self._said:

@@ -1,0 +1,337 @@
+"""Hostile models, artifacts and caches: each gives the right result or one clear error.
+
+    python -m korch.testing.fuzz [--cases 5000] [--seed 0] [--jobs 2] [--folder build/fuzz]
+
+Case n of a seed is always the same. Cases run in child processes with limits on time and memory; a
+child that dies or hangs is a finding, and the next one goes on behind that case. What is found is
+kept in the folder, with the model that did it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from korch.errors import KorchError
+from korch.testing.fuzz_models import mutate, random_model
+
+LIMIT_SECONDS = 60
+MEMORY_BYTES = 8 << 30
+CHUNK = 40
+BUILT = 10
+"""One of so many cases whose model is legal is built and run; the others are interpreted."""
+
+KINDS = ("mutation", "operators", "artifact", "cache")
+WEIGHTS = (0.55, 0.3, 0.1, 0.05)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a case.
+
+    Attributes:
+        case: its number.
+        kind: mutation, operators, artifact or cache.
+        outcome: right, refused (one clear error), or finding.
+        message: the error, or what is wrong.
+    """
+
+    case: int
+    kind: str
+    outcome: str
+    message: str
+
+
+class _LateError(Exception):
+    """A case took longer than its limit."""
+
+
+class _WrongError(Exception):
+    """A result is not what it should be."""
+
+
+def run_case(seed: int, case: int, folder: Path) -> Outcome:
+    """Run one case in this process."""
+    rng = np.random.default_rng((seed, case))
+    kind = str(rng.choice(KINDS, p=WEIGHTS))
+    run: dict[str, Callable[[np.random.Generator, Path], str]] = {
+        "mutation": _mutation, "operators": _operators, "artifact": _artifact, "cache": _cache,
+    }  # fmt: skip
+    try:
+        return Outcome(case, kind, run[kind](rng, folder), "")
+    except KorchError as error:
+        text = str(error)
+        is_clear = bool(error.what.strip()) and "\n" not in text
+        return Outcome(case, kind, "refused" if is_clear else "finding", text[:300])
+    except _LateError:
+        return Outcome(case, kind, "finding", "it took too long")
+    except Exception as error:  # noqa: BLE001 - anything else is what is looked for
+        return Outcome(case, kind, "finding", f"{type(error).__name__}: {error}"[:300])
+
+
+@cache
+def _seeds() -> tuple[bytes, ...]:
+    """Return small legal models of many operators."""
+    from korch.testing.node_cases import node_cases
+
+    models = [case.model for case in node_cases() if len(case.model.SerializeToString()) < 4000]
+    return tuple(model.SerializeToString() for model in models)
+
+
+def _mutation(rng: np.random.Generator, folder: Path) -> str:
+    """A legal model with something changed; what is still legal agrees with ONNX Runtime."""
+    content = mutate(rng, _seeds()[int(rng.integers(len(_seeds())))])
+    (folder / "last.onnx").write_bytes(content)
+    return _check_model(rng, content, folder, must_run=False)
+
+
+def _operators(rng: np.random.Generator, folder: Path) -> str:
+    """A random graph of operators."""
+    content = random_model(rng).SerializeToString()
+    (folder / "last.onnx").write_bytes(content)
+    return _check_model(rng, content, folder, must_run=True)
+
+
+def _check_model(rng: np.random.Generator, content: bytes, folder: Path, must_run: bool) -> str:
+    from korch.api import optimize
+    from korch.fission import fission
+    from korch.frontend.onnx import load_model
+    from korch.primitive import reference
+    from korch.primitive.check import check_graph
+
+    if rng.integers(BUILT) == 0:
+        executable: Any = optimize(content, measure=False, threads=1, cache_folder=folder / "cache")
+        inputs = executable.get_inputs()
+        if any(t.dtype == np.dtype(object) or -1 in t.shape for t in inputs):
+            return "right"  # it was built; what to feed it is not known
+        feeds = {t.name: _draw(rng, t.shape, t.dtype) for t in inputs}
+        found = dict(zip([t.name for t in executable.get_outputs()], executable.run(None, feeds),
+                         strict=True))  # fmt: skip
+    else:
+        operators = load_model(content)
+        graph = fission(operators)
+        check_graph(graph)
+        if any(p.op == "opaque" for p in graph.primitives):
+            return "right"  # the operator itself would be its own reference
+        feeds = {n: _draw(rng, graph.types[v].shape, graph.types[v].dtype.numpy)
+                 for n, v in graph.inputs}  # fmt: skip
+        found = reference.run(graph, feeds)
+    expected = _elsewhere(content, feeds)
+    if expected is None:
+        return "right"
+    for name, array in expected.items():
+        _compare(name, found[name], array)
+    return "right"
+
+
+def _draw(rng: np.random.Generator, shape: Sequence[int], dtype: Any) -> Any:
+    if np.dtype(dtype).kind in "iub":
+        return rng.integers(0, 2, shape).astype(dtype)
+    return rng.uniform(0.25, 2.0, shape).astype(dtype)
+
+
+def _elsewhere(content: bytes, feeds: dict[str, Any]) -> dict[str, Any] | None:
+    """Return ONNX Runtime's results, None if it does not run the model."""
+    from korch.host.engine import open_session
+
+    session, _ = open_session(onnx.ModelProto.FromString(content), 1)
+    if session is None:
+        return None
+    names = [item.name for item in session.get_outputs()]
+    try:
+        return dict(zip(names, session.run(names, feeds), strict=True))
+    except Exception:  # noqa: BLE001 - foreign code, whose errors have no base
+        return None
+
+
+def _compare(name: str, found: Any, expected: Any) -> None:
+    if not isinstance(expected, np.ndarray) or expected.dtype.kind not in "fiub":
+        return
+    if found.shape != expected.shape or found.dtype.kind != expected.dtype.kind:
+        raise _WrongError(f"output {name!r} is {found.dtype}{list(found.shape)}, elsewhere "
+                          f"{expected.dtype}{list(expected.shape)}")  # fmt: skip
+    a, b = found.astype(np.float64), expected.astype(np.float64)
+    finite = np.isfinite(a) & np.isfinite(b)
+    size = float(np.abs(b[finite]).max(initial=1.0))
+    limit = 2e-2 if expected.dtype.itemsize == 2 else 1e-3
+    is_far = np.abs(np.where(finite, a - b, 0)) > limit * size
+    if is_far.any() or (np.isnan(a) != np.isnan(b)).any():
+        raise _WrongError(f"output {name!r} differs from ONNX Runtime's by {np.abs(a - b).max()}")
+
+
+@cache
+def _good_artifact(folder: Path) -> tuple[bytes, Any]:
+    from korch.api import optimize
+
+    rng = np.random.default_rng(1)
+    model = onnx.ModelProto.FromString(random_model(rng, steps=3).SerializeToString())
+    executable: Any = optimize(model, measure=False, threads=1, cache_folder=folder / "cache")
+    path = folder / "good.korch"
+    executable.save(path)
+    arrays = [_draw(rng, t.shape, t.dtype) for t in executable.get_inputs()]
+    return path.read_bytes(), (arrays, executable(*arrays))
+
+
+def _damage(rng: np.random.Generator, content: bytes) -> bytes:
+    data = bytearray(content)
+    match int(rng.integers(4)):
+        case 0:
+            del data[int(rng.integers(len(data))) :]
+        case 1:
+            at = int(rng.integers(len(data)))
+            data[at:at] = rng.bytes(int(rng.integers(1, 64)))
+        case _:
+            for _ in range(int(rng.integers(1, 20))):
+                data[int(rng.integers(len(data)))] ^= 1 << int(rng.integers(8))
+    return bytes(data)
+
+
+def _artifact(rng: np.random.Generator, folder: Path) -> str:
+    """A damaged artifact is refused, or it is whole where it matters and runs as before."""
+    from korch.api import load
+
+    content, (arrays, expected) = _good_artifact(folder)
+    path = folder / "damaged.korch"
+    path.write_bytes(_damage(rng, content))
+    loaded: Any = load(path)
+    for found, array in zip(loaded(*arrays), expected, strict=True):
+        if not np.array_equal(found, array, equal_nan=found.dtype.kind == "f"):
+            raise _WrongError("a damaged artifact computes something else")
+    return "right"
+
+
+def _cache(rng: np.random.Generator, folder: Path) -> str:
+    """A damaged database is healed: what was recorded is there or not, never another thing."""
+    from korch.measure.database import Database
+    from korch.measure.record import Measured
+
+    place = folder / "database"
+    place.mkdir(exist_ok=True)
+    for old in place.iterdir():
+        old.unlink()
+    records = {f"key{i}": Measured(1000 + i, 0.0, (1000 + i,)) for i in range(30)}
+    with contextlib.closing(Database(place, "target")) as database:
+        for key, record in records.items():
+            database.put_record(key, record)
+    for file in place.iterdir():
+        file.write_bytes(_damage(rng, file.read_bytes()) if file.stat().st_size else b"x")
+    with contextlib.closing(Database(place, "target")) as database:
+        for key, record in records.items():
+            found = database.record(key)
+            if isinstance(found, Measured) and found.time_ns == record.time_ns:
+                continue
+            if found is not None:
+                raise _WrongError(f"the record of {key} has become {found}")
+        database.put_record("new", records["key0"])
+        if database.record("new") != records["key0"]:
+            raise _WrongError("a healed database does not keep a record")
+    return "right"
+
+
+def _child(seed: int, first: int, last: int, folder: Path) -> None:
+    """Run cases one after another; say before each that it begins, and after it what it gave."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+
+    def stop(*_: object) -> None:
+        raise _LateError
+
+    signal.signal(signal.SIGALRM, stop)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        for case in range(first, last):
+            print(json.dumps({"begins": case}), flush=True)
+            signal.alarm(LIMIT_SECONDS)
+            outcome = run_case(seed, case, Path(scratch))
+            signal.alarm(0)
+            if outcome.outcome == "finding":
+                _keep(Path(scratch), folder, outcome)
+            print(json.dumps(asdict(outcome)), flush=True)
+
+
+def _keep(scratch: Path, folder: Path, outcome: Outcome) -> None:
+    for name in ("last.onnx", "damaged.korch"):
+        if (scratch / name).exists():
+            (folder / f"{outcome.case}-{name}").write_bytes((scratch / name).read_bytes())
+
+
+def run_cases(seed: int, cases: range, jobs: int, folder: Path) -> Iterator[Outcome]:
+    """Run cases in child processes; yield what became of each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    chunks = [range(i, min(i + CHUNK, cases.stop)) for i in range(cases.start, cases.stop, CHUNK)]
+    with ThreadPoolExecutor(jobs) as pool:
+        for outcomes in pool.map(lambda chunk: _run_chunk(seed, chunk, folder), chunks):
+            yield from outcomes
+
+
+def _run_chunk(seed: int, cases: range, folder: Path) -> list[Outcome]:
+    found: list[Outcome] = []
+    first = cases.start
+    while first < cases.stop:
+        command = [sys.executable, "-m", "korch.testing.fuzz", "--seed", str(seed), "--child",
+                   f"{first}:{cases.stop}", "--folder", str(folder)]  # fmt: skip
+        limit_s = LIMIT_SECONDS + 3 * (cases.stop - first) + 60
+        try:
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                                  text=True, timeout=limit_s, check=False)  # fmt: skip
+            text, code = done.stdout, str(done.returncode)
+        except subprocess.TimeoutExpired as error:
+            text, code = (error.stdout or b"").decode(), "none: it hung"
+        at = first
+        for line in text.splitlines():
+            row = json.loads(line)
+            if "begins" in row:
+                at = row["begins"]
+            else:
+                found.append(Outcome(**row))
+                first = row["case"] + 1
+        if first < cases.stop:
+            found.append(Outcome(at, "any", "finding", f"the process ended with code {code}"))
+            first = at + 1
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the cases; return 1 if anything was found."""
+    parser = argparse.ArgumentParser(prog="python -m korch.testing.fuzz")
+    parser.add_argument("--cases", type=int, default=5000)
+    parser.add_argument("--first", type=int, default=0, help="number of the first case")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--folder", type=Path, default=Path("build/fuzz"))
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    args = parser.parse_args(arguments)
+    if args.child:
+        first, last = map(int, args.child.split(":"))
+        _child(args.seed, first, last, args.folder)
+        return 0
+    begun_s = time.monotonic()
+    counts: Counter[tuple[str, str]] = Counter()
+    cases = range(args.first, args.first + args.cases)
+    for outcome in run_cases(args.seed, cases, args.jobs, args.folder):
+        counts[outcome.kind, outcome.outcome] += 1
+        if outcome.outcome == "finding":
+            print(f"case {outcome.case} ({outcome.kind}): {outcome.message}", flush=True)
+    for (kind, what), count in sorted(counts.items()):
+        print(f"{kind:10} {what:8} {count}")
+    print(f"{args.cases} cases of seed {args.seed}, {time.monotonic() - begun_s:.0f} s")
+    return int(any(what == "finding" for _, what in counts))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""A sample of hostile cases, and that the harness sees what it looks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from korch.errors import ModelError
+from korch.testing import fuzz
+from korch.testing.fuzz import run_case, run_cases
+from korch.testing.fuzz_models import mutate, random_model
+
+SAMPLE = range(90)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_sample_gives_the_right_result_or_one_clear_error(tmp_path: Path) -> None:
+    outcomes = [run_case(7, case, tmp_path) for case in SAMPLE]
+    assert [o for o in outcomes if o.outcome == "finding"] == []
+    assert {o.kind for o in outcomes} == {"mutation", "operators", "artifact", "cache"}
+    assert {o.outcome for o in outcomes} == {"right", "refused"}
+
+
+def test_a_case_is_the_same_whenever_it_is_made() -> None:
+    first, again = (random_model(np.random.default_rng(5)).SerializeToString() for _ in range(2))
+    assert first == again
+    assert mutate(np.random.default_rng(5), first) == mutate(np.random.default_rng(5), first)
+
+
+def test_random_models_are_legal() -> None:
+    for seed in range(40):
+        onnx.checker.check_model(random_model(np.random.default_rng(seed)), full_check=True)
+
+
+@pytest.mark.parametrize(("error", "outcome"), [
+    (ModelError("it is no model"), "refused"), (ModelError("two\nlines"), "finding"),
+    (ValueError("from the depths"), "finding"), (MemoryError(), "finding"),
+])  # fmt: skip
+def test_only_one_clear_error_is_a_refusal(monkeypatch, tmp_path, error, outcome) -> None:
+    def fail(*_: object) -> str:
+        raise error
+
+    for name in ("_mutation", "_operators", "_artifact", "_cache"):
+        monkeypatch.setattr(fuzz, name, fail)
+    assert run_case(0, 0, tmp_path).outcome == outcome
+
+
+def test_a_crash_and_a_wrong_result_are_findings(monkeypatch, tmp_path: Path) -> None:
+    child = tmp_path / "korch_fuzz_crash.py"
+    child.write_text("")
+    monkeypatch.setattr(fuzz.sys, "executable", "/bin/false")
+    (outcome,) = run_cases(0, range(3, 4), 1, tmp_path)
+    assert outcome.outcome == "finding" and "ended with code" in outcome.message
+    monkeypatch.setattr(fuzz, "_elsewhere", lambda content, feeds: {"v9": np.full((1,), 1e9)})
+    with pytest.raises((fuzz._WrongError, KeyError)):
+        fuzz._operators(np.random.default_rng(1), tmp_path)
