@@ -21,6 +21,7 @@ from korch.options import Options
 from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array, Category
+from korch.primitive.types import DType
 from korch.runtime.build import build
 from korch.runtime.executable import Executable
 from korch.runtime.program import Step
@@ -36,6 +37,8 @@ HEAVY_BYTES = 512 << 20
 MAX_ERROR = 1e-3
 """Largest difference from the reference, relative to the largest element of an output. A right
 float32 plan of a deep model stays well below it; a wrong kernel does not."""
+HALF_ERROR = {DType.F16: 5e-3, DType.BF16: 4e-2}
+"""The same where elements are rounded to 11 or to 8 bits at each store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,7 @@ class Result:
     times_ns: tuple[int, ...] = ()
     max_error: float | None = None
     refusal: str = ""
+    allowed: float = MAX_ERROR
 
     @property
     def median_ns(self) -> float:
@@ -70,7 +74,7 @@ class Result:
     @property
     def is_right(self) -> bool:
         """Whether it may win."""
-        return self.max_error is not None and self.max_error <= MAX_ERROR
+        return self.max_error is not None and self.max_error <= self.allowed
 
     def as_record(self) -> dict[str, Any]:
         """Return it as plain data."""
@@ -125,6 +129,7 @@ def hold_contest(
     inputs = random_inputs(graph, options.seed)
     expected = _expected(meaning or graph, inputs)
     arrays = [inputs[name] for name, _ in graph.inputs]
+    allowed = allowed_error(graph)
 
     def attempt(entry: Entry) -> Result:
         try:
@@ -136,8 +141,8 @@ def hold_contest(
         except KorchError as error_found:
             logger.info("plan %s is out: %s", entry.name, error_found)
             return Result(entry, None, refusal=str(error_found))
-        refusal = "" if error <= MAX_ERROR else f"its error is {error:.2e}"
-        return Result(entry, executable, max_error=error, refusal=refusal)
+        refusal = "" if error <= allowed else f"its error is {error:.2e}"
+        return Result(entry, executable, max_error=error, refusal=refusal, allowed=allowed)
 
     timed = _hold(_distinct(entries), attempt, arrays)
     able = [result for result in timed if result.is_right and result.executable is not None]
@@ -184,6 +189,12 @@ def _challenge(best: Result, challenger: Result, arrays: Sequence[Array]) -> tup
 
 def _weights_bytes(result: Result) -> int:
     return 0 if result.executable is None else result.executable.plan.weights_bytes
+
+
+def allowed_error(graph: PrimitiveGraph) -> float:
+    """Return the largest difference from the reference that a right plan may have."""
+    found = {type_.dtype for type_ in graph.types}
+    return max([MAX_ERROR, *(HALF_ERROR[dtype] for dtype in found & HALF_ERROR.keys())])
 
 
 def _has_opaque(graph: PrimitiveGraph) -> bool:
@@ -272,7 +283,4 @@ def _time_all(results: Sequence[Result], arrays: Sequence[Array]) -> list[Result
             start = time.perf_counter_ns()
             executable(*arrays)
             times[i].append(time.perf_counter_ns() - start)
-    return [
-        Result(r.entry, r.executable, tuple(times.get(i, ())), r.max_error, r.refusal)
-        for i, r in enumerate(results)
-    ]
+    return [replace(r, times_ns=tuple(times.get(i, ()))) for i, r in enumerate(results)]

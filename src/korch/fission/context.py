@@ -33,6 +33,10 @@ Shape = tuple[int, ...]
 # Indices are attributes of the primitive `take`; more of them are better kept as a tensor.
 MOST_INDICES = 1 << 16
 
+LINEAR = ("matmul", "conv", "conv_transpose")
+MOST_PRODUCTS = 1 << 22
+"""Products of float64 or of integers that are added up by a generated kernel."""
+
 
 class Context:
     """One operator while it is split.
@@ -124,8 +128,30 @@ class Context:
     # Verbs.
 
     def add(self, op: str, *values: int, attributes: Attributes | None = None) -> int:
-        """Emit one primitive."""
+        """Emit one primitive; a linear one of other elements than float32 as what can be run."""
+        if op in LINEAR:
+            dtype = self.dtype(values[0])
+            if dtype in (DType.F16, DType.BF16):
+                wide = [self.cast(value, DType.F32) for value in values]
+                return self.cast(self.add(op, *wide, attributes=attributes), dtype)
+            if op == "matmul" and dtype is not DType.F32:
+                products = self._products(*values)
+                if products is not None:
+                    return products
         return self.builder.add(op, values, attributes, origin=self.operator.label)
+
+    def _products(self, a: int, b: int) -> int | None:
+        """Return a matrix product as a sum of products; None if these are too many."""
+        m, k = self.shape(a)[-2:]
+        n = self.shape(b)[-1]
+        batch = np.broadcast_shapes(self.shape(a)[:-2], self.shape(b)[:-2])
+        full = (*batch, m, k, n)
+        if math.prod(full) > MOST_PRODUCTS or 0 in full:
+            return None
+        left = self.reshape(a, (*self.shape(a), 1))
+        right = self.reshape(b, (*self.shape(b)[:-2], 1, k, n))
+        terms = self.add("mul", self.broadcast(left, full), self.broadcast(right, full))
+        return self.reshape(self.reduce("sum", terms, (len(full) - 2,)), (*batch, m, n))
 
     def constant(self, array: Array) -> int:
         """Return a constant's value."""

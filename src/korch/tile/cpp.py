@@ -49,9 +49,13 @@ from korch.tile.program import (
 C_TYPE = {
     DType.F64: "double", DType.F32: "float", DType.I64: "int64_t", DType.I32: "int32_t",
     DType.I16: "int16_t", DType.I8: "int8_t", DType.U64: "uint64_t", DType.U32: "uint32_t",
-    DType.U16: "uint16_t", DType.U8: "uint8_t", DType.BOOL: "uint8_t",
+    DType.U16: "uint16_t", DType.U8: "uint8_t", DType.BOOL: "uint8_t", DType.F16: "float",
+    DType.BF16: "float",
 }  # fmt: skip
-"""The types that the printer can compute in."""
+"""The type that the printer computes in for each element type."""
+
+NARROW_TYPE = {DType.F16: "korch::half", DType.BF16: "korch::bfloat16"}
+"""Element types that inputs and outputs hold, but that nothing is computed in."""
 
 SERIAL_POINTS = 6000
 """Programs with fewer points run in the calling thread: a parallel region would cost more."""
@@ -101,8 +105,10 @@ class _Printer:
             for table, name in self.tables.items()
         )
         body = "\n".join(self.lines)
+        is_narrow = any(type_ in body for type_ in NARROW_TYPE.values())
+        header = "korch_half.h" if is_narrow else "korch_tile.h"
         text = (
-            f'{head}#include "korch_tile.h"\n\n{tables}'
+            f'{head}#include "{header}"\n\n{tables}'
             'extern "C" int NAME_run(void*, void* const* buffers) {\n'
             f"{body}\n  return 0;\n}}\n"
         )
@@ -120,8 +126,10 @@ class _Printer:
             if buffer.level is Level.WORKSPACE:
                 place = f"static_cast<char*>(buffers[{ports}]) + {offset}"
                 self._line(f"{type_}* const {buffer.name} = reinterpret_cast<{type_}*>({place});")
-                offset += -(-buffer.size * buffer.dtype.size_bytes // 64) * 64
+                size_bytes = 4 if buffer.dtype in NARROW_TYPE else buffer.dtype.size_bytes
+                offset += -(-buffer.size * size_bytes // 64) * 64
                 continue
+            type_ = NARROW_TYPE.get(buffer.dtype, type_)
             const = "const " if buffer.level is Level.INPUT else ""
             self._line(
                 f"{const}{type_}* const __restrict {buffer.name} = "
@@ -505,6 +513,9 @@ class _PassPrinter:
                 if name in INFIX and dtype is not DType.BOOL:
                     return f"{given[0]} {INFIX[name]} {given[1]}"
                 source = next(o.dtype for o in self.pass_.ops if o.name == arguments[-1])
+                if name == "cast" and dtype in NARROW_TYPE:
+                    wide = f"korch::cast<float, {C_TYPE[source]}, {width}>({given[0]})"
+                    return f"korch::rounded<{NARROW_TYPE[dtype]}, {width}>({wide})"
                 if name == "cast":
                     return (
                         f"korch::cast<{type_}, {C_TYPE[source]}, {width}>({given[0]})"
