@@ -121,6 +121,9 @@ def build(
     """
     if not bindings:
         raise OptionError("there is no binding", where="option shapes", expected="at least one")
+    if any(binding in bindings[:i] for i, binding in enumerate(bindings)):
+        raise OptionError("two bindings are equal", where="option --shape",
+                          expected="different ones")  # fmt: skip
     found = [_build_one(source, options, binding, progress) for binding in bindings]
     if len(found) == 1:
         return found[0]

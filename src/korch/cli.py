@@ -176,6 +176,10 @@ def parse_bindings(texts: Sequence[str]) -> list[dict[str, tuple[int, ...]]]:
             raise OptionError(f"can't read {text!r}", where="option --shape",
                               expected="NAME=1x3x224x224, or NAME=128,256 for two bindings"
                               )  # fmt: skip
+        if name in found:
+            raise OptionError(f"{name!r} is given twice", where="option --shape",
+                              expected=f"alternatives separated by commas: {name}=1,2"
+                              )  # fmt: skip
         found[name] = [tuple(map(int, shape)) for shape in shapes]
     counts = {len(shapes) for shapes in found.values() if len(shapes) > 1}
     if len(counts) > 1:
@@ -276,9 +280,10 @@ def _feeds(parsed: argparse.Namespace, executable: Any) -> dict[str, Any]:
 
     feeds: dict[str, Any] = {}
     if parsed.random:
-        feeds = random_arrays(
-            {t.name: (tuple(t.shape), t.dtype) for t in executable.get_inputs()}, parsed.seed
-        )
+        plans = getattr(executable, "plans", None)  # of several shapes the first is taken
+        inputs = (next(iter(plans.values())) if plans else executable).get_inputs()
+        _require_static(inputs)
+        feeds = random_arrays({t.name: (tuple(t.shape), t.dtype) for t in inputs}, parsed.seed)
     for text in parsed.input:
         known = [t.name for t in executable.get_inputs() if text.startswith(f"{t.name}=")]
         name = known[0] if known else text.partition("=")[0]
@@ -288,6 +293,14 @@ def _feeds(parsed: argparse.Namespace, executable: Any) -> dict[str, Any]:
                               expected="NAME=x.npy")  # fmt: skip
         feeds[name] = _read_array(name, Path(file))
     return feeds
+
+
+def _require_static(inputs: Sequence[Any]) -> None:
+    for tensor in inputs:
+        if tensor.dtype == np.dtype(object) or -1 in tensor.shape:
+            raise OptionError(f"the input {tensor.name!r} is a {tensor.type}, which is not drawn",
+                              where="option --random", expected="--input for each input"
+                              )  # fmt: skip
 
 
 def _read_array(name: str, path: Path) -> Any:

@@ -127,6 +127,7 @@ class Options:
     )
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "cache_folder", Path(self.cache_folder))
         for name, least in (
             ("threads", 1),
             ("max_primitives", 1),

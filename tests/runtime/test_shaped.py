@@ -148,6 +148,8 @@ def test_damage_is_refused(executable, tmp_path: Path) -> None:
     ([{"batch": 1, "length": 5}, {"length": 5, "x": (1, 5, WIDTH)}], OptionError,
      "two bindings give the inputs the same shapes, 1x5x48, 5x5"),
     ([], OptionError, "there is no binding"),
+    ([{"batch": 1, "length": 5}, {"length": 5, "batch": 1}], OptionError,
+     "two bindings are equal"),
     ({"batch": 1, "lenght": 5}, OptionError,
      "has no input 'lenght'; expected one of 'x', 'mask', or a dimension: 'batch', 'length'"),
     ({"batch": 1}, ModelError, "dimension 1, 'length', is unknown"),
@@ -168,6 +170,8 @@ def test_alternatives_on_the_command_line_go_together() -> None:
         {"batch": (1,), "length": (8,), "mask": (8, 8)},
     ]
     assert parse_bindings([]) == [{}]
+    with pytest.raises(OptionError, match="'a' is given twice"):
+        parse_bindings(["a=1", "a=2"])
     with pytest.raises(OptionError, match="different numbers of alternatives: a 2, b 3"):
         parse_bindings(["a=1,2", "b=1,2,3"])
 
@@ -188,3 +192,7 @@ def test_the_command_line_builds_explains_and_runs_it(
     arguments = [f"--input={name}={tmp_path / name}.npy" for name in given]
     assert main(["run", str(out), *arguments, "--repeat", "2"]) == 0
     assert "y: f32[1, 8, 48]" in capsys.readouterr().out
+    assert main(["run", str(out), "--random"]) == 0
+    assert "y: f32[1, 5, 48]" in capsys.readouterr().out
+    assert main(["bench", str(out), "--model", str(model)]) == 1
+    assert "expected an artifact of one plan" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from korch.report.compare import Comparison, RunnerSpec, compare
 from korch.report.peers import get_peer
 from korch.report.peers.inputs import random_inputs
 from korch.report.peers.peer import require
+from korch.runtime.artifact import read_format
 from korch.runtime.executable import load
 from korch.runtime.record import ModelRecord
 
@@ -47,6 +48,11 @@ def bench(
     with tempfile.TemporaryDirectory(prefix="korch-bench-") as folder:
         if subject.suffix == ".korch":
             artifact = subject
+            if read_format(artifact) not in ("korch", ""):
+                raise OptionError(
+                    "it has several plans or parts on the host", where=str(artifact),
+                    expected="an artifact of one plan", hint="Optimize the model for one shape",
+                )  # fmt: skip
             plan = load(artifact).plan
             path = model if model is not None else _recorded_model(plan.model, artifact)
         else:
