@@ -146,6 +146,26 @@ def test_views_of_a_matrix_products_tensors(provider, target, builder, rng):
     assert {group.key for group, _, _ in checked} == {g.key for g in (first, second, third, fourth)}
 
 
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("inner", [1, 16])
+@pytest.mark.parametrize("columns", [1, 8])
+def test_turned_matrices_of_one_row_column_or_element(
+    provider, target, builder, rng, rows, inner, columns
+):
+    turn = TransposeAttributes((0, 2, 1))
+    groups = []
+    # Turned results first: the library keeps primitives, and takes one that was made for rows.
+    for turned in reversed(range(8 if rows == 1 else 4)):
+        g = Graph()
+        a = g.tensor(1, inner, rows) if turned & 1 else g.tensor(1, rows, inner)
+        b = g.weights(1, columns, inner) if turned & 2 else g.weights(1, inner, columns)
+        a = g.add("transpose", [a], turn) if turned & 1 else a
+        b = g.add("transpose", [b], turn) if turned & 2 else b
+        y = g.with_tensor("add", g.add("matmul", [a, b]), g.weights(1, 1, columns))
+        groups.append(g.group(g.add("transpose", [y], turn) if turned & 4 else y))
+    check_offers(provider, groups, target, builder, rng)
+
+
 def test_pooling(provider, target, builder, rng):
     def average(number):
         return lambda g, y: g.with_number("div", y, number)

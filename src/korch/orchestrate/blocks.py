@@ -88,7 +88,9 @@ def prepare(partition: Partition, block: Block, meter: CandidateMeter, options: 
     """
     graph = block.graph
     lanes = meter.target.lanes
-    interfaces = (PLAIN,) if partition.is_whole else interfaces_of(partition, block, lanes)
+    # Bounds alone can't tell which layout is worth a change.
+    is_plain = partition.is_whole or not options.measure
+    interfaces = (PLAIN,) if is_plain else interfaces_of(partition, block, lanes)
     groups, enumeration = enumerate_groups(graph, options)
     candidates, refusals = collect_candidates(
         graph, groups, meter.providers, meter.target, interfaces
@@ -163,6 +165,9 @@ class BlockSearch:
             # those tells which of its kernels to measure.
             for j in (*range(1, len(task.interfaces)), 0):
                 try:
+                    if not self.options.measure:
+                        self.found[b, j] = self._loop(b, j, until_s).run()
+                        continue
                     self.found[b, j] = self._recalled(b, j, "survey") or self._run(
                         b, j, "survey", until_s, SURVEY_SECONDS, rounds=1
                     )

@@ -97,13 +97,17 @@ def _with_form(tensor: Tensor, weights: Layout | None) -> Tensor:
 
 
 def _viewed(buffer: int, view: View) -> Tensor:
-    """Return a tensor of a matrix product, as it lies in the model."""
+    """Return a tensor of a matrix product, as it lies in the model.
+
+    A matrix of one row may lie in any order, but oneDNN takes a row that is no longer than an
+    element for a column, and then fails at run time.
+    """
     strides = row_major_strides(view.shape)
-    return Tensor(
-        buffer,
-        tuple(view.shape[axis] for axis in view.perm),
-        tuple(strides[axis] for axis in view.perm),
-    )
+    dims = tuple(view.shape[axis] for axis in view.perm)
+    steps = [strides[axis] for axis in view.perm]
+    if dims[-2] == 1:
+        steps[-2] = max(steps[-2], dims[-1] * steps[-1])
+    return Tensor(buffer, dims, tuple(steps))
 
 
 def _conv_weights(group: Group, found: Match) -> Tensor:
