@@ -14,6 +14,7 @@ from korch.errors import ModelError, OptionError, UnprovidedError, UnsupportedEr
 from korch.host import executable as host_executable
 from korch.host.executable import HostedExecutable
 from korch.host.optimize import optimize_with_host
+from korch.measure.compiler import Builder, find_compiler
 from korch.options import Options, default_threads
 from korch.pipeline import Progress, optimize_model
 from korch.runtime import shaped
@@ -21,6 +22,7 @@ from korch.runtime.artifact import read_format
 from korch.runtime.executable import Executable
 from korch.runtime.executable import load as load_executable
 from korch.runtime.shaped import ShapedExecutable
+from korch.target import detect_target
 
 if TYPE_CHECKING:
     from korch.torch_module import ModuleExecutable
@@ -133,7 +135,8 @@ def build(
             "a part of the model runs on the host, so it can't have several bindings yet",
             where="option --shape", hint="Build an artifact for each binding",
         )  # fmt: skip
-    return ShapedExecutable(native)
+    target = detect_target(options.threads, find_compiler().identity)
+    return shaped.combine(native, Builder(target.isa, options.cache_folder))
 
 
 def _build_one(

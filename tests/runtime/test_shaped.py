@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 import korch
 from korch.cli import main, parse_bindings
 from korch.errors import ArtifactError, InputError, ModelError, OptionError, UnsupportedError
+from korch.measure.compiler import find_compiler
 from korch.runtime.shaped import ShapedExecutable
 
 QUICK = {"measure": False, "threads": 1}
@@ -106,7 +108,70 @@ def test_saved_and_loaded_it_is_the_same_and_the_weights_are_there_once(
     assert len(blocks) == 1
     loaded.save(again)
     assert path.read_bytes() == again.read_bytes()
-    assert executable.report["shared_weights_bytes"] > 0
+
+
+def test_weights_and_kernels_are_there_once(cache_folder) -> None:
+    """x[n, w] @ W + s[1, w] @ W: what makes the second product does not depend on n."""
+    h, rng = onnx.helper, np.random.default_rng(3)
+    kind = onnx.TensorProto.FLOAT
+    weight = rng.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 7
+    graph = h.make_graph(
+        [h.make_node("MatMul", ["x", "w"], ["a"]), h.make_node("MatMul", ["s", "w"], ["b"]),
+         h.make_node("Softmax", ["b"], ["p"]), h.make_node("Add", ["a", "p"], ["y"])], "g",
+        [h.make_tensor_value_info("x", kind, ["n", WIDTH]),
+         h.make_tensor_value_info("s", kind, [1, WIDTH])],
+        [h.make_tensor_value_info("y", kind, ["n", WIDTH])],
+        [onnx.numpy_helper.from_array(weight, "w")],
+    )  # fmt: skip
+    model = h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8)
+    executable = korch.optimize(model, shapes=[{"n": 3}, {"n": 20}], cache_folder=cache_folder,
+                                **QUICK)  # fmt: skip
+    for n in (3, 20):
+        x, s = (rng.standard_normal((rows, WIDTH)).astype(np.float32) for rows in (n, 1))
+        e = np.exp((s @ weight).astype(np.float64))
+        np.testing.assert_allclose(executable(x, s)[0], x @ weight + e / e.sum(), atol=1e-4)
+    report, plans = executable.report, list(executable.plans.values())
+    assert report["shared_weights_bytes"] < report["weights_bytes"]
+    symbols = [step.symbol for e in plans for step in e.plan.steps]
+    assert len(set(symbols)) < len(symbols)
+    assert (report["kernels"], report["shared_kernels"]) == (len(symbols), len(set(symbols)))
+    assert len({id(e.artifact.library) for e in plans}) == 1
+    kernels = [name for name in plans[0].sources if name.startswith("k_")]
+    assert sorted(kernels) == sorted(f"{symbol}.cpp" for symbol in set(symbols))
+
+
+def test_one_of_several_plans_is_not_saved_alone(executable, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="can't be saved without the others"):
+        next(iter(executable.plans.values())).save(tmp_path / "one.korch")
+
+
+PROGRAM_IN_C = r"""
+#include <stdio.h>
+#include "korch.h"
+int main(void) {
+    int64_t plans, inputs;
+    const korch_plan *plan = korch_plans(&plans);
+    for (int64_t i = 0; i < plans; ++i) {
+        const korch_tensor *x = plan[i].inputs(&inputs);
+        printf("%s %d %d\n", x->name, (int)x->shape[0], (int)x->shape[1]);
+    }
+    return korch_abi_version() != KORCH_ABI_VERSION;
+}
+"""
+
+
+def test_a_program_in_c_finds_the_plans(executable, tmp_path: Path) -> None:
+    first = next(iter(executable.plans.values()))
+    (tmp_path / "library.so").write_bytes(first.artifact.library)
+    (tmp_path / "korch.h").write_text(first.sources["korch.h"])
+    (tmp_path / "main.c").write_text(PROGRAM_IN_C)
+    command = [
+        *find_compiler().command, "-xc", "main.c", "-xnone", "library.so", "-o", "main",
+        "-Wl,-rpath,.,--unresolved-symbols=ignore-in-shared-libs",
+    ]  # fmt: skip
+    subprocess.run(command, cwd=tmp_path, check=True)
+    done = subprocess.run(["./main"], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert done.stdout == "".join(f"x {batch} {length}\n" for batch, length in SHAPES)
 
 
 def test_several_threads_call_different_plans(executable) -> None:

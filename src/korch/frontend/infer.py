@@ -56,7 +56,8 @@ def modernized(proto: Any, model: str) -> Any:
         return proto
     try:
         return onnx.version_converter.convert_version(proto, OLDEST_OPSET)
-    except (RuntimeError, ValueError, onnx.checker.ValidationError) as error:
+    except (RuntimeError, ValueError, onnx.checker.ValidationError,
+            onnx.version_converter.ConvertError) as error:  # fmt: skip
         raise UnsupportedError(
             f"it uses opset {version}, and ONNX can't convert it: "
             + " ".join(str(error).split())[:200],

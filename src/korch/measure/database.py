@@ -31,6 +31,9 @@ CREATE TABLE IF NOT EXISTS facts (
 ) WITHOUT ROWID;
 """
 
+_DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
+"""What reading a damaged file raises; the latter if SQLite's message quotes the damage."""
+
 
 class Database:
     """Records and facts of one target."""
@@ -74,7 +77,7 @@ class Database:
         except sqlite3.OperationalError as error:  # locked, or its disk fails: not damaged
             self._say_once("read", error)
             return None
-        except sqlite3.DatabaseError as error:
+        except _DAMAGE as error:
             self._heal(error)
             return None
         return None if row is None else self._opened(key, str(row[0]))
@@ -97,7 +100,7 @@ class Database:
                 self._connection.execute(statement, (self.target, key, sealed))
         except sqlite3.OperationalError as error:  # read-only, full or locked: go on without
             self._say_once("written", error)
-        except sqlite3.DatabaseError as error:
+        except _DAMAGE as error:
             self._heal(error)
             with self._connection:
                 self._connection.execute(statement, (self.target, key, sealed))
@@ -113,7 +116,7 @@ class Database:
             return self._connect(str(self.path))
         except (OSError, sqlite3.OperationalError) as error:
             return self._in_memory(error)
-        except sqlite3.DatabaseError as error:
+        except _DAMAGE as error:
             return self._begin_anew(error)
 
     def _connect(self, name: str) -> sqlite3.Connection:
@@ -122,7 +125,7 @@ class Database:
             _keep_a_log(connection)
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.executescript(_TABLES)
-        except sqlite3.Error:
+        except (sqlite3.Error, *_DAMAGE):
             connection.close()
             raise
         return connection
@@ -132,11 +135,11 @@ class Database:
                        self.path, error)  # fmt: skip
         return self._connect(":memory:")
 
-    def _heal(self, error: sqlite3.DatabaseError) -> None:
+    def _heal(self, error: Exception) -> None:
         self._connection.close()
         self._connection = self._begin_anew(error)
 
-    def _begin_anew(self, error: sqlite3.DatabaseError) -> sqlite3.Connection:
+    def _begin_anew(self, error: Exception) -> sqlite3.Connection:
         aside = self.path.with_suffix(".damaged")
         try:
             for suffix in ("-wal", "-shm"):
@@ -146,7 +149,7 @@ class Database:
             logger.warning("the kernel database is damaged (%s); it is moved to %s and begun anew",
                            error, aside)  # fmt: skip
             return self._connect(str(self.path))
-        except (OSError, sqlite3.Error) as worse:
+        except (OSError, sqlite3.Error, *_DAMAGE) as worse:
             return self._in_memory(worse)
 
 

@@ -1,8 +1,10 @@
 /* The C interface of a library that Korch builds.
  *
- * One library holds one plan. `korch_create` takes the packed constants (the tensors of the
- * artifact's weights.safetensors, in the order of `korch_constants`), allocates the arena and
- * prepares every kernel; `korch_run` neither allocates nor calls anything but kernels.
+ * A library holds one plan, or one for each of several shapes of the inputs, which share kernels:
+ * it then has `korch_abi_version` and `korch_plans` only. `korch_create` takes the packed constants
+ * (the tensors of the artifact's weights.safetensors, in the order of `korch_constants`; for one of
+ * several plans, those that program.json names), allocates the arena and prepares every kernel;
+ * `korch_run` neither allocates nor calls anything but kernels.
  */
 #ifndef KORCH_H
 #define KORCH_H
@@ -14,7 +16,7 @@
 extern "C" {
 #endif
 
-#define KORCH_ABI_VERSION 1
+#define KORCH_ABI_VERSION 2
 
 /* A model input, a model output or a packed constant. */
 typedef struct {
@@ -60,6 +62,23 @@ int korch_run_timed(void *handle, const void *const *inputs, void *const *output
 
 /* Free what korch_create made. Null is allowed. */
 void korch_destroy(void *handle);
+
+/* The functions above, of one plan. */
+typedef struct {
+    const korch_tensor *(*inputs)(int64_t *count);
+    const korch_tensor *(*outputs)(int64_t *count);
+    const korch_tensor *(*constants)(int64_t *count);
+    const char *const *(*kernels)(int64_t *count);
+    int64_t (*arena_bytes)(void);
+    void *(*create)(const void *const *constants, int threads, char *error, size_t error_size);
+    int (*run)(void *handle, const void *const *inputs, void *const *outputs);
+    int (*run_timed)(void *handle, const void *const *inputs, void *const *outputs,
+                     int64_t *kernel_ns);
+    void (*destroy)(void *handle);
+} korch_plan;
+
+/* All plans. Take the one whose inputs have the shapes at hand. */
+const korch_plan *korch_plans(int64_t *count);
 
 #ifdef __cplusplus
 }

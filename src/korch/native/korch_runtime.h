@@ -139,33 +139,37 @@ bool create_states(handle *h, char *error, size_t error_size) {
 
 } // namespace
 
+/* One of several plans of a library has names of its own. */
+#ifndef KORCH_PLAN
+#define KORCH_PLAN(name) korch_##name
+#define KORCH_ONLY_PLAN
+#endif
+
 extern "C" {
 
-int korch_abi_version(void) { return KORCH_ABI_VERSION; }
-
-const korch_tensor *korch_inputs(int64_t *count) {
+const korch_tensor *KORCH_PLAN(inputs)(int64_t *count) {
     *count = plan::INPUT_COUNT;
     return plan::INPUTS;
 }
 
-const korch_tensor *korch_outputs(int64_t *count) {
+const korch_tensor *KORCH_PLAN(outputs)(int64_t *count) {
     *count = plan::OUTPUT_COUNT;
     return plan::OUTPUTS;
 }
 
-const korch_tensor *korch_constants(int64_t *count) {
+const korch_tensor *KORCH_PLAN(constants)(int64_t *count) {
     *count = plan::CONSTANT_COUNT;
     return plan::CONSTANTS;
 }
 
-const char *const *korch_kernels(int64_t *count) {
+const char *const *KORCH_PLAN(kernels)(int64_t *count) {
     *count = plan::STEP_COUNT;
     return plan::SYMBOLS;
 }
 
-int64_t korch_arena_bytes(void) { return plan::ARENA_BYTES; }
+int64_t KORCH_PLAN(arena_bytes)(void) { return plan::ARENA_BYTES; }
 
-void korch_destroy(void *pointer) {
+void KORCH_PLAN(destroy)(void *pointer) {
     handle *h = (handle *)pointer;
     if (!h) return;
     for (int64_t i = plan::STEP_COUNT; h->states && i-- > 0;)
@@ -178,7 +182,7 @@ void korch_destroy(void *pointer) {
     free(h);
 }
 
-void *korch_create(const void *const *constants, int threads, char *error, size_t error_size) {
+void *KORCH_PLAN(create)(const void *const *constants, int threads, char *error, size_t error_size) {
     handle *h = (handle *)calloc(1, sizeof(handle));
     if (!h) {
         snprintf(error, error_size, "out of memory");
@@ -193,23 +197,36 @@ void *korch_create(const void *const *constants, int threads, char *error, size_
     if (!h->arena || !h->constants || !h->table || !h->states) {
         snprintf(error, error_size, "out of memory: the arena needs %lld bytes",
                  (long long)plan::ARENA_BYTES);
-        korch_destroy(h);
+        KORCH_PLAN(destroy)(h);
         return nullptr;
     }
     for (int64_t i = 0; i < plan::CONSTANT_COUNT; ++i) h->constants[i] = constants[i];
     for (int64_t i = 0; i < plan::SLOT_COUNT; ++i) h->table[i] = locate(h, plan::SLOTS[i]);
     if (create_states(h, error, error_size)) return h;
-    korch_destroy(h);
+    KORCH_PLAN(destroy)(h);
     return nullptr;
 }
 
-int korch_run(void *h, const void *const *inputs, void *const *outputs) {
+int KORCH_PLAN(run)(void *h, const void *const *inputs, void *const *outputs) {
     return run<false>((handle *)h, inputs, outputs, nullptr);
 }
 
-int korch_run_timed(void *h, const void *const *inputs, void *const *outputs,
+int KORCH_PLAN(run_timed)(void *h, const void *const *inputs, void *const *outputs,
                     int64_t *kernel_ns) {
     return run<true>((handle *)h, inputs, outputs, kernel_ns);
 }
+
+#ifdef KORCH_ONLY_PLAN
+int korch_abi_version(void) { return KORCH_ABI_VERSION; }
+
+const korch_plan *korch_plans(int64_t *count) {
+    static const korch_plan only = {
+        korch_inputs, korch_outputs, korch_constants, korch_kernels, korch_arena_bytes,
+        korch_create, korch_run,     korch_run_timed, korch_destroy,
+    };
+    *count = 1;
+    return &only;
+}
+#endif
 
 } // extern "C"

@@ -207,9 +207,11 @@ def describe(report: Mapping[str, Any]) -> str:
     for shapes, plan in report.get("plans", {}).items():
         lines += summary({"artifact": f"inputs of {shapes}", **plan}).splitlines()
     if "plans" in report:
-        saved = report["shared_weights_bytes"]
-        lines.append(f"weights: {_size(report['weights_bytes'] - saved)} for all plans, "
-                     f"{_size(saved)} saved by sharing them")  # fmt: skip
+        lines.append(
+            f"shared: weights of {_size(report['weights_bytes'])} in "
+            f"{_size(report['shared_weights_bytes'])}, {report['kernels']} steps with "
+            f"{report['shared_kernels']} different kernels"
+        )
     for number, segment in enumerate(report.get("segments", ())):
         lines += summary({"artifact": f"native segment {number}", **segment}).splitlines()
     hosted = report.get("host", ())

@@ -19,7 +19,7 @@ from korch.primitive.op import Array
 from korch.primitive.types import DType, ValueType
 from korch.runtime.alignment import aligned_bytes
 from korch.runtime.artifact import Artifact, artifact_bytes, read_artifact, write_artifact
-from korch.runtime.library import Handle, Library
+from korch.runtime.library import Handle, Library, load_plans
 from korch.runtime.record import PlanRecord, TensorRecord
 
 _ONNX_TYPE = {
@@ -96,8 +96,12 @@ class Executable:
         report: how the plan was found; `save` stores it.
     """
 
-    def __init__(self, artifact: Artifact) -> None:
+    def __init__(self, artifact: Artifact, library: Library | None = None) -> None:
         """Load the library and prepare each kernel.
+
+        Args:
+            artifact: what `korch.runtime.build` made.
+            library: its plan, if that is one of several of a library that is loaded.
 
         Raises:
             ArtifactError: the library can't be loaded here, or is not the plan's.
@@ -105,7 +109,9 @@ class Executable:
         """
         artifact.requirements.check()
         plan = artifact.plan
-        library = Library(artifact.library, plan.libraries)
+        self._is_one_of_several = library is not None
+        if library is None:
+            (library,) = load_plans(artifact.library, plan.libraries)
         _check_interface(library, artifact)
         self._artifact = artifact
         self._handle = Handle(library, artifact.weights, plan.threads)
@@ -210,13 +216,20 @@ class Executable:
         """Write the executable to one file, which `load` reads.
 
         Raises:
-            ArtifactError: the file can't be written; what was there before is unharmed.
+            ArtifactError: the file can't be written; what was there before is unharmed. Or it is
+                one of several plans, whose library is not its own.
         """
-        write_artifact(self._reported(), path)
+        write_artifact(self._whole(), path)
 
     def to_bytes(self) -> bytes:
-        """Return what `save` would write."""
-        return artifact_bytes(self._reported())
+        """Return what `save` would write; raise what it would."""
+        return artifact_bytes(self._whole())
+
+    def _whole(self) -> Artifact:
+        if self._is_one_of_several:
+            raise ArtifactError("one of several plans can't be saved without the others",
+                                hint="Save the executable that has them all")  # fmt: skip
+        return self._reported()
 
     def _reported(self) -> Artifact:
         return replace(self._artifact, report=self.report)

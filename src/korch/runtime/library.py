@@ -14,7 +14,7 @@ from korch.libraries import announce_onnxruntime, load_globally
 from korch.primitive.types import DType, ValueType
 from korch.runtime.weights import Weights
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 ERROR_BYTES = 1024
 
 Tensors = tuple[tuple[str, ValueType], ...]
@@ -31,8 +31,16 @@ class _Tensor(ctypes.Structure):
     )
 
 
+class _Plan(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_void_p)
+        for name in ("inputs", "outputs", "constants", "kernels", "arena_bytes", "create", "run",
+                     "run_timed", "destroy")
+    )  # fmt: skip
+
+
 class Library:
-    """A loaded library.
+    """A plan of a loaded library.
 
     Attributes:
         inputs: the model inputs that it says it takes.
@@ -41,36 +49,23 @@ class Library:
         kernels: the kernels' symbols in the order in which they run.
     """
 
-    def __init__(self, content: bytes, libraries: Iterable[str] = ()) -> None:
-        """Load a library.
-
-        Args:
-            content: the shared library's bytes.
-            libraries: shared libraries that it calls, as the compiler's -l names them.
-
-        Raises:
-            ArtifactError: it can't be loaded, or its interface has another version.
-        """
-        self._library = _load(content, libraries)
-        version = self._library.korch_abi_version()
-        if version != ABI_VERSION:
-            raise ArtifactError(
-                f"its C interface has version {version}",
-                expected=f"version {ABI_VERSION}",
-                hint="Build it again with this version of Korch",
-            )
-        self.inputs = self._tensors("korch_inputs")
-        self.outputs = self._tensors("korch_outputs")
-        self.constants = self._tensors("korch_constants")
+    def __init__(self, plan: _Plan) -> None:
+        """Ask a plan for its tensors and kernels; `load_plans` gives plans."""
+        self._plan = plan
+        self.inputs = self._tensors("inputs")
+        self.outputs = self._tensors("outputs")
+        self.constants = self._tensors("constants")
         count = ctypes.c_int64()
-        names = _function(self._library, "korch_kernels", ctypes.POINTER(ctypes.c_char_p))(
-            ctypes.byref(count)
-        )
+        names = self.function("kernels", ctypes.POINTER(ctypes.c_char_p))(ctypes.byref(count))
         self.kernels = tuple(names[i].decode() for i in range(count.value))
+
+    def function(self, name: str, result: Any = ctypes.c_int) -> Callable[..., Any]:
+        """Return a function of the plan; it takes whatever it is given."""
+        return ctypes.CFUNCTYPE(result)(getattr(self._plan, name))
 
     def _tensors(self, function: str) -> Tensors:
         count = ctypes.c_int64()
-        found = _function(self._library, function, ctypes.POINTER(_Tensor))(ctypes.byref(count))
+        found = self.function(function, ctypes.POINTER(_Tensor))(ctypes.byref(count))
         return tuple(
             (t.name.decode(), ValueType(tuple(t.shape[: t.rank]), DType(t.dtype.decode())))
             for t in found[: count.value]
@@ -90,8 +85,7 @@ class Handle:
             ProviderError: a kernel's create function failed; the text has its symbol.
         """
         self.library = library
-        native = library._library
-        create = _function(native, "korch_create", ctypes.c_void_p)
+        create = library.function("create", ctypes.c_void_p)
         error = ctypes.create_string_buffer(ERROR_BYTES)
         pointers = _pointers(weights.pointers)
         handle = create(pointers, ctypes.c_int(threads), error, ctypes.c_size_t(ERROR_BYTES))
@@ -102,9 +96,9 @@ class Handle:
             )
         self._weights = weights
         self._handle = ctypes.c_void_p(handle)
-        self._run = native.korch_run
-        self._run_timed = native.korch_run_timed
-        destroy = _function(native, "korch_destroy", None)
+        self._run = library.function("run")
+        self._run_timed = library.function("run_timed")
+        destroy = library.function("destroy", None)
         # The weights are an argument so that they outlive the handle.
         weakref.finalize(self, _destroy, destroy, self._handle, weights)
 
@@ -145,11 +139,28 @@ def _pointers(addresses: Sequence[int]) -> ctypes.Array[ctypes.c_void_p]:
     return (ctypes.c_void_p * len(addresses))(*addresses)
 
 
-def _function(library: ctypes.CDLL, name: str, result: Any) -> Callable[..., Any]:
-    """Return a function with a result type of its own."""
-    function = library[name]
-    function.restype = result
-    return function
+def load_plans(content: bytes, libraries: Iterable[str] = ()) -> list[Library]:
+    """Load a shared library; return its plans.
+
+    Args:
+        content: the shared library's bytes.
+        libraries: shared libraries that it calls, as the compiler's -l names them.
+
+    Raises:
+        ArtifactError: it can't be loaded, or its interface has another version.
+    """
+    native = _load(content, libraries)
+    version = native.korch_abi_version()
+    if version != ABI_VERSION:
+        raise ArtifactError(
+            f"its C interface has version {version}",
+            expected=f"version {ABI_VERSION}",
+            hint="Build it again with this version of Korch",
+        )
+    count = ctypes.c_int64()
+    native.korch_plans.restype = ctypes.POINTER(_Plan)
+    plans = native.korch_plans(ctypes.byref(count))
+    return [Library(plans[i]) for i in range(count.value)]
 
 
 def _load(content: bytes, libraries: Iterable[str]) -> ctypes.CDLL:

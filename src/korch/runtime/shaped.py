@@ -1,8 +1,9 @@
-"""One executable for several shapes of the inputs: a plan for each, weights stored and loaded once.
+"""One executable for several shapes of the inputs: a plan for each; weights and kernels are shared.
 
 One file: a zip archive without compression with `manifest.json` (schema and SHA-256 of the rest),
-`program.json` (which weights each plan takes, in its order), `weights.safetensors` (the different
-packed constants of all plans) and `plans/*.korch`, artifacts without weights.
+`library.so` (all plans and the different kernels among theirs), `sources/*`, `program.json` (which
+weights each plan takes, in its order), `weights.safetensors` (the different packed constants of all
+plans) and `plans/*.korch`, artifacts without these.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ import json
 import os
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from korch.errors import ArtifactError, InputError, OptionError
+from korch.measure.compiler import Builder
 from korch.primitive.op import Array
 from korch.runtime.artifact import (
+    LIBRARY,
+    SOURCES,
     WEIGHTS,
     Artifact,
     artifact_bytes,
@@ -29,14 +33,34 @@ from korch.runtime.artifact import (
     read_artifact,
     write_archive,
 )
+from korch.runtime.build import MAIN
 from korch.runtime.executable import Executable, TensorInfo, Timing
+from korch.runtime.library import load_plans
+from korch.runtime.source import print_plans, rename_plan
 from korch.runtime.weights import Weights
 
 FORMAT = "korch-shaped"
-SCHEMA = 1
+SCHEMA = 2
 PROGRAM = "program.json"
 
 Shapes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What several plans have in common.
+
+    Attributes:
+        library: the shared library's bytes; it has the plans in their order.
+        sources: what it was compiled from, by file name.
+        weights: the different packed constants.
+        places: for each plan, where among the weights its own are, in its order.
+    """
+
+    library: bytes
+    sources: Mapping[str, str]
+    weights: Weights
+    places: Sequence[Sequence[int]]
 
 
 class ShapedExecutable:
@@ -47,27 +71,36 @@ class ShapedExecutable:
         report: of all plans, with what their sharing saves.
     """
 
-    def __init__(self, executables: Sequence[Executable]) -> None:
-        """Put executables of one model together.
+    def __init__(self, artifacts: Sequence[Artifact], shared: Shared) -> None:
+        """Load the plans of one library.
+
+        Args:
+            artifacts: the plans, whose own libraries, sources and weights are not looked at.
+            shared: what they run with.
 
         Raises:
-            OptionError: two of them take the same shapes.
+            ArtifactError: the library can't be loaded here, or has other plans.
         """
+        libraries = {name for artifact in artifacts for name in artifact.plan.libraries}
+        found = load_plans(shared.library, sorted(libraries))
+        if not artifacts or not len(found) == len(shared.places) == len(artifacts):
+            raise ArtifactError("its library is not the one that its plans describe")
+        self._shared = shared
         self.plans: dict[Shapes, Executable] = {}
-        for executable in executables:
-            shapes = tuple(tuple(t.shape) for t in executable.get_inputs())
-            if shapes in self.plans:
-                raise OptionError(
-                    f"two bindings give the inputs the same shapes, {_text(shapes)}",
-                    where="option --shape", expected="different ones",
-                )  # fmt: skip
-            self.plans[shapes] = executable
+        for artifact, plan, chosen in zip(artifacts, found, shared.places, strict=True):
+            whole = replace(artifact, library=shared.library, sources=shared.sources,
+                            weights=_part(shared.weights, chosen))  # fmt: skip
+            self.plans[_shapes(whole)] = Executable(whole, plan)
         first = next(iter(self.plans.values()))
         self._names = [t.name for t in first.get_inputs()]
         self._offered = [t.name for t in first.get_outputs()]
+        steps = [step.symbol for e in self.plans.values() for step in e.plan.steps]
         self.report: dict[str, Any] = {
             "plans": {_text(shapes): e.report for shapes, e in self.plans.items()},
-            **_shared([e.artifact.weights for e in self.plans.values()]),
+            "weights_bytes": sum(e.plan.weights_bytes for e in self.plans.values()),
+            "shared_weights_bytes": shared.weights.size_bytes,
+            "kernels": len(steps),
+            "shared_kernels": len(set(steps)),
         }
 
     def get_inputs(self) -> list[TensorInfo]:
@@ -116,16 +149,50 @@ class ShapedExecutable:
         Raises:
             ArtifactError: the file can't be written; what was there before is unharmed.
         """
-        artifacts = [e.artifact for e in self.plans.values()]
-        union, places = _union([a.weights for a in artifacts])
-        bare = Weights.allocate(())
-        program = json.dumps({"weights": places}, sort_keys=True).encode()
-        members: dict[str, Callable[[], Any]] = {PROGRAM: partial(list, [program])}
-        for i, artifact in enumerate(artifacts):
-            content = artifact_bytes(replace(artifact, weights=bare))
-            members[f"plans/{i}.korch"] = partial(list, [content])
-        members[WEIGHTS] = union.chunks
+        shared, bare = self._shared, Weights.allocate(())
+        program = json.dumps({"weights": shared.places}, sort_keys=True).encode()
+        members: dict[str, Callable[[], Any]] = {
+            LIBRARY: partial(list, [shared.library]), PROGRAM: partial(list, [program]),
+        }  # fmt: skip
+        for i, executable in enumerate(self.plans.values()):
+            artifact = replace(executable.artifact, library=b"", sources={}, weights=bare)
+            members[f"plans/{i}.korch"] = partial(list, [artifact_bytes(artifact)])
+        for name, text in sorted(shared.sources.items()):
+            members[SOURCES + name] = partial(list, [text.encode()])
+        members[WEIGHTS] = shared.weights.chunks
         write_archive(path, {"format": FORMAT, "schema": SCHEMA}, members)
+
+
+def combine(executables: Sequence[Executable], builder: Builder) -> ShapedExecutable:
+    """Put executables of one model for different shapes together.
+
+    Args:
+        executables: each with a library and weights of its own.
+        builder: finds their kernels in its cache, and links them.
+
+    Raises:
+        OptionError: two of them take the same shapes.
+        CompileError: they can't be linked.
+    """
+    artifacts = [executable.artifact for executable in executables]
+    seen: set[Shapes] = set()
+    for shapes in map(_shapes, artifacts):
+        if shapes in seen:
+            raise OptionError(
+                f"two bindings give the inputs the same shapes, {_text(shapes)}",
+                where="option --shape", expected="different ones",
+            )  # fmt: skip
+        seen.add(shapes)
+    sources: dict[str, str] = {}
+    for i, artifact in enumerate(artifacts):
+        sources |= artifact.sources
+        sources[f"plan{i}.cpp"] = rename_plan(artifact.sources[MAIN], i)
+    sources[MAIN] = print_plans(len(artifacts))
+    libraries = {name for artifact in artifacts for name in artifact.plan.libraries}
+    units = [text for name, text in sources.items() if name.endswith(".cpp")]
+    library = builder.library(units, sorted(libraries - {"iomp5"})).read_bytes()
+    weights, places = _union([artifact.weights for artifact in artifacts])
+    return ShapedExecutable(artifacts, Shared(library, sources, weights, places))
 
 
 def load_shaped(path: str | os.PathLike[str]) -> ShapedExecutable:
@@ -134,23 +201,27 @@ def load_shaped(path: str | os.PathLike[str]) -> ShapedExecutable:
     Raises:
         ArtifactError: it is damaged, of another schema, or for another machine.
     """
-    with read_archive(path, FORMAT, SCHEMA, (PROGRAM, WEIGHTS)) as archive:
+    with read_archive(path, FORMAT, SCHEMA, (LIBRARY, PROGRAM, WEIGHTS)) as archive:
         try:
             places = json.loads(archive.read(PROGRAM))["weights"]
             with archive.open(WEIGHTS) as stream:
-                union = Weights.read(stream)
-            found = [
-                _with_weights(read_artifact(io.BytesIO(archive.read(f"plans/{i}.korch"))),
-                              _part(union, chosen))
-                for i, chosen in enumerate(places)
-            ]  # fmt: skip
+                weights = Weights.read(stream)
+            sources = {
+                name.removeprefix(SOURCES): archive.read(name).decode()
+                for name in archive.namelist() if name.startswith(SOURCES)
+            }  # fmt: skip
+            artifacts = [
+                read_artifact(io.BytesIO(archive.read(f"plans/{i}.korch")))
+                for i in range(len(places))
+            ]
+            shared = Shared(archive.read(LIBRARY), sources, weights, places)
+            return ShapedExecutable(artifacts, shared)
         except (KeyError, ValueError, TypeError, IndexError, zipfile.BadZipFile) as error:
             raise ArtifactError("it is damaged", where=str(path)) from error
-    return ShapedExecutable(found)
 
 
-def _with_weights(artifact: Artifact, weights: Weights) -> Executable:
-    return Executable(replace(artifact, weights=weights))
+def _shapes(artifact: Artifact) -> Shapes:
+    return tuple(t.type.shape for t in artifact.plan.inputs)
 
 
 def _part(union: Weights, chosen: Sequence[int]) -> Weights:
@@ -182,17 +253,6 @@ def _union(all_weights: Sequence[Weights]) -> tuple[Weights, list[list[int]]]:
     for i, array in enumerate(arrays):
         union.array(i)[...] = array
     return union, places
-
-
-def _shared(all_weights: Sequence[Weights]) -> dict[str, int]:
-    """Return the bytes of the weights of all plans, and of the different ones among them."""
-    seen: dict[tuple[str, str], int] = {}
-    for weights in all_weights:
-        for i, type_ in enumerate(weights.types):
-            data = weights.array(i).reshape(-1).view(np.uint8).data
-            seen[str(type_), hashlib.sha256(data).hexdigest()] = type_.size_bytes
-    total = sum(weights.size_bytes for weights in all_weights)
-    return {"weights_bytes": total, "shared_weights_bytes": total - sum(seen.values())}
 
 
 def _merged(described: Sequence[Sequence[TensorInfo]]) -> list[TensorInfo]:

@@ -55,6 +55,33 @@ def print_main(graph: PrimitiveGraph, program: Program) -> str:
     return "\n".join(sections)
 
 
+def rename_plan(main: str, i: int) -> str:
+    """Return the main source of a library as that of plan `i` of several in one library."""
+    return f"#define KORCH_PLAN(name) korch_plan{i}_##name\n{main}"
+
+
+def print_plans(count: int) -> str:
+    """Return the main source of a library with several plans, each printed by `rename_plan`."""
+    names = ("inputs", "outputs", "constants", "kernels", "arena_bytes", "create", "run",
+             "run_timed", "destroy")  # fmt: skip
+    declarations: list[str] = []
+    rows = []
+    for i in range(count):
+        # The types of the functions are those of the interface's functions for one plan.
+        declarations += (f"decltype(korch_{n}) korch_plan{i}_{n};\n" for n in names)
+        rows.append(f"{{{', '.join(f'korch_plan{i}_{n}' for n in names)}}}")
+    return "\n".join((
+        native_text("korch.h"),
+        'extern "C" {\n',
+        "".join(declarations),
+        _table("korch_plan", "PLAN", rows),
+        "int korch_abi_version(void) { return KORCH_ABI_VERSION; }\n",
+        "const korch_plan *korch_plans(int64_t *count) {\n"
+        "    *count = PLAN_COUNT;\n    return PLANS;\n}\n",
+        "} // extern \"C\"\n",
+    ))  # fmt: skip
+
+
 def c_string(text: str) -> str:
     """Return a C string literal; what is not printable ASCII is escaped."""
     escaped = (

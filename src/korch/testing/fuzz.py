@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -253,15 +254,17 @@ def _child(seed: int, first: int, last: int, folder: Path) -> None:
         raise _LateError
 
     signal.signal(signal.SIGALRM, stop)
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # native code of others writes there
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         for case in range(first, last):
-            print(json.dumps({"begins": case}), flush=True)
+            print(json.dumps({"begins": case}), flush=True, file=out)
             signal.alarm(LIMIT_SECONDS)
             outcome = run_case(seed, case, Path(scratch))
             signal.alarm(0)
             if outcome.outcome == "finding":
                 _keep(Path(scratch), folder, outcome)
-            print(json.dumps(asdict(outcome)), flush=True)
+            print(json.dumps(asdict(outcome)), flush=True, file=out)
 
 
 def _keep(scratch: Path, folder: Path, outcome: Outcome) -> None:
@@ -291,10 +294,13 @@ def _run_chunk(seed: int, cases: range, folder: Path) -> list[Outcome]:
                                   text=True, timeout=limit_s, check=False)  # fmt: skip
             text, code = done.stdout, str(done.returncode)
         except subprocess.TimeoutExpired as error:
-            text, code = (error.stdout or b"").decode(), "none: it hung"
+            text, code = (error.stdout or b"").decode(errors="replace"), "none: it hung"
         at = first
         for line in text.splitlines():
-            row = json.loads(line)
+            try:
+                row = json.loads(line)
+            except ValueError:  # cut short: the process was ended
+                break
             if "begins" in row:
                 at = row["begins"]
             else:

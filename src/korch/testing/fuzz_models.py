@@ -133,10 +133,11 @@ def _opset(rng: np.random.Generator, model: Any) -> None:
 
 
 def _outputs(rng: np.random.Generator, model: Any) -> None:
+    names = [output.name for output in model.graph.output]
     if rng.integers(2):
         del model.graph.output[:]
     else:
-        model.graph.output.add().name = _pick(rng, ("nowhere", model.graph.output[0].name))
+        model.graph.output.add().name = _pick(rng, ("nowhere", *names[:1]))
 
 
 _CHANGES: tuple[Callable[[np.random.Generator, Any], None], ...] = (
