@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from korch.fission.products import conv_products, matmul_products
 from korch.frontend.operator import Operator
 from korch.primitive.graph import GraphBuilder
 from korch.primitive.op import Array, Attributes
+from korch.primitive.ops import OPS
 from korch.primitive.ops.elementwise import CastAttributes
 from korch.primitive.ops.layout import (
     ConcatAttributes,
@@ -30,12 +32,7 @@ from korch.primitive.types import DType, ValueType
 
 Shape = tuple[int, ...]
 
-# Indices are attributes of the primitive `take`; more of them are better kept as a tensor.
-MOST_INDICES = 1 << 16
-
 LINEAR = ("matmul", "conv", "conv_transpose")
-MOST_PRODUCTS = 1 << 22
-"""Products of float64 or of integers that are added up by a generated kernel."""
 
 
 class Context:
@@ -134,24 +131,21 @@ class Context:
             if dtype in (DType.F16, DType.BF16):
                 wide = [self.cast(value, DType.F32) for value in values]
                 return self.cast(self.add(op, *wide, attributes=attributes), dtype)
-            if op == "matmul" and dtype is not DType.F32:
-                products = self._products(*values)
+            if dtype is not DType.F32:
+                products = self._products(op, values, attributes)
                 if products is not None:
                     return products
         return self.builder.add(op, values, attributes, origin=self.operator.label)
 
-    def _products(self, a: int, b: int) -> int | None:
-        """Return a matrix product as a sum of products; None if these are too many."""
-        m, k = self.shape(a)[-2:]
-        n = self.shape(b)[-1]
-        batch = np.broadcast_shapes(self.shape(a)[:-2], self.shape(b)[:-2])
-        full = (*batch, m, k, n)
-        if math.prod(full) > MOST_PRODUCTS or 0 in full:
-            return None
-        left = self.reshape(a, (*self.shape(a), 1))
-        right = self.reshape(b, (*self.shape(b)[:-2], 1, k, n))
-        terms = self.add("mul", self.broadcast(left, full), self.broadcast(right, full))
-        return self.reshape(self.reduce("sum", terms, (len(full) - 2,)), (*batch, m, n))
+    def _products(
+        self, op: str, values: tuple[int, ...], attributes: Attributes | None
+    ) -> int | None:
+        if op == "matmul":
+            return matmul_products(self, *values)
+        types = [self.builder.type(value) for value in values]
+        output = OPS[op].infer(types, attributes).shape
+        x, w = values
+        return conv_products(self, op, x, w, attributes, output)
 
     def constant(self, array: Array) -> int:
         """Return a constant's value."""

@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 
-from korch.fission.context import MOST_INDICES, Context, axis_of
+from korch.fission.context import Context, axis_of
 from korch.fission.rule import Refusal, Rule, rule
 from korch.primitive.op import Array
+from korch.primitive.ops.layout import MOST_INDICES
 
 Result = int | Refusal
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from korch.fission.context import MOST_INDICES, Context, Shape, axis_of
+from korch.fission.context import Context, Shape, axis_of
 from korch.fission.rule import Build, Refusal, Rule, rule
+from korch.primitive.ops.layout import MOST_INDICES
 from korch.primitive.types import DType
 
 Result = int | Sequence[int] | Refusal

@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from korch.fission.context import MOST_INDICES, Context, axis_of
+from korch.fission.context import Context, axis_of
 from korch.fission.rule import Refusal, Rule, rule
 from korch.primitive.op import Array
+from korch.primitive.ops.layout import MOST_INDICES
 
 MOST_TAPS = 8
 

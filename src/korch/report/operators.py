@@ -29,6 +29,19 @@ WAYS = {
     "host": "run by the host: its results are no tensors of static shape, or random",
     "unsupported": "no engine here runs it",
 }
+REASONS = (
+    "Kept whole on purpose:",
+    "",
+    "- LSTM, GRU, RNN: unrolled, a sequence of *n* steps is *n* copies of small products that "
+    "depend on each other. Nothing",
+    "  is to be chosen between them, and candidates grow with *n*; ONNX Runtime's kernel keeps "
+    "packed weights and the state",
+    "  in cache from step to step.",
+    "- ArgMax, TopK, Unique, NonMaxSuppression and the like: they sort or search; no primitive "
+    "does.",
+    "- DFT, STFT, Det: a library's algorithm is better than any sum of products.",
+)
+
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 CONSTANT = frozenset({"Constant", "Shape", "Size"})
 UNSUPPORTED = frozenset({"Gradient"})
@@ -91,7 +104,7 @@ def format_page(found: Iterable[Support]) -> str:
              "`python -m korch.report.operators`.", "",
              "| way | operators | meaning |", "|---|---:|---|"]  # fmt: skip
     lines += [f"| {way} | {counts[way]} | {text} |" for way, text in WAYS.items()]
-    lines += ["", "| operator | since | way |", "|---|---:|---|"]
+    lines += ["", *REASONS, "", "| operator | since | way |", "|---|---:|---|"]
     for row in rows:
         prefix = "" if row.domain == "ai.onnx" else f"{row.domain}."
         lines.append(f"| {prefix}{row.name} | {row.since} | {row.way} |")

@@ -60,6 +60,10 @@ class ConcatAttributes(Attributes):
     axis: int
 
 
+MOST_INDICES = 1 << 16
+"""Most indices of a `take` that are its attributes; more are better kept as a tensor."""
+
+
 @dataclass(frozen=True, slots=True)
 class TakeAttributes(Attributes):
     """O[..., i, ...] = I[..., indices[i], ...] along one axis; indices are not negative."""
