@@ -52,6 +52,15 @@ def test_this_machine_has_rates(timer, target, quick):
     assert Calibration.from_text(found.to_text()) == found
 
 
+def test_the_count_of_threads_is_the_callers_again(timer, library, target, quick):
+    first = library.korch_threads(ctypes.c_int(3))
+    try:
+        calibrate(timer, target)
+        assert library.korch_threads(ctypes.c_int(first)) == 3
+    finally:
+        library.korch_threads(ctypes.c_int(first))
+
+
 def test_threads_that_wait_for_a_core_spoil_no_rate(library):
     """Eight threads a core: each is waiting for seven eighths of the time."""
     alone, crowded = flop_rate(library, 1), flop_rate(library, 8 * CORES)

@@ -124,15 +124,20 @@ def calibrate(timer: Path, target: Target) -> Calibration:
     for name in ("read_rate", "write_rate", "stream_rate", "flop_rate"):
         getattr(library, f"korch_{name}").restype = ctypes.c_double
     library.korch_time.restype = library.korch_region_ns.restype = ctypes.c_int64
-    library.korch_threads(ctypes.c_int(target.threads))
-    nothing = [
-        library.korch_time(library.korch_nothing, None, None, ctypes.c_int64(1000)) / 1e3
-        for _ in range(1000)
-    ]
-    return Calibration(
-        levels=_levels(library, target), rate_flop_per_s=_flop_rate(library, target) * MARGIN,
-        launch_ns=min(nothing), region_ns=library.korch_region_ns(ctypes.c_int64(REGION_LIMIT_NS)),
-    )  # fmt: skip
+    before = library.korch_threads(ctypes.c_int(target.threads))
+    try:
+        nothing = [
+            library.korch_time(library.korch_nothing, None, None, ctypes.c_int64(1000)) / 1e3
+            for _ in range(1000)
+        ]
+        return Calibration(
+            levels=_levels(library, target),
+            rate_flop_per_s=_flop_rate(library, target) * MARGIN,
+            launch_ns=min(nothing),
+            region_ns=library.korch_region_ns(ctypes.c_int64(REGION_LIMIT_NS)),
+        )
+    finally:
+        library.korch_threads(ctypes.c_int(before))  # the caller's own OpenMP code keeps its count
 
 
 def _levels(library: ctypes.CDLL, target: Target) -> tuple[Level, ...]:

@@ -1,5 +1,6 @@
 // Times kernels, and calibrates the machine. Loaded by the measuring process.
 extern "C" void omp_set_num_threads(int);
+extern "C" int omp_get_max_threads(void);
 extern "C" int omp_get_thread_num(void);
 #include <stdint.h>
 #include <stdlib.h>
@@ -102,7 +103,12 @@ int64_t korch_time(run_function run, void* state, void* const* buffers, int64_t 
 
 int korch_nothing(void*, void* const*) { return 0; }
 
-void korch_threads(int threads) { omp_set_num_threads(threads); }
+/* Returns how many threads there were. */
+int korch_threads(int threads) {
+    const int before = omp_get_max_threads();
+    omp_set_num_threads(threads);
+    return before;
+}
 
 // Bytes per second of reading, writing, and writing past the caches: `bytes` of memory per thread,
 // `chunks` times 8 MiB.
