@@ -36,7 +36,7 @@ COLUMNS = ("model", "operators", "primitives", "candidates", "status", "gap", "e
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join((*PAPER, *_transformers())))
+    parser.add_argument("--models", help="names, separated by commas; all by default")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of search per model")
     parser.add_argument("--no-measure", action="store_true", help="plan by bounds only")
     parser.add_argument("--output", type=Path, help="write the rows as JSON")
@@ -45,6 +45,10 @@ def main() -> int:
     if args.one:
         print(json.dumps(check(args.one, args.budget, not args.no_measure)))
         return 0
+    if not args.models:
+        args.models = ",".join((*PAPER, *_transformers()))
+    if not _transformers():
+        print("without the transformers: `make test-torch` installs PyTorch and transformers")
     print(" ".join(f"{name:>13}" for name in COLUMNS))
     rows = [_in_process(name, args) for name in args.models.split(",")]
     if args.output is not None:

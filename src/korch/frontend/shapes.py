@@ -37,17 +37,22 @@ def bind_inputs(
     for item in declared:
         if item.name in shapes:
             _bind(item, shapes[item.name], sizes, model)
-    return {item.name: _static(item, shapes.get(item.name), sizes, model) for item in declared}
+    free = [name for name in _names(declared) if name not in sizes]
+    return {
+        item.name: _static(item, shapes.get(item.name), sizes, free, model) for item in declared
+    }
+
+
+def _names(declared: Sequence[Any]) -> list[str]:
+    dims = (dim for item in declared for dim in item.type.tensor_type.shape.dim)
+    return list(dict.fromkeys(dim.dim_param for dim in dims if dim.dim_param))
 
 
 def _symbols(
     declared: Sequence[Any], given: Mapping[str, Sequence[int]], model: str
 ) -> dict[str, int]:
     """Return the sizes that are given to dimensions by their names."""
-    known = list(dict.fromkeys(
-        dim.dim_param for item in declared for dim in item.type.tensor_type.shape.dim
-        if dim.dim_param
-    ))  # fmt: skip
+    known = _names(declared)
     sizes = {}
     for name, size in given.items():
         where = f"{model}: option --shape"
@@ -96,8 +101,9 @@ def _bind(item: Any, given: Sequence[int], sizes: dict[str, int], model: str) ->
 
 
 def _static(
-    item: Any, given: Sequence[int] | None, sizes: Mapping[str, int], model: str
-) -> ValueType:
+    item: Any, given: Sequence[int] | None, sizes: Mapping[str, int], free: Sequence[str],
+    model: str,
+) -> ValueType:  # fmt: skip
     where = f"{model}: input {item.name!r}"
     if item.type.WhichOneof("value") != "tensor_type":
         kind = item.type.WhichOneof("value") or "nothing"
@@ -122,8 +128,8 @@ def _static(
                 for d in tensor.shape.dim
             )  # fmt: skip
             named = f", {dim.dim_param!r}," if dim.dim_param else ""
-            symbol = dim.dim_param
-            raise _unknown(item.name, f"dimension {axis}{named}", example, where, symbol)
+            symbols = free if dim.dim_param else ()
+            raise _unknown(item.name, f"dimension {axis}{named}", example, where, symbols)
         shape.append(known)
     return _sized(ValueType(tuple(shape), dtype), where)
 
@@ -137,8 +143,11 @@ def _sized(type_: ValueType, where: str) -> ValueType:
     return type_
 
 
-def _unknown(name: str, what: str, example: str, where: str, symbol: str = "") -> ModelError:
-    other = f", or --shape {symbol}=128 wherever {symbol!r} stands" if symbol else ""
+def _unknown(
+    name: str, what: str, example: str, where: str, symbols: Sequence[str] = ()
+) -> ModelError:
+    sizes = " ".join(f"--shape {symbol}=128" for symbol in symbols)
+    other = f", or all by their names: {sizes}" if symbols else ""
     return ModelError(
         f"{what} is unknown",
         where=where,
