@@ -20,6 +20,12 @@ from korch.primitive.op import Array
 from korch.primitive.ops.opaque import onnx_type
 from korch.primitive.types import ValueType
 
+REFUSALS = (
+    onnx.checker.ValidationError, onnx.shape_inference.InferenceError,
+    onnx.version_converter.ConvertError, RuntimeError, ValueError,
+)  # fmt: skip
+"""What ONNX's functions raise for models that they can't take."""
+
 MOST_ELEMENTS = 4096  # of a constant that inference may look at
 
 RANDOM = frozenset(
@@ -56,8 +62,7 @@ def modernized(proto: Any, model: str) -> Any:
         return proto
     try:
         return onnx.version_converter.convert_version(proto, OLDEST_OPSET)
-    except (RuntimeError, ValueError, onnx.checker.ValidationError,
-            onnx.version_converter.ConvertError) as error:  # fmt: skip
+    except REFUSALS as error:
         raise UnsupportedError(
             f"it uses opset {version}, and ONNX can't convert it: "
             + " ".join(str(error).split())[:200],

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import inliner, version_converter
+from onnx import inliner
 
 from korch.errors import ModelError, UnsupportedError
-from korch.frontend.infer import check_opsets, modernized
+from korch.frontend.infer import REFUSALS, check_opsets, modernized
 from korch.frontend.names import has_legal_names, order_nodes
 from korch.frontend.operator import Operator, OperatorGraph
 from korch.frontend.propagate import Host, Propagation
@@ -208,7 +208,7 @@ def _inlined(proto: Any, name: str) -> Any:
         return proto
     try:
         return inliner.inline_local_functions(proto, convert_version=True)
-    except (RuntimeError, ValueError, version_converter.ConvertError) as error:
+    except REFUSALS as error:
         raise ModelError(
             f"its functions can't be inlined ({' '.join(str(error).split())})", where=name
         ) from error
