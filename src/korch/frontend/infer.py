@@ -169,8 +169,7 @@ def infer_types(
         found: dict[str, Any] = onnx.shape_inference.infer_node_outputs(
             schema, node, inputs, data, None, imports
         )
-    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError,
-            ValueError) as error:  # fmt: skip
+    except REFUSALS as error:
         text = " ".join(str(error).split())
         raise ModelError(
             f"the types of its inputs do not fit ({text})", where=f"{model}: {node_label(node)}",
