@@ -164,3 +164,10 @@ def test_offers(target):
     assert layouts(g.group(g.add("add", [x, y]))) == [f"{a} {a} -> {a}" for a in orders]
     g = Graph()
     assert layouts(g.group(g.add("exp", [g.tensor("f32[6,5]")]))) == ["ab -> ab"]
+
+
+def test_a_pad_around_what_a_layout_makes_of_an_empty_tensor(target, builder, rng):
+    g = Graph()
+    turned = g.reshape(g.tensor("f32[3,0,2]"), 0, 6)
+    padded = g.pad(turned, (1, 0), (2, 1), fill=7.0)
+    check_offers(PROVIDER, [g.group(g.add("neg", [padded]))], target, builder, rng)

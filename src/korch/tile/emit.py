@@ -102,6 +102,8 @@ class Emitter:
             buffer, offset = place
             key = ("load", buffer, offset, guards)
             return self._op(lambda name: Load(name, type_.dtype, buffer, offset, guards), key)
+        if type_.size == 0:
+            return self.literal(type_.dtype, 0)  # behind guards that never hold
         primitive = self.body.primitives[self.body.producers[value][0]]
         if primitive.row.category is Category.ELEMENTWISE:
             arguments = tuple(self.value(v, index, guards) for v in primitive.inputs)
