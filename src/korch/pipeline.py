@@ -195,6 +195,7 @@ def _report(run: Run, partition: Partition, tasks: Sequence[Task], outcome: Outc
         "lower_bound_ms": certificate.bound_ns / 1e6,
         "gap": certificate.gap,
         "primitives": len(partition.source.primitives),
+        "given_flop": sum(map(partition.source.work_flop, partition.source.primitives)),
         "alternatives": partition.rules.alternatives,
         "sets": sum(task.enumeration.sets for task in tasks),
         "groups": sum(task.enumeration.groups for task in tasks),
@@ -220,6 +221,7 @@ def _finish(run: Run, contest: Contest, report: dict[str, Any]) -> Executable:
     executable = contest.winner
     report |= contest.report()
     report["kernels"] = len(executable.plan.steps)
+    report["flop"] = sum(step.work_flop for step in executable.plan.steps)
     report["arena_bytes"] = executable.plan.arena_bytes
     report["seconds"] = time.monotonic() - run.started_s
     executable.report.clear()

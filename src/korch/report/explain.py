@@ -32,6 +32,12 @@ def summary(report: Mapping[str, Any]) -> str:
         f"model: {report['primitives']} primitives, {report['alternatives']} alternatives; "
         f"{report['seconds']:.1f} s",
     ]
+    if "given_flop" in report:
+        given, done = report["given_flop"], report["flop"]
+        lines.append(
+            f"operations: {_count(given)}FLOP as given, {_count(done)}FLOP in the plan "
+            f"({given / max(1, done):.2f}x fewer)"
+        )
     if partition := report.get("partition"):
         lines.append(
             f"segments: {partition['segments']}, {partition['different']} of them different; the "
