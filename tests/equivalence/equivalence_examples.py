@@ -72,6 +72,70 @@ def before(constant: str, op: str, padding: int) -> str:
                  "constant {digest=1f}", BEFORE.replace("P", str(padding)))  # fmt: skip
 
 
+def pool(k: int, p: int, x: str = "f64[1,2,9,9]", more: str = "", **attributes: object) -> str:
+    fields = {"kernel": (k, k), "strides": (1, 1), "pads_begin": (p, p), "pads_end": (p, p),
+              "dilations": (1, 1), **attributes}  # fmt: skip
+    text = ", ".join(f"{name}={value}" for name, value in fields.items())
+    return f"pool_max(%0) {{{text}}}"
+
+
+def two_pools(first: str, second: str, out: str = "1,2,9,9") -> str:
+    """Return the text of two pools of one image, added."""
+    return unary("f64[1,2,9,9]", f"f64[1,2,9,9] = {first}", f"f64[{out}] = {second}",
+                 *([f"f64[{out}] = add(%1, %2)"] if out == "1,2,9,9" else
+                   ["f64[1,2,9,9] = neg(%1)"])).replace(
+        '(%3 "y")', '(%3 "y", %2 "z")')  # fmt: skip
+
+
+def product(a: str, b: str, c: str, first: str, out: str, left: bool = True, kind: str = "f64"
+            ) -> str:  # fmt: skip
+    """Return the text of (a b) c or a (b c)."""
+    inner, outer = ("(%0, %1)", "(%3, %2)") if left else ("(%1, %2)", "(%0, %3)")
+    return (
+        f'graph(%0 "a": {kind}[{a}], %1 "b": {kind}[{b}], %2 "c": {kind}[{c}]) -> (%4 "y")\n'
+        f"%3: {kind}[{first}] = matmul{inner}\n%4: {kind}[{out}] = matmul{outer}\n"
+    )
+
+
+def focus(weights: str = "constant {digest=1f}", starts: str = "00 10 01 11", step: str = "1,1,2,2",
+          x: str = "1,2,6,6", **attributes: object) -> str:  # fmt: skip
+    """Return the text of a convolution of four pieces of an image."""
+    lines = [f"f64[1,2,3,3] = slice(%0) {{start=(0,0,{i},{j}), size=(1,2,3,3), step=({step})}}"
+             for i, j in starts.split()]  # fmt: skip
+    fields = {"strides": (1, 1), "pads_begin": (1, 1), "pads_end": (1, 1), "dilations": (1, 1),
+              "groups": 1, **attributes}  # fmt: skip
+    text = ", ".join(f"{name}={value}" for name, value in fields.items())
+    groups, out = int(str(fields["groups"])), "1,4,3,3"
+    return unary(
+        f"f64[{x}]",
+        *lines,
+        "f64[1,8,3,3] = concat(%1, %2, %3, %4) {axis=1}",
+        f"f64[4,{8 // groups},3,3] = {weights}",
+        f"f64[{out}] = conv(%5, %6) {{{text}}}",
+    )
+
+
+def siblings(count: int, op: str = "conv", groups: int = 1) -> str:
+    """Return the text of several linear primitives of one tensor."""
+    lines, outs = [], []
+    for i in range(count):
+        w, y = 1 + 2 * i, 2 + 2 * i
+        if op == "conv":
+            lines += [
+                f"%{w}: f64[{2 + 2 * (i % 2)},{4 // groups},1,1] = constant {{digest={i + 1:x}f}}",
+                f"%{y}: f64[1,{2 + 2 * (i % 2)},3,3] = conv(%0, %{w}) {{strides=(1,1), "
+                f"pads_begin=(0,0), pads_end=(0,0), dilations=(1,1), groups={groups}}}",
+            ]
+        else:
+            lines += [
+                f"%{w}: f64[3,{i + 1}] = constant {{digest={i + 1:x}f}}",
+                f"%{y}: f64[4,{i + 1}] = matmul(%0, %{w})",
+            ]
+        outs.append(f'%{y} "y{i}"')
+    x = "1,4,3,3" if op == "conv" else "4,3"
+    return f'graph(%0 "x": f64[{x}]) -> ({", ".join(outs)})\n' + "\n".join(lines) + "\n"
+
+
 REFLECT = "before=(0,0,1,1), after=(0,0,1,1), mode='reflect'"
 
 FIRING: tuple[tuple[str, str], ...] = (
@@ -120,6 +184,21 @@ FIRING: tuple[tuple[str, str], ...] = (
                                  pads_begin=(0, 1), pads_end=(1, 0))),
     ("conv3x3-is-winograd", conv("2,17,13,13", "16,17,3,3", "2,16,13,13",
                                  pads_begin=(1, 1), pads_end=(1, 1))),
+    ("pool-is-one-axis-after-another", unary("f64[1,2,9,9]", f"f64[1,2,9,9] = {pool(5, 2)}")),
+    ("pool-is-one-axis-after-another",
+     unary("f64[1,2,9,9]", "f64[1,2,5,3] = pool_max(%0) {kernel=(3,4), strides=(2,3), "
+           "pads_begin=(1,0), pads_end=(1,1), dilations=(1,1)}")),
+    ("large-pool-is-pool-of-small-pool", two_pools(pool(5, 2), pool(9, 4))),
+    ("large-pool-is-pool-of-small-pool",
+     two_pools(pool(3, 1), pool(6, 2, strides=(2, 2)), "1,2,4,4")),
+    ("matmul-chain-in-its-cheaper-order", product("9,2", "2,9", "9,2", "9,9", "9,2")),
+    ("matmul-chain-in-its-cheaper-order",
+     product("2,2,9", "2,9,2", "2,2,9", "2,9,9", "2,2,9", left=False)),
+    ("conv-of-pieces-is-strided-conv", focus()),
+    ("conv-of-pieces-is-strided-conv", focus(starts="11 00 10 01", strides=(2, 1)).replace(
+        "1,4,3,3] = conv", "1,4,2,3] = conv")),
+    ("siblings-are-one-linear", siblings(3)),
+    ("siblings-are-one-linear", siblings(2, "matmul")),
     ("channel-map-moves-to-its-cheapest-place",
      conv("1,2,4,4", "1,2,1,1", "1,1,8,4",
           "%2: f64[1,2,8,4] = take(%0) {axis=2, indices=(0,0,1,1,2,2,3,3)}\n")),
@@ -149,6 +228,26 @@ REFUSING: tuple[tuple[str, str, str], ...] = (
     ("div-by-power-of-two-is-mul", "the divisor is no power of two", divide("uniform=3.0")),
     ("div-by-power-of-two-is-mul", "the divisor is no power of two",
      divide("elements=[2.0, 3.0, 2.0, 2.0, 2.0, 2.0]")),
+    ("pool-is-one-axis-after-another", "one axis after another compares no less",
+     unary("f64[1,2,9,9]", f"f64[1,2,8,8] = {pool(2, 0)}")),
+    ("large-pool-is-pool-of-small-pool", "the windows have dilations, or the smaller one strides",
+     two_pools(pool(3, 2, dilations=(2, 2)), pool(9, 4))),
+    ("large-pool-is-pool-of-small-pool", "the smaller window does not fit into the larger one",
+     two_pools(pool(3, 1), pool(4, 3, pads_end=(0, 0)))),
+    *(("matmul-chain-in-its-cheaper-order", reason, text) for reason, text in (
+        ("products of integers wrap", product("9,2", "2,9", "9,2", "9,9", "9,2", kind="i32")),
+        ("the batches of the factors differ",
+         product("2,9,2", "2,2,9", "1,9,2", "2,9,9", "2,9,2")),
+        ("the other order multiplies no less", product("2,9", "9,2", "2,9", "2,2", "2,9")),
+        ("the product is empty", product("0,9,2", "0,2,9", "0,9,2", "0,9,9", "0,9,2")),
+    )),
+    *(("conv-of-pieces-is-strided-conv", reason, text) for reason, text in (
+        ("the convolution has groups or dilations", focus(groups=2)),
+        ("the channels are no strided pieces of one image", focus(step="1,1,1,1")),
+        ("a sum of weights is not finite", focus("constant {uniform='inf'}")),
+    )),
+    ("siblings-are-one-linear", "the siblings have groups", siblings(2, groups=2)),
+    ("siblings-are-one-linear", "there are too many siblings", siblings(9)),
     *(("conv3x3-is-winograd", reason, text) for reason, text in (
         ("the weights of the window are not constant",
          'graph(%0 "x": f64[1,16,6,6], %1 "w": f64[16,16,3,3]) -> (%2 "y")\n'

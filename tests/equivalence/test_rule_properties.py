@@ -10,16 +10,29 @@ from equivalence_oracle import Draft, apply_rules, assert_alternatives_agree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from korch.equivalence.rules import RULES, affine, convolution, layout, linear, upsampling
+from korch.equivalence.rules import (
+    RULES,
+    affine,
+    convolution,
+    layout,
+    linear,
+    pooling,
+    products,
+    siblings,
+    upsampling,
+)
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.ops.layout import (
+    ConcatAttributes,
     PadAttributes,
     ReshapeAttributes,
+    SliceAttributes,
     TakeAttributes,
     TransposeAttributes,
 )
 from korch.primitive.ops.linear import ConvAttributes, ConvTransposeAttributes
-from korch.primitive.ops.reduce import BroadcastAttributes
+from korch.primitive.ops.reduce import BroadcastAttributes, PoolAttributes
+from korch.primitive.types import DType, ValueType
 
 SEEDS = st.integers(0, 2**32 - 1)
 FEW = settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -244,3 +257,123 @@ def test_all_rules_together() -> None:
     result, report = apply_rules(graph, RULES)
     assert report.stopped == "saturated"
     assert_alternatives_agree(result, graph, seed=1, integers=True)
+
+
+def test_windows_of_several_sizes() -> None:
+    fired = [0, 0]
+    for seed in range(60):
+        draft = Draft(seed)
+        rng, rank = draft.rng, int(draft.rng.integers(1, 4))
+        x = draft.input(2, *numbers(rng, rank, 6, 9))
+        none, found = (1,) * rank, []
+        for i in range(2):
+            kernel = numbers(rng, rank, 1, 4)
+            pads = [numbers(rng, rank, 0, 2) for _ in range(2)]
+            step, dilation = (sizes(rng, rank, 2) if i and not rng.integers(4) else none
+                              for _ in range(2))  # fmt: skip
+            found.append(draft.add("pool_max", (x,), PoolAttributes(kernel, step, *pads, dilation)))
+        draft.builder.output("z", found[0])
+        graph = draft.finish(found[1])
+        result, report = apply_rules(graph, pooling.RULES)
+        fired = [n + rule.fired for n, rule in zip(fired, report.rules, strict=True)]
+        assert_alternatives_agree(result, graph, seed=seed, integers=True)
+    assert min(fired) >= 8
+
+
+@pytest.mark.parametrize("integers", [False, True])
+def test_products_of_three(integers: bool) -> None:
+    fired = 0
+    for seed in range(30):
+        draft = Draft(seed, integers=integers)
+        m, k, n, p = numbers(draft.rng, 4, 1, 9)
+        batch = (2,) * int(draft.rng.integers(0, 2))
+        a, b, c = (
+            draft.builder.input(name, ValueType((*batch, *shape), DType.F64))
+            for name, shape in (("a", (m, k)), ("b", (k, n)), ("c", (n, p)))
+        )
+        if draft.rng.integers(2):
+            y = draft.add("matmul", (draft.add("matmul", (a, b)), c))
+        else:
+            y = draft.add("matmul", (a, draft.add("matmul", (b, c))))
+        graph = draft.finish(y)
+        result, report = apply_rules(graph, products.RULES)
+        fired += report.rules[0].fired
+        assert_alternatives_agree(result, graph, seed=seed, integers=integers)
+    assert fired >= 8
+
+
+@pytest.mark.parametrize("integers", [False, True])
+def test_pieces_of_an_image(integers: bool) -> None:
+    fired = 0
+    for seed in range(20):
+        draft = Draft(seed, integers=integers)
+        rng, rank = draft.rng, int(draft.rng.integers(1, 3))
+        step, small = sizes(rng, rank, 3), numbers(rng, rank, 3, 5)
+        channels = int(rng.integers(1, 3))
+        x = draft.input(2, channels, *(a * b for a, b in zip(step, small, strict=True)))
+        starts = [tuple(int(n) for n in rng.integers(0, step)) for _ in range(4)]
+        pieces = [
+            draft.add("slice", (x,), SliceAttributes((0, 0, *start), (2, channels, *small),
+                                                     (1, 1, *step)))
+            for start in starts
+        ]  # fmt: skip
+        wide = draft.add("concat", tuple(pieces), ConcatAttributes(1))
+        w = draft.constant(3, 4 * channels, *numbers(rng, rank, 1, 3))
+        pads = [numbers(rng, rank, 0, 2) for _ in range(2)]
+        attributes = ConvAttributes(sizes(rng, rank, 2), *pads, (1,) * rank, 1)
+        graph = draft.finish(draft.add("conv", (wide, w), attributes))
+        result, report = apply_rules(graph, convolution.RULES)
+        fired += next(r.fired for r in report.rules if r.name == "conv-of-pieces-is-strided-conv")
+        assert_alternatives_agree(result, graph, seed=seed, integers=integers)
+    assert fired >= 8
+
+
+@pytest.mark.parametrize("kind", ["conv", "matmul_right", "matmul_left"])
+def test_linear_siblings(kind: str) -> None:
+    fired = 0
+    for seed in range(15):
+        draft = Draft(seed)
+        rng = draft.rng
+        x = draft.input(2, *sizes(rng, 1), *numbers(rng, 2, 3, 5))
+        shape, outputs = draft.shape(x), []
+        for _ in range(int(rng.integers(2, 5))):
+            out = int(rng.integers(1, 4))
+            if kind == "conv":
+                w = draft.constant(out, shape[1], 2, 3)
+                attributes: Any = ConvAttributes((1, 2), (1, 0), (0, 1), (1, 1), 1)
+                outputs.append(draft.add("conv", (x, w), attributes))
+            elif kind == "matmul_right":
+                w = draft.constant(1, 1, shape[-1], out)
+                outputs.append(draft.add("matmul", (x, w)))
+            else:
+                w = draft.constant(1, 1, out, shape[-2])
+                outputs.append(draft.add("matmul", (w, x)))
+        for i, value in enumerate(outputs[1:]):
+            draft.builder.output(f"z{i}", value)
+        graph = draft.finish(outputs[0])
+        result, report = apply_rules(graph, siblings.RULES)
+        fired += report.rules[0].fired
+        merged = [p for p in result.primitives if p.op in ("conv", "matmul")]
+        assert len(merged) <= len(outputs) + 1
+        assert_alternatives_agree(result, graph, seed=seed)
+    assert fired >= 15
+
+
+def test_siblings_are_merged_once_after_their_scales_fold() -> None:
+    draft = Draft(3)
+    x, results = draft.input(1, 4, 5, 5), []
+    attributes = ConvAttributes((1, 1), (1, 1), (1, 1), (1, 1), 1)
+    for out in (2, 3):
+        y = draft.add("conv", (x, draft.constant(out, 4, 3, 3)), attributes)
+        for op in ("mul", "add"):
+            c = draft.constant(1, out, 1, 1)
+            y = draft.add(
+                op, (y, draft.add("broadcast", (c,), BroadcastAttributes(draft.shape(y))))
+            )
+        results.append(y)
+    draft.builder.output("z", results[1])
+    graph = draft.finish(results[0])
+    result, _ = apply_rules(graph, (*linear.RULES, *affine.RULES, *siblings.RULES))
+    channels = [result.types[p.output].shape[1] for p in result.primitives if p.op == "conv"]
+    assert sorted(channels) == [2, 2, 3, 3, 5]
+    assert_alternatives_agree(result, graph)

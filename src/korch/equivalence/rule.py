@@ -20,6 +20,8 @@ from korch.primitive.ops.layout import ReshapeAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes
 from korch.primitive.types import DType, ValueType
 
+_BY = "by "
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -43,6 +45,7 @@ class View:
         self._outputs = frozenset(builder.find(value) for value in outputs)
         self._producers: dict[int, list[Primitive]] = {}
         self._users: dict[int, list[Primitive]] = {}
+        self._origins = dict(builder.primitives())
         for primitive in self.primitives:
             self._producers.setdefault(primitive.output, []).append(primitive)
             for value in dict.fromkeys(primitive.inputs):
@@ -72,6 +75,10 @@ class View:
         """Return the primitives that read a value."""
         return tuple(self._users.get(value, ()))
 
+    def rule_of(self, primitive: Primitive) -> str:
+        """Return the name of the rule that wrote a primitive, "" if the model has it."""
+        return rule_of(self._origins[primitive])
+
     def is_output(self, value: int) -> bool:
         """Whether the value is an output of the model."""
         return value in self._outputs
@@ -82,7 +89,7 @@ class Writer:
 
     def __init__(self, builder: GraphBuilder, rule_name: str) -> None:
         self._builder = builder
-        self._origin = f"by {rule_name}"
+        self._origin = _BY + rule_name
 
     def type(self, value: int) -> ValueType:
         """Return a value's type."""
@@ -120,6 +127,11 @@ class Writer:
         return self.add("broadcast", (small,), BroadcastAttributes(type_.shape))
 
 
+def rule_of(origin: str) -> str:
+    """Return the name of the rule that a primitive's origin tells of, "" if it tells of none."""
+    return origin.removeprefix(_BY) if origin.startswith(_BY) else ""
+
+
 def is_finite_in(array: Array, dtype: DType) -> bool:
     """Whether all elements are finite when they are rounded to `dtype`."""
     with np.errstate(all="ignore"):
@@ -143,6 +155,8 @@ class Rule(Generic[M, W]):
         refuse: the view and a match -> the witness, or why the rule does not apply.
         build: a writer and a witness -> the value that equals the root's.
         reorders: whether it re-associates floating-point operations; `strict` switches it off.
+        is_last: whether it is tried in one round only, when the others have nothing to add: it
+            combines what they found, and each of its combinations would be one more to combine.
     """
 
     name: str
@@ -153,6 +167,7 @@ class Rule(Generic[M, W]):
     refuse: Callable[[View, M], W | Refusal]
     build: Callable[[Writer, W], int]
     reorders: bool = False
+    is_last: bool = False
 
     def __repr__(self) -> str:
         return f"Rule({self.name})"

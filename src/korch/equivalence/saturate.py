@@ -251,20 +251,32 @@ class _Saturation:
 
     def run(self) -> Stop:
         """Run rounds until nothing changes or a limit is hit, and say which."""
+        first = [rule for rule in self.rules if not rule.is_last]
+        last = [rule for rule in self.rules if rule.is_last]
+        stopped = self._run(first)
+        if stopped == "saturated" and last:
+            stopped = self._round(last) or self._run(first)
+        return stopped
+
+    def _run(self, rules: Sequence[AnyRule]) -> Stop:
         while self.iterations < self.limits.iterations:
             self.iterations += 1
             before = self.fired.total()
-            hit = self._round()
-            self.builder.rebuild()
+            hit = self._round(rules)
             if hit:
                 return hit
             if self.fired.total() == before:
                 return "saturated"
         return "iterations"
 
-    def _round(self) -> Stop | None:
+    def _round(self, rules: Sequence[AnyRule]) -> Stop | None:
+        hit = self._try_all(rules)
+        self.builder.rebuild()
+        return hit
+
+    def _try_all(self, rules: Sequence[AnyRule]) -> Stop | None:
         view = View(self.builder, [value for _, value in self.graph.outputs])
-        for rule in self.rules:
+        for rule in rules:
             for root in view.primitives:
                 if root.op not in rule.roots or root.output in root.inputs:
                     continue

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from korch.equivalence.rule import rule_of
 from korch.runtime.record import PlanRecord, PortRecord, StepRecord
 
 _OPTIMAL = "optimal"  # the name of the search's own plan in the contest
@@ -105,7 +106,7 @@ def _contest(report: Mapping[str, Any]) -> str:
 def _rules(plan: PlanRecord, report: Mapping[str, Any]) -> str:
     used: dict[str, list[float]] = {}
     for step in plan.steps:
-        for rule in {origin[3:] for origin in step.origins if origin.startswith("by ")}:
+        for rule in filter(None, {rule_of(origin) for origin in step.origins}):
             used.setdefault(rule, []).append(step.cost_ns)
     rules = report.get("rules", {}).get("rules", ())
     fired = {rule["name"]: rule["fired"] for rule in rules if rule["fired"]}

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from korch.equivalence.rule import AnyRule, Refusal, Rule, View, Writer
+import numpy as np
+
+from korch.equivalence.rule import AnyRule, Refusal, Rule, View, Writer, is_finite_in
 from korch.primitive.graph import Primitive
+from korch.primitive.op import Array
 from korch.primitive.ops.layout import PadAttributes, SliceAttributes, TransposeAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
@@ -136,6 +139,88 @@ def _build_rows(writer: Writer, witness: RowsWitness) -> int:
     return writer.reshape(writer.add("reduce_sum", (kept,), ReduceAttributes((1,))), witness.shape)
 
 
+@dataclass(frozen=True, slots=True)
+class FocusMatch:
+    """A convolution that reads pieces of an image as channels."""
+
+    conv: Primitive
+    concat: Primitive
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FocusWitness:
+    """The image, the weights over its own pixels in float64, and the attributes."""
+
+    x: int
+    weights: Array
+    attributes: ConvAttributes
+
+
+def _match_focus(view: View, root: Primitive) -> Iterator[FocusMatch]:
+    for concat in view.producers(root.inputs[0], "concat"):
+        attributes: Any = concat.attributes
+        if attributes.axis == 1:
+            yield FocusMatch(root, concat)
+
+
+def _refuse_focus(view: View, match: FocusMatch) -> FocusWitness | Refusal:
+    conv, pieces = match.conv, match.concat.inputs
+    attributes: Any = conv.attributes
+    constant = view.constant(conv.inputs[1])
+    if constant is None:
+        return Refusal("the weights are not constant", conv.output)
+    if attributes.groups != 1 or set(attributes.dilations) != {1}:
+        return Refusal("the convolution has groups or dilations", conv.output)
+    found = [_piece(view, piece) for piece in pieces]
+    x, _, step = found[0]
+    shape, rank = view.shape(x), len(attributes.strides)
+    whole = (*shape[:2], *(n // s for n, s in zip(shape[2:], step[2:], strict=True)))
+    is_image = all(
+        (each[0], each[2]) == (x, step) and not any(each[1][:2])
+        and all(0 <= a < s for a, s in zip(each[1][2:], step[2:], strict=True))
+        and view.shape(piece) == whole
+        for piece, each in zip(pieces, found, strict=True)
+    )  # fmt: skip
+    strided = step[:2] == (1, 1) and max(step) > 1
+    if not (is_image and strided) or any(n % s for n, s in zip(shape, step, strict=True)):
+        return Refusal("the channels are no strided pieces of one image", conv.output)
+    old = constant.array.astype(np.float64)
+    kernel = old.shape[2:]
+    weights = np.zeros((old.shape[0], shape[1],
+                        *(k * s for k, s in zip(kernel, step[2:], strict=True))))  # fmt: skip
+    for i, (_, start, _) in enumerate(found):
+        places = tuple(slice(a, None, s) for a, s in zip(start[2:], step[2:], strict=True))
+        weights[(slice(None), slice(None), *places)] += old[:, i * shape[1] : (i + 1) * shape[1]]
+    if not is_finite_in(weights, view.type(conv.output).dtype):
+        return Refusal("a sum of weights is not finite", conv.output)
+
+    def wide(field: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(n * s for n, s in zip(field, step[2:], strict=True))
+
+    return FocusWitness(x, weights, ConvAttributes(
+        wide(attributes.strides), wide(attributes.pads_begin), wide(attributes.pads_end),
+        (1,) * rank,
+    ))  # fmt: skip
+
+
+def _piece(view: View, value: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Return what a chain of slices reads, and its starts and steps there."""
+    rank = view.type(value).rank
+    start, step = (0,) * rank, (1,) * rank
+    while slices := view.producers(value, "slice"):
+        attributes: Any = slices[0].attributes
+        start = tuple(a + b * c for a, b, c in
+                      zip(attributes.start, attributes.step, start, strict=True))  # fmt: skip
+        step = tuple(a * b for a, b in zip(attributes.step, step, strict=True))
+        value = slices[0].inputs[0]
+    return value, start, step
+
+
+def _build_focus(writer: Writer, witness: FocusWitness) -> int:
+    weights = writer.constant(witness.weights, writer.type(witness.x).dtype)
+    return writer.add("conv", (witness.x, weights), witness.attributes)
+
+
 CONV1X1_IS_MATMUL = Rule(
     name="conv1x1-is-matmul",
     law="conv(x, W) = reshape(W[o,i] @ reshape(x, [i,hw])) for a window of one element",
@@ -166,8 +251,20 @@ FEW_CHANNEL_CONV_IS_ROW_CONV = Rule(
     reorders=True,
 )
 
+CONV_OF_PIECES_IS_STRIDED_CONV = Rule(
+    name="conv-of-pieces-is-strided-conv",
+    law="conv(concat of x[i::s, j::s], W, stride t) = conv(x, W', stride s*t), W'[s*a+i] = W[i,a]",
+    source="definition of the convolution; YOLOX's Focus, space-to-depth before a convolution",
+    roots=("conv",),
+    match=_match_focus,
+    refuse=_refuse_focus,
+    build=_build_focus,
+    reorders=True,
+)
+
 RULES: tuple[AnyRule, ...] = (
     CONV1X1_IS_MATMUL,
     ZERO_PAD_FOLDS_INTO_CONV,
     FEW_CHANNEL_CONV_IS_ROW_CONV,
+    CONV_OF_PIECES_IS_STRIDED_CONV,
 )

@@ -1,0 +1,116 @@
+"""Large windows of a maximum from smaller ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from korch.equivalence.rule import AnyRule, Refusal, Rule, View, Writer
+from korch.primitive.graph import Primitive
+from korch.primitive.ops.reduce import PoolAttributes
+
+POOLS = ("pool_max",)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolMatch:
+    """A window and a smaller one of the same values."""
+
+    root: Primitive
+    smaller: Primitive
+
+
+@dataclass(frozen=True, slots=True)
+class PoolWitness:
+    """What to write: windows one after another, the first of `x`."""
+
+    op: str
+    x: int
+    windows: tuple[PoolAttributes, ...]
+
+
+def _match_axes(view: View, root: Primitive) -> Iterator[Primitive]:
+    attributes: Any = root.attributes
+    if sum(n > 1 for n in attributes.kernel) > 1:
+        yield root
+
+
+def _refuse_axes(view: View, root: Primitive) -> PoolWitness | Refusal:
+    attributes: Any = root.attributes
+    kernel, rank = attributes.kernel, len(attributes.kernel)
+    if math.prod(kernel) <= sum(n for n in kernel if n > 1) + 1:
+        return Refusal("one axis after another compares no less", root.output)
+    none = (1,) * rank
+    identity = PoolAttributes(none, none, (0,) * rank, (0,) * rank, none)
+    windows = [
+        PoolAttributes(*(
+            tuple(a if i == axis else b for i, (a, b) in enumerate(zip(field, other, strict=True)))
+            for field, other in zip(_fields(attributes), _fields(identity), strict=True)
+        ))
+        for axis in reversed(range(rank))
+    ]  # fmt: skip
+    kept = tuple(window for window in windows if window != identity)
+    return PoolWitness(root.op, root.inputs[0], kept)
+
+
+def _fields(a: PoolAttributes) -> tuple[tuple[int, ...], ...]:
+    return (a.kernel, a.strides, a.pads_begin, a.pads_end, a.dilations)
+
+
+def _match_smaller(view: View, root: Primitive) -> Iterator[PoolMatch]:
+    own: Any = root.attributes
+    for other in view.users(root.inputs[0]):
+        attributes: Any = other.attributes
+        if (other.op == root.op and other.output != root.output
+                and len(attributes.kernel) == len(own.kernel)
+                and math.prod(attributes.kernel) < math.prod(own.kernel)):  # fmt: skip
+            yield PoolMatch(root, other)
+
+
+def _refuse_smaller(view: View, match: PoolMatch) -> PoolWitness | Refusal:
+    large: Any = match.root.attributes
+    small: Any = match.smaller.attributes
+    if {*large.dilations, *small.dilations, *small.strides} != {1}:
+        return Refusal("the windows have dilations, or the smaller one strides", match.root.output)
+    kernel = tuple(a - b + 1 for a, b in zip(large.kernel, small.kernel, strict=True))
+    begin = tuple(a - b for a, b in zip(large.pads_begin, small.pads_begin, strict=True))
+    end = tuple(a - b for a, b in zip(large.pads_end, small.pads_end, strict=True))
+    # What hangs over the border is covered by the first or last of the smaller windows.
+    fits = all(
+        0 <= pad < n for pads in (begin, end) for pad, n in zip(pads, kernel, strict=True)
+    )  # fmt: skip
+    if not fits:
+        return Refusal("the smaller window does not fit into the larger one", match.root.output)
+    rest = replace(large, kernel=kernel, pads_begin=begin, pads_end=end)
+    return PoolWitness(match.root.op, match.smaller.output, (rest,))
+
+
+def _build(writer: Writer, witness: PoolWitness) -> int:
+    value = witness.x
+    for window in witness.windows:
+        value = writer.add(witness.op, (value,), window)
+    return value
+
+
+POOL_IS_SEPARABLE = Rule(
+    name="pool-is-one-axis-after-another",
+    law="max over a x b = max over a of max over b",
+    source="the maximum is associative and commutative",
+    roots=POOLS,
+    match=_match_axes,
+    refuse=_refuse_axes,
+    build=_build,
+)
+LARGE_POOL_IS_POOL_OF_SMALL_POOL = Rule(
+    name="large-pool-is-pool-of-small-pool",
+    law="max over k = max over k-j+1 of max over j; windows of 5, 9, 13 are three of 5",
+    source="the maximum is idempotent: windows may overlap",
+    roots=POOLS,
+    match=_match_smaller,
+    refuse=_refuse_smaller,
+    build=_build,
+)
+
+RULES: tuple[AnyRule, ...] = (POOL_IS_SEPARABLE, LARGE_POOL_IS_POOL_OF_SMALL_POOL)

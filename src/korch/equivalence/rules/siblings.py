@@ -1,0 +1,146 @@
+"""Linear primitives of the same values become one, whose result is split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from korch.equivalence.affine import AffineStep, affine_step
+from korch.equivalence.rule import AnyRule, Refusal, Rule, View, Writer
+from korch.primitive.graph import Primitive
+from korch.primitive.op import Array
+from korch.primitive.ops.layout import SliceAttributes
+from korch.primitive.types import ValueType
+
+LINEAR = ("conv", "matmul")
+MOST = 8
+"""Siblings that are merged at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class SiblingsMatch:
+    """A linear primitive, the position of its weights, and all that read the same values as it."""
+
+    root: Primitive
+    weights_at: int
+    siblings: tuple[Primitive, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiblingsWitness:
+    """The merged primitive, and which part of its result is the root's.
+
+    Attributes:
+        root: one of the siblings.
+        weights_at: the position of the weights.
+        weights: of all siblings, along their output channels.
+        axis: of the output's channels.
+        start: the first channel of the root.
+    """
+
+    root: Primitive
+    weights_at: int
+    weights: Array
+    axis: int
+    start: int
+
+
+def _match(view: View, root: Primitive) -> Iterator[SiblingsMatch]:
+    for at in (1,) if root.op == "conv" else (0, 1):
+        if view.constant(root.inputs[at]) is None or view.constant(root.inputs[1 - at]) is not None:
+            continue
+        siblings: dict[int, Primitive] = {}
+        for other in sorted(view.users(root.inputs[1 - at]), key=lambda p: p.output):
+            if _is_like(view, other, root, at) and _is_plain(view, other):
+                siblings.setdefault(_result(view, other.output), other)
+        if root in siblings.values() and len(siblings) > 1:
+            yield SiblingsMatch(root, at, tuple(siblings.values()))
+
+
+def _is_like(view: View, other: Primitive, root: Primitive, at: int) -> bool:
+    return (
+        (other.op, other.attributes) == (root.op, root.attributes)
+        and other.inputs[1 - at] == root.inputs[1 - at]
+        and view.constant(other.inputs[at]) is not None
+        and _fits(view.type(other.inputs[at]), view.type(root.inputs[at]), root.op, at)
+    )
+
+
+def _result(view: View, value: int) -> int:
+    """Return what a shift makes of a value: linear primitives that give the same are variants."""
+    steps = [affine_step(view, user) for user in view.users(value)]
+    shifted = [s.primitive.output for s in steps if s is not None and not _scales(s)]
+    return min(shifted) if shifted and len(shifted) == len(steps) else value
+
+
+def _scales(step: AffineStep) -> bool:
+    return bool((step.scale != 1).any())
+
+
+def _fits(weights: ValueType, own: ValueType, op: str, at: int) -> bool:
+    """Whether two tensors of weights differ in their output channels at most."""
+    axis = _weights_axis(op, at, own.rank)
+    return weights.rank == own.rank and all(
+        i == axis or a == b for i, (a, b) in enumerate(zip(weights.shape, own.shape, strict=True))
+    )
+
+
+def _weights_axis(op: str, at: int, rank: int) -> int:
+    return 0 if op == "conv" else rank - 1 if at == 1 else rank - 2
+
+
+def _is_plain(view: View, linear: Primitive) -> bool:
+    """Whether it is the model's own, at most with the scale in its weights that follows it."""
+    value, rule = linear.output, view.rule_of(linear)
+    if rule not in ("", "scale-folds-into-linear-before-it"):
+        return False
+    steps = (affine_step(view, user) for user in view.users(value))
+    return not any(step is not None and _scales(step) for step in steps)
+
+
+def _refuse(view: View, match: SiblingsMatch) -> SiblingsWitness | Refusal:
+    root, at = match.root, match.weights_at
+    attributes: Any = root.attributes
+    if root.op == "conv" and attributes.groups != 1:
+        return Refusal("the siblings have groups", root.output)
+    if len(match.siblings) > MOST:
+        return Refusal("there are too many siblings", root.output)
+    axis = _weights_axis(root.op, at, view.type(root.inputs[at]).rank)
+    arrays, start = [], 0
+    for sibling in match.siblings:
+        constant = view.constant(sibling.inputs[at])
+        if constant is None:
+            raise AssertionError("a sibling without weights")
+        if sibling.output < root.output:
+            start += constant.array.shape[axis]
+        arrays.append(constant.array)
+    rank = view.type(root.output).rank
+    out = 1 if root.op == "conv" else rank - 1 if at == 1 else rank - 2
+    return SiblingsWitness(root, at, np.concatenate(arrays, axis), out, start)
+
+
+def _build(writer: Writer, witness: SiblingsWitness) -> int:
+    root, at = witness.root, witness.weights_at
+    type_ = writer.type(root.output)
+    weights = writer.constant(witness.weights, type_.dtype)
+    data = root.inputs[1 - at]
+    merged = writer.add(root.op, (data, weights) if at == 1 else (weights, data), root.attributes)
+    start = tuple(witness.start if i == witness.axis else 0 for i in range(type_.rank))
+    return writer.add("slice", (merged,), SliceAttributes(start, type_.shape, (1,) * type_.rank))
+
+
+SIBLINGS_ARE_ONE_LINEAR = Rule(
+    name="siblings-are-one-linear",
+    law="W x, V x = split([W; V] x)",
+    source="linearity; the projections of attention, the heads of a detector",
+    roots=LINEAR,
+    match=_match,
+    refuse=_refuse,
+    build=_build,
+    is_last=True,
+)
+
+RULES: tuple[AnyRule, ...] = (SIBLINGS_ARE_ONE_LINEAR,)
