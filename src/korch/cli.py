@@ -349,6 +349,7 @@ def _explain(parsed: argparse.Namespace) -> int:
 
 def _stage(parsed: argparse.Namespace) -> int:
     from korch.candidate.enumerate import enumerate_groups
+    from korch.equivalence.rules import select_rules
     from korch.equivalence.saturate import saturate
     from korch.fission import fission
     from korch.frontend.onnx import load_model
@@ -357,7 +358,7 @@ def _stage(parsed: argparse.Namespace) -> int:
     options = _options(parsed)
     graph = fission(load_model(parsed.model, parse_shapes(parsed.shape)))
     if parsed.stage != "fission":
-        graph, _ = saturate(graph, strict=options.strict)
+        graph, _ = saturate(graph, strict=options.strict, rules=select_rules(options.rules))
     if parsed.stage != "candidates":
         print(format_graph(graph), end="")
         return 0

@@ -56,6 +56,20 @@ class Options:
             "operations up to reduction order"
         },
     )
+    rules: str = field(
+        default="all",
+        metadata={
+            "help": "families of rewrites to use: all, none, some names (layout,winograd), or "
+            "with - before each those to leave out (--rules=-winograd,-channels)"
+        },
+    )
+    rewrites: Literal["joint", "first"] = field(
+        default="joint",
+        metadata={
+            "help": "choose rewrites together with the kernels; first: before them, by their "
+            "operations alone, to see what that costs"
+        },
+    )
     check: Literal[0, 1, 2] = field(
         default=1, metadata={"help": "checks between stages: 0 none, 1 linear-time, 2 all"}
     )

@@ -20,6 +20,8 @@ from typing import Any
 
 from korch.candidate.candidate import Candidate
 from korch.contest import Contest, Entry, hold_contest
+from korch.equivalence.rules import select_rules
+from korch.equivalence.saturate import SaturationReport, saturate
 from korch.fission import fission
 from korch.frontend.onnx import load_model
 from korch.frontend.operator import OperatorGraph
@@ -27,6 +29,7 @@ from korch.measure.meter import CandidateMeter
 from korch.measure.record import Measured
 from korch.options import Options
 from korch.orchestrate.blocks import Task, prepare, search_whole
+from korch.orchestrate.extract import extract
 from korch.orchestrate.lazy import Round
 from korch.orchestrate.problem import Status
 from korch.orchestrate.segments import Outcome, search_segments
@@ -125,12 +128,20 @@ def _checked(graph: PrimitiveGraph, options: Options) -> PrimitiveGraph:
     return graph
 
 
+def _rewrite(graph: PrimitiveGraph, options: Options) -> tuple[PrimitiveGraph, SaturationReport]:
+    rules = select_rules(options.rules)
+    found, report = saturate(graph, strict=options.strict, rules=rules)
+    if options.rewrites == "first":
+        found = extract(found, workers=options.solver_workers, seed=options.seed)
+    return found, report
+
+
 def _partition(split: PrimitiveGraph, options: Options) -> Partition:
     """Cut the model into segments, or leave it whole, and add alternatives."""
     limit = options.segment_limit(len(split.primitives))
     segments = (whole_segment(split),) if limit is None else split_segments(split, limit)
     folder = options.cache_folder if options.cache_folder.is_dir() else None
-    partition = find_blocks(split, segments, strict=options.strict, folder=folder)
+    partition = find_blocks(split, segments, partial(_rewrite, options=options), folder)
     for block in partition.blocks:
         _checked(block.graph, options)
     return partition

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
 
+from korch.equivalence.saturate import saturate
 from korch.partition.block import find_blocks, form
 from korch.partition.join import join
 from korch.partition.segment import extract, split_segments, whole_segment
@@ -18,6 +20,7 @@ from korch.primitive.types import DType, ValueType
 from korch.testing.random_graph import random_graph, random_inputs
 
 SHAPE = (4, 8)
+REWRITE = partial(saturate, strict=False)
 Change = Callable[[dict[str, object]], None]
 
 
@@ -101,7 +104,7 @@ def layers(depth: int, seed: int = 0) -> PrimitiveGraph:
 
 def test_equal_layers_are_one_block_and_share_what_the_model_shares() -> None:
     graph = layers(5)
-    partition = find_blocks(graph, split_segments(graph, 4), strict=False)
+    partition = find_blocks(graph, split_segments(graph, 4), REWRITE)
     # A layer is cut before its product, so the first and the last segment are parts of layers.
     assert [len(block.instances) for block in partition.blocks] == [1, 4, 1]
     assert [len(instance.graph.constants) for instance in partition.instances] == [1, 2, 2, 2, 2, 1]
@@ -114,7 +117,7 @@ def test_equal_layers_are_one_block_and_share_what_the_model_shares() -> None:
 def test_joined_segments_compute_what_the_graph_does(seed: int, limit: int) -> None:
     rng = np.random.default_rng(seed)
     graph = random_graph(rng, primitives=20, linear=True)
-    partition = find_blocks(graph, split_segments(graph, limit), strict=False)
+    partition = find_blocks(graph, split_segments(graph, limit), REWRITE)
     joined = join(partition)
     for instance in partition.instances:
         check_graph(instance.graph)
@@ -130,6 +133,6 @@ def test_a_small_model_stays_as_it_is() -> None:
     graph = layers(2)
     (segment,) = split_segments(graph, 100)
     assert segment == whole_segment(graph)
-    partition = find_blocks(graph, [segment], strict=False)
+    partition = find_blocks(graph, [segment], REWRITE)
     assert partition.is_whole
     assert join(partition).graph is partition.instances[0].graph

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -13,6 +14,7 @@ from partition_oracle import FakeMeter, run_steps
 
 from korch.candidate.candidate import Candidate
 from korch.candidate.layout import Layout
+from korch.equivalence.saturate import saturate
 from korch.errors import OptionError
 from korch.fission import fission
 from korch.frontend.onnx import load_model
@@ -27,13 +29,14 @@ from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.testing.random_graph import random_graph, random_inputs
 
+REWRITE = partial(saturate, strict=False)
 OPTIONS = Options(threads=1, max_primitives=6, solver_seconds=5.0, solver_workers=1)
 
 
 def search(
     graph: PrimitiveGraph, limit: int, meter: FakeMeter, options: Options = OPTIONS
 ) -> tuple[Partition, Joined, list[Task], Outcome]:
-    partition = find_blocks(graph, split_segments(graph, limit), strict=False)
+    partition = find_blocks(graph, split_segments(graph, limit), REWRITE)
     known = cast(Any, meter)
     tasks = [prepare(partition, block, known, options) for block in partition.blocks]
     joined = join(partition)

@@ -9,12 +9,12 @@ every other with that one's weights; nothing rests on a hash.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from korch.equivalence.saturate import SaturationReport, merge_reports, saturate
+from korch.equivalence.saturate import SaturationReport, merge_reports
 from korch.partition.segment import Segment
 from korch.partition.spill import Spill
 from korch.primitive.graph import PrimitiveGraph
@@ -69,21 +69,26 @@ class Partition:
         return len(self.instances) == 1
 
 
+Rewrite = Callable[[PrimitiveGraph], tuple[PrimitiveGraph, SaturationReport]]
+"""Adds alternatives to a graph."""
+
+
 def find_blocks(
-    graph: PrimitiveGraph, segments: Iterable[Segment], *, strict: bool, folder: Path | None = None
-) -> Partition:
+    graph: PrimitiveGraph, segments: Iterable[Segment], rewrite: Rewrite,
+    folder: Path | None = None,
+) -> Partition:  # fmt: skip
     """Add alternatives to each segment and find out which are equal.
 
     Args:
         graph: the model's graph.
         segments: its segments, in an order in which they can run.
-        strict: leave out the rules that reorder floating-point operations.
+        rewrite: adds alternatives to a segment's graph.
         folder: where large constants may wait in a temporary file; the system's if not given.
     """
     instances, reports, spill = [], [], Spill(folder)
     members: dict[Any, list[int]] = {}
     for number, segment in enumerate(segments):
-        found, report = saturate(segment.graph, strict=strict)
+        found, report = rewrite(segment.graph)
         found = spill.take(found, segment.graph)
         instances.append(Instance(segment, found))
         reports.append((report, segment.values))

@@ -1,0 +1,116 @@
+"""What the choice of rewrites together with kernels gives, and what each family of rewrites gives.
+
+    python -m benchmarks.ablation [--models candy,segformer] [--budget 300] [--rounds 15]
+                                  [--output FILE.json]
+
+Per model: the joint choice; the same rewrites chosen first, by their operations, and the same
+kernels after that (`--rewrites first`); no rewrites; and all but one family. All search with one
+cache, so that a kernel has one measured time in all of them. Then all plans take turns in one run.
+A family of which no rule fired is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.models import PAPER, build
+from benchmarks.suite import machine
+from korch.api import optimize
+from korch.equivalence.rules import FAMILIES
+from korch.options import default_threads
+from korch.report.compare import RunnerSpec, compare
+from korch.report.peers.inputs import random_inputs
+
+JOINT = "joint"
+KEPT = ("predicted_ms", "lower_bound_ms", "gap", "kernels", "flop", "given_flop", "plan",
+        "max_error", "seconds", "status")  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default=",".join(PAPER))
+    parser.add_argument("--budget", type=float, help="seconds of each search (default: none)")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        model, artifact, cache, options = args.one
+        executable: Any = optimize(
+            model, budget=args.budget, cache_folder=Path(cache), **json.loads(options)
+        )
+        executable.save(artifact)
+        report = {key: executable.report[key] for key in KEPT}
+        fired = {r["name"] for r in executable.report["rules"]["rules"] if r["fired"]}
+        print(json.dumps(report | {"fired": sorted(fired)}))
+        return
+    found: dict[str, Any] = {}
+    for name in args.models.split(","):
+        found[name] = ablate(name, args.budget, args.rounds)
+        print(f"{name}\n{table(found[name])}\n", flush=True)
+        if args.output is not None:
+            args.output.parent.mkdir(parents=True, exist_ok=True)
+            rows = {"machine": machine(), "models": found}
+            args.output.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def ablate(name: str, budget_s: float | None, rounds: int) -> dict[str, Any]:
+    """Return what is known of each variant of a model."""
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        model = folder / f"{name}.onnx"
+        model.write_bytes(build(name).SerializeToString())
+        rows: dict[str, Any] = {}
+
+        def add(variant: str, **options: str) -> None:
+            artifact = folder / f"{variant.replace(' ', '-')}.korch"
+            command = [sys.executable, "-m", "benchmarks.ablation", "--one", str(model),
+                       str(artifact), str(folder / "cache"), json.dumps(options)]  # fmt: skip
+            if budget_s is not None:
+                command += ["--budget", str(budget_s)]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            rows[variant] = json.loads(done.stdout.splitlines()[-1])
+
+        add(JOINT)
+        add("rewrites first", rewrites="first")
+        add("no rewrites", rules="none")
+        for family, rules in FAMILIES.items():
+            if any(rule.name in rows[JOINT]["fired"] for rule in rules):
+                add(f"without {family}", rules=f"-{family}")
+        # Once more, with all that the others have measured.
+        add(JOINT)
+        runners = [RunnerSpec("korch", folder / f"{v.replace(' ', '-')}.korch", v) for v in rows]
+        comparison = compare(runners, random_inputs(model), threads=default_threads(),
+                             rounds=rounds, subject=JOINT)  # fmt: skip
+        for row in comparison.to_json()["rows"]:  # type: ignore[attr-defined]
+            rows[row["name"]]["times_ns"] = row["times_ns"]
+    return rows
+
+
+def table(rows: dict[str, Any]) -> str:
+    """Return one model's variants as a table in Markdown; times are relative to the joint choice."""
+    own = np.array(rows[JOINT]["times_ns"], float)
+    lines = ["| variant | predicted | measured (10–90 %) | FLOP | kernels | gap |",
+             "|---|---:|---:|---:|---:|---:|"]  # fmt: skip
+    for name, row in rows.items():
+        times = np.array(row["times_ns"], float)
+        low, high = np.percentile(times / own, [10, 90])
+        lines.append(
+            f"| {name} | {row['predicted_ms'] / rows[JOINT]['predicted_ms']:.2f} | "
+            f"{np.median(times) / np.median(own):.2f} ({low:.2f}–{high:.2f}) | "
+            f"{row['flop'] / rows[JOINT]['flop']:.2f} | {row['kernels']} | "
+            f"{100 * (row['gap'] or 0):.0f} % |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""One alternative for each value, chosen before the kernels: what optimizers do that rewrite first.
+
+Here it is something to compare with (`--rewrites first`): the sum of what each primitive would take
+as an operator of its own is least, as in Tensat (Yang et al., MLSys 2021), and the orchestration
+then has no say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from korch.errors import InfeasibleError
+from korch.orchestrate.problem import Kernel, Port, Problem, Step
+from korch.orchestrate.solve import Solver
+from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
+
+BYTE_COST = 8
+"""What a byte that an operator reads or writes costs, in floating-point operations."""
+
+SECONDS = 60.0
+
+
+def extract(graph: PrimitiveGraph, *, workers: int = 2, seed: int = 0) -> PrimitiveGraph:
+    """Return a graph without alternatives.
+
+    Args:
+        graph: a graph with alternatives.
+        workers: threads of the solver.
+        seed: of the solver.
+
+    Raises:
+        InfeasibleError: the solver found no choice in its time.
+    """
+    if not graph.alternatives:
+        return graph
+
+    def port(value: int) -> Port:
+        return Port(value, "")
+
+    problem = Problem(
+        steps=tuple(Step(p.output, p.inputs) for p in graph.primitives),
+        kernels=tuple(
+            Kernel(
+                frozenset({i}),
+                tuple(port(v) for v in dict.fromkeys(p.inputs) if v not in graph.constants),
+                (port(p.output),), _cost(graph, p),
+            )
+            for i, p in enumerate(graph.primitives)
+        ),
+        required=tuple(dict.fromkeys(port(v) for _, v in graph.outputs if v not in graph.given)),
+        given=frozenset(port(v) for _, v in graph.inputs),
+        constants=frozenset(graph.constants),
+    )  # fmt: skip
+    if not problem.required:
+        return graph
+    plan = Solver(problem, workers=workers, seed=seed).solve(seconds=SECONDS)
+    if not plan.kernels:
+        raise InfeasibleError("no choice of rewrites was found in time",
+                              hint="Choose them with the kernels (--rewrites joint)")  # fmt: skip
+    kept = sorted(plan.kernels)
+    origins = tuple(graph.origins[p] for p in kept) if graph.origins else ()
+    primitives = tuple(graph.primitives[p] for p in kept)
+    return GraphBuilder.from_graph(replace(graph, primitives=primitives, origins=origins)).freeze()
+
+
+def _cost(graph: PrimitiveGraph, primitive: Primitive) -> int:
+    values = (*dict.fromkeys(primitive.inputs), primitive.output)
+    size_bytes = sum(graph.types[value].size_bytes for value in values)
+    return 1 + graph.work_flop(primitive) + BYTE_COST * size_bytes
