@@ -90,13 +90,13 @@ def ablate(name: str, budget_s: float | None, rounds: int) -> dict[str, Any]:
         runners = [RunnerSpec("korch", folder / f"{v.replace(' ', '-')}.korch", v) for v in rows]
         comparison = compare(runners, random_inputs(model), threads=default_threads(),
                              rounds=rounds, subject=JOINT)  # fmt: skip
-        for row in comparison.to_json()["rows"]:  # type: ignore[attr-defined]
-            rows[row["name"]]["times_ns"] = row["times_ns"]
+        for row in comparison.rows:
+            rows[row.name]["times_ns"] = list(row.times_ns)
     return rows
 
 
 def table(rows: dict[str, Any]) -> str:
-    """Return one model's variants as a table in Markdown; times are relative to the joint choice."""
+    """Return one model's variants as a table in Markdown; times are relative to the joint one."""
     own = np.array(rows[JOINT]["times_ns"], float)
     lines = ["| variant | predicted | measured (10–90 %) | FLOP | kernels | gap |",
              "|---|---:|---:|---:|---:|---:|"]  # fmt: skip
