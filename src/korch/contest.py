@@ -90,11 +90,19 @@ class Result:
 
 @dataclass(frozen=True)
 class Contest:
-    """All results; the winner is the fastest that is right."""
+    """All results; the winner is the fastest that is right.
+
+    Attributes:
+        results: of all plans.
+        winner: the executable that is kept.
+        won: its result.
+        given_error: of the model as given, without rewrites, operator by operator in its own types.
+    """
 
     results: tuple[Result, ...]
     winner: Executable
     won: Result
+    given_error: float
 
     def report(self) -> dict[str, Any]:
         """Return what the report says of the contest."""
@@ -102,6 +110,7 @@ class Contest:
             "plan": self.won.entry.name,
             "measured_ms": self.won.median_ns / 1e6,
             "max_error": self.won.max_error,
+            "given_error": self.given_error,
             "contest": [result.as_record() for result in self.results],
         }
 
@@ -127,7 +136,9 @@ def hold_contest(
         InfeasibleError: no plan is right.
     """
     inputs = random_inputs(graph, options.seed)
-    expected = _expected(meaning or graph, inputs)
+    given = meaning or graph
+    expected = _expected(given, inputs)
+    given_error = _difference(_expected(given, inputs, exact=False), expected)
     arrays = [inputs[name] for name, _ in graph.inputs]
     allowed = allowed_error(graph)
 
@@ -157,7 +168,7 @@ def hold_contest(
     won = min(able, key=lambda result: result.median_ns)
     if won.executable is None:
         raise InfeasibleError("the winning plan has no executable")
-    return Contest(tuple(timed), won.executable, won)
+    return Contest(tuple(timed), won.executable, won, given_error)
 
 
 def _hold(
@@ -201,14 +212,16 @@ def _has_opaque(graph: PrimitiveGraph) -> bool:
     return any(p.row.category is Category.OPAQUE for p in graph.primitives)
 
 
-def _expected(graph: PrimitiveGraph, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the reference's results.
+def _expected(
+    graph: PrimitiveGraph, inputs: Mapping[str, Array], *, exact: bool = True
+) -> dict[str, Array]:
+    """Return the reference's results, in float64 or in the model's own types.
 
     Raises:
         UnprovidedError: the reference of an opaque operator does not take the inputs.
     """
     try:
-        return reference.run(graph, inputs)
+        return reference.run(graph, inputs, exact=exact)
     except Exception as error:
         if not _has_opaque(graph):
             raise
@@ -235,9 +248,13 @@ def largest_error(
     executable: Executable, arrays: Sequence[Array], expected: Mapping[str, Array]
 ) -> float:
     """Return the largest difference, relative to the largest element of the output."""
-    worst = 0.0
     names = [tensor.name for tensor in executable.get_outputs()]
-    for name, actual in zip(names, executable(*arrays), strict=True):
+    return _difference(dict(zip(names, executable(*arrays), strict=True)), expected)
+
+
+def _difference(found: Mapping[str, Array], expected: Mapping[str, Array]) -> float:
+    worst = 0.0
+    for name, actual in found.items():
         wanted = np.asarray(expected[name])
         if not np.issubdtype(actual.dtype, np.inexact) and actual.dtype.kind in "iub":
             worst = max(worst, float(np.any(actual != wanted)))

@@ -13,6 +13,7 @@ from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.op import Array
 from korch.primitive.reference import apply
 from korch.primitive.types import DType, ValueType
+from korch.testing import finite_field
 
 # Sums of at most 2^12 products of numbers of at most 2^10, in float64: 2^-52 * 2^12 * slack.
 RELATIVE = 2.0**-52 * 2**12
@@ -57,6 +58,26 @@ def assert_alternatives_agree(
     for (name, v), (other, w) in zip(graph.outputs, reference.outputs, strict=True):
         assert name == other
         _assert_close(values[v], expected[w], integers)
+    if integers:
+        holds_in_a_finite_field(graph, reference, seed=seed)
+
+
+def holds_in_a_finite_field(
+    graph: PrimitiveGraph, reference: PrimitiveGraph, *, seed: int = 0
+) -> bool:
+    """Return whether all primitives have a meaning modulo 2^31 - 1; if so, assert that they agree.
+
+    The error probability is (n + 1) / 2^31 per element, n being the number of linear primitives.
+    """
+    elements = finite_field.random_elements(reference, np.random.default_rng(seed))
+    try:
+        found = finite_field.alternatives_agree(graph, elements)
+        expected = finite_field.alternatives_agree(reference, elements)
+    except finite_field.NotPolynomialError:
+        return False
+    for name, array in expected.items():
+        assert np.array_equal(found[name], array), name
+    return True
 
 
 def _all_values(

@@ -21,7 +21,7 @@ REPORT: dict[str, Any] = {
     "primitives": 5, "alternatives": 1, "candidates": 40, "distinct_candidates": 20,
     "given_flop": 5_000_000, "flop": 2_500_512,
     "measured_candidates": 4, "kernels": 2, "arena_bytes": 2048, "max_error": 1.5e-07,
-    "seconds": 3.25, "measured_ms": 1.5, "plan": "split",
+    "given_error": 1.25e-07, "seconds": 3.25, "measured_ms": 1.5, "plan": "split",
     "stages_s": {"frontend": 0.01, "orchestrate": 2.0}, "limits_hit": ["max_outputs"],
     "rules": {"rules": [{"name": "reshapes-compose", "fired": 2}, {"name": "idle", "fired": 0}]},
     "contest": [
@@ -68,6 +68,7 @@ as a whole the plan 'split' won: the optimum of the search took 1.750 ms
 search: feasible, 0.0120 ms predicted, bound 0.0090 ms, gap 25.0 %; 40 candidates, 20 different, \
 4 measured (20.0 %)
 model: 5 primitives, 1 alternatives; 3.2 s
+error: 1.5e-07 of the largest element; the model as given has 1.2e-07 in its own types
 operations: 5.0MFLOP as given, 2.5MFLOP in the plan (2.00x fewer)
 seconds: frontend 0.0, orchestrate 2.0
 limits that bound the candidates: max_outputs

@@ -57,6 +57,12 @@ BASELINE_SECONDS = 3.0
 Tell = Callable[[int, Round], None]
 """Called with a block's position and a round of its search."""
 
+MOST_GROUPS = 6000
+"""A segment with more is searched with smaller groups; the report says that the limit bound."""
+
+FEWEST_PRIMITIVES = 6
+"""The smallest such limit."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -92,6 +98,10 @@ def prepare(partition: Partition, block: Block, meter: CandidateMeter, options: 
     is_plain = partition.is_whole or not options.measure
     interfaces = (PLAIN,) if is_plain else interfaces_of(partition, block, lanes)
     groups, enumeration = enumerate_groups(graph, options)
+    size = options.max_primitives
+    while not partition.is_whole and len(groups) > MOST_GROUPS and size > FEWEST_PRIMITIVES:
+        size //= 2
+        groups, enumeration = enumerate_groups(graph, replace(options, max_primitives=size))
     candidates, refusals = collect_candidates(
         graph, groups, meter.providers, meter.target, interfaces
     )

@@ -33,6 +33,11 @@ def summary(report: Mapping[str, Any]) -> str:
         f"model: {report['primitives']} primitives, {report['alternatives']} alternatives; "
         f"{report['seconds']:.1f} s",
     ]
+    if "given_error" in report:
+        lines.append(
+            f"error: {report['max_error']:.1e} of the largest element; the model as given has "
+            f"{report['given_error']:.1e} in its own types"
+        )
     if "given_flop" in report:
         given, done = report["given_flop"], report["flop"]
         lines.append(

@@ -1,0 +1,210 @@
+"""Graphs computed in the field of whole numbers modulo the prime 2^31 - 1.
+
+A rule on polynomials is an identity of polynomials in the elements of the inputs. Computed here for
+random elements nothing is rounded, so two sides that differ are found, but for an error
+probability: by Schwartz and Zippel (JACM 1980) polynomials of degree d agree at a random point with
+probability d / (2^31 - 1) at most, per element; a graph of n linear primitives has d <= n + 1.
+Functions that are no polynomials (exp, sigmoid) are taken for unknown ones: equal arguments give
+equal results, and nothing else is known of them. What compares elements (max) is not computed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from korch.primitive.graph import Primitive, PrimitiveGraph
+from korch.primitive.op import Array, Category
+from korch.primitive.ops.winograd import TRANSFORMS, tile_counts
+
+PRIME = 2**31 - 1
+
+FRACTION_BITS = 10
+"""Binary fractions of so many bits are elements of the field."""
+
+ROUNDING = 1e-6
+"""Constants this near to a whole number are taken for it: rules compute them in float64."""
+
+
+class NotPolynomialError(Exception):
+    """A primitive or constant has no meaning in the field."""
+
+
+def random_elements(graph: PrimitiveGraph, rng: np.random.Generator) -> dict[str, Array]:
+    """Return a random element of the field for each element of each input: int64 arrays."""
+    return {name: rng.integers(0, PRIME, graph.types[v].shape) for name, v in graph.inputs}
+
+
+def alternatives_agree(graph: PrimitiveGraph, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Compute all primitives; return the outputs.
+
+    Raises:
+        AssertionError: two alternatives of a value differ.
+        NotPolynomialError: a primitive can't be computed.
+    """
+    values: dict[int, Array] = {v: inputs[name] % PRIME for name, v in graph.inputs}
+    values |= {v: _element(c.array) for v, c in graph.constants.items()}
+    waiting = list(graph.primitives)
+    while waiting:
+        ready = [p for p in waiting if all(v in values for v in p.inputs)]
+        assert ready, "primitives that nothing can compute"
+        for primitive in ready:
+            result = apply(primitive, [values[v] for v in primitive.inputs])
+            known = values.setdefault(primitive.output, result)
+            assert np.array_equal(known, result), f"an alternative differs: {primitive}"
+        waiting = [p for p in waiting if p not in ready]
+    return {name: values[v] for name, v in graph.outputs}
+
+
+def apply(primitive: Primitive, inputs: Sequence[Array]) -> Array:
+    """Compute one primitive.
+
+    Args:
+        primitive: the primitive.
+        inputs: int64 arrays of elements in 0..PRIME-1.
+
+    Raises:
+        NotPolynomialError: it has no meaning in the field.
+    """
+    attributes: Any = primitive.attributes
+    own = _OPS.get(primitive.op)
+    if own is not None:
+        return np.asarray(own(inputs, attributes) % PRIME)
+    category = primitive.row.category
+    if category in (Category.LAYOUT, Category.BROADCAST):
+        return np.asarray(primitive.row.reference(inputs, attributes)).astype(np.int64) % PRIME
+    if category is Category.ELEMENTWISE and len(inputs) == 1 and primitive.op != "cast":
+        return _unknown(primitive.op, inputs[0])
+    raise NotPolynomialError(primitive.op)
+
+
+def _element(array: Array) -> Array:
+    scaled = np.ldexp(array.astype(np.float64), FRACTION_BITS)
+    if np.isfinite(scaled).all() and np.array_equal(scaled, np.rint(scaled)):
+        factor = _inverse(np.array(1 << FRACTION_BITS))
+        return np.asarray(np.rint(scaled) % PRIME).astype(np.int64) * factor % PRIME
+    rounded = np.rint(array)
+    if not np.isfinite(rounded).all() or (np.abs(array - rounded) > ROUNDING).any():
+        raise NotPolynomialError("a constant is no whole number or binary fraction")
+    return np.asarray(rounded.astype(np.int64) % PRIME)
+
+
+def _unknown(name: str, x: Array) -> Array:
+    """Return a random function of the elements, which its name chooses."""
+    state = x.astype(np.uint64) + np.uint64(zlib.crc32(name.encode()) << 31)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        state = (state ^ (state >> np.uint64(shift))) * np.uint64(factor)
+    return ((state ^ (state >> np.uint64(31))) % np.uint64(PRIME)).astype(np.int64)
+
+
+def _matmul(a: Array, b: Array) -> Array:
+    # Products of 31 by 16 bits, of which 2^15 can be added up in 63.
+    high, low = b >> 16, b & 0xFFFF
+    total = np.matmul(a, high) % PRIME * (1 << 16) + np.matmul(a, low)
+    return np.asarray(total % PRIME)
+
+
+def _inverse(x: Array) -> Array:
+    if (x == 0).any():
+        raise NotPolynomialError("a division by zero")
+    result, power, exponent = np.ones_like(x), x, PRIME - 2
+    while exponent:
+        if exponent & 1:
+            result = result * power % PRIME
+        power, exponent = power * power % PRIME, exponent >> 1
+    return result
+
+
+def _taps(kernel: Sequence[int]) -> list[tuple[int, ...]]:
+    return list(itertools.product(*map(range, kernel)))
+
+
+def _last(places: Sequence[Any]) -> Any:
+    """Return an index of the last axes."""
+    return (..., *places)
+
+
+def _conv(inputs: Sequence[Array], a: Any) -> Array:
+    x, w = inputs
+    pads = list(zip(a.pads_begin, a.pads_end, strict=True))
+    padded = np.pad(x, [(0, 0), (0, 0), *pads])
+    groups, kernel = a.groups, w.shape[2:]
+    counts = [
+        (n - (k - 1) * d - 1) // s + 1
+        for n, k, d, s in zip(padded.shape[2:], kernel, a.dilations, a.strides, strict=True)
+    ]
+    batch, per_in, per_out = x.shape[0], w.shape[1], w.shape[0] // groups
+    total = np.zeros((batch, groups, per_out, int(np.prod(counts))), np.int64)
+    for tap in _taps(kernel):
+        places = tuple(
+            slice(t * d, t * d + (n - 1) * s + 1, s)
+            for t, d, n, s in zip(tap, a.dilations, counts, a.strides, strict=True)
+        )
+        read = padded[_last(places)].reshape(batch, groups, per_in, -1)
+        weights = w[_last(tap)].reshape(1, groups, per_out, per_in)
+        total = (total + _matmul(weights, read)) % PRIME
+    return total.reshape(batch, groups * per_out, *counts)
+
+
+def _conv_transpose(inputs: Sequence[Array], a: Any) -> Array:
+    x, w = inputs
+    groups, kernel, spatial = a.groups, w.shape[2:], x.shape[2:]
+    batch, per_in, per_out = x.shape[0], w.shape[0] // groups, w.shape[1]
+    sizes = [
+        (n - 1) * s + (k - 1) * d + 1 + more
+        for n, s, k, d, more in zip(
+            spatial, a.strides, kernel, a.dilations, a.output_padding, strict=True
+        )
+    ]
+    total = np.zeros((batch, groups * per_out, *sizes), np.int64)
+    flat = x.reshape(batch, groups, per_in, -1)
+    for tap in _taps(kernel):
+        weights = w[_last(tap)].reshape(1, groups, per_in, per_out)
+        part = _matmul(weights.transpose(0, 1, 3, 2), flat)
+        places = tuple(
+            slice(t * d, t * d + (n - 1) * s + 1, s)
+            for t, d, n, s in zip(tap, a.dilations, spatial, a.strides, strict=True)
+        )
+        total[_last(places)] += part.reshape(batch, -1, *spatial)
+        total %= PRIME
+    kept = tuple(
+        slice(begin, n - end) for begin, end, n in zip(a.pads_begin, a.pads_end, sizes, strict=True)
+    )
+    return total[_last(kept)]
+
+
+def _winograd(inputs: Sequence[Array], a: Any) -> Array:
+    x, u = inputs
+    m, (top, left), (bottom, right) = a.tile, a.pads_begin, a.pads_end
+    height, width = x.shape[2] + top + bottom - 2, x.shape[3] + left + right - 2
+    down, across = tile_counts((0, 0, height, width), m)
+    padded = np.pad(x, ((0, 0), (0, 0), (top, bottom + down * m - height),
+                        (left, right + across * m - width)))  # fmt: skip
+    data, output = (t.astype(np.int64) for t in (TRANSFORMS[m].data, TRANSFORMS[m].output))
+    image = np.zeros((x.shape[0], u.shape[3], down * m, across * m), np.int64)
+    for i, j in itertools.product(range(down), range(across)):
+        tile = padded[:, :, i * m : i * m + m + 2, j * m : j * m + m + 2]
+        # The transforms' entries are small: sums of six products stay below 2^40.
+        v = (data @ tile % PRIME @ data.T) % PRIME
+        parts = _matmul(u.transpose(0, 1, 3, 2), v.transpose(2, 3, 1, 0))
+        y = (output @ parts.transpose(3, 2, 0, 1) % PRIME @ output.T) % PRIME
+        image[:, :, i * m : (i + 1) * m, j * m : (j + 1) * m] = y
+    return image[:, :, :height, :width]
+
+
+_OPS: Mapping[str, Callable[[Sequence[Array], Any], Array]] = {
+    "add": lambda v, a: v[0] + v[1],
+    "sub": lambda v, a: v[0] - v[1],
+    "mul": lambda v, a: v[0] * v[1],
+    "div": lambda v, a: v[0] * _inverse(v[1]),
+    "neg": lambda v, a: -v[0],
+    "reduce_sum": lambda v, a: v[0].sum(axis=a.axes, keepdims=True),
+    "matmul": lambda v, a: _matmul(v[0], v[1]),
+    "conv": _conv,
+    "conv_transpose": _conv_transpose,
+    "winograd": _winograd,
+}
