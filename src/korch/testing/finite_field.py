@@ -174,7 +174,7 @@ def _conv_transpose(inputs: Sequence[Array], a: Any) -> Array:
     kept = tuple(
         slice(begin, n - end) for begin, end, n in zip(a.pads_begin, a.pads_end, sizes, strict=True)
     )
-    return total[_last(kept)]
+    return np.asarray(total[_last(kept)])
 
 
 def _winograd(inputs: Sequence[Array], a: Any) -> Array:
