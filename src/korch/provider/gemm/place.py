@@ -57,7 +57,7 @@ def split(addresses: Array) -> Place | None:
     """Return addresses[i, j, k] as sums of offsets per axis, or None if they are no such sums."""
     if addresses.size == 0:
         return None
-    first = addresses[:, 0, 0]
+    first = addresses[:, 0, 0].copy()  # a view would keep all addresses in memory
     second = addresses[0, :, 0] - addresses[0, 0, 0]
     third = addresses[0, 0, :] - addresses[0, 0, 0]
     total = first[:, None, None] + second[:, None] + third
