@@ -12,6 +12,7 @@ from typing import Any
 from korch.errors import ArtifactError, ProviderError
 from korch.libraries import announce_onnxruntime, load_globally
 from korch.primitive.types import DType, ValueType
+from korch.runtime.source import PLAN_FUNCTIONS
 from korch.runtime.weights import Weights
 
 ABI_VERSION = 2
@@ -32,11 +33,7 @@ class _Tensor(ctypes.Structure):
 
 
 class _Plan(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_void_p)
-        for name in ("inputs", "outputs", "constants", "kernels", "arena_bytes", "create", "run",
-                     "run_timed", "destroy")
-    )  # fmt: skip
+    _fields_ = tuple((name, ctypes.c_void_p) for name in PLAN_FUNCTIONS)
 
 
 class Library:

@@ -14,6 +14,10 @@ from korch.primitive.types import ValueType
 from korch.provider.provider import Kernel
 from korch.runtime.program import Place, Program, Slot
 
+PLAN_FUNCTIONS = ("inputs", "outputs", "constants", "kernels", "arena_bytes", "create", "run",
+                  "run_timed", "destroy")  # fmt: skip
+"""The members of `korch_plan` in `korch.h`, in its order."""
+
 
 def native_text(name: str) -> str:
     """Return the text of a file of `korch/native`."""
@@ -62,14 +66,12 @@ def rename_plan(main: str, i: int) -> str:
 
 def print_plans(count: int) -> str:
     """Return the main source of a library with several plans, each printed by `rename_plan`."""
-    names = ("inputs", "outputs", "constants", "kernels", "arena_bytes", "create", "run",
-             "run_timed", "destroy")  # fmt: skip
     declarations: list[str] = []
     rows = []
     for i in range(count):
         # The types of the functions are those of the interface's functions for one plan.
-        declarations += (f"decltype(korch_{n}) korch_plan{i}_{n};\n" for n in names)
-        rows.append(f"{{{', '.join(f'korch_plan{i}_{n}' for n in names)}}}")
+        declarations += (f"decltype(korch_{n}) korch_plan{i}_{n};\n" for n in PLAN_FUNCTIONS)
+        rows.append(f"{{{', '.join(f'korch_plan{i}_{n}' for n in PLAN_FUNCTIONS)}}}")
     return "\n".join((
         native_text("korch.h"),
         'extern "C" {\n',
