@@ -191,9 +191,7 @@ def without_circular(graph: PrimitiveGraph) -> PrimitiveGraph:
     kept = [p for p, primitive in enumerate(graph.primitives) if not _is_circular(graph, primitive)]
     if len(kept) == len(graph.primitives):
         return graph
-    origins = tuple(graph.origins[p] for p in kept) if graph.origins else ()
-    primitives = tuple(graph.primitives[p] for p in kept)
-    return GraphBuilder.from_graph(replace(graph, primitives=primitives, origins=origins)).freeze()
+    return graph.with_primitives(kept)
 
 
 def _is_circular(graph: PrimitiveGraph, primitive: Primitive) -> bool:

@@ -7,12 +7,10 @@ then has no say.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from korch.errors import InfeasibleError
 from korch.orchestrate.problem import Kernel, Port, Problem, Step
 from korch.orchestrate.solve import Solver
-from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
+from korch.primitive.graph import Primitive, PrimitiveGraph
 
 BYTE_COST = 8
 """What a byte that an operator reads or writes costs, in floating-point operations."""
@@ -57,10 +55,7 @@ def extract(graph: PrimitiveGraph, *, workers: int = 2, seed: int = 0) -> Primit
     if not plan.kernels:
         raise InfeasibleError("no choice of rewrites was found in time",
                               hint="Choose them with the kernels (--rewrites joint)")  # fmt: skip
-    kept = sorted(plan.kernels)
-    origins = tuple(graph.origins[p] for p in kept) if graph.origins else ()
-    primitives = tuple(graph.primitives[p] for p in kept)
-    return GraphBuilder.from_graph(replace(graph, primitives=primitives, origins=origins)).freeze()
+    return graph.with_primitives(sorted(plan.kernels))
 
 
 def _cost(graph: PrimitiveGraph, primitive: Primitive) -> int:

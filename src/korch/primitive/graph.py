@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -147,6 +147,17 @@ class PrimitiveGraph:
     def input_types(self, primitive: Primitive) -> tuple[ValueType, ...]:
         """Return the types of a primitive's inputs."""
         return tuple(self.types[value] for value in primitive.inputs)
+
+    def with_primitives(self, kept: Sequence[int]) -> PrimitiveGraph:
+        """Return the graph with some of its primitives only, renumbered.
+
+        Args:
+            kept: their positions, in order; the outputs must be among what they compute.
+        """
+        origins = tuple(self.origins[p] for p in kept) if self.origins else ()
+        primitives = tuple(self.primitives[p] for p in kept)
+        less = replace(self, primitives=primitives, origins=origins)
+        return GraphBuilder.from_graph(less).freeze()
 
     def work_flop(self, primitive: Primitive) -> int:
         """Return the floating-point operations of a primitive."""
