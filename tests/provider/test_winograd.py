@@ -156,7 +156,7 @@ def a_reduction(g: Graph, y: int) -> int:
 @pytest.mark.parametrize(("expected", "made"), [
     ("an output is not computed from the convolution", None),
     ("reduce_sum has another shape than the convolution", a_reduction),
-    ("broadcast is not fused into the convolution",
+    ("an operand of add is not fused into the convolution",
      lambda g, y: g.with_tensor("add", y, g.tensor(1, 1, 6, 6))),
     ("an element is no float32", lambda g, y: g.add("less", [y, y])),
 ])  # fmt: skip

@@ -128,7 +128,21 @@ KORCH_INLINE F<W> erf_float(F<W> x) {
 
 template <int W>
 KORCH_INLINE F<W> sigmoid_float(F<W> x) {
-  return number<W>(1.0f) / (number<W>(1.0f) + exp_float<W>(-x));
+  // 1 / (1 + e^-x). Beyond these the result is 1 or 0; a NaN fails both comparisons and travels.
+  F<W> low = number<W>(-89.0f), high = number<W>(87.0f);
+  F<W> a = x < low ? low : x;
+  a = a > high ? high : a;
+  // -a = n ln 2 - r; the number added rounds, and has the bias of exponents, so that the sum's low
+  // bits are those of 2^n, which is infinite from n = 128 on.
+  F<W> magic = number<W>(12582912.0f + 127.0f);
+  F<W> shifted = a * number<W>(-1.44269504088896341f) + magic;
+  F<W> n = shifted - magic;
+  F<W> r = a + n * number<W>(0.693359375f) + n * number<W>(-2.12194440054690583e-4f);
+  F<W> p = polynomial<W>(r, 1.395171725e-03f, -8.369598410e-03f, 4.166618728e-02f, -1.666651289e-01f,
+                         5.000000101e-01f);
+  F<W> y = p * r * r - r + number<W>(1.0f);
+  F<W> power = float_of<W>(bits_of<W>(shifted) << 23);
+  return number<W>(1.0f) / (y * power + number<W>(1.0f));
 }
 
 }  // namespace korch

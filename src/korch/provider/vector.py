@@ -15,12 +15,15 @@ def call(op: str, arguments: Sequence[str]) -> str:
     return f"korch::op_{op}<float, W>({', '.join(arguments)})"
 
 
+def scalar(value: float) -> str:
+    """Return a number as C++."""
+    if math.isnan(value):
+        return '__builtin_nanf("")'
+    if math.isinf(value):
+        return "-__builtin_inff()" if value < 0 else "__builtin_inff()"
+    return f"{value!r}f"
+
+
 def literal(value: float) -> str:
     """Return a vector whose elements all are `value`, as an expression."""
-    if math.isnan(value):
-        text = '__builtin_nanf("")'
-    elif math.isinf(value):
-        text = "-__builtin_inff()" if value < 0 else "__builtin_inff()"
-    else:
-        text = f"{value!r}f"
-    return f"korch::splat<float, W>({text})"
+    return f"korch::splat<float, W>({scalar(value)})"

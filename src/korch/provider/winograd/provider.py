@@ -15,6 +15,7 @@ from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
 from korch.primitive.ops.winograd import tile_counts
 from korch.provider.provider import Kernel
+from korch.provider.vector import scalar
 from korch.provider.winograd.match import Match, match_group
 from korch.target import Target
 
@@ -168,11 +169,11 @@ static const int32_t NAME_rows[] = {{{", ".join(map(str, rows))}}};
 static const int32_t NAME_columns[] = {{{", ".join(map(str, columns))}}};
 
 struct NAME_kernel {{
-{numbers}  static constexpr float FILL = {found.fill!r}f;
-  typedef korch::Vec<float, W> Vector;
+{numbers}  static constexpr float FILL = {scalar(found.fill)};
   static long row(long i) {{ return NAME_rows[i]; }}
   static long column(long i) {{ return NAME_columns[i]; }}
-  static KORCH_INLINE void finish(void* const* buffers, Vector y, long at, long channel) {{
+  static KORCH_INLINE void finish(void* const* buffers, korch::Vec<float, W> y, long at,
+                                  long channel) {{
 {steps}  }}
 }};
 

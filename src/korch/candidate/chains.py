@@ -1,0 +1,127 @@
+"""Groups -> groups with several convolutions, what is between them kept in a cache.
+
+A convolution channel by channel does little work for what it reads and writes; together with the
+pointwise one before or after it (both, in an inverted bottleneck) it costs no memory traffic. So
+each group around a convolution is grown backwards: by the elementwise primitives that compute its
+image, and the convolution that they begin at. What is computed on the way is no output: if others
+read it, another kernel computes it too.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+
+from korch.candidate.candidate import Group, make_group
+from korch.primitive.graph import Primitive, PrimitiveGraph
+from korch.primitive.op import Category
+from korch.primitive.ops.linear import ConvAttributes
+
+LONGEST = 3
+"""Convolutions in a chain: expand, depthwise, project."""
+
+MOST_STEPS = 8
+"""Elementwise primitives between two convolutions."""
+
+MOST_WAYS = 4
+"""Choices of alternatives by which an image is computed from a convolution."""
+
+
+def chain_groups(graph: PrimitiveGraph, groups: Iterable[Group]) -> Iterator[Group]:
+    """Yield the groups that chains of convolutions of a graph give, of the ones with one each."""
+    frontier = [
+        (group, heart) for group in groups
+        if (heart := _heart(graph, group)) is not None and _is_finished(graph, group)
+    ]  # fmt: skip
+    for _ in range(LONGEST - 1):
+        grown = [
+            (make_group(graph, (*group.primitives, *before), group.outputs), first)
+            for group, heart in frontier
+            for before, first in _ways(graph, graph.primitives[heart])
+        ]
+        yield from (group for group, _ in grown)
+        frontier = grown
+
+
+def _heart(graph: PrimitiveGraph, group: Group) -> int | None:
+    """Return the convolution that a group consists of, if it reads its image from memory."""
+    hearts = [
+        p for p in group.primitives if graph.primitives[p].row.category is Category.LINEAR
+    ]  # fmt: skip
+    if len(hearts) != 1 or _kind(graph, graph.primitives[hearts[0]]) is None:
+        return None
+    return hearts[0] if graph.primitives[hearts[0]].inputs[0] in group.inputs else None
+
+
+def _kind(graph: PrimitiveGraph, primitive: Primitive) -> str | None:
+    """Return "depthwise" or "dense" for a convolution over two axes, None for all else."""
+    attributes = primitive.attributes
+    if not isinstance(attributes, ConvAttributes) or primitive.op != "conv":
+        return None
+    channels = graph.types[primitive.inputs[0]].shape[1]
+    if graph.types[primitive.output].rank != 4 or primitive.inputs[1] not in graph.constants:
+        return None
+    if attributes.groups == channels == graph.types[primitive.output].shape[1] > 1:
+        return "depthwise"
+    return "dense" if attributes.groups == 1 else None
+
+
+def _is_finished(graph: PrimitiveGraph, group: Group) -> bool:
+    """Whether what follows a group is more than a function of its one output.
+
+    Such a function costs nothing inside of the kernel, so that a group without it is worth nothing.
+    """
+    if len(group.outputs) > 1:
+        return True
+    value = group.outputs[0]
+    if value in {v for _, v in graph.outputs}:
+        return True
+    shape, known = graph.types[value].shape, {value}
+    for p in graph.consumers[value]:
+        primitive = graph.primitives[p]
+        is_step = primitive.row.category is Category.ELEMENTWISE
+        if not is_step or graph.types[primitive.output].shape != shape:
+            return True
+        known.add(primitive.output)
+    others = {v for p in graph.consumers[value] for v in graph.primitives[p].inputs} - known
+    return not all(_is_parameter(graph, v) for v in others) or not graph.consumers[value]
+
+
+def _is_parameter(graph: PrimitiveGraph, value: int) -> bool:
+    makers = [graph.primitives[p] for p in graph.producers[value]]
+    return value in graph.constants or any(
+        p.op == "broadcast" and p.inputs[0] in graph.constants for p in makers
+    )
+
+
+def _ways(graph: PrimitiveGraph, heart: Primitive) -> list[tuple[tuple[int, ...], int]]:
+    """Return the primitives that compute a convolution's image from another, and that other."""
+    found = []
+    for primitives in itertools.islice(_from_conv(graph, heart.inputs[0]), MOST_WAYS):
+        before = [p for p in primitives if graph.primitives[p].row.category is Category.LINEAR]
+        kinds = [_kind(graph, graph.primitives[p]) for p in before]
+        # Two dense ones do enough work for what they read and write.
+        if len(before) == 1 and {kinds[0], _kind(graph, heart)} == {"dense", "depthwise"}:
+            found.append((tuple(sorted(primitives)), before[0]))
+    return found
+
+
+def _from_conv(graph: PrimitiveGraph, value: int, depth: int = 0) -> Iterator[frozenset[int]]:
+    """Yield sets of primitives that compute a value from convolutions and parameters."""
+    if value in graph.constants:
+        yield frozenset()
+        return
+    for p in graph.producers[value]:
+        primitive = graph.primitives[p]
+        if _kind(graph, primitive) is not None or (
+            primitive.op == "broadcast" and primitive.inputs[0] in graph.constants
+        ):
+            yield frozenset((p,))
+        elif primitive.row.category is Category.ELEMENTWISE and depth < MOST_STEPS:
+            sides = [list(itertools.islice(_from_conv(graph, v, depth + 1), MOST_WAYS))
+                     for v in primitive.inputs]  # fmt: skip
+            for choice in itertools.product(*sides):
+                together = frozenset((p,)).union(*choice)
+                outputs = [graph.primitives[q].output for q in together]
+                if len(set(outputs)) == len(outputs):  # one alternative for each value
+                    yield together

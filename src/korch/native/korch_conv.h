@@ -1,0 +1,340 @@
+// Convolutions, one or a chain of them, computed some rows at a time: what stands between two of them
+// is kept in a ring of rows that stays in a core's cache.
+//
+// A kernel is a struct K with
+//   W                    lanes of a vector: channels that are handled together
+//   Layers               Chain<L0, L1, ...>, its layers in order
+//   FORM                 how the image lies: PLAIN, LAST (channels-last) or BLOCKED (blocks of W channels)
+//   OUT_LAST             whether the result is channels-last, or in blocks of W channels
+//   IMAGES, C, H, WIDTH  of the image
+//   BLOCK                rows of the result that are computed together
+//   CHUNKS, PARTS        parts of the result's rows, and of its channels, that are separate tasks
+//   UNIT                 channels of which a part is a multiple
+//   FLOATS               workspace of a thread; THREADS
+//   row(i), column(i)    where a COPY reads its row or column i of the image, -1 for FILL, -2 for zero
+//   FILL                 the value of pads
+// and a layer is a struct with
+//   KIND                 COPY: the image as it is read; DENSE: all channels into each; DEPTHWISE: each into its own
+//   C, H, WIDTH          what it reads; N, OUT_H, OUT_WIDTH: what it writes
+//   KH, KW, SH, SW, DH, DW, TOP, LEFT   window, strides, dilations, zeros before rows and columns
+//   NV, ROWS             vectors of channels, and pixels of a row, that are computed together in registers
+//   SPLIT                whether it computes only the channels of its task's part
+//   RING, LINE, MARGIN   rows of its ring, pixels of one with its zeros, zeros on the left
+//   AT                   where its ring begins in the workspace
+//   WEIGHTS              which buffer has its weights: DENSE [N / (NV * W)][KH][KW][C][NV * W],
+//                        DEPTHWISE [N / W][KH][KW][W]
+//   finish<L>(buffers, y, at, channel)   what is done with L results; of the last layer, stores them
+#pragma once
+
+#include "korch_tile.h"
+
+extern "C" int omp_get_thread_num(void);
+
+// A function of its own, so that the registers of its loop are not needed for what is around it.
+#define KORCH_ALONE __attribute__((noinline))
+
+namespace korch_conv {
+
+using korch::load;
+using korch::smaller;
+using korch::splat;
+using korch::store;
+
+enum Kind { COPY, DENSE, DEPTHWISE };
+enum Form { PLAIN, LAST, BLOCKED };
+
+template <int L, class First, class... Rest>
+struct Pick {
+  typedef typename Pick<L - 1, Rest...>::type type;
+};
+template <class First, class... Rest>
+struct Pick<0, First, Rest...> {
+  typedef First type;
+};
+template <class... Layers>
+struct Chain {
+  static constexpr int COUNT = sizeof...(Layers);
+  template <int L>
+  using At = typename Pick<L, Layers...>::type;
+};
+
+template <class K, int L>
+using Layer = typename K::Layers::template At<L>;
+template <class K>
+using V = korch::Vec<float, K::W>;
+template <class K>
+inline constexpr int LAST_LAYER = K::Layers::COUNT - 1;
+
+struct Task {
+  void* const* buffers;
+  const float* x;     // of this task's image
+  float* work;
+  long image, first, last;  // channels of the part
+};
+
+constexpr long larger(long a, long b) { return a < b ? b : a; }
+constexpr long least(long a, long b) { return a < b ? a : b; }
+constexpr long blocks(long channels, long lanes) { return (channels + lanes - 1) / lanes; }
+
+template <class K, int L>
+KORCH_INLINE long first_channel(const Task& t) {
+  return Layer<K, L>::SPLIT ? t.first : 0;
+}
+
+// What layer L reads: rows of the ring before it, or of the image.
+template <class K, int L>
+struct Source {
+  typedef Layer<K, L - 1> Ring;
+  static constexpr long PIXEL = K::W, STEP = Ring::RING * Ring::LINE * K::W;  // between blocks of channels
+  static constexpr long BEFORE = 0;  // columns before the row's first that a window may begin at
+  static KORCH_INLINE const float* row(const Task& t, long y) {
+    return t.work + Ring::AT + y % Ring::RING * (Ring::LINE * K::W);
+  }
+};
+template <class K>
+struct Source<K, 0> {
+  static constexpr long PIXEL = K::FORM == LAST ? K::C : K::W;
+  static constexpr long STEP = K::FORM == LAST ? K::W : K::H * K::WIDTH * K::W;
+  static constexpr long BEFORE = Layer<K, 0>::LEFT;
+  static KORCH_INLINE const float* row(const Task& t, long y) { return t.x + y * K::WIDTH * PIXEL; }
+};
+
+template <class K, int L>
+KORCH_INLINE float* ring(const Task& t, long y, long channel) {
+  typedef Layer<K, L> A;
+  const long block = (channel - first_channel<K, L>(t)) / K::W;
+  return t.work + A::AT + ((block * A::RING + y % A::RING) * A::LINE + A::MARGIN) * K::W;
+}
+
+// Finish a vector of results, and put it into the ring or where the result lies.
+template <class K, int L>
+KORCH_INLINE void put(const Task& t, V<K> value, long y, long x, long channel) {
+  typedef Layer<K, L> A;
+  if constexpr (L < LAST_LAYER<K>) {
+    store<float, K::W>(ring<K, L>(t, y, channel) + x * K::W,
+                       A::template finish<K::W>(t.buffers, value, 0, channel));
+  } else if constexpr (K::OUT_LAST) {
+    const long at = ((t.image * A::OUT_H + y) * A::OUT_WIDTH + x) * A::N + channel;
+    if (A::N % K::W == 0 || channel + K::W <= A::N) {
+      A::template finish<K::W>(t.buffers, value, at, channel);
+    } else {
+      for (long c = 0; channel + c < A::N; ++c)
+        A::template finish<1>(t.buffers, value[c], at + c, channel + c);
+    }
+  } else {
+    const long block = t.image * (A::N / K::W) + channel / K::W;
+    A::template finish<K::W>(t.buffers, value, ((block * A::OUT_H + y) * A::OUT_WIDTH + x) * K::W, channel);
+  }
+}
+
+// The rows of a window that are inside of what a layer reads.
+struct Span {
+  long first, last;
+};
+template <class A>
+KORCH_INLINE Span taps(long y) {
+  long first = 0, last = A::KH;
+  while (first < last && y * A::SH - A::TOP + first * A::DH < 0) ++first;
+  while (first < last && y * A::SH - A::TOP + (last - 1) * A::DH >= A::H) --last;
+  return {first, last};
+}
+
+template <class K, int L>
+KORCH_INLINE void copy(const Task& t, long from, long to) {
+  typedef Layer<K, L> A;
+  const long end = A::SPLIT ? t.last : A::C;
+  for (long y = from; y < to; ++y) {
+    const long row = K::row(y);
+    for (long channel = first_channel<K, L>(t); channel < end; channel += K::W) {
+      float* const line = ring<K, L>(t, y, channel);
+      for (long x = 0; x < A::OUT_WIDTH; ++x) {
+        const long column = K::column(x);
+        float* const pixel = line + x * K::W;
+        if (row < 0 || column < 0) {
+          store<float, K::W>(pixel, splat<float, K::W>(row < -1 || column < -1 ? 0.0f : K::FILL));
+        } else if constexpr (K::FORM == BLOCKED) {
+          const float* source = t.x + ((channel / K::W * K::H + row) * K::WIDTH + column) * K::W;
+          store<float, K::W>(pixel, load<float, K::W>(source));
+        } else {
+          constexpr long step = K::FORM == LAST ? 1 : K::H * K::WIDTH;
+          const float* source = K::FORM == LAST ? t.x + (row * K::WIDTH + column) * K::C + channel
+                                                : t.x + (channel * K::H + row) * K::WIDTH + column;
+          if (step == 1 && (K::C % K::W == 0 || channel + K::W <= K::C)) {
+            store<float, K::W>(pixel, load<float, K::W>(source));
+          } else {
+            const long count = smaller(K::W, K::C - channel);
+            for (long c = 0; c < count; ++c) pixel[c] = source[c * step];
+          }
+        }
+      }
+    }
+  }
+}
+
+// R pixels times NV vectors of channels.
+template <class K, int L, int R>
+KORCH_ALONE void dense_tile(const Task& t, const float* strip, Span span, long y, long x, long channel) {
+  typedef Layer<K, L> A;
+  typedef Source<K, L> S;
+  constexpr long COLUMNS = A::NV * K::W;
+  constexpr bool IS_WHOLE = S::STEP == K::W;  // all channels of a pixel are neighbours
+  constexpr long TERMS = IS_WHOLE ? A::C : K::W, STEPS = IS_WHOLE ? 1 : blocks(A::C, K::W);
+  V<K> sum[R][A::NV] = {};
+  for (long ky = span.first; ky < span.last; ++ky) {
+    const float* line = S::row(t, y * A::SH - A::TOP + ky * A::DH) + x * (A::SW * S::PIXEL);
+    const float* w = strip + ky * (A::KW * A::C * COLUMNS);
+    for (long kx = 0; kx < A::KW; ++kx) {
+      const float* a = line + kx * (A::DW * S::PIXEL);
+      for (long b = 0; b < STEPS; ++b, a += S::STEP) {
+        const long terms = A::C % TERMS == 0 ? TERMS : smaller(TERMS, A::C - b * TERMS);
+        for (long c = 0; c < terms; ++c, w += COLUMNS) {
+          V<K> v[A::NV];
+#pragma GCC unroll 4
+          for (int k = 0; k < A::NV; ++k) v[k] = load<float, K::W>(w + k * K::W);
+#pragma GCC unroll 32
+          for (int r = 0; r < R; ++r) {
+            V<K> s = splat<float, K::W>(a[r * (A::SW * S::PIXEL) + c]);
+#pragma GCC unroll 4
+            for (int k = 0; k < A::NV; ++k) sum[r][k] += s * v[k];
+          }
+        }
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int k = 0; k < A::NV; ++k) {
+    if (A::N % COLUMNS != 0 && channel + k * K::W >= A::N) break;
+#pragma GCC unroll 32
+    for (int r = 0; r < R; ++r) put<K, L>(t, sum[r][k], y, x + r, channel + k * K::W);
+  }
+}
+
+template <class K, int L>
+KORCH_INLINE void dense(const Task& t, long from, long to) {
+  typedef Layer<K, L> A;
+  constexpr long COLUMNS = A::NV * K::W;
+  constexpr int TAIL = A::OUT_WIDTH % A::ROWS;
+  const float* const weights = static_cast<const float*>(t.buffers[A::WEIGHTS]);
+  const long end = A::SPLIT ? t.last : A::N;
+  for (long channel = first_channel<K, L>(t); channel < end; channel += COLUMNS) {
+    const float* const strip = weights + channel * (A::KH * A::KW * A::C);
+    for (long y = from; y < to; ++y) {
+      const Span span = taps<A>(y);
+      long x = 0;
+      for (; x + A::ROWS <= A::OUT_WIDTH; x += A::ROWS)
+        dense_tile<K, L, A::ROWS>(t, strip, span, y, x, channel);
+      if constexpr (TAIL != 0) dense_tile<K, L, TAIL>(t, strip, span, y, x, channel);
+    }
+  }
+}
+
+// R pixels of W channels. At an edge, columns outside of the image count as zeros.
+template <class K, int L, int R, bool IS_EDGE>
+KORCH_ALONE void depthwise_tile(const Task& t, const float* weights, Span span, long y, long x, long channel) {
+  typedef Layer<K, L> A;
+  typedef Source<K, L> S;
+  V<K> sum[R] = {};
+  const long block = (channel - (L > 0 ? first_channel<K, L>(t) : 0)) / K::W;
+  const long left = x * A::SW - S::BEFORE;
+  for (long ky = span.first; ky < span.last; ++ky) {
+    const float* line = S::row(t, y * A::SH - A::TOP + ky * A::DH) + block * S::STEP + left * S::PIXEL;
+#pragma GCC unroll 8
+    for (int kx = 0; kx < A::KW; ++kx) {
+      if (IS_EDGE && (left + kx * A::DW < 0 || left + kx * A::DW >= A::WIDTH)) continue;
+      V<K> w = load<float, K::W>(weights + (ky * A::KW + kx) * K::W);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r)
+        sum[r] += w * load<float, K::W>(line + (r * A::SW + kx * A::DW) * S::PIXEL);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) put<K, L>(t, sum[r], y, x + r, channel);
+}
+
+template <class K, int L>
+KORCH_INLINE void depthwise(const Task& t, long from, long to) {
+  typedef Layer<K, L> A;
+  // Pixels whose window is inside of a row; all of them in a ring, which has zeros beside its rows.
+  constexpr long BEFORE = Source<K, L>::BEFORE, REACH = (A::KW - 1) * A::DW + 1;
+  constexpr long FIRST = L > 0 ? 0 : least(A::OUT_WIDTH, (BEFORE + A::SW - 1) / A::SW);
+  constexpr long FIT = A::WIDTH + BEFORE < REACH ? 0 : (A::WIDTH + BEFORE - REACH) / A::SW + 1;
+  constexpr long END = L > 0 ? A::OUT_WIDTH : larger(FIRST, least(A::OUT_WIDTH, FIT));
+  constexpr int TAIL = (END - FIRST) % A::ROWS;
+  const float* const weights = static_cast<const float*>(t.buffers[A::WEIGHTS]);
+  const long end = A::SPLIT ? t.last : A::N;
+  for (long channel = first_channel<K, L>(t); channel < end; channel += K::W) {
+    const float* const own = weights + channel * (A::KH * A::KW);
+    for (long y = from; y < to; ++y) {
+      const Span span = taps<A>(y);
+      long x = 0;
+      for (; x < FIRST; ++x) depthwise_tile<K, L, 1, true>(t, own, span, y, x, channel);
+      for (; x + A::ROWS <= END; x += A::ROWS)
+        depthwise_tile<K, L, A::ROWS, false>(t, own, span, y, x, channel);
+      if constexpr (TAIL != 0) depthwise_tile<K, L, TAIL, false>(t, own, span, y, x, channel);
+      for (x = END; x < A::OUT_WIDTH; ++x) depthwise_tile<K, L, 1, true>(t, own, span, y, x, channel);
+    }
+  }
+}
+
+// Compute rows [done[L], end) of layer L, and of those before it what they read.
+template <class K, int L>
+KORCH_INLINE void advance(const Task& t, long* done, long end) {
+  typedef Layer<K, L> A;
+  if constexpr (L > 0) {
+    const long need = smaller(A::H, (end - 1) * A::SH - A::TOP + (A::KH - 1) * A::DH + 1);
+    if (need > done[L - 1]) advance<K, L - 1>(t, done, need);
+  }
+  if constexpr (A::KIND == COPY) copy<K, L>(t, done[L], end);
+  if constexpr (A::KIND == DENSE) dense<K, L>(t, done[L], end);
+  if constexpr (A::KIND == DEPTHWISE) depthwise<K, L>(t, done[L], end);
+  done[L] = end;
+}
+
+// Say that rows from `start` on are needed of layer L.
+template <class K, int L>
+KORCH_INLINE void begin(long* done, long start) {
+  done[L] = start;
+  if constexpr (L > 0) begin<K, L - 1>(done, larger(0, start * Layer<K, L>::SH - Layer<K, L>::TOP));
+}
+
+// Write the zeros beside the rows of the rings.
+template <class K, int L>
+KORCH_INLINE void clear(const Task& t) {
+  typedef Layer<K, L> A;
+  if constexpr (L < LAST_LAYER<K>) {
+    const long count = A::SPLIT ? t.last - t.first : A::N;
+    for (long row = 0; row < blocks(count, K::W) * A::RING; ++row)
+      for (long x = 0; x < A::LINE; ++x)
+        if (x < A::MARGIN || x >= A::MARGIN + A::OUT_WIDTH)
+          store<float, K::W>(t.work + A::AT + (row * A::LINE + x) * K::W, splat<float, K::W>(0.0f));
+    clear<K, L + 1>(t);
+  }
+}
+
+template <class K>
+inline int run(void* const* buffers, const float* x, float* workspace) {
+  constexpr int END = LAST_LAYER<K>;
+  typedef Layer<K, END> A;
+  constexpr long UNITS = (A::N + K::UNIT - 1) / K::UNIT;
+#pragma omp parallel for num_threads(K::THREADS) schedule(static) if (K::THREADS > 1)
+  for (long task = 0; task < K::IMAGES * K::CHUNKS * K::PARTS; ++task) {
+    const long part = task % K::PARTS, chunk = task / K::PARTS % K::CHUNKS;
+    const long image = task / (K::PARTS * K::CHUNKS);
+    const Task t{buffers, x + image * (K::C * K::H * K::WIDTH),
+                 workspace + omp_get_thread_num() * K::FLOATS, image,
+                 UNITS * part / K::PARTS * K::UNIT,
+                 smaller(UNITS * (part + 1) / K::PARTS * K::UNIT, A::N)};
+    clear<K, 0>(t);
+    const long last = A::OUT_H * (chunk + 1) / K::CHUNKS;
+    long y = A::OUT_H * chunk / K::CHUNKS;
+    long done[K::Layers::COUNT];
+    begin<K, END>(done, y);
+    while (y < last) {
+      y = smaller(y + K::BLOCK, last);
+      advance<K, END>(t, done, y);
+    }
+  }
+  return 0;
+}
+
+}  // namespace korch_conv

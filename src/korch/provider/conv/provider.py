@@ -1,0 +1,186 @@
+"""The provider of generated convolutions: sizes from shapes and caches, source from the match."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from korch.candidate.candidate import Group, Offer, Refusal
+from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
+from korch.provider.conv.match import Match, match_group
+from korch.provider.conv.shape import Layer, Shape, can_split, shape_of
+from korch.provider.provider import Kernel
+from korch.provider.vector import scalar
+from korch.target import Target
+
+SCHEMA = 1
+"""Raise it whenever the kernels change in speed or meaning."""
+
+MANY_ROWS = 16
+"""Rows for each thread from which on it doesn't matter that some have one more."""
+
+
+class ConvProvider:
+    """Makes kernels for groups around one convolution, or around a chain of them."""
+
+    name = "conv"
+    version = str(SCHEMA)
+
+    def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
+        """Offer blocks of channels and channels-last, with threads that share rows or channels."""
+        match = match_group(group)
+        if isinstance(match, Refusal):
+            return match
+        refusal = _refuse(group, match, target)
+        if refusal is not None:
+            return refusal
+        variants = _variants(group, match, target)
+        offers = []
+        shape = shape_of(group, match, target, False)
+        for source, sink in _layouts(group, match, shape, target):
+            inputs = _inputs(group, match, shape, source, sink, target)
+            if inputs is not None:
+                outputs = (sink,) * len(group.outputs)
+                offers += [Offer(inputs, outputs, variant) for variant in variants]
+        return tuple(dict.fromkeys(offers)) or Refusal("no layout suits both sides")
+
+    def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
+        """Print the kernel."""
+        match = match_group(group)
+        if isinstance(match, Refusal):
+            return match
+        shape = shape_of(group, match, target, offer.variant == "channels")
+        layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
+        text = _print(group, match, shape, offer, target, f"{group.text}layouts {layouts}")
+        symbol = "k_" + hashlib.sha256(text.encode()).hexdigest()[:16]
+        workspace = 4 * target.threads * shape.floats
+        return Kernel(symbol, text.replace("NAME", symbol), workspace_bytes=workspace)
+
+
+def _refuse(group: Group, match: Match, target: Target) -> Refusal | None:
+    if target.lanes < 4:
+        return Refusal("the target has no vectors")
+    if any(type_.size == 0 for type_ in (*group.input_types, *group.output_types)):
+        return Refusal("a tensor is empty")
+    widths = [group.body.types[link.primitive.output].shape[1] for link in match.links]
+    inner = widths if match.links[-1].is_depthwise else widths[:-1]
+    if any(width % target.lanes for width in inner):
+        return Refusal("the channels fill no vectors")
+    return None
+
+
+def _variants(group: Group, match: Match, target: Target) -> tuple[str, ...]:
+    """Return what threads may share: rows, and channels where few rows are shared unevenly."""
+    is_even = group.output_types[0].shape[2] >= MANY_ROWS * target.threads
+    if target.threads == 1 or is_even or not can_split(match):
+        return ("rows",)
+    return ("rows", "channels")
+
+
+def _layouts(
+    group: Group, match: Match, shape: Shape, target: Target
+) -> list[tuple[Layout, Layout]]:
+    """Return the layouts of the image and of the result that are offered."""
+    x, y = group.input_types[match.image.position], group.output_types[0]
+    choices = layout_choices(x, target.lanes), layout_choices(y, target.lanes)
+    kinds = (channels_blocked(4, target.lanes), channels_last(4))
+    sinks = [k.normalized(y.shape) for k in kinds if k.normalized(y.shape) in choices[1]]
+    pairs = []
+    is_copied = shape.layers[0].kind == "COPY"
+    for kind in kinds:
+        source, sink = kind.normalized(x.shape), kind.normalized(y.shape)
+        if source in choices[0] and sink in sinks:
+            pairs.append((source, sink))
+    if is_copied and 2 * x.shape[1] <= target.lanes:
+        pairs += [(Layout.plain(4), sink) for sink in sinks]
+    return pairs
+
+
+def _inputs(
+    group: Group, match: Match, shape: Shape, source: Layout, sink: Layout, target: Target
+) -> tuple[Layout, ...] | None:
+    """Return the layout of each input; None if one would be read in two."""
+    found: dict[int, Layout] = {match.image.position: source}
+    for layer in shape.layers:
+        if layer.link is None:
+            continue
+        order = (0, 1, 2, 3) if layer.kind == "DEPTHWISE" else (0, 2, 3, 1)
+        layout = Layout(order, ((0, layer.vectors * target.lanes),))
+        if found.setdefault(layer.link.weights, layout) != layout:
+            return None
+    for position in match.full:
+        if found.setdefault(position, sink) != sink:
+            return None
+    return tuple(
+        found.get(i, Layout.plain(type_.rank)) for i, type_ in enumerate(group.input_types)
+    )
+
+
+def _print_layer(layer: Layer, name: str) -> str:
+    """Return a layer as a C++ struct."""
+    rows, line, margin, at = layer.ring
+    numbers = {
+        "C": layer.channels[0], "N": layer.channels[1], "H": layer.size[0], "WIDTH": layer.size[1],
+        "OUT_H": layer.out[0], "OUT_WIDTH": layer.out[1], "KH": layer.window[0],
+        "KW": layer.window[1], "SH": layer.strides[0], "SW": layer.strides[1],
+        "DH": layer.dilations[0], "DW": layer.dilations[1], "TOP": layer.pads[0],
+        "LEFT": layer.pads[1], "NV": layer.vectors, "ROWS": layer.pixels,
+        "SPLIT": int(layer.is_split), "RING": rows, "LINE": line, "MARGIN": margin, "AT": at,
+        "WEIGHTS": layer.link.weights if layer.link else 0,
+    }  # fmt: skip
+    constants = "".join(f"  static constexpr long {n} = {value};\n" for n, value in numbers.items())
+    lines = "".join(f"    {line}\n" for line in (layer.link.steps if layer.link else ()))
+    result = (layer.link.result if layer.link else "") or "y"
+    return f"""struct {name} {{
+  static constexpr int KIND = korch_conv::{layer.kind};
+{constants}  template <int W>
+  static KORCH_INLINE korch::Vec<float, W> finish([[maybe_unused]] void* const* buffers,
+                                                  korch::Vec<float, W> y, [[maybe_unused]] long at,
+                                                  [[maybe_unused]] long channel) {{
+{lines}    return {result};
+  }}
+}};
+"""
+
+
+def _print(
+    group: Group, match: Match, shape: Shape, offer: Offer, target: Target, comment: str
+) -> str:
+    head = "".join(f"// {line}\n" for line in comment.splitlines())
+    image, channels, height, width = group.input_types[match.image.position].shape
+    source, sink = offer.inputs[match.image.position], offer.outputs[0]
+    last = channels_last(4)
+    out_shape = group.output_types[0].shape
+    form = "PLAIN" if source.is_plain else "BLOCKED"
+    if source == last.normalized((image, channels, height, width)):
+        form = "LAST"
+    numbers = {
+        "W": target.lanes, "FORM": f"korch_conv::{form}",
+        "OUT_LAST": int(sink == last.normalized(out_shape)), "IMAGES": image, "C": channels,
+        "H": height, "WIDTH": width, "BLOCK": shape.block, "CHUNKS": shape.chunks,
+        "PARTS": shape.parts, "UNIT": shape.unit, "FLOATS": shape.floats, "THREADS": target.threads,
+    }  # fmt: skip
+    constants = "".join(f"  static constexpr long {n} = {value};\n" for n, value in numbers.items())
+    layers = "".join(_print_layer(layer, f"NAME_l{i}") for i, layer in enumerate(shape.layers))
+    names = ", ".join(f"NAME_l{i}" for i in range(len(shape.layers)))
+    tables = "".join(
+        f"static const int32_t NAME_{axis}[] = {{{', '.join(map(str, table))}}};\n"
+        for axis, table in (("rows", match.image.rows), ("columns", match.image.columns))
+    )
+    workspace = len(group.inputs) + len(group.outputs)
+    return f"""{head}#include "korch_conv.h"
+
+{tables}{layers}
+struct NAME_kernel {{
+  typedef korch_conv::Chain<{names}> Layers;
+{constants}  static constexpr float FILL = {scalar(match.image.fill)};
+  static long row(long i) {{ return NAME_rows[i]; }}
+  static long column(long i) {{ return NAME_columns[i]; }}
+}};
+
+extern "C" int NAME_run(void*, void* const* buffers) {{
+  return korch_conv::run<NAME_kernel>(
+      buffers, static_cast<const float*>(buffers[{match.image.position}]),
+      static_cast<float*>(buffers[{workspace}]));
+}}
+"""

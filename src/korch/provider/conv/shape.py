@@ -1,0 +1,173 @@
+"""A chain of convolutions and a target -> the sizes of everything in its kernel."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from korch.candidate.candidate import Group
+from korch.provider.conv.match import Link, Match
+from korch.target import Target
+
+CACHE_SHARE = 0.25
+"""The part of the level-2 cache that the rows between convolutions may fill."""
+
+DEPTHWISE_PIXELS = 8
+"""Pixels of a row that a convolution channel by channel computes together."""
+
+TILE_COST = 2.0
+"""What a tile of results costs beside its multiplications, in vectors multiplied."""
+
+LATENCY = 8
+"""Multiplications that must be independent of each other to keep the units busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A step of a kernel, in the terms of `native/korch_conv.h`.
+
+    Attributes:
+        kind: COPY, DENSE or DEPTHWISE.
+        channels: read and written.
+        size: rows and columns read.
+        out: rows and columns written.
+        window: rows and columns of the window; strides, dilations and zeros before of each.
+        vectors: of channels computed together.
+        pixels: of a row computed together.
+        is_split: whether it computes only the channels of its task's part.
+        ring: rows, pixels of a row with its zeros, zeros on the left, and the first float.
+        link: the convolution; None for a copy.
+    """
+
+    kind: str
+    channels: tuple[int, int]
+    size: tuple[int, int]
+    out: tuple[int, int]
+    window: tuple[int, int] = (1, 1)
+    strides: tuple[int, int] = (1, 1)
+    dilations: tuple[int, int] = (1, 1)
+    pads: tuple[int, int] = (0, 0)
+    vectors: int = 1
+    pixels: int = 1
+    is_split: bool = False
+    ring: tuple[int, int, int, int] = (0, 0, 0, 0)
+    link: Link | None = None
+
+    def reach(self, rows: int) -> int:
+        """Return how many rows it reads to write `rows`, pads included."""
+        return (rows - 1) * self.strides[0] + (self.window[0] - 1) * self.dilations[0] + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a kernel: its layers, rows of a block, parts, and workspace of a thread."""
+
+    layers: tuple[Layer, ...]
+    block: int
+    chunks: int
+    parts: int
+    unit: int
+    floats: int
+
+
+def can_split(match: Match) -> bool:
+    """Return whether tasks may have channels of the result of their own and do nothing twice."""
+    return all(link.is_depthwise for link in match.links[1:])
+
+
+def shape_of(group: Group, match: Match, target: Target, by_channels: bool) -> Shape:
+    """Choose the sizes.
+
+    Args:
+        group: the chain's group.
+        match: the chain.
+        target: its caches, registers and threads.
+        by_channels: whether threads share the channels of the result, or its rows.
+    """
+    layers = _layers(group, match, target)
+    images, channels, rows, _ = group.output_types[0].shape
+    teams = target.threads // math.gcd(images, target.threads)
+    own = [layer for i, layer in enumerate(layers) if _is_own(layers, i)]
+    unit = max(layer.vectors for layer in own) * target.lanes
+    parts = min(teams, _ceil(channels, unit)) if by_channels else 1
+    chunks = 1 if by_channels else min(teams, rows)
+    layers = [
+        replace(layer, is_split=parts > 1 and _is_own(layers, i)) for i, layer in enumerate(layers)
+    ]
+    most = _ceil(_ceil(channels, unit), parts) * unit
+    per_chunk = _ceil(rows, chunks)
+    limit = CACHE_SHARE * target.l2_bytes / 4
+    block = next((b for b in range(per_chunk, 1, -1)
+                  if _with_rings(layers, b, most, target.lanes)[1] <= limit), 1)  # fmt: skip
+    block = _ceil(per_chunk, _ceil(per_chunk, block))
+    placed, floats = _with_rings(layers, block, most, target.lanes)
+    return Shape(tuple(placed), block, chunks, parts, unit, floats)
+
+
+def _ceil(n: int, size: int) -> int:
+    return -(-n // size)
+
+
+def _is_own(layers: list[Layer], i: int) -> bool:
+    """Whether a layer need only compute the channels of a part: all after it are depthwise."""
+    return all(layer.kind == "DEPTHWISE" for layer in layers[i + 1 :])
+
+
+def _layers(group: Group, match: Match, target: Target) -> list[Layer]:
+    types = group.body.types
+    image = group.input_types[match.image.position]
+    found: list[Layer] = []
+    for link in match.links:
+        x, w = (types[value].shape for value in link.primitive.inputs)
+        y = types[link.primitive.output].shape
+        a: Any = link.primitive.attributes
+        size, out = (x[2], x[3]), (y[2], y[3])
+        if not found:
+            beyond = (out[1] - 1) * a.strides[1] + (w[3] - 1) * a.dilations[1] + 1 > x[3]
+            has_edges = bool(a.pads_begin[1]) or beyond
+            if match.image.is_moved or (has_edges and not link.is_depthwise):
+                moved = (len(match.image.rows), len(match.image.columns))
+                found.append(Layer("COPY", (image.shape[1],) * 2, (image.shape[2], image.shape[3]),
+                                   moved))  # fmt: skip
+        vectors = 2 if y[1] > target.lanes and not link.is_depthwise else 1
+        most = (28 if target.isa in ("avx512", "neon") else 12) // vectors
+        pixels = _pixels(out[1], most, vectors)
+        if link.is_depthwise:
+            pixels = min(out[1], DEPTHWISE_PIXELS)
+        found.append(Layer(
+            "DEPTHWISE" if link.is_depthwise else "DENSE", (x[1], y[1]), size, out,
+            (w[2], w[3]), tuple(a.strides), tuple(a.dilations), tuple(a.pads_begin),
+            vectors, pixels, link=link,
+        ))  # fmt: skip
+    return found
+
+
+def _pixels(width: int, most: int, vectors: int) -> int:
+    """Return how many pixels of a row to compute together: the fewest units of time for a row."""
+
+    def cost(pixels: int) -> float:
+        return max(pixels * vectors, LATENCY) + TILE_COST
+
+    def total(pixels: int) -> float:
+        rest = width % pixels
+        return width // pixels * cost(pixels) + (cost(rest) if rest else 0)
+
+    return min(range(1, min(width, most) + 1), key=lambda p: (total(p), -p))
+
+
+def _with_rings(
+    layers: list[Layer], block: int, most_channels: int, lanes: int
+) -> tuple[list[Layer], int]:
+    """Return the layers with their rings for blocks of so many rows, and the floats of all."""
+    placed = [layers[-1]]
+    rows, floats = block, 0
+    for layer, after in zip(layers[-2::-1], layers[:0:-1], strict=True):
+        rows = min(layer.out[0], after.reach(rows))
+        beyond = (after.out[1] - 1) * after.strides[1] + (after.window[1] - 1) * after.dilations[1]
+        margin = after.pads[1]
+        line = max(margin + layer.out[1], beyond + 1)
+        channels = min(layer.channels[1], most_channels) if layer.is_split else layer.channels[1]
+        placed.append(replace(layer, ring=(rows, line, margin, floats)))
+        floats += _ceil(channels, lanes) * rows * line * lanes
+    return placed[::-1], floats

@@ -1,0 +1,201 @@
+"""Generated convolutions and chains of them, compiled, run and compared with the reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from onednn_groups import Graph
+
+from korch.candidate.candidate import Group, Offer, Refusal
+from korch.candidate.layout import channels_last
+from korch.primitive import reference
+from korch.primitive.ops.layout import PadAttributes, TakeAttributes
+from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.ops.reduce import ReduceAttributes
+from korch.provider.conv import ConvProvider
+from korch.provider.conv.match import match_group
+from korch.provider.conv.shape import shape_of
+from korch.testing.kernels import check_offers, run_kernel
+
+
+def conv(g: Graph, x: int, channels: int, window: int | tuple[int, int] = 1, *, stride: int = 1,
+         pads: tuple[int, int, int, int] | None = None, dilation: int = 1) -> int:  # fmt: skip
+    """A dense convolution; `pads` are top, left, bottom, right (the same size if None)."""
+    return _conv(g, x, channels, g.type(x).shape[1], 1, window, stride, pads, dilation)
+
+
+def depthwise(g: Graph, x: int, window: int | tuple[int, int] = 3, *, stride: int = 1,
+              pads: tuple[int, int, int, int] | None = None, dilation: int = 1) -> int:  # fmt: skip
+    channels = g.type(x).shape[1]
+    return _conv(g, x, channels, 1, channels, window, stride, pads, dilation)
+
+
+def _conv(g, x, channels, depth, groups, window, stride, pads, dilation) -> int:
+    rows, columns = (window, window) if isinstance(window, int) else window
+    if pads is None:
+        pads = (rows // 2 * dilation, columns // 2 * dilation) * 2
+    w = g.weights(channels, depth, rows, columns)
+    steps = ((stride,) * 2, pads[:2], pads[2:], (dilation,) * 2)
+    return g.add("conv", [x, w], ConvAttributes(*steps, groups))
+
+
+def bias(g: Graph, y: int) -> int:
+    return g.with_tensor("add", y, g.weights(1, g.type(y).shape[1], 1, 1))
+
+
+def silu(g: Graph, y: int) -> int:
+    y = bias(g, y)
+    return g.add("mul", [y, g.add("sigmoid", [y])])
+
+
+def check(groups: list[Group], target, builder, rng) -> int:
+    for each in groups:
+        offers = ConvProvider().offer(each, target)
+        assert not isinstance(offers, Refusal), (offers, each.text)
+    return len(check_offers(ConvProvider(), groups, target, builder, rng))
+
+
+def one(shape: tuple[int, ...], make) -> Group:
+    g = Graph()
+    return g.group(make(g, g.tensor(*shape)))
+
+
+def test_one_convolution_of_each_kind(target, builder, rng):
+    n = target.lanes
+    groups = [
+        one((1, n, 7, 9), lambda g, x: conv(g, x, 2 * n)),
+        one((2, 2 * n, 5, 31), lambda g, x: conv(g, x, 3 * n, 3)),
+        one((1, n + 3, 6, 6), lambda g, x: conv(g, x, 5, 3, stride=2)),
+        one((1, 3, 9, 17), lambda g, x: conv(g, x, 2 * n, 3, stride=2, pads=(0, 1, 2, 0))),
+        one((1, n, 9, 10), lambda g, x: conv(g, x, n, (1, 4), dilation=2, pads=(0, 3, 0, 5))),
+        one((1, n, 1, 1), lambda g, x: conv(g, x, n, 3)),
+        one((3, 2 * n, 8, 40), lambda g, x: silu(g, depthwise(g, x))),
+        one((1, n, 11, 12), lambda g, x: depthwise(g, x, 5, stride=2)),
+        one((1, 2 * n, 9, 9), lambda g, x: depthwise(g, x, 3, pads=(0, 0, 0, 0), dilation=2)),
+        one((1, n, 4, 20), lambda g, x: depthwise(g, x, (1, 7), pads=(3, 6, 0, 1))),
+    ]
+    assert check(groups, target, builder, rng) >= 2 * len(groups)
+
+
+def test_chains(target, builder, rng):
+    n = target.lanes
+    groups = [
+        one((1, n, 8, 9), lambda g, x: conv(g, silu(g, depthwise(g, x)), 2 * n)),
+        one((1, n, 9, 8), lambda g, x: depthwise(g, silu(g, conv(g, x, 3 * n)))),
+        one((2, n, 13, 7), lambda g, x: conv(g, silu(g, depthwise(g, silu(
+            g, conv(g, x, 4 * n)), 5, stride=2)), 5)),
+        one((1, n, 12, 12), lambda g, x: conv(g, conv(g, x, 2 * n, 3), n, 3, stride=2)),
+        one((1, n, 10, 6), lambda g, x: conv(g, depthwise(g, x, dilation=2), n, stride=2,
+                                             pads=(0, 0, 0, 0))),
+        one((1, 3, 16, 16), lambda g, x: depthwise(g, bias(g, conv(g, x, n, 3, stride=2)))),
+        one((1, n, 6, 6), lambda g, x: depthwise(g, depthwise(g, x, 5), 3)),
+    ]  # fmt: skip
+    assert check(groups, target, builder, rng) >= 2 * len(groups)
+
+
+def test_a_residual_is_added_where_the_layouts_agree(target, builder, rng):
+    n = target.lanes
+
+    def block(g: Graph, x: int) -> int:
+        y = bias(g, conv(g, silu(g, depthwise(g, silu(g, conv(g, x, 2 * n)))), n))
+        return g.add("add", [y, x])
+
+    each = one((1, n, 9, 9), block)
+    assert check([each], target, builder, rng) == 2
+    for offer in ConvProvider().offer(each, target):
+        assert offer.inputs[0] == offer.outputs[0]
+
+
+def test_pads_and_takes_before_the_first_are_read_in_place(target, builder, rng):
+    n = target.lanes
+
+    def padded(mode: str, value: float = 0.0):
+        attributes = PadAttributes((0, 0, 2, 1), (0, 0, 1, 2), mode, value)
+        return lambda g, x: conv(g, g.add("pad", [x], attributes), n, 3, pads=(1, 0, 0, 1))
+
+    def doubled(g: Graph, x: int) -> int:
+        for axis in (2, 3):
+            indices = tuple(i // 2 for i in range(2 * g.type(x).shape[axis]))
+            x = g.add("take", [x], TakeAttributes(axis, indices))
+        return conv(g, depthwise(g, x), n)
+
+    shape = (1, n, 6, 7)
+    groups = [one(shape, make) for make in (
+        padded("reflect"), padded("edge"), padded("constant"), padded("constant", 1.5), doubled
+    )]  # fmt: skip
+    check(groups, target, builder, rng)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_share_rows_or_channels(target, builder, rng, threads):
+    few = replace(target, threads=threads)
+    n = target.lanes
+    each = one((1, n, 5, 6), lambda g, x: depthwise(g, conv(g, x, 5 * n)))
+    offers = ConvProvider().offer(each, few)
+    assert {offer.variant for offer in offers} == (
+        {"rows", "channels"} if threads > 1 else {"rows"}
+    )
+    check_offers(ConvProvider(), [each], few, builder, rng)
+
+
+def test_rows_stay_in_the_cache(target, builder, rng):
+    each = one((1, 64, 40, 40), lambda g, x: conv(g, silu(g, depthwise(g, conv(g, x, 256))), 64))
+    match = match_group(each)
+    large, small = (shape_of(each, match, replace(target, l2_bytes=size), False)
+                    for size in (64 << 20, 1 << 20))  # fmt: skip
+    assert large.block == 40 // target.threads
+    assert 1 <= small.block < large.block and 4 * small.floats <= 1 << 20
+    tiny = replace(target, l2_bytes=1 << 10)
+    assert shape_of(each, match, tiny, False).block == 1
+    check_offers(ConvProvider(), [one((1, 16, 20, 9), lambda g, x: conv(
+        g, depthwise(g, conv(g, x, 32), 5), 16))], tiny, builder, rng)  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_not_lost_and_stays_in_its_window(target, builder, rng, bad):
+    g = Graph()
+    y = conv(g, depthwise(g, g.tensor(1, 16, 9, 9)), 16)
+    each = g.group(g.with_number("max", y, 0.0))
+    arrays = [rng.standard_normal(t.shape).astype(np.float32) for t in each.input_types]
+    arrays[0][0, 3, 4, 4] = bad
+    feeds = {f"i{i}": a for i, a in enumerate(arrays)}
+    expected = reference.run(each.body, feeds, exact=True)["o0"]
+    for offer in ConvProvider().offer(each, target):
+        kernel = ConvProvider().build(each, offer, target)
+        (found,) = run_kernel(kernel, each, offer, arrays, builder)
+        assert np.array_equal(np.isnan(found), np.isnan(expected))
+        assert np.allclose(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize(("expected", "make"), [
+    ("it is no convolution", lambda g, x: g.add("neg", [x])),
+    ("add reads not just one convolution",
+     lambda g, x: conv(g, g.add("add", [(y := conv(g, x, 16)), conv(g, y, 16)]), 16)),
+    ("a tensor is read between two convolutions",
+     lambda g, x: conv(g, g.add("add", [depthwise(g, x), g.tensor(1, 16, 6, 6)]), 16)),
+    ("the channels are in groups", lambda g, x: _conv(g, x, 16, 4, 4, 3, 1, None, 1)),
+    ("channels are multiplied", lambda g, x: _conv(g, x, 32, 1, 16, 3, 1, None, 1)),
+    ("the window is too wide", lambda g, x: depthwise(g, x, 9)),
+    ("the channels fill no vectors", lambda g, x: depthwise(g, conv(g, x, 17))),
+    ("reduce_sum has another shape than the convolution",
+     lambda g, x: g.add("reduce_sum", [conv(g, x, 16)], ReduceAttributes((2, 3)))),
+])  # fmt: skip
+def test_refusals(target, expected, make):
+    found = ConvProvider().offer(one((1, 16, 6, 6), make), target)
+    assert found == Refusal(expected)
+
+
+def test_weights_that_are_computed_are_refused(target):
+    g = Graph()
+    x, w = g.tensor(1, 16, 4, 4), g.tensor(16, 16, 1, 1)
+    y = g.add("conv", [x, w], ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1), 1))
+    assert ConvProvider().offer(g.group(y), target) == Refusal("the weights are not constant")
+
+
+def test_layouts(target):
+    each = one((1, 32, 6, 6), lambda g, x: conv(g, x, 3, 3))
+    offers = ConvProvider().offer(each, target)
+    assert {(o.inputs[0], o.outputs[0]) for o in offers} == {(channels_last(4),) * 2}
+    assert all(isinstance(o, Offer) for o in offers)
