@@ -83,6 +83,7 @@ class Result:
         return {
             "plan": self.entry.name, "kernels": len(self.entry.steps),
             "predicted_ms": self.entry.predicted_ns / 1e6,
+            "is_measured": all(is_measured for _, is_measured in self.entry.costs),
             "measured_ms": self.median_ns / 1e6 if len(times) else None, "p10_ms": low,
             "p90_ms": high, "max_error": self.max_error, "refusal": self.refusal,
         }  # fmt: skip

@@ -138,6 +138,46 @@ def siblings(count: int, op: str = "conv", groups: int = 1) -> str:
 
 REFLECT = "before=(0,0,1,1), after=(0,0,1,1), mode='reflect'"
 
+
+def outer(a: str, b: str, axes: str, out: str, full: str = "3,2,4", kind: str = "f64") -> str:
+    """Return the text of a sum of products of two broadcasts."""
+    return (
+        f'graph(%0 "a": {kind}[{a}], %1 "b": {kind}[{b}]) -> (%5 "y")\n'
+        f"%2: {kind}[{full}] = broadcast(%0) {{shape=({full})}}\n"
+        f"%3: {kind}[{full}] = broadcast(%1) {{shape=({full})}}\n"
+        f"%4: {kind}[{full}] = mul(%2, %3)\n"
+        f"%5: {kind}[{out}] = reduce_sum(%4) {{axes=({axes},)}}\n"
+    )
+
+
+def rows(axis: int = 1, kind: str = "f64") -> str:
+    """Return the text of the sum of a matrix that is multiplied, too."""
+    out = "3,1" if axis else "1,4"
+    return (
+        f'graph(%0 "a": {kind}[3,4], %1 "b": {kind}[4,5]) -> (%2 "y", %3 "z")\n'
+        f"%2: {kind}[{out}] = reduce_sum(%0) {{axes=({axis},)}}\n"
+        f"%3: {kind}[3,5] = matmul(%0, %1)\n"
+    )
+
+
+def moments(n: int = 4096, axis: int = 1) -> str:
+    """Return the text of the sum of squared deviations of 2 times n numbers."""
+    out = f"2,{n}".split(",")
+    out[axis] = "1"
+    mean, size = "f64[2,1]", f"f64[2,{n}]"
+    return unary(size, f"{mean} = reduce_sum(%0) {{axes=(1,)}}",
+                 f"{mean} = constant {{uniform={n}.0}}",
+                 f"{mean} = div(%1, %2)", f"{size} = broadcast(%3) {{shape=(2,{n})}}",
+                 f"{size} = sub(%0, %4)", f"{size} = mul(%5, %5)",
+                 f"f64[{','.join(out)}] = reduce_sum(%6) {{axes=({axis},)}}")  # fmt: skip
+
+
+def ranked(shape: str, constant: str, out: str, kind: str = "f64") -> str:
+    """Return the text of a product with a constant."""
+    return unary(f"{kind}[{out.replace('9', '10')}]", f"{kind}[{shape}] = constant {{{constant}}}",
+                 f"{kind}[{out.replace('9', shape.split(',')[-1])}] = matmul(%0, %1)")  # fmt: skip
+
+
 FIRING: tuple[tuple[str, str], ...] = (
     ("transposes-compose", unary("f64[2,1,3]", "f64[3,2,1] = transpose(%0) {perm=(2,0,1)}",
                                  "f64[1,3,2] = transpose(%1) {perm=(2,0,1)}")),
@@ -197,6 +237,12 @@ FIRING: tuple[tuple[str, str], ...] = (
     ("conv-of-pieces-is-strided-conv", focus()),
     ("conv-of-pieces-is-strided-conv", focus(starts="11 00 10 01", strides=(2, 1)).replace(
         "1,4,3,3] = conv", "1,4,2,3] = conv")),
+    ("matmul-of-low-rank-is-two-matmuls", ranked("10,10", "uniform=2.0", "3,9")),
+    ("sum-of-products-is-matmul", outer("3,1,4", "2,4", "2", "3,2,1")),
+    ("sum-of-products-is-matmul", outer("3,2,1", "3,1,4", "0", "1,2,4")),
+    ("sum-is-matmul-with-ones", rows()),
+    ("squares-are-summed-with-their-mean", moments()),
+    ("mean-is-summed-with-its-squares", moments()),
     ("siblings-are-one-linear", siblings(3)),
     ("siblings-are-one-linear", siblings(2, "matmul")),
     ("channel-map-moves-to-its-cheapest-place",
@@ -245,6 +291,24 @@ REFUSING: tuple[tuple[str, str, str], ...] = (
         ("the convolution has groups or dilations", focus(groups=2)),
         ("the channels are no strided pieces of one image", focus(step="1,1,1,1")),
         ("a sum of weights is not finite", focus("constant {uniform='inf'}")),
+    )),
+    ("matmul-of-low-rank-is-two-matmuls", "the matrix is no constant one of numbers",
+     ranked("10,10", "uniform=2", "3,9", "i32")),
+    ("matmul-of-low-rank-is-two-matmuls", "the matrix is too small or too large",
+     ranked("10,1", "uniform=2.0", "3,9")),
+    ("matmul-of-low-rank-is-two-matmuls", "the rank is too high",
+     ranked("10,10", "digest=1f", "3,9")),
+    *(("sum-of-products-is-matmul", reason, text) for reason, text in (
+        ("a sum of integers wraps", outer("3,1,4", "2,4", "2", "3,2,1", kind="i32")),
+        ("the sum is empty", outer("3,1,0", "2,0", "2", "3,2,1", "3,2,0")),
+        ("a factor does not vary along the sum", outer("3,1,1", "2,4", "2", "3,2,1")),
+        ("each factor is used once", outer("3,2,4", "2,4", "2", "3,2,1")),
+    )),
+    ("sum-is-matmul-with-ones", "a sum of integers wraps", rows(kind="i32")),
+    ("sum-is-matmul-with-ones", "the sum is not over the columns", rows(0)),
+    *(("squares-are-summed-with-their-mean", reason, text) for reason, text in (
+        ("the mean is over other axes than the squares", moments(axis=0)),
+        ("the elements stay in the first cache", moments(100)),
     )),
     ("siblings-are-one-linear", "the siblings have groups", siblings(2, groups=2)),
     ("siblings-are-one-linear", "there are too many siblings", siblings(9)),

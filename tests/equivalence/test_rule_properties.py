@@ -18,6 +18,7 @@ from korch.equivalence.rules import (
     linear,
     pooling,
     products,
+    reductions,
     siblings,
     upsampling,
 )
@@ -31,7 +32,7 @@ from korch.primitive.ops.layout import (
     TransposeAttributes,
 )
 from korch.primitive.ops.linear import ConvAttributes, ConvTransposeAttributes
-from korch.primitive.ops.reduce import BroadcastAttributes, PoolAttributes
+from korch.primitive.ops.reduce import BroadcastAttributes, PoolAttributes, ReduceAttributes
 from korch.primitive.types import DType, ValueType
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -300,6 +301,75 @@ def test_products_of_three(integers: bool) -> None:
         fired += report.rules[0].fired
         assert_alternatives_agree(result, graph, seed=seed, integers=integers)
     assert fired >= 8
+
+
+@pytest.mark.parametrize("integers", [False, True])
+def test_sums_of_products(integers: bool) -> None:
+    fired = 0
+    for seed in range(60):
+        draft = Draft(seed, integers=integers)
+        rng = draft.rng
+        shape = numbers(rng, int(rng.integers(2, 5)), 1, 5)
+        parts = []
+        for name in "ab":
+            keep = rng.integers(0, 3, len(shape)) > 0
+            small = tuple(n if kept else 1 for n, kept in zip(shape, keep, strict=True))
+            small = small[int(rng.integers(0, 2)) * (small[0] == 1) :]
+            part = draft.builder.input(name, ValueType(small, DType.F64))
+            is_full = small == shape
+            wide = part if is_full else draft.add("broadcast", (part,), BroadcastAttributes(shape))
+            parts.append(wide)
+        axes = tuple(i for i in range(len(shape)) if rng.integers(2)) or (0,)
+        product = draft.add("mul", tuple(parts))
+        graph = draft.finish(draft.add("reduce_sum", (product,), ReduceAttributes(axes)))
+        result, report = apply_rules(graph, reductions.RULES)
+        fired += sum(rule.fired for rule in report.rules)
+        assert_alternatives_agree(result, graph, seed=seed, integers=integers)
+    assert fired >= 8
+
+
+def full(draft: Draft, shape: tuple[int, ...], number: float) -> int:
+    return draft.builder.constant(np.full(shape, number))
+
+
+@pytest.mark.parametrize("offset", [0.0, 100.0])
+def test_moments(offset: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reductions, "FEWEST_ELEMENTS", 2)
+    for seed in range(20):
+        draft = Draft(seed)
+        rng = draft.rng
+        shape = numbers(rng, 3, 2, 6)
+        axes = [(0,), (2,), (1, 2), (0, 2), (0, 1, 2)][int(rng.integers(5))]
+        count = float(np.prod([shape[axis] for axis in axes]))
+        x = draft.input(*shape)
+        x = draft.add("add", (x, full(draft, shape, offset)))
+        total = draft.add("reduce_sum", (x,), ReduceAttributes(axes))
+        mean = draft.add("div", (total, full(draft, draft.shape(total), count)))
+        spread = draft.add("broadcast", (mean,), BroadcastAttributes(shape))
+        deviation = draft.add("sub", (x, spread))
+        squares = draft.add("mul", (deviation, deviation))
+        graph = draft.finish(draft.add("reduce_sum", (squares,), ReduceAttributes(axes)))
+        result, report = apply_rules(graph, reductions.RULES)
+        assert sorted(r.name for r in report.rules if r.fired) == [
+            "mean-is-summed-with-its-squares", "squares-are-summed-with-their-mean"
+        ]  # fmt: skip
+        assert_alternatives_agree(result, graph, seed=seed)
+
+
+def test_matrices_of_low_rank() -> None:
+    fired = 0
+    for seed in range(20):
+        draft = Draft(seed)
+        rng = draft.rng
+        k, n, rank = (int(rng.integers(low, 30)) for low in (8, 8, 1))
+        b = rng.standard_normal((k, rank)) @ rng.standard_normal((rank, n))
+        y = draft.add("matmul", (draft.input(3, k), draft.builder.constant(b)))
+        result, report = apply_rules(graph := draft.finish(y), products.RULES)
+        is_low = rank <= int(products.WORTH * k * n / (k + n))
+        assert bool(report.rules[1].fired) == is_low
+        fired += is_low
+        assert_alternatives_agree(result, graph, seed=seed)
+    assert 3 < fired < 20
 
 
 @pytest.mark.parametrize("integers", [False, True])

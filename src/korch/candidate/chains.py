@@ -67,24 +67,22 @@ def _kind(graph: PrimitiveGraph, primitive: Primitive) -> str | None:
 
 
 def _is_finished(graph: PrimitiveGraph, group: Group) -> bool:
-    """Whether what follows a group is more than a function of its one output.
+    """Whether what reads the outputs of a group is more than steps of a function of them.
 
-    Such a function costs nothing inside of the kernel, so that a group without it is worth nothing.
+    Such steps cost nothing inside of the kernel, so that a group without them is worth nothing.
     """
-    if len(group.outputs) > 1:
+    if set(group.outputs) & {value for _, value in graph.outputs}:
         return True
-    value = group.outputs[0]
-    if value in {v for _, v in graph.outputs}:
-        return True
-    shape, known = graph.types[value].shape, {value}
-    for p in graph.consumers[value]:
-        primitive = graph.primitives[p]
+    known = {graph.primitives[p].output for p in group.primitives}
+    shape = graph.types[group.outputs[0]].shape
+    readers = [graph.primitives[p] for value in group.outputs for p in graph.consumers[value]]
+    for primitive in readers:
         is_step = primitive.row.category is Category.ELEMENTWISE
         if not is_step or graph.types[primitive.output].shape != shape:
             return True
         known.add(primitive.output)
-    others = {v for p in graph.consumers[value] for v in graph.primitives[p].inputs} - known
-    return not all(_is_parameter(graph, v) for v in others) or not graph.consumers[value]
+    others = {value for primitive in readers for value in primitive.inputs} - known
+    return not all(_is_parameter(graph, value) for value in others)
 
 
 def _is_parameter(graph: PrimitiveGraph, value: int) -> bool:

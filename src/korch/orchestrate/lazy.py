@@ -47,6 +47,11 @@ ROUND_SECONDS = 4.0
 """Longest solve of a round: its solution only says what to measure next, and its bound is true
 whenever it is stopped."""
 
+ROUND_GAP = 0.002
+"""Gap at which a round's solve ends: a tenth of what measurements are worth."""
+
+ESTIMATE_GAP = 0.01
+"""The same where costs are estimates."""
 
 RUNNER_UP = 1.1
 """A second-best plan that costs at most this much more may be the best as a whole."""
@@ -147,7 +152,7 @@ class LazyLoop:
 
     def _unmeasured_plan(self) -> Orchestration:
         """Return the plan with the least sum of bounds."""
-        plan = self._solve(*self._costs(), ROUND_SECONDS, 0)
+        plan = self._solve(*self._costs(), ROUND_SECONDS, 0, 0.0)
         self.bound_ns = plan.certificate.bound_ns
         self.best = (plan.certificate.objective_ns or 0, tuple(plan.kernels))
         self._report()
@@ -159,11 +164,12 @@ class LazyLoop:
         Raises:
             InfeasibleError: no plan exists.
         """
-        stopped, quiet, seconds, count = False, 0, ROUND_SECONDS, 0
+        stopped, quiet, count = False, 0, 0
+        seconds, gap = ROUND_SECONDS, ROUND_GAP
         while not self._is_close() and count != most_rounds:
             count += 1
             before = (self.bound_ns, self.best)
-            plan = self._solve(*self._costs(), seconds, self.bound_ns)
+            plan = self._solve(*self._costs(), seconds, self.bound_ns, gap)
             self.bound_ns = max(self.bound_ns, plan.certificate.bound_ns)
             unknown = self._unmeasured(plan.kernels)
             has_room = self._room() > 0
@@ -179,7 +185,7 @@ class LazyLoop:
                 # All of the solution is measured, so only a better proof is left to be had.
                 if plan.certificate.status is Status.OPTIMAL or seconds > ROUND_SECONDS:
                     break
-                seconds = self.options.solver_seconds
+                seconds, gap = self.options.solver_seconds, 0.0
         return self._result(stopped)
 
     def estimate(self) -> None:
@@ -190,7 +196,7 @@ class LazyLoop:
         """
         for _ in range(ESTIMATE_ROUNDS):
             estimates = self._estimates()
-            plan = self._solve(estimates, None, ROUND_SECONDS / 2, 0)
+            plan = self._solve(estimates, None, ROUND_SECONDS / 2, 0, ESTIMATE_GAP)
             unknown = self._unmeasured(plan.kernels)
             room_ns = int(ESTIMATE_ROOM * (plan.certificate.objective_ns or 0))
             has_time = unknown and self._time_left()
@@ -201,7 +207,7 @@ class LazyLoop:
             if self.best is not None and (not unknown or not self._time_left()):
                 break
         while self.best is None:  # a kernel of every solution so far has failed
-            plan = self._solve(self._estimates(), None, ROUND_SECONDS, 0)
+            plan = self._solve(self._estimates(), None, ROUND_SECONDS, 0, ESTIMATE_GAP)
             self._measure(plan.kernels)
             self._try_incumbent(plan.kernels)
 
@@ -290,14 +296,15 @@ class LazyLoop:
         return tuple(c for c in self.candidates if not self._is_failed(c))
 
     def _solve(
-        self, costs_ns: list[int], is_measured: list[bool] | None, seconds: float, bound_ns: int
-    ) -> Plan:
+        self, costs_ns: list[int], is_measured: list[bool] | None, seconds: float, bound_ns: int,
+        gap: float,
+    ) -> Plan:  # fmt: skip
         left = self._seconds_left()
         if left is not None:
             seconds = max(2.0, min(seconds, left))
         plan = self.solver.solve(
             costs_ns, is_measured, seconds=seconds, hint=self.best[1] if self.best else None,
-            lower_bound_ns=bound_ns, excluded=self._failed(),
+            lower_bound_ns=bound_ns, excluded=self._failed(), gap=gap,
         )  # fmt: skip
         status = plan.certificate.status
         if status is Status.INFEASIBLE:

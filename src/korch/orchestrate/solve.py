@@ -101,7 +101,7 @@ class Solver:
     def solve(
         self, costs_ns: Sequence[int] | None = None, is_measured: Sequence[bool] | None = None, *,
         seconds: float = 60.0, hint: Sequence[int] | None = None, lower_bound_ns: int = 0,
-        excluded: Collection[int] = (),
+        excluded: Collection[int] = (), gap: float = 0.0,
     ) -> Plan:  # fmt: skip
         """Return the cheapest plan for some costs.
 
@@ -112,6 +112,7 @@ class Solver:
             hint: kernels of a plan to start from.
             lower_bound_ns: a bound that is known to hold.
             excluded: kernels that must not be used, as those that crashed.
+            gap: the part of a plan's cost by which its bound may be lower when the search ends.
 
         Returns:
             A verified plan, as `solve` does.
@@ -129,7 +130,7 @@ class Solver:
         search = _Search(
             self, [problem.kernels[k].cost_ns for k in self.kept],
             frozenset(self.number[k] for k in excluded if k in self.number),
-            start_s + seconds, lower_bound_ns,
+            start_s + seconds, lower_bound_ns, gap,
         )  # fmt: skip
         search.run([self.number[k] for k in hint or () if k in self.number])
         chosen = None if search.best is None else tuple(self.kept[i] for i in search.best)
@@ -197,7 +198,7 @@ class _Search:
 
     def __init__(
         self, owner: Solver, costs_ns: list[int], excluded: frozenset[int], deadline_s: float,
-        bound_ns: int,
+        bound_ns: int, gap: float,
     ) -> None:  # fmt: skip
         self.owner = owner
         self.problem = owner.reduced
@@ -205,6 +206,7 @@ class _Search:
         self.excluded = excluded
         self.deadline_s = deadline_s
         self.bound_ns = bound_ns
+        self.gap = gap
         self.best: tuple[int, ...] | None = None
         self.best_ns = 0
         self.is_infeasible = False
@@ -246,7 +248,7 @@ class _Search:
             delta_ns = max(delta_ns + 1, min(grown_ns, enough_ns))
 
     def _is_done(self) -> bool:
-        return self.best is not None and self.best_ns <= self.bound_ns
+        return self.best is not None and (1 - self.gap) * self.best_ns <= self.bound_ns
 
     def _not_excluded(self) -> list[int]:
         return [k for k in range(len(self.costs_ns)) if k not in self.excluded]
@@ -327,6 +329,7 @@ class _Search:
         solver.parameters.random_seed = self.owner.seed
         solver.parameters.max_time_in_seconds = max(0.01, seconds)
         solver.parameters.linearization_level = 2
+        solver.parameters.relative_gap_limit = self.gap
         # Its own handler would end the process at the next Ctrl-C, without a word.
         solver.parameters.catch_sigint_signal = False
         status = solver.solve(model)
@@ -338,7 +341,7 @@ class _Search:
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return _Answer(None, bound_ns, False)
         chosen = tuple(k for k, _ in terms if solver.boolean_value(variables[k]))
-        if status == cp_model.OPTIMAL:
+        if status == cp_model.OPTIMAL and not self.gap:
             bound_ns = sum(self.costs_ns[k] for k in chosen)
         return _Answer(chosen, bound_ns, False)
 

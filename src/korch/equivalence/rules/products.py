@@ -1,4 +1,4 @@
-"""Matrix products in another order."""
+"""Matrix products in another order, and of matrices of low rank."""
 
 from __future__ import annotations
 
@@ -6,8 +6,20 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from korch.equivalence.rule import AnyRule, Refusal, Rule, View, Writer
 from korch.primitive.graph import Primitive
+from korch.primitive.op import Array
+
+WORTH = 0.8
+"""Two products must take at most this part of the multiplications of one."""
+
+LARGEST = 1 << 20
+"""Elements of a matrix whose rank is looked at."""
+
+EXACT = 1e-7
+"""A matrix is of a rank if what is beyond is smaller than this part of it: float32 rounds so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,4 +84,78 @@ PRODUCTS_ASSOCIATE = Rule(
     reorders=True,
 )
 
-RULES: tuple[AnyRule, ...] = (PRODUCTS_ASSOCIATE,)
+
+@dataclass(frozen=True, slots=True)
+class RankMatch:
+    """A product with a constant on the right."""
+
+    root: Primitive
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankWitness:
+    """a b = a (left right); float64[..., k, r] and float64[..., r, n]."""
+
+    a: int
+    left: Array
+    right: Array
+
+
+def _match_rank(view: View, root: Primitive) -> Iterator[RankMatch]:
+    if view.constant(root.inputs[1]) is not None:
+        yield RankMatch(root)
+
+
+def _refuse_rank(view: View, match: RankMatch) -> RankWitness | Refusal:
+    root, (a, b) = match.root.output, match.root.inputs
+    constant = view.constant(b)
+    shape = view.shape(b)
+    if constant is None or math.prod(shape[:-2]) != 1 or not view.type(b).dtype.is_float:
+        return Refusal("the matrix is no constant one of numbers", root)
+    k, n = shape[-2:]
+    most = int(WORTH * k * n / (k + n))
+    if most == 0 or k * n > LARGEST:
+        return Refusal("the matrix is too small or too large", root)
+    found = _factors(constant.array.reshape(k, n).astype(np.float64), most)
+    if found is None:
+        return Refusal("the rank is too high", root)
+    left, right = (factor.reshape((*shape[:-2], *factor.shape)) for factor in found)
+    return RankWitness(a, left, right)
+
+
+def _factors(matrix: Array, most: int) -> tuple[Array, Array] | None:
+    """Return the thinnest factors of a matrix, None if its rank is above `most`.
+
+    Source: randomized range finder (Halko, Martinsson, Tropp 2011, algorithm 4.1).
+    """
+    if not np.isfinite(matrix).all() or not matrix.any():
+        return None
+    size = float(np.linalg.norm(matrix))
+    probe = np.random.default_rng(0).standard_normal((matrix.shape[1], most + 1))
+    basis, values, _ = np.linalg.svd(matrix @ probe, full_matrices=False)
+    rank = int((values > EXACT * values[0]).sum())
+    if rank > most:
+        return None
+    left = basis[:, :rank]
+    right = left.T @ matrix
+    return (left, right) if np.linalg.norm(matrix - left @ right) <= EXACT * size else None
+
+
+def _build_rank(writer: Writer, witness: RankWitness) -> int:
+    dtype = writer.type(witness.a).dtype
+    left, right = (writer.constant(f, dtype) for f in (witness.left, witness.right))
+    return writer.add("matmul", (writer.add("matmul", (witness.a, left)), right))
+
+
+LOW_RANK_IS_TWO_PRODUCTS = Rule(
+    name="matmul-of-low-rank-is-two-matmuls",
+    law="a b = (a l) r, with b = l r and few columns in l",
+    source="rank factorization",
+    roots=("matmul",),
+    match=_match_rank,
+    refuse=_refuse_rank,
+    build=_build_rank,
+    reorders=True,
+)
+
+RULES: tuple[AnyRule, ...] = (PRODUCTS_ASSOCIATE, LOW_RANK_IS_TWO_PRODUCTS)
