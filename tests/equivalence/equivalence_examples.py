@@ -302,6 +302,7 @@ REFUSING: tuple[tuple[str, str, str], ...] = (
         ("a sum of integers wraps", outer("3,1,4", "2,4", "2", "3,2,1", kind="i32")),
         ("the sum is empty", outer("3,1,0", "2,0", "2", "3,2,1", "3,2,0")),
         ("a factor does not vary along the sum", outer("3,1,1", "2,4", "2", "3,2,1")),
+        ("neither factor varies along an axis", outer("3,1,4", "1,4", "2", "3,2,1")),
         ("each factor is used once", outer("3,2,4", "2,4", "2", "3,2,1")),
     )),
     ("sum-is-matmul-with-ones", "a sum of integers wraps", rows(kind="i32")),

@@ -74,6 +74,8 @@ def _refuse_product(view: View, match: ProductMatch) -> ProductWitness | Refusal
     batch = tuple(axis for axis in kept if 1 not in (a_shape[axis], b_shape[axis]))
     rows = tuple(axis for axis in kept if b_shape[axis] == 1)
     columns = tuple(axis for axis in kept if a_shape[axis] == 1)
+    if set(rows) & set(columns):
+        return Refusal("neither factor varies along an axis", root)
     if not rows or not columns:
         return Refusal("each factor is used once", root)
     return ProductWitness((a, b), (a_shape, b_shape), (batch, rows, columns, summed), shape)
