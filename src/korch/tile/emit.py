@@ -29,6 +29,7 @@ from korch.tile.index import (
     add,
     bounds,
     choice,
+    coarsened,
     constant,
     entry,
     quotient,
@@ -90,7 +91,9 @@ class Emitter:
     def inside(self, expr: Expr, low: int, high: int) -> Guards:
         """Return the guard low <= expr < high; none if the ranges imply it."""
         least, most = bounds(expr, self.ranges)
-        return () if low <= least and most < high else (Inside(expr, low, high),)
+        if low <= least and most < high:
+            return ()
+        return (Inside(*coarsened(expr, low, high, self.ranges)),)
 
     def _value(self, value: int, index: Index, guards: Guards) -> str:
         type_ = self.body.types[value]

@@ -224,6 +224,22 @@ def substitute(expr: Expr, values: Mapping[str, Expr], ranges: Ranges) -> Expr:
     return add(*parts)
 
 
+def coarsened(expr: Expr, low: int, high: int, ranges: Ranges) -> tuple[Expr, int, int]:
+    """Return the condition low <= expr < high without what is too small to decide it.
+
+    With expr = g*q + r and r in [0, g), a limit that is a multiple of g depends on q only: whether
+    a channel lies in one of four blocks of 32 does not depend on its place in the block.
+    """
+    least, most = bounds(expr, ranges)
+    for g in sorted({abs(c) for _, c in expr.terms if abs(c) > 1}, reverse=True):
+        whole, rest = _split(expr, g, ranges)
+        begin, end = bounds(rest, ranges)
+        is_low, is_high = low <= least or low % g == 0, most < high or high % g == 0
+        if begin >= 0 and end < g and is_low and is_high:
+            return coarsened(whole, low // g, -(-high // g), ranges)
+    return expr, low, high
+
+
 def breakpoints(expr: Expr, name: str, ranges: Ranges) -> set[int]:
     """Return the values of a variable at which a choice inside of `expr` turns."""
     found: set[int] = set()
