@@ -105,7 +105,7 @@ KORCH_INLINE void transform_tile(const float* x, long tile, long block, float* v
 
 // ROWS tiles times NV vectors of output channels.
 template <class K>
-KORCH_INLINE void multiply(const float* v, const float* u, float* m) {
+__attribute__((noinline)) void multiply(const float* v, const float* u, float* m) {
   V<K> sum[K::ROWS][K::NV] = {};
   for (long c = 0; c < K::C; ++c) {
     V<K> w[K::NV];
