@@ -9,7 +9,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "korch"
 ORDER = (
-    ("errors", "libraries"), ("options", "target"), ("primitive",),
+    ("errors", "alignment", "libraries"), ("options", "target"), ("primitive",),
     ("frontend", "fission", "equivalence"), ("candidate",), ("partition",),
     ("tile",), ("provider",), ("measure",),
     ("orchestrate",), ("runtime",), ("contest", "report"), ("pipeline",),

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import safetensors
 
+from korch import alignment
+from korch.alignment import aligned_bytes
 from korch.errors import ArtifactError
 from korch.primitive.types import DType, ValueType
-from korch.runtime import alignment
-from korch.runtime.alignment import aligned_bytes
 from korch.runtime.weights import Weights
 
 TYPES = [ValueType((i, 3), dtype) for i, dtype in enumerate(DType)]

@@ -17,6 +17,11 @@ import sys
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+
+from korch.alignment import align_up, aligned_bytes
+
+Bytes = npt.NDArray[np.uint8]
 
 SAMPLE_NS = 200_000
 """A sample is as many runs as last this long."""
@@ -25,16 +30,8 @@ PR_SET_PDEATHSIG = 1
 """The option of prctl(2) that asks for a signal at the parent's death."""
 
 
-def aligned(size_bytes: int) -> np.ndarray[Any, Any]:
-    """Return bytes at an address that is a multiple of 64."""
-    whole = np.empty(size_bytes + 64, np.uint8)
-    start = -whole.ctypes.data % 64
-    return whole[start : start + size_bytes]
-
-
-def fill(buffer: dict[str, Any], rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Return a buffer's bytes: those given, or random floats around 1, or zeros."""
-    memory = aligned(max(1, buffer["bytes"]))
+def fill(memory: Bytes, buffer: dict[str, Any], rng: np.random.Generator) -> None:
+    """Fill a buffer with what is given, or random floats around 1, or zeros."""
     memory[:] = 0
     if "data" in buffer:
         data = np.frombuffer(base64.b64decode(buffer["data"]), np.uint8)
@@ -43,7 +40,6 @@ def fill(buffer: dict[str, Any], rng: np.random.Generator) -> np.ndarray[Any, An
         kind = np.float32 if buffer["dtype"] == "f32" else np.float64
         view = memory[: buffer["bytes"]].view(kind)
         view[:] = rng.random(view.size, np.float32) * np.float32(0.5) + np.float32(0.5)
-    return memory
 
 
 class Job:
@@ -52,8 +48,15 @@ class Job:
     def __init__(self, library: ctypes.CDLL, spec: dict[str, Any], threads: int) -> None:
         self.function = getattr(library, spec["symbol"] + "_run")
         rng = np.random.default_rng(0)
-        self.memory = [fill(buffer, rng) for buffer in spec["buffers"]]
-        pointers = [memory.ctypes.data for memory in self.memory]
+        # In one block of huge pages, as an executable's arena is: with small pages chance decides
+        # which parts of a buffer share a set of a cache.
+        sizes = [align_up(max(1, buffer["bytes"])) for buffer in spec["buffers"]]
+        self.memory = aligned_bytes(sum(sizes))
+        pointers = []
+        for buffer, size, end in zip(spec["buffers"], sizes, np.cumsum(sizes), strict=True):
+            own = self.memory[end - size : end][: max(1, buffer["bytes"])]
+            fill(own, buffer, rng)
+            pointers.append(own.ctypes.data)
         self.pointers = (ctypes.c_void_p * len(pointers))(*pointers)
         self.state: int | None = None
         self.error = ""

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from korch.alignment import aligned_bytes
 from korch.errors import ArtifactError, InputError
 from korch.primitive.op import Array
 from korch.primitive.types import DType, ValueType
-from korch.runtime.alignment import aligned_bytes
 from korch.runtime.artifact import Artifact, artifact_bytes, read_artifact, write_artifact
 from korch.runtime.library import Handle, Library, load_plans
 from korch.runtime.record import PlanRecord, TensorRecord

@@ -15,10 +15,10 @@ from typing import IO
 
 import numpy as np
 
+from korch.alignment import align_up, aligned_bytes
 from korch.errors import ArtifactError
 from korch.primitive.op import Array
 from korch.primitive.types import DType, ValueType
-from korch.runtime.alignment import align_up, aligned_bytes
 
 MAX_HEADER_BYTES = 100 << 20
 CHUNK_BYTES = 1 << 20

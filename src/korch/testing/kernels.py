@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from korch.alignment import aligned_bytes
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.libraries import load_globally
 from korch.measure.compiler import Builder
-from korch.measure.worker import aligned
 from korch.primitive import reference
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array, Category
@@ -44,15 +44,15 @@ def run_kernel(
     """
     library = library or load_kernels([kernel], builder)
     packed = [layout.pack(a) for layout, a in zip(offer.inputs, inputs, strict=True)]
-    memory = [aligned(max(1, array.nbytes)) for array in packed]
+    memory = [aligned_bytes(max(1, array.nbytes)) for array in packed]
     for place, array in zip(memory, packed, strict=True):
         place[: array.nbytes] = array.reshape(-1).view(np.uint8)
     types = group.output_types
     sizes = [layout.size_bytes(t) for layout, t in zip(offer.outputs, types, strict=True)]
-    results = [aligned(max(1, size)) for size in sizes]
+    results = [aligned_bytes(max(1, size)) for size in sizes]
     for result in results:
         result[:] = 0xFF  # not a number: what a kernel forgets to write is seen
-    buffers = [*memory, *results, aligned(max(64, kernel.workspace_bytes))]
+    buffers = [*memory, *results, aligned_bytes(max(64, kernel.workspace_bytes))]
     pointers = (ctypes.c_void_p * len(buffers))(*(b.ctypes.data for b in buffers))
     state = _create(library, kernel, threads)
     code = getattr(library, kernel.symbol + "_run")(ctypes.c_void_p(state), pointers)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import mmap
+from typing import Any
 
 import numpy as np
-
-from korch.primitive.op import Array
+import numpy.typing as npt
 
 ALIGNMENT = 64
 """A cache line, and the widest vector register, in bytes."""
@@ -18,7 +18,7 @@ def align_up(size_bytes: int) -> int:
     return -(-size_bytes // ALIGNMENT) * ALIGNMENT
 
 
-def aligned_bytes(size_bytes: int) -> Array:
+def aligned_bytes(size_bytes: int) -> npt.NDArray[Any]:
     """Return uninitialised memory that begins at a multiple of `ALIGNMENT`.
 
     Large blocks ask for huge pages: weights are read in every run, and a TLB miss each 4 KiB shows.
@@ -26,11 +26,13 @@ def aligned_bytes(size_bytes: int) -> Array:
     Returns:
         uint8[size_bytes].
     """
-    if size_bytes < 2 * HUGE_PAGE:
+    if size_bytes < HUGE_PAGE:
         block = np.empty(size_bytes + ALIGNMENT, np.uint8)
         start = -block.__array_interface__["data"][0] % ALIGNMENT
         return block[start : start + size_bytes]
-    pages = mmap.mmap(-1, size_bytes)
+    pages = mmap.mmap(-1, size_bytes + HUGE_PAGE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(pages, np.uint8)
+    block = np.frombuffer(pages, np.uint8)
+    start = -block.__array_interface__["data"][0] % HUGE_PAGE
+    return block[start : start + size_bytes]
