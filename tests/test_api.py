@@ -10,7 +10,7 @@ import pytest
 from benchmarks.models import build
 
 import korch
-from korch.errors import InputError, ModelError, OptionError
+from korch.errors import InaccurateError, InputError, ModelError, OptionError
 
 QUICK = {"threads": 1, "budget": 1.0, "gap": 0.5, "max_primitives": 8, "solver_seconds": 5.0}
 
@@ -47,6 +47,19 @@ def test_nan_and_infinity_travel(network) -> None:
     x.reshape(-1)[11] = np.inf
     (actual,), (expected,) = executable(x), reference(model, x)
     np.testing.assert_array_equal(np.isnan(actual), np.isnan(expected))
+
+
+def test_a_plan_beyond_the_tolerance_is_rejected(cache_folder: Path) -> None:
+    model = build("conv_bn_relu", size=16, channels=(16, 16))
+    loose = korch.optimize(model, cache_folder=cache_folder, **QUICK).report
+    assert 0 < loose["max_error"] <= loose["rms_error"] < 1e-3
+    assert 0 < loose["given_error"] <= loose["given_rms_error"]
+    needed = 1.5 * loose["given_error"]
+    tight = korch.optimize(model, cache_folder=cache_folder, tolerance=needed, **QUICK).report
+    assert tight["max_error"] <= needed
+    with pytest.raises(InaccurateError, match="set --tolerance above") as info:
+        korch.optimize(model, cache_folder=cache_folder, tolerance=1e-12, **QUICK)
+    assert "within 1.0e-12 of the largest element: optimal: its error is" in str(info.value)
 
 
 def test_a_transformer_with_an_infinite_mask(cache_folder: Path) -> None:

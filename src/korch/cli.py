@@ -1,4 +1,4 @@
-"""The command line: `korch optimize`, `run`, `bench`, `explain`, `doctor`.
+"""The command line: `korch optimize`, `run`, `bench`, `explain`, `profile`, `doctor`.
 
 Exit codes: 0 done, 1 a clear error, 2 wrong usage. What a program reads goes to stdout, what a
 person watches to stderr.
@@ -110,6 +110,13 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("artifact", type=Path, metavar="OUT.korch")
     explain.add_argument("--json", action="store_true", help="print the plan as JSON")
     explain.set_defaults(command=_explain)
+
+    profile = commands.add_parser("profile", help="time the kernels of an artifact in real runs")
+    profile.add_argument("artifact", type=Path, metavar="OUT.korch")
+    profile.add_argument("--rounds", type=int, default=30, metavar="N")
+    profile.add_argument("--seed", type=int, default=0, help="of the random inputs")
+    profile.add_argument("--json", action="store_true", help="print all kernels as JSON")
+    profile.set_defaults(command=_profile)
 
     for name, text in _STAGES.items():
         stage = commands.add_parser(name, help=text)
@@ -327,6 +334,30 @@ def _bench(parsed: argparse.Namespace) -> int:
         print(json.dumps(comparison.to_json(), indent=1))
     else:
         print(comparison.to_text())
+    return 0
+
+
+def _profile(parsed: argparse.Namespace) -> int:
+    from korch.api import load
+    from korch.errors import OptionError
+    from korch.report.peers.inputs import random_arrays
+    from korch.report.profile import profile
+    from korch.runtime.executable import Executable
+    from korch.runtime.record import to_json
+
+    if parsed.rounds < 1:
+        raise OptionError(f"the value {parsed.rounds} is too small", where="option --rounds",
+                          expected="at least 1")  # fmt: skip
+    executable = load(parsed.artifact)
+    if not isinstance(executable, Executable):
+        raise OptionError(
+            "it has several plans or parts on the host", where=str(parsed.artifact),
+            expected="an artifact of one plan", hint="Optimize the model for one shape",
+        )  # fmt: skip
+    inputs = executable.get_inputs()
+    feeds = random_arrays({t.name: (tuple(t.shape), t.dtype) for t in inputs}, parsed.seed)
+    found = profile(executable, [feeds[t.name] for t in inputs], parsed.rounds)
+    print(to_json(found.to_json()) if parsed.json else found.to_text())
     return 0
 
 

@@ -34,11 +34,8 @@ SECONDS = 4.0
 HEAVY_BYTES = 512 << 20
 """Of plans with more weights than this, only two are in memory at a time."""
 
-MAX_ERROR = 1e-3
-"""Largest difference from the reference, relative to the largest element of an output. A right
-float32 plan of a deep model stays well below it; a wrong kernel does not."""
 HALF_ERROR = {DType.F16: 5e-3, DType.BF16: 4e-2}
-"""The same where elements are rounded to 11 or to 8 bits at each store."""
+"""Least tolerance where elements are rounded to 11 or to 8 bits at each store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +52,23 @@ class Entry:
         return sum(cost for cost, _ in self.costs)
 
 
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The largest difference from the reference over all outputs.
+
+    Attributes:
+        of_largest: relative to the largest element of its output.
+        of_rms: relative to the root of the mean square of its output's elements.
+    """
+
+    of_largest: float = 0.0
+    of_rms: float = 0.0
+
+    def merged(self, other: Difference) -> Difference:
+        """Return the worse of both, each number for itself."""
+        return Difference(max(self.of_largest, other.of_largest), max(self.of_rms, other.of_rms))
+
+
 @dataclass(frozen=True)
 class Result:
     """What became of an entry: times of whole runs and the error, or why it is out."""
@@ -62,9 +76,14 @@ class Result:
     entry: Entry
     executable: Executable | None
     times_ns: tuple[int, ...] = ()
-    max_error: float | None = None
+    error: Difference | None = None
     refusal: str = ""
-    allowed: float = MAX_ERROR
+    allowed: float = 0.0
+
+    @property
+    def max_error(self) -> float | None:
+        """The largest difference from the reference, None if the plan is out before it ran."""
+        return None if self.error is None else self.error.of_largest
 
     @property
     def median_ns(self) -> float:
@@ -97,13 +116,14 @@ class Contest:
         results: of all plans.
         winner: the executable that is kept.
         won: its result.
-        given_error: of the model as given, without rewrites, operator by operator in its own types.
+        given: the error of the model as given, without rewrites, operator by operator in its own
+            types.
     """
 
     results: tuple[Result, ...]
     winner: Executable
     won: Result
-    given_error: float
+    given: Difference
 
     def report(self) -> dict[str, Any]:
         """Return what the report says of the contest."""
@@ -111,7 +131,9 @@ class Contest:
             "plan": self.won.entry.name,
             "measured_ms": self.won.median_ns / 1e6,
             "max_error": self.won.max_error,
-            "given_error": self.given_error,
+            "rms_error": self.won.error.of_rms if self.won.error else None,
+            "given_error": self.given.of_largest,
+            "given_rms_error": self.given.of_rms,
             "contest": [result.as_record() for result in self.results],
         }
 
@@ -134,14 +156,15 @@ def hold_contest(
         meaning: a graph with the same inputs and outputs that says what is right, if not `graph`.
 
     Raises:
-        InfeasibleError: no plan is right.
+        InaccurateError: no plan is within the tolerance.
+        InfeasibleError: no plan runs.
     """
     inputs = random_inputs(graph, options.seed)
     given = meaning or graph
     expected = _expected(given, inputs)
-    given_error = _difference(_expected(given, inputs, exact=False), expected)
+    given_error = difference(_expected(given, inputs, exact=False), expected)
     arrays = [inputs[name] for name, _ in graph.inputs]
-    allowed = allowed_error(graph)
+    allowed = allowed_error(graph, options.tolerance)
 
     def attempt(entry: Entry) -> Result:
         try:
@@ -149,22 +172,25 @@ def hold_contest(
             artifact = build(graph, steps, meter.target, meter.builder, model=model,
                              certificate=certificate, options=options, report=report)  # fmt: skip
             executable = Executable(artifact)
-            error = largest_error(executable, arrays, expected)
+            error = error_of(executable, arrays, expected)
         except KorchError as error_found:
             logger.info("plan %s is out: %s", entry.name, error_found)
             return Result(entry, None, refusal=str(error_found))
-        refusal = "" if error <= allowed else f"its error is {error:.2e}"
-        return Result(entry, executable, max_error=error, refusal=refusal, allowed=allowed)
+        is_right = error.of_largest <= allowed
+        refusal = "" if is_right else f"its error is {error.of_largest:.2e}"
+        return Result(entry, executable, error=error, refusal=refusal, allowed=allowed)
 
     timed = _hold(_distinct(entries), attempt, arrays)
     able = [result for result in timed if result.is_right and result.executable is not None]
     if not able:
         # What is opaque may refuse random inputs that contradict each other.
-        kind = UnprovidedError if _has_opaque(graph) else InfeasibleError
-        raise kind(
-            "no plan computes what the reference does: "
-            + "; ".join(f"{r.entry.name}: {r.refusal}" for r in timed),
-            hint="This is a fault of Korch; please report it with the model",
+        is_computed = any(r.error is not None for r in timed)
+        kind = InaccurateError if is_computed else InfeasibleError
+        raise (UnprovidedError if _has_opaque(graph) else kind)(
+            f"no plan computes what the reference does within {allowed:.1e} of the largest "
+            "element: " + "; ".join(f"{r.entry.name}: {r.refusal}" for r in timed),
+            hint=f"The model as given has {given_error.of_largest:.1e} in its own types; set "
+            "--tolerance above what it needs, or report this with the model",
         )
     won = min(able, key=lambda result: result.median_ns)
     if won.executable is None:
@@ -203,10 +229,10 @@ def _weights_bytes(result: Result) -> int:
     return 0 if result.executable is None else result.executable.plan.weights_bytes
 
 
-def allowed_error(graph: PrimitiveGraph) -> float:
-    """Return the largest difference from the reference that a right plan may have."""
+def allowed_error(graph: PrimitiveGraph, tolerance: float) -> float:
+    """Return the largest difference from the reference that a plan may have."""
     found = {type_.dtype for type_ in graph.types}
-    return max([MAX_ERROR, *(HALF_ERROR[dtype] for dtype in found & HALF_ERROR.keys())])
+    return max([tolerance, *(HALF_ERROR[dtype] for dtype in found & HALF_ERROR.keys())])
 
 
 def _has_opaque(graph: PrimitiveGraph) -> bool:
@@ -245,27 +271,33 @@ def random_inputs(graph: PrimitiveGraph, seed: int) -> dict[str, Array]:
     return arrays
 
 
-def largest_error(
+def error_of(
     executable: Executable, arrays: Sequence[Array], expected: Mapping[str, Array]
-) -> float:
-    """Return the largest difference, relative to the largest element of the output."""
+) -> Difference:
+    """Return how far the outputs of an executable are from the reference's."""
     names = [tensor.name for tensor in executable.get_outputs()]
-    return _difference(dict(zip(names, executable(*arrays), strict=True)), expected)
+    return difference(dict(zip(names, executable(*arrays), strict=True)), expected)
 
 
-def _difference(found: Mapping[str, Array], expected: Mapping[str, Array]) -> float:
-    worst = 0.0
+def difference(found: Mapping[str, Array], expected: Mapping[str, Array]) -> Difference:
+    """Return how far arrays are from others; infinitely if other elements are not finite."""
+    worst = Difference()
     for name, actual in found.items():
         wanted = np.asarray(expected[name])
         if not np.issubdtype(actual.dtype, np.inexact) and actual.dtype.kind in "iub":
-            worst = max(worst, float(np.any(actual != wanted)))
+            differs = float(np.any(actual != wanted))
+            worst = worst.merged(Difference(differs, differs))
             continue
         a, e = actual.astype(np.float64), wanted.astype(np.float64)
-        if not np.array_equal(np.isfinite(a), np.isfinite(e)):
-            return float("inf")
         finite = np.isfinite(e)
-        size = max(float(np.abs(e[finite]).max(initial=0.0)), 1e-30)
-        worst = max(worst, float(np.abs(a[finite] - e[finite]).max(initial=0.0)) / size)
+        if not np.array_equal(np.isfinite(a), finite):
+            return Difference(float("inf"), float("inf"))
+        if not finite.any():
+            continue
+        e = e[finite]
+        largest = float(np.abs(a[finite] - e).max())
+        size, rms = float(np.abs(e).max()), float(np.sqrt(np.mean(np.square(e))))
+        worst = worst.merged(Difference(largest / max(size, 1e-30), largest / max(rms, 1e-30)))
     return worst
 
 

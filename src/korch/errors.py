@@ -69,6 +69,10 @@ class InfeasibleError(KorchError):
     """No set of candidates computes the model's outputs."""
 
 
+class InaccurateError(InfeasibleError):
+    """Every plan differs from the reference by more than the tolerance."""
+
+
 class UnprovidedError(InfeasibleError):
     """No provider runs a primitive of these types."""
 

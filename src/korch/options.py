@@ -110,6 +110,14 @@ class Options:
             "possible one; timings are no better than that"
         },
     )
+    tolerance: float = field(
+        default=1e-3,
+        metadata={
+            "help": "largest error of a plan, relative to the largest element of an output; plans "
+            "beyond it are rejected, and if none is left the search is done again with --strict. "
+            "float16 models have at least 5e-3, bfloat16 ones 4e-2"
+        },
+    )
     patience: int = field(
         default=2,
         metadata={
@@ -156,6 +164,12 @@ class Options:
                     where=f"option {name}",
                     expected=f"at least {least}",
                 )
+        if not self.tolerance > 0:
+            raise OptionError(
+                f"the value {self.tolerance} is not positive",
+                where="option tolerance",
+                expected="a part of the largest element, more than 0",
+            )
         if self.budget_s is not None and not self.budget_s > 0:
             raise OptionError(
                 f"the value {self.budget_s} is not positive",

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from korch.candidate.candidate import Candidate
 from korch.contest import Contest, Entry, hold_contest
 from korch.equivalence.rules import select_rules
 from korch.equivalence.saturate import SaturationReport, saturate
+from korch.errors import InaccurateError
 from korch.fission import fission
 from korch.frontend.onnx import load_model
 from korch.frontend.operator import OperatorGraph
@@ -93,6 +94,22 @@ def optimize_model(
         KorchError: the model, an option or the machine is not fit for it; the text says what to do.
     """
     run = Run(options, shapes or {}, progress or (lambda stage, text: None))
+    try:
+        return _optimize(model, run)
+    except InaccurateError as error:
+        if options.strict:
+            raise
+        run.progress("candidates", "no plan is within the tolerance; again with --strict")
+        logger.info("%s", error)
+        run.options = replace(options, strict=True)
+        executable = _optimize(model, run)
+        executable.report["rejected"] = error.what
+        return executable
+
+
+def _optimize(model: Any, run: Run) -> Executable:
+    """Take a model through all stages."""
+    options = run.options
     with run.stage("frontend"):
         is_loaded = isinstance(model, OperatorGraph)
         operators = model if is_loaded else load_model(model, run.shapes)

@@ -178,6 +178,24 @@ def ranked(shape: str, constant: str, out: str, kind: str = "f64") -> str:
                  f"{kind}[{out.replace('9', shape.split(',')[-1])}] = matmul(%0, %1)")  # fmt: skip
 
 
+POOLED = "{kernel=(2,2), strides=(2,2), pads_begin=P, pads_end=(0,0), dilations=(1,1)}"
+
+
+def pooled(
+    out: str = "1,3,2,2", w: str = "3,2,1,1", y: str = "1,3,4,4", more: str = "",
+    sum_: str = f"pool_sum(%2) {POOLED}", pad: int = 0, shift: str = "",
+) -> str:  # fmt: skip
+    """Return the text of sums of a convolution's results, shifted or not."""
+    last = 3 + 2 * bool(shift)
+    lines = f"%3: f64[{y}] = {shift}\n%4: f64[{y}] = add(%2, %3)\n" if shift else ""
+    text = sum_.replace("%2", f"%{last - 1}").replace("P", f"({pad},{pad})")
+    return conv("1,2,4,4", w, y).replace('(%2 "y")', f'(%{last} "y"{more})') + (
+        f"{lines}%{last}: f64[{out}] = {text}\n"
+    )
+
+
+SHIFT = "constant {uniform=2.0}"
+
 FIRING: tuple[tuple[str, str], ...] = (
     ("transposes-compose", unary("f64[2,1,3]", "f64[3,2,1] = transpose(%0) {perm=(2,0,1)}",
                                  "f64[1,3,2] = transpose(%1) {perm=(2,0,1)}")),
@@ -243,6 +261,10 @@ FIRING: tuple[tuple[str, str], ...] = (
     ("sum-is-matmul-with-ones", rows()),
     ("squares-are-summed-with-their-mean", moments()),
     ("mean-is-summed-with-its-squares", moments()),
+    ("sum-of-linear-is-linear-of-sum", pooled()),
+    ("sum-of-linear-is-linear-of-sum", pooled(shift=SHIFT)),
+    ("sum-of-linear-is-linear-of-sum",
+     pooled("1,3,1,1", sum_="reduce_sum(%2) {axes=(2,3)}", shift=SHIFT)),
     ("siblings-are-one-linear", siblings(3)),
     ("siblings-are-one-linear", siblings(2, "matmul")),
     ("channel-map-moves-to-its-cheapest-place",
@@ -310,6 +332,15 @@ REFUSING: tuple[tuple[str, str, str], ...] = (
     *(("squares-are-summed-with-their-mean", reason, text) for reason, text in (
         ("the mean is over other axes than the squares", moments(axis=0)),
         ("the elements stay in the first cache", moments(100)),
+    )),
+    *(("sum-of-linear-is-linear-of-sum", reason, text) for reason, text in (
+        ("the linear map is not of channels", pooled("1,3,1,1", "3,2,2,2", "1,3,3,3")),
+        ("the sum is over the channels", pooled("1,1,4,4", sum_="reduce_sum(%2) {axes=(1,)}")),
+        ("the shift is not summed as often at the borders", pooled(pad=1, shift=SHIFT)),
+        ("no fewer values are mapped", pooled(sum_="pool_sum(%2) " + POOLED.replace(
+            "kernel=(2,2), strides=(2,2)", "kernel=(1,1), strides=(1,1)"), out="1,3,4,4")),
+        ("the values before the sum are needed too", pooled(more=', %2 "z"')),
+        ("the shift is not per channel", pooled(shift="neg(%2)")),
     )),
     ("siblings-are-one-linear", "the siblings have groups", siblings(2, groups=2)),
     ("siblings-are-one-linear", "there are too many siblings", siblings(9)),

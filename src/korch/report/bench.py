@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from korch.errors import ArtifactError, ModelError, OptionError
 from korch.options import Options
 from korch.report.compare import Comparison, RunnerSpec, compare
+from korch.report.explain import quality
 from korch.report.peers import get_peer
 from korch.report.peers.inputs import random_inputs
 from korch.report.peers.peer import require
@@ -53,7 +55,8 @@ def bench(
                     "it has several plans or parts on the host", where=str(artifact),
                     expected="an artifact of one plan", hint="Optimize the model for one shape",
                 )  # fmt: skip
-            plan = load(artifact).plan
+            executable = load(artifact)
+            plan = executable.plan
             path = model if model is not None else _recorded_model(plan.model, artifact)
         else:
             from korch.pipeline import optimize_model
@@ -69,10 +72,13 @@ def bench(
         inputs = random_inputs(path, seed=options.seed, shapes={**known, **shapes})
         runners = [RunnerSpec("korch", artifact)]
         runners += [RunnerSpec(name, path) for name in against]
-        return compare(
+        notes = tuple(quality(executable.report))
+        del executable  # its weights and threads are not part of the comparison
+        comparison = compare(
             runners, inputs, threads=plan.threads, rounds=rounds,
             progress=lambda text: say("compare", text),
         )  # fmt: skip
+        return replace(comparison, notes=notes)
 
 
 def _recorded_model(record: ModelRecord, artifact: Path) -> Path:

@@ -99,6 +99,7 @@ class Comparison:
         threads: that each engine was told to use.
         unsettled: names of engines whose threads were still busy when the next turn began (their
             spinning may have slowed others down), or whose state the system doesn't tell.
+        notes: further lines on the subject.
     """
 
     rows: tuple[Row, ...]
@@ -106,6 +107,7 @@ class Comparison:
     speedup: Speedup | None
     threads: int
     unsettled: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def speedup_over_best(self) -> float | None:
@@ -146,7 +148,7 @@ class Comparison:
             )
         if self.unsettled:
             lines.append(f"still busy after their turns: {', '.join(self.unsettled)}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.notes])
 
 
 def compare(

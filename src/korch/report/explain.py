@@ -33,17 +33,9 @@ def summary(report: Mapping[str, Any]) -> str:
         f"model: {report['primitives']} primitives, {report['alternatives']} alternatives; "
         f"{report['seconds']:.1f} s",
     ]
-    if "given_error" in report:
-        lines.append(
-            f"error: {report['max_error']:.1e} of the largest element; the model as given has "
-            f"{report['given_error']:.1e} in its own types"
-        )
-    if "given_flop" in report:
-        given, done = report["given_flop"], report["flop"]
-        lines.append(
-            f"operations: {_count(given)}FLOP as given, {_count(done)}FLOP in the plan "
-            f"({given / max(1, done):.2f}x fewer)"
-        )
+    lines += quality(report)
+    if report.get("rejected"):
+        lines.append(f"rejected: {report['rejected']}; searched again with --strict")
     if partition := report.get("partition"):
         lines.append(
             f"segments: {partition['segments']}, {partition['different']} of them different; the "
@@ -85,6 +77,28 @@ def _head(plan: PlanRecord, report: Mapping[str, Any]) -> str:
         if report.get("limits_hit"):
             lines.append("limits that bound the candidates: " + ", ".join(report["limits_hit"]))
     return "\n".join(lines)
+
+
+def quality(report: Mapping[str, Any]) -> list[str]:
+    """Return lines on what a plan computes and how exactly, beside the model as given."""
+    lines = []
+    if "given_error" in report:
+        lines.append(
+            f"error: {report['max_error']:.1e} of the largest element; the model as given has "
+            f"{report['given_error']:.1e} in its own types"
+        )
+    if report.get("rms_error") is not None:
+        lines.append(
+            f"       {report['rms_error']:.1e} of the outputs' root mean square; the model as "
+            f"given has {report['given_rms_error']:.1e}"
+        )
+    if "given_flop" in report:
+        given, done = report["given_flop"], report["flop"]
+        lines.append(
+            f"operations: {_count(given)}FLOP as given, {_count(done)}FLOP in the plan "
+            f"({given / max(1, done):.2f}x fewer)"
+        )
+    return lines
 
 
 def _contest(report: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Large windows of a maximum from smaller ones."""
+"""Large windows of a maximum from smaller ones; sums before the linear map that they follow."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from korch.equivalence.affine import axis_constant, is_read_elsewhere
 from korch.equivalence.rule import AnyRule, Refusal, Rule, View, Writer
 from korch.primitive.graph import Primitive
+from korch.primitive.op import Array
 from korch.primitive.ops.reduce import PoolAttributes
 
 POOLS = ("pool_max",)
@@ -113,4 +117,103 @@ LARGE_POOL_IS_POOL_OF_SMALL_POOL = Rule(
     build=_build,
 )
 
-RULES: tuple[AnyRule, ...] = (POOL_IS_SEPARABLE, LARGE_POOL_IS_POOL_OF_SMALL_POOL)
+
+# Sums before linear maps
+
+
+@dataclass(frozen=True, slots=True)
+class SumMatch:
+    """A sum over places, the linear map of channels before it, and the shift between them."""
+
+    root: Primitive
+    linear: Primitive
+    shift: Primitive | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SumWitness:
+    """The two primitives, and what to add: float64[channels] along an axis, or None."""
+
+    root: Primitive
+    linear: Primitive
+    shift: Array | None
+    axis: int
+
+
+def _match_sum(view: View, root: Primitive) -> Iterator[SumMatch]:
+    for linear in view.producers(root.inputs[0], "conv", "matmul"):
+        yield SumMatch(root, linear, None)
+    for shift in view.producers(root.inputs[0], "add"):
+        for linear in view.producers(shift.inputs[0], "conv", "matmul"):
+            yield SumMatch(root, linear, shift)
+
+
+def _refuse_sum(view: View, match: SumMatch) -> SumWitness | Refusal:
+    root, linear = match.root, match.linear
+    attributes: Any = root.attributes
+    shape = view.shape(linear.output)
+    axis = 1 if linear.op == "conv" else len(shape) - 1
+    if not _is_pointwise(view, linear):
+        return Refusal("the linear map is not of channels", root.output)
+    if root.op == "reduce_sum":
+        summed = set(attributes.axes)
+        count = math.prod(shape[a] for a in summed)
+        if axis in summed or (linear.op == "conv" and 0 in summed):
+            return Refusal("the sum is over the channels", root.output)
+    else:
+        count = math.prod(attributes.kernel)
+        if axis >= len(shape) - len(attributes.kernel):
+            return Refusal("the sum is over the channels", root.output)
+        if match.shift is not None and any((*attributes.pads_begin, *attributes.pads_end)):
+            return Refusal("the shift is not summed as often at the borders", root.output)
+    if math.prod(view.shape(root.output)) >= math.prod(shape):
+        return Refusal("no fewer values are mapped", root.output)
+    inside = frozenset((root.output, linear.output, root.inputs[0]))
+    if any(is_read_elsewhere(view, v, inside) for v in (linear.output, root.inputs[0])):
+        return Refusal("the values before the sum are needed too", root.output)
+    if match.shift is None:
+        return SumWitness(root, linear, None, axis)
+    constant = axis_constant(view, match.shift.inputs[1])
+    if constant is None or constant.axis not in (None, axis):
+        return Refusal("the shift is not per channel", root.output)
+    return SumWitness(root, linear, np.asarray(constant.vector * count), axis)
+
+
+def _is_pointwise(view: View, linear: Primitive) -> bool:
+    """Whether a linear primitive maps the channels of each place with the same constants."""
+    weights = view.constant(linear.inputs[1])
+    if weights is None or not view.type(linear.output).dtype.is_float:
+        return False
+    if linear.op == "matmul":
+        return math.prod(weights.array.shape[:-2]) == 1
+    a: Any = linear.attributes
+    is_one = all(n == 1 for n in weights.array.shape[2:])
+    return is_one and set(a.strides) == {1} and not any((*a.pads_begin, *a.pads_end))
+
+
+def _build_sum(writer: Writer, witness: SumWitness) -> int:
+    root, linear = witness.root, witness.linear
+    summed = writer.add(root.op, (linear.inputs[0],), root.attributes)
+    mapped = writer.add(linear.op, (summed, linear.inputs[1]), linear.attributes)
+    if witness.shift is None:
+        return mapped
+    along = writer.along(witness.shift, witness.axis, writer.type(mapped))
+    return writer.add("add", (mapped, along))
+
+
+SUM_COMES_BEFORE_LINEAR = Rule(
+    name="sum-of-linear-is-linear-of-sum",
+    law="Σ (W x + b) = W (Σ x) + n b, Σ over n places, as of an average pooling",
+    source="linearity",
+    roots=("pool_sum", "reduce_sum"),
+    match=_match_sum,
+    refuse=_refuse_sum,
+    build=_build_sum,
+    reorders=True,
+)
+
+RULES: tuple[AnyRule, ...] = (
+    POOL_IS_SEPARABLE,
+    LARGE_POOL_IS_POOL_OF_SMALL_POOL,
+    SUM_COMES_BEFORE_LINEAR,
+)

@@ -1,0 +1,115 @@
+"""What each kernel of a plan takes inside of real runs, beside what it took alone.
+
+A sum of isolated times predicts a run as well as the two columns agree; a kernel that takes much
+longer in the run finds its inputs in another cache, or on another core, than when it was measured.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from korch.report.explain import operations
+from korch.runtime.executable import Executable
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """A kernel of a plan, times in nanoseconds.
+
+    Attributes:
+        number: its place in the plan.
+        provider: who made it.
+        what: its operations.
+        alone_ns: its measured cost, or its bound.
+        is_measured: which of the two it is.
+        median_ns: in the run.
+        p10_ns: the 10th percentile.
+        p90_ns: the 90th percentile.
+    """
+
+    number: int
+    provider: str
+    what: str
+    alone_ns: float
+    is_measured: bool
+    median_ns: float
+    p10_ns: float
+    p90_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The times of all kernels, in the order of the plan, and of whole runs."""
+
+    kernels: tuple[KernelTime, ...]
+    run_ns: float
+    rounds: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return asdict(self)
+
+    def to_text(self, most: int = 30) -> str:
+        """Return a table of the slowest kernels, sums per provider, and the whole."""
+        total = sum(kernel.median_ns for kernel in self.kernels) or 1.0
+        slowest = sorted(self.kernels, key=lambda kernel: -kernel.median_ns)[:most]
+        lines = [f"{'#':>4} {'in the run':>11} {'p10':>9} {'p90':>9} {'share':>6} {'alone':>10} "
+                 f"{'ratio':>6}  {'provider':11} what it computes"]  # fmt: skip
+        for k in slowest:
+            alone = f"{'' if k.is_measured else '≥'}{k.alone_ns / 1e3:.1f}"
+            ratio = f"{k.median_ns / k.alone_ns:.2f}" if k.is_measured and k.alone_ns else "-"
+            lines.append(
+                f"{k.number:>4} {k.median_ns / 1e3:>8.1f} us {k.p10_ns / 1e3:>9.1f} "
+                f"{k.p90_ns / 1e3:>9.1f} {100 * k.median_ns / total:>5.1f}% {alone:>10} "
+                f"{ratio:>6}  {k.provider:<11} {k.what}"
+            )
+        if len(self.kernels) > most:
+            lines.append(f"and {len(self.kernels) - most} more")
+        lines.append("")
+        lines += self._sums()
+        return "\n".join(lines)
+
+    def _sums(self) -> list[str]:
+        sums: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
+        for kernel in self.kernels:
+            for name in (kernel.provider, "all kernels"):
+                for i, value in enumerate((1, kernel.median_ns, kernel.alone_ns)):
+                    sums[name][i] += value
+        whole = sums.pop("all kernels", [0, 0.0, 0.0])
+        rows = [*sorted(sums.items(), key=lambda row: -row[1][1]), ("all kernels", whole)]
+        lines = [
+            f"{name:12} {count:>4.0f} kernels {run_ns / 1e6:>9.3f} ms in the run "
+            f"{alone_ns / 1e6:>9.3f} ms alone ({run_ns / max(alone_ns, 1.0):.2f})"
+            for name, (count, run_ns, alone_ns) in rows
+        ]
+        lines.append(f"{'a whole run':12} {'':12} {self.run_ns / 1e6:>9.3f} ms, median of "
+                     f"{self.rounds}")  # fmt: skip
+        return lines
+
+
+def profile(executable: Executable, arrays: Sequence[Any], rounds: int = 30) -> Profile:
+    """Time the kernels of an executable inside of whole runs.
+
+    Args:
+        executable: what to run.
+        arrays: one for each input, in the model's order.
+        rounds: how many runs; a few more are not counted.
+
+    Raises:
+        InputError: an array has another shape or type, or there are too few or too many.
+        ProviderError: a kernel failed.
+    """
+    executable.time(arrays, 3)
+    timing = executable.time(arrays, rounds)
+    times = np.array(timing.kernel_ns, float).reshape(rounds, len(executable.plan.steps))
+    kernels = tuple(
+        KernelTime(i, step.provider, operations(step), float(step.cost_ns), step.is_measured,
+                   *(float(np.percentile(times[:, i], p)) for p in (50, 10, 90)))
+        for i, step in enumerate(executable.plan.steps)
+    )  # fmt: skip
+    return Profile(kernels, float(np.median(timing.run_ns)), rounds)
