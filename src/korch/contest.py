@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from korch.candidate.candidate import Candidate, Refusal
-from korch.errors import InfeasibleError, KorchError, UnprovidedError
+from korch.errors import InaccurateError, InfeasibleError, KorchError, UnprovidedError
 from korch.measure.meter import CandidateMeter
 from korch.options import Options
 from korch.primitive import reference

@@ -21,6 +21,7 @@ from korch.measure.meter import CandidateMeter
 from korch.measure.record import Failed, Measured
 from korch.options import Options
 from korch.orchestrate.baselines import baseline_plans
+from korch.orchestrate.estimate import Experience
 from korch.orchestrate.instance import (
     PLAIN,
     Interface,
@@ -158,6 +159,7 @@ class BlockSearch:
     deadline_s: float | None
     tell: Tell
     found: dict[tuple[int, int], Orchestration] = field(default_factory=dict)
+    experience: Experience = field(default_factory=Experience)
 
     def survey(self) -> None:
         """Find a good plan for each interface of each block.
@@ -301,6 +303,7 @@ class BlockSearch:
             task.block.graph, task.candidates, self.meter, self.options, until_s,
             lambda entry: self.tell(b, entry), interface=task.interfaces[j],
             most_measured=max(SURVEY_MEASUREMENTS, known + measurements),
+            experience=self.experience,
         )  # fmt: skip
 
     def _tag(self, b: int, j: int, what: str) -> str:

@@ -9,7 +9,6 @@ lower bound for the cost of every plan, and, once all of one solution is measure
 from __future__ import annotations
 
 import logging
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,11 +18,11 @@ from korch.candidate.candidate import Candidate
 from korch.errors import InfeasibleError
 from korch.measure.record import Failed, Measured
 from korch.options import Options
+from korch.orchestrate.estimate import Experience
 from korch.orchestrate.instance import PLAIN, Interface, make_problem
 from korch.orchestrate.problem import Certificate, Plan, Status
 from korch.orchestrate.solve import Solver
 from korch.primitive.graph import PrimitiveGraph
-from korch.primitive.op import Category
 
 logger = logging.getLogger("korch.orchestrate")
 
@@ -115,7 +114,8 @@ class LazyLoop:
                  options: Options, deadline_s: float | None = None,
                  progress: Callable[[Round], None] | None = None,
                  free_measurements: int = FREE_MEASUREMENTS, most_measured: int | None = None,
-                 interface: Interface = PLAIN) -> None:  # fmt: skip
+                 interface: Interface = PLAIN, experience: Experience | None = None
+                 ) -> None:  # fmt: skip
         self.graph = graph
         self.candidates = tuple(candidates)
         self.meter = meter
@@ -126,6 +126,7 @@ class LazyLoop:
         self.most_measured = most_measured
         self.start_s = time.monotonic()
         self._bounds: dict[str, int] = {}
+        self.experience = Experience() if experience is None else experience
         self.records: dict[str, Measured | Failed] = {}
         for candidate in self.candidates:
             record = meter.known(candidate)
@@ -212,15 +213,14 @@ class LazyLoop:
             self._try_incumbent(plan.kernels)
 
     def _estimates(self) -> list[int]:
-        ratios: dict[object, list[float]] = {}
-        for candidate in {c.key: c for c in self.candidates}.values():
+        for candidate in self.candidates:
             record = self.records.get(candidate.key)
             if isinstance(record, Measured):
-                ratio = record.time_ns / max(1, self.cost_bound_ns(candidate))
-                ratios.setdefault(_kind(candidate), []).append(ratio)
-        factor = {kind: statistics.median(found) for kind, found in ratios.items()}
+                bound_ns = self.cost_bound_ns(candidate)
+                self.experience.learn(candidate, record.time_ns, bound_ns)
+        factors = self.experience.factors()
         return [
-            cost if is_measured else int(cost * max(1.0, factor.get(_kind(candidate), 4.0)))
+            cost if is_measured else self.experience.estimate_ns(candidate, cost, factors)
             for candidate, cost, is_measured in zip(self.candidates, *self._costs(), strict=True)
         ]
 
@@ -404,11 +404,3 @@ class LazyLoop:
             measured=measured, distinct_measured=self._distinct_measured(),
             failed=sum(map(self._is_failed, self.candidates)), stopped_by_budget=stopped,
         )  # fmt: skip
-
-
-def _kind(candidate: Candidate) -> object:
-    """Return what candidates are alike in that take about as long over their bounds."""
-    layouts = {layout for _, layout in (*candidate.input_ports, *candidate.output_ports)
-               if not layout.is_plain}  # fmt: skip
-    is_reduction = any(p.row.category is Category.REDUCE for p in candidate.group.body.primitives)
-    return candidate.provider, len(layouts), is_reduction
