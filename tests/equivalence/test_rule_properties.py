@@ -275,7 +275,7 @@ def test_windows_of_several_sizes() -> None:
             found.append(draft.add("pool_max", (x,), PoolAttributes(kernel, step, *pads, dilation)))
         draft.builder.output("z", found[0])
         graph = draft.finish(found[1])
-        result, report = apply_rules(graph, pooling.RULES)
+        result, report = apply_rules(graph, pooling.RULES[:2])
         fired = [n + rule.fired for n, rule in zip(fired, report.rules, strict=True)]
         assert_alternatives_agree(result, graph, seed=seed, integers=True)
     assert min(fired) >= 8

@@ -7,6 +7,7 @@ import pytest
 from onednn_groups import Graph
 
 from korch.candidate.candidate import Group, Refusal
+from korch.candidate.layout import channels_last
 from korch.primitive.ops.layout import ReshapeAttributes, SliceAttributes, TransposeAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.provider.gemm import GemmProvider
@@ -40,6 +41,26 @@ def test_shapes(target, builder, rng):
         product((3, 1, 30, 7), (1, 2, 7, 4 * n), constant=False),
     ]
     check_offers(GemmProvider(), groups, target, builder, rng)
+
+
+def test_images_are_read_and_written_channels_last(target, builder, rng):
+    n = target.lanes
+    g = Graph()
+    y = linear(g, g.tensor(1, 30, 24), 2 * n)
+    out = g.group(reshaped(g, transposed(g, y, 0, 2, 1), 1, 2 * n, 5, 6))
+    h = Graph()
+    tokens = transposed(h, reshaped(h, h.tensor(1, 20, 5, 6), 1, 20, 30), 0, 2, 1)
+    into = h.group(linear(h, tokens, n + 3))
+    k = Graph()
+    x = k.tensor(1, 20, 5, 6)
+    y = linear(k, transposed(k, reshaped(k, x, 1, 20, 30), 0, 2, 1), 20)
+    back = reshaped(k, transposed(k, y, 0, 2, 1), 1, 20, 5, 6)
+    both = k.group(k.add("add", [back, x]))
+    found = check_offers(GemmProvider(), [out, into, both], target, builder, rng)
+    last = channels_last(4)
+    assert [(o.inputs[0] == last, o.outputs[0] == last) for _, o, _ in found] == [
+        (False, True), (True, False), (True, True),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -196,12 +196,32 @@ def _winograd(inputs: Sequence[Array], a: Any) -> Array:
     return image[:, :, :height, :width]
 
 
+def _pool_sum(inputs: Sequence[Array], a: Any) -> Array:
+    (x,) = inputs
+    rank = len(a.kernel)
+    lead = [(0, 0)] * (x.ndim - rank)
+    padded = np.pad(x, [*lead, *zip(a.pads_begin, a.pads_end, strict=True)])
+    sizes = [
+        (n - d * (k - 1) - 1) // s + 1
+        for n, k, d, s in zip(padded.shape[-rank:], a.kernel, a.dilations, a.strides, strict=True)
+    ]
+    total: Array = np.zeros((), object)
+    for tap in _taps(a.kernel):
+        places = tuple(
+            slice(t * d, t * d + (size - 1) * s + 1, s)
+            for t, d, s, size in zip(tap, a.dilations, a.strides, sizes, strict=True)
+        )
+        total = total + padded[(..., *places)]
+    return total
+
+
 _OPS: Mapping[str, Callable[[Sequence[Array], Any], Array]] = {
     "add": lambda v, a: v[0] + v[1],
     "sub": lambda v, a: v[0] - v[1],
     "mul": lambda v, a: v[0] * v[1],
     "div": lambda v, a: v[0] * _inverse(v[1]),
     "neg": lambda v, a: -v[0],
+    "pool_sum": _pool_sum,
     "reduce_sum": lambda v, a: v[0].sum(axis=a.axes, keepdims=True),
     "matmul": lambda v, a: _matmul(v[0], v[1]),
     "conv": _conv,

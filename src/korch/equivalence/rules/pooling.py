@@ -185,10 +185,10 @@ def _is_pointwise(view: View, linear: Primitive) -> bool:
     if weights is None or not view.type(linear.output).dtype.is_float:
         return False
     if linear.op == "matmul":
-        return math.prod(weights.array.shape[:-2]) == 1
+        return bool(math.prod(weights.array.shape[:-2]) == 1)
     a: Any = linear.attributes
-    is_one = all(n == 1 for n in weights.array.shape[2:])
-    return is_one and set(a.strides) == {1} and not any((*a.pads_begin, *a.pads_end))
+    is_one = bool(all(n == 1 for n in weights.array.shape[2:]))
+    return is_one and {*a.strides} <= {1} and not any((*a.pads_begin, *a.pads_end))
 
 
 def _build_sum(writer: Writer, witness: SumWitness) -> int:

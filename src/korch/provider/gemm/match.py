@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from korch.candidate.candidate import Group, Refusal
+from korch.candidate.layout import Layout
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array, Category
 from korch.primitive.types import DType
@@ -14,6 +15,9 @@ from korch.provider.gemm.place import Place, follow, natural, split
 from korch.provider.vector import call, literal
 
 MOVES = ("transpose", "reshape", "slice")
+
+Layouts = tuple[tuple[Layout, ...], tuple[Layout, ...]]
+"""Of the inputs and of the outputs, all without blocks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,10 +73,12 @@ def _operand(group: Group, value: int) -> Operand | Refusal:
     return Operand(position[value], tuple(reversed(steps)))
 
 
-def operand_place(group: Group, match: Match, operand: Operand) -> Place | Refusal:
-    """Return where an operand's elements lie, as [batch, row, column]; its input is plain."""
+def operand_place(
+    group: Group, match: Match, operand: Operand, layouts: Layouts
+) -> Place | Refusal:
+    """Return where an operand's elements lie, as [batch, row, column]."""
     shape = group.input_types[operand.position].shape
-    addresses = follow(natural(shape), operand.steps)
+    addresses = follow(natural(shape, layouts[0][operand.position]), operand.steps)
     batch = group.body.types[match.primitive.output].shape[:-2]
     full = np.broadcast_to(addresses, (*batch, *addresses.shape[-2:]))
     place = split(full.reshape(-1, *addresses.shape[-2:]))
@@ -87,9 +93,9 @@ class Finish:
     tables: tuple[tuple[str, Array], ...]
 
 
-def print_finish(group: Group, match: Match) -> Finish | Refusal:
+def print_finish(group: Group, match: Match, layouts: Layouts) -> Finish | Refusal:
     """Return what is done with results n to n + W - 1 of row m of batch i, given as `y`."""
-    return _Finisher(group, match).run()
+    return _Finisher(group, match, layouts).run()
 
 
 class _Finisher:
@@ -99,9 +105,10 @@ class _Finisher:
     is read beside it is addressed by the same numbers.
     """
 
-    def __init__(self, group: Group, match: Match) -> None:
+    def __init__(self, group: Group, match: Match, layouts: Layouts) -> None:
         self.body = group.body
         self.match = match
+        self.layouts = layouts
         shape = self.body.types[match.primitive.output].shape
         rows, columns = shape[-2:]
         self.shape = (int(np.prod(shape[:-2])), rows, columns)
@@ -121,7 +128,8 @@ class _Finisher:
         for i, (_, value) in enumerate(self.body.outputs):
             if value not in self.names:
                 return Refusal("an output is not computed from the product")
-            at = self._address(natural(self.body.types[value].shape), self.numbers[value])
+            places = natural(self.body.types[value].shape, self.layouts[1][i])
+            at = self._address(places, self.numbers[value])
             if isinstance(at, Refusal) or at[1] != 1:
                 return Refusal("an output's columns are no neighbours")
             out = f"static_cast<float*>(buffers[{len(self.body.inputs) + i}]) + {at[0]}"
@@ -139,7 +147,7 @@ class _Finisher:
                     return None
                 if value not in self.position:
                     return Refusal(f"{p.op} is not fused into the product")
-                known = natural(self.body.types[value].shape)
+                known = self._read(value)
                 self.source[value] = self.position[value]
             self.beside[p.output] = follow(known, [p])
             self.source[p.output] = self.source[value]
@@ -179,7 +187,7 @@ class _Finisher:
             if value not in self.position:
                 return Refusal("an operand is computed beside the product")
             self.source[value] = self.position[value]
-            addresses = natural(self.body.types[value].shape)
+            addresses = self._read(value)
         at = self._address(addresses, numbers)
         if isinstance(at, Refusal):
             return at
@@ -188,6 +196,11 @@ class _Finisher:
         if step == 1:
             return f"korch::load<float, W>({pointer})"
         return f"korch::splat<float, W>(*({pointer}))"
+
+    def _read(self, value: int) -> Array:
+        """Return the addresses of an input's elements."""
+        layout = self.layouts[0][self.position[value]]
+        return natural(self.body.types[value].shape, layout)
 
     def _address(self, addresses: Array, numbers: Array) -> tuple[str, int] | Refusal:
         """Return the address of result (i, m, n) as C++, and the step between columns, 0 or 1."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from korch.candidate.layout import Layout
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
 
@@ -71,6 +72,10 @@ def follow(addresses: Array, steps: Sequence[Primitive]) -> Array:
     return addresses
 
 
-def natural(shape: tuple[int, ...]) -> Array:
-    """Return the addresses of a dense row-major tensor."""
-    return np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape)
+def natural(shape: tuple[int, ...], layout: Layout | None = None) -> Array:
+    """Return the addresses of a dense tensor, row-major or in a layout without blocks."""
+    addresses = np.arange(int(np.prod(shape)), dtype=np.int64)
+    if layout is None or layout.is_plain:
+        return addresses.reshape(shape)
+    stored = addresses.reshape([shape[axis] for axis in layout.order])
+    return stored.transpose(np.argsort(layout.order))

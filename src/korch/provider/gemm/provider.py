@@ -6,18 +6,27 @@ Constant matrices on the right are packed at build time; others are read where t
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from korch.candidate.candidate import Group, Offer, Refusal
-from korch.candidate.layout import Layout
-from korch.provider.gemm.match import Finish, Match, match_group, operand_place, print_finish
+from korch.candidate.layout import Layout, channels_last, layout_choices
+from korch.primitive.types import ValueType
+from korch.provider.gemm.match import (
+    Finish,
+    Layouts,
+    Match,
+    match_group,
+    operand_place,
+    print_finish,
+)
 from korch.provider.gemm.place import Place
 from korch.provider.provider import Kernel
 from korch.target import Target
 
-SCHEMA = 1
+SCHEMA = 2
 """Raise it whenever the kernels change in speed or meaning."""
 
 MOST_ELEMENTS = 1 << 22
@@ -85,26 +94,40 @@ class GemmProvider:
     version = str(SCHEMA)
 
     def __init__(self) -> None:
-        self._plans: dict[tuple[str, Target], _Plan | Refusal] = {}
+        self._plans: dict[tuple[str, Target, Layouts], _Plan | Refusal] = {}
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
-        """Offer the product in the plain layout, a constant right operand packed."""
-        plan = self._plan(group, target)
-        if isinstance(plan, Refusal):
-            return plan
-        layouts = [Layout.plain(t.rank) for t in group.input_types]
-        if plan.b is None:
-            position = plan.found.b.position
-            rank = group.input_types[position].rank
-            columns = plan.numbers["NV"] * plan.numbers["W"]
-            order = (*range(rank - 2), rank - 1, rank - 2)
-            layouts[position] = Layout(order, ((rank - 1, columns),))
-        outputs = tuple(Layout.plain(t.rank) for t in group.output_types)
-        return (Offer(tuple(layouts), outputs),)
+        """Offer the product in plain and channels-last layouts, a constant right operand packed."""
+        found = match_group(group)
+        if isinstance(found, Refusal):
+            return found
+        offers = []
+        refusal = Refusal("no layout suits both sides")
+        for layouts in _layouts(group, found, target):
+            plan = self._plan(group, found, target, layouts)
+            if isinstance(plan, Refusal):
+                refusal = plan
+                continue
+            inputs = list(layouts[0])
+            if plan.b is None:
+                position = plan.found.b.position
+                rank = group.input_types[position].rank
+                columns = plan.numbers["NV"] * plan.numbers["W"]
+                order = (*range(rank - 2), rank - 1, rank - 2)
+                inputs[position] = Layout(order, ((rank - 1, columns),))
+            offers.append(Offer(tuple(inputs), layouts[1]))
+        return tuple(offers) or refusal
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
         """Print the kernel."""
-        plan = self._plan(group, target)
+        found = match_group(group)
+        if isinstance(found, Refusal):
+            return found
+        inputs = tuple(
+            Layout.plain(type_.rank) if layout.blocks else layout
+            for layout, type_ in zip(offer.inputs, group.input_types, strict=True)
+        )
+        plan = self._plan(group, found, target, (inputs, offer.outputs))
         if isinstance(plan, Refusal):
             return plan
         layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
@@ -113,23 +136,41 @@ class GemmProvider:
         symbol = "k_" + hashlib.sha256(text.encode()).hexdigest()[:16]
         return Kernel(symbol, text.replace("NAME", symbol), workspace_bytes=plan.workspace_bytes)
 
-    def _plan(self, group: Group, target: Target) -> _Plan | Refusal:
-        found = match_group(group)
-        if isinstance(found, Refusal):
-            return found
-        key = (group.key, target)
+    def _plan(self, group: Group, found: Match, target: Target, layouts: Layouts
+              ) -> _Plan | Refusal:  # fmt: skip
+        key = (group.key, target, layouts)
         if key not in self._plans:
-            self._plans[key] = _make_plan(group, found, target)
+            self._plans[key] = _make_plan(group, found, target, layouts)
         return self._plans[key]
 
 
-def _make_plan(group: Group, found: Match, target: Target) -> _Plan | Refusal:
+def _layouts(group: Group, found: Match, target: Target) -> Iterator[Layouts]:
+    """Yield the layouts that are looked at: images, and what has their rank, plain or not."""
+
+    def layout(type_: ValueType, is_last: bool) -> Layout:
+        last = channels_last(type_.rank) if type_.rank == 4 else Layout.plain(type_.rank)
+        is_choice = is_last and last in layout_choices(type_, target.lanes)
+        return last if is_choice else Layout.plain(type_.rank)
+
+    seen = set()
+    for source, sink in itertools.product((False, True), repeat=2):
+        inputs = tuple(
+            layout(type_, source and i not in group.constant_inputs)
+            for i, type_ in enumerate(group.input_types)
+        )
+        chosen = (inputs, tuple(layout(type_, sink) for type_ in group.output_types))
+        if chosen not in seen:
+            seen.add(chosen)
+            yield chosen
+
+
+def _make_plan(group: Group, found: Match, target: Target, layouts: Layouts) -> _Plan | Refusal:
     if target.lanes < 4:
         return Refusal("the target has no vectors")
     batch, m, n, terms = _sizes(group, found)
     if not 0 < batch * m * n <= MOST_ELEMENTS or terms == 0:
         return Refusal("the result is empty or too large")
-    a, b = (operand_place(group, found, side) for side in (found.a, found.b))
+    a, b = (operand_place(group, found, side, layouts) for side in (found.a, found.b))
     if isinstance(a, Refusal):
         return a
     if isinstance(b, Refusal):
@@ -144,7 +185,7 @@ def _make_plan(group: Group, found: Match, target: Target) -> _Plan | Refusal:
     is_regular = b.row_step is not None and b.step
     if must_pack and not (is_regular and (b.step == 1 or b.row_step in (0, 1))):
         return Refusal("the right operand lies neither by columns nor by terms")
-    finish = print_finish(group, found)
+    finish = print_finish(group, found, layouts)
     if isinstance(finish, Refusal):
         return finish
     numbers = {
