@@ -205,13 +205,13 @@ def _pool_sum(inputs: Sequence[Array], a: Any) -> Array:
         (n - d * (k - 1) - 1) // s + 1
         for n, k, d, s in zip(padded.shape[-rank:], a.kernel, a.dilations, a.strides, strict=True)
     ]
-    total: Array = np.zeros((), object)
+    total: Array = np.zeros((), np.int64)
     for tap in _taps(a.kernel):
         places = tuple(
             slice(t * d, t * d + (size - 1) * s + 1, s)
             for t, d, s, size in zip(tap, a.dilations, a.strides, sizes, strict=True)
         )
-        total = total + padded[(..., *places)]
+        total = total + padded[_last(places)]
     return total
 
 
