@@ -196,6 +196,16 @@ def pooled(
 
 SHIFT = "constant {uniform=2.0}"
 
+
+def tokens(kind: str = "f64") -> str:
+    """Return the text of x² · 2 of the tokens of an image."""
+    flat, rows = f"{kind}[1,2,4]", f"{kind}[1,4,2]"
+    return unary(f"{kind}[1,2,2,2]", f"{flat} = reshape(%0) {{shape=(1,2,4)}}",
+                 f"{rows} = transpose(%1) {{perm=(0,2,1)}}", f"{rows} = mul(%2, %2)",
+                 f"{rows} = constant {{uniform=2{'' if kind == 'i32' else '.0'}}}",
+                 f"{rows} = mul(%3, %4)")  # fmt: skip
+
+
 FIRING: tuple[tuple[str, str], ...] = (
     ("transposes-compose", unary("f64[2,1,3]", "f64[3,2,1] = transpose(%0) {perm=(2,0,1)}",
                                  "f64[1,3,2] = transpose(%1) {perm=(2,0,1)}")),
@@ -265,6 +275,7 @@ FIRING: tuple[tuple[str, str], ...] = (
     ("sum-of-linear-is-linear-of-sum", pooled(shift=SHIFT)),
     ("sum-of-linear-is-linear-of-sum",
      pooled("1,3,1,1", sum_="reduce_sum(%2) {axes=(2,3)}", shift=SHIFT)),
+    ("steps-come-before-the-move", tokens()),
     ("siblings-are-one-linear", siblings(3)),
     ("siblings-are-one-linear", siblings(2, "matmul")),
     ("channel-map-moves-to-its-cheapest-place",
@@ -342,6 +353,9 @@ REFUSING: tuple[tuple[str, str, str], ...] = (
         ("the values before the sum are needed too", pooled(more=', %2 "z"')),
         ("the shift is not per channel", pooled(shift="neg(%2)")),
     )),
+    ("steps-come-before-the-move", "an element is no float", tokens(kind="i32")),
+    ("steps-come-before-the-move", "nothing before the move would take the steps",
+     unary("f64[2,3]", "f64[3,2] = transpose(%0) {perm=(1,0)}", "f64[3,2] = mul(%1, %1)")),
     ("siblings-are-one-linear", "the siblings have groups", siblings(2, groups=2)),
     ("siblings-are-one-linear", "there are too many siblings", siblings(9)),
     *(("conv3x3-is-winograd", reason, text) for reason, text in (

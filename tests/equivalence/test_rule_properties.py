@@ -16,6 +16,7 @@ from korch.equivalence.rules import (
     convolution,
     layout,
     linear,
+    moves,
     pooling,
     products,
     reductions,
@@ -357,6 +358,33 @@ def test_moments(offset: float, monkeypatch: pytest.MonkeyPatch) -> None:
             "mean-is-summed-with-its-squares", "squares-are-summed-with-their-mean"
         ]  # fmt: skip
         assert_alternatives_agree(result, graph, seed=seed)
+
+
+@pytest.mark.parametrize("integers", [False, True])
+def test_functions_of_moved_values(integers: bool) -> None:
+    fired = 0
+    for seed in range(30):
+        draft = Draft(seed, integers=integers)
+        rng = draft.rng
+        shape = (1, 2, *numbers(rng, 2, 1, 4))
+        w = draft.constant(3, 2, 1, 1)
+        ones, none = (1, 1), (0, 0)
+        attributes = ConvAttributes(ones, none, none, ones, 1)
+        x = draft.add("conv", (draft.input(*shape), w), attributes)
+        flat = (1, 3, shape[2] * shape[3])
+        x = draft.add("reshape", (x,), ReshapeAttributes(flat))
+        if rng.integers(2):
+            x = draft.add("transpose", (x,), TransposeAttributes((0, 2, 1)))
+        known = [x]
+        for _ in range(int(rng.integers(1, 5))):
+            op = str(rng.choice(["add", "sub", "mul"]))
+            other = full(draft, draft.shape(x), 2.0) if rng.integers(2) else int(rng.choice(known))
+            known.append(draft.add(op, (known[-1], other)))
+        graph = draft.finish(known[-1])
+        result, report = apply_rules(graph, moves.RULES)
+        fired += report.rules[0].fired
+        assert_alternatives_agree(result, graph, seed=seed, integers=integers)
+    assert fired >= 20
 
 
 def test_matrices_of_low_rank() -> None:

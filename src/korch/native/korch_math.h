@@ -111,19 +111,18 @@ KORCH_INLINE F<W> tanh_float(F<W> x) {
 
 template <int W>
 KORCH_INLINE F<W> erf_float(F<W> x) {
-  F<W> a = magnitude<W>(x), z = a * a;
-  F<W> p = polynomial<W>(z, -9.680136085e-06f, 1.127054438e-04f, -8.484711435e-04f,
-                         5.221074877e-03f, -2.686544582e-02f, 1.128378275e-01f, -3.761263848e-01f,
-                         1.283791671e-01f);
-  F<W> small = p * a + a;
-  // Beyond 4 the result rounds to 1; below, the polynomial is the logarithm of 1 - erf.
-  F<W> t = a > number<W>(4.0f) ? number<W>(4.0f) : a;
-  F<W> q = polynomial<W>(t, 1.039387681e-06f, -1.669796930e-05f, 9.514378125e-05f,
-                         -2.604443797e-05f, -3.026007729e-03f, 2.326485519e-02f, -1.063219884e-01f,
-                         -6.346475891e-01f, -1.129021262e+00f, 9.304137251e-05f);
-  F<W> large = number<W>(1.0f) - exp_float<W>(q);
-  F<W> y = a < number<W>(1.0f) ? small : large;
-  return x != x ? x : with_sign<W>(y, x);
+  // An odd rational function; beyond 3.95 the result rounds to 1. A NaN fails all comparisons.
+  F<W> low = number<W>(-3.95f), high = number<W>(3.95f), one = number<W>(1.0f);
+  F<W> a = x < low ? low : x;
+  a = a > high ? high : a;
+  F<W> z = a * a;
+  F<W> p = polynomial<W>(z, 2.025857156695565e-06f, 2.8466727e-04f, 3.8076851e-03f, 5.2873943e-02f,
+                         1.9154061e-01f, 1.1283791e+00f);
+  F<W> q = polynomial<W>(z, 3.7830199e-05f, 1.1705920e-03f, 1.5054142e-02f, 1.1455542e-01f,
+                         5.0308114e-01f, 1.0f);
+  F<W> y = a * p / q;
+  y = y > one ? one : y;
+  return y < -one ? -one : y;
 }
 
 template <int W>

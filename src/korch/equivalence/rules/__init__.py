@@ -9,6 +9,7 @@ from korch.equivalence.rules import (
     convolution,
     layout,
     linear,
+    moves,
     pooling,
     products,
     reductions,
@@ -20,6 +21,7 @@ from korch.errors import OptionError
 
 FAMILIES: Mapping[str, tuple[AnyRule, ...]] = {
     "layout": layout.RULES,
+    "moves": moves.RULES,
     "affine": affine.RULES,
     "linear": linear.RULES,
     "products": products.RULES,

@@ -1,0 +1,136 @@
+"""Elementwise steps before the move of elements that they follow, so that both sides can fuse.
+
+A transformer's feed-forward layer with a convolution computes its activation on tokens, between the
+convolution, which has an image, and the matrix product. Done on the image it belongs to the
+convolution, and the move from image to tokens to the product, which reads its rows anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from korch.equivalence.rule import AnyRule, Refusal, Rule, View, Writer
+from korch.primitive.graph import Primitive
+from korch.primitive.op import Category
+from korch.primitive.types import ValueType
+
+MOST_STEPS = 8
+"""Elementwise primitives that are looked at together."""
+
+MOVES = ("transpose", "reshape")
+
+
+@dataclass(frozen=True, slots=True)
+class MoveMatch:
+    """A function of a moved value.
+
+    Attributes:
+        root: its last step.
+        steps: all of them, each after what it reads.
+        numbers: the constants that they read, each of one number.
+        move: the transpose or reshape before them.
+    """
+
+    root: Primitive
+    steps: tuple[Primitive, ...]
+    numbers: tuple[tuple[int, float], ...]
+    move: Primitive
+
+
+def _match(view: View, root: Primitive) -> Iterator[MoveMatch]:
+    users = view.users(root.output)
+    if users and all(_is_step(view, user, root) for user in users):
+        return  # the function goes on
+    function = _Function(view, root)
+    if len(function.leaves) == 1 and len(function.steps) <= MOST_STEPS:
+        (leaf,) = function.leaves
+        for move in view.producers(leaf, *MOVES):
+            yield MoveMatch(root, tuple(function.steps), tuple(function.numbers.items()), move)
+
+
+def _is_step(view: View, primitive: Primitive, like: Primitive) -> bool:
+    same = view.shape(primitive.output) == view.shape(like.output)
+    return same and primitive.row.category is Category.ELEMENTWISE
+
+
+class _Function:
+    """The elementwise steps that end in a primitive, down to moved values."""
+
+    def __init__(self, view: View, root: Primitive) -> None:
+        self.view = view
+        self.root = root
+        self.steps: list[Primitive] = []
+        self.numbers: dict[int, float] = {}
+        self.leaves: set[int] = set()
+        self._seen: set[int] = set()
+        self._add(root)
+
+    def _add(self, step: Primitive) -> None:
+        for value in step.inputs:
+            self._visit(value)
+        self.steps.append(step)
+
+    def _visit(self, value: int) -> None:
+        if value in self._seen or len(self._seen) > 2 * MOST_STEPS:
+            return
+        self._seen.add(value)
+        number = _number(self.view, value)
+        if number is not None:
+            self.numbers[value] = number
+            return
+        is_moved = bool(self.view.producers(value, *MOVES))
+        steps = [p for p in self.view.producers(value) if _is_step(self.view, p, self.root)]
+        if is_moved or not steps:
+            self.leaves.add(value)
+        else:
+            self._add(steps[0])
+
+
+def _number(view: View, value: int) -> float | None:
+    """Return the number that all elements of a constant are, or None."""
+    constant = view.constant(value)
+    if constant is None:
+        for primitive in view.producers(value, "broadcast"):
+            constant = view.constant(primitive.inputs[0]) or constant
+    if constant is None or constant.array.size == 0 or not constant.is_uniform:
+        return None
+    return float(constant.scalar)
+
+
+def _refuse(view: View, match: MoveMatch) -> MoveMatch | Refusal:
+    root = match.root.output
+    values = {match.move.output, *(step.output for step in match.steps)}
+    if any(not view.type(value).dtype.is_float for value in values):
+        return Refusal("an element is no float", root)
+    if not view.producers(match.move.inputs[0], "conv", *MOVES):
+        return Refusal("nothing before the move would take the steps", root)
+    return match
+
+
+def _build(writer: Writer, match: MoveMatch) -> int:
+    source = match.move.inputs[0]
+    type_ = writer.type(source)
+    moved = {match.move.output: source}
+    for value, number in match.numbers:
+        kind = ValueType(type_.shape, writer.type(value).dtype)
+        moved[value] = writer.along(np.array(number), 0, kind)
+    for step in match.steps:
+        arguments = [moved[value] for value in step.inputs]
+        moved[step.output] = writer.add(step.op, arguments, step.attributes)
+    return writer.add(match.move.op, (moved[match.root.output],), match.move.attributes)
+
+
+STEPS_COME_BEFORE_THE_MOVE = Rule(
+    name="steps-come-before-the-move",
+    law="f(move(x)) = move(f(x)) for an elementwise f, and a transpose or a reshape",
+    source="elementwise operations don't care for places",
+    roots=("add", "sub", "mul", "div", "max", "min", "sigmoid", "tanh", "erf", "exp"),
+    match=_match,
+    refuse=_refuse,
+    build=_build,
+)
+
+RULES: tuple[AnyRule, ...] = (STEPS_COME_BEFORE_THE_MOVE,)
