@@ -137,7 +137,7 @@ class CandidateMeter:
         library = self.builder.link(dict.fromkeys(path for _, path in compiled), names)
         records = time_kernels(
             [_job(c, kernels[c.key]) for c, _ in compiled], library, self._timer,
-            needed_libraries(names), self.options.threads,
+            needed_libraries(names), self.options.threads, sweep_bytes=self.target.l2_bytes,
         )  # fmt: skip
         for (candidate, _), record in zip(compiled, records, strict=True):
             if isinstance(record, Measured):
@@ -186,4 +186,5 @@ def _job(candidate: Candidate, kernel: Kernel) -> Job:
         )
     ]
     buffers.append(BufferSpec(max(64, kernel.workspace_bytes), "u8"))
-    return Job(kernel.symbol, kernel.has_state, tuple(buffers))
+    written = (i for i in range(len(group.inputs)) if i not in group.constant_inputs)
+    return Job(kernel.symbol, kernel.has_state, tuple(buffers), tuple(written))

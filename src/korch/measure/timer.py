@@ -51,11 +51,15 @@ class BufferSpec:
 
 @dataclass(frozen=True)
 class Job:
-    """A kernel to time: its symbol in the library and its buffers, workspace last."""
+    """A kernel to time: its symbol in the library and its buffers, workspace last.
+
+    `inputs` has the positions of buffers that other kernels write before this one runs.
+    """
 
     symbol: str
     has_state: bool
     buffers: tuple[BufferSpec, ...]
+    inputs: tuple[int, ...] = ()
 
 
 def time_kernels(
@@ -66,6 +70,7 @@ def time_kernels(
     threads: int,
     hang_seconds: float = HANG_SECONDS,
     environment: dict[str, str] | None = None,
+    sweep_bytes: int = 1 << 20,
 ) -> list[Measured | Failed]:
     """Time kernels of one library.
 
@@ -77,6 +82,7 @@ def time_kernels(
         threads: OpenMP threads.
         hang_seconds: how long a kernel may say nothing.
         environment: further environment variables of the process.
+        sweep_bytes: of a core's own caches, which are emptied before each run.
 
     Returns:
         A measurement or a failure for each job.
@@ -87,10 +93,11 @@ def time_kernels(
         task = {
             "library": str(library), "timer": str(timer), "preload": [str(p) for p in preload],
             "threads": threads, "rounds": ROUNDS, "least_rounds": LEAST_ROUNDS,
-            "kernel_ns": KERNEL_NS, "parent": os.getpid(),
+            "kernel_ns": KERNEL_NS, "parent": os.getpid(), "sweep_bytes": sweep_bytes,
             "jobs": [
                 {"symbol": jobs[i].symbol, "has_state": jobs[i].has_state,
-                 "buffers": [b.as_json() for b in jobs[i].buffers]} for i in waiting
+                 "buffers": [b.as_json() for b in jobs[i].buffers],
+                 "inputs": list(jobs[i].inputs)} for i in waiting
             ],
         }  # fmt: skip
         session = _Session(len(waiting), hang_seconds, environment or {})

@@ -24,7 +24,9 @@ from korch.alignment import align_up, aligned_bytes
 Bytes = npt.NDArray[np.uint8]
 
 SAMPLE_NS = 200_000
-"""A sample is as many runs as last this long."""
+"""A turn of a kernel is as many runs as last this long, each of them a sample."""
+
+MOST_REPEATS = 4
 
 PR_SET_PDEATHSIG = 1
 """The option of prctl(2) that asks for a signal at the parent's death."""
@@ -40,6 +42,12 @@ def fill(memory: Bytes, buffer: dict[str, Any], rng: np.random.Generator) -> Non
         kind = np.float32 if buffer["dtype"] == "f32" else np.float64
         view = memory[: buffer["bytes"]].view(kind)
         view[:] = rng.random(view.size, np.float32) * np.float32(0.5) + np.float32(0.5)
+
+
+class Span(ctypes.Structure):
+    """A buffer that is written before each run."""
+
+    _fields_ = (("at", ctypes.c_void_p), ("size", ctypes.c_int64))
 
 
 class Job:
@@ -67,6 +75,9 @@ class Job:
             self.state = create(ctypes.c_int(threads), text, ctypes.c_size_t(512))
             if not self.state:
                 self.error = text.value.decode(errors="replace") or "create gave nothing"
+        inputs = [(pointers[i], spec["buffers"][i]["bytes"]) for i in spec["inputs"]]
+        self.inputs = (Span * max(1, len(inputs)))(*(Span(*span) for span in inputs))
+        self.input_count = len(inputs)
         self.repeats = 1
 
 
@@ -86,7 +97,7 @@ def load(task: dict[str, Any]) -> tuple[ctypes.CDLL, ctypes.CDLL]:
     for path in task["preload"]:
         ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     timer = ctypes.CDLL(task["timer"])
-    timer.korch_time.restype = ctypes.c_int64
+    timer.korch_time_fresh.restype = ctypes.c_int64
     timer.korch_threads(ctypes.c_int(task["threads"]))
     return timer, ctypes.CDLL(task["library"])
 
@@ -108,9 +119,16 @@ def serve() -> None:
         say(unready=str(error))
         os._exit(1)
 
-    def time_ns(job: Job, repeats: int) -> int:
-        return int(timer.korch_time(job.function, ctypes.c_void_p(job.state), job.pointers,
-                                    ctypes.c_int64(repeats)))  # fmt: skip
+    threads, sweep_bytes = task["threads"], task["sweep_bytes"]
+    sweep = aligned_bytes(max(64, threads * sweep_bytes))
+    sweep[:] = 0
+
+    def time_ns(job: Job) -> int:
+        return int(timer.korch_time_fresh(
+            job.function, ctypes.c_void_p(job.state), job.pointers, job.inputs,
+            ctypes.c_int64(job.input_count), ctypes.c_void_p(sweep.ctypes.data),
+            ctypes.c_int64(sweep_bytes), ctypes.c_int(threads),
+        ))  # fmt: skip
 
     jobs: dict[int, Job] = {}
     spent: dict[int, int] = {}
@@ -120,26 +138,21 @@ def serve() -> None:
         if job.error:
             say(failed=[i, "not created", job.error])
             continue
-        taken = [time_ns(job, 1) for _ in range(2)]
+        taken = [time_ns(job) for _ in range(2)]
         if min(taken) < 0:
             say(failed=[i, "failed", "run returned an error"])
             continue
-        once = max(1, taken[-1])
-        if once < SAMPLE_NS:
-            once = max(1, time_ns(job, 8) // 8)
-        job.repeats = max(1, min(10_000, SAMPLE_NS // once))
+        job.repeats = max(1, min(MOST_REPEATS, SAMPLE_NS // max(1, taken[-1])))
         jobs[i], spent[i] = job, 0
     for turn in range(task["rounds"]):
         for i, job in jobs.items():
             if turn >= task["least_rounds"] and spent[i] > task["kernel_ns"]:
                 continue
             say(at=i)
-            # In a plan another kernel has just written what this one reads: so once for the caches,
-            # which the other jobs have filled.
-            warm_ns = time_ns(job, 1)
-            taken_ns = time_ns(job, job.repeats)
-            spent[i] += warm_ns + taken_ns
-            say(sample=[i, taken_ns // job.repeats])
+            for _ in range(job.repeats):
+                taken_ns = time_ns(job)
+                spent[i] += taken_ns
+                say(sample=[i, taken_ns])
     say(done=True)
     out.flush()
     os._exit(0)  # states are not destroyed: a crash in a destructor is nobody's business here

@@ -87,7 +87,7 @@ KORCH_INLINE void pack(const float* b, long first, float* strip) {
 
 // R rows times NV vectors of columns.
 template <class K, int R>
-KORCH_INLINE void tile(void* const* buffers, const float* a, const float* b, long i, long m, long n) {
+__attribute__((noinline)) void tile(void* const* buffers, const float* a, const float* b, long i, long m, long n) {
   constexpr long STEP = K::B_STEP ? K::B_STEP : COLUMNS<K>;
   V<K> sum[R][K::NV] = {};
   for (long k = 0; k < K::DEPTH; ++k) {

@@ -101,6 +101,34 @@ int64_t korch_time(run_function run, void* state, void* const* buffers, int64_t 
   return now_ns() - start;
 }
 
+struct korch_span {
+  char* at;
+  int64_t size;
+};
+
+// Nanoseconds of one run that finds the caches as in a plan; negative if it fails. First each thread
+// reads `sweep_bytes` of its own, so that weights and outputs are in no core's own cache. Then the
+// threads write the inputs, each its part, as the kernels before would.
+int64_t korch_time_fresh(run_function run, void* state, void* const* buffers, const korch_span* inputs,
+                         int64_t count, char* sweep, int64_t sweep_bytes, int threads) {
+#pragma omp parallel num_threads(threads)
+  {
+    const int64_t me = omp_get_thread_num();
+    char sum = 0;
+    for (int64_t i = 0; i < sweep_bytes; i += 64) sum += sweep[me * sweep_bytes + i];
+    asm volatile("" : : "r"(sum) : "memory");
+#pragma omp barrier
+    for (int64_t k = 0; k < count; ++k) {
+      const int64_t lines = (inputs[k].size + 63) / 64;
+      for (int64_t i = lines * me / threads; i < lines * (me + 1) / threads; ++i) {
+        volatile char* at = inputs[k].at + 64 * i;
+        *at = *at;
+      }
+    }
+  }
+  return korch_time(run, state, buffers, 1);
+}
+
 int korch_nothing(void*, void* const*) { return 0; }
 
 /* Returns how many threads there were. */
