@@ -1,12 +1,13 @@
 """What the choice of rewrites together with kernels gives, and what each family of rewrites gives.
 
     python -m benchmarks.ablation [--models candy,segformer] [--budget 300] [--rounds 15]
-                                  [--output FILE.json]
+                                  [--folder build/ablation] [--output FILE.json]
 
 Per model: the joint choice; the same rewrites chosen first, by their operations, and the same
 kernels after that (`--rewrites first`); no rewrites; and all but one family. All search with one
 cache, so that a kernel has one measured time in all of them. Then all plans take turns in one run.
-A family of which no rule fired is left out.
+A family of which no rule fired is left out. What is in the folder is not searched again, so that an
+interrupted run goes on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import argparse
 import json
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(PAPER))
     parser.add_argument("--budget", type=float, help="seconds of each search (default: none)")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--folder", type=Path, default=Path("build/ablation"))
     parser.add_argument("--output", type=Path)
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -54,7 +55,7 @@ def main() -> None:
         return
     found: dict[str, Any] = {}
     for name in args.models.split(","):
-        found[name] = ablate(name, args.budget, args.rounds)
+        found[name] = ablate(name, args.folder / name, args.budget, args.rounds)
         print(f"{name}\n{table(found[name])}\n", flush=True)
         if args.output is not None:
             args.output.parent.mkdir(parents=True, exist_ok=True)
@@ -62,36 +63,42 @@ def main() -> None:
             args.output.write_text(json.dumps(rows, indent=1) + "\n")
 
 
-def ablate(name: str, budget_s: float | None, rounds: int) -> dict[str, Any]:
+def ablate(name: str, folder: Path, budget_s: float | None, rounds: int) -> dict[str, Any]:
     """Return what is known of each variant of a model."""
-    with tempfile.TemporaryDirectory() as text:
-        folder = Path(text)
-        model = folder / f"{name}.onnx"
+    folder.mkdir(parents=True, exist_ok=True)
+    model, kept = folder / f"{name}.onnx", folder / "rows.json"
+    if not model.exists():
         model.write_bytes(build(name).SerializeToString())
-        rows: dict[str, Any] = {}
+    rows: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
 
-        def add(variant: str, **options: str) -> None:
-            artifact = folder / f"{variant.replace(' ', '-')}.korch"
-            command = [sys.executable, "-m", "benchmarks.ablation", "--one", str(model),
-                       str(artifact), str(folder / "cache"), json.dumps(options)]  # fmt: skip
-            if budget_s is not None:
-                command += ["--budget", str(budget_s)]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            rows[variant] = json.loads(done.stdout.splitlines()[-1])
+    def artifact(variant: str) -> Path:
+        return folder / f"{variant.replace(' ', '-')}.korch"
 
-        add(JOINT)
-        add("rewrites first", rewrites="first")
-        add("no rewrites", rules="none")
-        for family, rules in FAMILIES.items():
-            if any(rule.name in rows[JOINT]["fired"] for rule in rules):
-                add(f"without {family}", rules=f"-{family}")
-        # Once more, with all that the others have measured.
-        add(JOINT)
-        runners = [RunnerSpec("korch", folder / f"{v.replace(' ', '-')}.korch", v) for v in rows]
-        comparison = compare(runners, random_inputs(model), threads=default_threads(),
-                             rounds=rounds, subject=JOINT)  # fmt: skip
-        for row in comparison.rows:
-            rows[row.name]["times_ns"] = list(row.times_ns)
+    def add(variant: str, again: bool = False, **options: str) -> None:
+        if variant in rows and not again:
+            return
+        command = [sys.executable, "-m", "benchmarks.ablation", "--one", str(model),
+                   str(artifact(variant)), str(folder / "cache"), json.dumps(options)]  # fmt: skip
+        if budget_s is not None:
+            command += ["--budget", str(budget_s)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        rows[variant] = json.loads(done.stdout.splitlines()[-1])
+        kept.write_text(json.dumps(rows, indent=1) + "\n")
+
+    add(JOINT)
+    add("rewrites first", rewrites="first")
+    add("no rewrites", rules="none")
+    for family, rules in FAMILIES.items():
+        if any(rule.name in rows[JOINT]["fired"] for rule in rules):
+            add(f"without {family}", rules=f"-{family}")
+    # Once more, with all that the others have measured.
+    add(JOINT, again="times_ns" not in rows[JOINT])
+    runners = [RunnerSpec("korch", artifact(variant), variant) for variant in rows]
+    comparison = compare(runners, random_inputs(model), threads=default_threads(),
+                         rounds=rounds, subject=JOINT)  # fmt: skip
+    for row in comparison.rows:
+        rows[row.name]["times_ns"] = list(row.times_ns)
+    kept.write_text(json.dumps(rows, indent=1) + "\n")
     return rows
 
 

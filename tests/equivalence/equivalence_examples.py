@@ -197,6 +197,15 @@ def pooled(
 SHIFT = "constant {uniform=2.0}"
 
 
+def gate(kind: str = "f64") -> str:
+    """Return the text of tanh(max(x, 0) + log(1 + e^-|x|))."""
+    t = f"{kind}[2,3]"
+    return unary(t, f"{t} = constant {{uniform=0.0}}", f"{t} = max(%0, %1)", f"{t} = abs(%0)",
+                 f"{t} = neg(%3)", f"{t} = exp(%4)", f"{t} = constant {{uniform=1.0}}",
+                 f"{t} = add(%5, %6)", f"{t} = log(%7)", f"{t} = add(%2, %8)",
+                 f"{t} = tanh(%9)")  # fmt: skip
+
+
 def tokens(kind: str = "f64") -> str:
     """Return the text of x² · 2 of the tokens of an image."""
     flat, rows = f"{kind}[1,2,4]", f"{kind}[1,4,2]"
@@ -275,6 +284,7 @@ FIRING: tuple[tuple[str, str], ...] = (
     ("sum-of-linear-is-linear-of-sum", pooled(shift=SHIFT)),
     ("sum-of-linear-is-linear-of-sum",
      pooled("1,3,1,1", sum_="reduce_sum(%2) {axes=(2,3)}", shift=SHIFT)),
+    ("tanh-of-softplus-is-a-quotient", gate()),
     ("steps-come-before-the-move", tokens()),
     ("siblings-are-one-linear", siblings(3)),
     ("siblings-are-one-linear", siblings(2, "matmul")),
@@ -353,6 +363,7 @@ REFUSING: tuple[tuple[str, str, str], ...] = (
         ("the values before the sum are needed too", pooled(more=', %2 "z"')),
         ("the shift is not per channel", pooled(shift="neg(%2)")),
     )),
+    ("tanh-of-softplus-is-a-quotient", "e^40 has no place among the numbers", gate("f16")),
     ("steps-come-before-the-move", "an element is no float", tokens(kind="i32")),
     ("steps-come-before-the-move", "nothing before the move would take the steps",
      unary("f64[2,3]", "f64[3,2] = transpose(%0) {perm=(1,0)}", "f64[3,2] = mul(%1, %1)")),

@@ -38,7 +38,7 @@ def test_a_machine_that_has_all(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
     assert f"ok   compiler     {find_compiler().version} (" in text
-    assert "threads, L1 " in text and "providers    conv, gemm, generated, " in text
+    assert "threads, L1 " in text and "providers    attention, conv, gemm, generated, " in text
     assert f"ok   cache        {tmp_path / 'cache'}, " in text
 
 

@@ -17,7 +17,8 @@ primitive whose one reader is another: a kernel that ends between the two only m
 more. (A chain that begins at a linear primitive is left as it is: a provider may fuse a part of
 it.) Linear primitives don't meet in one set; one has only layout primitives before it and no
 reduction beside it; an opaque one is alone, but for the other outputs of its operator: no provider
-takes other sets. (Chains of convolutions are then grown from the sets with one: `chains.py`.) And
+takes other sets. (Chains of convolutions and attention are then grown from the sets with one:
+`chains.py`, `attention.py`.) And
 sets, inputs and outputs are limited by options, which the report names when they bind.
 
 Alternatives: a set holds at most one primitive for a value. Paths are those of the whole graph,
@@ -31,6 +32,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from korch.candidate.attention import attention_groups
 from korch.candidate.candidate import Group, make_group
 from korch.candidate.chains import chain_groups
 from korch.options import Options
@@ -77,7 +79,8 @@ def enumerate_groups(
     for p, primitive in enumerate(graph.primitives):
         key = ((p,), (primitive.output,))
         groups.setdefault(key, make_group(graph, *key))
-    for group in chain_groups(graph, tuple(groups.values())):
+    single = tuple(groups.values())
+    for group in (*chain_groups(graph, single), *attention_groups(graph, single)):
         groups.setdefault((group.primitives, group.outputs), group)
     report = EnumerationReport(sets, len(groups), tuple(sorted(hit)))
     return tuple(groups.values()), report

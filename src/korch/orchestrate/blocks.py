@@ -176,6 +176,8 @@ class BlockSearch:
             # The plain interface is seldom the best where there are others; what is measured for
             # those tells which of its kernels to measure.
             for j in (*range(1, len(task.interfaces)), 0):
+                if j != 0 and self._is_over():
+                    continue
                 try:
                     if not self.options.measure:
                         self.found[b, j] = self._loop(b, j, until_s).run()
@@ -203,6 +205,9 @@ class BlockSearch:
         }
         order = sorted(gains, key=lambda key: (-gains[key], key))
         for place, (b, j) in enumerate(order):
+            if self._is_over():
+                self.found[b, j] = replace(self.found[b, j], stopped_by_budget=True)
+                continue
             twice = 2 if self.tasks[b].count > 1 else 1
             self.found[b, j] = self._recalled(b, j, "end") or self._run(
                 b, j, "end", self._share([gains[key] for key in order[place:]]),
@@ -314,6 +319,10 @@ class BlockSearch:
             self.meter.database, self.tasks[b].candidates, self.options, solved,
             self._tag(b, j, what),
         )  # fmt: skip
+
+    def _is_over(self) -> bool:
+        """Whether the budget is spent: then only what a plan needs is still searched."""
+        return self.deadline_s is not None and time.monotonic() >= self.deadline_s
 
     def _share(self, weights: Sequence[int]) -> float | None:
         """Return when the first of several searches must end, by their weights."""

@@ -32,6 +32,9 @@ FREE_MEASUREMENTS = 300
 ROUND_KERNELS = 48
 """Candidates that are measured in one round, beyond those that the solution uses."""
 
+BATCH = 24
+"""Candidates that are measured before it is asked again whether time is left."""
+
 RELAX_SECONDS = 10.0
 ESTIMATE_ROUNDS = 5
 """Most rounds in which estimates lead."""
@@ -238,8 +241,9 @@ class LazyLoop:
         beyond the best plan's cost it need never be measured. Measuring the nearest ones together
         with the plan's saves most of the rounds.
         """
-        bound_ns, slack_ns = self.solver.relax(costs_ns, excluded=self._failed(),
-                                               seconds=RELAX_SECONDS)  # fmt: skip
+        left = self._seconds_left()
+        seconds = RELAX_SECONDS if left is None else max(1.0, min(RELAX_SECONDS, left))
+        bound_ns, slack_ns = self.solver.relax(costs_ns, excluded=self._failed(), seconds=seconds)
         if room_ns is None:
             room_ns = self.best[0] - bound_ns if self.best is not None else 0
         near = sorted((slack, k) for k, slack in slack_ns.items() if slack <= room_ns)
@@ -325,8 +329,13 @@ class LazyLoop:
     def _measure(self, kernels: Sequence[int]) -> None:
         unique = {self.candidates[k].key: self.candidates[k] for k in kernels}
         todo = [c for key, c in unique.items() if key not in self.records]
-        for candidate, record in zip(todo, self.meter.measure(todo), strict=True):
-            self.records[candidate.key] = record
+        for start in range(0, len(todo), BATCH):
+            if start and self.best is not None and not self._time_left():
+                todo = todo[:start]
+                break
+            batch = todo[start : start + BATCH]
+            for candidate, record in zip(batch, self.meter.measure(batch), strict=True):
+                self.records[candidate.key] = record
         wrong = [
             c for c in todo
             if isinstance(record := self.records[c.key], Measured)

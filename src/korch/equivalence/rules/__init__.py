@@ -7,6 +7,7 @@ from korch.equivalence.rules import (
     affine,
     channels,
     convolution,
+    functions,
     layout,
     linear,
     moves,
@@ -21,6 +22,7 @@ from korch.errors import OptionError
 
 FAMILIES: Mapping[str, tuple[AnyRule, ...]] = {
     "layout": layout.RULES,
+    "functions": functions.RULES,
     "moves": moves.RULES,
     "affine": affine.RULES,
     "linear": linear.RULES,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,7 +48,7 @@ def match_group(group: Group) -> Match | Refusal:
     if any(type_.dtype is not DType.F32 for type_ in body.types):
         return Refusal("an element is no float32")
     product = found[0]
-    sides = [_operand(group, value) for value in product.inputs]
+    sides = [operand_of(group, value) for value in product.inputs]
     for side in sides:
         if isinstance(side, Refusal):
             return side
@@ -61,7 +62,8 @@ def match_group(group: Group) -> Match | Refusal:
     return Match(product, a, b, after)
 
 
-def _operand(group: Group, value: int) -> Operand | Refusal:
+def operand_of(group: Group, value: int) -> Operand | Refusal:
+    """Return what a matrix of a product is made of, if it is an input that only was moved."""
     position = {v: i for i, (_, v) in enumerate(group.body.inputs)}
     steps: list[Primitive] = []
     while value not in position:
@@ -74,12 +76,12 @@ def _operand(group: Group, value: int) -> Operand | Refusal:
 
 
 def operand_place(
-    group: Group, match: Match, operand: Operand, layouts: Layouts
+    group: Group, product: Primitive, operand: Operand, layouts: Layouts
 ) -> Place | Refusal:
     """Return where an operand's elements lie, as [batch, row, column]."""
     shape = group.input_types[operand.position].shape
     addresses = follow(natural(shape, layouts[0][operand.position]), operand.steps)
-    batch = group.body.types[match.primitive.output].shape[:-2]
+    batch = group.body.types[product.output].shape[:-2]
     full = np.broadcast_to(addresses, (*batch, *addresses.shape[-2:]))
     place = split(full.reshape(-1, *addresses.shape[-2:]))
     return place if place is not None else Refusal("an operand lies in no order of rows")
@@ -87,7 +89,7 @@ def operand_place(
 
 @dataclass(frozen=True, eq=False)
 class Finish:
-    """The lines of `finish`, which stores W results."""
+    """The lines of a function of W results, and the tables that they read."""
 
     lines: tuple[str, ...]
     tables: tuple[tuple[str, Array], ...]
@@ -95,36 +97,52 @@ class Finish:
 
 def print_finish(group: Group, match: Match, layouts: Layouts) -> Finish | Refusal:
     """Return what is done with results n to n + W - 1 of row m of batch i, given as `y`."""
-    return _Finisher(group, match, layouts).run()
+    finisher = Finisher(group, match.primitive, layouts)
+    return finisher.follow(match.after) or finisher.stores()
 
 
-class _Finisher:
-    """Prints the steps after the product.
+class Finisher:
+    """Prints the steps after a product.
 
     `numbers` has, for a value that is computed, which result of the product each element is; what
     is read beside it is addressed by the same numbers.
     """
 
-    def __init__(self, group: Group, match: Match, layouts: Layouts) -> None:
+    def __init__(self, group: Group, product: Primitive, layouts: Layouts, tables: str = "t"
+                 ) -> None:  # fmt: skip
         self.body = group.body
-        self.match = match
         self.layouts = layouts
-        shape = self.body.types[match.primitive.output].shape
+        self.prefix = tables
+        shape = self.body.types[product.output].shape
         rows, columns = shape[-2:]
         self.shape = (int(np.prod(shape[:-2])), rows, columns)
         self.position = {v: i for i, (_, v) in enumerate(self.body.inputs)}
-        self.names = {match.primitive.output: "y"}
-        self.numbers: dict[int, Array] = {match.primitive.output: natural(shape)}
+        self.names = {product.output: "y"}
+        self.numbers: dict[int, Array] = {product.output: natural(shape)}
         self.beside: dict[int, Array] = {}  # broadcasts of inputs: addresses
         self.source: dict[int, int] = {}
         self.tables: dict[str, Array] = {}
         self.lines: list[str] = []
 
-    def run(self) -> Finish | Refusal:
-        for primitive in self.match.after:
+    def follow(self, steps: Sequence[Primitive]) -> Refusal | None:
+        """Add the lines of primitives, each after what it reads."""
+        for primitive in steps:
             refusal = self._step(primitive)
             if refusal is not None:
                 return refusal
+        return None
+
+    def value(self, value: int) -> Finish | Refusal:
+        """Return the lines so far, with one that returns a value in the order of the product."""
+        if value not in self.names or not np.array_equal(
+            self.numbers[value].reshape(-1), np.arange(self.numbers[value].size)
+        ):
+            return Refusal("a value is not computed from the product in its order")
+        lines = (*self.lines, f"return {self.names[value]};")
+        return Finish(lines, tuple(self.tables.items()))
+
+    def stores(self) -> Finish | Refusal:
+        """Return the lines so far, with those that write the group's outputs."""
         for i, (_, value) in enumerate(self.body.outputs):
             if value not in self.names:
                 return Refusal("an output is not computed from the product")
@@ -228,7 +246,7 @@ class _Finisher:
         offsets = place.offsets[axis]
         table = next(
             (t for t, known in self.tables.items() if np.array_equal(known, offsets)),
-            f"NAME_t{len(self.tables)}",
+            f"NAME_{self.prefix}{len(self.tables)}",
         )
         self.tables[table] = offsets
         return f"{table}[{name}]"

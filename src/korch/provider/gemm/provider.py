@@ -170,7 +170,7 @@ def _make_plan(group: Group, found: Match, target: Target, layouts: Layouts) -> 
     batch, m, n, terms = _sizes(group, found)
     if not 0 < batch * m * n <= MOST_ELEMENTS or terms == 0:
         return Refusal("the result is empty or too large")
-    a, b = (operand_place(group, found, side, layouts) for side in (found.a, found.b))
+    a, b = (operand_place(group, found.primitive, side, layouts) for side in (found.a, found.b))
     if isinstance(a, Refusal):
         return a
     if isinstance(b, Refusal):

@@ -1,0 +1,124 @@
+"""Groups -> groups with two matrix products and a softmax between them: attention.
+
+One kernel for it keeps the scores in a core's cache. So each group around the second product is
+grown backwards over the softmax, over the elementwise steps before it (a scale, a mask), and over a
+group around the first product.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from korch.candidate.candidate import Group, make_group
+from korch.primitive.graph import Primitive, PrimitiveGraph
+from korch.primitive.op import Category
+
+MOST_STEPS = 6
+"""Elementwise primitives between the first product and the softmax."""
+
+MOST_WAYS = 4
+"""Choices of alternatives by which the scores are computed from a product."""
+
+MOST_ENDS = 3
+"""Groups around the second product that are grown: the largest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax:
+    """The primitives of a softmax over the last axis, and the value that it is of."""
+
+    x: int
+    primitives: tuple[Primitive, ...]
+
+
+def attention_groups(graph: PrimitiveGraph, groups: Iterable[Group]) -> Iterator[Group]:
+    """Yield the groups of attention that the groups around single matrix products give."""
+    number = {id(primitive): p for p, primitive in enumerate(graph.primitives)}
+    around: dict[int, list[Group]] = {}
+    for group in groups:
+        linear = [p for p in group.primitives if _is_linear(graph.primitives[p])]
+        if len(linear) == 1 and graph.primitives[linear[0]].op == "matmul":
+            around.setdefault(linear[0], []).append(group)
+    for second, ends in around.items():
+        product = graph.primitives[second]
+        softmax = find_softmax(graph, product.inputs[0])
+        if softmax is None:
+            continue
+        middle = {number[id(primitive)] for primitive in softmax.primitives}
+        ways = [
+            (steps, first)
+            for steps, first in itertools.islice(_from_product(graph, softmax.x), MOST_WAYS)
+            if first in around
+        ]
+        usable = [group for group in ends if product.inputs[0] in group.inputs]
+        usable.sort(key=lambda group: (-len(group.primitives), group.primitives))
+        for end, (steps, first) in itertools.product(usable[:MOST_ENDS], ways):
+            for begin in _begins(graph, around[first], first):
+                together = {*end.primitives, *middle, *steps, *begin.primitives}
+                outputs = [graph.primitives[p].output for p in together]
+                if len(set(outputs)) == len(outputs):  # one alternative for each value
+                    yield make_group(graph, together, end.outputs)
+
+
+def _is_linear(primitive: Primitive) -> bool:
+    return primitive.row.category is Category.LINEAR
+
+
+def _begins(graph: PrimitiveGraph, groups: list[Group], first: int) -> list[Group]:
+    """Return the largest and the smallest group that end in a product."""
+    output = graph.primitives[first].output
+    found = sorted((g for g in groups if g.outputs == (output,)), key=lambda g: len(g.primitives))
+    return found if len(found) < 2 else [found[0], found[-1]]
+
+
+def _from_product(
+    graph: PrimitiveGraph, value: int, depth: int = 0
+) -> Iterator[tuple[frozenset[int], int]]:
+    """Yield the steps that compute a value from a matrix product and others, and the product."""
+    for p in graph.producers[value]:
+        primitive = graph.primitives[p]
+        if primitive.op == "matmul":
+            yield frozenset(), p
+        elif primitive.row.category is Category.ELEMENTWISE and depth < MOST_STEPS:
+            for side in dict.fromkeys(primitive.inputs):
+                beside = [
+                    q for v in primitive.inputs if v != side for q in graph.producers[v]
+                    if graph.primitives[q].op == "broadcast"
+                ]  # fmt: skip
+                for steps, first in _from_product(graph, side, depth + 1):
+                    yield steps | {p, *beside[:1]}, first
+
+
+def find_softmax(body: PrimitiveGraph, value: int) -> Softmax | None:
+    """Return the softmax over the last axis that gives a value, None if there is none.
+
+    e^(x - m) / s, with m the maximum and s the sum of e^(x - m) over the axis.
+    """
+    for quotient in _makers(body, value, "div"):
+        for power in _makers(body, quotient.inputs[0], "exp"):
+            for shifted in _makers(body, power.inputs[0], "sub"):
+                x = shifted.inputs[0]
+                top = _reduced(body, shifted.inputs[1], "reduce_max", x)
+                total = _reduced(body, quotient.inputs[1], "reduce_sum", power.output)
+                if top is not None and total is not None:
+                    return Softmax(x, (*top, shifted, power, *total, quotient))
+    return None
+
+
+def _makers(body: PrimitiveGraph, value: int, op: str) -> list[Primitive]:
+    found = (body.primitives[p] for p in body.producers[value])
+    return [primitive for primitive in found if primitive.op == op]
+
+
+def _reduced(body: PrimitiveGraph, value: int, op: str, of: int) -> tuple[Primitive, ...] | None:
+    """Return the broadcast and the reduction of `of` over its last axis that give a value."""
+    last = body.types[of].rank - 1
+    for spread in _makers(body, value, "broadcast"):
+        for reduction in _makers(body, spread.inputs[0], op):
+            attributes: Any = reduction.attributes
+            if reduction.inputs[0] == of and attributes.axes == (last,):
+                return reduction, spread
+    return None

@@ -1,0 +1,143 @@
+// Attention: softmax(f(q k)) v, a block of rows at a time, whose scores stay in a core's cache.
+//
+// A kernel is a struct K with
+//   W                 lanes of a vector
+//   BATCH, M, N       batches of heads, queries, keys
+//   D, E              terms of q k, and columns of v
+//   ROWS, CHUNKS      queries of a block, and parts of the queries that are separate tasks
+//   NE                vectors of columns of v that are computed together
+//   Q_STEP            elements between rows of q, whose terms are neighbours
+//   K_ROW, K_COLUMN   elements between terms and between columns of k, one of them 1
+//   V_ROW, V_COLUMN   the same of v
+//   THREADS
+//   q(i), k(i), v(i)  where the matrices of batch i begin
+//   score<L>(buffers, y, i, m, n)    f of scores n to n + L - 1 of query m
+//   finish<L>(buffers, y, i, m, n)   stores results n to n + L - 1 of query m
+#pragma once
+
+#include "korch_gemm.h"
+
+namespace korch_attention {
+
+using korch::load;
+using korch::splat;
+using korch::store;
+
+template <class K>
+using V = korch::Vec<float, K::W>;
+constexpr int NK = 2;  // vectors of scores that are computed together
+
+// What korch_gemm::pack knows of k and of v.
+template <class K>
+struct Keys {
+  static constexpr long W = K::W, NV = NK, N = K::N, DEPTH = K::D, B_ROW = K::K_ROW, B_COLUMN = K::K_COLUMN;
+};
+template <class K>
+struct Values {
+  static constexpr long W = K::W, NV = K::NE, N = K::E, DEPTH = K::N, B_ROW = K::V_ROW, B_COLUMN = K::V_COLUMN;
+};
+
+constexpr long up(long n, long step) { return (n + step - 1) / step * step; }
+template <class K>
+inline constexpr long WIDTH = up(K::N, NK * K::W);  // of a row of scores
+template <class K>
+inline constexpr long FLOATS = WIDTH<K> * K::D + K::N * up(K::E, K::NE * K::W) + K::ROWS * WIDTH<K>;
+
+// ROWS rows of a times NV vectors of a packed strip.
+template <class K, int NV>
+KORCH_INLINE void multiply(const float* a, long step, const float* strip, long depth, V<K> (&sum)[K::ROWS][NV]) {
+  for (long k = 0; k < depth; ++k) {
+    V<K> w[NV];
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) w[v] = load<float, K::W>(strip + (k * NV + v) * K::W);
+#pragma GCC unroll 32
+    for (int r = 0; r < K::ROWS; ++r) {
+      V<K> x = splat<float, K::W>(a[r * step + k]);
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) sum[r][v] += x * w[v];
+    }
+  }
+}
+
+template <class K>
+__attribute__((noinline)) void scores(void* const* buffers, const float* q, const float* strip, float* s, long i,
+                                      long m, long n) {
+  V<K> sum[K::ROWS][NK] = {};
+  multiply<K, NK>(q, K::Q_STEP, strip, K::D, sum);
+#pragma GCC unroll 32
+  for (int r = 0; r < K::ROWS; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < NK; ++v) {
+      const long at = n + v * K::W;
+      float* const to = s + r * WIDTH<K> + at;
+      if (K::N % K::W == 0 || at + K::W <= K::N) {
+        // Whole vectors beyond the keys weigh nothing, as single scores do below.
+        V<K> y = K::N % (NK * K::W) == 0 || at < K::N ? K::template score<K::W>(buffers, sum[r][v], i, m + r, at)
+                                                      : splat<float, K::W>(-__builtin_inff());
+        store<float, K::W>(to, y);
+      } else {
+        for (int j = 0; j < K::W; ++j)
+          to[j] = at + j < K::N ? K::template score<1>(buffers, sum[r][v][j], i, m + r, at + j) : -__builtin_inff();
+      }
+    }
+}
+
+// e^(s - max s) of a row in place; returns its sum.
+template <class K>
+KORCH_INLINE float exponentials(float* s) {
+  V<K> top = load<float, K::W>(s);
+  for (long n = K::W; n < WIDTH<K>; n += K::W) top = korch::op_max<float, K::W>(top, load<float, K::W>(s + n));
+  const V<K> most = splat<float, K::W>(korch::across_max<float, K::W>(top));
+  V<K> sum = splat<float, K::W>(0.0f);
+  for (long n = 0; n < WIDTH<K>; n += K::W) {
+    const V<K> e = korch::op_exp<float, K::W>(load<float, K::W>(s + n) - most);
+    store<float, K::W>(s + n, e);
+    sum += e;
+  }
+  return korch::across_sum<float, K::W>(sum);
+}
+
+template <class K>
+__attribute__((noinline)) void results(void* const* buffers, const float* s, const float* strip, const float* total,
+                                       long i, long m, long n) {
+  V<K> sum[K::ROWS][K::NE] = {};
+  multiply<K, K::NE>(s, WIDTH<K>, strip, K::N, sum);
+#pragma GCC unroll 32
+  for (int r = 0; r < K::ROWS; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < K::NE; ++v) {
+      const long at = n + v * K::W;
+      const V<K> y = sum[r][v] / splat<float, K::W>(total[r]);
+      if (K::E % (K::NE * K::W) == 0 || at + K::W <= K::E) {
+        K::template finish<K::W>(buffers, y, i, m + r, at);
+      } else {
+        for (long j = at; j < K::E; ++j) K::template finish<1>(buffers, y[j - at], i, m + r, j);
+      }
+    }
+}
+
+template <class K>
+inline int run(void* const* buffers, const float* q, const float* k, const float* v, float* workspace) {
+  constexpr long STRIP = K::NE * K::W;
+#pragma omp parallel for num_threads(K::THREADS) schedule(static) if (K::THREADS > 1)
+  for (long task = 0; task < K::BATCH * K::CHUNKS; ++task) {
+    const long i = task / K::CHUNKS, chunk = task % K::CHUNKS;
+    float* const keys = workspace + omp_get_thread_num() * FLOATS<K>;
+    float* const values = keys + WIDTH<K> * K::D;
+    float* const s = values + K::N * up(K::E, STRIP);
+    for (long n = 0; n < K::N; n += NK * K::W) korch_gemm::pack<Keys<K>>(k + K::k(i), n, keys + n * K::D);
+    for (long n = 0; n < K::E; n += STRIP) korch_gemm::pack<Values<K>>(v + K::v(i), n, values + n * K::N);
+    const long end = K::M * (chunk + 1) / K::CHUNKS;
+    for (long next = K::M * chunk / K::CHUNKS; next < end; next += K::ROWS) {
+      const long m = korch::smaller(next, end - K::ROWS);  // the last block may do some rows again
+      const float* const rows = q + K::q(i) + m * K::Q_STEP;
+      for (long n = 0; n < K::N; n += NK * K::W) scores<K>(buffers, rows, keys + n * K::D, s, i, m, n);
+      float total[K::ROWS];
+      for (long r = 0; r < K::ROWS; ++r) total[r] = exponentials<K>(s + r * WIDTH<K>);
+      for (long n = 0; n < K::E; n += STRIP) results<K>(buffers, s, values + n * K::N, total, i, m, n);
+    }
+  }
+  return 0;
+}
+
+}  // namespace korch_attention

@@ -1,0 +1,75 @@
+"""Group -> softmax(f(q k)) v: the two products, f between them, and what follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from korch.candidate.attention import find_softmax
+from korch.candidate.candidate import Group, Refusal
+from korch.primitive.graph import Primitive, PrimitiveGraph
+from korch.primitive.op import Category
+from korch.primitive.types import DType
+from korch.provider.gemm.match import MOVES, Operand, operand_of
+
+
+@dataclass(frozen=True, eq=False)
+class Match:
+    """Attention.
+
+    Attributes:
+        first: the product q k.
+        second: the product of the weights and v.
+        q: how the queries are read.
+        k: the keys.
+        v: the values.
+        between: the steps from the first product to the softmax.
+        weighed: the value that the softmax is of.
+        after: the steps that follow the second product.
+    """
+
+    first: Primitive
+    second: Primitive
+    q: Operand
+    k: Operand
+    v: Operand
+    between: tuple[Primitive, ...]
+    weighed: int
+    after: tuple[Primitive, ...]
+
+
+def match_group(group: Group) -> Match | Refusal:
+    """Return what a group is, or why it is no attention."""
+    body = group.body
+    products = [p for p in body.primitives if p.row.category is Category.LINEAR]
+    if [p.op for p in products] != ["matmul", "matmul"]:
+        return Refusal("it is not two matrix products")
+    if any(type_.dtype is not DType.F32 for type_ in body.types):
+        return Refusal("an element is no float32")
+    first, second = products
+    softmax = find_softmax(body, second.inputs[0])
+    if softmax is None:
+        return Refusal("no softmax is the left operand of the second product")
+    sides = [operand_of(group, value) for value in (*first.inputs, second.inputs[1])]
+    for side in sides:
+        if isinstance(side, Refusal):
+            return side
+    q, k, v = (side for side in sides if isinstance(side, Operand))
+    known = {id(p) for p in (*products, *softmax.primitives, *q.steps, *k.steps, *v.steps)}
+    rest = [p for p in body.primitives if id(p) not in known]
+    between = tuple(_before(body, softmax.x, rest))
+    after = tuple(p for p in rest if p not in between)
+    for primitive in rest:
+        is_step = primitive.row.category is Category.ELEMENTWISE or primitive.op == "broadcast"
+        if not is_step and (primitive.op not in MOVES or primitive in between):
+            return Refusal(f"{primitive.op} is not fused into attention")
+    return Match(first, second, q, k, v, between, softmax.x, after)
+
+
+def _before(body: PrimitiveGraph, value: int, rest: list[Primitive]) -> list[Primitive]:
+    """Return those of some primitives that a value is computed by, each after what it reads."""
+    wanted, found = {value}, []
+    for primitive in reversed(rest):
+        if primitive.output in wanted:
+            wanted.update(primitive.inputs)
+            found.append(primitive)
+    return found[::-1]

@@ -1,0 +1,200 @@
+"""The provider of generated attention. All tensors are plain; the scores are never in memory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from korch.candidate.candidate import Group, Offer, Refusal
+from korch.candidate.layout import Layout
+from korch.provider.attention.match import Match, match_group
+from korch.provider.gemm.match import Finish, Finisher, Layouts, operand_place
+from korch.provider.gemm.place import Place
+from korch.provider.provider import Kernel
+from korch.target import Target
+
+SCHEMA = 1
+"""Raise it whenever the kernels change in speed or meaning."""
+
+FEWEST_QUERIES = 8
+"""With fewer, keys and values are packed for too little."""
+
+CACHE_SHARE = 0.75
+"""The part of the level-2 cache that keys, values and a block of scores may fill."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """All that is printed: the match, where operands lie, f, what follows, and the constants."""
+
+    found: Match
+    places: tuple[Place, Place, Place]
+    score: Finish
+    finish: Finish
+    numbers: dict[str, int]
+    workspace_bytes: int
+
+
+class AttentionProvider:
+    """Makes kernels for groups of two products with a softmax between them."""
+
+    name = "attention"
+    version = str(SCHEMA)
+
+    def __init__(self) -> None:
+        self._plans: dict[tuple[str, Target], _Plan | Refusal] = {}
+
+    def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
+        """Offer the group in the plain layout."""
+        plan = self._plan(group, target)
+        return plan if isinstance(plan, Refusal) else (Offer(*_plain(group)),)
+
+    def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
+        """Print the kernel."""
+        plan = self._plan(group, target)
+        if isinstance(plan, Refusal):
+            return plan
+        text = _print(plan, group.text, len(group.inputs) + len(group.outputs))
+        symbol = "k_" + hashlib.sha256(text.encode()).hexdigest()[:16]
+        return Kernel(symbol, text.replace("NAME", symbol), workspace_bytes=plan.workspace_bytes)
+
+    def _plan(self, group: Group, target: Target) -> _Plan | Refusal:
+        found = match_group(group)
+        if isinstance(found, Refusal):
+            return found
+        key = (group.key, target)
+        if key not in self._plans:
+            self._plans[key] = _make_plan(group, found, target)
+        return self._plans[key]
+
+
+def _plain(group: Group) -> Layouts:
+    return (
+        tuple(Layout.plain(type_.rank) for type_ in group.input_types),
+        tuple(Layout.plain(type_.rank) for type_ in group.output_types),
+    )
+
+
+def _make_plan(group: Group, found: Match, target: Target) -> _Plan | Refusal:
+    layouts, types = _plain(group), group.body.types
+    *batch_axes, m, n = types[found.first.output].shape
+    terms, columns = types[found.first.inputs[0]].shape[-1], types[found.second.output].shape[-1]
+    batch = 1
+    for size in batch_axes:
+        batch *= size
+    if target.lanes < 4:
+        return Refusal("the target has no vectors")
+    if min(batch, n, terms, columns) == 0 or m < FEWEST_QUERIES:
+        return Refusal("there are too few queries, or nothing at all")
+    if types[found.second.output].shape[:-2] != tuple(batch_axes):
+        return Refusal("the products have different batches")
+    places = []
+    for product, operand in (
+        (found.first, found.q),
+        (found.first, found.k),
+        (found.second, found.v),
+    ):
+        place = operand_place(group, product, operand, layouts)
+        if isinstance(place, Refusal):
+            return place
+        places.append(place)
+    q, k, v = places
+    if q.step != 1 or q.row_step is None:
+        return Refusal("the terms of the queries are no neighbours")
+    if not (_is_packable(k) and _is_packable(v)):
+        return Refusal("keys or values lie neither by columns nor by terms")
+    score = Finisher(group, found.first, layouts, "s")
+    finish = Finisher(group, found.second, layouts)
+    before = score.follow(found.between) or score.value(found.weighed)
+    after = finish.follow(found.after) or finish.stores()
+    if isinstance(before, Refusal):
+        return before
+    if isinstance(after, Refusal):
+        return after
+    numbers = _numbers(batch, m, n, terms, columns, target) | {
+        "Q_STEP": q.row_step, "K_ROW": k.row_step or 0, "K_COLUMN": k.step or 0,
+        "V_ROW": v.row_step or 0, "V_COLUMN": v.step or 0,
+    }  # fmt: skip
+    floats = _floats(numbers)
+    if 4 * floats > CACHE_SHARE * target.l2_bytes:
+        return Refusal("keys, values and scores fill more than the cache")
+    return _Plan(found, (q, k, v), before, after, numbers, 4 * target.threads * floats)
+
+
+def _is_packable(place: Place) -> bool:
+    """Whether the elements of a row or of a column of a right operand are neighbours."""
+    step, row = place.step, place.row_step
+    return step is not None and row is not None and (step == 1 or row == 1)
+
+
+def _numbers(
+    batch: int, m: int, n: int, terms: int, columns: int, target: Target
+) -> dict[str, int]:
+    """Choose the sizes of blocks."""
+    most = 14 if target.isa in ("avx512", "neon") else 6
+    chunks = 1
+    while (batch * chunks) % target.threads and m // (chunks + 1) >= 2 * most:
+        chunks += 1
+    per_chunk = -(-m // chunks)
+    rows = min(range(max(1, min(most, per_chunk) // 2), min(most, per_chunk) + 1),
+               key=lambda r: (-(-per_chunk // r) * r * (1 + 1 / r), -r))  # fmt: skip
+    return {
+        "BATCH": batch, "M": m, "N": n, "D": terms, "E": columns, "W": target.lanes,
+        "ROWS": min(rows, m // chunks), "CHUNKS": chunks,
+        "NE": 2 if columns > target.lanes else 1, "THREADS": target.threads,
+    }  # fmt: skip
+
+
+def _floats(numbers: dict[str, int]) -> int:
+    """Return the workspace of a thread: keys and values, packed, and a block of scores."""
+    width = -(-numbers["N"] // (2 * numbers["W"])) * 2 * numbers["W"]
+    strip = numbers["NE"] * numbers["W"]
+    columns = -(-numbers["E"] // strip) * strip
+    return width * numbers["D"] + numbers["N"] * columns + numbers["ROWS"] * width
+
+
+def _print(plan: _Plan, comment: str, workspace: int) -> str:
+    tables = dict((*plan.score.tables, *plan.finish.tables))
+    starts = []
+    for name, place in zip("qkv", plan.places, strict=True):
+        text = place.text(0, "i")
+        if text is None:
+            text, tables[f"NAME_{name}"] = f"NAME_{name}[i]", place.offsets[0]
+        starts.append(f"  static long {name}(long i) {{ return {text or '0'}; }}\n")
+    head = "".join(f"// {line}\n" for line in comment.splitlines())
+    sizes = "".join(f"  static constexpr long {name} = {n};\n" for name, n in plan.numbers.items())
+    data = "".join(
+        f"static const int64_t {name}[] = {{{', '.join(map(str, table))}}};\n"
+        for name, table in tables.items()
+    )
+    score, finish = (
+        "".join(f"    {line}\n" for line in part.lines) for part in (plan.score, plan.finish)
+    )
+    found = plan.found
+    operands = ",\n      ".join(
+        f"static_cast<const float*>(buffers[{side.position}])"
+        for side in (found.q, found.k, found.v)
+    )
+    arguments = (
+        "[[maybe_unused]] void* const* buffers, korch::Vec<float, W> y, "
+        "[[maybe_unused]] long i, [[maybe_unused]] long m, [[maybe_unused]] long n"
+    )
+    return f"""{head}#include "korch_attention.h"
+
+{data}
+struct NAME_kernel {{
+{sizes}{"".join(starts)}  template <int W>
+  static KORCH_INLINE korch::Vec<float, W> score({arguments}) {{
+{score}  }}
+  template <int W>
+  static KORCH_INLINE void finish({arguments}) {{
+{finish}  }}
+}};
+
+extern "C" int NAME_run(void*, void* const* buffers) {{
+  return korch_attention::run<NAME_kernel>(
+      buffers, {operands},
+      static_cast<float*>(buffers[{workspace}]));
+}}
+"""

@@ -1,0 +1,120 @@
+"""Generated attention, compiled, run and compared with the reference in float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from onednn_groups import Graph
+
+from korch.candidate.candidate import Group, Refusal
+from korch.candidate.enumerate import enumerate_groups
+from korch.options import Options
+from korch.primitive import reference
+from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
+from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
+from korch.provider.attention import AttentionProvider
+from korch.testing.kernels import check_offers, run_kernel
+
+
+def moved(g: Graph, value: int, *perm: int) -> int:
+    return g.add("transpose", [value], TransposeAttributes(perm))
+
+
+def shaped(g: Graph, value: int, *shape: int) -> int:
+    return g.add("reshape", [value], ReshapeAttributes(shape))
+
+
+def softmax(g: Graph, x: int) -> int:
+    shape = g.type(x).shape
+    axes, wide = ReduceAttributes((len(shape) - 1,)), BroadcastAttributes(shape)
+    top = g.add("broadcast", [g.add("reduce_max", [x], axes)], wide)
+    power = g.add("exp", [g.add("sub", [x, top])])
+    total = g.add("broadcast", [g.add("reduce_sum", [power], axes)], wide)
+    return g.add("div", [power, total])
+
+
+def plain(batch: tuple[int, ...], m: int, n: int, d: int, e: int, *, swap: bool = False) -> Group:
+    g = Graph()
+    q = g.tensor(*batch, m, d)
+    k = g.tensor(*batch, n, d) if swap else g.tensor(*batch, d, n)
+    k = moved(g, k, *range(len(batch)), len(batch) + 1, len(batch)) if swap else k
+    v = g.tensor(*batch, n, e)
+    return g.group(g.add("matmul", [softmax(g, g.add("matmul", [q, k])), v]))
+
+
+def heads(g: Graph, x: int, count: int) -> int:
+    """[b, n, h d] as [b, h, n, d]."""
+    b, n, width = g.type(x).shape
+    return moved(g, shaped(g, x, b, n, count, width // count), 0, 2, 1, 3)
+
+
+def whole(g: Graph, mask: tuple[int, ...] = (), rows: int = 30, keys: int = 21) -> int:
+    """Attention of 2 heads with a scale, a mask and a residual."""
+    q, k, v = (g.tensor(1, n, 32) for n in (rows, keys, keys))
+    s = g.add("matmul", [heads(g, q, 2), moved(g, heads(g, k, 2), 0, 1, 3, 2)])
+    s = g.with_number("mul", s, 0.25)
+    if mask:
+        s = g.with_tensor("add", s, g.tensor(*mask))
+    y = g.add("matmul", [softmax(g, s), heads(g, v, 2)])
+    return g.add("add", [shaped(g, moved(g, y, 0, 2, 1, 3), 1, rows, 32), q])
+
+
+def test_sizes(target, builder, rng):
+    n = target.lanes
+    groups = [
+        plain((1,), 16, 2 * n, 8, n), plain((2, 3), 37, 3 * n, 20, 2 * n, swap=True),
+        plain((1, 1), 64, 5, 4, 3), plain((3,), 9, n + 1, n, 3 * n + 2, swap=True),
+        plain((1,), 29, 4 * n - 1, 5, n - 1), plain((2,), 8, 1, 3, n),
+    ]  # fmt: skip
+    assert len(check_offers(AttentionProvider(), groups, target, builder, rng)) == len(groups)
+
+
+@pytest.mark.parametrize("mask", [(), (1, 1, 1, 21), (1, 1, 30, 21), (30, 21)])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_heads_scale_mask_and_residual(target, builder, rng, mask, threads):
+    g = Graph()
+    group = g.group(whole(g, mask))
+    check_offers(AttentionProvider(), [group], replace(target, threads=threads), builder, rng)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_travels(target, builder, rng, bad):
+    g = Graph()
+    group = g.group(whole(g, (1, 1, 1, 21)))
+    arrays = [rng.standard_normal(t.shape).astype(np.float32) for t in group.input_types]
+    mask = next(i for i, t in enumerate(group.input_types) if t.rank == 4)
+    arrays[mask][..., 3:] = bad
+    feeds = {f"i{i}": a for i, a in enumerate(arrays)}
+    expected = reference.run(group.body, feeds, exact=True)["o0"]
+    (offer,) = AttentionProvider().offer(group, target)
+    kernel = AttentionProvider().build(group, offer, target)
+    (found,) = run_kernel(kernel, group, offer, arrays, builder)
+    assert np.array_equal(np.isnan(found), np.isnan(expected))
+    assert np.allclose(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def test_all_of_it_is_one_group_of_a_graph(target):
+    g = Graph()
+    g.output("y", whole(g, (1, 1, 30, 21)))
+    graph = g.freeze()
+    groups, _ = enumerate_groups(graph, Options())
+    linear = [sum(p.op == "matmul" for p in group.body.primitives) for group in groups]
+    both = [group for group, count in zip(groups, linear, strict=True) if count == 2]
+    taken = [not isinstance(AttentionProvider().offer(group, target), Refusal) for group in both]
+    assert any(taken)
+    assert any(len(group.primitives) == len(graph.primitives) for group in both)
+
+
+@pytest.mark.parametrize(("expected", "make"), [
+    ("it is not two matrix products", lambda g: softmax(g, g.tensor(4, 4))),
+    ("no softmax is the left operand of the second product",
+     lambda g: g.add("matmul", [g.add("matmul", [g.tensor(9, 4), g.tensor(4, 4)]),
+                                g.tensor(4, 4)])),
+    ("there are too few queries, or nothing at all", lambda g: whole(g, rows=3)),
+    ("keys, values and scores fill more than the cache", lambda g: whole(g, keys=9000)),
+])  # fmt: skip
+def test_refusals(target, expected, make):
+    g = Graph()
+    assert AttentionProvider().offer(g.group(make(g)), target) == Refusal(expected)
