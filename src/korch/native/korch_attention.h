@@ -82,19 +82,27 @@ __attribute__((noinline)) void scores(void* const* buffers, const float* q, cons
     }
 }
 
-// e^(s - max s) of a row in place; returns its sum.
+// e^(s - max s) of a row in place; returns its sum. Pairs of vectors, so that maxima and sums don't
+// wait for each other.
 template <class K>
 KORCH_INLINE float exponentials(float* s) {
-  V<K> top = load<float, K::W>(s);
-  for (long n = K::W; n < WIDTH<K>; n += K::W) top = korch::op_max<float, K::W>(top, load<float, K::W>(s + n));
-  const V<K> most = splat<float, K::W>(korch::across_max<float, K::W>(top));
-  V<K> sum = splat<float, K::W>(0.0f);
-  for (long n = 0; n < WIDTH<K>; n += K::W) {
-    const V<K> e = korch::op_exp<float, K::W>(load<float, K::W>(s + n) - most);
-    store<float, K::W>(s + n, e);
-    sum += e;
+  static_assert(WIDTH<K> % (2 * K::W) == 0);
+  V<K> top = load<float, K::W>(s), other = load<float, K::W>(s + K::W);
+  for (long n = 2 * K::W; n < WIDTH<K>; n += 2 * K::W) {
+    top = korch::op_max<float, K::W>(top, load<float, K::W>(s + n));
+    other = korch::op_max<float, K::W>(other, load<float, K::W>(s + n + K::W));
   }
-  return korch::across_sum<float, K::W>(sum);
+  const V<K> most = splat<float, K::W>(korch::across_max<float, K::W>(korch::op_max<float, K::W>(top, other)));
+  V<K> sum = splat<float, K::W>(0.0f), more = sum;
+  for (long n = 0; n < WIDTH<K>; n += 2 * K::W) {
+    const V<K> a = korch::exp_of_nonpositive<K::W>(load<float, K::W>(s + n) - most);
+    const V<K> b = korch::exp_of_nonpositive<K::W>(load<float, K::W>(s + n + K::W) - most);
+    store<float, K::W>(s + n, a);
+    store<float, K::W>(s + n + K::W, b);
+    sum += a;
+    more += b;
+  }
+  return korch::across_sum<float, K::W>(sum + more);
 }
 
 template <class K>
