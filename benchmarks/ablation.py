@@ -46,7 +46,11 @@ def main() -> None:
     if args.one:
         model, artifact, cache, options = args.one
         executable: Any = optimize(
-            model, budget=args.budget, cache_folder=Path(cache), **json.loads(options)
+            model,
+            budget=args.budget,
+            cache_folder=Path(cache),
+            baselines=False,
+            **json.loads(options),
         )
         executable.save(artifact)
         report = {key: executable.report[key] for key in KEPT}

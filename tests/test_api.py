@@ -49,6 +49,13 @@ def test_nan_and_infinity_travel(network) -> None:
     np.testing.assert_array_equal(np.isnan(actual), np.isnan(expected))
 
 
+def test_without_baselines_one_plan_is_built(cache_folder: Path, network) -> None:
+    model, executable = network
+    alone = korch.optimize(model, cache_folder=cache_folder, baselines=False, **QUICK).report
+    assert [row["plan"] for row in alone["contest"]][:1] == ["optimal"]
+    assert len(alone["contest"]) == 1 < len(executable.report["contest"])
+
+
 def test_a_plan_beyond_the_tolerance_is_rejected(cache_folder: Path) -> None:
     model = build("conv_bn_relu", size=16, channels=(16, 16))
     loose = korch.optimize(model, cache_folder=cache_folder, **QUICK).report

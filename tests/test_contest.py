@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from korch.contest import HEAVY_BYTES, Entry, Result, _hold
+from korch.contest import HEAVY_BYTES, Difference, Entry, Result, _hold
 
 SECONDS = {"slow": 3e-3, "fast": 1e-4, "wrong": 0.0, "middle": 1e-3}
 
@@ -41,7 +41,8 @@ def hold(names: tuple[str, ...], weights_bytes: int) -> dict[str, Result]:
         if entry.name == "refused":
             return Result(entry, None, refusal="it is")
         executable: Any = Fake(entry.name, weights_bytes)
-        return Result(entry, executable, max_error=1.0 if entry.name == "wrong" else 0.0)
+        error = Difference(1.0, 1.0) if entry.name == "wrong" else Difference()
+        return Result(entry, executable, error=error)
 
     entries = [Entry(name, (), ()) for name in names]
     return {result.entry.name: result for result in _hold(entries, attempt, ())}

@@ -132,6 +132,13 @@ class Options:
             "compiles the kernels of one plan only: quick, but nothing is known of its speed"
         },
     )
+    baselines: bool = field(
+        default=True,
+        metadata={
+            "help": "hold the best plan against others as a whole: fully split, in the plain "
+            "layout, greedily fused; --no-baselines builds the best one only"
+        },
+    )
     max_measured: float = field(
         default=0.24,
         metadata={

@@ -127,7 +127,8 @@ def _optimize(model: Any, run: Run) -> Executable:
         with run.stage("build"):
             report = _report(run, partition, tasks, outcome)
             report["measured_candidates"] = _count_measured(tasks, meter)
-            entries = [_entry(name, steps, meter) for name, steps in outcome.plans.items()]
+            plans = list(outcome.plans.items())[: None if options.baselines else 1]
+            entries = [_entry(name, steps, meter) for name, steps in plans]
             graph, meaning = joined.graph, None
             if not partition.is_whole:
                 graph, meaning = with_constants_of(graph, outcome.plans.values()), split

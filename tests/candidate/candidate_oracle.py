@@ -121,10 +121,16 @@ class Oracle:
         return self._reach([start], both) | {start} == chosen
 
     def _is_convex(self, chosen: set[int]) -> bool:
-        """No path leaves the set and comes back."""
-        above = self._reach(chosen, self.sources)
-        readers: dict[int, set[int]] = {p: set() for p in self.sources}
-        for p, sources in self.sources.items():
+        """No path leaves the set and comes back through a value that the set does not compute."""
+        own = {self.graph.primitives[p].output for p in chosen}
+        before = {
+            p: {q for q in sources if p not in chosen or q in chosen
+                or self.graph.primitives[q].output not in own}
+            for p, sources in self.sources.items()
+        }  # fmt: skip
+        above = self._reach(chosen, before)
+        readers: dict[int, set[int]] = {p: set() for p in before}
+        for p, sources in before.items():
             for q in sources:
                 readers[q].add(p)
         below = self._reach(chosen, readers)

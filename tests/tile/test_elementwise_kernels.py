@@ -16,7 +16,7 @@ FLOAT_INTS = [op for op in ROWS if op not in ("where", "cast")]
 BITS = ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "shift_left", "shift_right")
 # Largest error in units in the last place; the rest is exact or correctly rounded. The C library's
 # float64 functions and NumPy's differ by their own errors.
-F32_ULP = {"exp": 1.5, "log": 1.5, "tanh": 1.5, "erf": 1.5, "sigmoid": 3.0, "pow": 1.0,
+F32_ULP = {"exp": 1.5, "log": 1.5, "tanh": 1.5, "erf": 5.5, "sigmoid": 3.0, "pow": 1.0,
            "reciprocal": 0.5, "sqrt": 0.5, "div": 0.5}  # fmt: skip
 F64_ULP = {"erf": 16.0}  # of the reference's series; others 4
 # Where an operation is defined, and not so steep that the argument's own rounding decides.

@@ -12,17 +12,18 @@ the width.
 
 Five things keep the sets few. A broadcast or a slice costs nothing inside of a kernel, so it comes
 with each primitive that reads it instead of being grown over. So does, unless `contract_chains` is
-off, an elementwise primitive whose one reader is elementwise and of its shape, and a layout
-primitive whose one reader is another: a kernel that ends between the two only moves the tensor once
-more. (A chain that begins at a linear primitive is left as it is: a provider may fuse a part of
-it.) Linear primitives don't meet in one set; one has only layout primitives before it and no
-reduction beside it; an opaque one is alone, but for the other outputs of its operator: no provider
-takes other sets. (Chains of convolutions and attention are then grown from the sets with one:
-`chains.py`, `attention.py`.) And
-sets, inputs and outputs are limited by options, which the report names when they bind.
+off, an elementwise primitive all of whose readers (a few) are elementwise and of its shape, and a
+layout primitive whose one reader is another: a kernel that ends between the two only moves the
+tensor once more. (A chain that begins at a linear primitive is left as it is: a provider may fuse a
+part of it. And few reductions over windows meet in one set.) Linear primitives don't meet in one
+set; one has only layout primitives before it and no reduction beside it; an opaque one is alone,
+but for the other outputs of its operator: no provider takes other sets. (Chains of convolutions and
+attention are then grown from the sets with one: `chains.py`, `attention.py`.) And sets, inputs and
+outputs are limited by options, which the report names when they bind.
 
 Alternatives: a set holds at most one primitive for a value. Paths are those of the whole graph,
-over all alternatives, so a set that is convex only under some choice of alternatives is not found.
+over all alternatives, but for those of values that the set computes itself. A set that is convex
+only under some choice of alternatives beyond it is not found.
 Each primitive alone is always a group, so that a plan exists whatever the limits are.
 """
 
@@ -39,6 +40,12 @@ from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Category
 from korch.primitive.ops.opaque import OpaqueAttributes
+
+MOST_POOLS = 2
+"""Reductions over windows in one set, unless chains are not contracted."""
+
+MOST_READERS = 3
+"""An elementwise primitive with more is worth storing, perhaps."""
 
 LAYOUT_GROWTH = 1.25
 """A layout primitive that enlarges a tensor by more may be worth doing after it is stored."""
@@ -70,12 +77,12 @@ def enumerate_groups(
         sets += 1
         for primitives, outputs in space.output_sets(mask, options, hit):
             key = (primitives, outputs)
-            if key not in groups:
-                group = make_group(graph, primitives, outputs)
-                if len(group.inputs) <= options.max_inputs or len(primitives) == 1:
-                    groups[key] = group
-                else:
-                    hit.add("max_inputs")
+            if key in groups:
+                continue
+            if len(primitives) > 1 and space.input_count(primitives) > options.max_inputs:
+                hit.add("max_inputs")
+                continue
+            groups[key] = make_group(graph, primitives, outputs)
     for p, primitive in enumerate(graph.primitives):
         key = ((p,), (primitive.output,))
         groups.setdefault(key, make_group(graph, *key))
@@ -152,6 +159,9 @@ class _Space:
             together = sum(1 << p for p in producers)
             for p in producers:
                 self.rivals[p] = together & ~(1 << p)
+        self.numbers = {v for v, constant in graph.constants.items() if constant.is_uniform}
+        pools = (p for p, primitive in enumerate(graph.primitives) if "pool" in primitive.op)
+        self.pools = sum(1 << p for p in pools) if contract_chains else 0
         self.linear = self._of(Category.LINEAR)
         self.opaque = self._of(Category.OPAQUE)
         self.layout = self._of(Category.LAYOUT)
@@ -170,17 +180,20 @@ class _Space:
         if graph.primitives[p].op in ("broadcast", "slice"):
             closed = (Category.LINEAR, Category.OPAQUE)
             return not any(reader.row.category in closed for reader in readers)
-        if not self.contract_chains or len(readers) != 1:
+        if not self.contract_chains or not 1 <= len(readers) <= MOST_READERS:
             return False
         if p in self.in_cycle:  # what comes along with its reader could close the cycle
             return False
         category = graph.primitives[p].row.category
-        before, after = graph.types[value], graph.types[readers[0].output]
-        if category is not readers[0].row.category:
+        before, after = graph.types[value], [graph.types[reader.output] for reader in readers]
+        if any(reader.row.category is not category for reader in readers):
             return False
         if category is Category.ELEMENTWISE:
-            return before.shape == after.shape and not self._continues_linear(p)
-        return category is Category.LAYOUT and after.size <= LAYOUT_GROWTH * before.size
+            is_whole = all(type_.shape == before.shape for type_ in after)
+            return is_whole and not self._continues_linear(p)
+        if category is not Category.LAYOUT or len(readers) > 1:
+            return False
+        return after[0].size <= LAYOUT_GROWTH * before.size
 
     def _continues_linear(self, p: int) -> bool:
         """Whether only elementwise primitives stand between a linear one and this one."""
@@ -227,12 +240,38 @@ class _Space:
         for p in bits(mask):
             above |= self.ancestors[p]
             below |= self.descendants[p]
-        return mask | above & below
+        between = above & below & ~mask
+        rivals = 0
+        for p in bits(mask if between else 0):
+            rivals |= self.rivals[p]
+        if between & rivals:
+            between = self._on_paths(mask, between & ~rivals)
+        return mask | between
+
+    def _on_paths(self, mask: int, allowed: int) -> int:
+        """Return those of the allowed primitives that lie on paths from a set back to it.
+
+        What a set computes itself it does not read from elsewhere, so no path comes back through
+        another alternative for one of its values: those are not allowed.
+        """
+        found = allowed
+        for steps in (self.read_by, self.feeds):
+            reached, frontier = 0, mask
+            while frontier:
+                following = 0
+                for p in bits(frontier):
+                    following |= steps[p]
+                frontier = following & allowed & ~reached
+                reached |= frontier
+            found &= reached
+        return found
 
     def is_legal(self, mask: int) -> bool:
         """Return whether a set can be a kernel, but for the limits on its size."""
         linear, opaque = mask & self.linear, mask & self.opaque
         if linear & (linear - 1) or (opaque and mask & ~opaque):
+            return False
+        if (mask & self.pools).bit_count() > MOST_POOLS:
             return False
         if any(self.rivals[p] & mask for p in bits(mask)) or not self._suits_linear(mask):
             return False
@@ -322,6 +361,19 @@ class _Space:
             and other.inputs == primitive.inputs
             and replace(other.attributes, output=0) == whole
         )
+
+    def input_count(self, primitives: Sequence[int]) -> int:
+        """Return how many tensors some primitives read, without those that all are one number."""
+        members = [self.graph.primitives[p] for p in primitives]
+        own = {primitive.output for primitive in members}
+        read: set[int] = set()
+        for primitive in members:
+            is_linear = primitive.row.category is Category.LINEAR
+            read.update(
+                value for value in primitive.inputs
+                if value not in own and (is_linear or value not in self.numbers)
+            )  # fmt: skip
+        return len(read)
 
     def output_sets(
         self, mask: int, options: Options, hit: set[str]

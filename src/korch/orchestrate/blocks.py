@@ -265,7 +265,7 @@ class BlockSearch:
 
     def baselines(self, b: int) -> dict[str, tuple[Candidate, ...]]:
         """Return a block's plans to hold the optimum against, all with the plain interface."""
-        if not self.options.measure:
+        if not (self.options.measure and self.options.baselines):
             return {}
         task = self.tasks[b]
         tag = self._tag(b, 0, "baselines")
@@ -347,7 +347,9 @@ def search_whole(
     tell: Callable[[Round], None],
 ) -> Solved:  # fmt: skip
     """Search a model that is one segment; what was searched before is recalled."""
-    kept = recall_solved(meter.database, task.candidates, options) if options.measure else None
+    tag = "" if options.baselines else "alone"
+    database = meter.database
+    kept = recall_solved(database, task.candidates, options, tag) if options.measure else None
     if kept is not None:
         return kept
     graph: PrimitiveGraph = task.block.graph
@@ -356,9 +358,10 @@ def search_whole(
     plans = {"optimal": found.steps}
     if not options.measure:
         return Solved(found, plans)
-    plans |= baseline_plans(graph, loop.usable, loop.cost_ns, options)
+    if options.baselines:
+        plans |= baseline_plans(graph, loop.usable, loop.cost_ns, options)
     if second := loop.runner_up():
         plans["second"] = second
     solved = Solved(found, plans)
-    keep_solved(meter.database, task.candidates, options, solved)
+    keep_solved(database, task.candidates, options, solved, tag)
     return solved

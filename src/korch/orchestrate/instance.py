@@ -140,9 +140,18 @@ def check_every_primitive_runs(
     """Say which primitive no provider takes, before a solver finds that there is no plan.
 
     Raises:
-        UnprovidedError: a value that has only one alternative is in no candidate.
+        UnprovidedError: the outputs can't be computed without a primitive that is in no candidate.
     """
     covered = {p for candidate in candidates for p in candidate.group.primitives}
+    known, before = set(graph.given), -1
+    while len(known) != before:
+        before = len(known)
+        known |= {
+            graph.primitives[p].output for p in covered
+            if known.issuperset(graph.primitives[p].inputs)
+        }  # fmt: skip
+    if known.issuperset(value for _, value in graph.outputs):
+        return
     for producers in graph.producers:
         if producers and not covered.intersection(producers):
             primitive = graph.primitives[producers[0]]
@@ -153,6 +162,7 @@ def check_every_primitive_runs(
                 where=f"node {origin}" if origin else f"value %{primitive.output}",
                 hint=f"The providers say: {reasons}",
             )
+    raise UnprovidedError("no provider runs some primitives, and others need each other")
 
 
 def _ports(ports: Iterable[tuple[int, Layout]]) -> tuple[Port, ...]:

@@ -24,7 +24,6 @@ class Link:
         primitive: it.
         weights: the position of its weights among the group's inputs.
         is_depthwise: whether each channel is computed from one, else each from all.
-        before: the value that it reads.
         result: the variable of `finish` that the next convolution reads; "" for the last.
         steps: the lines of `finish`.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -98,8 +99,12 @@ def shape_of(group: Group, match: Match, target: Target, by_channels: bool) -> S
     most = _ceil(_ceil(channels, unit), parts) * unit
     per_chunk = _ceil(rows, chunks)
     limit = CACHE_SHARE * target.l2_bytes / 4
-    block = next((b for b in range(per_chunk, 1, -1)
-                  if _with_rings(layers, b, most, target.lanes)[1] <= limit), 1)  # fmt: skip
+
+    def floats_of(rows: int) -> int:
+        return _with_rings(layers, rows, most, target.lanes)[1]
+
+    # More rows never take less memory.
+    block = max(1, bisect.bisect_right(range(1, per_chunk + 1), limit, key=floats_of))
     block = _ceil(per_chunk, _ceil(per_chunk, block))
     placed, floats = _with_rings(layers, block, most, target.lanes)
     return Shape(tuple(placed), block, chunks, parts, unit, floats)
