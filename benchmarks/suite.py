@@ -97,7 +97,10 @@ def measure(name: str, against: list[str], rounds: int, output: Path) -> None:
 
 
 def table(rows: dict[str, Any]) -> str:
-    """Return the results as a table in Markdown; quotients are with 10th and 90th percentile."""
+    """Return the results as a table in Markdown.
+
+    A quotient is the median of those of the rounds, with their 10th and 90th percentile.
+    """
     peers = [row["name"] for row in next(iter(rows.values()))["comparison"]["rows"][1:]]
     lines = [
         "| model | " + " | ".join(f"{peer} / Korch" for peer in peers)
@@ -109,10 +112,10 @@ def table(rows: dict[str, Any]) -> str:
         times = {r["name"]: np.array(r["times_ns"], float) for r in row["comparison"]["rows"]}
         own, report, cells = times.pop("korch"), row["report"], []
         for peer in peers:
-            low, high = np.percentile(times[peer] / own, [10, 90])
-            quotient = np.median(times[peer]) / np.median(own)
+            # Round by round, as both meet the same spells of a busy machine.
+            low, quotient, high = np.percentile(times[peer] / own, [10, 50, 90])
             cells.append(f"{quotient:.2f} ({low:.2f}–{high:.2f})")
-        best.append(min(float(np.median(t) / np.median(own)) for t in times.values()))
+        best.append(min(float(np.median(t / own)) for t in times.values()))
         cells += [
             f"{report['given_flop'] / report['flop']:.2f}", f"{100 * (report['gap'] or 0):.0f} %",
             f"{report['seconds']:.0f} s", f"{row['peak_mb'] / 1024:.1f} GB",

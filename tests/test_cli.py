@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from benchmarks.models import build
 
+from korch.api import load
 from korch.cli import main, parse_shapes
 from korch.errors import OptionError
 from korch.options import Options
@@ -73,6 +74,21 @@ def test_run_and_explain(artifact: Path, tmp_path: Path, capsys: Capture) -> Non
     assert "x bound" in text and "whole plans, timed in turn" in text and "matmul" in text
     assert main(["explain", str(artifact), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"]
+
+
+def test_profile(artifact: Path, capsys: Capture) -> None:
+    assert main(["profile", str(artifact), "--rounds", "4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    steps = load(artifact).plan.steps
+    assert [kernel["provider"] for kernel in found["kernels"]] == [s.provider for s in steps]
+    assert [kernel["alone_ns"] for kernel in found["kernels"]] == [s.cost_ns for s in steps]
+    for kernel in found["kernels"]:
+        assert 0 < kernel["p10_ns"] <= kernel["median_ns"] <= kernel["p90_ns"]
+    assert found["run_ns"] > 0 and found["rounds"] == 4
+    assert main(["profile", str(artifact), "--rounds", "2"]) == 0
+    text = capsys.readouterr().out.splitlines()
+    assert len([line for line in text if " us " in line]) == len(steps)
+    assert text[-1].startswith("a whole run") and f"{len(steps)} kernels" in text[-2]
 
 
 def test_run_takes_arrays_and_keeps_names(artifact: Path, tmp_path: Path) -> None:
@@ -200,6 +216,8 @@ BAD = [
     (["bench", "{artifact}", "--against", "onnxruntime,onnxruntime"],
      "two runners are called 'onnxruntime'"),
     (["bench", "{artifact}", "--rounds", "0"], "option --rounds: the value 0 is too small"),
+    (["profile", "{artifact}", "--rounds", "0"], "option --rounds: the value 0 is too small"),
+    (["profile", "{folder}/missing.korch"], "{folder}/missing.korch: "),
     (["bench", "{folder}/missing.korch"], "{folder}/missing.korch: "),
     (["bench", "{artifact}", "--model", "{folder}/missing.onnx"], "{folder}/missing.onnx: "),
     (["fission", "{folder}/text.onnx"], "{folder}/text.onnx: "),

@@ -30,6 +30,25 @@ def library(builder):
     return ctypes.CDLL(str(builder.library([source])))
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_exponential_of_numbers_that_are_not_positive(builder, rng, width):
+    source = (
+        '#include "korch_tile.h"\nextern "C" void run(const float* x, float* y, long n) {\n'
+        f"for (long i = 0; i < n; i += {width}) korch::store<float, {width}>(y + i, "
+        f"korch::exp_of_nonpositive<{width}>(korch::load<float, {width}>(x + i))); }}"
+    )
+    run = ctypes.CDLL(str(builder.library([source]))).run
+    x = -np.concatenate([rng.uniform(0, 86.9, COUNT - 16), np.zeros(4), np.full(4, np.inf),
+                         np.full(4, np.nan), np.full(4, 200.0)]).astype(np.float32)  # fmt: skip
+    y = np.empty_like(x)
+    run(*(ctypes.c_void_p(a.ctypes.data) for a in (x, y)), ctypes.c_long(x.size))
+    expected = np.exp(x[:-16].astype(np.float64))
+    unit = np.spacing(expected.astype(np.float32)).astype(np.float64)
+    assert (np.abs(y[:-16] - expected) / unit).max() <= 1.5
+    assert (y[-16:-12] == 1).all() and (y[-12:-8] == 0).all() and (y[-4:] == 0).all()
+    assert np.isnan(y[-8:-4]).all()
+
+
 def call(library, name, width, x):
     y = np.full_like(x, np.nan)
     pointers = (ctypes.c_void_p(a.ctypes.data) for a in (x, y))

@@ -14,7 +14,7 @@ from korch.options import Options
 from korch.primitive import reference
 from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
-from korch.provider.attention import AttentionProvider
+from korch.provider.attention import AttentionProvider, provider
 from korch.testing.kernels import check_offers, run_kernel
 
 
@@ -71,6 +71,31 @@ def test_sizes(target, builder, rng):
     assert len(check_offers(AttentionProvider(), groups, target, builder, rng)) == len(groups)
 
 
+def test_many_keys_are_looked_at_in_blocks(target, builder, rng, monkeypatch):
+    monkeypatch.setattr(provider, "MANY_KEYS", 40)
+    monkeypatch.setattr(provider, "KEYS", 2 * target.lanes)
+    n = target.lanes
+    groups = [plain((2,), 19, 100, 8, n + 3), plain((1,), 30, 4 * n + 1, 5, 2 * n, swap=True),
+              plain((1,), 9, 6 * n, 4, 3)]  # fmt: skip
+    check_offers(AttentionProvider(), groups, target, builder, rng)
+    g = Graph()
+    masked = g.group(whole(g, (1, 1, 30, 100), keys=100))
+    arrays = [rng.standard_normal(t.shape).astype(np.float32) for t in masked.input_types]
+    mask = arrays[next(i for i, t in enumerate(masked.input_types) if t.rank == 4)]
+    mask[..., : 3 * n] = -np.inf  # whole blocks, first and last
+    mask[..., 3, 5 * n :] = -np.inf
+    mask[..., 4, :] = -np.inf
+    mask[..., 5, 70] = np.nan
+    feeds = {f"i{i}": a for i, a in enumerate(arrays)}
+    with np.errstate(invalid="ignore"):
+        expected = reference.run(masked.body, feeds, exact=True)["o0"]
+    (offer,) = AttentionProvider().offer(masked, target)
+    kernel = AttentionProvider().build(masked, offer, target)
+    (found,) = run_kernel(kernel, masked, offer, arrays, builder)
+    assert np.isnan(expected[0, 4:6]).all() and np.isfinite(expected[0, :4]).all()
+    assert np.allclose(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
 @pytest.mark.parametrize("mask", [(), (1, 1, 1, 21), (1, 1, 30, 21), (30, 21)])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_heads_scale_mask_and_residual(target, builder, rng, mask, threads):
@@ -113,8 +138,14 @@ def test_all_of_it_is_one_group_of_a_graph(target):
      lambda g: g.add("matmul", [g.add("matmul", [g.tensor(9, 4), g.tensor(4, 4)]),
                                 g.tensor(4, 4)])),
     ("there are too few queries, or nothing at all", lambda g: whole(g, rows=3)),
-    ("keys, values and scores fill more than the cache", lambda g: whole(g, keys=9000)),
 ])  # fmt: skip
 def test_refusals(target, expected, make):
     g = Graph()
     assert AttentionProvider().offer(g.group(make(g)), target) == Refusal(expected)
+
+
+def test_keys_that_fill_the_memory_are_refused(target, monkeypatch):
+    monkeypatch.setattr(provider, "MOST_BYTES", 4096)
+    g = Graph()
+    found = AttentionProvider().offer(g.group(whole(g)), target)
+    assert found == Refusal("there are too many keys to pack")

@@ -21,6 +21,7 @@ from korch.tile.index import (
     bounds,
     breakpoints,
     choice,
+    coarsened,
     constant,
     entry,
     quotient,
@@ -91,6 +92,24 @@ def test_quotients_and_remainders(ranges, numbers, divisor, other):
     check(remainder(whole, other, ranges), ranges, lambda p: value(expr, p) // divisor % other)
     check(quotient(rest, other, ranges), ranges, lambda p: value(expr, p) % divisor // other)
     check(remainder(rest, other, ranges), ranges, lambda p: value(expr, p) % divisor % other)
+
+
+@settings(max_examples=100, deadline=None)
+@given(RANGES, AFFINE, st.integers(-40, 40), st.integers(0, 60))
+def test_a_condition_stays_true_where_what_cannot_decide_it_is_left_out(ranges, numbers, low, size):
+    expr = affine(numbers)
+    coarse, begin, end = coarsened(expr, low, low + size, ranges)
+    for point in points(ranges):
+        is_inside = low <= value(expr, point) < low + size
+        assert is_inside == (begin <= value(coarse, point) < end), (str(expr), str(coarse), point)
+
+
+def test_a_place_in_a_block_does_not_decide_which_block_it_is():
+    ranges = {"a": (0, 1), "b": (0, 1), "c": (0, 31)}
+    expr = add(scale(var("a"), 64), scale(var("b"), 32), var("c"))
+    coarse, low, high = coarsened(expr, 32, 64, ranges)
+    assert (str(coarse), low, high) == ("2*a + b", 1, 2)
+    assert coarsened(expr, 33, 64, ranges)[0] == expr
 
 
 @settings(max_examples=60, deadline=None)

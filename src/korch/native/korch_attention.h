@@ -1,9 +1,12 @@
 // Attention: softmax(f(q k)) v, a block of rows at a time, whose scores stay in a core's cache.
+// Of many keys, a block at a time, too: a row's results so far are scaled down when a later block has
+// a larger maximum (online softmax; Milakov and Gimelshein 2018).
 //
 // A kernel is a struct K with
 //   W                 lanes of a vector
 //   BATCH, M, N       batches of heads, queries, keys
 //   D, E              terms of q k, and columns of v
+//   KEYS              keys of a block, a multiple of 2 W unless it is all of them
 //   ROWS, CHUNKS      queries of a block, and parts of the queries that are separate tasks
 //   NE                vectors of columns of v that are computed together
 //   Q_STEP            elements between rows of q, whose terms are neighbours
@@ -39,9 +42,14 @@ struct Values {
 
 constexpr long up(long n, long step) { return (n + step - 1) / step * step; }
 template <class K>
-inline constexpr long WIDTH = up(K::N, NK * K::W);  // of a row of scores
+inline constexpr long WIDTH = up(K::N < K::KEYS ? K::N : K::KEYS, NK * K::W);  // of a row of scores
 template <class K>
-inline constexpr long FLOATS = WIDTH<K> * K::D + K::N * up(K::E, K::NE * K::W) + K::ROWS * WIDTH<K>;
+inline constexpr long COLUMNS = up(K::E, K::NE * K::W);  // of a row of results
+template <class K>
+inline constexpr bool IS_ONE_BLOCK = K::N <= K::KEYS;
+template <class K>
+inline constexpr long FLOATS = up(K::N, NK * K::W) * K::D + K::N * COLUMNS<K> + K::ROWS * WIDTH<K> +
+                               (IS_ONE_BLOCK<K> ? 0 : K::ROWS * COLUMNS<K>);
 
 // ROWS rows of a times NV vectors of a packed strip.
 template <class K, int NV>
@@ -61,7 +69,7 @@ KORCH_INLINE void multiply(const float* a, long step, const float* strip, long d
 
 template <class K>
 __attribute__((noinline)) void scores(void* const* buffers, const float* q, const float* strip, float* s, long i,
-                                      long m, long n) {
+                                      long m, long n) {  // s: where the scores of key n belong
   V<K> sum[K::ROWS][NK] = {};
   multiply<K, NK>(q, K::Q_STEP, strip, K::D, sum);
 #pragma GCC unroll 32
@@ -69,7 +77,7 @@ __attribute__((noinline)) void scores(void* const* buffers, const float* q, cons
 #pragma GCC unroll 4
     for (int v = 0; v < NK; ++v) {
       const long at = n + v * K::W;
-      float* const to = s + r * WIDTH<K> + at;
+      float* const to = s + r * WIDTH<K> + v * K::W;
       if (K::N % K::W == 0 || at + K::W <= K::N) {
         // Whole vectors beyond the keys weigh nothing, as single scores do below.
         V<K> y = K::N % (NK * K::W) == 0 || at < K::N ? K::template score<K::W>(buffers, sum[r][v], i, m + r, at)
@@ -82,46 +90,88 @@ __attribute__((noinline)) void scores(void* const* buffers, const float* q, cons
     }
 }
 
-// e^(s - max s) of a row in place; returns its sum. Pairs of vectors, so that maxima and sums don't
-// wait for each other.
+// The maximum and the sum of a row so far, and by what its results so far are to be multiplied.
+struct Row {
+  float top = -__builtin_inff(), total = 0, factor = 0;
+};
+
+// e^(s - max s) of a row's next block, in place. Pairs of vectors, so that maxima and sums don't wait
+// for each other.
 template <class K>
-KORCH_INLINE float exponentials(float* s) {
-  static_assert(WIDTH<K> % (2 * K::W) == 0);
+KORCH_INLINE void exponentials(float* s, long width, Row& row) {
   V<K> top = load<float, K::W>(s), other = load<float, K::W>(s + K::W);
-  for (long n = 2 * K::W; n < WIDTH<K>; n += 2 * K::W) {
+  for (long n = 2 * K::W; n < width; n += 2 * K::W) {
     top = korch::op_max<float, K::W>(top, load<float, K::W>(s + n));
     other = korch::op_max<float, K::W>(other, load<float, K::W>(s + n + K::W));
   }
-  const V<K> most = splat<float, K::W>(korch::across_max<float, K::W>(korch::op_max<float, K::W>(top, other)));
+  float most = korch::across_max<float, K::W>(korch::op_max<float, K::W>(top, other));
+  if constexpr (!IS_ONE_BLOCK<K>) {
+    most = korch::op_max<float, 1>(most, row.top);
+    // Where all so far is -infinity nothing weighs anything; if that stays so, 0 / 0 is NaN.
+    const float base = most == -__builtin_inff() ? 0.0f : most;
+    row.factor = korch::op_exp<float, 1>(row.top - base);
+    row.top = most;
+    most = base;
+  }
+  const V<K> base = splat<float, K::W>(most);
   V<K> sum = splat<float, K::W>(0.0f), more = sum;
-  for (long n = 0; n < WIDTH<K>; n += 2 * K::W) {
-    const V<K> a = korch::exp_of_nonpositive<K::W>(load<float, K::W>(s + n) - most);
-    const V<K> b = korch::exp_of_nonpositive<K::W>(load<float, K::W>(s + n + K::W) - most);
+  for (long n = 0; n < width; n += 2 * K::W) {
+    const V<K> a = korch::exp_of_nonpositive<K::W>(load<float, K::W>(s + n) - base);
+    const V<K> b = korch::exp_of_nonpositive<K::W>(load<float, K::W>(s + n + K::W) - base);
     store<float, K::W>(s + n, a);
     store<float, K::W>(s + n + K::W, b);
     sum += a;
     more += b;
   }
-  return korch::across_sum<float, K::W>(sum + more);
+  const float own = korch::across_sum<float, K::W>(sum + more);
+  row.total = IS_ONE_BLOCK<K> ? own : row.total * row.factor + own;
 }
 
+// Add what a block of keys gives to the results, of which the last block's are finished.
 template <class K>
-__attribute__((noinline)) void results(void* const* buffers, const float* s, const float* strip, const float* total,
-                                       long i, long m, long n) {
+__attribute__((noinline)) void results(void* const* buffers, const float* s, const float* strip, const Row* rows,
+                                       float* so_far, long keys, bool is_first, bool is_last, long i, long m, long n) {
   V<K> sum[K::ROWS][K::NE] = {};
-  multiply<K, K::NE>(s, WIDTH<K>, strip, K::N, sum);
+  multiply<K, K::NE>(s, WIDTH<K>, strip, keys, sum);
 #pragma GCC unroll 32
   for (int r = 0; r < K::ROWS; ++r)
 #pragma GCC unroll 4
     for (int v = 0; v < K::NE; ++v) {
       const long at = n + v * K::W;
-      const V<K> y = sum[r][v] / splat<float, K::W>(total[r]);
+      V<K> y = sum[r][v];
+      if constexpr (!IS_ONE_BLOCK<K>) {
+        float* const own = so_far + r * COLUMNS<K> + at;
+        if (!is_first) y += load<float, K::W>(own) * splat<float, K::W>(rows[r].factor);
+        if (!is_last) {
+          store<float, K::W>(own, y);
+          continue;
+        }
+      }
+      y = y / splat<float, K::W>(rows[r].total);
       if (K::E % (K::NE * K::W) == 0 || at + K::W <= K::E) {
         K::template finish<K::W>(buffers, y, i, m + r, at);
       } else {
         for (long j = at; j < K::E; ++j) K::template finish<1>(buffers, y[j - at], i, m + r, j);
       }
     }
+}
+
+// One block of queries.
+template <class K>
+KORCH_INLINE void attend(void* const* buffers, const float* q, const float* keys, const float* values, float* s,
+                         long i, long m) {
+  constexpr long STRIP = K::NE * K::W;
+  float* const so_far = s + K::ROWS * WIDTH<K>;
+  Row rows[K::ROWS];
+  for (long from = 0; from < K::N; from += K::KEYS) {
+    const long count = korch::smaller(K::KEYS, K::N - from);
+    for (long n = 0; n < count; n += NK * K::W)
+      scores<K>(buffers, q, keys + (from + n) * K::D, s + n, i, m, from + n);
+    for (long r = 0; r < K::ROWS; ++r) exponentials<K>(s + r * WIDTH<K>, up(count, NK * K::W), rows[r]);
+    for (long n = 0; n < K::E; n += STRIP)
+      results<K>(buffers, s, values + n * K::N + from * STRIP, rows, so_far, count, from == 0, from + count == K::N,
+                 i, m, n);
+  }
 }
 
 template <class K>
@@ -131,18 +181,14 @@ inline int run(void* const* buffers, const float* q, const float* k, const float
   for (long task = 0; task < K::BATCH * K::CHUNKS; ++task) {
     const long i = task / K::CHUNKS, chunk = task % K::CHUNKS;
     float* const keys = workspace + omp_get_thread_num() * FLOATS<K>;
-    float* const values = keys + WIDTH<K> * K::D;
-    float* const s = values + K::N * up(K::E, STRIP);
+    float* const values = keys + up(K::N, NK * K::W) * K::D;
+    float* const s = values + K::N * COLUMNS<K>;
     for (long n = 0; n < K::N; n += NK * K::W) korch_gemm::pack<Keys<K>>(k + K::k(i), n, keys + n * K::D);
     for (long n = 0; n < K::E; n += STRIP) korch_gemm::pack<Values<K>>(v + K::v(i), n, values + n * K::N);
     const long end = K::M * (chunk + 1) / K::CHUNKS;
     for (long next = K::M * chunk / K::CHUNKS; next < end; next += K::ROWS) {
       const long m = korch::smaller(next, end - K::ROWS);  // the last block may do some rows again
-      const float* const rows = q + K::q(i) + m * K::Q_STEP;
-      for (long n = 0; n < K::N; n += NK * K::W) scores<K>(buffers, rows, keys + n * K::D, s, i, m, n);
-      float total[K::ROWS];
-      for (long r = 0; r < K::ROWS; ++r) total[r] = exponentials<K>(s + r * WIDTH<K>);
-      for (long n = 0; n < K::E; n += STRIP) results<K>(buffers, s, values + n * K::N, total, i, m, n);
+      attend<K>(buffers, q + K::q(i) + m * K::Q_STEP, keys, values, s, i, m);
     }
   }
   return 0;

@@ -18,6 +18,9 @@ WORTH = 0.8
 LARGEST = 1 << 20
 """Elements of a matrix whose rank is looked at."""
 
+REGULAR = 1e6
+"""A square part with a smaller condition number has full rank: that is quickly found."""
+
 EXACT = 1e-7
 """A matrix is of a rank if what is beyond is smaller than this part of it: float32 rounds so."""
 
@@ -130,8 +133,11 @@ def _factors(matrix: Array, most: int) -> tuple[Array, Array] | None:
     """
     if not np.isfinite(matrix).all() or not matrix.any():
         return None
-    size = float(np.linalg.norm(matrix))
-    probe = np.random.default_rng(0).standard_normal((matrix.shape[1], most + 1))
+    rng, size = np.random.default_rng(0), float(np.linalg.norm(matrix))
+    rows, columns = (rng.permutation(n)[: most + 1] for n in matrix.shape)
+    if np.linalg.cond(matrix[np.ix_(rows, columns)], 1) < REGULAR:
+        return None  # a square part has a higher rank already
+    probe = rng.standard_normal((matrix.shape[1], most + 1))
     basis, values, _ = np.linalg.svd(matrix @ probe, full_matrices=False)
     rank = int((values > EXACT * values[0]).sum())
     if rank > most:

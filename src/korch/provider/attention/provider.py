@@ -14,14 +14,17 @@ from korch.provider.gemm.place import Place
 from korch.provider.provider import Kernel
 from korch.target import Target
 
-SCHEMA = 1
+SCHEMA = 2
 """Raise it whenever the kernels change in speed or meaning."""
 
 FEWEST_QUERIES = 8
 """With fewer, keys and values are packed for too little."""
 
-CACHE_SHARE = 0.75
-"""The part of the level-2 cache that keys, values and a block of scores may fill."""
+MANY_KEYS, KEYS = 1024, 512
+"""More keys than the first number are looked at in blocks of the second."""
+
+MOST_BYTES = 64 << 20
+"""Largest workspace of a thread: keys and values, packed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,8 +120,8 @@ def _make_plan(group: Group, found: Match, target: Target) -> _Plan | Refusal:
         "V_ROW": v.row_step or 0, "V_COLUMN": v.step or 0,
     }  # fmt: skip
     floats = _floats(numbers)
-    if 4 * floats > CACHE_SHARE * target.l2_bytes:
-        return Refusal("keys, values and scores fill more than the cache")
+    if 4 * floats > MOST_BYTES:
+        return Refusal("there are too many keys to pack")
     return _Plan(found, (q, k, v), before, after, numbers, 4 * target.threads * floats)
 
 
@@ -143,15 +146,26 @@ def _numbers(
         "BATCH": batch, "M": m, "N": n, "D": terms, "E": columns, "W": target.lanes,
         "ROWS": min(rows, m // chunks), "CHUNKS": chunks,
         "NE": 2 if columns > target.lanes else 1, "THREADS": target.threads,
+        "KEYS": n if n <= MANY_KEYS else KEYS,
     }  # fmt: skip
 
 
 def _floats(numbers: dict[str, int]) -> int:
-    """Return the workspace of a thread: keys and values, packed, and a block of scores."""
-    width = -(-numbers["N"] // (2 * numbers["W"])) * 2 * numbers["W"]
-    strip = numbers["NE"] * numbers["W"]
-    columns = -(-numbers["E"] // strip) * strip
-    return width * numbers["D"] + numbers["N"] * columns + numbers["ROWS"] * width
+    """Return the workspace of a thread: keys and values, packed, a block of scores, and results.
+
+    The results are those of a block of queries before the last block of keys; see `FLOATS` in
+    `native/korch_attention.h`.
+    """
+
+    def up(n: int, step: int) -> int:
+        return -(-n // step) * step
+
+    pair = 2 * numbers["W"]
+    columns = up(numbers["E"], numbers["NE"] * numbers["W"])
+    is_one_block = numbers["N"] <= numbers["KEYS"]
+    block = up(min(numbers["N"], numbers["KEYS"]), pair) + (0 if is_one_block else columns)
+    packed = up(numbers["N"], pair) * numbers["D"] + numbers["N"] * columns
+    return packed + numbers["ROWS"] * block
 
 
 def _print(plan: _Plan, comment: str, workspace: int) -> str:

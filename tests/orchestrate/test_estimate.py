@@ -1,0 +1,61 @@
+"""Estimates follow what alike kernels took over their bounds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from korch.candidate.candidate import Candidate
+from korch.candidate.enumerate import enumerate_groups
+from korch.options import Options
+from korch.orchestrate.estimate import UNKNOWN_RATIO, Experience, kinds
+from korch.orchestrate.instance import collect_candidates
+from korch.primitive.graph import GraphBuilder
+from korch.primitive.ops.layout import TransposeAttributes
+from korch.primitive.types import ValueType
+from korch.provider.generated import GeneratedProvider
+from korch.target import Target
+
+
+def candidates() -> dict[str, Candidate]:
+    """Candidates of one primitive each, by its operation and its shape."""
+    builder = GraphBuilder()
+    for size in (4, 8):
+        x = builder.input(f"x{size}", ValueType.parse(f"f32[{size},16]"))
+        for op in ("neg", "abs", "exp", "erf"):
+            builder.output(f"{op}{size}", builder.add(op, [x]))
+        moved = builder.add("transpose", [x], TransposeAttributes((1, 0)))
+        builder.output(f"transpose{size}", moved)
+    graph = builder.freeze()
+    groups, _ = enumerate_groups(graph, Options(max_primitives=1))
+    found, _ = collect_candidates(graph, groups, [GeneratedProvider()], Target())
+    return {
+        f"{c.group.body.primitives[0].op}{c.group.input_types[0].shape[0]}": c
+        for c in found if len(c.group.primitives) == 1
+    }  # fmt: skip
+
+
+def test_what_is_alike_shares_the_finest_kind() -> None:
+    found = candidates()
+    assert kinds(found["neg4"]) == kinds(found["abs8"])
+    assert kinds(found["exp4"]) == kinds(found["erf8"]) != kinds(found["neg4"])
+    assert kinds(found["transpose4"])[0] != kinds(found["neg4"])[0]
+    assert len({kinds(found[name])[-1] for name in ("neg4", "exp4", "transpose4")}) == 1
+
+
+def test_the_finest_kind_that_is_known_decides() -> None:
+    found, experience = candidates(), Experience()
+    assert experience.estimate_ns(found["neg4"], 100, {}) == 100 * UNKNOWN_RATIO
+    for name, time_ns in (("neg4", 200), ("abs4", 400), ("exp4", 900)):
+        experience.learn(found[name], time_ns, 100)
+        experience.learn(found[name], 10 * time_ns, 100)  # a second time counts for nothing
+    factors = experience.factors()
+    assert experience.estimate_ns(found["neg8"], 1000, factors) == 3000  # between 2 and 4
+    assert experience.estimate_ns(found["erf8"], 1000, factors) == 9000
+    everything = np.median([2, 4, 9])
+    assert experience.estimate_ns(found["transpose8"], 1000, factors) == 1000 * everything
+
+
+def test_an_estimate_is_no_less_than_the_bound() -> None:
+    found, experience = candidates(), Experience()
+    experience.learn(found["neg4"], 50, 100)
+    assert experience.estimate_ns(found["neg8"], 1000, experience.factors()) == 1000
