@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 
 from korch.candidate.candidate import Candidate
 from korch.primitive.op import Category
+from korch.tile.lower import KEEP_OPS
 
 UNKNOWN_RATIO = 4.0
 """An estimate over its bound where nothing alike was measured."""
-
-SLOW_OPS = frozenset(("exp", "log", "erf", "tanh", "sigmoid", "pow", "sin", "cos", "tan"))
-"""Functions that take longer than reading their argument."""
 
 MOVING_OPS = frozenset(("transpose", "concat", "take", "pad"))
 
@@ -35,7 +33,7 @@ def kinds(candidate: Candidate) -> tuple[Kind, ...]:
     linear = tuple(sorted(p.op for p in primitives if p.row.category is Category.LINEAR))
     is_reduction = any(p.row.category is Category.REDUCE for p in primitives)
     moves = any(p.op in MOVING_OPS for p in primitives)
-    slow = min(2, sum(p.op in SLOW_OPS for p in primitives))
+    slow = min(2, sum(p.op in KEEP_OPS for p in primitives))
     coarse = (candidate.provider, bool(primitives), linear, is_reduction)
     return ((*coarse, slow, moves, layouts), (*coarse, slow, moves), coarse, coarse[:1])
 

@@ -7,6 +7,7 @@ terms: the orchestrator sees layouts and costs, never who made a kernel.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,6 +52,15 @@ class Kernel:
     has_state: bool = False
     workspace_bytes: int = 0
     libraries: tuple[str, ...] = ()
+
+
+def named_kernel(
+    text: str, *, has_state: bool = False, workspace_bytes: int = 0, libraries: tuple[str, ...] = ()
+) -> Kernel:
+    """Return the kernel of a source in which NAME stands for the symbol, made from the content."""
+    symbol = "k_" + hashlib.sha256(text.encode()).hexdigest()[:16]
+    source = text.replace("NAME", symbol)
+    return Kernel(symbol, source, has_state, workspace_bytes, libraries)
 
 
 class Provider(Protocol):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from korch.equivalence.affine import axis_constant
+from korch.equivalence.affine import uniform_number
 from korch.equivalence.rule import AnyRule, Refusal, Rule, View, Writer
 from korch.primitive.graph import Primitive
 from korch.primitive.types import DType
@@ -36,7 +36,7 @@ def _match(view: View, root: Primitive) -> Iterator[SoftplusMatch]:
 def _is_ramp(view: View, value: int, x: int) -> bool:
     """Whether a value is max(x, 0)."""
     return any(
-        x in top.inputs and any(_is_number(view, v, 0.0) for v in top.inputs)
+        x in top.inputs and any(uniform_number(view, v) == 0 for v in top.inputs)
         for top in view.producers(value, "max")
     )
 
@@ -46,16 +46,11 @@ def _decay(view: View, value: int) -> int | None:
     for log in view.producers(value, "log"):
         for total in view.producers(log.inputs[0], "add"):
             for power, one in (total.inputs, total.inputs[::-1]):
-                for exp in view.producers(power, "exp") if _is_number(view, one, 1.0) else ():
+                for exp in view.producers(power, "exp") if uniform_number(view, one) == 1 else ():
                     for negative in view.producers(exp.inputs[0], "neg"):
                         for size in view.producers(negative.inputs[0], "abs"):
                             return size.inputs[0]
     return None
-
-
-def _is_number(view: View, value: int, number: float) -> bool:
-    constant = axis_constant(view, value)
-    return constant is not None and constant.axis is None and float(constant.vector) == number
 
 
 def _refuse(view: View, match: SoftplusMatch) -> int | Refusal:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from korch.equivalence.affine import uniform_number
 from korch.equivalence.rule import AnyRule, Refusal, Rule, View, Writer
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Category
@@ -77,7 +78,7 @@ class _Function:
         if value in self._seen or len(self._seen) > 2 * MOST_STEPS:
             return
         self._seen.add(value)
-        number = _number(self.view, value)
+        number = uniform_number(self.view, value)
         if number is not None:
             self.numbers[value] = number
             return
@@ -87,17 +88,6 @@ class _Function:
             self.leaves.add(value)
         else:
             self._add(steps[0])
-
-
-def _number(view: View, value: int) -> float | None:
-    """Return the number that all elements of a constant are, or None."""
-    constant = view.constant(value)
-    if constant is None:
-        for primitive in view.producers(value, "broadcast"):
-            constant = view.constant(primitive.inputs[0]) or constant
-    if constant is None or constant.array.size == 0 or not constant.is_uniform:
-        return None
-    return float(constant.scalar)
 
 
 def _refuse(view: View, match: MoveMatch) -> MoveMatch | Refusal:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from korch.candidate.layout import Layout
 from korch.provider.attention.match import Match, match_group
 from korch.provider.gemm.match import Finish, Finisher, Layouts, operand_place
 from korch.provider.gemm.place import Place
-from korch.provider.provider import Kernel
+from korch.provider.provider import Kernel, named_kernel
 from korch.target import Target
 
 SCHEMA = 2
@@ -59,8 +59,7 @@ class AttentionProvider:
         if isinstance(plan, Refusal):
             return plan
         text = _print(plan, group.text, len(group.inputs) + len(group.outputs))
-        symbol = "k_" + hashlib.sha256(text.encode()).hexdigest()[:16]
-        return Kernel(symbol, text.replace("NAME", symbol), workspace_bytes=plan.workspace_bytes)
+        return named_kernel(text, workspace_bytes=plan.workspace_bytes)
 
     def _plan(self, group: Group, target: Target) -> _Plan | Refusal:
         found = match_group(group)
@@ -83,9 +82,7 @@ def _make_plan(group: Group, found: Match, target: Target) -> _Plan | Refusal:
     layouts, types = _plain(group), group.body.types
     *batch_axes, m, n = types[found.first.output].shape
     terms, columns = types[found.first.inputs[0]].shape[-1], types[found.second.output].shape[-1]
-    batch = 1
-    for size in batch_axes:
-        batch *= size
+    batch = math.prod(batch_axes)
     if target.lanes < 4:
         return Refusal("the target has no vectors")
     if min(batch, n, terms, columns) == 0 or m < FEWEST_QUERIES:

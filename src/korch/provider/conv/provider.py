@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
 from korch.provider.conv.match import Match, match_group
 from korch.provider.conv.shape import Layer, Shape, can_split, shape_of
-from korch.provider.provider import Kernel
+from korch.provider.provider import Kernel, named_kernel
 from korch.provider.vector import scalar
 from korch.target import Target
 
@@ -52,9 +51,7 @@ class ConvProvider:
         shape = shape_of(group, match, target, offer.variant == "channels")
         layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
         text = _print(group, match, shape, offer, target, f"{group.text}layouts {layouts}")
-        symbol = "k_" + hashlib.sha256(text.encode()).hexdigest()[:16]
-        workspace = 4 * target.threads * shape.floats
-        return Kernel(symbol, text.replace("NAME", symbol), workspace_bytes=workspace)
+        return named_kernel(text, workspace_bytes=4 * target.threads * shape.floats)
 
 
 def _refuse(group: Group, match: Match, target: Target) -> Refusal | None:

@@ -5,7 +5,6 @@ Constant matrices on the right are packed at build time; others are read where t
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,7 @@ from korch.provider.gemm.match import (
     print_finish,
 )
 from korch.provider.gemm.place import Place
-from korch.provider.provider import Kernel
+from korch.provider.provider import Kernel, named_kernel
 from korch.target import Target
 
 SCHEMA = 3
@@ -133,8 +132,7 @@ class GemmProvider:
         layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
         workspace = len(group.inputs) + len(group.outputs)
         text = _print(plan, f"{group.text}layouts {layouts}", workspace)
-        symbol = "k_" + hashlib.sha256(text.encode()).hexdigest()[:16]
-        return Kernel(symbol, text.replace("NAME", symbol), workspace_bytes=plan.workspace_bytes)
+        return named_kernel(text, workspace_bytes=plan.workspace_bytes)
 
     def _plan(self, group: Group, found: Match, target: Target, layouts: Layouts
               ) -> _Plan | Refusal:  # fmt: skip

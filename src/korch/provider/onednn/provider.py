@@ -7,7 +7,6 @@ for in the layout that the library prefers, so that they are packed at build tim
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -18,7 +17,7 @@ from korch.provider.onednn.call import Call
 from korch.provider.onednn.geometry import describe, follows_output, model_layout, weights_axes
 from korch.provider.onednn.match import Match, Other, match_group
 from korch.provider.onednn.source import print_source
-from korch.provider.provider import Kernel
+from korch.provider.provider import Kernel, named_kernel
 from korch.target import Target
 
 SCHEMA = 4
@@ -64,9 +63,8 @@ class OneDnnProvider:
         comment = f"{group.text}layouts {layouts}\nruns {answer.implementation}"
         workspace = len(group.inputs) + len(group.outputs)
         text = print_source(call, workspace, answer.workspace_bytes, comment)
-        symbol = "k_" + hashlib.sha256(text.encode()).hexdigest()[:16]
-        return Kernel(symbol, text.replace("NAME", symbol), has_state=True,
-                      workspace_bytes=answer.workspace_bytes, libraries=("dnnl",))  # fmt: skip
+        return named_kernel(text, has_state=True, workspace_bytes=answer.workspace_bytes,
+                            libraries=("dnnl",))  # fmt: skip
 
     def implementation(self, group: Group, offer: Offer, target: Target) -> str:
         """Return the library's name for the code behind one of its offers; "" if it is none."""

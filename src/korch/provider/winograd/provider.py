@@ -5,7 +5,6 @@ All constants of a kernel follow from the shapes and the target by `Blocking.of`
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
 from korch.primitive.ops.winograd import tile_counts
-from korch.provider.provider import Kernel
+from korch.provider.provider import Kernel, named_kernel
 from korch.provider.vector import scalar
 from korch.provider.winograd.match import Match, match_group
 from korch.target import Target
@@ -115,12 +114,11 @@ class WinogradProvider:
         }
         layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
         text = _print(group, found, constants, f"{group.text}layouts {layouts}")
-        symbol = "k_" + hashlib.sha256(text.encode()).hexdigest()[:16]
         points = constants["TILE"] + 2
         teams = 1 if blocking.is_shared else target.threads
         block = blocking.vectors * target.lanes
         floats = points**2 * blocking.group * (teams * x.shape[1] + target.threads * block)
-        return Kernel(symbol, text.replace("NAME", symbol), workspace_bytes=4 * floats)
+        return named_kernel(text, workspace_bytes=4 * floats)
 
 
 def _blocking(group: Group, found: Match, target: Target, is_shared: bool) -> Blocking:
