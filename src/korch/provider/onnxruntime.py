@@ -7,7 +7,6 @@ path calls the library's C interface on our own buffers.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import importlib.util
 from collections.abc import Iterable, Sequence
@@ -23,7 +22,7 @@ from korch.libraries import announce_onnxruntime, find_onnxruntime
 from korch.primitive.graph import Constant, Primitive
 from korch.primitive.ops.opaque import OpaqueAttributes, onnx_type, opaque_model
 from korch.primitive.types import ValueType
-from korch.provider.provider import Kernel
+from korch.provider.provider import Kernel, named_kernel
 from korch.target import Target
 
 SCHEMA = 1
@@ -77,8 +76,7 @@ class OnnxRuntimeProvider:
             return nodes
         model = _model(group, nodes[0]).SerializeToString(deterministic=True)
         text = _print_source(group, nodes, model)
-        symbol = "k_" + hashlib.sha256(text.encode()).hexdigest()[:16]
-        return Kernel(symbol, text.replace("NAME", symbol), has_state=True)
+        return named_kernel(text, has_state=True)
 
 
 def _nodes(group: Group) -> list[Primitive] | Refusal:
