@@ -33,6 +33,7 @@ from korch.orchestrate.blocks import Task, prepare, search_whole
 from korch.orchestrate.extract import extract
 from korch.orchestrate.lazy import Round
 from korch.orchestrate.problem import Status
+from korch.orchestrate.savings import Savings, rule_savings
 from korch.orchestrate.segments import Outcome, search_segments
 from korch.partition.block import Partition, find_blocks
 from korch.partition.join import Joined, join, with_constants_of
@@ -175,7 +176,11 @@ def _search(run: Run, partition: Partition, joined: Joined, tasks: Sequence[Task
     if not partition.is_whole:
         return search_segments(partition, joined, tasks, meter, run.options, run.deadline_s, tell)
     solved = search_whole(tasks[0], meter, run.options, run.deadline_s, partial(tell, 0))
-    return Outcome(dict(solved.plans), solved.found)
+    savings: Savings = {}
+    if run.options.measure and run.options.baselines:
+        savings = rule_savings(tasks[0].block.graph, tasks[0].candidates, solved.found.steps, meter,
+                               run.options, deadline_s=run.deadline_s)  # fmt: skip
+    return Outcome(dict(solved.plans), solved.found, savings=savings)
 
 
 def _tell(run: Run, tasks: Sequence[Task], b: int, entry: Round) -> None:
@@ -233,6 +238,10 @@ def _report(run: Run, partition: Partition, tasks: Sequence[Task], outcome: Outc
         "distinct_candidates": len(set().union(*keys)),
         "failed_candidates": found.failed,
         "rules": asdict(partition.rules),
+        "rule_savings_ms": {
+            rule: None if saved_ns is None else saved_ns / 1e6
+            for rule, saved_ns in outcome.savings.items()
+        },
         "rounds": [asdict(entry) for entry in found.rounds],
         "stopped_by_budget": found.stopped_by_budget,
         "stages_s": run.stage_seconds,

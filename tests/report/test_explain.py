@@ -24,6 +24,7 @@ REPORT: dict[str, Any] = {
     "given_error": 1.25e-07, "seconds": 3.25, "measured_ms": 1.5, "plan": "split",
     "stages_s": {"frontend": 0.01, "orchestrate": 2.0}, "limits_hit": ["max_outputs"],
     "rules": {"rules": [{"name": "reshapes-compose", "fired": 2}, {"name": "idle", "fired": 0}]},
+    "rule_savings_ms": {"reshapes-compose": 0.0035},
     "contest": [
         {"plan": "optimal", "kernels": 1, "predicted_ms": 0.012, "measured_ms": 1.75,
          "p10_ms": 1.5, "p90_ms": 2.0, "max_error": 2e-07, "refusal": ""},
@@ -79,8 +80,9 @@ whole plans, timed in turn (* is kept):
 * split                2   0.0140 ms    1.500 ms    1.250 ms    1.750 ms   1.5e-07
   greedy               1  out: it crashes
 
-equivalences: alternatives added, kernels of the plan that use them:
-  reshapes-compose                       2 added    1 kernels, 9.0 us
+equivalences: alternatives added, kernels of the plan that use them and their cost, and
+what the best plan without each rule costs more, as far as its kernels are measured:
+  reshapes-compose                       2 added    1 kernels     9.0 us  saves 3.5 us
 
   #       cost  share  x bound      bytes   FLOP  provider    what it computes (layouts)
   0     9.0 us  90.0%      3.0    1.5 KiB   2.5M  generated   reduce_sum sub x2 (ab -> ba)

@@ -31,6 +31,7 @@ from korch.orchestrate.instance import (
 from korch.orchestrate.lazy import LazyLoop, Orchestration, Round
 from korch.orchestrate.problem import Status
 from korch.orchestrate.recall import Solved, keep_solved, recall_solved
+from korch.orchestrate.savings import Savings, rule_savings
 from korch.partition.block import Block, Partition
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.types import ValueType
@@ -277,6 +278,16 @@ class BlockSearch:
             kept = Solved(self.found[b, 0], plans)
             self._keep(b, 0, "baselines", kept)
         return dict(kept.plans)
+
+    def savings(self, b: int, j: int) -> Savings:
+        """Return what each rule saves in a block's plan; of some only, if the budget is spent."""
+        if not (self.options.measure and self.options.baselines):
+            return {}
+        task = self.tasks[b]
+        return rule_savings(
+            task.block.graph, task.candidates, self.found[b, j].steps, self.meter, self.options,
+            task.interfaces[j], self.deadline_s,
+        )  # fmt: skip
 
     def _recalled(self, b: int, j: int, what: str) -> Orchestration | None:
         tag = self._tag(b, j, what)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from korch.candidate.candidate import Candidate
@@ -17,6 +17,7 @@ from korch.orchestrate.assemble import Assembly, Choice
 from korch.orchestrate.blocks import BlockSearch, Task, Tell
 from korch.orchestrate.lazy import Orchestration, Round
 from korch.orchestrate.problem import Certificate, Status
+from korch.orchestrate.savings import Savings, add_savings
 from korch.partition.block import Partition
 from korch.partition.join import Joined
 
@@ -32,11 +33,13 @@ class Outcome:
         plans: by name; the first is the best that was found, the others are to hold it against.
         found: the result of the search.
         partition: what the report says of segments; None if the model is one.
+        savings: what each rule saves.
     """
 
     plans: dict[str, tuple[Candidate, ...]]
     found: Orchestration
     partition: dict[str, Any] | None = None
+    savings: Savings = field(default_factory=dict)
 
 
 def search_segments(
@@ -74,9 +77,9 @@ def search_segments(
     plans = {"optimal": assembly.steps(choice, lambda b, j: search.found[b, j].steps)}
     plans |= _baselines(assembly, search)
     found = _result(search, choice, tasks, sum(meter.cost_ns(c)[0] for c in plans["optimal"]))
-    return Outcome(
-        plans, found, _describe(partition, tasks, search, choice, _uses(assembly, choice))
-    )
+    uses = _uses(assembly, choice)
+    savings = add_savings([(search.savings(b, j), count) for (b, j), count in uses.items()])
+    return Outcome(plans, found, _describe(partition, tasks, search, choice, uses), savings)
 
 
 def _uses(assembly: Assembly, choice: Choice) -> Counter[tuple[int, int]]:

@@ -134,12 +134,27 @@ def _rules(plan: PlanRecord, report: Mapping[str, Any]) -> str:
     fired = {rule["name"]: rule["fired"] for rule in rules if rule["fired"]}
     if not fired and not used:
         return ""
-    lines = ["equivalences: alternatives added, kernels of the plan that use them:"]
+    saved_ms = report.get("rule_savings_ms", {})
+    lines = [
+        "equivalences: alternatives added, kernels of the plan that use them and their cost, and\n"
+        "what the best plan without each rule costs more, as far as its kernels are measured:"
+    ]
     for name in sorted({*fired, *used}):
         costs = used.get(name, [])
-        told = f"{len(costs):>4} kernels, {_time(sum(costs))}" if costs else "   0 kernels"
+        told = f"{len(costs):>4} kernels"
+        if costs:
+            told += f" {_time(sum(costs)):>10}  {_saved(saved_ms, name)}".rstrip()
         lines.append(f"  {name:36}{fired.get(name, 0):>4} added {told}")
     return "\n".join(lines)
+
+
+def _saved(saved_ms: Mapping[str, float | None], rule: str) -> str:
+    if rule not in saved_ms:
+        return ""
+    milliseconds = saved_ms[rule]
+    if milliseconds is None:
+        return "no measured plan without it"
+    return f"saves {_time(1e6 * milliseconds)}" if milliseconds else "saves nothing by itself"
 
 
 def _kernels(plan: PlanRecord) -> str:
