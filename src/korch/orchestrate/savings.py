@@ -31,6 +31,7 @@ SECONDS = 2.0
 
 GAP = 0.002
 
+
 class Meter(Protocol):
     """Costs that are known."""
 
