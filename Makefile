@@ -10,7 +10,9 @@ STAMP := $(VENV)/.installed$(COMPILER)
 TORCH ?= torch
 TORCH_STAMP := $(VENV)/.installed-torch
 
-.PHONY: demo test test-torch check bench size clean conformance bench-smoke fuzz
+TRITON_STAMP := $(VENV)/.installed-triton
+
+.PHONY: demo test test-torch test-cuda check bench size clean conformance bench-smoke fuzz
 .DELETE_ON_ERROR:
 
 $(STAMP): pyproject.toml
@@ -37,7 +39,7 @@ check: $(STAMP)
 	$(BIN)/mypy
 
 test: check
-	$(BIN)/python -m pytest -n 2 --ignore tests/pytorch
+	$(BIN)/python -m pytest -n 2 --ignore tests/pytorch --ignore tests/cuda --ignore tests/gpu
 
 # PyTorch first and alone: whichever build it is, it is kept.
 $(TORCH_STAMP): $(STAMP)
@@ -48,6 +50,14 @@ $(TORCH_STAMP): $(STAMP)
 # Modules of PyTorch through korch.optimize and torch.compile.
 test-torch: $(TORCH_STAMP)
 	$(BIN)/python -m pytest -n 2 tests/pytorch
+
+$(TRITON_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS),test-cuda]'
+	@touch $@
+
+# Kernels for CUDA devices, without one: interpreted, and cross-compiled for sm_90 and sm_80.
+test-cuda: $(TRITON_STAMP)
+	$(BIN)/python -m pytest -n 2 tests/cuda
 
 # Solver instances, and the models against the other engines.
 bench: $(STAMP)

@@ -11,8 +11,8 @@ SOURCE = Path(__file__).parent.parent / "src" / "korch"
 ORDER = (
     ("errors", "alignment", "libraries"), ("options", "target"), ("primitive",),
     ("frontend", "fission", "equivalence"), ("candidate",), ("partition",),
-    ("tile",), ("provider",), ("measure",),
-    ("orchestrate",), ("runtime",), ("contest", "report"), ("pipeline",),
+    ("tile",), ("cuda",), ("provider",), ("measure",),
+    ("orchestrate",), ("runtime",), ("contest", "report"), ("backend",), ("pipeline",),
     ("host",), ("torch_module",), ("api", "cli"), ("torch_backend", "onnx_backend"),
 )  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}

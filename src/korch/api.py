@@ -19,6 +19,7 @@ from korch.options import Options, default_threads
 from korch.pipeline import Progress, optimize_model
 from korch.runtime import shaped
 from korch.runtime.artifact import read_format
+from korch.runtime.cuda.program import FORMAT as CUDA_FORMAT
 from korch.runtime.executable import Executable
 from korch.runtime.executable import load as load_executable
 from korch.runtime.shaped import ShapedExecutable
@@ -129,6 +130,9 @@ def build(
     found = [_build_one(source, options, binding, progress) for binding in bindings]
     if len(found) == 1:
         return found[0]
+    if options.is_cuda:
+        raise UnsupportedError("an artifact for a CUDA device has one plan", "option --shape",
+                               hint="Build an artifact for each binding")  # fmt: skip
     native = [executable for executable in found if isinstance(executable, Executable)]
     if len(native) < len(found):
         raise UnsupportedError(
@@ -143,10 +147,12 @@ def _build_one(
     source: Any, options: Options, shapes: Mapping[str, tuple[int, ...]], progress: Progress | None
 ) -> Executable | HostedExecutable:
     try:
-        return optimize_model(source, options, shapes, progress)
+        found: Executable = optimize_model(source, options, shapes, progress)
     except (UnsupportedError, UnprovidedError):
-        if not options.host:
+        if options.is_cuda or not options.host:
             raise
+    else:
+        return found
     # Some part is no graph of static tensors, or nothing here computes with its types.
     return optimize_with_host(source, options, shapes, progress)
 
@@ -160,16 +166,21 @@ def _is_torch_model(model: Any) -> bool:
     return is_torch_model(model)
 
 
-def load(path: str | os.PathLike[str]) -> Executable | HostedExecutable | ShapedExecutable:
+def load(path: str | os.PathLike[str]) -> Any:
     """Load an artifact that `save` or `korch optimize` wrote.
 
     Raises:
         ArtifactError: it is damaged, or built for another machine.
-        UnsupportedError: the host does not run a part of it here.
+        UnsupportedError: it is for a CUDA device and there is none, or the host does not run a
+            part of it here.
     """
     kind = read_format(path)
     if kind == host_executable.FORMAT:
         return host_executable.load(path)
     if kind == shaped.FORMAT:
         return shaped.load_shaped(path)
+    if kind == CUDA_FORMAT:
+        from korch.runtime.cuda.executable import load_cuda
+
+        return load_cuda(path)
     return load_executable(path)

@@ -74,7 +74,11 @@ def _parser() -> argparse.ArgumentParser:
 
     optimize = commands.add_parser("optimize", help="build an artifact from an ONNX model")
     optimize.add_argument("model", type=Path, metavar="MODEL.onnx")
-    optimize.add_argument("-o", "--output", type=Path, required=True, metavar="OUT.korch")
+    optimize.add_argument("-o", "--output", type=Path, metavar="OUT.korch")
+    optimize.add_argument("--dry-run", action="store_true",
+                          help="for a CUDA target: plan with bounds for costs, compile the "
+                          "kernels, print them; no device is needed and nothing is written"
+                          )  # fmt: skip
     shape_help = (
         "the shape of an input, or the size of a dimension by its name; repeatable. Several, "
         "separated by commas, give one artifact with a plan for each"
@@ -219,6 +223,11 @@ def _optimize(parsed: argparse.Namespace) -> int:
     from korch.report.progress import Bar
     from korch.runtime.record import to_json
 
+    if parsed.dry_run:
+        return _plan(parsed)
+    if parsed.output is None:
+        raise OptionError("there is no name for the artifact", where="option --output",
+                          expected="-o OUT.korch")  # fmt: skip
     _check_output(parsed.output, parsed.model)
     with Bar() as bar:
         executable = build(parsed.model, _options(parsed), parse_bindings(parsed.shape), bar.tell)
@@ -229,6 +238,16 @@ def _optimize(parsed: argparse.Namespace) -> int:
     else:
         print(summary(report) if "plan" in report else describe(report))
     return 0
+
+
+def _plan(parsed: argparse.Namespace) -> int:
+    from korch.pipeline import plan_model
+    from korch.report.progress import Bar
+
+    with Bar() as bar:
+        found = plan_model(parsed.model, _options(parsed), parse_shapes(parsed.shape), bar.tell)
+    print(json.dumps(found.to_json(), indent=1) if parsed.json else found.to_text())
+    return 1 if found.failures else 0
 
 
 def _check_output(path: Path, model: Path | None = None) -> None:

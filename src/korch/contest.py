@@ -10,22 +10,21 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from korch.candidate.candidate import Candidate, Refusal
 from korch.errors import InaccurateError, InfeasibleError, KorchError, UnprovidedError
-from korch.measure.meter import CandidateMeter
+from korch.measure.meter import AnyMeter
 from korch.options import Options
 from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array, Category
 from korch.primitive.types import DType
-from korch.runtime.build import build
-from korch.runtime.executable import Executable
+from korch.runtime.executable import TensorInfo
 from korch.runtime.program import Step
-from korch.runtime.record import ModelRecord
+from korch.runtime.record import PlanRecord
 
 logger = logging.getLogger("korch.contest")
 
@@ -69,12 +68,39 @@ class Difference:
         return Difference(max(self.of_largest, other.of_largest), max(self.of_rms, other.of_rms))
 
 
+class Runnable(Protocol):
+    """An executable of any target."""
+
+    report: dict[str, Any]
+
+    @property
+    def plan(self) -> PlanRecord:
+        """What it runs."""
+        ...
+
+    def __call__(self, *arrays: Any) -> tuple[Any, ...]:
+        """Run the model on arrays."""
+        ...
+
+    def get_outputs(self) -> list[TensorInfo]:
+        """Describe the outputs."""
+        ...
+
+    def stopwatch(self, arrays: Sequence[Any]) -> Callable[[], int]:
+        """Return a function that runs the model once and gives its nanoseconds."""
+        ...
+
+
+Make = Callable[[Sequence[Step[Any]]], Runnable]
+"""Builds an executable of chosen kernels in order."""
+
+
 @dataclass(frozen=True)
 class Result:
     """What became of an entry: times of whole runs and the error, or why it is out."""
 
     entry: Entry
-    executable: Executable | None
+    executable: Runnable | None
     times_ns: tuple[int, ...] = ()
     error: Difference | None = None
     refusal: str = ""
@@ -121,7 +147,7 @@ class Contest:
     """
 
     results: tuple[Result, ...]
-    winner: Executable
+    winner: Any
     won: Result
     given: Difference
 
@@ -139,9 +165,8 @@ class Contest:
 
 
 def hold_contest(
-    graph: PrimitiveGraph, entries: Sequence[Entry], meter: CandidateMeter, options: Options,
-    certificate: Any, model: ModelRecord | None, report: Mapping[str, Any],
-    meaning: PrimitiveGraph | None = None,
+    graph: PrimitiveGraph, entries: Sequence[Entry], meter: AnyMeter, options: Options,
+    make: Make, meaning: PrimitiveGraph | None = None,
 ) -> Contest:  # fmt: skip
     """Build, check and time plans.
 
@@ -149,10 +174,8 @@ def hold_contest(
         graph: the model's graph.
         entries: the plans; the first one is the optimum of the search.
         meter: builds kernels.
-        options: threads and seed.
-        certificate: what the search proved of the first plan.
-        model: what the graph was made from.
-        report: kept in each executable.
+        options: tolerance and seed.
+        make: builds an executable.
         meaning: a graph with the same inputs and outputs that says what is right, if not `graph`.
 
     Raises:
@@ -168,10 +191,7 @@ def hold_contest(
 
     def attempt(entry: Entry) -> Result:
         try:
-            steps = _steps(entry, meter)
-            artifact = build(graph, steps, meter.target, meter.builder, model=model,
-                             certificate=certificate, options=options, report=report)  # fmt: skip
-            executable = Executable(artifact)
+            executable = make(_steps(entry, meter))
             error = error_of(executable, arrays, expected)
         except KorchError as error_found:
             logger.info("plan %s is out: %s", entry.name, error_found)
@@ -272,7 +292,7 @@ def random_inputs(graph: PrimitiveGraph, seed: int) -> dict[str, Array]:
 
 
 def error_of(
-    executable: Executable, arrays: Sequence[Array], expected: Mapping[str, Array]
+    executable: Runnable, arrays: Sequence[Array], expected: Mapping[str, Array]
 ) -> Difference:
     """Return how far the outputs of an executable are from the reference's."""
     names = [tensor.name for tensor in executable.get_outputs()]
@@ -308,7 +328,7 @@ def _distinct(entries: Sequence[Entry]) -> list[Entry]:
     return list(found.values())
 
 
-def _steps(entry: Entry, meter: CandidateMeter) -> list[Step]:
+def _steps(entry: Entry, meter: AnyMeter) -> list[Step[Any]]:
     steps = []
     for candidate, (cost_ns, is_measured) in zip(entry.steps, entry.costs, strict=True):
         kernel = meter.kernel(candidate)
@@ -320,17 +340,17 @@ def _steps(entry: Entry, meter: CandidateMeter) -> list[Step]:
 
 def _time_all(results: Sequence[Result], arrays: Sequence[Array]) -> list[Result]:
     """Time the executables in turn, round by round, so that all meet the same neighbours."""
-    runners = {i: r.executable for i, r in enumerate(results) if r.executable is not None}
+    runners = {
+        i: r.executable.stopwatch(arrays) for i, r in enumerate(results) if r.executable is not None
+    }
     times: dict[int, list[int]] = {i: [] for i in runners}
-    for executable in runners.values():
-        executable(*arrays)
+    for run in runners.values():
+        run()
     begun = time.monotonic()
     for turn in range(ROUNDS):
         if turn >= 3 and time.monotonic() - begun > SECONDS:
             break
-        for i, executable in runners.items():
-            executable(*arrays)  # the first run after another plan finds its caches cold
-            start = time.perf_counter_ns()
-            executable(*arrays)
-            times[i].append(time.perf_counter_ns() - start)
+        for i, run in runners.items():
+            run()  # the first run after another plan finds its caches cold
+            times[i].append(run())
     return [replace(r, times_ns=tuple(times.get(i, ()))) for i, r in enumerate(results)]

@@ -7,6 +7,7 @@ The command line's flags are made from these fields (name, type, default, `help`
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -41,7 +42,27 @@ class Options:
         OptionError: a value is out of range.
     """
 
-    target: str = field(default="cpu", metadata={"help": "what to build for: cpu"})
+    target: str = field(
+        default="cpu",
+        metadata={
+            "help": "what to build for: cpu; cuda, the device at hand; or cuda:sm_90 or cuda:sm_80 "
+            "with --dry-run, which needs no device"
+        },
+    )
+    tf32: bool = field(
+        default=False,
+        metadata={
+            "help": "on CUDA devices, let float32 products round their factors to 11 bits, as "
+            "PyTorch does if it is told to"
+        },
+    )
+    precision: Literal["float32", "float16", "bfloat16"] = field(
+        default="float32",
+        metadata={
+            "help": "on CUDA devices, the type in which float32 models multiply and keep what they "
+            "multiply; sums and what is not multiplied stay float32"
+        },
+    )
     threads: int = field(
         default_factory=default_threads, metadata={"help": "threads of the executable"}
     )
@@ -190,10 +211,22 @@ class Options:
                 where="option partition",
                 expected="auto, off, or the most primitives in a segment",
             )
-        if self.target != "cpu":
+        if not re.fullmatch(r"cpu|cuda(:sm_\d+)?", self.target):
             raise OptionError(
-                f"unknown target {self.target!r}", where="option target", expected="cpu"
-            )
+                f"unknown target {self.target!r}", where="option target",
+                expected="cpu, cuda, or cuda:sm_90 with --dry-run",
+            )  # fmt: skip
+        for name, is_set in (("tf32", self.tf32), ("precision", self.precision != "float32")):
+            if is_set and self.target == "cpu":
+                raise OptionError(
+                    "it is for CUDA devices only", where=f"option {name}",
+                    hint="Give --target cuda too, or leave it out",
+                )  # fmt: skip
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the target is a CUDA device."""
+        return self.target != "cpu"
 
     def segment_limit(self, primitives: int) -> int | None:
         """Return the most primitives in a segment of a model of some size; None if it is whole."""

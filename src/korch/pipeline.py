@@ -18,15 +18,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from korch.backend import maker, open_meter
 from korch.candidate.candidate import Candidate
 from korch.contest import Contest, Entry, hold_contest
 from korch.equivalence.rules import select_rules
 from korch.equivalence.saturate import SaturationReport, saturate
-from korch.errors import InaccurateError
+from korch.errors import InaccurateError, OptionError
 from korch.fission import fission
 from korch.frontend.onnx import load_model
 from korch.frontend.operator import OperatorGraph
-from korch.measure.meter import CandidateMeter
+from korch.measure.cuda.meter import CudaMeter
+from korch.measure.meter import AnyMeter
 from korch.measure.record import Measured
 from korch.options import Options
 from korch.orchestrate.blocks import Task, prepare, search_whole
@@ -40,9 +42,10 @@ from korch.partition.join import Joined, join, with_constants_of
 from korch.partition.segment import split_segments, whole_segment
 from korch.primitive.check import check_graph
 from korch.primitive.graph import PrimitiveGraph
-from korch.provider.provider import load_providers
+from korch.primitive.precision import with_half
+from korch.primitive.types import DType
+from korch.report.dry_run import DryRun, dry_run
 from korch.runtime.build import model_record
-from korch.runtime.executable import Executable
 from korch.runtime.record import ModelRecord
 
 logger = logging.getLogger("korch.pipeline")
@@ -77,12 +80,48 @@ class Run:
         return None if budget is None else self.started_s + budget
 
 
+def plan_model(
+    model: Any,
+    options: Options,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    progress: Progress | None = None,
+) -> DryRun:
+    """Take a model for a CUDA device up to its plan, with bounds for costs, and compile that.
+
+    No device is needed, and nothing is run.
+
+    Args:
+        model: as for `optimize_model`.
+        options: how to optimize; the target is a CUDA device.
+        shapes: sizes for inputs with unknown dimensions, by input name.
+        progress: told of each stage and of its steps.
+
+    Raises:
+        KorchError: the model, an option or the machine is not fit for it; the text says what to do.
+    """
+    options = replace(options, measure=False, baselines=False)
+    run = Run(options, shapes or {}, progress or (lambda stage, text: None))
+    partition, _ = _front(model, run)
+    with run.stage("candidates"), open_meter(options) as meter:
+        if not isinstance(meter, CudaMeter):
+            raise OptionError("a dry run is for CUDA devices", where="option --dry-run",
+                              expected="--target cuda:sm_90")  # fmt: skip
+        tasks = [prepare(partition, block, meter, options) for block in partition.blocks]
+        run.progress("candidates", _describe_tasks(tasks))
+        joined = join(partition)
+        with run.stage("orchestrate"):
+            outcome = _search(run, partition, joined, tasks, meter)
+        with run.stage("build"):
+            report = _report(run, partition, tasks, outcome)
+            return dry_run(outcome.plans["optimal"], meter, report)
+
+
 def optimize_model(
     model: Any,
     options: Options,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     progress: Progress | None = None,
-) -> Executable:
+) -> Any:
     """Take a model through all stages; return the fastest checked executable.
 
     Args:
@@ -108,17 +147,22 @@ def optimize_model(
         return executable
 
 
-def _optimize(model: Any, run: Run) -> Executable:
-    """Take a model through all stages."""
-    options = run.options
+def _front(model: Any, run: Run) -> tuple[Partition, PrimitiveGraph]:
+    """Return a model's primitives with their alternatives, in segments, and without them."""
     with run.stage("frontend"):
         is_loaded = isinstance(model, OperatorGraph)
         operators = model if is_loaded else load_model(model, run.shapes)
     with run.stage("fission"):
-        split = _checked(fission(operators), options)
+        split = _checked(fission(operators), run.options)
     with run.stage("equivalences"):
-        partition = _partition(split, options)
-    with run.stage("candidates"), CandidateMeter(options, load_providers()) as meter:
+        return _partition(split, run.options), split
+
+
+def _optimize(model: Any, run: Run) -> Any:
+    """Take a model through all stages."""
+    options = run.options
+    partition, split = _front(model, run)
+    with run.stage("candidates"), open_meter(options) as meter:
         tasks = [prepare(partition, block, meter, options) for block in partition.blocks]
         run.progress("candidates", _describe_tasks(tasks))
         with run.stage("orchestrate"):
@@ -130,14 +174,13 @@ def _optimize(model: Any, run: Run) -> Executable:
             report["measured_candidates"] = _count_measured(tasks, meter)
             plans = list(outcome.plans.items())[: None if options.baselines else 1]
             entries = [_entry(name, steps, meter) for name, steps in plans]
-            graph, meaning = joined.graph, None
+            graph, meaning = joined.graph, split if options.precision != "float32" else None
             if not partition.is_whole:
                 graph, meaning = with_constants_of(graph, outcome.plans.values()), split
             del partition, tasks, joined, outcome  # what no plan uses may be large
-            contest = hold_contest(
-                graph, entries, meter, options, found.certificate, _model_record(model),
-                report, meaning=meaning,
-            )  # fmt: skip
+            make = maker(graph, meter, options, model=_model_record(model),
+                         certificate=found.certificate, report=report)  # fmt: skip
+            contest = hold_contest(graph, entries, meter, options, make, meaning=meaning)
     return _finish(run, contest, report)
 
 
@@ -152,6 +195,8 @@ def _rewrite(graph: PrimitiveGraph, options: Options) -> tuple[PrimitiveGraph, S
     found, report = saturate(graph, strict=options.strict, rules=rules)
     if options.rewrites == "first":
         found = extract(found, workers=options.solver_workers, seed=options.seed)
+    if options.precision != "float32":
+        found = with_half(found, DType.F16 if options.precision == "float16" else DType.BF16)
     return found, report
 
 
@@ -167,7 +212,7 @@ def _partition(split: PrimitiveGraph, options: Options) -> Partition:
 
 
 def _search(run: Run, partition: Partition, joined: Joined, tasks: Sequence[Task],
-            meter: CandidateMeter) -> Outcome:  # fmt: skip
+            meter: AnyMeter) -> Outcome:  # fmt: skip
     """Find the best plan and those to hold it against."""
 
     def tell(b: int, entry: Round) -> None:
@@ -200,7 +245,7 @@ def _describe_tasks(tasks: Sequence[Task]) -> str:
     return text
 
 
-def _entry(name: str, steps: Sequence[Candidate], meter: CandidateMeter) -> Entry:
+def _entry(name: str, steps: Sequence[Candidate], meter: AnyMeter) -> Entry:
     return Entry(name, tuple(steps), tuple(meter.cost_ns(c) for c in steps))
 
 
@@ -249,13 +294,13 @@ def _report(run: Run, partition: Partition, tasks: Sequence[Task], outcome: Outc
     }
 
 
-def _count_measured(tasks: Sequence[Task], meter: CandidateMeter) -> int:
+def _count_measured(tasks: Sequence[Task], meter: AnyMeter) -> int:
     """Return how many different candidates have a measured time; blocks share some."""
     candidates = {c.key: c for task in tasks for c in task.candidates}
     return sum(isinstance(meter.known(c), Measured) for c in candidates.values())
 
 
-def _finish(run: Run, contest: Contest, report: dict[str, Any]) -> Executable:
+def _finish(run: Run, contest: Contest, report: dict[str, Any]) -> Any:
     executable = contest.winner
     report |= contest.report()
     report["kernels"] = len(executable.plan.steps)

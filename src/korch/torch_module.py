@@ -20,6 +20,7 @@ from korch.host import HostedExecutable, optimize_with_host
 from korch.options import Options
 from korch.pipeline import Progress, optimize_model
 from korch.primitive.op import Array
+from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.executable import Executable, TensorInfo, Timing
 from korch.runtime.record import PlanRecord
 
@@ -62,6 +63,8 @@ class ModuleExecutable:
             ProviderError: a kernel failed.
         """
         tensors = self.trees.arguments.flatten(args, kwargs)
+        if isinstance(self.flat, CudaExecutable):  # it takes tensors as they are, and gives some
+            return self.trees.results.nest(list(self.flat(*tensors)))
         results = run_tensors(self.flat, tensors)
         if tensors and all(isinstance(t, np.ndarray) for t in tensors):
             return self.trees.results.nest(results)
@@ -145,7 +148,7 @@ def build_module(
     try:
         flat = optimize_model(exported.model, options, {}, progress)
     except (UnsupportedError, UnprovidedError):
-        if not options.host:
+        if options.is_cuda or not options.host:
             raise
         flat = optimize_with_host(exported.model.stored(), options, {}, progress)
     finally:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from korch.measure import calibrate
-from korch.measure.meter import CandidateMeter
+from korch.measure.cpu import CpuMeter
 from korch.measure.record import AGAIN, Failed, Measured, is_lasting
 from korch.options import Options
 
@@ -22,7 +22,7 @@ def meter(tmp_path, monkeypatch):
     monkeypatch.setattr(calibrate, "TRIES", 1)
     monkeypatch.setattr(calibrate, "CHUNKS", 8)
     monkeypatch.setattr(calibrate, "MEMORY_BYTES", 1 << 20)
-    with CandidateMeter(Options(cache_folder=tmp_path), ()) as made:
+    with CpuMeter(Options(cache_folder=tmp_path), ()) as made:
         yield made
 
 
@@ -32,8 +32,8 @@ def test_what_is_true_of_a_kernel_lasts(record):
 
 
 def test_what_the_system_killed_is_tried_again_next_time(meter):
-    meter._keep("killed", KILLED)
-    meter._keep("crashed", LASTING[5])
+    meter.keep("killed", KILLED)
+    meter.keep("crashed", LASTING[5])
     assert meter._records == {"killed": KILLED, "crashed": LASTING[5]}
     assert meter.database.record("killed") is None
     assert meter.database.record("crashed") == LASTING[5]
@@ -48,11 +48,11 @@ def test_a_calibration_that_was_measured_in_another_way_is_not_taken(meter):
 @pytest.mark.parametrize("then", [LASTING[6], LASTING[0]], ids=lambda r: getattr(r, "kind", "ran"))
 def test_what_hung_is_tried_once_more_in_another_session(meter, then):
     candidate = SimpleNamespace(key="slow")
-    meter._keep("slow", LASTING[6])
+    meter.keep("slow", LASTING[6])
     assert meter.known(candidate) == LASTING[6]
     meter._records.clear()  # another session
     assert meter.known(candidate) is None
-    meter._keep("slow", then)
+    meter.keep("slow", then)
     meter._records.clear()
     kept = meter.known(candidate)
     assert kept == (then if isinstance(then, Measured) else Failed("hung", "10 s" + AGAIN))

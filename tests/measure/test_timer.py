@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from korch.errors import MeasureError
-from korch.measure import timer
+from korch.measure import session, timer
 from korch.measure.compiler import NATIVE_FOLDER
 from korch.measure.record import Failed, Measured
 from korch.measure.timer import BufferSpec, Job, time_kernels
@@ -129,5 +129,5 @@ def test_a_library_that_does_not_load_is_an_error(libraries, tmp_path):
 
 
 def test_no_kernels_take_no_process(libraries, monkeypatch):
-    monkeypatch.setattr(timer.subprocess, "Popen", None)
+    monkeypatch.setattr(session.subprocess, "Popen", None)
     assert time_kernels([], *libraries, [], threads=1) == []

@@ -144,6 +144,6 @@ def layout_choices(type_: ValueType, lanes: int) -> tuple[Layout, ...]:
     if type_.rank not in (4, 5) or type_.size == 0:
         return (plain,)
     wanted = [plain, channels_last(type_.rank)]
-    if type_.shape[1] % lanes == 0:
+    if lanes and type_.shape[1] % lanes == 0:
         wanted.append(channels_blocked(type_.rank, lanes))
     return tuple(dict.fromkeys(layout.normalized(type_.shape) for layout in wanted))

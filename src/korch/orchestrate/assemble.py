@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from korch.candidate.candidate import Candidate, Refusal, make_layout_change
 from korch.candidate.layout import Layout
 from korch.errors import InfeasibleError, InvalidGraphError
-from korch.measure.meter import CandidateMeter
+from korch.measure.meter import AnyMeter
 from korch.measure.record import Failed
 from korch.options import Options
 from korch.orchestrate.blocks import Task
@@ -64,7 +64,7 @@ class Assembly:
     """The program of one model: what may be chosen, and which changes of layout there are."""
 
     def __init__(
-        self, partition: Partition, joined: Joined, tasks: Sequence[Task], meter: CandidateMeter,
+        self, partition: Partition, joined: Joined, tasks: Sequence[Task], meter: AnyMeter,
         options: Options,
     ) -> None:  # fmt: skip
         self.partition, self.joined, self.tasks = partition, joined, tasks

@@ -17,7 +17,7 @@ from korch.candidate.candidate import Candidate
 from korch.candidate.enumerate import EnumerationReport, enumerate_groups
 from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
 from korch.errors import InfeasibleError
-from korch.measure.meter import CandidateMeter
+from korch.measure.meter import AnyMeter
 from korch.measure.record import Failed, Measured
 from korch.options import Options
 from korch.orchestrate.baselines import baseline_plans
@@ -88,7 +88,7 @@ class Task:
         return len(self.block.instances)
 
 
-def prepare(partition: Partition, block: Block, meter: CandidateMeter, options: Options) -> Task:
+def prepare(partition: Partition, block: Block, meter: AnyMeter, options: Options) -> Task:
     """Return a block's candidates.
 
     Raises:
@@ -155,7 +155,7 @@ class BlockSearch:
     """The searches of all blocks: what each has found so far for each of its interfaces."""
 
     tasks: Sequence[Task]
-    meter: CandidateMeter
+    meter: AnyMeter
     options: Options
     deadline_s: float | None
     tell: Tell
@@ -354,7 +354,7 @@ def with_bound(found: Orchestration, bound_ns: int) -> Orchestration:
 
 
 def search_whole(
-    task: Task, meter: CandidateMeter, options: Options, deadline_s: float | None,
+    task: Task, meter: AnyMeter, options: Options, deadline_s: float | None,
     tell: Callable[[Round], None],
 ) -> Solved:  # fmt: skip
     """Search a model that is one segment; what was searched before is recalled."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from korch.candidate.candidate import Candidate, Group, Offer, Refusal, make_layout_change
 from korch.candidate.layout import Layout
@@ -11,7 +12,6 @@ from korch.errors import UnprovidedError
 from korch.orchestrate.problem import Kernel, Port, Problem, Step
 from korch.primitive.graph import PrimitiveGraph
 from korch.provider.provider import Provider
-from korch.target import Target
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ PLAIN = Interface()
 def collect_candidates(
     graph: PrimitiveGraph,
     groups: Iterable[Group],
-    providers: Sequence[Provider],
-    target: Target,
+    providers: Sequence[Provider[Any, Any]],
+    target: Any,
     interfaces: Sequence[Interface] = (PLAIN,),
 ) -> tuple[tuple[Candidate, ...], dict[str, int]]:
     """Ask every provider for every group; return the candidates, and how many refused why.

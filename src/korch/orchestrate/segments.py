@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from korch.candidate.candidate import Candidate
-from korch.measure.meter import CandidateMeter
+from korch.measure.meter import AnyMeter
 from korch.options import Options
 from korch.orchestrate.assemble import Assembly, Choice
 from korch.orchestrate.blocks import BlockSearch, Task, Tell
@@ -43,7 +43,7 @@ class Outcome:
 
 
 def search_segments(
-    partition: Partition, joined: Joined, tasks: Sequence[Task], meter: CandidateMeter,
+    partition: Partition, joined: Joined, tasks: Sequence[Task], meter: AnyMeter,
     options: Options, deadline_s: float | None, tell: Tell,
 ) -> Outcome:  # fmt: skip
     """Search a model block by block.

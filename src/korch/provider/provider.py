@@ -12,14 +12,17 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.errors import ProviderError
-from korch.target import Target
 
 logger = logging.getLogger("korch.provider")
 ENTRY_POINT_GROUP = "korch.providers"
+"""Providers for the CPU."""
+
+CUDA_ENTRY_POINT_GROUP = "korch.cuda_providers"
+"""Those for CUDA devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +66,12 @@ def named_kernel(
     return Kernel(symbol, source, has_state, workspace_bytes, libraries)
 
 
-class Provider(Protocol):
-    """Makes kernels."""
+T_contra = TypeVar("T_contra", contravariant=True)
+K_co = TypeVar("K_co", covariant=True)
+
+
+class Provider(Protocol[T_contra, K_co]):
+    """Makes kernels for a kind of targets."""
 
     name: str
     """A short name, unique among providers; it is part of a measurement's key."""
@@ -72,7 +79,7 @@ class Provider(Protocol):
     version: str
     """Changes whenever its kernels may run differently: it is part of a measurement's key."""
 
-    def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
+    def offer(self, group: Group, target: T_contra) -> Sequence[Offer] | Refusal:
         """Return how it would run a group, or why it does not.
 
         It must be quick and must not compile: it is asked for every group of a model. The answer
@@ -80,12 +87,12 @@ class Provider(Protocol):
         """
         ...
 
-    def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
+    def build(self, group: Group, offer: Offer, target: T_contra) -> K_co | Refusal:
         """Return the kernel for one of its offers; a refusal here excludes the candidate."""
         ...
 
 
-def load_providers() -> tuple[Provider, ...]:
+def load_providers(entry_point_group: str = ENTRY_POINT_GROUP) -> tuple[Provider[Any, Any], ...]:
     """Return one instance of every registered provider, in the order of their names.
 
     A provider whose library is missing raises `ImportError`; it is left out and `korch doctor`
@@ -94,10 +101,10 @@ def load_providers() -> tuple[Provider, ...]:
     Raises:
         ProviderError: an entry point can't be loaded, or two have one name.
     """
-    found: dict[str, Provider] = {}
-    for entry in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda e: e.name):
+    found: dict[str, Provider[Any, Any]] = {}
+    for entry in sorted(entry_points(group=entry_point_group), key=lambda e: e.name):
         try:
-            provider: Provider = entry.load()()
+            provider: Provider[Any, Any] = entry.load()()
         except ImportError as error:
             logger.info("provider %s is left out: %s", entry.name, error)
             continue

@@ -15,8 +15,9 @@ from pathlib import Path
 from korch.errors import CompileError, KorchError
 from korch.libraries import find_headers, find_library
 from korch.measure.compiler import Builder, Compiler, find_compiler, usable_folder
+from korch.measure.cuda.device import detect_cuda_target
 from korch.options import default_cache_folder, default_threads
-from korch.provider.provider import ENTRY_POINT_GROUP, load_providers
+from korch.provider.provider import CUDA_ENTRY_POINT_GROUP, ENTRY_POINT_GROUP, load_providers
 from korch.target import Target, detect_target
 
 OK, MISSING, FAIL = "ok", "--", "FAIL"
@@ -49,7 +50,9 @@ class Finding:
 
 def examine() -> tuple[str, bool]:
     """Return a report, and whether Korch can optimize here."""
-    found = [*_machine(), *_libraries(), *_providers(), *_cache(default_cache_folder())]
+    found = [
+        *_machine(), *_libraries(), *_providers(), *_cuda(), *_cache(default_cache_folder())
+    ]  # fmt: skip
     return "\n".join(map(str, found)), all(finding.mark != FAIL for finding in found)
 
 
@@ -114,6 +117,26 @@ def _providers() -> Iterator[Finding]:
             entry.load()()
         except ImportError as error:
             yield Finding(MISSING, "providers", f"{entry.name} is left out: {error}")
+
+
+def _cuda() -> Iterator[Finding]:
+    """Look for what the CUDA target needs: Triton to compile, PyTorch and a device to run."""
+    if importlib.util.find_spec("triton") is None:
+        yield Finding(MISSING, "triton", "missing (compiles kernels for CUDA devices): "
+                      "pip install 'korch[cuda]'")  # fmt: skip
+    else:
+        yield Finding(OK, "triton", version("triton"))
+    try:
+        target = detect_cuda_target()
+    except KorchError as error:
+        yield Finding(MISSING, "cuda", str(error))
+        return
+    yield Finding(OK, "cuda", f"{target.name}, {target.isa}, {target.processors} multiprocessors, "
+                  f"L2 {target.l2_bytes >> 20} MiB")  # fmt: skip
+    names = [provider.name for provider in load_providers(CUDA_ENTRY_POINT_GROUP)]
+    yield Finding(OK, "cuda", f"providers {', '.join(names)}")
+    if importlib.util.find_spec("tensorrt") is None:
+        yield Finding(MISSING, "tensorrt", "missing (a provider of whole parts of a model on CUDA)")
 
 
 def _cache(folder: Path) -> Iterator[Finding]:

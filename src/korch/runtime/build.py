@@ -16,6 +16,7 @@ from korch.measure.compiler import Builder
 from korch.partition.spill import forget
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.types import ValueType
+from korch.provider.provider import Kernel
 from korch.runtime.artifact import Artifact
 from korch.runtime.machine import REQUIRED_FLAGS, Requirements
 from korch.runtime.program import Program, Slot, Step, bind_steps
@@ -37,7 +38,7 @@ MAIN = "main.cpp"
 
 def build(
     graph: PrimitiveGraph,
-    steps: Sequence[Step],
+    steps: Sequence[Step[Kernel]],
     target: Target,
     builder: Builder,
     *,
@@ -78,7 +79,8 @@ def build(
         outputs=tuple(TensorRecord.of(name, type_) for name, type_ in program.outputs),
         threads=target.threads,
         steps=tuple(
-            _record(graph, step, slots) for step, slots in zip(steps, program.slots, strict=True)
+            step_record(graph, step, slots)
+            for step, slots in zip(steps, program.slots, strict=True)
         ),
         libraries=tuple(sorted(libraries)),
         arena_bytes=program.arena.size_bytes,
@@ -112,7 +114,7 @@ def model_record(path: str | Path) -> ModelRecord:
         raise ModelError(f"it can't be read: {error.strerror}", where=str(path)) from error
 
 
-def pack_constants(graph: PrimitiveGraph, program: Program) -> Weights:
+def pack_constants(graph: PrimitiveGraph, program: Program[Any]) -> Weights:
     """Return the constants in the layouts that the steps ask for."""
     types = []
     for value, layout in program.constants:
@@ -125,7 +127,7 @@ def pack_constants(graph: PrimitiveGraph, program: Program) -> Weights:
     return weights
 
 
-def check_symbols(program: Program) -> None:
+def check_symbols(program: Program[Kernel]) -> None:
     """Check that equal symbols are equal kernels, and that each is a C identifier.
 
     Raises:
@@ -144,7 +146,8 @@ def check_symbols(program: Program) -> None:
             )
 
 
-def _record(graph: PrimitiveGraph, step: Step, slots: Sequence[Slot]) -> StepRecord:
+def step_record(graph: PrimitiveGraph, step: Step[Any], slots: Sequence[Slot]) -> StepRecord:
+    """Return the record of a kernel and the places of its buffers."""
     group, offer = step.candidate.group, step.candidate.offer
     ports = [
         PortRecord(value, str(graph.types[value]), str(layout), slot.place.value, slot.at)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -211,6 +211,21 @@ class Executable:
             kernel_ns.append(tuple(self._handle.run_timed(*addresses)))
             run_ns.append(time.perf_counter_ns() - start)
         return Timing(tuple(run_ns), tuple(kernel_ns))
+
+    def stopwatch(self, arrays: Sequence[Any]) -> Callable[[], int]:
+        """Return a function that runs the model once on some arrays and gives its nanoseconds.
+
+        Raises:
+            InputError: an array has another shape or type, or there are too few or too many.
+        """
+        self._accept(arrays)
+
+        def once() -> int:
+            start = time.perf_counter_ns()
+            self(*arrays)
+            return time.perf_counter_ns() - start
+
+        return once
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the executable to one file, which `load` reads.

@@ -11,20 +11,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, Generic, Protocol, TypeVar
 
 from korch.candidate.candidate import Candidate
 from korch.candidate.layout import Layout
 from korch.errors import InvalidGraphError
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.types import ValueType
-from korch.provider.provider import Kernel
 from korch.runtime.memory import ArenaPlan, Buffer, plan_arena
 
 Port = tuple[int, Layout]
 
 
+class AnyKernel(Protocol):
+    """What a plan needs to know of a kernel, whatever it is built for."""
+
+    @property
+    def symbol(self) -> str:
+        """Its name, unique to its content."""
+        ...
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Scratch memory that it needs."""
+        ...
+
+
+K = TypeVar("K", bound=AnyKernel)
+
+
 @dataclass(frozen=True)
-class Step:
+class Step(Generic[K]):
     """One kernel of a plan.
 
     Attributes:
@@ -36,7 +53,7 @@ class Step:
     """
 
     candidate: Candidate
-    kernel: Kernel
+    kernel: K
     cost_ns: float = 0.0
     bound_ns: float = 0.0
     is_measured: bool = False
@@ -60,8 +77,8 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Program:
-    """All that the main source of a library says.
+class Program(Generic[K]):
+    """All that runs a plan: on a CPU, what the main source of its library says.
 
     Attributes:
         inputs: (name, type) of each model input.
@@ -76,13 +93,13 @@ class Program:
     inputs: tuple[tuple[str, ValueType], ...]
     outputs: tuple[tuple[str, ValueType], ...]
     constants: tuple[Port, ...]
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[K, ...]
     slots: tuple[tuple[Slot, ...], ...]
     copies: tuple[tuple[int, Slot], ...]
     arena: ArenaPlan
 
 
-def bind_steps(graph: PrimitiveGraph, steps: Sequence[Step]) -> Program:
+def bind_steps(graph: PrimitiveGraph, steps: Sequence[Step[K]]) -> Program[K]:
     """Decide where each buffer of a plan lies.
 
     Args:
@@ -113,7 +130,7 @@ class _Binder:
     def port(self, value: int, layout: Layout) -> Port:
         return value, layout.normalized(self.graph.types[value].shape)
 
-    def add(self, step: Step) -> None:
+    def add(self, step: Step[Any]) -> None:
         number = len(self.slots)
         group, offer = step.candidate.group, step.candidate.offer
         slots = [
@@ -162,7 +179,7 @@ class _Binder:
             return Slot(Place.INPUT, self.input_of[value])
         return None
 
-    def finish(self, steps: Sequence[Step]) -> Program:
+    def finish(self, steps: Sequence[Step[K]]) -> Program[K]:
         moved: dict[Slot, Slot] = {}
         copies: list[tuple[int, Slot]] = []
         for i, (name, value) in enumerate(self.graph.outputs):

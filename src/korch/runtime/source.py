@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
+from typing import Any
 
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.types import ValueType
@@ -24,7 +25,7 @@ def native_text(name: str) -> str:
     return files("korch").joinpath("native", name).read_text(encoding="utf-8")
 
 
-def print_main(graph: PrimitiveGraph, program: Program) -> str:
+def print_main(graph: PrimitiveGraph, program: Program[Any]) -> str:
     """Return the main source of a library.
 
     Args:
@@ -104,7 +105,7 @@ def _declarations(kernels: Iterable[Kernel]) -> str:
     return 'extern "C" {\n' + "".join(f"{line}\n" for line in lines) + "}\n"
 
 
-def _steps(program: Program) -> list[str]:
+def _steps(program: Program[Any]) -> list[str]:
     rows, first = [], 0
     for kernel, slots in zip(program.kernels, program.slots, strict=True):
         name = kernel.symbol

@@ -80,13 +80,12 @@ def check_kernel(
     expected = reference.run(group.body, feeds, exact=True)
     outputs = run_kernel(kernel, group, offer, inputs, builder, library=library)
     for (name, value), actual in zip(group.body.outputs, outputs, strict=True):
-        terms = _terms(group)
-        family: Family = "composite" if any(map(_computes, group.body.primitives)) else "move"
-        assert_same(actual, expected[name], family=family, terms=terms, name=f"{name} (%{value})")
+        assert_same(actual, expected[name], family=group_family(group), terms=group_terms(group),
+                    name=f"{name} (%{value})")  # fmt: skip
 
 
 def check_offers(
-    provider: Provider, groups: Sequence[Group], target: Target, builder: Builder,
+    provider: Provider[Target, Kernel], groups: Sequence[Group], target: Target, builder: Builder,
     rng: np.random.Generator, specials: bool = False,
 ) -> list[tuple[Group, Offer, Kernel]]:  # fmt: skip
     """Compare every offer for some groups with the reference, all compiled together.
@@ -134,7 +133,12 @@ def load_kernels(kernels: Sequence[Kernel], builder: Builder) -> ctypes.CDLL:
     return ctypes.CDLL(str(builder.library(["\n".join(sources)], names)))
 
 
-def _terms(group: Group) -> int:
+def group_family(group: Group) -> Family:
+    """Return what a group's tolerance depends on: whether it computes, or only moves."""
+    return "composite" if any(map(_computes, group.body.primitives)) else "move"
+
+
+def group_terms(group: Group) -> int:
     """Return how many terms are added up for one element, at most."""
     body = group.body
     longest = 1

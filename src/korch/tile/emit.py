@@ -77,6 +77,10 @@ class Emitter:
             self._memo[key] = self._value(value, index, guards)
         return self._memo[key]
 
+    def give(self, value: int, index: Index, name: str) -> None:
+        """Say that a value's element at `index` is known already."""
+        self._memo[(value, index, ())] = name
+
     def literal(self, dtype: DType, number: float | int | bool) -> str:
         """Return the name of a number."""
         return self._op(lambda name: Literal(name, dtype, number), ("literal", dtype, repr(number)))

@@ -42,10 +42,21 @@ STARVED_ELEMENTS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What lowering needs to know of the target: vector lanes and threads."""
+    """What lowering needs to know of the target.
+
+    Attributes:
+        lanes: elements of a vector.
+        threads: threads.
+        is_device: whether tasks are as many as points, as on a GPU: then every kept axis of a
+            reduction is a grid axis, and what is no reduction is one loop nest.
+    """
 
     lanes: int
     threads: int
+    is_device: bool = False
+
+
+DEVICE = Machine(lanes=1, threads=1, is_device=True)
 
 
 @dataclass
@@ -219,7 +230,8 @@ class _Lowering:
         for axis in kept:
             size = member.type.shape[axis]
             others = math.prod(member.type.shape) // size
-            wide = [size] if size <= WIDEST_BLOCK and others >= 4 * self.machine.threads else []
+            is_wide = size <= WIDEST_BLOCK and others >= 4 * self.machine.threads
+            wide = [size] if is_wide and not self.machine.is_device else []
             narrow = [self.machine.lanes] if size % self.machine.lanes == 0 else [size]
             for block in (*wide, *narrow):
                 split = add(scale(var("outer"), block), var("inner"))
@@ -355,6 +367,8 @@ class _Lowering:
     def _stage(self, stage: _Stage) -> Stage:
         if stage.is_free:
             passes = [self._pass(stage, stage.members)]
+            if self.machine.is_device:
+                return Stage((), tuple(passes))
             return grid_for(passes[0], self.machine.threads, self.machine.lanes)
         grid = tuple(Axis(f"g{g}", size // block) for g, (size, block) in enumerate(stage.grid))
         groups: list[list[_Member]] = []

@@ -6,7 +6,8 @@ axes of its own, in which values flow through tile operations from loads to stor
 Tiles that a task hands from pass to pass are buffers of level TILE; they stay in registers or in a
 core's cache. The same three levels are Mirage's kernel, block and thread graphs.
 
-Two printers read it: C++ (`korch.tile.cpp`) and, for tests, the interpreter `korch.tile.reference`.
+Two printers read it, C++ (`korch.tile.cpp`) and Triton (`korch.tile.triton`), and, for tests, the
+interpreter `korch.tile.reference`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,72 @@
+"""What a target brings: a meter of costs, and how an executable is made of chosen kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from korch.contest import Make
+from korch.measure.meter import AnyMeter
+from korch.options import Options
+from korch.primitive.graph import PrimitiveGraph
+from korch.provider.provider import CUDA_ENTRY_POINT_GROUP, load_providers
+from korch.runtime.program import Step
+from korch.runtime.record import ModelRecord
+
+
+def open_meter(options: Options) -> AnyMeter:
+    """Return the meter of the target that some options name; it is a context.
+
+    Raises:
+        UnsupportedError: the target is not there.
+    """
+    if options.is_cuda:
+        from korch.measure.cuda.meter import CudaMeter
+
+        return CudaMeter(options, load_providers(CUDA_ENTRY_POINT_GROUP))
+    from korch.measure.cpu import CpuMeter
+
+    return CpuMeter(options, load_providers())
+
+
+def maker(
+    graph: PrimitiveGraph, meter: AnyMeter, options: Options, *, model: ModelRecord | None,
+    certificate: Any, report: Mapping[str, Any],
+) -> Make:  # fmt: skip
+    """Return what makes an executable of a plan's kernels.
+
+    Args:
+        graph: the model's graph.
+        meter: has compiled the kernels.
+        options: kept in the plan.
+        model: what the graph was made from.
+        certificate: what the search proved.
+        report: kept in each executable.
+    """
+    records: dict[str, Any] = {"model": model, "certificate": certificate, "options": options,
+                               "report": report}  # fmt: skip
+
+    if options.is_cuda:
+
+        def make_cuda(steps: Sequence[Step[Any]]) -> Any:
+            from korch.measure.cuda.meter import CudaMeter
+            from korch.runtime.cuda.build import build_cuda
+            from korch.runtime.cuda.executable import CudaExecutable
+
+            if not isinstance(meter, CudaMeter):
+                raise AssertionError("a meter of another target")
+            program = build_cuda(graph, steps, meter.target, meter.compiler, **records)
+            return CudaExecutable(program)
+
+        return make_cuda
+
+    def make(steps: Sequence[Step[Any]]) -> Any:
+        from korch.measure.cpu import CpuMeter
+        from korch.runtime.build import build
+        from korch.runtime.executable import Executable
+
+        if not isinstance(meter, CpuMeter):
+            raise AssertionError("a meter of another target")
+        return Executable(build(graph, steps, meter.target, meter.builder, **records))
+
+    return make

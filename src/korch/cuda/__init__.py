@@ -1,0 +1,1 @@
+"""What CUDA kernels are, whoever makes them: the target, launches, the compiler, the driver."""

@@ -1,0 +1,102 @@
+"""Cubins on a device, through the driver's C interface: no Triton is needed to run a kernel.
+
+A Triton kernel takes its pointers and then two more, for scratch memory that ours never ask for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from korch.errors import UnsupportedError
+
+MAX_DYNAMIC_SHARED_SIZE = 8
+"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
+
+PREFERRED_CARVEOUT = 9
+"""CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, in percent."""
+
+STATIC_SHARED_BYTES = 48 << 10
+
+
+class DriverError(UnsupportedError):
+    """A call of the CUDA driver failed."""
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise UnsupportedError(
+            "there is no CUDA driver on this machine (libcuda.so.1)",
+            where="option target",
+            hint="Use --target cpu, or --target cuda:sm_90 --dry-run to plan without a device",
+        ) from error
+
+
+def has_driver() -> bool:
+    """Return whether the CUDA driver is installed."""
+    try:
+        _driver()
+    except UnsupportedError:
+        return False
+    return True
+
+
+def _call(name: str, *arguments: Any) -> None:
+    driver = _driver()
+    code = getattr(driver, name)(*arguments)
+    if code != 0:
+        text = ctypes.c_char_p()
+        driver.cuGetErrorString(code, ctypes.byref(text))
+        said = (text.value or b"").decode(errors="replace")
+        raise DriverError(f"{name} failed: {said} (code {code})")
+
+
+class Function:
+    """A kernel that is loaded into the current context."""
+
+    def __init__(self, image: bytes, symbol: str, shared_bytes: int, warps: int) -> None:
+        """Load a cubin.
+
+        Raises:
+            DriverError: it is not for this device, or asks for too much.
+        """
+        self._image = image
+        self._module = ctypes.c_void_p()
+        self._function = ctypes.c_void_p()
+        self.symbol = symbol
+        self.shared_bytes = shared_bytes
+        self.threads = 32 * warps
+        _call("cuModuleLoadData", ctypes.byref(self._module), image)
+        _call("cuModuleGetFunction", ctypes.byref(self._function), self._module, symbol.encode())
+        if shared_bytes > STATIC_SHARED_BYTES:
+            _call("cuFuncSetAttribute", self._function, MAX_DYNAMIC_SHARED_SIZE, shared_bytes)
+            _call("cuFuncSetAttribute", self._function, PREFERRED_CARVEOUT, 100)
+
+    def launch(self, grid: int, pointers: Sequence[int], stream: int) -> None:
+        """Launch it; nothing is waited for.
+
+        Args:
+            grid: programs.
+            pointers: addresses of its buffers.
+            stream: the stream's handle.
+
+        Raises:
+            DriverError: the launch was refused.
+        """
+        values = (ctypes.c_uint64 * (len(pointers) + 2))(*pointers, 0, 0)
+        step = ctypes.sizeof(ctypes.c_uint64)
+        base = ctypes.addressof(values)
+        parameters = (ctypes.c_void_p * len(values))(*(base + i * step for i in range(len(values))))
+        _call("cuLaunchKernel", self._function, grid, 1, 1, self.threads, 1, 1, self.shared_bytes,
+              ctypes.c_void_p(stream), parameters, None)  # fmt: skip
+
+    def unload(self) -> None:
+        """Unload the kernel."""
+        if self._module:
+            _call("cuModuleUnload", self._module)
+            self._module = ctypes.c_void_p()

@@ -1,0 +1,105 @@
+"""Functions that generated Triton kernels call; each is exact or within a few units of rounding.
+
+They are written in what both Triton's compiler and its interpreter know, so that kernels can be
+checked without a GPU. Arguments and results are tiles of float32 or float64 unless said otherwise.
+"""
+
+# mypy: ignore-errors
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def larger(a, b):
+    """Return the maximum; NaN if either is."""
+    return tl.where(a != a, a, tl.where(b != b, b, tl.where(a > b, a, b)))
+
+
+@triton.jit
+def smaller(a, b):
+    """Return the minimum; NaN if either is."""
+    return tl.where(a != a, a, tl.where(b != b, b, tl.where(a < b, a, b)))
+
+
+@triton.jit
+def added(a, b):
+    """Return the sum."""
+    return a + b
+
+
+@triton.jit
+def multiplied(a, b):
+    """Return the product."""
+    return a * b
+
+
+@triton.jit
+def square_root(x):
+    """Return the root, rounded correctly for float32."""
+    if x.dtype == tl.float32:
+        return tl.sqrt_rn(x)
+    return tl.sqrt(x)
+
+
+@triton.jit
+def sign(x):
+    """Return -1, 0 or 1; NaN for NaN."""
+    return tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, x))
+
+
+@triton.jit
+def sigmoid(x):
+    """Return 1 / (1 + e^-x) without overflow."""
+    small = tl.exp(-tl.abs(x))
+    return tl.where(x >= 0, 1.0, small) / (1.0 + small)
+
+
+@triton.jit
+def tanh(x):
+    """Return the hyperbolic tangent: an odd polynomial near 0, where the quotient cancels."""
+    size = tl.abs(x)
+    small = tl.exp(-2.0 * size)
+    far = (1.0 - small) / (1.0 + small)
+    y = x * x
+    near = size * (1.0 + y * (-0.3333333333 + y * (0.1333333333 + y * (-0.05396825397 + y * (
+        0.02186948854 + y * (-0.008863235530 + y * 0.003592128037))))))  # fmt: skip
+    limit: tl.constexpr = 1e-2 if x.dtype == tl.float64 else 0.3
+    found = tl.where(size < limit, near, far)
+    return tl.where(x != x, x, tl.where(x < 0, -found, found))
+
+
+@triton.jit
+def round_to_even(x):
+    """Return the nearest integer, ties to even; beyond 2^22 float32 is whole, or nearly."""
+    big = 12582912.0
+    return tl.where(tl.abs(x) < 4194304.0, (x + big) - big, x)
+
+
+@triton.jit
+def power(x, y):
+    """Return x^y as IEEE 754 has it, within about |y log x| units of rounding."""
+    size = tl.abs(x)
+    found = tl.exp2(y * tl.log2(size))
+    half = tl.floor(y * 0.5)
+    is_whole = tl.floor(y) == y
+    is_odd = is_whole & (half * 2.0 != y)
+    found = tl.where((x < 0) & is_odd, -found, found)
+    found = tl.where((x < 0) & (tl.floor(y) != y) & (size != float("inf")), float("nan"), found)
+    found = tl.where((x != x) | (y != y), x + y, found)
+    found = tl.where((size == 1.0) & (tl.abs(y) == float("inf")), 1.0, found)
+    return tl.where((y == 0) | (x == 1.0), 1.0, found)
+
+
+@triton.jit
+def truncated_quotient(a, b):
+    """Return a / b of integers, rounded towards 0; 0 where b is 0."""
+    return tl.where(b == 0, 0, a // tl.where(b == 0, 1, b))
+
+
+@triton.jit
+def floored_remainder(a, b):
+    """Return a - b * floor(a / b) of integers; 0 where b is 0."""
+    divisor = tl.where(b == 0, 1, b)
+    rest = a % divisor
+    rest = tl.where((rest != 0) & ((rest < 0) != (divisor < 0)), rest + divisor, rest)
+    return tl.where(b == 0, 0, rest)

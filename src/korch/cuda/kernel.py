@@ -1,0 +1,145 @@
+"""What runs a candidate on a CUDA device: launches of Triton kernels, or calls of a library."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from korch.primitive.types import DType
+from korch.tile.triton import PrintedProgram
+
+IMPORTS = """import triton
+import triton.language as tl
+
+import korch.cuda.functions as f
+"""
+"""What stands before the functions of a module of kernels."""
+
+SIGNATURE = {
+    DType.F64: "*fp64", DType.F32: "*fp32", DType.F16: "*fp16", DType.BF16: "*bf16",
+    DType.I64: "*i64", DType.I32: "*i32", DType.I16: "*i16", DType.I8: "*i8", DType.U64: "*u64",
+    DType.U32: "*u32", DType.U16: "*u16", DType.U8: "*u8", DType.BOOL: "*i8",
+}  # fmt: skip
+"""Types of pointers as Triton's compiler takes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch of a Triton function of pointers only.
+
+    Attributes:
+        symbol: the function's name, made from its text.
+        source: its text, without imports.
+        signature: the element type behind each pointer.
+        arguments: the buffer of each: inputs, outputs, scratch and tables, numbered through.
+        grid: programs.
+        warps: warps of a program.
+        stages: loads that are under way at a time in pipelined loops.
+    """
+
+    symbol: str
+    source: str
+    signature: tuple[DType, ...]
+    arguments: tuple[int, ...]
+    grid: int
+    warps: int
+    stages: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of PyTorch's operators.
+
+    Attributes:
+        symbol: the function's name.
+        source: the text of a Python function that takes the inputs as tensors in their layouts and
+            returns the outputs.
+    """
+
+    symbol: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class CudaKernel:
+    """What runs a candidate.
+
+    Attributes:
+        steps: launches in order, or one call.
+        scratch: element types and sizes of memory that is used beside inputs and outputs.
+        tables: constant tables of 32-bit integers.
+    """
+
+    steps: tuple[Launch, ...] | tuple[Call]
+    scratch: tuple[tuple[DType, int], ...] = ()
+    tables: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        """The launches; none of a call."""
+        return tuple(step for step in self.steps if isinstance(step, Launch))
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Scratch memory."""
+        return sum(aligned(size * dtype.size_bytes) for dtype, size in self.scratch)
+
+    @property
+    def symbol(self) -> str:
+        """A name made from all of it."""
+        text = " ".join(step.symbol for step in self.steps)
+        return text if len(self.steps) == 1 else named("all", text)
+
+
+def aligned(size_bytes: int) -> int:
+    """Return a size rounded up so that what follows begins at 256 bytes, as allocations do."""
+    return -(-size_bytes // 256) * 256
+
+
+def named(stem: str, text: str) -> str:
+    """Return a name for a text."""
+    return f"{stem}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def make_launch(
+    source: str, buffers: Sequence[str], number: Mapping[str, int], types: Mapping[str, DType],
+    grid: int, warps: int, stages: int = 2,
+) -> Launch:  # fmt: skip
+    """Return the launch of a function named NAME.
+
+    Args:
+        source: its text.
+        buffers: the names of its arguments.
+        number: the number of each buffer.
+        types: the element type of each.
+        grid: programs.
+        warps: warps of a program.
+        stages: depth of pipelines.
+    """
+    symbol = named("k", f"{source} {warps} {stages}")
+    return Launch(
+        symbol, source.replace("NAME", symbol), tuple(types[name] for name in buffers),
+        tuple(number[name] for name in buffers), grid, warps, stages,
+    )  # fmt: skip
+
+
+def kernel_of(
+    printed: PrintedProgram, inputs: Sequence[tuple[str, DType]],
+    outputs: Sequence[tuple[str, DType]],
+) -> CudaKernel:  # fmt: skip
+    """Return the kernel of a printed tile program.
+
+    Args:
+        printed: the program.
+        inputs: names and element types of the buffers that it reads.
+        outputs: the same of those that it writes.
+    """
+    types = dict((*inputs, *outputs))
+    types |= {name: dtype for name, (dtype, _) in printed.scratch.items()}
+    types |= dict.fromkeys(printed.tables, DType.I32)
+    number = {name: i for i, name in enumerate(types)}
+    launches = tuple(
+        make_launch(p.source, p.buffers, number, types, p.grid, p.warps) for p in printed.launches
+    )
+    return CudaKernel(launches, tuple(printed.scratch.values()), tuple(printed.tables.values()))

@@ -1,0 +1,37 @@
+"""Flat memory in a layout as a strided tensor of the logical shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from korch.candidate.layout import Layout
+from korch.primitive.types import row_major_strides
+
+TORCH_TYPES = {
+    "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "i64": "int64",
+    "i32": "int32", "i16": "int16", "i8": "int8", "u8": "uint8", "bool": "int8",
+    "u64": "int64", "u32": "int32", "u16": "int16",
+}  # fmt: skip
+"""PyTorch's types with elements of the same size; only calls care which they are."""
+
+
+def strides_of(shape: Sequence[int], layout: Layout) -> tuple[int, ...]:
+    """Return the distance in elements between neighbours along each axis.
+
+    Raises:
+        ValueError: the layout has blocks.
+    """
+    if layout.blocks:
+        raise ValueError(f"{layout} has blocks")
+    physical = row_major_strides(tuple(shape[axis] for axis in layout.order))
+    strides = [0] * len(shape)
+    for step, axis in zip(physical, layout.order, strict=True):
+        strides[axis] = step
+    return tuple(strides)
+
+
+def strided(flat: Any, shape: Sequence[int], layout: str | Layout) -> Any:
+    """Return a view of a flat tensor."""
+    found = Layout.parse(layout) if isinstance(layout, str) else layout
+    return flat.as_strided(tuple(shape), strides_of(shape, found))

@@ -1,0 +1,47 @@
+"""Sources of Triton functions -> Python functions: Triton reads their text from a file."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from korch.cuda.kernel import IMPORTS, Launch
+from korch.errors import UnsupportedError
+
+
+def require_triton() -> Any:
+    """Return the module `triton`.
+
+    Raises:
+        UnsupportedError: it is not installed.
+    """
+    try:
+        import triton
+    except ImportError as error:
+        raise UnsupportedError(
+            "Triton is not installed, and kernels for CUDA devices are compiled with it",
+            where="option target", hint="Install korch[cuda], or use --target cpu",
+        ) from error  # fmt: skip
+    return triton
+
+
+def load_functions(launches: Iterable[Launch]) -> ModuleType:
+    """Return a module with the functions of some launches, by their symbols."""
+    require_triton()
+    sources = dict.fromkeys(launch.source for launch in launches)
+    text = IMPORTS + "".join(f"\n\n{source}" for source in sources)
+    with tempfile.TemporaryDirectory(prefix="korch-") as folder:
+        path = Path(folder) / "kernels.py"
+        path.write_text(text)
+        spec = importlib.util.spec_from_file_location("korch_kernels", path)
+        if spec is None or spec.loader is None:
+            raise AssertionError("a module of kernels has no loader")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        for launch in {launch.symbol: launch for launch in launches}.values():
+            _ = getattr(module, launch.symbol)
+    return module

@@ -1,0 +1,1 @@
+"""Costs on CUDA devices: what a device does at best, bounds, and measurements."""

@@ -1,0 +1,32 @@
+"""What no kernel can undercut on a CUDA device: bytes over bandwidth, operations over peak."""
+
+from __future__ import annotations
+
+from korch.candidate.candidate import Candidate
+from korch.cuda.target import CudaTarget
+from korch.primitive.op import Category
+from korch.primitive.types import DType
+
+HALF = (DType.F16, DType.BF16)
+
+
+def bound_ns(candidate: Candidate, target: CudaTarget) -> int:
+    """Return a time that no kernel for a candidate can undercut.
+
+    What fits into the level-2 cache may be found there, as an earlier kernel left it.
+    """
+    read, write = candidate.read_bytes, candidate.write_bytes
+    is_cached = read + write <= target.l2_bytes
+    rate = target.l2_bytes_per_s if is_cached else target.copy_bytes_per_s
+    flop = max(candidate.linear_flop, candidate.offer.work_flop)
+    seconds = max((read + write) / rate, flop / _peak(candidate, target))
+    return max(1, int(target.launch_ns + 1e9 * seconds))
+
+
+def _peak(candidate: Candidate, target: CudaTarget) -> float:
+    body = candidate.group.body
+    linear = [p for p in body.primitives if p.row.category is Category.LINEAR]
+    types = {body.types[p.output].dtype for p in linear}
+    if types and all(dtype in HALF for dtype in types):
+        return target.half_flop_per_s
+    return target.tf32_flop_per_s if target.allow_tf32 and types else target.f32_flop_per_s

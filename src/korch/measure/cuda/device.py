@@ -1,0 +1,152 @@
+"""The device at hand: what it is, and what it does at best."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from korch.cuda.driver import has_driver
+from korch.cuda.target import NOMINAL, CudaTarget
+from korch.errors import UnsupportedError
+
+CALIBRATION = "cuda-calibration-1"
+"""The database keeps what was measured of a device by this name."""
+
+COPY_BYTES = 2 << 30
+MARGIN = 1.1
+"""Rates are raised by this factor, so that bounds stay below times."""
+
+
+def require_torch() -> Any:
+    """Return the module `torch` with a device behind it.
+
+    Raises:
+        UnsupportedError: there is none; the text says what is missing.
+    """
+    hint = "Use --target cpu, or --target cuda:sm_90 --dry-run to plan without a device"
+    try:
+        import torch
+    except ImportError as error:
+        raise UnsupportedError(
+            "PyTorch is not installed, and the CUDA target runs through it",
+            where="option target", hint=f"Install korch[cuda]. {hint}",
+        ) from error  # fmt: skip
+    if not has_driver() or not torch.cuda.is_available():
+        built = "" if torch.version.cuda else "; this PyTorch is built without CUDA"
+        raise UnsupportedError(f"no CUDA device can be used here{built}", "option target",
+                               hint=hint)  # fmt: skip
+    return torch
+
+
+def detect_cuda_target(allow_tf32: bool = False) -> CudaTarget:
+    """Return the device at hand with the nominal rates of its kind.
+
+    Raises:
+        UnsupportedError: there is none, or it is older than sm_80.
+    """
+    torch = require_torch()
+    found = torch.cuda.get_device_properties(0)
+    arch = 10 * found.major + found.minor
+    if arch < min(NOMINAL):
+        raise UnsupportedError(
+            f"{found.name} is sm_{arch}", where="option target", expected="sm_80 or newer",
+            hint="Use --target cpu",
+        )  # fmt: skip
+    known = NOMINAL[max(a for a in NOMINAL if a <= arch)]
+    import triton
+
+    shared = getattr(found, "shared_memory_per_block_optin", known.shared_bytes)
+    versions = (f"torch {torch.__version__}", f"triton {triton.__version__}",
+                f"cuda {torch.version.cuda}")  # fmt: skip
+    return dataclasses.replace(
+        known, arch=arch, name=found.name, processors=found.multi_processor_count,
+        l2_bytes=getattr(found, "L2_cache_size", known.l2_bytes), shared_bytes=shared,
+        allow_tf32=allow_tf32, versions=versions,
+    )  # fmt: skip
+
+
+def calibrate(target: CudaTarget) -> CudaTarget:
+    """Return a target with rates that were measured: copies, products, an empty kernel.
+
+    A bound must never be above a true time: each rate is the best of several tries, raised by a
+    margin.
+    """
+    torch = require_torch()
+    rates = {
+        "copy_bytes_per_s": _copy_rate(torch, COPY_BYTES),
+        "l2_bytes_per_s": max(
+            _copy_rate(torch, max(1 << 20, target.l2_bytes // share)) for share in (4, 8, 16)
+        ),
+        "half_flop_per_s": _product_rate(torch, torch.float16, False),
+        "tf32_flop_per_s": _product_rate(torch, torch.float32, True),
+        "f32_flop_per_s": _product_rate(torch, torch.float32, False),
+    }
+    raised: dict[str, Any] = {name: rate * MARGIN for name, rate in rates.items()}
+    raised["l2_bytes_per_s"] = max(raised["l2_bytes_per_s"], raised["copy_bytes_per_s"])
+    return dataclasses.replace(
+        target, **raised, launch_ns=int(_launch_ns(torch) / MARGIN), is_nominal=False
+    )
+
+
+def to_text(target: CudaTarget) -> str:
+    """Return a target as JSON."""
+    return json.dumps(dataclasses.asdict(target))
+
+
+def from_text(text: str) -> CudaTarget:
+    """Return the target that `to_text` gives as `text`.
+
+    Raises:
+        ValueError: there is none.
+    """
+    try:
+        data = json.loads(text)
+        return CudaTarget(**{**data, "versions": tuple(data["versions"])})
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"no target: {text[:80]!r}") from error
+
+
+def _replayed_ns(torch: Any, run: Any, repeats: int = 20, tries: int = 5) -> float:
+    """Return the least time of a run in a replayed graph of many."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        run()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(repeats):
+            run()
+    best = float("inf")
+    for _ in range(tries):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        best = min(best, begin.elapsed_time(end) * 1e6 / repeats)
+    return best
+
+
+def _copy_rate(torch: Any, size_bytes: int) -> float:
+    source = torch.rand(size_bytes // 8, device="cuda")
+    sink = torch.empty_like(source)
+    repeats = 20 if size_bytes > 1 << 28 else 200
+    return 8e9 * int(source.numel()) / _replayed_ns(torch, lambda: sink.copy_(source), repeats)
+
+
+def _product_rate(torch: Any, dtype: Any, allow_tf32: bool) -> float:
+    n = 8192 if dtype is torch.float16 or allow_tf32 else 4096
+    a, b = (torch.randn(n, n, device="cuda", dtype=dtype) for _ in range(2))
+    out = torch.empty_like(a)
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allow_tf32
+    try:
+        return 2e9 * n**3 / _replayed_ns(torch, lambda: torch.mm(a, b, out=out), 5)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def _launch_ns(torch: Any) -> float:
+    cell = torch.zeros(1, device="cuda")
+    return _replayed_ns(torch, cell.zero_, 200)

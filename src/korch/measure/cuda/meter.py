@@ -1,0 +1,152 @@
+"""Costs of candidates on a CUDA device, or their bounds where there is none."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from korch.candidate.candidate import Candidate
+from korch.cuda.compile import Cubin, CubinCompiler, CubinFailure
+from korch.cuda.kernel import Call, CudaKernel
+from korch.cuda.target import CudaTarget, nominal_target
+from korch.measure.cuda.bounds import bound_ns
+from korch.measure.cuda.device import CALIBRATION, calibrate, detect_cuda_target, from_text, to_text
+from korch.measure.database import Database
+from korch.measure.meter import CandidateMeter
+from korch.measure.record import Failed, Measured, Record
+from korch.measure.session import run_jobs
+from korch.options import Options
+from korch.provider.provider import Provider
+
+logger = logging.getLogger("korch.cuda")
+
+HANG_SECONDS = 30.0
+WORKER = "korch.measure.cuda.worker"
+
+
+class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
+    """Compiles kernels with Triton and times them on the device, in a process of its own.
+
+    Raises:
+        UnsupportedError: there is no device, or no Triton.
+    """
+
+    def __init__(self, options: Options, providers: Sequence[Provider[CudaTarget, CudaKernel]]
+                 ) -> None:  # fmt: skip
+        super().__init__(options, providers)
+        is_here = options.target == "cuda"
+        self.target = (
+            detect_cuda_target(options.tf32) if is_here
+            else nominal_target(options.target, options.tf32)
+        )  # fmt: skip
+        self.compiler = CubinCompiler(self.target.arch, options.cache_folder)
+        self.database = Database(self.compiler.folder.parent, self.target.fingerprint)
+        if is_here:
+            self.target = self._calibrated(self.target)
+
+    def close(self) -> None:
+        """Close the database and end the compiler's processes."""
+        self.compiler.close()
+        super().close()
+
+    def bound_ns(self, candidate: Candidate) -> int:
+        """Return a time that no kernel for a candidate can undercut."""
+        return bound_ns(candidate, self.target)
+
+    def correct(self, candidate: Candidate, record: Record) -> None:
+        """Raise the device's rates until the bound holds for a measured candidate."""
+        if not isinstance(record, Measured):
+            return
+        factor = self.bound_ns(candidate) / max(1, record.time_ns)
+        if factor <= 1:
+            return
+        target = self.target
+        self.target = dataclasses.replace(
+            target, launch_ns=min(target.launch_ns, record.time_ns // 2),
+            copy_bytes_per_s=target.copy_bytes_per_s * factor,
+            l2_bytes_per_s=target.l2_bytes_per_s * factor,
+            f32_flop_per_s=target.f32_flop_per_s * factor,
+            tf32_flop_per_s=target.tf32_flop_per_s * factor,
+            half_flop_per_s=target.half_flop_per_s * factor,
+        )  # fmt: skip
+        self.database.put_fact(self._calibration, to_text(self.target))
+
+    def measure_batch(self, batch: Sequence[Candidate], kernels: Mapping[str, CudaKernel]) -> None:
+        """Compile kernels and time them."""
+        cubins = self.compiler.compile([la for c in batch for la in kernels[c.key].launches])
+        ready: list[Candidate] = []
+        for candidate in batch:
+            failed = failure_of(kernels[candidate.key], cubins)
+            if failed is None:
+                ready.append(candidate)
+            else:
+                self.keep(candidate.key, Failed("not compiled", failed))
+        if not ready:
+            return
+        task = {"allow_tf32": self.target.allow_tf32, "l2_bytes": self.target.l2_bytes}
+        jobs = [_job(c, kernels[c.key], cubins, self.compiler) for c in ready]
+        for candidate, record in zip(ready, run_jobs(jobs, task, WORKER, HANG_SECONDS),
+                                     strict=True):  # fmt: skip
+            self.keep(candidate.key, record)
+
+    @property
+    def _calibration(self) -> str:
+        return f"{CALIBRATION} {'tf32' if self.target.allow_tf32 else 'f32'}"
+
+    def _calibrated(self, target: CudaTarget) -> CudaTarget:
+        text = self.database.fact(self._calibration)
+        if text is not None:
+            try:
+                return from_text(text)
+            except ValueError:
+                logger.warning("the stored calibration is damaged; the device is measured again")
+        found = calibrate(target)
+        self.database.put_fact(self._calibration, to_text(found))
+        return found
+
+
+def failure_of(kernel: CudaKernel, cubins: Mapping[str, Cubin | CubinFailure]) -> str | None:
+    """Return why a kernel can't run, None if all of it is compiled."""
+    for launch in kernel.launches:
+        found = cubins[launch.symbol]
+        if isinstance(found, CubinFailure):
+            return found.message
+    return None
+
+
+def _job(candidate: Candidate, kernel: CudaKernel, cubins: Mapping[str, Cubin | CubinFailure],
+         compiler: CubinCompiler) -> dict[str, Any]:  # fmt: skip
+    """Return what the measuring process reads of a kernel."""
+    group, offer = candidate.group, candidate.offer
+    buffers: list[dict[str, Any]] = []
+    for i, (layout, type_) in enumerate(
+        zip((*offer.inputs, *offer.outputs), (*group.input_types, *group.output_types), strict=True)
+    ):
+        kind = "output" if i >= len(group.inputs) else (
+            "constant" if i in group.constant_inputs else "input"
+        )  # fmt: skip
+        buffers.append({
+            "kind": kind, "bytes": layout.size_bytes(type_), "dtype": type_.dtype.value,
+            "shape": list(type_.shape), "layout": str(layout),
+        })  # fmt: skip
+    buffers += [
+        {"kind": "scratch", "bytes": size * dtype.size_bytes, "dtype": dtype.value}
+        for dtype, size in kernel.scratch
+    ]
+    buffers += [
+        {"kind": "table", "bytes": 4 * len(table), "table": list(table)} for table in kernel.tables
+    ]
+    step = kernel.steps[0] if kernel.steps else None
+    call = {"symbol": step.symbol, "source": step.source} if isinstance(step, Call) else None
+    launches = []
+    for launch in kernel.launches:
+        cubin = cubins[launch.symbol]
+        if isinstance(cubin, Cubin):
+            launches.append({
+                "path": str(compiler.folder / f"{launch.symbol}.cubin"), "symbol": launch.symbol,
+                "shared_bytes": cubin.shared_bytes, "warps": launch.warps, "grid": launch.grid,
+                "arguments": list(launch.arguments),
+            })  # fmt: skip
+    return {"buffers": buffers, "launches": launches, "call": call}

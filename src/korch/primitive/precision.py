@@ -1,0 +1,119 @@
+"""A float32 graph -> the same in a half type where matrix units read it.
+
+Linear primitives read and give the half type; what feeds them through moves of data is kept in it.
+Elementwise primitives and reductions compute in float32, so sums and variances do not overflow, as
+PyTorch's autocast has it. The graph's inputs and outputs keep their types. Casts are elementwise:
+kernels absorb them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from korch.primitive.graph import Constant, Primitive, PrimitiveGraph
+from korch.primitive.op import Category
+from korch.primitive.ops.elementwise import CastAttributes
+from korch.primitive.types import DType, ValueType
+
+MOVES = (Category.LAYOUT, Category.BROADCAST)
+
+
+def with_half(graph: PrimitiveGraph, half: DType) -> PrimitiveGraph:
+    """Return a graph in which linear primitives of float32 are of a half type.
+
+    Args:
+        graph: the graph, with or without alternatives.
+        half: float16 or bfloat16.
+    """
+    return _Conversion(graph, half).run()
+
+
+class _Conversion:
+    def __init__(self, graph: PrimitiveGraph, half: DType) -> None:
+        self.graph = graph
+        self.half = half
+        self.types = list(graph.types)
+        self.primitives: list[Primitive] = []
+        self.origins: list[str] = []
+        self.constants = dict(graph.constants)
+        self.casts: dict[tuple[int, DType], int] = {}
+
+    def run(self) -> PrimitiveGraph:
+        graph = self.graph
+        ends = {value for _, value in (*graph.inputs, *graph.outputs)}
+        for value in self._narrow() - ends:
+            self.types[value] = ValueType(graph.types[value].shape, self.half)
+            if value in self.constants:
+                array = graph.constants[value].array.astype(self.half.numpy)
+                self.constants[value] = Constant.of(array)
+        for p, primitive in enumerate(graph.primitives):
+            self._convert(primitive, graph.origins[p] if graph.origins else "")
+        return replace(
+            graph, types=tuple(self.types), primitives=tuple(self.primitives),
+            constants=self.constants, origins=tuple(self.origins),
+        )  # fmt: skip
+
+    def _narrow(self) -> set[int]:
+        """Return the float32 values that some linear primitive gives, or reads through moves."""
+        graph = self.graph
+        found: set[int] = set()
+        waiting: list[int] = []
+        for primitive in graph.primitives:
+            if primitive.row.category is Category.LINEAR:
+                waiting += [*primitive.inputs, primitive.output]
+        while waiting:
+            value = waiting.pop()
+            if value in found or graph.types[value].dtype is not DType.F32:
+                continue
+            found.add(value)
+            for p in graph.producers[value]:
+                if graph.primitives[p].row.category in MOVES:
+                    waiting += graph.primitives[p].inputs
+        return found
+
+    def _convert(self, primitive: Primitive, origin: str) -> None:
+        """Add a primitive with casts of what it reads, and of what it gives if that is kept so."""
+        category = primitive.row.category
+        given = self.graph.types[primitive.output].dtype
+        if category is Category.LINEAR and given is DType.F32:
+            computed = self.half
+        elif category in MOVES and given is DType.F32:
+            computed = self.types[primitive.output].dtype
+        else:
+            computed = given
+        inputs = tuple(
+            self._cast(value, computed if category in (Category.LINEAR, *MOVES) else DType.F32,
+                       origin)
+            if self.graph.types[value].dtype is DType.F32 else value
+            for value in primitive.inputs
+        )  # fmt: skip
+        output = primitive.output
+        if computed is not self.types[output].dtype:
+            output = self._value(ValueType(self.types[output].shape, computed))
+            self._add(
+                Primitive("cast", (output,), CastAttributes(self.types[primitive.output].dtype
+                                                            .value), primitive.output), origin
+            )  # fmt: skip
+        self._add(replace(primitive, inputs=inputs, output=output), origin)
+
+    def _cast(self, value: int, dtype: DType, origin: str) -> int:
+        """Return a value in a type."""
+        if self.types[value].dtype is dtype:
+            return value
+        key = (value, dtype)
+        if key not in self.casts:
+            made = self.casts[key] = self._value(ValueType(self.types[value].shape, dtype))
+            if value in self.constants:
+                array = self.graph.constants[value].array.astype(dtype.numpy)
+                self.constants[made] = Constant.of(array)
+            else:
+                self._add(Primitive("cast", (value,), CastAttributes(dtype.value), made), origin)
+        return self.casts[key]
+
+    def _value(self, type_: ValueType) -> int:
+        self.types.append(type_)
+        return len(self.types) - 1
+
+    def _add(self, primitive: Primitive, origin: str) -> None:
+        self.primitives.append(primitive)
+        self.origins.append(origin)

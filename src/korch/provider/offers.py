@@ -1,0 +1,70 @@
+"""The layouts in which generated kernels are offered, on any target.
+
+All values in one layout (plain, channels-last, or blocks of channels), and, where a value of the
+group is alone on its side, each pair of layouts, so that a change of layout can ride in a kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from korch.candidate.candidate import Group
+from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
+from korch.primitive.op import Category
+from korch.primitive.types import ValueType
+from korch.tile.lower import KEEP_OPS
+
+MIXED_PRIMITIVES = 2
+"""Groups of at most this size are offered with an output in another layout than the input."""
+
+
+def keeps_some(group: Group) -> bool:
+    """Return whether several passes read a transcendental value, so that a tile may keep it."""
+    body = group.body
+    for primitive in body.primitives:
+        readers = [body.primitives[p] for p in body.consumers[primitive.output]]
+        feeds = any(reader.row.category is Category.REDUCE for reader in readers)
+        if primitive.op in KEEP_OPS and feeds and len(readers) > 1:
+            return True
+    return False
+
+
+def offered_layouts(
+    group: Group, lanes: int
+) -> Iterator[tuple[tuple[Layout, ...], tuple[Layout, ...]]]:
+    """Yield the layouts of inputs and outputs in which a group is offered."""
+    inputs, outputs = group.input_types, group.output_types
+    variable = [t for i, t in enumerate(inputs) if i not in group.constant_inputs]
+    computed = sum(p.op not in ("broadcast", "slice") for p in group.body.primitives)
+    choices = {choice: None for t in (*inputs, *outputs) for choice in _kinds(t, lanes)}
+    for source in choices:
+        for sink in choices:
+            is_mixed = source != sink
+            # Beyond small groups a change of layout is left to a kernel of its own.
+            if is_mixed and (len(variable) > 1 or len(outputs) > 1 or computed > MIXED_PRIMITIVES):
+                continue
+            yield (
+                tuple(
+                    _realize(t, "plain" if i in group.constant_inputs else source, lanes)
+                    for i, t in enumerate(inputs)
+                ),
+                tuple(_realize(t, sink, lanes) for t in outputs),
+            )
+
+
+def _kinds(type_: ValueType, lanes: int) -> list[str]:
+    names = {"plain": Layout.plain(type_.rank)}
+    if type_.rank >= 2:
+        names["last"] = channels_last(type_.rank)
+        names["blocked"] = channels_blocked(type_.rank, lanes)
+    available = layout_choices(type_, lanes)
+    return [name for name, layout in names.items() if layout in available]
+
+
+def _realize(type_: ValueType, kind: str, lanes: int) -> Layout:
+    """Return the layout of a kind for a type; the plain one if it has none."""
+    plain = Layout.plain(type_.rank)
+    if kind not in _kinds(type_, lanes):
+        return plain
+    named = {"plain": plain, "last": channels_last(type_.rank)}
+    return named[kind] if kind in named else channels_blocked(type_.rank, lanes)

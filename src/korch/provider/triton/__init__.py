@@ -1,0 +1,13 @@
+"""Kernels that Korch writes itself for CUDA devices, as Triton."""
+
+from korch.provider.triton.attention import TritonAttentionProvider
+from korch.provider.triton.fused import TritonProvider
+from korch.provider.triton.product import TritonProductProvider
+from korch.provider.triton.winograd import TritonWinogradProvider
+
+__all__ = [
+    "TritonAttentionProvider",
+    "TritonProductProvider",
+    "TritonProvider",
+    "TritonWinogradProvider",
+]

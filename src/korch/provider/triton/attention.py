@@ -1,0 +1,234 @@
+"""Attention as one Triton kernel: softmax(f(q k)) v with an online softmax (Dao et al., 2022).
+
+A program has a tile of queries. It goes over the keys in blocks, keeps the largest score so far and
+rescales what it has summed when a larger one comes, so that the scores are never in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from korch.candidate.attention import find_softmax
+from korch.candidate.candidate import Group, Offer, Refusal
+from korch.candidate.layout import Layout
+from korch.cuda.kernel import CudaKernel
+from korch.cuda.target import CudaTarget
+from korch.primitive.graph import Primitive
+from korch.primitive.op import Category
+from korch.primitive.types import DType
+from korch.provider.triton.contraction import FLOATS, Axes, Contraction, NotFusedError, extent
+from korch.provider.triton.printer import KernelPrinter
+from korch.tile.emit import Index
+from korch.tile.index import ZERO, Expr, var
+from korch.tile.triton_text import COLUMNS, ROWS, STORED, Text
+
+SCHEMA = 1
+"""Raise it whenever the kernels change in speed or meaning."""
+
+WIDEST_HEAD = 256
+"""Most terms of the first product, and columns of the second."""
+
+FEWEST = 8
+"""Fewest queries and keys."""
+
+BLOCKS = ((128, 64, 8), (64, 64, 4), (32, 32, 4), (16, 32, 2), (16, 16, 1))
+"""Queries, keys and warps of a program."""
+
+
+class TritonAttentionProvider:
+    """Makes kernels for groups of two products with a softmax between them."""
+
+    name = "triton-attention"
+    version = str(SCHEMA)
+
+    def offer(self, group: Group, target: CudaTarget) -> Sequence[Offer] | Refusal:
+        """Offer blocks of queries and keys that fit into shared memory, in the plain layout."""
+        found = _match(group)
+        if isinstance(found, Refusal):
+            return found
+        types = group.body.types
+        m, n = types[found.first.output].shape[-2:]
+        terms, columns = types[found.q].shape[-1], types[found.v].shape[-1]
+        if max(terms, columns) > WIDEST_HEAD:
+            return Refusal("the heads are too wide")
+        if min(m, n) < FEWEST or min(t.size for t in types) == 0:
+            return Refusal("there are too few queries or keys")
+        offer = Offer(*_plain(group))
+        try:
+            _Printer(group, offer, found, target).check()
+        except NotFusedError as error:
+            return Refusal(str(error))
+        wide = _width(terms) + _width(columns)
+        size = types[found.first.output].dtype.size_bytes
+        return [
+            Offer(offer.inputs, offer.outputs, f"{queries}x{keys}w{warps}")
+            for queries, keys, warps in BLOCKS
+            if queries < 2 * max(16, m) and keys < 2 * max(16, n)
+            and (queries + 2 * keys) * wide * size <= target.shared_bytes
+        ] or Refusal("no block fits into shared memory")  # fmt: skip
+
+    def build(self, group: Group, offer: Offer, target: CudaTarget) -> CudaKernel | Refusal:
+        """Print the kernel."""
+        found = _match(group)
+        if isinstance(found, Refusal):
+            return found
+        sizes, _, warps = offer.variant.partition("w")
+        queries, keys = map(int, sizes.split("x"))
+        try:
+            return _Printer(group, offer, found, target).print(queries, keys, int(warps))
+        except NotFusedError as error:
+            return Refusal(str(error))
+
+
+class _Match:
+    """Two products, the value that the softmax is of, and the three operands."""
+
+    def __init__(self, first: Primitive, second: Primitive, weighed: int) -> None:
+        self.first = first
+        self.second = second
+        self.weighed = weighed
+        self.q, self.k, self.v = first.inputs[0], first.inputs[1], second.inputs[1]
+
+
+def _match(group: Group) -> _Match | Refusal:
+    body = group.body
+    products = [p for p in body.primitives if p.row.category is Category.LINEAR]
+    if [p.op for p in products] != ["matmul", "matmul"]:
+        return Refusal("it is not two matrix products")
+    first, second = products
+    if body.types[first.output].dtype not in FLOATS:
+        return Refusal("the elements are no floats of at most 32 bits")
+    softmax = find_softmax(body, second.inputs[0])
+    if softmax is None:
+        return Refusal("no softmax is the left operand of the second product")
+    inside = {id(p) for p in softmax.primitives}
+    others = [p for p in body.primitives if id(p) not in inside]
+    if any(p.row.category in (Category.REDUCE, Category.OPAQUE) for p in others):
+        return Refusal("a reduction beside the softmax is not fused")
+    if body.types[first.output].shape[:-2] != body.types[second.output].shape[:-2]:
+        return Refusal("the products have different batches")
+    return _Match(first, second, softmax.x)
+
+
+def _plain(group: Group) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
+    return (
+        tuple(Layout.plain(type_.rank) for type_ in group.input_types),
+        tuple(Layout.plain(type_.rank) for type_ in group.output_types),
+    )
+
+
+def _width(n: int) -> int:
+    return max(16, 1 << max(0, n - 1).bit_length())
+
+
+class _Printer(KernelPrinter):
+    def __init__(self, group: Group, offer: Offer, found: _Match, target: CudaTarget) -> None:
+        super().__init__(group, offer, target, found.first, found.second)
+        self.match = found
+        types = self.body.types
+        *batch, m, n = types[found.first.output].shape
+        terms, columns = types[found.q].shape[-1], types[found.v].shape[-1]
+        names = [(f"b{i}", size) for i, size in enumerate(batch)]
+        index = tuple(ZERO if size == 1 else var(name) for name, size in names)
+
+        def variable(name: str, size: int) -> tuple[Expr, Axes]:
+            return (ZERO if size == 1 else var(name)), (((name, size),) if size != 1 else ())
+
+        (row, rows), (key, keys) = variable("m", m), variable("n", n)
+        (term, term_axes), (column, column_axes) = variable("d", terms), variable("e", columns)
+        axes = tuple(axis for axis in names if axis[1] != 1)
+
+        def side(value: int, *rest: Expr) -> Index:
+            shape = types[value].shape[:-2]
+            return (*(ZERO if n == 1 else e for n, e in zip(shape, index, strict=True)), *rest)
+
+        self.scores = Contraction(
+            axes, rows, keys, term_axes, side(found.q, row, term), side(found.k, term, key),
+            (*index, row, key),
+        )  # fmt: skip
+        self.mixed = Contraction(
+            axes, rows, column_axes, keys, (), side(found.v, key, column), (*index, row, column)
+        )
+        self.dtype = types[found.first.output].dtype
+
+    def check(self) -> None:
+        """Raise NotFusedError if something around the products does not fit."""
+        emitter = self.fusion.emitter(self.scores.ranges)
+        self.fusion.argument(emitter, self.match.q, self.scores.a)
+        self.fusion.argument(emitter, self.match.k, self.scores.b)
+        emitter.give(self.match.first.output, self.scores.out, "score")
+        emitter.value(self.match.weighed, self.scores.out)
+        emitter = self.fusion.emitter(self.mixed.ranges)
+        self.fusion.argument(emitter, self.match.v, self.mixed.b)
+        self.fusion.outputs(emitter, self.match.second, self.mixed.out, "mixed")
+
+    def print(self, queries: int, keys: int, warps: int) -> CudaKernel:
+        """Print the kernel."""
+        text, scores, mixed = Text(), self.scores, self.mixed
+        batch, m, n = extent(scores.batch), extent(scores.rows), extent(scores.columns)
+        terms, columns = extent(scores.terms), extent(mixed.columns)
+        wide, broad = _width(terms), _width(columns)
+        down = -(-m // queries)
+        text.line("pid = tl.program_id(0)")
+        beside = text.split(f"(pid // {down})", list(scores.batch), frozenset())
+        text.line(f"m = (pid % {down}) * {queries} + tl.arange(0, {queries})[:, None]")
+        text.line(f"da = tl.arange(0, {wide})[None, :]")
+        text.line(f"db = tl.arange(0, {wide})[:, None]")
+        text.line(f"e = tl.arange(0, {broad})[None, :]")
+        rows = beside | text.split("m", list(scores.rows), ROWS)
+        of_terms = dict(text.split("da", list(scores.terms), COLUMNS))
+        down_terms = dict(text.split("db", list(scores.terms), ROWS))
+        inside_m = {0: f"(m < {m})"} if m % queries else {}
+        q_masks = inside_m | ({1: f"(da < {terms})"} if terms != wide else {})
+        self.load(text, "q", self.match.q, scores.a, scores.ranges, rows | of_terms, q_masks,
+                  f"[{queries}, {wide}]")  # fmt: skip
+        text.line(f'top = tl.full([{queries}, 1], float("-inf"), tl.float32)')
+        text.line(f"total = tl.zeros([{queries}, 1], tl.float32)")
+        text.line(f"acc = tl.zeros([{queries}, {broad}], tl.float32)")
+        text.line(f"for n0 in range(0, {n}, {keys}):")
+        text.depth += 1
+        text.line(f"n = n0 + tl.arange(0, {keys})[None, :]")
+        text.line(f"nv = n0 + tl.arange(0, {keys})[:, None]")
+        short = n % keys != 0
+        k_masks = ({1: f"(n < {n})"} if short else {}) | (
+            {0: f"(db < {terms})"} if terms != wide else {}
+        )
+        across = dict(text.split("n", list(scores.columns), COLUMNS))
+        self.load(text, "k", self.match.k, scores.b, scores.ranges, beside | down_terms | across,
+                  k_masks, f"[{wide}, {keys}]")  # fmt: skip
+        precision = "tf32" if self.target.allow_tf32 else "ieee"
+        text.line(f'score = tl.dot(q, k, input_precision="{precision}")')
+        emitter = self.fusion.emitter(scores.ranges)
+        emitter.give(self.match.first.output, scores.out, "score")
+        name = emitter.value(self.match.weighed, scores.out)
+        values, types = {"score": "score"}, {"score": self.dtype}
+        n_mask = {1: f"(n < {n})"} if short else {}
+        text.ops(emitter.ops, rows | across, inside_m | n_mask, values, types)
+        weighed = f"tl.broadcast_to({values[name]}, [{queries}, {keys}])"
+        text.line(f'x = tl.where(n < {n}, {weighed}, float("-inf"))' if short else f"x = {weighed}")
+        text.line("above = tl.maximum(top, tl.max(x, 1)[:, None])")
+        # Of a row of minus infinities so far nothing is subtracted: their weights are 0.
+        text.line('base = tl.where(above == float("-inf"), 0.0, above)')
+        text.line("weight = tl.exp(x - base)")
+        text.line("scale = tl.exp(top - base)")
+        text.line("total = total * scale + tl.sum(weight, 1)[:, None]")
+        v_masks = ({0: f"(nv < {n})"} if short else {}) | (
+            {1: f"(e < {columns})"} if columns != broad else {}
+        )
+        v_rows = dict(text.split("nv", list(mixed.terms), ROWS))
+        v_columns = dict(text.split("e", list(mixed.columns), COLUMNS))
+        self.load(text, "v", self.match.v, mixed.b, mixed.ranges, beside | v_rows | v_columns,
+                  v_masks, f"[{keys}, {broad}]")  # fmt: skip
+        text.line(f"acc = tl.dot(weight.to({STORED[self.dtype]}), v, acc * scale, "
+                  f'input_precision="{precision}")')  # fmt: skip
+        text.line("top = above")
+        text.depth -= 1
+        text.line("mixed = acc / total")
+        out_masks = inside_m | ({1: f"(e < {columns})"} if columns != broad else {})
+        at = rows | dict(text.split("e", list(mixed.columns), COLUMNS))
+        emitter = self.fusion.emitter(mixed.ranges)
+        stores = self.fusion.outputs(emitter, self.match.second, mixed.out, "mixed")
+        self.write(text, emitter.ops, stores, {"mixed": ("mixed", DType.F32)}, at, out_masks,
+                   f"[{queries}, {broad}]")  # fmt: skip
+        self.finish(text, batch * down, warps, 2)
+        return self.kernel()

@@ -1,0 +1,232 @@
+"""A linear primitive as a contraction: out[batch, row, column] = sum over terms of a * b.
+
+Each axis of the contraction is made of axes of the primitive's tensors: the rows of a convolution
+are its images and places, its terms the taps and channels (the implicit form of im2col).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from korch.candidate.candidate import Group, Offer, Refusal
+from korch.primitive.graph import Primitive
+from korch.primitive.op import Category
+from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
+from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.types import DType, row_major_strides
+from korch.tile.emit import Emitter, Index, physical_offset
+from korch.tile.index import ZERO, Expr, Ranges, add, constant, quotient, remainder, scale, var
+
+Axes = tuple[tuple[str, int], ...]
+"""Names and extents, outermost first; none of extent 1."""
+
+FLOATS = (DType.F32, DType.F16, DType.BF16)
+
+
+class NotFusedError(Exception):
+    """A part of a group does not fit into its kernel; the text says which."""
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A linear primitive's axes and the places of its elements.
+
+    Attributes:
+        batch: axes on which all three depend.
+        rows: those of a and out.
+        columns: those of b and out.
+        terms: those of a and b.
+        a: the index of the first argument's element.
+        b: the same of the second.
+        out: the same of the result.
+    """
+
+    batch: Axes
+    rows: Axes
+    columns: Axes
+    terms: Axes
+    a: Index
+    b: Index
+    out: Index
+
+    @property
+    def ranges(self) -> Ranges:
+        """The range of each variable."""
+        axes = (*self.batch, *self.rows, *self.columns, *self.terms)
+        return {name: (0, max(extent - 1, 0)) for name, extent in axes}
+
+
+def extent(axes: Axes) -> int:
+    """Return the product of extents."""
+    return math.prod(n for _, n in axes)
+
+
+def root_of(group: Group, *ops: str) -> Primitive | Refusal:
+    """Return the one linear primitive of a group whose others can be fused around it."""
+    body = group.body
+    linear = [p for p in body.primitives if p.row.category is Category.LINEAR]
+    if len(linear) != 1 or linear[0].op not in ops:
+        return Refusal(f"it is not one of {', '.join(ops)}")
+    for primitive in body.primitives:
+        if primitive.row.category in (Category.REDUCE, Category.OPAQUE):
+            return Refusal(f"{primitive.op} is not fused into a product")
+    if body.types[linear[0].output].dtype not in FLOATS:
+        return Refusal("the elements are no floats of at most 32 bits")
+    if min(t.size for t in (*group.input_types, *group.output_types)) == 0:
+        return Refusal("a tensor is empty")
+    return linear[0]
+
+
+def contraction_of(group: Group, root: Primitive, last: bool) -> Contraction:
+    """Return the axes of a matrix product or a convolution.
+
+    Args:
+        group: the group.
+        root: its linear primitive.
+        last: whether the channels of images lie side by side: they are the innermost terms then.
+    """
+    first, second, out = (group.body.types[v].shape for v in (*root.inputs, root.output))
+    if root.op == "matmul":
+        return _matmul(first, second, out)
+    if not isinstance(root.attributes, ConvAttributes):
+        raise AssertionError(f"{root.op} is no contraction")
+    return _conv(first, second, out, root.attributes, last)
+
+
+def _variables(prefix: str, sizes: Sequence[int]) -> tuple[list[Expr], Axes]:
+    names = [f"{prefix}{i}" for i in range(len(sizes))]
+    exprs = [ZERO if n == 1 else var(name) for name, n in zip(names, sizes, strict=True)]
+    return exprs, tuple((name, n) for name, n in zip(names, sizes, strict=True) if n != 1)
+
+
+def _matmul(a: tuple[int, ...], b: tuple[int, ...], out: tuple[int, ...]) -> Contraction:
+    batch, batch_axes = _variables("b", out[:-2])
+    (m, n, k), _ = _variables("x", (out[-2], out[-1], a[-1]))
+    rows, columns, terms = ((("x0", out[-2]),), (("x1", out[-1]),), (("x2", a[-1]),))
+    index_a = tuple(ZERO if n == 1 else e for n, e in zip(a[:-2], batch, strict=True))
+    index_b = tuple(ZERO if n == 1 else e for n, e in zip(b[:-2], batch, strict=True))
+    row_axes: Axes = tuple(axis for axis in rows if axis[1] != 1)
+    if all(size == 1 for size in b[:-2]):  # the second is one matrix: rows of all batches
+        row_axes, batch_axes = (*batch_axes, *row_axes), ()
+    return Contraction(
+        batch_axes, row_axes, tuple(axis for axis in columns if axis[1] != 1),
+        tuple(axis for axis in terms if axis[1] != 1),
+        (*index_a, m, k), (*index_b, k, n), (*batch, m, n),
+    )  # fmt: skip
+
+
+def _conv(x: tuple[int, ...], w: tuple[int, ...], out: tuple[int, ...], at: ConvAttributes,
+          last: bool) -> Contraction:  # fmt: skip
+    per_group = w[0] // at.groups
+    (g, o, c, image), _ = _variables("x", (at.groups, per_group, w[1], x[0]))
+    places, place_axes = _variables("p", out[2:])
+    taps, tap_axes = _variables("t", w[2:])
+    source = tuple(
+        add(scale(places[i], at.strides[i]), scale(taps[i], at.dilations[i]),
+            constant(-at.pads_begin[i]))
+        for i in range(len(places))
+    )  # fmt: skip
+    channel: Axes = (("x2", w[1]),) if w[1] != 1 else ()
+    channel_out = add(scale(g, per_group), o)
+    return Contraction(
+        batch=(("x0", at.groups),) if at.groups != 1 else (),
+        rows=((("x3", x[0]),) if x[0] != 1 else ()) + place_axes,
+        columns=(("x1", per_group),) if per_group != 1 else (),
+        terms=(*tap_axes, *channel) if last else (*channel, *tap_axes),
+        a=(image, add(scale(g, w[1]), c), *source), b=(channel_out, c, *taps),
+        out=(image, channel_out, *places),
+    )  # fmt: skip
+
+
+class Fusion:
+    """The operations around a linear primitive, as an `Emitter` gives them.
+
+    Raises:
+        NotFusedError: from any method, if something does not fit.
+    """
+
+    def __init__(self, group: Group, offer: Offer, *roots: Primitive) -> None:
+        self.body = group.body
+        self.roots = {root.output for root in roots}
+        self.place = {value: name for name, value in group.body.inputs}
+        layouts = (*offer.inputs, *offer.outputs)
+        names = [name for name, _ in (*group.body.inputs, *group.body.outputs)]
+        self.layouts = dict(zip(names, layouts, strict=True))
+
+    def emitter(self, ranges: Ranges) -> Emitter:
+        """Return an emitter under the ranges of some variables."""
+        return Emitter(self.body, self._home, ranges)
+
+    def _home(self, value: int, index: Index, ranges: Ranges) -> tuple[str, Expr] | None:
+        if value in self.place:
+            name = self.place[value]
+            shape = self.body.types[value].shape
+            return name, physical_offset(self.layouts[name], shape, index, ranges)
+        if value in self.roots:
+            raise NotFusedError("the result of the product is read out of order")
+        return None
+
+    def argument(self, emitter: Emitter, value: int, index: Index) -> str:
+        """Return the name of an argument's element; zero outside of its shape."""
+        type_ = self.body.types[value]
+        guards = tuple(
+            guard for expr, n in zip(index, type_.shape, strict=True)
+            for guard in emitter.inside(expr, 0, n)
+        )  # fmt: skip
+        name = emitter.value(value, index, guards)
+        if guards and value not in self.place:
+            name = emitter.select(type_.dtype, guards, name, emitter.literal(type_.dtype, 0.0))
+        return name
+
+    def outputs(self, emitter: Emitter, root: Primitive, index: Index, result: str
+                ) -> list[tuple[str, DType, Expr, str]]:  # fmt: skip
+        """Return buffer, element type, place and name of each output's element.
+
+        Args:
+            emitter: collects the operations.
+            root: the product that the outputs are computed from.
+            index: the index of its element.
+            result: the name of that element.
+        """
+        emitter.give(root.output, index, result)
+        found = []
+        for name, value in self.body.outputs:
+            source, moved = self._moved_to(value, root, index, emitter.ranges)
+            computed = emitter.value(source, index)
+            type_ = self.body.types[value]
+            place = physical_offset(self.layouts[name], type_.shape, moved, emitter.ranges)
+            found.append((name, type_.dtype, place, computed))
+        return found
+
+    def _moved_to(self, value: int, root: Primitive, index: Index, ranges: Ranges
+                  ) -> tuple[int, Index]:  # fmt: skip
+        """Return the value that an output is before it is moved, and where its element goes."""
+        moves: list[Primitive] = []
+        while value != root.output:
+            makers = self.body.producers[value]
+            if not makers or self.body.primitives[makers[0]].op not in ("transpose", "reshape"):
+                break
+            moves.append(self.body.primitives[makers[0]])
+            value = moves[-1].inputs[0]
+        if self.body.types[value].shape != self.body.types[root.output].shape:
+            raise NotFusedError("an output has another shape than the product")
+        for primitive in reversed(moves):
+            match primitive.attributes:
+                case TransposeAttributes(perm):
+                    index = tuple(index[axis] for axis in perm)
+                case ReshapeAttributes(shape):
+                    index = _reshaped(index, self.body.types[primitive.inputs[0]].shape, shape,
+                                      ranges)  # fmt: skip
+        return value, index
+
+
+def _reshaped(index: Index, shape: Sequence[int], to: Sequence[int], ranges: Ranges) -> Index:
+    flat = add(ZERO, *(
+        scale(e, s) for e, s in zip(index, row_major_strides(tuple(shape)), strict=True)
+    ))  # fmt: skip
+    return tuple(
+        ZERO if n == 1 else remainder(quotient(flat, step, ranges), n, ranges)
+        for n, step in zip(to, row_major_strides(tuple(to)), strict=True)
+    )

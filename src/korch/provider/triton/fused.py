@@ -1,0 +1,81 @@
+"""Fused elementwise, layout and reduction primitives as Triton, from the tile program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from korch.candidate.candidate import Group, Offer, Refusal
+from korch.cuda.kernel import CudaKernel, kernel_of
+from korch.cuda.target import CudaTarget
+from korch.primitive.op import Category
+from korch.primitive.types import DType
+from korch.provider.offers import offered_layouts
+from korch.tile.lower import DEVICE, lower
+from korch.tile.program import TileProgram
+from korch.tile.triton import print_triton, stage_is_splittable
+from korch.tile.triton_text import COMPUTE, is_printable
+
+SCHEMA = 1
+"""Raise it whenever generated kernels change in speed or meaning."""
+
+Ports = list[tuple[str, DType]]
+"""Names and element types of buffers."""
+
+
+class TritonProvider:
+    """Korch's own kernel generator for CUDA devices."""
+
+    name = "triton"
+    version = str(SCHEMA)
+
+    def offer(self, group: Group, target: CudaTarget) -> Sequence[Offer] | Refusal:
+        """Offer the group in each layout that suits it, with and without split rows."""
+        body = group.body
+        for primitive in body.primitives:
+            if primitive.row.category in (Category.LINEAR, Category.OPAQUE):
+                return Refusal(f"{primitive.op} is not fused here")
+            is_elementwise = primitive.row.category is Category.ELEMENTWISE
+            dtype = body.types[primitive.inputs[0]].dtype
+            if is_elementwise and not is_printable(primitive.op, dtype):
+                return Refusal(f"{primitive.op} of {dtype.value} has no Triton form")
+        for type_ in body.types:
+            if type_.dtype not in COMPUTE:
+                return Refusal(f"elements of type {type_.dtype.value} are not generated")
+        is_long = _has_long_reduction(group)
+        return [
+            Offer(inputs, outputs, variant)
+            for inputs, outputs in dict.fromkeys(offered_layouts(group, target.lanes))
+            for variant in (("", "split") if is_long else ("",))
+        ]
+
+    def build(self, group: Group, offer: Offer, target: CudaTarget) -> CudaKernel | Refusal:
+        """Lower and print the group."""
+        program = lower(group.body, offer.inputs, offer.outputs, DEVICE)
+        split = offer.variant == "split"
+        if split and not _is_splittable(program, target):
+            return Refusal("no row is worth splitting")
+        layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
+        printed = print_triton(program, f"{group.text}layouts {layouts}", target.processors, split)
+        return kernel_of(printed, *ports(group))
+
+
+def ports(group: Group) -> tuple[Ports, Ports]:
+    """Return the names and element types of a group's inputs and outputs."""
+    body = group.body
+    return (
+        [(name, body.types[value].dtype) for name, value in body.inputs],
+        [(name, body.types[value].dtype) for name, value in body.outputs],
+    )
+
+
+def _has_long_reduction(group: Group) -> bool:
+    body = group.body
+    return any(
+        primitive.row.category is Category.REDUCE
+        and body.types[primitive.inputs[0]].size >= 4096 * body.types[primitive.output].size
+        for primitive in body.primitives
+    )
+
+
+def _is_splittable(program: TileProgram, target: CudaTarget) -> bool:
+    return any(stage_is_splittable(program, stage, target.processors) for stage in program.stages)

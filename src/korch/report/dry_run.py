@@ -1,0 +1,142 @@
+"""A plan without a device: its kernels are compiled and reported, nothing is run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from korch.candidate.candidate import Candidate, Refusal
+from korch.cuda.compile import Cubin
+from korch.cuda.kernel import CudaKernel
+from korch.measure.cuda.meter import CudaMeter
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchReport:
+    """What the compiler says of one launch; why there is no cubin, if there is none."""
+
+    symbol: str
+    programs: int
+    warps: int
+    registers: int = 0
+    spill_bytes: int = 0
+    shared_bytes: int = 0
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReport:
+    """One kernel of a plan.
+
+    Attributes:
+        provider: who makes it.
+        operations: what it computes.
+        layouts: how it reads and writes.
+        bound_ns: no kernel for it can be faster.
+        launches: what it runs; none of a library's call.
+        failure: why it could not be made; "" if it was.
+    """
+
+    provider: str
+    operations: str
+    layouts: str
+    bound_ns: int
+    launches: tuple[LaunchReport, ...]
+    failure: str = ""
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether all of it is compiled."""
+        return not self.failure and not any(launch.failure for launch in self.launches)
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """A plan whose costs are bounds, and what the compiler says of its kernels.
+
+    Attributes:
+        target: the device that it is for.
+        kernels: in order.
+        report: how the plan was found.
+    """
+
+    target: str
+    kernels: tuple[KernelReport, ...]
+    report: Mapping[str, Any]
+
+    @property
+    def failures(self) -> list[KernelReport]:
+        """The kernels that could not be made."""
+        return [kernel for kernel in self.kernels if not kernel.is_fit]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {"target": self.target, "kernels": [asdict(kernel) for kernel in self.kernels],
+                "report": dict(self.report)}  # fmt: skip
+
+    def to_text(self) -> str:
+        """Return a table of the kernels."""
+        report = self.report
+        lines = [
+            f"{self.target}: {len(self.kernels)} kernels, at least {report['predicted_ms']:.3f} ms "
+            f"(bounds, nothing was measured); {report['candidates']} candidates, "
+            f"{report['given_flop'] / 1e9:.2f} GFLOP as given",
+            f"{'#':>3} {'bound':>10} {'programs':>9} {'warps':>5} {'regs':>4} {'spill':>5} "
+            f"{'shared':>9}  {'provider':16} what it computes",
+        ]
+        for number, kernel in enumerate(self.kernels):
+            head = f"{number:>3} {kernel.bound_ns / 1e3:>7.1f} us"
+            tail = f"  {kernel.provider:16} {kernel.operations[:70]} {kernel.layouts}"
+            if kernel.failure:
+                lines.append(f"{head} {kernel.failure}{tail}")
+            if not kernel.launches:
+                lines.append(f"{head} {'a call of the library':>36}{tail}")
+            for launch in kernel.launches:
+                if launch.failure:
+                    lines.append(f"{head} not compiled: {launch.failure}{tail}")
+                    continue
+                lines.append(
+                    f"{head} {launch.programs:>9} {launch.warps:>5} {launch.registers:>4} "
+                    f"{launch.spill_bytes:>5} {launch.shared_bytes:>9}{tail}"
+                )
+                head, tail = " " * 14, ""
+        return "\n".join(lines)
+
+
+def dry_run(steps: Sequence[Candidate], meter: CudaMeter, report: Mapping[str, Any]) -> DryRun:
+    """Compile the kernels of a plan.
+
+    Args:
+        steps: the plan.
+        meter: builds and compiles.
+        report: how the plan was found.
+    """
+    built: list[CudaKernel | Refusal] = [meter.kernel(candidate) for candidate in steps]
+    cubins = meter.compiler.compile(
+        [launch for kernel in built if isinstance(kernel, CudaKernel) for launch in kernel.launches]
+    )
+    kernels = []
+    for candidate, kernel in zip(steps, built, strict=True):
+        launches: list[LaunchReport] = []
+        for launch in kernel.launches if isinstance(kernel, CudaKernel) else ():
+            cubin = cubins[launch.symbol]
+            if isinstance(cubin, Cubin):
+                launches.append(LaunchReport(
+                    launch.symbol, launch.grid, launch.warps, cubin.registers, cubin.spill_bytes,
+                    cubin.shared_bytes,
+                ))  # fmt: skip
+            else:
+                launches.append(LaunchReport(
+                    launch.symbol, launch.grid, launch.warps, failure=cubin.message
+                ))  # fmt: skip
+        inputs, outputs = (
+            ", ".join(map(str, layouts))
+            for layouts in (candidate.offer.inputs, candidate.offer.outputs)
+        )
+        kernels.append(KernelReport(
+            candidate.provider, " ".join(p.op for p in candidate.group.body.primitives) or
+            "layout change", f"({inputs}) -> ({outputs})", meter.bound_ns(candidate),
+            tuple(launches), kernel.reason if isinstance(kernel, Refusal) else "",
+        ))  # fmt: skip
+    return DryRun(f"{meter.target.name} ({meter.target.isa})", tuple(kernels), report)

@@ -1,0 +1,1 @@
+"""Plans for CUDA devices: built, kept in an artifact, and run as one graph."""

@@ -1,0 +1,109 @@
+"""Chosen kernels in order -> a program: compile, pack constants, plan the arena."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from korch import __version__
+from korch.cuda.compile import Cubin, CubinCompiler
+from korch.cuda.kernel import Call, CudaKernel, aligned
+from korch.cuda.target import CudaTarget
+from korch.errors import CompileError
+from korch.measure.cuda.meter import failure_of
+from korch.primitive.graph import PrimitiveGraph
+from korch.runtime.build import pack_constants, step_record
+from korch.runtime.cuda.program import CudaProgram, LaunchRecord, Place, StepProgram
+from korch.runtime.program import Slot, Step, bind_steps
+from korch.runtime.record import ModelRecord, PlanRecord, TensorRecord, plain
+
+
+def build_cuda(
+    graph: PrimitiveGraph, steps: Sequence[Step[CudaKernel]], target: CudaTarget,
+    compiler: CubinCompiler, *, model: ModelRecord | None = None, certificate: Any = None,
+    options: Any = None, report: Mapping[str, Any] | None = None,
+) -> CudaProgram:  # fmt: skip
+    """Build a plan.
+
+    Args:
+        graph: the model's graph.
+        steps: the kernels in the order in which they run.
+        target: the device that they are for.
+        compiler: compiles launches; those that were measured are found in its cache.
+        model: what the plan was built from.
+        certificate: what the solver proved: a record or a mapping.
+        options: the options of the build: a record or a mapping.
+        report: how the plan was found.
+
+    Raises:
+        CompileError: a kernel does not compile.
+        InvalidGraphError: the steps are not a plan for the graph.
+    """
+    bound = bind_steps(graph, steps)
+    cubins = compiler.compile([launch for step in steps for launch in step.kernel.launches])
+    for step in steps:
+        failure = failure_of(step.kernel, cubins)
+        if failure is not None:
+            raise CompileError(failure, where=f"kernel {step.kernel.symbol}")
+    tables: dict[tuple[int, ...], int] = {}
+    programs = tuple(
+        _program(graph, step, slots, cubins, tables)
+        for step, slots in zip(steps, bound.slots, strict=True)
+    )
+    weights = pack_constants(graph, bound)
+    plan = PlanRecord(
+        korch_version=__version__, model=model or ModelRecord(),
+        inputs=tuple(TensorRecord.of(name, type_) for name, type_ in bound.inputs),
+        outputs=tuple(TensorRecord.of(name, type_) for name, type_ in bound.outputs),
+        threads=1,
+        steps=tuple(
+            step_record(graph, step, slots) for step, slots in zip(steps, bound.slots, strict=True)
+        ),
+        libraries=(), arena_bytes=bound.arena.size_bytes,
+        arena_bound_bytes=bound.arena.lower_bound_bytes, weights_bytes=weights.size_bytes,
+        certificate=plain(certificate or {}), options=plain(options or {}),
+        target=plain(target) | {"cpu": target.name, "isa": target.isa},
+    )  # fmt: skip
+    return CudaProgram(
+        plan=plan, arch=target.arch, allow_tf32=target.allow_tf32, steps=programs,
+        copies=tuple(
+            (output, Place(slot.place.value.lower(), slot.at, graph.types[value].size_bytes))
+            for (output, slot) in bound.copies
+            for value in (graph.outputs[output][1],)
+        ),
+        tables=tuple(tables), weights=weights,
+        cubins={s: c.image for s, c in sorted(cubins.items()) if isinstance(c, Cubin)},
+        sources={part.symbol: part.source for step in steps for part in step.kernel.steps},
+        report=dict(report or {}),
+    )  # fmt: skip
+
+
+def _program(graph: PrimitiveGraph, step: Step[CudaKernel], slots: Sequence[Slot],
+             cubins: Mapping[str, Any], tables: dict[tuple[int, ...], int]
+             ) -> StepProgram:  # fmt: skip
+    group, offer, kernel = step.candidate.group, step.candidate.offer, step.kernel
+    ports = list(zip((*group.inputs, *group.outputs), (*offer.inputs, *offer.outputs), slots,
+                     strict=False))  # fmt: skip
+    buffers = [
+        Place(slot.place.value.lower(), slot.at, layout.size_bytes(graph.types[value]),
+              graph.types[value].dtype.value, graph.types[value].shape, str(layout))
+        for value, layout, slot in ports
+    ]  # fmt: skip
+    offset = slots[-1].at if kernel.scratch else 0
+    for dtype, size in kernel.scratch:
+        buffers.append(Place("arena", offset, size * dtype.size_bytes, dtype.value))
+        offset += aligned(size * dtype.size_bytes)
+    for table in kernel.tables:
+        number = tables.setdefault(table, len(tables))
+        buffers.append(Place("table", number, 4 * len(table), "i32"))
+    launches = tuple(
+        LaunchRecord(
+            launch.symbol, launch.grid, launch.warps, launch.stages,
+            cubins[launch.symbol].shared_bytes, tuple(d.value for d in launch.signature),
+            launch.arguments,
+        )
+        for launch in kernel.launches
+    )  # fmt: skip
+    calls = [part.symbol for part in kernel.steps if isinstance(part, Call)]
+    return StepProgram(tuple(buffers), len(group.inputs), len(group.outputs), launches,
+                       calls[0] if calls else "")  # fmt: skip

@@ -1,0 +1,387 @@
+"""Program -> a callable that runs one CUDA graph.
+
+All launches are captured once, into one graph over fixed memory: an arena, the weights, and a
+buffer for each input and output. A call copies its inputs into these buffers, replays the graph and
+copies the outputs out; `bind` gives a run over the caller's own tensors, without copies. Nothing is
+allocated and nothing is waited for in a run.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from korch.cuda.driver import Function
+from korch.cuda.layout import TORCH_TYPES, strided
+from korch.errors import InputError
+from korch.measure.cuda.device import require_torch
+from korch.runtime.cuda.program import CudaProgram, Place, read_program, write_program
+from korch.runtime.cuda.recompile import cubins_for
+from korch.runtime.cuda.schedule import STREAMS, Turn, schedule
+from korch.runtime.executable import TensorInfo
+from korch.runtime.record import PlanRecord
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A run over fixed tensors.
+
+    Attributes:
+        inputs: what it reads, in the model's order.
+        outputs: what it writes.
+        replay: runs the model on the current stream; nothing is waited for.
+    """
+
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    replay: Callable[[], None]
+
+
+class CudaExecutable:
+    """A plan that runs on a CUDA device: call it with tensors or arrays.
+
+    It may be called from several threads; the calls wait for each other.
+
+    Attributes:
+        report: how the plan was found; `save` stores it.
+    """
+
+    def __init__(self, program: CudaProgram, is_parallel: bool = True) -> None:
+        """Load the kernels, move the weights, capture the graph.
+
+        Args:
+            program: what `korch.runtime.cuda.build` made.
+            is_parallel: whether independent kernels run on branches of the graph.
+
+        Raises:
+            UnsupportedError: there is no device, or not one that the program fits.
+        """
+        torch = self._torch = require_torch()
+        self._program = program
+        self.report: dict[str, Any] = dict(program.report)
+        self._lock = threading.Lock()
+        major, minor = torch.cuda.get_device_capability(0)
+        images = cubins_for(program, 10 * major + minor)
+        self._functions = {
+            (launch.symbol, launch.shared_bytes): Function(
+                images[launch.symbol].image, launch.symbol, images[launch.symbol].shared_bytes,
+                launch.warps,
+            )
+            for step in program.steps for launch in step.launches
+        }  # fmt: skip
+        self._calls: dict[str, Any] = {}
+        for step in program.steps:
+            if step.call and step.call not in self._calls:
+                names: dict[str, Any] = {}
+                exec(compile(program.sources[step.call], step.call, "exec"), names)
+                self._calls[step.call] = names[step.call]
+        self._arena = torch.empty(max(1, program.plan.arena_bytes), dtype=torch.uint8,
+                                  device="cuda")  # fmt: skip
+        self._weights = torch.from_numpy(program.weights.block).to("cuda")
+        self._tables = [torch.tensor(t, dtype=torch.int32, device="cuda") for t in program.tables]
+        self._turns: tuple[Turn, ...] = (
+            schedule(program.steps) if is_parallel
+            else tuple(Turn(0, ()) for _ in program.steps)
+        )  # fmt: skip
+        self._own = self._bind(self._allocate("inputs"), self._allocate("outputs"))
+
+    @property
+    def plan(self) -> PlanRecord:
+        """The kernels in order, and all else that is known of the plan."""
+        return self._program.plan
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """The sources by symbol."""
+        return self._program.sources
+
+    def get_inputs(self) -> list[TensorInfo]:
+        """Describe the model's inputs, in the order in which a call takes them."""
+        return [TensorInfo.of(tensor) for tensor in self.plan.inputs]
+
+    def get_outputs(self) -> list[TensorInfo]:
+        """Describe the model's outputs, in the order in which a call returns them."""
+        return [TensorInfo.of(tensor) for tensor in self.plan.outputs]
+
+    def __call__(self, *arrays: Any) -> tuple[Any, ...]:
+        """Run the model on the current stream.
+
+        Args:
+            arrays: one for each input: tensors of PyTorch, arrays of NumPy, or what speaks DLPack.
+
+        Returns:
+            For each output a tensor on the device; if all inputs are NumPy's, an array.
+
+        Raises:
+            InputError: an array has another shape or type, or there are too few or too many.
+        """
+        torch = self._torch
+        given = self._accept(arrays)
+        with self._lock:
+            for own, tensor in zip(self._own.inputs, given, strict=True):
+                own.copy_(tensor, non_blocking=True)
+            self._own.replay()
+            outputs = tuple(tensor.clone() for tensor in self._own.outputs)
+        if arrays and all(isinstance(array, np.ndarray | np.generic) for array in arrays):
+            return tuple(_to_numpy(torch, o, info.dtype) for o, info in
+                         zip(outputs, self.get_outputs(), strict=True))  # fmt: skip
+        return outputs
+
+    def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any],
+            run_options: None = None) -> list[Any]:  # fmt: skip
+        """Run the model as `onnxruntime.InferenceSession.run` does.
+
+        Raises:
+            InputError: a name is unknown or missing, or an array has another shape or type.
+        """
+        names = [tensor.name for tensor in self.plan.inputs]
+        wrong = [name for name in feeds if name not in names]
+        missing = [name for name in names if name not in feeds]
+        if wrong or missing:
+            text = f"input {missing[0]!r} is missing" if missing else ""
+            text = f"there is no input {wrong[0]!r}" if wrong else text
+            raise InputError(text, expected=", ".join(map(repr, names)))
+        offered = [tensor.name for tensor in self.plan.outputs]
+        wanted = offered if output_names is None else list(output_names)
+        if unknown := [name for name in wanted if name not in offered]:
+            raise InputError(f"there is no output {unknown[0]!r}",
+                             expected=", ".join(map(repr, offered)))  # fmt: skip
+        found = dict(zip(offered, self(*(feeds[name] for name in names)), strict=True))
+        return [found[name] for name in wanted]
+
+    def bind(self, inputs: Sequence[Any] | None = None, outputs: Sequence[Any] | None = None
+             ) -> Bound:  # fmt: skip
+        """Return a run over the caller's tensors, without copies.
+
+        Args:
+            inputs: dense tensors on the device, aligned to 16 bytes; new ones if not given.
+            outputs: the same.
+
+        Raises:
+            InputError: a tensor has another shape or type, or is not dense, aligned and there.
+        """
+        torch = self._torch
+        sides = []
+        for name, tensors in (("inputs", inputs), ("outputs", outputs)):
+            wanted = self._allocate(name) if tensors is None else list(tensors)
+            for tensor, record in zip(wanted, getattr(self.plan, name), strict=True):
+                dtype = getattr(torch, _torch_name(record.dtype))
+                is_fit = (
+                    tensor.is_cuda and tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
+                    and tuple(tensor.shape) == record.shape and tensor.dtype == dtype
+                )  # fmt: skip
+                if not is_fit:
+                    raise InputError(
+                        f"it is {tensor.dtype}{list(tensor.shape)} on {tensor.device}",
+                        where=f"{name} {record.name!r}",
+                        expected=f"{dtype}{list(record.shape)}, dense, aligned and on the device",
+                    )
+            sides.append(wanted)
+        with self._lock:
+            return self._bind(*sides)
+
+    def stopwatch(self, arrays: Sequence[Any]) -> Callable[[], int]:
+        """Return a function that runs the model once and gives its nanoseconds on the device."""
+        torch = self._torch
+        for own, tensor in zip(self._own.inputs, self._accept(arrays), strict=True):
+            own.copy_(tensor)
+
+        def once() -> int:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            self._own.replay()
+            end.record()
+            end.synchronize()
+            return int(1e6 * begin.elapsed_time(end))
+
+        return once
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the executable to one file, which `korch.load` reads.
+
+        Raises:
+            ArtifactError: the file can't be written; what was there before is unharmed.
+        """
+        write_program(replace(self._program, report=self.report), path)
+
+    # Memory
+
+    def _allocate(self, side: str) -> list[Any]:
+        torch = self._torch
+        return [
+            torch.zeros(record.shape, dtype=getattr(torch, _torch_name(record.dtype)),
+                        device="cuda")
+            for record in getattr(self.plan, side)
+        ]  # fmt: skip
+
+    def _accept(self, arrays: Sequence[Any]) -> list[Any]:
+        torch = self._torch
+        if len(arrays) != len(self.plan.inputs):
+            names = ", ".join(repr(tensor.name) for tensor in self.plan.inputs)
+            raise InputError(f"it was called with {len(arrays)} arrays",
+                             expected=f"{len(self.plan.inputs)}: {names}")  # fmt: skip
+        found = []
+        for array, record in zip(arrays, self.plan.inputs, strict=True):
+            tensor = array
+            if isinstance(array, np.ndarray | np.generic):
+                tensor = _from_numpy(torch, np.asarray(array), record.dtype)
+            elif not isinstance(array, torch.Tensor):
+                tensor = torch.from_dlpack(array)
+            dtype = getattr(torch, _torch_name(record.dtype))
+            if tuple(tensor.shape) != record.shape or tensor.dtype != dtype:
+                raise InputError(
+                    f"it is {tensor.dtype}{list(tensor.shape)}", where=f"input {record.name!r}",
+                    expected=f"{dtype}{list(record.shape)}",
+                )  # fmt: skip
+            found.append(tensor)
+        return found
+
+    def _bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Bound:
+        """Capture the graph over some tensors."""
+        torch = self._torch
+        flags = torch.backends.cuda.matmul, torch.backends.cudnn
+        before = [flag.allow_tf32 for flag in flags]
+        for flag in flags:
+            flag.allow_tf32 = self._program.allow_tf32
+        try:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream), torch.no_grad():
+                self._issue([stream] * STREAMS, inputs, outputs)  # the libraries set themselves up
+            stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            streams = [stream, *(torch.cuda.Stream() for _ in range(STREAMS - 1))]
+            with torch.cuda.graph(graph, stream=stream), torch.no_grad():
+                self._issue(streams, inputs, outputs)
+        finally:
+            for flag, value in zip(flags, before, strict=True):
+                flag.allow_tf32 = value
+        return Bound(tuple(inputs), tuple(outputs), graph.replay)
+
+    def _issue(self, streams: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]
+               ) -> None:  # fmt: skip
+        """Issue all steps, each on its stream."""
+        torch = self._torch
+        main = streams[0]
+        joined = {main}
+        events: dict[int, Any] = {}
+        wanted = {wait for turn in self._turns for wait in turn.waits}
+        memory = _Memory(self, inputs, outputs)
+        for number, (step, turn) in enumerate(zip(self._program.steps, self._turns, strict=True)):
+            stream = streams[turn.stream]
+            if stream not in joined:  # a branch begins at the capture's stream
+                joined.add(stream)
+                stream.wait_event(main.record_event())
+            for wait in turn.waits:
+                stream.wait_event(events[wait])
+            with torch.cuda.stream(stream):
+                if step.call:
+                    arguments = [memory.tensor(place) for place in step.buffers[: step.inputs]]
+                    results = self._calls[step.call](torch, *arguments)
+                    written = step.buffers[step.inputs : step.inputs + step.outputs]
+                    for place, result in zip(written, results, strict=True):
+                        memory.put(place, result)
+                else:
+                    memory.forget(step.buffers[step.inputs : step.inputs + step.outputs])
+                for launch in step.launches:
+                    function = self._functions[launch.symbol, launch.shared_bytes]
+                    pointers = [memory.address(step.buffers[i]) for i in launch.arguments]
+                    function.launch(launch.grid, pointers, stream.cuda_stream)
+            if number in wanted:
+                events[number] = stream.record_event()
+        for stream in joined - {main}:
+            main.wait_event(stream.record_event())
+        with torch.cuda.stream(main):
+            for output, place in self._program.copies:
+                flat = outputs[output].view(torch.uint8).reshape(-1)
+                flat.copy_(memory.flat(place))
+        self._kept = memory.kept
+
+
+class _Memory:
+    """Addresses and views of a program's buffers."""
+
+    def __init__(self, owner: CudaExecutable, inputs: Sequence[Any], outputs: Sequence[Any]
+                 ) -> None:  # fmt: skip
+        self.torch = owner._torch
+        self.arena, self.weights = owner._arena, owner._weights
+        self.offsets = owner._program.weights.offsets
+        self.lists = {"input": inputs, "output": outputs, "table": owner._tables}
+        self.results: dict[int, Any] = {}
+        self.kept: list[Any] = []
+
+    def put(self, place: Place, result: Any) -> None:
+        """Take what a call returned for a buffer of the arena; an output is copied.
+
+        Results live as long as the graph: branches of it run side by side.
+        """
+        if place.memory != "arena":
+            self.tensor(place).copy_(result)
+            return
+        self.results[place.at] = result
+        self.kept.append(result)
+
+    def forget(self, places: Sequence[Place]) -> None:
+        """Say that buffers are in the arena again."""
+        for place in places:
+            if place.memory == "arena":
+                self.results.pop(place.at, None)
+
+    def address(self, place: Place) -> int:
+        """Return the address of a buffer."""
+        if place.memory == "arena" and place.at in self.results:
+            return int(self.results[place.at].data_ptr())
+        if place.memory == "arena":
+            return int(self.arena.data_ptr()) + place.at
+        if place.memory == "constant":
+            return int(self.weights.data_ptr()) + self.offsets[place.at]
+        return int(self.lists[place.memory][place.at].data_ptr())
+
+    def flat(self, place: Place) -> Any:
+        """Return a buffer's bytes."""
+        if place.memory == "arena" and place.at in self.results:
+            found = self.results[place.at]
+            return found.as_strided((found.numel(),), (1,)).view(self.torch.uint8)
+        if place.memory == "arena":
+            return self.arena[place.at : place.at + place.size_bytes]
+        if place.memory == "constant":
+            begin = self.offsets[place.at]
+            return self.weights[begin : begin + place.size_bytes]
+        return self.lists[place.memory][place.at].view(self.torch.uint8).reshape(-1)
+
+    def tensor(self, place: Place) -> Any:
+        """Return a buffer as a tensor of its logical shape."""
+        kind = getattr(self.torch, TORCH_TYPES[place.dtype])
+        return strided(self.flat(place).view(kind), place.shape, place.layout)
+
+
+def load_cuda(path: str | os.PathLike[str]) -> CudaExecutable:
+    """Load an artifact for a CUDA device.
+
+    Raises:
+        ArtifactError: it can't be read, or is damaged.
+        UnsupportedError: there is no device, or not one that it fits.
+    """
+    return CudaExecutable(read_program(path))
+
+
+def _torch_name(dtype: str) -> str:
+    return "bool" if dtype == "bool" else TORCH_TYPES[dtype]
+
+
+def _from_numpy(torch: Any, array: Any, dtype: str) -> Any:
+    dense = np.ascontiguousarray(array)
+    if dtype == "bf16" and dense.dtype.itemsize == 2 and dense.dtype.name == "bfloat16":
+        return torch.from_numpy(dense.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(dense)
+
+
+def _to_numpy(torch: Any, tensor: Any, dtype: np.dtype[Any]) -> Any:
+    if tensor.dtype is torch.bfloat16:
+        return tensor.view(torch.uint16).cpu().numpy().view(dtype)
+    return tensor.cpu().numpy()

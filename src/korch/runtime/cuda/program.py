@@ -1,0 +1,187 @@
+"""A plan for a CUDA device as data: what its executable loads, and what its artifact holds.
+
+The file is an archive as all artifacts are:
+
+    manifest.json          format, schema, SHA-256 of the rest
+    plan.json              a `PlanRecord`
+    program.json           launches and calls in order, with the place of each buffer
+    report.json            how the plan was found
+    weights.safetensors    the packed constants
+    cubins/SYMBOL.cubin    the kernels, compiled
+    sources/SYMBOL.py      the kernels, as Triton or as calls of PyTorch
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from korch.errors import ArtifactError
+from korch.runtime.artifact import read_archive, write_archive
+from korch.runtime.record import PlanRecord, to_json
+from korch.runtime.weights import Weights
+
+FORMAT = "korch-cuda"
+SCHEMA = 1
+PLAN, PROGRAM, REPORT = "plan.json", "program.json", "report.json"
+WEIGHTS = "weights.safetensors"
+CUBINS, SOURCES = "cubins/", "sources/"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a buffer lies.
+
+    Attributes:
+        memory: arena, constant, input, output or table.
+        at: the offset in the arena in bytes, or the position among its like.
+        size_bytes: its size.
+        dtype: the element type, as text.
+        shape: elements per axis of the value; empty for scratch memory.
+        layout: its layout, as text.
+    """
+
+    memory: str
+    at: int
+    size_bytes: int
+    dtype: str = "u8"
+    shape: tuple[int, ...] = ()
+    layout: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRecord:
+    """One launch: the function, how it is launched, and its buffers by number in its step."""
+
+    symbol: str
+    grid: int
+    warps: int
+    stages: int
+    shared_bytes: int
+    signature: tuple[str, ...]
+    arguments: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepProgram:
+    """One kernel: its buffers (inputs, outputs, scratch, tables), and its launches or its call.
+
+    Attributes:
+        buffers: where each lies.
+        inputs: how many of them are read.
+        outputs: how many follow that are written.
+        launches: in order.
+        call: the symbol of a call of PyTorch; "" if it has launches.
+    """
+
+    buffers: tuple[Place, ...]
+    inputs: int
+    outputs: int
+    launches: tuple[LaunchRecord, ...] = ()
+    call: str = ""
+
+
+@dataclass(frozen=True)
+class CudaProgram:
+    """All that an executable needs.
+
+    Attributes:
+        plan: the kernels in order, and all else that is known of the plan.
+        arch: the architecture of the cubins.
+        allow_tf32: whether calls may round float32 factors.
+        steps: what runs, in order.
+        copies: (output, where from) of the outputs that no kernel writes in place.
+        tables: constant tables of 32-bit integers.
+        weights: the packed constants.
+        cubins: by symbol.
+        sources: by symbol.
+        report: how the plan was found.
+    """
+
+    plan: PlanRecord
+    arch: int
+    allow_tf32: bool
+    steps: tuple[StepProgram, ...]
+    copies: tuple[tuple[int, Place], ...]
+    tables: tuple[tuple[int, ...], ...]
+    weights: Weights
+    cubins: Mapping[str, bytes]
+    sources: Mapping[str, str]
+    report: dict[str, Any] = field(default_factory=dict)
+
+
+def write_program(program: CudaProgram, path: str | os.PathLike[str]) -> None:
+    """Write an artifact so that `path` holds either what it held before or all of it.
+
+    Raises:
+        ArtifactError: the file can't be written.
+    """
+    data = {
+        "arch": program.arch, "allow_tf32": program.allow_tf32,
+        "steps": [asdict(step) for step in program.steps],
+        "copies": [[output, asdict(place)] for output, place in program.copies],
+        "tables": program.tables,
+    }  # fmt: skip
+    texts = {
+        PLAN: program.plan.to_json(), PROGRAM: to_json(data), REPORT: to_json(program.report),
+    } | {f"{SOURCES}{name}.py": text for name, text in program.sources.items()}  # fmt: skip
+    members: dict[str, Any] = {
+        name: (lambda text=text: [text.encode()]) for name, text in texts.items()
+    }
+    members |= {
+        f"{CUBINS}{name}.cubin": (lambda image=image: [image])
+        for name, image in program.cubins.items()
+    }
+    members[WEIGHTS] = program.weights.chunks
+    write_archive(path, {"format": FORMAT, "schema": SCHEMA}, members)
+
+
+def read_program(path: str | os.PathLike[str]) -> CudaProgram:
+    """Read an artifact and check that it is whole.
+
+    Raises:
+        ArtifactError: it can't be read, is no such artifact, or is damaged.
+    """
+    with read_archive(path, FORMAT, SCHEMA, (PLAN, PROGRAM, REPORT, WEIGHTS)) as archive:
+        plan = PlanRecord.from_json(archive.read(PLAN))
+        with archive.open(WEIGHTS) as stream:
+            weights = Weights.read(stream)
+        names = archive.namelist()
+
+        def members(folder: str, suffix: str) -> dict[str, bytes]:
+            return {
+                name.removeprefix(folder).removesuffix(suffix): archive.read(name)
+                for name in names if name.startswith(folder)
+            }  # fmt: skip
+
+        try:
+            data = json.loads(archive.read(PROGRAM))
+            return CudaProgram(
+                plan=plan, arch=int(data["arch"]), allow_tf32=bool(data["allow_tf32"]),
+                steps=tuple(map(_step, data["steps"])),
+                copies=tuple((int(output), _place(place)) for output, place in data["copies"]),
+                tables=tuple(tuple(map(int, table)) for table in data["tables"]),
+                weights=weights, cubins=members(CUBINS, ".cubin"),
+                sources={n: t.decode() for n, t in members(SOURCES, ".py").items()},
+                report=json.loads(archive.read(REPORT)),
+            )  # fmt: skip
+        except (ValueError, KeyError, TypeError) as error:
+            raise ArtifactError(f"its program can't be read: {error!r}", PROGRAM,
+                                hint="Build the artifact again") from error  # fmt: skip
+
+
+def _place(data: dict[str, Any]) -> Place:
+    return Place(**{**data, "shape": tuple(data["shape"])})
+
+
+def _step(data: dict[str, Any]) -> StepProgram:
+    launches = tuple(
+        LaunchRecord(**{**launch, "signature": tuple(launch["signature"]),
+                        "arguments": tuple(launch["arguments"])})
+        for launch in data["launches"]
+    )  # fmt: skip
+    return StepProgram(tuple(map(_place, data["buffers"])), data["inputs"], data["outputs"],
+                       launches, data["call"])  # fmt: skip

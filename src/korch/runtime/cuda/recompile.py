@@ -1,0 +1,52 @@
+"""An artifact's kernels for the device at hand: as they are, or compiled again from the sources."""
+
+from __future__ import annotations
+
+from korch.cuda.compile import Cubin, CubinCompiler, CubinFailure
+from korch.cuda.kernel import Launch
+from korch.errors import UnsupportedError
+from korch.options import default_cache_folder
+from korch.primitive.types import DType
+from korch.runtime.cuda.program import CudaProgram
+
+
+def cubins_for(program: CudaProgram, arch: int) -> dict[str, Cubin]:
+    """Return the program's cubins by symbol, for a device's architecture.
+
+    Cubins run on devices of their own major architecture, from their own minor one on.
+
+    Raises:
+        UnsupportedError: they are for another architecture and can't be compiled again.
+    """
+    launches = {la.symbol: la for step in program.steps for la in step.launches}
+    if program.arch // 10 == arch // 10 and program.arch <= arch:
+        return {
+            symbol: Cubin(symbol, program.cubins[symbol], launch.shared_bytes, 0, 0)
+            for symbol, launch in launches.items()
+        }
+    try:
+        compiler = CubinCompiler(arch, default_cache_folder())
+    except UnsupportedError as error:
+        raise UnsupportedError(
+            f"its kernels are for sm_{program.arch}, this device is sm_{arch}, and Triton is not "
+            "here to compile them again",
+            hint="Install korch[cuda], or build the artifact on such a device",
+        ) from error
+    sources = [
+        Launch(symbol, program.sources[symbol], tuple(map(DType, la.signature)), la.arguments,
+               la.grid, la.warps, la.stages)
+        for symbol, la in launches.items()
+    ]  # fmt: skip
+    try:
+        found = compiler.compile(sources)
+    finally:
+        compiler.close()
+    ready: dict[str, Cubin] = {}
+    for symbol, cubin in found.items():
+        if isinstance(cubin, CubinFailure):
+            raise UnsupportedError(
+                f"kernel {symbol} does not compile for sm_{arch}: {cubin.message}",
+                hint="Build the artifact on this device",
+            )
+        ready[symbol] = cubin
+    return ready

@@ -1,0 +1,70 @@
+"""Steps -> streams: which kernels may run side by side, and what each has to wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from korch.runtime.cuda.program import Place, StepProgram
+
+STREAMS = 4
+"""Branches of a graph that run side by side, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Where a step runs: its stream, and the steps of other streams that it waits for."""
+
+    stream: int
+    waits: tuple[int, ...]
+
+
+def dependencies(steps: Sequence[StepProgram]) -> tuple[tuple[int, ...], ...]:
+    """Return the steps that each step must follow: it reads what they wrote, or takes their memory.
+
+    Steps that are implied by others are left out.
+    """
+    found: list[tuple[int, ...]] = []
+    behind: list[set[int]] = []
+    for number, step in enumerate(steps):
+        direct: list[int] = []
+        implied: set[int] = set()
+        for before in range(number - 1, -1, -1):
+            if before not in implied and _conflict(steps[before], step):
+                direct.append(before)
+                implied |= behind[before] | {before}
+        found.append(tuple(sorted(direct)))
+        behind.append(implied)
+    return tuple(found)
+
+
+def schedule(steps: Sequence[StepProgram]) -> tuple[Turn, ...]:
+    """Return a stream for each step: that of what it follows, if nothing else follows it there."""
+    turns: list[Turn] = []
+    last = [-1] * STREAMS
+    for after in dependencies(steps):
+        free = [s for s in range(STREAMS) if last[s] in after]
+        idle = [s for s in range(STREAMS) if last[s] < 0]
+        stream = (free or idle or [min(range(STREAMS), key=lambda s: last[s])])[0]
+        waits = tuple(b for b in after if turns[b].stream != stream)
+        turns.append(Turn(stream, waits))
+        last[stream] = len(turns) - 1
+    return tuple(turns)
+
+
+def _conflict(first: StepProgram, second: StepProgram) -> bool:
+    """Return whether one of two steps writes memory that the other touches."""
+    return any(
+        _overlap(a, b)
+        for i, a in enumerate(first.buffers)
+        for j, b in enumerate(second.buffers)
+        if i >= first.inputs or j >= second.inputs
+    )
+
+
+def _overlap(a: Place, b: Place) -> bool:
+    if a.memory != b.memory or a.memory in ("constant", "table"):
+        return False
+    if a.memory != "arena":
+        return a.at == b.at
+    return a.at < b.at + b.size_bytes and b.at < a.at + a.size_bytes

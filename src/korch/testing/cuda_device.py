@@ -1,0 +1,71 @@
+"""Run a kernel on the CUDA device at hand: for tests and measurements of single kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from korch.candidate.candidate import Group, Offer
+from korch.cuda.compile import Cubin, CubinCompiler
+from korch.cuda.driver import Function
+from korch.cuda.kernel import Call, CudaKernel
+from korch.cuda.layout import strided
+from korch.measure.cuda.device import require_torch
+from korch.primitive.op import Array
+from korch.testing.kernels import KernelError
+
+
+def run_on_device(kernel: CudaKernel, group: Group, offer: Offer, inputs: Sequence[Array],
+                  compiler: CubinCompiler) -> list[Array]:  # fmt: skip
+    """Return a kernel's outputs in the plain layout.
+
+    Raises:
+        KernelError: a launch does not compile.
+    """
+    torch = require_torch()
+    packed = [layout.pack(a) for layout, a in zip(offer.inputs, inputs, strict=True)]
+    memory = [_moved(torch, array) for array in packed]
+    types = group.output_types
+    sizes = [
+        math.prod(layout.physical_shape(t.shape)) * t.dtype.size_bytes
+        for layout, t in zip(offer.outputs, types, strict=True)
+    ]
+    sizes += [size * dtype.size_bytes for dtype, size in kernel.scratch]
+    memory += [torch.full((max(1, n),), 255, dtype=torch.uint8, device="cuda") for n in sizes]
+    memory += [_moved(torch, np.array(table, np.int32)) for table in kernel.tables]
+    outputs = memory[len(inputs) : len(inputs) + len(types)]
+    if kernel.steps and isinstance(kernel.steps[0], Call):
+        names: dict[str, Any] = {}
+        exec(kernel.steps[0].source, names)
+        tensors = [
+            strided(m.view(_kind(torch, t.dtype.numpy)), t.shape, layout)
+            for m, t, layout in zip(memory, group.input_types, offer.inputs, strict=False)
+        ]
+        results = names[kernel.steps[0].symbol](torch, *tensors)
+        return [result.cpu().numpy() for result in results]
+    cubins = compiler.compile(kernel.launches)
+    for launch in kernel.launches:
+        cubin = cubins[launch.symbol]
+        if not isinstance(cubin, Cubin):
+            raise KernelError(f"{cubin.message}\n{launch.source}")
+        function = Function(cubin.image, launch.symbol, cubin.shared_bytes, launch.warps)
+        pointers = [memory[i].data_ptr() for i in launch.arguments]
+        function.launch(launch.grid, pointers, torch.cuda.current_stream().cuda_stream)
+    torch.cuda.synchronize()
+    found = []
+    for layout, type_, output, size in zip(offer.outputs, types, outputs, sizes, strict=False):
+        flat = output.cpu().numpy()[:size].view(type_.dtype.numpy)
+        found.append(layout.unpack(flat, type_.shape))
+    return found
+
+
+def _moved(torch: Any, array: Array) -> Any:
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return torch.from_numpy(data.copy() if data.size else np.zeros(1, np.uint8)).cuda()
+
+
+def _kind(torch: Any, dtype: Any) -> Any:
+    return getattr(torch, "bfloat16" if dtype.name == "bfloat16" else dtype.name)

@@ -1,0 +1,288 @@
+"""Index expressions and tile operations as lines of Triton.
+
+A kernel works on tiles of two axes: rows (axis 0) and columns (axis 1). Every loop variable of a
+tile program is spelled by a *coordinate*: a scalar, a column vector [rows, 1] or a row vector
+[1, columns]. What is computed from them has the union of their axes, by broadcasting.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from korch.primitive.types import DType
+from korch.tile.index import Atom, Choice, Entry, Expr, Quotient, Remainder, Var
+from korch.tile.program import Apply, Inside, Literal, Load, Select, TileOp
+
+COMPUTE = {
+    DType.F64: "tl.float64", DType.F32: "tl.float32", DType.F16: "tl.float32",
+    DType.BF16: "tl.float32", DType.I64: "tl.int64", DType.I32: "tl.int32", DType.I16: "tl.int32",
+    DType.I8: "tl.int32", DType.U64: "tl.uint64", DType.U32: "tl.uint32", DType.U16: "tl.int32",
+    DType.U8: "tl.int32", DType.BOOL: "tl.int1",
+}  # fmt: skip
+"""The type in which elements are computed."""
+
+STORED = {
+    DType.F64: "tl.float64", DType.F32: "tl.float32", DType.F16: "tl.float16",
+    DType.BF16: "tl.bfloat16", DType.I64: "tl.int64", DType.I32: "tl.int32", DType.I16: "tl.int16",
+    DType.I8: "tl.int8", DType.U64: "tl.uint64", DType.U32: "tl.uint32", DType.U16: "tl.uint16",
+    DType.U8: "tl.uint8", DType.BOOL: "tl.int8",
+}  # fmt: skip
+"""The type in which elements lie in memory."""
+
+_SAME = {"add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "neg": "-{}", "abs": "tl.abs({})",
+         "exp": "tl.exp({})", "log": "tl.log({})", "erf": "tl.erf({})", "sin": "tl.sin({})",
+         "cos": "tl.cos({})", "floor": "tl.floor({})", "ceil": "tl.ceil({})",
+         "not": "({} == 0)", "and": "({} & {})", "or": "({} | {})", "xor": "({} ^ {})",
+         "bitwise_and": "({} & {})", "bitwise_or": "({} | {})", "bitwise_xor": "({} ^ {})",
+         "bitwise_not": "(~{})", "shift_left": "({} << {})", "shift_right": "({} >> {})",
+         "equal": "({} == {})", "less": "({} < {})", "less_equal": "({} <= {})",
+         "isnan": "({0} != {0})", "isinf": "(tl.abs({}) == float('inf'))",
+         "where": "tl.where({}, {}, {})", "reciprocal": "(1.0 / {})", "tan": "(tl.sin({0}) / "
+         "tl.cos({0}))", "sqrt": "f.square_root({})", "max": "f.larger({}, {})",
+         "min": "f.smaller({}, {})", "sign": "f.sign({})", "tanh": "f.tanh({})",
+         "sigmoid": "f.sigmoid({})", "round": "f.round_to_even({})", "pow": "f.power({}, {})",
+         }  # fmt: skip
+"""Primitives as Triton; `f` is `korch.cuda.functions`."""
+
+_INTEGER = {"div": "f.truncated_quotient({}, {})", "mod": "f.floored_remainder({}, {})"}
+_FLOAT = {"div": "({} / {})", "mod": "({} % {})"}
+_FLOAT_ONLY = frozenset(("pow", "sign"))
+
+
+def is_printable(op: str, dtype: DType) -> bool:
+    """Return whether an elementwise primitive on elements of a type has a Triton form."""
+    if op == "cast":
+        return True
+    return op in (_FLOAT if dtype.is_float else _INTEGER) or (
+        op in _SAME and (dtype.is_float or op not in _FLOAT_ONLY)
+    )
+
+
+def apply(op: str, dtype: DType, of: DType, arguments: Sequence[str]) -> str:
+    """Return an elementwise primitive as an expression.
+
+    Args:
+        op: the primitive.
+        dtype: the type of its result.
+        of: the type of its first argument.
+        arguments: what it is applied to.
+    """
+    if op == "cast":
+        return _cast(dtype, of, arguments[0])
+    table = _FLOAT if of.is_float else _INTEGER
+    return (table.get(op) or _SAME[op]).format(*arguments)
+
+
+def _cast(dtype: DType, of: DType, argument: str) -> str:
+    if dtype is DType.BOOL:
+        return f"({argument} != 0)"
+    if dtype is of:
+        return argument
+    if COMPUTE[dtype] == STORED[dtype]:
+        return f"({argument}).to({COMPUTE[dtype]})"
+    if dtype.is_float and not of.is_float:
+        argument = f"({argument}).to(tl.float32)"
+    return f"({argument}).to({STORED[dtype]}).to({COMPUTE[dtype]})"  # rounded or wrapped
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinate:
+    """How a loop variable is spelled, and along which axes of a tile it varies."""
+
+    text: str
+    axes: frozenset[int] = frozenset()
+
+
+Coordinates = Mapping[str, Coordinate]
+
+ROWS, COLUMNS = frozenset((0,)), frozenset((1,))
+
+
+@dataclass
+class Text:
+    """The lines of one kernel while they are written.
+
+    Attributes:
+        lines: what is written.
+        depth: levels of indentation.
+        tables: constant tables that are read, with their names.
+        arguments: the buffers that are used, in order.
+    """
+
+    lines: list[str] = field(default_factory=list)
+    depth: int = 1
+    tables: dict[tuple[int, ...], str] = field(default_factory=dict)
+    arguments: dict[str, None] = field(default_factory=dict)
+    count: int = 0
+
+    def line(self, text: str) -> None:
+        """Add a line."""
+        self.lines.append("    " * self.depth + text)
+
+    def fresh(self, stem: str = "v") -> str:
+        """Return a name that no other variable has."""
+        self.count += 1
+        return f"{stem}{self.count}"
+
+    def pointer(self, buffer: str) -> str:
+        """Return the name of a buffer's pointer, and take the buffer as an argument."""
+        self.arguments[buffer] = None
+        return f"p_{buffer}"
+
+    def split(self, text: str, axes: Sequence[tuple[str, int]], at: frozenset[int]
+              ) -> dict[str, Coordinate]:  # fmt: skip
+        """Write the coordinates of axes, outermost first, of a flat number; return them."""
+        found: dict[str, Coordinate] = {}
+        step = 1
+        for number, (name, extent) in enumerate(reversed(axes)):
+            part = text if step == 1 else f"({text} // {step})"
+            if number < len(axes) - 1:
+                part = f"({part} % {extent})"
+            if len(axes) > 1:
+                variable = self.fresh("i")
+                self.line(f"{variable} = {part}")
+                part = variable
+            found[name] = Coordinate(part, at)
+            step *= extent
+        return found
+
+    # Expressions
+
+    def expr(self, expr: Expr, at: Coordinates) -> str:
+        """Return an index expression."""
+        parts = []
+        for atom, coefficient in expr.terms:
+            text = self._atom(atom, at)
+            parts.append(text if coefficient == 1 else f"{text} * {coefficient}")
+        if expr.constant or not parts:
+            parts.append(str(expr.constant))
+        return " + ".join(parts).replace("+ -", "- ")
+
+    def _atom(self, atom: Atom, at: Coordinates) -> str:
+        match atom:
+            case Var(name):
+                return at[name].text
+            case Quotient(inner, divisor):
+                return f"(({self.expr(inner, at)}) // {divisor})"
+            case Remainder(inner, divisor):
+                return f"(({self.expr(inner, at)}) % {divisor})"
+            case Entry(table, inner):
+                name = self.tables.setdefault(table, f"c{len(self.tables)}")
+                place = self.expr(inner, at)
+                inside = f"({place} >= 0) & ({place} < {len(table)})"
+                return f"tl.load({self.pointer(name)} + ({place}), mask={inside}, other=0)"
+            case Choice(inner, pieces, otherwise):
+                text = f"({self.expr(otherwise, at)})"
+                of = self.expr(inner, at)
+                for limit, piece in reversed(pieces):
+                    text = f"tl.where(({of}) < {limit}, ({self.expr(piece, at)}), {text})"
+                return text
+
+    def guards(self, guards: Iterable[Inside], at: Coordinates) -> list[str]:
+        """Return conditions."""
+        found = []
+        for guard in guards:
+            text = self.expr(guard.expr, at)
+            found.append(f"(({text}) >= {guard.low}) & (({text}) < {guard.high})")
+        return found
+
+    # Operations
+
+    def load(self, op: Load, at: Coordinates, masks: Mapping[int, str], name: str) -> None:
+        """Write a load.
+
+        Args:
+            op: the load.
+            at: the spelling of variables.
+            masks: per axis of the tile, the condition under which an element is in range.
+            name: the variable that takes the value.
+        """
+        axes = axes_of(op.index, at)
+        place = self.expr(op.index, at)
+        guard_axes = frozenset().union(*(axes_of(g.expr, at) for g in op.guards))
+        for axis in sorted(guard_axes - axes):
+            other = next(c.text for c in at.values() if axis in c.axes)
+            place = f"{place} + {other} * 0"
+        conditions = [masks[axis] for axis in sorted(axes | guard_axes) if axis in masks]
+        conditions += self.guards(op.guards, at)
+        mask = f", mask={_all(conditions)}, other=0" if conditions else ""
+        text = f"tl.load({self.pointer(op.buffer)} + ({place}){mask})"
+        self.line(f"{name} = {converted(text, op.dtype)}")
+
+    def store(self, buffer: str, dtype: DType, index: Expr, value: str, at: Coordinates,
+              masks: Mapping[int, str], shape: str) -> None:  # fmt: skip
+        """Write a store of a value that is broadcast to a tile's shape."""
+        place = f"({self.expr(index, at)}) + tl.zeros({shape}, tl.int32)"
+        mask = f", mask={_all(list(masks.values()))}" if masks else ""
+        kept = f"tl.broadcast_to({value}, {shape}).to({STORED[dtype]})"
+        self.line(f"tl.store({self.pointer(buffer)} + ({place}), {kept}{mask})")
+
+    def ops(self, ops: Sequence[TileOp], at: Coordinates, masks: Mapping[int, str],
+            values: dict[str, str], types: dict[str, DType],
+            memo: dict[str, str] | None = None) -> None:  # fmt: skip
+        """Write operations in order.
+
+        Args:
+            ops: what to write.
+            at: the spelling of variables.
+            masks: as for `load`.
+            values: the variable that has each operation's result; it is added to.
+            types: the same for element types.
+            memo: what has been computed already, by its text; it is added to.
+        """
+        for op in ops:
+            name = self.fresh()
+            before = len(self.lines)
+            match op:
+                case Load():
+                    if op.buffer in values:  # a number that an earlier pass left in registers
+                        values[op.name], types[op.name] = values[op.buffer], op.dtype
+                        continue
+                    self.load(op, at, masks, name)
+                case Literal(dtype=dtype, value=number):
+                    self.line(f"{name} = tl.full([1, 1], {literal(number)}, {COMPUTE[dtype]})")
+                case Apply(dtype=dtype, op=function, arguments=arguments):
+                    texts = [values[a] for a in arguments]
+                    self.line(f"{name} = {apply(function, dtype, types[arguments[0]], texts)}")
+                case Select(inside=inside, guards=()):
+                    values[op.name], types[op.name] = values[inside], op.dtype
+                    continue
+                case Select(inside=inside, outside=outside, guards=guards):
+                    condition = _all(self.guards(guards, at))
+                    self.line(f"{name} = tl.where({condition}, {values[inside]}, "
+                              f"{values[outside]})")  # fmt: skip
+            values[op.name], types[op.name] = name, op.dtype
+            if memo is not None and len(self.lines) == before + 1:
+                text = self.lines[-1].partition(" = ")[2]
+                if text in memo:
+                    self.lines.pop()
+                    values[op.name] = memo[text]
+                else:
+                    memo[text] = name
+
+
+def axes_of(expr: Expr, at: Coordinates) -> frozenset[int]:
+    """Return the axes of a tile along which an expression varies."""
+    return frozenset().union(*(at[name].axes for name in expr.variables))
+
+
+def converted(text: str, dtype: DType) -> str:
+    """Return what was read from memory in the type in which it is computed."""
+    if dtype is DType.BOOL:
+        return f"({text} != 0)"
+    return text if COMPUTE[dtype] == STORED[dtype] else f"{text}.to({COMPUTE[dtype]})"
+
+
+def literal(value: float | int | bool) -> str:
+    """Return a number as Triton."""
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    return repr(value)
+
+
+def _all(conditions: Sequence[str]) -> str:
+    return " & ".join(c if c.isidentifier() else f"({c})" for c in conditions)

@@ -1,0 +1,28 @@
+"""Kernels for CUDA devices, without one: in Triton's interpreter, and cross-compiled."""
+
+import os
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from korch.cuda.target import NOMINAL, CudaTarget
+
+os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+sys.path.append(str(Path(__file__).parents[1] / "tile"))  # its groups are tested here too
+if find_spec("triton") is None:  # `make test-cuda` installs it
+    collect_ignore_glob = ["test_*"]
+
+
+@pytest.fixture
+def small() -> CudaTarget:
+    """Return a device so small that small tensors fill it."""
+    return replace(NOMINAL[90], processors=2)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)

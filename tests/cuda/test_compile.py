@@ -1,0 +1,91 @@
+"""Kernels cross-compiled for devices that are not here, and what is kept of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from cuda_groups import ATTENTIONS, PRODUCTS, WINOGRADS
+from tile_groups import FAMILIES
+
+from korch.candidate.candidate import Refusal
+from korch.cuda.compile import Cubin, CubinCompiler, CubinFailure
+from korch.cuda.kernel import make_launch
+from korch.cuda.target import NOMINAL
+from korch.primitive.types import DType
+from korch.provider.triton import (
+    TritonAttentionProvider,
+    TritonProductProvider,
+    TritonProvider,
+    TritonWinogradProvider,
+)
+
+
+@pytest.fixture(scope="module", params=[90, 80])
+def compiler(request, tmp_path_factory):
+    made = CubinCompiler(request.param, tmp_path_factory.mktemp("cubins"), workers=2)
+    yield made
+    made.close()
+
+
+def sample(target):
+    """Yield a kernel of every kind."""
+    made = [(TritonProvider(), group) for family in ("reductions", "normalizations", "pools")
+            for group in list(FAMILIES[family]())[:3]]  # fmt: skip
+    made += [(TritonProductProvider(), PRODUCTS[n]()) for n in ("matrices", "float16", "stem")]
+    made += [(TritonAttentionProvider(), ATTENTIONS["masked"]())]
+    made += [(TritonWinogradProvider(), WINOGRADS["4 odd"]())]
+    for provider, group in made:
+        for offer in provider.offer(group, target)[:2]:
+            kernel = provider.build(group, offer, target)
+            if not isinstance(kernel, Refusal):
+                yield kernel
+
+
+def test_kernels_compile_within_their_bounds(compiler):
+    target = NOMINAL[compiler.arch]
+    launches = [launch for kernel in sample(target) for launch in kernel.launches]
+    found = compiler.compile(launches)
+    assert len(found) > 15
+    for launch in launches:
+        cubin = found[launch.symbol]
+        assert isinstance(cubin, Cubin), f"{cubin}\n{launch.source}"
+        assert cubin.image.startswith(b"\x7fELF")
+        assert 0 < cubin.registers <= 255
+        assert cubin.spill_bytes <= 256
+        assert cubin.shared_bytes <= target.shared_bytes
+
+
+def simple(text: str):
+    source = f"@triton.jit\ndef NAME(p_i0, p_o0):\n    {text}\n"
+    types = {"i0": DType.F32, "o0": DType.F32}
+    return make_launch(source, ("i0", "o0"), {"i0": 0, "o0": 1}, types, 1, 1)
+
+
+def test_a_damaged_cubin_is_compiled_again(compiler, caplog):
+    launch = simple("tl.store(p_o0, tl.load(p_i0) + 3.0)")
+    first = compiler.compile([launch])[launch.symbol]
+    path = compiler.folder / f"{launch.symbol}.cubin"
+    path.write_bytes(path.read_bytes()[:-7])
+    again = compiler.compile([launch])[launch.symbol]
+    assert again == first
+    assert "damaged" in caplog.text
+    assert compiler.compile([launch])[launch.symbol] == first
+
+
+def test_what_does_not_compile_says_why(compiler):
+    wrong = simple("tl.store(p_o0, no_such_name)")
+    right = simple("tl.store(p_o0, tl.load(p_i0) * 2.0)")
+    found = compiler.compile([wrong, right])
+    assert isinstance(found[right.symbol], Cubin)
+    failure = found[wrong.symbol]
+    assert isinstance(failure, CubinFailure) and "no_such_name" in failure.message
+
+
+def test_warps_are_part_of_a_symbol():
+    launch = simple("tl.store(p_o0, tl.load(p_i0))")
+    assert replace(launch, warps=2).symbol == launch.symbol
+    types = {"i0": DType.F32, "o0": DType.F32}
+    source = "@triton.jit\ndef NAME(p_i0, p_o0):\n    tl.store(p_o0, tl.load(p_i0))\n"
+    other = make_launch(source, ("i0", "o0"), {"i0": 0, "o0": 1}, types, 1, 4)
+    assert other.symbol != launch.symbol

@@ -1,0 +1,67 @@
+"""Whole models planned and compiled for devices that are not here."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks.models import PAPER, build
+
+from korch.cli import main
+from korch.errors import OptionError, UnsupportedError
+from korch.options import Options
+from korch.pipeline import plan_model
+
+SPILL_BYTES = 512
+"""Most memory of a thread for what does not fit into its registers."""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_every_kernel_of_a_model_compiles(name, cache):
+    options = Options(target="cuda:sm_90", cache_folder=cache)
+    found = plan_model(build(name).SerializeToString(), options)
+    assert not found.failures, found.to_text()
+    assert len(found.kernels) > 5
+    spills = [launch.spill_bytes for kernel in found.kernels for launch in kernel.launches]
+    assert spills and max(spills) <= SPILL_BYTES, found.to_text()
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90"])
+def test_precisions_and_architectures(precision, target, cache):
+    options = Options(target=target, precision=precision, tf32=precision == "float32",
+                      cache_folder=cache)  # fmt: skip
+    for name in ("tiny_segformer", "tiny_candy"):
+        found = plan_model(build(name).SerializeToString(), options)
+        assert not found.failures, found.to_text()
+
+
+def test_the_command_prints_the_plan(tmp_path, capsys):
+    model = tmp_path / "m.onnx"
+    model.write_bytes(build("tiny_candy").SerializeToString())
+    arguments = ["optimize", str(model), "--target", "cuda:sm_90", "--dry-run", "--cache-folder",
+                 str(tmp_path)]  # fmt: skip
+    assert main(arguments) == 0
+    text = capsys.readouterr().out
+    assert "sm_90" in text and "regs" in text and "nothing was measured" in text
+
+
+def test_without_a_device_the_error_says_what_to_do(tmp_path, monkeypatch):
+    from korch.cuda import driver
+
+    monkeypatch.setattr(driver.ctypes, "CDLL", _missing)
+    driver._driver.cache_clear()
+    with pytest.raises(UnsupportedError, match="--dry-run"):
+        from korch.measure.cuda.device import require_torch
+
+        require_torch()
+    driver._driver.cache_clear()
+    with pytest.raises(OptionError, match="sm_90"):
+        plan_model(build("mlp").SerializeToString(), Options(target="cuda:sm_70"))
+
+
+def _missing(name):
+    raise OSError(f"{name} is not there")

@@ -1,0 +1,104 @@
+"""Fused elementwise, layout and reduction primitives, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tile_groups import FAMILIES, Graph, normalization, random_groups, softmax
+
+from korch.candidate.candidate import Refusal, make_layout_change
+from korch.primitive.ops.elementwise import ROWS
+from korch.provider.triton import TritonProvider
+from korch.testing.cuda_kernels import check_cuda_offers, run_cuda_kernel
+from korch.tile.triton_text import is_printable
+
+PROVIDER = TritonProvider()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_known_groups(family, small, rng):
+    check_cuda_offers(PROVIDER, list(FAMILIES[family]()), small, rng)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_groups(seed, small):
+    rng = np.random.default_rng(seed)
+    groups = [g for g in random_groups(rng, 12, 12) if not isinstance(PROVIDER.offer(g, small),
+                                                                      Refusal)]  # fmt: skip
+    assert len(groups) > 6
+    check_cuda_offers(PROVIDER, groups, small, rng)
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.name != "cast"], ids=lambda r: r.name)
+def test_elementwise(row, small, rng):
+    for sample in row.samples:
+        g = Graph()
+        inputs = [g.tensor(text) for text in sample.inputs]
+        if not is_printable(row.name, g.type(inputs[0]).dtype):
+            assert isinstance(PROVIDER.offer(g.group(g.add(row.name, inputs)), small), Refusal)
+            continue
+        check_cuda_offers(PROVIDER, [g.group(g.add(row.name, inputs))], small, rng)
+
+
+@pytest.mark.parametrize(
+    "op", ["neg", "abs", "exp", "tanh", "sigmoid", "erf", "max", "min", "isnan", "isinf", "sqrt",
+           "round", "floor", "div", "mul", "sign"],
+)  # fmt: skip
+def test_special_numbers(op, small, rng):
+    row = next(row for row in ROWS if row.name == op)
+    g = Graph()
+    group = g.group(g.add(op, [g.tensor("f32[300]") for _ in range(row.arity or 1)]))
+    check_cuda_offers(PROVIDER, [group], small, rng, specials=True)
+
+
+@pytest.mark.parametrize("to", ["f16", "bf16", "f64", "i64", "i32", "u8", "bool", "i8"])
+def test_casts(to, small, rng):
+    groups = []
+    for source in ("f32", "i32", "bool"):
+        g = Graph()
+        groups.append(g.group(g.cast(g.tensor(f"{source}[5,7]"), to)))
+    check_cuda_offers(PROVIDER, groups, small, rng)
+
+
+def test_half_types_are_computed_in_float32(small, rng):
+    groups = []
+    for kind in ("f16", "bf16"):
+        g = Graph()
+        x = g.tensor(f"{kind}[6,50]")
+        groups.append(g.group(g.add("tanh", [g.add("add", [x, g.tensor(f"{kind}[6,50]")])])))
+        groups.append(softmax(f"{kind}[6,50]", 1))
+    check_cuda_offers(PROVIDER, groups, small, rng)
+
+
+def test_rows_are_split_where_there_are_few(small, rng):
+    groups = [
+        normalization("f32[1,2,64,64]", (2, 3), (1,), "relu"),
+        normalization("f32[1,1,5000]", (2,)),
+        softmax("f32[1,4500]", 1),
+    ]
+    g = Graph()
+    x = g.tensor("f32[2,5000]")
+    groups.append(g.group(g.reduce("sum", x, 1), g.reduce("max", x, 1)))
+    found = check_cuda_offers(PROVIDER, groups, small, rng)
+    split = [kernel for _, offer, kernel in found if offer.variant == "split"]
+    assert len(split) >= 4 and all(len(kernel.launches) >= 2 for kernel in split)
+
+
+def test_changes_of_layout(small, rng):
+    g = Graph()
+    x = g.tensor("f32[2,33,7,5]")
+    g.output("o", g.add("neg", [x]))
+    group = make_layout_change(g.freeze(), 0)
+    found = check_cuda_offers(PROVIDER, [group], small, rng)
+    assert len({offer.inputs + offer.outputs for _, offer, _ in found}) == 4
+
+
+def test_a_nan_is_the_maximum(small):
+    g = Graph()
+    group = g.group(g.reduce("max", g.tensor("f32[3,70]"), 1))
+    (offer, *_) = PROVIDER.offer(group, small)
+    kernel = PROVIDER.build(group, offer, small)
+    x = np.zeros((3, 70), np.float32)
+    x[1, 5] = np.nan
+    (found,) = run_cuda_kernel(kernel, group, offer, [x])
+    assert np.array_equal(np.isnan(found[:, 0]), [False, True, False])

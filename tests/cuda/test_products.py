@@ -1,0 +1,84 @@
+"""Matrix products, convolutions, attention and Winograd, in Triton's interpreter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cuda_groups import ATTENTIONS, PRODUCTS, WINOGRADS, attention, product
+from tile_groups import Graph
+
+from korch.candidate.candidate import Refusal
+from korch.provider.triton import (
+    TritonAttentionProvider,
+    TritonProductProvider,
+    TritonWinogradProvider,
+)
+from korch.testing.cuda_kernels import check_cuda_offers, run_cuda_kernel
+from korch.testing.tolerance import assert_same
+
+PRODUCT = TritonProductProvider()
+
+
+# The interpreter multiplies the bits of bfloat16 as integers; on a device it is tested too.
+@pytest.mark.parametrize("name", [name for name in PRODUCTS if name != "bfloat16"])
+def test_products(name, small, rng):
+    check_cuda_offers(PRODUCT, [PRODUCTS[name]()], small, rng)
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_attention(name, small, rng):
+    check_cuda_offers(TritonAttentionProvider(), [ATTENTIONS[name]()], small, rng)
+
+
+@pytest.mark.parametrize("name", WINOGRADS)
+def test_winograd(name, small, rng):
+    check_cuda_offers(TritonWinogradProvider(), [WINOGRADS[name]()], small, rng)
+
+
+def test_terms_are_cut_where_tiles_are_few(small, rng):
+    found = check_cuda_offers(PRODUCT, [product("f32[16,900]", "f32[900,16]")],
+                              replace(small, processors=64), rng)  # fmt: skip
+    assert any("p" in offer.variant and len(kernel.launches) == 2 for _, offer, kernel in found)
+
+
+def test_images_are_read_and_written_in_both_layouts(small, rng):
+    found = check_cuda_offers(PRODUCT, [PRODUCTS["stem"]()], small, rng)
+    assert {(str(o.inputs[0]), str(o.outputs[0])) for _, o, _ in found} == {
+        ("abcd", "abcd"), ("acdb", "acdb"), ("abcd", "acdb"), ("acdb", "abcd"),
+    }  # fmt: skip
+
+
+def test_what_does_not_fit_is_refused(small):
+    g = Graph()
+    y = g.add("matmul", [g.tensor("f32[16,20]"), g.tensor("f32[20,16]")])
+    group = g.group(g.add("add", [y, g.transpose(y, 1, 0)]))
+    found = PRODUCT.offer(group, small)
+    assert isinstance(found, Refusal) and "order" in found.reason
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_travels(small, rng, bad):
+    group = product("f32[17,9]", "f32[9,40]")
+    for offer in PRODUCT.offer(group, small):
+        a, b = (rng.standard_normal(t.shape).astype(np.float32) for t in group.input_types)
+        a[3, 2] = b[4, 7] = bad
+        (found,) = run_cuda_kernel(PRODUCT.build(group, offer, small), group, offer, [a, b])
+        with np.errstate(invalid="ignore"):
+            assert_same(found, a.astype(np.float64) @ b.astype(np.float64), terms=9)
+
+
+def test_masked_keys_have_no_weight_and_rows_without_keys_are_nan(small, rng):
+    group = attention(1, 16, 70, 16, 16, True)
+    provider = TritonAttentionProvider()
+    mask = next(i for i, t in enumerate(group.input_types) if t.shape == (1, 1, 70))
+    for offer in provider.offer(group, small):
+        inputs = [rng.standard_normal(t.shape).astype(np.float32) for t in group.input_types]
+        inputs[mask][..., :40] = -np.inf
+        kernel = provider.build(group, offer, small)
+        (found,) = run_cuda_kernel(kernel, group, offer, inputs)
+        assert np.isfinite(found).all()
+        inputs[mask][...] = -np.inf
+        (found,) = run_cuda_kernel(kernel, group, offer, inputs)
+        assert np.isnan(found).all()

@@ -1,0 +1,83 @@
+"""Models on the device: optimized, checked, saved, loaded, bound, called from several threads."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from benchmarks.models import build
+
+import korch
+from korch.errors import InputError
+
+TINY = ("tiny_candy", "tiny_efficientvit", "tiny_yolox", "tiny_segformer", "tiny_transformer")
+
+
+@pytest.fixture(scope="module")
+def candy(tmp_path_factory):
+    cache = tmp_path_factory.mktemp("cache")
+    return korch.optimize(build("tiny_candy"), target="cuda", budget=60, cache_folder=cache)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_models_are_optimized_and_right(name, tmp_path):
+    executable = korch.optimize(build(name), target="cuda", budget=40, cache_folder=tmp_path)
+    assert executable.report["max_error"] < 1e-4
+    assert executable.report["measured_ms"] > 0
+
+
+def test_half_precision_is_within_its_tolerance(tmp_path):
+    executable = korch.optimize(build("tiny_candy"), target="cuda", precision="float16", budget=40,
+                                cache_folder=tmp_path)  # fmt: skip
+    assert executable.report["max_error"] < 1e-2
+
+
+def test_an_artifact_gives_the_same(candy, tmp_path):
+    candy.save(tmp_path / "a.korch")
+    again = korch.load(tmp_path / "a.korch")
+    x = torch.randn(tuple(candy.get_inputs()[0].shape), device="cuda")
+    assert torch.equal(candy(x)[0], again(x)[0])
+
+
+def test_a_bound_run_takes_the_callers_memory(candy):
+    x = torch.randn(tuple(candy.get_inputs()[0].shape), device="cuda")
+    y = torch.empty(tuple(candy.get_outputs()[0].shape), device="cuda")
+    bound = candy.bind([x], [y])
+    for _ in range(3):
+        x.copy_(torch.randn_like(x))
+        bound.replay()
+        assert torch.equal(y, candy(x)[0])
+    with pytest.raises(InputError, match="dense"):
+        candy.bind([x.transpose(2, 3)], [y])
+
+
+def test_arrays_of_numpy_give_arrays(candy):
+    x = np.random.default_rng(0).standard_normal(candy.get_inputs()[0].shape).astype(np.float32)
+    (found,) = candy(x)
+    assert isinstance(found, np.ndarray)
+    assert np.array_equal(found, candy(torch.from_numpy(x).cuda())[0].cpu().numpy())
+    with pytest.raises(InputError, match="expected"):
+        candy(x[:, :2])
+
+
+def test_several_threads_may_call_it(candy):
+    shape = tuple(candy.get_inputs()[0].shape)
+    inputs = [torch.randn(shape, device="cuda") for _ in range(8)]
+    expected = [candy(x)[0].clone() for x in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda x: candy(x)[0], inputs))
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_nothing_is_allocated_by_a_bound_run(candy):
+    bound = candy.bind()
+    bound.replay()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    for _ in range(5):
+        bound.replay()
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before

@@ -1,0 +1,75 @@
+"""Generated kernels and the library's on the device, against the reference in float64."""
+
+from __future__ import annotations
+
+import cuda_groups as groups
+import numpy as np
+import pytest
+from tile_groups import FAMILIES, random_groups
+
+from korch.candidate.candidate import Refusal
+from korch.primitive import reference
+from korch.provider.torch_library import TorchProvider
+from korch.provider.triton import (
+    TritonAttentionProvider,
+    TritonProductProvider,
+    TritonProvider,
+    TritonWinogradProvider,
+)
+from korch.testing.cuda_device import run_on_device
+from korch.testing.kernels import group_family, group_terms
+from korch.testing.samples import random_arrays
+from korch.testing.tolerance import assert_same
+
+
+def check(provider, group, target, compiler, rng, least=1):
+    offers = provider.offer(group, target)
+    assert not isinstance(offers, Refusal), offers
+    checked = 0
+    for offer in offers:
+        kernel = provider.build(group, offer, target)
+        if isinstance(kernel, Refusal):
+            continue
+        inputs = random_arrays(rng, group.input_types)
+        feeds = {name: a for (name, _), a in zip(group.body.inputs, inputs, strict=True)}
+        expected = reference.run(group.body, feeds, exact=True)
+        found = run_on_device(kernel, group, offer, inputs, compiler)
+        for (name, _), actual in zip(group.body.outputs, found, strict=True):
+            assert_same(actual, expected[name], family=group_family(group),
+                        terms=group_terms(group), name=f"{offer}")  # fmt: skip
+        checked += 1
+    assert checked >= least
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fused(family, target, compiler, rng):
+    for group in FAMILIES[family]():
+        check(TritonProvider(), group, target, compiler, rng)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_groups(seed, target, compiler):
+    rng = np.random.default_rng(seed)
+    for group in random_groups(rng, 15, 12):
+        if not isinstance(TritonProvider().offer(group, target), Refusal):
+            check(TritonProvider(), group, target, compiler, rng)
+
+
+@pytest.mark.parametrize("name", groups.PRODUCTS)
+def test_products(name, target, compiler, rng):
+    check(TritonProductProvider(), groups.PRODUCTS[name](), target, compiler, rng)
+
+
+@pytest.mark.parametrize("name", [n for n in groups.PRODUCTS if n in groups.IN_LIBRARY])
+def test_library(name, target, compiler, rng):
+    check(TorchProvider(), groups.PRODUCTS[name](), target, compiler, rng)
+
+
+@pytest.mark.parametrize("name", groups.ATTENTIONS)
+def test_attention(name, target, compiler, rng):
+    check(TritonAttentionProvider(), groups.ATTENTIONS[name](), target, compiler, rng)
+
+
+@pytest.mark.parametrize("name", groups.WINOGRADS)
+def test_winograd(name, target, compiler, rng):
+    check(TritonWinogradProvider(), groups.WINOGRADS[name](), target, compiler, rng)
