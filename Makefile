@@ -12,7 +12,7 @@ TORCH_STAMP := $(VENV)/.installed-torch
 
 TRITON_STAMP := $(VENV)/.installed-triton
 
-.PHONY: demo test test-torch test-cuda check bench size clean conformance bench-smoke fuzz
+.PHONY: web test-web demo test test-torch test-cuda check bench size clean conformance bench-smoke fuzz
 .DELETE_ON_ERROR:
 
 $(STAMP): pyproject.toml
@@ -32,6 +32,8 @@ demo: build/candy.onnx
 	@$(BIN)/korch bench build/candy.korch --against onnxruntime,openvino
 	@printf '\n== Why it is as fast as it is\n\n'
 	@$(BIN)/korch explain build/candy.korch
+	@if command -v npm >/dev/null 2>&1; then $(MAKE) --no-print-directory web \
+	  && printf '\n== As a page\n\n' && $(BIN)/korch explain build/candy.korch --html build/candy.html; fi
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -39,7 +41,7 @@ check: $(STAMP)
 	$(BIN)/mypy
 
 test: check
-	$(BIN)/python -m pytest -n 2 --ignore tests/pytorch --ignore tests/cuda --ignore tests/gpu
+	$(BIN)/python -m pytest -n 2 --ignore tests/pytorch --ignore tests/cuda --ignore tests/gpu --ignore tests/web
 
 # PyTorch first and alone: whichever build it is, it is kept.
 $(TORCH_STAMP): $(STAMP)
@@ -58,6 +60,27 @@ $(TRITON_STAMP): $(STAMP)
 # Kernels for CUDA devices, without one: interpreted, and cross-compiled for sm_90 and sm_80.
 test-cuda: $(TRITON_STAMP)
 	$(BIN)/python -m pytest -n 2 tests/cuda
+
+# The script and style of the page that `korch explain --html` writes; needs Node.js.
+WEB := src/korch/report/web
+web: $(WEB)/page.js $(WEB)/page.css
+
+$(WEB)/page.css: web/page.css
+	@mkdir -p $(WEB)
+	cp $< $@
+
+$(WEB)/page.js: web/page.js web/package.json
+	cd web && npm install --no-fund --no-audit --silent && npm run --silent build
+
+WEB_STAMP := $(VENV)/.installed-web
+
+$(WEB_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS),test-web]'
+	@touch $@
+
+# The page in headless Chromium, which must be installed.
+test-web: $(WEB_STAMP) web
+	$(BIN)/python -m pytest tests/web
 
 # Solver instances, and the models against the other engines.
 bench: $(STAMP)

@@ -51,12 +51,12 @@ def maker(
         def make_cuda(steps: Sequence[Step[Any]]) -> Any:
             from korch.measure.cuda.meter import CudaMeter
             from korch.runtime.cuda.build import build_cuda
-            from korch.runtime.cuda.executable import CudaExecutable
+            from korch.runtime.cuda.executable import with_best_branches
 
             if not isinstance(meter, CudaMeter):
                 raise AssertionError("a meter of another target")
             program = build_cuda(graph, steps, meter.target, meter.compiler, **records)
-            return CudaExecutable(program)
+            return with_best_branches(program)
 
         return make_cuda
 

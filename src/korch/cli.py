@@ -28,6 +28,9 @@ from korch.options import Options
 from korch.primitive.types import DType
 
 PEERS = "onnxruntime,openvino"
+PAGE_ROUNDS = 20
+"""Runs for the timeline of a page."""
+
 RENAMED = {"budget_s": "budget"}
 """Option fields whose flag leaves out the unit, which the help names."""
 
@@ -112,7 +115,15 @@ def _parser() -> argparse.ArgumentParser:
 
     explain = commands.add_parser("explain", help="show the kernels of an artifact, and why")
     explain.add_argument("artifact", type=Path, metavar="OUT.korch")
+    explain.add_argument("other", type=Path, nargs="?", metavar="OTHER.korch",
+                         help="show what differs in this plan")  # fmt: skip
     explain.add_argument("--json", action="store_true", help="print the plan as JSON")
+    explain.add_argument("--html", type=Path, metavar="report.html",
+                         help="write a page with graph, roofline, timeline, sources")  # fmt: skip
+    explain.add_argument("--peers", type=Path, metavar="bench.json",
+                         help="show on the page what `korch bench --json` printed")  # fmt: skip
+    explain.add_argument("--run", action=argparse.BooleanOptionalAction, default=True,
+                         help="run the plan a few times for the page's timeline")  # fmt: skip
     explain.set_defaults(command=_explain)
 
     profile = commands.add_parser("profile", help="time the kernels of an artifact in real runs")
@@ -120,6 +131,8 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--rounds", type=int, default=30, metavar="N")
     profile.add_argument("--seed", type=int, default=0, help="of the random inputs")
     profile.add_argument("--json", action="store_true", help="print all kernels as JSON")
+    profile.add_argument("--trace", type=Path, metavar="trace.json",
+                         help="write one run as a trace that Perfetto and Chrome show")  # fmt: skip
     profile.set_defaults(command=_profile)
 
     for name, text in _STAGES.items():
@@ -376,18 +389,34 @@ def _profile(parsed: argparse.Namespace) -> int:
     inputs = executable.get_inputs()
     feeds = random_arrays({t.name: (tuple(t.shape), t.dtype) for t in inputs}, parsed.seed)
     found = profile(executable, [feeds[t.name] for t in inputs], parsed.rounds)
+    if parsed.trace is not None:
+        from korch.report.trace import trace
+
+        _check_output(parsed.trace)
+        parsed.trace.write_text(json.dumps(trace(executable.plan, found)))
     print(to_json(found.to_json()) if parsed.json else found.to_text())
     return 0
 
 
 def _explain(parsed: argparse.Namespace) -> int:
     from korch.api import load
+    from korch.report.diff import differences
     from korch.report.explain import describe, explain
-    from korch.runtime.executable import Executable
     from korch.runtime.record import to_json
 
+    for output in filter(None, [parsed.html]):
+        _check_output(output)
     executable = load(parsed.artifact)
-    if not isinstance(executable, Executable):
+    has_plan = hasattr(executable, "plan")
+    if parsed.other is not None:
+        other = load(parsed.other)
+        if not has_plan or not hasattr(other, "plan"):
+            raise OptionError("one of the two has several plans", where=str(parsed.other),
+                              expected="artifacts of one plan each")  # fmt: skip
+        print(differences(executable.plan, executable.report, other.plan, other.report))
+    elif parsed.html is not None:
+        _write_page(parsed, executable, has_plan)
+    elif not has_plan:
         report = {"artifact": str(parsed.artifact), **executable.report}
         print(to_json(report) if parsed.json else describe(report))
     elif parsed.json:
@@ -395,6 +424,33 @@ def _explain(parsed: argparse.Namespace) -> int:
     else:
         print(explain(executable.plan, executable.report))
     return 0
+
+
+def _write_page(parsed: argparse.Namespace, executable: Any, has_plan: bool) -> None:
+    from korch.report.page import page
+    from korch.report.peers.inputs import random_arrays
+    from korch.report.profile import profile
+    from korch.runtime.executable import Executable
+
+    if not has_plan:
+        raise OptionError("it has several plans or parts on the host", where=str(parsed.artifact),
+                          expected="an artifact of one plan")  # fmt: skip
+    run_ns = None
+    if parsed.run and isinstance(executable, Executable):
+        inputs = executable.get_inputs()
+        feeds = random_arrays({t.name: (tuple(t.shape), t.dtype) for t in inputs}, 0)
+        found = profile(executable, [feeds[t.name] for t in inputs], PAGE_ROUNDS)
+        run_ns = [kernel.median_ns for kernel in found.kernels]
+    peers: list[Any] = []
+    if parsed.peers is not None:
+        try:
+            peers = json.loads(parsed.peers.read_text())["rows"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise OptionError(f"{parsed.peers} is no comparison ({error})", "option --peers",
+                              expected="what `korch bench --json` prints") from error  # fmt: skip
+    text = page(executable.plan, executable.report, executable.sources, run_ns, peers)
+    parsed.html.write_text(text)
+    print(f"{parsed.html}: {len(text) / 1e6:.1f} MB, open it in a browser")
 
 
 def _stage(parsed: argparse.Namespace) -> int:

@@ -45,6 +45,7 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.precision import with_half
 from korch.primitive.types import DType
 from korch.report.dry_run import DryRun, dry_run
+from korch.report.rivals import rivals_of
 from korch.runtime.build import model_record
 from korch.runtime.record import ModelRecord
 
@@ -63,6 +64,7 @@ class Run:
     progress: Progress
     started_s: float = field(default_factory=time.monotonic)
     stage_seconds: dict[str, float] = field(default_factory=dict)
+    operators: list[Any] = field(default_factory=list)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -152,6 +154,7 @@ def _front(model: Any, run: Run) -> tuple[Partition, PrimitiveGraph]:
     with run.stage("frontend"):
         is_loaded = isinstance(model, OperatorGraph)
         operators = model if is_loaded else load_model(model, run.shapes)
+    run.operators = [[o.label, list(o.inputs), list(o.outputs)] for o in operators.operators]
     with run.stage("fission"):
         split = _checked(fission(operators), run.options)
     with run.stage("equivalences"):
@@ -172,6 +175,8 @@ def _optimize(model: Any, run: Run) -> Any:
         with run.stage("build"):
             report = _report(run, partition, tasks, outcome)
             report["measured_candidates"] = _count_measured(tasks, meter)
+            report["machine"] = meter.rates()
+            rivals = _rivals(outcome, tasks, meter)
             plans = list(outcome.plans.items())[: None if options.baselines else 1]
             entries = [_entry(name, steps, meter) for name, steps in plans]
             graph, meaning = joined.graph, split if options.precision != "float32" else None
@@ -181,7 +186,18 @@ def _optimize(model: Any, run: Run) -> Any:
             make = maker(graph, meter, options, model=_model_record(model),
                          certificate=found.certificate, report=report)  # fmt: skip
             contest = hold_contest(graph, entries, meter, options, make, meaning=meaning)
+    report["rivals"] = {
+        step.candidate: rivals.get(step.candidate, ()) for step in contest.winner.plan.steps
+    }
     return _finish(run, contest, report)
+
+
+def _rivals(outcome: Outcome, tasks: Sequence[Task], meter: AnyMeter) -> dict[str, Any]:
+    """Return what lost against each kernel of all plans; nothing if nothing was measured."""
+    if not meter.options.measure:
+        return {}
+    chosen = {c.key: c for steps in outcome.plans.values() for c in steps}.values()
+    return rivals_of(chosen, (c for task in tasks for c in task.candidates), meter)
 
 
 def _checked(graph: PrimitiveGraph, options: Options) -> PrimitiveGraph:
@@ -290,6 +306,7 @@ def _report(run: Run, partition: Partition, tasks: Sequence[Task], outcome: Outc
         "rounds": [asdict(entry) for entry in found.rounds],
         "stopped_by_budget": found.stopped_by_budget,
         "stages_s": run.stage_seconds,
+        "operators": run.operators,
         "partition": outcome.partition,
     }
 

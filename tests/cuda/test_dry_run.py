@@ -6,6 +6,7 @@ import pytest
 from benchmarks.models import PAPER, build
 
 from korch.cli import main
+from korch.cuda.compile import Cubin, CubinCompiler
 from korch.errors import OptionError, UnsupportedError
 from korch.options import Options
 from korch.pipeline import plan_model
@@ -27,6 +28,14 @@ def test_every_kernel_of_a_model_compiles(name, cache):
     assert len(found.kernels) > 5
     spills = [launch.spill_bytes for kernel in found.kernels for launch in kernel.launches]
     assert spills and max(spills) <= SPILL_BYTES, found.to_text()
+    older = CubinCompiler(80, cache)
+    try:
+        cubins = older.compile(found.launches)
+    finally:
+        older.close()
+    for cubin in cubins.values():
+        assert isinstance(cubin, Cubin), cubin
+        assert cubin.spill_bytes <= SPILL_BYTES
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from korch.candidate.candidate import Candidate
 from korch.libraries import needed_libraries
@@ -51,6 +53,10 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
                 candidate.read_bytes, candidate.write_bytes, flop, seconds
             )
             self.database.put_fact(FACT, self.calibration.to_text())
+
+    def rates(self) -> dict[str, Any]:
+        """Return the calibration."""
+        return asdict(self.calibration)
 
     def measure_batch(self, batch: Sequence[Candidate], kernels: Mapping[str, Kernel]) -> None:
         """Compile kernels to one library and time them."""

@@ -70,6 +70,10 @@ class CandidateMeter(ABC, Generic[T, K]):
         """Raise the rates of the bounds until they hold for a measured candidate."""
 
     @abstractmethod
+    def rates(self) -> dict[str, Any]:
+        """Return what the machine does at best, as plain data."""
+
+    @abstractmethod
     def measure_batch(self, batch: Sequence[Candidate], kernels: Mapping[str, K]) -> None:
         """Build and time some kernels, given by their candidates' keys; keep what is found."""
 

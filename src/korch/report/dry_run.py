@@ -8,7 +8,7 @@ from typing import Any
 
 from korch.candidate.candidate import Candidate, Refusal
 from korch.cuda.compile import Cubin
-from korch.cuda.kernel import CudaKernel
+from korch.cuda.kernel import CudaKernel, Launch
 from korch.measure.cuda.meter import CudaMeter
 
 
@@ -59,11 +59,13 @@ class DryRun:
         target: the device that it is for.
         kernels: in order.
         report: how the plan was found.
+        launches: all that was compiled, so that it can be compiled for another device too.
     """
 
     target: str
     kernels: tuple[KernelReport, ...]
     report: Mapping[str, Any]
+    launches: tuple[Launch, ...] = ()
 
     @property
     def failures(self) -> list[KernelReport]:
@@ -113,9 +115,9 @@ def dry_run(steps: Sequence[Candidate], meter: CudaMeter, report: Mapping[str, A
         report: how the plan was found.
     """
     built: list[CudaKernel | Refusal] = [meter.kernel(candidate) for candidate in steps]
-    cubins = meter.compiler.compile(
-        [launch for kernel in built if isinstance(kernel, CudaKernel) for launch in kernel.launches]
-    )
+    made = [kernel for kernel in built if isinstance(kernel, CudaKernel)]
+    everything = tuple(launch for kernel in made for launch in kernel.launches)
+    cubins = meter.compiler.compile(everything)
     kernels = []
     for candidate, kernel in zip(steps, built, strict=True):
         launches: list[LaunchReport] = []
@@ -139,4 +141,5 @@ def dry_run(steps: Sequence[Candidate], meter: CudaMeter, report: Mapping[str, A
             "layout change", f"({inputs}) -> ({outputs})", meter.bound_ns(candidate),
             tuple(launches), kernel.reason if isinstance(kernel, Refusal) else "",
         ))  # fmt: skip
-    return DryRun(f"{meter.target.name} ({meter.target.isa})", tuple(kernels), report)
+    return DryRun(f"{meter.target.name} ({meter.target.isa})", tuple(kernels), report,
+                  everything)  # fmt: skip

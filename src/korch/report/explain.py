@@ -125,26 +125,38 @@ def _contest(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _rules(plan: PlanRecord, report: Mapping[str, Any]) -> str:
+def rule_rows(plan: PlanRecord, report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return, per rule that fired or is used: alternatives, kernels, their cost, what it saves."""
     used: dict[str, list[float]] = {}
     for step in plan.steps:
         for rule in filter(None, {rule_of(origin) for origin in step.origins}):
             used.setdefault(rule, []).append(step.cost_ns)
     rules = report.get("rules", {}).get("rules", ())
     fired = {rule["name"]: rule["fired"] for rule in rules if rule["fired"]}
-    if not fired and not used:
-        return ""
     saved_ms = report.get("rule_savings_ms", {})
+    return [
+        {
+            "name": name, "fired": fired.get(name, 0), "kernels": len(used.get(name, ())),
+            "cost_ns": sum(used.get(name, ())),
+            "saves": _saved(saved_ms, name) if name in used else "",
+        }
+        for name in sorted({*fired, *used})
+    ]  # fmt: skip
+
+
+def _rules(plan: PlanRecord, report: Mapping[str, Any]) -> str:
+    rows = rule_rows(plan, report)
+    if not rows:
+        return ""
     lines = [
         "equivalences: alternatives added, kernels of the plan that use them and their cost, and\n"
         "what the best plan without each rule costs more, as far as its kernels are measured:"
     ]
-    for name in sorted({*fired, *used}):
-        costs = used.get(name, [])
-        told = f"{len(costs):>4} kernels"
-        if costs:
-            told += f" {_time(sum(costs)):>10}  {_saved(saved_ms, name)}".rstrip()
-        lines.append(f"  {name:36}{fired.get(name, 0):>4} added {told}")
+    for row in rows:
+        told = f"{row['kernels']:>4} kernels"
+        if row["kernels"]:
+            told += f" {_time(row['cost_ns']):>10}  {row['saves']}".rstrip()
+        lines.append(f"  {row['name']:36}{row['fired']:>4} added {told}")
     return "\n".join(lines)
 
 

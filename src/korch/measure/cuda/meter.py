@@ -73,6 +73,12 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
         )  # fmt: skip
         self.database.put_fact(self._calibration, to_text(self.target))
 
+    def rates(self) -> dict[str, Any]:
+        """Return the device's rates."""
+        target = self.target
+        return {"copy_bytes_per_s": target.copy_bytes_per_s,
+                "rate_flop_per_s": target.f32_flop_per_s}  # fmt: skip
+
     def measure_batch(self, batch: Sequence[Candidate], kernels: Mapping[str, CudaKernel]) -> None:
         """Compile kernels and time them."""
         cubins = self.compiler.compile([la for c in batch for la in kernels[c.key].launches])

@@ -26,6 +26,9 @@ from korch.runtime.cuda.schedule import STREAMS, Turn, schedule
 from korch.runtime.executable import TensorInfo
 from korch.runtime.record import PlanRecord
 
+BRANCH_ROUNDS = 9
+"""Turns in which a graph with branches and one without are timed."""
+
 
 @dataclass(frozen=True)
 class Bound:
@@ -51,12 +54,11 @@ class CudaExecutable:
         report: how the plan was found; `save` stores it.
     """
 
-    def __init__(self, program: CudaProgram, is_parallel: bool = True) -> None:
+    def __init__(self, program: CudaProgram) -> None:
         """Load the kernels, move the weights, capture the graph.
 
         Args:
             program: what `korch.runtime.cuda.build` made.
-            is_parallel: whether independent kernels run on branches of the graph.
 
         Raises:
             UnsupportedError: there is no device, or not one that the program fits.
@@ -85,7 +87,7 @@ class CudaExecutable:
         self._weights = torch.from_numpy(program.weights.block).to("cuda")
         self._tables = [torch.tensor(t, dtype=torch.int32, device="cuda") for t in program.tables]
         self._turns: tuple[Turn, ...] = (
-            schedule(program.steps) if is_parallel
+            schedule(program.steps) if program.is_parallel
             else tuple(Turn(0, ()) for _ in program.steps)
         )  # fmt: skip
         self._own = self._bind(self._allocate("inputs"), self._allocate("outputs"))
@@ -187,9 +189,13 @@ class CudaExecutable:
 
     def stopwatch(self, arrays: Sequence[Any]) -> Callable[[], int]:
         """Return a function that runs the model once and gives its nanoseconds on the device."""
-        torch = self._torch
         for own, tensor in zip(self._own.inputs, self._accept(arrays), strict=True):
             own.copy_(tensor)
+        return self._clock()
+
+    def _clock(self) -> Callable[[], int]:
+        """Return a function that runs the model once on what its inputs hold, and times it."""
+        torch = self._torch
 
         def once() -> int:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -358,6 +364,25 @@ class _Memory:
         """Return a buffer as a tensor of its logical shape."""
         kind = getattr(self.torch, TORCH_TYPES[place.dtype])
         return strided(self.flat(place).view(kind), place.shape, place.layout)
+
+
+def with_best_branches(program: CudaProgram) -> CudaExecutable:
+    """Return an executable in which independent kernels run side by side if that is faster.
+
+    Raises:
+        UnsupportedError: there is no device, or not one that the program fits.
+    """
+    one = CudaExecutable(replace(program, is_parallel=False))
+    if all(turn.stream == 0 for turn in schedule(program.steps)):
+        return one
+    side_by_side = CudaExecutable(replace(program, is_parallel=True))
+    clocks = [one._clock(), side_by_side._clock()]
+    times: list[list[int]] = [[], []]
+    for _ in range(BRANCH_ROUNDS):
+        for clock, found in zip(clocks, times, strict=True):
+            clock()
+            found.append(clock())
+    return side_by_side if np.median(times[1]) < np.median(times[0]) else one
 
 
 def load_cuda(path: str | os.PathLike[str]) -> CudaExecutable:

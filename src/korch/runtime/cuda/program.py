@@ -98,6 +98,7 @@ class CudaProgram:
         weights: the packed constants.
         cubins: by symbol.
         sources: by symbol.
+        is_parallel: whether independent kernels run on branches of the graph.
         report: how the plan was found.
     """
 
@@ -110,6 +111,7 @@ class CudaProgram:
     weights: Weights
     cubins: Mapping[str, bytes]
     sources: Mapping[str, str]
+    is_parallel: bool = False
     report: dict[str, Any] = field(default_factory=dict)
 
 
@@ -121,6 +123,7 @@ def write_program(program: CudaProgram, path: str | os.PathLike[str]) -> None:
     """
     data = {
         "arch": program.arch, "allow_tf32": program.allow_tf32,
+        "is_parallel": program.is_parallel,
         "steps": [asdict(step) for step in program.steps],
         "copies": [[output, asdict(place)] for output, place in program.copies],
         "tables": program.tables,
@@ -161,6 +164,7 @@ def read_program(path: str | os.PathLike[str]) -> CudaProgram:
             data = json.loads(archive.read(PROGRAM))
             return CudaProgram(
                 plan=plan, arch=int(data["arch"]), allow_tf32=bool(data["allow_tf32"]),
+                is_parallel=bool(data["is_parallel"]),
                 steps=tuple(map(_step, data["steps"])),
                 copies=tuple((int(output), _place(place)) for output, place in data["copies"]),
                 tables=tuple(tuple(map(int, table)) for table in data["tables"]),

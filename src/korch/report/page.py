@@ -1,0 +1,294 @@
+"""A plan as one page of HTML: facts, kernels, graph, roofline, timeline, memory, search.
+
+The page holds all that it shows and works from a file, without a network. Its script is
+`web/page.js`, bundled with the libraries that draw (Cytoscape.js, dagre, Chart.js, highlight.js)
+and their licences by `make web`.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+from korch.equivalence.rule import rule_of
+from korch.errors import UnsupportedError
+from korch.report.explain import operations, rule_rows, summary
+from korch.runtime.record import PlanRecord, PortRecord, StepRecord
+
+LONGEST_SOURCE = 200_000
+"""Characters of a kernel's source that the page holds."""
+
+_PRIMITIVE = re.compile(r"^(%\d+): (\S+) = (\w+)\(([^)]*)\)", re.MULTILINE)
+_ENDS = re.compile(r'(%\d+) "(\w+)"')
+
+
+def page(
+    plan: PlanRecord, report: Mapping[str, Any], sources: Mapping[str, str],
+    run_ns: Sequence[float] | None = None, peers: Sequence[Mapping[str, Any]] = (),
+) -> str:  # fmt: skip
+    """Return the page.
+
+    Args:
+        plan: the kernels in order.
+        report: how the plan was found.
+        sources: of the kernels, by file name or symbol.
+        run_ns: what each kernel takes inside of a run, if it was run.
+        peers: rows of a comparison, as `korch bench --json` prints them.
+
+    Raises:
+        UnsupportedError: the page's script has not been built.
+    """
+    data = page_data(plan, report, sources, run_ns, peers)
+    folder = files("korch.report") / "web"
+    script, style = folder / "page.js", folder / "page.css"
+    if not script.is_file() or not style.is_file():
+        raise UnsupportedError(
+            "the script of the page is not there", where="option --html",
+            hint="In a checkout `make web` builds it, with Node.js; released packages have it",
+        )  # fmt: skip
+    text = (files("korch.report") / "page.html").read_text()
+    # What would end the element early is written in another way that means the same.
+    packed = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
+    parts = {
+        "TITLE": html.escape(data["title"]), "SUMMARY": html.escape(data["summary"]),
+        "STYLE": style.read_text(), "DATA": packed,
+        "SCRIPT": script.read_text().replace("</script", "<\\/script"),
+    }  # fmt: skip
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], text)
+
+
+def page_data(
+    plan: PlanRecord, report: Mapping[str, Any], sources: Mapping[str, str],
+    run_ns: Sequence[float] | None = None, peers: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """Return what the page's script reads."""
+    is_cuda = "arch" in plan.target
+    name = plan.model.path.rpartition("/")[2] or "a model"
+    rivals = report.get("rivals", {})
+    kernels = [
+        _kernel(number, step, rivals.get(step.candidate, ()), run_ns)
+        for number, step in enumerate(plan.steps)
+    ]
+    texts = {key.removesuffix(".cpp"): text[:LONGEST_SOURCE] for key, text in sources.items()}
+    return {
+        "title": f"{name} on {plan.target.get('cpu', 'an unknown machine')}",
+        "summary": summary({"artifact": name, **report}) if "plan" in report else "",
+        "facts": _facts(plan, report), "kernels": kernels,
+        "total_us": sum(k["us"] for k in kernels) or 1.0,
+        "contest": list(report.get("contest", ())), "kept": report.get("plan", ""),
+        "rules": rule_rows(plan, report), "peers": [_peer(row, peers) for row in peers],
+        "sources": {step.symbol: texts.get(step.symbol, "") for step in plan.steps},
+        "language": "python" if is_cuda else "cpp",
+        "graphs": {
+            "kernels": _kernel_graph(plan), "primitives": _primitive_graph(plan),
+            "operators": _operator_graph(plan, report),
+        },
+        "roof": _roof(plan, report), "memory": _live_bytes(plan), "arena_bytes": plan.arena_bytes,
+        "rounds": list(report.get("rounds", ())),
+    }  # fmt: skip
+
+
+def _facts(plan: PlanRecord, report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    found = [("kernels", str(len(plan.steps)))]
+
+    def add(name: str, key: str, text: str, scale: float = 1.0) -> None:
+        value = report.get(key)
+        if value is not None:
+            found.append((name, text.format(scale * value)))
+
+    add("whole run, measured", "measured_ms", "{:.3f} ms")
+    add("predicted", "predicted_ms", "{:.3f} ms")
+    add("no plan costs less", "lower_bound_ms", "{:.3f} ms")
+    add("gap", "gap", "{:.1f} %", 100)
+    add("FLOP in the plan", "flop", "{:.2f} G", 1e-9)
+    add("FLOP as given", "given_flop", "{:.2f} G", 1e-9)
+    add("error, of the largest element", "max_error", "{:.1e}")
+    add("error, of the RMS", "rms_error", "{:.1e}")
+    add("error of the model as given", "given_error", "{:.1e}")
+    add("candidates", "candidates", "{:,.0f}")
+    add("measured", "measured_candidates", "{:,.0f}")
+    add("time to optimize", "seconds", "{:.1f} s")
+    found.append(("arena", f"{plan.arena_bytes / 2**20:.1f} MiB"))
+    found.append(("weights", f"{plan.weights_bytes / 2**20:.1f} MiB"))
+    return found
+
+
+def _kernel(number: int, step: StepRecord, rivals: Sequence[Mapping[str, Any]],
+            run_ns: Sequence[float] | None) -> dict[str, Any]:  # fmt: skip
+    return {
+        "number": number, "symbol": step.symbol, "provider": step.provider,
+        "variant": step.variant, "operations": operations(step), "primitives": step.primitives,
+        "origins": [o for o in step.origins if o and not rule_of(o)],
+        "rules": sorted({rule for o in step.origins if (rule := rule_of(o))}),
+        "inputs": [_port(port) for port in step.inputs],
+        "outputs": [_port(port) for port in step.outputs],
+        "us": step.cost_ns / 1e3, "measured": step.is_measured, "bound_us": step.bound_ns / 1e3,
+        "limit": "bytes, operations and the call", "bytes": step.size_bytes,
+        "flop": step.work_flop, "run_us": None if run_ns is None else run_ns[number] / 1e3,
+        "rivals": [_rival(row, step) for row in rivals],
+    }  # fmt: skip
+
+
+def _port(port: PortRecord) -> str:
+    return f"%{port.value} {port.type} {port.layout or 'scalar'} ({port.place.lower()})"
+
+
+def _rival(row: Mapping[str, Any], step: StepRecord) -> dict[str, str]:
+    what = f"{row['provider']} {row['layouts']} {row['variant']}".rstrip()
+    if row["failure"]:
+        return {"what": what, "cost": "out", "more": row["failure"]}
+    cost = f"{'' if row['is_measured'] else '≥ '}{row['cost_ns'] / 1e3:.1f} µs"
+    more = f"{row['cost_ns'] / step.cost_ns:.2f}x" if step.cost_ns else "–"
+    return {"what": what, "cost": cost, "more": more if row["is_measured"] else "not measured"}
+
+
+def _peer(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    own = next((r for r in rows if str(r.get("name", "")).startswith("korch")), rows[0])
+    times = sorted(float(t) / 1e6 for t in row.get("times_ns", ())) or [float("nan")]
+    of = sorted(float(t) / 1e6 for t in own.get("times_ns", ())) or times
+
+    def at(share: float) -> float:
+        return times[min(len(times) - 1, int(share * len(times)))]
+
+    return {
+        "name": str(row.get("name", "")), "median_ms": at(0.5),
+        "spread": f"{at(0.1):.3f}–{at(0.9):.3f} ms",
+        "ratio": f"{at(0.5) / of[len(of) // 2]:.2f}",
+    }  # fmt: skip
+
+
+# Graphs: nodes with the kernels that they belong to, and edges
+
+
+def _writers(plan: PlanRecord) -> list[dict[tuple[int, str], int]]:
+    """Return, per step, the step that last wrote each port before it."""
+    found: list[dict[tuple[int, str], int]] = []
+    current: dict[tuple[int, str], int] = {}
+    for number, step in enumerate(plan.steps):
+        found.append(dict(current))
+        for port in step.outputs:
+            current[port.value, port.layout] = number
+    return found
+
+
+def _source(writers: Mapping[tuple[int, str], int], port: PortRecord) -> int | None:
+    """Return the step that wrote a port; one that is equal under another name, if it must be."""
+    exact = writers.get((port.value, port.layout))
+    if exact is not None:
+        return exact
+    return max((n for (value, _), n in writers.items() if value == port.value), default=None)
+
+
+def _kernel_graph(plan: PlanRecord) -> dict[str, Any]:
+    writers = _writers(plan)
+    nodes = [
+        {"id": f"k{n}", "label": f"{n} {operations(step)[:34]}", "kernels": [n]}
+        for n, step in enumerate(plan.steps)
+    ]
+    edges = {
+        (f"k{before}", f"k{n}")
+        for n, step in enumerate(plan.steps) for port in step.inputs
+        if (before := _source(writers[n], port)) is not None
+    }  # fmt: skip
+    return {"nodes": nodes, "edges": sorted(edges)}
+
+
+def _primitive_graph(plan: PlanRecord) -> dict[str, Any]:
+    """Return primitives, each in the box of its kernel."""
+    writers = _writers(plan)
+    nodes: list[dict[str, Any]] = []
+    edges: set[tuple[str, str]] = set()
+    made: dict[tuple[int, int], str] = {}  # (step, value) -> the node that computes it
+    for n, step in enumerate(plan.steps):
+        box = f"k{n}"
+        nodes.append({"id": box, "label": f"{n} {step.provider}", "kernels": [n]})
+        head = step.primitives.partition("->")
+        inputs = {v: int(name[1:]) for v, name in _ENDS.findall(head[0])}
+        outputs = {v: int(name[1:]) for v, name in _ENDS.findall(head[2].partition("\n")[0])}
+        own = {match[1] for match in _PRIMITIVE.finditer(step.primitives)}
+        for match in _PRIMITIVE.finditer(step.primitives):
+            value, _, op, arguments = match.groups()
+            if op == "constant":
+                continue
+            node = f"{box}{value}"
+            nodes.append({"id": node, "parent": box, "label": op, "kernels": [n]})
+            for argument in re.findall(r"%\d+", arguments):
+                before = None
+                if argument in own:
+                    edges.add((f"{box}{argument}", node))
+                elif argument in inputs and inputs[argument] < len(step.inputs):
+                    port = step.inputs[inputs[argument]]
+                    before = _source(writers[n], port)
+                    if before is not None:
+                        edges.add((made.get((before, port.value), f"k{before}"), node))
+            if value in outputs and outputs[value] < len(step.outputs):
+                made[n, step.outputs[outputs[value]].value] = node
+    known = {node["id"] for node in nodes}
+    return {"nodes": nodes, "edges": sorted(e for e in edges if set(e) <= known)}
+
+
+def _operator_graph(plan: PlanRecord, report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the model's operators with the kernels that run some part of each."""
+    users: dict[str, list[int]] = {}
+    for n, step in enumerate(plan.steps):
+        for origin in step.origins:
+            users.setdefault(origin, []).append(n)
+    nodes: list[dict[str, Any]] = []
+    edges: set[tuple[str, str]] = set()
+    made: dict[str, str] = {}
+    for i, (label, inputs, outputs) in enumerate(report.get("operators", ())):
+        nodes.append({"id": f"o{i}", "label": label[:34], "kernels": users.get(label, [])})
+        edges |= {(made[name], f"o{i}") for name in inputs if name in made}
+        made |= dict.fromkeys(filter(None, outputs), f"o{i}")
+    return {"nodes": nodes, "edges": sorted(edges)}
+
+
+# Charts
+
+
+def _roof(plan: PlanRecord, report: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """Return the roofline as points (FLOP per byte, GFLOP/s); empty if it was not measured."""
+    machine = report.get("machine", {})
+    levels = machine.get("levels", ())
+    peak = machine.get("rate_flop_per_s", 0.0) / 1e9
+    rate = machine.get("copy_bytes_per_s", 0.0) / 1e9
+    if levels:
+        rate = (levels[-1]["read_bytes_per_s"] + levels[-1]["write_bytes_per_s"]) / 1e9
+    if not peak or not rate:
+        return []
+    knee = peak / rate
+    return [(knee / 1000, peak / 1000), (knee, peak), (knee * 1000, peak)]
+
+
+def _live_bytes(plan: PlanRecord) -> list[int]:
+    """Return the bytes of the arena that are in use while each kernel runs."""
+    last: dict[int, int] = {}
+    born: list[tuple[int, int, int]] = []  # offset, first step, bytes
+    spans: list[tuple[int, int, int]] = []
+    open_at: dict[int, int] = {}
+    for n, step in enumerate(plan.steps):
+        for port in step.inputs:
+            if port.place == "ARENA" and port.at in open_at:
+                last[open_at[port.at]] = n
+        for port in step.outputs:
+            if port.place == "ARENA":
+                open_at[port.at] = len(born)
+                born.append((port.at, n, _bytes_of(port)))
+                last[len(born) - 1] = n
+    for i, (_, first, size) in enumerate(born):
+        spans.append((first, last[i], size))
+    return [
+        step.workspace_bytes + sum(size for first, end, size in spans if first <= n <= end)
+        for n, step in enumerate(plan.steps)
+    ]
+
+
+def _bytes_of(port: PortRecord) -> int:
+    from korch.candidate.layout import Layout
+    from korch.primitive.types import ValueType
+
+    return Layout.parse(port.layout).size_bytes(ValueType.parse(port.type))

@@ -1,0 +1,59 @@
+"""Candidates that lost: other providers, layouts and variants for exactly the same primitives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from korch.candidate.candidate import Candidate
+from korch.measure.meter import AnyMeter
+from korch.measure.record import Failed, Measured
+
+MOST_RIVALS = 6
+"""Of each kernel: the cheapest."""
+
+
+def rivals_of(
+    chosen: Iterable[Candidate], candidates: Iterable[Candidate], meter: AnyMeter
+) -> dict[str, list[dict[str, Any]]]:
+    """Return what else could have run what some candidates run, by the candidates' keys.
+
+    Args:
+        chosen: the candidates of plans.
+        candidates: all that there are.
+        meter: what is known of their costs.
+
+    Returns:
+        Rows with provider, variant, layouts, `cost_ns`, whether that is measured, and why a
+        candidate is out, cheapest first.
+    """
+    wanted = {candidate.group.key: None for candidate in chosen}
+    same: dict[str, dict[str, Candidate]] = {key: {} for key in wanted}
+    for candidate in candidates:
+        if candidate.group.key in same:
+            same[candidate.group.key][candidate.key] = candidate
+    found: dict[str, list[dict[str, Any]]] = {}
+    for candidate in chosen:
+        others = [c for k, c in same[candidate.group.key].items() if k != candidate.key]
+        rows = sorted((_row(other, meter) for other in others), key=_order)
+        found[candidate.key] = rows[:MOST_RIVALS]
+    return found
+
+
+def _row(candidate: Candidate, meter: AnyMeter) -> dict[str, Any]:
+    record = meter.known(candidate)
+    inputs, outputs = (
+        ", ".join(map(str, layouts))
+        for layouts in (candidate.offer.inputs, candidate.offer.outputs)
+    )
+    is_measured = isinstance(record, Measured)
+    return {
+        "provider": candidate.provider, "variant": candidate.offer.variant,
+        "layouts": f"({inputs}) -> ({outputs})", "cost_ns": meter.cost_ns(candidate)[0],
+        "is_measured": is_measured,
+        "failure": f"{record.kind}: {record.message}"[:120] if isinstance(record, Failed) else "",
+    }  # fmt: skip
+
+
+def _order(row: dict[str, Any]) -> tuple[bool, bool, int]:
+    return bool(row["failure"]), not row["is_measured"], row["cost_ns"]

@@ -1,0 +1,124 @@
+"""The page of a plan: its data, and that nothing of it is fetched or breaks out of its element."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from korch.errors import UnsupportedError
+from korch.report import page as page_module
+from korch.report.diff import differences
+from korch.report.page import page, page_data
+from korch.report.profile import KernelTime, Profile
+from korch.report.trace import trace
+from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
+
+FIRST = """graph(%0 "i0": f32[2,8]) -> (%1 "o0")
+%1: f32[2,8] = exp(%0)
+"""
+SECOND = """graph(%0 "i0": f32[2,8], %1 "i1": f32[8,8]) -> (%3 "o0")
+%2: f32[2,8] = matmul(%0, %1)
+%3: f32[2,8] = tanh(%2)
+"""
+REPORT: dict[str, Any] = {
+    "operators": [["Exp a", ["x"], ["y"]], ["MatMul b", ["y", "w"], ["z"]], ["Tanh c", ["z"],
+                                                                           ["out"]]],
+    "machine": {"levels": [{"read_bytes_per_s": 1e10, "write_bytes_per_s": 1e10}],
+                "rate_flop_per_s": 2e11},
+    "rivals": {"c2": [{"provider": "onednn", "variant": "", "layouts": "(ab) -> (ab)",
+                       "cost_ns": 6000, "is_measured": True, "failure": ""},
+                      {"provider": "x", "variant": "", "layouts": "", "cost_ns": 1,
+                       "is_measured": False, "failure": "crashed: </script>"}]},
+    "rules": {"rules": [{"name": "low-rank", "fired": 3}]}, "max_error": 2e-7,
+    "contest": [],
+}  # fmt: skip
+
+
+def port(value: int, place: str, at: int, text: str = "f32[2,8]") -> PortRecord:
+    return PortRecord(value, text, "ab", place, at)
+
+
+@pytest.fixture
+def plan() -> PlanRecord:
+    first = StepRecord(
+        symbol="k1", provider="generated", variant="", candidate="c1", primitives=FIRST,
+        origins=("Exp a",), inputs=(port(0, "INPUT", 0),), outputs=(port(1, "ARENA", 0),),
+        cost_ns=1000.0, bound_ns=500.0, is_measured=True, size_bytes=128, work_flop=16,
+        workspace_bytes=0,
+    )  # fmt: skip
+    second = replace(
+        first, symbol="k2", provider="gemm", candidate="c2", primitives=SECOND, cost_ns=3000.0,
+        origins=("MatMul b", "Tanh c", "by low-rank"), workspace_bytes=64, work_flop=256,
+        inputs=(port(1, "ARENA", 0), port(5, "CONSTANT", 0, "f32[8,8]")),
+        outputs=(port(3, "OUTPUT", 0),),
+    )  # fmt: skip
+    tensor = TensorRecord("x", "f32", (2, 8))
+    return PlanRecord(
+        korch_version="0", model=ModelRecord("m<1>.onnx", ""), inputs=(tensor,), outputs=(tensor,),
+        threads=2, steps=(first, second), libraries=(), arena_bytes=128, arena_bound_bytes=128,
+        weights_bytes=256, certificate={}, options={"gap": 0.1}, target={"cpu": "A CPU"},
+    )  # fmt: skip
+
+
+def test_the_data_of_a_plan(plan: PlanRecord) -> None:
+    data = page_data(plan, REPORT, {"k1.cpp": "int x;", "other.cpp": ""}, [1100.0, 2900.0])
+    kernels, graphs = data["kernels"], data["graphs"]
+    assert [k["us"] for k in kernels] == [1.0, 3.0] and [k["run_us"] for k in kernels] == [1.1, 2.9]
+    assert kernels[1]["rules"] == ["low-rank"] and kernels[1]["origins"] == ["MatMul b", "Tanh c"]
+    assert kernels[1]["rivals"][0] == {
+        "what": "onednn (ab) -> (ab)", "cost": "6.0 µs", "more": "2.00x",
+    }  # fmt: skip
+    assert data["sources"] == {"k1": "int x;", "k2": ""}
+    assert graphs["kernels"]["edges"] == [("k0", "k1")]
+    nodes = {n["id"]: n for n in graphs["primitives"]["nodes"]}
+    assert [n["label"] for n in nodes.values() if "parent" in n] == ["exp", "matmul", "tanh"]
+    assert graphs["primitives"]["edges"] == [("k0%1", "k1%2"), ("k1%2", "k1%3")]
+    assert graphs["operators"]["edges"] == [("o0", "o1"), ("o1", "o2")]
+    assert [n["kernels"] for n in graphs["operators"]["nodes"]] == [[0], [1], [1]]
+    assert data["memory"] == [64, 64 + 64]
+    assert data["roof"][1] == (10.0, 200.0)
+
+
+def test_the_page_holds_all_and_fetches_nothing(plan: PlanRecord, tmp_path, monkeypatch) -> None:
+    made = tmp_path / "web"
+    made.mkdir()
+    (tmp_path / "page.html").write_text((page_module.files("korch.report") / "page.html")
+                                        .read_text())  # fmt: skip
+    monkeypatch.setattr(page_module, "files", lambda name: tmp_path)
+    with pytest.raises(UnsupportedError, match="make web"):
+        page(plan, REPORT, {})
+    (made / "page.js").write_text("const a = '</script>';")
+    (made / "page.css").write_text("body { margin: 0 }")
+    text = page(plan, REPORT, {"k1": "// \\1 {{TITLE}} </script>"})
+    assert "m&lt;1&gt;.onnx" in text and text.count("</script>") == 2
+    assert not re.search(r"(src|href)=\"(?!#)", text)
+    data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+    assert data["sources"]["k1"] == "// \\1 {{TITLE}} </script>"
+
+
+def test_what_differs_between_plans(plan: PlanRecord) -> None:
+    first, second = plan.steps
+    other = replace(
+        plan, steps=(replace(first, cost_ns=2000.0), replace(second, candidate="c3",
+                                                             provider="onednn")),
+        options={"gap": 0.2},
+    )  # fmt: skip
+    text = differences(plan, {"predicted_ms": 1.0}, other, {"predicted_ms": 2.0})
+    assert "x 2.00" in text and "option gap: 0.1 -> 0.2" in text
+    assert "kernels in both: 1" in text
+    assert "only in the first: 1 kernels, 3.0 us" in text and "1.0 -> 2.0 us" in text
+    same = differences(plan, {}, plan, {})
+    assert "only in" not in same and "built differently" not in same
+
+
+def test_a_trace_has_a_span_for_each_kernel(plan: PlanRecord) -> None:
+    times = [KernelTime(i, "p", "w", 1.0, True, 1000.0 * (i + 1), 1.0, 1.0) for i in range(2)]
+    spans = [e for e in trace(plan, Profile(tuple(times), 3000.0, 5))["traceEvents"]
+             if e["ph"] == "X"]  # fmt: skip
+    assert [(s["ts"], s["dur"], s["cat"]) for s in spans] == [
+        (0.0, 1.0, "generated"), (1.0, 2.0, "gemm"),
+    ]  # fmt: skip
