@@ -30,7 +30,9 @@ def aligned_bytes(size_bytes: int) -> npt.NDArray[Any]:
         block = np.empty(size_bytes + ALIGNMENT, np.uint8)
         start = -block.__array_interface__["data"][0] % ALIGNMENT
         return block[start : start + size_bytes]
-    pages = mmap.mmap(-1, size_bytes + HUGE_PAGE)
+    # Private: shared memory, the default, gets no huge pages on most machines.
+    flags = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
+    pages = mmap.mmap(-1, size_bytes + HUGE_PAGE, flags)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE)
     block = np.frombuffer(pages, np.uint8)

@@ -28,6 +28,9 @@ from korch.options import Options
 from korch.primitive.types import DType
 
 PEERS = "onnxruntime,openvino"
+LARGEST_PROTOBUF = 1 << 30
+"""Models of more bytes are written with their weights in a file beside them."""
+
 PAGE_ROUNDS = 20
 """Runs for the timeline of a page."""
 
@@ -122,6 +125,9 @@ def _parser() -> argparse.ArgumentParser:
                          help="write a page with graph, roofline, timeline, sources")  # fmt: skip
     explain.add_argument("--peers", type=Path, metavar="bench.json",
                          help="show on the page what `korch bench --json` printed")  # fmt: skip
+    explain.add_argument("--onnx", type=Path, metavar="plan.onnx",
+                         help="write the plan as an ONNX model of a function for each kernel"
+                         )  # fmt: skip
     explain.add_argument("--run", action=argparse.BooleanOptionalAction, default=True,
                          help="run the plan a few times for the page's timeline")  # fmt: skip
     explain.set_defaults(command=_explain)
@@ -404,7 +410,7 @@ def _explain(parsed: argparse.Namespace) -> int:
     from korch.report.explain import describe, explain
     from korch.runtime.record import to_json
 
-    for output in filter(None, [parsed.html]):
+    for output in filter(None, [parsed.html, parsed.onnx]):
         _check_output(output)
     executable = load(parsed.artifact)
     has_plan = hasattr(executable, "plan")
@@ -414,6 +420,8 @@ def _explain(parsed: argparse.Namespace) -> int:
             raise OptionError("one of the two has several plans", where=str(parsed.other),
                               expected="artifacts of one plan each")  # fmt: skip
         print(differences(executable.plan, executable.report, other.plan, other.report))
+    elif parsed.onnx is not None:
+        _write_plan_onnx(parsed, executable)
     elif parsed.html is not None:
         _write_page(parsed, executable, has_plan)
     elif not has_plan:
@@ -424,6 +432,20 @@ def _explain(parsed: argparse.Namespace) -> int:
     else:
         print(explain(executable.plan, executable.report))
     return 0
+
+
+def _write_plan_onnx(parsed: argparse.Namespace, executable: Any) -> None:
+    import onnx
+
+    from korch.report.plan_onnx import plan_model
+    from korch.runtime.executable import Executable
+
+    if not isinstance(executable, Executable):
+        raise OptionError("only a plan for the CPU is written as ONNX", str(parsed.artifact),
+                          expected="an artifact of one plan")  # fmt: skip
+    model = plan_model(executable.plan, executable.artifact.weights.array)
+    onnx.save(model, str(parsed.onnx), save_as_external_data=model.ByteSize() > LARGEST_PROTOBUF)
+    print(f"{parsed.onnx}: {len(model.functions)} kernels as functions")
 
 
 def _write_page(parsed: argparse.Namespace, executable: Any, has_plan: bool) -> None:

@@ -146,6 +146,13 @@ class Options:
             "bound got noticeably better; the gap is reported"
         },
     )
+    on_interrupt: Literal["stop", "keep"] = field(
+        default="stop",
+        metadata={
+            "help": "what Ctrl-C does while searching: stop (what was measured is kept), or keep: "
+            "end the search and build the best plan so far"
+        },
+    )
     measure: bool = field(
         default=True,
         metadata={

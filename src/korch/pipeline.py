@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from korch.backend import maker, open_meter
 from korch.candidate.candidate import Candidate
 from korch.contest import Contest, Entry, hold_contest
+from korch.deadline import Deadline, stopped_by_interrupt
 from korch.equivalence.rules import select_rules
 from korch.equivalence.saturate import SaturationReport, saturate
 from korch.errors import InaccurateError, OptionError
@@ -75,11 +76,10 @@ class Run:
         self.stage_seconds[name] = time.monotonic() - begun
         logger.debug("%s took %.2f s", name, self.stage_seconds[name])
 
-    @property
-    def deadline_s(self) -> float | None:
-        """When the search must stop, on the monotonic clock."""
-        budget = self.options.budget_s
-        return None if budget is None else self.started_s + budget
+    @cached_property
+    def deadline(self) -> Deadline:
+        """When the search must stop."""
+        return Deadline.after(self.options.budget_s, self.started_s)
 
 
 def plan_model(
@@ -168,7 +168,7 @@ def _optimize(model: Any, run: Run) -> Any:
     with run.stage("candidates"), open_meter(options) as meter:
         tasks = [prepare(partition, block, meter, options) for block in partition.blocks]
         run.progress("candidates", _describe_tasks(tasks))
-        with run.stage("orchestrate"):
+        with run.stage("orchestrate"), _interruptible(run):
             joined = join(partition)
             outcome = _search(run, partition, joined, tasks, meter)
         found = outcome.found
@@ -227,6 +227,20 @@ def _partition(split: PrimitiveGraph, options: Options) -> Partition:
     return partition
 
 
+@contextmanager
+def _interruptible(run: Run) -> Iterator[None]:
+    """If asked for, let an interrupt end the search with the best plan so far."""
+    if run.options.on_interrupt == "stop":
+        yield
+        return
+
+    def tell() -> None:
+        run.progress("orchestrate", "interrupted: the best plan so far is built; again to give up")
+
+    with stopped_by_interrupt(run.deadline, tell):
+        yield
+
+
 def _search(run: Run, partition: Partition, joined: Joined, tasks: Sequence[Task],
             meter: AnyMeter) -> Outcome:  # fmt: skip
     """Find the best plan and those to hold it against."""
@@ -235,17 +249,20 @@ def _search(run: Run, partition: Partition, joined: Joined, tasks: Sequence[Task
         _tell(run, tasks, b, entry)
 
     if not partition.is_whole:
-        return search_segments(partition, joined, tasks, meter, run.options, run.deadline_s, tell)
-    solved = search_whole(tasks[0], meter, run.options, run.deadline_s, partial(tell, 0))
+        return search_segments(partition, joined, tasks, meter, run.options, run.deadline, tell)
+    solved = search_whole(tasks[0], meter, run.options, run.deadline, partial(tell, 0))
     savings: Savings = {}
     if run.options.measure and run.options.baselines:
         savings = rule_savings(tasks[0].block.graph, tasks[0].candidates, solved.found.steps, meter,
-                               run.options, deadline_s=run.deadline_s)  # fmt: skip
+                               run.options, deadline=run.deadline)  # fmt: skip
     return Outcome(dict(solved.plans), solved.found, savings=savings)
 
 
 def _tell(run: Run, tasks: Sequence[Task], b: int, entry: Round) -> None:
     text = describe_round(entry)
+    left_s = run.deadline.left_s
+    if left_s is not None:
+        text += f", {max(0.0, left_s):.0f} s left"
     if len(tasks) > 1:
         count = f" (x {tasks[b].count})" if tasks[b].count > 1 else ""
         text = f"block {b + 1} of {len(tasks)}{count}: {text}"

@@ -102,7 +102,7 @@ def test_two_processes_write_at_once(database, tmp_path):
 
 
 def test_a_damaged_file_is_moved_aside(tmp_path, caplog):
-    path = tmp_path / "kernels-4.sqlite"
+    path = tmp_path / "kernels-5.sqlite"
     path.write_bytes(b"this is no database" * 100)
     database = Database(tmp_path, "here")
     database.put_record("a", SLOW)
@@ -117,7 +117,7 @@ def test_a_damaged_file_is_moved_aside(tmp_path, caplog):
 
 def test_damage_that_sqlite_quotes_is_healed(tmp_path):
     Database(tmp_path, "here").close()
-    path = tmp_path / "kernels-4.sqlite"
+    path = tmp_path / "kernels-5.sqlite"
     path.write_bytes(path.read_bytes().replace(b"records (", b"records \xe5"))  # no UTF-8
     database = Database(tmp_path, "here")
     database.put_record("a", SLOW)
@@ -132,7 +132,7 @@ def test_damage_while_it_is_open_is_healed(tmp_path, is_write):
     for i in range(200):
         database.put_record(f"a{i}", SLOW)
     database.close()
-    path = tmp_path / "kernels-4.sqlite"
+    path = tmp_path / "kernels-5.sqlite"
     data = bytearray(path.read_bytes())
     data[4096:] = b"\xff" * (len(data) - 4096)  # the header is sound, the tables are not
     path.write_bytes(bytes(data))

@@ -11,6 +11,7 @@ import pytest
 
 from korch.candidate.candidate import Candidate
 from korch.candidate.enumerate import enumerate_groups
+from korch.deadline import Deadline
 from korch.errors import InfeasibleError
 from korch.measure.record import Failed, Measured
 from korch.options import Options
@@ -108,7 +109,7 @@ def test_a_time_below_its_bound_corrects_the_bounds() -> None:
 def test_a_spent_budget_still_gives_a_measured_plan() -> None:
     graph, candidates = instance(7)
     meter = ScriptedMeter(candidates, 7)
-    found = LazyLoop(graph, candidates, meter, EXACT, deadline_s=0.0).run()
+    found = LazyLoop(graph, candidates, meter, EXACT, Deadline(0.0)).run()
     assert found.stopped_by_budget
     assert {c.key for c in found.steps} <= set(meter.asked)
     assert found.certificate.status in (Status.FEASIBLE, Status.OPTIMAL)

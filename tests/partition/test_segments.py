@@ -14,6 +14,7 @@ from partition_oracle import FakeMeter, run_steps
 
 from korch.candidate.candidate import Candidate
 from korch.candidate.layout import Layout
+from korch.deadline import Deadline
 from korch.equivalence.saturate import saturate
 from korch.errors import OptionError
 from korch.fission import fission
@@ -40,7 +41,8 @@ def search(
     known = cast(Any, meter)
     tasks = [prepare(partition, block, known, options) for block in partition.blocks]
     joined = join(partition)
-    outcome = search_segments(partition, joined, tasks, known, options, None, lambda b, r: None)
+    outcome = search_segments(partition, joined, tasks, known, options, Deadline(),
+                              lambda b, r: None)  # fmt: skip
     return partition, joined, tasks, outcome
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from korch.candidate.candidate import Candidate
 from korch.candidate.enumerate import EnumerationReport, enumerate_groups
 from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
+from korch.deadline import Deadline
 from korch.errors import InfeasibleError
 from korch.measure.meter import AnyMeter
 from korch.measure.record import Failed, Measured
@@ -157,7 +158,7 @@ class BlockSearch:
     tasks: Sequence[Task]
     meter: AnyMeter
     options: Options
-    deadline_s: float | None
+    deadline: Deadline
     tell: Tell
     found: dict[tuple[int, int], Orchestration] = field(default_factory=dict)
     experience: Experience = field(default_factory=Experience)
@@ -253,7 +254,7 @@ class BlockSearch:
                 if c.group.is_layout_change and c.group.inputs == (value,)
                 and (c.offer.inputs, c.offer.outputs) == ((before,), (after,))
             ]  # fmt: skip
-            if self.deadline_s is None or time.monotonic() < self.deadline_s:
+            if not self.deadline.is_over:
                 self.meter.measure([c for c in changes if self.meter.known(c) is None])
             times_ns = [
                 record.time_ns for c in changes
@@ -286,7 +287,7 @@ class BlockSearch:
         task = self.tasks[b]
         return rule_savings(
             task.block.graph, task.candidates, self.found[b, j].steps, self.meter, self.options,
-            task.interfaces[j], self.deadline_s,
+            task.interfaces[j], self.deadline,
         )  # fmt: skip
 
     def _recalled(self, b: int, j: int, what: str) -> Orchestration | None:
@@ -304,7 +305,7 @@ class BlockSearch:
         loop = self._loop(b, j, limit_s if until_s is None else min(until_s, limit_s), measurements)
         loop.estimate()
         found = loop.prove(rounds)
-        is_budget = until_s is not None and until_s <= limit_s
+        is_budget = (until_s is not None and until_s <= limit_s) or self._is_over()
         found = replace(found, stopped_by_budget=found.stopped_by_budget and is_budget)
         self._keep(b, j, what, Solved(found, {}))
         return found
@@ -316,7 +317,8 @@ class BlockSearch:
         distinct = {candidate.key: candidate for candidate in task.candidates}.values()
         known = sum(self.meter.known(candidate) is not None for candidate in distinct)
         return LazyLoop(
-            task.block.graph, task.candidates, self.meter, self.options, until_s,
+            task.block.graph, task.candidates, self.meter, self.options,
+            self.deadline.until(until_s),
             lambda entry: self.tell(b, entry), interface=task.interfaces[j],
             most_measured=max(SURVEY_MEASUREMENTS, known + measurements),
             experience=self.experience,
@@ -333,15 +335,14 @@ class BlockSearch:
 
     def _is_over(self) -> bool:
         """Whether the budget is spent: then only what a plan needs is still searched."""
-        return self.deadline_s is not None and time.monotonic() >= self.deadline_s
+        return self.deadline.is_over
 
     def _share(self, weights: Sequence[int]) -> float | None:
         """Return when the first of several searches must end, by their weights."""
-        if self.deadline_s is None:
+        left_s = self.deadline.left_s
+        if left_s is None:
             return None
-        now_s = time.monotonic()
-        left_s = max(0.0, self.deadline_s - now_s)
-        return now_s + left_s * weights[0] / max(1, sum(weights))
+        return time.monotonic() + max(0.0, left_s) * weights[0] / max(1, sum(weights))
 
 
 def with_bound(found: Orchestration, bound_ns: int) -> Orchestration:
@@ -354,7 +355,7 @@ def with_bound(found: Orchestration, bound_ns: int) -> Orchestration:
 
 
 def search_whole(
-    task: Task, meter: AnyMeter, options: Options, deadline_s: float | None,
+    task: Task, meter: AnyMeter, options: Options, deadline: Deadline,
     tell: Callable[[Round], None],
 ) -> Solved:  # fmt: skip
     """Search a model that is one segment; what was searched before is recalled."""
@@ -364,7 +365,7 @@ def search_whole(
     if kept is not None:
         return kept
     graph: PrimitiveGraph = task.block.graph
-    loop = LazyLoop(graph, task.candidates, meter, options, deadline_s, tell)
+    loop = LazyLoop(graph, task.candidates, meter, options, deadline, tell)
     found = loop.run()
     plans = {"optimal": found.steps}
     if not options.measure:

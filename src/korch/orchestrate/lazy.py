@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from korch.candidate.candidate import Candidate
+from korch.deadline import Deadline
 from korch.errors import InfeasibleError
 from korch.measure.record import Failed, Measured
 from korch.options import Options
@@ -114,7 +115,7 @@ class LazyLoop:
     """The loop's state: which candidates are measured, and the best plan so far."""
 
     def __init__(self, graph: PrimitiveGraph, candidates: Sequence[Candidate], meter: Meter,
-                 options: Options, deadline_s: float | None = None,
+                 options: Options, deadline: Deadline | None = None,
                  progress: Callable[[Round], None] | None = None,
                  free_measurements: int = FREE_MEASUREMENTS, most_measured: int | None = None,
                  interface: Interface = PLAIN, experience: Experience | None = None
@@ -123,7 +124,7 @@ class LazyLoop:
         self.candidates = tuple(candidates)
         self.meter = meter
         self.options = options
-        self.deadline_s = deadline_s
+        self.deadline = deadline or Deadline()
         self.progress = progress
         self.free_measurements = free_measurements
         self.most_measured = most_measured
@@ -373,7 +374,7 @@ class LazyLoop:
         return tuple(self.candidates[k] for k in self.second[1]) if is_near else ()
 
     def _seconds_left(self) -> float | None:
-        return None if self.deadline_s is None else self.deadline_s - time.monotonic()
+        return self.deadline.left_s
 
     def _time_left(self) -> bool:
         left = self._seconds_left()

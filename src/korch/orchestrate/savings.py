@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from korch.candidate.candidate import Candidate
+from korch.deadline import Deadline
 from korch.equivalence.rule import rule_of
 from korch.errors import InfeasibleError
 from korch.measure.record import Failed, Measured
@@ -56,7 +56,7 @@ Savings = Mapping[str, int | None]
 def rule_savings(
     graph: PrimitiveGraph, candidates: Sequence[Candidate], steps: Sequence[Candidate],
     meter: Meter, options: Options, interface: Interface = PLAIN,
-    deadline_s: float | None = None,
+    deadline: Deadline | None = None,
 ) -> Savings:  # fmt: skip
     """Return what the rules that a plan uses save.
 
@@ -67,7 +67,7 @@ def rule_savings(
         meter: costs; what was found is kept in its database.
         options: how to search.
         interface: the layouts of inputs and outputs.
-        deadline_s: when to stop, on the monotonic clock; what is left then is left out.
+        deadline: when to stop; what is left then is left out.
     """
     wrote = [rule_of(origin) for origin in graph.origins]
     used = sorted({wrote[p] for step in steps for p in step.group.primitives} - {""})
@@ -84,7 +84,7 @@ def rule_savings(
     solver = Solver(problem, workers=options.solver_workers, seed=options.seed)
     saved: dict[str, int | None] = {}
     for rule in used:
-        if deadline_s is not None and time.monotonic() >= deadline_s:
+        if deadline is not None and deadline.is_over:
             return saved
         excluded = [
             k for k, c in enumerate(measured)

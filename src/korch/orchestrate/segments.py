@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from korch.candidate.candidate import Candidate
+from korch.deadline import Deadline
 from korch.measure.meter import AnyMeter
 from korch.options import Options
 from korch.orchestrate.assemble import Assembly, Choice
@@ -44,7 +45,7 @@ class Outcome:
 
 def search_segments(
     partition: Partition, joined: Joined, tasks: Sequence[Task], meter: AnyMeter,
-    options: Options, deadline_s: float | None, tell: Tell,
+    options: Options, deadline: Deadline, tell: Tell,
 ) -> Outcome:  # fmt: skip
     """Search a model block by block.
 
@@ -54,13 +55,13 @@ def search_segments(
         tasks: its blocks with their candidates.
         meter: costs.
         options: how to search.
-        deadline_s: when to stop, on the monotonic clock.
+        deadline: when to stop.
         tell: told of each round.
 
     Raises:
         InfeasibleError: a block has no plan.
     """
-    search = BlockSearch(tasks, meter, options, deadline_s, tell)
+    search = BlockSearch(tasks, meter, options, deadline, tell)
     assembly = Assembly(partition, joined, tasks, meter, options)
     search.survey()
     choice = assembly.choose(search.found)

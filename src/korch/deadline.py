@@ -1,0 +1,71 @@
+"""When a search must stop: at a time, or as soon as somebody says so."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Deadline:
+    """A time on the monotonic clock that may be brought forward to now, from any thread.
+
+    Attributes:
+        at_s: the time, None for no limit.
+    """
+
+    def __init__(self, at_s: float | None = None, told: threading.Event | None = None) -> None:
+        self.at_s = at_s
+        self._told = told or threading.Event()
+
+    @staticmethod
+    def after(seconds: float | None, begun_s: float) -> Deadline:
+        """Return the deadline some seconds after a time; none if there is no number."""
+        return Deadline(None if seconds is None else begun_s + seconds)
+
+    def until(self, at_s: float | None) -> Deadline:
+        """Return a deadline that is no later than this one, and is stopped with it."""
+        limits = [limit for limit in (self.at_s, at_s) if limit is not None]
+        return Deadline(min(limits, default=None), self._told)
+
+    def stop(self) -> None:
+        """Bring it forward to now."""
+        self._told.set()
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds that are left, not more than 0 if it is over; None if there is no limit."""
+        if self._told.is_set():
+            return 0.0
+        return None if self.at_s is None else self.at_s - time.monotonic()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left."""
+        left = self.left_s
+        return left is not None and left <= 0
+
+
+@contextmanager
+def stopped_by_interrupt(deadline: Deadline, tell: Callable[[], None]) -> Iterator[None]:
+    """Stop a deadline at the first interrupt (Ctrl-C); a second one raises KeyboardInterrupt.
+
+    Signals are the main thread's: elsewhere nothing is changed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def stop(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        deadline.stop()
+        tell()
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

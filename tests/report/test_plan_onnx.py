@@ -1,0 +1,77 @@
+"""A plan as ONNX: another engine runs it and agrees."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from benchmarks.models import build
+
+import korch
+from korch.primitive import reference
+from korch.primitive.graph import GraphBuilder
+from korch.primitive.ops import OPS
+from korch.report.plan_onnx import _Function, metadata, plan_model
+from korch.testing.samples import random_arrays
+from korch.testing.tolerance import assert_same
+
+onnxruntime = pytest.importorskip("onnxruntime")
+UNKNOWN = {"asinh", "acosh", "atanh", "bitwise_not", "shift_left", "shift_right"}
+"""Whose samples ONNX Runtime does not run in their types."""
+
+
+def run(model: onnx.ModelProto, feeds):
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options,
+                                           providers=["CPUExecutionProvider"])  # fmt: skip
+    return session.run(None, feeds)
+
+
+@pytest.mark.parametrize("name", ["tiny_candy", "tiny_segformer", "tiny_yolox", "tiny_transformer"])
+def test_onnxruntime_runs_the_plan_and_agrees(name, cache_folder):
+    executable = korch.optimize(build(name), budget=20, cache_folder=cache_folder, baselines=False)
+    model = plan_model(executable.plan, executable.artifact.weights.array)
+    assert len(model.functions) == len(executable.plan.steps)
+    facts = metadata(model)["kernel_0"]
+    assert facts["cost_ns"] == executable.plan.steps[0].cost_ns and facts["provider"]
+    rng = np.random.default_rng(0)
+    arrays = {
+        t.name: rng.integers(0, 2, t.shape).astype(t.dtype) if t.dtype.kind in "iu"
+        else rng.standard_normal(t.shape).astype(t.dtype)
+        for t in executable.get_inputs()
+    }  # fmt: skip
+    own = executable(*arrays.values())
+    for tensor, a, b in zip(executable.get_outputs(), own, run(model, arrays), strict=True):
+        assert_same(a, b, terms=1000, name=tensor.name)
+
+
+@pytest.mark.parametrize("row", [r for r in OPS.values() if r.name not in UNKNOWN],
+                         ids=lambda r: r.name)  # fmt: skip
+def test_every_primitive_means_the_same_in_onnx(row):
+    rng = np.random.default_rng(1)
+    for sample in row.samples:
+        if min(t.size for t in sample.types) == 0 or "u8" in sample.inputs[0]:
+            continue
+        builder = GraphBuilder()
+        values = [builder.input(f"i{k}", t) for k, t in enumerate(sample.types)]
+        builder.output("o0", builder.add(row.name, values, sample.attributes))
+        graph = builder.freeze()
+        arrays = random_arrays(rng, sample.types)
+        if row.name in ("div", "mod"):  # ONNX Runtime refuses to divide integers by 0
+            arrays[1] = np.where(arrays[1] == 0, np.ones_like(arrays[1]), arrays[1])
+        feeds = {f"i{k}": a for k, a in enumerate(arrays)}
+        expected = reference.run(graph, feeds)["o0"]
+        out = graph.types[graph.outputs[0][1]]
+        from korch.primitive.ops.opaque import onnx_type
+
+        made = onnx.helper.make_graph(
+            _Function(graph, "a test").nodes(), "g",
+            [onnx.helper.make_tensor_value_info(n, onnx_type(graph.types[v].dtype),
+                                                graph.types[v].shape) for n, v in graph.inputs],
+            [onnx.helper.make_tensor_value_info("o0", onnx_type(out.dtype), out.shape)],
+        )  # fmt: skip
+        opsets = [onnx.helper.make_opsetid("", 20)]
+        model = onnx.helper.make_model(made, opset_imports=opsets, ir_version=10)
+        (found,) = run(model, feeds)
+        assert_same(found, expected, terms=100, name=row.name)

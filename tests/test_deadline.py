@@ -1,0 +1,63 @@
+"""Deadlines, and what an interrupt does to a search."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from benchmarks.models import build
+
+from korch.deadline import Deadline, stopped_by_interrupt
+
+
+def test_a_deadline_is_over_at_its_time_or_when_told() -> None:
+    now_s = time.monotonic()
+    assert Deadline().left_s is None and not Deadline().is_over
+    assert Deadline(now_s - 1).is_over
+    later = Deadline.after(1000, now_s)
+    assert 990 < (later.left_s or 0) <= 1000
+    sooner, never = later.until(now_s + 10), Deadline.after(None, now_s).until(None)
+    assert (sooner.left_s or 99) <= 10 and (later.until(now_s + 5000).left_s or 0) <= 1000
+    assert never.left_s is None
+    sooner.stop()
+    assert later.is_over and later.until(None).is_over and not never.is_over
+
+
+def test_the_first_interrupt_stops_and_the_second_raises() -> None:
+    deadline, told = Deadline(), []
+    before = signal.getsignal(signal.SIGINT)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        stopped_by_interrupt(deadline, lambda: told.append(1)),
+    ):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert deadline.is_over and told == [1]
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_interrupted_search_builds_its_best_plan(tmp_path: Path) -> None:
+    model = tmp_path / "m.onnx"
+    model.write_bytes(build("tiny_segformer").SerializeToString())
+    output = tmp_path / "m.korch"
+    command = [sys.executable, "-m", "korch.cli", "--verbose", "optimize", str(model), "-o",
+               str(output), "--json", "--on-interrupt", "keep", "--no-baselines",
+               "--cache-folder", str(tmp_path / "cache")]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                          ) as process:  # fmt: skip
+        assert process.stderr is not None and process.stdout is not None
+        for line in process.stderr:
+            if "solved:" in line:  # the search is under way
+                process.send_signal(signal.SIGINT)
+                break
+        rest, _ = process.communicate(timeout=300)
+    assert process.returncode == 0 and output.exists()
+    report = json.loads(rest)
+    assert report["stopped_by_budget"] and report["max_error"] < 1e-3
