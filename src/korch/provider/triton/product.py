@@ -34,7 +34,7 @@ SCHEMA = 1
 """Raise it whenever the kernels change in speed or meaning."""
 
 MOST_DIRECT = 64
-"""Terms of the longest sum that is computed without matrix units."""
+"""Terms of the longest sum that is unrolled."""
 
 FEWEST_COLUMNS = 8
 """Products with fewer rows or columns waste most of a tile."""
@@ -111,10 +111,11 @@ class TritonProductProvider:
                 return Refusal(str(error))
             dtype = group.body.types[root.output].dtype
             variants = [str(tile) for tile in tiles_for(found, dtype, target)]
-            if extent(found.terms) <= MOST_DIRECT and (not variants or _is_narrow(found)):
+            is_short = extent(found.terms) <= MOST_DIRECT
+            if not variants or (is_short and _is_narrow(found)):
                 variants.append("direct")
             offers += [Offer(inputs, outputs, variant) for variant in variants]
-        return offers or Refusal("the product is too small for a tile and too long for a sum")
+        return offers
 
     def build(self, group: Group, offer: Offer, target: CudaTarget) -> CudaKernel | Refusal:
         """Print the kernel."""
@@ -316,7 +317,8 @@ class ProductPrinter(KernelPrinter):
         at = text.split("c", list(axes), COLUMNS)
         text.line(f"acc = tl.zeros([1, {block}], tl.float32)")
         terms = extent(found.terms)
-        text.line(f"for k in tl.static_range({terms}):")
+        loop = "tl.static_range" if terms <= MOST_DIRECT else "range"
+        text.line(f"for k in {loop}({terms}):")
         text.depth += 1
         here = at | text.split("k", list(found.terms), frozenset())
         values: dict[str, str] = {}
