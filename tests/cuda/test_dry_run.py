@@ -22,7 +22,7 @@ def cache(tmp_path_factory):
 
 @pytest.mark.parametrize("name", PAPER)
 def test_every_kernel_of_a_model_compiles(name, cache):
-    options = Options(target="cuda:sm_90", cache_folder=cache)
+    options = Options(target="cuda:sm_90", max_primitives=8, cache_folder=cache)
     found = plan_model(build(name).SerializeToString(), options)
     assert not found.failures, found.to_text()
     assert len(found.kernels) > 5
@@ -38,14 +38,16 @@ def test_every_kernel_of_a_model_compiles(name, cache):
         assert cubin.spill_bytes <= SPILL_BYTES
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90"])
-def test_precisions_and_architectures(precision, target, cache):
+@pytest.mark.parametrize(
+    ("name", "target", "precision"),
+    [("tiny_segformer", "cuda:sm_90", "float16"), ("tiny_candy", "cuda:sm_80", "bfloat16"),
+     ("tiny_candy", "cuda:sm_90", "float32")],
+)  # fmt: skip
+def test_precisions_and_architectures(name, target, precision, cache):
     options = Options(target=target, precision=precision, tf32=precision == "float32",
                       cache_folder=cache)  # fmt: skip
-    for name in ("tiny_segformer", "tiny_candy"):
-        found = plan_model(build(name).SerializeToString(), options)
-        assert not found.failures, found.to_text()
+    found = plan_model(build(name).SerializeToString(), options)
+    assert not found.failures, found.to_text()
 
 
 def test_the_command_prints_the_plan(tmp_path, capsys):
