@@ -24,7 +24,6 @@ from korch.runtime.program import Step
 from korch.testing.cuda_program import run_program
 from korch.testing.samples import random_inputs
 
-
 SMALLER = {"tiny_candy": {"size": 12}}
 """The interpreter runs one program after another in Python."""
 
