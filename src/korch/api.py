@@ -127,12 +127,12 @@ def build(
     if any(binding in bindings[:i] for i, binding in enumerate(bindings)):
         raise OptionError("two bindings are equal", where="option --shape",
                           expected="different ones")  # fmt: skip
+    if options.is_cuda and len(bindings) > 1:
+        raise UnsupportedError("an artifact for a CUDA device has one plan", "option --shape",
+                               hint="Build an artifact for each binding")  # fmt: skip
     found = [_build_one(source, options, binding, progress) for binding in bindings]
     if len(found) == 1:
         return found[0]
-    if options.is_cuda:
-        raise UnsupportedError("an artifact for a CUDA device has one plan", "option --shape",
-                               hint="Build an artifact for each binding")  # fmt: skip
     native = [executable for executable in found if isinstance(executable, Executable)]
     if len(native) < len(found):
         raise UnsupportedError(

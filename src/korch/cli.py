@@ -378,8 +378,7 @@ def _bench(parsed: argparse.Namespace) -> int:
 def _profile(parsed: argparse.Namespace) -> int:
     from korch.api import load
     from korch.errors import OptionError
-    from korch.report.peers.inputs import random_arrays
-    from korch.report.profile import profile
+    from korch.report.trace import trace
     from korch.runtime.executable import Executable
     from korch.runtime.record import to_json
 
@@ -392,16 +391,23 @@ def _profile(parsed: argparse.Namespace) -> int:
             "it has several plans or parts on the host", where=str(parsed.artifact),
             expected="an artifact of one plan", hint="Optimize the model for one shape",
         )  # fmt: skip
-    inputs = executable.get_inputs()
-    feeds = random_arrays({t.name: (tuple(t.shape), t.dtype) for t in inputs}, parsed.seed)
-    found = profile(executable, [feeds[t.name] for t in inputs], parsed.rounds)
     if parsed.trace is not None:
-        from korch.report.trace import trace
-
         _check_output(parsed.trace)
+    found = _profiled(executable, parsed.rounds, parsed.seed)
+    if parsed.trace is not None:
         parsed.trace.write_text(json.dumps(trace(executable.plan, found)))
     print(to_json(found.to_json()) if parsed.json else found.to_text())
     return 0
+
+
+def _profiled(executable: Any, rounds: int, seed: int) -> Any:
+    """Return the profile of an executable on random inputs."""
+    from korch.report.peers.inputs import random_arrays
+    from korch.report.profile import profile
+
+    inputs = executable.get_inputs()
+    feeds = random_arrays({t.name: (tuple(t.shape), t.dtype) for t in inputs}, seed)
+    return profile(executable, [feeds[t.name] for t in inputs], rounds)
 
 
 def _explain(parsed: argparse.Namespace) -> int:
@@ -450,8 +456,6 @@ def _write_plan_onnx(parsed: argparse.Namespace, executable: Any) -> None:
 
 def _write_page(parsed: argparse.Namespace, executable: Any, has_plan: bool) -> None:
     from korch.report.page import page
-    from korch.report.peers.inputs import random_arrays
-    from korch.report.profile import profile
     from korch.runtime.executable import Executable
 
     if not has_plan:
@@ -459,10 +463,7 @@ def _write_page(parsed: argparse.Namespace, executable: Any, has_plan: bool) -> 
                           expected="an artifact of one plan")  # fmt: skip
     run_ns = None
     if parsed.run and isinstance(executable, Executable):
-        inputs = executable.get_inputs()
-        feeds = random_arrays({t.name: (tuple(t.shape), t.dtype) for t in inputs}, 0)
-        found = profile(executable, [feeds[t.name] for t in inputs], PAGE_ROUNDS)
-        run_ns = [kernel.median_ns for kernel in found.kernels]
+        run_ns = [kernel.median_ns for kernel in _profiled(executable, PAGE_ROUNDS, 0).kernels]
     peers: list[Any] = []
     if parsed.peers is not None:
         try:

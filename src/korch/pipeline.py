@@ -36,7 +36,7 @@ from korch.orchestrate.blocks import Task, prepare, search_whole
 from korch.orchestrate.extract import extract
 from korch.orchestrate.lazy import Round
 from korch.orchestrate.problem import Status
-from korch.orchestrate.savings import Savings, rule_savings
+from korch.orchestrate.savings import rule_savings
 from korch.orchestrate.segments import Outcome, search_segments
 from korch.partition.block import Partition, find_blocks
 from korch.partition.join import Joined, join, with_constants_of
@@ -251,10 +251,8 @@ def _search(run: Run, partition: Partition, joined: Joined, tasks: Sequence[Task
     if not partition.is_whole:
         return search_segments(partition, joined, tasks, meter, run.options, run.deadline, tell)
     solved = search_whole(tasks[0], meter, run.options, run.deadline, partial(tell, 0))
-    savings: Savings = {}
-    if run.options.measure and run.options.baselines:
-        savings = rule_savings(tasks[0].block.graph, tasks[0].candidates, solved.found.steps, meter,
-                               run.options, deadline=run.deadline)  # fmt: skip
+    savings = rule_savings(tasks[0].block.graph, tasks[0].candidates, solved.found.steps, meter,
+                           run.options, deadline=run.deadline)  # fmt: skip
     return Outcome(dict(solved.plans), solved.found, savings=savings)
 
 

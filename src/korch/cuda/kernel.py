@@ -140,6 +140,7 @@ def kernel_of(
     types |= dict.fromkeys(printed.tables, DType.I32)
     number = {name: i for i, name in enumerate(types)}
     launches = tuple(
-        make_launch(p.source, p.buffers, number, types, p.grid, p.warps) for p in printed.launches
+        make_launch(p.source, p.buffers, number, types, p.grid, p.warps, p.stages)
+        for p in printed.launches
     )
     return CudaKernel(launches, tuple(printed.scratch.values()), tuple(printed.tables.values()))

@@ -45,3 +45,10 @@ def load_functions(launches: Iterable[Launch]) -> ModuleType:
         for launch in {launch.symbol: launch for launch in launches}.values():
             _ = getattr(module, launch.symbol)
     return module
+
+
+def load_call(symbol: str, source: str) -> Any:
+    """Return the function of a call of PyTorch from its text, which is our own."""
+    names: dict[str, Any] = {}
+    exec(compile(source, symbol, "exec"), names)
+    return names[symbol]

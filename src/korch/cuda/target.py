@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 
 from korch.errors import OptionError
+from korch.primitive.types import DType
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,12 @@ class CudaTarget:
     def lanes(self) -> int:
         """Channels of a block in blocked layouts: 0, there are none."""
         return 0
+
+    def product_flop_per_s(self, dtype: DType) -> float:
+        """Return the peak of products of an element type, on matrix units where they allow it."""
+        if dtype in (DType.F16, DType.BF16):
+            return self.half_flop_per_s
+        return self.tf32_flop_per_s if self.allow_tf32 else self.f32_flop_per_s
 
     @property
     def isa(self) -> str:

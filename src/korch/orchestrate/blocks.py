@@ -282,8 +282,6 @@ class BlockSearch:
 
     def savings(self, b: int, j: int) -> Savings:
         """Return what each rule saves in a block's plan; of some only, if the budget is spent."""
-        if not (self.options.measure and self.options.baselines):
-            return {}
         task = self.tasks[b]
         return rule_savings(
             task.block.graph, task.candidates, self.found[b, j].steps, self.meter, self.options,

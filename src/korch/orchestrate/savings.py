@@ -58,7 +58,7 @@ def rule_savings(
     meter: Meter, options: Options, interface: Interface = PLAIN,
     deadline: Deadline | None = None,
 ) -> Savings:  # fmt: skip
-    """Return what the rules that a plan uses save.
+    """Return what the rules that a plan uses save; nothing if nothing is compared or measured.
 
     Args:
         graph: the graph with its alternatives.
@@ -71,7 +71,7 @@ def rule_savings(
     """
     wrote = [rule_of(origin) for origin in graph.origins]
     used = sorted({wrote[p] for step in steps for p in step.group.primitives} - {""})
-    if not used:
+    if not (used and options.measure and options.baselines):
         return {}
     cost_ns = sum(meter.cost_ns(step)[0] for step in steps)
     name = instance_key(candidates, options, f"savings {interface} {cost_ns} {used}")

@@ -14,8 +14,10 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
+from korch.candidate.layout import Layout
 from korch.equivalence.rule import rule_of
 from korch.errors import UnsupportedError
+from korch.primitive.types import ValueType
 from korch.report.explain import operations, rule_rows, summary
 from korch.runtime.record import PlanRecord, PortRecord, StepRecord
 
@@ -288,7 +290,4 @@ def _live_bytes(plan: PlanRecord) -> list[int]:
 
 
 def _bytes_of(port: PortRecord) -> int:
-    from korch.candidate.layout import Layout
-    from korch.primitive.types import ValueType
-
     return Layout.parse(port.layout).size_bytes(ValueType.parse(port.type))

@@ -177,19 +177,7 @@ class Executable:
             InputError: a name is unknown or missing, or an array has another shape or type.
             ProviderError: a kernel failed.
         """
-        if run_options is not None:
-            raise InputError("run_options is for ONNX Runtime only", expected="None")
-        names = [tensor.name for tensor in self._inputs]
-        if unknown := [name for name in feeds if name not in names]:
-            raise InputError(f"there is no input {unknown[0]!r}", expected=_list(names))
-        if missing := [name for name in names if name not in feeds]:
-            raise InputError(f"input {missing[0]!r} is missing", expected=_list(names))
-        offered = [tensor.name for tensor in self._outputs]
-        wanted = offered if output_names is None else list(output_names)
-        if unknown := [name for name in wanted if name not in offered]:
-            raise InputError(f"there is no output {unknown[0]!r}", expected=_list(offered))
-        found = dict(zip(offered, self(*(feeds[name] for name in names)), strict=True))
-        return [found[name] for name in wanted]
+        return run_by_name(self, self.plan, output_names, feeds, run_options)
 
     def time(self, arrays: Sequence[Any], repeat: int) -> Timing:
         """Run several times and take the time of each run and of each kernel in it.
@@ -260,6 +248,37 @@ class Executable:
 
     def _allocate(self) -> tuple[Array, ...]:
         return tuple(tensor.allocate() for tensor in self._outputs)
+
+
+def run_by_name(
+    call: Callable[..., Sequence[Any]], plan: PlanRecord, output_names: Sequence[str] | None,
+    feeds: Mapping[str, Any], run_options: None = None,
+) -> list[Any]:  # fmt: skip
+    """Run a plan's executable as `onnxruntime.InferenceSession.run` does.
+
+    Args:
+        call: takes an array for each input and gives the outputs, both in the plan's order.
+        plan: names them.
+        output_names: the outputs wanted, in this order; None for all.
+        feeds: an array for each input, by name.
+        run_options: for ONNX Runtime only; must be None.
+
+    Raises:
+        InputError: a name is unknown or missing; or what the call raises.
+    """
+    if run_options is not None:
+        raise InputError("run_options is for ONNX Runtime only", expected="None")
+    names = [tensor.name for tensor in plan.inputs]
+    if unknown := [name for name in feeds if name not in names]:
+        raise InputError(f"there is no input {unknown[0]!r}", expected=_list(names))
+    if missing := [name for name in names if name not in feeds]:
+        raise InputError(f"input {missing[0]!r} is missing", expected=_list(names))
+    offered = [tensor.name for tensor in plan.outputs]
+    wanted = offered if output_names is None else list(output_names)
+    if unknown := [name for name in wanted if name not in offered]:
+        raise InputError(f"there is no output {unknown[0]!r}", expected=_list(offered))
+    found = dict(zip(offered, call(*(feeds[name] for name in names)), strict=True))
+    return [found[name] for name in wanted]
 
 
 def load(path: str | os.PathLike[str]) -> Executable:

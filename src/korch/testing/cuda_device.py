@@ -13,6 +13,7 @@ from korch.cuda.compile import Cubin, CubinCompiler
 from korch.cuda.driver import Function
 from korch.cuda.kernel import Call, CudaKernel
 from korch.cuda.layout import strided
+from korch.cuda.module import load_call
 from korch.measure.cuda.device import require_torch
 from korch.primitive.op import Array
 from korch.testing.kernels import KernelError
@@ -38,13 +39,12 @@ def run_on_device(kernel: CudaKernel, group: Group, offer: Offer, inputs: Sequen
     memory += [_moved(torch, np.array(table, np.int32)) for table in kernel.tables]
     outputs = memory[len(inputs) : len(inputs) + len(types)]
     if kernel.steps and isinstance(kernel.steps[0], Call):
-        names: dict[str, Any] = {}
-        exec(kernel.steps[0].source, names)
+        function = load_call(kernel.steps[0].symbol, kernel.steps[0].source)
         tensors = [
             strided(m.view(_kind(torch, t.dtype.numpy)), t.shape, layout)
             for m, t, layout in zip(memory, group.input_types, offer.inputs, strict=False)
         ]
-        results = names[kernel.steps[0].symbol](torch, *tensors)
+        results = function(torch, *tensors)
         return [result.cpu().numpy() for result in results]
     cubins = compiler.compile(kernel.launches)
     for launch in kernel.launches:

@@ -36,6 +36,7 @@ from korch.tile.triton_text import (
     Coordinate,
     Text,
     literal,
+    power_of_two,
 )
 
 MOST_SERIAL = 128
@@ -65,12 +66,14 @@ class Printed:
             (tables) or "s" (partial results).
         grid: programs.
         warps: warps of a program.
+        stages: loads that are under way at a time.
     """
 
     source: str
     buffers: tuple[str, ...]
     grid: int
     warps: int
+    stages: int = 2
 
 
 @dataclass
@@ -86,6 +89,28 @@ class PrintedProgram:
     launches: list[Printed] = field(default_factory=list)
     scratch: dict[str, tuple[DType, int]] = field(default_factory=dict)
     tables: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def add(self, text: Text, comment: str, grid: int, warps: int, stages: int = 2) -> None:
+        """Add the launch of a text; equal tables of several launches are one.
+
+        Args:
+            text: the lines of the function, with the buffers and tables that it uses.
+            comment: stands at the head of the function.
+            grid: programs.
+            warps: warps of a program.
+            stages: loads that are under way at a time.
+        """
+        renamed = {}
+        for table, name in text.tables.items():
+            known = next((n for n, t in self.tables.items() if t == table), None)
+            renamed[name] = known or f"c{len(self.tables)}"
+            self.tables[renamed[name]] = table
+        head = "".join(f"    # {line}\n" for line in comment.splitlines())
+        parameters = ", ".join(f"p_{name}" for name in text.arguments)
+        body = "\n".join(text.lines)
+        source = f"@triton.jit\ndef NAME({parameters}):\n{head}{body}\n"
+        buffers = tuple(renamed.get(name, name) for name in text.arguments)
+        self.launches.append(Printed(source, buffers, grid, warps, stages))
 
 
 def print_triton(program: TileProgram, comment: str, processors: int, split: bool = False
@@ -139,10 +164,6 @@ def _is_used(stage: Stage, name: str) -> bool:
     return any(sink.buffer == name for pass_ in stage.passes for sink in pass_.sinks)
 
 
-def _power(n: int) -> int:
-    return 1 << max(0, n - 1).bit_length()
-
-
 def _warps(elements: int) -> int:
     return min(8, max(1, elements // 256))
 
@@ -165,28 +186,13 @@ class _Launch:
 
     def finish(self, grid: int, warps: int) -> None:
         """Add the launch that has been written, and begin another."""
-        text, self.text = self.text, Text()
-        names = tuple(text.arguments)
-        tables = {name: table for table, name in text.tables.items()}
-        renamed = {}
-        for name, table in tables.items():
-            renamed[name] = next(
-                (n for n, t in self.found.tables.items() if t == table),
-                f"c{len(self.found.tables)}",
-            )
-            self.found.tables[renamed[name]] = table
-        head = "".join(f"    # {line}\n" for line in self.comment.splitlines())
-        parameters = ", ".join(f"p_{name}" for name in names)
-        source = "\n".join(["@triton.jit", f"def NAME({parameters}):"])
-        body = "\n".join(text.lines)
-        buffers = tuple(renamed.get(name, name) for name in names)
-        self.found.launches.append(Printed(f"{source}\n{head}{body}\n", buffers, grid, warps))
+        self.found.add(self.text, self.comment, grid, warps)
+        self.text = Text()
 
-    def program_id(self) -> str:
+    def program_id(self) -> None:
         """Write the program's number; it is wide if some index needs that."""
         wide = max(self.sizes.values(), default=0) >= 1 << 31
         self.text.line(f"pid = tl.program_id(0){'.to(tl.int64)' if wide else ''}")
-        return "pid"
 
 
 class _FreeStage(_Launch):
@@ -202,7 +208,7 @@ class _FreeStage(_Launch):
         if rows is None:
             total = math.prod(axis.extent for axis in pass_.axes)
             wide = 1024 if total >= 1024 * 4 * self.processors else 256
-            columns = min(wide, _power(total))
+            columns = min(wide, power_of_two(total))
             grid, shape = -(-total // columns), [1, columns]
             text.line(f"c = pid * {columns} + tl.arange(0, {columns})[None, :]")
             at |= text.split("c", [(a.name, a.extent) for a in pass_.axes], COLUMNS)
@@ -212,7 +218,7 @@ class _FreeStage(_Launch):
         else:
             column = next(a for a in pass_.axes if a.name == pass_.vector)
             others = [a for a in pass_.axes if a not in (rows, column)]
-            height, width = min(64, _power(rows.extent)), min(64, _power(column.extent))
+            height, width = min(64, power_of_two(rows.extent)), min(64, power_of_two(column.extent))
             down, across = -(-rows.extent // height), -(-column.extent // width)
             grid, shape = down * across * math.prod(a.extent for a in others), [height, width]
             at |= text.split(
@@ -317,20 +323,20 @@ class _RowStage(_Launch):
         extents = [math.prod(a.extent for a in _columns_of(p)) for p in self.stage.passes]
         tasks, longest = self.stage.tasks, max(extents)
         if beside > side and longest <= MOST_SERIAL:
-            rows = min(256, _power(tasks))
+            rows = min(256, power_of_two(tasks))
             while rows > 32 and -(-tasks // rows) < 2 * self.processors:
                 rows //= 2
             return rows, [1 for _ in extents]
         if beside > side:
-            rows = min(64, _power(tasks))
+            rows = min(64, power_of_two(tasks))
             while rows > 16 and -(-tasks // rows) < self.processors:
                 rows //= 2
-            return rows, [min(_power(n), max(16, 2048 // rows)) for n in extents]
-        width = min(_power(longest), LONGEST_ROW)
+            return rows, [min(power_of_two(n), max(16, 2048 // rows)) for n in extents]
+        width = min(power_of_two(longest), LONGEST_ROW)
         rows = 1
         while rows * width < 1024 and -(-tasks // (2 * rows)) >= 2 * self.processors:
             rows *= 2
-        return rows, [min(_power(n), width) for n in extents]
+        return rows, [min(power_of_two(n), width) for n in extents]
 
     def addressed(self, pass_: Pass) -> Pass:
         """Return a pass in which the place of a tile in memory depends on its task."""
@@ -498,7 +504,7 @@ class _SplitStage(_RowStage):
         for pass_ in stage.passes:
             points = _columns_of(pass_)
             total = math.prod(a.extent for a in points)
-            columns = min(1024, _power(total))
+            columns = min(1024, power_of_two(total))
             blocks = -(-total // columns)
             wanted = max(1, -(-4 * self.processors // stage.tasks))
             parts = max(1, min(PARTS, blocks, wanted))
@@ -547,7 +553,7 @@ class _SplitStage(_RowStage):
         text = self.text
         for sink, parts in ready:
             dtype = self.buffer(sink.buffer).dtype
-            width, name = _power(parts), text.fresh("t")
+            width, name = power_of_two(parts), text.fresh("t")
             start = literal(identity(sink.op, dtype))
             text.line(f"{name}_at = tl.arange(0, {width})[None, :]")
             text.line(

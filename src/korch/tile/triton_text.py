@@ -268,6 +268,11 @@ def axes_of(expr: Expr, at: Coordinates) -> frozenset[int]:
     return frozenset().union(*(at[name].axes for name in expr.variables))
 
 
+def power_of_two(n: int) -> int:
+    """Return the least power of two that is not below a number: the sizes that tiles have."""
+    return 1 << max(0, n - 1).bit_length()
+
+
 def converted(text: str, dtype: DType) -> str:
     """Return what was read from memory in the type in which it is computed."""
     if dtype is DType.BOOL:

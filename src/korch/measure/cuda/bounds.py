@@ -5,9 +5,6 @@ from __future__ import annotations
 from korch.candidate.candidate import Candidate
 from korch.cuda.target import CudaTarget
 from korch.primitive.op import Category
-from korch.primitive.types import DType
-
-HALF = (DType.F16, DType.BF16)
 
 
 def bound_ns(candidate: Candidate, target: CudaTarget) -> int:
@@ -24,9 +21,8 @@ def bound_ns(candidate: Candidate, target: CudaTarget) -> int:
 
 
 def _peak(candidate: Candidate, target: CudaTarget) -> float:
+    """Return the best rate of any of its products; without one, that of plain arithmetic."""
     body = candidate.group.body
     linear = [p for p in body.primitives if p.row.category is Category.LINEAR]
-    types = {body.types[p.output].dtype for p in linear}
-    if types and all(dtype in HALF for dtype in types):
-        return target.half_flop_per_s
-    return target.tf32_flop_per_s if target.allow_tf32 and types else target.f32_flop_per_s
+    rates = [target.product_flop_per_s(body.types[p.output].dtype) for p in linear]
+    return max(rates, default=target.f32_flop_per_s)

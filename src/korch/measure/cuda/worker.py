@@ -18,6 +18,7 @@ from typing import Any
 
 from korch.cuda.driver import Function
 from korch.cuda.layout import TORCH_TYPES, strided
+from korch.cuda.module import load_call
 
 SAMPLES = 9
 SAMPLE_MS = 0.5
@@ -127,9 +128,7 @@ def _buffer(torch: Any, spec: dict[str, Any]) -> Any:
 def _runner(torch: Any, job: dict[str, Any], buffers: list[Any], stream: Any
             ) -> Callable[[], None]:  # fmt: skip
     if job["call"]:
-        names: dict[str, Any] = {}
-        exec(compile(job["call"]["source"], job["call"]["symbol"], "exec"), names)  # our own text
-        function = names[job["call"]["symbol"]]
+        function = load_call(job["call"]["symbol"], job["call"]["source"])
         inputs = [
             strided(buffer, spec["shape"], spec["layout"])
             for buffer, spec in zip(buffers, job["buffers"], strict=True)

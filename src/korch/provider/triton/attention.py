@@ -20,7 +20,7 @@ from korch.provider.triton.contraction import FLOATS, Axes, Contraction, NotFuse
 from korch.provider.triton.printer import KernelPrinter
 from korch.tile.emit import Index
 from korch.tile.index import ZERO, Expr, var
-from korch.tile.triton_text import COLUMNS, ROWS, STORED, Text
+from korch.tile.triton_text import COLUMNS, ROWS, STORED, Text, power_of_two
 
 SCHEMA = 1
 """Raise it whenever the kernels change in speed or meaning."""
@@ -118,7 +118,7 @@ def _plain(group: Group) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
 
 
 def _width(n: int) -> int:
-    return max(16, 1 << max(0, n - 1).bit_length())
+    return max(16, power_of_two(n))
 
 
 class _Printer(KernelPrinter):
@@ -196,8 +196,7 @@ class _Printer(KernelPrinter):
         across = dict(text.split("n", list(scores.columns), COLUMNS))
         self.load(text, "k", self.match.k, scores.b, scores.ranges, beside | down_terms | across,
                   k_masks, f"[{wide}, {keys}]")  # fmt: skip
-        precision = "tf32" if self.target.allow_tf32 else "ieee"
-        text.line(f'score = tl.dot(q, k, input_precision="{precision}")')
+        text.line(f'score = tl.dot(q, k, input_precision="{self.precision}")')
         emitter = self.fusion.emitter(scores.ranges)
         emitter.give(self.match.first.output, scores.out, "score")
         name = emitter.value(self.match.weighed, scores.out)
@@ -220,7 +219,7 @@ class _Printer(KernelPrinter):
         self.load(text, "v", self.match.v, mixed.b, mixed.ranges, beside | v_rows | v_columns,
                   v_masks, f"[{keys}, {broad}]")  # fmt: skip
         text.line(f"acc = tl.dot(weight.to({STORED[self.dtype]}), v, acc * scale, "
-                  f'input_precision="{precision}")')  # fmt: skip
+                  f'input_precision="{self.precision}")')  # fmt: skip
         text.line("top = above")
         text.depth -= 1
         text.line("mixed = acc / total")

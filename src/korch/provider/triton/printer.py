@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from korch.candidate.candidate import Group, Offer
-from korch.cuda.kernel import CudaKernel, make_launch
+from korch.cuda.kernel import CudaKernel, kernel_of
 from korch.cuda.target import CudaTarget
 from korch.primitive.graph import Primitive
 from korch.primitive.types import DType
@@ -14,54 +14,41 @@ from korch.provider.triton.fused import ports
 from korch.tile.emit import Index
 from korch.tile.index import Expr, Ranges
 from korch.tile.program import Load, TileOp
-from korch.tile.triton_text import STORED, Coordinates, Text
+from korch.tile.triton import PrintedProgram
+from korch.tile.triton_text import STORED, Coordinates, Text, axes_of
 
 
 class KernelPrinter:
     """Prints the launches of one kernel around some linear primitives.
 
     Attributes:
-        launches: source, buffers, programs, warps and stages of each.
-        scratch: memory that the launches use beside inputs and outputs.
-        tables: constant tables.
+        printed: the launches so far.
+        precision: how float32 products round their factors, as Triton names it.
     """
 
     def __init__(self, group: Group, offer: Offer, target: CudaTarget, *roots: Primitive) -> None:
         self.body = group.body
         self.target = target
         self.fusion = Fusion(group, offer, *roots)
-        inputs, outputs = ports(group)
-        self.types: dict[str, DType] = dict((*inputs, *outputs))
+        self.ports = ports(group)
         self.dtype = group.body.types[roots[0].output].dtype
+        self.precision = "tf32" if target.allow_tf32 else "ieee"
         layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
         self.comment = f"{group.text}layouts {layouts}\nvariant {offer.variant}"
-        self.launches: list[tuple[str, tuple[str, ...], int, int, int]] = []
-        self.scratch: dict[str, tuple[DType, int]] = {}
-        self.tables: dict[str, tuple[int, ...]] = {}
+        self.printed = PrintedProgram()
+
+    @property
+    def scratch(self) -> dict[str, tuple[DType, int]]:
+        """The memory that launches use beside inputs and outputs; a launch adds what it needs."""
+        return self.printed.scratch
 
     def kernel(self) -> CudaKernel:
         """Return what has been printed."""
-        types = self.types | {name: dtype for name, (dtype, _) in self.scratch.items()}
-        types |= dict.fromkeys(self.tables, DType.I32)
-        number = {name: i for i, name in enumerate(types)}
-        steps = tuple(
-            make_launch(source, buffers, number, types, grid, warps, stages)
-            for source, buffers, grid, warps, stages in self.launches
-        )
-        return CudaKernel(steps, tuple(self.scratch.values()), tuple(self.tables.values()))
+        return kernel_of(self.printed, *self.ports)
 
     def finish(self, text: Text, grid: int, warps: int, stages: int) -> None:
         """Add the launch of a text."""
-        renamed = {}
-        for table, name in text.tables.items():
-            known = next((n for n, t in self.tables.items() if t == table), None)
-            renamed[name] = known or f"c{len(self.tables)}"
-            self.tables[renamed[name]] = table
-        names = tuple(text.arguments)
-        head = "".join(f"    # {line}\n" for line in self.comment.splitlines())
-        parameters = ", ".join(f"p_{name}" for name in names)
-        source = f"@triton.jit\ndef NAME({parameters}):\n{head}" + "\n".join(text.lines) + "\n"
-        self.launches.append((source, tuple(renamed.get(n, n) for n in names), grid, warps, stages))
+        self.printed.add(text, self.comment, grid, warps, stages)
 
     def load(self, text: Text, name: str, value: int, index: Index, ranges: Ranges,
              at: Coordinates, masks: Mapping[int, str], shape: str) -> None:  # fmt: skip
@@ -113,6 +100,5 @@ def _covers(masks: Mapping[int, str], at: Coordinates, op: TileOp) -> bool:
     """Return whether a load was masked along every axis that has a mask."""
     if not isinstance(op, Load):
         return False
-    exprs = (op.index, *(guard.expr for guard in op.guards))
-    axes = {axis for e in exprs for name in e.variables for axis in at[name].axes}
-    return set(masks) <= axes
+    guards = (axes_of(guard.expr, at) for guard in op.guards)
+    return set(masks) <= axes_of(op.index, at).union(*guards)

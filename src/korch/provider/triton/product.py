@@ -28,7 +28,7 @@ from korch.provider.triton.contraction import (
     root_of,
 )
 from korch.provider.triton.printer import KernelPrinter
-from korch.tile.triton_text import COLUMNS, ROWS, Coordinate, Text
+from korch.tile.triton_text import COLUMNS, ROWS, Coordinate, Text, power_of_two
 
 SCHEMA = 1
 """Raise it whenever the kernels change in speed or meaning."""
@@ -182,11 +182,7 @@ def tiles_for(found: Contraction, dtype: DType, target: CudaTarget) -> list[Tile
     if min(m, n) < FEWEST_COLUMNS or k < FEWEST_COLUMNS:
         return []
     is_float = dtype is DType.F32
-    units = is_float and not target.allow_tf32
-    rate = target.f32_flop_per_s if units else (
-        target.tf32_flop_per_s if is_float else target.half_flop_per_s
-    )  # fmt: skip
-    per_processor = rate / target.processors
+    per_processor = target.product_flop_per_s(dtype) / target.processors
     cached = target.l2_bytes_per_s / target.processors
     scored = []
     for shape in SHAPES:
@@ -269,8 +265,7 @@ class ProductPrinter(KernelPrinter):
                       f"[{tile.rows}, {tile.terms}]")  # fmt: skip
         self.argument(text, "b", 1, columns, "n", n % tile.columns != 0 and n, "kb", short and k,
                       f"[{tile.terms}, {tile.columns}]")  # fmt: skip
-        precision = "tf32" if self.target.allow_tf32 else "ieee"
-        text.line(f'acc = tl.dot(a, b, acc, input_precision="{precision}")')
+        text.line(f'acc = tl.dot(a, b, acc, input_precision="{self.precision}")')
         text.depth -= 1
         masks = {}
         if m % tile.rows:
@@ -294,7 +289,7 @@ class ProductPrinter(KernelPrinter):
     def _sum(self, parts: int, size: int) -> None:
         """Print the launch that adds up parts."""
         text, found = Text(), self.found
-        block = min(256, 1 << max(0, size - 1).bit_length())
+        block = min(256, power_of_two(size))
         text.line(f"c = tl.program_id(0) * {block} + tl.arange(0, {block})[None, :]")
         masks = {1: f"(c < {size})"} if size % block else {}
         mask = f", mask={masks[1]}, other=0" if masks else ""
@@ -311,7 +306,7 @@ class ProductPrinter(KernelPrinter):
         axes = self._in_memory_order()
         size = extent(axes)
         block = min(512 if size >= 512 * 4 * self.target.processors else 128,
-                    1 << max(0, size - 1).bit_length())  # fmt: skip
+                    power_of_two(size))  # fmt: skip
         text.line(f"c = tl.program_id(0) * {block} + tl.arange(0, {block})[None, :]")
         masks = {1: f"(c < {size})"} if size % block else {}
         at = text.split("c", list(axes), COLUMNS)

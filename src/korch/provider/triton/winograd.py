@@ -219,8 +219,7 @@ class _Printer(KernelPrinter):
                   f"mask=(m < {self.tiles}) & (ka < {self.channels}), other=0)")  # fmt: skip
         text.line(f"b = tl.load({u} + ((z * {self.channels} + kb) * {outputs} + n), "
                   f"mask=(kb < {self.channels}) & (n < {outputs}), other=0)")  # fmt: skip
-        precision = "tf32" if self.target.allow_tf32 else "ieee"
-        text.line(f'acc = tl.dot(a, b, acc, input_precision="{precision}")')
+        text.line(f'acc = tl.dot(a, b, acc, input_precision="{self.precision}")')
         text.depth -= 1
         text.line(f"tl.store({text.pointer('w')} + ((z * {self.tiles} + m) * {outputs} + n), acc, "
                   f"mask=(m < {self.tiles}) & (n < {outputs}))")  # fmt: skip

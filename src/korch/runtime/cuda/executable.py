@@ -18,12 +18,13 @@ import numpy as np
 
 from korch.cuda.driver import Function
 from korch.cuda.layout import TORCH_TYPES, strided
+from korch.cuda.module import load_call
 from korch.errors import InputError
 from korch.measure.cuda.device import require_torch
 from korch.runtime.cuda.program import CudaProgram, Place, read_program, write_program
 from korch.runtime.cuda.recompile import cubins_for
 from korch.runtime.cuda.schedule import STREAMS, Turn, schedule
-from korch.runtime.executable import TensorInfo
+from korch.runtime.executable import TensorInfo, run_by_name
 from korch.runtime.record import PlanRecord
 
 BRANCH_ROUNDS = 9
@@ -76,12 +77,8 @@ class CudaExecutable:
             )
             for step in program.steps for launch in step.launches
         }  # fmt: skip
-        self._calls: dict[str, Any] = {}
-        for step in program.steps:
-            if step.call and step.call not in self._calls:
-                names: dict[str, Any] = {}
-                exec(compile(program.sources[step.call], step.call, "exec"), names)
-                self._calls[step.call] = names[step.call]
+        calls = {step.call for step in program.steps if step.call}
+        self._calls = {symbol: load_call(symbol, program.sources[symbol]) for symbol in calls}
         self._arena = torch.empty(max(1, program.plan.arena_bytes), dtype=torch.uint8,
                                   device="cuda")  # fmt: skip
         self._weights = torch.from_numpy(program.weights.block).to("cuda")
@@ -141,20 +138,7 @@ class CudaExecutable:
         Raises:
             InputError: a name is unknown or missing, or an array has another shape or type.
         """
-        names = [tensor.name for tensor in self.plan.inputs]
-        wrong = [name for name in feeds if name not in names]
-        missing = [name for name in names if name not in feeds]
-        if wrong or missing:
-            text = f"input {missing[0]!r} is missing" if missing else ""
-            text = f"there is no input {wrong[0]!r}" if wrong else text
-            raise InputError(text, expected=", ".join(map(repr, names)))
-        offered = [tensor.name for tensor in self.plan.outputs]
-        wanted = offered if output_names is None else list(output_names)
-        if unknown := [name for name in wanted if name not in offered]:
-            raise InputError(f"there is no output {unknown[0]!r}",
-                             expected=", ".join(map(repr, offered)))  # fmt: skip
-        found = dict(zip(offered, self(*(feeds[name] for name in names)), strict=True))
-        return [found[name] for name in wanted]
+        return run_by_name(self, self.plan, output_names, feeds, run_options)
 
     def bind(self, inputs: Sequence[Any] | None = None, outputs: Sequence[Any] | None = None
              ) -> Bound:  # fmt: skip
