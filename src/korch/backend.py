@@ -14,8 +14,12 @@ from korch.runtime.program import Step
 from korch.runtime.record import ModelRecord
 
 
-def open_meter(options: Options) -> AnyMeter:
+def open_meter(options: Options, weights_bytes: int = 0) -> AnyMeter:
     """Return the meter of the target that some options name; it is a context.
+
+    Args:
+        options: the target, threads, cache folder.
+        weights_bytes: of the model's constants: many of them are in no cache when a run begins.
 
     Raises:
         UnsupportedError: the target is not there.
@@ -26,7 +30,7 @@ def open_meter(options: Options) -> AnyMeter:
         return CudaMeter(options, load_providers(CUDA_ENTRY_POINT_GROUP))
     from korch.measure.cpu import CpuMeter
 
-    return CpuMeter(options, load_providers())
+    return CpuMeter(options, load_providers(), weights_bytes)
 
 
 def maker(

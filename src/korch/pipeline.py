@@ -165,7 +165,8 @@ def _optimize(model: Any, run: Run) -> Any:
     """Take a model through all stages."""
     options = run.options
     partition, split = _front(model, run)
-    with run.stage("candidates"), open_meter(options) as meter:
+    weights_bytes = sum(constant.array.nbytes for constant in split.constants.values())
+    with run.stage("candidates"), open_meter(options, weights_bytes) as meter:
         tasks = [prepare(partition, block, meter, options) for block in partition.blocks]
         run.progress("candidates", _describe_tasks(tasks))
         with run.stage("orchestrate"), _interruptible(run):

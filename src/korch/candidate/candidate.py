@@ -138,16 +138,22 @@ class Candidate:
     @cached_property
     def read_bytes(self) -> int:
         """Bytes that it can't but read: of an input that is only sliced, the slices."""
+        return sum(map(self._read_bytes_of, range(len(self.group.inputs))))
+
+    @cached_property
+    def read_constant_bytes(self) -> int:
+        """Bytes of constants that it can't but read."""
+        return sum(map(self._read_bytes_of, self.group.constant_inputs))
+
+    def _read_bytes_of(self, i: int) -> int:
+        """Return the bytes of an input that it can't but read."""
         body = self.group.body
-        total = 0
-        for (_, value), layout in zip(body.inputs, self.offer.inputs, strict=True):
-            whole = layout.size_bytes(body.types[value])
-            readers = [body.primitives[p] for p in body.consumers[value]]
-            if readers and all(reader.op in ("slice", "take") for reader in readers):
-                parts = (_source_bytes(body.types[value], reader) for reader in readers)
-                whole = min(whole, max(parts))
-            total += whole
-        return total
+        value = body.inputs[i][1]
+        whole = self.offer.inputs[i].size_bytes(body.types[value])
+        readers = [body.primitives[p] for p in body.consumers[value]]
+        if not readers:
+            return whole
+        return min(whole, max(_source_bytes(body.types[value], reader) for reader in readers))
 
     @cached_property
     def write_bytes(self) -> int:
@@ -171,12 +177,14 @@ class Candidate:
 
 
 def _source_bytes(type_: ValueType, reader: Primitive) -> int:
-    """Return the bytes of different elements that a slice or a take reads."""
+    """Return the bytes of different elements of an input that a primitive must read."""
     if isinstance(reader.attributes, SliceAttributes):
         return math.prod(reader.attributes.size) * type_.dtype.size_bytes
     if isinstance(reader.attributes, TakeAttributes):
         axis, indices = reader.attributes.axis, reader.attributes.indices
         return type_.size_bytes // max(1, type_.shape[axis]) * len(set(indices))
+    if reader.row.category is Category.OPAQUE:
+        return 0  # it may look up a few rows of a table
     return type_.size_bytes
 
 

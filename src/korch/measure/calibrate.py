@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from korch.libraries import load_globally
@@ -61,10 +61,12 @@ class Calibration:
     launch_ns: float
     region_ns: float
 
-    def bound_ns(self, read_bytes: int, write_bytes: int, work_flop: int) -> int:
+    def bound_ns(self, read_bytes: int, write_bytes: int, work_flop: int, cold_bytes: int = 0
+                 ) -> int:  # fmt: skip
         """Return a time below which no kernel can read, write and compute as much.
 
-        Reads and writes may overlap, and so may both with the computation.
+        Reads and writes may overlap, and so may both with the computation. What is cold is read
+        from the farthest level.
         """
         total = read_bytes + write_bytes
         level = next(x for x in self.levels if x.limit_bytes == 0 or total <= x.limit_bytes)
@@ -73,11 +75,12 @@ class Calibration:
             write_bytes / level.write_bytes_per_s,
             total / (level.read_bytes_per_s + level.write_bytes_per_s),
             work_flop / self.rate_flop_per_s,
+            cold_bytes / self.levels[-1].read_bytes_per_s,
         )
         return max(1, int(self.launch_ns + 1e9 * seconds))
 
-    def raised(self, read_bytes: int, write_bytes: int, work_flop: int, seconds: float
-               ) -> Calibration:  # fmt: skip
+    def raised(self, read_bytes: int, write_bytes: int, work_flop: int, seconds: float,
+               cold_bytes: int = 0) -> Calibration:  # fmt: skip
         """Return rates at which so much work fits into a time that was measured.
 
         Only the rates that forbid it are raised, and with a memory level those nearer to the core.
@@ -97,6 +100,8 @@ class Calibration:
             if i <= own else x
             for i, x in enumerate(self.levels)
         )  # fmt: skip
+        far = max(levels[-1].read_bytes_per_s, cold_bytes / seconds * MARGIN)
+        levels = tuple(replace(x, read_bytes_per_s=max(x.read_bytes_per_s, far)) for x in levels)
         flop = max(self.rate_flop_per_s, work_flop / seconds * MARGIN)
         return Calibration(levels, flop, launch_ns, self.region_ns)
 

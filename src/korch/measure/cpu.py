@@ -26,33 +26,48 @@ DISPATCH_NS = 20
 
 
 class CpuMeter(CandidateMeter[Target, Kernel]):
-    """Builds kernels with the machine's compiler and times them in a process of their own."""
+    """Builds kernels with the machine's compiler and times them in a process of their own.
 
-    def __init__(self, options: Options, providers: Sequence[Provider[Target, Kernel]]) -> None:
+    Attributes:
+        reads_weights_from_memory: whether a model's weights don't stay in the caches from one run
+            to the next; then kernels are timed with cold weights, and bounded so.
+    """
+
+    def __init__(self, options: Options, providers: Sequence[Provider[Target, Kernel]],
+                 weights_bytes: int = 0) -> None:  # fmt: skip
+        """Open the database.
+
+        Args:
+            options: threads, cache folder.
+            providers: who makes kernels.
+            weights_bytes: of the model's constants, each of which a run reads.
+        """
         super().__init__(options, providers)
         self.target = detect_target(options.threads, find_compiler().identity)
         self.builder = Builder(self.target.isa, options.cache_folder)
-        self.database = Database(self.builder.folder.parent, self.target.fingerprint)
+        self.reads_weights_from_memory = weights_bytes > self.target.l3_bytes
+        state = " cold weights" if self.reads_weights_from_memory else ""
+        self.database = Database(self.builder.folder.parent, f"{self.target.fingerprint}{state}")
         self._timer = self.builder.library([(NATIVE_FOLDER / "korch_timer.cpp").read_text()])
         self.calibration = self._calibrate()
 
     def bound_ns(self, candidate: Candidate) -> int:
         """Return a time that no kernel for a candidate can undercut."""
-        flop = max(candidate.linear_flop, candidate.offer.work_flop)
-        bound_ns = self.calibration.bound_ns(candidate.read_bytes, candidate.write_bytes, flop)
-        return DISPATCH_NS + bound_ns
+        return DISPATCH_NS + self.calibration.bound_ns(*self._work(candidate))
 
     def correct(self, candidate: Candidate, record: Record) -> None:
         """Raise the calibrated rates until the bound holds for a measured candidate."""
-        if not isinstance(record, Measured):
-            return
-        if record.time_ns < self.bound_ns(candidate):
-            flop = max(candidate.linear_flop, candidate.offer.work_flop)
+        if isinstance(record, Measured) and record.time_ns < self.bound_ns(candidate):
+            read, write, flop, cold = self._work(candidate)
             seconds = 1e-9 * max(1, record.time_ns - DISPATCH_NS)
-            self.calibration = self.calibration.raised(
-                candidate.read_bytes, candidate.write_bytes, flop, seconds
-            )
+            self.calibration = self.calibration.raised(read, write, flop, seconds, cold)
             self.database.put_fact(FACT, self.calibration.to_text())
+
+    def _work(self, candidate: Candidate) -> tuple[int, int, int, int]:
+        """Return bytes read, bytes written, operations, and bytes that come from memory."""
+        flop = max(candidate.linear_flop, candidate.offer.work_flop)
+        cold_bytes = candidate.read_constant_bytes if self.reads_weights_from_memory else 0
+        return candidate.read_bytes, candidate.write_bytes, flop, cold_bytes
 
     def rates(self) -> dict[str, Any]:
         """Return the calibration."""
@@ -73,7 +88,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         names = sorted({name for c, _ in compiled for name in kernels[c.key].libraries})
         library = self.builder.link(dict.fromkeys(path for _, path in compiled), names)
         records = time_kernels(
-            [_job(c, kernels[c.key]) for c, _ in compiled], library, self._timer,
+            [self._job(c, kernels[c.key]) for c, _ in compiled], library, self._timer,
             needed_libraries(names), self.options.threads, sweep_bytes=self.target.l2_bytes,
         )  # fmt: skip
         for (candidate, _), record in zip(compiled, records, strict=True):
@@ -92,15 +107,16 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         self.database.put_fact(FACT, found.to_text())
         return found
 
-
-def _job(candidate: Candidate, kernel: Kernel) -> Job:
-    group, offer = candidate.group, candidate.offer
-    buffers = [
-        BufferSpec(layout.size_bytes(type_), type_.dtype.value)
-        for layout, type_ in zip(
-            (*offer.inputs, *offer.outputs), (*group.input_types, *group.output_types), strict=True
-        )
-    ]
-    buffers.append(BufferSpec(max(64, kernel.workspace_bytes), "u8"))
-    written = (i for i in range(len(group.inputs)) if i not in group.constant_inputs)
-    return Job(kernel.symbol, kernel.has_state, tuple(buffers), tuple(written))
+    def _job(self, candidate: Candidate, kernel: Kernel) -> Job:
+        group, offer = candidate.group, candidate.offer
+        buffers = [
+            BufferSpec(layout.size_bytes(type_), type_.dtype.value)
+            for layout, type_ in zip(
+                (*offer.inputs, *offer.outputs), (*group.input_types, *group.output_types),
+                strict=True,
+            )
+        ]  # fmt: skip
+        buffers.append(BufferSpec(max(64, kernel.workspace_bytes), "u8"))
+        written = tuple(i for i in range(len(group.inputs)) if i not in group.constant_inputs)
+        cold = tuple(sorted(group.constant_inputs)) if self.reads_weights_from_memory else ()
+        return Job(kernel.symbol, kernel.has_state, tuple(buffers), written, cold)

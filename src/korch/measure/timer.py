@@ -44,13 +44,15 @@ class BufferSpec:
 class Job:
     """A kernel to time: its symbol in the library and its buffers, workspace last.
 
-    `inputs` has the positions of buffers that other kernels write before this one runs.
+    `inputs` has the positions of buffers that other kernels write before this one runs, `cold`
+    those of buffers that are in no cache then.
     """
 
     symbol: str
     has_state: bool
     buffers: tuple[BufferSpec, ...]
     inputs: tuple[int, ...] = ()
+    cold: tuple[int, ...] = ()
 
 
 def time_kernels(
@@ -85,7 +87,8 @@ def time_kernels(
     }  # fmt: skip
     rows = [
         {"symbol": job.symbol, "has_state": job.has_state,
-         "buffers": [b.as_json() for b in job.buffers], "inputs": list(job.inputs)}
+         "buffers": [b.as_json() for b in job.buffers], "inputs": list(job.inputs),
+         "cold": list(job.cold)}
         for job in jobs
     ]  # fmt: skip
     return run_jobs(rows, task, "korch.measure.worker", hang_seconds,

@@ -86,6 +86,15 @@ double memory_rate(int64_t bytes, int threads, int64_t chunks, Pass pass) {
   return rate;
 }
 
+// Take a line out of all caches.
+void evict(char* line) {
+#if defined(__x86_64__)
+  asm volatile("clflush %0" : "+m"(*line));
+#elif defined(__aarch64__)
+  asm volatile("dc civac, %0" : : "r"(line) : "memory");
+#endif
+}
+
 }  // namespace
 
 extern "C" {
@@ -106,15 +115,23 @@ struct korch_span {
   int64_t size;
 };
 
-// Nanoseconds of one run that finds the caches as in a plan; negative if it fails. First each thread
-// reads `sweep_bytes` of its own, so that weights and outputs are in no core's own cache. Then the
-// threads write the inputs, each its part, as the kernels before would.
+// Nanoseconds of one run that finds the caches as in a plan; negative if it fails. First what comes
+// from memory leaves all caches. Then each thread reads `sweep_bytes` of its own, so that weights and
+// outputs are in no core's own cache. Then the threads write the inputs, each its part, as the
+// kernels before would.
 int64_t korch_time_fresh(run_function run, void* state, void* const* buffers, const korch_span* inputs,
-                         int64_t count, char* sweep, int64_t sweep_bytes, int threads) {
+                         int64_t count, const korch_span* cold, int64_t cold_count, char* sweep,
+                         int64_t sweep_bytes, int threads) {
 #pragma omp parallel num_threads(threads)
   {
     const int64_t me = omp_get_thread_num();
     char sum = 0;
+    for (int64_t k = 0; k < cold_count; ++k) {
+      const int64_t lines = (cold[k].size + 63) / 64;
+      for (int64_t i = lines * me / threads; i < lines * (me + 1) / threads; ++i) {
+        evict(cold[k].at + 64 * i);
+      }
+    }
     for (int64_t i = 0; i < sweep_bytes; i += 64) sum += sweep[me * sweep_bytes + i];
     asm volatile("" : : "r"(sum) : "memory");
 #pragma omp barrier
