@@ -89,7 +89,8 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         library = self.builder.link(dict.fromkeys(path for _, path in compiled), names)
         records = time_kernels(
             [self._job(c, kernels[c.key]) for c, _ in compiled], library, self._timer,
-            needed_libraries(names), self.options.threads, sweep_bytes=self.target.l2_bytes,
+            needed_libraries(names), self.options.threads, own_cache_bytes=self.target.l2_bytes,
+            l3_bytes=self.target.l3_bytes,
         )  # fmt: skip
         for (candidate, _), record in zip(compiled, records, strict=True):
             if isinstance(record, Measured):

@@ -18,7 +18,7 @@ from korch.measure.record import Record, from_text, to_text
 
 logger = logging.getLogger("korch.measure")
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 SWITCH_SECONDS = 5.0
 """How long another process may hold a new file while this one wants to switch its log on."""
 _TABLES = """

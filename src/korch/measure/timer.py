@@ -63,7 +63,8 @@ def time_kernels(
     threads: int,
     hang_seconds: float = HANG_SECONDS,
     environment: dict[str, str] | None = None,
-    sweep_bytes: int = 1 << 20,
+    own_cache_bytes: int = 1 << 20,
+    l3_bytes: int = 32 << 20,
 ) -> list[Measured | Failed]:
     """Time kernels of one library.
 
@@ -75,7 +76,8 @@ def time_kernels(
         threads: OpenMP threads.
         hang_seconds: how long a kernel may say nothing.
         environment: further environment variables of the process.
-        sweep_bytes: of a core's own caches, which are emptied before each run.
+        own_cache_bytes: of a core's own caches, which hold other things before each run.
+        l3_bytes: of the cache that the cores share.
 
     Returns:
         A measurement or a failure for each job.
@@ -83,7 +85,8 @@ def time_kernels(
     task = {
         "library": str(library), "timer": str(timer), "preload": [str(p) for p in preload],
         "threads": threads, "rounds": ROUNDS, "least_rounds": LEAST_ROUNDS,
-        "kernel_ns": KERNEL_NS, "parent": os.getpid(), "sweep_bytes": sweep_bytes,
+        "kernel_ns": KERNEL_NS, "parent": os.getpid(), "own_cache_bytes": own_cache_bytes,
+        "l3_bytes": l3_bytes,
     }  # fmt: skip
     rows = [
         {"symbol": job.symbol, "has_state": job.has_state,

@@ -122,14 +122,15 @@ def serve() -> None:
         say(unready=str(error))
         os._exit(1)
 
-    threads, sweep_bytes = task["threads"], task["sweep_bytes"]
-    sweep = aligned_bytes(max(64, threads * sweep_bytes))
-    sweep[:] = 0
+    own_bytes = ctypes.c_int64(task["own_cache_bytes"])
+    memory = aligned_bytes(2 * max(task["threads"] * task["own_cache_bytes"], task["l3_bytes"], 64))
+    memory[:] = 0
+    other = Span(memory.ctypes.data, memory.size)
 
     def time_ns(job: Job) -> int:
         return int(timer.korch_time_fresh(
             job.function, ctypes.c_void_p(job.state), job.pointers, *job.inputs, *job.cold,
-            ctypes.c_void_p(sweep.ctypes.data), ctypes.c_int64(sweep_bytes), ctypes.c_int(threads),
+            ctypes.byref(other), own_bytes, ctypes.c_int(task["threads"]),
         ))  # fmt: skip
 
     jobs: dict[int, Job] = {}

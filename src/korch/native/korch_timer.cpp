@@ -116,32 +116,40 @@ struct korch_span {
 };
 
 // Nanoseconds of one run that finds the caches as in a plan; negative if it fails. First what comes
-// from memory leaves all caches. Then each thread reads `sweep_bytes` of its own, so that weights and
-// outputs are in no core's own cache. Then the threads write the inputs, each its part, as the
-// kernels before would.
+// from memory leaves all caches. Then each thread reads so much of its part of `other`, which is
+// larger than the shared cache, that weights and outputs are in no core's own cache. Then the threads
+// write the inputs, each its part, and read as much, as the kernels before would.
 int64_t korch_time_fresh(run_function run, void* state, void* const* buffers, const korch_span* inputs,
-                         int64_t count, const korch_span* cold, int64_t cold_count, char* sweep,
-                         int64_t sweep_bytes, int threads) {
+                         int64_t count, const korch_span* cold, int64_t cold_count,
+                         const korch_span* other, int64_t own_cache_bytes, int threads) {
 #pragma omp parallel num_threads(threads)
   {
     const int64_t me = omp_get_thread_num();
-    char sum = 0;
     for (int64_t k = 0; k < cold_count; ++k) {
       const int64_t lines = (cold[k].size + 63) / 64;
       for (int64_t i = lines * me / threads; i < lines * (me + 1) / threads; ++i) {
         evict(cold[k].at + 64 * i);
       }
     }
-    for (int64_t i = 0; i < sweep_bytes; i += 64) sum += sweep[me * sweep_bytes + i];
-    asm volatile("" : : "r"(sum) : "memory");
+    static thread_local int64_t at = 0;
+    const int64_t part_lines = other->size / 64 / threads;
+    const char* part = other->at + 64 * part_lines * me;
+    char sum = 0;
+    const auto read_another = [&] {
+      at = at + 1 < part_lines ? at + 1 : 0;
+      sum += part[64 * at];
+    };
+    for (int64_t i = 0; i < own_cache_bytes / 64; ++i) read_another();
 #pragma omp barrier
     for (int64_t k = 0; k < count; ++k) {
       const int64_t lines = (inputs[k].size + 63) / 64;
       for (int64_t i = lines * me / threads; i < lines * (me + 1) / threads; ++i) {
-        volatile char* at = inputs[k].at + 64 * i;
-        *at = *at;
+        read_another();
+        volatile char* line = inputs[k].at + 64 * i;
+        *line = *line;
       }
     }
+    asm volatile("" : : "r"(sum) : "memory");
   }
   return korch_time(run, state, buffers, 1);
 }
