@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from korch.measure.database import Database
+from korch.measure.database import SCHEMA_VERSION, Database
 from korch.measure.record import Failed, Measured, from_text, summarize, to_text
 
 SLOW = Measured(1200, 0.25, (1200, 1300, 1500))
@@ -79,7 +79,7 @@ def test_targets_do_not_see_each_other(database, tmp_path):
 WRITER = """
 import sys
 from pathlib import Path
-from korch.measure.database import Database
+from korch.measure.database import SCHEMA_VERSION, Database
 from korch.measure.record import Measured
 database = Database(Path(sys.argv[1]), "here")
 for i in range(100):
@@ -102,7 +102,7 @@ def test_two_processes_write_at_once(database, tmp_path):
 
 
 def test_a_damaged_file_is_moved_aside(tmp_path, caplog):
-    path = tmp_path / "kernels-5.sqlite"
+    path = tmp_path / f"kernels-{SCHEMA_VERSION}.sqlite"
     path.write_bytes(b"this is no database" * 100)
     database = Database(tmp_path, "here")
     database.put_record("a", SLOW)
@@ -117,7 +117,7 @@ def test_a_damaged_file_is_moved_aside(tmp_path, caplog):
 
 def test_damage_that_sqlite_quotes_is_healed(tmp_path):
     Database(tmp_path, "here").close()
-    path = tmp_path / "kernels-5.sqlite"
+    path = tmp_path / f"kernels-{SCHEMA_VERSION}.sqlite"
     path.write_bytes(path.read_bytes().replace(b"records (", b"records \xe5"))  # no UTF-8
     database = Database(tmp_path, "here")
     database.put_record("a", SLOW)
@@ -132,7 +132,7 @@ def test_damage_while_it_is_open_is_healed(tmp_path, is_write):
     for i in range(200):
         database.put_record(f"a{i}", SLOW)
     database.close()
-    path = tmp_path / "kernels-5.sqlite"
+    path = tmp_path / f"kernels-{SCHEMA_VERSION}.sqlite"
     data = bytearray(path.read_bytes())
     data[4096:] = b"\xff" * (len(data) - 4096)  # the header is sound, the tables are not
     path.write_bytes(bytes(data))

@@ -20,7 +20,7 @@ from korch.measure.compiler import (
     find_compiler,
     usable_folder,
 )
-from korch.measure.database import Database
+from korch.measure.database import SCHEMA_VERSION, Database
 from korch.measure.record import Failed, Measured, from_text, summarize, to_text
 from korch.measure.timer import BufferSpec, Job, time_kernels
 
@@ -100,7 +100,7 @@ def test_two_processes_share_a_database(tmp_path: Path) -> None:
 def test_a_damaged_database_is_moved_aside(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / "kernels-5.sqlite"
+    path = tmp_path / f"kernels-{SCHEMA_VERSION}.sqlite"
     path.write_bytes(b"this is no database, but long enough to look like a file" * 100)
     with caplog.at_level(logging.WARNING):
         database = Database(tmp_path, "target")

@@ -75,14 +75,14 @@ def enumerate_groups(
     sets = 0
     for mask in space.grow(options, hit):
         sets += 1
-        for primitives, outputs in space.output_sets(mask, options, hit):
-            key = (primitives, outputs)
-            if key in groups:
-                continue
-            if len(primitives) > 1 and space.input_count(primitives) > options.max_inputs:
-                hit.add("max_inputs")
-                continue
-            groups[key] = make_group(graph, primitives, outputs)
+        whole = space.with_absorbed(mask)
+        if whole.bit_count() > 1 and space.input_count(whole) > options.max_inputs:
+            hit.add("max_inputs")
+            continue
+        for outputs in space.output_sets(mask, options, hit):
+            key = (tuple(bits(whole)), outputs)
+            if key not in groups:
+                groups[key] = make_group(graph, *key)
     for p, primitive in enumerate(graph.primitives):
         key = ((p,), (primitive.output,))
         groups.setdefault(key, make_group(graph, *key))
@@ -159,7 +159,9 @@ class _Space:
             together = sum(1 << p for p in producers)
             for p in producers:
                 self.rivals[p] = together & ~(1 << p)
-        self.numbers = {v for v, constant in graph.constants.items() if constant.is_uniform}
+        self.comes_with = [self._absorbed_by(p) for p in range(count)]
+        self.siblings = [self._siblings(p) for p in range(count)]
+        self.reads = [self._values_read(p) for p in range(count)]
         pools = (p for p, primitive in enumerate(graph.primitives) if "pool" in primitive.op)
         self.pools = sum(1 << p for p in pools) if contract_chains else 0
         self.linear = self._of(Category.LINEAR)
@@ -212,6 +214,26 @@ class _Space:
         value = self.graph.primitives[p].output
         return len(self.graph.producers[value]) == len(self.graph.consumers[value]) == 1
 
+    def _absorbed_by(self, p: int) -> int:
+        """Return the primitives that come with one, as far as they come with it."""
+        found = 0
+        for value in self.graph.primitives[p].inputs:
+            for q in self.graph.producers[value]:
+                if self.is_free[q]:
+                    found |= 1 << q | self._absorbed_by(q)
+        return found
+
+    def _values_read(self, p: int) -> int:
+        """Return the values that a primitive reads, but for those that are one number."""
+        primitive = self.graph.primitives[p]
+        is_linear = primitive.row.category is Category.LINEAR
+        found = 0
+        for value in primitive.inputs:
+            constant = self.graph.constants.get(value)
+            if is_linear or constant is None or not constant.is_uniform:
+                found |= 1 << value
+        return found
+
     def _sources(self, p: int) -> int:
         found = 0
         for value in self.graph.primitives[p].inputs:
@@ -236,14 +258,15 @@ class _Space:
 
     def hull(self, mask: int) -> int:
         """Return the least convex set that holds a set: with all that lies on paths within it."""
-        above = below = 0
+        above = below = rivals = 0
         for p in bits(mask):
             above |= self.ancestors[p]
             below |= self.descendants[p]
-        between = above & below & ~mask
-        rivals = 0
-        for p in bits(mask if between else 0):
             rivals |= self.rivals[p]
+        return self._with_paths(mask, above & below & ~mask, rivals)
+
+    def _with_paths(self, mask: int, between: int, rivals: int) -> int:
+        """Return a set with what lies on paths within it, of what is above and below of it."""
         if between & rivals:
             between = self._on_paths(mask, between & ~rivals)
         return mask | between
@@ -266,14 +289,21 @@ class _Space:
             found &= reached
         return found
 
-    def is_legal(self, mask: int) -> bool:
-        """Return whether a set can be a kernel, but for the limits on its size."""
+    def is_legal(self, mask: int, added: int | None = None) -> bool:
+        """Return whether a set can be a kernel, but for the limits on its size.
+
+        Args:
+            mask: the set.
+            added: what it has beyond a legal set; all of it if None.
+        """
         linear, opaque = mask & self.linear, mask & self.opaque
         if linear & (linear - 1) or (opaque and mask & ~opaque):
             return False
         if (mask & self.pools).bit_count() > MOST_POOLS:
             return False
-        if any(self.rivals[p] & mask for p in bits(mask)) or not self._suits_linear(mask):
+        if not self._suits_linear(mask):
+            return False
+        if any(self.rivals[p] & mask for p in bits(mask if added is None else added)):
             return False
         return not mask & self.cyclic or self._is_acyclic(mask)
 
@@ -290,6 +320,7 @@ class _Space:
     def grow(self, options: Options, hit: set[str]) -> Iterator[int]:
         """Yield every connected convex set within the limits, once."""
         seen: set[int] = set()
+        illegal: set[int] = set()
         frontier = [1 << p for p, free in enumerate(self.is_free) if not free]
         seen.update(frontier)
         while frontier:
@@ -300,7 +331,10 @@ class _Space:
                     hit.add("max_primitives")
                     continue
                 for grown in self._neighbours(mask):
-                    if grown in seen:
+                    if grown in seen or grown in illegal:
+                        continue
+                    if not self.is_legal(grown, grown & ~mask):
+                        illegal.add(grown)
                         continue
                     if grown.bit_count() > options.max_primitives:
                         hit.add("max_primitives")
@@ -325,19 +359,22 @@ class _Space:
         return sum(not self.read_by[p] & mask for p in bits(mask))
 
     def _neighbours(self, mask: int) -> Iterator[int]:
-        """Yield the legal hulls of a set with one primitive more."""
-        around = rivals = 0
+        """Yield the hulls of a set with one primitive more."""
+        around = rivals = above = below = siblings = 0
         for p in bits(mask):
-            around |= self.feeds[p] | self.read_by[p] | self._siblings(p)
+            around |= self.feeds[p] | self.read_by[p]
+            siblings |= self.siblings[p]
             rivals |= self.rivals[p]
-        around &= ~(mask | rivals)
+            above |= self.ancestors[p]
+            below |= self.descendants[p]
+        around = (around | siblings) & ~(mask | rivals)
         if mask & self.linear:
             around &= ~self.linear
-        around &= self._siblings(next(bits(mask))) if mask & self.opaque else ~self.opaque
+        around &= siblings if mask & self.opaque else ~self.opaque
         for p in bits(around):
-            grown = self.hull(mask | 1 << p)
-            if self.is_legal(grown):
-                yield grown
+            wider = mask | 1 << p
+            between = (above | self.ancestors[p]) & (below | self.descendants[p]) & ~wider
+            yield self._with_paths(wider, between, rivals | self.rivals[p])
 
     def _suits_linear(self, mask: int) -> bool:
         """Return whether what stands around a linear primitive is what providers fuse with it."""
@@ -362,31 +399,29 @@ class _Space:
             and replace(other.attributes, output=0) == whole
         )
 
-    def input_count(self, primitives: Sequence[int]) -> int:
+    def input_count(self, mask: int) -> int:
         """Return how many tensors some primitives read, without those that all are one number."""
-        members = [self.graph.primitives[p] for p in primitives]
-        own = {primitive.output for primitive in members}
-        read: set[int] = set()
-        for primitive in members:
-            is_linear = primitive.row.category is Category.LINEAR
-            read.update(
-                value for value in primitive.inputs
-                if value not in own and (is_linear or value not in self.numbers)
-            )  # fmt: skip
-        return len(read)
+        own = read = 0
+        for p in bits(mask):
+            own |= 1 << self.graph.primitives[p].output
+            read |= self.reads[p]
+        return (read & ~own).bit_count()
+
+    def with_absorbed(self, mask: int) -> int:
+        """Return a set with the primitives that come with those in it."""
+        whole = mask
+        for p in bits(mask):
+            whole |= self.comes_with[p]
+        return whole
 
     def output_sets(
         self, mask: int, options: Options, hit: set[str]
-    ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Yield the primitives with each useful set of outputs.
+    ) -> Iterator[tuple[int, ...]]:  # fmt: skip
+        """Yield each useful set of outputs.
 
         What nothing inside reads must be an output, or its primitive would be idle; what is read
         inside and outside may be one, or be computed again by another kernel.
         """
-        chosen = set(bits(mask))
-        for p in list(chosen):
-            self._absorb(p, chosen)
-        primitives = tuple(sorted(chosen))
         must: list[int] = []
         may: list[int] = []
         for p in bits(mask):
@@ -399,14 +434,7 @@ class _Space:
             hit.add("max_outputs")
             return
         for extra in _subsets(may, options.max_outputs - len(must)):
-            yield primitives, tuple(sorted((*must, *extra)))
-
-    def _absorb(self, p: int, chosen: set[int]) -> None:
-        for value in self.graph.primitives[p].inputs:
-            for q in self.graph.producers[value]:
-                if self.is_free[q] and q not in chosen:
-                    chosen.add(q)
-                    self._absorb(q, chosen)
+            yield tuple(sorted((*must, *extra)))
 
 
 def _subsets(items: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:

@@ -12,7 +12,7 @@ from korch.candidate.layout import Layout
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array, Category
 from korch.primitive.types import DType
-from korch.provider.gemm.place import Place, follow, natural, split
+from korch.provider.gemm.place import Addresses, Place, place_by_number, place_of_matrices
 from korch.provider.vector import call, literal
 
 MOVES = ("transpose", "reshape", "slice")
@@ -80,10 +80,8 @@ def operand_place(
 ) -> Place | Refusal:
     """Return where an operand's elements lie, as [batch, row, column]."""
     shape = group.input_types[operand.position].shape
-    addresses = follow(natural(shape, layouts[0][operand.position]), operand.steps)
-    batch = group.body.types[product.output].shape[:-2]
-    full = np.broadcast_to(addresses, (*batch, *addresses.shape[-2:]))
-    place = split(full.reshape(-1, *addresses.shape[-2:]))
+    addresses = Addresses(shape, layouts[0][operand.position]).after(*operand.steps)
+    place = place_of_matrices(addresses, group.body.types[product.output].shape[:-2])
     return place if place is not None else Refusal("an operand lies in no order of rows")
 
 
@@ -118,8 +116,8 @@ class Finisher:
         self.shape = (int(np.prod(shape[:-2])), rows, columns)
         self.position = {v: i for i, (_, v) in enumerate(self.body.inputs)}
         self.names = {product.output: "y"}
-        self.numbers: dict[int, Array] = {product.output: natural(shape)}
-        self.beside: dict[int, Array] = {}  # broadcasts of inputs: addresses
+        self.numbers = {product.output: Addresses(shape)}
+        self.beside: dict[int, Addresses] = {}  # broadcasts of inputs
         self.source: dict[int, int] = {}
         self.tables: dict[str, Array] = {}
         self.lines: list[str] = []
@@ -134,9 +132,8 @@ class Finisher:
 
     def value(self, value: int) -> Finish | Refusal:
         """Return the lines so far, with one that returns a value in the order of the product."""
-        if value not in self.names or not np.array_equal(
-            self.numbers[value].reshape(-1), np.arange(self.numbers[value].size)
-        ):
+        shape = self.body.types[value].shape
+        if value not in self.names or not self.numbers[value].is_same(Addresses(shape)):
             return Refusal("a value is not computed from the product in its order")
         lines = (*self.lines, f"return {self.names[value]};")
         return Finish(lines, tuple(self.tables.items()))
@@ -146,7 +143,7 @@ class Finisher:
         for i, (_, value) in enumerate(self.body.outputs):
             if value not in self.names:
                 return Refusal("an output is not computed from the product")
-            places = natural(self.body.types[value].shape, self.layouts[1][i])
+            places = Addresses(self.body.types[value].shape, self.layouts[1][i])
             at = self._address(places, self.numbers[value])
             if isinstance(at, Refusal) or at[1] != 1:
                 return Refusal("an output's columns are no neighbours")
@@ -167,14 +164,14 @@ class Finisher:
                     return Refusal(f"{p.op} is not fused into the product")
                 known = self._read(value)
                 self.source[value] = self.position[value]
-            self.beside[p.output] = follow(known, [p])
+            self.beside[p.output] = known.after(p)
             self.source[p.output] = self.source[value]
             return None
         if p.op in MOVES and value in self.numbers:
-            moved = follow(self.numbers[value], [p])
-            if moved.size != self.numbers[value].size:
+            if self.body.types[p.output].size != self.body.types[value].size:
                 return Refusal("a part of the results is left out")
-            self.names[p.output], self.numbers[p.output] = self.names[value], moved
+            self.names[p.output] = self.names[value]
+            self.numbers[p.output] = self.numbers[value].after(p)
             return None
         if p.row.category is not Category.ELEMENTWISE:
             return Refusal(f"{p.op} is not fused into the product")
@@ -190,9 +187,9 @@ class Finisher:
         self.names[p.output], self.numbers[p.output] = name, numbers
         return None
 
-    def _argument(self, value: int, numbers: Array) -> str | Refusal:
+    def _argument(self, value: int, numbers: Addresses) -> str | Refusal:
         if value in self.numbers:
-            same = self.numbers[value] is numbers or np.array_equal(self.numbers[value], numbers)
+            same = self.numbers[value].is_same(numbers)
             return self.names[value] if same else Refusal("results meet out of order")
         if value in self.names:
             return self.names[value]
@@ -215,16 +212,14 @@ class Finisher:
             return f"korch::load<float, W>({pointer})"
         return f"korch::splat<float, W>(*({pointer}))"
 
-    def _read(self, value: int) -> Array:
+    def _read(self, value: int) -> Addresses:
         """Return the addresses of an input's elements."""
         layout = self.layouts[0][self.position[value]]
-        return natural(self.body.types[value].shape, layout)
+        return Addresses(self.body.types[value].shape, layout)
 
-    def _address(self, addresses: Array, numbers: Array) -> tuple[str, int] | Refusal:
+    def _address(self, addresses: Addresses, numbers: Addresses) -> tuple[str, int] | Refusal:
         """Return the address of result (i, m, n) as C++, and the step between columns, 0 or 1."""
-        by_number = np.empty(addresses.size, np.int64)
-        by_number[numbers.reshape(-1)] = addresses.reshape(-1)
-        place = split(by_number.reshape(self.shape))
+        place = place_by_number(addresses, numbers, self.shape)
         if place is None:
             return Refusal("a tensor lies in no order of rows")
         steps = np.diff(place.offsets[2])

@@ -1,19 +1,28 @@
 """Where the elements of a tensor lie, as a sum of one offset per axis.
 
 Layout steps are followed with an array of addresses: what they do to the elements they do to the
-addresses, so no step needs a rule of its own.
+addresses, so no step needs a rule of its own. Groups of one model share most of their steps, and
+the arrays are as large as the tensors, so what is found is remembered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from korch.candidate.layout import Layout
 from korch.primitive.graph import Primitive
-from korch.primitive.op import Array
+from korch.primitive.op import Array, Attributes
+from korch.primitive.ops import OPS
+
+ARRAYS = 16
+"""Arrays of addresses that are remembered."""
+
+PLACES = 4096
+"""Places that are remembered: three vectors each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,28 +63,88 @@ def _step(offsets: Array) -> int | None:
     return step if bool((np.diff(offsets) == step).all()) else None
 
 
-def split(addresses: Array) -> Place | None:
+@dataclass(frozen=True)
+class Addresses:
+    """The addresses of a dense tensor's elements after layout steps.
+
+    Attributes:
+        shape: of the dense tensor.
+        layout: without blocks; None for row-major.
+        steps: operation and attributes of each step (transpose, reshape, slice, take, broadcast).
+    """
+
+    shape: tuple[int, ...]
+    layout: Layout | None = None
+    steps: tuple[tuple[str, Attributes], ...] = ()
+
+    def after(self, *steps: Primitive) -> Addresses:
+        """Return the addresses after further steps."""
+        added = ((step.op, step.attributes) for step in steps)
+        return Addresses(self.shape, self.layout, (*self.steps, *added))
+
+    def array(self) -> Array:
+        """Return them, in the shape after the steps; not to be written to."""
+        return _array(self)
+
+    def is_same(self, other: Addresses) -> bool:
+        """Return whether others are equal."""
+        return self == other or _are_equal(self, other)
+
+
+@lru_cache(ARRAYS)
+def _array(addresses: Addresses) -> Array:
+    if addresses.steps:
+        *before, (op, attributes) = addresses.steps
+        source = _array(Addresses(addresses.shape, addresses.layout, tuple(before)))
+        return np.asarray(OPS[op].reference([source], attributes))
+    shape, layout = addresses.shape, addresses.layout
+    flat = np.arange(math.prod(shape), dtype=np.int32 if math.prod(shape) < 2**31 else np.int64)
+    if layout is None or layout.is_plain:
+        return flat.reshape(shape)
+    stored = flat.reshape([shape[axis] for axis in layout.order])
+    return stored.transpose(np.argsort(layout.order))
+
+
+@lru_cache(PLACES)
+def _are_equal(a: Addresses, b: Addresses) -> bool:
+    return np.array_equal(a.array(), b.array())
+
+
+@lru_cache(PLACES)
+def place_of_matrices(addresses: Addresses, batch: tuple[int, ...]) -> Place | None:
+    """Return where [batch..., row, column] lies, with axes of the batch broadcast; or None."""
+    array = addresses.array()
+    matrix = array.shape[-2:]
+    return _split(np.broadcast_to(array, (*batch, *matrix)).reshape(-1, *matrix))
+
+
+@lru_cache(PLACES)
+def place_by_number(
+    addresses: Addresses, numbers: Addresses, shape: tuple[int, int, int]
+) -> Place | None:
+    """Return where the element lies that has number [i, j, k] of a dense tensor of rank 3; or None.
+
+    Args:
+        addresses: of a tensor's elements.
+        numbers: which number each of them has.
+        shape: of the dense tensor.
+    """
+    array = addresses.array()
+    if numbers.steps or numbers.layout is not None:
+        by_number = np.empty(array.size, array.dtype)
+        by_number[numbers.array().reshape(-1)] = array.reshape(-1)
+        array = by_number
+    return _split(array.reshape(shape))
+
+
+def _split(addresses: Array) -> Place | None:
     """Return addresses[i, j, k] as sums of offsets per axis, or None if they are no such sums."""
     if addresses.size == 0:
         return None
-    first = addresses[:, 0, 0].copy()  # a view would keep all addresses in memory
+    first = addresses[:, 0, 0].astype(np.int64)  # a view would keep all addresses in memory
     second = addresses[0, :, 0] - addresses[0, 0, 0]
     third = addresses[0, 0, :] - addresses[0, 0, 0]
-    total = first[:, None, None] + second[:, None] + third
-    return Place((first, second, third)) if np.array_equal(total, addresses) else None
-
-
-def follow(addresses: Array, steps: Sequence[Primitive]) -> Array:
-    """Return the addresses after layout steps (transpose, reshape, slice, take, broadcast)."""
-    for step in steps:
-        addresses = np.asarray(step.row.reference([addresses], step.attributes))
-    return addresses
-
-
-def natural(shape: tuple[int, ...], layout: Layout | None = None) -> Array:
-    """Return the addresses of a dense tensor, row-major or in a layout without blocks."""
-    addresses = np.arange(int(np.prod(shape)), dtype=np.int64)
-    if layout is None or layout.is_plain:
-        return addresses.reshape(shape)
-    stored = addresses.reshape([shape[axis] for axis in layout.order])
-    return stored.transpose(np.argsort(layout.order))
+    rows = second[:, None] + third
+    if not all(np.array_equal(rows, matrix - matrix[0, 0]) for matrix in addresses):
+        return None
+    return Place((first, second.astype(np.int64), third.astype(np.int64)))
