@@ -72,8 +72,9 @@ class Unpacked:
 
     def to_text(self) -> str:
         """Return a few lines for a person."""
-        lines = [f"{self.folder}: for {self.threads} threads on a CPU with "
-                 + (", ".join(self.cpu_flags) or "no special instructions")]  # fmt: skip
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        flags = ", ".join(self.cpu_flags) or "no special instructions"
+        lines = [f"{self.folder}: for {threads} on a CPU with {flags}"]
         width = max(map(len, self.files))
         lines += [f"  {name:{width}}  {size / 1e6:8.2f} MB" for name, size in self.files.items()]
         lines += [f"  {name} must be installed where it runs" for name in self.missing]
