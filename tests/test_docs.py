@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
 import re
@@ -27,6 +28,7 @@ from korch.runtime.unpack import unpack
 from korch.testing.kernels import check_offers
 
 ROOT = Path(__file__).parent.parent
+REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 
 
@@ -75,6 +77,25 @@ def test_every_page_is_in_the_navigation() -> None:
     listed = re.findall(r"^ +- .*?([\w/-]+\.md)$", navigation, re.MULTILINE)
     pages = [str(page.relative_to(ROOT / "docs")) for page in PAGES[1:]]
     assert sorted(listed) == sorted(pages)
+
+
+@pytest.mark.parametrize("page", REFERENCE, ids=name_of)
+def test_what_the_reference_names_exists(page: Path) -> None:
+    """The site's builder passes over a member that does not exist."""
+    entries = re.findall(
+        r"^::: ([\w.]+)$(?:\n    options:\n(?:      (?!members).*\n)*      members: \[(.*)\])?",
+        page.read_text(), re.MULTILINE,
+    )  # fmt: skip
+    missing = []
+    for module, members in entries:
+        path = ROOT / "src" / module.replace(".", "/")
+        source = (
+            path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py"
+        )
+        tree = ast.parse(source.read_text())
+        known = {getattr(node, "name", "") for node in tree.body}
+        missing += [f"{module}.{m}" for m in members.split(", ") if members and m not in known]
+    assert missing == []
 
 
 def option_table() -> str:
