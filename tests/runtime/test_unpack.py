@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -173,6 +174,20 @@ def test_what_is_there_is_kept(pack, tmp_path, is_file):
         "remove it first"
     )
     assert (folder if is_file else folder / "own").read_text() == "kept"
+
+
+@pytest.mark.parametrize("name", ["../own.cpp", "/own.cpp", "a/own.cpp", ".."])
+def test_sources_stay_in_the_folder(make_artifact, tmp_path, name):
+    artifact = make_artifact(plans.chain())
+    path = tmp_path / "plan.korch"
+    write_artifact(replace(artifact, sources={name: "kept"}), path)
+    with pytest.raises(ArtifactError) as caught:
+        unpack(path, tmp_path / "a" / "folder")
+    assert str(caught.value) == (
+        f"{path}: a source has the name {name!r}; expected the name of a file. Build the artifact "
+        "again"
+    )
+    assert [p.name for p in tmp_path.rglob("*")] == ["plan.korch"]
 
 
 def test_a_full_disk_leaves_nothing(pack, tmp_path, monkeypatch):

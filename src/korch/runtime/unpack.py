@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -76,7 +77,7 @@ class Unpacked:
         flags = ", ".join(self.cpu_flags) or "no special instructions"
         lines = [f"{self.folder}: for {threads} on a CPU with {flags}"]
         width = max(map(len, self.files))
-        lines += [f"  {name:{width}}  {size / 1e6:8.2f} MB" for name, size in self.files.items()]
+        lines += [f"  {name:{width}} {size / 1024:9.1f} KiB" for name, size in self.files.items()]
         lines += [f"  {name} must be installed where it runs" for name in self.missing]
         return "\n".join(lines)
 
@@ -96,6 +97,7 @@ def unpack(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Unpa
     target = Path(os.path.realpath(folder))
     _check_folder(target)
     artifacts, shared = _read(path)
+    _check_names(shared.sources, path)
     plans = [artifact.plan for artifact in artifacts]
     brought, missing = _companions(plans)
     members: dict[str, Chunks] = {
@@ -165,6 +167,14 @@ def _check_folder(folder: Path) -> None:
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise OptionError(f"{folder} exists and is not an empty folder", where="option FOLDER",
                           hint="Choose another name, or remove it first")  # fmt: skip
+
+
+def _check_names(names: Iterable[str], path: str | os.PathLike[str]) -> None:
+    """Check that files of these names lie in the folder that they are written to."""
+    for name in names:
+        if not re.fullmatch(r"\w[\w.-]*", name):
+            raise ArtifactError(f"a source has the name {name!r}", str(path), "the name of a file",
+                                "Build the artifact again")  # fmt: skip
 
 
 def _companions(plans: Sequence[PlanRecord]) -> tuple[dict[str, Path], tuple[str, ...]]:
