@@ -12,7 +12,7 @@ TORCH_STAMP := $(VENV)/.installed-torch
 
 TRITON_STAMP := $(VENV)/.installed-triton
 
-.PHONY: web test-web demo test test-torch test-cuda check bench size clean conformance bench-smoke fuzz
+.PHONY: docs web test-web demo test test-torch test-cuda check bench size clean conformance bench-smoke fuzz
 .DELETE_ON_ERROR:
 
 $(STAMP): pyproject.toml
@@ -98,6 +98,21 @@ fuzz: $(STAMP)
 # Each benchmark model: optimized, checked and run.
 bench-smoke: $(STAMP)
 	$(BIN)/python -m benchmarks.smoke
+
+DOCS_STAMP := $(VENV)/.installed-docs
+
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS),docs]'
+	@touch $@
+
+# The documentation as a site in build/site, which asks no other host for anything. Warnings are errors,
+# but not with --quiet, under which MkDocs does not count them.
+docs: $(DOCS_STAMP)
+	$(BIN)/python -m pytest tests/test_docs.py -k 'links or files or navigation or reference or options'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@! grep -rEn '<(script|link|img|iframe)[^>]* (src|href)="(https?:)?//' build/site --include='*.html'
+	@! grep -rEno '(url\(|@import )"?(https?:)?//[^)]*' build/site --include='*.css'
+	@printf 'build/site/index.html\n'
 
 # Lines per folder.
 size:

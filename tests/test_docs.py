@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import importlib
 import re
+import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +18,18 @@ import pytest
 
 import korch
 from korch.candidate.candidate import Refusal, make_group
-from korch.cli import _parser
+from korch.cli import RENAMED, _parser
+from korch.measure.compiler import find_compiler
+from korch.options import Options
 from korch.primitive.graph import GraphBuilder
 from korch.primitive.types import ValueType
 from korch.provider.provider import load_providers
+from korch.runtime.unpack import unpack
 from korch.testing.kernels import check_offers
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -29,17 +37,83 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as Markdown's table of contents makes them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    words = (re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in headings)
+    return {re.sub(r"[-\s]+", "-", word) for word in words}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
-    assert [link for link in links if not (page.parent / link).exists()] == []
+    broken = []
+    for link in re.findall(r"\]\(([^)\s:]+)\)", page.read_text()):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_files_that_are_named_exist(page: Path) -> None:
-    named = re.findall(r"`((?:src|tests|docs|benchmarks)/[\w/.-]+)`", page.read_text())
+    text = page.read_text()
+    named = re.findall(r"`((?:src|tests|docs|benchmarks|web)/[\w/.-]+)`", text)
     made = {"benchmarks/results/suite.json"}
     assert [name for name in named if name not in made and not (ROOT / name).exists()] == []
+    # Within `korch` the documentation leaves `src/korch/` out.
+    short = re.findall(r"`((?:\w+/)+\w+\.(?:py|h))`", text)
+    folders = (ROOT, ROOT / "src" / "korch", ROOT / "src" / "korch" / "equivalence")
+    assert [s for s in short if not any((folder / s).exists() for folder in folders)] == []
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    listed = re.findall(r"^ +- .*?([\w/-]+\.md)$", navigation, re.MULTILINE)
+    pages = [str(page.relative_to(ROOT / "docs")) for page in PAGES[1:]]
+    assert sorted(listed) == sorted(pages)
+
+
+@pytest.mark.parametrize("page", REFERENCE, ids=name_of)
+def test_what_the_reference_names_exists(page: Path) -> None:
+    """The site's builder passes over a member that does not exist."""
+    entries = re.findall(
+        r"^::: ([\w.]+)$(?:\n    options:\n(?:      (?!members).*\n)*      members: \[(.*)\])?",
+        page.read_text(), re.MULTILINE,
+    )  # fmt: skip
+    missing = []
+    for module, members in entries:
+        path = ROOT / "src" / module.replace(".", "/")
+        source = (
+            path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py"
+        )
+        tree = ast.parse(source.read_text())
+        known = {getattr(node, "name", "") for node in tree.body}
+        missing += [f"{module}.{m}" for m in members.split(", ") if members and m not in known]
+    assert missing == []
+
+
+def option_table() -> str:
+    """Return the options of `korch optimize` as a table."""
+    lines = ["| flag | default | what it does |", "|---|---|---|"]
+    for field in dataclasses.fields(Options):
+        flag = "--" + RENAMED.get(field.name, field.name).replace("_", "-")
+        default = {"threads": "all cores", "cache_folder": "`$KORCH_CACHE`, else `~/.cache/korch`"}
+        shown = default.get(field.name, "" if field.default is None else f"`{field.default}`")
+        text = field.metadata["help"].replace("|", "\\|")
+        lines.append(f"| `{flag}` | {shown} | {text} |")
+    return "\n".join(lines)
+
+
+def test_all_options_are_listed() -> None:
+    page = (ROOT / "docs" / "reference" / "options.md").read_text()
+    listed = re.search(r"^\| flag \|.*?(?=\n\n)", page, re.MULTILINE | re.DOTALL)
+    assert listed is not None and listed[0] == option_table()
 
 
 def test_the_house_has_all_its_rooms() -> None:
@@ -103,6 +177,77 @@ def test_the_provider_of_the_documentation_works(
     assert provider.offer(group_of("neg", "i32[3]"), target) == Refusal("it is not float32")
     refused = provider.offer(group_of("abs", "f32[3]"), target)
     assert refused == Refusal("it is not a lone negation")
+
+
+def network(rng: np.random.Generator) -> onnx.ModelProto:
+    """Return a network as that of the page on deployment, without PyTorch."""
+    h, kind = onnx.helper, onnx.TensorProto.FLOAT
+    weights = {"a": (16, 1, 3, 3), "b": (16,), "c": (32, 16, 3, 3), "d": (32,), "e": (10, 32)}
+    graph = h.make_graph(
+        [h.make_node("Conv", ["image", "a", "b"], ["p"], pads=[1] * 4),
+         h.make_node("Relu", ["p"], ["q"]),
+         h.make_node("Conv", ["q", "c", "d"], ["r"], pads=[1] * 4, strides=[2, 2]),
+         h.make_node("Relu", ["r"], ["s"]),
+         h.make_node("GlobalAveragePool", ["s"], ["t"]), h.make_node("Flatten", ["t"], ["u"]),
+         h.make_node("Gemm", ["u", "e"], ["v"], transB=1),
+         h.make_node("Softmax", ["v"], ["scores"], axis=1)], "g",
+        [h.make_tensor_value_info("image", kind, [1, 1, 28, 28])],
+        [h.make_tensor_value_info("scores", kind, [1, 10])],
+        [onnx.numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32) / 4, name)
+         for name, shape in weights.items()],
+    )  # fmt: skip
+    return h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8)
+
+
+def opaque(rng: np.random.Generator) -> onnx.ModelProto:
+    """Return a model of an operator that ONNX Runtime runs in the kernel."""
+    h, kind = onnx.helper, onnx.TensorProto.FLOAT
+    graph = h.make_graph(
+        [h.make_node("Hardmax", ["x"], ["y"])], "g",
+        [h.make_tensor_value_info("x", kind, [3, 4])],
+        [h.make_tensor_value_info("y", kind, [3, 4])],
+    )  # fmt: skip
+    return h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("model", [network, opaque])
+def test_the_c_program_of_the_documentation_computes_what_python_does(
+    model: Callable[[np.random.Generator], onnx.ModelProto], tmp_path: Path, cache_folder: Path, rng
+) -> None:
+    (program,) = blocks(ROOT / "docs" / "deploy.md", "c")
+    assert len([line for line in program.splitlines() if line]) < 50
+    korch.optimize(
+        model(rng), threads=1, measure=False, cache_folder=cache_folder
+    ).save(tmp_path / "model.korch")  # fmt: skip
+    executable = korch.load(tmp_path / "model.korch")
+    folder = tmp_path / "folder"
+    brought = unpack(tmp_path / "model.korch", folder).brought
+    assert model is network or brought == ("libonnxruntime.so.1",)
+    (tmp_path / "run.c").write_text(program)
+    compiler = [*find_compiler().command, "-x", "c", "-Wall", "-Wextra", "-Werror"]
+    subprocess.run([*compiler, f"-I{folder}", "run.c", "-o", "run", "-ldl"], cwd=tmp_path,
+                   check=True)  # fmt: skip
+    given = rng.random(executable.get_inputs()[0].shape, np.float32)
+    given.tofile(tmp_path / "x.f32")
+
+    def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        # No environment: all that it needs lies in the folder.
+        return subprocess.run([tmp_path / "run", *arguments], env={}, capture_output=True,
+                              text=True, check=False)  # fmt: skip
+
+    files = (folder / "library.so", folder / "weights.bin")
+    done = run(*files, tmp_path / "x.f32")
+    assert (done.returncode, done.stderr) == (0, "")
+    (expected,) = executable(given)
+    np.testing.assert_array_equal(np.array(done.stdout.split(), np.float32), expected.ravel())
+    name = executable.get_inputs()[0].name
+    for wrong, text in (
+        ((*files, tmp_path / "run.c"), f"{name} needs {given.nbytes} bytes\n"),
+        ((files[0], tmp_path / "none", tmp_path / "x.f32"), f"can't read {tmp_path / 'none'}\n"),
+        (files, f"usage: {tmp_path / 'run'} LIBRARY.so WEIGHTS.bin INPUT.f32\n"),
+    ):
+        done = run(*wrong)
+        assert (done.returncode, done.stdout, done.stderr) == (1, "", text)
 
 
 def group_of(op: str, type_: str):

@@ -1,4 +1,4 @@
-"""The command line: `korch optimize`, `run`, `bench`, `explain`, `profile`, `doctor`.
+"""The command line: `korch optimize`, `run`, `bench`, `explain`, `profile`, `unpack`, `doctor`.
 
 Exit codes: 0 done, 1 a clear error, 2 wrong usage. What a program reads goes to stdout, what a
 person watches to stderr.
@@ -140,6 +140,11 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--trace", type=Path, metavar="trace.json",
                          help="write one run as a trace that Perfetto and Chrome show")  # fmt: skip
     profile.set_defaults(command=_profile)
+
+    unpack = commands.add_parser("unpack", help="write what a C program needs to run an artifact")
+    unpack.add_argument("artifact", type=Path, metavar="OUT.korch")
+    unpack.add_argument("folder", type=Path, metavar="FOLDER", help="empty, or not there yet")
+    unpack.set_defaults(command=_unpack)
 
     for name, text in _STAGES.items():
         stage = commands.add_parser(name, help=text)
@@ -474,6 +479,13 @@ def _write_page(parsed: argparse.Namespace, executable: Any, has_plan: bool) -> 
     text = page(executable.plan, executable.report, executable.sources, run_ns, peers)
     parsed.html.write_text(text)
     print(f"{parsed.html}: {len(text) / 1e6:.1f} MB, open it in a browser")
+
+
+def _unpack(parsed: argparse.Namespace) -> int:
+    from korch.runtime.unpack import unpack
+
+    print(unpack(parsed.artifact, parsed.folder).to_text())
+    return 0
 
 
 def _stage(parsed: argparse.Namespace) -> int:

@@ -147,13 +147,12 @@ class Builder:
             CompileError: the linker refuses.
         """
         files = list(objects)
-        names = sorted(set(libraries))
-        key = self._key(*(p.name for p in files), *names)
-        target = self.folder / f"{key}.so"
+        flags = _link_flags(sorted(set(libraries)))
+        target = self.folder / f"{self._key(*(p.name for p in files), *flags)}.so"
 
         def make(temporary: Path) -> None:
             command = [*self.compiler.command, "-shared", *self.compiler.openmp, "-o",
-                       str(temporary), *map(str, files), *_link_flags(names)]  # fmt: skip
+                       str(temporary), *map(str, files), *flags]  # fmt: skip
             _run(command)
 
         return self._cached(target, make)
@@ -291,7 +290,8 @@ def _clang_openmp() -> tuple[str, ...]:
 
 
 def _link_flags(names: Sequence[str]) -> list[str]:
-    flags = []
+    # First beside the library itself: there `korch unpack` puts what it needs.
+    flags = ["-Wl,-rpath,$ORIGIN"]
     for name in names:
         path = find_library(name)
         if path is None:

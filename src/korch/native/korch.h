@@ -5,6 +5,10 @@
  * (the tensors of the artifact's weights.safetensors, in the order of `korch_constants`; for one of
  * several plans, those that program.json names), allocates the arena and prepares every kernel;
  * `korch_run` neither allocates nor calls anything but kernels.
+ *
+ * `korch unpack` writes the packed constants as weights.bin: an int64_t, how many offsets follow;
+ * an int64_t for each constant of the first plan in the order of `korch_constants`, then for each of
+ * the next plan: the offset in the file of its tensor, a multiple of 64; and the tensors.
  */
 #ifndef KORCH_H
 #define KORCH_H

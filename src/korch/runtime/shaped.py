@@ -201,6 +201,19 @@ def load_shaped(path: str | os.PathLike[str]) -> ShapedExecutable:
     Raises:
         ArtifactError: it is damaged, of another schema, or for another machine.
     """
+    artifacts, shared = read_shaped(path)
+    try:
+        return ShapedExecutable(artifacts, shared)
+    except (ValueError, TypeError, IndexError) as error:
+        raise ArtifactError("it is damaged", where=str(path)) from error
+
+
+def read_shaped(path: str | os.PathLike[str]) -> tuple[list[Artifact], Shared]:
+    """Read what `ShapedExecutable.save` wrote: the plans, and what they have in common.
+
+    Raises:
+        ArtifactError: it is damaged, of another schema, or for another machine.
+    """
     with read_archive(path, FORMAT, SCHEMA, (LIBRARY, PROGRAM, WEIGHTS)) as archive:
         try:
             places = json.loads(archive.read(PROGRAM))["weights"]
@@ -214,8 +227,7 @@ def load_shaped(path: str | os.PathLike[str]) -> ShapedExecutable:
                 read_artifact(io.BytesIO(archive.read(f"plans/{i}.korch")))
                 for i in range(len(places))
             ]
-            shared = Shared(archive.read(LIBRARY), sources, weights, places)
-            return ShapedExecutable(artifacts, shared)
+            return artifacts, Shared(archive.read(LIBRARY), sources, weights, places)
         except (KeyError, ValueError, TypeError, IndexError, zipfile.BadZipFile) as error:
             raise ArtifactError("it is damaged", where=str(path)) from error
 

@@ -1,0 +1,206 @@
+"""Artifact -> a folder from which a C program runs the plan, without Python and without Korch.
+
+    library.so       the kernels, and the C interface
+    korch.h          that interface
+    weights.bin      the packed constants, in the form in which the library takes them
+    lib*.so*         libraries that the kernels call and that Python packages brought here: oneDNN,
+                     ONNX Runtime, Intel's OpenMP. The library looks for them beside itself
+    manifest.json    what it needs of a machine, threads, inputs and outputs; SHA-256 of the rest
+    plans/*.json     the plans
+    sources/*        what the library was compiled from
+
+weights.bin is of the machine's own 64-bit integers and of tensors: how many offsets there are; the
+offset of each constant of the first plan, in the order of `korch_constants`, then of the next
+plan's; and the tensors, each at a multiple of 64. So one program runs any artifact of its kind.
+
+The folder is written under another name and renamed: it is there as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from korch.alignment import align_up
+from korch.errors import ArtifactError, OptionError, UnsupportedError
+from korch.libraries import find_library, find_onnxruntime
+from korch.runtime import artifact as artifact_module
+from korch.runtime import shaped
+from korch.runtime.artifact import LIBRARY, MANIFEST, SOURCES, Artifact, read_artifact, read_format
+from korch.runtime.record import PlanRecord, to_json
+from korch.runtime.shaped import Shared
+from korch.runtime.source import native_text
+from korch.runtime.weights import CHUNK_BYTES, Weights
+
+FORMAT = "korch-folder"
+SCHEMA = 1
+HEADER = "korch.h"
+WEIGHTS = "weights.bin"
+ONNXRUNTIME = "libonnxruntime.so.1"
+"""The name under which kernels that need ONNX Runtime open it."""
+
+Chunks = Iterable[bytes | memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """What `unpack` wrote.
+
+    Attributes:
+        folder: where.
+        files: size in bytes of each file but plans and sources, by name.
+        brought: libraries among them that the plan calls.
+        missing: libraries that it calls and that no Python package here has, as the compiler's -l
+            names them; they must be installed where it runs.
+        threads: for which it was built.
+        cpu_flags: that the CPU must have, as /proc/cpuinfo names them.
+    """
+
+    folder: Path
+    files: dict[str, int]
+    brought: tuple[str, ...]
+    missing: tuple[str, ...]
+    threads: int
+    cpu_flags: tuple[str, ...]
+
+    def to_text(self) -> str:
+        """Return a few lines for a person."""
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        flags = ", ".join(self.cpu_flags) or "no special instructions"
+        lines = [f"{self.folder}: for {threads} on a CPU with {flags}"]
+        width = max(map(len, self.files))
+        lines += [f"  {name:{width}} {size / 1024:9.1f} KiB" for name, size in self.files.items()]
+        lines += [f"  {name} must be installed where it runs" for name in self.missing]
+        return "\n".join(lines)
+
+
+def unpack(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Unpacked:
+    """Write what a C program needs to run an artifact.
+
+    Args:
+        path: an artifact for the CPU, with one plan or several.
+        folder: where to write; it must be empty, or not exist.
+
+    Raises:
+        ArtifactError: the artifact can't be read, or the folder can't be written.
+        OptionError: the folder holds something.
+        UnsupportedError: the artifact is for a CUDA device, or has parts that run on the host.
+    """
+    target = Path(os.path.realpath(folder))
+    _check_folder(target)
+    artifacts, shared = _read(path)
+    _check_names(shared.sources, path)
+    plans = [artifact.plan for artifact in artifacts]
+    brought, missing = _companions(plans)
+    members: dict[str, Chunks] = {
+        LIBRARY: [shared.library],
+        HEADER: [native_text(HEADER).encode()],
+        WEIGHTS: weight_chunks(shared.weights, shared.places),
+        **{f"plans/{i}.json": [plan.to_json().encode()] for i, plan in enumerate(plans)},
+        **{SOURCES + name: [text.encode()] for name, text in sorted(shared.sources.items())},
+    }
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+    try:
+        temporary.mkdir(parents=True)
+        for name, chunks in members.items():
+            _write(temporary / name, chunks)
+        for name, source in brought.items():
+            shutil.copyfile(source, temporary / name)
+        flags = artifacts[0].requirements.cpu_flags
+        manifest = {
+            "format": FORMAT, "schema": SCHEMA, "requires": artifacts[0].requirements,
+            "libraries": missing, "threads": plans[0].threads,
+            "plans": [{"inputs": plan.inputs, "outputs": plan.outputs} for plan in plans],
+            "sha256": {name: _digest(temporary / name) for name in (*members, *brought)},
+        }  # fmt: skip
+        _write(temporary / MANIFEST, [to_json(manifest).encode()])
+        temporary.replace(target)
+    except OSError as error:
+        raise ArtifactError(
+            f"it can't be written: {error.strerror or error}", where=str(target),
+            hint="Choose a folder that may be written to and has room",
+        ) from error  # fmt: skip
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    shown = (LIBRARY, HEADER, WEIGHTS, *brought)
+    sizes = {name: (target / name).stat().st_size for name in shown}
+    return Unpacked(Path(folder), sizes, tuple(brought), missing, plans[0].threads, flags)
+
+
+def weight_chunks(weights: Weights, places: Sequence[Sequence[int]]) -> Iterator[bytes]:
+    """Yield the bytes of weights.bin.
+
+    Args:
+        weights: the different packed constants.
+        places: for each plan, where among the weights its own are, in its order.
+    """
+    chosen = [i for plan in places for i in plan]
+    start = align_up(8 * (1 + len(chosen)))
+    table = np.array([len(chosen), *(start + weights.offsets[i] for i in chosen)], np.int64)
+    yield table.tobytes().ljust(start, b"\0")
+    for begin in range(0, weights.block.size, CHUNK_BYTES):
+        yield weights.block[begin : begin + CHUNK_BYTES].tobytes()
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[Sequence[Artifact], Shared]:
+    kind = read_format(path)
+    if kind == shaped.FORMAT:
+        return shaped.read_shaped(path)
+    if kind not in (artifact_module.FORMAT, ""):
+        raise UnsupportedError(
+            "it is for a CUDA device, or parts of it run on the host: only Python runs it",
+            where=str(path), expected="an artifact for the CPU without parts on the host",
+        )  # fmt: skip
+    found = read_artifact(path)
+    return [found], Shared(found.library, found.sources, found.weights, [range(len(found.weights))])
+
+
+def _check_folder(folder: Path) -> None:
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise OptionError(f"{folder} exists and is not an empty folder", where="option FOLDER",
+                          hint="Choose another name, or remove it first")  # fmt: skip
+
+
+def _check_names(names: Iterable[str], path: str | os.PathLike[str]) -> None:
+    """Check that files of these names lie in the folder that they are written to."""
+    for name in names:
+        if not re.fullmatch(r"\w[\w.-]*", name):
+            raise ArtifactError(f"a source has the name {name!r}", str(path), "the name of a file",
+                                "Build the artifact again")  # fmt: skip
+
+
+def _companions(plans: Sequence[PlanRecord]) -> tuple[dict[str, Path], tuple[str, ...]]:
+    """Return the libraries that go along, by the name to give them, and those that are not here."""
+    names = sorted({name for plan in plans for name in plan.libraries})
+    paths = {name: find_library(name) for name in names}
+    found = {path.name: path for path in paths.values() if path is not None}
+    missing = [name for name, path in paths.items() if path is None]
+    if any(step.provider == "onnxruntime" for plan in plans for step in plan.steps):
+        path = find_onnxruntime()
+        if path is None:
+            missing.append("onnxruntime")
+        else:
+            found[ONNXRUNTIME] = path
+    return found, tuple(missing)
+
+
+def _write(path: Path, chunks: Chunks) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("xb") as stream:
+        for chunk in chunks:
+            stream.write(chunk)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,233 @@
+"""Artifacts as folders for programs in C. `tests/test_docs.py` compiles and runs such a program."""
+
+import errno
+import hashlib
+import itertools
+import json
+import shutil
+import subprocess
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+import runtime_plans as plans
+
+import korch
+from korch.cli import main
+from korch.errors import ArtifactError, OptionError, UnsupportedError
+from korch.libraries import find_library
+from korch.primitive.types import ValueType
+from korch.runtime import unpack as unpack_module
+from korch.runtime.artifact import write_artifact
+from korch.runtime.library import Handle, load_plans
+from korch.runtime.unpack import unpack, weight_chunks
+from korch.runtime.weights import Weights
+
+CALLS_ONEDNN = """extern "C" const void *dnnl_version(void);
+extern "C" int k_linked_run(void *, void *const *buffers) {
+    *(float *)buffers[1] = dnnl_version() ? -*(const float *)buffers[0] : 0;
+    return 0;
+}
+"""
+
+
+@pytest.fixture
+def pack(make_artifact, tmp_path):
+    """Write a plan's artifact; return its path."""
+
+    def write(plan):
+        write_artifact(make_artifact(plan), tmp_path / "plan.korch")
+        return tmp_path / "plan.korch"
+
+    return write
+
+
+def linked(source, libraries):
+    builder, x = plans.new_graph(x="f32[1]")
+    builder.output("y", builder.add("neg", [x]))
+    graph = builder.freeze()
+    kernel = plans.Kernel("k_linked", source, libraries=libraries)
+    steps = (plans.step(graph, [graph.outputs[0][1]], kernel),)
+    return plans.Plan(graph, steps, lambda x: (-x,))
+
+
+def constants_of(folder, counts):
+    """Return weights.bin's offsets per plan, and its bytes, as korch.h says that they are read."""
+    block = np.fromfile(folder / "weights.bin", np.uint8)
+    table = block[: 8 * (1 + sum(counts))].view(np.int64)
+    assert table[0] == sum(counts) and not (table[1:] % 64).any()
+    ends = np.cumsum([1, *counts])
+    return [table[a:b].tolist() for a, b in itertools.pairwise(ends)], block
+
+
+def run_folder(folder, i, *arrays):
+    """Run plan i of a folder on arrays, with nothing but what lies in the folder."""
+    found = load_plans((folder / "library.so").read_bytes())
+    offsets, block = constants_of(folder, [len(plan.constants) for plan in found])
+    aligned = Weights.allocate([ValueType((block.size,), plans.DType.U8)])
+    aligned.block[: block.size] = block
+    types = tuple(type_ for _, type_ in found[i].constants)
+    handle = Handle(found[i], Weights(types, tuple(offsets[i]), aligned.block), threads=1)
+    outputs = [np.empty(t.shape, t.dtype.numpy) for _, t in found[i].outputs]
+    handle.run([a.ctypes.data for a in arrays], [a.ctypes.data for a in outputs])
+    return outputs
+
+
+@pytest.mark.parametrize("plan", [plans.blocked_constant, plans.chain, plans.several_outputs])
+def test_the_folder_runs_as_the_artifact_does(pack, tmp_path, plan):
+    plan = plan()
+    path = pack(plan)
+    unpack(path, tmp_path / "made" / "folder")
+    arrays = plans.random_arrays(plan.graph)
+    found = run_folder(tmp_path / "made" / "folder", 0, *arrays)
+    for one, other in zip(found, korch.load(path)(*arrays), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_manifest_says_what_is_needed_and_seals_the_rest(pack, tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()  # an empty one is taken
+    found = unpack(pack(plans.blocked_constant()), folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    files = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+    assert files == {"manifest.json", *manifest["sha256"]}
+    assert {"library.so", "korch.h", "weights.bin", "plans/0.json", "sources/main.cpp"} < files
+    for name, digest in manifest["sha256"].items():
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
+    assert manifest["threads"] == found.threads == 2
+    assert manifest["requires"]["cpu_flags"] == list(found.cpu_flags) == []
+    (plan,) = manifest["plans"]
+    assert [tensor["name"] for tensor in plan["inputs"]] == ["x"]
+    assert found.files == {name: (folder / name).stat().st_size for name in found.files}
+    assert found.brought == found.missing == ()
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_constants_are_shared_between_plans():
+    weights = Weights.allocate([ValueType((3,), plans.DType.F32), ValueType((5,), plans.DType.I8)])
+    weights.array(0)[...], weights.array(1)[...] = [1.5, 2.5, 3.5], range(5)
+    content = b"".join(weight_chunks(weights, [[1], [0, 1]]))
+    table = np.frombuffer(content[:32], np.int64).tolist()
+    assert table == [3, 128, 64, 128]
+    assert np.frombuffer(content[64:76], np.float32).tolist() == [1.5, 2.5, 3.5]
+    assert content[128:133] == bytes(range(5))
+    assert b"".join(weight_chunks(Weights.allocate([]), [[]])) == bytes(64)
+
+
+def test_several_plans(tmp_path, cache_folder):
+    h, kind = onnx.helper, onnx.TensorProto.FLOAT
+    rng = np.random.default_rng(3)
+    weight = rng.standard_normal((8, 8)).astype(np.float32)
+    graph = h.make_graph(
+        [h.make_node("MatMul", ["x", "w"], ["y"])], "g",
+        [h.make_tensor_value_info("x", kind, ["n", 8])],
+        [h.make_tensor_value_info("y", kind, ["n", 8])],
+        [onnx.numpy_helper.from_array(weight, "w")],
+    )  # fmt: skip
+    model = h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8)
+    executable = korch.optimize(model, shapes=[{"n": 3}, {"n": 20}], cache_folder=cache_folder,
+                                measure=False, threads=1)  # fmt: skip
+    executable.save(tmp_path / "two.korch")
+    unpack(tmp_path / "two.korch", tmp_path / "two")
+    assert sorted(p.name for p in (tmp_path / "two" / "plans").iterdir()) == ["0.json", "1.json"]
+    for i, n in enumerate((3, 20)):
+        x = rng.standard_normal((n, 8)).astype(np.float32)
+        (found,) = run_folder(tmp_path / "two", i, x)
+        np.testing.assert_array_equal(found, executable(x)[0])
+
+
+@pytest.mark.skipif(find_library("dnnl") is None, reason="oneDNN's package is for x86-64 only")
+@pytest.mark.skipif(shutil.which("ldd") is None, reason="there is no ldd to ask")
+def test_libraries_go_along_and_are_found_beside(pack, tmp_path):
+    found = unpack(pack(linked(CALLS_ONEDNN, ("dnnl",))), tmp_path / "folder")
+    (name,) = found.brought
+    assert name.startswith("libdnnl.so.")
+    (tmp_path / "folder").rename(tmp_path / "moved")  # it may lie anywhere
+    library = tmp_path / "moved" / "library.so"
+    printed = subprocess.run(["ldd", library], capture_output=True, text=True, check=True).stdout
+    assert f"{name} => {tmp_path / 'moved' / name} " in printed
+    (y,) = run_folder(tmp_path / "moved", 0, np.ones(1, np.float32))
+    assert y == [-1]
+
+
+def test_a_library_of_the_system_is_named(pack, tmp_path):
+    source = plans.run_source("k_linked", "*(float *)buffers[1] = -*(float *)buffers[0];")
+    found = unpack(pack(linked(source, ("m",))), tmp_path / "folder")
+    assert found.missing == ("m",)
+    assert "  m must be installed where it runs" in found.to_text().splitlines()
+    assert json.loads((tmp_path / "folder" / "manifest.json").read_text())["libraries"] == ["m"]
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_what_is_there_is_kept(pack, tmp_path, is_file):
+    folder = tmp_path / "folder"
+    if is_file:
+        folder.write_text("kept")
+    else:
+        folder.mkdir()
+        (folder / "own").write_text("kept")
+    with pytest.raises(OptionError) as caught:
+        unpack(pack(plans.chain()), folder)
+    assert str(caught.value) == (
+        f"option FOLDER: {folder} exists and is not an empty folder. Choose another name, or "
+        "remove it first"
+    )
+    assert (folder if is_file else folder / "own").read_text() == "kept"
+
+
+@pytest.mark.parametrize("name", ["../own.cpp", "/own.cpp", "a/own.cpp", ".."])
+def test_sources_stay_in_the_folder(make_artifact, tmp_path, name):
+    artifact = make_artifact(plans.chain())
+    path = tmp_path / "plan.korch"
+    write_artifact(replace(artifact, sources={name: "kept"}), path)
+    with pytest.raises(ArtifactError) as caught:
+        unpack(path, tmp_path / "a" / "folder")
+    assert str(caught.value) == (
+        f"{path}: a source has the name {name!r}; expected the name of a file. Build the artifact "
+        "again"
+    )
+    assert [p.name for p in tmp_path.rglob("*")] == ["plan.korch"]
+
+
+def test_a_full_disk_leaves_nothing(pack, tmp_path, monkeypatch):
+    path, write = pack(plans.chain()), unpack_module._write
+
+    def fail(file, chunks):
+        write(file, chunks)
+        if file.name == "weights.bin":
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(unpack_module, "_write", fail)
+    with pytest.raises(ArtifactError) as caught:
+        unpack(path, tmp_path / "folder")
+    assert str(caught.value) == (
+        f"{tmp_path / 'folder'}: it can't be written: No space left on device. Choose a folder "
+        "that may be written to and has room"
+    )
+    assert [p.name for p in tmp_path.iterdir()] == ["plan.korch"]
+
+
+@pytest.mark.parametrize("kind", ["korch-hosted", "korch-cuda"])
+def test_what_needs_python_is_refused(tmp_path, kind):
+    path = tmp_path / "other.korch"
+    path.write_text(json.dumps({"format": kind}))
+    with pytest.raises(UnsupportedError) as caught:
+        unpack(path, tmp_path / "folder")
+    assert str(caught.value) == (
+        f"{path}: it is for a CUDA device, or parts of it run on the host: only Python runs it; "
+        "expected an artifact for the CPU without parts on the host"
+    )
+    assert not (tmp_path / "folder").exists()
+
+
+def test_the_command(pack, tmp_path, capsys):
+    assert main(["unpack", str(pack(plans.blocked_constant())), str(tmp_path / "folder")]) == 0
+    first, *files = capsys.readouterr().out.splitlines()
+    assert first == f"{tmp_path / 'folder'}: for 2 threads on a CPU with no special instructions"
+    assert [line.split()[0] for line in files] == ["library.so", "korch.h", "weights.bin"]
+    text = tmp_path / "text.korch"
+    text.write_text("no artifact")
+    assert main(["unpack", str(text), str(tmp_path / "other")]) == 1
+    expected = "it is no Korch artifact; expected a file that `korch optimize` wrote"
+    assert capsys.readouterr().err == f"korch: {text}: {expected}\n"
