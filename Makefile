@@ -83,9 +83,11 @@ test-web: $(WEB_STAMP) web
 	$(BIN)/python -m pytest tests/web
 
 # Solver instances, and the models against the other engines.
-bench: $(STAMP)
+bench: $(TORCH_STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)' -e '.[bench]'
 	$(BIN)/python -m benchmarks.solver --output benchmarks/results/solver.json
-	$(BIN)/python -m benchmarks.suite --output benchmarks/results/suite.json
+	$(BIN)/python -m benchmarks.suite --output benchmarks/results/suite.json \
+	  --plot benchmarks/results/suite.svg
 
 # ONNX's own backend tests, with Korch and with ONNX Runtime alone: 2,024 cases.
 conformance: $(STAMP)

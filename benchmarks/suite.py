@@ -1,12 +1,13 @@
 """The benchmark models: optimize each, and compare it with other engines in one interleaved run.
 
-    python -m benchmarks.suite [--models candy,transformer_block] [--against onnxruntime,openvino]
-                               [--rounds 15] [--output FILE.json]
+    python -m benchmarks.suite [--models candy,bert] [--against onnxruntime,openvino,inductor]
+                               [--budget 200] [--rounds 15] [--output FILE.json] [--plot FILE.svg]
 
-Each model has a process of its own, and an empty cache: what is reported of the search is its whole
-cost. Times are medians of one run in which the engines take turns; the quotient of two engines is
-that of the medians, its spread that of rounds. The file records the CPU and the versions of all
-libraries.
+The five models of Korch's evaluation, and four transformers where PyTorch and transformers are
+installed. Each model has a process of its own, and an empty cache: what is reported of the search
+is its whole cost. Engines take turns; the quotient of two is the median of those of the rounds. An
+engine that does not run a model is left out there, and the row says why. The file records the CPU
+and the versions of all libraries.
 """
 
 from __future__ import annotations
@@ -24,18 +25,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from benchmarks.models import PAPER, build
+from benchmarks.models.transformers import TRANSFORMERS, export_transformer
 from korch.api import optimize
+from korch.errors import MeasureError, UnsupportedError
 from korch.options import Options
 from korch.report.bench import bench
+from korch.report.compare import Comparison
+from korch.report.peers import get_peer
 
-MODELS = (*PAPER, "transformer_block")
-PACKAGES = ("onnxruntime", "openvino", "onednn-cpu-gomp", "ortools", "numpy", "onnx", "torch")
+MODELS = (*PAPER, *TRANSFORMERS)
+PACKAGES = ("onnxruntime", "openvino", "onednn-cpu-gomp", "ortools", "numpy", "onnx", "torch",
+            "transformers")  # fmt: skip
 KEPT = (
     "status", "predicted_ms", "measured_ms", "lower_bound_ms", "gap", "primitives", "alternatives",
     "given_flop", "flop", "candidates", "distinct_candidates", "measured_candidates", "kernels",
-    "max_error", "arena_bytes", "seconds", "plan", "contest",
+    "max_error", "rms_error", "arena_bytes", "seconds", "plan", "contest",
 )  # fmt: skip
 
 
@@ -43,14 +50,22 @@ def main() -> int:
     """Run all models; return 1 if one fails."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--against", default="onnxruntime,openvino")
+    parser.add_argument("--against", default="onnxruntime,openvino,inductor",
+                        help="those of them that are installed are compared")  # fmt: skip
+    parser.add_argument("--budget", type=float, help="seconds of search per model")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--plot", type=Path, help="draw the results, too (needs matplotlib)")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        measure(args.one, args.against.split(","), args.rounds, args.output)
+        measure(args.one, args.against.split(","), args.rounds, args.budget, args.output)
         return 0
+    found = {name: get_peer(name).is_available() for name in args.against.split(",")}
+    for name, reason in found.items():
+        if reason is not None:
+            print(f"without {name}: {reason}")
+    args.against = ",".join(name for name, reason in found.items() if reason is None)
     rows: dict[str, Any] = {}
     failed = []
     for name in args.models.split(","):
@@ -61,9 +76,13 @@ def main() -> int:
         rows[name] = row
         if args.output is not None:
             args.output.parent.mkdir(parents=True, exist_ok=True)
-            found = {"machine": machine(), "models": rows}
-            args.output.write_text(json.dumps(found, indent=1) + "\n")
+            result = {"machine": machine(), "models": rows}
+            args.output.write_text(json.dumps(result, indent=1) + "\n")
     print(table(rows))
+    if args.plot is not None and rows:
+        from benchmarks.plot import draw
+
+        draw(rows, args.plot)
     for name in failed:
         print(f"{name} failed")
     return int(bool(failed))
@@ -74,56 +93,109 @@ def _in_process(name: str, args: argparse.Namespace) -> dict[str, Any] | None:
         output = Path(folder) / "row.json"
         command = [sys.executable, "-m", "benchmarks.suite", "--one", name, "--against",
                    args.against, "--rounds", str(args.rounds), "--output", str(output)]  # fmt: skip
+        if args.budget is not None:
+            command += ["--budget", str(args.budget)]
         if subprocess.run(command, check=False).returncode:
             return None
         row: dict[str, Any] = json.loads(output.read_text())
         return row
 
 
-def measure(name: str, against: list[str], rounds: int, output: Path) -> None:
+def load(name: str) -> onnx.ModelProto:
+    """Return the model of a name."""
+    return export_transformer(name) if name in TRANSFORMERS else build(name)
+
+
+def measure(name: str, against: list[str], rounds: int, budget_s: float | None, output: Path
+            ) -> None:  # fmt: skip
     """Optimize one model with an empty cache and compare it; print the table, write the row."""
     with tempfile.TemporaryDirectory() as folder:
         model, artifact = Path(folder) / f"{name}.onnx", Path(folder) / f"{name}.korch"
-        model.write_bytes(build(name).SerializeToString())
-        executable: Any = optimize(model, cache_folder=Path(folder) / "cache")
+        model.write_bytes(load(name).SerializeToString())
+        executable: Any = optimize(model, cache_folder=Path(folder) / "cache", budget_s=budget_s)
         executable.save(artifact)
         peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         report = {key: executable.report[key] for key in KEPT}
         del executable  # its weights and threads are not part of the comparison
-        comparison = bench(artifact, against, model, rounds, Options(), {})
+        comparison, left_out = hold_against(artifact, against, model, rounds)
     print(f"{name}\n{comparison.to_text()}\n", flush=True)
-    row = {"comparison": comparison.to_json(), "report": report, "peak_mb": peak_mb}
+    row = {"comparison": comparison.to_json(), "left_out": left_out, "report": report,
+           "peak_mb": peak_mb}  # fmt: skip
     output.write_text(json.dumps(row))
+
+
+def hold_against(artifact: Path, against: list[str], model: Path, rounds: int
+                 ) -> tuple[Comparison, dict[str, str]]:  # fmt: skip
+    """Compare with the engines that run a model; return what the others say, too."""
+    left_out: dict[str, str] = {}
+    while True:
+        able = [name for name in against if name not in left_out]
+        try:
+            return bench(artifact, able, model, rounds, Options(), {}), left_out
+        except (UnsupportedError, MeasureError) as error:
+            failed = [name for name in able if f"peer {name}" in str(error)]
+            if not failed:
+                raise
+            left_out |= dict.fromkeys(failed, str(error))
+            print(f"without {failed[0]}: {error}", flush=True)
+
+
+def quotients(row: dict[str, Any]) -> dict[str, Any]:
+    """Return by engine how many times as long it takes as Korch, round by round."""
+    times = {r["name"]: np.array(r["times_ns"], float) for r in row["comparison"]["rows"]}
+    own = times.pop("korch")
+    return {name: taken / own for name, taken in times.items()}
 
 
 def table(rows: dict[str, Any]) -> str:
     """Return the results as a table in Markdown.
 
-    A quotient is the median of those of the rounds, with their 10th and 90th percentile.
+    A quotient is the median of those of the rounds, with their 10th and 90th percentile; the memory
+    is that of Korch's process and of ONNX Runtime's, with the engines' libraries left out.
     """
-    peers = [row["name"] for row in next(iter(rows.values()))["comparison"]["rows"][1:]]
+    if not rows:
+        return "no model was measured"
+    peers = list(dict.fromkeys(name for row in rows.values() for name in quotients(row)))
     lines = [
         "| model | " + " | ".join(f"{peer} / Korch" for peer in peers)
-        + " | FLOP given / executed | gap | search (cold) | memory of the search |",
-        "|---|" + "---:|" * (len(peers) + 4),
+        + " | predicted / measured | gap | candidates measured | search | its memory "
+        "| memory, ONNX Runtime's |",
+        "|---|" + "---:|" * (len(peers) + 6),
     ]  # fmt: skip
-    best = []
     for name, row in rows.items():
-        times = {r["name"]: np.array(r["times_ns"], float) for r in row["comparison"]["rows"]}
-        own, report, cells = times.pop("korch"), row["report"], []
+        found, report = quotients(row), row["report"]
+        cells = []
         for peer in peers:
-            # Round by round, as both meet the same spells of a busy machine.
-            low, quotient, high = np.percentile(times[peer] / own, [10, 50, 90])
-            cells.append(f"{quotient:.2f} ({low:.2f}–{high:.2f})")
-        best.append(min(float(np.median(t / own)) for t in times.values()))
+            if peer not in found:
+                cells.append("–")
+                continue
+            low, middle, high = np.percentile(found[peer], [10, 50, 90])
+            cells.append(f"{middle:.2f} ({low:.2f}–{high:.2f})")
+        share = report["measured_candidates"] / max(1, report["distinct_candidates"])
+        won = next(c for c in report["contest"] if c["plan"] == report["plan"])
+        memory = {r["name"]: r.get("memory_bytes") for r in row["comparison"]["rows"]}
         cells += [
-            f"{report['given_flop'] / report['flop']:.2f}", f"{100 * (report['gap'] or 0):.0f} %",
+            f"{won['predicted_ms'] / report['measured_ms']:.2f}",
+            f"{100 * (report['gap'] or 0):.0f} %", f"{100 * share:.0f} %",
             f"{report['seconds']:.0f} s", f"{row['peak_mb'] / 1024:.1f} GB",
+            ", ".join(_megabytes(memory.get(engine)) for engine in ("korch", "onnxruntime")),
         ]  # fmt: skip
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    mean = statistics.geometric_mean(best)
-    lines.append(f"\nGeometric mean over the best other engine per model: {mean:.2f}x")
+    for title, names in (("the paper's models", PAPER), ("transformers", tuple(TRANSFORMERS))):
+        best = [
+            min(float(np.median(q)) for q in quotients(rows[name]).values())
+            for name in names
+            if name in rows and quotients(rows[name])
+        ]
+        if best:
+            mean = statistics.geometric_mean(best)
+            lines.append(f"\nAgainst the best other engine for each of {title}: {mean:.2f}x "
+                         f"(geometric mean; least {min(best):.2f}x)")  # fmt: skip
     return "\n".join(lines)
+
+
+def _megabytes(size: int | None) -> str:
+    return "?" if size is None else f"{size / 1e6:.0f} MB"
 
 
 def machine() -> dict[str, Any]:

@@ -61,6 +61,8 @@ class Row:
             max(1, largest absolute reference value); infinite if shapes differ, or NaNs or
             infinities are at other places.
         times_ns: one number a round.
+        memory_bytes: of its process after the first runs, but for what is mapped from files; None
+            where the system does not tell.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Row:
     p90_ms: float
     max_error: float
     times_ns: tuple[int, ...]
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +136,11 @@ class Comparison:
     def to_text(self) -> str:
         """Return a table, and a line on the speed-up."""
         width = max(len(row.name) for row in self.rows)
-        lines = [f"{'':{width}}  median ms    p10 ms    p90 ms  max error"]
+        lines = [f"{'':{width}}  median ms    p10 ms    p90 ms  max error  memory"]
         for row in self.rows:
             times = f"{row.median_ms:9.3f} {row.p10_ms:9.3f} {row.p90_ms:9.3f}"
-            lines.append(f"{row.name:{width}}  {times}  {row.max_error:9.1e}")
+            memory = "" if row.memory_bytes is None else f"{row.memory_bytes / 1e6:>6.0f} MB"
+            lines.append(f"{row.name:{width}}  {times}  {row.max_error:9.1e} {memory}".rstrip())
         rounds = f"{len(self.rows[0].times_ns)} rounds, {self.threads} threads"
         if self.speedup is None:
             lines.append(rounds)
@@ -190,7 +194,7 @@ def compare(
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="korch-compare-")))
         np.savez(folder / "inputs.npz", *inputs.values())
-        workers, outputs, counts = [], [], []
+        workers, outputs, counts, memory = [], [], [], []
         for spec in runners:
             say(f"preparing {spec.name}")
             worker = stack.enter_context(WorkerProcess(spec.name, threads))
@@ -198,14 +202,15 @@ def compare(
             run = {"do": "run", "untimed": warm_up, "timed": 1}
             (time_ns,) = worker.ask(run, run_timeout_s * (warm_up + 1))["times_ns"]
             counts.append(min(_MOST_RUNS, 1 + _TURN_NS // max(1, time_ns)))
+            memory.append(worker.memory_bytes())
             outputs.append(_outputs(worker, folder, run_timeout_s))
             workers.append(worker)
             worker.settle()
         times_ns, unsettled = _take_turns(workers, counts, rounds, seed, run_timeout_s, say)
     expected = outputs[0] if reference is None else list(reference)
     rows = tuple(
-        _row(spec.name, times, max_error(got, expected))
-        for spec, times, got in zip(runners, times_ns, outputs, strict=True)
+        _row(spec.name, times, max_error(got, expected), held)
+        for spec, times, got, held in zip(runners, times_ns, outputs, memory, strict=True)
     )
     return Comparison(rows, subject, _speedup(rows, subject), threads, unsettled)
 
@@ -299,9 +304,9 @@ def _take_turns(
     return times_ns, tuple(busy)
 
 
-def _row(name: str, times_ns: Sequence[int], error: float) -> Row:
+def _row(name: str, times_ns: Sequence[int], error: float, memory_bytes: int | None) -> Row:
     p10, median, p90 = (float(q) / 1e6 for q in np.percentile(times_ns, (10, 50, 90)))
-    return Row(name, median, p10, p90, error, tuple(times_ns))
+    return Row(name, median, p10, p90, error, tuple(times_ns), memory_bytes)
 
 
 def _speedup(rows: Sequence[Row], subject: str) -> Speedup | None:

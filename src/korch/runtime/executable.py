@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from korch.alignment import aligned_bytes
+from korch.alignment import short_lived_bytes
 from korch.errors import ArtifactError, InputError
 from korch.primitive.op import Array
 from korch.primitive.types import DType, ValueType
@@ -83,7 +83,7 @@ class _Tensor:
         return _Tensor(tensor.name, type_.shape, type_.dtype.numpy, type_.size_bytes, type_)
 
     def allocate(self) -> Array:
-        return aligned_bytes(self.size_bytes).view(self.dtype).reshape(self.shape)
+        return short_lived_bytes(self.size_bytes).view(self.dtype).reshape(self.shape)
 
 
 class Executable:

@@ -104,6 +104,18 @@ class WorkerProcess:
             before_ns = now_ns
         return False
 
+    def memory_bytes(self) -> int | None:
+        """Return its memory but for what is mapped from files; None where Linux's /proc is missing.
+
+        So the libraries of an engine don't count, but its copies of weights do.
+        """
+        try:
+            lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
+        except OSError:
+            return None
+        kib = [int(line.split()[1]) for line in lines if line.startswith("RssAnon:")]
+        return 1024 * kib[0] if kib else None
+
     def close(self) -> None:
         """End the worker; kills it if it doesn't end by itself."""
         for pipe in (self._process.stdin, self._process.stdout):
@@ -164,7 +176,8 @@ class WorkerProcess:
 
     def _rebuild(self, fields: dict[str, str]) -> KorchError:
         kind = getattr(errors, fields.pop("kind"), MeasureError)
-        fields["where"] = fields.get("where") or f"peer {self.name}"
+        where = fields.get("where")
+        fields["where"] = f"peer {self.name}: {where}" if where else f"peer {self.name}"
         error: KorchError = kind(**fields)
         return error
 
