@@ -11,11 +11,13 @@ import numpy as np
 from korch.candidate.candidate import Group, Offer
 from korch.cuda.compile import Cubin, CubinCompiler
 from korch.cuda.driver import Function
+from korch.cuda.flags import library_flags
 from korch.cuda.kernel import Call, CudaKernel
 from korch.cuda.layout import strided
 from korch.cuda.module import load_call
 from korch.measure.cuda.device import require_torch
 from korch.primitive.op import Array
+from korch.primitive.types import DType
 from korch.testing.kernels import KernelError
 
 
@@ -44,8 +46,9 @@ def run_on_device(kernel: CudaKernel, group: Group, offer: Offer, inputs: Sequen
             strided(m.view(_kind(torch, t.dtype.numpy)), t.shape, layout)
             for m, t, layout in zip(memory, group.input_types, offer.inputs, strict=False)
         ]
-        results = function(torch, *tensors)
-        return [result.cpu().numpy() for result in results]
+        with library_flags(torch, allow_tf32=False):
+            results = function(torch, *tensors)
+        return [_array(torch, result) for result in results]
     cubins = compiler.compile(kernel.launches)
     for launch in kernel.launches:
         cubin = cubins[launch.symbol]
@@ -65,6 +68,16 @@ def run_on_device(kernel: CudaKernel, group: Group, offer: Offer, inputs: Sequen
 def _moved(torch: Any, array: Array) -> Any:
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return torch.from_numpy(data.copy() if data.size else np.zeros(1, np.uint8)).cuda()
+
+
+def _array(torch: Any, tensor: Any) -> Array:
+    """Return a result of PyTorch as an array; NumPy knows no bfloat16."""
+    found: Array
+    if tensor.dtype is torch.bfloat16:
+        found = tensor.view(torch.uint16).cpu().numpy().view(DType.BF16.numpy)
+    else:
+        found = tensor.cpu().numpy()
+    return found
 
 
 def _kind(torch: Any, dtype: Any) -> Any:

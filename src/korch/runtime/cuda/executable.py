@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 
 from korch.cuda.driver import Function
+from korch.cuda.flags import library_flags
 from korch.cuda.layout import TORCH_TYPES, strided
 from korch.cuda.module import load_call
 from korch.errors import InputError
 from korch.measure.cuda.device import require_torch
+from korch.primitive.types import DType
 from korch.runtime.cuda.program import CudaProgram, Place, read_program, write_program
 from korch.runtime.cuda.recompile import cubins_for
 from korch.runtime.cuda.schedule import STREAMS, Turn, schedule
@@ -31,19 +33,27 @@ BRANCH_ROUNDS = 9
 """Turns in which a graph with branches and one without are timed."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Bound:
     """A run over fixed tensors.
+
+    All runs of one executable share its memory: those on different streams need an order.
 
     Attributes:
         inputs: what it reads, in the model's order.
         outputs: what it writes.
-        replay: runs the model on the current stream; nothing is waited for.
+        graph: what runs; it knows its memory by addresses only.
+        kept: what has to live as long as the graph.
     """
 
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
-    replay: Callable[[], None]
+    graph: Any
+    kept: tuple[Any, ...]
+
+    def replay(self) -> None:
+        """Run the model on the current stream; nothing is waited for."""
+        self.graph.replay()
 
 
 class CudaExecutable:
@@ -70,13 +80,11 @@ class CudaExecutable:
         self._lock = threading.Lock()
         major, minor = torch.cuda.get_device_capability(0)
         images = cubins_for(program, 10 * major + minor)
-        self._functions = {
-            (launch.symbol, launch.shared_bytes): Function(
-                images[launch.symbol].image, launch.symbol, images[launch.symbol].shared_bytes,
-                launch.warps,
-            )
-            for step in program.steps for launch in step.launches
-        }  # fmt: skip
+        launches = {launch.symbol: launch for step in program.steps for launch in step.launches}
+        self._functions: dict[str, Any] = {
+            symbol: Function(image.image, symbol, image.shared_bytes, launches[symbol].warps)
+            for symbol, image in images.items()
+        }
         calls = {step.call for step in program.steps if step.call}
         self._calls = {symbol: load_call(symbol, program.sources[symbol]) for symbol in calls}
         self._arena = torch.empty(max(1, program.plan.arena_bytes), dtype=torch.uint8,
@@ -88,6 +96,7 @@ class CudaExecutable:
             else tuple(Turn(0, ()) for _ in program.steps)
         )  # fmt: skip
         self._own = self._bind(self._allocate("inputs"), self._allocate("outputs"))
+        self._done = torch.cuda.Event()
 
     @property
     def plan(self) -> PlanRecord:
@@ -122,10 +131,12 @@ class CudaExecutable:
         torch = self._torch
         given = self._accept(arrays)
         with self._lock:
+            self._done.wait()  # the run before may be under way on another stream
             for own, tensor in zip(self._own.inputs, given, strict=True):
                 own.copy_(tensor, non_blocking=True)
             self._own.replay()
             outputs = tuple(tensor.clone() for tensor in self._own.outputs)
+            self._done.record()
         if arrays and all(isinstance(array, np.ndarray | np.generic) for array in arrays):
             return tuple(_to_numpy(torch, o, info.dtype) for o, info in
                          zip(outputs, self.get_outputs(), strict=True))  # fmt: skip
@@ -234,28 +245,27 @@ class CudaExecutable:
     def _bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Bound:
         """Capture the graph over some tensors."""
         torch = self._torch
-        flags = torch.backends.cuda.matmul, torch.backends.cudnn
-        before = [flag.allow_tf32 for flag in flags]
-        for flag in flags:
-            flag.allow_tf32 = self._program.allow_tf32
-        try:
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream), torch.no_grad():
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with library_flags(torch, self._program.allow_tf32), torch.no_grad():
+            with torch.cuda.stream(stream):
                 self._issue([stream] * STREAMS, inputs, outputs)  # the libraries set themselves up
             stream.synchronize()
             graph = torch.cuda.CUDAGraph()
             streams = [stream, *(torch.cuda.Stream() for _ in range(STREAMS - 1))]
-            with torch.cuda.graph(graph, stream=stream), torch.no_grad():
-                self._issue(streams, inputs, outputs)
-        finally:
-            for flag, value in zip(flags, before, strict=True):
-                flag.allow_tf32 = value
-        return Bound(tuple(inputs), tuple(outputs), graph.replay)
+            # cuBLAS keeps its scratch memory by stream. What the graph uses must be allocated in
+            # its own pool, and nobody may use it beside: whoever clears it later frees the graph's.
+            torch._C._cuda_clearCublasWorkspaces()
+            # Other threads may allocate memory meanwhile.
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                results = self._issue(streams, inputs, outputs)
+            torch._C._cuda_clearCublasWorkspaces()
+        kept = (self._functions, self._arena, self._weights, self._tables, results)
+        return Bound(tuple(inputs), tuple(outputs), graph, kept)
 
     def _issue(self, streams: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]
-               ) -> None:  # fmt: skip
-        """Issue all steps, each on its stream."""
+               ) -> list[Any]:  # fmt: skip
+        """Issue all steps, each on its stream; return what calls have allocated."""
         torch = self._torch
         main = streams[0]
         joined = {main}
@@ -279,7 +289,7 @@ class CudaExecutable:
                 else:
                     memory.forget(step.buffers[step.inputs : step.inputs + step.outputs])
                 for launch in step.launches:
-                    function = self._functions[launch.symbol, launch.shared_bytes]
+                    function = self._functions[launch.symbol]
                     pointers = [memory.address(step.buffers[i]) for i in launch.arguments]
                     function.launch(launch.grid, pointers, stream.cuda_stream)
             if number in wanted:
@@ -288,9 +298,8 @@ class CudaExecutable:
             main.wait_event(stream.record_event())
         with torch.cuda.stream(main):
             for output, place in self._program.copies:
-                flat = outputs[output].view(torch.uint8).reshape(-1)
-                flat.copy_(memory.flat(place))
-        self._kept = memory.kept
+                _bytes(torch, outputs[output]).copy_(memory.flat(place))
+        return memory.kept
 
 
 class _Memory:
@@ -336,13 +345,13 @@ class _Memory:
         """Return a buffer's bytes."""
         if place.memory == "arena" and place.at in self.results:
             found = self.results[place.at]
-            return found.as_strided((found.numel(),), (1,)).view(self.torch.uint8)
+            return _bytes(self.torch, found.as_strided((found.numel(),), (1,)))
         if place.memory == "arena":
             return self.arena[place.at : place.at + place.size_bytes]
         if place.memory == "constant":
             begin = self.offsets[place.at]
             return self.weights[begin : begin + place.size_bytes]
-        return self.lists[place.memory][place.at].view(self.torch.uint8).reshape(-1)
+        return _bytes(self.torch, self.lists[place.memory][place.at])
 
     def tensor(self, place: Place) -> Any:
         """Return a buffer as a tensor of its logical shape."""
@@ -379,12 +388,19 @@ def load_cuda(path: str | os.PathLike[str]) -> CudaExecutable:
     return CudaExecutable(read_program(path))
 
 
+def _bytes(torch: Any, tensor: Any) -> Any:
+    """Return a dense tensor's bytes; one without axes has no view of another size."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
 def _torch_name(dtype: str) -> str:
-    return "bool" if dtype == "bool" else TORCH_TYPES[dtype]
+    return DType(dtype).numpy.name
 
 
 def _from_numpy(torch: Any, array: Any, dtype: str) -> Any:
-    dense = np.ascontiguousarray(array)
+    dense = np.asarray(array, order="C")
+    if not dense.flags.writeable:  # PyTorch has no tensors that can't be written
+        dense = dense.copy()
     if dtype == "bf16" and dense.dtype.itemsize == 2 and dense.dtype.name == "bfloat16":
         return torch.from_numpy(dense.view(np.uint16)).view(torch.bfloat16)
     return torch.from_numpy(dense)
