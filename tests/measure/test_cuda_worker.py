@@ -24,6 +24,8 @@ def test_copies_of_weights_are_twice_the_cache_together():
     assert turns * (1 << 20) >= 2 * L2 and copies == 1
     assert worker._turns(job(200 << 20, 1 << 20), L2) == (1, 1)
     assert worker._turns(job(1 << 10, 1 << 10), L2)[0] == worker.MOST_RUNS
+    network = {**job(1 << 10, 1 << 10), "network": {"known": [0]}}
+    assert worker._turns(network, L2)[0] == worker.MOST_ENGINES
 
 
 def test_what_does_not_fit_into_the_cache_takes_turns_too():

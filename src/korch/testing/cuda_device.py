@@ -7,14 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 
 from korch.candidate.candidate import Group, Offer
 from korch.cuda.compile import Cubin, CubinCompiler
 from korch.cuda.driver import Function
+from korch.cuda.engine import Engine, build_engine
 from korch.cuda.flags import library_flags
-from korch.cuda.kernel import Call, CudaKernel
+from korch.cuda.kernel import Call, CudaKernel, Network
 from korch.cuda.layout import strided
 from korch.cuda.module import load_call
+from korch.cuda.network import with_constants
 from korch.measure.cuda.device import require_torch
 from korch.primitive.op import Array
 from korch.primitive.types import DType
@@ -49,6 +52,8 @@ def run_on_device(kernel: CudaKernel, group: Group, offer: Offer, inputs: Sequen
         with library_flags(torch, allow_tf32=False):
             results = function(torch, *tensors)
         return [_array(torch, result) for result in results]
+    if kernel.network is not None:
+        return _run_engine(torch, kernel.network, memory, inputs, group)
     cubins = compiler.compile(kernel.launches)
     for launch in kernel.launches:
         cubin = cubins[launch.symbol]
@@ -63,6 +68,22 @@ def run_on_device(kernel: CudaKernel, group: Group, offer: Offer, inputs: Sequen
         flat = output.cpu().numpy()[:size].view(type_.dtype.numpy)
         found.append(layout.unpack(flat, type_.shape))
     return found
+
+
+def _run_engine(torch: Any, network: Network, memory: Sequence[Any], inputs: Sequence[Array],
+                group: Group) -> list[Array]:  # fmt: skip
+    constants = {f"i{i}": inputs[i] for i in network.constants}
+    model = with_constants(onnx.ModelProto.FromString(network.model), constants)
+    given = [i for i in range(len(inputs)) if i not in network.constants]
+    names = [f"i{i}" for i in given] + [f"o{i}" for i in range(len(group.outputs))]
+    engine = Engine(build_engine(model.SerializeToString(), False), names)
+    outputs = memory[len(inputs) : len(inputs) + len(group.outputs)]
+    stream = torch.cuda.current_stream().cuda_stream
+    engine.run([*(memory[i] for i in given), *outputs], len(given), stream)
+    return [
+        m.cpu().numpy()[: t.size_bytes].view(t.dtype.numpy).reshape(t.shape)
+        for m, t in zip(outputs, group.output_types, strict=True)
+    ]
 
 
 def _moved(torch: Any, array: Array) -> Any:

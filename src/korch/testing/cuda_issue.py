@@ -15,7 +15,7 @@ from korch.cuda.interpret import Memory, run_launches
 from korch.cuda.kernel import Launch
 from korch.cuda.module import load_call
 from korch.primitive.types import DType
-from korch.runtime.cuda.executable import CudaExecutable
+from korch.runtime.cuda.executable import CudaExecutable, open_engines
 from korch.runtime.cuda.program import CudaProgram
 from korch.runtime.cuda.schedule import STREAMS, schedule
 
@@ -23,9 +23,9 @@ from korch.runtime.cuda.schedule import STREAMS, schedule
 class _Torch:
     """PyTorch, in which the current stream is of no matter."""
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: Any, name: str) -> None:
         self._torch = torch
-        self.cuda = SimpleNamespace(stream=lambda stream: nullcontext())
+        self.cuda = SimpleNamespace(stream=lambda _: nullcontext(), get_device_name=lambda _: name)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._torch, name)
@@ -63,7 +63,8 @@ def issue_on_cpu(program: CudaProgram, inputs: Sequence[Any]) -> list[Any]:
     import torch
 
     owner: Any = object.__new__(CudaExecutable)
-    owner._torch, owner._program = _Torch(torch), program
+    owner._torch, owner._program = _Torch(torch, program.plan.target["name"]), program
+    owner._engines = open_engines(program, program.arch, owner._torch)
     owner._arena = torch.full((max(1, program.plan.arena_bytes),), 255, dtype=torch.uint8)
     owner._weights = torch.from_numpy(program.weights.block)
     owner._tables = [torch.tensor(table, dtype=torch.int32) for table in program.tables]

@@ -8,6 +8,7 @@ cache, if it fits; weights are not: a model has more of them, so the runs take t
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import os
@@ -16,16 +17,25 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
+
 from korch.cuda.driver import Function
+from korch.cuda.engine import Engine, build_engine
 from korch.cuda.flags import library_flags
 from korch.cuda.layout import TORCH_TYPES, strided
 from korch.cuda.module import load_call
+from korch.cuda.network import with_constants
+from korch.primitive.types import DType
 
 SAMPLES = 9
 SAMPLE_MS = 0.5
 """A sample is as many runs as take this long together."""
 
 LEAST_RUNS, MOST_RUNS = 3, 400
+MOST_ENGINES = 32
+"""Copies of an engine, which has its weights inside and takes a while to load."""
+
 MOST_BYTES = 8 << 30
 
 
@@ -49,7 +59,7 @@ def serve() -> None:
         say(at=number)
         try:
             with library_flags(torch, task["allow_tf32"]), torch.no_grad():
-                for sample in _time(torch, job, task["l2_bytes"]):
+                for sample in _time(torch, job, task["l2_bytes"], task["allow_tf32"]):
                     say(sample=[number, sample])
         except Exception as error:  # noqa: BLE001 - one kernel's failure is not the others'
             say(failed=[number, "failed", str(error).strip()[:300] or type(error).__name__])
@@ -67,10 +77,10 @@ def _is_sound(torch: Any) -> bool:
         return False
 
 
-def _time(torch: Any, job: dict[str, Any], l2_bytes: int) -> Sequence[int]:
+def _time(torch: Any, job: dict[str, Any], l2_bytes: int, allow_tf32: bool) -> Sequence[int]:
     """Return nanoseconds of one run, several times."""
     turns, copies = _turns(job, l2_bytes)
-    make = _maker(torch, job)
+    make = _maker(torch, job, allow_tf32)
     made: dict[tuple[int, int], Any] = {}
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -121,7 +131,8 @@ def _turns(job: dict[str, Any], l2_bytes: int) -> tuple[int, int]:
     copies = 1 if others <= l2_bytes // 2 else 3
     turns = max(copies, -(-2 * l2_bytes // weights) if weights else 1)
     room = (MOST_BYTES - others * copies) // max(1, weights)
-    return max(1, min(turns, MOST_RUNS, room)), copies
+    most = MOST_ENGINES if job.get("network") else MOST_RUNS
+    return max(1, min(turns, most, room)), copies
 
 
 def _buffers(torch: Any, job: dict[str, Any], turn: int, copies: int,
@@ -151,9 +162,37 @@ Make = Callable[[list[Any], Any], Callable[[], None]]
 """From buffers and a stream to what runs the kernel over them."""
 
 
-def _maker(torch: Any, job: dict[str, Any]) -> Make:
+def _maker(torch: Any, job: dict[str, Any], allow_tf32: bool) -> Make:
     """Load a kernel, once; return what gives a run of it over some buffers."""
+    if job["network"]:
+        return _engine_maker(job, allow_tf32)
     return _call_maker(torch, job) if job["call"] else _launch_maker(job)
+
+
+def _engine_maker(job: dict[str, Any], allow_tf32: bool) -> Make:
+    """Build an engine around random weights; each turn loads it with weights of its own."""
+    known, specs = job["network"]["known"], job["buffers"]
+    rng = np.random.default_rng(0)
+    constants = {
+        f"i{i}": (rng.random(specs[i]["shape"]) * 0.5 + 0.5).astype(DType(specs[i]["dtype"]).numpy)
+        for i in known
+    }
+    model = onnx.ModelProto.FromString(base64.b64decode(job["network"]["model"]))
+    image = build_engine(with_constants(model, constants).SerializeToString(), allow_tf32)
+    inputs = sum(spec["kind"] in ("constant", "input") for spec in specs)
+    given = [i for i in range(len(specs)) if i not in known]
+    names = [f"i{i}" if i < inputs else f"o{i - inputs}" for i in given]
+
+    def make(buffers: list[Any], stream: Any) -> Callable[[], None]:
+        engine = Engine(image, names)
+        tensors = [buffers[i] for i in given]
+
+        def run() -> None:
+            engine.run(tensors, inputs - len(known), stream.cuda_stream)
+
+        return run
+
+    return make
 
 
 def _call_maker(torch: Any, job: dict[str, Any]) -> Make:

@@ -17,13 +17,20 @@ from typing import Any
 import numpy as np
 
 from korch.cuda.driver import Function
+from korch.cuda.engine import Engine, check_maker, maker
 from korch.cuda.flags import library_flags
 from korch.cuda.layout import TORCH_TYPES, strided
 from korch.cuda.module import load_call
 from korch.errors import InputError
 from korch.measure.cuda.device import require_torch
 from korch.primitive.types import DType
-from korch.runtime.cuda.program import CudaProgram, Place, read_program, write_program
+from korch.runtime.cuda.program import (
+    CudaProgram,
+    Place,
+    StepProgram,
+    read_program,
+    write_program,
+)
 from korch.runtime.cuda.recompile import cubins_for
 from korch.runtime.cuda.schedule import STREAMS, Turn, schedule
 from korch.runtime.executable import TensorInfo, run_by_name
@@ -87,6 +94,7 @@ class CudaExecutable:
         }
         calls = {step.call for step in program.steps if step.call}
         self._calls = {symbol: load_call(symbol, program.sources[symbol]) for symbol in calls}
+        self._engines = open_engines(program, 10 * major + minor, torch)
         self._arena = torch.empty(max(1, program.plan.arena_bytes), dtype=torch.uint8,
                                   device="cuda")  # fmt: skip
         self._weights = torch.from_numpy(program.weights.block).to("cuda")
@@ -260,7 +268,7 @@ class CudaExecutable:
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 results = self._issue(streams, inputs, outputs)
             torch._C._cuda_clearCublasWorkspaces()
-        kept = (self._functions, self._arena, self._weights, self._tables, results)
+        kept = (self._functions, self._engines, self._arena, self._weights, self._tables, results)
         return Bound(tuple(inputs), tuple(outputs), graph, kept)
 
     def _issue(self, streams: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]
@@ -286,6 +294,12 @@ class CudaExecutable:
                     written = step.buffers[step.inputs : step.inputs + step.outputs]
                     for place, result in zip(written, results, strict=True):
                         memory.put(place, result)
+                elif step.engine:
+                    memory.forget(step.buffers[step.inputs : step.inputs + step.outputs])
+                    flat = [memory.flat(step.buffers[i]) for i in _open_buffers(step)]
+                    memory.kept += self._engines[number].run(
+                        flat, len(flat) - step.outputs, stream.cuda_stream
+                    )
                 else:
                     memory.forget(step.buffers[step.inputs : step.inputs + step.outputs])
                 for launch in step.launches:
@@ -357,6 +371,33 @@ class _Memory:
         """Return a buffer as a tensor of its logical shape."""
         kind = getattr(self.torch, TORCH_TYPES[place.dtype])
         return strided(self.flat(place).view(kind), place.shape, place.layout)
+
+
+def open_engines(program: CudaProgram, arch: int, torch: Any) -> dict[int, Engine]:
+    """Load a program's engines, one for each step that has one: each has its own scratch memory.
+
+    Raises:
+        UnsupportedError: another version of TensorRT or another device built them, or there is no
+            TensorRT here.
+    """
+    if not program.engines:
+        return {}
+    try:
+        here = maker(torch.cuda.get_device_name(0), arch)
+    except ImportError:
+        here = "no TensorRT"
+    check_maker(program.engine_maker, here)
+    return {
+        number: Engine(program.engines[step.engine], [
+            f"i{i}" if i < step.inputs else f"o{i - step.inputs}" for i in _open_buffers(step)
+        ])
+        for number, step in enumerate(program.steps) if step.engine
+    }  # fmt: skip
+
+
+def _open_buffers(step: StepProgram) -> list[int]:
+    """Return the buffers that an engine is given: its inputs but weights, and its outputs."""
+    return [i for i in range(step.inputs + step.outputs) if i not in step.known]
 
 
 def with_best_branches(program: CudaProgram) -> CudaExecutable:
