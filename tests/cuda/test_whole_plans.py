@@ -36,7 +36,10 @@ def program_of(name, options, left_out=("torch", "torch-opaque", "tensorrt")):
 
 
 def program_of_model(model, options, left_out):
-    split = fission(load_model(model.SerializeToString()))
+    return program_of_graph(fission(load_model(model.SerializeToString())), options, left_out)
+
+
+def program_of_graph(split, options, left_out):
     partition = _partition(split, options)
     with open_meter(options) as meter:
         assert isinstance(meter, CudaMeter)

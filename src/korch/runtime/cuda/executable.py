@@ -9,9 +9,11 @@ allocated and nothing is waited for in a run.
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -218,6 +220,13 @@ class CudaExecutable:
         """
         write_program(replace(self._program, report=self.report), path)
 
+    def to_bytes(self) -> bytes:
+        """Return what `save` would write; raise what it would."""
+        with tempfile.TemporaryDirectory(prefix="korch-") as folder:
+            path = Path(folder) / "program.korch"
+            self.save(path)
+            return path.read_bytes()
+
     # Memory
 
     def _allocate(self, side: str) -> list[Any]:
@@ -268,7 +277,15 @@ class CudaExecutable:
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 results = self._issue(streams, inputs, outputs)
             torch._C._cuda_clearCublasWorkspaces()
-        kept = (self._functions, self._engines, self._arena, self._weights, self._tables, results)
+        kept = (
+            self._functions,
+            self._calls,
+            self._engines,
+            self._arena,
+            self._weights,
+            self._tables,
+            results,
+        )
         return Bound(tuple(inputs), tuple(outputs), graph, kept)
 
     def _issue(self, streams: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]
@@ -427,6 +444,14 @@ def load_cuda(path: str | os.PathLike[str]) -> CudaExecutable:
         UnsupportedError: there is no device, or not one that it fits.
     """
     return CudaExecutable(read_program(path))
+
+
+def load_cuda_bytes(content: bytes) -> CudaExecutable:
+    """Load what `CudaExecutable.to_bytes` gave; raise what `load_cuda` raises."""
+    with tempfile.TemporaryDirectory(prefix="korch-") as folder:
+        path = Path(folder) / "program.korch"
+        path.write_bytes(content)
+        return load_cuda(path)
 
 
 def _bytes(torch: Any, tensor: Any) -> Any:
