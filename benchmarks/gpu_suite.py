@@ -44,6 +44,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,8 @@ def _tests(args: argparse.Namespace, end_s: float) -> None:
     # What other packages warn of is none of the tests' business here.
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider",
                "-W", "default", "tests/gpu"]  # fmt: skip
+    if find_spec("xdist") is not None:  # most of their time is the compiler's, on the host
+        command += ["-n", "4"]
     limit_s = QUICK_TEST_SECONDS if args.quick else TEST_SECONDS
     ended, text = _run(command, min(limit_s, end_s - time.monotonic()), is_kept=True)
     if ended == "out of time":
@@ -201,7 +204,7 @@ def measure(name: str, precision: str, batch: int, args: argparse.Namespace, out
     engines: dict[str, Callable[[], Callable[[], Any]]] = {
         "korch": korch_run, "eager": eager,
         "torch.compile": lambda: _compiled(module, inputs, args.quick),
-        "tensorrt": lambda: _tensorrt(module, inputs, precision),
+        "tensorrt": lambda: _tensorrt(module, model[0], inputs, precision),
         "onnxruntime": lambda: _onnxruntime(model[0], inputs, precision),
     }  # fmt: skip
     runs: dict[str, Callable[[], Any]] = {}
@@ -297,19 +300,49 @@ def _compiled(module: Any, inputs: list[Any], quick: bool) -> Callable[[], Any]:
     return lambda: compiled(*inputs)
 
 
-def _tensorrt(module: Any, inputs: list[Any], precision: str) -> Callable[[], Any]:
-    """Return a run of the module compiled by TensorRT.
+def _tensorrt(module: Any, model: Any, inputs: list[Any], precision: str) -> Callable[[], Any]:
+    """Return a run of the module compiled by TensorRT, through PyTorch or, without that, ONNX.
 
     Raises:
         ImportError: it is not installed.
     """
     import torch
-    import torch_tensorrt
+
+    try:
+        import torch_tensorrt
+    except ImportError:
+        if precision == "float16" or not hasattr(model, "SerializeToString"):
+            raise
+        return _tensorrt_of_onnx(model, inputs, precision == "tf32")
 
     kind = torch.float16 if precision == "float16" else torch.float32
     compiled = torch_tensorrt.compile(module, ir="dynamo", inputs=inputs, enabled_precisions={kind},
                                       disable_tf32=precision == "float32")  # fmt: skip
     return lambda: compiled(*inputs)
+
+
+def _tensorrt_of_onnx(model: Any, inputs: list[Any], allow_tf32: bool) -> Callable[[], Any]:
+    """Return a run of an ONNX model's engine, as a CUDA graph."""
+    import torch
+
+    from korch.cuda.engine import Engine, build_engine
+
+    outputs = [
+        torch.empty([d.dim_value for d in o.type.tensor_type.shape.dim], device="cuda")
+        for o in model.graph.output
+    ]
+    names = [item.name for item in (*model.graph.input, *model.graph.output)]
+    engine = Engine(build_engine(model.SerializeToString(), allow_tf32), names)
+    tensors = [t.reshape(-1).view(torch.uint8) for t in (*inputs, *outputs)]
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        engine.run(tensors, len(inputs), stream.cuda_stream)
+    stream.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        copies = engine.run(tensors, len(inputs), stream.cuda_stream)
+    kept = (engine, tensors, copies)  # the graph knows them by address only
+    return lambda: graph.replay() or kept
 
 
 def _onnxruntime(model: Any, inputs: list[Any], precision: str) -> Callable[[], Any]:
