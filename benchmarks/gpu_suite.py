@@ -4,13 +4,30 @@
                                    [--folder build/gpu] [--output benchmarks/results/gpu.json]
 
 First the tests that need a device, then one configuration after another, each in a process of its
-own, until the seconds are spent; what is in the folder is not done again, so the next call goes on.
-Engines take turns in one run; times are of the device, from events around a whole run: Korch's and
-torch.compile's runs are CUDA graphs, eager PyTorch issues its kernels one by one. An engine that is
-not installed, or fails, is named with the reason.
+own, until the seconds are spent: call it again, and it goes on where it stopped. A row is written
+after each of its engines, so that one cut short is a row with fewer engines; the next call makes it
+whole. With --quick it is two models within 170 seconds. The table is printed last.
 
-It needs Python, PyTorch, Triton, onnx and numpy, and Korch itself with its small dependencies:
-`python -m pip install --no-deps --no-build-isolation -e .` where nothing can be fetched.
+Engines take turns in one run. Times are between two events around a few whole runs: Korch's and
+torch.compile's are CUDA graphs, eager PyTorch issues its kernels one by one, and where the host is
+slower than the device, that is in its time. Nobody copies inputs. For float16 Korch is given the
+float32 model and float32 inputs, as `--precision float16` is for, the others a model in float16.
+An engine that is not installed, fails or takes too long is named with the reason.
+
+Beside Python, PyTorch, Triton, onnx and numpy it needs these packages, 45 MB as wheels for CPython
+3.12 on x86-64: ortools (30 MB) with absl-py, immutabledict, pandas (12 MB), python-dateutil, six
+and tzdata; onnx-ir, onnxscript, tqdm; pytest with pluggy, iniconfig, packaging and pygments; and
+protobuf, ml-dtypes and typing-extensions where onnx came without. For bert, gpt2, vit and llama
+transformers (13 MB) with tokenizers, huggingface-hub, regex, pyyaml, safetensors, filelock and
+fsspec, 20 MB more; without it their rows say so. Where nothing can be fetched, bring them, and
+Korch itself as a wheel, since its providers are found by entry points:
+
+    python -m pip download --no-deps --only-binary=:all: --python-version 3.12 -d wheels
+        --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64
+        --platform manylinux_2_24_x86_64 --platform manylinux_2_17_x86_64 NAME ...
+    python -m pip wheel --no-deps -w wheels .
+    python -m pip install --no-index --no-deps --target site wheels/*.whl      # there
+    PYTHONPATH=site python -m benchmarks.gpu_suite
 """
 
 from __future__ import annotations
@@ -18,13 +35,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +54,12 @@ ROUNDS = 15
 RUNS = 5
 """Runs of an engine in one of its turns."""
 
+QUICK_SECONDS = 170.0
+TEST_SECONDS = 170.0
+QUICK_TEST_SECONDS = 50.0
+PEER_SECONDS = 150
+"""The longest time for another engine to get ready."""
+
 SIZES = {"efficientvit": {"size": 2048}}
 """What the paper's evaluation on a GPU takes (Korch, section 6), where it is not the default."""
 
@@ -42,45 +68,67 @@ TRANSFORMER_NAMES = ("bert", "gpt2", "vit", "llama")
 PACKAGES = ("torch", "triton", "onnx", "numpy", "onnxruntime-gpu", "tensorrt", "ortools")
 
 
+COLUMNS = {"korch": "korch", "eager": "eager", "torch.compile": "compile", "tensorrt": "tensorrt",
+           "onnxruntime": "ort"}  # fmt: skip
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two models, no max-autotune")
-    parser.add_argument("--seconds", type=float, default=520.0, help="of the whole call")
-    parser.add_argument("--budget", type=float, default=30.0, help="seconds of each search")
+    parser.add_argument("--seconds", type=float, help="of the whole call; 520, or 170 if quick")
+    parser.add_argument("--budget", type=float, help="seconds of each search; 30, or 10 if quick")
     parser.add_argument("--no-tests", action="store_true")
     parser.add_argument("--folder", type=Path, default=Path("build/gpu"))
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/gpu.json"))
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    args.seconds = args.seconds or (QUICK_SECONDS if args.quick else 520.0)
+    args.budget = args.budget or (10.0 if args.quick else 30.0)
     if args.one:
         name, precision, batch, output = args.one
-        row = measure(name, precision, int(batch), args)
-        Path(output).write_text(json.dumps(row, indent=1))
+        measure(name, precision, int(batch), args, Path(output))
         return 0
     end_s = time.monotonic() + args.seconds
     args.folder.mkdir(parents=True, exist_ok=True)
     if not args.no_tests:
         _tests(args, end_s)
     for name, precision, batch in configurations(args.quick):
-        path = args.folder / f"{name}-{precision}-{batch}{'-quick' * args.quick}.json"
+        path = _path(args.folder, args.quick, name, precision, batch)
         left_s = end_s - time.monotonic()
-        if path.exists() or left_s < args.budget + 20:
+        if _is_whole(path) or left_s < args.budget + 20:
             continue
-        command = [sys.executable, "-m", "benchmarks.gpu_suite", "--one", name, precision,
-                   str(batch), str(path), "--budget", str(args.budget), "--folder",
-                   str(args.folder), *(["--quick"] if args.quick else [])]  # fmt: skip
+        command = ["--one", name, precision, str(batch), str(path), "--budget", str(args.budget),
+                   "--folder", str(args.folder), *(["--quick"] if args.quick else [])]  # fmt: skip
         begun_s = time.monotonic()
-        try:
-            done = subprocess.run(command, timeout=left_s, check=False)
-            ended = f"exit code {done.returncode}"
-        except subprocess.TimeoutExpired:
-            ended = "out of time"
+        ended = _run([sys.executable, "-m", "benchmarks.gpu_suite", *command], left_s)[0]
         print(f"{path.stem}: {ended}, {time.monotonic() - begun_s:.0f} s", flush=True)
     found = collect(args.folder, args.quick)
     args.output.parent.mkdir(parents=True, exist_ok=True)
     args.output.write_text(json.dumps(found, indent=1) + "\n")
     print(table(found))
     return 0
+
+
+def _run(command: list[str], limit_s: float, is_kept: bool = False) -> tuple[str, str]:
+    """Run a command with all that it starts; return how it ended, and what it printed if kept."""
+    process = subprocess.Popen(command, start_new_session=True, text=True,
+                               stdout=subprocess.PIPE if is_kept else None)  # fmt: skip
+    try:
+        text, _ = process.communicate(timeout=max(1.0, limit_s))
+        return f"exit code {process.returncode}", text or ""
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # compilers have processes of their own
+        text, _ = process.communicate()
+        return "out of time", text or ""
+
+
+def _path(folder: Path, quick: bool, name: str, precision: str, batch: int) -> Path:
+    return folder / f"{name}-{precision}-{batch}{'-quick' * quick}.json"
+
+
+def _is_whole(path: Path) -> bool:
+    """Return whether a row is there with all of its engines."""
+    return path.exists() and json.loads(path.read_text())["is_whole"]
 
 
 def configurations(quick: bool) -> list[tuple[str, str, int]]:
@@ -100,19 +148,21 @@ def _tests(args: argparse.Namespace, end_s: float) -> None:
     path = args.folder / "tests.txt"
     if path.exists():
         return
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:randomly", "tests/gpu"]
-    limit_s = min(170.0, end_s - time.monotonic())
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
-        text = done.stdout[-6000:]
-    except subprocess.TimeoutExpired as error:
-        text = f"out of time\n{(error.stdout or b'')[-3000:]!r}"
-    path.write_text(text)
+    # What other packages warn of is none of the tests' business here.
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider",
+               "-W", "default", "tests/gpu"]  # fmt: skip
+    if find_spec("xdist") is not None:  # most of their time is the compiler's, on the host
+        command += ["-n", "4"]
+    limit_s = QUICK_TEST_SECONDS if args.quick else TEST_SECONDS
+    ended, text = _run(command, min(limit_s, end_s - time.monotonic()), is_kept=True)
+    if ended == "out of time":
+        text += f"\nout of time after {limit_s:.0f} s"
+    path.write_text(text[-20000:])
     print(text[-3000:], flush=True)
 
 
-def measure(name: str, precision: str, batch: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Optimize a model and time it among the other engines."""
+def measure(name: str, precision: str, batch: int, args: argparse.Namespace, output: Path) -> None:
+    """Optimize a model, time it among the other engines, and write the row after each of them."""
     import torch
 
     import korch
@@ -120,7 +170,7 @@ def measure(name: str, precision: str, batch: int, args: argparse.Namespace) -> 
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.benchmark = True
-    module, inputs, model = _model(name, batch)
+    module, inputs, model = _model(name, batch, "cuda")
     options: dict[str, Any] = {
         "target": "cuda",
         "tf32": precision == "tf32",
@@ -129,49 +179,76 @@ def measure(name: str, precision: str, batch: int, args: argparse.Namespace) -> 
     }
     if precision == "float16":
         options["precision"] = "float16"
-    row: dict[str, Any] = {"model": name, "precision": precision, "batch": batch, "engines": {}}
-    runs: dict[str, Callable[[], Any]] = {}
-    begun_s = time.monotonic()
-    try:
+    row: dict[str, Any] = {
+        "model": name, "precision": precision, "batch": batch, "is_whole": False, "engines": {},
+        "device": {"name": torch.cuda.get_device_name(0),
+                   "versions": {package: _version(package) for package in PACKAGES}},
+    }  # fmt: skip
+
+    def korch_run() -> Callable[[], Any]:
+        begun_s = time.monotonic()
         found = korch.optimize(*model, **options)
         executable = getattr(found, "flat", found)
         row["korch"] = _describe(executable, time.monotonic() - begun_s)
-        runs["korch"] = executable.bind().replay
-    except Exception as error:  # noqa: BLE001 - the others are measured all the same
-        row["engines"]["korch"] = {"failure": f"{type(error).__name__}: {error}"[:600]}
-        traceback.print_exc()
-    if precision == "float16":
-        module = module.half()
-        inputs = [t.half() if t.is_floating_point() else t for t in inputs]
+        return executable.bind().replay  # type: ignore[no-any-return]
+
+    def half() -> None:
+        if precision == "float16":
+            module.half()
+            inputs[:] = [t.half() if t.is_floating_point() else t for t in inputs]
+
+    def eager() -> Callable[[], Any]:
+        half()
+        return lambda: module(*inputs)
+
     engines: dict[str, Callable[[], Callable[[], Any]]] = {
-        "eager": lambda: lambda: module(*inputs),
+        "korch": korch_run, "eager": eager,
         "torch.compile": lambda: _compiled(module, inputs, args.quick),
-        "tensorrt": lambda: _tensorrt(module, inputs, precision),
+        "tensorrt": lambda: _tensorrt(module, model[0], inputs, precision),
         "onnxruntime": lambda: _onnxruntime(model[0], inputs, precision),
-    }
+    }  # fmt: skip
+    runs: dict[str, Callable[[], Any]] = {}
     with torch.no_grad():
         for engine, prepare in engines.items():
             begun_s = time.monotonic()
             try:
-                runs[engine] = prepare()
-                for _ in range(3):
-                    runs[engine]()
-                torch.cuda.synchronize()
-                row["engines"][engine] = {"prepare_s": time.monotonic() - begun_s}
+                with _limit(None if engine == "korch" else PEER_SECONDS):
+                    run = prepare()
+                    for _ in range(3):
+                        run()
+                    torch.cuda.synchronize()
             except Exception as error:  # noqa: BLE001 - the others are measured all the same
-                runs.pop(engine, None)
-                row["engines"][engine] = {"failure": f"{type(error).__name__}: {error}"[:300]}
-        for engine, times_ms in _interleaved(torch, runs).items():
-            row["engines"].setdefault(engine, {})["times_ms"] = times_ms
-    row["device"] = {
-        "name": torch.cuda.get_device_name(0),
-        "versions": {name: _version(name) for name in PACKAGES},
-    }
-    return row
+                if engine == "korch":
+                    traceback.print_exc()
+                text = f"{type(error).__name__}: {error}"[:600]
+                row["engines"][engine] = {"failure": text}
+            else:
+                runs[engine] = run
+                row["engines"][engine] = {"prepare_s": time.monotonic() - begun_s}
+                for other, times_ms in _interleaved(torch, runs).items():
+                    row["engines"][other]["times_ms"] = times_ms
+            row["is_whole"] = engine == list(engines)[-1]
+            output.write_text(json.dumps(row, indent=1))
 
 
-def _model(name: str, batch: int) -> tuple[Any, list[Any], tuple[Any, ...]]:
-    """Return a module on the device, its inputs, and what `korch.optimize` takes."""
+@contextmanager
+def _limit(seconds: int | None) -> Iterator[None]:
+    """Raise TimeoutError in the main thread if it takes longer than some seconds."""
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"it is not ready after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds or 0)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _model(name: str, batch: int, device: str) -> tuple[Any, list[Any], tuple[Any, ...]]:
+    """Return a module on a device, its inputs, and what `korch.optimize` takes."""
     import torch
 
     if name in PAPER:
@@ -185,10 +262,12 @@ def _model(name: str, batch: int) -> tuple[Any, list[Any], tuple[Any, ...]]:
             path.write_bytes(model.SerializeToString())
             arrays = random_inputs(path)
             module = load_module(path, {n: a.shape for n, a in arrays.items()})
-        inputs = [torch.from_numpy(a).cuda() for a in arrays.values()]
-        return module.cuda().eval(), inputs, (model,)
+        inputs = [torch.from_numpy(a).to(device) for a in arrays.values()]
+        return module.to(device).eval(), inputs, (model,)
     from benchmarks.models.transformers import TRANSFORMERS
 
+    if not TRANSFORMERS:
+        raise ImportError("the package transformers is not installed")
     original, example = TRANSFORMERS[name].build()
     example = {k: t.expand(batch, *t.shape[1:]).contiguous() for k, t in example.items()}
 
@@ -205,33 +284,65 @@ def _model(name: str, batch: int) -> tuple[Any, list[Any], tuple[Any, ...]]:
             return found[0]
 
     module = Flat().eval()
-    inputs = [t.cuda() for t in example.values()]
+    inputs = [t.to(device) for t in example.values()]
     # Korch exports on the CPU; the module goes to the device afterwards.
     exported = torch.export.export(module, tuple(example.values()), strict=False)
-    return module.cuda(), inputs, (exported,)
+    return module.to(device), inputs, (exported,)
 
 
 def _compiled(module: Any, inputs: list[Any], quick: bool) -> Callable[[], Any]:
     import torch
 
+    for tensor in inputs:  # else each run copies them
+        torch._dynamo.mark_static_address(tensor)
     mode = "reduce-overhead" if quick else "max-autotune"
     compiled = torch.compile(module, mode=mode, dynamic=False)
     return lambda: compiled(*inputs)
 
 
-def _tensorrt(module: Any, inputs: list[Any], precision: str) -> Callable[[], Any]:
-    """Return a run of the module compiled by TensorRT.
+def _tensorrt(module: Any, model: Any, inputs: list[Any], precision: str) -> Callable[[], Any]:
+    """Return a run of the module compiled by TensorRT, through PyTorch or, without that, ONNX.
 
     Raises:
         ImportError: it is not installed.
     """
     import torch
-    import torch_tensorrt
+
+    try:
+        import torch_tensorrt
+    except ImportError:
+        if precision == "float16" or not hasattr(model, "SerializeToString"):
+            raise
+        return _tensorrt_of_onnx(model, inputs, precision == "tf32")
 
     kind = torch.float16 if precision == "float16" else torch.float32
     compiled = torch_tensorrt.compile(module, ir="dynamo", inputs=inputs, enabled_precisions={kind},
                                       disable_tf32=precision == "float32")  # fmt: skip
     return lambda: compiled(*inputs)
+
+
+def _tensorrt_of_onnx(model: Any, inputs: list[Any], allow_tf32: bool) -> Callable[[], Any]:
+    """Return a run of an ONNX model's engine, as a CUDA graph."""
+    import torch
+
+    from korch.cuda.engine import Engine, build_engine
+
+    outputs = [
+        torch.empty([d.dim_value for d in o.type.tensor_type.shape.dim], device="cuda")
+        for o in model.graph.output
+    ]
+    names = [item.name for item in (*model.graph.input, *model.graph.output)]
+    engine = Engine(build_engine(model.SerializeToString(), allow_tf32), names)
+    tensors = [t.reshape(-1).view(torch.uint8) for t in (*inputs, *outputs)]
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        engine.run(tensors, len(inputs), stream.cuda_stream)
+    stream.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        copies = engine.run(tensors, len(inputs), stream.cuda_stream)
+    kept = (engine, tensors, copies)  # the graph knows them by address only
+    return lambda: graph.replay() or kept
 
 
 def _onnxruntime(model: Any, inputs: list[Any], precision: str) -> Callable[[], Any]:
@@ -293,11 +404,8 @@ def _describe(executable: Any, seconds: float) -> dict[str, Any]:
 
 def collect(folder: Path, quick: bool) -> dict[str, Any]:
     """Return all rows that are in a folder."""
-    rows = []
-    for name, precision, batch in configurations(quick):
-        path = folder / f"{name}-{precision}-{batch}{'-quick' * quick}.json"
-        if path.exists():
-            rows.append(json.loads(path.read_text()))
+    paths = [_path(folder, quick, *item) for item in configurations(quick)]
+    rows = [json.loads(path.read_text()) for path in paths if path.exists()]
     tests = folder / "tests.txt"
     lines = tests.read_text().strip().splitlines() if tests.exists() else []
     return {"tests": lines[-1] if lines else "not run", "cpu_cores": os.cpu_count(), "rows": rows}
@@ -306,13 +414,14 @@ def collect(folder: Path, quick: bool) -> dict[str, Any]:
 def table(found: dict[str, Any]) -> str:
     """Return a short table: medians in milliseconds, and Korch's ratio to the best peer."""
     lines = [f"tests: {found['tests']}",
-             f"{'model':14}{'precision':10}{'batch':>5}{'korch':>9}{'eager':>9}{'compile':>9}"
-             f"{'ratio':>7} (10-90 %)"]  # fmt: skip
+             f"{'ms':14}{'precision':10}{'batch':>5}"
+             + "".join(f"{name:>9}" for name in COLUMNS.values())
+             + f"{'ratio':>7} (10-90 %)"]  # fmt: skip
     ratios: dict[str, list[float]] = {}
     for row in found["rows"]:
         times = {n: np.array(e["times_ms"]) for n, e in row["engines"].items() if "times_ms" in e}
         text = f"{row['model']:14}{row['precision']:10}{row['batch']:>5}"
-        for name in ("korch", "eager", "torch.compile"):
+        for name in COLUMNS:
             text += f"{np.median(times[name]):>9.3f}" if name in times else f"{'-':>9}"
         peers = {n: t for n, t in times.items() if n != "korch"}
         if "korch" in times and peers:
@@ -322,7 +431,8 @@ def table(found: dict[str, Any]) -> str:
             text += f"{np.median(paired):>7.2f} ({low:.2f}-{high:.2f})"
             ratios.setdefault(f"{row['precision']} x{row['batch']}", []).append(np.median(paired))
         elif "korch" not in times:
-            text += " " + row["engines"]["korch"]["failure"][:60]
+            text += " " + row["engines"].get("korch", {}).get("failure", "not run")[:60]
+        text += "" if row["is_whole"] else " (not all engines yet)"
         lines.append(text)
     for kind, values in ratios.items():
         mean = float(np.exp(np.mean(np.log(values))))

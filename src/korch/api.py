@@ -149,7 +149,7 @@ def _build_one(
     try:
         found: Executable = optimize_model(source, options, shapes, progress)
     except (UnsupportedError, UnprovidedError):
-        if options.is_cuda or not options.host:
+        if not options.host:
             raise
     else:
         return found

@@ -148,7 +148,7 @@ def build_module(
     try:
         flat = optimize_model(exported.model, options, {}, progress)
     except (UnsupportedError, UnprovidedError):
-        if options.is_cuda or not options.host:
+        if not options.host:
             raise
         flat = optimize_with_host(exported.model.stored(), options, {}, progress)
     finally:

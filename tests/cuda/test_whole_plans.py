@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import onnx
 import pytest
 from benchmarks.models import build
 
@@ -21,6 +22,7 @@ from korch.primitive import reference
 from korch.runtime.cuda.build import build_cuda
 from korch.runtime.cuda.program import read_program, write_program
 from korch.runtime.program import Step
+from korch.testing.cuda_issue import issue_on_cpu
 from korch.testing.cuda_program import run_program
 from korch.testing.samples import random_inputs
 
@@ -28,13 +30,20 @@ SMALLER = {"tiny_candy": {"size": 12}}
 """The interpreter runs one program after another in Python."""
 
 
-def program_of(name, options):
-    """Return a program of Triton kernels only, its graph as given, and inputs."""
-    split = fission(load_model(build(name, **SMALLER.get(name, {})).SerializeToString()))
+def program_of(name, options, left_out=("torch", "torch-opaque", "tensorrt")):
+    """Return a program of some providers' kernels, and the graph as given."""
+    return program_of_model(build(name, **SMALLER.get(name, {})), options, left_out)
+
+
+def program_of_model(model, options, left_out):
+    return program_of_graph(fission(load_model(model.SerializeToString())), options, left_out)
+
+
+def program_of_graph(split, options, left_out):
     partition = _partition(split, options)
     with open_meter(options) as meter:
         assert isinstance(meter, CudaMeter)
-        meter.providers = tuple(p for p in meter.providers if not p.name.startswith("torch"))
+        meter.providers = tuple(p for p in meter.providers if p.name not in left_out)
         (block,) = partition.blocks
         task, joined = prepare(partition, block, meter, options), join(partition)
         chosen = LazyLoop(task.block.graph, task.candidates, meter, options).run().steps
@@ -62,3 +71,39 @@ def test_a_plan_computes_what_the_model_does(name, precision, allowed, tmp_path)
     for (name, _), array in zip(split.outputs, found, strict=True):
         error = np.abs(array.astype(np.float64) - expected[name]).max()
         assert error <= allowed * np.abs(expected[name]).max(), name
+
+
+@pytest.mark.parametrize("name", ["tiny_candy", "tiny_efficientvit", "tiny_transformer"])
+def test_an_executable_issues_what_the_model_does(name, tmp_path):
+    """Products are calls of PyTorch here: their results lie beside the arena."""
+    torch = pytest.importorskip("torch")
+    options = Options(target="cuda:sm_90", measure=False, baselines=False, partition="off",
+                      cache_folder=tmp_path)  # fmt: skip
+    products = ("triton-product", "triton-attention", "triton-winograd")
+    program, split = program_of(name, options, products)
+    assert any(step.call for step in program.steps) and any(s.launches for s in program.steps)
+    inputs = random_inputs(split, np.random.default_rng(0))
+    expected = reference.run(split, inputs, exact=True)
+    found = issue_on_cpu(program, [torch.from_numpy(inputs[name]) for name, _ in split.inputs])
+    for (name, _), tensor in zip(split.outputs, found, strict=True):
+        error = np.abs(tensor.numpy().astype(np.float64) - expected[name]).max()
+        assert error <= 1e-4 * np.abs(expected[name]).max(), name
+
+
+def test_values_without_axes_are_inputs_and_outputs(tmp_path):
+    torch = pytest.importorskip("torch")
+    scalar = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [])
+    outputs = [
+        onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, []) for n in ("y", "z")
+    ]
+    nodes = [onnx.helper.make_node("Exp", ["x"], ["y"]), onnx.helper.make_node("Neg", ["x"], ["v"]),
+             onnx.helper.make_node("Neg", ["v"], ["z"])]  # fmt: skip
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(nodes, "scalars", [scalar], outputs),
+        opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8,
+    )  # fmt: skip
+    options = Options(target="cuda:sm_90", measure=False, baselines=False, cache_folder=tmp_path)
+    program, _ = program_of_model(model, options, ())
+    y, z = issue_on_cpu(program, [torch.tensor(0.5)])
+    assert y.shape == z.shape == () and z.item() == 0.5
+    assert y.item() == pytest.approx(np.exp(0.5))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -81,3 +84,51 @@ def test_nothing_is_allocated_by_a_bound_run(candy):
         bound.replay()
     torch.cuda.synchronize()
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+def test_a_bound_run_outlives_its_executable(candy, tmp_path):
+    candy.save(tmp_path / "b.korch")
+    bound = korch.load(tmp_path / "b.korch").bind()
+    gc.collect()
+    torch.cuda.empty_cache()
+    filled = [torch.full((64 << 20,), 255, dtype=torch.uint8, device="cuda") for _ in range(8)]
+    bound.inputs[0].normal_()
+    bound.replay()
+    assert torch.equal(bound.outputs[0], candy(bound.inputs[0])[0])
+    assert all(bool((part == 255).all()) for part in filled)
+
+
+def test_calls_on_several_streams_do_not_mix(candy):
+    shape = tuple(candy.get_inputs()[0].shape)
+    inputs = [torch.randn(shape, device="cuda") for _ in range(8)]
+    expected = [candy(x)[0].clone() for x in inputs]
+    torch.cuda.synchronize()
+    found = []
+    for x in inputs:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            found.append(candy(x)[0])
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_a_new_process_and_another_thread_load_it(candy, tmp_path):
+    candy.save(tmp_path / "c.korch")
+    code = """
+import sys, threading
+import korch
+def load():
+    print(len(korch.load(sys.argv[1]).bind().outputs))
+thread = threading.Thread(target=load)
+thread.start()
+thread.join()
+load()
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "c.korch")], text=True,
+                          capture_output=True, check=False)  # fmt: skip
+    assert done.stdout.split() == ["1", "1"], done.stderr
+
+
+def test_switches_of_pytorch_are_left_alone(candy):
+    before = (torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32)
+    candy.bind().replay()
+    assert (torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32) == before

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import cuda_groups as groups
 import numpy as np
 import pytest
@@ -63,6 +65,15 @@ def test_products(name, target, compiler, rng):
 @pytest.mark.parametrize("name", [n for n in groups.PRODUCTS if n in groups.IN_LIBRARY])
 def test_library(name, target, compiler, rng):
     check(TorchProvider(), groups.PRODUCTS[name](), target, compiler, rng)
+
+
+@pytest.mark.parametrize("name", ["matrices", "stem", "pointwise", "fused product", "float16"])
+def test_engines_of_tensorrt(name, target, compiler, rng):
+    pytest.importorskip("tensorrt")
+    from korch.provider.tensorrt import TensorRTProvider
+
+    group = replace(groups.PRODUCTS[name](), constant_inputs=frozenset({1}))
+    check(TensorRTProvider(), group, replace(target, is_nominal=False), compiler, rng)
 
 
 @pytest.mark.parametrize("name", groups.ATTENTIONS)

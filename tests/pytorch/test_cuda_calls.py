@@ -98,6 +98,6 @@ def test_opaque_operators(group):
 
 
 def test_what_is_not_in_the_table_is_refused():
-    group = opaque("GlobalLpPool", {"x": (1, 2, 4, 4)}, {})
+    group = opaque("LpPool", {"x": (1, 2, 4, 4)}, {}, kernel_shape=[2, 2], p=3)
     found = TorchOpaqueProvider().offer(group, NOMINAL[90])
-    assert isinstance(found, Refusal) and "GlobalLpPool" in found.reason
+    assert isinstance(found, Refusal) and "LpPool" in found.reason

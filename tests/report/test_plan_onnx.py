@@ -9,9 +9,10 @@ from benchmarks.models import build
 
 import korch
 from korch.primitive import reference
+from korch.primitive.as_onnx import OnnxNodes
 from korch.primitive.graph import GraphBuilder
 from korch.primitive.ops import OPS
-from korch.report.plan_onnx import _Function, metadata, plan_model
+from korch.report.plan_onnx import metadata, plan_model
 from korch.testing.samples import random_arrays
 from korch.testing.tolerance import assert_same
 
@@ -66,7 +67,7 @@ def test_every_primitive_means_the_same_in_onnx(row):
         from korch.primitive.ops.opaque import onnx_type
 
         made = onnx.helper.make_graph(
-            _Function(graph, "a test").nodes(), "g",
+            OnnxNodes(graph, "a test").nodes(), "g",
             [onnx.helper.make_tensor_value_info(n, onnx_type(graph.types[v].dtype),
                                                 graph.types[v].shape) for n, v in graph.inputs],
             [onnx.helper.make_tensor_value_info("o0", onnx_type(out.dtype), out.shape)],

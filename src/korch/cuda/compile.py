@@ -183,6 +183,8 @@ def _compile(launch: Launch, arch: int) -> Cubin | CubinFailure:
     metadata: Any = compiled.metadata
     if metadata.global_scratch_size or getattr(metadata, "profile_scratch_size", 0):
         return CubinFailure(launch.symbol, "the compiler asks for global scratch memory")
+    if metadata.num_warps != launch.warps or metadata.num_ctas != 1:
+        return CubinFailure(launch.symbol, "the compiler asks for another number of warps")
     image: bytes = compiled.asm["cubin"]
     registers, spills = _resources(image)
     return Cubin(launch.symbol, image, metadata.shared, registers, spills)

@@ -1,6 +1,9 @@
 """Cubins on a device, through the driver's C interface: no Triton is needed to run a kernel.
 
-A Triton kernel takes its pointers and then two more, for scratch memory that ours never ask for.
+A Triton kernel takes its pointers and then two more, for scratch memory that ours never ask for
+(Triton 3.5 to 3.7; a kernel that takes fewer reads fewer). The driver acts on the calling thread's
+context. PyTorch works in the device's primary one, but makes it current only where it has to, so a
+thread that has none yet is given that.
 """
 
 from __future__ import annotations
@@ -56,6 +59,21 @@ def _call(name: str, *arguments: Any) -> None:
         raise DriverError(f"{name} failed: {said} (code {code})")
 
 
+def enter_context(device: int = 0) -> None:
+    """Make a device's primary context current on this thread, if the thread has none.
+
+    Raises:
+        DriverError: there is no such device.
+    """
+    current = ctypes.c_void_p()
+    _call("cuInit", 0)
+    _call("cuCtxGetCurrent", ctypes.byref(current))
+    if current:
+        return
+    _call("cuDevicePrimaryCtxRetain", ctypes.byref(current), device)
+    _call("cuCtxSetCurrent", current)
+
+
 class Function:
     """A kernel that is loaded into the current context."""
 
@@ -71,6 +89,7 @@ class Function:
         self.symbol = symbol
         self.shared_bytes = shared_bytes
         self.threads = 32 * warps
+        enter_context()
         _call("cuModuleLoadData", ctypes.byref(self._module), image)
         _call("cuModuleGetFunction", ctypes.byref(self._function), self._module, symbol.encode())
         if shared_bytes > STATIC_SHARED_BYTES:
@@ -88,15 +107,10 @@ class Function:
         Raises:
             DriverError: the launch was refused.
         """
+        enter_context()
         values = (ctypes.c_uint64 * (len(pointers) + 2))(*pointers, 0, 0)
         step = ctypes.sizeof(ctypes.c_uint64)
         base = ctypes.addressof(values)
         parameters = (ctypes.c_void_p * len(values))(*(base + i * step for i in range(len(values))))
         _call("cuLaunchKernel", self._function, grid, 1, 1, self.threads, 1, 1, self.shared_bytes,
               ctypes.c_void_p(stream), parameters, None)  # fmt: skip
-
-    def unload(self) -> None:
-        """Unload the kernel."""
-        if self._module:
-            _call("cuModuleUnload", self._module)
-            self._module = ctypes.c_void_p()

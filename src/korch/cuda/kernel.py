@@ -1,4 +1,4 @@
-"""What runs a candidate on a CUDA device: launches of Triton kernels, or calls of a library."""
+"""What runs a candidate on a CUDA device: launches of Triton kernels, a call, or a network."""
 
 from __future__ import annotations
 
@@ -62,23 +62,45 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class Network:
+    """A network of which TensorRT builds an engine when its weights are known.
+
+    Attributes:
+        symbol: a name made from all of it.
+        source: the network as ONNX's text form.
+        model: the network as an ONNX model, with inputs i0, i1, ... and outputs o0, o1, ....
+        constants: positions of inputs that the engine knows.
+    """
+
+    symbol: str
+    source: str
+    model: bytes
+    constants: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CudaKernel:
     """What runs a candidate.
 
     Attributes:
-        steps: launches in order, or one call.
+        steps: launches in order, one call, or one network.
         scratch: element types and sizes of memory that is used beside inputs and outputs.
         tables: constant tables of 32-bit integers.
     """
 
-    steps: tuple[Launch, ...] | tuple[Call]
+    steps: tuple[Launch, ...] | tuple[Call] | tuple[Network]
     scratch: tuple[tuple[DType, int], ...] = ()
     tables: tuple[tuple[int, ...], ...] = ()
 
     @property
     def launches(self) -> tuple[Launch, ...]:
-        """The launches; none of a call."""
+        """The launches; none of a call or a network."""
         return tuple(step for step in self.steps if isinstance(step, Launch))
+
+    @property
+    def network(self) -> Network | None:
+        """The network, if it is one."""
+        return next((step for step in self.steps if isinstance(step, Network)), None)
 
     @property
     def workspace_bytes(self) -> int:

@@ -25,6 +25,7 @@ from korch.frontend.shapes import dtype_of
 from korch.host.engine import Engine
 from korch.primitive.op import Array
 from korch.runtime.artifact import read_archive, read_artifact, write_archive
+from korch.runtime.cuda.executable import CudaExecutable, load_cuda_bytes
 from korch.runtime.executable import Executable, TensorInfo, Timing
 
 FORMAT = "korch-hosted"
@@ -51,7 +52,7 @@ class HostPart:
 class NativePart:
     """A segment that Korch runs, with the names of what it reads and computes."""
 
-    executable: Executable
+    executable: Executable | CudaExecutable
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
@@ -60,7 +61,7 @@ Part = HostPart | NativePart
 
 
 class HostedExecutable:
-    """Runs segments one after another; values go between them by name.
+    """Runs segments one after another; values go between them by name, as arrays in host memory.
 
     It is called as an `Executable` is. Values that are no tensors are those of ONNX Runtime: a list
     for a sequence, None for no value, an array of objects for strings.
@@ -193,7 +194,8 @@ class HostedExecutable:
             else:
                 member = f"segments/{i}.korch"
                 members[member] = part.executable.to_bytes()
-                segments.append({"native": member, "inputs": part.inputs, "outputs": part.outputs})
+                segments.append({"native": member, "inputs": part.inputs, "outputs": part.outputs,
+                                 "cuda": isinstance(part.executable, CudaExecutable)})  # fmt: skip
         for i, array in enumerate(self._constants.values()):
             members[f"constants/{i}"] = onnx.numpy_helper.from_array(array).SerializeToString()
         program = {
@@ -234,9 +236,8 @@ def _read(archive: zipfile.ZipFile) -> HostedExecutable:
             nodes = tuple((str(name), str(reason)) for name, reason in segment["nodes"])
             parts.append(HostPart(model, Engine(model, threads), nodes))
         else:
-            artifact = read_artifact(io.BytesIO(archive.read(segment["native"])))
-            parts.append(NativePart(Executable(artifact), tuple(segment["inputs"]),
-                                    tuple(segment["outputs"])))  # fmt: skip
+            native = _read_native(archive.read(segment["native"]), bool(segment.get("cuda")))
+            parts.append(NativePart(native, tuple(segment["inputs"]), tuple(segment["outputs"])))
     constants = {
         name: onnx.numpy_helper.to_array(
             onnx.TensorProto.FromString(archive.read(f"constants/{i}"))
@@ -248,6 +249,10 @@ def _read(archive: zipfile.ZipFile) -> HostedExecutable:
         [_restore(item) for item in program["outputs"]], parts, constants, threads,
         program["report"],
     )  # fmt: skip
+
+
+def _read_native(content: bytes, is_cuda: bool) -> Executable | CudaExecutable:
+    return load_cuda_bytes(content) if is_cuda else Executable(read_artifact(io.BytesIO(content)))
 
 
 def _store(name: str, proto: Any) -> list[str | None]:

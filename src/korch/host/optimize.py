@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from korch.candidate.candidate import Refusal, make_group
+from korch.cuda.target import NOMINAL
 from korch.errors import KorchError, UnprovidedError, UnsupportedError
 from korch.fission import fission, fission_with_report
 from korch.frontend.onnx import load_segments
@@ -14,9 +16,12 @@ from korch.frontend.operator import OperatorGraph
 from korch.frontend.segments import HostSegment, SegmentedModel
 from korch.host.engine import Engine, open_session
 from korch.host.executable import HostedExecutable, HostPart, NativePart, Part
+from korch.measure.cuda.device import require_torch
 from korch.options import Options
 from korch.pipeline import Progress, optimize_model
+from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.ops.opaque import OpaqueAttributes, opaque_model
+from korch.provider.torch_opaque import TorchOpaqueProvider
 
 logger = logging.getLogger("korch.host")
 
@@ -40,12 +45,14 @@ def optimize_with_host(
     Raises:
         KorchError: the model, an option or the machine is not fit for it; the text says what to do.
     """
+    if options.is_cuda:
+        require_torch()  # where the host runs all of it, nothing else would say that there is none
     tell = progress or (lambda stage, text: None)
     begun_s = time.monotonic()
     host = dict(forced or {})
     while True:
         segmented = load_segments(model, shapes, host)
-        refused = _refused_by_runtime(segmented)
+        refused = _refused(segmented, options)
         if not refused:
             try:
                 return _build(segmented, options, tell, begun_s)
@@ -94,20 +101,37 @@ def _build(
                             options.threads, report)  # fmt: skip
 
 
-def _refused_by_runtime(segmented: SegmentedModel) -> dict[str, str]:
-    """Return the operators that fission keeps whole and ONNX Runtime does not run, with why."""
+def _refused(segmented: SegmentedModel, options: Options) -> dict[str, str]:
+    """Return the operators that fission keeps whole and the target does not run, with why."""
+    refuse = _refused_by_pytorch if options.is_cuda else _refused_by_runtime
     refused: dict[str, str] = {}
     for segment in segmented.segments:
         if isinstance(segment, HostSegment):
             continue
         graph = fission(segment)
-        for primitive, origin in zip(graph.primitives, graph.origins, strict=True):
-            attributes = primitive.attributes
-            if isinstance(attributes, OpaqueAttributes) and attributes.output == 0:
-                _, refusal = open_session(opaque_model(attributes), 1)
+        for number, (primitive, origin) in enumerate(
+            zip(graph.primitives, graph.origins, strict=True)
+        ):
+            if isinstance(primitive.attributes, OpaqueAttributes):
+                refusal = refuse(graph, number)
                 if refusal:
                     refused |= dict.fromkeys(_named(segment, origin), refusal)
     return refused
+
+
+def _refused_by_runtime(graph: PrimitiveGraph, number: int) -> str:
+    """Return why ONNX Runtime does not run an opaque primitive, "" if it does."""
+    attributes = graph.primitives[number].attributes
+    if not isinstance(attributes, OpaqueAttributes) or attributes.output != 0:
+        return ""
+    return open_session(opaque_model(attributes), 1)[1]
+
+
+def _refused_by_pytorch(graph: PrimitiveGraph, number: int) -> str:
+    """Return why no call of PyTorch runs an opaque primitive on a device, "" if one does."""
+    group = make_group(graph, [number], [graph.primitives[number].output])
+    found = TorchOpaqueProvider().offer(group, NOMINAL[90])
+    return found.reason if isinstance(found, Refusal) else ""
 
 
 def _named(segment: OperatorGraph, origin: str) -> list[str]:

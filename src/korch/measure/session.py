@@ -95,7 +95,7 @@ class Session:
                     pipe.close()
         if ended == "done":
             return [self._result(i) for i in range(len(self.samples))]
-        if self.at is not None:
+        if self.at is not None and self.failures[self.at] is None:
             self.failures[self.at] = self._end(ended, code)
         return [*self.failures]
 

@@ -1,101 +1,29 @@
-"""Opaque operators on CUDA devices: those that PyTorch has as one, with the same meaning.
+"""Opaque operators on CUDA devices: those that PyTorch has, with the same meaning.
 
-A table from an operator to the text of a call; what is not in it is refused, and the model with it:
-add a line for an operator that PyTorch has. Calls are captured in a graph, so nothing in them may
-wait for the device or depend on what a tensor holds.
+What is not in `korch.provider.torch_calls` is refused, and left to the host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+import re
+from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import onnx
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout
 from korch.cuda.kernel import Call, CudaKernel, named
+from korch.cuda.layout import TORCH_TYPES
 from korch.cuda.target import CudaTarget
 from korch.primitive.graph import Constant
 from korch.primitive.ops.opaque import OpaqueAttributes
+from korch.primitive.types import DType, ValueType
+from korch.provider.torch_calls import TABLE, Node
 
-SCHEMA = 1
+SCHEMA = 2
 """Raise it whenever the calls change."""
-
-
-@dataclass(frozen=True)
-class Node:
-    """An operator as the table sees it.
-
-    Attributes:
-        inputs: names of tensors; "" where one is left out.
-        rank: axes of the first input.
-        attributes: by name.
-        constants: the inputs that are known, by position.
-    """
-
-    inputs: tuple[str, ...]
-    rank: int
-    attributes: Mapping[str, Any]
-    constants: Mapping[int, Constant]
-
-    def get(self, name: str, default: Any) -> Any:
-        """Return an attribute; strings as str."""
-        value = self.attributes.get(name, default)
-        return value.decode() if isinstance(value, bytes) else value
-
-    @property
-    def axis(self) -> int:
-        """The attribute `axis`, not negative; the last one if it is not given."""
-        return int(self.get("axis", -1)) % max(1, self.rank)
-
-
-def _extreme(function: str) -> Callable[[Node], str | None]:
-    def text(node: Node) -> str | None:
-        if node.get("select_last_index", 0):
-            return None
-        axis = int(node.get("axis", 0)) % max(1, node.rank)
-        keep = bool(node.get("keepdims", 1))
-        return f"torch.{function}({node.inputs[0]}, {axis}, {keep}),"
-
-    return text
-
-
-def _top(node: Node) -> str | None:
-    if 1 not in node.constants:
-        return None
-    count = int(node.constants[1].array.reshape(-1)[0])
-    largest = bool(node.get("largest", 1))
-    # A stable sort: of equal elements the first one comes first, as ONNX has it.
-    return (
-        f"tuple(part.narrow({node.axis}, 0, {count}) for part in torch.sort({node.inputs[0]}, "
-        f"dim={node.axis}, descending={largest}, stable=True))"
-    )
-
-
-def _grid(node: Node) -> str | None:
-    mode = {"linear": "bilinear", "cubic": "bicubic"}.get(*2 * (node.get("mode", "linear"),))
-    pads = node.get("padding_mode", "zeros")
-    corners = bool(node.get("align_corners", 0))
-    if node.rank != 4 or mode not in ("bilinear", "nearest", "bicubic"):
-        return None
-    return (
-        f"torch.nn.functional.grid_sample({node.inputs[0]}, {node.inputs[1]}, {mode!r}, {pads!r}, "
-        f"{corners}),"
-    )
-
-
-def _hardmax(node: Node) -> str:
-    x, axis = node.inputs[0], node.axis
-    return f"torch.zeros_like({x}).scatter_({axis}, torch.argmax({x}, {axis}, True), 1.0),"
-
-
-TABLE: dict[str, Callable[[Node], str | None]] = {
-    "ArgMax": _extreme("argmax"), "ArgMin": _extreme("argmin"), "TopK": _top, "GridSample": _grid,
-    "Hardmax": _hardmax, "Det": lambda node: f"torch.linalg.det({node.inputs[0]}),",
-}  # fmt: skip
-"""By operator: the text of a tuple of its outputs, None for a form that PyTorch does not have."""
 
 
 class TorchOpaqueProvider:
@@ -121,7 +49,7 @@ class TorchOpaqueProvider:
         text = _call(group)
         if isinstance(text, Refusal):
             return text
-        arguments = ", ".join(["torch", *(name for name, _ in group.body.inputs)])
+        arguments = ", ".join(["torch", *(name for name, _ in group.body.inputs), "kept={}"])
         source = f"def NAME({arguments}):\n{text}"
         symbol = named("t", source)
         return CudaKernel((Call(symbol, source.replace("NAME", symbol)),))
@@ -146,27 +74,72 @@ def _call(group: Group) -> str | Refusal:
     make = TABLE.get(operator.op_type) if not operator.domain else None
     if make is None:
         return Refusal(f"{operator.op_type} is opaque, and PyTorch's table does not have it")
-    proto = onnx.NodeProto.FromString(bytes.fromhex(operator.node))
-    names = {value: name for name, value in body.inputs}
-    given = iter(first.inputs)
-    values = {name: next(given) for name in dict.fromkeys(proto.input) if name}
-    node = Node(
-        inputs=tuple(names.get(values[name], "") if name else "" for name in proto.input),
-        rank=body.types[first.inputs[0]].rank,
-        attributes={a.name: onnx.helper.get_attribute_value(a) for a in proto.attribute},
-        constants={
-            i: body.constants[values[name]]
-            for i, name in enumerate(proto.input)
-            if name and values[name] in body.constants
-        },
-    )
-    text = make(node)
-    if text is None or not node.inputs[0]:
+    node = _node(group, operator)
+    text = make(node) if body.inputs else None
+    if text is None:
         return Refusal(f"PyTorch has no {operator.op_type} of this form")
+    first_name = body.inputs[0][0]
+    lines: list[str] = []
+    for i, constant in node.constants.items():
+        if re.search(rf"\bc{i}\b", text):
+            lines += _known(f"c{i}", constant, first_name)
+    *statements, result = text.splitlines()
+    lines += [*statements, f"results = {result}"]
     picked = []
     for _, value in body.outputs:
         own = attributes[value]
         if not isinstance(own, OpaqueAttributes):
             raise AssertionError("an opaque primitive without its attributes")
         picked.append(f"results[{own.output}].contiguous()")
-    return f"    results = {text}\n    return {', '.join(picked)},\n"
+    # What is only another view of an input would be overwritten with it.
+    given = ", ".join(name for name, _ in body.inputs)
+    lines += [
+        "def memory(tensor): return tensor.untyped_storage().data_ptr()",
+        f"given = {{memory(tensor) for tensor in ({given},)}}",
+        f"results = ({', '.join(picked)},)",
+        "return tuple(y.clone() if memory(y) in given else y for y in results)",
+    ]
+    return "".join(f"    {line}\n" for line in lines)
+
+
+def _node(group: Group, operator: OpaqueAttributes) -> Node:
+    """Return the operator of a group as the table sees it."""
+    body = group.body
+    first = body.primitives[0]
+    proto = onnx.NodeProto.FromString(bytes.fromhex(operator.node))
+    names = {value: name for name, value in body.inputs}
+    given = iter(first.inputs)
+    values = {name: next(given) for name in dict.fromkeys(proto.input) if name}
+    known = {i: values[name] for i, name in enumerate(proto.input) if values.get(name) in
+             body.constants}  # fmt: skip
+    return Node(
+        inputs=tuple(
+            (f"c{i}" if i in known else names[values[name]]) if name else ""
+            for i, name in enumerate(proto.input)
+        ),
+        types=tuple(body.types[values[name]] if name else None for name in proto.input),
+        outputs=tuple(ValueType.parse(text) if text else None for text in operator.outputs),
+        attributes={a.name: onnx.helper.get_attribute_value(a) for a in proto.attribute},
+        constants={i: body.constants[value] for i, value in known.items()},
+        version=operator.opset,
+    )
+
+
+def _known(name: str, constant: Constant, beside: str) -> list[str]:
+    """Return statements that set a constant: made in the first run, which no graph captures."""
+    dtype = DType.of(constant.array.dtype)
+    kind, shape = f"torch.{TORCH_TYPES[dtype.value]}", list(constant.array.shape)
+    if not constant.array.size:
+        made = f"torch.zeros({shape}, dtype={kind})"
+    elif constant.is_uniform:
+        data = np.ascontiguousarray(constant.array.reshape(-1)[:1]).tobytes().hex()
+        made = f"torch.frombuffer(bytearray.fromhex({data!r}), dtype={kind})"
+        made += f".reshape({[1] * len(shape)}).expand({shape})"
+    else:
+        data = np.ascontiguousarray(constant.array).tobytes().hex()
+        made = f"torch.frombuffer(bytearray.fromhex({data!r}), dtype={kind}).reshape({shape})"
+    return [
+        f"if {name!r} not in kept:",
+        f"    kept[{name!r}] = {made}.to({beside}.device)",
+        f"{name} = kept[{name!r}]",
+    ]

@@ -112,11 +112,12 @@ def _providers() -> Iterator[Finding]:
         return
     yield Finding(OK if names else FAIL, "providers", ", ".join(names) or
                   "none is registered; install korch again")  # fmt: skip
-    for entry in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda e: e.name):
-        try:
-            entry.load()()
-        except ImportError as error:
-            yield Finding(MISSING, "providers", f"{entry.name} is left out: {error}")
+    for group in (ENTRY_POINT_GROUP, CUDA_ENTRY_POINT_GROUP):
+        for entry in sorted(entry_points(group=group), key=lambda e: e.name):
+            try:
+                entry.load()()
+            except ImportError as error:
+                yield Finding(MISSING, "providers", f"{entry.name} is left out: {error}")
 
 
 def _cuda() -> Iterator[Finding]:
@@ -135,8 +136,6 @@ def _cuda() -> Iterator[Finding]:
                   f"L2 {target.l2_bytes >> 20} MiB")  # fmt: skip
     names = [provider.name for provider in load_providers(CUDA_ENTRY_POINT_GROUP)]
     yield Finding(OK, "cuda", f"providers {', '.join(names)}")
-    if importlib.util.find_spec("tensorrt") is None:
-        yield Finding(MISSING, "tensorrt", "missing (a provider of whole parts of a model on CUDA)")
 
 
 def _cache(folder: Path) -> Iterator[Finding]:

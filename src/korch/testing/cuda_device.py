@@ -7,15 +7,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 
 from korch.candidate.candidate import Group, Offer
 from korch.cuda.compile import Cubin, CubinCompiler
 from korch.cuda.driver import Function
-from korch.cuda.kernel import Call, CudaKernel
+from korch.cuda.engine import Engine, build_engine
+from korch.cuda.flags import library_flags
+from korch.cuda.kernel import Call, CudaKernel, Network
 from korch.cuda.layout import strided
 from korch.cuda.module import load_call
+from korch.cuda.network import with_constants
 from korch.measure.cuda.device import require_torch
 from korch.primitive.op import Array
+from korch.primitive.types import DType
 from korch.testing.kernels import KernelError
 
 
@@ -44,8 +49,11 @@ def run_on_device(kernel: CudaKernel, group: Group, offer: Offer, inputs: Sequen
             strided(m.view(_kind(torch, t.dtype.numpy)), t.shape, layout)
             for m, t, layout in zip(memory, group.input_types, offer.inputs, strict=False)
         ]
-        results = function(torch, *tensors)
-        return [result.cpu().numpy() for result in results]
+        with library_flags(torch, allow_tf32=False):
+            results = function(torch, *tensors)
+        return [_array(torch, result) for result in results]
+    if kernel.network is not None:
+        return _run_engine(torch, kernel.network, memory, inputs, group)
     cubins = compiler.compile(kernel.launches)
     for launch in kernel.launches:
         cubin = cubins[launch.symbol]
@@ -62,9 +70,35 @@ def run_on_device(kernel: CudaKernel, group: Group, offer: Offer, inputs: Sequen
     return found
 
 
+def _run_engine(torch: Any, network: Network, memory: Sequence[Any], inputs: Sequence[Array],
+                group: Group) -> list[Array]:  # fmt: skip
+    constants = {f"i{i}": inputs[i] for i in network.constants}
+    model = with_constants(onnx.ModelProto.FromString(network.model), constants)
+    given = [i for i in range(len(inputs)) if i not in network.constants]
+    names = [f"i{i}" for i in given] + [f"o{i}" for i in range(len(group.outputs))]
+    engine = Engine(build_engine(model.SerializeToString(), False), names)
+    outputs = memory[len(inputs) : len(inputs) + len(group.outputs)]
+    stream = torch.cuda.current_stream().cuda_stream
+    engine.run([*(memory[i] for i in given), *outputs], len(given), stream)
+    return [
+        m.cpu().numpy()[: t.size_bytes].view(t.dtype.numpy).reshape(t.shape)
+        for m, t in zip(outputs, group.output_types, strict=True)
+    ]
+
+
 def _moved(torch: Any, array: Array) -> Any:
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return torch.from_numpy(data.copy() if data.size else np.zeros(1, np.uint8)).cuda()
+
+
+def _array(torch: Any, tensor: Any) -> Array:
+    """Return a result of PyTorch as an array; NumPy knows no bfloat16."""
+    found: Array
+    if tensor.dtype is torch.bfloat16:
+        found = tensor.view(torch.uint16).cpu().numpy().view(DType.BF16.numpy)
+    else:
+        found = tensor.cpu().numpy()
+    return found
 
 
 def _kind(torch: Any, dtype: Any) -> Any:

@@ -20,7 +20,7 @@ def run_program(program: CudaProgram, inputs: Sequence[Array]) -> list[Array]:
     """Run a program on arrays, one for each input of the model; return its outputs.
 
     Raises:
-        ValueError: a step is a call.
+        ValueError: a step is a call or an engine.
     """
     plan = program.plan
     arena = np.full(max(1, plan.arena_bytes), 0xFF, np.uint8)
@@ -43,8 +43,8 @@ def run_program(program: CudaProgram, inputs: Sequence[Array]) -> list[Array]:
         return Memory(tables[place.at])
 
     for step in program.steps:
-        if step.call:
-            raise ValueError("a call of PyTorch is not interpreted")
+        if step.call or step.engine:
+            raise ValueError("calls of PyTorch and engines are not interpreted")
         launches = [
             Launch(la.symbol, program.sources[la.symbol], tuple(map(DType, la.signature)),
                    la.arguments, la.grid, la.warps, la.stages)

@@ -7,10 +7,12 @@ import json
 from typing import Any
 
 from korch.cuda.driver import has_driver
+from korch.cuda.flags import library_flags
+from korch.cuda.module import require_triton
 from korch.cuda.target import NOMINAL, CudaTarget
 from korch.errors import UnsupportedError
 
-CALIBRATION = "cuda-calibration-1"
+CALIBRATION = "cuda-calibration-2"
 """The database keeps what was measured of a device by this name."""
 
 COPY_BYTES = 2 << 30
@@ -54,8 +56,7 @@ def detect_cuda_target(allow_tf32: bool = False) -> CudaTarget:
             hint="Use --target cpu",
         )  # fmt: skip
     known = NOMINAL[max(a for a in NOMINAL if a <= arch)]
-    import triton
-
+    triton = require_triton()
     shared = getattr(found, "shared_memory_per_block_optin", known.shared_bytes)
     versions = (f"torch {torch.__version__}", f"triton {triton.__version__}",
                 f"cuda {torch.version.cuda}")  # fmt: skip
@@ -110,6 +111,7 @@ def from_text(text: str) -> CudaTarget:
 def _replayed_ns(torch: Any, run: Any, repeats: int = 20, tries: int = 5) -> float:
     """Return the least time of a run in a replayed graph of many."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         run()
     stream.synchronize()
@@ -139,14 +141,11 @@ def _product_rate(torch: Any, dtype: Any, allow_tf32: bool) -> float:
     n = 8192 if dtype is torch.float16 or allow_tf32 else 4096
     a, b = (torch.randn(n, n, device="cuda", dtype=dtype) for _ in range(2))
     out = torch.empty_like(a)
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = allow_tf32
-    try:
+    with library_flags(torch, allow_tf32):
         return 2e9 * n**3 / _replayed_ns(torch, lambda: torch.mm(a, b, out=out), 5)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def _launch_ns(torch: Any) -> float:
     cell = torch.zeros(1, device="cuda")
-    return _replayed_ns(torch, cell.zero_, 200)
+    # To add is a kernel; to set to zero would be a node of another kind.
+    return _replayed_ns(torch, lambda: cell.add_(1.0), 200)

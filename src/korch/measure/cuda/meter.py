@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,8 @@ from korch.provider.provider import Provider
 
 logger = logging.getLogger("korch.cuda")
 
-HANG_SECONDS = 30.0
+HANG_SECONDS = 60.0
+"""TensorRT builds an engine in it, too."""
 WORKER = "korch.measure.cuda.worker"
 
 
@@ -155,4 +157,8 @@ def _job(candidate: Candidate, kernel: CudaKernel, cubins: Mapping[str, Cubin | 
                 "shared_bytes": cubin.shared_bytes, "warps": launch.warps, "grid": launch.grid,
                 "arguments": list(launch.arguments),
             })  # fmt: skip
-    return {"buffers": buffers, "launches": launches, "call": call}
+    network = kernel.network and {
+        "model": base64.b64encode(kernel.network.model).decode(),
+        "known": list(kernel.network.constants),
+    }
+    return {"buffers": buffers, "launches": launches, "call": call, "network": network}

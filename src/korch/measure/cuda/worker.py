@@ -8,24 +8,34 @@ cache, if it fits; weights are not: a model has more of them, so the runs take t
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
+
 from korch.cuda.driver import Function
+from korch.cuda.engine import Engine, build_engine
+from korch.cuda.flags import library_flags
 from korch.cuda.layout import TORCH_TYPES, strided
 from korch.cuda.module import load_call
+from korch.cuda.network import with_constants
+from korch.primitive.types import DType
 
 SAMPLES = 9
 SAMPLE_MS = 0.5
 """A sample is as many runs as take this long together."""
 
-MOST_RUNS = 400
-MOST_COPIES = 32
+LEAST_RUNS, MOST_RUNS = 3, 400
+MOST_ENGINES = 32
+"""Copies of an engine, which has its weights inside and takes a while to load."""
+
 MOST_BYTES = 8 << 30
 
 
@@ -42,46 +52,62 @@ def serve() -> None:
         import torch
 
         torch.zeros(1, device="cuda")
-        torch.backends.cuda.matmul.allow_tf32 = task["allow_tf32"]
-        torch.backends.cudnn.allow_tf32 = task["allow_tf32"]
-        torch.backends.cudnn.benchmark = True
     except Exception as error:  # noqa: BLE001 - whatever it is, there is no device
         say(unready=str(error)[:300])
         return
     for number, job in enumerate(task["jobs"]):
         say(at=number)
         try:
-            for sample in _time(torch, job, task["l2_bytes"]):
-                say(sample=[number, sample])
+            with library_flags(torch, task["allow_tf32"]), torch.no_grad():
+                for sample in _time(torch, job, task["l2_bytes"], task["allow_tf32"]):
+                    say(sample=[number, sample])
         except Exception as error:  # noqa: BLE001 - one kernel's failure is not the others'
             say(failed=[number, "failed", str(error).strip()[:300] or type(error).__name__])
+            if not _is_sound(torch):
+                os._exit(1)  # another process goes on with the others
     say(done=True)
 
 
-def _time(torch: Any, job: dict[str, Any], l2_bytes: int) -> Sequence[int]:
+def _is_sound(torch: Any) -> bool:
+    """Return whether the device still computes: a bad address ends all work of a process."""
+    try:
+        torch.cuda.synchronize()
+        return bool(torch.zeros(1, device="cuda").add_(1.0).item() == 1.0)
+    except Exception:  # noqa: BLE001 - whatever it is, it does not
+        return False
+
+
+def _time(torch: Any, job: dict[str, Any], l2_bytes: int, allow_tf32: bool) -> Sequence[int]:
     """Return nanoseconds of one run, several times."""
-    sets = _buffers(torch, job, l2_bytes)
+    turns, copies = _turns(job, l2_bytes)
+    make = _maker(torch, job, allow_tf32)
+    made: dict[tuple[int, int], Any] = {}
     stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream), torch.no_grad():
-        runs = [_runner(torch, job, buffers, stream) for buffers in sets]
-        for run in runs:
-            run()
-        stream.synchronize()
-        once_ms = max(_elapsed(torch, stream, lambda: _all(runs)) / len(runs), 1e-3)
-    count = min(MOST_RUNS, max(len(runs), int(SAMPLE_MS / once_ms) + 1))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream), torch.no_grad():
-        for run in itertools.islice(itertools.cycle(runs), count):
-            run()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
+        runs = [make(_buffers(torch, job, 0, copies, made), stream)]
+        runs[0]()
+        stream.synchronize()
+        few = _graph(torch, stream, runs * LEAST_RUNS)
+        few.replay()
+        once_ms = max(_elapsed(torch, stream, few.replay) / LEAST_RUNS, 1e-3)
+        count = min(MOST_RUNS, max(LEAST_RUNS, int(SAMPLE_MS / once_ms) + 1))
+        for turn in range(1, min(turns, count)):
+            runs.append(make(_buffers(torch, job, turn, copies, made), stream))
+            runs[-1]()
+        stream.synchronize()
+        graph = _graph(torch, stream, itertools.islice(itertools.cycle(runs), count))
         graph.replay()
         found = [int(1e6 * _elapsed(torch, stream, graph.replay) / count) for _ in range(SAMPLES)]
     return [max(1, sample) for sample in found]
 
 
-def _all(runs: Sequence[Callable[[], None]]) -> None:
-    for run in runs:
-        run()
+def _graph(torch: Any, stream: Any, runs: Iterable[Callable[[], None]]) -> Any:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for run in runs:
+            run()
+    return graph
 
 
 def _elapsed(torch: Any, stream: Any, run: Callable[[], None]) -> float:
@@ -93,25 +119,32 @@ def _elapsed(torch: Any, stream: Any, run: Callable[[], None]) -> float:
     return float(begin.elapsed_time(end))
 
 
-def _buffers(torch: Any, job: dict[str, Any], l2_bytes: int) -> list[list[Any]]:
-    """Return sets of buffers that runs take turns with."""
+def _turns(job: dict[str, Any], l2_bytes: int) -> tuple[int, int]:
+    """Return how many sets of buffers runs take turns with, and how many of all but weights.
+
+    All copies of the weights together are twice as large as the cache; what else there is has one
+    copy if it fits into half of it.
+    """
     specs = job["buffers"]
     weights = sum(spec["bytes"] for spec in specs if spec["kind"] == "constant")
     others = sum(spec["bytes"] for spec in specs) - weights
     copies = 1 if others <= l2_bytes // 2 else 3
-    turns = min(MOST_COPIES, max(copies, -(-2 * l2_bytes // max(1, weights)) if weights else 1))
-    turns = max(1, min(turns, MOST_BYTES // max(1, weights + others * copies)))
-    made: dict[tuple[int, int], Any] = {}
-    sets = []
-    for turn in range(turns):
-        buffers = []
-        for position, spec in enumerate(specs):
-            own = turn if spec["kind"] == "constant" else turn % copies
-            if (position, own) not in made:
-                made[position, own] = _buffer(torch, spec)
-            buffers.append(made[position, own])
-        sets.append(buffers)
-    return sets
+    turns = max(copies, -(-2 * l2_bytes // weights) if weights else 1)
+    room = (MOST_BYTES - others * copies) // max(1, weights)
+    most = MOST_ENGINES if job.get("network") else MOST_RUNS
+    return max(1, min(turns, most, room)), copies
+
+
+def _buffers(torch: Any, job: dict[str, Any], turn: int, copies: int,
+             made: dict[tuple[int, int], Any]) -> list[Any]:  # fmt: skip
+    """Return the buffers of a turn; those that it shares with another are made once."""
+    buffers = []
+    for position, spec in enumerate(job["buffers"]):
+        own = turn if spec["kind"] == "constant" else turn % copies
+        if (position, own) not in made:
+            made[position, own] = _buffer(torch, spec)
+        buffers.append(made[position, own])
+    return buffers
 
 
 def _buffer(torch: Any, spec: dict[str, Any]) -> Any:
@@ -125,25 +158,79 @@ def _buffer(torch: Any, spec: dict[str, Any]) -> Any:
     return torch.zeros(size, dtype=kind, device="cuda")
 
 
-def _runner(torch: Any, job: dict[str, Any], buffers: list[Any], stream: Any
-            ) -> Callable[[], None]:  # fmt: skip
-    if job["call"]:
-        function = load_call(job["call"]["symbol"], job["call"]["source"])
+Make = Callable[[list[Any], Any], Callable[[], None]]
+"""From buffers and a stream to what runs the kernel over them."""
+
+
+def _maker(torch: Any, job: dict[str, Any], allow_tf32: bool) -> Make:
+    """Load a kernel, once; return what gives a run of it over some buffers."""
+    if job["network"]:
+        return _engine_maker(job, allow_tf32)
+    return _call_maker(torch, job) if job["call"] else _launch_maker(job)
+
+
+def _engine_maker(job: dict[str, Any], allow_tf32: bool) -> Make:
+    """Build an engine around random weights; each turn loads it with weights of its own."""
+    known, specs = job["network"]["known"], job["buffers"]
+    rng = np.random.default_rng(0)
+    constants = {
+        f"i{i}": (rng.random(specs[i]["shape"]) * 0.5 + 0.5).astype(DType(specs[i]["dtype"]).numpy)
+        for i in known
+    }
+    model = onnx.ModelProto.FromString(base64.b64decode(job["network"]["model"]))
+    image = build_engine(with_constants(model, constants).SerializeToString(), allow_tf32)
+    inputs = sum(spec["kind"] in ("constant", "input") for spec in specs)
+    given = [i for i in range(len(specs)) if i not in known]
+    names = [f"i{i}" if i < inputs else f"o{i - inputs}" for i in given]
+
+    def make(buffers: list[Any], stream: Any) -> Callable[[], None]:
+        engine = Engine(image, names)
+        tensors = [buffers[i] for i in given]
+
+        def run() -> None:
+            engine.run(tensors, inputs - len(known), stream.cuda_stream)
+
+        return run
+
+    return make
+
+
+def _call_maker(torch: Any, job: dict[str, Any]) -> Make:
+    function = load_call(job["call"]["symbol"], job["call"]["source"])
+
+    def make(buffers: list[Any], stream: Any) -> Callable[[], None]:
         inputs = [
             strided(buffer, spec["shape"], spec["layout"])
             for buffer, spec in zip(buffers, job["buffers"], strict=True)
             if spec["kind"] in ("constant", "input")
         ]
-        return lambda: function(torch, *inputs) and None
-    pointers = [buffer.data_ptr() for buffer in buffers]
-    launches = [
-        (Function(Path(step["path"]).read_bytes(), step["symbol"], step["shared_bytes"],
-                  step["warps"]), step["grid"], [pointers[i] for i in step["arguments"]])
+
+        def run() -> None:
+            function(torch, *inputs)
+
+        return run
+
+    return make
+
+
+def _launch_maker(job: dict[str, Any]) -> Make:
+    functions = [
+        Function(Path(step["path"]).read_bytes(), step["symbol"], step["shared_bytes"],
+                 step["warps"])
         for step in job["launches"]
     ]  # fmt: skip
 
-    def run() -> None:
-        for function, grid, arguments in launches:
-            function.launch(grid, arguments, stream.cuda_stream)
+    def make(buffers: list[Any], stream: Any) -> Callable[[], None]:
+        pointers = [buffer.data_ptr() for buffer in buffers]
+        launches = [
+            (function, step["grid"], [pointers[i] for i in step["arguments"]])
+            for function, step in zip(functions, job["launches"], strict=True)
+        ]
 
-    return run
+        def run() -> None:
+            for function, grid, arguments in launches:
+                function.launch(grid, arguments, stream.cuda_stream)
+
+        return run
+
+    return make

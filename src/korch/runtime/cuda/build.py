@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import onnx
+
 from korch import __version__
 from korch.cuda.compile import Cubin, CubinCompiler
-from korch.cuda.kernel import Call, CudaKernel, aligned
+from korch.cuda.engine import build_engine, maker
+from korch.cuda.kernel import Call, CudaKernel, Network, aligned, named
+from korch.cuda.network import with_constants
 from korch.cuda.target import CudaTarget
 from korch.errors import CompileError
 from korch.measure.cuda.meter import failure_of
@@ -16,6 +21,7 @@ from korch.runtime.build import pack_constants, step_record
 from korch.runtime.cuda.program import CudaProgram, LaunchRecord, Place, StepProgram
 from korch.runtime.program import Slot, Step, bind_steps
 from korch.runtime.record import ModelRecord, PlanRecord, TensorRecord, plain
+from korch.runtime.weights import Weights
 
 
 def build_cuda(
@@ -46,11 +52,13 @@ def build_cuda(
         if failure is not None:
             raise CompileError(failure, where=f"kernel {step.kernel.symbol}")
     tables: dict[tuple[int, ...], int] = {}
-    programs = tuple(
-        _program(graph, step, slots, cubins, tables)
-        for step, slots in zip(steps, bound.slots, strict=True)
-    )
     weights = pack_constants(graph, bound)
+    engines: dict[str, bytes] = {}
+    programs = tuple(
+        _program(graph, step, slots, cubins, tables,
+                 _engine(step, slots, weights, target.allow_tf32, engines))
+        for step, slots in zip(steps, bound.slots, strict=True)
+    )  # fmt: skip
     plan = PlanRecord(
         korch_version=__version__, model=model or ModelRecord(),
         inputs=tuple(TensorRecord.of(name, type_) for name, type_ in bound.inputs),
@@ -73,13 +81,14 @@ def build_cuda(
         ),
         tables=tuple(tables), weights=weights,
         cubins={s: c.image for s, c in sorted(cubins.items()) if isinstance(c, Cubin)},
+        engines=engines, engine_maker=maker(target.name, target.arch) if engines else "",
         sources={part.symbol: part.source for step in steps for part in step.kernel.steps},
         report=dict(report or {}),
     )  # fmt: skip
 
 
 def _program(graph: PrimitiveGraph, step: Step[CudaKernel], slots: Sequence[Slot],
-             cubins: Mapping[str, Any], tables: dict[tuple[int, ...], int]
+             cubins: Mapping[str, Any], tables: dict[tuple[int, ...], int], engine: str
              ) -> StepProgram:  # fmt: skip
     group, offer, kernel = step.candidate.group, step.candidate.offer, step.kernel
     ports = list(zip((*group.inputs, *group.outputs), (*offer.inputs, *offer.outputs), slots,
@@ -105,5 +114,27 @@ def _program(graph: PrimitiveGraph, step: Step[CudaKernel], slots: Sequence[Slot
         for launch in kernel.launches
     )  # fmt: skip
     calls = [part.symbol for part in kernel.steps if isinstance(part, Call)]
+    known = kernel.network.constants if kernel.network else ()
     return StepProgram(tuple(buffers), len(group.inputs), len(group.outputs), launches,
-                       calls[0] if calls else "")  # fmt: skip
+                       calls[0] if calls else "", engine, known)  # fmt: skip
+
+
+def _engine(step: Step[CudaKernel], slots: Sequence[Slot], weights: Weights, allow_tf32: bool,
+            engines: dict[str, bytes]) -> str:  # fmt: skip
+    """Build the engine of a network with its weights; return its name, "" if there is no network.
+
+    Raises:
+        CompileError: TensorRT does not take the network.
+    """
+    network: Network | None = step.kernel.network
+    if network is None:
+        return ""
+    types = step.candidate.group.input_types
+    constants = {
+        f"i{i}": weights.array(slots[i].at).reshape(types[i].shape) for i in network.constants
+    }
+    model = with_constants(onnx.ModelProto.FromString(network.model), constants)
+    image = build_engine(model.SerializeToString(deterministic=True), allow_tf32)
+    symbol = named("e", network.symbol + hashlib.sha256(image).hexdigest())
+    engines[symbol] = image
+    return symbol

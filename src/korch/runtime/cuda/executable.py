@@ -9,19 +9,30 @@ allocated and nothing is waited for in a run.
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from korch.cuda.driver import Function
+from korch.cuda.engine import Engine, check_maker, maker
+from korch.cuda.flags import library_flags
 from korch.cuda.layout import TORCH_TYPES, strided
 from korch.cuda.module import load_call
 from korch.errors import InputError
 from korch.measure.cuda.device import require_torch
-from korch.runtime.cuda.program import CudaProgram, Place, read_program, write_program
+from korch.primitive.types import DType
+from korch.runtime.cuda.program import (
+    CudaProgram,
+    Place,
+    StepProgram,
+    read_program,
+    write_program,
+)
 from korch.runtime.cuda.recompile import cubins_for
 from korch.runtime.cuda.schedule import STREAMS, Turn, schedule
 from korch.runtime.executable import TensorInfo, run_by_name
@@ -31,19 +42,27 @@ BRANCH_ROUNDS = 9
 """Turns in which a graph with branches and one without are timed."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Bound:
     """A run over fixed tensors.
+
+    All runs of one executable share its memory: those on different streams need an order.
 
     Attributes:
         inputs: what it reads, in the model's order.
         outputs: what it writes.
-        replay: runs the model on the current stream; nothing is waited for.
+        graph: what runs; it knows its memory by addresses only.
+        kept: what has to live as long as the graph.
     """
 
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
-    replay: Callable[[], None]
+    graph: Any
+    kept: tuple[Any, ...]
+
+    def replay(self) -> None:
+        """Run the model on the current stream; nothing is waited for."""
+        self.graph.replay()
 
 
 class CudaExecutable:
@@ -70,15 +89,14 @@ class CudaExecutable:
         self._lock = threading.Lock()
         major, minor = torch.cuda.get_device_capability(0)
         images = cubins_for(program, 10 * major + minor)
-        self._functions = {
-            (launch.symbol, launch.shared_bytes): Function(
-                images[launch.symbol].image, launch.symbol, images[launch.symbol].shared_bytes,
-                launch.warps,
-            )
-            for step in program.steps for launch in step.launches
-        }  # fmt: skip
+        launches = {launch.symbol: launch for step in program.steps for launch in step.launches}
+        self._functions: dict[str, Any] = {
+            symbol: Function(image.image, symbol, image.shared_bytes, launches[symbol].warps)
+            for symbol, image in images.items()
+        }
         calls = {step.call for step in program.steps if step.call}
         self._calls = {symbol: load_call(symbol, program.sources[symbol]) for symbol in calls}
+        self._engines = open_engines(program, 10 * major + minor, torch)
         self._arena = torch.empty(max(1, program.plan.arena_bytes), dtype=torch.uint8,
                                   device="cuda")  # fmt: skip
         self._weights = torch.from_numpy(program.weights.block).to("cuda")
@@ -88,6 +106,7 @@ class CudaExecutable:
             else tuple(Turn(0, ()) for _ in program.steps)
         )  # fmt: skip
         self._own = self._bind(self._allocate("inputs"), self._allocate("outputs"))
+        self._done = torch.cuda.Event()
 
     @property
     def plan(self) -> PlanRecord:
@@ -122,10 +141,12 @@ class CudaExecutable:
         torch = self._torch
         given = self._accept(arrays)
         with self._lock:
+            self._done.wait()  # the run before may be under way on another stream
             for own, tensor in zip(self._own.inputs, given, strict=True):
                 own.copy_(tensor, non_blocking=True)
             self._own.replay()
             outputs = tuple(tensor.clone() for tensor in self._own.outputs)
+            self._done.record()
         if arrays and all(isinstance(array, np.ndarray | np.generic) for array in arrays):
             return tuple(_to_numpy(torch, o, info.dtype) for o, info in
                          zip(outputs, self.get_outputs(), strict=True))  # fmt: skip
@@ -199,6 +220,13 @@ class CudaExecutable:
         """
         write_program(replace(self._program, report=self.report), path)
 
+    def to_bytes(self) -> bytes:
+        """Return what `save` would write; raise what it would."""
+        with tempfile.TemporaryDirectory(prefix="korch-") as folder:
+            path = Path(folder) / "program.korch"
+            self.save(path)
+            return path.read_bytes()
+
     # Memory
 
     def _allocate(self, side: str) -> list[Any]:
@@ -234,28 +262,35 @@ class CudaExecutable:
     def _bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Bound:
         """Capture the graph over some tensors."""
         torch = self._torch
-        flags = torch.backends.cuda.matmul, torch.backends.cudnn
-        before = [flag.allow_tf32 for flag in flags]
-        for flag in flags:
-            flag.allow_tf32 = self._program.allow_tf32
-        try:
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream), torch.no_grad():
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with library_flags(torch, self._program.allow_tf32), torch.no_grad():
+            with torch.cuda.stream(stream):
                 self._issue([stream] * STREAMS, inputs, outputs)  # the libraries set themselves up
             stream.synchronize()
             graph = torch.cuda.CUDAGraph()
             streams = [stream, *(torch.cuda.Stream() for _ in range(STREAMS - 1))]
-            with torch.cuda.graph(graph, stream=stream), torch.no_grad():
-                self._issue(streams, inputs, outputs)
-        finally:
-            for flag, value in zip(flags, before, strict=True):
-                flag.allow_tf32 = value
-        return Bound(tuple(inputs), tuple(outputs), graph.replay)
+            # cuBLAS keeps its scratch memory by stream. What the graph uses must be allocated in
+            # its own pool, and nobody may use it beside: whoever clears it later frees the graph's.
+            torch._C._cuda_clearCublasWorkspaces()
+            # Other threads may allocate memory meanwhile.
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                results = self._issue(streams, inputs, outputs)
+            torch._C._cuda_clearCublasWorkspaces()
+        kept = (
+            self._functions,
+            self._calls,
+            self._engines,
+            self._arena,
+            self._weights,
+            self._tables,
+            results,
+        )
+        return Bound(tuple(inputs), tuple(outputs), graph, kept)
 
     def _issue(self, streams: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]
-               ) -> None:  # fmt: skip
-        """Issue all steps, each on its stream."""
+               ) -> list[Any]:  # fmt: skip
+        """Issue all steps, each on its stream; return what calls have allocated."""
         torch = self._torch
         main = streams[0]
         joined = {main}
@@ -276,10 +311,16 @@ class CudaExecutable:
                     written = step.buffers[step.inputs : step.inputs + step.outputs]
                     for place, result in zip(written, results, strict=True):
                         memory.put(place, result)
+                elif step.engine:
+                    memory.forget(step.buffers[step.inputs : step.inputs + step.outputs])
+                    flat = [memory.flat(step.buffers[i]) for i in _open_buffers(step)]
+                    memory.kept += self._engines[number].run(
+                        flat, len(flat) - step.outputs, stream.cuda_stream
+                    )
                 else:
                     memory.forget(step.buffers[step.inputs : step.inputs + step.outputs])
                 for launch in step.launches:
-                    function = self._functions[launch.symbol, launch.shared_bytes]
+                    function = self._functions[launch.symbol]
                     pointers = [memory.address(step.buffers[i]) for i in launch.arguments]
                     function.launch(launch.grid, pointers, stream.cuda_stream)
             if number in wanted:
@@ -288,9 +329,8 @@ class CudaExecutable:
             main.wait_event(stream.record_event())
         with torch.cuda.stream(main):
             for output, place in self._program.copies:
-                flat = outputs[output].view(torch.uint8).reshape(-1)
-                flat.copy_(memory.flat(place))
-        self._kept = memory.kept
+                _bytes(torch, outputs[output]).copy_(memory.flat(place))
+        return memory.kept
 
 
 class _Memory:
@@ -336,18 +376,45 @@ class _Memory:
         """Return a buffer's bytes."""
         if place.memory == "arena" and place.at in self.results:
             found = self.results[place.at]
-            return found.as_strided((found.numel(),), (1,)).view(self.torch.uint8)
+            return _bytes(self.torch, found.as_strided((found.numel(),), (1,)))
         if place.memory == "arena":
             return self.arena[place.at : place.at + place.size_bytes]
         if place.memory == "constant":
             begin = self.offsets[place.at]
             return self.weights[begin : begin + place.size_bytes]
-        return self.lists[place.memory][place.at].view(self.torch.uint8).reshape(-1)
+        return _bytes(self.torch, self.lists[place.memory][place.at])
 
     def tensor(self, place: Place) -> Any:
         """Return a buffer as a tensor of its logical shape."""
         kind = getattr(self.torch, TORCH_TYPES[place.dtype])
         return strided(self.flat(place).view(kind), place.shape, place.layout)
+
+
+def open_engines(program: CudaProgram, arch: int, torch: Any) -> dict[int, Engine]:
+    """Load a program's engines, one for each step that has one: each has its own scratch memory.
+
+    Raises:
+        UnsupportedError: another version of TensorRT or another device built them, or there is no
+            TensorRT here.
+    """
+    if not program.engines:
+        return {}
+    try:
+        here = maker(torch.cuda.get_device_name(0), arch)
+    except ImportError:
+        here = "no TensorRT"
+    check_maker(program.engine_maker, here)
+    return {
+        number: Engine(program.engines[step.engine], [
+            f"i{i}" if i < step.inputs else f"o{i - step.inputs}" for i in _open_buffers(step)
+        ])
+        for number, step in enumerate(program.steps) if step.engine
+    }  # fmt: skip
+
+
+def _open_buffers(step: StepProgram) -> list[int]:
+    """Return the buffers that an engine is given: its inputs but weights, and its outputs."""
+    return [i for i in range(step.inputs + step.outputs) if i not in step.known]
 
 
 def with_best_branches(program: CudaProgram) -> CudaExecutable:
@@ -379,12 +446,27 @@ def load_cuda(path: str | os.PathLike[str]) -> CudaExecutable:
     return CudaExecutable(read_program(path))
 
 
+def load_cuda_bytes(content: bytes) -> CudaExecutable:
+    """Load what `CudaExecutable.to_bytes` gave; raise what `load_cuda` raises."""
+    with tempfile.TemporaryDirectory(prefix="korch-") as folder:
+        path = Path(folder) / "program.korch"
+        path.write_bytes(content)
+        return load_cuda(path)
+
+
+def _bytes(torch: Any, tensor: Any) -> Any:
+    """Return a dense tensor's bytes; one without axes has no view of another size."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
 def _torch_name(dtype: str) -> str:
-    return "bool" if dtype == "bool" else TORCH_TYPES[dtype]
+    return DType(dtype).numpy.name
 
 
 def _from_numpy(torch: Any, array: Any, dtype: str) -> Any:
-    dense = np.ascontiguousarray(array)
+    dense = np.asarray(array, order="C")
+    if not dense.flags.writeable:  # PyTorch has no tensors that can't be written
+        dense = dense.copy()
     if dtype == "bf16" and dense.dtype.itemsize == 2 and dense.dtype.name == "bfloat16":
         return torch.from_numpy(dense.view(np.uint16)).view(torch.bfloat16)
     return torch.from_numpy(dense)

@@ -8,7 +8,9 @@ The file is an archive as all artifacts are:
     report.json            how the plan was found
     weights.safetensors    the packed constants
     cubins/SYMBOL.cubin    the kernels, compiled
+    engines/SYMBOL.engine  engines of TensorRT
     sources/SYMBOL.py      the kernels, as Triton or as calls of PyTorch
+    sources/SYMBOL.onnxtxt networks of engines, without weights
 """
 
 from __future__ import annotations
@@ -25,10 +27,11 @@ from korch.runtime.record import PlanRecord, to_json
 from korch.runtime.weights import Weights
 
 FORMAT = "korch-cuda"
-SCHEMA = 1
+SCHEMA = 2
 PLAN, PROGRAM, REPORT = "plan.json", "program.json", "report.json"
 WEIGHTS = "weights.safetensors"
-CUBINS, SOURCES = "cubins/", "sources/"
+CUBINS, ENGINES, SOURCES = "cubins/", "engines/", "sources/"
+NETWORK = ".onnxtxt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +70,16 @@ class LaunchRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepProgram:
-    """One kernel: its buffers (inputs, outputs, scratch, tables), and its launches or its call.
+    """One kernel: its buffers (inputs, outputs, scratch, tables), and what runs over them.
 
     Attributes:
         buffers: where each lies.
         inputs: how many of them are read.
         outputs: how many follow that are written.
         launches: in order.
-        call: the symbol of a call of PyTorch; "" if it has launches.
+        call: the symbol of a call of PyTorch; "" if it is none.
+        engine: the symbol of an engine of TensorRT; "" if it is none.
+        known: positions of inputs that the engine has inside.
     """
 
     buffers: tuple[Place, ...]
@@ -82,6 +87,8 @@ class StepProgram:
     outputs: int
     launches: tuple[LaunchRecord, ...] = ()
     call: str = ""
+    engine: str = ""
+    known: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,8 @@ class CudaProgram:
         weights: the packed constants.
         cubins: by symbol.
         sources: by symbol.
+        engines: by symbol.
+        engine_maker: who built them: the version of TensorRT and the device; "" if there is none.
         is_parallel: whether independent kernels run on branches of the graph.
         report: how the plan was found.
     """
@@ -111,6 +120,8 @@ class CudaProgram:
     weights: Weights
     cubins: Mapping[str, bytes]
     sources: Mapping[str, str]
+    engines: Mapping[str, bytes] = field(default_factory=dict)
+    engine_maker: str = ""
     is_parallel: bool = False
     report: dict[str, Any] = field(default_factory=dict)
 
@@ -123,20 +134,27 @@ def write_program(program: CudaProgram, path: str | os.PathLike[str]) -> None:
     """
     data = {
         "arch": program.arch, "allow_tf32": program.allow_tf32,
-        "is_parallel": program.is_parallel,
+        "is_parallel": program.is_parallel, "engine_maker": program.engine_maker,
         "steps": [asdict(step) for step in program.steps],
         "copies": [[output, asdict(place)] for output, place in program.copies],
         "tables": program.tables,
     }  # fmt: skip
     texts = {
         PLAN: program.plan.to_json(), PROGRAM: to_json(data), REPORT: to_json(program.report),
-    } | {f"{SOURCES}{name}.py": text for name, text in program.sources.items()}  # fmt: skip
+    } | {
+        f"{SOURCES}{name}{NETWORK if name.startswith('n_') else '.py'}": text
+        for name, text in program.sources.items()
+    }  # fmt: skip
     members: dict[str, Any] = {
         name: (lambda text=text: [text.encode()]) for name, text in texts.items()
     }
     members |= {
         f"{CUBINS}{name}.cubin": (lambda image=image: [image])
         for name, image in program.cubins.items()
+    }
+    members |= {
+        f"{ENGINES}{name}.engine": (lambda image=image: [image])
+        for name, image in program.engines.items()
     }
     members[WEIGHTS] = program.weights.chunks
     write_archive(path, {"format": FORMAT, "schema": SCHEMA}, members)
@@ -157,7 +175,7 @@ def read_program(path: str | os.PathLike[str]) -> CudaProgram:
         def members(folder: str, suffix: str) -> dict[str, bytes]:
             return {
                 name.removeprefix(folder).removesuffix(suffix): archive.read(name)
-                for name in names if name.startswith(folder)
+                for name in names if name.startswith(folder) and name.endswith(suffix)
             }  # fmt: skip
 
         try:
@@ -169,7 +187,11 @@ def read_program(path: str | os.PathLike[str]) -> CudaProgram:
                 copies=tuple((int(output), _place(place)) for output, place in data["copies"]),
                 tables=tuple(tuple(map(int, table)) for table in data["tables"]),
                 weights=weights, cubins=members(CUBINS, ".cubin"),
-                sources={n: t.decode() for n, t in members(SOURCES, ".py").items()},
+                engines=members(ENGINES, ".engine"), engine_maker=str(data["engine_maker"]),
+                sources={
+                    name: text.decode() for suffix in (".py", NETWORK)
+                    for name, text in members(SOURCES, suffix).items()
+                },
                 report=json.loads(archive.read(REPORT)),
             )  # fmt: skip
         except (ValueError, KeyError, TypeError) as error:
@@ -188,4 +210,4 @@ def _step(data: dict[str, Any]) -> StepProgram:
         for launch in data["launches"]
     )  # fmt: skip
     return StepProgram(tuple(map(_place, data["buffers"])), data["inputs"], data["outputs"],
-                       launches, data["call"])  # fmt: skip
+                       launches, data["call"], data["engine"], tuple(data["known"]))  # fmt: skip

@@ -13,13 +13,15 @@ from korch.runtime.cuda.program import CudaProgram
 def cubins_for(program: CudaProgram, arch: int) -> dict[str, Cubin]:
     """Return the program's cubins by symbol, for a device's architecture.
 
-    Cubins run on devices of their own major architecture, from their own minor one on.
+    Cubins run on devices of their own major architecture, from their own minor one on. From sm_90
+    on Triton compiles for what only one architecture has (sm_90a), which runs on no other.
 
     Raises:
         UnsupportedError: they are for another architecture and can't be compiled again.
     """
     launches = {la.symbol: la for step in program.steps for la in step.launches}
-    if program.arch // 10 == arch // 10 and program.arch <= arch:
+    is_older = program.arch // 10 == arch // 10 and program.arch <= arch and arch < 90
+    if program.arch == arch or is_older:
         return {
             symbol: Cubin(symbol, program.cubins[symbol], launch.shared_bytes, 0, 0)
             for symbol, launch in launches.items()

@@ -1,0 +1,155 @@
+"""Networks -> engines of TensorRT, and runs of them over fixed memory.
+
+An engine runs with the version of TensorRT and on the kind of device that built it, nowhere else.
+Nothing imports this module's library but who has an engine to build or to run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+from korch.errors import CompileError, ProviderError, UnsupportedError
+
+logger = logging.getLogger("korch.cuda")
+
+ALIGNMENT = 256
+"""Tensors are handed over at such addresses, as CUDA allocates; others are copied."""
+
+MISSING = "TensorRT is not installed; pip install tensorrt"
+
+
+@lru_cache(maxsize=1)
+def _library() -> tuple[Any, Any]:
+    """Return the library and its logger, of which a process has one.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    try:
+        library = import_module("tensorrt")
+    except ImportError as error:
+        raise ImportError(MISSING) from error
+    return library, library.Logger(library.Logger.ERROR)
+
+
+def library_version() -> str:
+    """Return the library's version.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    return str(_library()[0].__version__)
+
+
+def maker(device: str, arch: int) -> str:
+    """Return who builds engines here: the library's version and the device."""
+    return f"TensorRT {library_version()}, {device}, sm_{arch}"
+
+
+@lru_cache(maxsize=64)
+def build_engine(network: bytes, allow_tf32: bool) -> bytes:
+    """Return the engine of a network, built on the device at hand.
+
+    Args:
+        network: an ONNX model with all of its weights.
+        allow_tf32: whether float32 products may round their factors.
+
+    Raises:
+        CompileError: the library does not take the network; the text has its words.
+        ImportError: it is not installed.
+    """
+    library, log = _library()
+    builder = library.Builder(log)
+    typed = 1 << int(library.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+    definition = builder.create_network(typed)
+    parser = library.OnnxParser(definition, log)
+    if not parser.parse(network):
+        said = "; ".join(parser.get_error(i).desc() for i in range(parser.num_errors))
+        raise CompileError(f"TensorRT does not take the network: {said[:300]}")
+    config = builder.create_builder_config()
+    config.set_flag(library.BuilderFlag.DISABLE_TIMING_CACHE)
+    config.max_aux_streams = 0  # the plan's own branches run side by side
+    if allow_tf32:
+        config.set_flag(library.BuilderFlag.TF32)
+    else:
+        config.clear_flag(library.BuilderFlag.TF32)
+    engine = builder.build_serialized_network(definition, config)
+    if engine is None:
+        raise CompileError("TensorRT builds no engine of the network")
+    return bytes(engine)
+
+
+def check_maker(built_by: str, here: str) -> None:
+    """Check that engines run here.
+
+    Raises:
+        UnsupportedError: another version of TensorRT built them, or another device.
+    """
+    if built_by != here:
+        raise UnsupportedError(
+            f"its engines are built by {built_by}; here is {here}", where="the artifact",
+            expected="the same version of TensorRT and kind of device",
+            hint="Build the artifact here again",
+        )  # fmt: skip
+
+
+class Engine:
+    """An engine that is loaded, with memory of its own for what is between its layers."""
+
+    def __init__(self, image: bytes, names: Sequence[str]) -> None:
+        """Load it.
+
+        Args:
+            image: what `build_engine` gave.
+            names: its inputs and outputs, in the order in which `run` takes them.
+
+        Raises:
+            ProviderError: the library refuses it.
+            ImportError: the library is not installed.
+        """
+        library, log = _library()
+        self.names = tuple(names)
+        # The context lives no longer than its engine, and that than its runtime.
+        self._runtime = library.Runtime(log)
+        self._engine = self._runtime.deserialize_cuda_engine(image)
+        if self._engine is None:
+            raise ProviderError("TensorRT does not load an engine", hint="Build the artifact again")
+        self._context = self._engine.create_execution_context()
+
+    def run(self, tensors: Sequence[Any], inputs: int, stream: int) -> list[Any]:
+        """Run it on the current stream of PyTorch; nothing is waited for.
+
+        Args:
+            tensors: the bytes, as uint8[n], of its inputs and outputs; those that do not begin at
+                multiples of 256 bytes are copied.
+            inputs: how many of them are read.
+            stream: the handle of the current stream.
+
+        Returns:
+            The copies: they must live as long as a graph that has captured the run.
+
+        Raises:
+            ProviderError: the library refuses the run.
+        """
+        placed = [_placed(tensor) for tensor in tensors]
+        for name, tensor in zip(self.names, placed, strict=True):
+            self._context.set_tensor_address(name, tensor.data_ptr())
+        if not self._context.execute_async_v3(stream):
+            raise ProviderError("TensorRT does not run an engine")
+        for given, own in list(zip(tensors, placed, strict=True))[inputs:]:
+            if own is not given:
+                given.copy_(own)
+        return [own for given, own in zip(tensors, placed, strict=True) if own is not given]
+
+
+def _placed(tensor: Any) -> Any:
+    """Return a flat tensor of bytes, or a copy of it that begins where engines need it."""
+    if tensor.data_ptr() % ALIGNMENT == 0:
+        return tensor
+    room = tensor.new_empty(tensor.numel() + ALIGNMENT)
+    own = room[-room.data_ptr() % ALIGNMENT :][: tensor.numel()]
+    return own.copy_(tensor)

@@ -1,0 +1,61 @@
+"""TensorRT on CUDA devices: a product or convolution with elementwise primitives and moves around.
+
+A plug-in: it is left out where the package `tensorrt` or a device is missing. What it builds is an
+engine for one group, with the weights inside; the plan's graph holds its launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx
+
+from korch.candidate.candidate import Group, Offer, Refusal
+from korch.candidate.layout import Layout
+from korch.cuda.driver import has_driver
+from korch.cuda.engine import library_version
+from korch.cuda.kernel import CudaKernel, Network, named
+from korch.cuda.network import network_of, refusal_of
+from korch.cuda.target import CudaTarget
+
+SCHEMA = 1
+"""Raise it whenever the networks change."""
+
+
+class TensorRTProvider:
+    """Makes engines of TensorRT.
+
+    Raises:
+        ImportError: TensorRT is not installed, or there is no device to build engines on.
+    """
+
+    name = "tensorrt"
+
+    def __init__(self) -> None:
+        self.version = f"{library_version()}-{SCHEMA}"
+        if not has_driver():
+            raise ImportError("TensorRT builds engines on a CUDA device, and there is no driver")
+
+    def offer(self, group: Group, target: CudaTarget) -> Sequence[Offer] | Refusal:
+        """Offer a group in plain layouts."""
+        if target.is_nominal:
+            return Refusal("an engine is built on the device that it is for")
+        refused = refusal_of(group)
+        if refused is not None:
+            return refused
+        inputs, outputs = (
+            tuple(Layout.plain(type_.rank) for type_ in types)
+            for types in (group.input_types, group.output_types)
+        )
+        return (Offer(inputs, outputs),)
+
+    def build(self, group: Group, offer: Offer, target: CudaTarget) -> CudaKernel | Refusal:
+        """Write the network; the engine is built where its weights are known."""
+        refused = refusal_of(group)
+        if refused is not None:
+            return refused
+        model = network_of(group)
+        constants = tuple(sorted(group.constant_inputs))
+        text = onnx.printer.to_text(model)
+        symbol = named("n", f"{text} {constants}")
+        return CudaKernel((Network(symbol, text, model.SerializeToString(), constants),))

@@ -1,0 +1,70 @@
+"""Searches and sorts, and extremes of elements without a primitive."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from korch.provider.torch_calls.node import Node, Row, ordered
+
+
+def _extreme(function: str) -> Row:
+    def text(node: Node) -> str:
+        axis, keep = node.axis(0), bool(node.get("keepdims", 1))
+        if not node.get("select_last_index", 0):
+            return f"torch.{function}({node.inputs[0]}, {axis}, {keep}),"
+        last = node.shape()[axis] - 1 if node.rank else 0
+        flipped = f"{node.inputs[0]}.flip({axis})" if node.rank else node.inputs[0]
+        return f"{last} - torch.{function}({flipped}, {axis}, {keep}),"
+
+    return ordered(text)
+
+
+def _top(node: Node) -> str | None:
+    count = node.numbers(1)
+    if count is None or not node.rank:
+        return None
+    axis, largest = node.axis(), bool(node.get("largest", 1))
+    # A stable sort: of equal elements the first one comes first, as ONNX has it.
+    return (
+        f"tuple(part.narrow({axis}, 0, {count[0]}) for part in torch.sort({node.inputs[0]}, "
+        f"dim={axis}, descending={largest}, stable=True))"
+    )
+
+
+def _hardmax(node: Node) -> str:
+    x, axis = node.inputs[0], node.axis(-1 if node.version >= 13 else 1)
+    if node.version >= 13 or not node.rank:
+        return f"torch.zeros_like({x}).scatter_({axis}, torch.argmax({x}, {axis}, True), 1.0),"
+    rows = int(np.prod(node.shape()[:axis]))
+    return (
+        f"x = {x}.reshape({rows}, -1)\n"
+        f"torch.zeros_like(x).scatter_(1, torch.argmax(x, 1, True), 1.0)"
+        f".reshape({list(node.shape())}),"
+    )
+
+
+def _reduce(function: str) -> Row:
+    """Return the row of a maximum or minimum of elements without a primitive: bool."""
+
+    def text(node: Node) -> str | None:
+        axes = node.get("axes", None) if node.given(1) == "" else node.numbers(1)
+        if node.given(1) and axes is None:
+            return None
+        if not axes and node.get("noop_with_empty_axes", 0):
+            return f"{node.inputs[0]},"
+        where = [int(a) % max(1, node.rank) for a in axes or range(node.rank)]
+        if not all(node.shape()[a] for a in where):
+            return None
+        return f"torch.{function}({node.inputs[0]}, {where}, {bool(node.get('keepdims', 1))}),"
+
+    return ordered(text)
+
+
+ROWS: dict[str, Row] = {
+    "ArgMax": _extreme("argmax"),
+    "ArgMin": _extreme("argmin"),
+    "Hardmax": _hardmax,
+    "ReduceMax": _reduce("amax"),
+    "ReduceMin": _reduce("amin"),
+    "TopK": ordered(_top),
+}

@@ -1,0 +1,86 @@
+"""How an executable issues a program, on the CPU: its memory, its calls of PyTorch, its copies.
+
+Launches run in Triton's interpreter at the addresses that the executable gives them; calls run on
+CPU tensors. What only a device has is left out: streams, the graph, the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+from korch.cuda.interpret import Memory, run_launches
+from korch.cuda.kernel import Launch
+from korch.cuda.module import load_call
+from korch.primitive.types import DType
+from korch.runtime.cuda.executable import CudaExecutable, open_engines
+from korch.runtime.cuda.program import CudaProgram
+from korch.runtime.cuda.schedule import STREAMS, schedule
+
+
+class _Torch:
+    """PyTorch, in which the current stream is of no matter."""
+
+    def __init__(self, torch: Any, name: str) -> None:
+        self._torch = torch
+        self.cuda = SimpleNamespace(stream=lambda _: nullcontext(), get_device_name=lambda _: name)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._torch, name)
+
+
+class _Stream:
+    """A stream that does everything at once."""
+
+    cuda_stream = 0
+
+    def record_event(self) -> None:
+        return
+
+    def wait_event(self, event: None) -> None:
+        return
+
+
+class _Function:
+    """A kernel that is interpreted wherever its buffers are."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.interpreted = launch
+
+    def launch(self, grid: int, pointers: Sequence[int], stream: int) -> None:
+        """Run it."""
+        memory: Any = [
+            Memory(SimpleNamespace(ctypes=SimpleNamespace(data=pointer)))  # type: ignore[arg-type]
+            for pointer in pointers
+        ]
+        run_launches([self.interpreted], [memory])
+
+
+def issue_on_cpu(program: CudaProgram, inputs: Sequence[Any]) -> list[Any]:
+    """Run a program on CPU tensors as an executable issues it; return its outputs."""
+    import torch
+
+    owner: Any = object.__new__(CudaExecutable)
+    owner._torch, owner._program = _Torch(torch, program.plan.target["name"]), program
+    owner._engines = open_engines(program, program.arch, owner._torch)
+    owner._arena = torch.full((max(1, program.plan.arena_bytes),), 255, dtype=torch.uint8)
+    owner._weights = torch.from_numpy(program.weights.block)
+    owner._tables = [torch.tensor(table, dtype=torch.int32) for table in program.tables]
+    owner._turns = schedule(program.steps)
+    owner._calls = {s.call: load_call(s.call, program.sources[s.call])
+                    for s in program.steps if s.call}  # fmt: skip
+    owner._functions = {
+        la.symbol: _Function(
+            Launch(la.symbol, program.sources[la.symbol], tuple(map(DType, la.signature)),
+                   la.arguments, la.grid, la.warps, la.stages)
+        )
+        for step in program.steps for la in step.launches
+    }  # fmt: skip
+    outputs = [
+        torch.zeros(t.shape, dtype=getattr(torch, DType(t.dtype).numpy.name))
+        for t in program.plan.outputs
+    ]
+    owner._issue([_Stream() for _ in range(STREAMS)], inputs, outputs)
+    return outputs

@@ -1,0 +1,75 @@
+"""The suite for CUDA devices, as far as it runs without one: what it resumes, keeps and prints."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from importlib.util import find_spec
+
+import pytest
+
+from benchmarks import gpu_suite
+
+
+def row(name, whole, **engines):
+    return {"model": name, "precision": "tf32", "batch": 1, "is_whole": whole, "engines": engines}
+
+
+def test_the_table_has_medians_ratios_and_reasons(tmp_path):
+    rows = [
+        row("candy", True, korch={"times_ms": [1.0, 1.0]}, eager={"times_ms": [4.0, 4.0]},
+            **{"torch.compile": {"times_ms": [2.0, 2.0]}}),
+        row("yolox", False, korch={"failure": "MeasureError: no device"},
+            eager={"times_ms": [3.0]}),
+    ]  # fmt: skip
+    for item in rows:
+        gpu_suite._path(tmp_path, True, item["model"], "tf32", 1).write_text(json.dumps(item))
+    (tmp_path / "tests.txt").write_text("...\n12 passed in 3 s\n")
+    text = gpu_suite.table(gpu_suite.collect(tmp_path, quick=True))
+    first, head, candy, yolox, mean = text.splitlines()
+    assert first == "tests: 12 passed in 3 s" and "compile" in head
+    assert candy.split() == ["candy", "tf32", "1", "1.000", "4.000", "2.000", "-", "-", "2.00",
+                             "(2.00-2.00)"]  # fmt: skip
+    assert "no device" in yolox and "not all engines" in yolox
+    assert mean == "geometric mean, tf32 x1: 2.00 over 1"
+
+
+def test_only_whole_rows_are_not_done_again(tmp_path):
+    path = gpu_suite._path(tmp_path, False, "candy", "tf32", 1)
+    assert not gpu_suite._is_whole(path)
+    path.write_text(json.dumps(row("candy", False)))
+    assert not gpu_suite._is_whole(path)
+    path.write_text(json.dumps(row("candy", True)))
+    assert gpu_suite._is_whole(path)
+
+
+def test_the_papers_models_and_the_transformers_are_in_it():
+    found = gpu_suite.configurations(quick=False)
+    assert len(found) == len(set(found)) == 31
+    assert {(p, b) for name, p, b in found if name == "bert"} == {
+        (p, b) for p in ("tf32", "float16") for b in (1, 16)
+    }
+    assert gpu_suite.SIZES["efficientvit"] == {"size": 2048}
+
+
+def test_a_command_that_takes_too_long_ends_with_its_children():
+    code = "import subprocess, sys; print('on', flush=True); subprocess.run(['sleep', '60'])"
+    begun_s = time.monotonic()
+    ended, text = gpu_suite._run([sys.executable, "-c", code], 1.0, is_kept=True)
+    assert (ended, text) == ("out of time", "on\n") and time.monotonic() - begun_s < 30
+
+
+def test_an_engine_has_a_limit():
+    with pytest.raises(TimeoutError, match="after 1 s"), gpu_suite._limit(1):
+        time.sleep(30)
+    with gpu_suite._limit(None):
+        pass
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
+def test_a_model_is_a_module_with_its_inputs(monkeypatch):
+    monkeypatch.setattr(gpu_suite, "PAPER", ("tiny_candy",))
+    module, inputs, (model,) = gpu_suite._model("tiny_candy", 1, "cpu")
+    (found,) = module(*inputs)
+    assert found.dim() == 4 and model.graph.node

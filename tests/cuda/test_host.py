@@ -1,0 +1,107 @@
+"""Operators that no call of PyTorch runs: the host runs them between parts on the device.
+
+What the device would run is issued on the CPU here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from test_whole_plans import program_of_graph
+
+import korch
+from korch.errors import UnsupportedError
+from korch.fission import fission
+from korch.host import executable as hosted
+from korch.host import optimize as host_optimize
+from korch.host.executable import HostPart, NativePart
+from korch.options import Options
+from korch.runtime.cuda.executable import CudaExecutable
+from korch.runtime.cuda.program import read_program, write_program
+from korch.testing.cuda_issue import issue_on_cpu
+
+
+class IssuedOnCpu(CudaExecutable):
+    """An executable without a device."""
+
+    def __init__(self, program):
+        self._program, self.report = program, {"status": "a test"}
+
+    def __call__(self, *arrays):
+        torch = pytest.importorskip("torch")
+        assert all(isinstance(array, np.ndarray) for array in arrays)
+        found = issue_on_cpu(self._program, [torch.from_numpy(array.copy()) for array in arrays])
+        return tuple(tensor.numpy() for tensor in found)
+
+    def save(self, path):
+        write_program(replace(self._program, report=self.report), path)
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """Let segments be planned for a device by bounds, and issued on the CPU."""
+
+    def plan(segment, options, shapes=None, progress=None):
+        found = replace(options, target="cuda:sm_90", measure=False, baselines=False,
+                        partition="off")  # fmt: skip
+        return IssuedOnCpu(program_of_graph(fission(segment), found, ())[0])
+
+    monkeypatch.setattr(host_optimize, "require_torch", lambda: None)
+    monkeypatch.setattr(host_optimize, "optimize_model", plan)
+    monkeypatch.setattr(hosted, "load_cuda_bytes", None)
+
+
+def model():
+    """Elementwise, a pooling that PyTorch has in another form, elementwise, a search, a gather."""
+    nodes = [
+        helper.make_node("Tanh", ["x"], ["a"], name="before"),
+        helper.make_node("LpPool", ["a"], ["b"], name="pool", kernel_shape=[2, 2], p=3),
+        helper.make_node("Mul", ["b", "b"], ["c"], name="between"),
+        helper.make_node("ArgMax", ["c"], ["d"], name="search", axis=3, keepdims=0),
+        helper.make_node("Gather", ["t", "d"], ["y"], name="look up"),
+    ]
+    table = np.random.default_rng(1).standard_normal((4, 33)).astype(np.float32)
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", 1, [1, 3, 5, 5])],
+        [helper.make_tensor_value_info("y", 1, [1, 3, 4, 33]),
+         helper.make_tensor_value_info("c", 1, [1, 3, 4, 4])],
+        [onnx.numpy_helper.from_array(table, "t")],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+
+
+def test_the_host_runs_what_pytorch_does_not_have(on_cpu, monkeypatch, tmp_path):
+    options = Options(target="cuda", cache_folder=tmp_path)
+    found = host_optimize.optimize_with_host(model().SerializeToString(), options)
+    assert [type(part) for part in found.parts] == [NativePart, HostPart, NativePart]
+    (entry,) = found.report["host"]
+    assert "pool" in entry["node"] and "LpPool" in entry["reason"]
+    calls = [step.call for step in found.parts[2].executable._program.steps if step.call]
+    assert len(calls) >= 2  # a search and a gather are PyTorch's
+    x = np.random.default_rng(0).standard_normal((1, 3, 5, 5)).astype(np.float32)
+    session = pytest.importorskip("onnxruntime").InferenceSession(
+        model().SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    expected = session.run(None, {"x": x})
+    found.save(tmp_path / "h.korch")
+
+    def load(content):
+        (tmp_path / "segment").write_bytes(content)
+        return IssuedOnCpu(read_program(tmp_path / "segment"))
+
+    monkeypatch.setattr(hosted, "load_cuda_bytes", load)
+    for executable in (found, korch.load(tmp_path / "h.korch")):
+        for actual, wanted in zip(executable(x), expected, strict=True):
+            np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_without_a_device_nothing_is_left_to_the_host(tmp_path):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a device")
+    with pytest.raises(UnsupportedError, match="CUDA"):
+        korch.optimize(model().SerializeToString(), target="cuda", cache_folder=tmp_path)

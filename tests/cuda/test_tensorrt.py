@@ -1,0 +1,235 @@
+"""TensorRT's provider without TensorRT: its networks in ONNX Runtime, its engines by a stand-in."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from dataclasses import replace
+
+import cuda_groups as groups
+import fake_tensorrt
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from test_whole_plans import program_of
+from tile_groups import Graph
+
+from korch.candidate.candidate import Refusal
+from korch.cuda import engine
+from korch.cuda.kernel import CudaKernel, Network
+from korch.cuda.network import network_of, refusal_of, with_constants
+from korch.cuda.target import NOMINAL
+from korch.errors import CompileError, ProviderError, UnsupportedError
+from korch.measure.cuda.meter import CudaMeter
+from korch.options import Options
+from korch.primitive import reference
+from korch.primitive.ops.linear import ConvAttributes
+from korch.provider import tensorrt
+from korch.report.doctor import examine
+from korch.runtime.cuda.executable import open_engines
+from korch.runtime.cuda.program import read_program, write_program
+from korch.testing.cuda_issue import issue_on_cpu
+from korch.testing.kernels import group_family, group_terms
+from korch.testing.samples import random_arrays, random_inputs
+from korch.testing.tolerance import assert_same
+
+MEASURED = replace(NOMINAL[90], is_nominal=False)
+
+
+@pytest.fixture
+def library(monkeypatch):
+    """Put the stand-in where the package would be."""
+    monkeypatch.setitem(sys.modules, "tensorrt", fake_tensorrt.as_module())
+    monkeypatch.setattr(tensorrt, "has_driver", lambda: True)
+    engine._library.cache_clear()
+    engine.build_engine.cache_clear()
+    yield
+    engine._library.cache_clear()
+    engine.build_engine.cache_clear()
+
+
+def weighted(group, *positions):
+    """Return the group with some inputs known at build time."""
+    return dataclasses.replace(group, constant_inputs=frozenset(positions))
+
+
+def biased(kind="f32", op="max", bound=0.0):
+    g = Graph()
+    y = g.add("matmul", [g.tensor(f"{kind}[6,20]"), g.tensor(f"{kind}[20,9]")])
+    y = g.add("add", [y, g.wide(g.tensor(f"{kind}[9]"), (6, 9))])
+    return weighted(g.group(g.add(op, [y, g.number(y, bound)])), 1, 2)
+
+
+CASES = {
+    **{name: lambda name=name: weighted(groups.PRODUCTS[name](), 1) for name in groups.PRODUCTS
+       if name not in ("bfloat16", "fused convolution")},
+    "relu": biased, "half relu": lambda: biased("f16"), "clip": lambda: biased(op="min", bound=6.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("specials", [False, True])
+def test_networks_mean_what_their_groups_do(name, specials, rng):
+    group = CASES[name]()
+    if specials and group.body.types[0].dtype.value == "f16":
+        pytest.skip("on a CPU float16 is computed in float32")
+    assert refusal_of(group) is None
+    arrays = random_arrays(rng, group.input_types, specials)
+    feeds = {name: a for (name, _), a in zip(group.body.inputs, arrays, strict=True)}
+    if specials:  # what is not finite spreads along a row of a product
+        feeds["i0"] = np.where(rng.random(feeds["i0"].shape) < 0.05, np.nan, 0.5).astype("f4")
+        feeds["i0"].reshape(-1)[feeds["i0"].size // 2] = np.nan
+        feeds |= {k: rng.standard_normal(a.shape).astype("f4") for k, a in feeds.items()
+                  if k != "i0"}  # fmt: skip
+    known = {f"i{i}": feeds.pop(f"i{i}") for i in group.constant_inputs}
+    model = with_constants(network_of(group), known)
+    onnx.checker.check_model(model, full_check=True)
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    expected = reference.run(group.body, feeds | known, exact=True)
+    found = session.run([n for n, _ in group.body.outputs], feeds)
+    for (output, _), actual in zip(group.body.outputs, found, strict=True):
+        assert_same(actual, expected[output], family=group_family(group), terms=group_terms(group),
+                    name=output)  # fmt: skip
+    if specials:
+        assert any(np.isnan(expected[n]).any() for n, _ in group.body.outputs)
+
+
+def test_what_is_spread_is_left_to_the_library():
+    ops = [node.op_type for node in network_of(biased()).graph.node]
+    assert "Expand" not in ops and ops.count("MatMul") == 1
+    kept = Graph()
+    x = kept.wide(kept.tensor("f32[1,4]"), (3, 4))
+    y = kept.add("matmul", [kept.add("neg", [x]), kept.tensor("f32[4,5]")])
+    group = kept.group(y)
+    assert [n.op_type for n in network_of(group).graph.node].count("Expand") == 1
+
+
+def refused():
+    g = Graph()
+    x, w = g.tensor("f32[4,6]"), g.tensor("f32[6,4]")
+    y = g.add("matmul", [x, w])
+    z = g.add("max", [y, g.add("neg", [y])])
+    whole = Graph()
+    conv = ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1))
+    image = whole.tensor("f32[1,4,6,6]")
+    made = whole.add("exp", [whole.tensor("f32[8,4,3,3]")])
+    shifted = Graph()
+    a = shifted.slice(shifted.tensor("f32[4,6]"), (3, 0), (4, 6), (-1, 1))
+    double = Graph()
+    softmax = Graph()
+    s = softmax.add("matmul", [softmax.tensor("f32[4,6]"), softmax.tensor("f32[6,4]")])
+    empty = Graph()
+    return {
+        "lose a NaN": g.group(z),
+        "weights of a convolution": whole.group(whole.add("conv", [image, made], conv)),
+        "goes backwards": shifted.group(shifted.add("matmul", [a, shifted.tensor("f32[6,4]")])),
+        "f64 is no type": double.group(
+            double.add("matmul", [double.tensor("f64[4,6]"), double.tensor("f64[6,4]")])
+        ),
+        "reduce_max is not": softmax.group(softmax.reduce("max", s, 1)),
+        "no product": biased_only(),
+        "empty": empty.group(
+            empty.add("matmul", [empty.tensor("f32[0,6]"), empty.tensor("f32[6,4]")])
+        ),
+        "repeats elements": weighted(groups.PRODUCTS["fused convolution"](), 1),
+    }
+
+
+def biased_only():
+    g = Graph()
+    return g.group(g.add("exp", [g.tensor("f32[4]")]))
+
+
+@pytest.mark.parametrize("text", refused())
+def test_what_is_no_network_is_refused(text, library):
+    found = tensorrt.TensorRTProvider().offer(refused()[text], MEASURED)
+    assert isinstance(found, Refusal) and text in found.reason
+
+
+def test_engines_are_offered_where_they_can_be_built(library):
+    provider = tensorrt.TensorRTProvider()
+    assert provider.version == f"{fake_tensorrt.VERSION}-{tensorrt.SCHEMA}"
+    found = provider.offer(biased(), NOMINAL[90])
+    assert isinstance(found, Refusal) and "on the device" in found.reason
+    (offer,) = provider.offer(biased(), MEASURED)
+    kernel = provider.build(biased(), offer, MEASURED)
+    assert isinstance(kernel, CudaKernel) and isinstance(kernel.network, Network)
+    assert kernel.network.constants == (1, 2) and "MatMul" in kernel.network.source
+
+
+def test_without_the_library_the_provider_is_left_out_and_doctor_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    engine._library.cache_clear()
+    with pytest.raises(ImportError, match="pip install tensorrt"):
+        tensorrt.TensorRTProvider()
+    text, _ = examine()
+    (line,) = [line for line in text.splitlines() if "tensorrt" in line]
+    assert line.startswith("--") and "pip install tensorrt" in line
+
+
+def test_precision_follows_the_target_and_what_is_no_network_fails(library):
+    model = with_constants(network_of(biased()), {}).SerializeToString()
+    for allowed in (True, False):
+        head = engine.build_engine(model, allowed).partition(b"\n")[0]
+        assert json.loads(head) == {"tf32": allowed}
+    with pytest.raises(CompileError, match="does not take the network"):
+        engine.build_engine(b"nonsense", False)
+    with pytest.raises(ProviderError, match="does not load"):
+        engine.Engine(b"nonsense", ["i0"])
+
+
+@pytest.fixture
+def program(library, tmp_path, monkeypatch):
+    before = CudaMeter.__init__
+
+    def begin(self, *arguments):
+        before(self, *arguments)
+        self.target = replace(self.target, is_nominal=False)
+
+    monkeypatch.setattr(CudaMeter, "__init__", begin)
+    options = Options(target="cuda:sm_90", measure=False, baselines=False, partition="off",
+                      cache_folder=tmp_path)  # fmt: skip
+    left_out = ("torch", "triton-product", "triton-attention", "triton-winograd")
+    return program_of("tiny_candy", options, left_out)
+
+
+def test_a_plan_with_engines_is_built_kept_and_run(program, tmp_path):
+    torch = pytest.importorskip("torch")
+    made, split = program
+    assert made.engines and made.engine_maker.startswith(f"TensorRT {fake_tensorrt.VERSION}, ")
+    write_program(made, tmp_path / "p.korch")
+    again = read_program(tmp_path / "p.korch")
+    assert replace(again, weights=made.weights) == made
+    inputs = random_inputs(split, np.random.default_rng(0))
+    expected = reference.run(split, inputs, exact=True)
+    found = issue_on_cpu(again, [torch.from_numpy(inputs[name]) for name, _ in split.inputs])
+    for (name, _), tensor in zip(split.outputs, found, strict=True):
+        error = np.abs(tensor.numpy().astype(np.float64) - expected[name]).max()
+        assert error <= 1e-4 * np.abs(expected[name]).max(), name
+
+
+class _Torch:
+    class cuda:  # noqa: N801
+        @staticmethod
+        def get_device_name(device):
+            return "another GPU"
+
+
+def test_engines_of_another_version_or_device_are_refused(program, monkeypatch):
+    made, _ = program
+    with pytest.raises(UnsupportedError) as caught:
+        open_engines(made, 90, _Torch)
+    assert str(caught.value) == (
+        f"the artifact: its engines are built by {made.engine_maker}; here is "
+        f"TensorRT {fake_tensorrt.VERSION}, another GPU, sm_90; expected the same version of "
+        "TensorRT and kind of device. Build the artifact here again"
+    )
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    engine._library.cache_clear()
+    with pytest.raises(UnsupportedError, match="here is no TensorRT"):
+        open_engines(made, 90, _Torch)
+    assert open_engines(replace(made, engines={}), 90, _Torch) == {}

@@ -1,0 +1,76 @@
+"""The measuring process of CUDA devices, as far as it runs without one."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from korch.measure.cuda import worker
+from korch.measure.record import Failed, Measured
+from korch.measure.session import run_jobs
+
+L2 = 50 << 20
+
+
+def job(weights, others):
+    return {
+        "buffers": [{"kind": "constant", "bytes": weights}, {"kind": "output", "bytes": others}]
+    }
+
+
+def test_copies_of_weights_are_twice_the_cache_together():
+    turns, copies = worker._turns(job(1 << 20, 1 << 20), L2)
+    assert turns * (1 << 20) >= 2 * L2 and copies == 1
+    assert worker._turns(job(200 << 20, 1 << 20), L2) == (1, 1)
+    assert worker._turns(job(1 << 10, 1 << 10), L2)[0] == worker.MOST_RUNS
+    network = {**job(1 << 10, 1 << 10), "network": {"known": [0]}}
+    assert worker._turns(network, L2)[0] == worker.MOST_ENGINES
+
+
+def test_what_does_not_fit_into_the_cache_takes_turns_too():
+    assert worker._turns(job(0, 40 << 20), L2) == (3, 3)
+    turns, copies = worker._turns(job(4 << 30, 1 << 30), L2)
+    assert copies == 3 and turns * (4 << 30) + copies * (1 << 30) <= worker.MOST_BYTES + (4 << 30)
+
+
+SERVE = """
+import json, os, sys
+
+def serve():
+    task = json.loads(sys.stdin.readline())
+    for number, job in enumerate(task["jobs"]):
+        print(json.dumps({"at": number}), flush=True)
+        if job == "bad":
+            print(json.dumps({"failed": [number, "failed", "an illegal address"]}), flush=True)
+            os._exit(1)
+        print(json.dumps({"sample": [number, 7]}), flush=True)
+    print(json.dumps({"done": True}), flush=True)
+"""
+
+
+def test_a_process_that_gives_up_after_a_failure_keeps_its_reason(tmp_path, monkeypatch):
+    (tmp_path / "serving.py").write_text(SERVE)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    found = run_jobs(["good", "bad", "good"], {}, "serving", 20.0)
+    assert found[1] == Failed("failed", "an illegal address")
+    assert all(isinstance(found[i], Measured) and found[i].time_ns == 7 for i in (0, 2))
+
+
+def test_switches_of_pytorch_are_put_back():
+    torch = pytest.importorskip("torch")
+    from korch.cuda.flags import library_flags, switches
+
+    def state():
+        return [getattr(holder, name) for holder, name, _ in switches(torch, True)]
+
+    before = state()
+    with library_flags(torch, True):
+        assert state() == [value for _, _, value in switches(torch, True)]
+        with library_flags(torch, False):
+            assert state() == [value for _, _, value in switches(torch, False)]
+    assert state() == before
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32
+    with pytest.raises(ZeroDivisionError), library_flags(torch, True):
+        raise ZeroDivisionError
+    assert state()[:3] == before[:3] and isinstance(torch.backends.cuda.matmul.allow_tf32, bool)

@@ -1,0 +1,326 @@
+"""Opaque operators as calls of PyTorch, on CPU tensors: against ONNX's cases and its reference."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import helper
+
+from korch.candidate.candidate import Refusal, make_group
+from korch.cuda.target import NOMINAL
+from korch.errors import KorchError
+from korch.fission import fission, fission_with_report
+from korch.frontend.onnx import load_model
+from korch.primitive import reference
+from korch.primitive.ops.opaque import onnx_type, opaque_model
+from korch.primitive.types import DType
+from korch.provider.torch_calls import TABLE
+from korch.provider.torch_opaque import TorchOpaqueProvider
+from korch.testing.node_cases import _arrays, _results, node_cases, with_constants
+from korch.testing.tolerance import assert_same
+
+PROVIDER = TorchOpaqueProvider()
+REFUSED = {
+    "Attention", "BatchNormalization", "CausalConvWithState", "DeformConv", "Dropout", "If",
+    "LinearAttention", "LpPool", "OptionalGetElement", "Resize", "RoiAlign", "Scan",
+    "TfIdfVectorizer", "Adagrad", "Adam", "Momentum", "ArrayFeatureExtractor", "Binarizer",
+    "TreeEnsemble",
+}  # fmt: skip
+"""Operators of ONNX's cases that are left to the host in every form."""
+
+SOME_FORMS = {
+    "Col2Im": {"test_col2im_5d"}, "LSTM": {"test_lstm_with_peepholes"},
+    "MaxPool": {"test_maxpool_with_argmax_2d_precomputed_strides"}, "TopK": {"test_top_k_uint64"},
+    "ReduceMax": {"test_reduce_max_empty_set_bool"}, "ReduceMin": set(),
+    "DFT": {"test_dft", "test_dft_axis", "test_dft_inverse", "test_dft_irfft_opset19"},
+}  # fmt: skip
+"""And those that are left to it in some; axes of DFT are inputs there that are known only later."""
+
+SIGNED = {np.uint16: np.int16, np.uint32: np.int32, np.uint64: np.int64, np.bool_: np.int8}
+
+
+def tensor(array: Any) -> Any:
+    """Return an array as calls see it on a device."""
+    dense = np.array(array, order="C")
+    if dense.dtype.name == "bfloat16":
+        return torch.from_numpy(dense.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(dense.view(SIGNED.get(dense.dtype.type, dense.dtype)))
+
+
+def run_call(group: Any, arrays: list[Any]) -> list[Any]:
+    """Return what a group's call gives, twice the same; it must not hand on its inputs' memory."""
+    (offer,) = PROVIDER.offer(group, NOMINAL[90])
+    (call,) = PROVIDER.build(group, offer, NOMINAL[90]).steps
+    names: dict[str, Any] = {}
+    exec(call.source, names)
+    tensors = [tensor(array) for array in arrays]
+    before = [t.clone() for t in tensors]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found, again = (names[call.symbol](torch, *tensors) for _ in range(2))
+    results = []
+    for result, same, type_ in zip(found, again, group.output_types, strict=True):
+        assert result.is_contiguous() and tuple(result.shape) == type_.shape
+        assert result.element_size() == type_.dtype.size_bytes
+        own = result.untyped_storage().data_ptr()
+        assert own == 0 or all(own != t.untyped_storage().data_ptr() for t in tensors)
+        flat = result.reshape(-1)
+        assert torch.equal(flat.view(torch.uint8), same.reshape(-1).view(torch.uint8))
+        wide = flat.view(torch.uint16) if type_.dtype is DType.BF16 else flat
+        results.append(wide.numpy().view(type_.dtype.numpy).reshape(type_.shape))
+    for t, old in zip(tensors, before, strict=True):
+        assert torch.equal(t.reshape(-1).view(torch.uint8), old.reshape(-1).view(torch.uint8))
+    return results
+
+
+def cases() -> dict[str, list[tuple[str, Any, list[Any], dict[str, Any]]]]:
+    """Return ONNX's cases that are one opaque operator, by it: name, group, inputs, outputs."""
+    found: dict[str, list[Any]] = {}
+    for case in node_cases():
+        inputs, expected = case.data_sets[0]
+        arrays = _arrays(inputs, [item.name for item in case.model.graph.input])
+        if arrays is None:
+            continue
+        try:
+            graph, report = fission_with_report(load_model(with_constants(case.model, arrays)))
+        except (KorchError, ValueError, TypeError):
+            continue
+        if not report.kept or {p.op for p in graph.primitives} != {"opaque"}:
+            continue
+        group = make_group(graph, range(len(graph.primitives)), [v for _, v in graph.outputs])
+        named = {value: name for name, value in graph.inputs}
+        given = [arrays[named[v]] if v in named else graph.constants[v].array for v in group.inputs]
+        outputs = [item.name for item in case.model.graph.output]
+        wanted = dict(zip(outputs, _results(expected), strict=True))
+        found.setdefault(report.kept[0].op_type, []).append(
+            (case.name, group, given, {name: wanted[name] for name, _ in graph.outputs})
+        )
+    return found
+
+
+CASES = cases()
+
+
+@pytest.mark.parametrize("operator", sorted(CASES))
+def test_the_standards_cases(operator):
+    left = set()
+    for name, group, arrays, expected in CASES[operator]:
+        if isinstance(PROVIDER.offer(group, NOMINAL[90]), Refusal):
+            left.add(name)
+            continue
+        for actual, (output, wanted) in zip(run_call(group, arrays), expected.items(), strict=True):
+            assert_same(actual, wanted, terms=64, name=f"{name}: {output}")
+    if operator in REFUSED:
+        assert len(left) == len(CASES[operator]) and operator not in TABLE
+    else:
+        assert left == SOME_FORMS.get(operator, set())
+
+
+def one(op: str, inputs: dict[str, Any], constants: dict[str, Any] | None = None, outputs: int = 1,
+        opset: int = 20, given: list[str] | None = None, **attributes: Any):  # fmt: skip
+    """Return the group of one operator."""
+    known = constants or {}
+    order = given if given is not None else [*inputs, *known]
+    node = helper.make_node(op, order, [f"y{i}" for i in range(outputs)], **attributes)
+    graph = helper.make_graph(
+        [node], "g",
+        [helper.make_tensor_value_info(n, onnx_type(DType.of(a.dtype)), a.shape)
+         for n, a in inputs.items()],
+        [helper.make_empty_tensor_value_info(f"y{i}") for i in range(outputs)],
+        [onnx.numpy_helper.from_array(a, n) for n, a in known.items()],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", opset)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    found = fission(load_model(onnx.shape_inference.infer_shapes(model).SerializeToString()))
+    assert all(p.op == "opaque" for p in found.primitives)
+    return make_group(found, range(len(found.primitives)), [v for _, v in found.outputs]), found
+
+
+def expected_of(graph: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Return the reference's results; those of ONNX Runtime where the reference is wrong."""
+    attributes = graph.primitives[0].attributes
+    if attributes.op_type not in ("GatherElements", "MaxPool"):
+        return reference.run(graph, inputs)
+    session = pytest.importorskip("onnxruntime").InferenceSession(
+        opaque_model(attributes).SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    found = session.run(None, {f"x{i}": a for i, a in enumerate(inputs.values())})
+    return dict(zip([name for name, _ in graph.outputs], found, strict=True))
+
+
+def agree(group: Any, graph: Any, inputs: dict[str, Any]) -> None:
+    """Compare a call with the reference."""
+    names = {value: name for name, value in graph.inputs}
+    arrays = [inputs[names[v]] if v in names else graph.constants[v].array for v in group.inputs]
+    expected = expected_of(graph, inputs)
+    for actual, (name, _) in zip(run_call(group, arrays), graph.outputs, strict=True):
+        assert_same(actual, expected[name], terms=1000, name=name)
+
+
+RNG = np.random.default_rng(0)
+
+
+def f(*shape: int) -> Any:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def ints(low: int, high: int, *shape: int, kind: Any = np.int64) -> Any:
+    return RNG.integers(low, high, shape).astype(kind)
+
+
+def special(*shape: int) -> Any:
+    array = f(*shape)
+    array.reshape(-1)[:4] = [np.nan, np.inf, -np.inf, -0.0]
+    return array
+
+
+FORMS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "gather rows": ("Gather", {"x": f(7, 5), "i": ints(-7, 7, 2, 3)}, {}),
+    "gather int32 along the last axis": ("Gather", {"x": f(3, 4, 9), "i": ints(-9, 9, 6,
+                                         kind=np.int32)}, {"axis": -1}),
+    "gather one": ("Gather", {"x": f(1, 5), "i": np.array(0)}, {}),
+    "gather none": ("Gather", {"x": f(4, 5), "i": ints(0, 4, 0, 3)}, {}),
+    "gather bool": ("Gather", {"x": f(6, 5) > 0, "i": ints(-6, 6, 4)}, {}),
+    "gather special": ("Gather", {"x": special(6, 5), "i": ints(-6, 6, 4)}, {}),
+    "gather elements": ("GatherElements", {"x": f(4, 6), "i": ints(-6, 6, 3, 5)}, {"axis": 1}),
+    "gather elements of one": ("GatherElements", {"x": f(1, 1), "i": ints(-1, 1, 1, 1)}, {}),
+    "gather tuples": ("GatherND", {"x": f(4, 5, 6), "i": ints(-4, 4, 3, 2, 2)}, {}),
+    "gather all": ("GatherND", {"x": f(4, 5), "i": ints(-4, 4, 7, 2)}, {}),
+    "gather tuples of batches": ("GatherND", {"x": f(2, 5, 6), "i": ints(-5, 5, 2, 3, 1)},
+                                 {"batch_dims": 1}),
+    "scatter tuples": ("ScatterND", {"x": f(6, 5), "i": np.array([[1], [-2]]), "u": f(2, 5)}, {}),
+    "scatter no tuples": ("ScatterND", {"x": f(6, 5), "i": ints(0, 1, 0, 1), "u": f(0, 5)}, {}),
+    "add tuples": ("ScatterND", {"x": f(4, 5), "i": ints(-4, 4, 9, 2), "u": f(9)},
+                   {"reduction": "add"}),
+    "largest of tuples": ("ScatterND", {"x": special(4, 5), "i": ints(-4, 4, 9, 2), "u": f(9)},
+                          {"reduction": "max"}),
+    "scatter elements": ("ScatterElements", {"x": f(4, 6), "i": np.array([[1, -1], [0, 3]]),
+                         "u": f(2, 2)}, {"axis": 1}),
+    "multiply elements": ("ScatterElements", {"x": f(4, 6), "i": ints(-4, 4, 3, 6), "u": f(3, 6)},
+                          {"reduction": "mul"}),
+    "last maximum": ("ArgMax", {"x": ints(0, 3, 4, 9).astype(np.float32)},
+                     {"axis": 1, "select_last_index": 1}),
+    "maximum of one": ("ArgMax", {"x": f(1, 1)}, {"axis": 0, "keepdims": 0}),
+    "maximum of NaN": ("ArgMax", {"x": special(3, 4)}, {"axis": 1}),
+    "minimum of ties": ("ArgMin", {"x": ints(0, 3, 4, 9).astype(np.float32)}, {"axis": 1}),
+    "hardmax of ties": ("Hardmax", {"x": ints(0, 3, 4, 9).astype(np.float32)}, {"axis": 0}),
+    "remainder": ("Mod", {"x": f(4, 6), "y": f(4, 6) + 3}, {}),
+    "grid": ("GridSample", {"x": f(2, 3, 5, 6), "g": f(2, 4, 3, 2)}, {"padding_mode": "border"}),
+    "grid of one": ("GridSample", {"x": f(1, 1, 1, 1), "g": f(1, 1, 1, 2)},
+                    {"padding_mode": "reflection", "mode": "nearest"}),
+    "volume": ("GridSample", {"x": f(1, 2, 3, 4, 5), "g": f(1, 2, 3, 4, 3)}, {}),
+    "determinant": ("Det", {"x": f(2, 4, 4)}, {}),
+    "three factors": ("Einsum", {"a": f(2, 3), "b": f(3, 4), "c": f(4, 5)},
+                      {"equation": "ij,jk,kl->il"}),
+    "ellipsis": ("Einsum", {"a": f(2, 3, 4), "b": f(2, 4, 5)}, {"equation": "...ij,...jk->...ik"}),
+    "same": ("Einsum", {"a": f(2, 3, 4)}, {"equation": "...i->...i"}),
+    "integers": ("MatMulInteger", {"a": ints(0, 256, 3, 700, kind=np.uint8),
+                 "b": ints(-128, 128, 700, 4, kind=np.int8)}, {}),
+    "whole image": ("ConvInteger", {"x": ints(0, 256, 1, 4, 6, 5, kind=np.uint8),
+                    "w": ints(0, 256, 6, 2, 3, 3, kind=np.uint8)},
+                    {"pads": [1, 0, 0, 2], "strides": [2, 1], "group": 2}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_forms(name):
+    op, inputs, attributes = FORMS[name]
+    group, graph = one(op, inputs, **attributes)
+    agree(group, graph, inputs)
+
+
+@pytest.mark.parametrize("kind", ["float16", "int64", "uint8"])
+def test_other_elements(kind):
+    x = {"x": RNG.integers(0, 9, (5, 6)).astype(kind), "i": ints(-6, 6, 5, 6)}
+    agree(*one("GatherElements", x, axis=1), x)
+    agree(*one("ArgMax", {"x": x["x"]}), {"x": x["x"]})
+
+
+def test_what_is_known_is_part_of_the_call():
+    """A small table is no input: it is made in the first run."""
+    inputs = {"i": ints(-3, 3, 2, 5)}
+    group, graph = one("Gather", inputs, {"x": f(3, 4)}, given=["x", "i"])
+    assert len(group.inputs) == 1
+    agree(group, graph, inputs)
+    hot = {"i": ints(-6, 6, 7)}
+    agree(*one("OneHot", hot, {"d": np.array(4), "v": np.array([0.5, 2], np.float32)}, axis=0), hot)
+
+
+def test_top_of_ties_and_of_nothing():
+    for x, count in ((ints(0, 3, 4, 9).astype(np.float32), 5), (f(3, 4), 0), (f(1, 1), 1)):
+        for largest in (0, 1):
+            inputs = {"x": x}
+            group, graph = one("TopK", inputs, {"k": np.array([count])}, 2, axis=1, largest=largest)
+            agree(group, graph, inputs)
+
+
+def test_positions_of_maxima():
+    for x, more in ((f(2, 3, 7, 8), {"kernel_shape": [3, 3], "strides": [2, 2],
+                                      "pads": [1, 1, 1, 1]}),
+                    (f(1, 2, 9), {"kernel_shape": [2]})):  # fmt: skip
+        agree(*one("MaxPool", {"x": x}, outputs=2, **more), {"x": x})
+
+
+def test_spectra():
+    x = f(2, 12, 1)
+    for known, more in (({}, {}), ({"n": np.array(8)}, {"onesided": 1}), ({}, {"inverse": 1})):
+        given = ["x", *known]
+        agree(*one("DFT", {"x": x}, known, given=given, **more), {"x": x})
+    signal = f(2, 64, 1)
+    window = np.hanning(16).astype(np.float32)
+    known = {"s": np.array(8), "w": window, "n": np.array(16)}
+    agree(*one("STFT", {"x": signal}, known, opset=17, onesided=0), {"x": signal})
+
+
+@pytest.mark.parametrize("way", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("operator", ["LSTM", "GRU", "RNN", "other GRU"])
+@pytest.mark.parametrize("layout", [0, 1])
+def test_recurrences(operator, way, layout):
+    op = operator.split()[-1]
+    gates, ways = {"LSTM": 4, "GRU": 3, "RNN": 1}[op], 2 if way == "bidirectional" else 1
+    steps, batch, width, hidden = 5, 2, 3, 4
+    x = f(batch, steps, width) if layout else f(steps, batch, width)
+    inputs = {"x": x, "w": f(ways, gates * hidden, width), "r": f(ways, gates * hidden, hidden),
+              "b": f(ways, 2 * gates * hidden),
+              "h": f(batch, ways, hidden) if layout else f(ways, batch, hidden)}  # fmt: skip
+    more = {"linear_before_reset": 1} if operator == "GRU" else {}
+    outputs = 3 if op == "LSTM" else 2
+    group, _ = one(op, inputs, outputs=outputs, given=["x", "w", "r", "b", "", "h"],
+                       hidden_size=hidden, direction=way, layout=layout, **more)  # fmt: skip
+    model = helper.make_model(
+        helper.make_graph(
+            [helper.make_node(op, ["x", "w", "r", "b", "", "h"],
+                              [f"y{i}" for i in range(outputs)], hidden_size=hidden, direction=way,
+                              layout=0, **more)],
+            "g",
+            [helper.make_tensor_value_info(n, 1, (a.swapaxes(0, 1) if layout and n in "xh" else a
+                                                  ).shape) for n, a in inputs.items()],
+            [helper.make_empty_tensor_value_info(f"y{i}") for i in range(outputs)],
+        ),
+        opset_imports=[helper.make_opsetid("", 20)], ir_version=9,
+    )  # fmt: skip
+    ort = pytest.importorskip("onnxruntime")  # ONNX's reference knows no second direction
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    first = {n: a.swapaxes(0, 1) if layout and n in "xh" else a for n, a in inputs.items()}
+    y, *last = session.run(None, {n: np.ascontiguousarray(a) for n, a in first.items()})
+    if layout:
+        y, last = y.transpose(2, 0, 1, 3), [state.swapaxes(0, 1) for state in last]
+    for actual, wanted in zip(run_call(group, list(inputs.values())), [y, *last], strict=True):
+        assert_same(actual, wanted, terms=100, name=operator)
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "more"),
+    [("ArgMax", {"x": ints(0, 9, 3, 4, kind=np.uint32)}, {}),
+     ("GridSample", {"x": f(1, 2, 3, 4, 5), "g": f(1, 2, 3, 4, 3)}, {"mode": "cubic"}),
+     ("MaxPool", {"x": f(1, 2, 8, 8)}, {"kernel_shape": [3, 3], "pads": [1, 0, 1, 1]})],
+)  # fmt: skip
+def test_forms_that_pytorch_does_not_have_are_refused(op, inputs, more):
+    group, _ = one(op, inputs, outputs=2 if op == "MaxPool" else 1, **more)
+    found = PROVIDER.offer(group, NOMINAL[90])
+    assert isinstance(found, Refusal) and op in found.reason
