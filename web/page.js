@@ -72,6 +72,11 @@ function facts() {
     byId("rules").append(table(["rule", "alternatives added", "kernels that use it", "saves"],
       data.rules.map((rule) => [rule.name, rule.fired, rule.kernels, rule.saves])));
   }
+  byId("outputs").hidden = byId("outputs-title").hidden = !data.outputs.length;
+  if (data.outputs.length) {
+    byId("outputs").append(table(["output", "largest error / largest element",
+      "largest error / RMS", "RMS of the errors / RMS", "the model as given: largest / largest"], data.outputs));
+  }
   byId("peers").hidden = !data.peers.length;
   if (data.peers.length) {
     byId("peers").append(table(["engine", "median", "10–90 %", "times Korch's"],

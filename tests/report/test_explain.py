@@ -147,3 +147,20 @@ def test_the_summary_says_for_which_plans_a_bound_in_segments_holds() -> None:
     assert summary({"artifact": "a.korch", **REPORT, "partition": None}) == summary(
         {"artifact": "a.korch", **REPORT}
     )
+
+
+def test_errors_are_told_by_output_the_worst_first() -> None:
+    def row(output: str, error: float) -> dict[str, Any]:
+        return {"output": output, "of_largest": error, "of_rms": 2 * error, "rms": error / 2,
+                "given": {"of_largest": 1e-7, "of_rms": 1e-7, "rms": 1e-7}}  # fmt: skip
+
+    report = {**REPORT, "output_errors": [row("a", 1e-6), row("boxes", 1e-5)]}
+    lines = summary({"artifact": "a.korch", **report}).splitlines()
+    (at,) = (i for i, line in enumerate(lines) if "RMS of all errors, of the RMS:" in line)
+    assert [line.split() for line in lines[at + 1 : at + 3]] == [
+        ["boxes", "1.0e-05", "2.0e-05", "5.0e-06"], ["a", "1.0e-06", "2.0e-06", "5.0e-07"],
+    ]  # fmt: skip
+    report["output_errors"] = [row(f"y{i}", 1e-6) for i in range(10)] + [row("lost", float("inf"))]
+    text = summary({"artifact": "a.korch", **report})
+    assert "lost                                  inf" in text
+    assert "and 3 outputs with smaller errors" in text

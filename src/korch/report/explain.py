@@ -14,6 +14,9 @@ from typing import Any
 from korch.equivalence.rule import rule_of
 from korch.runtime.record import PlanRecord, PortRecord, StepRecord
 
+MOST_OUTPUTS = 8
+"""Of a model with more, the outputs with the largest errors are told in the terminal."""
+
 _OPTIMAL = "optimal"  # the name of the search's own plan in the contest
 
 
@@ -92,6 +95,8 @@ def quality(report: Mapping[str, Any]) -> list[str]:
             f"       {report['rms_error']:.1e} of the outputs' root mean square; the model as "
             f"given has {report['given_rms_error']:.1e}"
         )
+    if report.get("output_errors"):
+        lines.append(_outputs(output_rows(report)))
     if "given_flop" in report:
         given, done = report["given_flop"], report["flop"]
         lines.append(
@@ -99,6 +104,30 @@ def quality(report: Mapping[str, Any]) -> list[str]:
             f"({given / max(1, done):.2f}x fewer)"
         )
     return lines
+
+
+def output_rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return, per output, the worst first: name, errors, and the error of the model as given.
+
+    The errors are the largest one relative to the largest element, the same relative to the root
+    of the mean square, and the root of the mean square of all, relative to the latter.
+    """
+    rows = sorted(report.get("output_errors", ()), key=lambda row: -float(row["of_largest"]))
+    return [
+        (row["output"], *(f"{float(row[key]):.1e}" for key in ("of_largest", "of_rms", "rms")),
+         f"{float(row['given']['of_largest']):.1e}")
+        for row in rows
+    ]  # fmt: skip
+
+
+def _outputs(rows: Sequence[Sequence[str]]) -> str:
+    lines = ["       largest error, of the largest element and of the RMS; RMS of all errors, of "
+             "the RMS:"]  # fmt: skip
+    for name, of_largest, of_rms, rms, _ in rows[:MOST_OUTPUTS]:
+        lines.append(f"       {_cut(name, 30):32}{of_largest:>9}{of_rms:>9}{rms:>9}")
+    if len(rows) > MOST_OUTPUTS:
+        lines.append(f"       and {len(rows) - MOST_OUTPUTS} outputs with smaller errors")
+    return "\n".join(lines)
 
 
 def _contest(report: Mapping[str, Any]) -> str:

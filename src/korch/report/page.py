@@ -18,7 +18,7 @@ from korch.candidate.layout import Layout
 from korch.equivalence.rule import rule_of
 from korch.errors import UnsupportedError
 from korch.primitive.types import ValueType
-from korch.report.explain import operations, rule_rows, summary
+from korch.report.explain import operations, output_rows, rule_rows, summary
 from korch.runtime.record import PlanRecord, PortRecord, StepRecord
 
 LONGEST_SOURCE = 200_000
@@ -90,7 +90,7 @@ def page_data(
             "operators": _operator_graph(plan, report),
         },
         "roof": _roof(plan, report), "memory": _live_bytes(plan), "arena_bytes": plan.arena_bytes,
-        "rounds": list(report.get("rounds", ())),
+        "rounds": list(report.get("rounds", ())), "outputs": output_rows(report),
     }  # fmt: skip
 
 
