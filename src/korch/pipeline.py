@@ -38,6 +38,7 @@ from korch.orchestrate.lazy import Round
 from korch.orchestrate.problem import Status
 from korch.orchestrate.savings import rule_savings
 from korch.orchestrate.segments import Outcome, search_segments
+from korch.orchestrate.story import moving
 from korch.partition.block import Partition, find_blocks
 from korch.partition.join import Joined, join, with_constants_of
 from korch.partition.segment import split_segments, whole_segment
@@ -253,7 +254,8 @@ def _search(run: Run, partition: Partition, joined: Joined, tasks: Sequence[Task
     solved = search_whole(tasks[0], meter, run.options, run.deadline, partial(tell, 0))
     savings = rule_savings(tasks[0].block.graph, tasks[0].candidates, solved.found.steps, meter,
                            run.options, deadline=run.deadline)  # fmt: skip
-    return Outcome(dict(solved.plans), solved.found, savings=savings)
+    return Outcome(dict(solved.plans), solved.found, savings=savings,
+                   is_recalled=solved.is_recalled)  # fmt: skip
 
 
 def _tell(run: Run, tasks: Sequence[Task], b: int, entry: Round) -> None:
@@ -318,7 +320,8 @@ def _report(run: Run, partition: Partition, tasks: Sequence[Task], outcome: Outc
             rule: None if saved_ns is None else saved_ns / 1e6
             for rule, saved_ns in outcome.savings.items()
         },
-        "rounds": [asdict(entry) for entry in found.rounds],
+        "rounds": [asdict(entry) for entry in moving(found.rounds)],
+        "recalled": outcome.is_recalled,
         "stopped_by_budget": found.stopped_by_budget,
         "stages_s": run.stage_seconds,
         "operators": run.operators,

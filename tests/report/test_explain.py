@@ -164,3 +164,17 @@ def test_errors_are_told_by_output_the_worst_first() -> None:
     text = summary({"artifact": "a.korch", **report})
     assert "lost                                  inf" in text
     assert "and 3 outputs with smaller errors" in text
+
+
+def test_the_story_of_a_search_has_its_first_and_its_last_round(plan: PlanRecord) -> None:
+    rounds = [
+        {"bound_ns": 1000 * i, "incumbent_ns": 200_000 if i else None, "measured": 10 * i,
+         "seconds": float(i)} for i in range(101)
+    ]  # fmt: skip
+    text = explain(plan, {**REPORT, "rounds": rounds, "recalled": True})
+    story = text.partition("the search over time, in the run that did it:\n")[2].split("\n\n")[0]
+    head, *rows = (line.split() for line in story.splitlines())
+    assert head[0] == "seconds" and len(rows) == 8
+    assert rows[0] == ["0.0", "0.0000", "ms", "-", "-", "0"]
+    assert rows[-1] == ["100.0", "0.1000", "ms", "0.2000", "ms", "50.0", "%", "1000"]
+    assert "over time" not in explain(plan, {**REPORT, "rounds": rounds[:1]})

@@ -19,6 +19,7 @@ from korch.orchestrate.blocks import BlockSearch, Task, Tell
 from korch.orchestrate.lazy import Orchestration, Round
 from korch.orchestrate.problem import Certificate, Status
 from korch.orchestrate.savings import Savings, add_savings
+from korch.orchestrate.story import Story, moving
 from korch.partition.block import Partition
 from korch.partition.join import Joined
 
@@ -35,12 +36,14 @@ class Outcome:
         found: the result of the search.
         partition: what the report says of segments; None if the model is one.
         savings: what each rule saves.
+        is_recalled: whether the model is one segment whose search an earlier run did.
     """
 
     plans: dict[str, tuple[Candidate, ...]]
     found: Orchestration
     partition: dict[str, Any] | None = None
     savings: Savings = field(default_factory=dict)
+    is_recalled: bool = False
 
 
 def search_segments(
@@ -61,10 +64,17 @@ def search_segments(
     Raises:
         InfeasibleError: a block has no plan.
     """
-    search = BlockSearch(tasks, meter, options, deadline, tell)
     assembly = Assembly(partition, joined, tasks, meter, options)
+    story = Story(Counter(b for b, _ in _uses(assembly, assembly.plain_choice()).elements()))
+    search = BlockSearch(tasks, meter, options, deadline, tell, story)
+
+    def choose() -> Choice:
+        chosen = assembly.choose(search.found)
+        story.chose(_uses(assembly, chosen), search.found, chosen.objective_ns, chosen.bound_ns)
+        return chosen
+
     search.survey()
-    choice = assembly.choose(search.found)
+    choice = choose()
     finished: set[tuple[int, int]] = set()
     for _ in range(CHOICES):
         used = _uses(assembly, choice)
@@ -74,7 +84,7 @@ def search_segments(
         search.finish(todo)
         finished |= todo.keys()
         search.tighten()
-        choice = assembly.choose(search.found)
+        choice = choose()
     plans = {"optimal": assembly.steps(choice, lambda b, j: search.found[b, j].steps)}
     plans |= _baselines(assembly, search)
     found = _result(search, choice, tasks, sum(meter.cost_ns(c)[0] for c in plans["optimal"]))
@@ -120,12 +130,12 @@ def _result(
         is_measured=all(f.certificate.is_measured for f in best),
         seconds=sum(f.certificate.seconds for f in found),
     )
-    rounds = [entry for f in found for entry in f.rounds]
-    end = Round(bound_ns, objective_ns, sum(f.distinct_measured for f in best),
-                sum(entry.seconds for entry in rounds))  # fmt: skip
+    measured = sum(f.distinct_measured for f in best)
+    end = Round(bound_ns, objective_ns, measured, search.story.seconds)
     return Orchestration(
-        steps=(), certificate=certificate, costs_ns=(), rounds=(end,), measured=end.measured,
-        distinct_measured=end.measured, failed=sum(f.failed for f in best),
+        steps=(), certificate=certificate, costs_ns=(),
+        rounds=moving([*search.story.rounds, end]), measured=measured, distinct_measured=measured,
+        failed=sum(f.failed for f in best),
         stopped_by_budget=any(f.stopped_by_budget for f in found),
     )  # fmt: skip
 
@@ -151,6 +161,7 @@ def _describe(
                 for j, interface in enumerate(task.interfaces)
                 if (one := search.found.get((b, j))) is not None
             ],
+            "searches": search.story.of_block(b),
         }
         for b, task in enumerate(tasks)
     ]

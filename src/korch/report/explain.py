@@ -17,6 +17,9 @@ from korch.runtime.record import PlanRecord, PortRecord, StepRecord
 MOST_OUTPUTS = 8
 """Of a model with more, the outputs with the largest errors are told in the terminal."""
 
+MOST_ROUNDS = 8
+"""So many rounds of the search are told in the terminal, from the first one to the last."""
+
 _OPTIMAL = "optimal"  # the name of the search's own plan in the contest
 
 
@@ -64,7 +67,8 @@ def explain(plan: PlanRecord, report: Mapping[str, Any]) -> str:
         plan: the kernels in order.
         report: how the plan was found; it may be empty.
     """
-    parts = [_head(plan, report), _contest(report), _rules(plan, report), _kernels(plan)]
+    parts = [_head(plan, report), _story(report), _contest(report), _rules(plan, report),
+             _kernels(plan)]  # fmt: skip
     return "\n\n".join(part for part in parts if part)
 
 
@@ -127,6 +131,29 @@ def _outputs(rows: Sequence[Sequence[str]]) -> str:
         lines.append(f"       {_cut(name, 30):32}{of_largest:>9}{of_rms:>9}{rms:>9}")
     if len(rows) > MOST_OUTPUTS:
         lines.append(f"       and {len(rows) - MOST_OUTPUTS} outputs with smaller errors")
+    return "\n".join(lines)
+
+
+def _story(report: Mapping[str, Any]) -> str:
+    """Return the bound and the best plan over the seconds of the search, a few rounds of it."""
+    rounds = report.get("rounds", ())
+    if len(rounds) < 2:
+        return ""
+    count = min(len(rounds), MOST_ROUNDS)
+    picked = [rounds[round(i * (len(rounds) - 1) / (count - 1))] for i in range(count)]
+    lines = [
+        "the search over time" + (", in the run that did it" if report.get("recalled") else "")
+        + ":",
+        f"  {'seconds':>9}{'no plan below':>16}{'best plan':>14}{'gap':>9}{'measured':>10}",
+    ]  # fmt: skip
+    for entry in picked:
+        best_ns, bound_ns = entry["incumbent_ns"], entry["bound_ns"]
+        best, gap = "-", "-"
+        if best_ns is not None:
+            best = _milliseconds(best_ns / 1e6)
+            gap = f"{100 * (best_ns - bound_ns) / (best_ns or 1):.1f} %"
+        lines.append(f"  {entry['seconds']:>9.1f}{_milliseconds(bound_ns / 1e6):>16}{best:>14}"
+                     f"{gap:>9}{entry['measured']:>10}")  # fmt: skip
     return "\n".join(lines)
 
 
