@@ -33,6 +33,7 @@ from korch.orchestrate.instance import (
 from korch.orchestrate.lazy import LazyLoop, Orchestration, Round
 from korch.orchestrate.problem import Status
 from korch.orchestrate.recall import Solved, keep_solved, recall_solved
+from korch.orchestrate.regroup import Groupings, regroup
 from korch.orchestrate.savings import Savings, rule_savings
 from korch.orchestrate.story import Story
 from korch.partition.block import Block, Partition
@@ -291,6 +292,14 @@ class BlockSearch:
             task.block.graph, task.candidates, self.found[b, j].steps, self.meter, self.options,
             task.interfaces[j], self.deadline,
         )  # fmt: skip
+
+    def groupings(
+        self, b: int, j: int, steps: Sequence[Candidate], deadline: Deadline
+    ) -> Groupings:
+        """Return other groupings of the kernels of a block's plan."""
+        task = self.tasks[b]
+        return regroup(task.block.graph, task.candidates, steps, self.meter.cost_ns, self.options,
+                       task.interfaces[j], deadline)  # fmt: skip
 
     def _recalled(self, b: int, j: int, what: str) -> Orchestration | None:
         tag = self._tag(b, j, what)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from korch.candidate.candidate import Candidate
@@ -52,7 +52,7 @@ class Solved:
 
     found: Orchestration
     plans: Mapping[str, tuple[Candidate, ...]]
-    is_recalled: bool = False
+    is_recalled: bool = field(default=False, compare=False)
 
 
 def instance_key(candidates: Sequence[Candidate], options: Options, tag: str = "") -> str:

@@ -6,7 +6,7 @@ Survey all blocks in all interfaces; choose; search what was chosen to the end; 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,10 +18,17 @@ from korch.orchestrate.assemble import Assembly, Choice
 from korch.orchestrate.blocks import BlockSearch, Task, Tell
 from korch.orchestrate.lazy import Orchestration, Round
 from korch.orchestrate.problem import Certificate, Status
+from korch.orchestrate.regroup import Grouping, Groupings
 from korch.orchestrate.savings import Savings, add_savings
 from korch.orchestrate.story import Story, moving
 from korch.partition.block import Partition
 from korch.partition.join import Joined
+
+Steps = Mapping[tuple[int, int], tuple[Candidate, ...]]
+"""What each block runs in an interface."""
+
+REGROUP_SECONDS = 5.0
+"""Longest for other groupings of the plans' kernels, beyond a budget, too."""
 
 CHOICES = 3
 """Most times that segments choose their interfaces anew."""
@@ -37,6 +44,7 @@ class Outcome:
         partition: what the report says of segments; None if the model is one.
         savings: what each rule saves.
         is_recalled: whether the model is one segment whose search an earlier run did.
+        groupings: per plan and kernel, other groupings.
     """
 
     plans: dict[str, tuple[Candidate, ...]]
@@ -44,6 +52,7 @@ class Outcome:
     partition: dict[str, Any] | None = None
     savings: Savings = field(default_factory=dict)
     is_recalled: bool = False
+    groupings: dict[str, Groupings] = field(default_factory=dict)
 
 
 def search_segments(
@@ -85,12 +94,48 @@ def search_segments(
         finished |= todo.keys()
         search.tighten()
         choice = choose()
-    plans = {"optimal": assembly.steps(choice, lambda b, j: search.found[b, j].steps)}
-    plans |= _baselines(assembly, search)
+    best: Steps = {key: one.steps for key, one in search.found.items()}
+    made = {"optimal": (choice, best)}
+    made |= _baselines(assembly, search)
+    plans = {
+        name: assembly.steps(chosen, lambda b, j, of=of: of[b, j])  # type: ignore[misc]
+        for name, (chosen, of) in made.items()
+    }
     found = _result(search, choice, tasks, sum(meter.cost_ns(c)[0] for c in plans["optimal"]))
     uses = _uses(assembly, choice)
     savings = add_savings([(search.savings(b, j), count) for (b, j), count in uses.items()])
-    return Outcome(plans, found, _describe(partition, tasks, search, choice, uses), savings)
+    described = _describe(partition, tasks, search, choice, uses)
+    end = deadline.grace(REGROUP_SECONDS)
+    groupings = {
+        name: _groupings(assembly, search, chosen, of, plans[name], end)
+        for name, (chosen, of) in made.items()
+        if options.measure
+    }
+    return Outcome(plans, found, described, savings, groupings=groupings)
+
+
+def _groupings(
+    assembly: Assembly, search: BlockSearch, choice: Choice, of_block: Steps,
+    whole: Sequence[Candidate], deadline: Deadline,
+) -> Groupings:  # fmt: skip
+    """Return the other groupings of a plan's kernels within their segments."""
+    place = {_identity(step): n for n, step in enumerate(whole)}
+    known = {key: search.groupings(*key, of_block[key], deadline)
+             for key in _uses(assembly, choice)}  # fmt: skip
+    found: list[tuple[Grouping, ...]] = [()] * len(whole)
+    for i, j in enumerate(choice.interfaces):
+        if j < 0:
+            continue
+        key = assembly.block_of[i], j
+        at = [place.get(_identity(assembly.joined.place(i, c))) for c in of_block[key]]
+        for n, rows in zip(at, known[key], strict=True):
+            if n is not None:
+                found[n] = tuple(filter(None, (row.moved(at) for row in rows)))
+    return tuple(found)
+
+
+def _identity(step: Candidate) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    return step.key, step.group.primitives, step.group.outputs
 
 
 def _uses(assembly: Assembly, choice: Choice) -> Counter[tuple[int, int]]:
@@ -98,16 +143,12 @@ def _uses(assembly: Assembly, choice: Choice) -> Counter[tuple[int, int]]:
     return Counter((assembly.block_of[i], j) for i, j in enumerate(choice.interfaces) if j >= 0)
 
 
-def _baselines(assembly: Assembly, search: BlockSearch) -> dict[str, tuple[Candidate, ...]]:
-    """Return the plans that all blocks have, put together."""
+def _baselines(assembly: Assembly, search: BlockSearch) -> dict[str, tuple[Choice, Steps]]:
+    """Return the plans that all blocks have, as a choice and what each block runs."""
     choice = assembly.plain_choice()
-    of_block = {b: search.baselines(b) for b, _ in _uses(assembly, choice)}
+    of_block = {key: search.baselines(key[0]) for key in _uses(assembly, choice)}
     names = [n for n in next(iter(of_block.values()), {}) if all(n in p for p in of_block.values())]
-
-    def whole(name: str) -> tuple[Candidate, ...]:
-        return assembly.steps(choice, lambda b, _: of_block[b][name])
-
-    return {name: whole(name) for name in names}
+    return {n: (choice, {key: plans[n] for key, plans in of_block.items()}) for n in names}
 
 
 def _result(

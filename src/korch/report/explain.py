@@ -257,7 +257,12 @@ def _kernels(plan: PlanRecord) -> str:
 
 def operations(step: StepRecord) -> str:
     """Return the names of what a kernel computes, in order, equal neighbours counted."""
-    names = re.findall(r"^%\d+: \S+ = (\w+)\(", step.primitives, re.MULTILINE)
+    return operations_of(step.primitives)
+
+
+def operations_of(primitives: str) -> str:
+    """Return the same for a kernel's primitives as text."""
+    names = re.findall(r"^%\d+: \S+ = (\w+)\(", primitives, re.MULTILINE)
     names = [name for name in names if name != "broadcast"] or names
     if not names:
         return "layout change"
