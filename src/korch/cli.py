@@ -121,6 +121,9 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("other", type=Path, nargs="?", metavar="OTHER.korch",
                          help="show what differs in this plan")  # fmt: skip
     explain.add_argument("--json", action="store_true", help="print the plan as JSON")
+    explain.add_argument("--kernel", type=int, metavar="NUMBER",
+                         help="show one kernel: why it takes as long, and what lost against it"
+                         )  # fmt: skip
     explain.add_argument("--html", type=Path, metavar="report.html",
                          help="write a page with graph, roofline, timeline, sources")  # fmt: skip
     explain.add_argument("--peers", type=Path, metavar="bench.json",
@@ -414,6 +417,7 @@ def _explain(parsed: argparse.Namespace) -> int:
     from korch.api import load
     from korch.report.diff import differences
     from korch.report.explain import describe, explain
+    from korch.report.kernel import kernel_text
     from korch.runtime.record import to_json
 
     for output in filter(None, [parsed.html, parsed.onnx]):
@@ -435,6 +439,8 @@ def _explain(parsed: argparse.Namespace) -> int:
         print(to_json(report) if parsed.json else describe(report))
     elif parsed.json:
         print(executable.plan.to_json(), end="")
+    elif parsed.kernel is not None:
+        print(kernel_text(executable.plan, executable.report, parsed.kernel))
     else:
         print(explain(executable.plan, executable.report))
     return 0

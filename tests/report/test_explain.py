@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from korch.report.explain import explain, operations, summary
+from korch.report.explain import explain, summary
+from korch.report.kernel import operations
 from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
 
 NORM = """graph(%0 "i0": f32[2,8]) -> (%4 "o0")
@@ -74,6 +75,11 @@ operations: 5.0MFLOP as given, 2.5MFLOP in the plan (2.00x fewer)
 seconds: frontend 0.0, orchestrate 2.0
 limits that bound the candidates: max_outputs
 
+the slowest kernels, and why (more: korch explain --kernel NUMBER):
+  #0   9.0 us, 90 % of the time: generated reduce_sum sub x2; at 33 % of its bound: its bound does \
+not explain its time
+  #1   ≥1.0 us, 10 % of the time: onnxruntime matmul; not measured: its bound stands for its time
+
 whole plans, timed in turn (* is kept):
   plan           kernels   predicted      median         p10         p90     error
   optimal              1   0.0120 ms    1.750 ms    1.500 ms    2.000 ms   2.0e-07
@@ -100,7 +106,7 @@ def test_the_whole_text(plan: PlanRecord) -> None:
 
 def test_without_a_report_only_the_kernels_are_told(plan: PlanRecord) -> None:
     text = explain(replace(plan, model=ModelRecord(), threads=1), {})
-    assert text.startswith("a model on A CPU, avx2, 1 thread\n\nequivalences: ")
+    assert text.startswith("a model on A CPU, avx2, 1 thread\n\nthe slowest kernels")
     assert "whole plans" not in text and "search:" not in text
 
 

@@ -27,7 +27,8 @@ SECOND = """graph(%0 "i0": f32[2,8], %1 "i1": f32[8,8]) -> (%3 "o0")
 REPORT: dict[str, Any] = {
     "operators": [["Exp a", ["x"], ["y"]], ["MatMul b", ["y", "w"], ["z"]], ["Tanh c", ["z"],
                                                                            ["out"]]],
-    "machine": {"levels": [{"read_bytes_per_s": 1e10, "write_bytes_per_s": 1e10}],
+    "machine": {"levels": [{"limit_bytes": 0, "read_bytes_per_s": 1e10,
+                            "write_bytes_per_s": 1e10}],
                 "rate_flop_per_s": 2e11},
     "rivals": {"c2": [{"provider": "onednn", "variant": "", "layouts": "(ab) -> (ab)",
                        "cost_ns": 6000, "is_measured": True, "failure": ""},
@@ -35,6 +36,14 @@ REPORT: dict[str, Any] = {
                        "is_measured": False, "failure": "crashed: </script>"}]},
     "rules": {"rules": [{"name": "low-rank", "fired": 3}]}, "max_error": 2e-7,
     "contest": [],
+    "groupings": [[], [{"kernels": [{"provider": "generated", "operations": "exp matmul"},
+                                    {"provider": "gemm", "operations": "tanh"}],
+                        "instead": [0, 1], "cost_ns": 6000, "instead_ns": 4000}]],
+    "rounds": [{"bound_ns": 1, "incumbent_ns": None, "measured": 2, "seconds": 0.5}],
+    "partition": {"blocks": [{"instances": [0, 3], "searches": [
+        {"interface": 1, "what": "end", "began_s": 1.5, "recalled": True, "layouts": "%1:acdb",
+         "rounds": [{"bound_ns": 1, "incumbent_ns": 2, "measured": 2, "seconds": 0.5}]},
+    ]}]},
 }  # fmt: skip
 
 
@@ -70,8 +79,18 @@ def test_the_data_of_a_plan(plan: PlanRecord) -> None:
     assert [k["us"] for k in kernels] == [1.0, 3.0] and [k["run_us"] for k in kernels] == [1.1, 2.9]
     assert kernels[1]["rules"] == ["low-rank"] and kernels[1]["origins"] == ["MatMul b", "Tanh c"]
     assert kernels[1]["rivals"][0] == {
-        "what": "onednn (ab) -> (ab)", "cost": "6.0 µs", "more": "2.00x",
+        "what": "onednn (ab) -> (ab)", "cost": "6.0 us", "more": "+100.0 %",
     }  # fmt: skip
+    assert kernels[1]["groupings"] == [
+        {"what": "generated: exp matmul | gemm: tanh", "instead": "#0, #1",
+         "cost": "6.0 us instead of 4.0 us", "more": "+50.0 %"}
+    ]  # fmt: skip
+    assert kernels[0]["groupings"] == []
+    assert [number for number, _ in data["slowest"]] == [1, 0]
+    assert [story["name"] for story in data["stories"]] == [
+        "the whole model", "block 1 (x 2), end: %1:acdb",
+    ]  # fmt: skip
+    assert data["stories"][1]["note"].startswith("recalled from an earlier run 1.5 s")
     assert data["sources"] == {"k1": "int x;", "k2": ""}
     assert graphs["kernels"]["edges"] == [("k0", "k1")]
     nodes = {n["id"]: n for n in graphs["primitives"]["nodes"]}

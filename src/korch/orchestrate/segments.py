@@ -202,7 +202,10 @@ def _describe(
                 for j, interface in enumerate(task.interfaces)
                 if (one := search.found.get((b, j))) is not None
             ],
-            "searches": search.story.of_block(b),
+            "searches": [
+                {**one, "layouts": str(task.interfaces[one["interface"]]) or "plain"}
+                for one in search.story.of_block(b)
+            ],
         }
         for b, task in enumerate(tasks)
     ]

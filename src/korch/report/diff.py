@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from korch.report.explain import operations
+from korch.report.kernel import operations
 from korch.runtime.record import PlanRecord, StepRecord
 
 NOTICEABLE = 0.05

@@ -36,7 +36,7 @@ from korch.primitive.ops.reduce import BroadcastAttributes, PoolAttributes, Redu
 from korch.primitive.ops.winograd import TRANSFORMS, WinogradAttributes, tile_counts
 from korch.primitive.text import parse_graph
 from korch.primitive.types import DType, ValueType
-from korch.report.explain import operations
+from korch.report.kernel import operations
 from korch.runtime.record import PlanRecord, PortRecord, StepRecord
 
 OPSET = 20

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from korch.report.explain import operations
+from korch.report.kernel import operations
 from korch.runtime.executable import Executable
 
 

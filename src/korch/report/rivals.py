@@ -12,7 +12,7 @@ from korch.candidate.candidate import Candidate
 from korch.measure.meter import AnyMeter
 from korch.measure.record import Failed, Measured
 from korch.orchestrate.regroup import Groupings
-from korch.report.explain import operations_of
+from korch.report.kernel import operations_of
 
 MOST_RIVALS = 6
 """Of each kernel: the cheapest."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from korch.report.explain import operations
+from korch.report.kernel import operations
 from korch.report.profile import Profile
 from korch.runtime.record import PlanRecord
 
