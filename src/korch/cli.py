@@ -141,7 +141,10 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--seed", type=int, default=0, help="of the random inputs")
     profile.add_argument("--json", action="store_true", help="print all kernels as JSON")
     profile.add_argument("--trace", type=Path, metavar="trace.json",
-                         help="write one run as a trace that Perfetto and Chrome show")  # fmt: skip
+                         help="write one run as a trace that Perfetto and Chrome show, with a row "
+                         "for each thread")  # fmt: skip
+    profile.add_argument("--threads", action="store_true",
+                         help="show how evenly the threads of each kernel work")  # fmt: skip
     profile.set_defaults(command=_profile)
 
     for name, text in _STAGES.items():
@@ -379,6 +382,8 @@ def _bench(parsed: argparse.Namespace) -> int:
 
 
 def _profile(parsed: argparse.Namespace) -> int:
+    from dataclasses import replace
+
     from korch.api import load
     from korch.errors import OptionError
     from korch.report.trace import trace
@@ -397,10 +402,27 @@ def _profile(parsed: argparse.Namespace) -> int:
     if parsed.trace is not None:
         _check_output(parsed.trace)
     found = _profiled(executable, parsed.rounds, parsed.seed)
+    threads, reason = None, ""
+    if parsed.threads or parsed.trace is not None:
+        threads, reason = _threads(parsed, executable)
+        found = found if threads is None else replace(found, loads=threads.loads())
     if parsed.trace is not None:
-        parsed.trace.write_text(json.dumps(trace(executable.plan, found)))
+        parsed.trace.write_text(json.dumps(trace(executable.plan, found, threads, reason)))
     print(to_json(found.to_json()) if parsed.json else found.to_text())
     return 0
+
+
+def _threads(parsed: argparse.Namespace, executable: Any) -> tuple[Any, str]:
+    """Return what the threads do in runs; or None and why that is not known."""
+    from korch.errors import CompileError, MeasureError
+    from korch.report.threads import watch_threads
+
+    try:
+        return watch_threads(parsed.artifact, executable.plan.threads, parsed.rounds,
+                             parsed.seed), ""  # fmt: skip
+    except (CompileError, MeasureError) as error:
+        print(f"korch: threads are not shown: {error}", file=sys.stderr)
+        return None, str(error)
 
 
 def _profiled(executable: Any, rounds: int, seed: int) -> Any:
