@@ -437,7 +437,7 @@ def _profiled(executable: Any, rounds: int, seed: int) -> Any:
 
 def _explain(parsed: argparse.Namespace) -> int:
     from korch.api import load
-    from korch.report.diff import differences
+    from korch.report.diff import differences, differences_page
     from korch.report.explain import describe, explain
     from korch.report.kernel import kernel_text
     from korch.runtime.record import to_json
@@ -451,7 +451,11 @@ def _explain(parsed: argparse.Namespace) -> int:
         if not has_plan or not hasattr(other, "plan"):
             raise OptionError("one of the two has several plans", where=str(parsed.other),
                               expected="artifacts of one plan each")  # fmt: skip
-        print(differences(executable.plan, executable.report, other.plan, other.report))
+        built = [(one.plan, one.report) for one in (executable, other)]
+        if parsed.html is None:
+            print(differences(*built))
+        else:
+            _write_html(parsed.html, differences_page(*built))
     elif parsed.onnx is not None:
         _write_plan_onnx(parsed, executable)
     elif parsed.html is not None:
@@ -500,8 +504,12 @@ def _write_page(parsed: argparse.Namespace, executable: Any, has_plan: bool) -> 
             raise OptionError(f"{parsed.peers} is no comparison ({error})", "option --peers",
                               expected="what `korch bench --json` prints") from error  # fmt: skip
     text = page(executable.plan, executable.report, executable.sources, run_ns, peers)
-    parsed.html.write_text(text)
-    print(f"{parsed.html}: {len(text) / 1e6:.1f} MB, open it in a browser")
+    _write_html(parsed.html, text)
+
+
+def _write_html(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    print(f"{path}: {len(text) / 1e6:.1f} MB, open it in a browser")
 
 
 def _stage(parsed: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from korch.errors import UnsupportedError
 from korch.report import page as page_module
-from korch.report.diff import differences
+from korch.report.diff import changes, differences, differences_page
 from korch.report.page import page, page_data
 from korch.report.profile import KernelTime, Profile
 from korch.report.trace import trace
@@ -126,12 +126,32 @@ def test_what_differs_between_plans(plan: PlanRecord) -> None:
                                                              provider="onednn")),
         options={"gap": 0.2},
     )  # fmt: skip
-    text = differences(plan, {"predicted_ms": 1.0}, other, {"predicted_ms": 2.0})
+    text = differences((plan, {"predicted_ms": 1.0}), (other, {"predicted_ms": 2.0}))
     assert "x 2.00" in text and "option gap: 0.1 -> 0.2" in text
     assert "kernels in both: 1" in text
     assert "only in the first: 1 kernels, 3.0 us" in text and "1.0 -> 2.0 us" in text
-    same = differences(plan, {}, plan, {})
+    same = differences((plan, {}), (plan, {}))
     assert "only in" not in same and "built differently" not in same
+
+
+def test_what_differs_as_a_page(plan: PlanRecord, tmp_path, monkeypatch) -> None:
+    first, second = plan.steps
+    other = replace(plan, steps=(first, replace(second, candidate="c3", cost_ns=1000.0,
+                                                provider="<b>")))  # fmt: skip
+    found = changes((plan, {}), (other, {}))
+    # Kernel c2 runs MatMul b and Tanh c: half of its cost is each one's.
+    assert found.operators[:2] == (("MatMul b", 1500.0, 500.0), ("Tanh c", 1500.0, 500.0))
+    assert found.operators[2] == ("Exp a", 1000.0, 1000.0)
+    monkeypatch.setattr(page_module, "files", lambda name: tmp_path)
+    with pytest.raises(UnsupportedError, match="make web"):
+        differences_page((plan, {}), (other, {}))
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / "page.css").write_text("body { margin: 0 }")
+    text = differences_page((plan, {}), (other, {}))
+    assert "Two plans of m&lt;1&gt;.onnx" in text and "body { margin: 0 }" in text
+    assert "Only in the first: 1 kernels, 3.0 us" in text and "&lt;b&gt;" in text
+    assert '<td class="number">−1.0 us</td>' in text
+    assert not re.search(r"(src|href)=|<b>|<script", text)
 
 
 def test_a_trace_has_a_span_for_each_kernel(plan: PlanRecord) -> None:

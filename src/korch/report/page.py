@@ -54,22 +54,35 @@ def page(
         UnsupportedError: the page's script has not been built.
     """
     data = page_data(plan, report, sources, run_ns, peers)
-    folder = files("korch.report") / "web"
-    script, style = folder / "page.js", folder / "page.css"
-    if not script.is_file() or not style.is_file():
-        raise UnsupportedError(
-            "the script of the page is not there", where="option --html",
-            hint="In a checkout `make web` builds it, with Node.js; released packages have it",
-        )  # fmt: skip
+    script = _built("page.js")
     text = (files("korch.report") / "page.html").read_text()
     # What would end the element early is written in another way that means the same.
     packed = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
     parts = {
         "TITLE": html.escape(data["title"]), "SUMMARY": html.escape(data["summary"]),
-        "STYLE": style.read_text(), "DATA": packed,
-        "SCRIPT": script.read_text().replace("</script", "<\\/script"),
+        "STYLE": style_of_page(), "DATA": packed,
+        "SCRIPT": script.replace("</script", "<\\/script"),
     }  # fmt: skip
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], text)
+
+
+def style_of_page() -> str:
+    """Return the style sheet of pages.
+
+    Raises:
+        UnsupportedError: it has not been built.
+    """
+    return _built("page.css")
+
+
+def _built(name: str) -> str:
+    path = files("korch.report") / "web" / name
+    if not path.is_file():
+        raise UnsupportedError(
+            "the script of the page is not there", where="option --html",
+            hint="In a checkout `make web` builds it, with Node.js; released packages have it",
+        )  # fmt: skip
+    return path.read_text()
 
 
 def page_data(
