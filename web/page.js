@@ -193,10 +193,11 @@ function select(number) {
       ["why", k.why],
       ["bound", `${time(k.bound_us)}${ratio(k) ? `: it takes ${ratio(k).toFixed(1)} times as long` : ""}`],
       ["in a run", k.run_us === null ? "not run" : time(k.run_us)],
+      ...(k.load ? [["threads", `the one that works longest: ${k.load}`]] : []),
       ["reads", k.inputs.join("; ") || "nothing"], ["writes", k.outputs.join("; ")],
       ["moves", `${size(k.bytes)}, ${k.us ? (k.bytes / k.us / 1e3).toFixed(1) : "–"} GB/s`],
       ["computes", `${count(k.flop)}FLOP, ${k.us ? (k.flop / k.us / 1e3).toFixed(1) : "–"} GFLOP/s`],
-      ["from", k.origins.join(", ") || "a change of layout"],
+      ["from", k.origins.join(", ") || (k.rules.length ? "what rules wrote" : "a change of layout")],
       ["rules", k.rules.join(", ") || "none"],
     ], true),
     element("h3", {}, "Other ways to run the same"),
@@ -289,7 +290,9 @@ function chart(id, config) {
 const decade = (value) => Math.abs(Math.log10(value) % 1) < 1e-6 ? (value < 1 ? String(value) : count(value)) : "";
 const thin = { color: (at) => decade(at.tick?.value ?? 1) ? color("--line") : "transparent" };
 const axis = (text, more = {}) => ({ title: { display: true, text }, ...more });
-const pick = (points) => (event, found) => { if (found.length) select(points[found[0].index].number); };
+const pick = (points) => (event, found) => {
+  if (found.length && found[0].datasetIndex === 0) select(points[found[0].index].number);
+};
 
 function roofline() {
   const points = kernels.filter((k) => k.measured && k.us > 0 && k.bytes > 0 && k.flop > 0)
@@ -319,27 +322,33 @@ function roofline() {
   });
 }
 
+// A row for each provider's kernels, and, if somebody looked, one for each thread.
 function timeline() {
   let at = 0;
-  const spans = kernels.map((k) => {
-    const us = k.run_us ?? k.us;
-    const span = { number: k.number, range: [at, at + us], us };
+  const spans = kernels.map((k, i) => {
+    const us = data.spans_us[i] ?? k.run_us ?? k.us;
+    const span = { number: k.number, range: [at, at + us], us, row: k.provider };
     at += us;
     return span;
   });
-  const names = [...new Set(kernels.map((k) => k.provider))];
+  for (const [number, thread, begin, end] of data.threads) {
+    spans.push({ number, range: [begin, end], us: end - begin, row: `thread ${thread}` });
+  }
+  const names = [...new Set(kernels.map((k) => k.provider)),
+    ...[...new Set(data.threads.map((t) => t[1]))].sort((x, y) => x - y).map((t) => `thread ${t}`)];
+  byId("timeline-box").style.height = `${90 + 34 * names.length}px`;
   chart("timeline", {
     type: "bar",
     data: { labels: names, datasets: [{
       label: "kernels", minBarLength: 1, grouped: false, barPercentage: 0.9,
-      data: spans.map((s) => ({ x: s.range, y: kernels[s.number].provider })),
+      data: spans.map((s) => ({ x: s.range, y: s.row })),
       backgroundColor: spans.map((s) => s.number % 2 ? color("--accent") : color("--warm")),
     }] },
     options: {
       indexAxis: "y", onClick: pick(spans),
-      scales: { x: axis("µs since the run began") },
+      scales: { x: axis("µs since the run began", { beginAtZero: true }) },
       plugins: { legend: { display: false }, tooltip: { callbacks: {
-        title: () => "", label: (i) => `kernel ${i.dataIndex}: ${time(spans[i.dataIndex].us)}` } } },
+        title: () => "", label: (i) => `kernel ${spans[i.dataIndex].number}, ${spans[i.dataIndex].row}: ${time(spans[i.dataIndex].us)}` } } },
     },
   });
 }

@@ -404,7 +404,7 @@ def _profile(parsed: argparse.Namespace) -> int:
     found = _profiled(executable, parsed.rounds, parsed.seed)
     threads, reason = None, ""
     if parsed.threads or parsed.trace is not None:
-        threads, reason = _threads(parsed, executable)
+        threads, reason = _threads(parsed, executable, parsed.rounds, parsed.seed)
         found = found if threads is None else replace(found, loads=threads.loads())
     if parsed.trace is not None:
         parsed.trace.write_text(json.dumps(trace(executable.plan, found, threads, reason)))
@@ -412,14 +412,14 @@ def _profile(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _threads(parsed: argparse.Namespace, executable: Any) -> tuple[Any, str]:
+def _threads(parsed: argparse.Namespace, executable: Any, rounds: int, seed: int
+             ) -> tuple[Any, str]:  # fmt: skip
     """Return what the threads do in runs; or None and why that is not known."""
     from korch.errors import CompileError, MeasureError
     from korch.report.threads import watch_threads
 
     try:
-        return watch_threads(parsed.artifact, executable.plan.threads, parsed.rounds,
-                             parsed.seed), ""  # fmt: skip
+        return watch_threads(parsed.artifact, executable.plan.threads, rounds, seed), ""
     except (CompileError, MeasureError) as error:
         print(f"korch: threads are not shown: {error}", file=sys.stderr)
         return None, str(error)
@@ -493,8 +493,9 @@ def _write_page(parsed: argparse.Namespace, executable: Any, has_plan: bool) -> 
     if not has_plan:
         raise OptionError("it has several plans or parts on the host", where=str(parsed.artifact),
                           expected="an artifact of one plan")  # fmt: skip
-    run_ns = None
+    run_ns = threads = None
     if parsed.run and isinstance(executable, Executable):
+        threads, _ = _threads(parsed, executable, PAGE_ROUNDS, 0)
         run_ns = [kernel.median_ns for kernel in _profiled(executable, PAGE_ROUNDS, 0).kernels]
     peers: list[Any] = []
     if parsed.peers is not None:
@@ -503,7 +504,7 @@ def _write_page(parsed: argparse.Namespace, executable: Any, has_plan: bool) -> 
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise OptionError(f"{parsed.peers} is no comparison ({error})", "option --peers",
                               expected="what `korch bench --json` prints") from error  # fmt: skip
-    text = page(executable.plan, executable.report, executable.sources, run_ns, peers)
+    text = page(executable.plan, executable.report, executable.sources, run_ns, peers, threads)
     _write_html(parsed.html, text)
 
 

@@ -14,6 +14,7 @@ from korch.report import page as page_module
 from korch.report.diff import changes, differences, differences_page
 from korch.report.page import page, page_data
 from korch.report.profile import KernelTime, Profile
+from korch.report.threads import Run, Span, Threads
 from korch.report.trace import trace
 from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
 
@@ -81,6 +82,13 @@ def test_the_data_of_a_plan(plan: PlanRecord) -> None:
     assert kernels[1]["rivals"][0] == {
         "what": "onednn (ab) -> (ab)", "cost": "6.0 us", "more": "+100.0 %",
     }  # fmt: skip
+    assert data["threads"] == [] and "load" not in kernels[0]
+    spans = (Span(0, 0, 0, 900, 0), Span(0, 1, 100, 1000, 0))
+    threads = Threads(2, (Run((1000, 2000), spans),))
+    watched = page_data(plan, REPORT, {}, threads=threads)
+    assert watched["threads"] == [[0, 0, 0.0, 0.9], [0, 1, 0.1, 1.0]]
+    assert watched["spans_us"] == [1.0, 2.0]
+    assert [k["load"] for k in watched["kernels"]] == ["1.00 of the mean, 10.0 % idle", None]
     assert kernels[1]["groupings"] == [
         {"what": "generated: exp matmul | gemm: tanh", "instead": "#0, #1",
          "cost": "6.0 us instead of 4.0 us", "more": "+50.0 %"}
@@ -142,6 +150,10 @@ def test_what_differs_as_a_page(plan: PlanRecord, tmp_path, monkeypatch) -> None
     # Kernel c2 runs MatMul b and Tanh c: half of its cost is each one's.
     assert found.operators[:2] == (("MatMul b", 1500.0, 500.0), ("Tanh c", 1500.0, 500.0))
     assert found.operators[2] == ("Exp a", 1000.0, 1000.0)
+    ruled = replace(plan, steps=(replace(first, origins=("by low-rank",)),
+                                 replace(first, origins=())))  # fmt: skip
+    names = [name for name, _, _ in changes((ruled, {}), (ruled, {})).operators]
+    assert names == ["by low-rank", "changes of layout"]
     monkeypatch.setattr(page_module, "files", lambda name: tmp_path)
     with pytest.raises(UnsupportedError, match="make web"):
         differences_page((plan, {}), (other, {}))

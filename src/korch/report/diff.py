@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -169,7 +170,8 @@ def _operators(first: PlanRecord, second: PlanRecord) -> tuple[tuple[str, float,
     for plan in (first, second):
         own: dict[str, float] = defaultdict(float)
         for step in plan.steps:
-            names = [o for o in step.origins if o and not rule_of(o)] or ["changes of layout"]
+            told = [origin for origin in step.origins if origin]
+            names = [o for o in told if not rule_of(o)] or told or ["changes of layout"]
             for name in names:
                 own[name] += step.cost_ns / len(names)
         costs.append(own)
@@ -195,9 +197,17 @@ def _section(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], not
     found = list(rows)
     if not found:
         return f"<section><h2>{html.escape(title)}</h2><p class='faint'>None.</p></section>"
-    heads = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in head)
+    sides = [_side([row[i] for row in found]) for i in range(len(head))]
+    heads = "".join(
+        f'<th scope="col"{side}>{html.escape(text)}</th>'
+        for text, side in zip(head, sides, strict=True)
+    )
     lines = "\n".join(
-        "<tr>" + "".join(f"<td{_side(cell)}>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+        "<tr>"
+        + "".join(
+            f"<td{side}>{html.escape(cell)}</td>" for cell, side in zip(row, sides, strict=True)
+        )
+        + "</tr>"
         for row in found
     )
     return (
@@ -208,6 +218,7 @@ def _section(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], not
     )
 
 
-def _side(cell: str) -> str:
-    """Numbers and times stand to the right."""
-    return ' class="number"' if cell[:1] in "+−0123456789x" and cell[:2] != "x_" and cell else ""
+def _side(cells: Sequence[str]) -> str:
+    """Return the class of a column: numbers and times stand to the right."""
+    is_number = all(re.match(r"[+−]?\d|x \d|$", cell) for cell in cells)
+    return ' class="number"' if is_number else ""

@@ -173,6 +173,7 @@ def kernel_text(plan: PlanRecord, report: Mapping[str, Any], number: int) -> str
     variant = f", {step.variant}" if step.variant else ""
     origins = [origin for origin in step.origins if origin and not rule_of(origin)]
     rules = sorted({rule for origin in step.origins if (rule := rule_of(origin))})
+    source = "what rules wrote" if rules else "a change of layout"
     lines = [
         f"kernel {number} of {len(plan.steps)}: {operations(step)}",
         f"made by    {step.provider}{variant}",
@@ -182,7 +183,7 @@ def kernel_text(plan: PlanRecord, report: Mapping[str, Any], number: int) -> str
         f"reads      {_port_texts(step.inputs)}",
         f"writes     {_port_texts(step.outputs)}",
         f"moves      {size_text(step.size_bytes)}, computes {count_text(step.work_flop)}FLOP",
-        f"from       {', '.join(origins) or 'a change of layout'}",
+        f"from       {', '.join(origins) or source}",
         f"rules      {', '.join(rules) or 'none'}",
         f"source     sources/{step.symbol}.cpp in the artifact, which is a zip file",
     ]  # fmt: skip

@@ -27,6 +27,7 @@ from korch.report.kernel import (
     slowest,
     why,
 )
+from korch.report.threads import Threads
 from korch.report.units import cut
 from korch.runtime.record import PlanRecord, PortRecord, StepRecord
 
@@ -40,6 +41,7 @@ _ENDS = re.compile(r'(%\d+) "(\w+)"')
 def page(
     plan: PlanRecord, report: Mapping[str, Any], sources: Mapping[str, str],
     run_ns: Sequence[float] | None = None, peers: Sequence[Mapping[str, Any]] = (),
+    threads: Threads | None = None,
 ) -> str:  # fmt: skip
     """Return the page.
 
@@ -49,11 +51,12 @@ def page(
         sources: of the kernels, by file name or symbol.
         run_ns: what each kernel takes inside of a run, if it was run.
         peers: rows of a comparison, as `korch bench --json` prints them.
+        threads: what its threads do in runs, if somebody looked.
 
     Raises:
         UnsupportedError: the page's script has not been built.
     """
-    data = page_data(plan, report, sources, run_ns, peers)
+    data = page_data(plan, report, sources, run_ns, peers, threads)
     script = _built("page.js")
     text = (files("korch.report") / "page.html").read_text()
     # What would end the element early is written in another way that means the same.
@@ -88,12 +91,15 @@ def _built(name: str) -> str:
 def page_data(
     plan: PlanRecord, report: Mapping[str, Any], sources: Mapping[str, str],
     run_ns: Sequence[float] | None = None, peers: Sequence[Mapping[str, Any]] = (),
+    threads: Threads | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return what the page's script reads."""
+    """Return what the page's script reads; for the arguments see `page`."""
     is_cuda = "arch" in plan.target
     name = plan.model.path.rpartition("/")[2] or "a model"
     told = {key: value for key, value in report.items() if key != "output_errors"}  # has a table
     kernels = [_kernel(number, step, report, run_ns) for number, step in enumerate(plan.steps)]
+    for kernel, load in zip(kernels, threads.loads() if threads else (), strict=False):
+        kernel["load"] = load and f"{load.longest:.2f} of the mean, {100 * load.idle:.1f} % idle"
     texts = {key.removesuffix(".cpp"): text[:LONGEST_SOURCE] for key, text in sources.items()}
     return {
         "title": f"{name} on {plan.target.get('cpu', 'an unknown machine')}",
@@ -109,6 +115,11 @@ def page_data(
             "operators": _operator_graph(plan, report),
         },
         "roof": _roof(plan, report), "memory": _live_bytes(plan), "arena_bytes": plan.arena_bytes,
+        "threads": [] if threads is None else [
+            [span.kernel, span.thread, span.begin_ns / 1e3, span.end_ns / 1e3]
+            for span in threads.typical.spans
+        ],
+        "spans_us": [] if threads is None else [t / 1e3 for t in threads.typical.kernel_ns],
         "slowest": slowest(plan, report), "stories": _stories(report),
         "outputs": output_rows(report),
     }  # fmt: skip
