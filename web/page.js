@@ -230,16 +230,17 @@ function source(k) {
 function draw() {
   const chosen = data.graphs[view];
   const most = Math.max(...kernels.map((k) => k.us), 1e-9);
-  const nodes = chosen.nodes.map((n) => ({ data: { ...n } }));
+  const places = view === "primitives" ? placed(chosen) : null;
+  const nodes = chosen.nodes.map((n) => ({ data: { ...n }, position: places?.get(n.id) }));
   const edges = chosen.edges.map(([source, target], i) => ({ data: { id: `e${i}`, source, target } }));
   if (graph) graph.destroy();
   graph = cytoscape({
     container: byId("graph"), elements: [...nodes, ...edges],
     textureOnViewport: nodes.length > 300, hideEdgesOnViewport: nodes.length > 600,
-    layout: { name: "dagre", rankDir: "TB", nodeSep: 14, rankSep: 34, animate: false },
+    layout: places ? { name: "preset" } : { ...DAGRE },
     style: [
       { selector: "node", style: {
-        label: "data(label)", shape: "round-rectangle", width: (n) => 16 + 6 * n.data("label").length, height: 24,
+        label: "data(label)", shape: "round-rectangle", width: (n) => width(n.data("label")), height: 24,
         "font-size": 11, "text-valign": "center", color: color("--ink"),
         "background-color": (n) => shade(n, most), "border-width": 1, "border-color": color("--line"),
       } },
@@ -256,6 +257,59 @@ function draw() {
     const of = event.target.data("kernels") ?? [];
     if (of.length) select(of.includes(selected) ? of[(of.indexOf(selected) + 1) % of.length] : of[0]);
   });
+}
+
+const DAGRE = { name: "dagre", rankDir: "TB", nodeSep: 14, rankSep: 34, animate: false };
+const width = (label) => 16 + 6 * label.length;
+
+// Where primitives stand: dagre places the boxes of kernels, which are few; inside of each box a
+// primitive stands below all that it reads. Dagre with boxes in boxes takes seconds for hundreds.
+function placed(chosen) {
+  const inside = chosen.nodes.filter((n) => n.parent);
+  const parent = new Map(inside.map((n) => [n.id, n.parent]));
+  const box = (id) => parent.get(id) ?? id;
+  const depth = new Map(inside.map((n) => [n.id, 0]));
+  const own = chosen.edges.filter(([a, b]) => parent.has(a) && parent.get(a) === parent.get(b));
+  for (let changed = true, turns = 0; changed && turns <= inside.length; turns += 1) {
+    changed = false;
+    for (const [a, b] of own) {
+      if (depth.get(b) <= depth.get(a)) { depth.set(b, depth.get(a) + 1); changed = true; }
+    }
+  }
+  const rows = new Map(); // box -> depth -> nodes
+  for (const n of inside) {
+    const of = rows.get(n.parent) ?? rows.set(n.parent, []).get(n.parent);
+    (of[depth.get(n.id)] ??= []).push(n);
+  }
+  const long = (row) => row.reduce((sum, n) => sum + width(n.label) + 14, 0);
+  const boxes = chosen.nodes.filter((n) => !n.parent).map((n) => {
+    const of = rows.get(n.id) ?? [];
+    return { data: { id: n.id, w: Math.max(width(n.label), ...of.map(long)) + 20, h: 46 * Math.max(1, of.length) + 24 } };
+  });
+  const between = new Set(chosen.edges.map(([a, b]) => `${box(a)} ${box(b)}`).filter((text) => {
+    const [a, b] = text.split(" ");
+    return a !== b;
+  }));
+  const edges = [...between].map((text) => ({ data: { source: text.split(" ")[0], target: text.split(" ")[1] } }));
+  const outer = cytoscape({
+    headless: true, styleEnabled: true, elements: [...boxes, ...edges], layout: { ...DAGRE },
+    style: [{ selector: "node", style: { shape: "rectangle", width: "data(w)", height: "data(h)" } }],
+  });
+  const places = new Map();
+  outer.nodes().forEach((n) => {
+    const { x, y } = n.position();
+    const of = rows.get(n.id());
+    if (!of) { places.set(n.id(), { x, y }); return; }
+    of.forEach((row, i) => {
+      let left = x - long(row) / 2 + 7;
+      for (const one of row) {
+        places.set(one.id, { x: left + width(one.label) / 2, y: y + 46 * (i - (of.length - 1) / 2) });
+        left += width(one.label) + 14;
+      }
+    });
+  });
+  outer.destroy();
+  return places;
 }
 
 // The darker, the larger a part of the plan's time.
