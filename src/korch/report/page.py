@@ -280,6 +280,8 @@ def _stories(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return searches over time: the whole model's first, then each block's in each interface."""
     is_old = report.get("recalled")
     note = "an earlier run did this search; the seconds are its own" if is_old else ""
+    if report.get("partition"):
+        note = "a candidate that blocks share is counted for each of them"
     found = [{"name": "the whole model", "note": note, "rounds": list(report.get("rounds", ()))}]
     for number, block in enumerate((report.get("partition") or {}).get("blocks", ())):
         count = len(block["instances"])
