@@ -87,6 +87,12 @@ def test_the_report_is_honest(network) -> None:
     assert report["max_error"] < 1e-5
     assert {"optimal", "split"} <= {row["plan"] for row in report["contest"]}
     assert report["kernels"] == len(executable.plan.steps)
+    assert len(report["groupings"]) == report["kernels"]
+    assert any(row["instead"] for rows in report["groupings"] for row in rows)
+    errors = report["output_errors"]
+    assert [row["output"] for row in errors] == [tensor.name for tensor in executable.plan.outputs]
+    assert max(row["of_largest"] for row in errors) == report["max_error"]
+    assert all(0 < row["rms"] <= row["of_rms"] < 1e-4 for row in errors)
 
 
 def test_strict_reorders_nothing(cache_folder: Path) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from korch.contest import HEAVY_BYTES, Difference, Entry, Result, _hold
+from korch.contest import HEAVY_BYTES, Difference, Entry, Result, _hold, differences, worst
 
 SECONDS = {"slow": 3e-3, "fast": 1e-4, "wrong": 0.0, "middle": 1e-3}
 
@@ -47,7 +48,7 @@ def hold(names: tuple[str, ...], weights_bytes: int) -> dict[str, Result]:
             return Result(entry, None, refusal="it is")
         executable: Any = Fake(entry.name, weights_bytes)
         error = Difference(1.0, 1.0) if entry.name == "wrong" else Difference()
-        return Result(entry, executable, error=error)
+        return Result(entry, executable, errors={"y": error})
 
     entries = [Entry(name, (), ()) for name in names]
     return {result.entry.name: result for result in _hold(entries, attempt, ())}
@@ -70,3 +71,24 @@ def test_small_plans_are_timed_together() -> None:
     assert Fake.most == 3
     assert all(result.executable is not None for result in results.values())
     assert min(results.values(), key=lambda r: r.median_ns).entry.name == "fast"
+
+
+def test_errors_are_told_by_output() -> None:
+    expected = {
+        "close": np.array([3.0, -4.0]), "counts": np.array([1, 2]), "empty": np.zeros(0),
+        "infinite": np.array([1.0, np.inf]),
+    }  # fmt: skip
+    found = {**expected, "close": np.array([3.0, -3.0], np.float32)}
+    errors = differences(found, expected)
+    rms = 12.5**0.5
+    assert errors["close"].of_largest == pytest.approx(1 / 4)
+    assert errors["close"].of_rms == pytest.approx(1 / rms)
+    assert errors["close"].rms == pytest.approx(0.5**0.5 / rms)
+    assert {name: errors[name] for name in ("counts", "empty", "infinite")} == dict.fromkeys(
+        ("counts", "empty", "infinite"), Difference()
+    )
+    assert worst(errors) == errors["close"]
+    assert worst({}) == Difference()
+    other = differences({"counts": np.array([1, 3]), "infinite": np.array([1.0, 2.0])}, expected)
+    assert other["counts"] == Difference(1.0, 1.0, 1.0)
+    assert other["infinite"].rms == float("inf")

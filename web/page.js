@@ -56,6 +56,14 @@ const ratio = (k) => k.measured && k.bound_us > 0 ? k.us / k.bound_us : null;
 function facts() {
   byId("facts").append(...data.facts.map(([name, value]) =>
     element("div", {}, element("dt", {}, name), element("dd", {}, value))));
+  byId("first").hidden = !data.slowest.length;
+  byId("slowest").append(...data.slowest.map(([number, text]) => element("li", {},
+    element("button", { class: "link", onclick: () => show(number) }, `Kernel ${number}`), ` ${text}`)));
+  for (const [i, story] of data.stories.entries()) {
+    byId("story").append(element("option", { value: i }, story.name));
+  }
+  byId("contest").hidden = !data.contest.length;
+  byId("rules").hidden = !data.rules.length;
   if (data.contest.length) {
     byId("contest").append(table(
       ["plan", "kernels", "predicted", "median", "10–90 %", "error", "outcome"],
@@ -72,7 +80,12 @@ function facts() {
     byId("rules").append(table(["rule", "alternatives added", "kernels that use it", "saves"],
       data.rules.map((rule) => [rule.name, rule.fired, rule.kernels, rule.saves])));
   }
-  byId("peers").hidden = !data.peers.length;
+  byId("outputs").hidden = byId("outputs-title").hidden = !data.outputs.length;
+  if (data.outputs.length) {
+    byId("outputs").append(table(["output", "largest error / largest element",
+      "largest error / RMS", "RMS of the errors / RMS", "the model as given: largest / largest"], data.outputs));
+  }
+  byId("peers").hidden = byId("peers-title").hidden = !data.peers.length;
   if (data.peers.length) {
     byId("peers").append(table(["engine", "median", "10–90 %", "times Korch's"],
       data.peers.map((p) => [p.name, `${p.median_ms.toFixed(3)} ms`, p.spread, p.ratio])));
@@ -80,11 +93,14 @@ function facts() {
 }
 
 function table(head, rows, isText = false) {
-  const numeric = (text) => !isText && /^[–≥\d.]/.test(String(text));
+  const isNumber = (text) => !isText && /^[+−–≥\d.]/.test(String(text));
+  const right = head.map((_, i) => rows.length > 0 && rows.every((row) => isNumber(row[i])));
+  const side = (i) => right[i] ? "number" : null;
   return element("table", {},
-    element("thead", {}, element("tr", {}, ...head.map((text) => element("th", { scope: "col" }, text)))),
-    element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map((cell) =>
-      element("td", { class: numeric(cell) ? "number" : null }, String(cell)))))));
+    element("thead", {}, element("tr", {}, ...head.map((text, i) =>
+      element("th", { scope: "col", class: side(i) }, text)))),
+    element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map((cell, i) =>
+      element("td", { class: side(i) }, String(cell)))))));
 }
 
 // The table of kernels
@@ -115,17 +131,26 @@ function list() {
     "aria-sort": i === order.column ? (order.up ? "ascending" : "descending") : "none",
   }, element("button", { onclick: () => { order = { column: i, up: i === order.column ? !order.up : i >= 7 }; list(); } }, name))));
   const body = rows.map((k) => element("tr", {
-    class: "kernel", tabindex: 0, "data-kernel": k.number, "aria-selected": k.number === selected,
+    class: "kernel", tabindex: -1, "data-kernel": k.number, "aria-selected": k.number === selected,
     onclick: () => select(k.number),
     onkeydown: (event) => {
-      if (event.key === "Enter" || event.key === " ") { event.preventDefault(); select(k.number); }
-      const way = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
-      if (way && event.currentTarget[way]) { event.preventDefault(); event.currentTarget[way].focus(); }
+      if (event.key === "Enter" || event.key === " ") { event.preventDefault(); show(k.number); }
+      const row = event.currentTarget;
+      const other = { ArrowDown: row.nextElementSibling, ArrowUp: row.previousElementSibling,
+        Home: row.parentElement.firstElementChild, End: row.parentElement.lastElementChild }[event.key];
+      if (other) { event.preventDefault(); stop(other); other.focus(); }
     },
   }, ...columns.map(([, , show], i) => element("td", { class: i < 7 ? "number" : null }, String(show(k))))));
   byId("kernels").replaceChildren(element("thead", {}, head), element("tbody", {}, ...body));
+  stop(body.find((row) => Number(row.dataset.kernel) === selected) ?? body[0]);
   byId("found").textContent = needle ? `${rows.length} of ${kernels.length} kernels` : `${kernels.length} kernels`;
   if (graph) highlight(new Set(rows.map((k) => k.number)), needle !== "");
+}
+
+// One row is a stop of the Tab key; arrows move it.
+function stop(row) {
+  for (const other of document.querySelectorAll("tr.kernel[tabindex='0']")) other.tabIndex = -1;
+  if (row) row.tabIndex = 0;
 }
 
 function matches(k, needle) {
@@ -136,30 +161,51 @@ function matches(k, needle) {
 
 // The details of one kernel
 
+function show(number) {
+  select(number);
+  byId("details-title").focus();
+  byId("details").scrollIntoView({ block: "nearest" });
+}
+
+function back() {
+  const row = document.querySelector(`tr.kernel[data-kernel="${selected}"]`);
+  row?.focus();
+}
+
 function select(number) {
   selected = number;
   const k = kernels[number];
   for (const row of document.querySelectorAll("tr.kernel")) {
-    row.setAttribute("aria-selected", Number(row.dataset.kernel) === number);
+    const is = Number(row.dataset.kernel) === number;
+    row.setAttribute("aria-selected", is);
+    if (is) stop(row);
   }
+  byId("status").textContent = `Kernel ${number}: ${k.operations}, ${k.why}`;
   const rivals = k.rivals.map((r) => [r.what, r.cost, r.more]);
+  const groupings = k.groupings.map((g) => element("li", {},
+    element("b", {}, g.more), ` ${g.cost}: `, g.what, element("span", { class: "faint" }, ` instead of ${g.instead}`)));
   byId("details").replaceChildren(
     element("h2", { id: "details-title", tabindex: -1 }, `Kernel ${k.number}`),
     element("p", {}, k.operations),
     table(["", ""], [
       ["made by", `${k.provider}${k.variant ? `, ${k.variant}` : ""}`],
       ["cost", `${k.measured ? time(k.us) : `at least ${time(k.us)}, not measured`}`],
-      ["bound", `${time(k.bound_us)} (${k.limit})${ratio(k) ? `: ${ratio(k).toFixed(1)} times as long` : ""}`],
+      ["why", k.why],
+      ["bound", `${time(k.bound_us)}${ratio(k) ? `: it takes ${ratio(k).toFixed(1)} times as long` : ""}`],
       ["in a run", k.run_us === null ? "not run" : time(k.run_us)],
+      ...(k.load ? [["threads", `the one that works longest: ${k.load}`]] : []),
       ["reads", k.inputs.join("; ") || "nothing"], ["writes", k.outputs.join("; ")],
       ["moves", `${size(k.bytes)}, ${k.us ? (k.bytes / k.us / 1e3).toFixed(1) : "–"} GB/s`],
       ["computes", `${count(k.flop)}FLOP, ${k.us ? (k.flop / k.us / 1e3).toFixed(1) : "–"} GFLOP/s`],
-      ["from", k.origins.join(", ") || "a change of layout"],
+      ["from", k.origins.join(", ") || (k.rules.length ? "what rules wrote" : "a change of layout")],
       ["rules", k.rules.join(", ") || "none"],
     ], true),
     element("h3", {}, "Other ways to run the same"),
-    rivals.length ? table(["candidate", "cost", "against the chosen one"], rivals)
+    rivals.length ? table(["candidate", "cost", "takes more"], rivals)
       : element("p", { class: "faint" }, "There is no other candidate for exactly these primitives."),
+    element("h3", {}, "Other groupings of the same work"),
+    groupings.length ? element("ul", { class: "groupings" }, ...groupings)
+      : element("p", { class: "faint" }, "None was measured."),
     element("h3", {}, "Primitives"), element("pre", { tabindex: 0 }, k.primitives),
     element("h3", {}, "Source"), source(k),
   );
@@ -184,16 +230,17 @@ function source(k) {
 function draw() {
   const chosen = data.graphs[view];
   const most = Math.max(...kernels.map((k) => k.us), 1e-9);
-  const nodes = chosen.nodes.map((n) => ({ data: { ...n } }));
+  const places = view === "primitives" ? placed(chosen) : null;
+  const nodes = chosen.nodes.map((n) => ({ data: { ...n }, position: places?.get(n.id) }));
   const edges = chosen.edges.map(([source, target], i) => ({ data: { id: `e${i}`, source, target } }));
   if (graph) graph.destroy();
   graph = cytoscape({
     container: byId("graph"), elements: [...nodes, ...edges],
     textureOnViewport: nodes.length > 300, hideEdgesOnViewport: nodes.length > 600,
-    layout: { name: "dagre", rankDir: "TB", nodeSep: 14, rankSep: 34, animate: false },
+    layout: places ? { name: "preset" } : { ...DAGRE },
     style: [
       { selector: "node", style: {
-        label: "data(label)", shape: "round-rectangle", width: (n) => 16 + 6 * n.data("label").length, height: 24,
+        label: "data(label)", shape: "round-rectangle", width: (n) => width(n.data("label")), height: 24,
         "font-size": 11, "text-valign": "center", color: color("--ink"),
         "background-color": (n) => shade(n, most), "border-width": 1, "border-color": color("--line"),
       } },
@@ -210,6 +257,59 @@ function draw() {
     const of = event.target.data("kernels") ?? [];
     if (of.length) select(of.includes(selected) ? of[(of.indexOf(selected) + 1) % of.length] : of[0]);
   });
+}
+
+const DAGRE = { name: "dagre", rankDir: "TB", nodeSep: 14, rankSep: 34, animate: false };
+const width = (label) => 16 + 6 * label.length;
+
+// Where primitives stand: dagre places the boxes of kernels, which are few; inside of each box a
+// primitive stands below all that it reads. Dagre with boxes in boxes takes seconds for hundreds.
+function placed(chosen) {
+  const inside = chosen.nodes.filter((n) => n.parent);
+  const parent = new Map(inside.map((n) => [n.id, n.parent]));
+  const box = (id) => parent.get(id) ?? id;
+  const depth = new Map(inside.map((n) => [n.id, 0]));
+  const own = chosen.edges.filter(([a, b]) => parent.has(a) && parent.get(a) === parent.get(b));
+  for (let changed = true, turns = 0; changed && turns <= inside.length; turns += 1) {
+    changed = false;
+    for (const [a, b] of own) {
+      if (depth.get(b) <= depth.get(a)) { depth.set(b, depth.get(a) + 1); changed = true; }
+    }
+  }
+  const rows = new Map(); // box -> depth -> nodes
+  for (const n of inside) {
+    const of = rows.get(n.parent) ?? rows.set(n.parent, []).get(n.parent);
+    (of[depth.get(n.id)] ??= []).push(n);
+  }
+  const long = (row) => row.reduce((sum, n) => sum + width(n.label) + 14, 0);
+  const boxes = chosen.nodes.filter((n) => !n.parent).map((n) => {
+    const of = rows.get(n.id) ?? [];
+    return { data: { id: n.id, w: Math.max(width(n.label), ...of.map(long)) + 20, h: 46 * Math.max(1, of.length) + 24 } };
+  });
+  const between = new Set(chosen.edges.map(([a, b]) => `${box(a)} ${box(b)}`).filter((text) => {
+    const [a, b] = text.split(" ");
+    return a !== b;
+  }));
+  const edges = [...between].map((text) => ({ data: { source: text.split(" ")[0], target: text.split(" ")[1] } }));
+  const outer = cytoscape({
+    headless: true, styleEnabled: true, elements: [...boxes, ...edges], layout: { ...DAGRE },
+    style: [{ selector: "node", style: { shape: "rectangle", width: "data(w)", height: "data(h)" } }],
+  });
+  const places = new Map();
+  outer.nodes().forEach((n) => {
+    const { x, y } = n.position();
+    const of = rows.get(n.id());
+    if (!of) { places.set(n.id(), { x, y }); return; }
+    of.forEach((row, i) => {
+      let left = x - long(row) / 2 + 7;
+      for (const one of row) {
+        places.set(one.id, { x: left + width(one.label) / 2, y: y + 46 * (i - (of.length - 1) / 2) });
+        left += width(one.label) + 14;
+      }
+    });
+  });
+  outer.destroy();
+  return places;
 }
 
 // The darker, the larger a part of the plan's time.
@@ -241,12 +341,19 @@ function chart(id, config) {
   charts.push(new Chart(byId(id), { ...config, options }));
 }
 
+const decade = (value) => Math.abs(Math.log10(value) % 1) < 1e-6 ? (value < 1 ? String(value) : count(value)) : "";
+const thin = { color: (at) => decade(at.tick?.value ?? 1) ? color("--line") : "transparent" };
 const axis = (text, more = {}) => ({ title: { display: true, text }, ...more });
-const pick = (points) => (event, found) => { if (found.length) select(points[found[0].index].number); };
+const pick = (points) => (event, found) => {
+  if (found.length && found[0].datasetIndex === 0) select(points[found[0].index].number);
+};
 
 function roofline() {
   const points = kernels.filter((k) => k.measured && k.us > 0 && k.bytes > 0 && k.flop > 0)
     .map((k) => ({ x: k.flop / k.bytes, y: k.flop / k.us / 1e3, number: k.number, r: k.us }));
+  const left = kernels.length - points.length;
+  byId("roof-note").textContent = left ? `${left} of ${kernels.length} kernels without floating-point operations, `
+    + "or that were not measured, have no place in it." : "";
   const roof = data.roof.map(([x, y]) => ({ x, y }));
   const largest = Math.max(...points.map((p) => p.r), 1e-9);
   chart("roofline", {
@@ -259,34 +366,43 @@ function roofline() {
     ] },
     options: {
       onClick: pick(points),
-      scales: { x: axis("FLOP per byte", { type: "logarithmic" }), y: axis("GFLOP/s", { type: "logarithmic" }) },
+      scales: {
+        x: axis("FLOP per byte", { type: "logarithmic", grid: thin, ticks: { callback: decade, maxRotation: 0, autoSkip: false } }),
+        y: axis("GFLOP/s", { type: "logarithmic", grid: thin, ticks: { callback: decade, autoSkip: false } }),
+      },
       plugins: { tooltip: { callbacks: { label: (at) => at.raw.number === undefined ? ""
         : `kernel ${at.raw.number}: ${at.raw.y.toFixed(1)} GFLOP/s` } } },
     },
   });
 }
 
+// A row for each provider's kernels, and, if somebody looked, one for each thread.
 function timeline() {
   let at = 0;
-  const spans = kernels.map((k) => {
-    const us = k.run_us ?? k.us;
-    const span = { number: k.number, range: [at, at + us], us };
+  const spans = kernels.map((k, i) => {
+    const us = data.spans_us[i] ?? k.run_us ?? k.us;
+    const span = { number: k.number, range: [at, at + us], us, row: k.provider };
     at += us;
     return span;
   });
-  const names = [...new Set(kernels.map((k) => k.provider))];
+  for (const [number, thread, begin, end] of data.threads) {
+    spans.push({ number, range: [begin, end], us: end - begin, row: `thread ${thread}` });
+  }
+  const names = [...new Set(kernels.map((k) => k.provider)),
+    ...[...new Set(data.threads.map((t) => t[1]))].sort((x, y) => x - y).map((t) => `thread ${t}`)];
+  byId("timeline-box").style.height = `${90 + 34 * names.length}px`;
   chart("timeline", {
     type: "bar",
     data: { labels: names, datasets: [{
       label: "kernels", minBarLength: 1, grouped: false, barPercentage: 0.9,
-      data: spans.map((s) => ({ x: s.range, y: kernels[s.number].provider })),
+      data: spans.map((s) => ({ x: s.range, y: s.row })),
       backgroundColor: spans.map((s) => s.number % 2 ? color("--accent") : color("--warm")),
     }] },
     options: {
       indexAxis: "y", onClick: pick(spans),
-      scales: { x: axis("µs since the run began") },
+      scales: { x: axis("µs since the run began", { beginAtZero: true }) },
       plugins: { legend: { display: false }, tooltip: { callbacks: {
-        title: () => "", label: (i) => `kernel ${i.dataIndex}: ${time(spans[i.dataIndex].us)}` } } },
+        title: () => "", label: (i) => `kernel ${spans[i.dataIndex].number}, ${spans[i.dataIndex].row}: ${time(spans[i.dataIndex].us)}` } } },
     },
   });
 }
@@ -305,24 +421,39 @@ function memory() {
 }
 
 function search() {
-  if (!data.rounds.length) { byId("solver-box").hidden = true; return; }
-  const line = (label, values, name) => ({
-    label, data: data.rounds.map((r, i) => ({ x: r.seconds, y: values(r) })).filter((p) => p.y !== null),
-    showLine: true, stepped: true, borderColor: color(name), backgroundColor: color(name), pointRadius: 2,
+  byId("solver-box").hidden = !data.stories.length;
+  if (!data.stories.length) return;
+  const { rounds, note } = data.stories[Number(byId("story").value) || 0];
+  const ms = (ns) => ns === null ? "no plan" : `${(ns / 1e6).toFixed(3)} ms`;
+  const say = (r) => `after ${r.seconds.toFixed(1)} s ${ms(r.incumbent_ns)}, bound ${ms(r.bound_ns)}, ${r.measured} measured`;
+  const last = rounds[rounds.length - 1];
+  byId("story-note").textContent = [note, rounds.length > 1 ? `${say(rounds[0])}; ${say(last)}` : say(last)]
+    .filter((text) => text).join("; ");
+  const line = (label, values, name, more = {}) => ({
+    label, data: rounds.map((r) => ({ x: r.seconds, y: values(r) })).filter((p) => p.y !== null),
+    showLine: true, stepped: true, borderColor: color(name), backgroundColor: color(name), pointRadius: 2, ...more,
   });
   chart("solver", {
     type: "scatter",
     data: { datasets: [
       line("best plan (ms)", (r) => r.incumbent_ns === null ? null : r.incumbent_ns / 1e6, "--accent"),
       line("no plan costs less (ms)", (r) => r.bound_ns / 1e6, "--warm"),
+      line("candidates measured", (r) => r.measured, "--faint", { yAxisID: "right", borderDash: [4, 4] }),
     ] },
-    options: { scales: { x: axis("seconds of the search"), y: axis("ms", { beginAtZero: true }) } },
+    options: { scales: {
+      x: axis("seconds of the search"), y: axis("ms", { beginAtZero: true }),
+      right: axis("measured", { beginAtZero: true, position: "right", grid: { drawOnChartArea: false } }),
+    } },
   });
 }
 
-function redraw() {
+function redrawCharts() {
   while (charts.length) charts.pop().destroy();
-  roofline(); timeline(); memory(); search(); draw(); list();
+  roofline(); timeline(); memory(); search();
+}
+
+function redraw() {
+  redrawCharts(); draw(); list();
   if (selected >= 0) select(selected);
 }
 
@@ -339,9 +470,18 @@ for (const button of document.querySelectorAll("[data-view]")) {
   });
 }
 byId("search").addEventListener("input", list);
+byId("story").addEventListener("change", () => {
+  charts.splice(charts.indexOf(Chart.getChart("solver")), 1)[0].destroy();
+  search();
+});
 byId("fit").addEventListener("click", () => graph.fit());
 byId("closer").addEventListener("click", () => graph.zoom(graph.zoom() * 1.4));
 byId("farther").addEventListener("click", () => graph.zoom(graph.zoom() / 1.4));
+byId("search").addEventListener("keydown", (event) => {
+  if (event.key === "Escape") { byId("search").value = ""; list(); }
+});
+byId("details").addEventListener("keydown", (event) => { if (event.key === "Escape") back(); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+matchMedia("print").addEventListener("change", redrawCharts); // paper is light
 redraw();
 if (kernels.length) select([...kernels].sort((a, b) => b.us - a.us)[0].number);

@@ -121,6 +121,9 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("other", type=Path, nargs="?", metavar="OTHER.korch",
                          help="show what differs in this plan")  # fmt: skip
     explain.add_argument("--json", action="store_true", help="print the plan as JSON")
+    explain.add_argument("--kernel", type=int, metavar="NUMBER",
+                         help="show one kernel: why it takes as long, and what lost against it"
+                         )  # fmt: skip
     explain.add_argument("--html", type=Path, metavar="report.html",
                          help="write a page with graph, roofline, timeline, sources")  # fmt: skip
     explain.add_argument("--peers", type=Path, metavar="bench.json",
@@ -138,7 +141,10 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--seed", type=int, default=0, help="of the random inputs")
     profile.add_argument("--json", action="store_true", help="print all kernels as JSON")
     profile.add_argument("--trace", type=Path, metavar="trace.json",
-                         help="write one run as a trace that Perfetto and Chrome show")  # fmt: skip
+                         help="write one run as a trace that Perfetto and Chrome show, with a row "
+                         "for each thread")  # fmt: skip
+    profile.add_argument("--threads", action="store_true",
+                         help="show how evenly the threads of each kernel work")  # fmt: skip
     profile.set_defaults(command=_profile)
 
     unpack = commands.add_parser("unpack", help="write what a C program needs to run an artifact")
@@ -381,6 +387,8 @@ def _bench(parsed: argparse.Namespace) -> int:
 
 
 def _profile(parsed: argparse.Namespace) -> int:
+    from dataclasses import replace
+
     from korch.api import load
     from korch.errors import OptionError
     from korch.report.trace import trace
@@ -399,10 +407,27 @@ def _profile(parsed: argparse.Namespace) -> int:
     if parsed.trace is not None:
         _check_output(parsed.trace)
     found = _profiled(executable, parsed.rounds, parsed.seed)
+    threads, reason = None, ""
+    if parsed.threads or parsed.trace is not None:
+        threads, reason = _threads(parsed, executable, parsed.rounds, parsed.seed)
+        found = found if threads is None else replace(found, loads=threads.loads())
     if parsed.trace is not None:
-        parsed.trace.write_text(json.dumps(trace(executable.plan, found)))
+        parsed.trace.write_text(json.dumps(trace(executable.plan, found, threads, reason)))
     print(to_json(found.to_json()) if parsed.json else found.to_text())
     return 0
+
+
+def _threads(parsed: argparse.Namespace, executable: Any, rounds: int, seed: int
+             ) -> tuple[Any, str]:  # fmt: skip
+    """Return what the threads do in runs; or None and why that is not known."""
+    from korch.errors import CompileError, MeasureError
+    from korch.report.threads import watch_threads
+
+    try:
+        return watch_threads(parsed.artifact, executable.plan.threads, rounds, seed), ""
+    except (CompileError, MeasureError) as error:
+        print(f"korch: threads are not shown: {error}", file=sys.stderr)
+        return None, str(error)
 
 
 def _profiled(executable: Any, rounds: int, seed: int) -> Any:
@@ -417,8 +442,9 @@ def _profiled(executable: Any, rounds: int, seed: int) -> Any:
 
 def _explain(parsed: argparse.Namespace) -> int:
     from korch.api import load
-    from korch.report.diff import differences
+    from korch.report.diff import differences, differences_page
     from korch.report.explain import describe, explain
+    from korch.report.kernel import kernel_text
     from korch.runtime.record import to_json
 
     for output in filter(None, [parsed.html, parsed.onnx]):
@@ -430,7 +456,11 @@ def _explain(parsed: argparse.Namespace) -> int:
         if not has_plan or not hasattr(other, "plan"):
             raise OptionError("one of the two has several plans", where=str(parsed.other),
                               expected="artifacts of one plan each")  # fmt: skip
-        print(differences(executable.plan, executable.report, other.plan, other.report))
+        built = [(one.plan, one.report) for one in (executable, other)]
+        if parsed.html is None:
+            print(differences(*built))
+        else:
+            _write_html(parsed.html, differences_page(*built))
     elif parsed.onnx is not None:
         _write_plan_onnx(parsed, executable)
     elif parsed.html is not None:
@@ -440,6 +470,8 @@ def _explain(parsed: argparse.Namespace) -> int:
         print(to_json(report) if parsed.json else describe(report))
     elif parsed.json:
         print(executable.plan.to_json(), end="")
+    elif parsed.kernel is not None:
+        print(kernel_text(executable.plan, executable.report, parsed.kernel))
     else:
         print(explain(executable.plan, executable.report))
     return 0
@@ -466,8 +498,9 @@ def _write_page(parsed: argparse.Namespace, executable: Any, has_plan: bool) -> 
     if not has_plan:
         raise OptionError("it has several plans or parts on the host", where=str(parsed.artifact),
                           expected="an artifact of one plan")  # fmt: skip
-    run_ns = None
+    run_ns = threads = None
     if parsed.run and isinstance(executable, Executable):
+        threads, _ = _threads(parsed, executable, PAGE_ROUNDS, 0)
         run_ns = [kernel.median_ns for kernel in _profiled(executable, PAGE_ROUNDS, 0).kernels]
     peers: list[Any] = []
     if parsed.peers is not None:
@@ -476,9 +509,13 @@ def _write_page(parsed: argparse.Namespace, executable: Any, has_plan: bool) -> 
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise OptionError(f"{parsed.peers} is no comparison ({error})", "option --peers",
                               expected="what `korch bench --json` prints") from error  # fmt: skip
-    text = page(executable.plan, executable.report, executable.sources, run_ns, peers)
-    parsed.html.write_text(text)
-    print(f"{parsed.html}: {len(text) / 1e6:.1f} MB, open it in a browser")
+    text = page(executable.plan, executable.report, executable.sources, run_ns, peers, threads)
+    _write_html(parsed.html, text)
+
+
+def _write_html(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    print(f"{path}: {len(text) / 1e6:.1f} MB, open it in a browser")
 
 
 def _unpack(parsed: argparse.Namespace) -> int:

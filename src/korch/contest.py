@@ -6,10 +6,11 @@ is compared with the reference interpreter on random inputs before it may win.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -53,19 +54,22 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The largest difference from the reference over all outputs.
+    """How far an output is from the reference, or the worst of several.
 
     Attributes:
-        of_largest: relative to the largest element of its output.
-        of_rms: relative to the root of the mean square of its output's elements.
+        of_largest: the largest difference, relative to the largest element of its output.
+        of_rms: the same, relative to the root of the mean square of its output's elements.
+        rms: the root of the mean square of all differences, relative to the latter.
     """
 
     of_largest: float = 0.0
     of_rms: float = 0.0
+    rms: float = 0.0
 
     def merged(self, other: Difference) -> Difference:
         """Return the worse of both, each number for itself."""
-        return Difference(max(self.of_largest, other.of_largest), max(self.of_rms, other.of_rms))
+        return Difference(max(self.of_largest, other.of_largest), max(self.of_rms, other.of_rms),
+                          max(self.rms, other.rms))  # fmt: skip
 
 
 class Runnable(Protocol):
@@ -102,9 +106,14 @@ class Result:
     entry: Entry
     executable: Runnable | None
     times_ns: tuple[int, ...] = ()
-    error: Difference | None = None
+    errors: Mapping[str, Difference] | None = None
     refusal: str = ""
     allowed: float = 0.0
+
+    @property
+    def error(self) -> Difference | None:
+        """The worst over its outputs, None if the plan is out before it ran."""
+        return None if self.errors is None else worst(self.errors)
 
     @property
     def max_error(self) -> float | None:
@@ -142,24 +151,29 @@ class Contest:
         results: of all plans.
         winner: the executable that is kept.
         won: its result.
-        given: the error of the model as given, without rewrites, operator by operator in its own
-            types.
+        given: the errors, by output, of the model as given, without rewrites, operator by operator
+            in its own types.
     """
 
     results: tuple[Result, ...]
     winner: Any
     won: Result
-    given: Difference
+    given: Mapping[str, Difference]
 
     def report(self) -> dict[str, Any]:
         """Return what the report says of the contest."""
+        given = worst(self.given)
         return {
             "plan": self.won.entry.name,
             "measured_ms": self.won.median_ns / 1e6,
             "max_error": self.won.max_error,
             "rms_error": self.won.error.of_rms if self.won.error else None,
-            "given_error": self.given.of_largest,
-            "given_rms_error": self.given.of_rms,
+            "given_error": given.of_largest,
+            "given_rms_error": given.of_rms,
+            "output_errors": [
+                {"output": name, **asdict(error), "given": asdict(self.given[name])}
+                for name, error in (self.won.errors or {}).items()
+            ],
             "contest": [result.as_record() for result in self.results],
         }
 
@@ -185,20 +199,20 @@ def hold_contest(
     inputs = random_inputs(graph, options.seed)
     given = meaning or graph
     expected = _expected(given, inputs)
-    given_error = difference(_expected(given, inputs, exact=False), expected)
+    given_errors = differences(_expected(given, inputs, exact=False), expected)
     arrays = [inputs[name] for name, _ in graph.inputs]
     allowed = allowed_error(graph, options.tolerance)
 
     def attempt(entry: Entry) -> Result:
         try:
             executable = make(_steps(entry, meter))
-            error = error_of(executable, arrays, expected)
+            errors = errors_of(executable, arrays, expected)
         except KorchError as error_found:
             logger.info("plan %s is out: %s", entry.name, error_found)
             return Result(entry, None, refusal=str(error_found))
-        is_right = error.of_largest <= allowed
-        refusal = "" if is_right else f"its error is {error.of_largest:.2e}"
-        return Result(entry, executable, error=error, refusal=refusal, allowed=allowed)
+        of_largest = worst(errors).of_largest
+        refusal = "" if of_largest <= allowed else f"its error is {of_largest:.2e}"
+        return Result(entry, executable, errors=errors, refusal=refusal, allowed=allowed)
 
     timed = _hold(_distinct(entries), attempt, arrays)
     able = [result for result in timed if result.is_right and result.executable is not None]
@@ -209,13 +223,13 @@ def hold_contest(
         raise (UnprovidedError if _has_opaque(graph) else kind)(
             f"no plan computes what the reference does within {allowed:.1e} of the largest "
             "element: " + "; ".join(f"{r.entry.name}: {r.refusal}" for r in timed),
-            hint=f"The model as given has {given_error.of_largest:.1e} in its own types; set "
-            "--tolerance above what it needs, or report this with the model",
+            hint=f"The model as given has {worst(given_errors).of_largest:.1e} in its own types; "
+            "set --tolerance above what it needs, or report this with the model",
         )
     won = min(able, key=lambda result: result.median_ns)
     if won.executable is None:
         raise InfeasibleError("the winning plan has no executable")
-    return Contest(tuple(timed), won.executable, won, given_error)
+    return Contest(tuple(timed), won.executable, won, given_errors)
 
 
 def _hold(
@@ -291,34 +305,43 @@ def random_inputs(graph: PrimitiveGraph, seed: int) -> dict[str, Array]:
     return arrays
 
 
-def error_of(
+def errors_of(
     executable: Runnable, arrays: Sequence[Array], expected: Mapping[str, Array]
-) -> Difference:
-    """Return how far the outputs of an executable are from the reference's."""
+) -> dict[str, Difference]:
+    """Return how far each output of an executable is from the reference's, by name."""
     names = [tensor.name for tensor in executable.get_outputs()]
-    return difference(dict(zip(names, executable(*arrays), strict=True)), expected)
+    return differences(dict(zip(names, executable(*arrays), strict=True)), expected)
 
 
-def difference(found: Mapping[str, Array], expected: Mapping[str, Array]) -> Difference:
+def differences(found: Mapping[str, Array], expected: Mapping[str, Array]) -> dict[str, Difference]:
     """Return how far arrays are from others; infinitely if other elements are not finite."""
-    worst = Difference()
-    for name, actual in found.items():
-        wanted = np.asarray(expected[name])
-        if not np.issubdtype(actual.dtype, np.inexact) and actual.dtype.kind in "iub":
-            differs = float(np.any(actual != wanted))
-            worst = worst.merged(Difference(differs, differs))
-            continue
-        a, e = actual.astype(np.float64), wanted.astype(np.float64)
-        finite = np.isfinite(e)
-        if not np.array_equal(np.isfinite(a), finite):
-            return Difference(float("inf"), float("inf"))
-        if not finite.any():
-            continue
-        e = e[finite]
-        largest = float(np.abs(a[finite] - e).max())
-        size, rms = float(np.abs(e).max()), float(np.sqrt(np.mean(np.square(e))))
-        worst = worst.merged(Difference(largest / max(size, 1e-30), largest / max(rms, 1e-30)))
-    return worst
+    return {name: _difference(actual, np.asarray(expected[name])) for name, actual in found.items()}
+
+
+def worst(errors: Mapping[str, Difference]) -> Difference:
+    """Return the worst of several, each number for itself."""
+    return functools.reduce(Difference.merged, errors.values(), Difference())
+
+
+def _difference(actual: Array, wanted: Array) -> Difference:
+    if not np.issubdtype(actual.dtype, np.inexact) and actual.dtype.kind in "iub":
+        differs = float(np.any(actual != wanted))
+        return Difference(differs, differs, differs)
+    a, e = actual.astype(np.float64), wanted.astype(np.float64)
+    finite = np.isfinite(e)
+    if not np.array_equal(np.isfinite(a), finite):
+        return Difference(*[float("inf")] * 3)
+    if not finite.any():
+        return Difference()
+    e = e[finite]
+    off = np.abs(a[finite] - e)
+    largest = float(off.max())
+    size, rms = (max(1e-30, float(x)) for x in (np.abs(e).max(), _rms(e)))
+    return Difference(largest / size, largest / rms, _rms(off) / rms)
+
+
+def _rms(array: Array) -> float:
+    return float(np.sqrt(np.mean(np.square(array))))
 
 
 def _distinct(entries: Sequence[Entry]) -> list[Entry]:

@@ -30,6 +30,10 @@ class Deadline:
         limits = [limit for limit in (self.at_s, at_s) if limit is not None]
         return Deadline(min(limits, default=None), self._told)
 
+    def grace(self, seconds: float) -> Deadline:
+        """Return a deadline some seconds from now, whatever this one's, that is stopped with it."""
+        return Deadline(time.monotonic() + seconds, self._told)
+
     def stop(self) -> None:
         """Bring it forward to now."""
         self._told.set()

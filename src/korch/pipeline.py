@@ -36,8 +36,10 @@ from korch.orchestrate.blocks import Task, prepare, search_whole
 from korch.orchestrate.extract import extract
 from korch.orchestrate.lazy import Round
 from korch.orchestrate.problem import Status
+from korch.orchestrate.regroup import regroup
 from korch.orchestrate.savings import rule_savings
-from korch.orchestrate.segments import Outcome, search_segments
+from korch.orchestrate.segments import REGROUP_SECONDS, Outcome, search_segments
+from korch.orchestrate.story import moving
 from korch.partition.block import Partition, find_blocks
 from korch.partition.join import Joined, join, with_constants_of
 from korch.partition.segment import split_segments, whole_segment
@@ -46,7 +48,7 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.precision import with_half
 from korch.primitive.types import DType
 from korch.report.dry_run import DryRun, dry_run
-from korch.report.rivals import rivals_of
+from korch.report.rivals import grouping_rows, rivals_of
 from korch.runtime.build import model_record
 from korch.runtime.record import ModelRecord
 
@@ -178,6 +180,7 @@ def _optimize(model: Any, run: Run) -> Any:
             report["measured_candidates"] = _count_measured(tasks, meter)
             report["machine"] = meter.rates()
             rivals = _rivals(outcome, tasks, meter)
+            groupings = {name: grouping_rows(rows) for name, rows in outcome.groupings.items()}
             plans = list(outcome.plans.items())[: None if options.baselines else 1]
             entries = [_entry(name, steps, meter) for name, steps in plans]
             graph, meaning = joined.graph, split if options.precision != "float32" else None
@@ -190,6 +193,7 @@ def _optimize(model: Any, run: Run) -> Any:
     report["rivals"] = {
         step.candidate: rivals.get(step.candidate, ()) for step in contest.winner.plan.steps
     }
+    report["groupings"] = groupings.get(contest.won.entry.name, [])
     return _finish(run, contest, report)
 
 
@@ -254,7 +258,15 @@ def _search(run: Run, partition: Partition, joined: Joined, tasks: Sequence[Task
     solved = search_whole(tasks[0], meter, run.options, run.deadline, partial(tell, 0))
     savings = rule_savings(tasks[0].block.graph, tasks[0].candidates, solved.found.steps, meter,
                            run.options, deadline=run.deadline)  # fmt: skip
-    return Outcome(dict(solved.plans), solved.found, savings=savings)
+    end = run.deadline.grace(REGROUP_SECONDS)
+    groupings = {
+        name: regroup(tasks[0].block.graph, tasks[0].candidates, steps, meter.cost_ns, run.options,
+                      deadline=end)
+        for name, steps in solved.plans.items()
+        if run.options.measure
+    }  # fmt: skip
+    return Outcome(dict(solved.plans), solved.found, savings=savings, groupings=groupings,
+                   is_recalled=solved.is_recalled)  # fmt: skip
 
 
 def _tell(run: Run, tasks: Sequence[Task], b: int, entry: Round) -> None:
@@ -319,7 +331,8 @@ def _report(run: Run, partition: Partition, tasks: Sequence[Task], outcome: Outc
             rule: None if saved_ns is None else saved_ns / 1e6
             for rule, saved_ns in outcome.savings.items()
         },
-        "rounds": [asdict(entry) for entry in found.rounds],
+        "rounds": [asdict(entry) for entry in moving(found.rounds)],
+        "recalled": outcome.is_recalled,
         "stopped_by_budget": found.stopped_by_budget,
         "stages_s": run.stage_seconds,
         "operators": run.operators,

@@ -25,3 +25,12 @@ def test_layers_in_segments_compute_what_the_model_does(cache_folder: Path) -> N
     assert report["plan"] in {row["plan"] for row in report["contest"]}
     symbols = [step.symbol for step in executable.plan.steps]
     assert len(set(symbols)) < len(symbols)  # layers share kernels, not weights
+    rounds = report["rounds"]
+    assert len(rounds) > 2 and rounds[0]["incumbent_ns"] is None
+    seconds = [entry["seconds"] for entry in rounds]
+    assert seconds == sorted(seconds)
+    last = rounds[-1]
+    assert last["bound_ns"] == report["lower_bound_ms"] * 1e6
+    assert last["incumbent_ns"] == report["predicted_ms"] * 1e6
+    blocks = report["partition"]["blocks"]
+    assert all(search["rounds"] for block in blocks for search in block["searches"])

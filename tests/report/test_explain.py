@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from korch.report.explain import explain, operations, summary
+from korch.report.explain import explain, summary
+from korch.report.kernel import operations
 from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
 
 NORM = """graph(%0 "i0": f32[2,8]) -> (%4 "o0")
@@ -74,6 +75,11 @@ operations: 5.0MFLOP as given, 2.5MFLOP in the plan (2.00x fewer)
 seconds: frontend 0.0, orchestrate 2.0
 limits that bound the candidates: max_outputs
 
+the slowest kernels, and why (more: korch explain --kernel NUMBER):
+  #0   9.0 us, 90 % of the time: generated reduce_sum sub x2; at 33 % of its bound: its bound does \
+not explain its time
+  #1   ≥1.0 us, 10 % of the time: onnxruntime matmul; not measured: its bound stands for its time
+
 whole plans, timed in turn (* is kept):
   plan           kernels   predicted      median         p10         p90     error
   optimal              1   0.0120 ms    1.750 ms    1.500 ms    2.000 ms   2.0e-07
@@ -100,7 +106,7 @@ def test_the_whole_text(plan: PlanRecord) -> None:
 
 def test_without_a_report_only_the_kernels_are_told(plan: PlanRecord) -> None:
     text = explain(replace(plan, model=ModelRecord(), threads=1), {})
-    assert text.startswith("a model on A CPU, avx2, 1 thread\n\nequivalences: ")
+    assert text.startswith("a model on A CPU, avx2, 1 thread\n\nthe slowest kernels")
     assert "whole plans" not in text and "search:" not in text
 
 
@@ -147,3 +153,34 @@ def test_the_summary_says_for_which_plans_a_bound_in_segments_holds() -> None:
     assert summary({"artifact": "a.korch", **REPORT, "partition": None}) == summary(
         {"artifact": "a.korch", **REPORT}
     )
+
+
+def test_errors_are_told_by_output_the_worst_first() -> None:
+    def row(output: str, error: float) -> dict[str, Any]:
+        return {"output": output, "of_largest": error, "of_rms": 2 * error, "rms": error / 2,
+                "given": {"of_largest": 1e-7, "of_rms": 1e-7, "rms": 1e-7}}  # fmt: skip
+
+    report = {**REPORT, "output_errors": [row("a", 1e-6), row("boxes", 1e-5)]}
+    lines = summary({"artifact": "a.korch", **report}).splitlines()
+    (at,) = (i for i, line in enumerate(lines) if "RMS of all errors, of the RMS:" in line)
+    assert [line.split() for line in lines[at + 1 : at + 3]] == [
+        ["boxes", "1.0e-05", "2.0e-05", "5.0e-06"], ["a", "1.0e-06", "2.0e-06", "5.0e-07"],
+    ]  # fmt: skip
+    report["output_errors"] = [row(f"y{i}", 1e-6) for i in range(10)] + [row("lost", float("inf"))]
+    text = summary({"artifact": "a.korch", **report})
+    assert "lost                                  inf" in text
+    assert "and 3 outputs with smaller errors" in text
+
+
+def test_the_story_of_a_search_has_its_first_and_its_last_round(plan: PlanRecord) -> None:
+    rounds = [
+        {"bound_ns": 1000 * i, "incumbent_ns": 200_000 if i else None, "measured": 10 * i,
+         "seconds": float(i)} for i in range(101)
+    ]  # fmt: skip
+    text = explain(plan, {**REPORT, "rounds": rounds, "recalled": True})
+    story = text.partition("the search over time, in the run that did it:\n")[2].split("\n\n")[0]
+    head, *rows = (line.split() for line in story.splitlines())
+    assert head[0] == "seconds" and len(rows) == 8
+    assert rows[0] == ["0.0", "0.0000", "ms", "-", "-", "0"]
+    assert rows[-1] == ["100.0", "0.1000", "ms", "0.2000", "ms", "50.0", "%", "1000"]
+    assert "over time" not in explain(plan, {**REPORT, "rounds": rounds[:1]})

@@ -11,9 +11,10 @@ import pytest
 
 from korch.errors import UnsupportedError
 from korch.report import page as page_module
-from korch.report.diff import differences
+from korch.report.diff import changes, differences, differences_page
 from korch.report.page import page, page_data
 from korch.report.profile import KernelTime, Profile
+from korch.report.threads import Run, Span, Threads
 from korch.report.trace import trace
 from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
 
@@ -27,7 +28,8 @@ SECOND = """graph(%0 "i0": f32[2,8], %1 "i1": f32[8,8]) -> (%3 "o0")
 REPORT: dict[str, Any] = {
     "operators": [["Exp a", ["x"], ["y"]], ["MatMul b", ["y", "w"], ["z"]], ["Tanh c", ["z"],
                                                                            ["out"]]],
-    "machine": {"levels": [{"read_bytes_per_s": 1e10, "write_bytes_per_s": 1e10}],
+    "machine": {"levels": [{"limit_bytes": 0, "read_bytes_per_s": 1e10,
+                            "write_bytes_per_s": 1e10}],
                 "rate_flop_per_s": 2e11},
     "rivals": {"c2": [{"provider": "onednn", "variant": "", "layouts": "(ab) -> (ab)",
                        "cost_ns": 6000, "is_measured": True, "failure": ""},
@@ -35,6 +37,14 @@ REPORT: dict[str, Any] = {
                        "is_measured": False, "failure": "crashed: </script>"}]},
     "rules": {"rules": [{"name": "low-rank", "fired": 3}]}, "max_error": 2e-7,
     "contest": [],
+    "groupings": [[], [{"kernels": [{"provider": "generated", "operations": "exp matmul"},
+                                    {"provider": "gemm", "operations": "tanh"}],
+                        "instead": [0, 1], "cost_ns": 6000, "instead_ns": 4000}]],
+    "rounds": [{"bound_ns": 1, "incumbent_ns": None, "measured": 2, "seconds": 0.5}],
+    "partition": {"blocks": [{"instances": [0, 3], "searches": [
+        {"interface": 1, "what": "end", "began_s": 1.5, "recalled": True, "layouts": "%1:acdb",
+         "rounds": [{"bound_ns": 1, "incumbent_ns": 2, "measured": 2, "seconds": 0.5}]},
+    ]}]},
 }  # fmt: skip
 
 
@@ -70,8 +80,25 @@ def test_the_data_of_a_plan(plan: PlanRecord) -> None:
     assert [k["us"] for k in kernels] == [1.0, 3.0] and [k["run_us"] for k in kernels] == [1.1, 2.9]
     assert kernels[1]["rules"] == ["low-rank"] and kernels[1]["origins"] == ["MatMul b", "Tanh c"]
     assert kernels[1]["rivals"][0] == {
-        "what": "onednn (ab) -> (ab)", "cost": "6.0 µs", "more": "2.00x",
+        "what": "onednn (ab) -> (ab)", "cost": "6.0 us", "more": "+100.0 %",
     }  # fmt: skip
+    assert data["threads"] == [] and "load" not in kernels[0]
+    spans = (Span(0, 0, 0, 900, 0), Span(0, 1, 100, 1000, 0))
+    threads = Threads(2, (Run((1000, 2000), spans),))
+    watched = page_data(plan, REPORT, {}, threads=threads)
+    assert watched["threads"] == [[0, 0, 0.0, 0.9], [0, 1, 0.1, 1.0]]
+    assert watched["spans_us"] == [1.0, 2.0]
+    assert [k["load"] for k in watched["kernels"]] == ["1.00 of the mean, 10.0 % idle", None]
+    assert kernels[1]["groupings"] == [
+        {"what": "generated: exp matmul | gemm: tanh", "instead": "#0, #1",
+         "cost": "6.0 us instead of 4.0 us", "more": "+50.0 %"}
+    ]  # fmt: skip
+    assert kernels[0]["groupings"] == []
+    assert [number for number, _ in data["slowest"]] == [1, 0]
+    assert [story["name"] for story in data["stories"]] == [
+        "the whole model", "block 1 (x 2), end: %1:acdb",
+    ]  # fmt: skip
+    assert data["stories"][1]["note"].startswith("recalled from an earlier run 1.5 s")
     assert data["sources"] == {"k1": "int x;", "k2": ""}
     assert graphs["kernels"]["edges"] == [("k0", "k1")]
     nodes = {n["id"]: n for n in graphs["primitives"]["nodes"]}
@@ -107,12 +134,36 @@ def test_what_differs_between_plans(plan: PlanRecord) -> None:
                                                              provider="onednn")),
         options={"gap": 0.2},
     )  # fmt: skip
-    text = differences(plan, {"predicted_ms": 1.0}, other, {"predicted_ms": 2.0})
+    text = differences((plan, {"predicted_ms": 1.0}), (other, {"predicted_ms": 2.0}))
     assert "x 2.00" in text and "option gap: 0.1 -> 0.2" in text
     assert "kernels in both: 1" in text
     assert "only in the first: 1 kernels, 3.0 us" in text and "1.0 -> 2.0 us" in text
-    same = differences(plan, {}, plan, {})
+    same = differences((plan, {}), (plan, {}))
     assert "only in" not in same and "built differently" not in same
+
+
+def test_what_differs_as_a_page(plan: PlanRecord, tmp_path, monkeypatch) -> None:
+    first, second = plan.steps
+    other = replace(plan, steps=(first, replace(second, candidate="c3", cost_ns=1000.0,
+                                                provider="<b>")))  # fmt: skip
+    found = changes((plan, {}), (other, {}))
+    # Kernel c2 runs MatMul b and Tanh c: half of its cost is each one's.
+    assert found.operators[:2] == (("MatMul b", 1500.0, 500.0), ("Tanh c", 1500.0, 500.0))
+    assert found.operators[2] == ("Exp a", 1000.0, 1000.0)
+    ruled = replace(plan, steps=(replace(first, origins=("by low-rank",)),
+                                 replace(first, origins=())))  # fmt: skip
+    names = [name for name, _, _ in changes((ruled, {}), (ruled, {})).operators]
+    assert names == ["by low-rank", "changes of layout"]
+    monkeypatch.setattr(page_module, "files", lambda name: tmp_path)
+    with pytest.raises(UnsupportedError, match="make web"):
+        differences_page((plan, {}), (other, {}))
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / "page.css").write_text("body { margin: 0 }")
+    text = differences_page((plan, {}), (other, {}))
+    assert "Two plans of m&lt;1&gt;.onnx" in text and "body { margin: 0 }" in text
+    assert "Only in the first: 1 kernels, 3.0 us" in text and "&lt;b&gt;" in text
+    assert '<td class="number">−1.0 us</td>' in text
+    assert not re.search(r"(src|href)=|<b>|<script", text)
 
 
 def test_a_trace_has_a_span_for_each_kernel(plan: PlanRecord) -> None:

@@ -63,6 +63,65 @@ def test_it_opens_with_the_slowest_kernel(opened, report):
     opened.screenshot(path=report.with_name("opened.png"), full_page=True)
 
 
+def test_the_slowest_are_named_first_and_lead_to_their_kernels(opened):
+    links = opened.locator("#slowest button")
+    assert links.count() == 3
+    assert "% of the time" in opened.locator("#slowest li").first.inner_text()
+    links.nth(1).click()
+    number = links.nth(1).inner_text().removeprefix("Kernel ")
+    assert opened.locator("#details-title").inner_text() == f"Kernel {number}"
+    assert opened.evaluate("document.activeElement.id") == "details-title"
+    opened.keyboard.press("Escape")
+    assert opened.evaluate("document.activeElement.dataset.kernel") == number
+    status = opened.get_by_role("status")
+    assert status.inner_text().startswith(f"Kernel {number}: ")
+
+
+def test_what_lost_is_told(opened):
+    details = opened.locator("#details")
+    assert "Other groupings of the same work" in details.inner_text()
+    found = 0
+    for row in opened.locator("tr.kernel").all():
+        row.click()
+        found += details.locator(".groupings li").count()
+    assert found > 0
+    note = opened.locator("#story-note").inner_text()
+    assert "bound" in note and "measured" in note
+
+
+def test_one_row_is_a_stop_of_the_tab_key(opened):
+    rows = opened.locator("tr.kernel")
+    stops = opened.locator("tr.kernel[tabindex='0']")
+    assert stops.count() == 1
+    rows.first.focus()
+    opened.keyboard.press("End")
+    last = rows.nth(rows.count() - 1).get_attribute("data-kernel")
+    assert opened.evaluate("document.activeElement.dataset.kernel") == last
+    assert stops.count() == 1 and stops.first.get_attribute("data-kernel") == last
+    opened.fill("#search", "matmul")
+    assert stops.count() == 1
+    opened.locator("#search").press("Escape")
+    assert opened.locator("#search").input_value() == ""
+
+
+def test_a_narrow_window_has_no_bar_at_its_foot(browser, report):
+    page = browser.new_page(viewport={"width": 420, "height": 800})
+    page.goto(report.as_uri())
+    page.wait_for_selector("tr.kernel")
+    assert page.evaluate("document.documentElement.scrollWidth") == 420
+    page.close()
+
+
+def test_two_plans_side_by_side(browser, report):
+    built, out = report.with_name("m.korch"), report.with_name("two.html")
+    assert main(["explain", str(built), str(built), "--html", str(out)]) == 0
+    page = browser.new_page()
+    page.goto(out.as_uri())
+    assert page.locator("h1").inner_text().startswith("Two plans of ")
+    assert page.locator("table").count() >= 2
+    page.close()
+
+
 def test_search_click_and_keys(opened):
     total = opened.locator("tr.kernel").count()
     opened.fill("#search", "matmul")

@@ -35,7 +35,7 @@ def baseline_plans(
     - greedy: from the outputs backwards, always the kernel with the most primitives.
     """
     subsets = {
-        "split": [c for c in candidates if _kernel_size(c) <= 1],
+        "split": [c for c in candidates if kernel_size(c) <= 1],
         "plain-layout": [c for c in candidates if _is_plain(c)],
     }
     plans: dict[str, tuple[Candidate, ...]] = {}
@@ -69,7 +69,7 @@ def greedy_plan(problem: Problem, candidates: Sequence[Candidate]) -> tuple[int,
         ]  # fmt: skip
         if not makers:
             return None
-        best = max(makers, key=lambda k: (_kernel_size(candidates[k]), -problem.kernels[k].cost_ns))
+        best = max(makers, key=lambda k: (kernel_size(candidates[k]), -problem.kernels[k].cost_ns))
         chosen.append(best)
         written.update(problem.kernels[best].outputs)
         waiting.extend(problem.needs(best))
@@ -83,7 +83,8 @@ def greedy_plan(problem: Problem, candidates: Sequence[Candidate]) -> tuple[int,
         return None
 
 
-def _kernel_size(candidate: Candidate) -> int:
+def kernel_size(candidate: Candidate) -> int:
+    """Return how many primitives a candidate runs, broadcasts left out."""
     return sum(p.op != "broadcast" for p in candidate.group.body.primitives)
 
 

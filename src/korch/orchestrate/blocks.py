@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from korch.candidate.candidate import Candidate
 from korch.candidate.enumerate import EnumerationReport, enumerate_groups
@@ -32,7 +33,9 @@ from korch.orchestrate.instance import (
 from korch.orchestrate.lazy import LazyLoop, Orchestration, Round
 from korch.orchestrate.problem import Status
 from korch.orchestrate.recall import Solved, keep_solved, recall_solved
+from korch.orchestrate.regroup import Groupings, regroup
 from korch.orchestrate.savings import Savings, rule_savings
+from korch.orchestrate.story import Story
 from korch.partition.block import Block, Partition
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.types import ValueType
@@ -160,6 +163,7 @@ class BlockSearch:
     options: Options
     deadline: Deadline
     tell: Tell
+    story: Story
     found: dict[tuple[int, int], Orchestration] = field(default_factory=dict)
     experience: Experience = field(default_factory=Experience)
 
@@ -191,6 +195,7 @@ class BlockSearch:
                     if j == 0:
                         raise
                     logger.info("block %d has no plan for its interface %d", b, j)
+            self.story.surveyed(b, {j: one for (block, j), one in self.found.items() if block == b})
 
     def finish(self, weights: dict[tuple[int, int], int]) -> None:
         """Search some interfaces of blocks to the end.
@@ -288,24 +293,38 @@ class BlockSearch:
             task.interfaces[j], self.deadline,
         )  # fmt: skip
 
+    def groupings(
+        self, b: int, j: int, steps: Sequence[Candidate], deadline: Deadline
+    ) -> Groupings:
+        """Return other groupings of the kernels of a block's plan."""
+        task = self.tasks[b]
+        return regroup(task.block.graph, task.candidates, steps, self.meter.cost_ns, self.options,
+                       task.interfaces[j], deadline)  # fmt: skip
+
     def _recalled(self, b: int, j: int, what: str) -> Orchestration | None:
         tag = self._tag(b, j, what)
         memory, candidates = self.meter.database, self.tasks[b].candidates
         kept = recall_solved(memory, candidates, self.options, tag)
-        return None if kept is None else kept.found
+        if kept is None:
+            return None
+        if kept.found.rounds:
+            self.story.heard((b, j), kept.found.rounds[-1])
+        self.story.searched((b, j), what, self.story.seconds, kept.found, is_recalled=True)
+        return kept.found
 
     def _run(
         self, b: int, j: int, what: str, until_s: float | None, most_seconds: float,
         rounds: int | None = None, measurements: int = FURTHER_MEASUREMENTS,
     ) -> Orchestration:  # fmt: skip
         """Search an interface of a block, and keep what is found unless the budget ended it."""
-        limit_s = time.monotonic() + most_seconds
+        limit_s, began_s = time.monotonic() + most_seconds, self.story.seconds
         loop = self._loop(b, j, limit_s if until_s is None else min(until_s, limit_s), measurements)
         loop.estimate()
         found = loop.prove(rounds)
         is_budget = (until_s is not None and until_s <= limit_s) or self._is_over()
         found = replace(found, stopped_by_budget=found.stopped_by_budget and is_budget)
         self._keep(b, j, what, Solved(found, {}))
+        self.story.searched((b, j), what, began_s, found, is_recalled=False)
         return found
 
     def _loop(
@@ -317,10 +336,14 @@ class BlockSearch:
         return LazyLoop(
             task.block.graph, task.candidates, self.meter, self.options,
             self.deadline.until(until_s),
-            lambda entry: self.tell(b, entry), interface=task.interfaces[j],
+            partial(self._heard, b, j), interface=task.interfaces[j],
             most_measured=max(SURVEY_MEASUREMENTS, known + measurements),
             experience=self.experience,
         )  # fmt: skip
+
+    def _heard(self, b: int, j: int, entry: Round) -> None:
+        self.tell(b, entry)
+        self.story.heard((b, j), entry)
 
     def _tag(self, b: int, j: int, what: str) -> str:
         return f"{what} {self.tasks[b].interfaces[j]}"

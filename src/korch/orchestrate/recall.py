@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from korch.candidate.candidate import Candidate
@@ -42,10 +42,17 @@ class Memory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """The plan of a search, and the plans to hold it against."""
+    """The plan of a search, and the plans to hold it against.
+
+    Attributes:
+        found: the plan, and how it was found.
+        plans: by name.
+        is_recalled: whether an earlier run found it: then the seconds are that run's.
+    """
 
     found: Orchestration
     plans: Mapping[str, tuple[Candidate, ...]]
+    is_recalled: bool = field(default=False, compare=False)
 
 
 def instance_key(candidates: Sequence[Candidate], options: Options, tag: str = "") -> str:
@@ -109,4 +116,4 @@ def recall_solved(
         return None
     if not all(isinstance(memory.record(c.key), Measured) for c in steps):
         return None
-    return Solved(found, plans)
+    return Solved(found, plans, is_recalled=True)

@@ -6,7 +6,7 @@ Survey all blocks in all interfaces; choose; search what was chosen to the end; 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +18,17 @@ from korch.orchestrate.assemble import Assembly, Choice
 from korch.orchestrate.blocks import BlockSearch, Task, Tell
 from korch.orchestrate.lazy import Orchestration, Round
 from korch.orchestrate.problem import Certificate, Status
+from korch.orchestrate.regroup import Grouping, Groupings
 from korch.orchestrate.savings import Savings, add_savings
+from korch.orchestrate.story import Story, moving
 from korch.partition.block import Partition
 from korch.partition.join import Joined
+
+Steps = Mapping[tuple[int, int], tuple[Candidate, ...]]
+"""What each block runs in an interface."""
+
+REGROUP_SECONDS = 5.0
+"""Longest for other groupings of the plans' kernels, beyond a budget, too."""
 
 CHOICES = 3
 """Most times that segments choose their interfaces anew."""
@@ -35,12 +43,16 @@ class Outcome:
         found: the result of the search.
         partition: what the report says of segments; None if the model is one.
         savings: what each rule saves.
+        is_recalled: whether the model is one segment whose search an earlier run did.
+        groupings: per plan and kernel, other groupings.
     """
 
     plans: dict[str, tuple[Candidate, ...]]
     found: Orchestration
     partition: dict[str, Any] | None = None
     savings: Savings = field(default_factory=dict)
+    is_recalled: bool = False
+    groupings: dict[str, Groupings] = field(default_factory=dict)
 
 
 def search_segments(
@@ -61,10 +73,17 @@ def search_segments(
     Raises:
         InfeasibleError: a block has no plan.
     """
-    search = BlockSearch(tasks, meter, options, deadline, tell)
     assembly = Assembly(partition, joined, tasks, meter, options)
+    story = Story(Counter(b for b, _ in _uses(assembly, assembly.plain_choice()).elements()))
+    search = BlockSearch(tasks, meter, options, deadline, tell, story)
+
+    def choose() -> Choice:
+        chosen = assembly.choose(search.found)
+        story.chose(_uses(assembly, chosen), search.found, chosen.objective_ns, chosen.bound_ns)
+        return chosen
+
     search.survey()
-    choice = assembly.choose(search.found)
+    choice = choose()
     finished: set[tuple[int, int]] = set()
     for _ in range(CHOICES):
         used = _uses(assembly, choice)
@@ -74,13 +93,49 @@ def search_segments(
         search.finish(todo)
         finished |= todo.keys()
         search.tighten()
-        choice = assembly.choose(search.found)
-    plans = {"optimal": assembly.steps(choice, lambda b, j: search.found[b, j].steps)}
-    plans |= _baselines(assembly, search)
+        choice = choose()
+    best: Steps = {key: one.steps for key, one in search.found.items()}
+    made = {"optimal": (choice, best)}
+    made |= _baselines(assembly, search)
+    plans = {
+        name: assembly.steps(chosen, lambda b, j, of=of: of[b, j])  # type: ignore[misc]
+        for name, (chosen, of) in made.items()
+    }
     found = _result(search, choice, tasks, sum(meter.cost_ns(c)[0] for c in plans["optimal"]))
     uses = _uses(assembly, choice)
     savings = add_savings([(search.savings(b, j), count) for (b, j), count in uses.items()])
-    return Outcome(plans, found, _describe(partition, tasks, search, choice, uses), savings)
+    described = _describe(partition, tasks, search, choice, uses)
+    end = deadline.grace(REGROUP_SECONDS)
+    groupings = {
+        name: _groupings(assembly, search, chosen, of, plans[name], end)
+        for name, (chosen, of) in made.items()
+        if options.measure
+    }
+    return Outcome(plans, found, described, savings, groupings=groupings)
+
+
+def _groupings(
+    assembly: Assembly, search: BlockSearch, choice: Choice, of_block: Steps,
+    whole: Sequence[Candidate], deadline: Deadline,
+) -> Groupings:  # fmt: skip
+    """Return the other groupings of a plan's kernels within their segments."""
+    place = {_identity(step): n for n, step in enumerate(whole)}
+    known = {key: search.groupings(*key, of_block[key], deadline)
+             for key in _uses(assembly, choice)}  # fmt: skip
+    found: list[tuple[Grouping, ...]] = [()] * len(whole)
+    for i, j in enumerate(choice.interfaces):
+        if j < 0:
+            continue
+        key = assembly.block_of[i], j
+        at = [place.get(_identity(assembly.joined.place(i, c))) for c in of_block[key]]
+        for n, rows in zip(at, known[key], strict=True):
+            if n is not None:
+                found[n] = tuple(filter(None, (row.moved(at) for row in rows)))
+    return tuple(found)
+
+
+def _identity(step: Candidate) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    return step.key, step.group.primitives, step.group.outputs
 
 
 def _uses(assembly: Assembly, choice: Choice) -> Counter[tuple[int, int]]:
@@ -88,16 +143,12 @@ def _uses(assembly: Assembly, choice: Choice) -> Counter[tuple[int, int]]:
     return Counter((assembly.block_of[i], j) for i, j in enumerate(choice.interfaces) if j >= 0)
 
 
-def _baselines(assembly: Assembly, search: BlockSearch) -> dict[str, tuple[Candidate, ...]]:
-    """Return the plans that all blocks have, put together."""
+def _baselines(assembly: Assembly, search: BlockSearch) -> dict[str, tuple[Choice, Steps]]:
+    """Return the plans that all blocks have, as a choice and what each block runs."""
     choice = assembly.plain_choice()
-    of_block = {b: search.baselines(b) for b, _ in _uses(assembly, choice)}
+    of_block = {key: search.baselines(key[0]) for key in _uses(assembly, choice)}
     names = [n for n in next(iter(of_block.values()), {}) if all(n in p for p in of_block.values())]
-
-    def whole(name: str) -> tuple[Candidate, ...]:
-        return assembly.steps(choice, lambda b, _: of_block[b][name])
-
-    return {name: whole(name) for name in names}
+    return {n: (choice, {key: plans[n] for key, plans in of_block.items()}) for n in names}
 
 
 def _result(
@@ -120,12 +171,12 @@ def _result(
         is_measured=all(f.certificate.is_measured for f in best),
         seconds=sum(f.certificate.seconds for f in found),
     )
-    rounds = [entry for f in found for entry in f.rounds]
-    end = Round(bound_ns, objective_ns, sum(f.distinct_measured for f in best),
-                sum(entry.seconds for entry in rounds))  # fmt: skip
+    measured = sum(f.distinct_measured for f in best)
+    end = Round(bound_ns, objective_ns, measured, search.story.seconds)
     return Orchestration(
-        steps=(), certificate=certificate, costs_ns=(), rounds=(end,), measured=end.measured,
-        distinct_measured=end.measured, failed=sum(f.failed for f in best),
+        steps=(), certificate=certificate, costs_ns=(),
+        rounds=moving([*search.story.rounds, end]), measured=measured, distinct_measured=measured,
+        failed=sum(f.failed for f in best),
         stopped_by_budget=any(f.stopped_by_budget for f in found),
     )  # fmt: skip
 
@@ -150,6 +201,10 @@ def _describe(
                 }
                 for j, interface in enumerate(task.interfaces)
                 if (one := search.found.get((b, j))) is not None
+            ],
+            "searches": [
+                {**one, "layouts": str(task.interfaces[one["interface"]]) or "plain"}
+                for one in search.story.of_block(b)
             ],
         }
         for b, task in enumerate(tasks)

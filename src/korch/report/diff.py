@@ -1,12 +1,18 @@
-"""What differs between two plans, as text."""
+"""What differs between two plans, as text and as a page."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+import html
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from korch.report.explain import operations
+from korch.equivalence.rule import rule_of
+from korch.report.kernel import operations
+from korch.report.page import style_of_page
+from korch.report.units import cut, time_text
 from korch.runtime.record import PlanRecord, StepRecord
 
 NOTICEABLE = 0.05
@@ -20,75 +26,199 @@ _FACTS = (
     ("measured_candidates", "measured", "{:.0f}", 1.0), ("seconds", "s to optimize", "{:.1f}", 1.0),
 )  # fmt: skip
 
+Built = tuple[PlanRecord, Mapping[str, Any]]
+"""A plan and how it was found."""
 
-def differences(
-    first: PlanRecord, first_report: Mapping[str, Any], second: PlanRecord,
-    second_report: Mapping[str, Any],
-) -> str:  # fmt: skip
-    """Return what differs: facts, options, kernels that only one plan has, costs."""
-    parts = [
-        _facts(first, first_report, second, second_report), _options(first, second),
-        _kernels(first, second),
+
+@dataclass(frozen=True)
+class Changes:
+    """What differs between two plans.
+
+    Attributes:
+        facts: name, first, second, and how many times as large the second is, or "".
+        options: what was given differently: name, first, second.
+        common: how many kernels are in both.
+        alone: the kernels, with their places, that only the first has, and only the second.
+        moved: kernels of both with noticeably other costs.
+        operators: of the model, with what the kernels that run some part of each take in the first
+            and in the second, in nanoseconds; those with the largest change first.
+    """
+
+    facts: tuple[tuple[str, str, str, str], ...]
+    options: tuple[tuple[str, str, str], ...]
+    common: int
+    alone: tuple[tuple[tuple[int, StepRecord], ...], tuple[tuple[int, StepRecord], ...]]
+    moved: tuple[tuple[StepRecord, StepRecord], ...]
+    operators: tuple[tuple[str, float, float], ...]
+
+
+def changes(first: Built, second: Built) -> Changes:
+    """Return what differs between two plans.
+
+    A kernel's cost is divided evenly among the operators that it runs some part of.
+    """
+    (a, _), (b, _) = first, second
+    counts = [Counter(step.candidate for step in plan.steps) for plan in (a, b)]
+    again = {step.candidate: step for step in b.steps}
+    moved = tuple(
+        (step, again[step.candidate]) for step in {s.candidate: s for s in a.steps}.values()
+        if step.candidate in again
+        and abs(again[step.candidate].cost_ns - step.cost_ns) > NOTICEABLE * step.cost_ns
+    )  # fmt: skip
+    return Changes(
+        _facts(first, second), _options(a, b), sum((counts[0] & counts[1]).values()),
+        (_alone(a, counts[1]), _alone(b, counts[0])), moved, _operators(a, b),
+    )  # fmt: skip
+
+
+def differences(first: Built, second: Built) -> str:
+    """Return what differs between two plans as text."""
+    found = changes(first, second)
+    lines = [f"{'':16}{'first':>14}{'second':>14}"]
+    for name, x, y, ratio in found.facts:
+        lines.append(f"{name:16}{x:>14}{y:>14}" + f"  {ratio}" * bool(ratio))
+    if found.options:
+        lines += ["", "built differently:"]
+        lines += [f"  {name}: {x} -> {y}" for name, x, y in found.options]
+    lines += ["", f"kernels in both: {found.common}"]
+    for title, alone in zip(("first", "second"), found.alone, strict=True):
+        if alone:
+            total_us = sum(step.cost_ns for _, step in alone) / 1e3
+            lines.append(f"only in the {title}: {len(alone)} kernels, {total_us:.1f} us")
+            lines += [f"  {_line(number, step)}" for number, step in alone]
+    if found.moved:
+        lines.append("in both, with other costs:")
+        lines += [
+            f"  {x.cost_ns / 1e3:.1f} -> {y.cost_ns / 1e3:.1f} us  {x.provider} {operations(x)}"
+            for x, y in found.moved
+        ]
+    return "\n".join(lines)
+
+
+def differences_page(first: Built, second: Built) -> str:
+    """Return what differs between two plans as a page of HTML that holds all that it shows.
+
+    Raises:
+        UnsupportedError: the style of pages has not been built.
+    """
+    found = changes(first, second)
+    names = [plan.model.path.rpartition("/")[2] or "a model" for plan, _ in (first, second)]
+    title = f"Two plans of {names[0]}" if names[0] == names[1] else " and ".join(names)
+    body = [_section("All of it", ("", "first", "second", "second / first"), found.facts)]
+    if found.options:
+        body.append(_section("Built differently", ("", "first", "second"), found.options))
+    body.append(_section(
+        "Where the time goes, by the model's operators",
+        ("operator", "first", "second", "more"),
+        [(name, time_text(x), time_text(y), _signed_time(y - x)) for name, x, y in found.operators],
+        "A kernel's cost is divided evenly among the operators that it runs some part of.",
+    ))  # fmt: skip
+    for side, alone in zip(("first", "second"), found.alone, strict=True):
+        total = time_text(sum(step.cost_ns for _, step in alone))
+        rows = [(f"#{n}", time_text(s.cost_ns), s.provider, operations(s), _origins(s))
+                for n, s in alone]  # fmt: skip
+        body.append(_section(f"Only in the {side}: {len(alone)} kernels, {total}",
+                             ("#", "cost", "provider", "computes", "from"), rows))  # fmt: skip
+    moved = [
+        (time_text(x.cost_ns), time_text(y.cost_ns), f"{y.cost_ns / x.cost_ns:.2f}", x.provider,
+         operations(x)) for x, y in found.moved
     ]  # fmt: skip
-    return "\n\n".join(part for part in parts if part)
+    head = ("first", "second", "second / first", "provider", "computes")
+    body.append(_section(f"In both: {found.common} kernels; those with other costs", head, moved))
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{html.escape(title)}</title>\n<style>{style_of_page()}</style>\n</head>\n<body>\n"
+        f"<header><h1>{html.escape(title)}</h1></header>\n<main>\n" + "\n".join(body)
+        + "\n</main>\n</body>\n</html>\n"
+    )  # fmt: skip
 
 
-def _facts(first: PlanRecord, a: Mapping[str, Any], second: PlanRecord, b: Mapping[str, Any]
-           ) -> str:  # fmt: skip
-    lines = [f"{'':16}{'first':>14}{'second':>14}",
-             f"{'kernels':16}{len(first.steps):>14}{len(second.steps):>14}"]  # fmt: skip
+def _facts(first: Built, second: Built) -> tuple[tuple[str, str, str, str], ...]:
+    (one, a), (other, b) = first, second
+    rows = [("kernels", str(len(one.steps)), str(len(other.steps)), "")]
     for key, name, form, scale in _FACTS:
         if a.get(key) is None or b.get(key) is None:
             continue
         x, y = scale * a[key], scale * b[key]
-        ratio = f"  x {y / x:.2f}" if x else ""
-        lines.append(f"{name:16}{form.format(x):>14}{form.format(y):>14}{ratio}")
-    return "\n".join(lines)
+        rows.append((name, form.format(x), form.format(y), f"x {y / x:.2f}" if x else ""))
+    return tuple(rows)
 
 
-def _options(first: PlanRecord, second: PlanRecord) -> str:
+def _options(first: PlanRecord, second: PlanRecord) -> tuple[tuple[str, str, str], ...]:
     rows: list[tuple[str, Any, Any]] = [("korch", first.korch_version, second.korch_version),
             ("model", first.model.path, second.model.path)]  # fmt: skip
     for side, x, y in (("option", first.options, second.options),
                        ("target", first.target, second.target)):  # fmt: skip
         rows += [(f"{side} {key}", x.get(key), y.get(key)) for key in sorted({*x, *y})]
-    told = [f"{name}: {x} -> {y}" for name, x, y in rows if x != y]
-    return "\n".join(["built differently:", *(f"  {line}" for line in told)]) if told else ""
+    return tuple((name, str(x), str(y)) for name, x, y in rows if x != y)
 
 
-def _kernels(first: PlanRecord, second: PlanRecord) -> str:
-    lines: list[str] = []
-    counts = [Counter(step.candidate for step in plan.steps) for plan in (first, second)]
-    for title, plan, other in (("only in the first:", first, counts[1]),
-                               ("only in the second:", second, counts[0])):  # fmt: skip
-        left = Counter(other)
-        alone = []
-        for number, step in enumerate(plan.steps):
-            if left[step.candidate] > 0:
-                left[step.candidate] -= 1
-            else:
-                alone.append((number, step))
-        if alone:
-            total = sum(step.cost_ns for _, step in alone)
-            lines.append(f"{title} {len(alone)} kernels, {total / 1e3:.1f} us")
-            lines += [f"  {_line(number, step)}" for number, step in alone]
-    again = {step.candidate: step for step in second.steps}
-    moved = [
-        (step, again[step.candidate]) for step in {s.candidate: s for s in first.steps}.values()
-        if step.candidate in again
-        and abs(again[step.candidate].cost_ns - step.cost_ns) > NOTICEABLE * step.cost_ns
-    ]  # fmt: skip
-    if moved:
-        lines.append("in both, with other costs:")
-        lines += [
-            f"  {a.cost_ns / 1e3:.1f} -> {b.cost_ns / 1e3:.1f} us  {a.provider} {operations(a)}"
-            for a, b in moved
-        ]
-    common = sum((counts[0] & counts[1]).values())
-    return "\n".join([f"kernels in both: {common}", *lines])
+def _alone(plan: PlanRecord, other: Counter[str]) -> tuple[tuple[int, StepRecord], ...]:
+    left = Counter(other)
+    found = []
+    for number, step in enumerate(plan.steps):
+        if left[step.candidate] > 0:
+            left[step.candidate] -= 1
+        else:
+            found.append((number, step))
+    return tuple(found)
+
+
+def _operators(first: PlanRecord, second: PlanRecord) -> tuple[tuple[str, float, float], ...]:
+    costs: list[dict[str, float]] = []
+    for plan in (first, second):
+        own: dict[str, float] = defaultdict(float)
+        for step in plan.steps:
+            told = [origin for origin in step.origins if origin]
+            names = [o for o in told if not rule_of(o)] or told or ["changes of layout"]
+            for name in names:
+                own[name] += step.cost_ns / len(names)
+        costs.append(own)
+    rows = [(name, costs[0].get(name, 0.0), costs[1].get(name, 0.0))
+            for name in dict.fromkeys((*costs[0], *costs[1]))]  # fmt: skip
+    return tuple(sorted(rows, key=lambda row: -abs(row[2] - row[1])))
 
 
 def _line(number: int, step: StepRecord) -> str:
-    origins = ", ".join(origin for origin in step.origins if origin)
     return (f"{number:>3} {step.cost_ns / 1e3:>8.1f} us  {step.provider:<11} {operations(step)}"
-            f"  from {origins[:80]}")  # fmt: skip
+            f"  from {_origins(step)}")  # fmt: skip
+
+
+def _origins(step: StepRecord) -> str:
+    return cut(", ".join(origin for origin in step.origins if origin), 80)
+
+
+def _signed_time(time_ns: float) -> str:
+    return ("+" if time_ns >= 0 else "−") + time_text(abs(time_ns))
+
+
+def _section(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> str:
+    found = list(rows)
+    if not found:
+        return f"<section><h2>{html.escape(title)}</h2><p class='faint'>None.</p></section>"
+    sides = [_side([row[i] for row in found]) for i in range(len(head))]
+    heads = "".join(
+        f'<th scope="col"{side}>{html.escape(text)}</th>'
+        for text, side in zip(head, sides, strict=True)
+    )
+    lines = "\n".join(
+        "<tr>"
+        + "".join(
+            f"<td{side}>{html.escape(cell)}</td>" for cell, side in zip(row, sides, strict=True)
+        )
+        + "</tr>"
+        for row in found
+    )
+    return (
+        f"<section><h2>{html.escape(title)}</h2>"
+        + (f'<p class="faint">{html.escape(note)}</p>' if note else "")
+        + f'<div class="panel wide-table"><table><thead><tr>{heads}</tr></thead>\n'
+        f"<tbody>{lines}</tbody></table></div></section>"
+    )
+
+
+def _side(cells: Sequence[str]) -> str:
+    """Return the class of a column: numbers and times stand to the right."""
+    is_number = all(re.match(r"[+−]?\d|x \d|$", cell) for cell in cells)
+    return ' class="number"' if is_number else ""

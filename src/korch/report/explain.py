@@ -7,12 +7,19 @@ from the optimum of the search.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from korch.equivalence.rule import rule_of
+from korch.report.kernel import operations, slowest
+from korch.report.units import count_text, cut, milliseconds, size_text, time_text
 from korch.runtime.record import PlanRecord, PortRecord, StepRecord
+
+MOST_OUTPUTS = 8
+"""Of a model with more, the outputs with the largest errors are told in the terminal."""
+
+MOST_ROUNDS = 8
+"""So many rounds of the search are told in the terminal, from the first one to the last."""
 
 _OPTIMAL = "optimal"  # the name of the search's own plan in the contest
 
@@ -24,10 +31,10 @@ def summary(report: Mapping[str, Any]) -> str:
     share = 100 * report["measured_candidates"] / max(1, distinct)
     lines = [
         f"{report['artifact']}: {report['kernels']} kernels, "
-        f"{_milliseconds(report['measured_ms'])} measured, error {report['max_error']:.1e} of the "
-        f"largest element, arena {_size(report['arena_bytes'])}",
-        f"search: {report['status']}, {_milliseconds(report['predicted_ms'])} predicted, bound "
-        f"{_milliseconds(report['lower_bound_ms'])}, gap {100 * (report['gap'] or 0.0):.1f} %; "
+        f"{milliseconds(report['measured_ms'])} measured, error {report['max_error']:.1e} of the "
+        f"largest element, arena {size_text(report['arena_bytes'])}",
+        f"search: {report['status']}, {milliseconds(report['predicted_ms'])} predicted, bound "
+        f"{milliseconds(report['lower_bound_ms'])}, gap {100 * (report['gap'] or 0.0):.1f} %; "
         f"{report['candidates']} candidates, {distinct} different, "
         f"{report['measured_candidates']} measured ({share:.1f} %)",
         f"model: {report['primitives']} primitives, {report['alternatives']} alternatives; "
@@ -46,7 +53,7 @@ def summary(report: Mapping[str, Any]) -> str:
         found = rows[_OPTIMAL]
         told = (
             f"is out: {found['refusal']}" if found["refusal"]
-            else f"took {_milliseconds(found['measured_ms'])}"
+            else f"took {milliseconds(found['measured_ms'])}"
         )  # fmt: skip
         lines.insert(1, f"as a whole the plan {won!r} won: the optimum of the search {told}")
     if report.get("stopped_by_budget"):
@@ -61,7 +68,8 @@ def explain(plan: PlanRecord, report: Mapping[str, Any]) -> str:
         plan: the kernels in order.
         report: how the plan was found; it may be empty.
     """
-    parts = [_head(plan, report), _contest(report), _rules(plan, report), _kernels(plan)]
+    parts = [_head(plan, report), _slowest(plan, report), _story(report), _contest(report),
+             _rules(plan, report), _kernels(plan)]  # fmt: skip
     return "\n\n".join(part for part in parts if part)
 
 
@@ -79,6 +87,15 @@ def _head(plan: PlanRecord, report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _slowest(plan: PlanRecord, report: Mapping[str, Any]) -> str:
+    rows = slowest(plan, report)
+    if not rows:
+        return ""
+    lines = ["the slowest kernels, and why (more: korch explain --kernel NUMBER):"]
+    lines += (f"  #{number:<4}{text}" for number, text in rows)
+    return "\n".join(lines)
+
+
 def quality(report: Mapping[str, Any]) -> list[str]:
     """Return lines on what a plan computes and how exactly, beside the model as given."""
     lines = []
@@ -92,13 +109,62 @@ def quality(report: Mapping[str, Any]) -> list[str]:
             f"       {report['rms_error']:.1e} of the outputs' root mean square; the model as "
             f"given has {report['given_rms_error']:.1e}"
         )
+    if report.get("output_errors"):
+        lines.append(_outputs(output_rows(report)))
     if "given_flop" in report:
         given, done = report["given_flop"], report["flop"]
         lines.append(
-            f"operations: {_count(given)}FLOP as given, {_count(done)}FLOP in the plan "
+            f"operations: {count_text(given)}FLOP as given, {count_text(done)}FLOP in the plan "
             f"({given / max(1, done):.2f}x fewer)"
         )
     return lines
+
+
+def output_rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return, per output, the worst first: name, errors, and the error of the model as given.
+
+    The errors are the largest one relative to the largest element, the same relative to the root
+    of the mean square, and the root of the mean square of all, relative to the latter.
+    """
+    rows = sorted(report.get("output_errors", ()), key=lambda row: -float(row["of_largest"]))
+    return [
+        (row["output"], *(f"{float(row[key]):.1e}" for key in ("of_largest", "of_rms", "rms")),
+         f"{float(row['given']['of_largest']):.1e}")
+        for row in rows
+    ]  # fmt: skip
+
+
+def _outputs(rows: Sequence[Sequence[str]]) -> str:
+    lines = ["       largest error, of the largest element and of the RMS; RMS of all errors, of "
+             "the RMS:"]  # fmt: skip
+    for name, of_largest, of_rms, rms, _ in rows[:MOST_OUTPUTS]:
+        lines.append(f"       {cut(name, 30):32}{of_largest:>9}{of_rms:>9}{rms:>9}")
+    if len(rows) > MOST_OUTPUTS:
+        lines.append(f"       and {len(rows) - MOST_OUTPUTS} outputs with smaller errors")
+    return "\n".join(lines)
+
+
+def _story(report: Mapping[str, Any]) -> str:
+    """Return the bound and the best plan over the seconds of the search, a few rounds of it."""
+    rounds = report.get("rounds", ())
+    if len(rounds) < 2:
+        return ""
+    count = min(len(rounds), MOST_ROUNDS)
+    picked = [rounds[round(i * (len(rounds) - 1) / (count - 1))] for i in range(count)]
+    lines = [
+        "the search over time" + (", in the run that did it" if report.get("recalled") else "")
+        + ":",
+        f"  {'seconds':>9}{'no plan below':>16}{'best plan':>14}{'gap':>9}{'measured':>10}",
+    ]  # fmt: skip
+    for entry in picked:
+        best_ns, bound_ns = entry["incumbent_ns"], entry["bound_ns"]
+        best, gap = "-", "-"
+        if best_ns is not None:
+            best = milliseconds(best_ns / 1e6)
+            gap = f"{100 * (best_ns - bound_ns) / (best_ns or 1):.1f} %"
+        lines.append(f"  {entry['seconds']:>9.1f}{milliseconds(bound_ns / 1e6):>16}{best:>14}"
+                     f"{gap:>9}{entry['measured']:>10}")  # fmt: skip
+    return "\n".join(lines)
 
 
 def _contest(report: Mapping[str, Any]) -> str:
@@ -117,9 +183,9 @@ def _contest(report: Mapping[str, Any]) -> str:
             continue
         # Of kernels that were not measured only bounds are known.
         least = "" if row.get("is_measured", True) else "> "
-        line += f"{least + _milliseconds(row['predicted_ms']):>12}"
+        line += f"{least + milliseconds(row['predicted_ms']):>12}"
         times = ("measured_ms", "p10_ms", "p90_ms")
-        line += "".join(f"{_milliseconds(row[name]):>12}" for name in times)
+        line += "".join(f"{milliseconds(row[name]):>12}" for name in times)
         note = f"  out: {row['refusal']}" if row["refusal"] else ""
         lines.append(f"{line}{row['max_error']:>10.1e}{note}")
     return "\n".join(lines)
@@ -155,7 +221,7 @@ def _rules(plan: PlanRecord, report: Mapping[str, Any]) -> str:
     for row in rows:
         told = f"{row['kernels']:>4} kernels"
         if row["kernels"]:
-            told += f" {_time(row['cost_ns']):>10}  {row['saves']}".rstrip()
+            told += f" {time_text(row['cost_ns']):>10}  {row['saves']}".rstrip()
         lines.append(f"  {row['name']:36}{row['fired']:>4} added {told}")
     return "\n".join(lines)
 
@@ -163,10 +229,10 @@ def _rules(plan: PlanRecord, report: Mapping[str, Any]) -> str:
 def _saved(saved_ms: Mapping[str, float | None], rule: str) -> str:
     if rule not in saved_ms:
         return ""
-    milliseconds = saved_ms[rule]
-    if milliseconds is None:
+    saved = saved_ms[rule]
+    if saved is None:
         return "no measured plan without it"
-    return f"saves {_time(1e6 * milliseconds)}" if milliseconds else "saves nothing by itself"
+    return f"saves {time_text(1e6 * saved)}" if saved else "saves nothing by itself"
 
 
 def _kernels(plan: PlanRecord) -> str:
@@ -176,42 +242,27 @@ def _kernels(plan: PlanRecord) -> str:
         f"{'provider':11} what it computes (layouts)"
     ]
     for number, step in enumerate(plan.steps):
-        cost, ratio = f"≥{_time(step.cost_ns)}", "-"
+        cost, ratio = f"≥{time_text(step.cost_ns)}", "-"
         if step.is_measured:
-            cost = _time(step.cost_ns)
+            cost = time_text(step.cost_ns)
             ratio = f"{step.cost_ns / step.bound_ns:.1f}" if step.bound_ns > 0 else "-"
         lines.append(
             f"{number:>3} {cost:>10} {100 * step.cost_ns / total_ns:>5.1f}% {ratio:>8} "
-            f"{_size(step.size_bytes):>10} {_count(step.work_flop):>6}  {step.provider:<11} "
-            f"{operations(step)} {_layouts(step)}"
+            f"{size_text(step.size_bytes):>10} {count_text(step.work_flop):>6}  "
+            f"{step.provider:<11} {operations(step)} {_layouts(step)}"
         )
         if origins := [origin for origin in step.origins if origin]:
-            lines.append(" " * 62 + "from " + _cut(", ".join(origins), 90))
+            lines.append(" " * 62 + "from " + cut(", ".join(origins), 90))
     unmeasured = sum(not step.is_measured for step in plan.steps)
     lines.append(
-        f"sum {'≥' * (unmeasured > 0) + _time(sum(s.cost_ns for s in plan.steps)):>10} {'':15} "
-        f"{_size(sum(s.size_bytes for s in plan.steps)):>10} "
-        f"{_count(sum(s.work_flop for s in plan.steps)):>6}"
+        f"sum {'≥' * (unmeasured > 0) + time_text(sum(s.cost_ns for s in plan.steps)):>10} {'':15} "
+        f"{size_text(sum(s.size_bytes for s in plan.steps)):>10} "
+        f"{count_text(sum(s.work_flop for s in plan.steps)):>6}"
     )
     if unmeasured:
         lines.append(f"{unmeasured} of {len(plan.steps)} kernels were not measured: ≥ marks the "
                      "bound that stands for their time")  # fmt: skip
     return "\n".join(lines)
-
-
-def operations(step: StepRecord) -> str:
-    """Return the names of what a kernel computes, in order, equal neighbours counted."""
-    names = re.findall(r"^%\d+: \S+ = (\w+)\(", step.primitives, re.MULTILINE)
-    names = [name for name in names if name != "broadcast"] or names
-    if not names:
-        return "layout change"
-    runs: list[tuple[str, int]] = []
-    for name in names:
-        if runs and runs[-1][0] == name:
-            runs[-1] = (name, runs[-1][1] + 1)
-        else:
-            runs.append((name, 1))
-    return _cut(" ".join(n if k == 1 else f"{n} x{k}" for n, k in runs), 70)
 
 
 def _layouts(step: StepRecord) -> str:
@@ -227,36 +278,6 @@ def _ports(ports: Sequence[PortRecord]) -> str:
     return ", ".join(texts)
 
 
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 3] + "..."
-
-
-def _time(time_ns: float) -> str:
-    if time_ns < 1e3:
-        return f"{time_ns:.0f} ns"
-    return f"{time_ns / 1e3:.1f} us" if time_ns < 1e6 else f"{time_ns / 1e6:.2f} ms"
-
-
-def _milliseconds(time_ms: float) -> str:
-    return f"{time_ms:.4f} ms" if time_ms < 1 else f"{time_ms:.3f} ms"
-
-
-def _size(size_bytes: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size_bytes < 1024 or unit == "GiB":
-            break
-        size_bytes /= 1024
-    return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
-
-
-def _count(number: float) -> str:
-    for unit in ("", "K", "M", "G"):
-        if number < 1000 or unit == "G":
-            break
-        number /= 1000
-    return f"{number:.0f}{unit}" if number >= 100 or not unit else f"{number:.1f}{unit}"
-
-
 def describe(report: Mapping[str, Any]) -> str:
     """Return what is known of an executable of several parts: plans for shapes, or segments."""
     lines = []
@@ -264,8 +285,8 @@ def describe(report: Mapping[str, Any]) -> str:
         lines += summary({"artifact": f"inputs of {shapes}", **plan}).splitlines()
     if "plans" in report:
         lines.append(
-            f"shared: weights of {_size(report['weights_bytes'])} in "
-            f"{_size(report['shared_weights_bytes'])}, {report['kernels']} steps with "
+            f"shared: weights of {size_text(report['weights_bytes'])} in "
+            f"{size_text(report['shared_weights_bytes'])}, {report['kernels']} steps with "
             f"{report['shared_kernels']} different kernels"
         )
     for number, segment in enumerate(report.get("segments", ())):

@@ -18,7 +18,17 @@ from korch.candidate.layout import Layout
 from korch.equivalence.rule import rule_of
 from korch.errors import UnsupportedError
 from korch.primitive.types import ValueType
-from korch.report.explain import operations, rule_rows, summary
+from korch.report.explain import output_rows, rule_rows, summary
+from korch.report.kernel import (
+    grouping_row,
+    groupings_of,
+    operations,
+    rival_row,
+    slowest,
+    why,
+)
+from korch.report.threads import Threads
+from korch.report.units import cut
 from korch.runtime.record import PlanRecord, PortRecord, StepRecord
 
 LONGEST_SOURCE = 200_000
@@ -31,6 +41,7 @@ _ENDS = re.compile(r'(%\d+) "(\w+)"')
 def page(
     plan: PlanRecord, report: Mapping[str, Any], sources: Mapping[str, str],
     run_ns: Sequence[float] | None = None, peers: Sequence[Mapping[str, Any]] = (),
+    threads: Threads | None = None,
 ) -> str:  # fmt: skip
     """Return the page.
 
@@ -40,45 +51,59 @@ def page(
         sources: of the kernels, by file name or symbol.
         run_ns: what each kernel takes inside of a run, if it was run.
         peers: rows of a comparison, as `korch bench --json` prints them.
+        threads: what its threads do in runs, if somebody looked.
 
     Raises:
         UnsupportedError: the page's script has not been built.
     """
-    data = page_data(plan, report, sources, run_ns, peers)
-    folder = files("korch.report") / "web"
-    script, style = folder / "page.js", folder / "page.css"
-    if not script.is_file() or not style.is_file():
-        raise UnsupportedError(
-            "the script of the page is not there", where="option --html",
-            hint="In a checkout `make web` builds it, with Node.js; released packages have it",
-        )  # fmt: skip
+    data = page_data(plan, report, sources, run_ns, peers, threads)
+    script = _built("page.js")
     text = (files("korch.report") / "page.html").read_text()
     # What would end the element early is written in another way that means the same.
     packed = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
     parts = {
         "TITLE": html.escape(data["title"]), "SUMMARY": html.escape(data["summary"]),
-        "STYLE": style.read_text(), "DATA": packed,
-        "SCRIPT": script.read_text().replace("</script", "<\\/script"),
+        "STYLE": style_of_page(), "DATA": packed,
+        "SCRIPT": script.replace("</script", "<\\/script"),
     }  # fmt: skip
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], text)
+
+
+def style_of_page() -> str:
+    """Return the style sheet of pages.
+
+    Raises:
+        UnsupportedError: it has not been built.
+    """
+    return _built("page.css")
+
+
+def _built(name: str) -> str:
+    path = files("korch.report") / "web" / name
+    if not path.is_file():
+        raise UnsupportedError(
+            "the script of the page is not there", where="option --html",
+            hint="In a checkout `make web` builds it, with Node.js; released packages have it",
+        )  # fmt: skip
+    return path.read_text()
 
 
 def page_data(
     plan: PlanRecord, report: Mapping[str, Any], sources: Mapping[str, str],
     run_ns: Sequence[float] | None = None, peers: Sequence[Mapping[str, Any]] = (),
+    threads: Threads | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return what the page's script reads."""
+    """Return what the page's script reads; for the arguments see `page`."""
     is_cuda = "arch" in plan.target
     name = plan.model.path.rpartition("/")[2] or "a model"
-    rivals = report.get("rivals", {})
-    kernels = [
-        _kernel(number, step, rivals.get(step.candidate, ()), run_ns)
-        for number, step in enumerate(plan.steps)
-    ]
+    told = {key: value for key, value in report.items() if key != "output_errors"}  # has a table
+    kernels = [_kernel(number, step, report, run_ns) for number, step in enumerate(plan.steps)]
+    for kernel, load in zip(kernels, threads.loads() if threads else (), strict=False):
+        kernel["load"] = load and f"{load.longest:.2f} of the mean, {100 * load.idle:.1f} % idle"
     texts = {key.removesuffix(".cpp"): text[:LONGEST_SOURCE] for key, text in sources.items()}
     return {
         "title": f"{name} on {plan.target.get('cpu', 'an unknown machine')}",
-        "summary": summary({"artifact": name, **report}) if "plan" in report else "",
+        "summary": summary({"artifact": name, **told}) if "plan" in report else "",
         "facts": _facts(plan, report), "kernels": kernels,
         "total_us": sum(k["us"] for k in kernels) or 1.0,
         "contest": list(report.get("contest", ())), "kept": report.get("plan", ""),
@@ -90,7 +115,13 @@ def page_data(
             "operators": _operator_graph(plan, report),
         },
         "roof": _roof(plan, report), "memory": _live_bytes(plan), "arena_bytes": plan.arena_bytes,
-        "rounds": list(report.get("rounds", ())),
+        "threads": [] if threads is None else [
+            [span.kernel, span.thread, span.begin_ns / 1e3, span.end_ns / 1e3]
+            for span in threads.typical.spans
+        ],
+        "spans_us": [] if threads is None else [t / 1e3 for t in threads.typical.kernel_ns],
+        "slowest": slowest(plan, report), "stories": _stories(report),
+        "outputs": output_rows(report),
     }  # fmt: skip
 
 
@@ -119,8 +150,9 @@ def _facts(plan: PlanRecord, report: Mapping[str, Any]) -> list[tuple[str, str]]
     return found
 
 
-def _kernel(number: int, step: StepRecord, rivals: Sequence[Mapping[str, Any]],
+def _kernel(number: int, step: StepRecord, report: Mapping[str, Any],
             run_ns: Sequence[float] | None) -> dict[str, Any]:  # fmt: skip
+    rivals = report.get("rivals", {}).get(step.candidate, ())
     return {
         "number": number, "symbol": step.symbol, "provider": step.provider,
         "variant": step.variant, "operations": operations(step), "primitives": step.primitives,
@@ -129,23 +161,15 @@ def _kernel(number: int, step: StepRecord, rivals: Sequence[Mapping[str, Any]],
         "inputs": [_port(port) for port in step.inputs],
         "outputs": [_port(port) for port in step.outputs],
         "us": step.cost_ns / 1e3, "measured": step.is_measured, "bound_us": step.bound_ns / 1e3,
-        "limit": "bytes, operations and the call", "bytes": step.size_bytes,
+        "why": why(step, report.get("machine", {})), "bytes": step.size_bytes,
         "flop": step.work_flop, "run_us": None if run_ns is None else run_ns[number] / 1e3,
-        "rivals": [_rival(row, step) for row in rivals],
+        "rivals": [rival_row(row, step) for row in rivals],
+        "groupings": [grouping_row(row) for row in groupings_of(number, report)],
     }  # fmt: skip
 
 
 def _port(port: PortRecord) -> str:
     return f"%{port.value} {port.type} {port.layout or 'scalar'} ({port.place.lower()})"
-
-
-def _rival(row: Mapping[str, Any], step: StepRecord) -> dict[str, str]:
-    what = f"{row['provider']} {row['layouts']} {row['variant']}".rstrip()
-    if row["failure"]:
-        return {"what": what, "cost": "out", "more": row["failure"]}
-    cost = f"{'' if row['is_measured'] else '≥ '}{row['cost_ns'] / 1e3:.1f} µs"
-    more = f"{row['cost_ns'] / step.cost_ns:.2f}x" if step.cost_ns else "–"
-    return {"what": what, "cost": cost, "more": more if row["is_measured"] else "not measured"}
 
 
 def _peer(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -250,6 +274,26 @@ def _operator_graph(plan: PlanRecord, report: Mapping[str, Any]) -> dict[str, An
 
 
 # Charts
+
+
+def _stories(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return searches over time: the whole model's first, then each block's in each interface."""
+    is_old = report.get("recalled")
+    note = "an earlier run did this search; the seconds are its own" if is_old else ""
+    if report.get("partition"):
+        note = "a candidate that blocks share is counted for each of them"
+    found = [{"name": "the whole model", "note": note, "rounds": list(report.get("rounds", ()))}]
+    for number, block in enumerate((report.get("partition") or {}).get("blocks", ())):
+        count = len(block["instances"])
+        for search in block.get("searches", ()):
+            begun = "recalled from an earlier run" if search["recalled"] else "begun"
+            found.append({
+                "name": f"block {number + 1} (x {count}), {search['what']}: "
+                        f"{cut(search['layouts'], 60)}",
+                "note": f"{begun} {search['began_s']:.1f} s after the search of the model began",
+                "rounds": search["rounds"],
+            })  # fmt: skip
+    return [story for story in found if story["rounds"]]
 
 
 def _roof(plan: PlanRecord, report: Mapping[str, Any]) -> list[tuple[float, float]]:

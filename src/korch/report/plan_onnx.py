@@ -21,7 +21,7 @@ from korch.primitive.op import Array
 from korch.primitive.ops.opaque import onnx_type
 from korch.primitive.text import parse_graph
 from korch.primitive.types import DType, ValueType
-from korch.report.explain import operations
+from korch.report.kernel import operations
 from korch.runtime.record import PlanRecord, PortRecord, StepRecord
 
 DOMAIN = "korch.kernels"

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from korch.report.explain import operations
+from korch.report.kernel import operations
+from korch.report.threads import Load
 from korch.runtime.executable import Executable
 
 
@@ -44,11 +45,19 @@ class KernelTime:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The times of all kernels, in the order of the plan, and of whole runs."""
+    """The times of all kernels, in the order of the plan, and of whole runs.
+
+    Attributes:
+        kernels: the times.
+        run_ns: the median time of a whole run.
+        rounds: how many runs.
+        loads: how evenly each kernel's threads work; empty if nobody looked.
+    """
 
     kernels: tuple[KernelTime, ...]
     run_ns: float
     rounds: int
+    loads: tuple[Load | None, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
@@ -59,20 +68,37 @@ class Profile:
         total = sum(kernel.median_ns for kernel in self.kernels) or 1.0
         slowest = sorted(self.kernels, key=lambda kernel: -kernel.median_ns)[:most]
         lines = [f"{'#':>4} {'in the run':>11} {'p10':>9} {'p90':>9} {'share':>6} {'alone':>10} "
-                 f"{'ratio':>6}  {'provider':11} what it computes"]  # fmt: skip
+                 f"{'ratio':>6}  {self._load_text(None)}{'provider':11} what it computes"
+                 ]  # fmt: skip
         for k in slowest:
             alone = f"{'' if k.is_measured else '≥'}{k.alone_ns / 1e3:.1f}"
             ratio = f"{k.median_ns / k.alone_ns:.2f}" if k.is_measured and k.alone_ns else "-"
             lines.append(
                 f"{k.number:>4} {k.median_ns / 1e3:>8.1f} us {k.p10_ns / 1e3:>9.1f} "
                 f"{k.p90_ns / 1e3:>9.1f} {100 * k.median_ns / total:>5.1f}% {alone:>10} "
-                f"{ratio:>6}  {k.provider:<11} {k.what}"
+                f"{ratio:>6}  {self._load_text(k)}{k.provider:<11} {k.what}"
             )
         if len(self.kernels) > most:
             lines.append(f"and {len(self.kernels) - most} more")
+        if self.loads:
+            lines.append(
+                "longest: the thread that works longest, over the mean of all; idle: the share of "
+                "all threads' time without work; - where no parallel region was seen"
+            )
         lines.append("")
         lines += self._sums()
         return "\n".join(lines)
+
+    def _load_text(self, kernel: KernelTime | None) -> str:
+        """Return a kernel's columns on its threads, or their heads; "" if nobody looked."""
+        if not self.loads:
+            return ""
+        if kernel is None:
+            return f"{'longest':>7} {'idle':>6}  "
+        load = self.loads[kernel.number]
+        if load is None:
+            return f"{'-':>7} {'-':>6}  "
+        return f"{load.longest:>7.2f} {100 * load.idle:>5.1f}%  "
 
     def _sums(self) -> list[str]:
         sums: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])

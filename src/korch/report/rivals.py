@@ -1,4 +1,7 @@
-"""Candidates that lost: other providers, layouts and variants for exactly the same primitives."""
+"""Candidates that lost, as plain data.
+
+Other providers, layouts and variants for exactly the same primitives, and other groupings.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from typing import Any
 from korch.candidate.candidate import Candidate
 from korch.measure.meter import AnyMeter
 from korch.measure.record import Failed, Measured
+from korch.orchestrate.regroup import Groupings
+from korch.report.kernel import operations_of
 
 MOST_RIVALS = 6
 """Of each kernel: the cheapest."""
@@ -38,6 +43,24 @@ def rivals_of(
         rows = sorted((_row(other, meter) for other in others), key=_order)
         found[candidate.key] = rows[:MOST_RIVALS]
     return found
+
+
+def grouping_rows(groupings: Groupings) -> list[list[dict[str, Any]]]:
+    """Return, per kernel of a plan, the groupings that lost: what runs, instead of which places."""
+    return [
+        [
+            {
+                "kernels": [
+                    {"provider": c.provider, "operations": operations_of(c.group.text)}
+                    for c in row.kernels
+                ],
+                "instead": list(row.instead), "cost_ns": row.cost_ns,
+                "instead_ns": row.instead_ns,
+            }
+            for row in rows
+        ]
+        for rows in groupings
+    ]  # fmt: skip
 
 
 def _row(candidate: Candidate, meter: AnyMeter) -> dict[str, Any]:

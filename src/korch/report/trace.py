@@ -1,42 +1,86 @@
 """A run as a trace: what Perfetto and Chrome's tracing page show.
 
-Each kernel is one span: its threads begin and end together, so a span is what all of them took.
+One row has the kernels. If the threads were looked at, each has a row of its own, with a span for
+each parallel region in which it worked; otherwise a kernel's span is what all of them took.
 Source: the Trace Event Format, "complete events".
 """
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
-from korch.report.explain import operations
+from korch.report.kernel import operations
 from korch.report.profile import Profile
+from korch.report.threads import Threads
 from korch.runtime.record import PlanRecord
 
+CALLING_ONLY = (
+    "Kernels without spans in the rows of threads ran on the calling thread alone, or on threads "
+    "that can't be seen: ONNX Runtime's, or those of another OpenMP than GCC's."
+)
 
-def trace(plan: PlanRecord, profile: Profile) -> dict[str, Any]:
-    """Return the trace of a median run.
+
+def trace(plan: PlanRecord, profile: Profile, threads: Threads | None = None,
+          reason: str = "") -> dict[str, Any]:  # fmt: skip
+    """Return the trace of a run.
 
     Args:
         plan: the kernels in order.
-        profile: their times inside of runs.
+        profile: their times inside of runs: the trace's, if the threads were not looked at.
+        threads: runs in which they were: the trace is that of median length.
+        reason: why they were not.
     """
+    if threads is None:
+        kernel_ns = [kernel.median_ns for kernel in profile.kernels]
+        names = {0: f"kernels, each on {plan.threads} threads"}
+        note = f"Threads are not shown: {reason or 'nobody looked'}."
+    else:
+        kernel_ns = [float(time_ns) for time_ns in threads.typical.kernel_ns]
+        names = {0: "kernels"} | {n + 1: f"thread {n}" for n in range(threads.threads)}
+        note = CALLING_ONLY
     events: list[dict[str, Any]] = [
         {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": plan.model.path or "model"}},
-        {"name": "thread_name", "ph": "M", "pid": 1, "tid": 0,
-         "args": {"name": f"kernels, each on {plan.threads} threads"}},
     ]  # fmt: skip
-    at_us = 0.0
-    for number, (step, kernel) in enumerate(zip(plan.steps, profile.kernels, strict=True)):
-        duration_us = kernel.median_ns / 1e3
+    for row, name in names.items():
+        events.append({"name": "thread_name", "ph": "M", "pid": 1, "tid": row,
+                       "args": {"name": name}})  # fmt: skip
+        events.append({"name": "thread_sort_index", "ph": "M", "pid": 1, "tid": row,
+                       "args": {"sort_index": row}})  # fmt: skip
+    events += _kernels(plan, profile, kernel_ns)
+    if threads is not None:
+        events += _threads(plan, threads)
+    return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": {"threads": note}}
+
+
+def _kernels(plan: PlanRecord, profile: Profile, kernel_ns: list[float]) -> list[dict[str, Any]]:
+    events = []
+    begins = accumulate(kernel_ns, initial=0.0)
+    for number, (step, begin_ns, time_ns) in enumerate(
+        zip(plan.steps, begins, kernel_ns, strict=False)  # the last begin is the end
+    ):
+        load = profile.loads[number] if profile.loads else None
+        about = {} if load is None else {"longest over mean": load.longest, "idle": load.idle}
         events.append({
-            "name": operations(step), "cat": step.provider, "ph": "X", "ts": at_us,
-            "dur": duration_us, "pid": 1, "tid": 0,
+            "name": operations(step), "cat": step.provider, "ph": "X", "ts": begin_ns / 1e3,
+            "dur": time_ns / 1e3, "pid": 1, "tid": 0,
             "args": {
                 "kernel": number, "provider": step.provider, "variant": step.variant,
                 "alone us": step.cost_ns / 1e3, "bound us": step.bound_ns / 1e3,
                 "bytes": step.size_bytes, "FLOP": step.work_flop,
-                "origins": [origin for origin in step.origins if origin],
+                "origins": [origin for origin in step.origins if origin], **about,
             },
         })  # fmt: skip
-        at_us += duration_us
-    return {"traceEvents": events, "displayTimeUnit": "ns"}
+    return events
+
+
+def _threads(plan: PlanRecord, threads: Threads) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": operations(plan.steps[span.kernel]), "cat": plan.steps[span.kernel].provider,
+            "ph": "X", "ts": span.begin_ns / 1e3, "dur": (span.end_ns - span.begin_ns) / 1e3,
+            "pid": 1, "tid": span.thread + 1,
+            "args": {"kernel": span.kernel, "waited for other threads us": span.wait_ns / 1e3},
+        }
+        for span in threads.typical.spans
+    ]  # fmt: skip

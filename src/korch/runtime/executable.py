@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from korch.primitive.types import DType, ValueType
 from korch.runtime.artifact import Artifact, artifact_bytes, read_artifact, write_artifact
 from korch.runtime.library import Handle, Library, load_plans
 from korch.runtime.record import PlanRecord, TensorRecord
+
+T = TypeVar("T")
 
 _ONNX_TYPE = {
     DType.F64: "double", DType.F32: "float", DType.F16: "float16", DType.BF16: "bfloat16",
@@ -199,6 +201,22 @@ class Executable:
             kernel_ns.append(tuple(self._handle.run_timed(*addresses)))
             run_ns.append(time.perf_counter_ns() - start)
         return Timing(tuple(run_ns), tuple(kernel_ns))
+
+    def hooked(
+        self, arrays: Sequence[Any], hook: Callable[[Handle, Sequence[int], Sequence[int]], T]
+    ) -> T:
+        """Return what a hook gives that runs the plan itself.
+
+        Args:
+            arrays: one for each input, in the model's order.
+            hook: given the plan, the address of each input, and that of each output.
+
+        Raises:
+            InputError: an array has another shape or type, or there are too few or too many.
+        """
+        inputs = self._accept(arrays)
+        outputs = self._allocate()
+        return hook(self._handle, _addresses(inputs), _addresses(outputs))
 
     def stopwatch(self, arrays: Sequence[Any]) -> Callable[[], int]:
         """Return a function that runs the model once on some arrays and gives its nanoseconds.

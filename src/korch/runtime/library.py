@@ -60,6 +60,11 @@ class Library:
         """Return a function of the plan; it takes whatever it is given."""
         return ctypes.CFUNCTYPE(result)(getattr(self._plan, name))
 
+    def address(self, name: str) -> int:
+        """Return the address of a function of the plan."""
+        found: int = getattr(self._plan, name)
+        return found
+
     def _tensors(self, function: str) -> Tensors:
         count = ctypes.c_int64()
         found = self.function(function, ctypes.POINTER(_Tensor))(ctypes.byref(count))
@@ -98,6 +103,16 @@ class Handle:
         destroy = library.function("destroy", None)
         # The weights are an argument so that they outlive the handle.
         weakref.finalize(self, _destroy, destroy, self._handle, weights)
+
+    @property
+    def pointer(self) -> ctypes.c_void_p:
+        """What the functions of the plan are given."""
+        return self._handle
+
+    @property
+    def timed_address(self) -> int:
+        """The address of the plan's `run_timed`, for native code that calls it."""
+        return self.library.address("run_timed")
 
     def run(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Run once.

@@ -1,0 +1,130 @@
+/* Preloaded into a process, notes when each thread works on each parallel region of a run.
+ *
+ * GCC calls GOMP_parallel for every parallel region (until GCC 4.9, whose code oneDNN's package may
+ * hold, GOMP_parallel_start and GOMP_parallel_end around the calling thread's own share), and
+ * GOMP_barrier where threads meet. Here these are called through functions that look at the clock;
+ * kernels are run as they are. The first look at the clock in a timed run is when its first kernel
+ * begins, so the kernels' times say to which of them a region belongs.
+ */
+#include <atomic>
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <time.h>
+
+namespace {
+
+/* What one thread did in one region; as `Span` in korch/report/threads_worker.py. */
+struct span {
+    int64_t region, thread, begin_ns, end_ns, wait_ns;
+};
+
+struct job {
+    void (*run)(void *);
+    void *data;
+    int64_t region;
+};
+
+void (*real_parallel)(void (*)(void *), void *, unsigned, unsigned);
+void (*real_start)(void (*)(void *), void *, unsigned);
+void (*real_end)(void);
+void (*real_barrier)(void);
+int (*real_thread)(void);
+int (*real_clock)(clockid_t, timespec *);
+
+std::atomic<bool> is_on{false};
+std::atomic<int64_t> regions, count, first_ns;
+span *spans;
+int64_t limit;
+thread_local int64_t waited_ns;
+
+/* The region that a thread has begun by GOMP_parallel_start, and when; none if `run` is null. */
+thread_local job started;
+thread_local int64_t started_ns;
+
+int64_t now_ns() {
+    timespec time;
+    real_clock(CLOCK_MONOTONIC, &time);
+    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+void note(int64_t region, int64_t begin_ns, int64_t end_ns) {
+    const int64_t at = count.fetch_add(1);
+    if (at < limit) spans[at] = {region, real_thread(), begin_ns, end_ns, waited_ns};
+}
+
+void watched(void *pointer) {
+    const job *own = (const job *)pointer;
+    waited_ns = 0;
+    const int64_t begin_ns = now_ns();
+    own->run(own->data);
+    note(own->region, begin_ns, now_ns());
+}
+
+__attribute__((constructor)) void find_real() {
+    real_clock = (decltype(real_clock))dlsym(RTLD_NEXT, "clock_gettime");
+    const char *name = getenv("KORCH_OPENMP");
+    void *library = dlopen(name && *name ? name : "libgomp.so.1", RTLD_LAZY);
+    if (!library) return;
+    real_parallel = (decltype(real_parallel))dlsym(library, "GOMP_parallel");
+    real_start = (decltype(real_start))dlsym(library, "GOMP_parallel_start");
+    real_end = (decltype(real_end))dlsym(library, "GOMP_parallel_end");
+    real_barrier = (decltype(real_barrier))dlsym(library, "GOMP_barrier");
+    real_thread = (decltype(real_thread))dlsym(library, "omp_get_thread_num");
+}
+
+} // namespace
+
+extern "C" {
+
+void GOMP_parallel(void (*run)(void *), void *data, unsigned threads, unsigned flags) {
+    if (!is_on) return real_parallel(run, data, threads, flags);
+    job own = {run, data, regions.fetch_add(1)};
+    real_parallel(watched, &own, threads, flags);
+}
+
+void GOMP_parallel_start(void (*run)(void *), void *data, unsigned threads) {
+    if (!is_on || started.run) return real_start(run, data, threads);
+    started = {run, data, regions.fetch_add(1)};
+    waited_ns = 0;
+    real_start(watched, &started, threads);
+    started_ns = now_ns();
+}
+
+void GOMP_parallel_end(void) {
+    if (started.run) note(started.region, started_ns, now_ns());
+    started.run = nullptr;
+    real_end();
+}
+
+void GOMP_barrier(void) {
+    if (!is_on) return real_barrier();
+    const int64_t begin_ns = now_ns();
+    real_barrier();
+    waited_ns += now_ns() - begin_ns;
+}
+
+int clock_gettime(clockid_t clock, timespec *time) {
+    const int code = real_clock(clock, time);
+    if (is_on && clock == CLOCK_MONOTONIC && !first_ns)
+        first_ns = (int64_t)time->tv_sec * 1000000000 + time->tv_nsec;
+    return code;
+}
+
+/* Run a plan once. Returns what `run_timed` does; -1 if there is no OpenMP library to look into. */
+int korch_threads_run(int (*run_timed)(void *, const void *const *, void *const *, int64_t *),
+                      void *handle, const void *const *inputs, void *const *outputs,
+                      int64_t *kernel_ns, span *into, int64_t room, int64_t *found,
+                      int64_t *begun_ns) {
+    if (!real_parallel || !real_start || !real_end || !real_barrier || !real_thread || !real_clock)
+        return -1;
+    spans = into, limit = room;
+    regions = count = first_ns = 0;
+    is_on = true;
+    const int code = run_timed(handle, inputs, outputs, kernel_ns);
+    is_on = false;
+    *found = count, *begun_ns = first_ns;
+    return code;
+}
+
+} // extern "C"

@@ -1,0 +1,243 @@
+"""One kernel of a plan as text: what it computes, why it takes as long, what lost against it.
+
+Why it takes as long is read off its bound: what its operations or its bytes take at least, at the
+rates to which the machine was calibrated. A kernel near its bound can only be beaten by another
+grouping, layout or rewrite; one far from it has a better kernel somewhere, or is too small.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from korch.candidate.layout import Layout
+from korch.equivalence.rule import rule_of
+from korch.errors import OptionError
+from korch.primitive.types import ValueType
+from korch.report.units import count_text, cut, size_text, time_text
+from korch.runtime.record import PlanRecord, PortRecord, StepRecord
+
+MOST_SLOWEST = 3
+
+MOST_CHARACTERS = 160
+"""Of a primitive's line: indices and constants may be long."""
+
+SHORT_NS = 5000
+"""In kernels that take less, the call and the start of the threads count."""
+
+FAR = 0.4
+"""A kernel that is faster than this share of its bound's rate is not explained by its bound."""
+
+SLACK = 0.02
+CALL_NS = 500
+"""A bound that is larger than what the bytes take, by more than these, is that of operations."""
+
+_LEVELS = ("L1", "L2", "L3")
+
+
+def slowest(plan: PlanRecord, report: Mapping[str, Any]) -> list[tuple[int, str]]:
+    """Return the kernels that cost most, with a line each: cost, share, what limits it, rivals."""
+    total_ns = sum(step.cost_ns for step in plan.steps)
+    order = sorted(range(len(plan.steps)), key=lambda n: -plan.steps[n].cost_ns)
+    lines = []
+    for number in order[:MOST_SLOWEST]:
+        step = plan.steps[number]
+        share = f"{100 * step.cost_ns / (total_ns or 1.0):.0f} % of the time"
+        parts = [f"{_cost(step)}, {share}: {step.provider} {cut(operations(step), 40)}",
+                 why(step, report.get("machine", {}))]  # fmt: skip
+        if rival := nearest_rival(number, step, report):
+            parts.append(rival)
+        lines.append((number, "; ".join(parts)))
+    return lines
+
+
+def why(step: StepRecord, machine: Mapping[str, Any]) -> str:
+    """Return what limits a kernel, and how near it is to that limit.
+
+    Args:
+        step: the kernel.
+        machine: the rates to which the machine was calibrated; it may be empty.
+    """
+    if not step.is_measured:
+        return "not measured: its bound stands for its time"
+    if not step.cost_ns or not step.bound_ns:
+        return "it takes no time"
+    share = min(1.0, step.bound_ns / step.cost_ns)
+    near = f"at {100 * share:.0f} % of "
+    limit = limit_of(step, machine)
+    if limit == "operations":
+        text = f"compute bound, {near}the machine's peak"
+    elif limit:
+        text = f"memory bound, {near}the bandwidth of {limit} for {size_text(step.size_bytes)}"
+    else:
+        text = f"{near}its bound"
+    if share >= FAR:
+        return text
+    is_short = step.cost_ns < SHORT_NS
+    reason = (
+        "it is so short that the call counts" if is_short else "its bound does not explain its time"
+    )
+    return f"{text}: {reason}"
+
+
+def limit_of(step: StepRecord, machine: Mapping[str, Any]) -> str:
+    """Return "operations", the memory that bounds a kernel, or "" if no rates are known."""
+    levels = machine.get("levels", ())
+    limits = [level["limit_bytes"] for level in levels]
+    own = next((i for i, n in enumerate(limits) if n == 0 or step.size_bytes <= n), None)
+    if own is not None:
+        written = sum(_bytes(port) for port in step.outputs)
+        read_rate, write_rate = levels[own]["read_bytes_per_s"], levels[own]["write_bytes_per_s"]
+        seconds = max(
+            (step.size_bytes - written) / read_rate, written / write_rate,
+            step.size_bytes / (read_rate + write_rate),
+        )  # fmt: skip
+        memory = _LEVELS[own] if limits[own] and own < len(_LEVELS) else "memory"
+    elif machine.get("copy_bytes_per_s"):
+        seconds, memory = step.size_bytes / machine["copy_bytes_per_s"], "memory"
+    else:
+        return ""
+    is_more = step.bound_ns > CALL_NS + (1 + SLACK) * 1e9 * seconds
+    return "operations" if is_more else memory
+
+
+def nearest_rival(number: int, step: StepRecord, report: Mapping[str, Any]) -> str:
+    """Return what comes nearest to a kernel, and how near; "" if nothing else was measured.
+
+    Of candidates for the same primitives those with the same layouts: others need changes.
+    """
+    inputs, outputs = (", ".join(p.layout for p in ports) for ports in (step.inputs, step.outputs))
+    layouts = f"({inputs}) -> ({outputs})"
+    found = [
+        (float(row["cost_ns"]) - step.cost_ns, row["provider"])
+        for row in report.get("rivals", {}).get(step.candidate, ())
+        if row["is_measured"] and row["layouts"] == layouts
+    ]
+    found += [
+        (float(row["cost_ns"] - row["instead_ns"]), _others(row))
+        for row in groupings_of(number, report)
+    ]
+    if not found or not step.cost_ns:
+        return ""
+    more_ns, what = min(found)
+    told = f"{_signed(more_ns / step.cost_ns)}, {what}"
+    if more_ns < 0:
+        return f"measured, but not in the plan: {told}; a longer search may take it"
+    return f"nearest rival {told}"
+
+
+def groupings_of(number: int, report: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return the other groupings of a kernel that the report has."""
+    rows = report.get("groupings", ())
+    return rows[number] if number < len(rows) else ()
+
+
+def grouping_row(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return a grouping as texts: what runs, instead of which kernels, cost, how much more."""
+    runs = [f"{kernel['provider']}: {kernel['operations']}" for kernel in row["kernels"]]
+    more_ns = row["cost_ns"] - row["instead_ns"]
+    return {
+        "what": " | ".join(runs), "instead": ", ".join(f"#{n}" for n in row["instead"]),
+        "cost": f"{time_text(row['cost_ns'])} instead of {time_text(row['instead_ns'])}",
+        "more": _signed(more_ns / (row["instead_ns"] or 1)),
+    }  # fmt: skip
+
+
+def rival_row(row: Mapping[str, Any], step: StepRecord) -> dict[str, str]:
+    """Return a candidate for the same primitives as texts: what it is, cost, how much more."""
+    what = f"{row['provider']} {row['layouts']} {row['variant']}".rstrip()
+    if row["failure"]:
+        return {"what": what, "cost": "out", "more": row["failure"]}
+    cost = f"{'' if row['is_measured'] else '≥ '}{time_text(row['cost_ns'])}"
+    more = _signed(row["cost_ns"] / step.cost_ns - 1) if step.cost_ns else "-"
+    return {"what": what, "cost": cost, "more": more if row["is_measured"] else "not measured"}
+
+
+def kernel_text(plan: PlanRecord, report: Mapping[str, Any], number: int) -> str:
+    """Return all that is known of one kernel.
+
+    Args:
+        plan: the kernels in order.
+        report: how the plan was found; it may be empty.
+        number: the kernel's place.
+
+    Raises:
+        OptionError: there is no such kernel.
+    """
+    if not 0 <= number < len(plan.steps):
+        raise OptionError(f"there is no kernel {number}", where="option --kernel",
+                          expected=f"0 to {len(plan.steps) - 1}")  # fmt: skip
+    step = plan.steps[number]
+    total_ns = sum(other.cost_ns for other in plan.steps) or 1.0
+    variant = f", {step.variant}" if step.variant else ""
+    origins = [origin for origin in step.origins if origin and not rule_of(origin)]
+    rules = sorted({rule for origin in step.origins if (rule := rule_of(origin))})
+    source = "what rules wrote" if rules else "a change of layout"
+    lines = [
+        f"kernel {number} of {len(plan.steps)}: {operations(step)}",
+        f"made by    {step.provider}{variant}",
+        f"cost       {_cost(step)}, {100 * step.cost_ns / total_ns:.1f} % of the sum; bound "
+        f"{time_text(step.bound_ns)}",
+        f"why        {why(step, report.get('machine', {}))}",
+        f"reads      {_port_texts(step.inputs)}",
+        f"writes     {_port_texts(step.outputs)}",
+        f"moves      {size_text(step.size_bytes)}, computes {count_text(step.work_flop)}FLOP",
+        f"from       {', '.join(origins) or source}",
+        f"rules      {', '.join(rules) or 'none'}",
+        f"source     sources/{step.symbol}.cpp in the artifact, which is a zip file",
+    ]  # fmt: skip
+    same = [rival_row(row, step) for row in report.get("rivals", {}).get(step.candidate, ())]
+    lines += ["", "other candidates for exactly these primitives:"]
+    lines += [f"  {row['more']:>9}  {row['cost']:>10}  {row['what']}" for row in same] or ["  none"]
+    others = [grouping_row(row) for row in groupings_of(number, report)]
+    lines += ["", "other groupings that were measured, changes of layout included:"]
+    for row in others:
+        lines.append(f"  {row['more']:>9}  {row['cost']}, instead of {row['instead']}:")
+        lines.append(f"             {row['what']}")
+    lines += [] if others else ["  none"]
+    body = (cut(line, MOST_CHARACTERS) for line in step.primitives.splitlines())
+    return "\n".join([*lines, "", "primitives:", *body])
+
+
+def operations(step: StepRecord) -> str:
+    """Return the names of what a kernel computes, in order, equal neighbours counted."""
+    return operations_of(step.primitives)
+
+
+def operations_of(primitives: str) -> str:
+    """Return the same for a kernel's primitives as text."""
+    names = re.findall(r"^%\d+: \S+ = (\w+)\(", primitives, re.MULTILINE)
+    names = [name for name in names if name != "broadcast"] or names
+    if not names:
+        return "layout change"
+    runs: list[tuple[str, int]] = []
+    for name in names:
+        if runs and runs[-1][0] == name:
+            runs[-1] = (name, runs[-1][1] + 1)
+        else:
+            runs.append((name, 1))
+    return cut(" ".join(n if k == 1 else f"{n} x{k}" for n, k in runs), 70)
+
+
+def _others(row: Mapping[str, Any]) -> str:
+    count, gone = len(row["kernels"]), row["instead"]
+    text = "one kernel" if count == 1 else f"{count} kernels"
+    return f"{text} instead of " + (f"{len(gone)}" if len(gone) > 1 else "it")
+
+
+def _signed(share: float) -> str:
+    return f"{100 * share:+.1f} %".replace("-", "−")
+
+
+def _cost(step: StepRecord) -> str:
+    return time_text(step.cost_ns) if step.is_measured else f"≥{time_text(step.cost_ns)}"
+
+
+def _port_texts(ports: Sequence[PortRecord]) -> str:
+    texts = (f"%{p.value} {p.type} {p.layout or 'scalar'} ({p.place.lower()})" for p in ports)
+    return "; ".join(texts) or "nothing"
+
+
+def _bytes(port: PortRecord) -> int:
+    return Layout.parse(port.layout).size_bytes(ValueType.parse(port.type))

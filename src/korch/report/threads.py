@@ -1,0 +1,168 @@
+"""What the threads of each kernel do in real runs: when each works, and how evenly.
+
+The artifact runs as it is, in a process into which a small library is preloaded that sees every
+parallel region of GCC's OpenMP: Korch's kernels and oneDNN's. ONNX Runtime has threads of its own,
+and Clang's OpenMP is called in another way: of such kernels only the calling thread is known.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from korch.errors import MeasureError
+from korch.libraries import find_library
+from korch.measure.compiler import Builder
+from korch.measure.session import COMMAND
+from korch.runtime.source import native_text
+
+SECONDS = 300
+"""Longest life of the process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What one thread did in one parallel region of a kernel, times in nanoseconds.
+
+    Attributes:
+        kernel: the kernel's place in the plan.
+        thread: 0 is the calling one.
+        begin_ns: since the first kernel began.
+        end_ns: when its share was done.
+        wait_ns: what of it it waited for others, between a kernel's stages.
+    """
+
+    kernel: int
+    thread: int
+    begin_ns: int
+    end_ns: int
+    wait_ns: int
+
+    @property
+    def busy_ns(self) -> int:
+        """Nanoseconds in which it worked."""
+        return self.end_ns - self.begin_ns - self.wait_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run: the time of each kernel, and what the threads did in them."""
+
+    kernel_ns: tuple[int, ...]
+    spans: tuple[Span, ...]
+    left_out: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How evenly the threads of a kernel work; medians over runs.
+
+    Attributes:
+        longest: the time of the thread that works longest, relative to the mean of all threads.
+        idle: the share of all threads' time in the kernel in which they do not work on a parallel
+            region: they wait for others, start, or only one of them works.
+    """
+
+    longest: float
+    idle: float
+
+
+@dataclass(frozen=True)
+class Threads:
+    """Runs of a plan.
+
+    Attributes:
+        threads: of a run.
+        runs: the runs.
+    """
+
+    threads: int
+    runs: tuple[Run, ...]
+
+    @property
+    def typical(self) -> Run:
+        """The run of median length."""
+        order = sorted(self.runs, key=lambda run: sum(run.kernel_ns))
+        return order[len(order) // 2]
+
+    def loads(self) -> tuple[Load | None, ...]:
+        """Return, per kernel, how evenly its threads work; None if no region of it was seen."""
+        found: list[Load | None] = []
+        for kernel in range(len(self.runs[0].kernel_ns)):
+            rows = [self._load(run, kernel) for run in self.runs]
+            seen = [row for row in rows if row is not None]
+            middle = np.median(np.array(seen), axis=0) if seen else None
+            found.append(None if middle is None else Load(float(middle[0]), float(middle[1])))
+        return tuple(found)
+
+    def _load(self, run: Run, kernel: int) -> tuple[float, float] | None:
+        busy_ns = [0] * self.threads
+        for span in run.spans:
+            if span.kernel == kernel and span.thread < self.threads:
+                busy_ns[span.thread] += span.busy_ns
+        total_ns = sum(busy_ns)
+        if not total_ns:
+            return None
+        mean_ns = total_ns / self.threads
+        whole_ns = max(run.kernel_ns[kernel], *busy_ns)
+        return max(busy_ns) / mean_ns, max(0.0, 1 - mean_ns / whole_ns)
+
+
+def watch_threads(artifact: Path, threads: int, rounds: int, seed: int = 0) -> Threads:
+    """Run an artifact of one plan and look at its threads.
+
+    Args:
+        artifact: the file.
+        threads: of its plan.
+        rounds: how many runs.
+        seed: of the random inputs.
+
+    Raises:
+        CompileError: the library that is preloaded does not compile here.
+        MeasureError: the process fails, or a run has no OpenMP that can be looked into.
+    """
+    library = Builder("generic").library([native_text("korch_threads.cpp")], ("dl",))
+    preload = [str(library), *os.environ.get("LD_PRELOAD", "").split()]
+    openmp = find_library("iomp5")
+    environment = {
+        **os.environ, "LD_PRELOAD": " ".join(preload), "OMP_NUM_THREADS": str(threads),
+        "KORCH_OPENMP": str(openmp or ""),
+    }  # fmt: skip
+    task = {"artifact": str(artifact), "rounds": rounds, "seed": seed, "preloaded": str(library)}
+    command = [sys.executable, "-c", COMMAND, "korch.report.threads_worker", *sys.path]
+    try:
+        done = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True,
+                              env=environment, timeout=SECONDS, check=False)  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise MeasureError(f"the process that looks at threads fails: {error}") from error
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise MeasureError(f"the process that looks at threads fails: {last[:200]}")
+    return Threads(threads, tuple(read_run(run) for run in json.loads(done.stdout)))
+
+
+def read_run(data: dict[str, Any]) -> Run:
+    """Return a run as the process tells it: each region is of the kernel in which it begins."""
+    kernel_ns: Sequence[int] = data["kernel_ns"]
+    ends = list(accumulate(kernel_ns))
+    begun_ns = data["begun_ns"]
+    first: dict[int, int] = {}
+    for region, _, begin_ns, _, _ in data["spans"]:
+        first[region] = min(begin_ns, first.get(region, begin_ns))
+    spans = (
+        Span(min(bisect_right(ends, first[region] - begun_ns), len(ends) - 1), thread,
+             begin_ns - begun_ns, end_ns - begun_ns, wait_ns)
+        for region, thread, begin_ns, end_ns, wait_ns in data["spans"]
+    )  # fmt: skip
+    ordered = sorted(spans, key=lambda span: (span.begin_ns, span.thread))
+    return Run(tuple(kernel_ns), tuple(ordered), data["left_out"])

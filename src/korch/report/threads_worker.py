@@ -1,0 +1,69 @@
+"""The process that runs an artifact with `korch_threads.cpp` preloaded, for `korch.report.threads`.
+
+It reads a task as JSON from stdin and writes one JSON object to stdout. It is a process of its own
+because a library can only be preloaded when a process begins.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from korch.report.peers.inputs import random_arrays
+from korch.runtime.executable import load
+from korch.runtime.library import Handle
+
+REGIONS_OF_A_KERNEL = 64
+"""Room for so many regions of each kernel; further ones are counted, not told."""
+
+
+class Span(ctypes.Structure):
+    """What one thread did in one parallel region; as `span` in korch_threads.cpp."""
+
+    _fields_ = tuple((name, ctypes.c_int64)
+                     for name in ("region", "thread", "begin_ns", "end_ns", "wait_ns"))  # fmt: skip
+
+
+def serve() -> None:
+    """Answer the task on stdin."""
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what kernels print is no part of the answer
+    task = json.loads(sys.stdin.read())
+    executable = load(task["artifact"])
+    inputs = executable.get_inputs()
+    feeds = random_arrays({t.name: (tuple(t.shape), t.dtype) for t in inputs}, task["seed"])
+    arrays = [feeds[t.name] for t in inputs]
+    preloaded = ctypes.CDLL(task["preloaded"])
+    for _ in range(3):
+        executable(*arrays)
+    threads, count = executable.plan.threads, len(executable.plan.steps)
+    room = max(1, count) * threads * REGIONS_OF_A_KERNEL
+
+    def once(handle: Handle, given: Sequence[int], wanted: Sequence[int]) -> dict[str, Any]:
+        kernel_ns, spans = (ctypes.c_int64 * count)(), (Span * room)()
+        found, begun_ns = ctypes.c_int64(), ctypes.c_int64()
+        code = preloaded.korch_threads_run(
+            ctypes.c_void_p(handle.timed_address), handle.pointer, _pointers(given),
+            _pointers(wanted), kernel_ns, spans, ctypes.c_int64(room), ctypes.byref(found),
+            ctypes.byref(begun_ns),
+        )  # fmt: skip
+        if code:
+            raise SystemExit(f"the run failed with code {code}")
+        kept = spans[: min(found.value, room)]
+        return {
+            "begun_ns": begun_ns.value, "kernel_ns": list(kernel_ns),
+            "left_out": found.value - len(kept),
+            "spans": [[s.region, s.thread, s.begin_ns, s.end_ns, s.wait_ns] for s in kept],
+        }  # fmt: skip
+
+    runs = [executable.hooked(arrays, once) for _ in range(task["rounds"])]
+    json.dump(runs, answer)
+    answer.close()
+
+
+def _pointers(addresses: Sequence[int]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(addresses))(*addresses)

@@ -1,0 +1,115 @@
+"""Why a kernel is slow, and what lost against it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from korch.errors import OptionError
+from korch.report.kernel import kernel_text, limit_of, nearest_rival, slowest, why
+from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
+
+BODY = """graph(%0 "i0": f32[256,256], %1 "i1": f32[256,256]) -> (%2 "o0")
+%2: f32[256,256] = matmul(%0, %1)
+"""
+MACHINE: dict[str, Any] = {
+    "levels": [
+        {"limit_bytes": 2**20, "read_bytes_per_s": 1e12, "write_bytes_per_s": 1e12},
+        {"limit_bytes": 0, "read_bytes_per_s": 1e10, "write_bytes_per_s": 1e10},
+    ],
+    "rate_flop_per_s": 1e11,
+}  # fmt: skip
+SQUARE = 4 * 256 * 256
+
+
+def port(place: str) -> PortRecord:
+    return PortRecord(0, "f32[256,256]", "ab", place, 0)
+
+
+@pytest.fixture
+def step() -> StepRecord:
+    return StepRecord(
+        symbol="k1", provider="gemm", variant="wide", candidate="c1", primitives=BODY,
+        origins=("MatMul a", "by low-rank"), inputs=(port("ARENA"), port("CONSTANT")),
+        outputs=(port("ARENA"),), cost_ns=400_000.0, bound_ns=336_000.0, is_measured=True,
+        size_bytes=3 * SQUARE, work_flop=2 * 256**3, workspace_bytes=0,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def plan(step: StepRecord) -> PlanRecord:
+    small = replace(step, cost_ns=2000.0, bound_ns=200.0, candidate="c2", work_flop=100)
+    tensor = TensorRecord("x", "f32", (256, 256))
+    return PlanRecord(
+        korch_version="0", model=ModelRecord(), inputs=(tensor,), outputs=(tensor,), threads=1,
+        steps=(small, step, small, small), libraries=(), arena_bytes=0, arena_bound_bytes=0,
+        weights_bytes=0, certificate={}, options={}, target={},
+    )  # fmt: skip
+
+
+def test_the_limit_is_read_off_the_bound(step: StepRecord) -> None:
+    assert limit_of(step, MACHINE) == "operations"
+    assert why(step, MACHINE) == "compute bound, at 84 % of the machine's peak"
+    cached = replace(step, bound_ns=600.0, cost_ns=800.0)
+    assert why(cached, MACHINE) == "memory bound, at 75 % of the bandwidth of L1 for 768.0 KiB"
+    far = replace(step, size_bytes=2**21, bound_ns=184_000.0, cost_ns=920_000.0)
+    assert why(far, MACHINE) == (
+        "memory bound, at 20 % of the bandwidth of memory for 2.0 MiB: "
+        "its bound does not explain its time"
+    )
+    assert why(replace(far, cost_ns=4000.0, bound_ns=1000.0), MACHINE).endswith("the call counts")
+    assert why(step, {}) == "at 84 % of its bound"
+    device = {"copy_bytes_per_s": 1e9, "rate_flop_per_s": 1e12}
+    assert limit_of(replace(step, bound_ns=786_432.0), device) == "memory"
+    assert limit_of(replace(step, bound_ns=900_000.0), device) == "operations"
+    assert why(replace(step, is_measured=False), MACHINE).startswith("not measured")
+
+
+def test_the_nearest_rival_is_the_one_that_takes_least_more(step: StepRecord) -> None:
+    def other(cost_ns: int, layouts: str = "(ab, ab) -> (ab)", *, measured: bool = True) -> Any:
+        return {"provider": "onednn", "variant": "", "layouts": layouts, "cost_ns": cost_ns,
+                "is_measured": measured, "failure": ""}  # fmt: skip
+
+    grouping = {"kernels": [{"provider": "gemm", "operations": "matmul"}] * 2, "instead": [1],
+                "cost_ns": 420_000, "instead_ns": 400_000}  # fmt: skip
+    assert nearest_rival(1, step, {}) == ""
+    cheap = [other(1, "(ba, ab) -> (ab)"), other(1, measured=False), other(500_000)]
+    report: dict[str, Any] = {"rivals": {"c1": cheap}}
+    assert nearest_rival(1, step, report) == "nearest rival +25.0 %, onednn"
+    report["groupings"] = [[], [grouping]]
+    assert nearest_rival(1, step, report) == "nearest rival +5.0 %, 2 kernels instead of it"
+    report["groupings"] = [[], [{**grouping, "cost_ns": 380_000}]]
+    assert nearest_rival(1, step, report) == (
+        "measured, but not in the plan: −5.0 %, 2 kernels instead of it; "
+        "a longer search may take it"
+    )
+
+
+def test_the_slowest_come_first(plan: PlanRecord) -> None:
+    rows = slowest(plan, {"machine": MACHINE})
+    assert [number for number, _ in rows] == [1, 0, 2]
+    assert rows[0][1] == (
+        "400.0 us, 99 % of the time: gemm matmul; compute bound, at 84 % of the machine's peak"
+    )
+    assert slowest(replace(plan, steps=()), {}) == []
+
+
+def test_all_of_one_kernel(plan: PlanRecord) -> None:
+    failed = {"provider": "x", "variant": "", "layouts": "", "cost_ns": 1, "is_measured": False,
+              "failure": "crashed: signal 11"}  # fmt: skip
+    grouping = {"kernels": [{"provider": "gemm", "operations": "matmul"}], "instead": [1, 2],
+                "cost_ns": 804_000, "instead_ns": 402_000}  # fmt: skip
+    report = {"rivals": {"c1": [failed]}, "groupings": [[], [grouping], [], []]}
+    text = kernel_text(plan, report, 1)
+    assert text.startswith("kernel 1 of 4: matmul\nmade by    gemm, wide\n")
+    assert "from       MatMul a\nrules      low-rank\n" in text
+    assert "  crashed: signal 11         out  x\n" in text
+    assert "   +100.0 %  804.0 us instead of 402.0 us, instead of #1, #2:\n" in text
+    assert text.endswith(BODY.rstrip())
+    assert kernel_text(plan, {}, 0).count("  none") == 2
+    for number in (-1, 4):
+        with pytest.raises(OptionError) as info:
+            kernel_text(plan, {}, number)
+        assert str(info.value) == f"option --kernel: there is no kernel {number}; expected 0 to 3"

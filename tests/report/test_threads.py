@@ -1,0 +1,93 @@
+"""What threads do in kernels: the arithmetic by hand, and a real run."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+from pathlib import Path
+
+import pytest
+from benchmarks.models import build
+
+import korch
+from korch.cli import main
+from korch.errors import MeasureError
+from korch.measure.compiler import find_compiler
+from korch.report.threads import Load, Run, Span, Threads, read_run, watch_threads
+
+needs_gcc = pytest.mark.skipif(
+    platform.system() != "Linux" or shutil.which("g++") is None,
+    reason="libraries are preloaded on Linux, and regions are those of GCC's OpenMP",
+)
+
+
+def test_a_region_belongs_to_the_kernel_in_which_it_begins() -> None:
+    run = read_run({
+        "begun_ns": 1000, "kernel_ns": [100, 50, 70], "left_out": 0,
+        "spans": [[7, 1, 1105, 1149, 4], [7, 0, 1099, 1149, 0], [8, 0, 1160, 1190, 10]],
+    })  # fmt: skip
+    assert run.spans == (
+        Span(0, 0, 99, 149, 0), Span(0, 1, 105, 149, 4), Span(2, 0, 160, 190, 10),
+    )  # fmt: skip
+    assert [span.busy_ns for span in run.spans] == [50, 40, 20]
+
+
+def test_loads_are_medians_over_runs() -> None:
+    def run(longest: int) -> Run:
+        spans = (Span(0, 0, 0, longest, 0), Span(0, 1, 0, 60, 20), Span(0, 0, 90, 90 + longest, 0))
+        return Run((200 + longest, 10), spans)
+
+    threads = Threads(2, (run(80), run(20), run(50)))
+    assert threads.typical == run(50)
+    assert threads.loads() == (Load(100 / 70, 1 - 70 / 250), None)
+    even = Threads(2, (Run((100,), (Span(0, 0, 0, 100, 0), Span(0, 1, 0, 100, 0))),))
+    assert even.loads() == (Load(1.0, 0.0),)
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("threads")
+    model = build("conv_bn_relu", size=64, channels=(16, 16))
+    found = korch.optimize(model, threads=2, budget=1, max_primitives=4, gap=0.5,
+                           cache_folder=folder / "cache")  # fmt: skip
+    found.save(folder / "m.korch")
+    return folder / "m.korch"
+
+
+@needs_gcc
+def test_a_trace_has_a_row_for_each_thread(artifact: Path, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "trace.json"
+    assert main(["profile", str(artifact), "--rounds", "5", "--trace", str(out)]) == 0
+    assert "longest" in capsys.readouterr().out
+    found = json.loads(out.read_text())
+    rows = {e["tid"]: e["args"]["name"] for e in found["traceEvents"] if e["name"] == "thread_name"}
+    assert rows == {0: "kernels", 1: "thread 0", 2: "thread 1"}
+    spans = [e for e in found["traceEvents"] if e["ph"] == "X"]
+    kernels = {e["args"]["kernel"]: e for e in spans if e["tid"] == 0}
+    inner = [e for e in spans if e["tid"] > 0]
+    assert {e["tid"] for e in inner} == {1, 2}
+    for event in inner:  # within its kernel; clocks are read a moment apart
+        outer = kernels[event["args"]["kernel"]]
+        assert event["cat"] == outer["cat"]
+        assert event["ts"] >= outer["ts"]
+        assert event["ts"] + event["dur"] <= outer["ts"] + outer["dur"] + 1.0
+
+
+@needs_gcc
+def test_a_run_that_fails_is_told_and_the_trace_has_kernels_only(
+    artifact: Path, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    with pytest.raises(MeasureError, match=r"the process that looks at threads fails: .*no\.korch"):
+        watch_threads(tmp_path / "no.korch", 2, 1)
+    monkeypatch.setenv("CXX", "false")  # a machine without a compiler
+    find_compiler.cache_clear()
+    try:
+        out = tmp_path / "trace.json"
+        assert main(["profile", str(artifact), "--rounds", "2", "--trace", str(out)]) == 0
+    finally:
+        find_compiler.cache_clear()
+    assert "threads are not shown" in capsys.readouterr().err
+    found = json.loads(out.read_text())
+    assert found["otherData"]["threads"].startswith("Threads are not shown: ")
+    assert {e["tid"] for e in found["traceEvents"] if e["ph"] == "X"} == {0}
