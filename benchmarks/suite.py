@@ -112,7 +112,7 @@ def measure(name: str, against: list[str], rounds: int, budget_s: float | None, 
     with tempfile.TemporaryDirectory() as folder:
         model, artifact = Path(folder) / f"{name}.onnx", Path(folder) / f"{name}.korch"
         model.write_bytes(load(name).SerializeToString())
-        executable: Any = optimize(model, cache_folder=Path(folder) / "cache", budget_s=budget_s)
+        executable: Any = optimize(model, cache_folder=Path(folder) / "cache", budget=budget_s)
         executable.save(artifact)
         peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         report = {key: executable.report[key] for key in KEPT}
