@@ -93,8 +93,8 @@ void GOMP_parallel_start(void (*run)(void *), void *data, unsigned threads) {
 
 void GOMP_parallel_end(void) {
     if (started.run) note(started.region, started_ns, now_ns());
-    started.run = nullptr;
     real_end();
+    started.run = nullptr; // not before: a thread that is late has yet to read it
 }
 
 void GOMP_barrier(void) {
@@ -105,6 +105,7 @@ void GOMP_barrier(void) {
 }
 
 int clock_gettime(clockid_t clock, timespec *time) {
+    if (!real_clock) real_clock = (decltype(real_clock))dlsym(RTLD_NEXT, "clock_gettime");
     const int code = real_clock(clock, time);
     if (is_on && clock == CLOCK_MONOTONIC && !first_ns)
         first_ns = (int64_t)time->tv_sec * 1000000000 + time->tv_nsec;

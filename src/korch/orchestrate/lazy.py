@@ -53,6 +53,9 @@ whenever it is stopped."""
 ROUND_GAP = 0.002
 """Gap at which a round's solve ends: a tenth of what measurements are worth."""
 
+COMBINE_SECONDS = 3.0
+"""Longest solve over what is measured, which is a small part of the candidates."""
+
 ESTIMATE_GAP = 0.01
 """The same where costs are estimates."""
 
@@ -140,6 +143,7 @@ class LazyLoop:
         self.best: tuple[int, tuple[int, ...]] | None = None
         self.second: tuple[int, tuple[int, ...]] | None = None
         self.bound_ns = 0
+        self._combined: frozenset[int] = frozenset()
         problem = make_problem(graph, self.candidates, self.cost_ns, interface)
         self.solver = Solver(problem, workers=options.solver_workers, seed=options.seed,
                              describe=self._describe)  # fmt: skip
@@ -191,6 +195,7 @@ class LazyLoop:
                 if plan.certificate.status is Status.OPTIMAL or seconds > ROUND_SECONDS:
                     break
                 seconds, gap = self.options.solver_seconds, 0.0
+        self._combine_measured()
         return self._result(stopped)
 
     def estimate(self) -> None:
@@ -211,9 +216,23 @@ class LazyLoop:
             self._report()
             if self.best is not None and (not unknown or not self._time_left()):
                 break
+        self._combine_measured()
         while self.best is None:  # a kernel of every solution so far has failed
             plan = self._solve(self._estimates(), None, ROUND_SECONDS, 0, ESTIMATE_GAP)
             self._measure(plan.kernels)
+            self._try_incumbent(plan.kernels)
+
+    def _combine_measured(self) -> None:
+        """Look for the best plan of what is measured: no solve has seen the last measurements."""
+        measured = frozenset(k for k, c in enumerate(self.candidates) if self._is_measured(c))
+        if self.best is None or self._is_close() or measured == self._combined:
+            return
+        self._combined = measured
+        plan = self.solver.solve(
+            self._costs()[0], None, seconds=COMBINE_SECONDS, hint=self.best[1], gap=ROUND_GAP,
+            excluded=[k for k in range(len(self.candidates)) if k not in measured],
+        )  # fmt: skip
+        if plan.kernels:
             self._try_incumbent(plan.kernels)
 
     def _estimates(self) -> list[int]:
@@ -350,13 +369,16 @@ class LazyLoop:
             self._bounds.clear()
             self.bound_ns = 0
 
+    def _is_measured(self, candidate: Candidate) -> bool:
+        return isinstance(self.records.get(candidate.key), Measured)
+
     def _is_failed(self, candidate: Candidate) -> bool:
         return isinstance(self.records.get(candidate.key), Failed)
 
     def _try_incumbent(self, kernels: Sequence[int]) -> None:
         """Keep a plan if all of it is measured and it is the best so far."""
         chosen = [self.candidates[k] for k in kernels]
-        if not all(isinstance(self.records.get(c.key), Measured) for c in chosen):
+        if not all(map(self._is_measured, chosen)):
             return
         total_ns = sum(self.cost_ns(c)[0] for c in chosen)
         plan = (total_ns, tuple(kernels))
@@ -400,7 +422,7 @@ class LazyLoop:
             raise InfeasibleError("no plan could be measured")
         objective_ns, kernels = self.best
         bound_ns = min(self.bound_ns, objective_ns)
-        measured = sum(isinstance(self.records.get(c.key), Measured) for c in self.candidates)
+        measured = sum(map(self._is_measured, self.candidates))
         certificate = Certificate(
             status=Status.OPTIMAL if bound_ns == objective_ns else Status.FEASIBLE,
             objective_ns=objective_ns, bound_ns=bound_ns, kernels=len(self.candidates),
