@@ -2,7 +2,7 @@
 
 The file is a zip archive without compression, so any unzip shows what is in it:
 
-    manifest.json          schema version, what the library needs of a machine, SHA-256 of the rest
+    manifest.json          schema version, what it needs of a machine, checksums of the rest
     library.so             the plan's kernels and its C interface (`korch.h`)
     weights.safetensors    the packed constants
     plan.json              a `PlanRecord`
@@ -32,9 +32,9 @@ from typing import IO, Any
 from korch.errors import ArtifactError
 from korch.runtime.machine import Requirements
 from korch.runtime.record import PlanRecord, to_json
-from korch.runtime.weights import CHUNK_BYTES, Weights
+from korch.runtime.weights import CHUNK_BYTES, ReadAt, Weights, checksum
 
-SCHEMA = 1
+SCHEMA = 2
 FORMAT = "korch"
 MANIFEST = "manifest.json"
 LIBRARY = "library.so"
@@ -124,11 +124,11 @@ def write_archive(
     Raises:
         ArtifactError: the file can't be written.
     """
-    digests = {name: _digest(chunks()) for name, chunks in members.items()}
+    checksums = _checksums((name, chunks()) for name, chunks in members.items())
 
     def write(stream: IO[bytes]) -> None:
         with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
-            _add(archive, MANIFEST, [to_json({**manifest, "sha256": digests}).encode()])
+            _add(archive, MANIFEST, [to_json({**manifest, **checksums}).encode()])
             for name, chunks in members.items():
                 _add(archive, name, chunks())
 
@@ -232,13 +232,11 @@ def _members(artifact: Artifact) -> list[tuple[str, Iterable[bytes | memoryview]
 
 def _write(artifact: Artifact, stream: IO[bytes]) -> None:
     members = _members(artifact)
-    digests = {name: _digest(chunks) for name, chunks in members}
-    digests[WEIGHTS] = _digest(artifact.weights.chunks())
     manifest = {
         "format": FORMAT,
         "schema": SCHEMA,
         "requires": artifact.requirements,
-        "sha256": digests,
+        **_checksums([*members, (WEIGHTS, artifact.weights.chunks())]),
     }
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
         _add(archive, MANIFEST, [to_json(manifest).encode()])
@@ -253,6 +251,19 @@ def _add(archive: zipfile.ZipFile, name: str, chunks: Iterable[bytes | memoryvie
     with archive.open(entry, "w", force_zip64=name == WEIGHTS) as member:
         for chunk in chunks:
             member.write(chunk)
+
+
+def _checksums(
+    members: Iterable[tuple[str, Iterable[bytes | memoryview]]],
+) -> dict[str, dict[str, str]]:
+    """Return what the manifest says of members: their checksums by kind and name."""
+    found: dict[str, dict[str, str]] = {"sha256": {}, "xxh3": {}}
+    for name, chunks in members:
+        if name == WEIGHTS:
+            found["xxh3"][name] = checksum(chunks)
+        else:
+            found["sha256"][name] = _digest(chunks)
+    return found
 
 
 def _digest(chunks: Iterable[bytes | memoryview]) -> str:
@@ -274,8 +285,7 @@ def _read(stream: IO[bytes]) -> Artifact:
             _check_digests(archive, manifest, (LIBRARY, WEIGHTS, PLAN, REPORT))
             requirements = _requirements(manifest)
             requirements.check()
-            with archive.open(WEIGHTS) as member:
-                weights = Weights.read(member)
+            weights = read_weights(archive)
             return Artifact(
                 library=archive.read(LIBRARY),
                 weights=weights,
@@ -319,15 +329,22 @@ def _read_manifest(archive: zipfile.ZipFile, format_name: str, schema: int) -> d
 def _check_digests(
     archive: zipfile.ZipFile, manifest: Mapping[str, Any], needed: Sequence[str]
 ) -> None:
-    """Check that the archive holds exactly the members that the manifest names, unchanged."""
-    digests = manifest.get("sha256")
+    """Check that the archive holds exactly the members that the manifest names, unchanged.
+
+    Weights are checked when they are read.
+    """
+    digests, of_weights = manifest.get("sha256"), manifest.get("xxh3")
     names = archive.namelist()
-    if not isinstance(digests, dict) or sorted(names) != sorted((MANIFEST, *digests)):
+    if (
+        not isinstance(digests, dict)
+        or not isinstance(of_weights, dict)
+        or sorted(names) != sorted((MANIFEST, *digests, *of_weights))
+    ):
         raise ArtifactError(
             "its members are not those that its manifest names", where=MANIFEST, hint=_REBUILD
         )
     for name in needed:
-        if name not in digests:
+        if name not in (of_weights if name == WEIGHTS else digests):
             raise ArtifactError(f"{name} is missing", where=MANIFEST, hint=_REBUILD)
     for name, expected in digests.items():
         try:
@@ -339,6 +356,52 @@ def _check_digests(
             raise ArtifactError(
                 "it is not what was written: its checksum differs", where=name, hint=_REBUILD
             )
+
+
+def read_weights(archive: zipfile.ZipFile) -> Weights:
+    """Read and check the weights of an archive that `read_archive` opened.
+
+    Raises:
+        ArtifactError: they are damaged.
+    """
+    entry, stream = archive.getinfo(WEIGHTS), archive.fp
+    if stream is None:
+        raise ValueError("the archive is closed")
+    stream.seek(entry.header_offset + _NAME_AT - 4)
+    sizes = stream.read(4)
+    start = entry.header_offset + _NAME_AT
+    start += int.from_bytes(sizes[:2], "little") + int.from_bytes(sizes[2:], "little")
+    try:
+        weights, found = Weights.read(_reader(stream, start), entry.file_size)
+    except (EOFError, ArtifactError):
+        found = ""
+    if found != json.loads(archive.read(MANIFEST))["xxh3"][WEIGHTS]:
+        raise ArtifactError("it is damaged", where=WEIGHTS, hint=_REBUILD)
+    return weights
+
+
+def _reader(stream: IO[bytes], start: int) -> ReadAt:
+    """Return what reads from a position behind `start`, in several threads at once."""
+    if isinstance(stream, io.BytesIO):
+        content = stream.getbuffer()
+
+        def copy(at: int, into: memoryview) -> None:
+            part = content[start + at : start + at + len(into)]
+            if len(part) < len(into):
+                raise EOFError
+            into[:] = part
+
+        return copy
+    descriptor = stream.fileno()
+
+    def read(at: int, into: memoryview) -> None:
+        while into:
+            count = os.preadv(descriptor, [into], start + at)
+            if count == 0:
+                raise EOFError
+            at, into = at + count, into[count:]
+
+    return read
 
 
 def _chunks(stream: IO[bytes]) -> Iterator[bytes]:

@@ -31,6 +31,7 @@ from korch.runtime.artifact import (
     artifact_bytes,
     read_archive,
     read_artifact,
+    read_weights,
     write_archive,
 )
 from korch.runtime.build import MAIN
@@ -40,7 +41,7 @@ from korch.runtime.source import print_plans, rename_plan
 from korch.runtime.weights import Weights
 
 FORMAT = "korch-shaped"
-SCHEMA = 2
+SCHEMA = 3
 PROGRAM = "program.json"
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -217,8 +218,7 @@ def read_shaped(path: str | os.PathLike[str]) -> tuple[list[Artifact], Shared]:
     with read_archive(path, FORMAT, SCHEMA, (LIBRARY, PROGRAM, WEIGHTS)) as archive:
         try:
             places = json.loads(archive.read(PROGRAM))["weights"]
-            with archive.open(WEIGHTS) as stream:
-                weights = Weights.read(stream)
+            weights = read_weights(archive)
             sources = {
                 name.removeprefix(SOURCES): archive.read(name).decode()
                 for name in archive.namelist() if name.startswith(SOURCES)

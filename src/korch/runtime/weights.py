@@ -3,17 +3,24 @@
 A safetensors file is the length of a header (8 bytes, little-endian), the header as JSON, and the
 tensors' bytes without holes; so its tensors can't be aligned, and are copied into place when read.
 
+Their checksum is that of the checksums of their blocks, so that several threads can check a file
+while they read it: XXH3 keeps up with memory, which SHA-256 does not.
+
 Source: https://github.com/huggingface/safetensors, section Format.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import IO
+from functools import partial
 
 import numpy as np
+import xxhash
 
 from korch.alignment import align_up, aligned_bytes
 from korch.errors import ArtifactError
@@ -22,6 +29,12 @@ from korch.primitive.types import DType, ValueType
 
 MAX_HEADER_BYTES = 100 << 20
 CHUNK_BYTES = 1 << 20
+"""Of a block; small enough to be checked and copied while it is in a core's own cache."""
+
+MOST_THREADS = 8
+
+ReadAt = Callable[[int, memoryview], None]
+"""Fills memory with the bytes from a position of a file on; raises EOFError where it ends."""
 
 
 @dataclass(frozen=True)
@@ -88,26 +101,86 @@ class Weights:
                 yield self.block[start:stop].data
 
     @staticmethod
-    def read(stream: IO[bytes]) -> Weights:
-        """Read the safetensors form.
+    def read(read_at: ReadAt, size_bytes: int) -> tuple[Weights, str]:
+        """Read the safetensors form; return the weights and the `checksum` of the form.
+
+        Args:
+            read_at: gives the form's bytes; called by several threads.
+            size_bytes: of the form.
 
         Raises:
             ArtifactError: it is none, or not one that `chunks` gives.
         """
-        length = int.from_bytes(stream.read(8), "little")
+        length = int.from_bytes(_bytes_at(read_at, 0, 8, size_bytes), "little")
         if not 2 <= length <= MAX_HEADER_BYTES:
             raise _damaged(f"its header has {length} bytes")
-        weights = Weights.allocate(_types(stream.read(length)))
-        for i in range(len(weights)):
-            flat = weights.array(i).reshape(-1).view(np.uint8)
-            for start in range(0, flat.size, CHUNK_BYTES):
-                part = stream.read(min(CHUNK_BYTES, flat.size - start))
-                if len(part) != min(CHUNK_BYTES, flat.size - start):
-                    raise _damaged(f"tensor c{i} is cut short")
-                flat[start : start + len(part)] = np.frombuffer(part, np.uint8)
-        if stream.read(1):
-            raise _damaged("there are bytes behind the last tensor")
-        return weights
+        types = _types(_bytes_at(read_at, 8, length, size_bytes))
+        begins = [8 + length]
+        for type_ in types:
+            begins.append(begins[-1] + type_.size_bytes)
+        if begins[-1] != size_bytes:
+            raise _damaged(f"it has {size_bytes} bytes; its header tells of {begins[-1]}")
+        weights = Weights.allocate(types)
+        blocks = -(-size_bytes // CHUNK_BYTES)
+        threads = max(1, min(MOST_THREADS, os.cpu_count() or 1, blocks))
+        read = partial(_read_blocks, read_at, size_bytes, begins, weights)
+        with ThreadPoolExecutor(threads) as pool:
+            parts = pool.map(read, (range(k, blocks, threads) for k in range(threads)))
+        digests = dict(item for part in parts for item in part)
+        return weights, _combined(digests[b] for b in range(blocks))
+
+
+def checksum(chunks: Iterable[bytes | memoryview]) -> str:
+    """Return the checksum of what `Weights.chunks` gives: XXH3-128 of that of each MiB."""
+    digests: list[bytes] = []
+    block, filled = xxhash.xxh3_128(), 0
+    for chunk in chunks:
+        view = memoryview(chunk).cast("B")
+        while view:
+            part = view[: CHUNK_BYTES - filled]
+            block.update(part)
+            view, filled = view[len(part) :], filled + len(part)
+            if filled == CHUNK_BYTES:
+                digests.append(block.digest())
+                block, filled = xxhash.xxh3_128(), 0
+    if filled:
+        digests.append(block.digest())
+    return _combined(digests)
+
+
+def _combined(digests: Iterable[bytes]) -> str:
+    return xxhash.xxh3_128_hexdigest(b"".join(digests))
+
+
+def _bytes_at(read_at: ReadAt, start: int, count: int, size_bytes: int) -> bytes:
+    if start + count > size_bytes:
+        raise _damaged(f"it has {size_bytes} bytes")
+    found = bytearray(count)
+    read_at(start, memoryview(found))
+    return bytes(found)
+
+
+def _read_blocks(
+    read_at: ReadAt, size_bytes: int, begins: Sequence[int], weights: Weights,
+    numbers: Sequence[int],
+) -> list[tuple[int, bytes]]:  # fmt: skip
+    """Read some blocks into their tensors; return number and checksum of each."""
+    block = np.empty(CHUNK_BYTES, np.uint8)
+    found = []
+    for number in numbers:
+        start = number * CHUNK_BYTES
+        stop = min(start + CHUNK_BYTES, size_bytes)
+        part = block[: stop - start]
+        read_at(start, part.data)
+        found.append((number, xxhash.xxh3_128_digest(part.data)))
+        i = max(0, bisect_right(begins, start) - 1)
+        while i < len(weights) and begins[i] < stop:
+            low, high = max(start, begins[i]), min(stop, begins[i + 1])
+            to = weights.offsets[i] + low - begins[i]
+            if high > low:
+                weights.block[to : to + high - low] = part[low - start : high - start]
+            i += 1
+    return found
 
 
 def _types(header: bytes) -> list[ValueType]:

@@ -22,12 +22,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from korch.errors import ArtifactError
-from korch.runtime.artifact import read_archive, write_archive
+from korch.runtime.artifact import read_archive, read_weights, write_archive
 from korch.runtime.record import PlanRecord, to_json
 from korch.runtime.weights import Weights
 
 FORMAT = "korch-cuda"
-SCHEMA = 2
+SCHEMA = 3
 PLAN, PROGRAM, REPORT = "plan.json", "program.json", "report.json"
 WEIGHTS = "weights.safetensors"
 CUBINS, ENGINES, SOURCES = "cubins/", "engines/", "sources/"
@@ -168,8 +168,7 @@ def read_program(path: str | os.PathLike[str]) -> CudaProgram:
     """
     with read_archive(path, FORMAT, SCHEMA, (PLAN, PROGRAM, REPORT, WEIGHTS)) as archive:
         plan = PlanRecord.from_json(archive.read(PLAN))
-        with archive.open(WEIGHTS) as stream:
-            weights = Weights.read(stream)
+        weights = read_weights(archive)
         names = archive.namelist()
 
         def members(folder: str, suffix: str) -> dict[str, bytes]:
