@@ -105,7 +105,7 @@ def plan_model(
     """
     options = replace(options, measure=False, baselines=False)
     run = Run(options, shapes or {}, progress or (lambda stage, text: None))
-    partition, _ = _front(model, run)
+    partition, _ = front(model, run)
     with run.stage("candidates"), open_meter(options) as meter:
         if not isinstance(meter, CudaMeter):
             raise OptionError("a dry run is for CUDA devices", where="option --dry-run",
@@ -151,7 +151,7 @@ def optimize_model(
         return executable
 
 
-def _front(model: Any, run: Run) -> tuple[Partition, PrimitiveGraph]:
+def front(model: Any, run: Run) -> tuple[Partition, PrimitiveGraph]:
     """Return a model's primitives with their alternatives, in segments, and without them."""
     with run.stage("frontend"):
         is_loaded = isinstance(model, OperatorGraph)
@@ -166,7 +166,7 @@ def _front(model: Any, run: Run) -> tuple[Partition, PrimitiveGraph]:
 def _optimize(model: Any, run: Run) -> Any:
     """Take a model through all stages."""
     options = run.options
-    partition, split = _front(model, run)
+    partition, split = front(model, run)
     weights_bytes = sum(constant.array.nbytes for constant in split.constants.values())
     with run.stage("candidates"), open_meter(options, weights_bytes) as meter:
         tasks = [prepare(partition, block, meter, options) for block in partition.blocks]

@@ -1,0 +1,180 @@
+"""Korch's linear kernels against oneDNN's, over the shapes of the benchmark models.
+
+    python -m benchmarks.kernels [--models candy,yolox] [--output benchmarks/results/kernels.json]
+
+For each matrix product and each convolution of the models, and for what a rewrite makes of it, the
+best kernel of each maker is measured as a search measures them: alone, interleaved with the others
+of its batch, its inputs in the caches as in a plan. Makers may choose the layouts that suit them;
+changes of layout are not counted. Four tables:
+
+- *product*, *convolution*, *depthwise*: the same primitive, by Korch's generators and by oneDNN;
+- *winograd*: the convolution by Winograd's algorithm against oneDNN's direct one;
+- *pair*: a depthwise and a pointwise convolution, with what stands between them, in one kernel
+  against oneDNN's two convolutions without it.
+
+A quotient above 1 says that Korch's takes less time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.models import PAPER, build
+from benchmarks.suite import machine
+from korch.backend import open_meter
+from korch.candidate.candidate import Candidate
+from korch.measure.meter import AnyMeter
+from korch.measure.record import Measured
+from korch.options import Options
+from korch.orchestrate.blocks import prepare
+from korch.pipeline import Run, front
+from korch.primitive.graph import Primitive, PrimitiveGraph
+from korch.primitive.op import Category
+
+OWN = ("conv", "gemm", "winograd")
+OFFERS = 6
+"""Kernels of a maker that are measured for one place: those with the least bounds."""
+
+Row = dict[str, Any]
+
+
+def main() -> int:
+    """Measure all models' shapes and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default=",".join(PAPER))
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--cache", type=Path, help="folder of measurements; a new one if not given")
+    args = parser.parse_args()
+    rows: dict[str, Row] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in args.models.split(","):
+            for row in measure(name, args.cache or Path(folder)):
+                rows.setdefault(row["key"], row)
+            print(f"{name}: {len(rows)} places so far", flush=True)
+    if args.output is not None:
+        found = {"machine": machine(), "rows": list(rows.values())}
+        args.output.write_text(json.dumps(found, indent=1) + "\n")
+    print(table(rows.values()))
+    return 0
+
+
+def measure(name: str, cache: Path) -> list[Row]:
+    """Return a row for each different place of a model that both makers have kernels for."""
+    options = replace(Options(), cache_folder=cache)
+    partition, _ = front(build(name), Run(options, {}, lambda stage, text: None))
+    rows = []
+    with open_meter(options) as meter:
+        for block in partition.blocks:
+            task = prepare(partition, block, meter, options)
+            rows += compare(block.graph, task.candidates, meter)
+    return rows
+
+
+def compare(graph: PrimitiveGraph, candidates: Sequence[Candidate], meter: AnyMeter) -> list[Row]:
+    """Return the rows of one graph."""
+    by_kind: dict[tuple[str, str, int], list[Candidate]] = defaultdict(list)
+    for candidate in candidates:
+        kind = kind_of(graph, candidate)
+        if kind is not None:
+            maker = "onednn" if candidate.provider == "onednn" else "korch"
+            by_kind[maker, kind, candidate.group.outputs[0]].append(candidate)
+    best: dict[tuple[str, str, int], list[Candidate]] = {
+        place: sorted(found, key=meter.bound_ns)[:OFFERS] for place, found in by_kind.items()
+    }
+    meter.measure([c for found in best.values() for c in found])
+    rows = []
+    for (maker, kind, value), own in best.items():
+        against = [("onednn", "direct" if kind == "winograd" else kind, value)]
+        if kind == "pair":
+            against = [("onednn", "direct", v) for v in _both(graph, own[0])]
+        if maker == "onednn" or not all(place in best for place in against):
+            continue
+        own_ns = fastest(own, meter)
+        other_ns = [fastest(best[place], meter) for place in against]
+        if own_ns is None or None in other_ns:
+            continue
+        rows.append({
+            "key": own[0].group.key, "table": _table(graph, kind, own[0]), "what": _what(own[0]),
+            "korch_us": own_ns / 1e3, "onednn_us": sum(filter(None, other_ns)) / 1e3,
+        })  # fmt: skip
+    return rows
+
+
+def kind_of(graph: PrimitiveGraph, candidate: Candidate) -> str | None:
+    """Return what a candidate stands for: direct, winograd, pair; None for all else.
+
+    Direct ones are a lone product or convolution; a pair may have elementwise steps between.
+    """
+    if candidate.provider not in (*OWN, "onednn") or len(candidate.group.outputs) != 1:
+        return None
+    members = [graph.primitives[p] for p in candidate.group.primitives]
+    linear = [p for p in members if p.row.category is Category.LINEAR]
+    if len(members) == 1 and linear and linear[0].op in ("conv", "matmul"):
+        return "direct"
+    if len(linear) == 1 and linear[0].op == "winograd":
+        return "winograd" if all(p.op in ("pad", "winograd") for p in members) else None
+    is_pair = len(linear) == 2 and linear[-1].output == candidate.group.outputs[0]
+    return "pair" if is_pair and _is_pair(graph, linear) else None
+
+
+def _is_pair(graph: PrimitiveGraph, linear: Sequence[Primitive]) -> bool:
+    """Whether two convolutions are a depthwise and a pointwise one."""
+    if any(p.op != "conv" for p in linear):
+        return False
+    kernels = [graph.types[p.inputs[1]].shape for p in linear]
+    depthwise = [k[1] == 1 and k[0] > 1 for k in kernels]
+    pointwise = [all(size == 1 for size in k[2:]) and k[1] > 1 for k in kernels]
+    return (depthwise[0] and pointwise[1]) or (pointwise[0] and depthwise[1])
+
+
+def _both(graph: PrimitiveGraph, candidate: Candidate) -> list[int]:
+    """Return the values of the two convolutions of a pair."""
+    members = [graph.primitives[p] for p in candidate.group.primitives]
+    return [p.output for p in members if p.row.category is Category.LINEAR]
+
+
+def _table(graph: PrimitiveGraph, kind: str, candidate: Candidate) -> str:
+    if kind != "direct":
+        return kind
+    primitive = graph.primitives[candidate.group.primitives[0]]
+    if primitive.op == "matmul":
+        return "product"
+    kernel = graph.types[primitive.inputs[1]].shape
+    return "depthwise" if kernel[1] == 1 and kernel[0] > 1 else "convolution"
+
+
+def _what(candidate: Candidate) -> str:
+    shapes = " ".join(map(str, candidate.group.input_types))
+    return f"{shapes} -> {candidate.group.output_types[0]}"
+
+
+def fastest(candidates: Iterable[Candidate], meter: AnyMeter) -> int | None:
+    """Return the least measured time, in nanoseconds; None if all have failed."""
+    records = (meter.known(candidate) for candidate in candidates)
+    return min((r.time_ns for r in records if isinstance(r, Measured)), default=None)
+
+
+def table(rows: Iterable[Row]) -> str:
+    """Return the quotients per table in Markdown."""
+    by_table: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        by_table[row["table"]].append(row["onednn_us"] / row["korch_us"])
+    lines = ["| kernels | shapes | oneDNN / Korch, geometric mean | least | most |",
+             "|---|---:|---:|---:|---:|"]  # fmt: skip
+    for name, found in sorted(by_table.items()):
+        mean = statistics.geometric_mean(found)
+        lines.append(f"| {name} | {len(found)} | {mean:.2f} | {min(found):.2f} | "
+                     f"{max(found):.2f} |")  # fmt: skip
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

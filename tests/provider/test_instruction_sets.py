@@ -1,0 +1,149 @@
+"""Kernels of each generator for other instruction sets: run with AVX2 and without, built for NEON.
+
+One template gives them all, with another number of lanes; so what may go wrong are the tails, the
+blocks for fewer registers, and operations that a set lacks.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onednn_groups import Graph
+
+from korch.candidate.candidate import Group, Refusal
+from korch.measure.compiler import FLAGS, NATIVE_FOLDER, Builder
+from korch.primitive.ops.layout import PadAttributes
+from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
+from korch.primitive.ops.winograd import WinogradAttributes, transform_weights
+from korch.provider.attention import AttentionProvider
+from korch.provider.conv import ConvProvider
+from korch.provider.gemm import GemmProvider
+from korch.provider.generated import GeneratedProvider
+from korch.provider.winograd import WinogradProvider
+from korch.target import LANES, Target
+from korch.testing.kernels import check_offers
+
+
+def normalized(n: int) -> list[Group]:
+    """A softmax over rows that are no whole vectors."""
+    g = Graph()
+    x = g.tensor(3, 2 * n + 3)
+    axes, wide = ReduceAttributes((1,)), BroadcastAttributes(g.type(x).shape)
+    top = g.add("broadcast", [g.add("reduce_max", [x], axes)], wide)
+    power = g.add("exp", [g.add("sub", [x, top])])
+    total = g.add("broadcast", [g.add("reduce_sum", [power], axes)], wide)
+    return [g.group(g.add("div", [power, total]))]
+
+
+def products(n: int) -> list[Group]:
+    """Whole tiles and tails, with a bias and a sigmoid."""
+    groups = []
+    for m, k, columns in ((29, 20, 3 * n), (7, 5, n + 3), (1, 9, 2 * n)):
+        g = Graph()
+        y = g.add("matmul", [g.tensor(m, k), g.weights(k, columns)])
+        groups.append(g.group(g.add("sigmoid", [g.with_tensor("add", y, g.weights(1, columns))])))
+    return groups
+
+
+def convolved(n: int) -> list[Group]:
+    """A dense convolution of stride 2, a depthwise one, and the two with a third in one kernel."""
+    dense = Graph()
+    x = dense.tensor(1, n + 3, 9, 7)
+    steps = ConvAttributes((2, 2), (1, 1), (1, 1), (1, 1), 1)
+    first = dense.group(dense.add("conv", [x, dense.weights(5, n + 3, 3, 3)], steps))
+    g = Graph()
+    x = g.tensor(1, n, 9, 7)
+    each = ConvAttributes((1, 1), (1, 1), (1, 1), (1, 1), n)
+    y = g.add("conv", [x, g.weights(n, 1, 3, 3)], each)
+    second = g.group(y)
+    one = ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1), 1)
+    third = g.group(g.add("conv", [g.add("sigmoid", [y]), g.weights(2 * n, n, 1, 1)], one))
+    return [first, second, third]
+
+
+def in_winograds_space(n: int) -> list[Group]:
+    """Tiles of 2 and of 4, with borders."""
+    groups = []
+    for tile in (2, 4):
+        g = Graph()
+        pads = PadAttributes((0, 0, 1, 1), (0, 0, 1, 1))
+        weights = transform_weights(g.rng.standard_normal((n, n, 3, 3)), tile)
+        x = g.add("pad", [g.tensor(1, n, 7, 9)], pads)
+        u = g.constant(np.ascontiguousarray(weights.astype(np.float32)))
+        groups.append(g.group(g.add("winograd", [x, u], WinogradAttributes(tile, (0, 0), (0, 0)))))
+    return groups
+
+
+def attended(n: int) -> list[Group]:
+    """Scores that are no whole vectors."""
+    g = Graph()
+    q, k, v = g.tensor(2, 9, n), g.tensor(2, n, n + 5), g.tensor(2, n + 5, n)
+    s = g.add("matmul", [q, k])
+    axes, wide = ReduceAttributes((2,)), BroadcastAttributes(g.type(s).shape)
+    top = g.add("broadcast", [g.add("reduce_max", [s], axes)], wide)
+    power = g.add("exp", [g.add("sub", [s, top])])
+    total = g.add("broadcast", [g.add("reduce_sum", [power], axes)], wide)
+    return [g.group(g.add("matmul", [g.add("div", [power, total]), v]))]
+
+
+FAMILIES = {
+    "generated": (GeneratedProvider, normalized),
+    "gemm": (GemmProvider, products),
+    "conv": (ConvProvider, convolved),
+    "winograd": (WinogradProvider, in_winograds_space),
+    "attention": (AttentionProvider, attended),
+}
+ENTRIES = pytest.mark.parametrize(("provider", "groups"), FAMILIES.values(), ids=list(FAMILIES))
+Groups = Callable[[int], list[Group]]
+
+
+@ENTRIES
+@pytest.mark.parametrize("isa", ["avx2", "generic"])
+def test_lesser_sets_of_this_machine(isa, provider, groups: Groups, target, rng, tmp_path):
+    if target.isa not in ("avx512", "avx2"):
+        pytest.skip("this machine runs no other instruction set")
+    lanes = LANES[isa]
+    other = Target(isa=isa, lanes=lanes, threads=2)
+    assert check_offers(provider(), groups(lanes), other, Builder(isa, tmp_path), rng)
+
+
+def _cross_compiler() -> tuple[str, ...] | None:
+    if shutil.which("aarch64-linux-gnu-g++"):
+        return ("aarch64-linux-gnu-g++", "-fno-tree-loop-if-convert")
+    if importlib.util.find_spec("ziglang") is not None:
+        return (sys.executable, "-m", "ziglang", "c++", "-target", "aarch64-linux-gnu")
+    return None
+
+
+@ENTRIES
+def test_kernels_compile_to_neon(provider, groups: Groups, tmp_path: Path):
+    compiler = _cross_compiler()
+    if compiler is None:
+        pytest.skip("there is no compiler for aarch64 (the package ziglang has one)")
+    target = Target(isa="neon", lanes=LANES["neon"], threads=2)
+    count = 0
+    for group in groups(target.lanes):
+        offers = provider().offer(group, target)
+        assert not isinstance(offers, Refusal), offers.reason
+        for offer in offers:
+            kernel = provider().build(group, offer, target)
+            assert not isinstance(kernel, Refusal), kernel.reason
+            source, output = tmp_path / f"{count}.cpp", tmp_path / f"{count}.s"
+            source.write_text(kernel.source)
+            command = [*compiler, *FLAGS, "-fopenmp", f"-I{NATIVE_FOLDER}", "-S", str(source),
+                       "-o", str(output)]  # fmt: skip
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            # Four lanes at once, with one rounding for product and sum.
+            assert re.search(r"\bfml[as]\s+v\d+\.4s", output.read_text())
+            count += 1
+    assert count
