@@ -4,7 +4,8 @@
                                   [--folder build/ablation] [--output FILE.json]
 
 Per model: the joint choice; the same rewrites chosen first, by their operations, and the same
-kernels after that (`--rewrites first`); no rewrites; and all but one family. All search with one
+kernels after that (`--rewrites first`); no rewrites; all but one family; and fewer layouts
+(`--layouts`), of which the last is the plain one alone. All search with one
 cache, so that a kernel has one measured time in all of them. Then all plans take turns in one run.
 A family of which no rule fired is left out. What is in the folder is not searched again, so that an
 interrupted run goes on.
@@ -98,6 +99,8 @@ def ablate(name: str, folder: Path, budget_s: float | None, rounds: int) -> dict
     for family, rules in FAMILIES.items():
         if any(rule.name in rows[JOINT]["fired"] for rule in rules):
             add(f"without {family}", rules=f"-{family}")
+    add("no blocked layouts", layouts="last")
+    add("one layout", layouts="plain")
     # Once more, with all that the others have measured: it has the most to choose from.
     add(JOINT, again="times_ns" not in rows[JOINT], times=JOINT_TIMES)
     runners = [RunnerSpec("korch", artifact(variant), variant) for variant in rows]

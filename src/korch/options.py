@@ -91,6 +91,13 @@ class Options:
             "operations alone, to see what that costs"
         },
     )
+    layouts: Literal["any", "last", "plain"] = field(
+        default="any",
+        metadata={
+            "help": "layouts of values: any; last: plain or channels-last, none in blocks of "
+            "channels; plain: one only, to see what the others give"
+        },
+    )
     check: Literal[0, 1, 2] = field(
         default=1, metadata={"help": "checks between stages: 0 none, 1 linear-time, 2 all"}
     )

@@ -144,3 +144,27 @@ def test_the_option_says_how_large_segments_are(
 def test_a_wrong_size_is_refused(partition: str | int) -> None:
     with pytest.raises(OptionError, match=r"option partition: .* is no size of a segment"):
         Options(partition=partition)
+
+
+@pytest.mark.parametrize("allowed", ["any", "last", "plain"])
+def test_fewer_layouts_are_searched_if_asked_for(allowed: Any) -> None:
+    graph = fission(load_model(build("conv_bn_relu")))
+    meter = FakeMeter()
+    partition = find_blocks(graph, split_segments(graph, 20), REWRITE)
+    options = replace(OPTIONS, layouts=allowed)
+    tasks = [prepare(partition, b, cast(Any, meter), options) for b in partition.blocks]
+    found = {
+        layout
+        for task in tasks
+        for candidate in task.candidates
+        for _, layout in (*candidate.input_ports, *candidate.output_ports)
+    }
+    found |= {layout for task in tasks for i in task.interfaces for layout in i.layouts.values()}
+    has_last = any(not layout.is_plain and not layout.blocks for layout in found)
+    has_blocked = any(layout.blocks for layout in found)
+    assert (has_last, has_blocked) == {
+        "any": (True, True), "last": (True, False), "plain": (False, False)
+    }[allowed]  # fmt: skip
+    outcome = search_segments(partition, join(partition), tasks, cast(Any, meter), options,
+                              Deadline(), lambda b, r: None)  # fmt: skip
+    check_plans(graph, join(partition), outcome, 1)

@@ -70,6 +70,10 @@ FEWEST_PRIMITIVES = 6
 """The smallest such limit."""
 
 
+KINDS = {"any": ("last", "blocked"), "last": ("last",), "plain": ()}
+"""By the option `layouts`: the kinds beside the plain one, channels-last and in blocks of them."""
+
+
 @dataclass(frozen=True)
 class Task:
     """A block with what may run it.
@@ -102,7 +106,8 @@ def prepare(partition: Partition, block: Block, meter: AnyMeter, options: Option
     lanes = meter.target.lanes
     # Bounds alone can't tell which layout is worth a change.
     is_plain = partition.is_whole or not options.measure
-    interfaces = (PLAIN,) if is_plain else interfaces_of(partition, block, lanes)
+    kinds = KINDS[options.layouts]
+    interfaces = (PLAIN,) if is_plain else interfaces_of(partition, block, lanes, kinds)
     groups, enumeration = enumerate_groups(graph, options)
     size = options.max_primitives
     while not partition.is_whole and len(groups) > MOST_GROUPS and size > FEWEST_PRIMITIVES:
@@ -111,15 +116,26 @@ def prepare(partition: Partition, block: Block, meter: AnyMeter, options: Option
     candidates, refusals = collect_candidates(
         graph, groups, meter.providers, meter.target, interfaces
     )
+    candidates = tuple(c for c in candidates if _has_layouts(c, options.layouts))
     check_every_primitive_runs(graph, candidates, refusals)
     return Task(block, candidates, enumeration, interfaces)
 
 
-def interfaces_of(partition: Partition, block: Block, lanes: int) -> tuple[Interface, ...]:
+def _has_layouts(candidate: Candidate, allowed: str) -> bool:
+    """Whether all that a candidate reads and writes is in layouts that are allowed."""
+    layouts = [layout for _, layout in (*candidate.input_ports, *candidate.output_ports)]
+    if allowed == "plain":
+        return all(layout.is_plain for layout in layouts)
+    return allowed == "any" or not any(layout.blocks for layout in layouts)
+
+
+def interfaces_of(
+    partition: Partition, block: Block, lanes: int, kinds: Sequence[str] = KINDS["any"]
+) -> tuple[Interface, ...]:
     """Return the interfaces in which a block is searched.
 
-    Plain; all values channels-last; all values in blocks of channels; and for blocks that read the
-    model's inputs or write its outputs, which are plain, these two on the other side only.
+    Plain; all values in one other kind of layout; and for blocks that read the model's inputs or
+    write its outputs, which are plain, these on the other side only.
     """
     graph = block.graph
     inputs = [value for _, value in graph.inputs]
@@ -132,7 +148,7 @@ def interfaces_of(partition: Partition, block: Block, lanes: int) -> tuple[Inter
                          *partition.instances[i].segment.graph.outputs)
     )  # fmt: skip
     found = [PLAIN]
-    for kind in ("last", "blocked"):
+    for kind in kinds:
         sides = [(inputs, outputs), ([], outputs), (inputs, [])] if is_end else [(inputs, outputs)]
         for before, after in sides:
             layouts = {
