@@ -115,10 +115,8 @@ def measure(name: str, against: list[str], rounds: int, budget_s: float | None, 
             artifacts: Path | None) -> None:  # fmt: skip
     """Optimize one model with an empty cache and compare it; print the table, write the row."""
     with tempfile.TemporaryDirectory() as folder:
-        model, artifact = (
-            Path(folder) / f"{name}.onnx",
-            (artifacts or Path(folder)) / f"{name}.korch",
-        )
+        model = Path(folder) / f"{name}.onnx"
+        artifact = (artifacts or Path(folder)) / f"{name}.korch"
         model.write_bytes(load(name).SerializeToString())
         executable: Any = optimize(model, cache_folder=Path(folder) / "cache", budget=budget_s)
         executable.save(artifact)
