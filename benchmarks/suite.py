@@ -108,7 +108,7 @@ def _in_process(name: str, args: argparse.Namespace) -> dict[str, Any] | None:
 
 def load(name: str) -> onnx.ModelProto:
     """Return the model of a name."""
-    return export_transformer(name) if name in TRANSFORMERS else build(name)
+    return export_transformer(name).stored() if name in TRANSFORMERS else build(name)
 
 
 def measure(name: str, against: list[str], rounds: int, budget_s: float | None, output: Path,
