@@ -71,7 +71,7 @@ def bench(
         known = {tensor.name: tensor.shape for tensor in plan.inputs}
         inputs = random_inputs(path, seed=options.seed, shapes={**known, **shapes})
         runners = [RunnerSpec("korch", artifact)]
-        runners += [RunnerSpec(name, path) for name in against]
+        runners += [RunnerSpec(name, path, get_peer(name).name) for name in against]
         notes = tuple(quality(executable.report))
         del executable  # its weights and threads are not part of the comparison
         comparison = compare(
