@@ -60,9 +60,17 @@ template <class K>
 KORCH_INLINE void pack(const float* b, long first, float* strip) {
   if constexpr (K::B_COLUMN == 1) {
     const long count = korch::smaller(COLUMNS<K>, K::N - first);
-    for (long k = 0; k < K::DEPTH; ++k)
-      for (long j = 0; j < COLUMNS<K>; ++j)
-        strip[k * COLUMNS<K> + j] = j < count ? b[k * K::B_ROW + first + j] : 0.0f;
+    for (long k = 0; k < K::DEPTH; ++k) {
+      const float* const from = b + k * K::B_ROW + first;
+      float* const to = strip + k * COLUMNS<K>;
+      if (count == COLUMNS<K>) {
+#pragma GCC unroll 4
+        for (int v = 0; v < K::NV; ++v) korch::store<float, K::W>(to + v * K::W, korch::load<float, K::W>(from + v * K::W));
+        continue;
+      }
+      for (long j = 0; j < count; ++j) to[j] = from[j];
+      for (long j = count; j < COLUMNS<K>; ++j) to[j] = 0.0f;
+    }
     return;
   }
   for (int v = 0; v < K::NV; ++v) {
