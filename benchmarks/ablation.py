@@ -119,10 +119,10 @@ def table(rows: dict[str, Any]) -> str:
              "|---|---:|---:|---:|---:|---:|"]  # fmt: skip
     for name, row in rows.items():
         times = np.array(row["times_ns"], float)
-        low, high = np.percentile(times / own, [10, 90])
+        low, middle, high = np.percentile(times / own, [10, 50, 90])
         lines.append(
             f"| {name} | {row['predicted_ms'] / rows[JOINT]['predicted_ms']:.2f} | "
-            f"{np.median(times) / np.median(own):.2f} ({low:.2f}–{high:.2f}) | "
+            f"{middle:.2f} ({low:.2f}–{high:.2f}) | "
             f"{row['flop'] / rows[JOINT]['flop']:.2f} | {row['kernels']} | "
             f"{100 * (row['gap'] or 0):.0f} % |"
         )

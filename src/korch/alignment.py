@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from typing import Any
 
@@ -32,7 +33,8 @@ def aligned_bytes(size_bytes: int) -> npt.NDArray[Any]:
     flags = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
     pages = mmap.mmap(-1, size_bytes + HUGE_PAGE, flags)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
+        with contextlib.suppress(OSError):  # a system may have none
+            pages.madvise(mmap.MADV_HUGEPAGE)
     block = np.frombuffer(pages, np.uint8)
     start = -block.__array_interface__["data"][0] % HUGE_PAGE
     return block[start : start + size_bytes]

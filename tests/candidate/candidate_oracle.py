@@ -2,12 +2,15 @@
 
 import itertools
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from korch.options import Options
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.op import Category
+from korch.primitive.ops.opaque import OpaqueAttributes
+from korch.primitive.types import DType
 from korch.testing.random_graph import random_graph
 
 CLOSED = (Category.LINEAR, Category.OPAQUE)
@@ -33,6 +36,20 @@ def small_graph(seed: int, primitives: int = 9, linear: bool = False, merges: in
         graph = builder.freeze()
         if 2 <= len(graph.primitives) <= primitives and is_computable(graph):
             return graph
+
+
+def with_operator(graph: PrimitiveGraph, seed: int, parts: int = 3) -> PrimitiveGraph:
+    """Return a graph with an opaque operator of several outputs behind one of its values."""
+    builder = GraphBuilder.from_graph(graph)
+    rng = np.random.default_rng(seed)
+    values = [p.output for p in graph.primitives if graph.types[p.output].dtype is DType.F32]
+    value = values[int(rng.integers(len(values)))]
+    type_ = str(graph.types[value])
+    row = OpaqueAttributes("Any", "", 11, "00", (type_,), (type_,) * parts, 0)
+    own = [builder.add("opaque", [value], replace(row, output=i)) for i in range(parts)]
+    builder.output("parts", builder.add("add", own[:2]))
+    builder.output("part", builder.add("neg", [own[-1]]))
+    return builder.freeze()
 
 
 def is_computable(graph: PrimitiveGraph) -> bool:
@@ -92,13 +109,22 @@ class Oracle:
             return False
         categories = {p: graph.primitives[p].row.category for p in chosen}
         linear = [p for p in chosen if categories[p] is Category.LINEAR]
-        if Category.OPAQUE in categories.values() and len(chosen) > 1:
-            return False  # random graphs have no operators of several outputs
+        if Category.OPAQUE in categories.values() and not self._is_operator(chosen):
+            return False
         if linear and Category.REDUCE in categories.values():
             return False
         above = self._reach(linear, self.sources) if linear else set()
         return len(linear) <= 1 and all(
             categories[p] is Category.LAYOUT for p in chosen & above - set(linear)
+        )
+
+    def _is_operator(self, chosen: set[int]) -> bool:
+        """All are outputs of one opaque operator."""
+        found = [self.graph.primitives[p] for p in chosen]
+        return len({(p.op, p.inputs) for p in found}) == 1 and all(
+            isinstance(p.attributes, OpaqueAttributes)
+            and replace(p.attributes, output=0) == replace(found[0].attributes, output=0)
+            for p in found
         )
 
     def _reach(self, start: Iterable[int], step: dict[int, set[int]]) -> set[int]:
@@ -113,6 +139,8 @@ class Oracle:
         return found
 
     def _is_connected(self, chosen: set[int]) -> bool:
+        if self._is_operator(chosen):
+            return True
         both = {p: self.sources[p] & chosen for p in chosen}
         for p in chosen:
             for q in self.sources[p] & chosen:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from candidate_oracle import Oracle, small_graph
+from candidate_oracle import Oracle, small_graph, with_operator
 
 from korch.candidate.enumerate import enumerate_groups
 from korch.options import Options
@@ -38,6 +38,20 @@ def test_all_subsets(kind, most_outputs):
         assert keys(graph, options) == Oracle(graph, options).groups(), seed
 
 
+def test_all_subsets_with_products_alternatives_and_an_operator_of_several_outputs():
+    for seed in range(12):
+        graph = with_operator(small_graph(seed, 6, linear=True, merges=3), seed)
+        options = Options(
+            contract_chains=False, max_outputs=1 + seed % 4, max_primitives=2 + seed % 7,
+            max_inputs=1 + seed % 5,
+        )  # fmt: skip
+        found = keys(graph, options)
+        assert found == Oracle(graph, options).groups(), seed
+        operator = {p for p, row in enumerate(graph.primitives) if row.op == "opaque"}
+        fits = min(options.max_outputs, options.max_primitives) >= 3
+        assert (tuple(sorted(operator)) in {p for p, _ in found}) == fits
+
+
 def chain(*ops: str, shape: str = "f32[4,6]") -> PrimitiveGraph:
     builder = GraphBuilder()
     value = builder.input("x", ValueType.parse(shape))
@@ -59,6 +73,21 @@ def test_a_chain_has_all_of_its_intervals():
 def test_contracted_chains_end_only_at_their_end():
     found = sets(chain("neg", "exp", "tanh", "abs"), Options())
     assert found == {(0, 1, 2, 3), (0,), (1,), (2,), (3,)}
+
+
+def test_long_chains_and_many_diamonds_take_no_longer_than_they_are():
+    """Paths through contracted chains are exponentially many, and longer than Python's stack."""
+    found = sets(chain(*["tanh"] * 1200), Options())
+    assert tuple(range(1200)) in found
+    builder = GraphBuilder()
+    value = builder.input("x", ValueType.parse("f32[4]"))
+    for _ in range(60):
+        value = builder.add("mul", [value, builder.add("tanh", [value])])
+    for _ in range(60):
+        value = builder.add("mul", [value, value])
+    builder.output("y", value)
+    graph = builder.freeze()
+    assert tuple(range(len(graph.primitives))) in sets(graph, Options())
 
 
 def test_a_chain_after_a_linear_primitive_may_end_anywhere():

@@ -135,6 +135,18 @@ def test_no_more_is_measured_than_allowed(monkeypatch: pytest.MonkeyPatch) -> No
     assert found.certificate.bound_ns <= (found.certificate.objective_ns or 0)
 
 
+@pytest.mark.parametrize(("seed", "most"), [(14, 10), (20, 16), (25, 6), (42, 6)])
+def test_the_last_round_tells_the_best_plan_of_what_is_measured(seed: int, most: int) -> None:
+    graph, candidates = instance(seed)
+    meter = ScriptedMeter(candidates, seed)
+    options = replace(EXACT, patience=1)
+    found = LazyLoop(graph, candidates, meter, options, most_measured=most).run()
+    measured = [c for c in candidates if c.key in meter.asked]
+    whole = make_problem(graph, measured, lambda c: (meter.true[c.key], True))
+    assert found.certificate.objective_ns == solve(whole, seconds=20.0).certificate.objective_ns
+    assert found.rounds[-1].incumbent_ns == found.certificate.objective_ns
+
+
 class Facts(ScriptedMeter):
     """A meter that also keeps facts."""
 

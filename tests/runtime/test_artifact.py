@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import runtime_plans as plans
 
+import korch
 from korch.errors import ArtifactError
 from korch.measure.compiler import ISA_COMPILER_FLAGS
 from korch.runtime import artifact as artifact_module
@@ -220,6 +221,15 @@ def test_another_schema_is_refused(path):
     assert message(path) == (
         "its schema has version 1; expected version 2. Build it again with this version of Korch"
     )
+
+
+@pytest.mark.parametrize("kind", ["korch-shaped", "korch-hosted"])
+def test_what_was_written_before_weights_had_their_own_checksums_is_of_another_schema(kind, path):
+    manifest = {"format": kind, "schema": 1, "sha256": {}}
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("manifest.json", json.dumps(manifest))
+    with pytest.raises(ArtifactError, match=r"its schema has version 1; expected version [23]\."):
+        korch.load(path)
 
 
 def test_a_plan_that_does_not_fit_the_schema_is_refused(path):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import subprocess
 import threading
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +19,7 @@ from korch.cli import main, parse_bindings
 from korch.errors import ArtifactError, InputError, ModelError, OptionError, UnsupportedError
 from korch.measure.compiler import find_compiler
 from korch.runtime.shaped import ShapedExecutable
+from korch.runtime.unpack import unpack
 
 QUICK = {"measure": False, "threads": 1}
 WIDTH = 48
@@ -207,6 +211,25 @@ def test_damage_is_refused(executable, tmp_path: Path) -> None:
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises(ArtifactError, match=r"truncated or damaged|is no Korch artifact"):
         korch.load(path)
+
+
+@pytest.mark.parametrize("places", [[], [[10_000], [0]], [[-1], [0]], 7])
+def test_weights_that_are_not_there_are_refused(executable, tmp_path: Path, places) -> None:
+    path = tmp_path / "a.korch"
+    executable.save(path)
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    members["program.json"] = json.dumps({"weights": places}).encode()
+    manifest = json.loads(members["manifest.json"])
+    manifest["sha256"]["program.json"] = hashlib.sha256(members["program.json"]).hexdigest()
+    members["manifest.json"] = json.dumps(manifest).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    for read in (korch.load, lambda path: unpack(path, tmp_path / "folder")):
+        with pytest.raises(ArtifactError) as caught:
+            read(path)
+        assert str(caught.value) == f"{path}: it is damaged. Build the artifact again"
 
 
 @pytest.mark.parametrize(("shapes", "error", "text"), [

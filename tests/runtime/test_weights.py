@@ -1,3 +1,6 @@
+import errno
+import mmap
+
 import numpy as np
 import pytest
 import safetensors
@@ -103,6 +106,8 @@ def form(header, data=b"\0" * 8):
         (form(b"[]]"), "its header can't be read"),
         (form(ENTRY.replace(b"c0", b"c1")), "its header can't be read: KeyError"),
         (form(ENTRY.replace(b"F32", b"F31")), "its header can't be read: KeyError"),
+        (form(ENTRY.replace(b"[2]", b"[Infinity]")), "its header can't be read: OverflowError"),
+        (form(b"[" * 200_000), "its header can't be read: RecursionError"),
         (form(ENTRY.replace(b"[2]", b"[-2]")), "tensor c0 does not follow the one before it"),
         (form(ENTRY.replace(b"[0,8]", b"[4,12]")), "tensor c0 does not follow"),
         (form(ENTRY)[:20], "it has 20 bytes"),
@@ -124,3 +129,13 @@ def test_memory_is_aligned_and_writable(size_bytes):
     assert block.ctypes.data % 64 == 0
     block[...] = 7
     assert (block == 7).all()
+
+
+def test_a_system_without_huge_pages_gives_small_ones(monkeypatch):
+    class Mapped(mmap.mmap):
+        def madvise(self, *arguments):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(alignment.mmap, "mmap", Mapped)
+    block = aligned_bytes(alignment.HUGE_PAGE)
+    assert (block.size, block.ctypes.data % 64, int(block[-1])) == (alignment.HUGE_PAGE, 0, 0)

@@ -146,7 +146,8 @@ class _Space:
         self.outputs = {value for _, value in graph.outputs}
         self.in_cycle = _in_cycles(graph)
         self.is_free = [self._absorbed(p) for p in range(count)]
-        self.feeds = [self._sources(p) for p in range(count)]  # direct producers, through free ones
+        # Direct producers, through free ones; and these free ones, which come with each primitive.
+        self.feeds, self.comes_with = self._behind()
         self.read_by = [0] * count
         for p, sources in enumerate(self.feeds):
             for q in bits(0 if self.is_free[p] else sources):
@@ -159,7 +160,6 @@ class _Space:
             together = sum(1 << p for p in producers)
             for p in producers:
                 self.rivals[p] = together & ~(1 << p)
-        self.comes_with = [self._absorbed_by(p) for p in range(count)]
         self.siblings = [self._siblings(p) for p in range(count)]
         self.reads = [self._values_read(p) for p in range(count)]
         pools = (p for p, primitive in enumerate(graph.primitives) if "pool" in primitive.op)
@@ -199,29 +199,52 @@ class _Space:
 
     def _continues_linear(self, p: int) -> bool:
         """Whether only elementwise primitives stand between a linear one and this one."""
-        for value in self.graph.primitives[p].inputs:
-            for q in self.graph.producers[value]:
+        seen, stack = {p}, [p]
+        while stack:
+            for q in self._makers(stack.pop()):
                 category = self.graph.primitives[q].row.category
                 if category is Category.LINEAR:
                     return True
                 is_link = category is Category.ELEMENTWISE and self._absorbed_alone(q)
-                if is_link and self._continues_linear(q):
-                    return True
+                if is_link and q not in seen:
+                    seen.add(q)
+                    stack.append(q)
         return False
+
+    def _makers(self, p: int) -> list[int]:
+        """Return the primitives, over all alternatives, that compute what one reads."""
+        inputs = self.graph.primitives[p].inputs
+        return [q for value in inputs for q in self.graph.producers[value]]
 
     def _absorbed_alone(self, p: int) -> bool:
         """Whether a value has one producer and one reader, so that nothing but a chain is here."""
         value = self.graph.primitives[p].output
         return len(self.graph.producers[value]) == len(self.graph.consumers[value]) == 1
 
-    def _absorbed_by(self, p: int) -> int:
-        """Return the primitives that come with one, as far as they come with it."""
-        found = 0
-        for value in self.graph.primitives[p].inputs:
-            for q in self.graph.producers[value]:
-                if self.is_free[q]:
-                    found |= 1 << q | self._absorbed_by(q)
-        return found
+    def _behind(self) -> tuple[list[int], list[int]]:
+        """Return the direct producers of each primitive, and the free ones between them and it.
+
+        Each primitive is looked at after the free ones that it reads: chains of them are long, and
+        where they part and meet there are exponentially many paths.
+        """
+        count = len(self.graph.primitives)
+        solid, free = [0] * count, [0] * count
+        done: set[int] = set()
+        for root in range(count):
+            stack = [root]
+            while stack:
+                p = stack[-1]
+                makers = self._makers(p)
+                waits = [q for q in makers if self.is_free[q] and q not in done]
+                if waits and p not in done:
+                    stack.extend(waits)
+                    continue
+                stack.pop()
+                done.add(p)
+                for q in makers:
+                    solid[p] |= solid[q] if self.is_free[q] else 1 << q
+                    free[p] |= 1 << q | free[q] if self.is_free[q] else 0
+        return solid, free
 
     def _values_read(self, p: int) -> int:
         """Return the values that a primitive reads, but for those that are one number."""
@@ -232,13 +255,6 @@ class _Space:
             constant = self.graph.constants.get(value)
             if is_linear or constant is None or not constant.is_uniform:
                 found |= 1 << value
-        return found
-
-    def _sources(self, p: int) -> int:
-        found = 0
-        for value in self.graph.primitives[p].inputs:
-            for q in self.graph.producers[value]:
-                found |= self._sources(q) if self.is_free[q] else 1 << q
         return found
 
     @staticmethod

@@ -119,6 +119,9 @@ class Engine:
         if self._engine is None:
             raise ProviderError("TensorRT does not load an engine", hint="Build the artifact again")
         self._context = self._engine.create_execution_context()
+        if self._context is None:
+            raise ProviderError("TensorRT has no memory to run an engine in",
+                                hint="Free memory on the device")  # fmt: skip
 
     def run(self, tensors: Sequence[Any], inputs: int, stream: int) -> list[Any]:
         """Run it on the current stream of PyTorch; nothing is waited for.

@@ -1,6 +1,6 @@
 """An executable of several segments, some of which the host runs.
 
-One file: a zip archive without compression with `manifest.json` (schema and SHA-256 of the rest),
+One file: a zip archive without compression with `manifest.json` (schema and checksums of the rest),
 `program.json` (inputs, outputs and the order of the segments) and the segments: an artifact of its
 own for each that Korch runs, an ONNX model for each that the host runs.
 """
@@ -29,7 +29,7 @@ from korch.runtime.cuda.executable import CudaExecutable, load_cuda_bytes
 from korch.runtime.executable import Executable, TensorInfo, Timing
 
 FORMAT = "korch-hosted"
-SCHEMA = 1
+SCHEMA = 2
 PROGRAM = "program.json"
 
 
@@ -223,7 +223,7 @@ def load(path: str | os.PathLike[str]) -> HostedExecutable:
         try:
             return _read(archive)
         except (KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
-            raise ArtifactError("it is damaged", where=str(path)) from error
+            raise ArtifactError("it is damaged", hint="Build the artifact again") from error
 
 
 def _read(archive: zipfile.ZipFile) -> HostedExecutable:

@@ -227,13 +227,16 @@ class LazyLoop:
         measured = frozenset(k for k, c in enumerate(self.candidates) if self._is_measured(c))
         if self.best is None or self._is_close() or measured == self._combined:
             return
-        self._combined = measured
+        self._combined, before, left = measured, self.best, self._seconds_left()
+        seconds = COMBINE_SECONDS if left is None else max(0.5, min(COMBINE_SECONDS, left))
         plan = self.solver.solve(
-            self._costs()[0], None, seconds=COMBINE_SECONDS, hint=self.best[1], gap=ROUND_GAP,
+            self._costs()[0], None, seconds=seconds, hint=self.best[1], gap=ROUND_GAP,
             excluded=[k for k in range(len(self.candidates)) if k not in measured],
         )  # fmt: skip
         if plan.kernels:
             self._try_incumbent(plan.kernels)
+        if self.best != before:
+            self._report()
 
     def _estimates(self) -> list[int]:
         for candidate in self.candidates:

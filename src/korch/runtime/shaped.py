@@ -1,6 +1,6 @@
 """One executable for several shapes of the inputs: a plan for each; weights and kernels are shared.
 
-One file: a zip archive without compression with `manifest.json` (schema and SHA-256 of the rest),
+One file: a zip archive without compression with `manifest.json` (schema and checksums of the rest),
 `library.so` (all plans and the different kernels among theirs), `sources/*`, `program.json` (which
 weights each plan takes, in its order), `weights.safetensors` (the different packed constants of all
 plans) and `plans/*.korch`, artifacts without these.
@@ -219,6 +219,8 @@ def read_shaped(path: str | os.PathLike[str]) -> tuple[list[Artifact], Shared]:
         try:
             places = json.loads(archive.read(PROGRAM))["weights"]
             weights = read_weights(archive)
+            if not places or any(not 0 <= i < len(weights) for chosen in places for i in chosen):
+                raise ValueError("a plan takes weights that are not there")
             sources = {
                 name.removeprefix(SOURCES): archive.read(name).decode()
                 for name in archive.namelist() if name.startswith(SOURCES)
@@ -229,7 +231,7 @@ def read_shaped(path: str | os.PathLike[str]) -> tuple[list[Artifact], Shared]:
             ]
             return artifacts, Shared(archive.read(LIBRARY), sources, weights, places)
         except (KeyError, ValueError, TypeError, IndexError, zipfile.BadZipFile) as error:
-            raise ArtifactError("it is damaged", where=str(path)) from error
+            raise ArtifactError("it is damaged", hint="Build the artifact again") from error
 
 
 def _shapes(artifact: Artifact) -> Shapes:

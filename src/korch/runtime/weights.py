@@ -195,7 +195,7 @@ def _types(header: bytes) -> list[ValueType]:
             if min(type_.shape, default=0) < 0 or entry["data_offsets"] != [start, end]:
                 raise _damaged(f"tensor c{i} does not follow the one before it")
             types.append(type_)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise _damaged(f"its header can't be read: {error!r}") from error
     return types
 

@@ -2,14 +2,19 @@
 
 Layout steps are followed with an array of addresses: what they do to the elements they do to the
 addresses, so no step needs a rule of its own. Groups of one model share most of their steps, and
-the arrays are as large as the tensors, so what is found is remembered.
+the arrays are as large as the tensors, so what is found is remembered, up to some megabytes: they
+stay with the process after a search.
 """
 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from threading import Lock
+from typing import Any
 
 import numpy as np
 
@@ -18,11 +23,48 @@ from korch.primitive.graph import Primitive
 from korch.primitive.op import Array, Attributes
 from korch.primitive.ops import OPS
 
-ARRAYS = 16
-"""Arrays of addresses that are remembered."""
+ARRAY_BYTES = 128 << 20
+"""Of the arrays of addresses that are remembered; the last one is, however large it may be."""
 
-PLACES = 4096
-"""Places that are remembered: three vectors each."""
+PLACE_BYTES = 32 << 20
+"""Of the places that are remembered: three vectors each."""
+
+KEY_BYTES = 1024
+"""What it takes to remember that there is no place."""
+
+ANSWERS = 4096
+"""Comparisons of addresses that are remembered."""
+
+
+class Recent:
+    """What was asked for last, as much of it as some bytes hold. Threads may ask at once."""
+
+    def __init__(self, most_bytes: int) -> None:
+        """Begin with nothing."""
+        self.most_bytes = most_bytes
+        self.held_bytes = 0
+        self._kept: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, key: Hashable, make: Callable[[], Any], size: Callable[[Any], int]) -> Any:
+        """Return what was made for a key, or make it."""
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key][0]
+        made = make()
+        size_bytes = size(made)
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = made, size_bytes
+                self.held_bytes += size_bytes
+            while self.held_bytes > self.most_bytes and len(self._kept) > 1:
+                _, (_, gone_bytes) = self._kept.popitem(last=False)
+                self.held_bytes -= gone_bytes
+        return made
+
+
+_ARRAYS, _PLACES = Recent(ARRAY_BYTES), Recent(PLACE_BYTES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,21 +125,29 @@ class Addresses:
         return Addresses(self.shape, self.layout, (*self.steps, *added))
 
     def array(self) -> Array:
-        """Return them, in the shape after the steps; not to be written to."""
-        return _array(self)
+        """Return them, in the shape after the steps; they can't be written to."""
+        found: Array = _ARRAYS.get(self, partial(_array, self), lambda array: int(array.nbytes))
+        return found
 
     def is_same(self, other: Addresses) -> bool:
         """Return whether others are equal."""
         return self == other or _are_equal(self, other)
 
 
-@lru_cache(ARRAYS)
 def _array(addresses: Addresses) -> Array:
-    if addresses.steps:
+    if not addresses.steps:
+        found = _first(addresses.shape, addresses.layout)
+    else:
         *before, (op, attributes) = addresses.steps
-        source = _array(Addresses(addresses.shape, addresses.layout, tuple(before)))
-        return np.asarray(OPS[op].reference([source], attributes))
-    shape, layout = addresses.shape, addresses.layout
+        source = Addresses(addresses.shape, addresses.layout, tuple(before)).array()
+        found = np.asarray(OPS[op].reference([source], attributes))
+    found = found.view()
+    found.flags.writeable = False  # whoever asks next gets the same
+    return found
+
+
+def _first(shape: tuple[int, ...], layout: Layout | None) -> Array:
+    """Return the addresses before any step."""
     flat = np.arange(math.prod(shape), dtype=np.int32 if math.prod(shape) < 2**31 else np.int64)
     if layout is None or layout.is_plain:
         return flat.reshape(shape)
@@ -105,20 +155,24 @@ def _array(addresses: Addresses) -> Array:
     return stored.transpose(np.argsort(layout.order))
 
 
-@lru_cache(PLACES)
+@lru_cache(ANSWERS)
 def _are_equal(a: Addresses, b: Addresses) -> bool:
     return np.array_equal(a.array(), b.array())
 
 
-@lru_cache(PLACES)
 def place_of_matrices(addresses: Addresses, batch: tuple[int, ...]) -> Place | None:
     """Return where [batch..., row, column] lies, with axes of the batch broadcast; or None."""
+    make = partial(_place_of_matrices, addresses, batch)
+    found: Place | None = _PLACES.get((addresses, batch), make, _place_bytes)
+    return found
+
+
+def _place_of_matrices(addresses: Addresses, batch: tuple[int, ...]) -> Place | None:
     array = addresses.array()
     matrix = array.shape[-2:]
     return _split(np.broadcast_to(array, (*batch, *matrix)).reshape(-1, *matrix))
 
 
-@lru_cache(PLACES)
 def place_by_number(
     addresses: Addresses, numbers: Addresses, shape: tuple[int, int, int]
 ) -> Place | None:
@@ -129,12 +183,25 @@ def place_by_number(
         numbers: which number each of them has.
         shape: of the dense tensor.
     """
+    make = partial(_place_by_number, addresses, numbers, shape)
+    found: Place | None = _PLACES.get((addresses, numbers, shape), make, _place_bytes)
+    return found
+
+
+def _place_by_number(
+    addresses: Addresses, numbers: Addresses, shape: tuple[int, int, int]
+) -> Place | None:
     array = addresses.array()
     if numbers.steps or numbers.layout is not None:
         by_number = np.empty(array.size, array.dtype)
         by_number[numbers.array().reshape(-1)] = array.reshape(-1)
         array = by_number
     return _split(array.reshape(shape))
+
+
+def _place_bytes(place: Place | None) -> int:
+    vectors = () if place is None else place.offsets
+    return KEY_BYTES + sum(int(offsets.nbytes) for offsets in vectors)
 
 
 def _split(addresses: Array) -> Place | None:

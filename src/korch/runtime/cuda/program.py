@@ -2,7 +2,7 @@
 
 The file is an archive as all artifacts are:
 
-    manifest.json          format, schema, SHA-256 of the rest
+    manifest.json          format, schema, checksums of the rest
     plan.json              a `PlanRecord`
     program.json           launches and calls in order, with the place of each buffer
     report.json            how the plan was found
