@@ -2,6 +2,7 @@
 
 import numpy as np
 import onnx
+import pytest
 from candidate_oracle import small_graph
 
 from korch.candidate.candidate import Candidate, Offer, make_group, make_layout_change
@@ -14,6 +15,7 @@ from korch.primitive.graph import GraphBuilder
 from korch.primitive.ops.layout import SliceAttributes, TakeAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.opaque import OpaqueAttributes
+from korch.primitive.ops.reduce import PoolAttributes
 from korch.primitive.types import ValueType
 from korch.testing.samples import random_inputs
 
@@ -170,3 +172,39 @@ def test_small_constants_of_an_opaque_operator_are_part_of_its_body():
     plain.output("y", plain.add("add", [x, two]))
     graph = plain.freeze()
     assert make_group(graph, (0,), [graph.outputs[0][1]]).constant_inputs == frozenset({1})
+
+
+@pytest.mark.parametrize(
+    ("window", "stride", "dilation", "share"),
+    [(1, 1, 1, 1.0), (3, 2, 1, 1.0), (1, 2, 1, 0.25), (2, 3, 1, 4 / 9), (3, 2, 2, 0.25)],
+)
+def test_a_bound_counts_no_elements_between_windows(window, stride, dilation, share):
+    builder = GraphBuilder()
+    x = builder.input("x", ValueType.parse("f32[1,4,36,36]"))
+    rng = np.random.default_rng(0)
+    w = builder.constant(rng.standard_normal((8, 4, window, window)).astype(np.float32))
+    two = (0, 0)
+    conv = ConvAttributes((stride,) * 2, two, two, (dilation,) * 2)
+    pool = PoolAttributes((window,) * 2, (stride,) * 2, two, two, (dilation,) * 2)
+    y, z = builder.add("conv", [x, w], conv), builder.add("pool_max", [x], pool)
+    builder.output("y", y)
+    builder.output("z", z)
+    graph = builder.freeze()
+    image, weights = 4 * 4 * 36 * 36, 4 * 8 * 4 * window**2
+    for value, more in ((y, weights), (z, 0)):
+        group = make_group(graph, graph.producers[value], [value])
+        plain = tuple(Layout.plain(t.rank) for t in group.input_types)
+        found = Candidate(group, "hand", Offer(plain, (Layout.plain(4),)))
+        assert found.read_bytes == round(share * image) + more
+
+
+def test_of_a_slice_of_a_slice_the_second_is_read():
+    builder = GraphBuilder()
+    x = builder.input("x", ValueType.parse("f32[64,8]"))
+    part = builder.add("slice", [x], SliceAttributes((0, 0), (32, 8), (1, 1)))
+    y = builder.add("exp", [builder.add("slice", [part], SliceAttributes((0, 0), (4, 8), (1, 1)))])
+    builder.output("y", y)
+    graph = builder.freeze()
+    group = make_group(graph, range(len(graph.primitives)), [y])
+    plain = Layout.plain(2)
+    assert Candidate(group, "hand", Offer((plain,), (plain,))).read_bytes == 4 * 8 * 4

@@ -18,6 +18,8 @@ from korch.candidate.layout import Layout
 from korch.primitive.graph import Constant, Primitive, PrimitiveGraph
 from korch.primitive.op import Category
 from korch.primitive.ops.layout import SliceAttributes, TakeAttributes
+from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.ops.reduce import PoolAttributes
 from korch.primitive.text import format_graph
 from korch.primitive.types import ValueType
 
@@ -150,10 +152,7 @@ class Candidate:
         body = self.group.body
         value = body.inputs[i][1]
         whole = self.offer.inputs[i].size_bytes(body.types[value])
-        readers = [body.primitives[p] for p in body.consumers[value]]
-        if not readers:
-            return whole
-        return min(whole, max(_source_bytes(body.types[value], reader) for reader in readers))
+        return min(whole, _needed_bytes(body, value)) if body.consumers[value] else whole
 
     @cached_property
     def write_bytes(self) -> int:
@@ -176,16 +175,41 @@ class Candidate:
         return f"{self.key[:8]} {self.provider} [{ops}] ({inputs}) -> ({outputs})"
 
 
-def _source_bytes(type_: ValueType, reader: Primitive) -> int:
-    """Return the bytes of different elements of an input that a primitive must read."""
-    if isinstance(reader.attributes, SliceAttributes):
-        return math.prod(reader.attributes.size) * type_.dtype.size_bytes
-    if isinstance(reader.attributes, TakeAttributes):
-        axis, indices = reader.attributes.axis, reader.attributes.indices
-        return type_.size_bytes // max(1, type_.shape[axis]) * len(set(indices))
+def _needed_bytes(body: PrimitiveGraph, value: int) -> int:
+    """Return the bytes of different elements of a value that its readers in a group must have."""
+    outputs = {v for _, v in body.outputs}
+    if value in outputs or not body.consumers[value]:
+        return body.types[value].size_bytes
+    readers = (body.primitives[p] for p in body.consumers[value])
+    return max(_source_bytes(body, value, reader) for reader in readers)
+
+
+def _source_bytes(body: PrimitiveGraph, value: int, reader: Primitive) -> int:
+    """Return the bytes of different elements of a value that a primitive must read."""
+    type_, attributes = body.types[value], reader.attributes
+    if isinstance(attributes, SliceAttributes):
+        size_bytes = math.prod(attributes.size) * type_.dtype.size_bytes
+        return min(size_bytes, _needed_bytes(body, reader.output))
+    if isinstance(attributes, TakeAttributes):
+        size_bytes = type_.size_bytes // max(1, type_.shape[attributes.axis])
+        size_bytes *= len(set(attributes.indices))
+        return min(size_bytes, _needed_bytes(body, reader.output))
+    if isinstance(attributes, ConvAttributes | PoolAttributes) and value == reader.inputs[0]:
+        weights = body.types[reader.inputs[-1]].shape
+        window = attributes.kernel if isinstance(attributes, PoolAttributes) else weights[2:]
+        return math.floor(type_.size_bytes * _share_read(window, attributes))
     if reader.row.category is Category.OPAQUE:
         return 0  # it may look up a few rows of a table
     return type_.size_bytes
+
+
+def _share_read(window: Sequence[int], attributes: ConvAttributes | PoolAttributes) -> float:
+    """Return the share of elements that lie under windows, which may leave gaps."""
+    return math.prod(
+        len({tap * dilation % stride for tap in range(size)}) / stride
+        for size, stride, dilation in zip(window, attributes.strides, attributes.dilations,
+                                          strict=True)
+    )  # fmt: skip
 
 
 def make_group(graph: PrimitiveGraph, primitives: Iterable[int], outputs: Sequence[int]) -> Group:
