@@ -14,13 +14,13 @@ slower than the device, that is in its time. Nobody copies inputs. For float16 K
 float32 model and float32 inputs, as `--precision float16` is for, the others a model in float16.
 An engine that is not installed, fails or takes too long is named with the reason.
 
-Beside Python, PyTorch, Triton, onnx and numpy it needs these packages, 45 MB as wheels for CPython
-3.12 on x86-64: ortools (30 MB) with absl-py, immutabledict, pandas (12 MB), python-dateutil, six
-and tzdata; onnx-ir, onnxscript, tqdm and xxhash; pytest with pluggy, iniconfig, packaging and
-pygments; and protobuf, ml-dtypes and typing-extensions where onnx came without. For bert,
-gpt2, vit and llama transformers (13 MB) with tokenizers, huggingface-hub, regex, pyyaml, safetensors, filelock and
-fsspec, 20 MB more; without it their rows say so. Where nothing can be fetched, bring them, and
-Korch itself as a wheel, since its providers are found by entry points:
+Beside Python, PyTorch, Triton, onnx and numpy it needs these packages, 45 MB as wheels for
+CPython 3.12 on x86-64: ortools (30 MB) with absl-py, immutabledict, pandas (12 MB), python-
+dateutil, six and tzdata; onnx-ir, onnxscript, tqdm and xxhash; pytest with pluggy, iniconfig,
+packaging and pygments; and protobuf, ml-dtypes and typing-extensions where onnx came without. For
+bert, gpt2, vit and llama transformers (13 MB) with tokenizers, huggingface-hub, regex, pyyaml,
+safetensors, filelock and fsspec, 20 MB more; without it their rows say so. Where nothing can be
+fetched, bring them, and Korch itself as a wheel, since its providers are found by entry points:
 
     python -m pip download --no-deps --only-binary=:all: --python-version 3.12 -d wheels
         --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64
