@@ -76,6 +76,14 @@ class Group:
         return tuple(self.body.types[value] for _, value in self.body.outputs)
 
     @property
+    def plain_layouts(self) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
+        """The row-major layouts of the inputs and of the outputs."""
+        return (
+            tuple(Layout.plain(type_.rank) for type_ in self.input_types),
+            tuple(Layout.plain(type_.rank) for type_ in self.output_types),
+        )
+
+    @property
     def is_layout_change(self) -> bool:
         """Whether it computes nothing: its output is its input."""
         return not self.primitives

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from korch.candidate.attention import attention_groups
 from korch.candidate.candidate import Group, make_group
@@ -272,17 +272,14 @@ class _Space:
                     reached[p], changed = grown, True
         return reached
 
-    def hull(self, mask: int) -> int:
-        """Return the least convex set that holds a set: with all that lies on paths within it."""
-        above = below = rivals = 0
-        for p in bits(mask):
-            above |= self.ancestors[p]
-            below |= self.descendants[p]
-            rivals |= self.rivals[p]
-        return self._with_paths(mask, above & below & ~mask, rivals)
+    def _hull(self, mask: int, between: int, rivals: int) -> int:
+        """Return the least convex set that holds a set: with all that lies on paths within it.
 
-    def _with_paths(self, mask: int, between: int, rivals: int) -> int:
-        """Return a set with what lies on paths within it, of what is above and below of it."""
+        Args:
+            mask: the set.
+            between: what has an ancestor and a descendant in it, but is not in it.
+            rivals: the other alternatives for the set's values.
+        """
         if between & rivals:
             between = self._on_paths(mask, between & ~rivals)
         return mask | between
@@ -305,12 +302,12 @@ class _Space:
             found &= reached
         return found
 
-    def is_legal(self, mask: int, added: int | None = None) -> bool:
+    def is_legal(self, mask: int, added: int) -> bool:
         """Return whether a set can be a kernel, but for the limits on its size.
 
         Args:
             mask: the set.
-            added: what it has beyond a legal set; all of it if None.
+            added: what it has beyond a legal set.
         """
         linear, opaque = mask & self.linear, mask & self.opaque
         if linear & (linear - 1) or (opaque and mask & ~opaque):
@@ -319,7 +316,7 @@ class _Space:
             return False
         if not self._suits_linear(mask):
             return False
-        if any(self.rivals[p] & mask for p in bits(mask if added is None else added)):
+        if any(self.rivals[p] & mask for p in bits(added)):
             return False
         return not mask & self.cyclic or self._is_acyclic(mask)
 
@@ -390,7 +387,7 @@ class _Space:
         for p in bits(around):
             wider = mask | 1 << p
             between = (above | self.ancestors[p]) & (below | self.descendants[p]) & ~wider
-            yield self._with_paths(wider, between, rivals | self.rivals[p])
+            yield self._hull(wider, between, rivals | self.rivals[p])
 
     def _suits_linear(self, mask: int) -> bool:
         """Return whether what stands around a linear primitive is what providers fuse with it."""
@@ -405,14 +402,14 @@ class _Space:
         primitive = self.graph.primitives[p]
         if not isinstance(primitive.attributes, OpaqueAttributes):
             return 0
-        whole = replace(primitive.attributes, output=0)
+        node = primitive.attributes.node_alone
         return sum(
             1 << q
             for q, other in enumerate(self.graph.primitives)
             if q != p
             and isinstance(other.attributes, OpaqueAttributes)
             and other.inputs == primitive.inputs
-            and replace(other.attributes, output=0) == whole
+            and other.attributes.node_alone == node
         )
 
     def input_count(self, mask: int) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from korch.candidate.candidate import Candidate
-from korch.candidate.layout import Layout
 from korch.errors import InfeasibleError, InvalidGraphError
 from korch.options import Options
 from korch.orchestrate.instance import make_problem
@@ -36,7 +35,7 @@ def baseline_plans(
     """
     subsets = {
         "split": [c for c in candidates if kernel_size(c) <= 1],
-        "plain-layout": [c for c in candidates if _is_plain(c)],
+        "plain-layout": [c for c in candidates if has_layouts(c, "plain")],
     }
     plans: dict[str, tuple[Candidate, ...]] = {}
     for name, subset in subsets.items():
@@ -88,6 +87,14 @@ def kernel_size(candidate: Candidate) -> int:
     return sum(p.op != "broadcast" for p in candidate.group.body.primitives)
 
 
-def _is_plain(candidate: Candidate) -> bool:
-    ports = (*candidate.input_ports, *candidate.output_ports)
-    return all(layout == Layout.plain(len(layout.order)) for _, layout in ports)
+def has_layouts(candidate: Candidate, allowed: str) -> bool:
+    """Return whether all that a candidate reads and writes is in layouts that are allowed.
+
+    Args:
+        candidate: constants that it reads may be in any layout.
+        allowed: as the option `layouts`.
+    """
+    layouts = [layout for _, layout in (*candidate.input_ports, *candidate.output_ports)]
+    if allowed == "plain":
+        return all(layout.is_plain for layout in layouts)
+    return allowed == "any" or not any(layout.blocks for layout in layouts)

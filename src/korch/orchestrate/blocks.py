@@ -22,7 +22,7 @@ from korch.errors import InfeasibleError
 from korch.measure.meter import AnyMeter
 from korch.measure.record import Failed, Measured
 from korch.options import Options
-from korch.orchestrate.baselines import baseline_plans
+from korch.orchestrate.baselines import baseline_plans, has_layouts
 from korch.orchestrate.estimate import Experience
 from korch.orchestrate.instance import (
     PLAIN,
@@ -116,21 +116,13 @@ def prepare(partition: Partition, block: Block, meter: AnyMeter, options: Option
     candidates, refusals = collect_candidates(
         graph, groups, meter.providers, meter.target, interfaces
     )
-    candidates = tuple(c for c in candidates if _has_layouts(c, options.layouts))
+    candidates = tuple(c for c in candidates if has_layouts(c, options.layouts))
     check_every_primitive_runs(graph, candidates, refusals)
     return Task(block, candidates, enumeration, interfaces)
 
 
-def _has_layouts(candidate: Candidate, allowed: str) -> bool:
-    """Whether all that a candidate reads and writes is in layouts that are allowed."""
-    layouts = [layout for _, layout in (*candidate.input_ports, *candidate.output_ports)]
-    if allowed == "plain":
-        return all(layout.is_plain for layout in layouts)
-    return allowed == "any" or not any(layout.blocks for layout in layouts)
-
-
 def interfaces_of(
-    partition: Partition, block: Block, lanes: int, kinds: Sequence[str] = KINDS["any"]
+    partition: Partition, block: Block, lanes: int, kinds: Sequence[str]
 ) -> tuple[Interface, ...]:
     """Return the interfaces in which a block is searched.
 

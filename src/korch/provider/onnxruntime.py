@@ -10,18 +10,17 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 import onnx
 
 from korch.candidate.candidate import Group, Offer, Refusal
-from korch.candidate.layout import Layout
 from korch.libraries import announce_onnxruntime, find_onnxruntime
 from korch.primitive.graph import Constant, Primitive
-from korch.primitive.ops.opaque import OpaqueAttributes, onnx_type, opaque_model
+from korch.primitive.ops.opaque import onnx_type, opaque_model
 from korch.primitive.types import ValueType
+from korch.provider.opaque import is_one_node, node_of
 from korch.provider.provider import Kernel, named_kernel
 from korch.target import Target
 
@@ -62,12 +61,7 @@ class OnnxRuntimeProvider:
         reason = _session_error(model)
         if reason is not None:
             return Refusal(f"ONNX Runtime: {reason}")
-        return [
-            Offer(
-                tuple(Layout.plain(type_.rank) for type_ in group.input_types),
-                tuple(Layout.plain(type_.rank) for type_ in group.output_types),
-            )
-        ]
+        return [Offer(*group.plain_layouts)]
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
         """Return the session's source, if ONNX Runtime accepts the node."""
@@ -84,27 +78,15 @@ def _nodes(group: Group) -> list[Primitive] | Refusal:
     primitives = group.body.primitives
     if not primitives or any(p.op != "opaque" for p in primitives):
         return Refusal("only opaque operators are run by ONNX Runtime")
-    if len({(_node(p), p.inputs) for p in primitives}) != 1:
+    if not is_one_node(primitives):
         return Refusal("these are several operators")
     by_value = {p.output: p for p in primitives}
     return [by_value[value] for _, value in group.body.outputs]
 
 
-def _attributes(primitive: Primitive) -> OpaqueAttributes:
-    attributes = primitive.attributes
-    if not isinstance(attributes, OpaqueAttributes):
-        raise TypeError(f"{primitive.op} is not opaque")
-    return attributes
-
-
-def _node(primitive: Primitive) -> OpaqueAttributes:
-    """Return the node that a primitive computes an output of."""
-    return replace(_attributes(primitive), output=0)
-
-
 def _model(group: Group, primitive: Primitive) -> onnx.ModelProto:
     """Return the node as a model; constants that are part of the body are part of it."""
-    model = opaque_model(_attributes(primitive))
+    model = opaque_model(node_of(primitive))
     inside = {
         f"x{i}": group.body.constants[value]
         for i, value in enumerate(primitive.inputs)
@@ -157,7 +139,7 @@ def _print_source(group: Group, nodes: Sequence[Primitive], model: bytes) -> str
             tensors[f"x{i}"] = (position[value], group.body.types[value])
     input_count = len(tensors)
     for i, primitive in enumerate(nodes):
-        name = f"y{_attributes(primitive).output}"
+        name = f"y{node_of(primitive).output}"
         tensors[name] = (len(group.inputs) + i, group.output_types[i])
     comment = "".join(f"// {line[:160]}\n" for line in group.text.splitlines())
     shapes = "".join(

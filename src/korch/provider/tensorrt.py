@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import onnx
 
 from korch.candidate.candidate import Group, Offer, Refusal
-from korch.candidate.layout import Layout
 from korch.cuda.driver import has_driver
 from korch.cuda.engine import library_version
 from korch.cuda.kernel import CudaKernel, Network, named
@@ -43,11 +42,7 @@ class TensorRTProvider:
         refused = refusal_of(group)
         if refused is not None:
             return refused
-        inputs, outputs = (
-            tuple(Layout.plain(type_.rank) for type_ in types)
-            for types in (group.input_types, group.output_types)
-        )
-        return (Offer(inputs, outputs),)
+        return (Offer(*group.plain_layouts),)
 
     def build(self, group: Group, offer: Offer, target: CudaTarget) -> CudaKernel | Refusal:
         """Write the network; the engine is built where its weights are known."""

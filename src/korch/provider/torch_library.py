@@ -36,7 +36,7 @@ class TorchProvider:
         if isinstance(found, Refusal):
             return found
         rank = group.output_types[0].rank
-        plain = Offer(tuple(Layout.plain(t.rank) for t in group.input_types), (Layout.plain(rank),))
+        plain = Offer(*group.plain_layouts)
         if "convolution" not in found or rank != 4:
             return (plain,)
         last = Offer(

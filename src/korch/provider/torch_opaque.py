@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import onnx
 
 from korch.candidate.candidate import Group, Offer, Refusal
-from korch.candidate.layout import Layout
 from korch.cuda.kernel import Call, CudaKernel, named
 from korch.cuda.layout import TORCH_TYPES
 from korch.cuda.target import CudaTarget
 from korch.primitive.graph import Constant
 from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.primitive.types import DType, ValueType
+from korch.provider.opaque import is_one_node, node_of
 from korch.provider.torch_calls import TABLE, Node
 
 SCHEMA = 2
@@ -37,12 +36,7 @@ class TorchOpaqueProvider:
         found = _call(group)
         if isinstance(found, Refusal):
             return found
-        return (
-            Offer(
-                tuple(Layout.plain(type_.rank) for type_ in group.input_types),
-                tuple(Layout.plain(type_.rank) for type_ in group.output_types),
-            ),
-        )
+        return (Offer(*group.plain_layouts),)
 
     def build(self, group: Group, offer: Offer, target: CudaTarget) -> CudaKernel | Refusal:
         """Print the call."""
@@ -60,17 +54,9 @@ def _call(group: Group) -> str | Refusal:
     body = group.body
     if not body.primitives or any(p.op != "opaque" for p in body.primitives):
         return Refusal("only opaque operators are run as calls of PyTorch")
-    first = body.primitives[0]
-    attributes = {p.output: p.attributes for p in body.primitives}
-    if not isinstance(first.attributes, OpaqueAttributes):
-        raise AssertionError("an opaque primitive without its attributes")
-    operator = first.attributes
-    for primitive in body.primitives:
-        other = primitive.attributes
-        if not isinstance(other, OpaqueAttributes) or primitive.inputs != first.inputs:
-            return Refusal("these are several operators")
-        if replace(other, output=0) != replace(operator, output=0):
-            return Refusal("these are several operators")
+    if not is_one_node(body.primitives):
+        return Refusal("these are several operators")
+    operator = node_of(body.primitives[0])
     make = TABLE.get(operator.op_type) if not operator.domain else None
     if make is None:
         return Refusal(f"{operator.op_type} is opaque, and PyTorch's table does not have it")
@@ -85,12 +71,8 @@ def _call(group: Group) -> str | Refusal:
             lines += _known(f"c{i}", constant, first_name)
     *statements, result = text.splitlines()
     lines += [*statements, f"results = {result}"]
-    picked = []
-    for _, value in body.outputs:
-        own = attributes[value]
-        if not isinstance(own, OpaqueAttributes):
-            raise AssertionError("an opaque primitive without its attributes")
-        picked.append(f"results[{own.output}].contiguous()")
+    number = {p.output: node_of(p).output for p in body.primitives}
+    picked = [f"results[{number[value]}].contiguous()" for _, value in body.outputs]
     # What is only another view of an input would be overwritten with it.
     given = ", ".join(name for name, _ in body.inputs)
     lines += [

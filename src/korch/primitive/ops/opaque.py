@@ -7,7 +7,7 @@ provider may run all of them in one kernel.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
@@ -39,6 +39,11 @@ class OpaqueAttributes(Attributes):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     output: int
+
+    @property
+    def node_alone(self) -> OpaqueAttributes:
+        """The same for all outputs of a node."""
+        return replace(self, output=0)
 
 
 def onnx_type(dtype: DType) -> int:

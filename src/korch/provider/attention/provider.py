@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from korch.candidate.candidate import Group, Offer, Refusal
-from korch.candidate.layout import Layout
 from korch.provider.attention.match import Match, match_group
-from korch.provider.gemm.match import Finish, Finisher, Layouts, operand_place
+from korch.provider.gemm.match import Finish, Finisher, operand_place
 from korch.provider.gemm.place import Place
 from korch.provider.provider import Kernel, named_kernel
 from korch.target import Target
@@ -51,7 +50,7 @@ class AttentionProvider:
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
         """Offer the group in the plain layout."""
         plan = self._plan(group, target)
-        return plan if isinstance(plan, Refusal) else (Offer(*_plain(group)),)
+        return plan if isinstance(plan, Refusal) else (Offer(*group.plain_layouts),)
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
         """Print the kernel."""
@@ -71,15 +70,8 @@ class AttentionProvider:
         return self._plans[key]
 
 
-def _plain(group: Group) -> Layouts:
-    return (
-        tuple(Layout.plain(type_.rank) for type_ in group.input_types),
-        tuple(Layout.plain(type_.rank) for type_ in group.output_types),
-    )
-
-
 def _make_plan(group: Group, found: Match, target: Target) -> _Plan | Refusal:
-    layouts, types = _plain(group), group.body.types
+    layouts, types = group.plain_layouts, group.body.types
     *batch_axes, m, n = types[found.first.output].shape
     terms, columns = types[found.first.inputs[0]].shape[-1], types[found.second.output].shape[-1]
     batch = math.prod(batch_axes)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from korch.candidate.attention import find_softmax
 from korch.candidate.candidate import Group, Offer, Refusal
-from korch.candidate.layout import Layout
 from korch.cuda.kernel import CudaKernel
 from korch.cuda.target import CudaTarget
 from korch.primitive.graph import Primitive
@@ -53,7 +52,7 @@ class TritonAttentionProvider:
             return Refusal("the heads are too wide")
         if min(m, n) < FEWEST or min(t.size for t in types) == 0:
             return Refusal("there are too few queries or keys")
-        offer = Offer(*_plain(group))
+        offer = Offer(*group.plain_layouts)
         try:
             _Printer(group, offer, found, target).check()
         except NotFusedError as error:
@@ -108,13 +107,6 @@ def _match(group: Group) -> _Match | Refusal:
     if body.types[first.output].shape[:-2] != body.types[second.output].shape[:-2]:
         return Refusal("the products have different batches")
     return _Match(first, second, softmax.x)
-
-
-def _plain(group: Group) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
-    return (
-        tuple(Layout.plain(type_.rank) for type_ in group.input_types),
-        tuple(Layout.plain(type_.rank) for type_ in group.output_types),
-    )
 
 
 def _width(n: int) -> int:
