@@ -9,6 +9,7 @@
 //   A_STEP                 elements between rows of a, whose terms are neighbours
 //   B_STEP                 elements between terms of b, whose columns are neighbours; 0 if b is
 //                          packed as [N / (NV * W)][DEPTH][NV * W], or has to be packed
+//   IS_AHEAD               whether the strip of b that follows is fetched while one is multiplied
 //   B_ROW, B_COLUMN        elements between terms and between columns of b, one of them 1, if each
 //                          task has to pack what it reads; else 0
 //   THREADS
@@ -24,6 +25,9 @@ namespace korch_gemm {
 
 template <class K>
 inline constexpr long COLUMNS = K::NV * K::W;
+// Floats that one prefetch brings, as far as they are of a strip's row.
+template <class K>
+inline constexpr long LINE = COLUMNS<K> < 16 ? COLUMNS<K> : 16;
 template <class K>
 using V = korch::Vec<float, K::W>;
 
@@ -93,15 +97,16 @@ KORCH_INLINE void pack(const float* b, long first, float* strip) {
   }
 }
 
-// R rows times NV vectors of columns.
-template <class K, int R>
-__attribute__((noinline)) void tile(void* const* buffers, const float* a, const float* b, long i, long m, long n) {
+// R rows times NV vectors of columns. With IS_AHEAD, one line from `next` on is fetched per term.
+template <class K, int R, bool IS_AHEAD>
+__attribute__((noinline)) void tile(void* const* buffers, const float* a, const float* b, const float* next, long i, long m, long n) {
   constexpr long STEP = K::B_STEP ? K::B_STEP : COLUMNS<K>;
   V<K> sum[R][K::NV] = {};
   for (long k = 0; k < K::DEPTH; ++k) {
     V<K> w[K::NV];
 #pragma GCC unroll 4
     for (int v = 0; v < K::NV; ++v) w[v] = korch::load<float, K::W>(b + k * STEP + v * K::W);
+    if constexpr (IS_AHEAD) __builtin_prefetch(next + k * LINE<K>);
 #pragma GCC unroll 32
     for (int r = 0; r < R; ++r) {
       V<K> x = korch::splat<float, K::W>(a[r * K::A_STEP + k]);
@@ -129,8 +134,8 @@ inline int run(void* const* buffers, const float* a, const float* b, float* work
   constexpr int TAIL = K::M % K::ROWS;
 #pragma omp parallel for num_threads(K::THREADS) schedule(static) if (K::THREADS > 1)
   for (long task = 0; task < K::BATCH * BLOCKS * K::PARTS; ++task) {
-    const long part = task % K::PARTS, rest = task / K::PARTS;
-    const long block = rest % BLOCKS, i = rest / BLOCKS;
+    const long block = task % BLOCKS, rest = task / BLOCKS;
+    const long i = rest % K::BATCH, part = rest / K::BATCH;
     const long first = STRIPS * part / K::PARTS, last = STRIPS * (part + 1) / K::PARTS;
     const long end = korch::smaller((block + 1) * K::BLOCK, K::M);
     for (long s = first; s < last; ++s) {
@@ -143,10 +148,16 @@ inline int run(void* const* buffers, const float* a, const float* b, float* work
         strip += s * COLUMNS<K> * (K::B_STEP ? 1 : K::DEPTH);
       }
       long m = block * K::BLOCK;
+      if constexpr (K::IS_AHEAD) {
+        const float* next = strip + K::DEPTH * COLUMNS<K>;
+        const float* const beyond = s + 1 < last ? next + K::DEPTH * COLUMNS<K> : next;
+        for (; m + K::ROWS <= end && next < beyond; m += K::ROWS, next += K::DEPTH * LINE<K>)
+          tile<K, K::ROWS, true>(buffers, a + K::a(i) + m * K::A_STEP, strip, next, i, m, s * COLUMNS<K>);
+      }
       for (; m + K::ROWS <= end; m += K::ROWS)
-        tile<K, K::ROWS>(buffers, a + K::a(i) + m * K::A_STEP, strip, i, m, s * COLUMNS<K>);
+        tile<K, K::ROWS, false>(buffers, a + K::a(i) + m * K::A_STEP, strip, nullptr, i, m, s * COLUMNS<K>);
       if constexpr (TAIL != 0)
-        if (m < end) tile<K, TAIL>(buffers, a + K::a(i) + m * K::A_STEP, strip, i, m, s * COLUMNS<K>);
+        if (m < end) tile<K, TAIL, false>(buffers, a + K::a(i) + m * K::A_STEP, strip, nullptr, i, m, s * COLUMNS<K>);
     }
   }
   return 0;

@@ -25,7 +25,7 @@ from korch.provider.gemm.place import Place
 from korch.provider.provider import Kernel, named_kernel
 from korch.target import Target
 
-SCHEMA = 4
+SCHEMA = 5
 """Raise it whenever the kernels change in speed or meaning."""
 
 MOST_ELEMENTS = 1 << 22
@@ -45,11 +45,18 @@ class Blocking:
     parts: int
 
     @staticmethod
-    def of(batch: int, m: int, n: int, target: Target) -> Blocking:
+    def of(batch: int, m: int, n: int, terms: int, target: Target) -> Blocking:
         """Choose the sizes for a product of `batch` times m rows and n columns."""
         vectors = 2 if n > target.lanes else 1
         most = (28 if target.isa in ("avx512", "neon") else 12) // vectors
         teams = max(1, target.threads // math.gcd(batch, target.threads))
+        strips = -(-n // (vectors * target.lanes))
+        if n > m and (strips % teams == 0 or strips >= 16 * teams):
+            rows = _rows(m, min(most, 12) if terms % 1024 == 0 else most)
+            fitting = max(128, target.l2_bytes * 3 // 4 // (4 * terms))
+            blocks = -(-m // fitting)
+            block = m if blocks == 1 else -(-m // (blocks * rows)) * rows
+            return Blocking(vectors, rows, block, teams)
         blocks = teams if m >= teams * most // 2 else 1
         per_block = -(-m // blocks)
         rows = _rows(per_block, most)
@@ -175,7 +182,7 @@ def _make_plan(group: Group, found: Match, target: Target, layouts: Layouts) -> 
         return b
     if a.step not in (0, 1) or a.row_step is None or (a.step == 0 and terms > 1):
         return Refusal("the terms of the left operand are no neighbours")
-    blocking = Blocking.of(batch, m, n, target)
+    blocking = Blocking.of(batch, m, n, terms, target)
     columns = blocking.vectors * target.lanes
     is_packed = _is_packed(group, found)
     is_direct = not is_packed and b.step == 1 and bool(b.row_step) and n % columns == 0
@@ -190,7 +197,7 @@ def _make_plan(group: Group, found: Match, target: Target, layouts: Layouts) -> 
         "BATCH": batch, "M": m, "N": n, "DEPTH": terms, "W": target.lanes,
         "NV": blocking.vectors, "ROWS": blocking.rows, "BLOCK": blocking.block,
         "PARTS": blocking.parts, "THREADS": target.threads, "A_STEP": a.row_step,
-        "B_STEP": b.row_step or 0 if is_direct else 0,
+        "IS_AHEAD": int(is_packed), "B_STEP": b.row_step or 0 if is_direct else 0,
         "B_ROW": b.row_step or 0 if must_pack else 0, "B_COLUMN": b.step or 0 if must_pack else 0,
     }  # fmt: skip
     floats = target.threads * terms * columns if must_pack else 0
