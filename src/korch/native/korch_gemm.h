@@ -7,11 +7,11 @@
 //   BLOCK                  rows of a block, a multiple of ROWS unless it is all of M
 //   PARTS                  column parts that are separate tasks
 //   A_STEP                 elements between rows of a, whose terms are neighbours
-//   B_STEP                 elements between terms of b, whose columns are neighbours; 0 if b is
-//                          packed as [N / (NV * W)][DEPTH][NV * W], or has to be packed
-//   IS_AHEAD               whether the strip of b that follows is fetched while one is multiplied
+//   B_STEP                 elements between terms of b, if strips are read where they lie: their
+//                          columns are neighbours; else 0
 //   B_ROW, B_COLUMN        elements between terms and between columns of b, one of them 1, if each
-//                          task has to pack what it reads; else 0
+//                          task has to pack what it reads (of a B_STEP the strip at the edge); 0
+//                          if b comes packed as [N / (NV * W)][DEPTH][NV * W]
 //   THREADS
 //   a(i), b(i)             where the matrices of batch i begin
 //   finish<L>(buffers, y, i, m, n)   stores results n to n + L - 1 of row m of batch i
@@ -97,16 +97,16 @@ KORCH_INLINE void pack(const float* b, long first, float* strip) {
   }
 }
 
-// R rows times NV vectors of columns. With IS_AHEAD, one line from `next` on is fetched per term.
-template <class K, int R, bool IS_AHEAD>
+// R rows times NV vectors of columns; STEP elements are between terms of b. Meanwhile a line per term
+// is fetched from `next` on, FETCH elements apart, unless that is 0.
+template <class K, int R, long STEP, long FETCH>
 __attribute__((noinline)) void tile(void* const* buffers, const float* a, const float* b, const float* next, long i, long m, long n) {
-  constexpr long STEP = K::B_STEP ? K::B_STEP : COLUMNS<K>;
   V<K> sum[R][K::NV] = {};
   for (long k = 0; k < K::DEPTH; ++k) {
     V<K> w[K::NV];
 #pragma GCC unroll 4
     for (int v = 0; v < K::NV; ++v) w[v] = korch::load<float, K::W>(b + k * STEP + v * K::W);
-    if constexpr (IS_AHEAD) __builtin_prefetch(next + k * LINE<K>);
+    if constexpr (FETCH != 0) __builtin_prefetch(next + k * FETCH);
 #pragma GCC unroll 32
     for (int r = 0; r < R; ++r) {
       V<K> x = korch::splat<float, K::W>(a[r * K::A_STEP + k]);
@@ -127,37 +127,54 @@ __attribute__((noinline)) void tile(void* const* buffers, const float* a, const 
     }
 }
 
+// Rows [m, end) times the strip of columns n. Meanwhile the strip that follows is fetched from `next`
+// on, where its terms are FETCH elements apart, if there is one: each block of rows takes a line of
+// each term.
+template <class K, long STEP, long FETCH>
+KORCH_INLINE void rows(void* const* buffers, const float* a, const float* strip, const float* next, long i, long m, long end, long n) {
+  constexpr int TAIL = K::M % K::ROWS;
+  if constexpr (FETCH != 0)
+    for (long line = 0; next && line < COLUMNS<K> && m + K::ROWS <= end; m += K::ROWS, line += LINE<K>)
+      tile<K, K::ROWS, STEP, FETCH>(buffers, a + m * K::A_STEP, strip, next + line, i, m, n);
+  for (; m + K::ROWS <= end; m += K::ROWS)
+    tile<K, K::ROWS, STEP, 0>(buffers, a + m * K::A_STEP, strip, nullptr, i, m, n);
+  if constexpr (TAIL != 0)
+    if (m < end) tile<K, TAIL, STEP, 0>(buffers, a + m * K::A_STEP, strip, nullptr, i, m, n);
+}
+
 template <class K>
 inline int run(void* const* buffers, const float* a, const float* b, float* workspace) {
   constexpr long BLOCKS = (K::M + K::BLOCK - 1) / K::BLOCK;
   constexpr long STRIPS = (K::N + COLUMNS<K> - 1) / COLUMNS<K>;
-  constexpr int TAIL = K::M % K::ROWS;
 #pragma omp parallel for num_threads(K::THREADS) schedule(static) if (K::THREADS > 1)
   for (long task = 0; task < K::BATCH * BLOCKS * K::PARTS; ++task) {
     const long block = task % BLOCKS, rest = task / BLOCKS;
     const long i = rest % K::BATCH, part = rest / K::BATCH;
     const long first = STRIPS * part / K::PARTS, last = STRIPS * (part + 1) / K::PARTS;
-    const long end = korch::smaller((block + 1) * K::BLOCK, K::M);
+    const long begin = block * K::BLOCK, end = korch::smaller(begin + K::BLOCK, K::M);
+    const float* const left = a + K::a(i);
+    const float* const right = b + K::b(i);
     for (long s = first; s < last; ++s) {
-      const float* strip = b + K::b(i);
+      const long n = s * COLUMNS<K>;
+      const bool is_last = s + 1 == last;
+      if constexpr (K::B_STEP != 0) {
+        const float* const next = is_last ? nullptr : right + n + COLUMNS<K>;
+        if (n + COLUMNS<K> <= K::N) {
+          rows<K, K::B_STEP, K::B_STEP>(buffers, left, right + n, next, i, begin, end, n);
+          continue;
+        }
+      }
       if constexpr (K::B_COLUMN != 0) {
+        constexpr long FETCH = K::B_COLUMN == 1 ? K::B_ROW : 0;
+        const float* const next = is_last ? nullptr : right + n + COLUMNS<K>;
         float* const packed = workspace + omp_get_thread_num() * K::DEPTH * COLUMNS<K>;
-        pack<K>(strip, s * COLUMNS<K>, packed);
-        strip = packed;
-      } else {
-        strip += s * COLUMNS<K> * (K::B_STEP ? 1 : K::DEPTH);
+        pack<K>(right, n, packed);
+        rows<K, COLUMNS<K>, FETCH>(buffers, left, packed, next, i, begin, end, n);
+      } else if constexpr (K::B_STEP == 0) {
+        const float* const strip = right + n * K::DEPTH;
+        const float* const next = is_last ? nullptr : strip + K::DEPTH * COLUMNS<K>;
+        rows<K, COLUMNS<K>, COLUMNS<K>>(buffers, left, strip, next, i, begin, end, n);
       }
-      long m = block * K::BLOCK;
-      if constexpr (K::IS_AHEAD) {
-        const float* next = strip + K::DEPTH * COLUMNS<K>;
-        const float* const beyond = s + 1 < last ? next + K::DEPTH * COLUMNS<K> : next;
-        for (; m + K::ROWS <= end && next < beyond; m += K::ROWS, next += K::DEPTH * LINE<K>)
-          tile<K, K::ROWS, true>(buffers, a + K::a(i) + m * K::A_STEP, strip, next, i, m, s * COLUMNS<K>);
-      }
-      for (; m + K::ROWS <= end; m += K::ROWS)
-        tile<K, K::ROWS, false>(buffers, a + K::a(i) + m * K::A_STEP, strip, nullptr, i, m, s * COLUMNS<K>);
-      if constexpr (TAIL != 0)
-        if (m < end) tile<K, TAIL, false>(buffers, a + K::a(i) + m * K::A_STEP, strip, nullptr, i, m, s * COLUMNS<K>);
     }
   }
   return 0;

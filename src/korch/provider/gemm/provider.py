@@ -28,8 +28,17 @@ from korch.target import Target
 SCHEMA = 5
 """Raise it whenever the kernels change in speed or meaning."""
 
-MOST_ELEMENTS = 1 << 22
+MOST_ELEMENTS = 1 << 23
 """Larger results are left to others: their addresses are looked at one by one."""
+
+PAGE_FLOATS = 1024
+"""Elements between lines that fall into one set of the first cache."""
+
+WAYS = 12
+"""Lines that such a set holds at most, on the machines of today."""
+
+LEAST_BLOCK = 256
+"""Rows for which the right operand is read once, even if they don't fit into the second cache."""
 
 MOST_WASTE = 1.06
 """Rows computed per row needed, beyond which fewer rows are computed together."""
@@ -52,8 +61,8 @@ class Blocking:
         teams = max(1, target.threads // math.gcd(batch, target.threads))
         strips = -(-n // (vectors * target.lanes))
         if n > m and (strips % teams == 0 or strips >= 16 * teams):
-            rows = _rows(m, min(most, 12) if terms % 1024 == 0 else most)
-            fitting = max(128, target.l2_bytes * 3 // 4 // (4 * terms))
+            rows = _rows(m, min(most, WAYS) if terms % PAGE_FLOATS == 0 else most)
+            fitting = max(LEAST_BLOCK, target.l2_bytes * 3 // 4 // (4 * terms))
             blocks = -(-m // fitting)
             block = m if blocks == 1 else -(-m // (blocks * rows)) * rows
             return Blocking(vectors, rows, block, teams)
@@ -185,8 +194,9 @@ def _make_plan(group: Group, found: Match, target: Target, layouts: Layouts) -> 
     blocking = Blocking.of(batch, m, n, terms, target)
     columns = blocking.vectors * target.lanes
     is_packed = _is_packed(group, found)
-    is_direct = not is_packed and b.step == 1 and bool(b.row_step) and n % columns == 0
-    must_pack = not is_packed and not is_direct
+    is_direct = not is_packed and b.step == 1 and bool(b.row_step)
+    is_direct = is_direct and _stays_in_cache(b.row_step or 0, m, blocking)
+    must_pack = not is_packed and (not is_direct or n % columns != 0)
     is_regular = b.row_step is not None and b.step
     if must_pack and not (is_regular and (b.step == 1 or b.row_step in (0, 1))):
         return Refusal("the right operand lies neither by columns nor by terms")
@@ -197,11 +207,20 @@ def _make_plan(group: Group, found: Match, target: Target, layouts: Layouts) -> 
         "BATCH": batch, "M": m, "N": n, "DEPTH": terms, "W": target.lanes,
         "NV": blocking.vectors, "ROWS": blocking.rows, "BLOCK": blocking.block,
         "PARTS": blocking.parts, "THREADS": target.threads, "A_STEP": a.row_step,
-        "IS_AHEAD": int(is_packed), "B_STEP": b.row_step or 0 if is_direct else 0,
+        "B_STEP": b.row_step or 0 if is_direct else 0,
         "B_ROW": b.row_step or 0 if must_pack else 0, "B_COLUMN": b.step or 0 if must_pack else 0,
     }  # fmt: skip
     floats = target.threads * terms * columns if must_pack else 0
     return _Plan(found, a, None if is_packed else b, finish, numbers, 4 * floats)
+
+
+def _stays_in_cache(row_step: int, m: int, blocking: Blocking) -> bool:
+    """Whether a strip of columns can be read where it lies, once for each block of rows.
+
+    Lines that are a multiple of a page apart share a set of the first cache and drive each other
+    out, so such a strip is packed first, unless few blocks read it.
+    """
+    return row_step % PAGE_FLOATS != 0 or m <= 2 * blocking.rows
 
 
 def _is_packed(group: Group, found: Match) -> bool:
