@@ -43,6 +43,23 @@ def test_shapes(target, builder, rng):
     check_offers(GemmProvider(), groups, target, builder, rng)
 
 
+def test_operands_are_packed_where_they_would_drive_each_other_out_of_the_cache(
+    target, builder, rng
+):
+    wide = 32 * target.lanes * target.threads
+    groups = [
+        product((29, 1024), (1024, wide)),
+        product((29, 1024), (1024, wide + 3)),
+        product((300, 600), (600, wide)),
+        product((600, 8), (8, wide + 1)),
+        product((30, 8), (8, 1024), constant=False),
+        product((30, 8), (8, 1023), constant=False),
+        product((2, 30, 8), (2, 8, 3 * target.lanes + 1), constant=False),
+        product((1, 8), (8, 3 * target.lanes + 1), constant=False),
+    ]
+    check_offers(GemmProvider(), groups, target, builder, rng)
+
+
 def test_images_are_read_and_written_channels_last(target, builder, rng):
     n = target.lanes
     g = Graph()
@@ -77,9 +94,16 @@ def test_what_is_not_finite_travels(target, builder, rng, bad):
 
 
 def test_few_rows_are_split_by_columns(target):
-    made = Blocking.of(1, 4, 1024, target)
+    made = Blocking.of(1, 4, 1024, 64, target)
     assert made.parts == target.threads and made.block == 4
-    assert Blocking.of(1, 4096, 64, target).parts == 1
+    assert Blocking.of(1, 4096, 64, 64, target).parts == 1
+
+
+def test_rows_are_blocked_where_they_leave_the_second_cache(target):
+    n = 64 * target.lanes * target.threads
+    assert Blocking.of(1, 256, n, 4096, target).block == 256
+    made = Blocking.of(1, 1500, 4 * n, target.l2_bytes // 4 // 300, target)
+    assert made.block < 1500 and made.block % made.rows == 0
 
 
 def linear(g: Graph, x: int, channels: int) -> int:

@@ -7,6 +7,7 @@
 //   BLOCK                  rows of a block, a multiple of ROWS unless it is all of M
 //   PARTS                  column parts that are separate tasks
 //   A_STEP                 elements between rows of a, whose terms are neighbours
+//   PACKS_A                whether a, of one batch, is packed as [M / ROWS][DEPTH][ROWS] first
 //   B_STEP                 elements between terms of b, if strips are read where they lie: their
 //                          columns are neighbours; else 0
 //   B_ROW, B_COLUMN        elements between terms and between columns of b, one of them 1, if each
@@ -59,6 +60,20 @@ KORCH_INLINE void transpose(korch::Vec<float, W>* x) {
 #endif
 }
 
+// Elements between the first terms of rows; with PACKS_A, of blocks of rows, per row.
+template <class K>
+inline constexpr long A_ROW = K::PACKS_A ? K::DEPTH : K::A_STEP;
+
+// Pack the block of rows from m on, a line of terms of each row at a time.
+template <class K>
+KORCH_INLINE void pack_rows(const float* a, long m, float* packed) {
+  const long count = korch::smaller(K::ROWS, K::M - m);
+  for (long k = 0; k < K::DEPTH; k += 16)
+    for (long r = 0; r < count; ++r)
+      for (long j = k; j < korch::smaller(k + 16, K::DEPTH); ++j)
+        packed[j * K::ROWS + r] = a[(m + r) * K::A_STEP + j];
+}
+
 // Pack columns [first, first + NV * W) of b as [DEPTH][NV * W]; what is beyond N is zero.
 template <class K>
 KORCH_INLINE void pack(const float* b, long first, float* strip) {
@@ -109,7 +124,7 @@ __attribute__((noinline)) void tile(void* const* buffers, const float* a, const 
     if constexpr (FETCH != 0) __builtin_prefetch(next + k * FETCH);
 #pragma GCC unroll 32
     for (int r = 0; r < R; ++r) {
-      V<K> x = korch::splat<float, K::W>(a[r * K::A_STEP + k]);
+      V<K> x = korch::splat<float, K::W>(K::PACKS_A ? a[k * K::ROWS + r] : a[r * K::A_STEP + k]);
 #pragma GCC unroll 4
       for (int v = 0; v < K::NV; ++v) sum[r][v] += x * w[v];
     }
@@ -135,17 +150,23 @@ KORCH_INLINE void rows(void* const* buffers, const float* a, const float* strip,
   constexpr int TAIL = K::M % K::ROWS;
   if constexpr (FETCH != 0)
     for (long line = 0; next && line < COLUMNS<K> && m + K::ROWS <= end; m += K::ROWS, line += LINE<K>)
-      tile<K, K::ROWS, STEP, FETCH>(buffers, a + m * K::A_STEP, strip, next + line, i, m, n);
+      tile<K, K::ROWS, STEP, FETCH>(buffers, a + m * A_ROW<K>, strip, next + line, i, m, n);
   for (; m + K::ROWS <= end; m += K::ROWS)
-    tile<K, K::ROWS, STEP, 0>(buffers, a + m * K::A_STEP, strip, nullptr, i, m, n);
+    tile<K, K::ROWS, STEP, 0>(buffers, a + m * A_ROW<K>, strip, nullptr, i, m, n);
   if constexpr (TAIL != 0)
-    if (m < end) tile<K, TAIL, STEP, 0>(buffers, a + m * K::A_STEP, strip, nullptr, i, m, n);
+    if (m < end) tile<K, TAIL, STEP, 0>(buffers, a + m * A_ROW<K>, strip, nullptr, i, m, n);
 }
 
 template <class K>
 inline int run(void* const* buffers, const float* a, const float* b, float* workspace) {
   constexpr long BLOCKS = (K::M + K::BLOCK - 1) / K::BLOCK;
   constexpr long STRIPS = (K::N + COLUMNS<K> - 1) / COLUMNS<K>;
+  if constexpr (K::PACKS_A) {
+    float* const packed = workspace + K::THREADS * K::DEPTH * COLUMNS<K> * (K::B_COLUMN != 0);
+#pragma omp parallel for num_threads(K::THREADS) schedule(static) if (K::THREADS > 1)
+    for (long m = 0; m < K::M; m += K::ROWS) pack_rows<K>(a + K::a(0), m, packed + m * K::DEPTH);
+    a = packed - K::a(0);
+  }
 #pragma omp parallel for num_threads(K::THREADS) schedule(static) if (K::THREADS > 1)
   for (long task = 0; task < K::BATCH * BLOCKS * K::PARTS; ++task) {
     const long block = task % BLOCKS, rest = task / BLOCKS;

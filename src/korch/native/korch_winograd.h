@@ -103,14 +103,17 @@ KORCH_INLINE void transform_tile(const float* x, long tile, long block, float* v
   for (int p = 0; p < E * E; ++p) store<float, K::W>(v + p * step, d[p]);
 }
 
-// ROWS tiles times NV vectors of output channels.
-template <class K>
-__attribute__((noinline)) void multiply(const float* v, const float* u, float* m) {
+// ROWS tiles times NV vectors of output channels. Meanwhile LINES lines per input channel are fetched
+// from `next` on: of the weights that are multiplied after these.
+template <class K, int LINES>
+__attribute__((noinline)) void multiply(const float* v, const float* u, const float* next, float* m) {
   V<K> sum[K::ROWS][K::NV] = {};
   for (long c = 0; c < K::C; ++c) {
     V<K> w[K::NV];
 #pragma GCC unroll 4
     for (int k = 0; k < K::NV; ++k) w[k] = load<float, K::W>(u + c * BLOCK<K> + k * K::W);
+#pragma GCC unroll 4
+    for (int line = 0; line < LINES; ++line) __builtin_prefetch(next + c * BLOCK<K> + line * 16);
 #pragma GCC unroll 32
     for (int r = 0; r < K::ROWS; ++r) {
       V<K> a = splat<float, K::W>(v[r * K::C + c]);
@@ -154,10 +157,18 @@ KORCH_INLINE void finish_block(void* const* buffers, const float* weights, const
                                long block, long first, long count) {
   const float* u = weights + block * POINTS<K> * K::C * BLOCK<K>;
   const long used = (count + K::ROWS - 1) / K::ROWS * K::ROWS;
-  for (int p = 0; p < POINTS<K>; ++p)
-    for (long r = 0; r < used; r += K::ROWS)
-      multiply<K>(v + (p * K::GROUP + r) * K::C, u + p * K::C * BLOCK<K>,
-                  m + (p * K::GROUP + r) * BLOCK<K>);
+  constexpr int LINES = BLOCK<K> < 16 ? 1 : BLOCK<K> / 16;
+  constexpr int AT_ONCE = K::GROUP > K::ROWS ? 1 : LINES;
+  for (int p = 0; p < POINTS<K>; ++p) {
+    const float* const from = u + p * K::C * BLOCK<K>;
+    const float* const next = from + K::C * BLOCK<K>;
+    for (long r = 0, line = 0; r < used; r += K::ROWS, line += AT_ONCE) {
+      const float* const tiles = v + (p * K::GROUP + r) * K::C;
+      float* const to = m + (p * K::GROUP + r) * BLOCK<K>;
+      if (line < LINES && next < weights + K::O * K::C * POINTS<K>) multiply<K, AT_ONCE>(tiles, from, next + line * 16, to);
+      else multiply<K, 0>(tiles, from, nullptr, to);
+    }
+  }
   for (long t = 0; t < count; ++t)
     for (int k = 0; k < K::NV; ++k)
       inverse_tile<K>(buffers, m + t * BLOCK<K> + k * K::W, first + t, block * BLOCK<K> + k * K::W);

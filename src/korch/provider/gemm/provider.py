@@ -34,9 +34,6 @@ MOST_ELEMENTS = 1 << 23
 PAGE_FLOATS = 1024
 """Elements between lines that fall into one set of the first cache."""
 
-WAYS = 12
-"""Lines that such a set holds at most, on the machines of today."""
-
 LEAST_BLOCK = 256
 """Rows for which the right operand is read once, even if they don't fit into the second cache."""
 
@@ -61,7 +58,7 @@ class Blocking:
         teams = max(1, target.threads // math.gcd(batch, target.threads))
         strips = -(-n // (vectors * target.lanes))
         if n > m and (strips % teams == 0 or strips >= 16 * teams):
-            rows = _rows(m, min(most, WAYS) if terms % PAGE_FLOATS == 0 else most)
+            rows = _rows(m, most)
             fitting = max(LEAST_BLOCK, target.l2_bytes * 3 // 4 // (4 * terms))
             blocks = -(-m // fitting)
             block = m if blocks == 1 else -(-m // (blocks * rows)) * rows
@@ -203,14 +200,16 @@ def _make_plan(group: Group, found: Match, target: Target, layouts: Layouts) -> 
     finish = print_finish(group, found, layouts)
     if isinstance(finish, Refusal):
         return finish
+    packs_a = batch == 1 and m > blocking.rows and terms % PAGE_FLOATS == 0 and n >= m
     numbers = {
         "BATCH": batch, "M": m, "N": n, "DEPTH": terms, "W": target.lanes,
         "NV": blocking.vectors, "ROWS": blocking.rows, "BLOCK": blocking.block,
-        "PARTS": blocking.parts, "THREADS": target.threads, "A_STEP": a.row_step,
+        "PARTS": blocking.parts, "THREADS": target.threads, "A_STEP": a.row_step, "PACKS_A": int(packs_a),
         "B_STEP": b.row_step or 0 if is_direct else 0,
         "B_ROW": b.row_step or 0 if must_pack else 0, "B_COLUMN": b.step or 0 if must_pack else 0,
     }  # fmt: skip
     floats = target.threads * terms * columns if must_pack else 0
+    floats += -(-m // blocking.rows) * blocking.rows * terms if packs_a else 0
     return _Plan(found, a, None if is_packed else b, finish, numbers, 4 * floats)
 
 
