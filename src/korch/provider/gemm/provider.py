@@ -70,7 +70,6 @@ class Blocking:
         block = min(per_block, largest) if blocks == 1 else -(-per_block // rows) * rows
         while block > 2 * largest and block % (2 * rows) == 0:
             block //= 2
-        strips = -(-n // (vectors * target.lanes))
         parts = 1 if batch * -(-m // block) >= target.threads else min(target.threads, strips)
         if block < m:
             block = -(-block // rows) * rows
@@ -204,7 +203,8 @@ def _make_plan(group: Group, found: Match, target: Target, layouts: Layouts) -> 
     numbers = {
         "BATCH": batch, "M": m, "N": n, "DEPTH": terms, "W": target.lanes,
         "NV": blocking.vectors, "ROWS": blocking.rows, "BLOCK": blocking.block,
-        "PARTS": blocking.parts, "THREADS": target.threads, "A_STEP": a.row_step, "PACKS_A": int(packs_a),
+        "PARTS": blocking.parts, "THREADS": target.threads, "A_STEP": a.row_step,
+        "PACKS_A": int(packs_a),
         "B_STEP": b.row_step or 0 if is_direct else 0,
         "B_ROW": b.row_step or 0 if must_pack else 0, "B_COLUMN": b.step or 0 if must_pack else 0,
     }  # fmt: skip
