@@ -52,6 +52,9 @@ def plan(step: StepRecord) -> PlanRecord:
 def test_the_limit_is_read_off_the_bound(step: StepRecord) -> None:
     assert limit_of(step, MACHINE) == "operations"
     assert why(step, MACHINE) == "compute bound, at 84 % of the machine's peak"
+    above = why(step, MACHINE | {"margin": 1.15})
+    assert above == "compute bound, at 97 % of the machine's peak"
+    assert "at 100 %" in why(step, MACHINE | {"margin": 1.5})
     cached = replace(step, bound_ns=600.0, cost_ns=800.0)
     assert why(cached, MACHINE) == "memory bound, at 75 % of the bandwidth of L1 for 768.0 KiB"
     far = replace(step, size_bytes=2**21, bound_ns=184_000.0, cost_ns=920_000.0)

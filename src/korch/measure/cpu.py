@@ -9,7 +9,7 @@ from typing import Any
 
 from korch.candidate.candidate import Candidate
 from korch.libraries import needed_libraries
-from korch.measure.calibrate import FACT, Calibration, calibrate
+from korch.measure.calibrate import FACT, MARGIN, Calibration, calibrate
 from korch.measure.compiler import NATIVE_FOLDER, Builder, CompileFailure, find_compiler
 from korch.measure.database import Database
 from korch.measure.meter import CandidateMeter
@@ -70,8 +70,8 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         return candidate.read_bytes, candidate.write_bytes, flop, cold_bytes
 
     def rates(self) -> dict[str, Any]:
-        """Return the calibration."""
-        return asdict(self.calibration)
+        """Return the calibration, and the margin that its rates have over what was measured."""
+        return asdict(self.calibration) | {"margin": MARGIN}
 
     def measure_batch(self, batch: Sequence[Candidate], kernels: Mapping[str, Kernel]) -> None:
         """Compile kernels to one library and time them."""

@@ -57,13 +57,14 @@ def why(step: StepRecord, machine: Mapping[str, Any]) -> str:
 
     Args:
         step: the kernel.
-        machine: the rates to which the machine was calibrated; it may be empty.
+        machine: the rates to which the machine was calibrated, and the margin by which bounds take
+            them to be higher; it may be empty.
     """
     if not step.is_measured:
         return "not measured: its bound stands for its time"
     if not step.cost_ns or not step.bound_ns:
         return "it takes no time"
-    share = min(1.0, step.bound_ns / step.cost_ns)
+    share = min(1.0, step.bound_ns * machine.get("margin", 1.0) / step.cost_ns)
     near = f"at {100 * share:.0f} % of "
     limit = limit_of(step, machine)
     if limit == "operations":

@@ -304,6 +304,7 @@ def _roof(plan: PlanRecord, report: Mapping[str, Any]) -> list[tuple[float, floa
     rate = machine.get("copy_bytes_per_s", 0.0) / 1e9
     if levels:
         rate = (levels[-1]["read_bytes_per_s"] + levels[-1]["write_bytes_per_s"]) / 1e9
+    peak, rate = (found / machine.get("margin", 1.0) for found in (peak, rate))
     if not peak or not rate:
         return []
     knee = peak / rate
