@@ -169,7 +169,7 @@ def test_without_any_engine_there_is_no_comparison():
 
 def test_a_patient_engine_is_given_its_own_time():
     _compare("SLEEPY", prepare_timeout_s=0.2)
-    with pytest.raises(MeasureError, match="no answer to 'prepare' within 0.1 s"):
+    with pytest.raises(MeasureError, match=r"no answer to 'prepare' within 0\.1 s"):
         _compare("HASTY")
 
 

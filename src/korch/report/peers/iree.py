@@ -81,7 +81,8 @@ class _Module:
             f"--task_worker_stack_size={4 * _STACK_BYTES}",
         )
         # One thread runs at once what others would have to be woken for.
-        device = rt.get_device("local-task" if threads > 1 else "local-sync", cache=False)
+        # IREE keeps the device to the end: outputs lie in its memory and don't hold it.
+        device = rt.get_device("local-task" if threads > 1 else "local-sync")
         config = rt.Config(device=device)
         module = rt.VmModule.copy_buffer(config.vm_instance, code)
         context = rt.load_vm_module(module, config)

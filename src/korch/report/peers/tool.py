@@ -44,7 +44,7 @@ def reason(text: str) -> str:
 
     Of MLIR that is the first line with an error, of Python the last line of the traceback.
 
-    >>> reason("m.mlir:7:12: error: failed to legalize 'onnx.Fizz'\\n  %3 = ...")
+    >>> reason("m.mlir:7:12: error: failed to legalize 'onnx.Fizz': %3 = ...")
     "failed to legalize 'onnx.Fizz'"
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -52,5 +52,6 @@ def reason(text: str) -> str:
     for line in reversed(lines) if is_python else lines:
         mark = next((mark for mark in _MARKS if mark in line), None)
         if mark is not None:
-            return line.partition(mark)[2].strip()[:_LONGEST]
+            said = line.partition(mark)[2].strip()
+            return said.partition(": %")[0][:_LONGEST]  # without the operation's text
     return lines[-1][:_LONGEST] if lines else ""

@@ -78,8 +78,8 @@ class TvmPeer:
                 "kept": str(default_cache_folder() / "tvm"),
             }  # fmt: skip
             command = [sys.executable, "-P", "-m", "korch.report.peers.tvm_build"]
-            task = f"compile the model with {self.trials} trials" if self.trials else "compile it"
-            run_tool([*command, json.dumps(request)], task)
+            tuned = f" with {self.trials} trials" if self.trials else ""
+            run_tool([*command, json.dumps(request)], f"compile the model{tuned}")
             return _load(library, inputs, threads)
 
 
