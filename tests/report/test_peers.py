@@ -2,6 +2,7 @@ import gc
 import importlib.util
 import itertools
 import json
+import subprocess
 import sys
 import types
 
@@ -226,6 +227,16 @@ def test_what_tuning_found_is_kept_by_all_that_it_depends_on(monkeypatch, tmp_pa
     found |= {tvm_build._key("llvm -mcpu=znver5", request), key}
     monkeypatch.setitem(sys.modules, "tvm", types.SimpleNamespace(__version__="1.1"))
     assert len(found | {tvm_build._key("llvm", request)}) == 7
+
+
+@TVM
+def test_tvm_does_not_bring_pytorch():
+    code = "import sys; from korch.report.peers import tvm; tvm._import(); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )  # fmt: skip
+    loaded = done.stdout.split()
+    assert "tvm.relax" in loaded and "torch" not in loaded
 
 
 @TVM

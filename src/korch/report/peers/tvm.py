@@ -84,12 +84,8 @@ class TvmPeer:
 
 
 def _load(library: Path, inputs: Arrays, threads: int) -> Run:
-    # TVM reads these when it is imported and when its pool starts. Without PyTorch in its process
-    # neither its memory nor its threads are those of another engine.
-    os.environ |= {"TVM_NUM_THREADS": str(threads), "TVM_FFI_DISABLE_TORCH_C_DLPACK": "1"}
-    import tvm
-    from tvm import relax
-
+    os.environ["TVM_NUM_THREADS"] = str(threads)  # read when the pool starts
+    tvm, relax = _import()
     machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
     tensors = [tvm.runtime.tensor(array) for array in inputs.values()]
     call = machine["main"]
@@ -100,3 +96,17 @@ def _load(library: Path, inputs: Arrays, threads: int) -> Run:
         return [np.from_dlpack(output) for output in outputs]
 
     return run
+
+
+def _import() -> tuple[Any, Any]:
+    """Import TVM without PyTorch, which it loads where it is installed, but does not need."""
+    is_hidden = "torch" not in sys.modules
+    if is_hidden:
+        sys.modules["torch"] = None  # type: ignore[assignment]  # says that it can't be imported
+    try:
+        import tvm
+        from tvm import relax
+    finally:
+        if is_hidden:
+            del sys.modules["torch"]
+    return tvm, relax
