@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-COLOURS = {"onnxruntime": "#7a7f87", "openvino": "#3b78c3", "inductor": "#d9822b"}
+COLOURS = {"onnxruntime": "#7a7f87", "openvino": "#3b78c3", "inductor": "#d9822b",
+           "iree": "#4b9a5f", "tvm": "#8c6bb1"}  # fmt: skip
 
 
 def draw(rows: dict[str, Any], path: Path) -> None:
@@ -40,7 +41,7 @@ def draw(rows: dict[str, Any], path: Path) -> None:
                 continue
             low, middle, high = np.percentile(each[engine], [10, 50, 90])
             axes.bar(at + (i - (len(engines) - 1) / 2) * width, middle, width, label=engine,
-                     color=COLOURS.get(engine), yerr=[[middle - low], [high - middle]],
+                     color=COLOURS.get(engine.split()[0]), yerr=[[middle - low], [high - middle]],
                      error_kw={"elinewidth": 1, "ecolor": "#333333"})  # fmt: skip
     axes.axhline(1, color="black", linewidth=1)
     axes.set_xticks(range(len(found)), list(found))

@@ -2,6 +2,7 @@
 
     python -m benchmarks.suite [--models candy,bert] [--against onnxruntime,openvino,inductor]
                                [--budget 200] [--rounds 15] [--output FILE.json] [--plot FILE.svg]
+                               (also iree, and tvm:2000 for TVM tuned with 2000 trials a model)
 
 The five models of Korch's evaluation, and four transformers where PyTorch and transformers are
 installed. Each model has a process of its own, and an empty cache: what is reported of the search
@@ -30,17 +31,15 @@ import onnx
 from benchmarks.models import PAPER, build
 from benchmarks.models.transformers import TRANSFORMERS, export_transformer
 from korch.api import optimize
-from korch.errors import MeasureError, UnsupportedError
 from korch.options import Options
 from korch.report.bench import bench
-from korch.report.compare import Comparison
 from korch.report.peers import get_peer
 
 MODELS = (*PAPER, *TRANSFORMERS)
 MODULE = "benchmarks.module_peer:INDUCTOR"
 """Inductor with the module itself; for models that are ONNX files only, it gets a translation."""
 PACKAGES = ("onnxruntime", "openvino", "onednn-cpu-gomp", "ortools", "numpy", "onnx", "torch",
-            "transformers")  # fmt: skip
+            "transformers", "iree-base-compiler", "iree-base-runtime", "apache-tvm")  # fmt: skip
 KEPT = (
     "status", "predicted_ms", "measured_ms", "lower_bound_ms", "gap", "primitives", "alternatives",
     "given_flop", "flop", "candidates", "distinct_candidates", "measured_candidates", "kernels",
@@ -125,29 +124,12 @@ def measure(name: str, against: list[str], rounds: int, budget_s: float | None, 
         peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         report = {key: executable.report[key] for key in KEPT}
         del executable  # its weights and threads are not part of the comparison
-        comparison, left_out = hold_against(artifact, against, model, rounds)
+        engines = [MODULE if peer == "inductor" and name in TRANSFORMERS else peer
+                   for peer in against]  # fmt: skip
+        comparison = bench(artifact, engines, model, rounds, Options(), {})
     print(f"{name}\n{comparison.to_text()}\n", flush=True)
-    row = {"comparison": comparison.to_json(), "left_out": left_out, "report": report,
-           "peak_mb": peak_mb}  # fmt: skip
+    row = {"comparison": comparison.to_json(), "report": report, "peak_mb": peak_mb}
     output.write_text(json.dumps(row))
-
-
-def hold_against(artifact: Path, against: list[str], model: Path, rounds: int
-                 ) -> tuple[Comparison, dict[str, str]]:  # fmt: skip
-    """Compare with the engines that run a model; return what the others say, too."""
-    left_out: dict[str, str] = {}
-    while True:
-        able = [name for name in against if name not in left_out]
-        engines = [MODULE if name == "inductor" and model.stem in TRANSFORMERS else name
-                   for name in able]  # fmt: skip
-        try:
-            return bench(artifact, engines, model, rounds, Options(), {}), left_out
-        except (UnsupportedError, MeasureError) as error:
-            failed = [name for name in able if f"peer {name}" in str(error)]
-            if not failed:
-                raise
-            left_out |= dict.fromkeys(failed, str(error))
-            print(f"without {failed[0]}: {error}", flush=True)
 
 
 def quotients(row: dict[str, Any]) -> dict[str, Any]:

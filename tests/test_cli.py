@@ -120,6 +120,20 @@ def test_bench_of_an_artifact(artifact: Path, capsys: Capture) -> None:
     assert max(row["max_error"] for row in found["rows"]) < 1e-4
 
 
+def test_bench_goes_on_without_an_engine_that_fails(
+    artifact: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime")
+    monkeypatch.syspath_prepend(Path(__file__).parent / "report")
+    left_out = "left out: peer segfault: its process was killed by SIGSEGV while it was asked to"
+    arguments = ["bench", str(artifact), "--rounds", "1", "--against"]
+    assert main([*arguments, "fake_peers:SEGFAULT,onnxruntime"]) == 0
+    text = capsys.readouterr().out
+    assert left_out in text and " as fast as onnxruntime" in text
+    assert main([*arguments, "fake_peers:SEGFAULT"]) == 1
+    assert left_out in capsys.readouterr().out
+
+
 def test_bench_of_a_model(folder: Path, cache_folder: Path, capsys: Capture) -> None:
     pytest.importorskip("onnxruntime")
     arguments = ["bench", str(folder / "mlp.onnx"), "--against", "onnxruntime", "--rounds", "2",

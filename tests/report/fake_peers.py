@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import threading
 
 import numpy as np
@@ -66,6 +67,32 @@ def _seen(model_path, inputs, threads):
     SEEN.extend([str(model_path), list(inputs), threads, os.environ["OMP_NUM_THREADS"]])
 
 
+def _tired(x):
+    """Fail in the second round: after two runs at first, one for the outputs, two a turn."""
+    CALLS.append(x)
+    if len(CALLS) > 6:
+        raise RuntimeError("enough")
+    threading.Event().wait(0.02)  # so long that a turn is one run
+    return [2 * x]
+
+
+def _nap(model_path, inputs, threads):
+    threading.Event().wait(0.5)
+
+
+def _compiler(model_path, inputs, threads):
+    child = subprocess.Popen(["sleep", "600"])
+    model_path.write_text(str(child.pid))
+    child.wait()
+
+
+class PatientPeer(FakePeer):
+    def __init__(self, name, prepare_timeout_s):
+        super().__init__(name, _double, prepare=_nap)
+        self.prepare_timeout_s = prepare_timeout_s
+
+
+CALLS = []
 SEEN = []
 DOUBLE = FakePeer("double", _double)
 WRONG = FakePeer("wrong", lambda x: [2 * x + 0.5])
@@ -76,6 +103,10 @@ HANG = FakePeer("hang", _hang)
 RAISE = FakePeer("raise", _raise)
 REFUSE = FakePeer("refuse", _double, prepare=_refuse)
 SPIN = FakePeer("spin", _double, prepare=_spin)
+TIRED = FakePeer("tired", _tired)
+SLEEPY = PatientPeer("sleepy", 30)
+HASTY = PatientPeer("hasty", 0.1)
+COMPILING = FakePeer("compiling", _double, prepare=_compiler)
 PRINT = FakePeer("print", _print)
 ABSENT = FakePeer(
     "absent", _double, reason="the Python package fizz is not installed; run: pip install fizz"

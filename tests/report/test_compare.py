@@ -1,6 +1,7 @@
 import json
 import os
 import subprocess
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,7 @@ def test_real_peers_agree_and_the_speedup_is_the_median_of_paired_ratios(tmp_pat
     )
     assert [row.name for row in result.rows] == ["onnxruntime", "openvino"]
     first, second = result.rows
+    assert 0 < first.ready_s < 60
     assert first.max_error == 0
     assert 0 < second.max_error < 1e-4
     assert all(len(row.times_ns) == 3 and min(row.times_ns) > 0 for row in result.rows)
@@ -136,6 +138,55 @@ def test_an_error_of_our_own_keeps_its_class_and_parts():
     assert str(caught.value) == "peer refuse: node 7: no such operator: Fizz. Use another peer"
 
 
+def test_engines_that_fail_can_be_left_out(children):
+    said = []
+    result = _compare(
+        "DOUBLE", "SEGFAULT", "REFUSE", "HANG", "TIRED", "WRONG",
+        subject="double", leave_out=True, run_timeout_s=1, progress=said.append,
+    )  # fmt: skip
+    assert [row.name for row in result.rows] == ["double", "wrong"]
+    assert [len(row.times_ns) for row in result.rows] == [2, 2]
+    assert result.speedup.over == "wrong"
+    assert list(result.left_out) == ["segfault", "refuse", "hang", "tired"]
+    assert result.left_out["refuse"] == (
+        "peer refuse: node 7: no such operator: Fizz. Use another peer"
+    )
+    assert result.left_out["tired"] == "peer tired: RuntimeError: enough"
+    assert "round 2 of 2" in said
+    assert len(children) == 6
+
+
+def test_the_subject_is_never_left_out():
+    with pytest.raises(UnsupportedError, match="peer refuse: node 7"):
+        _compare("DOUBLE", "REFUSE", subject="refuse", leave_out=True)
+
+
+def test_without_any_engine_there_is_no_comparison():
+    with pytest.raises(MeasureError) as caught:
+        _compare("RAISE", leave_out=True)
+    assert str(caught.value) == "compare: peer raise: ValueError: scripted trouble"
+
+
+def test_a_patient_engine_is_given_its_own_time():
+    _compare("SLEEPY", prepare_timeout_s=0.2)
+    with pytest.raises(MeasureError, match=r"no answer to 'prepare' within 0\.1 s"):
+        _compare("HASTY")
+
+
+def test_what_a_killed_engine_has_started_ends_with_it(tmp_path):
+    path = tmp_path / "pid"
+    spec = RunnerSpec("fake_peers:COMPILING", path, label="compiling")
+    with pytest.raises(MeasureError, match="no answer to 'prepare' within 2 s"):
+        compare([spec], INPUTS, threads=1, rounds=1, prepare_timeout_s=2)
+    pid = int(path.read_text())
+    state = Path(f"/proc/{pid}/stat")
+    for _ in range(100):  # the system may need a moment to bury it
+        if not state.exists() or state.read_text().split(") ")[1][0] == "Z":
+            return
+        threading.Event().wait(0.05)
+    pytest.fail(f"process {pid} still runs")
+
+
 def test_an_absent_engine_is_refused_before_anything_starts(children):
     with pytest.raises(UnsupportedError) as caught:
         _compare("DOUBLE", "ABSENT")
@@ -164,8 +215,8 @@ def test_senseless_arguments_are_refused():
         _compare("DOUBLE", rounds=0)
     with pytest.raises(OptionError, match="0 threads can't run"):
         _compare("DOUBLE", threads=0)
-    with pytest.raises(OptionError, match="there is no peer 'tvm'; expected korch, onnxruntime"):
-        compare([RunnerSpec("tvm", Path("m.onnx"))], INPUTS, threads=1)
+    with pytest.raises(OptionError, match="there is no peer 'xla'; expected korch, onnxruntime"):
+        compare([RunnerSpec("xla", Path("m.onnx"))], INPUTS, threads=1)
 
 
 @pytest.mark.parametrize(
@@ -192,15 +243,19 @@ def test_max_error_of_another_number_of_outputs_is_infinite():
 
 def test_text_of_a_comparison():
     rows = (
-        Row("korch", 80.0, 79.0, 90.0, 1.5e-6, (80_000_000,) * 15, 25_400_000),
+        Row("korch", 80.0, 79.0, 90.0, 1.5e-6, (80_000_000,) * 15, 25_400_000, 0.42),
         Row("onnxruntime", 120.25, 119.0, 130.0, 0.0, (120_250_000,) * 15),
     )
     speedup = Speedup("onnxruntime", 1.503, 1.45, 1.61)
-    assert Comparison(rows, "korch", speedup, 2, ("korch",)).to_text() == (
-        "             median ms    p10 ms    p90 ms  max error  memory\n"
-        "korch           80.000    79.000    90.000    1.5e-06     25 MB\n"
+    left_out = {"iree": "peer iree: can't compile the model: no Fizz"}
+    whole = Comparison(rows, "korch", speedup, 2, ("korch",), left_out=left_out)
+    assert whole.to_text() == (
+        "             median ms    p10 ms    p90 ms  max error    memory     ready\n"
+        "korch           80.000    79.000    90.000    1.5e-06     25 MB     0.4 s\n"
         "onnxruntime    120.250   119.000   130.000    0.0e+00\n"
         "korch is 1.50x as fast as onnxruntime (1.45x to 1.61x); 15 rounds, 2 threads\n"
-        "still busy after their turns: korch"
+        "still busy after their turns: korch\n"
+        "left out: peer iree: can't compile the model: no Fizz"
     )
+    assert whole.to_json()["left_out"] == left_out
     assert Comparison(rows[:1], "korch", None, 2).to_text().endswith("\n15 rounds, 2 threads")

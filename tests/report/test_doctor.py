@@ -68,7 +68,9 @@ def test_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "find_library", lambda name: None)
     text = "\n".join(map(str, doctor._libraries()))
     assert "--   oneDNN       missing (convolution, matmul, pooling): pip install onednn" in text
-    assert "--   openvino     missing (korch bench compares with it): pip install" in text
+    for package in ("openvino", "iree", "tvm"):
+        line = f"--   {package:12} missing (korch bench compares with it): pip install 'korch["
+        assert f"{line}{package}]'" in text
     assert "ok" not in text
 
 

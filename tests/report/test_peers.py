@@ -1,5 +1,10 @@
 import gc
 import importlib.util
+import itertools
+import json
+import subprocess
+import sys
+import types
 
 import numpy as np
 import onnx
@@ -10,14 +15,26 @@ from onnx import TensorProto, helper
 
 import korch
 from korch.errors import ModelError, OptionError, UnsupportedError
-from korch.report.peers import PEERS, get_peer
-from korch.report.peers.inputs import random_inputs
+from korch.report.peers import PEERS, get_peer, tvm, tvm_build
+from korch.report.peers.inputs import random_inputs, with_fixed_shapes
+from korch.report.peers.iree import _entry
 
 NATIVE = ("onnxruntime", "openvino")
 TORCH = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="PyTorch is optional and not installed"
 )
+IREE = pytest.mark.skipif(PEERS["iree"].is_available() is not None, reason="IREE is optional")
+TVM = pytest.mark.skipif(PEERS["tvm"].is_available() is not None, reason="TVM is optional")
 ENGINES = [*NATIVE, pytest.param("eager", marks=TORCH)]
+COMPILERS = [pytest.param("iree", marks=IREE), pytest.param("tvm", marks=TVM)]
+MODELS = ("tiny_candy", "tiny_transformer", "mlp", "conv_bn_relu")
+PAIRS = [
+    *itertools.product(ENGINES[:2], MODELS),
+    *(pytest.param("eager", name, marks=TORCH) for name in MODELS),
+    pytest.param("iree", "tiny_transformer", marks=IREE),
+    pytest.param("iree", "conv_bn_relu", marks=IREE),
+    pytest.param("tvm", "conv_bn_relu", marks=TVM),
+]
 
 
 def _save(model, tmp_path):
@@ -31,8 +48,7 @@ def _expected(path, inputs):
     return session.run(None, inputs)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", ["tiny_candy", "tiny_transformer", "mlp", "conv_bn_relu"])
+@pytest.mark.parametrize(("engine", "name"), PAIRS)
 def test_each_engine_computes_each_model_again_and_again(engine, name, tmp_path):
     path = _save(build(name), tmp_path)
     inputs = random_inputs(path)
@@ -76,7 +92,7 @@ def _argmax_model():
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [*ENGINES, *COMPILERS])
 def test_free_sizes_integer_outputs_and_strided_inputs(engine, tmp_path):
     path = _save(_argmax_model(), tmp_path)
     rng = np.random.default_rng(0)
@@ -94,6 +110,8 @@ def test_free_sizes_integer_outputs_and_strided_inputs(engine, tmp_path):
         ("openvino", "openvino"),
         ("eager", "torch"),
         ("inductor", "torch"),
+        ("iree", "iree"),
+        ("tvm", "tvm"),
     ],
 )
 def test_a_missing_engine_says_how_to_install_it(name, package, monkeypatch, tmp_path):
@@ -101,7 +119,7 @@ def test_a_missing_engine_says_how_to_install_it(name, package, monkeypatch, tmp
     with pytest.raises(UnsupportedError) as caught:
         PEERS[name].prepare(tmp_path / "m.onnx", {}, 1)
     assert str(caught.value) == (
-        f"peer {name}: the Python package {package} is not installed. "
+        f"peer {PEERS[name].name}: the Python package {package} is not installed. "
         f"Run: pip install korch[{package}]"
     )
 
@@ -128,14 +146,141 @@ def test_korch_and_installed_engines_are_available():
 
 def test_unknown_peers_are_refused():
     with pytest.raises(OptionError) as caught:
-        get_peer("tvm")
+        get_peer("xla")
     assert str(caught.value) == (
-        "peers: there is no peer 'tvm'; expected korch, onnxruntime, openvino, inductor, eager"
+        "peers: there is no peer 'xla'; "
+        "expected korch, onnxruntime, openvino, inductor, eager, tvm, iree"
     )
     for name in ("no_such_module:PEER", "korch.errors:PEER"):
         with pytest.raises(OptionError, match="can't load the peer"):
             get_peer(name)
     assert get_peer("korch.report.peers.onnxruntime:OnnxRuntimePeer") is not None
+
+
+def test_the_name_says_whether_tvm_is_tuned():
+    assert [get_peer(name).name for name in ("tvm", "tvm:64")] == [
+        "tvm (untuned)", "tvm (64 trials)"
+    ]  # fmt: skip
+    assert get_peer("tvm:2000").prepare_timeout_s > 2000 > get_peer("tvm").prepare_timeout_s
+
+
+@pytest.mark.parametrize("option", ["", "0", "-3", "1e3", "x"])
+def test_trials_are_a_positive_number(option):
+    with pytest.raises(OptionError) as caught:
+        get_peer(f"tvm:{option}")
+    assert str(caught.value) == (
+        f"peers: tvm: {option!r} is no number of trials; expected tvm or tvm:2000"
+    )
+
+
+def test_other_engines_have_no_options():
+    with pytest.raises(OptionError) as caught:
+        get_peer("iree:O3")
+    assert str(caught.value) == "peers: iree has no options; expected iree"
+
+
+def test_tuning_needs_more_than_compiling(monkeypatch):
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda module: None if module == "xgboost" else module
+    )
+    assert get_peer("tvm").is_available() is None
+    assert get_peer("tvm:8").is_available() == (
+        "the Python package xgboost is not installed; run: pip install korch[tvm]"
+    )
+
+
+def test_half_of_iree_is_not_enough(monkeypatch):
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda module: None if module == "iree.runtime" else module
+    )
+    assert get_peer("iree").is_available() == (
+        "the Python package iree.runtime is not installed; run: pip install korch[iree]"
+    )
+
+
+def test_tvm_is_asked_for_the_shapes_and_types_of_the_inputs(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: module)
+    monkeypatch.setattr(tvm, "run_tool", lambda command, task: asked.append((command, task)))
+    monkeypatch.setattr(tvm, "_load", lambda library, inputs, threads: (library.name, threads))
+    inputs = {"a": np.ones((3, 4), np.float32).T, "ids": np.zeros(2, np.int64)}
+    assert get_peer("tvm:64").prepare(tmp_path / "m.onnx", inputs, 2) == ("model.so", 2)
+    ((command, task),) = asked
+    request = json.loads(command[-1])
+    assert request["inputs"] == {"a": [[4, 3], "float32"], "ids": [[2], "int64"]}
+    assert (request["threads"], request["trials"]) == (2, 64)
+    assert task == "compile the model with 64 trials"
+
+
+def test_what_tuning_found_is_kept_by_all_that_it_depends_on(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "tvm", types.SimpleNamespace(__version__="1.0"))
+    model, other = tmp_path / "m.onnx", tmp_path / "n.onnx"
+    model.write_bytes(b"model")
+    other.write_bytes(b"other")
+    request = {"model": str(model), "inputs": {"x": [[1], "float32"]}, "threads": 2, "trials": 64,
+               "library": "a.so"}  # fmt: skip
+    key = tvm_build._key("llvm", request)
+    assert tvm_build._key("llvm", request | {"library": "b.so"}) == key
+    differing = ({"model": str(other)}, {"trials": 65}, {"threads": 1},
+                 {"inputs": {"x": [[2], "float32"]}})  # fmt: skip
+    found = {tvm_build._key("llvm", request | changed) for changed in differing}
+    found |= {tvm_build._key("llvm -mcpu=znver5", request), key}
+    monkeypatch.setitem(sys.modules, "tvm", types.SimpleNamespace(__version__="1.1"))
+    assert len(found | {tvm_build._key("llvm", request)}) == 7
+
+
+@TVM
+def test_tvm_does_not_bring_pytorch():
+    code = "import sys; from korch.report.peers import tvm; tvm._import(); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )  # fmt: skip
+    loaded = done.stdout.split()
+    assert "tvm.relax" in loaded and "torch" not in loaded
+
+
+@TVM
+def test_tvm_says_which_operator_it_lacks(tmp_path):
+    with pytest.raises(UnsupportedError) as caught:
+        get_peer("tvm").prepare(_save(_fizz_model(), tmp_path), {"x": np.ones(3, np.float32)}, 1)
+    assert str(caught.value) == (
+        "can't compile the model: The following operators are not supported for frontend ONNX: Fizz"
+    )
+
+
+@IREE
+def test_iree_says_what_it_can_not_import(tmp_path):
+    with pytest.raises(UnsupportedError) as caught:
+        get_peer("iree").prepare(_save(_fizz_model(), tmp_path), {"x": np.ones(3, np.float32)}, 1)
+    assert str(caught.value) == (
+        "can't import the model: No Op registered for Fizz with domain_version of 17"
+    )
+
+
+def _fizz_model():
+    sizes = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [3]) for n in "xy"]
+    graph = helper.make_graph([helper.make_node("Fizz", ["x"], ["y"])], "g", sizes[:1], sizes[1:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_iree_runs_the_function_that_waits():
+    assert _entry(["g$async", "g", "__init"]) == "g"
+
+
+def test_free_dimensions_are_fixed_for_engines_that_need_it(tmp_path):
+    path = _save(_argmax_model(), tmp_path)
+    arrays = {name: np.zeros((7, 4), np.float32) for name in "ab"}
+    folder = tmp_path / "fixed"
+    folder.mkdir()
+    fixed = with_fixed_shapes(path, arrays, folder)
+    assert fixed == folder / "m.onnx"
+    graph = onnx.load(fixed).graph
+    shapes = [
+        [d.dim_value for d in value.type.tensor_type.shape.dim]
+        for value in (*graph.input, *graph.output)
+    ]
+    assert shapes == [[7, 4], [7, 4], [7, 4], [7]]
+    assert with_fixed_shapes(fixed, arrays, folder) == fixed
 
 
 def test_random_inputs_repeat_by_seed_and_follow_the_given_shape(tmp_path):

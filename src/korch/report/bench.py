@@ -26,7 +26,7 @@ def bench(
     subject: Path, against: Sequence[str], model: Path | None, rounds: int, options: Options,
     shapes: Mapping[str, Sequence[int]], tell: Tell | None = None,
 ) -> Comparison:  # fmt: skip
-    """Compare Korch with other engines.
+    """Compare Korch with other engines. One that can't run the model is left out.
 
     Args:
         subject: an ONNX model, which is optimized first, or an artifact.
@@ -39,7 +39,7 @@ def bench(
         tell: told of progress.
 
     Raises:
-        KorchError: an engine or the model is missing, or an engine fails.
+        KorchError: an engine or the model is missing, or Korch fails.
     """
     say = tell or (lambda stage, text: None)
     if rounds < 1:
@@ -75,7 +75,7 @@ def bench(
         notes = tuple(quality(executable.report))
         del executable  # its weights and threads are not part of the comparison
         comparison = compare(
-            runners, inputs, threads=plan.threads, rounds=rounds,
+            runners, inputs, threads=plan.threads, rounds=rounds, leave_out=True,
             progress=lambda text: say("compare", text),
         )  # fmt: skip
         return replace(comparison, notes=notes)

@@ -12,16 +12,17 @@ from __future__ import annotations
 import random
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from korch.errors import OptionError
+from korch.errors import MeasureError, OptionError, UnsupportedError
 from korch.report.peers import get_peer
-from korch.report.peers.peer import Array, Arrays, require
+from korch.report.peers.peer import Array, Arrays, Patient, require
 from korch.report.peers.process import WorkerProcess
 
 _TURN_NS = 10_000_000  # a turn times at least this much work, ...
@@ -63,6 +64,7 @@ class Row:
         times_ns: one number a round.
         memory_bytes: of its process after the first runs, but for what is mapped from files; None
             where the system does not tell.
+        ready_s: from the start of its process to the end of its first run, compiling included.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Row:
     max_error: float
     times_ns: tuple[int, ...]
     memory_bytes: int | None = None
+    ready_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,7 @@ class Comparison:
         unsettled: names of engines whose threads were still busy when the next turn began (their
             spinning may have slowed others down), or whose state the system doesn't tell.
         notes: further lines on the subject.
+        left_out: why there is no row of an engine, by its name.
     """
 
     rows: tuple[Row, ...]
@@ -111,6 +115,7 @@ class Comparison:
     threads: int
     unsettled: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def speedup_over_best(self) -> float | None:
@@ -131,16 +136,19 @@ class Comparison:
             "threads": self.threads,
             "rounds": len(self.rows[0].times_ns),
             "unsettled": list(self.unsettled),
+            "left_out": dict(self.left_out),
         }
 
     def to_text(self) -> str:
         """Return a table, and a line on the speed-up."""
         width = max(len(row.name) for row in self.rows)
-        lines = [f"{'':{width}}  median ms    p10 ms    p90 ms  max error  memory"]
+        lines = [f"{'':{width}}  median ms    p10 ms    p90 ms  max error    memory     ready"]
         for row in self.rows:
             times = f"{row.median_ms:9.3f} {row.p10_ms:9.3f} {row.p90_ms:9.3f}"
-            memory = "" if row.memory_bytes is None else f"{row.memory_bytes / 1e6:>6.0f} MB"
-            lines.append(f"{row.name:{width}}  {times}  {row.max_error:9.1e} {memory}".rstrip())
+            memory = "" if row.memory_bytes is None else f"{row.memory_bytes / 1e6:.0f} MB"
+            ready = "" if row.ready_s is None else f"{row.ready_s:.1f} s"
+            text = f"{row.name:{width}}  {times}  {row.max_error:9.1e} {memory:>9} {ready:>9}"
+            lines.append(text.rstrip())
         rounds = f"{len(self.rows[0].times_ns)} rounds, {self.threads} threads"
         if self.speedup is None:
             lines.append(rounds)
@@ -152,6 +160,7 @@ class Comparison:
             )
         if self.unsettled:
             lines.append(f"still busy after their turns: {', '.join(self.unsettled)}")
+        lines += [f"left out: {reason}" for reason in self.left_out.values()]
         return "\n".join([*lines, *self.notes])
 
 
@@ -167,6 +176,7 @@ def compare(
     seed: int = 0,
     prepare_timeout_s: float = 900.0,
     run_timeout_s: float = 120.0,
+    leave_out: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Comparison:
     """Run engines in turns and compare their times and outputs.
@@ -180,8 +190,10 @@ def compare(
         subject: name of the row whose speed-up is wanted.
         reference: outputs to compare with; those of the first runner if None.
         seed: of the order of turns.
-        prepare_timeout_s: for loading (and compiling) one model.
+        prepare_timeout_s: for loading (and compiling) one model; a peer may have its own.
         run_timeout_s: for one turn.
+        leave_out: go on without an engine that can't run the model, crashes or hangs, unless it is
+            the subject.
         progress: called with a line before each step.
 
     Raises:
@@ -191,28 +203,37 @@ def compare(
     """
     _check(runners, rounds, threads)
     say = progress or _say_nothing
+    left_out: dict[str, str] = {}
+
+    def failed(name: str, error: UnsupportedError | MeasureError) -> None:
+        if not leave_out or name == subject:
+            raise error
+        left_out[name] = str(error)
+        say(f"left out: {error}")
+
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="korch-compare-")))
         np.savez(folder / "inputs.npz", *inputs.values())
-        workers, outputs, counts, memory = [], [], [], []
+        limits = _Limits(prepare_timeout_s, run_timeout_s, warm_up)
+        seats: list[_Seat] = []
         for spec in runners:
             say(f"preparing {spec.name}")
             worker = stack.enter_context(WorkerProcess(spec.name, threads))
-            worker.ask(_prepare_request(spec, inputs, folder, threads), prepare_timeout_s)
-            run = {"do": "run", "untimed": warm_up, "timed": 1}
-            (time_ns,) = worker.ask(run, run_timeout_s * (warm_up + 1))["times_ns"]
-            counts.append(min(_MOST_RUNS, 1 + _TURN_NS // max(1, time_ns)))
-            memory.append(worker.memory_bytes())
-            outputs.append(_outputs(worker, folder, run_timeout_s))
-            workers.append(worker)
-            worker.settle()
-        times_ns, unsettled = _take_turns(workers, counts, rounds, seed, run_timeout_s, say)
-    expected = outputs[0] if reference is None else list(reference)
-    rows = tuple(
-        _row(spec.name, times, max_error(got, expected), held)
-        for spec, times, got, held in zip(runners, times_ns, outputs, memory, strict=True)
-    )
-    return Comparison(rows, subject, _speedup(rows, subject), threads, unsettled)
+            request = _prepare_request(spec, inputs, folder, threads)
+            try:
+                seats.append(_take_seat(spec, worker, request, folder, limits))
+            except (UnsupportedError, MeasureError) as error:
+                failed(spec.name, error)
+                worker.close()
+        unsettled = _take_turns(seats, rounds, seed, run_timeout_s, say, failed)
+    seats = [seat for seat in seats if seat.name not in left_out]
+    if not seats:
+        raise MeasureError(" | ".join(left_out.values()), where="compare")
+    expected = seats[0].outputs if reference is None else list(reference)
+    rows = tuple(_row(seat, max_error(seat.outputs, expected)) for seat in seats)
+    return Comparison(
+        rows, subject, _speedup(rows, subject), threads, unsettled, left_out=left_out
+    )  # fmt: skip
 
 
 def max_error(outputs: Sequence[Array], reference: Sequence[Array]) -> float:
@@ -272,6 +293,50 @@ def _prepare_request(
     }
 
 
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    prepare_s: float
+    run_s: float
+    warm_up: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """An engine that has run the model, and what its turns took."""
+
+    name: str
+    worker: WorkerProcess
+    ready_s: float
+    runs_a_turn: int
+    memory_bytes: int | None
+    outputs: list[Array]
+    times_ns: list[int] = field(default_factory=list)
+
+
+def _take_seat(
+    spec: RunnerSpec,
+    worker: WorkerProcess,
+    request: dict[str, object],
+    folder: Path,
+    limits: _Limits,
+) -> _Seat:
+    """Prepare the model, run it until it is warm, and keep what it computes."""
+    peer = get_peer(spec.engine)
+    prepare_s = peer.prepare_timeout_s if isinstance(peer, Patient) else limits.prepare_s
+    start_s = time.monotonic()
+    worker.ask(request, prepare_s)
+    some_runs_s = limits.run_s * (limits.warm_up + 1)  # the first one may compile
+    worker.ask({"do": "run", "untimed": 1, "timed": 0}, some_runs_s)
+    ready_s = time.monotonic() - start_s
+    run = {"do": "run", "untimed": max(0, limits.warm_up - 1), "timed": 1}
+    (time_ns,) = worker.ask(run, some_runs_s)["times_ns"]
+    runs_a_turn = min(_MOST_RUNS, 1 + _TURN_NS // max(1, time_ns))
+    memory_bytes = worker.memory_bytes()
+    outputs = _outputs(worker, folder, limits.run_s)
+    worker.settle()
+    return _Seat(spec.name, worker, ready_s, runs_a_turn, memory_bytes, outputs)
+
+
 def _outputs(worker: WorkerProcess, folder: Path, timeout_s: float) -> list[Array]:
     path = folder / "outputs.npz"
     worker.ask({"do": "outputs", "to": str(path)}, timeout_s)
@@ -280,33 +345,39 @@ def _outputs(worker: WorkerProcess, folder: Path, timeout_s: float) -> list[Arra
 
 
 def _take_turns(
-    workers: Sequence[WorkerProcess],
-    counts: Sequence[int],
+    seats: Sequence[_Seat],
     rounds: int,
     seed: int,
     timeout_s: float,
     say: Callable[[str], None],
-) -> tuple[list[list[int]], tuple[str, ...]]:
-    """Return each worker's time of each round, and who did not fall asleep after a turn."""
+    failed: Callable[[str, UnsupportedError | MeasureError], None],
+) -> tuple[str, ...]:
+    """Fill in each engine's time of each round; return who did not fall asleep after a turn."""
     shuffle = random.Random(seed)
-    order = list(range(len(workers)))
-    times_ns: list[list[int]] = [[] for _ in workers]
+    order = list(seats)
     busy: dict[str, None] = {}
     for turn in range(rounds):
         say(f"round {turn + 1} of {rounds}")
         shuffle.shuffle(order)
-        for index in order:
-            run = {"do": "run", "untimed": 1, "timed": counts[index]}
-            samples_ns = workers[index].ask(run, timeout_s)["times_ns"]
-            times_ns[index].append(int(statistics.median(samples_ns)))
-            if not workers[index].settle():
-                busy[workers[index].name] = None
-    return times_ns, tuple(busy)
+        for seat in tuple(order):
+            run = {"do": "run", "untimed": 1, "timed": seat.runs_a_turn}
+            try:
+                samples_ns = seat.worker.ask(run, timeout_s)["times_ns"]
+            except (UnsupportedError, MeasureError) as error:
+                failed(seat.name, error)
+                order.remove(seat)
+                continue
+            seat.times_ns.append(int(statistics.median(samples_ns)))
+            if not seat.worker.settle():
+                busy[seat.name] = None
+    return tuple(busy)
 
 
-def _row(name: str, times_ns: Sequence[int], error: float, memory_bytes: int | None) -> Row:
-    p10, median, p90 = (float(q) / 1e6 for q in np.percentile(times_ns, (10, 50, 90)))
-    return Row(name, median, p10, p90, error, tuple(times_ns), memory_bytes)
+def _row(seat: _Seat, error: float) -> Row:
+    p10, median, p90 = (float(q) / 1e6 for q in np.percentile(seat.times_ns, (10, 50, 90)))
+    return Row(
+        seat.name, median, p10, p90, error, tuple(seat.times_ns), seat.memory_bytes, seat.ready_s
+    )
 
 
 def _speedup(rows: Sequence[Row], subject: str) -> Speedup | None:

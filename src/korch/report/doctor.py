@@ -23,10 +23,13 @@ from korch.target import Target, detect_target
 OK, MISSING, FAIL = "ok", "--", "FAIL"
 _PROBE = '#include <omp.h>\nextern "C" int korch_probe() { return omp_get_max_threads(); }\n'
 _PACKAGES = (
-    ("onnxruntime", "runs operators that have no fission rule; korch bench compares with it",
-     "pip install 'korch[onnxruntime]'"),
-    ("openvino", "korch bench compares with it", "pip install 'korch[openvino]'"),
-    ("torch", "korch bench compares with eager PyTorch and Inductor", "pip install 'korch[torch]'"),
+    ("onnxruntime", "onnxruntime", "runs operators that have no fission rule; korch bench compares "
+     "with it", "pip install 'korch[onnxruntime]'"),
+    ("openvino", "openvino", "korch bench compares with it", "pip install 'korch[openvino]'"),
+    ("torch", "torch", "korch bench compares with eager PyTorch and Inductor",
+     "pip install 'korch[torch]'"),
+    ("iree", "iree-base-compiler", "korch bench compares with it", "pip install 'korch[iree]'"),
+    ("tvm", "apache-tvm", "korch bench compares with it", "pip install 'korch[tvm]'"),
 )  # fmt: skip
 
 
@@ -94,12 +97,12 @@ def _libraries() -> Iterator[Finding]:
         part = "its headers are missing" if library is not None else "missing"
         yield Finding(MISSING, "oneDNN", f"{part} (convolution, matmul, pooling): "
                       "pip install onednn-cpu-gomp onednn-devel-cpu-gomp")  # fmt: skip
-    for package, purpose, command in _PACKAGES:
+    for package, distribution, purpose, command in _PACKAGES:
         if importlib.util.find_spec(package) is None:
             yield Finding(MISSING, package, f"missing ({purpose}): {command}")
             continue
         try:
-            yield Finding(OK, package, version(package))
+            yield Finding(OK, package, version(distribution))
         except PackageNotFoundError:  # a build under another name, onnxruntime-gpu for one
             yield Finding(OK, package, "of unknown version")
 

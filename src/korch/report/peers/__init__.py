@@ -1,7 +1,7 @@
 """The engines that Korch is compared with.
 
-`PEERS` is the one list. A peer of one's own is named "package.module:OBJECT", where the object has
-the methods of `Peer`.
+`PEERS` is the one list. "NAME:OPTION" is a peer with an option, for those that have one. A peer of
+one's own is named "package.module:OBJECT", where the object has the methods of `Peer`.
 """
 
 from __future__ import annotations
@@ -10,32 +10,41 @@ import importlib
 
 from korch.errors import OptionError
 from korch.report.peers.artifact import ArtifactPeer
+from korch.report.peers.iree import IreePeer
 from korch.report.peers.onnxruntime import OnnxRuntimePeer
 from korch.report.peers.openvino import OpenVinoPeer
-from korch.report.peers.peer import Peer
+from korch.report.peers.peer import Adjustable, Peer
 from korch.report.peers.torch_eager import TorchPeer
+from korch.report.peers.tvm import TvmPeer
 
 __all__ = ["PEERS", "Peer", "get_peer"]
 
-_PEERS: tuple[Peer, ...] = (
-    ArtifactPeer(),
-    OnnxRuntimePeer(),
-    OpenVinoPeer(),
-    TorchPeer("inductor", is_compiled=True),
-    TorchPeer("eager", is_compiled=False),
-)
-PEERS: dict[str, Peer] = {peer.name: peer for peer in _PEERS}
+PEERS: dict[str, Peer] = {
+    "korch": ArtifactPeer(),
+    "onnxruntime": OnnxRuntimePeer(),
+    "openvino": OpenVinoPeer(),
+    "inductor": TorchPeer("inductor", is_compiled=True),
+    "eager": TorchPeer("eager", is_compiled=False),
+    "tvm": TvmPeer(),
+    "iree": IreePeer(),
+}
+"""By the name that the command line takes."""
 
 
 def get_peer(name: str) -> Peer:
-    """Return the peer called `name`, or the object that "package.module:OBJECT" names.
+    """Return the peer called `name`, with its option, or what "package.module:OBJECT" names.
 
     Raises:
-        OptionError: there is no such peer, or the module can't be imported.
+        OptionError: there is no such peer or option, or the module can't be imported.
     """
     if name in PEERS:
         return PEERS[name]
     module, colon, attribute = name.partition(":")
+    if module in PEERS:
+        known = PEERS[module]
+        if not isinstance(known, Adjustable):
+            raise OptionError(f"{module} has no options", "peers", module)
+        return known.with_option(attribute)
     if not colon:
         raise OptionError(f"there is no peer {name!r}", "peers", ", ".join(PEERS))
     try:

@@ -31,15 +31,11 @@ def random_inputs(
         OptionError: a dimension is unknown and `shapes` doesn't give it.
     """
     import onnx
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-    try:
-        model = onnx.load(str(model_path), load_external_data=False)
-    except (OSError, DecodeError) as error:
-        raise ModelError(f"can't be read as ONNX ({error})", where=str(model_path)) from error
-    initializers = {tensor.name for tensor in model.graph.initializer}
+    graph = read_graph(model_path)
+    initializers = {tensor.name for tensor in graph.initializer}
     found: dict[str, tuple[Sequence[int], np.dtype[Any]]] = {}
-    for declared in model.graph.input:
+    for declared in graph.input:
         name, tensor_type = declared.name, declared.type.tensor_type
         if name in initializers:
             continue
@@ -55,6 +51,57 @@ def random_inputs(
             )
         found[name] = (shape, onnx.helper.tensor_dtype_to_np_dtype(tensor_type.elem_type))
     return random_arrays(found, seed)
+
+
+def read_graph(model_path: Path) -> Any:
+    """Return the graph of an ONNX file, without what lies in files beside it.
+
+    Raises:
+        ModelError: the file can't be read as ONNX.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        return onnx.load(str(model_path), load_external_data=False).graph
+    except (OSError, DecodeError) as error:
+        raise ModelError(f"can't be read as ONNX ({error})", where=str(model_path)) from error
+
+
+def free_dimensions(graph: Any, inputs: Arrays) -> dict[str, int]:
+    """Name of each symbolic dimension of a graph's inputs -> its size in `inputs`."""
+    sizes: dict[str, int] = {}
+    for declared in graph.input:
+        if declared.name not in inputs:
+            continue
+        dimensions = declared.type.tensor_type.shape.dim
+        for dimension, size in zip(dimensions, inputs[declared.name].shape, strict=False):
+            if dimension.dim_param:
+                sizes[dimension.dim_param] = size
+    return sizes
+
+
+def with_fixed_shapes(model_path: Path, inputs: Arrays, folder: Path) -> Path:
+    """Return the model, or a copy in `folder` whose dimensions are those of `inputs`."""
+    import onnx
+
+    graph = read_graph(model_path)
+    declared = {value.name: value.type.tensor_type.shape.dim for value in graph.input}
+    if all(d.HasField("dim_value") for name in inputs for d in declared[name]):
+        return model_path
+    sizes = free_dimensions(graph, inputs)
+    model = onnx.load(str(model_path))
+    for value in (*model.graph.input, *model.graph.output):
+        known = inputs[value.name].shape if value.name in inputs else ()
+        for i, dimension in enumerate(value.type.tensor_type.shape.dim):
+            if i < len(known):
+                dimension.dim_value = known[i]
+            elif dimension.dim_param in sizes:
+                dimension.dim_value = sizes[dimension.dim_param]
+    del model.graph.value_info[:]  # inferred again, with the sizes
+    path = folder / model_path.name
+    onnx.save(model, str(path))
+    return path
 
 
 def random_arrays(

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from korch.report.peers.inputs import free_dimensions, read_graph
 from korch.report.peers.peer import Array, Arrays, Run, contiguous, missing, require
 
 
@@ -40,7 +41,7 @@ class OnnxRuntimePeer:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
         options.log_severity_level = 3
         options.add_session_config_entry("session.force_spinning_stop", "1")
-        for name, size in _free_dimensions(model_path, inputs).items():
+        for name, size in free_dimensions(read_graph(model_path), inputs).items():
             options.add_free_dimension_override_by_name(name, size)
         session = ort.InferenceSession(str(model_path), options, providers=["CPUExecutionProvider"])
         return _BoundSession(session, inputs)
@@ -75,19 +76,3 @@ class _BoundSession:
     def __call__(self) -> list[Array]:
         self._session.run_with_iobinding(self._binding)
         return self._fixed if self._all_fixed else list(self._binding.copy_outputs_to_cpu())
-
-
-def _free_dimensions(model_path: Path, inputs: Arrays) -> dict[str, int]:
-    """Name of each symbolic dimension of the model's inputs -> its size in `inputs`."""
-    import onnx
-
-    model = onnx.load(str(model_path), load_external_data=False)
-    sizes: dict[str, int] = {}
-    for declared in model.graph.input:
-        if declared.name not in inputs:
-            continue
-        dimensions = declared.type.tensor_type.shape.dim
-        for dimension, size in zip(dimensions, inputs[declared.name].shape, strict=False):
-            if dimension.dim_param:
-                sizes[dimension.dim_param] = size
-    return sizes

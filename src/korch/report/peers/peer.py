@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ class Peer(Protocol):
     """An engine that runs ONNX models (or, for Korch itself, artifacts).
 
     Attributes:
-        name: as on the command line and in tables.
+        name: as in tables and messages.
     """
 
     @property
@@ -51,6 +51,27 @@ class Peer(Protocol):
         Raises:
             UnsupportedError: the engine isn't installed, or can't run the model.
         """
+
+
+@runtime_checkable
+class Adjustable(Protocol):
+    """A peer with an option, which follows its name: "tvm:2000"."""
+
+    def with_option(self, text: str) -> Peer:
+        """Return the peer with the option.
+
+        Raises:
+            OptionError: the option makes no sense.
+        """
+
+
+@runtime_checkable
+class Patient(Protocol):
+    """A peer that may need longer to prepare a model than the others."""
+
+    @property
+    def prepare_timeout_s(self) -> float:
+        """After so long it hangs."""
 
 
 def missing(module: str, install: str) -> str | None:

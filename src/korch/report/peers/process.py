@@ -49,6 +49,7 @@ class WorkerProcess:
             stderr=self._stderr,
             env=environment,
             bufsize=0,
+            start_new_session=True,  # so that a compiler that it started ends with it
         )
 
     def __enter__(self) -> WorkerProcess:
@@ -73,7 +74,7 @@ class WorkerProcess:
         except BrokenPipeError:
             line = b""
         except TimeoutError:
-            self._process.kill()
+            self._kill()
             raise MeasureError(
                 f"no answer to {request['do']!r} within {timeout_s:g} s, so it was killed",
                 where=f"peer {self.name}",
@@ -124,9 +125,14 @@ class WorkerProcess:
         try:
             self._process.wait(timeout=2)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._kill()
             self._process.wait()
         self._stderr.close()
+
+    def _kill(self) -> None:
+        """Kill the worker and all that it has started."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _read_line(self, timeout_s: float) -> bytes:
         """Return the next line, b"" at the end of the stream; raises `TimeoutError`."""
@@ -159,7 +165,7 @@ class WorkerProcess:
         try:
             code = self._process.wait(timeout=2)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._kill()
             code = self._process.wait()
         try:
             cause = f"was killed by {signal.Signals(-code).name}"

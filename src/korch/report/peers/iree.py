@@ -1,0 +1,104 @@
+"""IREE: ONNX -> MLIR -> a module for this CPU, run by its pool of worker threads.
+
+The module is compiled for the host's instruction set with the flags that IREE's guides advise for
+speed on CPUs: optimization level 3, and data tiling, which packs the operands of matrix products
+(the level alone leaves it off, and YOLOX then takes twice as long). Its limit on a function's stack
+is raised from 32 to 256 KiB, and the workers' stacks with it: Segformer does not compile otherwise.
+
+Inputs lie in the device's memory, which on a CPU is the process's, before the first run; outputs
+are looked at where they are. Each run still allocates its outputs: IREE has no way to bind them.
+
+Source: IREE documentation, "CPU deployment" and "Optimization options".
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from korch.report.peers.inputs import with_fixed_shapes
+from korch.report.peers.peer import Array, Arrays, Run, contiguous, missing, require
+from korch.report.peers.tool import run_tool
+
+_STACK_BYTES = 1 << 18
+_FLAGS = (
+    "--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu",
+    "--iree-llvmcpu-target-cpu=host", "--iree-opt-level=O3", "--iree-opt-data-tiling",
+    f"--iree-llvmcpu-stack-allocation-limit={_STACK_BYTES}",
+)  # fmt: skip
+_OPSET = "17"
+"""The version of ONNX's operators that the importer covers best; older models are converted."""
+
+
+@dataclass(frozen=True, slots=True)
+class IreePeer:
+    """IREE."""
+
+    name: str = "iree"
+
+    def is_available(self) -> str | None:
+        """Tell whether compiler and runtime are installed, without importing them."""
+        packages = ("iree", "iree.compiler", "iree.runtime")
+        found = (missing(package, "korch[iree]") for package in packages)
+        return next((reason for reason in found if reason is not None), None)
+
+    def prepare(self, model_path: Path, inputs: Arrays, threads: int) -> Run:
+        """Compile the model for the shapes of `inputs`, and load what comes out."""
+        require(self)
+        inputs = contiguous(inputs)
+        with tempfile.TemporaryDirectory(prefix="korch-iree-") as folder:
+            return _Module(_compile(model_path, inputs, Path(folder)), inputs, threads)
+
+
+def _compile(model_path: Path, inputs: Arrays, folder: Path) -> bytes:
+    """Return the module's bytes. They are not mapped from a file: its weights count as memory."""
+    source, module = folder / "model.mlir", folder / "model.vmfb"
+    fixed = with_fixed_shapes(model_path, inputs, folder)
+    tools = [sys.executable, "-P", "-m", "iree.compiler.tools"]
+    run_tool(
+        [*tools[:-1], f"{tools[-1]}.import_onnx", str(fixed), "-o", str(source),
+         "--opset-version", _OPSET],
+        "import the model",
+    )  # fmt: skip
+    run_tool(
+        [*tools[:-1], f"{tools[-1]}.scripts.iree_compile", str(source), "-o", str(module), *_FLAGS],
+        "compile the model",
+    )
+    return module.read_bytes()
+
+
+class _Module:
+    """A loaded module with its inputs on the device."""
+
+    def __init__(self, code: bytes, inputs: Arrays, threads: int) -> None:
+        import iree.runtime as rt
+
+        rt.flags.parse_flags(
+            f"--task_topology_max_group_count={threads}",
+            f"--task_worker_stack_size={4 * _STACK_BYTES}",
+        )
+        # One thread runs at once what others would have to be woken for.
+        # IREE keeps the device to the end: outputs lie in its memory and don't hold it.
+        device = rt.get_device("local-task" if threads > 1 else "local-sync")
+        config = rt.Config(device=device)
+        module = rt.VmModule.copy_buffer(config.vm_instance, code)
+        context = rt.load_vm_module(module, config)
+        self._call: Any = context[_entry(module.function_names)]
+        self._inputs = [rt.asdevicearray(device, array) for array in inputs.values()]
+
+    def __call__(self) -> list[Array]:
+        found = self._call(*self._inputs)
+        outputs = found if isinstance(found, tuple) else (found,)
+        return [output.to_host() for output in outputs]
+
+
+def _entry(names: list[str]) -> str:
+    """Return the function to call: beside it are its asynchronous twin and the initializer.
+
+    >>> _entry(["graph$async", "graph", "__init"])
+    'graph'
+    """
+    return next(name for name in names if "$" not in name and not name.startswith("__"))

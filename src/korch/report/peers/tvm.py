@@ -1,0 +1,112 @@
+"""TVM: ONNX -> Relax -> a shared library for this CPU, run by Relax's virtual machine.
+
+Untuned, TVM compiles the loops of each operator as they stand: on one thread, and tens of times
+slower than an engine with kernels of its own. So the row's name says whether it was tuned. "tvm:N"
+tunes with N trials of MetaSchedule first, which measures schedules on this machine; 64 trials for
+each different operator are TVM's own measure. What they find is kept in Korch's cache folder.
+
+`tvm_build.py` compiles, in a process of its own. Inputs are TVM's tensors before the first run, and
+outputs are looked at where they are; each run takes their memory from a pool.
+
+Source: TVM documentation, "MetaSchedule" and `relax.pipeline.static_shape_tuning_pipeline`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from korch.errors import OptionError
+from korch.options import default_cache_folder
+from korch.report.peers.peer import Array, Arrays, Run, contiguous, missing, require
+from korch.report.peers.tool import run_tool
+
+_COMPILE_S = 900.0
+_TRIAL_S = 20.0
+"""Far more than a trial takes: a few seconds on one core."""
+
+
+@dataclass(frozen=True, slots=True)
+class TvmPeer:
+    """TVM.
+
+    Attributes:
+        trials: of MetaSchedule; 0 leaves the model untuned.
+    """
+
+    trials: int = 0
+
+    @property
+    def name(self) -> str:
+        """Says whether it is tuned, and how long."""
+        return f"tvm ({self.trials} trials)" if self.trials else "tvm (untuned)"
+
+    @property
+    def prepare_timeout_s(self) -> float:
+        """Tuning takes as long as there are trials."""
+        return _COMPILE_S + _TRIAL_S * self.trials
+
+    def with_option(self, text: str) -> TvmPeer:
+        """Return the peer that tunes with so many trials."""
+        if not text.isdecimal() or int(text) == 0:
+            raise OptionError(f"{text!r} is no number of trials", "peers: tvm", "tvm or tvm:2000")
+        return TvmPeer(int(text))
+
+    def is_available(self) -> str | None:
+        """Tell whether TVM, and what its tuner needs, are installed; nothing is imported."""
+        packages = ("tvm", "xgboost", "psutil", "cloudpickle") if self.trials else ("tvm",)
+        found = (missing(package, "korch[tvm]") for package in packages)
+        return next((reason for reason in found if reason is not None), None)
+
+    def prepare(self, model_path: Path, inputs: Arrays, threads: int) -> Run:
+        """Compile the model for the shapes of `inputs`, tuned if this peer does that."""
+        require(self)
+        inputs = contiguous(inputs)
+        with tempfile.TemporaryDirectory(prefix="korch-tvm-") as folder:
+            library = Path(folder) / "model.so"
+            request = {
+                "model": str(model_path),
+                "inputs": {n: [list(a.shape), str(a.dtype)] for n, a in inputs.items()},
+                "threads": threads, "trials": self.trials, "library": str(library),
+                "kept": str(default_cache_folder() / "tvm"),
+            }  # fmt: skip
+            command = [sys.executable, "-P", "-m", "korch.report.peers.tvm_build"]
+            tuned = f" with {self.trials} trials" if self.trials else ""
+            run_tool([*command, json.dumps(request)], f"compile the model{tuned}")
+            return _load(library, inputs, threads)
+
+
+def _load(library: Path, inputs: Arrays, threads: int) -> Run:
+    os.environ["TVM_NUM_THREADS"] = str(threads)  # read when the pool starts
+    tvm, relax = _import()
+    machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
+    tensors = [tvm.runtime.tensor(array) for array in inputs.values()]
+    call = machine["main"]
+
+    def run() -> list[Array]:
+        found: Any = call(*tensors)
+        outputs = [found] if isinstance(found, tvm.runtime.Tensor) else list(found)
+        return [np.from_dlpack(output) for output in outputs]
+
+    return run
+
+
+def _import() -> tuple[Any, Any]:
+    """Import TVM without PyTorch, which it loads where it is installed, but does not need."""
+    is_hidden = "torch" not in sys.modules
+    if is_hidden:
+        sys.modules["torch"] = None  # type: ignore[assignment]  # says that it can't be imported
+    try:
+        import tvm
+        from tvm import relax
+    finally:
+        if is_hidden:
+            del sys.modules["torch"]
+    return tvm, relax

@@ -1,0 +1,90 @@
+"""ONNX -> a shared library of TVM's, in a process of its own: `python -m ... REQUEST`.
+
+The passes are those of TVM's `static_shape_tuning_pipeline`, layouts of weights included. Only the
+share of a task differs: where there are too few trials for 64 a task, each task gets as many, while
+the pipeline would leave the last ones without any.
+
+What tuning found lies in a folder named after the model's content, the shapes, the target, the
+threads, the number of trials and TVM's version; a run that was not finished is begun again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+_TRIALS_A_TASK = 64
+"""As many as MetaSchedule tries at a time."""
+
+
+def main() -> None:
+    """Build what the only argument asks for."""
+    request = json.loads(sys.argv[1])
+    os.environ["TVM_NUM_THREADS"] = str(request["threads"])  # for this process and its measurers
+    build(request).export_library(request["library"])
+
+
+def build(request: dict[str, Any]) -> Any:
+    """Import, tune if there are trials, and compile."""
+    import onnx
+    import tvm
+    from tvm import relax
+    from tvm.relax.frontend.onnx import from_onnx
+
+    shapes = {name: shape for name, (shape, _) in request["inputs"].items()}
+    types = {name: dtype for name, (_, dtype) in request["inputs"].items()}
+    cpu = tvm.target.codegen.llvm_get_system_cpu()
+    target = tvm.target.Target({"kind": "llvm", "mcpu": cpu, "num-cores": request["threads"]})
+    transform = relax.transform
+    module = from_onnx(onnx.load(request["model"]), shapes, types)
+    with target:
+        module = tvm.transform.Sequential([
+            transform.DecomposeOpsForInference(), transform.CanonicalizeBindings(),
+            relax.get_pipeline("zero"),
+        ])(module)  # fmt: skip
+        if request["trials"]:
+            module = transform.AttachAttrLayoutFreeBuffers()(module)
+            folder = _tuned(module, target, request)
+            module = tvm.transform.Sequential([
+                transform.MetaScheduleApplyDatabase(str(folder)),
+                transform.SplitLayoutRewritePreproc(), transform.LiftTransformParams(),
+                transform.FoldConstant(),
+            ])(module)  # fmt: skip
+    return tvm.compile(module, target=target)
+
+
+def _tuned(module: Any, target: Any, request: dict[str, Any]) -> Path:
+    """Return the folder of the database, which is filled first if it is not there."""
+    from tvm.s_tir.meta_schedule.relax_integration import extract_tasks, tune_relax
+
+    folder = Path(request["kept"]) / _key(target, request)
+    done = folder / "done"
+    if done.exists():
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    trials = request["trials"]
+    tasks = max(1, len(extract_tasks(module, target)))
+    share = trials if trials >= _TRIALS_A_TASK * tasks else -(-trials // tasks)
+    tune_relax(module, {}, target, str(folder), trials, share, seed=0)
+    done.touch()
+    return folder
+
+
+def _key(target: Any, request: dict[str, Any]) -> str:
+    import tvm
+
+    asked = {name: request[name] for name in ("inputs", "threads", "trials")}
+    digest = hashlib.sha256(json.dumps([asked, str(target), tvm.__version__]).encode())
+    with Path(request["model"]).open("rb") as stream:
+        digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()[:16]
+
+
+if __name__ == "__main__":
+    main()
