@@ -1,6 +1,7 @@
 """What the choice of rewrites together with kernels gives, and what each family of rewrites gives.
 
     python -m benchmarks.ablation [--models candy,segformer] [--budget 300] [--rounds 15]
+                                  [--variants "no blocked layouts,one layout"]
                                   [--folder build/ablation] [--output FILE.json]
 
 Per model: the joint choice; the same rewrites chosen first, by their operations, and the same
@@ -43,6 +44,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(PAPER))
     parser.add_argument("--budget", type=float, help="seconds of each search (default: none)")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--variants", help="those that are held against the joint choice: all")
     parser.add_argument("--folder", type=Path, default=Path("build/ablation"))
     parser.add_argument("--output", type=Path)
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
@@ -63,7 +65,7 @@ def main() -> None:
         return
     found: dict[str, Any] = {}
     for name in args.models.split(","):
-        found[name] = ablate(name, args.folder / name, args.budget, args.rounds)
+        found[name] = ablate(name, args.folder / name, args.budget, args.rounds, args.variants)
         print(f"{name}\n{table(found[name])}\n", flush=True)
         if args.output is not None:
             args.output.parent.mkdir(parents=True, exist_ok=True)
@@ -71,8 +73,10 @@ def main() -> None:
             args.output.write_text(json.dumps(rows, indent=1) + "\n")
 
 
-def ablate(name: str, folder: Path, budget_s: float | None, rounds: int) -> dict[str, Any]:
-    """Return what is known of each variant of a model."""
+def ablate(name: str, folder: Path, budget_s: float | None, rounds: int,
+           variants: str | None = None) -> dict[str, Any]:  # fmt: skip
+    """Return what is known of each variant of a model, or of those that are named."""
+    wanted = None if variants is None else {JOINT, *variants.split(",")}
     folder.mkdir(parents=True, exist_ok=True)
     model, kept = folder / f"{name}.onnx", folder / "rows.json"
     if not model.exists():
@@ -83,7 +87,7 @@ def ablate(name: str, folder: Path, budget_s: float | None, rounds: int) -> dict
         return folder / f"{variant.replace(' ', '-')}.korch"
 
     def add(variant: str, again: bool = False, times: int = 1, **options: str) -> None:
-        if variant in rows and not again:
+        if (variant in rows and not again) or (wanted is not None and variant not in wanted):
             return
         command = [sys.executable, "-m", "benchmarks.ablation", "--one", str(model),
                    str(artifact(variant)), str(folder / "cache"), json.dumps(options)]  # fmt: skip
