@@ -121,6 +121,13 @@ class Options:
     )
     max_inputs: int = field(default=10, metadata={"help": "most tensors that a candidate reads"})
     max_outputs: int = field(default=2, metadata={"help": "most tensors that a candidate writes"})
+    side_by_side: bool = field(
+        default=True,
+        metadata={
+            "help": "on a CPU, run independent small kernels side by side, on one thread each, "
+            "where that is faster; --no-side-by-side: one after the other, each on all threads"
+        },
+    )
     contract_chains: bool = field(
         default=True,
         metadata={

@@ -28,10 +28,12 @@ from korch.errors import InaccurateError, OptionError
 from korch.fission import fission
 from korch.frontend.onnx import load_model
 from korch.frontend.operator import OperatorGraph
+from korch.measure.cpu import CpuMeter
 from korch.measure.cuda.meter import CudaMeter
 from korch.measure.meter import AnyMeter
 from korch.measure.record import Measured
 from korch.options import Options
+from korch.orchestrate.beside import side_by_side
 from korch.orchestrate.blocks import Task, prepare, search_whole
 from korch.orchestrate.extract import extract
 from korch.orchestrate.lazy import Round
@@ -53,6 +55,9 @@ from korch.runtime.build import model_record
 from korch.runtime.record import ModelRecord
 
 logger = logging.getLogger("korch.pipeline")
+
+SHARES_SECONDS = 90.0
+"""Longest to measure kernels side by side."""
 
 Progress = Callable[[str, str], None]
 """Called with a stage's name and a line of text."""
@@ -174,6 +179,7 @@ def _optimize(model: Any, run: Run) -> Any:
         with run.stage("orchestrate"), _interruptible(run):
             joined = join(partition)
             outcome = _search(run, partition, joined, tasks, meter)
+            outcome = _with_shares(run, joined.graph, outcome, meter)
         found = outcome.found
         with run.stage("build"):
             report = _report(run, partition, tasks, outcome)
@@ -267,6 +273,24 @@ def _search(run: Run, partition: Partition, joined: Joined, tasks: Sequence[Task
     }  # fmt: skip
     return Outcome(dict(solved.plans), solved.found, savings=savings, groupings=groupings,
                    is_recalled=solved.is_recalled)  # fmt: skip
+
+
+def _with_shares(
+    run: Run, graph: PrimitiveGraph, outcome: Outcome, meter: AnyMeter
+) -> Outcome:
+    """Add the best plan with kernels side by side, if that is thought to be faster."""
+    if not (run.options.side_by_side and run.options.measure and isinstance(meter, CpuMeter)):
+        return outcome
+    run.progress("orchestrate", "looks for kernels to run side by side")
+    name, steps = next(iter(outcome.plans.items()))
+    end = run.deadline.grace(SHARES_SECONDS)
+    found = side_by_side(graph, steps, meter, run.options, end)
+    if found is None:
+        return outcome
+    saved_ns = sum(meter.cost_ns(c)[0] for c in steps) - sum(meter.cost_ns(c)[0] for c in found)
+    run.progress("orchestrate", f"side by side: {len(found)} kernels instead of {len(steps)}, "
+                 f"{saved_ns / 1e6:.3f} ms less")  # fmt: skip
+    return replace(outcome, plans={"side by side": found, **outcome.plans})
 
 
 def _tell(run: Run, tasks: Sequence[Task], b: int, entry: Round) -> None:

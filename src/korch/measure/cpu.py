@@ -17,6 +17,7 @@ from korch.measure.record import Failed, FailureKind, Measured, Record
 from korch.measure.timer import BufferSpec, Job, time_kernels
 from korch.options import Options
 from korch.provider.provider import Kernel, Provider
+from korch.provider.shares import SharesProvider
 from korch.target import Target, detect_target
 
 logger = logging.getLogger("korch.measure")
@@ -29,6 +30,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
     """Builds kernels with the machine's compiler and times them in a process of their own.
 
     Attributes:
+        shares: makes kernels that run others side by side, each on one thread.
         reads_weights_from_memory: whether a model's weights don't stay in the caches from one run
             to the next; then kernels are timed with cold weights, and bounded so.
     """
@@ -43,6 +45,8 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
             weights_bytes: of the model's constants, each of which a run reads.
         """
         super().__init__(options, providers)
+        self.shares = SharesProvider(providers)
+        self._provider[self.shares.name] = self.shares
         self.target = detect_target(options.threads, find_compiler().identity)
         self.builder = Builder(self.target.isa, options.cache_folder)
         self.reads_weights_from_memory = weights_bytes > self.target.l3_bytes

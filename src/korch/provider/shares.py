@@ -1,0 +1,229 @@
+"""Kernels that run on one thread each, several of them side by side.
+
+A small kernel loses on all threads to their start, to uneven parts and to parts that are too small
+for their blocks. Built for one thread it loses nothing, and others have the other threads meanwhile:
+one parallel region has a *lane* per thread, and a lane runs one part or several in turn. A single
+lane is a kernel that starts no threads.
+
+The parts are other providers' kernels for one thread. Which they are is in the offer's variant:
+lanes are parted by `|`, parts by `+`, and a part is a provider, `:` and its variant if it has one,
+and `*` and the number of its outputs if it has several. Such candidates are not offered for groups,
+of which any two would be one more; they are made of the kernels of a plan (see
+`korch.orchestrate.beside`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from korch.alignment import align_up
+from korch.candidate.beside import split, unite
+from korch.candidate.candidate import Candidate, Group, Offer, Refusal
+from korch.candidate.layout import Layout
+from korch.primitive.graph import PrimitiveGraph
+from korch.provider.provider import Kernel, Provider, named_kernel
+from korch.target import Target
+
+SCHEMA = 1
+"""Raise it whenever the sources change in speed or meaning."""
+
+MOST_BUFFERS = 64
+"""Of one part; `korch_shares.h` has the same number."""
+
+_PART = re.compile(r"([\w.-]+)(?::([^|+*:]+))?(?:\*(\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Who makes a part, in which variant, and how many of the outputs it writes."""
+
+    provider: str
+    variant: str
+    outputs: int
+
+    def __str__(self) -> str:
+        variant = f":{self.variant}" if self.variant else ""
+        return f"{self.provider}{variant}" + (f"*{self.outputs}" if self.outputs > 1 else "")
+
+
+Lanes = tuple[tuple[Part, ...], ...]
+
+
+def lanes_text(lanes: Lanes) -> str:
+    """Return the variant that says which kernels run side by side."""
+    return " | ".join(" + ".join(map(str, lane)) for lane in lanes)
+
+
+def parse_lanes(text: str) -> Lanes | Refusal:
+    """Return the lanes that `lanes_text` gives as `text`."""
+    lanes = []
+    for lane in text.split(" | "):
+        found = [_PART.fullmatch(part) for part in lane.split(" + ")]
+        parts = [Part(m[1], m[2] or "", int(m[3] or 1)) for m in found if m is not None]
+        if len(parts) < len(found):
+            return Refusal(f"{text!r} names no kernels to run side by side")
+        lanes.append(tuple(parts))
+    return tuple(lanes)
+
+
+class SharesProvider:
+    """Runs kernels of other providers on one thread each.
+
+    Args:
+        providers: the others.
+    """
+
+    name = "shares"
+    version = str(SCHEMA)
+
+    def __init__(self, providers: Sequence[Provider[Target, Kernel]]) -> None:
+        self._providers: Mapping[str, Provider[Target, Kernel]] = {p.name: p for p in providers}
+        self._offers: dict[tuple[str, str], Sequence[Offer] | Refusal] = {}
+
+    def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
+        """Refuse: what runs side by side is made of a plan's kernels."""
+        return Refusal("what runs side by side is made of a plan's kernels")
+
+    def propose(
+        self, graph: PrimitiveGraph, lanes: Sequence[Sequence[Candidate]], target: Target
+    ) -> Candidate | Refusal:
+        """Return the candidate that runs some kernels side by side.
+
+        Args:
+            graph: the graph that the kernels are of.
+            lanes: per thread, the kernels that it runs. None may wait for another.
+            target: the machine.
+        """
+        if len(lanes) > target.threads:
+            return Refusal(f"there are only {target.threads} threads")
+        chosen = [candidate for lane in lanes for candidate in lane]
+        group = unite(graph, [c.group for c in chosen])
+        if isinstance(group, Refusal):
+            return group
+        layouts: dict[int, Layout] = {}
+        outputs: list[Layout] = []
+        for candidate in chosen:
+            alike = self._alike(candidate.provider, candidate.group, candidate.offer, target)
+            if isinstance(alike, Refusal):
+                return alike
+            for value, layout in zip(candidate.group.inputs, alike.inputs, strict=True):
+                if layouts.setdefault(value, layout) != layout:
+                    return Refusal("two parts read a value in different layouts")
+            outputs += alike.outputs
+        text = lanes_text(tuple(
+            tuple(Part(c.provider, c.offer.variant, len(c.group.outputs)) for c in lane)
+            for lane in lanes
+        ))  # fmt: skip
+        if isinstance(refusal := parse_lanes(text), Refusal):
+            return refusal
+        work_flop = sum(max(c.linear_flop, c.offer.work_flop) for c in chosen)
+        inputs = tuple(layouts[value] for value in group.inputs)
+        offer = Offer(inputs, tuple(outputs), text, work_flop)
+        versions = dict.fromkeys(f"{c.provider} {c.version}" for c in chosen)
+        return Candidate(group, self.name, offer, ", ".join((self.version, *versions)))
+
+    def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
+        """Return the kernel of lanes whose parts are built for one thread."""
+        lanes = parse_lanes(offer.variant)
+        if isinstance(lanes, Refusal):
+            return lanes
+        parts = [part for lane in lanes for part in lane]
+        groups = split(group, [part.outputs for part in parts])
+        read = dict(zip((v for _, v in group.body.inputs), offer.inputs, strict=True))
+        written = iter(offer.outputs)
+        kernels = []
+        for part, own in zip(parts, groups, strict=True):
+            outputs = tuple(next(written) for _ in own.outputs)
+            wanted = Offer(tuple(read[value] for value in own.inputs), outputs, part.variant)
+            alike = self._alike(part.provider, own, wanted, target)
+            if isinstance(alike, Refusal):
+                return alike
+            one = replace(target, threads=1)
+            kernel = self._providers[part.provider].build(own, alike, one)
+            if isinstance(kernel, Refusal):
+                return kernel
+            if len(own.inputs) + len(own.outputs) >= MOST_BUFFERS:
+                return Refusal(f"a part has more than {MOST_BUFFERS - 1} buffers")
+            kernels.append(kernel)
+        layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
+        comment = f"{group.text}layouts {layouts}\nside by side: {offer.variant}"
+        return _print(group, groups, kernels, [len(lane) for lane in lanes], comment)
+
+    def _alike(
+        self, provider: str, group: Group, wanted: Offer, target: Target
+    ) -> Offer | Refusal:
+        """Return what a provider offers on one thread in the same layouts, but of constants."""
+        if provider not in self._providers:
+            return Refusal(f"there is no provider {provider}")
+        key = (provider, group.key)
+        if key not in self._offers:
+            one = replace(target, threads=1)
+            self._offers[key] = self._providers[provider].offer(group, one)
+        offers = self._offers[key]
+        if isinstance(offers, Refusal):
+            return offers
+
+        def varying(offer: Offer) -> list[Layout]:
+            return [x for i, x in enumerate(offer.inputs) if i not in group.constant_inputs]
+
+        same = [
+            offer for offer in offers
+            if offer.variant == wanted.variant and offer.outputs == wanted.outputs
+            and varying(offer) == varying(wanted)
+        ]  # fmt: skip
+        exact = [offer for offer in same if offer.inputs == wanted.inputs]
+        found = (*exact, *same)
+        return found[0] if found else Refusal(f"{provider} offers no such kernel for one thread")
+
+
+def _print(
+    group: Group, groups: Sequence[Group], kernels: Sequence[Kernel], sizes: Sequence[int],
+    comment: str,
+) -> Kernel:  # fmt: skip
+    """Return the kernel that runs kernels in lanes of some sizes."""
+    names: dict[str, str] = {}
+    for kernel in kernels:
+        names.setdefault(kernel.symbol, f"NAME_{len(names)}")
+    sources = {k.symbol: k.source.replace(k.symbol, names[k.symbol]) for k in kernels}
+    position = {value: i for i, (_, value) in enumerate(group.body.inputs)}
+    workspace = len(group.inputs) + len(group.outputs)
+    parts, slots = [], []
+    output, offset = len(group.inputs), 0
+    for own, kernel in zip(groups, kernels, strict=True):
+        name = names[kernel.symbol]
+        state = f"{name}_create, {name}_destroy" if kernel.has_state else "nullptr, nullptr"
+        parts.append(f"{{{name}_run, {state}, {len(slots)}}}")
+        slots += [f"{{{position[value]}, 0}}" for value in own.inputs]
+        slots += [f"{{{output + i}, 0}}" for i in range(len(own.outputs))]
+        output += len(own.outputs)
+        if kernel.workspace_bytes:
+            slots.append(f"{{{workspace}, {offset}}}")
+            offset += align_up(kernel.workspace_bytes)
+    has_state = any(kernel.has_state for kernel in kernels)
+    ends = [str(sum(sizes[: i + 1])) for i in range(len(sizes))]
+    head = "".join(f"// {line}\n" for line in comment.splitlines())
+    text = "\n".join((head, *sources.values(), *_tables(parts, slots, ends, has_state)))
+    libraries = tuple(dict.fromkeys(name for kernel in kernels for name in kernel.libraries))
+    return named_kernel(text, has_state=has_state, workspace_bytes=offset, libraries=libraries)
+
+
+def _tables(
+    parts: Sequence[str], slots: Sequence[str], ends: Sequence[str], has_state: bool
+) -> Iterator[str]:
+    yield '#include "korch_shares.h"\n'
+    yield f"static const korch_shares::Part NAME_parts[] = {{{', '.join(parts)}}};"
+    yield f"static const korch_shares::Slot NAME_slots[] = {{{', '.join(slots)}}};"
+    yield f"static const int NAME_ends[] = {{{', '.join(ends)}}};\n"
+    if has_state:
+        yield (
+            'extern "C" void* NAME_create(int, char* error, size_t error_size) {\n'
+            "  return korch_shares::create(NAME_parts, error, error_size);\n}\n\n"
+            'extern "C" void NAME_destroy(void* state) {\n'
+            "  korch_shares::destroy(NAME_parts, state);\n}\n"
+        )
+    yield (
+        'extern "C" int NAME_run(void* state, void* const* buffers) {\n'
+        "  return korch_shares::run(NAME_parts, NAME_slots, NAME_ends, state, buffers);\n}\n"
+    )
