@@ -33,7 +33,7 @@ from korch.measure.cuda.meter import CudaMeter
 from korch.measure.meter import AnyMeter
 from korch.measure.record import Measured
 from korch.options import Options
-from korch.orchestrate.beside import side_by_side
+from korch.orchestrate.beside import SIDE_BY_SIDE, described, side_by_side
 from korch.orchestrate.blocks import Task, prepare, search_whole
 from korch.orchestrate.extract import extract
 from korch.orchestrate.lazy import Round
@@ -56,8 +56,11 @@ from korch.runtime.record import ModelRecord
 
 logger = logging.getLogger("korch.pipeline")
 
-SHARES_SECONDS = 90.0
-"""Longest to measure kernels side by side."""
+BESIDE_SECONDS = 60.0
+"""Longest search for kernels to run side by side."""
+
+BESIDE_SHARE = 0.1
+"""The share of a budget that is left for it."""
 
 Progress = Callable[[str, str], None]
 """Called with a stage's name and a line of text."""
@@ -87,6 +90,21 @@ class Run:
     def deadline(self) -> Deadline:
         """When the search must stop."""
         return Deadline.after(self.options.budget_s, self.started_s)
+
+    @property
+    def looks_side_by_side(self) -> bool:
+        """Whether kernels that could run side by side are looked for."""
+        options = self.options
+        able = options.measure and not options.is_cuda and options.threads > 1
+        return options.side_by_side and able
+
+    @cached_property
+    def first_deadline(self) -> Deadline:
+        """When the plan of kernels one after the other must be found."""
+        budget_s = self.options.budget_s
+        if budget_s is None or not self.looks_side_by_side:
+            return self.deadline
+        return self.deadline.until(self.started_s + (1 - BESIDE_SHARE) * budget_s)
 
 
 def plan_model(
@@ -179,7 +197,7 @@ def _optimize(model: Any, run: Run) -> Any:
         with run.stage("orchestrate"), _interruptible(run):
             joined = join(partition)
             outcome = _search(run, partition, joined, tasks, meter)
-            outcome = _with_shares(run, joined.graph, outcome, meter)
+            outcome = _side_by_side(run, joined.graph, outcome, meter)
         found = outcome.found
         with run.stage("build"):
             report = _report(run, partition, tasks, outcome)
@@ -196,6 +214,9 @@ def _optimize(model: Any, run: Run) -> Any:
             make = maker(graph, meter, options, model=_model_record(model),
                          certificate=found.certificate, report=report)  # fmt: skip
             contest = hold_contest(graph, entries, meter, options, make, meaning=meaning)
+    if contest.won.entry.name == SIDE_BY_SIDE:
+        report["side_by_side"] = described(contest.won.entry.steps)
+        report["side_by_side"]["predicted_ms"] = contest.won.entry.predicted_ns / 1e6
     report["rivals"] = {
         step.candidate: rivals.get(step.candidate, ()) for step in contest.winner.plan.steps
     }
@@ -260,10 +281,12 @@ def _search(run: Run, partition: Partition, joined: Joined, tasks: Sequence[Task
         _tell(run, tasks, b, entry)
 
     if not partition.is_whole:
-        return search_segments(partition, joined, tasks, meter, run.options, run.deadline, tell)
-    solved = search_whole(tasks[0], meter, run.options, run.deadline, partial(tell, 0))
+        return search_segments(
+            partition, joined, tasks, meter, run.options, run.first_deadline, tell
+        )
+    solved = search_whole(tasks[0], meter, run.options, run.first_deadline, partial(tell, 0))
     savings = rule_savings(tasks[0].block.graph, tasks[0].candidates, solved.found.steps, meter,
-                           run.options, deadline=run.deadline)  # fmt: skip
+                           run.options, deadline=run.first_deadline)  # fmt: skip
     end = run.deadline.grace(REGROUP_SECONDS)
     groupings = {
         name: regroup(tasks[0].block.graph, tasks[0].candidates, steps, meter.cost_ns, run.options,
@@ -275,22 +298,19 @@ def _search(run: Run, partition: Partition, joined: Joined, tasks: Sequence[Task
                    is_recalled=solved.is_recalled)  # fmt: skip
 
 
-def _with_shares(
-    run: Run, graph: PrimitiveGraph, outcome: Outcome, meter: AnyMeter
-) -> Outcome:
-    """Add the best plan with kernels side by side, if that is thought to be faster."""
-    if not (run.options.side_by_side and run.options.measure and isinstance(meter, CpuMeter)):
+def _side_by_side(run: Run, graph: PrimitiveGraph, outcome: Outcome, meter: AnyMeter) -> Outcome:
+    """Add the best plan with kernels side by side, if there is one that is faster."""
+    if not (run.looks_side_by_side and isinstance(meter, CpuMeter)):
         return outcome
-    run.progress("orchestrate", "looks for kernels to run side by side")
-    name, steps = next(iter(outcome.plans.items()))
-    end = run.deadline.grace(SHARES_SECONDS)
+    steps = next(iter(outcome.plans.values()))
+    end = run.deadline.until(time.monotonic() + BESIDE_SECONDS)
     found = side_by_side(graph, steps, meter, run.options, end)
     if found is None:
         return outcome
-    saved_ns = sum(meter.cost_ns(c)[0] for c in steps) - sum(meter.cost_ns(c)[0] for c in found)
+    before_ns, after_ns = (sum(meter.cost_ns(c)[0] for c in plan) for plan in (steps, found))
     run.progress("orchestrate", f"side by side: {len(found)} kernels instead of {len(steps)}, "
-                 f"{saved_ns / 1e6:.3f} ms less")  # fmt: skip
-    return replace(outcome, plans={"side by side": found, **outcome.plans})
+                 f"{after_ns / 1e6:.3f} ms instead of {before_ns / 1e6:.3f} ms")  # fmt: skip
+    return replace(outcome, plans={SIDE_BY_SIDE: found, **outcome.plans})
 
 
 def _tell(run: Run, tasks: Sequence[Task], b: int, entry: Round) -> None:

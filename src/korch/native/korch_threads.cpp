@@ -42,6 +42,9 @@ thread_local int64_t waited_ns;
 thread_local job started;
 thread_local int64_t started_ns;
 
+/* Whether the thread is in a region that is watched: those inside of it are part of its work. */
+thread_local bool is_inside;
+
 int64_t now_ns() {
     timespec time;
     real_clock(CLOCK_MONOTONIC, &time);
@@ -56,9 +59,11 @@ void note(int64_t region, int64_t begin_ns, int64_t end_ns) {
 void watched(void *pointer) {
     const job *own = (const job *)pointer;
     waited_ns = 0;
+    is_inside = true;
     const int64_t begin_ns = now_ns();
     own->run(own->data);
     note(own->region, begin_ns, now_ns());
+    is_inside = false;
 }
 
 __attribute__((constructor)) void find_real() {
@@ -78,13 +83,13 @@ __attribute__((constructor)) void find_real() {
 extern "C" {
 
 void GOMP_parallel(void (*run)(void *), void *data, unsigned threads, unsigned flags) {
-    if (!is_on) return real_parallel(run, data, threads, flags);
+    if (!is_on || is_inside) return real_parallel(run, data, threads, flags);
     job own = {run, data, regions.fetch_add(1)};
     real_parallel(watched, &own, threads, flags);
 }
 
 void GOMP_parallel_start(void (*run)(void *), void *data, unsigned threads) {
-    if (!is_on || started.run) return real_start(run, data, threads);
+    if (!is_on || is_inside || started.run) return real_start(run, data, threads);
     started = {run, data, regions.fetch_add(1)};
     waited_ns = 0;
     real_start(watched, &started, threads);

@@ -1,14 +1,14 @@
-"""A plan -> the same plan with kernels that run side by side, or on one thread, where that is faster.
+"""A plan -> the same plan with kernels side by side, or on one thread, where that is faster.
 
 1. Each kernel that is short enough is measured on one thread: its *share*.
-2. From these times sets are proposed: pairs of kernels that do not wait for each other, and sets
-   that fill the other threads while the longest of them runs on its own.
-3. The program over the plan's kernels and the sets is solved, with estimates for sets that are not
-   measured; those that the solution uses are measured, and it is solved again, until all are.
+2. From these times *sets* are proposed: pairs of kernels that do not wait for each other, and sets
+   that fill the other threads while the longest of them runs on its own. A set of one is a kernel
+   that starts no threads.
+3. The sets that save most together are chosen, by estimates for those that are not measured; what
+   was chosen is measured, and the choice made again, until all of it is.
 
-The sets are candidates like others, so the program needs no rows of its own: it forbids that two
-sets wait for each other. What is proven of the plan before holds for plans whose kernels run one
-after the other on all threads; kernels that only a set would make worth choosing are not looked for.
+What was proven of the plan before holds for plans whose kernels run one after the other on all
+threads, and kernels that only a set would make worth choosing are not looked for.
 """
 
 from __future__ import annotations
@@ -16,33 +16,45 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from ortools.sat.python import cp_model
 
 from korch.candidate.candidate import Candidate, Refusal
 from korch.deadline import Deadline
+from korch.errors import InvalidGraphError
 from korch.measure.cpu import CpuMeter
-from korch.measure.record import Failed, Measured
+from korch.measure.record import Failed, Measured, Record
 from korch.options import Options
-from korch.orchestrate.instance import make_problem
-from korch.orchestrate.solve import Solver
-from korch.orchestrate.verify import running_order
 from korch.primitive.graph import PrimitiveGraph
+from korch.provider.shares import SharesProvider, parse_lanes
 
 logger = logging.getLogger("korch.orchestrate")
 
-MOST_NS = 250_000
+SIDE_BY_SIDE = "side by side"
+"""The name of the plan."""
+
+MOST_NS = 500_000
 """Longer kernels lose too little to the start of threads and to uneven parts."""
 
 START_NS = 500
-"""What a set is thought to take beyond the longest lane: the start and the end of a region."""
+"""What a set is thought to take beyond its longest lane: the start and the end of a region."""
 
 LEAST_GAIN_NS = 200
-PARTNERS = 4
+"""Sets that are thought to save less are not proposed."""
+
+PARTNERS = 6
 """Pairs that are proposed per kernel."""
 
 ROUNDS = 5
+"""Most choices whose sets are measured before the last one, which is among what is measured."""
+
 BATCH = 24
-SOLVE_SECONDS = 6.0
-GAP = 0.001
+"""Kernels that are measured before it is asked again whether time is left."""
+
+SOLVE_SECONDS = 4.0
+GAP = 0.01
+"""Longest choice, and the share of the saving by which it may be worse than the best."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +63,11 @@ class _Set:
 
     lanes: tuple[tuple[int, ...], ...]
     estimate_ns: int
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The places, lane after lane."""
+        return tuple(i for lane in self.lanes for i in lane)
 
 
 def side_by_side(
@@ -66,9 +83,18 @@ def side_by_side(
         options: how to solve.
         deadline: when to stop measuring.
     """
+    if meter.target.threads < 2 or deadline.is_over:
+        return None
     search = _Search(graph, steps, meter, options, deadline)
     search.measure_shares()
     return search.choose()
+
+
+def described(steps: Sequence[Candidate]) -> dict[str, Any]:
+    """Return how many kernels of a plan run others on one thread each, and how many others."""
+    lanes = [parse_lanes(c.offer.variant) for c in steps if c.provider == SharesProvider.name]
+    known = [found for found in lanes if not isinstance(found, Refusal)]
+    return {"kernels": len(known), "parts": sum(len(lane) for found in known for lane in found)}
 
 
 class _Search:
@@ -88,10 +114,13 @@ class _Search:
 
     def measure_shares(self) -> None:
         """Measure the short kernels on one thread, those with the greatest sum of costs first."""
-        alone = {i: c for i in range(len(self.steps)) if (c := self._alone(i)) is not None}
         sums_ns: dict[str, int] = {}
-        for i, candidate in alone.items():
-            sums_ns[candidate.key] = sums_ns.get(candidate.key, 0) + self.costs_ns[i]
+        alone: dict[int, Candidate] = {}
+        for i, cost_ns in enumerate(self.costs_ns):
+            candidate = self._candidate(_Set(((i,),), 0)) if cost_ns <= MOST_NS else None
+            if candidate is not None:
+                alone[i] = candidate
+                sums_ns[candidate.key] = sums_ns.get(candidate.key, 0) + cost_ns
         of_key = {candidate.key: candidate for candidate in alone.values()}
         self._measure([of_key[key] for key in sorted(sums_ns, key=lambda key: -sums_ns[key])])
         for i, candidate in alone.items():
@@ -106,44 +135,98 @@ class _Search:
             candidate = self._candidate(each)
             if candidate is not None:
                 self.sets.append((each, candidate))
-        candidates = (*self.steps, *(candidate for _, candidate in self.sets))
-        problem = make_problem(self.graph, candidates, self.meter.cost_ns)
-        solver = Solver(problem, workers=self.options.solver_workers, seed=self.options.seed)
-        best: tuple[int, ...] = tuple(range(len(self.steps)))
+        chosen: list[int] = []
         for turn in range(ROUNDS + 1):
             is_last = turn == ROUNDS or self.deadline.is_over
-            unknown = [k for k in range(len(self.steps), len(candidates))
-                       if self.meter.known(candidates[k]) is None]  # fmt: skip
-            failed = [k for k, c in enumerate(candidates) if isinstance(self.meter.known(c), Failed)]
-            plan = solver.solve(
-                [self._cost_ns(k, candidate) for k, candidate in enumerate(candidates)],
-                seconds=SOLVE_SECONDS, hint=best, gap=GAP,
-                excluded=[*failed, *(unknown if is_last else ())],
-            )  # fmt: skip
-            new = [candidates[k] for k in plan.kernels if self.meter.known(candidates[k]) is None]
-            if plan.kernels and not new:
-                best = plan.kernels
+            chosen = self._solve(chosen, only_measured=is_last)
+            unknown = [self.sets[s][1] for s in chosen if self._record(s) is None]
+            if not unknown:
                 break
-            self._measure(new)
-        order = sorted(best, key=self._place)
-        chosen = tuple(candidates[k] for k in running_order(problem, order))
-        return chosen if any(k >= len(self.steps) for k in best) else None
+            self._measure(unknown)
+        return self._plan(chosen) if chosen else None
 
-    def _cost_ns(self, k: int, candidate: Candidate) -> int:
-        cost_ns, is_measured = self.meter.cost_ns(candidate)
-        is_known = is_measured or k < len(self.steps)
-        return cost_ns if is_known else self.sets[k - len(self.steps)][0].estimate_ns
+    def _record(self, s: int) -> Record | None:
+        return self.meter.known(self.sets[s][1])
 
-    def _place(self, k: int) -> int:
-        """Return where in the plan a kernel runs: a set, where the last of its parts would."""
-        if k < len(self.steps):
-            return k
-        return max(i for lane in self.sets[k - len(self.steps)][0].lanes for i in lane)
+    def _saving_ns(self, s: int) -> int:
+        """Return what a set saves, by its estimate if it is not measured; 0 if it failed."""
+        each, _ = self.sets[s]
+        record = self._record(s)
+        if isinstance(record, Failed):
+            return 0
+        time_ns = each.estimate_ns if record is None else record.time_ns
+        return sum(self.costs_ns[i] for i in each.places) - time_ns
 
-    def _alone(self, i: int) -> Candidate | None:
-        if self.costs_ns[i] > MOST_NS:
-            return None
-        return self._candidate(_Set(((i,),), 0))
+    def _solve(self, hint: Sequence[int], only_measured: bool) -> list[int]:
+        """Return the sets that save most together.
+
+        A kernel is in one set at most, and each has a *stage*: later than those of the kernels that
+        it waits for, and one for all of a set. Such stages exist if and only if no two sets wait
+        for each other.
+        """
+        model = cp_model.CpModel()
+        count = len(self.steps)
+        stages = [model.new_int_var(0, count, f"stage[{i}]") for i in range(count)]
+        for i, before in enumerate(self.waits_for):
+            for k in range(i):
+                if before >> k & 1:
+                    model.add(stages[i] >= stages[k] + 1)
+        usable = [
+            s for s in range(len(self.sets))
+            if self._saving_ns(s) > 0 and not (only_measured and self._record(s) is None)
+        ]  # fmt: skip
+        use = {s: model.new_bool_var(f"use[{s}]") for s in usable}
+        of_kernel: dict[int, list[int]] = {}
+        for s in usable:
+            first, *others = self.sets[s][0].places
+            for i in (first, *others):
+                of_kernel.setdefault(i, []).append(s)
+            for i in others:
+                model.add(stages[i] == stages[first]).only_enforce_if(use[s])
+            model.add_hint(use[s], s in hint)
+        for sets in of_kernel.values():
+            model.add_at_most_one(use[s] for s in sets)
+        model.maximize(cp_model.LinearExpr.weighted_sum(
+            list(use.values()), [self._saving_ns(s) for s in usable]))  # fmt: skip
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = self.options.solver_workers
+        solver.parameters.random_seed = self.options.seed
+        solver.parameters.max_time_in_seconds = SOLVE_SECONDS
+        solver.parameters.relative_gap_limit = GAP
+        status = solver.solve(model)
+        logger.info("side by side: %s, %.0f ns saved, at most %.0f", solver.status_name(status),
+                    solver.objective_value, solver.best_objective_bound)  # fmt: skip
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return []
+        return [s for s in usable if solver.value(use[s])]
+
+    def _plan(self, sets: Sequence[int]) -> tuple[Candidate, ...]:
+        """Return the plan with sets instead of their parts, in the order that is nearest to it.
+
+        Of what is ready, that runs first which came first: a set comes where its last part did, and
+        what waited for another part at once after it.
+        """
+        gone = {i for s in sets for i in self.sets[s][0].places}
+        waiting: list[tuple[tuple[int, ...], Candidate]] = [
+            *(((i,), step) for i, step in enumerate(self.steps) if i not in gone),
+            *((self.sets[s][0].places, self.sets[s][1]) for s in sets),
+        ]
+        waiting.sort(key=lambda item: max(item[0]))
+        chosen: list[Candidate] = []
+        done = 0
+        while waiting:
+            place = next(
+                (n for n, (own, _) in enumerate(waiting) if self._is_ready(own, done)), None
+            )
+            if place is None:
+                raise InvalidGraphError("the sets that were chosen wait for each other")
+            own, candidate = waiting.pop(place)
+            chosen.append(candidate)
+            done |= sum(1 << i for i in own)
+        return tuple(chosen)
+
+    def _is_ready(self, places: Sequence[int], done: int) -> bool:
+        return all(not self.waits_for[i] & ~done for i in places)
 
     def _candidate(self, each: _Set) -> Candidate | None:
         lanes = [[self.steps[i] for i in lane] for lane in each.lanes]
@@ -161,15 +244,13 @@ class _Search:
 
     def _proposals(self) -> Iterator[_Set]:
         """Yield sets that are thought to gain, each around its longest kernel."""
-        if self.meter.target.threads < 2:
-            return
         for first in sorted(self.shares_ns):
             free = [
                 i for i, share_ns in self.shares_ns.items()
                 if (share_ns, i) < (self.shares_ns[first], first) and self._is_free(i, [first])
             ]  # fmt: skip
             pairs = [self._set([[first], [i]]) for i in free]
-            yield from sorted(filter(None, pairs), key=self._worth)[:PARTNERS]
+            yield from sorted(filter(None, pairs), key=self._preference)[:PARTNERS]
             filled = self._filled(first, free)
             if filled is not None:
                 yield filled
@@ -197,9 +278,12 @@ class _Search:
         each = _Set(tuple(map(tuple, lanes)), longest_ns + START_NS)
         return each if self._worth(each) < -LEAST_GAIN_NS else None
 
+    def _preference(self, each: _Set) -> tuple[int, int]:
+        """Return what sorts sets by their gain, and those of near kernels before others."""
+        return self._worth(each) // 256, max(each.places) - min(each.places)
+
     def _worth(self, each: _Set) -> int:
-        places = [i for lane in each.lanes for i in lane]
-        instead_ns = sum(min(self.costs_ns[i], self.shares_ns[i]) for i in places)
+        instead_ns = sum(min(self.costs_ns[i], self.shares_ns[i]) for i in each.places)
         return each.estimate_ns - instead_ns
 
 

@@ -15,7 +15,7 @@ from korch.target import Target
 from korch.tile.cpp import C_TYPE, print_cpp
 from korch.tile.lower import Machine, lower
 
-SCHEMA = 5
+SCHEMA = 6
 """Raise it whenever generated kernels change in speed or meaning."""
 
 
@@ -45,5 +45,5 @@ class GeneratedProvider:
         program = lower(group.body, offer.inputs, offer.outputs, machine, offer.variant == "keep")
         layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
         comment = f"{group.text}layouts {layouts}"
-        symbol, source, workspace_bytes = print_cpp(program, comment, target.lanes)
+        symbol, source, workspace_bytes = print_cpp(program, comment, target.lanes, target.threads)
         return Kernel(symbol, source, workspace_bytes=workspace_bytes)

@@ -1,9 +1,10 @@
 """Kernels that run on one thread each, several of them side by side.
 
-A small kernel loses on all threads to their start, to uneven parts and to parts that are too small
-for their blocks. Built for one thread it loses nothing, and others have the other threads meanwhile:
-one parallel region has a *lane* per thread, and a lane runs one part or several in turn. A single
-lane is a kernel that starts no threads.
+A small kernel on all threads loses time to their start, to uneven parts, and to parts too small for
+its blocks. On one thread it does not, and other kernels have the other threads meanwhile: one
+parallel region has a *lane* per thread, and a lane runs one part, or several in turn. A single lane
+is a kernel that starts no threads. A part never has more than one thread: GCC's OpenMP makes the
+threads of nested regions anew each time, which takes longer than such kernels.
 
 The parts are other providers' kernels for one thread. Which they are is in the offer's variant:
 lanes are parted by `|`, parts by `+`, and a part is a provider, `:` and its variant if it has one,
@@ -19,9 +20,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from korch.alignment import align_up
-from korch.candidate.beside import split, unite
 from korch.candidate.candidate import Candidate, Group, Offer, Refusal
 from korch.candidate.layout import Layout
+from korch.candidate.unite import split, unite
 from korch.primitive.graph import PrimitiveGraph
 from korch.provider.provider import Kernel, Provider, named_kernel
 from korch.target import Target
@@ -151,9 +152,7 @@ class SharesProvider:
         comment = f"{group.text}layouts {layouts}\nside by side: {offer.variant}"
         return _print(group, groups, kernels, [len(lane) for lane in lanes], comment)
 
-    def _alike(
-        self, provider: str, group: Group, wanted: Offer, target: Target
-    ) -> Offer | Refusal:
+    def _alike(self, provider: str, group: Group, wanted: Offer, target: Target) -> Offer | Refusal:
         """Return what a provider offers on one thread in the same layouts, but of constants."""
         if provider not in self._providers:
             return Refusal(f"there is no provider {provider}")
@@ -189,7 +188,8 @@ def _print(
     sources = {k.symbol: k.source.replace(k.symbol, names[k.symbol]) for k in kernels}
     position = {value: i for i, (_, value) in enumerate(group.body.inputs)}
     workspace = len(group.inputs) + len(group.outputs)
-    parts, slots = [], []
+    parts: list[str] = []
+    slots: list[str] = []
     output, offset = len(group.inputs), 0
     for own, kernel in zip(groups, kernels, strict=True):
         name = names[kernel.symbol]

@@ -11,10 +11,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from korch.candidate.candidate import Refusal, make_group
 from korch.candidate.layout import Layout
+from korch.candidate.unite import split
 from korch.equivalence.rule import rule_of
 from korch.errors import OptionError
+from korch.primitive.text import parse_graph
 from korch.primitive.types import ValueType
+from korch.provider.shares import SharesProvider, parse_lanes
 from korch.report.units import count_text, cut, size_text, time_text
 from korch.runtime.record import PlanRecord, PortRecord, StepRecord
 
@@ -202,8 +206,19 @@ def kernel_text(plan: PlanRecord, report: Mapping[str, Any], number: int) -> str
 
 
 def operations(step: StepRecord) -> str:
-    """Return the names of what a kernel computes, in order, equal neighbours counted."""
-    return operations_of(step.primitives)
+    """Return the names of what a kernel computes, in order, equal neighbours counted.
+
+    Of kernels side by side, the lanes are parted by |, and what one runs in turn by +.
+    """
+    lanes = parse_lanes(step.variant) if step.provider == SharesProvider.name else None
+    if lanes is None or isinstance(lanes, Refusal):
+        return operations_of(step.primitives)
+    text = "".join(f"{line}\n" for line in step.primitives.splitlines() if line[:1] != "#")
+    graph = parse_graph(text)
+    group = make_group(graph, range(len(graph.primitives)), [v for _, v in graph.outputs])
+    parts = iter(split(group, [part.outputs for lane in lanes for part in lane]))
+    names = [" + ".join(operations_of(next(parts).text) for _ in lane) for lane in lanes]
+    return cut(" | ".join(names), 70)
 
 
 def operations_of(primitives: str) -> str:

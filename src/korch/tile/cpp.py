@@ -69,22 +69,24 @@ UNROLLED_EXTENT = 4
 INFIX = {"add": "+", "sub": "-", "mul": "*"}
 
 
-def print_cpp(program: TileProgram, comment: str, lanes: int) -> tuple[str, str, int]:
+def print_cpp(program: TileProgram, comment: str, lanes: int, threads: int) -> tuple[str, str, int]:
     """Return the symbol, the source and the workspace bytes of a program.
 
     Args:
         program: the program.
         comment: text that stands at the head of the source.
         lanes: float32 elements in a vector register.
+        threads: how many run it; one needs no parallel region.
     """
-    return _Printer(program, comment, lanes).run()
+    return _Printer(program, comment, lanes, threads).run()
 
 
 class _Printer:
-    def __init__(self, program: TileProgram, comment: str, lanes: int) -> None:
+    def __init__(self, program: TileProgram, comment: str, lanes: int, threads: int) -> None:
         self.program = program
         self.comment = comment
         self.lanes = lanes
+        self.is_parallel = threads > 1 and program.work >= SERIAL_POINTS
         self.lines: list[str] = []
         self.depth = 1
         self.tables: dict[tuple[int, ...], str] = {}
@@ -92,12 +94,11 @@ class _Printer:
 
     def run(self) -> tuple[str, str, int]:
         workspace_bytes = self._pointers()
-        is_parallel = self.program.work >= SERIAL_POINTS
-        if is_parallel:
+        if self.is_parallel:
             self._open("#pragma omp parallel")
         for stage in self.program.stages:
-            self._stage(stage, is_parallel)
-        if is_parallel:
+            self._stage(stage)
+        if self.is_parallel:
             self._close()
         head = "".join(f"// {line}\n" for line in self.comment.splitlines())
         tables = "".join(
@@ -138,8 +139,8 @@ class _Printer:
             position += 1
         return offset
 
-    def _stage(self, stage: Stage, is_parallel: bool) -> None:
-        if is_parallel:
+    def _stage(self, stage: Stage) -> None:
+        if self.is_parallel:
             self._line("#pragma omp for schedule(static)")
         self._open(f"for (long task = 0; task < {stage.tasks}; ++task)")
         rest, left = "task", stage.tasks

@@ -38,7 +38,7 @@ def unite(graph: PrimitiveGraph, parts: Sequence[Group]) -> Group | Refusal:
     group = make_group(graph, primitives, outputs)
     again = split(group, [len(part.outputs) for part in parts])
     if [part.key for part in again] != [part.key for part in parts]:
-        return Refusal("a constant is part of one group and an input of the other")
+        return Refusal("a constant is part of one group and an input of another")
     return group
 
 

@@ -1,0 +1,234 @@
+"""Which kernels of a plan run side by side, with scripted times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from korch.candidate.candidate import Candidate, Offer, make_group
+from korch.deadline import Deadline
+from korch.measure.record import Failed, Measured, Record
+from korch.options import Options
+from korch.orchestrate.beside import described, side_by_side, waits_for
+from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.text import parse_graph
+from korch.provider.shares import SharesProvider
+from korch.target import Target
+
+CHAINS = """
+graph(%0 "x": f32[8], %1 "y": f32[8]) -> (%3 "a", %5 "b")
+%2: f32[8] = exp(%0)
+%3: f32[8] = tanh(%2)
+%4: f32[8] = neg(%1)
+%5: f32[8] = abs(%4)
+"""
+
+
+class Toy:
+    """Offers every group in its plain layouts."""
+
+    name, version = "toy", "1"
+
+    def offer(self, group: Any, target: Target) -> list[Offer]:
+        return [Offer(*group.plain_layouts)]
+
+    def build(self, group: Any, offer: Offer, target: Target) -> Any:
+        raise AssertionError("nothing is built here")
+
+
+class Meter:
+    """Costs of kernels on all threads, and times of sets, by the operations that they run."""
+
+    def __init__(self, costs: dict[str, int], time_ns: Callable[[list[list[str]]], Record],
+                 threads: int = 2) -> None:  # fmt: skip
+        self.target = Target(threads=threads)
+        self.shares = SharesProvider([Toy()])  # type: ignore[list-item]
+        self.costs = costs
+        self.time_ns = time_ns
+        self.records: dict[str, Record] = {}
+        self.measured: list[list[list[str]]] = []
+
+    def cost_ns(self, candidate: Candidate) -> tuple[int, bool]:
+        if candidate.provider == "toy":
+            return self.costs[candidate.group.body.primitives[0].op], True
+        record = self.records.get(candidate.key)
+        return (record.time_ns, True) if isinstance(record, Measured) else (0, False)
+
+    def known(self, candidate: Candidate) -> Record | None:
+        return self.records.get(candidate.key)
+
+    def measure(self, candidates: Sequence[Candidate]) -> None:
+        for candidate in candidates:
+            lanes = operations(candidate)
+            self.measured.append(lanes)
+            self.records[candidate.key] = self.time_ns(lanes)
+
+
+def operations(candidate: Candidate) -> list[list[str]]:
+    """The operations of a set, lane by lane; each part here has one primitive."""
+    maker = {p.output: p.op for p in candidate.group.body.primitives}
+    names = iter(maker[value] for _, value in candidate.group.body.outputs)
+    return [
+        [next(names) for _ in lane.split(" + ")] for lane in candidate.offer.variant.split(" | ")
+    ]
+
+
+def longest_lane(alone: dict[str, int]) -> Callable[[list[list[str]]], Record]:
+    return lambda lanes: Measured(max(sum(alone[op] for op in lane) for lane in lanes), 0.0, ())
+
+
+def plan_of(text: str, order: Sequence[int] = ()) -> tuple[PrimitiveGraph, list[Candidate]]:
+    graph = parse_graph(text.lstrip())
+    steps = []
+    for p in order or range(len(graph.primitives)):
+        group = make_group(graph, [p], [graph.primitives[p].output])
+        steps.append(Candidate(group, "toy", Offer(*group.plain_layouts), "1"))
+    return graph, steps
+
+
+def found(text: str, meter: Meter, order: Sequence[int] = ()) -> list[str] | None:
+    """Return the plan's kernels, the lanes of sets parted by |."""
+    graph, steps = plan_of(text, order)
+    options = Options(threads=meter.target.threads)
+    plan = side_by_side(graph, steps, meter, options, Deadline())  # type: ignore[arg-type]
+    if plan is None:
+        return None
+    return [
+        step.group.body.primitives[0].op if step.provider == "toy"
+        else "|".join("+".join(lane) for lane in operations(step))
+        for step in plan
+    ]  # fmt: skip
+
+
+COSTS = {"exp": 10_000, "tanh": 10_000, "neg": 10_000, "abs": 10_000}
+
+
+def test_two_chains_run_side_by_side() -> None:
+    plan = found(CHAINS, Meter(COSTS, longest_lane(dict.fromkeys(COSTS, 15_000))))
+    assert plan is not None
+    assert [sorted(step.split("|")) for step in plan] == [["exp", "neg"], ["abs", "tanh"]]
+
+
+def test_sets_that_wait_for_each_other_are_not_chosen() -> None:
+    # exp with abs, and neg with tanh, would save most, but each would wait for the other.
+    def time_ns(lanes: list[list[str]]) -> Record:
+        if len(lanes) == 1:
+            return Measured(15_000, 0.0, ())
+        names = {op for lane in lanes for op in lane}
+        return Measured(15_000 if names in ({"exp", "abs"}, {"neg", "tanh"}) else 19_000, 0.0, ())
+
+    plan = found(CHAINS, Meter(COSTS, time_ns))
+    assert plan is not None
+    assert sum("|" in step for step in plan) == 1  # 5 us once, not 2 us or 10 us
+    assert {frozenset(step.split("|")) for step in plan if "|" in step} <= {
+        frozenset({"exp", "abs"}), frozenset({"neg", "tanh"})
+    }  # fmt: skip
+
+
+def test_no_set_without_gain() -> None:
+    meter = Meter(COSTS, longest_lane(dict.fromkeys(COSTS, 20_000)))
+    assert found(CHAINS, meter) is None
+    assert all(len(lanes) == 1 for lanes in meter.measured)  # none was even proposed
+
+
+def test_a_set_that_is_slower_than_thought_is_left() -> None:
+    def time_ns(lanes: list[list[str]]) -> Record:
+        return Measured(15_000 if len(lanes) == 1 else 21_000, 0.0, ())
+
+    meter = Meter(COSTS, time_ns)
+    assert found(CHAINS, meter) is None
+    assert any(len(lanes) == 2 for lanes in meter.measured)
+
+
+def test_what_fails_is_left() -> None:
+    def time_ns(lanes: list[list[str]]) -> Record:
+        is_out = len(lanes) > 1 or "exp" in lanes[0]
+        return Failed("crashed", "so it does") if is_out else Measured(15_000, 0.0, ())
+
+    assert found(CHAINS, Meter(COSTS, time_ns)) is None
+
+
+def test_a_kernel_that_is_faster_on_one_thread_is_alone() -> None:
+    alone = {"exp": 1_000, "tanh": 20_000, "neg": 20_000, "abs": 20_000}
+    plan = found("""
+graph(%0 "x": f32[8]) -> (%2 "a")
+%1: f32[8] = exp(%0)
+%2: f32[8] = tanh(%1)
+""", Meter({**COSTS, "exp": 1_500}, longest_lane(alone)))  # fmt: skip
+    assert plan == ["exp", "tanh"]
+
+
+def test_a_long_kernel_beside_two_short_ones() -> None:
+    costs = {"exp": 20_000, "neg": 10_000, "abs": 10_000}
+    alone = {"exp": 31_000, "neg": 15_000, "abs": 15_000}
+    plan = found("""
+graph(%0 "x": f32[8]) -> (%1 "a", %2 "b", %3 "c")
+%1: f32[8] = exp(%0)
+%2: f32[8] = neg(%0)
+%3: f32[8] = abs(%0)
+""", Meter(costs, longest_lane(alone)))  # fmt: skip
+    assert plan == ["exp|neg+abs"]
+
+
+def test_as_many_lanes_as_threads() -> None:
+    alone = dict.fromkeys(COSTS, 25000)
+    text = """
+graph(%0 "x": f32[8]) -> (%1 "a", %2 "b", %3 "c", %4 "d")
+%1: f32[8] = exp(%0)
+%2: f32[8] = neg(%0)
+%3: f32[8] = abs(%0)
+%4: f32[8] = tanh(%0)
+"""
+    plan = found(text, Meter(COSTS, longest_lane(alone), threads=4))
+    assert plan is not None and len(plan) == 1 and plan[0].count("|") == 3
+    assert found(text, Meter(COSTS, longest_lane(alone), threads=3)) != plan
+
+
+def test_long_kernels_and_one_thread_are_left_alone() -> None:
+    meter = Meter(dict.fromkeys(COSTS, 10_000_000), longest_lane(dict.fromkeys(COSTS, 1)))
+    assert found(CHAINS, meter) is None and not meter.measured
+    meter = Meter(COSTS, longest_lane(dict.fromkeys(COSTS, 1)), threads=1)
+    assert found(CHAINS, meter) is None and not meter.measured
+
+
+def test_nothing_is_measured_when_time_is_over() -> None:
+    graph, steps = plan_of(CHAINS)
+    meter, deadline = Meter(COSTS, longest_lane(dict.fromkeys(COSTS, 15_000))), Deadline()
+    deadline.stop()
+    assert side_by_side(graph, steps, meter, Options(threads=2), deadline) is None  # type: ignore[arg-type]
+    assert not meter.measured
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 3, 0, 1)])
+def test_the_order_is_kept_and_sets_come_where_their_last_part_did(order: tuple[int, ...]) -> None:
+    def time_ns(lanes: list[list[str]]) -> Record:
+        names = {op for lane in lanes for op in lane}
+        is_good = len(lanes) == 1 or names == {"exp", "neg"}
+        return Measured(15_000 if is_good else 30_000, 0.0, ())
+
+    plan = found(CHAINS, Meter(COSTS, time_ns), order)
+    assert plan is not None
+    assert sorted(plan[0].split("|")) == ["exp", "neg"]
+    names = ["exp", "tanh", "neg", "abs"]
+    assert plan[1:] == [names[p] for p in order if names[p] in ("tanh", "abs")]
+
+
+def test_waiting_goes_over_others() -> None:
+    graph, steps = plan_of(CHAINS, (0, 2, 1, 3))
+    assert waits_for(graph, steps) == [0, 0, 0b1, 0b10]
+    graph, steps = plan_of("""
+graph(%0 "x": f32[8]) -> (%3 "a")
+%1: f32[8] = exp(%0)
+%2: f32[8] = neg(%1)
+%3: f32[8] = abs(%2)
+""")
+    assert waits_for(graph, steps) == [0, 0b1, 0b11]
+
+
+def test_what_a_plan_has_of_sets_is_described() -> None:
+    step = SimpleNamespace(provider="shares", offer=SimpleNamespace(variant="a | b + c"))
+    other = SimpleNamespace(provider="toy", offer=SimpleNamespace(variant="a | b"))
+    assert described([step, other, step]) == {"kernels": 2, "parts": 6}  # type: ignore[list-item]

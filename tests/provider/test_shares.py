@@ -1,0 +1,235 @@
+"""Kernels side by side on one thread each, compiled, run and compared with the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from onednn_groups import Graph
+
+from korch.candidate.candidate import Candidate, Group, Refusal, make_group, make_layout_change
+from korch.candidate.layout import Layout
+from korch.measure.compiler import Builder
+from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.ops.reduce import ReduceAttributes
+from korch.provider.provider import Kernel, Provider, load_providers
+from korch.provider.shares import Part, SharesProvider, lanes_text, parse_lanes
+from korch.target import Target
+from korch.testing.kernels import check_kernel
+from korch.testing.samples import random_arrays
+
+PROVIDERS: dict[str, Provider[Target, Kernel]] = {p.name: p for p in load_providers()}
+SHARES = SharesProvider(tuple(PROVIDERS.values()))
+
+
+def graph_with_parts() -> tuple[PrimitiveGraph, dict[str, Group]]:
+    """A convolution for oneDNN, for Winograd and for conv, a product, a softmax and a sum."""
+    g = Graph()
+    image, other, rows = g.tensor(1, 16, 9, 13), g.tensor(1, 16, 9, 13), g.tensor(7, 24)
+    same = ((1, 1), (1, 1), (1, 1), (1, 1))
+    small = g.add("conv", [image, g.weights(5, 16, 1, 1)],
+                  ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1), 1))  # fmt: skip
+    deep = g.add("conv", [other, g.weights(16, 1, 3, 3)], ConvAttributes(*same, 16))
+    biased = g.with_tensor("add", deep, g.weights(1, 16, 1, 1))
+    product = g.add("matmul", [rows, g.weights(24, 33)])
+    active = g.add("tanh", [product])
+    total = g.add("reduce_sum", [rows], ReduceAttributes((1,)))
+    spread = g.with_tensor("add", other, image)
+    gate = g.add("sigmoid", [spread])
+    names = {"small": (small,), "deep": (biased,), "product": (active,), "total": (total,),
+             "two": (spread, gate), "biased and not": (deep, biased)}  # fmt: skip
+    for name, values in names.items():
+        for i, value in enumerate(values):
+            g.output(f"{name} {i}", value)
+    graph = g.freeze()
+    maker = {p.output: i for i, p in enumerate(graph.primitives)}
+
+    def behind(values: Sequence[int]) -> set[int]:
+        found: set[int] = set()
+        waiting = [maker[v] for v in values]
+        while waiting:
+            p = waiting.pop()
+            found.add(p)
+            waiting += [maker[v] for v in graph.primitives[p].inputs if v in maker]
+        return found
+
+    of = dict(graph.outputs)
+    values = {name: [of[f"{name} {i}"] for i in range(len(v))] for name, v in names.items()}
+    return graph, {name: make_group(graph, behind(v), v) for name, v in values.items()}
+
+
+GRAPH, GROUPS = graph_with_parts()
+
+
+def offered(name: str, provider: str, target: Target, place: int = 0) -> Candidate:
+    offers = PROVIDERS[provider].offer(GROUPS[name], target)
+    assert not isinstance(offers, Refusal), offers
+    return Candidate(GROUPS[name], provider, offers[place], PROVIDERS[provider].version)
+
+
+def built(candidate: Candidate | Refusal, target: Target) -> Kernel:
+    assert isinstance(candidate, Candidate), candidate
+    kernel = SHARES.build(candidate.group, candidate.offer, target)
+    assert isinstance(kernel, Kernel), kernel
+    return kernel
+
+
+def check(candidate: Candidate | Refusal, target: Target, builder: Builder,
+          rng: np.random.Generator) -> Kernel:  # fmt: skip
+    kernel = built(candidate, target)
+    assert isinstance(candidate, Candidate)
+    inputs = random_arrays(rng, candidate.group.input_types, specials=False)
+    check_kernel(kernel, candidate.group, candidate.offer, inputs, builder)
+    return kernel
+
+
+LANES = [
+    ["small onednn", "product onednn"], ["small conv", "deep conv"],
+    ["product gemm", "total generated"], ["small onednn", "two generated"], ["deep conv", "product gemm + total generated"],
+    ["two generated + total generated", "small onednn + product gemm"],
+    ["small onednn"], ["two generated"], ["product gemm + deep conv"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("lanes", LANES, ids=" | ".join)
+def test_lanes_compute_what_their_parts_do(
+    lanes: list[str], target: Target, builder: Builder, rng: np.random.Generator
+) -> None:
+    parts = [[offered(*part.split(), target) for part in lane.split(" + ")] for lane in lanes]
+    kernel = check(SHARES.propose(GRAPH, parts, target), target, builder, rng)
+    assert kernel.has_state == ("onednn" in " ".join(lanes))
+    assert kernel.libraries == (("dnnl",) if kernel.has_state else ())
+
+
+def test_one_kernel_twice_is_compiled_once(
+    target: Target, builder: Builder, rng: np.random.Generator
+) -> None:
+    g = Graph()
+    for name in ("a", "b"):
+        g.output(name, g.add("tanh", [g.add("exp", [g.tensor(5, 7, name=f"x{name}")])]))
+    graph = g.freeze()
+    outputs = [value for _, value in graph.outputs]
+    groups = make_group(graph, [0, 1], outputs[:1]), make_group(graph, [2, 3], outputs[1:])
+    offers = PROVIDERS["generated"].offer(groups[0], target)
+    assert not isinstance(offers, Refusal)
+    lanes = [[Candidate(group, "generated", offers[0])] for group in groups]
+    kernel = check(SHARES.propose(graph, lanes, target), target, builder, rng)
+    assert kernel.source.count(f'extern "C" int {kernel.symbol}_0_run') == 1
+    assert f"{kernel.symbol}_1" not in kernel.source
+
+
+def test_a_change_of_layout_beside_a_convolution(
+    target: Target, builder: Builder, rng: np.random.Generator
+) -> None:
+    image = GROUPS["small"].inputs[0]
+    change = make_layout_change(GRAPH, image)
+    offers = PROVIDERS["generated"].offer(change, target)
+    assert not isinstance(offers, Refusal)
+    offer = next(o for o in offers if o.inputs[0].is_plain and not o.outputs[0].is_plain)
+    lanes = [[Candidate(change, "generated", offer)], [offered("total", "generated", target)]]
+    check(SHARES.propose(GRAPH, lanes, target), target, builder, rng)
+
+
+def test_parts_have_memory_of_their_own(target: Target) -> None:
+    lanes = [[offered("product", "onednn", target)], [offered("small", "conv", target)]]
+    kernel = built(SHARES.propose(GRAPH, lanes, target), target)
+    alone = [built(SHARES.propose(GRAPH, [lane], target), target) for lane in lanes]
+    assert kernel.workspace_bytes == sum(part.workspace_bytes for part in alone)
+    assert all(part.workspace_bytes % 64 == 0 for part in alone)
+    assert "THREADS = 2" not in kernel.source
+
+
+def test_what_is_proposed_is_refused_where_it_can_not_be(target: Target) -> None:
+    def refusal(*lanes: Sequence[Candidate], on: Target = target) -> str:
+        found = SHARES.propose(GRAPH, lanes, on)
+        assert isinstance(found, Refusal)
+        return found.reason
+
+    total, two = offered("total", "generated", target), offered("two", "generated", target)
+    assert refusal([total], [two], on=replace(target, threads=1)) == "there are only 1 threads"
+    assert refusal([total], [total]) == "two parts write a value"
+    assert refusal([replace(total, provider="no")]) == "there is no provider no"
+    odd = replace(total.offer, variant="odd")
+    text = "generated offers no such kernel for one thread"
+    assert refusal([replace(total, offer=odd)]) == text
+    plain = offered("small", "onednn", target)
+    image = two.group.inputs.index(plain.group.inputs[0])
+    other = next(
+        candidate for place in range(len(PROVIDERS["generated"].offer(two.group, target)))
+        if (candidate := offered("two", "generated", target, place)).offer.inputs[image]
+        != plain.offer.inputs[0]
+    )  # fmt: skip
+    assert refusal([plain], [other]) == "two parts read a value in different layouts"
+
+
+def test_offers_of_other_texts_are_refused(target: Target) -> None:
+    made = SHARES.propose(GRAPH, [[offered("total", "generated", target)]], target)
+    assert isinstance(made, Candidate)
+    for variant, reason in (
+        ("", "'' names no kernels to run side by side"),
+        ("absent", "there is no provider absent"),
+        ("generated:odd", "generated offers no such kernel for one thread"),
+    ):
+        offer = replace(made.offer, variant=variant)
+        assert SHARES.build(made.group, offer, target) == Refusal(reason)
+    assert isinstance(SHARES.offer(made.group, target), Refusal)
+
+
+def test_the_key_says_how_each_part_is_made(target: Target) -> None:
+    first = [[offered("small", "onednn", target)], [offered("product", "gemm", target)]]
+    again = [[offered("small", "onednn", target)], [offered("product", "onednn", target)]]
+    turned = [[offered("small", "onednn", target), offered("product", "gemm", target)]]
+    newer = [first[0], [replace(first[1][0], version="99")]]
+    made = [SHARES.propose(GRAPH, lanes, target) for lanes in (first, again, turned, newer)]
+    assert len({c.key for c in made if isinstance(c, Candidate)}) == 4
+
+
+def test_the_variant_is_read_back() -> None:
+    lanes = ((Part("gemm", "", 1), Part("conv", "rows", 2)), (Part("a-b.c", "", 3),))
+    assert lanes_text(lanes) == "gemm + conv:rows*2 | a-b.c*3"
+    assert parse_lanes(lanes_text(lanes)) == lanes
+    for text in ("gemm |", "gemm + ", "a:b|c", "x*", "|"):
+        assert isinstance(parse_lanes(text), Refusal)
+
+
+def test_a_part_that_fails_to_be_created_says_so(target: Target, builder: Builder) -> None:
+    class Broken:
+        name, version = "broken", "1"
+
+        def offer(self, group: Group, target: Target) -> object:
+            return PROVIDERS["generated"].offer(group, target)
+
+        def build(self, group: Group, offer: object, target: Target) -> Kernel:
+            source = (
+                '#include <stdio.h>\nextern "C" void* k_b_create(int threads, char* e, size_t n) '
+                '{ snprintf(e, n, "no %d", threads); return nullptr; }\n'
+                'extern "C" int k_b_run(void*, void* const*) { return 0; }\n'
+                'extern "C" void k_b_destroy(void*) {}\n'
+            )
+            return Kernel("k_b", source, has_state=True)
+
+    shares = SharesProvider([Broken(), PROVIDERS["onednn"]])  # type: ignore[list-item]
+    total = replace(offered("total", "generated", target), provider="broken")
+    made = shares.propose(GRAPH, [[offered("small", "onednn", target)], [total]], target)
+    assert isinstance(made, Candidate)
+    kernel = shares.build(made.group, made.offer, target)
+    assert isinstance(kernel, Kernel)
+    with pytest.raises(AssertionError, match="no 1"):
+        inputs = random_arrays(np.random.default_rng(0), made.group.input_types, specials=False)
+        check_kernel(kernel, made.group, made.offer, inputs, builder)
+
+
+def test_layouts_of_constants_may_differ_on_one_thread(target: Target) -> None:
+    candidate = offered("product", "gemm", target)
+    position = next(iter(candidate.group.constant_inputs))
+    inputs = tuple(
+        Layout.plain(2) if i == position else layout
+        for i, layout in enumerate(candidate.offer.inputs)
+    )
+    other = replace(candidate, offer=replace(candidate.offer, inputs=inputs))
+    made = SHARES.propose(GRAPH, [[other]], target)
+    assert isinstance(made, Candidate)
+    assert made.offer.inputs == candidate.offer.inputs
