@@ -5,8 +5,8 @@
                                   [--folder build/ablation] [--output FILE.json]
 
 Per model: the joint choice; the same rewrites chosen first, by their operations, and the same
-kernels after that (`--rewrites first`); no rewrites; all but one family; and fewer layouts
-(`--layouts`), of which the last is the plain one alone. All search with one
+kernels after that (`--rewrites first`); no rewrites; all but one family; no kernels side by side;
+and fewer layouts (`--layouts`), of which the last is the plain one alone. All search with one
 cache, so that a kernel has one measured time in all of them. Then all plans take turns in one run.
 A family of which no rule fired is left out. What is in the folder is not searched again, so that an
 interrupted run goes on.
@@ -86,7 +86,7 @@ def ablate(name: str, folder: Path, budget_s: float | None, rounds: int,
     def artifact(variant: str) -> Path:
         return folder / f"{variant.replace(' ', '-')}.korch"
 
-    def add(variant: str, again: bool = False, times: int = 1, **options: str) -> None:
+    def add(variant: str, again: bool = False, times: int = 1, **options: str | bool) -> None:
         if (variant in rows and not again) or (wanted is not None and variant not in wanted):
             return
         command = [sys.executable, "-m", "benchmarks.ablation", "--one", str(model),
@@ -103,6 +103,7 @@ def ablate(name: str, folder: Path, budget_s: float | None, rounds: int,
     for family, rules in FAMILIES.items():
         if any(rule.name in rows[JOINT]["fired"] for rule in rules):
             add(f"without {family}", rules=f"-{family}")
+    add("one after the other", side_by_side=False)
     add("no blocked layouts", layouts="last")
     add("one layout", layouts="plain")
     # Once more, with all that the others have measured: it has the most to choose from.

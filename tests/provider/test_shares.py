@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import platform
+import shutil
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,14 +16,22 @@ from onednn_groups import Graph
 from korch.candidate.candidate import Candidate, Group, Refusal, make_group, make_layout_change
 from korch.candidate.layout import Layout
 from korch.measure.compiler import Builder
+from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.provider.provider import Kernel, Provider, load_providers
 from korch.provider.shares import Part, SharesProvider, lanes_text, parse_lanes
+from korch.report.explain import explain
+from korch.report.threads import watch_threads
+from korch.runtime.artifact import Artifact
+from korch.runtime.build import build
+from korch.runtime.executable import Executable
+from korch.runtime.program import Step
 from korch.target import Target
 from korch.testing.kernels import check_kernel
 from korch.testing.samples import random_arrays
+from korch.testing.tolerance import assert_same
 
 PROVIDERS: dict[str, Provider[Target, Kernel]] = {p.name: p for p in load_providers()}
 SHARES = SharesProvider(tuple(PROVIDERS.values()))
@@ -40,7 +52,7 @@ def graph_with_parts() -> tuple[PrimitiveGraph, dict[str, Group]]:
     spread = g.with_tensor("add", other, image)
     gate = g.add("sigmoid", [spread])
     names = {"small": (small,), "deep": (biased,), "product": (active,), "total": (total,),
-             "two": (spread, gate), "biased and not": (deep, biased)}  # fmt: skip
+             "two": (spread, gate)}  # fmt: skip
     for name, values in names.items():
         for i, value in enumerate(values):
             g.output(f"{name} {i}", value)
@@ -88,7 +100,8 @@ def check(candidate: Candidate | Refusal, target: Target, builder: Builder,
 
 LANES = [
     ["small onednn", "product onednn"], ["small conv", "deep conv"],
-    ["product gemm", "total generated"], ["small onednn", "two generated"], ["deep conv", "product gemm + total generated"],
+    ["product gemm", "total generated"], ["small onednn", "two generated"],
+    ["deep conv", "product gemm + total generated"],
     ["two generated + total generated", "small onednn + product gemm"],
     ["small onednn"], ["two generated"], ["product gemm + deep conv"],
 ]  # fmt: skip
@@ -176,6 +189,65 @@ def test_offers_of_other_texts_are_refused(target: Target) -> None:
         offer = replace(made.offer, variant=variant)
         assert SHARES.build(made.group, offer, target) == Refusal(reason)
     assert isinstance(SHARES.offer(made.group, target), Refusal)
+
+
+def whole_plan(target: Target, builder: Builder) -> Artifact:
+    """Return the artifact of all parts in two kernels side by side."""
+
+    def plain(name: str, provider: str) -> Candidate:
+        count = len(PROVIDERS[provider].offer(GROUPS[name], target))
+        found = (offered(name, provider, target, place) for place in range(count))
+        return next(
+            c for c in found if all(x.is_plain for _, x in (*c.input_ports, *c.output_ports))
+        )
+
+    lanes = [
+        [[plain("small", "onednn")], [plain("two", "generated")]],
+        [[plain("product", "gemm"), plain("total", "generated")], [plain("deep", "onednn")]],
+    ]
+    steps = []
+    for each in lanes:
+        candidate = SHARES.propose(GRAPH, each, target)
+        assert isinstance(candidate, Candidate), candidate
+        steps.append(Step(candidate, built(candidate, target)))
+    return build(GRAPH, steps, target, builder)
+
+
+def test_a_plan_with_sets_computes_what_the_model_does(
+    target: Target, builder: Builder, rng: np.random.Generator
+) -> None:
+    artifact = whole_plan(target, builder)
+    executable = Executable(artifact)
+    arrays = [rng.standard_normal(t.shape, np.float32) for t in executable.get_inputs()]
+    names = [tensor.name for tensor in executable.get_inputs()]
+    expected = reference.run(GRAPH, dict(zip(names, arrays, strict=True)), exact=True)
+
+    def check_run() -> None:
+        for tensor, actual in zip(executable.get_outputs(), executable(*arrays), strict=True):
+            assert_same(actual, expected[tensor.name], family="composite", terms=144,
+                        name=tensor.name)  # fmt: skip
+
+    check_run()
+    with ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(check_run) for _ in range(9)]:
+            done.result()
+    text = explain(artifact.plan, {})
+    assert "conv | add sigmoid" in text and "matmul tanh + reduce_sum | conv add" in text
+
+
+@pytest.mark.skipif(
+    platform.system() != "Linux" or shutil.which("g++") is None,
+    reason="libraries are preloaded on Linux, and regions are those of GCC's OpenMP",
+)
+def test_the_threads_of_a_set_are_seen_once(
+    target: Target, builder: Builder, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.korch"
+    Executable(whole_plan(target, builder)).save(path)
+    for run in watch_threads(path, 2, rounds=3).runs:
+        assert sorted((span.kernel, span.thread) for span in run.spans) == [
+            (0, 0), (0, 1), (1, 0), (1, 1)
+        ]  # fmt: skip
 
 
 def test_the_key_says_how_each_part_is_made(target: Target) -> None:
