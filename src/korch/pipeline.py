@@ -60,7 +60,11 @@ BESIDE_SECONDS = 60.0
 """Longest search for kernels to run side by side."""
 
 BESIDE_SHARE = 0.1
-"""The share of a budget that is left for it."""
+"""The share of a budget that is left for it, even if the search before took longer than it should.
+"""
+
+LEAST_BESIDE_SECONDS = 2.0
+"""In less time nothing is built and measured."""
 
 Progress = Callable[[str, str], None]
 """Called with a stage's name and a line of text."""
@@ -302,9 +306,13 @@ def _side_by_side(run: Run, graph: PrimitiveGraph, outcome: Outcome, meter: AnyM
     """Add the best plan with kernels side by side, if there is one that is faster."""
     if not (run.looks_side_by_side and isinstance(meter, CpuMeter)):
         return outcome
+    seconds, left_s = BESIDE_SECONDS, run.deadline.left_s
+    if left_s is not None:
+        seconds = min(seconds, max(left_s, BESIDE_SHARE * (run.options.budget_s or 0.0)))
+    if seconds < LEAST_BESIDE_SECONDS:
+        return outcome
     steps = next(iter(outcome.plans.values()))
-    end = run.deadline.until(time.monotonic() + BESIDE_SECONDS)
-    found = side_by_side(graph, steps, meter, run.options, end)
+    found = side_by_side(graph, steps, meter, run.options, run.deadline.grace(seconds))
     if found is None:
         return outcome
     before_ns, after_ns = (sum(meter.cost_ns(c)[0] for c in plan) for plan in (steps, found))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from candidate_oracle import with_operator
 
 from korch.candidate.candidate import Group, Refusal, make_group, make_layout_change
 from korch.candidate.enumerate import enumerate_groups
@@ -132,3 +133,10 @@ def test_random_groups_are_found_again(seed: int) -> None:
                 assert keys == [first.key, second.key]
                 united += 1
     assert united or len(groups) < 4
+
+
+def test_opaque_operators_are_left_alone() -> None:
+    graph = with_operator(random_graph(np.random.default_rng(0)), 0)
+    opaque = [p for p, primitive in enumerate(graph.primitives) if primitive.op == "opaque"]
+    part = make_group(graph, opaque[:1], [graph.primitives[opaque[0]].output])
+    assert unite(graph, [part]) == Refusal("an opaque operator may have threads of its own")

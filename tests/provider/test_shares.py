@@ -19,7 +19,8 @@ from korch.measure.compiler import Builder
 from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.ops.linear import ConvAttributes
-from korch.primitive.ops.reduce import ReduceAttributes
+from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
+from korch.primitive.ops.winograd import WinogradAttributes, transform_weights
 from korch.provider.provider import Kernel, Provider, load_providers
 from korch.provider.shares import Part, SharesProvider, lanes_text, parse_lanes
 from korch.report.explain import explain
@@ -38,7 +39,7 @@ SHARES = SharesProvider(tuple(PROVIDERS.values()))
 
 
 def graph_with_parts() -> tuple[PrimitiveGraph, dict[str, Group]]:
-    """A convolution for oneDNN, for Winograd and for conv, a product, a softmax and a sum."""
+    """Convolutions, a product, a sum, a kernel with two outputs, Winograd's space, attention."""
     g = Graph()
     image, other, rows = g.tensor(1, 16, 9, 13), g.tensor(1, 16, 9, 13), g.tensor(7, 24)
     same = ((1, 1), (1, 1), (1, 1), (1, 1))
@@ -51,8 +52,19 @@ def graph_with_parts() -> tuple[PrimitiveGraph, dict[str, Group]]:
     total = g.add("reduce_sum", [rows], ReduceAttributes((1,)))
     spread = g.with_tensor("add", other, image)
     gate = g.add("sigmoid", [spread])
-    names = {"small": (small,), "deep": (biased,), "product": (active,), "total": (total,),
-             "two": (spread, gate)}  # fmt: skip
+    weights = transform_weights(g.rng.standard_normal((16, 16, 3, 3)) / 9, 4).astype(np.float32)
+    space = WinogradAttributes(4, (1, 1), (1, 1))
+    rounded = g.add("winograd", [image, g.constant(np.ascontiguousarray(weights))], space)
+    scores = g.add("matmul", [g.tensor(2, 30, 16), g.tensor(2, 16, 21)])
+    last, wide = ReduceAttributes((2,)), BroadcastAttributes((2, 30, 21))
+    top = g.add("broadcast", [g.add("reduce_max", [scores], last)], wide)
+    power = g.add("exp", [g.add("sub", [scores, top])])
+    sums = g.add("broadcast", [g.add("reduce_sum", [power], last)], wide)
+    heads = g.add("matmul", [g.add("div", [power, sums]), g.tensor(2, 21, 16)])
+    names = {
+        "small": (small,), "deep": (biased,), "product": (active,), "total": (total,),
+        "two": (spread, gate), "rounded": (rounded,), "heads": (heads,),
+    }  # fmt: skip
     for name, values in names.items():
         for i, value in enumerate(values):
             g.output(f"{name} {i}", value)
@@ -74,6 +86,8 @@ def graph_with_parts() -> tuple[PrimitiveGraph, dict[str, Group]]:
 
 
 GRAPH, GROUPS = graph_with_parts()
+PLAIN = replace(GRAPH, outputs=tuple(o for o in GRAPH.outputs if not o[0].startswith("rounded")))
+"""Without the part that no provider writes in a plain layout."""
 
 
 def offered(name: str, provider: str, target: Target, place: int = 0) -> Candidate:
@@ -90,10 +104,13 @@ def built(candidate: Candidate | Refusal, target: Target) -> Kernel:
 
 
 def check(candidate: Candidate | Refusal, target: Target, builder: Builder,
-          rng: np.random.Generator) -> Kernel:  # fmt: skip
+          rng: np.random.Generator, graph: PrimitiveGraph = GRAPH) -> Kernel:  # fmt: skip
     kernel = built(candidate, target)
     assert isinstance(candidate, Candidate)
     inputs = random_arrays(rng, candidate.group.input_types, specials=False)
+    for i, value in enumerate(candidate.group.inputs):
+        if value in graph.constants:
+            inputs[i] = graph.constants[value].array
     check_kernel(kernel, candidate.group, candidate.offer, inputs, builder)
     return kernel
 
@@ -104,6 +121,7 @@ LANES = [
     ["deep conv", "product gemm + total generated"],
     ["two generated + total generated", "small onednn + product gemm"],
     ["small onednn"], ["two generated"], ["product gemm + deep conv"],
+    ["rounded winograd", "heads attention"],
 ]  # fmt: skip
 
 
@@ -129,7 +147,7 @@ def test_one_kernel_twice_is_compiled_once(
     offers = PROVIDERS["generated"].offer(groups[0], target)
     assert not isinstance(offers, Refusal)
     lanes = [[Candidate(group, "generated", offers[0])] for group in groups]
-    kernel = check(SHARES.propose(graph, lanes, target), target, builder, rng)
+    kernel = check(SHARES.propose(graph, lanes, target), target, builder, rng, graph)
     assert kernel.source.count(f'extern "C" int {kernel.symbol}_0_run') == 1
     assert f"{kernel.symbol}_1" not in kernel.source
 
@@ -192,7 +210,7 @@ def test_offers_of_other_texts_are_refused(target: Target) -> None:
 
 
 def whole_plan(target: Target, builder: Builder) -> Artifact:
-    """Return the artifact of all parts in two kernels side by side."""
+    """Return the artifact of all parts that lie plain, side by side."""
 
     def plain(name: str, provider: str) -> Candidate:
         count = len(PROVIDERS[provider].offer(GROUPS[name], target))
@@ -205,12 +223,13 @@ def whole_plan(target: Target, builder: Builder) -> Artifact:
         [[plain("small", "onednn")], [plain("two", "generated")]],
         [[plain("product", "gemm"), plain("total", "generated")], [plain("deep", "onednn")]],
     ]
+    lanes.append([[plain("heads", "attention")]])
     steps = []
     for each in lanes:
         candidate = SHARES.propose(GRAPH, each, target)
         assert isinstance(candidate, Candidate), candidate
         steps.append(Step(candidate, built(candidate, target)))
-    return build(GRAPH, steps, target, builder)
+    return build(PLAIN, steps, target, builder)
 
 
 def test_a_plan_with_sets_computes_what_the_model_does(
@@ -220,7 +239,7 @@ def test_a_plan_with_sets_computes_what_the_model_does(
     executable = Executable(artifact)
     arrays = [rng.standard_normal(t.shape, np.float32) for t in executable.get_inputs()]
     names = [tensor.name for tensor in executable.get_inputs()]
-    expected = reference.run(GRAPH, dict(zip(names, arrays, strict=True)), exact=True)
+    expected = reference.run(PLAIN, dict(zip(names, arrays, strict=True)), exact=True)
 
     def check_run() -> None:
         for tensor, actual in zip(executable.get_outputs(), executable(*arrays), strict=True):
@@ -246,7 +265,7 @@ def test_the_threads_of_a_set_are_seen_once(
     Executable(whole_plan(target, builder)).save(path)
     for run in watch_threads(path, 2, rounds=3).runs:
         assert sorted((span.kernel, span.thread) for span in run.spans) == [
-            (0, 0), (0, 1), (1, 0), (1, 1)
+            (0, 0), (0, 1), (1, 0), (1, 1), (2, 0)
         ]  # fmt: skip
 
 
