@@ -184,3 +184,12 @@ def test_the_story_of_a_search_has_its_first_and_its_last_round(plan: PlanRecord
     assert rows[0] == ["0.0", "0.0000", "ms", "-", "-", "0"]
     assert rows[-1] == ["100.0", "0.1000", "ms", "0.2000", "ms", "50.0", "%", "1000"]
     assert "over time" not in explain(plan, {**REPORT, "rounds": rounds[:1]})
+
+
+def test_kernels_side_by_side_are_told() -> None:
+    beside = {"kernels": 3, "parts": 7, "predicted_ms": 0.011}
+    text = summary({**REPORT, "artifact": "a.korch", "plan": "optimal", "side_by_side": beside})
+    assert text.splitlines()[-1] == (
+        "side by side: 3 kernels run 7 of the optimum's on one thread each, 0.0110 ms predicted; "
+        "the bound holds for plans whose kernels run one after the other"
+    )

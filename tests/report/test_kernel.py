@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from korch.errors import OptionError
-from korch.report.kernel import kernel_text, limit_of, nearest_rival, slowest, why
+from korch.report.kernel import (
+    kernel_text,
+    limit_of,
+    nearest_rival,
+    operations,
+    slowest,
+    why,
+)
 from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
 
 BODY = """graph(%0 "i0": f32[256,256], %1 "i1": f32[256,256]) -> (%2 "o0")
@@ -116,3 +123,17 @@ def test_all_of_one_kernel(plan: PlanRecord) -> None:
         with pytest.raises(OptionError) as info:
             kernel_text(plan, {}, number)
         assert str(info.value) == f"option --kernel: there is no kernel {number}; expected 0 to 3"
+
+
+def test_kernels_side_by_side_are_told_by_lane(step: StepRecord) -> None:
+    body = """# constant i1
+graph(%0 "i0": f32[4,4], %1 "i1": f32[4,4]) -> (%2 "o0", %4 "o1", %3 "o2", %5 "o3")
+%2: f32[4,4] = matmul(%0, %1)
+%3: f32[4,4] = exp(%0)
+%4: f32[4,4] = tanh(%3)
+%5: f32[4,4] = neg(%0)
+"""
+    beside = replace(step, provider="shares", variant="gemm | toy*2 + toy", primitives=body)
+    assert operations(beside) == "matmul | exp tanh + neg"
+    assert operations(replace(beside, provider="gemm")) == "matmul exp tanh neg"
+    assert operations(replace(beside, variant="")) == "matmul exp tanh neg"

@@ -1,0 +1,101 @@
+"""When kernels that could run side by side are looked for, and what becomes of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.models import build
+
+import korch
+from korch import pipeline
+from korch.candidate.candidate import Candidate
+from korch.measure.cpu import CpuMeter
+from korch.options import Options
+from korch.orchestrate.segments import Outcome
+from korch.pipeline import Run
+
+
+def run(**options: Any) -> Run:
+    return Run(Options(**options), {}, lambda stage, text: None, started_s=1000.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "looks"),
+    [
+        ({"threads": 2}, True), ({"threads": 1}, False), ({"threads": 2, "measure": False}, False),
+        ({"threads": 2, "side_by_side": False}, False), ({"threads": 2, "target": "cuda"}, False),
+    ],
+)  # fmt: skip
+def test_they_are_looked_for_where_they_can_be(options: dict[str, Any], looks: bool) -> None:
+    assert run(**options).looks_side_by_side is looks
+    left = run(budget_s=100.0, **options).first_deadline.at_s
+    assert left == (1090.0 if looks else 1100.0)
+    assert run(**options).first_deadline.at_s is None
+
+
+def test_an_interrupt_ends_both_searches() -> None:
+    both = run(threads=2, budget_s=1e9)
+    both.deadline.stop()
+    assert both.first_deadline.is_over
+
+
+class Meter(CpuMeter):
+    """Each kernel takes 1 us."""
+
+    def __init__(self) -> None:
+        pass
+
+    def cost_ns(self, candidate: Candidate) -> tuple[int, bool]:
+        return 1000, True
+
+
+@pytest.mark.parametrize(
+    ("options", "spent_s", "seconds"),
+    [
+        ({}, 0.0, 60.0), ({"budget_s": 100.0}, 70.0, 30.0), ({"budget_s": 100.0}, 99.0, 10.0),
+        ({"budget_s": 100.0}, 150.0, 10.0), ({"budget_s": 900.0}, 0.0, 60.0),
+        ({"budget_s": 10.0}, 10.0, None), ({"side_by_side": False}, 0.0, None),
+    ],
+)  # fmt: skip
+def test_how_long_they_are_looked_for(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], spent_s: float, seconds: float | None
+) -> None:
+    given: list[float | None] = []
+
+    def search(*arguments: Any) -> None:
+        given.append(arguments[-1].left_s)
+
+    monkeypatch.setattr(pipeline, "side_by_side", search)
+    outcome: Any = Outcome({"optimal": ()}, None)  # type: ignore[arg-type]
+    begun = Run(Options(threads=2, **options), {}, lambda stage, text: None,
+                started_s=time.monotonic() - spent_s)  # fmt: skip
+    assert pipeline._side_by_side(begun, None, outcome, Meter()) is outcome  # type: ignore[arg-type]
+    assert given == ([] if seconds is None else [pytest.approx(seconds, abs=1.0)])
+
+
+def test_their_plan_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "side_by_side", lambda graph, steps, *rest: steps[:1])
+    outcome: Any = Outcome({"optimal": ("a", "b"), "split": ("c",)}, None)  # type: ignore[arg-type,dict-item]
+    found = pipeline._side_by_side(run(threads=2), None, outcome, Meter())  # type: ignore[arg-type]
+    assert list(found.plans.items()) == [
+        ("side by side", ("a",)), ("optimal", ("a", "b")), ("split", ("c",))
+    ]  # fmt: skip
+
+
+def test_the_report_says_what_runs_side_by_side(
+    monkeypatch: pytest.MonkeyPatch, cache_folder: Path
+) -> None:
+    def alone(graph: Any, steps: Sequence[Candidate], meter: Any, *rest: Any) -> tuple[Any, ...]:
+        return tuple(meter.shares.propose(graph, [[step]], meter.target) for step in steps)
+
+    monkeypatch.setattr(pipeline, "side_by_side", alone)
+    monkeypatch.setattr(pipeline, "LEAST_BESIDE_SECONDS", 0.0)
+    found = korch.optimize(build("mlp"), threads=2, budget=1.0, gap=0.5, max_primitives=4,
+                           baselines=False, cache_folder=cache_folder).report  # fmt: skip
+    beside = found["side_by_side"]
+    assert found["plan"] == "side by side" and found["max_error"] < 1e-3
+    assert beside["kernels"] == beside["parts"] == found["kernels"]
