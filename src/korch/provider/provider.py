@@ -38,10 +38,10 @@ class Kernel:
     `buffers` holds the inputs, then the outputs, in the offer's layouts, then the workspace;
     outputs overlap nothing. The model's inputs and outputs are the caller's memory, aligned to
     their element's size; all other buffers are aligned to 64 bytes. `run` may be called with other
-    buffers each time. A kernel for a target of one thread may be created and run inside of a parallel
-    region, beside others, and uses the calling thread only. `create` returns null and writes a message if it fails. A kernel without
-    state gets a null state. Kernels are compiled many to a unit, so every other name in the source
-    is static or begins with NAME.
+    buffers each time. A kernel for a target of one thread may run in a parallel region, beside
+    others, and uses the calling thread only. `create` returns null and writes a message if it
+    fails. A kernel without state gets a null state. Kernels are compiled many to a unit, so every
+    other name in the source is static or begins with NAME.
 
     Attributes:
         symbol: the name, unique to the kernel's content.
