@@ -12,6 +12,7 @@
 //   UNIT                 channels of which a part is a multiple
 //   FLOATS               workspace of a thread; THREADS
 //   row(i), column(i)    where a COPY reads its row or column i of the image, -1 for FILL, -2 for zero
+//   RUN, RUN_END, SHIFT  columns RUN <= i < RUN_END are those at i + SHIFT
 //   FILL                 the value of pads
 // and a layer is a struct with
 //   KIND                 COPY: the image as it is read; DENSE: all channels into each; DEPTHWISE: each into its own
@@ -20,6 +21,7 @@
 //   NV, ROWS             vectors of channels, and pixels of a row, that are computed together in registers
 //   SPLIT                whether it computes only the channels of its task's part
 //   RING, LINE, MARGIN   rows of its ring, pixels of one with its zeros, zeros on the left
+//   PIXEL                channels that are neighbours in the ring: W, or as in the image, 1 or all
 //   AT                   where its ring begins in the workspace
 //   WEIGHTS              which buffer has its weights: DENSE [N / (NV * W)][KH][KW][C][NV * W],
 //                        DEPTHWISE [N / W][KH][KW][W]
@@ -85,16 +87,17 @@ KORCH_INLINE long first_channel(const Task& t) {
 template <class K, int L>
 struct Source {
   typedef Layer<K, L - 1> Ring;
-  static constexpr long PIXEL = K::W, STEP = Ring::RING * Ring::LINE * K::W;  // between blocks of channels
+  static constexpr long PIXEL = Ring::PIXEL;
+  static constexpr long STEP = Ring::RING * Ring::LINE * PIXEL;  // between blocks of channels
   static constexpr long BEFORE = 0;  // columns before the row's first that a window may begin at
   static KORCH_INLINE const float* row(const Task& t, long y) {
-    return t.work + Ring::AT + y % Ring::RING * (Ring::LINE * K::W);
+    return t.work + Ring::AT + y % Ring::RING * (Ring::LINE * PIXEL);
   }
 };
 template <class K>
 struct Source<K, 0> {
-  static constexpr long PIXEL = K::FORM == LAST ? K::C : K::W;
-  static constexpr long STEP = K::FORM == LAST ? K::W : K::H * K::WIDTH * K::W;
+  static constexpr long PIXEL = K::FORM == LAST ? K::C : K::FORM == PLAIN ? 1 : K::W;
+  static constexpr long STEP = K::H * K::WIDTH * PIXEL;
   static constexpr long BEFORE = Layer<K, 0>::LEFT;
   static KORCH_INLINE const float* row(const Task& t, long y) { return t.x + y * K::WIDTH * PIXEL; }
 };
@@ -102,8 +105,8 @@ struct Source<K, 0> {
 template <class K, int L>
 KORCH_INLINE float* ring(const Task& t, long y, long channel) {
   typedef Layer<K, L> A;
-  const long block = (channel - first_channel<K, L>(t)) / K::W;
-  return t.work + A::AT + ((block * A::RING + y % A::RING) * A::LINE + A::MARGIN) * K::W;
+  const long block = (channel - first_channel<K, L>(t)) / A::PIXEL;
+  return t.work + A::AT + ((block * A::RING + y % A::RING) * A::LINE + A::MARGIN) * A::PIXEL;
 }
 
 // Finish a vector of results, and put it into the ring or where the result lies.
@@ -139,34 +142,39 @@ KORCH_INLINE Span taps(long y) {
   return {first, last};
 }
 
+// Copy columns [from, to) of a row, each where `column` says.
+template <class K, int PIXEL, class Column>
+KORCH_INLINE void copy_pixels(const float* row, float* line, long from, long to, Column column) {
+  for (long x = from; x < to; ++x) {
+    const long source = column(x);
+    const float value = source < -1 ? 0.0f : K::FILL;
+    if (source < 0) {
+      for (long c = 0; c < PIXEL; ++c) line[x * PIXEL + c] = value;
+    } else {
+      for (long c = 0; c < PIXEL; ++c) line[x * PIXEL + c] = row[source * PIXEL + c];
+    }
+  }
+}
+
+// The ring has channels beside each other as the image has them.
 template <class K, int L>
 KORCH_INLINE void copy(const Task& t, long from, long to) {
   typedef Layer<K, L> A;
   const long end = A::SPLIT ? t.last : A::C;
   for (long y = from; y < to; ++y) {
     const long row = K::row(y);
-    for (long channel = first_channel<K, L>(t); channel < end; channel += K::W) {
+    for (long channel = first_channel<K, L>(t); channel < end; channel += A::PIXEL) {
       float* const line = ring<K, L>(t, y, channel);
-      for (long x = 0; x < A::OUT_WIDTH; ++x) {
-        const long column = K::column(x);
-        float* const pixel = line + x * K::W;
-        if (row < 0 || column < 0) {
-          store<float, K::W>(pixel, splat<float, K::W>(row < -1 || column < -1 ? 0.0f : K::FILL));
-        } else if constexpr (K::FORM == BLOCKED) {
-          const float* source = t.x + ((channel / K::W * K::H + row) * K::WIDTH + column) * K::W;
-          store<float, K::W>(pixel, load<float, K::W>(source));
-        } else {
-          constexpr long step = K::FORM == LAST ? 1 : K::H * K::WIDTH;
-          const float* source = K::FORM == LAST ? t.x + (row * K::WIDTH + column) * K::C + channel
-                                                : t.x + (channel * K::H + row) * K::WIDTH + column;
-          if (step == 1 && (K::C % K::W == 0 || channel + K::W <= K::C)) {
-            store<float, K::W>(pixel, load<float, K::W>(source));
-          } else {
-            const long count = smaller(K::W, K::C - channel);
-            for (long c = 0; c < count; ++c) pixel[c] = source[c * step];
-          }
-        }
+      const float* const source = t.x + (channel / A::PIXEL * K::H + row) * (K::WIDTH * A::PIXEL);
+      if (row < 0) {
+        const float value = row < -1 ? 0.0f : K::FILL;
+        for (long i = 0; i < A::OUT_WIDTH * A::PIXEL; ++i) line[i] = value;
+        continue;
       }
+      copy_pixels<K, A::PIXEL>(source, line, 0, K::RUN, K::column);
+      const float* const run = source + (K::RUN + K::SHIFT) * A::PIXEL;
+      for (long i = 0; i < (K::RUN_END - K::RUN) * A::PIXEL; ++i) line[K::RUN * A::PIXEL + i] = run[i];
+      copy_pixels<K, A::PIXEL>(source, line, K::RUN_END, A::OUT_WIDTH, K::column);
     }
   }
 }
@@ -177,8 +185,7 @@ KORCH_ALONE void dense_tile(const Task& t, const float* strip, Span span, long y
   typedef Layer<K, L> A;
   typedef Source<K, L> S;
   constexpr long COLUMNS = A::NV * K::W;
-  constexpr bool IS_WHOLE = S::STEP == K::W;  // all channels of a pixel are neighbours
-  constexpr long TERMS = IS_WHOLE ? A::C : K::W, STEPS = IS_WHOLE ? 1 : blocks(A::C, K::W);
+  constexpr long TERMS = least(S::PIXEL, A::C), STEPS = blocks(A::C, S::PIXEL);
   V<K> sum[R][A::NV] = {};
   for (long ky = span.first; ky < span.last; ++ky) {
     const float* line = S::row(t, y * A::SH - A::TOP + ky * A::DH) + x * (A::SW * S::PIXEL);
@@ -234,10 +241,11 @@ KORCH_ALONE void depthwise_tile(const Task& t, const float* weights, Span span, 
   typedef Layer<K, L> A;
   typedef Source<K, L> S;
   V<K> sum[R] = {};
-  const long block = (channel - (L > 0 ? first_channel<K, L>(t) : 0)) / K::W;
+  const long own = channel - (L > 0 ? first_channel<K, larger(L - 1, 0)>(t) : 0);
+  const long place = own / S::PIXEL * S::STEP + own % S::PIXEL;
   const long left = x * A::SW - S::BEFORE;
   for (long ky = span.first; ky < span.last; ++ky) {
-    const float* line = S::row(t, y * A::SH - A::TOP + ky * A::DH) + block * S::STEP + left * S::PIXEL;
+    const float* line = S::row(t, y * A::SH - A::TOP + ky * A::DH) + place + left * S::PIXEL;
 #pragma GCC unroll 8
     for (int kx = 0; kx < A::KW; ++kx) {
       if (IS_EDGE && (left + kx * A::DW < 0 || left + kx * A::DW >= A::WIDTH)) continue;
@@ -303,10 +311,10 @@ KORCH_INLINE void clear(const Task& t) {
   typedef Layer<K, L> A;
   if constexpr (L < LAST_LAYER<K>) {
     const long count = A::SPLIT ? t.last - t.first : A::N;
-    for (long row = 0; row < blocks(count, K::W) * A::RING; ++row)
+    for (long row = 0; row < blocks(count, A::PIXEL) * A::RING; ++row)
       for (long x = 0; x < A::LINE; ++x)
         if (x < A::MARGIN || x >= A::MARGIN + A::OUT_WIDTH)
-          store<float, K::W>(t.work + A::AT + (row * A::LINE + x) * K::W, splat<float, K::W>(0.0f));
+          for (long c = 0; c < A::PIXEL; ++c) t.work[A::AT + (row * A::LINE + x) * A::PIXEL + c] = 0.0f;
     clear<K, L + 1>(t);
   }
 }

@@ -37,6 +37,7 @@ class Layer:
         vectors: of channels computed together.
         pixels: of a row computed together.
         is_split: whether it computes only the channels of its task's part.
+        pixel: channels that are neighbours in its ring.
         ring: rows, pixels of a row with its zeros, zeros on the left, and the first float.
         link: the convolution; None for a copy.
     """
@@ -52,6 +53,7 @@ class Layer:
     vectors: int = 1
     pixels: int = 1
     is_split: bool = False
+    pixel: int = 1
     ring: tuple[int, int, int, int] = (0, 0, 0, 0)
     link: Link | None = None
 
@@ -77,7 +79,9 @@ def can_split(match: Match) -> bool:
     return all(link.is_depthwise for link in match.links[1:])
 
 
-def shape_of(group: Group, match: Match, target: Target, by_channels: bool) -> Shape:
+def shape_of(
+    group: Group, match: Match, target: Target, by_channels: bool, pixel: int = 0
+) -> Shape:
     """Choose the sizes.
 
     Args:
@@ -85,8 +89,9 @@ def shape_of(group: Group, match: Match, target: Target, by_channels: bool) -> S
         match: the chain.
         target: its caches, registers and threads.
         by_channels: whether threads share the channels of the result, or its rows.
+        pixel: channels that are neighbours in the image; 0 for a vector's.
     """
-    layers = _layers(group, match, target)
+    layers = _layers(group, match, target, pixel or target.lanes)
     images, channels, rows, _ = group.output_types[0].shape
     teams = target.threads // math.gcd(images, target.threads)
     own = [layer for i, layer in enumerate(layers) if _is_own(layers, i)]
@@ -94,7 +99,8 @@ def shape_of(group: Group, match: Match, target: Target, by_channels: bool) -> S
     parts = min(teams, _ceil(channels, unit)) if by_channels else 1
     chunks = 1 if by_channels else min(teams, rows)
     layers = [
-        replace(layer, is_split=parts > 1 and _is_own(layers, i)) for i, layer in enumerate(layers)
+        replace(layer, is_split=parts > 1 and unit % layer.pixel == 0 and _is_own(layers, i))
+        for i, layer in enumerate(layers)
     ]
     most = _ceil(_ceil(channels, unit), parts) * unit
     per_chunk = _ceil(rows, chunks)
@@ -119,7 +125,7 @@ def _is_own(layers: list[Layer], i: int) -> bool:
     return all(layer.kind == "DEPTHWISE" for layer in layers[i + 1 :])
 
 
-def _layers(group: Group, match: Match, target: Target) -> list[Layer]:
+def _layers(group: Group, match: Match, target: Target, pixel: int) -> list[Layer]:
     types = group.body.types
     image = group.input_types[match.image.position]
     found: list[Layer] = []
@@ -134,7 +140,7 @@ def _layers(group: Group, match: Match, target: Target) -> list[Layer]:
             if match.image.is_moved or (has_edges and not link.is_depthwise):
                 moved = (len(match.image.rows), len(match.image.columns))
                 found.append(Layer("COPY", (image.shape[1],) * 2, (image.shape[2], image.shape[3]),
-                                   moved))  # fmt: skip
+                                   moved, pixel=pixel))  # fmt: skip
         vectors = 2 if y[1] > target.lanes and not link.is_depthwise else 1
         most = (28 if target.isa in ("avx512", "neon") else 12) // vectors
         pixels = _pixels(out[1], most, vectors)
@@ -143,7 +149,7 @@ def _layers(group: Group, match: Match, target: Target) -> list[Layer]:
         found.append(Layer(
             "DEPTHWISE" if link.is_depthwise else "DENSE", (x[1], y[1]), size, out,
             (w[2], w[3]), tuple(a.strides), tuple(a.dilations), tuple(a.pads_begin),
-            vectors, pixels, link=link,
+            vectors, pixels, pixel=target.lanes, link=link,
         ))  # fmt: skip
     return found
 
@@ -174,5 +180,6 @@ def _with_rings(
         line = max(margin + layer.out[1], beyond + 1)
         channels = min(layer.channels[1], most_channels) if layer.is_split else layer.channels[1]
         placed.append(replace(layer, ring=(rows, line, margin, floats)))
-        floats += _ceil(channels, lanes) * rows * line * lanes
+        size = _ceil(channels, layer.pixel) * rows * line * layer.pixel
+        floats += _ceil(size, lanes) * lanes
     return placed[::-1], floats
