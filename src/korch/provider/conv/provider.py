@@ -69,8 +69,12 @@ def _refuse(group: Group, match: Match, target: Target) -> Refusal | None:
 
 
 def _variants(group: Group, match: Match, target: Target) -> tuple[str, ...]:
-    """Return what threads may share: rows, and channels where few rows are shared unevenly."""
+    """Return what threads may share: rows, and channels where few rows are shared unevenly.
+
+    What a lone depthwise convolution does for a channel needs nothing of others.
+    """
     is_even = group.output_types[0].shape[2] >= MANY_ROWS * target.threads
+    is_even = is_even and not (len(match.links) == 1 and match.links[0].is_depthwise)
     if target.threads == 1 or is_even or not can_split(match):
         return ("rows",)
     return ("rows", "channels")
@@ -142,8 +146,8 @@ def _print_layer(layer: Layer, name: str) -> str:
         "KW": layer.window[1], "SH": layer.strides[0], "SW": layer.strides[1],
         "DH": layer.dilations[0], "DW": layer.dilations[1], "TOP": layer.pads[0],
         "LEFT": layer.pads[1], "NV": layer.vectors, "ROWS": layer.pixels,
-        "SPLIT": int(layer.is_split), "RING": rows, "LINE": line, "MARGIN": margin,
-        "PIXEL": layer.pixel, "AT": at,
+        "BY_PIXEL": int(layer.by_pixel), "SPLIT": int(layer.is_split), "RING": rows, "LINE": line,
+        "MARGIN": margin, "PIXEL": layer.pixel, "AT": at,
         "WEIGHTS": layer.link.weights if layer.link else 0,
     }  # fmt: skip
     constants = "".join(f"  static constexpr long {n} = {value};\n" for n, value in numbers.items())
@@ -172,9 +176,10 @@ def _print(
     run, run_end, shift = _run(match.image.columns)
     numbers = {
         "W": target.lanes, "FORM": f"korch_conv::{form}",
-        "OUT_LAST": int(sink == channels_last(4).normalized(out_shape)), "IMAGES": image, "C": channels,
-        "H": height, "WIDTH": width, "BLOCK": shape.block, "CHUNKS": shape.chunks,
+        "OUT_LAST": int(sink == channels_last(4).normalized(out_shape)), "IMAGES": image,
+        "C": channels, "H": height, "WIDTH": width, "BLOCK": shape.block, "CHUNKS": shape.chunks,
         "PARTS": shape.parts, "UNIT": shape.unit, "FLOATS": shape.floats, "THREADS": target.threads,
+        "OUTPUT": len(group.inputs), "LOOK_AHEAD": int(shape.looks_ahead),
         "RUN": run, "RUN_END": run_end, "SHIFT": shift,
     }  # fmt: skip
     constants = "".join(f"  static constexpr long {n} = {value};\n" for n, value in numbers.items())

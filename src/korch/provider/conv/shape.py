@@ -12,7 +12,7 @@ from korch.provider.conv.match import Link, Match
 from korch.target import Target
 
 CACHE_SHARE = 0.25
-"""The part of the level-2 cache that the rows between convolutions may fill."""
+"""The part of the level-2 cache that the rows between convolutions may fill, or the image's."""
 
 DEPTHWISE_PIXELS = 8
 """Pixels of a row that a convolution channel by channel computes together."""
@@ -36,6 +36,7 @@ class Layer:
         window: rows and columns of the window; strides, dilations and zeros before of each.
         vectors: of channels computed together.
         pixels: of a row computed together.
+        by_pixel: whether a pixel is loaded once for all columns of the window that see it.
         is_split: whether it computes only the channels of its task's part.
         pixel: channels that are neighbours in its ring.
         ring: rows, pixels of a row with its zeros, zeros on the left, and the first float.
@@ -52,10 +53,15 @@ class Layer:
     pads: tuple[int, int] = (0, 0)
     vectors: int = 1
     pixels: int = 1
+    by_pixel: bool = False
     is_split: bool = False
     pixel: int = 1
     ring: tuple[int, int, int, int] = (0, 0, 0, 0)
     link: Link | None = None
+
+    def floats(self, rows: int) -> int:
+        """Return how many numbers there are in so many rows that it reads."""
+        return rows * self.size[1] * self.channels[0]
 
     def reach(self, rows: int) -> int:
         """Return how many rows it reads to write `rows`, pads included."""
@@ -64,10 +70,14 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a kernel: its layers, rows of a block, parts, and workspace of a thread."""
+    """The sizes of a kernel: its layers, rows of a block, parts, and workspace of a thread.
+
+    `looks_ahead` says whether the rows of the image that the next block reads are prefetched.
+    """
 
     layers: tuple[Layer, ...]
     block: int
+    looks_ahead: bool
     chunks: int
     parts: int
     unit: int
@@ -105,15 +115,46 @@ def shape_of(
     most = _ceil(_ceil(channels, unit), parts) * unit
     per_chunk = _ceil(rows, chunks)
     limit = CACHE_SHARE * target.l2_bytes / 4
+    looks_ahead = _looks_ahead(layers, chunks, target)
+    is_swept = looks_ahead or _is_swept_again(layers[0], per_chunk, rows, target)
 
     def floats_of(rows: int) -> int:
-        return _with_rings(layers, rows, most, target.lanes)[1]
+        rings = _with_rings(layers, rows, most, target.lanes)[1]
+        return max(rings, layers[0].floats(_image_rows(layers, rows)) if is_swept else 0)
 
     # More rows never take less memory.
     block = max(1, bisect.bisect_right(range(1, per_chunk + 1), limit, key=floats_of))
     block = _ceil(per_chunk, _ceil(per_chunk, block))
     placed, floats = _with_rings(layers, block, most, target.lanes)
-    return Shape(tuple(placed), block, chunks, parts, unit, floats)
+    return Shape(tuple(placed), block, looks_ahead, chunks, parts, unit, floats)
+
+
+def _looks_ahead(layers: list[Layer], chunks: int, target: Target) -> bool:
+    """Whether an image that is in no core's cache can be read while another layer multiplies."""
+    kinds = [layer.kind for layer in layers]
+    is_far = layers[0].floats(layers[0].size[0]) * 4 > chunks * target.l2_bytes
+    return kinds[0] != "DENSE" and "DENSE" in kinds and is_far
+
+
+def _is_swept_again(layer: Layer, rows: int, all_rows: int, target: Target) -> bool:
+    """Whether a block's rows of the image should stay in the cache for all channels of the result.
+
+    Without blocks each strip of channels reads the whole image again, with them each block reads
+    all weights again: so where those are larger than the image, there is one block.
+    """
+    if layer.kind != "DENSE":
+        return False
+    strips = _ceil(layer.channels[1], layer.vectors * target.lanes)
+    image = layer.floats(layer.size[0]) * rows // all_rows
+    blocks = _ceil(4 * image, int(CACHE_SHARE * target.l2_bytes))
+    weights = math.prod((*layer.channels, *layer.window))
+    is_kept = 8 * weights <= target.l2_bytes
+    return strips > 1 and blocks > 2 and (is_kept or blocks * weights < (strips - 1) * image)
+
+
+def _image_rows(layers: list[Layer], rows: int) -> int:
+    """Return how many rows of the image a block of rows of the result reads beyond the last's."""
+    return min(layers[0].size[0], rows * math.prod(layer.strides[0] for layer in layers))
 
 
 def _ceil(n: int, size: int) -> int:
@@ -143,13 +184,15 @@ def _layers(group: Group, match: Match, target: Target, pixel: int) -> list[Laye
                                    moved, pixel=pixel))  # fmt: skip
         vectors = 2 if y[1] > target.lanes and not link.is_depthwise else 1
         most = (28 if target.isa in ("avx512", "neon") else 12) // vectors
-        pixels = _pixels(out[1], most, vectors)
+        by_pixel = not link.is_depthwise and vectors == 1 and 1 < w[3] <= most // 2
+        by_pixel = by_pixel and a.dilations[1] == 1
+        pixels = _pixels(out[1], most + 2 - w[3] if by_pixel else most, vectors)
         if link.is_depthwise:
             pixels = min(out[1], DEPTHWISE_PIXELS)
         found.append(Layer(
             "DEPTHWISE" if link.is_depthwise else "DENSE", (x[1], y[1]), size, out,
             (w[2], w[3]), tuple(a.strides), tuple(a.dilations), tuple(a.pads_begin),
-            vectors, pixels, pixel=target.lanes, link=link,
+            vectors, pixels, by_pixel, pixel=target.lanes, link=link,
         ))  # fmt: skip
     return found
 
