@@ -199,7 +199,7 @@ KORCH_INLINE void copy(const Task& t, long from, long to) {
   }
 }
 
-// The first layer that multiplies; what is before it waits for memory.
+// The first layer that multiplies: meanwhile memory has time.
 template <class K, int L = 0>
 constexpr int first_dense() {
   if constexpr (L == K::Layers::COUNT || Layer<K, larger(0, least(L, LAST_LAYER<K>))>::KIND == DENSE) return L;
@@ -209,7 +209,7 @@ constexpr int first_dense() {
 // Lines of the image for each run of a layer's innermost loop; 0 if nothing is read ahead.
 template <class K, int L>
 constexpr long lines_ahead() {
-  if (!K::LOOK_AHEAD || L == 0 || L != first_dense<K>()) return 0;
+  if (!K::LOOK_AHEAD || L != first_dense<K>()) return 0;
   typedef Layer<K, L> A;
   const long tiles = blocks(A::N, A::NV * K::W) * A::OUT_H * blocks(A::OUT_WIDTH, A::ROWS);
   const long runs = tiles * A::KH * blocks(A::C, Source<K, L>::PIXEL) * (A::BY_PIXEL ? 1 : A::KW);
@@ -283,19 +283,19 @@ KORCH_ALONE void dense_tile(const Task& task, const float* strip, Span span, lon
           KORCH_APART
           read_ahead<EACH>(ahead, AHEAD - c * EACH);
           V<K> v[A::NV];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
           for (int k = 0; k < A::NV; ++k) v[k] = load<float, K::W>(w + k * K::W);
 #pragma GCC unroll 32
           for (int r = 0; r < R; ++r) {
             V<K> s = splat<float, K::W>(a[r * (A::SW * S::PIXEL) + c]);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int k = 0; k < A::NV; ++k) sum[r][k] += s * v[k];
           }
         }
       }
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int k = 0; k < A::NV; ++k) {
     if (A::N % COLUMNS != 0 && channel + k * K::W >= A::N) break;
 #pragma GCC unroll 32
@@ -410,7 +410,7 @@ KORCH_INLINE long image_rows(long end) {
 template <class K>
 KORCH_INLINE void look_ahead(Task& t, long from, long y, long to) {
   constexpr int L = first_dense<K>();
-  if constexpr (K::LOOK_AHEAD && L > 0 && L <= LAST_LAYER<K>) {
+  if constexpr (K::LOOK_AHEAD && L <= LAST_LAYER<K>) {
     typedef Layer<K, L> A;
     const long have = image_rows<K, LAST_LAYER<K>>(y), need = image_rows<K, LAST_LAYER<K>>(to);
     const long tiles = blocks(A::N, A::NV * K::W) * blocks(A::OUT_WIDTH, A::ROWS);

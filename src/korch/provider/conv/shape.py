@@ -20,6 +20,12 @@ DEPTHWISE_PIXELS = 8
 TILE_COST = 2.0
 """What a tile of results costs beside its multiplications, in vectors multiplied."""
 
+MOST_VECTORS = 5
+"""Vectors of channels that are computed together at most."""
+
+WORTH_IT = 0.92
+"""The part of the usual tile's time that another tile may take at most."""
+
 LATENCY = 8
 """Multiplications that must be independent of each other to keep the units busy."""
 
@@ -131,9 +137,14 @@ def shape_of(
 
 def _looks_ahead(layers: list[Layer], chunks: int, target: Target) -> bool:
     """Whether an image that is in no core's cache can be read while another layer multiplies."""
-    kinds = [layer.kind for layer in layers]
     is_far = layers[0].floats(layers[0].size[0]) * 4 > chunks * target.l2_bytes
-    return kinds[0] != "DENSE" and "DENSE" in kinds and is_far
+    is_light = layers[0].kind != "DENSE" or _is_kept(layers[0], target)
+    return is_far and is_light and any(layer.kind == "DENSE" for layer in layers)
+
+
+def _is_kept(layer: Layer, target: Target) -> bool:
+    """Whether a layer's weights stay in the cache from one block to the next."""
+    return 8 * math.prod((*layer.channels, *layer.window)) <= target.l2_bytes
 
 
 def _is_swept_again(layer: Layer, rows: int, all_rows: int, target: Target) -> bool:
@@ -148,8 +159,8 @@ def _is_swept_again(layer: Layer, rows: int, all_rows: int, target: Target) -> b
     image = layer.floats(layer.size[0]) * rows // all_rows
     blocks = _ceil(4 * image, int(CACHE_SHARE * target.l2_bytes))
     weights = math.prod((*layer.channels, *layer.window))
-    is_kept = 8 * weights <= target.l2_bytes
-    return strips > 1 and blocks > 2 and (is_kept or blocks * weights < (strips - 1) * image)
+    pays = _is_kept(layer, target) or blocks * weights < (strips - 1) * image
+    return strips > 1 and blocks > 2 and pays
 
 
 def _image_rows(layers: list[Layer], rows: int) -> int:
@@ -182,11 +193,12 @@ def _layers(group: Group, match: Match, target: Target, pixel: int) -> list[Laye
                 moved = (len(match.image.rows), len(match.image.columns))
                 found.append(Layer("COPY", (image.shape[1],) * 2, (image.shape[2], image.shape[3]),
                                    moved, pixel=pixel))  # fmt: skip
-        vectors = 2 if y[1] > target.lanes and not link.is_depthwise else 1
-        most = (28 if target.isa in ("avx512", "neon") else 12) // vectors
+        sums = 28 if target.isa in ("avx512", "neon") else 12
+        vectors = 1 if link.is_depthwise else _vectors(y[1], out[1], sums, target)
+        most = sums // vectors
         by_pixel = not link.is_depthwise and vectors == 1 and 1 < w[3] <= most // 2
         by_pixel = by_pixel and a.dilations[1] == 1
-        pixels = _pixels(out[1], most + 2 - w[3] if by_pixel else most, vectors)
+        pixels, _ = _pixels(out[1], most + 2 - w[3] if by_pixel else most, vectors)
         if link.is_depthwise:
             pixels = min(out[1], DEPTHWISE_PIXELS)
         found.append(Layer(
@@ -197,8 +209,21 @@ def _layers(group: Group, match: Match, target: Target, pixel: int) -> list[Laye
     return found
 
 
-def _pixels(width: int, most: int, vectors: int) -> int:
-    """Return how many pixels of a row to compute together: the fewest units of time for a row."""
+def _vectors(channels: int, width: int, sums: int, target: Target) -> int:
+    """Return how many vectors of channels to compute together: two, unless many would be empty."""
+    all_vectors = _ceil(channels, target.lanes)
+
+    def total(vectors: int) -> float:
+        return _ceil(all_vectors, vectors) * _pixels(width, sums // vectors, vectors)[1]
+
+    usual = min(2, all_vectors)
+    choices = range(usual, min(all_vectors, MOST_VECTORS) + 1)
+    best = min(choices, key=lambda vectors: (total(vectors), vectors))
+    return best if total(best) < WORTH_IT * total(usual) else usual
+
+
+def _pixels(width: int, most: int, vectors: int) -> tuple[int, float]:
+    """Return how many pixels of a row to compute together for least time, and this for a row."""
 
     def cost(pixels: int) -> float:
         return max(pixels * vectors, LATENCY) + TILE_COST
@@ -207,7 +232,8 @@ def _pixels(width: int, most: int, vectors: int) -> int:
         rest = width % pixels
         return width // pixels * cost(pixels) + (cost(rest) if rest else 0)
 
-    return min(range(1, min(width, most) + 1), key=lambda p: (total(p), -p))
+    best = min(range(1, min(width, most) + 1), key=lambda p: (total(p), -p))
+    return best, total(best)
 
 
 def _with_rings(
