@@ -15,7 +15,7 @@ from korch.target import Target
 from korch.tile.cpp import C_TYPE, print_cpp
 from korch.tile.lower import Machine, lower
 
-SCHEMA = 5
+SCHEMA = 6
 """Raise it whenever generated kernels change in speed or meaning."""
 
 
