@@ -16,6 +16,7 @@ from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.provider.conv import ConvProvider
 from korch.provider.conv.match import match_group
+from korch.provider.conv.provider import _run
 from korch.provider.conv.shape import shape_of
 from korch.testing.kernels import check_offers, run_kernel
 
@@ -77,6 +78,72 @@ def test_one_convolution_of_each_kind(target, builder, rng):
         one((1, n, 4, 20), lambda g, x: depthwise(g, x, (1, 7), pads=(3, 6, 0, 1))),
     ]
     assert check(groups, target, builder, rng) >= 2 * len(groups)
+
+
+def test_few_channels_are_read_as_they_lie(target, builder, rng):
+    n = target.lanes
+    groups = [
+        one((1, 3, 9, 37), lambda g, x: silu(g, conv(g, x, n, 3, stride=2))),
+        one((2, 3, 12, 11), lambda g, x: conv(g, x, 2 * n, 3)),
+        one((1, 2, 16, 33), lambda g, x: conv(g, x, n, 7, stride=4)),
+        one((1, n - 1, 8, 9), lambda g, x: conv(g, x, n, 3, dilation=2)),
+        one((1, 1, 6, 70), lambda g, x: conv(g, x, 3, (2, 5), pads=(0, 0, 0, 0))),
+        one((1, 3, 8, 8), lambda g, x: conv(g, x, n, 3, pads=(0, 0, 0, 0), stride=3)),
+    ]
+    check(groups, target, builder, rng)
+    for each in groups:
+        offers = ConvProvider().offer(each, target)
+        assert any(offer.inputs[0].is_plain for offer in offers)
+
+
+def test_tiles_leave_few_vectors_empty(target, builder, rng):
+    n = target.lanes
+    wide = replace(target, isa="avx512")
+
+    def vectors(channels: int) -> int:
+        each = one((1, n, 5, 52), lambda g, x: conv(g, x, channels))
+        return shape_of(each, match_group(each), wide, False).layers[-1].vectors
+
+    assert [vectors(k * n) for k in (1, 2, 3, 4, 5, 8)] == [1, 2, 3, 2, 5, 2]
+    groups = [one((1, n, 5, 11), lambda g, x, k=k: silu(g, conv(g, x, k * n - 1))) for k in (3, 5)]
+    check(groups, target, builder, rng)
+
+
+def test_an_image_beyond_the_cache_is_read_ahead_and_in_blocks(target, builder, rng):
+    n = target.lanes
+    tiny = replace(target, l2_bytes=1 << 13)
+    groups = [
+        one((1, n, 20, 19), lambda g, x: conv(g, silu(g, depthwise(g, x, stride=2)), 2 * n)),
+        one((2, 3, 21, 40), lambda g, x: conv(g, x, n, 3, stride=2)),
+        one((1, 2 * n, 18, 17), lambda g, x: conv(g, x, 4)),
+        one((1, n, 16, 16), lambda g, x: conv(g, depthwise(g, conv(g, x, 2 * n, 3)), n)),
+    ]
+    check(groups, tiny, builder, rng)
+    for each, far in zip(groups, (True, True, True, False), strict=True):
+        shape = shape_of(each, match_group(each), tiny, False)
+        assert shape.looks_ahead == far  # heavy weights leave no room for more of the image
+        assert not shape_of(each, match_group(each), target, False).looks_ahead
+    swept = one((1, n, 40, 40), lambda g, x: conv(g, x, 8 * n))
+    blocks = [shape_of(swept, match_group(swept), replace(target, l2_bytes=size), False).block
+              for size in (1 << 15, 1 << 22)]  # fmt: skip
+    assert blocks[0] < blocks[1] == 40 // target.threads
+    check([swept], replace(target, l2_bytes=1 << 15), builder, rng)
+
+
+def test_parts_of_channels_read_moved_images(target, builder, rng):
+    n = target.lanes
+    pad = PadAttributes((0, 0, 2, 1), (0, 0, 1, 2), "reflect", 0.0)
+    each = one((1, 2 * n, 6, 7), lambda g, x: depthwise(g, g.add("pad", [x], pad)))
+    offers = ConvProvider().offer(each, replace(target, threads=2))
+    assert {offer.variant for offer in offers} == {"rows", "channels"}
+    check_offers(ConvProvider(), [each], replace(target, threads=2), builder, rng)
+
+
+def test_runs_of_columns():
+    assert _run(()) == (0, 0, 0)
+    assert _run((-1, 0, 1, 2, -2)) == (1, 4, -1)
+    assert _run((3, 2, 1, 2, 3, 3)) == (2, 5, -1)
+    assert _run((-2, -1)) == (0, 0, 0)
 
 
 def test_chains(target, builder, rng):

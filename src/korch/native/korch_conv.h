@@ -12,14 +12,19 @@
 //   UNIT                 channels of which a part is a multiple
 //   FLOATS               workspace of a thread; THREADS
 //   row(i), column(i)    where a COPY reads its row or column i of the image, -1 for FILL, -2 for zero
+//   OUTPUT               which buffer has the first result
+//   LOOK_AHEAD           whether the next block's rows of the image are prefetched meanwhile
+//   RUN, RUN_END, SHIFT  columns RUN <= i < RUN_END are those at i + SHIFT
 //   FILL                 the value of pads
 // and a layer is a struct with
 //   KIND                 COPY: the image as it is read; DENSE: all channels into each; DEPTHWISE: each into its own
 //   C, H, WIDTH          what it reads; N, OUT_H, OUT_WIDTH: what it writes
 //   KH, KW, SH, SW, DH, DW, TOP, LEFT   window, strides, dilations, zeros before rows and columns
 //   NV, ROWS             vectors of channels, and pixels of a row, that are computed together in registers
+//   BY_PIXEL             whether a pixel is loaded once for all columns of the window that see it
 //   SPLIT                whether it computes only the channels of its task's part
 //   RING, LINE, MARGIN   rows of its ring, pixels of one with its zeros, zeros on the left
+//   PIXEL                channels that are neighbours in the ring: W, or as in the image, 1 or all
 //   AT                   where its ring begins in the workspace
 //   WEIGHTS              which buffer has its weights: DENSE [N / (NV * W)][KH][KW][C][NV * W],
 //                        DEPTHWISE [N / W][KH][KW][W]
@@ -32,6 +37,9 @@ extern "C" int omp_get_thread_num(void);
 
 // A function of its own, so that the registers of its loop are not needed for what is around it.
 #define KORCH_ALONE __attribute__((noinline))
+
+// Keeps a compiler from loading in one turn of a loop what later ones need: it runs out of registers.
+#define KORCH_APART asm volatile("" : : : "memory");
 
 namespace korch_conv {
 
@@ -65,11 +73,19 @@ using V = korch::Vec<float, K::W>;
 template <class K>
 inline constexpr int LAST_LAYER = K::Layers::COUNT - 1;
 
+// Rows of the image that the next block reads, brought nearer while this one is multiplied.
+struct Ahead {
+  const float* from;
+  long lines;        // of one block of channels, whose rows are neighbours
+  long turn, turns;  // tiles that have done their share, and all
+};
+
 struct Task {
   void* const* buffers;
   const float* x;     // of this task's image
   float* work;
   long image, first, last;  // channels of the part
+  Ahead ahead;
 };
 
 constexpr long larger(long a, long b) { return a < b ? b : a; }
@@ -85,16 +101,17 @@ KORCH_INLINE long first_channel(const Task& t) {
 template <class K, int L>
 struct Source {
   typedef Layer<K, L - 1> Ring;
-  static constexpr long PIXEL = K::W, STEP = Ring::RING * Ring::LINE * K::W;  // between blocks of channels
+  static constexpr long PIXEL = Ring::PIXEL;
+  static constexpr long STEP = Ring::RING * Ring::LINE * PIXEL;  // between blocks of channels
   static constexpr long BEFORE = 0;  // columns before the row's first that a window may begin at
   static KORCH_INLINE const float* row(const Task& t, long y) {
-    return t.work + Ring::AT + y % Ring::RING * (Ring::LINE * K::W);
+    return t.work + Ring::AT + y % Ring::RING * (Ring::LINE * PIXEL);
   }
 };
 template <class K>
 struct Source<K, 0> {
-  static constexpr long PIXEL = K::FORM == LAST ? K::C : K::W;
-  static constexpr long STEP = K::FORM == LAST ? K::W : K::H * K::WIDTH * K::W;
+  static constexpr long PIXEL = K::FORM == LAST ? K::C : K::FORM == PLAIN ? 1 : K::W;
+  static constexpr long STEP = K::H * K::WIDTH * PIXEL;
   static constexpr long BEFORE = Layer<K, 0>::LEFT;
   static KORCH_INLINE const float* row(const Task& t, long y) { return t.x + y * K::WIDTH * PIXEL; }
 };
@@ -102,8 +119,17 @@ struct Source<K, 0> {
 template <class K, int L>
 KORCH_INLINE float* ring(const Task& t, long y, long channel) {
   typedef Layer<K, L> A;
-  const long block = (channel - first_channel<K, L>(t)) / K::W;
-  return t.work + A::AT + ((block * A::RING + y % A::RING) * A::LINE + A::MARGIN) * K::W;
+  const long block = (channel - first_channel<K, L>(t)) / A::PIXEL;
+  return t.work + A::AT + ((block * A::RING + y % A::RING) * A::LINE + A::MARGIN) * A::PIXEL;
+}
+
+// Where results of the last layer lie.
+template <class K>
+KORCH_INLINE long place(const Task& t, long y, long x, long channel) {
+  typedef Layer<K, LAST_LAYER<K>> A;
+  if constexpr (K::OUT_LAST) return ((t.image * A::OUT_H + y) * A::OUT_WIDTH + x) * A::N + channel;
+  const long block = t.image * (A::N / K::W) + channel / K::W;
+  return ((block * A::OUT_H + y) * A::OUT_WIDTH + x) * K::W;
 }
 
 // Finish a vector of results, and put it into the ring or where the result lies.
@@ -113,17 +139,14 @@ KORCH_INLINE void put(const Task& t, V<K> value, long y, long x, long channel) {
   if constexpr (L < LAST_LAYER<K>) {
     store<float, K::W>(ring<K, L>(t, y, channel) + x * K::W,
                        A::template finish<K::W>(t.buffers, value, 0, channel));
-  } else if constexpr (K::OUT_LAST) {
-    const long at = ((t.image * A::OUT_H + y) * A::OUT_WIDTH + x) * A::N + channel;
-    if (A::N % K::W == 0 || channel + K::W <= A::N) {
+  } else {
+    const long at = place<K>(t, y, x, channel);
+    if (!K::OUT_LAST || A::N % K::W == 0 || channel + K::W <= A::N) {
       A::template finish<K::W>(t.buffers, value, at, channel);
     } else {
       for (long c = 0; channel + c < A::N; ++c)
         A::template finish<1>(t.buffers, value[c], at + c, channel + c);
     }
-  } else {
-    const long block = t.image * (A::N / K::W) + channel / K::W;
-    A::template finish<K::W>(t.buffers, value, ((block * A::OUT_H + y) * A::OUT_WIDTH + x) * K::W, channel);
   }
 }
 
@@ -139,69 +162,140 @@ KORCH_INLINE Span taps(long y) {
   return {first, last};
 }
 
+// Copy columns [from, to) of a row, each where `column` says.
+template <class K, int PIXEL, class Column>
+KORCH_INLINE void copy_pixels(const float* row, float* line, long from, long to, Column column) {
+  for (long x = from; x < to; ++x) {
+    const long source = column(x);
+    const float value = source < -1 ? 0.0f : K::FILL;
+    if (source < 0) {
+      for (long c = 0; c < PIXEL; ++c) line[x * PIXEL + c] = value;
+    } else {
+      for (long c = 0; c < PIXEL; ++c) line[x * PIXEL + c] = row[source * PIXEL + c];
+    }
+  }
+}
+
+// The ring has channels beside each other as the image has them.
 template <class K, int L>
 KORCH_INLINE void copy(const Task& t, long from, long to) {
   typedef Layer<K, L> A;
   const long end = A::SPLIT ? t.last : A::C;
   for (long y = from; y < to; ++y) {
     const long row = K::row(y);
-    for (long channel = first_channel<K, L>(t); channel < end; channel += K::W) {
+    for (long channel = first_channel<K, L>(t); channel < end; channel += A::PIXEL) {
       float* const line = ring<K, L>(t, y, channel);
-      for (long x = 0; x < A::OUT_WIDTH; ++x) {
-        const long column = K::column(x);
-        float* const pixel = line + x * K::W;
-        if (row < 0 || column < 0) {
-          store<float, K::W>(pixel, splat<float, K::W>(row < -1 || column < -1 ? 0.0f : K::FILL));
-        } else if constexpr (K::FORM == BLOCKED) {
-          const float* source = t.x + ((channel / K::W * K::H + row) * K::WIDTH + column) * K::W;
-          store<float, K::W>(pixel, load<float, K::W>(source));
-        } else {
-          constexpr long step = K::FORM == LAST ? 1 : K::H * K::WIDTH;
-          const float* source = K::FORM == LAST ? t.x + (row * K::WIDTH + column) * K::C + channel
-                                                : t.x + (channel * K::H + row) * K::WIDTH + column;
-          if (step == 1 && (K::C % K::W == 0 || channel + K::W <= K::C)) {
-            store<float, K::W>(pixel, load<float, K::W>(source));
-          } else {
-            const long count = smaller(K::W, K::C - channel);
-            for (long c = 0; c < count; ++c) pixel[c] = source[c * step];
-          }
-        }
+      const float* const source = t.x + (channel / A::PIXEL * K::H + row) * (K::WIDTH * A::PIXEL);
+      if (row < 0) {
+        const float value = row < -1 ? 0.0f : K::FILL;
+        for (long i = 0; i < A::OUT_WIDTH * A::PIXEL; ++i) line[i] = value;
+        continue;
       }
+      copy_pixels<K, A::PIXEL>(source, line, 0, K::RUN, K::column);
+      const float* const run = source + (K::RUN + K::SHIFT) * A::PIXEL;
+      for (long i = 0; i < (K::RUN_END - K::RUN) * A::PIXEL; ++i) line[K::RUN * A::PIXEL + i] = run[i];
+      copy_pixels<K, A::PIXEL>(source, line, K::RUN_END, A::OUT_WIDTH, K::column);
     }
   }
 }
 
+// The first layer that multiplies: meanwhile memory has time.
+template <class K, int L = 0>
+constexpr int first_dense() {
+  if constexpr (L == K::Layers::COUNT || Layer<K, larger(0, least(L, LAST_LAYER<K>))>::KIND == DENSE) return L;
+  else return first_dense<K, L + 1>();
+}
+
+// Lines of the image for each run of a layer's innermost loop; 0 if nothing is read ahead.
+template <class K, int L>
+constexpr long lines_ahead() {
+  if (!K::LOOK_AHEAD || L != first_dense<K>()) return 0;
+  typedef Layer<K, L> A;
+  const long tiles = blocks(A::N, A::NV * K::W) * A::OUT_H * blocks(A::OUT_WIDTH, A::ROWS);
+  const long runs = tiles * A::KH * blocks(A::C, Source<K, L>::PIXEL) * (A::BY_PIXEL ? 1 : A::KW);
+  return blocks(K::C * K::H * K::WIDTH / 16, runs);
+}
+
+// Where the next tile goes on with what is read ahead.
+template <class K>
+KORCH_INLINE const float* go_ahead(Ahead& ahead) {
+  if (ahead.lines == 0) return nullptr;
+  const long all = ahead.lines * blocks(K::C, Source<K, 0>::PIXEL);
+  const long line = ahead.turn++ * all / ahead.turns;
+  return ahead.from + line / ahead.lines * Source<K, 0>::STEP + line % ahead.lines * 16;
+}
+
+// Prefetch EACH of the lines that are left.
+template <long EACH>
+KORCH_INLINE void read_ahead(const float*& ahead, long left) {
+  if (EACH == 0 || left <= 0) return;
+#pragma GCC unroll 16
+  for (long i = 0; i < EACH; ++i, ahead += 16) __builtin_prefetch(ahead, 0, 2);
+}
+
 // R pixels times NV vectors of channels.
 template <class K, int L, int R>
-KORCH_ALONE void dense_tile(const Task& t, const float* strip, Span span, long y, long x, long channel) {
+KORCH_ALONE void dense_tile(const Task& task, const float* strip, Span span, long y, long x, long channel,
+                            const float* ahead) {
   typedef Layer<K, L> A;
   typedef Source<K, L> S;
   constexpr long COLUMNS = A::NV * K::W;
-  constexpr bool IS_WHOLE = S::STEP == K::W;  // all channels of a pixel are neighbours
-  constexpr long TERMS = IS_WHOLE ? A::C : K::W, STEPS = IS_WHOLE ? 1 : blocks(A::C, K::W);
+  constexpr long TERMS = least(S::PIXEL, A::C), STEPS = blocks(A::C, S::PIXEL);
+  constexpr long AHEAD = lines_ahead<K, L>(), EACH = blocks(AHEAD, TERMS);
+  const Task t = task;  // what is stored can't change it
+  if constexpr (L == LAST_LAYER<K>) {  // where the next tile writes
+    for (int k = 0; k < A::NV; ++k) {
+      const float* next = static_cast<const float*>(t.buffers[K::OUTPUT]) + place<K>(t, y, x + R, channel + k * K::W);
+#pragma GCC unroll 32
+      for (int r = 0; r < R; ++r) __builtin_prefetch(next + r * (K::OUT_LAST ? A::N : K::W), 1);
+    }
+  }
   V<K> sum[R][A::NV] = {};
   for (long ky = span.first; ky < span.last; ++ky) {
     const float* line = S::row(t, y * A::SH - A::TOP + ky * A::DH) + x * (A::SW * S::PIXEL);
     const float* w = strip + ky * (A::KW * A::C * COLUMNS);
+    if constexpr (A::BY_PIXEL) {
+      // Each pixel is loaded once, for all columns of the window.
+      for (long b = 0; b < STEPS; ++b, line += S::STEP) {
+        const long terms = A::C % TERMS == 0 ? TERMS : smaller(TERMS, A::C - b * TERMS);
+        for (long c = 0; c < terms; ++c, w += COLUMNS) {
+          KORCH_APART
+          read_ahead<EACH>(ahead, AHEAD - c * EACH);
+          V<K> v[A::KW];
+#pragma GCC unroll 16
+          for (int k = 0; k < A::KW; ++k) v[k] = load<float, K::W>(w + k * (A::C * COLUMNS));
+#pragma GCC unroll 256
+          for (int p = 0; p < (R - 1) * A::SW + A::KW; ++p) {
+            V<K> s = splat<float, K::W>(line[p * S::PIXEL + c]);
+#pragma GCC unroll 16
+            for (int k = A::KW - 1; k >= 0; --k)
+              if ((p - k) % A::SW == 0 && p >= k && (p - k) / A::SW < R) sum[(p - k) / A::SW][0] += s * v[k];
+          }
+        }
+      }
+      continue;
+    }
     for (long kx = 0; kx < A::KW; ++kx) {
       const float* a = line + kx * (A::DW * S::PIXEL);
       for (long b = 0; b < STEPS; ++b, a += S::STEP) {
         const long terms = A::C % TERMS == 0 ? TERMS : smaller(TERMS, A::C - b * TERMS);
         for (long c = 0; c < terms; ++c, w += COLUMNS) {
+          KORCH_APART
+          read_ahead<EACH>(ahead, AHEAD - c * EACH);
           V<K> v[A::NV];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
           for (int k = 0; k < A::NV; ++k) v[k] = load<float, K::W>(w + k * K::W);
 #pragma GCC unroll 32
           for (int r = 0; r < R; ++r) {
             V<K> s = splat<float, K::W>(a[r * (A::SW * S::PIXEL) + c]);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int k = 0; k < A::NV; ++k) sum[r][k] += s * v[k];
           }
         }
       }
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int k = 0; k < A::NV; ++k) {
     if (A::N % COLUMNS != 0 && channel + k * K::W >= A::N) break;
 #pragma GCC unroll 32
@@ -210,7 +304,7 @@ KORCH_ALONE void dense_tile(const Task& t, const float* strip, Span span, long y
 }
 
 template <class K, int L>
-KORCH_INLINE void dense(const Task& t, long from, long to) {
+KORCH_INLINE void dense(Task& t, long from, long to) {
   typedef Layer<K, L> A;
   constexpr long COLUMNS = A::NV * K::W;
   constexpr int TAIL = A::OUT_WIDTH % A::ROWS;
@@ -220,24 +314,27 @@ KORCH_INLINE void dense(const Task& t, long from, long to) {
     const float* const strip = weights + channel * (A::KH * A::KW * A::C);
     for (long y = from; y < to; ++y) {
       const Span span = taps<A>(y);
+      const auto ahead = [&] { return lines_ahead<K, L>() == 0 ? nullptr : go_ahead<K>(t.ahead); };
       long x = 0;
       for (; x + A::ROWS <= A::OUT_WIDTH; x += A::ROWS)
-        dense_tile<K, L, A::ROWS>(t, strip, span, y, x, channel);
-      if constexpr (TAIL != 0) dense_tile<K, L, TAIL>(t, strip, span, y, x, channel);
+        dense_tile<K, L, A::ROWS>(t, strip, span, y, x, channel, ahead());
+      if constexpr (TAIL != 0) dense_tile<K, L, TAIL>(t, strip, span, y, x, channel, ahead());
     }
   }
 }
 
 // R pixels of W channels. At an edge, columns outside of the image count as zeros.
 template <class K, int L, int R, bool IS_EDGE>
-KORCH_ALONE void depthwise_tile(const Task& t, const float* weights, Span span, long y, long x, long channel) {
+KORCH_ALONE void depthwise_tile(const Task& task, const float* weights, Span span, long y, long x, long channel) {
   typedef Layer<K, L> A;
   typedef Source<K, L> S;
+  const Task t = task;  // what is stored can't change it
   V<K> sum[R] = {};
-  const long block = (channel - (L > 0 ? first_channel<K, L>(t) : 0)) / K::W;
+  const long own = channel - (L > 0 ? first_channel<K, larger(L - 1, 0)>(t) : 0);
+  const long at = own / S::PIXEL * S::STEP + own % S::PIXEL;
   const long left = x * A::SW - S::BEFORE;
   for (long ky = span.first; ky < span.last; ++ky) {
-    const float* line = S::row(t, y * A::SH - A::TOP + ky * A::DH) + block * S::STEP + left * S::PIXEL;
+    const float* line = S::row(t, y * A::SH - A::TOP + ky * A::DH) + at + left * S::PIXEL;
 #pragma GCC unroll 8
     for (int kx = 0; kx < A::KW; ++kx) {
       if (IS_EDGE && (left + kx * A::DW < 0 || left + kx * A::DW >= A::WIDTH)) continue;
@@ -251,8 +348,9 @@ KORCH_ALONE void depthwise_tile(const Task& t, const float* weights, Span span, 
   for (int r = 0; r < R; ++r) put<K, L>(t, sum[r], y, x + r, channel);
 }
 
+// A row of W channels.
 template <class K, int L>
-KORCH_INLINE void depthwise(const Task& t, long from, long to) {
+KORCH_INLINE void depthwise_row(const Task& t, long y, long channel) {
   typedef Layer<K, L> A;
   // Pixels whose window is inside of a row; all of them in a ring, which has zeros beside its rows.
   constexpr long BEFORE = Source<K, L>::BEFORE, REACH = (A::KW - 1) * A::DW + 1;
@@ -260,25 +358,33 @@ KORCH_INLINE void depthwise(const Task& t, long from, long to) {
   constexpr long FIT = A::WIDTH + BEFORE < REACH ? 0 : (A::WIDTH + BEFORE - REACH) / A::SW + 1;
   constexpr long END = L > 0 ? A::OUT_WIDTH : larger(FIRST, least(A::OUT_WIDTH, FIT));
   constexpr int TAIL = (END - FIRST) % A::ROWS;
-  const float* const weights = static_cast<const float*>(t.buffers[A::WEIGHTS]);
-  const long end = A::SPLIT ? t.last : A::N;
-  for (long channel = first_channel<K, L>(t); channel < end; channel += K::W) {
-    const float* const own = weights + channel * (A::KH * A::KW);
-    for (long y = from; y < to; ++y) {
-      const Span span = taps<A>(y);
-      long x = 0;
-      for (; x < FIRST; ++x) depthwise_tile<K, L, 1, true>(t, own, span, y, x, channel);
-      for (; x + A::ROWS <= END; x += A::ROWS)
-        depthwise_tile<K, L, A::ROWS, false>(t, own, span, y, x, channel);
-      if constexpr (TAIL != 0) depthwise_tile<K, L, TAIL, false>(t, own, span, y, x, channel);
-      for (x = END; x < A::OUT_WIDTH; ++x) depthwise_tile<K, L, 1, true>(t, own, span, y, x, channel);
-    }
+  const float* const own = static_cast<const float*>(t.buffers[A::WEIGHTS]) + channel * (A::KH * A::KW);
+  const Span span = taps<A>(y);
+  long x = 0;
+  for (; x < FIRST; ++x) depthwise_tile<K, L, 1, true>(t, own, span, y, x, channel);
+  for (; x + A::ROWS <= END; x += A::ROWS)
+    depthwise_tile<K, L, A::ROWS, false>(t, own, span, y, x, channel);
+  if constexpr (TAIL != 0) depthwise_tile<K, L, TAIL, false>(t, own, span, y, x, channel);
+  for (x = END; x < A::OUT_WIDTH; ++x) depthwise_tile<K, L, 1, true>(t, own, span, y, x, channel);
+}
+
+template <class K, int L>
+KORCH_INLINE void depthwise(const Task& t, long from, long to) {
+  typedef Layer<K, L> A;
+  const long first = first_channel<K, L>(t), end = A::SPLIT ? t.last : A::N;
+  // What is neighbours in memory is computed together: channels of a row, or rows of a channel.
+  if constexpr (Source<K, L>::PIXEL > K::W) {
+    for (long y = from; y < to; ++y)
+      for (long channel = first; channel < end; channel += K::W) depthwise_row<K, L>(t, y, channel);
+  } else {
+    for (long channel = first; channel < end; channel += K::W)
+      for (long y = from; y < to; ++y) depthwise_row<K, L>(t, y, channel);
   }
 }
 
 // Compute rows [done[L], end) of layer L, and of those before it what they read.
 template <class K, int L>
-KORCH_INLINE void advance(const Task& t, long* done, long end) {
+KORCH_INLINE void advance(Task& t, long* done, long end) {
   typedef Layer<K, L> A;
   if constexpr (L > 0) {
     const long need = smaller(A::H, (end - 1) * A::SH - A::TOP + (A::KH - 1) * A::DH + 1);
@@ -288,6 +394,31 @@ KORCH_INLINE void advance(const Task& t, long* done, long end) {
   if constexpr (A::KIND == DENSE) dense<K, L>(t, done[L], end);
   if constexpr (A::KIND == DEPTHWISE) depthwise<K, L>(t, done[L], end);
   done[L] = end;
+}
+
+// The rows of the image that rows [0, end) of layer L need.
+template <class K, int L>
+KORCH_INLINE long image_rows(long end) {
+  typedef Layer<K, L> A;
+  if constexpr (A::KIND == COPY) return end == 0 ? 0 : larger(0, K::row(end - 1) + 1);
+  const long need = larger(0, smaller(A::H, (end - 1) * A::SH - A::TOP + (A::KH - 1) * A::DH + 1));
+  if constexpr (L == 0) return need;
+  else return image_rows<K, L - 1>(need);
+}
+
+// Say which rows of the image the block after `y` needs beyond those that it has.
+template <class K>
+KORCH_INLINE void look_ahead(Task& t, long from, long y, long to) {
+  constexpr int L = first_dense<K>();
+  if constexpr (K::LOOK_AHEAD && L <= LAST_LAYER<K>) {
+    typedef Layer<K, L> A;
+    const long have = image_rows<K, LAST_LAYER<K>>(y), need = image_rows<K, LAST_LAYER<K>>(to);
+    const long tiles = blocks(A::N, A::NV * K::W) * blocks(A::OUT_WIDTH, A::ROWS);
+    t.ahead.from = t.x + have * (K::WIDTH * Source<K, 0>::PIXEL);
+    t.ahead.lines = need > have ? (need - have) * (K::WIDTH * Source<K, 0>::PIXEL) / 16 : 0;
+    t.ahead.turn = 0;
+    t.ahead.turns = tiles * (y - from) * (A::OUT_H / Layer<K, LAST_LAYER<K>>::OUT_H);
+  }
 }
 
 // Say that rows from `start` on are needed of layer L.
@@ -303,10 +434,10 @@ KORCH_INLINE void clear(const Task& t) {
   typedef Layer<K, L> A;
   if constexpr (L < LAST_LAYER<K>) {
     const long count = A::SPLIT ? t.last - t.first : A::N;
-    for (long row = 0; row < blocks(count, K::W) * A::RING; ++row)
+    for (long row = 0; row < blocks(count, A::PIXEL) * A::RING; ++row)
       for (long x = 0; x < A::LINE; ++x)
         if (x < A::MARGIN || x >= A::MARGIN + A::OUT_WIDTH)
-          store<float, K::W>(t.work + A::AT + (row * A::LINE + x) * K::W, splat<float, K::W>(0.0f));
+          for (long c = 0; c < A::PIXEL; ++c) t.work[A::AT + (row * A::LINE + x) * A::PIXEL + c] = 0.0f;
     clear<K, L + 1>(t);
   }
 }
@@ -320,17 +451,19 @@ inline int run(void* const* buffers, const float* x, float* workspace) {
   for (long task = 0; task < K::IMAGES * K::CHUNKS * K::PARTS; ++task) {
     const long part = task % K::PARTS, chunk = task / K::PARTS % K::CHUNKS;
     const long image = task / (K::PARTS * K::CHUNKS);
-    const Task t{buffers, x + image * (K::C * K::H * K::WIDTH),
+    Task t{buffers, x + image * (K::C * K::H * K::WIDTH),
                  workspace + omp_get_thread_num() * K::FLOATS, image,
                  UNITS * part / K::PARTS * K::UNIT,
-                 smaller(UNITS * (part + 1) / K::PARTS * K::UNIT, A::N)};
+                 smaller(UNITS * (part + 1) / K::PARTS * K::UNIT, A::N), {}};
     clear<K, 0>(t);
     const long last = A::OUT_H * (chunk + 1) / K::CHUNKS;
     long y = A::OUT_H * chunk / K::CHUNKS;
     long done[K::Layers::COUNT];
     begin<K, END>(done, y);
     while (y < last) {
+      const long from = y;
       y = smaller(y + K::BLOCK, last);
+      look_ahead<K>(t, from, y, smaller(y + K::BLOCK, last));
       advance<K, END>(t, done, y);
     }
   }

@@ -149,16 +149,16 @@ KORCH_INLINE Vec<T, W> op_reciprocal(Vec<T, W> a) {
 
 template <typename T, int W>
 KORCH_INLINE Vec<T, W> op_max(Vec<T, W> a, Vec<T, W> b) {
-  Vec<T, W> larger = a > b ? a : b;  // b if either is NaN
+  Vec<T, W> larger = b > a ? b : a;  // a if either is NaN: what is left to ask of a literal b is known
   if constexpr (is_integer<T>) return larger;
-  else return a != a ? a : larger;
+  else return b != b ? b : larger;
 }
 
 template <typename T, int W>
 KORCH_INLINE Vec<T, W> op_min(Vec<T, W> a, Vec<T, W> b) {
-  Vec<T, W> smaller = a < b ? a : b;
+  Vec<T, W> smaller = b < a ? b : a;
   if constexpr (is_integer<T>) return smaller;
-  else return a != a ? a : smaller;
+  else return b != b ? b : smaller;
 }
 
 // A comparison of vectors gives -1 in each lane where it holds; truth values are 1.

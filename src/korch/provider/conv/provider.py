@@ -12,7 +12,7 @@ from korch.provider.provider import Kernel, named_kernel
 from korch.provider.vector import scalar
 from korch.target import Target
 
-SCHEMA = 2
+SCHEMA = 3
 """Raise it whenever the kernels change in speed or meaning."""
 
 MANY_ROWS = 16
@@ -48,7 +48,9 @@ class ConvProvider:
         match = match_group(group)
         if isinstance(match, Refusal):
             return match
-        shape = shape_of(group, match, target, offer.variant == "channels")
+        source = offer.inputs[match.image.position]
+        _, pixel = _form(group.input_types[match.image.position].shape, source, target)
+        shape = shape_of(group, match, target, offer.variant == "channels", pixel)
         layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
         text = _print(group, match, shape, offer, target, f"{group.text}layouts {layouts}")
         return named_kernel(text, workspace_bytes=4 * target.threads * shape.floats)
@@ -67,8 +69,12 @@ def _refuse(group: Group, match: Match, target: Target) -> Refusal | None:
 
 
 def _variants(group: Group, match: Match, target: Target) -> tuple[str, ...]:
-    """Return what threads may share: rows, and channels where few rows are shared unevenly."""
+    """Return what threads may share: rows, and channels where few rows are shared unevenly.
+
+    What a lone depthwise convolution does for a channel needs nothing of others.
+    """
     is_even = group.output_types[0].shape[2] >= MANY_ROWS * target.threads
+    is_even = is_even and not (len(match.links) == 1 and match.links[0].is_depthwise)
     if target.threads == 1 or is_even or not can_split(match):
         return ("rows",)
     return ("rows", "channels")
@@ -83,14 +89,32 @@ def _layouts(
     kinds = (channels_blocked(4, target.lanes), channels_last(4))
     sinks = [k.normalized(y.shape) for k in kinds if k.normalized(y.shape) in choices[1]]
     pairs = []
-    is_copied = shape.layers[0].kind == "COPY"
     for kind in kinds:
         source, sink = kind.normalized(x.shape), kind.normalized(y.shape)
         if source in choices[0] and sink in sinks:
             pairs.append((source, sink))
-    if is_copied and 2 * x.shape[1] <= target.lanes:
+    if not match.links[0].is_depthwise and x.shape[1] < target.lanes:
         pairs += [(Layout.plain(4), sink) for sink in sinks]
     return pairs
+
+
+def _form(shape: tuple[int, ...], source: Layout, target: Target) -> tuple[str, int]:
+    """Return how an image lies, and how many of its channels are neighbours."""
+    if source == channels_last(4).normalized(shape):
+        return "LAST", shape[1]
+    return ("PLAIN", 1) if source.is_plain else ("BLOCKED", target.lanes)
+
+
+def _run(table: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return the longest run of neighbours in a table of sources: begin, end, and the shift."""
+    best = (0, 0, 0)
+    begin = 0
+    for i, source in enumerate(table):
+        if i == 0 or min(source, table[i - 1]) < 0 or source != table[i - 1] + 1:
+            begin = i
+        if source >= 0 and i + 1 - begin > best[1] - best[0]:
+            best = (begin, i + 1, source - i)
+    return best
 
 
 def _inputs(
@@ -122,7 +146,8 @@ def _print_layer(layer: Layer, name: str) -> str:
         "KW": layer.window[1], "SH": layer.strides[0], "SW": layer.strides[1],
         "DH": layer.dilations[0], "DW": layer.dilations[1], "TOP": layer.pads[0],
         "LEFT": layer.pads[1], "NV": layer.vectors, "ROWS": layer.pixels,
-        "SPLIT": int(layer.is_split), "RING": rows, "LINE": line, "MARGIN": margin, "AT": at,
+        "BY_PIXEL": int(layer.by_pixel), "SPLIT": int(layer.is_split), "RING": rows, "LINE": line,
+        "MARGIN": margin, "PIXEL": layer.pixel, "AT": at,
         "WEIGHTS": layer.link.weights if layer.link else 0,
     }  # fmt: skip
     constants = "".join(f"  static constexpr long {n} = {value};\n" for n, value in numbers.items())
@@ -146,16 +171,16 @@ def _print(
     head = "".join(f"// {line}\n" for line in comment.splitlines())
     image, channels, height, width = group.input_types[match.image.position].shape
     source, sink = offer.inputs[match.image.position], offer.outputs[0]
-    last = channels_last(4)
     out_shape = group.output_types[0].shape
-    form = "PLAIN" if source.is_plain else "BLOCKED"
-    if source == last.normalized((image, channels, height, width)):
-        form = "LAST"
+    form, _ = _form((image, channels, height, width), source, target)
+    run, run_end, shift = _run(match.image.columns)
     numbers = {
         "W": target.lanes, "FORM": f"korch_conv::{form}",
-        "OUT_LAST": int(sink == last.normalized(out_shape)), "IMAGES": image, "C": channels,
-        "H": height, "WIDTH": width, "BLOCK": shape.block, "CHUNKS": shape.chunks,
+        "OUT_LAST": int(sink == channels_last(4).normalized(out_shape)), "IMAGES": image,
+        "C": channels, "H": height, "WIDTH": width, "BLOCK": shape.block, "CHUNKS": shape.chunks,
         "PARTS": shape.parts, "UNIT": shape.unit, "FLOATS": shape.floats, "THREADS": target.threads,
+        "OUTPUT": len(group.inputs), "LOOK_AHEAD": int(shape.looks_ahead),
+        "RUN": run, "RUN_END": run_end, "SHIFT": shift,
     }  # fmt: skip
     constants = "".join(f"  static constexpr long {n} = {value};\n" for n, value in numbers.items())
     layers = "".join(_print_layer(layer, f"NAME_l{i}") for i, layer in enumerate(shape.layers))

@@ -12,13 +12,19 @@ from korch.provider.conv.match import Link, Match
 from korch.target import Target
 
 CACHE_SHARE = 0.25
-"""The part of the level-2 cache that the rows between convolutions may fill."""
+"""The part of the level-2 cache that the rows between convolutions may fill, or the image's."""
 
 DEPTHWISE_PIXELS = 8
 """Pixels of a row that a convolution channel by channel computes together."""
 
 TILE_COST = 2.0
 """What a tile of results costs beside its multiplications, in vectors multiplied."""
+
+MOST_VECTORS = 5
+"""Vectors of channels that are computed together at most."""
+
+WORTH_IT = 0.92
+"""The part of the usual tile's time that another tile may take at most."""
 
 LATENCY = 8
 """Multiplications that must be independent of each other to keep the units busy."""
@@ -36,7 +42,9 @@ class Layer:
         window: rows and columns of the window; strides, dilations and zeros before of each.
         vectors: of channels computed together.
         pixels: of a row computed together.
+        by_pixel: whether a pixel is loaded once for all columns of the window that see it.
         is_split: whether it computes only the channels of its task's part.
+        pixel: channels that are neighbours in its ring.
         ring: rows, pixels of a row with its zeros, zeros on the left, and the first float.
         link: the convolution; None for a copy.
     """
@@ -51,9 +59,15 @@ class Layer:
     pads: tuple[int, int] = (0, 0)
     vectors: int = 1
     pixels: int = 1
+    by_pixel: bool = False
     is_split: bool = False
+    pixel: int = 1
     ring: tuple[int, int, int, int] = (0, 0, 0, 0)
     link: Link | None = None
+
+    def floats(self, rows: int) -> int:
+        """Return how many numbers there are in so many rows that it reads."""
+        return rows * self.size[1] * self.channels[0]
 
     def reach(self, rows: int) -> int:
         """Return how many rows it reads to write `rows`, pads included."""
@@ -62,10 +76,14 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a kernel: its layers, rows of a block, parts, and workspace of a thread."""
+    """The sizes of a kernel: its layers, rows of a block, parts, and workspace of a thread.
+
+    `looks_ahead` says whether the rows of the image that the next block reads are prefetched.
+    """
 
     layers: tuple[Layer, ...]
     block: int
+    looks_ahead: bool
     chunks: int
     parts: int
     unit: int
@@ -77,7 +95,9 @@ def can_split(match: Match) -> bool:
     return all(link.is_depthwise for link in match.links[1:])
 
 
-def shape_of(group: Group, match: Match, target: Target, by_channels: bool) -> Shape:
+def shape_of(
+    group: Group, match: Match, target: Target, by_channels: bool, pixel: int = 0
+) -> Shape:
     """Choose the sizes.
 
     Args:
@@ -85,8 +105,9 @@ def shape_of(group: Group, match: Match, target: Target, by_channels: bool) -> S
         match: the chain.
         target: its caches, registers and threads.
         by_channels: whether threads share the channels of the result, or its rows.
+        pixel: channels that are neighbours in the image; 0 for a vector's.
     """
-    layers = _layers(group, match, target)
+    layers = _layers(group, match, target, pixel or target.lanes)
     images, channels, rows, _ = group.output_types[0].shape
     teams = target.threads // math.gcd(images, target.threads)
     own = [layer for i, layer in enumerate(layers) if _is_own(layers, i)]
@@ -94,20 +115,57 @@ def shape_of(group: Group, match: Match, target: Target, by_channels: bool) -> S
     parts = min(teams, _ceil(channels, unit)) if by_channels else 1
     chunks = 1 if by_channels else min(teams, rows)
     layers = [
-        replace(layer, is_split=parts > 1 and _is_own(layers, i)) for i, layer in enumerate(layers)
+        replace(layer, is_split=parts > 1 and unit % layer.pixel == 0 and _is_own(layers, i))
+        for i, layer in enumerate(layers)
     ]
     most = _ceil(_ceil(channels, unit), parts) * unit
     per_chunk = _ceil(rows, chunks)
     limit = CACHE_SHARE * target.l2_bytes / 4
+    looks_ahead = _looks_ahead(layers, chunks, target)
+    is_swept = looks_ahead or _is_swept_again(layers[0], per_chunk, rows, target)
 
     def floats_of(rows: int) -> int:
-        return _with_rings(layers, rows, most, target.lanes)[1]
+        rings = _with_rings(layers, rows, most, target.lanes)[1]
+        return max(rings, layers[0].floats(_image_rows(layers, rows)) if is_swept else 0)
 
     # More rows never take less memory.
     block = max(1, bisect.bisect_right(range(1, per_chunk + 1), limit, key=floats_of))
     block = _ceil(per_chunk, _ceil(per_chunk, block))
     placed, floats = _with_rings(layers, block, most, target.lanes)
-    return Shape(tuple(placed), block, chunks, parts, unit, floats)
+    return Shape(tuple(placed), block, looks_ahead, chunks, parts, unit, floats)
+
+
+def _looks_ahead(layers: list[Layer], chunks: int, target: Target) -> bool:
+    """Whether an image that is in no core's cache can be read while another layer multiplies."""
+    is_far = layers[0].floats(layers[0].size[0]) * 4 > chunks * target.l2_bytes
+    is_light = layers[0].kind != "DENSE" or _is_kept(layers[0], target)
+    return is_far and is_light and any(layer.kind == "DENSE" for layer in layers)
+
+
+def _is_kept(layer: Layer, target: Target) -> bool:
+    """Whether a layer's weights stay in the cache from one block to the next."""
+    return 8 * math.prod((*layer.channels, *layer.window)) <= target.l2_bytes
+
+
+def _is_swept_again(layer: Layer, rows: int, all_rows: int, target: Target) -> bool:
+    """Whether a block's rows of the image should stay in the cache for all channels of the result.
+
+    Without blocks each strip of channels reads the whole image again, with them each block reads
+    all weights again: so where those are larger than the image, there is one block.
+    """
+    if layer.kind != "DENSE":
+        return False
+    strips = _ceil(layer.channels[1], layer.vectors * target.lanes)
+    image = layer.floats(layer.size[0]) * rows // all_rows
+    blocks = _ceil(4 * image, int(CACHE_SHARE * target.l2_bytes))
+    weights = math.prod((*layer.channels, *layer.window))
+    pays = _is_kept(layer, target) or blocks * weights < (strips - 1) * image
+    return strips > 1 and blocks > 2 and pays
+
+
+def _image_rows(layers: list[Layer], rows: int) -> int:
+    """Return how many rows of the image a block of rows of the result reads beyond the last's."""
+    return min(layers[0].size[0], rows * math.prod(layer.strides[0] for layer in layers))
 
 
 def _ceil(n: int, size: int) -> int:
@@ -119,7 +177,7 @@ def _is_own(layers: list[Layer], i: int) -> bool:
     return all(layer.kind == "DEPTHWISE" for layer in layers[i + 1 :])
 
 
-def _layers(group: Group, match: Match, target: Target) -> list[Layer]:
+def _layers(group: Group, match: Match, target: Target, pixel: int) -> list[Layer]:
     types = group.body.types
     image = group.input_types[match.image.position]
     found: list[Layer] = []
@@ -134,22 +192,38 @@ def _layers(group: Group, match: Match, target: Target) -> list[Layer]:
             if match.image.is_moved or (has_edges and not link.is_depthwise):
                 moved = (len(match.image.rows), len(match.image.columns))
                 found.append(Layer("COPY", (image.shape[1],) * 2, (image.shape[2], image.shape[3]),
-                                   moved))  # fmt: skip
-        vectors = 2 if y[1] > target.lanes and not link.is_depthwise else 1
-        most = (28 if target.isa in ("avx512", "neon") else 12) // vectors
-        pixels = _pixels(out[1], most, vectors)
+                                   moved, pixel=pixel))  # fmt: skip
+        sums = 28 if target.isa in ("avx512", "neon") else 12
+        vectors = 1 if link.is_depthwise else _vectors(y[1], out[1], sums, target)
+        most = sums // vectors
+        by_pixel = not link.is_depthwise and vectors == 1 and 1 < w[3] <= most // 2
+        by_pixel = by_pixel and a.dilations[1] == 1
+        pixels, _ = _pixels(out[1], most + 2 - w[3] if by_pixel else most, vectors)
         if link.is_depthwise:
             pixels = min(out[1], DEPTHWISE_PIXELS)
         found.append(Layer(
             "DEPTHWISE" if link.is_depthwise else "DENSE", (x[1], y[1]), size, out,
             (w[2], w[3]), tuple(a.strides), tuple(a.dilations), tuple(a.pads_begin),
-            vectors, pixels, link=link,
+            vectors, pixels, by_pixel, pixel=target.lanes, link=link,
         ))  # fmt: skip
     return found
 
 
-def _pixels(width: int, most: int, vectors: int) -> int:
-    """Return how many pixels of a row to compute together: the fewest units of time for a row."""
+def _vectors(channels: int, width: int, sums: int, target: Target) -> int:
+    """Return how many vectors of channels to compute together: two, unless many would be empty."""
+    all_vectors = _ceil(channels, target.lanes)
+
+    def total(vectors: int) -> float:
+        return _ceil(all_vectors, vectors) * _pixels(width, sums // vectors, vectors)[1]
+
+    usual = min(2, all_vectors)
+    choices = range(usual, min(all_vectors, MOST_VECTORS) + 1)
+    best = min(choices, key=lambda vectors: (total(vectors), vectors))
+    return best if total(best) < WORTH_IT * total(usual) else usual
+
+
+def _pixels(width: int, most: int, vectors: int) -> tuple[int, float]:
+    """Return how many pixels of a row to compute together for least time, and this for a row."""
 
     def cost(pixels: int) -> float:
         return max(pixels * vectors, LATENCY) + TILE_COST
@@ -158,7 +232,8 @@ def _pixels(width: int, most: int, vectors: int) -> int:
         rest = width % pixels
         return width // pixels * cost(pixels) + (cost(rest) if rest else 0)
 
-    return min(range(1, min(width, most) + 1), key=lambda p: (total(p), -p))
+    best = min(range(1, min(width, most) + 1), key=lambda p: (total(p), -p))
+    return best, total(best)
 
 
 def _with_rings(
@@ -174,5 +249,6 @@ def _with_rings(
         line = max(margin + layer.out[1], beyond + 1)
         channels = min(layer.channels[1], most_channels) if layer.is_split else layer.channels[1]
         placed.append(replace(layer, ring=(rows, line, margin, floats)))
-        floats += _ceil(channels, lanes) * rows * line * lanes
+        size = _ceil(channels, layer.pixel) * rows * line * layer.pixel
+        floats += _ceil(size, lanes) * lanes
     return placed[::-1], floats
