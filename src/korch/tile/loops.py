@@ -88,8 +88,9 @@ def _grid_of_squares(pass_: Pass, grid: list[Axis], lanes: int) -> Stage:
 
 def _tile(extent: int, wanted: int, step: int) -> int:
     """Return a multiple of a step near what is wanted, whose last tile is no shorter than that."""
-    tiles = range(wanted // step * step, wanted // 2, -step)
-    return next((t for t in tiles if extent % t == 0 or extent % t >= step), tiles[0])
+    wanted = max(1, wanted // step) * step
+    tiles = (*range(wanted, wanted // 2, -step), *range(wanted + step, 4 * wanted + 1, step))
+    return next((t for t in tiles if extent % t == 0 or extent % t >= step), wanted)
 
 
 def _cut(pass_: Pass, grid: list[Axis], axis: Axis, tile: int) -> Pass:
