@@ -30,8 +30,8 @@ def conv(x: str, w: str, strides=(1, 1), begin=(0, 0), end=(0, 0), dilations=(1,
     return g.group(y)
 
 
-def attention(heads: int, m: int, n: int, d: int, e: int, masked: bool = False, kind: str = "f32"
-              ) -> Group:  # fmt: skip
+def attention(heads: int, m: int, n: int, d: int, e: int, masked: bool = False, kind: str = "f32",
+              guarded: bool = False) -> Group:  # fmt: skip
     g = Graph()
     q, k, v = (g.tensor(f"{kind}[{heads},{rows},{width}]")
                for rows, width in ((m, d), (n, d), (n, e)))  # fmt: skip
@@ -41,6 +41,7 @@ def attention(heads: int, m: int, n: int, d: int, e: int, masked: bool = False, 
         s = g.add("add", [s, g.wide(g.tensor(f"{kind}[1,1,{n}]"), g.shape(s))])
     p = g.add("exp", [g.add("sub", [s, g.wide(g.reduce("max", s, 2), g.shape(s))])])
     p = g.add("div", [p, g.wide(g.reduce("sum", p, 2), g.shape(s))])
+    p = g.add("where", [g.add("isnan", [p]), g.number(p, 0.0), p]) if guarded else p
     y = g.add("matmul", [p, v])
     return g.group(g.reshape(g.transpose(y, 1, 0, 2), m, heads * e))
 
@@ -106,6 +107,7 @@ ATTENTIONS = {
     "short last block": partial(attention, 2, 33, 70, 16, 16),
     "small": partial(attention, 1, 8, 8, 20, 24),
     "masked": partial(attention, 3, 16, 130, 8, 40, True),
+    "guarded": partial(attention, 2, 33, 70, 16, 16, True, guarded=True),
     "float16": partial(attention, 2, 40, 40, 16, 16, kind="f16"),
 }
 

@@ -69,6 +69,20 @@ def test_what_is_not_finite_travels(small, rng, bad):
             assert_same(found, a.astype(np.float64) @ b.astype(np.float64), terms=9)
 
 
+def test_guarded_weights_that_are_no_numbers_are_zero(small, rng):
+    group = attention(1, 16, 70, 16, 16, True, guarded=True)
+    provider = TritonAttentionProvider()
+    mask = next(i for i, t in enumerate(group.input_types) if t.shape == (1, 1, 70))
+    inputs = [rng.standard_normal(t.shape).astype(np.float32) for t in group.input_types]
+    for place, bad in ((slice(None), -np.inf), (3, np.nan), (69, np.nan), (40, np.inf)):
+        inputs[mask][...] = 0
+        inputs[mask][..., place] = bad
+        for offer in provider.offer(group, small):
+            kernel = provider.build(group, offer, small)
+            (found,) = run_cuda_kernel(kernel, group, offer, inputs)
+            assert not found.any()
+
+
 def test_masked_keys_have_no_weight_and_rows_without_keys_are_nan(small, rng):
     group = attention(1, 16, 70, 16, 16, True)
     provider = TritonAttentionProvider()

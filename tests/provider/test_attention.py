@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -35,6 +36,14 @@ def softmax(g: Graph, x: int) -> int:
     return g.add("div", [power, total])
 
 
+def guarded(g: Graph, x: int, fill: float = 0.0, test: int | None = None) -> int:
+    y = softmax(g, x)
+    other = g.add(
+        "broadcast", [g.constant(np.float32([[fill]]))], BroadcastAttributes(g.type(y).shape)
+    )
+    return g.add("where", [g.add("isnan", [y if test is None else test]), other, y])
+
+
 def plain(batch: tuple[int, ...], m: int, n: int, d: int, e: int, *, swap: bool = False) -> Group:
     g = Graph()
     q = g.tensor(*batch, m, d)
@@ -50,14 +59,15 @@ def heads(g: Graph, x: int, count: int) -> int:
     return moved(g, shaped(g, x, b, n, count, width // count), 0, 2, 1, 3)
 
 
-def whole(g: Graph, mask: tuple[int, ...] = (), rows: int = 30, keys: int = 21) -> int:
+def whole(g: Graph, mask: tuple[int, ...] = (), rows: int = 30, keys: int = 21,
+          weights: Callable[[Graph, int], int] = softmax) -> int:  # fmt: skip
     """Attention of 2 heads with a scale, a mask and a residual."""
     q, k, v = (g.tensor(1, n, 32) for n in (rows, keys, keys))
     s = g.add("matmul", [heads(g, q, 2), moved(g, heads(g, k, 2), 0, 1, 3, 2)])
     s = g.with_number("mul", s, 0.25)
     if mask:
         s = g.with_tensor("add", s, g.tensor(*mask))
-    y = g.add("matmul", [softmax(g, s), heads(g, v, 2)])
+    y = g.add("matmul", [weights(g, s), heads(g, v, 2)])
     return g.add("add", [shaped(g, moved(g, y, 0, 2, 1, 3), 1, rows, 32), q])
 
 
@@ -120,9 +130,59 @@ def test_what_is_not_finite_travels(target, builder, rng, bad):
     assert np.allclose(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-def test_all_of_it_is_one_group_of_a_graph(target):
+@pytest.mark.parametrize("is_blocked", [False, True])
+def test_weights_that_are_not_numbers_become_zero(target, builder, rng, monkeypatch, is_blocked):
+    """As PyTorch exports it: a row that a mask leaves nothing of gives 0."""
+    if is_blocked:
+        monkeypatch.setattr(provider, "MANY_KEYS", 40)
+        monkeypatch.setattr(provider, "KEYS", 2 * target.lanes)
     g = Graph()
-    g.output("y", whole(g, (1, 1, 30, 21)))
+    group = g.group(whole(g, (1, 1, 30, 100), keys=100, weights=guarded))
+    arrays = [rng.standard_normal(t.shape).astype(np.float32) for t in group.input_types]
+    mask = arrays[next(i for i, t in enumerate(group.input_types) if t.rank == 4)]
+    q = next(a for a in arrays if a.shape == (1, 30, 32))
+    v = [a for a in arrays if a.shape == (1, 100, 32)][-1]
+    mask[..., 1, :] = -np.inf
+    mask[..., 2, :99] = -np.inf
+    mask[..., 3, :50] = -np.inf
+    mask[..., 4, 3], mask[..., 5, 98] = np.nan, np.nan
+    mask[..., 6, 70], mask[..., 7, 2] = np.inf, np.inf
+    mask[..., 8, :] = np.nan
+    (offer,) = AttentionProvider().offer(group, target)
+    kernel = AttentionProvider().build(group, offer, target)
+    for value in (1.0, np.inf, np.nan):  # 0 times what is not finite is no number
+        v[0, 97, 5] = value
+        feeds = {f"i{i}": a for i, a in enumerate(arrays)}
+        with np.errstate(invalid="ignore"):
+            expected = reference.run(group.body, feeds, exact=True)["o0"]
+        (found,) = run_kernel(kernel, group, offer, arrays, builder)
+        assert np.isnan(expected).sum() == (0 if value == 1.0 else np.isnan(found).sum())
+        assert np.allclose(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+        if value == 1.0:
+            nothing = [1, 4, 5, 6, 7, 8]
+            assert np.array_equal(found[0, nothing], q[0, nothing])
+
+
+def other_test(g: Graph, x: int) -> int:
+    return guarded(g, x, test=x)
+
+
+def other_fill(g: Graph, x: int) -> int:
+    return guarded(g, x, fill=1.0)
+
+
+@pytest.mark.parametrize("weights", [other_test, other_fill])
+def test_other_choices_between_weights_are_no_guard(target, weights):
+    g = Graph()
+    group = g.group(whole(g, weights=weights))
+    expected = Refusal("no softmax is the left operand of the second product")
+    assert AttentionProvider().offer(group, target) == expected
+
+
+@pytest.mark.parametrize("weights", [softmax, guarded])
+def test_all_of_it_is_one_group_of_a_graph(target, weights):
+    g = Graph()
+    g.output("y", whole(g, (1, 1, 30, 21), weights=weights))
     graph = g.freeze()
     groups, _ = enumerate_groups(graph, Options())
     linear = [sum(p.op == "matmul" for p in group.body.primitives) for group in groups]

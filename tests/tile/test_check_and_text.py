@@ -31,6 +31,10 @@ X = Load("x0", F32, "i0", var("v"))
 STORE = Store("o0", var("v"), "x0")
 COPY = Pass((Axis("v", 8),), "v", (X,), (STORE,))
 ROWS = (Axis("v", 8), Axis("r", 3, True))
+SQUARES = Pass(
+    (Axis("v", 2), Axis("w", 4)), "w", (Load("x0", F32, "i0", add(var("v"), scale(var("w"), 2))),),
+    (Store("o0", add(scale(var("v"), 4), var("w")), "x0"),), "v",
+)  # fmt: skip
 SUM = Pass(ROWS, "v", (Load("x0", F32, "i0", ZERO),), (Accumulate("o0", var("v"), "x0", "sum"),))
 
 
@@ -43,6 +47,8 @@ def program(*passes: Pass, grid: tuple[Axis, ...] = (), more: tuple[Buffer, ...]
 def test_sound_programs_pass():
     check.check_program(program(COPY))
     check.check_program(program(SUM))
+    check.check_program(program(SQUARES))
+    check.check_program(program(replace(SQUARES, axes=SQUARES.axes[::-1])))
 
 
 TILE = Buffer("t", Level.TILE, F32, 1)
@@ -72,6 +78,11 @@ REFUSED = {
         replace(COPY, axes=(RAGGED,)), grid=(Axis("g", 3),)
     ),
     "'w': the vector axis is no loop of its pass": program(replace(COPY, vector="w")),
+    "'u': squares are no innermost loops": program(replace(SQUARES, across="u")),
+    "'v': squares are reduced": program(replace(SUM, axes=ROWS[:1], across="v")),
+    "'v': a guard turns inside of squares": program(
+        replace(SQUARES, ops=(replace(SQUARES.ops[0], guards=(Inside(var("v"), 0, 1),)),))
+    ),
     "'x0 = f32 neg(x1)': a value is used before it is bound": program(
         replace(COPY, ops=(Apply("x0", F32, "neg", ("x1",)), replace(X, name="x1")))
     ),
@@ -169,6 +180,22 @@ def test_a_ragged_tile_may_end_at_the_end():
     check.check_program(program(copy, grid=(Axis("g", 2),)))
     text = format_program(program(copy, grid=(Axis("g", 2),)))
     assert "  pass v<min(4, 7 - 4*g) vector v\n" in text
+
+
+def test_each_part_of_two_ragged_tiles_is_checked():
+    """The last tiles of both axes hold places that no other tiles reach."""
+    axes = (Axis("v", 2, ragged=("g", 3)), Axis("w", 4, ragged=("h", 7)))
+    place = add(scale(var("g"), 14), scale(var("v"), 7), scale(var("h"), 4), var("w"))
+    copy = Pass(axes, "w", (replace(X, index=place),), (replace(STORE, index=place),), "v")
+    grid = (Axis("g", 2), Axis("h", 2))
+    buffers = (Buffer("i0", Level.INPUT, F32, 21), Buffer("o0", Level.OUTPUT, F32, 21))
+    check.check_program(TileProgram(buffers, (Stage(grid, (copy,)),)))
+    smaller = (buffers[0], replace(buffers[1], size=20))
+    with pytest.raises(InvalidGraphError, match="reaches"):
+        check.check_program(TileProgram(smaller, (Stage(grid, (copy,)),)))
+    assert "w<min(4, 7 - 4*h) vector w across v" in format_program(
+        TileProgram(buffers, (Stage(grid, (copy,)),))
+    )
 
 
 def test_the_text_form(target):

@@ -69,7 +69,8 @@ def test_other_instruction_sets(isa, target, rng, tmp_path):
     if target.isa != "avx512":
         pytest.skip("this machine runs no other instruction set")
     other = Target(isa=isa, lanes={"avx2": 8, "generic": 4}[isa])
-    groups = [g for name in ("normalizations", "several outputs") for g in FAMILIES[name]()][::2]
+    names = ("normalizations", "several outputs", "squares")
+    groups = [g for name in names for g in FAMILIES[name]()][::2]
     check_offers(PROVIDER, groups, other, Builder(isa, tmp_path), rng)
 
 
@@ -123,6 +124,19 @@ def test_changes_of_layout(target, builder, rng):
     for group, offer, kernel in checked:
         inputs = random_arrays(rng, group.input_types, specials=True)
         check_kernel(kernel, group, offer, inputs, builder, library)
+
+
+def test_transposes_go_through_squares(target):
+    """Of four-byte elements, where both axes fill a side, and only of loads that are strided."""
+    for text, perm, is_square in (
+        ("f32[37,300]", (1, 0), True), ("i32[4,4]", (1, 0), True), ("f32[3,300]", (1, 0), False),
+        ("f64[37,300]", (1, 0), False), ("f32[37,3,20]", (1, 0, 2), False),
+    ):  # fmt: skip
+        g = Graph()
+        group = g.group(g.transpose(g.tensor(text), *perm))
+        kernel = PROVIDER.build(group, offers_of(group, target)[0], target)
+        assert isinstance(kernel, Kernel)
+        assert ("load_across" in kernel.source) == is_square, text
 
 
 def test_large_groups_run_in_parallel_and_small_ones_do_not(target, builder, rng):

@@ -210,6 +210,34 @@ def moves() -> Iterator[Group]:
     yield g.group(g.take(x, 0, [3, 0, 0, 2]))
 
 
+def squares() -> Iterator[Group]:
+    """Transposes larger and smaller than registers, cut into tiles, aliased, and with guards."""
+    for text in ("f32[3,4]", "f32[4,3]", "f32[5,7]", "f32[16,16]", "f32[17,33]", "f32[4,90]",
+                 "f32[90,4]", "f32[130,90]", "f32[37,300]", "f32[256,53]", "f32[53,256]",
+                 "i32[19,21]", "f64[18,19]", "f16[18,19]", "u8[18,19]"):  # fmt: skip
+        g = Graph()
+        yield g.group(g.transpose(g.tensor(text), 1, 0))
+    for perm in ((0, 2, 3, 1), (0, 3, 1, 2), (2, 1, 0, 3), (3, 2, 1, 0)):
+        g = Graph()
+        x = g.tensor("f32[3,23,6,20]")
+        y = g.transpose(x, *perm)
+        small = g.wide(g.tensor(f"f32[{g.shape(y)[-1]}]"), g.shape(y))
+        yield g.group(g.add("mul", [g.add("add", [y, small]), g.tensor(f"f32{[*g.shape(y)]}")]))
+    for before, after in (((2, 0), (3, 0)), ((0, 2), (0, 3)), ((1, 1), (1, 1))):
+        g = Graph()
+        x = g.transpose(g.tensor("f32[21,38]"), 1, 0)
+        yield g.group(g.pad(x, before, after, fill=2.0), g.pad(x, before, after, "reflect"))
+    for axis in (0, 1):
+        g = Graph()
+        shapes = ("f32[20,18]", "f32[5,18]") if axis else ("f32[18,20]", "f32[18,5]")
+        yield g.group(g.concat(axis, *(g.transpose(g.tensor(s), 1, 0) for s in shapes)))
+    g = Graph()
+    x = g.tensor("f32[24,70]")
+    first, second = g.slice(x, (1, 2), (20, 20), (1, 1)), g.slice(x, (0, 30), (20, 20), (1, 2))
+    yield g.group(g.add("sub", [g.transpose(first, 1, 0), g.transpose(second, 1, 0)]),
+                  g.add("sub", [g.transpose(second, 1, 0), first]))  # fmt: skip
+
+
 def pools() -> Iterator[Group]:
     """Windows with pads, strides and dilations, of one to three axes."""
     for op in ("sum", "max"):
@@ -299,7 +327,7 @@ def random_groups(rng: np.random.Generator, count: int, primitives: int = 8) -> 
 
 
 FAMILIES = {
-    "pads": pads, "moves": moves, "pools": pools, "reductions": reductions,
+    "pads": pads, "moves": moves, "squares": squares, "pools": pools, "reductions": reductions,
     "several outputs": several_outputs, "odd shapes": odd_shapes,
     "normalizations": normalizations,
 }  # fmt: skip

@@ -28,10 +28,18 @@ MOST_ENDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """The primitives of a softmax over the last axis, and the value that it is of."""
+    """The primitives of a softmax over the last axis, and the value that it is of.
+
+    Attributes:
+        x: the value.
+        primitives: the softmax's.
+        is_guarded: whether what is not a number becomes 0: PyTorch writes it so, for rows that a
+            mask leaves nothing of.
+    """
 
     x: int
     primitives: tuple[Primitive, ...]
+    is_guarded: bool = False
 
 
 def attention_groups(graph: PrimitiveGraph, groups: Iterable[Group]) -> Iterator[Group]:
@@ -95,8 +103,20 @@ def _from_product(
 def find_softmax(body: PrimitiveGraph, value: int) -> Softmax | None:
     """Return the softmax over the last axis that gives a value, None if there is none.
 
-    e^(x - m) / s, with m the maximum and s the sum of e^(x - m) over the axis.
+    It is y = e^(x - m) / s, with m the maximum and s the sum of e^(x - m) over the axis, or
+    where(isnan(y), 0, y).
     """
+    for choice in _makers(body, value, "where"):
+        test, zero, otherwise = choice.inputs
+        tests = [p for p in _makers(body, test, "isnan") if p.inputs == (otherwise,)]
+        constant = body.constants.get(zero)
+        inner = _quotient(body, otherwise) if tests else None
+        if inner is not None and constant is not None and constant.is_zero:
+            return Softmax(inner.x, (*inner.primitives, tests[0], choice), is_guarded=True)
+    return _quotient(body, value)
+
+
+def _quotient(body: PrimitiveGraph, value: int) -> Softmax | None:
     for quotient in _makers(body, value, "div"):
         for power in _makers(body, quotient.inputs[0], "exp"):
             for shifted in _makers(body, power.inputs[0], "sub"):

@@ -9,6 +9,7 @@
 //   KEYS              keys of a block, a multiple of 2 W unless it is all of them
 //   ROWS, CHUNKS      queries of a block, and parts of the queries that are separate tasks
 //   NE                vectors of columns of v that are computed together
+//   IS_GUARDED        whether weights that are not numbers, which then are a whole row's, become 0
 //   Q_STEP            elements between rows of q, whose terms are neighbours
 //   K_ROW, K_COLUMN   elements between terms and between columns of k, one of them 1
 //   V_ROW, V_COLUMN   the same of v
@@ -68,69 +69,127 @@ KORCH_INLINE void multiply(const float* a, long step, const float* strip, long d
 }
 
 template <class K>
-__attribute__((noinline)) void scores(void* const* buffers, const float* q, const float* strip, float* s, long i,
-                                      long m, long n) {  // s: where the scores of key n belong
+__attribute__((noinline)) void scores(void* const* buffers, const float* q, const float* strip, float* s, float* tops,
+                                      long i, long m, long n) {  // s: where the scores of key n belong
   V<K> sum[K::ROWS][NK] = {};
   multiply<K, NK>(q, K::Q_STEP, strip, K::D, sum);
 #pragma GCC unroll 32
-  for (int r = 0; r < K::ROWS; ++r)
+  for (int r = 0; r < K::ROWS; ++r) {
+    V<K> top = load<float, K::W>(tops + r * K::W);
 #pragma GCC unroll 4
     for (int v = 0; v < NK; ++v) {
       const long at = n + v * K::W;
       float* const to = s + r * WIDTH<K> + v * K::W;
+      V<K> y = splat<float, K::W>(-__builtin_inff());  // beyond the keys, where it weighs nothing
       if (K::N % K::W == 0 || at + K::W <= K::N) {
-        // Whole vectors beyond the keys weigh nothing, as single scores do below.
-        V<K> y = K::N % (NK * K::W) == 0 || at < K::N ? K::template score<K::W>(buffers, sum[r][v], i, m + r, at)
-                                                      : splat<float, K::W>(-__builtin_inff());
-        store<float, K::W>(to, y);
+        if (K::N % (NK * K::W) == 0 || at < K::N) y = K::template score<K::W>(buffers, sum[r][v], i, m + r, at);
       } else {
         for (int j = 0; j < K::W; ++j)
-          to[j] = at + j < K::N ? K::template score<1>(buffers, sum[r][v][j], i, m + r, at + j) : -__builtin_inff();
+          if (at + j < K::N) y[j] = K::template score<1>(buffers, sum[r][v][j], i, m + r, at + j);
       }
+      store<float, K::W>(to, y);
+      top = y > top ? y : top;
     }
+    store<float, K::W>(tops + r * K::W, top);
+  }
 }
 
-// The maximum and the sum of a row so far, and by what its results so far are to be multiplied.
-struct Row {
-  float top = -__builtin_inff(), total = 0, factor = 0;
+// What is known of a block of queries, a lane for each, with its lanes in memory before they are
+// combined: `parts` has a vector of W for each row.
+template <class K>
+struct Rows {
+  static constexpr long G = (K::ROWS + K::W - 1) / K::W;
+  alignas(64) float parts[G * K::W * K::W];
+  alignas(64) float base[G * K::W];    // what is subtracted from the scores: their maximum so far
+  alignas(64) float factor[G * K::W];  // by what the results so far are to be multiplied
+  V<K> top[G], total[G];
+
+  KORCH_INLINE void set_parts(float x) {
+    for (long n = 0; n < G * K::W * K::W; n += K::W) store<float, K::W>(parts + n, splat<float, K::W>(x));
+  }
+
+  // A lane for each row, from a vector for each row: a transposed square is combined lane by lane.
+  template <typename F>
+  KORCH_INLINE V<K> combined(long g, F combine) const {
+    V<K> x[K::W];
+    korch::load_across<float, K::W, K::W>(x, parts + g * K::W * K::W, K::W);
+#pragma GCC unroll 8
+    for (int step = K::W / 2; step > 0; step /= 2)
+#pragma GCC unroll 16
+      for (int j = 0; j < step; ++j) x[j] = combine(x[j], x[j + step]);
+    return x[0];
+  }
 };
 
-// e^(s - max s) of a row's next block, in place. Pairs of vectors, so that maxima and sums don't wait
-// for each other.
+// After the scores of a block: what to subtract. A maximum may miss a NaN: its weight is NaN anyway.
 template <class K>
-KORCH_INLINE void exponentials(float* s, long width, Row& row) {
-  V<K> top = load<float, K::W>(s), other = load<float, K::W>(s + K::W);
-  for (long n = 2 * K::W; n < width; n += 2 * K::W) {
-    top = korch::op_max<float, K::W>(top, load<float, K::W>(s + n));
-    other = korch::op_max<float, K::W>(other, load<float, K::W>(s + n + K::W));
+KORCH_INLINE void find_bases(Rows<K>& rows) {
+  const V<K> infinity = splat<float, K::W>(__builtin_inff()), zero = splat<float, K::W>(0.0f);
+  for (long g = 0; g < Rows<K>::G; ++g) {
+    V<K> most = rows.combined(g, [](V<K> a, V<K> b) { return a > b ? a : b; });
+    if constexpr (!IS_ONE_BLOCK<K>) {
+      most = rows.top[g] > most ? rows.top[g] : most;
+      // Where all so far is -infinity nothing weighs anything; if that stays so, 0 / 0 is NaN.
+      const V<K> base = most == -infinity ? zero : most;
+      store<float, K::W>(rows.factor + g * K::W, korch::exp_of_nonpositive<K::W>(rows.top[g] - base));
+      rows.top[g] = most;
+      most = base;
+    }
+    store<float, K::W>(rows.base + g * K::W, most);
   }
-  float most = korch::across_max<float, K::W>(korch::op_max<float, K::W>(top, other));
-  if constexpr (!IS_ONE_BLOCK<K>) {
-    most = korch::op_max<float, 1>(most, row.top);
-    // Where all so far is -infinity nothing weighs anything; if that stays so, 0 / 0 is NaN.
-    const float base = most == -__builtin_inff() ? 0.0f : most;
-    row.factor = korch::op_exp<float, 1>(row.top - base);
-    row.top = most;
-    most = base;
+}
+
+// e^(s - base) of a block, in place; the sums of rows are left in parts.
+template <class K>
+KORCH_INLINE void exponentials(float* s, long width, Rows<K>& rows) {
+  for (long r = 0; r < K::ROWS; ++r, s += WIDTH<K>) {
+    const V<K> base = splat<float, K::W>(rows.base[r]);
+    V<K> sum = splat<float, K::W>(0.0f), more = sum;
+    for (long n = 0; n < width; n += 2 * K::W) {
+      const V<K> a = korch::exp_of_nonpositive<K::W>(load<float, K::W>(s + n) - base);
+      const V<K> b = korch::exp_of_nonpositive<K::W>(load<float, K::W>(s + n + K::W) - base);
+      store<float, K::W>(s + n, a);
+      store<float, K::W>(s + n + K::W, b);
+      sum += a;
+      more += b;
+    }
+    store<float, K::W>(rows.parts + r * K::W, sum + more);
   }
-  const V<K> base = splat<float, K::W>(most);
-  V<K> sum = splat<float, K::W>(0.0f), more = sum;
-  for (long n = 0; n < width; n += 2 * K::W) {
-    const V<K> a = korch::exp_of_nonpositive<K::W>(load<float, K::W>(s + n) - base);
-    const V<K> b = korch::exp_of_nonpositive<K::W>(load<float, K::W>(s + n + K::W) - base);
-    store<float, K::W>(s + n, a);
-    store<float, K::W>(s + n + K::W, b);
-    sum += a;
-    more += b;
+}
+
+// Add the block's sums to the totals. Weights that are not numbers are all of a row.
+template <class K>
+KORCH_INLINE void add_totals(float* s, long width, Rows<K>& rows) {
+  for (long g = 0; g < Rows<K>::G; ++g) {
+    const V<K> own = rows.combined(g, [](V<K> a, V<K> b) { return a + b; });
+    if constexpr (IS_ONE_BLOCK<K>) rows.total[g] = own;
+    else rows.total[g] = rows.total[g] * load<float, K::W>(rows.factor + g * K::W) + own;
   }
-  const float own = korch::across_sum<float, K::W>(sum + more);
-  row.total = IS_ONE_BLOCK<K> ? own : row.total * row.factor + own;
+  if constexpr (K::IS_GUARDED) {
+    for (long r = 0; r < K::ROWS; ++r) {
+      const float total = rows.total[r / K::W][r % K::W];
+      if (total == total) continue;
+      rows.factor[r] = 0;
+      for (long n = 0; n < width; n += K::W) store<float, K::W>(s + r * WIDTH<K> + n, splat<float, K::W>(0.0f));
+    }
+  }
+}
+
+// By what the last results are to be multiplied.
+template <class K>
+KORCH_INLINE void invert_totals(Rows<K>& rows) {
+  const V<K> one = splat<float, K::W>(1.0f), zero = splat<float, K::W>(0.0f);
+  for (long g = 0; g < Rows<K>::G; ++g) {
+    V<K> total = rows.total[g];
+    if constexpr (K::IS_GUARDED) total = total > zero ? total : one;
+    store<float, K::W>(rows.base + g * K::W, one / total);
+  }
 }
 
 // Add what a block of keys gives to the results, of which the last block's are finished.
 template <class K>
-__attribute__((noinline)) void results(void* const* buffers, const float* s, const float* strip, const Row* rows,
-                                       float* so_far, long keys, bool is_first, bool is_last, long i, long m, long n) {
+__attribute__((noinline)) void results(void* const* buffers, const float* s, const float* strip, const float* factors,
+                                       const float* inverses, float* so_far, long keys, bool is_first, bool is_last, long i, long m, long n) {
   V<K> sum[K::ROWS][K::NE] = {};
   multiply<K, K::NE>(s, WIDTH<K>, strip, keys, sum);
 #pragma GCC unroll 32
@@ -141,13 +200,13 @@ __attribute__((noinline)) void results(void* const* buffers, const float* s, con
       V<K> y = sum[r][v];
       if constexpr (!IS_ONE_BLOCK<K>) {
         float* const own = so_far + r * COLUMNS<K> + at;
-        if (!is_first) y += load<float, K::W>(own) * splat<float, K::W>(rows[r].factor);
+        if (!is_first) y += load<float, K::W>(own) * splat<float, K::W>(factors[r]);
         if (!is_last) {
           store<float, K::W>(own, y);
           continue;
         }
       }
-      y = y / splat<float, K::W>(rows[r].total);
+      y *= splat<float, K::W>(inverses[r]);
       if (K::E % (K::NE * K::W) == 0 || at + K::W <= K::E) {
         K::template finish<K::W>(buffers, y, i, m + r, at);
       } else {
@@ -162,15 +221,24 @@ KORCH_INLINE void attend(void* const* buffers, const float* q, const float* keys
                          long i, long m) {
   constexpr long STRIP = K::NE * K::W;
   float* const so_far = s + K::ROWS * WIDTH<K>;
-  Row rows[K::ROWS];
+  Rows<K> rows;
+  for (long g = 0; g < Rows<K>::G; ++g) {
+    rows.top[g] = splat<float, K::W>(-__builtin_inff());
+    rows.total[g] = splat<float, K::W>(0.0f);
+  }
   for (long from = 0; from < K::N; from += K::KEYS) {
-    const long count = korch::smaller(K::KEYS, K::N - from);
+    const long count = korch::smaller(K::KEYS, K::N - from), width = up(count, NK * K::W);
+    const bool is_last = from + count == K::N;
+    rows.set_parts(-__builtin_inff());
     for (long n = 0; n < count; n += NK * K::W)
-      scores<K>(buffers, q, keys + (from + n) * K::D, s + n, i, m, from + n);
-    for (long r = 0; r < K::ROWS; ++r) exponentials<K>(s + r * WIDTH<K>, up(count, NK * K::W), rows[r]);
+      scores<K>(buffers, q, keys + (from + n) * K::D, s + n, rows.parts, i, m, from + n);
+    find_bases<K>(rows);
+    exponentials<K>(s, width, rows);
+    add_totals<K>(s, width, rows);
+    if (is_last) invert_totals<K>(rows);
     for (long n = 0; n < K::E; n += STRIP)
-      results<K>(buffers, s, values + n * K::N + from * STRIP, rows, so_far, count, from == 0, from + count == K::N,
-                 i, m, n);
+      results<K>(buffers, s, values + n * K::N + from * STRIP, rows.factor, rows.base, so_far, count, from == 0,
+                 is_last, i, m, n);
   }
 }
 

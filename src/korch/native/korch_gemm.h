@@ -32,34 +32,6 @@ inline constexpr long LINE = COLUMNS<K> < 16 ? COLUMNS<K> : 16;
 template <class K>
 using V = korch::Vec<float, K::W>;
 
-// Transpose W vectors of W elements, in log W rounds of exchanges between pairs.
-template <int W>
-KORCH_INLINE void transpose(korch::Vec<float, W>* x) {
-#ifdef __clang__
-  float y[W][W];
-  for (int i = 0; i < W; ++i)
-    for (int j = 0; j < W; ++j) y[j][i] = x[i][j];
-  for (int i = 0; i < W; ++i) x[i] = korch::load<float, W>(y[i]);
-#else
-#pragma GCC unroll 8
-  for (int s = 1; s < W; s *= 2) {
-    korch::Vec<int32_t, W> low, high;
-#pragma GCC unroll 64
-    for (int j = 0; j < W; ++j) {
-      low[j] = j & s ? W + j - s : j;
-      high[j] = j & s ? W + j : j + s;
-    }
-#pragma GCC unroll 64
-    for (int i = 0; i < W; ++i) {
-      if (i & s) continue;
-      korch::Vec<float, W> a = x[i], b = x[i + s];
-      x[i] = __builtin_shuffle(a, b, low);
-      x[i + s] = __builtin_shuffle(a, b, high);
-    }
-  }
-#endif
-}
-
 // Elements between the first terms of rows; with PACKS_A, of blocks of rows, per row.
 template <class K>
 inline constexpr long A_ROW = K::PACKS_A ? K::DEPTH : K::A_STEP;
@@ -99,9 +71,7 @@ KORCH_INLINE void pack(const float* b, long first, float* strip) {
       const float* const from = b + (first + v * K::W) * K::B_COLUMN + k;
       if (left >= K::W && k + K::W <= K::DEPTH) {
         V<K> x[K::W];
-#pragma GCC unroll 64
-        for (int j = 0; j < K::W; ++j) x[j] = korch::load<float, K::W>(from + j * K::B_COLUMN);
-        transpose<K::W>(x);
+        korch::load_across<float, K::W, K::W>(x, from, K::B_COLUMN);
 #pragma GCC unroll 64
         for (int j = 0; j < K::W; ++j) korch::store<float, K::W>(to + j * COLUMNS<K>, x[j]);
         continue;

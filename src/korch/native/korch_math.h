@@ -29,6 +29,14 @@ KORCH_INLINE F<W> number(float x) {
   return splat<float, W>(x);
 }
 
+// A NaN fails both comparisons and stays. In this order of operands each is one instruction.
+template <int W>
+KORCH_INLINE F<W> clamped(F<W> x, float least, float most) {
+  F<W> low = number<W>(least), high = number<W>(most);
+  F<W> a = low > x ? low : x;
+  return high < a ? high : a;
+}
+
 // Horner's rule, highest coefficient first.
 template <int W, typename... Rest>
 KORCH_INLINE F<W> polynomial(F<W> x, float first, Rest... rest) {
@@ -37,12 +45,25 @@ KORCH_INLINE F<W> polynomial(F<W> x, float first, Rest... rest) {
   return y;
 }
 
+// x 2^n for a whole n, given as the number 1.5 * 2^23 + n: in one instruction where there is one.
+template <int W>
+KORCH_INLINE F<W> scaled(F<W> x, F<W> shifted) {
+  F<W> magic = number<W>(12582912.0f);
+#if defined(__AVX512F__)
+  if constexpr (W == 16) return __builtin_ia32_scalefps512_mask(x, shifted - magic, x, -1, 4);
+#endif
+  // Two factors of 2^(n/2), so that neither leaves the range of exponents before the product does.
+  I<W> k = bits_of<W>(shifted) - bits_of<W>(magic);
+  I<W> half = k >> 1;
+  F<W> one = float_of<W>((half + 127) << 23);
+  F<W> two = float_of<W>((k - half + 127) << 23);
+  return x * one * two;
+}
+
 template <int W>
 KORCH_INLINE F<W> exp_float(F<W> x) {
-  // Beyond these the result is 0 or infinite; a NaN fails both comparisons and stays.
-  F<W> low = number<W>(-104.0f), high = number<W>(89.0f);
-  F<W> a = x < low ? low : x;
-  a = a > high ? high : a;
+  // Beyond these the result is 0 or infinite.
+  F<W> a = clamped<W>(x, -104.0f, 89.0f);
   // a = n ln 2 + r; adding 1.5 * 2^23 rounds to the nearest integer.
   F<W> magic = number<W>(12582912.0f);
   F<W> shifted = a * number<W>(1.44269504088896341f) + magic;
@@ -50,21 +71,15 @@ KORCH_INLINE F<W> exp_float(F<W> x) {
   F<W> r = a - n * number<W>(0.693359375f) - n * number<W>(-2.12194440054690583e-4f);
   F<W> p = polynomial<W>(r, 1.395171725e-03f, 8.369598410e-03f, 4.166618728e-02f, 1.666651289e-01f,
                          5.000000101e-01f);
-  F<W> y = p * r * r + r + number<W>(1.0f);
-  // Two factors of 2^(n/2), so that neither leaves the range of exponents before the product does.
-  I<W> k = bits_of<W>(shifted) - bits_of<W>(magic);
-  I<W> half = k >> 1;
-  F<W> one = float_of<W>((half + 127) << 23);
-  F<W> two = float_of<W>((k - half + 127) << 23);
-  F<W> result = y * one * two;
-  return x != x ? x : result;
+  F<W> one = number<W>(1.0f);
+  return scaled<W>((p * r + one) * r + one, shifted);
 }
 
-// e^x for x <= 0, results below 2^-125 as 0: what a softmax needs, in two thirds of the time.
+// e^x for x <= 0, results below 2^-125 as 0: what a softmax needs, in less time.
 template <int W>
 KORCH_INLINE F<W> exp_of_nonpositive(F<W> x) {
-  F<W> low = number<W>(-87.0f), zero = number<W>(0.0f);
-  F<W> a = x < low ? low : x;
+  F<W> low = number<W>(-87.0f), zero = number<W>(0.0f), one = number<W>(1.0f);
+  F<W> a = low > x ? low : x;
   // The number added rounds, and has the bias of exponents, so that the sum's low bits are those of 2^n.
   F<W> magic = number<W>(12582912.0f + 127.0f);
   F<W> shifted = a * number<W>(1.44269504088896341f) + magic;
@@ -72,7 +87,7 @@ KORCH_INLINE F<W> exp_of_nonpositive(F<W> x) {
   F<W> r = a - n * number<W>(0.693359375f) - n * number<W>(-2.12194440054690583e-4f);
   F<W> p = polynomial<W>(r, 1.395171725e-03f, 8.369598410e-03f, 4.166618728e-02f, 1.666651289e-01f,
                          5.000000101e-01f);
-  F<W> y = (p * r * r + r + number<W>(1.0f)) * float_of<W>(bits_of<W>(shifted) << 23);
+  F<W> y = ((p * r + one) * r + one) * float_of<W>(bits_of<W>(shifted) << 23);
   return x < low ? zero : y;
 }
 
@@ -127,26 +142,21 @@ KORCH_INLINE F<W> tanh_float(F<W> x) {
 
 template <int W>
 KORCH_INLINE F<W> erf_float(F<W> x) {
-  // An odd rational function; beyond 3.95 the result rounds to 1. A NaN fails all comparisons.
-  F<W> low = number<W>(-3.95f), high = number<W>(3.95f), one = number<W>(1.0f);
-  F<W> a = x < low ? low : x;
-  a = a > high ? high : a;
+  // An odd rational function; beyond 3.95 the result rounds to 1.
+  F<W> one = number<W>(1.0f), a = clamped<W>(x, -3.95f, 3.95f);
   F<W> z = a * a;
   F<W> p = polynomial<W>(z, 2.025857156695565e-06f, 2.8466727e-04f, 3.8076851e-03f, 5.2873943e-02f,
                          1.9154061e-01f, 1.1283791e+00f);
   F<W> q = polynomial<W>(z, 3.7830199e-05f, 1.1705920e-03f, 1.5054142e-02f, 1.1455542e-01f,
                          5.0308114e-01f, 1.0f);
   F<W> y = a * p / q;
-  y = y > one ? one : y;
-  return y < -one ? -one : y;
+  return clamped<W>(y, -1.0f, 1.0f);
 }
 
 template <int W>
 KORCH_INLINE F<W> sigmoid_float(F<W> x) {
-  // 1 / (1 + e^-x). Beyond these the result is 1 or 0; a NaN fails both comparisons and travels.
-  F<W> low = number<W>(-89.0f), high = number<W>(87.0f);
-  F<W> a = x < low ? low : x;
-  a = a > high ? high : a;
+  // 1 / (1 + e^-x). Beyond these the result is 1 or 0.
+  F<W> a = clamped<W>(x, -89.0f, 87.0f);
   // -a = n ln 2 - r; the number added rounds, and has the bias of exponents, so that the sum's low
   // bits are those of 2^n, which is infinite from n = 128 on.
   F<W> magic = number<W>(12582912.0f + 127.0f);
@@ -155,9 +165,10 @@ KORCH_INLINE F<W> sigmoid_float(F<W> x) {
   F<W> r = a + n * number<W>(0.693359375f) + n * number<W>(-2.12194440054690583e-4f);
   F<W> p = polynomial<W>(r, 1.395171725e-03f, -8.369598410e-03f, 4.166618728e-02f, -1.666651289e-01f,
                          5.000000101e-01f);
-  F<W> y = p * r * r - r + number<W>(1.0f);
+  F<W> one = number<W>(1.0f);
+  F<W> y = (p * r - one) * r + one;
   F<W> power = float_of<W>(bits_of<W>(shifted) << 23);
-  return number<W>(1.0f) / (y * power + number<W>(1.0f));
+  return one / (y * power + one);
 }
 
 }  // namespace korch

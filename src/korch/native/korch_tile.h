@@ -64,6 +64,65 @@ KORCH_INLINE Vec<T, W> strided(const T* at, long step) {
   }
 }
 
+// Lanes 0 to N - 1, as a pack.
+template <int... I>
+struct Lanes {};
+template <int N, int... I>
+struct LanesTo {
+  typedef typename LanesTo<N - 1, N - 1, I...>::type type;
+};
+template <int... I>
+struct LanesTo<0, I...> {
+  typedef Lanes<I...> type;
+};
+
+template <typename T, int W, int... I>
+KORCH_INLINE Vec<T, 2 * W> joined(Vec<T, W> a, Vec<T, W> b, Lanes<I...>) {
+  return __builtin_shufflevector(a, b, I...);
+}
+
+// Rows 0, 4, 8, ... of four elements each, one after another: what is loaded into a part of a register
+// costs no shuffle.
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> fourth_rows(const T* at, long step) {
+  if constexpr (W == 4) {
+    return load<T, 4>(at);
+  } else {
+    const Vec<T, W / 2> a = fourth_rows<T, W / 2>(at, step), b = fourth_rows<T, W / 2>(at + W / 2 * step, step);
+    return joined<T, W / 2>(a, b, typename LanesTo<W>::type());
+  }
+}
+
+// Transpose the 4 x 4 elements that four vectors have in each part of four lanes.
+template <typename T, int W, int... I>
+KORCH_INLINE void transpose_parts(const Vec<T, W> (&x)[4], Vec<T, W>* to, Lanes<I...>) {
+  Vec<T, W> y[4];
+  for (int i = 0; i < 2; ++i) {  // lanes 0 and 1, then 2 and 3, of each part, of two vectors in turn
+    y[2 * i] = __builtin_shufflevector(x[2 * i], x[2 * i + 1], (I / 4 * 4 + I % 4 / 2 + I % 2 * W)...);
+    y[2 * i + 1] = __builtin_shufflevector(x[2 * i], x[2 * i + 1], (I / 4 * 4 + I % 4 / 2 + I % 2 * W + 2)...);
+  }
+  for (int i = 0; i < 2; ++i) {
+    to[2 * i] = __builtin_shufflevector(y[i], y[i + 2], (I / 4 * 4 + I % 2 + I % 4 / 2 * W)...);
+    to[2 * i + 1] = __builtin_shufflevector(y[i], y[i + 2], (I / 4 * 4 + I % 2 + I % 4 / 2 * W + 2)...);
+  }
+}
+
+// Element i of vector j is at[i * step + j], for four-byte elements. COUNT is a multiple of 4.
+template <typename T, int W, int COUNT>
+KORCH_INLINE void load_across(Vec<T, W> (&to)[COUNT], const T* at, long step) {
+  if constexpr (W == 1) {
+    for (int j = 0; j < COUNT; ++j) to[j] = at[j];
+  } else {
+#pragma GCC unroll 4
+    for (int j = 0; j < COUNT; j += 4) {
+      Vec<T, W> x[4];
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) x[i] = fourth_rows<T, W>(at + i * step + j, step);
+      transpose_parts<T, W>(x, to + j, typename LanesTo<W>::type());
+    }
+  }
+}
+
 // The elements at index(i), index(i + 1), ...
 template <typename T, int W, typename Index>
 KORCH_INLINE Vec<T, W> gather(const T* from, Index index, long i) {

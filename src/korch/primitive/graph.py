@@ -71,6 +71,11 @@ class Constant:
         return self.array.size == 1 or (self.array.size > 1 and not any(self.array.strides))
 
     @property
+    def is_zero(self) -> bool:
+        """Whether all of its elements are 0 (and there is at least one)."""
+        return self.is_uniform and not self.scalar
+
+    @property
     def scalar(self) -> Any:
         """The one element of a uniform constant."""
         return self.array.reshape(-1)[0] if self.array.size else None

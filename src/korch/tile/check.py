@@ -15,7 +15,6 @@ from korch.tile.index import Expr, Ranges, Var, bounds
 from korch.tile.program import (
     Accumulate,
     Apply,
-    Axis,
     Level,
     Load,
     Pass,
@@ -78,6 +77,23 @@ def vector_is_an_axis(program: TileProgram) -> None:
         if pass_.vector:
             names = [axis.name for axis in pass_.axes]
             _require(pass_.vector in names, "the vector axis is no loop of its pass", pass_.vector)
+
+
+def squares_are_free(program: TileProgram) -> None:
+    """The axes of squares are the innermost loops of a pass of stores, and no guard turns."""
+    for _, pass_ in _passes(program):
+        if pass_.across:
+            names = [axis.name for axis in pass_.axes]
+            innermost = {pass_.across, pass_.vector}
+            _require(set(names[-2:]) == innermost, "squares are no innermost loops", pass_.across)
+            _require(not pass_.is_reduction, "squares are reduced", pass_.across)
+            turns = any(
+                pass_.across in guard.expr.variables
+                for op in pass_.ops
+                if isinstance(op, Load | Select)
+                for guard in op.guards
+            )
+            _require(not turns, "a guard turns inside of squares", pass_.across)
 
 
 def names_are_bound(program: TileProgram) -> None:
@@ -169,6 +185,7 @@ CHECKS = (
     buffers_are_known,
     axes_are_sound,
     vector_is_an_axis,
+    squares_are_free,
     names_are_bound,
     operations_are_elementwise,
     sinks_suit_the_loops,
@@ -205,18 +222,22 @@ def _is_affine(expr: Expr) -> bool:
 
 
 def _ranges(stage: Stage, pass_: Pass) -> Iterator[Ranges]:
-    """Yield ranges that together hold every point: for a ragged loop, whole tiles and the last."""
+    """Yield ranges that together hold every point: for ragged loops, whole tiles and the last."""
     whole = ranges_of(stage, pass_)
-    ragged: list[Axis] = [axis for axis in pass_.axes if axis.ragged is not None]
-    if not ragged:
-        yield whole
-        return
-    axis = ragged[0]
-    outer, total = axis.ragged or ("", 0)
-    last = whole[outer][1]
-    if last:
-        yield {**whole, outer: (0, last - 1)}
-    yield {**whole, outer: (last, last), axis.name: (0, total - last * axis.extent - 1)}
+    found: list[Ranges] = [whole]
+    for axis in pass_.axes:
+        if axis.ragged is None:
+            continue
+        outer, total = axis.ragged
+        last = whole[outer][1]
+        rest = (0, total - last * axis.extent - 1)
+        parts: list[Ranges] = [{outer: (0, last - 1)}] if last else []
+        found = [
+            {**ranges, **part}
+            for ranges in found
+            for part in (*parts, {outer: (last, last), axis.name: rest})
+        ]
+    yield from found
 
 
 def _require(condition: bool, what: str, line: str) -> None:

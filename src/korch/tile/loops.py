@@ -6,38 +6,60 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 
-from korch.tile.index import ZERO, Expr, add, scale, substitute, var
+from korch.primitive.types import DType
+from korch.tile.index import ZERO, Expr, Ranges, add, scale, substitute, var
 from korch.tile.program import Accumulate, Axis, Inside, Load, Pass, Select, Sink, Stage, TileOp
 
 TASK_POINTS = 8192
 """How many points a task of a free stage has at most: enough to outweigh its start."""
 
+SQUARES = 16
+"""Squares of registers that a task has side by side at most."""
 
-def arrange(pass_: Pass, is_free: bool, sizes: Mapping[str, int]) -> Pass:
+ALIASED_ELEMENTS = 256
+"""Places so far from each other share a set of the first cache."""
+
+LEAST_SIDE = 4
+"""The shortest side of a square of registers."""
+
+
+SQUARE_TYPES = (DType.F32, DType.I32, DType.U32)
+"""Elements of which squares are transposed in registers."""
+
+
+def arrange(pass_: Pass, lanes: int, sizes: Mapping[str, int]) -> Pass:
     """Return a pass with its loops merged and ordered, and its vector axis chosen.
 
     Args:
         pass_: the pass, with its axes in the order of the value's.
-        is_free: whether its stage's grid is still to be cut from its axes.
+        lanes: elements of a vector.
         sizes: elements of each buffer.
     """
     pass_ = _merge_all(pass_)
-    vector = _vector_axis(pass_, sizes)
+    squares = _square_axes(pass_, sizes) if lanes >= LEAST_SIDE else None
+    vector, across = squares or (_vector_axis(pass_, sizes), "")
     reference = _reference(pass_, sizes)
 
-    def key(axis: Axis) -> tuple[bool, bool, int]:
-        step = reference.coefficient(axis.name)
-        return axis.is_reduced, axis.name == vector, -(abs(step) if step else 0)
+    # Squares are best read as streams, unless they are written to places that share cache sets.
+    is_aliased = not across or (reference.coefficient(across) or 0) % ALIASED_ELEMENTS == 0
+    last = {across: 0, vector: 1} if is_aliased else {vector: 0, across: 1}
 
-    return dataclasses.replace(pass_, axes=tuple(sorted(pass_.axes, key=key)), vector=vector)
+    def key(axis: Axis) -> tuple[bool, int, int]:
+        step = reference.coefficient(axis.name)
+        return axis.is_reduced, last.get(axis.name, -1), -(abs(step) if step else 0)
+
+    axes = tuple(sorted(pass_.axes, key=key))
+    return dataclasses.replace(pass_, axes=axes, vector=vector, across=across)
 
 
 def grid_for(pass_: Pass, threads: int, lanes: int) -> Stage:
     """Return the stage of a free pass: outer loops become the grid, long ones are cut."""
-    axes, grid = list(pass_.axes), []
+    axes, grid = list(pass_.axes), list[Axis]()
     while len(axes) > 1 and math.prod(axis.extent for axis in axes) > TASK_POINTS:
         if axes[0].is_reduced or (axes[0].extent <= 4 and turns_on(pass_, axes[0].name)):
             break
+        if pass_.across and len(axes) == 2:
+            return _grid_of_squares(pass_, grid, lanes)
         grid.append(axes.pop(0))
     tasks = math.prod(axis.extent for axis in grid)
     last = axes[0] if len(axes) == 1 else None
@@ -47,15 +69,41 @@ def grid_for(pass_: Pass, threads: int, lanes: int) -> Stage:
         tile = min(TASK_POINTS, max(TASK_POINTS // 4, wanted))
         tile = -(-tile // (4 * lanes)) * 4 * lanes
         if tile < last.extent:
-            outer = Axis(f"{last.name}t", -(-last.extent // tile))
-            ragged = (outer.name, last.extent) if last.extent % tile else None
-            inner = Axis(last.name, tile, ragged=ragged)
-            whole = add(scale(var(outer.name), tile), var(last.name))
-            ranges = {a.name: (0, a.extent - 1) for a in (*grid, outer, inner)}
-            pass_ = map_indices(pass_, lambda expr: substitute(expr, {last.name: whole}, ranges))
-            grid.append(outer)
-            axes = [inner]
+            pass_ = _cut(pass_, grid, last, tile)
+            axes = [axis for axis in pass_.axes if axis.name == last.name]
     return Stage(tuple(grid), (dataclasses.replace(pass_, axes=tuple(axes)),))
+
+
+def _grid_of_squares(pass_: Pass, grid: list[Axis], lanes: int) -> Stage:
+    """Cut the two axes of squares into tiles of some squares."""
+    points = TASK_POINTS
+    for axis, wanted in zip(pass_.axes[:-3:-1], (SQUARES * lanes, points), strict=True):
+        step = side_of(axis.extent, lanes)
+        tile = _tile(axis.extent, max(step, min(wanted, points)), step)
+        if tile < axis.extent and not turns_on(pass_, axis.name):
+            pass_ = _cut(pass_, grid, axis, tile)
+        points //= min(tile, axis.extent)
+    return Stage(tuple(grid), (dataclasses.replace(pass_, axes=pass_.axes[-2:]),))
+
+
+def _tile(extent: int, wanted: int, step: int) -> int:
+    """Return a multiple of a step near what is wanted, whose last tile is no shorter than that."""
+    wanted = max(1, wanted // step) * step
+    tiles = (*range(wanted, wanted // 2, -step), *range(wanted + step, 4 * wanted + 1, step))
+    return next((t for t in tiles if extent % t == 0 or extent % t >= step), wanted)
+
+
+def _cut(pass_: Pass, grid: list[Axis], axis: Axis, tile: int) -> Pass:
+    """Cut an axis into tiles; the loop over them becomes a grid axis."""
+    outer = Axis(f"{axis.name}t", -(-axis.extent // tile))
+    ragged = (outer.name, axis.extent) if axis.extent % tile else None
+    inner = Axis(axis.name, tile, ragged=ragged)
+    whole = add(scale(var(outer.name), tile), var(axis.name))
+    axes = tuple(inner if a is axis else a for a in pass_.axes)
+    ranges = {a.name: (0, a.extent - 1) for a in (*grid, outer, *axes)}
+    pass_ = map_indices(pass_, lambda expr: substitute(expr, {axis.name: whole}, ranges))
+    grid.append(outer)
+    return dataclasses.replace(pass_, axes=axes)
 
 
 def turns_on(pass_: Pass, name: str) -> bool:
@@ -132,6 +180,42 @@ def _merge(pass_: Pass, outer: Axis, inner: Axis) -> Pass:
 def _without(expr: Expr, name: str) -> Expr:
     kept = tuple(term for term in expr.terms if name not in Expr(0, (term,)).variables)
     return Expr(expr.constant, kept)
+
+
+def side_of(extent: int, lanes: int) -> int:
+    """Return the side of the squares along an axis; 1 if there are none."""
+    side = min(lanes, 1 << (extent.bit_length() - 1))
+    return side if side >= LEAST_SIDE else 1
+
+
+def is_across(load: Load, vector: str, across: str, ranges: Ranges) -> bool:
+    """Return whether a load lies side by side along `across`, and strided along `vector`."""
+    index = substitute(load.index, {}, ranges)
+    is_wide = load.dtype in SQUARE_TYPES and index.coefficient(vector) not in (0, 1, None)
+    return is_wide and index.coefficient(across) == 1
+
+
+def _square_axes(pass_: Pass, sizes: Mapping[str, int]) -> tuple[str, str] | None:
+    """Return the axes along which stores, and loads that are strided along it, lie side by side."""
+    if pass_.is_reduction:
+        return None
+    sink = max(pass_.sinks, key=lambda sink: sizes[sink.buffer])
+    ranges = {axis.name: (0, max(axis.extent - 1, 0)) for axis in pass_.axes}
+    long = [axis.name for axis in pass_.axes if axis.extent >= LEAST_SIDE]
+    for vector in (name for name in long if sink.index.coefficient(name) == 1):
+        scores = {
+            name: sum(
+                sizes[op.buffer]
+                for op in pass_.ops
+                if isinstance(op, Load) and is_across(op, vector, name, ranges)
+            )
+            for name in long
+            if name != vector and not turns_on(pass_, name)
+        }
+        across = max(scores, key=lambda name: scores[name], default="")
+        if across and scores[across]:
+            return vector, across
+    return None
 
 
 def _vector_axis(pass_: Pass, sizes: Mapping[str, int]) -> str:

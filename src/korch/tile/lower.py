@@ -398,7 +398,7 @@ class _Lowering:
         for member in members:
             emitter.home = self._home(member, None)
             sinks.append(self._sink(emitter, member, index, ranges))
-        return arrange(Pass(tuple(axes), "", tuple(emitter.ops), tuple(sinks)), stage.is_free,
+        return arrange(Pass(tuple(axes), "", tuple(emitter.ops), tuple(sinks)), self.machine.lanes,
                        {b.name: b.size for b in self._buffers()})  # fmt: skip
 
     def _sink(self, emitter: Emitter, member: _Member, index: Index, ranges: Ranges) -> Sink:

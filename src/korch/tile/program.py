@@ -139,12 +139,16 @@ class Pass:
         vector: the axis whose elements lie side by side in vector registers, or "".
         ops: what is computed at each point, in order.
         sinks: where it goes: only stores, or only accumulators.
+        across: the axis along which loads lie side by side where they don't along the vector axis,
+            or "": squares of both axes are read whole and transposed. It stands next to the vector
+            axis, and no guard turns on it.
     """
 
     axes: tuple[Axis, ...]
     vector: str
     ops: tuple[TileOp, ...]
     sinks: tuple[Sink, ...]
+    across: str = ""
 
     @property
     def is_reduction(self) -> bool:

@@ -69,6 +69,7 @@ def _head(pass_: Pass) -> str:
     reduced = [_axis(axis) for axis in pass_.axes if axis.is_reduced]
     words += ["|", *reduced] if reduced else []
     words += ["vector", pass_.vector] if pass_.vector else []
+    words += ["across", pass_.across] if pass_.across else []
     return " ".join(words)
 
 

@@ -25,6 +25,7 @@ class Match:
         between: the steps from the first product to the softmax.
         weighed: the value that the softmax is of.
         after: the steps that follow the second product.
+        is_guarded: whether weights that are not numbers become 0.
     """
 
     first: Primitive
@@ -35,6 +36,7 @@ class Match:
     between: tuple[Primitive, ...]
     weighed: int
     after: tuple[Primitive, ...]
+    is_guarded: bool
 
 
 def match_group(group: Group) -> Match | Refusal:
@@ -43,12 +45,14 @@ def match_group(group: Group) -> Match | Refusal:
     products = [p for p in body.primitives if p.row.category is Category.LINEAR]
     if [p.op for p in products] != ["matmul", "matmul"]:
         return Refusal("it is not two matrix products")
-    if any(type_.dtype is not DType.F32 for type_ in body.types):
-        return Refusal("an element is no float32")
     first, second = products
     softmax = find_softmax(body, second.inputs[0])
     if softmax is None:
         return Refusal("no softmax is the left operand of the second product")
+    inside = {primitive.output for primitive in softmax.primitives}  # a guard's are truth values
+    others = (type_ for value, type_ in enumerate(body.types) if value not in inside)
+    if any(type_.dtype is not DType.F32 for type_ in others):
+        return Refusal("an element is no float32")
     sides = [operand_of(group, value) for value in (*first.inputs, second.inputs[1])]
     for side in sides:
         if isinstance(side, Refusal):
@@ -62,7 +66,7 @@ def match_group(group: Group) -> Match | Refusal:
         is_step = primitive.row.category is Category.ELEMENTWISE or primitive.op == "broadcast"
         if not is_step and (primitive.op not in MOVES or primitive in between):
             return Refusal(f"{primitive.op} is not fused into attention")
-    return Match(first, second, q, k, v, between, softmax.x, after)
+    return Match(first, second, q, k, v, between, softmax.x, after, softmax.is_guarded)
 
 
 def _before(body: PrimitiveGraph, value: int, rest: list[Primitive]) -> list[Primitive]:

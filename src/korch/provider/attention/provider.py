@@ -13,7 +13,7 @@ from korch.provider.gemm.place import Place
 from korch.provider.provider import Kernel, named_kernel
 from korch.target import Target
 
-SCHEMA = 2
+SCHEMA = 3
 """Raise it whenever the kernels change in speed or meaning."""
 
 FEWEST_QUERIES = 8
@@ -105,6 +105,7 @@ def _make_plan(group: Group, found: Match, target: Target) -> _Plan | Refusal:
     if isinstance(after, Refusal):
         return after
     numbers = _numbers(batch, m, n, terms, columns, target) | {
+        "IS_GUARDED": int(found.is_guarded),
         "Q_STEP": q.row_step, "K_ROW": k.row_step or 0, "K_COLUMN": k.step or 0,
         "V_ROW": v.row_step or 0, "V_COLUMN": v.step or 0,
     }  # fmt: skip

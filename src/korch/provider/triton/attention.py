@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from korch.candidate.attention import find_softmax
+from korch.candidate.attention import Softmax, find_softmax
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.cuda.kernel import CudaKernel
 from korch.cuda.target import CudaTarget
@@ -21,7 +21,7 @@ from korch.tile.emit import Index
 from korch.tile.index import ZERO, Expr, var
 from korch.tile.triton_text import COLUMNS, ROWS, STORED, Text, power_of_two
 
-SCHEMA = 1
+SCHEMA = 2
 """Raise it whenever the kernels change in speed or meaning."""
 
 WIDEST_HEAD = 256
@@ -82,10 +82,11 @@ class TritonAttentionProvider:
 class _Match:
     """Two products, the value that the softmax is of, and the three operands."""
 
-    def __init__(self, first: Primitive, second: Primitive, weighed: int) -> None:
+    def __init__(self, first: Primitive, second: Primitive, softmax: Softmax) -> None:
         self.first = first
         self.second = second
-        self.weighed = weighed
+        self.weighed = softmax.x
+        self.is_guarded = softmax.is_guarded
         self.q, self.k, self.v = first.inputs[0], first.inputs[1], second.inputs[1]
 
 
@@ -106,7 +107,7 @@ def _match(group: Group) -> _Match | Refusal:
         return Refusal("a reduction beside the softmax is not fused")
     if body.types[first.output].shape[:-2] != body.types[second.output].shape[:-2]:
         return Refusal("the products have different batches")
-    return _Match(first, second, softmax.x)
+    return _Match(first, second, softmax)
 
 
 def _width(n: int) -> int:
@@ -203,6 +204,9 @@ class _Printer(KernelPrinter):
         text.line("weight = tl.exp(x - base)")
         text.line("scale = tl.exp(top - base)")
         text.line("total = total * scale + tl.sum(weight, 1)[:, None]")
+        if self.match.is_guarded:  # weights that are not numbers, a whole row's, become 0
+            text.line("weight = tl.where(total != total, 0.0, weight)")
+            text.line("scale = tl.where(total != total, 0.0, scale)")
         v_masks = ({0: f"(nv < {n})"} if short else {}) | (
             {1: f"(e < {columns})"} if columns != broad else {}
         )
@@ -214,7 +218,8 @@ class _Printer(KernelPrinter):
                   f'input_precision="{self.precision}")')  # fmt: skip
         text.line("top = above")
         text.depth -= 1
-        text.line("mixed = acc / total")
+        total = "tl.where(total > 0.0, total, 1.0)" if self.match.is_guarded else "total"
+        text.line(f"mixed = acc / {total}")
         out_masks = inside_m | ({1: f"(e < {columns})"} if columns != broad else {})
         at = rows | dict(text.split("e", list(mixed.columns), COLUMNS))
         emitter = self.fusion.emitter(mixed.ranges)

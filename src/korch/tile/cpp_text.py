@@ -1,0 +1,119 @@
+"""C++ texts: lines and expressions, element types, numbers, guards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from korch.primitive.types import DType
+from korch.tile.index import Atom, Choice, Entry, Expr, Quotient, Ranges, Remainder, Var, bounds
+from korch.tile.program import Inside, TileProgram
+
+C_TYPE = {
+    DType.F64: "double", DType.F32: "float", DType.I64: "int64_t", DType.I32: "int32_t",
+    DType.I16: "int16_t", DType.I8: "int8_t", DType.U64: "uint64_t", DType.U32: "uint32_t",
+    DType.U16: "uint16_t", DType.U8: "uint8_t", DType.BOOL: "uint8_t", DType.F16: "float",
+    DType.BF16: "float",
+}  # fmt: skip
+"""The type that the printer computes in for each element type."""
+
+NARROW_TYPE = {DType.F16: "korch::half", DType.BF16: "korch::bfloat16"}
+"""Element types that inputs and outputs hold, but that nothing is computed in."""
+
+
+def holds(guard: Inside, ranges: Ranges) -> bool | None:
+    """Return whether a guard holds for all points (True), none (False) or some (None)."""
+    low, high = bounds(guard.expr, ranges)
+    if guard.low <= low and high < guard.high:
+        return True
+    return False if high < guard.low or low >= guard.high else None
+
+
+def all_hold(guards: Sequence[Inside], ranges: Ranges) -> bool | None:
+    """Return whether all guards hold for all points (True), one for none (False) or neither."""
+    found = [holds(guard, ranges) for guard in guards]
+    if False in found:
+        return False
+    return None if None in found else True
+
+
+def literal(dtype: DType, value: float | int | bool) -> str:
+    """Return a number as the printer computes with it."""
+    if dtype is DType.BOOL:
+        return "1" if value else "0"
+    if not dtype.is_float:
+        if value == -(1 << 63):
+            return "INT64_MIN"
+        return f"{int(value)}" + ("LL" if abs(value) >= 1 << 31 else "") * (value < 1 << 63) + (
+            "ULL" if value >= 1 << 63 else "")  # fmt: skip
+    number = float(value)
+    if math.isnan(number):
+        text = '__builtin_nanf("")'
+    elif math.isinf(number):
+        text = "__builtin_inff()" if number > 0 else "-__builtin_inff()"
+    else:
+        return f"{number!r}" if dtype is DType.F64 else f"{number!r}f"
+    return text.replace("nanf", "nan").replace("inff", "inf") if dtype is DType.F64 else text
+
+
+class Writer:
+    """Lines of C++ with their indentation, the expressions in them, and the tables that those read.
+
+    Attributes:
+        program: the program that is printed.
+        lanes: float32 elements in a vector register.
+        lines: what is printed so far.
+        tables: constant tables and their names.
+        lambdas: how many lambdas there are so far.
+    """
+
+    def __init__(self, program: TileProgram, lanes: int) -> None:
+        self.program = program
+        self.lanes = lanes
+        self.lines: list[str] = []
+        self.tables: dict[tuple[int, ...], str] = {}
+        self.lambdas = 0
+        self._depth = 1
+
+    def line(self, text: str) -> None:
+        """Print a line."""
+        self.lines.append(text if text.startswith("#") else "  " * self._depth + text)
+
+    def open(self, text: str) -> None:
+        """Print the begin of a block."""
+        if text.startswith("#"):
+            self.line(text)
+            text = ""
+        self.line(f"{text} {{".strip())
+        self._depth += 1
+
+    def close(self, end: str = "}") -> None:
+        """Print the end of a block."""
+        self._depth -= 1
+        self.line(end)
+
+    def expr(self, expr: Expr) -> str:
+        """Return the text of an expression."""
+        parts = []
+        for atom, coefficient in expr.terms:
+            text = self._atom(atom)
+            parts.append(text if coefficient == 1 else f"{coefficient} * {text}")
+        if expr.constant or not parts:
+            parts.append(str(expr.constant))
+        return " + ".join(parts).replace("+ -", "- ")
+
+    def _atom(self, atom: Atom) -> str:
+        match atom:
+            case Var(name):
+                return name
+            case Quotient(inner, divisor):
+                return f"(({self.expr(inner)}) / {divisor})"
+            case Remainder(inner, divisor):
+                return f"(({self.expr(inner)}) % {divisor})"
+            case Entry(table, inner):
+                name = self.tables.setdefault(table, f"table{len(self.tables)}")
+                return f"NAME_{name}[{self.expr(inner)}]"
+            case Choice(inner, pieces, otherwise):
+                at = self.expr(inner)
+                text = "".join(f"({at}) < {n} ? ({self.expr(piece)}) : " for n, piece in pieces)
+                return f"({text}({self.expr(otherwise)}))"

@@ -1,0 +1,39 @@
+"""The benchmark of memory-bound kernels: its cases are kernels, its table counts what it says."""
+
+import pytest
+from benchmarks.memory import CASES, GOAL, candidate_of, copy_of, table
+
+from korch.candidate.candidate import Offer
+from korch.candidate.layout import Layout
+from korch.provider.generated import GeneratedProvider
+from korch.provider.provider import Kernel
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]} {case[1]}")
+def test_each_case_is_an_offer_of_the_generator(case, target):
+    _, what, make, variant = case
+    group = make(1)
+    inputs, outputs = group.plain_layouts
+    if group.is_layout_change:
+        before, after = map(Layout.parse, what.split())
+        inputs, outputs = (before,), (after,)
+    else:
+        assert Offer(inputs, outputs, variant) in GeneratedProvider().offer(group, target)
+    kernel = GeneratedProvider().build(group, Offer(inputs, outputs, variant), target)
+    assert isinstance(kernel, Kernel)
+
+
+def test_a_copy_moves_as_many_bytes():
+    copy = copy_of(8000)
+    assert copy.group.is_layout_change
+    assert (copy.read_bytes, copy.write_bytes) == (4000, 4000)
+    assert candidate_of(copy.group, copy.offer).key == copy.key
+
+
+def test_the_table():
+    row = {"table": "copy", "what": "pad", "bytes": 8, "kernel_us": 10.0}
+    rows = [{**row, "level": "L2", "copy_us": 10.0 * GOAL}, {**row, "level": "L3", "copy_us": 2.5}]
+    assert table(rows).splitlines()[2:] == [
+        "| copy | pad | 0.85 (10.0 µs) | 0.25 (10.0 µs) | - |", "",
+        "1 of 2 reach 0.85; geometric mean 0.46",
+    ]  # fmt: skip
