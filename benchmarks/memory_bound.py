@@ -1,6 +1,6 @@
 """Generated memory-bound kernels against a copy of as many bytes.
 
-    python -m benchmarks.memory [--output benchmarks/results/memory.json]
+    python -m benchmarks.memory_bound [--output benchmarks/results/memory_bound.json]
 
 Each kernel, over shapes of the benchmark models and multiples of them for each level of cache, is
 measured as a search measures kernels: alone, interleaved with the others of its batch, its inputs

@@ -1,7 +1,7 @@
 """The benchmark of memory-bound kernels: its cases are kernels, its table counts what it says."""
 
 import pytest
-from benchmarks.memory import CASES, GOAL, candidate_of, copy_of, table
+from benchmarks.memory_bound import CASES, GOAL, candidate_of, copy_of, table
 
 from korch.candidate.candidate import Offer
 from korch.candidate.layout import Layout
