@@ -82,16 +82,36 @@ KORCH_INLINE void pack(const float* b, long first, float* strip) {
   }
 }
 
-// R rows times NV vectors of columns; STEP elements are between terms of b. Meanwhile a line per term
-// is fetched from `next` on, FETCH elements apart, unless that is 0.
-template <class K, int R, long STEP, long FETCH>
-__attribute__((noinline)) void tile(void* const* buffers, const float* a, const float* b, const float* next, long i, long m, long n) {
+// A strip of b: its first term, and the elements between terms.
+struct Strip {
+  const float* from;
+  long step;
+};
+
+// Store the results of a tile. They come from memory, so that what is done with each is compiled once.
+template <class K>
+KORCH_INLINE void finish_tile(void* const* buffers, const float* sums, long rows, long i, long m, long n) {
+  for (long r = 0; r < rows; ++r)
+    for (long v = 0; v < K::NV; ++v) {
+      const float* const from = sums + r * COLUMNS<K> + v * K::W;
+      const long at = n + v * K::W;
+      if (K::N % COLUMNS<K> == 0 || at + K::W <= K::N) {
+        K::template finish<K::W>(buffers, korch::load<float, K::W>(from), i, m + r, at);
+      } else {
+        for (long j = at; j < K::N; ++j) K::template finish<1>(buffers, from[j - at], i, m + r, j);
+      }
+    }
+}
+
+// R rows times NV vectors of columns. Meanwhile a line per term of `next` is fetched.
+template <class K, int R>
+__attribute__((noinline)) void tile(void* const* buffers, const float* a, Strip b, Strip next, long i, long m, long n) {
   V<K> sum[R][K::NV] = {};
   for (long k = 0; k < K::DEPTH; ++k) {
     V<K> w[K::NV];
 #pragma GCC unroll 4
-    for (int v = 0; v < K::NV; ++v) w[v] = korch::load<float, K::W>(b + k * STEP + v * K::W);
-    if constexpr (FETCH != 0) __builtin_prefetch(next + k * FETCH);
+    for (int v = 0; v < K::NV; ++v) w[v] = korch::load<float, K::W>(b.from + k * b.step + v * K::W);
+    __builtin_prefetch(next.from + k * next.step);
 #pragma GCC unroll 32
     for (int r = 0; r < R; ++r) {
       V<K> x = korch::splat<float, K::W>(K::PACKS_A ? a[k * K::ROWS + r] : a[r * K::A_STEP + k]);
@@ -99,32 +119,27 @@ __attribute__((noinline)) void tile(void* const* buffers, const float* a, const 
       for (int v = 0; v < K::NV; ++v) sum[r][v] += x * w[v];
     }
   }
+  float sums[R * COLUMNS<K>];
 #pragma GCC unroll 32
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int v = 0; v < K::NV; ++v) {
-      const long at = n + v * K::W;
-      if (K::N % COLUMNS<K> == 0 || at + K::W <= K::N) {
-        K::template finish<K::W>(buffers, sum[r][v], i, m + r, at);
-      } else {
-        for (long j = at; j < K::N; ++j) K::template finish<1>(buffers, sum[r][v][j - at], i, m + r, j);
-      }
-    }
+    for (int v = 0; v < K::NV; ++v) korch::store<float, K::W>(sums + r * COLUMNS<K> + v * K::W, sum[r][v]);
+  finish_tile<K>(buffers, sums, R, i, m, n);
 }
 
-// Rows [m, end) times the strip of columns n. Meanwhile the strip that follows is fetched from `next`
-// on, where its terms are FETCH elements apart, if there is one: each block of rows takes a line of
-// each term.
-template <class K, long STEP, long FETCH>
-KORCH_INLINE void rows(void* const* buffers, const float* a, const float* strip, const float* next, long i, long m, long end, long n) {
+// Rows [m, end) times the strip of columns n. Meanwhile the strip that follows is fetched, if there is
+// one: each block of rows takes a line of each term.
+template <class K>
+KORCH_INLINE void rows(void* const* buffers, const float* a, Strip strip, Strip next, long i, long m, long end, long n) {
   constexpr int TAIL = K::M % K::ROWS;
-  if constexpr (FETCH != 0)
-    for (long line = 0; next && line < COLUMNS<K> && m + K::ROWS <= end; m += K::ROWS, line += LINE<K>)
-      tile<K, K::ROWS, STEP, FETCH>(buffers, a + m * A_ROW<K>, strip, next + line, i, m, n);
-  for (; m + K::ROWS <= end; m += K::ROWS)
-    tile<K, K::ROWS, STEP, 0>(buffers, a + m * A_ROW<K>, strip, nullptr, i, m, n);
+  const Strip none{strip.from, 0};
+  long line = next.from ? 0 : COLUMNS<K>;
+  for (; m + K::ROWS <= end; m += K::ROWS, line += LINE<K>) {
+    const Strip share = line < COLUMNS<K> ? Strip{next.from + line, next.step} : none;
+    tile<K, K::ROWS>(buffers, a + m * A_ROW<K>, strip, share, i, m, n);
+  }
   if constexpr (TAIL != 0)
-    if (m < end) tile<K, TAIL, STEP, 0>(buffers, a + m * A_ROW<K>, strip, nullptr, i, m, n);
+    if (m < end) tile<K, TAIL>(buffers, a + m * A_ROW<K>, strip, none, i, m, n);
 }
 
 template <class K>
@@ -148,23 +163,19 @@ inline int run(void* const* buffers, const float* a, const float* b, float* work
     for (long s = first; s < last; ++s) {
       const long n = s * COLUMNS<K>;
       const bool is_last = s + 1 == last;
-      if constexpr (K::B_STEP != 0) {
-        const float* const next = is_last ? nullptr : right + n + COLUMNS<K>;
-        if (n + COLUMNS<K> <= K::N) {
-          rows<K, K::B_STEP, K::B_STEP>(buffers, left, right + n, next, i, begin, end, n);
-          continue;
-        }
-      }
-      if constexpr (K::B_COLUMN != 0) {
-        constexpr long FETCH = K::B_COLUMN == 1 ? K::B_ROW : 0;
-        const float* const next = is_last ? nullptr : right + n + COLUMNS<K>;
+      // Where b lies in rows; unless it comes packed.
+      constexpr long STEP = K::B_STEP ? K::B_STEP : K::B_COLUMN == 1 ? K::B_ROW : 0;
+      const Strip after{is_last || STEP == 0 ? nullptr : right + n + COLUMNS<K>, STEP};
+      if (K::B_STEP != 0 && n + COLUMNS<K> <= K::N) {
+        rows<K>(buffers, left, {right + n, K::B_STEP}, after, i, begin, end, n);
+      } else if constexpr (K::B_COLUMN != 0) {
         float* const packed = workspace + omp_get_thread_num() * K::DEPTH * COLUMNS<K>;
         pack<K>(right, n, packed);
-        rows<K, COLUMNS<K>, FETCH>(buffers, left, packed, next, i, begin, end, n);
+        rows<K>(buffers, left, {packed, COLUMNS<K>}, after, i, begin, end, n);
       } else if constexpr (K::B_STEP == 0) {
         const float* const strip = right + n * K::DEPTH;
         const float* const next = is_last ? nullptr : strip + K::DEPTH * COLUMNS<K>;
-        rows<K, COLUMNS<K>, COLUMNS<K>>(buffers, left, strip, next, i, begin, end, n);
+        rows<K>(buffers, left, {strip, COLUMNS<K>}, {next, COLUMNS<K>}, i, begin, end, n);
       }
     }
   }
