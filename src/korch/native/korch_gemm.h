@@ -119,6 +119,13 @@ __attribute__((noinline)) void tile(void* const* buffers, const float* a, Strip 
       for (int v = 0; v < K::NV; ++v) sum[r][v] += x * w[v];
     }
   }
+  if (K::N % COLUMNS<K> == 0 || n + COLUMNS<K> <= K::N) {
+#pragma GCC unroll 32
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < K::NV; ++v) K::template finish<K::W>(buffers, sum[r][v], i, m + r, n + v * K::W);
+    return;
+  }
   float sums[R * COLUMNS<K>];
 #pragma GCC unroll 32
   for (int r = 0; r < R; ++r)
