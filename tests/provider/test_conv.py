@@ -130,6 +130,16 @@ def test_an_image_beyond_the_cache_is_read_ahead_and_in_blocks(target, builder, 
     check([swept], replace(target, l2_bytes=1 << 15), builder, rng)
 
 
+def test_an_image_is_read_ahead_by_a_layer_of_fewer_rows_than_the_last(target, builder, rng):
+    """The share of a tile was one of no tiles: a division by zero."""
+    n = target.lanes
+    tiny = replace(target, l2_bytes=1 << 13)
+    each = one((1, 2 * n, 18, 17), lambda g, x: depthwise(g, conv(g, x, n), pads=(2, 2, 2, 2)))
+    shape = shape_of(each, match_group(each), tiny, False)
+    assert shape.looks_ahead and shape.layers[0].out[0] < shape.layers[1].out[0]
+    check([each], tiny, builder, rng)
+
+
 def test_parts_of_channels_read_moved_images(target, builder, rng):
     n = target.lanes
     pad = PadAttributes((0, 0, 2, 1), (0, 0, 1, 2), "reflect", 0.0)
