@@ -186,7 +186,7 @@ def hold_contest(
 
     Args:
         graph: the model's graph.
-        entries: the plans; the first one is the optimum of the search.
+        entries: the plans; the first one is the one that the search expects most of.
         meter: builds kernels.
         options: tolerance and seed.
         make: builds an executable.

@@ -12,7 +12,7 @@ from korch.candidate.candidate import Candidate, Offer, make_group
 from korch.deadline import Deadline
 from korch.measure.record import Failed, Measured, Record
 from korch.options import Options
-from korch.orchestrate.beside import described, side_by_side, waits_for
+from korch.orchestrate.beside import _Search, described, side_by_side, waits_for
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.text import parse_graph
 from korch.provider.shares import SharesProvider
@@ -200,6 +200,30 @@ def test_nothing_is_measured_when_time_is_over() -> None:
     deadline.stop()
     assert side_by_side(graph, steps, meter, Options(threads=2), deadline) is None  # type: ignore[arg-type]
     assert not meter.measured
+
+
+def test_sets_are_not_proposed_when_time_is_over_before() -> None:
+    graph, steps = plan_of(CHAINS)
+    meter, deadline = Meter(COSTS, longest_lane(dict.fromkeys(COSTS, 9_000))), Deadline()
+    measure = meter.measure
+
+    def measure_until_time_is_over(candidates: Sequence[Candidate]) -> None:
+        measure(candidates)
+        deadline.stop()
+
+    meter.measure = measure_until_time_is_over  # type: ignore[method-assign]
+    plan = side_by_side(graph, steps, meter, Options(threads=2), deadline)  # type: ignore[arg-type]
+    assert plan is not None
+    assert [operations(step) for step in plan] == [[["exp"]], [["tanh"]], [["neg"]], [["abs"]]]
+
+
+@pytest.mark.parametrize(("left_s", "seconds"), [(None, 8.0), (100.0, 8.0), (3.0, 3.0), (0.0, 1.0)])
+def test_a_choice_takes_no_longer_than_there_is_time(left_s: float | None, seconds: float) -> None:
+    graph, steps = plan_of(CHAINS)
+    meter: Any = Meter(COSTS, longest_lane(COSTS))
+    deadline = Deadline() if left_s is None else Deadline().grace(left_s)
+    search = _Search(graph, steps, meter, Options(threads=2), deadline)
+    assert search._solve_seconds() == pytest.approx(seconds, abs=0.5)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 3, 0, 1)])

@@ -111,7 +111,7 @@ def test_tiles_leave_few_vectors_empty(target, builder, rng):
 
 def test_an_image_beyond_the_cache_is_read_ahead_and_in_blocks(target, builder, rng):
     n = target.lanes
-    tiny = replace(target, l2_bytes=1 << 13)
+    tiny = replace(target, l2_bytes=512 * n)
     groups = [
         one((1, n, 20, 19), lambda g, x: conv(g, silu(g, depthwise(g, x, stride=2)), 2 * n)),
         one((2, 3, 21, 40), lambda g, x: conv(g, x, n, 3, stride=2)),
@@ -125,9 +125,19 @@ def test_an_image_beyond_the_cache_is_read_ahead_and_in_blocks(target, builder, 
         assert not shape_of(each, match_group(each), target, False).looks_ahead
     swept = one((1, n, 40, 40), lambda g, x: conv(g, x, 8 * n))
     blocks = [shape_of(swept, match_group(swept), replace(target, l2_bytes=size), False).block
-              for size in (1 << 15, 1 << 22)]  # fmt: skip
+              for size in (2048 * n, 1 << 22)]  # fmt: skip
     assert blocks[0] < blocks[1] == 40 // target.threads
-    check([swept], replace(target, l2_bytes=1 << 15), builder, rng)
+    check([swept], replace(target, l2_bytes=2048 * n), builder, rng)
+
+
+def test_an_image_is_read_ahead_by_a_layer_of_fewer_rows_than_the_last(target, builder, rng):
+    """The share of a tile was one of no tiles: a division by zero."""
+    n = target.lanes
+    tiny = replace(target, l2_bytes=512 * n)
+    each = one((1, 2 * n, 18, 17), lambda g, x: depthwise(g, conv(g, x, n), pads=(2, 2, 2, 2)))
+    shape = shape_of(each, match_group(each), tiny, False)
+    assert shape.looks_ahead and shape.layers[0].out[0] < shape.layers[1].out[0]
+    check([each], tiny, builder, rng)
 
 
 def test_parts_of_channels_read_moved_images(target, builder, rng):

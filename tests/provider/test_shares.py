@@ -313,6 +313,20 @@ def test_a_part_that_fails_to_be_created_says_so(target: Target, builder: Builde
         check_kernel(kernel, made.group, made.offer, inputs, builder)
 
 
+def test_offers_are_those_for_the_target(target: Target) -> None:
+    class Picky:
+        name, version = "picky", "1"
+
+        def offer(self, group: Group, target: Target) -> object:
+            offers = PROVIDERS["generated"].offer(group, target)
+            return offers if target.cpu == "right" else Refusal("it is another machine")
+
+    shares = SharesProvider([Picky()])  # type: ignore[list-item]
+    total = replace(offered("total", "generated", target), provider="picky")
+    for cpu, kind in (("wrong", Refusal), ("right", Candidate), ("wrong", Refusal)):
+        assert isinstance(shares.propose(GRAPH, [[total]], replace(target, cpu=cpu)), kind)
+
+
 def test_layouts_of_constants_may_differ_on_one_thread(target: Target) -> None:
     candidate = offered("product", "gemm", target)
     position = next(iter(candidate.group.constant_inputs))

@@ -11,6 +11,7 @@ from korch.candidate.candidate import Offer, make_layout_change
 from korch.candidate.layout import layout_choices
 from korch.measure.compiler import Builder
 from korch.primitive import reference
+from korch.primitive.ops.layout import ReshapeAttributes
 from korch.provider.generated import GeneratedProvider
 from korch.provider.provider import Kernel
 from korch.target import Target
@@ -137,6 +138,17 @@ def test_transposes_go_through_squares(target):
         kernel = PROVIDER.build(group, offers_of(group, target)[0], target)
         assert isinstance(kernel, Kernel)
         assert ("load_across" in kernel.source) == is_square, text
+
+
+def test_squares_behind_guards_that_never_hold_are_not_read(target, builder, rng):
+    """Of three concatenated tensors, the first rows see two only: the third lies nowhere near."""
+    g = Graph()
+    x = g.concat(0, *(g.tensor(text) for text in ("f32[10,20]", "f32[10,20]", "f32[44,20]")))
+    y = g.transpose(g.add("reshape", [x], ReshapeAttributes((4, 16, 20))), 0, 2, 1)
+    group = g.group(g.add("add", [y, g.tensor("f32[4,20,16]")]))
+    ((_, _, kernel),) = check_offers(PROVIDER, [group], target, builder, rng)
+    first = kernel.source.partition("d0 = 0;")[2].partition("d0 = 1;")[0]
+    assert "load_across" in first and "i1" in first and "i2" not in first
 
 
 def test_large_groups_run_in_parallel_and_small_ones_do_not(target, builder, rng):

@@ -417,7 +417,7 @@ KORCH_INLINE void look_ahead(Task& t, long from, long y, long to) {
     t.ahead.from = t.x + have * (K::WIDTH * Source<K, 0>::PIXEL);
     t.ahead.lines = need > have ? (need - have) * (K::WIDTH * Source<K, 0>::PIXEL) / 16 : 0;
     t.ahead.turn = 0;
-    t.ahead.turns = tiles * (y - from) * (A::OUT_H / Layer<K, LAST_LAYER<K>>::OUT_H);
+    t.ahead.turns = tiles * larger(1, (y - from) * A::OUT_H / Layer<K, LAST_LAYER<K>>::OUT_H);
   }
 }
 

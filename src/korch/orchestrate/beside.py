@@ -53,8 +53,10 @@ BATCH = 24
 """Kernels that are measured before it is asked again whether time is left."""
 
 SOLVE_SECONDS = 8.0
+LAST_SECONDS = 1.0
 GAP = 0.01
-"""Longest choice, and the share of the saving by which it may be worse than the best."""
+"""Longest choice, also when no time is left, and the share of the saving by which it may be worse
+than the best."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +194,7 @@ class _Search:
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = self.options.solver_workers
         solver.parameters.random_seed = self.options.seed
-        solver.parameters.max_time_in_seconds = SOLVE_SECONDS
+        solver.parameters.max_time_in_seconds = self._solve_seconds()
         solver.parameters.relative_gap_limit = GAP
         status = solver.solve(model)
         logger.info("side by side: %s, %.0f ns saved, at most %.0f", solver.status_name(status),
@@ -200,6 +202,11 @@ class _Search:
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return []
         return [s for s in usable if solver.value(use[s])]
+
+    def _solve_seconds(self) -> float:
+        """Return how long a choice may take: what was measured is chosen from even at the end."""
+        left_s = self.deadline.left_s
+        return SOLVE_SECONDS if left_s is None else min(SOLVE_SECONDS, max(LAST_SECONDS, left_s))
 
     def _plan(self, sets: Sequence[int]) -> tuple[Candidate, ...]:
         """Return the plan with sets instead of their parts, in the order that is nearest to it.
@@ -246,6 +253,8 @@ class _Search:
     def _proposals(self) -> Iterator[_Set]:
         """Yield sets that are thought to gain, each around its longest kernel."""
         for first in sorted(self.shares_ns):
+            if self.deadline.is_over:
+                return
             free = [
                 i for i, share_ns in self.shares_ns.items()
                 if (share_ns, i) < (self.shares_ns[first], first) and self._is_free(i, [first])

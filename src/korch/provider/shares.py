@@ -81,7 +81,7 @@ class SharesProvider:
 
     def __init__(self, providers: Sequence[Provider[Target, Kernel]]) -> None:
         self._providers: Mapping[str, Provider[Target, Kernel]] = {p.name: p for p in providers}
-        self._offers: dict[tuple[str, str], Sequence[Offer] | Refusal] = {}
+        self._offers: dict[tuple[str, str, Target], Sequence[Offer] | Refusal] = {}
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
         """Refuse: what runs side by side is made of a plan's kernels."""
@@ -156,9 +156,9 @@ class SharesProvider:
         """Return what a provider offers on one thread in the same layouts, but of constants."""
         if provider not in self._providers:
             return Refusal(f"there is no provider {provider}")
-        key = (provider, group.key)
+        one = replace(target, threads=1)
+        key = (provider, group.key, one)
         if key not in self._offers:
-            one = replace(target, threads=1)
             self._offers[key] = self._providers[provider].offer(group, one)
         offers = self._offers[key]
         if isinstance(offers, Refusal):

@@ -188,7 +188,7 @@ def compare(
         rounds: number of turns of each engine.
         warm_up: untimed runs of each engine before the first round.
         subject: name of the row whose speed-up is wanted.
-        reference: outputs to compare with; those of the first runner if None.
+        reference: outputs to compare with; if None, those of the first runner that is not left out.
         seed: of the order of turns.
         prepare_timeout_s: for loading (and compiling) one model; a peer may have its own.
         run_timeout_s: for one turn.

@@ -214,7 +214,9 @@ class PassPrinter:
         """Read the squares that begin at a point of the across axis; go through their vectors."""
         across, live = self.pass_.across, self._live(ranges)
         for op in live:
-            if isinstance(op, Load) and is_across(op, variable, across, ranges):
+            if not isinstance(op, Load) or all_hold(op.guards, ranges) is False:
+                continue
+            if is_across(op, variable, across, ranges):
                 self._square(op, f"square{len(self.squares)}", ranges, variable)
         self.out.line(f"const long first = {across};")
         if len(live) <= UNROLLED_OPERATIONS:
