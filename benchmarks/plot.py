@@ -19,6 +19,8 @@ COLOURS = {"onnxruntime": "#7a7f87", "openvino": "#3b78c3", "inductor": "#d9822b
 def draw(rows: dict[str, Any], path: Path) -> None:
     """Draw how many times as long each engine takes as Korch, with the 10th to 90th percentile.
 
+    Bars are logarithmic.
+
     Args:
         rows: the suite's, by model.
         path: of the picture; the ending says which kind.
@@ -40,10 +42,12 @@ def draw(rows: dict[str, Any], path: Path) -> None:
             if engine not in each:
                 continue
             low, middle, high = np.percentile(each[engine], [10, 50, 90])
-            axes.bar(at + (i - (len(engines) - 1) / 2) * width, middle, width, label=engine,
+            axes.bar(at + (i - (len(engines) - 1) / 2) * width, middle - 1, width, 1, label=engine,
                      color=COLOURS.get(engine.split()[0]), yerr=[[middle - low], [high - middle]],
                      error_kw={"elinewidth": 1, "ecolor": "#333333"})  # fmt: skip
     axes.axhline(1, color="black", linewidth=1)
+    axes.set_yscale("log", base=2)  # bars begin at Korch's time: half of it is as far as twice
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xticks(range(len(found)), list(found))
     axes.set_ylabel("time / Korch's time")
     axes.spines[["top", "right"]].set_visible(False)
