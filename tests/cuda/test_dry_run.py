@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from benchmarks.models import PAPER, build
 
@@ -63,7 +65,8 @@ def test_the_command_prints_the_plan(tmp_path, capsys):
 def test_without_a_device_the_error_says_what_to_do(tmp_path, monkeypatch):
     from korch.cuda import driver
 
-    monkeypatch.setattr(driver.ctypes, "CDLL", _missing)
+    # Not in `ctypes` itself: PyTorch may be loaded here, and needs it.
+    monkeypatch.setattr(driver, "ctypes", SimpleNamespace(CDLL=_missing))
     driver._driver.cache_clear()
     with pytest.raises(UnsupportedError, match="--dry-run"):
         from korch.measure.cuda.device import require_torch
