@@ -25,7 +25,7 @@ from korch.provider.gemm.place import Place
 from korch.provider.provider import Kernel, named_kernel
 from korch.target import Target
 
-SCHEMA = 7
+SCHEMA = 8
 """Raise it whenever the kernels change in speed or meaning."""
 
 MOST_ELEMENTS = 1 << 23
@@ -36,6 +36,9 @@ PAGE_FLOATS = 1024
 
 LEAST_BLOCK = 256
 """Rows for which the right operand is read once, even if they don't fit into the second cache."""
+
+LEAST_COLUMNS = 512
+"""Columns that pay for packing the left operand."""
 
 MOST_WASTE = 1.06
 """Rows computed per row needed, beyond which fewer rows are computed together."""
@@ -199,7 +202,7 @@ def _make_plan(group: Group, found: Match, target: Target, layouts: Layouts) -> 
     finish = print_finish(group, found, layouts)
     if isinstance(finish, Refusal):
         return finish
-    packs_a = batch == 1 and m > blocking.rows and terms % PAGE_FLOATS == 0 and n >= m
+    packs_a = batch == 1 and m > blocking.rows and n >= LEAST_COLUMNS and terms % PAGE_FLOATS == 0
     numbers = {
         "BATCH": batch, "M": m, "N": n, "DEPTH": terms, "W": target.lanes,
         "NV": blocking.vectors, "ROWS": blocking.rows, "BLOCK": blocking.block,
