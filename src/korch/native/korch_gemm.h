@@ -88,14 +88,15 @@ struct Strip {
   long step;
 };
 
-// Store the results of a tile. They come from memory, so that what is done with each is compiled once.
+// Store the results of a tile at the edge. They come from memory, so that what is done with each is
+// compiled once.
 template <class K>
-KORCH_INLINE void finish_tile(void* const* buffers, const float* sums, long rows, long i, long m, long n) {
+KORCH_INLINE void finish_edge(void* const* buffers, const float* sums, long rows, long i, long m, long n) {
   for (long r = 0; r < rows; ++r)
     for (long v = 0; v < K::NV; ++v) {
       const float* const from = sums + r * COLUMNS<K> + v * K::W;
       const long at = n + v * K::W;
-      if (K::N % COLUMNS<K> == 0 || at + K::W <= K::N) {
+      if (at + K::W <= K::N) {
         K::template finish<K::W>(buffers, korch::load<float, K::W>(from), i, m + r, at);
       } else {
         for (long j = at; j < K::N; ++j) K::template finish<1>(buffers, from[j - at], i, m + r, j);
@@ -131,7 +132,7 @@ __attribute__((noinline)) void tile(void* const* buffers, const float* a, Strip 
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
     for (int v = 0; v < K::NV; ++v) korch::store<float, K::W>(sums + r * COLUMNS<K> + v * K::W, sum[r][v]);
-  finish_tile<K>(buffers, sums, R, i, m, n);
+  finish_edge<K>(buffers, sums, R, i, m, n);
 }
 
 // Rows [m, end) times the strip of columns n. Meanwhile the strip that follows is fetched, if there is
@@ -153,6 +154,10 @@ template <class K>
 inline int run(void* const* buffers, const float* a, const float* b, float* workspace) {
   constexpr long BLOCKS = (K::M + K::BLOCK - 1) / K::BLOCK;
   constexpr long STRIPS = (K::N + COLUMNS<K> - 1) / COLUMNS<K>;
+  // How strips of b lie: the elements between terms, 0 if these are no rows, and between strips.
+  constexpr bool IS_PACKED = K::B_STEP == 0 && K::B_COLUMN == 0;
+  constexpr long STEP = IS_PACKED ? COLUMNS<K> : K::B_STEP ? K::B_STEP : K::B_COLUMN == 1 ? K::B_ROW : 0;
+  constexpr long NEXT = IS_PACKED ? K::DEPTH * COLUMNS<K> : COLUMNS<K>;
   if constexpr (K::PACKS_A) {
     float* const packed = workspace + K::THREADS * K::DEPTH * COLUMNS<K> * (K::B_COLUMN != 0);
 #pragma omp parallel for num_threads(K::THREADS) schedule(static) if (K::THREADS > 1)
@@ -169,21 +174,15 @@ inline int run(void* const* buffers, const float* a, const float* b, float* work
     const float* const right = b + K::b(i);
     for (long s = first; s < last; ++s) {
       const long n = s * COLUMNS<K>;
-      const bool is_last = s + 1 == last;
-      // Where b lies in rows; unless it comes packed.
-      constexpr long STEP = K::B_STEP ? K::B_STEP : K::B_COLUMN == 1 ? K::B_ROW : 0;
-      const Strip after{is_last || STEP == 0 ? nullptr : right + n + COLUMNS<K>, STEP};
-      if (K::B_STEP != 0 && n + COLUMNS<K> <= K::N) {
-        rows<K>(buffers, left, {right + n, K::B_STEP}, after, i, begin, end, n);
-      } else if constexpr (K::B_COLUMN != 0) {
-        float* const packed = workspace + omp_get_thread_num() * K::DEPTH * COLUMNS<K>;
-        pack<K>(right, n, packed);
-        rows<K>(buffers, left, {packed, COLUMNS<K>}, after, i, begin, end, n);
-      } else if constexpr (K::B_STEP == 0) {
-        const float* const strip = right + n * K::DEPTH;
-        const float* const next = is_last ? nullptr : strip + K::DEPTH * COLUMNS<K>;
-        rows<K>(buffers, left, {strip, COLUMNS<K>}, {next, COLUMNS<K>}, i, begin, end, n);
-      }
+      Strip strip{right + s * NEXT, STEP};
+      const Strip next{STEP == 0 || s + 1 == last ? nullptr : strip.from + NEXT, STEP};
+      if constexpr (K::B_COLUMN != 0)
+        if (K::B_STEP == 0 || n + COLUMNS<K> > K::N) {
+          float* const packed = workspace + omp_get_thread_num() * K::DEPTH * COLUMNS<K>;
+          pack<K>(right, n, packed);
+          strip = {packed, COLUMNS<K>};
+        }
+      rows<K>(buffers, left, strip, next, i, begin, end, n);
     }
   }
   return 0;
