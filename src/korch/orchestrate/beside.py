@@ -21,6 +21,7 @@ from typing import Any
 from ortools.sat.python import cp_model
 
 from korch.candidate.candidate import Candidate, Refusal
+from korch.candidate.layout import Layout
 from korch.deadline import Deadline
 from korch.errors import InvalidGraphError
 from korch.measure.cpu import CpuMeter
@@ -299,15 +300,18 @@ class _Search:
 
 def waits_for(graph: PrimitiveGraph, steps: Sequence[Candidate]) -> list[int]:
     """Return, per kernel of a plan in order, the places of those that run before it, as bits."""
-    writer: dict[tuple[int, str], int] = {}
+
+    def port(value: int, layout: Layout) -> tuple[int, Layout]:
+        return value, layout.normalized(graph.types[value].shape)
+
+    writer: dict[tuple[int, Layout], int] = {}
     found: list[int] = []
     for i, step in enumerate(steps):
         before = 0
         for value, layout in step.input_ports:
-            place = writer.get((value, str(layout.normalized(graph.types[value].shape))))
+            place = writer.get(port(value, layout))
             if place is not None:
                 before |= found[place] | 1 << place
         found.append(before)
-        for value, layout in step.output_ports:
-            writer[value, str(layout.normalized(graph.types[value].shape))] = i
+        writer |= dict.fromkeys((port(value, layout) for value, layout in step.output_ports), i)
     return found

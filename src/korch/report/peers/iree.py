@@ -41,9 +41,7 @@ class IreePeer:
 
     def is_available(self) -> str | None:
         """Tell whether compiler and runtime are installed, without importing them."""
-        packages = ("iree", "iree.compiler", "iree.runtime")
-        found = (missing(package, "korch[iree]") for package in packages)
-        return next((reason for reason in found if reason is not None), None)
+        return missing("korch[iree]", "iree", "iree.compiler", "iree.runtime")
 
     def prepare(self, model_path: Path, inputs: Arrays, threads: int) -> Run:
         """Compile the model for the shapes of `inputs`, and load what comes out."""

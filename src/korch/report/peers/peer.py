@@ -74,11 +74,17 @@ class Patient(Protocol):
         """After so long it hangs."""
 
 
-def missing(module: str, install: str) -> str | None:
-    """Return None if `module` can be imported, else how to install it (nothing is imported)."""
-    if importlib.util.find_spec(module) is not None:
-        return None
-    return f"the Python package {module} is not installed; run: pip install {install}"
+def missing(install: str, *modules: str) -> str | None:
+    """Return None if all modules are there, else how to install them (none is imported).
+
+    Args:
+        install: what pip brings them with.
+        modules: of those inside of packages, the packages come before them.
+    """
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            return f"the Python package {module} is not installed; run: pip install {install}"
+    return None
 
 
 def require(peer: Peer) -> None:

@@ -61,9 +61,8 @@ class TvmPeer:
 
     def is_available(self) -> str | None:
         """Tell whether TVM, and what its tuner needs, are installed; nothing is imported."""
-        packages = ("tvm", "xgboost", "psutil", "cloudpickle") if self.trials else ("tvm",)
-        found = (missing(package, "korch[tvm]") for package in packages)
-        return next((reason for reason in found if reason is not None), None)
+        tuner = ("xgboost", "psutil", "cloudpickle") if self.trials else ()
+        return missing("korch[tvm]", "tvm", *tuner)
 
     def prepare(self, model_path: Path, inputs: Arrays, threads: int) -> Run:
         """Compile the model for the shapes of `inputs`, tuned if this peer does that."""
