@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import hashlib
 import os
 import platform
+import sys
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 ISA_FLAGS = {
+    "amx": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "amx_tile", "amx_bf16"),
     "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"),
     "avx2": ("avx2", "fma"),
     "neon": ("asimd",),
 }
 """Flags of /proc/cpuinfo that an instruction set needs, best set first."""
 
-LANES = {"avx512": 16, "avx2": 8, "neon": 4, "generic": 4}
+LANES = {"amx": 16, "avx512": 16, "avx2": 8, "neon": 4, "generic": 4}
 """float32 elements in a vector register."""
 
 
@@ -26,7 +30,7 @@ class Target:
 
     Attributes:
         cpu: the CPU's model name.
-        isa: avx512, avx2, neon or generic.
+        isa: amx (avx512 with matrix units), avx512, avx2, neon or generic.
         lanes: float32 elements in a vector register.
         threads: threads that an executable uses.
         l1_bytes: level-1 data cache of a core.
@@ -51,6 +55,11 @@ class Target:
         """A hash of all fields: measurements are kept apart by it."""
         return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
 
+    @property
+    def registers(self) -> int:
+        """Vector registers."""
+        return 32 if self.isa in ("amx", "avx512", "neon") else 16
+
     def differences(self, other: Target) -> tuple[str, ...]:
         """Return the fields in which another target differs, as text."""
         return tuple(
@@ -71,7 +80,8 @@ def detect_target(threads: int, compiler: str, libraries: tuple[str, ...] = ()) 
     `$KORCH_ISA` forces a lesser instruction set, to build for another machine or to test.
     """
     flags, model = _cpuinfo()
-    best = next((isa for isa, need in ISA_FLAGS.items() if flags.issuperset(need)), "generic")
+    fitting = (isa for isa, need in ISA_FLAGS.items() if flags.issuperset(need))
+    best = next((isa for isa in fitting if isa != "amx" or has_matrix_units()), "generic")
     isa = os.environ.get("KORCH_ISA", best)
     if isa not in LANES:
         isa = best
@@ -80,6 +90,15 @@ def detect_target(threads: int, compiler: str, libraries: tuple[str, ...] = ()) 
         l1_bytes=_cache_bytes(1, 32 << 10), l2_bytes=_cache_bytes(2, 1 << 20),
         l3_bytes=_cache_bytes(3, 8 << 20), compiler=compiler, libraries=libraries,
     )  # fmt: skip
+
+
+@cache
+def has_matrix_units() -> bool:
+    """Ask the system to let this process use Intel's matrix units (AMX); return whether it does."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return False
+    arch_prctl, ask_for, tile_data = 158, 0x1023, 18  # ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return int(ctypes.CDLL(None).syscall(arch_prctl, ask_for, tile_data)) == 0
 
 
 def _cpuinfo() -> tuple[frozenset[str], str]:

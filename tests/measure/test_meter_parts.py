@@ -7,12 +7,13 @@ import logging
 import multiprocessing
 import os
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from korch.errors import CompileError
-from korch.measure.calibrate import Calibration, Level
+from korch.measure.calibrate import Calibration, Level, Work
 from korch.measure.compiler import (
     NATIVE_FOLDER,
     Builder,
@@ -177,16 +178,22 @@ CALIBRATION = Calibration((Level(1000, 4e9, 2e9), Level(0, 1e9, 1e9)), 1e9, 10.0
 
 
 def test_bounds_are_what_the_rates_say() -> None:
-    assert CALIBRATION.bound_ns(400, 0, 0) == 110
-    assert CALIBRATION.bound_ns(0, 400, 0) == 210
-    assert CALIBRATION.bound_ns(4000, 0, 0) == 4010
-    assert CALIBRATION.bound_ns(1, 1, 1_000_000) == 1_000_010
+    assert CALIBRATION.bound_ns(Work(400, 0, 0)) == 110
+    assert CALIBRATION.bound_ns(Work(0, 400, 0)) == 210
+    assert CALIBRATION.bound_ns(Work(4000, 0, 0)) == 4010
+    assert CALIBRATION.bound_ns(Work(1, 1, 1_000_000)) == 1_000_010
+    assert CALIBRATION.bound_ns(Work(1, 1, 1_000_000, is_split=True)) == 1_000_010
+    with_units = replace(CALIBRATION, split_flop_per_s=4e9)
+    assert with_units.bound_ns(Work(1, 1, 1_000_000)) == 1_000_010
+    assert with_units.bound_ns(Work(1, 1, 1_000_000, is_split=True)) == 250_010
+    assert with_units.raised(Work(1, 1, 10**6, is_split=True), 1e-5).rate_flop_per_s == 1e9
 
 
 @pytest.mark.parametrize("work", [(400, 0, 0), (0, 400, 0), (300, 300, 0), (9, 9, 500), (0, 0, 0)])
 def test_a_corrected_calibration_allows_what_was_measured(work: tuple[int, int, int]) -> None:
-    time_ns = max(2, CALIBRATION.bound_ns(*work) // 3)
-    corrected = CALIBRATION.raised(*work, time_ns * 1e-9)
-    assert corrected.bound_ns(*work) <= time_ns
-    assert corrected.bound_ns(5000, 0, 0) == CALIBRATION.bound_ns(5000, 0, 0) or work == (0, 0, 0)
+    own, far = Work(*work), Work(5000, 0, 0)
+    time_ns = max(2, CALIBRATION.bound_ns(own) // 3)
+    corrected = CALIBRATION.raised(own, time_ns * 1e-9)
+    assert corrected.bound_ns(own) <= time_ns
+    assert corrected.bound_ns(far) == CALIBRATION.bound_ns(far) or work == (0, 0, 0)
     assert Calibration.from_text(corrected.to_text()) == corrected

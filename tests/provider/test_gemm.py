@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from onednn_groups import Graph
 
-from korch.candidate.candidate import Group, Refusal
+from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import channels_last
 from korch.primitive.ops.layout import ReshapeAttributes, SliceAttributes, TransposeAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.provider.gemm import GemmProvider
-from korch.provider.gemm.provider import Blocking
+from korch.provider.gemm.provider import SPLIT, Blocking
+from korch.target import Target
 from korch.testing.kernels import check_offers, run_kernel
 from korch.testing.tolerance import assert_same
 
@@ -75,7 +78,8 @@ def test_images_are_read_and_written_channels_last(target, builder, rng):
     both = k.group(k.add("add", [back, x]))
     found = check_offers(GemmProvider(), [out, into, both], target, builder, rng)
     last = channels_last(4)
-    assert [(o.inputs[0] == last, o.outputs[0] == last) for _, o, _ in found] == [
+    layouts = dict.fromkeys((o.inputs[0] == last, o.outputs[0] == last) for _, o, _ in found)
+    assert list(layouts) == [
         (False, True), (True, False), (True, True),
     ]  # fmt: skip
 
@@ -200,3 +204,94 @@ def test_operands_whose_terms_are_apart_are_refused(target):
     group = h.group(h.add("matmul", [h.tensor(5, 8), taken]))
     expected = Refusal("the right operand lies neither by columns nor by terms")
     assert GemmProvider().offer(group, target) == expected
+
+
+def matrix_units(builder_target: Target) -> Target:
+    """A target with matrix units and small caches, so that blocks, chunks and groups are many."""
+    if builder_target.isa != "amx":
+        pytest.skip("this machine has no matrix units")
+    return replace(builder_target, l2_bytes=256 << 10)
+
+
+def split_offers(group: Group, target: Target) -> list[Offer]:
+    offers = GemmProvider().offer(group, target)
+    assert not isinstance(offers, Refusal)
+    return [offer for offer in offers if offer.variant == SPLIT]
+
+
+@pytest.mark.parametrize(
+    ("batch", "m", "n", "terms", "is_kept"),
+    [
+        (1, 128, 768, 3072, "rows in chunks"), (1, 128, 768, 64, "rows"),
+        (1, 4096, 64, 64, "columns"), (1, 4096, 512, 64, "columns in groups"),
+        (1, 3000, 512, 2048, "rows in chunks"), (2, 400, 32, 40, "columns"),
+    ],
+)  # fmt: skip
+def test_what_stays_in_the_cache(batch, m, n, terms, is_kept):
+    target = Target(isa="amx", lanes=16, threads=2, l2_bytes=256 << 10)
+    found = Blocking.split(batch, m, n, terms, target)
+    kept = "columns" if found.group else "rows"
+    kept += " in chunks" if found.chunk < terms else ""
+    kept += " in groups" if 0 < found.group * 32 < n else ""
+    assert kept == is_kept
+    assert found.block == m or found.block % 32 == 0
+    assert found.chunk == terms or found.chunk % 32 == 0
+
+
+def test_matrix_units_multiply_all_shapes(target, builder, rng):
+    small = matrix_units(target)
+    groups = [
+        *(product((m, 40), (40, 70)) for m in (17, 32, 33, 49, 64, 131)),
+        *(product((60, terms), (terms, 64)) for terms in (16, 31, 32, 33, 65)),
+        *(product((60, 33), (33, columns)) for columns in (17, 31, 32, 33, 64, 100)),
+        product((100, 1100), (1100, 96)),  # chunks of terms
+        product((500, 40), (40, 64)),  # all columns stay
+        product((520, 128), (128, 320)),  # groups of columns
+        product((2, 40, 50), (2, 50, 70), constant=False),
+        product((3, 1, 40, 50), (1, 2, 50, 48), constant=False),
+        product((420, 50), (50, 61), constant=False),
+    ]
+    checked = check_offers(GemmProvider(), groups, small, builder, rng)
+    assert {o.variant for _, o, _ in checked} == {"", SPLIT}
+
+
+@pytest.mark.parametrize("m", [40, 500])
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 3.4e38])
+def test_what_has_no_pieces_is_computed_by_the_vector_units(target, builder, rng, m, bad):
+    small = matrix_units(target)
+    group = product((m, 70), (70, 65))
+    a, b = (rng.uniform(-0.4, 0.4, t.shape).astype(np.float32) for t in group.input_types)
+    a[3, 5], a[m - 1, 69], b[60, 64] = bad, bad, bad
+    b[5, 2] = 0.0
+    with np.errstate(all="ignore"):
+        expected = (a.astype(np.float64) @ b).astype(np.float32)
+    for offer in split_offers(group, small):
+        kernel = GemmProvider().build(group, offer, small)
+        assert not isinstance(kernel, Refusal)
+        (found,) = run_kernel(kernel, group, offer, [a, b], builder)
+        assert np.array_equal(np.isnan(found), np.isnan(expected))
+        assert np.array_equal(np.isinf(found), np.isinf(expected))
+        known = np.isfinite(expected) & (np.abs(expected) < 1e30)
+        np.testing.assert_allclose(found[known], expected[known], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e15])
+def test_split_products_are_as_exact_as_float32(target, builder, rng, scale):
+    """The error of matrix units is at most that of a chain of float32 multiply-adds."""
+    small = matrix_units(target)
+    group = product((64, 700), (700, 64))
+    a, b = (rng.standard_normal(t.shape, np.float32) for t in group.input_types)
+    a *= np.float32(scale)
+    exact = a.astype(np.float64) @ b
+
+    def error(found):
+        return float(np.sqrt(np.mean((found - exact) ** 2))) / scale
+
+    chain = np.zeros(exact.shape, np.float32)
+    for k in range(700):
+        chain += a[:, k : k + 1] * b[k : k + 1]
+    for offer in split_offers(group, small):
+        kernel = GemmProvider().build(group, offer, small)
+        assert not isinstance(kernel, Refusal)
+        (found,) = run_kernel(kernel, group, offer, [a, b], builder)
+        assert 0 < error(found) < 0.7 * error(chain)

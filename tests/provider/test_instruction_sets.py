@@ -19,6 +19,7 @@ import pytest
 from onednn_groups import Graph
 
 from korch.candidate.candidate import Group, Refusal
+from korch.measure import compiler
 from korch.measure.compiler import FLAGS, NATIVE_FOLDER, Builder
 from korch.primitive.ops.layout import PadAttributes
 from korch.primitive.ops.linear import ConvAttributes
@@ -109,11 +110,22 @@ Groups = Callable[[int], list[Group]]
 @ENTRIES
 @pytest.mark.parametrize("isa", ["avx2", "generic"])
 def test_lesser_sets_of_this_machine(isa, provider, groups: Groups, target, rng, tmp_path):
-    if target.isa not in ("avx512", "avx2"):
+    if target.isa not in ("amx", "avx512", "avx2"):
         pytest.skip("this machine runs no other instruction set")
     lanes = LANES[isa]
     other = Target(isa=isa, lanes=lanes, threads=2)
     assert check_offers(provider(), groups(lanes), other, Builder(isa, tmp_path), rng)
+
+
+@ENTRIES
+def test_matrix_units_in_software(provider, groups: Groups, target, rng, tmp_path, monkeypatch):
+    if target.lanes != LANES["amx"]:
+        pytest.skip("this machine has no vectors of 512 bits")
+    monkeypatch.setattr(compiler, "has_matrix_units", lambda: False)
+    builder = Builder("amx", tmp_path)
+    assert "-DKORCH_AMX_IN_SOFTWARE" in builder.flags
+    other = Target(isa="amx", lanes=target.lanes, threads=2, l2_bytes=64 << 10)
+    assert check_offers(provider(), groups(target.lanes), other, builder, rng)
 
 
 def _cross_compiler() -> tuple[str, ...] | None:
@@ -126,8 +138,8 @@ def _cross_compiler() -> tuple[str, ...] | None:
 
 @ENTRIES
 def test_kernels_compile_to_neon(provider, groups: Groups, tmp_path: Path):
-    compiler = _cross_compiler()
-    if compiler is None:
+    cross = _cross_compiler()
+    if cross is None:
         pytest.skip("there is no compiler for aarch64 (the package ziglang has one)")
     target = Target(isa="neon", lanes=LANES["neon"], threads=2)
     count = 0
@@ -139,7 +151,7 @@ def test_kernels_compile_to_neon(provider, groups: Groups, tmp_path: Path):
             assert not isinstance(kernel, Refusal), kernel.reason
             source, output = tmp_path / f"{count}.cpp", tmp_path / f"{count}.s"
             source.write_text(kernel.source)
-            command = [*compiler, *FLAGS, "-fopenmp", f"-I{NATIVE_FOLDER}", "-S", str(source),
+            command = [*cross, *FLAGS, "-fopenmp", f"-I{NATIVE_FOLDER}", "-S", str(source),
                        "-o", str(output)]  # fmt: skip
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr

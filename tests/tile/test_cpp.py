@@ -67,7 +67,7 @@ def test_random_groups(seed, target, builder):
 @pytest.mark.parametrize("isa", ["avx2", "generic"])
 def test_other_instruction_sets(isa, target, rng, tmp_path):
     """Narrower registers take other vector widths and tails (this machine runs them too)."""
-    if target.isa != "avx512":
+    if target.lanes != 16:
         pytest.skip("this machine runs no other instruction set")
     other = Target(isa=isa, lanes={"avx2": 8, "generic": 4}[isa])
     names = ("normalizations", "several outputs", "squares")

@@ -98,12 +98,14 @@ class Offer:
         outputs: the layout in which it writes each output.
         variant: tells apart offers with the same layouts.
         work_flop: a floor of the operations that this way of running it takes; 0 if unknown.
+        is_split: whether matrix units multiply float32 numbers as pieces of fewer bits.
     """
 
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout, ...]
     variant: str = ""
     work_flop: int = 0
+    is_split: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,12 @@ import json
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from korch.libraries import load_globally
 from korch.target import Target
 
-FACT = "calibration-3"
+FACT = "calibration-4"
 """The database keeps a calibration by this name; another way of measuring takes another name."""
 
 MARGIN = 1.15
@@ -46,12 +47,37 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """What a kernel can't but do.
+
+    Attributes:
+        read_bytes: read in all.
+        write_bytes: written.
+        flop: floating-point operations.
+        cold_bytes: of the bytes read, those that come from the farthest level.
+        is_split: whether matrix units multiply, numbers split into pieces.
+    """
+
+    read_bytes: int
+    write_bytes: int
+    flop: int
+    cold_bytes: int = 0
+    is_split: bool = False
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes read and written."""
+        return self.read_bytes + self.write_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Calibration:
     """What the machine can do at best.
 
     Attributes:
         levels: from the nearest to the farthest; the last one has no limit.
         rate_flop_per_s: float32 multiply-adds, two operations each, on all threads.
+        split_flop_per_s: the same by matrix units, of numbers split into pieces; 0 without units.
         launch_ns: calling a kernel that does nothing.
         region_ns: an empty parallel region.
     """
@@ -60,50 +86,60 @@ class Calibration:
     rate_flop_per_s: float
     launch_ns: float
     region_ns: float
+    split_flop_per_s: float = 0.0
 
-    def bound_ns(self, read_bytes: int, write_bytes: int, work_flop: int, cold_bytes: int = 0
-                 ) -> int:  # fmt: skip
-        """Return a time below which no kernel can read, write and compute as much.
+    def bound_ns(self, work: Work) -> int:
+        """Return a time below which no kernel can do so much.
 
         Reads and writes may overlap, and so may both with the computation. What is cold is read
         from the farthest level.
         """
-        total = read_bytes + write_bytes
-        level = next(x for x in self.levels if x.limit_bytes == 0 or total <= x.limit_bytes)
+        level = self.levels[self._level(work)]
         seconds = max(
-            read_bytes / level.read_bytes_per_s,
-            write_bytes / level.write_bytes_per_s,
-            total / (level.read_bytes_per_s + level.write_bytes_per_s),
-            work_flop / self.rate_flop_per_s,
-            cold_bytes / self.levels[-1].read_bytes_per_s,
+            work.read_bytes / level.read_bytes_per_s,
+            work.write_bytes / level.write_bytes_per_s,
+            work.moved_bytes / (level.read_bytes_per_s + level.write_bytes_per_s),
+            work.flop / self._flop_per_s(work),
+            work.cold_bytes / self.levels[-1].read_bytes_per_s,
         )
         return max(1, int(self.launch_ns + 1e9 * seconds))
 
-    def raised(self, read_bytes: int, write_bytes: int, work_flop: int, seconds: float,
-               cold_bytes: int = 0) -> Calibration:  # fmt: skip
+    def raised(self, work: Work, seconds: float) -> Calibration:
         """Return rates at which so much work fits into a time that was measured.
 
         Only the rates that forbid it are raised, and with a memory level those nearer to the core.
         """
-        total = read_bytes + write_bytes
         launch_ns = min(self.launch_ns, seconds * 1e9 / 2)
         seconds = max(seconds - launch_ns * 1e-9, 1e-10)
-        own = next(
-            i for i, x in enumerate(self.levels) if x.limit_bytes == 0 or total <= x.limit_bytes
-        )
-        read = max(self.levels[own].read_bytes_per_s, read_bytes / seconds * MARGIN)
-        write = max(self.levels[own].write_bytes_per_s, write_bytes / seconds * MARGIN)
-        both = total / seconds / (read + write)
+        own = self._level(work)
+        read = max(self.levels[own].read_bytes_per_s, work.read_bytes / seconds * MARGIN)
+        write = max(self.levels[own].write_bytes_per_s, work.write_bytes / seconds * MARGIN)
+        both = work.moved_bytes / seconds / (read + write)
         read, write = read * max(1.0, both * MARGIN), write * max(1.0, both * MARGIN)
         levels = tuple(
             Level(x.limit_bytes, max(x.read_bytes_per_s, read), max(x.write_bytes_per_s, write))
             if i <= own else x
             for i, x in enumerate(self.levels)
         )  # fmt: skip
-        far = max(levels[-1].read_bytes_per_s, cold_bytes / seconds * MARGIN)
+        far = max(levels[-1].read_bytes_per_s, work.cold_bytes / seconds * MARGIN)
         levels = tuple(replace(x, read_bytes_per_s=max(x.read_bytes_per_s, far)) for x in levels)
-        flop = max(self.rate_flop_per_s, work_flop / seconds * MARGIN)
-        return Calibration(levels, flop, launch_ns, self.region_ns)
+        flop = max(self._flop_per_s(work), work.flop / seconds * MARGIN)
+        name = "split_flop_per_s" if self._splits(work) else "rate_flop_per_s"
+        found: dict[str, Any] = {"levels": levels, "launch_ns": launch_ns, name: flop}
+        return replace(self, **found)
+
+    def _level(self, work: Work) -> int:
+        return next(
+            i for i, level in enumerate(self.levels)
+            if level.limit_bytes == 0 or work.moved_bytes <= level.limit_bytes
+        )  # fmt: skip
+
+    def _splits(self, work: Work) -> bool:
+        return work.is_split and self.split_flop_per_s > self.rate_flop_per_s
+
+    def _flop_per_s(self, work: Work) -> float:
+        """Return the rate of the faster units that may be used."""
+        return self.split_flop_per_s if self._splits(work) else self.rate_flop_per_s
 
     def to_text(self) -> str:
         """Return it as JSON."""
@@ -126,7 +162,7 @@ def calibrate(timer: Path, target: Target) -> Calibration:
     """
     load_globally(())
     library = ctypes.CDLL(str(timer))
-    for name in ("read_rate", "write_rate", "stream_rate", "flop_rate"):
+    for name in ("read_rate", "write_rate", "stream_rate", "flop_rate", "split_rate"):
         getattr(library, f"korch_{name}").restype = ctypes.c_double
     library.korch_time.restype = library.korch_region_ns.restype = ctypes.c_int64
     before = library.korch_threads(ctypes.c_int(target.threads))
@@ -140,6 +176,9 @@ def calibrate(timer: Path, target: Target) -> Calibration:
             rate_flop_per_s=_flop_rate(library, target) * MARGIN,
             launch_ns=min(nothing),
             region_ns=library.korch_region_ns(ctypes.c_int64(REGION_LIMIT_NS)),
+            split_flop_per_s=_flop_rate(library, target, "split") * MARGIN
+            if target.isa == "amx"
+            else 0.0,
         )
     finally:
         library.korch_threads(ctypes.c_int(before))  # the caller's own OpenMP code keeps its count
@@ -170,10 +209,11 @@ def _rate(library: ctypes.CDLL, name: str, size_bytes: int, threads: int) -> flo
     return float(function(ctypes.c_int64(size_bytes), _at_once(threads), ctypes.c_int64(CHUNKS)))
 
 
-def _flop_rate(library: ctypes.CDLL, target: Target) -> float:
-    count, repeats = ctypes.c_int64(CHUNKS), ctypes.c_int64(10_000)
+def _flop_rate(library: ctypes.CDLL, target: Target, units: str = "flop") -> float:
+    count, repeats = ctypes.c_int64(CHUNKS), ctypes.c_int64(10_000 if units == "flop" else 1000)
     threads = _at_once(target.threads)
-    return max(float(library.korch_flop_rate(threads, count, repeats)) for _ in range(TRIES))
+    rate = getattr(library, f"korch_{units}_rate")
+    return max(float(rate(threads, count, repeats)) for _ in range(TRIES))
 
 
 def _at_once(threads: int) -> ctypes.c_int:

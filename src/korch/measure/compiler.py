@@ -26,6 +26,7 @@ from pathlib import Path
 from korch.errors import CompileError
 from korch.libraries import find_headers, find_library
 from korch.options import default_cache_folder
+from korch.target import has_matrix_units
 
 logger = logging.getLogger("korch.measure")
 
@@ -40,9 +41,13 @@ NumPy: without -fwrapv a compiler takes x < x + 1 for true."""
 GCC_FLAGS = ("-fno-tree-loop-if-convert",)
 """GCC 12 vectorizes loops of guarded loads wrongly (tests/native has the case); Clang does not."""
 
+_AVX512 = (
+    "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512cd", "-mavx2", "-mfma",
+    "-mf16c", "-mbmi", "-mbmi2", "-mprefer-vector-width=512",
+)  # fmt: skip
 ISA_COMPILER_FLAGS = {
-    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512cd", "-mavx2",
-               "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mprefer-vector-width=512"),
+    "amx": _AVX512,  # the matrix units are spoken to in assembly
+    "avx512": _AVX512,
     "avx2": ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2"),
     "neon": (), "generic": (),
 }  # fmt: skip
@@ -122,7 +127,9 @@ class Builder:
         own: tuple[str, ...] = GCC_FLAGS
         if "clang" in self.compiler.version.lower():
             # clang 18 to 21 count vectors of 512 bits apart.
-            own = ("-mevex512",) if isa == "avx512" else ()
+            own = ("-mevex512",) if isa in ("amx", "avx512") else ()
+        if isa == "amx" and not has_matrix_units():
+            own = (*own, "-DKORCH_AMX_IN_SOFTWARE")
         self.flags = (*FLAGS, *own, *ISA_COMPILER_FLAGS[isa], *self.compiler.openmp)
         headers = "".join(p.read_text() for p in sorted(NATIVE_FOLDER.iterdir()) if p.is_file())
         stamp = (self.compiler.identity, *self.flags, headers)

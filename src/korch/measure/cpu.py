@@ -9,7 +9,7 @@ from typing import Any
 
 from korch.candidate.candidate import Candidate
 from korch.libraries import needed_libraries
-from korch.measure.calibrate import FACT, MARGIN, Calibration, calibrate
+from korch.measure.calibrate import FACT, MARGIN, Calibration, Work, calibrate
 from korch.measure.compiler import NATIVE_FOLDER, Builder, CompileFailure, find_compiler
 from korch.measure.database import Database
 from korch.measure.meter import CandidateMeter
@@ -57,21 +57,21 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
 
     def bound_ns(self, candidate: Candidate) -> int:
         """Return a time that no kernel for a candidate can undercut."""
-        return DISPATCH_NS + self.calibration.bound_ns(*self._work(candidate))
+        return DISPATCH_NS + self.calibration.bound_ns(self._work(candidate))
 
     def correct(self, candidate: Candidate, record: Record) -> None:
         """Raise the calibrated rates until the bound holds for a measured candidate."""
         if isinstance(record, Measured) and record.time_ns < self.bound_ns(candidate):
-            read, write, flop, cold = self._work(candidate)
             seconds = 1e-9 * max(1, record.time_ns - DISPATCH_NS)
-            self.calibration = self.calibration.raised(read, write, flop, seconds, cold)
+            self.calibration = self.calibration.raised(self._work(candidate), seconds)
             self.database.put_fact(FACT, self.calibration.to_text())
 
-    def _work(self, candidate: Candidate) -> tuple[int, int, int, int]:
-        """Return bytes read, bytes written, operations, and bytes that come from memory."""
+    def _work(self, candidate: Candidate) -> Work:
         flop = max(candidate.linear_flop, candidate.offer.work_flop)
         cold_bytes = candidate.read_constant_bytes if self.reads_weights_from_memory else 0
-        return candidate.read_bytes, candidate.write_bytes, flop, cold_bytes
+        return Work(
+            candidate.read_bytes, candidate.write_bytes, flop, cold_bytes, candidate.offer.is_split
+        )
 
     def rates(self) -> dict[str, Any]:
         """Return the calibration, and the margin that its rates have over what was measured."""

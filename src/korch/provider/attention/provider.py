@@ -125,7 +125,7 @@ def _numbers(
     batch: int, m: int, n: int, terms: int, columns: int, target: Target
 ) -> dict[str, int]:
     """Choose the sizes of blocks."""
-    most = 14 if target.isa in ("avx512", "neon") else 6
+    most = target.registers // 2 - 2
     chunks = 1
     while (batch * chunks) % target.threads and m // (chunks + 1) >= 2 * most:
         chunks += 1

@@ -193,7 +193,7 @@ def _layers(group: Group, match: Match, target: Target, pixel: int) -> list[Laye
                 moved = (len(match.image.rows), len(match.image.columns))
                 found.append(Layer("COPY", (image.shape[1],) * 2, (image.shape[2], image.shape[3]),
                                    moved, pixel=pixel))  # fmt: skip
-        sums = 28 if target.isa in ("avx512", "neon") else 12
+        sums = target.registers - 4
         vectors = 1 if link.is_depthwise else _vectors(y[1], out[1], sums, target)
         most = sums // vectors
         by_pixel = not link.is_depthwise and vectors == 1 and 1 < w[3] <= most // 2

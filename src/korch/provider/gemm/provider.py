@@ -25,7 +25,7 @@ from korch.provider.gemm.place import Place
 from korch.provider.provider import Kernel, named_kernel
 from korch.target import Target
 
-SCHEMA = 8
+SCHEMA = 9
 """Raise it whenever the kernels change in speed or meaning."""
 
 MOST_ELEMENTS = 1 << 23
@@ -43,15 +43,58 @@ LEAST_COLUMNS = 512
 MOST_WASTE = 1.06
 """Rows computed per row needed, beyond which fewer rows are computed together."""
 
+SPLIT = "bf16x3"
+"""The variant in which matrix units multiply, each float32 split into three bfloat16."""
+
+TILE = 32
+"""Rows and columns that the matrix units compute together, and terms of a step."""
+
+SPLIT_CACHE_SHARE = 0.5
+"""The part of the level-2 cache that the pieces of what stays there may fill."""
+
+SPLIT_ROWS = 384
+"""Rows of a block that stay: with so many, splitting columns is little beside the products."""
+
+LEAST_GROUP = 4
+"""Strips that must fit into the cache to stay there while the rows go by."""
+
+PIECES_BYTES = 6
+"""Of a float32 that is split."""
+
 
 @dataclass(frozen=True, slots=True)
 class Blocking:
-    """Sizes of blocks: vectors and rows in registers, rows of a block, parts of the columns."""
+    """Sizes of blocks: vectors and rows in registers, rows of a block, parts of the columns.
+
+    For matrix units, `chunk` is how many terms are multiplied at a time, and `group` how many
+    strips of columns stay in the cache, 0 if it is the rows that stay.
+    """
 
     vectors: int
     rows: int
     block: int
     parts: int
+    chunk: int = 0
+    group: int = 0
+
+    @staticmethod
+    def split(batch: int, m: int, n: int, terms: int, target: Target) -> Blocking:
+        """Choose the sizes for matrix units: whole tiles, and terms that go together."""
+        teams = max(1, target.threads // math.gcd(batch, target.threads))
+        strips, vectors = -(-n // TILE), TILE // target.lanes
+        room = SPLIT_CACHE_SHARE * target.l2_bytes
+        fitting = int(room / (PIECES_BYTES * TILE * -(-terms // TILE) * TILE))
+        if m >= teams * SPLIT_ROWS // 2 and fitting >= min(strips, LEAST_GROUP):
+            block = min(m, -(-m // (teams * TILE)) * TILE)
+            group = -(-strips // -(-strips // fitting))
+            return Blocking(vectors, 8, block, 1, terms, group)
+        blocks, parts = (1, teams) if strips >= teams else (teams, 1)
+        blocks *= max(1, round(m / (blocks * SPLIT_ROWS)))
+        block = min(m, -(-m // (blocks * TILE)) * TILE)
+        steps = int(room / (PIECES_BYTES * -(-block // TILE) * TILE * TILE))
+        chunks = -(-terms // (max(8, steps) * TILE))
+        chunk = -(-terms // (chunks * TILE)) * TILE
+        return Blocking(vectors, 8, block, parts, min(chunk, terms))
 
     @staticmethod
     def of(batch: int, m: int, n: int, terms: int, target: Target) -> Blocking:
@@ -108,7 +151,7 @@ class GemmProvider:
     version = str(SCHEMA)
 
     def __init__(self) -> None:
-        self._plans: dict[tuple[str, Target, Layouts], _Plan | Refusal] = {}
+        self._plans: dict[tuple[str, Target, Layouts, str], _Plan | Refusal] = {}
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
         """Offer the product in plain and channels-last layouts, a constant right operand packed."""
@@ -117,8 +160,9 @@ class GemmProvider:
             return found
         offers = []
         refusal = Refusal("no layout suits both sides")
-        for layouts in _layouts(group, found, target):
-            plan = self._plan(group, found, target, layouts)
+        variants = ("", SPLIT) if _can_split(group, found, target) else ("",)
+        for layouts, variant in itertools.product(_layouts(group, found, target), variants):
+            plan = self._plan(group, found, target, layouts, variant)
             if isinstance(plan, Refusal):
                 refusal = plan
                 continue
@@ -129,7 +173,8 @@ class GemmProvider:
                 columns = plan.numbers["NV"] * plan.numbers["W"]
                 order = (*range(rank - 2), rank - 1, rank - 2)
                 inputs[position] = Layout(order, ((rank - 1, columns),))
-            offers.append(Offer(tuple(inputs), layouts[1]))
+            is_split = variant == SPLIT
+            offers.append(Offer(tuple(inputs), layouts[1], variant, is_split=is_split))
         return tuple(offers) or refusal
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
@@ -141,7 +186,7 @@ class GemmProvider:
             Layout.plain(type_.rank) if layout.blocks else layout
             for layout, type_ in zip(offer.inputs, group.input_types, strict=True)
         )
-        plan = self._plan(group, found, target, (inputs, offer.outputs))
+        plan = self._plan(group, found, target, (inputs, offer.outputs), offer.variant)
         if isinstance(plan, Refusal):
             return plan
         layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
@@ -149,12 +194,18 @@ class GemmProvider:
         text = _print(plan, f"{group.text}layouts {layouts}", workspace)
         return named_kernel(text, workspace_bytes=plan.workspace_bytes)
 
-    def _plan(self, group: Group, found: Match, target: Target, layouts: Layouts
+    def _plan(self, group: Group, found: Match, target: Target, layouts: Layouts, variant: str
               ) -> _Plan | Refusal:  # fmt: skip
-        key = (group.key, target, layouts)
+        key = (group.key, target, layouts, variant)
         if key not in self._plans:
-            self._plans[key] = _make_plan(group, found, target, layouts)
+            self._plans[key] = _make_plan(group, found, target, layouts, variant == SPLIT)
         return self._plans[key]
+
+
+def _can_split(group: Group, found: Match, target: Target) -> bool:
+    """Return whether matrix units may pay: where tiles of results are mostly full."""
+    _, m, n, terms = _sizes(group, found)
+    return target.isa == "amx" and m > TILE // 2 and n > TILE // 2 and terms >= TILE // 2
 
 
 def _layouts(group: Group, found: Match, target: Target) -> Iterator[Layouts]:
@@ -177,7 +228,9 @@ def _layouts(group: Group, found: Match, target: Target) -> Iterator[Layouts]:
             yield chosen
 
 
-def _make_plan(group: Group, found: Match, target: Target, layouts: Layouts) -> _Plan | Refusal:
+def _make_plan(
+    group: Group, found: Match, target: Target, layouts: Layouts, is_split: bool
+) -> _Plan | Refusal:
     if target.lanes < 4:
         return Refusal("the target has no vectors")
     batch, m, n, terms = _sizes(group, found)
@@ -190,7 +243,8 @@ def _make_plan(group: Group, found: Match, target: Target, layouts: Layouts) -> 
         return b
     if a.step not in (0, 1) or a.row_step is None or (a.step == 0 and terms > 1):
         return Refusal("the terms of the left operand are no neighbours")
-    blocking = Blocking.of(batch, m, n, terms, target)
+    size = Blocking.split if is_split else Blocking.of
+    blocking = size(batch, m, n, terms, target)
     columns = blocking.vectors * target.lanes
     is_packed = _is_packed(group, found)
     is_direct = not is_packed and b.step == 1 and bool(b.row_step)
@@ -203,17 +257,37 @@ def _make_plan(group: Group, found: Match, target: Target, layouts: Layouts) -> 
     if isinstance(finish, Refusal):
         return finish
     packs_a = batch == 1 and m > blocking.rows and n >= LEAST_COLUMNS and terms % PAGE_FLOATS == 0
+    packs_a = packs_a and not is_split
     numbers = {
         "BATCH": batch, "M": m, "N": n, "DEPTH": terms, "W": target.lanes,
         "NV": blocking.vectors, "ROWS": blocking.rows, "BLOCK": blocking.block,
         "PARTS": blocking.parts, "THREADS": target.threads, "A_STEP": a.row_step,
         "PACKS_A": int(packs_a),
         "B_STEP": b.row_step or 0 if is_direct else 0,
+        "SPLITS": int(is_split), "CHUNK": blocking.chunk,
+        "GROUP": blocking.group,
         "B_ROW": b.row_step or 0 if must_pack else 0, "B_COLUMN": b.step or 0 if must_pack else 0,
     }  # fmt: skip
     floats = target.threads * terms * columns if must_pack else 0
     floats += -(-m // blocking.rows) * blocking.rows * terms if packs_a else 0
+    if is_split:
+        floats = _split_floats(numbers, must_pack)
     return _Plan(found, a, None if is_packed else b, finish, numbers, 4 * floats)
+
+
+def _split_floats(numbers: dict[str, int], must_pack: bool) -> int:
+    """Return the workspace of matrix units, as `Room` of `korch_gemm.h` lays it out."""
+    m, n, depth, block, chunk, parts, group = (
+        numbers[name] for name in ("M", "N", "DEPTH", "BLOCK", "CHUNK", "PARTS", "GROUP")
+    )
+    step = PIECES_BYTES * TILE * TILE // 4  # of 32 terms of 32 rows or columns
+    pieces, blocks = -(-chunk // TILE) * step, -(-block // TILE)
+    is_shared = parts > 1 and group == 0
+    own = 2 * depth * TILE if must_pack else 0
+    own += (group or 2) * pieces + (0 if is_shared else (2 if group else blocks) * pieces)
+    own += blocks * (-(-n // (TILE * parts)) + 1) * TILE * TILE if chunk < depth else 0
+    shared = numbers["BATCH"] * -(-m // TILE) * -(-depth // TILE) * step if is_shared else 0
+    return numbers["THREADS"] * own + shared
 
 
 def _stays_in_cache(row_step: int, m: int, blocking: Blocking) -> bool:

@@ -59,8 +59,7 @@ class Blocking:
         """
         blocks = channels_out // target.lanes
         vectors = next(n for n in (2, 3, 1) if blocks % n == 0)
-        registers = 28 if target.isa in ("avx512", "neon") else 12
-        most_rows = registers // vectors
+        most_rows = (target.registers - 4) // vectors
         tile_bytes = 4 * points * channels_in
         room = CACHE_SHARE * target.l2_bytes * (target.threads if is_shared else 1)
         most = max(most_rows // 2, int(room / tile_bytes))

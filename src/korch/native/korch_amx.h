@@ -1,0 +1,264 @@
+// Products of float32 matrices on the matrix units (Intel AMX), which multiply bfloat16.
+//
+// A float32 has 24 significant bits, a bfloat16 has 8, so x = x0 + x1 + x2 exactly, each the nearest
+// bfloat16 to what the ones before leave. Of the nine products of pieces the six largest are summed, in
+// float32: x0 y0, x0 y1, x1 y0, x1 y1, x0 y2 and x2 y0. The others are at most 2^-23 of |x y| together,
+// mostly less than the rounding of one float32 product; and as the units round once per 32 terms, a long
+// sum is nearer to the true one than a chain of float32 multiply-adds. Pieces below 2^-126 count as zero.
+// What is infinite, or rounds to it, has no pieces: such results are no numbers, and are computed
+// again by the vector units.
+//
+// 32 terms are a step. Of a step, a block of 16 rows is a tile per piece, [16 rows][16 pairs of terms];
+// a strip of 16 columns is one too, [16 pairs of terms][16 columns]; term i goes with term i + 16.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+#if defined(__linux__) && defined(__x86_64__) && !defined(KORCH_AMX_IN_SOFTWARE)
+#define KORCH_AMX_IN_HARDWARE
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#include "korch_tile.h"
+
+namespace korch_amx {
+
+inline constexpr long TERMS = 32, EDGE = 16;  // of a step; of a tile, in rows or columns
+inline constexpr long TILE = 512;             // numbers in a tile of pieces
+inline constexpr long STEP = 2 * 3 * TILE;    // numbers of two tiles of rows, or of columns, in a step
+
+typedef korch::Vec<float, 16> Floats;
+typedef korch::Vec<uint32_t, 16> Bits;
+
+#ifndef KORCH_AMX_IN_HARDWARE
+// The units' arithmetic, to test on a CPU without them.
+inline thread_local float tiles[8][EDGE][EDGE];
+
+inline float piece_of(const float* row, long i) {
+  uint16_t pieces[2];
+  memcpy(pieces, row + i / 2, 4);
+  const uint32_t bits = static_cast<uint32_t>(pieces[i % 2]) << 16;
+  float x;
+  memcpy(&x, &bits, 4);
+  return x;
+}
+inline void tile_load(int n, const void* from) { memcpy(tiles[n], from, sizeof(tiles[n])); }
+inline void tile_store(int n, float* to) {
+  for (long r = 0; r < EDGE; ++r) memcpy(to + r * 2 * EDGE, tiles[n][r], sizeof(tiles[n][r]));
+}
+inline void tile_fill(int n, const float* from) {
+  for (long r = 0; r < EDGE; ++r) memcpy(tiles[n][r], from + r * 2 * EDGE, sizeof(tiles[n][r]));
+}
+inline void tile_zero(int n) { memset(tiles[n], 0, sizeof(tiles[n])); }
+inline void tile_dot(int c, int a, int b) {
+  for (long m = 0; m < EDGE; ++m)
+    for (long n = 0; n < EDGE; ++n) {
+      float even = 0, odd = 0;
+      for (long k = 0; k < EDGE; ++k) {
+        even += piece_of(tiles[a][m], 2 * k) * piece_of(tiles[b][k], 2 * n);
+        odd += piece_of(tiles[a][m], 2 * k + 1) * piece_of(tiles[b][k], 2 * n + 1);
+      }
+      tiles[c][m][n] += even + odd;
+    }
+}
+#define KORCH_TILE_LOAD(n, from) tile_load(n, from)
+#define KORCH_TILE_STORE(n, to) tile_store(n, to)
+#define KORCH_TILE_FILL(n, from) tile_fill(n, from)
+#define KORCH_TILE_ZERO(n) tile_zero(n)
+#define KORCH_TILE_DOT(c, a, b) tile_dot(c, a, b)
+inline bool is_ready() { return true; }
+KORCH_INLINE void begin() {}
+KORCH_INLINE void end() {}
+#else
+#define KORCH_TILE_LOAD(n, from) asm volatile("tileloadd (%0,%1,1), %%tmm" #n : : "r"(from), "r"(64L) : "memory")
+#define KORCH_TILE_STORE(n, to) asm volatile("tilestored %%tmm" #n ", (%0,%1,1)" : : "r"(to), "r"(128L) : "memory")
+#define KORCH_TILE_FILL(n, from) asm volatile("tileloadd (%0,%1,1), %%tmm" #n : : "r"(from), "r"(128L) : "memory")
+#define KORCH_TILE_ZERO(n) asm volatile("tilezero %%tmm" #n : :)
+#define KORCH_TILE_DOT(c, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c : :)
+
+// Whether the system lets this process use the units, which it must be asked for.
+inline bool is_ready() {
+  constexpr long ASK = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  static const bool ready = syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
+  return ready;
+}
+
+struct alignas(64) Configuration {
+  uint8_t palette = 1, start = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// Before a thread's first product, and after its last.
+KORCH_INLINE void begin() {
+  const Configuration all;
+  asm volatile("ldtilecfg %0" : : "m"(all));
+}
+KORCH_INLINE void end() { asm volatile("tilerelease" : :); }
+#endif
+
+// Write the three pieces of a pair of vectors of terms, a tile apart from each other.
+KORCH_INLINE void split(Floats low, Floats high, uint16_t* to, long tile) {
+#pragma GCC unroll 3
+  for (int i = 0; i < 3; ++i) {
+    constexpr uint32_t HALF = 0x8000, MOST = 0xFFFF0000;
+    const Bits a = ((Bits)low + (i < 2 ? HALF : 0)) & MOST, b = ((Bits)high + (i < 2 ? HALF : 0)) & MOST;
+    const Bits both = (a >> 16) | b;
+    memcpy(to + i * tile, &both, sizeof(both));
+    low -= (Floats)a;
+    high -= (Floats)b;
+  }
+}
+
+// The pieces of a block of 32 rows whose terms are neighbours, or of a strip of 32 columns, as
+// [steps][3 pieces][2 tiles][TILE]. They are made some at a time while products are computed, for the
+// vector units have little to do then: a step has 16 parts: two rows, or a pair of rows of terms.
+struct Splitter {
+  const float* from;
+  long stride;  // elements between rows, or between terms
+  long rows;    // that there are, of 32; the others are zero
+  long terms;
+  uint16_t* to;
+  long part, last, each;  // the next part, the end, and how many to make beside four products of tiles
+};
+inline constexpr unsigned long PARTS = 16;
+
+template <bool IS_ROWS>
+KORCH_INLINE void split_part(const Splitter& s, unsigned long part) {
+  const long k = part / PARTS * TERMS, i = part % PARTS;
+  uint16_t* const to = s.to + part / PARTS * STEP;
+  if constexpr (IS_ROWS) {
+#pragma GCC unroll 2
+    for (long t = 0; t < 2; ++t) {
+      const long row = i + t * EDGE;
+      const float* from = s.from + row * s.stride + k;
+      float edge[TERMS] = {};
+      if (row >= s.rows || s.terms - k < TERMS) {
+        for (long j = 0; row < s.rows && j < s.terms - k; ++j) edge[j] = from[j];
+        from = edge;
+      }
+      __builtin_prefetch(from + 2 * TERMS);
+      __builtin_prefetch(from + 2 * TERMS + 16);
+      split(korch::load<float, 16>(from), korch::load<float, 16>(from + 16), to + t * TILE + i * TERMS, 2 * TILE);
+    }
+  } else {
+    const float* const low = s.from + (k + i) * s.stride;
+    const float* const high = low + EDGE * s.stride;
+#pragma GCC unroll 2
+    for (long t = 0; t < 2; ++t) {
+      __builtin_prefetch(low + 2 * TERMS * s.stride + t * EDGE);
+      __builtin_prefetch(high + 2 * TERMS * s.stride + t * EDGE);
+      Floats x = {}, y = {};
+      if (k + i < s.terms) x = korch::load<float, 16>(low + t * EDGE);
+      if (k + i + EDGE < s.terms) y = korch::load<float, 16>(high + t * EDGE);
+      split(x, y, to + t * TILE + i * TERMS, 2 * TILE);
+    }
+  }
+}
+
+// Make the next `count` parts.
+template <bool IS_ROWS>
+KORCH_INLINE void split_some(Splitter& s, long count) {
+  const Splitter own = s;  // what is stored can't change it
+  const long end = korch::smaller(own.part + count, own.last);
+  for (long part = own.part; part < end; ++part) split_part<IS_ROWS>(own, part);
+  s.part = end;
+}
+
+KORCH_INLINE Splitter splitter(const float* from, long stride, long rows, long terms, uint16_t* to) {
+  return {from, stride, rows, terms, to, 0, (terms + TERMS - 1) / TERMS * static_cast<long>(PARTS), 0};
+}
+
+// How many parts go beside four products of tiles if `blocks` are multiplied meanwhile.
+KORCH_INLINE long parts_beside(long blocks) { return (PARTS + 6 * blocks - 1) / (6 * blocks); }
+
+template <bool IS_ROWS>
+inline void split_all(Splitter s) {
+  split_some<IS_ROWS>(s, s.last);
+}
+
+// Add the products of 16 R rows and 32 columns to sums[16 R][32], or set them. Meanwhile pieces of
+// what comes next are made, of rows or columns.
+template <int R, bool IS_ROWS>
+__attribute__((noinline)) void multiply(const uint16_t* a, const uint16_t* b, long steps, float* sums, bool adds,
+                                        Splitter& next) {
+  if (adds) {
+    KORCH_TILE_FILL(0, sums);
+    KORCH_TILE_FILL(1, sums + EDGE);
+    if constexpr (R == 2) {
+      KORCH_TILE_FILL(2, sums + EDGE * 2 * EDGE);
+      KORCH_TILE_FILL(3, sums + EDGE * 2 * EDGE + EDGE);
+    }
+  } else {
+    KORCH_TILE_ZERO(0);
+    KORCH_TILE_ZERO(1);
+    KORCH_TILE_ZERO(2);
+    KORCH_TILE_ZERO(3);
+  }
+  // Four products of tiles; what the next four need replaces a tile once it has been used twice.
+#define KORCH_NEW_ROWS(from)                                          \
+  split_some<IS_ROWS>(next, next.each);                               \
+  KORCH_TILE_DOT(0, 4, 6);                                            \
+  KORCH_TILE_DOT(1, 4, 7);                                            \
+  KORCH_TILE_LOAD(4, from);                                           \
+  if constexpr (R == 2) {                                             \
+    KORCH_TILE_DOT(2, 5, 6);                                          \
+    KORCH_TILE_DOT(3, 5, 7);                                          \
+    KORCH_TILE_LOAD(5, (from) + TILE);                                \
+  }
+#define KORCH_NEW_COLUMNS(from)                                       \
+  split_some<IS_ROWS>(next, next.each);                               \
+  KORCH_TILE_DOT(0, 4, 6);                                            \
+  if constexpr (R == 2) KORCH_TILE_DOT(2, 5, 6);                      \
+  KORCH_TILE_LOAD(6, from);                                           \
+  KORCH_TILE_DOT(1, 4, 7);                                            \
+  if constexpr (R == 2) KORCH_TILE_DOT(3, 5, 7);                      \
+  KORCH_TILE_LOAD(7, (from) + TILE)
+  constexpr long NEXT = 2 * TILE;
+  KORCH_TILE_LOAD(4, a);
+  if constexpr (R == 2) KORCH_TILE_LOAD(5, a + TILE);
+  KORCH_TILE_LOAD(6, b + 2 * NEXT);
+  KORCH_TILE_LOAD(7, b + 2 * NEXT + TILE);
+  for (long s = 0; s < steps; ++s) {
+    KORCH_NEW_COLUMNS(b);             // a0 b2
+    KORCH_NEW_COLUMNS(b + NEXT);      // a0 b0
+    KORCH_NEW_ROWS(a + NEXT);         // a0 b1
+    KORCH_NEW_COLUMNS(b);             // a1 b1
+    KORCH_NEW_ROWS(a + 2 * NEXT);     // a1 b0
+    split_some<IS_ROWS>(next, next.each);
+    if (s + 1 < steps) a += STEP, b += STEP;
+    KORCH_TILE_DOT(0, 4, 6);          // a2 b0
+    KORCH_TILE_DOT(1, 4, 7);
+    KORCH_TILE_LOAD(4, a);
+    if constexpr (R == 2) KORCH_TILE_DOT(2, 5, 6);
+    KORCH_TILE_LOAD(6, b + 2 * NEXT);
+    if constexpr (R == 2) {
+      KORCH_TILE_DOT(3, 5, 7);
+      KORCH_TILE_LOAD(5, a + TILE);
+    }
+    KORCH_TILE_LOAD(7, b + 2 * NEXT + TILE);
+  }
+#undef KORCH_NEW_ROWS
+#undef KORCH_NEW_COLUMNS
+  KORCH_TILE_STORE(0, sums);
+  KORCH_TILE_STORE(1, sums + EDGE);
+  if constexpr (R == 2) {
+    KORCH_TILE_STORE(2, sums + EDGE * 2 * EDGE);
+    KORCH_TILE_STORE(3, sums + EDGE * 2 * EDGE + EDGE);
+  }
+}
+
+// Whether all of some sums are numbers; `count` is a multiple of 16.
+KORCH_INLINE bool are_finite(const float* sums, long count) {
+  Floats zero = {};
+  for (long i = 0; i < count; i += 16) {
+    const Floats x = korch::load<float, 16>(sums + i);
+    zero += x - x;
+  }
+  for (int i = 0; i < 16; ++i)
+    if (!(zero[i] == 0.0f)) return false;
+  return true;
+}
+
+}  // namespace korch_amx
