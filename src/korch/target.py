@@ -69,19 +69,23 @@ class Target:
         )
 
 
-def detect_target(threads: int, compiler: str, libraries: tuple[str, ...] = ()) -> Target:
+def detect_target(
+    threads: int, compiler: str, libraries: tuple[str, ...] = (), matrix_units: bool = True
+) -> Target:
     """Return the target that this machine is.
 
     Args:
         threads: threads that executables use.
         compiler: the compiler's name and version.
         libraries: further versions that timings depend on.
+        matrix_units: whether units that multiply float32 numbers in pieces may be used.
 
     `$KORCH_ISA` forces a lesser instruction set, to build for another machine or to test.
     """
     flags, model = _cpuinfo()
     fitting = (isa for isa, need in ISA_FLAGS.items() if flags.issuperset(need))
-    best = next((isa for isa in fitting if isa != "amx" or has_matrix_units()), "generic")
+    usable = (isa for isa in fitting if isa != "amx" or (matrix_units and has_matrix_units()))
+    best = next(usable, "generic")
     isa = os.environ.get("KORCH_ISA", best)
     if isa not in LANES:
         isa = best

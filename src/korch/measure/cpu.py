@@ -47,7 +47,9 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         super().__init__(options, providers)
         self.shares = SharesProvider(providers)
         self._provider[self.shares.name] = self.shares
-        self.target = detect_target(options.threads, find_compiler().identity)
+        self.target = detect_target(
+            options.threads, find_compiler().identity, matrix_units=not options.strict
+        )
         self.builder = Builder(self.target.isa, options.cache_folder)
         self.reads_weights_from_memory = weights_bytes > self.target.l3_bytes
         state = " cold weights" if self.reads_weights_from_memory else ""

@@ -1,0 +1,31 @@
+"""Which instruction set is built for."""
+
+from __future__ import annotations
+
+import pytest
+
+from korch import target as module
+from korch.target import ISA_FLAGS, detect_target
+
+
+@pytest.fixture
+def with_units(monkeypatch):
+    flags = frozenset(ISA_FLAGS["amx"])
+    monkeypatch.delenv("KORCH_ISA", raising=False)
+    monkeypatch.setattr(module, "_cpuinfo", lambda: (flags, "a CPU"))
+    monkeypatch.setattr(module, "has_matrix_units", lambda: True)
+
+
+def test_matrix_units_are_used_where_the_system_lets_them(with_units, monkeypatch):
+    assert detect_target(2, "").isa == "amx"
+    assert detect_target(2, "", matrix_units=False).isa == "avx512"
+    monkeypatch.setattr(module, "has_matrix_units", lambda: False)
+    assert detect_target(2, "").isa == "avx512"
+
+
+def test_the_environment_forces_a_set(with_units, monkeypatch):
+    monkeypatch.setenv("KORCH_ISA", "avx2")
+    found = detect_target(2, "")
+    assert (found.isa, found.lanes, found.registers) == ("avx2", 8, 16)
+    monkeypatch.setenv("KORCH_ISA", "mmx")
+    assert detect_target(2, "").isa == "amx"
