@@ -23,6 +23,7 @@ template <typename T>
 inline constexpr bool is_integer = static_cast<T>(0.5) == T(0);
 
 KORCH_INLINE long smaller(long a, long b) { return a < b ? a : b; }
+KORCH_INLINE long larger(long a, long b) { return a > b ? a : b; }
 
 template <typename T, int W>
 KORCH_INLINE Vec<T, W> load(const T* at) {
@@ -53,17 +54,6 @@ KORCH_INLINE void scatter(T* at, long step, Vec<T, W> x) {
   for (int i = 0; i < W; ++i) at[i * step] = lane<T, W>(x, i);
 }
 
-template <typename T, int W>
-KORCH_INLINE Vec<T, W> strided(const T* at, long step) {
-  if constexpr (W == 1) {
-    return *at;
-  } else {
-    Vec<T, W> x;
-    for (int i = 0; i < W; ++i) x[i] = at[i * step];
-    return x;
-  }
-}
-
 // Lanes 0 to N - 1, as a pack.
 template <int... I>
 struct Lanes {};
@@ -75,6 +65,24 @@ template <int... I>
 struct LanesTo<0, I...> {
   typedef Lanes<I...> type;
 };
+
+template <typename T, int W, int... I>
+KORCH_INLINE Vec<T, W> every_second(const T* at, Lanes<I...>) {
+  const Vec<T, W> a = load<T, W>(at), b = load<T, W>(at + W - 1);  // nothing beyond the last is read
+  return __builtin_shufflevector(a, b, (I < W / 2 ? 2 * I : 2 * I + 1)...);
+}
+
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> strided(const T* at, long step) {
+  if constexpr (W == 1) {
+    return *at;
+  } else {
+    if (step == 2) return every_second<T, W>(at, typename LanesTo<W>::type());
+    Vec<T, W> x;
+    for (int i = 0; i < W; ++i) x[i] = at[i * step];
+    return x;
+  }
+}
 
 template <typename T, int W, int... I>
 KORCH_INLINE Vec<T, 2 * W> joined(Vec<T, W> a, Vec<T, W> b, Lanes<I...>) {
@@ -367,6 +375,18 @@ KORCH_INLINE Vec<T, W> op_div(Vec<T, W> a, Vec<T, W> b) {
   }
 }
 
+// a / b for a number b: by its inverse, found once for many vectors, if that is a normal number.
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> div_by(Vec<T, W> a, T b) {
+  if constexpr (sizeof(T) != 4 || is_integer<T> || W == 1) {
+    return op_div<T, W>(a, splat<T, W>(b));
+  } else {
+    const T size = b < 0 ? -b : b;
+    const bool is_normal = size >= 0x1p-126f && size <= 0x1p126f;
+    return is_normal ? a * splat<T, W>(1 / b) : a / splat<T, W>(b);
+  }
+}
+
 template <typename T, int W>
 KORCH_INLINE Vec<T, W> op_where(Vec<uint8_t, W> c, Vec<T, W> a, Vec<T, W> b) {
   if constexpr (W == 1) {
@@ -385,8 +405,30 @@ KORCH_INLINE Vec<uint8_t, W> to_bool(Vec<T, W> x) {
 
 template <typename T, int W> KORCH_INLINE Vec<T, W> combine_sum(Vec<T, W> a, Vec<T, W> b) { return a + b; }
 template <typename T, int W> KORCH_INLINE Vec<T, W> combine_prod(Vec<T, W> a, Vec<T, W> b) { return a * b; }
-template <typename T, int W> KORCH_INLINE Vec<T, W> combine_max(Vec<T, W> a, Vec<T, W> b) { return op_max<T, W>(a, b); }
-template <typename T, int W> KORCH_INLINE Vec<T, W> combine_min(Vec<T, W> a, Vec<T, W> b) { return op_min<T, W>(a, b); }
+
+// `chosen`, which is `a` if that is NaN, and NaN if `b` is: one instruction where there is one.
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> unless_nan(Vec<T, W> chosen, Vec<T, W> b) {
+#if defined(__AVX512F__)
+  if constexpr (W == 16 && sizeof(T) == 4) {
+    const Vec<int32_t, W> keep_nan = splat<int32_t, W>(0x22);  // NaN from b, all else from chosen
+    return __builtin_ia32_fixupimmps512_mask(chosen, b, keep_nan, 0, -1, 4);
+  }
+#endif
+  return b != b ? b : chosen;
+}
+
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> combine_max(Vec<T, W> a, Vec<T, W> b) {
+  if constexpr (is_integer<T>) return op_max<T, W>(a, b);
+  else return unless_nan<T, W>(b > a ? b : a, b);
+}
+
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> combine_min(Vec<T, W> a, Vec<T, W> b) {
+  if constexpr (is_integer<T>) return op_min<T, W>(a, b);
+  else return unless_nan<T, W>(b < a ? b : a, b);
+}
 
 #define KORCH_ACROSS(NAME)                                                        \
   template <typename T, int W>                                                   \

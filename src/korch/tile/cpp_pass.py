@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 
 from korch.primitive.types import DType
-from korch.tile.cpp_text import C_TYPE, NARROW_TYPE, Writer, all_hold, holds, literal
+from korch.tile.clip import clipping_guards, loop_ends
+from korch.tile.cpp_text import C_TYPE, NARROW_TYPE, Writer, holds, literal
 from korch.tile.index import (
     Expr,
     Ranges,
+    add,
     bounds,
     breakpoints,
+    constant,
+    scale,
     substitute,
     turning_point,
+    var,
 )
 from korch.tile.loops import is_across, side_of, turns_on
 from korch.tile.program import (
@@ -33,6 +39,9 @@ from korch.tile.program import (
 
 UNROLL = 4
 """Independent accumulators of a reduction."""
+
+SHORT_REDUCTION = 64
+"""Reductions of at most so many points go through several vectors abreast."""
 
 ALIASED_SIDE = 8
 """Rows written together if they share sets of the first cache: as many as it surely holds."""
@@ -59,6 +68,9 @@ class PassPrinter:
         self.across = next((a for a in pass_.axes if a.name == pass_.across), None)
         self.side = self._side(self.across) if self.across else 1
         self.squares: dict[str, str] = {}
+        self.is_edge = False
+        self.clips = clipping_guards(pass_)
+        self.clipped = frozenset(guard for guards in self.clips.values() for guard in guards)
 
     def run(self) -> None:
         """Print it."""
@@ -84,9 +96,31 @@ class PassPrinter:
                 self.out.close()
             self.ranges = before
             return
+        if not rest and self._is_split(axis):
+            return
         self._loop(axis)
         self._nest(rest)
         self.out.close()
+
+    def _is_split(self, axis: Axis) -> bool:
+        """Print an axis as two loops, inside and at the edges, if guards tell them apart."""
+        parts = self._parts(axis) if self.clipped and axis.ragged is None else []
+        if len(parts) < 2:
+            return False
+        name, before = axis.name, self.ranges
+        low, high = max(parts, key=lambda part: part[1] - part[0])
+        self.out.open(f"for (long {name} = {low}; {name} < {high}; ++{name})")
+        self.ranges = {**before, name: (low, high - 1)}
+        self._nest(())
+        self.out.close()
+        begin = 0 if low else high
+        step = f"{name} = {name} + 1 == {low} ? {high} : {name} + 1"
+        self.out.open(f"for (long {name} = {begin}; {name} < {axis.extent}; {step})")
+        self.ranges, self.is_edge = before, True
+        self._nest(())
+        self.is_edge = False
+        self.out.close()
+        return True
 
     def _inside(self) -> None:
         if self.across is not None:
@@ -96,7 +130,7 @@ class PassPrinter:
         elif self.vector is None or self.vector.is_reduced:
             self._reduce_scalar()
         else:
-            self._over(self.vector, self._reduce_lanes)
+            self._over(self.vector, self._reduce_lanes, self._abreast(self.vector))
 
     def _side(self, across: Axis) -> int:
         side = side_of(across.extent, self.out.lanes)
@@ -142,8 +176,16 @@ class PassPrinter:
 
     # Loops along the vector axis
 
-    def _over(self, axis: Axis | None, body: Callable[[Ranges, str], str]) -> None:
-        """Run `body` (a printer of a lambda of the width) along an axis, part by part."""
+    def _over(
+        self, axis: Axis | None, body: Callable[[Ranges, str], str], abreast: int = 1
+    ) -> None:
+        """Run `body` (a printer of a lambda of the width) along an axis, part by part.
+
+        Args:
+            axis: the vector axis, or None.
+            body: prints a lambda of the width and of how many vectors it takes at once.
+            abreast: how many vectors the lambda takes at once where there are as many.
+        """
         if axis is None:
             name = body(self.ranges, "")
             self.out.line(f"{name}.template operator()<1>(0);")
@@ -155,6 +197,11 @@ class PassPrinter:
             call = f"{name}.template operator()"
             self.out.line(f"const long end = {self._end(axis, high)};")
             self.out.line(f"long i = {low};")
+            if width > 1 and high - low >= abreast * width > width:
+                step = abreast * width
+                self.out.line(
+                    f"for (; i + {step} <= end; i += {step}) {call}<{width}, {abreast}>(i);"
+                )
             if width > 1:
                 self.out.line(f"for (; i + {width} <= end; i += {width}) {call}<{width}>(i);")
             if axis.ragged is not None and width > 1:
@@ -176,18 +223,39 @@ class PassPrinter:
                 ends |= breakpoints(op.index, axis.name, self.ranges)
             if isinstance(op, Load | Select):
                 for guard in op.guards:
+                    if guard in self.clips.get(axis.name, ()):
+                        continue
                     ends |= breakpoints(guard.expr, axis.name, self.ranges)
-                    ends |= turning_point(guard.expr, guard.low, axis.name)
-                    ends |= turning_point(guard.expr, guard.high, axis.name)
+                    least, most = self._extremes(guard.expr, axis)
+                    ends |= turning_point(least, guard.low, axis.name)
+                    ends |= turning_point(most, guard.high, axis.name)
         inside = sorted(end for end in ends if 0 <= end <= axis.extent)
         return list(itertools.pairwise(inside))
+
+    def _extremes(self, expr: Expr, axis: Axis) -> tuple[Expr, Expr]:
+        """Return an expression with the reduced variables at their ends, if it is of no others.
+
+        Between the points where these turn, a guard of a window holds for all of the window.
+        """
+        slope = expr.coefficient(axis.name)
+        inner = {a.name for a in self.reduced} - {axis.name}
+        if slope is None or not expr.variables & inner or expr.variables - inner != {axis.name}:
+            return expr, expr
+        own = scale(var(axis.name), slope)
+        least, most = bounds(add(expr, scale(own, -1)), self.ranges)
+        return add(own, constant(least)), add(own, constant(most))
 
     def _width(self, axis: Axis, low: int, high: int) -> int:
         """Return the widest vector for a part; 1 if a guard still turns inside of it."""
         ranges = {**self.ranges, axis.name: (low, high - 1)}
         for op in self.pass_.ops:
             for guard in op.guards if isinstance(op, Load | Select) else ():
-                if holds(guard, ranges) is None and axis.name in guard.expr.variables:
+                is_clip = guard in self.clips.get(axis.name, ())
+                if (
+                    axis.name in guard.expr.variables
+                    and not is_clip
+                    and holds(guard, ranges) is None
+                ):
                     return 1
         width = min(self.out.lanes, 1 << ((high - low).bit_length() - 1))
         return width if width >= 4 else 1
@@ -198,9 +266,32 @@ class PassPrinter:
         outer, total = axis.ragged
         return f"korch::smaller({high}, {total} - {axis.extent} * {outer})"
 
-    def _loop(self, axis: Axis) -> None:
-        name = axis.name
-        self.out.open(f"for (long {name} = 0; {name} < {self._end(axis, axis.extent)}; ++{name})")
+    def _loop(self, axis: Axis, ranges: Ranges | None = None) -> None:
+        name, begin, end = axis.name, "0", self._end(axis, axis.extent)
+        if ranges is not None:
+            begin, end = self._ends(axis, ranges)
+        self.out.open(f"for (long {name} = {begin}; {name} < {end}; ++{name})")
+
+    def _ends(self, axis: Axis, ranges: Ranges) -> tuple[str, str]:
+        """Print where the loop over a reduced axis begins and ends; return their texts."""
+        low, high = ranges[axis.name]
+        begin, end = str(low), str(min(high + 1, axis.extent))
+        lows, ends = loop_ends(self.clips.get(axis.name, ()), axis.name, ranges)
+        for above, step in lows:
+            begin = f"korch::larger({begin}, {self._quotient(above, step)})"
+        for above, step in ends:
+            end = f"korch::smaller({end}, {self._quotient(above, step)})"
+        if lows:
+            self.out.line(f"const long {axis.name}_begin = {begin};")
+            begin = f"{axis.name}_begin"
+        if ends:
+            self.out.line(f"const long {axis.name}_end = {end};")
+            end = f"{axis.name}_end"
+        return begin, end
+
+    def _quotient(self, expr: Expr, divisor: int) -> str:
+        text = self.out.expr(expr)
+        return text if divisor == 1 else f"({text}) / {divisor}"
 
     # Stores
 
@@ -214,7 +305,7 @@ class PassPrinter:
         """Read the squares that begin at a point of the across axis; go through their vectors."""
         across, live = self.pass_.across, self._live(ranges)
         for op in live:
-            if not isinstance(op, Load) or all_hold(op.guards, ranges) is False:
+            if not isinstance(op, Load) or self._all_hold(op.guards, ranges) is False:
                 continue
             if is_across(op, variable, across, ranges):
                 self._square(op, f"square{len(self.squares)}", ranges, variable)
@@ -261,25 +352,68 @@ class PassPrinter:
 
     # Reductions
 
+    def _abreast(self, axis: Axis) -> int:
+        """Return how many vectors of kept elements a short reduction accumulates at once."""
+        points = math.prod(a.extent for a in self.reduced)
+        is_long = axis.extent >= UNROLL * self.out.lanes
+        return UNROLL if is_long and points <= SHORT_REDUCTION else 1
+
     def _reduce_lanes(self, ranges: Ranges, variable: str) -> str:
         """Accumulate whole vectors of kept elements; the reduced loops run inside."""
-        name = self._lambda("<int W>", f"long {variable}")
+        abreast = self._abreast(self.vector) if self.vector is not None else 1
+        name = self._lambda("<int W, int U = 1>", f"long {variable}")
         inner = self.reduced[-1] if self.reduced else None
-        unroll = UNROLL if inner is not None and inner.extent >= UNROLL else 1
-        self._declare("W", unroll)
-        for axis in self.reduced[:-1]:
-            self._loop(axis)
-        parameter = inner.name if inner is not None else "unused"
-        body = self._accumulator(ranges, parameter, variable, "")
-        if inner is not None:
-            self._unrolled(f"{body}({{at}}, {{acc}});", str(inner.extent), unroll, 1)
+        unroll = UNROLL if abreast == 1 and inner and inner.extent >= UNROLL else 1
+        self._declare("W", max(unroll, abreast))
+        outer = [axis.name for axis in self.reduced[:-1]]
+        names = (*outer, inner.name if inner is not None else "unused", variable)
+        body = self._accumulator(ranges, ", long ".join(names), variable, "")
+        start = f"{body}({', '.join((*outer, '{at}'))}, {variable}"
+        calls = [f"{start}, {{acc}});"] + [
+            f"if constexpr (U > 1) {start} + {u} * W, {self._acc(u)});" for u in range(1, abreast)
+        ]
+        call = calls[0] if abreast == 1 else f"{{{{ {' '.join(calls)} }}}}"
+        if inner is None:
+            self.out.line(call.format(at=0, acc=self._acc(0)))
         else:
-            self.out.line(f"{body}(0, {self._acc(0)});")
-        for _ in self.reduced[:-1]:
-            self.out.close()
+            self._window(ranges, lambda ends: self._reduced_loops(ends, call, unroll))
         self._finish(unroll, ranges, variable, "W")
+        for u in range(1, abreast):
+            self.out.open("if constexpr (U > 1)")
+            self.out.line(f"const long first = {variable};")
+            self.out.open("")
+            self.out.line(f"const long {variable} = first + {u} * W;")
+            self._finish(1, ranges, variable, "W", u)
+            self.out.close()
+            self.out.close()
         self.out.close("};")
         return name
+
+    def _window(self, ranges: Ranges, loops: Callable[[Sequence[tuple[str, str]]], None]) -> None:
+        """Print the loops over all reduced axes: with constant ends where no guard clips them."""
+        whole = [("0", str(axis.extent)) for axis in self.reduced]
+        ends = [self._ends(axis, ranges) for axis in self.reduced]
+        if ends == whole or self.is_edge:
+            loops(ends)
+            return
+        pairs = zip(itertools.chain(*ends), itertools.chain(*whole), strict=True)
+        self.out.open(f"if ({' && '.join(f'{a} == {b}' for a, b in pairs if a != b)})")
+        loops(whole)
+        self.out.close("} else {")
+        loops(ends)
+        self.out.line("}")
+
+    def _reduced_loops(self, ends: Sequence[tuple[str, str]], call: str, unroll: int) -> None:
+        """Print the reduced loops around a call, the innermost with some accumulators."""
+        for axis, (begin, end) in zip(self.reduced[:-1], ends[:-1], strict=True):
+            name = axis.name
+            self.out.open(f"for (long {name} = {begin}; {name} < {end}; ++{name})")
+        begin, end = ends[-1]
+        self.out.open("")
+        self._unrolled(call, end, unroll, 1, begin)
+        self.out.close()
+        for _ in self.reduced[:-1]:
+            self.out.close()
 
     def _reduce_scalar(self) -> None:
         """Accumulate vectors along a reduced axis; their lanes are combined at the end."""
@@ -294,7 +428,7 @@ class PassPrinter:
             self._declare("1", 1, "e")
         loops = [a for a in self.reduced if a is not axis]
         for loop in loops:
-            self._loop(loop)
+            self._loop(loop, self.ranges)
         if axis is None:
             body = self._accumulator(self.ranges, "unused", "", "<int W>")
             self.out.line(f"{body}.template operator()<1>(0, {self._acc(0)});")
@@ -313,17 +447,17 @@ class PassPrinter:
         own = min(width, self._width(axis, low, high))
         tail = self._acc(0, "e") if width > 1 else self._acc(0)
         call = f"{body}.template operator()"
-        self.out.line(f"long i = {low};")
+        begin, end = self._ends(axis, ranges)
+        self.out.line(f"long i = {begin};")
         if own == width > 1:
-            self._unrolled(f"{call}<{width}>({{at}}, {{acc}});", str(high), unroll, width, low)
-        self.out.line(f"for (; i < {high}; ++i) {call}<1>(i, {tail});")
+            self._unrolled(f"{call}<{width}>({{at}}, {{acc}});", end, unroll, width)
+        self.out.line(f"for (; i < {end}; ++i) {call}<1>(i, {tail});")
         self.out.close()
 
-    def _unrolled(self, call: str, end: str, unroll: int, step: int, low: int | None = None
-                  ) -> None:  # fmt: skip
+    def _unrolled(self, call: str, end: str, unroll: int, step: int, begin: str = "") -> None:
         """Print the loop `i` over an axis with several independent accumulators."""
-        if low is None:
-            self.out.line("long i = 0;")
+        if begin:
+            self.out.line(f"long i = {begin};")
         if unroll > 1:
             self.out.open(f"for (; i + {unroll * step} <= {end}; i += {unroll * step})")
             for u in range(unroll):
@@ -361,13 +495,15 @@ class PassPrinter:
     def _acc(self, u: int, prefix: str = "a") -> str:
         return ", ".join(f"{prefix}{k}_{u}" for k in range(len(self.pass_.sinks)))
 
-    def _finish(self, unroll: int, ranges: Ranges, variable: str, width: str) -> None:
-        """Combine the accumulators and write the results."""
+    def _finish(
+        self, unroll: int, ranges: Ranges, variable: str, width: str, first: int = 0
+    ) -> None:
+        """Combine the accumulators, from the first on, and write the results."""
         for k, sink in enumerate(self.pass_.sinks):
             if not isinstance(sink, Accumulate):
                 continue
             type_ = C_TYPE[self.out.program.buffer(sink.buffer).dtype]
-            total = f"a{k}_0"
+            total = f"a{k}_{first}"
             for u in range(1, unroll):
                 total = f"korch::combine_{sink.op}<{type_}, {width}>({total}, a{k}_{u})"
             if variable:
@@ -413,7 +549,7 @@ class PassPrinter:
                 case Apply(arguments=arguments):
                     needed.update(arguments)
                 case Select(guards=guards, inside=inside, outside=outside):
-                    decided = all_hold(guards, ranges)
+                    decided = self._all_hold(guards, ranges)
                     needed.update(() if decided is False else (inside,))
                     needed.update(() if decided is True else (outside,))
         return found[::-1]
@@ -427,7 +563,7 @@ class PassPrinter:
             case Load():
                 return self._load(op, ranges, variable, width)
             case Select(_, _, guards, inside, outside):
-                decided = all_hold(guards, ranges)
+                decided = self._all_hold(guards, ranges)
                 if decided is not None:
                     return values[inside if decided else outside]
                 condition = self._condition(guards, ranges)
@@ -437,6 +573,14 @@ class PassPrinter:
                 if name in INFIX and dtype is not DType.BOOL:
                     return f"{given[0]} {INFIX[name]} {given[1]}"
                 source = next(o.dtype for o in self.pass_.ops if o.name == arguments[-1])
+                if (
+                    name == "div"
+                    and variable
+                    and width == "W"
+                    and self._is_uniform(arguments[1], ranges, variable)
+                ):
+                    divisor = f"korch::lane<{type_}, {width}>({given[1]}, 0)"
+                    return f"korch::div_by<{type_}, {width}>({given[0]}, {divisor})"
                 if name == "cast" and dtype in NARROW_TYPE:
                     wide = f"korch::cast<float, {C_TYPE[source]}, {width}>({given[0]})"
                     return f"korch::rounded<{NARROW_TYPE[dtype]}, {width}>({wide})"
@@ -448,12 +592,28 @@ class PassPrinter:
                     )
                 return f"korch::op_{name}<{C_TYPE[source]}, {width}>({', '.join(given)})"
 
+    def _is_uniform(self, name: str, ranges: Ranges, variable: str) -> bool:
+        """Return whether all lanes along a variable hold the same number."""
+        op = next(op for op in self.pass_.ops if op.name == name)
+        match op:
+            case Literal():
+                return True
+            case Load():
+                return substitute(op.index, {}, ranges).coefficient(variable) == 0
+            case Apply(arguments=arguments):
+                return all(self._is_uniform(a, ranges, variable) for a in arguments)
+            case Select(guards=guards, inside=inside, outside=outside):
+                turns = any(variable in guard.expr.variables for guard in guards)
+                return not turns and all(
+                    self._is_uniform(a, ranges, variable) for a in (inside, outside)
+                )
+
     def _load(self, op: Load, ranges: Ranges, variable: str, width: str) -> str:
         if op.name in self.squares:
             return self.squares[op.name]
         type_ = C_TYPE[op.dtype]
         zero = f"korch::splat<{type_}, {width}>(0)"
-        decided = all_hold(op.guards, ranges)
+        decided = self._all_hold(op.guards, ranges)
         if decided is False:
             return zero
         index = substitute(op.index, {}, ranges)
@@ -474,8 +634,19 @@ class PassPrinter:
             return text
         return f"({self._condition(op.guards, ranges)}) ? {text} : {zero}"
 
+    def _holds(self, guard: Inside, ranges: Ranges) -> bool | None:
+        """Return whether a guard holds for all points of the loops, none or some (None)."""
+        return True if guard in self.clipped else holds(guard, ranges)
+
+    def _all_hold(self, guards: Sequence[Inside], ranges: Ranges) -> bool | None:
+        """Return whether all guards hold for all points (True), one for none (False) or neither."""
+        found = [self._holds(guard, ranges) for guard in guards]
+        if False in found:
+            return False
+        return None if None in found else True
+
     def _condition(self, guards: Sequence[Inside], ranges: Ranges) -> str:
-        open_guards = [guard for guard in guards if holds(guard, ranges) is None]
+        open_guards = [guard for guard in guards if self._holds(guard, ranges) is None]
         texts = []
         for guard in open_guards:
             at = self.out.expr(guard.expr)

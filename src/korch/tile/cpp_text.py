@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from korch.primitive.types import DType
 from korch.tile.index import Atom, Choice, Entry, Expr, Quotient, Ranges, Remainder, Var, bounds
@@ -27,14 +26,6 @@ def holds(guard: Inside, ranges: Ranges) -> bool | None:
     if guard.low <= low and high < guard.high:
         return True
     return False if high < guard.low or low >= guard.high else None
-
-
-def all_hold(guards: Sequence[Inside], ranges: Ranges) -> bool | None:
-    """Return whether all guards hold for all points (True), one for none (False) or neither."""
-    found = [holds(guard, ranges) for guard in guards]
-    if False in found:
-        return False
-    return None if None in found else True
 
 
 def literal(dtype: DType, value: float | int | bool) -> str:

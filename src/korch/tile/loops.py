@@ -19,6 +19,9 @@ SQUARES = 16
 ALIASED_ELEMENTS = 256
 """Places so far from each other share a set of the first cache."""
 
+NEAR = (1, 2)
+"""Steps between elements that vectors are read from whole: at others they are read one by one."""
+
 LEAST_SIDE = 4
 """The shortest side of a square of registers."""
 
@@ -27,17 +30,18 @@ SQUARE_TYPES = (DType.F32, DType.I32, DType.U32)
 """Elements of which squares are transposed in registers."""
 
 
-def arrange(pass_: Pass, lanes: int, sizes: Mapping[str, int]) -> Pass:
+def arrange(pass_: Pass, lanes: int, sizes: Mapping[str, int], grid: Ranges) -> Pass:
     """Return a pass with its loops merged and ordered, and its vector axis chosen.
 
     Args:
         pass_: the pass, with its axes in the order of the value's.
         lanes: elements of a vector.
         sizes: elements of each buffer.
+        grid: the ranges of the stage's grid axes.
     """
     pass_ = _merge_all(pass_)
-    squares = _square_axes(pass_, sizes) if lanes >= LEAST_SIDE else None
-    vector, across = squares or (_vector_axis(pass_, sizes), "")
+    squares = _square_axes(pass_, sizes, grid) if lanes >= LEAST_SIDE else None
+    vector, across = squares or (_vector_axis(pass_, lanes, sizes), "")
     reference = _reference(pass_, sizes)
 
     # Squares are best read as streams, unless they are written to places that share cache sets.
@@ -195,12 +199,12 @@ def is_across(load: Load, vector: str, across: str, ranges: Ranges) -> bool:
     return is_wide and index.coefficient(across) == 1
 
 
-def _square_axes(pass_: Pass, sizes: Mapping[str, int]) -> tuple[str, str] | None:
+def _square_axes(pass_: Pass, sizes: Mapping[str, int], grid: Ranges) -> tuple[str, str] | None:
     """Return the axes along which stores, and loads that are strided along it, lie side by side."""
     if pass_.is_reduction:
         return None
     sink = max(pass_.sinks, key=lambda sink: sizes[sink.buffer])
-    ranges = {axis.name: (0, max(axis.extent - 1, 0)) for axis in pass_.axes}
+    ranges = dict(grid) | {axis.name: (0, max(axis.extent - 1, 0)) for axis in pass_.axes}
     long = [axis.name for axis in pass_.axes if axis.extent >= LEAST_SIDE]
     for vector in (name for name in long if sink.index.coefficient(name) == 1):
         scores = {
@@ -218,18 +222,25 @@ def _square_axes(pass_: Pass, sizes: Mapping[str, int]) -> tuple[str, str] | Non
     return None
 
 
-def _vector_axis(pass_: Pass, sizes: Mapping[str, int]) -> str:
+def _vector_axis(pass_: Pass, lanes: int, sizes: Mapping[str, int]) -> str:
     """Return the axis along which most elements lie side by side; stores count double."""
-    scores: dict[str, float] = {axis.name: 0 for axis in pass_.axes if axis.extent > 1}
-    for name in scores:
+    extents = {axis.name: axis.extent for axis in pass_.axes if axis.extent > 1}
+    scores = dict.fromkeys(extents, 0)
+    for name, extent in extents.items():
         for op in pass_.ops:
-            if isinstance(op, Load) and op.index.coefficient(name) == 1:
-                scores[name] += sizes[op.buffer]
+            if isinstance(op, Load):
+                scores[name] += beside(op, name, sizes)
         for sink in pass_.sinks:
             if not isinstance(sink, Accumulate) and sink.index.coefficient(name) == 1:
                 scores[name] += 2 * sizes[sink.buffer]
-    extents = {axis.name: axis.extent for axis in pass_.axes}
+        scores[name] *= min(extent, lanes)
     return max(scores, key=lambda name: (scores[name], extents[name]), default="")
+
+
+def beside(load: Load, name: str, sizes: Mapping[str, int]) -> int:
+    """Return how many elements of a buffer a load reads side by side along an axis."""
+    step = load.index.coefficient(name)
+    return sizes.get(load.buffer, 0) // step if step in NEAR else 0
 
 
 def _reference(pass_: Pass, sizes: Mapping[str, int]) -> Expr:

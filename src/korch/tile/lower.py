@@ -19,7 +19,7 @@ from korch.primitive.ops.reduce import PoolAttributes, ReduceAttributes
 from korch.primitive.types import ValueType, row_major_strides
 from korch.tile.emit import Emitter, Home, Index, physical_offset
 from korch.tile.index import ZERO, Expr, Ranges, add, constant, remainder, scale, var
-from korch.tile.loops import arrange, grid_for
+from korch.tile.loops import arrange, beside, grid_for
 from korch.tile.program import (
     Accumulate,
     Axis,
@@ -38,6 +38,15 @@ KEEP_OPS = frozenset(("exp", "log", "erf", "tanh", "sigmoid", "pow", "sin", "cos
 TILE_LIMIT_BYTES = 128 << 10
 WIDEST_BLOCK = 1024
 STARVED_ELEMENTS = 4096
+
+ROW_POINTS = 2048
+"""Points of a task that reduces several short rows: they overlap, and stay in the first cache."""
+
+WINDOW_POINTS = 8192
+"""Points of a task that reduces several windows, which are kept nowhere."""
+
+TASKS_PER_THREAD = 8
+"""Tasks of a stage take several rows only where this many are left for each thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +230,25 @@ class _Lowering:
         kept = [a for a, n in enumerate(member.type.shape) if n > 1]
         member.grid_axis = dict(enumerate(kept))
         split_axis, block = self._vector_split(member, kept)
-        grid = [(member.type.shape[a], block if a == split_axis else 1) for a in kept]
-        return _Stage(grid, is_free=False)
+        blocks = {split_axis: block} if split_axis is not None else {}
+        if not self.machine.is_device:
+            blocks |= self._rows(member, [a for a in kept if a != split_axis], block)
+        return _Stage([(member.type.shape[a], blocks.get(a, 1)) for a in kept], is_free=False)
+
+    def _rows(self, member: _Member, axes: list[int], block: int) -> dict[int, int]:
+        """Return how many elements of other kept axes a task takes, if it were short with one."""
+        is_window = isinstance(member.reduction and member.reduction.attributes, PoolAttributes)
+        points = block * math.prod(self._reduced(member).values())
+        room = (WINDOW_POINTS if is_window else ROW_POINTS) // max(1, points)
+        tasks = member.type.size // block
+        blocks: dict[int, int] = {}
+        for axis in reversed(axes):
+            size = member.type.shape[axis]
+            wanted = min(room, tasks // (TASKS_PER_THREAD * self.machine.threads))
+            rows = max((n for n in range(1, min(size, wanted) + 1) if size % n == 0), default=1)
+            blocks[axis] = rows
+            room, tasks = room // rows, tasks // rows
+        return blocks
 
     def _vector_split(self, member: _Member, kept: list[int]) -> tuple[int | None, int]:
         """Choose what lies in vector registers: a reduced axis (None), or a block of a kept one."""
@@ -245,7 +271,7 @@ class _Lowering:
     def _contiguity(
         self, member: _Member, replaced: dict[int, Expr], split: tuple[int, int] | None
     ) -> int:
-        """Return the elements of the inputs that are read side by side along the vector axis."""
+        """Return how many elements are read side by side along the vector axis, times its lanes."""
         index, ranges, reduced = self._naive(member)
         index = tuple(replaced.get(a, e) for a, e in enumerate(index))
         if split is not None:
@@ -254,11 +280,14 @@ class _Lowering:
         emitter.value(member.source, self._source_index(member, index))
         names = ["inner"] if split is not None else list(reduced)
         sizes = {name: self.body.types[v].size for name, v in self.body.inputs}
-        scores = [
-            sum(sizes.get(op.buffer, 0) for op in emitter.ops
-                if isinstance(op, Load) and op.index.coefficient(name) == 1)
+        sizes |= {f"t{v}": m.type.size for v, m in self.members.items()}
+        loads = [op for op in emitter.ops if isinstance(op, Load)]
+        lengths = reduced | ({"inner": split[1]} if split is not None else {})
+        lanes = self.machine.lanes
+        scores = (
+            sum(beside(op, name, sizes) for op in loads) * min(lengths[name], lanes)
             for name in names
-        ]  # fmt: skip
+        )
         return max(scores, default=0)
 
     def _trace(self, member: _Member) -> list[tuple[int, Index]]:
@@ -289,7 +318,8 @@ class _Lowering:
                 reads.append((value, index))
                 return f"t{value}", add(ZERO, *index)
             if value not in self.level:  # places are not decided yet
-                return f"t{value}", ZERO
+                shape, layout = self.body.types[value].shape, self._layout(self.members[value])
+                return f"t{value}", physical_offset(layout, shape, index, ranges)
             return self._address(value, index, ranges)
 
         return home
@@ -334,7 +364,8 @@ class _Lowering:
             name = self.out_buffer[value]
             return name, physical_offset(self.layouts[name], shape, index, ranges)
         if self.level[value] is Level.WORKSPACE:
-            return f"t{value}", physical_offset(Layout.plain(len(shape)), shape, index, ranges)
+            layout = self._layout(self.members[value])
+            return f"t{value}", physical_offset(layout, shape, index, ranges)
         sizes, parts = self._tile_shape(value), []
         grid = {axis: g for g, axis in self.members[value].grid_axis.items()}
         stage = self.stages[self.stage_of[value]]
@@ -359,8 +390,19 @@ class _Lowering:
         return size * self.members[value].type.dtype.size_bytes
 
     def _layout(self, member: _Member) -> Layout:
+        """Return the layout of a member that has a place in memory; another's of its rank."""
         name = self.out_buffer.get(member.value)
-        return self.layouts[name] if name else Layout.plain(member.type.rank)
+        if name:
+            return self.layouts[name]
+        ports = [
+            (self.layouts[name], value) for name, value in (*self.body.outputs, *self.body.inputs)
+        ]
+        for layout, value in ports:
+            type_ = self.body.types[value]
+            fits = all(member.type.shape[a] % size == 0 for a, size in layout.blocks)
+            if type_.rank == member.type.rank > 0 and type_.size > 1 and fits:
+                return layout
+        return Layout.plain(member.type.rank)
 
     # Stages, passes, buffers
 
@@ -392,14 +434,15 @@ class _Lowering:
         index, axes = self._axes(stage, first)
         axes += [Axis(name, size, True) for name, size in self._reduced(first).items()]
         ranges = {axis.name: (0, max(axis.extent - 1, 0)) for axis in axes}
-        ranges |= {f"g{g}": (0, n // block - 1) for g, (n, block) in enumerate(stage.grid)}
+        grid = {f"g{g}": (0, n // block - 1) for g, (n, block) in enumerate(stage.grid)}
+        ranges |= grid
         sinks: list[Sink] = []
         emitter = Emitter(self.body, self._home(first, None), ranges)
         for member in members:
             emitter.home = self._home(member, None)
             sinks.append(self._sink(emitter, member, index, ranges))
         return arrange(Pass(tuple(axes), "", tuple(emitter.ops), tuple(sinks)), self.machine.lanes,
-                       {b.name: b.size for b in self._buffers()})  # fmt: skip
+                       {b.name: b.size for b in self._buffers()}, grid)  # fmt: skip
 
     def _sink(self, emitter: Emitter, member: _Member, index: Index, ranges: Ranges) -> Sink:
         buffer, address = self._address(member.value, index, ranges)
