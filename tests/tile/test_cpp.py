@@ -51,7 +51,7 @@ def test_known_groups(family, target, builder, rng):
     assert len(check_offers(PROVIDER, list(FAMILIES[family]()), target, builder, rng)) >= 6
 
 
-@pytest.mark.parametrize("family", ["moves", "pools", "normalizations"])
+@pytest.mark.parametrize("family", ["moves", "pools", "resizes", "normalizations"])
 def test_special_numbers(family, target, builder, rng):
     check_specials(FAMILIES[family](), target, builder, rng)
 
@@ -93,6 +93,49 @@ def test_reductions_of_whole_numbers(kind, target, builder, rng):
             g = Graph()
             groups.append(g.group(g.reduce(op, g.tensor(f"{kind}[7,70]"), *axes)))
     check_offers(PROVIDER, groups, target, builder, rng)
+
+
+def test_windows_ask_nothing_for_each_element(target):
+    """Their loops end where the image does; what a pad fills in is asked for yet."""
+    g = Graph()
+    pool = g.pool("max", g.tensor("f32[1,32,20,20]"), (5, 5), (1, 1), (2, 2), (2, 2), (1, 1))
+    group = g.group(pool)
+    for offer in offers_of(group, target):
+        source = PROVIDER.build(group, offer, target).source
+        assert " ? korch::load" not in source and "korch::strided" not in source
+    g = Graph()
+    padded = g.pad(g.tensor("f32[1,32,20,20]"), (0, 0, 1, 1), (0, 0, 1, 1), fill=5.0)
+    group = g.group(g.pool("max", padded, (3, 3), (1, 1), (0, 0), (0, 0), (1, 1)))
+    sources = [PROVIDER.build(group, offer, target).source for offer in offers_of(group, target)]
+    assert all(" ? korch::load" in source for source in sources)
+
+
+def test_resizes_permute_vectors(target):
+    g = Graph()
+    group = g.group(g.take(g.tensor("f32[3,40]"), 1, [i // 2 for i in range(80)]))
+    plain = next(o for o in offers_of(group, target) if str(o.inputs[0]) == str(o.outputs[0]))
+    assert "korch::spread" in PROVIDER.build(group, plain, target).source
+    g = Graph()
+    group = g.group(g.take(g.tensor("f32[3,40]"), 1, [i * i % 40 for i in range(80)]))
+    plain = next(o for o in offers_of(group, target) if str(o.inputs[0]) == str(o.outputs[0]))
+    assert "korch::gather" in PROVIDER.build(group, plain, target).source
+
+
+@pytest.mark.parametrize("divisor", [1e-40, 3e38, np.inf, np.nan, 0.0, -7.0])
+def test_division_by_one_number(target, builder, divisor):
+    """Its inverse is taken only where that is a normal number."""
+    g = Graph()
+    x, y = g.tensor("f32[2,70]"), g.tensor("f32[2,1]")
+    group = g.group(g.add("div", [x, g.wide(y, (2, 70))]))
+    rows = np.linspace(-1, 1, 140, dtype=np.float32).reshape(2, 70) * np.float32(abs(divisor) or 1)
+    rows[:, :3] = np.inf, -np.inf, 0
+    column = np.full((2, 1), divisor, np.float32)
+    for offer in offers_of(group, target):
+        kernel = PROVIDER.build(group, offer, target)
+        assert "div_by" in kernel.source or offer.inputs[0] != offer.inputs[1]
+        with np.errstate(all="ignore"):
+            (found,) = run_kernel(kernel, group, offer, [rows, column], builder)
+            np.testing.assert_allclose(found, rows / column, rtol=3e-7)
 
 
 def test_a_division_that_a_guard_leaves_out_does_not_trap(target, builder, rng):

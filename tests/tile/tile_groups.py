@@ -248,9 +248,47 @@ def pools() -> Iterator[Group]:
             ("f32[1,3,5,6,7]", ((2, 3, 2), (1, 2, 3), (1, 0, 1), (0, 1, 1), (1, 1, 2))),
             ("f32[1,16,6,6]", ((1, 1), (2, 2), (0, 0), (0, 0), (1, 1))),
             ("f32[3,4]", ((4,), (1,), (0,), (0,), (1,))),
+            ("f32[1,96,9,11]", ((5, 5), (1, 1), (2, 2), (2, 2), (1, 1))),
+            ("f32[2,16,13,20]", ((5, 3), (1, 1), (2, 1), (2, 1), (1, 1))),
+            ("f32[1,3,40,39]", ((3, 3), (2, 2), (1, 1), (1, 1), (1, 1))),
+            ("f32[1,2,3,70]", ((1, 2), (1, 2), (0, 0), (0, 0), (1, 1))),
+            ("f32[2,3,5,33]", ((2, 2), (1, 1), (3, 4), (4, 3), (1, 1))),  # windows of pads only
+            ("f32[4,300]", ((90,), (1,), (60,), (20,), (2,))),
         ):
             g = Graph()
             yield g.group(g.pool(op, g.add("neg", [g.tensor(text)]), *window))
+    for fill in (0.0, 5.0):
+        g = Graph()
+        padded = g.pad(g.tensor("f32[1,16,7,9]"), (0, 0, 1, 0), (0, 0, 0, 2), fill=fill)
+        yield g.group(g.pool("max", padded, (3, 3), (1, 1), (1, 1), (1, 1), (1, 1)))
+    for text in ("f32[1,32,9,11]", "f32[1,96,5,40]"):
+        g = Graph()
+        row = g.pool("max", g.tensor(text), (1, 5), (1, 1), (0, 2), (0, 2), (1, 1))
+        yield g.group(row, g.pool("max", row, (5, 1), (1, 1), (2, 0), (2, 0), (1, 1)))
+
+
+def resizes() -> Iterator[Group]:
+    """Elements repeated by whole and broken factors, left out, and mixed with their neighbours."""
+    for text, factor in (
+        ("f32[1,2,5,40]", 2), ("f32[1,16,3,7]", 3), ("f32[2,3,4,33]", 1.5), ("f32[1,1,3,3]", 7),
+        ("i32[1,2,3,20]", 2), ("f64[1,2,3,20]", 2), ("f16[1,2,3,20]", 2), ("f32[1,2,3,70]", 0.4),
+    ):  # fmt: skip
+        g = Graph()
+        y = g.tensor(text)
+        for axis in (2, 3):
+            n = g.shape(y)[axis]
+            y = g.take(y, axis, [int(i / factor) for i in range(int(n * factor))])
+        yield g.group(y)
+    for text in ("f32[1,2,5,40]", "f32[2,32,4,9]"):
+        g = Graph()
+        y = g.tensor(text)
+        for axis in (2, 3):
+            n = g.shape(y)[axis]
+            place = np.clip((np.arange(2 * n) + 0.5) / 2 - 0.5, 0, n - 1)
+            low = np.floor(place).astype(int)
+            a, b = g.take(y, axis, low), g.take(y, axis, np.minimum(low + 1, n - 1))
+            y = g.add("add", [g.add("mul", [a, g.number(a, 0.25)]), b])
+        yield g.group(y, g.take(y, 3, (*range(g.shape(y)[3]), 0, 3, 1)))
 
 
 def reductions() -> Iterator[Group]:
@@ -327,7 +365,8 @@ def random_groups(rng: np.random.Generator, count: int, primitives: int = 8) -> 
 
 
 FAMILIES = {
-    "pads": pads, "moves": moves, "squares": squares, "pools": pools, "reductions": reductions,
+    "pads": pads, "moves": moves, "squares": squares, "pools": pools, "resizes": resizes,
+    "reductions": reductions,
     "several outputs": several_outputs, "odd shapes": odd_shapes,
     "normalizations": normalizations,
 }  # fmt: skip

@@ -143,6 +143,25 @@ KORCH_INLINE Vec<T, W> gather(const T* from, Index index, long i) {
   }
 }
 
+// The elements at `at` and each of W entries of a table, where entries grow by 0 or 1: one vector is
+// read and permuted. It stays inside of the `size` elements of the buffer, which are at least W.
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> spread(const T* from, long size, long at, const int32_t* table) {
+  if constexpr (W == 1) {
+    return from[at + *table];
+  } else {
+    const long first = smaller(at + *table, size - W);
+    const Vec<int32_t, W> lanes = load<int32_t, W>(table) + static_cast<int32_t>(at - first);
+#if __has_builtin(__builtin_shuffle)
+    return __builtin_shuffle(load<T, W>(from + first), lanes);
+#else
+    Vec<T, W> x;
+    for (int k = 0; k < W; ++k) x[k] = from[first + lanes[k]];
+    return x;
+#endif
+  }
+}
+
 template <typename To, typename From, int W>
 KORCH_INLINE Vec<To, W> cast(Vec<From, W> x) {
   if constexpr (W == 1) return static_cast<To>(x);

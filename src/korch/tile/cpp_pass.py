@@ -21,7 +21,7 @@ from korch.tile.index import (
     turning_point,
     var,
 )
-from korch.tile.loops import is_across, side_of, turns_on
+from korch.tile.loops import SQUARE_TYPES, is_across, side_of, turns_on
 from korch.tile.program import (
     Accumulate,
     Apply,
@@ -48,6 +48,9 @@ ALIASED_SIDE = 8
 
 UNROLLED_OPERATIONS = 12
 """Vectors of a square go through at most so many operations in unrolled code."""
+
+LONGEST_TABLE = 4096
+"""Indices along a vector are put into tables of at most so many entries."""
 
 UNROLLED_EXTENT = 4
 """Loops of at most this extent are unrolled if a guard depends on them."""
@@ -626,7 +629,7 @@ class PassPrinter:
         elif slope is not None:
             text = f"korch::strided<{type_}, {width}>({at}, {slope})"
         else:
-            text = (
+            text = self._spread(op, index, variable, width) or (
                 f"korch::gather<{type_}, {width}>({op.buffer}, [&](long {variable}) "
                 f"{{ return {self.out.expr(index)}; }}, {variable})"
             )
@@ -644,6 +647,25 @@ class PassPrinter:
         if False in found:
             return False
         return None if None in found else True
+
+    def _spread(self, op: Load, index: Expr, variable: str, width: str) -> str:
+        """Return the text of a load through a table of steps 0 and 1; "" if it is none."""
+        axis, size = self.vector, self.out.program.buffer(op.buffer).size
+        own = Expr(0, tuple(t for t in index.terms if variable in Expr(0, (t,)).variables))
+        rest = add(index, scale(own, -1))
+        is_long = axis is not None and axis.extent > LONGEST_TABLE
+        is_alone = axis is not None and axis.name == variable and own.variables == {variable}
+        if not is_alone or is_long or op.dtype not in SQUARE_TYPES or size < self.out.lanes:
+            return ""
+        points = (constant(i) for i in range(axis.extent if axis is not None else 0))
+        table = tuple(substitute(own, {variable: i}, self.ranges).constant for i in points)
+        if any(b - a not in (0, 1) for a, b in itertools.pairwise(table)):
+            return ""
+        name = self.out.tables.setdefault(table, f"table{len(self.out.tables)}")
+        return (
+            f"korch::spread<{C_TYPE[op.dtype]}, {width}>({op.buffer}, {size}, "
+            f"{self.out.expr(rest)}, NAME_{name} + {variable})"
+        )
 
     def _condition(self, guards: Sequence[Inside], ranges: Ranges) -> str:
         open_guards = [guard for guard in guards if self._holds(guard, ranges) is None]
