@@ -6,9 +6,9 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
-from korch.primitive.types import DType
-from korch.tile.clip import clipping_guards, loop_ends
-from korch.tile.cpp_text import C_TYPE, NARROW_TYPE, Writer, holds, literal
+from korch.tile.clip import loop_ends
+from korch.tile.cpp_op import OpPrinter
+from korch.tile.cpp_text import C_TYPE, Writer, holds, literal
 from korch.tile.index import (
     Expr,
     Ranges,
@@ -21,20 +21,15 @@ from korch.tile.index import (
     turning_point,
     var,
 )
-from korch.tile.loops import SQUARE_TYPES, is_across, side_of, turns_on
+from korch.tile.loops import is_across, side_of, turns_on
 from korch.tile.program import (
     Accumulate,
-    Apply,
     Axis,
-    Inside,
-    Literal,
     Load,
     Pass,
     Select,
     Stage,
-    TileOp,
     identity,
-    ranges_of,
 )
 
 UNROLL = 4
@@ -49,31 +44,20 @@ ALIASED_SIDE = 8
 UNROLLED_OPERATIONS = 12
 """Vectors of a square go through at most so many operations in unrolled code."""
 
-LONGEST_TABLE = 4096
-"""Indices along a vector are put into tables of at most so many entries."""
-
 UNROLLED_EXTENT = 4
 """Loops of at most this extent are unrolled if a guard depends on them."""
 
-INFIX = {"add": "+", "sub": "-", "mul": "*"}
 
-
-class PassPrinter:
+class PassPrinter(OpPrinter):
     """The loop nest of one pass."""
 
     def __init__(self, out: Writer, stage: Stage, pass_: Pass) -> None:
-        self.out = out
-        self.pass_ = pass_
-        self.ranges = dict(ranges_of(stage, pass_))
+        super().__init__(out, stage, pass_)
         self.kept = [a for a in pass_.axes if not a.is_reduced]
         self.reduced = [a for a in pass_.axes if a.is_reduced]
-        self.vector = next((a for a in pass_.axes if a.name == pass_.vector), None)
         self.across = next((a for a in pass_.axes if a.name == pass_.across), None)
         self.side = self._side(self.across) if self.across else 1
-        self.squares: dict[str, str] = {}
         self.is_edge = False
-        self.clips = clipping_guards(pass_)
-        self.clipped = frozenset(guard for guards in self.clips.values() for guard in guards)
 
     def run(self) -> None:
         """Print it."""
@@ -516,165 +500,3 @@ class PassPrinter:
                 total = f"korch::combine_{sink.op}<{type_}, 1>(" \
                         f"korch::across_{sink.op}<{type_}, {width}>({total}), e{k}_0)"  # fmt: skip
             self.out.line(f"{sink.buffer}[{self.out.expr(sink.index)}] = {total};")
-
-    # Operations
-
-    def _lambda(self, template: str, parameters: str) -> str:
-        name = f"body{self.out.lambdas}"
-        self.out.lambdas += 1
-        self.out.open(
-            f"const auto {name} = [&]{template}({parameters}) __attribute__((always_inline))"
-        )
-        return name
-
-    def _ops(self, ranges: Ranges, variable: str, width: str) -> dict[str, str]:
-        """Print the operations under narrowed ranges; return the text of each name."""
-        values: dict[str, str] = {}
-        for op in self._live(ranges):
-            type_ = C_TYPE[op.dtype]
-            text = self._op(op, values, ranges, variable, width)
-            if text in values.values():
-                values[op.name] = text
-                continue
-            self.out.line(f"const korch::Vec<{type_}, {width}> {op.name} = {text};")
-            values[op.name] = op.name
-        return values
-
-    def _live(self, ranges: Ranges) -> Sequence[TileOp]:
-        """Return the operations that the sinks need once guards are decided by the ranges."""
-        needed = {sink.value for sink in self.pass_.sinks}
-        found: list[TileOp] = []
-        for op in reversed(self.pass_.ops):
-            if op.name not in needed:
-                continue
-            found.append(op)
-            match op:
-                case Apply(arguments=arguments):
-                    needed.update(arguments)
-                case Select(guards=guards, inside=inside, outside=outside):
-                    decided = self._all_hold(guards, ranges)
-                    needed.update(() if decided is False else (inside,))
-                    needed.update(() if decided is True else (outside,))
-        return found[::-1]
-
-    def _op(self, op: TileOp, values: dict[str, str], ranges: Ranges, variable: str, width: str
-            ) -> str:  # fmt: skip
-        type_ = C_TYPE[op.dtype]
-        match op:
-            case Literal(_, dtype, value):
-                return f"korch::splat<{type_}, {width}>({literal(dtype, value)})"
-            case Load():
-                return self._load(op, ranges, variable, width)
-            case Select(_, _, guards, inside, outside):
-                decided = self._all_hold(guards, ranges)
-                if decided is not None:
-                    return values[inside if decided else outside]
-                condition = self._condition(guards, ranges)
-                return f"({condition}) ? {values[inside]} : {values[outside]}"
-            case Apply(_, dtype, name, arguments):
-                given = [values[a] for a in arguments]
-                if name in INFIX and dtype is not DType.BOOL:
-                    return f"{given[0]} {INFIX[name]} {given[1]}"
-                source = next(o.dtype for o in self.pass_.ops if o.name == arguments[-1])
-                if (
-                    name == "div"
-                    and variable
-                    and width == "W"
-                    and self._is_uniform(arguments[1], ranges, variable)
-                ):
-                    divisor = f"korch::lane<{type_}, {width}>({given[1]}, 0)"
-                    return f"korch::div_by<{type_}, {width}>({given[0]}, {divisor})"
-                if name == "cast" and dtype in NARROW_TYPE:
-                    wide = f"korch::cast<float, {C_TYPE[source]}, {width}>({given[0]})"
-                    return f"korch::rounded<{NARROW_TYPE[dtype]}, {width}>({wide})"
-                if name == "cast":
-                    return (
-                        f"korch::cast<{type_}, {C_TYPE[source]}, {width}>({given[0]})"
-                        if (dtype is not DType.BOOL)
-                        else f"korch::to_bool<{C_TYPE[source]}, {width}>({given[0]})"
-                    )
-                return f"korch::op_{name}<{C_TYPE[source]}, {width}>({', '.join(given)})"
-
-    def _is_uniform(self, name: str, ranges: Ranges, variable: str) -> bool:
-        """Return whether all lanes along a variable hold the same number."""
-        op = next(op for op in self.pass_.ops if op.name == name)
-        match op:
-            case Literal():
-                return True
-            case Load():
-                return substitute(op.index, {}, ranges).coefficient(variable) == 0
-            case Apply(arguments=arguments):
-                return all(self._is_uniform(a, ranges, variable) for a in arguments)
-            case Select(guards=guards, inside=inside, outside=outside):
-                turns = any(variable in guard.expr.variables for guard in guards)
-                return not turns and all(
-                    self._is_uniform(a, ranges, variable) for a in (inside, outside)
-                )
-
-    def _load(self, op: Load, ranges: Ranges, variable: str, width: str) -> str:
-        if op.name in self.squares:
-            return self.squares[op.name]
-        type_ = C_TYPE[op.dtype]
-        zero = f"korch::splat<{type_}, {width}>(0)"
-        decided = self._all_hold(op.guards, ranges)
-        if decided is False:
-            return zero
-        index = substitute(op.index, {}, ranges)
-        at = f"{op.buffer} + {self.out.expr(index)}"
-        slope = index.coefficient(variable) if variable else 0
-        if slope == 0:
-            text = f"korch::splat<{type_}, {width}>(*({at}))"
-        elif slope == 1:
-            text = f"korch::load<{type_}, {width}>({at})"
-        elif slope is not None:
-            text = f"korch::strided<{type_}, {width}>({at}, {slope})"
-        else:
-            text = self._spread(op, index, variable, width) or (
-                f"korch::gather<{type_}, {width}>({op.buffer}, [&](long {variable}) "
-                f"{{ return {self.out.expr(index)}; }}, {variable})"
-            )
-        if decided is True:
-            return text
-        return f"({self._condition(op.guards, ranges)}) ? {text} : {zero}"
-
-    def _holds(self, guard: Inside, ranges: Ranges) -> bool | None:
-        """Return whether a guard holds for all points of the loops, none or some (None)."""
-        return True if guard in self.clipped else holds(guard, ranges)
-
-    def _all_hold(self, guards: Sequence[Inside], ranges: Ranges) -> bool | None:
-        """Return whether all guards hold for all points (True), one for none (False) or neither."""
-        found = [self._holds(guard, ranges) for guard in guards]
-        if False in found:
-            return False
-        return None if None in found else True
-
-    def _spread(self, op: Load, index: Expr, variable: str, width: str) -> str:
-        """Return the text of a load through a table of steps 0 and 1; "" if it is none."""
-        axis, size = self.vector, self.out.program.buffer(op.buffer).size
-        own = Expr(0, tuple(t for t in index.terms if variable in Expr(0, (t,)).variables))
-        rest = add(index, scale(own, -1))
-        is_long = axis is not None and axis.extent > LONGEST_TABLE
-        is_alone = axis is not None and axis.name == variable and own.variables == {variable}
-        if not is_alone or is_long or op.dtype not in SQUARE_TYPES or size < self.out.lanes:
-            return ""
-        points = (constant(i) for i in range(axis.extent if axis is not None else 0))
-        table = tuple(substitute(own, {variable: i}, self.ranges).constant for i in points)
-        if any(b - a not in (0, 1) for a, b in itertools.pairwise(table)):
-            return ""
-        name = self.out.tables.setdefault(table, f"table{len(self.out.tables)}")
-        return (
-            f"korch::spread<{C_TYPE[op.dtype]}, {width}>({op.buffer}, {size}, "
-            f"{self.out.expr(rest)}, NAME_{name} + {variable})"
-        )
-
-    def _condition(self, guards: Sequence[Inside], ranges: Ranges) -> str:
-        open_guards = [guard for guard in guards if self._holds(guard, ranges) is None]
-        texts = []
-        for guard in open_guards:
-            at = self.out.expr(guard.expr)
-            low, high = bounds(guard.expr, ranges)
-            if low < guard.low:
-                texts.append(f"{at} >= {guard.low}")
-            if high >= guard.high:
-                texts.append(f"{at} < {guard.high}")
-        return " && ".join(texts)
