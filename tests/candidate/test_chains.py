@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from korch.candidate.chains import chain_groups
 from korch.candidate.enumerate import enumerate_groups
 from korch.options import Options
 from korch.primitive.graph import GraphBuilder
@@ -46,6 +47,18 @@ class Net(GraphBuilder):
         assert report.groups == len(groups)
         ops = [[p.op for p in group.body.primitives if p.op != "broadcast"] for group in groups]
         return {tuple(names) for names in ops if names.count("conv") > 1}
+
+
+def test_a_chain_that_is_reached_on_several_ways_is_made_once():
+    net = Net()
+    y = net.silu(net.bias(net.conv(net.x)))
+    net.output("y", net.conv(net.silu(net.depthwise(y))))
+    graph = net.freeze()
+    groups, _ = enumerate_groups(graph, Options())
+    found = [(g.primitives, g.outputs) for g in chain_groups(graph, groups)]
+    assert found
+    assert len(found) == len(set(found))
+    assert all(list(primitives) == sorted(set(primitives)) for primitives, _ in found)
 
 
 def test_an_inverted_bottleneck_is_one_group_and_so_are_its_parts():

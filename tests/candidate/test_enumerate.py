@@ -213,6 +213,16 @@ def test_limits_are_reported_and_single_primitives_always_there():
         assert {p for g in groups for p in g.primitives} == {0, 1, 2}
 
 
+def test_too_many_groups_are_not_made():
+    graph = small_graph(5, 9, linear=True)
+    groups, report = enumerate_groups(graph, Options())
+    assert enumerate_groups(graph, Options(), len(groups)) == (groups, report)
+    for most in (3, len(groups) - 1):
+        none, few = enumerate_groups(graph, Options(), most)
+        assert none == ()
+        assert few.groups > most
+
+
 def test_the_order_is_deterministic():
     graph = small_graph(5, 9, linear=True)
     first, second = (enumerate_groups(graph, Options())[0] for _ in range(2))

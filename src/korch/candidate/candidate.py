@@ -254,6 +254,9 @@ class _Body:
     def __init__(self, graph: PrimitiveGraph, producer: dict[int, Primitive]) -> None:
         self.source = graph
         self.producer = producer
+        rows = [(primitive, primitive.row.category) for primitive in producer.values()]
+        self.weights = {v for p, kind in rows if kind is Category.LINEAR for v in p.inputs}
+        self.is_opaque = all(kind is Category.OPAQUE for _, kind in rows)
         self.number: dict[int, int] = {}
         self.types: list[ValueType] = []
         self.inputs: list[int] = []
@@ -287,11 +290,9 @@ class _Body:
 
     def is_inside(self, value: int, constant: Constant) -> bool:
         """Return whether a constant is part of the body instead of an input."""
-        if any(p.row.category is Category.LINEAR and value in p.inputs
-               for p in self.producer.values()):  # fmt: skip
+        if value in self.weights:
             return False  # weights are read from memory, whatever they are
-        is_opaque = all(p.row.category is Category.OPAQUE for p in self.producer.values())
-        return constant.is_uniform or (is_opaque and constant.array.size <= OPAQUE_ELEMENTS)
+        return constant.is_uniform or (self.is_opaque and constant.array.size <= OPAQUE_ELEMENTS)
 
     def graph(self, outputs: Sequence[int]) -> PrimitiveGraph:
         return PrimitiveGraph(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from functools import cache, partial
 
 from korch.candidate.candidate import Group, make_group
 from korch.primitive.graph import Primitive, PrimitiveGraph
@@ -33,14 +34,16 @@ def chain_groups(graph: PrimitiveGraph, groups: Iterable[Group]) -> Iterator[Gro
         (group, heart) for group in groups
         if (heart := _heart(graph, group)) is not None and _is_finished(graph, group)
     ]  # fmt: skip
+    ways = cache(partial(_ways, graph))  # many groups have one heart
     for _ in range(LONGEST - 1):
-        grown = [
-            (make_group(graph, (*group.primitives, *before), group.outputs), first)
-            for group, heart in frontier
-            for before, first in _ways(graph, graph.primitives[heart])
-        ]
-        yield from (group for group, _ in grown)
-        frontier = grown
+        grown: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Group, int]] = {}
+        for group, heart in frontier:
+            for before, first in ways(heart):
+                key = tuple(sorted({*group.primitives, *before})), group.outputs
+                if key not in grown:  # one chain is reached on many ways
+                    grown[key] = make_group(graph, *key), first
+        yield from (group for group, _ in grown.values())
+        frontier = list(grown.values())
 
 
 def _heart(graph: PrimitiveGraph, group: Group) -> int | None:
@@ -92,9 +95,10 @@ def _is_parameter(graph: PrimitiveGraph, value: int) -> bool:
     )
 
 
-def _ways(graph: PrimitiveGraph, heart: Primitive) -> list[tuple[tuple[int, ...], int]]:
+def _ways(graph: PrimitiveGraph, number: int) -> list[tuple[tuple[int, ...], int]]:
     """Return the primitives that compute a convolution's image from another, and that other."""
     found = []
+    heart = graph.primitives[number]
     for primitives in itertools.islice(_from_conv(graph, heart.inputs[0]), MOST_WAYS):
         before = [p for p in primitives if graph.primitives[p].row.category is Category.LINEAR]
         kinds = [_kind(graph, graph.primitives[p]) for p in before]

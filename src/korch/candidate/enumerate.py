@@ -30,6 +30,7 @@ Each primitive alone is always a group, so that a plan exists whatever the limit
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -61,9 +62,14 @@ class EnumerationReport:
 
 
 def enumerate_groups(
-    graph: PrimitiveGraph, options: Options
+    graph: PrimitiveGraph, options: Options, most_groups: int | None = None
 ) -> tuple[tuple[Group, ...], EnumerationReport]:
     """Return every group of a graph within the limits, in a deterministic order.
+
+    Args:
+        graph: the graph.
+        options: the limits.
+        most_groups: if there are more, none is returned, and the report counts those found so far.
 
     Source:
         "Optimal Kernel Orchestration for Tensor Programs with Korch" (ASPLOS 2024), section 4 and
@@ -71,26 +77,31 @@ def enumerate_groups(
     """
     space = _Space(graph, options.contract_chains)
     hit: set[str] = set()
-    groups: dict[tuple[tuple[int, ...], tuple[int, ...]], Group] = {}
+    keys: dict[tuple[tuple[int, ...], tuple[int, ...]], None] = {}
     sets = 0
+    most = sys.maxsize if most_groups is None else most_groups
     for mask in space.grow(options, hit):
         sets += 1
         whole = space.with_absorbed(mask)
         if whole.bit_count() > 1 and space.input_count(whole) > options.max_inputs:
             hit.add("max_inputs")
             continue
-        for outputs in space.output_sets(mask, options, hit):
-            key = (tuple(bits(whole)), outputs)
-            if key not in groups:
-                groups[key] = make_group(graph, *key)
-    for p, primitive in enumerate(graph.primitives):
-        key = ((p,), (primitive.output,))
-        groups.setdefault(key, make_group(graph, *key))
+        members = tuple(bits(whole))
+        outputs = space.output_sets(mask, options, hit)
+        keys |= dict.fromkeys((members, each) for each in outputs)
+        if len(keys) > most:
+            return (), EnumerationReport(sets, len(keys), tuple(sorted(hit)))
+    keys |= dict.fromkeys(((p,), (row.output,)) for p, row in enumerate(graph.primitives))
+    groups: dict[tuple[tuple[int, ...], tuple[int, ...]], Group] = {}
+    if len(keys) <= most:
+        groups = {key: make_group(graph, *key) for key in keys}
     single = tuple(groups.values())
-    for group in (*chain_groups(graph, single), *attention_groups(graph, single)):
+    for group in itertools.chain(chain_groups(graph, single), attention_groups(graph, single)):
         groups.setdefault((group.primitives, group.outputs), group)
-    report = EnumerationReport(sets, len(groups), tuple(sorted(hit)))
-    return tuple(groups.values()), report
+        if len(groups) > most:
+            break
+    report = EnumerationReport(sets, max(len(keys), len(groups)), tuple(sorted(hit)))
+    return (tuple(groups.values()) if report.groups <= most else ()), report
 
 
 def bits(mask: int) -> Iterator[int]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from korch.candidate.candidate import Candidate
+from korch.candidate.candidate import Candidate, Group
 from korch.candidate.enumerate import EnumerationReport, enumerate_groups
 from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
 from korch.deadline import Deadline
@@ -108,17 +108,27 @@ def prepare(partition: Partition, block: Block, meter: AnyMeter, options: Option
     is_plain = partition.is_whole or not options.measure
     kinds = KINDS[options.layouts]
     interfaces = (PLAIN,) if is_plain else interfaces_of(partition, block, lanes, kinds)
-    groups, enumeration = enumerate_groups(graph, options)
-    size = options.max_primitives
-    while not partition.is_whole and len(groups) > MOST_GROUPS and size > FEWEST_PRIMITIVES:
-        size //= 2
-        groups, enumeration = enumerate_groups(graph, replace(options, max_primitives=size))
+    groups, enumeration = _groups(graph, options, may_be_fewer=not partition.is_whole)
     candidates, refusals = collect_candidates(
         graph, groups, meter.providers, meter.target, interfaces
     )
     candidates = tuple(c for c in candidates if has_layouts(c, options.layouts))
     check_every_primitive_runs(graph, candidates, refusals)
     return Task(block, candidates, enumeration, interfaces)
+
+
+def _groups(
+    graph: PrimitiveGraph, options: Options, *, may_be_fewer: bool
+) -> tuple[tuple[Group, ...], EnumerationReport]:
+    """Return a block's groups, smaller ones if there are too many."""
+    size = options.max_primitives
+    while may_be_fewer and size > FEWEST_PRIMITIVES:
+        limited = replace(options, max_primitives=size)
+        groups, enumeration = enumerate_groups(graph, limited, MOST_GROUPS)
+        if enumeration.groups <= MOST_GROUPS:
+            return groups, enumeration
+        size //= 2
+    return enumerate_groups(graph, replace(options, max_primitives=size))
 
 
 def interfaces_of(
