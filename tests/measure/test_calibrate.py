@@ -3,6 +3,7 @@
 import ctypes
 import dataclasses
 import os
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +51,21 @@ def test_this_machine_has_rates(timer, target, quick):
     assert found.rate_flop_per_s > 1e6
     assert 0 < found.launch_ns < found.region_ns
     assert Calibration.from_text(found.to_text()) == found
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_memory_is_kept_between_rates_and_given_back_at_last(library):
+    size, threads = 64 << 20, ctypes.c_int(1)
+    library.korch_free_memory()
+    before = resident_bytes()
+    for _ in range(3):
+        assert library.korch_read_rate(ctypes.c_int64(size), threads, ctypes.c_int64(2)) > 0
+        assert size // 2 < resident_bytes() - before < 2 * size
+    library.korch_free_memory()
+    assert resident_bytes() - before < size // 2
 
 
 def test_the_count_of_threads_is_the_callers_again(timer, library, target, quick):

@@ -181,6 +181,7 @@ def calibrate(timer: Path, target: Target) -> Calibration:
             else 0.0,
         )
     finally:
+        library.korch_free_memory()
         library.korch_threads(ctypes.c_int(before))  # the caller's own OpenMP code keeps its count
 
 

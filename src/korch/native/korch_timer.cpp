@@ -66,20 +66,37 @@ double summed_rate(int threads, int64_t chunks, double work, Prepare prepare) {
   return 1e9 * sum;
 }
 
+// Memory that stays until `korch_free_memory`: a system takes longer to hand out new gigabytes than it
+// takes to measure how fast they are.
+float* memory_kept = nullptr;
+int64_t kept_bytes = 0;
+int64_t kept_ones = 0;  // so many floats of it were written
+
+float* kept_memory(int64_t size) {
+  if (size <= kept_bytes) return memory_kept;
+  free(memory_kept);
+  memory_kept = static_cast<float*>(aligned_alloc(HUGE_PAGE, size));
+  kept_bytes = memory_kept == nullptr ? 0 : size;
+  kept_ones = 0;
+#if defined(MADV_HUGEPAGE)
+  // As the memory of kernels: small pages are read more slowly.
+  if (memory_kept != nullptr) madvise(memory_kept, size, MADV_HUGEPAGE);
+#endif
+  return memory_kept;
+}
+
 // The summed rate of passes over `bytes` of memory per thread, in bytes per second. A chunk goes on
 // where the last one ended, so that memory larger than a cache is never found in it.
 template <typename Pass>
 double memory_rate(int64_t bytes, int threads, int64_t chunks, Pass pass) {
   const int64_t count = bytes / sizeof(float) / BLOCK * BLOCK;
   const int64_t whole = (count * threads * int64_t(sizeof(float)) + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
-  float* memory = count == 0 ? nullptr : static_cast<float*>(aligned_alloc(HUGE_PAGE, whole));
+  float* memory = count == 0 ? nullptr : kept_memory(whole);
   if (memory == nullptr) return 0;
-#if defined(MADV_HUGEPAGE)
-  madvise(memory, whole, MADV_HUGEPAGE);  // as the memory of kernels: small pages are read more slowly
-#endif
+  const bool is_new = count * threads > kept_ones;
   const double rate = summed_rate(threads, chunks, CHUNK_BYTES, [=](int thread) {
     float* own = memory + count * thread;
-    for (int64_t i = 0; i < count; ++i) own[i] = 1.0f;
+    for (int64_t i = 0; is_new && i < count; ++i) own[i] = 1.0f;
     return [=, at = int64_t(0)]() mutable {
       for (int64_t left = CHUNK; left > 0;) {
         const int64_t some = left < count - at ? left : count - at;
@@ -89,7 +106,7 @@ double memory_rate(int64_t bytes, int threads, int64_t chunks, Pass pass) {
       }
     };
   });
-  free(memory);
+  if (is_new) kept_ones = count * threads;
   return rate;
 }
 
@@ -162,6 +179,13 @@ int64_t korch_time_fresh(run_function run, void* state, void* const* buffers, co
 }
 
 int korch_nothing(void*, void* const*) { return 0; }
+
+// Gives back what the rates of memory were measured on.
+void korch_free_memory() {
+  free(memory_kept);
+  memory_kept = nullptr;
+  kept_bytes = kept_ones = 0;
+}
 
 /* Returns how many threads there were. */
 int korch_threads(int threads) {
