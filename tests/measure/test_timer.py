@@ -3,10 +3,11 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from korch.errors import MeasureError
-from korch.measure import session, timer
+from korch.measure import session, timer, worker
 from korch.measure.compiler import NATIVE_FOLDER
 from korch.measure.record import Failed, Measured
 from korch.measure.timer import BufferSpec, Job, time_kernels
@@ -131,3 +132,14 @@ def test_a_library_that_does_not_load_is_an_error(libraries, tmp_path):
 def test_no_kernels_take_no_process(libraries, monkeypatch):
     monkeypatch.setattr(session.subprocess, "Popen", None)
     assert time_kernels([], *libraries, [], threads=1) == []
+
+
+def test_a_buffer_is_filled_with_numbers_around_one():
+    for size in (1, 7, worker.PATTERN, 2 * worker.PATTERN + 5):
+        memory = np.full(4 * size + 8, 255, np.uint8)
+        worker.fill(memory, {"bytes": 4 * size, "dtype": "f32"}, np.random.default_rng(0))
+        numbers = memory[: 4 * size].view(np.float32)
+        assert numbers.min() >= 0.5
+        assert numbers.max() <= 1
+        assert size < 9 or len(np.unique(numbers)) > min(size, worker.PATTERN) // 2
+        assert not memory[4 * size :].any()
