@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from korch.errors import CompileError
+from korch.libraries import find_headers
 from korch.measure import compiler
 from korch.measure.compiler import Builder, CompileFailure, Compiler, find_compiler, usable_folder
 
@@ -46,6 +47,43 @@ def test_what_was_built_is_found_again(fresh, tmp_path, monkeypatch):
     assert Builder("generic", tmp_path).library([GOOD, OTHER]) == path
     with pytest.raises(AssertionError, match="the compiler was called"):
         fresh.library([GOOD, OTHER + "\n"])
+
+
+WITH_HEADER = '#include "korch_onednn.h"\n' + GOOD
+OTHER_WITH_HEADER = '#include "korch_onednn.h"\n' + OTHER
+needs_onednn = pytest.mark.skipif(
+    find_headers("dnnl.h") is None or "clang" in find_compiler().version.lower(),
+    reason="oneDNN's headers, or GCC, are not installed",
+)
+
+
+@needs_onednn
+def test_a_header_of_several_sources_is_compiled_once(fresh, tmp_path, monkeypatch):
+    commands, run = [], compiler._run
+    monkeypatch.setattr(compiler, "_run", lambda command: (commands.append(command), run(command)))
+    found = fresh.compile([WITH_HEADER, OTHER_WITH_HEADER])
+    again = Builder("generic", tmp_path)
+    found += again.compile([GOOD, WITH_HEADER + "\n", OTHER_WITH_HEADER + "\n"])
+    assert all(isinstance(path, Path) for path in found)
+    assert sum("c++-header" in command for command in commands) == 1
+    (header,) = tmp_path.glob("kernels/include-*/*.gch")
+    assert sum(f"-I{header.parent}" in command for command in commands) == 4
+
+
+@needs_onednn
+def test_one_source_is_compiled_without_the_header_and_so_are_all_if_it_fails(fresh, monkeypatch):
+    run = compiler._run
+
+    def refuse(command):
+        if "c++-header" in command:
+            raise CompileError("no")
+        run(command)
+
+    monkeypatch.setattr(compiler, "_run", refuse)
+    assert isinstance(fresh.compile([WITH_HEADER])[0], Path)
+    assert not list(fresh.folder.glob("include-*"))
+    found = fresh.compile([WITH_HEADER + "\n", OTHER_WITH_HEADER])
+    assert all(isinstance(path, Path) for path in found)
 
 
 def test_another_instruction_set_is_another_object(fresh, tmp_path):
