@@ -38,6 +38,41 @@ class Relaxation:
     slack_ns: npt.NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """The rows of a program as arrays.
+
+    Attributes:
+        rows: int64[entry]: the row of each coefficient that is not 0.
+        columns: int64[entry]: its variable.
+        factors: int64[entry]: the coefficient.
+        least: int64[row]: the right side.
+        is_equal: bool[row].
+        in_column: most coefficients of a variable.
+    """
+
+    rows: npt.NDArray[np.int64]
+    columns: npt.NDArray[np.int64]
+    factors: npt.NDArray[np.int64]
+    least: npt.NDArray[np.int64]
+    is_equal: npt.NDArray[np.bool_]
+    in_column: int
+
+    @staticmethod
+    def of(program: Formulation) -> Matrix:
+        """Return that of a program."""
+        entries = np.array([len(row.columns) for row in program.rows], np.int64)
+        columns = np.fromiter((c for row in program.rows for c in row.columns), np.int64)
+        return Matrix(
+            rows=np.repeat(np.arange(len(entries)), entries),
+            columns=columns,
+            factors=np.fromiter((a for row in program.rows for a in row.coefficients), np.int64),
+            least=np.array([row.least for row in program.rows], np.int64),
+            is_equal=np.array([row.is_equal for row in program.rows], bool),
+            in_column=int(np.bincount(columns, minlength=1).max()) if columns.size else 1,
+        )
+
+
 class Relaxer:
     """A program's relaxation, loaded once and solved for many costs."""
 
@@ -46,8 +81,11 @@ class Relaxer:
         self.solver = pywraplp.Solver.CreateSolver("CLP")
         self.variables = [self.solver.NumVar(0, most, "") for most in program.most]
         self.constraints: list[pywraplp.Constraint] = []
+        self.matrix = Matrix.of(program)
 
     def _load_rows(self) -> None:
+        if len(self.program.rows) != len(self.matrix.least):
+            self.matrix = Matrix.of(self.program)
         infinity = self.solver.infinity()
         for row in self.program.rows[len(self.constraints) :]:
             most = row.least if row.is_equal else infinity
@@ -75,12 +113,12 @@ class Relaxer:
         self.solver.SetTimeLimit(max(1, int(1000 * seconds)))
         self.solver.Solve()
         duals = np.array([constraint.dual_value() for constraint in self.constraints])
-        return safe_bound(self.program, costs_ns, forbidden, duals)
+        return safe_bound(self.program, costs_ns, forbidden, duals, self.matrix)
 
 
 def safe_bound(
     program: Formulation, costs_ns: Sequence[int], forbidden: Collection[int],
-    duals: npt.NDArray[np.float64],
+    duals: npt.NDArray[np.float64], matrix: Matrix | None = None,
 ) -> Relaxation:  # fmt: skip
     """Return what some dual values prove, whatever they are.
 
@@ -89,6 +127,7 @@ def safe_bound(
         costs_ns: one per kernel.
         forbidden: kernels that are not to be used.
         duals: float64[row].
+        matrix: that of the rows, if it is known.
 
     For y ≥ 0 on the inequalities, cost·x ≥ y·b + Σ_j min(0, r_j)·most_j with r = cost - Aᵀ·y; and
     if x_j ≥ 1 then r_j more, if that is positive.
@@ -99,20 +138,17 @@ def safe_bound(
     most[list(forbidden)] = 0
     costs = np.zeros(len(most), np.int64)
     costs[: len(costs_ns)] = costs_ns
-    entries = np.array([len(row.columns) for row in program.rows], np.int64)
-    rows = np.repeat(np.arange(len(entries)), entries)
-    columns = np.fromiter((c for row in program.rows for c in row.columns), np.int64)
-    factors = np.fromiter((a for row in program.rows for a in row.coefficients), np.int64)
-    in_column = int(np.bincount(columns, minlength=1).max()) if columns.size else 1
+    matrix = matrix or Matrix.of(program)
+    in_column = matrix.in_column
     largest = max(1, int(costs.max(initial=0)), int(np.abs(duals).max(initial=0)) + 1)
     bits = min(FRACTION_BITS, _SUM_BITS - (in_column + 1).bit_length() - largest.bit_length())
     if bits < 0:
         return Relaxation(0, np.zeros(len(most), np.int64))
     y = np.round(duals * (1 << bits)).astype(np.int64)
-    y[(y < 0) & np.array([not row.is_equal for row in program.rows], bool)] = 0
+    y[(y < 0) & ~matrix.is_equal] = 0
     reduced = costs << bits
-    np.subtract.at(reduced, columns, factors * y[rows])
-    total = sum(int(a) * row.least for a, row in zip(y, program.rows, strict=True) if row.least)
+    np.subtract.at(reduced, matrix.columns, matrix.factors * y[matrix.rows])
+    total = sum(int(y[i]) * int(matrix.least[i]) for i in np.flatnonzero(matrix.least))
     negative = np.flatnonzero(reduced < 0)
     total += sum(int(reduced[j]) * int(most[j]) for j in negative)
     bound_ns = -(-total >> bits)
