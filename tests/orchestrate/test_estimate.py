@@ -1,16 +1,18 @@
-"""Estimates follow what alike kernels took over their bounds."""
+"""Estimates follow what alike kernels took over their guesses."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from korch.candidate.candidate import Candidate
+from korch.candidate.candidate import Candidate, Offer
 from korch.candidate.enumerate import enumerate_groups
 from korch.options import Options
-from korch.orchestrate.estimate import UNKNOWN_RATIO, Experience, kinds
+from korch.orchestrate.estimate import SPREAD, Experience, hope_ns, kinds
 from korch.orchestrate.instance import collect_candidates
 from korch.primitive.graph import GraphBuilder
 from korch.primitive.ops.layout import TransposeAttributes
+from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import ValueType
 from korch.provider.generated import GeneratedProvider
 from korch.target import Target
@@ -44,7 +46,7 @@ def test_what_is_alike_shares_the_finest_kind() -> None:
 
 def test_the_finest_kind_that_is_known_decides() -> None:
     found, experience = candidates(), Experience()
-    assert experience.estimate_ns(found["neg4"], 100, {}) == 100 * UNKNOWN_RATIO
+    assert experience.estimate_ns(found["neg4"], 100, {}) == 100
     for name, time_ns in (("neg4", 200), ("abs4", 400), ("exp4", 900)):
         experience.learn(found[name], time_ns, 100)
         experience.learn(found[name], 10 * time_ns, 100)  # a second time counts for nothing
@@ -55,7 +57,30 @@ def test_the_finest_kind_that_is_known_decides() -> None:
     assert experience.estimate_ns(found["transpose8"], 1000, factors) == 1000 * everything
 
 
-def test_an_estimate_is_no_less_than_the_bound() -> None:
-    found, experience = candidates(), Experience()
-    experience.learn(found["neg4"], 50, 100)
-    assert experience.estimate_ns(found["neg8"], 1000, experience.factors()) == 1000
+def test_convolutions_channel_by_channel_are_another_kind() -> None:
+    found = {}
+    for groups in (1, 4):
+        builder = GraphBuilder()
+        x = builder.input("x", ValueType.parse("f32[1,4,8,8]"))
+        weights = builder.constant(np.ones((4, 4 // groups, 1, 1), np.float32))
+        one = ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1), groups)
+        builder.output("y", builder.add("conv", [x, weights], one))
+        graph = builder.freeze()
+        (group,) = enumerate_groups(graph, Options())[0]
+        plain = Offer(*group.plain_layouts)
+        found[groups] = kinds(Candidate(group, "someone", plain, "1"))
+    assert found[1][2] != found[4][2]
+    assert found[1][3] == found[4][3]
+
+
+def test_what_is_likely_to_be_in_the_best_plan_is_hoped_for_most() -> None:
+    assert hope_ns(1000, 0) > hope_ns(1000, 100) > hope_ns(1000, 500) > hope_ns(1000, 900) >= 0
+    assert hope_ns(2000, 0) == pytest.approx(2 * hope_ns(1000, 0))
+    assert hope_ns(1000, 1000) == hope_ns(1000, 5000) == 0  # no time is below 0
+
+
+def test_a_hope_is_the_mean_of_what_is_gained() -> None:
+    times = 1000 * np.exp(SPREAD * np.random.default_rng(0).standard_normal(1 << 18))
+    for slack in (0, 200, 500):
+        gained = np.maximum(0, 1000 - slack - times).mean()
+        assert hope_ns(1000, slack) == pytest.approx(gained, rel=0.05)

@@ -46,6 +46,9 @@ class ScriptedMeter:
     def bound_ns(self, candidate: Candidate) -> int:
         return self.bounds[candidate.key]
 
+    def guess_ns(self, candidate: Candidate) -> int:
+        return 2 * self.bounds[candidate.key]
+
     def known(self, candidate: Candidate) -> Measured | Failed | None:
         return None
 
@@ -113,6 +116,34 @@ def test_a_spent_budget_still_gives_a_measured_plan() -> None:
     assert found.stopped_by_budget
     assert {c.key for c in found.steps} <= set(meter.asked)
     assert found.certificate.status in (Status.FEASIBLE, Status.OPTIMAL)
+
+
+def test_an_ended_search_measures_nothing_and_has_a_true_bound() -> None:
+    graph, candidates = instance(8)
+    meter = ScriptedMeter(candidates, 8)
+    loop = LazyLoop(graph, candidates, meter, EXACT)
+    loop.estimate()
+    asked = len(meter.asked)
+    found = loop.end()
+    assert len(meter.asked) == asked
+    whole = make_problem(graph, candidates, lambda c: (meter.true[c.key], True))
+    best_ns = solve(whole, seconds=20.0).certificate.objective_ns or 0
+    assert 0 < found.certificate.bound_ns <= best_ns <= (found.certificate.objective_ns or 0)
+    assert found.stopped_by_budget
+
+
+def test_what_others_measured_is_taken_over() -> None:
+    graph, candidates = instance(8)
+    meter = ScriptedMeter(candidates, 8)
+    loop = LazyLoop(graph, candidates, meter, EXACT)
+    records = {c.key: Measured(meter.true[c.key], 0.0, ()) for c in candidates}
+    loop.take({**records, "another": Failed("crashed", "scripted")}, is_corrected=False)
+    look = loop.look()
+    assert (look.unknown, look.hopes) == ((), ())
+    loop.try_plan(look.kernels)
+    assert loop.best is not None
+    assert "another" not in loop.records
+    assert not meter.asked
 
 
 def test_without_working_candidates_it_says_so() -> None:

@@ -82,6 +82,9 @@ class FakeMeter:
     def bound_ns(self, candidate: Candidate) -> int:
         return self.true_ns(candidate) * 3 // 4
 
+    def guess_ns(self, candidate: Candidate) -> int:
+        return self.true_ns(candidate) * 7 // 8
+
     def cost_ns(self, candidate: Candidate) -> tuple[int, bool]:
         record = self.known(candidate)
         if isinstance(record, Measured):

@@ -140,6 +140,42 @@ def test_the_option_says_how_large_segments_are(
     assert Options(partition=partition).segment_limit(primitives) == limit
 
 
+def in_segments(deadline: Deadline, meter: FakeMeter) -> tuple[PrimitiveGraph, Joined, Outcome]:
+    graph = fission(load_model(build("conv_bn_relu")))
+    partition = find_blocks(graph, split_segments(graph, 8), REWRITE)
+    tasks = [prepare(partition, b, cast(Any, meter), OPTIONS) for b in partition.blocks]
+    joined = join(partition)
+    outcome = search_segments(partition, joined, tasks, cast(Any, meter), OPTIONS, deadline,
+                              lambda b, r: None)  # fmt: skip
+    return graph, joined, outcome
+
+
+def test_a_spent_budget_gives_the_plan_of_the_preferred_interfaces_only() -> None:
+    whole, hurried = FakeMeter(), FakeMeter()
+    graph, joined, outcome = in_segments(Deadline(0.0), hurried)
+    best = in_segments(Deadline(), whole)[2]
+    check_plans(graph, joined, outcome, 2)
+    assert outcome.partition is not None
+    assert best.partition is not None
+    for block in outcome.partition["blocks"]:
+        assert len(block["interfaces"]) == 1  # and so there are no plans to hold the best against
+    assert list(outcome.plans) == ["optimal"]
+    assert outcome.found.stopped_by_budget
+    assert 0 < outcome.found.certificate.bound_ns <= (best.found.certificate.objective_ns or 0)
+    assert len(hurried.records) < len(whole.records)
+
+
+def test_layouts_are_chosen_by_estimates_before_anything_is_measured() -> None:
+    """A guess that is true leads to the best plan: a block is measured in one layout only."""
+    meter, guessed = FakeMeter(), FakeMeter()
+    meter.guess_ns = meter.true_ns  # type: ignore[method-assign]
+    found = in_segments(Deadline(0.0), meter)[2]
+    best = in_segments(Deadline(), guessed)[2]
+    assert found.found.certificate.objective_ns == pytest.approx(
+        best.found.certificate.objective_ns, rel=0.05
+    )
+
+
 @pytest.mark.parametrize("partition", ["", "some", "0", "-3", "1.5", 0])
 def test_a_wrong_size_is_refused(partition: str | int) -> None:
     with pytest.raises(OptionError, match=r"option partition: .* is no size of a segment"):

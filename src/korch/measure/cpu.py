@@ -25,6 +25,13 @@ logger = logging.getLogger("korch.measure")
 DISPATCH_NS = 20
 """What the executable spends per kernel outside of it: loading pointers, an indirect call."""
 
+GUESS_START_NS = 3000
+"""What a kernel takes that does little: a parallel region, cold weights, ends of loops."""
+
+GUESS = 2.4
+"""What kernels take over what their bytes and operations would, one after the other, at the
+calibrated rates, as a rule."""
+
 
 class CpuMeter(CandidateMeter[Target, Kernel]):
     """Builds kernels with the machine's compiler and times them in a process of their own.
@@ -60,6 +67,22 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
     def bound_ns(self, candidate: Candidate) -> int:
         """Return a time that no kernel for a candidate can undercut."""
         return DISPATCH_NS + self.calibration.bound_ns(self._work(candidate))
+
+    def guess_ns(self, candidate: Candidate) -> int:
+        """Return about what a candidate takes.
+
+        A kernel's inputs have just been written, but its weights and outputs are in no core's own
+        cache: so its bytes come from the one that the cores share.
+        """
+        read, write, flop, cold = self._work(candidate)
+        levels = self.calibration.levels
+        shared = levels[-2] if len(levels) > 1 else levels[-1]
+        seconds = (
+            (read + write - cold) / (shared.read_bytes_per_s + shared.write_bytes_per_s)
+            + cold / levels[-1].read_bytes_per_s
+            + flop / self.calibration.rate_flop_per_s
+        )
+        return GUESS_START_NS + int(1e9 * GUESS * seconds)
 
     def correct(self, candidate: Candidate, record: Record) -> None:
         """Raise the calibrated rates until the bound holds for a measured candidate."""

@@ -26,6 +26,9 @@ BATCH = 24
 BATCH_BYTES = 1 << 30
 """Memory for the buffers of one batch."""
 
+GUESS = 4
+"""What kernels take over their bounds, as a rule."""
+
 T = TypeVar("T")
 K = TypeVar("K")
 
@@ -64,6 +67,10 @@ class CandidateMeter(ABC, Generic[T, K]):
     @abstractmethod
     def bound_ns(self, candidate: Candidate) -> int:
         """Return a time that no kernel for a candidate can undercut."""
+
+    def guess_ns(self, candidate: Candidate) -> int:
+        """Return about what a candidate takes; it may be wrong by a factor."""
+        return GUESS * self.bound_ns(candidate)
 
     @abstractmethod
     def correct(self, candidate: Candidate, record: Record) -> None:

@@ -9,7 +9,7 @@ other in one of the layouts that were considered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from korch.candidate.candidate import Candidate, Refusal, make_layout_change
@@ -30,6 +30,10 @@ from korch.primitive.graph import PrimitiveGraph
 
 MEASURE_ROUNDS = 8
 """Most times that changes of layout are measured which the plan uses."""
+
+PREFER_SECONDS = 2.0
+PREFER_GAP = 0.005
+"""For a choice by estimates."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,28 @@ class Assembly:
         self.plain = _plain_ports(joined.graph)
         outputs = dict.fromkeys(v for _, v in self.graph.outputs if v not in self.graph.given)
         self.required = tuple(self.plain[v] for v in outputs)
+
+    def prefer(
+        self, outlooks_ns: Mapping[tuple[int, int], int], guess_ns: Callable[[Candidate], int]
+    ) -> Choice:
+        """Return the choice that is thought to cost least; nothing is measured.
+
+        Args:
+            outlooks_ns: what plans are thought to cost, by block and interface.
+            guess_ns: what a change of layout is thought to take.
+        """
+        choices = self._options(outlooks_ns)
+        changes = self._changes(choices)
+
+        def cost_ns(option: _Option) -> int:
+            return outlooks_ns[self.block_of[option.segment], option.interface]
+
+        costs = [cost_ns(option) for option in choices] + [guess_ns(c) for c in changes]
+        solver = Solver(self._problem(choices, changes, cost_ns),
+                        workers=self.options.solver_workers, seed=self.options.seed)  # fmt: skip
+        plan = solver.solve(costs, seconds=PREFER_SECONDS, gap=PREFER_GAP)
+        objective_ns = sum(costs[k] for k in plan.kernels)
+        return self._in_order(choices, changes, plan.kernels, objective_ns, 0)
 
     def choose(self, found: Mapping[tuple[int, int], Orchestration]) -> Choice:
         """Return the cheapest choice among the interfaces for which a plan was found.
@@ -155,7 +181,7 @@ class Assembly:
         runs = [any(v not in graph.given for _, v in graph.outputs) for graph in graphs]
         return Choice(tuple(0 if r else -1 for r in runs), ((),) * (len(runs) + 1), 0, 0)
 
-    def _options(self, found: Mapping[tuple[int, int], Orchestration]) -> list[_Option]:
+    def _options(self, found: Container[tuple[int, int]]) -> list[_Option]:
         options = []
         for i, instance in enumerate(self.partition.instances):
             values, graph = self.joined.values[i], instance.graph

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -184,6 +184,15 @@ class BlockSearch:
     story: Story
     found: dict[tuple[int, int], Orchestration] = field(default_factory=dict)
     experience: Experience = field(default_factory=Experience)
+    loops: dict[tuple[int, int], LazyLoop] = field(default_factory=dict)
+
+    def is_kept(self) -> bool:
+        """Whether an earlier run has surveyed all interfaces."""
+        return all(
+            recall_solved(self.meter.database, task.candidates, self.options,
+                          self._tag(b, j, "survey")) is not None
+            for b, task in enumerate(self.tasks) for j in range(len(task.interfaces))
+        )  # fmt: skip
 
     def survey(self) -> None:
         """Find a good plan for each interface of each block.
@@ -200,7 +209,7 @@ class BlockSearch:
             # The plain interface is seldom the best where there are others; what is measured for
             # those tells which of its kernels to measure.
             for j in (*range(1, len(task.interfaces)), 0):
-                if j != 0 and self._is_over():
+                if self._is_over() and self._ended(b, j):
                     continue
                 try:
                     if not self.options.measure:
@@ -213,7 +222,22 @@ class BlockSearch:
                     if j == 0:
                         raise
                     logger.info("block %d has no plan for its interface %d", b, j)
+            self._forget(b)
             self.story.surveyed(b, {j: one for (block, j), one in self.found.items() if block == b})
+
+    def _forget(self, b: int) -> None:
+        """Drop the programs of a block's interfaces but for the best: they take much memory."""
+        own = [(one.certificate.objective_ns or 0, key) for key, one in self.found.items()
+               if key[0] == b]  # fmt: skip
+        for key in [key for key in self.loops if key[0] == b and key != min(own)[1]]:
+            del self.loops[key]
+
+    def _ended(self, b: int, j: int) -> bool:
+        """Whether an interface needs no survey though there is no time; keep what is known."""
+        loop = self.loops.get((b, j))
+        if loop is not None and loop.best is not None:
+            self.found[b, j] = loop.end()
+        return j != 0 or any(block == b for block, _ in self.found)
 
     def finish(self, weights: dict[tuple[int, int], int]) -> None:
         """Search some interfaces of blocks to the end.
@@ -289,8 +313,11 @@ class BlockSearch:
         return total_ns
 
     def baselines(self, b: int) -> dict[str, tuple[Candidate, ...]]:
-        """Return a block's plans to hold the optimum against, all with the plain interface."""
-        if not (self.options.measure and self.options.baselines):
+        """Return a block's plans to hold the optimum against, all with the plain interface.
+
+        There are none if there was no time to survey that.
+        """
+        if not (self.options.measure and self.options.baselines and (b, 0) in self.found):
             return {}
         task = self.tasks[b]
         tag = self._tag(b, 0, "baselines")
@@ -345,19 +372,40 @@ class BlockSearch:
         self.story.searched((b, j), what, began_s, found, is_recalled=False)
         return found
 
+    def loop(self, b: int, j: int) -> LazyLoop:
+        """Return the search of an interface of a block; what it has found, it keeps."""
+        if (b, j) not in self.loops:
+            task = self.tasks[b]
+            others = (loop.solver.problem for (block, _), loop in self.loops.items() if block == b)
+            self.loops[b, j] = LazyLoop(
+                task.block.graph, task.candidates, self.meter, self.options, self.deadline,
+                partial(self._heard, b, j), interface=task.interfaces[j],
+                experience=self.experience, problem=next(others, None),
+            )  # fmt: skip
+        return self.loops[b, j]
+
+    def take(self, found: Mapping[str, Measured | Failed], is_corrected: bool) -> None:
+        """Tell all searches what was measured, by key, and whether bounds have changed."""
+        for loop in self.loops.values():
+            loop.take(found, is_corrected)
+
+    def estimate_ns(self, candidate: Candidate) -> int:
+        """Return what a candidate is thought to take, or what it was measured to."""
+        cost_ns, is_measured = self.meter.cost_ns(candidate)
+        if is_measured:
+            return cost_ns
+        factors = self.experience.factors()
+        guess_ns = self.meter.guess_ns(candidate)
+        return max(cost_ns, self.experience.estimate_ns(candidate, guess_ns, factors))
+
     def _loop(
         self, b: int, j: int, until_s: float | None, measurements: int = FURTHER_MEASUREMENTS
     ) -> LazyLoop:
-        task = self.tasks[b]
-        distinct = {candidate.key: candidate for candidate in task.candidates}.values()
-        known = sum(self.meter.known(candidate) is not None for candidate in distinct)
-        return LazyLoop(
-            task.block.graph, task.candidates, self.meter, self.options,
-            self.deadline.until(until_s),
-            partial(self._heard, b, j), interface=task.interfaces[j],
-            most_measured=max(SURVEY_MEASUREMENTS, known + measurements),
-            experience=self.experience,
-        )  # fmt: skip
+        loop = self.loop(b, j)
+        known = loop.refresh()
+        most = max(SURVEY_MEASUREMENTS, known + measurements)
+        loop.resume(self.deadline.until(until_s), most)
+        return loop
 
     def _heard(self, b: int, j: int, entry: Round) -> None:
         self.tell(b, entry)

@@ -1,20 +1,23 @@
-"""Bounds and what was measured -> estimates for what was not.
+"""Guesses and what was measured -> estimates for what was not, and what measuring may gain.
 
-An estimate is the bound times what kernels alike took over theirs. It proves nothing; it says what
-to measure first.
+A guess is what a meter makes of bytes and operations. An estimate is the guess times what kernels
+alike took over theirs. It proves nothing; it says what to measure first.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass, field
 
 from korch.candidate.candidate import Candidate
+from korch.primitive.graph import Primitive
 from korch.primitive.op import Category
+from korch.primitive.ops.linear import ConvAttributes
 from korch.tile.lower import KEEP_OPS
 
-UNKNOWN_RATIO = 4.0
-"""An estimate over its bound where nothing alike was measured."""
+SPREAD = 0.45
+"""The usual error of an estimate, in logarithms."""
 
 MOVING_OPS = frozenset(("transpose", "concat", "take", "pad"))
 
@@ -22,15 +25,15 @@ Kind = tuple[object, ...]
 
 
 def kinds(candidate: Candidate) -> tuple[Kind, ...]:
-    """Return what candidates are alike in that take about as long over their bounds, finest first.
+    """Return what candidates are alike in that take about as long over their guesses, finest first.
 
-    The bound knows bytes and linear operations. So it matters what else is computed, and whether
+    A guess knows bytes and linear operations. So it matters what else is computed, and whether
     elements change their places.
     """
     primitives = candidate.group.body.primitives
     ports = (*candidate.input_ports, *candidate.output_ports)
     layouts = frozenset(str(layout) for _, layout in ports)
-    linear = tuple(sorted(p.op for p in primitives if p.row.category is Category.LINEAR))
+    linear = tuple(sorted(map(_form, (p for p in primitives if p.row.category is Category.LINEAR))))
     is_reduction = any(p.row.category is Category.REDUCE for p in primitives)
     moves = any(p.op in MOVING_OPS for p in primitives)
     slow = min(2, sum(p.op in KEEP_OPS for p in primitives))
@@ -38,32 +41,64 @@ def kinds(candidate: Candidate) -> tuple[Kind, ...]:
     return ((*coarse, slow, moves, layouts), (*coarse, slow, moves), coarse, coarse[:1])
 
 
+def _form(primitive: Primitive) -> str:
+    """Return a linear operation, and whether it multiplies channels by channels."""
+    attributes = primitive.attributes
+    is_grouped = isinstance(attributes, ConvAttributes) and attributes.groups > 1
+    return f"grouped {primitive.op}" if is_grouped else primitive.op
+
+
 @dataclass
 class Experience:
-    """Measured times over bounds, by kind; the searches of a model's blocks share one."""
+    """Measured times over guesses, by kind; the searches of a model's blocks share one."""
 
     ratios: dict[Kind, list[float]] = field(default_factory=dict)
     _kinds: dict[str, tuple[Kind, ...]] = field(default_factory=dict)
     _learned: set[str] = field(default_factory=set)
 
-    def learn(self, candidate: Candidate, time_ns: int, bound_ns: int) -> None:
+    def learn(self, candidate: Candidate, time_ns: int, guess_ns: int) -> None:
         """Add what a candidate took; once for each."""
         if candidate.key in self._learned:
             return
         self._learned.add(candidate.key)
-        for kind in self._kinds_of(candidate):
-            self.ratios.setdefault(kind, []).append(time_ns / max(1, bound_ns))
+        for kind in self.kinds_of(candidate):
+            self.ratios.setdefault(kind, []).append(time_ns / max(1, guess_ns))
 
     def factors(self) -> dict[Kind, float]:
         """Return the median ratio of each kind."""
         return {kind: statistics.median(found) for kind, found in self.ratios.items()}
 
-    def estimate_ns(self, candidate: Candidate, bound_ns: int, factors: dict[Kind, float]) -> int:
+    def estimate_ns(self, candidate: Candidate, guess_ns: int, factors: dict[Kind, float]) -> int:
         """Return an estimate by `factors`: by the finest kind of which anything is known."""
-        known = (factors[kind] for kind in self._kinds_of(candidate) if kind in factors)
-        return int(bound_ns * max(1.0, next(known, UNKNOWN_RATIO)))
+        known = (factors[kind] for kind in self.kinds_of(candidate) if kind in factors)
+        return int(guess_ns * next(known, 1.0))
 
-    def _kinds_of(self, candidate: Candidate) -> tuple[Kind, ...]:
+    def kinds_of(self, candidate: Candidate) -> tuple[Kind, ...]:
+        """Return what `kinds` does, computed once."""
         if candidate.key not in self._kinds:
             self._kinds[candidate.key] = kinds(candidate)
         return self._kinds[candidate.key]
+
+
+def hope_ns(estimate_ns: float, slack_ns: float) -> float:
+    """Return what measuring a candidate is expected to gain.
+
+    A plan with it is thought to cost `slack_ns` more than the best one. So it gains if it takes
+    less than its estimate by more than that, and then the rest. Times are log-normal around
+    estimates.
+
+    Source:
+        It is the price of a put option: Black and Scholes, "The pricing of options and corporate
+        liabilities" (1973).
+    """
+    strike_ns = estimate_ns - slack_ns
+    if strike_ns <= 0:
+        return 0.0
+    d = math.log(strike_ns / estimate_ns) / SPREAD
+    mean_ns = estimate_ns * math.exp(SPREAD**2 / 2)
+    return max(0.0, strike_ns * _normal(d) - mean_ns * _normal(d - SPREAD))
+
+
+def _normal(x: float) -> float:
+    """Return the share of a standard normal distribution below `x`."""
+    return 0.5 * math.erfc(-x / math.sqrt(2))

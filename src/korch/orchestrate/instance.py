@@ -28,6 +28,15 @@ class Interface:
         """Return the port that an input or an output is."""
         return Port(value, str(self.layouts.get(value, Layout.plain(graph.types[value].rank))))
 
+    def ports(self, graph: PrimitiveGraph) -> tuple[tuple[Port, ...], frozenset[Port]]:
+        """Return the ports that must be written and those that are given."""
+        inputs = {value for _, value in graph.inputs}
+        outputs = dict.fromkeys(v for _, v in graph.outputs if v not in graph.given)
+        return (
+            tuple(self.port(graph, value) for value in outputs),
+            frozenset(self.port(graph, value) for value in inputs),
+        )
+
     def __str__(self) -> str:
         return " ".join(f"%{value}:{layout}" for value, layout in sorted(self.layouts.items()))
 
@@ -123,13 +132,12 @@ def make_problem(
                 is_measured=is_measured,
             )
         )
-    inputs = {value for _, value in graph.inputs}
-    outputs = dict.fromkeys(value for _, value in graph.outputs)
+    required, given = interface.ports(graph)
     return Problem(
         steps=tuple(Step(p.output, p.inputs) for p in graph.primitives),
         kernels=tuple(kernels),
-        required=tuple(interface.port(graph, v) for v in outputs if v not in graph.given),
-        given=frozenset(interface.port(graph, v) for v in inputs),
+        required=required,
+        given=given,
         constants=frozenset(graph.constants),
     )
 

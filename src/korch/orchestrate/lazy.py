@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from korch.candidate.candidate import Candidate
@@ -19,9 +19,9 @@ from korch.deadline import Deadline
 from korch.errors import InfeasibleError
 from korch.measure.record import Failed, Measured
 from korch.options import Options
-from korch.orchestrate.estimate import Experience
+from korch.orchestrate.estimate import Experience, hope_ns
 from korch.orchestrate.instance import PLAIN, Interface, make_problem
-from korch.orchestrate.problem import Certificate, Plan, Status
+from korch.orchestrate.problem import Certificate, Plan, Problem, Status
 from korch.orchestrate.solve import Solver
 from korch.primitive.graph import PrimitiveGraph
 
@@ -40,8 +40,8 @@ RELAX_SECONDS = 10.0
 ESTIMATE_ROUNDS = 5
 """Most rounds in which estimates lead."""
 
-ESTIMATE_ROOM = 0.03
-"""In these, candidates that cost a plan at most this share more are measured with it."""
+LEAST_HOPE = 0.0005
+"""In these, candidates are measured too which are expected to gain this share of the plan."""
 
 NOTICEABLE = 0.002
 """A round that brings plan and bound nearer by a smaller share counts as quiet."""
@@ -49,6 +49,12 @@ NOTICEABLE = 0.002
 ROUND_SECONDS = 4.0
 """Longest solve of a round: its solution only says what to measure next, and its bound is true
 whenever it is stopped."""
+
+LEAST_SECONDS = 2.0
+"""A solve may take so long even if no time is left."""
+
+LOOK_SECONDS = 1.0
+"""Longest solve over estimates, whose errors are larger than what is left after that."""
 
 ROUND_GAP = 0.002
 """Gap at which a round's solve ends: a tenth of what measurements are worth."""
@@ -68,6 +74,10 @@ class Meter(Protocol):
 
     def bound_ns(self, candidate: Candidate) -> int:
         """Return an admissible lower bound."""
+        ...
+
+    def guess_ns(self, candidate: Candidate) -> int:
+        """Return about what a candidate takes."""
         ...
 
     def known(self, candidate: Candidate) -> Measured | Failed | None:
@@ -114,6 +124,53 @@ class Orchestration:
     stopped_by_budget: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What estimates say should be measured.
+
+    Attributes:
+        kernels: the best plan.
+        unknown: those of it that are not measured.
+        hopes: other candidates, with nanoseconds that measuring them is expected to gain, the most
+            hopeful first.
+    """
+
+    kernels: tuple[int, ...]
+    unknown: tuple[int, ...]
+    hopes: tuple[tuple[float, int], ...]
+
+
+def measure_some(
+    meter: Meter, candidates: Sequence[Candidate], is_over: Callable[[], bool]
+) -> tuple[dict[str, Measured | Failed], bool]:
+    """Measure candidates, the first ones at least; raise bounds' rates where they don't hold.
+
+    Args:
+        meter: measures.
+        candidates: different ones, in the order in which to measure.
+        is_over: whether what is measured is enough.
+
+    Returns:
+        What was found, by key, and whether bounds have changed.
+    """
+    found: dict[str, Measured | Failed] = {}
+    for start in range(0, len(candidates), BATCH):
+        if start and is_over():
+            break
+        batch = candidates[start : start + BATCH]
+        found |= {c.key: r for c, r in zip(batch, meter.measure(batch), strict=True)}
+    wrong = [
+        c for c in candidates
+        if isinstance(record := found.get(c.key), Measured)
+        and record.time_ns < meter.bound_ns(c)
+    ]  # fmt: skip
+    if wrong:  # the machine is faster than it was when it was calibrated
+        logger.info("%d kernels are faster than their bounds; the bounds are corrected", len(wrong))
+    for candidate in wrong:
+        meter.correct(candidate, found[candidate.key])
+    return found, bool(wrong)
+
+
 class LazyLoop:
     """The loop's state: which candidates are measured, and the best plan so far."""
 
@@ -121,8 +178,23 @@ class LazyLoop:
                  options: Options, deadline: Deadline | None = None,
                  progress: Callable[[Round], None] | None = None,
                  free_measurements: int = FREE_MEASUREMENTS, most_measured: int | None = None,
-                 interface: Interface = PLAIN, experience: Experience | None = None
-                 ) -> None:  # fmt: skip
+                 interface: Interface = PLAIN, experience: Experience | None = None,
+                 problem: Problem | None = None) -> None:  # fmt: skip
+        """Write the program.
+
+        Args:
+            graph: the graph.
+            candidates: its candidates.
+            meter: costs.
+            options: how to search.
+            deadline: when to stop.
+            progress: told of each round.
+            free_measurements: so many candidates may be measured in any case.
+            most_measured: so many may be measured, whatever else says.
+            interface: the layouts of inputs and outputs.
+            experience: what is known of kernels' times.
+            problem: the instance in another interface, if there is one: it saves to write it anew.
+        """
         self.graph = graph
         self.candidates = tuple(candidates)
         self.meter = meter
@@ -133,18 +205,20 @@ class LazyLoop:
         self.most_measured = most_measured
         self.start_s = time.monotonic()
         self._bounds: dict[str, int] = {}
+        self._guesses: dict[str, int] = {}
+        self._keys = frozenset(c.key for c in self.candidates)
         self.experience = Experience() if experience is None else experience
         self.records: dict[str, Measured | Failed] = {}
-        for candidate in self.candidates:
-            record = meter.known(candidate)
-            if record is not None:
-                self.records[candidate.key] = record
+        self.refresh()
         self.rounds: list[Round] = []
         self.best: tuple[int, tuple[int, ...]] | None = None
         self.second: tuple[int, tuple[int, ...]] | None = None
         self.bound_ns = 0
         self._combined: frozenset[int] = frozenset()
-        problem = make_problem(graph, self.candidates, self.cost_ns, interface)
+        if problem is None:
+            problem = make_problem(graph, self.candidates, self.cost_ns, interface)
+        required, given = interface.ports(graph)
+        problem = replace(problem, required=required, given=given)
         self.solver = Solver(problem, workers=options.solver_workers, seed=options.seed,
                              describe=self._describe)  # fmt: skip
 
@@ -195,34 +269,54 @@ class LazyLoop:
                 if plan.certificate.status is Status.OPTIMAL or seconds > ROUND_SECONDS:
                     break
                 seconds, gap = self.options.solver_seconds, 0.0
-        self._combine_measured()
+        self.combine_measured()
         return self._result(stopped)
 
     def estimate(self) -> None:
         """Find a good plan: solve with estimates for what is not measured, until all of it is.
 
-        It proves nothing, but it finds in a few rounds what the bounds alone find late. An estimate
-        is the bound times what kernels of the same provider took over their bounds.
+        It proves nothing, but it finds in a few rounds what the bounds alone find late.
         """
         for _ in range(ESTIMATE_ROUNDS):
-            estimates = self._estimates()
-            plan = self._solve(estimates, None, ROUND_SECONDS / 2, 0, ESTIMATE_GAP)
-            unknown = self._unmeasured(plan.kernels)
-            room_ns = int(ESTIMATE_ROOM * (plan.certificate.objective_ns or 0))
-            has_time = unknown and self._time_left()
-            near = self._promising(estimates, room_ns) if has_time else []
-            self._measure([*unknown, *near[: max(0, self._room() - len(unknown))]])
-            self._try_incumbent(plan.kernels)
+            look = self.look()
+            has_time = look.unknown and self._time_left()
+            most = max(0, min(ROUND_KERNELS, self._room() - len(look.unknown)))
+            hopeful = [k for _, k in look.hopes[:most]] if has_time else []
+            self._measure([*look.unknown, *hopeful])
+            self._try_incumbent(look.kernels)
             self._report()
-            if self.best is not None and (not unknown or not self._time_left()):
+            if self.best is not None and (not look.unknown or not self._time_left()):
                 break
-        self._combine_measured()
+        self.combine_measured()
         while self.best is None:  # a kernel of every solution so far has failed
             plan = self._solve(self._estimates(), None, ROUND_SECONDS, 0, ESTIMATE_GAP)
             self._measure(plan.kernels)
             self._try_incumbent(plan.kernels)
 
-    def _combine_measured(self) -> None:
+    def look(self) -> Look:
+        """Return the best plan by estimates, and what else is worth measuring."""
+        estimates = self._estimates()
+        plan = self._solve(estimates, None, LOOK_SECONDS, 0, ESTIMATE_GAP)
+        unknown = self._unmeasured(plan.kernels)
+        _, slack_ns = self._relax(estimates)
+        least_ns = LEAST_HOPE * (plan.certificate.objective_ns or 0)
+        own = {self.candidates[k].key for k in unknown}
+        hopes: dict[str, tuple[float, int]] = {}
+        for k, slack in slack_ns.items():
+            key = self.candidates[k].key
+            if key in self.records or key in own:
+                continue
+            gain_ns = hope_ns(estimates[k], slack)
+            if gain_ns > max(least_ns, hopes.get(key, (0.0, 0))[0]):
+                hopes[key] = (gain_ns, k)
+        order = sorted(hopes.values(), key=lambda hope: (-hope[0], hope[1]))
+        return Look(tuple(plan.kernels), tuple(unknown), tuple(order))
+
+    def outlook_ns(self) -> int:
+        """Return about what the best plan costs by estimates."""
+        return self._relax(self._estimates())[0]
+
+    def combine_measured(self) -> None:
         """Look for the best plan of what is measured: no solve has seen the last measurements."""
         measured = frozenset(k for k, c in enumerate(self.candidates) if self._is_measured(c))
         if self.best is None or self._is_close() or measured == self._combined:
@@ -242,13 +336,18 @@ class LazyLoop:
         for candidate in self.candidates:
             record = self.records.get(candidate.key)
             if isinstance(record, Measured):
-                bound_ns = self.cost_bound_ns(candidate)
-                self.experience.learn(candidate, record.time_ns, bound_ns)
+                self.experience.learn(candidate, record.time_ns, self._guess_ns(candidate))
         factors = self.experience.factors()
         return [
-            cost if is_measured else self.experience.estimate_ns(candidate, cost, factors)
-            for candidate, cost, is_measured in zip(self.candidates, *self._costs(), strict=True)
-        ]
+            cost if is_measured
+            else max(cost, self.experience.estimate_ns(c, self._guess_ns(c), factors))
+            for c, cost, is_measured in zip(self.candidates, *self._costs(), strict=True)
+        ]  # fmt: skip
+
+    def _guess_ns(self, candidate: Candidate) -> int:
+        if candidate.key not in self._guesses:
+            self._guesses[candidate.key] = self.meter.guess_ns(candidate)
+        return self._guesses[candidate.key]
 
     def _has_moved(self, before: tuple[int, tuple[int, tuple[int, ...]] | None]) -> bool:
         """Whether a round brought plan and bound noticeably nearer to each other."""
@@ -257,18 +356,15 @@ class LazyLoop:
         gain_ns = before[1][0] - self.best[0] + self.bound_ns - before[0]
         return gain_ns > NOTICEABLE * self.best[0]
 
-    def _promising(self, costs_ns: list[int], room_ns: int | None = None) -> list[int]:
+    def _promising(self, costs_ns: list[int]) -> list[int]:
         """Return unmeasured candidates that the relaxation can't tell from those of an optimum.
 
         A plan with a candidate costs at least the relaxation's bound plus the candidate's slack;
         beyond the best plan's cost it need never be measured. Measuring the nearest ones together
         with the plan's saves most of the rounds.
         """
-        left = self._seconds_left()
-        seconds = RELAX_SECONDS if left is None else max(1.0, min(RELAX_SECONDS, left))
-        bound_ns, slack_ns = self.solver.relax(costs_ns, excluded=self._failed(), seconds=seconds)
-        if room_ns is None:
-            room_ns = self.best[0] - bound_ns if self.best is not None else 0
+        bound_ns, slack_ns = self._relax(costs_ns)
+        room_ns = self.best[0] - bound_ns if self.best is not None else 0
         near = sorted((slack, k) for k, slack in slack_ns.items() if slack <= room_ns)
         found: dict[str, int] = {}
         for _, k in near:
@@ -277,12 +373,16 @@ class LazyLoop:
                 found.setdefault(key, k)
         return list(found.values())
 
+    def _relax(self, costs_ns: list[int]) -> tuple[int, dict[int, int]]:
+        left = self._seconds_left()
+        seconds = RELAX_SECONDS if left is None else max(1.0, min(RELAX_SECONDS, left))
+        return self.solver.relax(costs_ns, excluded=self._failed(), seconds=seconds)
+
     def _room(self) -> int:
         """Return how many candidates may still be measured."""
         if self.most_measured is not None:
             return max(0, self.most_measured - len(self.records))
-        distinct = len({c.key for c in self.candidates})
-        most = max(self.free_measurements, int(self.options.max_measured * distinct))
+        most = max(self.free_measurements, int(self.options.max_measured * len(self._keys)))
         return max(0, most - len(self.records))
 
     def _is_close(self) -> bool:
@@ -328,7 +428,7 @@ class LazyLoop:
     ) -> Plan:  # fmt: skip
         left = self._seconds_left()
         if left is not None:
-            seconds = max(2.0, min(seconds, left))
+            seconds = max(min(LEAST_SECONDS, seconds), min(seconds, left))
         plan = self.solver.solve(
             costs_ns, is_measured, seconds=seconds, hint=self.best[1] if self.best else None,
             lower_bound_ns=bound_ns, excluded=self._failed(), gap=gap,
@@ -352,25 +452,49 @@ class LazyLoop:
     def _measure(self, kernels: Sequence[int]) -> None:
         unique = {self.candidates[k].key: self.candidates[k] for k in kernels}
         todo = [c for key, c in unique.items() if key not in self.records]
-        for start in range(0, len(todo), BATCH):
-            if start and self.best is not None and not self._time_left():
-                todo = todo[:start]
-                break
-            batch = todo[start : start + BATCH]
-            for candidate, record in zip(batch, self.meter.measure(batch), strict=True):
-                self.records[candidate.key] = record
-        wrong = [
-            c for c in todo
-            if isinstance(record := self.records[c.key], Measured)
-            and record.time_ns < self.meter.bound_ns(c)
-        ]  # fmt: skip
-        if wrong:  # the machine is faster than it was when it was calibrated
-            logger.info("%d kernels are faster than their bounds; the bounds are corrected",
-                        len(wrong))  # fmt: skip
-            for candidate in wrong:
-                self.meter.correct(candidate, self.records[candidate.key])
+        self.take(*measure_some(
+            self.meter, todo, lambda: self.best is not None and not self._time_left()
+        ))  # fmt: skip
+
+    def take(self, found: Mapping[str, Measured | Failed], is_corrected: bool) -> None:
+        """Take over what was measured, by key, of which some may be the loop's candidates."""
+        self.records |= {key: found[key] for key in found if key in self._keys}
+        if is_corrected:
             self._bounds.clear()
+            self._guesses.clear()
             self.bound_ns = 0
+            if self.best is not None:
+                kernels = self.best[1]
+                self.best = sum(self.cost_ns(self.candidates[k])[0] for k in kernels), kernels
+
+    def try_plan(self, kernels: Sequence[int]) -> None:
+        """Keep a plan if all of it is measured and it is the best so far, and report."""
+        self._try_incumbent(kernels)
+        self._report()
+
+    def refresh(self) -> int:
+        """Take over what the meter knows by now; return of how many candidates that is."""
+        for candidate in {c.key: c for c in self.candidates}.values():
+            record = self.meter.known(candidate)
+            if record is not None:
+                self.records[candidate.key] = record
+        return len(self.records)
+
+    def resume(self, deadline: Deadline, most_measured: int | None) -> None:
+        """Begin another search with other limits; what was found and proven is kept."""
+        self.deadline, self.most_measured = deadline, most_measured
+        self.start_s, self.rounds = time.monotonic(), []
+
+    def end(self) -> Orchestration:
+        """Return the best plan, with what the relaxation proves: no more is measured.
+
+        Raises:
+            InfeasibleError: no plan was measured.
+        """
+        self.combine_measured()
+        self.bound_ns = max(self.bound_ns, self._relax(self._costs()[0])[0])
+        self._report()
+        return self._result(stopped=True)
 
     def _is_measured(self, candidate: Candidate) -> bool:
         return isinstance(self.records.get(candidate.key), Measured)

@@ -20,6 +20,7 @@ from korch.orchestrate.lazy import Orchestration, Round
 from korch.orchestrate.problem import Certificate, Status
 from korch.orchestrate.regroup import Grouping, Groupings
 from korch.orchestrate.savings import Savings, add_savings
+from korch.orchestrate.scout import scout
 from korch.orchestrate.story import Story, moving
 from korch.partition.block import Partition
 from korch.partition.join import Joined
@@ -82,6 +83,8 @@ def search_segments(
         story.chose(_uses(assembly, chosen), search.found, chosen.objective_ns, chosen.bound_ns)
         return chosen
 
+    if options.measure:
+        scout(search, assembly)
     search.survey()
     choice = choose()
     finished: set[tuple[int, int]] = set()
@@ -161,7 +164,8 @@ def _result(
     objective_ns = min(total_ns, choice.objective_ns)
     bound_ns = min(choice.bound_ns, objective_ns)
     found = list(search.found.values())
-    best = [search.found[b, 0] for b in range(len(tasks))]
+    best = [search.found[min(key for key in search.found if key[0] == b)]
+            for b in range(len(tasks))]  # fmt: skip
     certificate = Certificate(
         status=Status.OPTIMAL if bound_ns == objective_ns else Status.FEASIBLE,
         objective_ns=objective_ns,

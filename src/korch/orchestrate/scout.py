@@ -1,0 +1,133 @@
+"""Blocks of a model -> measurements of what estimates say its best plan has.
+
+Each block has a few interfaces, and only one of them is in a plan. So before any is surveyed, the
+relaxations of all of them are solved over estimates, the model's layouts are chosen by that, and
+only what the plans of the chosen interfaces have is measured, with what else is expected to gain
+most: for all blocks together, in full batches. Then again, as the estimates are better by now. It
+proves nothing; under a budget it finds most of what is to be found.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+from korch.candidate.candidate import Candidate
+from korch.errors import InfeasibleError
+from korch.orchestrate.assemble import Assembly
+from korch.orchestrate.blocks import BlockSearch
+from korch.orchestrate.estimate import Kind
+from korch.orchestrate.lazy import Look, measure_some
+
+logger = logging.getLogger("korch.orchestrate")
+
+ROUNDS = 12
+"""Most rounds."""
+
+FIRST_KERNELS = 24
+"""Candidates of the first round beside those of the preferred plan: nothing alike is known yet."""
+
+ROUND_KERNELS = 72
+"""The same of other rounds."""
+
+ALIKE = 6
+"""Of these, most of a kind: by then it is known what the kind takes."""
+
+NEAR = 1.15
+"""An interface of a block that is thought to cost more than this times the best is not looked at
+again."""
+
+MOST_PROGRAMS = 60
+"""With more interfaces the programs would take gigabytes; then blocks are surveyed one by one."""
+
+QUIET = 0.004
+"""A round that betters the plan by a smaller share is the last."""
+
+Key = tuple[int, int]
+
+
+def scout(search: BlockSearch, assembly: Assembly) -> None:
+    """Measure what a good plan of the model may have; nothing if all was searched before.
+
+    The plain interface is seldom the best where there are others, and is left out.
+    """
+    keys = [
+        (b, j) for b, task in enumerate(search.tasks)
+        for j in range(min(1, len(task.interfaces) - 1), len(task.interfaces))
+    ]  # fmt: skip
+    if len(keys) > MOST_PROGRAMS or search.is_kept():
+        return
+    before_ns: int | None = None
+    outlooks_ns: dict[Key, int] = {}
+    for _ in range(ROUNDS):
+        if search.deadline.is_over and before_ns is not None:
+            return
+        _look_out(search, keys, outlooks_ns)
+        if {b for b, _ in outlooks_ns} != set(range(len(search.tasks))):
+            return  # the survey says why
+        choice = assembly.prefer(outlooks_ns, search.estimate_ns)
+        places = enumerate(choice.interfaces)
+        uses = Counter((assembly.block_of[i], j) for i, j in places if j >= 0)
+        looks = {key: search.loop(*key).look() for key in uses}
+        most = ROUND_KERNELS if search.experience.ratios else FIRST_KERNELS
+        _measure(search, uses, looks, most)
+        for key, look in looks.items():
+            search.loop(*key).try_plan(look.kernels)
+        total_ns = _total_ns(search, uses)
+        is_known = not any(look.unknown for look in looks.values())
+        is_known = is_known and before_ns is not None and total_ns is not None
+        if is_known and (total_ns or 0) > (1 - QUIET) * (before_ns or 0):
+            return
+        before_ns = total_ns
+
+
+def _look_out(search: BlockSearch, keys: list[Key], outlooks_ns: dict[Key, int]) -> None:
+    """Tell anew what the interfaces are thought to cost; those without a plan are dropped."""
+    least_ns: dict[int, int] = {}
+    for (b, _), outlook_ns in outlooks_ns.items():
+        least_ns[b] = min(outlook_ns, least_ns.get(b, outlook_ns))
+    for key in list(keys):
+        if key in outlooks_ns and outlooks_ns[key] > NEAR * least_ns[key[0]]:
+            continue
+        try:
+            outlooks_ns[key] = search.loop(*key).outlook_ns()
+        except InfeasibleError:
+            logger.info("block %d has no plan for its interface %d", *key)
+            keys.remove(key)
+
+
+def _measure(search: BlockSearch, uses: Counter[Key], looks: dict[Key, Look], most: int) -> None:
+    """Measure plans, and what is expected to gain most of all that they could have instead."""
+    todo: dict[str, Candidate] = {}
+    hopes: list[tuple[float, Candidate]] = []
+    for key, look in looks.items():
+        own = search.tasks[key[0]].candidates
+        todo |= {own[k].key: own[k] for k in look.unknown}
+        hopes += ((uses[key] * gain_ns, own[k]) for gain_ns, k in look.hopes)
+    hopes.sort(key=lambda hope: -hope[0])
+    plans = list(todo.values())
+    alike: Counter[Kind] = Counter()
+    for _, candidate in hopes:
+        kind = search.experience.kinds_of(candidate)[0]
+        if candidate.key in todo or alike[kind] == ALIKE:
+            continue
+        if len(todo) >= len(plans) + most:
+            break
+        alike[kind] += 1
+        todo[candidate.key] = candidate
+
+    def is_over() -> bool:
+        if not search.deadline.is_over:
+            return False
+        return all(search.meter.known(candidate) is not None for candidate in plans)
+
+    found, is_corrected = measure_some(search.meter, list(todo.values()), is_over)
+    search.take(found, is_corrected)
+
+
+def _total_ns(search: BlockSearch, uses: Counter[Key]) -> int | None:
+    """Return what the best plans cost; None if an interface has none yet."""
+    best = {key: search.loop(*key).best for key in uses}
+    if any(one is None for one in best.values()):
+        return None
+    return sum(uses[key] * one[0] for key, one in best.items() if one is not None)
