@@ -146,6 +146,19 @@ def test_what_others_measured_is_taken_over() -> None:
     assert not meter.asked
 
 
+def test_bounds_that_another_search_corrected_are_not_believed() -> None:
+    graph, candidates = instance(8)
+    meter = ScriptedMeter(candidates, 8)
+    loop = LazyLoop(graph, candidates, meter, EXACT)
+    loop.run()
+    assert loop.bound_ns > 0
+    meter.bounds = dict.fromkeys(meter.bounds, 1)
+    loop.resume(Deadline(), None)
+    assert loop.bound_ns == 0
+    assert {loop.cost_bound_ns(c) for c in candidates} == {1}
+    assert loop.best is not None
+
+
 def test_without_working_candidates_it_says_so() -> None:
     graph, candidates = instance(9)
     meter = ScriptedMeter(candidates, 9)

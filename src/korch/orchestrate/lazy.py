@@ -53,9 +53,6 @@ whenever it is stopped."""
 LEAST_SECONDS = 2.0
 """A solve may take so long even if no time is left."""
 
-LOOK_SECONDS = 1.0
-"""Longest solve over estimates, whose errors are larger than what is left after that."""
-
 ROUND_GAP = 0.002
 """Gap at which a round's solve ends: a tenth of what measurements are worth."""
 
@@ -206,6 +203,7 @@ class LazyLoop:
         self.start_s = time.monotonic()
         self._bounds: dict[str, int] = {}
         self._guesses: dict[str, int] = {}
+        self._relaxed: tuple[list[int], int, dict[int, int]] | None = None
         self._keys = frozenset(c.key for c in self.candidates)
         self.experience = Experience() if experience is None else experience
         self.records: dict[str, Measured | Failed] = {}
@@ -296,9 +294,9 @@ class LazyLoop:
     def look(self) -> Look:
         """Return the best plan by estimates, and what else is worth measuring."""
         estimates = self._estimates()
-        plan = self._solve(estimates, None, LOOK_SECONDS, 0, ESTIMATE_GAP)
+        plan = self._solve(estimates, None, ROUND_SECONDS / 2, 0, ESTIMATE_GAP)
         unknown = self._unmeasured(plan.kernels)
-        _, slack_ns = self._relax(estimates)
+        slack_ns = self._outlook(estimates)[1]
         least_ns = LEAST_HOPE * (plan.certificate.objective_ns or 0)
         own = {self.candidates[k].key for k in unknown}
         hopes: dict[str, tuple[float, int]] = {}
@@ -314,7 +312,13 @@ class LazyLoop:
 
     def outlook_ns(self) -> int:
         """Return about what the best plan costs by estimates."""
-        return self._relax(self._estimates())[0]
+        return self._outlook(self._estimates())[0]
+
+    def _outlook(self, estimates: list[int]) -> tuple[int, dict[int, int]]:
+        """Return what the relaxation says of estimates; a second time without solving it again."""
+        if self._relaxed is None or self._relaxed[0] != estimates:
+            self._relaxed = (estimates, *self._relax(estimates))
+        return self._relaxed[1:]
 
     def combine_measured(self) -> None:
         """Look for the best plan of what is measured: no solve has seen the last measurements."""
@@ -460,12 +464,16 @@ class LazyLoop:
         """Take over what was measured, by key, of which some may be the loop's candidates."""
         self.records |= {key: found[key] for key in found if key in self._keys}
         if is_corrected:
-            self._bounds.clear()
-            self._guesses.clear()
-            self.bound_ns = 0
-            if self.best is not None:
-                kernels = self.best[1]
-                self.best = sum(self.cost_ns(self.candidates[k])[0] for k in kernels), kernels
+            self._forget_bounds()
+
+    def _forget_bounds(self) -> None:
+        """Ask for bounds anew, and believe nothing that followed from the old ones."""
+        self._bounds.clear()
+        self._guesses.clear()
+        self.bound_ns = 0
+        if self.best is not None:
+            kernels = self.best[1]
+            self.best = sum(self.cost_ns(self.candidates[k])[0] for k in kernels), kernels
 
     def try_plan(self, kernels: Sequence[int]) -> None:
         """Keep a plan if all of it is measured and it is the best so far, and report."""
@@ -481,8 +489,12 @@ class LazyLoop:
         return len(self.records)
 
     def resume(self, deadline: Deadline, most_measured: int | None) -> None:
-        """Begin another search with other limits; what was found and proven is kept."""
+        """Begin another search with other limits; what was found is kept.
+
+        Another search may have corrected the bounds.
+        """
         self.deadline, self.most_measured = deadline, most_measured
+        self._forget_bounds()
         self.start_s, self.rounds = time.monotonic(), []
 
     def end(self) -> Orchestration:
@@ -491,8 +503,9 @@ class LazyLoop:
         Raises:
             InfeasibleError: no plan was measured.
         """
+        self._forget_bounds()
         self.combine_measured()
-        self.bound_ns = max(self.bound_ns, self._relax(self._costs()[0])[0])
+        self.bound_ns = self._relax(self._costs()[0])[0]
         self._report()
         return self._result(stopped=True)
 

@@ -10,6 +10,8 @@ proves nothing; under a budget it finds most of what is to be found.
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections import Counter
 
 from korch.candidate.candidate import Candidate
@@ -33,9 +35,12 @@ ROUND_KERNELS = 72
 ALIKE = 6
 """Of these, most of a kind: by then it is known what the kind takes."""
 
-NEAR = 1.15
-"""An interface of a block that is thought to cost more than this times the best is not looked at
-again."""
+NEAR = 1.3
+"""An interface of a block that is thought to cost more than this times the best, when something is
+known of its kernels' times, is not looked at again."""
+
+BATCH_SECONDS = 5.0
+"""A round that can't measure so long is not begun."""
 
 MOST_PROGRAMS = 60
 """With more interfaces the programs would take gigabytes; then blocks are surveyed one by one."""
@@ -59,18 +64,21 @@ def scout(search: BlockSearch, assembly: Assembly) -> None:
         return
     before_ns: int | None = None
     outlooks_ns: dict[Key, int] = {}
-    for _ in range(ROUNDS):
-        if search.deadline.is_over and before_ns is not None:
+    looking_s = 0.0
+    for turn in range(ROUNDS):
+        left_s = search.deadline.left_s
+        if before_ns is not None and left_s is not None and left_s < looking_s + BATCH_SECONDS:
             return
-        _look_out(search, keys, outlooks_ns)
+        began_s = time.monotonic()
+        _look_out(search, keys, outlooks_ns, NEAR if turn > 1 else math.inf)
         if {b for b, _ in outlooks_ns} != set(range(len(search.tasks))):
             return  # the survey says why
         choice = assembly.prefer(outlooks_ns, search.estimate_ns)
         places = enumerate(choice.interfaces)
         uses = Counter((assembly.block_of[i], j) for i, j in places if j >= 0)
         looks = {key: search.loop(*key).look() for key in uses}
-        most = ROUND_KERNELS if search.experience.ratios else FIRST_KERNELS
-        _measure(search, uses, looks, most)
+        looking_s = time.monotonic() - began_s
+        _measure(search, uses, looks, ROUND_KERNELS if turn else FIRST_KERNELS)
         for key, look in looks.items():
             search.loop(*key).try_plan(look.kernels)
         total_ns = _total_ns(search, uses)
@@ -81,13 +89,15 @@ def scout(search: BlockSearch, assembly: Assembly) -> None:
         before_ns = total_ns
 
 
-def _look_out(search: BlockSearch, keys: list[Key], outlooks_ns: dict[Key, int]) -> None:
+def _look_out(
+    search: BlockSearch, keys: list[Key], outlooks_ns: dict[Key, int], near: float
+) -> None:
     """Tell anew what the interfaces are thought to cost; those without a plan are dropped."""
     least_ns: dict[int, int] = {}
     for (b, _), outlook_ns in outlooks_ns.items():
         least_ns[b] = min(outlook_ns, least_ns.get(b, outlook_ns))
     for key in list(keys):
-        if key in outlooks_ns and outlooks_ns[key] > NEAR * least_ns[key[0]]:
+        if key in outlooks_ns and outlooks_ns[key] > near * least_ns[key[0]]:
             continue
         try:
             outlooks_ns[key] = search.loop(*key).outlook_ns()
