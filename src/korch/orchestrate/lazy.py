@@ -37,6 +37,9 @@ BATCH = 24
 """Candidates that are measured before it is asked again whether time is left."""
 
 RELAX_SECONDS = 10.0
+LEAST_PROOF_SECONDS = 5.0
+"""Where no time is left: a relaxation that is cut short proves next to nothing."""
+
 ESTIMATE_ROUNDS = 5
 """Most rounds in which estimates lead."""
 
@@ -377,9 +380,9 @@ class LazyLoop:
                 found.setdefault(key, k)
         return list(found.values())
 
-    def _relax(self, costs_ns: list[int]) -> tuple[int, dict[int, int]]:
+    def _relax(self, costs_ns: list[int], least_s: float = 1.0) -> tuple[int, dict[int, int]]:
         left = self._seconds_left()
-        seconds = RELAX_SECONDS if left is None else max(1.0, min(RELAX_SECONDS, left))
+        seconds = RELAX_SECONDS if left is None else max(least_s, min(RELAX_SECONDS, left))
         return self.solver.relax(costs_ns, excluded=self._failed(), seconds=seconds)
 
     def _room(self) -> int:
@@ -505,7 +508,7 @@ class LazyLoop:
         """
         self._forget_bounds()
         self.combine_measured()
-        self.bound_ns = self._relax(self._costs()[0])[0]
+        self.bound_ns = self._relax(self._costs()[0], LEAST_PROOF_SECONDS)[0]
         self._report()
         return self._result(stopped=True)
 

@@ -35,6 +35,9 @@ ROUND_KERNELS = 72
 ALIKE = 6
 """Of these, most of a kind: by then it is known what the kind takes."""
 
+OF_BLOCK = 1 / 3
+"""Of these, the largest share for one block, so that one of large kernels does not take all."""
+
 NEAR = 1.3
 """An interface of a block that is thought to cost more than this times the best, when something is
 known of its kernels' times, is not looked at again."""
@@ -109,21 +112,21 @@ def _look_out(
 def _measure(search: BlockSearch, uses: Counter[Key], looks: dict[Key, Look], most: int) -> None:
     """Measure plans, and what is expected to gain most of all that they could have instead."""
     todo: dict[str, Candidate] = {}
-    hopes: list[tuple[float, Candidate]] = []
+    hopes: list[tuple[float, int, Candidate]] = []
     for key, look in looks.items():
         own = search.tasks[key[0]].candidates
         todo |= {own[k].key: own[k] for k in look.unknown}
-        hopes += ((uses[key] * gain_ns, own[k]) for gain_ns, k in look.hopes)
+        hopes += ((uses[key] * gain_ns, key[0], own[k]) for gain_ns, k in look.hopes)
     hopes.sort(key=lambda hope: -hope[0])
     plans = list(todo.values())
-    alike: Counter[Kind] = Counter()
-    for _, candidate in hopes:
+    taken: Counter[Kind | int] = Counter()
+    for _, b, candidate in hopes:
         kind = search.experience.kinds_of(candidate)[0]
-        if candidate.key in todo or alike[kind] == ALIKE:
+        if candidate.key in todo or taken[kind] == ALIKE or taken[b] >= OF_BLOCK * most:
             continue
         if len(todo) >= len(plans) + most:
             break
-        alike[kind] += 1
+        taken.update((kind, b))
         todo[candidate.key] = candidate
 
     def is_over() -> bool:
