@@ -194,8 +194,11 @@ class BlockSearch:
             for b, task in enumerate(self.tasks) for j in range(len(task.interfaces))
         )  # fmt: skip
 
-    def survey(self) -> None:
+    def survey(self, *, is_hurried: bool = False) -> None:
         """Find a good plan for each interface of each block.
+
+        Args:
+            is_hurried: leave out what is not needed.
 
         Raises:
             InfeasibleError: a block has no plan.
@@ -209,7 +212,7 @@ class BlockSearch:
             # The plain interface is seldom the best where there are others; what is measured for
             # those tells which of its kernels to measure.
             for j in (*range(1, len(task.interfaces)), 0):
-                if self._is_over() and self._ended(b, j):
+                if (is_hurried or self._is_over()) and self._ended(b, j):
                     continue
                 try:
                     if not self.options.measure:

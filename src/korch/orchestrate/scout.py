@@ -54,33 +54,39 @@ QUIET = 0.004
 Key = tuple[int, int]
 
 
-def scout(search: BlockSearch, assembly: Assembly) -> None:
+def scout(search: BlockSearch, assembly: Assembly) -> bool:
     """Measure what a good plan of the model may have; nothing if all was searched before.
 
     The plain interface is seldom the best where there are others, and is left out.
+
+    Returns:
+        Whether time is left for more.
     """
     keys = [
         (b, j) for b, task in enumerate(search.tasks)
         for j in range(min(1, len(task.interfaces) - 1), len(task.interfaces))
     ]  # fmt: skip
     if len(keys) > MOST_PROGRAMS or search.is_kept():
-        return
+        return True
     before_ns: int | None = None
     outlooks_ns: dict[Key, int] = {}
     looking_s = 0.0
+    uses: Counter[Key] = Counter()
     for turn in range(ROUNDS):
         left_s = search.deadline.left_s
         if before_ns is not None and left_s is not None and left_s < looking_s + BATCH_SECONDS:
-            return
+            _hurry(search, uses)
+            return False
         began_s = time.monotonic()
         _look_out(search, keys, outlooks_ns, NEAR if turn > 1 else math.inf)
         if {b for b, _ in outlooks_ns} != set(range(len(search.tasks))):
-            return  # the survey says why
+            return True  # the survey says why
         choice = assembly.prefer(outlooks_ns, search.estimate_ns)
         places = enumerate(choice.interfaces)
         uses = Counter((assembly.block_of[i], j) for i, j in places if j >= 0)
         looks = {key: search.loop(*key).look() for key in uses}
-        looking_s = time.monotonic() - began_s
+        # In the first round the programs are written, too.
+        looking_s = (time.monotonic() - began_s) * (1 if turn else 0.5)
         _measure(search, uses, looks, ROUND_KERNELS if turn else FIRST_KERNELS)
         for key, look in looks.items():
             search.loop(*key).try_plan(look.kernels)
@@ -88,8 +94,20 @@ def scout(search: BlockSearch, assembly: Assembly) -> None:
         is_known = not any(look.unknown for look in looks.values())
         is_known = is_known and before_ns is not None and total_ns is not None
         if is_known and (total_ns or 0) > (1 - QUIET) * (before_ns or 0):
-            return
+            return True
         before_ns = total_ns
+    return True
+
+
+def _hurry(search: BlockSearch, uses: Counter[Key]) -> None:
+    """Look at some blocks only, those that cost most first: there is no time for all."""
+    for key in sorted(uses, key=lambda key: -uses[key] * (search.loop(*key).best or (0,))[0]):
+        left_s = search.deadline.left_s
+        if left_s is None or left_s < BATCH_SECONDS:
+            return
+        look = search.loop(*key).look()
+        _measure(search, uses, {key: look}, FIRST_KERNELS)
+        search.loop(*key).try_plan(look.kernels)
 
 
 def _look_out(

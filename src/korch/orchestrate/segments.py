@@ -83,9 +83,8 @@ def search_segments(
         story.chose(_uses(assembly, chosen), search.found, chosen.objective_ns, chosen.bound_ns)
         return chosen
 
-    if options.measure:
-        scout(search, assembly)
-    search.survey()
+    has_time = not options.measure or scout(search, assembly)
+    search.survey(is_hurried=not has_time)
     choice = choose()
     finished: set[tuple[int, int]] = set()
     for _ in range(CHOICES):
