@@ -22,6 +22,7 @@ from korch.frontend.onnx import load_model
 from korch.options import SEGMENT_PRIMITIVES, WHOLE_PRIMITIVES, Options
 from korch.orchestrate.blocks import Task, prepare
 from korch.orchestrate.problem import Status
+from korch.orchestrate.scout import BATCH_SECONDS
 from korch.orchestrate.segments import Outcome, search_segments
 from korch.partition.block import Partition, find_blocks
 from korch.partition.join import Joined, join, with_constants_of
@@ -163,6 +164,27 @@ def test_a_spent_budget_gives_the_plan_of_the_preferred_interfaces_only() -> Non
     assert outcome.found.stopped_by_budget
     assert 0 < outcome.found.certificate.bound_ns <= (best.found.certificate.objective_ns or 0)
     assert len(hurried.records) < len(whole.records)
+
+
+class AlmostOver(Deadline):
+    """There is time for a batch, not for a round."""
+
+    @property
+    def left_s(self) -> float:
+        return BATCH_SECONDS
+
+
+def test_the_last_seconds_are_spent_on_blocks_and_not_on_a_survey() -> None:
+    hurried, spent = FakeMeter(), FakeMeter()
+    graph, joined, outcome = in_segments(AlmostOver(), hurried)
+    rest = in_segments(Deadline(0.0), spent)[2]
+    check_plans(graph, joined, outcome, 2)
+    assert len(hurried.records) > len(spent.records)
+    assert (outcome.found.certificate.objective_ns or 0) <= (
+        rest.found.certificate.objective_ns or 0
+    )
+    assert outcome.partition is not None
+    assert all(len(block["interfaces"]) == 1 for block in outcome.partition["blocks"])
 
 
 def test_layouts_are_chosen_by_estimates_before_anything_is_measured() -> None:
