@@ -99,7 +99,7 @@ class Calibration:
             work.read_bytes / level.read_bytes_per_s,
             work.write_bytes / level.write_bytes_per_s,
             work.moved_bytes / (level.read_bytes_per_s + level.write_bytes_per_s),
-            work.flop / self._flop_per_s(work),
+            work.flop / self.flop_per_s(work),
             work.cold_bytes / self.levels[-1].read_bytes_per_s,
         )
         return max(1, int(self.launch_ns + 1e9 * seconds))
@@ -123,7 +123,7 @@ class Calibration:
         )  # fmt: skip
         far = max(levels[-1].read_bytes_per_s, work.cold_bytes / seconds * MARGIN)
         levels = tuple(replace(x, read_bytes_per_s=max(x.read_bytes_per_s, far)) for x in levels)
-        flop = max(self._flop_per_s(work), work.flop / seconds * MARGIN)
+        flop = max(self.flop_per_s(work), work.flop / seconds * MARGIN)
         name = "split_flop_per_s" if self._splits(work) else "rate_flop_per_s"
         found: dict[str, Any] = {"levels": levels, "launch_ns": launch_ns, name: flop}
         return replace(self, **found)
@@ -137,7 +137,7 @@ class Calibration:
     def _splits(self, work: Work) -> bool:
         return work.is_split and self.split_flop_per_s > self.rate_flop_per_s
 
-    def _flop_per_s(self, work: Work) -> float:
+    def flop_per_s(self, work: Work) -> float:
         """Return the rate of the faster units that may be used."""
         return self.split_flop_per_s if self._splits(work) else self.rate_flop_per_s
 

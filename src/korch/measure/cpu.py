@@ -74,13 +74,14 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         A kernel's inputs have just been written, but its weights and outputs are in no core's own
         cache: so its bytes come from the one that the cores share.
         """
-        read, write, flop, cold = self._work(candidate)
+        work = self._work(candidate)
         levels = self.calibration.levels
         shared = levels[-2] if len(levels) > 1 else levels[-1]
         seconds = (
-            (read + write - cold) / (shared.read_bytes_per_s + shared.write_bytes_per_s)
-            + cold / levels[-1].read_bytes_per_s
-            + flop / self.calibration.rate_flop_per_s
+            (work.moved_bytes - work.cold_bytes)
+            / (shared.read_bytes_per_s + shared.write_bytes_per_s)
+            + work.cold_bytes / levels[-1].read_bytes_per_s
+            + work.flop / self.calibration.flop_per_s(work)
         )
         return GUESS_START_NS + int(1e9 * GUESS * seconds)
 

@@ -9,7 +9,7 @@
 // again by the vector units.
 //
 // 32 terms are a step. Of a step, a block of 16 rows is a tile per piece, [16 rows][16 pairs of terms];
-// a strip of 16 columns is one too, [16 pairs of terms][16 columns]; term i goes with term i + 16.
+// a strip of 16 columns is one too, [16 pairs of terms][16 columns].
 #pragma once
 
 #include <stdint.h>
@@ -98,13 +98,33 @@ KORCH_INLINE void begin() {
 KORCH_INLINE void end() { asm volatile("tilerelease" : :); }
 #endif
 
-// Write the three pieces of a pair of vectors of terms, a tile apart from each other.
+// A vector's next piece as float32: rounded to the nearest, and the last one as it is.
+KORCH_INLINE Bits upper(Floats x, int piece) {
+  constexpr uint32_t HALF = 0x8000, MOST = 0xFFFF0000;
+  return ((Bits)x + (piece < 2 ? HALF : 0)) & MOST;
+}
+
+// Write the three pieces of two vectors whose lanes are pairs of terms, a tile apart from each other.
 KORCH_INLINE void split(Floats low, Floats high, uint16_t* to, long tile) {
 #pragma GCC unroll 3
   for (int i = 0; i < 3; ++i) {
-    constexpr uint32_t HALF = 0x8000, MOST = 0xFFFF0000;
-    const Bits a = ((Bits)low + (i < 2 ? HALF : 0)) & MOST, b = ((Bits)high + (i < 2 ? HALF : 0)) & MOST;
+    const Bits a = upper(low, i), b = upper(high, i);
     const Bits both = (a >> 16) | b;
+    memcpy(to + i * tile, &both, sizeof(both));
+    low -= (Floats)a;
+    high -= (Floats)b;
+  }
+}
+
+// The same of 32 terms that are neighbours, each paired with the next.
+template <int... I>
+KORCH_INLINE void split_line(const float* from, uint16_t* to, long tile, korch::Lanes<I...>) {
+  typedef korch::Vec<uint16_t, 32> Halves;
+  Floats low = korch::load<float, 16>(from), high = korch::load<float, 16>(from + 16);
+#pragma GCC unroll 3
+  for (int i = 0; i < 3; ++i) {
+    const Bits a = upper(low, i), b = upper(high, i);
+    const Halves both = __builtin_shufflevector((Halves)a, (Halves)b, (2 * I + 1)...);
     memcpy(to + i * tile, &both, sizeof(both));
     low -= (Floats)a;
     high -= (Floats)b;
@@ -140,18 +160,19 @@ KORCH_INLINE void split_part(const Splitter& s, unsigned long part) {
       }
       __builtin_prefetch(from + 2 * TERMS);
       __builtin_prefetch(from + 2 * TERMS + 16);
-      split(korch::load<float, 16>(from), korch::load<float, 16>(from + 16), to + t * TILE + i * TERMS, 2 * TILE);
+      split_line(from, to + t * TILE + i * TERMS, 2 * TILE, korch::LanesTo<TERMS>::type());
     }
   } else {
-    const float* const low = s.from + (k + i) * s.stride;
-    const float* const high = low + EDGE * s.stride;
+    // Terms in order: what is fetched ahead follows streams.
+    const float* const low = s.from + (k + 2 * i) * s.stride;
+    const float* const high = low + s.stride;
 #pragma GCC unroll 2
     for (long t = 0; t < 2; ++t) {
-      __builtin_prefetch(low + 2 * TERMS * s.stride + t * EDGE);
-      __builtin_prefetch(high + 2 * TERMS * s.stride + t * EDGE);
+      __builtin_prefetch(low + 4 * TERMS * s.stride + t * EDGE);
+      __builtin_prefetch(high + 4 * TERMS * s.stride + t * EDGE);
       Floats x = {}, y = {};
-      if (k + i < s.terms) x = korch::load<float, 16>(low + t * EDGE);
-      if (k + i + EDGE < s.terms) y = korch::load<float, 16>(high + t * EDGE);
+      if (k + 2 * i < s.terms) x = korch::load<float, 16>(low + t * EDGE);
+      if (k + 2 * i + 1 < s.terms) y = korch::load<float, 16>(high + t * EDGE);
       split(x, y, to + t * TILE + i * TERMS, 2 * TILE);
     }
   }

@@ -37,7 +37,8 @@ def kinds(candidate: Candidate) -> tuple[Kind, ...]:
     is_reduction = any(p.row.category is Category.REDUCE for p in primitives)
     moves = any(p.op in MOVING_OPS for p in primitives)
     slow = min(2, sum(p.op in KEEP_OPS for p in primitives))
-    coarse = (candidate.provider, bool(primitives), linear, is_reduction)
+    maker = (candidate.provider, candidate.offer.is_split)
+    coarse = (maker, bool(primitives), linear, is_reduction)
     return ((*coarse, slow, moves, layouts), (*coarse, slow, moves), coarse, coarse[:1])
 
 
