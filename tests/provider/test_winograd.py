@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -115,6 +116,19 @@ def test_many_groups_of_tiles(target, builder, rng):
     small = replace(target, l2_bytes=1 << 15)
     checked = check([group((1, 32, 40, 37), 64, 4)], small, builder, rng)
     assert len(checked) == 4
+
+
+def test_points_lie_in_different_sets_of_the_first_cache(target):
+    each = group((1, 64, 56, 56), 64, 4)
+    for offer in WinogradProvider().offer(each, target):
+        kernel = WinogradProvider().build(each, offer, target)
+        for name, channels in (("V_STEP", 64), ("M_STEP", 2 * target.lanes)):
+            floats, tiles = (
+                int(re.search(rf" {word} = (\d+);", kernel.source)[1]) for word in (name, "GROUP")
+            )
+            assert tiles * channels <= floats <= tiles * channels + 31
+            assert floats % 16 == 0
+            assert len({point * floats // 16 % 64 for point in range(36)}) == 36
 
 
 def test_what_follows_is_fused(target, builder, rng):

@@ -10,6 +10,9 @@
 //   NV                   vectors of output channels that are computed together
 //   ROWS                 tiles that are computed together in registers
 //   GROUP                tiles of a group, a multiple of ROWS
+//   V_STEP, M_STEP       floats between the points of a group's transformed tiles and of its sums: an
+//                        odd number of lines, for points in the same sets of the first cache would
+//                        drive each other out
 //   THREADS, SHARED      whether the threads share a group, each with its own output channels
 //   row(i), column(i)    the image's row or column at padded position i, -1 for FILL, -2 for zero
 //   FILL                 the value of the pad before the convolution
@@ -133,7 +136,7 @@ KORCH_INLINE void inverse_tile(void* const* buffers, const float* m, long tile, 
   const long image = tile / (K::DOWN * K::ACROSS), place = tile % (K::DOWN * K::ACROSS);
   const long top = place / K::ACROSS * K::TILE, left = place % K::ACROSS * K::TILE;
   V<K> d[E * E];
-  for (int p = 0; p < E * E; ++p) d[p] = load<float, K::W>(m + p * (K::GROUP * BLOCK<K>));
+  for (int p = 0; p < E * E; ++p) d[p] = load<float, K::W>(m + p * K::M_STEP);
 #pragma GCC unroll 8
   for (int j = 0; j < E; ++j) inverse<K>(d + j, E);
 #pragma GCC unroll 8
@@ -163,8 +166,8 @@ KORCH_INLINE void finish_block(void* const* buffers, const float* weights, const
     const float* const from = u + p * K::C * BLOCK<K>;
     const float* const next = from + K::C * BLOCK<K>;
     for (long r = 0, line = 0; r < used; r += K::ROWS, line += AT_ONCE) {
-      const float* const tiles = v + (p * K::GROUP + r) * K::C;
-      float* const to = m + (p * K::GROUP + r) * BLOCK<K>;
+      const float* const tiles = v + p * K::V_STEP + r * K::C;
+      float* const to = m + p * K::M_STEP + r * BLOCK<K>;
       if (line < LINES && next < weights + K::O * K::C * POINTS<K>) multiply<K, AT_ONCE>(tiles, from, next + line * 16, to);
       else multiply<K, 0>(tiles, from, nullptr, to);
     }
@@ -177,8 +180,7 @@ KORCH_INLINE void finish_block(void* const* buffers, const float* weights, const
 // x and weights: the buffers' first two roles; workspace: V (one, or one per thread), then M.
 template <class K>
 inline int run(void* const* buffers, const float* x, const float* weights, float* workspace) {
-  constexpr long V_SIZE = static_cast<long>(POINTS<K>) * K::GROUP * K::C;
-  constexpr long M_SIZE = static_cast<long>(POINTS<K>) * K::GROUP * BLOCK<K>;
+  constexpr long V_SIZE = POINTS<K> * K::V_STEP, M_SIZE = POINTS<K> * K::M_STEP;
   constexpr long GROUPS = (K::TILES + K::GROUP - 1) / K::GROUP;
   constexpr long BLOCKS = K::O / BLOCK<K>, DEPTH = K::C / K::W;
 #pragma omp parallel num_threads(K::THREADS)
@@ -191,8 +193,7 @@ inline int run(void* const* buffers, const float* x, const float* weights, float
         const long first = g * K::GROUP, count = korch::smaller(K::GROUP, K::TILES - first);
 #pragma omp for schedule(static)
         for (long i = 0; i < count * DEPTH; ++i)
-          transform_tile<K>(x, first + i / DEPTH, i % DEPTH, v + i / DEPTH * K::C + i % DEPTH * K::W,
-                            K::GROUP * K::C);
+          transform_tile<K>(x, first + i / DEPTH, i % DEPTH, v + i / DEPTH * K::C + i % DEPTH * K::W, K::V_STEP);
 #pragma omp for schedule(static)
         for (long b = 0; b < BLOCKS; ++b) finish_block<K>(buffers, weights, v, m, b, first, count);
       }
@@ -202,7 +203,7 @@ inline int run(void* const* buffers, const float* x, const float* weights, float
         const long first = g * K::GROUP, count = korch::smaller(K::GROUP, K::TILES - first);
         for (long t = 0; t < count; ++t)
           for (long d = 0; d < DEPTH; ++d)
-            transform_tile<K>(x, first + t, d, v + t * K::C + d * K::W, K::GROUP * K::C);
+            transform_tile<K>(x, first + t, d, v + t * K::C + d * K::W, K::V_STEP);
         for (long b = 0; b < BLOCKS; ++b) finish_block<K>(buffers, weights, v, m, b, first, count);
       }
     }

@@ -18,11 +18,14 @@ from korch.provider.vector import scalar
 from korch.provider.winograd.match import Match, match_group
 from korch.target import Target
 
-SCHEMA = 6
+SCHEMA = 7
 """Raise it whenever the kernels change in speed or meaning."""
 
 CACHE_SHARE = 0.9
 """The part of the level-2 cache that a group of transformed tiles may fill."""
+
+LINE_FLOATS = 16
+"""Of a line of the first cache."""
 
 MANY_WEIGHTS_BYTES = 8 << 20
 """From here on it may be better that each thread reads only its part of the weights."""
@@ -113,11 +116,14 @@ class WinogradProvider:
         }
         layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
         text = _print(group, found, constants, f"{group.text}layouts {layouts}")
-        points = constants["TILE"] + 2
         teams = 1 if blocking.is_shared else target.threads
-        block = blocking.vectors * target.lanes
-        floats = points**2 * blocking.group * (teams * x.shape[1] + target.threads * block)
-        return named_kernel(text, workspace_bytes=4 * floats)
+        steps = teams * constants["V_STEP"] + target.threads * constants["M_STEP"]
+        return named_kernel(text, workspace_bytes=4 * (constants["TILE"] + 2) ** 2 * steps)
+
+
+def _spread(floats: int) -> int:
+    """Return the least odd number of lines that holds so many numbers."""
+    return (-(-floats // LINE_FLOATS) | 1) * LINE_FLOATS
 
 
 def _blocking(group: Group, found: Match, target: Target, is_shared: bool) -> Blocking:
@@ -150,6 +156,8 @@ def _constants(group: Group, found: Match, blocking: Blocking, target: Target) -
         "H": x.shape[2], "WIDTH": x.shape[3], "OUT_H": y.shape[2], "OUT_WIDTH": y.shape[3],
         "DOWN": down, "ACROSS": across, "TILES": y.shape[0] * down * across,
         "NV": blocking.vectors, "ROWS": blocking.rows, "GROUP": blocking.group,
+        "V_STEP": _spread(blocking.group * x.shape[1]),
+        "M_STEP": _spread(blocking.group * blocking.vectors * target.lanes),
         "THREADS": target.threads, "SHARED": int(blocking.is_shared),
     }  # fmt: skip
 
