@@ -43,7 +43,9 @@ inline float piece_of(const float* row, long i) {
   memcpy(&x, &bits, 4);
   return x;
 }
-inline void tile_load(int n, const void* from) { memcpy(tiles[n], from, sizeof(tiles[n])); }
+inline void tile_load(int n, const void* from, long stride) {
+  for (long r = 0; r < EDGE; ++r) memcpy(tiles[n][r], static_cast<const char*>(from) + r * stride, sizeof(tiles[n][r]));
+}
 inline void tile_store(int n, float* to) {
   for (long r = 0; r < EDGE; ++r) memcpy(to + r * 2 * EDGE, tiles[n][r], sizeof(tiles[n][r]));
 }
@@ -62,7 +64,7 @@ inline void tile_dot(int c, int a, int b) {
       tiles[c][m][n] += even + odd;
     }
 }
-#define KORCH_TILE_LOAD(n, from) tile_load(n, from)
+#define KORCH_TILE_LOAD(n, from, stride) tile_load(n, from, stride)
 #define KORCH_TILE_STORE(n, to) tile_store(n, to)
 #define KORCH_TILE_FILL(n, from) tile_fill(n, from)
 #define KORCH_TILE_ZERO(n) tile_zero(n)
@@ -71,7 +73,7 @@ inline bool is_ready() { return true; }
 KORCH_INLINE void begin() {}
 KORCH_INLINE void end() {}
 #else
-#define KORCH_TILE_LOAD(n, from) asm volatile("tileloadd (%0,%1,1), %%tmm" #n : : "r"(from), "r"(64L) : "memory")
+#define KORCH_TILE_LOAD(n, from, stride) asm volatile("tileloadd (%0,%1,1), %%tmm" #n : : "r"(from), "r"(stride) : "memory")
 #define KORCH_TILE_STORE(n, to) asm volatile("tilestored %%tmm" #n ", (%0,%1,1)" : : "r"(to), "r"(128L) : "memory")
 #define KORCH_TILE_FILL(n, from) asm volatile("tileloadd (%0,%1,1), %%tmm" #n : : "r"(from), "r"(128L) : "memory")
 #define KORCH_TILE_ZERO(n) asm volatile("tilezero %%tmm" #n : :)
@@ -199,11 +201,19 @@ inline void split_all(Splitter s) {
   split_some<IS_ROWS>(s, s.last);
 }
 
-// Add the products of 16 R rows and 32 columns to sums[16 R][32], or set them. Meanwhile pieces of
-// what comes next are made, of rows or columns.
-template <int R, bool IS_ROWS>
-__attribute__((noinline)) void multiply(const uint16_t* a, const uint16_t* b, long steps, float* sums, bool adds,
-                                        Splitter& next) {
+// Where the pieces of 16 R rows of a product lie: those of a block, as a Splitter makes them.
+struct Block {
+  const uint16_t* from;
+  static constexpr long STRIDE = 64;  // bytes between rows of a tile
+  KORCH_INLINE const uint16_t* tile(long step, long piece, long tile) const {
+    return from + step * STEP + (2 * piece + tile) * TILE;
+  }
+};
+
+// Add the products of 16 R rows and 32 columns to sums[16 R][32], or set them. `beside` is called
+// where vector units may do something else, once for four products of tiles.
+template <int R, class Rows, class Beside>
+KORCH_INLINE void multiply_tiles(const Rows rows, const uint16_t* b, long steps, float* sums, bool adds, Beside beside) {
   if (adds) {
     KORCH_TILE_FILL(0, sums);
     KORCH_TILE_FILL(1, sums + EDGE);
@@ -218,47 +228,48 @@ __attribute__((noinline)) void multiply(const uint16_t* a, const uint16_t* b, lo
     KORCH_TILE_ZERO(3);
   }
   // Four products of tiles; what the next four need replaces a tile once it has been used twice.
-#define KORCH_NEW_ROWS(from)                                          \
-  split_some<IS_ROWS>(next, next.each);                               \
+#define KORCH_NEW_ROWS(piece)                                         \
+  beside();                                                           \
   KORCH_TILE_DOT(0, 4, 6);                                            \
   KORCH_TILE_DOT(1, 4, 7);                                            \
-  KORCH_TILE_LOAD(4, from);                                           \
+  KORCH_TILE_LOAD(4, rows.tile(s, piece, 0), Rows::STRIDE);           \
   if constexpr (R == 2) {                                             \
     KORCH_TILE_DOT(2, 5, 6);                                          \
     KORCH_TILE_DOT(3, 5, 7);                                          \
-    KORCH_TILE_LOAD(5, (from) + TILE);                                \
+    KORCH_TILE_LOAD(5, rows.tile(s, piece, 1), Rows::STRIDE);         \
   }
 #define KORCH_NEW_COLUMNS(from)                                       \
-  split_some<IS_ROWS>(next, next.each);                               \
+  beside();                                                           \
   KORCH_TILE_DOT(0, 4, 6);                                            \
   if constexpr (R == 2) KORCH_TILE_DOT(2, 5, 6);                      \
-  KORCH_TILE_LOAD(6, from);                                           \
+  KORCH_TILE_LOAD(6, from, 64L);                                      \
   KORCH_TILE_DOT(1, 4, 7);                                            \
   if constexpr (R == 2) KORCH_TILE_DOT(3, 5, 7);                      \
-  KORCH_TILE_LOAD(7, (from) + TILE)
+  KORCH_TILE_LOAD(7, (from) + TILE, 64L)
   constexpr long NEXT = 2 * TILE;
-  KORCH_TILE_LOAD(4, a);
-  if constexpr (R == 2) KORCH_TILE_LOAD(5, a + TILE);
-  KORCH_TILE_LOAD(6, b + 2 * NEXT);
-  KORCH_TILE_LOAD(7, b + 2 * NEXT + TILE);
+  KORCH_TILE_LOAD(4, rows.tile(0, 0, 0), Rows::STRIDE);
+  if constexpr (R == 2) KORCH_TILE_LOAD(5, rows.tile(0, 0, 1), Rows::STRIDE);
+  KORCH_TILE_LOAD(6, b + 2 * NEXT, 64L);
+  KORCH_TILE_LOAD(7, b + 2 * NEXT + TILE, 64L);
   for (long s = 0; s < steps; ++s) {
     KORCH_NEW_COLUMNS(b);             // a0 b2
     KORCH_NEW_COLUMNS(b + NEXT);      // a0 b0
-    KORCH_NEW_ROWS(a + NEXT);         // a0 b1
+    KORCH_NEW_ROWS(1);                // a0 b1
     KORCH_NEW_COLUMNS(b);             // a1 b1
-    KORCH_NEW_ROWS(a + 2 * NEXT);     // a1 b0
-    split_some<IS_ROWS>(next, next.each);
-    if (s + 1 < steps) a += STEP, b += STEP;
+    KORCH_NEW_ROWS(2);                // a1 b0
+    beside();
+    const long next = s + 1 < steps ? s + 1 : s;
+    if (s + 1 < steps) b += STEP;
     KORCH_TILE_DOT(0, 4, 6);          // a2 b0
     KORCH_TILE_DOT(1, 4, 7);
-    KORCH_TILE_LOAD(4, a);
+    KORCH_TILE_LOAD(4, rows.tile(next, 0, 0), Rows::STRIDE);
     if constexpr (R == 2) KORCH_TILE_DOT(2, 5, 6);
-    KORCH_TILE_LOAD(6, b + 2 * NEXT);
+    KORCH_TILE_LOAD(6, b + 2 * NEXT, 64L);
     if constexpr (R == 2) {
       KORCH_TILE_DOT(3, 5, 7);
-      KORCH_TILE_LOAD(5, a + TILE);
+      KORCH_TILE_LOAD(5, rows.tile(next, 0, 1), Rows::STRIDE);
     }
-    KORCH_TILE_LOAD(7, b + 2 * NEXT + TILE);
+    KORCH_TILE_LOAD(7, b + 2 * NEXT + TILE, 64L);
   }
 #undef KORCH_NEW_ROWS
 #undef KORCH_NEW_COLUMNS
@@ -268,6 +279,14 @@ __attribute__((noinline)) void multiply(const uint16_t* a, const uint16_t* b, lo
     KORCH_TILE_STORE(2, sums + EDGE * 2 * EDGE);
     KORCH_TILE_STORE(3, sums + EDGE * 2 * EDGE + EDGE);
   }
+}
+
+// The same for a block. Meanwhile pieces of what comes next are made, of rows or columns.
+template <int R, bool IS_ROWS>
+__attribute__((noinline)) void multiply(const uint16_t* a, const uint16_t* b, long steps, float* sums, bool adds,
+                                        Splitter& next) {
+  multiply_tiles<R>(Block{a}, b, steps, sums, adds,
+                    [&]() __attribute__((always_inline)) { split_some<IS_ROWS>(next, next.each); });
 }
 
 // Whether all of some sums are numbers; `count` is a multiple of 16.
