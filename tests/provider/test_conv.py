@@ -18,6 +18,8 @@ from korch.provider.conv import ConvProvider
 from korch.provider.conv.match import match_group
 from korch.provider.conv.provider import _run
 from korch.provider.conv.shape import shape_of
+from korch.provider.conv.split import SPLIT, split_of
+from korch.target import Target
 from korch.testing.kernels import check_offers, run_kernel
 
 
@@ -276,3 +278,140 @@ def test_layouts(target):
     offers = ConvProvider().offer(each, target)
     assert {(o.inputs[0], o.outputs[0]) for o in offers} == {(channels_last(4),) * 2}
     assert all(isinstance(o, Offer) for o in offers)
+
+
+def matrix_units(target: Target) -> Target:
+    """A target with matrix units and a small cache, so that blocks, groups and parts are many."""
+    if target.isa != "amx":
+        pytest.skip("this machine has no matrix units")
+    return replace(target, l2_bytes=256 << 10)
+
+
+class SplitConvProvider(ConvProvider):
+    """Offers the matrix units only."""
+
+    def offer(self, group, target):
+        offers = super().offer(group, target)
+        assert not isinstance(offers, Refusal)
+        return [offer for offer in offers if offer.variant == SPLIT]
+
+
+def test_matrix_units_convolve_all_shapes(target, builder, rng):
+    small = matrix_units(target)
+    n = target.lanes
+    pad = PadAttributes((0, 0, 2, 1), (0, 0, 1, 2), "reflect", 0.0)
+    filled = PadAttributes((0, 0, 2, 1), (0, 0, 1, 2), "constant", 1.5)
+
+    def doubled(g: Graph, x: int) -> int:
+        for axis in (2, 3):
+            indices = tuple(i // 2 for i in range(2 * g.type(x).shape[axis]))
+            x = g.add("take", [x], TakeAttributes(axis, indices))
+        return conv(g, x, 2 * n, 3)
+
+    groups = [
+        one((1, 16 * n, 12, 13), lambda g, x: conv(g, x, 16 * n)),
+        one((1, 3 * n, 12, 13), lambda g, x: conv(g, x, 6 * n, 3)),
+        one((2, 4 * n, 9, 21), lambda g, x: silu(g, conv(g, x, 6 * n - 6, 3, stride=2))),
+        one((1, 4 * n - 4, 14, 15), lambda g, x: silu(g, conv(g, x, 2 * n - 1, 3, dilation=2))),
+        one((1, 18 * n, 7, 30), lambda g, x: conv(g, x, 16 * n, stride=2)),
+        one((1, 4 * n - 8, 17, 18), lambda g, x: conv(g, x, 60, (1, 4), pads=(0, 3, 0, 5))),
+        one((1, 2 * n, 17, 18), lambda g, x: conv(g, x, 30, (5, 3), pads=(0, 1, 2, 0), stride=3)),
+        one((1, 2 * n, 9, 40), lambda g, x: conv(g, x, 4 * n, 2, pads=(0, 0, 0, 0), stride=2)),
+        one((1, 2 * n, 9, 9), lambda g, x: conv(g, x, 2 * n, 3, pads=(2, 2, 2, 2), dilation=3)),
+        one((1, 32 * n, 7, 7), lambda g, x: conv(g, x, 17 * n)),
+        one((1, 16 * n, 12, 12), lambda g, x: conv(g, x, 6 * n, 3, stride=2, pads=(3, 3, 3, 3))),
+        one((1, 2 * n, 16, 17), lambda g, x: conv(g, x, 4 * n, 3, stride=2, dilation=2)),
+        one((1, 2 * n, 6, 7), lambda g, x: conv(g, g.add("pad", [x], pad), 2 * n, 3)),
+        one((1, 2 * n, 16, 7), lambda g, x: conv(g, g.add("pad", [x], filled), 2 * n, 3, stride=2)),
+        one((1, 2 * n, 6, 7), doubled),
+    ]  # fmt: skip
+    checked = check_offers(SplitConvProvider(), groups, small, builder, rng)
+    assert len(checked) >= len(groups)
+    alone = replace(small, threads=1)
+    check_offers(SplitConvProvider(), groups[:3], alone, builder, rng)
+    check_offers(SplitConvProvider(), groups[8:11], target, builder, rng)
+
+
+@pytest.mark.parametrize(
+    ("channels", "size", "is_kept"),
+    [
+        ((64, 64), 56, "strips by channels"), ((32, 32), 104, "strips by rows"),
+        ((128, 128), 56, "strips by channels"), ((256, 512), 13, "rows"),
+    ],
+)  # fmt: skip
+def test_what_stays_in_the_cache(channels, size, is_kept):
+    target = Target(isa="amx", lanes=16, threads=2, l2_bytes=2 << 20)
+    group = one((1, channels[0], size, size), lambda g, x: conv(g, x, channels[1], 3))
+    layer = shape_of(group, match_group(group), target, False, is_split=True).layers[-1]
+    found = split_of(layer, 1, target)
+    kept = f"strips by {'rows' if found.chunks > 1 else 'channels'}" if found.group else "rows"
+    assert kept == is_kept
+    assert found.extra <= layer.pads[1] and found.pitch == size + 1
+    assert found.depth >= found.block + 2
+
+
+def test_matrix_units_are_offered_where_they_may_pay(target):
+    wide, lesser = (replace(target, isa=isa, lanes=16) for isa in ("amx", "avx512"))
+
+    def variants(shape: tuple[int, ...], make, machine: Target = wide) -> set[tuple[str, bool]]:
+        offers = ConvProvider().offer(one(shape, make), machine)
+        assert not isinstance(offers, Refusal)
+        return {(offer.variant, offer.is_split) for offer in offers}
+
+    assert (SPLIT, True) in variants((1, 64, 20, 20), lambda g, x: conv(g, x, 64, 3))
+    for shape, make in (
+        ((1, 64, 5, 5), lambda g, x: conv(g, x, 64, 3)),
+        ((1, 64, 20, 20), lambda g, x: conv(g, x, 16, 3)),
+        ((1, 16, 20, 20), lambda g, x: conv(g, x, 64, 3)),
+        ((1, 128, 52, 52), lambda g, x: conv(g, x, 512)),
+        ((1, 64, 20, 20), depthwise),
+        ((1, 64, 20, 20), lambda g, x: conv(g, conv(g, x, 64, 3), 64, 3)),
+    ):
+        assert SPLIT not in {variant for variant, _ in variants(shape, make)}
+    assert not any(s for _, s in variants((1, 64, 20, 20), lambda g, x: conv(g, x, 64, 3), lesser))
+
+
+@pytest.mark.parametrize("shape", [(1, 64, 20, 21), (1, 192, 11, 9)])
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 3.4e38])
+def test_what_has_no_pieces_is_computed_by_the_vector_units(target, builder, rng, shape, bad):
+    small = matrix_units(target)
+    each = one(shape, lambda g, x: conv(g, x, 90, 3))
+    arrays = [rng.uniform(-0.4, 0.4, t.shape).astype(np.float32) for t in each.input_types]
+    arrays[0][0, 3, 4, 4] = arrays[0][0, 60, shape[2] - 1, 0] = bad
+    arrays[1][89, 5, 1, 1] = bad
+    arrays[1][2, 3] = 0.0
+    feeds = {f"i{i}": a for i, a in enumerate(arrays)}
+    with np.errstate(all="ignore"):
+        expected = reference.run(each.body, feeds, exact=True)["o0"].astype(np.float32)
+    for offer in SplitConvProvider().offer(each, small):
+        kernel = ConvProvider().build(each, offer, small)
+        assert not isinstance(kernel, Refusal)
+        (found,) = run_kernel(kernel, each, offer, arrays, builder)
+        assert np.array_equal(np.isnan(found), np.isnan(expected))
+        assert np.array_equal(np.isinf(found), np.isinf(expected))
+        known = np.isfinite(expected) & (np.abs(expected) < 1e30)
+        assert 0 < known.sum() < known.size
+        np.testing.assert_allclose(found[known], expected[known], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e15])
+def test_split_convolutions_are_as_exact_as_float32(target, builder, rng, scale):
+    """The error of matrix units is at most that of a chain of float32 multiply-adds."""
+    small = matrix_units(target)
+    each = one((1, 80, 9, 9), lambda g, x: conv(g, x, 64, 3))
+    x, w = (rng.standard_normal(t.shape, np.float32) for t in each.input_types)
+    x *= np.float32(scale)
+    exact = reference.run(each.body, {"i0": x, "i1": w}, exact=True)["o0"]
+
+    def error(found: np.ndarray) -> float:
+        return float(np.sqrt(np.mean((found - exact) ** 2))) / scale
+
+    padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    chain = np.zeros(exact.shape, np.float32)
+    for i, j, c in np.ndindex(3, 3, 80):
+        chain += padded[:, c : c + 1, i : i + 9, j : j + 9] * w[None, :, c, i, j, None, None]
+    for offer in SplitConvProvider().offer(each, small):
+        kernel = ConvProvider().build(each, offer, small)
+        assert not isinstance(kernel, Refusal)
+        (found,) = run_kernel(kernel, each, offer, [x, w], builder)
+        assert 0 < error(found) < 0.7 * error(chain)

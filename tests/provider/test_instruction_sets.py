@@ -56,11 +56,14 @@ def products(n: int) -> list[Group]:
 
 
 def convolved(n: int) -> list[Group]:
-    """A dense convolution of stride 2, a depthwise one, and the two with a third in one kernel."""
+    """Dense convolutions of stride 2, a depthwise one, and this with another in one kernel."""
     dense = Graph()
     x = dense.tensor(1, n + 3, 9, 7)
     steps = ConvAttributes((2, 2), (1, 1), (1, 1), (1, 1), 1)
     first = dense.group(dense.add("conv", [x, dense.weights(5, n + 3, 3, 3)], steps))
+    wide = Graph()
+    x = wide.tensor(1, 2 * n, 13, 14)
+    other = wide.group(wide.add("conv", [x, wide.weights(4 * n - 5, 2 * n, 3, 3)], steps))
     g = Graph()
     x = g.tensor(1, n, 9, 7)
     each = ConvAttributes((1, 1), (1, 1), (1, 1), (1, 1), n)
@@ -68,7 +71,7 @@ def convolved(n: int) -> list[Group]:
     second = g.group(y)
     one = ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1), 1)
     third = g.group(g.add("conv", [g.add("sigmoid", [y]), g.weights(2 * n, n, 1, 1)], one))
-    return [first, second, third]
+    return [first, other, second, third]
 
 
 def in_winograds_space(n: int) -> list[Group]:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
 from korch.provider.conv.match import Match, match_group
 from korch.provider.conv.shape import Layer, Shape, can_split, shape_of
+from korch.provider.conv.split import BLOCK, SPLIT, split_of
 from korch.provider.provider import Kernel, named_kernel
 from korch.provider.vector import scalar
 from korch.target import Target
 
-SCHEMA = 4
+SCHEMA = 5
 """Raise it whenever the kernels change in speed or meaning."""
 
 MANY_ROWS = 16
 """Rows for each thread from which on it doesn't matter that some have one more."""
+
+LEAST_FULL = 0.7
+"""The part of a step's tiles that must be used to try matrix units."""
+
+LEAST_CHANNELS = 256
+"""Read and written, from which on matrix units are tried for a window of one element."""
 
 
 class ConvProvider:
@@ -33,14 +41,15 @@ class ConvProvider:
         refusal = _refuse(group, match, target)
         if refusal is not None:
             return refusal
-        variants = _variants(group, match, target)
         offers = []
-        shape = shape_of(group, match, target, False)
-        for source, sink in _layouts(group, match, shape, target):
-            inputs = _inputs(group, match, shape, source, sink, target)
-            if inputs is not None:
-                outputs = (sink,) * len(group.outputs)
-                offers += [Offer(inputs, outputs, variant) for variant in variants]
+        for variant in _variants(group, match, target):
+            is_split = variant == SPLIT
+            shape = shape_of(group, match, target, False, is_split=is_split)
+            for source, sink in _layouts(group, match, target):
+                inputs = _inputs(group, match, shape, source, sink, target)
+                if inputs is not None and not (is_split and source.is_plain):
+                    outputs = (sink,) * len(group.outputs)
+                    offers.append(Offer(inputs, outputs, variant, is_split=is_split))
         return tuple(dict.fromkeys(offers)) or Refusal("no layout suits both sides")
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
@@ -49,11 +58,17 @@ class ConvProvider:
         if isinstance(match, Refusal):
             return match
         source = offer.inputs[match.image.position]
-        _, pixel = _form(group.input_types[match.image.position].shape, source, target)
-        shape = shape_of(group, match, target, offer.variant == "channels", pixel)
+        image = group.input_types[match.image.position]
+        _, pixel = _form(image.shape, source, target)
+        by_channels, is_split = offer.variant == "channels", offer.variant == SPLIT
+        shape = shape_of(group, match, target, by_channels, pixel, is_split)
         layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
         text = _print(group, match, shape, offer, target, f"{group.text}layouts {layouts}")
-        return named_kernel(text, workspace_bytes=4 * target.threads * shape.floats)
+        floats = target.threads * shape.floats
+        if is_split:
+            split = split_of(shape.layers[-1], image.shape[0], target)
+            floats = max(floats, target.threads * split.floats + split.shared)
+        return named_kernel(text, workspace_bytes=4 * floats)
 
 
 def _refuse(group: Group, match: Match, target: Target) -> Refusal | None:
@@ -75,14 +90,27 @@ def _variants(group: Group, match: Match, target: Target) -> tuple[str, ...]:
     """
     is_even = group.output_types[0].shape[2] >= MANY_ROWS * target.threads
     is_even = is_even and not (len(match.links) == 1 and match.links[0].is_depthwise)
+    split = (SPLIT,) if _can_be_pieces(group, match, target) else ()
     if target.threads == 1 or is_even or not can_split(match):
-        return ("rows",)
-    return ("rows", "channels")
+        return ("rows", *split)
+    return ("rows", "channels", *split)
 
 
-def _layouts(
-    group: Group, match: Match, shape: Shape, target: Target
-) -> list[tuple[Layout, Layout]]:
+def _can_be_pieces(group: Group, match: Match, target: Target) -> bool:
+    """Return whether matrix units may pay: where tiles are mostly full and much work is for each.
+
+    Splitting an image for a window of one element costs about what is won by few channels.
+    """
+    if target.isa != "amx" or len(match.links) > 1 or match.links[0].is_depthwise:
+        return False
+    _, channels, height, width = group.output_types[0].shape
+    _, terms, *window = group.body.types[match.links[0].primitive.inputs[1]].shape
+    full = math.prod(n / (-(-n // BLOCK) * BLOCK) for n in (channels, terms))
+    few = window == [1, 1] and min(channels, terms) < LEAST_CHANNELS
+    return full >= LEAST_FULL and height * width > BLOCK and not few
+
+
+def _layouts(group: Group, match: Match, target: Target) -> list[tuple[Layout, Layout]]:
     """Return the layouts of the image and of the result that are offered."""
     x, y = group.input_types[match.image.position], group.output_types[0]
     choices = layout_choices(x, target.lanes), layout_choices(y, target.lanes)
@@ -190,9 +218,16 @@ def _print(
         for axis, table in (("rows", match.image.rows), ("columns", match.image.columns))
     )
     workspace = len(group.inputs) + len(group.outputs)
-    return f"""{head}#include "korch_conv.h"
+    is_split = offer.variant == SPLIT
+    header, call, sizes = "korch_conv.h", "run<NAME_kernel>", ""
+    if is_split:
+        header, call = "korch_conv_amx.h", "run_split<NAME_kernel, NAME_split>"
+        split = split_of(shape.layers[-1], image, target).numbers
+        lines = "".join(f"  static constexpr long {n} = {value};\n" for n, value in split.items())
+        sizes = f"struct NAME_split {{\n{lines}}};\n"
+    return f"""{head}#include "{header}"
 
-{tables}{layers}
+{tables}{layers}{sizes}
 struct NAME_kernel {{
   typedef korch_conv::Chain<{names}> Layers;
 {constants}  static constexpr float FILL = {scalar(match.image.fill)};
@@ -201,7 +236,7 @@ struct NAME_kernel {{
 }};
 
 extern "C" int NAME_run(void*, void* const* buffers) {{
-  return korch_conv::run<NAME_kernel>(
+  return korch_conv::{call}(
       buffers, static_cast<const float*>(buffers[{match.image.position}]),
       static_cast<float*>(buffers[{workspace}]));
 }}

@@ -96,8 +96,9 @@ def can_split(match: Match) -> bool:
 
 
 def shape_of(
-    group: Group, match: Match, target: Target, by_channels: bool, pixel: int = 0
-) -> Shape:
+    group: Group, match: Match, target: Target, by_channels: bool, pixel: int = 0,
+    is_split: bool = False,
+) -> Shape:  # fmt: skip
     """Choose the sizes.
 
     Args:
@@ -106,8 +107,9 @@ def shape_of(
         target: its caches, registers and threads.
         by_channels: whether threads share the channels of the result, or its rows.
         pixel: channels that are neighbours in the image; 0 for a vector's.
+        is_split: whether matrix units multiply: two vectors of channels, whatever these are.
     """
-    layers = _layers(group, match, target, pixel or target.lanes)
+    layers = _layers(group, match, target, pixel or target.lanes, is_split)
     images, channels, rows, _ = group.output_types[0].shape
     teams = target.threads // math.gcd(images, target.threads)
     own = [layer for i, layer in enumerate(layers) if _is_own(layers, i)]
@@ -177,7 +179,7 @@ def _is_own(layers: list[Layer], i: int) -> bool:
     return all(layer.kind == "DEPTHWISE" for layer in layers[i + 1 :])
 
 
-def _layers(group: Group, match: Match, target: Target, pixel: int) -> list[Layer]:
+def _layers(group: Group, match: Match, target: Target, pixel: int, is_split: bool) -> list[Layer]:
     types = group.body.types
     image = group.input_types[match.image.position]
     found: list[Layer] = []
@@ -195,6 +197,7 @@ def _layers(group: Group, match: Match, target: Target, pixel: int) -> list[Laye
                                    moved, pixel=pixel))  # fmt: skip
         sums = target.registers - 4
         vectors = 1 if link.is_depthwise else _vectors(y[1], out[1], sums, target)
+        vectors = 2 if is_split else vectors
         most = sums // vectors
         by_pixel = not link.is_depthwise and vectors == 1 and 1 < w[3] <= most // 2
         by_pixel = by_pixel and a.dilations[1] == 1
