@@ -281,14 +281,6 @@ KORCH_INLINE void multiply_tiles(const Rows rows, const uint16_t* b, long steps,
   }
 }
 
-// The same for a block. Meanwhile pieces of what comes next are made, of rows or columns.
-template <int R, bool IS_ROWS>
-__attribute__((noinline)) void multiply(const uint16_t* a, const uint16_t* b, long steps, float* sums, bool adds,
-                                        Splitter& next) {
-  multiply_tiles<R>(Block{a}, b, steps, sums, adds,
-                    [&]() __attribute__((always_inline)) { split_some<IS_ROWS>(next, next.each); });
-}
-
 // Whether all of some sums are numbers; `count` is a multiple of 16.
 KORCH_INLINE bool are_finite(const float* sums, long count) {
   Floats zero = {};
@@ -296,9 +288,10 @@ KORCH_INLINE bool are_finite(const float* sums, long count) {
     const Floats x = korch::load<float, 16>(sums + i);
     zero += x - x;
   }
-  for (int i = 0; i < 16; ++i)
-    if (!(zero[i] == 0.0f)) return false;
-  return true;
+  const Bits wrong = (Bits)(zero != 0.0f);
+  uint32_t any = 0;
+  for (int i = 0; i < 16; ++i) any |= wrong[i];
+  return any == 0;
 }
 
 }  // namespace korch_amx

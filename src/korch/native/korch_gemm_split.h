@@ -1,9 +1,10 @@
 // Tasks of a product on the matrix units, which multiply numbers split into pieces (korch_amx.h).
 //
-// With the matrix units either blocks of rows stay in the cache as pieces, while one strip of columns
-// after another is split and multiplied by all of them; or a group of strips stays, and the rows go by.
-// A thread's workspace has two strips packed, the pieces of rows and of columns, and the sums of a task
-// if its terms are multiplied in chunks. Where several parts have the same rows, they share the pieces.
+// Either blocks of rows stay in the cache as pieces, while one strip of columns after another is split and
+// multiplied by all of them; or a group of strips stays, and the rows go by. A thread's workspace has
+// three strips packed (one to compute something once more, two that are split), the pieces of rows and of
+// columns, and the sums of a task if its terms are multiplied in chunks. Where several parts have the same
+// rows, they share the pieces.
 #pragma once
 
 #include "korch_amx.h"
@@ -23,7 +24,7 @@ struct Room {
   static constexpr long PIECES = STEPS * korch_amx::STEP, ALL_PIECES = ALL_STEPS * korch_amx::STEP;
   static constexpr bool KEEPS_SUMS = K::CHUNK < K::DEPTH;
   // In floats, each of which has room for two numbers of a piece.
-  static constexpr long PACKED = K::B_COLUMN != 0 ? 2 * K::DEPTH * COLUMNS<K> : 0;
+  static constexpr long PACKED = K::B_COLUMN != 0 ? 3 * K::DEPTH * COLUMNS<K> : 0;
   static constexpr long LEFT = IS_SHARED ? 0 : (K::GROUP ? 2 : BLOCKS) * PIECES / 2;
   static constexpr long RIGHT = (K::GROUP ? K::GROUP : 2) * PIECES / 2;
   static constexpr long OWN = PACKED + LEFT + RIGHT + (KEEPS_SUMS ? BLOCKS * STRIPS * SUMS : 0);
@@ -45,30 +46,48 @@ KORCH_INLINE korch_amx::Splitter rows_to_split(const float* a, long m, long k, l
   return korch_amx::splitter(a + m * K::A_STEP + k, K::A_STEP, korch::smaller(TOGETHER, K::M - m), terms, to);
 }
 
-template <bool IS_ROWS>
-KORCH_INLINE void multiply(const uint16_t* a, const uint16_t* b, long rows, long steps, float* sums, bool adds,
-                           korch_amx::Splitter& next) {
-  if (rows > korch_amx::EDGE) korch_amx::multiply<2, IS_ROWS>(a, b, steps, sums, adds, next);
-  else korch_amx::multiply<1, IS_ROWS>(a, b, steps, sums, adds, next);
+// Sums whose rows are to be finished, while those that come next are computed.
+struct Sums {
+  const float* from = nullptr;
+  long m = 0, end = 0, n = 0;
+};
+
+// Store up to `count` rows of sums. What is no number may have been too large for pieces, so such a row
+// is computed once more.
+template <class K>
+__attribute__((noinline)) void finish_rows(void* const* buffers, const Task& t, float* packed, Sums& sums, long count) {
+  for (; count > 0 && sums.m < sums.end; --count, ++sums.m, sums.from += TOGETHER) {
+    if (!korch_amx::are_finite(sums.from, TOGETHER)) {
+      const Strip strip = find_strip<K>(t.b, sums.n, packed);
+      tile<K, 1>(buffers, t.a + sums.m * A_ROW<K>, strip, {strip.from, 0}, t.i, sums.m, sums.n);
+    } else if (K::N % COLUMNS<K> != 0 && sums.n + COLUMNS<K> > K::N) {
+      finish_edge<K>(buffers, sums.from, 1, t.i, sums.m, sums.n);
+    } else {
+#pragma GCC unroll 2
+      for (int v = 0; v < K::NV; ++v)
+        K::template finish<K::W>(buffers, korch::load<float, K::W>(sums.from + v * K::W), t.i, sums.m, sums.n + v * K::W);
+    }
+  }
 }
 
-// Store the sums of rows [m, end) and columns from n on. What is no number may have been too large
-// for pieces, so it is computed once more.
-template <class K>
-KORCH_INLINE void finish_sums(void* const* buffers, const Task& t, float* packed, const float* sums, long m, long end,
-                              long n) {
-  if (!korch_amx::are_finite(sums, (end - m) * TOGETHER)) {
-    rows<K>(buffers, t.a, find_strip<K>(t.b, n, packed), {nullptr, 0}, t.i, m, end, n);
-    return;
-  }
-  if (K::N % COLUMNS<K> != 0 && n + COLUMNS<K> > K::N) {
-    finish_edge<K>(buffers, sums, end - m, t.i, m, n);
-    return;
-  }
-  for (; m < end; ++m, sums += TOGETHER)
-#pragma GCC unroll 2
-    for (int v = 0; v < K::NV; ++v)
-      K::template finish<K::W>(buffers, korch::load<float, K::W>(sums + v * K::W), t.i, m, n + v * K::W);
+// Multiply 16 R rows by 32 columns. Meanwhile pieces of what comes next are made, of rows or columns, and
+// what was multiplied before is finished.
+template <class K, int R, bool IS_ROWS>
+__attribute__((noinline)) void multiply(void* const* buffers, const Task& t, float* packed, const uint16_t* a,
+                                        const uint16_t* b, long steps, float* to, bool adds, korch_amx::Splitter& next,
+                                        Sums& before) {
+  const long each = ceil_of(TOGETHER, 6 * steps);
+  korch_amx::multiply_tiles<R>(korch_amx::Block{a}, b, steps, to, adds, [&]() __attribute__((always_inline)) {
+    korch_amx::split_some<IS_ROWS>(next, next.each);
+    if (before.m < before.end) finish_rows<K>(buffers, t, packed, before, each);
+  });
+}
+
+template <class K, bool IS_ROWS>
+KORCH_INLINE void multiply(void* const* buffers, const Task& t, float* packed, long rows, const uint16_t* a,
+                           const uint16_t* b, long steps, float* to, bool adds, korch_amx::Splitter& next, Sums& before) {
+  if (rows > korch_amx::EDGE) multiply<K, 2, IS_ROWS>(buffers, t, packed, a, b, steps, to, adds, next, before);
+  else multiply<K, 1, IS_ROWS>(buffers, t, packed, a, b, steps, to, adds, next, before);
 }
 
 // A task whose rows stay. `shared` has the pieces of all rows, or none.
@@ -76,13 +95,15 @@ template <class K>
 inline void pass_columns(void* const* buffers, const Task& t, const Own<K>& own, const uint16_t* shared) {
   typedef Room<K> R;
   const long blocks = ceil_of(t.end - t.begin, TOGETHER);
+  alignas(64) float lone[2][SUMS];
+  Sums before;
   for (long k = 0; k < K::DEPTH; k += K::CHUNK) {
     const long terms = korch::smaller(K::CHUNK, K::DEPTH - k), steps = ceil_of(terms, korch_amx::TERMS);
     if constexpr (!R::IS_SHARED)
       for (long r = 0; r < blocks; ++r)
         korch_amx::split_all<true>(rows_to_split<K>(t.a, t.begin + r * TOGETHER, k, terms, own.left + r * R::PIECES));
     const auto columns = [&](long s) {
-      const Strip strip = find_strip<K>(t.b, s * COLUMNS<K>, own.packed + s % 2 * (R::PACKED / 2));
+      const Strip strip = find_strip<K>(t.b, s * COLUMNS<K>, own.packed + (1 + s % 2) * (R::PACKED / 3));
       return korch_amx::splitter(strip.from + k * strip.step, strip.step, TOGETHER, terms, own.right + s % 2 * R::PIECES);
     };
     korch_amx::split_all<false>(columns(t.first));
@@ -94,16 +115,16 @@ inline void pass_columns(void* const* buffers, const Task& t, const Own<K>& own,
       }
       for (long r = 0; r < blocks; ++r) {
         const long m = t.begin + r * TOGETHER, end = korch::smaller(m + TOGETHER, t.end);
-        alignas(64) float lone[SUMS];
-        float* const sums = R::KEEPS_SUMS ? own.sums + ((s - t.first) * R::BLOCKS + r) * SUMS : lone;
+        float* const sums = R::KEEPS_SUMS ? own.sums + ((s - t.first) * R::BLOCKS + r) * SUMS : lone[(s * blocks + r) % 2];
         const uint16_t* const left =
             R::IS_SHARED ? shared + m / TOGETHER * R::ALL_PIECES + k / korch_amx::TERMS * korch_amx::STEP
                          : own.left + r * R::PIECES;
-        multiply<false>(left, own.right + s % 2 * R::PIECES, end - m, steps, sums, k > 0, next);
-        if (k + K::CHUNK >= K::DEPTH) finish_sums<K>(buffers, t, own.packed + s % 2 * (R::PACKED / 2), sums, m, end, s * COLUMNS<K>);
+        multiply<K, false>(buffers, t, own.packed, end - m, left, own.right + s % 2 * R::PIECES, steps, sums, k > 0, next, before);
+        if (k + K::CHUNK >= K::DEPTH) before = {sums, m, end, s * COLUMNS<K>};
       }
     }
   }
+  finish_rows<K>(buffers, t, own.packed, before, TOGETHER);
 }
 
 // A task whose strips of columns stay, a group at a time.
@@ -118,6 +139,9 @@ inline void pass_rows(void* const* buffers, const Task& t, const Own<K>& own) {
     }
     korch_amx::split_all<true>(rows_to_split<K>(t.a, t.begin, 0, K::DEPTH, own.left));
     uint16_t *left = own.left, *other = own.left + R::PIECES;
+    alignas(64) float sums[2][SUMS];
+    Sums before;
+    long turn = 0;
     for (long m = t.begin; m < t.end; m += TOGETHER) {
       const long end = korch::smaller(m + TOGETHER, t.end);
       korch_amx::Splitter next{};
@@ -126,13 +150,14 @@ inline void pass_rows(void* const* buffers, const Task& t, const Own<K>& own) {
         next.each = korch_amx::parts_beside(strips);
       }
       for (long s = 0; s < strips; ++s) {
-        alignas(64) float sums[SUMS];
-        multiply<true>(left, own.right + s * R::PIECES, end - m, R::STEPS, sums, false, next);
-        finish_sums<K>(buffers, t, own.packed, sums, m, end, (first + s) * COLUMNS<K>);
+        float* const to = sums[turn++ % 2];
+        multiply<K, true>(buffers, t, own.packed, end - m, left, own.right + s * R::PIECES, R::STEPS, to, false, next, before);
+        before = {to, m, end, (first + s) * COLUMNS<K>};
       }
       uint16_t* const done = left;
       left = other, other = done;
     }
+    finish_rows<K>(buffers, t, own.packed, before, TOGETHER);
   }
 }
 

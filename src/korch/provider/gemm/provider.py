@@ -25,7 +25,7 @@ from korch.provider.gemm.place import Place
 from korch.provider.provider import Kernel, named_kernel
 from korch.target import Target
 
-SCHEMA = 10
+SCHEMA = 11
 """Raise it whenever the kernels change in speed or meaning."""
 
 MOST_ELEMENTS = 1 << 23
@@ -283,7 +283,7 @@ def _split_floats(numbers: dict[str, int], must_pack: bool) -> int:
     step = PIECES_BYTES * TILE * TILE // 4  # of 32 terms of 32 rows or columns
     pieces, blocks = -(-chunk // TILE) * step, -(-block // TILE)
     is_shared = parts > 1 and group == 0
-    own = 2 * depth * TILE if must_pack else 0
+    own = 3 * depth * TILE if must_pack else 0
     own += (group or 2) * pieces + (0 if is_shared else (2 if group else blocks) * pieces)
     own += blocks * (-(-n // (TILE * parts)) + 1) * TILE * TILE if chunk < depth else 0
     shared = numbers["BATCH"] * -(-m // TILE) * -(-depth // TILE) * step if is_shared else 0
