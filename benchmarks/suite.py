@@ -34,6 +34,7 @@ from korch.api import optimize
 from korch.options import Options
 from korch.report.bench import bench
 from korch.report.peers import get_peer
+from korch.target import detect_target
 
 MODELS = (*PAPER, *TRANSFORMERS)
 MODULE = "benchmarks.module_peer:INDUCTOR"
@@ -192,7 +193,7 @@ def _megabytes(size: int | None) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Return the CPU's model and the versions of what took part."""
+    """Return the CPU's model, its instruction set, and the versions of what took part."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -202,7 +203,7 @@ def machine() -> dict[str, Any]:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {"cpu": names[0] if names else platform.machine(), "cores": len(names),
-            "python": platform.python_version(), "versions": versions}  # fmt: skip
+            "isa": detect_target(1, "").isa, "python": platform.python_version(), "versions": versions}  # fmt: skip
 
 
 if __name__ == "__main__":
