@@ -203,7 +203,8 @@ def machine() -> dict[str, Any]:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {"cpu": names[0] if names else platform.machine(), "cores": len(names),
-            "isa": detect_target(1, "").isa, "python": platform.python_version(), "versions": versions}  # fmt: skip
+            "isa": detect_target(1, "").isa, "python": platform.python_version(),
+            "versions": versions}  # fmt: skip
 
 
 if __name__ == "__main__":
