@@ -103,6 +103,12 @@ def test_few_rows_are_split_by_columns(target):
     assert Blocking.of(1, 4096, 64, 64, target).parts == 1
 
 
+def test_vector_units_beside_matrix_units_have_all_their_registers(target):
+    with_units, without = (replace(target, isa=isa, lanes=16) for isa in ("amx", "avx512"))
+    for sizes in ((1, 14, 1024, 64), (1, 512, 64, 256), (2, 100, 100, 100)):
+        assert Blocking.of(*sizes, with_units) == Blocking.of(*sizes, without)
+
+
 def test_rows_are_blocked_where_they_leave_the_second_cache(target):
     n = 64 * target.lanes * target.threads
     assert Blocking.of(1, 256, n, 4096, target).block == 256

@@ -100,7 +100,7 @@ class Blocking:
     def of(batch: int, m: int, n: int, terms: int, target: Target) -> Blocking:
         """Choose the sizes for a product of `batch` times m rows and n columns."""
         vectors = 2 if n > target.lanes else 1
-        most = (28 if target.isa in ("avx512", "neon") else 12) // vectors
+        most = (target.registers - 4) // vectors
         teams = max(1, target.threads // math.gcd(batch, target.threads))
         strips = -(-n // (vectors * target.lanes))
         if n > m and (strips % teams == 0 or strips >= 16 * teams):
@@ -276,7 +276,7 @@ def _make_plan(
 
 
 def _split_floats(numbers: dict[str, int], must_pack: bool) -> int:
-    """Return the workspace of matrix units, as `Room` of `korch_gemm.h` lays it out."""
+    """Return the workspace of matrix units, as `Room` of `korch_gemm_split.h` has it."""
     m, n, depth, block, chunk, parts, group = (
         numbers[name] for name in ("M", "N", "DEPTH", "BLOCK", "CHUNK", "PARTS", "GROUP")
     )
