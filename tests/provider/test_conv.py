@@ -293,7 +293,9 @@ class SplitConvProvider(ConvProvider):
     def offer(self, group, target):
         offers = super().offer(group, target)
         assert not isinstance(offers, Refusal)
-        return [offer for offer in offers if offer.variant == SPLIT]
+        split = [offer for offer in offers if offer.variant == SPLIT]
+        assert split, group.text
+        return split
 
 
 def test_matrix_units_convolve_all_shapes(target, builder, rng):
@@ -315,7 +317,7 @@ def test_matrix_units_convolve_all_shapes(target, builder, rng):
         one((1, 4 * n - 4, 14, 15), lambda g, x: silu(g, conv(g, x, 2 * n - 1, 3, dilation=2))),
         one((1, 18 * n, 7, 30), lambda g, x: conv(g, x, 16 * n, stride=2)),
         one((1, 4 * n - 8, 17, 18), lambda g, x: conv(g, x, 60, (1, 4), pads=(0, 3, 0, 5))),
-        one((1, 2 * n, 17, 18), lambda g, x: conv(g, x, 30, (5, 3), pads=(0, 1, 2, 0), stride=3)),
+        one((1, 2 * n, 29, 30), lambda g, x: conv(g, x, 30, (5, 3), pads=(0, 1, 2, 0), stride=3)),
         one((1, 2 * n, 9, 40), lambda g, x: conv(g, x, 4 * n, 2, pads=(0, 0, 0, 0), stride=2)),
         one((1, 2 * n, 9, 9), lambda g, x: conv(g, x, 2 * n, 3, pads=(2, 2, 2, 2), dilation=3)),
         one((1, 32 * n, 7, 7), lambda g, x: conv(g, x, 17 * n)),
@@ -392,6 +394,24 @@ def test_what_has_no_pieces_is_computed_by_the_vector_units(target, builder, rng
         known = np.isfinite(expected) & (np.abs(expected) < 1e30)
         assert 0 < known.sum() < known.size
         np.testing.assert_allclose(found[known], expected[known], rtol=1e-4, atol=1e-4)
+
+
+def test_pads_are_told_apart_where_sums_are_computed_again(target, builder, rng):
+    """A convolution's own zeros stand beside rows of another number that a pad wrote."""
+    small = matrix_units(target)
+    filled = PadAttributes((0, 0, 2, 1), (0, 0, 1, 2), "constant", 1.5)
+    each = one((1, 32, 12, 9), lambda g, x: conv(g, g.add("pad", [x], filled), 64, 3))
+    arrays = [rng.uniform(-0.4, 0.4, t.shape).astype(np.float32) for t in each.input_types]
+    arrays[1][[3, 40], 5, 1, 1] = np.nan  # in both strips: all their sums are computed again
+    feeds = {f"i{i}": a for i, a in enumerate(arrays)}
+    expected = reference.run(each.body, feeds, exact=True)["o0"]
+    known = np.delete(np.arange(64), [3, 40])
+    for offer in SplitConvProvider().offer(each, small):
+        kernel = ConvProvider().build(each, offer, small)
+        assert not isinstance(kernel, Refusal)
+        (found,) = run_kernel(kernel, each, offer, arrays, builder)
+        assert np.isnan(found[:, [3, 40]]).all()
+        np.testing.assert_allclose(found[:, known], expected[:, known], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e15])

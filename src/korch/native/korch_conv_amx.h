@@ -252,7 +252,7 @@ KORCH_ALONE void sum_again(const Task& t, long y, long x, const float* strip, fl
     const long row = K::row(y * A::SH - A::TOP + ky * A::DH);
     for (long kx = 0; kx < A::KW; ++kx) {
       const long at = x * A::SW - A::LEFT + kx * A::DW;
-      const long column = row < 0 ? row : at < 0 || at >= A::WIDTH ? -2 : K::column(at);
+      const long column = at < 0 || at >= A::WIDTH ? -2 : row < 0 ? row : K::column(at);
       for (long c = 0; c < A::C; ++c) {
         float value = column == -1 ? K::FILL : 0.0f;
         if (column >= 0) value = pixel<K>(t.x, row, column, c / TERMS)[K::FORM == LAST ? c % TERMS : c % TERMS / K::W * (K::H * K::WIDTH * K::W) + c % K::W];
