@@ -29,3 +29,6 @@ def test_the_environment_forces_a_set(with_units, monkeypatch):
     assert (found.isa, found.lanes, found.registers) == ("avx2", 8, 16)
     monkeypatch.setenv("KORCH_ISA", "mmx")
     assert detect_target(2, "").isa == "amx"
+    monkeypatch.setenv("KORCH_ISA", "amx")
+    assert detect_target(2, "").isa == "amx"
+    assert detect_target(2, "", matrix_units=False).isa == "avx512"

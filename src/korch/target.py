@@ -89,6 +89,8 @@ def detect_target(
     isa = os.environ.get("KORCH_ISA", best)
     if isa not in LANES:
         isa = best
+    if isa == "amx" and not matrix_units:
+        isa = "avx512"
     return Target(
         cpu=model, isa=isa, lanes=LANES[isa], threads=threads,
         l1_bytes=_cache_bytes(1, 32 << 10), l2_bytes=_cache_bytes(2, 1 << 20),
