@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -19,6 +20,7 @@ from korch.equivalence.saturate import saturate
 from korch.errors import OptionError
 from korch.fission import fission
 from korch.frontend.onnx import load_model
+from korch.measure.record import Failed, Measured
 from korch.options import SEGMENT_PRIMITIVES, WHOLE_PRIMITIVES, Options
 from korch.orchestrate.blocks import Task, prepare
 from korch.orchestrate.problem import Status
@@ -185,6 +187,28 @@ def test_the_last_seconds_are_spent_on_blocks_and_not_on_a_survey() -> None:
     )
     assert outcome.partition is not None
     assert all(len(block["interfaces"]) == 1 for block in outcome.partition["blocks"])
+
+
+class FailsUnlessPlain(FakeMeter):
+    """Kernels are thought to be fast in other layouts, and do not work there."""
+
+    def guess_ns(self, candidate: Candidate) -> int:
+        return 1 if is_other(candidate) else super().guess_ns(candidate)
+
+    def measure(self, candidates: Sequence[Candidate]) -> list[Measured | Failed]:
+        self.broken |= {c.key for c in candidates if is_other(c) and c.group.primitives}
+        return super().measure(candidates)
+
+
+def is_other(candidate: Candidate) -> bool:
+    ports = (*candidate.input_ports, *candidate.output_ports)
+    return not all(layout.is_plain for _, layout in ports)
+
+
+@pytest.mark.parametrize("deadline", [Deadline(), Deadline(0.0)])
+def test_layouts_in_which_no_kernel_works_do_not_end_the_search(deadline: Deadline) -> None:
+    graph, joined, outcome = in_segments(deadline, FailsUnlessPlain())
+    check_plans(graph, joined, outcome, 2)
 
 
 def test_layouts_are_chosen_by_estimates_before_anything_is_measured() -> None:

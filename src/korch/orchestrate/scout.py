@@ -13,6 +13,7 @@ import logging
 import math
 import time
 from collections import Counter
+from collections.abc import Iterable
 
 from korch.candidate.candidate import Candidate
 from korch.errors import InfeasibleError
@@ -81,22 +82,49 @@ def scout(search: BlockSearch, assembly: Assembly) -> bool:
         _look_out(search, keys, outlooks_ns, NEAR if turn > 1 else math.inf)
         if {b for b, _ in outlooks_ns} != set(range(len(search.tasks))):
             return True  # the survey says why
-        choice = assembly.prefer(outlooks_ns, search.estimate_ns)
-        places = enumerate(choice.interfaces)
-        uses = Counter((assembly.block_of[i], j) for i, j in places if j >= 0)
-        looks = {key: search.loop(*key).look() for key in uses}
+        uses = _preferred(search, assembly, outlooks_ns)
+        if not uses:
+            return True
+        looks = _looks(search, uses)
         # In the first round the programs are written, too.
         looking_s = (time.monotonic() - began_s) * (1 if turn else 0.5)
         _measure(search, uses, looks, ROUND_KERNELS if turn else FIRST_KERNELS)
         for key, look in looks.items():
             search.loop(*key).try_plan(look.kernels)
+        for key in uses.keys() - looks.keys():
+            keys.remove(key)
+            del outlooks_ns[key]
         total_ns = _total_ns(search, uses)
-        is_known = not any(look.unknown for look in looks.values())
+        is_known = len(looks) == len(uses) and not any(look.unknown for look in looks.values())
         is_known = is_known and before_ns is not None and total_ns is not None
         if is_known and (total_ns or 0) > (1 - QUIET) * (before_ns or 0):
             return True
         before_ns = total_ns
     return True
+
+
+def _preferred(
+    search: BlockSearch, assembly: Assembly, outlooks_ns: dict[Key, int]
+) -> Counter[Key]:
+    """Return the interfaces thought to be best, and how often; none if they don't fit together."""
+    try:
+        choice = assembly.prefer(outlooks_ns, search.estimate_ns)
+    except InfeasibleError as error:
+        logger.info("no layouts are preferred: %s", error)
+        return Counter()
+    places = enumerate(choice.interfaces)
+    return Counter((assembly.block_of[i], j) for i, j in places if j >= 0)
+
+
+def _looks(search: BlockSearch, keys: Iterable[Key]) -> dict[Key, Look]:
+    """Look at interfaces; those are left out that have no plan, as their kernels fail."""
+    found: dict[Key, Look] = {}
+    for key in keys:
+        try:
+            found[key] = search.loop(*key).look()
+        except InfeasibleError as error:
+            logger.info("block %d has no plan for its interface %d: %s", *key, error)
+    return found
 
 
 def _hurry(search: BlockSearch, uses: Counter[Key]) -> None:
@@ -105,9 +133,10 @@ def _hurry(search: BlockSearch, uses: Counter[Key]) -> None:
         left_s = search.deadline.left_s
         if left_s is None or left_s < BATCH_SECONDS:
             return
-        look = search.loop(*key).look()
-        _measure(search, uses, {key: look}, FIRST_KERNELS)
-        search.loop(*key).try_plan(look.kernels)
+        looks = _looks(search, (key,))
+        _measure(search, uses, looks, FIRST_KERNELS)
+        for look in looks.values():
+            search.loop(*key).try_plan(look.kernels)
 
 
 def _look_out(
@@ -125,6 +154,7 @@ def _look_out(
         except InfeasibleError:
             logger.info("block %d has no plan for its interface %d", *key)
             keys.remove(key)
+            outlooks_ns.pop(key, None)
 
 
 def _measure(search: BlockSearch, uses: Counter[Key], looks: dict[Key, Look], most: int) -> None:
