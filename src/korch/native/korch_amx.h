@@ -3,8 +3,9 @@
 // A float32 has 24 significant bits, a bfloat16 has 8, so x = x0 + x1 + x2 exactly, each the nearest
 // bfloat16 to what the ones before leave. Of the nine products of pieces the six largest are summed, in
 // float32: x0 y0, x0 y1, x1 y0, x1 y1, x0 y2 and x2 y0. The others are at most 2^-23 of |x y| together,
-// mostly less than the rounding of one float32 product; and as the units round once per 32 terms, a long
-// sum is nearer to the true one than a chain of float32 multiply-adds. Pieces below 2^-126 count as zero.
+// mostly less than the rounding of one float32 product; and as the units round a sum six times per 32 terms,
+// it is nearer to the true one than a chain of float32 multiply-adds. What is below 2^-126 counts as zero:
+// pieces, products and sums.
 // What is infinite, or rounds to it, has no pieces: such results are no numbers, and are computed
 // again by the vector units.
 //

@@ -141,7 +141,7 @@ struct korch_span {
 
 // Nanoseconds of one run that finds the caches as in a plan; negative if it fails. First what comes
 // from memory leaves all caches. Then each thread reads so much of its part of `other`, which is
-// larger than the shared cache, that weights and outputs are in no core's own cache. Then the threads
+// larger than the cores' own caches, that weights and outputs are in no core's own cache. Then the threads
 // write the inputs, each its part, and read as much, as the kernels before would.
 int64_t korch_time_fresh(run_function run, void* state, void* const* buffers, const korch_span* inputs,
                          int64_t count, const korch_span* cold, int64_t cold_count,
