@@ -57,6 +57,21 @@ needs_onednn = pytest.mark.skipif(
 )
 
 
+@pytest.mark.parametrize(
+    ("version", "is_apart"),
+    [
+        ("g++ (Debian 12.2.0-14) 12.2.0", False), ("Debian clang version 17.0.6 (9)", False),
+        ("Ubuntu clang version 18.1.3 (1)", True), ("clang version 21.1.0", True),
+        ("clang version 22.1.8", False),
+    ],
+)  # fmt: skip
+def test_only_some_clangs_count_vectors_of_512_bits_apart(version, is_apart, tmp_path, monkeypatch):
+    monkeypatch.setattr(compiler, "find_compiler", lambda: Compiler(("c++",), version, ()))
+    assert ("-mevex512" in Builder("avx512", tmp_path).flags) == is_apart
+    assert ("-mevex512" in Builder("amx", tmp_path).flags) == is_apart
+    assert "-mevex512" not in Builder("avx2", tmp_path).flags
+
+
 @needs_onednn
 def test_a_header_of_several_sources_is_compiled_once(fresh, tmp_path, monkeypatch):
     commands, run = [], compiler._run

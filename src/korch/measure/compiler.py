@@ -13,6 +13,7 @@ import importlib.util
 import itertools
 import logging
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -118,6 +119,15 @@ def find_compiler() -> Compiler:
     )  # fmt: skip
 
 
+def _own_flags(version: str, isa: str) -> tuple[str, ...]:
+    """Return the flags of one compiler: Clang 18 to 21 counts vectors of 512 bits apart."""
+    if "clang" not in version.lower():
+        return GCC_FLAGS
+    number = re.search(r"clang version (\d+)", version)
+    is_apart = number is not None and 18 <= int(number[1]) <= 21
+    return ("-mevex512",) if is_apart and isa in ("amx", "avx512") else ()
+
+
 class Builder:
     """Compiles and links into a cache folder."""
 
@@ -126,10 +136,7 @@ class Builder:
         self.isa = isa
         self.folder = usable_folder(cache_folder or default_cache_folder()) / "kernels"
         self.folder.mkdir(parents=True, exist_ok=True)
-        own: tuple[str, ...] = GCC_FLAGS
-        if "clang" in self.compiler.version.lower():
-            # clang 18 to 21 count vectors of 512 bits apart.
-            own = ("-mevex512",) if isa in ("amx", "avx512") else ()
+        own = _own_flags(self.compiler.version, isa)
         if isa == "amx" and not has_matrix_units():
             own = (*own, "-DKORCH_AMX_IN_SOFTWARE")
         self.flags = (*FLAGS, *own, *ISA_COMPILER_FLAGS[isa], *self.compiler.openmp)
