@@ -18,7 +18,8 @@ from korch.provider.conv import ConvProvider
 from korch.provider.conv.match import match_group
 from korch.provider.conv.provider import _run
 from korch.provider.conv.shape import shape_of
-from korch.provider.conv.split import SPLIT, split_of
+from korch.provider.conv.split import split_of
+from korch.provider.provider import SPLIT
 from korch.target import Target
 from korch.testing.kernels import check_offers, run_kernel
 

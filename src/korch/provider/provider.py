@@ -24,6 +24,9 @@ ENTRY_POINT_GROUP = "korch.providers"
 CUDA_ENTRY_POINT_GROUP = "korch.cuda_providers"
 """Those for CUDA devices."""
 
+SPLIT = "bf16x3"
+"""The variant of an offer whose matrix units multiply float32 numbers as three bfloat16 each."""
+
 
 @dataclass(frozen=True, slots=True)
 class Kernel:

@@ -14,9 +14,6 @@ from dataclasses import dataclass
 from korch.provider.conv.shape import Layer
 from korch.target import Target
 
-SPLIT = "bf16x3"
-"""The variant in which matrix units multiply, each float32 split into three bfloat16."""
-
 TILE = 16
 """Pixels of a tile; a step has as many pairs of terms, and channels come in pairs of tiles."""
 

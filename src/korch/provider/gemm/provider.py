@@ -22,7 +22,7 @@ from korch.provider.gemm.match import (
     print_finish,
 )
 from korch.provider.gemm.place import Place
-from korch.provider.provider import Kernel, named_kernel
+from korch.provider.provider import SPLIT, Kernel, named_kernel
 from korch.target import Target
 
 SCHEMA = 11
@@ -42,9 +42,6 @@ LEAST_COLUMNS = 512
 
 MOST_WASTE = 1.06
 """Rows computed per row needed, beyond which fewer rows are computed together."""
-
-SPLIT = "bf16x3"
-"""The variant in which matrix units multiply, each float32 split into three bfloat16."""
 
 TILE = 32
 """Rows and columns that the matrix units compute together, and terms of a step."""
