@@ -32,3 +32,5 @@ def test_the_environment_forces_a_set(with_units, monkeypatch):
     monkeypatch.setenv("KORCH_ISA", "amx")
     assert detect_target(2, "").isa == "amx"
     assert detect_target(2, "", matrix_units=False).isa == "avx512"
+    monkeypatch.setattr(module, "has_matrix_units", lambda: False)
+    assert detect_target(2, "").isa == "avx512"

@@ -87,10 +87,8 @@ def detect_target(
     usable = (isa for isa in fitting if isa != "amx" or (matrix_units and has_matrix_units()))
     best = next(usable, "generic")
     isa = os.environ.get("KORCH_ISA", best)
-    if isa not in LANES:
-        isa = best
-    if isa == "amx" and not matrix_units:
-        isa = "avx512"
+    if isa not in LANES or (isa == "amx" and best != "amx"):
+        isa = best  # without the units kernels would imitate them
     return Target(
         cpu=model, isa=isa, lanes=LANES[isa], threads=threads,
         l1_bytes=_cache_bytes(1, 32 << 10), l2_bytes=_cache_bytes(2, 1 << 20),

@@ -17,6 +17,7 @@
 #include <string.h>
 #if defined(__linux__) && defined(__x86_64__) && !defined(KORCH_AMX_IN_SOFTWARE)
 #define KORCH_AMX_IN_HARDWARE
+#include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -83,7 +84,10 @@ KORCH_INLINE void end() {}
 // Whether the system lets this process use the units, which it must be asked for.
 inline bool is_ready() {
   constexpr long ASK = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  static const bool ready = syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
+  constexpr unsigned BFLOAT16 = 1u << 22;  // of EDX of leaf 7: a machine may show tiles and hide this
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  static const bool ready =
+      __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & BFLOAT16) && syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
   return ready;
 }
 
