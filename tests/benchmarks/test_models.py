@@ -166,12 +166,10 @@ def test_the_papers_models_have_the_published_size_and_split_wholly(name):
     assert flop / 1e9 == pytest.approx(giga, rel=0.06)
 
 
-@pytest.mark.parametrize(
-    "name", ["tiny_efficientvit", "tiny_yolox", "tiny_yolov4", "tiny_segformer"]
-)
+@pytest.mark.parametrize("name", ["tiny_efficientvit", "tiny_yolox", "tiny_segformer"])
 def test_tiny_models_run_as_they_do_elsewhere(name, cache_folder):
     model = build(name)
-    executable = optimize(model, measure=False, cache_folder=cache_folder)
+    executable = optimize(model, measure=False, cache_folder=cache_folder, baselines=False)
     x, expected = _run(model)
     found = executable(x)[0]
     assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
