@@ -27,7 +27,7 @@ build/candy.onnx: $(STAMP) benchmarks/models/candy.py benchmarks/models/writer.p
 # Optimize a real model, check it, compare it, explain it.
 demo: build/candy.onnx
 	@printf '\n== The model, optimized for this machine and checked (build/candy.korch)\n\n'
-	@$(BIN)/korch optimize build/candy.onnx -o build/candy.korch
+	@$(BIN)/korch optimize build/candy.onnx -o build/candy.korch --budget 100
 	@printf '\n== Against other engines, in one interleaved run\n\n'
 	@$(BIN)/korch bench build/candy.korch --against onnxruntime,openvino
 	@printf '\n== Why it is as fast as it is\n\n'
