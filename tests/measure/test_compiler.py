@@ -86,6 +86,19 @@ def test_a_header_of_several_sources_is_compiled_once(fresh, tmp_path, monkeypat
 
 
 @needs_onednn
+def test_a_source_may_include_the_compiled_header_twice_or_late(fresh):
+    twice = "\n".join((WITH_HEADER, OTHER_WITH_HEADER))
+    late = "#include <vector>\n" + WITH_HEADER
+    found = fresh.compile([WITH_HEADER, twice, late])
+    assert all(isinstance(path, Path) for path in found), found
+    (header,) = fresh.folder.glob("include-*/*.h")
+    header.write_text("#error damaged")
+    again = Builder("generic", fresh.folder.parent)
+    found = again.compile([WITH_HEADER + "\n", twice + "\n"])
+    assert all(isinstance(path, Path) for path in found), found
+
+
+@needs_onednn
 def test_one_source_is_compiled_without_the_header_and_so_are_all_if_it_fails(fresh, monkeypatch):
     run = compiler._run
 

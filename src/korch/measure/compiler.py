@@ -200,7 +200,8 @@ class Builder:
     def _precompile(self) -> list[str]:
         """Compile the header that takes longer than what includes it; return where it lies.
 
-        Each of the sources would take twice as long without it. Only GCC finds it by itself.
+        Each of the sources would take twice as long without it. Only GCC finds it by itself. The
+        header lies beside it: a source that includes it twice, or after another, opens that.
         """
         headers = find_headers("dnnl.h")
         if headers is None or "clang" in self.compiler.version.lower():
@@ -208,11 +209,15 @@ class Builder:
         folder = self.folder / f"include-{self._salt[:16]}"
 
         def make(temporary: Path) -> None:
-            _run([*self.compiler.command, *self.flags, f"-I{headers}", "-x", "c++-header",
-                  str(NATIVE_FOLDER / ONEDNN_HEADER), "-o", str(temporary)])  # fmt: skip
+            _run([*self.compiler.command, *self.flags, f"-I{NATIVE_FOLDER}", f"-I{headers}",
+                  "-x", "c++-header", str(header), "-o", str(temporary)])  # fmt: skip
 
+        header = folder / ONEDNN_HEADER
         try:
             folder.mkdir(exist_ok=True)
+            text = (NATIVE_FOLDER / ONEDNN_HEADER).read_text()
+            if not header.exists() or header.read_text() != text:
+                _write_atomically(header, text)
             self._cached(folder / f"{ONEDNN_HEADER}.gch", make)
         except (OSError, CompileError) as error:
             logger.info("no header is precompiled: %s", error)
