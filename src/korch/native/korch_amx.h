@@ -111,31 +111,32 @@ KORCH_INLINE Bits upper(Floats x, int piece) {
   return ((Bits)x + (piece < 2 ? HALF : 0)) & MOST;
 }
 
-// Write the three pieces of two vectors whose lanes are pairs of terms, a tile apart from each other.
-KORCH_INLINE void split(Floats low, Floats high, uint16_t* to, long tile) {
+// Write the three pieces of two vectors, joined to lines of 32 that are a tile apart from each other.
+template <class Join>
+KORCH_INLINE void split(Floats low, Floats high, uint16_t* to, long tile, Join join) {
 #pragma GCC unroll 3
   for (int i = 0; i < 3; ++i) {
     const Bits a = upper(low, i), b = upper(high, i);
-    const Bits both = (a >> 16) | b;
+    const Bits both = join(a, b);
     memcpy(to + i * tile, &both, sizeof(both));
     low -= (Floats)a;
     high -= (Floats)b;
   }
 }
 
-// The same of 32 terms that are neighbours, each paired with the next.
+// Lanes are pairs of terms.
+KORCH_INLINE void split(Floats low, Floats high, uint16_t* to, long tile) {
+  split(low, high, to, tile, [](Bits a, Bits b) __attribute__((always_inline)) { return (a >> 16) | b; });
+}
+
+// 32 terms that are neighbours, each paired with the next.
 template <int... I>
 KORCH_INLINE void split_line(const float* from, uint16_t* to, long tile, korch::Lanes<I...>) {
   typedef korch::Vec<uint16_t, 32> Halves;
-  Floats low = korch::load<float, 16>(from), high = korch::load<float, 16>(from + 16);
-#pragma GCC unroll 3
-  for (int i = 0; i < 3; ++i) {
-    const Bits a = upper(low, i), b = upper(high, i);
-    const Halves both = __builtin_shufflevector((Halves)a, (Halves)b, (2 * I + 1)...);
-    memcpy(to + i * tile, &both, sizeof(both));
-    low -= (Floats)a;
-    high -= (Floats)b;
-  }
+  split(korch::load<float, 16>(from), korch::load<float, 16>(from + 16), to, tile,
+        [](Bits a, Bits b) __attribute__((always_inline)) {
+          return (Bits)__builtin_shufflevector((Halves)a, (Halves)b, (2 * I + 1)...);
+        });
 }
 
 // The pieces of a block of 32 rows whose terms are neighbours, or of a strip of 32 columns, as
@@ -195,11 +196,14 @@ KORCH_INLINE void split_some(Splitter& s, long count) {
 }
 
 KORCH_INLINE Splitter splitter(const float* from, long stride, long rows, long terms, uint16_t* to) {
-  return {from, stride, rows, terms, to, 0, (terms + TERMS - 1) / TERMS * static_cast<long>(PARTS), 0};
+  return {from, stride, rows, terms, to, 0, korch::blocks(terms, TERMS) * static_cast<long>(PARTS), 0};
 }
 
-// How many parts go beside four products of tiles if `blocks` are multiplied meanwhile.
-KORCH_INLINE long parts_beside(long blocks) { return (PARTS + 6 * blocks - 1) / (6 * blocks); }
+// Fours of products of tiles in a step: a block of rows and a strip of columns, six pairs of pieces.
+inline constexpr long TURNS = 6;
+
+// How many parts go beside four products of tiles if `count` blocks are multiplied meanwhile.
+KORCH_INLINE long parts_beside(long count) { return korch::blocks(PARTS, TURNS * count); }
 
 template <bool IS_ROWS>
 inline void split_all(Splitter s) {
@@ -216,7 +220,7 @@ struct Block {
 };
 
 // Add the products of 16 R rows and 32 columns to sums[16 R][32], or set them. `beside` is called
-// where vector units may do something else, once for four products of tiles.
+// where vector units may do something else, TURNS times a step.
 template <int R, class Rows, class Beside>
 KORCH_INLINE void multiply_tiles(const Rows rows, const uint16_t* b, long steps, float* sums, bool adds, Beside beside) {
   if (adds) {

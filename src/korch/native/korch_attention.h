@@ -41,7 +41,7 @@ struct Values {
   static constexpr long W = K::W, NV = K::NE, N = K::E, DEPTH = K::N, B_ROW = K::V_ROW, B_COLUMN = K::V_COLUMN;
 };
 
-constexpr long up(long n, long step) { return (n + step - 1) / step * step; }
+constexpr long up(long n, long step) { return korch::blocks(n, step) * step; }
 template <class K>
 inline constexpr long WIDTH = up(K::N < K::KEYS ? K::N : K::KEYS, NK * K::W);  // of a row of scores
 template <class K>
@@ -98,7 +98,7 @@ __attribute__((noinline)) void scores(void* const* buffers, const float* q, cons
 // combined: `parts` has a vector of W for each row.
 template <class K>
 struct Rows {
-  static constexpr long G = (K::ROWS + K::W - 1) / K::W;
+  static constexpr long G = korch::blocks(K::ROWS, K::W);
   alignas(64) float parts[G * K::W * K::W];
   alignas(64) float base[G * K::W];    // what is subtracted from the scores: their maximum so far
   alignas(64) float factor[G * K::W];  // by what the results so far are to be multiplied

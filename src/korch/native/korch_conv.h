@@ -43,6 +43,7 @@ extern "C" int omp_get_thread_num(void);
 
 namespace korch_conv {
 
+using korch::blocks;
 using korch::load;
 using korch::smaller;
 using korch::splat;
@@ -90,7 +91,6 @@ struct Task {
 
 constexpr long larger(long a, long b) { return a < b ? b : a; }
 constexpr long least(long a, long b) { return a < b ? a : b; }
-constexpr long blocks(long channels, long lanes) { return (channels + lanes - 1) / lanes; }
 
 template <class K, int L>
 KORCH_INLINE long first_channel(const Task& t) {
@@ -354,7 +354,7 @@ KORCH_INLINE void depthwise_row(const Task& t, long y, long channel) {
   typedef Layer<K, L> A;
   // Pixels whose window is inside of a row; all of them in a ring, which has zeros beside its rows.
   constexpr long BEFORE = Source<K, L>::BEFORE, REACH = (A::KW - 1) * A::DW + 1;
-  constexpr long FIRST = L > 0 ? 0 : least(A::OUT_WIDTH, (BEFORE + A::SW - 1) / A::SW);
+  constexpr long FIRST = L > 0 ? 0 : least(A::OUT_WIDTH, blocks(BEFORE, A::SW));
   constexpr long FIT = A::WIDTH + BEFORE < REACH ? 0 : (A::WIDTH + BEFORE - REACH) / A::SW + 1;
   constexpr long END = L > 0 ? A::OUT_WIDTH : larger(FIRST, least(A::OUT_WIDTH, FIT));
   constexpr int TAIL = (END - FIRST) % A::ROWS;
@@ -446,7 +446,7 @@ template <class K>
 inline int run(void* const* buffers, const float* x, float* workspace) {
   constexpr int END = LAST_LAYER<K>;
   typedef Layer<K, END> A;
-  constexpr long UNITS = (A::N + K::UNIT - 1) / K::UNIT;
+  constexpr long UNITS = blocks(A::N, K::UNIT);
 #pragma omp parallel for num_threads(K::THREADS) schedule(static) if (K::THREADS > 1)
   for (long task = 0; task < K::IMAGES * K::CHUNKS * K::PARTS; ++task) {
     const long part = task % K::PARTS, chunk = task / K::PARTS % K::CHUNKS;

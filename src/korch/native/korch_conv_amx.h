@@ -30,6 +30,7 @@ namespace korch_conv {
 
 using korch_amx::EDGE;
 using korch_amx::TERMS;
+using korch_amx::TURNS;
 
 inline constexpr long PIXELS = 2 * EDGE, CHANNELS = 2 * EDGE;  // of a block of sums
 
@@ -196,9 +197,8 @@ struct Rows {
     }
   }
   KORCH_ALONE void make_all() { make(runs * INNER * S::WIDTH); }
-  KORCH_INLINE void pace(long blocks) {
-    const long calls = blocks * P::UNITS * 6;
-    each = (runs * INNER * S::WIDTH + calls - 1) / calls;
+  KORCH_INLINE void pace(long count) {
+    each = blocks(runs * INNER * S::WIDTH, count * P::UNITS * TURNS);
   }
 };
 
@@ -236,9 +236,8 @@ struct Columns {
     unit = u, part = p, to = place;
   }
   KORCH_ALONE void make_all() { make((end - unit) * EDGE); }
-  KORCH_INLINE void pace(long blocks, long units) {
-    const long calls = blocks * units * 6;
-    each = ((end - unit) * EDGE + calls - 1) / calls;
+  KORCH_INLINE void pace(long count, long units) {
+    each = blocks((end - unit) * EDGE, count * units * TURNS);
   }
 };
 
@@ -286,7 +285,7 @@ struct Pending {
   // `count` pixels from number q on of the block of rows that begins at row `first`.
   KORCH_INLINE void set(const float* from, long first, long q, long count, long of, long calls) {
     sums = from, y = first + q / P::ACROSS, x = q % P::ACROSS, left = count, strip = of;
-    each = (PIXELS + calls - 1) / calls;
+    each = blocks(PIXELS, calls);
   }
   KORCH_INLINE void finish(const Task& t, long count) {
     const float* own = sums;
@@ -359,7 +358,7 @@ inline void pass_rows(const Task& t, long y, long last) {
           const long pixels = smaller(PIXELS, all - q);
           float* const own = sums[turn++ % 2];
           multiply<K, S>(t, rows + q * TERMS, 0, strips + s * P::STRIP, P::UNITS, pixels, own, false, next, pending);
-          pending.set(own, from, q, pixels, strip + s, P::UNITS * 6);
+          pending.set(own, from, q, pixels, strip + s, P::UNITS * TURNS);
         }
       next.make_all();
       uint16_t* const done = rows;
@@ -394,7 +393,7 @@ inline void pass_strips(const Task& t, const uint16_t* rows, long from, long las
         float* const sums = KEEPS_SUMS ? kept + q * CHANNELS : lone[turn++ % 2];
         const long pixels = smaller(PIXELS, all - q);
         multiply<K, S>(t, rows + q * TERMS, unit, columns, units, pixels, sums, unit > 0, next, pending);
-        if (is_done) pending.set(sums, from, q, pixels, strip, units * 6);
+        if (is_done) pending.set(sums, from, q, pixels, strip, units * TURNS);
       }
       next.make_all();
       uint16_t* const done = columns;

@@ -12,15 +12,16 @@
 
 namespace korch_gemm {
 
+using korch::blocks;
+
 inline constexpr long TOGETHER = 2 * korch_amx::EDGE, SUMS = TOGETHER * TOGETHER;
-constexpr long ceil_of(long n, long unit) { return (n + unit - 1) / unit; }
 
 template <class K>
 struct Room {
   static constexpr bool IS_SHARED = K::PARTS > 1 && K::GROUP == 0;
-  static constexpr long STEPS = ceil_of(K::CHUNK, korch_amx::TERMS), ALL_STEPS = ceil_of(K::DEPTH, korch_amx::TERMS);
-  static constexpr long BLOCKS = ceil_of(K::BLOCK, TOGETHER), ALL_BLOCKS = ceil_of(K::M, TOGETHER);
-  static constexpr long STRIPS = ceil_of(K::N, COLUMNS<K> * K::PARTS) + 1;
+  static constexpr long STEPS = blocks(K::CHUNK, korch_amx::TERMS), ALL_STEPS = blocks(K::DEPTH, korch_amx::TERMS);
+  static constexpr long BLOCKS = blocks(K::BLOCK, TOGETHER), ALL_BLOCKS = blocks(K::M, TOGETHER);
+  static constexpr long STRIPS = blocks(K::N, COLUMNS<K> * K::PARTS) + 1;
   static constexpr long PIECES = STEPS * korch_amx::STEP, ALL_PIECES = ALL_STEPS * korch_amx::STEP;
   static constexpr bool KEEPS_SUMS = K::CHUNK < K::DEPTH;
   // In floats, each of which has room for two numbers of a piece.
@@ -76,7 +77,7 @@ template <class K, int R, bool IS_ROWS>
 __attribute__((noinline)) void multiply(void* const* buffers, const Task& t, float* packed, const uint16_t* a,
                                         const uint16_t* b, long steps, float* to, bool adds, korch_amx::Splitter& next,
                                         Sums& before) {
-  const long each = ceil_of(TOGETHER, 6 * steps);
+  const long each = blocks(TOGETHER, korch_amx::TURNS * steps);
   korch_amx::multiply_tiles<R>(korch_amx::Block{a}, b, steps, to, adds, [&]() __attribute__((always_inline)) {
     korch_amx::split_some<IS_ROWS>(next, next.each);
     if (before.m < before.end) finish_rows<K>(buffers, t, packed, before, each);
@@ -94,13 +95,13 @@ KORCH_INLINE void multiply(void* const* buffers, const Task& t, float* packed, l
 template <class K>
 inline void pass_columns(void* const* buffers, const Task& t, const Own<K>& own, const uint16_t* shared) {
   typedef Room<K> R;
-  const long blocks = ceil_of(t.end - t.begin, TOGETHER);
+  const long count = blocks(t.end - t.begin, TOGETHER);
   alignas(64) float lone[2][SUMS];
   Sums before;
   for (long k = 0; k < K::DEPTH; k += K::CHUNK) {
-    const long terms = korch::smaller(K::CHUNK, K::DEPTH - k), steps = ceil_of(terms, korch_amx::TERMS);
+    const long terms = korch::smaller(K::CHUNK, K::DEPTH - k), steps = blocks(terms, korch_amx::TERMS);
     if constexpr (!R::IS_SHARED)
-      for (long r = 0; r < blocks; ++r)
+      for (long r = 0; r < count; ++r)
         korch_amx::split_all<true>(rows_to_split<K>(t.a, t.begin + r * TOGETHER, k, terms, own.left + r * R::PIECES));
     const auto columns = [&](long s) {
       const Strip strip = find_strip<K>(t.b, s * COLUMNS<K>, own.packed + (1 + s % 2) * (R::PACKED / 3));
@@ -111,11 +112,11 @@ inline void pass_columns(void* const* buffers, const Task& t, const Own<K>& own,
       korch_amx::Splitter next{};
       if (s + 1 < t.last) {
         next = columns(s + 1);
-        next.each = korch_amx::parts_beside(blocks);
+        next.each = korch_amx::parts_beside(count);
       }
-      for (long r = 0; r < blocks; ++r) {
+      for (long r = 0; r < count; ++r) {
         const long m = t.begin + r * TOGETHER, end = korch::smaller(m + TOGETHER, t.end);
-        float* const sums = R::KEEPS_SUMS ? own.sums + ((s - t.first) * R::BLOCKS + r) * SUMS : lone[(s * blocks + r) % 2];
+        float* const sums = R::KEEPS_SUMS ? own.sums + ((s - t.first) * R::BLOCKS + r) * SUMS : lone[(s * count + r) % 2];
         const uint16_t* const left =
             R::IS_SHARED ? shared + m / TOGETHER * R::ALL_PIECES + k / korch_amx::TERMS * korch_amx::STEP
                          : own.left + r * R::PIECES;

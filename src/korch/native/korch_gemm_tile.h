@@ -161,14 +161,14 @@ struct Task {
 
 template <class K>
 KORCH_INLINE Task task_of(long task, const float* a, const float* b) {
-  constexpr long BLOCKS = (K::M + K::BLOCK - 1) / K::BLOCK;
-  constexpr long STRIPS = (K::N + COLUMNS<K> - 1) / COLUMNS<K>;
+  constexpr long BLOCKS = korch::blocks(K::M, K::BLOCK);
+  constexpr long STRIPS = korch::blocks(K::N, COLUMNS<K>);
   const long block = task % BLOCKS, rest = task / BLOCKS;
   const long i = rest % K::BATCH, part = rest / K::BATCH;
   return {i, block * K::BLOCK, korch::smaller((block + 1) * K::BLOCK, K::M), STRIPS * part / K::PARTS,
           STRIPS * (part + 1) / K::PARTS, a + K::a(i), b + K::b(i)};
 }
 template <class K>
-inline constexpr long TASKS = K::BATCH * ((K::M + K::BLOCK - 1) / K::BLOCK) * K::PARTS;
+inline constexpr long TASKS = K::BATCH * korch::blocks(K::M, K::BLOCK) * K::PARTS;
 
 }  // namespace korch_gemm

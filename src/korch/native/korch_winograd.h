@@ -159,7 +159,7 @@ template <class K>
 KORCH_INLINE void finish_block(void* const* buffers, const float* weights, const float* v, float* m,
                                long block, long first, long count) {
   const float* u = weights + block * POINTS<K> * K::C * BLOCK<K>;
-  const long used = (count + K::ROWS - 1) / K::ROWS * K::ROWS;
+  const long used = korch::blocks(count, K::ROWS) * K::ROWS;
   constexpr int LINES = BLOCK<K> < 16 ? 1 : BLOCK<K> / 16;
   constexpr int AT_ONCE = K::GROUP > K::ROWS ? 1 : LINES;
   for (int p = 0; p < POINTS<K>; ++p) {
@@ -181,7 +181,7 @@ KORCH_INLINE void finish_block(void* const* buffers, const float* weights, const
 template <class K>
 inline int run(void* const* buffers, const float* x, const float* weights, float* workspace) {
   constexpr long V_SIZE = POINTS<K> * K::V_STEP, M_SIZE = POINTS<K> * K::M_STEP;
-  constexpr long GROUPS = (K::TILES + K::GROUP - 1) / K::GROUP;
+  constexpr long GROUPS = korch::blocks(K::TILES, K::GROUP);
   constexpr long BLOCKS = K::O / BLOCK<K>, DEPTH = K::C / K::W;
 #pragma omp parallel num_threads(K::THREADS)
   {

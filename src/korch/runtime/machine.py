@@ -12,17 +12,9 @@ from pathlib import Path
 from korch.errors import ArtifactError
 
 _AVX512 = (
-    "avx2",
-    "avx512bw",
-    "avx512cd",
-    "avx512dq",
-    "avx512f",
-    "avx512vl",
-    "bmi1",
-    "bmi2",
-    "f16c",
+    "avx2", "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl", "bmi1", "bmi2", "f16c",
     "fma",
-)
+)  # fmt: skip
 
 REQUIRED_FLAGS: dict[str, tuple[str, ...]] = {
     "amx": _AVX512,  # kernels ask for the matrix units when they run, and do without them

@@ -43,7 +43,7 @@ LEAST_COLUMNS = 512
 MOST_WASTE = 1.06
 """Rows computed per row needed, beyond which fewer rows are computed together."""
 
-TILE = 32
+TOGETHER = 32
 """Rows and columns that the matrix units compute together, and terms of a step."""
 
 SPLIT_CACHE_SHARE = 0.5
@@ -78,19 +78,19 @@ class Blocking:
     def split(batch: int, m: int, n: int, terms: int, target: Target) -> Blocking:
         """Choose the sizes for matrix units: whole tiles, and terms that go together."""
         teams = max(1, target.threads // math.gcd(batch, target.threads))
-        strips, vectors = -(-n // TILE), TILE // target.lanes
+        strips, vectors = -(-n // TOGETHER), TOGETHER // target.lanes
         room = SPLIT_CACHE_SHARE * target.l2_bytes
-        fitting = int(room / (PIECES_BYTES * TILE * -(-terms // TILE) * TILE))
+        fitting = int(room / (PIECES_BYTES * TOGETHER * -(-terms // TOGETHER) * TOGETHER))
         if m >= teams * SPLIT_ROWS // 2 and fitting >= min(strips, LEAST_GROUP):
-            block = min(m, -(-m // (teams * TILE)) * TILE)
+            block = min(m, -(-m // (teams * TOGETHER)) * TOGETHER)
             group = -(-strips // -(-strips // fitting))
             return Blocking(vectors, 8, block, 1, terms, group)
         blocks, parts = (1, teams) if strips >= teams else (teams, 1)
         blocks *= max(1, round(m / (blocks * SPLIT_ROWS)))
-        block = min(m, -(-m // (blocks * TILE)) * TILE)
-        steps = int(room / (PIECES_BYTES * -(-block // TILE) * TILE * TILE))
-        chunks = -(-terms // (max(8, steps) * TILE))
-        chunk = -(-terms // (chunks * TILE)) * TILE
+        block = min(m, -(-m // (blocks * TOGETHER)) * TOGETHER)
+        steps = int(room / (PIECES_BYTES * -(-block // TOGETHER) * TOGETHER * TOGETHER))
+        chunks = -(-terms // (max(8, steps) * TOGETHER))
+        chunk = -(-terms // (chunks * TOGETHER)) * TOGETHER
         return Blocking(vectors, 8, block, parts, min(chunk, terms))
 
     @staticmethod
@@ -202,7 +202,7 @@ class GemmProvider:
 def _can_split(group: Group, found: Match, target: Target) -> bool:
     """Return whether matrix units may pay: where tiles of results are mostly full."""
     _, m, n, terms = _sizes(group, found)
-    return target.isa == "amx" and m > TILE // 2 and n > TILE // 2 and terms >= TILE // 2
+    return target.isa == "amx" and min(m - 1, n - 1, terms) >= TOGETHER // 2
 
 
 def _layouts(group: Group, found: Match, target: Target) -> Iterator[Layouts]:
@@ -259,10 +259,8 @@ def _make_plan(
         "BATCH": batch, "M": m, "N": n, "DEPTH": terms, "W": target.lanes,
         "NV": blocking.vectors, "ROWS": blocking.rows, "BLOCK": blocking.block,
         "PARTS": blocking.parts, "THREADS": target.threads, "A_STEP": a.row_step,
-        "PACKS_A": int(packs_a),
-        "B_STEP": b.row_step or 0 if is_direct else 0,
-        "SPLITS": int(is_split), "CHUNK": blocking.chunk,
-        "GROUP": blocking.group,
+        "PACKS_A": int(packs_a), "B_STEP": b.row_step or 0 if is_direct else 0,
+        "SPLITS": int(is_split), "CHUNK": blocking.chunk, "GROUP": blocking.group,
         "B_ROW": b.row_step or 0 if must_pack else 0, "B_COLUMN": b.step or 0 if must_pack else 0,
     }  # fmt: skip
     floats = target.threads * terms * columns if must_pack else 0
@@ -277,13 +275,13 @@ def _split_floats(numbers: dict[str, int], must_pack: bool) -> int:
     m, n, depth, block, chunk, parts, group = (
         numbers[name] for name in ("M", "N", "DEPTH", "BLOCK", "CHUNK", "PARTS", "GROUP")
     )
-    step = PIECES_BYTES * TILE * TILE // 4  # of 32 terms of 32 rows or columns
-    pieces, blocks = -(-chunk // TILE) * step, -(-block // TILE)
+    step = PIECES_BYTES * TOGETHER * TOGETHER // 4  # of 32 terms of 32 rows or columns
+    pieces, blocks = -(-chunk // TOGETHER) * step, -(-block // TOGETHER)
     is_shared = parts > 1 and group == 0
-    own = 3 * depth * TILE if must_pack else 0
+    own = 3 * depth * TOGETHER if must_pack else 0
     own += (group or 2) * pieces + (0 if is_shared else (2 if group else blocks) * pieces)
-    own += blocks * (-(-n // (TILE * parts)) + 1) * TILE * TILE if chunk < depth else 0
-    shared = numbers["BATCH"] * -(-m // TILE) * -(-depth // TILE) * step if is_shared else 0
+    own += blocks * (-(-n // (TOGETHER * parts)) + 1) * TOGETHER * TOGETHER if chunk < depth else 0
+    shared = numbers["BATCH"] * -(-m // TOGETHER) * -(-depth // TOGETHER) * step if is_shared else 0
     return numbers["THREADS"] * own + shared
 
 
