@@ -56,6 +56,15 @@ def test_without_baselines_one_plan_is_built(cache_folder: Path, network) -> Non
     assert len(alone["contest"]) == 1 < len(executable.report["contest"])
 
 
+def test_other_groupings_of_each_kernels_primitives_are_told(cache_folder: Path) -> None:
+    few = {"threads": 1, "max_primitives": 4, "side_by_side": False}
+    report = korch.optimize(build("mlp"), cache_folder=cache_folder, **few).report
+    assert len(report["groupings"]) == report["kernels"]
+    for number, rows in enumerate(report["groupings"]):
+        assert all(number in row["instead"] for row in rows)
+    assert any(report["groupings"])
+
+
 def test_a_plan_beyond_the_tolerance_is_rejected(cache_folder: Path) -> None:
     model = build("conv_bn_relu", size=16, channels=(16, 16))
     loose = korch.optimize(model, cache_folder=cache_folder, **QUICK).report

@@ -46,7 +46,7 @@ def test_the_first_interrupt_stops_and_the_second_raises() -> None:
 
 def test_an_interrupted_search_builds_its_best_plan(tmp_path: Path) -> None:
     model = tmp_path / "m.onnx"
-    model.write_bytes(build("tiny_segformer").SerializeToString())
+    model.write_bytes(build("tiny_transformer").SerializeToString())
     output = tmp_path / "m.korch"
     command = [sys.executable, "-m", "korch.cli", "--verbose", "optimize", str(model), "-o",
                str(output), "--json", "--on-interrupt", "keep", "--no-baselines",

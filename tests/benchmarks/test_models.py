@@ -166,10 +166,13 @@ def test_the_papers_models_have_the_published_size_and_split_wholly(name):
     assert flop / 1e9 == pytest.approx(giga, rel=0.06)
 
 
-@pytest.mark.parametrize("name", ["tiny_efficientvit", "tiny_yolox", "tiny_segformer"])
+@pytest.mark.parametrize(
+    "name", ["tiny_efficientvit", "tiny_yolox", "tiny_yolov4", "tiny_segformer"]
+)
 def test_tiny_models_run_as_they_do_elsewhere(name, cache_folder):
     model = build(name)
-    executable = optimize(model, measure=False, cache_folder=cache_folder, baselines=False)
+    executable = optimize(model, measure=False, cache_folder=cache_folder, baselines=False,
+                          max_primitives=6)  # fmt: skip
     x, expected = _run(model)
     found = executable(x)[0]
     assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()

@@ -45,7 +45,7 @@ def test_operators_that_are_kept_whole_run_in_the_middle_of_a_model(cache_folder
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
     onnx.checker.check_model(model)
-    executable = korch.optimize(model, cache_folder=cache_folder)
+    executable = korch.optimize(model, cache_folder=cache_folder, budget=4, max_primitives=6)
     rng = np.random.default_rng(3)
     feeds = {
         "x": rng.standard_normal((4, 12)).astype(np.float32),

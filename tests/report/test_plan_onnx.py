@@ -29,11 +29,12 @@ def run(model: onnx.ModelProto, feeds):
     return session.run(None, feeds)
 
 
-@pytest.mark.parametrize("name", ["tiny_candy", "tiny_transformer"])
+@pytest.mark.parametrize("name", ["tiny_candy", "tiny_segformer", "tiny_yolox", "tiny_transformer"])
 def test_onnxruntime_runs_the_plan_and_agrees(name, cache_folder):
     executable = korch.optimize(
-        build(name), measure=False, cache_folder=cache_folder, baselines=False
-    )
+        build(name), measure=name == "tiny_candy", budget=4, max_primitives=6, baselines=False,
+        cache_folder=cache_folder,
+    )  # fmt: skip
     model = plan_model(executable.plan, executable.artifact.weights.array)
     assert len(model.functions) == len(executable.plan.steps)
     facts = metadata(model)["kernel_0"]
