@@ -30,6 +30,11 @@ class Deadline:
         limits = [limit for limit in (self.at_s, at_s) if limit is not None]
         return Deadline(min(limits, default=None), self._told)
 
+    def less(self, share: float) -> Deadline:
+        """Return a deadline that leaves a share of the time that is left, stopped with this one."""
+        left_s = self.left_s
+        return self.until(None if left_s is None else time.monotonic() + (1 - share) * left_s)
+
     def grace(self, seconds: float) -> Deadline:
         """Return a deadline some seconds from now, whatever this one's, that is stopped with it."""
         return Deadline(time.monotonic() + seconds, self._told)

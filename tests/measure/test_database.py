@@ -3,13 +3,14 @@
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from korch.measure.database import SCHEMA_VERSION, Database
-from korch.measure.record import Failed, Measured, from_text, summarize, to_text
+from korch.measure.record import Failed, Measured, confirmed, from_text, summarize, to_text
 
 SLOW = Measured(1200, 0.25, (1200, 1300, 1500))
 BROKEN = Failed("crashed", "the process ended by SIGSEGV")
@@ -50,6 +51,14 @@ def test_a_summary_is_a_low_quantile_that_keeps_the_spread():
     found = summarize([100, 110, 120, 130, 900])
     assert found == Measured(110, round((900 - 110) / 120, 4), (100, 110, 120, 130, 900))
     assert summarize([0]).time_ns == 1
+
+
+def test_of_two_measurements_the_longer_counts_and_a_failure_more():
+    quick = Measured(1000, 0.1, (1000,))
+    for first, again in ((quick, SLOW), (SLOW, quick)):
+        assert confirmed(first, again) == replace(SLOW, is_confirmed=True)
+    assert confirmed(quick, BROKEN) == BROKEN
+    assert confirmed(quick, Failed("killed", "")) == replace(quick, is_confirmed=True)
 
 
 def test_what_is_put_comes_back_also_after_reopening(database, tmp_path):

@@ -16,7 +16,7 @@ from korch.errors import InfeasibleError
 from korch.measure.record import Failed, Measured
 from korch.options import Options
 from korch.orchestrate.instance import collect_candidates, make_problem
-from korch.orchestrate.lazy import LazyLoop
+from korch.orchestrate.lazy import LazyLoop, confirm
 from korch.orchestrate.problem import Status
 from korch.orchestrate.recall import Solved, keep_solved, recall_solved
 from korch.orchestrate.solve import solve
@@ -189,6 +189,59 @@ def test_the_last_round_tells_the_best_plan_of_what_is_measured(seed: int, most:
     whole = make_problem(graph, measured, lambda c: (meter.true[c.key], True))
     assert found.certificate.objective_ns == solve(whole, seconds=20.0).certificate.objective_ns
     assert found.rounds[-1].incumbent_ns == found.certificate.objective_ns
+
+
+class Hopeful(ScriptedMeter):
+    """What is timed once seems quicker than it is."""
+
+    def __init__(self, candidates: Sequence[Candidate], seed: int) -> None:
+        super().__init__(candidates, seed)
+        rng = random.Random(seed)
+        self.first = {key: rng.randint(self.bounds[key], self.true[key]) for key in self.true}
+        self.again: set[str] = set()
+
+    def known(self, candidate: Candidate) -> Measured | Failed | None:
+        key = candidate.key
+        if key in self.again:
+            return Measured(self.true[key], 0.0, (), is_confirmed=True)
+        return Measured(self.first[key], 0.0, ()) if key in self.asked else None
+
+    def measure(self, candidates: Sequence[Candidate]) -> list[Measured | Failed]:
+        self.asked += [c.key for c in candidates]
+        return [Measured(self.first[c.key], 0.0, ()) for c in candidates]
+
+    def confirm(self, candidates: Sequence[Candidate]) -> list[Measured | Failed]:
+        self.again |= {c.key for c in candidates}
+        return [Measured(self.true[c.key], 0.0, (), is_confirmed=True) for c in candidates]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_confirming_until_nothing_is_left_finds_the_optimum_that_luck_had_hidden(seed: int) -> None:
+    graph, candidates = instance(seed)
+    meter = Hopeful(candidates, seed)
+    loop = LazyLoop(graph, candidates, meter, EXACT)
+    first = found = loop.run()
+    turns = 0
+    while confirm(meter, found.steps, lambda: False):
+        loop.revise(found)
+        found = loop.prove()
+        turns += 1
+    assert turns > 0
+    assert all(step.key in meter.again for step in found.steps)
+    assert found.certificate.objective_ns == sum(meter.true[step.key] for step in found.steps)
+    assert found.certificate.objective_ns <= sum(meter.true[step.key] for step in first.steps)
+    usable = make_problem(graph, candidates, lambda c: (meter.true[c.key], True))
+    best_ns = solve(usable, seconds=20.0).certificate.objective_ns
+    assert found.certificate.objective_ns == best_ns
+    assert found.certificate.status is Status.OPTIMAL
+
+
+def test_nothing_is_timed_again_without_time() -> None:
+    graph, candidates = instance(1)
+    meter = Hopeful(candidates, 1)
+    found = LazyLoop(graph, candidates, meter, EXACT).run()
+    assert not confirm(meter, found.steps, lambda: True)
+    assert not meter.again
 
 
 class Facts(ScriptedMeter):

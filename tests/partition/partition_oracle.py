@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -97,6 +98,13 @@ class FakeMeter:
             if candidate.key in self.broken:
                 record = Failed("crashed", "scripted")
             self.records[candidate.key] = record
+        return [self.records[candidate.key] for candidate in candidates]
+
+    def confirm(self, candidates: Sequence[Candidate]) -> list[Measured | Failed]:
+        for candidate in candidates:
+            record = self.records[candidate.key]
+            if isinstance(record, Measured):
+                self.records[candidate.key] = replace(record, is_confirmed=True)
         return [self.records[candidate.key] for candidate in candidates]
 
     def correct(self, candidate: Candidate, record: Measured | Failed) -> None:

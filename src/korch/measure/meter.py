@@ -14,7 +14,15 @@ from typing import Any, Generic, Self, TypeVar
 
 from korch.candidate.candidate import Candidate, Refusal
 from korch.measure.database import Database
-from korch.measure.record import Failed, Measured, Record, is_lasting, is_worth_retrying, retried
+from korch.measure.record import (
+    Failed,
+    Measured,
+    Record,
+    confirmed,
+    is_lasting,
+    is_worth_retrying,
+    retried,
+)
 from korch.options import Options
 from korch.provider.provider import Provider
 
@@ -52,6 +60,7 @@ class CandidateMeter(ABC, Generic[T, K]):
         self._kernels: dict[str, K | Refusal] = {}
         self._records: dict[str, Record] = {}
         self._retried: set[str] = set()  # what hung in another session
+        self._first: dict[str, Measured] = {}  # of what is timed a second time just now
 
     def __enter__(self) -> Self:
         return self
@@ -113,7 +122,24 @@ class CandidateMeter(ABC, Generic[T, K]):
 
     def measure(self, candidates: Sequence[Candidate]) -> list[Record]:
         """Build and time candidates; what is found is kept in the database at once."""
-        todo = {c.key: c for c in candidates if self.known(c) is None}
+        self._time({c.key: c for c in candidates if self.known(c) is None})
+        return [self._records[c.key] for c in candidates]
+
+    def confirm(self, candidates: Sequence[Candidate]) -> list[Record]:
+        """Time candidates a second time that were timed once; the longer time counts.
+
+        A plan has the kernels that seem to be the fastest, and among them those that were timed
+        too short by chance: a sum over them promises too much (the winner's curse).
+        """
+        self._first = {
+            c.key: record for c in candidates
+            if isinstance(record := self.known(c), Measured) and not record.is_confirmed
+        }  # fmt: skip
+        self._time({c.key: c for c in candidates if c.key in self._first})
+        self._first = {}
+        return [self._records[c.key] for c in candidates]
+
+    def _time(self, todo: Mapping[str, Candidate]) -> None:
         kernels: dict[str, K] = {}
         for key, candidate in todo.items():
             built = self.kernel(candidate)
@@ -123,7 +149,6 @@ class CandidateMeter(ABC, Generic[T, K]):
                 kernels[key] = built
         for batch in _batches([todo[key] for key in kernels]):
             self.measure_batch(batch, kernels)
-        return [self._records[c.key] for c in candidates]
 
     def keep(self, key: str, record: Record) -> None:
         """Keep what was found of a candidate."""
@@ -131,6 +156,8 @@ class CandidateMeter(ABC, Generic[T, K]):
             logger.info("candidate %s is excluded: %s: %s", key[:8], record.kind, record.message)
         if key in self._retried:
             record = retried(record)
+        if key in self._first:
+            record = confirmed(self._first[key], record)
         self._records[key] = record
         if is_lasting(record):
             self.database.put_record(key, record)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 FailureKind = Literal[
@@ -27,11 +27,13 @@ class Measured:
         time_ns: the low quantile of the samples.
         spread: (80 % quantile - 20 % quantile) / median of the samples.
         samples_ns: nanoseconds per run, in the order in which they were taken.
+        is_confirmed: whether it was timed a second time, in another batch.
     """
 
     time_ns: int
     spread: float
     samples_ns: tuple[int, ...]
+    is_confirmed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +67,21 @@ def retried(record: Record) -> Record:
     return record
 
 
+def confirmed(first: Measured, again: Record) -> Record:
+    """Return what two measurements say together: the longer time, so that costs only rise."""
+    if isinstance(again, Failed):
+        return again if is_lasting(again) else replace(first, is_confirmed=True)
+    longer = max(first, again, key=lambda record: record.time_ns)
+    return replace(longer, is_confirmed=True)
+
+
 def to_text(record: Record) -> str:
     """Return a record as one line of JSON."""
     if isinstance(record, Failed):
         return json.dumps({"kind": record.kind, "message": record.message})
     return json.dumps({"time_ns": record.time_ns, "spread": record.spread,
-                       "samples_ns": record.samples_ns})  # fmt: skip
+                       "samples_ns": record.samples_ns,
+                       "is_confirmed": record.is_confirmed})  # fmt: skip
 
 
 def from_text(text: str) -> Record:
@@ -83,7 +94,8 @@ def from_text(text: str) -> Record:
         data = json.loads(text)
         if "kind" in data:
             return Failed(data["kind"], str(data["message"]))
-        return Measured(int(data["time_ns"]), float(data["spread"]), tuple(data["samples_ns"]))
+        return Measured(int(data["time_ns"]), float(data["spread"]), tuple(data["samples_ns"]),
+                        bool(data.get("is_confirmed", False)))  # fmt: skip
     except (KeyError, TypeError) as error:
         raise ValueError(f"no record: {text[:80]!r}") from error
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -30,7 +31,14 @@ from korch.orchestrate.instance import (
     check_every_primitive_runs,
     collect_candidates,
 )
-from korch.orchestrate.lazy import LazyLoop, Orchestration, Round
+from korch.orchestrate.lazy import (
+    CONFIRM_SHARE,
+    CONFIRMATIONS,
+    LazyLoop,
+    Orchestration,
+    Round,
+    confirm,
+)
 from korch.orchestrate.problem import Status
 from korch.orchestrate.recall import Solved, keep_solved, recall_solved
 from korch.orchestrate.regroup import Groupings, regroup
@@ -266,6 +274,33 @@ class BlockSearch:
                 twice * END_SECONDS, measurements=twice * END_MEASUREMENTS,
             )  # fmt: skip
 
+    def confirm(
+        self, keys: Iterable[tuple[int, int]], steps: Sequence[Candidate], deadline: Deadline
+    ) -> bool:
+        """Time the kernels of a plan once more, those first that take most of it, and revise.
+
+        Args:
+            keys: the blocks and interfaces of which the model's plan consists.
+            steps: the model's plan.
+            deadline: until when.
+
+        Returns:
+            Whether anything was timed.
+
+        Raises:
+            InfeasibleError: the candidates of a block that still work do not make up a plan.
+        """
+        if not self.options.measure:
+            return False
+        counts = Counter(step.key for step in steps)
+        order = sorted(steps, key=lambda step: -counts[step.key] * self.meter.cost_ns(step)[0])
+        if not confirm(self.meter, order, lambda: deadline.is_over):
+            return False
+        for key in keys:
+            self.found[key] = self.loop(*key).revise(self.found[key])
+            self._keep(*key, "end", Solved(self.found[key], {}))
+        return True
+
     def tighten(self) -> None:
         """Raise the bounds of interfaces by those of others of the same block.
 
@@ -455,8 +490,13 @@ def search_whole(
     if kept is not None:
         return kept
     graph: PrimitiveGraph = task.block.graph
-    loop = LazyLoop(graph, task.candidates, meter, options, deadline, tell)
+    loop = LazyLoop(graph, task.candidates, meter, options, deadline.less(CONFIRM_SHARE), tell)
     found = loop.run()
+    for _ in range(CONFIRMATIONS if options.measure else 0):
+        if not confirm(meter, found.steps, lambda: deadline.is_over):
+            break
+        loop.revise(found)
+        found = loop.prove()
     plans = {"optimal": found.steps}
     if not options.measure:
         return Solved(found, plans)

@@ -65,8 +65,18 @@ COMBINE_SECONDS = 3.0
 ESTIMATE_GAP = 0.01
 """The same where costs are estimates."""
 
+CONFIRMATIONS = 6
+"""Most times that the kernels of a plan are timed once more, and another plan is looked for."""
+
+CONFIRM_SHARE = 0.06
+"""The part of a budget that is left for it."""
+
 RUNNER_UP = 1.1
 """A second-best plan that costs at most this much more may be the best as a whole."""
+
+
+Priced = tuple[int, tuple[int, ...]]
+"""A plan: its nanoseconds, and the numbers of its candidates."""
 
 
 class Meter(Protocol):
@@ -86,6 +96,10 @@ class Meter(Protocol):
 
     def measure(self, candidates: Sequence[Candidate]) -> list[Measured | Failed]:
         """Build and time candidates."""
+        ...
+
+    def confirm(self, candidates: Sequence[Candidate]) -> list[Measured | Failed]:
+        """Time candidates a second time that were timed once; the longer time counts."""
         ...
 
     def correct(self, candidate: Candidate, record: Measured | Failed) -> None:
@@ -171,6 +185,23 @@ def measure_some(
     return found, bool(wrong)
 
 
+def confirm(meter: Meter, candidates: Sequence[Candidate], is_over: Callable[[], bool]) -> bool:
+    """Time a plan's kernels once more that were timed once, as far as there is time.
+
+    Returns:
+        Whether there were any: then the plan may no longer be the best.
+    """
+    todo = {
+        c.key: c for c in candidates
+        if isinstance(record := meter.known(c), Measured) and not record.is_confirmed
+    }  # fmt: skip
+    order, timed = list(todo.values()), 0
+    while timed < len(order) and not is_over():
+        meter.confirm(order[timed : timed + BATCH])
+        timed += BATCH
+    return timed > 0
+
+
 class LazyLoop:
     """The loop's state: which candidates are measured, and the best plan so far."""
 
@@ -212,8 +243,8 @@ class LazyLoop:
         self.records: dict[str, Measured | Failed] = {}
         self.refresh()
         self.rounds: list[Round] = []
-        self.best: tuple[int, tuple[int, ...]] | None = None
-        self.second: tuple[int, tuple[int, ...]] | None = None
+        self.best: Priced | None = None
+        self.second: Priced | None = None
         self.bound_ns = 0
         self._combined: frozenset[int] = frozenset()
         if problem is None:
@@ -289,7 +320,11 @@ class LazyLoop:
             if self.best is not None and (not look.unknown or not self._time_left()):
                 break
         self.combine_measured()
-        while self.best is None:  # a kernel of every solution so far has failed
+        self._find_any()
+
+    def _find_any(self) -> None:
+        """Find a plan if there is none: a kernel of every solution so far has failed."""
+        while self.best is None:
             plan = self._solve(self._estimates(), None, ROUND_SECONDS, 0, ESTIMATE_GAP)
             self._measure(plan.kernels)
             self._try_incumbent(plan.kernels)
@@ -356,7 +391,7 @@ class LazyLoop:
             self._guesses[candidate.key] = self.meter.guess_ns(candidate)
         return self._guesses[candidate.key]
 
-    def _has_moved(self, before: tuple[int, tuple[int, tuple[int, ...]] | None]) -> bool:
+    def _has_moved(self, before: tuple[int, Priced | None]) -> bool:
         """Whether a round brought plan and bound noticeably nearer to each other."""
         if self.best is None or before[1] is None:
             return True
@@ -474,9 +509,7 @@ class LazyLoop:
         self._bounds.clear()
         self._guesses.clear()
         self.bound_ns = 0
-        if self.best is not None:
-            kernels = self.best[1]
-            self.best = sum(self.cost_ns(self.candidates[k])[0] for k in kernels), kernels
+        self.best, self.second = self._repriced(self.best), self._repriced(self.second)
 
     def try_plan(self, kernels: Sequence[int]) -> None:
         """Keep a plan if all of it is measured and it is the best so far, and report."""
@@ -499,6 +532,34 @@ class LazyLoop:
         self.deadline, self.most_measured = deadline, most_measured
         self._forget_bounds()
         self.start_s, self.rounds = time.monotonic(), []
+
+    def revise(self, found: Orchestration) -> Orchestration:
+        """Return the best plan now that some of a result's kernels were timed once more.
+
+        Costs have only risen, so that what was proven holds, but another plan may be better.
+
+        Args:
+            found: what this loop, or that of an earlier run, has found.
+
+        Raises:
+            InfeasibleError: the candidates that still work do not make up a plan.
+        """
+        self.refresh()
+        if self.best is None:
+            number = {id(candidate): k for k, candidate in enumerate(self.candidates)}
+            self.best = 0, tuple(number[id(step)] for step in found.steps)
+        self.best, self.second = self._repriced(self.best), self._repriced(self.second)
+        self._combined = frozenset()
+        self.combine_measured()
+        self._find_any()
+        self.bound_ns = max(self.bound_ns, found.certificate.bound_ns)
+        return self._result(found.stopped_by_budget)
+
+    def _repriced(self, plan: Priced | None) -> Priced | None:
+        """Return a plan with what its kernels cost by now; None if one has failed since."""
+        if plan is None or not all(self._is_measured(self.candidates[k]) for k in plan[1]):
+            return None
+        return sum(self.cost_ns(self.candidates[k])[0] for k in plan[1]), plan[1]
 
     def end(self) -> Orchestration:
         """Return the best plan, with what the relaxation proves: no more is measured.

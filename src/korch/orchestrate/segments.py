@@ -16,7 +16,7 @@ from korch.measure.meter import AnyMeter
 from korch.options import Options
 from korch.orchestrate.assemble import Assembly, Choice
 from korch.orchestrate.blocks import BlockSearch, Task, Tell
-from korch.orchestrate.lazy import Orchestration, Round
+from korch.orchestrate.lazy import CONFIRM_SHARE, CONFIRMATIONS, Orchestration, Round
 from korch.orchestrate.problem import Certificate, Status
 from korch.orchestrate.regroup import Grouping, Groupings
 from korch.orchestrate.savings import Savings, add_savings
@@ -76,7 +76,7 @@ def search_segments(
     """
     assembly = Assembly(partition, joined, tasks, meter, options)
     story = Story(Counter(b for b, _ in _uses(assembly, assembly.plain_choice()).elements()))
-    search = BlockSearch(tasks, meter, options, deadline, tell, story)
+    search = BlockSearch(tasks, meter, options, deadline.less(CONFIRM_SHARE), tell, story)
 
     def choose() -> Choice:
         chosen = assembly.choose(search.found)
@@ -95,6 +95,11 @@ def search_segments(
         search.finish(todo)
         finished |= todo.keys()
         search.tighten()
+        choice = choose()
+    for _ in range(CONFIRMATIONS):
+        whole = assembly.steps(choice, lambda b, j: search.found[b, j].steps)
+        if not search.confirm(_uses(assembly, choice), whole, deadline):
+            break
         choice = choose()
     best: Steps = {key: one.steps for key, one in search.found.items()}
     made = {"optimal": (choice, best)}
