@@ -17,6 +17,7 @@ import numpy as np
 
 from korch.candidate.candidate import Candidate, Refusal
 from korch.errors import InaccurateError, InfeasibleError, KorchError, UnprovidedError
+from korch.measure.expect import Expected
 from korch.measure.meter import AnyMeter
 from korch.options import Options
 from korch.primitive import reference
@@ -40,11 +41,19 @@ HALF_ERROR = {DType.F16: 5e-3, DType.BF16: 4e-2}
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A plan that takes part: its kernels in order, and what each is thought to cost."""
+    """A plan that takes part.
+
+    Attributes:
+        name: what it is called.
+        steps: its kernels in order.
+        costs: what each is thought to cost, and whether that is measured.
+        expected: what a run is expected to take, None if a kernel was not measured.
+    """
 
     name: str
     steps: tuple[Candidate, ...]
     costs: tuple[tuple[int, bool], ...]
+    expected: Expected | None = None
 
     @property
     def predicted_ns(self) -> int:
@@ -134,9 +143,13 @@ class Result:
         """Return it as plain data."""
         times = np.array(self.times_ns) / 1e6
         low, high = np.percentile(times, [10, 90]) if len(times) else (None, None)
+        expected = self.entry.expected
         return {
             "plan": self.entry.name, "kernels": len(self.entry.steps),
             "predicted_ms": self.entry.predicted_ns / 1e6,
+            "expected_ms": expected and expected.median_ns / 1e6,
+            "expected_p10_ms": expected and expected.p10_ns / 1e6,
+            "expected_p90_ms": expected and expected.p90_ns / 1e6,
             "is_measured": all(is_measured for _, is_measured in self.entry.costs),
             "measured_ms": self.median_ns / 1e6 if len(times) else None, "p10_ms": low,
             "p90_ms": high, "max_error": self.max_error, "refusal": self.refusal,
@@ -166,6 +179,7 @@ class Contest:
         return {
             "plan": self.won.entry.name,
             "measured_ms": self.won.median_ns / 1e6,
+            "expected_ms": self.won.as_record()["expected_ms"],
             "max_error": self.won.max_error,
             "rms_error": self.won.error.of_rms if self.won.error else None,
             "given_error": given.of_largest,

@@ -30,6 +30,7 @@ from korch.frontend.onnx import load_model
 from korch.frontend.operator import OperatorGraph
 from korch.measure.cpu import CpuMeter
 from korch.measure.cuda.meter import CudaMeter
+from korch.measure.expect import expect
 from korch.measure.meter import AnyMeter
 from korch.measure.record import Measured
 from korch.options import Options
@@ -342,7 +343,9 @@ def _describe_tasks(tasks: Sequence[Task]) -> str:
 
 
 def _entry(name: str, steps: Sequence[Candidate], meter: AnyMeter) -> Entry:
-    return Entry(name, tuple(steps), tuple(meter.cost_ns(c) for c in steps))
+    costs = tuple(meter.cost_ns(c) for c in steps)
+    expected = expect((ns, meter.known(c)) for (ns, _), c in zip(costs, steps, strict=True))
+    return Entry(name, tuple(steps), costs, expected)
 
 
 def describe_round(entry: Round) -> str:

@@ -20,7 +20,7 @@ from korch.errors import InfeasibleError
 from korch.orchestrate.assemble import Assembly
 from korch.orchestrate.blocks import BlockSearch
 from korch.orchestrate.estimate import Kind
-from korch.orchestrate.lazy import Look, measure_some
+from korch.orchestrate.lazy import BATCH, Look, measure_some
 
 logger = logging.getLogger("korch.orchestrate")
 
@@ -71,11 +71,12 @@ def scout(search: BlockSearch, assembly: Assembly) -> bool:
         return True
     before_ns: int | None = None
     outlooks_ns: dict[Key, int] = {}
-    looking_s = 0.0
+    looking_s = batch_s = 0.0
     uses: Counter[Key] = Counter()
     for turn in range(ROUNDS):
         left_s = search.deadline.left_s
-        if before_ns is not None and left_s is not None and left_s < looking_s + BATCH_SECONDS:
+        needed_s = looking_s + max(batch_s, BATCH_SECONDS)
+        if before_ns is not None and left_s is not None and left_s < needed_s:
             _hurry(search, uses)
             return False
         began_s = time.monotonic()
@@ -88,7 +89,7 @@ def scout(search: BlockSearch, assembly: Assembly) -> bool:
         looks = _looks(search, uses)
         # In the first round the programs are written, too.
         looking_s = (time.monotonic() - began_s) * (1 if turn else 0.5)
-        _measure(search, uses, looks, ROUND_KERNELS if turn else FIRST_KERNELS)
+        batch_s = _measure(search, uses, looks, ROUND_KERNELS if turn else FIRST_KERNELS)
         for key, look in looks.items():
             search.loop(*key).try_plan(look.kernels)
         for key in uses.keys() - looks.keys():
@@ -157,8 +158,12 @@ def _look_out(
             outlooks_ns.pop(key, None)
 
 
-def _measure(search: BlockSearch, uses: Counter[Key], looks: dict[Key, Look], most: int) -> None:
-    """Measure plans, and what is expected to gain most of all that they could have instead."""
+def _measure(search: BlockSearch, uses: Counter[Key], looks: dict[Key, Look], most: int) -> float:
+    """Measure plans, and what is expected to gain most of all that they could have instead.
+
+    Returns:
+        The seconds that a batch took.
+    """
     todo: dict[str, Candidate] = {}
     hopes: list[tuple[float, int, Candidate]] = []
     for key, look in looks.items():
@@ -182,8 +187,10 @@ def _measure(search: BlockSearch, uses: Counter[Key], looks: dict[Key, Look], mo
             return False
         return all(search.meter.known(candidate) is not None for candidate in plans)
 
+    began_s = time.monotonic()
     found, is_corrected = measure_some(search.meter, list(todo.values()), is_over)
     search.take(found, is_corrected)
+    return (time.monotonic() - began_s) / max(1.0, len(found) / BATCH)
 
 
 def _total_ns(search: BlockSearch, uses: Counter[Key]) -> int | None:

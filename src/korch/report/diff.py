@@ -19,7 +19,8 @@ NOTICEABLE = 0.05
 """Costs of one kernel that differ by a smaller share are not told."""
 
 _FACTS = (
-    ("predicted_ms", "ms predicted", "{:.3f}", 1.0), ("measured_ms", "ms measured", "{:.3f}", 1.0),
+    ("predicted_ms", "ms predicted", "{:.3f}", 1.0), ("expected_ms", "ms expected", "{:.3f}", 1.0),
+    ("measured_ms", "ms measured", "{:.3f}", 1.0),
     ("lower_bound_ms", "ms at least", "{:.3f}", 1.0), ("gap", "% gap", "{:.1f}", 100.0),
     ("flop", "GFLOP", "{:.2f}", 1e-9), ("arena_bytes", "MiB of arena", "{:.1f}", 2.0**-20),
     ("max_error", "error", "{:.1e}", 1.0), ("candidates", "candidates", "{:.0f}", 1.0),

@@ -31,8 +31,9 @@ def summary(report: Mapping[str, Any]) -> str:
     share = 100 * report["measured_candidates"] / max(1, distinct)
     lines = [
         f"{report['artifact']}: {report['kernels']} kernels, "
-        f"{milliseconds(report['measured_ms'])} measured, error {report['max_error']:.1e} of the "
-        f"largest element, arena {size_text(report['arena_bytes'])}",
+        f"{milliseconds(report['measured_ms'])} measured, {_expected(report)}"
+        f"error {report['max_error']:.1e} of the largest element, "
+        f"arena {size_text(report['arena_bytes'])}",
         f"search: {report['status']}, {milliseconds(report['predicted_ms'])} predicted, bound "
         f"{milliseconds(report['lower_bound_ms'])}, gap {100 * (report['gap'] or 0.0):.1f} %; "
         f"{report['candidates']} candidates, {distinct} different, "
@@ -173,13 +174,18 @@ def _story(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _expected(report: Mapping[str, Any]) -> str:
+    expected_ms = report.get("expected_ms")
+    return "" if expected_ms is None else f"{milliseconds(expected_ms)} expected, "
+
+
 def _contest(report: Mapping[str, Any]) -> str:
     if not report.get("contest"):
         return ""
     lines = [
         "whole plans, timed in turn (* is kept):",
-        f"  {'plan':14}{'kernels':>8}{'predicted':>12}{'median':>12}{'p10':>12}{'p90':>12}"
-        f"{'error':>10}",
+        f"  {'plan':14}{'kernels':>8}{'predicted':>12}{'expected':>12}{'median':>12}{'p10':>12}"
+        f"{'p90':>12}{'error':>10}",
     ]
     for row in report["contest"]:
         mark = "*" if row["plan"] == report.get("plan") else " "
@@ -190,8 +196,8 @@ def _contest(report: Mapping[str, Any]) -> str:
         # Of kernels that were not measured only bounds are known.
         least = "" if row.get("is_measured", True) else "> "
         line += f"{least + milliseconds(row['predicted_ms']):>12}"
-        times = ("measured_ms", "p10_ms", "p90_ms")
-        line += "".join(f"{milliseconds(row[name]):>12}" for name in times)
+        times = (row.get("expected_ms"), row["measured_ms"], row["p10_ms"], row["p90_ms"])
+        line += "".join(f"{'-' if ms is None else milliseconds(ms):>12}" for ms in times)
         note = f"  out: {row['refusal']}" if row["refusal"] else ""
         lines.append(f"{line}{row['max_error']:>10.1e}{note}")
     return "\n".join(lines)
