@@ -297,6 +297,9 @@ KORCH_INLINE bool are_finite(const float* sums, long count) {
     const Floats x = korch::load<float, 16>(sums + i);
     zero += x - x;
   }
+#if defined(__AVX512F__)
+  return __builtin_ia32_cmpps512_mask(zero, Floats{}, 4, -1, 4) == 0;  // 4: unequal, or no number
+#endif
   const Bits wrong = (Bits)(zero != 0.0f);
   uint32_t any = 0;
   for (int i = 0; i < 16; ++i) any |= wrong[i];
