@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from onednn_groups import Graph
 
-from korch.candidate.candidate import Group, Offer, Refusal
+from korch.candidate.candidate import Candidate, Group, Offer, Refusal
 from korch.candidate.layout import channels_last
+from korch.measure.cpu import needed_flop
 from korch.primitive import reference
 from korch.primitive.ops.layout import PadAttributes, TakeAttributes
 from korch.primitive.ops.linear import ConvAttributes
@@ -335,6 +336,34 @@ def test_matrix_units_convolve_all_shapes(target, builder, rng):
     check_offers(SplitConvProvider(), groups[8:11], target, builder, rng)
 
 
+def test_matrix_units_multiply_in_chains(target, builder, rng):
+    small = replace(matrix_units(target), l2_bytes=512 << 10)
+    n = target.lanes
+    pad = PadAttributes((0, 0, 2, 1), (0, 0, 1, 2), "reflect", 0.0)
+
+    def block(g: Graph, x: int) -> int:
+        y = bias(g, conv(g, silu(g, depthwise(g, silu(g, conv(g, x, 8 * n)))), 4 * n))
+        return g.add("add", [y, x])
+
+    groups = [
+        one((1, 8 * n, 9, 40), lambda g, x: conv(g, silu(g, depthwise(g, x)), 2 * n)),
+        one((2, 3 * n, 13, 31), lambda g, x: silu(g, conv(g, silu(g, depthwise(
+            g, x, stride=2)), 8 * n + 5))),
+        one((1, 8 * n, 7, 9), lambda g, x: conv(g, depthwise(g, x, 5, dilation=2), 3 * n)),
+        one((1, 8 * n, 12, 12), lambda g, x: conv(g, depthwise(
+            g, g.add("pad", [x], pad), (1, 4), pads=(0, 3, 0, 0)), n)),
+        one((1, 2 * n, 12, 33), lambda g, x: depthwise(g, silu(g, conv(g, x, 8 * n)))),
+        one((1, 3 * n, 9, 8), lambda g, x: depthwise(g, silu(g, conv(g, x, 9 * n)), 5, stride=2)),
+        one((1, 4 * n, 9, 9), block),
+        one((1, 4 * n, 20, 17), block),
+        one((1, 8 * n, 7, 7), lambda g, x: conv(g, conv(g, x, 8 * n, 3), 4 * n)),
+        one((1, 9 * n, 3, 1), lambda g, x: conv(g, depthwise(g, x), 2 * n)),
+    ]  # fmt: skip
+    assert len(check_offers(SplitConvProvider(), groups, small, builder, rng)) >= len(groups)
+    check_offers(SplitConvProvider(), groups[4:8], replace(small, threads=1), builder, rng)
+    check_offers(SplitConvProvider(), groups[:6], replace(small, threads=3), builder, rng)
+
+
 @pytest.mark.parametrize(
     ("channels", "size", "is_kept"),
     [
@@ -372,6 +401,83 @@ def test_matrix_units_are_offered_where_they_may_pay(target):
     ):
         assert SPLIT not in {variant for variant, _ in variants(shape, make)}
     assert not any(s for _, s in variants((1, 64, 20, 20), lambda g, x: conv(g, x, 64, 3), lesser))
+
+
+def test_matrix_units_are_offered_for_chains_of_many_channels():
+    machine = Target(isa="amx", lanes=16, threads=2, l2_bytes=2 << 20)
+
+    def split(shape: tuple[int, ...], make) -> list[Offer]:
+        offers = ConvProvider().offer(one(shape, make), machine)
+        assert not isinstance(offers, Refusal)
+        return [offer for offer in offers if offer.is_split]
+
+    def block(channels: int):
+        return lambda g, x: conv(g, depthwise(g, conv(g, x, channels)), g.type(x).shape[1])
+
+    found = split((1, 64, 20, 20), block(256))
+    assert found and {o.vector_flop for o in found} == {
+        2 * 256 * (3 * 20 - 2) ** 2
+    }  # pads need none
+    assert split((1, 256, 16, 16), lambda g, x: depthwise(g, conv(g, x, 768)))
+    assert not split((1, 64, 20, 20), block(64))  # few channels
+    assert not split((1, 256, 16, 16), block(1024))  # weights beyond the cache
+    assert not split((1, 128, 20, 20), lambda g, x: depthwise(g, depthwise(g, x)))
+    assert not split((1, 128, 20, 20), lambda g, x: conv(g, depthwise(g, x), 128, stride=2))
+
+
+def test_a_bound_asks_of_matrix_units_what_they_do():
+    """What vector units do at the same time doesn't count."""
+    g = Graph()
+    group = g.group(conv(g, depthwise(g, g.tensor(1, 128, 20, 20)), 128))
+    machine = Target(isa="amx", lanes=16, threads=2, l2_bytes=2 << 20)
+    offers = ConvProvider().offer(group, machine)
+    assert not isinstance(offers, Refusal)
+    (split, *_) = (offer for offer in offers if offer.is_split)
+    candidate = Candidate(group, "conv", split)
+    assert needed_flop(candidate) == 2 * 128 * 128 * 20 * 20
+    assert needed_flop(Candidate(group, "conv", offers[0])) == candidate.linear_flop
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 3.4e38])
+def test_a_chain_computes_again_what_has_no_pieces(target, builder, rng, bad):
+    machine = replace(matrix_units(target), l2_bytes=512 << 10)
+    for shape, make in (
+        ((1, 128, 9, 20), lambda g, x: conv(g, depthwise(g, x), 40)),
+        ((1, 32, 9, 20), lambda g, x: depthwise(g, conv(g, x, 128))),
+    ):
+        each = one(shape, make)
+        arrays = [rng.uniform(-0.4, 0.4, t.shape).astype(np.float32) for t in each.input_types]
+        arrays[0][0, 3, 4, 4] = arrays[0][0, 30, 8, 0] = bad
+        feeds = {f"i{i}": a for i, a in enumerate(arrays)}
+        with np.errstate(all="ignore"):
+            expected = reference.run(each.body, feeds, exact=True)["o0"].astype(np.float32)
+        for offer in SplitConvProvider().offer(each, machine):
+            kernel = ConvProvider().build(each, offer, machine)
+            assert not isinstance(kernel, Refusal)
+            (found,) = run_kernel(kernel, each, offer, arrays, builder)
+            assert np.array_equal(np.isnan(found), np.isnan(expected))
+            known = np.isfinite(expected) & (np.abs(expected) < 1e30)
+            assert 0 < known.sum() < known.size
+            np.testing.assert_allclose(found[known], expected[known], rtol=1e-4, atol=1e-4)
+
+
+def test_chains_of_split_products_are_as_exact_as_float32(target, builder, rng):
+    machine = replace(matrix_units(target), l2_bytes=512 << 10)
+    each = one((1, 32, 12, 20), lambda g, x: conv(g, depthwise(g, conv(g, x, 128)), 32))
+    arrays = [rng.standard_normal(t.shape, np.float32) for t in each.input_types]
+    feeds = {f"i{i}": a for i, a in enumerate(arrays)}
+    exact = reference.run(each.body, feeds, exact=True)["o0"]
+
+    def error(offer: Offer) -> float:
+        kernel = ConvProvider().build(each, offer, machine)
+        assert not isinstance(kernel, Refusal)
+        (found,) = run_kernel(kernel, each, offer, arrays, builder)
+        return float(np.sqrt(np.mean((found - exact) ** 2)))
+
+    offers = ConvProvider().offer(each, machine)
+    assert not isinstance(offers, Refusal)
+    chains = [error(offer) for offer in offers if not offer.is_split]
+    assert all(0 < error(offer) < 0.8 * min(chains) for offer in offers if offer.is_split)
 
 
 @pytest.mark.parametrize("shape", [(1, 64, 20, 21), (1, 192, 11, 9)])

@@ -56,7 +56,7 @@ def products(n: int) -> list[Group]:
 
 
 def convolved(n: int) -> list[Group]:
-    """Dense convolutions of stride 2, a depthwise one, and this with another in one kernel."""
+    """Dense convolutions of stride 2, a depthwise one, and such with another in one kernel."""
     dense = Graph()
     x = dense.tensor(1, n + 3, 9, 7)
     steps = ConvAttributes((2, 2), (1, 1), (1, 1), (1, 1), 1)
@@ -71,7 +71,10 @@ def convolved(n: int) -> list[Group]:
     second = g.group(y)
     one = ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1), 1)
     third = g.group(g.add("conv", [g.add("sigmoid", [y]), g.weights(2 * n, n, 1, 1)], one))
-    return [first, other, second, third]
+    few = ConvAttributes((1, 1), (1, 1), (1, 1), (1, 1), 8 * n)
+    y = g.add("conv", [g.tensor(1, 8 * n, 5, 7), g.weights(8 * n, 1, 3, 3)], few)
+    fourth = g.group(g.add("conv", [y, g.weights(n, 8 * n, 1, 1)], one))
+    return [first, other, second, third, fourth]
 
 
 def in_winograds_space(n: int) -> list[Group]:

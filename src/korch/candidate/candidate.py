@@ -99,6 +99,7 @@ class Offer:
         variant: tells apart offers with the same layouts.
         work_flop: a floor of the operations that this way of running it takes; 0 if unknown.
         is_split: whether matrix units multiply float32 numbers as pieces of fewer bits.
+        vector_flop: of all operations, those that vector units do then, maybe at the same time.
     """
 
     inputs: tuple[Layout, ...]
@@ -106,6 +107,7 @@ class Offer:
     variant: str = ""
     work_flop: int = 0
     is_split: bool = False
+    vector_flop: int = 0
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,11 @@ GUESS = 2.4
 calibrated rates, as a rule."""
 
 
+def needed_flop(candidate: Candidate) -> int:
+    """Return the operations that a kernel's bound counts, of the units that set its rate."""
+    return max(candidate.linear_flop, candidate.offer.work_flop) - candidate.offer.vector_flop
+
+
 class CpuMeter(CandidateMeter[Target, Kernel]):
     """Builds kernels with the machine's compiler and times them in a process of their own.
 
@@ -93,7 +98,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
             self.database.put_fact(FACT, self.calibration.to_text())
 
     def _work(self, candidate: Candidate) -> Work:
-        flop = max(candidate.linear_flop, candidate.offer.work_flop)
+        flop = needed_flop(candidate)
         cold_bytes = candidate.read_constant_bytes if self.reads_weights_from_memory else 0
         return Work(
             candidate.read_bytes, candidate.write_bytes, flop, cold_bytes, candidate.offer.is_split

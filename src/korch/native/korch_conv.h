@@ -23,6 +23,8 @@
 //   NV, ROWS             vectors of channels, and pixels of a row, that are computed together in registers
 //   BY_PIXEL             whether a pixel is loaded once for all columns of the window that see it
 //   SPLIT                whether it computes only the channels of its task's part
+//   TILES                whether matrix units multiply (korch_conv_chain_amx.h): then NV * W == 32, its window
+//                        is one element, and a DEPTHWISE layer before it has no ring
 //   RING, LINE, MARGIN   rows of its ring, pixels of one with its zeros, zeros on the left
 //   PIXEL                channels that are neighbours in the ring: W, or as in the image, 1 or all
 //   AT                   where its ring begins in the workspace
@@ -30,6 +32,8 @@
 //                        DEPTHWISE [N / W][KH][KW][W]
 //   finish<L>(buffers, y, at, channel)   what is done with L results; of the last layer, stores them
 #pragma once
+
+#include <stdint.h>
 
 #include "korch_tile.h"
 
@@ -87,6 +91,7 @@ struct Task {
   float* work;
   long image, first, last;  // channels of the part
   Ahead ahead;
+  const uint16_t* pieces;  // of the weights of layers on the matrix units
 };
 
 constexpr long larger(long a, long b) { return a < b ? b : a; }
@@ -323,49 +328,66 @@ KORCH_INLINE void dense(Task& t, long from, long to) {
   }
 }
 
-// R pixels of W channels. At an edge, columns outside of the image count as zeros.
-template <class K, int L, int R, bool IS_EDGE>
-KORCH_ALONE void depthwise_tile(const Task& task, const float* weights, Span span, long y, long x, long channel) {
+// Sums of R pixels of NV vectors of channels. At an edge, columns outside of the image count as zeros.
+template <class K, int L, int R, int NV, bool IS_EDGE>
+KORCH_INLINE void depthwise_sums(const Task& t, long y, long x, long channel, V<K> (&sum)[R][NV]) {
   typedef Layer<K, L> A;
   typedef Source<K, L> S;
-  const Task t = task;  // what is stored can't change it
-  V<K> sum[R] = {};
+  const float* const weights = static_cast<const float*>(t.buffers[A::WEIGHTS]) + channel * (A::KH * A::KW);
+  const Span span = taps<A>(y);
   const long own = channel - (L > 0 ? first_channel<K, larger(L - 1, 0)>(t) : 0);
   const long at = own / S::PIXEL * S::STEP + own % S::PIXEL;
+  constexpr long BESIDE = S::PIXEL > K::W ? K::W : S::STEP;  // from a vector of channels to the next
   const long left = x * A::SW - S::BEFORE;
   for (long ky = span.first; ky < span.last; ++ky) {
     const float* line = S::row(t, y * A::SH - A::TOP + ky * A::DH) + at + left * S::PIXEL;
 #pragma GCC unroll 8
     for (int kx = 0; kx < A::KW; ++kx) {
-      if (IS_EDGE && (left + kx * A::DW < 0 || left + kx * A::DW >= A::WIDTH)) continue;
-      V<K> w = load<float, K::W>(weights + (ky * A::KW + kx) * K::W);
+      V<K> w[NV];
+#pragma GCC unroll 2
+      for (int k = 0; k < NV; ++k) w[k] = load<float, K::W>(weights + ((k * A::KH + ky) * A::KW + kx) * K::W);
 #pragma GCC unroll 16
-      for (int r = 0; r < R; ++r)
-        sum[r] += w * load<float, K::W>(line + (r * A::SW + kx * A::DW) * S::PIXEL);
+      for (int r = 0; r < R; ++r) {
+        const long column = r * A::SW + kx * A::DW;
+        if (IS_EDGE && (left + column < 0 || left + column >= A::WIDTH)) continue;
+#pragma GCC unroll 2
+        for (int k = 0; k < NV; ++k) sum[r][k] += w[k] * load<float, K::W>(line + column * S::PIXEL + k * BESIDE);
+      }
     }
   }
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) put<K, L>(t, sum[r], y, x + r, channel);
 }
+
+// R pixels of W channels.
+template <class K, int L, int R, bool IS_EDGE>
+KORCH_ALONE void depthwise_tile(const Task& task, long y, long x, long channel) {
+  const Task t = task;  // what is stored can't change it
+  V<K> sum[R][1] = {};
+  depthwise_sums<K, L, R, 1, IS_EDGE>(t, y, x, channel, sum);
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) put<K, L>(t, sum[r][0], y, x + r, channel);
+}
+
+// Pixels whose window is inside of a row; all of them in a ring, which has zeros beside its rows.
+template <class K, int L>
+struct Inside {
+  typedef Layer<K, L> A;
+  static constexpr long BEFORE = Source<K, L>::BEFORE, REACH = (A::KW - 1) * A::DW + 1;
+  static constexpr long FIRST = L > 0 ? 0 : least(A::OUT_WIDTH, blocks(BEFORE, A::SW));
+  static constexpr long FIT = A::WIDTH + BEFORE < REACH ? 0 : (A::WIDTH + BEFORE - REACH) / A::SW + 1;
+  static constexpr long END = L > 0 ? A::OUT_WIDTH : larger(FIRST, least(A::OUT_WIDTH, FIT));
+};
 
 // A row of W channels.
 template <class K, int L>
 KORCH_INLINE void depthwise_row(const Task& t, long y, long channel) {
   typedef Layer<K, L> A;
-  // Pixels whose window is inside of a row; all of them in a ring, which has zeros beside its rows.
-  constexpr long BEFORE = Source<K, L>::BEFORE, REACH = (A::KW - 1) * A::DW + 1;
-  constexpr long FIRST = L > 0 ? 0 : least(A::OUT_WIDTH, blocks(BEFORE, A::SW));
-  constexpr long FIT = A::WIDTH + BEFORE < REACH ? 0 : (A::WIDTH + BEFORE - REACH) / A::SW + 1;
-  constexpr long END = L > 0 ? A::OUT_WIDTH : larger(FIRST, least(A::OUT_WIDTH, FIT));
+  constexpr long FIRST = Inside<K, L>::FIRST, END = Inside<K, L>::END;
   constexpr int TAIL = (END - FIRST) % A::ROWS;
-  const float* const own = static_cast<const float*>(t.buffers[A::WEIGHTS]) + channel * (A::KH * A::KW);
-  const Span span = taps<A>(y);
   long x = 0;
-  for (; x < FIRST; ++x) depthwise_tile<K, L, 1, true>(t, own, span, y, x, channel);
-  for (; x + A::ROWS <= END; x += A::ROWS)
-    depthwise_tile<K, L, A::ROWS, false>(t, own, span, y, x, channel);
-  if constexpr (TAIL != 0) depthwise_tile<K, L, TAIL, false>(t, own, span, y, x, channel);
-  for (x = END; x < A::OUT_WIDTH; ++x) depthwise_tile<K, L, 1, true>(t, own, span, y, x, channel);
+  for (; x < FIRST; ++x) depthwise_tile<K, L, 1, true>(t, y, x, channel);
+  for (; x + A::ROWS <= END; x += A::ROWS) depthwise_tile<K, L, A::ROWS, false>(t, y, x, channel);
+  if constexpr (TAIL != 0) depthwise_tile<K, L, TAIL, false>(t, y, x, channel);
+  for (x = END; x < A::OUT_WIDTH; ++x) depthwise_tile<K, L, 1, true>(t, y, x, channel);
 }
 
 template <class K, int L>
@@ -382,6 +404,15 @@ KORCH_INLINE void depthwise(const Task& t, long from, long to) {
   }
 }
 
+// Whether a layer's results go straight to the matrix units.
+template <class K, int L>
+constexpr bool is_fed() {
+  if constexpr (L == LAST_LAYER<K>) return false;
+  else return Layer<K, L>::KIND == DEPTHWISE && Layer<K, L + 1>::TILES;
+}
+template <class K, int L>
+void dense_tiles(const Task& t, long from, long to);
+
 // Compute rows [done[L], end) of layer L, and of those before it what they read.
 template <class K, int L>
 KORCH_INLINE void advance(Task& t, long* done, long end) {
@@ -391,8 +422,9 @@ KORCH_INLINE void advance(Task& t, long* done, long end) {
     if (need > done[L - 1]) advance<K, L - 1>(t, done, need);
   }
   if constexpr (A::KIND == COPY) copy<K, L>(t, done[L], end);
-  if constexpr (A::KIND == DENSE) dense<K, L>(t, done[L], end);
-  if constexpr (A::KIND == DEPTHWISE) depthwise<K, L>(t, done[L], end);
+  if constexpr (A::TILES) dense_tiles<K, L>(t, done[L], end);
+  else if constexpr (A::KIND == DENSE) dense<K, L>(t, done[L], end);
+  if constexpr (A::KIND == DEPTHWISE && !is_fed<K, L>()) depthwise<K, L>(t, done[L], end);
   done[L] = end;
 }
 
@@ -443,29 +475,40 @@ KORCH_INLINE void clear(const Task& t) {
 }
 
 template <class K>
-inline int run(void* const* buffers, const float* x, float* workspace) {
+KORCH_INLINE Task task_of(void* const* buffers, const float* x, float* workspace, long task) {
+  typedef Layer<K, LAST_LAYER<K>> A;
+  constexpr long UNITS = blocks(A::N, K::UNIT);
+  const long part = task % K::PARTS, image = task / (K::PARTS * K::CHUNKS);
+  return {buffers, x + image * (K::C * K::H * K::WIDTH),
+          workspace + omp_get_thread_num() * K::FLOATS, image,
+          UNITS * part / K::PARTS * K::UNIT,
+          smaller(UNITS * (part + 1) / K::PARTS * K::UNIT, A::N), {}, nullptr};
+}
+
+template <class K>
+inline void run_task(Task& t, long task) {
   constexpr int END = LAST_LAYER<K>;
   typedef Layer<K, END> A;
-  constexpr long UNITS = blocks(A::N, K::UNIT);
+  const long chunk = task / K::PARTS % K::CHUNKS;
+  clear<K, 0>(t);
+  const long last = A::OUT_H * (chunk + 1) / K::CHUNKS;
+  long y = A::OUT_H * chunk / K::CHUNKS;
+  long done[K::Layers::COUNT];
+  begin<K, END>(done, y);
+  while (y < last) {
+    const long from = y;
+    y = smaller(y + K::BLOCK, last);
+    look_ahead<K>(t, from, y, smaller(y + K::BLOCK, last));
+    advance<K, END>(t, done, y);
+  }
+}
+
+template <class K>
+inline int run(void* const* buffers, const float* x, float* workspace) {
 #pragma omp parallel for num_threads(K::THREADS) schedule(static) if (K::THREADS > 1)
   for (long task = 0; task < K::IMAGES * K::CHUNKS * K::PARTS; ++task) {
-    const long part = task % K::PARTS, chunk = task / K::PARTS % K::CHUNKS;
-    const long image = task / (K::PARTS * K::CHUNKS);
-    Task t{buffers, x + image * (K::C * K::H * K::WIDTH),
-                 workspace + omp_get_thread_num() * K::FLOATS, image,
-                 UNITS * part / K::PARTS * K::UNIT,
-                 smaller(UNITS * (part + 1) / K::PARTS * K::UNIT, A::N), {}};
-    clear<K, 0>(t);
-    const long last = A::OUT_H * (chunk + 1) / K::CHUNKS;
-    long y = A::OUT_H * chunk / K::CHUNKS;
-    long done[K::Layers::COUNT];
-    begin<K, END>(done, y);
-    while (y < last) {
-      const long from = y;
-      y = smaller(y + K::BLOCK, last);
-      look_ahead<K>(t, from, y, smaller(y + K::BLOCK, last));
-      advance<K, END>(t, done, y);
-    }
+    Task t = task_of<K>(buffers, x, workspace, task);
+    run_task<K>(t, task);
   }
   return 0;
 }

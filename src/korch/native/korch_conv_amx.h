@@ -202,11 +202,10 @@ struct Rows {
   }
 };
 
-// Steps of a strip as pieces: made a pair of terms at a time.
-template <class K, class S>
+// Steps of a strip of layer A as pieces: made a pair of terms at a time.
+template <class A>
 struct Columns {
-  typedef Split<K, S> P;
-  typedef typename P::A A;
+  static constexpr long STEPS = blocks(A::C, TERMS), REST = A::C % TERMS;
   const float* strip;
   uint16_t* to;
   long unit, end, part;  // the next step and what is done of it
@@ -220,15 +219,15 @@ struct Columns {
     long u = unit, p = part;
     uint16_t* place = to;
     for (; count > 0 && u < end; --count) {
-      const long tap = u / (A::KW * P::STEPS) * A::KW + u % A::KW, term = u / A::KW % P::STEPS * TERMS + p;
+      const long tap = u / (A::KW * STEPS) * A::KW + u % A::KW, term = u / A::KW % STEPS * TERMS + p;
       const float* const from = strip + (tap * A::C + term) * CHANNELS;
 #pragma GCC unroll 2
       for (long t = 0; t < 2; ++t) {
         __builtin_prefetch(from + 2 * HALF + t * EDGE);
         __builtin_prefetch(from + 3 * HALF + t * EDGE);
         korch_amx::Floats low = {}, high = {};
-        if (P::REST == 0 || term < A::C) low = load<float, 16>(from + t * EDGE);
-        if (P::REST == 0 || term + EDGE < A::C) high = load<float, 16>(from + HALF + t * EDGE);
+        if (REST == 0 || term < A::C) low = load<float, 16>(from + t * EDGE);
+        if (REST == 0 || term + EDGE < A::C) high = load<float, 16>(from + HALF + t * EDGE);
         korch_amx::split(low, high, place + t * korch_amx::TILE + p * TERMS, 2 * korch_amx::TILE);
       }
       if (++p == EDGE) p = 0, ++u, place += korch_amx::STEP;
@@ -241,10 +240,16 @@ struct Columns {
   }
 };
 
+template <class A>
+KORCH_INLINE const float* strip_of(const Task& t, long strip) {
+  return static_cast<const float*>(t.buffers[A::WEIGHTS]) + strip * (A::KH * A::KW * A::C * CHANNELS);
+}
+
 // A pixel's sums of a strip from float32 numbers, for what has no pieces.
 template <class K>
-KORCH_ALONE void sum_again(const Task& t, long y, long x, const float* strip, float* sums) {
+KORCH_ALONE void sum_again(const Task& t, long y, long x, long number, float* sums) {
   typedef Layer<K, LAST_LAYER<K>> A;
+  const float* const strip = strip_of<A>(t, number);
   V<K> sum[A::NV] = {};
   const Span span = taps<A>(y);
   for (long ky = span.first; ky < span.last; ++ky) {
@@ -263,28 +268,23 @@ KORCH_ALONE void sum_again(const Task& t, long y, long x, const float* strip, fl
   for (long k = 0; k < A::NV; ++k) store<float, K::W>(sums + k * K::W, sum[k]);
 }
 
-template <class K>
-KORCH_INLINE const float* strip_of(const Task& t, long strip) {
-  typedef Layer<K, LAST_LAYER<K>> A;
-  return static_cast<const float*>(t.buffers[A::WEIGHTS]) + strip * (A::KH * A::KW * A::C * CHANNELS);
-}
 template <class K, class S>
 KORCH_INLINE long results(long rows) {
   return (rows - 1) * Split<K, S>::ACROSS + Split<K, S>::A::OUT_WIDTH;
 }
 
-// Sums of a strip that are to be finished and stored, while the next are computed.
-template <class K, class S>
+// Sums of a strip that are to be finished and stored, while the next are computed: of layer L, whose
+// rows are ACROSS pixels apart. AGAIN computes a pixel's sums from float32 numbers.
+template <class K, int L, long ACROSS, void (*AGAIN)(const Task&, long, long, long, float*)>
 struct Pending {
-  typedef Split<K, S> P;
-  typedef typename P::A A;
+  typedef Layer<K, L> A;
   const float* sums;
   long y, x, left, strip;
   long each;  // pixels beside four products of tiles
 
   // `count` pixels from number q on of the block of rows that begins at row `first`.
   KORCH_INLINE void set(const float* from, long first, long q, long count, long of, long calls) {
-    sums = from, y = first + q / P::ACROSS, x = q % P::ACROSS, left = count, strip = of;
+    sums = from, y = first + q / ACROSS, x = q % ACROSS, left = count, strip = of;
     each = blocks(PIXELS, calls);
   }
   KORCH_INLINE void finish(const Task& t, long count) {
@@ -292,45 +292,46 @@ struct Pending {
     long i = smaller(count, left), row = y, column = x;
     left -= i;
     for (; i > 0; --i, ++column, own += CHANNELS) {
-      if (column == P::ACROSS) column = 0, ++row;
-      if (P::ACROSS > A::OUT_WIDTH && column >= A::OUT_WIDTH) continue;
+      if (column == ACROSS) column = 0, ++row;
+      if (ACROSS > A::OUT_WIDTH && column >= A::OUT_WIDTH) continue;
       const float* from = own;
       alignas(64) float again[CHANNELS];
       if (!korch_amx::are_finite(own, CHANNELS)) {
-        sum_again<K>(t, row, column, strip_of<K>(t, strip), again);
+        AGAIN(t, row, column, strip, again);
         from = again;
       }
 #pragma GCC unroll 2
       for (long k = 0; k < A::NV; ++k) {
         const long channel = strip * CHANNELS + k * K::W;
         if (A::N % CHANNELS == 0 || channel < A::N)
-          put<K, LAST_LAYER<K>>(t, load<float, K::W>(from + k * K::W), row, column, channel);
+          put<K, L>(t, load<float, K::W>(from + k * K::W), row, column, channel);
       }
     }
     sums = own, y = row, x = column;
   }
 };
+template <class K, class S>
+using LonePending = Pending<K, LAST_LAYER<K>, Split<K, S>::ACROSS, sum_again<K>>;
 
 // What the vector units do beside four products of tiles.
-template <class K, class S, class Next>
-KORCH_ALONE void work_beside(const Task& t, Next& next, Pending<K, S>& pending) {
+template <class Next, class Rest>
+KORCH_ALONE void work_beside(const Task& t, Next& next, Rest& pending) {
   next.make(next.each);
   if (pending.left > 0) pending.finish(t, pending.each);
 }
 
-template <int R, class K, class S, class Next>
-KORCH_ALONE void multiply_pixels(const Task& t, PixelRows<K, S> rows, const uint16_t* b, long units, float* sums, bool adds,
-                                 Next& next, Pending<K, S>& pending) {
+template <int R, class Rows, class Next, class Rest>
+KORCH_ALONE void multiply_pixels(const Task& t, Rows rows, const uint16_t* b, long units, float* sums, bool adds,
+                                 Next& next, Rest& pending) {
   korch_amx::multiply_tiles<R>(rows, b, units, sums, adds, [&]() __attribute__((always_inline)) {
-    if (next.each > 0 || pending.left > 0) work_beside<K, S>(t, next, pending);
+    if (next.each > 0 || pending.left > 0) work_beside(t, next, pending);
   });
 }
-template <class K, class S, class Next>
-KORCH_INLINE void multiply(const Task& t, const uint16_t* a, long unit, const uint16_t* b, long units, long pixels, float* sums,
-                           bool adds, Next& next, Pending<K, S>& pending) {
-  const PixelRows<K, S> rows{a, Split<K, S>::OFFSETS.at + unit};
-  if (pixels > EDGE) multiply_pixels<2, K, S>(t, rows, b, units, sums, adds, next, pending);
-  else multiply_pixels<1, K, S>(t, rows, b, units, sums, adds, next, pending);
+template <class Rows, class Next, class Rest>
+KORCH_INLINE void multiply(const Task& t, Rows rows, const uint16_t* b, long units, long pixels, float* sums, bool adds,
+                           Next& next, Rest& pending) {
+  if (pixels > EDGE) multiply_pixels<2>(t, rows, b, units, sums, adds, next, pending);
+  else multiply_pixels<1>(t, rows, b, units, sums, adds, next, pending);
   pending.finish(t, PIXELS);
 }
 
@@ -342,12 +343,12 @@ inline void pass_rows(const Task& t, long y, long last) {
   for (long strip = t.first; strip < t.last; strip += S::GROUP) {
     const long count = smaller(S::GROUP, t.last - strip);
     for (long s = 0; s < count; ++s)
-      Columns<K, S>(strip_of<K>(t, strip + s), strips + s * P::STRIP, 0, P::UNITS).make_all();
+      Columns<typename P::A>(strip_of<typename P::A>(t, strip + s), strips + s * P::STRIP, 0, P::UNITS).make_all();
     uint16_t *rows = strips + S::GROUP * P::STRIP, *other = rows + S::IMAGE;
     Rows<K, S>(t.x, rows, y, smaller(S::BLOCK, last - y)).make_all();
     alignas(64) float sums[2][PIXELS * CHANNELS];
     long turn = 0;
-    Pending<K, S> pending{};
+    LonePending<K, S> pending{};
     for (long from = y; from < last; from += S::BLOCK) {
       const long all = results<K, S>(smaller(S::BLOCK, last - from)), after = from + S::BLOCK;
       Rows<K, S> next(t.x, other, after, smaller(S::BLOCK, last - after));
@@ -357,7 +358,7 @@ inline void pass_rows(const Task& t, long y, long last) {
         for (long s = 0; s < count; ++s) {
           const long pixels = smaller(PIXELS, all - q);
           float* const own = sums[turn++ % 2];
-          multiply<K, S>(t, rows + q * TERMS, 0, strips + s * P::STRIP, P::UNITS, pixels, own, false, next, pending);
+          multiply(t, PixelRows<K, S>{rows + q * TERMS, P::OFFSETS.at}, strips + s * P::STRIP, P::UNITS, pixels, own, false, next, pending);
           pending.set(own, from, q, pixels, strip + s, P::UNITS * TURNS);
         }
       next.make_all();
@@ -379,20 +380,20 @@ inline void pass_strips(const Task& t, const uint16_t* rows, long from, long las
   if (t.first == t.last) return;
   alignas(64) float lone[2][PIXELS * CHANNELS];
   long turn = 0;
-  Pending<K, S> pending{};
-  Columns<K, S>(strip_of<K>(t, t.first), columns, 0, S::UNITS).make_all();
+  LonePending<K, S> pending{};
+  Columns<typename P::A>(strip_of<typename P::A>(t, t.first), columns, 0, S::UNITS).make_all();
   for (long strip = t.first; strip < t.last; ++strip)
     for (long unit = 0; unit < P::UNITS; unit += S::UNITS) {
       const long units = smaller(S::UNITS, P::UNITS - unit);
       const bool is_done = unit + units == P::UNITS;
       const long begin = is_done ? 0 : unit + units;
-      Columns<K, S> next(strip_of<K>(t, is_done ? strip + 1 : strip), other, begin, smaller(begin + S::UNITS, P::UNITS));
+      Columns<typename P::A> next(strip_of<typename P::A>(t, is_done ? strip + 1 : strip), other, begin, smaller(begin + S::UNITS, P::UNITS));
       if (is_done && strip + 1 == t.last) next.end = begin;
       next.pace(blocks(all, PIXELS), units);
       for (long q = 0; q < all; q += PIXELS) {
         float* const sums = KEEPS_SUMS ? kept + q * CHANNELS : lone[turn++ % 2];
         const long pixels = smaller(PIXELS, all - q);
-        multiply<K, S>(t, rows + q * TERMS, unit, columns, units, pixels, sums, unit > 0, next, pending);
+        multiply(t, PixelRows<K, S>{rows + q * TERMS, P::OFFSETS.at + unit}, columns, units, pixels, sums, unit > 0, next, pending);
         if (is_done) pending.set(sums, from, q, pixels, strip, units * TURNS);
       }
       next.make_all();
@@ -410,7 +411,7 @@ inline int run_split(void* const* buffers, const float* x, float* workspace) {
   constexpr long STRIPS = blocks(A::N, CHANNELS);
   const auto task = [&](long image, long part) {
     return Task{buffers, x + image * (K::C * K::H * K::WIDTH), workspace + omp_get_thread_num() * S::FLOATS, image,
-                STRIPS * part / S::PARTS, STRIPS * (part + 1) / S::PARTS, {}};
+                STRIPS * part / S::PARTS, STRIPS * (part + 1) / S::PARTS, {}, nullptr};
   };
 #pragma omp parallel num_threads(K::THREADS) if (K::THREADS > 1)
   {

@@ -122,7 +122,8 @@ class SharesProvider:
         work_flop = sum(max(c.linear_flop, c.offer.work_flop) for c in chosen)
         inputs = tuple(layouts[value] for value in group.inputs)
         is_split = any(c.offer.is_split for c in chosen)
-        offer = Offer(inputs, tuple(outputs), text, work_flop, is_split)
+        vector_flop = sum(c.offer.vector_flop for c in chosen)
+        offer = Offer(inputs, tuple(outputs), text, work_flop, is_split, vector_flop)
         versions = dict.fromkeys(f"{c.provider} {c.version}" for c in chosen)
         return Candidate(group, self.name, offer, ", ".join((self.version, *versions)))
 

@@ -14,7 +14,7 @@ from korch.provider.provider import SPLIT, Kernel, named_kernel
 from korch.provider.vector import scalar
 from korch.target import Target
 
-SCHEMA = 6
+SCHEMA = 7
 """Raise it whenever the kernels change in speed or meaning."""
 
 MANY_ROWS = 16
@@ -25,6 +25,12 @@ LEAST_FULL = 0.7
 
 LEAST_CHANNELS = 256
 """Read and written, from which on matrix units are tried for a window of one element."""
+
+LEAST_CHAIN_CHANNELS = 128
+"""The same for those of a chain, read or written."""
+
+PIECES_SHARE = 0.6
+"""The part of the level-2 cache for a chain's weights as pieces."""
 
 
 class ConvProvider:
@@ -44,12 +50,14 @@ class ConvProvider:
         offers = []
         for variant in _variants(group, match, target):
             is_split = variant == SPLIT
-            shape = shape_of(group, match, target, False, is_split=is_split)
+            by_channels = _is_by_channels(group, match, variant, target)
+            shape = shape_of(group, match, target, by_channels, is_split=is_split)
             for source, sink in _layouts(group, match, target):
                 inputs = _inputs(group, match, shape, source, sink, target)
                 if inputs is not None and not (is_split and source.is_plain):
                     outputs = (sink,) * len(group.outputs)
-                    offers.append(Offer(inputs, outputs, variant, is_split=is_split))
+                    flop = _vector_flop(group, shape) if is_split else 0
+                    offers.append(Offer(inputs, outputs, variant, 0, is_split, flop))
         return tuple(dict.fromkeys(offers)) or Refusal("no layout suits both sides")
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
@@ -60,12 +68,13 @@ class ConvProvider:
         source = offer.inputs[match.image.position]
         image = group.input_types[match.image.position]
         _, pixel = _form(image.shape, source, target)
-        by_channels, is_split = offer.variant == "channels", offer.variant == SPLIT
+        is_split = offer.variant == SPLIT
+        by_channels = _is_by_channels(group, match, offer.variant, target)
         shape = shape_of(group, match, target, by_channels, pixel, is_split)
         layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
         text = _print(group, match, shape, offer, target, f"{group.text}layouts {layouts}")
         floats = target.threads * shape.floats
-        if is_split:
+        if is_split and len(match.links) == 1:
             split = split_of(shape.layers[-1], image.shape[0], target)
             floats = max(floats, target.threads * split.floats + split.shared)
         return named_kernel(text, workspace_bytes=4 * floats)
@@ -96,18 +105,52 @@ def _variants(group: Group, match: Match, target: Target) -> tuple[str, ...]:
     return ("rows", "channels", *split)
 
 
+def _is_by_channels(group: Group, match: Match, variant: str, target: Target) -> bool:
+    """Return whether threads share the channels of the result."""
+    if variant == SPLIT and len(match.links) > 1:
+        return can_split(match) and group.output_types[0].shape[1] % (BLOCK * target.threads) == 0
+    return variant == "channels"
+
+
+def _vector_flop(group: Group, shape: Shape) -> int:
+    """Return the operations of a chain's convolutions that matrix units don't do."""
+    rest = [layer.link for layer in shape.layers if layer.link and not layer.on_tiles]
+    is_chain = any(layer.on_tiles for layer in shape.layers)
+    return sum(group.body.work_flop(link.primitive) for link in rest) if is_chain else 0
+
+
 def _can_be_pieces(group: Group, match: Match, target: Target) -> bool:
-    """Return whether matrix units may pay: where tiles are mostly full and much work is for each.
+    """Return whether matrix units may pay."""
+    if target.isa != "amx":
+        return False
+    if len(match.links) > 1:
+        return _can_chain_be_pieces(group, match, target)
+    return not match.links[0].is_depthwise and _can_one_be_pieces(group, match)
+
+
+def _can_one_be_pieces(group: Group, match: Match) -> bool:
+    """Return whether they may for one convolution: tiles are mostly full, much work is for each.
 
     Splitting an image for a window of one element costs about what is won by few channels.
     """
-    if target.isa != "amx" or len(match.links) > 1 or match.links[0].is_depthwise:
-        return False
     _, channels, height, width = group.output_types[0].shape
     _, terms, *window = group.body.types[match.links[0].primitive.inputs[1]].shape
     full = math.prod(n / (-(-n // BLOCK) * BLOCK) for n in (channels, terms))
     few = window == [1, 1] and min(channels, terms) < LEAST_CHANNELS
     return full >= LEAST_FULL and height * width > BLOCK and not few
+
+
+def _can_chain_be_pieces(group: Group, match: Match, target: Target) -> bool:
+    """Return whether they may for a chain: weights stay in the cache as pieces.
+
+    For few channels it takes as long to make the pieces as to multiply by vectors.
+    """
+    by_channels = _is_by_channels(group, match, SPLIT, target)
+    shape = shape_of(group, match, target, by_channels, is_split=True)
+    channels = [layer.channels for layer in shape.layers if layer.on_tiles]
+    pieces = 4 * sum(layer.pieces for layer in shape.layers) // shape.parts
+    is_kept = 0 < pieces <= PIECES_SHARE * target.l2_bytes
+    return is_kept and all(max(c) >= LEAST_CHAIN_CHANNELS for c in channels)
 
 
 def _layouts(group: Group, match: Match, target: Target) -> list[tuple[Layout, Layout]]:
@@ -174,8 +217,8 @@ def _print_layer(layer: Layer, name: str) -> str:
         "KW": layer.window[1], "SH": layer.strides[0], "SW": layer.strides[1],
         "DH": layer.dilations[0], "DW": layer.dilations[1], "TOP": layer.pads[0],
         "LEFT": layer.pads[1], "NV": layer.vectors, "ROWS": layer.pixels,
-        "BY_PIXEL": int(layer.by_pixel), "SPLIT": int(layer.is_split), "RING": rows, "LINE": line,
-        "MARGIN": margin, "PIXEL": layer.pixel, "AT": at,
+        "BY_PIXEL": int(layer.by_pixel), "SPLIT": int(layer.is_split),
+        "TILES": int(layer.on_tiles), "RING": rows, "LINE": line, "MARGIN": margin, "PIXEL": layer.pixel, "AT": at,
         "WEIGHTS": layer.link.weights if layer.link else 0,
     }  # fmt: skip
     constants = "".join(f"  static constexpr long {n} = {value};\n" for n, value in numbers.items())
@@ -206,7 +249,8 @@ def _print(
         "W": target.lanes, "FORM": f"korch_conv::{form}",
         "OUT_LAST": int(sink == channels_last(4).normalized(out_shape)), "IMAGES": image,
         "C": channels, "H": height, "WIDTH": width, "BLOCK": shape.block, "CHUNKS": shape.chunks,
-        "PARTS": shape.parts, "UNIT": shape.unit, "FLOATS": shape.floats, "THREADS": target.threads,
+        "PARTS": shape.parts, "UNIT": shape.unit, "FLOATS": shape.floats, "PIECES": shape.pieces,
+        "THREADS": target.threads,
         "OUTPUT": len(group.inputs), "LOOK_AHEAD": int(shape.looks_ahead),
         "RUN": run, "RUN_END": run_end, "SHIFT": shift,
     }  # fmt: skip
@@ -220,7 +264,9 @@ def _print(
     workspace = len(group.inputs) + len(group.outputs)
     is_split = offer.variant == SPLIT
     header, call, sizes = "korch_conv.h", "run<NAME_kernel>", ""
-    if is_split:
+    if is_split and len(match.links) > 1:
+        header, call = "korch_conv_chain_amx.h", "run_tiles<NAME_kernel>"
+    elif is_split:
         header, call = "korch_conv_amx.h", "run_split<NAME_kernel, NAME_split>"
         split = split_of(shape.layers[-1], image, target).numbers
         lines = "".join(f"  static constexpr long {n} = {value};\n" for n, value in split.items())

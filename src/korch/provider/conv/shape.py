@@ -30,6 +30,13 @@ LATENCY = 8
 """Multiplications that must be independent of each other to keep the units busy."""
 
 
+TILE_CHANNELS = 32
+"""Channels, read or written, that matrix units multiply at a time."""
+
+PIECES_FLOATS = 3 * TILE_CHANNELS * TILE_CHANNELS // 2
+"""What the pieces take of 32 numbers of each of 32 channels."""
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """A step of a kernel, in the terms of `native/korch_conv.h`.
@@ -46,6 +53,7 @@ class Layer:
         is_split: whether it computes only the channels of its task's part.
         pixel: channels that are neighbours in its ring.
         ring: rows, pixels of a row with its zeros, zeros on the left, and the first float.
+        on_tiles: whether matrix units multiply, as a part of a chain.
         link: the convolution; None for a copy.
     """
 
@@ -63,6 +71,7 @@ class Layer:
     is_split: bool = False
     pixel: int = 1
     ring: tuple[int, int, int, int] = (0, 0, 0, 0)
+    on_tiles: bool = False
     link: Link | None = None
 
     def floats(self, rows: int) -> int:
@@ -73,11 +82,18 @@ class Layer:
         """Return how many rows it reads to write `rows`, pads included."""
         return (rows - 1) * self.strides[0] + (self.window[0] - 1) * self.dilations[0] + 1
 
+    @property
+    def pieces(self) -> int:
+        """How many floats the pieces of its weights take."""
+        strips, steps = (_ceil(n, TILE_CHANNELS) for n in self.channels[::-1])
+        return strips * steps * PIECES_FLOATS if self.on_tiles else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """The sizes of a kernel: its layers, rows of a block, parts, and workspace of a thread.
 
+    `pieces` is where in it those of the weights begin that matrix units multiply by.
     `looks_ahead` says whether the rows of the image that the next block reads are prefetched.
     """
 
@@ -87,6 +103,7 @@ class Shape:
     chunks: int
     parts: int
     unit: int
+    pieces: int
     floats: int
 
 
@@ -123,7 +140,8 @@ def shape_of(
     most = _ceil(_ceil(channels, unit), parts) * unit
     per_chunk = _ceil(rows, chunks)
     limit = CACHE_SHARE * target.l2_bytes / 4
-    looks_ahead = _looks_ahead(layers, chunks, target)
+    on_tiles = any(layer.on_tiles for layer in layers)
+    looks_ahead = not on_tiles and _looks_ahead(layers, chunks, target)
     is_swept = looks_ahead or _is_swept_again(layers[0], per_chunk, rows, target)
 
     def floats_of(rows: int) -> int:
@@ -133,8 +151,9 @@ def shape_of(
     # More rows never take less memory.
     block = max(1, bisect.bisect_right(range(1, per_chunk + 1), limit, key=floats_of))
     block = _ceil(per_chunk, _ceil(per_chunk, block))
-    placed, floats = _with_rings(layers, block, most, target.lanes)
-    return Shape(tuple(placed), block, looks_ahead, chunks, parts, unit, floats)
+    placed, pieces = _with_rings(layers, block, most, target.lanes)
+    floats = pieces + sum(layer.pieces for layer in layers)
+    return Shape(tuple(placed), block, looks_ahead, chunks, parts, unit, pieces, floats)
 
 
 def _looks_ahead(layers: list[Layer], chunks: int, target: Target) -> bool:
@@ -197,7 +216,10 @@ def _layers(group: Group, match: Match, target: Target, pixel: int, is_split: bo
                                    moved, pixel=pixel))  # fmt: skip
         sums = target.registers - 4
         vectors = 1 if link.is_depthwise else _vectors(y[1], out[1], sums, target)
-        vectors = 2 if is_split else vectors
+        is_chain = len(match.links) > 1
+        on_tiles = is_split and is_chain and w[2:] == (1, 1)
+        on_tiles = on_tiles and _can_be_tiles(link, x, y, target.lanes)
+        vectors = 2 if on_tiles or (is_split and not is_chain) else vectors
         most = sums // vectors
         by_pixel = not link.is_depthwise and vectors == 1 and 1 < w[3] <= most // 2
         by_pixel = by_pixel and a.dilations[1] == 1
@@ -207,9 +229,16 @@ def _layers(group: Group, match: Match, target: Target, pixel: int, is_split: bo
         found.append(Layer(
             "DEPTHWISE" if link.is_depthwise else "DENSE", (x[1], y[1]), size, out,
             (w[2], w[3]), tuple(a.strides), tuple(a.dilations), tuple(a.pads_begin),
-            vectors, pixels, by_pixel, pixel=target.lanes, link=link,
+            vectors, pixels, by_pixel, pixel=target.lanes, on_tiles=on_tiles, link=link,
         ))  # fmt: skip
     return found
+
+
+def _can_be_tiles(link: Link, x: tuple[int, ...], y: tuple[int, ...], lanes: int) -> bool:
+    """Return whether matrix units can multiply for a convolution in a chain: of one element."""
+    a: Any = link.primitive.attributes
+    is_pointwise = not link.is_depthwise and a.groups == 1 and x[2:] == y[2:]
+    return is_pointwise and not any((*a.pads_begin, *a.pads_end)) and x[1] % lanes == 0
 
 
 def _vectors(channels: int, width: int, sums: int, target: Target) -> int:
@@ -244,8 +273,14 @@ def _with_rings(
 ) -> tuple[list[Layer], int]:
     """Return the layers with their rings for blocks of so many rows, and the floats of all."""
     placed = [layers[-1]]
-    rows, floats = block, 0
+    steps = max(
+        (_ceil(layer.channels[0], TILE_CHANNELS) for layer in layers if layer.on_tiles), default=0
+    )
+    rows, floats = block, 2 * steps * PIECES_FLOATS
     for layer, after in zip(layers[-2::-1], layers[:0:-1], strict=True):
+        if after.on_tiles and layer.kind == "DEPTHWISE":
+            placed.append(layer)
+            continue
         rows = min(layer.out[0], after.reach(rows))
         beyond = (after.out[1] - 1) * after.strides[1] + (after.window[1] - 1) * after.dilations[1]
         margin = after.pads[1]

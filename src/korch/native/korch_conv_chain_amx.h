@@ -1,0 +1,193 @@
+// Chains of convolutions whose pointwise ones are multiplied by the matrix units (korch_amx.h).
+//
+// Two tiles of 16 pixels, each within a row of the result, are multiplied by all strips of 32 channels,
+// whose pieces stay in the cache. Meanwhile the vector units finish the sums before, and make the pieces
+// of the next two tiles: what is read is split, and a depthwise layer before is computed just for that.
+//
+// A kernel is a struct K as in korch_conv.h, with some layers that have TILES and whose workspaces begin
+// with the pieces of twice 32 pixels and have those of the weights at PIECES: to share them between
+// threads takes longer than to make them twice.
+#pragma once
+
+#include "korch_conv_amx.h"
+
+namespace korch_conv {
+
+template <class K, int L>
+struct Tiles {
+  typedef Layer<K, L> A;
+  static constexpr long STEPS = blocks(A::C, TERMS), STRIPS = blocks(A::N, CHANNELS);
+  static constexpr long ACROSS = blocks(A::OUT_WIDTH, EDGE) * EDGE;  // from a result to the one below
+  static constexpr long STRIP = STEPS * korch_amx::STEP;
+  static KORCH_INLINE long first(const Task& t) { return A::SPLIT ? t.first / CHANNELS : 0; }
+  static KORCH_INLINE long last(const Task& t) { return A::SPLIT ? blocks(t.last, CHANNELS) : STRIPS; }
+  static constexpr bool IS_FED = L > 0 && is_fed<K, larger(L - 1, 0)>();
+};
+
+// Where the pieces of a layer's weights begin.
+template <class K, int L>
+constexpr long pieces_at() {
+  if constexpr (L == 0) return 0;
+  else return pieces_at<K, L - 1>() + (Layer<K, L - 1>::TILES ? Tiles<K, L - 1>::STRIPS * Tiles<K, L - 1>::STRIP : 0);
+}
+
+// What NV vectors of channels of R pixels are that layer L reads.
+template <class K, int L, int R, int NV, bool IS_EDGE>
+KORCH_INLINE void inputs(const Task& t, long y, long x, long channel, V<K> (&value)[R][NV]) {
+  if constexpr (Tiles<K, L>::IS_FED) {
+    V<K> sum[R][NV] = {};
+    depthwise_sums<K, L - 1, R, NV, IS_EDGE>(t, y, x, channel, sum);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+      for (int k = 0; k < NV; ++k)
+        value[r][k] = Layer<K, L - 1>::template finish<K::W>(t.buffers, sum[r][k], 0, channel + k * K::W);
+  } else {
+    typedef Source<K, L> S;
+    const float* const row = S::row(t, y) + x * S::PIXEL;
+#pragma GCC unroll 2
+    for (int k = 0; k < NV; ++k) {
+      const long c = channel + k * K::W;
+      const float* const from = row + c / S::PIXEL * S::STEP + c % S::PIXEL;
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) value[r][k] = load<float, K::W>(from + r * S::PIXEL);
+    }
+  }
+}
+
+// The pieces of what 32 results read, made 8 pixels of a step at a time.
+template <class K, int L>
+struct Feed {
+  typedef Layer<K, L> A;
+  typedef Tiles<K, L> P;
+  static constexpr long PART = 8, PARTS = PIXELS / PART * P::STEPS;
+  const Task& t;
+  const long first, all;  // row of the first result, and results with what is between rows
+  uint16_t* to = nullptr;
+  long q = 0, part = PARTS;        // the first of the results, and the part that is next
+  long each = 0, turn = 0, turns;  // `each` per call; a part for `turns` of them
+
+  // Make the pieces of results from number `from` on during so many calls.
+  KORCH_INLINE void set(long from, uint16_t* place, long calls) {
+    q = from, to = place, part = from < all ? 0 : PARTS, turn = 0, turns = calls;
+    each = from < all ? PARTS : 0;
+  }
+  KORCH_INLINE void make(long count) {
+    for (turn += count; turn >= turns && part < PARTS; turn -= turns) make_part();
+  }
+  KORCH_INLINE void make_all() {
+    while (part < PARTS) make_part();
+  }
+  KORCH_INLINE void make_part() {
+    constexpr int TAIL = A::OUT_WIDTH % PART;
+    const long step = part / (PIXELS / PART), i = part % (PIXELS / PART) * PART, at = q + i;
+    ++part;
+    const long y = first + at / P::ACROSS, x = at % P::ACROSS;
+    if (at >= all || x >= A::OUT_WIDTH) return;  // what this gives is dropped
+    uint16_t* const place = to + step * korch_amx::STEP + i / EDGE * korch_amx::TILE + i % EDGE * TERMS;
+    if (TAIL == 0 || x + PART <= A::OUT_WIDTH) make_pixels<PART>(y, x, step, place);
+    else make_pixels<TAIL == 0 ? 1 : TAIL>(y, x, step, place);
+  }
+  template <int R>
+  KORCH_INLINE void make_pixels(long y, long x, long step, uint16_t* place) {
+    const bool is_half = A::C % TERMS != 0 && step == P::STEPS - 1;
+    bool is_edge = false;
+    if constexpr (P::IS_FED) is_edge = x < Inside<K, L - 1>::FIRST || x + R > Inside<K, L - 1>::END;
+    if (is_half) split_pixels<R, 1, P::IS_FED>(t, y, x, step, place);
+    else if (is_edge) split_pixels<R, 2, true>(t, y, x, step, place);
+    else split_pixels<R, 2, false>(t, y, x, step, place);
+  }
+  template <int R, int NV, bool IS_EDGE>
+  static KORCH_ALONE void split_pixels(const Task& t, long y, long x, long step, uint16_t* place) {
+    V<K> value[R][NV];
+    inputs<K, L, R, NV, IS_EDGE>(t, y, x, step * TERMS, value);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+      korch_amx::split(value[r][0], NV > 1 ? value[r][NV - 1] : V<K>{}, place + r * TERMS, 2 * korch_amx::TILE);
+  }
+};
+
+// A pixel's sums of a strip from float32 numbers, for what has no pieces.
+template <class K, int L>
+KORCH_ALONE void pixel_again(const Task& t, long y, long x, long strip, float* sums) {
+  typedef Layer<K, L> A;
+  const float* w = strip_of<A>(t, strip);
+  V<K> sum[A::NV] = {};
+  for (long channel = 0; channel < A::C; channel += K::W) {
+    V<K> value[1][1];
+    inputs<K, L, 1, 1, true>(t, y, x, channel, value);
+    for (int c = 0; c < K::W; ++c, w += CHANNELS)
+      for (long k = 0; k < A::NV; ++k) sum[k] += splat<float, K::W>(value[0][0][c]) * load<float, K::W>(w + k * K::W);
+  }
+  for (long k = 0; k < A::NV; ++k) store<float, K::W>(sums + k * K::W, sum[k]);
+}
+
+// Rows [from, to) of a pointwise layer.
+template <class K, int L>
+inline void dense_tiles(const Task& t, long from, long to) {
+  typedef Layer<K, L> A;
+  typedef Tiles<K, L> P;
+  uint16_t *rows = reinterpret_cast<uint16_t*>(t.work), *other = rows + P::STRIP;
+  const uint16_t* const columns = t.pieces + pieces_at<K, L>();
+  const long begin = P::first(t), end = P::last(t);
+  alignas(64) float sums[2][PIXELS * CHANNELS];
+  long turn = 0;
+  if (t.pieces == nullptr) {  // the system doesn't let us use the units
+    for (long y = from; y < to; ++y)
+      for (long x = 0; x < A::OUT_WIDTH; ++x)
+        for (long strip = begin; strip < end; ++strip) {
+          pixel_again<K, L>(t, y, x, strip, sums[0]);
+          for (long k = 0, channel = strip * CHANNELS; k < A::NV && channel < A::N; ++k, channel += K::W)
+            put<K, L>(t, load<float, K::W>(sums[0] + k * K::W), y, x, channel);
+        }
+    return;
+  }
+  Pending<K, L, P::ACROSS, pixel_again<K, L>> pending{};
+  Feed<K, L> feed{t, from, (to - from) * P::ACROSS};
+  feed.set(0, rows, 1);
+  feed.make_all();
+  for (long q = 0; q < feed.all; q += PIXELS) {
+    feed.set(q + PIXELS, other, (end - begin) * P::STEPS * TURNS);
+    for (long strip = begin; strip < end; ++strip) {
+      const long pixels = smaller(PIXELS, feed.all - q);
+      float* const own = sums[turn++ % 2];
+      multiply(t, korch_amx::Block{rows}, columns + strip * P::STRIP, P::STEPS, pixels, own, false, feed, pending);
+      pending.set(own, from, q, pixels, strip, P::STEPS * TURNS);
+    }
+    feed.make_all();
+    uint16_t* const done = rows;
+    rows = other, other = done;
+  }
+  pending.finish(t, PIXELS);
+}
+
+// Split the weights of the strips that a task multiplies by.
+template <class K, int L = 0>
+KORCH_INLINE void split_weights(const Task& t, uint16_t* pieces) {
+  typedef Layer<K, L> A;
+  if constexpr (A::TILES) {
+    typedef Tiles<K, L> P;
+    for (long strip = P::first(t); strip < P::last(t); ++strip)
+      Columns<A>(strip_of<A>(t, strip), pieces + pieces_at<K, L>() + strip * P::STRIP, 0, P::STEPS).make_all();
+  }
+  if constexpr (L < LAST_LAYER<K>) split_weights<K, L + 1>(t, pieces);
+}
+
+template <class K>
+inline int run_tiles(void* const* buffers, const float* x, float* workspace) {
+#pragma omp parallel for num_threads(K::THREADS) schedule(static) if (K::THREADS > 1)
+  for (long task = 0; task < K::IMAGES * K::CHUNKS * K::PARTS; ++task) {
+    Task t = task_of<K>(buffers, x, workspace, task);
+    uint16_t* const pieces = reinterpret_cast<uint16_t*>(t.work + K::PIECES);
+    if (korch_amx::is_ready()) {
+      split_weights<K>(t, pieces);
+      t.pieces = pieces;
+      korch_amx::begin();
+    }
+    run_task<K>(t, task);
+    if (t.pieces != nullptr) korch_amx::end();
+  }
+  return 0;
+}
+
+}  // namespace korch_conv
