@@ -218,7 +218,8 @@ def _print_layer(layer: Layer, name: str) -> str:
         "DH": layer.dilations[0], "DW": layer.dilations[1], "TOP": layer.pads[0],
         "LEFT": layer.pads[1], "NV": layer.vectors, "ROWS": layer.pixels,
         "BY_PIXEL": int(layer.by_pixel), "SPLIT": int(layer.is_split),
-        "TILES": int(layer.on_tiles), "RING": rows, "LINE": line, "MARGIN": margin, "PIXEL": layer.pixel, "AT": at,
+        "TILES": int(layer.on_tiles), "RING": rows, "LINE": line, "MARGIN": margin,
+        "PIXEL": layer.pixel, "AT": at,
         "WEIGHTS": layer.link.weights if layer.link else 0,
     }  # fmt: skip
     constants = "".join(f"  static constexpr long {n} = {value};\n" for n, value in numbers.items())
