@@ -1,5 +1,6 @@
 """Printed kernels, compiled many to a library, compute what the primitives mean."""
 
+import math
 import re
 from collections.abc import Iterable
 
@@ -19,6 +20,7 @@ from korch.testing.kernels import check_kernel, check_offers, load_kernels, run_
 from korch.testing.samples import random_arrays
 from korch.testing.tolerance import assert_same
 from korch.tile.cpp import SERIAL_POINTS, print_cpp
+from korch.tile.lower import Machine, lower
 
 PROVIDER = GeneratedProvider()
 
@@ -192,6 +194,47 @@ def test_squares_behind_guards_that_never_hold_are_not_read(target, builder, rng
     ((_, _, kernel),) = check_offers(PROVIDER, [group], target, builder, rng)
     first = kernel.source.partition("d0 = 0;")[2].partition("d0 = 1;")[0]
     assert "load_across" in first and "i1" in first and "i2" not in first
+
+
+def test_rows_are_reduced_together(target, builder, rng):
+    """Their last lanes are combined for 16, 8 or 4 at once, what fills no vector included."""
+    groups = []
+    for rows, length in ((48, 128), (24, 50), (12, 33), (20, 67), (4, 16), (7, 40), (1, 90)):
+        for op, kind in (("sum", "f32"), ("max", "f32"), ("min", "i32"), ("prod", "f32")):
+            g = Graph()
+            groups.append(g.group(g.reduce(op, g.tensor(f"{kind}[40,{rows},{length}]"), 2)))
+    checked = check_offers(PROVIDER, groups, target, builder, rng)
+    check_specials([group for group in groups if "reduce_max" in group.text], target, builder, rng)
+    for group, offer, kernel in checked:
+        rows, length = group.input_types[0].shape[1:]
+        is_plain = str(offer.inputs[0]) == str(offer.outputs[0]) == "abc"
+        if is_plain and rows % 4 == 0 and length >= target.lanes:
+            assert ("korch::fold<" in kernel.source) == (target.lanes >= 4), (rows, length)
+
+
+def test_threads_keep_pointers_of_their_own(target):
+    """What threads share is read again at every use."""
+    g = Graph()
+    x = g.tensor(f"f32[{4 * SERIAL_POINTS}]")
+    group = g.group(g.add("neg", [x]))
+    kernel = PROVIDER.build(group, offers_of(group, target)[0], target)
+    assert isinstance(kernel, Kernel)
+    lines = [line.strip() for line in kernel.source.splitlines()]
+    if target.threads > 1:
+        region = lines.index("#pragma omp parallel")
+        assert all(region < n for n, line in enumerate(lines) if "__restrict" in line)
+
+
+def test_threads_have_equally_much_to_do(target):
+    """Tiles are cut so that the busiest thread has hardly more than its share."""
+    machine = Machine(16, 2)
+    for shape in ((102400,), (1600, 64), (128, 768)):
+        g, perm = Graph(), tuple(reversed(range(len(shape))))
+        group = g.group(g.add("neg", [g.transpose(g.tensor(f"f32{list(shape)}"), *perm)]))
+        offer = offers_of(group, target)[0]
+        (stage,) = lower(group.body, offer.inputs, offer.outputs, machine).stages
+        points = math.prod(axis.extent for axis in stage.passes[0].axes)
+        assert points * -(-stage.tasks // 2) <= 1.05 * math.prod(shape) / 2, shape
 
 
 def test_large_groups_run_in_parallel_and_small_ones_do_not(target, builder, rng):

@@ -29,12 +29,11 @@ KORCH_INLINE F<W> number(float x) {
   return splat<float, W>(x);
 }
 
-// A NaN fails both comparisons and stays. In this order of operands each is one instruction.
+// A NaN fails both comparisons and stays.
 template <int W>
 KORCH_INLINE F<W> clamped(F<W> x, float least, float most) {
   F<W> low = number<W>(least), high = number<W>(most);
-  F<W> a = low > x ? low : x;
-  return high < a ? high : a;
+  return less_of<float, W>(high, greater_of<float, W>(low, x));
 }
 
 // Horner's rule, highest coefficient first.
@@ -79,7 +78,7 @@ KORCH_INLINE F<W> exp_float(F<W> x) {
 template <int W>
 KORCH_INLINE F<W> exp_of_nonpositive(F<W> x) {
   F<W> low = number<W>(-87.0f), zero = number<W>(0.0f), one = number<W>(1.0f);
-  F<W> a = low > x ? low : x;
+  F<W> a = greater_of<float, W>(low, x);
   // The number added rounds, and has the bias of exponents, so that the sum's low bits are those of 2^n.
   F<W> magic = number<W>(12582912.0f + 127.0f);
   F<W> shifted = a * number<W>(1.44269504088896341f) + magic;

@@ -134,6 +134,19 @@ KORCH_INLINE void load_across(Vec<T, W> (&to)[COUNT], const T* at, long step) {
   }
 }
 
+// The W elements of each of ROWS rows, one after another in memory, combined to one.
+template <typename T, int ROWS, int W, typename Combine>
+KORCH_INLINE Vec<T, ROWS> fold(const T* part, Combine combine) {
+  Vec<T, ROWS> x[W];
+  load_across<T, ROWS, W>(x, part, W);
+#pragma GCC unroll 4
+  for (int half = W / 2; half > 0; half /= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < half; ++i) x[i] = combine(x[i], x[i + half]);
+  }
+  return x[0];
+}
+
 // The elements at index(i), index(i + 1), ...
 template <typename T, int W, typename Index>
 KORCH_INLINE Vec<T, W> gather(const T* from, Index index, long i) {
@@ -163,6 +176,25 @@ KORCH_INLINE Vec<T, W> spread(const T* from, long size, long at, const int32_t* 
     return x;
 #endif
   }
+}
+
+// a > b ? a : b, which is b if either is NaN, in one instruction where there is one: of vectors of 16
+// lanes GCC makes a comparison and a choice.
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> greater_of(Vec<T, W> a, Vec<T, W> b) {
+#if defined(__AVX512F__)
+  if constexpr (W == 16 && sizeof(T) == 4 && !is_integer<T>) return __builtin_ia32_maxps512_mask(a, b, a, -1, 4);
+#endif
+  return a > b ? a : b;
+}
+
+// a < b ? a : b, in the same way.
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> less_of(Vec<T, W> a, Vec<T, W> b) {
+#if defined(__AVX512F__)
+  if constexpr (W == 16 && sizeof(T) == 4 && !is_integer<T>) return __builtin_ia32_minps512_mask(a, b, a, -1, 4);
+#endif
+  return a < b ? a : b;
 }
 
 template <typename To, typename From, int W>
@@ -238,14 +270,14 @@ KORCH_INLINE Vec<T, W> op_reciprocal(Vec<T, W> a) {
 
 template <typename T, int W>
 KORCH_INLINE Vec<T, W> op_max(Vec<T, W> a, Vec<T, W> b) {
-  Vec<T, W> larger = b > a ? b : a;  // a if either is NaN: what is left to ask of a literal b is known
+  Vec<T, W> larger = greater_of<T, W>(b, a);  // a if either is NaN: what is left to ask of a literal b is known
   if constexpr (is_integer<T>) return larger;
   else return b != b ? b : larger;
 }
 
 template <typename T, int W>
 KORCH_INLINE Vec<T, W> op_min(Vec<T, W> a, Vec<T, W> b) {
-  Vec<T, W> smaller = b < a ? b : a;
+  Vec<T, W> smaller = less_of<T, W>(b, a);
   if constexpr (is_integer<T>) return smaller;
   else return b != b ? b : smaller;
 }
@@ -443,13 +475,13 @@ KORCH_INLINE Vec<T, W> unless_nan(Vec<T, W> chosen, Vec<T, W> b) {
 template <typename T, int W>
 KORCH_INLINE Vec<T, W> combine_max(Vec<T, W> a, Vec<T, W> b) {
   if constexpr (is_integer<T>) return op_max<T, W>(a, b);
-  else return unless_nan<T, W>(b > a ? b : a, b);
+  else return unless_nan<T, W>(greater_of<T, W>(b, a), b);
 }
 
 template <typename T, int W>
 KORCH_INLINE Vec<T, W> combine_min(Vec<T, W> a, Vec<T, W> b) {
   if constexpr (is_integer<T>) return op_min<T, W>(a, b);
-  else return unless_nan<T, W>(b < a ? b : a, b);
+  else return unless_nan<T, W>(less_of<T, W>(b, a), b);
 }
 
 #define KORCH_ACROSS(NAME)                                                        \

@@ -43,9 +43,9 @@ class _Printer:
         self.out = Writer(program, lanes)
 
     def run(self) -> tuple[str, str, int]:
-        workspace_bytes = self._pointers()
         if self.is_parallel:
             self.out.open("#pragma omp parallel")
+        workspace_bytes = self._pointers()  # of each thread, or every use would read them again
         for stage in self.program.stages:
             self._stage(stage)
         if self.is_parallel:

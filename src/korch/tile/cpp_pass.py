@@ -21,7 +21,13 @@ from korch.tile.index import (
     turning_point,
     var,
 )
-from korch.tile.loops import is_across, side_of, turns_on
+from korch.tile.loops import (
+    LEAST_SIDE,
+    SQUARE_TYPES,
+    is_across,
+    side_of,
+    turns_on,
+)
 from korch.tile.program import (
     Accumulate,
     Axis,
@@ -83,7 +89,7 @@ class PassPrinter(OpPrinter):
                 self.out.close()
             self.ranges = before
             return
-        if not rest and self._is_split(axis):
+        if not rest and (self._is_split(axis) or self._is_reduced_in_rows(axis)):
             return
         self._loop(axis)
         self._nest(rest)
@@ -402,13 +408,58 @@ class PassPrinter(OpPrinter):
         for _ in self.reduced[:-1]:
             self.out.close()
 
-    def _reduce_scalar(self) -> None:
-        """Accumulate vectors along a reduced axis; their lanes are combined at the end."""
+    def _is_reduced_in_rows(self, axis: Axis) -> bool:
+        """Print reductions for several elements of a kept axis at once, if they suit registers.
+
+        Each leaves a vector; their lanes are combined together, which takes as many steps for all
+        as for one.
+        """
+        rows = next((n for n in (16, 8, 4) if n <= self.out.lanes and axis.extent % n == 0), 0)
+        is_along = self.vector is not None and self.vector.is_reduced and self.pass_.is_reduction
+        types = {self.out.program.buffer(sink.buffer).dtype for sink in self.pass_.sinks}
+        width = self._reduced_width() if is_along else 1
+        if not rows or width < LEAST_SIDE or axis.ragged is not None or types - {*SQUARE_TYPES}:
+            return False
+        name = axis.name
+        self.out.open(f"for (long first = 0; first < {axis.extent}; first += {rows})")
+        for k, sink in enumerate(self.pass_.sinks):
+            type_ = C_TYPE[self.out.program.buffer(sink.buffer).dtype]
+            self.out.line(f"alignas(64) {type_} part{k}[{rows * width}];")
+        self.out.open(f"for (long {name} = first; {name} < first + {rows}; ++{name})")
+        self._reduce_scalar(f"{width} * ({name} - first)")
+        self.out.close()
+        self.out.line(f"const long {name} = first;")
+        for k, sink in enumerate(self.pass_.sinks):
+            if isinstance(sink, Accumulate):
+                type_ = C_TYPE[self.out.program.buffer(sink.buffer).dtype]
+                total = (
+                    f"korch::fold<{type_}, {rows}, {width}>(part{k}, [](auto a, auto b) "
+                    f"{{ return korch::combine_{sink.op}<{type_}, {rows}>(a, b); }})"
+                )
+                self._store(sink.buffer, sink.index, total, name, str(rows))
+        self.out.close()
+        return True
+
+    def _reduced_width(self) -> int:
+        """Return the widest vector along the reduced vector axis."""
         axis = self.vector
         parts = self._parts(axis) if axis is not None else []
         widths = [self._width(axis, low, high) for low, high in parts] if axis is not None else []
-        width = max(widths, default=1)
+        return max(widths, default=1)
+
+    def _reduce_scalar(self, part: str = "") -> None:
+        """Accumulate vectors along a reduced axis; their lanes are combined at the end.
+
+        Args:
+            part: where the accumulated vector goes instead, as a place in `part0` and so on.
+        """
+        axis, width = self.vector, self._reduced_width()
+        parts = self._parts(axis) if axis is not None else []
         longest = max((high - low for low, high in parts), default=0)
+        has_rest = bool(self.clips) or any(
+            axis is not None and (self._width(axis, *ends) < width or (ends[1] - ends[0]) % width)
+            for ends in parts
+        )
         unroll = UNROLL if longest >= UNROLL * width > UNROLL else 1
         self._declare(str(width), unroll)
         if width > 1:
@@ -423,7 +474,21 @@ class PassPrinter(OpPrinter):
             self._reduce_part(axis, low, high, width, unroll)
         for _ in loops:
             self.out.close()
-        self._finish(unroll, self.ranges, "", str(width))
+        if part:
+            self._leave(unroll, str(width), part, has_rest)
+        else:
+            self._finish(unroll, self.ranges, "", str(width), has_rest=has_rest)
+
+    def _leave(self, unroll: int, width: str, part: str, has_rest: bool) -> None:
+        """Combine the accumulators but for their lanes, and write the vectors into parts."""
+        for k, sink in enumerate(self.pass_.sinks):
+            if isinstance(sink, Accumulate):
+                type_ = C_TYPE[self.out.program.buffer(sink.buffer).dtype]
+                self.out.line(f"auto total{k} = {self._total(sink, k, 0, unroll, width)};")
+                if has_rest:
+                    combine = f"korch::combine_{sink.op}<{type_}, 1>"
+                    self.out.line(f"total{k}[0] = {combine}(total{k}[0], e{k}_0);")
+                self.out.line(f"korch::store<{type_}, {width}>(part{k} + {part}, total{k});")
 
     def _reduce_part(self, axis: Axis | None, low: int, high: int, width: int, unroll: int) -> None:
         if axis is None:
@@ -482,21 +547,34 @@ class PassPrinter(OpPrinter):
     def _acc(self, u: int, prefix: str = "a") -> str:
         return ", ".join(f"{prefix}{k}_{u}" for k in range(len(self.pass_.sinks)))
 
+    def _total(self, sink: Accumulate, k: int, first: int, unroll: int, width: str) -> str:
+        """Return the text of the accumulators of a sink, from the first on, combined."""
+        type_ = C_TYPE[self.out.program.buffer(sink.buffer).dtype]
+        total = f"a{k}_{first}"
+        for u in range(1, unroll):
+            total = f"korch::combine_{sink.op}<{type_}, {width}>({total}, a{k}_{u})"
+        return total
+
     def _finish(
-        self, unroll: int, ranges: Ranges, variable: str, width: str, first: int = 0
+        self,
+        unroll: int,
+        ranges: Ranges,
+        variable: str,
+        width: str,
+        first: int = 0,
+        has_rest: bool = True,
     ) -> None:
         """Combine the accumulators, from the first on, and write the results."""
         for k, sink in enumerate(self.pass_.sinks):
             if not isinstance(sink, Accumulate):
                 continue
             type_ = C_TYPE[self.out.program.buffer(sink.buffer).dtype]
-            total = f"a{k}_{first}"
-            for u in range(1, unroll):
-                total = f"korch::combine_{sink.op}<{type_}, {width}>({total}, a{k}_{u})"
+            total = self._total(sink, k, first, unroll, width)
             if variable:
                 self._store(sink.buffer, sink.index, total, variable, width)
                 continue
             if width != "1":
-                total = f"korch::combine_{sink.op}<{type_}, 1>(" \
-                        f"korch::across_{sink.op}<{type_}, {width}>({total}), e{k}_0)"  # fmt: skip
+                total = f"korch::across_{sink.op}<{type_}, {width}>({total})"
+                if has_rest:
+                    total = f"korch::combine_{sink.op}<{type_}, 1>({total}, e{k}_0)"
             self.out.line(f"{sink.buffer}[{self.out.expr(sink.index)}] = {total};")

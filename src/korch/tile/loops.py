@@ -45,6 +45,7 @@ def arrange(pass_: Pass, lanes: int, sizes: Mapping[str, int], grid: Ranges) -> 
     reference = _reference(pass_, sizes)
 
     # Squares are best read as streams, unless they are written to places that share cache sets.
+    # Along rows that begin inside of lines is faster only where each core reads what it wrote.
     is_aliased = not across or (reference.coefficient(across) or 0) % ALIASED_ELEMENTS == 0
     last = {across: 0, vector: 1} if is_aliased else {vector: 0, across: 1}
 
@@ -63,7 +64,7 @@ def grid_for(pass_: Pass, threads: int, lanes: int) -> Stage:
         if axes[0].is_reduced or (axes[0].extent <= 4 and turns_on(pass_, axes[0].name)):
             break
         if pass_.across and len(axes) == 2:
-            return _grid_of_squares(pass_, grid, lanes)
+            return _grid_of_squares(pass_, grid, threads, lanes)
         grid.append(axes.pop(0))
     tasks = math.prod(axis.extent for axis in grid)
     last = axes[0] if len(axes) == 1 else None
@@ -71,30 +72,51 @@ def grid_for(pass_: Pass, threads: int, lanes: int) -> Stage:
     if last is not None and not is_whole and last.extent > TASK_POINTS // 2:
         wanted = -(-last.extent // max(1, 4 * threads // tasks))
         tile = min(TASK_POINTS, max(TASK_POINTS // 4, wanted))
-        tile = -(-tile // (4 * lanes)) * 4 * lanes
+        shares = threads // math.gcd(
+            threads, tasks
+        )  # as many tiles as each thread gets equally many of
+        tiles = -(-last.extent // (tile * shares)) * shares
+        tile = -(-last.extent // (tiles * 4 * lanes)) * 4 * lanes
         if tile < last.extent:
             pass_ = _cut(pass_, grid, last, tile)
             axes = [axis for axis in pass_.axes if axis.name == last.name]
     return Stage(tuple(grid), (dataclasses.replace(pass_, axes=tuple(axes)),))
 
 
-def _grid_of_squares(pass_: Pass, grid: list[Axis], lanes: int) -> Stage:
+def _grid_of_squares(pass_: Pass, grid: list[Axis], threads: int, lanes: int) -> Stage:
     """Cut the two axes of squares into tiles of some squares."""
     points = TASK_POINTS
     for axis, wanted in zip(pass_.axes[:-3:-1], (SQUARES * lanes, points), strict=True):
         step = side_of(axis.extent, lanes)
-        tile = _tile(axis.extent, max(step, min(wanted, points)), step)
+        if axis is pass_.axes[-1] and axis.extent <= wanted:
+            points //= axis.extent
+            continue
+        tasks = math.prod(axis.extent for axis in grid)
+        shares = threads // math.gcd(threads, tasks)
+        tile = _tile(axis.extent, max(step, min(wanted, points)), step, shares)
         if tile < axis.extent and not turns_on(pass_, axis.name):
             pass_ = _cut(pass_, grid, axis, tile)
         points //= min(tile, axis.extent)
     return Stage(tuple(grid), (dataclasses.replace(pass_, axes=pass_.axes[-2:]),))
 
 
-def _tile(extent: int, wanted: int, step: int) -> int:
-    """Return a multiple of a step near what is wanted, whose last tile is no shorter than that."""
+def _tile(extent: int, wanted: int, step: int, shares: int) -> int:
+    """Return a multiple of a step near what is wanted, whose last tile is no shorter than that.
+
+    Of such, the one with which the busiest of `shares` threads has least to do.
+    """
     wanted = max(1, wanted // step) * step
-    tiles = (*range(wanted, wanted // 2, -step), *range(wanted + step, 4 * wanted + 1, step))
-    return next((t for t in tiles if extent % t == 0 or extent % t >= step), wanted)
+
+    def is_whole(tile: int) -> bool:
+        return extent % tile == 0 or extent % tile >= step
+
+    def padded(tile: int) -> int:
+        return -(-extent // (tile * shares)) * shares * tile
+
+    near = [tile for tile in range(wanted, wanted // 2, -step) if is_whole(tile)]
+    if near:
+        return min(near, key=padded)
+    return next((t for t in range(wanted + step, 4 * wanted + 1, step) if is_whole(t)), wanted)
 
 
 def _cut(pass_: Pass, grid: list[Axis], axis: Axis, tile: int) -> Pass:
