@@ -145,7 +145,8 @@ class Result:
         low, high = np.percentile(times, [10, 90]) if len(times) else (None, None)
         expected = self.entry.expected
         return {
-            "plan": self.entry.name, "kernels": len(self.entry.steps),
+            "plan": self.entry.name,
+            "kernels": sum(not step.offer.is_in_place for step in self.entry.steps),
             "predicted_ms": self.entry.predicted_ns / 1e6,
             "expected_ms": expected and expected.median_ns / 1e6,
             "expected_p10_ms": expected and expected.p10_ns / 1e6,

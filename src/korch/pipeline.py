@@ -404,7 +404,8 @@ def _count_measured(tasks: Sequence[Task], meter: AnyMeter) -> int:
 def _finish(run: Run, contest: Contest, report: dict[str, Any]) -> Any:
     executable = contest.winner
     report |= contest.report()
-    report["kernels"] = len(executable.plan.steps)
+    report["kernels"] = executable.plan.kernel_count
+    report["in_place"] = len(executable.plan.steps) - executable.plan.kernel_count
     report["flop"] = sum(step.work_flop for step in executable.plan.steps)
     report["arena_bytes"] = executable.plan.arena_bytes
     report["seconds"] = time.monotonic() - run.started_s

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from korch.candidate.candidate import Offer
 from korch.measure import calibrate
 from korch.measure.cpu import CpuMeter
 from korch.measure.record import AGAIN, Failed, Measured, is_lasting
@@ -47,7 +48,7 @@ def test_a_calibration_that_was_measured_in_another_way_is_not_taken(meter):
 
 @pytest.mark.parametrize("then", [LASTING[6], LASTING[0]], ids=lambda r: getattr(r, "kind", "ran"))
 def test_what_hung_is_tried_once_more_in_another_session(meter, then):
-    candidate = SimpleNamespace(key="slow")
+    candidate = SimpleNamespace(key="slow", offer=Offer((), ()))
     meter.keep("slow", LASTING[6])
     assert meter.known(candidate) == LASTING[6]
     meter._records.clear()  # another session

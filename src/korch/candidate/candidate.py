@@ -100,6 +100,8 @@ class Offer:
         work_flop: a floor of the operations that this way of running it takes; 0 if unknown.
         is_split: whether matrix units multiply float32 numbers as pieces of fewer bits.
         vector_flop: of all operations, those that vector units do then, maybe at the same time.
+        is_in_place: whether nothing runs: the inputs are the pieces of which the output consists,
+            one after another, and whoever writes them writes into the output's memory.
     """
 
     inputs: tuple[Layout, ...]
@@ -108,6 +110,7 @@ class Offer:
     work_flop: int = 0
     is_split: bool = False
     vector_flop: int = 0
+    is_in_place: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,8 @@ class Candidate:
     @property
     def size_bytes(self) -> int:
         """Bytes that it must read and write."""
+        if self.offer.is_in_place:
+            return 0
         types = (*self.group.input_types, *self.group.output_types)
         layouts = (*self.offer.inputs, *self.offer.outputs)
         return sum(layout.size_bytes(type_) for layout, type_ in zip(layouts, types, strict=True))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -63,6 +64,21 @@ class Layout:
         steps = [axis for axis in self.order if shape[axis] // self.block(axis) > 1]
         steps += [axis for axis, size in self.blocks if size > 1]
         return Layout.plain(len(shape)) if steps == sorted(steps) else self
+
+    def lays_end_to_end(self, shapes: Sequence[tuple[int, ...]], axis: int) -> bool:
+        """Return whether a concatenation is the bytes of its operands, one after another.
+
+        So it is if no axis farther out than the concatenated one has more than one step, and each
+        operand but the last ends with a whole block.
+
+        Args:
+            shapes: the operands', equal but for `axis`.
+            axis: along which they are concatenated.
+        """
+        outer = self.order[: self.order.index(axis)]
+        return all(-(-shapes[0][a] // self.block(a)) == 1 for a in outer) and not any(
+            shape[axis] % self.block(axis) for shape in shapes[:-1]
+        )
 
     def pack(self, array: Array) -> Array:
         """Return the elements of `array` in this order, as an array of the physical shape."""

@@ -16,6 +16,7 @@ from korch.measure.meter import CandidateMeter
 from korch.measure.record import Failed, FailureKind, Measured, Record
 from korch.measure.timer import BufferSpec, Job, time_kernels
 from korch.options import Options
+from korch.provider.in_place import InPlaceProvider
 from korch.provider.provider import Kernel, Provider
 from korch.provider.shares import SharesProvider
 from korch.target import Target, detect_target
@@ -38,6 +39,10 @@ def needed_flop(candidate: Candidate) -> int:
     return max(candidate.linear_flop, candidate.offer.work_flop) - candidate.offer.vector_flop
 
 
+NOTHING = Measured(0, 0.0, (0,))
+"""What is known of a candidate for which nothing runs."""
+
+
 class CpuMeter(CandidateMeter[Target, Kernel]):
     """Builds kernels with the machine's compiler and times them in a process of their own.
 
@@ -56,7 +61,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
             providers: who makes kernels.
             weights_bytes: of the model's constants, each of which a run reads.
         """
-        super().__init__(options, providers)
+        super().__init__(options, (*providers, InPlaceProvider()))
         self.shares = SharesProvider(providers)
         self._provider[self.shares.name] = self.shares
         self.target = detect_target(
@@ -69,8 +74,16 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         self._timer = self.builder.library([(NATIVE_FOLDER / "korch_timer.cpp").read_text()])
         self.calibration = self._calibrate()
 
+    def known(self, candidate: Candidate) -> Record | None:
+        """Return what this run or the database knows of a candidate."""
+        if candidate.offer.is_in_place:
+            self._records[candidate.key] = NOTHING
+        return super().known(candidate)
+
     def bound_ns(self, candidate: Candidate) -> int:
         """Return a time that no kernel for a candidate can undercut."""
+        if candidate.offer.is_in_place:
+            return 0
         return DISPATCH_NS + self.calibration.bound_ns(self._work(candidate))
 
     def guess_ns(self, candidate: Candidate) -> int:
@@ -79,6 +92,8 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         A kernel's inputs have just been written, but its weights and outputs are in no core's own
         cache: so its bytes come from the one that the cores share.
         """
+        if candidate.offer.is_in_place:
+            return 0
         work = self._work(candidate)
         levels = self.calibration.levels
         shared = levels[-2] if len(levels) > 1 else levels[-1]

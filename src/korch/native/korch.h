@@ -39,7 +39,8 @@ const korch_tensor *korch_inputs(int64_t *count);
 const korch_tensor *korch_outputs(int64_t *count);
 const korch_tensor *korch_constants(int64_t *count);
 
-/* The symbol of each kernel, in the order in which they run. */
+/* The symbol of each kernel, in the order in which they run; "" where nothing runs, as the operands
+ * of a concatenation lie in its result. */
 const char *const *korch_kernels(int64_t *count);
 
 /* Bytes of the arena that a handle allocates. */

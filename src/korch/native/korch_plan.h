@@ -6,13 +6,16 @@ namespace plan {
 
 enum place_kind { ARENA, CONSTANT, INPUT, OUTPUT };
 
-/* Where a buffer lies: an offset in the arena, or the position of a constant, input or output. */
+/* Where a buffer lies: an offset in the arena, or the position of a constant, input or output; of a
+ * piece of an output also how far from its begin, in bytes. */
 struct slot {
     place_kind place;
     int64_t at;
+    int64_t offset;
 };
 
-/* One kernel call: its buffers are SLOTS[first_slot], SLOTS[first_slot + 1], and so on. */
+/* One kernel call: its buffers are SLOTS[first_slot], SLOTS[first_slot + 1], and so on. Of a step for
+ * which nothing runs, a concatenation in place, `run` is null. */
 struct step {
     int (*run)(void *state, void *const *buffers);
     void *(*create)(int threads, char *error, size_t error_size);

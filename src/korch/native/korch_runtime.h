@@ -75,7 +75,7 @@ void bind(handle *h, const void *const *inputs, void *const *outputs) {
         const plan::slot &slot = plan::SLOTS[plan::BINDINGS[i]];
         h->table[plan::BINDINGS[i]] = slot.place == plan::INPUT
                                           ? const_cast<void *>(inputs[slot.at])
-                                          : outputs[slot.at];
+                                          : (char *)outputs[slot.at] + slot.offset;
     }
 }
 
@@ -83,8 +83,9 @@ void copy_outputs(const handle *h, const void *const *inputs, void *const *outpu
     for (int64_t i = 0; i < plan::COPY_COUNT; ++i) {
         const plan::copy &copy = plan::COPIES[i];
         const void *from = copy.from.place == plan::INPUT     ? inputs[copy.from.at]
-                           : copy.from.place == plan::OUTPUT  ? outputs[copy.from.at]
-                                                              : locate(h, copy.from);
+                           : copy.from.place == plan::OUTPUT
+                               ? (char *)outputs[copy.from.at] + copy.from.offset
+                               : locate(h, copy.from);
         const size_t size = (size_t)plan::OUTPUTS[copy.output].size_bytes;
         if (size) memcpy(outputs[copy.output], from, size);
     }
@@ -105,7 +106,7 @@ int run(handle *h, const void *const *inputs, void *const *outputs, int64_t *ker
     int64_t start = IS_TIMED ? now_ns() : 0;
     for (int64_t i = 0; i < plan::STEP_COUNT; ++i) {
         const plan::step &step = plan::STEPS[i];
-        if (step.run(h->states[i], h->table + step.first_slot)) {
+        if (step.run && step.run(h->states[i], h->table + step.first_slot)) {
             failed = (int)i + 1;
             break;
         }

@@ -57,6 +57,7 @@ def greedy_plan(problem: Problem, candidates: Sequence[Candidate]) -> tuple[int,
     """Return the plan that fuses as much as it can, or None if greed runs into a cycle."""
     chosen: list[int] = []
     written: set[object] = set()
+    owned: set[object] = set()
     waiting = list(problem.required)
     while waiting:
         port = waiting.pop()
@@ -65,12 +66,14 @@ def greedy_plan(problem: Problem, candidates: Sequence[Candidate]) -> tuple[int,
         makers = [
             k for k in problem.producers.get(port, ())
             if not written.intersection(problem.kernels[k].outputs)
+            and not owned.intersection(problem.kernels[k].owns)
         ]  # fmt: skip
         if not makers:
             return None
         best = max(makers, key=lambda k: (kernel_size(candidates[k]), -problem.kernels[k].cost_ns))
         chosen.append(best)
         written.update(problem.kernels[best].outputs)
+        owned.update(problem.kernels[best].owns)
         waiting.extend(problem.needs(best))
     total = sum(problem.kernels[k].cost_ns for k in chosen)
     status = Status.FEASIBLE if total else Status.OPTIMAL  # nothing costs less than nothing

@@ -11,10 +11,11 @@ Variables, all integers:
 
 Minimise Σ cost[k] · use[k]. One function makes one family of rows; its docstring gives the
 inequality, what it forbids, why it is true of every plan, and whether it is needed or only
-tightens. The needed families are `add_outputs`, `add_single_producer` and `add_dependencies`;
-what they do not forbid is a circle of kernels that wait for each other, for which the solver adds
-`loop_row`s where a solution has one. All others tighten, and decide whether the solver is done in
-seconds or never: with the needed rows alone, many fractions of kernels share one producer.
+tightens. The needed families are `add_outputs`, `add_single_producer`, `add_single_owner` and
+`add_dependencies`; what they do not forbid is a circle of kernels that wait for each other, for
+which the solver adds `loop_row`s where a solution has one. All others tighten, and decide whether
+the solver is done in seconds or never: with the needed rows alone, many fractions of kernels share
+one producer.
 
 *True of every plan* means here: of the set of chosen kernels of any plan as `problem` defines it,
 an order exists in which every port is written before it is read. All proofs below use it alone;
@@ -123,6 +124,7 @@ def formulate(problem: Problem) -> Formulation:
     program = Formulation(problem)
     add_outputs(program)
     add_single_producer(program)
+    add_single_owner(program)
     add_dependencies(program)
     add_covering(program)
     add_shared_dependencies(program)
@@ -155,6 +157,17 @@ def add_single_producer(program: Formulation) -> None:
     """
     for port, kernels in program.problem.producers.items():
         program.at_least("single-producer", kernels, (program.ports[port],), is_equal=True)
+
+
+def add_single_owner(program: Formulation) -> None:
+    """Let the memory of a port be a part of one other at most.
+
+    Σ_{k owns q} use[k] ≤ 1 for each port q. Forbids that a value is a piece of two concatenations
+    in place, for it lies at one address. Needed.
+    """
+    for kernels in program.problem.owners.values():
+        if len(kernels) > 1:
+            program.at_least("single-owner", (), kernels, least=-1)
 
 
 def add_dependencies(program: Formulation) -> None:

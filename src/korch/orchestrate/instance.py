@@ -82,7 +82,9 @@ def collect_candidates(
                 refusals[text] = refusals.get(text, 0) + 1
                 continue
             candidates.extend(
-                Candidate(group, provider.name, offer, provider.version) for offer in answer
+                Candidate(group, provider.name, offer, provider.version)
+                for offer in answer
+                if not offer.is_in_place or has_free_operands(graph, group)
             )
 
     for group in groups:
@@ -113,6 +115,16 @@ def collect_candidates(
     return (*candidates[:changes_from], *changes), refusals
 
 
+def has_free_operands(graph: PrimitiveGraph, group: Group) -> bool:
+    """Return whether kernels of this graph may write a group's inputs wherever they are told.
+
+    The graph's inputs are there before (if it is a segment, another one wrote them). Its outputs
+    have memory of their own, the caller's: to make them pieces of another value costs a copy.
+    """
+    ends = {value for _, value in (*graph.inputs, *graph.outputs)}
+    return ends.isdisjoint(group.inputs)
+
+
 def make_problem(
     graph: PrimitiveGraph,
     candidates: Sequence[Candidate],
@@ -130,6 +142,7 @@ def make_problem(
                 outputs=_ports(candidate.output_ports),
                 cost_ns=cost,
                 is_measured=is_measured,
+                owns=_owned(graph, candidate),
             )
         )
     required, given = interface.ports(graph)
@@ -171,6 +184,19 @@ def check_every_primitive_runs(
                 hint=f"The providers say: {reasons}",
             )
     raise UnprovidedError("no provider runs some primitives, and others need each other")
+
+
+def _owned(graph: PrimitiveGraph, candidate: Candidate) -> tuple[Port, ...]:
+    """Return the ports whose memory becomes a part of the output's.
+
+    Layouts with the same bytes are one, as they are where memory is planned.
+    """
+    if not candidate.offer.is_in_place:
+        return ()
+    return tuple(
+        Port(value, str(layout.normalized(graph.types[value].shape)))
+        for value, layout in candidate.input_ports
+    )
 
 
 def _ports(ports: Iterable[tuple[int, Layout]]) -> tuple[Port, ...]:

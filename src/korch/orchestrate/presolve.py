@@ -59,23 +59,23 @@ def dominated_kernels(
 ) -> frozenset[int]:
     """Return the kernels that another one with the same ports, at no more cost, can replace.
 
-    The other reads no port that the first does not read and writes the same ports, so that in any
-    plan it can stand in the first one's place.
+    The other reads and owns no port that the first does not, and writes the same ports, so that in
+    any plan it can stand in the first one's place.
     """
-    groups: dict[frozenset[Port], list[tuple[int, int, frozenset[Port]]]] = {}
+    groups: dict[frozenset[Port], list[tuple[int, int, frozenset[Port], frozenset[Port]]]] = {}
     for k, kernel in enumerate(problem.kernels):
         if k in excluded:
             continue
-        entry = (costs_ns[k], k, frozenset(problem.needs(k)))
+        entry = (costs_ns[k], k, frozenset(problem.needs(k)), frozenset(kernel.owns))
         groups.setdefault(frozenset(kernel.outputs), []).append(entry)
     gone = set()
     for group in groups.values():
-        kept: list[frozenset[Port]] = []
-        for _, k, needs in sorted(group, key=lambda entry: entry[:2]):
-            if any(other <= needs for other in kept):
+        kept: list[tuple[frozenset[Port], frozenset[Port]]] = []
+        for _, k, needs, owns in sorted(group, key=lambda entry: entry[:2]):
+            if any(less <= needs and owned <= owns for less, owned in kept):
                 gone.add(k)
             else:
-                kept.append(needs)
+                kept.append((needs, owns))
     return frozenset(gone)
 
 
@@ -135,6 +135,7 @@ def greedy_plan(problem: Problem, costs_ns: Sequence[int], useful: Iterable[int]
     waiting = [(-rank[p], p) for p in set(problem.required) if p in rank]
     heapq.heapify(waiting)
     written: set[Port] = set()
+    owned: set[Port] = set()
     chosen: set[int] = set()
     while waiting:
         _, port = heapq.heappop(waiting)
@@ -143,6 +144,7 @@ def greedy_plan(problem: Problem, costs_ns: Sequence[int], useful: Iterable[int]
         able = [
             k for k in problem.producers[port]
             if k in total and written.isdisjoint(problem.kernels[k].outputs)
+            and owned.isdisjoint(problem.kernels[k].owns)
             and all(rank[need] < rank[port] for need in problem.needs(k))
         ]  # fmt: skip
         if not able:
@@ -150,6 +152,7 @@ def greedy_plan(problem: Problem, costs_ns: Sequence[int], useful: Iterable[int]
         best = min(able, key=lambda k: (total[k], k))
         chosen.add(best)
         written.update(problem.kernels[best].outputs)
+        owned.update(problem.kernels[best].owns)
         for need in problem.needs(best):
             heapq.heappush(waiting, (-rank[need], need))
     return chosen

@@ -3,7 +3,7 @@
 An instance knows nothing of tensors. Primitives and values are integers; a *port* is a value in a
 layout; a *kernel* is a candidate as the solver sees it: the ports that it reads and writes, the
 primitives that it runs and its cost. A plan is an order of kernels in which every port is written
-before it is read, no port is written twice, and every required port is written.
+before it is read, no port is written twice or owned twice, and every required port is written.
 
 Recomputation is allowed (a primitive may be in several chosen kernels). A value may be the output
 of several primitives, its alternatives, and these may form cycles. A change of layout is a kernel
@@ -56,6 +56,8 @@ class Kernel:
         outputs: the ports that it writes.
         cost_ns: what choosing it costs.
         is_measured: whether the cost is a measured time; otherwise it is a lower bound.
+        owns: the ports that it reads whose memory becomes a part of what it writes: no two chosen
+            kernels may own one.
     """
 
     steps: frozenset[int]
@@ -63,6 +65,7 @@ class Kernel:
     outputs: tuple[Port, ...]
     cost_ns: int
     is_measured: bool = False
+    owns: tuple[Port, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,15 @@ class Problem:
         found: dict[Port, list[int]] = {}
         for k, kernel in enumerate(self.kernels):
             for port in kernel.outputs:
+                found.setdefault(port, []).append(k)
+        return {port: tuple(kernels) for port, kernels in found.items()}
+
+    @cached_property
+    def owners(self) -> dict[Port, tuple[int, ...]]:
+        """The kernels that own each port; ports that none owns are left out."""
+        found: dict[Port, list[int]] = {}
+        for k, kernel in enumerate(self.kernels):
+            for port in kernel.owns:
                 found.setdefault(port, []).append(k)
         return {port: tuple(kernels) for port, kernels in found.items()}
 

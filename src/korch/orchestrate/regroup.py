@@ -191,8 +191,8 @@ class _Swapper:
     def swap(self, new: tuple[int, ...]) -> tuple[list[int], list[int]] | None:
         """Put kernels into the plan; return those that are new then and those that fall away.
 
-        None if the plan does not run with them, does not need all of them, writes a port twice, or
-        still needs all that it needed before.
+        None if the plan does not run with them, does not need all of them, writes or owns a port
+        twice, or still needs all that it needed before.
         """
         if not new or not self._is_near(new):
             return None
@@ -208,7 +208,8 @@ class _Swapper:
         if needed is None or not needed.issuperset(new):
             return None
         written = [port for k in needed for port in self.problem.kernels[k].outputs]
-        if len(set(written)) < len(written):
+        owned = [port for k in needed for port in self.problem.kernels[k].owns]
+        if len(set(written)) < len(written) or len(set(owned)) < len(owned):
             return None
         gone = [k for k in self.chosen if k not in needed]
         return (sorted(needed - set(self.chosen)), gone) if gone else None

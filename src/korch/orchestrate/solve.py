@@ -263,10 +263,12 @@ class _Search:
         if self.best is not None and cost_ns >= self.best_ns:
             return
         outputs = [port for k in chosen for port in self.problem.kernels[k].outputs]
+        owned = [port for k in chosen for port in self.problem.kernels[k].owns]
         required = [q for q in self.problem.required if not self.problem.is_given(q)]
         if (
             self.excluded.isdisjoint(chosen) and len(set(outputs)) == len(outputs)
-            and set(required) <= set(outputs) and not ready_order(self.problem, chosen)[1]
+            and len(set(owned)) == len(owned) and set(required) <= set(outputs)
+            and not ready_order(self.problem, chosen)[1]
         ):  # fmt: skip
             self.best, self.best_ns = chosen, cost_ns
 

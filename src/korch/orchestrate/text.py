@@ -7,6 +7,7 @@
     require %3:abcd
     k0: p0 p1 | %0:abcd -> %3:abcd | 1200 bound
     k1:  | %2:abcd -> %2:acdb | 300 measured
+    k2: p2 | %4:abcd %5:abcd -> %6:abcd | 0 measured owns %4:abcd %5:abcd
 
     plan optimal objective=1200 bound=1200 kernels=2 measured=1 bound-costs
     k0
@@ -24,7 +25,9 @@ from korch.errors import InvalidGraphError
 from korch.orchestrate.problem import Certificate, Kernel, Plan, Port, Problem, Status, Step
 
 _STEP = re.compile(r"p(\d+): %(\d+) =((?: %\d+)*)$")
-_KERNEL = re.compile(r"k(\d+): ([p\d ]*) \| ?(.*?) ?-> (.*) \| (\d+) (bound|measured)$")
+_KERNEL = re.compile(
+    r"k(\d+): ([p\d ]*) \| ?(.*?) ?-> (.*) \| (\d+) (bound|measured)(?: owns (.*))?$"
+)
 _PORT = re.compile(r"%(\d+):(\S+)$")
 _PLAN = re.compile(
     r"plan (\w+) objective=(\d+|none) bound=(\d+) kernels=(\d+) measured=(\d+) (bound|measured)"
@@ -44,7 +47,8 @@ def format_problem(problem: Problem) -> str:
         inputs = " ".join(map(str, kernel.inputs))
         outputs = " ".join(map(str, kernel.outputs))
         kind = "measured" if kernel.is_measured else "bound"
-        lines.append(f"k{k}: {steps} | {inputs} -> {outputs} | {kernel.cost_ns} {kind}")
+        owns = f" owns {' '.join(map(str, kernel.owns))}" if kernel.owns else ""
+        lines.append(f"k{k}: {steps} | {inputs} -> {outputs} | {kernel.cost_ns} {kind}{owns}")
     return "\n".join(lines) + "\n"
 
 
@@ -77,6 +81,7 @@ def parse_problem(text: str) -> Problem:
                     outputs=tuple(_port(port, number) for port in match[4].split()),
                     cost_ns=int(match[5]),
                     is_measured=match[6] == "measured",
+                    owns=tuple(_port(port, number) for port in (match[7] or "").split()),
                 )
             )
         else:

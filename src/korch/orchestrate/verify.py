@@ -36,6 +36,8 @@ def kernel_is_sound(problem: Problem, k: int) -> None:
         raise _fault("it writes no port, or one twice", k)
     if not all(0 <= p < len(problem.steps) for p in kernel.steps):
         raise _fault("it runs a primitive that does not exist", k)
+    if not {port.value for port in kernel.owns} <= {port.value for port in kernel.inputs}:
+        raise _fault("it owns a port of a value that it does not read", k)
     if kernel.cost_ns < 0:
         raise _fault(f"its cost is {kernel.cost_ns} ns", k)
 
@@ -104,6 +106,7 @@ def verify_plan(problem: Problem, plan: Plan) -> tuple[int, ...]:
         return ()
     kernels_exist(problem, plan.kernels)
     ports_are_written_once(problem, plan.kernels)
+    ports_are_owned_once(problem, plan.kernels)
     outputs_are_written(problem, plan.kernels)
     inputs_are_written(problem, plan.kernels)
     costs_add_up(problem, plan)
@@ -135,6 +138,20 @@ def ports_are_written_once(problem: Problem, kernels: Sequence[int]) -> None:
             if port in writer:
                 raise _fault(f"it writes {port}, as kernel k{writer[port]} does", k)
             writer[port] = k
+
+
+def ports_are_owned_once(problem: Problem, kernels: Sequence[int]) -> None:
+    """Check that the memory of no port is a part of what two kernels write.
+
+    Raises:
+        InvalidGraphError: one is.
+    """
+    owner: dict[Port, int] = {}
+    for k in kernels:
+        for port in problem.kernels[k].owns:
+            if port in owner:
+                raise _fault(f"it owns {port}, as kernel k{owner[port]} does", k)
+            owner[port] = k
 
 
 def outputs_are_written(problem: Problem, kernels: Sequence[int]) -> None:

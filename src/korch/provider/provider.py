@@ -40,14 +40,15 @@ class Kernel:
 
     `buffers` holds the inputs, then the outputs, in the offer's layouts, then the workspace;
     outputs overlap nothing. The model's inputs and outputs are the caller's memory, aligned to
-    their element's size; all other buffers are aligned to 64 bytes. `run` may be called with other
-    buffers each time. A kernel for a target of one thread may run in a parallel region, beside
+    their element's size, and so are the pieces of a model output that is a concatenation in place;
+    all other buffers are aligned to 64 bytes. `run` may be called with other buffers each time. A
+    kernel for a target of one thread may run in a parallel region, beside
     others, and uses the calling thread only. `create` returns null and writes a message if it
     fails. A kernel without state gets a null state. Kernels are compiled many to a unit, so every
     other name in the source is static or begins with NAME.
 
     Attributes:
-        symbol: the name, unique to the kernel's content.
+        symbol: the name, unique to the kernel's content; empty if nothing runs.
         source: the text.
         has_state: whether `create` and `destroy` exist.
         workspace_bytes: scratch memory that `run` needs.

@@ -137,7 +137,7 @@ def differences_page(first: Built, second: Built) -> str:
 
 def _facts(first: Built, second: Built) -> tuple[tuple[str, str, str, str], ...]:
     (one, a), (other, b) = first, second
-    rows = [("kernels", str(len(one.steps)), str(len(other.steps)), "")]
+    rows = [("kernels", str(one.kernel_count), str(other.kernel_count), "")]
     for key, name, form, scale in _FACTS:
         if a.get(key) is None or b.get(key) is None:
             continue

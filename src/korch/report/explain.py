@@ -30,7 +30,7 @@ def summary(report: Mapping[str, Any]) -> str:
     distinct = report["distinct_candidates"]
     share = 100 * report["measured_candidates"] / max(1, distinct)
     lines = [
-        f"{report['artifact']}: {report['kernels']} kernels, "
+        f"{report['artifact']}: {report['kernels']} kernels, {_in_place(report)}"
         f"{milliseconds(report['measured_ms'])} measured, {_expected(report)}"
         f"error {report['max_error']:.1e} of the largest element, "
         f"arena {size_text(report['arena_bytes'])}",
@@ -66,6 +66,12 @@ def summary(report: Mapping[str, Any]) -> str:
     if report.get("stopped_by_budget"):
         lines.append("the budget ended the search; more time may find a better plan")
     return "\n".join(lines)
+
+
+def _in_place(report: Mapping[str, Any]) -> str:
+    """Return how many concatenations take no kernel; "" if none."""
+    count = report.get("in_place", 0)
+    return f"{count} concatenation{'s' * (count > 1)} in place, " if count else ""
 
 
 def explain(plan: PlanRecord, report: Mapping[str, Any]) -> str:

@@ -190,7 +190,7 @@ def kernel_text(plan: PlanRecord, report: Mapping[str, Any], number: int) -> str
         f"moves      {size_text(step.size_bytes)}, computes {count_text(step.work_flop)}FLOP",
         f"from       {', '.join(origins) or source}",
         f"rules      {', '.join(rules) or 'none'}",
-        f"source     sources/{step.symbol}.cpp in the artifact, which is a zip file",
+        f"source     {_source(step)}",
     ]  # fmt: skip
     same = [rival_row(row, step) for row in report.get("rivals", {}).get(step.candidate, ())]
     lines += ["", "other candidates for exactly these primitives:"]
@@ -203,6 +203,12 @@ def kernel_text(plan: PlanRecord, report: Mapping[str, Any], number: int) -> str
     lines += [] if others else ["  none"]
     body = (cut(line, MOST_CHARACTERS) for line in step.primitives.splitlines())
     return "\n".join([*lines, "", "primitives:", *body])
+
+
+def _source(step: StepRecord) -> str:
+    if not step.runs:
+        return "none: what writes the operands writes into the result's memory"
+    return f"sources/{step.symbol}.cpp in the artifact, which is a zip file"
 
 
 def operations(step: StepRecord) -> str:

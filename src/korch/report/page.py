@@ -126,7 +126,9 @@ def page_data(
 
 
 def _facts(plan: PlanRecord, report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    found = [("kernels", str(len(plan.steps)))]
+    found = [("kernels", str(plan.kernel_count))]
+    if in_place := len(plan.steps) - plan.kernel_count:
+        found.append(("concatenations in place", str(in_place)))
 
     def add(name: str, key: str, text: str, scale: float = 1.0) -> None:
         value = report.get(key)
@@ -313,7 +315,10 @@ def _roof(plan: PlanRecord, report: Mapping[str, Any]) -> list[tuple[float, floa
 
 
 def _live_bytes(plan: PlanRecord) -> list[int]:
-    """Return the bytes of the arena that are in use while each kernel runs."""
+    """Return the bytes of the arena that are in use while each kernel runs.
+
+    What is a part of another buffer is in use as that is, from its first part on.
+    """
     last: dict[int, int] = {}
     born: list[tuple[int, int, int]] = []  # offset, first step, bytes
     spans: list[tuple[int, int, int]] = []
@@ -324,8 +329,13 @@ def _live_bytes(plan: PlanRecord) -> list[int]:
                 last[open_at[port.at]] = n
         for port in step.outputs:
             if port.place == "ARENA":
+                first = n
+                for part in () if step.runs else step.inputs:
+                    first = min(first, born[open_at[part.at]][1])
+                    born[open_at[part.at]] = (part.at, n, 0)
+                    open_at[part.at] = len(born)
                 open_at[port.at] = len(born)
-                born.append((port.at, n, _bytes_of(port)))
+                born.append((port.at, first, _bytes_of(port)))
                 last[len(born) - 1] = n
     for i, (_, first, size) in enumerate(born):
         spans.append((first, last[i], size))

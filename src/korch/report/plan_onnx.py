@@ -54,7 +54,7 @@ class _Plan:
         for number, step in enumerate(plan.steps):
             self._step(number, step)
             for port in step.outputs:
-                if port.place == "OUTPUT":
+                if port.place == "OUTPUT":  # pieces of it are written before the whole
                     outputs[port.at] = self._name(port)
         last = {self._name(port): port for step in plan.steps for port in step.outputs}
         for i, tensor in enumerate(plan.outputs):

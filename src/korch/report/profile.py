@@ -59,6 +59,11 @@ class Profile:
     rounds: int
     loads: tuple[Load | None, ...] = ()
 
+    @property
+    def running(self) -> tuple[KernelTime, ...]:
+        """Those of the kernels that run: not concatenations in place."""
+        return tuple(k for k in self.kernels if k.alone_ns or not k.is_measured)
+
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
         return asdict(self)
@@ -66,7 +71,7 @@ class Profile:
     def to_text(self, most: int = 30) -> str:
         """Return a table of the slowest kernels, sums per provider, and the whole."""
         total = sum(kernel.median_ns for kernel in self.kernels) or 1.0
-        slowest = sorted(self.kernels, key=lambda kernel: -kernel.median_ns)[:most]
+        slowest = sorted(self.running, key=lambda kernel: -kernel.median_ns)[:most]
         lines = [f"{'#':>4} {'in the run':>11} {'p10':>9} {'p90':>9} {'share':>6} {'alone':>10} "
                  f"{'ratio':>6}  {self._load_text(None)}{'provider':11} what it computes"
                  ]  # fmt: skip
@@ -78,8 +83,8 @@ class Profile:
                 f"{k.p90_ns / 1e3:>9.1f} {100 * k.median_ns / total:>5.1f}% {alone:>10} "
                 f"{ratio:>6}  {self._load_text(k)}{k.provider:<11} {k.what}"
             )
-        if len(self.kernels) > most:
-            lines.append(f"and {len(self.kernels) - most} more")
+        if len(self.running) > most:
+            lines.append(f"and {len(self.running) - most} more")
         if self.loads:
             lines.append(
                 "longest: the thread that works longest, over the mean of all; idle: the share of "
@@ -102,7 +107,7 @@ class Profile:
 
     def _sums(self) -> list[str]:
         sums: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
-        for kernel in self.kernels:
+        for kernel in self.running:
             for name in (kernel.provider, "all kernels"):
                 for i, value in enumerate((1, kernel.median_ns, kernel.alone_ns)):
                     sums[name][i] += value

@@ -34,7 +34,7 @@ from korch.runtime.machine import Requirements
 from korch.runtime.record import PlanRecord, to_json
 from korch.runtime.weights import CHUNK_BYTES, ReadAt, Weights, checksum
 
-SCHEMA = 2
+SCHEMA = 3
 FORMAT = "korch"
 MANIFEST = "manifest.json"
 LIBRARY = "library.so"

@@ -65,7 +65,7 @@ def build(
     """
     program = bind_steps(graph, steps)
     check_symbols(program)
-    sources = {f"{kernel.symbol}.cpp": kernel.source for kernel in program.kernels}
+    sources = {f"{kernel.symbol}.cpp": kernel.source for kernel in program.kernels if kernel.symbol}
     sources[MAIN] = print_main(graph, program)
     libraries = {name for kernel in program.kernels for name in kernel.libraries}
     library = builder.library(list(sources.values()), sorted(libraries)).read_bytes()
@@ -128,14 +128,14 @@ def pack_constants(graph: PrimitiveGraph, program: Program[Any]) -> Weights:
 
 
 def check_symbols(program: Program[Kernel]) -> None:
-    """Check that equal symbols are equal kernels, and that each is a C identifier.
+    """Check that equal symbols are equal kernels, and that each is a C identifier or empty.
 
     Raises:
         InvalidGraphError: they are not.
     """
     seen: dict[str, str] = {}
     for kernel in program.kernels:
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", kernel.symbol):
+        if not re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)?", kernel.symbol):
             raise InvalidGraphError(
                 "its symbol is no C identifier", where=f"kernel {kernel.symbol!r}"
             )
@@ -150,7 +150,9 @@ def step_record(graph: PrimitiveGraph, step: Step[Any], slots: Sequence[Slot]) -
     """Return the record of a kernel and the places of its buffers."""
     group, offer = step.candidate.group, step.candidate.offer
     ports = [
-        PortRecord(value, str(graph.types[value]), str(layout), slot.place.value, slot.at)
+        PortRecord(
+            value, str(graph.types[value]), str(layout), slot.place.value, slot.at, slot.offset
+        )
         for value, layout, slot in zip(
             (*group.inputs, *group.outputs), (*offer.inputs, *offer.outputs), slots, strict=False
         )  # the workspace, if there is one, comes last

@@ -4,12 +4,16 @@ A port is a value in a layout. What a step writes is a buffer in the arena, live
 step that reads it; a model output is written straight into the caller's memory. A constant is
 packed at build time into each layout that a step asks for. Layouts that put a value's elements in
 the same order are one, so a kernel that asks for channels-last reads a plain n x c x 1 x 1 value.
+
+For a concatenation in place nothing runs: the buffers of its operands are parts of the result's,
+which is live from the first step that writes one of them. No kernel writes where it reads, so what
+an operand holds stays as it is until the last reader of the whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -70,10 +74,14 @@ class Place(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A buffer: its place, and the offset in the arena or the position among its like."""
+    """A buffer: its place, and the offset in the arena or the position among its like.
+
+    A piece of a model output is `offset` bytes from where that begins.
+    """
 
     place: Place
     at: int
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -84,7 +92,7 @@ class Program(Generic[K]):
         inputs: (name, type) of each model input.
         outputs: (name, type) of each model output.
         constants: value and layout of each packed constant.
-        kernels: the kernels in the order in which they run.
+        kernels: the kernels in the order in which they run; those without a symbol don't.
         slots: per kernel, its buffers: inputs, outputs, then the workspace if it has one.
         copies: (output, where from) of the model outputs that no kernel writes in place.
         arena: how the arena is shared.
@@ -126,6 +134,7 @@ class _Binder:
         self.constants: dict[tuple[str, Layout], int] = {}
         self.constant_ports: list[Port] = []
         self.slots: list[tuple[Slot, ...]] = []
+        self.whole_of: dict[int, tuple[int, int]] = {}  # of a part: its buffer, and where in it
 
     def port(self, value: int, layout: Layout) -> Port:
         return value, layout.normalized(self.graph.types[value].shape)
@@ -141,9 +150,29 @@ class _Binder:
             port = self.port(value, layout)
             self.current[port] = self.new_buffer(self.size_bytes(port), number)
             slots.append(self.current[port])
+        if offer.is_in_place:
+            self.join(slots[:-1], slots[-1], number)
         if step.kernel.workspace_bytes:
             slots.append(self.new_buffer(step.kernel.workspace_bytes, number))
         self.slots.append(tuple(slots))
+
+    def join(self, parts: Sequence[Slot], whole: Slot, number: int) -> None:
+        """Let the buffers of some slots be parts of another's, one after another."""
+        offset = 0
+        for part in parts:
+            if part.place is not Place.ARENA or part.at in self.whole_of:
+                raise InvalidGraphError(
+                    "it is a concatenation in place of what lies elsewhere already",
+                    where=f"step {number}",
+                )
+            self.whole_of[part.at] = whole.at, offset
+            offset += self.buffers[part.at].size_bytes
+        if offset != self.buffers[whole.at].size_bytes:
+            raise InvalidGraphError(
+                f"it is a concatenation in place of {offset} bytes to "
+                f"{self.buffers[whole.at].size_bytes}",
+                where=f"step {number}",
+            )
 
     def size_bytes(self, port: Port) -> int:
         return port[1].size_bytes(self.graph.types[port[0]])
@@ -155,8 +184,7 @@ class _Binder:
     def read(self, port: Port, number: int, symbol: str) -> Slot:
         if port in self.current:
             slot = self.current[port]
-            buffer = self.buffers[slot.at]
-            self.buffers[slot.at] = Buffer(buffer.size_bytes, buffer.first, number)
+            self.keep_until(slot.at, number)
             return slot
         given = self.given(port)
         if given is None:
@@ -165,6 +193,9 @@ class _Binder:
                 where=f"step {number} ({symbol})",
             )
         return given
+
+    def keep_until(self, at: int, number: int) -> None:
+        self.buffers[at] = replace(self.buffers[at], last=number)
 
     def given(self, port: Port) -> Slot | None:
         """Return where a constant or a model input lies, or None if the port is neither."""
@@ -180,7 +211,7 @@ class _Binder:
         return None
 
     def finish(self, steps: Sequence[Step[K]]) -> Program[K]:
-        moved: dict[Slot, Slot] = {}
+        moved: dict[int, Slot] = {}
         copies: list[tuple[int, Slot]] = []
         for i, (name, value) in enumerate(self.graph.outputs):
             port = self.port(value, Layout.plain(self.graph.types[value].rank))
@@ -189,10 +220,13 @@ class _Binder:
                 raise InvalidGraphError(
                     f"no step writes it (%{value} in layout {port[1]})", where=f"output {name!r}"
                 )
-            if source.place is Place.ARENA and source not in moved:
-                moved[source] = Slot(Place.OUTPUT, i)
+            is_whole = source.place is Place.ARENA and source.at not in self.whole_of
+            if is_whole and source.at not in moved:
+                moved[source.at] = Slot(Place.OUTPUT, i)
             else:
-                copies.append((i, moved.get(source, source)))
+                copies.append((i, source))
+                if source.place is Place.ARENA:
+                    self.keep_until(source.at, len(steps))
         arena = self.place(moved)
         types = self.graph.types
         return Program(
@@ -200,15 +234,38 @@ class _Binder:
             outputs=tuple((name, types[value]) for name, value in self.graph.outputs),
             constants=tuple(self.constant_ports),
             kernels=tuple(step.kernel for step in steps),
-            slots=tuple(tuple(moved.get(slot, slot) for slot in slots) for slots in self.slots),
-            copies=tuple(copies),
+            slots=tuple(tuple(self.located(s, moved) for s in slots) for slots in self.slots),
+            copies=tuple((i, self.located(source, moved)) for i, source in copies),
             arena=arena,
         )
 
-    def place(self, moved: dict[Slot, Slot]) -> ArenaPlan:
-        """Plan the arena; extend `moved` from buffer numbers to offsets."""
-        numbers = [i for i in range(len(self.buffers)) if Slot(Place.ARENA, i) not in moved]
-        arena = plan_arena([self.buffers[i] for i in numbers])
+    def place(self, moved: dict[int, Slot]) -> ArenaPlan:
+        """Plan the arena; extend `moved`, the places of buffers by their numbers."""
+        live = dict(enumerate(self.buffers))
+        for i, part in enumerate(self.buffers):
+            whole, _ = self.within(i)
+            first = min(live[whole].first, part.first)
+            live[whole] = replace(live[whole], first=first, last=max(live[whole].last, part.last))
+        numbers = [i for i in live if i not in self.whole_of and i not in moved]
+        arena = plan_arena([live[i] for i in numbers])
         for i, offset in zip(numbers, arena.offsets, strict=True):
-            moved[Slot(Place.ARENA, i)] = Slot(Place.ARENA, offset)
+            moved[i] = Slot(Place.ARENA, offset)
         return arena
+
+    def within(self, at: int) -> tuple[int, int]:
+        """Return the buffer that one is a part of in the end, itself if of none, and where."""
+        offset = 0
+        while at in self.whole_of:
+            at, more = self.whole_of[at]
+            offset += more
+        return at, offset
+
+    def located(self, slot: Slot, moved: dict[int, Slot]) -> Slot:
+        """Return where a slot lies, once all buffers have their places."""
+        if slot.place is not Place.ARENA:
+            return slot
+        at, offset = self.within(slot.at)
+        whole = moved[at]
+        if whole.place is Place.ARENA:
+            return Slot(Place.ARENA, whole.at + offset)
+        return Slot(whole.place, whole.at, offset)

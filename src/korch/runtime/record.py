@@ -48,6 +48,7 @@ class PortRecord:
         layout: its layout, as text.
         place: ARENA, CONSTANT, INPUT or OUTPUT.
         at: the offset in the arena in bytes, or the position among its like.
+        offset: of a piece of a model output, how far from its begin, in bytes.
     """
 
     value: int
@@ -55,14 +56,15 @@ class PortRecord:
     layout: str
     place: str
     at: int
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One kernel of the plan.
+    """One kernel of the plan, or a concatenation in place, for which none runs.
 
     Attributes:
-        symbol: its name in the library.
+        symbol: its name in the library; empty if nothing runs.
         provider: who made it.
         variant: what tells the provider's ways of running it apart.
         candidate: the candidate's key.
@@ -92,6 +94,11 @@ class StepRecord:
     size_bytes: int
     work_flop: int
     workspace_bytes: int
+
+    @property
+    def runs(self) -> bool:
+        """Whether a kernel runs."""
+        return bool(self.symbol)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +142,11 @@ class PlanRecord:
     certificate: dict[str, Any]
     options: dict[str, Any]
     target: dict[str, Any]
+
+    @property
+    def kernel_count(self) -> int:
+        """How many of the steps run a kernel."""
+        return sum(step.runs for step in self.steps)
 
     def to_json(self) -> str:
         """Return the record as JSON text."""

@@ -95,7 +95,7 @@ class ShapedExecutable:
         first = next(iter(self.plans.values()))
         self._names = [t.name for t in first.get_inputs()]
         self._offered = [t.name for t in first.get_outputs()]
-        steps = [step.symbol for e in self.plans.values() for step in e.plan.steps]
+        steps = [step.symbol for e in self.plans.values() for step in e.plan.steps if step.runs]
         self.report: dict[str, Any] = {
             "plans": {_text(shapes): e.report for shapes, e in self.plans.items()},
             "weights_bytes": sum(e.plan.weights_bytes for e in self.plans.values()),

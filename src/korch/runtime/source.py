@@ -6,7 +6,7 @@ artifact's sources can be compiled without Korch. `korch.h` states the C interfa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -37,7 +37,8 @@ def print_main(graph: PrimitiveGraph, program: Program[Any]) -> str:
         for i, (value, layout) in enumerate(program.constants)
         for type_ in [graph.types[value]]
     ]
-    flat = [slot for slots in program.slots for slot in slots]
+    running = (slots for kernel, slots in _pairs(program) if kernel.symbol)
+    flat = [slot for slots in running for slot in slots]
     bindings = [i for i, s in enumerate(flat) if s.place in (Place.INPUT, Place.OUTPUT)]
     copies = [f"{{{output}, {_slot(source)}}}" for output, source in program.copies]
     sections = (
@@ -98,6 +99,8 @@ def _declarations(kernels: Iterable[Kernel]) -> str:
     lines: dict[str, None] = {}
     for kernel in kernels:
         name = kernel.symbol
+        if not name:
+            continue
         lines[f"int {name}_run(void *, void *const *);"] = None
         if kernel.has_state:
             lines[f"void *{name}_create(int, char *, size_t);"] = None
@@ -107,12 +110,19 @@ def _declarations(kernels: Iterable[Kernel]) -> str:
 
 def _steps(program: Program[Any]) -> list[str]:
     rows, first = [], 0
-    for kernel, slots in zip(program.kernels, program.slots, strict=True):
+    for kernel, slots in _pairs(program):
         name = kernel.symbol
+        if not name:
+            rows.append(f"{{nullptr, nullptr, nullptr, {first}}}")
+            continue
         state = f"{name}_create, {name}_destroy" if kernel.has_state else "nullptr, nullptr"
         rows.append(f"{{{name}_run, {state}, {first}}}")
         first += len(slots)
     return rows
+
+
+def _pairs(program: Program[Any]) -> Iterator[tuple[Any, tuple[Slot, ...]]]:
+    return zip(program.kernels, program.slots, strict=True)
 
 
 def _tensors(name: str, tensors: Sequence[tuple[str, ValueType]]) -> str:
@@ -139,4 +149,5 @@ def _rows(kind: str, name: str, rows: Sequence[str]) -> str:
 
 
 def _slot(slot: Slot) -> str:
-    return f"{{{slot.place.value}, {slot.at}}}"
+    offset = f", {slot.offset}" if slot.offset else ""
+    return f"{{{slot.place.value}, {slot.at}{offset}}}"

@@ -27,7 +27,7 @@ from korch.runtime.record import PlanRecord, to_json
 from korch.runtime.weights import Weights
 
 FORMAT = "korch-cuda"
-SCHEMA = 3
+SCHEMA = 4
 PLAN, PROGRAM, REPORT = "plan.json", "program.json", "report.json"
 WEIGHTS = "weights.safetensors"
 CUBINS, ENGINES, SOURCES = "cubins/", "engines/", "sources/"

@@ -1,0 +1,60 @@
+"""Concatenations that nothing runs for: the operands' kernels write into the result's memory.
+
+So it can be where, in the layout chosen, each operand is one piece of the result. That says nothing
+yet of who else holds an operand: `korch.orchestrate.instance` leaves out what has memory of its
+own, and the program lets each operand be a piece of one result at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from korch.alignment import ALIGNMENT
+from korch.candidate.candidate import Group, Offer, Refusal
+from korch.candidate.layout import layout_choices
+from korch.primitive.ops.layout import ConcatAttributes
+from korch.provider.provider import Kernel
+from korch.target import Target
+
+SCHEMA = 1
+
+
+class InPlaceProvider:
+    """Offers a concatenation at no cost.
+
+    It is no entry point: the executable must know of such offers, and the meter of its target adds
+    it.
+    """
+
+    name = "in place"
+    version = str(SCHEMA)
+
+    def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
+        """Offer a concatenation in each layout in which its operands lie one after another."""
+        body = group.body
+        attributes = body.primitives[0].attributes if len(body.primitives) == 1 else None
+        if not isinstance(attributes, ConcatAttributes):
+            return Refusal("only a concatenation is done in place")
+        operands = tuple(value for _, value in body.inputs)
+        if operands != body.primitives[0].inputs or group.constant_inputs:
+            return Refusal("a concatenation of constants, or of a value twice, is not in place")
+        offers = []
+        types, axis = group.input_types, attributes.axis
+        for layout in layout_choices(group.output_types[0], target.lanes):
+            own = tuple(layout.normalized(type_.shape) for type_ in types)
+            if not all(
+                found in layout_choices(type_, target.lanes)
+                for found, type_ in zip(own, types, strict=True)
+            ):
+                continue
+            sizes = [found.size_bytes(t) for found, t in zip(own, types, strict=True)]
+            # Kernels may count on 64 bytes, and vectors that cross cache lines are slow.
+            is_aligned = not any(end % ALIGNMENT for end in accumulate(sizes[:-1]))
+            if is_aligned and layout.lays_end_to_end([type_.shape for type_ in types], axis):
+                offers.append(Offer(own, (layout,), is_in_place=True))
+        return offers or Refusal("the operands are no aligned pieces of the result")
+
+    def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
+        """Return the kernel that is none."""
+        return Kernel("", "")
