@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import combinations
 
 from ortools.linear_solver import pywraplp
@@ -43,6 +44,18 @@ def random_problem(seed: int, kernels: int = 11, layouts: int = 2) -> Problem:
     )  # fmt: skip
 
 
+def with_owners(problem: Problem, seed: int) -> Problem:
+    """Return the instance with some kernels that own what they read."""
+    rng = random.Random(seed)
+    kernels = [
+        replace(kernel, owns=kernel.inputs, cost_ns=kernel.cost_ns // 4)
+        if kernel.steps and rng.random() < 0.8
+        else kernel
+        for kernel in problem.kernels
+    ]
+    return replace(problem, kernels=tuple(kernels))
+
+
 def _kernel(
     steps: list[Step], group: list[int], rng: random.Random, names: str, cost_ns: int
 ) -> Kernel | None:
@@ -78,7 +91,8 @@ def brute_force(problem: Problem) -> int | None:
 def _runs(problem: Problem, chosen: tuple[Kernel, ...]) -> bool:
     there = set(problem.given)
     writes = [port for kernel in chosen for port in kernel.outputs]
-    if len(set(writes)) < len(writes):
+    owned = [port for kernel in chosen for port in kernel.owns]
+    if len(set(writes)) < len(writes) or len(set(owned)) < len(owned):
         return False
     left = list(chosen)
     while left:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_problems import brute_force, by_scip, random_problem
+from small_problems import brute_force, by_scip, random_problem, with_owners
 
 from korch.errors import InfeasibleError, InvalidGraphError
 from korch.orchestrate.problem import Kernel, Port, Problem, Status, Step
@@ -33,6 +35,24 @@ def optimum(problem: Problem) -> int | None:
 def test_agrees_with_brute_force(seed: int) -> None:
     problem = random_problem(seed, kernels=11, layouts=1 + seed % 2)
     assert optimum(problem) == brute_force(problem)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_agrees_with_brute_force_where_kernels_own_ports(seed: int) -> None:
+    problem = with_owners(random_problem(seed, kernels=11, layouts=1 + seed % 2), seed)
+    assert optimum(problem) == brute_force(problem)
+    assert parse_problem(format_problem(problem)) == problem
+
+
+def test_owners_matter_in_some_of_these() -> None:
+    problems = [random_problem(seed, kernels=11, layouts=1 + seed % 2) for seed in range(60)]
+    owned = [with_owners(problem, seed) for seed, problem in enumerate(problems)]
+    free = [
+        replace(problem, kernels=tuple(replace(k, owns=()) for k in problem.kernels))
+        for problem in owned
+    ]
+    differ = [brute_force(a) != brute_force(b) for a, b in zip(owned, free, strict=True)]
+    assert sum(differ) > 1
 
 
 def test_agrees_with_another_solver() -> None:
@@ -102,6 +122,18 @@ def test_hand_written_tables(name: str) -> None:
     plan = solve(parse_problem(text))
     assert plan.certificate.objective_ns == cost_ns
     assert set(plan.kernels) == chosen
+
+
+def test_a_port_is_a_part_of_one_other_only() -> None:
+    problem = parse_problem(
+        "given %0:A\np0: %1 = %0\np1: %2 = %1\np2: %3 = %1\nrequire %2:A\nrequire %3:A\n"
+        "k0: p0 | %0:A -> %1:A | 10 bound\n"
+        "k1: p1 | %1:A -> %2:A | 4 bound\nk2: p1 | %1:A -> %2:A | 0 bound owns %1:A\n"
+        "k3: p2 | %1:A -> %3:A | 5 bound\nk4: p2 | %1:A -> %3:A | 0 bound owns %1:A\n"
+    )
+    plan = solve(problem)
+    assert plan.certificate.objective_ns == 14
+    assert set(plan.kernels) == {0, 1, 4}
 
 
 def test_recomputes_where_that_is_cheaper_than_writing() -> None:

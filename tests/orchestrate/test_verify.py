@@ -21,14 +21,16 @@ k1: p1 | %1:A -> %2:A | 20 measured
 k2: p0 p1 | %0:A -> %2:A | 40 bound
 k3: p2 | %2:A -> %1:A | 1 bound
 k4:  | %1:A -> %1:B | 1 bound
+k5: p1 | %1:A -> %2:B | 0 measured owns %1:A
+k6: p1 | %1:A -> %2:A | 0 measured owns %1:A
 """
 PROBLEM = parse_problem(INSTANCE)
 
 
 def plan(*kernels: int, cost_ns: int | None = None, is_measured: bool = False) -> Plan:
     if cost_ns is None:
-        cost_ns = sum(PROBLEM.kernels[k].cost_ns for k in kernels if 0 <= k < 5)
-    return Plan(kernels, Certificate(Status.OPTIMAL, cost_ns, cost_ns, 5, 1, is_measured))
+        cost_ns = sum(PROBLEM.kernels[k].cost_ns for k in kernels if 0 <= k < 7)
+    return Plan(kernels, Certificate(Status.OPTIMAL, cost_ns, cost_ns, 7, 1, is_measured))
 
 
 def test_a_right_plan_is_put_in_order() -> None:
@@ -40,8 +42,9 @@ def test_a_right_plan_is_put_in_order() -> None:
     ("wrong", "message"),
     [
         (plan(2, 2), "the plan has a kernel twice"),
-        (plan(5), "kernel k5: there are only 5 kernels"),
+        (plan(7), "kernel k7: there are only 7 kernels"),
         (plan(0, 1, 2), "kernel k2: it writes %2:A, as kernel k1 does"),
+        (plan(0, 5, 6), "kernel k6: it owns %1:A, as kernel k5 does"),
         (plan(0), "%2:A: no chosen kernel writes a model output"),
         (plan(1), "kernel k1: it reads %1:A, which no chosen kernel writes"),
         (plan(1, 3), "the chosen kernels k1, k3 wait for each other"),
@@ -75,6 +78,10 @@ def test_wrong_plans_are_refused(wrong: Plan, message: str) -> None:
             "p1 | %0:A -> %2:A | 1 bound",
             "primitive p1 needs %1, which it neither has nor reads",
         ),
+        (
+            "p0 | %0:A -> %1:A | 1 bound owns %2:A",
+            "it owns a port of a value that it does not read",
+        ),
         ("p0 | %0:A -> %2:A | 1 bound", "it writes %2:A, which it neither computes nor reads"),
         ("p1 p2 | %0:A -> %2:A | 1 bound", "its primitives wait for each other"),
     ],
@@ -82,8 +89,8 @@ def test_wrong_plans_are_refused(wrong: Plan, message: str) -> None:
 def test_wrong_kernels_are_refused(kernel: str, message: str) -> None:
     check_problem(PROBLEM)
     with pytest.raises(InvalidGraphError) as info:
-        check_problem(parse_problem(f"{INSTANCE}k5: {kernel}\n"))
-    assert str(info.value) == f"kernel k5: {message}"
+        check_problem(parse_problem(f"{INSTANCE}k7: {kernel}\n"))
+    assert str(info.value) == f"kernel k7: {message}"
 
 
 def test_negative_costs_are_refused() -> None:
