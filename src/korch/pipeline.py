@@ -35,7 +35,7 @@ from korch.measure.meter import AnyMeter
 from korch.measure.record import Measured
 from korch.options import Options
 from korch.orchestrate.beside import SIDE_BY_SIDE, described, side_by_side
-from korch.orchestrate.blocks import Task, prepare, search_whole
+from korch.orchestrate.blocks import Task, prepare_all, search_whole
 from korch.orchestrate.extract import extract
 from korch.orchestrate.lazy import Round
 from korch.orchestrate.problem import Status
@@ -138,9 +138,9 @@ def plan_model(
         if not isinstance(meter, CudaMeter):
             raise OptionError("a dry run is for CUDA devices", where="option --dry-run",
                               expected="--target cuda:sm_90")  # fmt: skip
-        tasks = [prepare(partition, block, meter, options) for block in partition.blocks]
-        run.progress("candidates", _describe_tasks(tasks))
         joined = join(partition)
+        tasks = prepare_all(partition, joined, meter, options)
+        run.progress("candidates", _describe_tasks(tasks))
         with run.stage("orchestrate"):
             outcome = _search(run, partition, joined, tasks, meter)
         with run.stage("build"):
@@ -197,10 +197,10 @@ def _optimize(model: Any, run: Run) -> Any:
     partition, split = front(model, run)
     weights_bytes = sum(constant.array.nbytes for constant in split.constants.values())
     with run.stage("candidates"), open_meter(options, weights_bytes) as meter:
-        tasks = [prepare(partition, block, meter, options) for block in partition.blocks]
+        joined = join(partition)
+        tasks = prepare_all(partition, joined, meter, options)
         run.progress("candidates", _describe_tasks(tasks))
         with run.stage("orchestrate"), _interruptible(run):
-            joined = join(partition)
             outcome = _search(run, partition, joined, tasks, meter)
             outcome = _side_by_side(run, joined.graph, outcome, meter)
         found = outcome.found

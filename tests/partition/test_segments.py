@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,7 +23,7 @@ from korch.fission import fission
 from korch.frontend.onnx import load_model
 from korch.measure.record import Failed, Measured
 from korch.options import SEGMENT_PRIMITIVES, WHOLE_PRIMITIVES, Options
-from korch.orchestrate.blocks import Task, prepare
+from korch.orchestrate.blocks import Task, prepare, prepare_all
 from korch.orchestrate.problem import Status
 from korch.orchestrate.scout import BATCH_SECONDS
 from korch.orchestrate.segments import Outcome, search_segments
@@ -30,7 +31,13 @@ from korch.partition.block import Partition, find_blocks
 from korch.partition.join import Joined, join, with_constants_of
 from korch.partition.segment import split_segments
 from korch.primitive import reference
-from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.graph import GraphBuilder, PrimitiveGraph
+from korch.primitive.ops.layout import ConcatAttributes
+from korch.primitive.types import DType, ValueType
+from korch.provider.in_place import InPlaceProvider
+from korch.provider.provider import Kernel
+from korch.runtime.program import Step, bind_steps
+from korch.testing.arena import simulate
 from korch.testing.random_graph import random_graph, random_inputs
 
 REWRITE = partial(saturate, strict=False)
@@ -42,11 +49,69 @@ def search(
 ) -> tuple[Partition, Joined, list[Task], Outcome]:
     partition = find_blocks(graph, split_segments(graph, limit), REWRITE)
     known = cast(Any, meter)
-    tasks = [prepare(partition, block, known, options) for block in partition.blocks]
     joined = join(partition)
+    tasks = prepare_all(partition, joined, known, options)
     outcome = search_segments(partition, joined, tasks, known, options, Deadline(),
                               lambda b, r: None)  # fmt: skip
     return partition, joined, tasks, outcome
+
+
+class InPlaceMeter(FakeMeter):
+    """The same with concatenations in place, at no cost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.providers = (*self.providers, InPlaceProvider())  # type: ignore[assignment]
+
+    def true_ns(self, candidate: Candidate) -> int:
+        return 0 if candidate.offer.is_in_place else super().true_ns(candidate)
+
+
+def concatenations(seed: int) -> PrimitiveGraph:
+    """Layers whose values several concatenations read, some of them across a cut."""
+    rng, builder = random.Random(seed), GraphBuilder()
+    values = [builder.input("x", ValueType((1, 16, 2, 2), DType.F32))]
+    read: set[int] = set()
+    for _ in range(16):
+        parts = rng.sample(values[-5:], min(len(values[-5:]), rng.choice((1, 1, 2, 3))))
+        if len(parts) > 1 and sum(builder.type(v).shape[1] for v in parts) <= 256:
+            values.append(builder.add("concat", parts, ConcatAttributes(1)))
+        else:
+            parts = parts[:1]
+            values.append(builder.add(rng.choice(("neg", "abs", "tanh")), parts))
+        read.update(parts)
+    for i, value in enumerate(dict.fromkeys(values[1:])):
+        if value not in read:
+            builder.output(f"y{i}", value)
+    return builder.freeze()
+
+
+def test_concatenations_in_place_across_cuts_share_no_memory_with_others() -> None:
+    inside = crossing = 0
+    for seed in range(12):
+        graph = concatenations(seed)
+        _, joined, tasks, outcome = search(graph, 5, InPlaceMeter())
+        check_plans(graph, joined, outcome, seed)
+        inputs = random_inputs(graph, np.random.default_rng(seed))
+        expected = reference.run(graph, inputs)
+        edges = {
+            joined.values[i][value]
+            for task in tasks for i in task.block.instances
+            for _, value in (*task.block.graph.inputs, *task.block.graph.outputs)
+        }  # fmt: skip
+        for plan in outcome.plans.values():
+            steps = [
+                Step(c, Kernel("" if c.offer.is_in_place else f"k{i}", "", workspace_bytes=0))
+                for i, c in enumerate(plan)
+            ]
+            arrays = [inputs[name] for name, _ in graph.inputs]
+            found = simulate(joined.graph, steps, bind_steps(joined.graph, steps), arrays)
+            for (name, _), array in zip(graph.outputs, found, strict=True):
+                np.testing.assert_allclose(array, expected[name], rtol=1e-4, atol=1e-5)
+            parts = [v for c in plan if c.offer.is_in_place for v in c.group.inputs]
+            inside += len(parts)
+            crossing += len(edges.intersection(parts))
+    assert inside > 20 and crossing > 3
 
 
 def check_plans(graph: PrimitiveGraph, joined: Joined, outcome: Outcome, seed: int) -> None:

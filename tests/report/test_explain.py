@@ -137,6 +137,13 @@ def test_the_summary_of_an_optimum_says_nothing_of_other_plans() -> None:
     assert text.startswith("a.korch: 2 kernels, 1.500 ms measured") and "won" not in text
 
 
+def test_the_summary_counts_concatenations_in_place() -> None:
+    for count, text in ((1, "2 kernels, 1 concatenation in place, "),
+                        (2, "2 kernels, 2 concatenations in place, ")):  # fmt: skip
+        assert text in summary({"artifact": "plan", **REPORT, "in_place": count})
+    assert "in place" not in summary({"artifact": "plan", **REPORT, "in_place": 0})
+
+
 def test_the_summary_names_what_ended_the_search_and_what_was_wrong() -> None:
     refused = {**REPORT["contest"][0], "measured_ms": None, "refusal": "its error is 1.00e+00"}
     text = summary({"artifact": "a.korch", **REPORT, "stopped_by_budget": True,

@@ -74,6 +74,22 @@ def plan() -> PlanRecord:
     )  # fmt: skip
 
 
+def test_a_concatenation_in_place_is_no_kernel_and_takes_no_more_memory(plan: PlanRecord) -> None:
+    first = replace(plan.steps[0], workspace_bytes=0, outputs=(port(1, "ARENA", 0),))
+    other = replace(first, symbol="k3", outputs=(port(2, "ARENA", 64),))
+    whole = port(3, "ARENA", 0, "f32[4,8]")
+    joined = replace(first, symbol="", provider="in place", inputs=(*first.outputs, *other.outputs),
+                     outputs=(whole,))  # fmt: skip
+    late = replace(first, symbol="k4", inputs=other.outputs, outputs=(port(4, "OUTPUT", 0),))
+    steps = (first, other, joined, replace(late, inputs=(whole,)), late)
+    data = page_data(replace(plan, steps=steps), REPORT, {})
+    assert data["memory"] == [128] * 5
+    assert data["facts"][:2] == [("kernels", "4"), ("concatenations in place", "1")]
+    assert data["graphs"]["kernels"]["edges"] == [
+        ("k0", "k2"), ("k1", "k2"), ("k1", "k4"), ("k2", "k3")
+    ]  # fmt: skip
+
+
 def test_the_data_of_a_plan(plan: PlanRecord) -> None:
     data = page_data(plan, REPORT, {"k1.cpp": "int x;", "other.cpp": ""}, [1100.0, 2900.0])
     kernels, graphs = data["kernels"], data["graphs"]

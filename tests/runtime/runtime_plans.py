@@ -8,6 +8,7 @@ import numpy as np
 from korch.candidate.candidate import Candidate, Offer, make_group, make_layout_change
 from korch.candidate.layout import Layout
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
+from korch.primitive.ops.layout import ConcatAttributes
 from korch.primitive.types import DType, ValueType
 from korch.provider.provider import Kernel
 from korch.runtime.program import Step
@@ -44,6 +45,12 @@ def step(graph, values, kernel, outputs=None, into=(), out_of=()):
     primitives = [graph.producers[value][0] for value in values]
     group = make_group(graph, primitives, outputs or values)
     return _step(group, kernel, into, out_of)
+
+
+def in_place(graph, value):
+    found = step(graph, [value], Kernel("", ""))
+    offer = replace(found.candidate.offer, is_in_place=True)
+    return Step(replace(found.candidate, offer=offer), found.kernel, is_measured=True)
 
 
 def layout_step(graph, value, kernel, into, out_of):
@@ -259,6 +266,35 @@ def recomputed():
     return Plan(graph, steps, lambda x: (-(x + 1), 2 * (x - 1)))
 
 
+def concatenated():
+    """Parts of parts of an output: another one is copied from it, and one is read later."""
+    builder, x = new_graph(x="f32[1,16]")
+    a, b = builder.add("exp", [x]), builder.add("neg", [x])
+    inner = builder.add("concat", [a, b], ConcatAttributes(1))
+    whole = builder.add("concat", [builder.add("abs", [inner]), inner], ConcatAttributes(1))
+    builder.output("part", b)
+    builder.output("whole", whole)
+    builder.output("late", builder.add("tanh", [a]))
+    graph = builder.freeze()
+    steps = (
+        step(graph, [value_of(graph, "exp")], loop("k_exp16", 16, "o0[i] = i0[i] * 3;")),
+        step(graph, [value_of(graph, "neg")], loop("k_neg16", 16, "o0[i] = -i0[i];")),
+        in_place(graph, value_of(graph, "concat")),
+        step(
+            graph, [value_of(graph, "abs")],
+            loop("k_more", 32, "o0[i] = i0[i] + 100;", workspace_bytes=64),
+        ),
+        in_place(graph, value_of(graph, "concat", 1)),
+        step(graph, [value_of(graph, "tanh")], loop("k_late", 16, "o0[i] = i0[i] + 7;")),
+    )  # fmt: skip
+
+    def meaning(x):
+        inner = np.concatenate([3 * x, -x], 1)
+        return -x, np.concatenate([inner + 100, inner], 1), 3 * x + 7
+
+    return Plan(graph, steps, meaning)
+
+
 def types():
     """A value of each element type is passed through a kernel that copies bytes."""
     builder = GraphBuilder()
@@ -279,7 +315,7 @@ def types():
 
 PLANS = (
     chain, several_outputs, layouts, blocked_constant, workspace, state, empty, scalar,
-    passed_through, recomputed, types,
+    passed_through, recomputed, concatenated, types,
 )  # fmt: skip
 
 

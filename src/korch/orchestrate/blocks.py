@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -45,6 +45,7 @@ from korch.orchestrate.regroup import Groupings, regroup
 from korch.orchestrate.savings import Savings, rule_savings
 from korch.orchestrate.story import Story
 from korch.partition.block import Block, Partition
+from korch.partition.join import Joined, held_values
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.types import ValueType
 
@@ -104,8 +105,18 @@ class Task:
         return len(self.block.instances)
 
 
-def prepare(partition: Partition, block: Block, meter: AnyMeter, options: Options) -> Task:
+def prepare(
+    partition: Partition, block: Block, meter: AnyMeter, options: Options,
+    held: Collection[int] | None = None,
+) -> Task:  # fmt: skip
     """Return a block's candidates.
+
+    Args:
+        partition: the model.
+        block: the block.
+        meter: who makes kernels, and for which machine.
+        options: how to search.
+        held: as for `collect_candidates`.
 
     Raises:
         InfeasibleError: a primitive is in no candidate.
@@ -118,11 +129,25 @@ def prepare(partition: Partition, block: Block, meter: AnyMeter, options: Option
     interfaces = (PLAIN,) if is_plain else interfaces_of(partition, block, lanes, kinds)
     groups, enumeration = _groups(graph, options, may_be_fewer=not partition.is_whole)
     candidates, refusals = collect_candidates(
-        graph, groups, meter.providers, meter.target, interfaces
+        graph, groups, meter.providers, meter.target, interfaces, held
     )
     candidates = tuple(c for c in candidates if has_layouts(c, options.layouts))
     check_every_primitive_runs(graph, candidates, refusals)
     return Task(block, candidates, enumeration, interfaces)
+
+
+def prepare_all(
+    partition: Partition, joined: Joined, meter: AnyMeter, options: Options
+) -> list[Task]:
+    """Return the candidates of all blocks.
+
+    Raises:
+        InfeasibleError: a primitive is in no candidate.
+    """
+    return [
+        prepare(partition, block, meter, options, held)
+        for block, held in zip(partition.blocks, held_values(partition, joined), strict=True)
+    ]
 
 
 def _groups(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,7 @@ def collect_candidates(
     providers: Sequence[Provider[Any, Any]],
     target: Any,
     interfaces: Sequence[Interface] = (PLAIN,),
+    held: Collection[int] | None = None,
 ) -> tuple[tuple[Candidate, ...], dict[str, int]]:
     """Ask every provider for every group; return the candidates, and how many refused why.
 
@@ -63,10 +64,15 @@ def collect_candidates(
         target: the machine.
         interfaces: those that will be asked for; changes between them and what candidates
             hold are among the candidates.
+        held: values whose memory no kernel of this graph may make a part of another's: those at
+            the graph's ends if not given. A model's inputs are there before, and its outputs have
+            memory of their own: to make them pieces of another value costs a copy.
 
     Returns:
         The candidates in a deterministic order; refusals as "provider: reason" with their counts.
     """
+    if held is None:
+        held = {value for _, value in (*graph.inputs, *graph.outputs)}
     answers: dict[tuple[str, str], Sequence[Offer] | Refusal] = {}
     refusals: dict[str, int] = {}
     candidates: list[Candidate] = []
@@ -84,7 +90,7 @@ def collect_candidates(
             candidates.extend(
                 Candidate(group, provider.name, offer, provider.version)
                 for offer in answer
-                if not offer.is_in_place or has_free_operands(graph, group)
+                if not offer.is_in_place or not any(value in held for value in group.inputs)
             )
 
     for group in groups:
@@ -113,16 +119,6 @@ def collect_candidates(
         and c.offer.inputs != c.offer.outputs
     ]
     return (*candidates[:changes_from], *changes), refusals
-
-
-def has_free_operands(graph: PrimitiveGraph, group: Group) -> bool:
-    """Return whether kernels of this graph may write a group's inputs wherever they are told.
-
-    The graph's inputs are there before (if it is a segment, another one wrote them). Its outputs
-    have memory of their own, the caller's: to make them pieces of another value costs a copy.
-    """
-    ends = {value for _, value in (*graph.inputs, *graph.outputs)}
-    return ends.isdisjoint(group.inputs)
 
 
 def make_problem(

@@ -52,6 +52,37 @@ def with_constants_of(
     return replace(graph, constants=kept)
 
 
+def held_values(partition: Partition, joined: Joined) -> tuple[frozenset[int], ...]:
+    """Return, per block, the values that its kernels must not make pieces of a concatenation.
+
+    They are the model's ends, and what segments hand on that another one of them concatenates, too:
+    each segment is searched by itself, so two could claim it. A block's instances share a plan, so
+    what one of them must not do, none does.
+    """
+    ends = {value for _, value in (*joined.graph.inputs, *joined.graph.outputs)}
+    ends |= joined.graph.constants.keys()
+    claims: dict[int, set[int]] = {}
+    for i, (instance, values) in enumerate(zip(partition.instances, joined.values, strict=True)):
+        for primitive in instance.graph.primitives:
+            if primitive.op == "concat":
+                for value in primitive.inputs:
+                    claims.setdefault(values[value], set()).add(i)
+    found = []
+    for block in partition.blocks:
+        held: set[int] = set()
+        edge = {value for _, value in (*block.graph.inputs, *block.graph.outputs)}
+        for i in block.instances:
+            values = joined.values[i]
+            names = [values[value] for value in edge]
+            held |= {
+                value for value in edge
+                if values[value] in ends or claims.get(values[value], set()) - {i}
+                or names.count(values[value]) > 1
+            }  # fmt: skip
+        found.append(frozenset(held))
+    return tuple(found)
+
+
 def join(partition: Partition) -> Joined:
     """Return the graph of a whole model."""
     if partition.is_whole:

@@ -21,7 +21,14 @@ def simulate(
     graph: PrimitiveGraph, steps: Sequence[Step[Any]], program: Program[Any],
     arrays: Sequence[Array],
 ) -> list[Array]:  # fmt: skip
-    """Return the outputs; workspaces are overwritten, so what they share with others is lost."""
+    """Return the outputs; workspaces are overwritten, so what they share with others is lost.
+
+    Args:
+        graph: the graph of the plan.
+        steps: its kernels in order.
+        program: where their buffers lie.
+        arrays: the inputs.
+    """
     arena = np.full(program.arena.size_bytes, GARBAGE, np.uint8)
     outputs = [np.full(type_.size_bytes, GARBAGE, np.uint8) for _, type_ in program.outputs]
     inputs = [np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in arrays]

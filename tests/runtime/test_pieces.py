@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arena_oracle import simulate
+import runtime_plans as plans
 
 from korch.candidate.candidate import Candidate, Offer, make_group
 from korch.candidate.enumerate import enumerate_groups
@@ -26,8 +26,11 @@ from korch.primitive.types import DType, ValueType
 from korch.provider.generated import GeneratedProvider
 from korch.provider.in_place import InPlaceProvider
 from korch.provider.provider import Kernel
+from korch.report.kernel import kernel_text
+from korch.report.profile import profile
 from korch.runtime.program import Place, Program, Slot, Step, bind_steps
 from korch.target import Target
+from korch.testing.arena import simulate
 
 TARGET = Target(lanes=16)
 
@@ -191,6 +194,27 @@ def test_parts_that_do_not_fill_the_whole_are_refused() -> None:
     with pytest.raises(InvalidGraphError, match="of 512 bytes to 256"):
         graph, steps = plan(text, [3], layout=channels_blocked(4, 16))
         bind_steps(graph, steps)
+
+
+def test_the_library_skips_them(make_executable: Any) -> None:
+    executable = make_executable(plans.concatenated())
+    assert [step.runs for step in executable.plan.steps] == [True, True, False, True, False, True]
+    assert executable.plan.kernel_count == 4
+    assert sorted(executable.sources)[:2] == ["k_exp16.cpp", "k_late.cpp"]
+    assert executable.sources["main.cpp"].count("{nullptr, nullptr, nullptr, ") == 2
+    arrays = plans.random_arrays(plans.concatenated().graph)
+    timing = executable.time(arrays, 5)
+    assert len(timing.kernel_ns[0]) == 6
+    whole = executable.plan.steps[4]
+    assert [(p.place, p.at, p.offset) for p in (*whole.inputs, *whole.outputs)] == [
+        ("OUTPUT", 1, 0), ("OUTPUT", 1, 128), ("OUTPUT", 1, 0)
+    ]  # fmt: skip
+    profiled = profile(executable, arrays, 3)
+    assert len(profiled.kernels) == 6
+    assert "concat" not in profiled.to_text() and "all kernels     4" in profiled.to_text()
+    assert "none: what writes the operands writes into the result's memory" in kernel_text(
+        executable.plan, {}, 2
+    )
 
 
 def random_graph(rng: Random) -> PrimitiveGraph:

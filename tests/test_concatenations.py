@@ -1,0 +1,135 @@
+"""Concatenations in place from a model to its artifact: whoever reads it must understand them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import korch
+from korch.provider.in_place import InPlaceProvider
+from korch.report.explain import explain
+from korch.report.page import page_data
+from korch.report.plan_onnx import plan_model
+
+CHANNELS = 16
+
+
+def detector(height: int | str = 6, batch: int = 1, *, gives_operand: bool = False) -> bytes:
+    """Return a model whose concatenations nest, share an operand, and are an output."""
+    rng = np.random.default_rng(0)
+    shape = [batch, CHANNELS, height, 8]
+    nodes, weights = [], []
+
+    def conv(name: str, source: str, channels: int) -> None:
+        array = rng.standard_normal((CHANNELS, channels, 3, 3)).astype(np.float32) / 8
+        weights.append(numpy_helper.from_array(array, f"{name}_w"))
+        nodes.append(helper.make_node("Conv", [source, f"{name}_w"], [name], pads=[1] * 4))
+
+    conv("a", "x", CHANNELS)
+    conv("b", "a", CHANNELS)
+    nodes.append(helper.make_node("Concat", ["a", "b"], ["ab"], axis=1))
+    conv("c", "ab", 2 * CHANNELS)
+    nodes.append(helper.make_node("Concat", ["ab", "c"], ["abc"], axis=1))
+    conv("d", "abc", 3 * CHANNELS)
+    nodes.append(helper.make_node("Concat", ["c", "d"], ["cd"], axis=1))
+    names = {"cd": 2 * CHANNELS, **({"b": CHANNELS} if gives_operand else {})}
+    outputs = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [batch, n, height, 8])
+        for name, n in names.items()
+    ]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
+    graph = helper.make_graph(nodes, "detector", inputs, outputs, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return model.SerializeToString()
+
+
+def optimize(model: bytes, cache_folder: Path, **options):
+    options = {"threads": 2, "budget": 10.0, "baselines": False, "max_primitives": 2, **options}
+    return korch.optimize(model, cache_folder=cache_folder, rules="none", **options)
+
+
+def check(executable, model: bytes, height: int = 6, batch: int = 1) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    x = np.random.default_rng(1).standard_normal((batch, CHANNELS, height, 8)).astype(np.float32)
+    for _ in range(2):
+        found = executable.run(None, {"x": x})
+        for a, e in zip(found, session.run(None, {"x": x}), strict=True):
+            np.testing.assert_allclose(a, e, rtol=1e-3, atol=1e-3 * np.abs(e).max())
+
+
+def in_place(plan) -> list:
+    return [step for step in plan.steps if not step.runs]
+
+
+def test_a_model_with_concatenations(cache_folder: Path, tmp_path: Path) -> None:
+    model = detector()
+    executable = optimize(model, cache_folder)
+    check(executable, model)
+    plan, report = executable.plan, executable.report
+    found = in_place(plan)
+    # c may be a piece of one only; the output is in the plain layout, the others in any.
+    assert 1 <= len(found) <= 2
+    assert all(step.provider == InPlaceProvider.name and step.cost_ns == 0 for step in found)
+    assert report["in_place"] == len(found)
+    assert report["kernels"] == plan.kernel_count == len(plan.steps) - len(found)
+    executable.save(tmp_path / "d.korch")
+    loaded = korch.load(tmp_path / "d.korch")
+    assert loaded.plan == plan
+    check(loaded, model)
+    assert "in place" in explain(plan, report)
+    assert len(page_data(plan, report, executable.sources)["memory"]) == len(plan.steps)
+    check_plan_as_onnx(executable, model)
+
+
+def check_plan_as_onnx(executable, model: bytes) -> None:
+    written = plan_model(executable.plan, executable.artifact.weights.array)
+    onnx.checker.check_model(written)
+
+    class Session:
+        def run(self, names, feeds):
+            onnxruntime = pytest.importorskip("onnxruntime")
+            session = onnxruntime.InferenceSession(written.SerializeToString(),
+                                                   providers=["CPUExecutionProvider"])  # fmt: skip
+            return session.run(names, feeds)
+
+    check(Session(), model)
+
+
+def test_an_operand_that_is_an_output_is_not_in_place(cache_folder: Path) -> None:
+    model = detector(gives_operand=True)
+    executable = optimize(model, cache_folder, measure=False)
+    check(executable, model)
+    names = {origin for step in in_place(executable.plan) for origin in step.origins}
+    assert not any("Concat" in name and name.endswith(" ab") for name in names)
+
+
+def test_a_batch_of_two_is_not_in_place(cache_folder: Path) -> None:
+    model = detector(batch=2)
+    executable = optimize(model, cache_folder, measure=False)
+    check(executable, model, batch=2)
+    assert in_place(executable.plan) == []
+
+
+def test_several_shapes(cache_folder: Path, tmp_path: Path) -> None:
+    model = detector(height="h")
+    shapes = [{"x": (1, CHANNELS, h, 8)} for h in (4, 5)]
+    executable = optimize(model, cache_folder, measure=False, shapes=shapes)
+    executable.save(tmp_path / "shapes.korch")
+    loaded = korch.load(tmp_path / "shapes.korch")
+    for h in (4, 5):
+        check(executable, model, height=h)
+        check(loaded, model, height=h)
+    plans = [e.plan for e in loaded.plans.values()]
+    assert all(map(in_place, plans))
+    assert loaded.report["kernels"] == sum(plan.kernel_count for plan in plans)
+
+
+def test_segments(cache_folder: Path) -> None:
+    model = detector()
+    executable = optimize(model, cache_folder, measure=False, partition="4")
+    check(executable, model)
