@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,9 @@ from korch.options import Options
 from korch.orchestrate.beside import _Search, described, side_by_side, waits_for
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.text import parse_graph
+from korch.provider.provider import Kernel
 from korch.provider.shares import SharesProvider
+from korch.runtime.program import Step, bind_steps
 from korch.target import Target
 
 CHAINS = """
@@ -24,6 +27,17 @@ graph(%0 "x": f32[8], %1 "y": f32[8]) -> (%3 "a", %5 "b")
 %3: f32[8] = tanh(%2)
 %4: f32[8] = neg(%1)
 %5: f32[8] = abs(%4)
+"""
+
+
+JOINED = """
+graph(%0 "x": f32[1,16], %1 "y": f32[1,16]) -> (%5 "a", %7 "b")
+%2: f32[1,16] = exp(%0)
+%3: f32[1,16] = neg(%1)
+%4: f32[1,32] = concat(%2, %3) {axis=1}
+%5: f32[1,32] = abs(%4)
+%6: f32[1,16] = tanh(%2)
+%7: f32[1,16] = abs(%6)
 """
 
 
@@ -256,3 +270,24 @@ def test_what_a_plan_has_of_sets_is_described() -> None:
     step = SimpleNamespace(provider="shares", offer=SimpleNamespace(variant="a | b + c"))
     other = SimpleNamespace(provider="toy", offer=SimpleNamespace(variant="a | b"))
     assert described([step, other, step]) == {"kernels": 2, "parts": 6}  # type: ignore[list-item]
+
+
+def test_who_reads_a_concatenation_in_place_waits_for_those_who_write_its_pieces() -> None:
+    graph, steps = plan_of(JOINED)
+    joined = replace(steps[2], provider="in place", offer=replace(steps[2].offer, is_in_place=True))
+    steps[2] = joined
+    assert waits_for(graph, steps) == [0, 0, 0b11, 0b111, 0b1, 0b10001]
+    costs = dict.fromkeys(("exp", "neg", "concat", "abs", "tanh"), 10_000)
+    meter = Meter(costs, longest_lane(dict.fromkeys(costs, 6000)))
+    meter.records[joined.key] = Measured(0, 0.0, ())
+    found = side_by_side(graph, steps, meter, Options(), Deadline())  # type: ignore[arg-type]
+    assert found is not None and joined in found
+    assert not any("concat" in op for lanes in meter.measured for lane in lanes for op in lane)
+    place = found.index(joined)
+    written = {value for step in found[:place] for value in step.group.outputs}
+    assert written.issuperset(joined.group.inputs)
+    program = bind_steps(graph, [
+        Step(c, Kernel("" if c is joined else f"k{i}", "", workspace_bytes=64 * (c is not joined)))
+        for i, c in enumerate(found)
+    ])  # fmt: skip
+    assert program.arena.size_bytes > 0
