@@ -4,11 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from korch.candidate.candidate import Offer
+from korch.candidate.candidate import Candidate, Offer, make_group
 from korch.measure import calibrate
 from korch.measure.cpu import CpuMeter
 from korch.measure.record import AGAIN, Failed, Measured, is_lasting
 from korch.options import Options
+from korch.primitive.text import parse_graph
 
 LASTING = (
     Measured(5, 0.0, (5,)), Failed("refused", "no"), Failed("not compiled", "error"),
@@ -57,3 +58,21 @@ def test_what_hung_is_tried_once_more_in_another_session(meter, then):
     meter._records.clear()
     kept = meter.known(candidate)
     assert kept == (then if isinstance(then, Measured) else Failed("hung", "10 s" + AGAIN))
+
+
+def test_what_runs_nothing_is_known_and_never_timed(meter):
+    group = make_group(parse_graph(
+        'graph(%0 "x": f32[16], %1 "y": f32[16]) -> (%2 "z")\n'
+        "%2: f32[32] = concat(%0, %1) {axis=0}\n"
+    ), [0], [2])  # fmt: skip
+    (provider,) = (p for p in meter.providers if p.name == "in place")
+    candidates = [
+        Candidate(group, provider.name, offer, provider.version)
+        for offer in provider.offer(group, meter.target)
+    ]
+    assert len(candidates) == 1
+    (record,) = meter.measure(candidates)
+    assert meter.confirm(candidates) == [record]
+    assert (record.time_ns, meter.cost_ns(candidates[0])) == (0, (0, True))
+    assert meter.bound_ns(candidates[0]) == meter.guess_ns(candidates[0]) == 0
+    assert meter.database.record(candidates[0].key) is None

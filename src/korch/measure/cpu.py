@@ -39,7 +39,7 @@ def needed_flop(candidate: Candidate) -> int:
     return max(candidate.linear_flop, candidate.offer.work_flop) - candidate.offer.vector_flop
 
 
-NOTHING = Measured(0, 0.0, (0,))
+NOTHING = Measured(0, 0.0, (0,), is_confirmed=True)
 """What is known of a candidate for which nothing runs."""
 
 
