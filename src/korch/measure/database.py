@@ -125,6 +125,7 @@ class Database:
             _keep_a_log(connection)
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.executescript(_TABLES)
+            _check_structure(connection)
         except (sqlite3.Error, *_DAMAGE):
             connection.close()
             raise
@@ -151,6 +152,24 @@ class Database:
             return self._connect(str(self.path))
         except (OSError, sqlite3.Error, *_DAMAGE) as worse:
             return self._in_memory(worse)
+
+
+def _check_structure(connection: sqlite3.Connection) -> None:
+    """Check what the checksums of rows don't: a tree in another order would lose new rows.
+
+    Raises:
+        sqlite3.DatabaseError: it is damaged.
+    """
+    (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    if verdict != "ok":
+        raise sqlite3.DatabaseError(verdict)
+    for columns in ("target, candidate, record FROM records", "target, name, value FROM facts"):
+        try:
+            connection.execute(f"SELECT {columns} LIMIT 0")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+                raise
+            raise sqlite3.DatabaseError(str(error)) from error  # a table that is not ours
 
 
 def _keep_a_log(connection: sqlite3.Connection) -> None:
