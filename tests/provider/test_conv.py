@@ -10,6 +10,7 @@ from onednn_groups import Graph
 
 from korch.candidate.candidate import Candidate, Group, Offer, Refusal
 from korch.candidate.layout import channels_last
+from korch.measure.compiler import Builder
 from korch.measure.cpu import needed_flop
 from korch.primitive import reference
 from korch.primitive.ops.layout import PadAttributes, TakeAttributes
@@ -438,6 +439,24 @@ def test_a_bound_asks_of_matrix_units_what_they_do():
     assert needed_flop(Candidate(group, "conv", offers[0])) == candidate.linear_flop
 
 
+def check_what_has_no_pieces(each: Group, arrays, machine: Target, builder: Builder):
+    """Compare split kernels with the reference, and return the results of both."""
+    feeds = {f"i{i}": a for i, a in enumerate(arrays)}
+    with np.errstate(all="ignore"):
+        expected = reference.run(each.body, feeds, exact=True)["o0"].astype(np.float32)
+    results = []
+    for offer in SplitConvProvider().offer(each, machine):
+        kernel = ConvProvider().build(each, offer, machine)
+        assert not isinstance(kernel, Refusal)
+        (found,) = run_kernel(kernel, each, offer, arrays, builder)
+        assert np.array_equal(np.isnan(found), np.isnan(expected))
+        known = np.isfinite(expected) & (np.abs(expected) < 1e30)
+        assert 0 < known.sum() < known.size
+        np.testing.assert_allclose(found[known], expected[known], rtol=1e-4, atol=1e-4)
+        results.append((found, expected))
+    return results
+
+
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 3.4e38])
 def test_a_chain_computes_again_what_has_no_pieces(target, builder, rng, bad):
     machine = replace(matrix_units(target), l2_bytes=512 << 10)
@@ -448,17 +467,7 @@ def test_a_chain_computes_again_what_has_no_pieces(target, builder, rng, bad):
         each = one(shape, make)
         arrays = [rng.uniform(-0.4, 0.4, t.shape).astype(np.float32) for t in each.input_types]
         arrays[0][0, 3, 4, 4] = arrays[0][0, 30, 8, 0] = bad
-        feeds = {f"i{i}": a for i, a in enumerate(arrays)}
-        with np.errstate(all="ignore"):
-            expected = reference.run(each.body, feeds, exact=True)["o0"].astype(np.float32)
-        for offer in SplitConvProvider().offer(each, machine):
-            kernel = ConvProvider().build(each, offer, machine)
-            assert not isinstance(kernel, Refusal)
-            (found,) = run_kernel(kernel, each, offer, arrays, builder)
-            assert np.array_equal(np.isnan(found), np.isnan(expected))
-            known = np.isfinite(expected) & (np.abs(expected) < 1e30)
-            assert 0 < known.sum() < known.size
-            np.testing.assert_allclose(found[known], expected[known], rtol=1e-4, atol=1e-4)
+        check_what_has_no_pieces(each, arrays, machine, builder)
 
 
 def test_chains_of_split_products_are_as_exact_as_float32(target, builder, rng):
@@ -489,18 +498,8 @@ def test_what_has_no_pieces_is_computed_by_the_vector_units(target, builder, rng
     arrays[0][0, 3, 4, 4] = arrays[0][0, 60, shape[2] - 1, 0] = bad
     arrays[1][89, 5, 1, 1] = bad
     arrays[1][2, 3] = 0.0
-    feeds = {f"i{i}": a for i, a in enumerate(arrays)}
-    with np.errstate(all="ignore"):
-        expected = reference.run(each.body, feeds, exact=True)["o0"].astype(np.float32)
-    for offer in SplitConvProvider().offer(each, small):
-        kernel = ConvProvider().build(each, offer, small)
-        assert not isinstance(kernel, Refusal)
-        (found,) = run_kernel(kernel, each, offer, arrays, builder)
-        assert np.array_equal(np.isnan(found), np.isnan(expected))
+    for found, expected in check_what_has_no_pieces(each, arrays, small, builder):
         assert np.array_equal(np.isinf(found), np.isinf(expected))
-        known = np.isfinite(expected) & (np.abs(expected) < 1e30)
-        assert 0 < known.sum() < known.size
-        np.testing.assert_allclose(found[known], expected[known], rtol=1e-4, atol=1e-4)
 
 
 def test_pads_are_told_apart_where_sums_are_computed_again(target, builder, rng):

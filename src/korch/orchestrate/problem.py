@@ -111,20 +111,12 @@ class Problem:
     @cached_property
     def producers(self) -> dict[Port, tuple[int, ...]]:
         """The kernels that write each port; ports that none writes are left out."""
-        found: dict[Port, list[int]] = {}
-        for k, kernel in enumerate(self.kernels):
-            for port in kernel.outputs:
-                found.setdefault(port, []).append(k)
-        return {port: tuple(kernels) for port, kernels in found.items()}
+        return _by_port(kernel.outputs for kernel in self.kernels)
 
     @cached_property
     def owners(self) -> dict[Port, tuple[int, ...]]:
         """The kernels that own each port; ports that none owns are left out."""
-        found: dict[Port, list[int]] = {}
-        for k, kernel in enumerate(self.kernels):
-            for port in kernel.owns:
-                found.setdefault(port, []).append(k)
-        return {port: tuple(kernels) for port, kernels in found.items()}
+        return _by_port(kernel.owns for kernel in self.kernels)
 
     def with_costs(
         self, costs_ns: Sequence[int], is_measured: Sequence[bool] | None = None
@@ -147,6 +139,15 @@ class Problem:
         gone = frozenset(excluded)
         kept = tuple(k for k in range(len(self.kernels)) if k not in gone)
         return replace(self, kernels=tuple(self.kernels[k] for k in kept)), kept
+
+
+def _by_port(ports: Iterable[Sequence[Port]]) -> dict[Port, tuple[int, ...]]:
+    """Return the numbers of the kernels that have each port, of the ports of all kernels."""
+    found: dict[Port, list[int]] = {}
+    for k, own in enumerate(ports):
+        for port in own:
+            found.setdefault(port, []).append(k)
+    return {port: tuple(kernels) for port, kernels in found.items()}
 
 
 class Status(Enum):

@@ -132,12 +132,7 @@ def ports_are_written_once(problem: Problem, kernels: Sequence[int]) -> None:
     Raises:
         InvalidGraphError: one has.
     """
-    writer: dict[Port, int] = {}
-    for k in kernels:
-        for port in problem.kernels[k].outputs:
-            if port in writer:
-                raise _fault(f"it writes {port}, as kernel k{writer[port]} does", k)
-            writer[port] = k
+    _differ("writes", [(k, problem.kernels[k].outputs) for k in kernels])
 
 
 def ports_are_owned_once(problem: Problem, kernels: Sequence[int]) -> None:
@@ -146,12 +141,16 @@ def ports_are_owned_once(problem: Problem, kernels: Sequence[int]) -> None:
     Raises:
         InvalidGraphError: one is.
     """
-    owner: dict[Port, int] = {}
-    for k in kernels:
-        for port in problem.kernels[k].owns:
-            if port in owner:
-                raise _fault(f"it owns {port}, as kernel k{owner[port]} does", k)
-            owner[port] = k
+    _differ("owns", [(k, problem.kernels[k].owns) for k in kernels])
+
+
+def _differ(verb: str, ports_of: Sequence[tuple[int, Sequence[Port]]]) -> None:
+    first: dict[Port, int] = {}
+    for k, ports in ports_of:
+        for port in ports:
+            if port in first:
+                raise _fault(f"it {verb} {port}, as kernel k{first[port]} does", k)
+            first[port] = k
 
 
 def outputs_are_written(problem: Problem, kernels: Sequence[int]) -> None:

@@ -72,9 +72,7 @@ def grid_for(pass_: Pass, threads: int, lanes: int) -> Stage:
     if last is not None and not is_whole and last.extent > TASK_POINTS // 2:
         wanted = -(-last.extent // max(1, 4 * threads // tasks))
         tile = min(TASK_POINTS, max(TASK_POINTS // 4, wanted))
-        shares = threads // math.gcd(
-            threads, tasks
-        )  # as many tiles as each thread gets equally many of
+        shares = _shares(threads, tasks)
         tiles = -(-last.extent // (tile * shares)) * shares
         tile = -(-last.extent // (tiles * 4 * lanes)) * 4 * lanes
         if tile < last.extent:
@@ -91,13 +89,17 @@ def _grid_of_squares(pass_: Pass, grid: list[Axis], threads: int, lanes: int) ->
         if axis is pass_.axes[-1] and axis.extent <= wanted:
             points //= axis.extent
             continue
-        tasks = math.prod(axis.extent for axis in grid)
-        shares = threads // math.gcd(threads, tasks)
+        shares = _shares(threads, math.prod(axis.extent for axis in grid))
         tile = _tile(axis.extent, max(step, min(wanted, points)), step, shares)
         if tile < axis.extent and not turns_on(pass_, axis.name):
             pass_ = _cut(pass_, grid, axis, tile)
         points //= min(tile, axis.extent)
     return Stage(tuple(grid), (dataclasses.replace(pass_, axes=pass_.axes[-2:]),))
+
+
+def _shares(threads: int, tasks: int) -> int:
+    """Return of which number an axis has multiples of tiles, so that threads get equally many."""
+    return threads // math.gcd(threads, tasks)
 
 
 def _tile(extent: int, wanted: int, step: int, shares: int) -> int:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
 from korch.provider.conv.match import Match, match_group
-from korch.provider.conv.shape import Layer, Shape, can_split, shape_of
-from korch.provider.conv.split import BLOCK, split_of
+from korch.provider.conv.shape import BLOCK, Layer, Shape, can_split, shape_of
+from korch.provider.conv.split import split_of
 from korch.provider.provider import SPLIT, Kernel, named_kernel
 from korch.provider.vector import scalar
 from korch.target import Target

@@ -30,11 +30,11 @@ LATENCY = 8
 """Multiplications that must be independent of each other to keep the units busy."""
 
 
-TILE_CHANNELS = 32
-"""Channels, read or written, that matrix units multiply at a time."""
+BLOCK = 32
+"""Pixels, and channels of the result, that matrix units compute together, and terms of a step."""
 
-PIECES_FLOATS = 3 * TILE_CHANNELS * TILE_CHANNELS // 2
-"""What the pieces take of 32 numbers of each of 32 channels."""
+STEP_BYTES = 3 * 2 * BLOCK * BLOCK
+"""Of the pieces of a step of a strip, which is so many channels of the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ class Layer:
     @property
     def pieces(self) -> int:
         """How many floats the pieces of its weights take."""
-        strips, steps = (_ceil(n, TILE_CHANNELS) for n in self.channels[::-1])
-        return strips * steps * PIECES_FLOATS if self.on_tiles else 0
+        strips, steps = (_ceil(n, BLOCK) for n in self.channels[::-1])
+        return strips * steps * STEP_BYTES // 4 if self.on_tiles else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,10 +273,8 @@ def _with_rings(
 ) -> tuple[list[Layer], int]:
     """Return the layers with their rings for blocks of so many rows, and the floats of all."""
     placed = [layers[-1]]
-    steps = max(
-        (_ceil(layer.channels[0], TILE_CHANNELS) for layer in layers if layer.on_tiles), default=0
-    )
-    rows, floats = block, 2 * steps * PIECES_FLOATS
+    steps = max((_ceil(layer.channels[0], BLOCK) for layer in layers if layer.on_tiles), default=0)
+    rows, floats = block, 2 * steps * STEP_BYTES // 4
     for layer, after in zip(layers[-2::-1], layers[:0:-1], strict=True):
         if after.on_tiles and layer.kind == "DEPTHWISE":
             placed.append(layer)

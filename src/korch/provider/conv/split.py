@@ -11,17 +11,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from korch.provider.conv.shape import Layer
+from korch.provider.conv.shape import BLOCK, STEP_BYTES, Layer
 from korch.target import Target
 
-TILE = 16
+TILE = BLOCK // 2
 """Pixels of a tile; a step has as many pairs of terms, and channels come in pairs of tiles."""
-
-BLOCK = 2 * TILE
-"""Pixels, and channels of the result, that are computed together, and terms of a step."""
-
-STEP_BYTES = 3 * 2 * BLOCK * BLOCK
-"""Of the pieces of a step of a strip."""
 
 STEP_COST = 1.0
 """What the products of a step of 32 pixels and 32 channels cost: the unit of time here."""
