@@ -205,9 +205,13 @@ inline constexpr long TURNS = 6;
 // How many parts go beside four products of tiles if `count` blocks are multiplied meanwhile.
 KORCH_INLINE long parts_beside(long count) { return korch::blocks(PARTS, TURNS * count); }
 
+// Make all of them: of rows, what is beside each other first, as rows a multiple of a page apart drive each
+// other's lines out of the cache.
 template <bool IS_ROWS>
 inline void split_all(Splitter s) {
-  split_some<IS_ROWS>(s, s.last);
+  const long apart = IS_ROWS ? PARTS : 1;
+  for (long first = 0; first < apart; ++first)
+    for (long part = first; part < s.last; part += apart) split_part<IS_ROWS>(s, part);
 }
 
 // Where the pieces of 16 R rows of a product lie: those of a block, as a Splitter makes them.

@@ -4,7 +4,7 @@
 // multiplied by all of them; or a group of strips stays, and the rows go by. A thread's workspace has
 // three strips packed (one to compute something once more, two that are split), the pieces of rows and of
 // columns, and the sums of a task if its terms are multiplied in chunks. Where several parts have the same
-// rows, they share the pieces.
+// rows or columns, each splits them: to fetch pieces from another core takes longer.
 #pragma once
 
 #include "korch_amx.h"
@@ -18,15 +18,13 @@ inline constexpr long TOGETHER = 2 * korch_amx::EDGE, SUMS = TOGETHER * TOGETHER
 
 template <class K>
 struct Room {
-  static constexpr bool IS_SHARED = K::PARTS > 1 && K::GROUP == 0;
-  static constexpr long STEPS = blocks(K::CHUNK, korch_amx::TERMS), ALL_STEPS = blocks(K::DEPTH, korch_amx::TERMS);
-  static constexpr long BLOCKS = blocks(K::BLOCK, TOGETHER), ALL_BLOCKS = blocks(K::M, TOGETHER);
+  static constexpr long STEPS = blocks(K::CHUNK, korch_amx::TERMS), BLOCKS = blocks(K::BLOCK, TOGETHER);
   static constexpr long STRIPS = blocks(K::N, COLUMNS<K> * K::PARTS) + 1;
-  static constexpr long PIECES = STEPS * korch_amx::STEP, ALL_PIECES = ALL_STEPS * korch_amx::STEP;
+  static constexpr long PIECES = STEPS * korch_amx::STEP;
   static constexpr bool KEEPS_SUMS = K::CHUNK < K::DEPTH;
   // In floats, each of which has room for two numbers of a piece.
   static constexpr long PACKED = K::B_COLUMN != 0 ? 3 * K::DEPTH * COLUMNS<K> : 0;
-  static constexpr long LEFT = IS_SHARED ? 0 : (K::GROUP ? 2 : BLOCKS) * PIECES / 2;
+  static constexpr long LEFT = (K::GROUP ? 2 : BLOCKS) * PIECES / 2;
   static constexpr long RIGHT = (K::GROUP ? K::GROUP : 2) * PIECES / 2;
   static constexpr long OWN = PACKED + LEFT + RIGHT + (KEEPS_SUMS ? BLOCKS * STRIPS * SUMS : 0);
 };
@@ -91,18 +89,17 @@ KORCH_INLINE void multiply(void* const* buffers, const Task& t, float* packed, l
   else multiply<K, 1, IS_ROWS>(buffers, t, packed, a, b, steps, to, adds, next, before);
 }
 
-// A task whose rows stay. `shared` has the pieces of all rows, or none.
+// A task whose rows stay.
 template <class K>
-inline void pass_columns(void* const* buffers, const Task& t, const Own<K>& own, const uint16_t* shared) {
+inline void pass_columns(void* const* buffers, const Task& t, const Own<K>& own) {
   typedef Room<K> R;
   const long count = blocks(t.end - t.begin, TOGETHER);
   alignas(64) float lone[2][SUMS];
   Sums before;
   for (long k = 0; k < K::DEPTH; k += K::CHUNK) {
     const long terms = korch::smaller(K::CHUNK, K::DEPTH - k), steps = blocks(terms, korch_amx::TERMS);
-    if constexpr (!R::IS_SHARED)
-      for (long r = 0; r < count; ++r)
-        korch_amx::split_all<true>(rows_to_split<K>(t.a, t.begin + r * TOGETHER, k, terms, own.left + r * R::PIECES));
+    for (long r = 0; r < count; ++r)
+      korch_amx::split_all<true>(rows_to_split<K>(t.a, t.begin + r * TOGETHER, k, terms, own.left + r * R::PIECES));
     const auto columns = [&](long s) {
       const Strip strip = find_strip<K>(t.b, s * COLUMNS<K>, own.packed + (1 + s % 2) * (R::PACKED / 3));
       return korch_amx::splitter(strip.from + k * strip.step, strip.step, TOGETHER, terms, own.right + s % 2 * R::PIECES);
@@ -117,10 +114,7 @@ inline void pass_columns(void* const* buffers, const Task& t, const Own<K>& own,
       for (long r = 0; r < count; ++r) {
         const long m = t.begin + r * TOGETHER, end = korch::smaller(m + TOGETHER, t.end);
         float* const sums = R::KEEPS_SUMS ? own.sums + ((s - t.first) * R::BLOCKS + r) * SUMS : lone[(s * count + r) % 2];
-        const uint16_t* const left =
-            R::IS_SHARED ? shared + m / TOGETHER * R::ALL_PIECES + k / korch_amx::TERMS * korch_amx::STEP
-                         : own.left + r * R::PIECES;
-        multiply<K, false>(buffers, t, own.packed, end - m, left, own.right + s % 2 * R::PIECES, steps, sums, k > 0, next, before);
+        multiply<K, false>(buffers, t, own.packed, end - m, own.left + r * R::PIECES, own.right + s % 2 * R::PIECES, steps, sums, k > 0, next, before);
         if (k + K::CHUNK >= K::DEPTH) before = {sums, m, end, s * COLUMNS<K>};
       }
     }
@@ -164,24 +158,16 @@ inline void pass_rows(void* const* buffers, const Task& t, const Own<K>& own) {
 
 template <class K>
 inline void run_split(void* const* buffers, const float* a, const float* b, float* workspace) {
-  typedef Room<K> R;
-  uint16_t* const shared = reinterpret_cast<uint16_t*>(workspace + K::THREADS * R::OWN);
 #pragma omp parallel num_threads(K::THREADS) if (K::THREADS > 1)
   {
     korch_amx::begin();
-    if constexpr (R::IS_SHARED) {
-#pragma omp for schedule(static)
-      for (long r = 0; r < K::BATCH * R::ALL_BLOCKS; ++r)
-        korch_amx::split_all<true>(rows_to_split<K>(a + K::a(r / R::ALL_BLOCKS), r % R::ALL_BLOCKS * TOGETHER, 0,
-                                                    K::DEPTH, shared + r * R::ALL_PIECES));
-    }
 #pragma omp for schedule(static)
     for (long task = 0; task < TASKS<K>; ++task) {
       const Task t = task_of<K>(task, a, b);
-      const Own<K> own(workspace + omp_get_thread_num() * R::OWN);
+      const Own<K> own(workspace + omp_get_thread_num() * Room<K>::OWN);
       if (t.first == t.last) continue;
       if constexpr (K::GROUP > 0) pass_rows<K>(buffers, t, own);
-      else pass_columns<K>(buffers, t, own, shared + t.i * R::ALL_BLOCKS * R::ALL_PIECES);
+      else pass_columns<K>(buffers, t, own);
     }
     korch_amx::end();
   }

@@ -25,7 +25,7 @@ from korch.provider.gemm.place import Place
 from korch.provider.provider import SPLIT, Kernel, named_kernel
 from korch.target import Target
 
-SCHEMA = 12
+SCHEMA = 13
 """Raise it whenever the kernels change in speed or meaning."""
 
 MOST_ELEMENTS = 1 << 23
@@ -76,7 +76,10 @@ class Blocking:
 
     @staticmethod
     def split(batch: int, m: int, n: int, terms: int, target: Target) -> Blocking:
-        """Choose the sizes for matrix units: whole tiles, and terms that go together."""
+        """Choose the sizes for matrix units: whole tiles, and terms that go together.
+
+        Threads share the larger operand out among them; each splits all of the other.
+        """
         teams = max(1, target.threads // math.gcd(batch, target.threads))
         strips, vectors = -(-n // TOGETHER), TOGETHER // target.lanes
         room = SPLIT_CACHE_SHARE * target.l2_bytes
@@ -85,7 +88,7 @@ class Blocking:
             block = min(m, -(-m // (teams * TOGETHER)) * TOGETHER)
             group = -(-strips // -(-strips // fitting))
             return Blocking(vectors, 8, block, 1, terms, group)
-        blocks, parts = (1, teams) if strips >= teams else (teams, 1)
+        blocks, parts = (1, teams) if strips >= teams and n >= m else (teams, 1)
         blocks *= max(1, round(m / (blocks * SPLIT_ROWS)))
         block = min(m, -(-m // (blocks * TOGETHER)) * TOGETHER)
         steps = int(room / (PIECES_BYTES * -(-block // TOGETHER) * TOGETHER * TOGETHER))
@@ -272,17 +275,15 @@ def _make_plan(
 
 def _split_floats(numbers: dict[str, int], must_pack: bool) -> int:
     """Return the workspace of matrix units, as `Room` of `korch_gemm_split.h` has it."""
-    m, n, depth, block, chunk, parts, group = (
-        numbers[name] for name in ("M", "N", "DEPTH", "BLOCK", "CHUNK", "PARTS", "GROUP")
+    n, depth, block, chunk, parts, group = (
+        numbers[name] for name in ("N", "DEPTH", "BLOCK", "CHUNK", "PARTS", "GROUP")
     )
     step = PIECES_BYTES * TOGETHER * TOGETHER // 4  # of 32 terms of 32 rows or columns
     pieces, blocks = -(-chunk // TOGETHER) * step, -(-block // TOGETHER)
-    is_shared = parts > 1 and group == 0
     own = 3 * depth * TOGETHER if must_pack else 0
-    own += (group or 2) * pieces + (0 if is_shared else (2 if group else blocks) * pieces)
+    own += (group or 2) * pieces + (2 if group else blocks) * pieces
     own += blocks * (-(-n // (TOGETHER * parts)) + 1) * TOGETHER * TOGETHER if chunk < depth else 0
-    shared = numbers["BATCH"] * -(-m // TOGETHER) * -(-depth // TOGETHER) * step if is_shared else 0
-    return numbers["THREADS"] * own + shared
+    return numbers["THREADS"] * own
 
 
 def _stays_in_cache(row_step: int, m: int, blocking: Blocking) -> bool:
