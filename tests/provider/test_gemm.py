@@ -117,6 +117,26 @@ def test_rows_are_blocked_where_they_leave_the_second_cache(target):
     assert made.block < 1500 and made.block % made.rows == 0
 
 
+def test_strips_are_wide_where_lines_of_the_right_operand_crowd_each_other_out(target):
+    n = 64 * 1024 + 256  # four lines apart, but for multiples of a page
+    wide = replace(target, isa="avx512", lanes=16)
+    assert Blocking.of(1, 32, n, 64, wide, n).vectors == 4
+    assert Blocking.of(1, 32, n, 32, wide, n).vectors == 2  # few lines
+    assert Blocking.of(1, 32, n, 64, wide, n + 16).vectors == 2  # spread over all sets
+    assert Blocking.of(1, 32, n, 64, wide).vectors == 2  # packed
+    assert Blocking.of(1, 32, 1 << 16, 64, wide, 1 << 16).vectors == 2  # packed, for all lines do
+    assert Blocking.of(1, 32, n, 64, replace(target, isa="avx2", lanes=8), n).vectors == 2
+
+
+def test_wide_strips_agree(target, builder, rng):
+    n = 64 * target.lanes * target.threads + 256
+    groups = [product((m, 64), (64, n), constant=False) for m in (7, 30)]
+    for group, offer, _ in check_offers(GemmProvider(), groups, target, builder, rng):
+        kernel = GemmProvider().build(group, offer, target)
+        assert not isinstance(kernel, Refusal)
+        assert target.registers < 32 or offer.variant or "long NV = 4;" in kernel.source
+
+
 def linear(g: Graph, x: int, channels: int) -> int:
     """x W + b."""
     type_ = g.type(x)
@@ -245,6 +265,14 @@ def test_what_stays_in_the_cache(batch, m, n, terms, is_kept):
     assert found.chunk == terms or found.chunk % 32 == 0
 
 
+@pytest.mark.parametrize(("m", "n", "parts"), [(128, 768, 2), (256, 169, 1), (300, 300, 2)])
+def test_threads_share_the_larger_operand_out(m, n, parts):
+    target = Target(isa="amx", lanes=16, threads=2, l2_bytes=2 << 20)
+    found = Blocking.split(1, m, n, 512, target)
+    assert found.parts == parts
+    assert found.block == (m if parts == 2 else -(-m // 64) * 32)
+
+
 def test_matrix_units_multiply_all_shapes(target, builder, rng):
     small = matrix_units(target)
     groups = [
@@ -257,6 +285,7 @@ def test_matrix_units_multiply_all_shapes(target, builder, rng):
         product((2, 40, 50), (2, 50, 70), constant=False),
         product((3, 1, 40, 50), (1, 2, 50, 48), constant=False),
         product((420, 50), (50, 61), constant=False),
+        product((200, 300), (300, 100), constant=False),  # rows are shared out
     ]
     checked = check_offers(GemmProvider(), groups, small, builder, rng)
     assert {o.variant for _, o, _ in checked} == {"", SPLIT}

@@ -34,6 +34,15 @@ MOST_ELEMENTS = 1 << 23
 PAGE_FLOATS = 1024
 """Elements between lines that fall into one set of the first cache."""
 
+WIDE_VECTORS = 4
+"""Vectors of a wide strip."""
+
+WIDE_STRIPS = 16
+"""Wide strips that each thread must have."""
+
+L1_WAYS = 12
+"""Lines that a set of the first cache has room for."""
+
 LEAST_BLOCK = 256
 """Rows for which the right operand is read once, even if they don't fit into the second cache."""
 
@@ -97,11 +106,21 @@ class Blocking:
         return Blocking(vectors, 8, block, parts, min(chunk, terms))
 
     @staticmethod
-    def of(batch: int, m: int, n: int, terms: int, target: Target) -> Blocking:
-        """Choose the sizes for a product of `batch` times m rows and n columns."""
+    def of(batch: int, m: int, n: int, terms: int, target: Target, row_step: int = 0) -> Blocking:
+        """Choose the sizes for a product of `batch` times m rows and n columns.
+
+        If the right operand is read where it lies, in rows `row_step` elements apart, and a
+        strip's lines drive each other out of the first cache, strips are wide: more of what was
+        fetched is used at once.
+        """
+        teams = max(1, target.threads // math.gcd(batch, target.threads))
         vectors = 2 if n > target.lanes else 1
         most = (target.registers - 4) // vectors
-        teams = max(1, target.threads // math.gcd(batch, target.threads))
+        is_long = n >= WIDE_STRIPS * teams * WIDE_VECTORS * target.lanes
+        is_crowded = terms * math.gcd(row_step, PAGE_FLOATS) >= L1_WAYS * PAGE_FLOATS
+        is_crowded &= row_step % PAGE_FLOATS != 0  # or else strips are packed
+        if is_crowded and is_long and n > m and target.registers >= 32:
+            vectors, most = WIDE_VECTORS, target.registers // WIDE_VECTORS - 2
         strips = -(-n // (vectors * target.lanes))
         if n > m and (strips % teams == 0 or strips >= 16 * teams):
             rows = _rows(m, most)
@@ -243,11 +262,13 @@ def _make_plan(
         return b
     if a.step not in (0, 1) or a.row_step is None or (a.step == 0 and terms > 1):
         return Refusal("the terms of the left operand are no neighbours")
-    size = Blocking.split if is_split else Blocking.of
-    blocking = size(batch, m, n, terms, target)
-    columns = blocking.vectors * target.lanes
     is_packed = _is_packed(group, found)
     is_direct = not is_packed and b.step == 1 and bool(b.row_step)
+    if is_split:
+        blocking = Blocking.split(batch, m, n, terms, target)
+    else:
+        blocking = Blocking.of(batch, m, n, terms, target, b.row_step or 0 if is_direct else 0)
+    columns = blocking.vectors * target.lanes
     is_direct = is_direct and _stays_in_cache(b.row_step or 0, m, blocking)
     must_pack = not is_packed and (not is_direct or n % columns != 0)
     is_regular = b.row_step is not None and b.step
