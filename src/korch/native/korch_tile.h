@@ -178,12 +178,14 @@ KORCH_INLINE Vec<T, W> spread(const T* from, long size, long at, const int32_t* 
   }
 }
 
-// a > b ? a : b, which is b if either is NaN, in one instruction where there is one: of vectors of 16
-// lanes GCC makes a comparison and a choice.
+// a > b ? a : b, which is b if either is NaN, in one instruction where there is one: GCC makes a
+// comparison and a choice for AVX-512.
 template <typename T, int W>
 KORCH_INLINE Vec<T, W> greater_of(Vec<T, W> a, Vec<T, W> b) {
 #if defined(__AVX512F__)
   if constexpr (W == 16 && sizeof(T) == 4 && !is_integer<T>) return __builtin_ia32_maxps512_mask(a, b, a, -1, 4);
+  if constexpr (W == 8 && sizeof(T) == 4 && !is_integer<T>) return __builtin_ia32_maxps256(a, b);
+  if constexpr (W == 4 && sizeof(T) == 4 && !is_integer<T>) return __builtin_ia32_maxps(a, b);
 #endif
   return a > b ? a : b;
 }
@@ -193,6 +195,8 @@ template <typename T, int W>
 KORCH_INLINE Vec<T, W> less_of(Vec<T, W> a, Vec<T, W> b) {
 #if defined(__AVX512F__)
   if constexpr (W == 16 && sizeof(T) == 4 && !is_integer<T>) return __builtin_ia32_minps512_mask(a, b, a, -1, 4);
+  if constexpr (W == 8 && sizeof(T) == 4 && !is_integer<T>) return __builtin_ia32_minps256(a, b);
+  if constexpr (W == 4 && sizeof(T) == 4 && !is_integer<T>) return __builtin_ia32_minps(a, b);
 #endif
   return a < b ? a : b;
 }
@@ -282,10 +286,41 @@ KORCH_INLINE Vec<T, W> op_min(Vec<T, W> a, Vec<T, W> b) {
   else return b != b ? b : smaller;
 }
 
-// A comparison of vectors gives -1 in each lane where it holds; truth values are 1.
+// A comparison of vectors gives -1 in each lane where it holds; truth values are 1. Lanes of vectors that
+// are not short are halved or doubled step by step: where there is no instruction for the whole way, GCC
+// 12 goes lane by lane.
+#if defined(__AVX512F__)
+inline constexpr int NARROWED_AT_ONCE = 64;
+#else
+inline constexpr int NARROWED_AT_ONCE = 0;
+#endif
+
+template <int W, typename Mask>
+KORCH_INLINE Vec<uint8_t, W> narrow_truth(Mask mask) {
+  constexpr bool is_direct = W <= 4 || sizeof(Mask) <= 2 * W || sizeof(Mask) <= NARROWED_AT_ONCE;
+  if constexpr (is_direct) {
+    return __builtin_convertvector(-mask, Vec<uint8_t, W>);
+  } else if constexpr (sizeof(Mask) == 8 * W) {
+    return narrow_truth<W>(__builtin_convertvector(mask, Vec<int32_t, W>));
+  } else {
+    return narrow_truth<W>(__builtin_convertvector(mask, Vec<int16_t, W>));
+  }
+}
+
+template <typename Mask, int W>
+KORCH_INLINE Mask wide_truth(Vec<uint8_t, W> c) {
+  if constexpr (W <= 4 || sizeof(Mask) <= 2 * W) {
+    return __builtin_convertvector(c, Mask);
+  } else if constexpr (sizeof(Mask) == 8 * W) {
+    return __builtin_convertvector(wide_truth<Vec<int32_t, W>, W>(c), Mask);
+  } else {
+    return __builtin_convertvector(wide_truth<Vec<int16_t, W>, W>(c), Mask);
+  }
+}
+
 #define KORCH_TRUTH(EXPRESSION)                                         \
   if constexpr (W == 1) return (EXPRESSION);                            \
-  else return __builtin_convertvector(-(EXPRESSION), Vec<uint8_t, W>);
+  else return narrow_truth<W>(EXPRESSION);
 #define KORCH_PREDICATE(NAME, EXPRESSION)                                \
   template <typename T, int W>                                          \
   KORCH_INLINE Vec<uint8_t, W> op_##NAME(Vec<T, W> x) {                 \
@@ -447,7 +482,7 @@ KORCH_INLINE Vec<T, W> op_where(Vec<uint8_t, W> c, Vec<T, W> a, Vec<T, W> b) {
     return c ? a : b;
   } else {
     typedef decltype(a == b) Mask;
-    return __builtin_convertvector(c, Mask) != 0 ? a : b;
+    return wide_truth<Mask, W>(c) != 0 ? a : b;
   }
 }
 
@@ -468,6 +503,12 @@ KORCH_INLINE Vec<T, W> unless_nan(Vec<T, W> chosen, Vec<T, W> b) {
     const Vec<int32_t, W> keep_nan = splat<int32_t, W>(0x22);  // NaN from b, all else from chosen
     return __builtin_ia32_fixupimmps512_mask(chosen, b, keep_nan, 0, -1, 4);
   }
+#if defined(__AVX512VL__)
+  if constexpr (W == 8 && sizeof(T) == 4) {
+    const Vec<int32_t, W> keep_nan = splat<int32_t, W>(0x22);
+    return __builtin_ia32_fixupimmps256_mask(chosen, b, keep_nan, 0, -1);
+  }
+#endif
 #endif
   return b != b ? b : chosen;
 }

@@ -356,7 +356,7 @@ class PassPrinter(OpPrinter):
         abreast = self._abreast(self.vector) if self.vector is not None else 1
         name = self._lambda("<int W, int U = 1>", f"long {variable}")
         inner = self.reduced[-1] if self.reduced else None
-        unroll = UNROLL if abreast == 1 and inner and inner.extent >= UNROLL else 1
+        unroll = UNROLL if abreast == 1 and inner and inner.extent >= 2 * UNROLL else 1
         self._declare("W", max(unroll, abreast))
         outer = [axis.name for axis in self.reduced[:-1]]
         names = (*outer, inner.name if inner is not None else "unused", variable)

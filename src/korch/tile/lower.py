@@ -33,6 +33,17 @@ from korch.tile.program import (
     TileProgram,
     identity,
 )
+from korch.tile.window import (
+    COLUMN,
+    ROW_ELEMENTS,
+    Place,
+    Row,
+    border_pass,
+    pays,
+    place_rows,
+    row_of,
+    row_pass,
+)
 
 KEEP_OPS = frozenset(("exp", "log", "erf", "tanh", "sigmoid", "pow", "sin", "cos", "tan"))
 TILE_LIMIT_BYTES = 128 << 10
@@ -78,6 +89,7 @@ class _Member:
     reduction: Primitive | None
     grid_axis: dict[int, int] = field(default_factory=dict)  # stage's grid axis -> own axis
     reads: frozenset[int] = frozenset()
+    row: Row | None = None  # windows that are reduced by columns first
 
 
 @dataclass
@@ -127,6 +139,7 @@ class _Lowering:
         self.stage_of: dict[int, int] = {}
         self.stages: list[_Stage] = []
         self.level: dict[int, Level] = {}
+        self.places: dict[int, Place] = {}
 
     def run(self) -> TileProgram:
         for member in self._find_members():
@@ -231,15 +244,52 @@ class _Lowering:
         member.grid_axis = dict(enumerate(kept))
         split_axis, block = self._vector_split(member, kept)
         blocks = {split_axis: block} if split_axis is not None else {}
-        if not self.machine.is_device:
+        member.row = self._row(member, split_axis)
+        if member.row is not None:
+            blocks |= self._blocks_of_rows(member, member.row, kept, blocks)
+        elif not self.machine.is_device:
             blocks |= self._rows(member, [a for a in kept if a != split_axis], block)
         return _Stage([(member.type.shape[a], blocks.get(a, 1)) for a in kept], is_free=False)
 
-    def _rows(self, member: _Member, axes: list[int], block: int) -> dict[int, int]:
+    def _row(self, member: _Member, split_axis: int | None) -> Row | None:
+        """Return the row that windows are reduced in, columns first, if that pays."""
+        attributes = member.reduction and member.reduction.attributes
+        if not isinstance(attributes, PoolAttributes) or self.machine.is_device:
+            return None
+        last, lanes = member.type.rank - 1, self.machine.lanes
+        columns = self.body.types[member.source].shape[last]
+        if split_axis is None:
+            return None
+        row = row_of(attributes, f"v{last}", f"v{split_axis}", member.type.shape[last], columns)
+        if row is None or row.size * lanes > ROW_ELEMENTS or not pays(attributes, row, lanes):
+            return None
+        return row
+
+    def _blocks_of_rows(
+        self, member: _Member, row: Row, kept: list[int], blocks: dict[int, int]
+    ) -> dict[int, int]:
+        """Return the blocks of a task that reduces windows in rows: whole rows, and what fits."""
+        last = member.type.rank - 1
+        found = {last: row.windows}
+        for axis, block in blocks.items():
+            while axis != last and block * row.size > ROW_ELEMENTS and block % 2 == 0:
+                block //= 2
+            found.setdefault(axis, block)
+        block = math.prod(found.values())
+        steps = sum(self._reduced(member).values())
+        rows = ROW_ELEMENTS * row.windows // (block * row.size)
+        room = min(rows, WINDOW_POINTS // (block * steps))
+        others = [axis for axis in kept if axis not in found]
+        return found | self._rows(member, others, block, room)
+
+    def _rows(
+        self, member: _Member, axes: list[int], block: int, room: int | None = None
+    ) -> dict[int, int]:
         """Return how many elements of other kept axes a task takes, if it were short with one."""
-        is_window = isinstance(member.reduction and member.reduction.attributes, PoolAttributes)
-        points = block * math.prod(self._reduced(member).values())
-        room = (WINDOW_POINTS if is_window else ROW_POINTS) // max(1, points)
+        if room is None:
+            is_window = isinstance(member.reduction and member.reduction.attributes, PoolAttributes)
+            points = block * math.prod(self._reduced(member).values())
+            room = (WINDOW_POINTS if is_window else ROW_POINTS) // max(1, points)
         tasks = member.type.size // block
         blocks: dict[int, int] = {}
         for axis in reversed(axes):
@@ -252,7 +302,10 @@ class _Lowering:
 
     def _vector_split(self, member: _Member, kept: list[int]) -> tuple[int | None, int]:
         """Choose what lies in vector registers: a reduced axis (None), or a block of a kept one."""
-        best: tuple[int, int | None, int] = (self._contiguity(member, {}, None), None, 1)
+        along = self._contiguity(member, {}, None)
+        if isinstance(member.reduction and member.reduction.attributes, PoolAttributes):
+            along = max(0, along - 1)  # windows overlap: better side by side than one by one
+        best: tuple[int, int | None, int] = (along, None, 1)
         for axis in kept:
             size = member.type.shape[axis]
             others = math.prod(member.type.shape) // size
@@ -421,13 +474,46 @@ class _Lowering:
                 last.append(member)
             else:
                 groups.append([member])
-        return Stage(grid, tuple(self._pass(stage, group) for group in groups))
+        return Stage(grid, tuple(p for group in groups for p in self._passes(stage, group)))
 
     def _loops_of(self, member: _Member) -> object:
         """Return what is equal for members that one loop nest can serve."""
         reduction = member.reduction
         reduced = reduction and (reduction.attributes, reduction.op[:4], self._reduced(member))
         return member.type.shape, member.grid_axis, reduced
+
+    def _passes(self, stage: _Stage, members: list[_Member]) -> list[Pass]:
+        """Return the passes of members that one loop nest can serve."""
+        rows = self._row_passes(stage, members[0]) if len(members) == 1 else []
+        return rows or [self._pass(stage, members)]
+
+    def _row_passes(self, stage: _Stage, member: _Member) -> list[Pass]:
+        """Return the passes of windows that are reduced by columns and then along rows."""
+        row, reduction, dtype = member.row, member.reduction, member.type.dtype
+        if row is None or reduction is None:
+            return []
+        index, axes = self._axes(stage, member)
+        grid = {f"g{g}": (0, n // block - 1) for g, (n, block) in enumerate(stage.grid)}
+        ranges = {axis.name: (0, axis.extent - 1) for axis in axes} | grid
+        buffer, address = self._address(member.value, index, ranges)
+        op = reduction.op.split("_")[1]
+        place = place_rows(f"w{member.value}", axes, address, row)
+        self.places[member.value] = place
+        taps = [Axis(name, n, True) for name, n in self._reduced(member).items()][:-1]
+        loops = [*(a for a in axes if a.name != row.loop), Axis(COLUMN, row.columns), *taps]
+        ranges = {axis.name: (0, axis.extent - 1) for axis in loops} | grid
+        emitter = Emitter(self.body, self._home(member, None), ranges)
+        source = (*self._source_index(member, index)[:-1], var(COLUMN))
+        value = self._tap(emitter, member, source, op)
+        parts = {axis.name: var(axis.name) for axis in axes} | {row.loop: row.column(var(COLUMN))}
+        at = place.at(parts)
+        sink = Accumulate(place.buffer, at, value, op) if taps else Store(place.buffer, at, value)
+        result = Accumulate(buffer, address, "x0", op)
+        passes = [border_pass(place, op, dtype)] if row.has_border else []
+        passes.append(Pass(tuple(loops), "", tuple(emitter.ops), (sink,)))
+        passes.append(row_pass(place, row, axes, result, dtype))
+        sizes = {b.name: b.size for b in self._buffers()}
+        return [arrange(pass_, self.machine.lanes, sizes, grid) for pass_ in passes]
 
     def _pass(self, stage: _Stage, members: list[_Member]) -> Pass:
         first = members[0]
@@ -452,17 +538,19 @@ class _Lowering:
             return Store(buffer, address, emitter.value(member.source, source))
         op = reduction.op.split("_")[1]
         if isinstance(reduction.attributes, PoolAttributes):
-            shape = self.body.types[member.source].shape
-            guards = tuple(
-                guard for e, n in zip(source, shape, strict=True)
-                for guard in emitter.inside(e, 0, n)
-            )  # fmt: skip
-            name = emitter.value(member.source, source, guards)
-            if guards:
-                fill = emitter.literal(member.type.dtype, identity(op, member.type.dtype))
-                name = emitter.select(member.type.dtype, guards, name, fill)
-            return Accumulate(buffer, address, name, op)
+            return Accumulate(buffer, address, self._tap(emitter, member, source, op), op)
         return Accumulate(buffer, address, emitter.value(member.source, source), op)
+
+    def _tap(self, emitter: Emitter, member: _Member, source: Index, op: str) -> str:
+        """Return the name of one element of a window; the identity beyond the border."""
+        shape, dtype = self.body.types[member.source].shape, member.type.dtype
+        guards = tuple(
+            guard for e, n in zip(source, shape, strict=True) for guard in emitter.inside(e, 0, n)
+        )
+        name = emitter.value(member.source, source, guards)
+        if not guards:
+            return name
+        return emitter.select(dtype, guards, name, emitter.literal(dtype, identity(op, dtype)))
 
     def _axes(self, stage: _Stage, member: _Member) -> tuple[Index, list[Axis]]:
         """Return the member's index in loop variables, and its own loops."""
@@ -510,4 +598,7 @@ class _Lowering:
             elif level is Level.TILE:
                 size = math.prod(self._tile_shape(value))
                 buffers.append(Buffer(f"t{value}", level, type_.dtype, size))
+        for value, place in self.places.items():
+            dtype = self.body.types[value].dtype
+            buffers.append(Buffer(place.buffer, Level.TILE, dtype, place.size))
         return tuple(buffers)
