@@ -53,7 +53,9 @@ def test_known_groups(family, target, builder, rng):
     assert len(check_offers(PROVIDER, list(FAMILIES[family]()), target, builder, rng)) >= 6
 
 
-@pytest.mark.parametrize("family", ["moves", "pools", "resizes", "normalizations"])
+@pytest.mark.parametrize(
+    "family", ["moves", "pools", "short rows", "detections", "resizes", "normalizations"]
+)
 def test_special_numbers(family, target, builder, rng):
     check_specials(FAMILIES[family](), target, builder, rng)
 
@@ -72,7 +74,7 @@ def test_other_instruction_sets(isa, target, rng, tmp_path):
     if target.lanes != 16:
         pytest.skip("this machine runs no other instruction set")
     other = Target(isa=isa, lanes={"avx2": 8, "generic": 4}[isa])
-    names = ("normalizations", "several outputs", "squares")
+    names = ("normalizations", "several outputs", "squares", "short rows", "detections")
     groups = [g for name in names for g in FAMILIES[name]()][::2]
     check_offers(PROVIDER, groups, other, Builder(isa, tmp_path), rng)
 
@@ -284,3 +286,17 @@ def test_a_pad_around_what_a_layout_makes_of_an_empty_tensor(target, builder, rn
     turned = g.reshape(g.tensor("f32[3,0,2]"), 0, 6)
     padded = g.pad(turned, (1, 0), (2, 1), fill=7.0)
     check_offers(PROVIDER, [g.group(g.add("neg", [padded]))], target, builder, rng)
+
+
+def test_threads_wait_only_for_what_they_read(target):
+    """Parts of a concatenation do not wait for each other, and nothing waits behind the last."""
+    g = Graph()
+    x = g.tensor("f32[64,40]")
+    wide = g.transpose(g.tensor("f32[80,64]"), 1, 0)
+    total = g.wide(g.reduce("sum", x, 0, 1), (64, 40))
+    group = g.group(g.concat(1, wide, g.add("mul", [x, total])))
+    program = lowered(group, offers_of(group, target)[0], target)
+    source = print_cpp(program, "", target.lanes, 2)[1]
+    pragmas = re.findall(r"#pragma omp for.*", source)
+    assert len(pragmas) == len(program.stages) == 3
+    assert ["nowait" in pragma for pragma in pragmas] == [True, False, True]  # the third reads

@@ -102,3 +102,32 @@ def test_windows_are_reduced_by_columns_and_then_along_rows(text, target):
     group = g.group(g.pool("max", g.tensor(text), (2, 2), (1, 1), (0, 0), (0, 0), (1, 1)))
     (stage,) = lowered(group, offers_of(group, target)[0], target).stages
     assert len(stage.passes) == 1
+
+
+def test_concatenations_are_cut_where_no_order_of_loops_suits_all(target):
+    """Classes are transposed in squares; boxes, a score and classes of one row lie side by side."""
+    g = Graph()
+    wide = g.transpose(g.tensor("f32[80,40]"), 1, 0)
+    rows = g.concat(1, *(g.tensor(f"f32[30,{n}]") for n in (4, 1, 75)))
+    group = g.group(g.concat(0, wide, rows))
+    stages = lowered(group, offers_of(group, target)[0], target).stages
+    assert [bool(p.across) for stage in stages for p in stage.passes] == [True, False]
+    g = Graph()
+    rows = g.concat(1, *(g.tensor(f"f32[30,{n}]") for n in (4, 1, 75)))
+    group = g.group(rows)
+    assert len(lowered(group, offers_of(group, target)[0], target).stages) == 1
+    g = Graph()  # a border reads nothing, and is no part
+    group = g.group(g.pad(g.tensor("f32[30,80]"), (2, 0), (0, 0)))
+    assert len(lowered(group, offers_of(group, target)[0], target).stages) == 1
+
+
+def test_cores_write_lines_of_their_own(target):
+    """Rows of 169 elements begin inside of lines: each thread writes whole ones."""
+    g = Graph()
+    g.output("o", g.add("neg", [g.tensor("f32[1,128,13,13]")]))
+    graph = g.freeze()
+    group = make_layout_change(graph, 0)
+    plain, last = (layout_choices(graph.types[0], target.lanes)[i] for i in (0, 1))
+    (stage,) = lowered(group, Offer((last,), (plain,), ""), target).stages
+    (pass_,) = stage.passes
+    assert pass_.sinks[0].index.coefficient(stage.grid[0].name) == 169 * 128 // target.threads

@@ -254,14 +254,6 @@ def pools() -> Iterator[Group]:
             ("f32[1,2,3,70]", ((1, 2), (1, 2), (0, 0), (0, 0), (1, 1))),
             ("f32[2,3,5,33]", ((2, 2), (1, 1), (3, 4), (4, 3), (1, 1))),  # windows of pads only
             ("f32[4,300]", ((90,), (1,), (60,), (20,), (2,))),
-            ("f32[1,80,13,13]", ((5, 5), (1, 1), (2, 2), (2, 2), (1, 1))),  # short rows
-            ("f32[1,32,5,6]", ((9, 9), (1, 1), (4, 4), (4, 4), (1, 1))),  # longer than rows
-            ("f32[2,40,12,7]", ((4, 6), (2, 2), (3, 0), (0, 5), (1, 2))),
-            ("f32[3,17,2,3]", ((1, 3), (1, 1), (1, 1), (0, 1), (1, 1))),
-            ("f32[1,2,9,150]", ((7, 5), (1, 3), (0, 2), (6, 1), (1, 1))),
-            ("f16[1,24,9,13]", ((5, 5), (1, 1), (2, 2), (2, 2), (1, 1))),
-            ("i32[1,24,9,13]", ((5, 5), (1, 1), (2, 2), (2, 2), (1, 1))),
-            ("f64[1,24,9,13]", ((5, 5), (1, 1), (2, 2), (2, 2), (1, 1))),
         ):
             g = Graph()
             yield g.group(g.pool(op, g.add("neg", [g.tensor(text)]), *window))
@@ -273,6 +265,40 @@ def pools() -> Iterator[Group]:
         g = Graph()
         row = g.pool("max", g.tensor(text), (1, 5), (1, 1), (0, 2), (0, 2), (1, 1))
         yield g.group(row, g.pool("max", row, (5, 1), (1, 1), (2, 0), (2, 0), (1, 1)))
+
+
+def detections() -> Iterator[Group]:
+    """Heads of a detector: boxes, scores and classes of several scales, one after another."""
+    for classes, sizes, last in ((80, (9, 5, 4), True), (11, (6, 2), False), (3, (17, 1), True)):
+        g = Graph()
+        scales = []
+        for n in sizes:
+            boxes = g.slice(g.tensor(f"f32[1,5,{n},{n}]"), (0, 0, 0, 0), (1, 4, n, n), (1,) * 4)
+            boxes = g.add("add", [boxes, g.wide(g.tensor("f32[1,4,1,1]"), g.shape(boxes))])
+            others = g.tensor(f"f32[1,1,{n},{n}]"), g.tensor(f"f32[1,{classes},{n},{n}]")
+            scales.append(g.reshape(g.concat(1, boxes, *others), 1, 5 + classes, n * n))
+        y = g.concat(2, *scales)
+        yield g.group(g.transpose(y, 0, 2, 1) if last else y)
+    for axis in (0, 1):  # parts of one element, of two sources that are one, and a border
+        g = Graph()
+        x, one = g.tensor("f32[19,37]"), g.tensor("f32[1,37]" if axis == 0 else "f32[19,1]")
+        y = g.concat(axis, one, g.transpose(g.tensor("f32[37,19]"), 1, 0), one, g.add("neg", [x]))
+        yield g.group(g.pad(y, (1, 2), (2, 1), fill=3.0))
+
+
+def short_rows() -> Iterator[Group]:
+    """Windows that hang over rows on both sides, are longer than rows, and of other types."""
+    for op, text, window in (
+        ("max", "f32[1,80,13,13]", ((5, 5), (1, 1), (2, 2), (2, 2), (1, 1))),
+        ("sum", "f32[1,32,5,6]", ((9, 9), (1, 1), (4, 4), (4, 4), (1, 1))),
+        ("max", "f32[2,40,12,7]", ((4, 6), (2, 2), (3, 0), (0, 5), (1, 2))),
+        ("max", "f32[3,17,2,3]", ((1, 3), (1, 1), (1, 1), (0, 1), (1, 1))),
+        ("max", "f16[1,24,9,13]", ((5, 5), (1, 1), (2, 2), (2, 2), (1, 1))),
+        ("max", "i32[1,3,9,13]", ((5, 5), (1, 1), (2, 2), (2, 2), (1, 1))),
+        ("sum", "f64[1,3,9,13]", ((5, 5), (1, 1), (2, 2), (2, 2), (1, 1))),
+    ):
+        g = Graph()
+        yield g.group(g.pool(op, g.tensor(text), *window))
 
 
 def resizes() -> Iterator[Group]:
@@ -374,6 +400,7 @@ def random_groups(rng: np.random.Generator, count: int, primitives: int = 8) -> 
 
 FAMILIES = {
     "pads": pads, "moves": moves, "squares": squares, "pools": pools, "resizes": resizes,
+    "detections": detections, "short rows": short_rows,
     "reductions": reductions,
     "several outputs": several_outputs, "odd shapes": odd_shapes,
     "normalizations": normalizations,

@@ -10,11 +10,13 @@ axis than stores, squares of both are read whole and transposed in registers.
 from __future__ import annotations
 
 import hashlib
+import itertools
 
 from korch.tile.cpp_pass import PassPrinter
 from korch.tile.cpp_text import C_TYPE, NARROW_TYPE, Writer
 from korch.tile.program import (
     Level,
+    Load,
     Stage,
     TileProgram,
 )
@@ -46,8 +48,8 @@ class _Printer:
         if self.is_parallel:
             self.out.open("#pragma omp parallel")
         workspace_bytes = self._pointers()  # of each thread, or every use would read them again
-        for stage in self.program.stages:
-            self._stage(stage)
+        for stage, waits in zip(self.program.stages, self._waits(), strict=True):
+            self._stage(stage, waits)
         if self.is_parallel:
             self.out.close()
         head = "".join(f"// {line}\n" for line in self.comment.splitlines())
@@ -91,9 +93,25 @@ class _Printer:
             position += 1
         return offset
 
-    def _stage(self, stage: Stage) -> None:
+    def _waits(self) -> list[bool]:
+        """Return after which stages threads wait for each other: before one that reads a result.
+
+        Behind the last they meet at the end of the parallel region.
+        """
+        waits: list[bool] = []
+        written: set[str] = set()
+        for stage, following in itertools.zip_longest(self.program.stages, self.program.stages[1:]):
+            written |= {sink.buffer for pass_ in stage.passes for sink in pass_.sinks}
+            passes = following.passes if following is not None else ()
+            read = {op.buffer for pass_ in passes for op in pass_.ops if isinstance(op, Load)}
+            waits.append(bool(written & read))
+            written = set() if waits[-1] else written
+        return waits
+
+    def _stage(self, stage: Stage, waits: bool) -> None:
         if self.is_parallel:
-            self.out.line("#pragma omp for schedule(static)")
+            nowait = "" if waits else " nowait"
+            self.out.line(f"#pragma omp for schedule(static){nowait}")
         self.out.open(f"for (long task = 0; task < {stage.tasks}; ++task)")
         rest, left = "task", stage.tasks
         for axis in stage.grid:

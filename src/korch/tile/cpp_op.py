@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from korch.primitive.types import DType
 from korch.tile.clip import clipping_guards
-from korch.tile.cpp_text import C_TYPE, NARROW_TYPE, Writer, holds, literal
+from korch.tile.cpp_text import C_TYPE, NARROW_TYPE, Writer, literal
 from korch.tile.index import (
     Expr,
     Ranges,
@@ -27,6 +27,7 @@ from korch.tile.program import (
     Select,
     Stage,
     TileOp,
+    holds,
     ranges_of,
 )
 

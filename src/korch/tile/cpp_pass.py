@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from korch.tile.clip import loop_ends
 from korch.tile.cpp_op import OpPrinter
-from korch.tile.cpp_text import C_TYPE, Writer, holds, literal
+from korch.tile.cpp_text import C_TYPE, Writer, literal
 from korch.tile.index import (
     Expr,
     Ranges,
@@ -35,6 +35,7 @@ from korch.tile.program import (
     Pass,
     Select,
     Stage,
+    holds,
     identity,
 )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from korch.primitive.types import DType
-from korch.tile.index import Atom, Choice, Entry, Expr, Quotient, Ranges, Remainder, Var, bounds
-from korch.tile.program import Inside, TileProgram
+from korch.tile.index import Atom, Choice, Entry, Expr, Quotient, Remainder, Var
+from korch.tile.program import TileProgram
 
 C_TYPE = {
     DType.F64: "double", DType.F32: "float", DType.I64: "int64_t", DType.I32: "int32_t",
@@ -18,14 +18,6 @@ C_TYPE = {
 
 NARROW_TYPE = {DType.F16: "korch::half", DType.BF16: "korch::bfloat16"}
 """Element types that inputs and outputs hold, but that nothing is computed in."""
-
-
-def holds(guard: Inside, ranges: Ranges) -> bool | None:
-    """Return whether a guard holds for all points (True), none (False) or some (None)."""
-    low, high = bounds(guard.expr, ranges)
-    if guard.low <= low and high < guard.high:
-        return True
-    return False if high < guard.low or low >= guard.high else None
 
 
 def literal(dtype: DType, value: float | int | bool) -> str:

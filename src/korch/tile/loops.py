@@ -22,6 +22,9 @@ ALIASED_ELEMENTS = 256
 NEAR = (1, 2)
 """Steps between elements that vectors are read from whole: at others they are read one by one."""
 
+LINE_ELEMENTS = 16
+"""Elements of four bytes in a line of a cache."""
+
 LEAST_SIDE = 4
 """The shortest side of a square of registers."""
 
@@ -86,15 +89,22 @@ def _grid_of_squares(pass_: Pass, grid: list[Axis], threads: int, lanes: int) ->
     points = TASK_POINTS
     for axis, wanted in zip(pass_.axes[:-3:-1], (SQUARES * lanes, points), strict=True):
         step = side_of(axis.extent, lanes)
-        if axis is pass_.axes[-1] and axis.extent <= wanted:
-            points //= axis.extent
-            continue
         shares = _shares(threads, math.prod(axis.extent for axis in grid))
+        if axis is pass_.axes[-1] and axis.extent <= wanted:
+            if shares == 1 or axis.extent < shares * step or not _share_lines(pass_):
+                points //= axis.extent
+                continue
+            wanted = axis.extent // shares
         tile = _tile(axis.extent, max(step, min(wanted, points)), step, shares)
         if tile < axis.extent and not turns_on(pass_, axis.name):
             pass_ = _cut(pass_, grid, axis, tile)
         points //= min(tile, axis.extent)
     return Stage(tuple(grid), (dataclasses.replace(pass_, axes=pass_.axes[-2:]),))
+
+
+def _share_lines(pass_: Pass) -> bool:
+    """Return whether rows begin inside of lines, shared by cores that write parts of rows."""
+    return any((s.index.coefficient(pass_.across) or 0) % LINE_ELEMENTS for s in pass_.sinks)
 
 
 def _shares(threads: int, tasks: int) -> int:

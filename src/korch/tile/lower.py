@@ -20,6 +20,7 @@ from korch.primitive.types import ValueType, row_major_strides
 from korch.tile.emit import Emitter, Home, Index, physical_offset
 from korch.tile.index import ZERO, Expr, Ranges, add, constant, remainder, scale, var
 from korch.tile.loops import arrange, beside, grid_for
+from korch.tile.parts import cut_pass
 from korch.tile.program import (
     Accumulate,
     Axis,
@@ -153,7 +154,7 @@ class _Lowering:
                 self.level[value] = Level.OUTPUT
             else:
                 self.level[value] = Level.TILE if is_tile else Level.WORKSPACE
-        stages = tuple(self._stage(stage) for stage in self.stages)
+        stages = tuple(piece for stage in self.stages for piece in self._stages(stage))
         return TileProgram(self._buffers(), stages)
 
     # What is put into memory
@@ -459,12 +460,15 @@ class _Lowering:
 
     # Stages, passes, buffers
 
-    def _stage(self, stage: _Stage) -> Stage:
+    def _stages(self, stage: _Stage) -> list[Stage]:
+        """Return a stage; for each part of a concatenation one."""
+        threads, lanes = self.machine.threads, self.machine.lanes
         if stage.is_free:
-            passes = [self._pass(stage, stage.members)]
+            pass_ = self._pass(stage, stage.members)
             if self.machine.is_device:
-                return Stage((), tuple(passes))
-            return grid_for(passes[0], self.machine.threads, self.machine.lanes)
+                return [Stage((), (self._arranged(pass_, {}),))]
+            parts = cut_pass(pass_, lanes, self._sizes())
+            return [grid_for(part, threads, lanes) for part in parts]
         grid = tuple(Axis(f"g{g}", size // block) for g, (size, block) in enumerate(stage.grid))
         groups: list[list[_Member]] = []
         for member in stage.members:
@@ -474,7 +478,15 @@ class _Lowering:
                 last.append(member)
             else:
                 groups.append([member])
-        return Stage(grid, tuple(p for group in groups for p in self._passes(stage, group)))
+        ranges = {axis.name: (0, axis.extent - 1) for axis in grid}
+        passes = [p for group in groups for p in self._passes(stage, group)]
+        return [Stage(grid, tuple(self._arranged(pass_, ranges) for pass_ in passes))]
+
+    def _arranged(self, pass_: Pass, grid: Ranges) -> Pass:
+        return arrange(pass_, self.machine.lanes, self._sizes(), grid)
+
+    def _sizes(self) -> dict[str, int]:
+        return {buffer.name: buffer.size for buffer in self._buffers()}
 
     def _loops_of(self, member: _Member) -> object:
         """Return what is equal for members that one loop nest can serve."""
@@ -512,8 +524,7 @@ class _Lowering:
         passes = [border_pass(place, op, dtype)] if row.has_border else []
         passes.append(Pass(tuple(loops), "", tuple(emitter.ops), (sink,)))
         passes.append(row_pass(place, row, axes, result, dtype))
-        sizes = {b.name: b.size for b in self._buffers()}
-        return [arrange(pass_, self.machine.lanes, sizes, grid) for pass_ in passes]
+        return passes
 
     def _pass(self, stage: _Stage, members: list[_Member]) -> Pass:
         first = members[0]
@@ -527,8 +538,7 @@ class _Lowering:
         for member in members:
             emitter.home = self._home(member, None)
             sinks.append(self._sink(emitter, member, index, ranges))
-        return arrange(Pass(tuple(axes), "", tuple(emitter.ops), tuple(sinks)), self.machine.lanes,
-                       {b.name: b.size for b in self._buffers()}, grid)  # fmt: skip
+        return Pass(tuple(axes), "", tuple(emitter.ops), tuple(sinks))
 
     def _sink(self, emitter: Emitter, member: _Member, index: Index, ranges: Ranges) -> Sink:
         buffer, address = self._address(member.value, index, ranges)

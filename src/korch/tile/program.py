@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from korch.primitive.types import DType
-from korch.tile.index import Expr, Ranges
+from korch.tile.index import Expr, Ranges, bounds
 
 
 class Level(Enum):
@@ -64,6 +64,14 @@ class Inside:
     expr: Expr
     low: int
     high: int
+
+
+def holds(guard: Inside, ranges: Ranges) -> bool | None:
+    """Return whether a guard holds for all points (True), none (False) or some (None)."""
+    low, high = bounds(guard.expr, ranges)
+    if guard.low <= low and high < guard.high:
+        return True
+    return False if high < guard.low or low >= guard.high else None
 
 
 @dataclass(frozen=True, slots=True)

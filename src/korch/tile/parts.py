@@ -1,0 +1,143 @@
+"""A pass whose elements come from several places -> a pass for each of them.
+
+A concatenation asks, at each point, which of its operands a point lies in; and all of them share
+one vector axis. Cut where the answer turns, each part asks nothing, and has its own order of loops,
+its own vectors and its own squares.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+
+from korch.tile.index import Expr, Ranges, add, constant, substitute, turning_point, var
+from korch.tile.loops import arrange, map_indices
+from korch.tile.program import (
+    Apply,
+    Axis,
+    Inside,
+    Literal,
+    Load,
+    Pass,
+    Select,
+    TileOp,
+    holds,
+)
+
+MOST_PARTS = 8
+"""An axis is cut into at most so many parts: each has its own text."""
+
+
+def cut_pass(pass_: Pass, lanes: int, sizes: Mapping[str, int]) -> list[Pass]:
+    """Return the passes that a pass of stores is cut into, arranged; alone if it stays whole.
+
+    Args:
+        pass_: the pass, not arranged.
+        lanes: elements of a vector.
+        sizes: elements of each buffer.
+    """
+    arranged = arrange(pass_, lanes, sizes, {})
+    for axis in pass_.axes:
+        ends = _turns(pass_, axis)
+        if not 2 < len(ends) <= MOST_PARTS + 1:
+            continue
+        parts = [_part(pass_, axis, low, high) for low, high in itertools.pairwise(ends)]
+        if arranged.vector != axis.name or any(_is_torn(part, axis.name) for part in parts):
+            return [piece for part in parts for piece in cut_pass(part, lanes, sizes)]
+    return [arranged]
+
+
+def _turns(pass_: Pass, axis: Axis) -> list[int]:
+    """Return where an axis begins, where what is read along it becomes another, and where it ends.
+
+    A border, which reads nothing, is no part of its own.
+    """
+    ops = {op.name: op for op in pass_.ops}
+    ends = {0, axis.extent}
+    for op in pass_.ops:
+        if isinstance(op, Select) and all(_reads(name, ops) for name in (op.inside, op.outside)):
+            for guard in op.guards:
+                for limit in (guard.low, guard.high):
+                    ends |= turning_point(guard.expr, limit, axis.name)
+    return sorted(end for end in ends if 0 <= end <= axis.extent)
+
+
+def _reads(name: str, ops: Mapping[str, TileOp]) -> bool:
+    """Return whether a value depends on memory."""
+    match ops[name]:
+        case Load():
+            return True
+        case Literal():
+            return False
+        case Apply(arguments=arguments):
+            return any(_reads(a, ops) for a in arguments)
+        case Select(inside=inside, outside=outside):
+            return _reads(inside, ops) or _reads(outside, ops)
+
+
+def _is_torn(part: Pass, name: str) -> bool:
+    """Return whether a part, being longer than 1, reads what does not lie side by side."""
+    is_long = any(axis.name == name and axis.extent > 1 for axis in part.axes)
+    loads = (op for op in part.ops if isinstance(op, Load))
+    return is_long and any(op.index.coefficient(name) not in (0, 1) for op in loads)
+
+
+def _part(pass_: Pass, axis: Axis, low: int, high: int) -> Pass:
+    """Return the part of a pass in which an axis runs from `low` to `high`."""
+    own = dataclasses.replace(axis, extent=high - low)
+    axes = tuple(own if a is axis else a for a in pass_.axes)
+    ranges = {a.name: (0, max(a.extent - 1, 0)) for a in axes}
+    place = constant(low) if high - low == 1 else add(var(axis.name), constant(low))
+
+    def change(expr: Expr) -> Expr:
+        return substitute(expr, {axis.name: place}, ranges)
+
+    return _decided(map_indices(dataclasses.replace(pass_, axes=axes), change), ranges)
+
+
+def _decided(pass_: Pass, ranges: Ranges) -> Pass:
+    """Return a pass without the guards that hold everywhere, and what those that never do leave."""
+    names: dict[str, str] = {}
+    ops: list[TileOp] = []
+    for op in pass_.ops:
+        if isinstance(op, Load | Select):
+            op = dataclasses.replace(op, guards=_open(op.guards, ranges))
+        match op:
+            case Select(guards=guards) if not guards or _never(guards, ranges):
+                names[op.name] = names.get(chosen := op.outside if guards else op.inside, chosen)
+                continue
+            case Load(guards=guards) if _never(guards, ranges):
+                op = Literal(op.name, op.dtype, 0)
+            case Select(inside=inside, outside=outside):
+                op = dataclasses.replace(
+                    op, inside=names.get(inside, inside), outside=names.get(outside, outside)
+                )
+            case Apply(arguments=arguments):
+                op = dataclasses.replace(op, arguments=tuple(names.get(a, a) for a in arguments))
+        ops.append(op)
+    sinks = tuple(dataclasses.replace(s, value=names.get(s.value, s.value)) for s in pass_.sinks)
+    needed = {sink.value for sink in sinks}
+    kept: list[TileOp] = []
+    for op in reversed(ops):
+        if op.name in needed:
+            kept.append(op)
+            needed.update(_arguments(op))
+    return dataclasses.replace(pass_, ops=tuple(reversed(kept)), sinks=sinks)
+
+
+def _open(guards: tuple[Inside, ...], ranges: Ranges) -> tuple[Inside, ...]:
+    return tuple(guard for guard in guards if holds(guard, ranges) is not True)
+
+
+def _never(guards: tuple[Inside, ...], ranges: Ranges) -> bool:
+    return any(holds(guard, ranges) is False for guard in guards)
+
+
+def _arguments(op: TileOp) -> tuple[str, ...]:
+    match op:
+        case Apply(arguments=arguments):
+            return arguments
+        case Select(inside=inside, outside=outside):
+            return inside, outside
+    return ()
