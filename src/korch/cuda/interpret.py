@@ -5,9 +5,11 @@ The process must have TRITON_INTERPRET=1 in its environment before Triton is imp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -62,16 +64,60 @@ def run_launches(launches: Sequence[Launch], memory: Sequence[Sequence[Memory]])
         def _restore_args_dev(self, *_: Any) -> None:
             return
 
-    for launch, buffers in zip(launches, memory, strict=True):
-        function = getattr(module, launch.symbol)
-        if not isinstance(function, InterpretedFunction):
-            raise ValueError("set TRITON_INTERPRET=1 before Triton is imported")
-        arguments = [
-            _Pointer(buffer, _NAMES.get(dtype, dtype.numpy.name))
-            for buffer, dtype in zip(buffers, launch.signature, strict=True)
-        ]
-        with np.errstate(all="ignore"):
+    functions = [getattr(module, launch.symbol) for launch in launches]
+    if not all(isinstance(function, InterpretedFunction) for function in functions):
+        raise ValueError("set TRITON_INTERPRET=1 before Triton is imported")
+    with _quick_interpreter(), np.errstate(all="ignore"):
+        for launch, function, buffers in zip(launches, functions, memory, strict=True):
+            arguments = [
+                _Pointer(buffer, _NAMES.get(dtype, dtype.numpy.name))
+                for buffer, dtype in zip(buffers, launch.signature, strict=True)
+            ]
             Executor(function.rewrite(), function.arg_names, (launch.grid,))(*arguments)
+
+
+@contextmanager
+def _quick_interpreter() -> Iterator[None]:
+    """Leave out what the interpreter does again and again, and what it computes for nothing.
+
+    It replaces the language's functions whenever one of ours is called; here, once for each module
+    that calls them. It looks for overflows of integers, and only a debug mode would report them.
+    """
+    from triton.runtime import interpreter
+
+    replaced = ExitStack()
+    seen: set[int] = set()
+    patch_language, nothing = interpreter._patch_lang, interpreter._LangPatchScope()
+
+    def patch_once(function: Any) -> Any:
+        if id(function.__globals__) not in seen:
+            seen.add(id(function.__globals__))
+            replaced.callback(patch_language(function).restore)
+        return nothing
+
+    builder = interpreter.interpreter_builder
+    options = replace(builder.options, sanitize_overflow=builder.options.debug)
+    with (
+        replaced,
+        patch.object(interpreter, "_patch_lang", patch_once),
+        patch.object(interpreter.ReduceOps, "generic_reduce", _reduce),
+        patch.object(builder, "options", options),
+    ):
+        yield
+
+
+def _reduce(self: Any, tensors: Sequence[Any]) -> list[Any]:
+    """Combine the halves of a tile along an axis until one is left, as a device does.
+
+    The interpreter's own way combines one number at a time.
+    """
+    ((tensor,), axis) = self.unravel(tensors, self.axis)
+    data = np.moveaxis(tensor.handle.data, axis, 0)
+    while len(data) > 1:
+        halves = (self.to_tensor(half, tensor.dtype) for half in np.split(data, 2))
+        data = self.combine_fn.fn(*halves).handle.data
+    found = np.expand_dims(data[0], axis) if self.keep_dims else data[0]
+    return [self.to_tensor(found, tensor.dtype)]
 
 
 def run_interpreted(
