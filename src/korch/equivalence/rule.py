@@ -135,7 +135,7 @@ def rule_of(origin: str) -> str:
 def is_finite_in(array: Array, dtype: DType) -> bool:
     """Whether all elements are finite when they are rounded to `dtype`."""
     with np.errstate(all="ignore"):
-        return bool(np.isfinite(array.astype(dtype.numpy).astype(np.float64)).all())
+        return bool(np.isfinite(array.astype(dtype.numpy, copy=False)).all())
 
 
 M = TypeVar("M")

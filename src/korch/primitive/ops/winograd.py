@@ -71,9 +71,12 @@ Along one axis 4 and 4 (m = 2), 19 and 13 (m = 4), with sums that two rows share
 def transform_weights(weights: Array, tile: int) -> Array:
     """Return weights[o, c, 3, 3] as float64[m + 2, m + 2, c, o], the second input of `winograd`."""
     g = TRANSFORMS[tile].weights
-    wide = weights.astype(np.float64)
+    outputs, inputs = weights.shape[:2]
+    # Channels last, so that both products have long rows: einsum multiplies many small matrices.
+    wide = weights.transpose(2, 3, 1, 0).astype(np.float64, order="C").reshape(3, 3, -1)
     with np.errstate(all="ignore"):
-        return np.asarray(np.einsum("ai,ocij,bj->abco", g, wide, g, optimize=True))
+        across = np.matmul(g, np.tensordot(g, wide, 1))
+    return across.reshape(tile + 2, tile + 2, inputs, outputs)
 
 
 def tile_counts(shape: tuple[int, ...], tile: int) -> tuple[int, int]:
