@@ -41,7 +41,7 @@ check: $(STAMP)
 	$(BIN)/mypy
 
 test: check
-	$(BIN)/python -m pytest -n 2 --ignore tests/pytorch --ignore tests/cuda --ignore tests/gpu --ignore tests/web
+	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/pytorch --ignore tests/cuda --ignore tests/gpu --ignore tests/web
 
 # PyTorch first and alone: whichever build it is, it is kept.
 $(TORCH_STAMP): $(STAMP)
@@ -51,7 +51,7 @@ $(TORCH_STAMP): $(STAMP)
 
 # Modules of PyTorch through korch.optimize and torch.compile.
 test-torch: $(TORCH_STAMP)
-	$(BIN)/python -m pytest -n 2 tests/pytorch
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/pytorch
 
 $(TRITON_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS),test-cuda]'
@@ -59,7 +59,7 @@ $(TRITON_STAMP): $(STAMP)
 
 # Kernels for CUDA devices, without one: interpreted, and cross-compiled for sm_90 and sm_80.
 test-cuda: $(TRITON_STAMP)
-	$(BIN)/python -m pytest -n 2 tests/cuda
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/cuda
 
 # The script and style of the page that `korch explain --html` writes; needs Node.js.
 WEB := src/korch/report/web

@@ -10,14 +10,20 @@ from korch.measure.compiler import Builder, find_compiler
 from korch.target import Target, detect_target
 
 
+@pytest.hookimpl(trylast=True)  # the order is shuffled before
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests marked as long, so that no process is left with one at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 @pytest.fixture(scope="session")
 def target() -> Target:
     return detect_target(threads=2, compiler=find_compiler().version)
 
 
 @pytest.fixture(scope="session")
-def builder(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Builder:
-    return Builder(target.isa, tmp_path_factory.mktemp("kernels"))
+def builder(target: Target, cache_folder: Path) -> Builder:
+    return Builder(target.isa, cache_folder)
 
 
 @pytest.fixture

@@ -88,6 +88,7 @@ def test_a_model_with_concatenations(cache_folder: Path, tmp_path: Path) -> None
     check_plan_as_onnx(executable, model)
 
 
+@pytest.mark.long
 def test_kernels_that_are_measured(cache_folder: Path) -> None:
     model = detector()
     executable = optimize(model, cache_folder, budget=2.0, layouts="any")

@@ -44,6 +44,7 @@ def test_the_first_interrupt_stops_and_the_second_raises() -> None:
     assert signal.signal(signal.SIGINT, outer) is before
 
 
+@pytest.mark.long
 def test_an_interrupted_search_builds_its_best_plan(tmp_path: Path) -> None:
     model = tmp_path / "m.onnx"
     model.write_bytes(build("tiny_transformer").SerializeToString())

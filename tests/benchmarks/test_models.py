@@ -166,6 +166,7 @@ def test_the_papers_models_have_the_published_size_and_split_wholly(name):
     assert flop / 1e9 == pytest.approx(giga, rel=0.06)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", ["tiny_efficientvit", "tiny_yolox", "tiny_yolov4", "tiny_segformer"]
 )

@@ -29,6 +29,7 @@ def sample() -> list[str]:
     return [*ALWAYS, *random.Random(20261121).sample(names, SAMPLE)]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("_cache")
 def test_a_sample_passes() -> None:

@@ -17,20 +17,16 @@ SPILL_BYTES = 512
 """Most memory of a thread for what does not fit into its registers."""
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
+@pytest.mark.long
 @pytest.mark.parametrize("name", PAPER)
-def test_every_kernel_of_a_model_compiles(name, cache):
-    options = Options(target="cuda:sm_90", max_primitives=8, cache_folder=cache)
+def test_every_kernel_of_a_model_compiles(name, cache_folder):
+    options = Options(target="cuda:sm_90", max_primitives=8, cache_folder=cache_folder)
     found = plan_model(build(name).SerializeToString(), options)
     assert not found.failures, found.to_text()
     assert len(found.kernels) > 5
     spills = [launch.spill_bytes for kernel in found.kernels for launch in kernel.launches]
     assert spills and max(spills) <= SPILL_BYTES, found.to_text()
-    older = CubinCompiler(80, cache)
+    older = CubinCompiler(80, cache_folder)
     try:
         cubins = older.compile(found.launches)
     finally:
@@ -45,18 +41,18 @@ def test_every_kernel_of_a_model_compiles(name, cache):
     [("tiny_segformer", "cuda:sm_90", "float16"), ("tiny_candy", "cuda:sm_80", "bfloat16"),
      ("tiny_candy", "cuda:sm_90", "float32")],
 )  # fmt: skip
-def test_precisions_and_architectures(name, target, precision, cache):
+def test_precisions_and_architectures(name, target, precision, cache_folder):
     options = Options(target=target, precision=precision, tf32=precision == "float32",
-                      cache_folder=cache)  # fmt: skip
+                      cache_folder=cache_folder)  # fmt: skip
     found = plan_model(build(name).SerializeToString(), options)
     assert not found.failures, found.to_text()
 
 
-def test_the_command_prints_the_plan(tmp_path, capsys):
+def test_the_command_prints_the_plan(tmp_path, cache_folder, capsys):
     model = tmp_path / "m.onnx"
     model.write_bytes(build("tiny_candy").SerializeToString())
     arguments = ["optimize", str(model), "--target", "cuda:sm_90", "--dry-run", "--cache-folder",
-                 str(tmp_path)]  # fmt: skip
+                 str(cache_folder)]  # fmt: skip
     assert main(arguments) == 0
     text = capsys.readouterr().out
     assert "sm_90" in text and "regs" in text and "nothing was measured" in text

@@ -15,6 +15,7 @@ from korch.tile.triton_text import is_printable
 PROVIDER = TritonProvider()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_known_groups(family, small, rng):
     check_cuda_offers(PROVIDER, list(FAMILIES[family]()), small, rng)

@@ -29,6 +29,9 @@ from korch.testing.samples import random_inputs
 SMALLER = {"tiny_candy": {"size": 12}}
 """The interpreter runs one program after another in Python."""
 
+MOST_PRIMITIVES = {"tiny_efficientvit": 8}
+"""In larger sets nothing else is found, but ten times as many sets are looked at."""
+
 
 def program_of(name, options, left_out=("torch", "torch-opaque", "tensorrt")):
     """Return a program of some providers' kernels, and the graph as given."""
@@ -51,14 +54,16 @@ def program_of_graph(split, options, left_out):
         return build_cuda(joined.graph, steps, meter.target, meter.compiler), split
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "precision", "allowed"),
     [("tiny_candy", "float32", 1e-4), ("tiny_efficientvit", "float32", 1e-4),
      ("tiny_transformer", "float32", 1e-4), ("tiny_candy", "float16", 2e-2)],
 )  # fmt: skip
-def test_a_plan_computes_what_the_model_does(name, precision, allowed, tmp_path):
+def test_a_plan_computes_what_the_model_does(name, precision, allowed, tmp_path, cache_folder):
     options = Options(target="cuda:sm_90", precision=precision, measure=False, baselines=False,
-                      partition="off", cache_folder=tmp_path)  # fmt: skip
+                      partition="off", max_primitives=MOST_PRIMITIVES.get(name, 24),
+                      cache_folder=cache_folder)  # fmt: skip
     program, split = program_of(name, options)
     inputs = random_inputs(split, np.random.default_rng(0))
     expected = reference.run(split, inputs, exact=True)
@@ -74,11 +79,12 @@ def test_a_plan_computes_what_the_model_does(name, precision, allowed, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["tiny_candy", "tiny_efficientvit", "tiny_transformer"])
-def test_an_executable_issues_what_the_model_does(name, tmp_path):
+def test_an_executable_issues_what_the_model_does(name, cache_folder):
     """Products are calls of PyTorch here: their results lie beside the arena."""
     torch = pytest.importorskip("torch")
     options = Options(target="cuda:sm_90", measure=False, baselines=False, partition="off",
-                      cache_folder=tmp_path)  # fmt: skip
+                      max_primitives=MOST_PRIMITIVES.get(name, 24),
+                      cache_folder=cache_folder)  # fmt: skip
     products = ("triton-product", "triton-attention", "triton-winograd")
     program, split = program_of(name, options, products)
     assert any(step.call for step in program.steps) and any(s.launches for s in program.steps)
@@ -90,7 +96,7 @@ def test_an_executable_issues_what_the_model_does(name, tmp_path):
         assert error <= 1e-4 * np.abs(expected[name]).max(), name
 
 
-def test_values_without_axes_are_inputs_and_outputs(tmp_path):
+def test_values_without_axes_are_inputs_and_outputs(cache_folder):
     torch = pytest.importorskip("torch")
     scalar = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [])
     outputs = [
@@ -102,7 +108,8 @@ def test_values_without_axes_are_inputs_and_outputs(tmp_path):
         onnx.helper.make_graph(nodes, "scalars", [scalar], outputs),
         opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8,
     )  # fmt: skip
-    options = Options(target="cuda:sm_90", measure=False, baselines=False, cache_folder=tmp_path)
+    options = Options(target="cuda:sm_90", measure=False, baselines=False,
+                      cache_folder=cache_folder)  # fmt: skip
     program, _ = program_of_model(model, options, ())
     y, z = issue_on_cpu(program, [torch.tensor(0.5)])
     assert y.shape == z.shape == () and z.item() == 0.5

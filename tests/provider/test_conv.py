@@ -161,6 +161,7 @@ def test_runs_of_columns():
     assert _run((-2, -1)) == (0, 0, 0)
 
 
+@pytest.mark.long
 def test_chains(target, builder, rng):
     n = target.lanes
     groups = [
@@ -301,6 +302,7 @@ class SplitConvProvider(ConvProvider):
         return split
 
 
+@pytest.mark.long
 def test_matrix_units_convolve_all_shapes(target, builder, rng):
     small = matrix_units(target)
     n = target.lanes

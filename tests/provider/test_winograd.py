@@ -75,6 +75,7 @@ def reflect(mode: str, value: float = 0.0) -> PadAttributes:
     return PadAttributes((0, 0, 1, 2), (0, 0, 1, 0), mode, value)
 
 
+@pytest.mark.long
 def test_shapes_pads_and_layouts(target, builder, rng):
     n = target.lanes
     groups = [

@@ -76,7 +76,7 @@ def transform_weights(weights: Array, tile: int) -> Array:
     wide = weights.transpose(2, 3, 1, 0).astype(np.float64, order="C").reshape(3, 3, -1)
     with np.errstate(all="ignore"):
         across = np.matmul(g, np.tensordot(g, wide, 1))
-    return across.reshape(tile + 2, tile + 2, inputs, outputs)
+    return np.asarray(across.reshape(tile + 2, tile + 2, inputs, outputs))
 
 
 def tile_counts(shape: tuple[int, ...], tile: int) -> tuple[int, int]:
