@@ -35,7 +35,7 @@ class Layout:
     @staticmethod
     def plain(rank: int) -> Layout:
         """Return the row-major layout."""
-        return Layout(tuple(range(rank)))
+        return _plain(rank)
 
     @property
     def is_plain(self) -> bool:
@@ -111,9 +111,7 @@ class Layout:
         return flat.reshape(shape)
 
     def __str__(self) -> str:
-        blocked = {axis for axis, _ in self.blocks}
-        letters = (chr(ord("A" if axis in blocked else "a") + axis) for axis in self.order)
-        return "".join(letters) + "".join(f"{size}{chr(97 + axis)}" for axis, size in self.blocks)
+        return _text(self)
 
     @staticmethod
     def parse(text: str) -> Layout:
@@ -130,6 +128,18 @@ class Layout:
         if sorted(order) != list(range(len(order))) or not is_inside or str(found) != text:
             raise ValueError(f"{text!r} is no layout; expected one like abcd or aBcd16b")
         return found
+
+
+@cache
+def _plain(rank: int) -> Layout:
+    return Layout(tuple(range(rank)))
+
+
+@cache
+def _text(layout: Layout) -> str:
+    blocked = {axis for axis, _ in layout.blocks}
+    letters = (chr(ord("A" if axis in blocked else "a") + axis) for axis in layout.order)
+    return "".join(letters) + "".join(f"{size}{chr(97 + axis)}" for axis, size in layout.blocks)
 
 
 @cache

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import chain, combinations
 
 from korch.orchestrate.component import strong_components
 from korch.orchestrate.problem import Port, Problem
@@ -98,6 +98,26 @@ class Formulation:
         for port in problem.producers:
             self.layouts.setdefault(port.value, []).append(port)
         self.needs = [problem.needs(k) for k in range(len(problem.kernels))]
+        self._readers: dict[Port, list[int]] = {}
+        for k, ports in enumerate(self.needs):
+            for port in ports:
+                self._readers.setdefault(port, []).append(k)
+        self._readers_of: dict[frozenset[Port], frozenset[int]] = {}
+        self._entries: dict[frozenset[Port], tuple[int, ...]] = {}
+
+    def readers(self, ports: frozenset[Port]) -> frozenset[int]:
+        """Return the kernels that need a port of a set."""
+        if ports not in self._readers_of:
+            found = (self._readers.get(port, ()) for port in ports)
+            self._readers_of[ports] = frozenset(chain.from_iterable(found))
+        return self._readers_of[ports]
+
+    def entries(self, ports: frozenset[Port]) -> tuple[int, ...]:
+        """Return the kernels that enter a set of ports: they write one of it and read none."""
+        if ports not in self._entries:
+            writers = {k for port in ports for k in self.problem.producers.get(port, ())}
+            self._entries[ports] = tuple(sorted(writers - self.readers(ports)))
+        return self._entries[ports]
 
     def variable(self, name: str, most: int) -> int:
         """Add a variable and return its number."""
@@ -283,8 +303,8 @@ def add_shared_landmarks(program: Formulation) -> None:
     for value, _, other in _shared_landmarks(problem):
         runners = {k for p in problem.alternatives[value] for k in program.runners[p]}
         for ports in _port_sets(program, other):
-            kernels = {k for k in runners if ports.isdisjoint(program.needs[k])}
-            kernels.update(enters(program, ports))
+            kernels = runners - program.readers(ports)
+            kernels.update(program.entries(ports))
             program.at_least("landmarks", sorted(kernels), (program.computed[value],))
 
 
@@ -349,10 +369,11 @@ def add_shared_dependencies(program: Formulation) -> None:
             if value in problem.constants:
                 continue
             for ports in _port_sets(program, value):
-                readers = [k for k in program.runners[p] if not ports.isdisjoint(program.needs[k])]
+                reading = program.readers(ports)
+                readers = [k for k in program.runners[p] if k in reading]
                 if readers:
-                    entries = enters(program, ports)
-                    program.at_least("shared", (*entries, program.agains[p]), readers)
+                    columns = (*program.entries(ports), program.agains[p])
+                    program.at_least("shared", columns, readers)
 
 
 def add_entries(program: Formulation) -> None:
@@ -388,14 +409,8 @@ def loop_row(program: Formulation, port: Port, ports: frozenset[Port]) -> Row:
     Proof: if q is written, then consider the first port of Q to be written, and its writer: it
     reads no port of Q, for it would have to be written before.
     """
-    terms = dict.fromkeys(enters(program, ports), 1)
+    terms = dict.fromkeys(program.entries(ports), 1)
     return Row("loop", (*terms, program.ports[port]), (*terms.values(), -1), 0)
-
-
-def enters(program: Formulation, ports: frozenset[Port]) -> tuple[int, ...]:
-    """Return the kernels that write a port of a set and read none of it."""
-    writers = {k for port in ports for k in program.problem.producers.get(port, ())}
-    return tuple(sorted(k for k in writers if ports.isdisjoint(program.needs[k])))
 
 
 def circles(problem: Problem) -> list[frozenset[int]]:

@@ -105,8 +105,18 @@ class Problem:
 
     def needs(self, k: int) -> tuple[Port, ...]:
         """Return the ports that kernel k reads and that some chosen kernel must write."""
-        ports = dict.fromkeys(self.kernels[k].inputs)
-        return tuple(port for port in ports if not self.is_given(port))
+        return self._needs[k]
+
+    @cached_property
+    def _needs(self) -> tuple[tuple[Port, ...], ...]:
+        given, constants = self.given, self.constants
+        return tuple(
+            tuple(
+                port for port in dict.fromkeys(kernel.inputs)
+                if port not in given and port.value not in constants
+            )
+            for kernel in self.kernels
+        )  # fmt: skip
 
     @cached_property
     def producers(self) -> dict[Port, tuple[int, ...]]:

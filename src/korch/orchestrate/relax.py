@@ -10,12 +10,14 @@ Source: Neumaier and Shcherbina, "Safe bounds in linear and mixed-integer linear
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from ortools.linear_solver import pywraplp
+from ortools.linear_solver.linear_solver_pb2 import MPModelProto
 
 from korch.orchestrate.formulate import Formulation
 
@@ -78,12 +80,15 @@ class Relaxer:
 
     def __init__(self, program: Formulation) -> None:
         self.program = program
-        self.solver = pywraplp.Solver.CreateSolver("CLP")
-        self.variables = [self.solver.NumVar(0, most, "") for most in program.most]
-        self.constraints: list[pywraplp.Constraint] = []
         self.matrix = Matrix.of(program)
+        self.solver = pywraplp.Solver.CreateSolver("CLP")
+        self.solver.LoadModelFromProto(_model(program))
+        self.variables = self.solver.variables()
+        self.constraints: list[pywraplp.Constraint] = self.solver.constraints()
+        self._costs_ns: list[int] = [0] * len(program.problem.kernels)
+        self._forbidden: frozenset[int] = frozenset()
 
-    def _load_rows(self) -> None:
+    def _load_new_rows(self) -> None:
         if len(self.program.rows) != len(self.matrix.least):
             self.matrix = Matrix.of(self.program)
         infinity = self.solver.infinity()
@@ -104,16 +109,31 @@ class Relaxer:
             forbidden: kernels that are not to be used.
             seconds: longest time; the bound is true, but worse, when it is not enough.
         """
-        self._load_rows()
-        objective = self.solver.Objective()
-        for k, cost_ns in enumerate(costs_ns):
-            objective.SetCoefficient(self.variables[k], cost_ns)
+        self._load_new_rows()
+        objective, forbidden = self.solver.Objective(), frozenset(forbidden)
+        for k, (before_ns, cost_ns) in enumerate(zip(self._costs_ns, costs_ns, strict=True)):
+            if before_ns != cost_ns:
+                objective.SetCoefficient(self.variables[k], cost_ns)
+        for k in self._forbidden ^ forbidden:
             self.variables[k].SetUb(0 if k in forbidden else 1)
+        self._costs_ns, self._forbidden = list(costs_ns), forbidden
         objective.SetMinimization()
         self.solver.SetTimeLimit(max(1, int(1000 * seconds)))
         self.solver.Solve()
         duals = np.array([constraint.dual_value() for constraint in self.constraints])
         return safe_bound(self.program, costs_ns, forbidden, duals, self.matrix)
+
+
+def _model(program: Formulation) -> MPModelProto:
+    """Return the program without costs; row by row and number by number it would take long."""
+    model = MPModelProto()
+    for most in program.most:
+        model.variable.add(lower_bound=0, upper_bound=most)
+    for row in program.rows:
+        limit = float(row.least) if row.is_equal else math.inf
+        model.constraint.add(var_index=row.columns, coefficient=row.coefficients,
+                             lower_bound=row.least, upper_bound=limit)  # fmt: skip
+    return model
 
 
 def safe_bound(
