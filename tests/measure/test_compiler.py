@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from threading import Event, Timer
 
 import pytest
 
@@ -112,6 +113,44 @@ def test_one_source_is_compiled_without_the_header_and_so_are_all_if_it_fails(fr
     assert not list(fresh.folder.glob("include-*"))
     found = fresh.compile([WITH_HEADER + "\n", OTHER_WITH_HEADER])
     assert all(isinstance(path, Path) for path in found)
+
+
+def test_what_was_begun_is_there_and_the_rest_is_not_waited_for(fresh, monkeypatch):
+    is_at_work, may_end, run, commands = Event(), Event(), compiler._run, []
+
+    def wait(command):
+        commands.append(command)
+        is_at_work.set()
+        assert may_end.wait(60)
+        run(command)
+
+    monkeypatch.setattr(compiler, "_run", wait)
+    fresh.begin([GOOD, OTHER, GOOD])
+    assert is_at_work.wait(60)
+    Timer(0.1, may_end.set).start()
+    fresh.rest()
+    assert len(commands) == 1  # of the second, no compiler has begun
+    (found,) = fresh.folder.glob("*.o")
+    assert fresh.compile([GOOD, OTHER])[0] == found
+    assert len(commands) == 2
+    fresh.begin([GOOD, OTHER])
+    fresh.rest()
+    assert len(commands) == 2
+
+
+def test_a_source_that_was_begun_in_vain_fails_when_it_is_asked_for(fresh):
+    fresh.begin([BAD])
+    good, bad = fresh.compile([GOOD, BAD])
+    assert isinstance(good, Path)
+    assert isinstance(bad, CompileFailure)
+
+
+@needs_onednn
+def test_a_header_is_precompiled_ahead_too(fresh):
+    fresh.begin([WITH_HEADER, OTHER_WITH_HEADER])
+    fresh.rest()
+    assert all(isinstance(path, Path) for path in fresh.compile([WITH_HEADER, OTHER_WITH_HEADER]))
+    assert len(list(fresh.folder.glob("include-*/*.gch"))) == 1
 
 
 def test_another_instruction_set_is_another_object(fresh, tmp_path):

@@ -58,6 +58,9 @@ class FakeMeter:
         self.facts: dict[str, str] = {}
         self.broken: set[str] = set()
         self.searches = 0
+        self.begun: list[str] = []
+        self.in_vain: set[str] = set()  # begun after it was measured
+        self.is_quiet = True
 
     @property
     def database(self) -> FakeMeter:
@@ -92,12 +95,21 @@ class FakeMeter:
             return record.time_ns, True
         return self.bound_ns(candidate), False
 
+    def begin(self, candidates: Sequence[Candidate]) -> None:
+        self.begun += (c.key for c in candidates)
+        self.in_vain |= {c.key for c in candidates} & self.records.keys()
+        self.is_quiet = False
+
+    def rest(self) -> None:
+        self.is_quiet = True
+
     def measure(self, candidates: Sequence[Candidate]) -> list[Measured | Failed]:
         for candidate in candidates:
             record: Measured | Failed = Measured(self.true_ns(candidate), 0.0, ())
             if candidate.key in self.broken:
                 record = Failed("crashed", "scripted")
             self.records[candidate.key] = record
+        self.rest()
         return [self.records[candidate.key] for candidate in candidates]
 
     def confirm(self, candidates: Sequence[Candidate]) -> list[Measured | Failed]:

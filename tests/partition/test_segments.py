@@ -292,6 +292,17 @@ def test_the_last_seconds_are_spent_on_blocks_and_not_on_a_survey() -> None:
     assert all(len(block["interfaces"]) == 1 for block in outcome.partition["blocks"])
 
 
+@pytest.mark.parametrize("deadline", [Deadline(), Deadline(0.0)])
+def test_what_will_be_measured_is_built_ahead_and_nothing_after_the_scouting(
+    deadline: Deadline,
+) -> None:
+    meter = FakeMeter()
+    outcome = in_segments(deadline, meter)[2]
+    assert {c.key for c in outcome.plans["optimal"]} & set(meter.begun)
+    assert not meter.in_vain
+    assert meter.is_quiet
+
+
 class FailsUnlessPlain(FakeMeter):
     """Kernels are thought to be fast in other layouts, and do not work there."""
 

@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from korch.errors import CompileError
@@ -144,6 +144,23 @@ class Builder:
         stamp = (self.compiler.identity, *self.flags, headers)
         self._salt = hashlib.sha256("\n".join(stamp).encode()).hexdigest()
         self._precompiled: list[str] | None = None
+        self._ahead = _Ahead()
+
+    def begin(self, sources: Iterable[str]) -> None:
+        """Begin to compile texts that `compile` may be asked for, beside other work.
+
+        One compiler runs at a time, each when the one before is done: it is for a core that is
+        idle. Nothing is timed until `rest` was called, or `compile`, which does.
+        """
+        todo = [s for s in dict.fromkeys(sources) if not self._target(s).exists()]
+        if self._precompiled is None and self._are_slow(todo):
+            self._ahead.begin(ONEDNN_HEADER, lambda: self._precompile_if_slow(todo))
+        for source in todo:
+            self._ahead.begin(source, partial(self._object, source))
+
+    def rest(self) -> None:
+        """Forget what was begun but for what a compiler works on, and wait for that."""
+        self._ahead.end()
 
     def compile(self, sources: Sequence[str]) -> list[Path | CompileFailure]:
         """Compile C++ texts to objects, as many at once as there are cores.
@@ -151,8 +168,8 @@ class Builder:
         Raises:
             CompileError: the cache folder can't be written.
         """
-        if self._precompiled is None and self._are_slow(sources):
-            self._precompiled = self._precompile()
+        self.rest()
+        self._precompile_if_slow(sources)
         pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
         try:
             return list(pool.map(self._object, sources))
@@ -187,6 +204,10 @@ class Builder:
             if isinstance(found, CompileFailure):
                 raise CompileError(f"the compiler refused a source: {found.message}")
         return self.link([p for p in objects if isinstance(p, Path)], libraries)
+
+    def _precompile_if_slow(self, sources: Sequence[str]) -> None:
+        if self._precompiled is None and self._are_slow(sources):
+            self._precompiled = self._precompile()
 
     def _are_slow(self, sources: Sequence[str]) -> bool:
         """Whether several are to be compiled that include the header."""
@@ -274,6 +295,27 @@ class Builder:
             if temporary is not None:
                 temporary.unlink(missing_ok=True)
         return target
+
+
+class _Ahead:
+    """What is compiled before it is asked for; objects are found in the cache folder."""
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self._begun: set[str] = set()
+
+    def begin(self, name: str, make: Callable[[], object]) -> None:
+        """Put something at the end of the line, once."""
+        if name not in self._begun:
+            self._begun.add(name)
+            self._pool = self._pool or ThreadPoolExecutor(1)
+            self._pool.submit(make)
+
+    def end(self) -> None:
+        """Leave out what has not begun, and wait for the rest. Errors show when it is asked for."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool, self._begun = None, set()
 
 
 class _CacheError(CompileError):

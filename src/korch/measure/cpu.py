@@ -123,6 +123,20 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         """Return the calibration, and the margin that its rates have over what was measured."""
         return asdict(self.calibration) | {"margin": MARGIN}
 
+    def begin(self, candidates: Sequence[Candidate]) -> None:
+        """Compile candidates that will likely be measured, beside other work."""
+        kernels = (self.kernel(c) for c in candidates if self.known(c) is None)
+        self.builder.begin([built.source for built in kernels if isinstance(built, Kernel)])
+
+    def rest(self) -> None:
+        """End what `begin` has begun."""
+        self.builder.rest()
+
+    def close(self) -> None:
+        """Close the database, and let no compiler run on."""
+        self.rest()
+        super().close()
+
     def measure_batch(self, batch: Sequence[Candidate], kernels: Mapping[str, Kernel]) -> None:
         """Compile kernels to one library and time them."""
         objects = self.builder.compile([kernels[c.key].source for c in batch])

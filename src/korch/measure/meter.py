@@ -93,6 +93,12 @@ class CandidateMeter(ABC, Generic[T, K]):
     def measure_batch(self, batch: Sequence[Candidate], kernels: Mapping[str, K]) -> None:
         """Build and time some kernels, given by their candidates' keys; keep what is found."""
 
+    def begin(self, candidates: Sequence[Candidate]) -> None:
+        """Begin to build candidates that will likely be measured, beside other work."""
+
+    def rest(self) -> None:
+        """End what `begin` has begun: what is timed next needs a quiet machine."""
+
     def cost_ns(self, candidate: Candidate) -> tuple[int, bool]:
         """Return the measured time, or the bound, and whether it is measured."""
         record = self.known(candidate)

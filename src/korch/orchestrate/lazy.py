@@ -329,10 +329,15 @@ class LazyLoop:
             self._measure(plan.kernels)
             self._try_incumbent(plan.kernels)
 
-    def look(self) -> Look:
-        """Return the best plan by estimates, and what else is worth measuring."""
+    def look(self, seconds: float = ROUND_SECONDS / 2, gap: float = ESTIMATE_GAP) -> Look:
+        """Return the best plan by estimates, and what else is worth measuring.
+
+        Args:
+            seconds: longest time for the plan.
+            gap: by which it may be worse than the best.
+        """
         estimates = self._estimates()
-        plan = self._solve(estimates, None, ROUND_SECONDS / 2, 0, ESTIMATE_GAP)
+        plan = self._solve(estimates, None, seconds, 0, gap)
         unknown = self._unmeasured(plan.kernels)
         slack_ns = self._outlook(estimates)[1]
         least_ns = LEAST_HOPE * (plan.certificate.objective_ns or 0)

@@ -46,6 +46,13 @@ known of its kernels' times, is not looked at again."""
 BATCH_SECONDS = 5.0
 """A round that can't measure so long is not begun."""
 
+LOOK_SECONDS = 0.7
+LOOK_GAP = 0.03
+"""For a plan by estimates: they are off by more."""
+
+NEXT_KERNELS = 48
+"""Candidates that are compiled while it is thought about what to measure next: they may be it."""
+
 MOST_PROGRAMS = 60
 """With more interfaces the programs would take gigabytes; then blocks are surveyed one by one."""
 
@@ -69,6 +76,14 @@ def scout(search: BlockSearch, assembly: Assembly) -> bool:
     ]  # fmt: skip
     if len(keys) > MOST_PROGRAMS or search.is_kept():
         return True
+    try:
+        return _scout(search, assembly, keys)
+    finally:
+        search.meter.rest()
+
+
+def _scout(search: BlockSearch, assembly: Assembly, keys: list[Key]) -> bool:
+    """Measure in rounds; return whether time is left for more."""
     before_ns: int | None = None
     outlooks_ns: dict[Key, int] = {}
     looking_s = batch_s = 0.0
@@ -122,9 +137,12 @@ def _looks(search: BlockSearch, keys: Iterable[Key]) -> dict[Key, Look]:
     found: dict[Key, Look] = {}
     for key in keys:
         try:
-            found[key] = search.loop(*key).look()
+            found[key] = search.loop(*key).look(LOOK_SECONDS, LOOK_GAP)
         except InfeasibleError as error:
             logger.info("block %d has no plan for its interface %d: %s", *key, error)
+            continue
+        own = search.tasks[key[0]].candidates
+        search.meter.begin([own[k] for k in found[key].unknown])
     return found
 
 
@@ -172,15 +190,17 @@ def _measure(search: BlockSearch, uses: Counter[Key], looks: dict[Key, Look], mo
         hopes += ((uses[key] * gain_ns, key[0], own[k]) for gain_ns, k in look.hopes)
     hopes.sort(key=lambda hope: -hope[0])
     plans = list(todo.values())
+    later: list[Candidate] = []
     taken: Counter[Kind | int] = Counter()
     for _, b, candidate in hopes:
         kind = search.experience.kinds_of(candidate)[0]
         if candidate.key in todo or taken[kind] == ALIKE or taken[b] >= OF_BLOCK * most:
             continue
-        if len(todo) >= len(plans) + most:
-            break
-        taken.update((kind, b))
-        todo[candidate.key] = candidate
+        if len(todo) < len(plans) + most:
+            taken.update((kind, b))
+            todo[candidate.key] = candidate
+        elif len(later) < NEXT_KERNELS:
+            later.append(candidate)
 
     def is_over() -> bool:
         if not search.deadline.is_over:
@@ -190,6 +210,7 @@ def _measure(search: BlockSearch, uses: Counter[Key], looks: dict[Key, Look], mo
     began_s = time.monotonic()
     found, is_corrected = measure_some(search.meter, list(todo.values()), is_over)
     search.take(found, is_corrected)
+    search.meter.begin(later)
     return (time.monotonic() - began_s) / max(1.0, len(found) / BATCH)
 
 
