@@ -65,15 +65,30 @@ class Group:
         """The hash of the text: equal for equal groups."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:20]
 
-    @property
+    @cached_property
     def input_types(self) -> tuple[ValueType, ...]:
         """The types of the inputs."""
         return tuple(self.body.types[value] for _, value in self.body.inputs)
 
-    @property
+    @cached_property
     def output_types(self) -> tuple[ValueType, ...]:
         """The types of the outputs."""
         return tuple(self.body.types[value] for _, value in self.body.outputs)
+
+    @cached_property
+    def needed_bytes(self) -> tuple[int | None, ...]:
+        """Per input, the bytes that a kernel must read, whatever the layout; None for all."""
+        body = self.body
+        return tuple(
+            _needed_bytes(body, value) if body.consumers[value] else None
+            for _, value in body.inputs
+        )
+
+    @cached_property
+    def linear_flop(self) -> int:
+        """Operations of its linear primitives."""
+        linear = (p for p in self.body.primitives if p.row.category is Category.LINEAR)
+        return sum(map(self.body.work_flop, linear))
 
     @property
     def plain_layouts(self) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
@@ -129,7 +144,7 @@ class Candidate:
         text = "|".join((self.group.key, self.provider, self.version, layouts, self.offer.variant))
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
-    @property
+    @cached_property
     def input_ports(self) -> tuple[tuple[int, Layout], ...]:
         """What it reads: value and layout, constants left out."""
         return tuple(
@@ -140,7 +155,7 @@ class Candidate:
             if i not in self.group.constant_inputs
         )
 
-    @property
+    @cached_property
     def output_ports(self) -> tuple[tuple[int, Layout], ...]:
         """What it writes: value and layout."""
         return tuple(zip(self.group.outputs, self.offer.outputs, strict=True))
@@ -166,10 +181,9 @@ class Candidate:
 
     def _read_bytes_of(self, i: int) -> int:
         """Return the bytes of an input that it can't but read."""
-        body = self.group.body
-        value = body.inputs[i][1]
-        whole = self.offer.inputs[i].size_bytes(body.types[value])
-        return min(whole, _needed_bytes(body, value)) if body.consumers[value] else whole
+        body, needed_bytes = self.group.body, self.group.needed_bytes[i]
+        whole = self.offer.inputs[i].size_bytes(body.types[body.inputs[i][1]])
+        return whole if needed_bytes is None else min(whole, needed_bytes)
 
     @cached_property
     def write_bytes(self) -> int:
@@ -182,8 +196,7 @@ class Candidate:
     @property
     def linear_flop(self) -> int:
         """Operations of its linear primitives."""
-        body = self.group.body
-        return sum(body.work_flop(p) for p in body.primitives if p.row.category.value == "linear")
+        return self.group.linear_flop
 
     def __str__(self) -> str:
         ops = " ".join(p.op for p in self.group.body.primitives) or "layout change"

@@ -104,12 +104,14 @@ def enumerate_groups(
     return (tuple(groups.values()) if report.groups <= most else ()), report
 
 
-def bits(mask: int) -> Iterator[int]:
-    """Yield the positions of the ones of a bitset, least first."""
+def bits(mask: int) -> list[int]:
+    """Return the positions of the ones of a bitset, least first."""
+    found = []
     while mask:
         low = mask & -mask
-        yield low.bit_length() - 1
+        found.append(low.bit_length() - 1)
         mask ^= low
+    return found
 
 
 def _in_cycles(graph: PrimitiveGraph) -> set[int]:

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 
@@ -53,7 +53,7 @@ class Layout:
 
     def size_bytes(self, type_: ValueType) -> int:
         """Return the bytes of a value in memory, pads included."""
-        return math.prod(self.physical_shape(type_.shape)) * type_.dtype.size_bytes
+        return _size_bytes(self, type_)
 
     def normalized(self, shape: tuple[int, ...]) -> Layout:
         """Return the plain layout if a value of this shape has the same bytes in both."""
@@ -128,6 +128,11 @@ class Layout:
         if sorted(order) != list(range(len(order))) or not is_inside or str(found) != text:
             raise ValueError(f"{text!r} is no layout; expected one like abcd or aBcd16b")
         return found
+
+
+@lru_cache(1 << 14)
+def _size_bytes(layout: Layout, type_: ValueType) -> int:
+    return math.prod(layout.physical_shape(type_.shape)) * type_.dtype.size_bytes
 
 
 @cache

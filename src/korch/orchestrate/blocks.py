@@ -27,6 +27,7 @@ from korch.orchestrate.baselines import baseline_plans, has_layouts
 from korch.orchestrate.estimate import Experience
 from korch.orchestrate.instance import (
     PLAIN,
+    Answers,
     Interface,
     check_every_primitive_runs,
     collect_candidates,
@@ -107,7 +108,7 @@ class Task:
 
 def prepare(
     partition: Partition, block: Block, meter: AnyMeter, options: Options,
-    held: Collection[int] | None = None,
+    held: Collection[int] | None = None, answers: Answers | None = None,
 ) -> Task:  # fmt: skip
     """Return a block's candidates.
 
@@ -117,6 +118,7 @@ def prepare(
         meter: who makes kernels, and for which machine.
         options: how to search.
         held: as for `collect_candidates`.
+        answers: as for `collect_candidates`.
 
     Raises:
         InfeasibleError: a primitive is in no candidate.
@@ -129,7 +131,7 @@ def prepare(
     interfaces = (PLAIN,) if is_plain else interfaces_of(partition, block, lanes, kinds)
     groups, enumeration = _groups(graph, options, may_be_fewer=not partition.is_whole)
     candidates, refusals = collect_candidates(
-        graph, groups, meter.providers, meter.target, interfaces, held
+        graph, groups, meter.providers, meter.target, interfaces, held, answers
     )
     candidates = tuple(c for c in candidates if has_layouts(c, options.layouts))
     check_every_primitive_runs(graph, candidates, refusals)
@@ -144,8 +146,9 @@ def prepare_all(
     Raises:
         InfeasibleError: a primitive is in no candidate.
     """
+    answers: Answers = {}  # blocks have many groups in common
     return [
-        prepare(partition, block, meter, options, held)
+        prepare(partition, block, meter, options, held, answers)
         for block, held in zip(partition.blocks, held_values(partition, joined), strict=True)
     ]
 

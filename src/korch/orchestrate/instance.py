@@ -43,6 +43,9 @@ class Interface:
 
 PLAIN = Interface()
 
+Answers = dict[tuple[str, str], Sequence[Offer] | Refusal]
+"""What providers say of groups, by the provider's name and the group's key."""
+
 
 def collect_candidates(
     graph: PrimitiveGraph,
@@ -51,6 +54,7 @@ def collect_candidates(
     target: Any,
     interfaces: Sequence[Interface] = (PLAIN,),
     held: Collection[int] | None = None,
+    answers: Answers | None = None,
 ) -> tuple[tuple[Candidate, ...], dict[str, int]]:
     """Ask every provider for every group; return the candidates, and how many refused why.
 
@@ -67,13 +71,14 @@ def collect_candidates(
         held: values whose memory no kernel of this graph may make a part of another's: those at
             the graph's ends if not given. A model's inputs are there before, and its outputs have
             memory of their own: to make them pieces of another value costs a copy.
+        answers: what the providers said of groups of other graphs; what they say now is added.
 
     Returns:
         The candidates in a deterministic order; refusals as "provider: reason" with their counts.
     """
     if held is None:
         held = {value for _, value in (*graph.inputs, *graph.outputs)}
-    answers: dict[tuple[str, str], Sequence[Offer] | Refusal] = {}
+    answers = {} if answers is None else answers
     refusals: dict[str, int] = {}
     candidates: list[Candidate] = []
 

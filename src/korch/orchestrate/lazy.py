@@ -247,12 +247,11 @@ class LazyLoop:
         self.second: Priced | None = None
         self.bound_ns = 0
         self._combined: frozenset[int] = frozenset()
-        if problem is None:
-            problem = make_problem(graph, self.candidates, self.cost_ns, interface)
+        like = problem or make_problem(graph, self.candidates, self.cost_ns, interface)
         required, given = interface.ports(graph)
-        problem = replace(problem, required=required, given=given)
-        self.solver = Solver(problem, workers=options.solver_workers, seed=options.seed,
-                             describe=self._describe)  # fmt: skip
+        self.solver = Solver(replace(like, required=required, given=given),
+                             workers=options.solver_workers, seed=options.seed,
+                             describe=self._describe, like=problem)  # fmt: skip
 
     def run(self) -> Orchestration:
         """Solve and measure until the plan is proven, or the budget is spent.

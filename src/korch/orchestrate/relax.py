@@ -11,8 +11,9 @@ Source: Neumaier and Shcherbina, "Safe bounds in linear and mixed-integer linear
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -64,15 +65,19 @@ class Matrix:
     def of(program: Formulation) -> Matrix:
         """Return that of a program."""
         entries = np.array([len(row.columns) for row in program.rows], np.int64)
-        columns = np.fromiter((c for row in program.rows for c in row.columns), np.int64)
+        columns = _joined(row.columns for row in program.rows)
         return Matrix(
             rows=np.repeat(np.arange(len(entries)), entries),
             columns=columns,
-            factors=np.fromiter((a for row in program.rows for a in row.coefficients), np.int64),
+            factors=_joined(row.coefficients for row in program.rows),
             least=np.array([row.least for row in program.rows], np.int64),
             is_equal=np.array([row.is_equal for row in program.rows], bool),
             in_column=int(np.bincount(columns, minlength=1).max()) if columns.size else 1,
         )
+
+
+def _joined(numbers: Iterable[Sequence[int]]) -> npt.NDArray[np.int64]:
+    return np.fromiter(chain.from_iterable(numbers), np.int64)
 
 
 class Relaxer:

@@ -35,7 +35,7 @@ from korch.orchestrate.presolve import (
     useful_kernels,
 )
 from korch.orchestrate.problem import Certificate, Plan, Port, Problem, Status
-from korch.orchestrate.relax import Relaxation, Relaxer
+from korch.orchestrate.relax import Matrix, Relaxation, Relaxer
 from korch.orchestrate.verify import check_problem, ready_order, verify_plan
 
 logger = logging.getLogger("korch.orchestrate")
@@ -83,9 +83,25 @@ class Solver:
 
     def __init__(
         self, problem: Problem, *, workers: int = 2, seed: int = 0,
-        describe: Describe | None = None,
+        describe: Describe | None = None, like: Problem | None = None,
     ) -> None:  # fmt: skip
-        check_problem(problem)
+        """Write the program.
+
+        Args:
+            problem: the instance.
+            workers: threads of CP-SAT.
+            seed: seed of CP-SAT.
+            describe: what to call a value in messages.
+            like: an instance that was checked; another one of its kernels and given values, but for
+                their layouts, needs no check.
+
+        Raises:
+            InvalidGraphError: the instance breaks a rule.
+            InfeasibleError: a required port can't be written, whatever is chosen.
+        """
+        is_alike = like is not None and like.kernels is problem.kernels
+        if like is None or not is_alike or like.given_values != problem.given_values:
+            check_problem(problem)
         diagnose(problem, describe)
         self.problem = problem
         self.workers = workers
@@ -314,7 +330,7 @@ class _Search:
 
     def _cp_sat(self, alive: npt.NDArray[np.bool_], seconds: float) -> _Answer:
         """Solve the program over some variables; the others are 0."""
-        model, variables = _load(self.owner.program, alive)
+        model, variables = _load(self.owner.program, alive, self.owner.relaxer.matrix)
         terms = [(k, cost) for k, cost in enumerate(self.costs_ns) if alive[k]]
         model.minimize(
             cp_model.LinearExpr.weighted_sum(
@@ -349,15 +365,26 @@ class _Search:
 
 
 def _load(
-    program: Formulation, alive: npt.NDArray[np.bool_]
+    program: Formulation, alive: npt.NDArray[np.bool_], matrix: Matrix
 ) -> tuple[cp_model.CpModel, dict[int, cp_model.IntVar]]:
-    """Return the program over some of its variables as a CP-SAT model."""
+    """Return the program over some of its variables as a CP-SAT model.
+
+    Args:
+        program: its rows and variables.
+        alive: bool[variable]: which of them.
+        matrix: the program's first rows.
+    """
     model = cp_model.CpModel()
     variables = {
         int(j): model.new_int_var(0, program.most[j], program.names[j])
         for j in np.flatnonzero(alive)
     }
-    for row in program.rows:
+    counts = np.zeros(len(program.rows), np.int64)
+    counts[len(matrix.least) :] = 1
+    np.add.at(counts, matrix.rows, alive[matrix.columns])
+    for row, count in zip(program.rows, counts.tolist(), strict=True):
+        if not count and (row.least == 0 or (row.least < 0 and not row.is_equal)):
+            continue  # it says that 0 is 0, or more than a negative number
         columns, factors = [], []
         for column, factor in zip(row.columns, row.coefficients, strict=True):
             if column in variables:

@@ -18,6 +18,7 @@ import ast
 import dataclasses
 import re
 from collections.abc import Mapping
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -57,11 +58,12 @@ def format_primitive(primitive: Primitive) -> str:
 
 def format_attributes(attributes: Attributes) -> str:
     """Return attributes as ` {name=value, ...}`, or as nothing if there are none."""
-    fields = [
-        f"{field.name}={_literal(getattr(attributes, field.name))}"
-        for field in dataclasses.fields(attributes)
-    ]
-    return f" {{{', '.join(fields)}}}" if fields else ""
+    kind: Any = type(attributes)
+    names = _field_names(kind)
+    if not names:
+        return ""
+    fields = [f"{name}={_literal(getattr(attributes, name))}" for name in names]
+    return f" {{{', '.join(fields)}}}"
 
 
 def parse_graph(text: str, constants: Mapping[str, Array] | None = None) -> PrimitiveGraph:
@@ -77,6 +79,12 @@ def parse_graph(text: str, constants: Mapping[str, Array] | None = None) -> Prim
     return _Parser(constants or {}).parse(text)
 
 
+@cache
+def _field_names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+@lru_cache(1024)
 def _quote(name: str) -> str:
     plain = name.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + "".join(_ESCAPES.get(c, c) for c in plain) + '"'

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 import ml_dtypes
 import numpy as np
@@ -100,7 +101,7 @@ class ValueType:
         return ValueType(tuple(int(n) for n in shape), self.dtype)
 
     def __str__(self) -> str:
-        return f"{self.dtype.value}[{','.join(map(str, self.shape))}]"
+        return _text(self)
 
     @staticmethod
     def parse(text: str) -> ValueType:
@@ -114,6 +115,11 @@ class ValueType:
             raise ValueError(f"{text!r} is no type; expected one like f32[1,64,56,56]")
         sizes = rest[:-1].split(",") if rest != "]" else []
         return ValueType(tuple(int(n) for n in sizes), DType(name))
+
+
+@lru_cache(4096)
+def _text(type_: ValueType) -> str:
+    return f"{type_.dtype.value}[{','.join(map(str, type_.shape))}]"
 
 
 def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
