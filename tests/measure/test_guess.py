@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from korch.candidate.candidate import Candidate, Offer, make_group
+from korch.candidate.layout import Layout, channels_last
 from korch.measure.calibrate import Calibration, Level
 from korch.measure.cpu import GUESS, GUESS_START_NS, CpuMeter
+from korch.measure.operations import TRANSCENDENTAL, operations
 from korch.primitive.graph import GraphBuilder
+from korch.primitive.ops.reduce import BroadcastAttributes, PoolAttributes, ReduceAttributes
 from korch.primitive.types import ValueType
 
 LEVELS = (Level(1 << 20, 1e12, 1e12), Level(1 << 25, 3e10, 1e10), Level(0, 2e10, 1e10))
@@ -26,6 +29,7 @@ def meter() -> CpuMeter:
     found = object.__new__(CpuMeter)  # without compiler and database
     found.calibration = Calibration(LEVELS, 1e11, 1.0, 500.0)
     found.reads_weights_from_memory = False
+    found._counts = {}
     return found
 
 
@@ -36,3 +40,40 @@ def test_bytes_from_the_shared_cache_and_operations_add_up(meter: CpuMeter, size
         GUESS_START_NS + 1e9 * GUESS * seconds, abs=1
     )
     assert meter.guess_ns(product(size)) > meter.bound_ns(product(size))
+
+
+def pooled(layout: Layout, before: str = "", provider: str = "generated") -> Candidate:
+    """A pool of 5x5 windows, of an image or of a function of it."""
+    builder = GraphBuilder()
+    x = builder.input("x", ValueType.parse("f32[1,64,20,20]"))
+    y = builder.add(before, [x]) if before else x
+    attributes = PoolAttributes((5, 5), (1, 1), (2, 2), (2, 2), (1, 1))
+    builder.output("z", builder.add("pool_max", [y], attributes))
+    graph = builder.freeze()
+    group = make_group(graph, range(len(graph.primitives)), [graph.outputs[0][1]])
+    return Candidate(group, provider, Offer((layout,), (layout,)), "1")
+
+
+def test_what_is_computed_in_each_window_counts(meter: CpuMeter) -> None:
+    plain, last = Layout.plain(4), channels_last(4)
+    alone, function = pooled(last), pooled(last, "sigmoid")
+    points = 64 * 20 * 20
+    assert operations(alone.group.body) == 25 * points
+    assert operations(function.group.body) == (1 + TRANSCENDENTAL) * 25 * points
+    assert meter.guess_ns(alone) < meter.guess_ns(function) < meter.guess_ns(pooled(plain, "exp"))
+    assert meter.guess_ns(alone) < meter.guess_ns(pooled(plain))
+    assert meter.bound_ns(alone) == meter.bound_ns(pooled(plain)) == meter.bound_ns(function)
+    assert meter.guess_ns(pooled(plain, provider="onednn")) < meter.guess_ns(alone)
+
+
+def test_what_is_read_twice_is_computed_twice_but_for_outputs_and_reductions() -> None:
+    builder = GraphBuilder()
+    x = builder.input("x", ValueType.parse("f32[8,16]"))
+    y = builder.add("neg", [x])
+    total = builder.add("reduce_sum", [y], ReduceAttributes((1,)))
+    wide = builder.add("broadcast", [total], BroadcastAttributes((8, 16)))
+    builder.output("z", builder.add("mul", [y, wide]))
+    graph = builder.freeze()
+    group = make_group(graph, range(len(graph.primitives)), [graph.outputs[0][1]])
+    # Per element: neg for the sum, the sum, neg again and the product.
+    assert operations(group.body) == 4 * 8 * 16

@@ -11,7 +11,7 @@ from korch.options import Options
 from korch.orchestrate.estimate import SPREAD, Experience, hope_ns, kinds
 from korch.orchestrate.instance import collect_candidates
 from korch.primitive.graph import GraphBuilder
-from korch.primitive.ops.layout import TransposeAttributes
+from korch.primitive.ops.layout import ConcatAttributes, TransposeAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import ValueType
 from korch.provider.generated import GeneratedProvider
@@ -44,6 +44,26 @@ def test_what_is_alike_shares_the_finest_kind() -> None:
     assert len({kinds(found[name])[-1] for name in ("neg4", "exp4", "transpose4")}) == 1
 
 
+def test_what_turns_images_or_joins_pieces_is_another_kind() -> None:
+    builder = GraphBuilder()
+    x = builder.input("x", ValueType.parse("f32[1,16,16,16]"))
+    y = builder.add("neg", [x])
+    builder.output("y", y)
+    builder.output("z", builder.add("concat", [x, x], ConcatAttributes(1)))
+    graph = builder.freeze()
+    groups, _ = enumerate_groups(graph, Options(max_primitives=1))
+    found, _ = collect_candidates(graph, groups, [GeneratedProvider()], Target())
+    second = {
+        (c.group.body.primitives[0].op, *map(str, (*c.offer.inputs, *c.offer.outputs))): kinds(c)[1]
+        for c in found if c.group.primitives
+    }  # fmt: skip
+    along = {second["neg", layout, layout] for layout in ("abcd", "acdb", "aBcd16b")}
+    turned = {second["neg", "abcd", "acdb"], second["neg", "acdb", "abcd"]}
+    assert len(along) == len(turned) == 1
+    assert along != turned
+    assert second["concat", "abcd", "abcd"] not in along
+
+
 def test_the_finest_kind_that_is_known_decides() -> None:
     found, experience = candidates(), Experience()
     assert experience.estimate_ns(found["neg4"], 100, {}) == 100
@@ -69,8 +89,8 @@ def test_convolutions_channel_by_channel_are_another_kind() -> None:
         (group,) = enumerate_groups(graph, Options())[0]
         plain = Offer(*group.plain_layouts)
         found[groups] = kinds(Candidate(group, "someone", plain, "1"))
-    assert found[1][2] != found[4][2]
-    assert found[1][3] == found[4][3]
+    assert found[1][3] != found[4][3]
+    assert found[1][4] == found[4][4]
 
 
 def test_what_is_likely_to_be_in_the_best_plan_is_hoped_for_most() -> None:

@@ -13,9 +13,11 @@ from korch.measure.calibrate import FACT, MARGIN, Calibration, Work, calibrate
 from korch.measure.compiler import NATIVE_FOLDER, Builder, CompileFailure, find_compiler
 from korch.measure.database import Database
 from korch.measure.meter import CandidateMeter
+from korch.measure.operations import has_windows, operations
 from korch.measure.record import Failed, FailureKind, Measured, Record
 from korch.measure.timer import BufferSpec, Job, time_kernels
 from korch.options import Options
+from korch.provider.generated import GeneratedProvider
 from korch.provider.in_place import InPlaceProvider
 from korch.provider.provider import Kernel, Provider
 from korch.provider.shares import SharesProvider
@@ -32,6 +34,15 @@ GUESS_START_NS = 3000
 GUESS = 2.4
 """What kernels take over what their bytes and operations would, one after the other, at the
 calibrated rates, as a rule."""
+
+
+OPERATION_FLOP = 3
+"""So many multiply-adds' operations take as long as an operation on an element that is generated:
+it is loaded or stored, too."""
+
+WINDOW_OPERATION = 8
+"""So many operations is one worth in windows that lie along rows: their ends are guarded, and their
+lines begin anywhere."""
 
 
 def needed_flop(candidate: Candidate) -> int:
@@ -73,6 +84,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         self.database = Database(self.builder.folder.parent, f"{self.target.fingerprint}{state}")
         self._timer = self.builder.library([(NATIVE_FOLDER / "korch_timer.cpp").read_text()])
         self.calibration = self._calibrate()
+        self._counts: dict[str, tuple[float, bool]] = {}  # by group: operations, and windows
 
     def known(self, candidate: Candidate) -> Record | None:
         """Return what this run or the database knows of a candidate."""
@@ -103,7 +115,23 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
             + work.cold_bytes / levels[-1].read_bytes_per_s
             + work.flop / self.calibration.flop_per_s(work)
         )
-        return GUESS_START_NS + int(1e9 * GUESS * seconds)
+        computing = OPERATION_FLOP * self._operations(candidate) / self.calibration.rate_flop_per_s
+        return GUESS_START_NS + int(1e9 * (GUESS * seconds + computing))
+
+    def _operations(self, candidate: Candidate) -> float:
+        """Return what a generated kernel computes, in operations on elements of a full vector."""
+        group = candidate.group
+        if candidate.provider != GeneratedProvider.name:
+            return 0.0
+        if group.key not in self._counts:
+            self._counts[group.key] = operations(group.body), has_windows(group)
+        count, is_windows = self._counts[group.key]
+        ports = zip((*group.input_types, *group.output_types),
+                    (*candidate.offer.inputs, *candidate.offer.outputs), strict=True)  # fmt: skip
+        is_along_rows = is_windows and any(
+            layout.is_plain and type_.rank > 2 and type_.shape[-1] > 1 for type_, layout in ports
+        )
+        return count * (WINDOW_OPERATION if is_along_rows else 1)
 
     def correct(self, candidate: Candidate, record: Record) -> None:
         """Raise the calibrated rates until the bound holds for a measured candidate."""

@@ -21,25 +21,52 @@ SPREAD = 0.45
 
 MOVING_OPS = frozenset(("transpose", "concat", "take", "pad"))
 
+IMAGE_RANK = 4
+LEAST_ELEMENTS = 1000
+"""Of an image whose layout matters."""
+
 Kind = tuple[object, ...]
 
 
 def kinds(candidate: Candidate) -> tuple[Kind, ...]:
     """Return what candidates are alike in that take about as long over their guesses, finest first.
 
-    A guess knows bytes and linear operations. So it matters what else is computed, and whether
-    elements change their places.
+    A guess knows bytes and operations. So it matters what is computed, whether elements change
+    their places, of how many pieces a result consists, and whether neighbours in one large image
+    are no neighbours in another: then loads or stores are single elements.
     """
     primitives = candidate.group.body.primitives
     ports = (*candidate.input_ports, *candidate.output_ports)
     layouts = frozenset(str(layout) for _, layout in ports)
     linear = tuple(sorted(map(_form, (p for p in primitives if p.row.category is Category.LINEAR))))
     is_reduction = any(p.row.category is Category.REDUCE for p in primitives)
-    moves = any(p.op in MOVING_OPS for p in primitives)
+    moves = (any(p.op in MOVING_OPS for p in primitives), _pieces(candidate))
+    turns = _innermost(candidate)
     slow = min(2, sum(p.op in KEEP_OPS for p in primitives))
     maker = (candidate.provider, candidate.offer.is_split)
     coarse = (maker, bool(primitives), linear, is_reduction)
-    return ((*coarse, slow, moves, layouts), (*coarse, slow, moves), coarse, coarse[:1])
+    return (
+        (*coarse, slow, moves, turns, layouts), (*coarse, slow, moves, turns), (*coarse, turns),
+        coarse, coarse[:1],
+    )  # fmt: skip
+
+
+def _pieces(candidate: Candidate) -> int:
+    """Return the concatenations of a group, 2 for more."""
+    return min(2, sum(p.op == "concat" for p in candidate.group.body.primitives))
+
+
+def _innermost(candidate: Candidate) -> int:
+    """Return how many different axes lie innermost in its large images."""
+    group, offer = candidate.group, candidate.offer
+    found = {
+        layout.blocks[-1:] or layout.order[-1]
+        for type_, layout in zip(
+            (*group.input_types, *group.output_types), (*offer.inputs, *offer.outputs), strict=True
+        )
+        if type_.rank == IMAGE_RANK and type_.size > LEAST_ELEMENTS
+    }  # fmt: skip
+    return len(found)
 
 
 def _form(primitive: Primitive) -> str:

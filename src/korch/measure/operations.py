@@ -1,0 +1,62 @@
+"""Group -> about how many operations a generated kernel carries out.
+
+What is no output and no result of a reduction is computed again wherever it is read (see
+`korch.tile.lower`): a sigmoid before a window of 25 taps, 25 times. So it is counted from the
+outputs backwards, how often each value is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+
+from korch.candidate.candidate import Group
+from korch.primitive.graph import Primitive, PrimitiveGraph
+from korch.primitive.op import Category
+from korch.primitive.ops.reduce import PoolAttributes
+from korch.tile.lower import KEEP_OPS
+
+TRANSCENDENTAL = 6
+"""Operations that such a function counts for."""
+
+
+def operations(body: PrimitiveGraph) -> float:
+    """Return operations on single elements.
+
+    Args:
+        body: a group's graph, without linear and opaque primitives.
+    """
+    outputs = {value for _, value in body.outputs}
+    asked: dict[int, float] = {}  # per value, how many elements readers ask for
+    total = 0.0
+    for primitive in reversed(body.primitives):
+        size = body.types[primitive.output].size
+        is_reduction = primitive.row.category is Category.REDUCE
+        points = asked.get(primitive.output, 0.0)
+        if is_reduction:
+            points = float(size) * _taps(body, primitive)
+        elif primitive.output in outputs:
+            points += size
+        if is_reduction or primitive.row.category is Category.ELEMENTWISE:
+            total += points * (TRANSCENDENTAL if primitive.op in KEEP_OPS else 1)
+        for value in dict.fromkeys(primitive.inputs):
+            elements = body.types[value].size
+            needed = points
+            if primitive.op == "concat":
+                needed *= elements / max(1, size)
+            elif primitive.op == "broadcast":
+                needed = min(points, elements)
+            asked[value] = asked.get(value, 0.0) + needed
+    return total
+
+
+def _taps(body: PrimitiveGraph, reduction: Primitive) -> float:
+    """Return how many elements one result is made of."""
+    if isinstance(reduction.attributes, PoolAttributes):
+        return math.prod(reduction.attributes.kernel)
+    before = body.types[reduction.inputs[0]].size
+    return before / max(1, body.types[reduction.output].size)
+
+
+def has_windows(group: Group) -> bool:
+    """Return whether a group reduces over windows."""
+    return any(isinstance(p.attributes, PoolAttributes) for p in group.body.primitives)
