@@ -109,11 +109,17 @@ def _private(view: View, value: int, root: int) -> frozenset[int]:
             found |= dict.fromkeys(new)
             waiting += new
     inside = {root, *found}
-    while True:
-        needed = {v for v in inside - {root} if _is_read_outside(view, v, inside)}
-        if not needed:
-            return frozenset(inside)
-        inside -= needed
+    reads: dict[int, list[int]] = {}  # of these, what is read to compute a value
+    for v in inside:
+        for user in view.users(v):
+            reads.setdefault(user.output, []).append(v)
+    waiting = list(inside)
+    while waiting:
+        v = waiting.pop()
+        if v in inside and v != root and _is_read_outside(view, v, inside):
+            inside.remove(v)
+            waiting += reads.get(v, ())
+    return frozenset(inside)
 
 
 def _is_read_outside(view: View, value: int, inside: set[int]) -> bool:
