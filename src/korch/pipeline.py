@@ -196,8 +196,7 @@ def front(model: Any, run: Run) -> tuple[Partition, PrimitiveGraph]:
 def few_collections() -> Iterator[None]:
     """Let Python seldom look for garbage in circles: a search makes none worth mentioning.
 
-    It makes millions of objects that stay. To look through them again and again took a sixth of
-    the time before the first measurement.
+    It makes millions of objects that stay, and would look through them again and again.
     """
     before = gc.get_threshold()
     gc.set_threshold(200_000, 50, 100)
