@@ -327,6 +327,29 @@ def test_an_interrupted_search_goes_on(folder: Path, tmp_path: Path) -> None:
     assert before.items() <= _records(cache).items()  # nothing was measured twice
 
 
+def test_what_a_command_started_ends_with_it() -> None:
+    text = """
+import argparse, time
+from korch import cli
+from korch.report.peers.process import WorkerProcess
+def command(_):
+    with WorkerProcess("engine", 1) as worker:
+        print(worker._process.pid, flush=True)
+        time.sleep(60)
+parser = argparse.ArgumentParser()
+parser.set_defaults(verbose=False, command=command)
+cli._parser = lambda: parser
+raise SystemExit(cli.main([]))
+"""
+    with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        worker = int(process.stdout.readline())
+        process.terminate()
+        assert process.wait(timeout=30) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)
+
+
 def _records(cache: Path) -> dict[str, str]:
     files = list(cache.glob("*.sqlite"))
     if not files:

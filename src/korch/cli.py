@@ -11,13 +11,17 @@ import dataclasses
 import json
 import logging
 import os
+import signal
 import sys
 import tempfile
+import threading
 import types
 import typing
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -54,7 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         format="korch: %(message)s", stream=sys.stderr,
     )  # fmt: skip
     try:
-        code: int = parsed.command(parsed)
+        with _ended_by_signal():
+            code: int = parsed.command(parsed)
         sys.stdout.flush()
     except KorchError as error:
         print("korch: " + " ".join(str(error).split()), file=sys.stderr)
@@ -67,6 +72,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code
+
+
+@contextmanager
+def _ended_by_signal() -> Iterator[None]:
+    """Let SIGTERM end the command as an error would, so that no process that it started runs on."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _parser() -> argparse.ArgumentParser:
