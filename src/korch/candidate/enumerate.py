@@ -303,7 +303,7 @@ class _Space:
         What a set computes itself it does not read from elsewhere, so no path comes back through
         another alternative for one of its values: those are not allowed.
         """
-        members = list(bits(allowed))
+        members = bits(allowed)
         reached = mask
         for steps in (self.feeds, self.read_by):
             # Producers mostly stand before their readers: one turn in that order finds nearly all.

@@ -22,6 +22,7 @@ from korch.tile.program import (
     Stage,
     TileOp,
     TileProgram,
+    arguments_of,
     ranges_of,
 )
 from korch.tile.text import format_op, format_sink
@@ -103,7 +104,7 @@ def names_are_bound(program: TileProgram) -> None:
         bound: set[str] = set()
         for op in pass_.ops:
             text = format_op(op)
-            _require(bound.issuperset(_arguments(op)), "a value is used before it is bound", text)
+            _require(bound.issuperset(arguments_of(op)), "a value is used before it is bound", text)
             _require(op.name not in bound, "a value is bound twice", text)
             used = {v for expr in _expressions(op) for v in expr.variables}
             _require(used <= variables, "a variable is no loop", text)
@@ -199,15 +200,6 @@ def _passes(program: TileProgram) -> Iterator[tuple[Stage, Pass]]:
     for stage in program.stages:
         for pass_ in stage.passes:
             yield stage, pass_
-
-
-def _arguments(op: TileOp) -> tuple[str, ...]:
-    match op:
-        case Apply(arguments=arguments):
-            return arguments
-        case Select(inside=inside, outside=outside):
-            return inside, outside
-    return ()
 
 
 def _expressions(op: TileOp) -> Iterator[Expr]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from korch.tile.index import Expr, Ranges, add, constant, substitute, turning_point, var
 from korch.tile.loops import arrange, map_indices
@@ -22,6 +22,7 @@ from korch.tile.program import (
     Pass,
     Select,
     TileOp,
+    arguments_of,
     holds,
 )
 
@@ -53,27 +54,22 @@ def _turns(pass_: Pass, axis: Axis) -> list[int]:
 
     A border, which reads nothing, is no part of its own.
     """
-    ops = {op.name: op for op in pass_.ops}
-    ends = {0, axis.extent}
+    readers, ends = _readers(pass_.ops), {0, axis.extent}
     for op in pass_.ops:
-        if isinstance(op, Select) and all(_reads(name, ops) for name in (op.inside, op.outside)):
+        if isinstance(op, Select) and readers.issuperset(arguments_of(op)):
             for guard in op.guards:
                 for limit in (guard.low, guard.high):
                     ends |= turning_point(guard.expr, limit, axis.name)
     return sorted(end for end in ends if 0 <= end <= axis.extent)
 
 
-def _reads(name: str, ops: Mapping[str, TileOp]) -> bool:
-    """Return whether a value depends on memory."""
-    match ops[name]:
-        case Load():
-            return True
-        case Literal():
-            return False
-        case Apply(arguments=arguments):
-            return any(_reads(a, ops) for a in arguments)
-        case Select(inside=inside, outside=outside):
-            return _reads(inside, ops) or _reads(outside, ops)
+def _readers(ops: Sequence[TileOp]) -> set[str]:
+    """Return the values that depend on memory."""
+    found: set[str] = set()
+    for op in ops:
+        if isinstance(op, Load) or not found.isdisjoint(arguments_of(op)):
+            found.add(op.name)
+    return found
 
 
 def _is_torn(part: Pass, name: str) -> bool:
@@ -122,7 +118,7 @@ def _decided(pass_: Pass, ranges: Ranges) -> Pass:
     for op in reversed(ops):
         if op.name in needed:
             kept.append(op)
-            needed.update(_arguments(op))
+            needed.update(arguments_of(op))
     return dataclasses.replace(pass_, ops=tuple(reversed(kept)), sinks=sinks)
 
 
@@ -132,12 +128,3 @@ def _open(guards: tuple[Inside, ...], ranges: Ranges) -> tuple[Inside, ...]:
 
 def _never(guards: tuple[Inside, ...], ranges: Ranges) -> bool:
     return any(holds(guard, ranges) is False for guard in guards)
-
-
-def _arguments(op: TileOp) -> tuple[str, ...]:
-    match op:
-        case Apply(arguments=arguments):
-            return arguments
-        case Select(inside=inside, outside=outside):
-            return inside, outside
-    return ()

@@ -138,6 +138,16 @@ TileOp = Load | Literal | Apply | Select
 Sink = Store | Accumulate
 
 
+def arguments_of(op: TileOp) -> tuple[str, ...]:
+    """Return the names of the values that an operation is computed from."""
+    match op:
+        case Apply(arguments=arguments):
+            return arguments
+        case Select(inside=inside, outside=outside):
+            return inside, outside
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Pass:
     """A loop nest: axes outermost first, kept axes before reduced ones.
