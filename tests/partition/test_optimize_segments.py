@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx.reference
+import pytest
 from benchmarks.models.mlp import build_mlp
 
 import korch
@@ -30,7 +31,7 @@ def test_layers_in_segments_compute_what_the_model_does(cache_folder: Path) -> N
     seconds = [entry["seconds"] for entry in rounds]
     assert seconds == sorted(seconds)
     last = rounds[-1]
-    assert last["bound_ns"] == report["lower_bound_ms"] * 1e6
-    assert last["incumbent_ns"] == report["predicted_ms"] * 1e6
+    assert last["bound_ns"] == pytest.approx(report["lower_bound_ms"] * 1e6)
+    assert last["incumbent_ns"] == pytest.approx(report["predicted_ms"] * 1e6)
     blocks = report["partition"]["blocks"]
     assert all(search["rounds"] for block in blocks for search in block["searches"])
