@@ -8,7 +8,8 @@
 // into the next, and what a tile computes between two rows is dropped.
 //
 // A strip is 32 channels of the result, as [KH][steps][KW] steps of columns. Either strips stay in the
-// cache as pieces while the rows go by, or rows stay, shared by all threads, while strips go by.
+// cache as pieces while the rows go by, or rows stay while strips go by. What several threads need each of
+// them splits: to fetch pieces from another core takes longer.
 //
 // A kernel is a struct K as in korch_conv.h, whose last layer is DENSE with NV * W == 32 and whose image is
 // no PLAIN one, and a struct S with
@@ -371,13 +372,14 @@ inline void pass_rows(const Task& t, long y, long last) {
 
 // Rows from `from` on of the result, whose pieces stay, while strips go by.
 template <class K, class S>
-inline void pass_strips(const Task& t, const uint16_t* rows, long from, long last) {
+inline void pass_strips(const Task& t, long from, long last) {
   typedef Split<K, S> P;
   constexpr bool KEEPS_SUMS = S::UNITS < P::UNITS;
-  uint16_t *columns = reinterpret_cast<uint16_t*>(t.work), *other = columns + S::UNITS * korch_amx::STEP;
+  uint16_t* const rows = reinterpret_cast<uint16_t*>(t.work);
+  uint16_t *columns = rows + S::IMAGE, *other = columns + S::UNITS * korch_amx::STEP;
   float* const kept = reinterpret_cast<float*>(other + S::UNITS * korch_amx::STEP);
   const long all = results<K, S>(last - from);
-  if (t.first == t.last) return;
+  Rows<K, S>(t.x, rows, from, last - from).make_all();
   alignas(64) float lone[2][PIXELS * CHANNELS];
   long turn = 0;
   LonePending<K, S> pending{};
@@ -424,21 +426,12 @@ inline int run_split(void* const* buffers, const float* x, float* workspace) {
                         A::OUT_H * (chunk + 1) / S::CHUNKS);
       }
     } else {
-      uint16_t* const rows = reinterpret_cast<uint16_t*>(workspace + K::THREADS * S::FLOATS);
-      for (long image = 0; image < K::IMAGES; ++image)
-        for (long from = 0; from < A::OUT_H; from += S::BLOCK) {
-          const long last = smaller(from + S::BLOCK, A::OUT_H);
-          const float* const own = task(image, 0).x;
 #pragma omp for schedule(static)
-          for (long i = 0; i < last - from + P::BEYOND; ++i) {
-            Rows<K, S> some(own, rows, from, last - from);
-            some.run = i * S::CLASSES * some.OUTER;
-            some.runs = some.run + S::CLASSES * some.OUTER;
-            some.make_all();
-          }
-#pragma omp for schedule(static)
-          for (long part = 0; part < S::PARTS; ++part) pass_strips<K, S>(task(image, part), rows, from, last);
-        }
+      for (long i = 0; i < K::IMAGES * S::PARTS; ++i) {
+        const Task own = task(i / S::PARTS, i % S::PARTS);
+        for (long from = 0; from < A::OUT_H; from += S::BLOCK)
+          pass_strips<K, S>(own, from, smaller(from + S::BLOCK, A::OUT_H));
+      }
     }
     korch_amx::end();
   }

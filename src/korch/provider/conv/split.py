@@ -1,7 +1,7 @@
 """A lone dense convolution and a target with matrix units -> the sizes of its kernel.
 
 The choice is between three ways: all strips of channels, or a thread's own, stay in the cache as
-pieces while the rows of the image go by; or rows stay, shared by the threads, while strips go by.
+pieces while the rows of the image go by; or rows stay while a thread's own strips go by.
 What is split while products are computed is taken to cost nothing, the rest counts.
 """
 
@@ -26,8 +26,8 @@ TAIL_COST = 0.6
 SPLIT_COST = 0.03
 """What it costs to split 32 numbers."""
 
-BLOCKS_COST = 1.25
-"""What it costs that threads which share rows wait for each other after every block of them."""
+BLOCKS_COST = 1.08
+"""What it costs to stop after each block of rows that stay, and to read the weights once more."""
 
 ROWS_SHARE, CHUNK_SHARE = 0.6, 0.1
 """The parts for rows that stay, and for each of two chunks of a strip that goes by."""
@@ -38,7 +38,7 @@ STAY_SHARE, BLOCK_SHARE = 0.5, 0.12
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Sizes in the terms of `native/korch_conv_amx.h`, but for `shared` and `cost`.
+    """Sizes in the terms of `native/korch_conv_amx.h`, but for `cost`.
 
     Attributes:
         skip: columns of the image for each that is kept, `width` in a row.
@@ -51,7 +51,6 @@ class Split:
         units: steps of a strip that are multiplied at a time.
         image: numbers of the pieces of what a block reads.
         floats: workspace of a thread.
-        shared: workspace of all threads, in floats.
         cost: an estimate of the time, in products of a step of 32 pixels and 32 channels.
     """
 
@@ -69,7 +68,6 @@ class Split:
     units: int
     image: int
     floats: int
-    shared: int
     cost: float
 
     @property
@@ -146,12 +144,12 @@ def _choices(sizes: _Sizes) -> Iterator[Split]:
 
 def _split(
     sizes: _Sizes, block: int, chunks: int, parts: int, group: int, units: int, floats: int,
-    shared: int, cost: float,
+    cost: float,
 ) -> Split:  # fmt: skip
     return Split(
         sizes.skip, sizes.width, sizes.stride, sizes.pitch, sizes.extra, sizes.classes,
         block + sizes.beyond, block, chunks, parts, group, units, sizes.image(block),
-        floats, shared, cost,
+        floats, cost,
     )  # fmt: skip
 
 
@@ -178,7 +176,7 @@ def _rows_pass(sizes: _Sizes, chunks: int, parts: int) -> Iterator[Split]:
         cost = max(cost, groups * rows * 2) + groups * sizes.split_rows(block)
         floats = (group * strip_bytes // 2 + 2 * image) // 2 + BLOCK
         floats = -(-floats // BLOCK) * BLOCK
-        yield _split(sizes, block, chunks, parts, group, sizes.units, floats, 0, rounds * cost)
+        yield _split(sizes, block, chunks, parts, group, sizes.units, floats, rounds * cost)
         if block == 1:
             return
 
@@ -198,11 +196,10 @@ def _strips_pass(sizes: _Sizes) -> Iterator[Split]:
     units = -(-sizes.units // pieces)
     pixels = -(-((block - 1) * (sizes.pitch // sizes.stride) + sizes.out[1]) // BLOCK) * BLOCK
     sums = pixels * BLOCK if units < sizes.units else 0
-    floats = 2 * units * STEP_BYTES // 4 + sums
+    floats = -(-image // 2 // BLOCK) * BLOCK + 2 * units * STEP_BYTES // 4 + sums
     products = sizes.products(block)
     strip = max(products * sizes.units, 2 * sizes.split_strip())
-    # A thread's pieces come to the others through the third cache, which takes as long again.
     cost = own * strip + sizes.split_rows(block) + sizes.split_strip() * units / sizes.units
     cost *= blocks * (BLOCKS_COST if blocks > 1 else 1)
-    shared = image // 2 + BLOCK
-    yield _split(sizes, block, 1, parts, 0, units, floats, shared, sizes.images * cost)
+    rounds = -(-sizes.images * parts // sizes.target.threads)
+    yield _split(sizes, block, 1, parts, 0, units, floats, rounds * cost)
