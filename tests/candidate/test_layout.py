@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
+from korch.candidate.layout import (
+    Layout,
+    channels_blocked,
+    channels_last,
+    layout_choices,
+    split_float32,
+)  # fmt: skip
 from korch.primitive.types import DType, ValueType
 
 
@@ -17,6 +23,12 @@ def layouts(draw):
     order = tuple(draw(st.permutations(range(rank))))
     blocks = st.tuples(st.integers(0, max(rank - 1, 0)), st.sampled_from((2, 3, 4, 8)))
     return Layout(order, tuple(draw(st.lists(blocks, max_size=3))) if rank else ())
+
+
+@st.composite
+def layouts_in_pieces(draw):
+    layout = draw(layouts())
+    return Layout(layout.order, layout.blocks, draw(st.booleans()))
 
 
 @st.composite
@@ -38,6 +50,33 @@ def test_unpacking_undoes_packing(pair):
     unpacked = layout.unpack(packed, shape)
     assert unpacked.dtype == array.dtype
     np.testing.assert_array_equal(unpacked, array)
+
+
+@settings(max_examples=100, deadline=None)
+@given(layouts_and_shapes())
+def test_pieces_add_up_to_the_numbers(pair):
+    whole, shape = pair
+    layout = Layout(whole.order, whole.blocks, in_pieces=True)
+    rng = np.random.default_rng(math.prod(shape))
+    array = (rng.standard_normal(shape) * 10.0 ** rng.integers(-20, 20)).astype(np.float32)
+    array = array.reshape(shape)
+    packed = layout.pack(array)
+    assert packed.dtype == DType.BF16.numpy
+    assert ValueType(packed.shape, DType.BF16) == layout.stored_type(ValueType(shape, DType.F32))
+    assert packed.nbytes == layout.size_bytes(ValueType(shape, DType.F32))
+    np.testing.assert_array_equal(layout.unpack(packed, shape), array)
+    first = np.moveaxis(packed.reshape(layout.physical_shape(shape)), len(whole.order), 0)[0]
+    near = whole.pack(array)
+    assert (np.abs(first.astype(np.float32) - near) <= np.abs(near) * 2.0**-8).all()
+
+
+def test_what_is_not_finite_is_a_piece():
+    most = np.finfo(np.float32).max
+    array = np.array([np.inf, -np.inf, np.nan, most, -most, 0.0, -0.0], np.float32)
+    first, second, third = (piece.astype(np.float32) for piece in split_float32(array))
+    np.testing.assert_array_equal(first + (second + third), array)
+    assert np.isfinite(first[3:]).all()
+    assert not second[:3].any()
 
 
 @settings(max_examples=200, deadline=None)
@@ -73,7 +112,7 @@ def test_pieces_lie_end_to_end_exactly_where_that_is_said(pair, data):
 
 
 @settings(max_examples=200, deadline=None)
-@given(layouts())
+@given(layouts_in_pieces())
 def test_the_text_form_comes_back(layout):
     assert Layout.parse(str(layout)) == layout
 
@@ -82,6 +121,7 @@ def test_the_text_form_comes_back(layout):
     (Layout.plain(4), "abcd"), (channels_last(4), "acdb"), (channels_last(5), "acdeb"),
     (channels_blocked(4, 16), "aBcd16b"), (Layout.plain(0), ""),
     (Layout((0, 1, 2, 3), ((1, 4), (0, 16), (1, 4))), "ABcd4b16a4b"),
+    (Layout((1, 0), ((1, 32), (0, 2)), in_pieces=True), "BA32b2a*3"),
 ])  # fmt: skip
 def test_known_texts(layout, text):
     assert str(layout) == text
@@ -89,7 +129,8 @@ def test_known_texts(layout, text):
 
 
 @pytest.mark.parametrize("text", ["acb d", "abd", "aab", "aBcd", "abcd16b", "ab4d", "aB0b",
-                                  "aB04b", "16b", "abcd16", "any", "a-b"])  # fmt: skip
+                                  "aB04b", "16b", "abcd16", "any", "a-b", "ab*2",
+                                  "ab*3*3"])  # fmt: skip
 def test_what_is_no_layout_is_refused(text):
     with pytest.raises(ValueError, match="is no layout; expected one like abcd or aBcd16b"):
         Layout.parse(text)

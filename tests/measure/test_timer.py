@@ -11,6 +11,7 @@ from korch.measure import session, timer, worker
 from korch.measure.compiler import NATIVE_FOLDER
 from korch.measure.record import Failed, Measured
 from korch.measure.timer import BufferSpec, Job, time_kernels
+from korch.primitive.types import DType
 
 HEAD = "".join(f"#include <{n}.h>\n" for n in ("signal", "stdlib", "stdint", "stdio", "unistd"))
 RUNS = {
@@ -143,3 +144,10 @@ def test_a_buffer_is_filled_with_numbers_around_one():
         assert numbers.max() <= 1
         assert size < 9 or len(np.unique(numbers)) > min(size, worker.PATTERN) // 2
         assert not memory[4 * size :].any()
+
+
+def test_pieces_are_filled_with_numbers_around_one():
+    memory = np.full(24, 255, np.uint8)
+    worker.fill(memory, {"bytes": 20, "dtype": "bf16"}, np.random.default_rng(0))
+    numbers = memory[:20].view(DType.BF16.numpy).astype(np.float32)
+    assert (numbers >= 0.5).all() and (numbers <= 1).all()

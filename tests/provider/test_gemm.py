@@ -273,8 +273,21 @@ def test_threads_share_the_larger_operand_out(m, n, parts):
     assert found.block == (m if parts == 2 else -(-m // 64) * 32)
 
 
-def test_matrix_units_multiply_all_shapes(target, builder, rng):
-    small = matrix_units(target)
+@pytest.fixture(params=[1.0, 0.0], ids=["kept as pieces", "split in each run"])
+def small(request, target, monkeypatch):
+    """A target with matrix units, with constant operands kept as pieces or not."""
+    monkeypatch.setattr("korch.provider.gemm.provider.KEPT_SHARE", request.param)
+    return matrix_units(target)
+
+
+def test_constant_pieces_are_kept_where_they_stay_in_the_cache(target):
+    units = matrix_units(target)
+    for n, constant, is_kept in ((300, True, True), (400, True, False), (300, False, False)):
+        (offer,) = split_offers(product((100, 140), (140, n), constant=constant), units)
+        assert offer.inputs[1].in_pieces == is_kept
+
+
+def test_matrix_units_multiply_all_shapes(small, builder, rng):
     groups = [
         *(product((m, 40), (40, 70)) for m in (17, 32, 33, 49, 64, 131)),
         *(product((60, terms), (terms, 64)) for terms in (16, 31, 32, 33, 65)),
@@ -293,8 +306,7 @@ def test_matrix_units_multiply_all_shapes(target, builder, rng):
 
 @pytest.mark.parametrize("m", [40, 500])
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 3.4e38])
-def test_what_has_no_pieces_is_computed_by_the_vector_units(target, builder, rng, m, bad):
-    small = matrix_units(target)
+def test_what_has_no_pieces_is_computed_by_the_vector_units(small, builder, rng, m, bad):
     group = product((m, 70), (70, 65))
     a, b = (rng.uniform(-0.4, 0.4, t.shape).astype(np.float32) for t in group.input_types)
     a[3, 5], a[m - 1, 69], b[60, 64] = bad, bad, bad
@@ -312,9 +324,8 @@ def test_what_has_no_pieces_is_computed_by_the_vector_units(target, builder, rng
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e15])
-def test_split_products_are_as_exact_as_float32(target, builder, rng, scale):
+def test_split_products_are_as_exact_as_float32(small, builder, rng, scale):
     """The error of matrix units is at most that of a chain of float32 multiply-adds."""
-    small = matrix_units(target)
     group = product((64, 700), (700, 64))
     a, b = (rng.standard_normal(t.shape, np.float32) for t in group.input_types)
     a *= np.float32(scale)

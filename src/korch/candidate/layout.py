@@ -2,7 +2,9 @@
 
 A layout is an order of the axes, outermost first, and inner blocks. It is written as oneDNN writes
 its format tags: axes are letters, a blocked axis is a capital, inner blocks follow with their size
-(`abcd` is plain, `acdb` channels-last, `aBcd16b` has blocks of 16 channels).
+(`abcd` is plain, `acdb` channels-last, `aBcd16b` has blocks of 16 channels). A layout of float32
+constants may hold them as the three bfloat16 that each is the sum of (`BA2b16a16b2a*3`): what
+matrix units multiply.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ from functools import cache, lru_cache
 import numpy as np
 
 from korch.primitive.op import Array
-from korch.primitive.types import ValueType
+from korch.primitive.types import DType, ValueType
+
+PIECES = 3
+"""bfloat16 numbers, of 8 significant bits each, whose sum is a float32 of 24."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +32,13 @@ class Layout:
         order: the axes, outermost first.
         blocks: inner blocks as (axis, size), outermost first, after all of `order`. An axis that
             is no multiple of its blocks is padded with zeros.
+        in_pieces: whether a float32 is stored as three bfloat16, all first ones of an inner block
+            before all second ones.
     """
 
     order: tuple[int, ...]
     blocks: tuple[tuple[int, int], ...] = ()
+    in_pieces: bool = False
 
     @staticmethod
     def plain(rank: int) -> Layout:
@@ -40,7 +48,7 @@ class Layout:
     @property
     def is_plain(self) -> bool:
         """Whether it is row-major."""
-        return not self.blocks and self.order == tuple(range(len(self.order)))
+        return self == _plain(len(self.order))
 
     def block(self, axis: int) -> int:
         """Return the product of an axis' block sizes."""
@@ -49,7 +57,12 @@ class Layout:
     def physical_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the sizes of the array in memory, outermost first, pads included."""
         outer = tuple(-(-shape[axis] // self.block(axis)) for axis in self.order)
-        return outer + tuple(size for _, size in self.blocks)
+        return outer + (PIECES,) * self.in_pieces + tuple(size for _, size in self.blocks)
+
+    def stored_type(self, type_: ValueType) -> ValueType:
+        """Return the type of the array in memory that holds a value."""
+        dtype = DType.BF16 if self.in_pieces else type_.dtype
+        return ValueType(self.physical_shape(type_.shape), dtype)
 
     def size_bytes(self, type_: ValueType) -> int:
         """Return the bytes of a value in memory, pads included."""
@@ -57,7 +70,7 @@ class Layout:
 
     def normalized(self, shape: tuple[int, ...]) -> Layout:
         """Return the plain layout if a value of this shape has the same bytes in both."""
-        if self.is_plain:
+        if self.is_plain or self.in_pieces:
             return self
         if any(shape[axis] % self.block(axis) for axis, _ in self.blocks):
             return self
@@ -82,6 +95,9 @@ class Layout:
 
     def pack(self, array: Array) -> Array:
         """Return the elements of `array` in this order, as an array of the physical shape."""
+        if self.in_pieces:
+            whole = Layout(self.order, self.blocks).pack(array)
+            return np.stack(split_float32(whole), axis=len(self.order))
         shape = array.shape
         pads = [(0, -n % self.block(axis)) for axis, n in enumerate(shape)]
         padded = np.pad(array, pads) if any(after for _, after in pads) else array
@@ -104,6 +120,10 @@ class Layout:
 
     def unpack(self, packed: Array, shape: tuple[int, ...]) -> Array:
         """Return the array of `shape` whose elements lie in `packed` in this order."""
+        if self.in_pieces:
+            pieces = packed.reshape(self.physical_shape(shape)).astype(np.float32)
+            first, second, third = np.moveaxis(pieces, len(self.order), 0)
+            return Layout(self.order, self.blocks).unpack(first + (second + third), shape)
         numbers = self.pack(np.arange(1, math.prod(shape) + 1, dtype=np.int64).reshape(shape))
         flat = np.empty(math.prod(shape), packed.dtype)
         inside = numbers.reshape(-1) > 0
@@ -120,19 +140,39 @@ class Layout:
         Raises:
             ValueError: `text` is no layout.
         """
-        match = re.fullmatch(r"([a-zA-Z]*?)((?:[1-9]\d*[a-z])*)", text)
+        match = re.fullmatch(r"([a-zA-Z]*?)((?:[1-9]\d*[a-z])*)(\*3)?", text)
         order = [ord(letter.lower()) - 97 for letter in match[1]] if match else []
         pairs = re.findall(r"(\d+)([a-z])", match[2]) if match else []
-        found = Layout(tuple(order), tuple((ord(axis) - 97, int(size)) for size, axis in pairs))
+        blocks = tuple((ord(axis) - 97, int(size)) for size, axis in pairs)
+        found = Layout(tuple(order), blocks, bool(match and match[3]))
         is_inside = all(axis < len(order) for axis, _ in found.blocks)
         if sorted(order) != list(range(len(order))) or not is_inside or str(found) != text:
             raise ValueError(f"{text!r} is no layout; expected one like abcd or aBcd16b")
         return found
 
 
+def split_float32(array: Array) -> list[Array]:
+    """Return the three bfloat16 whose sum each element is, but for what lies below 2^-133.
+
+    Each is the nearest to what the ones before leave, or the next nearer to zero where that would
+    be infinite. What is not finite is the first, and the others are zero.
+    """
+    rest = np.array(array, np.float32)
+    found = []
+    for _ in range(PIECES):
+        with np.errstate(all="ignore"):
+            piece = rest.astype(DType.BF16.numpy)
+        towards_zero = (rest.view(np.uint32) & 0xFFFF0000).view(np.float32)
+        piece = np.where(np.isinf(piece), towards_zero.astype(piece.dtype), piece)
+        found.append(piece)
+        is_number = np.isfinite(rest)
+        rest = np.where(is_number, rest, 0.0) - np.where(is_number, piece.astype(np.float32), 0.0)
+    return found
+
+
 @lru_cache(1 << 14)
 def _size_bytes(layout: Layout, type_: ValueType) -> int:
-    return math.prod(layout.physical_shape(type_.shape)) * type_.dtype.size_bytes
+    return layout.stored_type(type_).size_bytes
 
 
 @cache
@@ -144,7 +184,8 @@ def _plain(rank: int) -> Layout:
 def _text(layout: Layout) -> str:
     blocked = {axis for axis, _ in layout.blocks}
     letters = (chr(ord("A" if axis in blocked else "a") + axis) for axis in layout.order)
-    return "".join(letters) + "".join(f"{size}{chr(97 + axis)}" for axis, size in layout.blocks)
+    blocks = "".join(f"{size}{chr(97 + axis)}" for axis, size in layout.blocks)
+    return "".join(letters) + blocks + "*3" * layout.in_pieces
 
 
 @cache

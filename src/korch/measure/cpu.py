@@ -203,7 +203,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
     def _job(self, candidate: Candidate, kernel: Kernel) -> Job:
         group, offer = candidate.group, candidate.offer
         buffers = [
-            BufferSpec(layout.size_bytes(type_), type_.dtype.value)
+            BufferSpec(layout.size_bytes(type_), layout.stored_type(type_).dtype.value)
             for layout, type_ in zip(
                 (*offer.inputs, *offer.outputs), (*group.input_types, *group.output_types),
                 strict=True,

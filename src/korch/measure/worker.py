@@ -33,6 +33,9 @@ OTHER_BYTES = 128 << 20
 need not exceed the cache that the cores share, which may be of hundreds of megabytes on a server:
 for each process a system takes a second to hand out so much."""
 
+KINDS = {"f32": np.float32, "f64": np.float64, "bf16": np.uint16}
+"""How the elements of a buffer are written, by the names of their types."""
+
 PATTERN = 1 << 16
 """Random numbers that a buffer is filled with, again and again."""
 
@@ -46,10 +49,12 @@ def fill(memory: Bytes, buffer: dict[str, Any], rng: np.random.Generator) -> Non
     if "data" in buffer:
         data = np.frombuffer(base64.b64decode(buffer["data"]), np.uint8)
         memory[: data.size] = data
-    elif buffer.get("dtype") in ("f32", "f64"):
-        kind = np.float32 if buffer["dtype"] == "f32" else np.float64
-        view = memory[: buffer["bytes"]].view(kind)
-        some = rng.random(min(view.size, PATTERN), np.float32) * np.float32(0.5) + np.float32(0.5)
+    elif buffer.get("dtype") in KINDS:
+        view = memory[: buffer["bytes"]].view(KINDS[buffer["dtype"]])
+        some: np.ndarray = rng.random(min(view.size, PATTERN), np.float32)
+        some = some * np.float32(0.5) + np.float32(0.5)
+        if buffer["dtype"] == "bf16":
+            some = some.view(np.uint32) >> 16  # a bfloat16 is the upper half of a float32
         for start in range(0, view.size, PATTERN):
             view[start : start + PATTERN] = some[: view.size - start]
 

@@ -147,6 +147,7 @@ KORCH_INLINE void split_line(const float* from, uint16_t* to, long tile, korch::
 // The pieces of a block of 32 rows whose terms are neighbours, or of a strip of 32 columns, as
 // [steps][3 pieces][2 tiles][TILE]. They are made some at a time while products are computed, for the
 // vector units have little to do then: a step has 16 parts: two rows, or a pair of rows of terms.
+template <bool IS_ROWS>
 struct Splitter {
   const float* from;
   long stride;  // elements between rows, or between terms
@@ -158,7 +159,7 @@ struct Splitter {
 inline constexpr unsigned long PARTS = 16;
 
 template <bool IS_ROWS>
-KORCH_INLINE void split_part(const Splitter& s, unsigned long part) {
+KORCH_INLINE void split_part(const Splitter<IS_ROWS>& s, unsigned long part) {
   const long k = part / PARTS * TERMS, i = part % PARTS;
   uint16_t* const to = s.to + part / PARTS * STEP;
   if constexpr (IS_ROWS) {
@@ -193,14 +194,15 @@ KORCH_INLINE void split_part(const Splitter& s, unsigned long part) {
 
 // Make the next `count` parts.
 template <bool IS_ROWS>
-KORCH_INLINE void split_some(Splitter& s, long count) {
-  const Splitter own = s;  // what is stored can't change it
+KORCH_INLINE void split_some(Splitter<IS_ROWS>& s, long count) {
+  const Splitter<IS_ROWS> own = s;  // what is stored can't change it
   const long end = korch::smaller(own.part + count, own.last);
-  for (long part = own.part; part < end; ++part) split_part<IS_ROWS>(own, part);
+  for (long part = own.part; part < end; ++part) split_part(own, part);
   s.part = end;
 }
 
-KORCH_INLINE Splitter splitter(const float* from, long stride, long rows, long terms, uint16_t* to) {
+template <bool IS_ROWS>
+KORCH_INLINE Splitter<IS_ROWS> splitter(const float* from, long stride, long rows, long terms, uint16_t* to) {
   return {from, stride, rows, terms, to, 0, korch::blocks(terms, TERMS) * static_cast<long>(PARTS), 0};
 }
 
@@ -213,10 +215,28 @@ KORCH_INLINE long parts_beside(long count) { return korch::blocks(PARTS, TURNS *
 // Make all of them: of rows, what is beside each other first, as rows a multiple of a page apart drive each
 // other's lines out of the cache.
 template <bool IS_ROWS>
-inline void split_all(Splitter s) {
+inline void split_all(Splitter<IS_ROWS> s) {
   const long apart = IS_ROWS ? PARTS : 1;
   for (long first = 0; first < apart; ++first)
-    for (long part = first; part < s.last; part += apart) split_part<IS_ROWS>(s, part);
+    for (long part = first; part < s.last; part += apart) split_part(s, part);
+}
+
+// Add up the pieces of a strip of 32 columns, as [terms][32]: the last first, as the first two of a number
+// near the largest may have an infinite sum.
+inline void add_up(const uint16_t* from, long terms, float* strip) {
+  for (long k = 0; k < terms; k += 2)
+    for (long t = 0; t < 2; ++t) {
+      const uint16_t* const pair = from + k / TERMS * STEP + t * TILE + k % TERMS / 2 * TERMS;
+      Floats low = {}, high = {};
+      for (long i = 2; i >= 0; --i) {
+        Bits both;
+        memcpy(&both, pair + i * 2 * TILE, sizeof(both));
+        low += (Floats)(both << 16);
+        high += (Floats)(both & 0xFFFF0000);
+      }
+      korch::store<float, 16>(strip + k * TERMS + t * EDGE, low);
+      if (k + 1 < terms) korch::store<float, 16>(strip + (k + 1) * TERMS + t * EDGE, high);
+    }
 }
 
 // Where the pieces of 16 R rows of a product lie: those of a block, as a Splitter makes them.

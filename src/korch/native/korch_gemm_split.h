@@ -4,7 +4,8 @@
 // multiplied by all of them; or a group of strips stays, and the rows go by. A thread's workspace has
 // three strips packed (one to compute something once more, two that are split), the pieces of rows and of
 // columns, and the sums of a task if its terms are multiplied in chunks. Where several parts have the same
-// rows or columns, each splits them: to fetch pieces from another core takes longer.
+// rows or columns, each splits them: to fetch pieces from another core takes longer. Columns that are constant
+// may come as pieces; then the next strip's are only fetched.
 #pragma once
 
 #include "korch_amx.h"
@@ -23,9 +24,9 @@ struct Room {
   static constexpr long PIECES = STEPS * korch_amx::STEP;
   static constexpr bool KEEPS_SUMS = K::CHUNK < K::DEPTH;
   // In floats, each of which has room for two numbers of a piece.
-  static constexpr long PACKED = K::B_COLUMN != 0 ? 3 * K::DEPTH * COLUMNS<K> : 0;
+  static constexpr long PACKED = (K::IN_PIECES ? 1 : K::B_COLUMN != 0 ? 3 : 0) * K::DEPTH * COLUMNS<K>;
   static constexpr long LEFT = (K::GROUP ? 2 : BLOCKS) * PIECES / 2;
-  static constexpr long RIGHT = (K::GROUP ? K::GROUP : 2) * PIECES / 2;
+  static constexpr long RIGHT = K::IN_PIECES ? 0 : (K::GROUP ? K::GROUP : 2) * PIECES / 2;
   static constexpr long OWN = PACKED + LEFT + RIGHT + (KEEPS_SUMS ? BLOCKS * STRIPS * SUMS : 0);
 };
 
@@ -41,8 +42,24 @@ struct Own {
 };
 
 template <class K>
-KORCH_INLINE korch_amx::Splitter rows_to_split(const float* a, long m, long k, long terms, uint16_t* to) {
-  return korch_amx::splitter(a + m * K::A_STEP + k, K::A_STEP, korch::smaller(TOGETHER, K::M - m), terms, to);
+KORCH_INLINE korch_amx::Splitter<true> rows_to_split(const float* a, long m, long k, long terms, uint16_t* to) {
+  return korch_amx::splitter<true>(a + m * K::A_STEP + k, K::A_STEP, korch::smaller(TOGETHER, K::M - m), terms, to);
+}
+
+// Pieces that are fetched while products are computed.
+struct Fetcher {
+  const uint16_t* from;
+  long left, each;  // lines
+};
+
+// What is done beside four products of tiles for those that come next.
+template <bool IS_ROWS>
+KORCH_INLINE void prepare(korch_amx::Splitter<IS_ROWS>& next) {
+  korch_amx::split_some(next, next.each);
+}
+KORCH_INLINE void prepare(Fetcher& next) {
+  for (long i = korch::smaller(next.each, next.left); i > 0; --i, --next.left, next.from += korch_amx::TERMS)
+    __builtin_prefetch(next.from, 0, 2);
 }
 
 // Sums whose rows are to be finished, while those that come next are computed.
@@ -69,24 +86,24 @@ __attribute__((noinline)) void finish_rows(void* const* buffers, const Task& t, 
   }
 }
 
-// Multiply 16 R rows by 32 columns. Meanwhile pieces of what comes next are made, of rows or columns, and
-// what was multiplied before is finished.
-template <class K, int R, bool IS_ROWS>
+// Multiply 16 R rows by 32 columns. Meanwhile pieces of what comes next are made, of rows or columns, or
+// fetched, and what was multiplied before is finished.
+template <class K, int R, class Next>
 __attribute__((noinline)) void multiply(void* const* buffers, const Task& t, float* packed, const uint16_t* a,
-                                        const uint16_t* b, long steps, float* to, bool adds, korch_amx::Splitter& next,
+                                        const uint16_t* b, long steps, float* to, bool adds, Next& next,
                                         Sums& before) {
   const long each = blocks(TOGETHER, korch_amx::TURNS * steps);
   korch_amx::multiply_tiles<R>(korch_amx::Block{a}, b, steps, to, adds, [&]() __attribute__((always_inline)) {
-    korch_amx::split_some<IS_ROWS>(next, next.each);
+    prepare(next);
     if (before.m < before.end) finish_rows<K>(buffers, t, packed, before, each);
   });
 }
 
-template <class K, bool IS_ROWS>
+template <class K, class Next>
 KORCH_INLINE void multiply(void* const* buffers, const Task& t, float* packed, long rows, const uint16_t* a,
-                           const uint16_t* b, long steps, float* to, bool adds, korch_amx::Splitter& next, Sums& before) {
-  if (rows > korch_amx::EDGE) multiply<K, 2, IS_ROWS>(buffers, t, packed, a, b, steps, to, adds, next, before);
-  else multiply<K, 1, IS_ROWS>(buffers, t, packed, a, b, steps, to, adds, next, before);
+                           const uint16_t* b, long steps, float* to, bool adds, Next& next, Sums& before) {
+  if (rows > korch_amx::EDGE) multiply<K, 2>(buffers, t, packed, a, b, steps, to, adds, next, before);
+  else multiply<K, 1>(buffers, t, packed, a, b, steps, to, adds, next, before);
 }
 
 // A task whose rows stay.
@@ -99,23 +116,33 @@ inline void pass_columns(void* const* buffers, const Task& t, const Own<K>& own)
   for (long k = 0; k < K::DEPTH; k += K::CHUNK) {
     const long terms = korch::smaller(K::CHUNK, K::DEPTH - k), steps = blocks(terms, korch_amx::TERMS);
     for (long r = 0; r < count; ++r)
-      korch_amx::split_all<true>(rows_to_split<K>(t.a, t.begin + r * TOGETHER, k, terms, own.left + r * R::PIECES));
-    const auto columns = [&](long s) {
-      const Strip strip = find_strip<K>(t.b, s * COLUMNS<K>, own.packed + (1 + s % 2) * (R::PACKED / 3));
-      return korch_amx::splitter(strip.from + k * strip.step, strip.step, TOGETHER, terms, own.right + s % 2 * R::PIECES);
-    };
-    korch_amx::split_all<false>(columns(t.first));
-    for (long s = t.first; s < t.last; ++s) {
-      korch_amx::Splitter next{};
-      if (s + 1 < t.last) {
-        next = columns(s + 1);
-        next.each = korch_amx::parts_beside(count);
-      }
+      korch_amx::split_all(rows_to_split<K>(t.a, t.begin + r * TOGETHER, k, terms, own.left + r * R::PIECES));
+    const auto pass = [&](long s, const uint16_t* right, auto next) __attribute__((always_inline)) {
       for (long r = 0; r < count; ++r) {
         const long m = t.begin + r * TOGETHER, end = korch::smaller(m + TOGETHER, t.end);
         float* const sums = R::KEEPS_SUMS ? own.sums + ((s - t.first) * R::BLOCKS + r) * SUMS : lone[(s * count + r) % 2];
-        multiply<K, false>(buffers, t, own.packed, end - m, own.left + r * R::PIECES, own.right + s % 2 * R::PIECES, steps, sums, k > 0, next, before);
+        multiply<K>(buffers, t, own.packed, end - m, own.left + r * R::PIECES, right, steps, sums, k > 0, next, before);
         if (k + K::CHUNK >= K::DEPTH) before = {sums, m, end, s * COLUMNS<K>};
+      }
+    };
+    if constexpr (K::IN_PIECES) {
+      const auto pieces = [&](long s) { return find_pieces<K>(t.b, s * COLUMNS<K>) + k / korch_amx::TERMS * korch_amx::STEP; };
+      constexpr long LINES = korch_amx::STEP / korch_amx::TERMS;  // of a step
+      for (long s = t.first; s < t.last; ++s)
+        pass(s, pieces(s), Fetcher{pieces(s + 1), s + 1 < t.last ? steps * LINES : 0, blocks(LINES, korch_amx::TURNS * count)});
+    } else {
+      const auto columns = [&](long s) {
+        const Strip strip = find_strip<K>(t.b, s * COLUMNS<K>, own.packed + (1 + s % 2) * (R::PACKED / 3));
+        return korch_amx::splitter<false>(strip.from + k * strip.step, strip.step, TOGETHER, terms, own.right + s % 2 * R::PIECES);
+      };
+      korch_amx::split_all(columns(t.first));
+      for (long s = t.first; s < t.last; ++s) {
+        korch_amx::Splitter<false> next{};
+        if (s + 1 < t.last) {
+          next = columns(s + 1);
+          next.each = korch_amx::parts_beside(count);
+        }
+        pass(s, own.right + s % 2 * R::PIECES, next);
       }
     }
   }
@@ -128,25 +155,26 @@ inline void pass_rows(void* const* buffers, const Task& t, const Own<K>& own) {
   typedef Room<K> R;
   for (long first = t.first; first < t.last; first += K::GROUP) {
     const long strips = korch::smaller(K::GROUP, t.last - first);
-    for (long s = 0; s < strips; ++s) {
+    const uint16_t* right = K::IN_PIECES ? find_pieces<K>(t.b, first * COLUMNS<K>) : own.right;
+    for (long s = 0; s < strips && !K::IN_PIECES; ++s) {
       const Strip strip = find_strip<K>(t.b, (first + s) * COLUMNS<K>, own.packed);
-      korch_amx::split_all<false>(korch_amx::splitter(strip.from, strip.step, TOGETHER, K::DEPTH, own.right + s * R::PIECES));
+      korch_amx::split_all(korch_amx::splitter<false>(strip.from, strip.step, TOGETHER, K::DEPTH, own.right + s * R::PIECES));
     }
-    korch_amx::split_all<true>(rows_to_split<K>(t.a, t.begin, 0, K::DEPTH, own.left));
+    korch_amx::split_all(rows_to_split<K>(t.a, t.begin, 0, K::DEPTH, own.left));
     uint16_t *left = own.left, *other = own.left + R::PIECES;
     alignas(64) float sums[2][SUMS];
     Sums before;
     long turn = 0;
     for (long m = t.begin; m < t.end; m += TOGETHER) {
       const long end = korch::smaller(m + TOGETHER, t.end);
-      korch_amx::Splitter next{};
+      korch_amx::Splitter<true> next{};
       if (end < t.end) {
         next = rows_to_split<K>(t.a, end, 0, K::DEPTH, other);
         next.each = korch_amx::parts_beside(strips);
       }
       for (long s = 0; s < strips; ++s) {
         float* const to = sums[turn++ % 2];
-        multiply<K, true>(buffers, t, own.packed, end - m, left, own.right + s * R::PIECES, R::STEPS, to, false, next, before);
+        multiply<K>(buffers, t, own.packed, end - m, left, right + s * R::PIECES, R::STEPS, to, false, next, before);
         before = {to, m, end, (first + s) * COLUMNS<K>};
       }
       uint16_t* const done = left;

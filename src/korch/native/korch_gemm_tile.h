@@ -2,7 +2,7 @@
 // kernel K are told in korch_gemm.h.
 #pragma once
 
-#include "korch_tile.h"
+#include "korch_amx.h"
 
 extern "C" int omp_get_thread_num(void);
 
@@ -138,13 +138,23 @@ KORCH_INLINE void rows(void* const* buffers, const float* a, Strip strip, Strip 
 template <class K>
 inline constexpr bool IS_PACKED = K::B_STEP == 0 && K::B_COLUMN == 0;
 template <class K>
-inline constexpr long STRIP_STEP = IS_PACKED<K> ? COLUMNS<K> : K::B_STEP ? K::B_STEP : K::B_COLUMN == 1 ? K::B_ROW : 0;
+inline constexpr long STRIP_STEP = K::IN_PIECES ? 0 : IS_PACKED<K> ? COLUMNS<K> : K::B_STEP ? K::B_STEP : K::B_COLUMN == 1 ? K::B_ROW : 0;
 template <class K>
 inline constexpr long NEXT_STRIP = IS_PACKED<K> ? K::DEPTH * COLUMNS<K> : COLUMNS<K>;
+
+// Where the pieces of the strip of columns n begin.
+template <class K>
+KORCH_INLINE const uint16_t* find_pieces(const float* b, long n) {
+  return reinterpret_cast<const uint16_t*>(b) + n / COLUMNS<K> * (korch::blocks(K::DEPTH, korch_amx::TERMS) * korch_amx::STEP);
+}
 
 // The strip of columns n, packed first if it does not lie as one.
 template <class K>
 KORCH_INLINE Strip find_strip(const float* b, long n, float* packed) {
+  if constexpr (K::IN_PIECES) {
+    korch_amx::add_up(find_pieces<K>(b, n), K::DEPTH, packed);
+    return {packed, COLUMNS<K>};
+  }
   if constexpr (K::B_COLUMN != 0)
     if (K::B_STEP == 0 || n + COLUMNS<K> > K::N) {
       pack<K>(b, n, packed);

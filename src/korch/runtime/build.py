@@ -15,7 +15,6 @@ from korch.errors import InvalidGraphError, ModelError
 from korch.measure.compiler import Builder
 from korch.partition.spill import forget
 from korch.primitive.graph import PrimitiveGraph
-from korch.primitive.types import ValueType
 from korch.provider.provider import Kernel
 from korch.runtime.artifact import Artifact
 from korch.runtime.machine import REQUIRED_FLAGS, Requirements
@@ -119,7 +118,7 @@ def pack_constants(graph: PrimitiveGraph, program: Program[Any]) -> Weights:
     types = []
     for value, layout in program.constants:
         type_ = graph.types[value]
-        types.append(ValueType(layout.physical_shape(type_.shape), type_.dtype))
+        types.append(layout.stored_type(type_))
     weights = Weights.allocate(types)
     for i, (value, layout) in enumerate(program.constants):
         np.copyto(weights.array(i), layout.pack(graph.constants[value].array))

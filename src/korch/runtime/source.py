@@ -33,9 +33,8 @@ def print_main(graph: PrimitiveGraph, program: Program[Any]) -> str:
         program: the bound kernels.
     """
     constants = [
-        (f"c{i}", ValueType(layout.physical_shape(type_.shape), type_.dtype))
+        (f"c{i}", layout.stored_type(graph.types[value]))
         for i, (value, layout) in enumerate(program.constants)
-        for type_ in [graph.types[value]]
     ]
     running = (slots for kernel, slots in _pairs(program) if kernel.symbol)
     flat = [slot for slots in running for slot in slots]

@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_last, layout_choices
@@ -25,7 +26,7 @@ from korch.provider.gemm.place import Place
 from korch.provider.provider import SPLIT, Kernel, named_kernel
 from korch.target import Target
 
-SCHEMA = 13
+SCHEMA = 14
 """Raise it whenever the kernels change in speed or meaning."""
 
 MOST_ELEMENTS = 1 << 23
@@ -58,6 +59,9 @@ TOGETHER = 32
 SPLIT_CACHE_SHARE = 0.5
 """The part of the level-2 cache that the pieces of what stays there may fill."""
 
+KEPT_SHARE = 1.0
+"""The part of the level-2 cache up to which a constant right operand is kept as pieces."""
+
 SPLIT_ROWS = 384
 """Rows of a block that stay: with so many, splitting columns is little beside the products."""
 
@@ -66,6 +70,14 @@ LEAST_GROUP = 4
 
 PIECES_BYTES = 6
 """Of a float32 that is split."""
+
+
+class Way(Enum):
+    """What multiplies: vector units, or matrix units, whose right operand may come as pieces."""
+
+    VECTORS = ""
+    SPLIT = SPLIT
+    IN_PIECES = "in pieces"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +182,7 @@ class GemmProvider:
     version = str(SCHEMA)
 
     def __init__(self) -> None:
-        self._plans: dict[tuple[str, Target, Layouts, str], _Plan | Refusal] = {}
+        self._plans: dict[tuple[str, Target, Layouts, Way], _Plan | Refusal] = {}
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
         """Offer the product in plain and channels-last layouts, a constant right operand packed."""
@@ -179,9 +191,11 @@ class GemmProvider:
             return found
         offers = []
         refusal = Refusal("no layout suits both sides")
-        variants = ("", SPLIT) if _can_split(group, found, target) else ("",)
-        for layouts, variant in itertools.product(_layouts(group, found, target), variants):
-            plan = self._plan(group, found, target, layouts, variant)
+        ways = [Way.VECTORS]
+        if _can_split(group, found, target):
+            ways.append(Way.IN_PIECES if _keeps_pieces(group, found, target) else Way.SPLIT)
+        for layouts, way in itertools.product(_layouts(group, found, target), ways):
+            plan = self._plan(group, found, target, layouts, way)
             if isinstance(plan, Refusal):
                 refusal = plan
                 continue
@@ -190,9 +204,9 @@ class GemmProvider:
                 position = plan.found.b.position
                 rank = group.input_types[position].rank
                 columns = plan.numbers["NV"] * plan.numbers["W"]
-                order = (*range(rank - 2), rank - 1, rank - 2)
-                inputs[position] = Layout(order, ((rank - 1, columns),))
-            is_split = variant == SPLIT
+                inputs[position] = _strips(rank, columns, way == Way.IN_PIECES)
+            is_split = way != Way.VECTORS
+            variant = SPLIT if is_split else ""
             offers.append(Offer(tuple(inputs), layouts[1], variant, is_split=is_split))
         return tuple(offers) or refusal
 
@@ -205,7 +219,9 @@ class GemmProvider:
             Layout.plain(type_.rank) if layout.blocks else layout
             for layout, type_ in zip(offer.inputs, group.input_types, strict=True)
         )
-        plan = self._plan(group, found, target, (inputs, offer.outputs), offer.variant)
+        is_in_pieces = any(layout.in_pieces for layout in offer.inputs)
+        way = Way.IN_PIECES if is_in_pieces else Way(offer.variant)
+        plan = self._plan(group, found, target, (inputs, offer.outputs), way)
         if isinstance(plan, Refusal):
             return plan
         layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
@@ -213,18 +229,37 @@ class GemmProvider:
         text = _print(plan, f"{group.text}layouts {layouts}", workspace)
         return named_kernel(text, workspace_bytes=plan.workspace_bytes)
 
-    def _plan(self, group: Group, found: Match, target: Target, layouts: Layouts, variant: str
+    def _plan(self, group: Group, found: Match, target: Target, layouts: Layouts, way: Way
               ) -> _Plan | Refusal:  # fmt: skip
-        key = (group.key, target, layouts, variant)
+        key = (group.key, target, layouts, way)
         if key not in self._plans:
-            self._plans[key] = _make_plan(group, found, target, layouts, variant == SPLIT)
+            self._plans[key] = _make_plan(group, found, target, layouts, way)
         return self._plans[key]
+
+
+def _strips(rank: int, columns: int, is_in_pieces: bool) -> Layout:
+    """Return the layout of a right operand in strips of columns."""
+    order = (*range(rank - 2), rank - 1, rank - 2)
+    if not is_in_pieces:
+        return Layout(order, ((rank - 1, columns),))
+    half = columns // 2
+    return Layout(order, ((rank - 1, 2), (rank - 2, half), (rank - 1, half), (rank - 2, 2)), True)
 
 
 def _can_split(group: Group, found: Match, target: Target) -> bool:
     """Return whether matrix units may pay: where tiles of results are mostly full."""
     _, m, n, terms = _sizes(group, found)
     return target.isa == "amx" and min(m - 1, n - 1, terms) >= TOGETHER // 2
+
+
+def _keeps_pieces(group: Group, found: Match, target: Target) -> bool:
+    """Return whether a constant right operand is split at build time.
+
+    That pays where its pieces stay in the caches. From farther away they take half as long again as
+    the numbers, for which a product waits (measured: 128 x 768 x 3072 is as fast either way).
+    """
+    weights = group.input_types[found.b.position]
+    return _is_packed(group, found) and PIECES_BYTES * weights.size <= KEPT_SHARE * target.l2_bytes
 
 
 def _layouts(group: Group, found: Match, target: Target) -> Iterator[Layouts]:
@@ -248,8 +283,9 @@ def _layouts(group: Group, found: Match, target: Target) -> Iterator[Layouts]:
 
 
 def _make_plan(
-    group: Group, found: Match, target: Target, layouts: Layouts, is_split: bool
+    group: Group, found: Match, target: Target, layouts: Layouts, way: Way
 ) -> _Plan | Refusal:
+    is_split, is_in_pieces = way != Way.VECTORS, way == Way.IN_PIECES
     if target.lanes < 4:
         return Refusal("the target has no vectors")
     batch, m, n, terms = _sizes(group, found)
@@ -284,25 +320,32 @@ def _make_plan(
         "NV": blocking.vectors, "ROWS": blocking.rows, "BLOCK": blocking.block,
         "PARTS": blocking.parts, "THREADS": target.threads, "A_STEP": a.row_step,
         "PACKS_A": int(packs_a), "B_STEP": b.row_step or 0 if is_direct else 0,
-        "SPLITS": int(is_split), "CHUNK": blocking.chunk, "GROUP": blocking.group,
+        "SPLITS": int(is_split), "IN_PIECES": int(is_in_pieces),
+        "CHUNK": blocking.chunk, "GROUP": blocking.group,
         "B_ROW": b.row_step or 0 if must_pack else 0, "B_COLUMN": b.step or 0 if must_pack else 0,
     }  # fmt: skip
     floats = target.threads * terms * columns if must_pack else 0
     floats += -(-m // blocking.rows) * blocking.rows * terms if packs_a else 0
     if is_split:
-        floats = _split_floats(numbers, must_pack)
+        floats = _split_floats(numbers, 3 if must_pack else int(is_in_pieces))
     return _Plan(found, a, None if is_packed else b, finish, numbers, 4 * floats)
 
 
-def _split_floats(numbers: dict[str, int], must_pack: bool) -> int:
-    """Return the workspace of matrix units, as `Room` of `korch_gemm_split.h` has it."""
+def _split_floats(numbers: dict[str, int], packed: int) -> int:
+    """Return the workspace of matrix units, as `Room` of `korch_gemm_split.h` has it.
+
+    Args:
+        numbers: the kernel's constants.
+        packed: strips of float32 for which a thread has room.
+    """
     n, depth, block, chunk, parts, group = (
         numbers[name] for name in ("N", "DEPTH", "BLOCK", "CHUNK", "PARTS", "GROUP")
     )
     step = PIECES_BYTES * TOGETHER * TOGETHER // 4  # of 32 terms of 32 rows or columns
     pieces, blocks = -(-chunk // TOGETHER) * step, -(-block // TOGETHER)
-    own = 3 * depth * TOGETHER if must_pack else 0
-    own += (group or 2) * pieces + (2 if group else blocks) * pieces
+    own = packed * depth * TOGETHER
+    own += (0 if numbers["IN_PIECES"] else group or 2) * pieces
+    own += (2 if group else blocks) * pieces
     own += blocks * (-(-n // (TOGETHER * parts)) + 1) * TOGETHER * TOGETHER if chunk < depth else 0
     return numbers["THREADS"] * own
 
