@@ -110,6 +110,19 @@ def test_vector_units_beside_matrix_units_have_all_their_registers(target):
         assert Blocking.of(*sizes, with_units) == Blocking.of(*sizes, without)
 
 
+def test_long_rows_are_stored_from_end_to_end(target, builder, rng):
+    """Where few terms make each result, and the right operand stays in the second cache."""
+    machine = replace(target, l2_bytes=2 << 20)
+    made = Blocking.of(1, 40, 4096, 32, machine)
+    assert made.block == made.rows < 40
+    assert Blocking.of(1, 40, 4096, 128, machine).block == 40  # many terms
+    assert Blocking.of(1, 40, 1024, 32, machine).block == 40  # short rows
+    assert Blocking.of(1, 40, 1 << 16, 64, machine).block == 40  # a large operand
+    shapes = ((40, 7), (7, 2100)), ((23, 20), (20, 2048)), ((30, 9), (9, 2049))
+    groups = [product(a, b, constant=is_one) for a, b in shapes for is_one in (True, False)]
+    check_offers(GemmProvider(), groups, machine, builder, rng)
+
+
 def test_rows_are_blocked_where_they_leave_the_second_cache(target):
     n = 64 * target.lanes * target.threads
     assert Blocking.of(1, 256, n, 4096, target).block == 256

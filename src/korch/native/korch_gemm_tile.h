@@ -13,6 +13,9 @@ inline constexpr long COLUMNS = K::NV * K::W;
 // Floats that one prefetch brings, as far as they are of a strip's row.
 template <class K>
 inline constexpr long LINE = COLUMNS<K> < 16 ? COLUMNS<K> : 16;
+// Lines of a term that each block of rows fetches of the next strip.
+template <class K>
+inline constexpr long LINES = korch::blocks(COLUMNS<K> / LINE<K>, korch::blocks(K::BLOCK, K::ROWS));
 template <class K>
 using V = korch::Vec<float, K::W>;
 
@@ -88,7 +91,7 @@ KORCH_INLINE void finish_edge(void* const* buffers, const float* sums, long rows
     }
 }
 
-// R rows times NV vectors of columns. Meanwhile a line per term of `next` is fetched.
+// R rows times NV vectors of columns. Meanwhile lines of each term of `next` are fetched.
 template <class K, int R>
 __attribute__((noinline)) void tile(void* const* buffers, const float* a, Strip b, Strip next, long i, long m, long n) {
   V<K> sum[R][K::NV] = {};
@@ -96,7 +99,8 @@ __attribute__((noinline)) void tile(void* const* buffers, const float* a, Strip 
     V<K> w[K::NV];
 #pragma GCC unroll 4
     for (int v = 0; v < K::NV; ++v) w[v] = korch::load<float, K::W>(b.from + k * b.step + v * K::W);
-    __builtin_prefetch(next.from + k * next.step);
+#pragma GCC unroll 4
+    for (long q = 0; q < LINES<K>; ++q) __builtin_prefetch(next.from + k * next.step + q * LINE<K>);
 #pragma GCC unroll 32
     for (int r = 0; r < R; ++r) {
       V<K> x = korch::splat<float, K::W>(K::PACKS_A ? a[k * K::ROWS + r] : a[r * K::A_STEP + k]);
@@ -120,13 +124,13 @@ __attribute__((noinline)) void tile(void* const* buffers, const float* a, Strip 
 }
 
 // Rows [m, end) times the strip of columns n. Meanwhile the strip that follows is fetched, if there is
-// one: each block of rows takes a line of each term.
+// one: each block of rows takes some lines of each term.
 template <class K>
 KORCH_INLINE void rows(void* const* buffers, const float* a, Strip strip, Strip next, long i, long m, long end, long n) {
   constexpr int TAIL = K::M % K::ROWS;
   const Strip none{strip.from, 0};
   long line = next.from ? 0 : COLUMNS<K>;
-  for (; m + K::ROWS <= end; m += K::ROWS, line += LINE<K>) {
+  for (; m + K::ROWS <= end; m += K::ROWS, line += LINES<K> * LINE<K>) {
     const Strip share = line < COLUMNS<K> ? Strip{next.from + line, next.step} : none;
     tile<K, K::ROWS>(buffers, a + m * A_ROW<K>, strip, share, i, m, n);
   }

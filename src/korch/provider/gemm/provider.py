@@ -26,7 +26,7 @@ from korch.provider.gemm.place import Place
 from korch.provider.provider import SPLIT, Kernel, named_kernel
 from korch.target import Target
 
-SCHEMA = 14
+SCHEMA = 15
 """Raise it whenever the kernels change in speed or meaning."""
 
 MOST_ELEMENTS = 1 << 23
@@ -43,6 +43,11 @@ WIDE_STRIPS = 16
 
 L1_WAYS = 12
 """Lines that a set of the first cache has room for."""
+
+FEW_TERMS, LONG_ROW, PART_SHARE = 64, 2048, 0.6
+"""Terms, columns, and the share of the second cache for a thread's part of the right operand, with
+which most time goes into storing results: then some rows are stored from end to end, which caches
+foresee, before the next."""
 
 LEAST_BLOCK = 256
 """Rows for which the right operand is read once, even if they don't fit into the second cache."""
@@ -139,6 +144,9 @@ class Blocking:
             fitting = max(LEAST_BLOCK, target.l2_bytes * 3 // 4 // (4 * terms))
             blocks = -(-m // fitting)
             block = m if blocks == 1 else -(-m // (blocks * rows)) * rows
+            part_bytes = 4 * terms * n // teams
+            if terms <= FEW_TERMS and n >= LONG_ROW and part_bytes <= PART_SHARE * target.l2_bytes:
+                block = rows
             return Blocking(vectors, rows, block, teams)
         blocks = teams if m >= teams * most // 2 else 1
         per_block = -(-m // blocks)
