@@ -300,7 +300,8 @@ def test_constant_pieces_are_kept_where_they_stay_in_the_cache(target):
         assert offer.inputs[1].in_pieces == is_kept
 
 
-def test_matrix_units_multiply_all_shapes(small, builder, rng):
+def test_matrix_units_multiply_all_shapes(target, builder, rng):
+    small = matrix_units(target)
     groups = [
         *(product((m, 40), (40, 70)) for m in (17, 32, 33, 49, 64, 131)),
         *(product((60, terms), (terms, 64)) for terms in (16, 31, 32, 33, 65)),
@@ -315,6 +316,13 @@ def test_matrix_units_multiply_all_shapes(small, builder, rng):
     ]
     checked = check_offers(GemmProvider(), groups, small, builder, rng)
     assert {o.variant for _, o, _ in checked} == {"", SPLIT}
+
+
+def test_constant_operands_may_be_split_in_each_run(target, builder, rng, monkeypatch):
+    monkeypatch.setattr("korch.provider.gemm.provider.KEPT_SHARE", 0.0)
+    groups = [product(*shapes) for shapes in (((49, 33), (33, 70)), ((500, 40), (40, 64)))]
+    checked = check_offers(GemmProvider(), groups, matrix_units(target), builder, rng)
+    assert not any(layout.in_pieces for _, offer, _ in checked for layout in offer.inputs)
 
 
 @pytest.mark.parametrize("m", [40, 500])
