@@ -55,12 +55,13 @@ KORCH_INLINE void inputs(const Task& t, long y, long x, long channel, V<K> (&val
   }
 }
 
-// The pieces of what 32 results read, made 8 pixels of a step at a time.
+// The pieces of what 32 results read, made some pixels of a step at a time: few, as then more is done beside
+// products; but with one strip there are few of those, and weights loaded for more pixels count.
 template <class K, int L>
 struct Feed {
   typedef Layer<K, L> A;
   typedef Tiles<K, L> P;
-  static constexpr long PART = 8, PARTS = PIXELS / PART * P::STEPS;
+  static constexpr long PART = P::STRIPS == 1 ? 8 : 4, PARTS = PIXELS / PART * P::STEPS;
   const Task& t;
   const long first, all;  // row of the first result, and results with what is between rows
   uint16_t* to = nullptr;

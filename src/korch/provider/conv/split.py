@@ -32,7 +32,7 @@ BLOCKS_COST = 1.08
 ROWS_SHARE, CHUNK_SHARE = 0.6, 0.1
 """The parts for rows that stay, and for each of two chunks of a strip that goes by."""
 
-STAY_SHARE, BLOCK_SHARE = 0.5, 0.12
+STAY_SHARE, BLOCK_SHARE = 0.5, 0.2
 """The parts of the level-2 cache for pieces that stay, and for those of the rows that go by."""
 
 
