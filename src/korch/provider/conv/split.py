@@ -29,7 +29,7 @@ SPLIT_COST = 0.03
 BLOCKS_COST = 1.08
 """What it costs to stop after each block of rows that stay, and to read the weights once more."""
 
-ROWS_SHARE, CHUNK_SHARE = 0.6, 0.1
+ROWS_SHARE, CHUNK_SHARE = 0.45, 0.1
 """The parts for rows that stay, and for each of two chunks of a strip that goes by."""
 
 STAY_SHARE, BLOCK_SHARE = 0.5, 0.2
