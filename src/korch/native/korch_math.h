@@ -1,7 +1,16 @@
 // float32 functions on vectors: exp, log, tanh, erf, sigmoid. Included by korch_tile.h.
 // Each is a polynomial fitted for least maximal error after a reduction of the argument;
-// docs/numerics.md states the measured errors. NaN travels; infinities give the limits.
+// docs/numerics.md states the measured errors. NaN travels; infinities give the limits. Vectors of 16
+// lanes have methods of their own in korch_math_avx512.h, where there is AVX-512.
 #pragma once
+
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+#include "korch_math_avx512.h"
+#define KORCH_WHERE_AVX512(FUNCTION) \
+  if constexpr (W == 16) return avx512::FUNCTION(x);
+#else
+#define KORCH_WHERE_AVX512(FUNCTION)
+#endif
 
 namespace korch {
 
@@ -44,13 +53,10 @@ KORCH_INLINE F<W> polynomial(F<W> x, float first, Rest... rest) {
   return y;
 }
 
-// x 2^n for a whole n, given as the number 1.5 * 2^23 + n: in one instruction where there is one.
+// x 2^n for a whole n, given as the number 1.5 * 2^23 + n.
 template <int W>
 KORCH_INLINE F<W> scaled(F<W> x, F<W> shifted) {
   F<W> magic = number<W>(12582912.0f);
-#if defined(__AVX512F__)
-  if constexpr (W == 16) return __builtin_ia32_scalefps512_mask(x, shifted - magic, x, -1, 4);
-#endif
   // Two factors of 2^(n/2), so that neither leaves the range of exponents before the product does.
   I<W> k = bits_of<W>(shifted) - bits_of<W>(magic);
   I<W> half = k >> 1;
@@ -61,6 +67,7 @@ KORCH_INLINE F<W> scaled(F<W> x, F<W> shifted) {
 
 template <int W>
 KORCH_INLINE F<W> exp_float(F<W> x) {
+  KORCH_WHERE_AVX512(exp)
   // Beyond these the result is 0 or infinite.
   F<W> a = clamped<W>(x, -104.0f, 89.0f);
   // a = n ln 2 + r; adding 1.5 * 2^23 rounds to the nearest integer.
@@ -77,6 +84,7 @@ KORCH_INLINE F<W> exp_float(F<W> x) {
 // e^x for x <= 0, results below 2^-125 as 0: what a softmax needs, in less time.
 template <int W>
 KORCH_INLINE F<W> exp_of_nonpositive(F<W> x) {
+  KORCH_WHERE_AVX512(exp_of_nonpositive)
   F<W> low = number<W>(-87.0f), zero = number<W>(0.0f), one = number<W>(1.0f);
   F<W> a = greater_of<float, W>(low, x);
   // The number added rounds, and has the bias of exponents, so that the sum's low bits are those of 2^n.
@@ -128,6 +136,7 @@ KORCH_INLINE F<W> with_sign(F<W> size, F<W> sign) {
 
 template <int W>
 KORCH_INLINE F<W> tanh_float(F<W> x) {
+  KORCH_WHERE_AVX512(tanh)
   F<W> a = magnitude<W>(x), z = a * a;
   F<W> p = polynomial<W>(z, -5.717036561e-03f, 2.065057900e-02f, -5.374349526e-02f,
                          1.333149125e-01f, -3.333328392e-01f);
@@ -141,6 +150,7 @@ KORCH_INLINE F<W> tanh_float(F<W> x) {
 
 template <int W>
 KORCH_INLINE F<W> erf_float(F<W> x) {
+  KORCH_WHERE_AVX512(erf)
   // An odd rational function; beyond 3.95 the result rounds to 1.
   F<W> one = number<W>(1.0f), a = clamped<W>(x, -3.95f, 3.95f);
   F<W> z = a * a;
@@ -154,6 +164,7 @@ KORCH_INLINE F<W> erf_float(F<W> x) {
 
 template <int W>
 KORCH_INLINE F<W> sigmoid_float(F<W> x) {
+  KORCH_WHERE_AVX512(sigmoid)
   // 1 / (1 + e^-x). Beyond these the result is 1 or 0.
   F<W> a = clamped<W>(x, -89.0f, 87.0f);
   // -a = n ln 2 - r; the number added rounds, and has the bias of exponents, so that the sum's low
@@ -169,5 +180,7 @@ KORCH_INLINE F<W> sigmoid_float(F<W> x) {
   F<W> power = float_of<W>(bits_of<W>(shifted) << 23);
   return one / (y * power + one);
 }
+
+#undef KORCH_WHERE_AVX512
 
 }  // namespace korch

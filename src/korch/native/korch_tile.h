@@ -179,10 +179,10 @@ KORCH_INLINE Vec<T, W> spread(const T* from, long size, long at, const int32_t* 
 }
 
 // a > b ? a : b, which is b if either is NaN, in one instruction where there is one: GCC makes a
-// comparison and a choice for AVX-512.
+// comparison and a choice for AVX-512, and Clang has no such builtin but makes that instruction.
 template <typename T, int W>
 KORCH_INLINE Vec<T, W> greater_of(Vec<T, W> a, Vec<T, W> b) {
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && !defined(__clang__)
   if constexpr (W == 16 && sizeof(T) == 4 && !is_integer<T>) return __builtin_ia32_maxps512_mask(a, b, a, -1, 4);
   if constexpr (W == 8 && sizeof(T) == 4 && !is_integer<T>) return __builtin_ia32_maxps256(a, b);
   if constexpr (W == 4 && sizeof(T) == 4 && !is_integer<T>) return __builtin_ia32_maxps(a, b);
@@ -193,7 +193,7 @@ KORCH_INLINE Vec<T, W> greater_of(Vec<T, W> a, Vec<T, W> b) {
 // a < b ? a : b, in the same way.
 template <typename T, int W>
 KORCH_INLINE Vec<T, W> less_of(Vec<T, W> a, Vec<T, W> b) {
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && !defined(__clang__)
   if constexpr (W == 16 && sizeof(T) == 4 && !is_integer<T>) return __builtin_ia32_minps512_mask(a, b, a, -1, 4);
   if constexpr (W == 8 && sizeof(T) == 4 && !is_integer<T>) return __builtin_ia32_minps256(a, b);
   if constexpr (W == 4 && sizeof(T) == 4 && !is_integer<T>) return __builtin_ia32_minps(a, b);
