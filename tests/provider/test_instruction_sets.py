@@ -20,7 +20,7 @@ from onednn_groups import Graph
 
 from korch.candidate.candidate import Group, Refusal
 from korch.measure import compiler
-from korch.measure.compiler import FLAGS, NATIVE_FOLDER, Builder
+from korch.measure.compiler import FLAGS, ISA_COMPILER_FLAGS, NATIVE_FOLDER, Builder
 from korch.primitive.ops.layout import PadAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
@@ -142,26 +142,56 @@ def _cross_compiler() -> tuple[str, ...] | None:
     return None
 
 
+def _clang() -> tuple[str, ...] | None:
+    if shutil.which("clang++"):
+        return ("clang++",)
+    if importlib.util.find_spec("ziglang") is not None:
+        return (sys.executable, "-m", "ziglang", "c++")
+    return None
+
+
+def _assemble(command: tuple[str, ...], provider, groups: list[Group], target: Target,
+              folder: Path) -> list[str]:  # fmt: skip
+    """Return the assembly of all kernels that a provider offers for some groups."""
+    texts = []
+    for group in groups:
+        offers = provider().offer(group, target)
+        assert not isinstance(offers, Refusal), offers.reason
+        for offer in offers:
+            kernel = provider().build(group, offer, target)
+            assert not isinstance(kernel, Refusal), kernel.reason
+            source, output = folder / f"{len(texts)}.cpp", folder / f"{len(texts)}.s"
+            source.write_text(kernel.source)
+            done = subprocess.run(
+                [*command, *FLAGS, "-fopenmp", f"-I{NATIVE_FOLDER}", "-S", str(source),
+                 "-o", str(output)], capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            texts.append(output.read_text(errors="replace"))
+    return texts
+
+
 @ENTRIES
 def test_kernels_compile_to_neon(provider, groups: Groups, tmp_path: Path):
     cross = _cross_compiler()
     if cross is None:
         pytest.skip("there is no compiler for aarch64 (the package ziglang has one)")
     target = Target(isa="neon", lanes=LANES["neon"], threads=2)
-    count = 0
-    for group in groups(target.lanes):
-        offers = provider().offer(group, target)
-        assert not isinstance(offers, Refusal), offers.reason
-        for offer in offers:
-            kernel = provider().build(group, offer, target)
-            assert not isinstance(kernel, Refusal), kernel.reason
-            source, output = tmp_path / f"{count}.cpp", tmp_path / f"{count}.s"
-            source.write_text(kernel.source)
-            command = [*cross, *FLAGS, "-fopenmp", f"-I{NATIVE_FOLDER}", "-S", str(source),
-                       "-o", str(output)]  # fmt: skip
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr
-            # Four lanes at once, with one rounding for product and sum.
-            assert re.search(r"\bfml[as]\s+v\d+\.4s", output.read_text())
-            count += 1
-    assert count
+    texts = _assemble(cross, provider, groups(target.lanes), target, tmp_path)
+    assert texts
+    for text in texts:  # four lanes at once, with one rounding for product and sum
+        assert re.search(r"\bfml[as]\s+v\d+\.4s", text)
+
+
+@ENTRIES
+def test_clang_knows_what_is_said_of_512_bits(provider, groups: Groups, tmp_path: Path):
+    """Some of its builtins have other names than GCC's."""
+    clang = _clang()
+    if clang is None:
+        pytest.skip("there is no Clang (the package ziglang has one)")
+    target = Target(isa="avx512", lanes=LANES["avx512"], threads=2)
+    command = (*clang, "-target", "x86_64-linux-gnu", *ISA_COMPILER_FLAGS["avx512"])
+    texts = _assemble(command, provider, groups(target.lanes), target, tmp_path)
+    assert texts
+    for text in texts:
+        assert re.search(r"\bvfn?m(add|sub)\d+ps\b.*%zmm", text)
