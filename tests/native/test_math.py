@@ -8,8 +8,8 @@ import pytest
 
 FUNCTIONS = ("exp", "log", "tanh", "erf", "sigmoid")
 WIDTHS = (1, 4, 8, 16)
-WORST_ULP = {"exp": 1.5, "log": 1.5, "tanh": 1.5, "erf": 5.6, "sigmoid": 2.5}
-WORST_ULP_OF_512_BITS = {"exp": 1.0, "log": 1.0, "tanh": 1.0, "erf": 2.3, "sigmoid": 2.2}
+WORST_ULP = {"exp": 1.5, "log": 1.5, "tanh": 1.5, "erf": 6.2, "sigmoid": 2.5}
+WORST_ULP_OF_512_BITS = {"exp": 1.0, "log": 0.8, "tanh": 1.0, "erf": 2.3, "sigmoid": 2.2}
 COUNT = 1 << 18
 SPECIALS = np.array(
     [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 1e-38, -1e-38, 1e38, -1e38, 88.7, 88.73,
@@ -19,7 +19,7 @@ SPECIALS = np.array(
 )  # fmt: skip
 EDGES = {
     "exp": np.arange(-4600, 4096) * (math.log(2) / 32),
-    "log": 2.0 ** np.arange(-149, 128),
+    "log": np.outer(2.0 ** np.arange(-149, 128), np.arange(32, 64) / 32).ravel(),
     "tanh": np.outer(2.0 ** np.arange(-8, 4), np.arange(4, 8) / 4).ravel(),
     "erf": np.arange(64) / 16,
     "sigmoid": np.arange(-4096, 4096) * (math.log(2) / 32),

@@ -100,6 +100,7 @@ KORCH_INLINE F<W> exp_of_nonpositive(F<W> x) {
 
 template <int W>
 KORCH_INLINE F<W> log_float(F<W> x) {
+  KORCH_WHERE_AVX512(log)
   // Denormals are scaled up first.
   F<W> tiny = number<W>(1.17549435e-38f);
   F<W> zero = number<W>(0.0f);

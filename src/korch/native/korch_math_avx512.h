@@ -88,6 +88,42 @@ KORCH_INLINE Floats exp_of_nonpositive(Floats x) {
   return exp_of_bounded(greater_of<float, 16>(number(-104.0f), x));
 }
 
+// Of 32 parts of [1, 2) or [0.5, 1), whose index is the five highest bits of the fraction: inverses of
+// their centers, but 1 beside 1; the negative logarithms of those, in units of 2^-16, and what these lack.
+alignas(64) inline constexpr float INVERSES[32] = {
+    1.0f, 1.0f, 0.927536249f, 0.901408434f, 0.876712322f, 0.853333354f, 0.83116883f,
+    0.810126603f, 0.790123463f, 0.771084309f, 0.752941191f, 0.735632181f, 0.719101131f, 0.703296721f,
+    0.688172042f, 0.673684239f, 1.31958759f, 1.29292929f, 1.26732671f, 1.24271846f, 1.21904767f,
+    1.19626164f, 1.17431188f, 1.15315318f, 1.13274336f, 1.11304343f, 1.09401715f, 1.07563031f,
+    1.0578512f, 1.04065037f, 1.0f, 1.0f};
+alignas(64) inline constexpr float LOGS[32] = {
+    0.0f, 0.0f, 0.0752258301f, 0.103790283f, 0.131576538f, 0.158599854f, 0.184921265f,
+    0.210571289f, 0.235565186f, 0.259963989f, 0.2837677f, 0.307022095f, 0.32975769f, 0.351974487f,
+    0.373718262f, 0.394989014f, -0.277313232f, -0.256912231f, -0.236907959f, -0.217300415f, -0.198074341f,
+    -0.179199219f, -0.160675049f, -0.142501831f, -0.124649048f, -0.10710144f, -0.0898590088f, -0.0729064941f,
+    -0.0562438965f, -0.0398406982f, 0.0f, 0.0f};
+alignas(64) inline constexpr float LOGS_REST[32] = {
+    0.0f, 0.0f, -2.42746705e-06f, 6.52910512e-06f, -1.7284664e-07f, 5.15244665e-06f, 1.07477695e-06f,
+    -6.54510086e-06f, 8.78315291e-07f, -6.42756777e-06f, 4.53377567e-07f, 2.94429356e-06f, -4.41430166e-06f, 1.91070671e-06f,
+    -1.85099384e-06f, 4.75172828e-06f, -6.02226055e-06f, 1.81859161e-06f, -1.7722615e-06f, -8.6996414e-07f, 4.388874e-06f,
+    -2.17904267e-06f, -7.29002159e-06f, 1.74423303e-06f, 6.60636942e-06f, 3.35050822e-06f, 2.63030711e-06f, -3.27890206e-07f,
+    4.22007088e-06f, -5.17305216e-06f, 0.0f, 0.0f};
+
+// log x = e ln 2 + log m for m in [0.75, 1.5): m times a center's inverse is 1 + r. The sum of what is in
+// units of 2^-16 is exact. Both parts of a 0 and of infinity are as wanted: -infinity or infinity, and 1.
+KORCH_INLINE Floats log(Floats x) {
+  // Not a number if x < 0.
+  const Floats m = __builtin_ia32_getmantps512_mask(x, 3 | 3 << 2, x, -1, 4);
+  const Floats e = __builtin_ia32_getexpps512_mask(x, x, -1, 4) - __builtin_ia32_getexpps512_mask(m, m, -1, 4);
+  const Integers indices = bits_of(m) >> 18;
+  const Floats r = fused(m, entries(INVERSES, indices), number(-1.0f));
+  const Floats h = ((number(0.1886608f) * r + number(-0.250074595f)) * r + number(0.33334437f)) * r +
+                   number(-0.5f);
+  const Floats low = e * number(1.42860677e-06f) + entries(LOGS_REST, indices);
+  const Floats high = e * number(0.693145751953125f) + entries(LOGS, indices);
+  return high + (r + (r * r * h + low));
+}
+
 // The bits of 2^(j / 16) / BASE, less j << 19.
 inline constexpr float BASE = 0.975169837f;
 alignas(64) inline constexpr int32_t ROOTS_WITHOUT[16] = {
