@@ -139,7 +139,8 @@ def test_special_numbers(name, width, library):
 
 
 @pytest.mark.parametrize(("name", "x", "expected"), [
-    ("exp", (-104.5, -1e30, -np.inf), 0), ("exp", (89, 1e30, np.inf), np.inf),
+    ("exp", (-104, -104.3, -105, -105.3, -105.5, -1e30, -np.inf), 0),
+    ("exp", (89, 1e30, np.inf), np.inf),
     ("tanh", (10, 88, 1e30, np.inf), 1), ("tanh", (-10, -88, -1e30, -np.inf), -1),
     ("erf", (4.2, 88, 1e30, np.inf), 1), ("erf", (-4.2, -88, -1e30, -np.inf), -1),
     ("sigmoid", (18, 88.5, 104, 1e30, np.inf), 1), ("sigmoid", (-89.5, -104, -1e30, -np.inf), 0),

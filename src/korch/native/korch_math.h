@@ -53,15 +53,15 @@ KORCH_INLINE F<W> polynomial(F<W> x, float first, Rest... rest) {
   return y;
 }
 
-// x 2^n for a whole n, given as the number 1.5 * 2^23 + n.
+// x 2^n for a whole n of -152 to 128, given as the number 1.5 * 2^23 + n, and 0 if n is -152.
 template <int W>
 KORCH_INLINE F<W> scaled(F<W> x, F<W> shifted) {
-  F<W> magic = number<W>(12582912.0f);
-  // Two factors of 2^(n/2), so that neither leaves the range of exponents before the product does.
-  I<W> k = bits_of<W>(shifted) - bits_of<W>(magic);
+  // Two factors of about 2^(n/2), so that neither leaves the range of exponents before the product does. The
+  // second is 0 for the least n: a product that is too small would take 150 cycles.
+  I<W> k = bits_of<W>(shifted) - bits_of<W>(number<W>(12582912.0f));
   I<W> half = k >> 1;
-  F<W> one = float_of<W>((half + 127) << 23);
-  F<W> two = float_of<W>((k - half + 127) << 23);
+  F<W> one = float_of<W>((half + (127 + 51)) << 23);
+  F<W> two = float_of<W>((k - half + (127 - 51)) << 23);
   return x * one * two;
 }
 
@@ -69,7 +69,7 @@ template <int W>
 KORCH_INLINE F<W> exp_float(F<W> x) {
   KORCH_WHERE_AVX512(exp)
   // Beyond these the result is 0 or infinite.
-  F<W> a = clamped<W>(x, -104.0f, 89.0f);
+  F<W> a = clamped<W>(x, -105.4f, 89.0f);
   // a = n ln 2 + r; adding 1.5 * 2^23 rounds to the nearest integer.
   F<W> magic = number<W>(12582912.0f);
   F<W> shifted = a * number<W>(1.44269504088896341f) + magic;
