@@ -125,21 +125,24 @@ def test_resizes_permute_vectors(target):
     assert "korch::gather" in PROVIDER.build(group, plain, target).source
 
 
-@pytest.mark.parametrize("divisor", [1e-40, 3e38, np.inf, np.nan, 0.0, -7.0])
+@pytest.mark.parametrize("divisor", [1e-40, 3e38, np.inf, np.nan, 0.0, -7.0, 5 / 255])
 def test_division_by_one_number(target, builder, divisor):
-    """Its inverse is taken only where that is a normal number."""
+    """It is rounded as a division is, though an inverse is taken: a `round` may come next."""
     g = Graph()
     x, y = g.tensor("f32[2,70]"), g.tensor("f32[2,1]")
     group = g.group(g.add("div", [x, g.wide(y, (2, 70))]))
     rows = np.linspace(-1, 1, 140, dtype=np.float32).reshape(2, 70) * np.float32(abs(divisor) or 1)
-    rows[:, :3] = np.inf, -np.inf, 0
+    rows[:, :5] = np.inf, -np.inf, 0, -0.0, -2.5
     column = np.full((2, 1), divisor, np.float32)
     for offer in offers_of(group, target):
         kernel = PROVIDER.build(group, offer, target)
         assert "div_by" in kernel.source or offer.inputs[0] != offer.inputs[1]
         with np.errstate(all="ignore"):
             (found,) = run_kernel(kernel, group, offer, [rows, column], builder)
-            np.testing.assert_allclose(found, rows / column, rtol=3e-7)
+            expected = rows / column
+        np.testing.assert_array_equal(found, expected)
+        is_zero = expected == 0
+        np.testing.assert_array_equal(np.signbit(found[is_zero]), np.signbit(expected[is_zero]))
 
 
 def test_a_division_that_a_guard_leaves_out_does_not_trap(target, builder, rng):

@@ -179,11 +179,13 @@ KORCH_INLINE Vec<T, W> spread(const T* from, long size, long at, const int32_t* 
 }
 
 // a > b ? a : b, which is b if either is NaN, in one instruction where there is one: GCC makes a
-// comparison and a choice for AVX-512, and Clang has no such builtin but makes that instruction.
+// comparison and a choice, and Clang has no such builtin but makes that instruction.
 template <typename T, int W>
 KORCH_INLINE Vec<T, W> greater_of(Vec<T, W> a, Vec<T, W> b) {
 #if defined(__AVX512F__) && !defined(__clang__)
   if constexpr (W == 16 && sizeof(T) == 4 && !is_integer<T>) return __builtin_ia32_maxps512_mask(a, b, a, -1, 4);
+#endif
+#if defined(__AVX__) && !defined(__clang__)
   if constexpr (W == 8 && sizeof(T) == 4 && !is_integer<T>) return __builtin_ia32_maxps256(a, b);
   if constexpr (W == 4 && sizeof(T) == 4 && !is_integer<T>) return __builtin_ia32_maxps(a, b);
 #endif
@@ -195,6 +197,8 @@ template <typename T, int W>
 KORCH_INLINE Vec<T, W> less_of(Vec<T, W> a, Vec<T, W> b) {
 #if defined(__AVX512F__) && !defined(__clang__)
   if constexpr (W == 16 && sizeof(T) == 4 && !is_integer<T>) return __builtin_ia32_minps512_mask(a, b, a, -1, 4);
+#endif
+#if defined(__AVX__) && !defined(__clang__)
   if constexpr (W == 8 && sizeof(T) == 4 && !is_integer<T>) return __builtin_ia32_minps256(a, b);
   if constexpr (W == 4 && sizeof(T) == 4 && !is_integer<T>) return __builtin_ia32_minps(a, b);
 #endif
@@ -464,16 +468,22 @@ KORCH_INLINE Vec<T, W> op_div(Vec<T, W> a, Vec<T, W> b) {
   }
 }
 
-// a / b for a number b: by its inverse, found once for many vectors, if that is a normal number.
+// a / b for a number b: by its inverse, found once for many vectors, if that is a normal number. What is
+// rounded or compared next may hang on the last bit, so the product's error is taken off: q b - a is exact
+// in one operation, and q less its share of that is the quotient as a division rounds it (P. Markstein,
+// IBM Journal of Research and Development 34, 1990, theorem 7). Of an infinite q, no number is taken off.
 template <typename T, int W>
 KORCH_INLINE Vec<T, W> div_by(Vec<T, W> a, T b) {
-  if constexpr (sizeof(T) != 4 || is_integer<T> || W == 1) {
-    return op_div<T, W>(a, splat<T, W>(b));
-  } else {
-    const T size = b < 0 ? -b : b;
-    const bool is_normal = size >= 0x1p-126f && size <= 0x1p126f;
-    return is_normal ? a * splat<T, W>(1 / b) : a / splat<T, W>(b);
+#if defined(__FMA__) || defined(__aarch64__)
+  if constexpr (sizeof(T) == 4 && !is_integer<T> && W > 1) {
+    if (b >= 0x1p-126f && b <= 0x1p126f) {  // of a negative one, a zero would lose its sign
+      const Vec<T, W> inverse = splat<T, W>(1 / b), most = splat<T, W>(0x1.fffffep127f);
+      const Vec<T, W> q = a * inverse, rest = q * splat<T, W>(b) - a;
+      return q - less_of<T, W>(greater_of<T, W>(rest, -most), most) * inverse;
+    }
   }
+#endif
+  return op_div<T, W>(a, splat<T, W>(b));
 }
 
 template <typename T, int W>
