@@ -5,9 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from korch.measure.compiler import Builder, find_compiler
 from korch.target import Target, detect_target
+
+# The same examples on every machine, however slow: a change is judged by itself, not by its luck.
+# `--hypothesis-profile default` looks for others.
+settings.register_profile(
+    "korch", deadline=None, derandomize=True, database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)  # fmt: skip
+settings.load_profile("korch")
 
 
 @pytest.hookimpl(trylast=True)  # the order is shuffled before

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from threading import Event, Timer
+from threading import Event
 
 import pytest
 
@@ -127,7 +127,14 @@ def test_what_was_begun_is_there_and_the_rest_is_not_waited_for(fresh, monkeypat
     monkeypatch.setattr(compiler, "_run", wait)
     fresh.begin([GOOD, OTHER, GOOD])
     assert is_at_work.wait(60)
-    Timer(0.1, may_end.set).start()
+    shutdown = compiler.ThreadPoolExecutor.shutdown
+
+    def rest(pool, wait=True, *, cancel_futures=False):
+        shutdown(pool, wait=False, cancel_futures=cancel_futures)
+        may_end.set()  # not before what has not begun is left out
+        shutdown(pool, wait=wait)
+
+    monkeypatch.setattr(compiler.ThreadPoolExecutor, "shutdown", rest)
     fresh.rest()
     assert len(commands) == 1  # of the second, no compiler has begun
     (found,) = fresh.folder.glob("*.o")

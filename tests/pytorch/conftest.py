@@ -10,6 +10,14 @@ import pytest
 collect_ignore_glob = [] if find_spec("torch") and find_spec("onnxscript") else ["test_*.py"]
 
 
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    """The same numbers whatever ran before."""
+    import torch
+
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def quick(cache_folder: Path) -> dict[str, object]:
     """Options under which a small module is optimized in a second: the plan is right, not good."""
