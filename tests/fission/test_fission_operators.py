@@ -3,6 +3,7 @@ import onnxruntime
 import pytest
 from onnx.reference import ReferenceEvaluator
 
+from korch.errors import ModelError
 from korch.fission import fission_with_report
 from korch.frontend import load_model
 from korch.primitive.check import check_graph
@@ -98,6 +99,7 @@ CASES = [
     ("LpNormalization", [X4], {}, 11, {"axis": 1, "p": 1}),
     ("LpNormalization", [X4], {}, 11, {"axis": -1, "p": 2}),
     ("LRN", ["f32[1,5,3,4]"], {}, 13, {"size": 3, "alpha": 0.1, "beta": 0.6, "bias": 1.5}),
+    ("LRN", ["f32[1,5,3,4]"], {}, 13, {"size": 7, "alpha": 0.1}),
     # pooling
     ("MaxPool", [X4], {}, 12, {"kernel_shape": [3, 2], "strides": [2, 2], "ceil_mode": 1}),
     ("MaxPool", [X4], {}, 12, {"kernel_shape": [2, 2], "dilations": [2, 3], "pads": [1, 1, 0, 0]}),
@@ -322,3 +324,13 @@ def test_every_rank(shape, op):
     graph, _ = _split(model)
     (expected,) = ReferenceEvaluator(model).run(None, {"x0": x})
     assert_same(run(graph, {"x0": x}, exact=False)["y0"], np.asarray(expected), terms=4)
+
+
+def test_a_window_of_channels_is_no_larger_than_they_are_many():
+    x = random_array(np.random.default_rng(7), next(iter(_types(["f32[1,5,3,4]"]))))
+    model = one_operator("LRN", [x], opset=13, size=2**63 - 1, alpha=3.0, bias=2.0, beta=1.0)
+    graph, _ = _split(model)
+    (found,) = run(graph, feeds_of([x], None)).values()
+    np.testing.assert_allclose(found, x / 2, rtol=1e-6)
+    with pytest.raises(ModelError, match=r"contradict the operator's definition \(size is 0\)"):
+        _split(one_operator("LRN", [x], opset=13, size=0))

@@ -153,11 +153,15 @@ def _mean_variance_norm(c: Context) -> Result:
 def _lrn(c: Context) -> Result:
     """X / (bias + alpha/size · Σ x²)^beta, the sum over a window of channels."""
     x, size = c.input(0), int(c.attribute("size"))
+    if size < 1:
+        raise ValueError(f"size is {size}")
     spatial = c.rank(x) - 2
     ones, zeros = (1,) * spatial, (0,) * spatial
-    before = (size - 1) // 2
+    # Beyond the first and the last channel there is nothing to add, however large the window is.
+    farthest = max(0, c.shape(x)[1] - 1)
+    before, after = min((size - 1) // 2, farthest), min(size // 2, farthest)
     window = PoolAttributes(
-        (size, *ones), (1, *ones), (before, *zeros), (size - 1 - before, *zeros), (1, *ones)
+        (before + 1 + after, *ones), (1, *ones), (before, *zeros), (after, *zeros), (1, *ones)
     )
     total = c.add("pool_sum", c.elementwise("mul", x, x), attributes=window)
     alpha, beta = float(c.attribute("alpha", 1e-4)), float(c.attribute("beta", 0.75))
