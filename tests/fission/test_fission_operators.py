@@ -334,3 +334,16 @@ def test_a_window_of_channels_is_no_larger_than_they_are_many():
     np.testing.assert_allclose(found, x / 2, rtol=1e-6)
     with pytest.raises(ModelError, match=r"contradict the operator's definition \(size is 0\)"):
         _split(one_operator("LRN", [x], opset=13, size=0))
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "LpPool"])
+@pytest.mark.parametrize(
+    "attributes",
+    [{"kernel_shape": [2**40, 1], "auto_pad": "SAME_UPPER"},
+     {"kernel_shape": [2**40, 1], "pads": [2**39, 0, 2**39, 0]},
+     {"kernel_shape": [2, 2], "dilations": [2**40, 1], "pads": [2**39, 0, 2**39, 0]}],
+)  # fmt: skip
+def test_windows_larger_than_any_memory_are_refused(op, attributes):
+    x = np.zeros((1, 1, 5, 5), np.float32)
+    with pytest.raises(ModelError, match=r"its windows reach over 10995116277\d\d elements"):
+        _split(one_operator(op, [x], opset=19, **attributes))

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from korch.fission.context import Context, Shape
 from korch.primitive.ops.reduce import window_extent
 
+FARTHEST = 2**31 - 1
+"""Elements of an axis, pads included, that windows may reach over."""
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -34,9 +37,13 @@ def window_of(c: Context, kernel: Shape) -> Window:
             max(0, (-(-n // s) - 1) * s + window_extent(k, d) - n)
             for n, k, s, d in zip(sizes, kernel, strides, dilations, strict=True)
         ]
-        begin = [total // 2 if auto == "SAME_UPPER" else total - total // 2 for total in totals]
-        pads = (*begin, *(total - b for total, b in zip(totals, begin, strict=True)))
-    return Window(kernel, strides, pads[:spatial], pads[spatial:], dilations)
+        first = [total // 2 if auto == "SAME_UPPER" else total - total // 2 for total in totals]
+        pads = (*first, *(total - b for total, b in zip(totals, first, strict=True)))
+    begin, end = pads[:spatial], pads[spatial:]
+    reached = max((n + sum(more) for n, *more in zip(sizes, begin, end, strict=True)), default=0)
+    if reached > FARTHEST:
+        raise ValueError(f"its windows reach over {reached} elements of an axis")
+    return Window(kernel, strides, begin, end, dilations)
 
 
 def reach(window: Window, sizes: Shape, counts: Shape) -> Shape:
