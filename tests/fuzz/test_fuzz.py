@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -57,3 +58,25 @@ def test_a_crash_and_a_wrong_result_are_findings(monkeypatch, tmp_path: Path) ->
     monkeypatch.setattr(fuzz, "_elsewhere", lambda content, feeds: {"v9": np.full((1,), 1e9)})
     with pytest.raises((fuzz._WrongError, KeyError)):
         fuzz._operators(np.random.default_rng(1), tmp_path)
+
+
+def test_a_case_that_computes_for_too_long_is_late_and_one_that_waits_for_a_core_is_not() -> None:
+    with pytest.raises(fuzz._LateError), fuzz.limit(0.1):
+        while True:
+            pass
+    with fuzz.limit(0.1):
+        time.sleep(0.3)
+    with pytest.raises(fuzz._LateError), fuzz.limit(0.1):
+        time.sleep(60)
+
+
+def test_a_late_case_is_a_finding(monkeypatch, tmp_path: Path) -> None:
+    def compute(*_: object) -> str:
+        while True:
+            pass
+
+    monkeypatch.setattr(fuzz, "LIMIT_SECONDS", 0.1)
+    for name in ("_mutation", "_operators", "_artifact", "_cache"):
+        monkeypatch.setattr(fuzz, name, compute)
+    outcome = run_case(0, 0, tmp_path)
+    assert (outcome.outcome, outcome.message) == ("finding", "it took too long")

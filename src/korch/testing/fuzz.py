@@ -34,6 +34,11 @@ from korch.errors import KorchError
 from korch.testing.fuzz_models import mutate, random_model
 
 LIMIT_SECONDS = 60
+"""Of computing, for a case."""
+
+PATIENCE = 10
+"""On a busy machine, a case may take so many times as long."""
+
 MEMORY_BYTES = 8 << 30
 CHUNK = 40
 BUILT = 10
@@ -76,7 +81,8 @@ def run_case(seed: int, case: int, folder: Path) -> Outcome:
         "mutation": _mutation, "operators": _operators, "artifact": _artifact, "cache": _cache,
     }  # fmt: skip
     try:
-        return Outcome(case, kind, run[kind](rng, folder), "")
+        with limit(LIMIT_SECONDS):
+            return Outcome(case, kind, run[kind](rng, folder), "")
     except KorchError as error:
         text = str(error)
         is_clear = bool(error.what.strip()) and "\n" not in text
@@ -246,22 +252,46 @@ def _cache(rng: np.random.Generator, folder: Path) -> str:
     return "right"
 
 
-def _child(seed: int, first: int, last: int, folder: Path) -> None:
-    """Run cases one after another; say before each that it begins, and after it what it gave."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+@contextlib.contextmanager
+def limit(seconds: float) -> Iterator[None]:
+    """Let this process compute for so many seconds, however long it waits for a core.
+
+    Raises:
+        _LateError: it has computed for longer, or `PATIENCE` times as long has passed.
+    """
 
     def stop(*_: object) -> None:
         raise _LateError
 
-    signal.signal(signal.SIGALRM, stop)
+    clocks = {signal.SIGPROF: signal.ITIMER_PROF, signal.SIGALRM: signal.ITIMER_REAL}
+    before = {number: signal.signal(number, stop) for number in clocks}
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE * seconds)
+    try:
+        yield
+    finally:
+        for number, clock in clocks.items():
+            signal.setitimer(clock, 0)
+            signal.signal(number, before[number])
+
+
+def _chunk_seconds(cases: int) -> int:
+    """Return how long a child may compute for so many cases."""
+    return LIMIT_SECONDS + 3 * cases + 60
+
+
+def _child(seed: int, first: int, last: int, folder: Path) -> None:
+    """Run cases one after another; say before each that it begins, and after it what it gave."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    whole_s = _chunk_seconds(last - first)  # native code that hangs heeds no other limit
+    resource.setrlimit(resource.RLIMIT_CPU, (whole_s, whole_s))
+    _seeds()  # they are no case's work
     out = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # native code of others writes there
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         for case in range(first, last):
             print(json.dumps({"begins": case}), flush=True, file=out)
-            signal.alarm(LIMIT_SECONDS)
             outcome = run_case(seed, case, Path(scratch))
-            signal.alarm(0)
             if outcome.outcome == "finding":
                 _keep(Path(scratch), folder, outcome)
             print(json.dumps(asdict(outcome)), flush=True, file=out)
@@ -288,7 +318,7 @@ def _run_chunk(seed: int, cases: range, folder: Path) -> list[Outcome]:
     while first < cases.stop:
         command = [sys.executable, "-m", "korch.testing.fuzz", "--seed", str(seed), "--child",
                    f"{first}:{cases.stop}", "--folder", str(folder)]  # fmt: skip
-        limit_s = LIMIT_SECONDS + 3 * (cases.stop - first) + 60
+        limit_s = PATIENCE * _chunk_seconds(cases.stop - first)
         try:
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                                   text=True, timeout=limit_s, check=False)  # fmt: skip
