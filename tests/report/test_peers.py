@@ -229,6 +229,42 @@ def test_what_tuning_found_is_kept_by_all_that_it_depends_on(monkeypatch, tmp_pa
     assert len(found | {tvm_build._key("llvm", request)}) == 7
 
 
+@pytest.mark.parametrize(
+    ("times_s", "is_tuned"), [([1e10, 0.5], True), ([1e10], False), ([], False)]
+)
+def test_a_tuner_of_which_no_trial_gave_a_time_has_failed(monkeypatch, tmp_path, times_s, is_tuned):
+    patience = []
+
+    def local(timeout_sec):
+        patience.append(timeout_sec)
+
+    def tune_relax(module, params, target, folder, *trials, **options):
+        records = [types.SimpleNamespace(run_secs=[s]) for s in times_s]
+        records.append(types.SimpleNamespace(run_secs=None))
+        return types.SimpleNamespace(get_all_tuning_records=lambda: records)
+
+    found = {
+        "": {"__version__": "1.0"}, ".s_tir": {}, ".s_tir.meta_schedule": {},
+        ".s_tir.meta_schedule.builder": {"LocalBuilder": local},
+        ".s_tir.meta_schedule.runner": {"LocalRunner": local},
+        ".s_tir.meta_schedule.relax_integration": {
+            "extract_tasks": lambda *_: [0, 1], "tune_relax": tune_relax,
+        },
+    }  # fmt: skip
+    for name, members in found.items():
+        monkeypatch.setitem(sys.modules, f"tvm{name}", types.SimpleNamespace(**members))
+    (tmp_path / "m.onnx").write_bytes(b"model")
+    request = {"model": str(tmp_path / "m.onnx"), "inputs": {}, "threads": 2, "trials": 4,
+               "kept": str(tmp_path / "kept")}  # fmt: skip
+    if is_tuned:
+        assert (tvm_build._tuned(None, "llvm", request) / "done").exists()
+    else:
+        with pytest.raises(RuntimeError, match=r"none of 4 trials gave a time; .*logs says why"):
+            tvm_build._tuned(None, "llvm", request)
+        assert not list((tmp_path / "kept").glob("*/done"))
+    assert len(patience) == 2 and min(patience) > 60
+
+
 @TVM
 def test_tvm_does_not_bring_pytorch():
     code = "import sys; from korch.report.peers import tvm; tvm._import(); print(*sys.modules)"

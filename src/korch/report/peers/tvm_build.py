@@ -21,6 +21,13 @@ from typing import Any
 _TRIALS_A_TASK = 64
 """As many as MetaSchedule tries at a time."""
 
+_PATIENCE_S = 300.0
+"""What a trial may take to be built, and to run. With TVM's own 30 s, all of them are lost where
+others keep the cores busy: a process that builds begins a Python first, and imports TVM."""
+
+_NO_TIME_S = 1e9
+"""TVM writes more than this for a trial that failed."""
+
 
 def main() -> None:
     """Build what the only argument asks for."""
@@ -60,7 +67,9 @@ def build(request: dict[str, Any]) -> Any:
 
 def _tuned(module: Any, target: Any, request: dict[str, Any]) -> Path:
     """Return the folder of the database, which is filled first if it is not there."""
+    from tvm.s_tir.meta_schedule.builder import LocalBuilder
     from tvm.s_tir.meta_schedule.relax_integration import extract_tasks, tune_relax
+    from tvm.s_tir.meta_schedule.runner import LocalRunner
 
     folder = Path(request["kept"]) / _key(target, request)
     done = folder / "done"
@@ -71,7 +80,13 @@ def _tuned(module: Any, target: Any, request: dict[str, Any]) -> Path:
     trials = request["trials"]
     tasks = max(1, len(extract_tasks(module, target)))
     share = trials if trials >= _TRIALS_A_TASK * tasks else -(-trials // tasks)
-    tune_relax(module, {}, target, str(folder), trials, share, seed=0)
+    database = tune_relax(
+        module, {}, target, str(folder), trials, share, seed=0,
+        builder=LocalBuilder(timeout_sec=_PATIENCE_S), runner=LocalRunner(timeout_sec=_PATIENCE_S),
+    )  # fmt: skip
+    times_s = [float(s) for r in database.get_all_tuning_records() for s in r.run_secs or ()]
+    if min(times_s, default=_NO_TIME_S) >= _NO_TIME_S:  # it would be an untuned TVM's
+        raise RuntimeError(f"none of {trials} trials gave a time; {folder / 'logs'} says why")
     done.touch()
     return folder
 
