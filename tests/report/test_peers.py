@@ -1,4 +1,5 @@
 import gc
+import importlib
 import importlib.util
 import itertools
 import json
@@ -263,6 +264,19 @@ def test_a_tuner_of_which_no_trial_gave_a_time_has_failed(monkeypatch, tmp_path,
             tvm_build._tuned(None, "llvm", request)
         assert not list((tmp_path / "kept").glob("*/done"))
     assert len(patience) == 2 and min(patience) > 60
+
+
+def test_what_tunes_tvm_imports_no_pytorch(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace())
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    (tmp_path / "first").mkdir()
+    tvm_build.hide_torch(tmp_path / "first")
+    with pytest.raises(ImportError):
+        importlib.import_module("torch")
+    code = "import sys; print(*sys.path); import torch"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.endswith("ImportError: TVM does not need PyTorch\n")
+    assert "/somewhere" in done.stdout.split()
 
 
 @TVM
