@@ -471,13 +471,14 @@ KORCH_INLINE Vec<T, W> op_div(Vec<T, W> a, Vec<T, W> b) {
 // a / b for a number b: by its inverse, found once for many vectors, if that is a normal number. What is
 // rounded or compared next may hang on the last bit, so the product's error is taken off: q b - a is exact
 // in one operation, and q less its share of that is the quotient as a division rounds it (P. Markstein,
-// IBM Journal of Research and Development 34, 1990, theorem 7). Of an infinite q, no number is taken off.
+// IBM Journal of Research and Development 34, 1990, theorem 7). Of an infinite q nothing is known to take off.
 template <typename T, int W>
 KORCH_INLINE Vec<T, W> div_by(Vec<T, W> a, T b) {
 #if defined(__FMA__) || defined(__aarch64__)
   if constexpr (sizeof(T) == 4 && !is_integer<T> && W > 1) {
     if (b >= 0x1p-126f && b <= 0x1p126f) {  // of a negative one, a zero would lose its sign
-      const Vec<T, W> inverse = splat<T, W>(1 / b), most = splat<T, W>(0x1.fffffep127f);
+      // Of a finite q the rest is less than b 2^106, and taking that much off leaves an infinite one.
+      const Vec<T, W> inverse = splat<T, W>(1 / b), most = splat<T, W>(b < 0x1p20f ? b * 0x1p106f : 0x1p126f);
       const Vec<T, W> q = a * inverse, rest = q * splat<T, W>(b) - a;
       return q - less_of<T, W>(greater_of<T, W>(rest, -most), most) * inverse;
     }
