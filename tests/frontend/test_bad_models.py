@@ -50,6 +50,19 @@ def test_values_of_absurd_size_are_unsupported():
         load_model(model)
 
 
+@pytest.mark.parametrize("axis", [1 << 31, -(1 << 31), -3])
+def test_an_axis_that_no_input_has_is_refused_before_onnx_looks_for_it(axis):
+    """Its shape inference writes where a layer normalization's axis says, and the process dies."""
+    nodes = [_node("LayerNormalization", ["x", "w"], ["y", "mean"], axis=axis)]
+    model = chain(nodes, X, ["y"], {"w": np.ones(3, np.float32)})
+    with pytest.raises(ModelError) as caught:
+        load_model(model)
+    assert str(caught.value) == (
+        f"model: node 'n' (LayerNormalization): its axis is {axis}, of an input with 2 axes; "
+        "expected -2 to 1"
+    )
+
+
 def test_an_empty_file_a_missing_one_and_a_folder_are_refused(tmp_path):
     (tmp_path / "empty.onnx").write_bytes(b"")
     with pytest.raises(ModelError, match="the file is empty"):

@@ -151,6 +151,7 @@ def infer_types(
     Raises:
         ModelError: the input types contradict the operator's definition.
     """
+    _check_axis(node, types, constants, f"{model}: {node_label(node)}")
     given = {name for name in node.input if name}
     others = others or {}
     inputs = {
@@ -179,6 +180,23 @@ def infer_types(
     if node.op_type in LIKE_FIRST_INPUT and not node.domain:
         found[node.output[0]] = inputs[node.input[0]]
     return found
+
+
+def _check_axis(
+    node: Any, types: Mapping[str, ValueType], constants: Mapping[str, Array], where: str
+) -> None:
+    """Refuse an axis that the first input can't have: ONNX counts from it in memory, unchecked."""
+    first = node.input[0] if node.input else ""
+    rank = constants[first].ndim if first in constants else getattr(types.get(first), "rank", None)
+    if rank is None or node.op_type in ("QuantizeLinear", "DequantizeLinear"):  # they may ignore it
+        return
+    more = 0 if node.op_type in ("LayerNormalization", "RMSNormalization") else 1  # as OneHot's
+    for attribute in node.attribute:
+        if attribute.name == "axis" and not -rank - more <= attribute.i <= rank + more:
+            raise ModelError(
+                f"its axis is {attribute.i}, of an input with {rank} axes", where=where,
+                expected=f"{-rank} to {rank - 1}",
+            )  # fmt: skip
 
 
 def static_type(proto: Any, name: str, node: Any, model: str) -> ValueType:
