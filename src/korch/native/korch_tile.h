@@ -468,10 +468,21 @@ KORCH_INLINE Vec<T, W> op_div(Vec<T, W> a, Vec<T, W> b) {
   }
 }
 
-// a / b for a number b: by its inverse, found once for many vectors, if that is a normal number. What is
-// rounded or compared next may hang on the last bit, so the product's error is taken off: q b - a is exact
-// in one operation, and q less its share of that is the quotient as a division rounds it (P. Markstein,
-// IBM Journal of Research and Development 34, 1990, theorem 7). Of an infinite q nothing is known to take off.
+// a / b for a number b: by its inverse, found once for many vectors, if that is a normal number. It has
+// two roundings.
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> div_nearly_by(Vec<T, W> a, T b) {
+  if constexpr (sizeof(T) == 4 && !is_integer<T> && W > 1) {
+    const T size = b < 0 ? -b : b;
+    if (size >= 0x1p-126f && size <= 0x1p126f) return a * splat<T, W>(1 / b);
+  }
+  return op_div<T, W>(a, splat<T, W>(b));
+}
+
+// The same rounded as a division does it: what is rounded or compared next may hang on the last bit, so
+// the product's error is taken off: q b - a is exact in one operation, and q less its share of that is the
+// quotient as a division rounds it (P. Markstein, IBM Journal of Research and Development 34, 1990,
+// theorem 7). Of an infinite q nothing is known to take off.
 template <typename T, int W>
 KORCH_INLINE Vec<T, W> div_by(Vec<T, W> a, T b) {
 #if defined(__FMA__) || defined(__aarch64__)

@@ -124,8 +124,9 @@ class _Printer:
             if buffer.level is Level.TILE and buffer.name in used:
                 type_ = C_TYPE[buffer.dtype]
                 self.out.line(f"alignas(64) {type_} {buffer.name}[{max(buffer.size, 1)}];")
+        given = {b.name for b in self.program.buffers if b.level is Level.INPUT}
         for pass_ in stage.passes:
             self.out.open("")
-            PassPrinter(self.out, stage, pass_).run()
+            PassPrinter(self.out, stage, pass_, given).run()
             self.out.close()
         self.out.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from korch.primitive.types import DType
 from korch.tile.clip import clipping_guards
@@ -40,9 +40,11 @@ INFIX = {"add": "+", "sub": "-", "mul": "*"}
 class OpPrinter:
     """What is computed inside of the loops of one pass."""
 
-    def __init__(self, out: Writer, stage: Stage, pass_: Pass) -> None:
+    def __init__(self, out: Writer, stage: Stage, pass_: Pass, given: Set[str]) -> None:
+        """Begin with nothing printed; `given` names the buffers that the kernel only reads."""
         self.out = out
         self.pass_ = pass_
+        self.given = given
         self.ranges = dict(ranges_of(stage, pass_))
         self.vector = next((a for a in pass_.axes if a.name == pass_.vector), None)
         self.squares: dict[str, str] = {}
@@ -113,7 +115,10 @@ class OpPrinter:
                     and self._is_uniform(arguments[1], ranges, variable)
                 ):
                     divisor = f"korch::lane<{type_}, {width}>({given[1]}, 0)"
-                    return f"korch::div_by<{type_}, {width}>({given[0]}, {divisor})"
+                    # What the kernel has summed up is rounded already: a last bit more is no loss.
+                    is_exact = any(self._is_given(argument) for argument in arguments)
+                    function = "div_by" if is_exact else "div_nearly_by"
+                    return f"korch::{function}<{type_}, {width}>({given[0]}, {divisor})"
                 if name == "cast" and dtype in NARROW_TYPE:
                     wide = f"korch::cast<float, {C_TYPE[source]}, {width}>({given[0]})"
                     return f"korch::rounded<{NARROW_TYPE[dtype]}, {width}>({wide})"
@@ -140,6 +145,19 @@ class OpPrinter:
                 return not turns and all(
                     self._is_uniform(a, ranges, variable) for a in (inside, outside)
                 )
+
+    def _is_given(self, name: str) -> bool:
+        """Return whether a value follows from the kernel's inputs at the same point alone."""
+        op = next(op for op in self.pass_.ops if op.name == name)
+        match op:
+            case Literal():
+                return True
+            case Load(buffer=buffer):
+                return buffer in self.given
+            case Apply(arguments=arguments):
+                return all(self._is_given(a) for a in arguments)
+            case Select(inside=inside, outside=outside):
+                return self._is_given(inside) and self._is_given(outside)
 
     def _load(self, op: Load, ranges: Ranges, variable: str, width: str) -> str:
         if op.name in self.squares:

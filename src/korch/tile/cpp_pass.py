@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 from korch.tile.clip import loop_ends
 from korch.tile.cpp_op import OpPrinter
@@ -58,8 +58,8 @@ UNROLLED_EXTENT = 4
 class PassPrinter(OpPrinter):
     """The loop nest of one pass."""
 
-    def __init__(self, out: Writer, stage: Stage, pass_: Pass) -> None:
-        super().__init__(out, stage, pass_)
+    def __init__(self, out: Writer, stage: Stage, pass_: Pass, given: Set[str]) -> None:
+        super().__init__(out, stage, pass_, given)
         self.kept = [a for a in pass_.axes if not a.is_reduced]
         self.reduced = [a for a in pass_.axes if a.is_reduced]
         self.across = next((a for a in pass_.axes if a.name == pass_.across), None)
