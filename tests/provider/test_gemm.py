@@ -13,7 +13,7 @@ from korch.candidate.layout import channels_last
 from korch.primitive.ops.layout import ReshapeAttributes, SliceAttributes, TransposeAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.provider.gemm import GemmProvider
-from korch.provider.gemm.provider import Blocking
+from korch.provider.gemm.blocking import Blocking
 from korch.provider.provider import SPLIT
 from korch.target import Target
 from korch.testing.kernels import check_offers, run_kernel

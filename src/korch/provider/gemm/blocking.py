@@ -1,0 +1,132 @@
+"""The sizes of a product and a target -> sizes of the blocks that are computed together."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from korch.target import Target
+
+PAGE_FLOATS = 1024
+"""Elements between lines that fall into one set of the first cache."""
+
+WIDE_VECTORS = 4
+"""Vectors of a wide strip."""
+
+WIDE_STRIPS = 16
+"""Wide strips that each thread must have."""
+
+L1_WAYS = 12
+"""Lines that a set of the first cache has room for."""
+
+FEW_TERMS, LONG_ROW, PART_SHARE = 64, 2048, 0.6
+"""Terms, columns, and the share of the second cache for a thread's part of the right operand, with
+which most time goes into storing results: then some rows are stored from end to end, which caches
+foresee, before the next."""
+
+LEAST_BLOCK = 256
+"""Rows for which the right operand is read once, even if they don't fit into the second cache."""
+
+MOST_WASTE = 1.06
+"""Rows computed per row needed, beyond which fewer rows are computed together."""
+
+TOGETHER = 32
+"""Rows and columns that the matrix units compute together, and terms of a step."""
+
+SPLIT_CACHE_SHARE = 0.5
+"""The part of the level-2 cache that the pieces of what stays there may fill."""
+
+SPLIT_ROWS = 384
+"""Rows of a block that stay: with so many, splitting columns is little beside the products."""
+
+LEAST_GROUP = 4
+"""Strips that must fit into the cache to stay there while the rows go by."""
+
+PIECES_BYTES = 6
+"""Of a float32 that is split."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocking:
+    """Sizes of blocks: vectors and rows in registers, rows of a block, parts of the columns.
+
+    For matrix units, `chunk` is how many terms are multiplied at a time, and `group` how many
+    strips of columns stay in the cache, 0 if it is the rows that stay.
+    """
+
+    vectors: int
+    rows: int
+    block: int
+    parts: int
+    chunk: int = 0
+    group: int = 0
+
+    @staticmethod
+    def split(batch: int, m: int, n: int, terms: int, target: Target) -> Blocking:
+        """Choose the sizes for matrix units: whole tiles, and terms that go together.
+
+        Threads share the larger operand out among them; each splits all of the other.
+        """
+        teams = max(1, target.threads // math.gcd(batch, target.threads))
+        strips, vectors = -(-n // TOGETHER), TOGETHER // target.lanes
+        room = SPLIT_CACHE_SHARE * target.l2_bytes
+        fitting = int(room / (PIECES_BYTES * TOGETHER * -(-terms // TOGETHER) * TOGETHER))
+        if m >= teams * SPLIT_ROWS // 2 and fitting >= min(strips, LEAST_GROUP):
+            block = min(m, -(-m // (teams * TOGETHER)) * TOGETHER)
+            group = -(-strips // -(-strips // fitting))
+            return Blocking(vectors, 8, block, 1, terms, group)
+        blocks, parts = (1, teams) if strips >= teams and n >= m else (teams, 1)
+        blocks *= max(1, round(m / (blocks * SPLIT_ROWS)))
+        block = min(m, -(-m // (blocks * TOGETHER)) * TOGETHER)
+        steps = int(room / (PIECES_BYTES * -(-block // TOGETHER) * TOGETHER * TOGETHER))
+        chunks = -(-terms // (max(8, steps) * TOGETHER))
+        chunk = -(-terms // (chunks * TOGETHER)) * TOGETHER
+        return Blocking(vectors, 8, block, parts, min(chunk, terms))
+
+    @staticmethod
+    def of(batch: int, m: int, n: int, terms: int, target: Target, row_step: int = 0) -> Blocking:
+        """Choose the sizes for a product of `batch` times m rows and n columns.
+
+        If the right operand is read where it lies, in rows `row_step` elements apart, and a
+        strip's lines drive each other out of the first cache, strips are wide: more of what was
+        fetched is used at once.
+        """
+        teams = max(1, target.threads // math.gcd(batch, target.threads))
+        vectors = 2 if n > target.lanes else 1
+        most = (target.registers - 4) // vectors
+        is_long = n >= WIDE_STRIPS * teams * WIDE_VECTORS * target.lanes
+        is_crowded = terms * math.gcd(row_step, PAGE_FLOATS) >= L1_WAYS * PAGE_FLOATS
+        is_crowded &= row_step % PAGE_FLOATS != 0  # or else strips are packed
+        if is_crowded and is_long and n > m and target.registers >= 32:
+            vectors, most = WIDE_VECTORS, target.registers // WIDE_VECTORS - 2
+        strips = -(-n // (vectors * target.lanes))
+        if n > m and (strips % teams == 0 or strips >= 16 * teams):
+            rows = _rows(m, most)
+            fitting = max(LEAST_BLOCK, target.l2_bytes * 3 // 4 // (4 * terms))
+            blocks = -(-m // fitting)
+            block = m if blocks == 1 else -(-m // (blocks * rows)) * rows
+            part_bytes = 4 * terms * n // teams
+            if terms <= FEW_TERMS and n >= LONG_ROW and part_bytes <= PART_SHARE * target.l2_bytes:
+                block = rows
+            return Blocking(vectors, rows, block, teams)
+        blocks = teams if m >= teams * most // 2 else 1
+        per_block = -(-m // blocks)
+        rows = _rows(per_block, most)
+        largest = rows * max(1, 64 // rows)
+        block = min(per_block, largest) if blocks == 1 else -(-per_block // rows) * rows
+        while block > 2 * largest and block % (2 * rows) == 0:
+            block //= 2
+        parts = 1 if batch * -(-m // block) >= target.threads else min(target.threads, strips)
+        if block < m:
+            block = -(-block // rows) * rows
+        return Blocking(vectors, rows, block, parts)
+
+
+def _rows(m: int, most: int) -> int:
+    """Return how many rows to compute together: many, but few beyond m."""
+    if m <= most:
+        return m
+    for rows in range(most, most // 2, -1):
+        if -(-m // rows) * rows <= MOST_WASTE * m:
+            return rows
+    return most
