@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from korch.measure import calibrate as module
-from korch.measure.calibrate import Calibration, calibrate
+from korch.measure.calibrate import Calibration, calibrate, kept_size, shared_sizes
 from korch.measure.compiler import NATIVE_FOLDER
 
 CORES = len(os.sched_getaffinity(0))
@@ -100,3 +100,29 @@ def test_any_number_of_bytes_will_do(library, name):
     rates = [rate(ctypes.c_int64(n), ctypes.c_int(2), ctypes.c_int64(2)) for n in sizes]
     assert rates[0] == 0  # nothing fits: no rate, and no crash
     assert all(found > 0 for found in rates[4:])
+
+
+@pytest.mark.parametrize(
+    ("l2_bytes", "l3_bytes", "sizes"),
+    [
+        (4 << 20, 128 << 20, [8, 16, 32, 64, 128]),
+        (4 << 20, 6 << 20, [3, 6]),
+        (1 << 20, 32 << 20, [2, 4, 8, 16, 32]),
+    ],
+)
+def test_sizes_of_the_shared_cache_begin_beyond_the_cores_own(l2_bytes, l3_bytes, sizes):
+    assert shared_sizes(l2_bytes, l3_bytes) == tuple(n << 20 for n in sizes)
+    assert all(n > 0 for n in shared_sizes(l2_bytes, 0))
+
+
+@pytest.mark.parametrize(
+    ("rates", "kept"),
+    [
+        ((50, 50, 48, 30), 4),  # a part of a cache that others use, too
+        ((50, 50, 48, 45), 8),
+        ((50, 30, 48, 45), 1),  # what is kept beyond a size that is not, is chance
+        ((27, 27, 27, 27), 1),  # noise: memory looks faster
+    ],
+)
+def test_what_a_cache_keeps_is_read_faster_than_memory(rates, kept):
+    assert kept_size([(1 << i, rate) for i, rate in enumerate(rates)], 28) == kept

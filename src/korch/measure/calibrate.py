@@ -8,8 +8,11 @@ samples, not the result.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
+import math
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +20,17 @@ from typing import Any
 from korch.libraries import load_globally
 from korch.target import Target
 
-FACT = "calibration-4"
+FACT = "calibration-5"
 """The database keeps a calibration by this name; another way of measuring takes another name."""
 
 MARGIN = 1.15
 TRIES = 8
 CHUNKS = 64
 """Samples of a thread in a try, 8 MiB each."""
+
+PASSES = 3
+PASS_BYTES = 256 << 20
+"""Passes of a thread in a try, and its longest one."""
 
 MEMORY_BYTES = 256 << 20
 """What the threads walk over together to see main memory, at least."""
@@ -80,6 +87,8 @@ class Calibration:
         split_flop_per_s: the same by matrix units, of numbers split into pieces; 0 without units.
         launch_ns: calling a kernel that does nothing.
         region_ns: an empty parallel region.
+        kept_bytes: what is still in the caches when it is read again and again. A virtual machine
+            is told the size of a cache that it has but a part of.
     """
 
     levels: tuple[Level, ...]
@@ -87,6 +96,7 @@ class Calibration:
     launch_ns: float
     region_ns: float
     split_flop_per_s: float = 0.0
+    kept_bytes: int = 0
 
     def bound_ns(self, work: Work) -> int:
         """Return a time below which no kernel can do so much.
@@ -154,7 +164,7 @@ class Calibration:
 
 
 def calibrate(timer: Path, target: Target) -> Calibration:
-    """Measure the machine; takes about two seconds.
+    """Measure the machine; takes about three seconds.
 
     Args:
         timer: the shared library built from `korch_timer.cpp`.
@@ -162,8 +172,8 @@ def calibrate(timer: Path, target: Target) -> Calibration:
     """
     load_globally(())
     library = ctypes.CDLL(str(timer))
-    for name in ("read_rate", "write_rate", "stream_rate", "flop_rate", "split_rate"):
-        getattr(library, f"korch_{name}").restype = ctypes.c_double
+    for name in ("read", "pass", "write", "stream", "flop", "split"):
+        getattr(library, f"korch_{name}_rate").restype = ctypes.c_double
     library.korch_time.restype = library.korch_region_ns.restype = ctypes.c_int64
     before = library.korch_threads(ctypes.c_int(target.threads))
     try:
@@ -171,43 +181,83 @@ def calibrate(timer: Path, target: Target) -> Calibration:
             library.korch_time(library.korch_nothing, None, None, ctypes.c_int64(1000)) / 1e3
             for _ in range(1000)
         ]
+        levels, kept_bytes = _levels(library, target)
         return Calibration(
-            levels=_levels(library, target),
+            levels=levels,
             rate_flop_per_s=_flop_rate(library, target) * MARGIN,
             launch_ns=min(nothing),
             region_ns=library.korch_region_ns(ctypes.c_int64(REGION_LIMIT_NS)),
             split_flop_per_s=_flop_rate(library, target, "split") * MARGIN
             if target.isa == "amx"
             else 0.0,
+            kept_bytes=kept_bytes,
         )
     finally:
         library.korch_free_memory()
         library.korch_threads(ctypes.c_int(before))  # the caller's own OpenMP code keeps its count
 
 
-def _levels(library: ctypes.CDLL, target: Target) -> tuple[Level, ...]:
+def _levels(library: ctypes.CDLL, target: Target) -> tuple[tuple[Level, ...], int]:
+    """Return the levels of memory, and how many bytes the farthest cache keeps."""
     # A level serves what fits the caches of all threads; half its size is sure to fit.
     threads, all_l2_bytes = target.threads, target.l2_bytes * target.threads
-    farthest = max(MEMORY_BYTES, 4 * (target.l3_bytes + all_l2_bytes)) // threads
-    sizes = [target.l1_bytes // 2, target.l2_bytes // 2,
-             max(target.l3_bytes // (2 * threads), 1 << 16), farthest]  # fmt: skip
-    limits = [target.l1_bytes * threads, all_l2_bytes, target.l3_bytes + all_l2_bytes, 0]
+    all_bytes = target.l3_bytes + all_l2_bytes
+    farthest = max(MEMORY_BYTES, 4 * all_bytes) // threads
+    shared = [n // threads for n in shared_sizes(all_l2_bytes, target.l3_bytes)]
+    sizes = [target.l1_bytes // 2, target.l2_bytes // 2, shared[0], farthest]
     reads, writes = [0.0] * len(sizes), [0.0] * len(sizes)
+    passes = dict.fromkeys((*shared, farthest), 0.0)
     for _ in range(TRIES):
         for i, size in enumerate(sizes):
             reads[i] = max(reads[i], _rate(library, "read", size, threads))
             writes[i] = max(writes[i], _rate(library, "write", size, threads))
         # Into main memory a kernel may write past the caches, which then need not read first.
         writes[-1] = max(writes[-1], _rate(library, "stream", farthest, threads))
-    return tuple(
+        for size in passes:
+            passes[size] = max(passes[size], _pass_rate(library, size, threads))
+    kept = threads * kept_size([(n, passes[n]) for n in shared], passes[farthest])
+    # A bound must be right for what is mostly kept, too: memory is taken to begin a step later.
+    limits = [target.l1_bytes * threads, all_l2_bytes, min(2 * kept, all_bytes), 0]
+    levels = tuple(
         Level(limit, max(reads[i:]) * MARGIN, max(writes[i:]) * MARGIN)
         for i, limit in enumerate(limits)
     )
+    return levels, kept
+
+
+def shared_sizes(all_l2_bytes: int, l3_bytes: int) -> tuple[int, ...]:
+    """Return sizes from the cores' own caches, or half the shared one, to all of it, in doubles."""
+    sizes = [max(l3_bytes, 1 << 18), max(l3_bytes, 1 << 18) // 2]
+    while sizes[-1] >= 4 * all_l2_bytes:
+        sizes.append(sizes[-1] // 2)
+    return tuple(reversed(sizes))
+
+
+def kept_size(rates: Sequence[tuple[int, float]], far_rate: float) -> int:
+    """Return the largest size that is read again faster than memory is.
+
+    Args:
+        rates: sizes, from the least one on, and how fast each is read again and again.
+        far_rate: how fast main memory is read.
+
+    Returns:
+        The last size up to which all rates are nearer to the first one than to memory's.
+    """
+    least = math.sqrt(rates[0][1] * far_rate)
+    kept = itertools.takewhile(lambda found: found[1] >= least, rates)
+    return max((size for size, _ in kept), default=rates[0][0])
 
 
 def _rate(library: ctypes.CDLL, name: str, size_bytes: int, threads: int) -> float:
     function = getattr(library, f"korch_{name}_rate")
     return float(function(ctypes.c_int64(size_bytes), _at_once(threads), ctypes.c_int64(CHUNKS)))
+
+
+def _pass_rate(library: ctypes.CDLL, size_bytes: int, threads: int) -> float:
+    """Return the rate of whole passes over memory: parts of it that a cache keeps do not count."""
+    pass_bytes = ctypes.c_int64(min(size_bytes, PASS_BYTES))
+    size, count = ctypes.c_int64(size_bytes), ctypes.c_int64(PASSES)
+    return float(library.korch_pass_rate(size, _at_once(threads), count, pass_bytes))
 
 
 def _flop_rate(library: ctypes.CDLL, target: Target, units: str = "flop") -> float:

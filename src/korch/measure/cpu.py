@@ -79,11 +79,13 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
             options.threads, find_compiler().identity, matrix_units=not options.strict
         )
         self.builder = Builder(self.target.isa, options.cache_folder)
-        self.reads_weights_from_memory = weights_bytes > self.target.l3_bytes
-        state = " cold weights" if self.reads_weights_from_memory else ""
-        self.database = Database(self.builder.folder.parent, f"{self.target.fingerprint}{state}")
         self._timer = self.builder.library([(NATIVE_FOLDER / "korch_timer.cpp").read_text()])
+        self.database = Database(self.builder.folder.parent, self.target.fingerprint)
         self.calibration = self._calibrate()
+        self.reads_weights_from_memory = weights_bytes > self.calibration.kept_bytes
+        if self.reads_weights_from_memory:
+            self.database.target += " cold weights"
+            self.calibration = self._calibrate(self.calibration)
         self._counts: dict[str, tuple[float, bool]] = {}  # by group: operations, and windows
 
     def known(self, candidate: Candidate) -> Record | None:
@@ -189,14 +191,15 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
                 record = Measured(record.time_ns + DISPATCH_NS, record.spread, record.samples_ns)
             self.keep(candidate.key, record)
 
-    def _calibrate(self) -> Calibration:
+    def _calibrate(self, known: Calibration | None = None) -> Calibration:
+        """Return what the database knows; else what is known, or is measured now."""
         text = self.database.fact(FACT)
         if text is not None:
             try:
                 return Calibration.from_text(text)
             except (ValueError, TypeError, KeyError):
                 logger.warning("the stored calibration is damaged; the machine is measured again")
-        found = calibrate(self._timer, self.target)
+        found = known or calibrate(self._timer, self.target)
         self.database.put_fact(FACT, found.to_text())
         return found
 

@@ -37,7 +37,6 @@ using Register = korch::Vec<float, KORCH_LANES>;
 constexpr int64_t BLOCK = 8 * KORCH_LANES;        // elements that one turn of a loop touches
 constexpr int64_t CHUNK_BYTES = 8 << 20;          // long beside the clock, short beside a time slice
 constexpr int64_t HUGE_PAGE = 2 << 20;
-constexpr int64_t CHUNK = CHUNK_BYTES / sizeof(float);
 
 // The sum over threads of each one's best rate, where prepare(thread) returns the function that does
 // one chunk of `work`. A thread that waits for its core spoils some of its own chunks and nobody
@@ -88,17 +87,17 @@ float* kept_memory(int64_t size) {
 // The summed rate of passes over `bytes` of memory per thread, in bytes per second. A chunk goes on
 // where the last one ended, so that memory larger than a cache is never found in it.
 template <typename Pass>
-double memory_rate(int64_t bytes, int threads, int64_t chunks, Pass pass) {
+double memory_rate(int64_t bytes, int threads, int64_t chunks, int64_t chunk_bytes, Pass pass) {
   const int64_t count = bytes / sizeof(float) / BLOCK * BLOCK;
   const int64_t whole = (count * threads * int64_t(sizeof(float)) + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
   float* memory = count == 0 ? nullptr : kept_memory(whole);
   if (memory == nullptr) return 0;
   const bool is_new = count * threads > kept_ones;
-  const double rate = summed_rate(threads, chunks, CHUNK_BYTES, [=](int thread) {
+  const double rate = summed_rate(threads, chunks, double(chunk_bytes), [=](int thread) {
     float* own = memory + count * thread;
     for (int64_t i = 0; is_new && i < count; ++i) own[i] = 1.0f;
     return [=, at = int64_t(0)]() mutable {
-      for (int64_t left = CHUNK; left > 0;) {
+      for (int64_t left = chunk_bytes / int64_t(sizeof(float)); left > 0;) {
         const int64_t some = left < count - at ? left : count - at;
         pass(own + at, some);
         left -= some;
@@ -195,9 +194,9 @@ int korch_threads(int threads) {
 }
 
 // Bytes per second of reading, writing, and writing past the caches: `bytes` of memory per thread,
-// `chunks` times 8 MiB.
-double korch_read_rate(int64_t bytes, int threads, int64_t chunks) {
-  return memory_rate(bytes, threads, chunks, [](const float* at, int64_t count) {
+// `chunks` times `chunk_bytes`, or 8 MiB.
+double korch_pass_rate(int64_t bytes, int threads, int64_t chunks, int64_t chunk_bytes) {
+  return memory_rate(bytes, threads, chunks, chunk_bytes, [](const float* at, int64_t count) {
     Register sums[8] = {};
     for (int64_t i = 0; i < count; i += BLOCK) {
       for (int u = 0; u < 8; ++u) sums[u] += korch::load<float, KORCH_LANES>(at + i + KORCH_LANES * u);
@@ -207,8 +206,12 @@ double korch_read_rate(int64_t bytes, int threads, int64_t chunks) {
   });
 }
 
+double korch_read_rate(int64_t bytes, int threads, int64_t chunks) {
+  return korch_pass_rate(bytes, threads, chunks, CHUNK_BYTES);
+}
+
 double korch_write_rate(int64_t bytes, int threads, int64_t chunks) {
-  return memory_rate(bytes, threads, chunks, [](float* at, int64_t count) {
+  return memory_rate(bytes, threads, chunks, CHUNK_BYTES, [](float* at, int64_t count) {
     const Register one = korch::splat<float, KORCH_LANES>(1.0f);
     for (int64_t i = 0; i < count; i += BLOCK) {
       for (int u = 0; u < 8; ++u) korch::store<float, KORCH_LANES>(at + i + KORCH_LANES * u, one);
@@ -219,7 +222,7 @@ double korch_write_rate(int64_t bytes, int threads, int64_t chunks) {
 
 double korch_stream_rate(int64_t bytes, int threads, int64_t chunks) {
 #if defined(__AVX__)
-  return memory_rate(bytes, threads, chunks, [](float* at, int64_t count) {
+  return memory_rate(bytes, threads, chunks, CHUNK_BYTES, [](float* at, int64_t count) {
     const Register one = korch::splat<float, KORCH_LANES>(1.0f);
     for (int64_t i = 0; i < count; i += KORCH_LANES) {
       asm volatile("vmovntps %1, %0" : "=m"(*reinterpret_cast<Register*>(at + i)) : "v"(one));
