@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -198,6 +199,12 @@ def plain(data: Any) -> Any:
 T = TypeVar("T")
 
 
+@cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    """Return the types of a record's fields; to find them takes longer than to read a record."""
+    return get_type_hints(kind)
+
+
 def _read(kind: type[T], data: Any, where: str) -> T:
     """Return the `kind` that `plain` gives as `data`."""
     origin = get_origin(kind)
@@ -205,7 +212,7 @@ def _read(kind: type[T], data: Any, where: str) -> T:
         names = [field.name for field in dataclasses.fields(kind)]
         if not isinstance(data, dict) or sorted(data) != sorted(names):
             raise ValueError(f"{where} does not have the fields {', '.join(names)}")
-        hints = get_type_hints(kind)
+        hints = _hints(kind)
         return kind(**{name: _read(hints[name], data[name], f"{where}.{name}") for name in names})
     if origin is tuple:
         if not isinstance(data, list):
