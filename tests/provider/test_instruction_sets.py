@@ -78,13 +78,13 @@ def convolved(n: int) -> list[Group]:
 
 
 def in_winograds_space(n: int) -> list[Group]:
-    """Tiles of 2 and of 4, with borders."""
+    """Tiles of 2 and of 4, with borders, and channels enough for matrix units."""
     groups = []
-    for tile in (2, 4):
+    for tile, channels in ((2, n), (4, n), (2, 4 * n)):
         g = Graph()
         pads = PadAttributes((0, 0, 1, 1), (0, 0, 1, 1))
-        weights = transform_weights(g.rng.standard_normal((n, n, 3, 3)), tile)
-        x = g.add("pad", [g.tensor(1, n, 7, 9)], pads)
+        weights = transform_weights(g.rng.standard_normal((channels, channels, 3, 3)), tile)
+        x = g.add("pad", [g.tensor(1, channels, 7, 9)], pads)
         u = g.constant(np.ascontiguousarray(weights.astype(np.float32)))
         groups.append(g.group(g.add("winograd", [x, u], WinogradAttributes(tile, (0, 0), (0, 0)))))
     return groups

@@ -10,14 +10,17 @@ import pytest
 from onednn_groups import Graph
 
 from korch.candidate.candidate import Group, Offer, Refusal
+from korch.measure.compiler import Builder
 from korch.primitive import reference
 from korch.primitive.op import Attributes
 from korch.primitive.ops.layout import PadAttributes, SliceAttributes, TakeAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.primitive.ops.winograd import WinogradAttributes, transform_weights
-from korch.provider.provider import Kernel
+from korch.provider.provider import SPLIT, Kernel
 from korch.provider.winograd import WinogradProvider, provider
 from korch.provider.winograd.provider import Blocking
+from korch.provider.winograd.split import split_of
+from korch.target import Target
 from korch.testing.kernels import check_kernel, load_kernels, run_kernel
 from korch.testing.samples import random_arrays
 
@@ -236,3 +239,124 @@ def test_blocks_fit_registers_and_tiles(target, isa, tiles, channels):
         assert made.rows * made.vectors + made.vectors + 1 <= registers
         assert made.group % made.rows == 0 and channels % (made.vectors * lanes) == 0
         assert 36 * channels * 4 * (made.group - made.rows) <= 2 * machine.l2_bytes * 2
+
+
+def matrix_units(target: Target) -> Target:
+    """A target with matrix units and a small cache, so that groups are many."""
+    if target.isa != "amx":
+        pytest.skip("this machine has no matrix units")
+    return replace(target, l2_bytes=256 << 10)
+
+
+def split_kernels(each: Group, machine: Target) -> list[tuple[Offer, Kernel]]:
+    """The kernels that multiply on the matrix units."""
+    offers = WinogradProvider().offer(each, machine)
+    assert not isinstance(offers, Refusal), offers.reason
+    split = [offer for offer in offers if offer.variant == SPLIT]
+    assert len(split) == 2 and all(offer.is_split for offer in split)
+    kernels = [WinogradProvider().build(each, offer, machine) for offer in split]
+    assert all("run_split<" in kernel.source for kernel in kernels)
+    return list(zip(split, kernels, strict=True))
+
+
+def split_groups() -> list[Group]:
+    """Channels that are no whole steps, several images, groups and blocks that are not full."""
+    g = Graph()
+    y = per_channel(g, "add", start(g, (1, 96, 21, 18), 64, 4))
+    residual = g.group(g.add("sigmoid", [g.with_tensor("add", y, g.tensor(1, 64, 21, 18))]))
+    return [
+        group((1, 64, 23, 41), 96, 4), group((2, 80, 19, 9), 64, 2), residual,
+        group((1, 64, 17, 18), 128, 4, pad=reflect("constant", 2.5), begin=NONE, end=NONE),
+        group((1, 112, 18, 19), 64, 4, begin=(0, 1), end=(2, 0)),
+    ]  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_matrix_units_multiply_all_shapes(target, builder, rng, threads):
+    machine = replace(matrix_units(target), threads=threads)
+    made = [(each, *k) for each in split_groups() for k in split_kernels(each, machine)]
+    library = load_kernels([kernel for *_, kernel in made], builder)
+    for each, offer, kernel in made:
+        check_kernel(kernel, each, offer, arrays_for(each, rng), builder, library)
+
+
+def test_where_the_system_denies_matrix_units_the_vector_units_multiply(target, builder, rng):
+    """The kernel's other half, with weights and a workspace made for the units."""
+    for each in split_groups()[:2]:
+        for offer, kernel in split_kernels(each, matrix_units(target)):
+            source = re.sub(r"run_split<(\w+), \w+>", r"run<\1>", kernel.source)
+            denied = replace(kernel, source=source)
+            check_kernel(denied, each, offer, arrays_for(each, rng), builder)
+
+
+@pytest.mark.parametrize("tile", [2, 4])
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 3.4e38, 2.0**126])
+def test_tiles_without_pieces_are_computed_as_the_vector_units_do(
+    target, builder: Builder, rng, tile, bad
+):
+    machine = matrix_units(target)
+    each = group((1, 64, 19, 22), 64, tile)
+    arrays = arrays_for(each, rng)
+    arrays[0][0, 3, 5, 6] = arrays[0][0, 60, 18, 0] = bad
+    offers = WinogradProvider().offer(each, machine)
+    found = {}
+    for offer in offers:
+        kernel = WinogradProvider().build(each, offer, machine)
+        (found[offer.variant, offer.inputs[0]],) = run_kernel(kernel, each, offer, arrays, builder)
+    for (variant, layout), result in found.items():
+        if variant != SPLIT:
+            continue
+        expected = found["tiles", layout]
+        assert np.array_equal(np.isnan(result), np.isnan(expected))
+        assert np.array_equal(np.isinf(result), np.isinf(expected))
+        known = np.isfinite(expected) & (np.abs(expected) < 1e30)
+        assert 0 < known.sum() < known.size
+        np.testing.assert_allclose(result[known], expected[known], rtol=1e-4, atol=1e-4)
+
+
+def test_split_products_are_as_exact_as_those_of_vector_units(target, builder, rng):
+    machine = matrix_units(target)
+    each = group((1, 128, 20, 20), 64, 4)
+    arrays = arrays_for(each, rng)
+    feeds = {f"i{i}": array for i, array in enumerate(arrays)}
+    exact = reference.run(each.body, feeds, exact=True)["o0"]
+
+    def error(offer: Offer, kernel: Kernel) -> float:
+        (found,) = run_kernel(kernel, each, offer, arrays, builder)
+        return float(np.sqrt(np.mean((found - exact) ** 2)))
+
+    vectors = min(
+        error(offer, WinogradProvider().build(each, offer, machine))
+        for offer in WinogradProvider().offer(each, machine)
+        if not offer.is_split
+    )
+    assert all(0 < error(*made) < vectors for made in split_kernels(each, machine))
+
+
+def test_matrix_units_are_offered_where_they_may_pay(target):
+    wide, lesser = (replace(target, isa=isa, lanes=16) for isa in ("amx", "avx512"))
+
+    def is_offered(each: Group, machine: Target = wide) -> bool:
+        offers = WinogradProvider().offer(each, machine)
+        assert not isinstance(offers, Refusal)
+        return any(offer.is_split for offer in offers)
+
+    assert is_offered(group((1, 64, 20, 20), 64, 4))
+    assert not is_offered(group((1, 64, 20, 20), 64, 4), lesser)
+    assert not is_offered(group((1, 48, 20, 20), 64, 4))  # few channels
+    assert not is_offered(group((1, 64, 20, 20), 32, 4))
+    assert not is_offered(group((1, 64, 20, 20), 80, 4))  # half a tile of the units
+    assert not is_offered(group((1, 64, 16, 16), 64, 4))  # few tiles of the image
+
+
+@pytest.mark.parametrize(("tiles", "channels", "threads", "groups"), [
+    (169, (128, 256), 2, 2), (169, (128, 128), 2, 1), (169, (128, 128), 1, 2),
+    (49, (256, 512), 2, 1), (676, (64, 64), 2, 2), (17, (4096, 4096), 1, 1),
+])  # fmt: skip
+def test_groups_fit_the_caches_of_all_threads(tiles, channels, threads, groups):
+    machine = Target(isa="amx", lanes=16, threads=threads, l2_bytes=2 << 20)
+    found = split_of(36, tiles, *channels, machine)
+    assert found.groups == groups
+    assert found.group * found.groups >= tiles > (found.group - 1) * found.groups
+    assert found.step // 16 % 2 == 1 and found.step >= -(-found.group // 32) * 32 * max(channels)

@@ -14,10 +14,11 @@
 //                        odd number of lines, for points in the same sets of the first cache would
 //                        drive each other out
 //   THREADS, SHARED      whether the threads share a group, each with its own output channels
+//   BY_POINT             whether weights lie as [EDGE * EDGE][O / (NV * W)][C][NV * W]
 //   row(i), column(i)    the image's row or column at padded position i, -1 for FILL, -2 for zero
 //   FILL                 the value of the pad before the convolution
 //   finish(buffers, y, at, channel)   stores W results, the first of which belongs at `at`
-// Weights lie as [O / (NV * W)][EDGE * EDGE][C][NV * W].
+// Weights lie as [O / (NV * W)][EDGE * EDGE][C][NV * W], if not by points.
 #pragma once
 
 #include "korch_tile.h"
@@ -130,17 +131,30 @@ __attribute__((noinline)) void multiply(const float* v, const float* u, const fl
     for (int k = 0; k < K::NV; ++k) store<float, K::W>(m + r * BLOCK<K> + k * K::W, sum[r][k]);
 }
 
+// Where the weights of a point and a block of output channels are.
 template <class K>
-KORCH_INLINE void inverse_tile(void* const* buffers, const float* m, long tile, long channel) {
+KORCH_INLINE const float* weights_at(const float* weights, long point, long block) {
+  constexpr long BLOCKS = K::O / BLOCK<K>;
+  return weights + (K::BY_POINT ? point * BLOCKS + block : block * POINTS<K> + point) * K::C * BLOCK<K>;
+}
+
+// Transform W channels of a tile's sums m[point * step] back: result i, j is d[i * EDGE + j].
+template <class K>
+KORCH_INLINE void inverse_tile(const float* m, long step, V<K> (&d)[POINTS<K>]) {
   constexpr int E = EDGE<K>;
-  const long image = tile / (K::DOWN * K::ACROSS), place = tile % (K::DOWN * K::ACROSS);
-  const long top = place / K::ACROSS * K::TILE, left = place % K::ACROSS * K::TILE;
-  V<K> d[E * E];
-  for (int p = 0; p < E * E; ++p) d[p] = load<float, K::W>(m + p * K::M_STEP);
+  for (int p = 0; p < E * E; ++p) d[p] = load<float, K::W>(m + p * step);
 #pragma GCC unroll 8
   for (int j = 0; j < E; ++j) inverse<K>(d + j, E);
 #pragma GCC unroll 8
   for (int i = 0; i < K::TILE; ++i) inverse<K>(d + i * E, 1);
+}
+
+// Finish and store W channels of a tile's results.
+template <class K>
+KORCH_INLINE void store_tile(void* const* buffers, const V<K> (&d)[POINTS<K>], long tile, long channel) {
+  constexpr int E = EDGE<K>;
+  const long image = tile / (K::DOWN * K::ACROSS), place = tile % (K::DOWN * K::ACROSS);
+  const long top = place / K::ACROSS * K::TILE, left = place % K::ACROSS * K::TILE;
   const long rows = korch::smaller(K::TILE, K::OUT_H - top);
   const long columns = korch::smaller(K::TILE, K::OUT_WIDTH - left);
   for (long i = 0; i < rows; ++i)
@@ -158,12 +172,11 @@ KORCH_INLINE void inverse_tile(void* const* buffers, const float* m, long tile, 
 template <class K>
 KORCH_INLINE void finish_block(void* const* buffers, const float* weights, const float* v, float* m,
                                long block, long first, long count) {
-  const float* u = weights + block * POINTS<K> * K::C * BLOCK<K>;
   const long used = korch::blocks(count, K::ROWS) * K::ROWS;
   constexpr int LINES = BLOCK<K> < 16 ? 1 : BLOCK<K> / 16;
   constexpr int AT_ONCE = K::GROUP > K::ROWS ? 1 : LINES;
   for (int p = 0; p < POINTS<K>; ++p) {
-    const float* const from = u + p * K::C * BLOCK<K>;
+    const float* const from = weights_at<K>(weights, p, block);
     const float* const next = from + K::C * BLOCK<K>;
     for (long r = 0, line = 0; r < used; r += K::ROWS, line += AT_ONCE) {
       const float* const tiles = v + p * K::V_STEP + r * K::C;
@@ -173,8 +186,11 @@ KORCH_INLINE void finish_block(void* const* buffers, const float* weights, const
     }
   }
   for (long t = 0; t < count; ++t)
-    for (int k = 0; k < K::NV; ++k)
-      inverse_tile<K>(buffers, m + t * BLOCK<K> + k * K::W, first + t, block * BLOCK<K> + k * K::W);
+    for (int k = 0; k < K::NV; ++k) {
+      V<K> d[POINTS<K>];
+      inverse_tile<K>(m + t * BLOCK<K> + k * K::W, K::M_STEP, d);
+      store_tile<K>(buffers, d, first + t, block * BLOCK<K> + k * K::W);
+    }
 }
 
 // x and weights: the buffers' first two roles; workspace: V (one, or one per thread), then M.

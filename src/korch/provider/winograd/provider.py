@@ -12,13 +12,14 @@ from typing import Any
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
-from korch.primitive.ops.winograd import tile_counts
-from korch.provider.provider import Kernel, named_kernel
+from korch.primitive.ops.winograd import WinogradAttributes, tile_counts
+from korch.provider.provider import SPLIT, Kernel, named_kernel
 from korch.provider.vector import scalar
 from korch.provider.winograd.match import Match, match_group
+from korch.provider.winograd.split import LEAST_CHANNELS, LEAST_TILES, TOGETHER, Split, split_of
 from korch.target import Target
 
-SCHEMA = 9
+SCHEMA = 10
 """Raise it whenever the kernels change in speed or meaning."""
 
 CACHE_SHARE = 0.9
@@ -91,15 +92,19 @@ class WinogradProvider:
         if y.size == 0:
             return Refusal("the result is empty")
         weights = group.input_types[found.weights].size_bytes
-        variants = ("tiles",) if weights < MANY_WEIGHTS_BYTES else ("tiles", "channels")
+        variants = ["tiles"] if weights < MANY_WEIGHTS_BYTES else ["tiles", "channels"]
+        if _can_split(group, found, target):
+            variants.append(SPLIT)
         offers = []
         for wanted in (channels_blocked(4, target.lanes), channels_last(4)):
             source, sink = wanted.normalized(x.shape), wanted.normalized(y.shape)
             choices = layout_choices(x, target.lanes), layout_choices(y, target.lanes)
             if source in choices[0] and sink in choices[1]:
-                inputs = _layouts(group, found, source, sink, target)
                 outputs = (sink,) * len(group.outputs)
-                offers += [Offer(inputs, outputs, variant) for variant in variants]
+                for variant in variants:
+                    is_split = variant == SPLIT
+                    inputs = _layouts(group, found, source, sink, target, is_split)
+                    offers.append(Offer(inputs, outputs, variant, is_split=is_split))
         return tuple(dict.fromkeys(offers)) or Refusal("no layout suits both sides")
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
@@ -114,11 +119,39 @@ class WinogradProvider:
             "IN_LAST": int(offer.inputs[found.image] == last.normalized(x.shape)),
             "OUT_LAST": int(offer.outputs[0] == last.normalized(y.shape)),
         }
+        is_split = offer.variant == SPLIT
+        constants["BY_POINT"] = int(is_split)
+        split = _split(group, found, target) if is_split else None
         layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
-        text = _print(group, found, constants, f"{group.text}layouts {layouts}")
+        text = _print(group, found, constants, split, f"{group.text}layouts {layouts}")
         teams = 1 if blocking.is_shared else target.threads
         steps = teams * constants["V_STEP"] + target.threads * constants["M_STEP"]
-        return named_kernel(text, workspace_bytes=4 * (constants["TILE"] + 2) ** 2 * steps)
+        floats = (constants["TILE"] + 2) ** 2 * steps
+        if split is not None:
+            own = target.threads * split.floats
+            floats = max(floats, (constants["TILE"] + 2) ** 2 * split.step + own)
+        return named_kernel(text, workspace_bytes=4 * floats)
+
+
+def _can_split(group: Group, found: Match, target: Target) -> bool:
+    """Return whether matrix units may pay: where their tiles are mostly full."""
+    *_, terms, channels = group.input_types[found.weights].shape
+    is_wide = min(terms, channels) >= LEAST_CHANNELS and channels % TOGETHER == 0
+    return target.isa == "amx" and is_wide and _tiles(group, found)[0] >= LEAST_TILES
+
+
+def _split(group: Group, found: Match, target: Target) -> Split:
+    tiles, points = _tiles(group, found)
+    x, y = group.input_types[found.image], group.output_types[0]
+    return split_of(points, tiles, x.shape[1], y.shape[1], target)
+
+
+def _tiles(group: Group, found: Match) -> tuple[int, int]:
+    """Return how many tiles there are, and the points of each."""
+    y, attributes = group.output_types[0], found.primitive.attributes
+    assert isinstance(attributes, WinogradAttributes)
+    tiles = y.shape[0] * math.prod(tile_counts(y.shape, attributes.tile))
+    return tiles, (attributes.tile + 2) ** 2
 
 
 def _spread(floats: int) -> int:
@@ -128,19 +161,17 @@ def _spread(floats: int) -> int:
 
 def _blocking(group: Group, found: Match, target: Target, is_shared: bool) -> Blocking:
     x, y = group.input_types[found.image], group.output_types[0]
-    attributes: Any = found.primitive.attributes
-    tiles = y.shape[0] * math.prod(tile_counts(y.shape, attributes.tile))
-    points = (attributes.tile + 2) ** 2
+    tiles, points = _tiles(group, found)
     return Blocking.of(points, tiles, x.shape[1], y.shape[1], target, is_shared)
 
 
 def _layouts(
-    group: Group, found: Match, source: Layout, sink: Layout, target: Target
+    group: Group, found: Match, source: Layout, sink: Layout, target: Target, is_split: bool
 ) -> tuple[Layout, ...]:
     block = _blocking(group, found, target, False).vectors * target.lanes
     return tuple(
         source if i == found.image
-        else Layout((3, 0, 1, 2), ((3, block),)) if i == found.weights
+        else Layout((0, 1, 3, 2) if is_split else (3, 0, 1, 2), ((3, block),)) if i == found.weights
         else sink if i in found.full
         else Layout.plain(type_.rank)
         for i, type_ in enumerate(group.input_types)
@@ -162,13 +193,18 @@ def _constants(group: Group, found: Match, blocking: Blocking, target: Target) -
     }  # fmt: skip
 
 
-def _print(group: Group, found: Match, constants: dict[str, int], comment: str) -> str:
+def _print(group: Group, found: Match, constants: dict[str, int], split: Split | None,
+           comment: str) -> str:  # fmt: skip
     rows, columns = found.sources
     workspace = len(group.inputs) + len(group.outputs)
     head = "".join(f"// {line}\n" for line in comment.splitlines())
-    numbers = "".join(f"  static constexpr long {name} = {n};\n" for name, n in constants.items())
+    numbers = _numbers(constants)
+    header, run, sizes = "korch_winograd.h", "run<NAME_kernel>", ""
+    if split is not None:
+        header, run = "korch_winograd_amx.h", "run_split<NAME_kernel, NAME_sizes>"
+        sizes = f"struct NAME_sizes {{\n{_numbers(split.numbers)}}};\n\n"
     steps = "".join(f"    {line}\n" for line in found.steps)
-    return f"""{head}#include "korch_winograd.h"
+    return f"""{head}#include "{header}"
 
 static const int32_t NAME_rows[] = {{{", ".join(map(str, rows))}}};
 static const int32_t NAME_columns[] = {{{", ".join(map(str, columns))}}};
@@ -182,10 +218,14 @@ struct NAME_kernel {{
 {steps}  }}
 }};
 
-extern "C" int NAME_run(void*, void* const* buffers) {{
-  return korch_winograd::run<NAME_kernel>(
+{sizes}extern "C" int NAME_run(void*, void* const* buffers) {{
+  return korch_winograd::{run}(
       buffers, static_cast<const float*>(buffers[{found.image}]),
       static_cast<const float*>(buffers[{found.weights}]),
       static_cast<float*>(buffers[{workspace}]));
 }}
 """
+
+
+def _numbers(constants: dict[str, int]) -> str:
+    return "".join(f"  static constexpr long {name} = {n};\n" for name, n in constants.items())
