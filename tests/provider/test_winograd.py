@@ -352,7 +352,7 @@ def test_matrix_units_are_offered_where_they_may_pay(target):
 
 @pytest.mark.parametrize(("tiles", "channels", "threads", "groups"), [
     (169, (128, 256), 2, 2), (169, (128, 128), 2, 1), (169, (128, 128), 1, 2),
-    (49, (256, 512), 2, 1), (676, (64, 64), 2, 2), (17, (4096, 4096), 1, 1),
+    (49, (256, 512), 2, 1), (676, (64, 64), 2, 3), (17, (4096, 4096), 1, 1),
 ])  # fmt: skip
 def test_groups_fit_the_caches_of_all_threads(tiles, channels, threads, groups):
     machine = Target(isa="amx", lanes=16, threads=threads, l2_bytes=2 << 20)

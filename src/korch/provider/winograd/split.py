@@ -17,8 +17,13 @@ PIECES_BYTES = 6
 """Of a number that is split."""
 
 CACHE_SHARE = 1.15
-"""The part of the level-2 caches that a group may fill: the first points go before the last come,
-and to read weights once more takes longer than some points that were driven out.
+"""The part of the level-2 caches that a group may fill: to read and to split the weights once more
+takes longer than to fetch some points that were driven out.
+"""
+
+FEW_WEIGHTS_SHARE, SMALL_GROUP_SHARE = 0.25, 0.7
+"""If a thread's weights fill no more of its cache than the first, they may stay there, and a group
+fills no more than the second.
 """
 
 LEAST_CHANNELS = 64
@@ -68,7 +73,10 @@ def split_of(points: int, tiles: int, channels_in: int, channels_out: int, targe
     wide, depth = max(channels_in, channels_out), _multiple(channels_in, TOGETHER)
     # A thread's points of a tile, and twice the pieces of one of them.
     tile_bytes = 4 * points * wide / target.threads + 2 * PIECES_BYTES * depth
-    room = CACHE_SHARE * target.l2_bytes - 2 * PIECES_BYTES * depth * TOGETHER
+    weight_bytes = 4 * points * channels_in * channels_out / target.threads
+    are_few = weight_bytes <= FEW_WEIGHTS_SHARE * target.l2_bytes
+    share = SMALL_GROUP_SHARE if are_few else CACHE_SHARE
+    room = share * target.l2_bytes - 2 * PIECES_BYTES * depth * TOGETHER
     groups = -(-tiles // max(TOGETHER, int(room / tile_bytes)))
     group = -(-tiles // groups)
     whole = _multiple(group, TOGETHER)
