@@ -124,8 +124,9 @@ class Options:
     side_by_side: bool = field(
         default=True,
         metadata={
-            "help": "on a CPU, run independent small kernels side by side, on one thread each, "
-            "where that is faster; --no-side-by-side: one after the other, each on all threads"
+            "help": "on a CPU, run independent small kernels side by side, each on a share of the "
+            "threads, where that is faster; --no-side-by-side: one after the other, each on all "
+            "threads"
         },
     )
     contract_chains: bool = field(

@@ -9,15 +9,23 @@ from typing import Any
 
 import pytest
 
-from korch.candidate.candidate import Candidate, Offer, make_group
+from korch.candidate.candidate import Candidate, Offer, Refusal, make_group
 from korch.deadline import Deadline
 from korch.measure.record import Failed, Measured, Record
 from korch.options import Options
-from korch.orchestrate.beside import _Search, described, side_by_side, waits_for
+from korch.orchestrate.beside import (
+    _Search,
+    described,
+    measured_shares,
+    share_ns,
+    shares_of,
+    side_by_side,
+    waits_for,
+)
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.text import parse_graph
 from korch.provider.provider import Kernel
-from korch.provider.shares import SharesProvider
+from korch.provider.shares import SharesProvider, parse_lanes
 from korch.runtime.program import Step, bind_steps
 from korch.target import Target
 
@@ -94,6 +102,34 @@ def longest_lane(alone: dict[str, int]) -> Callable[[list[list[str]]], Record]:
     return lambda lanes: Measured(max(sum(alone[op] for op in lane) for lane in lanes), 0.0, ())
 
 
+class Scaled(Meter):
+    """Each kernel takes what it does alone on so many threads, in a lane as over all of them."""
+
+    def __init__(self, alone: Callable[[str, int], Record], threads: int) -> None:
+        everything = {op: alone(op, threads) for op in COSTS}
+        costs = {op: r.time_ns for op, r in everything.items() if isinstance(r, Measured)}
+        super().__init__(costs, lambda lanes: Failed("crashed", "unused"), threads)
+        self.alone = alone
+
+    def measure(self, candidates: Sequence[Candidate]) -> None:
+        for candidate in candidates:
+            lanes = operations(candidate)
+            self.measured.append(lanes)
+            counts = [lane.threads for lane in parse_lanes(candidate.offer.variant)]  # type: ignore[union-attr]
+            times = [[self.alone(op, n) for op in lane]
+                     for lane, n in zip(lanes, counts, strict=True)]  # fmt: skip
+            failed = [r for lane in times for r in lane if isinstance(r, Failed)]
+            longest_ns = max(
+                sum(r.time_ns for r in lane if isinstance(r, Measured)) for lane in times
+            )
+            self.records[candidate.key] = failed[0] if failed else Measured(longest_ns, 0.0, ())
+
+
+def taking(**work_ns: int) -> Callable[[str, int], Record]:
+    """Kernels of so much work, which lose 600 ns by each thread."""
+    return lambda op, n: Measured(round(work_ns.get(op, 1e9) / n) + 600 * n, 0.0, ())
+
+
 def plan_of(text: str, order: Sequence[int] = ()) -> tuple[PrimitiveGraph, list[Candidate]]:
     graph = parse_graph(text.lstrip())
     steps = []
@@ -111,10 +147,18 @@ def found(text: str, meter: Meter, order: Sequence[int] = ()) -> list[str] | Non
     if plan is None:
         return None
     return [
-        step.group.body.primitives[0].op if step.provider == "toy"
-        else "|".join("+".join(lane) for lane in operations(step))
+        step.group.body.primitives[0].op if step.provider == "toy" else lanes_of(step)
         for step in plan
-    ]  # fmt: skip
+    ]
+
+
+def lanes_of(step: Candidate) -> str:
+    lanes = parse_lanes(step.offer.variant)
+    assert not isinstance(lanes, Refusal)
+    return "|".join(
+        (f"{lane.threads}:" if lane.threads > 1 else "") + "+".join(names)
+        for lane, names in zip(lanes, operations(step), strict=True)
+    )
 
 
 COSTS = {"exp": 10_000, "tanh": 10_000, "neg": 10_000, "abs": 10_000}
@@ -267,7 +311,7 @@ graph(%0 "x": f32[8]) -> (%3 "a")
 
 
 def test_what_a_plan_has_of_sets_is_described() -> None:
-    step = SimpleNamespace(provider="shares", offer=SimpleNamespace(variant="a | b + c"))
+    step = SimpleNamespace(provider="shares", offer=SimpleNamespace(variant="3: a | b + c"))
     other = SimpleNamespace(provider="toy", offer=SimpleNamespace(variant="a | b"))
     assert described([step, other, step]) == {"kernels": 2, "parts": 6}  # type: ignore[list-item]
 
@@ -291,3 +335,115 @@ def test_who_reads_a_concatenation_in_place_waits_for_those_who_write_its_pieces
         for i, c in enumerate(found)
     ])  # fmt: skip
     assert program.arena.size_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("threads", "allowed", "measured"),
+    [
+        (1, (), ()), (2, (1,), (1,)), (3, (1, 2), (1, 2)), (4, (1, 2, 3), (1, 2)),
+        (5, (1, 2, 3, 4), (1, 2)), (6, (1, 2, 3, 4, 5), (1, 3)), (8, (1, 2, 4, 6, 7), (1, 4)),
+        (12, (1, 3, 6, 9, 11), (1, 6)), (64, (1, 16, 32, 48, 63), (1, 32)),
+    ],
+)  # fmt: skip
+def test_shares_are_few_and_each_has_its_rest(
+    threads: int, allowed: tuple[int, ...], measured: tuple[int, ...]
+) -> None:
+    assert shares_of(threads) == allowed
+    assert measured_shares(threads) == measured
+    assert {threads - share for share in allowed} == set(allowed)
+    assert set(measured) <= set(allowed)
+
+
+def test_what_is_not_measured_lies_between() -> None:
+    ideal = {1: 80_000, 4: 20_000, 8: 10_000}
+    assert [share_ns(ideal, n) for n in (1, 2, 4, 8)] == [80_000, 40_000, 20_000, 10_000]
+    assert share_ns(ideal, 6) == pytest.approx(80_000 / 6, abs=1)
+    assert share_ns({1: 9_000, 4: 9_000, 8: 18_000}, 2) == 9_000
+    assert 9_000 < share_ns({1: 9_000, 4: 9_000, 8: 18_000}, 7) < 18_000
+    assert share_ns({1: 0, 4: 0}, 2) == 1
+    for outside in (1, 8):
+        with pytest.raises(ValueError, match="not between"):
+            share_ns({2: 5, 4: 3}, outside)
+
+
+TWO = """
+graph(%0 "x": f32[8]) -> (%1 "a", %2 "b")
+%1: f32[8] = exp(%0)
+%2: f32[8] = neg(%0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("threads", "exp_ns", "neg_ns", "plan"),
+    [
+        (8, 90_000, 30_000, "6:exp|2:neg"), (8, 60_000, 60_000, "4:exp|4:neg"),
+        (8, 30_000, 90_000, "6:neg|2:exp"), (8, 140_000, 20_000, "7:exp|neg"),
+        (4, 90_000, 30_000, "3:exp|neg"), (4, 60_000, 60_000, "2:exp|2:neg"),
+        (3, 60_000, 30_000, "2:exp|neg"), (2, 30_000, 30_000, "exp|neg"),
+        (16, 90_000, 30_000, "12:exp|4:neg"),
+    ],
+)  # fmt: skip
+def test_threads_are_shared_by_work(threads: int, exp_ns: int, neg_ns: int, plan: str) -> None:
+    meter = Scaled(taking(exp=exp_ns, neg=neg_ns), threads)
+    assert [sorted(step.split("|")) for step in found(TWO, meter) or []] == [
+        sorted(plan.split("|"))
+    ]
+    assert sum(len(lanes) == 1 for lanes in meter.measured) == 2 * len(measured_shares(threads))
+    assert sum(len(lanes) > 1 for lanes in meter.measured) <= 3
+
+
+def test_a_kernel_that_gains_nothing_by_threads_has_one() -> None:
+    def alone(op: str, threads: int) -> Record:
+        return Measured(12_000 if op == "neg" else round(84_000 / threads), 0.0, ())
+
+    assert found(TWO, Scaled(alone, 8)) in (["7:exp|neg"], ["neg|7:exp"])
+
+
+def test_a_kernel_that_is_fastest_on_half_of_the_threads_leaves_the_others_idle() -> None:
+    def alone(op: str, threads: int) -> Record:
+        return Measured({1: 30_000, 4: 10_000}.get(threads, 20_000), 0.0, ())
+
+    text = """
+graph(%0 "x": f32[8]) -> (%2 "a")
+%1: f32[8] = exp(%0)
+%2: f32[8] = neg(%1)
+"""
+    assert found(text, Scaled(alone, 8)) == ["4:exp", "4:neg"]
+
+
+def test_kernels_that_fail_on_several_threads_have_one() -> None:
+    def alone(op: str, threads: int) -> Record:
+        if 1 < threads < 8:
+            return Failed("refused", "it calls a library")
+        return Measured(15_000 if threads == 1 else 10_000, 0.0, ())
+
+    meter = Scaled(alone, 8)
+    assert found(TWO, meter) in (["exp|neg"], ["neg|exp"])
+    assert all(lanes == 1 for each in meter.measured for lanes in map(len, each))
+
+
+def test_a_kernel_of_one_thread_beside_others_in_turn_on_the_rest() -> None:
+    def alone(op: str, threads: int) -> Record:
+        return Measured(30_000 if op == "exp" else round(98_000 / threads), 0.0, ())
+
+    text = """
+graph(%0 "x": f32[8]) -> (%1 "a", %2 "b", %3 "c")
+%1: f32[8] = exp(%0)
+%2: f32[8] = neg(%0)
+%3: f32[8] = abs(%0)
+"""
+    assert found(text, Scaled(alone, 8)) in (["exp|7:neg+abs"], ["exp|7:abs+neg"])
+
+
+def test_four_branches_have_a_quarter_each() -> None:
+    text = """
+graph(%0 "x": f32[8]) -> (%1 "a", %2 "b", %3 "c", %4 "d")
+%1: f32[8] = exp(%0)
+%2: f32[8] = neg(%0)
+%3: f32[8] = abs(%0)
+%4: f32[8] = tanh(%0)
+"""
+    meter = Scaled(taking(**dict.fromkeys(COSTS, 40_000)), 8)
+    plan = found(text, meter)
+    assert plan is not None and len(plan) == 1
+    assert [lane[:2] for lane in plan[0].split("|")] == ["2:"] * 4

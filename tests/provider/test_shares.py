@@ -1,4 +1,7 @@
-"""Kernels side by side on one thread each, compiled, run and compared with the reference."""
+"""Kernels side by side on one thread each, compiled, run and compared with the reference.
+
+`test_teams.py` has those on several threads each.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
 from korch.primitive.ops.winograd import WinogradAttributes, transform_weights
 from korch.provider.provider import Kernel, Provider, load_providers
-from korch.provider.shares import Part, SharesProvider, lanes_text, parse_lanes
+from korch.provider.shares import Lane, Part, SharesProvider, lanes_text, parse_lanes
 from korch.report.explain import explain
 from korch.report.threads import watch_threads
 from korch.runtime.artifact import Artifact
@@ -203,6 +206,8 @@ def test_offers_of_other_texts_are_refused(target: Target) -> None:
         ("", "'' names no kernels to run side by side"),
         ("absent", "there is no provider absent"),
         ("generated:odd", "generated offers no such kernel for one thread"),
+        ("2: generated:odd", "generated offers no such kernel for 2 threads"),
+        ("2: generated | generated", "there are only 2 threads"),
     ):
         offer = replace(made.offer, variant=variant)
         assert SHARES.build(made.group, offer, target) == Refusal(reason)
@@ -279,10 +284,13 @@ def test_the_key_says_how_each_part_is_made(target: Target) -> None:
 
 
 def test_the_variant_is_read_back() -> None:
-    lanes = ((Part("gemm", "", 1), Part("conv", "rows", 2)), (Part("a-b.c", "", 3),))
-    assert lanes_text(lanes) == "gemm + conv:rows*2 | a-b.c*3"
+    lanes = (
+        Lane((Part("gemm", "", 1), Part("conv", "rows", 2)), 12), Lane((Part("a-b.c", "", 3),)),
+    )  # fmt: skip
+    assert lanes_text(lanes) == "12: gemm + conv:rows*2 | a-b.c*3"
     assert parse_lanes(lanes_text(lanes)) == lanes
-    for text in ("gemm |", "gemm + ", "a:b|c", "x*", "|"):
+    assert parse_lanes("2: x:y") == (Lane((Part("x", "y", 1),), 2),)
+    for text in ("gemm |", "gemm + ", "a:b|c", "x*", "|", "3: ", "0: x", "-1: x", "2: 3: x"):
         assert isinstance(parse_lanes(text), Refusal)
 
 

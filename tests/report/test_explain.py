@@ -199,6 +199,6 @@ def test_kernels_side_by_side_are_told() -> None:
     beside = {"kernels": 3, "parts": 7, "predicted_ms": 0.011}
     text = summary({**REPORT, "artifact": "a.korch", "plan": "optimal", "side_by_side": beside})
     assert text.splitlines()[-1] == (
-        "side by side: 3 kernels run 7 of the optimum's on one thread each, 0.0110 ms predicted; "
-        "the bound holds for plans whose kernels run one after the other"
+        "side by side: 3 kernels run 7 of the optimum's, each on a share of the threads, "
+        "0.0110 ms predicted; the bound holds for plans whose kernels run one after the other"
     )

@@ -1,4 +1,4 @@
-// Kernels that were built for one thread each, side by side: each lane is a thread that runs some.
+// Kernels that were built for a share of the threads: each lane runs some, one after the other.
 #pragma once
 
 #include <stddef.h>
@@ -73,18 +73,12 @@ inline int run_lane(const Part* parts, const Slot* slots, int slot_count, int fr
   return 0;
 }
 
-// Run all lanes at once: lane l has the parts before ends[l] and after the lane before it.
-template <int PARTS, int SLOTS, int LANES>
-int run(const Part (&parts)[PARTS], const Slot (&slots)[SLOTS], const int (&ends)[LANES], void* state,
-        void* const* buffers) {
+// Run a single lane of one thread: no other is started.
+template <int PARTS, int SLOTS>
+int run_alone(const Part (&parts)[PARTS], const Slot (&slots)[SLOTS], void* state,
+              void* const* buffers) {
   void* const* states = static_cast<void* const*>(state);
-  if constexpr (LANES == 1) return run_lane(parts, slots, SLOTS, 0, PARTS, PARTS, states, buffers);
-  int failed = 0;
-#pragma omp parallel for num_threads(LANES) schedule(static, 1) reduction(| : failed)
-  for (int lane = 0; lane < LANES; ++lane)
-    failed |= run_lane(parts, slots, SLOTS, lane == 0 ? 0 : ends[lane - 1], ends[lane], PARTS,
-                       states, buffers);
-  return failed;
+  return run_lane(parts, slots, SLOTS, 0, PARTS, PARTS, states, buffers);
 }
 
 }  // namespace korch_shares

@@ -109,6 +109,14 @@ void GOMP_barrier(void) {
     waited_ns += now_ns() - begin_ns;
 }
 
+/* Called by `korch_teams.h`, where threads of a region work as teams. */
+void korch_threads_wait(int begins) {
+    static thread_local int64_t since_ns;
+    if (!is_on) return;
+    if (begins) since_ns = now_ns();
+    else waited_ns += now_ns() - since_ns;
+}
+
 int clock_gettime(clockid_t clock, timespec *time) {
     if (!real_clock) real_clock = (decltype(real_clock))dlsym(RTLD_NEXT, "clock_gettime");
     const int code = real_clock(clock, time);

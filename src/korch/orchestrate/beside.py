@@ -1,9 +1,10 @@
-"""A plan -> the same plan with kernels side by side, or on one thread, where that is faster.
+"""A plan -> the same plan with kernels side by side, or on fewer threads, where that is faster.
 
-1. Each kernel that is short enough is measured on one thread: its *share*.
+1. Each kernel that is short enough is measured on one thread and, where there are more than two, on
+   half of them. Other *shares* of the threads are thought to take what lies between.
 2. From these times *sets* are proposed: pairs of kernels that do not wait for each other, and sets
    that fill the other threads while the longest of them runs on its own. A set of one is a kernel
-   that starts no threads.
+   that leaves threads idle, or starts none.
 3. The sets that save most together are chosen, by estimates for those that are not measured; what
    was chosen is measured, and the choice made again, until all of it is.
 
@@ -14,8 +15,11 @@ threads, and kernels that only a set would make worth choosing are not looked fo
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from math import exp, log
 from typing import Any
 
 from ortools.sat.python import cp_model
@@ -47,6 +51,9 @@ LEAST_GAIN_NS = 200
 PARTNERS = 6
 """Pairs that are proposed per kernel."""
 
+FILLED = 1
+"""Sets that fill the threads beside a kernel, each in another way, that are proposed."""
+
 ROUNDS = 5
 """Most choices whose sets are measured before the last one, which is among what is measured."""
 
@@ -62,9 +69,10 @@ than the best."""
 
 @dataclass(frozen=True, slots=True)
 class _Set:
-    """Places of the plan's kernels by lane, and what running them so is thought to take."""
+    """Places of the plan's kernels by lane, their threads, and what that is thought to take."""
 
     lanes: tuple[tuple[int, ...], ...]
+    threads: tuple[int, ...]
     estimate_ns: int
 
     @property
@@ -94,10 +102,40 @@ def side_by_side(
 
 
 def described(steps: Sequence[Candidate]) -> dict[str, Any]:
-    """Return how many kernels of a plan run others on one thread each, and how many others."""
+    """Return how many kernels of a plan run others on a share each, and how many others."""
     lanes = [parse_lanes(c.offer.variant) for c in steps if c.provider == SharesProvider.name]
     known = [found for found in lanes if not isinstance(found, Refusal)]
-    return {"kernels": len(known), "parts": sum(len(lane) for found in known for lane in found)}
+    parts = sum(len(lane.parts) for found in known for lane in found)
+    return {"kernels": len(known), "parts": parts}
+
+
+def shares_of(threads: int) -> tuple[int, ...]:
+    """Return the shares of some threads that lanes may have: few, and with each its rest."""
+    quarter = (threads + 2) // 4
+    some = {1, quarter, threads // 2}
+    return tuple(sorted({n for s in some for n in (s, threads - s) if 0 < n < threads}))
+
+
+def measured_shares(threads: int) -> tuple[int, ...]:
+    """Return the shares of some threads on which kernels are measured."""
+    return tuple(n for n in sorted({1, max(2, threads // 2)}) if n < threads)
+
+
+def share_ns(times_ns: Mapping[int, int], share: int) -> int:
+    """Return what a kernel is thought to take on a share of the threads.
+
+    Args:
+        times_ns: by numbers of threads, what it takes on them.
+        share: threads, no fewer than the fewest of these, no more than the most.
+    """
+    if share in times_ns:
+        return times_ns[share]
+    for few, many in pairwise(sorted(times_ns)):
+        if few < share < many:
+            few_ns, many_ns = max(1, times_ns[few]), max(1, times_ns[many])
+            part = log(share / few) / log(many / few)
+            return round(exp((1 - part) * log(few_ns) + part * log(many_ns)))
+    raise ValueError(f"{share} threads are not between {sorted(times_ns)}")
 
 
 class _Search:
@@ -112,25 +150,43 @@ class _Search:
         self.deadline = deadline
         self.costs_ns = [meter.cost_ns(step)[0] for step in steps]
         self.waits_for = waits_for(graph, steps)
-        self.shares_ns: dict[int, int] = {}
+        self.measured_ns: dict[int, dict[int, int]] = {}
         self.sets: list[tuple[_Set, Candidate]] = []
 
     def measure_shares(self) -> None:
-        """Measure the short kernels on one thread, those with the greatest sum of costs first."""
+        """Measure the short kernels on shares, those with the greatest sum of costs first."""
         sums_ns: dict[str, int] = {}
-        alone: dict[int, Candidate] = {}
+        alone: list[tuple[_Set, Candidate]] = []
         for i, cost_ns in enumerate(self.costs_ns):
-            candidate = self._candidate(_Set(((i,),), 0)) if cost_ns <= MOST_NS else None
-            if candidate is not None:
-                alone[i] = candidate
-                sums_ns[candidate.key] = sums_ns.get(candidate.key, 0) + cost_ns
-        of_key = {candidate.key: candidate for candidate in alone.values()}
+            for share in measured_shares(self.meter.target.threads) if cost_ns <= MOST_NS else ():
+                each = _Set(((i,),), (share,), 0)
+                candidate = self._candidate(each)
+                if candidate is not None:
+                    alone.append((each, candidate))
+                    sums_ns[candidate.key] = sums_ns.get(candidate.key, 0) + cost_ns
+        of_key = {candidate.key: candidate for _, candidate in alone}
         self._measure([of_key[key] for key in sorted(sums_ns, key=lambda key: -sums_ns[key])])
-        for i, candidate in alone.items():
+        for each, candidate in alone:
             record = self.meter.known(candidate)
             if isinstance(record, Measured):
-                self.shares_ns[i] = record.time_ns
-                self.sets.append((_Set(((i,),), record.time_ns), candidate))
+                self.measured_ns.setdefault(each.places[0], {})[each.threads[0]] = record.time_ns
+                self.sets.append((replace(each, estimate_ns=record.time_ns), candidate))
+
+    @cached_property
+    def shares_ns(self) -> dict[int, dict[int, int]]:
+        """What each kernel is thought to take on each share that it may have.
+
+        One that fails on half of the threads may have one only.
+        """
+        found: dict[int, dict[int, int]] = {}
+        threads = self.meter.target.threads
+        for i, times_ns in self.measured_ns.items():
+            if 1 not in times_ns:
+                continue
+            all_ns = {**times_ns, threads: self.costs_ns[i]} if len(times_ns) > 1 else times_ns
+            shares = shares_of(threads) if len(times_ns) > 1 else (1,)
+            found[i] = {share: share_ns(all_ns, share) for share in shares}
+        return found
 
     def choose(self) -> tuple[Candidate, ...] | None:
         """Return the plan with the sets that make it fastest, all of them measured."""
@@ -188,6 +244,9 @@ class _Search:
             for i in others:
                 model.add(stages[i] == stages[first]).only_enforce_if(use[s])
             model.add_hint(use[s], s in hint)
+        for stage, (places, _) in enumerate(self._order([s for s in hint if s in use])):
+            for i in places:
+                model.add_hint(stages[i], stage)
         for sets in of_kernel.values():
             model.add_at_most_one(use[s] for s in sets)
         model.maximize(cp_model.LinearExpr.weighted_sum(
@@ -210,7 +269,11 @@ class _Search:
         return SOLVE_SECONDS if left_s is None else min(SOLVE_SECONDS, max(LAST_SECONDS, left_s))
 
     def _plan(self, sets: Sequence[int]) -> tuple[Candidate, ...]:
-        """Return the plan with sets instead of their parts, in the order that is nearest to it.
+        """Return the plan with sets instead of their parts."""
+        return tuple(candidate for _, candidate in self._order(sets))
+
+    def _order(self, sets: Sequence[int]) -> list[tuple[tuple[int, ...], Candidate]]:
+        """Return the kernels of a plan with sets, and the places of each, nearest to the plan.
 
         Of what is ready, that runs first which came first: a set comes where its last part did, and
         what waited for another part at once after it.
@@ -221,7 +284,7 @@ class _Search:
             *((self.sets[s][0].places, self.sets[s][1]) for s in sets),
         ]
         waiting.sort(key=lambda item: max(item[0]))
-        chosen: list[Candidate] = []
+        chosen: list[tuple[tuple[int, ...], Candidate]] = []
         done = 0
         while waiting:
             place = next(
@@ -230,16 +293,16 @@ class _Search:
             if place is None:
                 raise InvalidGraphError("the sets that were chosen wait for each other")
             own, candidate = waiting.pop(place)
-            chosen.append(candidate)
+            chosen.append((own, candidate))
             done |= sum(1 << i for i in own)
-        return tuple(chosen)
+        return chosen
 
     def _is_ready(self, places: Sequence[int], done: int) -> bool:
         return all(not self.waits_for[i] & ~done for i in places)
 
     def _candidate(self, each: _Set) -> Candidate | None:
         lanes = [[self.steps[i] for i in lane] for lane in each.lanes]
-        made = self.meter.shares.propose(self.graph, lanes, self.meter.target)
+        made = self.meter.shares.propose(self.graph, lanes, self.meter.target, each.threads)
         if isinstance(made, Refusal):
             logger.debug("%s don't run side by side: %s", each.lanes, made.reason)
             return None
@@ -256,37 +319,66 @@ class _Search:
         for first in sorted(self.shares_ns):
             if self.deadline.is_over:
                 return
-            free = [
-                i for i, share_ns in self.shares_ns.items()
-                if (share_ns, i) < (self.shares_ns[first], first) and self._is_free(i, [first])
-            ]  # fmt: skip
-            pairs = [self._set([[first], [i]]) for i in free]
+            free = [i for i in self.shares_ns if i != first and self._is_free(i, [first])]
+            shorter = [i for i in free if self._rank(i) < self._rank(first)]
+            pairs = [self._pair(first, i) for i in shorter]
             yield from sorted(filter(None, pairs), key=self._preference)[:PARTNERS]
-            filled = self._filled(first, free)
-            if filled is not None:
-                yield filled
+            free.sort(key=lambda i: (-self.shares_ns[i][1], abs(i - first)))
+            filled = [self._filled(first, free, threads) for threads in self._divisions(first)]
+            yield from sorted(filter(None, filled), key=self._preference)[:FILLED]
 
-    def _filled(self, first: int, free: Sequence[int]) -> _Set | None:
+    def _rank(self, i: int) -> tuple[int, int]:
+        return self.shares_ns[i][1], i
+
+    def _pair(self, first: int, second: int) -> _Set | None:
+        """Return the set of two kernels, each with the share that makes the longer one shortest."""
+        threads = self.meter.target.threads
+        ways = [
+            (self._best(first, share), self._best(second, threads - share))
+            for share in shares_of(threads)
+        ]
+        (_, own), (_, other) = min(ways, key=lambda way: max(way[0][0], way[1][0]))
+        return self._set([[first], [second]], (own, other))
+
+    def _best(self, i: int, most: int) -> tuple[int, int]:
+        """Return what a kernel takes on the best share of at most some threads, and the share."""
+        return min((ns, share) for share, ns in self.shares_ns[i].items() if share <= most)
+
+    def _divisions(self, first: int) -> Iterator[tuple[int, ...]]:
+        """Yield the shares of lanes of which a kernel has the first: the others are alike."""
+        threads = self.meter.target.threads
+        allowed = shares_of(threads)
+        for own in self.shares_ns[first]:
+            left = threads - own
+            others = {left, left // 2, own, 1}
+            yield from ((own, *[n] * (left // n)) for n in sorted(others) if n in allowed)
+
+    def _filled(self, first: int, free: Sequence[int], threads: Sequence[int]) -> _Set | None:
         """Return the set that fills the threads beside a kernel, until it ends."""
-        lanes: list[list[int]] = [[first], *([] for _ in range(1, self.meter.target.threads))]
-        loads_ns = [self.shares_ns[first], *[0] * (len(lanes) - 1)]
-        for i in sorted(free, key=lambda i: (-self.shares_ns[i], abs(i - first))):
-            lane = min(range(len(lanes)), key=loads_ns.__getitem__)
-            fits = loads_ns[lane] + self.shares_ns[i] <= loads_ns[0]
+        lanes: list[list[int]] = [[first], *([] for _ in threads[1:])]
+        loads_ns = [self.shares_ns[first][threads[0]], *[0] * (len(lanes) - 1)]
+        others = range(1, len(lanes))
+        for i in free:
+            lane = min(others, key=loads_ns.__getitem__, default=0)
+            time_ns = self.shares_ns[i].get(threads[lane])
+            fits = time_ns is not None and loads_ns[lane] + time_ns <= loads_ns[0]
             if lane and fits and self._is_free(i, [k for own in lanes for k in own]):
                 lanes[lane].append(i)
-                loads_ns[lane] += self.shares_ns[i]
+                loads_ns[lane] += time_ns or 0
         used = [lane for lane in lanes if lane]
-        return self._set(used) if sum(map(len, used)) > 2 else None
+        return self._set(used, threads[: len(used)]) if sum(map(len, used)) > 2 else None
 
     def _is_free(self, i: int, others: Sequence[int]) -> bool:
         """Whether a kernel and others do not wait for each other."""
         return all(not (self.waits_for[i] >> k & 1 or self.waits_for[k] >> i & 1) for k in others)
 
-    def _set(self, lanes: Sequence[Sequence[int]]) -> _Set | None:
+    def _set(self, lanes: Sequence[Sequence[int]], threads: Sequence[int]) -> _Set | None:
         """Return a set if it is thought to gain over all threads, and over each part alone."""
-        longest_ns = max(sum(self.shares_ns[i] for i in lane) for lane in lanes)
-        each = _Set(tuple(map(tuple, lanes)), longest_ns + START_NS)
+        longest_ns = max(
+            sum(self.shares_ns[i][share] for i in lane)
+            for lane, share in zip(lanes, threads, strict=True)
+        )
+        each = _Set(tuple(map(tuple, lanes)), tuple(threads), longest_ns + START_NS)
         return each if self._worth(each) < -LEAST_GAIN_NS else None
 
     def _preference(self, each: _Set) -> tuple[int, int]:
@@ -294,7 +386,7 @@ class _Search:
         return self._worth(each) // 256, max(each.places) - min(each.places)
 
     def _worth(self, each: _Set) -> int:
-        instead_ns = sum(min(self.costs_ns[i], self.shares_ns[i]) for i in each.places)
+        instead_ns = sum(min(self.costs_ns[i], *self.measured_ns[i].values()) for i in each.places)
         return each.estimate_ns - instead_ns
 
 

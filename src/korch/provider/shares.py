@@ -1,16 +1,20 @@
-"""Kernels that run on one thread each, several of them side by side.
+"""Kernels that run on a share of the threads each, several of them side by side.
 
 A small kernel on all threads loses time to their start, to uneven parts, and to parts too small for
-its blocks. On one thread it does not, and other kernels have the other threads meanwhile: one
-parallel region has a *lane* per thread, and a lane runs one part, or several in turn. A single lane
-is a kernel that starts no threads. A part never has more than one thread: GCC's OpenMP makes the
-threads of nested regions anew each time, which takes longer than such kernels.
+its blocks. On fewer it loses less, and other kernels have the other threads meanwhile: one parallel
+region has *lanes* of one or more threads, and a lane runs one part, or several in turn. A single
+lane of one thread is a kernel that starts no threads.
 
-The parts are other providers' kernels for one thread. Which they are is in the offer's variant:
-lanes are parted by `|`, parts by `+`, and a part is a provider, `:` and its variant if it has one,
-and `*` and the number of its outputs if it has several. Such candidates are not offered for groups,
-of which any two would be one more; they are made of the kernels of a plan (see
-`korch.orchestrate.beside`).
+GCC's OpenMP makes the threads of nested regions anew each time, which takes longer than such
+kernels. So regions that parts open in a lane of several threads are none of OpenMP's: the lane's
+threads are there already, and work on them as a team (`korch_teams.h`). Parts that bring a library
+or a state may have threads of their own, and have one thread.
+
+The parts are other providers' kernels for so many threads. Which they are is in the offer's
+variant: lanes are parted by `|`, parts by `+`. A lane of several threads begins with their number
+and `:`. A part is a provider, `:` and its variant if it has one, and `*` and the number of its
+outputs if it has several. Such candidates are not offered for groups, of which any two would be one
+more; they are made of the kernels of a plan (see `korch.orchestrate.beside`).
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from korch.alignment import align_up
 from korch.candidate.candidate import Candidate, Group, Offer, Refusal
@@ -27,13 +32,20 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.provider.provider import Kernel, Provider, named_kernel
 from korch.target import Target
 
-SCHEMA = 1
+SCHEMA = 2
 """Raise it whenever the sources change in speed or meaning."""
 
 MOST_BUFFERS = 64
 """Of one part; `korch_shares.h` has the same number."""
 
-_PART = re.compile(r"([\w.-]+)(?::([^|+*:]+))?(?:\*(\d+))?")
+_PART = re.compile(r"([\w.-]+)(?::([^|+*: ][^|+*:]*))?(?:\*(\d+))?")
+_LANE = re.compile(r"(?:([1-9]\d*): )?(.*)", re.DOTALL)
+
+_DIRECTIVE = re.compile(r"#\s*pragma\s+omp\s+(.*)")
+_TEAM_DIRECTIVE = re.compile(
+    r"barrier|(parallel|for|parallel for)"
+    r"(\s+(num_threads\(.*?\)|schedule\(static\)|if ?\(.*?\)|nowait))*\s*"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,28 +61,63 @@ class Part:
         return f"{self.provider}{variant}" + (f"*{self.outputs}" if self.outputs > 1 else "")
 
 
-Lanes = tuple[tuple[Part, ...], ...]
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """The parts that some threads run in turn."""
+
+    parts: tuple[Part, ...]
+    threads: int = 1
+
+    def __str__(self) -> str:
+        threads = f"{self.threads}: " if self.threads > 1 else ""
+        return threads + " + ".join(map(str, self.parts))
+
+
+Lanes = tuple[Lane, ...]
 
 
 def lanes_text(lanes: Lanes) -> str:
     """Return the variant that says which kernels run side by side."""
-    return " | ".join(" + ".join(map(str, lane)) for lane in lanes)
+    return " | ".join(map(str, lanes))
 
 
 def parse_lanes(text: str) -> Lanes | Refusal:
     """Return the lanes that `lanes_text` gives as `text`."""
     lanes = []
     for lane in text.split(" | "):
-        found = [_PART.fullmatch(part) for part in lane.split(" + ")]
-        parts = [Part(m[1], m[2] or "", int(m[3] or 1)) for m in found if m is not None]
+        threads, parts_text = _LANE.fullmatch(lane).groups()  # type: ignore[union-attr]
+        found = [_PART.fullmatch(part) for part in parts_text.split(" + ")]
+        parts = tuple(Part(m[1], m[2] or "", int(m[3] or 1)) for m in found if m is not None)
         if len(parts) < len(found):
             return Refusal(f"{text!r} names no kernels to run side by side")
-        lanes.append(tuple(parts))
+        lanes.append(Lane(parts, int(threads or 1)))
     return tuple(lanes)
 
 
+def team_refusal(kernel: Kernel, target: Target) -> Refusal | None:
+    """Return why a kernel can't run in a lane of several threads, if so.
+
+    Args:
+        kernel: built for as many threads.
+        target: the machine.
+    """
+    if "clang" in target.compiler.lower():
+        return Refusal("only the regions of GCC's OpenMP can be given to a team")
+    if kernel.has_state or kernel.libraries:
+        return Refusal("a part with a state or a library may have threads of its own")
+    for directive in omp_directives(kernel.source):
+        if not _TEAM_DIRECTIVE.fullmatch(directive):
+            return Refusal(f"a team does not know 'omp {directive}'")
+    return None
+
+
+def omp_directives(source: str) -> list[str]:
+    """Return what stands behind `#pragma omp` in a source."""
+    return _DIRECTIVE.findall(source)
+
+
 class SharesProvider:
-    """Runs kernels of other providers on one thread each.
+    """Runs kernels of other providers on a share of the threads each.
 
     Args:
         providers: the others.
@@ -88,25 +135,31 @@ class SharesProvider:
         return Refusal("what runs side by side is made of a plan's kernels")
 
     def propose(
-        self, graph: PrimitiveGraph, lanes: Sequence[Sequence[Candidate]], target: Target
-    ) -> Candidate | Refusal:
+        self, graph: PrimitiveGraph, lanes: Sequence[Sequence[Candidate]], target: Target,
+        threads: Sequence[int] = (),
+    ) -> Candidate | Refusal:  # fmt: skip
         """Return the candidate that runs some kernels side by side.
 
         Args:
             graph: the graph that the kernels are of.
-            lanes: per thread, the kernels that it runs. None may wait for another.
+            lanes: the kernels that each lane runs. None may wait for another.
             target: the machine.
+            threads: of each lane (default: one each).
         """
-        if len(lanes) > target.threads:
+        threads = threads or [1] * len(lanes)
+        if sum(threads) > target.threads:
             return Refusal(f"there are only {target.threads} threads")
         chosen = [candidate for lane in lanes for candidate in lane]
+        shares = [count for count, lane in zip(threads, lanes, strict=True) for _ in lane]
         group = unite(graph, [c.group for c in chosen])
         if isinstance(group, Refusal):
             return group
         layouts: dict[int, Layout] = {}
         outputs: list[Layout] = []
-        for candidate in chosen:
-            alike = self._alike(candidate.provider, candidate.group, candidate.offer, target)
+        for candidate, share in zip(chosen, shares, strict=True):
+            alike = self._alike(
+                candidate.provider, candidate.group, candidate.offer, replace(target, threads=share)
+            )
             if isinstance(alike, Refusal):
                 return alike
             for value, layout in zip(candidate.group.inputs, alike.inputs, strict=True):
@@ -114,8 +167,9 @@ class SharesProvider:
                     return Refusal("two parts read a value in different layouts")
             outputs += alike.outputs
         text = lanes_text(tuple(
-            tuple(Part(c.provider, c.offer.variant, len(c.group.outputs)) for c in lane)
-            for lane in lanes
+            Lane(
+                tuple(Part(c.provider, c.offer.variant, len(c.group.outputs)) for c in lane), count
+            ) for count, lane in zip(threads, lanes, strict=True)
         ))  # fmt: skip
         if isinstance(refusal := parse_lanes(text), Refusal):
             return refusal
@@ -128,40 +182,45 @@ class SharesProvider:
         return Candidate(group, self.name, offer, ", ".join((self.version, *versions)))
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
-        """Return the kernel of lanes whose parts are built for one thread."""
+        """Return the kernel of lanes whose parts are built for as many threads as they have."""
         lanes = parse_lanes(offer.variant)
         if isinstance(lanes, Refusal):
             return lanes
-        parts = [part for lane in lanes for part in lane]
+        if sum(lane.threads for lane in lanes) > target.threads:
+            return Refusal(f"there are only {target.threads} threads")
+        parts = [part for lane in lanes for part in lane.parts]
+        shares = [lane.threads for lane in lanes for _ in lane.parts]
         groups = split(group, [part.outputs for part in parts])
         read = dict(zip((v for _, v in group.body.inputs), offer.inputs, strict=True))
         written = iter(offer.outputs)
         kernels = []
-        for part, own in zip(parts, groups, strict=True):
+        for part, share, own in zip(parts, shares, groups, strict=True):
             outputs = tuple(next(written) for _ in own.outputs)
             wanted = Offer(tuple(read[value] for value in own.inputs), outputs, part.variant)
-            alike = self._alike(part.provider, own, wanted, target)
+            few = replace(target, threads=share)
+            alike = self._alike(part.provider, own, wanted, few)
             if isinstance(alike, Refusal):
                 return alike
-            one = replace(target, threads=1)
-            kernel = self._providers[part.provider].build(own, alike, one)
+            kernel = self._providers[part.provider].build(own, alike, few)
             if isinstance(kernel, Refusal):
                 return kernel
+            refusal = team_refusal(kernel, target) if share > 1 else None
+            if refusal is not None:
+                return refusal
             if len(own.inputs) + len(own.outputs) >= MOST_BUFFERS:
                 return Refusal(f"a part has more than {MOST_BUFFERS - 1} buffers")
             kernels.append(kernel)
         layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
         comment = f"{group.text}layouts {layouts}\nside by side: {offer.variant}"
-        return _print(group, groups, kernels, [len(lane) for lane in lanes], comment)
+        return _print(group, groups, kernels, lanes, target.threads, comment)
 
-    def _alike(self, provider: str, group: Group, wanted: Offer, target: Target) -> Offer | Refusal:
-        """Return what a provider offers on one thread in the same layouts, but of constants."""
+    def _alike(self, provider: str, group: Group, wanted: Offer, few: Target) -> Offer | Refusal:
+        """Return what a provider offers on few threads in the same layouts, but of constants."""
         if provider not in self._providers:
             return Refusal(f"there is no provider {provider}")
-        one = replace(target, threads=1)
-        key = (provider, group.key, one)
+        key = (provider, group.key, few)
         if key not in self._offers:
-            self._offers[key] = self._providers[provider].offer(group, one)
+            self._offers[key] = self._providers[provider].offer(group, few)
         offers = self._offers[key]
         if isinstance(offers, Refusal):
             return offers
@@ -176,14 +235,15 @@ class SharesProvider:
         ]  # fmt: skip
         exact = [offer for offer in same if offer.inputs == wanted.inputs]
         found = (*exact, *same)
-        return found[0] if found else Refusal(f"{provider} offers no such kernel for one thread")
+        threads = "one thread" if few.threads == 1 else f"{few.threads} threads"
+        return found[0] if found else Refusal(f"{provider} offers no such kernel for {threads}")
 
 
 def _print(
-    group: Group, groups: Sequence[Group], kernels: Sequence[Kernel], sizes: Sequence[int],
+    group: Group, groups: Sequence[Group], kernels: Sequence[Kernel], lanes: Lanes, threads: int,
     comment: str,
 ) -> Kernel:  # fmt: skip
-    """Return the kernel that runs kernels in lanes of some sizes."""
+    """Return the kernel that runs kernels in lanes, in a region of some threads."""
     names: dict[str, str] = {}
     for kernel in kernels:
         names.setdefault(kernel.symbol, f"NAME_{len(names)}")
@@ -204,28 +264,36 @@ def _print(
             slots.append(f"{{{workspace}, {offset}}}")
             offset += align_up(kernel.workspace_bytes)
     has_state = any(kernel.has_state for kernel in kernels)
-    ends = [str(sum(sizes[: i + 1])) for i in range(len(sizes))]
     head = "".join(f"// {line}\n" for line in comment.splitlines())
-    text = "\n".join((head, *sources.values(), *_tables(parts, slots, ends, has_state)))
+    tables = _tables(parts, slots, lanes, threads, has_state)
+    text = "\n".join((head, *sources.values(), *tables))
     libraries = tuple(dict.fromkeys(name for kernel in kernels for name in kernel.libraries))
     return named_kernel(text, has_state=has_state, workspace_bytes=offset, libraries=libraries)
 
 
 def _tables(
-    parts: Sequence[str], slots: Sequence[str], ends: Sequence[str], has_state: bool
+    parts: Sequence[str], slots: Sequence[str], lanes: Lanes, threads: int, has_state: bool
 ) -> Iterator[str]:
-    yield '#include "korch_shares.h"\n'
+    is_alone = len(lanes) == lanes[0].threads == 1
+    yield f'#include "korch_{"shares" if is_alone else "teams"}.h"\n'
     yield f"static const korch_shares::Part NAME_parts[] = {{{', '.join(parts)}}};"
     yield f"static const korch_shares::Slot NAME_slots[] = {{{', '.join(slots)}}};"
-    yield f"static const int NAME_ends[] = {{{', '.join(ends)}}};\n"
+    call = "run_alone(NAME_parts, NAME_slots, state, buffers)"
+    if not is_alone:
+        ends = accumulate(len(lane.parts) for lane in lanes)
+        yield f"static const int NAME_ends[] = {{{', '.join(map(str, ends))}}};"
+        counts = ", ".join(str(lane.threads) for lane in lanes)
+        yield f"static const int NAME_threads[] = {{{counts}}};"
+        tables = "NAME_parts, NAME_slots, NAME_ends, NAME_threads"
+        call = f"run<{threads}>({tables}, state, buffers)"
     if has_state:
         yield (
-            'extern "C" void* NAME_create(int, char* error, size_t error_size) {\n'
+            '\nextern "C" void* NAME_create(int, char* error, size_t error_size) {\n'
             "  return korch_shares::create(NAME_parts, error, error_size);\n}\n\n"
             'extern "C" void NAME_destroy(void* state) {\n'
-            "  korch_shares::destroy(NAME_parts, state);\n}\n"
+            "  korch_shares::destroy(NAME_parts, state);\n}"
         )
     yield (
-        'extern "C" int NAME_run(void* state, void* const* buffers) {\n'
-        "  return korch_shares::run(NAME_parts, NAME_slots, NAME_ends, state, buffers);\n}\n"
+        '\nextern "C" int NAME_run(void* state, void* const* buffers) {\n'
+        f"  return korch_shares::{call};\n}}\n"
     )

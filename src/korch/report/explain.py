@@ -59,9 +59,9 @@ def summary(report: Mapping[str, Any]) -> str:
         lines.insert(1, f"as a whole the plan {won!r} won: the optimum of the search {told}")
     if beside := report.get("side_by_side"):
         lines.append(
-            f"side by side: {beside['kernels']} kernels run {beside['parts']} of the optimum's on "
-            f"one thread each, {milliseconds(beside['predicted_ms'])} predicted; the bound holds "
-            "for plans whose kernels run one after the other"
+            f"side by side: {beside['kernels']} kernels run {beside['parts']} of the optimum's, "
+            f"each on a share of the threads, {milliseconds(beside['predicted_ms'])} predicted; "
+            "the bound holds for plans whose kernels run one after the other"
         )
     if report.get("stopped_by_budget"):
         lines.append("the budget ended the search; more time may find a better plan")

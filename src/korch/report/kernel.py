@@ -214,7 +214,8 @@ def _source(step: StepRecord) -> str:
 def operations(step: StepRecord) -> str:
     """Return the names of what a kernel computes, in order, equal neighbours counted.
 
-    Of kernels side by side, the lanes are parted by |, and what one runs in turn by +.
+    Of kernels side by side, the lanes are parted by |, and what one runs in turn by +. A lane of
+    several threads begins with their number.
     """
     lanes = parse_lanes(step.variant) if step.provider == SharesProvider.name else None
     if lanes is None or isinstance(lanes, Refusal):
@@ -222,8 +223,12 @@ def operations(step: StepRecord) -> str:
     text = "".join(f"{line}\n" for line in step.primitives.splitlines() if line[:1] != "#")
     graph = parse_graph(text)
     group = make_group(graph, range(len(graph.primitives)), [v for _, v in graph.outputs])
-    parts = iter(split(group, [part.outputs for lane in lanes for part in lane]))
-    names = [" + ".join(operations_of(next(parts).text) for _ in lane) for lane in lanes]
+    parts = iter(split(group, [part.outputs for lane in lanes for part in lane.parts]))
+    names = [
+        (f"{lane.threads}: " if lane.threads > 1 else "")
+        + " + ".join(operations_of(next(parts).text) for _ in lane.parts)
+        for lane in lanes
+    ]
     return cut(" | ".join(names), 70)
 
 
