@@ -14,6 +14,7 @@ import korch
 from korch import pipeline
 from korch.candidate.candidate import Candidate
 from korch.measure.cpu import CpuMeter
+from korch.measure.record import Measured
 from korch.options import Options
 from korch.orchestrate.segments import Outcome
 from korch.pipeline import Run
@@ -86,15 +87,21 @@ def test_their_plan_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("threads", "share"), [(2, 1), (4, 2)])
 def test_the_report_says_what_runs_side_by_side(
-    monkeypatch: pytest.MonkeyPatch, cache_folder: Path
+    threads: int, share: int, monkeypatch: pytest.MonkeyPatch, cache_folder: Path
 ) -> None:
     def alone(graph: Any, steps: Sequence[Candidate], meter: Any, *rest: Any) -> tuple[Any, ...]:
-        return tuple(meter.shares.propose(graph, [[step]], meter.target) for step in steps)
+        chosen = []
+        for step in steps:
+            few = [meter.shares.propose(graph, [[step]], meter.target, [n]) for n in (share, 1)]
+            meter.measure(few)
+            chosen.append(next(c for c in few if isinstance(meter.known(c), Measured)))
+        return tuple(chosen)
 
     monkeypatch.setattr(pipeline, "side_by_side", alone)
     monkeypatch.setattr(pipeline, "LEAST_BESIDE_SECONDS", 0.0)
-    found = korch.optimize(build("mlp"), threads=2, budget=1.0, gap=0.5, max_primitives=4,
+    found = korch.optimize(build("mlp"), threads=threads, budget=1.0, gap=0.5, max_primitives=4,
                            baselines=False, cache_folder=cache_folder).report  # fmt: skip
     beside = found["side_by_side"]
     assert found["plan"] == "side by side" and found["max_error"] < 1e-3

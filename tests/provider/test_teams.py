@@ -35,7 +35,9 @@ from korch.report.threads import watch_threads
 from korch.runtime.artifact import Artifact
 from korch.runtime.build import build
 from korch.runtime.executable import Executable, load
+from korch.runtime.library import Handle, load_plans
 from korch.runtime.program import Step
+from korch.runtime.unpack import unpack
 from korch.target import Target
 from korch.testing.kernels import run_kernel
 from korch.testing.samples import random_arrays
@@ -300,6 +302,13 @@ def test_a_plan_with_teams_computes_what_the_model_does(
                 np.testing.assert_array_equal(actual, turns[tensor.name])
 
     check_run(0)
+    unpack(tmp_path / "m.korch", tmp_path / "folder")
+    (library,) = load_plans((tmp_path / "folder" / "library.so").read_bytes(), ("dnnl",))
+    handle = Handle(library, artifact.weights, 4)
+    outputs = [np.empty(t.shape, np.float32) for t in after.get_outputs()]
+    handle.run([a.ctypes.data for a in arrays], [a.ctypes.data for a in outputs])
+    for name, actual, told in zip(turns, outputs, executables[0](*arrays), strict=True):
+        np.testing.assert_array_equal(actual, told, err_msg=name)
     with ThreadPoolExecutor(3) as pool:
         for done in [pool.submit(check_run, i) for i in range(12)]:
             done.result()
