@@ -43,9 +43,9 @@ class Kernel:
     their element's size, and so are the pieces of a model output that is a concatenation in place;
     all other buffers are aligned to 64 bytes. `run` may be called with other buffers each time. A
     kernel may run beside others: if its target has one thread, it uses the calling thread only; if
-    several, its regions may get fewer than it asks for. `create` returns null and writes a message if it
-    fails. A kernel without state gets a null state. Kernels are compiled many to a unit, so every
-    other name in the source is static or begins with NAME.
+    several, its regions may get fewer than it asks for. `create` returns null and writes a message
+    if it fails. A kernel without state gets a null state. Kernels are compiled many to a unit, so
+    every other name in the source is static or begins with NAME.
 
     Attributes:
         symbol: the name, unique to the kernel's content; empty if nothing runs.
