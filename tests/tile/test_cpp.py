@@ -247,6 +247,65 @@ def test_threads_keep_pointers_of_their_own(target):
         assert all(region < n for n, line in enumerate(lines) if "__restrict" in line)
 
 
+def streaming(group: Group, offer: Offer, target: Target, least_bytes: int = 0) -> Kernel:
+    """Return the kernel that writes outputs of so many bytes past the caches."""
+    machine = Machine(target.lanes, target.threads)
+    program = lower(group.body, offer.inputs, offer.outputs, machine, offer.variant == "keep")
+    parts = print_cpp(program, group.text, target.lanes, target.threads, least_bytes)
+    return Kernel(parts[0], parts[1], workspace_bytes=parts[2])
+
+
+@pytest.mark.parametrize("lanes", [16, 8, 4])
+def test_large_outputs_are_written_past_the_caches(lanes, target, rng, tmp_path):
+    """All groups, as if their outputs were large: rows that begin inside of lines, too."""
+    if target.lanes < lanes:
+        pytest.skip("this machine runs no such instruction set")
+    own = Target(isa={16: "avx512", 8: "avx2", 4: "generic"}[lanes], lanes=lanes)
+    g = Graph()
+    rows = g.group(g.add("neg", [g.slice(g.tensor("f32[9,700]"), (0, 3), (9, 603), (1, 1))]))
+    names = ("squares", "normalizations", "moves", "resizes", "several outputs")
+    groups = [rows, *(group for name in names for group in FAMILIES[name]())]
+    builder = Builder(own.isa, tmp_path)
+    todo = [(g, o, streaming(g, o, own)) for g in groups for o in offers_of(g, own)]
+    sources = [kernel.source for *_, kernel in todo]
+    assert sum("korch::stream<" in source for source in sources) > 16
+    assert "korch::before_line" in sources[0]
+    library = load_kernels([kernel for *_, kernel in todo], builder)
+    for group, offer, kernel in todo:
+        inputs = random_arrays(rng, group.input_types)
+        check_kernel(kernel, group, offer, inputs, builder, library)
+
+
+def test_only_large_outputs_that_are_not_read_again_leave_the_caches(target):
+    for text, least, is_streamed in (
+        ("f32[64,128]", 0, True), ("f32[64,128]", 1 << 20, False), ("i8[64,128]", 0, False),
+        ("f32[64,9]", 0, False),
+    ):  # fmt: skip
+        g = Graph()
+        columns = 112 if "128" in text else 8
+        group = g.group(g.slice(g.tensor(text), (0, 0), (64, columns), (1, 1)))
+        source = streaming(group, offers_of(group, target)[0], target, least).source
+        assert ("korch::stream<" in source) == is_streamed, text
+        assert ("korch::end_streams" in source) == is_streamed, text
+    g = Graph()
+    e = g.add("exp", [g.tensor("f32[64,128]")])
+    y = g.add("div", [e, g.wide(g.reduce("sum", e, 1), (64, 128))])
+    group = g.group(e, y)
+    offer = next(offer for offer in offers_of(group, target) if offer.variant == "keep")
+    source = streaming(group, offer, target).source
+    assert "korch::stream<float, W>(o1" in source and "korch::stream<float, W>(o0" not in source
+
+
+def test_the_second_pass_over_rows_fetches_the_next_ones(target):
+    """While it computes, memory would be idle. Rows too long for the first cache are no use."""
+    for text, count in (("f32[128,64,128]", 1), ("f32[2,3,30000]", 0), ("f32[128]", 0)):
+        group = softmax(text, text.count(","))
+        offers = offers_of(group, target)
+        kept = next(offer for offer in offers if offer.variant == "keep")
+        source = PROVIDER.build(group, kept, target).source
+        assert source.count("korch::load_ahead<") == count, text
+
+
 def test_threads_have_equally_much_to_do(target):
     """Tiles are cut so that the busiest thread has hardly more than its share."""
     machine = Machine(16, 2)

@@ -9,7 +9,7 @@ from tile_groups import FAMILIES, Graph, check_lowering, lowered, offers_of, ran
 from korch.candidate.candidate import Offer, make_layout_change
 from korch.candidate.layout import layout_choices
 from korch.testing.samples import random_arrays
-from korch.tile.program import Level
+from korch.tile.program import Level, Load
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -130,4 +130,28 @@ def test_cores_write_lines_of_their_own(target):
     plain, last = (layout_choices(graph.types[0], target.lanes)[i] for i in (0, 1))
     (stage,) = lowered(group, Offer((last,), (plain,), ""), target).stages
     (pass_,) = stage.passes
-    assert pass_.sinks[0].index.coefficient(stage.grid[0].name) == 169 * 128 // target.threads
+    rows = (169 * pass_.axes[0].extent, 169 * pass_.axes[1].extent)
+    assert pass_.sinks[0].index.coefficient(stage.grid[0].name) in rows
+    assert len(stage.grid) == 1 and stage.tasks % target.threads == 0
+
+
+def test_tiles_of_long_rows_follow_what_is_read(target):
+    """Each thread writes a part of every row: of 4096 elements read, all by one thread."""
+    g = Graph()
+    group = g.group(g.transpose(g.tensor("f32[1024,4096]"), 1, 0))
+    (stage,) = lowered(group, offers_of(group, target)[0], target).stages
+    (pass_,) = stage.passes
+    (load,) = (op for op in pass_.ops if isinstance(op, Load))
+    step = load.index.coefficient(pass_.across)
+    assert [load.index.coefficient(axis.name) for axis in stage.grid] == [4096 * 64, 64 * step]
+    assert [axis.extent for axis in pass_.axes] == [64, 64]
+
+
+def test_large_values_are_written_by_whole_lines(target):
+    """Squares follow each other along what is written, that of small ones along longer rows."""
+    for batch, is_along in ((1, False), (512, True)):
+        g = Graph()
+        group = g.group(g.transpose(g.tensor(f"f32[{batch},48,800]"), 0, 2, 1))
+        (stage,) = lowered(group, offers_of(group, target)[0], target).stages
+        (pass_,) = stage.passes
+        assert (pass_.axes[-1].name == pass_.vector) == is_along

@@ -40,6 +40,48 @@ KORCH_INLINE void store(T* at, Vec<T, W> x) {
   __builtin_memcpy(at, &x, sizeof(x));
 }
 
+// Write a vector past the caches if the address is a multiple of its size; else as any other. Behind such
+// writes stands `end_streams`, before another thread may read them.
+template <typename T, int W>
+KORCH_INLINE void stream(T* at, Vec<T, W> x) {
+  if constexpr (W > 1) {
+    if (reinterpret_cast<uintptr_t>(at) % sizeof(x) == 0) {
+#if __has_builtin(__builtin_nontemporal_store)
+      return __builtin_nontemporal_store(x, reinterpret_cast<Vec<T, W>*>(at));
+#else
+#if defined(__AVX512F__)
+      typedef float V16 __attribute__((vector_size(64)));
+      if constexpr (sizeof(x) == 64) return __builtin_ia32_movntps512(reinterpret_cast<float*>(at), reinterpret_cast<V16>(x));
+#endif
+#if defined(__AVX__)
+      typedef float V8 __attribute__((vector_size(32)));
+      if constexpr (sizeof(x) == 32) return __builtin_ia32_movntps256(reinterpret_cast<float*>(at), reinterpret_cast<V8>(x));
+#endif
+#endif
+    }
+  }
+  store<T, W>(at, x);
+}
+
+KORCH_INLINE void end_streams() {
+#if defined(__x86_64__)
+  __builtin_ia32_sfence();
+#endif
+}
+
+// How many elements there are before the next line of a cache.
+template <typename T>
+KORCH_INLINE long before_line(const T* at) {
+  return static_cast<long>((0 - reinterpret_cast<uintptr_t>(at)) % 64 / sizeof(T));
+}
+
+// Load, and fetch what lies so many elements ahead, which a later task reads.
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> load_ahead(const T* at, long ahead) {
+  if constexpr (W > 1) __builtin_prefetch(at + ahead);
+  return load<T, W>(at);
+}
+
 template <typename T, int W>
 KORCH_INLINE Vec<T, W> splat(T x) {
   if constexpr (W == 1) return x;
@@ -132,6 +174,13 @@ KORCH_INLINE void load_across(Vec<T, W> (&to)[COUNT], const T* at, long step) {
       transpose_parts<T, W>(x, to + j, typename LanesTo<W>::type());
     }
   }
+}
+
+// Fetch the lines in which `load_across` begins to read.
+template <typename T, int W>
+KORCH_INLINE void fetch_across(const T* at, long step) {
+#pragma GCC unroll 16
+  for (int i = 0; i < W; ++i) __builtin_prefetch(at + i * step);
 }
 
 // The W elements of each of ROWS rows, one after another in memory, combined to one.

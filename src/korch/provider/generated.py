@@ -16,8 +16,20 @@ from korch.tile.cpp import print_cpp
 from korch.tile.cpp_text import C_TYPE
 from korch.tile.lower import Machine, lower
 
-SCHEMA = 14
+SCHEMA = 15
 """Raise it whenever generated kernels change in speed or meaning."""
+
+LEAST_STREAM_BYTES = 16 << 20
+"""Outputs of fewer bytes are not written past the caches, however small these are."""
+
+
+def stream_bytes(target: Target) -> int:
+    """Return from which size on outputs are written past the caches.
+
+    They are far larger than the cores' own caches then. Whether the next kernel would find them in
+    the shared one can't be told from its size alone: others may use it too.
+    """
+    return max(LEAST_STREAM_BYTES, 4 * target.l2_bytes * target.threads)
 
 
 class GeneratedProvider:
@@ -46,5 +58,7 @@ class GeneratedProvider:
         program = lower(group.body, offer.inputs, offer.outputs, machine, offer.variant == "keep")
         layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
         comment = f"{group.text}layouts {layouts}"
-        symbol, source, workspace_bytes = print_cpp(program, comment, target.lanes, target.threads)
+        symbol, source, workspace_bytes = print_cpp(
+            program, comment, target.lanes, target.threads, stream_bytes(target)
+        )
         return Kernel(symbol, source, workspace_bytes=workspace_bytes)

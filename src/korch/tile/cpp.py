@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import sys
 
 from korch.tile.cpp_pass import PassPrinter
 from korch.tile.cpp_text import C_TYPE, NARROW_TYPE, Writer
+from korch.tile.loops import SQUARE_TYPES
 from korch.tile.program import (
     Level,
     Load,
@@ -25,7 +27,9 @@ SERIAL_POINTS = 6000
 """Programs with fewer points run in the calling thread: a parallel region would cost more."""
 
 
-def print_cpp(program: TileProgram, comment: str, lanes: int, threads: int) -> tuple[str, str, int]:
+def print_cpp(
+    program: TileProgram, comment: str, lanes: int, threads: int, stream_bytes: int = sys.maxsize
+) -> tuple[str, str, int]:
     """Return the symbol, the source and the workspace bytes of a program.
 
     Args:
@@ -33,16 +37,18 @@ def print_cpp(program: TileProgram, comment: str, lanes: int, threads: int) -> t
         comment: text that stands at the head of the source.
         lanes: float32 elements in a vector register.
         threads: how many run it; one needs no parallel region.
+        stream_bytes: outputs of at least so many bytes are written past the caches.
     """
-    return _Printer(program, comment, lanes, threads).run()
+    return _Printer(program, comment, lanes, threads, stream_bytes).run()
 
 
 class _Printer:
-    def __init__(self, program: TileProgram, comment: str, lanes: int, threads: int) -> None:
+    def __init__(self, program: TileProgram, comment: str, lanes: int, threads: int,
+                 stream_bytes: int) -> None:  # fmt: skip
         self.program = program
         self.comment = comment
         self.is_parallel = threads > 1 and program.work >= SERIAL_POINTS
-        self.out = Writer(program, lanes)
+        self.out = Writer(program, lanes, _streamed(program, stream_bytes))
 
     def run(self) -> tuple[str, str, int]:
         if self.is_parallel:
@@ -109,8 +115,12 @@ class _Printer:
         return waits
 
     def _stage(self, stage: Stage, waits: bool) -> None:
+        used = {s.buffer for pass_ in stage.passes for s in pass_.sinks}
+        given = {b.name for b in self.program.buffers if b.level is Level.INPUT}
+        printers = [PassPrinter(self.out, stage, pass_, given) for pass_ in stage.passes]
+        is_streamed = any(printer.is_streamed for printer in printers)
         if self.is_parallel:
-            nowait = "" if waits else " nowait"
+            nowait = "" if waits and not is_streamed else " nowait"
             self.out.line(f"#pragma omp for schedule(static){nowait}")
         self.out.open(f"for (long task = 0; task < {stage.tasks}; ++task)")
         rest, left = "task", stage.tasks
@@ -119,14 +129,33 @@ class _Printer:
             value = rest if left == 1 else f"{rest} / {left}"
             self.out.line(f"[[maybe_unused]] const long {axis.name} = {value};")
             rest = f"task % {left}" if left > 1 else "0"
-        used = {s.buffer for pass_ in stage.passes for s in pass_.sinks}
         for buffer in self.program.buffers:
             if buffer.level is Level.TILE and buffer.name in used:
                 type_ = C_TYPE[buffer.dtype]
                 self.out.line(f"alignas(64) {type_} {buffer.name}[{max(buffer.size, 1)}];")
-        given = {b.name for b in self.program.buffers if b.level is Level.INPUT}
-        for pass_ in stage.passes:
+        for printer in printers:
             self.out.open("")
-            PassPrinter(self.out, stage, pass_, given).run()
+            printer.run()
             self.out.close()
         self.out.close()
+        if is_streamed:
+            self.out.line("korch::end_streams();")
+            if self.is_parallel and waits:
+                self.out.line("#pragma omp barrier")
+
+
+def _streamed(program: TileProgram, stream_bytes: int) -> frozenset[str]:
+    """Return the outputs that are written past the caches: large ones, not read here again.
+
+    Lines that are written whole are then not read first, and nothing else leaves a cache for them.
+    """
+    passes = [pass_ for stage in program.stages for pass_ in stage.passes]
+    read = {op.buffer for pass_ in passes for op in pass_.ops if isinstance(op, Load)}
+    return frozenset(
+        buffer.name
+        for buffer in program.buffers
+        if buffer.level is Level.OUTPUT
+        and buffer.dtype in SQUARE_TYPES
+        and buffer.size * buffer.dtype.size_bytes >= stream_bytes
+        and buffer.name not in read
+    )

@@ -12,6 +12,7 @@ from korch.tile.cpp_text import C_TYPE, Writer, literal
 from korch.tile.index import (
     Expr,
     Ranges,
+    Var,
     add,
     bounds,
     breakpoints,
@@ -22,7 +23,9 @@ from korch.tile.index import (
     var,
 )
 from korch.tile.loops import (
+    ALIASED_ELEMENTS,
     LEAST_SIDE,
+    LINE_ELEMENTS,
     SQUARE_TYPES,
     is_across,
     side_of,
@@ -34,6 +37,7 @@ from korch.tile.program import (
     Load,
     Pass,
     Select,
+    Sink,
     Stage,
     holds,
     identity,
@@ -50,6 +54,9 @@ ALIASED_SIDE = 8
 
 UNROLLED_OPERATIONS = 12
 """Vectors of a square go through at most so many operations in unrolled code."""
+
+LONG_ROW = 256
+"""Elements of rows that are written past the caches though they begin inside of lines."""
 
 UNROLLED_EXTENT = 4
 """Loops of at most this extent are unrolled if a guard depends on them."""
@@ -128,8 +135,11 @@ class PassPrinter(OpPrinter):
 
     def _side(self, across: Axis) -> int:
         side = side_of(across.extent, self.out.lanes)
-        is_aliased = self.pass_.axes[-1] is not across
-        return min(side, ALIASED_SIDE) if is_aliased else side
+        steps = [sink.index.coefficient(across.name) or 0 for sink in self.pass_.sinks]
+        is_aliased = self.pass_.axes[-1] is not across and not any(
+            s % ALIASED_ELEMENTS for s in steps
+        )
+        return min(side, ALIASED_SIDE) if is_aliased and not self.is_streamed else side
 
     def _squares(self, across: Axis) -> None:
         """Print the loops over both axes of squares, in the order of the pass."""
@@ -191,6 +201,12 @@ class PassPrinter(OpPrinter):
             call = f"{name}.template operator()"
             self.out.line(f"const long end = {self._end(axis, high)};")
             self.out.line(f"long i = {low};")
+            head = self._head(axis, low, high) if width > 1 else ""
+            if head:
+                self.out.line(
+                    f"for (const long head = korch::smaller(end, i + {head}); i < head; ++i) "
+                    f"{call}<1>(i);"
+                )
             if width > 1 and high - low >= abreast * width > width:
                 step = abreast * width
                 self.out.line(
@@ -198,16 +214,53 @@ class PassPrinter(OpPrinter):
                 )
             if width > 1:
                 self.out.line(f"for (; i + {width} <= end; i += {width}) {call}<{width}>(i);")
-            if axis.ragged is not None and width > 1:
+            if head:
+                self.out.line(f"for (; i < end; ++i) {call}<1>(i);")
+            elif axis.ragged is not None and width > 1:
                 self.out.line(
                     f"if (i < end && end - {low} >= {width}) {{ {call}<{width}>(end - {width}); "
                     "i = end; }"
                 )
             elif width > 1 and (high - low) % width:
                 self.out.line(f"if (i < end) {{ {call}<{width}>(end - {width}); i = end; }}")
-            if width == 1 or axis.ragged is not None:
+            if width == 1 or (axis.ragged is not None and not head):
                 self.out.line(f"for (; i < end; ++i) {call}<1>(i);")
             self.out.close()
+
+    def _head(self, axis: Axis, low: int, high: int) -> str:
+        """Return how many elements lie before the first line of a row that is streamed, as text.
+
+        It is "" if there are none, or if the row is short.
+        """
+        if self.across is not None or self.pass_.is_reduction or high - low < LONG_ROW:
+            return ""
+        for sink in filter(self._streams, self.pass_.sinks):
+            if low % LINE_ELEMENTS or not self._begins_lines(sink):
+                ranges = {**self.ranges, axis.name: (low, low)}
+                at = self.out.expr(substitute(sink.index, {axis.name: constant(low)}, ranges))
+                return f"korch::before_line({sink.buffer} + {at})"
+        return ""
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether anything is written past the caches."""
+        return any(map(self._streams, self.pass_.sinks))
+
+    def _streams(self, sink: Sink) -> bool:
+        """Return whether whole vectors are written past the caches, at best whole lines of them."""
+        axis = self.vector
+        if axis is None or sink.buffer not in self.out.streamed or isinstance(sink, Accumulate):
+            return False
+        if self.across is not None and self.out.lanes < LINE_ELEMENTS:
+            return False
+        is_along = substitute(sink.index, {}, self.ranges).coefficient(axis.name) == 1
+        is_long = axis.extent >= LONG_ROW and self.across is None
+        return is_along and (is_long or self._begins_lines(sink))
+
+    def _begins_lines(self, sink: Sink) -> bool:
+        """Return whether rows along the vector axis begin where lines do."""
+        others = [c for atom, c in sink.index.terms if atom != Var(self.pass_.vector)]
+        return all(c % LINE_ELEMENTS == 0 for c in (sink.index.constant, *others))
 
     def _parts(self, axis: Axis) -> list[tuple[int, int]]:
         """Cut an axis where a guard or a choice turns."""
@@ -321,20 +374,26 @@ class PassPrinter(OpPrinter):
             + f"korch::load_across<{type_}, W, {self.side}>"
             f"({name}, {op.buffer} + {self.out.expr(index)}, {index.coefficient(variable)});"
         )
+        if self.pass_.axes[-1] is self.vector and self.is_streamed:
+            ahead = self.out.expr(add(index, constant(self.side)))
+            step = index.coefficient(variable)
+            self.out.line(f"korch::fetch_across<{type_}, W>({op.buffer} + {ahead}, {step});")
         self.squares[op.name] = f"{name}[j]"
 
     def _compute_and_store(self, ranges: Ranges, variable: str) -> None:
         values = self._ops(ranges, variable, "W")
         for sink in self.pass_.sinks:
             index = substitute(sink.index, {}, ranges)
-            self._store(sink.buffer, index, values[sink.value], variable, "W")
+            store = "stream" if self._streams(sink) else "store"
+            self._store(sink.buffer, index, values[sink.value], variable, "W", store)
 
-    def _store(self, buffer: str, index: Expr, value: str, variable: str, width: str) -> None:
+    def _store(self, buffer: str, index: Expr, value: str, variable: str, width: str,
+               store: str = "store") -> None:  # fmt: skip
         type_ = C_TYPE[self.out.program.buffer(buffer).dtype]
         at = f"{buffer} + {self.out.expr(index)}"
         slope = index.coefficient(variable) if variable else 0
         if slope == 1 or not variable:
-            self.out.line(f"korch::store<{type_}, {width}>({at}, {value});")
+            self.out.line(f"korch::{store}<{type_}, {width}>({at}, {value});")
         elif slope is not None:
             self.out.line(f"korch::scatter<{type_}, {width}>({at}, {slope}, {value});")
         else:

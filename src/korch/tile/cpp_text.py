@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 
 from korch.primitive.types import DType
 from korch.tile.index import Atom, Choice, Entry, Expr, Quotient, Remainder, Var
@@ -45,14 +46,16 @@ class Writer:
     Attributes:
         program: the program that is printed.
         lanes: float32 elements in a vector register.
+        streamed: the buffers that are written past the caches.
         lines: what is printed so far.
         tables: constant tables and their names.
         lambdas: how many lambdas there are so far.
     """
 
-    def __init__(self, program: TileProgram, lanes: int) -> None:
+    def __init__(self, program: TileProgram, lanes: int, streamed: Set[str] = frozenset()) -> None:
         self.program = program
         self.lanes = lanes
+        self.streamed = streamed
         self.lines: list[str] = []
         self.tables: dict[tuple[int, ...], str] = {}
         self.lambdas = 0

@@ -13,11 +13,21 @@ from korch.tile.program import Accumulate, Axis, Inside, Load, Pass, Select, Sin
 TASK_POINTS = 8192
 """How many points a task of a free stage has at most: enough to outweigh its start."""
 
-SQUARES = 16
-"""Squares of registers that a task has side by side at most."""
+TILE_SIDE = 64
+"""Elements along each side of a task of squares: both what it reads and what it writes stays in the
+first cache, and rows of four lines each are worth to be opened."""
+
+LONGEST_ROW = 256
+"""Rows of at most so many elements are written whole by a task of squares."""
 
 ALIASED_ELEMENTS = 256
-"""Places so far from each other share a set of the first cache."""
+"""Places so far from each other share some sets of the first cache."""
+
+PAGE_ELEMENTS = 1024
+"""Places so far from each other share one set."""
+
+LARGE_ELEMENTS = 4 << 20
+"""Values of so many elements are in no core's own cache."""
 
 NEAR = (1, 2)
 """Steps between elements that vectors are read from whole: at others they are read one by one."""
@@ -47,10 +57,8 @@ def arrange(pass_: Pass, lanes: int, sizes: Mapping[str, int], grid: Ranges) -> 
     vector, across = squares or (_vector_axis(pass_, lanes, sizes), "")
     reference = _reference(pass_, sizes)
 
-    # Squares are best read as streams, unless they are written to places that share cache sets.
-    # Along rows that begin inside of lines is faster only where each core reads what it wrote.
-    is_aliased = not across or (reference.coefficient(across) or 0) % ALIASED_ELEMENTS == 0
-    last = {across: 0, vector: 1} if is_aliased else {vector: 0, across: 1}
+    is_along = not across or _is_along(pass_, vector, across, sizes)
+    last = {across: 0, vector: 1} if is_along else {vector: 0, across: 1}
 
     def key(axis: Axis) -> tuple[bool, int, int]:
         step = reference.coefficient(axis.name)
@@ -58,6 +66,22 @@ def arrange(pass_: Pass, lanes: int, sizes: Mapping[str, int], grid: Ranges) -> 
 
     axes = tuple(sorted(pass_.axes, key=key))
     return dataclasses.replace(pass_, axes=axes, vector=vector, across=across)
+
+
+def _is_along(pass_: Pass, vector: str, across: str, sizes: Mapping[str, int]) -> bool:
+    """Return whether squares follow each other along rows that are written, not those read.
+
+    The longer rows are best followed: shorter ones lie side by side in a tile. What shares sets of
+    the first cache does not stay there for long, and so is read, or written, at once; large values
+    are written by whole lines one after another.
+    """
+    sink = max(pass_.sinks, key=lambda sink: sizes[sink.buffer])
+    written = abs(sink.index.coefficient(across) or 0)
+    loads = [op.index for op in pass_.ops if isinstance(op, Load)]
+    steps = [i.coefficient(vector) or 0 for i in loads if i.coefficient(across) == 1]
+    read = max(map(abs, steps), default=0)
+    is_aliased = written % ALIASED_ELEMENTS == 0 or (read and read % PAGE_ELEMENTS == 0)
+    return is_aliased or read <= written or sizes[sink.buffer] >= LARGE_ELEMENTS
 
 
 def grid_for(pass_: Pass, threads: int, lanes: int) -> Stage:
@@ -85,20 +109,30 @@ def grid_for(pass_: Pass, threads: int, lanes: int) -> Stage:
 
 
 def _grid_of_squares(pass_: Pass, grid: list[Axis], threads: int, lanes: int) -> Stage:
-    """Cut the two axes of squares into tiles of some squares."""
-    points = TASK_POINTS
-    for axis, wanted in zip(pass_.axes[:-3:-1], (SQUARES * lanes, points), strict=True):
-        step = side_of(axis.extent, lanes)
-        shares = _shares(threads, math.prod(axis.extent for axis in grid))
-        if axis is pass_.axes[-1] and axis.extent <= wanted:
-            if shares == 1 or axis.extent < shares * step or not _share_lines(pass_):
-                points //= axis.extent
-                continue
-            wanted = axis.extent // shares
-        tile = _tile(axis.extent, max(step, min(wanted, points)), step, shares)
-        if tile < axis.extent and not turns_on(pass_, axis.name):
-            pass_ = _cut(pass_, grid, axis, tile)
-        points //= min(tile, axis.extent)
+    """Cut the two axes of squares into tiles, which follow each other along rows that are read.
+
+    Short rows are written whole, by one thread: what is prefetched of a row, and a line in which
+    two parts of it meet, would go back and forth between cores. Of long ones each thread writes a
+    part, as that is made of rows that it reads alone.
+    """
+
+    def axis(name: str) -> Axis:
+        return next(a for a in pass_.axes if a.name == name)
+
+    along, across = axis(pass_.vector), axis(pass_.across)
+    side, step = side_of(along.extent, lanes), side_of(across.extent, lanes)
+    shares = _shares(threads, math.prod(a.extent for a in grid))
+    least = step if _share_lines(pass_) else TILE_SIDE
+    is_whole = along.extent <= LONGEST_ROW and across.extent >= shares * least
+    if is_whole or turns_on(pass_, along.name):
+        width, height = along.extent, min(TASK_POINTS // along.extent, LONGEST_ROW)
+        height = _tile(across.extent, max(step, min(across.extent, height)), step, shares)
+    else:
+        width = _tile(along.extent, min(along.extent, TILE_SIDE), side, shares)
+        height = _tile(across.extent, min(across.extent, TILE_SIDE), step, 1)
+    for name, tile in ((along.name, width), (across.name, height)):
+        if tile < axis(name).extent:
+            pass_ = _cut(pass_, grid, axis(name), tile)
     return Stage(tuple(grid), (dataclasses.replace(pass_, axes=pass_.axes[-2:]),))
 
 
