@@ -18,7 +18,8 @@ TILE_SIDE = 64
 first cache, and rows of four lines each are worth to be opened."""
 
 LONGEST_ROW = 256
-"""Rows of at most so many elements are written whole by a task of squares."""
+"""Rows of at most so many elements are written whole by a task of squares; where they begin inside
+of lines, twice as long ones."""
 
 ALIASED_ELEMENTS = 256
 """Places so far from each other share some sets of the first cache."""
@@ -122,8 +123,10 @@ def _grid_of_squares(pass_: Pass, grid: list[Axis], threads: int, lanes: int) ->
     along, across = axis(pass_.vector), axis(pass_.across)
     side, step = side_of(along.extent, lanes), side_of(across.extent, lanes)
     shares = _shares(threads, math.prod(a.extent for a in grid))
-    least = step if _share_lines(pass_) else TILE_SIDE
-    is_whole = along.extent <= LONGEST_ROW and across.extent >= shares * least
+    least, longest = TILE_SIDE, LONGEST_ROW
+    if _share_lines(pass_):
+        least, longest = step, 2 * LONGEST_ROW
+    is_whole = along.extent <= longest and across.extent >= shares * least
     if is_whole or turns_on(pass_, along.name):
         width, height = along.extent, min(TASK_POINTS // along.extent, LONGEST_ROW)
         height = _tile(across.extent, max(step, min(across.extent, height)), step, shares)
