@@ -145,6 +145,34 @@ def test_an_image_is_read_ahead_by_a_layer_of_fewer_rows_than_the_last(target, b
     check([each], tiny, builder, rng)
 
 
+def test_edges_of_few_channels_need_no_copy(target, builder, rng):
+    """The first and the last tile of a row leave out what is beside the image."""
+    n = target.lanes
+    direct = [
+        one((1, 3, 9, 2 * width), lambda g, x: silu(g, conv(g, x, n, 3, stride=2)))
+        for width in (1, 2, 13, 26, 27, 40, 80, 81)
+    ]
+    direct += [
+        one((2, 3, 12, 70), lambda g, x: conv(g, x, n - 3, 5)),
+        one((1, n, 7, 61), lambda g, x: conv(g, x, n, (1, 4), pads=(0, 3, 0, 0))),
+        one((1, 2, 5, 64), lambda g, x: conv(g, x, 4, (3, 2), pads=(1, 0, 1, 1))),
+        one((1, 2 * n, 6, 33), lambda g, x: depthwise(g, silu(g, conv(g, x, n, 3)))),
+    ]
+    for each in direct:
+        first = shape_of(each, match_group(each), target, False).layers[0]
+        assert first.kind == "DENSE" and first.has_edges
+    pad = PadAttributes((0, 0, 2, 1), (0, 0, 1, 2), "reflect", 0.0)
+    copied = [
+        one((1, 3, 9, 40), lambda g, x: conv(g, x, 2 * n, 3)),  # a runtime loop over columns
+        one((1, 3, 9, 40), lambda g, x: conv(g, g.add("pad", [x], pad), n, 3)),  # moved
+        one((1, 3, 9, 29), lambda g, x: conv(g, x, n, 12, pads=(6, 40, 5, 6))),  # wide edges
+    ]
+    for each in copied:
+        layers = shape_of(each, match_group(each), target, False).layers
+        assert layers[0].kind == "COPY" and not any(layer.has_edges for layer in layers)
+    check([*direct, *copied], target, builder, rng)
+
+
 def test_parts_of_channels_read_moved_images(target, builder, rng):
     n = target.lanes
     pad = PadAttributes((0, 0, 2, 1), (0, 0, 1, 2), "reflect", 0.0)

@@ -22,6 +22,7 @@
 //   KH, KW, SH, SW, DH, DW, TOP, LEFT   window, strides, dilations, zeros before rows and columns
 //   NV, ROWS             vectors of channels, and pixels of a row, that are computed together in registers
 //   BY_PIXEL             whether a pixel is loaded once for all columns of the window that see it
+//   EDGES                whether the first and the last pixels of a row see columns outside of the image
 //   SPLIT                whether it computes only the channels of its task's part
 //   TILES                whether matrix units multiply (korch_conv_chain_amx.h): then NV * W == 32, its window
 //                        is one element, and a DEPTHWISE layer before it has no ring
@@ -238,8 +239,9 @@ KORCH_INLINE void read_ahead(const float*& ahead, long left) {
   for (long i = 0; i < EACH; ++i, ahead += 16) __builtin_prefetch(ahead, 0, 2);
 }
 
-// R pixels times NV vectors of channels.
-template <class K, int L, int R>
+// R pixels times NV vectors of channels. At an edge, pixel AT is the first, and columns outside of the image
+// count as zeros; elsewhere AT is -1.
+template <class K, int L, int R, long AT = -1>
 KORCH_ALONE void dense_tile(const Task& task, const float* strip, Span span, long y, long x, long channel,
                             const float* ahead) {
   typedef Layer<K, L> A;
@@ -257,7 +259,7 @@ KORCH_ALONE void dense_tile(const Task& task, const float* strip, Span span, lon
   }
   V<K> sum[R][A::NV] = {};
   for (long ky = span.first; ky < span.last; ++ky) {
-    const float* line = S::row(t, y * A::SH - A::TOP + ky * A::DH) + x * (A::SW * S::PIXEL);
+    const float* line = S::row(t, y * A::SH - A::TOP + ky * A::DH) + (x * A::SW - S::BEFORE) * S::PIXEL;
     const float* w = strip + ky * (A::KW * A::C * COLUMNS);
     if constexpr (A::BY_PIXEL) {
       // Each pixel is loaded once, for all columns of the window.
@@ -271,6 +273,8 @@ KORCH_ALONE void dense_tile(const Task& task, const float* strip, Span span, lon
           for (int k = 0; k < A::KW; ++k) v[k] = load<float, K::W>(w + k * (A::C * COLUMNS));
 #pragma GCC unroll 256
           for (int p = 0; p < (R - 1) * A::SW + A::KW; ++p) {
+            const long column = AT * A::SW - S::BEFORE + p;
+            if (AT >= 0 && (column < 0 || column >= A::WIDTH)) continue;
             V<K> s = splat<float, K::W>(line[p * S::PIXEL + c]);
 #pragma GCC unroll 16
             for (int k = A::KW - 1; k >= 0; --k)
@@ -321,6 +325,14 @@ KORCH_INLINE void dense(Task& t, long from, long to) {
       const Span span = taps<A>(y);
       const auto ahead = [&] { return lines_ahead<K, L>() == 0 ? nullptr : go_ahead<K>(t.ahead); };
       long x = 0;
+      if constexpr (A::EDGES) {
+        constexpr int FIRST = least(A::ROWS, A::OUT_WIDTH), LAST = TAIL == 0 ? A::ROWS : TAIL;
+        constexpr long END = A::OUT_WIDTH - LAST;
+        dense_tile<K, L, FIRST, 0>(t, strip, span, y, x, channel, ahead());
+        for (x = A::ROWS; x < END; x += A::ROWS) dense_tile<K, L, A::ROWS>(t, strip, span, y, x, channel, ahead());
+        if constexpr (END > 0) dense_tile<K, L, LAST, END>(t, strip, span, y, x, channel, ahead());
+        continue;
+      }
       for (; x + A::ROWS <= A::OUT_WIDTH; x += A::ROWS)
         dense_tile<K, L, A::ROWS>(t, strip, span, y, x, channel, ahead());
       if constexpr (TAIL != 0) dense_tile<K, L, TAIL>(t, strip, span, y, x, channel, ahead());

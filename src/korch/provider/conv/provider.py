@@ -14,7 +14,7 @@ from korch.provider.provider import SPLIT, Kernel, named_kernel
 from korch.provider.vector import scalar
 from korch.target import Target
 
-SCHEMA = 12
+SCHEMA = 13
 """Raise it whenever the kernels change in speed or meaning."""
 
 MANY_ROWS = 16
@@ -217,9 +217,9 @@ def _print_layer(layer: Layer, name: str) -> str:
         "KW": layer.window[1], "SH": layer.strides[0], "SW": layer.strides[1],
         "DH": layer.dilations[0], "DW": layer.dilations[1], "TOP": layer.pads[0],
         "LEFT": layer.pads[1], "NV": layer.vectors, "ROWS": layer.pixels,
-        "BY_PIXEL": int(layer.by_pixel), "SPLIT": int(layer.is_split),
-        "TILES": int(layer.on_tiles), "RING": rows, "LINE": line, "MARGIN": margin,
-        "PIXEL": layer.pixel, "AT": at,
+        "BY_PIXEL": int(layer.by_pixel), "EDGES": int(layer.has_edges),
+        "SPLIT": int(layer.is_split), "TILES": int(layer.on_tiles), "RING": rows,
+        "LINE": line, "MARGIN": margin, "PIXEL": layer.pixel, "AT": at,
         "WEIGHTS": layer.link.weights if layer.link else 0,
     }  # fmt: skip
     constants = "".join(f"  static constexpr long {n} = {value};\n" for n, value in numbers.items())
