@@ -239,6 +239,9 @@ KORCH_INLINE void read_ahead(const float*& ahead, long left) {
   for (long i = 0; i < EACH; ++i, ahead += 16) __builtin_prefetch(ahead, 0, 2);
 }
 
+// Multiply-adds of vectors that take about as long as memory takes to bring a line.
+inline constexpr long LONG_TILE = 1024;
+
 // R pixels times NV vectors of channels. At an edge, pixel AT is the first, and columns outside of the image
 // count as zeros; elsewhere AT is -1.
 template <class K, int L, int R, long AT = -1>
@@ -257,6 +260,12 @@ KORCH_ALONE void dense_tile(const Task& task, const float* strip, Span span, lon
       for (int r = 0; r < R; ++r) __builtin_prefetch(next + r * (K::OUT_LAST ? A::N : K::W), 1);
     }
   }
+  // A window of one element meets each pixel once for each strip, so that little time is left to fetch it:
+  // with the first strip, pixels of a tile further on are fetched, line by line.
+  constexpr long LINES = L == 0 && A::KH * A::KW * A::SW == 1 ? blocks(R, 16) : 0;
+  constexpr long FURTHER = R * blocks(LONG_TILE, R * A::NV * A::C);
+  const float* const further = S::row(t, y * A::SH) + (x + FURTHER) * S::PIXEL;
+  const long apart = channel == first_channel<K, L>(t) ? 16 : 0;
   V<K> sum[R][A::NV] = {};
   for (long ky = span.first; ky < span.last; ++ky) {
     const float* line = S::row(t, y * A::SH - A::TOP + ky * A::DH) + (x * A::SW - S::BEFORE) * S::PIXEL;
@@ -288,9 +297,12 @@ KORCH_ALONE void dense_tile(const Task& task, const float* strip, Span span, lon
       const float* a = line + kx * (A::DW * S::PIXEL);
       for (long b = 0; b < STEPS; ++b, a += S::STEP) {
         const long terms = A::C % TERMS == 0 ? TERMS : smaller(TERMS, A::C - b * TERMS);
+        const float* soon = further + b * S::STEP;
         for (long c = 0; c < terms; ++c, w += COLUMNS) {
           KORCH_APART
           read_ahead<EACH>(ahead, AHEAD - c * EACH);
+#pragma GCC unroll 16
+          for (long i = 0; i < LINES; ++i, soon += apart) __builtin_prefetch(soon);
           V<K> v[A::NV];
 #pragma GCC unroll 8
           for (int k = 0; k < A::NV; ++k) v[k] = load<float, K::W>(w + k * K::W);
@@ -369,10 +381,33 @@ KORCH_INLINE void depthwise_sums(const Task& t, long y, long x, long channel, V<
   }
 }
 
+// Pixels ahead of those that are computed, in memory's order: rows end at pages, where caches don't foresee
+// what follows.
+inline constexpr long PIXELS_AHEAD = 64;
+
+// Fetch what a tile further on reads first, and where it writes.
+template <class K, int L, int R>
+KORCH_INLINE void depthwise_ahead(const Task& t, long y, long x, long channel) {
+  typedef Layer<K, L> A;
+  typedef Source<K, L> S;
+  constexpr long STEP = larger(1, 16 / K::W);  // pixels of a line
+  if constexpr (L == LAST_LAYER<K> && !K::OUT_LAST) {
+    const float* const to = static_cast<const float*>(t.buffers[K::OUTPUT]) + place<K>(t, y, x + PIXELS_AHEAD, channel);
+#pragma GCC unroll 16
+    for (long r = 0; r < R; r += STEP) __builtin_prefetch(to + r * K::W, 1);
+  }
+  if constexpr (L == 0 && S::PIXEL == K::W) {
+    const float* const row = S::row(t, y * A::SH - A::TOP + (A::KH - 1) * A::DH) + channel / K::W * S::STEP;
+#pragma GCC unroll 32
+    for (long r = 0; r < R * A::SW; r += STEP) __builtin_prefetch(row + (x * A::SW + PIXELS_AHEAD + r) * K::W);
+  }
+}
+
 // R pixels of W channels.
 template <class K, int L, int R, bool IS_EDGE>
 KORCH_ALONE void depthwise_tile(const Task& task, long y, long x, long channel) {
   const Task t = task;  // what is stored can't change it
+  depthwise_ahead<K, L, R>(t, y, x, channel);
   V<K> sum[R][1] = {};
   depthwise_sums<K, L, R, 1, IS_EDGE>(t, y, x, channel, sum);
 #pragma GCC unroll 16

@@ -183,7 +183,7 @@ def _is_swept_again(layer: Layer, rows: int, all_rows: int, target: Target) -> b
     blocks = _ceil(4 * image, int(CACHE_SHARE * target.l2_bytes))
     weights = math.prod((*layer.channels, *layer.window))
     pays = _is_kept(layer, target) or blocks * weights < (strips - 1) * image
-    return strips > 1 and blocks > 2 and pays
+    return strips > 1 and blocks > 1 and pays
 
 
 def _image_rows(layers: list[Layer], rows: int) -> int:
