@@ -141,6 +141,34 @@ def test_strips_are_wide_where_lines_of_the_right_operand_crowd_each_other_out(t
     assert Blocking.of(1, 32, n, 64, replace(target, isa="avx2", lanes=8), n).vectors == 2
 
 
+def test_strips_are_wide_where_they_stay_in_the_first_cache(target):
+    wide = replace(target, isa="avx512", lanes=16, l1_bytes=48 << 10, l2_bytes=2 << 20)
+    assert Blocking.of(1, 16384, 128, 32, wide).vectors == 4
+    assert Blocking.of(5, 1024, 256, 32, wide, 256).vectors == 4
+    assert Blocking.of(1, 16384, 128, 256, wide).vectors == 2  # many terms
+    assert Blocking.of(1, 16384, 96, 32, wide).vectors == 2  # half a strip would be empty
+    assert Blocking.of(1, 16384, 128, 32, replace(wide, isa="avx2", lanes=8)).vectors == 2
+    made = Blocking.of(1, 256, 4096, 64, wide)  # stored after few terms
+    assert (made.vectors, made.block) == (4, 8 * made.rows)
+    assert Blocking.of(1, 256, 4096, 16, wide).vectors == 2
+    assert Blocking.of(1, 32, 4096, 64, wide).vectors == 2
+
+
+def test_lines_of_large_results_are_fetched(target, builder, rng):
+    """Those at the edge, whose addresses lie beyond the result, are not."""
+    tiny = replace(target, l2_bytes=1 << 12)
+    groups = [product(a, b, constant=is_one) for is_one in (True, False)
+              for a, b in (((9, 40), (40, 1100)), ((20, 32), (32, 1024)), ((3, 32), (32, 1025)))
+              ]  # fmt: skip
+    for group, offer, _ in check_offers(GemmProvider(), groups, tiny, builder, rng):
+        kernel = GemmProvider().build(group, offer, tiny)
+        assert not isinstance(kernel, Refusal) and "long FETCHES = 1;" in kernel.source
+    for each in (product((9, 31), (31, 1100)), product((40, 40), (40, 1000))):  # few; short rows
+        (offer, *_) = GemmProvider().offer(each, tiny)
+        kernel = GemmProvider().build(each, offer, tiny)
+        assert not isinstance(kernel, Refusal) and "long FETCHES = 0;" in kernel.source
+
+
 def test_wide_strips_agree(target, builder, rng):
     n = 64 * target.lanes * target.threads + 256
     groups = [product((m, 64), (64, n), constant=False) for m in (7, 30)]

@@ -18,9 +18,11 @@
 //   IN_PIECES              whether b comes as pieces: [N / 32][DEPTH / 32] steps of a strip
 //   CHUNK                  terms that they multiply at a time
 //   GROUP                  strips that stay in the cache while the rows go by; 0 if the rows stay
+//   FETCHES                whether the lines that a tile's results are stored to are fetched before
 //   THREADS
 //   a(i), b(i)             where the matrices of batch i begin
 //   finish<L>(buffers, y, i, m, n)   stores results n to n + L - 1 of row m of batch i
+//   place(buffers, i, m, n)          where it stores the first of them, in the first output
 #pragma once
 
 #include "korch_gemm_split.h"

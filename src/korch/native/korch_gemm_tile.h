@@ -94,6 +94,12 @@ KORCH_INLINE void finish_edge(void* const* buffers, const float* sums, long rows
 // R rows times NV vectors of columns. Meanwhile lines of each term of `next` are fetched.
 template <class K, int R>
 __attribute__((noinline)) void tile(void* const* buffers, const float* a, Strip b, Strip next, long i, long m, long n) {
+  const bool is_whole = K::N % COLUMNS<K> == 0 || n + COLUMNS<K> <= K::N;
+  if (K::FETCHES && is_whole) {
+#pragma GCC unroll 32
+    for (int r = 0; r < R; ++r)
+      for (long v = 0; v < COLUMNS<K>; v += 16) __builtin_prefetch(K::place(buffers, i, m + r, n + v), 1);
+  }
   V<K> sum[R][K::NV] = {};
   for (long k = 0; k < K::DEPTH; ++k) {
     V<K> w[K::NV];
@@ -108,7 +114,7 @@ __attribute__((noinline)) void tile(void* const* buffers, const float* a, Strip 
       for (int v = 0; v < K::NV; ++v) sum[r][v] += x * w[v];
     }
   }
-  if (K::N % COLUMNS<K> == 0 || n + COLUMNS<K> <= K::N) {
+  if (is_whole) {
 #pragma GCC unroll 32
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
@@ -124,14 +130,17 @@ __attribute__((noinline)) void tile(void* const* buffers, const float* a, Strip 
 }
 
 // Rows [m, end) times the strip of columns n. Meanwhile the strip that follows is fetched, if there is
-// one: each block of rows takes some lines of each term.
+// one: each block of rows takes some lines of each term. Then those that are left fetch the rows that follow
+// theirs, if these are neighbours in memory.
 template <class K>
 KORCH_INLINE void rows(void* const* buffers, const float* a, Strip strip, Strip next, long i, long m, long end, long n) {
   constexpr int TAIL = K::M % K::ROWS;
+  constexpr long APART = A_ROW<K> == K::DEPTH && K::ROWS <= 16 ? 16 : 0;  // a line for each term
   const Strip none{strip.from, 0};
   long line = next.from ? 0 : COLUMNS<K>;
   for (; m + K::ROWS <= end; m += K::ROWS, line += LINES<K> * LINE<K>) {
-    const Strip share = line < COLUMNS<K> ? Strip{next.from + line, next.step} : none;
+    const Strip after = {APART ? a + (m + K::ROWS) * A_ROW<K> : strip.from, APART};
+    const Strip share = line < COLUMNS<K> ? Strip{next.from + line, next.step} : after;
     tile<K, K::ROWS>(buffers, a + m * A_ROW<K>, strip, share, i, m, n);
   }
   if constexpr (TAIL != 0)

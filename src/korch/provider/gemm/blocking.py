@@ -19,6 +19,9 @@ WIDE_STRIPS = 16
 L1_WAYS = 12
 """Lines that a set of the first cache has room for."""
 
+WIDE_ROWS = 64
+"""Rows from which on a product of some terms, though few, and of many columns has wide strips."""
+
 FEW_TERMS, LONG_ROW, PART_SHARE = 64, 2048, 0.6
 """Terms, columns, and the share of the second cache for a thread's part of the right operand, with
 which most time goes into storing results: then some rows are stored from end to end, which caches
@@ -89,7 +92,8 @@ class Blocking:
 
         If the right operand is read where it lies, in rows `row_step` elements apart, and a
         strip's lines drive each other out of the first cache, strips are wide: more of what was
-        fetched is used at once.
+        fetched is used at once. They are wide, too, if results are stored after few terms, and if
+        one fits into the first cache while the rows go by: then fewer loads go with the products.
         """
         teams = max(1, target.threads // math.gcd(batch, target.threads))
         vectors = 2 if n > target.lanes else 1
@@ -99,6 +103,9 @@ class Blocking:
         is_crowded &= row_step % PAGE_FLOATS != 0  # or else strips are packed
         if is_crowded and is_long and n > m and target.registers >= 32:
             vectors, most = WIDE_VECTORS, target.registers // WIDE_VECTORS - 2
+        columns, wide_rows = WIDE_VECTORS * target.lanes, target.registers // WIDE_VECTORS - 2
+        can_be_wide = target.registers >= 32 and n % columns == 0
+        is_near = 4 * terms * columns <= target.l1_bytes
         strips = -(-n // (vectors * target.lanes))
         if n > m and (strips % teams == 0 or strips >= 16 * teams):
             rows = _rows(m, most)
@@ -107,8 +114,12 @@ class Blocking:
             block = m if blocks == 1 else -(-m // (blocks * rows)) * rows
             part_bytes = 4 * terms * n // teams
             if terms <= FEW_TERMS and n >= LONG_ROW and part_bytes <= PART_SHARE * target.l2_bytes:
+                if can_be_wide and m >= WIDE_ROWS and terms > FEW_TERMS // 2:
+                    return Blocking(WIDE_VECTORS, wide_rows, min(m, 8 * wide_rows), teams)
                 block = rows
             return Blocking(vectors, rows, block, teams)
+        if can_be_wide and is_near and m >= teams * most:
+            vectors, most, strips = WIDE_VECTORS, wide_rows, n // columns
         blocks = teams if m >= teams * most // 2 else 1
         per_block = -(-m // blocks)
         rows = _rows(per_block, most)

@@ -87,10 +87,14 @@ def operand_place(
 
 @dataclass(frozen=True, eq=False)
 class Finish:
-    """The lines of a function of W results, and the tables that they read."""
+    """The lines of a function of W results, the tables that they read, and where it stores.
+
+    `place` is the address of the first output; "" if none is stored.
+    """
 
     lines: tuple[str, ...]
     tables: tuple[tuple[str, Array], ...]
+    place: str = ""
 
 
 def print_finish(group: Group, match: Match, layouts: Layouts) -> Finish | Refusal:
@@ -140,16 +144,18 @@ class Finisher:
 
     def stores(self) -> Finish | Refusal:
         """Return the lines so far, with those that write the group's outputs."""
+        places: list[str] = []
         for i, (_, value) in enumerate(self.body.outputs):
             if value not in self.names:
                 return Refusal("an output is not computed from the product")
-            places = Addresses(self.body.types[value].shape, self.layouts[1][i])
-            at = self._address(places, self.numbers[value])
+            addresses = Addresses(self.body.types[value].shape, self.layouts[1][i])
+            at = self._address(addresses, self.numbers[value])
             if isinstance(at, Refusal) or at[1] != 1:
                 return Refusal("an output's columns are no neighbours")
             out = f"static_cast<float*>(buffers[{len(self.body.inputs) + i}]) + {at[0]}"
             self.lines.append(f"korch::store<float, W>({out}, {self.names[value]});")
-        return Finish(tuple(self.lines), tuple(self.tables.items()))
+            places.append(out)
+        return Finish(tuple(self.lines), tuple(self.tables.items()), places[0])
 
     def _step(self, p: Primitive) -> Refusal | None:
         value = p.inputs[0]

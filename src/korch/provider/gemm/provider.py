@@ -27,7 +27,7 @@ from korch.provider.gemm.place import Place
 from korch.provider.provider import SPLIT, Kernel, named_kernel
 from korch.target import Target
 
-SCHEMA = 16
+SCHEMA = 17
 """Raise it whenever the kernels change in speed or meaning."""
 
 MOST_ELEMENTS = 1 << 23
@@ -35,6 +35,9 @@ MOST_ELEMENTS = 1 << 23
 
 LEAST_COLUMNS = 512
 """Columns that pay for packing the left operand."""
+
+LEAST_TERMS = 32
+"""Terms of a tile that takes as long as it takes to fetch the lines that it is stored to."""
 
 KEPT_SHARE = 1.0
 """The part of the level-2 cache up to which a constant right operand is kept as pieces."""
@@ -205,6 +208,7 @@ def _make_plan(
         "NV": blocking.vectors, "ROWS": blocking.rows, "BLOCK": blocking.block,
         "PARTS": blocking.parts, "THREADS": target.threads, "A_STEP": a.row_step,
         "PACKS_A": int(packs_a), "B_STEP": b.row_step or 0 if is_direct else 0,
+        "FETCHES": int(_fetches(batch, m, n, terms, target)),
         "SPLITS": int(is_split), "IN_PIECES": int(is_in_pieces),
         "CHUNK": blocking.chunk, "GROUP": blocking.group,
         "B_ROW": b.row_step or 0 if must_pack else 0, "B_COLUMN": b.step or 0 if must_pack else 0,
@@ -214,6 +218,15 @@ def _make_plan(
     if is_split:
         floats = _split_floats(numbers, 3 if must_pack else int(is_in_pieces))
     return _Plan(found, a, None if is_packed else b, finish, numbers, 4 * floats)
+
+
+def _fetches(batch: int, m: int, n: int, terms: int, target: Target) -> bool:
+    """Whether to fetch the lines that results are stored to, while these are computed.
+
+    They are in no core's own cache, each row in pages of its own, so that caches don't foresee
+    them, and there are terms enough.
+    """
+    return 4 * batch * m * n > target.l2_bytes and n >= PAGE_FLOATS and terms >= LEAST_TERMS
 
 
 def _split_floats(numbers: dict[str, int], packed: int) -> int:
@@ -282,6 +295,10 @@ struct NAME_kernel {{
   static KORCH_INLINE void finish(void* const* buffers, korch::Vec<float, W> y, long i, long m,
                                   long n) {{
 {lines}  }}
+  static KORCH_INLINE const float* place(void* const* buffers, [[maybe_unused]] long i,
+                                         [[maybe_unused]] long m, [[maybe_unused]] long n) {{
+    return {plan.finish.place};
+  }}
 }};
 
 extern "C" int NAME_run(void*, void* const* buffers) {{
