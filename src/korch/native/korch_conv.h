@@ -46,6 +46,15 @@ extern "C" int omp_get_thread_num(void);
 // Keeps a compiler from loading in one turn of a loop what later ones need: it runs out of registers.
 #define KORCH_APART asm volatile("" : : : "memory");
 
+// Keeps a vector that was loaded once in a register, where a compiler would load it again for each use.
+#if defined(__x86_64__)
+#define KORCH_KEEP(x) asm("" : "+v"(x))
+#elif defined(__aarch64__)
+#define KORCH_KEEP(x) asm("" : "+w"(x))
+#else
+#define KORCH_KEEP(x)
+#endif
+
 namespace korch_conv {
 
 using korch::blocks;
@@ -138,15 +147,25 @@ KORCH_INLINE long place(const Task& t, long y, long x, long channel) {
   return ((block * A::OUT_H + y) * A::OUT_WIDTH + x) * K::W;
 }
 
-// Finish a vector of results, and put it into the ring or where the result lies.
+// Where results of neighbours in a row go: into the ring, or to an offset of the result.
+struct Target {
+  float* ring;
+  long at;
+};
 template <class K, int L>
-KORCH_INLINE void put(const Task& t, V<K> value, long y, long x, long channel) {
+KORCH_INLINE Target target(const Task& t, long y, long x, long channel) {
+  if constexpr (L < LAST_LAYER<K>) return {ring<K, L>(t, y, channel) + x * K::W, 0};
+  else return {nullptr, place<K>(t, y, x, channel)};
+}
+
+// Finish a vector of results, and put it where the neighbour goes that is `i` pixels further on.
+template <class K, int L>
+KORCH_INLINE void put(const Task& t, V<K> value, Target to, long i, long channel) {
   typedef Layer<K, L> A;
   if constexpr (L < LAST_LAYER<K>) {
-    store<float, K::W>(ring<K, L>(t, y, channel) + x * K::W,
-                       A::template finish<K::W>(t.buffers, value, 0, channel));
+    store<float, K::W>(to.ring + i * K::W, A::template finish<K::W>(t.buffers, value, 0, channel));
   } else {
-    const long at = place<K>(t, y, x, channel);
+    const long at = to.at + i * (K::OUT_LAST ? A::N : K::W);
     if (!K::OUT_LAST || A::N % K::W == 0 || channel + K::W <= A::N) {
       A::template finish<K::W>(t.buffers, value, at, channel);
     } else {
@@ -154,6 +173,10 @@ KORCH_INLINE void put(const Task& t, V<K> value, long y, long x, long channel) {
         A::template finish<1>(t.buffers, value[c], at + c, channel + c);
     }
   }
+}
+template <class K, int L>
+KORCH_INLINE void put(const Task& t, V<K> value, long y, long x, long channel) {
+  put<K, L>(t, value, target<K, L>(t, y, x, channel), 0, channel);
 }
 
 // The rows of a window that are inside of what a layer reads.
@@ -363,8 +386,30 @@ KORCH_INLINE void depthwise_sums(const Task& t, long y, long x, long channel, V<
   const long at = own / S::PIXEL * S::STEP + own % S::PIXEL;
   constexpr long BESIDE = S::PIXEL > K::W ? K::W : S::STEP;  // from a vector of channels to the next
   const long left = x * A::SW - S::BEFORE;
+  // Where there are registers for it, what is read is loaded once for all columns of the window.
+  constexpr bool LOADS_ONCE = !IS_EDGE && R * NV + A::KW + 1 < (K::W == 16 ? 32 : 16);
+  constexpr long ALL = (R - 1) * A::SW + (A::KW - 1) * A::DW + 1;
   for (long ky = span.first; ky < span.last; ++ky) {
     const float* line = S::row(t, y * A::SH - A::TOP + ky * A::DH) + at + left * S::PIXEL;
+    if constexpr (LOADS_ONCE) {
+#pragma GCC unroll 2
+      for (int k = 0; k < NV; ++k) {
+        V<K> w[A::KW];
+#pragma GCC unroll 16
+        for (int kx = 0; kx < A::KW; ++kx) w[kx] = load<float, K::W>(weights + ((k * A::KH + ky) * A::KW + kx) * K::W);
+#pragma GCC unroll 64
+        for (long p = 0; p < ALL; ++p) {
+          V<K> x = load<float, K::W>(line + p * S::PIXEL + k * BESIDE);
+          KORCH_KEEP(x);
+#pragma GCC unroll 16
+          for (int kx = 0; kx < A::KW; ++kx) {
+            const long q = p - kx * A::DW;
+            if (q >= 0 && q % A::SW == 0 && q / A::SW < R) sum[q / A::SW][k] += w[kx] * x;
+          }
+        }
+      }
+      continue;
+    }
 #pragma GCC unroll 8
     for (int kx = 0; kx < A::KW; ++kx) {
       V<K> w[NV];

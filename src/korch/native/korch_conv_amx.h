@@ -292,23 +292,34 @@ struct Pending {
     const float* own = sums;
     long i = smaller(count, left), row = y, column = x;
     left -= i;
-    for (; i > 0; --i, ++column, own += CHANNELS) {
+    while (i > 0) {
       if (column == ACROSS) column = 0, ++row;
-      if (ACROSS > A::OUT_WIDTH && column >= A::OUT_WIDTH) continue;
+      const long run = smaller(i, ACROSS - column);
+      finish_row(t, own, row, column, smaller(run, A::OUT_WIDTH - column));
+      own += run * CHANNELS, column += run, i -= run;
+    }
+    sums = own, y = row, x = column;
+  }
+
+  // `count` neighbours in a row; none if it is negative.
+  KORCH_INLINE void finish_row(const Task& t, const float* own, long row, long column, long count) const {
+    if (count <= 0) return;
+    Target to[A::NV];
+    for (long k = 0; k < A::NV; ++k) to[k] = target<K, L>(t, row, column, strip * CHANNELS + k * K::W);
+    for (long i = 0; i < count; ++i, own += CHANNELS) {
       const float* from = own;
       alignas(64) float again[CHANNELS];
       if (!korch_amx::are_finite(own, CHANNELS)) {
-        AGAIN(t, row, column, strip, again);
+        AGAIN(t, row, column + i, strip, again);
         from = again;
       }
 #pragma GCC unroll 2
       for (long k = 0; k < A::NV; ++k) {
         const long channel = strip * CHANNELS + k * K::W;
         if (A::N % CHANNELS == 0 || channel < A::N)
-          put<K, L>(t, load<float, K::W>(from + k * K::W), row, column, channel);
+          put<K, L>(t, load<float, K::W>(from + k * K::W), to[k], i, channel);
       }
     }
-    sums = own, y = row, x = column;
   }
 };
 template <class K, class S>

@@ -1,8 +1,10 @@
 // Chains of convolutions whose pointwise ones are multiplied by the matrix units (korch_amx.h).
 //
 // Two tiles of 16 pixels, each within a row of the result, are multiplied by all strips of 32 channels,
-// whose pieces stay in the cache. Meanwhile the vector units finish the sums before, and make the pieces
-// of the next two tiles: what is read is split, and a depthwise layer before is computed just for that.
+// whose pieces stay in the cache. Meanwhile the vector units make the pieces of the next two tiles: what is
+// read is split, and a depthwise layer before is computed just for that. Sums are finished at once: where
+// vector units have this much to do, it takes no less time beside products, for these and float32 arithmetic
+// hardly overlap (measured on Granite Rapids), and later the sums lie farther away.
 //
 // A kernel is a struct K as in korch_conv.h, with some layers that have TILES and whose workspaces begin
 // with the pieces of twice 32 pixels and have those of the weights at PIECES: to share them between
@@ -55,13 +57,12 @@ KORCH_INLINE void inputs(const Task& t, long y, long x, long channel, V<K> (&val
   }
 }
 
-// The pieces of what 32 results read, made some pixels of a step at a time: few, as then more is done beside
-// products; but with one strip there are few of those, and weights loaded for more pixels count.
+// The pieces of what 32 results read, made some pixels of a step at a time.
 template <class K, int L>
 struct Feed {
   typedef Layer<K, L> A;
   typedef Tiles<K, L> P;
-  static constexpr long PART = P::STRIPS == 1 ? 8 : 4, PARTS = PIXELS / PART * P::STEPS;
+  static constexpr long PART = 8, PARTS = PIXELS / PART * P::STEPS;
   const Task& t;
   const long first, all;  // row of the first result, and results with what is between rows
   uint16_t* to = nullptr;
@@ -131,15 +132,14 @@ inline void dense_tiles(const Task& t, long from, long to) {
   uint16_t *rows = reinterpret_cast<uint16_t*>(t.work), *other = rows + P::STRIP;
   const uint16_t* const columns = t.pieces + pieces_at<K, L>();
   const long begin = P::first(t), end = P::last(t);
-  alignas(64) float sums[2][PIXELS * CHANNELS];
-  long turn = 0;
+  alignas(64) float sums[PIXELS * CHANNELS];
   if (t.pieces == nullptr) {  // the system doesn't let us use the units
     for (long y = from; y < to; ++y)
       for (long x = 0; x < A::OUT_WIDTH; ++x)
         for (long strip = begin; strip < end; ++strip) {
-          pixel_again<K, L>(t, y, x, strip, sums[0]);
+          pixel_again<K, L>(t, y, x, strip, sums);
           for (long k = 0, channel = strip * CHANNELS; k < A::NV && channel < A::N; ++k, channel += K::W)
-            put<K, L>(t, load<float, K::W>(sums[0] + k * K::W), y, x, channel);
+            put<K, L>(t, load<float, K::W>(sums + k * K::W), y, x, channel);
         }
     return;
   }
@@ -151,15 +151,14 @@ inline void dense_tiles(const Task& t, long from, long to) {
     feed.set(q + PIXELS, other, (end - begin) * P::STEPS * TURNS);
     for (long strip = begin; strip < end; ++strip) {
       const long pixels = smaller(PIXELS, feed.all - q);
-      float* const own = sums[turn++ % 2];
-      multiply(t, korch_amx::Block{rows}, columns + strip * P::STRIP, P::STEPS, pixels, own, false, feed, pending);
-      pending.set(own, from, q, pixels, strip, P::STEPS * TURNS);
+      multiply(t, korch_amx::Block{rows}, columns + strip * P::STRIP, P::STEPS, pixels, sums, false, feed, pending);
+      pending.set(sums, from, q, pixels, strip, P::STEPS * TURNS);
+      pending.finish(t, PIXELS);
     }
     feed.make_all();
     uint16_t* const done = rows;
     rows = other, other = done;
   }
-  pending.finish(t, PIXELS);
 }
 
 // Split the weights of the strips that a task multiplies by.
