@@ -150,7 +150,7 @@ def test_edges_of_few_channels_need_no_copy(target, builder, rng):
     n = target.lanes
     direct = [
         one((1, 3, 9, 2 * width), lambda g, x: silu(g, conv(g, x, n, 3, stride=2)))
-        for width in (1, 2, 13, 26, 27, 40, 80, 81)
+        for width in (1, 13, 27, 81)
     ]
     direct += [
         one((2, 3, 12, 70), lambda g, x: conv(g, x, n - 3, 5)),

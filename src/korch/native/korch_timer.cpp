@@ -6,6 +6,9 @@ extern "C" int omp_get_thread_num(void);
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <time.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include "korch_amx.h"
 #include "korch_tile.h"
@@ -109,12 +112,25 @@ double memory_rate(int64_t bytes, int threads, int64_t chunks, int64_t chunk_byt
   return rate;
 }
 
-// Take a line out of all caches.
-void evict(char* line) {
 #if defined(__x86_64__)
-  asm volatile("clflush %0" : "+m"(*line));
+// Whether lines can be taken out of the caches side by side: one after the other takes 30 times as long.
+bool flushes_at_once() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & 1u << 23);
+}
+#endif
+
+// Take a thread's lines out of all caches.
+void evict(char* from, int64_t lines) {
+#if defined(__x86_64__)
+  static const bool at_once = flushes_at_once();
+  for (int64_t i = 0; i < lines; ++i) {
+    if (at_once) asm volatile("clflushopt %0" : "+m"(from[64 * i]));
+    else asm volatile("clflush %0" : "+m"(from[64 * i]));
+  }
+  asm volatile("mfence" : : : "memory");
 #elif defined(__aarch64__)
-  asm volatile("dc civac, %0" : : "r"(line) : "memory");
+  for (int64_t i = 0; i < lines; ++i) asm volatile("dc civac, %0" : : "r"(from + 64 * i) : "memory");
 #endif
 }
 
@@ -150,9 +166,8 @@ int64_t korch_time_fresh(run_function run, void* state, void* const* buffers, co
     const int64_t me = omp_get_thread_num();
     for (int64_t k = 0; k < cold_count; ++k) {
       const int64_t lines = (cold[k].size + 63) / 64;
-      for (int64_t i = lines * me / threads; i < lines * (me + 1) / threads; ++i) {
-        evict(cold[k].at + 64 * i);
-      }
+      const int64_t first = lines * me / threads;
+      evict(cold[k].at + 64 * first, lines * (me + 1) / threads - first);
     }
     static thread_local int64_t at = 0;
     const int64_t part_lines = other->size / 64 / threads;
