@@ -40,6 +40,11 @@ from korch.testing.tolerance import assert_same
 PROVIDERS: dict[str, Provider[Target, Kernel]] = {p.name: p for p in load_providers()}
 SHARES = SharesProvider(tuple(PROVIDERS.values()))
 
+needs_watching = pytest.mark.skipif(
+    platform.system() != "Linux" or shutil.which("g++") is None,
+    reason="libraries are preloaded on Linux, and regions are those of GCC's OpenMP",
+)
+
 
 def graph_with_parts() -> tuple[PrimitiveGraph, dict[str, Group]]:
     """Convolutions, a product, a sum, a kernel with two outputs, Winograd's space, attention."""
@@ -259,10 +264,7 @@ def test_a_plan_with_sets_computes_what_the_model_does(
     assert "conv | add sigmoid" in text and "matmul tanh + reduce_sum | conv add" in text
 
 
-@pytest.mark.skipif(
-    platform.system() != "Linux" or shutil.which("g++") is None,
-    reason="libraries are preloaded on Linux, and regions are those of GCC's OpenMP",
-)
+@needs_watching
 def test_the_threads_of_a_set_are_seen_once(
     target: Target, builder: Builder, tmp_path: Path
 ) -> None:

@@ -9,7 +9,6 @@ import ctypes
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from onednn_groups import Graph
-from test_shares import GRAPH, PLAIN, PROVIDERS, SHARES, built, check, offered
+from test_shares import GRAPH, PLAIN, PROVIDERS, SHARES, built, check, needs_watching, offered
 
 from korch.candidate.candidate import Candidate, Offer, Refusal, make_group
 from korch.errors import ProviderError
@@ -369,10 +368,7 @@ def test_a_part_that_fails_leaves_its_team_free(target: Target, builder: Builder
 
 
 @needs_gcc
-@pytest.mark.skipif(
-    platform.system() != "Linux" or shutil.which("g++") is None,
-    reason="libraries are preloaded on Linux, and regions are those of GCC's OpenMP",
-)
+@needs_watching
 def test_the_threads_of_teams_are_seen_once(
     target: Target, builder: Builder, tmp_path: Path
 ) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
 from korch.provider.conv.match import Match, match_group
-from korch.provider.conv.shape import BLOCK, Layer, Shape, can_split, shape_of
+from korch.provider.conv.shape import Layer, Shape, can_split, shape_of
 from korch.provider.conv.split import split_of
+from korch.provider.matrix_units import TOGETHER
 from korch.provider.provider import SPLIT, Kernel, named_kernel
 from korch.provider.vector import scalar
 from korch.target import Target
@@ -108,7 +109,9 @@ def _variants(group: Group, match: Match, target: Target) -> tuple[str, ...]:
 def _is_by_channels(group: Group, match: Match, variant: str, target: Target) -> bool:
     """Return whether threads share the channels of the result."""
     if variant == SPLIT and len(match.links) > 1:
-        return can_split(match) and group.output_types[0].shape[1] % (BLOCK * target.threads) == 0
+        return (
+            can_split(match) and group.output_types[0].shape[1] % (TOGETHER * target.threads) == 0
+        )
     return variant == "channels"
 
 
@@ -135,9 +138,9 @@ def _can_one_be_pieces(group: Group, match: Match) -> bool:
     """
     _, channels, height, width = group.output_types[0].shape
     _, terms, *window = group.body.types[match.links[0].primitive.inputs[1]].shape
-    full = math.prod(n / (-(-n // BLOCK) * BLOCK) for n in (channels, terms))
+    full = math.prod(n / (-(-n // TOGETHER) * TOGETHER) for n in (channels, terms))
     few = window == [1, 1] and min(channels, terms) < LEAST_CHANNELS
-    return full >= LEAST_FULL and height * width > BLOCK and not few
+    return full >= LEAST_FULL and height * width > TOGETHER and not few
 
 
 def _can_chain_be_pieces(group: Group, match: Match, target: Target) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from korch.candidate.candidate import Group
 from korch.provider.conv.match import Link, Match
+from korch.provider.matrix_units import STEP_BYTES, TOGETHER
 from korch.target import Target
 
 CACHE_SHARE = 0.25
@@ -28,13 +29,6 @@ WORTH_IT = 0.92
 
 LATENCY = 8
 """Multiplications that must be independent of each other to keep the units busy."""
-
-
-BLOCK = 32
-"""Pixels, and channels of the result, that matrix units compute together, and terms of a step."""
-
-STEP_BYTES = 3 * 2 * BLOCK * BLOCK
-"""Of the pieces of a step of a strip, which is so many channels of the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +81,7 @@ class Layer:
     @property
     def pieces(self) -> int:
         """How many floats the pieces of its weights take."""
-        strips, steps = (_ceil(n, BLOCK) for n in self.channels[::-1])
+        strips, steps = (_ceil(n, TOGETHER) for n in self.channels[::-1])
         return strips * steps * STEP_BYTES // 4 if self.on_tiles else 0
 
 
@@ -295,7 +289,9 @@ def _with_rings(
 ) -> tuple[list[Layer], int]:
     """Return the layers with their rings for blocks of so many rows, and the floats of all."""
     placed = [layers[-1]]
-    steps = max((_ceil(layer.channels[0], BLOCK) for layer in layers if layer.on_tiles), default=0)
+    steps = max(
+        (_ceil(layer.channels[0], TOGETHER) for layer in layers if layer.on_tiles), default=0
+    )
     rows, floats = block, 2 * steps * STEP_BYTES // 4
     for layer, after in zip(layers[-2::-1], layers[:0:-1], strict=True):
         if after.on_tiles and layer.kind == "DEPTHWISE":

@@ -11,10 +11,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from korch.provider.conv.shape import BLOCK, STEP_BYTES, Layer
+from korch.provider.conv.shape import Layer
+from korch.provider.matrix_units import STEP_BYTES, TOGETHER
 from korch.target import Target
 
-TILE = BLOCK // 2
+TILE = TOGETHER // 2
 """Pixels of a tile; a step has as many pairs of terms, and channels come in pairs of tiles."""
 
 STEP_COST = 1.0
@@ -104,9 +105,9 @@ class _Sizes:
         rows, jump = self.window[0], self.strides[0]
         self.classes = 1 if rows == 1 or self.dilations[0] % jump == 0 else jump
         self.beyond = (rows - 1) * self.dilations[0] // jump
-        self.steps = -(-self.channels[0] // BLOCK)
+        self.steps = -(-self.channels[0] // TOGETHER)
         self.units = math.prod(self.window) * self.steps
-        self.strips = -(-self.channels[1] // BLOCK)
+        self.strips = -(-self.channels[1] // TOGETHER)
 
     def _jumps(self, width: int, left: int) -> bool:
         is_inside = left == 0 and (self.out[1] - 1) * self.strides[1] < width
@@ -116,12 +117,12 @@ class _Sizes:
         """Return the numbers of pieces of what a block reads, with what a last tile reads."""
         across = (rows + self.beyond) * self.pitch // self.stride
         pixels = self.stride * (across + -(-self.extra // self.stride))
-        return (3 * self.steps * self.classes * pixels + BLOCK) * BLOCK
+        return (3 * self.steps * self.classes * pixels + TOGETHER) * TOGETHER
 
     def products(self, rows: int) -> float:
         """Return the time of a step for all results of a block, and one strip."""
         pixels = (rows - 1) * (self.pitch // self.stride) + self.out[1]
-        whole, rest = divmod(pixels, BLOCK)
+        whole, rest = divmod(pixels, TOGETHER)
         tail = 0.0 if rest == 0 else TAIL_COST if rest <= TILE else 1.0
         return STEP_COST * (whole + tail)
 
@@ -131,7 +132,7 @@ class _Sizes:
 
     def split_strip(self) -> float:
         """Return the time of splitting a strip."""
-        return SPLIT_COST * self.units * BLOCK
+        return SPLIT_COST * self.units * TOGETHER
 
 
 def _choices(sizes: _Sizes) -> Iterator[Split]:
@@ -174,8 +175,8 @@ def _rows_pass(sizes: _Sizes, chunks: int, parts: int) -> Iterator[Split]:
         rows = whole * sizes.split_rows(block) + (sizes.split_rows(rest) if rest else 0)
         groups = -(-own // group)
         cost = max(cost, groups * rows * 2) + groups * sizes.split_rows(block)
-        floats = (group * strip_bytes // 2 + 2 * image) // 2 + BLOCK
-        floats = -(-floats // BLOCK) * BLOCK
+        floats = (group * strip_bytes // 2 + 2 * image) // 2 + TOGETHER
+        floats = -(-floats // TOGETHER) * TOGETHER
         yield _split(sizes, block, chunks, parts, group, sizes.units, floats, rounds * cost)
         if block == 1:
             return
@@ -194,9 +195,9 @@ def _strips_pass(sizes: _Sizes) -> Iterator[Split]:
     fitting_units = int(CHUNK_SHARE * sizes.target.l2_bytes / STEP_BYTES)
     pieces = -(-sizes.units // max(1, fitting_units))
     units = -(-sizes.units // pieces)
-    pixels = -(-((block - 1) * (sizes.pitch // sizes.stride) + sizes.out[1]) // BLOCK) * BLOCK
-    sums = pixels * BLOCK if units < sizes.units else 0
-    floats = -(-image // 2 // BLOCK) * BLOCK + 2 * units * STEP_BYTES // 4 + sums
+    pixels = -(-((block - 1) * (sizes.pitch // sizes.stride) + sizes.out[1]) // TOGETHER) * TOGETHER
+    sums = pixels * TOGETHER if units < sizes.units else 0
+    floats = -(-image // 2 // TOGETHER) * TOGETHER + 2 * units * STEP_BYTES // 4 + sums
     products = sizes.products(block)
     strip = max(products * sizes.units, 2 * sizes.split_strip())
     cost = own * strip + sizes.split_rows(block) + sizes.split_strip() * units / sizes.units

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from korch.provider.matrix_units import PIECES_BYTES, TOGETHER
 from korch.target import Target
 
 PAGE_FLOATS = 1024
@@ -33,9 +34,6 @@ LEAST_BLOCK = 256
 MOST_WASTE = 1.06
 """Rows computed per row needed, beyond which fewer rows are computed together."""
 
-TOGETHER = 32
-"""Rows and columns that the matrix units compute together, and terms of a step."""
-
 SPLIT_CACHE_SHARE = 0.5
 """The part of the level-2 cache that the pieces of what stays there may fill."""
 
@@ -44,9 +42,6 @@ SPLIT_ROWS = 384
 
 LEAST_GROUP = 4
 """Strips that must fit into the cache to stay there while the rows go by."""
-
-PIECES_BYTES = 6
-"""Of a float32 that is split."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from enum import Enum
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_last, layout_choices
 from korch.primitive.types import ValueType
-from korch.provider.gemm.blocking import PAGE_FLOATS, PIECES_BYTES, TOGETHER, Blocking
+from korch.provider.gemm.blocking import PAGE_FLOATS, Blocking
 from korch.provider.gemm.match import (
     Finish,
     Layouts,
@@ -24,6 +24,7 @@ from korch.provider.gemm.match import (
     print_finish,
 )
 from korch.provider.gemm.place import Place
+from korch.provider.matrix_units import PIECES_BYTES, STEP_BYTES, TOGETHER
 from korch.provider.provider import SPLIT, Kernel, named_kernel
 from korch.target import Target
 
@@ -239,7 +240,7 @@ def _split_floats(numbers: dict[str, int], packed: int) -> int:
     n, depth, block, chunk, parts, group = (
         numbers[name] for name in ("N", "DEPTH", "BLOCK", "CHUNK", "PARTS", "GROUP")
     )
-    step = PIECES_BYTES * TOGETHER * TOGETHER // 4  # of 32 terms of 32 rows or columns
+    step = STEP_BYTES // 4  # of 32 terms of 32 rows or columns
     pieces, blocks = -(-chunk // TOGETHER) * step, -(-block // TOGETHER)
     own = packed * depth * TOGETHER
     own += (0 if numbers["IN_PIECES"] else group or 2) * pieces

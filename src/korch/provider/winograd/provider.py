@@ -13,10 +13,11 @@ from typing import Any
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
 from korch.primitive.ops.winograd import WinogradAttributes, tile_counts
+from korch.provider.matrix_units import TOGETHER
 from korch.provider.provider import SPLIT, Kernel, named_kernel
 from korch.provider.vector import scalar
 from korch.provider.winograd.match import Match, match_group
-from korch.provider.winograd.split import LEAST_CHANNELS, LEAST_TILES, TOGETHER, Split, split_of
+from korch.provider.winograd.split import LEAST_CHANNELS, LEAST_TILES, Split, split_of
 from korch.target import Target
 
 SCHEMA = 10

@@ -8,13 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from korch.provider.matrix_units import PIECES_BYTES, TOGETHER
 from korch.target import Target
-
-TOGETHER = 32
-"""Tiles of a block, output channels of a strip, and terms of a step."""
-
-PIECES_BYTES = 6
-"""Of a number that is split."""
 
 CACHE_SHARE = 1.15
 """The part of the level-2 caches that a group may fill: to read and to split the weights once more
