@@ -54,9 +54,30 @@ def test_this_machine_has_rates(timer, target, quick):
 
 
 def resident_bytes():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    """What is resident now: the counters of `statm` may lag behind."""
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith("Rss:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no Rss in smaps_rollup")
 
 
+@pytest.fixture
+def roomy_heap():
+    """A heap that keeps 180 MB of freed memory, from which a large allocation could be served."""
+    heap = ctypes.CDLL(None)
+    heap.malloc.restype, heap.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    heap.free.argtypes = [ctypes.c_void_p]
+    heap.free(heap.malloc(31 << 20))  # from now on glibc maps no block that is smaller
+    blocks = [heap.malloc(30 << 20) for _ in range(6)]
+    end = heap.malloc(1 << 20)
+    for block in blocks:
+        ctypes.memset(block, 1, 30 << 20)
+        heap.free(block)
+    yield
+    heap.free(end)
+
+
+@pytest.mark.usefixtures("roomy_heap")
 def test_memory_is_kept_between_rates_and_given_back_at_last(library):
     size, threads = 64 << 20, ctypes.c_int(1)
     library.korch_free_memory()

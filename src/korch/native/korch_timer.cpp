@@ -3,7 +3,6 @@ extern "C" void omp_set_num_threads(int);
 extern "C" int omp_get_max_threads(void);
 extern "C" int omp_get_thread_num(void);
 #include <stdint.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 #include <time.h>
 #if defined(__x86_64__)
@@ -69,22 +68,33 @@ double summed_rate(int threads, int64_t chunks, double work, Prepare prepare) {
 }
 
 // Memory that stays until `korch_free_memory`: a system takes longer to hand out new gigabytes than it
-// takes to measure how fast they are.
-float* memory_kept = nullptr;
-int64_t kept_bytes = 0;
+// takes to measure how fast they are. It is the system's own: a heap might keep what is freed.
+char* mapping = nullptr;
+int64_t mapped_bytes = 0;
 int64_t kept_ones = 0;  // so many floats of it were written
 
+void unmap_memory() {
+  if (mapping != nullptr) munmap(mapping, mapped_bytes);
+  mapping = nullptr;
+  mapped_bytes = kept_ones = 0;
+}
+
+// At least `size` bytes from a huge page's first byte on; null if there are none.
 float* kept_memory(int64_t size) {
-  if (size <= kept_bytes) return memory_kept;
-  free(memory_kept);
-  memory_kept = static_cast<float*>(aligned_alloc(HUGE_PAGE, size));
-  kept_bytes = memory_kept == nullptr ? 0 : size;
-  kept_ones = 0;
+  const int64_t needed = size + HUGE_PAGE;
+  if (needed > mapped_bytes) {
+    unmap_memory();
+    void* found = mmap(nullptr, needed, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (found == MAP_FAILED) return nullptr;
+    mapping = static_cast<char*>(found);
+    mapped_bytes = needed;
 #if defined(MADV_HUGEPAGE)
-  // As the memory of kernels: small pages are read more slowly.
-  if (memory_kept != nullptr) madvise(memory_kept, size, MADV_HUGEPAGE);
+    // As the memory of kernels: small pages are read more slowly.
+    madvise(mapping, mapped_bytes, MADV_HUGEPAGE);
 #endif
-  return memory_kept;
+  }
+  const uintptr_t start = reinterpret_cast<uintptr_t>(mapping) + HUGE_PAGE - 1;
+  return reinterpret_cast<float*>(start / HUGE_PAGE * HUGE_PAGE);
 }
 
 // The summed rate of passes over `bytes` of memory per thread, in bytes per second. A chunk goes on
@@ -195,11 +205,7 @@ int64_t korch_time_fresh(run_function run, void* state, void* const* buffers, co
 int korch_nothing(void*, void* const*) { return 0; }
 
 // Gives back what the rates of memory were measured on.
-void korch_free_memory() {
-  free(memory_kept);
-  memory_kept = nullptr;
-  kept_bytes = kept_ones = 0;
-}
+void korch_free_memory() { unmap_memory(); }
 
 /* Returns how many threads there were. */
 int korch_threads(int threads) {
