@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -50,12 +51,13 @@ def test_real_peers_agree_and_the_speedup_is_the_median_of_paired_ratios(tmp_pat
     path.write_bytes(build("tiny_candy").SerializeToString())
     specs = [RunnerSpec("onnxruntime", path), RunnerSpec("openvino", path)]
     said = []
+    begun_s = time.monotonic()
     result = compare(
         specs, random_inputs(path), threads=1, rounds=3, subject="openvino", progress=said.append
     )
     assert [row.name for row in result.rows] == ["onnxruntime", "openvino"]
     first, second = result.rows
-    assert 0 < first.ready_s < 60
+    assert 0 < first.ready_s < time.monotonic() - begun_s
     assert first.max_error == 0
     assert 0 < second.max_error < 1e-4
     assert all(len(row.times_ns) == 3 and min(row.times_ns) > 0 for row in result.rows)
