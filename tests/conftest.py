@@ -1,13 +1,18 @@
 """This machine as the target, and a compiler with a cache of its own."""
 
 import os
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from korch.measure.calibrate import FACT, Calibration, Level
 from korch.measure.compiler import Builder, find_compiler
+from korch.measure.database import Database
+from korch.options import default_threads
 from korch.target import Target, detect_target
 
 # The same examples on every machine, however slow: a change is judged by itself, not by its luck.
@@ -40,8 +45,37 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(7)
 
 
+RATES = Calibration(
+    levels=(Level(96 << 10, 8e11, 5e11), Level(4 << 20, 4e11, 1.3e11), Level(64 << 20, 8e10, 7e10),
+            Level(0, 5e10, 5e10)),
+    rate_flop_per_s=5e11, launch_ns=1.1, region_ns=545.0, split_flop_per_s=1.2e12,
+    kept_bytes=32 << 20,
+)  # fmt: skip
+"""What two cores do at best, once and for all: rates that are measured take ten seconds of
+computing for each number of threads, and another one on each machine decides what is tried."""
+
+
 @pytest.fixture(scope="session")
-def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def calibrated() -> Callable[[Path], Path]:
+    """Return what makes a cache in which the machine's rates are known."""
+
+    def make(folder: Path) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        for threads, units in product({1, 2, 4, default_threads()}, (True, False)):
+            machine = detect_target(threads, find_compiler().identity, matrix_units=units)
+            database = Database(folder, machine.fingerprint)
+            database.put_fact(FACT, RATES.to_text())
+            database.close()
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def cache_folder(
+    tmp_path_factory: pytest.TempPathFactory, calibrated: Callable[[Path], Path]
+) -> Path:
     """One cache for all tests that optimize, in all test processes: each kernel is built once."""
     folder = tmp_path_factory.getbasetemp()
-    return (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "korch-cache"
+    in_all = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    return calibrated(in_all / "korch-cache")

@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -321,8 +322,10 @@ sys.exit(main())
 
 
 @pytest.mark.long
-def test_an_interrupted_search_goes_on(folder: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
+def test_an_interrupted_search_goes_on(
+    folder: Path, tmp_path: Path, calibrated: Callable[[Path], Path]
+) -> None:
+    cache = calibrated(tmp_path / "cache")
     command = ["optimize", str(folder / "mlp.onnx"), "-o", str(tmp_path / "mlp.korch"),
                "--cache-folder", str(cache), "--threads", "1", "--no-baselines"]  # fmt: skip
     process = subprocess.run(
@@ -386,9 +389,12 @@ def _korch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.long
-def test_two_processes_at_once(folder: Path, tmp_path: Path) -> None:
+def test_two_processes_at_once(
+    folder: Path, tmp_path: Path, calibrated: Callable[[Path], Path]
+) -> None:
+    cache = calibrated(tmp_path / "cache")
     command = [sys.executable, "-m", "korch.cli", "optimize", str(folder / "mlp.onnx"), *QUICK,
-               "--cache-folder", str(tmp_path / "cache"), "-o"]  # fmt: skip
+               "--cache-folder", str(cache), "-o"]  # fmt: skip
     both = [
         subprocess.Popen([*command, str(tmp_path / name)], stderr=subprocess.PIPE, text=True)
         for name in ("a.korch", "b.korch")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -62,13 +63,15 @@ sys.exit(main())
 
 
 @pytest.mark.long
-def test_an_interrupted_search_builds_its_best_plan(tmp_path: Path) -> None:
+def test_an_interrupted_search_builds_its_best_plan(
+    tmp_path: Path, calibrated: Callable[[Path], Path]
+) -> None:
     model = tmp_path / "m.onnx"
     model.write_bytes(build("tiny_transformer").SerializeToString())
     output = tmp_path / "m.korch"
     command = [sys.executable, "-c", INTERRUPTED_AT_FIRST_SOLUTION, "--verbose", "optimize",
                str(model), "-o", str(output), "--json", "--on-interrupt", "keep",
-               "--no-baselines", "--cache-folder", str(tmp_path / "cache")]  # fmt: skip
+               "--no-baselines", "--cache-folder", str(calibrated(tmp_path / "cache"))]  # fmt: skip
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and output.exists(), done.stderr
     assert "solved:" in done.stderr

@@ -18,7 +18,8 @@ SAMPLE = range(90)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_sample_gives_the_right_result_or_one_clear_error(tmp_path: Path) -> None:
+def test_a_sample_gives_the_right_result_or_one_clear_error(tmp_path: Path, calibrated) -> None:
+    calibrated(tmp_path / "cache")
     outcomes = [run_case(7, case, tmp_path) for case in SAMPLE]
     assert [o for o in outcomes if o.outcome == "finding"] == []
     assert {o.kind for o in outcomes} == {"mutation", "operators", "artifact", "cache"}

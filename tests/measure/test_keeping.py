@@ -5,12 +5,13 @@ from types import SimpleNamespace
 import pytest
 
 from korch.candidate.candidate import Candidate, Offer, make_group
-from korch.measure import calibrate
+from korch.measure.calibrate import FACT, Calibration, Level
 from korch.measure.cpu import CpuMeter
 from korch.measure.record import AGAIN, Failed, Measured, is_lasting
 from korch.options import Options
 from korch.primitive.text import parse_graph
 
+RATES = Calibration((Level(0, 1e10, 1e10),), 1e11, 1.0, 500.0)
 LASTING = (
     Measured(5, 0.0, (5,)), Failed("refused", "no"), Failed("not compiled", "error"),
     Failed("not created", "no"), Failed("failed", "7"), Failed("crashed", "SIGSEGV"),
@@ -21,9 +22,7 @@ KILLED = Failed("killed", "the system killed it")
 
 @pytest.fixture
 def meter(tmp_path, monkeypatch):
-    monkeypatch.setattr(calibrate, "TRIES", 1)
-    monkeypatch.setattr(calibrate, "CHUNKS", 8)
-    monkeypatch.setattr(calibrate, "MEMORY_BYTES", 1 << 20)
+    monkeypatch.setattr("korch.measure.cpu.calibrate", lambda timer, target: RATES)
     with CpuMeter(Options(cache_folder=tmp_path), ()) as made:
         yield made
 
@@ -44,7 +43,7 @@ def test_what_the_system_killed_is_tried_again_next_time(meter):
 def test_a_calibration_that_was_measured_in_another_way_is_not_taken(meter):
     """Its rates could be too low, and bounds made of them too high."""
     assert meter.database.fact("calibration") is None
-    assert meter.database.fact(calibrate.FACT) == meter.calibration.to_text()
+    assert meter.database.fact(FACT) == meter.calibration.to_text() == RATES.to_text()
 
 
 @pytest.mark.parametrize("then", [LASTING[6], LASTING[0]], ids=lambda r: getattr(r, "kind", "ran"))

@@ -46,11 +46,11 @@ def test_loads_are_medians_over_runs() -> None:
 
 
 @pytest.fixture(scope="module")
-def artifact(tmp_path_factory) -> Path:
+def artifact(tmp_path_factory, cache_folder) -> Path:
     folder = tmp_path_factory.mktemp("threads")
     model = build("conv_bn_relu", size=64, channels=(16, 16))
     found = korch.optimize(model, threads=2, budget=1, max_primitives=4, gap=0.5,
-                           cache_folder=folder / "cache")  # fmt: skip
+                           cache_folder=cache_folder)  # fmt: skip
     found.save(folder / "m.korch")
     return folder / "m.korch"
 
