@@ -244,11 +244,30 @@ def test_a_cache_folder_that_vanishes_is_an_error(fresh):
         fresh.compile([GOOD])
 
 
-def test_a_compiler_that_takes_too_long_is_stopped(fresh, monkeypatch):
-    monkeypatch.setattr(compiler, "COMPILE_TIMEOUT_S", 0.3)
-    sleeper = (sys.executable, "-c", "import time; time.sleep(60)")
-    fresh.compiler = Compiler(sleeper, "sleeper", ())
-    assert fresh.compile([GOOD]) == [CompileFailure("the compiler took longer than 0.3 s")]
+def scripted(code: str) -> Compiler:
+    return Compiler((sys.executable, "-c", code), "scripted", ())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process can't be limited so")
+def test_a_compiler_that_computes_for_too_long_is_stopped(fresh, monkeypatch):
+    monkeypatch.setattr(compiler, "COMPILE_SECONDS", 1)
+    monkeypatch.setattr(compiler, "PATIENCE", 1000)
+    fresh.compiler = scripted("while True: pass")
+    assert fresh.compile([GOOD]) == [CompileFailure("the compiler took longer than 1 s")]
+
+
+def test_a_compiler_that_waits_for_a_core_is_not(fresh, monkeypatch):
+    monkeypatch.setattr(compiler, "COMPILE_SECONDS", 1)
+    monkeypatch.setattr(compiler, "PATIENCE", 1000)
+    fresh.compiler = scripted("import time; time.sleep(1.2)")
+    (found,) = fresh.compile([GOOD])
+    assert isinstance(found, Path)
+
+
+def test_a_compiler_that_never_ends_is_stopped_and_may_be_asked_again(fresh, monkeypatch):
+    monkeypatch.setattr(compiler, "PATIENCE", 0.3 / compiler.COMPILE_SECONDS)
+    fresh.compiler = scripted("import time; time.sleep(60)")
+    assert fresh.compile([GOOD]) == [CompileFailure("the compiler did not end within 0.3 s", True)]
 
 
 def test_a_compiler_that_is_gone_is_said(fresh):
@@ -260,14 +279,18 @@ def test_a_compiler_that_is_gone_is_said(fresh):
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="asks GCC's driver for another cc1plus")
-def test_a_compiler_that_the_system_kills_is_not_the_sources_fault(fresh, tmp_path):
+@pytest.mark.parametrize(("name", "failure"), [
+    ("KILL",
+     CompileFailure("the system killed the compiler, most likely for want of memory", True)),
+    ("XCPU", CompileFailure("the compiler took longer than 120 s")),
+])  # fmt: skip
+def test_what_ends_a_stage_of_the_compiler_is_told(fresh, tmp_path, name, failure):
+    """What the system kills is not the source's fault."""
     stage = tmp_path / "cc1plus"
-    stage.write_text("#!/bin/sh\nkill -9 $$\n")
+    stage.write_text(f"#!/bin/sh\nkill -{name} $$\n")
     stage.chmod(0o755)
     fresh.compiler = Compiler(("g++", f"-B{tmp_path}/"), "killed", ())
-    assert fresh.compile([GOOD]) == [
-        CompileFailure("the system killed the compiler, most likely for want of memory", True)
-    ]
+    assert fresh.compile([GOOD]) == [failure]
     stage.unlink()
     (found,) = fresh.compile([GOOD])
     assert isinstance(found, Path)

@@ -7,6 +7,7 @@ it, so that a damaged one is found and built again.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import importlib.util
@@ -14,8 +15,10 @@ import itertools
 import logging
 import os
 import re
+import resource
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -53,7 +56,12 @@ ISA_COMPILER_FLAGS = {
     "avx2": ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2"),
     "neon": (), "generic": (),
 }  # fmt: skip
-COMPILE_TIMEOUT_S = 120
+COMPILE_SECONDS = 120
+"""A compiler may compute for so long."""
+
+PATIENCE = 10
+"""On a busy machine, it may take so many times as long."""
+
 ONEDNN_HEADER = "korch_onednn.h"
 
 
@@ -401,19 +409,44 @@ def _link_flags(names: Sequence[str]) -> list[str]:
 
 
 def _run(command: Sequence[str]) -> None:
+    code, said = _call(command)
+    # A driver that lost its compiler to the system says so and ends in the ordinary way.
+    if code == -signal.SIGXCPU or (code and "CPU time limit exceeded" in said):
+        raise CompileError(f"the compiler took longer than {COMPILE_SECONDS} s")
+    if code < 0 or (code and ": Killed" in said):
+        raise _KilledError("the system killed the compiler, most likely for want of memory")
+    if code:
+        lines = [line for line in said.splitlines() if "error" in line] or ["no message"]
+        raise CompileError("; ".join(lines[:3]))
+
+
+def _call(command: Sequence[str]) -> tuple[int, str]:
+    """Return how a compiler ended, and what it said. Waiting for a core is not its fault."""
+    limit_s = PATIENCE * COMPILE_SECONDS
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False,
-                              timeout=COMPILE_TIMEOUT_S)  # fmt: skip
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                              stderr=subprocess.PIPE, text=True) as process:  # fmt: skip
+            try:
+                _limit_computing(process.pid)
+                said = process.communicate(timeout=limit_s)[1]
+            except BaseException:
+                process.kill()
+                raise
     except subprocess.TimeoutExpired as error:
-        raise CompileError(f"the compiler took longer than {COMPILE_TIMEOUT_S} s") from error
+        raise _KilledError(f"the compiler did not end within {limit_s:g} s") from error
     except OSError as error:
         raise _KilledError(f"the compiler does not start: {error}") from error
-    # A driver that lost its compiler to the system says so and ends in the ordinary way.
-    if done.returncode < 0 or (done.returncode and ": Killed" in done.stderr):
-        raise _KilledError("the system killed the compiler, most likely for want of memory")
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if "error" in line] or ["no message"]
-        raise CompileError("; ".join(lines[:3]))
+    return process.returncode, said
+
+
+def _limit_computing(process: int) -> None:
+    """Limit a process that has just begun, and those that it will start."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # it may have ended, or no limit be allowed
+            most = resource.prlimit(process, resource.RLIMIT_CPU)[1]
+            soft = COMPILE_SECONDS if most == resource.RLIM_INFINITY else min(COMPILE_SECONDS, most)
+            resource.prlimit(process, resource.RLIMIT_CPU, (soft, most))
+            resource.prlimit(process, resource.RLIMIT_CORE, (0, 0))
 
 
 def _is_sealed(path: Path, seal: Path) -> bool:
