@@ -330,7 +330,7 @@ def test_an_interrupted_search_goes_on(
                "--cache-folder", str(cache), "--threads", "1", "--no-baselines"]  # fmt: skip
     process = subprocess.run(
         [sys.executable, "-c", INTERRUPTED_AT_FIRST_RECORD, *command], stderr=subprocess.PIPE,
-        text=True, timeout=300, check=False,
+        text=True, timeout=600, check=False,
     )  # fmt: skip
     assert process.stderr == (
         "korch: interrupted; what was measured is kept, the same command goes on from there\n"
@@ -364,7 +364,7 @@ raise SystemExit(cli.main([]))
         assert process.stdout is not None
         worker = int(process.stdout.readline())
         process.terminate()
-        assert process.wait(timeout=60) == 128 + signal.SIGTERM
+        assert process.wait(timeout=600) == 128 + signal.SIGTERM
     with pytest.raises(ProcessLookupError):
         os.kill(worker, 0)
 
@@ -384,7 +384,7 @@ def _records(cache: Path) -> dict[str, Any]:
 def _korch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "korch.cli", *arguments], env={**os.environ, **environment},
-        capture_output=True, text=True, timeout=300, check=False,
+        capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
 
 
@@ -399,7 +399,7 @@ def test_two_processes_at_once(
         subprocess.Popen([*command, str(tmp_path / name)], stderr=subprocess.PIPE, text=True)
         for name in ("a.korch", "b.korch")
     ]
-    assert [(process.communicate(timeout=300)[1], process.returncode) for process in both] == [
+    assert [(process.communicate(timeout=600)[1], process.returncode) for process in both] == [
         ("", 0), ("", 0)
     ]  # fmt: skip
     assert [main(["explain", str(tmp_path / name)]) for name in ("a.korch", "b.korch")] == [0, 0]

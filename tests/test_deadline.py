@@ -72,7 +72,7 @@ def test_an_interrupted_search_builds_its_best_plan(
     command = [sys.executable, "-c", INTERRUPTED_AT_FIRST_SOLUTION, "--verbose", "optimize",
                str(model), "-o", str(output), "--json", "--on-interrupt", "keep",
                "--no-baselines", "--cache-folder", str(calibrated(tmp_path / "cache"))]  # fmt: skip
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and output.exists(), done.stderr
     assert "solved:" in done.stderr
     report = json.loads(done.stdout)

@@ -104,7 +104,7 @@ def test_two_processes_write_at_once(database, tmp_path):
         subprocess.Popen([*command, name], stderr=subprocess.PIPE, text=True) for name in "xy"
     ]
     for writer in writers:
-        _, text = writer.communicate(timeout=60)
+        _, text = writer.communicate(timeout=600)
         assert (writer.returncode, text) == (0, "")
     for name in "xy":
         assert all(database.record(f"{name}{i}") == Measured(i + 1, 0.0, (i,)) for i in range(100))

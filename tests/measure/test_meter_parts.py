@@ -90,7 +90,7 @@ def test_two_processes_share_a_database(tmp_path: Path) -> None:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(600)
         assert process.exitcode == 0
     database = Database(tmp_path, "target")
     assert all(database.record(f"c{i}") == Failed("crashed", str(i)) for i in range(80))

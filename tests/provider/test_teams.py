@@ -346,7 +346,7 @@ print(turns, *teams, count(turns), run(sys.argv[1], turns))
 """
     done = subprocess.run(
         [sys.executable, "-c", script, tmp_path / "turns.korch", tmp_path / "teams.korch"],
-        capture_output=True, text=True, timeout=120, check=True,
+        capture_output=True, text=True, timeout=600, check=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     counts = [int(n) for n in done.stdout.split()]
