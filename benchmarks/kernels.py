@@ -1,6 +1,6 @@
 """Korch's linear kernels against oneDNN's, over the shapes of the benchmark models.
 
-    python -m benchmarks.kernels [--models candy,yolox] [--output benchmarks/results/kernels.json]
+    python -m benchmarks.kernels [--models candy,yolox] [--tables pair] [--output results.json]
 
 For each matrix product and each convolution of the models, and for what a rewrite makes of it, the
 best kernel of each maker is measured as a search measures them: alone, interleaved with the others
@@ -13,7 +13,8 @@ changes of layout are not counted. Four tables:
   against the fastest that oneDNN's two calls make of the same: steps between them are fused with a
   convolution as post-operations, or a generated kernel between them computes the rest.
 
-A quotient above 1 says that Korch's takes less time.
+A quotient above 1 says that Korch's takes less time. Where only some tables are measured, rows of
+the others stay in the output file.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Category
 
 OWN = ("conv", "gemm", "winograd")
+TABLES = ("product", "convolution", "depthwise", "winograd", "pair")
 OFFERS = 6
 """Kernels of a maker that are measured for one place: those with the least bounds."""
 
@@ -51,23 +53,32 @@ def main() -> int:
     """Measure all models' shapes and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(PAPER))
+    parser.add_argument("--tables", default=",".join(TABLES))
     parser.add_argument("--output", type=Path)
     parser.add_argument("--cache", type=Path, help="folder of measurements; a new one if not given")
     args = parser.parse_args()
+    tables = args.tables.split(",")
     rows: dict[str, Row] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in args.models.split(","):
-            for row in measure(name, args.cache or Path(folder)):
+            for row in measure(name, args.cache or Path(folder), tables):
                 rows.setdefault(row["key"], row)
             print(f"{name}: {len(rows)} places so far", flush=True)
     if args.output is not None:
-        found = {"machine": machine(), "rows": list(rows.values())}
+        others = [row for row in _known_rows(args.output) if row["table"] not in tables]
+        found = {"machine": machine(), "rows": [*others, *rows.values()]}
         args.output.write_text(json.dumps(found, indent=1) + "\n")
     print(table(rows.values()))
     return 0
 
 
-def measure(name: str, cache: Path) -> list[Row]:
+def _known_rows(path: Path) -> list[Row]:
+    """Return the rows of a file of results, if there is one."""
+    rows: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
+    return rows
+
+
+def measure(name: str, cache: Path, tables: Sequence[str] = TABLES) -> list[Row]:
     """Return a row for each different place of a model that both makers have kernels for."""
     options = replace(Options(), cache_folder=cache)
     partition, _ = front(build(name), Run(options, {}, lambda stage, text: None))
@@ -75,17 +86,20 @@ def measure(name: str, cache: Path) -> list[Row]:
     with open_meter(options) as meter:
         for block in partition.blocks:
             task = prepare(partition, block, meter, options)
-            rows += compare(block.graph, task.candidates, meter)
+            rows += compare(block.graph, task.candidates, meter, tables)
     return rows
 
 
-def compare(graph: PrimitiveGraph, candidates: Sequence[Candidate], meter: AnyMeter) -> list[Row]:
+def compare(
+    graph: PrimitiveGraph, candidates: Sequence[Candidate], meter: AnyMeter, tables: Sequence[str]
+) -> list[Row]:
     """Return the rows of one graph."""
     by_kind: dict[tuple[str, str, int], list[Candidate]] = defaultdict(list)
     for candidate in candidates:
         kind = kind_of(graph, candidate)
-        if kind is not None:
-            maker = "onednn" if candidate.provider == "onednn" else "korch"
+        maker = "onednn" if candidate.provider == "onednn" else "korch"
+        is_rival = maker == "onednn" and "winograd" in tables
+        if kind is not None and (is_rival or _table(graph, kind, candidate) in tables):
             by_kind[maker, kind, candidate.group.outputs[0]].append(candidate)
     best = {place: _least(found, meter) for place, found in by_kind.items()}
     calls = {
