@@ -389,6 +389,9 @@ def test_matrix_units_multiply_in_chains(target, builder, rng):
         one((1, 4 * n, 20, 17), block),
         one((1, 8 * n, 7, 7), lambda g, x: conv(g, conv(g, x, 8 * n, 3), 4 * n)),
         one((1, 9 * n, 3, 1), lambda g, x: conv(g, depthwise(g, x), 2 * n)),
+        one((1, 4 * n, 11, 37), lambda g, x: conv(g, depthwise(
+            g, x, 5, stride=2, pads=(1, 3, 4, 0)), 2 * n)),
+        one((2, 8 * n, 1, 2), lambda g, x: conv(g, silu(g, depthwise(g, x)), 3 * n)),
     ]  # fmt: skip
     assert len(check_offers(SplitConvProvider(), groups, small, builder, rng)) >= len(groups)
     check_offers(SplitConvProvider(), groups[4:8], replace(small, threads=1), builder, rng)
@@ -450,7 +453,9 @@ def test_matrix_units_are_offered_for_chains_of_many_channels():
         2 * 256 * (3 * 20 - 2) ** 2
     }  # pads need none
     assert split((1, 256, 16, 16), lambda g, x: depthwise(g, conv(g, x, 768)))
-    assert not split((1, 64, 20, 20), block(64))  # few channels
+    assert split((1, 64, 20, 20), lambda g, x: conv(g, depthwise(g, x, stride=2), 32))
+    assert not split((1, 32, 20, 20), block(48))  # few channels
+    assert not split((1, 16, 20, 20), block(64))  # and half of a step's terms
     assert not split((1, 256, 16, 16), block(1024))  # weights beyond the cache
     assert not split((1, 128, 20, 20), lambda g, x: depthwise(g, depthwise(g, x)))
     assert not split((1, 128, 20, 20), lambda g, x: conv(g, depthwise(g, x), 128, stride=2))

@@ -33,10 +33,33 @@ constexpr long pieces_at() {
   else return pieces_at<K, L - 1>() + (Layer<K, L - 1>::TILES ? Tiles<K, L - 1>::STRIPS * Tiles<K, L - 1>::STRIP : 0);
 }
 
+// Fetch what R results of the next row read first of the image, of NV vectors of channels: caches don't
+// foresee it where tiles of all channels take turns.
+template <class K, int L, int R, int NV>
+KORCH_INLINE void fetch_below(const Task& t, long y, long x, long channel) {
+  typedef Layer<K, L> A;
+  typedef Source<K, L> S;
+  if constexpr (L == 0) {
+    const long row = (y + 1) * A::SH - A::TOP + (A::KH - 1) * A::DH;
+    if (row >= A::H) return;
+#pragma GCC unroll 4
+    for (long above = 0; above < A::SH; ++above) {
+#pragma GCC unroll 2
+      for (int k = 0; k < NV; ++k) {
+        const long c = channel + k * K::W;
+        const float* const from = S::row(t, row - above) + x * A::SW * S::PIXEL + c / S::PIXEL * S::STEP + c % S::PIXEL;
+#pragma GCC unroll 32
+        for (int r = 0; r < R * A::SW; ++r) __builtin_prefetch(from + r * S::PIXEL, 0, 2);
+      }
+    }
+  }
+}
+
 // What NV vectors of channels of R pixels are that layer L reads.
 template <class K, int L, int R, int NV, bool IS_EDGE>
 KORCH_INLINE void inputs(const Task& t, long y, long x, long channel, V<K> (&value)[R][NV]) {
   if constexpr (Tiles<K, L>::IS_FED) {
+    fetch_below<K, L - 1, R, NV>(t, y, x, channel);
     V<K> sum[R][NV] = {};
     depthwise_sums<K, L - 1, R, NV, IS_EDGE>(t, y, x, channel, sum);
 #pragma GCC unroll 16
@@ -109,6 +132,12 @@ struct Feed {
   }
 };
 
+// What is left to finish beside products, where sums are finished at once.
+struct Nothing {
+  static constexpr long left = 0, each = 0;
+  KORCH_INLINE void finish(const Task&, long) {}
+};
+
 // A pixel's sums of a strip from float32 numbers, for what has no pieces.
 template <class K, int L>
 KORCH_ALONE void pixel_again(const Task& t, long y, long x, long strip, float* sums) {
@@ -143,7 +172,7 @@ inline void dense_tiles(const Task& t, long from, long to) {
         }
     return;
   }
-  Pending<K, L, P::ACROSS, pixel_again<K, L>> pending{};
+  Nothing nothing;
   Feed<K, L> feed{t, from, (to - from) * P::ACROSS};
   feed.set(0, rows, 1);
   feed.make_all();
@@ -151,9 +180,10 @@ inline void dense_tiles(const Task& t, long from, long to) {
     feed.set(q + PIXELS, other, (end - begin) * P::STEPS * TURNS);
     for (long strip = begin; strip < end; ++strip) {
       const long pixels = smaller(PIXELS, feed.all - q);
-      multiply(t, korch_amx::Block{rows}, columns + strip * P::STRIP, P::STEPS, pixels, sums, false, feed, pending);
-      pending.set(sums, from, q, pixels, strip, P::STEPS * TURNS);
-      pending.finish(t, PIXELS);
+      multiply(t, korch_amx::Block{rows}, columns + strip * P::STRIP, P::STEPS, pixels, sums, false, feed, nothing);
+      Pending<K, L, P::ACROSS, pixel_again<K, L>> done{};
+      done.set(sums, from, q, pixels, strip, 1);
+      done.finish(t, PIXELS);
     }
     feed.make_all();
     uint16_t* const done = rows;

@@ -15,7 +15,7 @@ from korch.provider.provider import SPLIT, Kernel, named_kernel
 from korch.provider.vector import scalar
 from korch.target import Target
 
-SCHEMA = 14
+SCHEMA = 15
 """Raise it whenever the kernels change in speed or meaning."""
 
 MANY_ROWS = 16
@@ -27,8 +27,8 @@ LEAST_FULL = 0.7
 LEAST_CHANNELS = 256
 """Read and written, from which on matrix units are tried for a window of one element."""
 
-LEAST_CHAIN_CHANNELS = 128
-"""The same for those of a chain, read or written."""
+LEAST_CHAIN_CHANNELS = 64
+"""The same for those of a chain, read or written, if they fill tiles; else twice as many."""
 
 PIECES_SHARE = 0.6
 """The part of the level-2 cache for a chain's weights as pieces."""
@@ -153,7 +153,8 @@ def _can_chain_be_pieces(group: Group, match: Match, target: Target) -> bool:
     channels = [layer.channels for layer in shape.layers if layer.on_tiles]
     pieces = 4 * sum(layer.pieces for layer in shape.layers) // shape.parts
     is_kept = 0 < pieces <= PIECES_SHARE * target.l2_bytes
-    return is_kept and all(max(c) >= LEAST_CHAIN_CHANNELS for c in channels)
+    least = (LEAST_CHAIN_CHANNELS * (2 if any(n % TOGETHER for n in c) else 1) for c in channels)
+    return is_kept and all(max(c) >= n for c, n in zip(channels, least, strict=True))
 
 
 def _layouts(group: Group, match: Match, target: Target) -> list[tuple[Layout, Layout]]:
