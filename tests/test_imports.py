@@ -9,8 +9,8 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "korch"
 ORDER = (
-    ("errors", "alignment", "deadline", "libraries"), ("options", "target"), ("primitive",),
-    ("frontend", "fission", "equivalence"), ("candidate",), ("partition",),
+    ("errors", "alignment", "child", "deadline", "libraries"), ("options", "target"),
+    ("primitive",), ("frontend", "fission", "equivalence"), ("candidate",), ("partition",),
     ("tile",), ("cuda",), ("provider",), ("measure",),
     ("orchestrate",), ("runtime",), ("contest", "report"), ("backend",), ("pipeline",),
     ("host",), ("torch_module",), ("api", "cli"), ("torch_backend", "onnx_backend"),

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from cuda_groups import ATTENTIONS, PRODUCTS, WINOGRADS
@@ -80,6 +87,73 @@ def test_what_does_not_compile_says_why(compiler):
     assert isinstance(found[right.symbol], Cubin)
     failure = found[wrong.symbol]
     assert isinstance(failure, CubinFailure) and "no_such_name" in failure.message
+
+
+def folders_in(folder: Path) -> list[Path]:
+    return list(folder.glob("korch-triton-*"))
+
+
+SCRIPT = """
+import sys, time
+from korch.cuda.compile import CubinCompiler
+from korch.cuda.kernel import make_launch
+from korch.primitive.types import DType
+from pathlib import Path
+
+print("begun", flush=True)
+types = {"i0": DType.F32, "o0": DType.F32}
+source = "@triton.jit\\ndef NAME(p_i0, p_o0):\\n    tl.store(p_o0, tl.load(p_i0) + 7.0)\\n"
+launch = make_launch(source, ("i0", "o0"), {"i0": 0, "o0": 1}, types, 1, 1)
+compiler = CubinCompiler(90, Path(sys.argv[1]), workers=1)
+(found,) = compiler.compile([launch]).values()
+print(type(found).__name__, flush=True)
+if len(sys.argv) > 2:
+    time.sleep(600)
+compiler.close()
+"""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    (tmp_path / "temporary").mkdir()
+    (tmp_path / "script.py").write_text(SCRIPT)
+    return [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "cubins")]
+
+
+def test_a_script_without_a_main_guard_runs_once_and_leaves_nothing(script, tmp_path):
+    done = subprocess.run(script, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["begun", "Cubin"], done.stderr
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_a_process_that_is_killed_leaves_nothing(script, tmp_path):
+    with subprocess.Popen([*script, "wait"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() + process.stdout.readline() == "begun\nCubin\n"
+        assert folders_in(tmp_path / "temporary")
+        process.send_signal(signal.SIGKILL)
+    deadline_s = time.monotonic() + 60
+    while folders_in(tmp_path / "temporary") and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert not folders_in(tmp_path / "temporary")
+
+
+def test_a_compiler_that_crashes_is_begun_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    compiler = CubinCompiler(90, tmp_path, workers=1)
+    launches = [simple(f"tl.store(p_o0, tl.load(p_i0) + {n}.0)") for n in (11, 12)]
+    try:
+        assert isinstance(compiler.compile(launches[:1])[launches[0].symbol], Cubin)
+        (process,) = compiler._processes
+        os.kill(process._process.pid, signal.SIGKILL)
+        process._process.wait()
+        found = compiler.compile([launches[1]])[launches[1].symbol]
+        assert found == CubinFailure(launches[1].symbol, "the compiler crashed")
+        assert isinstance(compiler.compile([launches[1]])[launches[1].symbol], Cubin)
+    finally:
+        compiler.close()
+    assert not folders_in(tmp_path)
 
 
 def test_warps_are_part_of_a_symbol():

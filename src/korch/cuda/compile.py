@@ -10,22 +10,24 @@ import hashlib
 import json
 import logging
 import os
-import re
+import pickle
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
 
-from korch.cuda.kernel import SIGNATURE, Launch
-from korch.cuda.module import load_functions, require_triton
+from korch.child import child_command
+from korch.cuda.kernel import Launch
+from korch.cuda.module import require_triton
 
 logger = logging.getLogger("korch.cuda")
+
+WORKER = "korch.cuda.compile_worker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +76,12 @@ class CubinCompiler:
         self.arch = arch
         self.folder = folder / "cuda" / f"triton-{version('triton')}-{own}" / f"sm_{arch}"
         self.workers = workers or len(os.sched_getaffinity(0))
-        self._pool: ProcessPoolExecutor | None = None
+        self._processes: list[_Process] = []
 
     def close(self) -> None:
         """End the processes."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-            self._pool = None
+        while self._processes:
+            self._processes.pop().close()
 
     def compile(self, launches: Sequence[Launch]) -> dict[str, Cubin | CubinFailure]:
         """Return a cubin, or why there is none, for each symbol."""
@@ -101,27 +102,24 @@ class CubinCompiler:
         return found
 
     def _run(self, launches: Sequence[Launch]) -> list[Cubin | CubinFailure]:
-        if not launches:
-            return []
-        if self._pool is None:
-            self._pool = ProcessPoolExecutor(self.workers, get_context("spawn"), _begin)
-        futures = [self._pool.submit(_compile, launch, self.arch) for launch in launches]
-        results: list[Cubin | CubinFailure] = []
-        for launch, future in zip(launches, futures, strict=True):
-            try:
-                results.append(future.result())
-            except BrokenProcessPool:
-                self._pool = None
-                results.append(self._alone(launch))
-        return results
+        while len(self._processes) < min(self.workers, len(launches)):
+            self._processes.append(_Process(self.arch))
+        idle: SimpleQueue[_Process] = SimpleQueue()
+        for process in self._processes:
+            idle.put(process)
 
-    def _alone(self, launch: Launch) -> Cubin | CubinFailure:
-        """Compile a launch by itself after the compiler has crashed on it, or on another."""
-        with ProcessPoolExecutor(1, get_context("spawn"), _begin) as pool:
+        def run(launch: Launch) -> Cubin | CubinFailure:
+            process = idle.get()
             try:
-                return pool.submit(_compile, launch, self.arch).result()
-            except BrokenProcessPool:
-                return CubinFailure(launch.symbol, "the compiler crashed")
+                return process.compile(launch)
+            finally:
+                idle.put(process)
+
+        pool = ThreadPoolExecutor(max(1, len(self._processes)))
+        try:
+            return list(pool.map(run, launches))
+        finally:  # Ctrl-C need not wait for what has not begun
+            pool.shutdown(wait=True, cancel_futures=True)
 
     def _kept(self, symbol: str) -> Cubin | None:
         try:
@@ -151,58 +149,41 @@ class CubinCompiler:
             logger.warning("a cubin can't be kept: %s", error)
 
 
-def _begin() -> None:
-    """Prepare a process: it compiles, whatever interprets kernels in its parent."""
-    os.environ.pop("TRITON_INTERPRET", None)
-    os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # it names the file, which lives for a moment
-    os.environ.setdefault("TRITON_CACHE_DIR", tempfile.mkdtemp(prefix="korch-triton-"))
+class _Process:
+    """A compiler process; another one takes its place if it crashes."""
 
+    def __init__(self, arch: int) -> None:
+        self._arch = arch
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder = ""
 
-def _compile(launch: Launch, arch: int) -> Cubin | CubinFailure:
-    """Compile one launch; what a compiler says in an exception is its answer."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    def compile(self, launch: Launch) -> Cubin | CubinFailure:
+        """Wait for what the process makes of a launch."""
+        try:
+            return self._ask(launch)
+        except (EOFError, BrokenPipeError, pickle.UnpicklingError):
+            self.close()
+            return CubinFailure(launch.symbol, "the compiler crashed")
 
-    try:
-        function = getattr(load_functions([launch]), launch.symbol)
-        signature = {
-            name: SIGNATURE[dtype]
-            for name, dtype in zip(function.arg_names, launch.signature, strict=True)
-        }
-        # All memory begins at multiples of 256 bytes.
-        attrs = {(i,): [["tt.divisibility", 16]] for i in range(len(signature))}
-        source = ASTSource(fn=function, signature=signature, constexprs={}, attrs=attrs)
-        # Overflows are looked for in debug modes only, but the tests for them would be built.
-        compiled = triton.compile(
-            source, target=GPUTarget("cuda", arch, 32),
-            options={"num_warps": launch.warps, "num_stages": launch.stages,
-                     "sanitize_overflow": False},
-        )  # fmt: skip
-    except Exception as error:  # noqa: BLE001 - the compiler raises what it likes
-        text = str(error).strip() or type(error).__name__
-        return CubinFailure(launch.symbol, text.splitlines()[-1][:300])
-    metadata: Any = compiled.metadata
-    if metadata.global_scratch_size or getattr(metadata, "profile_scratch_size", 0):
-        return CubinFailure(launch.symbol, "the compiler asks for global scratch memory")
-    if metadata.num_warps != launch.warps or metadata.num_ctas != 1:
-        return CubinFailure(launch.symbol, "the compiler asks for another number of warps")
-    image: bytes = compiled.asm["cubin"]
-    registers, spills = _resources(image)
-    return Cubin(launch.symbol, image, metadata.shared, registers, spills)
+    def close(self) -> None:
+        """End the process, and remove what a crash has left."""
+        if self._process is not None:
+            self._process.communicate()
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._process = None
 
-
-def _resources(image: bytes) -> tuple[int, int]:
-    """Return registers and stack bytes of a thread, as the disassembler reports them."""
-    import triton
-
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(image)
-        file.flush()
-        done = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True,
-                              check=False)  # fmt: skip
-    match = re.search(r"REG:(\d+) STACK:(\d+)", done.stdout + done.stderr)
-    if match is None:
-        raise ValueError(f"cuobjdump says nothing of resources: {done.stdout[:200]}")
-    return int(match[1]), int(match[2])
+    def _ask(self, launch: Launch) -> Cubin | CubinFailure:
+        request = pickle.dumps((launch, self._arch))
+        if self._process is None:
+            self._folder = tempfile.mkdtemp(prefix="korch-triton-")
+            request = pickle.dumps(self._folder) + request
+            self._process = subprocess.Popen(
+                child_command(WORKER), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is for this process, which ends the others
+            )  # fmt: skip
+        if self._process.stdin is None or self._process.stdout is None:
+            raise EOFError
+        self._process.stdin.write(request)
+        self._process.stdin.flush()
+        found: Cubin | CubinFailure = pickle.load(self._process.stdout)
+        return found

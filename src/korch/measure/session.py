@@ -12,21 +12,14 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from korch.child import child_command
 from korch.errors import MeasureError
 from korch.measure.record import Failed, Measured, summarize
 
 START_SECONDS = 60.0
-COMMAND = """
-import importlib, sys
-sys.path[:] = sys.argv[2:]
-importlib.import_module(sys.argv[1]).serve()
-"""
-"""The process imports from where this one does: `-m` would put the current folder first, whose
-files are the user's, not ours."""
 
 
 def run_jobs(
@@ -80,8 +73,8 @@ class Session:
     def run(self, task: dict[str, Any]) -> list[Measured | Failed | None]:
         """Give the process a task and listen until it ends; None for jobs that it did not reach."""
         process = subprocess.Popen(
-            [sys.executable, "-P", "-c", COMMAND, self.serve, *sys.path], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+            child_command(self.serve), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, start_new_session=True,
             env={**os.environ, **self.environment},
         )  # fmt: skip
         try:

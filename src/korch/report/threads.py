@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from korch.child import child_command
 from korch.errors import MeasureError
 from korch.libraries import find_library
 from korch.measure.compiler import Builder
-from korch.measure.session import COMMAND
 from korch.runtime.source import native_text
 
 SECONDS = 300
@@ -139,7 +138,7 @@ def watch_threads(artifact: Path, threads: int, rounds: int, seed: int = 0) -> T
         "KORCH_OPENMP": str(openmp or ""),
     }  # fmt: skip
     task = {"artifact": str(artifact), "rounds": rounds, "seed": seed, "preloaded": str(library)}
-    command = [sys.executable, "-c", COMMAND, "korch.report.threads_worker", *sys.path]
+    command = child_command("korch.report.threads_worker")
     try:
         done = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True,
                               env=environment, timeout=SECONDS, check=False)  # fmt: skip

@@ -1,0 +1,91 @@
+"""The compiler process: launches -> cubins, one at a time; it may crash without harm.
+
+It reads the folder for what Triton writes, then pairs of a launch and an architecture, as pickles
+from stdin, and answers each with a cubin or a failure. It ends with its input, so also when its
+parent is killed, and takes the folder with it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from korch.cuda.compile import Cubin, CubinFailure
+from korch.cuda.kernel import SIGNATURE, Launch
+from korch.cuda.module import load_functions
+
+
+def serve() -> None:
+    """Compile what is asked for until the input ends."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what the compiler prints is no answer
+    folder: str = pickle.load(sys.stdin.buffer)
+    tempfile.tempdir = folder
+    os.environ.pop("TRITON_INTERPRET", None)  # whatever interprets kernels in the parent
+    os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # it names the file, which lives for a moment
+    os.environ.setdefault("TRITON_CACHE_DIR", folder)
+    try:
+        while True:
+            launch, arch = pickle.load(sys.stdin.buffer)
+            pickle.dump(_compile(launch, arch), answers)
+            answers.flush()
+    except (EOFError, BrokenPipeError):
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(0)  # there may be no one to whom to write the rest
+
+
+def _compile(launch: Launch, arch: int) -> Cubin | CubinFailure:
+    """Compile one launch; what a compiler says in an exception is its answer."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    try:
+        function = getattr(load_functions([launch]), launch.symbol)
+        signature = {
+            name: SIGNATURE[dtype]
+            for name, dtype in zip(function.arg_names, launch.signature, strict=True)
+        }
+        # All memory begins at multiples of 256 bytes.
+        attrs = {(i,): [["tt.divisibility", 16]] for i in range(len(signature))}
+        source = ASTSource(fn=function, signature=signature, constexprs={}, attrs=attrs)
+        # Overflows are looked for in debug modes only, but the tests for them would be built.
+        compiled = triton.compile(
+            source, target=GPUTarget("cuda", arch, 32),
+            options={"num_warps": launch.warps, "num_stages": launch.stages,
+                     "sanitize_overflow": False},
+        )  # fmt: skip
+    except Exception as error:  # noqa: BLE001 - the compiler raises what it likes
+        text = str(error).strip() or type(error).__name__
+        return CubinFailure(launch.symbol, text.splitlines()[-1][:300])
+    metadata: Any = compiled.metadata
+    if metadata.global_scratch_size or getattr(metadata, "profile_scratch_size", 0):
+        return CubinFailure(launch.symbol, "the compiler asks for global scratch memory")
+    if metadata.num_warps != launch.warps or metadata.num_ctas != 1:
+        return CubinFailure(launch.symbol, "the compiler asks for another number of warps")
+    image: bytes = compiled.asm["cubin"]
+    registers, spills = _resources(image)
+    return Cubin(launch.symbol, image, metadata.shared, registers, spills)
+
+
+def _resources(image: bytes) -> tuple[int, int]:
+    """Return registers and stack bytes of a thread, as the disassembler reports them."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(image)
+        file.flush()
+        done = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True,
+                              check=False)  # fmt: skip
+    match = re.search(r"REG:(\d+) STACK:(\d+)", done.stdout + done.stderr)
+    if match is None:
+        raise ValueError(f"cuobjdump says nothing of resources: {done.stdout[:200]}")
+    return int(match[1]), int(match[2])
