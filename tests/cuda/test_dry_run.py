@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -75,3 +77,21 @@ def test_without_a_device_the_error_says_what_to_do(tmp_path, monkeypatch):
 
 def _missing(name):
     raise OSError(f"{name} is not there")
+
+
+def test_pytorch_is_not_imported_where_there_is_no_driver():
+    code = (
+        "import sys\n"
+        "from korch.errors import UnsupportedError\n"
+        "from korch.measure.cuda import device\n"
+        "device.has_driver = lambda: False\n"
+        "try:\n    device.require_torch()\n"
+        "except UnsupportedError as error:\n    print(error)\n"
+        "sys.exit('torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    text = (
+        "option target: there is no CUDA driver here (libcuda.so.1). "
+        "Use --target cpu, or --target cuda:sm_90 --dry-run to plan without a device\n"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, text, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 from typing import Any
 
@@ -27,14 +28,18 @@ def require_torch() -> Any:
         UnsupportedError: there is none; the text says what is missing.
     """
     hint = "Use --target cpu, or --target cuda:sm_90 --dry-run to plan without a device"
+    missing = UnsupportedError("PyTorch is not installed, and the CUDA target runs through it",
+                               "option target", hint=f"Install korch[cuda]. {hint}")  # fmt: skip
+    if importlib.util.find_spec("torch") is None:
+        raise missing
+    if not has_driver():  # told before PyTorch is imported, which takes seconds
+        raise UnsupportedError("there is no CUDA driver here (libcuda.so.1)", "option target",
+                               hint=hint)  # fmt: skip
     try:
         import torch
     except ImportError as error:
-        raise UnsupportedError(
-            "PyTorch is not installed, and the CUDA target runs through it",
-            where="option target", hint=f"Install korch[cuda]. {hint}",
-        ) from error  # fmt: skip
-    if not has_driver() or not torch.cuda.is_available():
+        raise missing from error
+    if not torch.cuda.is_available():
         built = "" if torch.version.cuda else "; this PyTorch is built without CUDA"
         raise UnsupportedError(f"no CUDA device can be used here{built}", "option target",
                                hint=hint)  # fmt: skip
