@@ -6,11 +6,15 @@ The command line's flags are made from these fields (name, type, default, `help`
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import typing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from korch.errors import OptionError
 
@@ -32,6 +36,46 @@ WHOLE_PRIMITIVES = 320
 
 SEGMENT_PRIMITIVES = 120
 """Most primitives in a segment of a larger model."""
+
+_RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(
+        ("threads", "max_primitives", "max_inputs", "max_outputs", "max_candidates",
+         "solver_workers"),
+        (lambda value: value >= 1, "at least 1"),
+    ),
+    **dict.fromkeys(("patience", "seed"), (lambda value: value >= 0, "at least 0")),
+    **dict.fromkeys(("gap", "max_measured"), (lambda value: value >= 0, "a share, at least 0")),
+    **dict.fromkeys(("budget_s", "solver_seconds"), (lambda v: v > 0, "seconds, more than 0")),
+    "tolerance": (lambda v: 0 < v < math.inf, "a part of the largest element, more than 0"),
+}  # fmt: skip
+"""What is true of an option's value, and how that is said. NaN is out of every range."""
+
+
+def _flag(name: str) -> str:
+    return name.removesuffix("_s")
+
+
+def _check_kind(name: str, value: object, hint: Any) -> None:
+    """Raise `OptionError` if a value, which may come from Python, is of another type."""
+    if typing.get_origin(hint) is Literal:
+        choices = typing.get_args(hint)
+        is_fit, expected = value in choices, " or ".join(map(repr, choices))
+    else:
+        kinds = typing.get_args(hint) or (hint,)
+        is_fit = any(_is_of(value, kind) for kind in kinds)
+        expected = " or ".join(_KINDS[kind][1] for kind in kinds)
+    if not is_fit:
+        raise OptionError(f"the value is {value!r}", f"option {_flag(name)}", expected)
+
+
+_KINDS: Mapping[type, tuple[type, str]] = {
+    bool: (bool, "True or False"), int: (Integral, "an integer"), float: (Real, "a number"),
+    str: (str, "a text"), Path: (Path, "a path"), type(None): (type(None), "None"),
+}  # fmt: skip
+
+
+def _is_of(value: object, kind: type) -> bool:
+    return isinstance(value, _KINDS[kind][0]) and (kind is bool or not isinstance(value, bool))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,33 +243,15 @@ class Options:
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "cache_folder", Path(self.cache_folder))
-        for name, least in (
-            ("threads", 1),
-            ("max_primitives", 1),
-            ("max_inputs", 1),
-            ("max_outputs", 1),
-            ("max_candidates", 1),
-            ("solver_workers", 1),
-        ):
-            if getattr(self, name) < least:
-                raise OptionError(
-                    f"the value {getattr(self, name)} is too small",
-                    where=f"option {name}",
-                    expected=f"at least {least}",
-                )
-        if not self.tolerance > 0:
-            raise OptionError(
-                f"the value {self.tolerance} is not positive",
-                where="option tolerance",
-                expected="a part of the largest element, more than 0",
-            )
-        if self.budget_s is not None and not self.budget_s > 0:
-            raise OptionError(
-                f"the value {self.budget_s} is not positive",
-                where="option budget",
-                expected="seconds, more than 0",
-            )
+        if isinstance(self.cache_folder, str | os.PathLike):
+            object.__setattr__(self, "cache_folder", Path(self.cache_folder))
+        for name, hint in typing.get_type_hints(Options).items():
+            _check_kind(name, getattr(self, name), hint)
+        for name, (is_fit, expected) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not is_fit(value):
+                raise OptionError(f"the value {value} is out of range",
+                                  where=f"option {_flag(name)}", expected=expected)  # fmt: skip
         size = str(self.partition)
         if size not in ("auto", "off") and not (size.isdecimal() and int(size) > 0):
             raise OptionError(

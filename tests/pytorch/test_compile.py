@@ -194,7 +194,7 @@ def test_autocast_stays_with_pytorch(quick: dict[str, Any]) -> None:
     [
         ({"nothing": 1}, "there is no option 'nothing'; expected budget, max_shapes, target"),
         ({"max_shapes": 0}, "option max_shapes: the value 0 is no number of shapes"),
-        ({"threads": 0}, "option threads: the value 0 is too small"),
+        ({"threads": 0}, "option threads: the value 0 is out of range"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], text: str) -> None:

@@ -107,7 +107,13 @@ def with_fixed_shapes(model_path: Path, inputs: Arrays, folder: Path) -> Path:
 def random_arrays(
     tensors: Mapping[str, tuple[Sequence[int], np.dtype[Any]]], seed: int = 0
 ) -> Arrays:
-    """Make an array for each named shape and element type, in their order."""
+    """Make an array for each named shape and element type, in their order.
+
+    Raises:
+        OptionError: the seed is negative.
+    """
+    if seed < 0:
+        raise OptionError(f"the value {seed} is out of range", "option --seed", "at least 0")
     rng = np.random.default_rng(seed)
     arrays: Arrays = {}
     for name, (shape, dtype) in tensors.items():
