@@ -84,7 +84,7 @@ test-web: $(WEB_STAMP) web
 
 # Solver instances, and the models against the other engines.
 bench: $(TORCH_STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)' -e '.[bench]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)' -e '.[iree,bench]'
 	$(BIN)/python -m benchmarks.solver --output benchmarks/results/solver.json
 	$(BIN)/python -m benchmarks.suite --output benchmarks/results/suite.json \
 	  --plot benchmarks/results/suite.svg

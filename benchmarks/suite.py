@@ -1,8 +1,8 @@
 """The benchmark models: optimize each, and compare it with other engines in one interleaved run.
 
-    python -m benchmarks.suite [--models candy,bert] [--against onnxruntime,openvino,inductor]
+    python -m benchmarks.suite [--models candy,bert] [--against onnxruntime,openvino,iree]
                                [--budget 200] [--rounds 15] [--output FILE.json] [--plot FILE.svg]
-                               (also iree, and tvm:2000 for TVM tuned with 2000 trials a model)
+                               (also tvm:2000 for TVM tuned with 2000 trials a model)
 
 The five models of Korch's evaluation, and four transformers where PyTorch and transformers are
 installed. Each model has a process of its own, and an empty cache: what is reported of the search
@@ -37,6 +37,8 @@ from korch.report.peers import get_peer
 from korch.target import detect_target
 
 MODELS = (*PAPER, *TRANSFORMERS)
+AGAINST = "onnxruntime,openvino,inductor,iree"
+"""Those of them that are not installed are left out."""
 MODULE = "benchmarks.module_peer:INDUCTOR"
 """Inductor with the module itself; for models that are ONNX files only, it gets a translation."""
 PACKAGES = ("onnxruntime", "openvino", "onednn-cpu-gomp", "ortools", "numpy", "onnx", "torch",
@@ -53,8 +55,9 @@ def main() -> int:
     """Run all models; return 1 if one fails."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--against", default="onnxruntime,openvino,inductor",
-                        help="those of them that are installed are compared")  # fmt: skip
+    parser.add_argument("--against", default=AGAINST,
+                        help=f"those of them that are installed are compared (default: {AGAINST})"
+                        )  # fmt: skip
     parser.add_argument("--budget", type=float, help="seconds of search per model")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--output", type=Path)

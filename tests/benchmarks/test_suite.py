@@ -1,0 +1,37 @@
+"""The suite: by default it compares with all engines whose figures are kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from benchmarks import suite
+
+RESULTS = Path(suite.__file__).parent / "results" / "suite.json"
+
+
+def test_engines_of_the_kept_results_are_compared_by_default() -> None:
+    models = json.loads(RESULTS.read_text())["models"].values()
+    kept = {row["name"] for model in models for row in model["comparison"]["rows"]}
+    assert kept - {"korch"} == set(suite.AGAINST.split(","))
+
+
+def test_an_engine_that_is_not_installed_is_left_out(monkeypatch, capsys) -> None:
+    asked = []
+
+    class Peer:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def is_available(self) -> str | None:
+            return "not installed" if self.name == "iree" else None
+
+    def measure(name, args):
+        asked.append(args.against)
+
+    monkeypatch.setattr(suite, "get_peer", Peer)
+    monkeypatch.setattr(suite, "_in_process", measure)
+    monkeypatch.setattr("sys.argv", ["suite", "--models", "candy"])
+    assert suite.main() == 1
+    assert asked == ["onnxruntime,openvino,inductor"]
+    assert "without iree: not installed" in capsys.readouterr().out
