@@ -190,3 +190,54 @@ def test_wrong_models_and_options_are_named(tmp_path: Path) -> None:
         korch.optimize(build("mlp"), threads=0)
     with pytest.raises(OptionError, match="option target: unknown target 'tpu'"):
         korch.optimize(build("mlp"), target="tpu")
+
+
+@pytest.mark.parametrize(
+    "shapes", [{"batch": 2.5}, {"batch": "2"}, {"x": (1, None)}, "batch=2", 3, [3]]
+)
+def test_bindings_that_are_none_are_named(shapes: Any) -> None:
+    with pytest.raises(OptionError, match=r"^option shapes: .* is no binding; expected like"):
+        korch.optimize(build("mlp"), shapes=shapes)
+
+
+def test_a_size_may_be_of_numpy(cache_folder: Path) -> None:
+    batch = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", 3])
+    out = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [batch],
+                                   [out])  # fmt: skip
+    model = onnx.helper.make_model(graph)
+    for shapes in ({"batch": np.int64(2)}, {"x": np.array([2, 3])}):
+        made = korch.optimize(model, shapes=shapes, measure=False, cache_folder=cache_folder)
+        assert made.get_inputs()[0].shape == [2, 3]
+
+
+def test_an_executable_with_parts_on_the_host_takes_arrays_as_others_do(cache_folder: Path) -> None:
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2, 3])
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.INT64, None)
+    graph = onnx.helper.make_graph([onnx.helper.make_node("NonZero", ["x"], ["y"])], "g", [x], [y])
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    executable = korch.optimize(model, measure=False, cache_folder=cache_folder)
+    array = np.array([[0, 1, 0], [2, 0, 3]], np.float32)
+    for given in (array, array.astype(">f4"), np.asfortranarray(array)):
+        np.testing.assert_array_equal(executable(given)[0], np.nonzero(array))
+
+    class Elsewhere:
+        def __dlpack__(self, **_: Any) -> None:
+            raise BufferError("it is on another device")
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (1, 0)
+
+    for given, text in (
+        (Elsewhere(), "input 'x': it can't be read through DLPack: it is on another device; "
+                      "expected float32[2, 3] in this machine's memory"),
+        ([1.0], "input 'x': it is a list; expected float32[2, 3] as an array of NumPy, or one that "
+                "speaks DLPack"),
+        (array[:1], "input 'x': it is float32[1, 3]; expected float32[2, 3]"),
+    ):  # fmt: skip
+        with pytest.raises(InputError) as caught:
+            executable(given)
+        assert str(caught.value) == text
+    with pytest.raises(InputError, match="the feeds are a list; expected a dict"):
+        executable.run(None, [array])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,15 +95,39 @@ def optimize(
             "PyTorch, which must be installed",
         )
     source = Path(model) if isinstance(model, os.PathLike) else model
-    bindings = [shapes or {}] if shapes is None or isinstance(shapes, Mapping) else list(shapes)
-    return build(source, record, [_bound(binding) for binding in bindings], progress)
+    return build(source, record, _bindings(shapes), progress)
+
+
+def _bindings(shapes: Shapes | Sequence[Shapes] | None) -> list[dict[str, tuple[int, ...]]]:
+    if shapes is None or isinstance(shapes, Mapping):
+        return [_bound(shapes or {})]
+    if isinstance(shapes, str) or not isinstance(shapes, Iterable):
+        raise _unclear(shapes)
+    return [_bound(binding) for binding in shapes]
 
 
 def _bound(shapes: Shapes) -> dict[str, tuple[int, ...]]:
-    return {
-        name: (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
-        for name, shape in shapes.items()
-    }
+    if not isinstance(shapes, Mapping):
+        raise _unclear(shapes)
+    return {name: _shape(name, shape) for name, shape in shapes.items()}
+
+
+def _shape(name: str, shape: Sequence[int] | int) -> tuple[int, ...]:
+    """Return a shape, or a dimension's size as a shape, as Python's integers."""
+    try:
+        return (operator.index(shape),)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    try:
+        return tuple(map(operator.index, shape))  # type: ignore[arg-type]
+    except TypeError as error:
+        raise _unclear({name: shape}) from error
+
+
+def _unclear(shapes: object) -> OptionError:
+    return OptionError(f"{shapes!r} is no binding", where="option shapes",
+                       expected="like {'batch': 2} or {'x': (1, 3, 224, 224)}, or several of them"
+                       )  # fmt: skip
 
 
 def build(

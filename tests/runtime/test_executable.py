@@ -68,6 +68,9 @@ ONE = "expected 'x', 'y'"
     ("names", "feeds", "text"),
     [
         (None, {"x": X}, f"input 'y' is missing; {ONE}"),
+        (None, [X, X], "the feeds are a list; expected a dict with an array for each of 'x', 'y'"),
+        (None, None, "the feeds are a NoneType; expected a dict with an array for each of 'x', 'y'"
+         ),
         (None, {"x": X, "y": X, "z": X}, f"there is no input 'z'; {ONE}"),
         (
             ["sum"],

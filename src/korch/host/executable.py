@@ -26,7 +26,7 @@ from korch.host.engine import Engine
 from korch.primitive.op import Array
 from korch.runtime.artifact import read_archive, read_artifact, write_archive
 from korch.runtime.cuda.executable import CudaExecutable, load_cuda_bytes
-from korch.runtime.executable import Executable, TensorInfo, Timing
+from korch.runtime.executable import Executable, TensorInfo, Timing, check_feeds, import_array
 
 FORMAT = "korch-hosted"
 SCHEMA = 2
@@ -147,6 +147,7 @@ class HostedExecutable:
         if run_options is not None:
             raise InputError("run_options is for ONNX Runtime only", expected="None")
         names, offered = ([name for name, _ in pairs] for pairs in (self._inputs, self._outputs))
+        check_feeds(feeds, names)
         for name in feeds:
             if name not in names:
                 raise InputError(f"there is no input {name!r}", expected=", ".join(names) or "none")
@@ -282,17 +283,13 @@ def _accept(name: str, proto: Any, value: Any) -> Any:
     info = describe(name, proto)
     if info.dtype == np.dtype(object):
         return value
-    array = np.asarray(value) if isinstance(value, np.ndarray | np.generic) else None
-    if array is None and hasattr(value, "__dlpack__"):
-        array = np.from_dlpack(value)
-    fits = array is not None and array.dtype == info.dtype and array.ndim == len(info.shape)
+    expected = f"{info.dtype}{info.shape}"
+    is_numpy = isinstance(value, np.ndarray | np.generic)
+    array: Array = np.asarray(value) if is_numpy else import_array(value, name, expected)
     if (
-        array is None
-        or not fits
-        or any(n not in (-1, m) for n, m in zip(info.shape, array.shape, strict=False))
+        array.dtype.newbyteorder("=") != info.dtype
+        or array.ndim != len(info.shape)
+        or any(n not in (-1, m) for n, m in zip(info.shape, array.shape, strict=True))
     ):
-        found = type(value).__name__ if array is None else f"{array.dtype}{list(array.shape)}"
-        raise InputError(
-            f"it is {found}", where=f"input {name!r}", expected=f"{info.dtype}{info.shape}"
-        )
-    return array
+        raise InputError(f"it is {array.dtype}{list(array.shape)}", f"input {name!r}", expected)
+    return array.astype(info.dtype, copy=False)

@@ -287,6 +287,7 @@ def run_by_name(
     if run_options is not None:
         raise InputError("run_options is for ONNX Runtime only", expected="None")
     names = [tensor.name for tensor in plan.inputs]
+    check_feeds(feeds, names)
     if unknown := [name for name in feeds if name not in names]:
         raise InputError(f"there is no input {unknown[0]!r}", expected=_list(names))
     if missing := [name for name in names if name not in feeds]:
@@ -297,6 +298,13 @@ def run_by_name(
         raise InputError(f"there is no output {unknown[0]!r}", expected=_list(offered))
     found = dict(zip(offered, call(*(feeds[name] for name in names)), strict=True))
     return [found[name] for name in wanted]
+
+
+def check_feeds(feeds: object, names: Sequence[str]) -> None:
+    """Raise `InputError` unless the feeds of a run are given by name."""
+    if not isinstance(feeds, Mapping):
+        raise InputError(f"the feeds are a {type(feeds).__name__}",
+                         expected=f"a dict with an array for each of {_list(names)}")  # fmt: skip
 
 
 def load(path: str | os.PathLike[str]) -> Executable:
@@ -316,7 +324,7 @@ def load(path: str | os.PathLike[str]) -> Executable:
 def _accept(array: Any, tensor: _Tensor) -> Array:
     """Return an input as a dense array of the expected type, copied only if it must be."""
     is_numpy = isinstance(array, np.ndarray | np.generic)
-    found = np.asarray(array) if is_numpy else _import(array, tensor)
+    found = np.asarray(array) if is_numpy else (import_array(array, tensor.name, str(tensor.type)))
     dtype = tensor.dtype
     is_native = found.dtype == dtype
     if found.shape != tensor.shape or not (is_native or found.dtype.newbyteorder("=") == dtype):
@@ -331,21 +339,22 @@ def _accept(array: Any, tensor: _Tensor) -> Array:
     return np.array(found, dtype, order="C")
 
 
-def _import(array: Any, tensor: _Tensor) -> Array:
+def import_array(array: Any, name: str, expected: str) -> Array:
+    """Return what another library's array holds, without a copy.
+
+    Raises:
+        InputError: it does not speak DLPack, or not of this machine's memory.
+    """
+    where = f"input {name!r}"
     if not hasattr(array, "__dlpack__"):
-        raise InputError(
-            f"it is a {type(array).__name__}",
-            where=f"input {tensor.name!r}",
-            expected=f"{tensor.type} as an array of NumPy, or one that speaks DLPack",
-        )
+        raise InputError(f"it is a {type(array).__name__}", where,
+                         f"{expected} as an array of NumPy, or one that speaks DLPack"
+                         )  # fmt: skip
     try:
         found: Array = np.from_dlpack(array)
     except (BufferError, RuntimeError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(
-            f"it can't be read through DLPack: {error}",
-            where=f"input {tensor.name!r}",
-            expected=f"{tensor.type} in this machine's memory",
-        ) from error
+        raise InputError(f"it can't be read through DLPack: {error}", where,
+                         f"{expected} in this machine's memory") from error  # fmt: skip
     return found
 
 

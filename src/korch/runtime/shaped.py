@@ -35,7 +35,7 @@ from korch.runtime.artifact import (
     write_archive,
 )
 from korch.runtime.build import MAIN
-from korch.runtime.executable import Executable, TensorInfo, Timing
+from korch.runtime.executable import Executable, TensorInfo, Timing, check_feeds
 from korch.runtime.library import load_plans
 from korch.runtime.source import print_plans, rename_plan
 from korch.runtime.weights import Weights
@@ -135,6 +135,7 @@ class ShapedExecutable:
     def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any],
             run_options: None = None) -> list[Array]:  # fmt: skip
         """Run the model as `onnxruntime.InferenceSession.run` does."""
+        check_feeds(feeds, self._names)
         if missing := [name for name in self._names if name not in feeds]:
             raise InputError(f"input {missing[0]!r} is missing", expected=", ".join(self._names))
         chosen = self.plan_for([feeds[name] for name in self._names])
