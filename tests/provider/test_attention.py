@@ -205,7 +205,7 @@ def test_refusals(target, expected, make):
 
 
 def test_keys_that_fill_the_memory_are_refused(target, monkeypatch):
-    monkeypatch.setattr(provider, "MOST_BYTES", 4096)
+    monkeypatch.setattr(provider, "MOST_BYTES", 4)
     g = Graph()
     found = AttentionProvider().offer(g.group(whole(g)), target)
     assert found == Refusal("there are too many keys to pack")

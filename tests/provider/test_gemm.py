@@ -193,7 +193,8 @@ def test_elementwise_steps_and_moves_after_it(target, builder, rng):
     gelu = g.with_number("add", g.add("erf", [g.with_number("mul", y, 0.7)]), 1.0)
     one = g.group(g.with_number("mul", g.add("mul", [y, gelu]), 0.5))
     h = Graph()
-    heads = reshaped(h, linear(h, h.tensor(1, 30, 24), 4 * n), 1, 30, 2, 2 * n)
+    width = max(16, 2 * n)  # of a head: whole vectors of every instruction set
+    heads = reshaped(h, linear(h, h.tensor(1, 30, 24), 2 * width), 1, 30, 2, width)
     two = h.group(transposed(h, heads, 0, 2, 1, 3))
     k = Graph()
     y = linear(k, k.tensor(2, 9, 16), 2 * n)
