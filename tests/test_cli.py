@@ -240,6 +240,18 @@ BAD = [
      "input 'input': {folder}/several.npz is no array ("),
     (["run", "{artifact}", "--input", "input={folder}/cut.npy"],
      "input 'input': {folder}/cut.npy is no array ("),
+    (["run", "{artifact}", "--random", "--repeat", "-1"],
+     "option --repeat: the value -1 is too small; expected at least 0"),
+    (["optimize", "{folder}/" + 300 * "n" + ".onnx", "-o", "{folder}/x.korch"],
+     "{folder}/" + 300 * "n" + ".onnx: the model can't be read (File name too long)"),
+    (["optimize", "{folder}/mlp.onnx", "-o", "{folder}/" + 300 * "n"],
+     "{folder}/" + 300 * "n" + ": File name too long"),
+    (["explain", "{artifact}", "--onnx", "/dev/full"],
+     "option --onnx: /dev/full can't be written (No space left on device)"),
+    (["explain", "{artifact}", "--html", "/nowhere/x.html"],
+     "option --html: the folder of /nowhere/x.html does not exist. Create it first"),
+    (["profile", "{artifact}", "--rounds", "1", "--trace", "/dev/full"],
+     "option --trace: /dev/full can't be written (No space left on device)"),
     (["explain", "{folder}/text.onnx"], "{folder}/text.onnx: "),
     (["bench", "{artifact}", "--against", "nobody"], "peers: there is no peer 'nobody'"),
     (["bench", "{artifact}", "--against", "onnxruntime,onnxruntime"],
@@ -308,6 +320,19 @@ def test_a_reader_that_stops_reading_is_no_error(folder: Path) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 0
+
+
+def test_a_terminal_that_knows_no_unicode_gets_all_the_rest(artifact: Path) -> None:
+    done = _korch("explain", str(artifact), PYTHONIOENCODING="ascii")
+    assert done.returncode == 0 and "kernels" in done.stdout, done.stderr
+
+
+def test_a_full_disk_behind_stdout_is_one_clear_error(artifact: Path) -> None:
+    command = [sys.executable, "-m", "korch.cli", "explain", str(artifact), "--json"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0] == "korch: No space left on device"
 
 
 INTERRUPTED_AT_FIRST_RECORD = """

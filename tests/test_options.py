@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import korch
 from korch.errors import OptionError
-from korch.options import Options
+from korch.options import Options, default_cache_folder
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"threads": 0}, "option threads: the value 0 is out of range; expected at least 1"),
@@ -54,3 +55,13 @@ def test_values_at_the_ends_of_ranges_are_taken(fields: dict[str, Any]) -> None:
 def test_the_python_interface_says_so_too() -> None:
     with pytest.raises(OptionError, match="expected an integer"):
         korch.optimize("model.onnx", threads=2.5)  # type: ignore[arg-type]
+
+
+def test_a_user_without_a_home_has_a_cache_folder_all_the_same(monkeypatch) -> None:
+    def none() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("KORCH_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", none)
+    assert default_cache_folder() == Path("/.cache/korch")

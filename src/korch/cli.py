@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import io
 import json
 import logging
 import os
@@ -31,6 +32,8 @@ from korch.errors import InputError, KorchError, OptionError
 from korch.options import Options
 from korch.primitive.types import DType
 
+logger = logging.getLogger("korch.cli")
+
 PEERS = "onnxruntime,openvino"
 LARGEST_PROTOBUF = 1 << 30
 """Models of more bytes are written with their weights in a file beside them."""
@@ -52,6 +55,9 @@ _STAGES = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # rather a "?" than no answer
+            stream.reconfigure(errors="replace")
     parsed = _parser().parse_args(arguments)
     logging.basicConfig(
         level=logging.DEBUG if parsed.verbose else logging.WARNING,
@@ -71,6 +77,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # who read the output has seen enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a name that is too long, a full disk behind stdout
+        logger.debug("the command ends", exc_info=True)
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"korch: {where}{error.strerror or error}", file=sys.stderr)
+        return 1
     return code
 
 
@@ -303,9 +314,9 @@ def _plan(parsed: argparse.Namespace) -> int:
     return 1 if found.failures else 0
 
 
-def _check_output(path: Path, model: Path | None = None) -> None:
+def _check_output(path: Path, model: Path | None = None, option: str = "--output") -> None:
     """Raise `OptionError` unless a file can be written: before the work, not after it."""
-    where = "option --output"
+    where = f"option {option}"
     folder = path.absolute().parent
     if not folder.is_dir():
         raise OptionError(f"the folder of {path} does not exist", where, hint="Create it first")
@@ -324,6 +335,10 @@ def _check_output(path: Path, model: Path | None = None) -> None:
 def _run(parsed: argparse.Namespace) -> int:
     from korch.api import load
 
+    if parsed.repeat < 0:
+        raise OptionError(
+            f"the value {parsed.repeat} is too small", "option --repeat", "at least 0"
+        )
     if parsed.output is not None:
         _check_output(parsed.output)
     executable = load(parsed.artifact)
@@ -344,14 +359,23 @@ def _run(parsed: argparse.Namespace) -> int:
 
 def _write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     """Write a .npz file; unlike `numpy.savez` under exactly this name, and with any key."""
+    with _writing(path, "option --output"), zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
+                np.lib.format.write_array(stream, array, allow_pickle=False)
+
+
+@contextmanager
+def _writing(path: Path, where: str) -> Iterator[None]:
+    """Turn what goes wrong while a file is written into an error that names the file.
+
+    Raises:
+        OptionError: it can't be written.
+    """
     try:
-        with zipfile.ZipFile(path, "w") as archive:
-            for name, array in arrays.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
-                    np.lib.format.write_array(stream, array, allow_pickle=False)
+        yield
     except OSError as error:
-        raise OptionError(f"{path} can't be written ({error.strerror})",
-                          where="option --output") from error  # fmt: skip
+        raise OptionError(f"{path} can't be written ({error.strerror or error})", where) from error
 
 
 def _feeds(parsed: argparse.Namespace, executable: Any) -> dict[str, Any]:
@@ -428,14 +452,16 @@ def _profile(parsed: argparse.Namespace) -> int:
             expected="an artifact of one plan", hint="Optimize the model for one shape",
         )  # fmt: skip
     if parsed.trace is not None:
-        _check_output(parsed.trace)
+        _check_output(parsed.trace, option="--trace")
     found = _profiled(executable, parsed.rounds, parsed.seed)
     threads, reason = None, ""
     if parsed.threads or parsed.trace is not None:
         threads, reason = _threads(parsed, executable, parsed.rounds, parsed.seed)
         found = found if threads is None else replace(found, loads=threads.loads())
     if parsed.trace is not None:
-        parsed.trace.write_text(json.dumps(trace(executable.plan, found, threads, reason)))
+        text = json.dumps(trace(executable.plan, found, threads, reason))
+        with _writing(parsed.trace, "option --trace"):
+            parsed.trace.write_text(text)
     print(to_json(found.to_json()) if parsed.json else found.to_text())
     return 0
 
@@ -470,8 +496,9 @@ def _explain(parsed: argparse.Namespace) -> int:
     from korch.report.kernel import kernel_text
     from korch.runtime.record import to_json
 
-    for output in filter(None, [parsed.html, parsed.onnx]):
-        _check_output(output)
+    for option, output in (("--html", parsed.html), ("--onnx", parsed.onnx)):
+        if output is not None:
+            _check_output(output, option=option)
     executable = load(parsed.artifact)
     has_plan = hasattr(executable, "plan")
     if parsed.other is not None:
@@ -488,6 +515,9 @@ def _explain(parsed: argparse.Namespace) -> int:
         _write_plan_onnx(parsed, executable)
     elif parsed.html is not None:
         _write_page(parsed, executable, has_plan)
+    elif not has_plan and parsed.kernel is not None:
+        raise OptionError("it has several plans or parts on the host", where=str(parsed.artifact),
+                          expected="an artifact of one plan")  # fmt: skip
     elif not has_plan:
         report = {"artifact": str(parsed.artifact), **executable.report}
         print(to_json(report) if parsed.json else describe(report))
@@ -510,7 +540,9 @@ def _write_plan_onnx(parsed: argparse.Namespace, executable: Any) -> None:
         raise OptionError("only a plan for the CPU is written as ONNX", str(parsed.artifact),
                           expected="an artifact of one plan")  # fmt: skip
     model = plan_model(executable.plan, executable.artifact.weights.array)
-    onnx.save(model, str(parsed.onnx), save_as_external_data=model.ByteSize() > LARGEST_PROTOBUF)
+    with _writing(parsed.onnx, "option --onnx"):
+        onnx.save(model, str(parsed.onnx),
+                  save_as_external_data=model.ByteSize() > LARGEST_PROTOBUF)  # fmt: skip
     print(f"{parsed.onnx}: {len(model.functions)} kernels as functions")
 
 
@@ -537,7 +569,8 @@ def _write_page(parsed: argparse.Namespace, executable: Any, has_plan: bool) -> 
 
 
 def _write_html(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+    with _writing(path, "option --html"):
+        path.write_text(text, encoding="utf-8")
     print(f"{path}: {len(text) / 1e6:.1f} MB, open it in a browser")
 
 

@@ -20,10 +20,17 @@ from korch.errors import OptionError
 
 
 def default_cache_folder() -> Path:
-    """Return `$KORCH_CACHE`, else `$XDG_CACHE_HOME/korch`, else `~/.cache/korch`."""
+    """Return `$KORCH_CACHE`, else `$XDG_CACHE_HOME/korch`, else `~/.cache/korch`.
+
+    Of a user who has no home, as in a container, that is in `/`, where it can hardly be written.
+    """
     if folder := os.environ.get("KORCH_CACHE"):
         return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "korch"
+    try:
+        home = Path.home()
+    except RuntimeError:
+        home = Path("/")
+    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "korch"
 
 
 def default_threads() -> int:
