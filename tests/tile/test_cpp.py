@@ -1,5 +1,6 @@
 """Printed kernels, compiled many to a library, compute what the primitives mean."""
 
+import ctypes
 import math
 import re
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ from tile_groups import (
     softmax,
 )
 
+from korch.alignment import aligned_bytes
 from korch.candidate.candidate import Offer, make_layout_change
 from korch.candidate.layout import layout_choices
 from korch.measure.compiler import Builder
@@ -28,6 +30,7 @@ from korch.target import Target
 from korch.testing.kernels import check_kernel, check_offers, load_kernels, run_kernel
 from korch.testing.samples import random_arrays
 from korch.testing.tolerance import assert_same
+from korch.tile import loops
 from korch.tile.cpp import SERIAL_POINTS, print_cpp
 from korch.tile.lower import Machine, lower
 
@@ -274,6 +277,85 @@ def test_large_outputs_are_written_past_the_caches(lanes, target, rng, tmp_path)
     for group, offer, kernel in todo:
         inputs = random_arrays(rng, group.input_types)
         check_kernel(kernel, group, offer, inputs, builder, library)
+
+
+def pieces() -> list[Group]:
+    """Rows that begin inside of lines: of pads, transposes and slices, in tiles that end early."""
+    groups = []
+    for mode in ("constant", "reflect", "edge"):
+        g = Graph()
+        groups.append(g.group(g.pad(g.tensor("f32[9,40,30]"), (0, 1, 1), (0, 1, 2), mode)))
+    for text in ("f32[197,600]", "i32[37,300]", "f32[300,90]", "f32[17,1100]", "f32[530,70]"):
+        g = Graph()
+        groups.append(g.group(g.transpose(g.tensor(text), 1, 0)))
+    g = Graph()
+    x = g.tensor("f32[3,23,60,20]")
+    y = g.transpose(x, 3, 2, 1, 0)
+    groups.append(g.group(g.add("mul", [y, y]), g.add("exp", [y])))
+    g = Graph()
+    groups.append(g.group(g.slice(g.tensor("f32[5,90,50]"), (0, 3, 1), (5, 80, 47), (1, 1, 1))))
+    g = Graph()
+    parts = [g.tensor("f32[40,60,7]"), g.tensor("f32[40,60,30]")]
+    groups.append(g.group(g.concat(2, *parts)))
+    return groups
+
+
+@pytest.mark.parametrize("lanes", [16, 8, 4])
+def test_rows_inside_of_lines_are_collected(lanes, target, rng, tmp_path, monkeypatch):
+    """And their whole lines written past the caches, as if these were too small for any of it."""
+    if target.lanes < lanes:
+        pytest.skip("this machine runs no such instruction set")
+    monkeypatch.setattr(loops, "LARGE_ELEMENTS", 0)
+    own = Target(isa={16: "avx512", 8: "avx2", 4: "generic"}[lanes], lanes=lanes)
+    groups = [*pieces(), *FAMILIES["squares"](), *FAMILIES["pads"]()]
+    todo = [(g, o, streaming(g, o, own)) for g in groups for o in offers_of(g, own)]
+    count = sum("korch::stream_piece<" in kernel.source for *_, kernel in todo)
+    assert count > 12 if lanes > 4 else count == 0
+    builder = Builder(own.isa, tmp_path)
+    library = load_kernels([kernel for *_, kernel in todo], builder)
+    for group, offer, kernel in todo:
+        inputs = random_arrays(rng, group.input_types, specials=True)
+        inputs = [moderate(array) for array in inputs]
+        check_kernel(kernel, group, offer, inputs, builder, library)
+
+
+@pytest.mark.parametrize("offset", [0, 4, 32, 60])
+def test_pieces_are_written_whatever_line_they_begin_in(offset, target, builder):
+    """Buffers of a caller are aligned to their elements only; nothing beside them is touched."""
+    for text in ("f32[6,40,40]", "f32[1,40,40]"):
+        g = Graph()
+        group = g.group(g.pad(g.tensor(text), (0, 1, 1), (0, 1, 1), fill=2.0))
+        kernel = streaming(group, offers_of(group, target)[0], target)
+        x = np.arange(math.prod(group.input_types[0].shape), dtype=np.float32)
+        x = x.reshape(group.input_types[0].shape)
+        expected = np.pad(x, ((0, 0), (1, 1), (1, 1)), constant_values=2.0)
+        memory = aligned_bytes(expected.nbytes + 128)
+        memory[:] = 0xFF
+        end = 64 + offset + expected.nbytes
+        pointers = (ctypes.c_void_p * 3)(x.ctypes.data, memory.ctypes.data + 64 + offset, None)
+        library = load_kernels([kernel], builder)
+        assert getattr(library, kernel.symbol + "_run")(None, pointers) == 0
+        found = memory[64 + offset : end].view(np.float32).reshape(expected.shape)
+        np.testing.assert_array_equal(found, expected)
+        assert (memory[: 64 + offset] == 0xFF).all() and (memory[end:] == 0xFF).all()
+
+
+def test_what_is_collected_is_dense_and_begins_inside_of_lines(target):
+    """Long rows are written as they are; short pieces share too many lines."""
+    for text, before, perm, is_collected in (
+        ("f32[6,40,40]", 1, "", True), ("f32[6,40,44]", 2, "", False),
+        ("f32[99,20,20]", 1, "", False), ("f32[6,40,500]", 1, "", False),
+        ("f32[197,600]", 0, "10", True), ("f32[192,600]", 0, "10", False),
+        ("f32[601,600]", 0, "10", False), ("i64[6,40,40]", 1, "", False),
+    ):  # fmt: skip
+        g = Graph()
+        x = g.tensor(text)
+        sides = (0, before, before)
+        y = g.transpose(x, *map(int, perm)) if perm else g.pad(x, sides, sides)
+        group = g.group(y)
+        wide = Target(isa="avx512", lanes=16)
+        source = streaming(group, offers_of(group, target)[0], wide).source
+        assert ("korch::stream_piece<" in source) == is_collected, text
 
 
 def test_only_large_outputs_that_are_not_read_again_leave_the_caches(target):

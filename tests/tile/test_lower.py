@@ -9,6 +9,8 @@ from tile_groups import FAMILIES, Graph, check_lowering, lowered, offers_of, ran
 from korch.candidate.candidate import Offer, make_layout_change
 from korch.candidate.layout import layout_choices
 from korch.testing.samples import random_arrays
+from korch.tile import loops
+from korch.tile.lower import Machine, lower
 from korch.tile.program import Level, Load
 
 
@@ -147,11 +149,26 @@ def test_tiles_of_long_rows_follow_what_is_read(target):
     assert [axis.extent for axis in pass_.axes] == [64, 64]
 
 
-def test_large_values_are_written_by_whole_lines(target):
-    """Squares follow each other along what is written, that of small ones along longer rows."""
-    for batch, is_along in ((1, False), (512, True)):
+def test_squares_of_large_values_follow_what_is_read(target):
+    """Vectors of whole lines go past the caches in any order; others follow what is written."""
+    for lanes, batch, rows, is_along in (
+        (16, 1, 48, False), (16, 512, 48, False), (8, 512, 48, True), (16, 32, 600, True),
+        (16, 4, 601, False), (16, 64, 601, True), (16, 512, 47, False),
+    ):  # fmt: skip
         g = Graph()
-        group = g.group(g.transpose(g.tensor(f"f32[{batch},48,800]"), 0, 2, 1))
-        (stage,) = lowered(group, offers_of(group, target)[0], target).stages
-        (pass_,) = stage.passes
-        assert (pass_.axes[-1].name == pass_.vector) == is_along
+        group = g.group(g.transpose(g.tensor(f"f32[{batch},{rows},800]"), 0, 2, 1))
+        offer = offers_of(group, target)[0]
+        program = lower(group.body, offer.inputs, offer.outputs, Machine(lanes, 2))
+        (pass_,) = program.stages[0].passes
+        assert (pass_.axes[-1].name == pass_.vector) == is_along, (lanes, batch, rows)
+
+
+def test_large_tiles_of_rows_inside_of_lines_read_four_lines_at_once(target, monkeypatch):
+    """They are collected in the second cache, so they may be larger than the first."""
+    g = Graph()
+    group = g.group(g.transpose(g.tensor("f32[197,4096]"), 1, 0))
+    offer = offers_of(group, target)[0]
+    for elements, columns in ((loops.LARGE_ELEMENTS, 32), (0, 64)):
+        monkeypatch.setattr(loops, "LARGE_ELEMENTS", elements)
+        (stage,) = lower(group.body, offer.inputs, offer.outputs, Machine(16, 2)).stages
+        assert sorted(axis.extent for axis in stage.passes[0].axes) == [columns, 197]

@@ -75,11 +75,44 @@ KORCH_INLINE long before_line(const T* at) {
   return static_cast<long>((0 - reinterpret_cast<uintptr_t>(at)) % 64 / sizeof(T));
 }
 
+// How many elements there are from the last line's begin on.
+template <typename T>
+KORCH_INLINE long after_line(const T* at) {
+  return static_cast<long>(reinterpret_cast<uintptr_t>(at) % 64 / sizeof(T));
+}
+
+// Write elements from a place that lies as far behind a line's begin: whole lines past the caches.
+template <typename T, int W>
+KORCH_INLINE void stream_piece(T* to, const T* from, long count) {
+  constexpr long LINE = 64 / sizeof(T);
+  long i = 0;
+  for (const long head = smaller(before_line(to), count); i < head; ++i) to[i] = from[i];
+  for (; i + LINE <= count; i += LINE) {
+#pragma GCC unroll 16
+    for (long k = 0; k < LINE; k += W) stream<T, W>(to + i + k, load<T, W>(from + i + k));
+  }
+  for (; i < count; ++i) to[i] = from[i];
+}
+
 // Load, and fetch what lies so many elements ahead, which a later task reads.
 template <typename T, int W>
 KORCH_INLINE Vec<T, W> load_ahead(const T* at, long ahead) {
   if constexpr (W > 1) __builtin_prefetch(at + ahead);
   return load<T, W>(at);
+}
+
+// Load, and fetch what lies so many elements ahead from memory, but not into the first cache: it would be
+// gone before it is read.
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> load_far(const T* at, long ahead) {
+  if constexpr (W > 1) __builtin_prefetch(at + ahead, 0, 2);
+  return load<T, W>(at);
+}
+
+// Fetch what a vector of a later task begins with.
+template <int W, typename T>
+KORCH_INLINE void fetch(const T* at) {
+  if constexpr (W > 1) __builtin_prefetch(at);
 }
 
 template <typename T, int W>
@@ -177,10 +210,17 @@ KORCH_INLINE void load_across(Vec<T, W> (&to)[COUNT], const T* at, long step) {
 }
 
 // Fetch the lines in which `load_across` begins to read.
-template <typename T, int W>
+template <int W, typename T>
 KORCH_INLINE void fetch_across(const T* at, long step) {
 #pragma GCC unroll 16
   for (int i = 0; i < W; ++i) __builtin_prefetch(at + i * step);
+}
+
+// The same, but not into the first cache.
+template <int W, typename T>
+KORCH_INLINE void fetch_far_across(const T* at, long step) {
+#pragma GCC unroll 16
+  for (int i = 0; i < W; ++i) __builtin_prefetch(at + i * step, 0, 2);
 }
 
 // The W elements of each of ROWS rows, one after another in memory, combined to one.

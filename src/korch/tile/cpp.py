@@ -37,7 +37,8 @@ def print_cpp(
         comment: text that stands at the head of the source.
         lanes: float32 elements in a vector register.
         threads: how many run it; one needs no parallel region.
-        stream_bytes: outputs of at least so many bytes are written past the caches.
+        stream_bytes: outputs of at least so many bytes are written past the caches, and inputs are
+            fetched from memory.
     """
     return _Printer(program, comment, lanes, threads, stream_bytes).run()
 
@@ -48,7 +49,8 @@ class _Printer:
         self.program = program
         self.comment = comment
         self.is_parallel = threads > 1 and program.work >= SERIAL_POINTS
-        self.out = Writer(program, lanes, _streamed(program, stream_bytes))
+        streamed, large = _streamed(program, stream_bytes), _large(program, stream_bytes)
+        self.out = Writer(program, lanes, streamed, large)
 
     def run(self) -> tuple[str, str, int]:
         if self.is_parallel:
@@ -158,4 +160,13 @@ def _streamed(program: TileProgram, stream_bytes: int) -> frozenset[str]:
         and buffer.dtype in SQUARE_TYPES
         and buffer.size * buffer.dtype.size_bytes >= stream_bytes
         and buffer.name not in read
+    )
+
+
+def _large(program: TileProgram, large_bytes: int) -> frozenset[str]:
+    """Return the inputs that no core's own cache holds."""
+    return frozenset(
+        buffer.name
+        for buffer in program.buffers
+        if buffer.level is Level.INPUT and buffer.size * buffer.dtype.size_bytes >= large_bytes
     )

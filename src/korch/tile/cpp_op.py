@@ -8,6 +8,7 @@ from collections.abc import Sequence, Set
 from korch.primitive.types import DType
 from korch.tile.clip import clipping_guards
 from korch.tile.cpp_text import C_TYPE, NARROW_TYPE, Writer, literal
+from korch.tile.fetch import fetches_of
 from korch.tile.index import (
     Expr,
     Ranges,
@@ -17,7 +18,7 @@ from korch.tile.index import (
     scale,
     substitute,
 )
-from korch.tile.loops import LINE_ELEMENTS, SQUARE_TYPES
+from korch.tile.loops import SQUARE_TYPES
 from korch.tile.program import (
     Apply,
     Inside,
@@ -34,9 +35,6 @@ from korch.tile.program import (
 LONGEST_TABLE = 4096
 """Indices along a vector are put into tables of at most so many entries."""
 
-MOST_AHEAD = 4096
-"""Elements of the next task that are fetched while one computes: the first cache holds both."""
-
 INFIX = {"add": "+", "sub": "-", "mul": "*"}
 
 
@@ -51,7 +49,7 @@ class OpPrinter:
         self.ranges = dict(ranges_of(stage, pass_))
         self.vector = next((a for a in pass_.axes if a.name == pass_.vector), None)
         self.squares: dict[str, str] = {}
-        self.ahead = _read_ahead(stage, pass_)
+        self.fetches = fetches_of(stage, pass_, out.streamed, out.large)
         self.clips = clipping_guards(pass_)
         self.clipped = frozenset(guard for guards in self.clips.values() for guard in guards)
 
@@ -176,8 +174,10 @@ class OpPrinter:
         slope = index.coefficient(variable) if variable else 0
         if slope == 0:
             text = f"korch::splat<{type_}, {width}>(*({at}))"
-        elif slope == 1 and op.name in self.ahead:
-            text = f"korch::load_ahead<{type_}, {width}>({at}, {self.ahead[op.name]})"
+        elif slope == 1 and op.name in self.fetches.near:
+            text = f"korch::load_ahead<{type_}, {width}>({at}, {self.fetches.near[op.name]})"
+        elif slope == 1 and op.name in self.fetches.far:
+            text = f"korch::load_far<{type_}, {width}>({at}, {self.fetches.far[op.name]})"
         elif slope == 1:
             text = f"korch::load<{type_}, {width}>({at})"
         elif slope is not None:
@@ -232,26 +232,3 @@ class OpPrinter:
             if high >= guard.high:
                 texts.append(f"{at} < {guard.high}")
         return " && ".join(texts)
-
-
-def _read_ahead(stage: Stage, pass_: Pass) -> dict[str, int]:
-    """Return the loads of a pass that fetch what the next task reads, and how far ahead that is.
-
-    The first pass of a task that reads a buffer waits for memory, which is idle while later ones
-    compute from the first cache; so the second fetches ahead.
-    """
-    if not stage.grid:
-        return {}
-    at = next(i for i, other in enumerate(stage.passes) if other is pass_)
-    before = [{op.buffer for op in p.ops if isinstance(op, Load)} for p in stage.passes[:at]]
-    found: dict[str, int] = {}
-    seen: set[str] = set()
-    for op in pass_.ops:
-        if not isinstance(op, Load) or op.buffer in seen:
-            continue
-        seen.add(op.buffer)
-        step = op.index.coefficient(stage.grid[-1].name) or 0
-        is_second = sum(op.buffer in read for read in before) == 1
-        if is_second and not op.guards and LINE_ELEMENTS <= step <= MOST_AHEAD:
-            found[op.name] = step
-    return found

@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable, Sequence, Set
 
 from korch.tile.clip import loop_ends
+from korch.tile.collect import Piece, begins_lines, collected
 from korch.tile.cpp_op import OpPrinter
 from korch.tile.cpp_text import C_TYPE, Writer, literal
 from korch.tile.index import (
     Expr,
     Ranges,
-    Var,
     add,
     bounds,
     breakpoints,
@@ -58,6 +58,9 @@ UNROLLED_OPERATIONS = 12
 LONG_ROW = 256
 """Elements of rows that are written past the caches though they begin inside of lines."""
 
+DENSE_AHEAD = 1024
+"""Elements that squares are fetched ahead where all that they read is one piece of memory."""
+
 UNROLLED_EXTENT = 4
 """Loops of at most this extent are unrolled if a guard depends on them."""
 
@@ -70,12 +73,37 @@ class PassPrinter(OpPrinter):
         self.kept = [a for a in pass_.axes if not a.is_reduced]
         self.reduced = [a for a in pass_.axes if a.is_reduced]
         self.across = next((a for a in pass_.axes if a.name == pass_.across), None)
+        self.pieces = self._pieces()
         self.side = self._side(self.across) if self.across else 1
         self.is_edge = False
 
     def run(self) -> None:
         """Print it."""
+        for buffer, piece in self.pieces.items():
+            type_ = C_TYPE[self.out.program.buffer(buffer).dtype]
+            start, lines = f"{buffer}_start", f"{buffer}_lines"
+            self.out.line(f"{type_}* const {start} = {buffer} + {self.out.expr(piece.start)};")
+            self.out.line(f"alignas(64) {type_} {lines}[{piece.size + LINE_ELEMENTS}];")
+            self.out.line(f"{type_}* const {buffer}_piece = {lines} + korch::after_line({start});")
         self._nest([a for a in self.kept if a is not self.vector and a is not self.across])
+        for buffer, piece in self.pieces.items():
+            type_ = C_TYPE[self.out.program.buffer(buffer).dtype]
+            end = self._end(piece.outer, piece.outer.extent)
+            self.out.line(
+                f"korch::stream_piece<{type_}, {self.out.lanes}>"
+                f"({buffer}_start, {buffer}_piece, {piece.row} * {end});"
+            )
+
+    def _pieces(self) -> dict[str, Piece]:
+        """Return what is collected before it is written past the caches.
+
+        Rows that are long enough to be written so at once are not, nor is anything where registers
+        hold less than half a line.
+        """
+        if self.vector is None or self.out.lanes < LINE_ELEMENTS // 2:
+            return {}
+        is_long = self.vector.extent >= LONG_ROW and self.across is None
+        return {} if is_long else collected(self.pass_, self.out.streamed)
 
     def _nest(self, outer: Sequence[Axis]) -> None:
         """Print the kept loops, outermost first, then what is inside of them."""
@@ -235,7 +263,7 @@ class PassPrinter(OpPrinter):
         if self.across is not None or self.pass_.is_reduction or high - low < LONG_ROW:
             return ""
         for sink in filter(self._streams, self.pass_.sinks):
-            if low % LINE_ELEMENTS or not self._begins_lines(sink):
+            if low % LINE_ELEMENTS or not begins_lines(self.pass_, sink):
                 ranges = {**self.ranges, axis.name: (low, low)}
                 at = self.out.expr(substitute(sink.index, {axis.name: constant(low)}, ranges))
                 return f"korch::before_line({sink.buffer} + {at})"
@@ -244,23 +272,20 @@ class PassPrinter(OpPrinter):
     @property
     def is_streamed(self) -> bool:
         """Whether anything is written past the caches."""
-        return any(map(self._streams, self.pass_.sinks))
+        return bool(self.pieces) or any(map(self._streams, self.pass_.sinks))
 
     def _streams(self, sink: Sink) -> bool:
         """Return whether whole vectors are written past the caches, at best whole lines of them."""
         axis = self.vector
         if axis is None or sink.buffer not in self.out.streamed or isinstance(sink, Accumulate):
             return False
+        if sink.buffer in self.pieces:
+            return False
         if self.across is not None and self.out.lanes < LINE_ELEMENTS:
             return False
         is_along = substitute(sink.index, {}, self.ranges).coefficient(axis.name) == 1
         is_long = axis.extent >= LONG_ROW and self.across is None
-        return is_along and (is_long or self._begins_lines(sink))
-
-    def _begins_lines(self, sink: Sink) -> bool:
-        """Return whether rows along the vector axis begin where lines do."""
-        others = [c for atom, c in sink.index.terms if atom != Var(self.pass_.vector)]
-        return all(c % LINE_ELEMENTS == 0 for c in (sink.index.constant, *others))
+        return is_along and (is_long or begins_lines(self.pass_, sink))
 
     def _parts(self, axis: Axis) -> list[tuple[int, int]]:
         """Cut an axis where a guard or a choice turns."""
@@ -374,23 +399,38 @@ class PassPrinter(OpPrinter):
             + f"korch::load_across<{type_}, W, {self.side}>"
             f"({name}, {op.buffer} + {self.out.expr(index)}, {index.coefficient(variable)});"
         )
-        if self.pass_.axes[-1] is self.vector and self.is_streamed:
-            ahead = self.out.expr(add(index, constant(self.side)))
-            step = index.coefficient(variable)
-            self.out.line(f"korch::fetch_across<{type_}, W>({op.buffer} + {ahead}, {step});")
+        self._fetch_squares(op.buffer, index, index.coefficient(variable) or 0)
         self.squares[op.name] = f"{name}[j]"
+
+    def _fetch_squares(self, buffer: str, index: Expr, step: int) -> None:
+        """Fetch the squares to come where these are written past the caches."""
+        if not self.is_streamed or self.across is None:
+            return
+        places = [("fetch_across", self.side), ("fetch_far_across", 2 * self.side)]
+        if step == self.across.extent:
+            places = [("fetch_far_across", DENSE_AHEAD)]
+        for function, ahead in places:
+            at = self.out.expr(add(index, constant(ahead)))
+            self.out.line(f"korch::{function}<W>({buffer} + {at}, {step});")
 
     def _compute_and_store(self, ranges: Ranges, variable: str) -> None:
         values = self._ops(ranges, variable, "W")
+        for buffer, index, step in self.fetches.beside if variable else ():
+            at = self.out.expr(add(substitute(index, {}, ranges), constant(step)))
+            self.out.line(f"korch::fetch<W>({buffer} + {at});")
         for sink in self.pass_.sinks:
-            index = substitute(sink.index, {}, ranges)
             store = "stream" if self._streams(sink) else "store"
-            self._store(sink.buffer, index, values[sink.value], variable, "W", store)
+            place, index = sink.buffer, sink.index
+            if place in self.pieces:
+                place, index = f"{place}_piece", self.pieces[place].index
+            index = substitute(index, {}, ranges)
+            self._store(sink.buffer, index, values[sink.value], variable, "W", store, place)
 
     def _store(self, buffer: str, index: Expr, value: str, variable: str, width: str,
-               store: str = "store") -> None:  # fmt: skip
+               store: str = "store", place: str = "") -> None:  # fmt: skip
         type_ = C_TYPE[self.out.program.buffer(buffer).dtype]
-        at = f"{buffer} + {self.out.expr(index)}"
+        place = place or buffer
+        at = f"{place} + {self.out.expr(index)}"
         slope = index.coefficient(variable) if variable else 0
         if slope == 1 or not variable:
             self.out.line(f"korch::{store}<{type_}, {width}>({at}, {value});")
@@ -400,7 +440,7 @@ class PassPrinter(OpPrinter):
             self.out.open(f"for (int lane = 0; lane < {width}; ++lane)")
             self.out.line(f"const long at = [&](long {variable}) {{ return "
                            f"{self.out.expr(index)}; }}({variable} + lane);")  # fmt: skip
-            self.out.line(f"{buffer}[at] = korch::lane<{type_}, {width}>({value}, lane);")
+            self.out.line(f"{place}[at] = korch::lane<{type_}, {width}>({value}, lane);")
             self.out.close()
 
     # Reductions

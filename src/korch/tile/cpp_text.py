@@ -47,15 +47,18 @@ class Writer:
         program: the program that is printed.
         lanes: float32 elements in a vector register.
         streamed: the buffers that are written past the caches.
+        large: the inputs that no core's own cache holds.
         lines: what is printed so far.
         tables: constant tables and their names.
         lambdas: how many lambdas there are so far.
     """
 
-    def __init__(self, program: TileProgram, lanes: int, streamed: Set[str] = frozenset()) -> None:
+    def __init__(self, program: TileProgram, lanes: int, streamed: Set[str] = frozenset(),
+                 large: Set[str] = frozenset()) -> None:  # fmt: skip
         self.program = program
         self.lanes = lanes
         self.streamed = streamed
+        self.large = large
         self.lines: list[str] = []
         self.tables: dict[tuple[int, ...], str] = {}
         self.lambdas = 0

@@ -58,7 +58,7 @@ def arrange(pass_: Pass, lanes: int, sizes: Mapping[str, int], grid: Ranges) -> 
     vector, across = squares or (_vector_axis(pass_, lanes, sizes), "")
     reference = _reference(pass_, sizes)
 
-    is_along = not across or _is_along(pass_, vector, across, sizes)
+    is_along = not across or _is_along(pass_, vector, across, sizes, lanes)
     last = {across: 0, vector: 1} if is_along else {vector: 0, across: 1}
 
     def key(axis: Axis) -> tuple[bool, int, int]:
@@ -69,30 +69,35 @@ def arrange(pass_: Pass, lanes: int, sizes: Mapping[str, int], grid: Ranges) -> 
     return dataclasses.replace(pass_, axes=axes, vector=vector, across=across)
 
 
-def _is_along(pass_: Pass, vector: str, across: str, sizes: Mapping[str, int]) -> bool:
+def _is_along(pass_: Pass, vector: str, across: str, sizes: Mapping[str, int], lanes: int) -> bool:
     """Return whether squares follow each other along rows that are written, not those read.
 
     The longer rows are best followed: shorter ones lie side by side in a tile. What shares sets of
-    the first cache does not stay there for long, and so is read, or written, at once; large values
-    are written by whole lines one after another.
+    the first cache does not stay there for long, and so is read, or written, at once. Large values
+    are written past the caches by whole lines, in any order; those that can't be, by lines one
+    after another.
     """
     sink = max(pass_.sinks, key=lambda sink: sizes[sink.buffer])
+    if sizes[sink.buffer] >= LARGE_ELEMENTS:
+        extent = next(axis.extent for axis in pass_.axes if axis.name == vector)
+        return lanes < LINE_ELEMENTS or (_share_lines(pass_, across) and extent > 2 * LONGEST_ROW)
     written = abs(sink.index.coefficient(across) or 0)
     loads = [op.index for op in pass_.ops if isinstance(op, Load)]
     steps = [i.coefficient(vector) or 0 for i in loads if i.coefficient(across) == 1]
     read = max(map(abs, steps), default=0)
     is_aliased = written % ALIASED_ELEMENTS == 0 or (read and read % PAGE_ELEMENTS == 0)
-    return is_aliased or read <= written or sizes[sink.buffer] >= LARGE_ELEMENTS
+    return is_aliased or read <= written
 
 
 def grid_for(pass_: Pass, threads: int, lanes: int) -> Stage:
     """Return the stage of a free pass: outer loops become the grid, long ones are cut."""
     axes, grid = list(pass_.axes), list[Axis]()
+    is_large = math.prod(axis.extent for axis in axes) >= LARGE_ELEMENTS
     while len(axes) > 1 and math.prod(axis.extent for axis in axes) > TASK_POINTS:
         if axes[0].is_reduced or (axes[0].extent <= 4 and turns_on(pass_, axes[0].name)):
             break
         if pass_.across and len(axes) == 2:
-            return _grid_of_squares(pass_, grid, threads, lanes)
+            return _grid_of_squares(pass_, grid, threads, lanes, is_large)
         grid.append(axes.pop(0))
     tasks = math.prod(axis.extent for axis in grid)
     last = axes[0] if len(axes) == 1 else None
@@ -109,7 +114,9 @@ def grid_for(pass_: Pass, threads: int, lanes: int) -> Stage:
     return Stage(tuple(grid), (dataclasses.replace(pass_, axes=tuple(axes)),))
 
 
-def _grid_of_squares(pass_: Pass, grid: list[Axis], threads: int, lanes: int) -> Stage:
+def _grid_of_squares(
+    pass_: Pass, grid: list[Axis], threads: int, lanes: int, is_large: bool
+) -> Stage:
     """Cut the two axes of squares into tiles, which follow each other along rows that are read.
 
     Short rows are written whole, by one thread: what is prefetched of a row, and a line in which
@@ -124,11 +131,15 @@ def _grid_of_squares(pass_: Pass, grid: list[Axis], threads: int, lanes: int) ->
     side, step = side_of(along.extent, lanes), side_of(across.extent, lanes)
     shares = _shares(threads, math.prod(a.extent for a in grid))
     least, longest = TILE_SIDE, LONGEST_ROW
-    if _share_lines(pass_):
+    points = TASK_POINTS
+    if _share_lines(pass_, across.name):
         least, longest = step, 2 * LONGEST_ROW
+        if is_large:  # collected in the second cache
+            points = TILE_SIDE * along.extent
     is_whole = along.extent <= longest and across.extent >= shares * least
     if is_whole or turns_on(pass_, along.name):
-        width, height = along.extent, min(TASK_POINTS // along.extent, LONGEST_ROW)
+        width = along.extent
+        height = min(max(points, TASK_POINTS) // along.extent, LONGEST_ROW)
         height = _tile(across.extent, max(step, min(across.extent, height)), step, shares)
     else:
         width = _tile(along.extent, min(along.extent, TILE_SIDE), side, shares)
@@ -139,9 +150,9 @@ def _grid_of_squares(pass_: Pass, grid: list[Axis], threads: int, lanes: int) ->
     return Stage(tuple(grid), (dataclasses.replace(pass_, axes=pass_.axes[-2:]),))
 
 
-def _share_lines(pass_: Pass) -> bool:
+def _share_lines(pass_: Pass, across: str) -> bool:
     """Return whether rows begin inside of lines, shared by cores that write parts of rows."""
-    return any((s.index.coefficient(pass_.across) or 0) % LINE_ELEMENTS for s in pass_.sinks)
+    return any((s.index.coefficient(across) or 0) % LINE_ELEMENTS for s in pass_.sinks)
 
 
 def _shares(threads: int, tasks: int) -> int:

@@ -1,0 +1,146 @@
+"""Tile program -> what its loops fetch before they read it.
+
+The hardware fetches a few lines ahead of what is read, and none beyond a page. That is too late for
+memory where a task has several passes, of which only the first reads from there, and too little
+where whole lines are written past the caches meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+
+from korch.tile.index import Expr
+from korch.tile.loops import LINE_ELEMENTS
+from korch.tile.program import Axis, Load, Pass, Stage
+
+MOST_AHEAD = 4096
+"""Elements of the next task that are fetched while one computes: the first cache holds both."""
+
+FAR_BYTES = 8 << 10
+"""So many bytes before they are read, lines are fetched from memory into the second cache."""
+
+LEAST_LAPS = 4
+"""Loops go on for long enough if they have so many times the turns that are fetched ahead."""
+
+
+@dataclass(frozen=True)
+class Fetches:
+    """What one pass fetches. Places are given as elements ahead of what is read.
+
+    Attributes:
+        near: by loads, into the first cache.
+        far: by loads, into the second cache.
+        beside: beside stores, into the first cache: buffers, and which element of each.
+    """
+
+    near: Mapping[str, int] = field(default_factory=dict)
+    far: Mapping[str, int] = field(default_factory=dict)
+    beside: tuple[tuple[str, Expr, int], ...] = ()
+
+
+def fetches_of(stage: Stage, pass_: Pass, streamed: Set[str], large: Set[str]) -> Fetches:
+    """Return what a pass fetches.
+
+    Where the last pass of a task writes past the caches it fetches what the next task reads: memory
+    then reads while it writes. Else the second pass that reads a buffer does: the first one waits
+    for memory, and from then on this is idle. Loops of one pass that write past the caches fetch
+    from memory themselves.
+
+    Args:
+        stage: the stage.
+        pass_: one of its passes.
+        streamed: buffers that are written past the caches.
+        large: inputs that no core's own cache holds.
+    """
+    at = next(i for i, other in enumerate(stage.passes) if other is pass_)
+    last = stage.passes[-1]
+    beside = _beside(stage, last) if _stores(last, streamed) else ()
+    left_out = {buffer for buffer, *_ in beside}
+    far: dict[str, int] = {}
+    if _stores(pass_, streamed):
+        before = {op.buffer for p in stage.passes[:at] for op in p.ops if isinstance(op, Load)}
+        far = _far(stage, pass_, large - before - left_out)
+    return Fetches(_near(stage, at, left_out), far, beside if pass_ is last else ())
+
+
+def _stores(pass_: Pass, streamed: Set[str]) -> bool:
+    """Return whether a pass writes past the caches, and not only sums."""
+    return not pass_.is_reduction and any(s.buffer in streamed for s in pass_.sinks)
+
+
+def _next_step(stage: Stage, index: Expr) -> int:
+    """Return how far the next task reads from where one does; 0 if it is too near or too far."""
+    step = (index.coefficient(stage.grid[-1].name) or 0) if stage.grid else 0
+    return step if LINE_ELEMENTS <= step <= MOST_AHEAD else 0
+
+
+def _near(stage: Stage, at: int, left_out: Set[str]) -> dict[str, int]:
+    """Return the loads of the second pass that reads a buffer."""
+    before = [{op.buffer for op in p.ops if isinstance(op, Load)} for p in stage.passes[:at]]
+    found: dict[str, int] = {}
+    seen = set(left_out)
+    for op in stage.passes[at].ops:
+        if not isinstance(op, Load) or op.buffer in seen:
+            continue
+        seen.add(op.buffer)
+        step = _next_step(stage, op.index)
+        if sum(op.buffer in read for read in before) == 1 and not op.guards and step:
+            found[op.name] = step
+    return found
+
+
+def _beside(stage: Stage, last: Pass) -> tuple[tuple[str, Expr, int], ...]:
+    """Return what earlier passes read of the next task at the points of the last one."""
+    extents = {axis.name: axis.extent for axis in (*stage.grid, *last.axes)}
+    first = {op.buffer for p in stage.passes[:-1] for op in p.ops if isinstance(op, Load)}
+    found: dict[str, tuple[str, Expr, int]] = {}
+    for pass_ in stage.passes:
+        own = {axis.name: axis.extent for axis in (*stage.grid, *pass_.axes)}
+        for op in pass_.ops:
+            if not isinstance(op, Load) or op.guards or op.buffer not in first - {*found}:
+                continue
+            is_same = all(extents.get(v) == own[v] for v in op.index.variables)
+            step = _next_step(stage, op.index)
+            if is_same and step and op.index.coefficient(last.vector) == 1:
+                found[op.buffer] = op.buffer, op.index, step
+    return tuple(found.values())
+
+
+def _far(stage: Stage, pass_: Pass, large: Set[str]) -> dict[str, int]:
+    """Return the loads of a pass from some buffers that fetch from memory."""
+    axes = [axis for axis in (*stage.grid, *pass_.axes) if axis.extent > 1][::-1]
+    found: dict[str, int] = {}
+    seen: set[str] = set()
+    for op in pass_.ops:
+        if isinstance(op, Load) and op.buffer in large - seen:
+            seen.add(op.buffer)
+            step = _later_step(op, axes)
+            if step:
+                found[op.name] = step
+    return found
+
+
+def _later_step(op: Load, axes: Sequence[Axis]) -> int:
+    """Return how far from a load that lies which is read some turns of a loop later; 0 if unknown.
+
+    Args:
+        op: the load.
+        axes: the loops around it, innermost first.
+    """
+    wanted, read = FAR_BYTES // op.dtype.size_bytes, 1
+    for at, axis in enumerate(axes):
+        step = op.index.coefficient(axis.name)
+        if step is None:
+            return 0
+        if step == 0:
+            continue
+        turns, extent = -(-wanted // read), axis.extent
+        for outer in axes[at + 1 :]:  # loops that go on where this one ends
+            if op.index.coefficient(outer.name) != step * extent:
+                break
+            extent *= outer.extent
+        if extent >= LEAST_LAPS * turns:
+            return turns * step
+        read *= axis.extent
+    return 0

@@ -1,0 +1,84 @@
+"""What loops fetch ahead, from memory and for the next task."""
+
+import re
+
+import pytest
+from tile_groups import Graph, Group, normalization, offers_of, softmax
+
+from korch.target import Target
+from korch.tile.cpp import print_cpp
+from korch.tile.lower import Machine, lower
+
+WIDE = Target(isa="avx512", lanes=16, threads=2)
+
+
+def source_of(group: Group, variant: str = "", stream_bytes: int = 0) -> str:
+    """Return a kernel's text as if its values were large."""
+    offer = next(offer for offer in offers_of(group, WIDE) if offer.variant == variant)
+    machine = Machine(WIDE.lanes, WIDE.threads)
+    program = lower(group.body, offer.inputs, offer.outputs, machine, variant == "keep")
+    return print_cpp(program, "", WIDE.lanes, WIDE.threads, stream_bytes)[1]
+
+
+def far(source: str) -> list[int]:
+    """Return how many elements ahead loads fetch from memory."""
+    return [int(n) for n in re.findall(r"load_far<[^(]*\(.*?, (\d+)\);", source)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "start", "size", "ahead"),
+    [
+        ((64, 2304), (0, 768), (64, 768), [3 * 2304]),  # rows to come, not what lies between them
+        ((64, 2304), (0, 0), (64, 2304), [2048]),
+        ((4, 40000), (0, 8), (4, 39000), [2048]),
+        ((8, 2304), (0, 768), (8, 768), []),  # too few rows
+    ],
+)
+def test_memory_is_fetched_as_far_ahead_as_it_is_read(shape, start, size, ahead):
+    g = Graph()
+    x = g.add("neg", [g.tensor(f"f32{list(shape)}")])
+    assert far(source_of(g.group(g.slice(x, start, size, (1, 1))))) == ahead
+
+
+def test_only_large_inputs_are_fetched_from_memory():
+    g = Graph()
+    x = g.tensor("f32[64,1024]")
+    group = g.group(g.add("mul", [x, g.wide(g.tensor("f32[1024]"), (64, 1024))]))
+    assert len(far(source_of(group, stream_bytes=1 << 16))) == 1
+    assert not far(source_of(group, stream_bytes=1 << 20))
+
+
+def test_reductions_fetch_nothing_from_memory():
+    """They do not write past the caches, so the hardware keeps pace."""
+    g = Graph()
+    group = g.group(g.reduce("sum", g.tensor("f32[64,3136]"), 1))
+    assert "prefetch" not in source_of(group) and not far(source_of(group))
+
+
+@pytest.mark.parametrize("variant", ["", "keep"])
+def test_the_pass_that_writes_past_the_caches_fetches_the_next_rows(variant):
+    """Instead of the second pass, which does where it stays in them."""
+    group = softmax("f32[128,64,128]", 2)
+    for stream_bytes, near, beside in ((1 << 30, 1, 0), (0, 0, 1)):
+        source = source_of(group, variant, stream_bytes)
+        assert source.count("korch::load_ahead<") == near
+        assert source.count("korch::fetch<W>(i0 ") == beside
+        assert not far(source)
+    last = source_of(group, variant).rsplit("korch::fetch<W>", 1)[1]
+    assert "korch::stream<" in last and "korch::store<" not in last
+
+
+def test_small_vectors_are_not_fetched_beside_rows():
+    source = source_of(normalization("f32[128,256]", (1,), affine=(1,)))
+    assert source.count("korch::fetch<W>(") == 1
+
+
+def test_squares_to_come_are_fetched(monkeypatch):
+    """From two levels; where a tile reads one piece of memory, from farther ahead."""
+    monkeypatch.setattr("korch.tile.loops.LARGE_ELEMENTS", 0)
+    for text, ahead in (("f32[4,64,1600]", [16, 32]), ("f32[4,1600,64]", [1024])):
+        g = Graph()
+        source = source_of(g.group(g.transpose(g.tensor(text), 0, 2, 1)))
+        starts = re.findall(r"load_across<[^(]*\(.*?, i0 \+ (.*), \d+\);", source)
+        found = re.findall(r"fetch(?:_far)?_across<W>\(i0 \+ (.*), \d+\);", source)
+        assert found == [f"{starts[0]} + {n}" for n in ahead]
