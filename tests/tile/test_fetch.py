@@ -82,3 +82,44 @@ def test_squares_to_come_are_fetched(monkeypatch):
         starts = re.findall(r"load_across<[^(]*\(.*?, i0 \+ (.*), \d+\);", source)
         found = re.findall(r"fetch(?:_far)?_across<W>\(i0 \+ (.*), \d+\);", source)
         assert found == [f"{starts[0]} + {n}" for n in ahead]
+
+
+def written(source: str) -> list[str]:
+    """Return the places that are fetched to be written."""
+    return re.findall(r"fetch_to_write<W>\((.*)\);", source)
+
+
+@pytest.mark.parametrize(
+    ("text", "ahead"),
+    [
+        ("f32[65536]", 256), ("f32[65535]", 0),  # the ends of threads' shares would outweigh it
+        ("f64[40000]", 128), ("f32[4,20000]", 256), ("f32[2000,40]", 256), ("i8[400,1000]", 1024),
+    ],
+)  # fmt: skip
+def test_large_outputs_are_fetched_to_be_written(text, ahead):
+    g = Graph()
+    source = source_of(g.group(g.add("abs", [g.tensor(text)])), stream_bytes=1 << 30)
+    (place,) = re.findall(r"korch::store<.*, W>\((o0 .*), x\d+\);", source)
+    assert written(source) == ([f"{place} + {ahead}"] if ahead else [])
+
+
+def test_what_goes_past_the_caches_is_not_fetched_to_be_written():
+    g = Graph()
+    assert not written(source_of(g.group(g.add("abs", [g.tensor("f32[99999]")]))))
+
+
+def test_the_first_pass_at_the_same_points_fetches_what_is_written():
+    """The one that computes exponentials has time; sums go through other loops."""
+    group = softmax("f32[128,64,128]", 2)
+    kept = source_of(group, "keep", 1 << 30)
+    (place,) = re.findall(r"korch::store<float, W>\((o0 .*), x\d+\);", kept)
+    assert written(kept) == [place]
+    at = kept.index("fetch_to_write")
+    assert kept.index("op_exp") < at < kept.index("combine_sum") < kept.index("store<float, W>(o0")
+    again = source_of(group, "", 1 << 30)
+    assert written(again) == [f"{place} + 256"]
+
+
+def test_squares_and_scattered_elements_are_not_fetched_to_be_written():
+    g = Graph()
+    assert not written(source_of(g.group(g.transpose(g.tensor("f32[400,400]"), 1, 0)), "", 1 << 30))

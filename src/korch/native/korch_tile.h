@@ -115,6 +115,18 @@ KORCH_INLINE void fetch(const T* at) {
   if constexpr (W > 1) __builtin_prefetch(at);
 }
 
+// Fetch a line that will be written, for this core alone. Where it is not known, the instruction does nothing.
+template <int W, typename T>
+KORCH_INLINE void fetch_to_write(T* at) {
+  if constexpr (W > 1) {
+#if defined(__x86_64__)
+    asm volatile("prefetchw %0" : : "m"(*at));  // what compilers make of the builtin may only read
+#else
+    __builtin_prefetch(at, 1);
+#endif
+  }
+}
+
 template <typename T, int W>
 KORCH_INLINE Vec<T, W> splat(T x) {
   if constexpr (W == 1) return x;

@@ -49,7 +49,7 @@ class OpPrinter:
         self.ranges = dict(ranges_of(stage, pass_))
         self.vector = next((a for a in pass_.axes if a.name == pass_.vector), None)
         self.squares: dict[str, str] = {}
-        self.fetches = fetches_of(stage, pass_, out.streamed, out.large)
+        self.fetches = fetches_of(out.program, stage, pass_, out.streamed, out.large)
         self.clips = clipping_guards(pass_)
         self.clipped = frozenset(guard for guards in self.clips.values() for guard in guards)
 

@@ -415,9 +415,9 @@ class PassPrinter(OpPrinter):
 
     def _compute_and_store(self, ranges: Ranges, variable: str) -> None:
         values = self._ops(ranges, variable, "W")
-        for buffer, index, step in self.fetches.beside if variable else ():
-            at = self.out.expr(add(substitute(index, {}, ranges), constant(step)))
-            self.out.line(f"korch::fetch<W>({buffer} + {at});")
+        if variable:
+            self._fetch("fetch", self.fetches.beside, ranges)
+            self._fetch("fetch_to_write", self.fetches.written, ranges)
         for sink in self.pass_.sinks:
             store = "stream" if self._streams(sink) else "store"
             place, index = sink.buffer, sink.index
@@ -425,6 +425,13 @@ class PassPrinter(OpPrinter):
                 place, index = f"{place}_piece", self.pieces[place].index
             index = substitute(index, {}, ranges)
             self._store(sink.buffer, index, values[sink.value], variable, "W", store, place)
+
+    def _fetch(
+        self, function: str, places: Sequence[tuple[str, Expr, int]], ranges: Ranges
+    ) -> None:
+        for buffer, index, step in places:
+            at = self.out.expr(add(substitute(index, {}, ranges), constant(step)))
+            self.out.line(f"korch::{function}<W>({buffer} + {at});")
 
     def _store(self, buffer: str, index: Expr, value: str, variable: str, width: str,
                store: str = "store", place: str = "") -> None:  # fmt: skip

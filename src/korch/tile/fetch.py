@@ -1,8 +1,9 @@
-"""Tile program -> what its loops fetch before they read it.
+"""Tile program -> what its loops fetch before they read or write it.
 
 The hardware fetches a few lines ahead of what is read, and none beyond a page. That is too late for
 memory where a task has several passes, of which only the first reads from there, and too little
-where whole lines are written past the caches meanwhile.
+where whole lines are written past the caches meanwhile. Lines that are written in part at a time,
+by vectors, are read first, and a core asks for few of them at once if nobody did before.
 """
 
 from __future__ import annotations
@@ -12,13 +13,20 @@ from dataclasses import dataclass, field
 
 from korch.tile.index import Expr
 from korch.tile.loops import LINE_ELEMENTS
-from korch.tile.program import Axis, Load, Pass, Stage
+from korch.tile.program import Axis, Level, Load, Pass, Sink, Stage, TileProgram
 
 MOST_AHEAD = 4096
 """Elements of the next task that are fetched while one computes: the first cache holds both."""
 
 FAR_BYTES = 8 << 10
 """So many bytes before they are read, lines are fetched from memory into the second cache."""
+
+WRITTEN_BYTES = 1 << 10
+"""So many bytes before they are written, lines are fetched to be written. At the end of a thread's
+share they are another's, so they are no more than it takes."""
+
+LEAST_WRITTEN_BYTES = 256 << 10
+"""In smaller buffers, what the ends of shares cost outweighs it."""
 
 LEAST_LAPS = 4
 """Loops go on for long enough if they have so many times the turns that are fetched ahead."""
@@ -32,14 +40,18 @@ class Fetches:
         near: by loads, into the first cache.
         far: by loads, into the second cache.
         beside: beside stores, into the first cache: buffers, and which element of each.
+        written: the same, to be written.
     """
 
     near: Mapping[str, int] = field(default_factory=dict)
     far: Mapping[str, int] = field(default_factory=dict)
     beside: tuple[tuple[str, Expr, int], ...] = ()
+    written: tuple[tuple[str, Expr, int], ...] = ()
 
 
-def fetches_of(stage: Stage, pass_: Pass, streamed: Set[str], large: Set[str]) -> Fetches:
+def fetches_of(
+    program: TileProgram, stage: Stage, pass_: Pass, streamed: Set[str], large: Set[str]
+) -> Fetches:
     """Return what a pass fetches.
 
     Where the last pass of a task writes past the caches it fetches what the next task reads: memory
@@ -48,7 +60,8 @@ def fetches_of(stage: Stage, pass_: Pass, streamed: Set[str], large: Set[str]) -
     from memory themselves.
 
     Args:
-        stage: the stage.
+        program: the program.
+        stage: one of its stages.
         pass_: one of its passes.
         streamed: buffers that are written past the caches.
         large: inputs that no core's own cache holds.
@@ -61,7 +74,10 @@ def fetches_of(stage: Stage, pass_: Pass, streamed: Set[str], large: Set[str]) -
     if _stores(pass_, streamed):
         before = {op.buffer for p in stage.passes[:at] for op in p.ops if isinstance(op, Load)}
         far = _far(stage, pass_, large - before - left_out)
-    return Fetches(_near(stage, at, left_out), far, beside if pass_ is last else ())
+    return Fetches(
+        near=_near(stage, at, left_out), far=far, beside=beside if pass_ is last else (),
+        written=_written(program, stage, pass_, streamed),
+    )  # fmt: skip
 
 
 def _stores(pass_: Pass, streamed: Set[str]) -> bool:
@@ -107,40 +123,84 @@ def _beside(stage: Stage, last: Pass) -> tuple[tuple[str, Expr, int], ...]:
     return tuple(found.values())
 
 
+def _written(
+    program: TileProgram, stage: Stage, pass_: Pass, streamed: Set[str]
+) -> tuple[tuple[str, Expr, int], ...]:
+    """Return what is written by vectors into the caches, where a pass is the first at its points.
+
+    One that computes before another writes has time for that; else lines to come are fetched.
+    """
+    found: dict[str, tuple[str, Expr, int]] = {}
+    for other in stage.passes:
+        for sink in () if other.across or other.is_reduction else other.sinks:
+            buffer = program.buffer(sink.buffer)
+            size_bytes = buffer.dtype.size_bytes
+            is_kept = buffer.level is not Level.TILE and buffer.name not in streamed
+            is_along = sink.index.coefficient(other.vector) == 1
+            if not is_kept or not is_along or buffer.size * size_bytes < LEAST_WRITTEN_BYTES:
+                continue
+            first = next(
+                p for p in stage.passes if p is other or _has_points(stage, p, other, sink)
+            )
+            wanted = WRITTEN_BYTES // size_bytes
+            step = _later_step(sink.index, wanted, _loops(stage, other)) if first is other else 0
+            if first is pass_ and (step or first is not other):
+                found[sink.buffer] = sink.buffer, sink.index, step
+    return tuple(found.values())
+
+
+def _has_points(stage: Stage, pass_: Pass, other: Pass, sink: Sink) -> bool:
+    """Return whether vectors of a pass of stores lie where those of another are written."""
+    own = {axis.name: axis.extent for axis in (*stage.grid, *pass_.axes)}
+    extents = {axis.name: axis.extent for axis in (*stage.grid, *other.axes)}
+    is_same = all(own.get(name) == extents[name] for name in sink.index.variables)
+    is_plain = not pass_.is_reduction and not pass_.across
+    return is_plain and is_same and sink.index.coefficient(pass_.vector) == 1
+
+
+def _loops(stage: Stage, pass_: Pass) -> list[Axis]:
+    """Return the loops of a pass, innermost first."""
+    return [axis for axis in (*stage.grid, *pass_.axes) if axis.extent > 1][::-1]
+
+
 def _far(stage: Stage, pass_: Pass, large: Set[str]) -> dict[str, int]:
     """Return the loads of a pass from some buffers that fetch from memory."""
-    axes = [axis for axis in (*stage.grid, *pass_.axes) if axis.extent > 1][::-1]
+    axes = _loops(stage, pass_)
     found: dict[str, int] = {}
     seen: set[str] = set()
     for op in pass_.ops:
         if isinstance(op, Load) and op.buffer in large - seen:
             seen.add(op.buffer)
-            step = _later_step(op, axes)
+            step = _later_step(op.index, FAR_BYTES // op.dtype.size_bytes, axes)
             if step:
                 found[op.name] = step
     return found
 
 
-def _later_step(op: Load, axes: Sequence[Axis]) -> int:
-    """Return how far from a load that lies which is read some turns of a loop later; 0 if unknown.
+def _later_step(index: Expr, wanted: int, axes: Sequence[Axis]) -> int:
+    """Return how far from an element that lies which is met some turns of a loop later.
 
     Args:
-        op: the load.
+        index: the element.
+        wanted: how many elements are met meanwhile.
         axes: the loops around it, innermost first.
+
+    Returns:
+        Elements; 0 if it can't be told, or if the loops are too short.
     """
-    wanted, read = FAR_BYTES // op.dtype.size_bytes, 1
+    met = 1
     for at, axis in enumerate(axes):
-        step = op.index.coefficient(axis.name)
+        step = index.coefficient(axis.name)
         if step is None:
             return 0
         if step == 0:
             continue
-        turns, extent = -(-wanted // read), axis.extent
+        turns, extent = -(-wanted // met), axis.extent
         for outer in axes[at + 1 :]:  # loops that go on where this one ends
-            if op.index.coefficient(outer.name) != step * extent:
+            if index.coefficient(outer.name) != step * extent:
                 break
             extent *= outer.extent
         if extent >= LEAST_LAPS * turns:
             return turns * step
-        read *= axis.extent
+        met *= axis.extent
     return 0
