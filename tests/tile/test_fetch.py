@@ -120,6 +120,15 @@ def test_the_first_pass_at_the_same_points_fetches_what_is_written():
     assert written(again) == [f"{place} + 256"]
 
 
-def test_squares_and_scattered_elements_are_not_fetched_to_be_written():
-    g = Graph()
-    assert not written(source_of(g.group(g.transpose(g.tensor("f32[400,400]"), 1, 0)), "", 1 << 30))
+def test_squares_fetch_the_lines_behind_each_row_to_be_written():
+    """And those that are read next; small values stay as they are."""
+    for text, is_fetched, is_long in (
+        ("f32[400,400]", True, True), ("f32[200,200]", False, True), ("f32[16,9999]", True, True),
+        ("f32[9999,16]", True, False),
+    ):  # fmt: skip
+        g = Graph()
+        source = source_of(g.group(g.transpose(g.tensor(text), 1, 0)), "", 1 << 30)
+        places = re.findall(r"korch::store<float, W>\((o0 .*), x\d+\);", source)
+        assert places
+        assert written(source) == [f"{place} + 16" for place in places if is_fetched], text
+        assert ("fetch_across<W>(" in source) == (is_fetched and is_long), text

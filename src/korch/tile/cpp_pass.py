@@ -403,11 +403,13 @@ class PassPrinter(OpPrinter):
         self.squares[op.name] = f"{name}[j]"
 
     def _fetch_squares(self, buffer: str, index: Expr, step: int) -> None:
-        """Fetch the squares to come where these are written past the caches."""
-        if not self.is_streamed or self.across is None:
+        """Fetch the squares to come: from memory where these are written past the caches."""
+        if self.across is None or not (self.is_streamed or self.fetches.written):
             return
         places = [("fetch_across", self.side), ("fetch_far_across", 2 * self.side)]
-        if step == self.across.extent:
+        if not self.is_streamed:
+            places = places[:1] if self.across.extent > self.side else []
+        elif step == self.across.extent:
             places = [("fetch_far_across", DENSE_AHEAD)]
         for function, ahead in places:
             at = self.out.expr(add(index, constant(ahead)))

@@ -128,11 +128,12 @@ def _written(
 ) -> tuple[tuple[str, Expr, int], ...]:
     """Return what is written by vectors into the caches, where a pass is the first at its points.
 
-    One that computes before another writes has time for that; else lines to come are fetched.
+    One that computes before another writes has time for that; else lines to come are fetched, where
+    squares are written those behind each row's.
     """
     found: dict[str, tuple[str, Expr, int]] = {}
     for other in stage.passes:
-        for sink in () if other.across or other.is_reduction else other.sinks:
+        for sink in () if other.is_reduction else other.sinks:
             buffer = program.buffer(sink.buffer)
             size_bytes = buffer.dtype.size_bytes
             is_kept = buffer.level is not Level.TILE and buffer.name not in streamed
@@ -142,10 +143,13 @@ def _written(
             first = next(
                 p for p in stage.passes if p is other or _has_points(stage, p, other, sink)
             )
-            wanted = WRITTEN_BYTES // size_bytes
-            step = _later_step(sink.index, wanted, _loops(stage, other)) if first is other else 0
-            if first is pass_ and (step or first is not other):
-                found[sink.buffer] = sink.buffer, sink.index, step
+            if first is not pass_:
+                continue
+            step = LINE_ELEMENTS
+            if not other.across:
+                step = _later_step(sink.index, WRITTEN_BYTES // size_bytes, _loops(stage, other))
+            if step or first is not other:
+                found[sink.buffer] = sink.buffer, sink.index, step if first is other else 0
     return tuple(found.values())
 
 
