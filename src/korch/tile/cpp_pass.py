@@ -58,6 +58,9 @@ UNROLLED_OPERATIONS = 12
 LONG_ROW = 256
 """Elements of rows that are written past the caches though they begin inside of lines."""
 
+FAR_SQUARES = 4
+"""Squares that are fetched ahead from memory."""
+
 DENSE_AHEAD = 1024
 """Elements that squares are fetched ahead where all that they read is one piece of memory."""
 
@@ -406,7 +409,7 @@ class PassPrinter(OpPrinter):
         """Fetch the squares to come: from memory where these are written past the caches."""
         if self.across is None or not (self.is_streamed or self.fetches.written):
             return
-        places = [("fetch_across", self.side), ("fetch_far_across", 2 * self.side)]
+        places = [("fetch_across", self.side), ("fetch_far_across", FAR_SQUARES * self.side)]
         if not self.is_streamed:
             places = places[:1] if self.across.extent > self.side else []
         elif step == self.across.extent:
