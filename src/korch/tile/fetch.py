@@ -25,7 +25,7 @@ WRITTEN_BYTES = 1 << 10
 """So many bytes before they are written, lines are fetched to be written. At the end of a thread's
 share they are another's, so they are no more than it takes."""
 
-LEAST_WRITTEN_BYTES = 256 << 10
+LEAST_WRITTEN_BYTES = 128 << 10
 """In smaller buffers, what the ends of shares cost outweighs it."""
 
 LEAST_LAPS = 4
