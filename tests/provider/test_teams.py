@@ -28,7 +28,8 @@ from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
 from korch.provider.provider import Kernel, named_kernel
-from korch.provider.shares import SharesProvider, omp_directives, parse_lanes, team_refusal
+from korch.provider.shares import SharesProvider, parse_lanes
+from korch.provider.teams import omp_directives, team_refusal
 from korch.report.explain import explain
 from korch.report.threads import watch_threads
 from korch.runtime.artifact import Artifact
@@ -404,7 +405,7 @@ def test_what_can_not_run_in_a_team_is_refused(target: Target) -> None:
                     "for schedule(static, 1) ordered"):  # fmt: skip
         assert (reason(unknown) is None) is (unknown == "for")
         assert reason(unknown) in (None, f"a team does not know 'omp {unknown}'")
-    library = "a part with a state or a library may have threads of its own"
+    library = "a kernel with a state or a library may have threads of its own"
     assert reason("parallel", libraries=("dnnl",)) == reason("parallel", has_state=True) == library
     clang = replace(four, compiler="Debian clang version 17.0.6 (9)")
     assert reason("parallel", clang) == "only the regions of GCC's OpenMP can be given to a team"

@@ -37,21 +37,23 @@ def test_names_survive_the_library(make_executable):
     np.testing.assert_array_equal(found, [-1, -1])
 
 
-def test_the_main_source_depends_on_nothing_but_the_plan():
+def test_the_main_source_depends_on_nothing_but_the_plan(target):
     plan = plans.state()
     program = bind_steps(plan.graph, plan.steps)
-    text = print_main(plan.graph, program)
-    assert text == print_main(plan.graph, bind_steps(plan.graph, plan.steps))
+    text = print_main(plan.graph, program, target)
+    assert text == print_main(plan.graph, bind_steps(plan.graph, plan.steps), target)
     assert text.count("k_state_create(int, char *, size_t);") == 1
-    assert "{k_state_run, k_state_create, k_state_destroy, 2},\n" in text
+    assert "{k_state_run, k_state_create, k_state_destroy, 2, true},\n" in text
 
 
 def test_the_artifacts_sources_compile_alone(make_artifact, tmp_path):
     artifact = make_artifact(plans.state())
-    assert sorted(artifact.sources) == ["k_state.cpp", "korch.h", "main.cpp"]
+    headers = ["korch.h", "korch_shares.h", "korch_teams.h"]
+    assert sorted(artifact.sources) == ["k_state.cpp", *headers, "main.cpp"]
     for name, text in artifact.sources.items():
         (tmp_path / name).write_text(text)
-    command = [*find_compiler().command, "-std=c++20", "-fsyntax-only", "-Wall", "-Werror"]
+    found = find_compiler()
+    command = [*found.command, *found.openmp, "-std=c++20", "-fsyntax-only", "-Wall", "-Werror"]
     for name in ("main.cpp", "k_state.cpp"):
         subprocess.run([*command, name], cwd=tmp_path, check=True)
 

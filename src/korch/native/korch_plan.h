@@ -15,12 +15,14 @@ struct slot {
 };
 
 /* One kernel call: its buffers are SLOTS[first_slot], SLOTS[first_slot + 1], and so on. Of a step for
- * which nothing runs, a concatenation in place, `run` is null. */
+ * which nothing runs, a concatenation in place, `run` is null. One that is alone may have threads of
+ * its own; the others run in one parallel region, as many as follow each other. */
 struct step {
     int (*run)(void *state, void *const *buffers);
     void *(*create)(int threads, char *error, size_t error_size);
     void (*destroy)(void *state);
     int64_t first_slot;
+    bool is_alone;
 };
 
 /* A model output that no kernel writes in place. */

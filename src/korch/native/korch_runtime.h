@@ -31,6 +31,7 @@ constexpr size_t HUGE_PAGE = 2u << 20;
 struct handle {
     pthread_mutex_t mutex;
     int threads;
+    korch_teams::Crowd crowd;
     char *arena;
     const void **constants;
     void **table;
@@ -97,28 +98,49 @@ int64_t now_ns() {
     return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
+/* Runs steps of a plan, until one fails. */
+template <bool IS_TIMED>
+struct runner {
+    handle *h;
+    int64_t *kernel_ns;
+    int64_t start = IS_TIMED ? now_ns() : 0;
+    int failed = 0; /* the step after that which failed */
+
+    void run(int64_t from, int64_t end) {
+        for (int64_t i = from; i < end && !failed; ++i) {
+            const plan::step &step = plan::STEPS[i];
+            if (step.run && step.run(h->states[i], h->table + step.first_slot)) failed = (int)i + 1;
+            if (IS_TIMED) {
+                const int64_t now = now_ns();
+                kernel_ns[i] = now - start;
+                start = now;
+            }
+        }
+    }
+};
+
+/* Return where the steps end that from this one on run in one parallel region. */
+int64_t stretch_end(int64_t from) {
+    int64_t end = from;
+    while (end < plan::STEP_COUNT && !plan::STEPS[end].is_alone) ++end;
+    return end > from ? end : from + 1;
+}
+
 template <bool IS_TIMED>
 int run(handle *h, const void *const *inputs, void *const *outputs, int64_t *kernel_ns) {
     pthread_mutex_lock(&h->mutex);
     const thread_count count(h->threads);
     bind(h, inputs, outputs);
-    int failed = 0;
-    int64_t start = IS_TIMED ? now_ns() : 0;
-    for (int64_t i = 0; i < plan::STEP_COUNT; ++i) {
-        const plan::step &step = plan::STEPS[i];
-        if (step.run && step.run(h->states[i], h->table + step.first_slot)) {
-            failed = (int)i + 1;
-            break;
-        }
-        if (IS_TIMED) {
-            const int64_t end = now_ns();
-            kernel_ns[i] = end - start;
-            start = end;
-        }
+    runner<IS_TIMED> steps{h, kernel_ns};
+    korch_teams::Crowd *crowd = IS_TIMED ? nullptr : &h->crowd; /* times are those of all threads */
+    for (int64_t from = 0, end; from < plan::STEP_COUNT && !steps.failed; from = end) {
+        end = stretch_end(from);
+        if (h->threads == 1 || end - from == 1) steps.run(from, end);
+        else korch_teams::run_together(h->threads, crowd, [&] { steps.run(from, end); });
     }
-    if (!failed) copy_outputs(h, inputs, outputs);
+    if (!steps.failed) copy_outputs(h, inputs, outputs);
     pthread_mutex_unlock(&h->mutex);
-    return failed;
+    return steps.failed;
 }
 
 /* Create the state of each kernel; return whether all could be. */

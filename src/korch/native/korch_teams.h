@@ -1,5 +1,5 @@
-// Kernels side by side in one parallel region: each lane has a team of threads, to which its kernels
-// are all there is.
+// Kernels in one parallel region: one after the other, each on all of its threads, or side by side in
+// lanes, each of which has a team of threads, to which the lane's kernels are all there is.
 //
 // GCC turns a region into a call of GOMP_parallel, and what stands in it into calls of GOMP_barrier,
 // omp_get_thread_num and omp_get_num_threads. A library that holds this text has its own of these
@@ -7,12 +7,16 @@
 // they do what OpenMP's do. So all teams together are one region of as many threads as each other
 // kernel has: no thread is made or ended for them, and none stays behind.
 //
-// The first thread of a team leads: it runs kernels, and the others wait until it opens a region.
+// The first thread of a team leads: it runs kernels, and the others wait until it opens a region. How
+// they wait is why even kernels that have all threads run in one region: OpenMP's own threads look for
+// the next region for many milliseconds before they sleep, after each region. Where other processes
+// want the cores, too, a thread then looks while the one that it waits for has no core.
 #pragma once
 
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <time.h>
 #ifdef __linux__
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -27,10 +31,19 @@
 
 #define KORCH_OWN extern "C" __attribute__((weak, noinline))
 
-extern "C" int omp_get_num_procs(void);
+extern "C" {
+int omp_get_num_procs(void);
+int omp_get_thread_num(void);
+int omp_get_num_threads(void);
 
-// `korch_threads.cpp` has it where it is preloaded: a thread begins to wait, or ends.
-extern "C" __attribute__((weak)) void korch_threads_wait(int begins);
+// `korch_threads.cpp` has these where it is preloaded: a thread begins to wait, or ends; a region is
+// opened, and has the number returned; a thread begins to work on it, or ends; those regions of
+// OpenMP's that the thread opens are of no kernel, or are again.
+__attribute__((weak)) void korch_threads_wait(int begins);
+__attribute__((weak)) int64_t korch_threads_open(void);
+__attribute__((weak)) void korch_threads_work(int64_t region, int begins);
+__attribute__((weak)) void korch_threads_hide(int begins);
+}
 
 #pragma GCC visibility push(hidden)
 
@@ -50,6 +63,12 @@ inline const int cores = omp_get_num_procs();
 // As long as each thread has a core, those that wait look again and again, longer than a kernel
 // takes; else they would keep others from their work.
 constexpr int LOOKS = 20000, FEW_LOOKS = 100;
+
+inline int64_t now_ns() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return int64_t(time.tv_sec) * 1000000000 + time.tv_nsec;
+}
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -98,6 +117,44 @@ class alignas(64) Count {
   std::atomic<uint32_t> sleepers_{0};
 };
 
+// Whether other processes want the cores so much that one thread is faster than all: then some thread
+// has no core most of the time, and the others wait for it.
+class Crowd {
+ public:
+  // A run begins.
+  void begin(int64_t now_ns) {
+    begun_ns_ = now_ns;
+    waited_ns_ = 0;
+    is_here_ = now_ns < alone_until_ns_;
+  }
+
+  // Whether kernels should be the leader's alone.
+  bool is_here() const { return is_here_; }
+
+  // The leader of so many threads has waited for the others since then.
+  void note_wait(int64_t since_ns, int64_t now_ns, int threads) {
+    waited_ns_ += now_ns - since_ns;
+    // Alone, what it did not wait takes `threads` times as long.
+    const int64_t all_ns = now_ns - begun_ns_, alone_ns = (all_ns - waited_ns_) * threads;
+    if (is_here_ || waited_ns_ < LEAST_NS || all_ns < alone_ns) return;
+    is_here_ = true;
+    alone_ns_ = 2 * (alone_ns_ > waited_ns_ ? alone_ns_ : waited_ns_);
+    if (alone_ns_ > MOST_NS) alone_ns_ = MOST_NS;
+    alone_until_ns_ = now_ns + alone_ns_;
+  }
+
+  // A run that all threads began has ended.
+  void end() {
+    if (!is_here_) alone_ns_ /= 2;
+  }
+
+ private:
+  static constexpr int64_t LEAST_NS = 1000000, MOST_NS = 300 * LEAST_NS;
+  bool is_here_ = false;
+  int64_t begun_ns_ = 0, waited_ns_ = 0, alone_until_ns_ = 0;
+  int64_t alone_ns_ = 0;  // more with each crowd, less with each run without one
+};
+
 // Threads that work on the regions of a lane's kernels, one region after the other.
 struct Team {
   int threads = 1;
@@ -105,6 +162,8 @@ struct Team {
   void (*work)(void*) = nullptr;  // null: there will be no other
   void* data = nullptr;
   int wanted = 0;        // threads that work on it
+  int64_t region = 0;    // its number, where somebody watches
+  Crowd* crowd = nullptr;
   uint32_t met_before = 0;
   Count opened;  // with each region, and when there will be no other
   Count done;    // with each region, by each thread but the leader
@@ -122,15 +181,23 @@ struct Seat {
 
 inline constinit thread_local Seat seat;
 
+// Take a seat, and work on a region.
+inline void take(const Seat& own, void (*work)(void*), void* data, int64_t region) {
+  const Seat before = seat;
+  seat = own;
+  if (korch_threads_work != nullptr) korch_threads_work(region, true);
+  work(data);
+  if (korch_threads_work != nullptr) korch_threads_work(region, false);
+  seat = before;
+}
+
 // Work on the regions that the leader opens, until there will be no other.
 inline void follow(Team& team, int me) {
   for (uint32_t turn = 1;; ++turn) {
     team.opened.wait_for(turn, team.looks);
     if (team.work == nullptr) return;
     if (me < team.wanted) {
-      seat = {&team, me, team.wanted, true, team.met_before};
-      team.work(team.data);
-      seat = {};
+      take({&team, me, team.wanted, true, team.met_before}, team.work, team.data, team.region);
     }
     team.done.advance();
   }
@@ -139,29 +206,54 @@ inline void follow(Team& team, int me) {
 // Run kernels whose regions the team works on.
 template <class F>
 inline void lead(Team& team, F run) {
+  const Seat before = seat;
   seat = {&team, 0, 1, false};
   run();
-  seat = {};
+  seat = before;
   team.work = nullptr;
   team.opened.advance();
 }
 
 // Open a region. One inside of another has one thread.
 inline void open(void (*work)(void*), void* data, unsigned wanted) {
-  const Seat before = seat;
-  Team& team = *before.team;
-  const int most = before.is_inside ? 1 : team.threads;
+  Team& team = *seat.team;
+  const bool is_alone = seat.is_inside || (team.crowd != nullptr && team.crowd->is_here());
+  const int most = is_alone ? 1 : team.threads;
   const int threads = wanted == 0 || wanted > unsigned(most) ? most : int(wanted);
-  seat = {&team, 0, threads, true, team.met.now()};
-  if (threads == 1) {
-    work(data);
-  } else {
-    team.work = work, team.data = data, team.wanted = threads, team.met_before = seat.met;
-    team.opened.advance();
-    work(data);
-    team.done.wait_for(team.opened.now() * (team.threads - 1), team.looks);
+  const Seat own = {&team, 0, threads, true, team.met.now()};
+  const int64_t region = korch_threads_open != nullptr ? korch_threads_open() : 0;
+  if (threads == 1) return take(own, work, data, region);
+  team.work = work, team.data = data, team.wanted = threads, team.met_before = own.met;
+  team.region = region;
+  team.opened.advance();
+  take(own, work, data, region);
+  const int64_t since_ns = team.crowd != nullptr ? now_ns() : 0;
+  team.done.wait_for(team.opened.now() * (team.threads - 1), team.looks);
+  if (team.crowd != nullptr) team.crowd->note_wait(since_ns, now_ns(), team.threads);
+}
+
+// Run kernels, one after the other, in one region of OpenMP's, whose threads work on all of theirs; in a
+// crowd alone. Without a `crowd` there is none.
+template <class F>
+inline void run_together(int threads, Crowd* crowd, F run) {
+  Team team;
+  if (crowd != nullptr) crowd->begin(now_ns());
+  if (crowd != nullptr && crowd->is_here()) return lead(team, run);
+  team.crowd = crowd;
+  if (cores >= threads) team.looks = LOOKS;
+  if (korch_threads_hide != nullptr) korch_threads_hide(true);
+#pragma omp parallel num_threads(threads)
+  {
+    const int me = omp_get_thread_num();
+    if (me == 0) {
+      team.threads = omp_get_num_threads();
+      lead(team, run);
+    } else {
+      follow(team, me);
+    }
   }
-  seat = before;
+  if (korch_threads_hide != nullptr) korch_threads_hide(false);
+  if (crowd != nullptr) crowd->end();
 }
 
 // Wait until all that work on a region have come.

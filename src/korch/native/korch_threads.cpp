@@ -45,6 +45,9 @@ thread_local int64_t started_ns;
 /* Whether the thread is in a region that is watched: those inside of it are part of its work. */
 thread_local bool is_inside;
 
+/* Whether regions that the thread opens are of no kernel, but around those of several. */
+thread_local bool is_hidden;
+
 int64_t now_ns() {
     timespec time;
     real_clock(CLOCK_MONOTONIC, &time);
@@ -56,14 +59,19 @@ void note(int64_t region, int64_t begin_ns, int64_t end_ns) {
     if (at < limit) spans[at] = {region, real_thread(), begin_ns, end_ns, waited_ns};
 }
 
+/* The thread begins to work on a region, or ends. */
+void work(int64_t region, bool begins) {
+    static thread_local int64_t since_ns;
+    is_inside = begins;
+    if (begins) waited_ns = 0, since_ns = now_ns();
+    else note(region, since_ns, now_ns());
+}
+
 void watched(void *pointer) {
     const job *own = (const job *)pointer;
-    waited_ns = 0;
-    is_inside = true;
-    const int64_t begin_ns = now_ns();
+    work(own->region, true);
     own->run(own->data);
-    note(own->region, begin_ns, now_ns());
-    is_inside = false;
+    work(own->region, false);
 }
 
 __attribute__((constructor)) void find_real() {
@@ -83,7 +91,7 @@ __attribute__((constructor)) void find_real() {
 extern "C" {
 
 void GOMP_parallel(void (*run)(void *), void *data, unsigned threads, unsigned flags) {
-    if (!is_on || is_inside) return real_parallel(run, data, threads, flags);
+    if (!is_on || is_inside || is_hidden) return real_parallel(run, data, threads, flags);
     job own = {run, data, regions.fetch_add(1)};
     real_parallel(watched, &own, threads, flags);
 }
@@ -109,7 +117,15 @@ void GOMP_barrier(void) {
     waited_ns += now_ns() - begin_ns;
 }
 
-/* Called by `korch_teams.h`, where threads of a region work as teams. */
+/* The next four are called by `korch_teams.h`, where threads of a region work as teams. */
+void korch_threads_hide(int begins) { is_hidden = begins; }
+
+int64_t korch_threads_open(void) { return is_on && !is_inside ? regions.fetch_add(1) : -1; }
+
+void korch_threads_work(int64_t region, int begins) {
+    if (region >= 0) work(region, begins);
+}
+
 void korch_threads_wait(int begins) {
     static thread_local int64_t since_ns;
     if (!is_on) return;

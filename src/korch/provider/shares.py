@@ -30,6 +30,7 @@ from korch.candidate.layout import Layout
 from korch.candidate.unite import split, unite
 from korch.primitive.graph import PrimitiveGraph
 from korch.provider.provider import Kernel, Provider, named_kernel
+from korch.provider.teams import team_refusal
 from korch.target import Target
 
 SCHEMA = 2
@@ -40,12 +41,6 @@ MOST_BUFFERS = 64
 
 _PART = re.compile(r"([\w.-]+)(?::([^|+*: ][^|+*:]*))?(?:\*(\d+))?")
 _LANE = re.compile(r"(?:([1-9]\d*): )?(.*)", re.DOTALL)
-
-_DIRECTIVE = re.compile(r"#\s*pragma\s+omp\s+(.*)")
-_TEAM_DIRECTIVE = re.compile(
-    r"barrier|(parallel|for|parallel for)"
-    r"(\s+(num_threads\(.*?\)|schedule\(static\)|if ?\(.*?\)|nowait))*\s*"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,28 +87,6 @@ def parse_lanes(text: str) -> Lanes | Refusal:
             return Refusal(f"{text!r} names no kernels to run side by side")
         lanes.append(Lane(parts, int(threads or 1)))
     return tuple(lanes)
-
-
-def team_refusal(kernel: Kernel, target: Target) -> Refusal | None:
-    """Return why a kernel can't run in a lane of several threads, if so.
-
-    Args:
-        kernel: built for as many threads.
-        target: the machine.
-    """
-    if "clang" in target.compiler.lower():
-        return Refusal("only the regions of GCC's OpenMP can be given to a team")
-    if kernel.has_state or kernel.libraries:
-        return Refusal("a part with a state or a library may have threads of its own")
-    for directive in omp_directives(kernel.source):
-        if not _TEAM_DIRECTIVE.fullmatch(directive):
-            return Refusal(f"a team does not know 'omp {directive}'")
-    return None
-
-
-def omp_directives(source: str) -> list[str]:
-    """Return what stands behind `#pragma omp` in a source."""
-    return _DIRECTIVE.findall(source)
 
 
 class SharesProvider:

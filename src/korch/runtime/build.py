@@ -65,7 +65,7 @@ def build(
     program = bind_steps(graph, steps)
     check_symbols(program)
     sources = {f"{kernel.symbol}.cpp": kernel.source for kernel in program.kernels if kernel.symbol}
-    sources[MAIN] = print_main(graph, program)
+    sources[MAIN] = print_main(graph, program, target)
     libraries = {name for kernel in program.kernels for name in kernel.libraries}
     library = builder.library(list(sources.values()), sorted(libraries)).read_bytes()
     if any("iomp5" in flag for flag in builder.compiler.openmp):

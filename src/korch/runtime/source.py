@@ -13,7 +13,9 @@ from typing import Any
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.types import ValueType
 from korch.provider.provider import Kernel
+from korch.provider.teams import team_refusal
 from korch.runtime.program import Place, Program, Slot
+from korch.target import Target
 
 PLAN_FUNCTIONS = ("inputs", "outputs", "constants", "kernels", "arena_bytes", "create", "run",
                   "run_timed", "destroy")  # fmt: skip
@@ -25,12 +27,13 @@ def native_text(name: str) -> str:
     return files("korch").joinpath("native", name).read_text(encoding="utf-8")
 
 
-def print_main(graph: PrimitiveGraph, program: Program[Any]) -> str:
+def print_main(graph: PrimitiveGraph, program: Program[Any], target: Target) -> str:
     """Return the main source of a library.
 
     Args:
         graph: the model's graph, for the constants' types.
         program: the bound kernels.
+        target: the machine that they are for.
     """
     constants = [
         (f"c{i}", layout.stored_type(graph.types[value]))
@@ -42,13 +45,14 @@ def print_main(graph: PrimitiveGraph, program: Program[Any]) -> str:
     copies = [f"{{{output}, {_slot(source)}}}" for output, source in program.copies]
     sections = (
         native_text("korch.h"),
+        '#include "korch_teams.h"\n',
         native_text("korch_plan.h"),
         _declarations(program.kernels),
         "namespace plan {\n",
         _tensors("INPUT", program.inputs),
         _tensors("OUTPUT", program.outputs),
         _tensors("CONSTANT", constants),
-        _table("step", "STEP", _steps(program)),
+        _table("step", "STEP", _steps(program, target)),
         _rows("const char *const", "SYMBOLS", [c_string(k.symbol) for k in program.kernels]),
         _table("slot", "SLOT", [_slot(slot) for slot in flat]),
         _table("int64_t", "BINDING", [str(i) for i in bindings]),
@@ -107,15 +111,16 @@ def _declarations(kernels: Iterable[Kernel]) -> str:
     return 'extern "C" {\n' + "".join(f"{line}\n" for line in lines) + "}\n"
 
 
-def _steps(program: Program[Any]) -> list[str]:
+def _steps(program: Program[Any], target: Target) -> list[str]:
     rows, first = [], 0
     for kernel, slots in _pairs(program):
         name = kernel.symbol
         if not name:
-            rows.append(f"{{nullptr, nullptr, nullptr, {first}}}")
+            rows.append(f"{{nullptr, nullptr, nullptr, {first}, false}}")
             continue
         state = f"{name}_create, {name}_destroy" if kernel.has_state else "nullptr, nullptr"
-        rows.append(f"{{{name}_run, {state}, {first}}}")
+        is_alone = str(team_refusal(kernel, target) is not None).lower()
+        rows.append(f"{{{name}_run, {state}, {first}, {is_alone}}}")
         first += len(slots)
     return rows
 
