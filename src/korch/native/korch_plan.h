@@ -15,14 +15,16 @@ struct slot {
 };
 
 /* One kernel call: its buffers are SLOTS[first_slot], SLOTS[first_slot + 1], and so on. Of a step for
- * which nothing runs, a concatenation in place, `run` is null. One that is alone may have threads of
- * its own; the others run in one parallel region, as many as follow each other. */
+ * which nothing runs, a concatenation in place, `run` is null. One that is alone may have threads of its
+ * own. The others, as many as follow each other, run in one parallel region if two of them or more open
+ * regions. */
 struct step {
     int (*run)(void *state, void *const *buffers);
     void *(*create)(int threads, char *error, size_t error_size);
     void (*destroy)(void *state);
     int64_t first_slot;
     bool is_alone;
+    bool opens_regions;
 };
 
 /* A model output that no kernel writes in place. */

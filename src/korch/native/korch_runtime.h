@@ -119,12 +119,18 @@ struct runner {
     }
 };
 
-/* Return where the steps end that from this one on run in one parallel region. */
-int64_t stretch_end(int64_t from) {
-    int64_t end = from;
-    while (end < plan::STEP_COUNT && !plan::STEPS[end].is_alone) ++end;
-    return end > from ? end : from + 1;
-}
+/* Steps that follow each other, before `end`. */
+struct stretch {
+    int64_t end;
+    int regions; /* how many of them open regions of their own */
+
+    /* The longest from a step on whose steps can share a region, or a single step. */
+    explicit stretch(int64_t from) : end(from), regions(0) {
+        for (; end < plan::STEP_COUNT && !plan::STEPS[end].is_alone; ++end)
+            regions += plan::STEPS[end].opens_regions;
+        if (end == from) ++end;
+    }
+};
 
 template <bool IS_TIMED>
 int run(handle *h, const void *const *inputs, void *const *outputs, int64_t *kernel_ns) {
@@ -133,10 +139,12 @@ int run(handle *h, const void *const *inputs, void *const *outputs, int64_t *ker
     bind(h, inputs, outputs);
     runner<IS_TIMED> steps{h, kernel_ns};
     korch_teams::Crowd *crowd = IS_TIMED ? nullptr : &h->crowd; /* times are those of all threads */
-    for (int64_t from = 0, end; from < plan::STEP_COUNT && !steps.failed; from = end) {
-        end = stretch_end(from);
-        if (h->threads == 1 || end - from == 1) steps.run(from, end);
-        else korch_teams::run_together(h->threads, crowd, [&] { steps.run(from, end); });
+    for (int64_t from = 0; from < plan::STEP_COUNT && !steps.failed;) {
+        const stretch next(from);
+        const auto run_it = [&] { steps.run(from, next.end); };
+        if (h->threads > 1 && next.regions > 1) korch_teams::run_together(h->threads, crowd, run_it);
+        else run_it();
+        from = next.end;
     }
     if (!steps.failed) copy_outputs(h, inputs, outputs);
     pthread_mutex_unlock(&h->mutex);

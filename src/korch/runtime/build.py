@@ -27,7 +27,7 @@ from korch.runtime.record import (
     TensorRecord,
     plain,
 )
-from korch.runtime.source import native_text, print_main
+from korch.runtime.source import INCLUDE, native_text, print_main
 from korch.runtime.weights import Weights
 from korch.target import Target
 
@@ -181,7 +181,7 @@ def _headers(sources: Mapping[str, str]) -> dict[str, str]:
     found = {"korch.h": native_text("korch.h")}
     waiting = list(sources.values())
     while waiting:
-        for name in re.findall(r'^#include "(korch[\w.]*)"', waiting.pop(), re.MULTILINE):
+        for name in INCLUDE.findall(waiting.pop()):
             if name not in found:
                 found[name] = native_text(name)
                 waiting.append(found[name])

@@ -6,20 +6,25 @@ artifact's sources can be compiled without Korch. `korch.h` states the C interfa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.types import ValueType
 from korch.provider.provider import Kernel
-from korch.provider.teams import team_refusal
+from korch.provider.teams import omp_directives, team_refusal
 from korch.runtime.program import Place, Program, Slot
 from korch.target import Target
 
 PLAN_FUNCTIONS = ("inputs", "outputs", "constants", "kernels", "arena_bytes", "create", "run",
                   "run_timed", "destroy")  # fmt: skip
 """The members of `korch_plan` in `korch.h`, in its order."""
+
+INCLUDE = re.compile(r'^#include "(korch[\w.]*)"', re.MULTILINE)
+"""Where a source includes a header of Korch's, and which."""
 
 
 def native_text(name: str) -> str:
@@ -89,6 +94,14 @@ def print_plans(count: int) -> str:
     ))  # fmt: skip
 
 
+@cache
+def opens_regions(source: str) -> bool:
+    """Return whether a source, or a header of Korch's that it includes, has parallel regions."""
+    if any(directive.startswith("parallel") for directive in omp_directives(source)):
+        return True
+    return any(opens_regions(native_text(name)) for name in INCLUDE.findall(source))
+
+
 def c_string(text: str) -> str:
     """Return a C string literal; what is not printable ASCII is escaped."""
     escaped = (
@@ -116,11 +129,11 @@ def _steps(program: Program[Any], target: Target) -> list[str]:
     for kernel, slots in _pairs(program):
         name = kernel.symbol
         if not name:
-            rows.append(f"{{nullptr, nullptr, nullptr, {first}, false}}")
+            rows.append(f"{{nullptr, nullptr, nullptr, {first}, false, false}}")
             continue
         state = f"{name}_create, {name}_destroy" if kernel.has_state else "nullptr, nullptr"
-        is_alone = str(team_refusal(kernel, target) is not None).lower()
-        rows.append(f"{{{name}_run, {state}, {first}, {is_alone}}}")
+        flags = (team_refusal(kernel, target) is not None, opens_regions(kernel.source))
+        rows.append(f"{{{name}_run, {state}, {first}, {', '.join(str(f).lower() for f in flags)}}}")
         first += len(slots)
     return rows
 
