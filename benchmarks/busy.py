@@ -57,9 +57,7 @@ def main() -> int:
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
     """Keep so many processes computing."""
-    processes = [
-        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)
-    ]
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
     finally:

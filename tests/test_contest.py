@@ -85,3 +85,14 @@ def test_errors_are_told_by_output() -> None:
     other = differences({"counts": np.array([1, 3]), "infinite": np.array([1.0, 2.0])}, expected)
     assert other["counts"] == Difference(1.0, 1.0, 1.0)
     assert other["infinite"].rms == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("found", "is_same"),
+    [((1, np.inf, -np.inf, np.nan), True), ((1, np.inf, np.inf, np.nan), False),
+     ((1, np.nan, -np.inf, np.nan), False), ((1, np.inf, -np.inf, np.inf), False)],
+)  # fmt: skip
+def test_nan_is_no_infinity_and_infinities_have_signs(found, is_same) -> None:
+    expected = np.array([1, np.inf, -np.inf, np.nan])
+    error = differences({"y": np.array(found, np.float32)}, {"y": expected})["y"]
+    assert error.rms == (0 if is_same else float("inf"))

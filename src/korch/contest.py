@@ -344,7 +344,8 @@ def _difference(actual: Array, wanted: Array) -> Difference:
         return Difference(differs, differs, differs)
     a, e = actual.astype(np.float64), wanted.astype(np.float64)
     finite = np.isfinite(e)
-    if not np.array_equal(np.isfinite(a), finite):
+    others = np.where(finite, 0.0, e)
+    if not np.array_equal(np.where(np.isfinite(a), 0.0, a), others, equal_nan=True):
         return Difference(*[float("inf")] * 3)
     if not finite.any():
         return Difference()
