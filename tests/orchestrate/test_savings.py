@@ -28,7 +28,10 @@ OPTIONS = Options(max_primitives=2)
 
 @dataclass
 class Costs:
-    """A cost for every kernel: its operations and a bit; some are as if not measured."""
+    """A cost for every kernel: its operations, a call, and a bit; some are as if not measured.
+
+    A call costs more than any bit, so two kernels are never cheaper than one that does the same.
+    """
 
     unmeasured: frozenset[str] = frozenset()
     facts: dict[str, str] = field(default_factory=dict)
@@ -49,8 +52,11 @@ class Costs:
     def known(self, candidate: Candidate) -> Measured | Failed | None:
         if candidate.key in self.unmeasured:
             return None
-        bit = zlib.crc32(candidate.key.encode()) % 10
-        return Measured(candidate.linear_flop + bit + 1, 0.0, ())
+        # Not of the key, which has the provider's version.
+        offer = candidate.offer
+        text = f"{candidate.provider} {offer.variant} {candidate.group.text}"
+        bit = zlib.crc32(" ".join(map(str, (text, *offer.inputs, *offer.outputs))).encode()) % 10
+        return Measured(candidate.linear_flop + bit + 11, 0.0, ())
 
     def cost_ns(self, candidate: Candidate) -> tuple[int, bool]:
         record = self.known(candidate)
