@@ -402,7 +402,8 @@ def test_what_can_not_run_in_a_team_is_refused(target: Target) -> None:
                   "for schedule(static) nowait", "barrier"):  # fmt: skip
         assert reason(known) is None
     for unknown in ("single", "for schedule(dynamic)", "for", "critical", "sections", "task",
-                    "for schedule(static, 1) ordered"):  # fmt: skip
+                    "for schedule(static, 1) ordered", "parallel num_threads(4) reduction(+:x)",
+                    "parallel for num_threads(f(4)) schedule(dynamic)"):  # fmt: skip
         assert (reason(unknown) is None) is (unknown == "for")
         assert reason(unknown) in (None, f"a team does not know 'omp {unknown}'")
     library = "a kernel with a state or a library may have threads of its own"

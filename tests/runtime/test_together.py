@@ -111,14 +111,19 @@ def test_the_threads_of_a_team_are_seen_in_each_kernel(make_seeing, tmp_path):
 CROWD = """
 #include "korch_teams.h"
 static korch_teams::Crowd crowd;
-static int calls, threads_seen;
+static int threads_seen;
+static int64_t clock_ns;
 extern "C" {
-int begin(int64_t now_ns) { crowd.begin(now_ns); return crowd.is_here(); }
-int note_wait(int64_t since_ns, int64_t now_ns, int threads) {
+void begin(int64_t now_ns) { crowd.begin(now_ns); }
+void note_wait(int64_t since_ns, int64_t now_ns, int threads) {
   crowd.note_wait(since_ns, now_ns, threads);
-  return crowd.is_here();
 }
-void end() { crowd.end(); }
+void leave_out(int64_t since_ns, int64_t now_ns) { crowd.leave_out(since_ns, now_ns); }
+void end(int64_t now_ns) { crowd.end(now_ns); }
+int is_here(int64_t now_ns) {
+  clock_ns = now_ns;
+  return crowd.is_here([] { return clock_ns; });
+}
 int run(int threads) {
   korch_teams::run_together(threads, &crowd, [] {
     threads_seen = 0;
@@ -131,60 +136,110 @@ int run(int threads) {
 """
 
 
+class Crowd:
+    """A crowd of its own; times are in milliseconds."""
+
+    def __init__(self, path):
+        self.library = ctypes.CDLL(str(path))
+
+    def run(self, threads):
+        return self.library.run(threads)
+
+    def is_here(self, now):
+        return bool(self.library.is_here(ctypes.c_int64(int(now * MS))))
+
+    def tell(self, name, *times, threads=()):
+        getattr(self.library, name)(*(ctypes.c_int64(int(t * MS)) for t in times), *threads)
+
+    def wait(self, since, now, threads=2):
+        self.tell("note_wait", since, now, threads=[threads])
+        return self.is_here(now)
+
+    def works(self, since, now):
+        """A run of all threads without a wait."""
+        self.tell("begin", since)
+        self.tell("end", now)
+
+
 @pytest.fixture
 def crowd(builder, tmp_path):
-    # A copy: its state is this test's own.
-    copy = tmp_path / "crowd.so"
+    copy = tmp_path / "crowd.so"  # its state is this test's own
     copy.write_bytes(builder.library([CROWD]).read_bytes())
-    found = ctypes.CDLL(str(copy))
-    found.begin.argtypes = [ctypes.c_int64]
-    found.note_wait.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_int]
-    return found
+    return Crowd(copy)
 
 
-def test_who_waits_longer_than_alone_it_would_work_is_alone_for_twice_as_long(crowd):
-    assert not crowd.begin(0)
-    assert not crowd.note_wait(5 * MS, 9 * MS, 2)  # it worked for 5 of 9 ms
-    assert not crowd.begin(20 * MS)
-    assert crowd.note_wait(21 * MS, 24 * MS, 2)
-    assert crowd.begin(29 * MS)
-    assert not crowd.begin(31 * MS)
+def test_who_waits_longer_than_the_work_takes_alone_is_alone_for_twice_as_long(crowd):
+    crowd.works(0, 5)
+    crowd.tell("begin", 100)
+    assert not crowd.wait(101, 106)  # all threads have 5 ms of work each, so one has 5 more
+    assert crowd.wait(106, 107)
+    assert crowd.is_here(118)
+    assert not crowd.is_here(120)  # in the same run
+    assert crowd.wait(120, 140)
+    crowd.tell("begin", 150)
+    assert crowd.is_here(150)
+    crowd.tell("begin", 230)
+    assert not crowd.is_here(230)
+
+
+def test_a_long_run_counts_as_what_it_was(crowd):
+    """What is done by now may be the least of it: a wait at the begin is not all."""
+    crowd.works(0, 50)
+    crowd.tell("begin", 100)
+    assert not crowd.wait(100.1, 104)
+    crowd.tell("begin", 200)
+    assert not crowd.wait(300, 390)  # this one has worked for 100 ms
+
+
+def test_of_the_first_run_nothing_is_known(crowd):
+    crowd.tell("begin", 0)
+    assert not crowd.wait(1, 100)
 
 
 def test_a_short_wait_is_no_crowd(crowd):
-    assert not crowd.begin(0)
-    assert not crowd.note_wait(0, MS - 1, 2)
+    crowd.works(0, 0.1)
+    crowd.tell("begin", 1)
+    assert not crowd.wait(1, 1.9)
 
 
 def test_more_threads_wait_for_longer(crowd):
     """Alone, eight threads' work takes eight times as long."""
-    assert not crowd.begin(0)
-    assert not crowd.note_wait(2 * MS, 15 * MS, 8)
-    assert crowd.note_wait(15 * MS, 17 * MS, 8)
+    crowd.works(0, 1)
+    crowd.tell("begin", 10)
+    assert not crowd.wait(10, 16.9, 8)
+    assert crowd.wait(16.9, 17.1, 8)
+
+
+def test_steps_with_threads_of_their_own_are_no_work_of_the_team(crowd):
+    crowd.works(0, 1)
+    crowd.tell("begin", 10)
+    crowd.tell("leave_out", 10, 110)
+    assert crowd.wait(110, 112)
 
 
 def test_crowds_that_come_back_last_longer_and_runs_without_shorten_them(crowd):
-    now, lengths = 0, []
-    for _ in range(12):
-        crowd.begin(now)
-        assert crowd.note_wait(now, now + 2 * MS, 2)
-        now += 2 * MS
-        length = next(n for n in range(1, 400) if not crowd.begin(now + n * MS))
-        lengths.append(length)
-        now += length * MS
-    assert lengths == [4, 8, 16, 32, 64, 128, 256, 300, 300, 300, 300, 300]
-    for _ in range(8):
-        crowd.begin(now)
-        crowd.end()
-    crowd.begin(now)
-    assert crowd.note_wait(now, now + 2 * MS, 2)
-    assert crowd.begin(now + 5 * MS)
-    assert not crowd.begin(now + 6 * MS)
+    crowd.works(0, 1)
+    now, lengths = 10, []
+    for _ in range(10):
+        crowd.tell("begin", now)
+        assert crowd.wait(now, now + 2)
+        now += 2
+        lengths.append(next(n for n in range(1, 400) if not crowd.is_here(now + n)))
+        now += lengths[-1]
+        crowd.tell("end", now)
+    assert lengths == [4, 8, 16, 32, 64, 128, 256, 300, 300, 300]
+    for i in range(8):
+        crowd.works(now + i, now + i + 1)
+    crowd.tell("begin", now + 20)
+    assert crowd.wait(now + 20, now + 22)
+    assert crowd.is_here(now + 25)
+    assert not crowd.is_here(now + 27)
 
 
 def test_in_a_crowd_regions_have_one_thread(crowd):
-    crowd.begin(0)
     assert crowd.run(3) == 3
-    crowd.begin(2**62)
-    assert crowd.note_wait(2**62, 2**62 + MS, 3)  # until long from now
+    crowd.works(0, 0.5)
+    far = 2**62 // MS
+    crowd.tell("begin", far)
+    assert crowd.wait(far, far + 2, 3)
     assert crowd.run(3) == 1

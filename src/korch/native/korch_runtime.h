@@ -138,14 +138,22 @@ int run(handle *h, const void *const *inputs, void *const *outputs, int64_t *ker
     const thread_count count(h->threads);
     bind(h, inputs, outputs);
     runner<IS_TIMED> steps{h, kernel_ns};
-    korch_teams::Crowd *crowd = IS_TIMED ? nullptr : &h->crowd; /* times are those of all threads */
+    /* Times are those of all threads. */
+    korch_teams::Crowd *crowd = IS_TIMED || h->threads == 1 ? nullptr : &h->crowd;
+    if (crowd) crowd->begin(now_ns());
     for (int64_t from = 0; from < plan::STEP_COUNT && !steps.failed;) {
         const stretch next(from);
         const auto run_it = [&] { steps.run(from, next.end); };
-        if (h->threads > 1 && next.regions > 1) korch_teams::run_together(h->threads, crowd, run_it);
-        else run_it();
+        if (h->threads > 1 && next.regions > 1) {
+            korch_teams::run_together(h->threads, crowd, run_it);
+        } else {
+            const int64_t since = crowd ? now_ns() : 0;
+            run_it();
+            if (crowd) crowd->leave_out(since, now_ns());
+        }
         from = next.end;
     }
+    if (crowd) crowd->end(now_ns());
     if (!steps.failed) copy_outputs(h, inputs, outputs);
     pthread_mutex_unlock(&h->mutex);
     return steps.failed;

@@ -87,11 +87,12 @@ class alignas(64) Count {
  public:
   uint32_t now() const { return value_.load(std::memory_order_acquire); }
 
-  // All that was written before is seen by those who waited.
-  void advance() {
-    value_.fetch_add(1);
-    if (sleepers_.load() != 0) wake_all();
+  // All that was written before is seen by those who waited. They wait for no less than `wanted`.
+  void advance(uint32_t wanted) {
+    const uint32_t now = value_.fetch_add(1) + 1;
+    if (now == wanted && sleepers_.load() != 0) wake_all();
   }
+  void advance() { advance(now() + 1); }
 
   void wait_for(uint32_t wanted, int looks) {
     watched(true);
@@ -118,40 +119,53 @@ class alignas(64) Count {
 };
 
 // Whether other processes want the cores so much that one thread is faster than all: then some thread
-// has no core most of the time, and the others wait for it.
+// has no core most of the time, and the others wait for it. Asked and told by a plan's calling thread.
 class Crowd {
  public:
   // A run begins.
   void begin(int64_t now_ns) {
     begun_ns_ = now_ns;
     waited_ns_ = 0;
-    is_here_ = now_ns < alone_until_ns_;
+    is_here_ = was_here_ = now_ns < alone_until_ns_;
   }
 
   // Whether kernels should be the leader's alone.
-  bool is_here() const { return is_here_; }
+  bool is_here(int64_t (*clock_ns)() = now_ns) {
+    if (is_here_) is_here_ = clock_ns() < alone_until_ns_;
+    return is_here_;
+  }
 
   // The leader of so many threads has waited for the others since then.
   void note_wait(int64_t since_ns, int64_t now_ns, int threads) {
     waited_ns_ += now_ns - since_ns;
-    // Alone, what it did not wait takes `threads` times as long.
-    const int64_t all_ns = now_ns - begun_ns_, alone_ns = (all_ns - waited_ns_) * threads;
-    if (is_here_ || waited_ns_ < LEAST_NS || all_ns < alone_ns) return;
-    is_here_ = true;
+    // Of the first run it is not known yet how much is to be done.
+    if (is_here_ || work_ns_ == 0 || waited_ns_ < LEAST_NS) return;
+    const int64_t so_far_ns = now_ns - begun_ns_ - waited_ns_;
+    const int64_t work_ns = so_far_ns > work_ns_ ? so_far_ns : work_ns_;
+    // Alone, what it does not wait takes `threads` times as long.
+    if (waited_ns_ <= work_ns * (threads - 1)) return;
+    is_here_ = was_here_ = true;
     alone_ns_ = 2 * (alone_ns_ > waited_ns_ ? alone_ns_ : waited_ns_);
     if (alone_ns_ > MOST_NS) alone_ns_ = MOST_NS;
     alone_until_ns_ = now_ns + alone_ns_;
   }
 
-  // A run that all threads began has ended.
-  void end() {
-    if (!is_here_) alone_ns_ /= 2;
+  // A step since then was none of a team's.
+  void leave_out(int64_t since_ns, int64_t now_ns) { begun_ns_ += now_ns - since_ns; }
+
+  // The run ends.
+  void end(int64_t now_ns) {
+    if (was_here_) return;
+    const int64_t work_ns = now_ns - begun_ns_ - waited_ns_;
+    work_ns_ = work_ns_ == 0 || work_ns < work_ns_ ? work_ns : work_ns_ + (work_ns - work_ns_) / 8;
+    alone_ns_ /= 2;
   }
 
  private:
   static constexpr int64_t LEAST_NS = 1000000, MOST_NS = 300 * LEAST_NS;
-  bool is_here_ = false;
+  bool is_here_ = false, was_here_ = false;  // the latter: at any time of the run
   int64_t begun_ns_ = 0, waited_ns_ = 0, alone_until_ns_ = 0;
+  int64_t work_ns_ = 0;   // what the leader does in a run of all threads; 0 if not known
   int64_t alone_ns_ = 0;  // more with each crowd, less with each run without one
 };
 
@@ -199,7 +213,7 @@ inline void follow(Team& team, int me) {
     if (me < team.wanted) {
       take({&team, me, team.wanted, true, team.met_before}, team.work, team.data, team.region);
     }
-    team.done.advance();
+    team.done.advance(turn * (team.threads - 1));
   }
 }
 
@@ -212,6 +226,13 @@ inline void lead(Team& team, F run) {
   seat = before;
   team.work = nullptr;
   team.opened.advance();
+}
+
+// Let the leader wait.
+inline void lead_wait(Team& team, Count& count, uint32_t wanted) {
+  const int64_t since_ns = team.crowd != nullptr ? now_ns() : 0;
+  count.wait_for(wanted, team.looks);
+  if (team.crowd != nullptr) team.crowd->note_wait(since_ns, now_ns(), team.threads);
 }
 
 // Open a region. One inside of another has one thread.
@@ -227,9 +248,7 @@ inline void open(void (*work)(void*), void* data, unsigned wanted) {
   team.region = region;
   team.opened.advance();
   take(own, work, data, region);
-  const int64_t since_ns = team.crowd != nullptr ? now_ns() : 0;
-  team.done.wait_for(team.opened.now() * (team.threads - 1), team.looks);
-  if (team.crowd != nullptr) team.crowd->note_wait(since_ns, now_ns(), team.threads);
+  lead_wait(team, team.done, team.opened.now() * (team.threads - 1));
 }
 
 // Run kernels, one after the other, in one region of OpenMP's, whose threads work on all of theirs; in a
@@ -237,31 +256,34 @@ inline void open(void (*work)(void*), void* data, unsigned wanted) {
 template <class F>
 inline void run_together(int threads, Crowd* crowd, F run) {
   Team team;
-  if (crowd != nullptr) crowd->begin(now_ns());
   if (crowd != nullptr && crowd->is_here()) return lead(team, run);
   team.crowd = crowd;
   if (cores >= threads) team.looks = LOOKS;
   if (korch_threads_hide != nullptr) korch_threads_hide(true);
+  int64_t ended_ns = 0;
 #pragma omp parallel num_threads(threads)
   {
     const int me = omp_get_thread_num();
     if (me == 0) {
       team.threads = omp_get_num_threads();
       lead(team, run);
+      if (crowd != nullptr) ended_ns = now_ns();
     } else {
       follow(team, me);
     }
   }
+  if (crowd != nullptr) crowd->note_wait(ended_ns, now_ns(), team.threads);
   if (korch_threads_hide != nullptr) korch_threads_hide(false);
-  if (crowd != nullptr) crowd->end();
 }
 
 // Wait until all that work on a region have come.
 inline void meet() {
   if (seat.threads == 1) return;
+  Team& team = *seat.team;
   seat.met += seat.threads;
-  seat.team->met.advance();
-  seat.team->met.wait_for(seat.met, seat.team->looks);
+  team.met.advance(seat.met);
+  if (seat.me == 0) lead_wait(team, team.met, seat.met);
+  else team.met.wait_for(seat.met, team.looks);
 }
 
 }  // namespace korch_teams

@@ -14,7 +14,7 @@ from korch.target import Target
 _DIRECTIVE = re.compile(r"#\s*pragma\s+omp\s+(.*)")
 _TEAM_DIRECTIVE = re.compile(
     r"barrier|(parallel|for|parallel for)"
-    r"(\s+(num_threads\(.*?\)|schedule\(static\)|if ?\(.*?\)|nowait))*\s*"
+    r"(\s+((num_threads|if) ?\(([^()]|\([^()]*\))*\)|schedule\(static\)|nowait))*\s*"
 )
 
 

@@ -97,6 +97,8 @@ def print_plans(count: int) -> str:
 @cache
 def opens_regions(source: str) -> bool:
     """Return whether a source, or a header of Korch's that it includes, has parallel regions."""
+    if "korch_shares::run_alone(" in source:
+        return False  # all of its parts are one thread's
     if any(directive.startswith("parallel") for directive in omp_directives(source)):
         return True
     return any(opens_regions(native_text(name)) for name in INCLUDE.findall(source))
