@@ -18,7 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 
 extern "C" int omp_get_max_threads(void);
 extern "C" void omp_set_num_threads(int);
@@ -92,11 +91,7 @@ void copy_outputs(const handle *h, const void *const *inputs, void *const *outpu
     }
 }
 
-int64_t now_ns() {
-    timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
-}
+using korch_teams::now_ns;
 
 /* Runs steps of a plan, until one fails. */
 template <bool IS_TIMED>

@@ -324,7 +324,7 @@ def load(path: str | os.PathLike[str]) -> Executable:
 def _accept(array: Any, tensor: _Tensor) -> Array:
     """Return an input as a dense array of the expected type, copied only if it must be."""
     is_numpy = isinstance(array, np.ndarray | np.generic)
-    found = np.asarray(array) if is_numpy else (import_array(array, tensor.name, str(tensor.type)))
+    found = np.asarray(array) if is_numpy else import_array(array, tensor.name, str(tensor.type))
     dtype = tensor.dtype
     is_native = found.dtype == dtype
     if found.shape != tensor.shape or not (is_native or found.dtype.newbyteorder("=") == dtype):
