@@ -4,6 +4,9 @@
                                [--budget 200] [--rounds 15] [--output FILE.json] [--plot FILE.svg]
                                (also tvm:2000 for TVM tuned with 2000 trials a model)
 
+`--models` also takes what PyTorch's exporters make of models of transformers and torchvision:
+`mobilenetv2`, `segformer_b0:dynamo`, ... (`benchmarks/models/exported.py`).
+
 The five models of Korch's evaluation, and four transformers where PyTorch and transformers are
 installed. Each model has a process of its own, and an empty cache: what is reported of the search
 is its whole cost. Engines take turns; the quotient of two is the median of those of the rounds. An
@@ -29,8 +32,10 @@ import numpy as np
 import onnx
 
 from benchmarks.models import PAPER, build
+from benchmarks.models.exported import export_model, is_exported
 from benchmarks.models.transformers import TRANSFORMERS, export_transformer
 from korch.api import optimize
+from korch.errors import KorchError
 from korch.options import Options
 from korch.report.bench import bench
 from korch.report.peers import get_peer
@@ -66,8 +71,12 @@ def main() -> int:
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        measure(args.one, args.against.split(","), args.rounds, args.budget, args.output,
-                args.artifacts)  # fmt: skip
+        try:
+            measure(args.one, args.against.split(","), args.rounds, args.budget, args.output,
+                    args.artifacts)  # fmt: skip
+        except KorchError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
         return 0
     found = {name: get_peer(name).is_available() for name in args.against.split(",")}
     for name, reason in found.items():
@@ -114,6 +123,8 @@ def _in_process(name: str, args: argparse.Namespace) -> dict[str, Any] | None:
 
 def load(name: str) -> onnx.ModelProto:
     """Return the model of a name."""
+    if is_exported(name):
+        return export_model(name)
     return export_transformer(name).stored() if name in TRANSFORMERS else build(name)
 
 

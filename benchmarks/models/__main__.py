@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 
 from benchmarks.models import MODELS, build
+from benchmarks.models.exported import EXPORTED, FORMS, export_model, is_exported
+from benchmarks.models.transformers import TRANSFORMERS
 from korch.errors import KorchError
 
 
@@ -20,10 +22,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.models",
         description="Write a benchmark model as ONNX.",
-        epilog=f"models:\n{listing}",
+        epilog=f"models:\n{listing}\n\nexported by PyTorch, perhaps with :{' or :'.join(FORMS)}:"
+        f"\n  {', '.join((*EXPORTED, *TRANSFORMERS))}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model", choices=list(MODELS), metavar="MODEL")
+    parser.add_argument("model", metavar="MODEL", help="one of these, or an exported model")
     parser.add_argument("out", type=Path, metavar="OUT.onnx")
     names = sorted({name for model in MODELS.values() for name in model.options})
     for name in names:
@@ -31,7 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
     given = vars(parser.parse_args(arguments))
     options = {name: given[name] for name in names if given[name] is not None}
     try:
-        data = build(given["model"], **options).SerializeToString(deterministic=True)
+        make = export_model if is_exported(given["model"]) else build
+        data = make(given["model"], **options).SerializeToString(deterministic=True)
         given["out"].write_bytes(data)
     except (KorchError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -60,7 +60,7 @@ def build_bert(
     mask = torch.ones(1, sequence, dtype=torch.int64)
     mask[:, sequence - sequence // 8 :] = 0
     tokens = torch.randint(0, vocabulary, (1, sequence))
-    return _ready(BertModel(config)), {"input_ids": tokens, "attention_mask": mask}
+    return ready(BertModel(config)), {"input_ids": tokens, "attention_mask": mask}
 
 
 def build_gpt2(
@@ -77,7 +77,7 @@ def build_gpt2(
         bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     tokens = torch.randint(0, vocabulary, (1, sequence))
-    return _ready(GPT2LMHeadModel(config)), {"input_ids": tokens}
+    return ready(GPT2LMHeadModel(config)), {"input_ids": tokens}
 
 
 def build_vit(
@@ -94,7 +94,7 @@ def build_vit(
         intermediate_size=4 * hidden, image_size=image, patch_size=patch, num_labels=classes,
     )  # fmt: skip
     pixels = torch.randn(1, 3, image, image)
-    return _ready(ViTForImageClassification(config)), {"pixel_values": pixels}
+    return ready(ViTForImageClassification(config)), {"pixel_values": pixels}
 
 
 def build_llama(
@@ -112,10 +112,10 @@ def build_llama(
         use_cache=False,
     )  # fmt: skip
     embeds = torch.randn(1, sequence, hidden)
-    return _ready(LlamaModel(config)), {"inputs_embeds": embeds}
+    return ready(LlamaModel(config)), {"inputs_embeds": embeds}
 
 
-def _ready(module: Any) -> Any:
+def ready(module: Any) -> Any:
     """Return a module in evaluation mode, its biases and norms away from 0 and 1."""
     import torch
 

@@ -1,0 +1,174 @@
+"""Models of transformers and torchvision as PyTorch's two ONNX exporters write them.
+
+`python -m benchmarks.suite --models NAME` takes these names beside the others:
+
+    mobilenetv2          by the exporter that traces (dynamo=False, opset 17), then onnxslim
+    mobilenetv2:script   by that exporter, as it is; `:script-slim` is the same as no suffix
+    mobilenetv2:dynamo   by the exporter on top of torch.export; `:dynamo-slim` with onnxslim
+
+and so `bert:script`, `gpt2:dynamo`, ... for the modules of `transformers.py`, whose names without a
+suffix stand for the export that `korch.optimize` does itself. Weights are random, from a seed;
+nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import onnx
+
+from benchmarks.models.transformers import TRANSFORMERS, Inputs, ready
+from korch.errors import OptionError
+
+FORMS = ("script", "script-slim", "dynamo", "dynamo-slim")
+"""Which exporter writes the model, and whether onnxslim simplifies it."""
+
+OPSETS = {"script": 17, "dynamo": 18}
+
+
+def build_segformer_b0(*, size: int = 512, seed: int = 0) -> tuple[Any, Inputs]:
+    """Return Segformer-B0 of transformers with 150 classes, and an image."""
+    import torch
+    from transformers import SegformerConfig, SegformerForSemanticSegmentation
+
+    torch.manual_seed(seed)
+    module = SegformerForSemanticSegmentation(SegformerConfig(num_labels=150))
+    return ready(module), {"pixel_values": torch.randn(1, 3, size, size)}
+
+
+def build_mobilenetv2(*, size: int = 224, classes: int = 1000, seed: int = 0) -> tuple[Any, Inputs]:
+    """Return MobileNet-v2 of transformers, padded as torchvision pads, and an image."""
+    import torch
+    from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
+
+    torch.manual_seed(seed)
+    config = MobileNetV2Config(num_labels=classes, tf_padding=False)
+    module = ready(MobileNetV2ForImageClassification(config))
+    return module, {"pixel_values": torch.randn(1, 3, size, size)}
+
+
+def build_resnet50(*, size: int = 224, seed: int = 0) -> tuple[Any, Inputs]:
+    """Return ResNet-50 of torchvision, and an image."""
+    import torch
+
+    torch.manual_seed(seed)
+    module = ready(_torchvision().models.resnet50(weights=None))
+    return module, {"x": torch.randn(1, 3, size, size)}
+
+
+EXPORTED: Mapping[str, Callable[..., tuple[Any, Inputs]]] = {
+    "segformer_b0": build_segformer_b0,
+    "mobilenetv2": build_mobilenetv2,
+    "resnet50": build_resnet50,
+}
+"""The models that are not in `TRANSFORMERS`; each makes a module and its inputs by keyword."""
+
+
+def is_exported(name: str) -> bool:
+    """Return whether `export_model` knows a name, whether or not the packages are installed."""
+    return ":" in name or name in EXPORTED
+
+
+def export_model(name: str, **options: int) -> onnx.ModelProto:
+    """Return a model as an exporter writes it.
+
+    Args:
+        name: a key of `EXPORTED` or `TRANSFORMERS`, perhaps with ":" and one of `FORMS`.
+        options: of the model's builder, for example `seed` or `size`.
+
+    Raises:
+        OptionError: there is no such model or form, or a package is missing.
+    """
+    model, _, form = name.partition(":")
+    form = form or "script-slim"
+    if form not in FORMS:
+        raise OptionError(f"there is no exported form {form!r}", f"model {model}", ", ".join(FORMS))
+    packages = ("torch", "transformers", *(["onnxslim"] * form.endswith("-slim")))
+    if missing := [package for package in packages if find_spec(package) is None]:
+        raise OptionError(
+            f"the package {missing[0]} is not installed", f"model {name}",
+            hint="Install what the benchmarks need: pip install -e '.[torch,bench]'",
+        )  # fmt: skip
+    if model in EXPORTED:
+        module, inputs = EXPORTED[model](**options)
+    elif model in TRANSFORMERS:
+        module, inputs = TRANSFORMERS[model].build(**options)
+    else:
+        known = ", ".join((*EXPORTED, *TRANSFORMERS))
+        raise OptionError(f"there is no model {model!r} to export", "benchmarks.models", known)
+    exporter = form.removesuffix("-slim")
+    found = _export(module, inputs, is_dynamo=exporter == "dynamo", opset=OPSETS[exporter])
+    if form.endswith("-slim"):
+        import onnxslim
+
+        with redirect_stdout(io.StringIO()):
+            found = onnxslim.slim(found)
+    return found
+
+
+def _export(module: Any, inputs: Inputs, *, is_dynamo: bool, opset: int) -> onnx.ModelProto:
+    """Return a module's first output as a function of its inputs."""
+    import torch
+
+    names = list(inputs)
+
+    class First(torch.nn.Module):  # type: ignore[misc, unused-ignore]
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, *tensors: Any) -> Any:
+            found = self.module(**dict(zip(names, tensors, strict=True)))
+            return found if isinstance(found, torch.Tensor) else found[0]
+
+    stream = io.BytesIO()
+    with warnings.catch_warnings(), torch.no_grad(), redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            First().eval(), tuple(inputs.values()), None if is_dynamo else stream,
+            input_names=names, opset_version=opset, dynamo=is_dynamo,
+        )  # fmt: skip
+        if is_dynamo:
+            return program.model_proto
+    return onnx.load_from_string(stream.getvalue())
+
+
+def _torchvision() -> Any:
+    """Return torchvision.
+
+    The only build on PyPI is for CUDA. Beside a CPU build of PyTorch it can't load its operators,
+    of which classifiers use none; but importing it says how their shapes follow, which fails for
+    operators that nobody declared.
+
+    Raises:
+        OptionError: it is not installed.
+    """
+    try:
+        import torchvision
+    except ModuleNotFoundError as error:
+        raise OptionError(
+            "the package torchvision is not installed", "model resnet50",
+            hint="Install the version that fits PyTorch's without what it depends on: "
+            "pip install --no-deps torchvision==VERSION",
+        ) from error  # fmt: skip
+    except RuntimeError:
+        _declare_operators()
+        import torchvision
+    return torchvision
+
+
+@cache
+def _declare_operators() -> Any:
+    """Declare what torchvision could not load; the result must live as long as it is used."""
+    import torch
+
+    library = torch.library.Library("torchvision", "DEF")
+    for operator in ("nms", "qnms"):
+        library.define(f"{operator}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+    return library
