@@ -32,8 +32,8 @@ demo: build/candy.onnx
 	@$(BIN)/korch bench build/candy.korch --against onnxruntime,openvino
 	@printf '\n== Why it is as fast as it is\n\n'
 	@$(BIN)/korch explain build/candy.korch
-	@if command -v npm >/dev/null 2>&1; then $(MAKE) --no-print-directory web \
-	  && printf '\n== As a page\n\n' && $(BIN)/korch explain build/candy.korch --html build/candy.html; fi
+	@printf '\n== As a page\n\n'
+	@$(BIN)/korch explain build/candy.korch --html build/candy.html
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -61,16 +61,16 @@ $(TRITON_STAMP): $(STAMP)
 test-cuda: $(TRITON_STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/cuda
 
-# The script and style of the page that `korch explain --html` writes; needs Node.js.
+# Bundle the libraries of the page that `korch explain --html` writes, after a change in web/. The
+# result is part of the repository, so that only this needs Node.js. Its first line has the checksum
+# of what it was made from; a test compares it.
 WEB := src/korch/report/web
-web: $(WEB)/page.js $(WEB)/page.css
-
-$(WEB)/page.css: web/page.css
-	@mkdir -p $(WEB)
-	cp $< $@
-
-$(WEB)/page.js: web/page.js web/package.json
-	cd web && npm install --no-fund --no-audit --silent && npm run --silent build
+WEB_SOURCES := web/libraries.js web/package.json web/package-lock.json
+web:
+	cd web && npm ci --no-fund --no-audit --silent && npm run --silent build -- \
+	  --banner:js="// made from web/ with sha256 $$(cat $(WEB_SOURCES:web/%=%) | sha256sum | cut -d ' ' -f 1)"
+	cd web/node_modules && for name in chart.js @kurkle/color cytoscape cytoscape-dagre @dagrejs/dagre @dagrejs/graphlib highlight.js; \
+	  do printf '== %s\n\n' $$name; cat $$name/LICENSE*; printf '\n\n'; done > ../../$(WEB)/LICENSES.txt
 
 WEB_STAMP := $(VENV)/.installed-web
 
@@ -79,7 +79,7 @@ $(WEB_STAMP): $(STAMP)
 	@touch $@
 
 # The page in headless Chromium, which must be installed.
-test-web: $(WEB_STAMP) web
+test-web: $(WEB_STAMP)
 	$(BIN)/python -m pytest tests/web
 
 # Solver instances, and the models against the other engines.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from korch.errors import UnsupportedError
 from korch.report import page as page_module
 from korch.report.diff import changes, differences, differences_page
 from korch.report.page import page, page_data
@@ -126,21 +127,28 @@ def test_the_data_of_a_plan(plan: PlanRecord) -> None:
     assert data["roof"][1] == (10.0, 200.0)
 
 
-def test_the_page_holds_all_and_fetches_nothing(plan: PlanRecord, tmp_path, monkeypatch) -> None:
-    made = tmp_path / "web"
-    made.mkdir()
-    (tmp_path / "page.html").write_text((page_module.files("korch.report") / "page.html")
-                                        .read_text())  # fmt: skip
-    monkeypatch.setattr(page_module, "files", lambda name: tmp_path)
-    with pytest.raises(UnsupportedError, match="make web"):
-        page(plan, REPORT, {})
-    (made / "page.js").write_text("const a = '</script>';")
-    (made / "page.css").write_text("body { margin: 0 }")
+def test_the_page_holds_all_and_fetches_nothing(plan: PlanRecord, monkeypatch) -> None:
+    monkeypatch.setattr(page_module, "_web", {
+        "page.js": "const a = '</script>';", "libraries.js": "", "page.css": "body { margin: 0 }",
+    }.__getitem__)  # fmt: skip
     text = page(plan, REPORT, {"k1": "// \\1 {{TITLE}} </script>"})
     assert "m&lt;1&gt;.onnx" in text and text.count("</script>") == 2
     assert not re.search(r"(src|href)=\"(?!#)", text)
     data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
     assert data["sources"]["k1"] == "// \\1 {{TITLE}} </script>"
+
+
+def test_the_bundled_libraries_are_those_of_the_sources() -> None:
+    """`make web` makes the bundle anew; it can't be made here, where there may be no Node.js."""
+    root = Path(__file__).parents[2]
+    names = ("libraries.js", "package.json", "package-lock.json")
+    sources = b"".join((root / "web" / name).read_bytes() for name in names)
+    bundle = (root / "src" / "korch" / "report" / "web" / "libraries.js").read_text()
+    told = bundle.splitlines()[0].removeprefix("// made from web/ with sha256 ")
+    assert told == hashlib.sha256(sources).hexdigest(), "run `make web`"
+    licences = (root / "src" / "korch" / "report" / "web" / "LICENSES.txt").read_text()
+    packages = json.loads((root / "web" / "package.json").read_text())["dependencies"]
+    assert [name for name in packages if f"== {name}\n" not in licences] == []
 
 
 def test_what_differs_between_plans(plan: PlanRecord) -> None:
@@ -158,7 +166,7 @@ def test_what_differs_between_plans(plan: PlanRecord) -> None:
     assert "only in" not in same and "built differently" not in same
 
 
-def test_what_differs_as_a_page(plan: PlanRecord, tmp_path, monkeypatch) -> None:
+def test_what_differs_as_a_page(plan: PlanRecord, monkeypatch) -> None:
     first, second = plan.steps
     other = replace(plan, steps=(first, replace(second, candidate="c3", cost_ns=1000.0,
                                                 provider="<b>")))  # fmt: skip
@@ -170,11 +178,7 @@ def test_what_differs_as_a_page(plan: PlanRecord, tmp_path, monkeypatch) -> None
                                  replace(first, origins=())))  # fmt: skip
     names = [name for name, _, _ in changes((ruled, {}), (ruled, {})).operators]
     assert names == ["by low-rank", "changes of layout"]
-    monkeypatch.setattr(page_module, "files", lambda name: tmp_path)
-    with pytest.raises(UnsupportedError, match="make web"):
-        differences_page((plan, {}), (other, {}))
-    (tmp_path / "web").mkdir()
-    (tmp_path / "web" / "page.css").write_text("body { margin: 0 }")
+    monkeypatch.setattr(page_module, "_web", {"page.css": "body { margin: 0 }"}.__getitem__)
     text = differences_page((plan, {}), (other, {}))
     assert "Two plans of m&lt;1&gt;.onnx" in text and "body { margin: 0 }" in text
     assert "Only in the first: 1 kernels, 3.0 us" in text and "&lt;b&gt;" in text

@@ -1,8 +1,8 @@
 """A plan as one page of HTML: facts, kernels, graph, roofline, timeline, memory, search.
 
-The page holds all that it shows and works from a file, without a network. Its script is
-`web/page.js`, bundled with the libraries that draw (Cytoscape.js, dagre, Chart.js, highlight.js)
-and their licences by `make web`.
+The page holds all that it shows and works from a file, without a network. Its style and script are
+`web/page.css` and `web/page.js`; `web/libraries.js` holds the libraries that draw (Cytoscape.js,
+dagre, Chart.js, highlight.js), bundled by `make web`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 
 from korch.candidate.layout import Layout
 from korch.equivalence.rule import rule_of
-from korch.errors import UnsupportedError
 from korch.primitive.types import ValueType
 from korch.report.explain import output_rows, rule_rows, summary
 from korch.report.kernel import (
@@ -53,11 +52,9 @@ def page(
         peers: rows of a comparison, as `korch bench --json` prints them.
         threads: what its threads do in runs, if somebody looked.
 
-    Raises:
-        UnsupportedError: the page's script has not been built.
     """
     data = page_data(plan, report, sources, run_ns, peers, threads)
-    script = _built("page.js")
+    script = _web("libraries.js") + _web("page.js")
     text = (files("korch.report") / "page.html").read_text()
     # What would end the element early is written in another way that means the same.
     packed = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
@@ -70,22 +67,12 @@ def page(
 
 
 def style_of_page() -> str:
-    """Return the style sheet of pages.
-
-    Raises:
-        UnsupportedError: it has not been built.
-    """
-    return _built("page.css")
+    """Return the style sheet of pages."""
+    return _web("page.css")
 
 
-def _built(name: str) -> str:
-    path = files("korch.report") / "web" / name
-    if not path.is_file():
-        raise UnsupportedError(
-            "the script of the page is not there", where="option --html",
-            hint="In a checkout `make web` builds it, with Node.js; released packages have it",
-        )  # fmt: skip
-    return path.read_text()
+def _web(name: str) -> str:
+    return (files("korch.report") / "web" / name).read_text(encoding="utf-8")
 
 
 def page_data(

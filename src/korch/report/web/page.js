@@ -1,21 +1,6 @@
 // The page of one plan: facts, kernels, graph, roofline, timeline, memory, search. All data are in
 // the page itself; the table of kernels says in words what the graph and the charts show.
-import {
-  BarController, BarElement, CategoryScale, Chart, Filler, Legend, LinearScale, LineController,
-  LineElement, LogarithmicScale, PointElement, ScatterController, Tooltip,
-} from "chart.js";
-import cytoscape from "cytoscape";
-import dagre from "cytoscape-dagre";
-import highlighter from "highlight.js/lib/core";
-import cpp from "highlight.js/lib/languages/cpp";
-import python from "highlight.js/lib/languages/python";
-
-Chart.register(BarController, BarElement, CategoryScale, Filler, Legend, LinearScale,
-  LineController, LineElement, LogarithmicScale, PointElement, ScatterController, Tooltip);
-cytoscape.use(dagre);
-highlighter.registerLanguage("cpp", cpp);
-highlighter.registerLanguage("python", python);
-
+const { Chart, cytoscape, highlighter } = korchLibraries;
 const data = JSON.parse(document.getElementById("data").textContent);
 const kernels = data.kernels;
 const byId = (id) => document.getElementById(id);
