@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -141,6 +144,24 @@ def test_a_second_search_takes_no_time_anew(
     np.testing.assert_allclose(again(*arrays)[0], first(*arrays)[0], rtol=1e-4, atol=1e-5)
 
 
+def test_an_executable_shows_what_it_is(network) -> None:
+    _, executable = network
+    (x,), (y,) = executable.get_inputs(), executable.get_outputs()
+    head, *tensors = repr(executable).splitlines()
+    shown = (
+        r"<Executable a model: \d+ kernels? on 1 thread, measured [\d.]+ ms, predicted [\d.]+ ms"
+    )
+    assert re.fullmatch(shown + r", gap [\d.]+%", head)
+    assert tensors == [f"  input {x.name!r}: tensor(float) {x.shape}",
+                       f"  output {y.name!r}: tensor(float) {y.shape}>"]  # fmt: skip
+
+
+def test_the_package_shows_its_names_before_they_are_used() -> None:
+    code = "import korch, sys; print(dir(korch), 'korch.api' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{sorted(korch.__all__)} False\n"
+
+
 def test_save_and_load(network, tmp_path: Path) -> None:
     _, executable = network
     executable.save(tmp_path / "a.korch")
@@ -218,6 +239,10 @@ def test_an_executable_with_parts_on_the_host_takes_arrays_as_others_do(cache_fo
     opsets = [onnx.helper.make_opsetid("", 17)]
     model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
     executable = korch.optimize(model, measure=False, cache_folder=cache_folder)
+    assert repr(executable) == (
+        "<HostedExecutable segments on the host: 1, native: 0\n"
+        "  input 'x': tensor(float) [2, 3]\n  output 'y': tensor(int64) [2, -1]>"
+    )
     array = np.array([[0, 1, 0], [2, 0, 3]], np.float32)
     for given in (array, array.astype(">f4"), np.asfortranarray(array)):
         np.testing.assert_array_equal(executable(given)[0], np.nonzero(array))

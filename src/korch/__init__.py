@@ -1,4 +1,4 @@
-"""Korch runs a trained model with the provably cheapest set of kernels for the machine at hand.
+"""Korch searches the cheapest set of kernels to run a trained model on the machine at hand.
 
     import korch
 
@@ -37,3 +37,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'korch' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -72,6 +72,9 @@ class ModuleExecutable:
             results = tuple(map(np.array, results))  # one may be a constant of it
         return self.trees.results.nest(list(map(as_tensor, results)))
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.flat!r}>"
+
     @property
     def report(self) -> dict[str, Any]:
         """How the plan was found."""

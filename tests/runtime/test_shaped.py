@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 import threading
 import zipfile
@@ -97,6 +98,12 @@ def test_inputs_are_described_with_the_planned_sizes(executable) -> None:
         ("x", ["1|2", "5|8|1", WIDTH]), ("mask", ["5|8|1", "5|8|1"]),
     ]  # fmt: skip
     assert executable.get_outputs()[0].shape == ["1|2", "5|8|1", WIDTH]
+    lines = repr(executable).splitlines()
+    assert lines[0] == "<ShapedExecutable 4 plans by shape"
+    assert re.match(
+        rf"  \(?1x5x{WIDTH}, .*: a model: \d+ kernels? on 1 thread, measured ", lines[1]
+    )
+    assert lines[5] == f"  input 'x': tensor(float) ['1|2', '5|8|1', {WIDTH}]"
 
 
 def test_saved_and_loaded_it_is_the_same_and_the_weights_are_there_once(

@@ -27,6 +27,7 @@ from korch.primitive.op import Array
 from korch.runtime.artifact import read_archive, read_artifact, write_archive
 from korch.runtime.cuda.executable import CudaExecutable, load_cuda_bytes
 from korch.runtime.executable import Executable, TensorInfo, Timing, check_feeds, import_array
+from korch.runtime.text import executable_text, plan_facts
 
 FORMAT = "korch-hosted"
 SCHEMA = 2
@@ -90,6 +91,12 @@ class HostedExecutable:
         self._constants, self._threads = dict(constants), threads
         self.parts = tuple(parts)
         self.report: dict[str, Any] = dict(report)
+
+    def __repr__(self) -> str:
+        natives = [p.executable for p in self.parts if isinstance(p, NativePart)]
+        facts = f"segments on the host: {len(self.parts) - len(natives)}, native: {len(natives)}"
+        plans = [plan_facts(e.plan, e.report) for e in natives]
+        return executable_text(self, "; ".join([facts, *plans]))
 
     def get_inputs(self) -> list[TensorInfo]:
         """Describe the model's inputs, in the order in which a call takes them."""

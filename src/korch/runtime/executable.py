@@ -21,6 +21,7 @@ from korch.primitive.types import DType, ValueType
 from korch.runtime.artifact import Artifact, artifact_bytes, read_artifact, write_artifact
 from korch.runtime.library import Handle, Library, load_plans
 from korch.runtime.record import PlanRecord, TensorRecord
+from korch.runtime.text import executable_text, plan_facts
 
 T = TypeVar("T")
 
@@ -135,6 +136,9 @@ class Executable:
     def sources(self) -> Mapping[str, str]:
         """The C++ sources by file name."""
         return self._artifact.sources
+
+    def __repr__(self) -> str:
+        return executable_text(self, plan_facts(self.plan, self.report))
 
     def get_inputs(self) -> list[TensorInfo]:
         """Describe the model's inputs, in the order in which a call takes them."""

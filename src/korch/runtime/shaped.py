@@ -38,6 +38,7 @@ from korch.runtime.build import MAIN
 from korch.runtime.executable import Executable, TensorInfo, Timing, check_feeds
 from korch.runtime.library import load_plans
 from korch.runtime.source import print_plans, rename_plan
+from korch.runtime.text import executable_text, plan_facts
 from korch.runtime.weights import Weights
 
 FORMAT = "korch-shaped"
@@ -103,6 +104,10 @@ class ShapedExecutable:
             "kernels": len(steps),
             "shared_kernels": len(set(steps)),
         }
+
+    def __repr__(self) -> str:
+        plans = (f"{_text(s)}: {plan_facts(e.plan, e.report)}" for s, e in self.plans.items())
+        return executable_text(self, "\n  ".join([f"{len(self.plans)} plans by shape", *plans]))
 
     def get_inputs(self) -> list[TensorInfo]:
         """Describe the inputs; a dimension that differs between plans is like "128|256"."""

@@ -37,6 +37,7 @@ from korch.runtime.cuda.recompile import cubins_for
 from korch.runtime.cuda.schedule import STREAMS, Turn, schedule
 from korch.runtime.executable import TensorInfo, run_by_name
 from korch.runtime.record import PlanRecord
+from korch.runtime.text import executable_text, plan_facts
 
 BRANCH_ROUNDS = 9
 """Turns in which a graph with branches and one without are timed."""
@@ -117,6 +118,9 @@ class CudaExecutable:
     def sources(self) -> Mapping[str, str]:
         """The sources by symbol."""
         return self._program.sources
+
+    def __repr__(self) -> str:
+        return executable_text(self, plan_facts(self.plan, self.report))
 
     def get_inputs(self) -> list[TensorInfo]:
         """Describe the model's inputs, in the order in which a call takes them."""

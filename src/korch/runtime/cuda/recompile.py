@@ -5,6 +5,7 @@ from __future__ import annotations
 from korch.cuda.compile import Cubin, CubinCompiler, CubinFailure
 from korch.cuda.kernel import Launch
 from korch.errors import UnsupportedError
+from korch.extras import install_command
 from korch.options import default_cache_folder
 from korch.primitive.types import DType
 from korch.runtime.cuda.program import CudaProgram
@@ -32,7 +33,7 @@ def cubins_for(program: CudaProgram, arch: int) -> dict[str, Cubin]:
         raise UnsupportedError(
             f"its kernels are for sm_{program.arch}, this device is sm_{arch}, and Triton is not "
             "here to compile them again",
-            hint="Install korch[cuda], or build the artifact on such a device",
+            hint=f"Run: {install_command('cuda')}; or build the artifact on such a device",
         ) from error
     sources = [
         Launch(symbol, program.sources[symbol], tuple(map(DType, la.signature)), la.arguments,

@@ -1,0 +1,56 @@
+"""Executable -> the few lines that `repr` shows: model, inputs, outputs, kernels, times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from korch.runtime.record import PlanRecord
+
+MOST_TENSORS = 8
+"""Inputs or outputs that are listed, each on a line."""
+
+
+class Described(Protocol):
+    """What every executable can say of itself."""
+
+    @property
+    def report(self) -> Mapping[str, Any]:
+        """How its plans were found."""
+
+    def get_inputs(self) -> Sequence[Any]:
+        """Describe the inputs."""
+
+    def get_outputs(self) -> Sequence[Any]:
+        """Describe the outputs."""
+
+
+def plan_facts(plan: PlanRecord, report: Mapping[str, Any]) -> str:
+    """Return one line about a plan: model, kernels, threads or device, and its times."""
+    name = plan.model.path.rpartition("/")[2] or "a model"
+    where = "on a CUDA device" if "arch" in plan.target else f"on {_count(plan.threads, 'thread')}"
+    parts = [f"{name}: {_count(plan.kernel_count, 'kernel')} {where}"]
+    told = {"measured_ms": "measured {:.3f} ms", "predicted_ms": "predicted {:.3f} ms",
+            "gap": "gap {:.1%}"}  # fmt: skip
+    parts += [text.format(report[key]) for key, text in told.items() if report.get(key) is not None]
+    return ", ".join(parts)
+
+
+def executable_text(executable: Described, facts: str) -> str:
+    """Return what `repr` shows of an executable.
+
+    Args:
+        executable: what is shown.
+        facts: one line about its plans.
+    """
+    lines = [f"<{type(executable).__name__} {facts}"]
+    for kind, tensors in (("input", executable.get_inputs()), ("output", executable.get_outputs())):
+        for tensor in tensors[:MOST_TENSORS]:
+            lines.append(f"  {kind} {tensor.name!r}: {tensor.type} {tensor.shape}")
+        if len(tensors) > MOST_TENSORS:
+            lines.append(f"  and {_count(len(tensors) - MOST_TENSORS, f'more {kind}')}")
+    return "\n".join(lines) + ">"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
