@@ -25,7 +25,7 @@ class ModulePeer:
 
     def is_available(self) -> str | None:
         """Tell whether the packages are installed, without importing them."""
-        return missing("korch[torch]", "torch") or missing("transformers", "transformers")
+        return missing("torch", "torch") or missing("test-torch", "transformers")
 
     def prepare(self, model_path: Path, inputs: Arrays, threads: int) -> Run:
         """Build the module that the file was made from, and compile it with frozen weights."""

@@ -21,6 +21,7 @@ from benchmarks.models import build
 from korch.api import load
 from korch.cli import main, parse_shapes
 from korch.errors import OptionError
+from korch.extras import install_command
 from korch.measure.record import from_text
 from korch.options import Options
 
@@ -457,5 +458,5 @@ def test_no_compiler_is_one_clear_error(folder: Path, tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (
             1, "korch: there is no C++ compiler on this machine; expected g++ or clang++, or one "
             "in $CXX. Install g++ with the system's package manager, or run: "
-            "pip install 'korch[compiler]'\n",
+            + install_command("compiler") + "\n",
         )  # fmt: skip

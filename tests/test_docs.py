@@ -153,6 +153,18 @@ def test_the_example_of_the_readme_runs(
     assert np.array_equal(names["outputs"][0], np.zeros(shape, np.float32))  # type: ignore[index]
 
 
+def test_the_example_of_the_quick_start_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache_folder: Path
+) -> None:
+    (example,) = blocks(ROOT / "docs" / "start.md", "python")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KORCH_CACHE", str(cache_folder))
+    names: dict[str, object] = {}
+    exec(compile(example, "start.md", "exec"), names)
+    np.testing.assert_allclose(np.sum(names["y"], axis=-1), 1, rtol=1e-5)  # type: ignore[call-overload]
+    assert korch.load(tmp_path / "small.korch").get_inputs()[0].name == "x"
+
+
 def test_the_provider_of_the_documentation_works(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target, builder, rng
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "korch"
 ORDER = (
-    ("errors", "alignment", "child", "deadline", "libraries"), ("options", "target"),
+    ("errors", "alignment", "child", "deadline", "extras", "libraries"), ("options", "target"),
     ("primitive",), ("frontend", "fission", "equivalence"), ("candidate",), ("partition",),
     ("tile",), ("cuda",), ("provider",), ("measure",),
     ("orchestrate",), ("runtime",), ("contest", "report"), ("backend",), ("pipeline",),

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 
 import korch
 from korch.errors import ModelError, OptionError, UnsupportedError
+from korch.extras import install_command
 from korch.report.peers import PEERS, get_peer, tvm, tvm_build
 from korch.report.peers.inputs import random_inputs, with_fixed_shapes
 from korch.report.peers.iree import _entry
@@ -121,7 +122,7 @@ def test_a_missing_engine_says_how_to_install_it(name, package, monkeypatch, tmp
         PEERS[name].prepare(tmp_path / "m.onnx", {}, 1)
     assert str(caught.value) == (
         f"peer {PEERS[name].name}: the Python package {package} is not installed. "
-        f"Run: pip install korch[{package}]"
+        f"Run: {install_command(package)}"
     )
 
 
@@ -186,7 +187,7 @@ def test_tuning_needs_more_than_compiling(monkeypatch):
     )
     assert get_peer("tvm").is_available() is None
     assert get_peer("tvm:8").is_available() == (
-        "the Python package xgboost is not installed; run: pip install korch[tvm]"
+        "the Python package xgboost is not installed; run: " + install_command("tvm")
     )
 
 
@@ -195,7 +196,7 @@ def test_half_of_iree_is_not_enough(monkeypatch):
         importlib.util, "find_spec", lambda module: None if module == "iree.runtime" else module
     )
     assert get_peer("iree").is_available() == (
-        "the Python package iree.runtime is not installed; run: pip install korch[iree]"
+        "the Python package iree.runtime is not installed; run: " + install_command("iree")
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from korch.cuda.kernel import IMPORTS, Launch
 from korch.errors import UnsupportedError
+from korch.extras import install_command
 
 
 def require_triton() -> Any:
@@ -24,7 +25,7 @@ def require_triton() -> Any:
     except ImportError as error:
         raise UnsupportedError(
             "Triton is not installed, and kernels for CUDA devices are compiled with it",
-            where="option target", hint="Install korch[cuda], or use --target cpu",
+            where="option target", hint=f"Run: {install_command('cuda')}; or use --target cpu",
         ) from error  # fmt: skip
     return triton
 

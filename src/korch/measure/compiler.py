@@ -29,6 +29,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from korch.errors import CompileError
+from korch.extras import install_command
 from korch.libraries import find_headers, find_library
 from korch.options import default_cache_folder
 from korch.target import has_matrix_units
@@ -123,7 +124,8 @@ def find_compiler() -> Compiler:
             return compiler
     raise CompileError(
         "there is no C++ compiler on this machine", expected="g++ or clang++, or one in $CXX",
-        hint="Install g++ with the system's package manager, or run: pip install 'korch[compiler]'",
+        hint="Install g++ with the system's package manager, or run: "
+        + install_command("compiler"),
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 
 from korch.candidate.candidate import Group, Offer, Refusal
+from korch.extras import install_command
 from korch.libraries import announce_onnxruntime, find_onnxruntime
 from korch.primitive.graph import Constant, Primitive
 from korch.primitive.ops.opaque import onnx_type, opaque_model
@@ -46,7 +47,7 @@ class OnnxRuntimeProvider:
 
     def __init__(self) -> None:
         if importlib.util.find_spec("onnxruntime") is None or find_onnxruntime() is None:
-            raise ImportError("ONNX Runtime is not installed; pip install 'korch[onnxruntime]'")
+            raise ImportError(f"ONNX Runtime is not installed; {install_command('onnxruntime')}")
         announce_onnxruntime()
         self.version = f"{importlib.metadata.version('onnxruntime')}-{SCHEMA}"
 

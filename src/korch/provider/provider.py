@@ -107,7 +107,8 @@ def load_providers(entry_point_group: str = ENTRY_POINT_GROUP) -> tuple[Provider
         ProviderError: an entry point can't be loaded, or two have one name.
     """
     found: dict[str, Provider[Any, Any]] = {}
-    for entry in sorted(entry_points(group=entry_point_group), key=lambda e: e.name):
+    registered = {(e.name, e.value): e for e in entry_points(group=entry_point_group)}
+    for _, entry in sorted(registered.items()):  # two distributions may register the same class
         try:
             provider: Provider[Any, Any] = entry.load()()
         except ImportError as error:

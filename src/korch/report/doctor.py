@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 
 from korch.errors import CompileError, KorchError
+from korch.extras import install_command
 from korch.libraries import find_headers, find_library
 from korch.measure.compiler import Builder, Compiler, find_compiler, usable_folder
 from korch.measure.cuda.device import detect_cuda_target
@@ -24,12 +25,11 @@ OK, MISSING, FAIL = "ok", "--", "FAIL"
 _PROBE = '#include <omp.h>\nextern "C" int korch_probe() { return omp_get_max_threads(); }\n'
 _PACKAGES = (
     ("onnxruntime", "onnxruntime", "runs operators that have no fission rule; korch bench compares "
-     "with it", "pip install 'korch[onnxruntime]'"),
-    ("openvino", "openvino", "korch bench compares with it", "pip install 'korch[openvino]'"),
-    ("torch", "torch", "korch bench compares with eager PyTorch and Inductor",
-     "pip install 'korch[torch]'"),
-    ("iree", "iree-base-compiler", "korch bench compares with it", "pip install 'korch[iree]'"),
-    ("tvm", "apache-tvm", "korch bench compares with it", "pip install 'korch[tvm]'"),
+     "with it"),
+    ("openvino", "openvino", "korch bench compares with it"),
+    ("torch", "torch", "korch bench compares with eager PyTorch and Inductor"),
+    ("iree", "iree-base-compiler", "korch bench compares with it"),
+    ("tvm", "apache-tvm", "korch bench compares with it"),
 )  # fmt: skip
 
 
@@ -97,8 +97,9 @@ def _libraries() -> Iterator[Finding]:
         part = "its headers are missing" if library is not None else "missing"
         yield Finding(MISSING, "oneDNN", f"{part} (convolution, matmul, pooling): "
                       "pip install onednn-cpu-gomp onednn-devel-cpu-gomp")  # fmt: skip
-    for package, distribution, purpose, command in _PACKAGES:
+    for package, distribution, purpose in _PACKAGES:
         if importlib.util.find_spec(package) is None:
+            command = install_command(package)  # the extra is called as the package is
             yield Finding(MISSING, package, f"missing ({purpose}): {command}")
             continue
         try:
@@ -114,7 +115,7 @@ def _providers() -> Iterator[Finding]:
         yield Finding(FAIL, "providers", str(error))
         return
     yield Finding(OK if names else FAIL, "providers", ", ".join(names) or
-                  "none is registered; install korch again")  # fmt: skip
+                  "none is registered; install Korch again")  # fmt: skip
     for group in (ENTRY_POINT_GROUP, CUDA_ENTRY_POINT_GROUP):
         for entry in sorted(entry_points(group=group), key=lambda e: e.name):
             try:
@@ -127,7 +128,7 @@ def _cuda() -> Iterator[Finding]:
     """Look for what the CUDA target needs: Triton to compile, PyTorch and a device to run."""
     if importlib.util.find_spec("triton") is None:
         yield Finding(MISSING, "triton", "missing (compiles kernels for CUDA devices): "
-                      "pip install 'korch[cuda]'")  # fmt: skip
+                      + install_command("cuda"))  # fmt: skip
     else:
         yield Finding(OK, "triton", version("triton"))
     try:

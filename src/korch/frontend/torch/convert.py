@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from korch.errors import UnsupportedError
+from korch.extras import install_command
 from korch.frontend.onnx import HeldModel
 from korch.frontend.torch.trouble import export_trouble
 from korch.primitive.op import Array
@@ -40,7 +41,7 @@ def to_held_model(
         raise UnsupportedError(
             "PyTorch needs the package onnxscript to translate modules",
             where=f"module {name}",
-            hint="Install it: pip install 'korch[torch]'",
+            hint=f"Install it: {install_command('torch')}",
         )
     try:
         translated = torch.onnx.export(program, dynamo=True, verbose=False)

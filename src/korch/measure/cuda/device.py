@@ -12,6 +12,7 @@ from korch.cuda.flags import library_flags
 from korch.cuda.module import require_triton
 from korch.cuda.target import NOMINAL, CudaTarget
 from korch.errors import UnsupportedError
+from korch.extras import install_command
 
 CALIBRATION = "cuda-calibration-2"
 """The database keeps what was measured of a device by this name."""
@@ -28,8 +29,10 @@ def require_torch() -> Any:
         UnsupportedError: there is none; the text says what is missing.
     """
     hint = "Use --target cpu, or --target cuda:sm_90 --dry-run to plan without a device"
-    missing = UnsupportedError("PyTorch is not installed, and the CUDA target runs through it",
-                               "option target", hint=f"Install korch[cuda]. {hint}")  # fmt: skip
+    missing = UnsupportedError(
+        "PyTorch is not installed, and the CUDA target runs through it",
+        "option target", hint=f"Run: {install_command('cuda')}. {hint}",
+    )  # fmt: skip
     if importlib.util.find_spec("torch") is None:
         raise missing
     if not has_driver():  # told before PyTorch is imported, which takes seconds

@@ -41,7 +41,7 @@ class IreePeer:
 
     def is_available(self) -> str | None:
         """Tell whether compiler and runtime are installed, without importing them."""
-        return missing("korch[iree]", "iree", "iree.compiler", "iree.runtime")
+        return missing("iree", "iree", "iree.compiler", "iree.runtime")
 
     def prepare(self, model_path: Path, inputs: Arrays, threads: int) -> Run:
         """Compile the model for the shapes of `inputs`, and load what comes out."""

@@ -27,7 +27,7 @@ class OnnxRuntimePeer:
 
     def is_available(self) -> str | None:
         """Tell whether the package is installed, without importing it."""
-        return missing("korch[onnxruntime]", "onnxruntime")
+        return missing("onnxruntime", "onnxruntime")
 
     def prepare(self, model_path: Path, inputs: Arrays, threads: int) -> Run:
         """Create a session for the shapes of `inputs` and bind its inputs and outputs."""

@@ -23,7 +23,7 @@ class OpenVinoPeer:
 
     def is_available(self) -> str | None:
         """Tell whether the package is installed, without importing it."""
-        return missing("korch[openvino]", "openvino")
+        return missing("openvino", "openvino")
 
     def prepare(self, model_path: Path, inputs: Arrays, threads: int) -> Run:
         """Compile the model for the shapes of `inputs` and bind them to a request."""

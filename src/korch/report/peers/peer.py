@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from korch.errors import UnsupportedError
+from korch.extras import install_command
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
@@ -74,16 +75,16 @@ class Patient(Protocol):
         """After so long it hangs."""
 
 
-def missing(install: str, *modules: str) -> str | None:
+def missing(extra: str, *modules: str) -> str | None:
     """Return None if all modules are there, else how to install them (none is imported).
 
     Args:
-        install: what pip brings them with.
+        extra: the extra of the distribution that has them.
         modules: of those inside of packages, the packages come before them.
     """
     for module in modules:
         if importlib.util.find_spec(module) is None:
-            return f"the Python package {module} is not installed; run: pip install {install}"
+            return f"the Python package {module} is not installed; run: {install_command(extra)}"
     return None
 
 
@@ -92,7 +93,9 @@ def require(peer: Peer) -> None:
     reason = peer.is_available()
     if reason is not None:
         problem, _, remedy = reason.partition("; ")
-        raise UnsupportedError(problem, where=f"peer {peer.name}", hint=remedy.capitalize())
+        raise UnsupportedError(
+            problem, where=f"peer {peer.name}", hint=remedy[:1].upper() + remedy[1:]
+        )
 
 
 def contiguous(inputs: Mapping[str, Array]) -> Arrays:

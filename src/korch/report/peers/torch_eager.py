@@ -26,7 +26,7 @@ class TorchPeer:
 
     def is_available(self) -> str | None:
         """Tell whether the package is installed, without importing it."""
-        return missing("korch[torch]", "torch")
+        return missing("torch", "torch")
 
     def prepare(self, model_path: Path, inputs: Arrays, threads: int) -> Run:
         """Translate the model to a PyTorch module, and compile it if this peer does that."""

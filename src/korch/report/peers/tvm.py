@@ -62,7 +62,7 @@ class TvmPeer:
     def is_available(self) -> str | None:
         """Tell whether TVM, and what its tuner needs, are installed; nothing is imported."""
         tuner = ("xgboost", "psutil", "cloudpickle") if self.trials else ()
-        return missing("korch[tvm]", "tvm", *tuner)
+        return missing("tvm", "tvm", *tuner)
 
     def prepare(self, model_path: Path, inputs: Arrays, threads: int) -> Run:
         """Compile the model for the shapes of `inputs`, tuned if this peer does that."""
