@@ -93,8 +93,9 @@ bench: $(TORCH_STAMP)
 conformance: $(STAMP)
 	$(BIN)/python -m korch.testing.conformance
 
-# Hostile models, artifacts and caches.
+# Random kernels of every element type; hostile models, artifacts and caches.
 fuzz: $(STAMP)
+	$(BIN)/python -m korch.testing.fuzz_kernels --rounds 200
 	$(BIN)/python -m korch.testing.fuzz --cases 5000
 
 # Each benchmark model: optimized, checked and run.

@@ -39,3 +39,23 @@ def test_whole_numbers_wrap(builder):
     found = np.full(64, 9, np.uint8)
     library.korch_test_wrap(ctypes.c_void_p(given.ctypes.data), ctypes.c_void_p(found.ctypes.data))
     assert not found.any()
+
+
+def test_whole_numbers_over_themselves(builder):
+    """GCC 12 takes x / x for a truth value, and gives -1 where a vector of them is used further."""
+    source = """#include "korch_tile.h"
+    using namespace korch;
+    extern "C" void korch_test_ratio(const int8_t* in, int8_t* out) {
+      const auto body = [&]<int W>(long i) __attribute__((always_inline)) {
+        const Vec<int8_t, W> x = load<int8_t, W>(in + i);
+        const Vec<int8_t, W> y = op_bitwise_not<int8_t, W>(op_div<int8_t, W>(x, x));
+        store<int8_t, W>(out + i, op_max<int8_t, W>(y, y));
+      };
+      for (long i = 0; i + 8 <= 8; i += 8) body.template operator()<8>(i);
+    }
+    """
+    library = ctypes.CDLL(str(builder.library([source])))
+    given = np.array([1, 2, 3, -4, 0, -1, 127, -128], np.int8)
+    found = np.zeros(8, np.int8)
+    library.korch_test_ratio(*(ctypes.c_void_p(a.ctypes.data) for a in (given, found)))
+    np.testing.assert_array_equal(found, np.where(given == 0, -1, -2))

@@ -5,7 +5,9 @@ import re
 import pytest
 from tile_groups import Graph, Group, normalization, offers_of, softmax
 
+from korch.provider.generated import GeneratedProvider
 from korch.target import Target
+from korch.testing.fuzz_kernels import cases_of, check_cases
 from korch.tile.cpp import print_cpp
 from korch.tile.lower import Machine, lower
 
@@ -66,6 +68,28 @@ def test_the_pass_that_writes_past_the_caches_fetches_the_next_rows(variant):
         assert not far(source)
     last = source_of(group, variant).rsplit("korch::fetch<W>", 1)[1]
     assert "korch::stream<" in last and "korch::store<" not in last
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16", "f64", "i8", "u8", "bool"])
+def test_every_type_is_fetched_ahead(kind, target, builder, rng):
+    """Elements of 16 bits are converted at the load, whichever kind of load it is."""
+    if kind in ("f16", "bf16", "f64"):
+        g = Graph()
+        x = g.add("add", [g.tensor(f"{kind}[64,128]"), g.tensor(f"{kind}[64,128]")])
+        d = g.add("sub", [x, g.wide(g.mean(x, 1), (64, 128))])
+        variance = g.wide(g.mean(g.add("mul", [d, d]), 1), (64, 128))
+        groups = [
+            softmax(f"{kind}[64,128]", 1),
+            g.group(g.add("div", [d, g.add("exp", [variance])])),
+        ]
+        sources = [source_of(group, stream_bytes=1 << 30) for group in groups]
+        assert all("korch::load_ahead<" in source for source in sources)
+    else:
+        g = Graph()
+        groups = [g.group(g.transpose(g.tensor(f"{kind}[64,128]"), 1, 0))]
+    providers = (GeneratedProvider(), GeneratedProvider(least_stream_bytes=1))
+    cases = cases_of(groups, providers, target, rng, each=9)
+    assert list(map(str, check_cases(cases, builder, rng))) == []
 
 
 def test_small_vectors_are_not_fetched_beside_rows():

@@ -94,17 +94,18 @@ KORCH_INLINE void stream_piece(T* to, const T* from, long count) {
   for (; i < count; ++i) to[i] = from[i];
 }
 
-// Load, and fetch what lies so many elements ahead, which a later task reads.
-template <typename T, int W>
-KORCH_INLINE Vec<T, W> load_ahead(const T* at, long ahead) {
+// Load, and fetch what lies so many elements ahead, which a later task reads. S is the type in memory, which
+// may be narrower than T.
+template <typename T, int W, typename S>
+KORCH_INLINE Vec<T, W> load_ahead(const S* at, long ahead) {
   if constexpr (W > 1) __builtin_prefetch(at + ahead);
   return load<T, W>(at);
 }
 
 // Load, and fetch what lies so many elements ahead from memory, but not into the first cache: it would be
 // gone before it is read.
-template <typename T, int W>
-KORCH_INLINE Vec<T, W> load_far(const T* at, long ahead) {
+template <typename T, int W, typename S>
+KORCH_INLINE Vec<T, W> load_far(const S* at, long ahead) {
   if constexpr (W > 1) __builtin_prefetch(at + ahead, 0, 2);
   return load<T, W>(at);
 }
@@ -555,6 +556,7 @@ KORCH_BINARY(shift_right, T, shift_right<T>(x, y))
 
 template <typename T>
 KORCH_INLINE T divide(T x, T y) {
+  asm("" : "+r"(y));  // GCC 12 takes x / x for x != 0, and a vector of these for masks: -1 instead of 1
   if (y == 0) return 0;  // a lane that a guard left out holds 0
   if (is_minus_one(y)) return static_cast<T>(0 - static_cast<uint64_t>(x));
   return static_cast<T>(x / y);

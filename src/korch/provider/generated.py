@@ -16,20 +16,11 @@ from korch.tile.cpp import print_cpp
 from korch.tile.cpp_text import C_TYPE
 from korch.tile.lower import Machine, lower
 
-SCHEMA = 16
+SCHEMA = 17
 """Raise it whenever generated kernels change in speed or meaning."""
 
 LEAST_STREAM_BYTES = 16 << 20
 """Outputs of fewer bytes are not written past the caches, however small these are."""
-
-
-def stream_bytes(target: Target) -> int:
-    """Return from which size on outputs are written past the caches.
-
-    They are far larger than the cores' own caches then. Whether the next kernel would find them in
-    the shared one can't be told from its size alone: others may use it too.
-    """
-    return max(LEAST_STREAM_BYTES, 4 * target.l2_bytes * target.threads)
 
 
 class GeneratedProvider:
@@ -37,6 +28,18 @@ class GeneratedProvider:
 
     name = "generated"
     version = str(SCHEMA)
+
+    def __init__(self, least_stream_bytes: int = LEAST_STREAM_BYTES) -> None:
+        """Write smaller outputs than `least_stream_bytes` to the caches on any target."""
+        self.least_stream_bytes = least_stream_bytes
+
+    def stream_bytes(self, target: Target) -> int:
+        """Return from which size on outputs are written past the caches.
+
+        They are far larger than the cores' own caches then. Whether the next kernel would find them
+        in the shared one can't be told from its size alone: others may use it too.
+        """
+        return max(self.least_stream_bytes, 4 * target.l2_bytes * target.threads)
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
         """Offer the group in each layout that suits it."""
@@ -59,6 +62,6 @@ class GeneratedProvider:
         layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
         comment = f"{group.text}layouts {layouts}"
         symbol, source, workspace_bytes = print_cpp(
-            program, comment, target.lanes, target.threads, stream_bytes(target)
+            program, comment, target.lanes, target.threads, self.stream_bytes(target)
         )
         return Kernel(symbol, source, workspace_bytes=workspace_bytes)

@@ -14,10 +14,11 @@ from korch.measure.compiler import Builder
 from korch.primitive import reference
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array, Category
+from korch.primitive.types import DType
 from korch.provider.provider import Kernel, Provider
 from korch.target import Target
 from korch.testing.samples import random_arrays
-from korch.testing.tolerance import Family, assert_same
+from korch.testing.tolerance import UNIT_ROUNDOFF, Family, assert_same
 
 
 class KernelError(AssertionError):
@@ -81,6 +82,7 @@ def check_kernel(
     outputs = run_kernel(kernel, group, offer, inputs, builder, library=library)
     for (name, value), actual in zip(group.body.outputs, outputs, strict=True):
         assert_same(actual, expected[name], family=group_family(group), terms=group_terms(group),
+                    dtype=narrowest_float(group, DType.of(actual.dtype)),
                     name=f"{name} (%{value})")  # fmt: skip
 
 
@@ -147,6 +149,17 @@ def group_terms(group: Group) -> int:
             flop = body.work_flop(primitive)
             longest = max(longest, flop // max(1, body.types[primitive.output].size))
     return longest
+
+
+def narrowest_float(group: Group, own: DType) -> DType:
+    """Return the float type of most rounding error in a group: an output of it may be read again.
+
+    Args:
+        group: the group.
+        own: the type of the output that is judged.
+    """
+    found = {type_.dtype for type_ in group.body.types if type_.dtype.is_float} | {own}
+    return max(found, key=lambda dtype: UNIT_ROUNDOFF[dtype]) if own.is_float else own
 
 
 def _computes(primitive: Primitive) -> bool:

@@ -1,18 +1,21 @@
 """Seeded random primitive graphs, for property tests of the stages after fission.
 
-Graphs are made of float32 values whose size stays moderate (functions that explode when they are
-composed are left out), so that outputs can be compared with tolerances. Every value that nothing
-reads is an output, so nothing is dead.
+Values stay moderate (functions that explode when they are composed are left out), so that outputs
+can be compared with tolerances. Every value that nothing reads is an output, so nothing is dead.
+Graphs are of float32 unless other element types are asked for; then values of several types meet
+in one graph, and casts lead from one to another. A float is cast to an integer, or one of 16 bits
+compared, only where a rounding error can't change the result: where it is an input of the graph.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
+from korch.primitive.op import Array
 from korch.primitive.ops.elementwise import CastAttributes
 from korch.primitive.ops.layout import (
     ConcatAttributes,
@@ -33,20 +36,27 @@ SIZES = (1, 2, 3, 4, 5, 8, 17)
 LARGEST_ELEMENTS = 1 << 12
 _UNARY = ("neg", "abs", "tanh", "sigmoid", "erf", "sin", "cos")
 _BINARY = ("add", "sub", "mul", "max", "min")
+_UNARY_INTEGER = ("neg", "abs", "bitwise_not", "sign")
+_BINARY_INTEGER = (*_BINARY, "div", "bitwise_and", "bitwise_xor")
+_BINARY_BOOL = ("and", "or", "xor")
 
 
 def random_graph(
-    rng: np.random.Generator, primitives: int = 12, linear: bool = False
-) -> PrimitiveGraph:
+    rng: np.random.Generator, primitives: int = 12, linear: bool = False,
+    dtypes: Sequence[DType] = (DType.F32,), sizes: Sequence[int] = SIZES,
+) -> PrimitiveGraph:  # fmt: skip
     """Return a random graph.
 
     Args:
         rng: the source of all choices.
         primitives: how many primitives to make (a few more may be needed to reach it).
         linear: whether matrix products and convolutions may occur.
+        dtypes: the element types of its values; conditions are `bool` in any case.
+        sizes: the extents of axes to choose from.
     """
-    grower = _Grower(rng)
+    grower = _Grower(rng, dtypes, sizes)
     moves = [*_MOVES, *([_Grower.matmul, _Grower.conv] if linear else [])]
+    moves += [_Grower.cast] * 3 if len(dtypes) > 1 else []
     attempts = 0
     while grower.count < primitives and attempts < 50 * primitives:
         moves[int(rng.integers(len(moves)))](grower)
@@ -57,16 +67,21 @@ def random_graph(
 class _Grower:
     """A graph that grows by random moves; a move that does not fit does nothing."""
 
-    def __init__(self, rng: np.random.Generator) -> None:
+    def __init__(
+        self, rng: np.random.Generator, dtypes: Sequence[DType], sizes: Sequence[int]
+    ) -> None:
         self.rng, self.builder = rng, GraphBuilder()
+        self.dtypes, self.sizes = tuple(dtypes), tuple(sizes)
         rank = int(rng.integers(1, 5))
-        shape = tuple(int(rng.choice(SIZES)) for _ in range(rank))
+        shape = tuple(int(rng.choice(sizes)) for _ in range(rank))
         while math.prod(shape) > LARGEST_ELEMENTS:
             shape = shape[1:]
+        count = max(int(rng.integers(1, 4)), len(self.dtypes))
         self.values = [
-            self.builder.input(f"in{i}", ValueType(shape, DType.F32))
-            for i in range(int(rng.integers(1, 4)))
+            self.builder.input(f"in{i}", ValueType(shape, self.dtypes[i % len(self.dtypes)]))
+            for i in range(count)
         ]
+        self.given = frozenset(self.values)
         self.count = 0
         self.read: set[int] = set()
 
@@ -95,48 +110,86 @@ class _Grower:
             self.builder.output(f"out{i}", value)
         return self.builder.freeze()
 
+    def dtype(self, value: int) -> DType:
+        """Return the element type of a value."""
+        return self.builder.type(value).dtype
+
     def unary(self) -> None:
         value, _ = self.pick()
-        self.emit(str(self.rng.choice(_UNARY)), value)
+        dtype = self.dtype(value)
+        names = ("not",) if dtype is DType.BOOL else _UNARY if dtype.is_float else _UNARY_INTEGER
+        self.emit(str(self.rng.choice(names)), value)
 
-    def partner(self, shape: tuple[int, ...]) -> int:
-        """Return a second operand of this shape: a value, a broadcast one, or a constant."""
-        same = [v for v in self.values if self.builder.type(v).shape == shape]
+    def partner(self, value: int, known: bool = False) -> int:
+        """Return a second operand like a value: another, a broadcast one, or a constant.
+
+        Args:
+            value: the first operand.
+            known: whether only inputs and constants will do.
+        """
+        shape, dtype = self.builder.type(value).shape, self.dtype(value)
+        same = [v for v in self.values if self.builder.type(v) == self.builder.type(value)]
+        same = [v for v in same if v in self.given] if known else same
         kind = self.rng.random()
         if same and kind < 0.6:
             return same[int(self.rng.integers(len(same)))]
         if kind < 0.8:
-            number = np.float32(self.rng.normal())
+            number = self.number(np.asarray(self.rng.normal(), np.float32), dtype)
             return self.builder.constant(np.broadcast_to(number, shape))
         small = tuple(n if self.rng.random() < 0.5 else 1 for n in shape)
-        array = self.rng.standard_normal(small).astype(np.float32)
+        array = self.number(self.rng.standard_normal(small), dtype)
         constant = self.builder.constant(array)
         if small == shape:
             return constant
         return self.emit("broadcast", constant, attributes=BroadcastAttributes(shape), keep=False)
 
+    @staticmethod
+    def number(drawn: Array, dtype: DType) -> Array:
+        """Return normal numbers as a type's elements: spread over a few integers, or signs."""
+        if dtype is DType.BOOL:
+            return np.asarray(drawn > 0)
+        if not dtype.is_float:
+            drawn = np.abs(np.rint(3 * drawn)) if dtype.value[0] == "u" else np.rint(3 * drawn)
+        return np.asarray(drawn).astype(dtype.numpy)
+
     def binary(self) -> None:
-        value, shape = self.pick()
-        other = self.partner(shape)
+        value, _ = self.pick()
+        dtype, other = self.dtype(value), self.partner(value)
         pair = (value, other) if self.rng.random() < 0.5 else (other, value)
-        self.emit(str(self.rng.choice(_BINARY)), *pair)
+        names = _BINARY if dtype.is_float else _BINARY_INTEGER
+        self.emit(str(self.rng.choice(_BINARY_BOOL if dtype is DType.BOOL else names)), *pair)
 
     def choose(self) -> None:
-        value, shape = self.pick()
-        other = self.partner(shape)
+        value, _ = self.pick()
+        dtype = self.dtype(value)
+        is_rounded = dtype in (DType.F16, DType.BF16)  # near numbers meet, and compare otherwise
+        if dtype is DType.BOOL or (is_rounded and value not in self.given):
+            return
+        other = self.partner(value, known=is_rounded)
         condition = self.emit("less", value, other, keep=False)
         if self.rng.random() < 0.2:
-            self.emit("cast", condition, attributes=CastAttributes("f32"))
+            self.emit("cast", condition, attributes=CastAttributes(dtype.value))
         else:
-            self.emit("where", condition, value, self.partner(shape))
+            self.emit("where", condition, value, self.partner(value))
+
+    def cast(self) -> None:
+        value, _ = self.pick()
+        to = self.dtypes[int(self.rng.integers(len(self.dtypes)))]
+        loses = self.dtype(value).is_float and not to.is_float
+        if loses and (value not in self.given or to.value.startswith("u")):
+            return  # what a negative number becomes without a sign is undefined
+        if to is not self.dtype(value):
+            self.emit("cast", value, attributes=CastAttributes(to.value))
 
     def broadcast(self) -> None:
         value, shape = self.pick()
         ones = [axis for axis, n in enumerate(shape) if n == 1]
         wide = list(shape)
         for axis in ones:
-            wide[axis] = int(self.rng.choice(SIZES))
-        lead = [int(self.rng.choice(SIZES))] if len(shape) < 4 and self.rng.random() < 0.3 else []
+            wide[axis] = int(self.rng.choice(self.sizes))
+        lead = (
+            [int(self.rng.choice(self.sizes))] if len(shape) < 4 and self.rng.random() < 0.3 else []
+        )
         target = (*lead, *wide)
         if target != shape and math.prod(target) <= LARGEST_ELEMENTS:
             self.emit("broadcast", value, attributes=BroadcastAttributes(target))
@@ -144,14 +197,14 @@ class _Grower:
     def reduce(self) -> None:
         value, shape = self.pick()
         axes = tuple(axis for axis in range(len(shape)) if self.rng.random() < 0.5)
-        if axes:
+        if axes and self.dtype(value) is not DType.BOOL:
             name = str(self.rng.choice(("sum", "sum", "max", "min")))
             self.emit(f"reduce_{name}", value, attributes=ReduceAttributes(axes))
 
     def normalize(self) -> None:
         """Divide by a sum of exponentials: reductions whose result is broadcast back."""
         value, shape = self.pick()
-        if not shape:
+        if not shape or not self.dtype(value).is_float:
             return
         axes = ReduceAttributes((len(shape) - 1,))
         back = BroadcastAttributes(shape)
@@ -165,7 +218,7 @@ class _Grower:
 
     def pool(self) -> None:
         value, shape = self.pick()
-        if len(shape) < 2 or shape[-1] < 3:
+        if len(shape) < 2 or shape[-1] < 3 or self.dtype(value) is DType.BOOL:
             return
         stride, pad = int(self.rng.integers(1, 3)), int(self.rng.integers(0, 2))
         window = PoolAttributes((3,), (stride,), (pad,), (pad,), (1,))
@@ -206,6 +259,7 @@ class _Grower:
         after = tuple(int(n) for n in self.rng.integers(0, 3, len(shape)))
         mode = str(self.rng.choice(("constant", "reflect", "edge", "wrap")))
         fill = float(self.rng.choice((0.0, 1.5))) if mode == "constant" else 0.0
+        fill = fill if self.dtype(value).is_float else float(int(fill))
         if any((*before, *after)):
             self.emit("pad", value, attributes=PadAttributes(before, after, mode, fill))
 
@@ -213,7 +267,7 @@ class _Grower:
         value, shape = self.pick()
         if shape:
             axis = int(self.rng.integers(len(shape)))
-            self.emit("concat", value, self.partner(shape), attributes=ConcatAttributes(axis))
+            self.emit("concat", value, self.partner(value), attributes=ConcatAttributes(axis))
 
     def take(self) -> None:
         value, shape = self.pick()
@@ -223,27 +277,29 @@ class _Grower:
             indices = tuple(int(i) for i in self.rng.integers(0, shape[axis], count))
             self.emit("take", value, attributes=TakeAttributes(axis, indices))
 
-    def weights(self, shape: tuple[int, ...]) -> int:
+    def weights(self, shape: tuple[int, ...], dtype: DType) -> int:
         """Return constant weights, scaled so that products keep their size."""
         scale = 1 / math.sqrt(max(1, math.prod(shape[-2:])))
-        return self.builder.constant((self.rng.normal(size=shape) * scale).astype(np.float32))
+        return self.builder.constant((self.rng.normal(size=shape) * scale).astype(dtype.numpy))
 
     def matmul(self) -> None:
         value, shape = self.pick()
-        if len(shape) >= 2:
-            columns = int(self.rng.choice(SIZES))
+        dtype = self.dtype(value)
+        if len(shape) >= 2 and dtype.is_float:
+            columns = int(self.rng.choice(self.sizes))
             lead = (1,) * (len(shape) - 2)
-            self.emit("matmul", value, self.weights((*lead, shape[-1], columns)))
+            self.emit("matmul", value, self.weights((*lead, shape[-1], columns), dtype))
 
     def conv(self) -> None:
         value, shape = self.pick()
-        if len(shape) < 3:
+        dtype = self.dtype(value)
+        if len(shape) < 3 or not dtype.is_float:
             return
         spatial, channels = len(shape) - 2, int(self.rng.choice((1, 2, 3, 8)))
         kernel = int(self.rng.choice((1, 3)))
         pad, stride = (kernel // 2,) * spatial, (int(self.rng.integers(1, 3)),) * spatial
         attributes = ConvAttributes(stride, pad, pad, (1,) * spatial)
-        filters = self.weights((channels, shape[1], *(kernel,) * spatial))
+        filters = self.weights((channels, shape[1], *(kernel,) * spatial), dtype)
         self.emit("conv", value, filters, attributes=attributes)
 
 

@@ -66,7 +66,7 @@ def assert_same(
         family: what was computed.
         terms: how many terms are added up for one element.
         scale: the size of the terms that are added (default: the largest finite element).
-        dtype: the element type that was computed in, if `actual` is wider.
+        dtype: the narrowest float type that was computed in, if `actual` is wider.
         name: of the tensor, for the message.
 
     Raises:

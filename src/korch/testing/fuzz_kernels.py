@@ -1,0 +1,190 @@
+"""Random groups of every element type through every provider: each kernel compiles and agrees.
+
+    python -m korch.testing.fuzz_kernels [--rounds 200] [--seed 0]
+
+A round draws a few random graphs of one to three element types, cuts them into groups as a search
+does, asks every provider of the CPU for kernels, compiles them together, and compares each with the
+reference. A kernel that does not compile is a finding, as a wrong one is. Round n of a seed always
+draws the same groups.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from korch.candidate.candidate import Group, Offer, Refusal
+from korch.candidate.enumerate import enumerate_groups
+from korch.libraries import load_globally
+from korch.measure.compiler import Builder, CompileFailure, find_compiler
+from korch.options import Options
+from korch.primitive.types import DType
+from korch.provider.generated import GeneratedProvider
+from korch.provider.provider import Kernel, Provider, load_providers
+from korch.target import Target, detect_target
+from korch.testing.kernels import check_kernel
+from korch.testing.random_graph import random_graph
+from korch.testing.samples import random_arrays
+
+PLAIN = ((DType.F32,), (DType.F16,), (DType.BF16,), (DType.F64,))
+MIXED = (
+    (DType.F16, DType.F32), (DType.BF16, DType.F32), (DType.I8, DType.F32, DType.U8),
+    (DType.I32, DType.F16, DType.BOOL), (DType.I64, DType.BF16), (DType.U8, DType.F16),
+    (DType.I16, DType.U32), (DType.U64, DType.F64), (DType.U16, DType.I8, DType.BOOL),
+)  # fmt: skip
+"""Element types that meet in one graph; every type is in some set."""
+
+SIZES = (1, 2, 3, 5, 8, 17, 40)
+"""Rows shorter and longer than a vector, and long enough for kernels that fetch ahead."""
+
+UNIT = 10
+"""Kernels that are compiled together: the headers take longer than a kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A kernel to check."""
+
+    provider: str
+    group: Group
+    offer: Offer
+    kernel: Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A kernel that does not compile, or computes something else."""
+
+    case: Case
+    message: str
+
+    def __str__(self) -> str:
+        case = self.case
+        layouts = ", ".join(map(str, (*case.offer.inputs, "->", *case.offer.outputs)))
+        return f"{case.provider} ({layouts}): {self.message}\n{case.group.text}"
+
+
+def cpu_providers() -> tuple[Provider[Any, Any], ...]:
+    """Return every provider of the CPU, and one whose kernels write past the caches.
+
+    On real sizes the generator does so for large tensors only.
+    """
+    return (*load_providers(), GeneratedProvider(least_stream_bytes=1))
+
+
+def draw_groups(
+    rng: np.random.Generator, dtypes: Sequence[DType], count: int, primitives: int = 10
+) -> list[Group]:
+    """Return different groups of a random graph, as a search would find them."""
+    graph = random_graph(rng, primitives, linear=True, dtypes=dtypes, sizes=SIZES)
+    groups, _ = enumerate_groups(graph, Options(max_primitives=6))
+    found = list({group.key: group for group in groups}.values())
+    # Groups of several primitives are where loads, sums and stores of different types meet.
+    order = [found[i] for i in rng.permutation(len(found))]
+    linear = [group for group in order if group.linear_flop][: count // 4]
+    return linear + sorted(order[: 3 * count], key=lambda g: -len(g.primitives))[:count]
+
+
+def cases_of(
+    groups: Sequence[Group], providers: Sequence[Provider[Any, Any]], target: Target,
+    rng: np.random.Generator, each: int = 2,
+) -> list[Case]:  # fmt: skip
+    """Return kernels for some groups: up to `each` of every provider's offers for a group.
+
+    Raises:
+        AssertionError: a provider refuses its own offer.
+    """
+    cases = []
+    for group in groups:
+        for provider in providers:
+            offers = provider.offer(group, target)
+            if isinstance(offers, Refusal):
+                continue
+            for i in rng.permutation(len(offers))[:each]:
+                kernel = provider.build(group, offers[i], target)
+                if isinstance(kernel, Refusal):
+                    raise AssertionError(f"{provider.name} refuses its offer: {kernel.reason}")
+                cases.append(Case(provider.name, group, offers[i], kernel))
+    return list({case.kernel.symbol: case for case in cases}.values())
+
+
+def uncompiled(cases: Sequence[Case], builder: Builder) -> Iterator[Finding]:
+    """Yield the kernels that do not compile."""
+    units = [cases[i : i + UNIT] for i in range(0, len(cases), UNIT)]
+    objects = builder.compile([_source(unit) for unit in units])
+    alone = [c for unit, found in zip(units, objects, strict=True) for c in unit
+             if isinstance(found, CompileFailure)]  # fmt: skip
+    for case, found in zip(alone, builder.compile([_source([c]) for c in alone]), strict=True):
+        if isinstance(found, CompileFailure):
+            yield Finding(case, f"it does not compile: {found.message}")
+
+
+def check_cases(
+    cases: Sequence[Case], builder: Builder, rng: np.random.Generator
+) -> Iterator[Finding]:
+    """Yield the kernels that do not compile, or compute something else than the reference."""
+    found = list(uncompiled(cases, builder))
+    yield from found
+    bad = {finding.case.kernel.symbol for finding in found}
+    good = [case for case in cases if case.kernel.symbol not in bad]
+    names = sorted({name for case in good for name in case.kernel.libraries})
+    load_globally(names)
+    units = [good[i : i + UNIT] for i in range(0, len(good), UNIT)]
+    library = ctypes.CDLL(str(builder.library([_source(unit) for unit in units], names)))
+    for case in good:
+        inputs = random_arrays(rng, case.group.input_types)
+        if any(p.op == "div" for p in case.group.body.primitives):  # a sum may be a divisor
+            inputs = [np.abs(x) if x.dtype.kind not in "iub" else x for x in inputs]
+        try:
+            check_kernel(case.kernel, case.group, case.offer, inputs, builder, library)
+        except AssertionError as error:
+            yield Finding(case, str(error))
+
+
+def run_round(
+    seed: int, number: int, target: Target, builder: Builder, groups: int = 4,
+    dtypes: Sequence[Sequence[DType]] = (*PLAIN, *MIXED),
+) -> tuple[int, list[Finding]]:  # fmt: skip
+    """Check kernels for some groups of each set of element types; return how many, and findings."""
+    rng = np.random.default_rng((seed, number))
+    drawn = [group for types in dtypes for group in draw_groups(rng, types, groups)]
+    cases = cases_of(drawn, cpu_providers(), target, rng)
+    return len(cases), list(check_cases(cases, builder, rng))
+
+
+def _source(cases: Sequence[Case]) -> str:
+    return "\n".join(case.kernel.source for case in cases)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run rounds; return 1 if anything was found."""
+    parser = argparse.ArgumentParser(prog="python -m korch.testing.fuzz_kernels")
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--first", type=int, default=0, help="number of the first round")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(arguments)
+    target = detect_target(2, find_compiler().identity)
+    begun_s, checked, wrong = time.monotonic(), 0, 0
+    for number in range(args.first, args.first + args.rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            count, findings = run_round(
+                args.seed, number, target, Builder(target.isa, Path(folder))
+            )
+        checked, wrong = checked + count, wrong + len(findings)
+        for finding in findings:
+            print(f"round {number}: {finding}", flush=True)
+    print(f"{checked} kernels, {wrong} findings, {time.monotonic() - begun_s:.0f} s")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
