@@ -1,7 +1,8 @@
 """This machine as the target, and a compiler with a cache of its own."""
 
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 
@@ -28,6 +29,32 @@ settings.load_profile("korch")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the tests marked as long, so that no process is left with one at the end."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+class _Uncompiled(logging.Handler):
+    """Keeps what is logged of kernels and plans that do not compile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if hasattr(record, "uncompiled"):
+            self.found.append(record.getMessage())
+
+
+@pytest.fixture(autouse=True)
+def all_kernels_compile(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test in which a kernel does not compile, unless it is marked to do so."""
+    handler = _Uncompiled()
+    loggers = [logging.getLogger(name) for name in ("korch.measure", "korch.contest")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    yield
+    for logger in loggers:
+        logger.removeHandler(handler)
+    if request.node.get_closest_marker("uncompiled") is None:
+        assert handler.found == []
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from korch.candidate.candidate import Candidate, Refusal
-from korch.errors import InaccurateError, InfeasibleError, KorchError, UnprovidedError
+from korch.errors import CompileError, InaccurateError, InfeasibleError, KorchError, UnprovidedError
 from korch.measure.expect import Expected
 from korch.measure.meter import AnyMeter
 from korch.options import Options
@@ -118,6 +118,7 @@ class Result:
     errors: Mapping[str, Difference] | None = None
     refusal: str = ""
     allowed: float = 0.0
+    is_uncompiled: bool = False
 
     @property
     def error(self) -> Difference | None:
@@ -174,6 +175,13 @@ class Contest:
     won: Result
     given: Mapping[str, Difference]
 
+    def uncompiled(self) -> list[dict[str, str]]:
+        """Return the plans that do not compile, as rows of the report."""
+        return [
+            {"candidate": f"plan {r.entry.name!r}", "message": r.refusal, "file": ""}
+            for r in self.results if r.is_uncompiled
+        ]  # fmt: skip
+
     def report(self) -> dict[str, Any]:
         """Return what the report says of the contest."""
         given, expected = worst(self.given), self.won.entry.expected
@@ -223,8 +231,12 @@ def hold_contest(
             executable = make(_steps(entry, meter))
             errors = errors_of(executable, arrays, expected)
         except KorchError as error_found:
-            logger.info("plan %s is out: %s", entry.name, error_found)
-            return Result(entry, None, refusal=str(error_found))
+            is_uncompiled = isinstance(error_found, CompileError)
+            level, extra = logging.INFO, None
+            if is_uncompiled:
+                level, extra = logging.WARNING, {"uncompiled": True}
+            logger.log(level, "plan %s is out: %s", entry.name, error_found, extra=extra)
+            return Result(entry, None, refusal=str(error_found), is_uncompiled=is_uncompiled)
         of_largest = worst(errors).of_largest
         refusal = "" if of_largest <= allowed else f"its error is {of_largest:.2e}"
         return Result(entry, executable, errors=errors, refusal=refusal, allowed=allowed)

@@ -235,6 +235,7 @@ def _optimize(model: Any, run: Run) -> Any:
             make = maker(graph, meter, options, model=_model_record(model),
                          certificate=found.certificate, report=report)  # fmt: skip
             contest = hold_contest(graph, entries, meter, options, make, meaning=meaning)
+            report["not_compiled"] = [*meter.uncompiled.values(), *contest.uncompiled()]
     if contest.won.entry.name == SIDE_BY_SIDE:
         report["side_by_side"] = described(contest.won.entry.steps)
         report["side_by_side"]["predicted_ms"] = contest.won.entry.predicted_ns / 1e6

@@ -1,5 +1,7 @@
 """What the database keeps of a candidate: facts about its kernel, not about a bad moment."""
 
+import dataclasses
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +12,7 @@ from korch.measure.cpu import CpuMeter
 from korch.measure.record import AGAIN, Failed, Measured, is_lasting
 from korch.options import Options
 from korch.primitive.text import parse_graph
+from korch.provider.generated import GeneratedProvider
 
 RATES = Calibration((Level(0, 1e10, 1e10),), 1e11, 1.0, 500.0)
 LASTING = (
@@ -75,3 +78,30 @@ def test_what_runs_nothing_is_known_and_never_timed(meter):
     assert (record.time_ns, meter.cost_ns(candidates[0])) == (0, (0, True))
     assert meter.bound_ns(candidates[0]) == meter.guess_ns(candidates[0]) == 0
     assert meter.database.record(candidates[0].key) is None
+
+
+class Broken(GeneratedProvider):
+    """Its kernels do not compile."""
+
+    def build(self, group, offer, target):
+        kernel = super().build(group, offer, target)
+        return dataclasses.replace(kernel, source=kernel.source.replace("return 0;", "missing();"))
+
+
+@pytest.mark.uncompiled
+def test_a_kernel_that_does_not_compile_is_counted_in_each_session(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("korch.measure.cpu.calibrate", lambda timer, target: RATES)
+    graph = parse_graph('graph(%0 "x": f32[4]) -> (%1 "y")\n%1: f32[4] = exp(%0)\n')
+    group = make_group(graph, [0], [1])
+    candidate = Candidate(group, "generated", Offer(*group.plain_layouts))
+    for session in ("the first", "the second"):
+        with CpuMeter(Options(cache_folder=tmp_path), (Broken(),)) as meter:
+            assert not meter.uncompiled
+            (record,) = meter.measure([candidate])
+            assert record.kind == "not compiled" and "missing" in record.message
+            (row,) = meter.uncompiled.values()
+        assert row["candidate"] == str(candidate) and row["message"] == record.message
+        text = Path(row["file"]).read_text()
+        assert "f32[4] = exp(%0)" in text and "error: " in text and "missing();" in text
+        assert ("a kernel does not compile: " in caplog.text) == (session == "the first")
+        caplog.clear()

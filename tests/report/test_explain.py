@@ -152,6 +152,21 @@ def test_the_summary_names_what_ended_the_search_and_what_was_wrong() -> None:
     assert text.endswith("the budget ended the search; more time may find a better plan")
 
 
+def test_kernels_that_do_not_compile_are_named_at_the_end() -> None:
+    rows = [{"candidate": f"c{i}", "message": "no", "file": "a/b.txt" * (i > 0)} for i in range(12)]
+    text = summary({"artifact": "a.korch", **REPORT, "not_compiled": rows})
+    told = text.splitlines()[-12:]
+    assert told[0] == (
+        "12 kernels do not compile, and the search went on without: that is a bug of Korch; please "
+        "report it with the files named here, which hold the compiler's output"
+    )
+    assert told[1:3] == ["  c0: no", "  c1: a/b.txt"] and told[-1] == "  and 2 more"
+    one = summary({"artifact": "a.korch", **REPORT, "not_compiled": rows[:1]})
+    assert "\n1 kernel does not compile, " in one
+    plain = summary({"artifact": "a.korch", **REPORT, "not_compiled": []})
+    assert plain == summary({"artifact": "a.korch", **REPORT})
+
+
 def test_the_summary_says_for_which_plans_a_bound_in_segments_holds() -> None:
     segments = {"segments": 24, "different": 3}
     text = summary({"artifact": "a.korch", **REPORT, "partition": segments})

@@ -91,12 +91,14 @@ class CompileFailure:
     """A source that was not compiled.
 
     Attributes:
-        message: what the compiler printed.
+        message: the first errors that the compiler printed.
         was_killed: the system did not let the compiler work; it says nothing about the source.
+        output: all that the compiler printed.
     """
 
     message: str
     was_killed: bool = False
+    output: str = ""
 
 
 @cache
@@ -277,7 +279,8 @@ class Builder:
         except _CacheError:
             raise  # it says nothing about the source
         except CompileError as error:
-            return CompileFailure(error.what, isinstance(error, _KilledError))
+            output = error.output if isinstance(error, _RefusedError) else ""
+            return CompileFailure(error.what, isinstance(error, _KilledError), output)
 
     def _key(self, *parts: str) -> str:
         return hashlib.sha256("\n".join((self._salt, *parts)).encode()).hexdigest()[:32]
@@ -334,6 +337,16 @@ class _CacheError(CompileError):
 
 class _KilledError(CompileError):
     """The system did not start the compiler, or killed it."""
+
+
+class _RefusedError(CompileError):
+    """The compiler found errors in the source.
+
+    Attributes:
+        output: all that it printed.
+    """
+
+    output = ""
 
 
 def _cache_error(text: str, folder: Path) -> _CacheError:
@@ -419,7 +432,9 @@ def _run(command: Sequence[str]) -> None:
         raise _KilledError("the system killed the compiler, most likely for want of memory")
     if code:
         lines = [line for line in said.splitlines() if "error" in line] or ["no message"]
-        raise CompileError("; ".join(lines[:3]))
+        refusal = _RefusedError("; ".join(lines[:3]))
+        refusal.output = said
+        raise refusal
 
 
 def _call(command: Sequence[str]) -> tuple[int, str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from korch.candidate.candidate import Candidate
 from korch.libraries import needed_libraries
+from korch.measure import uncompiled
 from korch.measure.calibrate import FACT, MARGIN, Calibration, Work, calibrate
 from korch.measure.compiler import NATIVE_FOLDER, Builder, CompileFailure, find_compiler
 from korch.measure.database import Database
@@ -59,6 +60,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
 
     Attributes:
         shares: makes kernels that run others side by side, each on one thread.
+        failures: the folder that gets the compiler's output on kernels that do not compile.
         reads_weights_from_memory: whether a model's weights don't stay in the caches from one run
             to the next; then kernels are timed with cold weights, and bounded so.
     """
@@ -80,6 +82,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         )
         self.builder = Builder(self.target.isa, options.cache_folder)
         self._timer = self.builder.library([(NATIVE_FOLDER / "korch_timer.cpp").read_text()])
+        self.failures = self.builder.folder.parent / "not-compiled"
         self.database = Database(self.builder.folder.parent, self.target.fingerprint)
         self.calibration = self._calibrate()
         self.reads_weights_from_memory = weights_bytes > self.calibration.kept_bytes
@@ -92,7 +95,12 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         """Return what this run or the database knows of a candidate."""
         if candidate.offer.is_in_place:
             self._records[candidate.key] = NOTHING
-        return super().known(candidate)
+        found = super().known(candidate)
+        is_new = candidate.key not in self.uncompiled
+        if isinstance(found, Failed) and found.kind == "not compiled" and is_new:
+            row = uncompiled.recorded(self.failures, candidate, found.message)
+            self.uncompiled[candidate.key] = row
+        return found
 
     def bound_ns(self, candidate: Candidate) -> int:
         """Return a time that no kernel for a candidate can undercut."""
@@ -175,6 +183,10 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
             if isinstance(found, CompileFailure):
                 kind: FailureKind = "killed" if found.was_killed else "not compiled"
                 self.keep(candidate.key, Failed(kind, found.message))
+                if not found.was_killed:
+                    source = kernels[candidate.key].source
+                    row = uncompiled.record(self.failures, candidate, source, found)
+                    self.uncompiled[candidate.key] = row
             else:
                 compiled.append((candidate, found))
         if not compiled:

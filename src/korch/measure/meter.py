@@ -48,6 +48,7 @@ class CandidateMeter(ABC, Generic[T, K]):
         target: the machine.
         database: what was measured before.
         providers: who makes kernels.
+        uncompiled: by candidate, the kernels that the compiler refused: what the report says.
     """
 
     target: T
@@ -58,6 +59,7 @@ class CandidateMeter(ABC, Generic[T, K]):
         self.providers = tuple(providers)
         self._provider = {provider.name: provider for provider in providers}
         self._kernels: dict[str, K | Refusal] = {}
+        self.uncompiled: dict[str, dict[str, str]] = {}
         self._records: dict[str, Record] = {}
         self._retried: set[str] = set()  # what hung in another session
         self._first: dict[str, Measured] = {}  # of what is timed a second time just now

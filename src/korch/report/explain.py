@@ -18,6 +18,9 @@ from korch.runtime.record import PlanRecord, PortRecord, StepRecord
 MOST_OUTPUTS = 8
 """Of a model with more, the outputs with the largest errors are told in the terminal."""
 
+MOST_ROWS = 10
+"""Of more kernels that do not compile, so many are named."""
+
 MOST_ROUNDS = 8
 """So many rounds of the search are told in the terminal, from the first one to the last."""
 
@@ -65,7 +68,24 @@ def summary(report: Mapping[str, Any]) -> str:
         )
     if report.get("stopped_by_budget"):
         lines.append("the budget ended the search; more time may find a better plan")
+    lines += uncompiled_lines(report)
     return "\n".join(lines)
+
+
+def uncompiled_lines(report: Mapping[str, Any]) -> list[str]:
+    """Return lines on the kernels that did not compile: none, if all is well."""
+    rows = report.get("not_compiled", ())
+    if not rows:
+        return []
+    count = f"{len(rows)} kernels do" if len(rows) > 1 else "1 kernel does"
+    lines = [
+        f"{count} not compile, and the search went on without: that is a bug of Korch; please "
+        "report it with the files named here, which hold the compiler's output"
+    ]
+    lines += [f"  {row['candidate']}: {row['file'] or row['message']}" for row in rows[:MOST_ROWS]]
+    if len(rows) > MOST_ROWS:
+        lines.append(f"  and {len(rows) - MOST_ROWS} more")
+    return lines
 
 
 def _in_place(report: Mapping[str, Any]) -> str:
