@@ -2,6 +2,7 @@ import ctypes
 import gc
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -295,3 +296,40 @@ def test_equal_layouts_are_one(make_executable):
     plan = plans.Plan(graph, (one,), lambda x: (-x,))
     x = np.arange(4, dtype=np.float32).reshape(1, 4, 1, 1)
     assert_same(make_executable(plan)(x), (-x,))
+
+
+def mapped_libraries():
+    with Path("/proc/self/maps").open() as lines:
+        return {line.split()[5] for line in lines if "library.so" in line}
+
+
+def test_a_library_is_unloaded_with_the_last_executable_that_needs_it(make_artifact):
+    before = mapped_libraries()
+    artifact = make_artifact(plans.chain())
+    executables = [Executable(artifact) for _ in range(3)]
+    new = mapped_libraries() - before
+    assert len(new) == 3
+    arrays = plans.random_arrays(plans.chain().graph)
+    (expected,) = executables[0](*arrays)
+    del executables[1:]
+    gc.collect()
+    np.testing.assert_array_equal(executables[0](*arrays)[0], expected)
+    assert len(new & mapped_libraries()) == 1
+    del executables
+    gc.collect()
+    assert not new & mapped_libraries()
+
+
+@pytest.mark.parametrize("threads", [0, -1, 100_000])
+def test_a_plan_for_an_impossible_number_of_threads_is_refused(threads, make_artifact):
+    artifact = make_artifact(plans.chain())
+    with pytest.raises(ProviderError, match=f"it is for {threads} threads; expected 1 to 1024"):
+        Executable(replace(artifact, plan=replace(artifact.plan, threads=threads)))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_a_truncated_library_is_refused_before_it_is_mapped(share, make_artifact):
+    artifact = make_artifact(plans.chain())
+    part = artifact.library[: int(share * len(artifact.library))]
+    with pytest.raises(ArtifactError, match="its library can't be loaded: it is truncated"):
+        Executable(replace(artifact, library=part))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +14,9 @@ from onnx.reference import ReferenceEvaluator
 from korch.errors import ProviderError, UnsupportedError
 
 RUNTIME, REFERENCE = "ONNX Runtime", "onnx.reference"
+
+_OF_PARENTS: list[Any] = []
+"""Sessions that were open when this process was forked."""
 
 
 class Engine:
@@ -36,6 +40,7 @@ class Engine:
         self._model, self._threads = model, threads
         self._outputs = [item.name for item in model.graph.output]
         self._types = {item.name: _byte_type(item) for item in model.graph.output}
+        self._process = os.getpid()
         self._session, self.refusal = open_session(model, threads)
         self._evaluator = None if self._session is not None else _evaluator(model, self.refusal)
 
@@ -51,6 +56,7 @@ class Engine:
             ProviderError: it failed.
         """
         if self._evaluator is None:
+            self._follow_fork()
             try:
                 return self._named(self._session.run(self._outputs, dict(feeds)))
             except Exception as error:  # noqa: BLE001 - foreign code, whose errors have no base
@@ -66,6 +72,16 @@ class Engine:
                 f"the host can't run it: {_first_line(error)}; ONNX Runtime: {self.refusal}",
                 where=f"host segment with {self._model.graph.node[0].op_type}",
             ) from error
+
+    def _follow_fork(self) -> None:
+        """Open a session of this process: a child that was forked has none of the threads of one.
+
+        The parent's is kept, for it would wait for these threads before it ends.
+        """
+        if self._process != os.getpid():
+            _OF_PARENTS.append(self._session)
+            self._session, self.refusal = open_session(self._model, self._threads)
+            self._process = os.getpid()
 
     def _named(self, results: Sequence[Any]) -> dict[str, Any]:
         found = dict(zip(self._outputs, results, strict=True))

@@ -44,8 +44,9 @@ FLAGS = (
 """Never -ffinite-math-only: attention masks use -inf, and NaN must travel. Integers wrap, as in
 NumPy: without -fwrapv a compiler takes x < x + 1 for true."""
 
-GCC_FLAGS = ("-fno-tree-loop-if-convert",)
-"""GCC 12 vectorizes loops of guarded loads wrongly (tests/native has the case); Clang does not."""
+GCC_FLAGS = ("-fno-tree-loop-if-convert", "-fno-gnu-unique")
+"""GCC 12 vectorizes loops of guarded loads wrongly (tests/native has the case); Clang does not. A
+library with symbols that are unique in the process is never unloaded."""
 
 _AVX512 = (
     "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512cd", "-mavx2", "-mfma",

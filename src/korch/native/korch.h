@@ -49,13 +49,14 @@ int64_t korch_arena_bytes(void);
 /* Prepare to run.
  *
  * constants: aligned to 64 bytes, alive and unchanged until korch_destroy.
- * threads: OpenMP threads of every run.
+ * threads: OpenMP threads of every run, at most 1024: as many as the artifact was built for.
  * error: receives a message, cut to error_size bytes, if null is returned.
  */
 void *korch_create(const void *const *constants, int threads, char *error, size_t error_size);
 
 /* Run once. Inputs and outputs are dense, row-major, and aligned to their element's size; no
- * output overlaps anything else. Calls on one handle wait for each other.
+ * output overlaps anything else. Calls on one handle wait for each other; those on several handles
+ * run at once. A process that has run a plan may fork: parent and child go on.
  *
  * Returns 0, or 1 + the position of the kernel that failed.
  */

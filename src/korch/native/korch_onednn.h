@@ -18,13 +18,17 @@ struct Dims {
   Dims(N... n) : values{static_cast<dnnl_dim_t>(n)...}, count(sizeof...(n)) {}
 };
 
-// The engine and the stream that all kernels of a process share.
+// The engine and the stream that all kernels of a library share.
 struct Device {
   dnnl_engine_t engine = nullptr;
   dnnl_stream_t stream = nullptr;
   Device() {
     if (dnnl_engine_create(&engine, dnnl_cpu, 0) != dnnl_success) return;
     dnnl_stream_create(&stream, engine, dnnl_stream_default_flags);
+  }
+  ~Device() {
+    if (stream != nullptr) dnnl_stream_destroy(stream);
+    if (engine != nullptr) dnnl_engine_destroy(engine);
   }
 };
 

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 namespace korch_onnxruntime {
 
@@ -86,6 +87,10 @@ inline const Library& library() {
 // A session, and the tensors of its last run: they are made anew only when a buffer has moved.
 struct State {
   void* session = nullptr;
+  pid_t process = 0;  // that has the session's threads: a child that was forked has none of them
+  const void* model = nullptr;
+  size_t model_bytes = 0;
+  int threads = 1;
   const Tensor* tensors = nullptr;
   int input_count = 0, count = 0;
   void** values = nullptr;
@@ -97,14 +102,33 @@ inline void destroy(void* pointer) {
   State* state = static_cast<State*>(pointer);
   if (state == nullptr) return;
   for (int i = 0; i < state->count; ++i) library().release(RELEASE_VALUE, state->values[i]);
-  library().release(RELEASE_SESSION, state->session);
+  // In another process it would wait for ever for the threads that are not there.
+  if (state->process == getpid()) library().release(RELEASE_SESSION, state->session);
   free(state->values);
   free(state->places);
   free(state->names);
   delete state;
 }
 
-// Tensors are the inputs, then the outputs; they must outlive the state.
+// Give a state a session of this process. Return whether it failed.
+inline bool open_session(State* state, char* error, size_t error_size) {
+  const Library& ort = library();
+  void* options = nullptr;
+  // Its threads sleep between runs: all other kernels run on OpenMP's, on the same cores.
+  const bool bad =
+      ort.failed(ort.call(CREATE_OPTIONS, &options), error, error_size) ||
+      ort.failed(ort.call(SET_THREADS, options, state->threads), error, error_size) ||
+      ort.failed(ort.call(SET_NODE_THREADS, options, 1), error, error_size) ||
+      ort.failed(ort.call(SET_OPTION, options, "session.intra_op.allow_spinning", "0"), error,
+                 error_size) ||
+      ort.failed(ort.call(CREATE_SESSION, ort.environment, state->model, state->model_bytes,
+                          options, &state->session), error, error_size);
+  ort.release(RELEASE_OPTIONS, options);
+  state->process = getpid();
+  return bad;
+}
+
+// The model, and the tensors, inputs before outputs, must outlive the state.
 inline void* create(const void* model, size_t model_bytes, const Tensor* tensors, int input_count,
                     int output_count, int threads, char* error, size_t error_size) {
   const Library& ort = library();
@@ -120,18 +144,10 @@ inline void* create(const void* model, size_t model_bytes, const Tensor* tensors
   state->places = static_cast<void**>(calloc(state->count + 1, sizeof(void*)));
   state->names = static_cast<const char**>(calloc(state->count + 1, sizeof(char*)));
   for (int i = 0; i < state->count; ++i) state->names[i] = tensors[i].name;
-  void* options = nullptr;
-  // Its threads sleep between runs: all other kernels run on OpenMP's, on the same cores.
-  bool bad =
-      ort.failed(ort.call(CREATE_OPTIONS, &options), error, error_size) ||
-      ort.failed(ort.call(SET_THREADS, options, threads), error, error_size) ||
-      ort.failed(ort.call(SET_NODE_THREADS, options, 1), error, error_size) ||
-      ort.failed(ort.call(SET_OPTION, options, "session.intra_op.allow_spinning", "0"), error,
-                 error_size) ||
-      ort.failed(ort.call(CREATE_SESSION, ort.environment, model, model_bytes, options,
-                          &state->session), error, error_size);
-  ort.release(RELEASE_OPTIONS, options);
-  if (!bad) return state;
+  state->model = model;
+  state->model_bytes = model_bytes;
+  state->threads = threads;
+  if (!open_session(state, error, error_size)) return state;
   destroy(state);
   return nullptr;
 }
@@ -140,6 +156,7 @@ inline int run(void* pointer, void* const* buffers) {
   const Library& ort = library();
   State* state = static_cast<State*>(pointer);
   char text[200];
+  if (state->process != getpid() && open_session(state, text, sizeof text)) return 1;
   for (int i = 0; i < state->count; ++i) {
     const Tensor& tensor = state->tensors[i];
     void* place = buffers[tensor.buffer];

@@ -21,14 +21,20 @@
 
 extern "C" int omp_get_max_threads(void);
 extern "C" void omp_set_num_threads(int);
+extern "C" int omp_pause_resource_all(int) __attribute__((weak)); /* new in GCC 9 */
+extern "C" void __kmpc_fork_call(void) __attribute__((weak));     /* of Intel's and Clang's OpenMP */
 
 namespace {
 
 constexpr size_t ALIGNMENT = 64;
 constexpr size_t HUGE_PAGE = 2u << 20;
 
+/* OpenMP keeps a record for each thread on the stack: many more would overflow it. */
+constexpr int MOST_THREADS = 1024;
+
 struct handle {
     pthread_mutex_t mutex;
+    handle *next; /* in the list of all */
     int threads;
     korch_teams::Crowd crowd;
     char *arena;
@@ -48,6 +54,47 @@ struct thread_count {
         if (before) omp_set_num_threads(before);
     }
 };
+
+/* fork() copies only the thread that calls it. A child would wait for ever for OpenMP's other
+ * threads, and for a run that another thread had begun. So before a fork all runs end, and the
+ * calling thread's OpenMP threads, too: parent and child each start new ones with their next run. */
+pthread_mutex_t handles_mutex = PTHREAD_MUTEX_INITIALIZER;
+handle *handles = nullptr;
+
+void before_fork(void) {
+    constexpr int hard = 2; /* omp_pause_hard */
+    pthread_mutex_lock(&handles_mutex);
+    for (handle *h = handles; h; h = h->next) pthread_mutex_lock(&h->mutex);
+    const bool ends_itself = __kmpc_fork_call != nullptr;
+    if (omp_pause_resource_all && !ends_itself) omp_pause_resource_all(hard);
+}
+
+void after_fork(void) {
+    for (handle *h = handles; h; h = h->next) pthread_mutex_unlock(&h->mutex);
+    pthread_mutex_unlock(&handles_mutex);
+}
+
+/* The C library forgets these functions when it unloads this library. */
+__attribute__((constructor)) void watch_forks(void) {
+    pthread_atfork(before_fork, after_fork, after_fork);
+}
+
+void enlist(handle *h) {
+    pthread_mutex_lock(&handles_mutex);
+    h->next = handles;
+    handles = h;
+    pthread_mutex_unlock(&handles_mutex);
+}
+
+void strike_off(handle *h) {
+    pthread_mutex_lock(&handles_mutex);
+    for (handle **at = &handles; *at; at = &(*at)->next) {
+        if (*at != h) continue;
+        *at = h->next;
+        break;
+    }
+    pthread_mutex_unlock(&handles_mutex);
+}
 
 size_t round_up(size_t size, size_t step) { return (size + step - 1) / step * step; }
 
@@ -206,6 +253,7 @@ int64_t KORCH_PLAN(arena_bytes)(void) { return plan::ARENA_BYTES; }
 void KORCH_PLAN(destroy)(void *pointer) {
     handle *h = (handle *)pointer;
     if (!h) return;
+    strike_off(h);
     for (int64_t i = plan::STEP_COUNT; h->states && i-- > 0;)
         if (h->states[i]) plan::STEPS[i].destroy(h->states[i]);
     free(h->arena);
@@ -217,6 +265,10 @@ void KORCH_PLAN(destroy)(void *pointer) {
 }
 
 void *KORCH_PLAN(create)(const void *const *constants, int threads, char *error, size_t error_size) {
+    if (threads < 1 || threads > MOST_THREADS) {
+        snprintf(error, error_size, "it is for %d threads; expected 1 to %d", threads, MOST_THREADS);
+        return nullptr;
+    }
     handle *h = (handle *)calloc(1, sizeof(handle));
     if (!h) {
         snprintf(error, error_size, "out of memory");
@@ -236,7 +288,10 @@ void *KORCH_PLAN(create)(const void *const *constants, int threads, char *error,
     }
     for (int64_t i = 0; i < plan::CONSTANT_COUNT; ++i) h->constants[i] = constants[i];
     for (int64_t i = 0; i < plan::SLOT_COUNT; ++i) h->table[i] = locate(h, plan::SLOTS[i]);
-    if (create_states(h, error, error_size)) return h;
+    if (create_states(h, error, error_size)) {
+        enlist(h);
+        return h;
+    }
     KORCH_PLAN(destroy)(h);
     return nullptr;
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
+import struct
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -17,6 +19,7 @@ from korch.runtime.weights import Weights
 
 ABI_VERSION = 2
 ERROR_BYTES = 1024
+REBUILD = "Build the artifact again"
 
 Tensors = tuple[tuple[str, ValueType], ...]
 """Name and type of each."""
@@ -46,9 +49,15 @@ class Library:
         kernels: the kernels' symbols in the order in which they run.
     """
 
-    def __init__(self, plan: _Plan) -> None:
-        """Ask a plan for its tensors and kernels; `load_plans` gives plans."""
+    def __init__(self, plan: _Plan, native: ctypes.CDLL) -> None:
+        """Ask a plan for its tensors and kernels; `load_plans` gives plans.
+
+        Args:
+            plan: the plan's functions.
+            native: the library that has them; it is unloaded when nothing refers to it any more.
+        """
         self._plan = plan
+        self._native = native
         self.inputs = self._tensors("inputs")
         self.outputs = self._tensors("outputs")
         self.constants = self._tensors("constants")
@@ -101,8 +110,8 @@ class Handle:
         self._run = library.function("run")
         self._run_timed = library.function("run_timed")
         destroy = library.function("destroy", None)
-        # The weights are an argument so that they outlive the handle.
-        weakref.finalize(self, _destroy, destroy, self._handle, weights)
+        # The weights and the library are arguments so that they outlive the handle.
+        weakref.finalize(self, _destroy, destroy, self._handle, weights, library)
 
     @property
     def pointer(self) -> ctypes.c_void_p:
@@ -143,7 +152,9 @@ class Handle:
             )
 
 
-def _destroy(destroy: Callable[[Any], None], handle: ctypes.c_void_p, weights: Weights) -> None:
+def _destroy(
+    destroy: Callable[[Any], None], handle: ctypes.c_void_p, weights: Weights, library: Library
+) -> None:
     destroy(handle)
 
 
@@ -172,10 +183,11 @@ def load_plans(content: bytes, libraries: Iterable[str] = ()) -> list[Library]:
     count = ctypes.c_int64()
     native.korch_plans.restype = ctypes.POINTER(_Plan)
     plans = native.korch_plans(ctypes.byref(count))
-    return [Library(plans[i]) for i in range(count.value)]
+    return [Library(plans[i], native) for i in range(count.value)]
 
 
 def _load(content: bytes, libraries: Iterable[str]) -> ctypes.CDLL:
+    _check_size(content)
     announce_onnxruntime()
     try:
         load_globally(libraries)
@@ -183,8 +195,38 @@ def _load(content: bytes, libraries: Iterable[str]) -> ctypes.CDLL:
         with tempfile.TemporaryDirectory(prefix="korch-") as folder:
             path = Path(folder, "library.so")
             path.write_bytes(content)
-            return ctypes.CDLL(str(path))
-    except OSError as error:
+            native = ctypes.CDLL(str(path))
+    except (OSError, ValueError) as error:
         raise ArtifactError(
             f"its library can't be loaded: {error}", hint="`korch doctor` says what is missing"
         ) from error
+    # At the end of the process the system unloads all, in an order that suits every library.
+    weakref.finalize(native, _ctypes.dlclose, native._handle).atexit = False
+    return native
+
+
+def _check_size(content: bytes) -> None:
+    """Check that a library has all bytes of which its header says that they are to be mapped.
+
+    Where it has fewer, the loader maps them nevertheless, and the system ends the process at the
+    first access.
+
+    Raises:
+        ArtifactError: it has fewer, or it is no shared library of 64-bit words.
+    """
+    try:
+        magic, at, sections, size, count, section, section_count = struct.unpack_from(
+            "<5s27xQQ6xHHHH", content
+        )
+        ends = [sections + section * section_count]
+        for i in range(count):
+            kind, offset, mapped = struct.unpack_from("<I4xQ16xQ", content, at + i * size)
+            ends.append(offset + mapped if kind == _TO_BE_MAPPED else 0)
+    except struct.error as error:
+        raise ArtifactError("its library can't be loaded: it is truncated", hint=REBUILD) from error
+    if magic != _ELF or max(ends) > len(content):
+        raise ArtifactError("its library can't be loaded: it is truncated", hint=REBUILD)
+
+
+_ELF = b"\x7fELF\x02"
+_TO_BE_MAPPED = 1  # PT_LOAD

@@ -1,0 +1,100 @@
+"""A process that has run a plan forks: the child runs it, too, and so does the parent again."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+import runtime_plans as plans
+
+from korch.host.engine import Engine
+from korch.primitive.ops.opaque import OpaqueAttributes
+from korch.provider.onnxruntime import OnnxRuntimeProvider
+
+SIZE = 1 << 16
+HANG_SECONDS = 60
+"""After so long a child that hangs is ended by a signal, which is not how one that works ends."""
+
+
+def region(symbol, sign):
+    body = f'_Pragma("omp parallel for num_threads(2)") for (long i = 0; i < {SIZE}; ++i)'
+    return plans.Kernel(symbol, plans.run_source(
+        symbol, "const float *x = (const float *)buffers[0];", "float *y = (float *)buffers[1];",
+        f"{body} y[i] = {sign};",
+    ))  # fmt: skip
+
+
+def parallel_plan(operator=None):
+    """y = |-x|, each a parallel region; before them an operator for ONNX Runtime."""
+    builder, x = plans.new_graph(x=f"f32[{SIZE}]")
+    if operator is not None:
+        node = onnx.helper.make_node(operator, ["x0"], ["y0"])
+        row = OpaqueAttributes(operator, "", 17, node.SerializeToString().hex(),
+                               (f"f32[{SIZE}]",), (f"f32[{SIZE}]",), 0)  # fmt: skip
+        x = builder.add("opaque", [x], row)
+    builder.output("y", builder.add("abs", [builder.add("neg", [x])]))
+    graph = builder.freeze()
+    steps = []
+    if operator is not None:
+        found = plans.step(graph, [plans.value_of(graph, "opaque")], plans.Kernel("", ""))
+        provider = OnnxRuntimeProvider()
+        (offer,) = provider.offer(found.candidate.group, plans.TARGET)
+        kernel = provider.build(found.candidate.group, offer, plans.TARGET)
+        steps.append(plans.step(graph, [plans.value_of(graph, "opaque")], kernel))
+    steps.append(plans.step(graph, [plans.value_of(graph, "neg")], region("negate", "-x[i]")))
+    absolute = region("absolute", "x[i] < 0 ? -x[i] : x[i]")
+    steps.append(plans.step(graph, [plans.value_of(graph, "abs")], absolute))
+    return plans.Plan(graph, tuple(steps), np.abs)
+
+
+def exit_code_of_child(work: Callable[[], None]) -> int:
+    process = os.fork()
+    if process == 0:
+        signal.alarm(HANG_SECONDS)
+        try:
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+@pytest.mark.parametrize("operator", [None, "Elu"])
+def test_a_forked_child_runs_what_its_parent_has_run(operator, make_executable):
+    if operator is not None:
+        pytest.importorskip("onnxruntime")
+    executable = make_executable(parallel_plan(operator))
+    x = np.linspace(-1, 1, SIZE, dtype=np.float32)
+    (expected,) = executable(x)
+
+    def work():
+        for _ in range(2):
+            np.testing.assert_array_equal(executable(x)[0], expected)
+
+    assert exit_code_of_child(work) == 0
+    work()
+    # Another thread's run is not cut in two.
+    is_done = threading.Event()
+    runs = threading.Thread(target=lambda: [executable(x) for _ in iter(is_done.is_set, True)])
+    runs.start()
+    assert [exit_code_of_child(work) for _ in range(3)] == [0, 0, 0]
+    is_done.set()
+    runs.join()
+
+
+def test_a_forked_child_runs_a_part_on_the_host():
+    pytest.importorskip("onnxruntime")
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [512, 512])
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [512, 512])
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMul", ["x", "x"], ["y"])], "g", [x], [y]
+    )
+    opset = onnx.helper.make_opsetid("", 17)
+    engine = Engine(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8), 2)
+    feeds = {"x": np.eye(512, dtype=np.float32)}
+    engine.run(feeds)
+    assert exit_code_of_child(lambda: np.testing.assert_array_equal(
+        engine.run(feeds)["y"], feeds["x"])) == 0  # fmt: skip
