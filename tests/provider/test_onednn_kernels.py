@@ -3,6 +3,8 @@
 import math
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -13,9 +15,10 @@ from korch.primitive.graph import GraphBuilder
 from korch.primitive.ops.layout import PadAttributes, ReshapeAttributes, TransposeAttributes
 from korch.primitive.types import ValueType
 from korch.provider.onednn import OneDnnProvider
-from korch.testing.kernels import check_kernel, check_offers
+from korch.testing.kernels import check_kernel, check_offers, load_kernels, run_kernel
 
 SAME = (1, 1, 1, 1)
+TASKS = Path("/proc/self/task")  # a folder for each thread of the process
 
 
 @pytest.fixture(scope="module")
@@ -312,3 +315,25 @@ def test_a_kernel_brings_a_workspace_if_the_one_that_was_counted_is_too_small(
                         workspace_bytes=64)  # fmt: skip
         inputs = [rng.standard_normal(t.shape).astype(np.float32) for t in group.input_types]
         check_kernel(small, group, offer, inputs, builder)
+
+
+def test_a_primitive_that_is_told_to_work_alone_starts_no_threads(provider, target, builder, rng):
+    group = conv_group((1, 32, 56, 56), (64, 32, 3, 3), pads=SAME, bias=True)
+    offer = provider.offer(group, target)[0]
+    kernel = provider.build(group, offer, replace(target, threads=2))
+    inputs = [rng.standard_normal(t.shape).astype(np.float32) for t in group.input_types]
+    library = load_kernels([kernel], builder)
+    started = []
+
+    def run(runs_alone):
+        """OpenMP has threads of its own for each thread that opens regions."""
+        before = set(TASKS.iterdir())
+        library.omp_set_num_threads(2)
+        run_kernel(kernel, group, offer, inputs, builder, library=library, runs_alone=runs_alone)
+        started.append(len(set(TASKS.iterdir()) - before))
+
+    for runs_alone in (True, False):
+        thread = Thread(target=run, args=[runs_alone])
+        thread.start()
+        thread.join()
+    assert started == [0, 1]

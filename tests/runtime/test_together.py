@@ -118,7 +118,10 @@ void begin(int64_t now_ns) { crowd.begin(now_ns); }
 void note_wait(int64_t since_ns, int64_t now_ns, int threads) {
   crowd.note_wait(since_ns, now_ns, threads);
 }
-void leave_out(int64_t since_ns, int64_t now_ns) { crowd.leave_out(since_ns, now_ns); }
+int64_t note_step(int64_t since_ns, int64_t now_ns, int64_t usual_ns, int threads) {
+  crowd.note_step(since_ns, now_ns, usual_ns, threads);
+  return usual_ns;
+}
 void end(int64_t now_ns) { crowd.end(now_ns); }
 int is_here(int64_t now_ns) {
   clock_ns = now_ns;
@@ -128,6 +131,15 @@ int run(int threads) {
   korch_teams::run_together(threads, &crowd, [] {
     threads_seen = 0;
 #pragma omp parallel
+    __atomic_fetch_add(&threads_seen, 1, __ATOMIC_RELAXED);
+  });
+  return threads_seen;
+}
+int run_apart(int threads) {
+  int64_t usual_ns = 0;
+  korch_teams::run_apart(threads, crowd, usual_ns, [&] {
+    threads_seen = 1000 * omp_get_max_threads();  // what a library finds
+#pragma omp parallel num_threads(threads)
     __atomic_fetch_add(&threads_seen, 1, __ATOMIC_RELAXED);
   });
   return threads_seen;
@@ -145,6 +157,9 @@ class Crowd:
     def run(self, threads):
         return self.library.run(threads)
 
+    def run_apart(self, threads):
+        return self.library.run_apart(threads)
+
     def is_here(self, now):
         return bool(self.library.is_here(ctypes.c_int64(int(now * MS))))
 
@@ -154,6 +169,12 @@ class Crowd:
     def wait(self, since, now, threads=2):
         self.tell("note_wait", since, now, threads=[threads])
         return self.is_here(now)
+
+    def step(self, since, now, usual, threads=2):
+        """A step whose threads can't be looked into; return what is usual then."""
+        times = (ctypes.c_int64(int(t * MS)) for t in (since, now, usual))
+        self.library.note_step.restype = ctypes.c_int64
+        return self.library.note_step(*times, threads) / MS
 
     def works(self, since, now):
         """A run of all threads without a wait."""
@@ -210,11 +231,35 @@ def test_more_threads_wait_for_longer(crowd):
     assert crowd.wait(16.9, 17.1, 8)
 
 
-def test_steps_with_threads_of_their_own_are_no_work_of_the_team(crowd):
-    crowd.works(0, 1)
+def test_what_a_step_takes_beyond_its_usual_time_counts_as_a_wait(crowd):
+    crowd.works(0, 4)
     crowd.tell("begin", 10)
-    crowd.tell("leave_out", 10, 110)
-    assert crowd.wait(110, 112)
+    assert crowd.step(10, 13, usual=3) == 3  # its usual time is work
+    assert not crowd.is_here(13)
+    crowd.step(13, 17.9, usual=1)  # 3.9 ms late
+    assert not crowd.is_here(17.9)
+    crowd.step(17.9, 20.2, usual=1)  # 5.2 ms in all, of which 5 ms were work
+    assert crowd.is_here(20.2)
+
+
+def test_the_usual_time_of_a_step_is_its_least_and_grows_slowly(crowd):
+    assert crowd.step(0, 5, usual=0) == 5
+    assert crowd.step(0, 3, usual=5) == 3
+    assert crowd.step(0, 100, usual=3) == pytest.approx(3 * 65 / 64)
+    assert crowd.step(0, 3.01, usual=3) == pytest.approx(3.01)
+    usual = 1.0
+    for _ in range(46):
+        usual = crowd.step(0, 2, usual)
+    assert usual == pytest.approx(2)
+
+
+def test_a_step_of_unknown_threads_has_one_in_a_crowd_only(crowd):
+    assert crowd.run_apart(3) % 1000 == 3
+    crowd.works(0, 0.5)
+    far = 2**62 // MS
+    crowd.tell("begin", far)
+    assert crowd.wait(far, far + 2, 3)
+    assert crowd.run_apart(3) == 1001
 
 
 def test_crowds_that_come_back_last_longer_and_runs_without_shorten_them(crowd):

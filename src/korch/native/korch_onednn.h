@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "korch_shares.h"
+
 namespace korch_onednn {
 
 constexpr int MOST = 32;
@@ -44,6 +46,12 @@ struct State {
   void* places[MOST] = {};
   int count = 0;
   void* own = nullptr;  // a workspace, if the library wants more here than it said at build time
+
+  // The same for one thread, made when it is first run: a primitive has the number of its threads
+  // in its code. Without a description there is none.
+  dnnl_primitive_desc_t alone_desc = nullptr;
+  dnnl_primitive_t alone = nullptr;
+  dnnl_memory_t alone_workspace = nullptr;
 };
 
 inline void destroy(void* pointer) {
@@ -51,8 +59,39 @@ inline void destroy(void* pointer) {
   if (state == nullptr) return;
   for (int i = 0; i < state->count; ++i) dnnl_memory_destroy(state->arguments[i].memory);
   if (state->primitive != nullptr) dnnl_primitive_destroy(state->primitive);
+  if (state->alone != nullptr) dnnl_primitive_destroy(state->alone);
+  if (state->alone_workspace != nullptr) dnnl_memory_destroy(state->alone_workspace);
+  if (state->alone_desc != nullptr) dnnl_primitive_desc_destroy(state->alone_desc);
   free(state->own);
   delete state;
+}
+
+// Whether the calling thread has been told to work alone, and can. What can't be made is not tried
+// again: all threads then work on the primitive, as they do otherwise.
+inline bool can_run_alone(State& state) {
+  if (state.alone_desc == nullptr || omp_get_max_threads() != 1) return false;
+  if (state.alone != nullptr) return true;
+  const_dnnl_memory_desc_t desc =
+      dnnl_primitive_desc_query_md(state.alone_desc, dnnl_query_scratchpad_md, 0);
+  const bool has_workspace = desc != nullptr && dnnl_memory_desc_get_size(desc) != 0;
+  if ((!has_workspace || dnnl_memory_create(&state.alone_workspace, desc, device().engine,
+                                            DNNL_MEMORY_ALLOCATE) == dnnl_success) &&
+      dnnl_primitive_create(&state.alone, state.alone_desc) == dnnl_success) {
+    return true;
+  }
+  dnnl_primitive_desc_destroy(state.alone_desc);
+  state.alone_desc = nullptr;
+  return false;
+}
+
+inline int run_alone(State& state) {
+  dnnl_exec_arg_t arguments[MOST];
+  int count = 0;
+  for (int i = 0; i < state.count; ++i)
+    if (state.arguments[i].arg != DNNL_ARG_SCRATCHPAD) arguments[count++] = state.arguments[i];
+  if (state.alone_workspace != nullptr)
+    arguments[count++] = {DNNL_ARG_SCRATCHPAD, state.alone_workspace};
+  return dnnl_primitive_execute(state.alone, device().stream, count, arguments) != dnnl_success;
 }
 
 inline int run(void* pointer, void* const* buffers) {
@@ -64,6 +103,7 @@ inline int run(void* pointer, void* const* buffers) {
     dnnl_memory_set_data_handle(state->arguments[i].memory, place);
     state->places[i] = place;
   }
+  if (can_run_alone(*state)) return run_alone(*state);
   return dnnl_primitive_execute(state->primitive, device().stream, state->count,
                                 state->arguments) != dnnl_success;
 }
@@ -112,49 +152,45 @@ class Builder {
   void* convolution(dnnl_memory_desc_t x, dnnl_memory_desc_t w, dnnl_memory_desc_t bias,
                     dnnl_memory_desc_t y, const Dims& strides, const Dims& dilations,
                     const Dims& begin, const Dims& end) {
-    attach();
-    check(dnnl_convolution_forward_primitive_desc_create(
-              &made_, device().engine, dnnl_forward_inference, dnnl_convolution_direct, x, w, bias,
-              y, strides.values, dilations.values, begin.values, end.values, attributes_),
-          "convolution");
-    return finish();
+    return make("convolution", [&](dnnl_primitive_desc_t* made) {
+      return dnnl_convolution_forward_primitive_desc_create(
+          made, device().engine, dnnl_forward_inference, dnnl_convolution_direct, x, w, bias, y,
+          strides.values, dilations.values, begin.values, end.values, attributes_);
+    });
   }
 
   void* deconvolution(dnnl_memory_desc_t x, dnnl_memory_desc_t w, dnnl_memory_desc_t bias,
                       dnnl_memory_desc_t y, const Dims& strides, const Dims& dilations,
                       const Dims& begin, const Dims& end) {
-    attach();
-    check(dnnl_deconvolution_forward_primitive_desc_create(
-              &made_, device().engine, dnnl_forward_inference, dnnl_deconvolution_direct, x, w,
-              bias, y, strides.values, dilations.values, begin.values, end.values, attributes_),
-          "transposed convolution");
-    return finish();
+    return make("transposed convolution", [&](dnnl_primitive_desc_t* made) {
+      return dnnl_deconvolution_forward_primitive_desc_create(
+          made, device().engine, dnnl_forward_inference, dnnl_deconvolution_direct, x, w, bias, y,
+          strides.values, dilations.values, begin.values, end.values, attributes_);
+    });
   }
 
   void* matmul(dnnl_memory_desc_t a, dnnl_memory_desc_t b, dnnl_memory_desc_t bias,
                dnnl_memory_desc_t y) {
-    attach();
-    check(dnnl_matmul_primitive_desc_create(&made_, device().engine, a, b, bias, y, attributes_),
-          "matrix product");
-    return finish();
+    return make("matrix product", [&](dnnl_primitive_desc_t* made) {
+      return dnnl_matmul_primitive_desc_create(made, device().engine, a, b, bias, y, attributes_);
+    });
   }
 
   void* pooling(dnnl_alg_kind_t kind, dnnl_memory_desc_t x, dnnl_memory_desc_t y,
                 const Dims& strides, const Dims& kernel, const Dims& dilations, const Dims& begin,
                 const Dims& end) {
-    attach();
-    check(dnnl_pooling_forward_primitive_desc_create(
-              &made_, device().engine, dnnl_forward_inference, kind, x, y, strides.values,
-              kernel.values, dilations.values, begin.values, end.values, attributes_),
-          "pooling");
-    return finish();
+    return make("pooling", [&](dnnl_primitive_desc_t* made) {
+      return dnnl_pooling_forward_primitive_desc_create(
+          made, device().engine, dnnl_forward_inference, kind, x, y, strides.values, kernel.values,
+          dilations.values, begin.values, end.values, attributes_);
+    });
   }
 
   void* reorder(dnnl_memory_desc_t x, dnnl_memory_desc_t y) {
-    attach();
-    check(dnnl_reorder_primitive_desc_create(&made_, x, device().engine, y, device().engine,
-                                             attributes_), "change of layout");
-    return finish();
+    return make("change of layout", [&](dnnl_primitive_desc_t* made) {
+      return dnnl_reorder_primitive_desc_create(
+          made, x, device().engine, y, device().engine, attributes_);
+    });
   }
 
  private:
@@ -188,9 +224,15 @@ class Builder {
     hold(state_->own != nullptr ? -1 : workspace_, DNNL_ARG_SCRATCHPAD, memory);
   }
 
-  void attach() { check(dnnl_primitive_attr_set_post_ops(attributes_, post_ops_), "attributes"); }
-
-  void* finish() {
+  // `describe` makes a description for as many threads as OpenMP tells of.
+  template <class F>
+  void* make(const char* part, F describe) {
+    check(dnnl_primitive_attr_set_post_ops(attributes_, post_ops_), "attributes");
+    if (failed_ == nullptr) check(describe(&made_), part);
+    if (failed_ == nullptr && omp_get_max_threads() > 1) {
+      const korch_shares::OneThread one;
+      if (describe(&state_->alone_desc) != dnnl_success) state_->alone_desc = nullptr;
+    }
     if (failed_ == nullptr) check(dnnl_primitive_create(&state_->primitive, made_), "primitive");
     if (failed_ == nullptr) add_workspace();
     if (made_ != nullptr) dnnl_primitive_desc_destroy(made_);

@@ -41,6 +41,7 @@ struct handle {
     const void **constants;
     void **table;
     void **states;
+    int64_t *usual_ns; /* of the steps from this one on that run in turn; see Crowd::note_step */
 };
 
 /* A new team costs more than a small model, so the count is touched only if it differs. */
@@ -188,10 +189,10 @@ int run(handle *h, const void *const *inputs, void *const *outputs, int64_t *ker
         const auto run_it = [&] { steps.run(from, next.end); };
         if (h->threads > 1 && next.regions > 1) {
             korch_teams::run_together(h->threads, crowd, run_it);
+        } else if (crowd && (next.regions || plan::STEPS[from].is_alone)) {
+            korch_teams::run_apart(h->threads, *crowd, h->usual_ns[from], run_it);
         } else {
-            const int64_t since = crowd ? now_ns() : 0;
             run_it();
-            if (crowd) crowd->leave_out(since, now_ns());
         }
         from = next.end;
     }
@@ -260,6 +261,7 @@ void KORCH_PLAN(destroy)(void *pointer) {
     free(h->constants);
     free(h->table);
     free(h->states);
+    free(h->usual_ns);
     pthread_mutex_destroy(&h->mutex);
     free(h);
 }
@@ -280,7 +282,8 @@ void *KORCH_PLAN(create)(const void *const *constants, int threads, char *error,
     h->constants = (const void **)calloc(plan::CONSTANT_COUNT + 1, sizeof(void *));
     h->table = (void **)calloc(plan::SLOT_COUNT + 1, sizeof(void *));
     h->states = (void **)calloc(plan::STEP_COUNT + 1, sizeof(void *));
-    if (!h->arena || !h->constants || !h->table || !h->states) {
+    h->usual_ns = (int64_t *)calloc(plan::STEP_COUNT + 1, sizeof(int64_t));
+    if (!h->arena || !h->constants || !h->table || !h->states || !h->usual_ns) {
         snprintf(error, error_size, "out of memory: the arena needs %lld bytes",
                  (long long)plan::ARENA_BYTES);
         KORCH_PLAN(destroy)(h);

@@ -61,8 +61,9 @@ inline int (*const real_num_threads)() =
 inline const int cores = omp_get_num_procs();
 
 // As long as each thread has a core, those that wait look again and again, longer than a kernel
-// takes; else they would keep others from their work.
-constexpr int LOOKS = 20000, FEW_LOOKS = 100;
+// takes; else they would keep others from their work. A time, as one look takes 10 cycles on some
+// CPUs and 140 on others.
+constexpr int64_t LOOK_NS = 1000000, SHORT_LOOK_NS = 5000;
 
 inline int64_t now_ns() {
   timespec time;
@@ -94,10 +95,13 @@ class alignas(64) Count {
   }
   void advance() { advance(now() + 1); }
 
-  void wait_for(uint32_t wanted, int looks) {
+  // A sleeper is never forgotten: it adds itself to `sleepers_` before it reads `value_`, and
+  // `advance` adds to `value_` before it reads `sleepers_`. All four are sequentially consistent, so
+  // either the sleeper sees the new value and does not sleep, or `advance` sees the sleeper and wakes
+  // it; and the system lets nobody sleep once the value is no longer the one that was read.
+  void wait_for(uint32_t wanted, int64_t look_ns) {
     watched(true);
-    for (int i = 0; i < looks && !is_at(wanted); ++i) relax();
-    if (!is_at(wanted)) {
+    if (!look(wanted, look_ns)) {
       sleepers_.fetch_add(1);
       for (uint32_t now; int32_t((now = value_.load()) - wanted) < 0;) sleep(now);
       sleepers_.fetch_sub(1);
@@ -106,6 +110,19 @@ class alignas(64) Count {
   }
 
  private:
+  // Look for so long; return whether the count has come there.
+  bool look(uint32_t wanted, int64_t look_ns) const {
+    for (int64_t until_ns = 0;;) {
+      for (int i = 0; i < 32; ++i) {
+        if (is_at(wanted)) return true;
+        relax();
+      }
+      const int64_t time_ns = now_ns();
+      if (until_ns == 0) until_ns = time_ns + look_ns;
+      else if (time_ns > until_ns) return false;
+    }
+  }
+
   bool is_at(uint32_t wanted) const { return int32_t(now() - wanted) >= 0; }
 #ifdef __linux__
   void sleep(uint32_t now) { syscall(SYS_futex, &value_, FUTEX_WAIT_PRIVATE, now, nullptr); }
@@ -137,7 +154,33 @@ class Crowd {
 
   // The leader of so many threads has waited for the others since then.
   void note_wait(int64_t since_ns, int64_t now_ns, int threads) {
-    waited_ns_ += now_ns - since_ns;
+    add_wait(now_ns - since_ns, now_ns, threads);
+  }
+
+  // A step since then ran on so many threads that can't be looked into. What it took beyond its
+  // usual time, its threads waited for a core. `usual_ns` is the caller's to keep: 0 at first, then
+  // the least time, which grows a little with each longer one, so that a lasting change is learnt.
+  void note_step(int64_t since_ns, int64_t now_ns, int64_t& usual_ns, int threads) {
+    const int64_t took_ns = now_ns - since_ns, late_ns = took_ns - usual_ns;
+    if (usual_ns == 0 || late_ns < 0) {
+      usual_ns = took_ns;
+    } else {
+      add_wait(late_ns, now_ns, threads);
+      usual_ns += late_ns < usual_ns / 64 ? late_ns : usual_ns / 64;
+    }
+  }
+
+  // The run ends.
+  void end(int64_t now_ns) {
+    if (was_here_) return;
+    const int64_t work_ns = now_ns - begun_ns_ - waited_ns_;
+    work_ns_ = work_ns_ == 0 || work_ns < work_ns_ ? work_ns : work_ns_ + (work_ns - work_ns_) / 8;
+    alone_ns_ /= 2;
+  }
+
+ private:
+  void add_wait(int64_t wait_ns, int64_t now_ns, int threads) {
+    waited_ns_ += wait_ns;
     // Of the first run it is not known yet how much is to be done.
     if (is_here_ || work_ns_ == 0 || waited_ns_ < LEAST_NS) return;
     const int64_t so_far_ns = now_ns - begun_ns_ - waited_ns_;
@@ -150,18 +193,6 @@ class Crowd {
     alone_until_ns_ = now_ns + alone_ns_;
   }
 
-  // A step since then was none of a team's.
-  void leave_out(int64_t since_ns, int64_t now_ns) { begun_ns_ += now_ns - since_ns; }
-
-  // The run ends.
-  void end(int64_t now_ns) {
-    if (was_here_) return;
-    const int64_t work_ns = now_ns - begun_ns_ - waited_ns_;
-    work_ns_ = work_ns_ == 0 || work_ns < work_ns_ ? work_ns : work_ns_ + (work_ns - work_ns_) / 8;
-    alone_ns_ /= 2;
-  }
-
- private:
   static constexpr int64_t LEAST_NS = 1000000, MOST_NS = 300 * LEAST_NS;
   bool is_here_ = false, was_here_ = false;  // the latter: at any time of the run
   int64_t begun_ns_ = 0, waited_ns_ = 0, alone_until_ns_ = 0;
@@ -172,7 +203,7 @@ class Crowd {
 // Threads that work on the regions of a lane's kernels, one region after the other.
 struct Team {
   int threads = 1;
-  int looks = FEW_LOOKS;
+  int64_t look_ns = SHORT_LOOK_NS;
   void (*work)(void*) = nullptr;  // null: there will be no other
   void* data = nullptr;
   int wanted = 0;        // threads that work on it
@@ -208,7 +239,7 @@ inline void take(const Seat& own, void (*work)(void*), void* data, int64_t regio
 // Work on the regions that the leader opens, until there will be no other.
 inline void follow(Team& team, int me) {
   for (uint32_t turn = 1;; ++turn) {
-    team.opened.wait_for(turn, team.looks);
+    team.opened.wait_for(turn, team.look_ns);
     if (team.work == nullptr) return;
     if (me < team.wanted) {
       take({&team, me, team.wanted, true, team.met_before}, team.work, team.data, team.region);
@@ -231,7 +262,7 @@ inline void lead(Team& team, F run) {
 // Let the leader wait.
 inline void lead_wait(Team& team, Count& count, uint32_t wanted) {
   const int64_t since_ns = team.crowd != nullptr ? now_ns() : 0;
-  count.wait_for(wanted, team.looks);
+  count.wait_for(wanted, team.look_ns);
   if (team.crowd != nullptr) team.crowd->note_wait(since_ns, now_ns(), team.threads);
 }
 
@@ -258,7 +289,7 @@ inline void run_together(int threads, Crowd* crowd, F run) {
   Team team;
   if (crowd != nullptr && crowd->is_here()) return lead(team, run);
   team.crowd = crowd;
-  if (cores >= threads) team.looks = LOOKS;
+  if (cores >= threads) team.look_ns = LOOK_NS;
   if (korch_threads_hide != nullptr) korch_threads_hide(true);
   int64_t ended_ns = 0;
 #pragma omp parallel num_threads(threads)
@@ -276,6 +307,20 @@ inline void run_together(int threads, Crowd* crowd, F run) {
   if (korch_threads_hide != nullptr) korch_threads_hide(false);
 }
 
+// Run a step that may have threads of its own, or a single region; in a crowd alone: a library that
+// asks OpenMP finds one thread, and a region that the step opens has one.
+template <class F>
+inline void run_apart(int threads, Crowd& crowd, int64_t& usual_ns, F run) {
+  if (crowd.is_here()) {
+    const korch_shares::OneThread one;
+    Team team;
+    return lead(team, run);
+  }
+  const int64_t since_ns = now_ns();
+  run();
+  crowd.note_step(since_ns, now_ns(), usual_ns, threads);
+}
+
 // Wait until all that work on a region have come.
 inline void meet() {
   if (seat.threads == 1) return;
@@ -283,7 +328,7 @@ inline void meet() {
   seat.met += seat.threads;
   team.met.advance(seat.met);
   if (seat.me == 0) lead_wait(team, team.met, seat.met);
-  else team.met.wait_for(seat.met, team.looks);
+  else team.met.wait_for(seat.met, team.look_ns);
 }
 
 }  // namespace korch_teams
@@ -322,7 +367,7 @@ int run(const Part (&parts)[PARTS], const Slot (&slots)[SLOTS], const int (&ends
   korch_teams::Team teams[LANES];
   for (int lane = 0; lane < LANES; ++lane) {
     teams[lane].threads = threads[lane];
-    if (korch_teams::cores >= THREADS) teams[lane].looks = korch_teams::LOOKS;
+    if (korch_teams::cores >= THREADS) teams[lane].look_ns = korch_teams::LOOK_NS;
   }
   int failed = 0;
 #pragma omp parallel num_threads(THREADS) reduction(| : failed)

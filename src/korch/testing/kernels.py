@@ -27,7 +27,7 @@ class KernelError(AssertionError):
 
 def run_kernel(
     kernel: Kernel, group: Group, offer: Offer, inputs: Sequence[Array], builder: Builder,
-    threads: int = 2, library: ctypes.CDLL | None = None,
+    threads: int = 2, library: ctypes.CDLL | None = None, runs_alone: bool = False,
 ) -> list[Array]:  # fmt: skip
     """Return a kernel's outputs in the plain layout.
 
@@ -39,6 +39,8 @@ def run_kernel(
         builder: compiles it.
         threads: passed to its `create`.
         library: what `load_kernels` returned for it and others (default: it is built alone).
+        runs_alone: whether OpenMP tells of one thread when it runs, as a plan's runtime lets it
+            where other processes want the cores.
 
     Raises:
         KernelError: it could not be created, or its run failed.
@@ -56,7 +58,13 @@ def run_kernel(
     buffers = [*memory, *results, aligned_bytes(max(64, kernel.workspace_bytes))]
     pointers = (ctypes.c_void_p * len(buffers))(*(b.ctypes.data for b in buffers))
     state = _create(library, kernel, threads)
-    code = getattr(library, kernel.symbol + "_run")(ctypes.c_void_p(state), pointers)
+    run = getattr(library, kernel.symbol + "_run")
+    before = library.omp_get_max_threads() if runs_alone else 0
+    if runs_alone:
+        library.omp_set_num_threads(1)
+    code = run(ctypes.c_void_p(state), pointers)
+    if runs_alone:
+        library.omp_set_num_threads(before)
     if kernel.has_state:
         getattr(library, kernel.symbol + "_destroy")(ctypes.c_void_p(state))
     if code != 0:
@@ -74,16 +82,21 @@ def check_kernel(
 ) -> None:  # fmt: skip
     """Compare a kernel with the reference interpreter in float64.
 
+    One that calls a library is also run where OpenMP tells of one thread.
+
     Raises:
         AssertionError: they differ by more than the tolerance for such a group.
     """
     feeds = {name: array for (name, _), array in zip(group.body.inputs, inputs, strict=True)}
     expected = reference.run(group.body, feeds, exact=True)
-    outputs = run_kernel(kernel, group, offer, inputs, builder, library=library)
-    for (name, value), actual in zip(group.body.outputs, outputs, strict=True):
-        assert_same(actual, expected[name], family=group_family(group), terms=group_terms(group),
-                    dtype=narrowest_float(group, DType.of(actual.dtype)),
-                    name=f"{name} (%{value})")  # fmt: skip
+    for runs_alone in (False, True) if kernel.libraries else (False,):
+        outputs = run_kernel(kernel, group, offer, inputs, builder, library=library,
+                             runs_alone=runs_alone)  # fmt: skip
+        for (name, value), actual in zip(group.body.outputs, outputs, strict=True):
+            assert_same(actual, expected[name], family=group_family(group),
+                        terms=group_terms(group),
+                        dtype=narrowest_float(group, DType.of(actual.dtype)),
+                        name=f"{name} (%{value})")  # fmt: skip
 
 
 def check_offers(
