@@ -16,14 +16,23 @@ Result = int | Refusal
 
 
 def _pool(c: Context, op: str, value: int, window: Window) -> int | Refusal:
-    """Emit a pooling primitive whose output has the operator's shape (ceil_mode included)."""
+    """Emit a pooling primitive whose output has the operator's shape.
+
+    The last window may end beyond the padded axis: with ceil_mode, and where one window is all
+    there is. What lies beyond the image does not count, as padding does not.
+
+    A window that holds padding only has no maximum by the standard ("maximum number of elements
+    exclude pad"). It gives -inf here, the maximum of no numbers; ONNX Runtime gives the lowest
+    finite number, `onnx.reference` 0.
+    """
     shape = c.output_type().shape
-    if c.attribute("ceil_mode", 0):
-        window = replace(window, pads_end=reach(window, c.shape(value)[2:], shape[2:]))
     if min((*window.pads_begin, *window.pads_end), default=0) < 0:
         return Refusal("negative pads")
+    if 0 in shape:
+        return c.full(0, c.output_type())
     if 0 in c.shape(value):
         return Refusal("an empty input")
+    window = replace(window, pads_end=reach(window, c.shape(value)[2:], shape[2:]))
     attributes = PoolAttributes(
         window.kernel, window.strides, window.pads_begin, window.pads_end, window.dilations
     )

@@ -15,6 +15,7 @@ import onnx.version_converter
 
 from korch.errors import ModelError, UnsupportedError
 from korch.frontend.names import captured_names, node_label
+from korch.frontend.pools import drop_late_windows
 from korch.frontend.shapes import LARGEST_BYTES, dtype_of, type_name
 from korch.primitive.op import Array
 from korch.primitive.ops.opaque import onnx_type
@@ -165,6 +166,9 @@ def infer_types(
         for name in given
         if name in constants and constants[name].size <= MOST_ELEMENTS
     }
+    if node.op_type in LIKE_FIRST_INPUT and not node.domain:
+        # ONNX infers nothing, or refuses an operator that a later opset defines anew.
+        return {node.output[0]: inputs[node.input[0]]}
     imports = [onnx.helper.make_opsetid(*item) for item in opsets.items()]
     try:
         found: dict[str, Any] = onnx.shape_inference.infer_node_outputs(
@@ -177,8 +181,7 @@ def infer_types(
             expected=", ".join(f"{n!r}: {types.get(n, 'constant')}" for n in node.input if n)
             + " to be legal",
         ) from error  # fmt: skip
-    if node.op_type in LIKE_FIRST_INPUT and not node.domain:
-        found[node.output[0]] = inputs[node.input[0]]
+    drop_late_windows(node, inputs.get(node.input[0]) if node.input else None, found)
     return found
 
 

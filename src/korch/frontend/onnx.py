@@ -23,7 +23,7 @@ from korch.frontend.names import has_legal_names, order_nodes
 from korch.frontend.operator import Operator, OperatorGraph
 from korch.frontend.propagate import Host, Propagation
 from korch.frontend.segments import SegmentedModel, cut_segments
-from korch.frontend.shapes import bind_inputs, is_number_tensor
+from korch.frontend.shapes import bind_inputs, check_declared_outputs, is_number_tensor
 from korch.frontend.tensors import read_tensor
 from korch.primitive.op import Array
 
@@ -77,6 +77,7 @@ def load_model(
     types = dict(bind_inputs(loaded.declared, shapes or {}, loaded.name))
     walk = Propagation(loaded.name, loaded.opsets, types, loaded.constants, loaded.outputs)
     walk.walk(loaded.nodes)
+    check_declared_outputs(loaded.declared_outputs, walk.types, loaded.name)
     return _pruned(loaded.name, walk, [item.name for item in loaded.declared], loaded.outputs)
 
 
@@ -104,6 +105,7 @@ def load_segments(
     walk = Propagation(loaded.name, loaded.opsets, types, loaded.constants, loaded.outputs,
                        Host(forced or {}, untyped))  # fmt: skip
     walk.walk(loaded.nodes)
+    check_declared_outputs(loaded.declared_outputs, walk.types, loaded.name)
     inputs = [item.name for item in loaded.declared]
     return cut_segments(loaded.name, walk, inputs, loaded.outputs, loaded.ir_version)
 
@@ -116,6 +118,7 @@ class _Loaded:
     ir_version: int
     opsets: Mapping[str, int]
     declared: list[Any]
+    declared_outputs: list[Any]
     outputs: list[str]
     nodes: list[Any]
     constants: dict[str, Array]
@@ -146,7 +149,8 @@ def _load(model: str | Path | bytes | onnx.ModelProto | HeldModel) -> _Loaded:
         for n, tensor in initializers.items()
         if n in used
     }
-    return _Loaded(name, proto.ir_version, opsets, declared, outputs, nodes, constants)
+    return _Loaded(name, proto.ir_version, opsets, declared, list(graph.output), outputs, nodes,
+                   constants)  # fmt: skip
 
 
 def _captured(nodes: Sequence[Any]) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ import onnx
 
 from korch.errors import ModelError, OptionError, UnsupportedError
 from korch.primitive.types import DType, ValueType
+
+logger = logging.getLogger("korch.frontend")
 
 LARGEST_BYTES = 1 << 34
 """Of a value; beyond it the model is damaged, or meant for a cluster."""
@@ -154,6 +157,44 @@ def _unknown(
         expected="a static shape",
         hint=f"Give it with --shape {name}={example}, a number for each dimension{other}",
     )
+
+
+def check_declared_outputs(
+    declared: Sequence[Any], types: Mapping[str, ValueType], model: str
+) -> None:
+    """Compare the types that a model declares for its outputs with those that follow from it.
+
+    Another shape is a warning, as in ONNX Runtime: the nodes decide what is computed.
+
+    Args:
+        declared: the outputs as ValueInfoProtos; what they leave open is not compared.
+        types: the inferred types, by name; outputs without a static one are left out.
+        model: the model's name, for messages.
+
+    Raises:
+        ModelError: an output is declared with another element type.
+    """
+    for item in declared:
+        tensor, found = item.type.tensor_type, types.get(item.name)
+        if found is None or not tensor.elem_type:
+            continue
+        if dtype_of(tensor.elem_type) is not found.dtype:
+            raise ModelError(
+                f"it is declared with elements of type {type_name(tensor.elem_type)}, and its node "
+                f"computes {found}", where=f"{model}: output {item.name!r}",
+                hint="Declare the type that is computed, or export the model again",
+            )  # fmt: skip
+        if not tensor.HasField("shape"):
+            continue
+        sizes = [d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim]
+        if len(sizes) != found.rank or any(
+            size not in (-1, n) for size, n in zip(sizes, found.shape, strict=True)
+        ):
+            text = ",".join("?" if size < 0 else str(size) for size in sizes)
+            logger.warning(
+                "%s: output %r is declared with shape [%s], but its node computes %s; the declared "
+                "shape is ignored", model, item.name, text, found,
+            )  # fmt: skip
 
 
 def is_number_tensor(item: Any) -> bool:

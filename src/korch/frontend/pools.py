@@ -1,0 +1,48 @@
+"""The output shape of a pooling node with ceil_mode, as opset 22 defines it, for every opset.
+
+The text of opset 22 says that a window which begins in the padding after the image is dropped.
+ONNX Runtime and `onnx.reference` do that in all opsets; ONNX's inference functions of older opsets
+do not, and declare one row and one column more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from korch.frontend.operator import read_attributes
+from korch.primitive.ops.reduce import window_extent
+
+POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
+
+
+def drop_late_windows(node: Any, given: Any, found: dict[str, Any]) -> None:
+    """Correct the inferred types of a pooling node with ceil_mode; others are left as they are.
+
+    Args:
+        node: any node.
+        given: the type of its first input, as ONNX writes it, None if it has none.
+        found: what ONNX infers, by the names of the outputs; it is changed.
+    """
+    if node.op_type not in POOLS or node.domain or given is None:
+        return
+    attributes = read_attributes(node)
+    if not attributes.get("ceil_mode", 0) or "SAME" in attributes.get("auto_pad", ""):
+        return
+    kernel = attributes["kernel_shape"]
+    rank = len(kernel)
+    strides = attributes.get("strides", (1,) * rank)
+    dilations = attributes.get("dilations", (1,) * rank)
+    is_valid = attributes.get("auto_pad", "") == "VALID"
+    pads = (0,) * (2 * rank) if is_valid else attributes.get("pads", (0,) * (2 * rank))
+    sizes = [dim.dim_value for dim in given.tensor_type.shape.dim[2:]]
+    for name in filter(None, node.output):
+        dims = found[name].tensor_type.shape.dim if name in found else ()
+        if len(dims) != rank + 2 or len(sizes) != rank:
+            continue
+        for i in range(rank):
+            extent = window_extent(kernel[i], dilations[i])
+            room = sizes[i] + pads[i] + pads[rank + i] - extent
+            count = -(-room // strides[i]) + 1
+            if (count - 1) * strides[i] >= sizes[i] + pads[i]:
+                count -= 1
+            dims[2 + i].dim_value = count
