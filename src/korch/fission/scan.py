@@ -1,41 +1,69 @@
 """Fission of running sums.
 
-Sums over 1, 2, 4, ... predecessors are added up, log2(n) steps of n additions. A product with a
-triangular matrix would be one step, but it turns an infinity into NaN in all other sums.
+The axis is cut into blocks. Within a block each sum is one over a window that begins before the
+block; the sums of whole blocks are added up in the same way, and each block gets the sum of those
+before it. So an element takes about `BLOCK` additions whatever the length of the axis, all of them
+in vectors, and kernels are loops whose text does not grow with it. Nothing is subtracted and
+nothing is multiplied, so an infinity or NaN shows in the sums that contain it and in no other.
 """
 
 from __future__ import annotations
 
 from korch.fission.context import Context, axis_of
 from korch.fission.rule import Refusal, Rule, rule
+from korch.primitive.ops.reduce import PoolAttributes
 
-LONGEST = 1024
+BLOCK = 16
+WHOLE = 32
+"""An axis of at most so many elements is one block."""
 
 
 def _cumsum(c: Context) -> int | Refusal:
     x, axes = c.input(0), c.ints(1)
     if axes is None:
         return Refusal("the axis is computed at run time")
-    axis = axis_of(axes[0], c.rank(x))
-    size = c.shape(x)[axis]
-    if size > LONGEST:
-        return Refusal(f"an axis of more than {LONGEST} elements")
     if 0 in c.shape(x):
-        return Refusal("an empty input")
-    is_reverse = bool(c.attribute("reverse", 0))
-    total, reach = x, 1
-    while reach < size:
-        total = c.elementwise("add", total, _shifted(c, total, axis, reach, is_reverse))
-        reach *= 2
-    return _shifted(c, total, axis, 1, is_reverse) if c.attribute("exclusive", 0) else total
+        return x
+    axis, is_reverse = axis_of(axes[0], c.rank(x)), bool(c.attribute("reverse", 0))
+    total = _sums(c, x, axis, is_reverse)
+    return _shifted(c, total, axis, is_reverse) if c.attribute("exclusive", 0) else total
 
 
-def _shifted(c: Context, value: int, axis: int, count: int, is_reverse: bool) -> int:
-    """Return a value moved along an axis towards its end (or its beginning), zeros moving in."""
+def _sums(c: Context, value: int, axis: int, is_reverse: bool) -> int:
+    """Return each element's sum with all before it on an axis, or with all after it."""
+    shape = c.shape(value)
+    size, lead, trail = shape[axis], shape[:axis], shape[axis + 1 :]
+    if size <= WHOLE:
+        return _sums_of_block(c, value, axis, is_reverse)
+    count = -(-size // BLOCK)
+    more = [count * BLOCK - size if i == axis else 0 for i in range(len(shape))]
+    whole = c.pad(value, [0] * len(shape), more)
+    blocks = c.reshape(whole, (*lead, count, BLOCK, *trail))
+    within = _sums_of_block(c, blocks, axis + 1, is_reverse)
+    last = c.slice_axis(within, axis + 1, 0 if is_reverse else BLOCK - 1, 1)
+    totals = _sums(c, c.reshape(last, (*lead, count, *trail)), axis, is_reverse)
+    before = c.reshape(_shifted(c, totals, axis, is_reverse), (*lead, count, 1, *trail))
+    result = c.reshape(c.elementwise("add", within, before), c.shape(whole))
+    return c.slice_axis(result, axis, 0, size)
+
+
+def _sums_of_block(c: Context, value: int, axis: int, is_reverse: bool) -> int:
+    """Return the sums along an axis as sums over windows that are as long as the axis."""
+    size, rest = c.shape(value)[axis], c.rank(value) - axis - 1
+    if size == 1:
+        return value
+    ones, none, reach = (1,) * (rest + 1), (0,) * (rest + 1), (size - 1, *(0,) * rest)
+    begin, end = (none, reach) if is_reverse else (reach, none)
+    window = PoolAttributes((size, *ones[1:]), ones, begin, end, ones)
+    return c.add("pool_sum", value, attributes=window)
+
+
+def _shifted(c: Context, value: int, axis: int, is_reverse: bool) -> int:
+    """Return a value moved along an axis by one place towards its end (or its beginning)."""
     size, rank = c.shape(value)[axis], c.rank(value)
-    kept = c.slice_axis(value, axis, count if is_reverse else 0, size - count)
+    kept = c.slice_axis(value, axis, 1 if is_reverse else 0, size - 1)
     zeros = [0] * rank
-    pads = [count if i == axis else 0 for i in range(rank)]
+    pads = [1 if i == axis else 0 for i in range(rank)]
     return c.pad(kept, zeros, pads) if is_reverse else c.pad(kept, pads, zeros)
 
 

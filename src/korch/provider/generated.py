@@ -14,6 +14,7 @@ from korch.provider.provider import Kernel
 from korch.target import Target
 from korch.tile.cpp import print_cpp
 from korch.tile.cpp_text import C_TYPE
+from korch.tile.growth import TextLimitError, grows_too_large
 from korch.tile.lower import Machine, lower
 
 SCHEMA = 17
@@ -49,6 +50,8 @@ class GeneratedProvider:
         for type_ in group.body.types:
             if type_.dtype not in C_TYPE:
                 return Refusal(f"elements of type {type_.dtype.value} are not generated")
+        if grows_too_large(group.body):
+            return Refusal("its text would be too long")
         return [
             Offer(inputs, outputs, variant)
             for inputs, outputs in dict.fromkeys(offered_layouts(group, target.lanes))
@@ -58,10 +61,14 @@ class GeneratedProvider:
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
         """Lower and print the group."""
         machine = Machine(target.lanes, target.threads)
-        program = lower(group.body, offer.inputs, offer.outputs, machine, offer.variant == "keep")
+        keeps = offer.variant == "keep"
         layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
         comment = f"{group.text}layouts {layouts}"
-        symbol, source, workspace_bytes = print_cpp(
-            program, comment, target.lanes, target.threads, self.stream_bytes(target)
-        )
+        try:
+            program = lower(group.body, offer.inputs, offer.outputs, machine, keeps)
+            symbol, source, workspace_bytes = print_cpp(
+                program, comment, target.lanes, target.threads, self.stream_bytes(target)
+            )
+        except TextLimitError as error:
+            return Refusal(str(error))
         return Kernel(symbol, source, workspace_bytes=workspace_bytes)

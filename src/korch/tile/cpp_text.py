@@ -6,8 +6,12 @@ import math
 from collections.abc import Set
 
 from korch.primitive.types import DType
+from korch.tile.growth import TextLimitError
 from korch.tile.index import Atom, Choice, Entry, Expr, Quotient, Remainder, Var
 from korch.tile.program import TileProgram
+
+MOST_CHARACTERS = 1 << 20
+"""Of a kernel's lines; a compiler takes about a minute for so many."""
 
 C_TYPE = {
     DType.F64: "double", DType.F32: "float", DType.I64: "int64_t", DType.I32: "int32_t",
@@ -63,10 +67,18 @@ class Writer:
         self.tables: dict[tuple[int, ...], str] = {}
         self.lambdas = 0
         self._depth = 1
+        self._characters = 0
 
     def line(self, text: str) -> None:
-        """Print a line."""
+        """Print a line.
+
+        Raises:
+            TextLimitError: there are too many.
+        """
         self.lines.append(text if text.startswith("#") else "  " * self._depth + text)
+        self._characters += len(self.lines[-1])
+        if self._characters > MOST_CHARACTERS:
+            raise TextLimitError(f"its text would have more than {MOST_CHARACTERS >> 10} KiB")
 
     def open(self, text: str) -> None:
         """Print the begin of a block."""

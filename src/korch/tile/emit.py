@@ -22,6 +22,7 @@ from korch.primitive.ops.layout import (
     pad_source,
 )
 from korch.primitive.types import DType, row_major_strides
+from korch.tile.growth import MOST_OPERATIONS, TextLimitError
 from korch.tile.index import (
     ZERO,
     Expr,
@@ -224,6 +225,8 @@ class Emitter:
 
     def _op(self, make: Callable[[str], TileOp], key: object) -> str:
         if key not in self._memo:
+            if len(self.ops) >= MOST_OPERATIONS:
+                raise TextLimitError(f"it would have more than {MOST_OPERATIONS} operations")
             name = f"x{len(self.ops)}"
             self.ops.append(make(name))
             self._memo[key] = name

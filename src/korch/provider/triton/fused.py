@@ -10,6 +10,7 @@ from korch.cuda.target import CudaTarget
 from korch.primitive.op import Category
 from korch.primitive.types import DType
 from korch.provider.offers import offered_layouts
+from korch.tile.growth import TextLimitError, grows_too_large
 from korch.tile.lower import DEVICE, lower
 from korch.tile.program import TileProgram
 from korch.tile.triton import print_triton, stage_is_splittable
@@ -41,6 +42,8 @@ class TritonProvider:
         for type_ in body.types:
             if type_.dtype not in COMPUTE:
                 return Refusal(f"elements of type {type_.dtype.value} are not generated")
+        if grows_too_large(body):
+            return Refusal("its text would be too long")
         is_long = _has_long_reduction(group)
         return [
             Offer(inputs, outputs, variant)
@@ -50,7 +53,10 @@ class TritonProvider:
 
     def build(self, group: Group, offer: Offer, target: CudaTarget) -> CudaKernel | Refusal:
         """Lower and print the group."""
-        program = lower(group.body, offer.inputs, offer.outputs, DEVICE)
+        try:
+            program = lower(group.body, offer.inputs, offer.outputs, DEVICE)
+        except TextLimitError as error:
+            return Refusal(str(error))
         split = offer.variant == "split"
         if split and not _is_splittable(program, target):
             return Refusal("no row is worth splitting")
