@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from korch.errors import RAISE_FAULTS
 from korch.measure.calibrate import FACT, Calibration, Level
 from korch.measure.compiler import Builder, find_compiler
 from korch.measure.database import Database
 from korch.options import default_threads
 from korch.target import Target, detect_target
+
+os.environ[RAISE_FAULTS] = "1"  # here and in processes that tests start
 
 # The same examples on every machine, however slow: a change is judged by itself, not by its luck.
 # `--hypothesis-profile default` looks for others.

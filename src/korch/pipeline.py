@@ -61,6 +61,12 @@ logger = logging.getLogger("korch.pipeline")
 BESIDE_SECONDS = 60.0
 """Longest search for kernels to run side by side."""
 
+REWRITE_SHARE = 0.25
+"""The share of a budget after which no more alternatives are looked for."""
+
+ENUMERATE_SHARE = 0.25
+"""The share of what is left then after which no more candidates are looked for."""
+
 BESIDE_SHARE = 0.1
 """The share of a budget that is left for it, even if the search before took longer than it should.
 """
@@ -140,7 +146,8 @@ def plan_model(
             raise OptionError("a dry run is for CUDA devices", where="option --dry-run",
                               expected="--target cuda:sm_90")  # fmt: skip
         joined = join(partition)
-        tasks = prepare_all(partition, joined, meter, options)
+        tasks = prepare_all(partition, joined, meter, options,
+                            run.deadline.less(1 - ENUMERATE_SHARE))  # fmt: skip
         run.progress("candidates", _describe_tasks(tasks))
         with run.stage("orchestrate"):
             outcome = _search(run, partition, joined, tasks, meter)
@@ -189,7 +196,7 @@ def front(model: Any, run: Run) -> tuple[Partition, PrimitiveGraph]:
     with run.stage("fission"):
         split = _checked(fission(operators), run.options)
     with run.stage("equivalences"):
-        return _partition(split, run.options), split
+        return _partition(split, run), split
 
 
 @contextmanager
@@ -214,7 +221,8 @@ def _optimize(model: Any, run: Run) -> Any:
     weights_bytes = sum(constant.array.nbytes for constant in split.constants.values())
     with run.stage("candidates"), open_meter(options, weights_bytes) as meter:
         joined = join(partition)
-        tasks = prepare_all(partition, joined, meter, options)
+        tasks = prepare_all(partition, joined, meter, options,
+                            run.deadline.less(1 - ENUMERATE_SHARE))  # fmt: skip
         run.progress("candidates", _describe_tasks(tasks))
         with run.stage("orchestrate"), _interruptible(run):
             outcome = _search(run, partition, joined, tasks, meter)
@@ -260,9 +268,11 @@ def _checked(graph: PrimitiveGraph, options: Options) -> PrimitiveGraph:
     return graph
 
 
-def _rewrite(graph: PrimitiveGraph, options: Options) -> tuple[PrimitiveGraph, SaturationReport]:
+def _rewrite(
+    graph: PrimitiveGraph, options: Options, deadline: Deadline
+) -> tuple[PrimitiveGraph, SaturationReport]:
     rules = select_rules(options.rules)
-    found, report = saturate(graph, strict=options.strict, rules=rules)
+    found, report = saturate(graph, strict=options.strict, rules=rules, deadline=deadline)
     if options.rewrites == "first":
         found = extract(found, workers=options.solver_workers, seed=options.seed)
     if options.precision != "float32":
@@ -270,12 +280,15 @@ def _rewrite(graph: PrimitiveGraph, options: Options) -> tuple[PrimitiveGraph, S
     return found, report
 
 
-def _partition(split: PrimitiveGraph, options: Options) -> Partition:
+def _partition(split: PrimitiveGraph, run: Run) -> Partition:
     """Cut the model into segments, or leave it whole, and add alternatives."""
+    options, deadline = run.options, run.deadline.less(1 - REWRITE_SHARE)
     limit = options.segment_limit(len(split.primitives))
     segments = (whole_segment(split),) if limit is None else split_segments(split, limit)
     folder = options.cache_folder if options.cache_folder.is_dir() else None
-    partition = find_blocks(split, segments, partial(_rewrite, options=options), folder)
+    partition = find_blocks(
+        split, segments, partial(_rewrite, options=options, deadline=deadline), folder
+    )
     for block in partition.blocks:
         _checked(block.graph, options)
     return partition

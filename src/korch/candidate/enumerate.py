@@ -37,10 +37,14 @@ from dataclasses import dataclass
 from korch.candidate.attention import attention_groups
 from korch.candidate.candidate import Group, make_group
 from korch.candidate.chains import chain_groups
+from korch.deadline import Deadline
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Category
 from korch.primitive.ops.opaque import OpaqueAttributes
+
+BUDGET = "budget"
+"""How reports call the deadline among the limits."""
 
 MOST_POOLS = 2
 """Reductions over windows in one set, unless chains are not contracted."""
@@ -62,14 +66,16 @@ class EnumerationReport:
 
 
 def enumerate_groups(
-    graph: PrimitiveGraph, options: Options, most_groups: int | None = None
-) -> tuple[tuple[Group, ...], EnumerationReport]:
+    graph: PrimitiveGraph, options: Options, most_groups: int | None = None,
+    deadline: Deadline | None = None,
+) -> tuple[tuple[Group, ...], EnumerationReport]:  # fmt: skip
     """Return every group of a graph within the limits, in a deterministic order.
 
     Args:
         graph: the graph.
         options: the limits.
         most_groups: if there are more, none is returned, and the report counts those found so far.
+        deadline: when to stop looking for more, which the report names as the limit "budget".
 
     Source:
         "Optimal Kernel Orchestration for Tensor Programs with Korch" (ASPLOS 2024), section 4 and
@@ -80,8 +86,12 @@ def enumerate_groups(
     keys: dict[tuple[tuple[int, ...], tuple[int, ...]], None] = {}
     sets = 0
     most = sys.maxsize if most_groups is None else most_groups
+    deadline = deadline or Deadline()
     for mask in space.grow(options, hit):
         sets += 1
+        if deadline.is_over:
+            hit.add(BUDGET)
+            break
         whole = space.with_absorbed(mask)
         if whole.bit_count() > 1 and space.input_count(whole) > options.max_inputs:
             hit.add("max_inputs")
@@ -94,11 +104,15 @@ def enumerate_groups(
     keys |= dict.fromkeys(((p,), (row.output,)) for p, row in enumerate(graph.primitives))
     groups: dict[tuple[tuple[int, ...], tuple[int, ...]], Group] = {}
     if len(keys) <= most:
-        groups = {key: make_group(graph, *key) for key in keys}
+        is_late = deadline.is_over
+        groups = {key: make_group(graph, *key) for key in keys if not is_late or len(key[0]) == 1}
     single = tuple(groups.values())
     for group in itertools.chain(chain_groups(graph, single), attention_groups(graph, single)):
         groups.setdefault((group.primitives, group.outputs), group)
         if len(groups) > most:
+            break
+        if deadline.is_over:
+            hit.add(BUDGET)
             break
     report = EnumerationReport(sets, max(len(keys), len(groups)), tuple(sorted(hit)))
     return (tuple(groups.values()) if report.groups <= most else ()), report

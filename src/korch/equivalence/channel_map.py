@@ -164,6 +164,8 @@ class _Walk:
         type_ = self.view.type(value)
         if self.view.constant(value) is not None or axis_constant(self.view, value) is not None:
             return self._constant(value, m)
+        if type_.rank < 2:  # no primitive maps the elements of a vector
+            return None
         if m.axis < type_.rank - 2 and not (m.axis == 1 and type_.rank >= 4):
             return None
         flop = 2.0 * type_.size * m.channels
@@ -372,7 +374,7 @@ def _matmul(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
     if place is None:
         return None
     flop = 2.0 * type_.size * walk.view.shape(a)[-1]
-    again = flop * m.channels / type_.shape[m.axis]
+    again = flop * m.channels / max(1, type_.shape[m.axis])
     costs: Parts = {("matmul", step.output, m.axis, m.part): again, **place.costs}
     saved: Parts = {("matmul", step.output): flop, **place.saved}
 

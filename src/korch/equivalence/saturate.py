@@ -9,16 +9,20 @@ et al. (POPL 2009); with rebuilding once a round: Willsey et al., egg (POPL 2021
 
 from __future__ import annotations
 
+import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from korch.deadline import Deadline
 from korch.equivalence.rule import AnyRule, Refusal, View, Writer
 from korch.equivalence.rules import RULES
-from korch.errors import OptionError
+from korch.errors import OptionError, raises_faults
 from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
+
+logger = logging.getLogger("korch.equivalence")
 
 Stop = Literal["saturated", "iterations", "values", "seconds"]
 
@@ -63,6 +67,8 @@ class RuleReport:
         refusals: each of them; its `value` is an id of the graph given to `saturate` if it is
             smaller than that graph's number of values.
         is_off: whether it was not tried, because it reorders and `strict` was asked for.
+        failures: the errors that it raised; each is a fault of the rule, which was dropped for that
+            match.
     """
 
     name: str
@@ -71,6 +77,7 @@ class RuleReport:
     refused: Mapping[str, int]
     refusals: tuple[Refusal, ...]
     is_off: bool
+    failures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +112,9 @@ class SaturationReport:
         for rule in self.rules:
             if rule.is_off:
                 lines.append(f"{rule.name}: off, it reorders")
-            elif rule.fired or rule.refused:
+            elif rule.fired or rule.refused or rule.failures:
                 reasons = [f"{n} refused: {reason}" for reason, n in rule.refused.items()]
+                reasons += [f"failed, which is a fault of Korch: {e}" for e in rule.failures]
                 lines.append("; ".join([f"{rule.name}: {rule.fired} fired", *reasons]))
         return "\n".join(lines)
 
@@ -117,6 +125,7 @@ def saturate(
     strict: bool,
     limits: Limits | None = None,
     rules: Sequence[AnyRule] = RULES,
+    deadline: Deadline | None = None,
 ) -> tuple[PrimitiveGraph, SaturationReport]:
     """Add the alternatives that the rules find.
 
@@ -124,16 +133,15 @@ def saturate(
         graph: a graph; it may have alternatives already.
         strict: leave out the rules that re-associate floating-point operations.
         limits: when to stop; the defaults of `Limits` if None.
-        rules: the rules, in the order in which they are tried.
+        rules: the rules, in the order in which they are tried. One that raises an error is dropped
+            for the match at which it does, and the report has the error.
+        deadline: when to stop, whatever the limits.
 
     Returns:
         The graph with alternatives, renumbered, and what was done.
-
-    Raises:
-        InvalidGraphError: a rule built what can't be equal; the fault is the rule's.
     """
     run = _Saturation(graph, [r for r in rules if not (strict and r.reorders)],
-                      limits or Limits())  # fmt: skip
+                      limits or Limits(), deadline or Deadline())  # fmt: skip
     stopped = run.run()
     result = without_circular(run.builder.freeze())
     return result, SaturationReport(
@@ -169,6 +177,7 @@ def merge_reports(
         rules.append(replace(
             rule, fired=sum(report.rules[number].fired for report, _ in reports),
             refused=dict(Counter(r.reason for r in refusals)), refusals=tuple(refusals),
+            failures=tuple(e for report, _ in reports for e in report.rules[number].failures),
         ))  # fmt: skip
     found = [report for report, _ in reports]
     return SaturationReport(
@@ -235,6 +244,7 @@ class _Saturation:
     graph: PrimitiveGraph
     rules: Sequence[AnyRule]
     limits: Limits
+    deadline: Deadline
     builder: GraphBuilder = field(init=False)
     begin_s: float = field(default_factory=time.monotonic)
     iterations: int = 0
@@ -242,6 +252,7 @@ class _Saturation:
     done: set[tuple[str, Any]] = field(default_factory=set)
     fired: Counter[str] = field(default_factory=Counter)
     refusals: dict[tuple[str, Any], Refusal] = field(default_factory=dict)
+    failures: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:
         self.builder = GraphBuilder.from_graph(self.graph)
@@ -281,26 +292,51 @@ class _Saturation:
                 self._try(rule, root, view)
                 if self.value_count > self.limits.values:
                     return "values"
-                if time.monotonic() - self.begin_s > self.limits.seconds:
+                is_late = time.monotonic() - self.begin_s > self.limits.seconds
+                if is_late or self.deadline.is_over:
                     return "seconds"
         return None
 
     def _try(self, rule: AnyRule, root: Primitive, view: View) -> None:
-        for match in rule.match(view, root):
-            key = (rule.name, (root, match))
+        try:
+            found = [(match, (rule.name, (root, match))) for match in rule.match(view, root)]
+        except Exception as error:  # noqa: BLE001 - whatever a rule does wrong
+            self._fail(rule, root, error)
+            return
+        for match, key in found:
             if key in self.done:
                 continue
-            witness = rule.refuse(view, match)
-            if isinstance(witness, Refusal):
-                self.refusals[key] = witness
-                continue
-            built = rule.build(Writer(self.builder, rule.name), witness)
-            self.done.add(key)
-            self.refusals.pop(key, None)
-            # A new primitive has a new value, so a known value means that nothing was learnt.
-            self.fired[rule.name] += self.builder.find(built) != self.builder.find(root.output)
-            self.builder.merge(root.output, built)
-            self.value_count = max(self.value_count, built + 1)
+            try:
+                self._apply(rule, root, view, match, key)
+            except Exception as error:  # noqa: BLE001
+                self.done.add(key)
+                self._fail(rule, root, error)
+
+    def _apply(
+        self, rule: AnyRule, root: Primitive, view: View, match: Any, key: tuple[str, Any]
+    ) -> None:
+        witness = rule.refuse(view, match)
+        if isinstance(witness, Refusal):
+            self.refusals[key] = witness
+            return
+        built = rule.build(Writer(self.builder, rule.name), witness)
+        self.done.add(key)
+        self.refusals.pop(key, None)
+        # A new primitive has a new value, so a known value means that nothing was learnt.
+        is_new = self.builder.find(built) != self.builder.find(root.output)
+        self.builder.merge(root.output, built)
+        self.fired[rule.name] += is_new
+        self.value_count = max(self.value_count, built + 1)
+
+    def _fail(self, rule: AnyRule, root: Primitive, error: Exception) -> None:
+        """Record that a rule raised an error; the match at which it did is dropped."""
+        if raises_faults() or isinstance(error, MemoryError):
+            raise error
+        text = f"at {root.op}: {type(error).__name__}: {error}"
+        if text not in self.failures[rule.name]:
+            self.failures[rule.name].append(text)
+            logger.error("the rule %s failed %s; it is not applied there", rule.name, text)
+            logger.info("the rule %s failed", rule.name, exc_info=error)
 
     def report(self, rule: AnyRule) -> RuleReport:
         """Return what a rule did."""
@@ -309,6 +345,7 @@ class _Saturation:
             name=rule.name, law=rule.law, fired=self.fired[rule.name],
             refused=dict(Counter(r.reason for r in refusals)), refusals=refusals,
             is_off=rule not in self.rules,
+            failures=tuple(self.failures[rule.name]),
         )  # fmt: skip
 
 

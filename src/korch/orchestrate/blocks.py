@@ -109,6 +109,7 @@ class Task:
 def prepare(
     partition: Partition, block: Block, meter: AnyMeter, options: Options,
     held: Collection[int] | None = None, answers: Answers | None = None,
+    deadline: Deadline | None = None,
 ) -> Task:  # fmt: skip
     """Return a block's candidates.
 
@@ -119,6 +120,7 @@ def prepare(
         options: how to search.
         held: as for `collect_candidates`.
         answers: as for `collect_candidates`.
+        deadline: when to stop looking for more candidates.
 
     Raises:
         InfeasibleError: a primitive is in no candidate.
@@ -129,9 +131,11 @@ def prepare(
     is_plain = partition.is_whole or not options.measure
     kinds = KINDS[options.layouts]
     interfaces = (PLAIN,) if is_plain else interfaces_of(partition, block, lanes, kinds)
-    groups, enumeration = _groups(graph, options, may_be_fewer=not partition.is_whole)
+    groups, enumeration = _groups(
+        graph, options, may_be_fewer=not partition.is_whole, deadline=deadline
+    )
     candidates, refusals = collect_candidates(
-        graph, groups, meter.providers, meter.target, interfaces, held, answers
+        graph, groups, meter.providers, meter.target, interfaces, held, answers, deadline
     )
     candidates = tuple(c for c in candidates if has_layouts(c, options.layouts))
     check_every_primitive_runs(graph, candidates, refusals)
@@ -139,32 +143,33 @@ def prepare(
 
 
 def prepare_all(
-    partition: Partition, joined: Joined, meter: AnyMeter, options: Options
-) -> list[Task]:
-    """Return the candidates of all blocks.
+    partition: Partition, joined: Joined, meter: AnyMeter, options: Options,
+    deadline: Deadline | None = None,
+) -> list[Task]:  # fmt: skip
+    """Return the candidates of all blocks, fewer of them if the deadline passes.
 
     Raises:
         InfeasibleError: a primitive is in no candidate.
     """
     answers: Answers = {}  # blocks have many groups in common
     return [
-        prepare(partition, block, meter, options, held, answers)
+        prepare(partition, block, meter, options, held, answers, deadline)
         for block, held in zip(partition.blocks, held_values(partition, joined), strict=True)
     ]
 
 
 def _groups(
-    graph: PrimitiveGraph, options: Options, *, may_be_fewer: bool
+    graph: PrimitiveGraph, options: Options, *, may_be_fewer: bool, deadline: Deadline | None
 ) -> tuple[tuple[Group, ...], EnumerationReport]:
     """Return a block's groups, smaller ones if there are too many."""
     size = options.max_primitives
     while may_be_fewer and size > FEWEST_PRIMITIVES:
         limited = replace(options, max_primitives=size)
-        groups, enumeration = enumerate_groups(graph, limited, MOST_GROUPS)
+        groups, enumeration = enumerate_groups(graph, limited, MOST_GROUPS, deadline)
         if enumeration.groups <= MOST_GROUPS:
             return groups, enumeration
         size //= 2
-    return enumerate_groups(graph, replace(options, max_primitives=size))
+    return enumerate_groups(graph, replace(options, max_primitives=size), deadline=deadline)
 
 
 def interfaces_of(

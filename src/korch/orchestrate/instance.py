@@ -8,6 +8,7 @@ from typing import Any
 
 from korch.candidate.candidate import Candidate, Group, Offer, Refusal, make_layout_change
 from korch.candidate.layout import Layout
+from korch.deadline import Deadline
 from korch.errors import UnprovidedError
 from korch.orchestrate.problem import Kernel, Port, Problem, Step
 from korch.primitive.graph import PrimitiveGraph
@@ -55,6 +56,7 @@ def collect_candidates(
     interfaces: Sequence[Interface] = (PLAIN,),
     held: Collection[int] | None = None,
     answers: Answers | None = None,
+    deadline: Deadline | None = None,
 ) -> tuple[tuple[Candidate, ...], dict[str, int]]:
     """Ask every provider for every group; return the candidates, and how many refused why.
 
@@ -72,6 +74,7 @@ def collect_candidates(
             the graph's ends if not given. A model's inputs are there before, and its outputs have
             memory of their own: to make them pieces of another value costs a copy.
         answers: what the providers said of groups of other graphs; what they say now is added.
+        deadline: when to leave out groups of several primitives; a plan needs none of them.
 
     Returns:
         The candidates in a deterministic order; refusals as "provider: reason" with their counts.
@@ -99,7 +102,8 @@ def collect_candidates(
             )
 
     for group in groups:
-        ask(group)
+        if len(group.primitives) == 1 or deadline is None or not deadline.is_over:
+            ask(group)
     written: dict[int, set[Layout]] = {}
     read: dict[int, set[Layout]] = {}
     for candidate in candidates:

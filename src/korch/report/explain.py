@@ -45,6 +45,7 @@ def summary(report: Mapping[str, Any]) -> str:
         f"{report['seconds']:.1f} s",
     ]
     lines += quality(report)
+    lines += faults(report)
     if report.get("rejected"):
         lines.append(f"rejected: {report['rejected']}; searched again with --strict")
     if partition := report.get("partition"):
@@ -86,6 +87,15 @@ def uncompiled_lines(report: Mapping[str, Any]) -> list[str]:
     if len(rows) > MOST_ROWS:
         lines.append(f"  and {len(rows) - MOST_ROWS} more")
     return lines
+
+
+def faults(report: Mapping[str, Any]) -> list[str]:
+    """Return a line for each rule that raised errors, which the search survived."""
+    rules = report.get("rules", {}).get("rules", ())
+    return [
+        f"a fault of Korch, please report it with the model: rule {rule['name']} failed {error}"
+        for rule in rules for error in rule.get("failures", ())
+    ]  # fmt: skip
 
 
 def _in_place(report: Mapping[str, Any]) -> str:
