@@ -10,14 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from korch.errors import RAISE_FAULTS
 from korch.measure.calibrate import FACT, Calibration, Level
 from korch.measure.compiler import Builder, find_compiler
 from korch.measure.database import Database
 from korch.options import default_threads
 from korch.target import Target, detect_target
-
-os.environ[RAISE_FAULTS] = "1"  # here and in processes that tests start
 
 # The same examples on every machine, however slow: a change is judged by itself, not by its luck.
 # `--hypothesis-profile default` looks for others.
@@ -34,29 +31,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
-class _Uncompiled(logging.Handler):
-    """Keeps what is logged of kernels and plans that do not compile."""
+class _Faults(logging.Handler):
+    """Keeps what is logged of kernels that do not compile and of rules that raise errors."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        if hasattr(record, "uncompiled"):
+        if hasattr(record, "uncompiled") or hasattr(record, "fault"):
             self.found.append(record.getMessage())
 
 
 @pytest.fixture(autouse=True)
-def all_kernels_compile(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test in which a kernel does not compile, unless it is marked to do so."""
-    handler = _Uncompiled()
-    loggers = [logging.getLogger(name) for name in ("korch.measure", "korch.contest")]
+def no_fault_is_survived(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test in which a kernel does not compile or a rule raises, unless it is meant to."""
+    handler = _Faults()
+    names = ("korch.measure", "korch.contest", "korch.equivalence")
+    loggers = [logging.getLogger(name) for name in names]
     for logger in loggers:
         logger.addHandler(handler)
     yield
     for logger in loggers:
         logger.removeHandler(handler)
-    if request.node.get_closest_marker("uncompiled") is None:
+    if not any(request.node.get_closest_marker(name) for name in ("uncompiled", "fault")):
         assert handler.found == []
 
 

@@ -7,7 +7,6 @@ All of them are `KorchError`s, and the command line turns each into one message 
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 
@@ -80,15 +79,3 @@ class UnprovidedError(InfeasibleError):
 
 class ArtifactError(KorchError):
     """An artifact is damaged, tampered with, or built for another machine."""
-
-
-RAISE_FAULTS = "KORCH_RAISE_FAULTS"
-"""An environment variable. If it is set, a fault of Korch's own that a search survives is raised.
-
-The tests set it, so that no such fault stays unseen.
-"""
-
-
-def raises_faults() -> bool:
-    """Return whether faults that a search survives are raised."""
-    return bool(os.environ.get(RAISE_FAULTS))

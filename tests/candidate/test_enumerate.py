@@ -6,6 +6,7 @@ import pytest
 from candidate_oracle import Oracle, small_graph, with_operator
 
 from korch.candidate.enumerate import enumerate_groups
+from korch.deadline import Deadline
 from korch.options import Options
 from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
 from korch.primitive.ops.layout import TransposeAttributes
@@ -257,3 +258,10 @@ def test_a_cycle_of_layout_alternatives_is_no_group() -> None:
     reshapes = {i for i, p in enumerate(graph.primitives) if p.op == "reshape"}
     assert len(groups) >= 5
     assert not any(reshapes <= set(group.primitives) for group in groups)
+
+
+def test_a_deadline_leaves_single_primitives_and_says_so():
+    graph = chain("exp", "neg", "abs")
+    groups, report = enumerate_groups(graph, ALL, deadline=Deadline(0))
+    assert {group.primitives for group in groups} == {(0,), (1,), (2,)}
+    assert report.limits_hit == ("budget",)

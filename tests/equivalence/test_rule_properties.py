@@ -263,6 +263,66 @@ def test_all_rules_together() -> None:
     assert_alternatives_agree(result, graph, seed=1, integers=True)
 
 
+def _small_step(draft: Draft, x: int) -> int:
+    """Add a step that changes little of a tensor of any rank, sizes of 0 and 1 included."""
+    rng, shape = draft.rng, draft.shape(x)
+    axis = int(rng.integers(len(shape)))
+    match str(rng.choice(["affine", "square", "reshape", "sum", "concat", "slice", "transpose"])):
+        case "affine":
+            return add_affine_steps(draft, x, axis, 2)
+        case "square":
+            return draft.add("mul", (x, x))
+        case "reshape":
+            size = int(np.prod(shape))
+            wide = [(size,), (1, size), (size, 1), (1, 1, *shape), (*shape, 1)]
+            return draft.add("reshape", (x,), ReshapeAttributes(wide[int(rng.integers(5))]))
+        case "sum":
+            return draft.add("reduce_sum", (x,), ReduceAttributes((axis,)))
+        case "concat":
+            return draft.add("concat", (x, x), ConcatAttributes(axis))
+        case "slice":
+            size = tuple(max(0, n - (i == axis)) for i, n in enumerate(shape))
+            start, ones = (0,) * len(shape), (1,) * len(shape)
+            return draft.add("slice", (x,), SliceAttributes(start, size, ones))
+    perm = tuple(int(a) for a in rng.permutation(len(shape)))
+    return draft.add("transpose", (x,), TransposeAttributes(perm))
+
+
+def _small_product(draft: Draft, x: int) -> int:
+    """Multiply by a constant matrix from either side; a vector is a row or a column, as in ONNX."""
+    rng, shape = draft.rng, draft.shape(x)
+    if len(shape) == 1:
+        wide = (1, *shape) if rng.integers(2) else (*shape, 1)
+        x = draft.add("reshape", (x,), ReshapeAttributes(wide))
+    elif len(shape) == 4 and 0 not in shape and rng.integers(2):
+        return add_linear(draft, x, "conv")[0] if min(shape[2:]) > 2 else x
+    kind = "matmul_right" if rng.integers(2) else "matmul_left"
+    y, _ = add_linear(draft, x, kind)
+    size = int(np.prod(draft.shape(y)))
+    flat = ReshapeAttributes((size,))
+    return draft.add("reshape", (y,), flat) if rng.integers(2) else y
+
+
+def test_no_rule_fails_on_vectors_and_on_axes_of_one_element_or_none() -> None:
+    fired: dict[str, int] = {}
+    for seed in range(250):
+        draft = Draft(seed, integers=True)
+        rank = int(draft.rng.choice([1, 1, 2, 3, 4]))
+        x = draft.input(*(int(n) for n in draft.rng.choice([0, 1, 1, 2, 3], rank)))
+        for i in range(int(draft.rng.integers(2, 6))):
+            is_product = i and draft.rng.integers(3) == 0 and len(draft.shape(x)) < 5
+            x = _small_product(draft, x) if is_product else _small_step(draft, x)
+            if len(draft.shape(x)) > 4:
+                x = draft.add("reshape", (x,), ReshapeAttributes((int(np.prod(draft.shape(x))),)))
+        graph = draft.finish(draft.add("neg", (x,)))
+        result, report = apply_rules(graph, RULES)
+        assert_alternatives_agree(result, graph, seed=seed, integers=False)
+        for rule in report.rules:
+            assert rule.failures == (), (seed, rule.name)
+            fired[rule.name] = fired.get(rule.name, 0) + rule.fired
+    assert sum(n > 0 for n in fired.values()) >= 10, fired
+
+
 def test_windows_of_several_sizes() -> None:
     fired = [0, 0]
     for seed in range(60):

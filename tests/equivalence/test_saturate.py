@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 from equivalence_examples import FIRING, after, divide, unary, upsampled
 from equivalence_oracle import apply_rules
 
+from korch.deadline import Deadline
 from korch.equivalence.rule import Refusal, Rule, View, Writer
 from korch.equivalence.rules import RULES
 from korch.equivalence.saturate import Limits, saturate, without_circular
-from korch.errors import InvalidGraphError, OptionError
+from korch.errors import OptionError
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.ops.layout import ReshapeAttributes
 from korch.primitive.text import format_graph, parse_graph
+from korch.report.explain import faults
 
 PHASES = upsampled("3,2,3,3", "1,3,8,8", pads_begin=(1, 1), pads_end=(1, 1))
 
@@ -113,9 +116,35 @@ def test_a_limit_that_is_not_positive_is_refused(name: str) -> None:
     )
 
 
-def test_a_rule_that_builds_another_type_is_an_error() -> None:
-    with pytest.raises(InvalidGraphError, match="can't be equal"):
-        saturate(parse_graph(EXP), strict=False, rules=[grow("other")])
+def failing(stage: str) -> Rule[Primitive, Primitive]:
+    """Return a rule that raises an error in one of its three functions."""
+    rule = grow("other" if stage == "merge" else "same")
+
+    def fail(*_: object) -> Primitive:
+        raise IndexError("no such axis")
+
+    return rule if stage == "merge" else replace(rule, **{stage: fail})
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("stage", ["match", "refuse", "build", "merge"])
+def test_a_rule_that_fails_is_dropped_there_and_reported(stage: str, caplog) -> None:
+    graph = parse_graph(EXP)
+    result, report = saturate(graph, strict=False, rules=[failing(stage)])
+    assert [p.op for p in result.primitives] == ["exp"]
+    (text,) = report.rules[0].failures
+    assert text.startswith("at exp: InvalidGraphError" if stage == "merge" else "at exp: IndexErr")
+    assert f"exp-grows: 0 fired; failed, which is a fault of Korch: {text}" in str(report)
+    assert f"the rule exp-grows failed {text}; it is not applied there" in caplog.messages
+    assert faults({"rules": asdict(report)}) == [
+        f"a fault of Korch, please report it with the model: rule exp-grows failed {text}"
+    ]
+
+
+def test_a_deadline_ends_saturation() -> None:
+    result, report = saturate(parse_graph(EXP), strict=False, rules=[grow()], deadline=Deadline(0))
+    assert (report.stopped, report.iterations) == ("seconds", 1)
+    assert "exp" in {p.op for p in result.primitives}
 
 
 def test_refusals_are_counted_by_reason_and_name_the_value() -> None:

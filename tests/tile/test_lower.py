@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 from tile_groups import FAMILIES, Graph, check_lowering, lowered, offers_of, random_groups, softmax
 
-from korch.candidate.candidate import Offer, make_layout_change
+from korch.candidate.candidate import (
+    Group,
+    Offer,
+    Refusal,
+    make_group,
+    make_layout_change,
+)
 from korch.candidate.layout import layout_choices
+from korch.primitive.ops.layout import PadAttributes, SliceAttributes
+from korch.provider.generated import GeneratedProvider
 from korch.testing.samples import random_arrays
 from korch.tile import loops
 from korch.tile.lower import Machine, lower
@@ -172,3 +180,31 @@ def test_large_tiles_of_rows_inside_of_lines_read_four_lines_at_once(target, mon
         monkeypatch.setattr(loops, "LARGE_ELEMENTS", elements)
         (stage,) = lower(group.body, offer.inputs, offer.outputs, Machine(16, 2)).stages
         assert sorted(axis.extent for axis in stage.passes[0].axes) == [columns, 197]
+
+
+def doubling(steps: int) -> Group:
+    """Return x + (x moved by 1, 2, 4, ...): each step doubles what one element reads."""
+    g = Graph()
+    x = g.tensor(f"f32[{1 << steps}]")
+    for step in range(steps):
+        kept = SliceAttributes((0,), ((1 << steps) - (1 << step),), (1,))
+        pads = PadAttributes((1 << step,), (0,))
+        x = g.add("add", [x, g.add("pad", [g.add("slice", [x], kept)], pads)])
+    g.output("o", x)
+    graph = g.freeze()
+    return make_group(graph, range(len(graph.primitives)), [graph.outputs[0][1]])
+
+
+def test_a_text_that_would_double_with_each_step_is_refused(target):
+    provider = GeneratedProvider()
+    small, large = doubling(4), doubling(12)
+    (offer,) = provider.offer(small, target)
+    assert len(provider.build(small, offer, target).source) < 40_000
+    assert provider.offer(large, target) == Refusal("its text would be too long")
+    assert provider.build(large, offer, target) == Refusal(
+        "it would have more than 2048 operations"
+    )
+    medium = doubling(9)
+    assert provider.build(medium, offer, target) == Refusal(
+        "its text would have more than 1024 KiB"
+    )

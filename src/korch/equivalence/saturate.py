@@ -19,7 +19,7 @@ from typing import Any, Literal
 from korch.deadline import Deadline
 from korch.equivalence.rule import AnyRule, Refusal, View, Writer
 from korch.equivalence.rules import RULES
-from korch.errors import OptionError, raises_faults
+from korch.errors import OptionError
 from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
 
 logger = logging.getLogger("korch.equivalence")
@@ -330,12 +330,13 @@ class _Saturation:
 
     def _fail(self, rule: AnyRule, root: Primitive, error: Exception) -> None:
         """Record that a rule raised an error; the match at which it did is dropped."""
-        if raises_faults() or isinstance(error, MemoryError):
+        if isinstance(error, MemoryError):
             raise error
         text = f"at {root.op}: {type(error).__name__}: {error}"
         if text not in self.failures[rule.name]:
             self.failures[rule.name].append(text)
-            logger.error("the rule %s failed %s; it is not applied there", rule.name, text)
+            logger.warning("the rule %s failed %s; it is not applied there", rule.name, text,
+                           extra={"fault": True})  # fmt: skip
             logger.info("the rule %s failed", rule.name, exc_info=error)
 
     def report(self, rule: AnyRule) -> RuleReport:
