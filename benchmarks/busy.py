@@ -1,10 +1,15 @@
 """Engines beside processes that want the cores, too: one interleaved run for each number of them.
 
-    python -m benchmarks.busy MODEL.korch MODEL.onnx [--against onnxruntime,openvino]
-                              [--busy 0,1,2] [--rounds 15] [--output FILE.json]
+    python -m benchmarks.busy [--models mobilenetv2,bert] [--against onnxruntime,openvino]
+                              [--busy 0,1,2] [--rounds 15] [--budget 100] [--artifacts FOLDER]
+                              [--output FILE.json]
 
 Servers are shared: what an engine's threads do while they wait decides what is left of its speed
 when one of them has no core. A busy process computes all the time, at the same priority.
+
+An artifact that lies in the folder is taken as it is; else its model is searched first. A row is
+written as soon as it is known, and those that the file has are not measured again, so that a run
+that was interrupted goes on where it was.
 """
 
 from __future__ import annotations
@@ -13,45 +18,91 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from benchmarks.suite import machine
+import numpy as np
+
+from benchmarks.suite import MODELS, load, machine, quotients
+from korch.api import optimize
 from korch.options import Options
 from korch.report.bench import bench
 
+MOBILE = "mobilenetv2"
+"""Many short kernels: most of what is lost is lost between them."""
+
 
 def main() -> int:
-    """Compare; return 0."""
+    """Compare; return 1 if Korch is slower than ONNX Runtime anywhere."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("artifact", type=Path)
-    parser.add_argument("model", type=Path)
+    parser.add_argument("--models", default=",".join((*MODELS, MOBILE)))
     parser.add_argument("--against", default="onnxruntime,openvino")
     parser.add_argument("--busy", default="0,1,2", help="numbers of busy processes")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--budget", type=float, help="seconds of search per model")
+    parser.add_argument("--artifacts", type=Path, help="a folder to take artifacts from, and to "
+                        "keep those in that are searched")  # fmt: skip
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     rows = []
-    for count in map(int, args.busy.split(",")):
-        with busy_processes(count):
-            found = bench(
-                args.artifact, args.against.split(","), args.model, args.rounds, Options(), {}
-            )
-        times = "  ".join(
-            f"{row.name} {row.median_ms:.1f} ms ({row.p10_ms:.1f} to {row.p90_ms:.1f})"
-            for row in found.rows
-        )
-        print(f"beside {count}: {times}", flush=True)
-        if found.speedup is not None:
-            print(f"  {found.speedup.median:.2f}x as fast as {found.speedup.over}", flush=True)
-        rows.append({"model": args.model.stem, "busy": count, **found.to_json()})
-    if args.output:
-        known = json.loads(args.output.read_text())["rows"] if args.output.exists() else []
-        kept = [row for row in known if row["model"] != args.model.stem]
-        found_file = {"machine": machine(), "rows": [*kept, *rows]}
-        args.output.write_text(json.dumps(found_file, indent=1) + "\n")
-    return 0
+    if args.output and args.output.exists():
+        rows = json.loads(args.output.read_text())["rows"]
+    counts = [int(count) for count in args.busy.split(",")]
+    for name in args.models.split(","):
+        todo = [n for n in counts if (name, n) not in {(r["model"], r["busy"]) for r in rows}]
+        for row in measure(name, todo, args):
+            rows.append(row)
+            if args.output:
+                found = {"machine": machine(), "rows": rows}
+                args.output.write_text(json.dumps(found, indent=1) + "\n")
+    print(table(rows))
+    found = (quotients({"comparison": row}).get("onnxruntime", [1.0]) for row in rows)
+    return int(any(np.median(quotient) < 1 for quotient in found))
+
+
+def measure(name: str, counts: list[int], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield a model's row for each number of busy processes."""
+    if not counts:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / f"{name}.onnx"
+        model.write_bytes(load(name).SerializeToString())
+        artifact = (args.artifacts or Path(folder)) / f"{name}.korch"
+        if not artifact.exists():
+            artifact.parent.mkdir(parents=True, exist_ok=True)
+            optimize(model, budget=args.budget).save(artifact)
+        for count in counts:
+            with busy_processes(count):
+                found = bench(artifact, args.against.split(","), model, args.rounds, Options(), {})
+            row = {"model": name, "busy": count, **found.to_json()}
+            print(f"{name} beside {count}\n{found.to_text()}\n", flush=True)
+            yield row
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return the rows as a table in Markdown: medians, and quotients with their percentiles."""
+    engines = list(dict.fromkeys(r["name"] for row in rows for r in row["rows"]))
+    peers = [name for name in engines if name != "korch"]
+    lines = [
+        "| model | busy processes | " + " | ".join(f"{name}, ms" for name in engines)
+        + " | " + " | ".join(f"{name} / Korch" for name in peers) + " |",
+        "|---|" + "---:|" * (1 + len(engines) + len(peers)),
+    ]  # fmt: skip
+    for row in rows:
+        times = {r["name"]: f"{r['median_ms']:.1f}" for r in row["rows"]}
+        cells = [times.get(name, "–") for name in engines]
+        found = quotients({"comparison": row})
+        for name in peers:
+            if name in found:
+                low, middle, high = np.percentile(found[name], [10, 50, 90])
+                cells.append(f"{middle:.2f} ({low:.2f}–{high:.2f})")
+            else:
+                cells.append("–")
+        lines.append(f"| {row['model']} | {row['busy']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 @contextmanager
