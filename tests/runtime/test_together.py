@@ -1,6 +1,7 @@
 """Kernels that follow each other in one parallel region, and when they are one thread's instead."""
 
 import ctypes
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -86,6 +87,21 @@ def test_kernels_that_follow_each_other_are_a_teams_and_one_with_a_state_is_not(
         for i, y in enumerate(found):  # alone where other processes want the cores
             assert y.tolist() in (told(has_team[i], i), told_alone(has_team[i], i))
         assert found[2].tolist() == told(False, 2)
+
+
+def test_callers_in_several_threads_get_what_they_get_alone(make_seeing):
+    """Two executables at once, with kernels that share a region and kernels that do not."""
+    has_state = [False, False, True, False, True, True, False, False]
+    executables = [make_seeing(has_state, 3) for _ in range(2)]
+
+    def call(i):
+        for y in [y for _ in range(40) for y in executables[i % 2](X)]:
+            assert y[:3].tolist() in ([0, 1, 2], [0, -1, -1])
+            assert y[4:7].tolist() in ([1, 2, 0], [0, -1, -1])
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(call, range(4)))
 
 
 def test_a_kernel_by_itself_opens_its_region_itself(make_seeing):

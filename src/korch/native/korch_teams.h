@@ -200,7 +200,9 @@ class Crowd {
   int64_t alone_ns_ = 0;  // more with each crowd, less with each run without one
 };
 
-// Threads that work on the regions of a lane's kernels, one region after the other.
+// Threads that work on the regions of a lane's kernels, one region after the other. What is no Count is
+// written by the leader only: before it advances `opened`, which a follower reads (with acquire) before
+// all else, and not again before each follower has advanced `done`, its last access.
 struct Team {
   int threads = 1;
   int64_t look_ns = SHORT_LOOK_NS;
