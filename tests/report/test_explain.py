@@ -78,9 +78,10 @@ seconds: frontend 0.0, orchestrate 2.0
 limits that bound the candidates: max_outputs
 
 the slowest kernels, and why (more: korch explain --kernel NUMBER):
-  #0   9.0 us, 90 % of the time: generated reduce_sum sub x2; at 33 % of its bound: its bound does \
-not explain its time
-  #1   ≥1.0 us, 10 % of the time: onnxruntime matmul; not measured: its bound stands for its time
+  #0   9.0 us, 90 % of the time: reduce_sum sub x2, made by generated; at 3.0 times its lower \
+bound: its work alone would take 3.0 us, so a faster kernel may be possible
+  #1   ≥1.0 us, 10 % of the time: matmul, made by onnxruntime; not measured: its bound stands \
+for its time
 
 whole plans, timed in turn (* is kept):
   plan           kernels   predicted    expected      median         p10         p90     error

@@ -13,6 +13,7 @@ from korch.report.kernel import (
     limit_of,
     nearest_rival,
     operations,
+    rival_row,
     slowest,
     why,
 )
@@ -58,50 +59,71 @@ def plan(step: StepRecord) -> PlanRecord:
 
 def test_the_limit_is_read_off_the_bound(step: StepRecord) -> None:
     assert limit_of(step, MACHINE) == "operations"
-    assert why(step, MACHINE) == "compute bound, at 84 % of the machine's peak"
+    assert why(step, MACHINE) == "limited by arithmetic, at 84 % of the machine's peak"
     above = why(step, MACHINE | {"margin": 1.15})
-    assert above == "compute bound, at 97 % of the machine's peak"
+    assert above == "limited by arithmetic, at 97 % of the machine's peak"
     assert "at 100 %" in why(step, MACHINE | {"margin": 1.5})
     cached = replace(step, bound_ns=600.0, cost_ns=800.0)
-    assert why(cached, MACHINE) == "memory bound, at 75 % of the bandwidth of L1 for 768.0 KiB"
+    assert why(cached, MACHINE) == "limited by the bandwidth of L1, at 75 % of the bandwidth of L1"
     far = replace(step, size_bytes=2**21, bound_ns=184_000.0, cost_ns=920_000.0)
     assert why(far, MACHINE) == (
-        "memory bound, at 20 % of the bandwidth of memory for 2.0 MiB: "
-        "its bound does not explain its time"
+        "at 20 % of the bandwidth of memory: moving its 2.0 MiB alone would take 184.0 us, so a "
+        "faster kernel may be possible"
     )
-    assert why(replace(far, cost_ns=4000.0, bound_ns=1000.0), MACHINE).endswith("the call counts")
-    assert why(step, {}) == "at 84 % of its bound"
+    short = why(replace(far, cost_ns=4000.0, bound_ns=1000.0), MACHINE)
+    assert short.startswith("so short that starting it takes most of the time; at 25 % of ")
+    assert why(step, {}) == "at 1.2 times its lower bound"
     device = {"copy_bytes_per_s": 1e9, "rate_flop_per_s": 1e12}
     assert limit_of(replace(step, bound_ns=786_432.0), device) == "memory"
     assert limit_of(replace(step, bound_ns=900_000.0), device) == "operations"
     assert why(replace(step, is_measured=False), MACHINE).startswith("not measured")
 
 
-def test_the_nearest_rival_is_the_one_that_takes_least_more(step: StepRecord) -> None:
+def test_the_nearest_rival_is_the_one_that_takes_least_more(plan: PlanRecord) -> None:
     def other(cost_ns: int, layouts: str = "(ab, ab) -> (ab)", *, measured: bool = True) -> Any:
         return {"provider": "onednn", "variant": "", "layouts": layouts, "cost_ns": cost_ns,
                 "is_measured": measured, "failure": ""}  # fmt: skip
 
     grouping = {"kernels": [{"provider": "gemm", "operations": "matmul"}] * 2, "instead": [1],
                 "cost_ns": 420_000, "instead_ns": 400_000}  # fmt: skip
-    assert nearest_rival(1, step, {}) == ""
+    assert nearest_rival(1, plan, {}) == ""
     cheap = [other(1, "(ba, ab) -> (ab)"), other(1, measured=False), other(500_000)]
     report: dict[str, Any] = {"rivals": {"c1": cheap}}
-    assert nearest_rival(1, step, report) == "nearest rival +25.0 %, onednn"
+    assert nearest_rival(1, plan, report) == "nearest rival +25.0 %, onednn"
     report["groupings"] = [[], [grouping]]
-    assert nearest_rival(1, step, report) == "nearest rival +5.0 %, 2 kernels instead of it"
+    assert nearest_rival(1, plan, report) == "nearest rival +5.0 %, 2 kernels instead of it"
     report["groupings"] = [[], [{**grouping, "cost_ns": 380_000}]]
-    assert nearest_rival(1, step, report) == (
-        "measured, but not in the plan: −5.0 %, 2 kernels instead of it; "
-        "a longer search may take it"
+    told = nearest_rival(1, plan, report | {"stopped_by_budget": True})
+    assert told == (
+        "faster by itself, but not in the plan: −5.0 %, 2 kernels instead of it; the budget ended "
+        "the search before it was used; a longer search may use it"
     )
+
+
+def test_what_is_faster_alone_says_why_it_lost(plan: PlanRecord) -> None:
+    def lost(row: dict[str, Any], report: dict[str, Any], gap: float = 0.0) -> str:
+        chosen = replace(plan, options={"gap": gap})
+        return rival_row(rival | row, plan.steps[1], chosen, report)["lost"]
+
+    rival: dict[str, Any] = {"provider": "x", "variant": "", "layouts": "(ab, ab) -> (ab)",
+                             "cost_ns": 300_000, "is_measured": True, "failure": ""}  # fmt: skip
+    assert lost({"cost_ns": 500_000}, {}) == lost({"is_measured": False}, {}) == ""
+    assert lost({"failure": "crashed"}, {}) == ""
+    assert lost({"layouts": "(ba, ab) -> (ab)"}, {}).startswith("it uses other layouts")
+    assert lost({}, {"plan": "split"}).startswith("this plan was kept because it ran faster as a ")
+    assert lost({}, {"stopped_by_budget": True}).startswith("the budget ended the search")
+    assert lost({}, {"plan": "optimal"}, gap=0.5).startswith("it would save 24.6 % of the plan, ")
+    assert "rose when the plan's kernels were measured again" in lost({}, {})
+    text = kernel_text(plan, {"rivals": {"c1": [rival]}}, 1)
+    assert "−25.0 %    300.0 us  x (ab, ab) -> (ab)\n             not in the plan: the sea" in text
 
 
 def test_the_slowest_come_first(plan: PlanRecord) -> None:
     rows = slowest(plan, {"machine": MACHINE})
     assert [number for number, _ in rows] == [1, 0, 2]
     assert rows[0][1] == (
-        "400.0 us, 99 % of the time: gemm matmul; compute bound, at 84 % of the machine's peak"
+        "400.0 us, 99 % of the time: matmul, made by gemm",
+        "limited by arithmetic, at 84 % of the machine's peak",
     )
     assert slowest(replace(plan, steps=()), {}) == []
 

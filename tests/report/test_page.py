@@ -85,7 +85,7 @@ def test_a_concatenation_in_place_is_no_kernel_and_takes_no_more_memory(plan: Pl
     steps = (first, other, joined, replace(late, inputs=(whole,)), late)
     data = page_data(replace(plan, steps=steps), REPORT, {})
     assert data["memory"] == [128] * 5
-    assert data["facts"][:2] == [("kernels", "4"), ("concatenations in place", "1")]
+    assert dict(data["facts"])["Search"] == [("kernels", "4"), ("concatenations in place", "1")]
     assert data["graphs"]["kernels"]["edges"] == [
         ("k0", "k2"), ("k1", "k2"), ("k1", "k4"), ("k2", "k3")
     ]  # fmt: skip
@@ -97,7 +97,7 @@ def test_the_data_of_a_plan(plan: PlanRecord) -> None:
     assert [k["us"] for k in kernels] == [1.0, 3.0] and [k["run_us"] for k in kernels] == [1.1, 2.9]
     assert kernels[1]["rules"] == ["low-rank"] and kernels[1]["origins"] == ["MatMul b", "Tanh c"]
     assert kernels[1]["rivals"][0] == {
-        "what": "onednn (ab) -> (ab)", "cost": "6.0 us", "more": "+100.0 %",
+        "what": "onednn (ab) -> (ab)", "cost": "6.0 us", "more": "+100.0 %", "lost": "",
     }  # fmt: skip
     assert data["threads"] == [] and "load" not in kernels[0]
     spans = (Span(0, 0, 0, 900, 0), Span(0, 1, 100, 1000, 0))
@@ -108,7 +108,7 @@ def test_the_data_of_a_plan(plan: PlanRecord) -> None:
     assert [k["load"] for k in watched["kernels"]] == ["1.00 of the mean, 10.0 % idle", None]
     assert kernels[1]["groupings"] == [
         {"what": "generated: exp matmul | gemm: tanh", "instead": "#0, #1",
-         "cost": "6.0 us instead of 4.0 us", "more": "+50.0 %"}
+         "cost": "6.0 us instead of 4.0 us", "more": "+50.0 %", "lost": ""}
     ]  # fmt: skip
     assert kernels[0]["groupings"] == []
     assert [number for number, _ in data["slowest"]] == [1, 0]
@@ -127,9 +127,27 @@ def test_the_data_of_a_plan(plan: PlanRecord) -> None:
     assert data["roof"][1] == (10.0, 200.0)
 
 
+def test_the_headline_has_time_speed_up_and_gap(plan: PlanRecord) -> None:
+    report = {**REPORT, "measured_ms": 8.912, "predicted_ms": 8.5, "gap": 0.284}
+    told = [("8.91 ms", "a run, measured; 2 threads"),
+            ("28 %", "gap: the most that a longer search could still save")]  # fmt: skip
+    data = page_data(plan, report, {})
+    assert data["headline"] == told
+    assert [title for title, _ in data["facts"]] == [
+        "Time of a run", "Search", "Work, memory, accuracy"
+    ]  # fmt: skip
+    peers = [{"name": "korch", "times_ns": [2e6]}, {"name": "onnxruntime", "times_ns": [5e6]},
+             {"name": "openvino", "times_ns": [4e6]}]  # fmt: skip
+    with_peers = page_data(plan, report, {}, peers=peers)["headline"]
+    assert with_peers == [told[0], ("2.50×", "as fast as ONNX Runtime"), told[1]]
+    unmeasured = page_data(plan, {**REPORT, "predicted_ms": 8.5}, {})["headline"]
+    assert unmeasured == [("8.5 ms", "a run, predicted; 2 threads")]
+
+
 def test_the_page_holds_all_and_fetches_nothing(plan: PlanRecord, monkeypatch) -> None:
     monkeypatch.setattr(page_module, "_web", {
-        "page.js": "const a = '</script>';", "libraries.js": "", "page.css": "body { margin: 0 }",
+        "page.js": "const a = '</script>';", "libraries.js": "", "graph.js": "", "charts.js": "",
+        "page.css": "body { margin: 0 }",
     }.__getitem__)  # fmt: skip
     text = page(plan, REPORT, {"k1": "// \\1 {{TITLE}} </script>"})
     assert "m&lt;1&gt;.onnx" in text and text.count("</script>") == 2

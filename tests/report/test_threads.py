@@ -40,6 +40,9 @@ def test_loads_are_medians_over_runs() -> None:
 
     threads = Threads(2, (run(80), run(20), run(50)))
     assert threads.typical == run(50)
+    # A fast run with an interruption has the median length, but it is no typical run.
+    runs = [Run(times, ()) for times in ((10, 11), (11, 12), (12, 14), (13, 15), (3, 21))]
+    assert Threads(1, tuple(runs)).typical == Run((12, 14), ())
     assert threads.loads() == (Load(100 / 70, 1 - 70 / 250), None)
     even = Threads(2, (Run((100,), (Span(0, 0, 0, 100, 0), Span(0, 1, 0, 100, 0))),))
     assert even.loads() == (Load(1.0, 0.0),)

@@ -67,6 +67,8 @@ def test_the_slowest_are_named_first_and_lead_to_their_kernels(opened):
     links = opened.locator("#slowest button")
     assert links.count() == 3
     assert "% of the time" in opened.locator("#slowest li").first.inner_text()
+    assert opened.locator("#timeline-box").is_visible()
+    assert "nearest to their medians" in opened.locator("#run-note").inner_text()
     links.nth(1).click()
     number = links.nth(1).inner_text().removeprefix("Kernel ")
     assert opened.locator("#details-title").inner_text() == f"Kernel {number}"
@@ -77,14 +79,15 @@ def test_the_slowest_are_named_first_and_lead_to_their_kernels(opened):
     assert status.inner_text().startswith(f"Kernel {number}: ")
 
 
-def test_what_lost_is_told(opened):
+def test_what_lost_is_told(opened, report):
+    groupings = korch.load(report.with_name("m.korch")).report["groupings"]
     details = opened.locator("#details")
     assert "Other groupings of the same work" in details.inner_text()
     found = 0
     for row in opened.locator("tr.kernel").all():
         row.click()
         found += details.locator(".groupings li").count()
-    assert found > 0
+    assert found == sum(map(len, groupings))
     note = opened.locator("#story-note").inner_text()
     assert "bound" in note and "measured" in note
 
@@ -104,12 +107,34 @@ def test_one_row_is_a_stop_of_the_tab_key(opened):
     assert opened.locator("#search").input_value() == ""
 
 
-def test_a_narrow_window_has_no_bar_at_its_foot(browser, report):
-    page = browser.new_page(viewport={"width": 420, "height": 800})
+def test_a_phone_shows_the_headline_and_the_slowest_kernels_first(browser, report):
+    page = browser.new_page(viewport={"width": 390, "height": 844})
     page.goto(report.as_uri())
     page.wait_for_selector("tr.kernel")
-    assert page.evaluate("document.documentElement.scrollWidth") == 420
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert page.locator("#headline dt").first.inner_text().endswith(" ms")
+    assert "gap" in page.locator("#headline").inner_text()
+    for part in ("#headline", "#slowest li:last-child"):
+        box = page.locator(part).bounding_box()
+        assert box["y"] >= 0 and box["y"] + box["height"] <= 844
     page.close()
+
+
+def test_the_graph_opens_whole_with_whole_labels(opened):
+    for name in ("Primitives", "Operators", "Kernels"):
+        opened.get_by_role("button", name=name, exact=True).click()
+        whole, seen = opened.evaluate("[graph.elements().boundingBox(), graph.extent()]")
+        assert seen["x1"] <= whole["x1"] and whole["x2"] <= seen["x2"]
+        assert seen["y1"] <= whole["y1"] and whole["y2"] <= seen["y2"]
+    node = "graph.getElementById('k0')"
+    given = opened.evaluate("data.graphs.kernels.nodes[0].label")
+    shown = opened.evaluate(f"{node}.data('label')")
+    assert shown.replace("\n", " ") == given and "..." not in given
+    label = opened.evaluate(f"{node}.boundingBox({{includeNodes: false}})")
+    box = opened.evaluate(f"{node}.boundingBox({{includeLabels: false}})")
+    assert label["w"] <= box["w"] and label["h"] <= box["h"]
+    opened.locator("tr.kernel").nth(1).click()
+    assert opened.evaluate("graph.zoom() >= READABLE")
 
 
 def test_two_plans_side_by_side(browser, report):

@@ -135,7 +135,7 @@ def _slowest(plan: PlanRecord, report: Mapping[str, Any]) -> str:
     if not rows:
         return ""
     lines = ["the slowest kernels, and why (more: korch explain --kernel NUMBER):"]
-    lines += (f"  #{number:<4}{text}" for number, text in rows)
+    lines += (f"  #{number:<4}{'; '.join(texts)}" for number, texts in rows)
     return "\n".join(lines)
 
 

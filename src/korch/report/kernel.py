@@ -27,6 +27,9 @@ MOST_SLOWEST = 3
 MOST_CHARACTERS = 160
 """Of a primitive's line: indices and constants may be long."""
 
+MOST_OPERATIONS = 70
+"""Characters of what a kernel computes, where it stands in a line."""
+
 SHORT_NS = 5000
 """In kernels that take less, the call and the start of the threads count."""
 
@@ -40,19 +43,19 @@ CALL_NS = 500
 _LEVELS = ("L1", "L2", "L3")
 
 
-def slowest(plan: PlanRecord, report: Mapping[str, Any]) -> list[tuple[int, str]]:
-    """Return the kernels that cost most, with a line each: cost, share, what limits it, rivals."""
+def slowest(plan: PlanRecord, report: Mapping[str, Any]) -> list[tuple[int, tuple[str, ...]]]:
+    """Return the kernels that cost most, each with texts: cost, what limits it, nearest rival."""
     total_ns = sum(step.cost_ns for step in plan.steps)
     order = sorted(range(len(plan.steps)), key=lambda n: -plan.steps[n].cost_ns)
     lines = []
     for number in order[:MOST_SLOWEST]:
         step = plan.steps[number]
         share = f"{100 * step.cost_ns / (total_ns or 1.0):.0f} % of the time"
-        parts = [f"{_cost(step)}, {share}: {step.provider} {cut(operations(step), 40)}",
+        parts = [f"{_cost(step)}, {share}: {cut(operations(step), 40)}, made by {step.provider}",
                  why(step, report.get("machine", {}))]  # fmt: skip
-        if rival := nearest_rival(number, step, report):
+        if rival := nearest_rival(number, plan, report):
             parts.append(rival)
-        lines.append((number, "; ".join(parts)))
+        lines.append((number, tuple(parts)))
     return lines
 
 
@@ -68,22 +71,21 @@ def why(step: StepRecord, machine: Mapping[str, Any]) -> str:
         return "not measured: its bound stands for its time"
     if not step.cost_ns or not step.bound_ns:
         return "it takes no time"
-    share = min(1.0, step.bound_ns * machine.get("margin", 1.0) / step.cost_ns)
-    near = f"at {100 * share:.0f} % of "
+    least_ns = step.bound_ns * machine.get("margin", 1.0)
+    share = min(1.0, least_ns / step.cost_ns)
     limit = limit_of(step, machine)
     if limit == "operations":
-        text = f"compute bound, {near}the machine's peak"
-    elif limit:
-        text = f"memory bound, {near}the bandwidth of {limit} for {size_text(step.size_bytes)}"
+        name, work, rate = "arithmetic", "its arithmetic", "the machine's peak"
     else:
-        text = f"{near}its bound"
+        name = rate = f"the bandwidth of {limit}"
+        work = f"moving its {size_text(step.size_bytes)}"
+    near = f"{100 * share:.0f} % of {rate}" if limit else f"{1 / share:.1f} times its lower bound"
     if share >= FAR:
-        return text
-    is_short = step.cost_ns < SHORT_NS
-    reason = (
-        "it is so short that the call counts" if is_short else "its bound does not explain its time"
-    )
-    return f"{text}: {reason}"
+        return f"limited by {name}, at {near}" if limit else f"at {near}"
+    if step.cost_ns < SHORT_NS:
+        return f"so short that starting it takes most of the time; at {near}"
+    least = f"{work if limit else 'its work'} alone would take {time_text(least_ns)}"
+    return f"at {near}: {least}, so a faster kernel may be possible"
 
 
 def limit_of(step: StepRecord, machine: Mapping[str, Any]) -> str:
@@ -107,13 +109,13 @@ def limit_of(step: StepRecord, machine: Mapping[str, Any]) -> str:
     return "operations" if is_more else memory
 
 
-def nearest_rival(number: int, step: StepRecord, report: Mapping[str, Any]) -> str:
+def nearest_rival(number: int, plan: PlanRecord, report: Mapping[str, Any]) -> str:
     """Return what comes nearest to a kernel, and how near; "" if nothing else was measured.
 
     Of candidates for the same primitives those with the same layouts: others need changes.
     """
-    inputs, outputs = (", ".join(p.layout for p in ports) for ports in (step.inputs, step.outputs))
-    layouts = f"({inputs}) -> ({outputs})"
+    step = plan.steps[number]
+    layouts = _layouts(step)
     found = [
         (float(row["cost_ns"]) - step.cost_ns, row["provider"])
         for row in report.get("rivals", {}).get(step.candidate, ())
@@ -128,8 +130,30 @@ def nearest_rival(number: int, step: StepRecord, report: Mapping[str, Any]) -> s
     more_ns, what = min(found)
     told = f"{_signed(more_ns / step.cost_ns)}, {what}"
     if more_ns < 0:
-        return f"measured, but not in the plan: {told}; a longer search may take it"
+        return (
+            f"faster by itself, but not in the plan: {told}; {_not_taken(-more_ns, plan, report)}"
+        )
     return f"nearest rival {told}"
+
+
+def _layouts(step: StepRecord) -> str:
+    inputs, outputs = (", ".join(p.layout for p in ports) for ports in (step.inputs, step.outputs))
+    return f"({inputs}) -> ({outputs})"
+
+
+def _not_taken(saved_ns: float, plan: PlanRecord, report: Mapping[str, Any]) -> str:
+    """Return why kernels are not in a plan that would be faster with them, changes included."""
+    total_ns = sum(step.cost_ns for step in plan.steps)
+    gap = plan.options.get("gap", 0.0)
+    if report.get("plan", "optimal") != "optimal":
+        return "this plan was kept because it ran faster as a whole than the search's own"
+    if report.get("stopped_by_budget"):
+        return "the budget ended the search before it was used; a longer search may use it"
+    if saved_ns <= gap * total_ns:
+        saved = f"it would save {100 * saved_ns / total_ns:.1f} % of the plan"
+        return f"{saved}, and the search stops within {100 * gap:.0f} % of its bound (--gap)"
+    return ("the search ended before it was used, or this kernel's time rose when the plan's "
+            "kernels were measured again")  # fmt: skip
 
 
 def groupings_of(number: int, report: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
@@ -138,25 +162,43 @@ def groupings_of(number: int, report: Mapping[str, Any]) -> Sequence[Mapping[str
     return rows[number] if number < len(rows) else ()
 
 
-def grouping_row(row: Mapping[str, Any]) -> dict[str, str]:
-    """Return a grouping as texts: what runs, instead of which kernels, cost, how much more."""
+def grouping_row(
+    row: Mapping[str, Any], plan: PlanRecord, report: Mapping[str, Any]
+) -> dict[str, str]:
+    """Return a grouping as texts: what runs, instead of which kernels, cost, how much more.
+
+    `lost` says why it is not in the plan although it costs less; "" if it costs more.
+    """
     runs = [f"{kernel['provider']}: {kernel['operations']}" for kernel in row["kernels"]]
     more_ns = row["cost_ns"] - row["instead_ns"]
     return {
         "what": " | ".join(runs), "instead": ", ".join(f"#{n}" for n in row["instead"]),
         "cost": f"{time_text(row['cost_ns'])} instead of {time_text(row['instead_ns'])}",
         "more": _signed(more_ns / (row["instead_ns"] or 1)),
+        "lost": _not_taken(-more_ns, plan, report) if more_ns < 0 else "",
     }  # fmt: skip
 
 
-def rival_row(row: Mapping[str, Any], step: StepRecord) -> dict[str, str]:
-    """Return a candidate for the same primitives as texts: what it is, cost, how much more."""
+def rival_row(
+    row: Mapping[str, Any], step: StepRecord, plan: PlanRecord, report: Mapping[str, Any]
+) -> dict[str, str]:
+    """Return a candidate for the same primitives as texts: what it is, cost, how much more.
+
+    `lost` says why it is not in the plan although it is faster alone; "" if it is not.
+    """
     what = f"{row['provider']} {row['layouts']} {row['variant']}".rstrip()
     if row["failure"]:
-        return {"what": what, "cost": "out", "more": row["failure"]}
+        return {"what": what, "cost": "out", "more": row["failure"], "lost": ""}
     cost = f"{'' if row['is_measured'] else '≥ '}{time_text(row['cost_ns'])}"
+    if not row["is_measured"]:
+        return {"what": what, "cost": cost, "more": "not measured", "lost": ""}
     more = _signed(row["cost_ns"] / step.cost_ns - 1) if step.cost_ns else "-"
-    return {"what": what, "cost": cost, "more": more if row["is_measured"] else "not measured"}
+    saved_ns, lost = step.cost_ns - row["cost_ns"], ""
+    if saved_ns > 0 and row["layouts"] != _layouts(step):
+        lost = "it uses other layouts, and its time leaves out the changes of layout around it"
+    elif saved_ns > 0:
+        lost = _not_taken(saved_ns, plan, report)
+    return {"what": what, "cost": cost, "more": more, "lost": lost}
 
 
 def kernel_text(plan: PlanRecord, report: Mapping[str, Any], number: int) -> str:
@@ -192,14 +234,21 @@ def kernel_text(plan: PlanRecord, report: Mapping[str, Any], number: int) -> str
         f"rules      {', '.join(rules) or 'none'}",
         f"source     {_source(step)}",
     ]  # fmt: skip
-    same = [rival_row(row, step) for row in report.get("rivals", {}).get(step.candidate, ())]
+    same = [
+        rival_row(row, step, plan, report)
+        for row in report.get("rivals", {}).get(step.candidate, ())
+    ]
     lines += ["", "other candidates for exactly these primitives:"]
-    lines += [f"  {row['more']:>9}  {row['cost']:>10}  {row['what']}" for row in same] or ["  none"]
-    others = [grouping_row(row) for row in groupings_of(number, report)]
+    for row in same:
+        lines.append(f"  {row['more']:>9}  {row['cost']:>10}  {row['what']}")
+        lines += [f"             not in the plan: {row['lost']}"] if row["lost"] else []
+    lines += [] if same else ["  none"]
+    others = [grouping_row(row, plan, report) for row in groupings_of(number, report)]
     lines += ["", "other groupings that were measured, changes of layout included:"]
     for row in others:
         lines.append(f"  {row['more']:>9}  {row['cost']}, instead of {row['instead']}:")
         lines.append(f"             {row['what']}")
+        lines += [f"             not in the plan: {row['lost']}"] if row["lost"] else []
     lines += [] if others else ["  none"]
     body = (cut(line, MOST_CHARACTERS) for line in step.primitives.splitlines())
     return "\n".join([*lines, "", "primitives:", *body])
@@ -211,7 +260,7 @@ def _source(step: StepRecord) -> str:
     return f"sources/{step.symbol}.cpp in the artifact, which is a zip file"
 
 
-def operations(step: StepRecord) -> str:
+def operations(step: StepRecord, most: int = MOST_OPERATIONS) -> str:
     """Return the names of what a kernel computes, in order, equal neighbours counted.
 
     Of kernels side by side, the lanes are parted by |, and what one runs in turn by +. A lane of
@@ -219,7 +268,7 @@ def operations(step: StepRecord) -> str:
     """
     lanes = parse_lanes(step.variant) if step.provider == SharesProvider.name else None
     if lanes is None or isinstance(lanes, Refusal):
-        return operations_of(step.primitives)
+        return operations_of(step.primitives, most)
     text = "".join(f"{line}\n" for line in step.primitives.splitlines() if line[:1] != "#")
     graph = parse_graph(text)
     group = make_group(graph, range(len(graph.primitives)), [v for _, v in graph.outputs])
@@ -229,10 +278,10 @@ def operations(step: StepRecord) -> str:
         + " + ".join(operations_of(next(parts).text) for _ in lane.parts)
         for lane in lanes
     ]
-    return cut(" | ".join(names), 70)
+    return cut(" | ".join(names), most)
 
 
-def operations_of(primitives: str) -> str:
+def operations_of(primitives: str, most: int = MOST_OPERATIONS) -> str:
     """Return the same for a kernel's primitives as text."""
     names = re.findall(r"^%\d+: \S+ = (\w+)\(", primitives, re.MULTILINE)
     names = [name for name in names if name != "broadcast"] or names
@@ -244,7 +293,7 @@ def operations_of(primitives: str) -> str:
             runs[-1] = (name, runs[-1][1] + 1)
         else:
             runs.append((name, 1))
-    return cut(" ".join(n if k == 1 else f"{n} x{k}" for n, k in runs), 70)
+    return cut(" ".join(n if k == 1 else f"{n} x{k}" for n, k in runs), most)
 
 
 def _others(row: Mapping[str, Any]) -> str:

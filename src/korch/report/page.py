@@ -28,10 +28,15 @@ from korch.report.kernel import (
 )
 from korch.report.threads import Threads
 from korch.report.units import cut
-from korch.runtime.record import PlanRecord, PortRecord, StepRecord
+from korch.runtime.record import PlanRecord, PortRecord
+
+SCRIPTS = ("libraries.js", "graph.js", "charts.js", "page.js")
 
 LONGEST_SOURCE = 200_000
 """Characters of a kernel's source that the page holds."""
+
+LONGEST_LABEL = 250
+"""Characters of a label in the graph: it is shown whole, in lines, but for absurd ones."""
 
 _PRIMITIVE = re.compile(r"^(%\d+): (\S+) = (\w+)\(([^)]*)\)", re.MULTILINE)
 _ENDS = re.compile(r'(%\d+) "(\w+)"')
@@ -54,7 +59,7 @@ def page(
 
     """
     data = page_data(plan, report, sources, run_ns, peers, threads)
-    script = _web("libraries.js") + _web("page.js")
+    script = "".join(map(_web, SCRIPTS))
     text = (files("korch.report") / "page.html").read_text()
     # What would end the element early is written in another way that means the same.
     packed = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
@@ -84,14 +89,15 @@ def page_data(
     is_cuda = "arch" in plan.target
     name = plan.model.path.rpartition("/")[2] or "a model"
     told = {key: value for key, value in report.items() if key != "output_errors"}  # has a table
-    kernels = [_kernel(number, step, report, run_ns) for number, step in enumerate(plan.steps)]
+    kernels = [_kernel(number, plan, report, run_ns) for number in range(len(plan.steps))]
     for kernel, load in zip(kernels, threads.loads() if threads else (), strict=False):
         kernel["load"] = load and f"{load.longest:.2f} of the mean, {100 * load.idle:.1f} % idle"
     texts = {key.removesuffix(".cpp"): text[:LONGEST_SOURCE] for key, text in sources.items()}
     return {
         "title": f"{name} on {plan.target.get('cpu', 'an unknown machine')}",
         "summary": summary({"artifact": name, **told}) if "plan" in report else "",
-        "facts": _facts(plan, report), "kernels": kernels,
+        "headline": _headline(plan, report, peers), "facts": _facts(plan, report),
+        "kernels": kernels,
         "total_us": sum(k["us"] for k in kernels) or 1.0,
         "contest": list(report.get("contest", ())), "kept": report.get("plan", ""),
         "rules": rule_rows(plan, report), "peers": [_peer(row, peers) for row in peers],
@@ -107,41 +113,80 @@ def page_data(
             for span in threads.typical.spans
         ],
         "spans_us": [] if threads is None else [t / 1e3 for t in threads.typical.kernel_ns],
+        "run_note": "" if threads is None else (
+            f"One run of {len(threads.runs)}: the one whose kernels are nearest to their medians. "
+            "A row for each maker of kernels, and one for each thread."
+        ),
         "slowest": slowest(plan, report), "stories": _stories(report),
         "outputs": output_rows(report),
     }  # fmt: skip
 
 
-def _facts(plan: PlanRecord, report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    found = [("kernels", str(plan.kernel_count))]
+_FACTS = {
+    "Time of a run": (
+        ("measured", "measured_ms", "{:.3f} ms", 1.0),
+        ("expected from the kernels' samples", "expected_ms", "{:.3f} ms", 1.0),
+        ("sum of the kernels' times", "predicted_ms", "{:.3f} ms", 1.0),
+        ("lower bound of that sum", "lower_bound_ms", "{:.3f} ms", 1.0),
+    ),
+    "Search": (
+        ("candidate kernels", "candidates", "{:,.0f}", 1.0),
+        ("measured", "measured_candidates", "{:,.0f}", 1.0),
+        ("gap", "gap", "{:.1f} %", 100.0),
+        ("time to optimize", "seconds", "{:.1f} s", 1.0),
+    ),
+    "Work, memory, accuracy": (
+        ("operations in the plan", "flop", "{:.2f} GFLOP", 1e-9),
+        ("operations of the model as given", "given_flop", "{:.2f} GFLOP", 1e-9),
+        ("error / largest element", "max_error", "{:.1e}", 1.0),
+        ("the same of the model as given", "given_error", "{:.1e}", 1.0),
+    ),
+}
+"""Groups of facts: name, key of the report, format, factor."""
+
+
+def _facts(plan: PlanRecord, report: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+    groups = {
+        title: [
+            (name, text.format(scale * report[key]))
+            for name, key, text, scale in rows if report.get(key) is not None
+        ]
+        for title, rows in _FACTS.items()
+    }  # fmt: skip
+    plain = [("kernels", str(plan.kernel_count))]
     if in_place := len(plan.steps) - plan.kernel_count:
-        found.append(("concatenations in place", str(in_place)))
+        plain.append(("concatenations in place", str(in_place)))
+    groups["Search"][:0] = plain
+    groups["Work, memory, accuracy"] += [
+        ("memory for intermediate values", f"{plan.arena_bytes / 2**20:.1f} MiB"),
+        ("memory for weights", f"{plan.weights_bytes / 2**20:.1f} MiB"),
+    ]
+    return [(title, rows) for title, rows in groups.items() if rows]
 
-    def add(name: str, key: str, text: str, scale: float = 1.0) -> None:
-        value = report.get(key)
-        if value is not None:
-            found.append((name, text.format(scale * value)))
 
-    add("whole run, measured", "measured_ms", "{:.3f} ms")
-    add("whole run, expected", "expected_ms", "{:.3f} ms")
-    add("sum of the kernels' costs", "predicted_ms", "{:.3f} ms")
-    add("no plan costs less", "lower_bound_ms", "{:.3f} ms")
-    add("gap", "gap", "{:.1f} %", 100)
-    add("FLOP in the plan", "flop", "{:.2f} G", 1e-9)
-    add("FLOP as given", "given_flop", "{:.2f} G", 1e-9)
-    add("error, of the largest element", "max_error", "{:.1e}")
-    add("error, of the RMS", "rms_error", "{:.1e}")
-    add("error of the model as given", "given_error", "{:.1e}")
-    add("candidates", "candidates", "{:,.0f}")
-    add("measured", "measured_candidates", "{:,.0f}")
-    add("time to optimize", "seconds", "{:.1f} s")
-    found.append(("arena", f"{plan.arena_bytes / 2**20:.1f} MiB"))
-    found.append(("weights", f"{plan.weights_bytes / 2**20:.1f} MiB"))
+def _headline(
+    plan: PlanRecord, report: Mapping[str, Any], peers: Sequence[Mapping[str, Any]]
+) -> list[tuple[str, str]]:
+    """Return the numbers that a reader wants first, each with what it means."""
+    found = []
+    threads = f"{plan.threads} thread" + "s" * (plan.threads > 1)
+    if report.get("measured_ms") is not None:
+        found.append((f"{report['measured_ms']:.3g} ms", f"a run, measured; {threads}"))
+    elif report.get("predicted_ms") is not None:
+        found.append((f"{report['predicted_ms']:.3g} ms", f"a run, predicted; {threads}"))
+    for row in peers:
+        if str(row.get("name", "")).startswith("onnxruntime"):
+            ratio = float(_peer(row, peers)["ratio"])
+            found.append((f"{ratio:.2f}×", "as fast as ONNX Runtime"))
+    if report.get("gap") is not None:
+        found.append((f"{100 * report['gap']:.0f} %",
+                      "gap: the most that a longer search could still save"))  # fmt: skip
     return found
 
 
-def _kernel(number: int, step: StepRecord, report: Mapping[str, Any],
+def _kernel(number: int, plan: PlanRecord, report: Mapping[str, Any],
             run_ns: Sequence[float] | None) -> dict[str, Any]:  # fmt: skip
+    step = plan.steps[number]
     rivals = report.get("rivals", {}).get(step.candidate, ())
     return {
         "number": number, "symbol": step.symbol, "provider": step.provider,
@@ -153,8 +198,8 @@ def _kernel(number: int, step: StepRecord, report: Mapping[str, Any],
         "us": step.cost_ns / 1e3, "measured": step.is_measured, "bound_us": step.bound_ns / 1e3,
         "why": why(step, report.get("machine", {})), "bytes": step.size_bytes,
         "flop": step.work_flop, "run_us": None if run_ns is None else run_ns[number] / 1e3,
-        "rivals": [rival_row(row, step) for row in rivals],
-        "groupings": [grouping_row(row) for row in groupings_of(number, report)],
+        "rivals": [rival_row(row, step, plan, report) for row in rivals],
+        "groupings": [grouping_row(row, plan, report) for row in groupings_of(number, report)],
     }  # fmt: skip
 
 
@@ -202,7 +247,7 @@ def _source(writers: Mapping[tuple[int, str], int], port: PortRecord) -> int | N
 def _kernel_graph(plan: PlanRecord) -> dict[str, Any]:
     writers = _writers(plan)
     nodes = [
-        {"id": f"k{n}", "label": f"{n} {operations(step)[:34]}", "kernels": [n]}
+        {"id": f"k{n}", "label": f"{n} {operations(step, LONGEST_LABEL)}", "kernels": [n]}
         for n, step in enumerate(plan.steps)
     ]
     edges = {
@@ -257,7 +302,9 @@ def _operator_graph(plan: PlanRecord, report: Mapping[str, Any]) -> dict[str, An
     edges: set[tuple[str, str]] = set()
     made: dict[str, str] = {}
     for i, (label, inputs, outputs) in enumerate(report.get("operators", ())):
-        nodes.append({"id": f"o{i}", "label": label[:34], "kernels": users.get(label, [])})
+        nodes.append(
+            {"id": f"o{i}", "label": cut(label, LONGEST_LABEL), "kernels": users.get(label, [])}
+        )
         edges |= {(made[name], f"o{i}") for name in inputs if name in made}
         made |= dict.fromkeys(filter(None, outputs), f"o{i}")
     return {"nodes": nodes, "edges": sorted(edges)}

@@ -90,9 +90,13 @@ class Threads:
 
     @property
     def typical(self) -> Run:
-        """The run of median length."""
-        order = sorted(self.runs, key=lambda run: sum(run.kernel_ns))
-        return order[len(order) // 2]
+        """The run whose kernels are nearest to their medians over all runs.
+
+        A run of median length would not do: it may be a fast one in which a kernel was interrupted.
+        """
+        times = np.array([run.kernel_ns for run in self.runs], float)
+        away = np.abs(times - np.median(times, axis=0)).sum(axis=1)
+        return self.runs[int(np.argmin(away))]
 
     def loads(self) -> tuple[Load | None, ...]:
         """Return, per kernel, how evenly its threads work; None if no region of it was seen."""

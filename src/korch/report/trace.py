@@ -28,7 +28,7 @@ def trace(plan: PlanRecord, profile: Profile, threads: Threads | None = None,
     Args:
         plan: the kernels in order.
         profile: their times inside of runs: the trace's, if the threads were not looked at.
-        threads: runs in which they were: the trace is that of median length.
+        threads: runs in which they were: the trace is that of the typical one.
         reason: why they were not.
     """
     if threads is None:
