@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from korch.contest import HEAVY_BYTES, Difference, Entry, Result, _hold, differences, worst
+from korch.contest import HEAVY_BYTES, Difference, Entry, Result, Until, _hold, differences, worst
 
 TIMES_NS = {"slow": 3_000_000, "fast": 100_000, "wrong": 0, "middle": 1_000_000}
 
@@ -33,7 +33,9 @@ class Fake:
         return lambda: TIMES_NS[self.name]
 
 
-def hold(names: tuple[str, ...], weights_bytes: int) -> dict[str, Result]:
+def hold(
+    names: tuple[str, ...], weights_bytes: int, until: Until | None = None
+) -> dict[str, Result]:
     Fake.alive = Fake.most = 0
 
     def attempt(entry: Entry) -> Result:
@@ -44,7 +46,7 @@ def hold(names: tuple[str, ...], weights_bytes: int) -> dict[str, Result]:
         return Result(entry, executable, errors={"y": error})
 
     entries = [Entry(name, (), ()) for name in names]
-    return {result.entry.name: result for result in _hold(entries, attempt, ())}
+    return {result.entry.name: result for result in _hold(entries, attempt, (), until or Until())}
 
 
 @pytest.mark.parametrize(

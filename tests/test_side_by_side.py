@@ -33,9 +33,15 @@ def run(**options: Any) -> Run:
 )  # fmt: skip
 def test_they_are_looked_for_where_they_can_be(options: dict[str, Any], looks: bool) -> None:
     assert run(**options).looks_side_by_side is looks
-    left = run(budget_s=100.0, **options).first_deadline.at_s
-    assert left == (1090.0 if looks else 1100.0)
     assert run(**options).first_deadline.at_s is None
+
+
+def test_a_part_of_the_budget_is_left_for_them_and_for_building_the_plan() -> None:
+    begun = run(budget_s=100.0, threads=2)
+    begun.end_s = 7.0
+    assert begun.deadline.at_s == 1100.0
+    assert begun.build_deadline.at_s == 1093.0
+    assert begun.first_deadline.at_s == 1083.0
 
 
 def test_an_interrupt_ends_both_searches() -> None:
@@ -57,9 +63,9 @@ class Meter(CpuMeter):
 @pytest.mark.parametrize(
     ("options", "spent_s", "seconds"),
     [
-        ({}, 0.0, 60.0), ({"budget_s": 100.0}, 70.0, 30.0), ({"budget_s": 100.0}, 99.0, 10.0),
-        ({"budget_s": 100.0}, 150.0, 10.0), ({"budget_s": 900.0}, 0.0, 60.0),
-        ({"budget_s": 10.0}, 10.0, None), ({"side_by_side": False}, 0.0, None),
+        ({}, 0.0, 60.0), ({"budget_s": 100.0}, 70.0, 30.0), ({"budget_s": 100.0}, 99.0, None),
+        ({"budget_s": 100.0}, 150.0, None), ({"budget_s": 900.0}, 0.0, 60.0),
+        ({"side_by_side": False}, 0.0, None),
     ],
 )  # fmt: skip
 def test_how_long_they_are_looked_for(
@@ -102,7 +108,7 @@ def test_the_report_says_what_runs_side_by_side(
 
     monkeypatch.setattr(pipeline, "side_by_side", alone)
     monkeypatch.setattr(pipeline, "LEAST_BESIDE_SECONDS", 0.0)
-    found = korch.optimize(build("mlp"), threads=threads, budget=1.0, gap=0.5, max_primitives=4,
+    found = korch.optimize(build("mlp"), threads=threads, gap=0.5, max_primitives=4,
                            baselines=False, cache_folder=cache_folder).report  # fmt: skip
     beside = found["side_by_side"]
     assert found["plan"] == "side by side" and found["max_error"] < 1e-3

@@ -5,12 +5,14 @@ from __future__ import annotations
 import operator
 import os
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import onnx
 
+from korch.deadline import Deadline
 from korch.errors import ModelError, OptionError, UnprovidedError, UnsupportedError
 from korch.host import executable as host_executable
 from korch.host.executable import HostedExecutable
@@ -135,6 +137,7 @@ def build(
     options: Options,
     bindings: Sequence[Mapping[str, tuple[int, ...]]],
     progress: Progress | None = None,
+    deadline: Deadline | None = None,
 ) -> Executable | HostedExecutable | ShapedExecutable:
     """Optimize an ONNX model for one binding of its shapes, or for several.
 
@@ -143,6 +146,7 @@ def build(
         options: how to optimize.
         bindings: one or more; each has shapes by input name and sizes by a dimension's name.
         progress: called with a stage's name and a line of text.
+        deadline: when the artifact must lie on disk; the budget from now on if it is left out.
 
     Raises:
         KorchError: the model, an option or the machine is not fit; the text says what to do.
@@ -155,7 +159,11 @@ def build(
     if options.is_cuda and len(bindings) > 1:
         raise UnsupportedError("an artifact for a CUDA device has one plan", "option --shape",
                                hint="Build an artifact for each binding")  # fmt: skip
-    found = [_build_one(source, options, binding, progress) for binding in bindings]
+    deadline = deadline or Deadline.after(options.budget_s, time.monotonic())
+    found = [
+        _build_one(source, options, binding, progress, deadline.shared(len(bindings) - i))
+        for i, binding in enumerate(bindings)
+    ]
     if len(found) == 1:
         return found[0]
     native = [executable for executable in found if isinstance(executable, Executable)]
@@ -169,17 +177,18 @@ def build(
 
 
 def _build_one(
-    source: Any, options: Options, shapes: Mapping[str, tuple[int, ...]], progress: Progress | None
-) -> Executable | HostedExecutable:
+    source: Any, options: Options, shapes: Mapping[str, tuple[int, ...]], progress: Progress | None,
+    deadline: Deadline,
+) -> Executable | HostedExecutable:  # fmt: skip
     try:
-        found: Executable = optimize_model(source, options, shapes, progress)
+        found: Executable = optimize_model(source, options, shapes, progress, deadline)
     except (UnsupportedError, UnprovidedError):
         if not options.host:
             raise
     else:
         return found
     # Some part is no graph of static tensors, or nothing here computes with its types.
-    return optimize_with_host(source, options, shapes, progress)
+    return optimize_with_host(source, options, shapes, progress, deadline=deadline)
 
 
 def _is_torch_model(model: Any) -> bool:

@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import types
 import typing
 import zipfile
@@ -28,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from korch import __version__
+from korch.deadline import Deadline
 from korch.errors import InputError, KorchError, OptionError
 from korch.options import Options
 from korch.primitive.types import DType
@@ -293,8 +295,13 @@ def _optimize(parsed: argparse.Namespace) -> int:
         raise OptionError("there is no name for the artifact", where="option --output",
                           expected="-o OUT.korch")  # fmt: skip
     _check_output(parsed.output, parsed.model)
-    with Bar() as bar:
-        executable = build(parsed.model, _options(parsed), parse_bindings(parsed.shape), bar.tell)
+    begun_s = time.monotonic() - _age_s()
+    with Bar(parsed.budget_s, begun_s) as bar:
+        executable = build(
+            parsed.model, _options(parsed), parse_bindings(parsed.shape), bar.tell,
+            Deadline.after(parsed.budget_s, begun_s),
+        )  # fmt: skip
+        bar.tell("save", str(parsed.output))
         executable.save(parsed.output)
     report = {"artifact": str(parsed.output), **executable.report}
     if parsed.json:
@@ -302,6 +309,15 @@ def _optimize(parsed: argparse.Namespace) -> int:
     else:
         print(summary(report) if "plan" in report else describe(report))
     return 0
+
+
+def _age_s() -> float:
+    """Return for how long this process runs: its start counts as a part of a budget."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, IndexError, ValueError):  # another system than Linux
+        return 0.0
 
 
 def _plan(parsed: argparse.Namespace) -> int:

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from korch.candidate.candidate import Candidate, Refusal
+from korch.deadline import Deadline
 from korch.errors import CompileError, InaccurateError, InfeasibleError, KorchError, UnprovidedError
+from korch.measure.absence import Absence
 from korch.measure.expect import Expected
 from korch.measure.meter import AnyMeter
+from korch.measure.record import summarize
 from korch.options import Options
 from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
@@ -32,6 +36,19 @@ logger = logging.getLogger("korch.contest")
 
 ROUNDS = 11
 SECONDS = 4.0
+BUILD_KERNELS = 10
+"""A plan without any takes as long to build as so many kernels more do."""
+
+WEIGHTS_BYTES = 4e6
+"""Packing or writing so many bytes of weights takes as long as building a kernel into a plan."""
+
+LEAST_ROUNDS = 3
+DISTURBED_ROUNDS, DISTURBED_SECONDS = 3 * ROUNDS, 3 * SECONDS
+"""While too few runs are undisturbed, so many are taken, and for so long."""
+
+SAFETY = 1.5
+"""So many times what it is predicted to take must be left to begin with another plan."""
+
 HEAVY_BYTES = 512 << 20
 """Of plans with more weights than this, only two are in memory at a time."""
 
@@ -110,7 +127,11 @@ Make = Callable[[Sequence[Step[Any]]], Runnable]
 
 @dataclass(frozen=True)
 class Result:
-    """What became of an entry: times of whole runs and the error, or why it is out."""
+    """What became of an entry: times of whole runs and the error, or why it is out.
+
+    `disturbed` counts the runs that were dropped, as a thread had no core for a part of them. If
+    too few are left, the times are of all, each less that part, and `is_disturbed` says so.
+    """
 
     entry: Entry
     executable: Runnable | None
@@ -119,6 +140,8 @@ class Result:
     refusal: str = ""
     allowed: float = 0.0
     is_uncompiled: bool = False
+    disturbed: int = 0
+    is_disturbed: bool = False
 
     @property
     def error(self) -> Difference | None:
@@ -134,6 +157,13 @@ class Result:
     def median_ns(self) -> float:
         """The median time of a run."""
         return float(np.median(self.times_ns)) if self.times_ns else float("inf")
+
+    @property
+    def rank_ns(self) -> float:
+        """What plans are compared by: what disturbed runs say counts half, the prediction half."""
+        if not self.is_disturbed:
+            return self.median_ns
+        return math.sqrt(self.median_ns * max(1, self.entry.predicted_ns))
 
     @property
     def is_right(self) -> bool:
@@ -155,6 +185,7 @@ class Result:
             "is_measured": all(is_measured for _, is_measured in self.entry.costs),
             "measured_ms": self.median_ns / 1e6 if len(times) else None, "p10_ms": low,
             "p90_ms": high, "max_error": self.max_error, "refusal": self.refusal,
+            "disturbed": self.disturbed, "is_disturbed": self.is_disturbed,
         }  # fmt: skip
 
 
@@ -168,12 +199,14 @@ class Contest:
         won: its result.
         given: the errors, by output, of the model as given, without rewrites, operator by operator
             in its own types.
+        arrays: the inputs of all runs.
     """
 
     results: tuple[Result, ...]
     winner: Any
     won: Result
     given: Mapping[str, Difference]
+    arrays: Sequence[Array]
 
     def uncompiled(self) -> list[dict[str, str]]:
         """Return the plans that do not compile, as rows of the report."""
@@ -201,9 +234,35 @@ class Contest:
         }
 
 
+@dataclass(frozen=True)
+class Truth:
+    """What a model computes on random inputs.
+
+    Attributes:
+        inputs: by name.
+        expected: the outputs in float64, by name.
+        given: the errors of the model as given, operator by operator in its own types.
+    """
+
+    inputs: Mapping[str, Array]
+    expected: Mapping[str, Array]
+    given: Mapping[str, Difference]
+
+
+def find_truth(graph: PrimitiveGraph, options: Options) -> Truth:
+    """Compute what a model's plans will be compared with, by the reference interpreter.
+
+    It is done before the search: what it takes is hard to predict, and a budget must be kept.
+    """
+    inputs = random_inputs(graph, options.seed)
+    expected = _expected(graph, inputs)
+    given = differences(_expected(graph, inputs, exact=False), expected)
+    return Truth(inputs, expected, given)
+
+
 def hold_contest(
     graph: PrimitiveGraph, entries: Sequence[Entry], meter: AnyMeter, options: Options,
-    make: Make, meaning: PrimitiveGraph | None = None,
+    make: Make, truth: Truth, deadline: Deadline,
 ) -> Contest:  # fmt: skip
     """Build, check and time plans.
 
@@ -213,22 +272,25 @@ def hold_contest(
         meter: builds kernels.
         options: tolerance and seed.
         make: builds an executable.
-        meaning: a graph with the same inputs and outputs that says what is right, if not `graph`.
+        truth: what is right.
+        deadline: when to end; the first plan that is right is built and run in any case.
 
     Raises:
         InaccurateError: no plan is within the tolerance.
         InfeasibleError: no plan runs.
     """
-    inputs = random_inputs(graph, options.seed)
-    given = meaning or graph
-    expected = _expected(given, inputs)
-    given_errors = differences(_expected(given, inputs, exact=False), expected)
-    arrays = [inputs[name] for name, _ in graph.inputs]
+    expected, given_errors = truth.expected, truth.given
+    arrays = [truth.inputs[name] for name, _ in graph.inputs]
     allowed = allowed_error(graph, options.tolerance)
 
     def attempt(entry: Entry) -> Result:
+        meter.tell(f"building and checking plan {entry.name!r}")
         try:
-            executable = make(_steps(entry, meter))
+            steps = _steps(entry, meter)
+            begun_s = time.monotonic()
+            executable = make(steps)
+            units = BUILD_KERNELS + len(steps) + executable.plan.weights_bytes / WEIGHTS_BYTES
+            meter.pace.note("build", units, time.monotonic() - begun_s)
             errors = errors_of(executable, arrays, expected)
         except KorchError as error_found:
             is_uncompiled = isinstance(error_found, CompileError)
@@ -241,7 +303,12 @@ def hold_contest(
         refusal = "" if of_largest <= allowed else f"its error is {of_largest:.2e}"
         return Result(entry, executable, errors=errors, refusal=refusal, allowed=allowed)
 
-    timed = _hold(_distinct(entries), attempt, arrays)
+    def needed_s(entry: Entry) -> float:
+        """Return what it takes to compile what was not measured."""
+        return meter.needed_s([c for c, (_, done) in zip(entry.steps, entry.costs, strict=True)
+                               if not done])  # fmt: skip
+
+    timed = _hold(_distinct(entries), attempt, arrays, Until(deadline, needed_s, meter.tell))
     able = [result for result in timed if result.is_right and result.executable is not None]
     if not able:
         # What is opaque may refuse random inputs that contradict each other.
@@ -253,35 +320,70 @@ def hold_contest(
             hint=f"The model as given has {worst(given_errors).of_largest:.1e} in its own types; "
             "set --tolerance above what it needs, or report this with the model",
         )
-    won = min(able, key=lambda result: result.median_ns)
+    won = min(able, key=lambda result: result.rank_ns)
     if won.executable is None:
         raise InfeasibleError("the winning plan has no executable")
-    return Contest(tuple(timed), won.executable, won, given_errors)
+    return Contest(tuple(timed), won.executable, won, given_errors, arrays)
+
+
+@dataclass(frozen=True)
+class Until:
+    """When no more plans are built and run.
+
+    Attributes:
+        deadline: the time.
+        needed_s: what must be compiled for a plan takes so long.
+        tell: told what is done.
+    """
+
+    deadline: Deadline = field(default_factory=Deadline)
+    needed_s: Callable[[Entry], float] = lambda entry: 0.0
+    tell: Callable[[str], None] = lambda text: None
+
+    def leaves_out(self, entry: Entry, build_s: float) -> bool:
+        """Return whether there is no time for a plan if building one takes so long."""
+        left_s = self.deadline.left_s
+        return left_s is not None and left_s < SAFETY * (build_s + self.needed_s(entry))
 
 
 def _hold(
-    entries: Sequence[Entry], attempt: Callable[[Entry], Result], arrays: Sequence[Array]
-) -> list[Result]:
+    entries: Sequence[Entry], attempt: Callable[[Entry], Result], arrays: Sequence[Array],
+    until: Until,
+) -> list[Result]:  # fmt: skip
     """Build and time all plans in turn, or, if they are too large for memory, two at a time.
 
     Then each has to beat the best so far, and only the better one of the two is kept.
     """
+    begun_s = time.monotonic()
     results = [attempt(entry) for entry in entries[:1]]
+    build_s = time.monotonic() - begun_s
+
+    def attempt_in_time(entry: Entry) -> Result:
+        if any(result.is_right for result in results) and until.leaves_out(entry, build_s):
+            return Result(entry, None, refusal="the budget left no time to build it")
+        return attempt(entry)
+
     if not any(_weights_bytes(result) > HEAVY_BYTES for result in results):
-        return _time_all([*results, *(attempt(entry) for entry in entries[1:])], arrays)
-    results = _time_all(results, arrays)
+        for entry in entries[1:]:
+            results.append(attempt_in_time(entry))
+        return _time_all(results, arrays, until)
+    results = _time_all(results, arrays, until)
     best = 0
     for entry in entries[1:]:
-        results[best], other = _challenge(results[best], attempt(entry), arrays)
+        results[best], other = _challenge(results[best], attempt_in_time(entry), arrays, until)
         results.append(other)
         best = best if other.executable is None else len(results) - 1
     return results
 
 
-def _challenge(best: Result, challenger: Result, arrays: Sequence[Array]) -> tuple[Result, Result]:
+def _challenge(
+    best: Result, challenger: Result, arrays: Sequence[Array], until: Until
+) -> tuple[Result, Result]:  # fmt: skip
     """Return both with their times, the worse one without its executable."""
-    first, second = _time_all([best, challenger], arrays)
-    if second.is_right and not (first.is_right and first.median_ns <= second.median_ns):
+    if challenger.executable is None:
+        return best, challenger
+    first, second = _time_all([best, challenger], arrays, until)
+    if second.is_right and not (first.is_right and first.rank_ns <= second.rank_ns):
         return replace(first, executable=None), second
     return first, replace(second, executable=None)
 
@@ -389,19 +491,42 @@ def _steps(entry: Entry, meter: AnyMeter) -> list[Step[Any]]:
     return steps
 
 
-def _time_all(results: Sequence[Result], arrays: Sequence[Array]) -> list[Result]:
-    """Time the executables in turn, round by round, so that all meet the same neighbours."""
+def _time_all(
+    results: Sequence[Result], arrays: Sequence[Array], until: Until
+) -> list[Result]:  # fmt: skip
+    """Time the executables in turn, round by round, so that all meet the same neighbours.
+
+    Runs in which a thread had no core for some time are dropped and taken again.
+    """
     runners = {
         i: r.executable.stopwatch(arrays) for i, r in enumerate(results) if r.executable is not None
     }
-    times: dict[int, list[int]] = {i: [] for i in runners}
+    until.tell(f"comparing {len(runners)} plans" if len(runners) > 1 else "timing the plan")
+    times: dict[int, list[tuple[int, int]]] = {i: [] for i in runners}
     for run in runners.values():
         run()
     begun = time.monotonic()
-    for turn in range(ROUNDS):
-        if turn >= 3 and time.monotonic() - begun > SECONDS:
+    for turn in range(DISTURBED_ROUNDS):
+        seconds, is_hurried = time.monotonic() - begun, until.deadline.is_over
+        if turn >= LEAST_ROUNDS and (seconds > DISTURBED_SECONDS or is_hurried):
+            break
+        is_clear = all(not summarize(*zip(*own, strict=True)).is_disturbed
+                       for own in times.values() if own)  # fmt: skip
+        if turn >= LEAST_ROUNDS and is_clear and (turn >= ROUNDS or seconds > SECONDS):
             break
         for i, run in runners.items():
-            run()  # the first run after another plan finds its caches cold
-            times[i].append(run())
-    return [replace(r, times_ns=tuple(times.get(i, ()))) for i, r in enumerate(results)]
+            if not is_hurried or turn == 0:
+                run()  # the first run after another plan finds its caches cold
+            absence = Absence()
+            taken_ns = run()
+            times[i].append((taken_ns, absence.away_ns()))
+    return [_timed(result, times.get(i, [])) for i, result in enumerate(results)]
+
+
+def _timed(result: Result, runs: Sequence[tuple[int, int]]) -> Result:
+    """Return a result with the times of runs, each with the time for which a thread was away."""
+    if not runs:
+        return result
+    found = summarize(*zip(*runs, strict=True))
+    return replace(result, times_ns=found.samples_ns, disturbed=found.disturbed,
+                   is_disturbed=found.is_disturbed)  # fmt: skip

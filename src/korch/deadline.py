@@ -30,10 +30,18 @@ class Deadline:
         limits = [limit for limit in (self.at_s, at_s) if limit is not None]
         return Deadline(min(limits, default=None), self._told)
 
+    def before(self, seconds: float) -> Deadline:
+        """Return a deadline some seconds earlier than this one, stopped with it."""
+        return self.until(None if self.at_s is None else self.at_s - seconds)
+
     def less(self, share: float) -> Deadline:
         """Return a deadline that leaves a share of the time that is left, stopped with this one."""
         left_s = self.left_s
         return self.until(None if left_s is None else time.monotonic() + (1 - share) * left_s)
+
+    def shared(self, parts: int) -> Deadline:
+        """Return the deadline of the first of several parts that share what is left."""
+        return self.less(1 - 1 / parts)
 
     def grace(self, seconds: float) -> Deadline:
         """Return a deadline some seconds from now, whatever this one's, that is stopped with it."""

@@ -21,8 +21,9 @@ from typing import Any
 
 from korch.backend import maker, open_meter
 from korch.candidate.candidate import Candidate
-from korch.contest import Contest, Entry, hold_contest
+from korch.contest import BUILD_KERNELS, WEIGHTS_BYTES, Contest, Entry, find_truth, hold_contest
 from korch.deadline import Deadline, stopped_by_interrupt
+from korch.doubt import Doubt, examine
 from korch.equivalence.rules import select_rules
 from korch.equivalence.saturate import SaturationReport, saturate
 from korch.errors import InaccurateError, OptionError
@@ -68,8 +69,16 @@ ENUMERATE_SHARE = 0.25
 """The share of what is left then after which no more candidates are looked for."""
 
 BESIDE_SHARE = 0.1
-"""The share of a budget that is left for it, even if the search before took longer than it should.
-"""
+"""The share of a budget that is left for it, for rival plans and for what explains the plan."""
+
+SAFETY = 1.3
+"""So many times what the end of an optimization is predicted to take is left for it."""
+
+END_RUNS = 8
+"""Runs of the plan at the end, to check and to time it, at a third of the machine's best rate."""
+
+PRIMITIVES_PER_KERNEL = 3
+"""At least: so many primitives of a model are usually in one kernel of its plan."""
 
 LEAST_BESIDE_SECONDS = 2.0
 """In less time nothing is built and measured."""
@@ -80,7 +89,13 @@ Progress = Callable[[str, str], None]
 
 @dataclass
 class Run:
-    """What one optimization has found so far; each stage adds its part."""
+    """What one optimization has found so far; each stage adds its part.
+
+    Attributes:
+        given: when the artifact must lie on disk, if others have begun to spend the budget.
+        end_s: what building, checking and writing the plan are predicted to take.
+        least_s: what the optimization takes at least, if that is more than its budget.
+    """
 
     options: Options
     shapes: Mapping[str, tuple[int, ...]]
@@ -88,6 +103,9 @@ class Run:
     started_s: float = field(default_factory=time.monotonic)
     stage_seconds: dict[str, float] = field(default_factory=dict)
     operators: list[Any] = field(default_factory=list)
+    end_s: float = 0.0
+    least_s: float | None = None
+    given: Deadline | None = None
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -100,8 +118,8 @@ class Run:
 
     @cached_property
     def deadline(self) -> Deadline:
-        """When the search must stop."""
-        return Deadline.after(self.options.budget_s, self.started_s)
+        """When the artifact must lie on disk."""
+        return self.given or Deadline.after(self.options.budget_s, self.started_s)
 
     @property
     def looks_side_by_side(self) -> bool:
@@ -110,13 +128,32 @@ class Run:
         able = options.measure and not options.is_cuda and options.threads > 1
         return options.side_by_side and able
 
-    @cached_property
+    @property
+    def build_deadline(self) -> Deadline:
+        """When nothing is left to be done but to build, check and write the plan."""
+        return self.deadline.before(self.end_s)
+
+    @property
     def first_deadline(self) -> Deadline:
         """When the plan of kernels one after the other must be found."""
         budget_s = self.options.budget_s
-        if budget_s is None or not self.looks_side_by_side:
+        if budget_s is None:
             return self.deadline
-        return self.deadline.until(self.started_s + (1 - BESIDE_SHARE) * budget_s)
+        return self.build_deadline.before(BESIDE_SHARE * budget_s)
+
+    def hear_short(self, needed_s: float) -> None:
+        """Say that the budget is too short for what a first plan needs."""
+        budget_s = self.options.budget_s
+        if budget_s is None or self.least_s is not None:
+            return
+        spent_s = budget_s - (self.deadline.left_s or 0.0)
+        self.least_s = spent_s + needed_s + self.end_s
+        text = (
+            f"the budget of {budget_s:g} s is too short: the least is about {self.least_s:.0f} s "
+            f"({spent_s:.0f} until now, {needed_s:.0f} to compile and time the kernels of a first "
+            f"plan, {self.end_s:.0f} to build and check it); going on with the least"
+        )
+        logger.warning("%s", text)
 
 
 def plan_model(
@@ -161,6 +198,7 @@ def optimize_model(
     options: Options,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     progress: Progress | None = None,
+    deadline: Deadline | None = None,
 ) -> Any:
     """Take a model through all stages; return the fastest checked executable.
 
@@ -169,11 +207,12 @@ def optimize_model(
         options: how to optimize.
         shapes: sizes for inputs with unknown dimensions, by input name.
         progress: told of each stage and of its steps.
+        deadline: when the artifact must lie on disk; the budget from now on if it is left out.
 
     Raises:
         KorchError: the model, an option or the machine is not fit for it; the text says what to do.
     """
-    run = Run(options, shapes or {}, progress or (lambda stage, text: None))
+    run = Run(options, shapes or {}, progress or (lambda stage, text: None), given=deadline)
     try:
         return _optimize(model, run)
     except InaccurateError as error:
@@ -218,17 +257,23 @@ def _optimize(model: Any, run: Run) -> Any:
     """Take a model through all stages."""
     options = run.options
     partition, split = front(model, run)
+    with run.stage("reference"):
+        truth = find_truth(split, options)
     weights_bytes = sum(constant.array.nbytes for constant in split.constants.values())
     with run.stage("candidates"), open_meter(options, weights_bytes) as meter:
         joined = join(partition)
         tasks = prepare_all(partition, joined, meter, options,
                             run.deadline.less(1 - ENUMERATE_SHARE))  # fmt: skip
         run.progress("candidates", _describe_tasks(tasks))
+        meter.tell = partial(run.progress, "orchestrate")
+        meter.hear_short = run.hear_short
+        run.end_s = _end_s(split, meter)
         with run.stage("orchestrate"), _interruptible(run):
             outcome = _search(run, partition, joined, tasks, meter)
             outcome = _side_by_side(run, joined.graph, outcome, meter)
         found = outcome.found
         with run.stage("build"):
+            meter.tell = partial(run.progress, "build")
             report = _report(run, partition, tasks, outcome)
             report["measured_candidates"] = _count_measured(tasks, meter)
             report["machine"] = meter.rates()
@@ -236,13 +281,17 @@ def _optimize(model: Any, run: Run) -> Any:
             groupings = {name: grouping_rows(rows) for name, rows in outcome.groupings.items()}
             plans = list(outcome.plans.items())[: None if options.baselines else 1]
             entries = [_entry(name, steps, meter) for name, steps in plans]
-            graph, meaning = joined.graph, split if options.precision != "float32" else None
+            graph = joined.graph
             if not partition.is_whole:
-                graph, meaning = with_constants_of(graph, outcome.plans.values()), split
+                graph = with_constants_of(graph, outcome.plans.values())
             del partition, tasks, joined, outcome  # what no plan uses may be large
             make = maker(graph, meter, options, model=_model_record(model),
                          certificate=found.certificate, report=report)  # fmt: skip
-            contest = hold_contest(graph, entries, meter, options, make, meaning=meaning)
+            write_s = meter.pace.predict_s("build", weights_bytes / WEIGHTS_BYTES)
+            end = run.deadline.before(SAFETY * write_s)
+            contest = hold_contest(graph, entries, meter, options, make, truth, end)
+            doubt = examine(contest, meter, end)
+            report |= _disturbances(contest, doubt, meter)
             report["not_compiled"] = [*meter.uncompiled.values(), *contest.uncompiled()]
     if contest.won.entry.name == SIDE_BY_SIDE:
         report["side_by_side"] = described(contest.won.entry.steps)
@@ -252,6 +301,30 @@ def _optimize(model: Any, run: Run) -> Any:
     }
     report["groupings"] = groupings.get(contest.won.entry.name, [])
     return _finish(run, contest, report)
+
+
+def _end_s(split: PrimitiveGraph, meter: AnyMeter) -> float:
+    """Return what building, checking and writing a plan are predicted to take, and a margin."""
+    weights_bytes = sum(constant.array.nbytes for constant in split.constants.values())
+    kernels = BUILD_KERNELS + len(split.primitives) / PRIMITIVES_PER_KERNEL
+    build_s = meter.pace.predict_s("build", kernels + 2 * weights_bytes / WEIGHTS_BYTES)
+    work_flop = sum(map(split.work_flop, split.primitives))
+    run_s = 3 * work_flop / float(meter.rates()["rate_flop_per_s"]) * meter.pace.slowness
+    return SAFETY * (build_s + END_RUNS * run_s)
+
+
+def _disturbances(contest: Contest, doubt: Doubt | None, meter: AnyMeter) -> dict[str, Any]:
+    """Return what the report says of other processes that were in the way."""
+    known = [meter.known(c) for c in contest.won.entry.steps]
+    return {
+        "disturbed": {
+            "kernel_runs": meter.disturbed,
+            "kernels": sum(isinstance(r, Measured) and r.is_disturbed for r in known),
+            "plan_runs": sum(result.disturbed for result in contest.results),
+            "is_plan_disturbed": contest.won.is_disturbed,
+        },
+        "doubt": None if doubt is None else doubt.as_record(),
+    }
 
 
 def _rivals(outcome: Outcome, tasks: Sequence[Task], meter: AnyMeter) -> dict[str, Any]:
@@ -322,12 +395,12 @@ def _search(run: Run, partition: Partition, joined: Joined, tasks: Sequence[Task
     solved = search_whole(tasks[0], meter, run.options, run.first_deadline, partial(tell, 0))
     savings = rule_savings(tasks[0].block.graph, tasks[0].candidates, solved.found.steps, meter,
                            run.options, deadline=run.first_deadline)  # fmt: skip
-    end = run.deadline.grace(REGROUP_SECONDS)
+    end = run.build_deadline.until(time.monotonic() + REGROUP_SECONDS)
     groupings = {
         name: regroup(tasks[0].block.graph, tasks[0].candidates, steps, meter.cost_ns, run.options,
                       deadline=end)
         for name, steps in solved.plans.items()
-        if run.options.measure
+        if run.options.measure and not end.is_over
     }  # fmt: skip
     return Outcome(dict(solved.plans), solved.found, savings=savings, groupings=groupings,
                    is_recalled=solved.is_recalled)  # fmt: skip
@@ -337,13 +410,11 @@ def _side_by_side(run: Run, graph: PrimitiveGraph, outcome: Outcome, meter: AnyM
     """Add the best plan with kernels side by side, if there is one that is faster."""
     if not (run.looks_side_by_side and isinstance(meter, CpuMeter)):
         return outcome
-    seconds, left_s = BESIDE_SECONDS, run.deadline.left_s
-    if left_s is not None:
-        seconds = min(seconds, max(left_s, BESIDE_SHARE * (run.options.budget_s or 0.0)))
-    if seconds < LEAST_BESIDE_SECONDS:
+    end = run.build_deadline.until(time.monotonic() + BESIDE_SECONDS)
+    if (end.left_s or 0.0) < LEAST_BESIDE_SECONDS:
         return outcome
     steps = next(iter(outcome.plans.values()))
-    found = side_by_side(graph, steps, meter, run.options, run.deadline.grace(seconds))
+    found = side_by_side(graph, steps, meter, run.options, end)
     if found is None:
         return outcome
     before_ns, after_ns = (sum(meter.cost_ns(c)[0] for c in plan) for plan in (steps, found))
@@ -354,9 +425,6 @@ def _side_by_side(run: Run, graph: PrimitiveGraph, outcome: Outcome, meter: AnyM
 
 def _tell(run: Run, tasks: Sequence[Task], b: int, entry: Round) -> None:
     text = describe_round(entry)
-    left_s = run.deadline.left_s
-    if left_s is not None:
-        text += f", {max(0.0, left_s):.0f} s left"
     if len(tasks) > 1:
         count = f" (x {tasks[b].count})" if tasks[b].count > 1 else ""
         text = f"block {b + 1} of {len(tasks)}{count}: {text}"
@@ -422,6 +490,8 @@ def _report(run: Run, partition: Partition, tasks: Sequence[Task], outcome: Outc
         "rounds": [asdict(entry) for entry in moving(found.rounds)],
         "recalled": outcome.is_recalled,
         "stopped_by_budget": found.stopped_by_budget,
+        "budget_s": run.options.budget_s,
+        "least_s": run.least_s,
         "stages_s": run.stage_seconds,
         "operators": run.operators,
         "partition": outcome.partition,

@@ -10,6 +10,7 @@ from threading import Event
 
 import pytest
 
+from korch.deadline import Deadline
 from korch.errors import CompileError
 from korch.libraries import find_headers
 from korch.measure import compiler
@@ -30,7 +31,7 @@ def number(path: Path, name: str = "korch_test_number") -> int:
 
 
 def forbid(monkeypatch):
-    def refuse(command):
+    def refuse(command, *rest):
         raise AssertionError(f"the compiler was called: {command}")
 
     monkeypatch.setattr(compiler, "_run", refuse)
@@ -76,7 +77,9 @@ def test_only_some_clangs_count_vectors_of_512_bits_apart(version, is_apart, tmp
 @needs_onednn
 def test_a_header_of_several_sources_is_compiled_once(fresh, tmp_path, monkeypatch):
     commands, run = [], compiler._run
-    monkeypatch.setattr(compiler, "_run", lambda command: (commands.append(command), run(command)))
+    monkeypatch.setattr(
+        compiler, "_run", lambda command, *rest: (commands.append(command), run(command, *rest))
+    )
     found = fresh.compile([WITH_HEADER, OTHER_WITH_HEADER])
     again = Builder("generic", tmp_path)
     found += again.compile([GOOD, WITH_HEADER + "\n", OTHER_WITH_HEADER + "\n"])
@@ -103,10 +106,10 @@ def test_a_source_may_include_the_compiled_header_twice_or_late(fresh):
 def test_one_source_is_compiled_without_the_header_and_so_are_all_if_it_fails(fresh, monkeypatch):
     run = compiler._run
 
-    def refuse(command):
+    def refuse(command, *rest):
         if "c++-header" in command:
             raise CompileError("no")
-        run(command)
+        run(command, *rest)
 
     monkeypatch.setattr(compiler, "_run", refuse)
     assert isinstance(fresh.compile([WITH_HEADER])[0], Path)
@@ -118,11 +121,11 @@ def test_one_source_is_compiled_without_the_header_and_so_are_all_if_it_fails(fr
 def test_what_was_begun_is_there_and_the_rest_is_not_waited_for(fresh, monkeypatch):
     is_at_work, may_end, run, commands = Event(), Event(), compiler._run, []
 
-    def wait(command):
+    def wait(command, *rest):
         commands.append(command)
         is_at_work.set()
         assert may_end.wait(60)
-        run(command)
+        run(command, *rest)
 
     monkeypatch.setattr(compiler, "_run", wait)
     fresh.begin([GOOD, OTHER, GOOD])
@@ -213,11 +216,42 @@ def test_objects_that_do_not_fit_are_refused_by_the_linker(fresh):
     assert not list(fresh.folder.glob("*.so"))
 
 
+class OverAfter(Deadline):
+    """It is over when it was looked at so often."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__()
+        self.looks = looks
+
+    @property
+    def is_over(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+
+def test_compilers_are_stopped_with_all_that_they_started(fresh, tmp_path):
+    slow = Compiler(("sh", "-c", f"sleep 600 & echo $! >> {tmp_path}/started; wait"), "slow", ())
+    whole = fresh.compile([GOOD])
+    fresh.compiler = slow
+    assert fresh.compile([GOOD, OTHER, BAD], OverAfter(8)) == [*whole, None, None]
+    for line in (tmp_path / "started").read_text().split():
+        assert (
+            not Path(f"/proc/{line}").exists()
+            or "(sleep) Z" in Path(f"/proc/{line}/stat").read_text()
+        )
+    assert not [path for path in fresh.folder.iterdir() if path.stem.startswith("tmp")]
+
+
+def test_nothing_is_compiled_after_the_deadline(fresh):
+    assert fresh.compile([GOOD, OTHER], Deadline(0.0)) == [None, None]
+    assert number(fresh.library([GOOD])) == 41
+
+
 def full(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def says_full(command: object) -> None:
+def says_full(*_: object) -> None:
     raise CompileError("fatal error: error writing to x.s: No space left on device")
 
 

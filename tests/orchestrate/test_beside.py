@@ -83,7 +83,7 @@ class Meter:
     def known(self, candidate: Candidate) -> Record | None:
         return self.records.get(candidate.key)
 
-    def measure(self, candidates: Sequence[Candidate]) -> None:
+    def measure(self, candidates: Sequence[Candidate], end: object = None) -> None:
         for candidate in candidates:
             lanes = operations(candidate)
             self.measured.append(lanes)
@@ -112,7 +112,7 @@ class Scaled(Meter):
         super().__init__(costs, lambda lanes: Failed("crashed", "unused"), threads)
         self.alone = alone
 
-    def measure(self, candidates: Sequence[Candidate]) -> None:
+    def measure(self, candidates: Sequence[Candidate], end: object = None) -> None:
         for candidate in candidates:
             lanes = operations(candidate)
             self.measured.append(lanes)
@@ -266,7 +266,7 @@ def test_sets_are_not_proposed_when_time_is_over_before() -> None:
     meter, deadline = Meter(COSTS, longest_lane(dict.fromkeys(COSTS, 9_000))), Deadline()
     measure = meter.measure
 
-    def measure_until_time_is_over(candidates: Sequence[Candidate]) -> None:
+    def measure_until_time_is_over(candidates: Sequence[Candidate], end: object) -> None:
         measure(candidates)
         deadline.stop()
 

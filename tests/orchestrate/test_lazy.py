@@ -55,7 +55,9 @@ class ScriptedMeter:
     def record(self, candidate: str) -> Measured | Failed | None:
         return Measured(self.true[candidate], 0.0, ()) if candidate in self.asked else None
 
-    def measure(self, candidates: Sequence[Candidate]) -> list[Measured | Failed]:
+    def measure(
+        self, candidates: Sequence[Candidate], end: object = None
+    ) -> list[Measured | Failed]:
         self.asked += [c.key for c in candidates]
         return [
             Failed("crashed", "scripted") if c.key in self.broken
@@ -206,11 +208,15 @@ class Hopeful(ScriptedMeter):
             return Measured(self.true[key], 0.0, (), is_confirmed=True)
         return Measured(self.first[key], 0.0, ()) if key in self.asked else None
 
-    def measure(self, candidates: Sequence[Candidate]) -> list[Measured | Failed]:
+    def measure(
+        self, candidates: Sequence[Candidate], end: object = None
+    ) -> list[Measured | Failed]:
         self.asked += [c.key for c in candidates]
         return [Measured(self.first[c.key], 0.0, ()) for c in candidates]
 
-    def confirm(self, candidates: Sequence[Candidate]) -> list[Measured | Failed]:
+    def confirm(
+        self, candidates: Sequence[Candidate], end: object = None
+    ) -> list[Measured | Failed]:
         self.again |= {c.key for c in candidates}
         return [Measured(self.true[c.key], 0.0, (), is_confirmed=True) for c in candidates]
 
@@ -222,7 +228,7 @@ def test_confirming_until_nothing_is_left_finds_the_optimum_that_luck_had_hidden
     loop = LazyLoop(graph, candidates, meter, EXACT)
     first = found = loop.run()
     turns = 0
-    while confirm(meter, found.steps, lambda: False):
+    while confirm(meter, found.steps, Deadline()):
         loop.revise(found)
         found = loop.prove()
         turns += 1
@@ -240,7 +246,7 @@ def test_nothing_is_timed_again_without_time() -> None:
     graph, candidates = instance(1)
     meter = Hopeful(candidates, 1)
     found = LazyLoop(graph, candidates, meter, EXACT).run()
-    assert not confirm(meter, found.steps, lambda: True)
+    assert not confirm(meter, found.steps, Deadline(0.0))
     assert not meter.again
 
 

@@ -103,7 +103,9 @@ class FakeMeter:
     def rest(self) -> None:
         self.is_quiet = True
 
-    def measure(self, candidates: Sequence[Candidate]) -> list[Measured | Failed]:
+    def measure(
+        self, candidates: Sequence[Candidate], end: object = None
+    ) -> list[Measured | Failed]:
         for candidate in candidates:
             record: Measured | Failed = Measured(self.true_ns(candidate), 0.0, ())
             if candidate.key in self.broken:
@@ -112,7 +114,9 @@ class FakeMeter:
         self.rest()
         return [self.records[candidate.key] for candidate in candidates]
 
-    def confirm(self, candidates: Sequence[Candidate]) -> list[Measured | Failed]:
+    def confirm(
+        self, candidates: Sequence[Candidate], end: object = None
+    ) -> list[Measured | Failed]:
         for candidate in candidates:
             record = self.records[candidate.key]
             if isinstance(record, Measured):

@@ -141,7 +141,9 @@ class Hopeful(FakeMeter):
     def bound_ns(self, candidate: Candidate) -> int:
         return self.true_ns(candidate) // 2
 
-    def measure(self, candidates: Sequence[Candidate]) -> list[Measured | Failed]:
+    def measure(
+        self, candidates: Sequence[Candidate], end: object = None
+    ) -> list[Measured | Failed]:
         new = {c.key for c in candidates} - self.records.keys()
         super().measure([c for c in candidates if c.key in new])
         for c in candidates:
@@ -150,7 +152,9 @@ class Hopeful(FakeMeter):
                 self.records[c.key] = Measured(time_ns, 0.0, ())
         return [self.records[c.key] for c in candidates]
 
-    def confirm(self, candidates: Sequence[Candidate]) -> list[Measured | Failed]:
+    def confirm(
+        self, candidates: Sequence[Candidate], end: object = None
+    ) -> list[Measured | Failed]:
         for c in candidates:
             self.records[c.key] = Measured(self.true_ns(c), 0.0, (), is_confirmed=True)
         return [self.records[c.key] for c in candidates]
@@ -309,7 +313,9 @@ class FailsUnlessPlain(FakeMeter):
     def guess_ns(self, candidate: Candidate) -> int:
         return 1 if is_other(candidate) else super().guess_ns(candidate)
 
-    def measure(self, candidates: Sequence[Candidate]) -> list[Measured | Failed]:
+    def measure(
+        self, candidates: Sequence[Candidate], end: object = None
+    ) -> list[Measured | Failed]:
         self.broken |= {c.key for c in candidates if is_other(c) and c.group.primitives}
         return super().measure(candidates)
 

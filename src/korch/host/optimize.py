@@ -9,6 +9,7 @@ from typing import Any
 
 from korch.candidate.candidate import Refusal, make_group
 from korch.cuda.target import NOMINAL
+from korch.deadline import Deadline
 from korch.errors import KorchError, UnprovidedError, UnsupportedError
 from korch.fission import fission, fission_with_report
 from korch.frontend.onnx import load_segments
@@ -32,15 +33,17 @@ def optimize_with_host(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     progress: Progress | None = None,
     forced: Mapping[str, str] | None = None,
+    deadline: Deadline | None = None,
 ) -> HostedExecutable:
     """Optimize the parts of a model that are graphs of static tensors; leave the rest to the host.
 
     Args:
         model: as for `optimize_model`.
-        options: how to optimize; the budget holds for each segment.
+        options: how to optimize; the segments share the budget.
         shapes: sizes for inputs with unknown dimensions, by input name.
         progress: told of each stage and of its steps.
         forced: names of nodes that the host must run, with the reasons.
+        deadline: when the artifact must lie on disk; the budget from now on if it is left out.
 
     Raises:
         KorchError: the model, an option or the machine is not fit for it; the text says what to do.
@@ -49,13 +52,14 @@ def optimize_with_host(
         require_torch()  # where the host runs all of it, nothing else would say that there is none
     tell = progress or (lambda stage, text: None)
     begun_s = time.monotonic()
+    deadline = deadline or Deadline.after(options.budget_s, begun_s)
     host = dict(forced or {})
     while True:
         segmented = load_segments(model, shapes, host)
         refused = _refused(segmented, options)
         if not refused:
             try:
-                return _build(segmented, options, tell, begun_s)
+                return _build(segmented, options, tell, begun_s, deadline)
             except _CannotRunError as error:
                 refused = error.nodes
         if not refused.keys() - host.keys():
@@ -75,17 +79,20 @@ class _CannotRunError(Exception):
 
 
 def _build(
-    segmented: SegmentedModel, options: Options, tell: Progress, begun_s: float
-) -> HostedExecutable:
+    segmented: SegmentedModel, options: Options, tell: Progress, begun_s: float,
+    deadline: Deadline,
+) -> HostedExecutable:  # fmt: skip
     parts: list[Part] = []
     reports = []
+    left = sum(not isinstance(segment, HostSegment) for segment in segmented.segments)
     for segment in segmented.segments:
         if isinstance(segment, HostSegment):
             parts.append(HostPart(segment.model, Engine(segment.model, options.threads),
                                   segment.nodes))  # fmt: skip
             continue
         try:
-            executable = optimize_model(segment, options, None, tell)
+            executable = optimize_model(segment, options, None, tell, deadline.shared(left))
+            left -= 1
         except UnprovidedError as error:
             raise _CannotRunError(_blamed(segment, error)) from error
         parts.append(NativePart(executable, segment.inputs, segment.outputs))

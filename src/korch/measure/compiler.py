@@ -22,12 +22,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
+from korch.deadline import Deadline
 from korch.errors import CompileError
 from korch.extras import install_command
 from korch.libraries import find_headers, find_library
@@ -63,6 +65,9 @@ COMPILE_SECONDS = 120
 
 PATIENCE = 10
 """On a busy machine, it may take so many times as long."""
+
+TICK_SECONDS = 0.2
+"""How often it is looked whether a compiler must be stopped."""
 
 ONEDNN_HEADER = "korch_onednn.h"
 
@@ -175,18 +180,39 @@ class Builder:
         """Forget what was begun but for what a compiler works on, and wait for that."""
         self._ahead.end()
 
-    def compile(self, sources: Sequence[str]) -> list[Path | CompileFailure]:
+    def compile(
+        self, sources: Sequence[str], deadline: Deadline | None = None,
+        tell: Callable[[int], None] = lambda done: None,
+    ) -> list[Path | CompileFailure | None]:  # fmt: skip
         """Compile C++ texts to objects, as many at once as there are cores.
+
+        Args:
+            sources: the texts.
+            deadline: when to kill the compilers; what is not compiled then is None.
+            tell: told of how many are done.
 
         Raises:
             CompileError: the cache folder can't be written.
         """
         self.rest()
+        # With an own end: when this thread is interrupted, no compiler may run on.
+        stop = Deadline(None if deadline is None else deadline.at_s)
         self._precompile_if_slow(sources)
         pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
         try:
-            return list(pool.map(self._object, sources))
-        finally:  # Ctrl-C need not wait for what has not begun
+            found: list[Path | CompileFailure | None] = []
+            waiting = [pool.submit(self._object, source, stop) for source in sources]
+            for future in waiting:
+                while not future.done() and not (deadline is not None and deadline.is_over):
+                    with contextlib.suppress(TimeoutError):
+                        future.result(timeout=TICK_SECONDS)
+                    tell(sum(one.done() for one in waiting))
+                if not future.done():
+                    stop.stop()
+                found.append(future.result())
+            return found
+        finally:
+            stop.stop()
             pool.shutdown(wait=True, cancel_futures=True)
 
     def link(self, objects: Iterable[Path], libraries: Iterable[str] = ()) -> Path:
@@ -228,6 +254,10 @@ class Builder:
         missing = (1 for source in slow if not self._target(source).exists())
         return sum(itertools.islice(missing, 2)) > 1
 
+    def count_missing(self, sources: Iterable[str]) -> int:
+        """Return how many of some texts were not compiled before."""
+        return sum(not self._target(source).exists() for source in dict.fromkeys(sources))
+
     def _target(self, source: str) -> Path:
         return self.folder / f"{self._key(source)}.o"
 
@@ -258,7 +288,8 @@ class Builder:
             return []
         return [f"-I{folder}"]
 
-    def _object(self, source: str) -> Path | CompileFailure:
+    def _object(self, source: str, stop: Deadline | None = None) -> Path | CompileFailure | None:
+        """Return a text's object; None if it was stopped."""
         target = self._target(source)
 
         def make(temporary: Path) -> None:
@@ -271,7 +302,7 @@ class Builder:
             try:
                 text.write_text(source)
                 _run([*self.compiler.command, *self.flags, *include, "-c", str(text), "-o",
-                      str(temporary)])  # fmt: skip
+                      str(temporary)], stop)  # fmt: skip
             finally:
                 text.unlink(missing_ok=True)
 
@@ -279,6 +310,8 @@ class Builder:
             return self._cached(target, make)
         except _CacheError:
             raise  # it says nothing about the source
+        except _StoppedError:
+            return None
         except CompileError as error:
             output = error.output if isinstance(error, _RefusedError) else ""
             return CompileFailure(error.what, isinstance(error, _KilledError), output)
@@ -334,6 +367,10 @@ class _Ahead:
 
 class _CacheError(CompileError):
     """The cache folder does not take a file: not the fault of what was to be compiled."""
+
+
+class _StoppedError(CompileError):
+    """The compiler was stopped, as its result would come too late."""
 
 
 class _KilledError(CompileError):
@@ -424,8 +461,8 @@ def _link_flags(names: Sequence[str]) -> list[str]:
     return flags
 
 
-def _run(command: Sequence[str]) -> None:
-    code, said = _call(command)
+def _run(command: Sequence[str], stop: Deadline | None = None) -> None:
+    code, said = _call(command, stop or Deadline())
     # A driver that lost its compiler to the system says so and ends in the ordinary way.
     if code == -signal.SIGXCPU or (code and "CPU time limit exceeded" in said):
         raise CompileError(f"the compiler took longer than {COMPILE_SECONDS} s")
@@ -438,19 +475,33 @@ def _run(command: Sequence[str]) -> None:
         raise refusal
 
 
-def _call(command: Sequence[str]) -> tuple[int, str]:
+def _call(command: Sequence[str], stop: Deadline) -> tuple[int, str]:
     """Return how a compiler ended, and what it said. Waiting for a core is not its fault."""
-    limit_s = PATIENCE * COMPILE_SECONDS
+    limit = Deadline.after(PATIENCE * COMPILE_SECONDS, time.monotonic())
+    if stop.is_over:
+        raise _StoppedError("the compiler was not started: there is no time left")
     try:
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                              stderr=subprocess.PIPE, text=True) as process:  # fmt: skip
+                              stderr=subprocess.PIPE, text=True, start_new_session=True,
+                              ) as process:  # fmt: skip
             try:
                 _limit_computing(process.pid)
-                said = process.communicate(timeout=limit_s)[1]
+                while True:
+                    try:
+                        said = process.communicate(timeout=TICK_SECONDS)[1]
+                        break
+                    except subprocess.TimeoutExpired:
+                        if stop.is_over:
+                            raise _StoppedError("the compiler was stopped") from None
+                        if limit.is_over:
+                            raise
             except BaseException:
-                process.kill()
+                # The driver has started others, which would run on.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
                 raise
     except subprocess.TimeoutExpired as error:
+        limit_s = PATIENCE * COMPILE_SECONDS
         raise _KilledError(f"the compiler did not end within {limit_s:g} s") from error
     except OSError as error:
         raise _KilledError(f"the compiler does not start: {error}") from error

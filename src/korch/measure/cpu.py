@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from korch.candidate.candidate import Candidate
@@ -13,8 +15,9 @@ from korch.measure import uncompiled
 from korch.measure.calibrate import FACT, MARGIN, Calibration, Work, calibrate
 from korch.measure.compiler import NATIVE_FOLDER, Builder, CompileFailure, find_compiler
 from korch.measure.database import Database
-from korch.measure.meter import CandidateMeter
+from korch.measure.meter import BATCH, CandidateMeter, End
 from korch.measure.operations import has_windows, operations
+from korch.measure.pace import Pace
 from korch.measure.record import Failed, FailureKind, Measured, Record
 from korch.measure.timer import BufferSpec, Job, time_kernels
 from korch.options import Options
@@ -51,6 +54,12 @@ def needed_flop(candidate: Candidate) -> int:
     return max(candidate.linear_flop, candidate.offer.work_flop) - candidate.offer.vector_flop
 
 
+NEEDED_SHARE = 0.3
+"""Of the time that is left, how much is spent to time kernels without which there is no plan."""
+
+PACE_FACT = "pace-1"
+"""The database keeps by this name how long work takes."""
+
 NOTHING = Measured(0, 0.0, (0,), is_confirmed=True)
 """What is known of a candidate for which nothing runs."""
 
@@ -81,9 +90,12 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
             options.threads, find_compiler().identity, matrix_units=not options.strict
         )
         self.builder = Builder(self.target.isa, options.cache_folder)
-        self._timer = self.builder.library([(NATIVE_FOLDER / "korch_timer.cpp").read_text()])
         self.failures = self.builder.folder.parent / "not-compiled"
         self.database = Database(self.builder.folder.parent, self.target.fingerprint)
+        self.pace = Pace(self.database.fact(PACE_FACT))
+        timer = (NATIVE_FOLDER / "korch_timer.cpp").read_text()
+        with self.pace.noting("compile", 2 * self.builder.count_missing([timer])):
+            self._timer = self.builder.library([timer])
         self.calibration = self._calibrate()
         self.reads_weights_from_memory = weights_bytes > self.calibration.kept_bytes
         if self.reads_weights_from_memory:
@@ -173,11 +185,51 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
     def close(self) -> None:
         """Close the database, and let no compiler run on."""
         self.rest()
+        self.database.put_fact(PACE_FACT, self.pace.to_text())
         super().close()
 
-    def measure_batch(self, batch: Sequence[Candidate], kernels: Mapping[str, Kernel]) -> None:
+    def measure_batch(
+        self, batch: Sequence[Candidate], kernels: Mapping[str, Kernel], end: End
+    ) -> None:  # fmt: skip
         """Compile kernels to one library and time them."""
-        objects = self.builder.compile([kernels[c.key].source for c in batch])
+        compiled = self._compiled(batch, kernels, end)
+        if not compiled:
+            return
+        names = sorted({name for c, _ in compiled for name in kernels[c.key].libraries})
+        library = self.builder.link(dict.fromkeys(path for _, path in compiled), names)
+        left_s = end.deadline.left_s
+        share = NEEDED_SHARE if end.is_needed else 1.0
+        self.tell(f"timing {len(compiled)} kernels")
+        begun_s = time.monotonic()
+        records = time_kernels(
+            [self._job(c, kernels[c.key]) for c, _ in compiled], library, self._timer,
+            needed_libraries(names), self.options.threads, own_cache_bytes=self.target.l2_bytes,
+            l3_bytes=self.target.l3_bytes,
+            seconds=None if left_s is None else max(0.0, share * left_s),
+            stop=None if end.is_needed else end.deadline,
+        )  # fmt: skip
+        spent_s = time.monotonic() - begun_s - self.pace.predict_s("start")
+        samples = sum(len(r.samples_ns) for r in records if isinstance(r, Measured))
+        self.pace.note("time", samples + 2 * len(compiled), max(1e-3, spent_s))
+        for (candidate, _), record in zip(compiled, records, strict=True):
+            if isinstance(record, Measured):
+                record = replace(record, time_ns=record.time_ns + DISPATCH_NS)
+            if record is not None:
+                self.keep(candidate.key, record)
+
+    def _compiled(
+        self, batch: Sequence[Candidate], kernels: Mapping[str, Kernel], end: End
+    ) -> list[tuple[Candidate, Path]]:  # fmt: skip
+        """Return those of a batch that are compiled in time; keep why others fail."""
+        sources = [kernels[c.key].source for c in batch]
+        missing = self.builder.count_missing(sources)
+        timing_s = self._timing_s(len(batch))
+        objects = []
+        with self.pace.noting("compile", missing):
+            objects = self.builder.compile(
+                sources, None if end.is_needed else end.deadline.before(timing_s),
+                lambda done: self.tell(f"compiling {len(batch)} kernels, {done} are done"),
+            )  # fmt: skip
         compiled = []
         for candidate, found in zip(batch, objects, strict=True):
             if isinstance(found, CompileFailure):
@@ -187,21 +239,21 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
                     source = kernels[candidate.key].source
                     row = uncompiled.record(self.failures, candidate, source, found)
                     self.uncompiled[candidate.key] = row
-            else:
+            elif found is not None:
                 compiled.append((candidate, found))
-        if not compiled:
-            return
-        names = sorted({name for c, _ in compiled for name in kernels[c.key].libraries})
-        library = self.builder.link(dict.fromkeys(path for _, path in compiled), names)
-        records = time_kernels(
-            [self._job(c, kernels[c.key]) for c, _ in compiled], library, self._timer,
-            needed_libraries(names), self.options.threads, own_cache_bytes=self.target.l2_bytes,
-            l3_bytes=self.target.l3_bytes,
-        )  # fmt: skip
-        for (candidate, _), record in zip(compiled, records, strict=True):
-            if isinstance(record, Measured):
-                record = Measured(record.time_ns + DISPATCH_NS, record.spread, record.samples_ns)
-            self.keep(candidate.key, record)
+        return compiled
+
+    def needed_s(self, candidates: Sequence[Candidate]) -> float:
+        """Return what it will take at least to measure candidates."""
+        built = [self.kernel(c) for c in candidates]
+        kernels = [kernel for kernel in built if isinstance(kernel, Kernel)]
+        missing = self.builder.count_missing([kernel.source for kernel in kernels])
+        return self.pace.predict_s("compile", missing) + self._timing_s(len(kernels))
+
+    def _timing_s(self, kernels: int) -> float:
+        """Return what it will take at least to time kernels: a first run of each, and a round."""
+        starts = -(-kernels // BATCH)
+        return self.pace.predict_s("start", starts) + self.pace.predict_s("time", 3 * kernels)
 
     def _calibrate(self, known: Calibration | None = None) -> Calibration:
         """Return what the database knows; else what is known, or is measured now."""

@@ -18,7 +18,8 @@ from korch.measure.record import Record, from_text, to_text
 
 logger = logging.getLogger("korch.measure")
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
+"""Since 8, runs in which a thread had no core do not count: older records may be far too long."""
 SWITCH_SECONDS = 5.0
 """How long another process may hold a new file while this one wants to switch its log on."""
 _TABLES = """

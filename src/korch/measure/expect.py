@@ -44,7 +44,7 @@ def expect(kernels: Iterable[tuple[int, Record | None]]) -> Expected | None:
             return None
         samples = np.asarray(record.samples_ns, np.float64)
         # The cost has what the samples have not: the call, or a bound that they were below.
-        samples += cost_ns - summarize(list(record.samples_ns)).time_ns
+        samples += cost_ns - summarize(record.samples_ns).time_ns
         sums += samples[rng.integers(0, samples.size, DRAWS)]
     low, median, high = np.percentile(sums, (10, 50, 90))
     return Expected(float(median), float(low), float(high))

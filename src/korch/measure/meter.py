@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from korch.candidate.candidate import Candidate, Refusal
+from korch.deadline import Deadline
 from korch.measure.database import Database
+from korch.measure.pace import Pace
 from korch.measure.record import (
     Failed,
     Measured,
@@ -37,6 +40,22 @@ BATCH_BYTES = 1 << 30
 GUESS = 4
 """What kernels take over their bounds, as a rule."""
 
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """When measuring ends.
+
+    Attributes:
+        deadline: when there is no time left.
+        is_needed: whether all is measured nevertheless, though as quickly as can be.
+    """
+
+    deadline: Deadline
+    is_needed: bool = False
+
+
+NEVER = End(Deadline())
+
 T = TypeVar("T")
 K = TypeVar("K")
 
@@ -49,6 +68,10 @@ class CandidateMeter(ABC, Generic[T, K]):
         database: what was measured before.
         providers: who makes kernels.
         uncompiled: by candidate, the kernels that the compiler refused: what the report says.
+        tell: told of each step that takes a while.
+        hear_short: told if a deadline is too near for what is needed, and what that takes.
+        pace: how long compiling and timing takes.
+        disturbed: runs of kernels in which a thread had no core; they were dropped.
     """
 
     target: T
@@ -63,6 +86,10 @@ class CandidateMeter(ABC, Generic[T, K]):
         self._records: dict[str, Record] = {}
         self._retried: set[str] = set()  # what hung in another session
         self._first: dict[str, Measured] = {}  # of what is timed a second time just now
+        self.tell: Callable[[str], None] = lambda text: None
+        self.hear_short: Callable[[float], None] = lambda needed_s: None
+        self.pace = Pace()
+        self.disturbed = 0
 
     def __enter__(self) -> Self:
         return self
@@ -92,8 +119,12 @@ class CandidateMeter(ABC, Generic[T, K]):
         """Return what the machine does at best, as plain data."""
 
     @abstractmethod
-    def measure_batch(self, batch: Sequence[Candidate], kernels: Mapping[str, K]) -> None:
+    def measure_batch(self, batch: Sequence[Candidate], kernels: Mapping[str, K], end: End) -> None:
         """Build and time some kernels, given by their candidates' keys; keep what is found."""
+
+    def needed_s(self, candidates: Sequence[Candidate]) -> float:
+        """Return what it will take at least to measure candidates."""
+        return 0.0
 
     def begin(self, candidates: Sequence[Candidate]) -> None:
         """Begin to build candidates that will likely be measured, beside other work."""
@@ -128,12 +159,26 @@ class CandidateMeter(ABC, Generic[T, K]):
             self._kernels[candidate.key] = built
         return self._kernels[candidate.key]
 
-    def measure(self, candidates: Sequence[Candidate]) -> list[Record]:
-        """Build and time candidates; what is found is kept in the database at once."""
-        self._time({c.key: c for c in candidates if self.known(c) is None})
-        return [self._records[c.key] for c in candidates]
+    def measure(
+        self, candidates: Sequence[Candidate], end: End = NEVER
+    ) -> list[Record | None]:  # fmt: skip
+        """Build and time candidates; what is found is kept in the database at once.
 
-    def confirm(self, candidates: Sequence[Candidate]) -> list[Record]:
+        Returns:
+            What is known of each; None if the end came before.
+        """
+        todo = {c.key: c for c in candidates if self.known(c) is None}
+        left_s = end.deadline.left_s
+        if end.is_needed and left_s is not None:
+            needed_s = self.needed_s(list(todo.values()))
+            if needed_s > left_s:
+                self.hear_short(needed_s)
+        self._time(todo, end)
+        return [self._records.get(c.key) for c in candidates]
+
+    def confirm(
+        self, candidates: Sequence[Candidate], end: End = NEVER
+    ) -> list[Record | None]:  # fmt: skip
         """Time candidates a second time that were timed once; the longer time counts.
 
         A plan has the kernels that seem to be the fastest, and among them those that were timed
@@ -143,11 +188,18 @@ class CandidateMeter(ABC, Generic[T, K]):
             c.key: record for c in candidates
             if isinstance(record := self.known(c), Measured) and not record.is_confirmed
         }  # fmt: skip
-        self._time({c.key: c for c in candidates if c.key in self._first})
+        self._time({c.key: c for c in candidates if c.key in self._first}, end)
         self._first = {}
-        return [self._records[c.key] for c in candidates]
+        return [self._records.get(c.key) for c in candidates]
 
-    def _time(self, todo: Mapping[str, Candidate]) -> None:
+    def measure_again(
+        self, candidates: Sequence[Candidate], end: End = NEVER
+    ) -> list[Record | None]:  # fmt: skip
+        """Time candidates anew; what was known of them before no longer counts."""
+        self._time({c.key: c for c in candidates if not c.offer.is_in_place}, end)
+        return [self._records.get(c.key) for c in candidates]
+
+    def _time(self, todo: Mapping[str, Candidate], end: End) -> None:
         kernels: dict[str, K] = {}
         for key, candidate in todo.items():
             built = self.kernel(candidate)
@@ -156,7 +208,9 @@ class CandidateMeter(ABC, Generic[T, K]):
             else:
                 kernels[key] = built
         for batch in _batches([todo[key] for key in kernels]):
-            self.measure_batch(batch, kernels)
+            if not end.is_needed and end.deadline.is_over:
+                break
+            self.measure_batch(batch, kernels, end)
 
     def keep(self, key: str, record: Record) -> None:
         """Keep what was found of a candidate."""
@@ -164,6 +218,8 @@ class CandidateMeter(ABC, Generic[T, K]):
             logger.info("candidate %s is excluded: %s: %s", key[:8], record.kind, record.message)
         if key in self._retried:
             record = retried(record)
+        if isinstance(record, Measured):
+            self.disturbed += record.disturbed
         if key in self._first:
             record = confirmed(self._first[key], record)
         self._records[key] = record

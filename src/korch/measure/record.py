@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -19,6 +20,19 @@ AGAIN = ", nor in an earlier session"
 """The end of the message of a kernel that hung in two sessions."""
 
 
+DISTURBED_SHARE = 0.02
+"""A run is disturbed if a thread of it had no core for a larger share of its time."""
+
+DISTURBED_NS = 1000
+"""In any case it may lack a core for so long: a thread that is woken does."""
+
+MOST_AWAY = 0.9
+"""A run of which a thread missed more tells nothing, not even if that is subtracted."""
+
+CLEAN_SAMPLES = 3
+"""With so many undisturbed runs, or half of all, the others do not count."""
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     """A measured time.
@@ -28,12 +42,17 @@ class Measured:
         spread: (80 % quantile - 20 % quantile) / median of the samples.
         samples_ns: nanoseconds per run, in the order in which they were taken.
         is_confirmed: whether it was timed a second time, in another batch.
+        disturbed: how many runs were disturbed: a thread had no core for a part of them.
+        is_disturbed: whether too few were not. Then the samples are all runs, each less the time
+            for which it had no core. That is an estimate, and not kept for another search.
     """
 
     time_ns: int
     spread: float
     samples_ns: tuple[int, ...]
     is_confirmed: bool = False
+    disturbed: int = 0
+    is_disturbed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +67,13 @@ Record = Measured | Failed
 
 
 def is_lasting(record: Record) -> bool:
-    """Return whether a record will be as true next time: what the system killed may then live."""
-    return not (isinstance(record, Failed) and record.kind == "killed")
+    """Return whether a record will be as true next time.
+
+    What the system killed may then live, and what was always disturbed may then be left alone.
+    """
+    if isinstance(record, Failed):
+        return record.kind != "killed"
+    return not record.is_disturbed
 
 
 def is_worth_retrying(record: Record) -> bool:
@@ -68,20 +92,24 @@ def retried(record: Record) -> Record:
 
 
 def confirmed(first: Measured, again: Record) -> Record:
-    """Return what two measurements say together: the longer time, so that costs only rise."""
+    """Return what two measurements say together: the longer time, so that costs only rise.
+
+    Of a disturbed and an undisturbed one, the latter counts.
+    """
     if isinstance(again, Failed):
         return again if is_lasting(again) else replace(first, is_confirmed=True)
-    longer = max(first, again, key=lambda record: record.time_ns)
-    return replace(longer, is_confirmed=True)
+    best = max(first, again, key=lambda record: (not record.is_disturbed, record.time_ns))
+    return replace(best, is_confirmed=True, disturbed=first.disturbed + again.disturbed)
 
 
 def to_text(record: Record) -> str:
     """Return a record as one line of JSON."""
     if isinstance(record, Failed):
         return json.dumps({"kind": record.kind, "message": record.message})
-    return json.dumps({"time_ns": record.time_ns, "spread": record.spread,
-                       "samples_ns": record.samples_ns,
-                       "is_confirmed": record.is_confirmed})  # fmt: skip
+    return json.dumps({
+        "time_ns": record.time_ns, "spread": record.spread, "samples_ns": record.samples_ns,
+        "is_confirmed": record.is_confirmed, "disturbed": record.disturbed,
+    })  # fmt: skip
 
 
 def from_text(text: str) -> Record:
@@ -95,18 +123,45 @@ def from_text(text: str) -> Record:
         if "kind" in data:
             return Failed(data["kind"], str(data["message"]))
         return Measured(int(data["time_ns"]), float(data["spread"]), tuple(data["samples_ns"]),
-                        bool(data.get("is_confirmed", False)))  # fmt: skip
+                        bool(data.get("is_confirmed", False)),
+                        int(data.get("disturbed", 0)))  # fmt: skip
     except (KeyError, TypeError) as error:
         raise ValueError(f"no record: {text[:80]!r}") from error
 
 
-def summarize(samples_ns: list[int]) -> Measured:
-    """Return the measurement that samples give: a low quantile, robust to busy neighbours."""
-    ordered = sorted(samples_ns)
+def is_disturbed(sample_ns: int, away_ns: int) -> bool:
+    """Return whether a run says little of its kernel, as a thread had no core for some of it."""
+    return away_ns > max(DISTURBED_NS, DISTURBED_SHARE * sample_ns)
+
+
+def is_enough(clean: int, samples: int) -> bool:
+    """Return whether the undisturbed ones of some samples are enough to leave out the others."""
+    return clean >= min(CLEAN_SAMPLES, max(1, samples / 2))
+
+
+def summarize(samples_ns: Sequence[int], away_ns: Sequence[int] = ()) -> Measured:
+    """Return the measurement that samples give: a low quantile, robust to busy neighbours.
+
+    Args:
+        samples_ns: of each run, nanoseconds.
+        away_ns: of each run, how long a thread of it had no core; 0 for all if it is left out.
+    """
+    pairs = list(zip(samples_ns, away_ns or [0] * len(samples_ns), strict=True))
+    used = [sample for sample, away in pairs if not is_disturbed(sample, away)]
+    disturbed = len(pairs) - len(used)
+    is_clean = is_enough(len(used), len(pairs))
+    if not is_clean:
+        used = [sample - away for sample, away in pairs if away <= MOST_AWAY * sample] or list(
+            samples_ns
+        )
+    ordered = sorted(used)
 
     def quantile(share: float) -> int:
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
     middle = max(1, quantile(0.5))
     spread = (quantile(0.8) - quantile(0.2)) / middle
-    return Measured(max(1, quantile(0.2)), round(spread, 4), tuple(samples_ns))
+    # What a thread waited may not have been in the way of the others: then too much is subtracted.
+    time_ns = max(1, quantile(0.2)) if is_clean else middle
+    return Measured(time_ns, round(spread, 4), tuple(used), disturbed=disturbed,
+                    is_disturbed=not is_clean)  # fmt: skip

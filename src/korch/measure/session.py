@@ -12,20 +12,24 @@ import os
 import selectors
 import signal
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from korch.child import child_command
+from korch.deadline import Deadline
 from korch.errors import MeasureError
 from korch.measure.record import Failed, Measured, summarize
 
 START_SECONDS = 60.0
+PRINTED_BYTES = 500
+"""Of what a process printed before it died, so much is looked at."""
 
 
 def run_jobs(
     jobs: Sequence[Mapping[str, Any]], task: Mapping[str, Any], serve: str, hang_seconds: float,
-    environment: Mapping[str, str] | None = None,
-) -> list[Measured | Failed]:  # fmt: skip
+    environment: Mapping[str, str] | None = None, stop: Deadline | None = None,
+) -> list[Measured | Failed | None]:  # fmt: skip
     """Time jobs.
 
     Args:
@@ -34,36 +38,41 @@ def run_jobs(
         serve: the module whose `serve` is the process.
         hang_seconds: how long a job may say nothing.
         environment: further environment variables of the process.
+        stop: when to end; what has samples by then is measured.
 
     Returns:
-        A measurement or a failure for each job.
+        A measurement or a failure for each job; None for one that had no turn before the end.
 
     Raises:
         MeasureError: the process dies before it touches a job.
     """
     results: list[Measured | Failed | None] = [None] * len(jobs)
     waiting = list(range(len(jobs)))
-    while waiting:
-        session = Session(len(waiting), serve, hang_seconds, dict(environment or {}))
+    stop = stop or Deadline()
+    while waiting and not stop.is_over:
+        session = Session(len(waiting), serve, hang_seconds, dict(environment or {}), stop)
         found = session.run({**task, "jobs": [jobs[i] for i in waiting]})
         for local, i in enumerate(waiting):
             results[i] = found[local]
         left = [i for i in waiting if results[i] is None]
-        if len(left) == len(waiting):
+        if len(left) == len(waiting) and not stop.is_over:
             reason = f": {session.unready}" if session.unready else ""
             raise MeasureError(f"the measuring process died before it touched a kernel{reason}",
                                hint="Run `korch doctor`")  # fmt: skip
         waiting = left
-    return [result for result in results if result is not None]
+    return results
 
 
 class Session:
     """One life of the worker."""
 
-    def __init__(self, count: int, serve: str, hang_seconds: float, environment: dict[str, str]
-                 ) -> None:  # fmt: skip
+    def __init__(self, count: int, serve: str, hang_seconds: float, environment: dict[str, str],
+                 stop: Deadline) -> None:  # fmt: skip
         self.serve = serve
+        self.stop = stop
+        self.said = ""  # the end of what the process printed
         self.samples: list[list[int]] = [[] for _ in range(count)]
+        self.away_ns: list[list[int]] = [[] for _ in range(count)]
         self.failures: list[Failed | None] = [None] * count
         self.at: int | None = None
         self.unready = ""
@@ -72,22 +81,27 @@ class Session:
 
     def run(self, task: dict[str, Any]) -> list[Measured | Failed | None]:
         """Give the process a task and listen until it ends; None for jobs that it did not reach."""
-        process = subprocess.Popen(
-            child_command(self.serve), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, start_new_session=True,
-            env={**os.environ, **self.environment},
-        )  # fmt: skip
-        try:
-            ended = self._listen(process, json.dumps(task))
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            code = process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
+        with tempfile.TemporaryFile() as printed:
+            process = subprocess.Popen(
+                child_command(self.serve), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=printed, start_new_session=True, env={**os.environ, **self.environment},
+            )  # fmt: skip
+            try:
+                ended = self._listen(process, json.dumps(task))
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                code = process.wait()
+                for pipe in (process.stdin, process.stdout):
+                    if pipe is not None:
+                        pipe.close()
+            printed.seek(max(0, printed.seek(0, os.SEEK_END) - PRINTED_BYTES))
+            self.said = printed.read().decode(errors="replace").strip().rpartition("\n")[2]
         if ended == "done":
             return [self._result(i) for i in range(len(self.samples))]
+        if ended == "stopped":
+            return [f if f is not None or not self.samples[i] else self._result(i)
+                    for i, f in enumerate(self.failures)]  # fmt: skip
         if self.at is not None and self.failures[self.at] is None:
             self.failures[self.at] = self._end(ended, code)
         return [*self.failures]
@@ -98,7 +112,8 @@ class Session:
         if code == -signal.SIGKILL:
             return Failed("killed", "the system killed it, most likely for want of memory")
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        return Failed("crashed", f"the process ended by {name}")
+        said = f": {self.said}" if self.said else ""
+        return Failed("crashed", f"the process ended by {name}{said}")
 
     def _result(self, i: int) -> Measured | Failed:
         failure = self.failures[i]
@@ -106,7 +121,7 @@ class Session:
             return failure
         if not self.samples[i]:
             return Failed("failed", "it gave no sample")
-        return summarize(self.samples[i])
+        return summarize(self.samples[i], self.away_ns[i])
 
     def _listen(self, process: subprocess.Popen[bytes], task: str) -> str:
         if process.stdin is None or process.stdout is None:
@@ -120,8 +135,13 @@ class Session:
             selector.register(process.stdout, selectors.EVENT_READ)
             rest = b""
             while True:
-                limit = START_SECONDS if self.at is None else self.hang_seconds
-                if not selector.select(limit):
+                limit_s = START_SECONDS if self.at is None else self.hang_seconds
+                left_s = self.stop.left_s
+                if left_s is not None and left_s <= 0:
+                    return "stopped"
+                if not selector.select(limit_s if left_s is None else min(limit_s, left_s)):
+                    if self.stop.is_over:
+                        return "stopped"
                     return "hung"
                 chunk = os.read(process.stdout.fileno(), 1 << 16)
                 if not chunk:
@@ -135,10 +155,11 @@ class Session:
         if "at" in line:
             self.at = line["at"]
         elif "sample" in line:
-            i, time_ns = line["sample"]
+            i, time_ns, *away_ns = line["sample"]
             if time_ns < 0:
                 self.failures[i] = Failed("failed", "run returned an error")
             self.samples[i].append(time_ns)
+            self.away_ns[i].append(away_ns[0] if away_ns else 0)
         elif "unready" in line:
             self.unready = line["unready"]
         elif "failed" in line:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from korch.deadline import Deadline
 from korch.measure.record import Failed, Measured
 from korch.measure.session import run_jobs
 from korch.primitive.op import Array
@@ -22,6 +23,9 @@ ROUNDS = 12
 LEAST_ROUNDS = 5
 KERNEL_NS = 60_000_000
 HANG_SECONDS = 10.0
+
+ENOUGH_SECONDS = 600.0
+"""For one batch, if no deadline says less."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,9 @@ def time_kernels(
     environment: dict[str, str] | None = None,
     own_cache_bytes: int = 1 << 20,
     l3_bytes: int = 32 << 20,
-) -> list[Measured | Failed]:
+    seconds: float | None = None,
+    stop: Deadline | None = None,
+) -> list[Measured | Failed | None]:
     """Time kernels of one library.
 
     Args:
@@ -78,15 +84,17 @@ def time_kernels(
         environment: further environment variables of the process.
         own_cache_bytes: of a core's own caches, which hold other things before each run.
         l3_bytes: of the cache that the cores share.
+        seconds: after these each kernel is timed no more, if it was timed at all.
+        stop: when to end whatever is known.
 
     Returns:
-        A measurement or a failure for each job.
+        A measurement or a failure for each job; None for one that was not timed when it ended.
     """
     task = {
         "library": str(library), "timer": str(timer), "preload": [str(p) for p in preload],
         "threads": threads, "rounds": ROUNDS, "least_rounds": LEAST_ROUNDS,
         "kernel_ns": KERNEL_NS, "parent": os.getpid(), "own_cache_bytes": own_cache_bytes,
-        "l3_bytes": l3_bytes,
+        "l3_bytes": l3_bytes, "seconds": ENOUGH_SECONDS if seconds is None else seconds,
     }  # fmt: skip
     rows = [
         {"symbol": job.symbol, "has_state": job.has_state,
@@ -95,4 +103,4 @@ def time_kernels(
         for job in jobs
     ]  # fmt: skip
     return run_jobs(rows, task, "korch.measure.worker", hang_seconds,
-                    {"OMP_NUM_THREADS": str(threads), **(environment or {})})  # fmt: skip
+                    {"OMP_NUM_THREADS": str(threads), **(environment or {})}, stop)  # fmt: skip

@@ -1,8 +1,10 @@
 """The measuring process: loads libraries and times kernels, and may crash or hang without harm.
 
 It reads one job list as a JSON line from stdin and writes JSON lines: `{"unready": text}` if a
-library does not load, `{"at": i}` before it touches kernel i, `{"sample": [i, ns]}` after each
-timing, `{"failed": [i, kind, text]}`, `{"done": true}`. What kernels print goes to stderr.
+library does not load, `{"at": i}` before it touches kernel i, `{"sample": [i, ns, away_ns]}` after
+each timing, `{"failed": [i, kind, text]}`, `{"done": true}`. What kernels print goes to stderr.
+
+A run in which a thread had no core for some time (`away_ns`) is taken again, within limits.
 """
 
 from __future__ import annotations
@@ -14,12 +16,16 @@ import os
 import resource
 import signal
 import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from korch.alignment import align_up, aligned_bytes
+from korch.measure.record import CLEAN_SAMPLES, is_disturbed
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -27,6 +33,12 @@ SAMPLE_NS = 200_000
 """A turn of a kernel is as many runs as last this long, each of them a sample."""
 
 MOST_REPEATS = 4
+
+PATIENCE = 4
+"""A short kernel whose runs are disturbed may take so many times as long and as many rounds."""
+
+SLICE_NS = 1_000_000
+"""A longer run hardly fits between two interruptions on a busy machine."""
 
 OTHER_BYTES = 128 << 20
 """Most memory whose reading drives all else from the cores' own caches, unless these are larger. It
@@ -143,38 +155,103 @@ def serve() -> None:
     memory[:] = 0
     other = Span(memory.ctypes.data, memory.size)
 
-    def time_ns(job: Job) -> int:
-        return int(timer.korch_time_fresh(
+    def time_ns(job: Job) -> tuple[int, int]:
+        away_ns = ctypes.c_int64()
+        taken_ns = int(timer.korch_time_fresh(
             job.function, ctypes.c_void_p(job.state), job.pointers, *job.inputs, *job.cold,
-            ctypes.byref(other), own_bytes, ctypes.c_int(task["threads"]),
+            ctypes.byref(other), own_bytes, ctypes.c_int(task["threads"]), ctypes.byref(away_ns),
         ))  # fmt: skip
+        return taken_ns, away_ns.value
 
     jobs: dict[int, Job] = {}
-    spent: dict[int, int] = {}
+    end_s = time.monotonic() + task["seconds"]
     for i, spec in enumerate(task["jobs"]):
         say(at=i)
         job = Job(library, spec, task["threads"])
         if job.error:
             say(failed=[i, "not created", job.error])
             continue
-        taken = [time_ns(job) for _ in range(2)]
+        taken = [time_ns(job)[0] for _ in range(1 if time.monotonic() > end_s else 2)]
         if min(taken) < 0:
             say(failed=[i, "failed", "run returned an error"])
             continue
         job.repeats = max(1, min(MOST_REPEATS, SAMPLE_NS // max(1, taken[-1])))
-        jobs[i], spent[i] = job, 0
-    for turn in range(task["rounds"]):
-        for i, job in jobs.items():
-            if turn >= task["least_rounds"] and spent[i] > task["kernel_ns"]:
-                continue
-            say(at=i)
-            # The kernels of this batch share the caches; in a plan a kernel's outputs lie where
-            # others have just worked. So its own memory comes back before it is timed.
-            spent[i] += time_ns(job)
-            for _ in range(job.repeats):
-                taken_ns = time_ns(job)
-                spent[i] += taken_ns
-                say(sample=[i, taken_ns])
+        jobs[i] = job
+    limits = Limits(task["rounds"], task["least_rounds"], task["kernel_ns"], end_s)
+    take_turns(jobs, time_ns, limits, say)
     say(done=True)
     out.flush()
     os._exit(0)  # states are not destroyed: a crash in a destructor is nobody's business here
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long kernels are timed.
+
+    Attributes:
+        rounds: the rounds of a kernel that is not disturbed.
+        least_rounds: so many even if they take long.
+        kernel_ns: what the others of one kernel may take.
+        end_s: when to end, after one round.
+        clock: the time.
+    """
+
+    rounds: int
+    least_rounds: int
+    kernel_ns: int
+    end_s: float
+    clock: Callable[[], float] = time.monotonic
+
+
+@dataclass
+class _Spent:
+    """What was spent on a kernel so far."""
+
+    time_ns: int = 0
+    least_ns: int = 0
+    clean: int = 0
+    rounds: int = 0
+
+    def add(self, taken_ns: int, away_ns: int) -> None:
+        """Count a run."""
+        own_ns = taken_ns - away_ns
+        self.time_ns += own_ns
+        self.least_ns = min(own_ns, self.least_ns or own_ns)
+        self.clean += not is_disturbed(taken_ns, away_ns)
+
+    def is_done(self, limits: Limits) -> bool:
+        """Return whether more runs would tell little, or take too long."""
+        is_short = self.least_ns < SLICE_NS
+        times = 1 if self.clean >= CLEAN_SAMPLES or not is_short else PATIENCE
+        is_long = self.rounds >= limits.least_rounds and self.time_ns > times * limits.kernel_ns
+        return is_long or self.rounds >= times * limits.rounds
+
+
+def take_turns(
+    jobs: dict[int, Any], time_ns: Callable[[Any], tuple[int, int]], limits: Limits,
+    say: Callable[..., None],
+) -> None:  # fmt: skip
+    """Time kernels in rounds, so that a slow spell of the machine hits all of them alike.
+
+    Args:
+        jobs: the kernels, by number.
+        time_ns: runs one; gives nanoseconds, and for how many of them a thread had no core.
+        limits: when to end.
+        say: told of each sample.
+    """
+    spent = {i: _Spent() for i in jobs}
+    for turn in range(PATIENCE * limits.rounds):
+        for i, job in jobs.items():
+            own = spent[i]
+            if own.is_done(limits) or (turn and limits.clock() > limits.end_s):
+                continue
+            say(at=i)
+            own.rounds += 1
+            # The kernels of this batch share the caches; in a plan a kernel's outputs lie where
+            # others have just worked. So its own memory comes back before it is timed.
+            first_ns, first_away_ns = time_ns(job)
+            own.time_ns += first_ns - first_away_ns
+            for _ in range(job.repeats):
+                taken_ns, away_ns = time_ns(job)
+                own.add(taken_ns, away_ns)
+                say(sample=[i, taken_ns, away_ns])

@@ -2,9 +2,13 @@
 extern "C" void omp_set_num_threads(int);
 extern "C" int omp_get_max_threads(void);
 extern "C" int omp_get_thread_num(void);
+#include <fcntl.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <time.h>
+#include <unistd.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -130,6 +134,91 @@ bool flushes_at_once() {
 }
 #endif
 
+// A file of the system's that is read again and again; each read gives what it says by then.
+class Report {
+ public:
+  explicit Report(const char* path) : file_(open(path, O_RDONLY | O_CLOEXEC)) {}
+  ~Report() {
+    if (file_ >= 0) close(file_);
+  }
+  // Its first `size - 1` characters; false if there is no such file.
+  bool read(char* text, size_t size) const {
+    const ssize_t count = file_ < 0 ? -1 : pread(file_, text, size - 1, 0);
+    text[count < 0 ? 0 : count] = 0;
+    return count > 0;
+  }
+
+ private:
+  int file_;
+};
+
+// Nanoseconds for which this thread could have run but had no core, since it began; -1 if unknown.
+int64_t waited_ns() {
+  static thread_local const Report report("/proc/thread-self/schedstat");
+  char text[96];
+  long long running = 0, waiting = -1;
+  return report.read(text, sizeof text) && sscanf(text, "%lld %lld", &running, &waiting) == 2 ? waiting : -1;
+}
+
+// Nanoseconds for which other virtual machines had this one's cores; 0 if that is not known.
+int64_t stolen_ns() {
+  static const Report report("/proc/stat");
+  static const int64_t tick_ns = 1000000000LL / sysconf(_SC_CLK_TCK);
+  char text[256];
+  long long ticks[8] = {};
+  if (!report.read(text, sizeof text)) return 0;
+  sscanf(text, "cpu %lld %lld %lld %lld %lld %lld %lld %lld", ticks, ticks + 1, ticks + 2, ticks + 3, ticks + 4,
+         ticks + 5, ticks + 6, ticks + 7);
+  return ticks[7] * tick_ns;
+}
+
+int64_t involuntary_switches() {
+  rusage used;
+  return getrusage(RUSAGE_SELF, &used) == 0 ? used.ru_nivcsw : 0;
+}
+
+// The longest that one of the threads waited for a core between `begin` and `end`.
+class Absence {
+ public:
+  // Every thread has a core when this returns, if that can be had in a few tries.
+  void begin(int threads) {
+    int64_t most_ns = 1;
+    for (int turn = 0; turn < TRIES && most_ns > 0; ++turn) {
+      stolen_ns_ = stolen_ns();
+      switches_ = involuntary_switches();
+      most_ns = 0;
+#pragma omp parallel num_threads(threads) reduction(max : most_ns)
+      {
+        const int64_t first_ns = waited_ns();
+#pragma omp barrier
+        most_ns = (before_ns() = waited_ns()) - first_ns;
+      }
+    }
+  }
+  // Of a run of `taken_ns` that has just ended. A thread that loses its core after it may be late here:
+  // that does not count. Where the system only counts switches, one of them may have cost all of it.
+  int64_t end(int threads, int64_t taken_ns) const {
+    const int64_t ended_ns = now_ns();
+    int64_t most_ns = -1;
+#pragma omp parallel num_threads(threads) reduction(max : most_ns)
+    {
+      const int64_t all_ns = waited_ns(), late_ns = now_ns() - ended_ns;
+      if (all_ns >= 0) most_ns = all_ns > before_ns() + late_ns ? all_ns - before_ns() - late_ns : 0;
+    }
+    if (most_ns < 0) most_ns = involuntary_switches() > switches_ ? taken_ns : 0;
+    const int64_t away_ns = most_ns + stolen_ns() - stolen_ns_;
+    return away_ns < taken_ns ? away_ns : taken_ns;
+  }
+
+ private:
+  static int64_t& before_ns() {
+    static thread_local int64_t value = 0;
+    return value;
+  }
+  static constexpr int TRIES = 10;
+  int64_t stolen_ns_ = 0, switches_ = 0;
+};
+
 // Take a thread's lines out of all caches.
 void evict(char* from, int64_t lines) {
 #if defined(__x86_64__)
@@ -167,10 +256,11 @@ struct korch_span {
 // Nanoseconds of one run that finds the caches as in a plan; negative if it fails. First what comes
 // from memory leaves all caches. Then each thread reads so much of its part of `other`, which is
 // larger than the cores' own caches, that weights and outputs are in no core's own cache. Then the threads
-// write the inputs, each its part, and read as much, as the kernels before would.
+// write the inputs, each its part, and read as much, as the kernels before would. `away_ns` becomes the
+// longest that a thread had no core during the run.
 int64_t korch_time_fresh(run_function run, void* state, void* const* buffers, const korch_span* inputs,
                          int64_t count, const korch_span* cold, int64_t cold_count,
-                         const korch_span* other, int64_t own_cache_bytes, int threads) {
+                         const korch_span* other, int64_t own_cache_bytes, int threads, int64_t* away_ns) {
 #pragma omp parallel num_threads(threads)
   {
     const int64_t me = omp_get_thread_num();
@@ -199,7 +289,11 @@ int64_t korch_time_fresh(run_function run, void* state, void* const* buffers, co
     }
     asm volatile("" : : "r"(sum) : "memory");
   }
-  return korch_time(run, state, buffers, 1);
+  Absence absence;
+  absence.begin(threads);
+  const int64_t taken_ns = korch_time(run, state, buffers, 1);
+  *away_ns = taken_ns < 0 ? 0 : absence.end(threads, taken_ns);
+  return taken_ns;
 }
 
 int korch_nothing(void*, void* const*) { return 0; }

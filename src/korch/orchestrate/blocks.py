@@ -20,7 +20,7 @@ from korch.candidate.enumerate import EnumerationReport, enumerate_groups
 from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
 from korch.deadline import Deadline
 from korch.errors import InfeasibleError
-from korch.measure.meter import AnyMeter
+from korch.measure.meter import AnyMeter, End
 from korch.measure.record import Failed, Measured
 from korch.options import Options
 from korch.orchestrate.baselines import baseline_plans, has_layouts
@@ -327,7 +327,7 @@ class BlockSearch:
             return False
         counts = Counter(step.key for step in steps)
         order = sorted(steps, key=lambda step: -counts[step.key] * self.meter.cost_ns(step)[0])
-        if not confirm(self.meter, order, lambda: deadline.is_over):
+        if not confirm(self.meter, order, deadline):
             return False
         for key in keys:
             self.found[key] = self.loop(*key).revise(self.found[key])
@@ -373,7 +373,7 @@ class BlockSearch:
                 and (c.offer.inputs, c.offer.outputs) == ((before,), (after,))
             ]  # fmt: skip
             if not self.deadline.is_over:
-                self.meter.measure([c for c in changes if self.meter.known(c) is None])
+                self.meter.measure(changes, End(self.deadline))
             times_ns = [
                 record.time_ns for c in changes
                 if isinstance(record := self.meter.known(c), Measured)
@@ -386,9 +386,10 @@ class BlockSearch:
     def baselines(self, b: int) -> dict[str, tuple[Candidate, ...]]:
         """Return a block's plans to hold the optimum against, all with the plain interface.
 
-        There are none if there was no time to survey that.
+        There are none if there was no time to survey that, or there is none now.
         """
-        if not (self.options.measure and self.options.baselines and (b, 0) in self.found):
+        is_asked = self.options.measure and self.options.baselines
+        if not is_asked or (b, 0) not in self.found or self._is_over():
             return {}
         task = self.tasks[b]
         tag = self._tag(b, 0, "baselines")
@@ -526,14 +527,14 @@ def search_whole(
     loop = LazyLoop(graph, task.candidates, meter, options, deadline.less(CONFIRM_SHARE), tell)
     found = loop.run()
     for _ in range(CONFIRMATIONS if options.measure else 0):
-        if not confirm(meter, found.steps, lambda: deadline.is_over):
+        if not confirm(meter, found.steps, deadline):
             break
         loop.revise(found)
         found = loop.prove()
     plans = {"optimal": found.steps}
     if not options.measure:
         return Solved(found, plans)
-    if options.baselines:
+    if options.baselines and not deadline.is_over:
         plans |= baseline_plans(graph, loop.usable, loop.cost_ns, options)
     if second := loop.runner_up():
         plans["second"] = second

@@ -17,6 +17,7 @@ from typing import Protocol
 from korch.candidate.candidate import Candidate
 from korch.deadline import Deadline
 from korch.errors import InfeasibleError
+from korch.measure.meter import NEVER, End
 from korch.measure.record import Failed, Measured
 from korch.options import Options
 from korch.orchestrate.estimate import Experience, hope_ns
@@ -37,8 +38,8 @@ BATCH = 24
 """Candidates that are measured before it is asked again whether time is left."""
 
 RELAX_SECONDS = 10.0
-LEAST_PROOF_SECONDS = 5.0
-"""Where no time is left: a relaxation that is cut short proves next to nothing."""
+LEAST_PROOF_SECONDS = 1.0
+"""Where no time is left. A relaxation that is cut short proves less, but what it says is true."""
 
 ESTIMATE_ROUNDS = 5
 """Most rounds in which estimates lead."""
@@ -54,7 +55,10 @@ ROUND_SECONDS = 4.0
 whenever it is stopped."""
 
 LEAST_SECONDS = 2.0
-"""A solve may take so long even if no time is left."""
+"""A solve may take so long even if no time is left, as long as there is no plan."""
+
+LAST_SECONDS = 0.5
+"""The same when there is a plan."""
 
 ROUND_GAP = 0.002
 """Gap at which a round's solve ends: a tenth of what measurements are worth."""
@@ -94,11 +98,15 @@ class Meter(Protocol):
         """Return what the database says of a candidate."""
         ...
 
-    def measure(self, candidates: Sequence[Candidate]) -> list[Measured | Failed]:
-        """Build and time candidates."""
+    def measure(
+        self, candidates: Sequence[Candidate], end: End = NEVER
+    ) -> Sequence[Measured | Failed | None]:  # fmt: skip
+        """Build and time candidates; None for those for which there was no time."""
         ...
 
-    def confirm(self, candidates: Sequence[Candidate]) -> list[Measured | Failed]:
+    def confirm(
+        self, candidates: Sequence[Candidate], end: End = NEVER
+    ) -> Sequence[Measured | Failed | None]:  # fmt: skip
         """Time candidates a second time that were timed once; the longer time counts."""
         ...
 
@@ -155,24 +163,28 @@ class Look:
 
 
 def measure_some(
-    meter: Meter, candidates: Sequence[Candidate], is_over: Callable[[], bool]
+    meter: Meter, needed: Sequence[Candidate], others: Sequence[Candidate], deadline: Deadline
 ) -> tuple[dict[str, Measured | Failed], bool]:
-    """Measure candidates, the first ones at least; raise bounds' rates where they don't hold.
+    """Measure candidates; raise bounds' rates where they don't hold.
 
     Args:
         meter: measures.
-        candidates: different ones, in the order in which to measure.
-        is_over: whether what is measured is enough.
+        needed: those without which there is no plan.
+        others: those that are measured before the deadline only, in this order.
+        deadline: when there is no time left.
 
     Returns:
         What was found, by key, and whether bounds have changed.
     """
     found: dict[str, Measured | Failed] = {}
-    for start in range(0, len(candidates), BATCH):
-        if start and is_over():
-            break
-        batch = candidates[start : start + BATCH]
-        found |= {c.key: r for c, r in zip(batch, meter.measure(batch), strict=True)}
+    for candidates, end in ((needed, End(deadline, is_needed=True)), (others, End(deadline))):
+        for start in range(0, len(candidates), BATCH):
+            if not end.is_needed and deadline.is_over:
+                break
+            batch = candidates[start : start + BATCH]
+            records = zip(batch, meter.measure(batch, end), strict=True)
+            found |= {c.key: record for c, record in records if record is not None}
+    candidates = [*needed, *others]
     wrong = [
         c for c in candidates
         if isinstance(record := found.get(c.key), Measured)
@@ -185,7 +197,7 @@ def measure_some(
     return found, bool(wrong)
 
 
-def confirm(meter: Meter, candidates: Sequence[Candidate], is_over: Callable[[], bool]) -> bool:
+def confirm(meter: Meter, candidates: Sequence[Candidate], deadline: Deadline) -> bool:
     """Time a plan's kernels once more that were timed once, as far as there is time.
 
     Returns:
@@ -196,8 +208,8 @@ def confirm(meter: Meter, candidates: Sequence[Candidate], is_over: Callable[[],
         if isinstance(record := meter.known(c), Measured) and not record.is_confirmed
     }  # fmt: skip
     order, timed = list(todo.values()), 0
-    while timed < len(order) and not is_over():
-        meter.confirm(order[timed : timed + BATCH])
+    while timed < len(order) and not deadline.is_over:
+        meter.confirm(order[timed : timed + BATCH], End(deadline))
         timed += BATCH
     return timed > 0
 
@@ -282,13 +294,16 @@ class LazyLoop:
         seconds, gap = ROUND_SECONDS, ROUND_GAP
         while not self._is_close() and count != most_rounds:
             count += 1
+            if not self._time_left():
+                return self.end()
             before = (self.bound_ns, self.best)
             plan = self._solve(*self._costs(), seconds, self.bound_ns, gap)
             self.bound_ns = max(self.bound_ns, plan.certificate.bound_ns)
             unknown = self._unmeasured(plan.kernels)
             has_room = self._room() > 0
             if unknown and has_room and self._time_left():
-                self._measure([*unknown, *self._promising(self._costs()[0])][: self._room()])
+                others = self._promising(self._costs()[0])
+                self._measure([*unknown, *others][: self._room()], is_optional=True)
             self._try_incumbent(plan.kernels)
             self._report()
             stopped = not self._time_left()
@@ -313,8 +328,9 @@ class LazyLoop:
             has_time = look.unknown and self._time_left()
             most = max(0, min(ROUND_KERNELS, self._room() - len(look.unknown)))
             hopeful = [k for _, k in look.hopes[:most]] if has_time else []
-            self._measure([*look.unknown, *hopeful])
+            self._measure(look.unknown, is_optional=self.best is not None)
             self._try_incumbent(look.kernels)
+            self._measure(hopeful, is_optional=True)
             self._report()
             if self.best is not None and (not look.unknown or not self._time_left()):
                 break
@@ -325,7 +341,7 @@ class LazyLoop:
         """Find a plan if there is none: a kernel of every solution so far has failed."""
         while self.best is None:
             plan = self._solve(self._estimates(), None, ROUND_SECONDS, 0, ESTIMATE_GAP)
-            self._measure(plan.kernels)
+            self._measure(plan.kernels, is_optional=False)
             self._try_incumbent(plan.kernels)
 
     def look(self, seconds: float = ROUND_SECONDS / 2, gap: float = ESTIMATE_GAP) -> Look:
@@ -368,7 +384,7 @@ class LazyLoop:
         if self.best is None or self._is_close() or measured == self._combined:
             return
         self._combined, before, left = measured, self.best, self._seconds_left()
-        seconds = COMBINE_SECONDS if left is None else max(0.5, min(COMBINE_SECONDS, left))
+        seconds = COMBINE_SECONDS if left is None else max(LAST_SECONDS, min(COMBINE_SECONDS, left))
         plan = self.solver.solve(
             self._costs()[0], None, seconds=seconds, hint=self.best[1], gap=ROUND_GAP,
             excluded=[k for k in range(len(self.candidates)) if k not in measured],
@@ -474,7 +490,8 @@ class LazyLoop:
     ) -> Plan:  # fmt: skip
         left = self._seconds_left()
         if left is not None:
-            seconds = max(min(LEAST_SECONDS, seconds), min(seconds, left))
+            least_s = LEAST_SECONDS if self.best is None else LAST_SECONDS
+            seconds = max(min(least_s, seconds), min(seconds, left))
         plan = self.solver.solve(
             costs_ns, is_measured, seconds=seconds, hint=self.best[1] if self.best else None,
             lower_bound_ns=bound_ns, excluded=self._failed(), gap=gap,
@@ -495,12 +512,11 @@ class LazyLoop:
                     plan.certificate.seconds)  # fmt: skip
         return plan
 
-    def _measure(self, kernels: Sequence[int]) -> None:
+    def _measure(self, kernels: Sequence[int], *, is_optional: bool) -> None:
         unique = {self.candidates[k].key: self.candidates[k] for k in kernels}
         todo = [c for key, c in unique.items() if key not in self.records]
-        self.take(*measure_some(
-            self.meter, todo, lambda: self.best is not None and not self._time_left()
-        ))  # fmt: skip
+        needed, others = ((), todo) if is_optional else (todo, ())
+        self.take(*measure_some(self.meter, needed, others, self.deadline))
 
     def take(self, found: Mapping[str, Measured | Failed], is_corrected: bool) -> None:
         """Take over what was measured, by key, of which some may be the loop's candidates."""

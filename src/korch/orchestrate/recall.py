@@ -23,6 +23,9 @@ logger = logging.getLogger("korch.orchestrate")
 
 SCHEMA = 1
 
+DISAGREEMENT = 1.5
+"""Times that differ by a larger factor are not of the same thing, or one of them is wrong."""
+
 
 class Memory(Protocol):
     """Where facts are kept by name, and what is known of candidates."""
@@ -114,6 +117,10 @@ def recall_solved(
     except (ValueError, KeyError, TypeError, IndexError) as error:
         logger.warning("a kept plan is damaged (%s); the search is done again", error)
         return None
-    if not all(isinstance(memory.record(c.key), Measured) for c in steps):
+    known = [record for c in steps if isinstance(record := memory.record(c.key), Measured)]
+    if len(known) < len(steps):
         return None
+    sums_ns = sorted((sum(record.time_ns for record in known), sum(found.costs_ns)))
+    if found.costs_ns and sums_ns[1] > DISAGREEMENT * sums_ns[0]:
+        return None  # kernels were timed again since
     return Solved(found, plans, is_recalled=True)

@@ -83,7 +83,7 @@ def regroup(
         cost_ns: a candidate's cost, and whether it is measured.
         options: how to solve.
         interface: the layouts of inputs and outputs.
-        deadline: when to stop to take apart; the kernels that are left then have fewer groupings.
+        deadline: when to stop; the kernels that are left then have fewer groupings.
     """
     chosen_ids = {id(step) for step in steps}
     known = [c for c in candidates if id(c) in chosen_ids or cost_ns(c)[1]]
@@ -105,12 +105,14 @@ def regroup(
         for k in gone:
             found[place[k]][frozenset(added)] = grouping
 
+    end = deadline or Deadline()
     same = {(problem.kernels[k].steps, _values(problem, k)) for k in swapper.chosen}
     for k, kernel in enumerate(problem.kernels):
+        if end.is_over:
+            break
         is_other = kernel.steps and (kernel.steps, _values(problem, k)) not in same
         if k not in place and is_other:
             keep([k])
-    end = deadline or Deadline()
     single = {k for k, candidate in enumerate(known) if kernel_size(candidate) <= 1}
     for k in sorted(swapper.chosen, key=lambda k: -problem.kernels[k].cost_ns):
         for allowed in (None, single):

@@ -79,12 +79,15 @@ def rule_savings(
     if kept is not None:
         found: dict[str, int | None] = json.loads(kept)
         return found
+    if deadline is not None and deadline.is_over:
+        return {}
     measured = [c for c in candidates if isinstance(meter.known(c), Measured)]
     problem = make_problem(graph, measured, meter.cost_ns, interface)
     solver = Solver(problem, workers=options.solver_workers, seed=options.seed)
     saved: dict[str, int | None] = {}
     for rule in used:
-        if deadline is not None and deadline.is_over:
+        left_s = None if deadline is None else deadline.left_s
+        if left_s is not None and left_s < SECONDS:
             return saved
         excluded = [
             k for k, c in enumerate(measured)

@@ -183,10 +183,13 @@ def _measure(search: BlockSearch, uses: Counter[Key], looks: dict[Key, Look], mo
         The seconds that a batch took.
     """
     todo: dict[str, Candidate] = {}
+    needed: set[str] = set()
     hopes: list[tuple[float, int, Candidate]] = []
     for key, look in looks.items():
         own = search.tasks[key[0]].candidates
         todo |= {own[k].key: own[k] for k in look.unknown}
+        if search.loop(*key).best is None:
+            needed |= {own[k].key for k in look.unknown}
         hopes += ((uses[key] * gain_ns, key[0], own[k]) for gain_ns, k in look.hopes)
     hopes.sort(key=lambda hope: -hope[0])
     plans = list(todo.values())
@@ -202,13 +205,11 @@ def _measure(search: BlockSearch, uses: Counter[Key], looks: dict[Key, Look], mo
         elif len(later) < NEXT_KERNELS:
             later.append(candidate)
 
-    def is_over() -> bool:
-        if not search.deadline.is_over:
-            return False
-        return all(search.meter.known(candidate) is not None for candidate in plans)
-
     began_s = time.monotonic()
-    found, is_corrected = measure_some(search.meter, list(todo.values()), is_over)
+    found, is_corrected = measure_some(
+        search.meter, [c for c in todo.values() if c.key in needed],
+        [c for c in todo.values() if c.key not in needed], search.deadline,
+    )  # fmt: skip
     search.take(found, is_corrected)
     search.meter.begin(later)
     return (time.monotonic() - began_s) / max(1.0, len(found) / BATCH)

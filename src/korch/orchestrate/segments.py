@@ -5,6 +5,7 @@ Survey all blocks in all interfaces; choose; search what was chosen to the end; 
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ Steps = Mapping[tuple[int, int], tuple[Candidate, ...]]
 """What each block runs in an interface."""
 
 REGROUP_SECONDS = 5.0
-"""Longest for other groupings of the plans' kernels, beyond a budget, too."""
+"""Longest for other groupings of the plans' kernels."""
 
 CHOICES = 3
 """Most times that segments choose their interfaces anew."""
@@ -112,11 +113,11 @@ def search_segments(
     uses = _uses(assembly, choice)
     savings = add_savings([(search.savings(b, j), count) for (b, j), count in uses.items()])
     described = _describe(partition, tasks, search, choice, uses)
-    end = deadline.grace(REGROUP_SECONDS)
+    end = deadline.until(time.monotonic() + REGROUP_SECONDS)
     groupings = {
         name: _groupings(assembly, search, chosen, of, plans[name], end)
         for name, (chosen, of) in made.items()
-        if options.measure
+        if options.measure and not end.is_over
     }
     return Outcome(plans, found, described, savings, groupings=groupings)
 

@@ -69,8 +69,24 @@ def summary(report: Mapping[str, Any]) -> str:
         )
     if report.get("stopped_by_budget"):
         lines.append("the budget ended the search; more time may find a better plan")
-    lines += uncompiled_lines(report)
-    return "\n".join(lines)
+    return "\n".join([*lines, *uncompiled_lines(report), *warnings(report)])
+
+
+def warnings(report: Mapping[str, Any]) -> list[str]:
+    """Return what makes a plan or its times doubtful: other processes, or a wrong prediction."""
+    lines = []
+    disturbed = report.get("disturbed") or {}
+    if runs := disturbed.get("kernel_runs", 0) + disturbed.get("plan_runs", 0):
+        text = f"the machine was busy: in {runs} timed runs a thread had no core; they were dropped"
+        if count := disturbed["kernels"]:
+            text += (f", but {count} kernels of the plan have no other runs, and their times are "
+                     "estimates")  # fmt: skip
+        if disturbed["is_plan_disturbed"]:
+            text += "; no run of the whole plan was undisturbed"
+        lines.append(text)
+    if doubt := report.get("doubt"):
+        lines.append(f"warning: {doubt['text']}")
+    return lines
 
 
 def uncompiled_lines(report: Mapping[str, Any]) -> list[str]:
@@ -111,7 +127,8 @@ def explain(plan: PlanRecord, report: Mapping[str, Any]) -> str:
         plan: the kernels in order.
         report: how the plan was found; it may be empty.
     """
-    parts = [_head(plan, report), _slowest(plan, report), _story(report), _contest(report),
+    parts = [_head(plan, report), "\n".join(warnings(report)), _slowest(plan, report),
+             _story(report), _contest(report),
              _rules(plan, report), _kernels(plan)]  # fmt: skip
     return "\n\n".join(part for part in parts if part)
 

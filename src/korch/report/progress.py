@@ -1,34 +1,104 @@
-"""Progress on stderr: the stage, and its newest line; silent when stderr is no terminal."""
+"""Progress on stderr: what is going on, for how long, and what is left of the budget.
+
+On a terminal it is one line that is renewed every second; elsewhere, as in a log, a line for each
+stage and one every ten seconds.
+"""
 
 from __future__ import annotations
 
+import shutil
 import sys
+import threading
+import time
+from collections.abc import Callable
 from types import TracebackType
+from typing import TextIO
 
-from tqdm import tqdm
+STAGES = (
+    "frontend", "fission", "equivalences", "reference", "candidates", "orchestrate", "build", "save"
+)  # fmt: skip
 
-STAGES = ("frontend", "fission", "equivalences", "candidates", "orchestrate", "baselines", "build")
+TICK_SECONDS = 1.0
+LINE_SECONDS = 10.0
+"""How often a line is written where it can't be renewed."""
 
 
 class Bar:
     """A context whose `tell` is a pipeline's progress function."""
 
-    def __init__(self) -> None:
-        is_hidden = not sys.stderr.isatty()
-        shape = "{n_fmt}/{total_fmt} {desc} {elapsed}"
-        self._bar = tqdm(total=len(STAGES), disable=is_hidden, file=sys.stderr, bar_format=shape,
-                         leave=False)  # fmt: skip
+    def __init__(
+        self, budget_s: float | None = None, begun_s: float | None = None,
+        stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        """Begin.
+
+        Args:
+            budget_s: the seconds that all may take.
+            begun_s: when that began, by the clock.
+            stream: where lines are written; stderr if left out.
+            clock: the time, in seconds.
+        """
+        self._stream = stream or sys.stderr
+        self._clock = clock
+        self._begun_s = clock() if begun_s is None else begun_s
+        self._budget_s = budget_s
+        self._stage, self._text = "", ""
+        self._lined_s: float | None = None
+        self._is_terminal = self._stream.isatty()
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, daemon=True)
 
     def __enter__(self) -> Bar:
+        self._ticker.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:  # fmt: skip
-        self._bar.close()
+        self._done.set()
+        self._ticker.join()
+        if self._is_terminal:
+            self._write("\r\x1b[K")
 
     def tell(self, stage: str, text: str) -> None:
         """Show that a stage has begun, or its newest line."""
-        self._bar.set_description_str(f"{stage}: {text}" if text else stage, refresh=False)
-        if not text and stage in STAGES:
-            self._bar.n = STAGES.index(stage) + 1
-        self._bar.refresh()
+        with self._lock:
+            is_new = stage != self._stage
+            self._stage, self._text = stage, text
+        self.show(is_new=is_new)
+
+    def show(self, *, is_new: bool = False) -> None:
+        """Write what is going on; where lines stay, if there is a new stage or it is time."""
+        with self._lock:
+            now_s = self._clock()
+            if not self._stage:
+                return
+            line = self.line(now_s)
+            if self._is_terminal:
+                self._write("\r\x1b[K" + line[: shutil.get_terminal_size().columns - 1])
+            elif is_new or self._lined_s is None or now_s - self._lined_s >= LINE_SECONDS:
+                self._lined_s = now_s
+                self._write(line + "\n")
+
+    def line(self, now_s: float) -> str:
+        """Return the line for a time."""
+        number = STAGES.index(self._stage) + 1 if self._stage in STAGES else 0
+        place = f"{number}/{len(STAGES)} " if number else ""
+        spent_s = now_s - self._begun_s
+        clock = f"{spent_s:.0f} s"
+        if self._budget_s is not None:
+            left_s = self._budget_s - spent_s
+            clock += f", {left_s:.0f} s left" if left_s >= 0 else f", {-left_s:.0f} s over budget"
+        text = f": {self._text}" if self._text else ""
+        return f"{place}{self._stage} [{clock}]{text}"
+
+    def _tick(self) -> None:
+        while not self._done.wait(TICK_SECONDS):
+            self.show()
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):  # nobody reads it any more
+            self._done.set()

@@ -15,7 +15,7 @@ from korch.cuda.target import CudaTarget, nominal_target
 from korch.measure.cuda.bounds import bound_ns
 from korch.measure.cuda.device import CALIBRATION, calibrate, detect_cuda_target, from_text, to_text
 from korch.measure.database import Database
-from korch.measure.meter import CandidateMeter
+from korch.measure.meter import CandidateMeter, End
 from korch.measure.record import Failed, Measured, Record
 from korch.measure.session import run_jobs
 from korch.options import Options
@@ -81,7 +81,9 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
         return {"copy_bytes_per_s": target.copy_bytes_per_s,
                 "rate_flop_per_s": target.f32_flop_per_s}  # fmt: skip
 
-    def measure_batch(self, batch: Sequence[Candidate], kernels: Mapping[str, CudaKernel]) -> None:
+    def measure_batch(
+        self, batch: Sequence[Candidate], kernels: Mapping[str, CudaKernel], end: End
+    ) -> None:  # fmt: skip
         """Compile kernels and time them."""
         cubins = self.compiler.compile([la for c in batch for la in kernels[c.key].launches])
         ready: list[Candidate] = []
@@ -97,7 +99,8 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
         jobs = [_job(c, kernels[c.key], cubins, self.compiler) for c in ready]
         for candidate, record in zip(ready, run_jobs(jobs, task, WORKER, HANG_SECONDS),
                                      strict=True):  # fmt: skip
-            self.keep(candidate.key, record)
+            if record is not None:
+                self.keep(candidate.key, record)
 
     @property
     def _calibration(self) -> str:

@@ -1,0 +1,145 @@
+"""A plan's predicted and measured time -> whether they agree, and which kernels explain it if not.
+
+Kernels are timed one by one, and a plan's time is predicted as their sum. If whole runs take
+another time by far, some kernel was timed wrongly, or takes longer inside of runs. Those that
+explain most of the difference are timed again, so that what is kept is right; what remains is a
+warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from korch.candidate.candidate import Candidate
+from korch.contest import Contest
+from korch.deadline import Deadline
+from korch.measure.meter import AnyMeter, End
+from korch.orchestrate.recall import DISAGREEMENT
+
+RUNS = 5
+EXPLAINED = 0.8
+"""Kernels are timed again that explain this share of the difference, those that explain most first.
+"""
+
+MOST_KERNELS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A kernel that explains a part of the difference, times in nanoseconds.
+
+    Attributes:
+        number: its place in the plan.
+        provider: who made it.
+        alone_ns: what was measured of it alone.
+        again_ns: what was measured when it was timed again; the same if it was not.
+        in_run_ns: what it took inside of runs.
+    """
+
+    number: int
+    provider: str
+    alone_ns: float
+    again_ns: float
+    in_run_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A prediction that is wrong.
+
+    Attributes:
+        predicted_ns: the sum over the plan's kernels.
+        measured_ns: the median of whole runs.
+        again_ns: the sum over the plan's kernels after some were timed again.
+        is_disturbed: whether no whole run was undisturbed.
+        suspects: the kernels that explain most of it.
+    """
+
+    predicted_ns: float
+    measured_ns: float
+    again_ns: float
+    is_disturbed: bool
+    suspects: tuple[Suspect, ...]
+
+    @property
+    def remains(self) -> bool:
+        """Whether timing kernels again has not explained it."""
+        return disagree(self.again_ns, self.measured_ns)
+
+    def as_record(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {**asdict(self), "remains": self.remains, "text": self.to_text()}
+
+    def to_text(self) -> str:
+        """Return a sentence for a person."""
+        text = (
+            f"the kernels were predicted to take {self.predicted_ns / 1e6:.3g} ms together, and "
+            f"runs take {self.measured_ns / 1e6:.3g} ms"
+        )
+        rows = ", ".join(
+            f"kernel {s.number} ({s.provider}): {s.alone_ns / 1e6:.3g} ms alone, "
+            f"{s.again_ns / 1e6:.3g} ms when timed again, {s.in_run_ns / 1e6:.3g} ms in the run"
+            for s in self.suspects[:3]
+        )
+        if not self.remains:
+            return (f"{text}; timed again, the kernels take {self.again_ns / 1e6:.3g} ms, which is "
+                    f"kept: optimize again to search with it ({rows})")  # fmt: skip
+        why = "; no run was undisturbed by other processes" if self.is_disturbed else ""
+        return f"{text}{why}; most of it is in: {rows}"
+
+
+def disagree(first_ns: float, second_ns: float) -> bool:
+    """Return whether one of two times is more than 1.5 times the other."""
+    low, high = sorted((first_ns, second_ns))
+    return high > DISAGREEMENT * max(1.0, low)
+
+
+def examine(contest: Contest, meter: AnyMeter, deadline: Deadline) -> Doubt | None:
+    """Return why the winner's predicted and measured time differ; None if they do not.
+
+    Args:
+        contest: the winner and its times.
+        meter: times kernels again.
+        deadline: when to stop; there is a warning nevertheless.
+    """
+    entry, measured_ns = contest.won.entry, contest.won.median_ns
+    if not all(done for _, done in entry.costs) or not disagree(entry.predicted_ns, measured_ns):
+        return None
+    time = getattr(contest.winner, "time", None)
+    costs_ns = [float(cost_ns) for cost_ns, _ in entry.costs]
+    if time is None:
+        in_run_ns = [cost_ns * measured_ns / entry.predicted_ns for cost_ns in costs_ns]
+    else:
+        rows = np.array(time(contest.arrays, RUNS).kernel_ns, np.float64)
+        in_run_ns = np.median(rows, axis=0).tolist()
+    numbers = explaining(costs_ns, in_run_ns)
+    found = [
+        Suspect(n, entry.steps[n].provider, costs_ns[n], costs_ns[n], in_run_ns[n]) for n in numbers
+    ]
+    if not deadline.is_over:
+        found = _timed_again(found, entry.steps, meter, deadline)
+    again_ns = sum(costs_ns) + sum(s.again_ns - s.alone_ns for s in found)
+    return Doubt(entry.predicted_ns, measured_ns, again_ns, contest.won.is_disturbed, tuple(found))
+
+
+def explaining(alone_ns: Sequence[float], in_run_ns: Sequence[float]) -> list[int]:
+    """Return the places of the kernels that explain most of a difference, the greatest first."""
+    off_ns = np.abs(np.subtract(in_run_ns, alone_ns))
+    order = np.argsort(-off_ns, kind="stable")[:MOST_KERNELS]
+    before = np.cumsum(off_ns[order]) - off_ns[order]
+    return [int(n) for n, so_far in zip(order, before, strict=True)
+            if so_far < EXPLAINED * off_ns.sum()]  # fmt: skip
+
+
+def _timed_again(
+    suspects: Sequence[Suspect], steps: Sequence[Candidate], meter: AnyMeter, deadline: Deadline
+) -> list[Suspect]:
+    """Return suspects with new times, which the database has by then."""
+    keys: Mapping[str, Candidate] = {steps[s.number].key: steps[s.number] for s in suspects}
+    meter.tell(f"timing {len(keys)} kernels again: the prediction is wrong")
+    meter.measure_again(list(keys.values()), End(deadline))
+    return [replace(s, again_ns=float(meter.cost_ns(steps[s.number])[0])) for s in suspects]
