@@ -28,7 +28,7 @@ ALONE = {**QUICK, "baselines": False}
 @pytest.fixture(scope="session")
 def network(cache_folder: Path) -> tuple[onnx.ModelProto, korch.Executable]:
     model = build("conv_bn_relu", size=8, channels=(4, 16))
-    return model, korch.optimize(model, cache_folder=cache_folder, **QUICK)
+    return model, korch.optimize(model, cache_folder=cache_folder, **{**QUICK, "budget": None})
 
 
 def reference(model: onnx.ModelProto, *arrays: np.ndarray) -> list[np.ndarray]:

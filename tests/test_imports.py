@@ -12,7 +12,7 @@ ORDER = (
     ("errors", "alignment", "child", "deadline", "extras", "libraries"), ("options", "target"),
     ("primitive",), ("frontend", "fission", "equivalence"), ("candidate",), ("partition",),
     ("tile",), ("cuda",), ("provider",), ("measure",),
-    ("orchestrate",), ("runtime",), ("contest", "report"), ("backend",), ("pipeline",),
+    ("orchestrate",), ("runtime",), ("contest", "report"), ("backend", "doubt"), ("pipeline",),
     ("host",), ("torch_module",), ("api", "cli"), ("torch_backend", "onnx_backend"),
 )  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}

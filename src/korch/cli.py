@@ -61,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # rather a "?" than no answer
             stream.reconfigure(errors="replace")
     parsed = _parser().parse_args(arguments)
+    parsed.begun_s = time.monotonic() - (_age_s() if arguments is None else 0.0)
     logging.basicConfig(
         level=logging.DEBUG if parsed.verbose else logging.WARNING,
         format="korch: %(message)s", stream=sys.stderr,
@@ -295,11 +296,10 @@ def _optimize(parsed: argparse.Namespace) -> int:
         raise OptionError("there is no name for the artifact", where="option --output",
                           expected="-o OUT.korch")  # fmt: skip
     _check_output(parsed.output, parsed.model)
-    begun_s = time.monotonic() - _age_s()
-    with Bar(parsed.budget_s, begun_s) as bar:
+    with Bar(parsed.budget_s, parsed.begun_s) as bar:
         executable = build(
             parsed.model, _options(parsed), parse_bindings(parsed.shape), bar.tell,
-            Deadline.after(parsed.budget_s, begun_s),
+            Deadline.after(parsed.budget_s, parsed.begun_s),
         )  # fmt: skip
         bar.tell("save", str(parsed.output))
         executable.save(parsed.output)

@@ -1,7 +1,7 @@
 """Progress on stderr: what is going on, for how long, and what is left of the budget.
 
-On a terminal it is one line that is renewed every second; elsewhere, as in a log, a line for each
-stage and one every ten seconds.
+On a terminal it is one line that is renewed every second; elsewhere, as in a log, a line every ten
+seconds, so that what is done sooner says nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Bar:
         self._begun_s = clock() if begun_s is None else begun_s
         self._budget_s = budget_s
         self._stage, self._text = "", ""
-        self._lined_s: float | None = None
+        self._lined_s = self._clock()
         self._is_terminal = self._stream.isatty()
         self._lock = threading.Lock()
         self._done = threading.Event()
@@ -63,12 +63,11 @@ class Bar:
     def tell(self, stage: str, text: str) -> None:
         """Show that a stage has begun, or its newest line."""
         with self._lock:
-            is_new = stage != self._stage
             self._stage, self._text = stage, text
-        self.show(is_new=is_new)
+        self.show()
 
-    def show(self, *, is_new: bool = False) -> None:
-        """Write what is going on; where lines stay, if there is a new stage or it is time."""
+    def show(self) -> None:
+        """Write what is going on; where lines stay, if it is time for one."""
         with self._lock:
             now_s = self._clock()
             if not self._stage:
@@ -76,7 +75,7 @@ class Bar:
             line = self.line(now_s)
             if self._is_terminal:
                 self._write("\r\x1b[K" + line[: shutil.get_terminal_size().columns - 1])
-            elif is_new or self._lined_s is None or now_s - self._lined_s >= LINE_SECONDS:
+            elif now_s - self._lined_s >= LINE_SECONDS:
                 self._lined_s = now_s
                 self._write(line + "\n")
 
