@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from korch import contest
 from korch.contest import HEAVY_BYTES, Difference, Entry, Result, Until, _hold, differences, worst
+from korch.deadline import Deadline
 
 TIMES_NS = {"slow": 3_000_000, "fast": 100_000, "wrong": 0, "middle": 1_000_000}
 
@@ -19,6 +21,7 @@ class Fake:
 
     alive = 0
     most = 0
+    away_ns = 0
 
     def __init__(self, name: str, weights_bytes: int) -> None:
         self.name = name
@@ -30,13 +33,13 @@ class Fake:
         Fake.alive -= 1
 
     def stopwatch(self, arrays: object) -> Callable[[], int]:
-        return lambda: TIMES_NS[self.name]
+        return lambda: TIMES_NS[self.name] + Fake.away_ns
 
 
 def hold(
     names: tuple[str, ...], weights_bytes: int, until: Until | None = None
 ) -> dict[str, Result]:
-    Fake.alive = Fake.most = 0
+    Fake.alive = Fake.most = Fake.away_ns = 0
 
     def attempt(entry: Entry) -> Result:
         if entry.name == "refused":
@@ -66,6 +69,34 @@ def test_small_plans_are_timed_together() -> None:
     assert Fake.most == 3
     assert all(result.executable is not None for result in results.values())
     assert min(results.values(), key=lambda r: r.median_ns).entry.name == "fast"
+
+
+def test_a_spent_budget_builds_the_first_plan_only() -> None:
+    results = hold(("slow", "fast"), 1, Until(Deadline(0.0)))
+    assert results["slow"].is_right and results["slow"].times_ns
+    assert results["fast"].refusal == "the budget left no time to build it"
+    first_is_wrong = hold(("wrong", "fast"), 1, Until(Deadline(0.0)))
+    assert first_is_wrong["fast"].executable is not None
+
+
+def test_disturbed_runs_are_dropped_and_do_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    turn = iter(range(1000))
+
+    class Disturbed:
+        """Of the second plan, two runs of three lack a core for ten milliseconds."""
+
+        def __init__(self) -> None:
+            place = next(turn)
+            Fake.away_ns = 10_000_000 if place % 2 and place % 6 != 1 else 0
+
+        def away_ns(self) -> int:
+            return Fake.away_ns
+
+    monkeypatch.setattr(contest, "Absence", Disturbed)
+    results = hold(("slow", "fast"), 1)
+    assert (results["slow"].disturbed, results["fast"].disturbed) == (0, 7)
+    assert results["fast"].median_ns == TIMES_NS["fast"] and not results["fast"].is_disturbed
+    assert min(results.values(), key=lambda r: r.rank_ns).entry.name == "fast"
 
 
 def test_errors_are_told_by_output() -> None:

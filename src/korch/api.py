@@ -57,7 +57,7 @@ def optimize(
         example_kwargs: of a module only: keyword arguments beside `example_inputs`.
         target: what to build for.
         threads: threads of the executable; all cores by default.
-        budget: seconds after which the best plan so far is built.
+        budget: seconds until the executable is there, with the best plan so far.
         shapes: for unknown dimensions, shapes by input name or a size by the dimension's name; a
             sequence of such bindings gives one executable with a plan for each.
         strict: only rewrites and algorithms that keep the order of floating-point operations, up

@@ -119,7 +119,10 @@ class Options:
     )
     budget_s: float | None = field(
         default=None,
-        metadata={"help": "seconds after which the best plan so far is built (default: none)"},
+        metadata={
+            "help": "seconds until the artifact is written, with the best plan so far "
+            "(default: none)"
+        },
     )
     strict: bool = field(
         default=False,
