@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -157,6 +158,8 @@ def test_the_example_of_the_quick_start_runs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache_folder: Path
 ) -> None:
     (example,) = blocks(ROOT / "docs" / "start.md", "python")
+    assert "budget=20" in example
+    example = example.replace("budget=20", "budget=1")  # only that the test is quick
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KORCH_CACHE", str(cache_folder))
     names: dict[str, object] = {}
@@ -183,12 +186,40 @@ def test_the_provider_of_the_documentation_works(
     finally:
         sys.modules.pop("my_package", None)
     assert provider.name == "negate"
+    program = tmp_path / "program.py"
+    program.write_text(blocks(page, "python")[1])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "src")]),
+                   "KORCH_CACHE": str(builder.folder.parent)}  # fmt: skip
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False,
+                          env=environment)  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
     groups = [group_of("neg", "f32[3,5]"), group_of("neg", "f32[0,2]"), group_of("neg", "f32[]")]
     check_offers(provider, groups, target, builder, rng)
     check_offers(provider, groups, target, builder, rng, specials=True)
     assert provider.offer(group_of("neg", "i32[3]"), target) == Refusal("it is not float32")
     refused = provider.offer(group_of("abs", "f32[3]"), target)
     assert refused == Refusal("it is not a lone negation")
+
+
+def test_the_guide_to_rules_shows_a_mark_as_the_test_has_it() -> None:
+    guide = (ROOT / "docs" / "add-an-equivalence.md").read_text()
+    (mark,) = re.findall(r"^ +(\"[\w-]+\": \".*\",)$", guide, re.MULTILINE)
+    marks = (ROOT / "tests" / "equivalence" / "test_finite_field.py").read_text()
+    assert mark in marks and "NO_POLYNOMIALS" in marks and "NO_POLYNOMIALS" in guide
+
+
+def test_users_pages_and_internals_are_apart() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2].partition("\n\n")[0]
+    users, internals = navigation.split("  - Internals:\n")
+    assert users.startswith("  - Using Korch:\n") and "start.md" in users
+    for page in ("architecture.md", "method.md", "add-a-provider.md", "reference/tiles.md"):
+        assert page in internals and page not in users
+
+
+def test_no_page_claims_more_than_a_bound() -> None:
+    pages = (*PAGES, ROOT / "mkdocs.yml", ROOT / "pyproject.toml", ROOT / "src/korch/__init__.py",
+             ROOT / "src/korch/cli.py")  # fmt: skip
+    assert [name_of(page) for page in pages if "provably" in page.read_text().lower()] == []
 
 
 def network(rng: np.random.Generator) -> onnx.ModelProto:

@@ -1,4 +1,4 @@
-"""Korch searches the cheapest set of kernels to run a trained model on the machine at hand.
+"""Korch searches for the cheapest set of kernels to run a trained model on the machine at hand.
 
     import korch
 

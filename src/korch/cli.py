@@ -108,7 +108,7 @@ def _ended_by_signal() -> Iterator[None]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="korch",
-        description="Run a model with the provably cheapest set of kernels for this machine.",
+        description="Search for the cheapest set of kernels to run a model on this machine.",
     )
     parser.add_argument("--version", action="version", version=f"korch {__version__}")
     parser.add_argument("--verbose", action="store_true", help="log what is done")
