@@ -54,8 +54,9 @@ ROUND_SECONDS = 4.0
 """Longest solve of a round: its solution only says what to measure next, and its bound is true
 whenever it is stopped."""
 
-LEAST_SECONDS = 2.0
-"""A solve may take so long even if no time is left, as long as there is no plan."""
+FIRST_SECONDS = 10.0
+"""A solve for the first plan may take so long even if no time is left: on a busy machine a shorter
+one gives a plan of many small kernels, which take longer to compile."""
 
 LAST_SECONDS = 0.5
 """The same when there is a plan."""
@@ -324,7 +325,7 @@ class LazyLoop:
         It proves nothing, but it finds in a few rounds what the bounds alone find late.
         """
         for _ in range(ESTIMATE_ROUNDS):
-            look = self.look()
+            look = self.look(FIRST_SECONDS) if self.best is None else self.look()
             has_time = look.unknown and self._time_left()
             most = max(0, min(ROUND_KERNELS, self._room() - len(look.unknown)))
             hopeful = [k for _, k in look.hopes[:most]] if has_time else []
@@ -490,7 +491,7 @@ class LazyLoop:
     ) -> Plan:  # fmt: skip
         left = self._seconds_left()
         if left is not None:
-            least_s = LEAST_SECONDS if self.best is None else LAST_SECONDS
+            least_s = FIRST_SECONDS if self.best is None else LAST_SECONDS
             seconds = max(min(least_s, seconds), min(seconds, left))
         plan = self.solver.solve(
             costs_ns, is_measured, seconds=seconds, hint=self.best[1] if self.best else None,
