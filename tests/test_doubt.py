@@ -34,7 +34,7 @@ class Meter:
 def contest(costs_ns: dict[str, int], in_run_ns: list[int]) -> Any:
     steps: Any = tuple(SimpleNamespace(key=key, provider="toy") for key in costs_ns)
     entry = Entry("optimal", steps, tuple((ns, True) for ns in costs_ns.values()))
-    timing = SimpleNamespace(kernel_ns=[in_run_ns] * 3)
+    timing = SimpleNamespace(kernel_ns=(in_run_ns,))
     winner = SimpleNamespace(time=lambda arrays, runs: timing)
     won = Result(entry, None, times_ns=(sum(in_run_ns),))
     return SimpleNamespace(winner=winner, won=won, arrays=())
@@ -61,8 +61,9 @@ def test_what_stays_is_a_warning_that_names_the_kernels() -> None:
     assert "predicted to take 25 ms together, and runs take 2.7 ms" in text
     assert "most of it is in: kernel 1 (toy): 16 ms alone, 16 ms when timed again" in text
     late: Any = Meter(dict(WRONG), RIGHT)
-    assert examine(contest(WRONG, list(RIGHT.values())), late, Deadline(0.0)) is not None
-    assert not late.again
+    unexplained = examine(contest(WRONG, list(RIGHT.values())), late, Deadline(0.0))
+    assert unexplained is not None and not late.again
+    assert unexplained.to_text().endswith("there was no time to see which explain it")
 
 
 def test_a_prediction_that_holds_is_not_doubted() -> None:

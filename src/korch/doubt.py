@@ -92,7 +92,8 @@ class Doubt:
             return (f"{text}; timed again, the kernels take {self.again_ns / 1e6:.3g} ms, which is "
                     f"kept: optimize again to search with it ({rows})")  # fmt: skip
         why = "; no run was undisturbed by other processes" if self.is_disturbed else ""
-        return f"{text}{why}; most of it is in: {rows}"
+        most = f"most of it is in: {rows}" if rows else "there was no time to see which explain it"
+        return f"{text}{why}; {most}"
 
 
 def disagree(first_ns: float, second_ns: float) -> bool:
@@ -112,21 +113,28 @@ def examine(contest: Contest, meter: AnyMeter, deadline: Deadline) -> Doubt | No
     entry, measured_ns = contest.won.entry, contest.won.median_ns
     if not all(done for _, done in entry.costs) or not disagree(entry.predicted_ns, measured_ns):
         return None
-    time = getattr(contest.winner, "time", None)
     costs_ns = [float(cost_ns) for cost_ns, _ in entry.costs]
-    if time is None:
-        in_run_ns = [cost_ns * measured_ns / entry.predicted_ns for cost_ns in costs_ns]
-    else:
-        rows = np.array(time(contest.arrays, RUNS).kernel_ns, np.float64)
-        in_run_ns = np.median(rows, axis=0).tolist()
-    numbers = explaining(costs_ns, in_run_ns)
-    found = [
-        Suspect(n, entry.steps[n].provider, costs_ns[n], costs_ns[n], in_run_ns[n]) for n in numbers
-    ]
+    found: list[Suspect] = []
     if not deadline.is_over:
+        in_run_ns = _in_run_ns(contest, deadline)
+        numbers = explaining(costs_ns, in_run_ns)
+        found = [Suspect(n, entry.steps[n].provider, costs_ns[n], costs_ns[n], in_run_ns[n])
+                 for n in numbers]  # fmt: skip
         found = _timed_again(found, entry.steps, meter, deadline)
     again_ns = sum(costs_ns) + sum(s.again_ns - s.alone_ns for s in found)
     return Doubt(entry.predicted_ns, measured_ns, again_ns, contest.won.is_disturbed, tuple(found))
+
+
+def _in_run_ns(contest: Contest, deadline: Deadline) -> list[float]:
+    """Return what each kernel takes in runs; of another target's, shares of a whole run."""
+    time, entry = getattr(contest.winner, "time", None), contest.won.entry
+    if time is None:
+        ratio = contest.won.median_ns / entry.predicted_ns
+        return [cost_ns * ratio for cost_ns, _ in entry.costs]
+    rows: list[Sequence[int]] = []
+    while len(rows) < RUNS and not (rows and deadline.is_over):
+        rows += time(contest.arrays, 1).kernel_ns
+    return [float(ns) for ns in np.median(np.array(rows, np.float64), axis=0)]
 
 
 def explaining(alone_ns: Sequence[float], in_run_ns: Sequence[float]) -> list[int]:
