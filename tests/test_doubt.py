@@ -11,6 +11,7 @@ from korch.doubt import examine, explaining
 def test_those_explain_it_whose_times_differ_most() -> None:
     assert explaining([1, 8_000, 10, 16_000], [1, 20, 12, 30]) == [3, 1]
     assert explaining([5, 5], [5, 5]) == []
+    assert explaining([9_000, 5, 10], [100, 3_000, 10]) == [0]  # all in all it takes less
 
 
 class Meter:

@@ -117,6 +117,8 @@ def examine(contest: Contest, meter: AnyMeter, deadline: Deadline) -> Doubt | No
     found: list[Suspect] = []
     if not deadline.is_over:
         in_run_ns = _in_run_ns(contest, deadline)
+        scale = measured_ns / max(1.0, sum(in_run_ns))  # kernels that are timed wait for each other
+        in_run_ns = [ns * scale for ns in in_run_ns]
         numbers = explaining(costs_ns, in_run_ns)
         found = [Suspect(n, entry.steps[n].provider, costs_ns[n], costs_ns[n], in_run_ns[n])
                  for n in numbers]  # fmt: skip
@@ -138,8 +140,12 @@ def _in_run_ns(contest: Contest, deadline: Deadline) -> list[float]:
 
 
 def explaining(alone_ns: Sequence[float], in_run_ns: Sequence[float]) -> list[int]:
-    """Return the places of the kernels that explain most of a difference, the greatest first."""
-    off_ns = np.abs(np.subtract(in_run_ns, alone_ns))
+    """Return the places of the kernels that explain most of a difference, the greatest first.
+
+    Those do that differ in the direction in which the sums do, which is how the whole differs.
+    """
+    differences_ns = np.subtract(in_run_ns, alone_ns)
+    off_ns = np.maximum(0.0, differences_ns if differences_ns.sum() > 0 else -differences_ns)
     order = np.argsort(-off_ns, kind="stable")[:MOST_KERNELS]
     before = np.cumsum(off_ns[order]) - off_ns[order]
     return [int(n) for n, so_far in zip(order, before, strict=True)
