@@ -6,12 +6,12 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from korch import contest
-from korch.contest import HEAVY_BYTES, Difference, Entry, Result, Until, _hold, differences, worst
+from korch.contest import HEAVY_BYTES, Entry, Result, Until, _hold
 from korch.deadline import Deadline
+from korch.numerics import Difference
 
 TIMES_NS = {"slow": 3_000_000, "fast": 100_000, "wrong": 0, "middle": 1_000_000}
 
@@ -45,8 +45,8 @@ def hold(
         if entry.name == "refused":
             return Result(entry, None, refusal="it is")
         executable: Any = Fake(entry.name, weights_bytes)
-        error = Difference(1.0, 1.0) if entry.name == "wrong" else Difference()
-        return Result(entry, executable, errors={"y": error})
+        refusal = "it is wrong" if entry.name == "wrong" else ""
+        return Result(entry, executable, errors={"y": Difference()}, refusal=refusal)
 
     entries = [Entry(name, (), ()) for name in names]
     return {result.entry.name: result for result in _hold(entries, attempt, (), until or Until())}
@@ -97,35 +97,3 @@ def test_disturbed_runs_are_dropped_and_do_not_decide(monkeypatch: pytest.Monkey
     assert (results["slow"].disturbed, results["fast"].disturbed) == (0, 7)
     assert results["fast"].median_ns == TIMES_NS["fast"] and not results["fast"].is_disturbed
     assert min(results.values(), key=lambda r: r.rank_ns).entry.name == "fast"
-
-
-def test_errors_are_told_by_output() -> None:
-    expected = {
-        "close": np.array([3.0, -4.0]), "counts": np.array([1, 2]), "empty": np.zeros(0),
-        "infinite": np.array([1.0, np.inf]),
-    }  # fmt: skip
-    found = {**expected, "close": np.array([3.0, -3.0], np.float32)}
-    errors = differences(found, expected)
-    rms = 12.5**0.5
-    assert errors["close"].of_largest == pytest.approx(1 / 4)
-    assert errors["close"].of_rms == pytest.approx(1 / rms)
-    assert errors["close"].rms == pytest.approx(0.5**0.5 / rms)
-    assert {name: errors[name] for name in ("counts", "empty", "infinite")} == dict.fromkeys(
-        ("counts", "empty", "infinite"), Difference()
-    )
-    assert worst(errors) == errors["close"]
-    assert worst({}) == Difference()
-    other = differences({"counts": np.array([1, 3]), "infinite": np.array([1.0, 2.0])}, expected)
-    assert other["counts"] == Difference(1.0, 1.0, 1.0)
-    assert other["infinite"].rms == float("inf")
-
-
-@pytest.mark.parametrize(
-    ("found", "is_same"),
-    [((1, np.inf, -np.inf, np.nan), True), ((1, np.inf, np.inf, np.nan), False),
-     ((1, np.nan, -np.inf, np.nan), False), ((1, np.inf, -np.inf, np.inf), False)],
-)  # fmt: skip
-def test_nan_is_no_infinity_and_infinities_have_signs(found, is_same) -> None:
-    expected = np.array([1, np.inf, -np.inf, np.nan])
-    error = differences({"y": np.array(found, np.float32)}, {"y": expected})["y"]
-    assert error.rms == (0 if is_same else float("inf"))

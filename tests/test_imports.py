@@ -10,8 +10,8 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "korch"
 ORDER = (
     ("errors", "alignment", "child", "deadline", "extras", "libraries"), ("options", "target"),
-    ("primitive",), ("frontend", "fission", "equivalence"), ("candidate",), ("partition",),
-    ("tile",), ("cuda",), ("provider",), ("measure",),
+    ("primitive",), ("numerics",), ("frontend", "fission", "equivalence"), ("candidate",),
+    ("partition",), ("tile",), ("cuda",), ("provider",), ("measure",),
     ("orchestrate",), ("runtime",), ("contest", "report"), ("backend", "doubt"), ("pipeline",),
     ("host",), ("torch_module",), ("api", "cli"), ("torch_backend", "onnx_backend"),
 )  # fmt: skip

@@ -6,7 +6,6 @@ is compared with the reference interpreter on random inputs before it may win.
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import time
@@ -23,11 +22,10 @@ from korch.measure.absence import Absence
 from korch.measure.expect import Expected
 from korch.measure.meter import AnyMeter
 from korch.measure.record import summarize
+from korch.numerics import Difference, Differences, Standard, worst
 from korch.options import Options
-from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array, Category
-from korch.primitive.types import DType
 from korch.runtime.executable import TensorInfo
 from korch.runtime.program import Step
 from korch.runtime.record import PlanRecord
@@ -52,9 +50,6 @@ SAFETY = 1.5
 HEAVY_BYTES = 512 << 20
 """Of plans with more weights than this, only two are in memory at a time."""
 
-HALF_ERROR = {DType.F16: 5e-3, DType.BF16: 4e-2}
-"""Least tolerance where elements are rounded to 11 or to 8 bits at each store."""
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -76,26 +71,6 @@ class Entry:
     def predicted_ns(self) -> int:
         """The sum of the costs."""
         return sum(cost for cost, _ in self.costs)
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """How far an output is from the reference, or the worst of several.
-
-    Attributes:
-        of_largest: the largest difference, relative to the largest element of its output.
-        of_rms: the same, relative to the root of the mean square of its output's elements.
-        rms: the root of the mean square of all differences, relative to the latter.
-    """
-
-    of_largest: float = 0.0
-    of_rms: float = 0.0
-    rms: float = 0.0
-
-    def merged(self, other: Difference) -> Difference:
-        """Return the worse of both, each number for itself."""
-        return Difference(max(self.of_largest, other.of_largest), max(self.of_rms, other.of_rms),
-                          max(self.rms, other.rms))  # fmt: skip
 
 
 class Runnable(Protocol):
@@ -136,9 +111,8 @@ class Result:
     entry: Entry
     executable: Runnable | None
     times_ns: tuple[int, ...] = ()
-    errors: Mapping[str, Difference] | None = None
+    errors: Differences | None = None
     refusal: str = ""
-    allowed: float = 0.0
     is_uncompiled: bool = False
     disturbed: int = 0
     is_disturbed: bool = False
@@ -168,7 +142,7 @@ class Result:
     @property
     def is_right(self) -> bool:
         """Whether it may win."""
-        return self.max_error is not None and self.max_error <= self.allowed
+        return self.errors is not None and not self.refusal
 
     def as_record(self) -> dict[str, Any]:
         """Return it as plain data."""
@@ -205,7 +179,7 @@ class Contest:
     results: tuple[Result, ...]
     winner: Any
     won: Result
-    given: Mapping[str, Difference]
+    given: Differences
     arrays: Sequence[Array]
 
     def uncompiled(self) -> list[dict[str, str]]:
@@ -234,54 +208,51 @@ class Contest:
         }
 
 
-@dataclass(frozen=True)
-class Truth:
-    """What a model computes on random inputs.
+def standard_of(
+    model: PrimitiveGraph, planned: PrimitiveGraph, options: Options
+) -> tuple[dict[str, Array], Standard]:
+    """Return random inputs, and what is right for them: a model may be refused before its search.
 
-    Attributes:
-        inputs: by name.
-        expected: the outputs in float64, by name.
-        given: the errors of the model as given, operator by operator in its own types.
+    Args:
+        model: the model as given.
+        planned: the graph that plans are for, with the same inputs and outputs.
+        options: tolerance and seed.
+
+    Raises:
+        UnprovidedError: the reference of an opaque operator does not take the inputs.
     """
-
-    inputs: Mapping[str, Array]
-    expected: Mapping[str, Array]
-    given: Mapping[str, Difference]
-
-
-def find_truth(graph: PrimitiveGraph, options: Options) -> Truth:
-    """Compute what a model's plans will be compared with, by the reference interpreter.
-
-    It is done before the search: what it takes is hard to predict, and a budget must be kept.
-    """
-    inputs = random_inputs(graph, options.seed)
-    expected = _expected(graph, inputs)
-    given = differences(_expected(graph, inputs, exact=False), expected)
-    return Truth(inputs, expected, given)
+    inputs = random_inputs(model, options.seed)
+    try:
+        return inputs, Standard(model, inputs, planned, options.tolerance, options.seed)
+    except Exception as error:
+        if not _has_opaque(model):
+            raise
+        text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UnprovidedError(
+            f"the reference of an opaque operator fails on random inputs: {text[:200]}"
+        ) from error
 
 
 def hold_contest(
-    graph: PrimitiveGraph, entries: Sequence[Entry], meter: AnyMeter, options: Options,
-    make: Make, truth: Truth, deadline: Deadline,
+    graph: PrimitiveGraph, entries: Sequence[Entry], meter: AnyMeter, make: Make,
+    inputs: Mapping[str, Array], standard: Standard, deadline: Deadline,
 ) -> Contest:  # fmt: skip
     """Build, check and time plans.
 
     Args:
-        graph: the model's graph.
+        graph: the graph that the plans are for.
         entries: the plans; the first one is the one that the search expects most of.
         meter: builds kernels.
-        options: tolerance and seed.
         make: builds an executable.
-        truth: what is right.
+        inputs: what to feed it, by name.
+        standard: what is right for them.
         deadline: when to end; the first plan that is right is built and run in any case.
 
     Raises:
         InaccurateError: no plan is within the tolerance.
         InfeasibleError: no plan runs.
     """
-    expected, given_errors = truth.expected, truth.given
-    arrays = [truth.inputs[name] for name, _ in graph.inputs]
-    allowed = allowed_error(graph, options.tolerance)
+    arrays = [inputs[name] for name, _ in graph.inputs]
 
     def attempt(entry: Entry) -> Result:
         meter.tell(f"building and checking plan {entry.name!r}")
@@ -291,7 +262,7 @@ def hold_contest(
             executable = make(steps)
             units = BUILD_KERNELS + len(steps) + executable.plan.weights_bytes / WEIGHTS_BYTES
             meter.pace.note("build", units, time.monotonic() - begun_s)
-            errors = errors_of(executable, arrays, expected)
+            errors = errors_of(executable, arrays, standard)
         except KorchError as error_found:
             is_uncompiled = isinstance(error_found, CompileError)
             level, extra = logging.INFO, None
@@ -299,9 +270,7 @@ def hold_contest(
                 level, extra = logging.WARNING, {"uncompiled": True}
             logger.log(level, "plan %s is out: %s", entry.name, error_found, extra=extra)
             return Result(entry, None, refusal=str(error_found), is_uncompiled=is_uncompiled)
-        of_largest = worst(errors).of_largest
-        refusal = "" if of_largest <= allowed else f"its error is {of_largest:.2e}"
-        return Result(entry, executable, errors=errors, refusal=refusal, allowed=allowed)
+        return Result(entry, executable, errors=errors, refusal=_refusal(errors, standard))
 
     def needed_s(entry: Entry) -> float:
         """Return what it takes to compile what was not measured."""
@@ -315,15 +284,29 @@ def hold_contest(
         is_computed = any(r.error is not None for r in timed)
         kind = InaccurateError if is_computed else InfeasibleError
         raise (UnprovidedError if _has_opaque(graph) else kind)(
-            f"no plan computes what the reference does within {allowed:.1e} of the largest "
-            "element: " + "; ".join(f"{r.entry.name}: {r.refusal}" for r in timed),
-            hint=f"The model as given has {worst(given_errors).of_largest:.1e} in its own types; "
-            "set --tolerance above what it needs, or report this with the model",
+            "no plan computes what the reference does: "
+            + "; ".join(f"{r.entry.name}: {r.refusal}" for r in timed),
+            hint="Set --tolerance above what the model needs, or report this with the model",
         )
     won = min(able, key=lambda result: result.rank_ns)
     if won.executable is None:
         raise InfeasibleError("the winning plan has no executable")
-    return Contest(tuple(timed), won.executable, won, given_errors, arrays)
+    return Contest(tuple(timed), won.executable, won, standard.given, arrays)
+
+
+def _refusal(errors: Differences, standard: Standard) -> str:
+    """Return why a plan is out by its errors; "" if it is not."""
+    names = standard.refused(errors)
+    if not names:
+        return ""
+    name = max(names, key=lambda n: errors[n].of_largest - standard.allowed(n))
+    own = "" if standard.user is not None else (
+        f", where the model in its own types errs by up to {standard.own[name].of_largest:.1e}"
+    )  # fmt: skip
+    return (
+        f"its error is {errors[name].of_largest:.2e} of the largest element of output {name!r}, "
+        f"more than {standard.allowed(name):.1e}{own}"
+    )
 
 
 @dataclass(frozen=True)
@@ -392,33 +375,8 @@ def _weights_bytes(result: Result) -> int:
     return 0 if result.executable is None else result.executable.plan.weights_bytes
 
 
-def allowed_error(graph: PrimitiveGraph, tolerance: float) -> float:
-    """Return the largest difference from the reference that a plan may have."""
-    found = {type_.dtype for type_ in graph.types}
-    return max([tolerance, *(HALF_ERROR[dtype] for dtype in found & HALF_ERROR.keys())])
-
-
 def _has_opaque(graph: PrimitiveGraph) -> bool:
     return any(p.row.category is Category.OPAQUE for p in graph.primitives)
-
-
-def _expected(
-    graph: PrimitiveGraph, inputs: Mapping[str, Array], *, exact: bool = True
-) -> dict[str, Array]:
-    """Return the reference's results, in float64 or in the model's own types.
-
-    Raises:
-        UnprovidedError: the reference of an opaque operator does not take the inputs.
-    """
-    try:
-        return reference.run(graph, inputs, exact=exact)
-    except Exception as error:
-        if not _has_opaque(graph):
-            raise
-        text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UnprovidedError(
-            f"the reference of an opaque operator fails on random inputs: {text[:200]}"
-        ) from error
 
 
 def random_inputs(graph: PrimitiveGraph, seed: int) -> dict[str, Array]:
@@ -435,43 +393,11 @@ def random_inputs(graph: PrimitiveGraph, seed: int) -> dict[str, Array]:
 
 
 def errors_of(
-    executable: Runnable, arrays: Sequence[Array], expected: Mapping[str, Array]
+    executable: Runnable, arrays: Sequence[Array], standard: Standard
 ) -> dict[str, Difference]:
-    """Return how far each output of an executable is from the reference's, by name."""
+    """Return how far each output of an executable is from what is right, by name."""
     names = [tensor.name for tensor in executable.get_outputs()]
-    return differences(dict(zip(names, executable(*arrays), strict=True)), expected)
-
-
-def differences(found: Mapping[str, Array], expected: Mapping[str, Array]) -> dict[str, Difference]:
-    """Return how far arrays are from others; infinitely if other elements are not finite."""
-    return {name: _difference(actual, np.asarray(expected[name])) for name, actual in found.items()}
-
-
-def worst(errors: Mapping[str, Difference]) -> Difference:
-    """Return the worst of several, each number for itself."""
-    return functools.reduce(Difference.merged, errors.values(), Difference())
-
-
-def _difference(actual: Array, wanted: Array) -> Difference:
-    if not np.issubdtype(actual.dtype, np.inexact) and actual.dtype.kind in "iub":
-        differs = float(np.any(actual != wanted))
-        return Difference(differs, differs, differs)
-    a, e = actual.astype(np.float64), wanted.astype(np.float64)
-    finite = np.isfinite(e)
-    others = np.where(finite, 0.0, e)
-    if not np.array_equal(np.where(np.isfinite(a), 0.0, a), others, equal_nan=True):
-        return Difference(*[float("inf")] * 3)
-    if not finite.any():
-        return Difference()
-    e = e[finite]
-    off = np.abs(a[finite] - e)
-    largest = float(off.max())
-    size, rms = (max(1e-30, float(x)) for x in (np.abs(e).max(), _rms(e)))
-    return Difference(largest / size, largest / rms, _rms(off) / rms)
-
-
-def _rms(array: Array) -> float:
-    return float(np.sqrt(np.mean(np.square(array))))
+    return standard.differences(dict(zip(names, executable(*arrays), strict=True)))
 
 
 def _distinct(entries: Sequence[Entry]) -> list[Entry]:

@@ -200,12 +200,13 @@ class Options:
             "possible one; timings are no better than that"
         },
     )
-    tolerance: float = field(
-        default=1e-3,
+    tolerance: float | None = field(
+        default=None,
         metadata={
             "help": "largest error of a plan, relative to the largest element of an output; plans "
             "beyond it are rejected, and if none is left the search is done again with --strict. "
-            "float16 models have at least 5e-3, bfloat16 ones 4e-2"
+            "By default 1e-3, 5e-3 with float16, 4e-2 with bfloat16, or twice the error of the "
+            "model in its own types where that is more"
         },
     )
     patience: int = field(

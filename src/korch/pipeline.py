@@ -21,7 +21,7 @@ from typing import Any
 
 from korch.backend import maker, open_meter
 from korch.candidate.candidate import Candidate
-from korch.contest import BUILD_KERNELS, WEIGHTS_BYTES, Contest, Entry, find_truth, hold_contest
+from korch.contest import BUILD_KERNELS, WEIGHTS_BYTES, Contest, Entry, hold_contest, standard_of
 from korch.deadline import Deadline, stopped_by_interrupt
 from korch.doubt import Doubt, examine
 from korch.equivalence.rules import select_rules
@@ -257,11 +257,11 @@ def _optimize(model: Any, run: Run) -> Any:
     """Take a model through all stages."""
     options = run.options
     partition, split = front(model, run)
-    with run.stage("reference"):
-        truth = find_truth(split, options)
     weights_bytes = sum(constant.array.nbytes for constant in split.constants.values())
+    joined = join(partition)
+    with run.stage("reference"):  # what is refused for its results is refused before the search
+        inputs, standard = standard_of(split, joined.graph, options)
     with run.stage("candidates"), open_meter(options, weights_bytes) as meter:
-        joined = join(partition)
         tasks = prepare_all(partition, joined, meter, options,
                             run.deadline.less(1 - ENUMERATE_SHARE))  # fmt: skip
         run.progress("candidates", _describe_tasks(tasks))
@@ -289,7 +289,7 @@ def _optimize(model: Any, run: Run) -> Any:
                          certificate=found.certificate, report=report)  # fmt: skip
             write_s = meter.pace.predict_s("build", weights_bytes / WEIGHTS_BYTES)
             end = run.deadline.before(SAFETY * write_s)
-            contest = hold_contest(graph, entries, meter, options, make, truth, end)
+            contest = hold_contest(graph, entries, meter, make, inputs, standard, end)
             doubt = examine(contest, meter, end)
             report |= _disturbances(contest, doubt, meter)
             report["not_compiled"] = [*meter.uncompiled.values(), *contest.uncompiled()]

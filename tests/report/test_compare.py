@@ -10,7 +10,7 @@ import pytest
 from benchmarks.models import build
 
 from korch.errors import MeasureError, OptionError, UnsupportedError
-from korch.report.compare import Comparison, Row, RunnerSpec, Speedup, compare, max_error
+from korch.report.compare import Comparison, Row, RunnerSpec, Speedup, compare
 from korch.report.peers import process
 from korch.report.peers.inputs import random_inputs
 
@@ -233,28 +233,6 @@ def test_senseless_arguments_are_refused():
         _compare("DOUBLE", threads=0)
     with pytest.raises(OptionError, match="there is no peer 'xla'; expected korch, onnxruntime"):
         compare([RunnerSpec("xla", Path("m.onnx"))], INPUTS, threads=1)
-
-
-@pytest.mark.parametrize(
-    ("got", "expected", "error"),
-    [
-        ([1.0, 100.0], [1.0, 200.0], 0.5),
-        ([0.1], [0.2], 0.1),
-        ([np.nan, np.inf, -np.inf, 1.0], [np.nan, np.inf, -np.inf, 1.0], 0.0),
-        ([np.inf], [-np.inf], np.inf),
-        ([1.0], [np.nan], np.inf),
-        ([np.nan], [1.0], np.inf),
-        ([np.inf], [1.0], np.inf),
-        ([1.0, 1.0], [1.0], np.inf),
-        ([], [], 0.0),
-    ],
-)
-def test_max_error(got, expected, error):
-    assert max_error([np.array(got)], [np.array(expected)]) == pytest.approx(error)
-
-
-def test_max_error_of_another_number_of_outputs_is_infinite():
-    assert max_error([np.ones(1)], []) == float("inf")
 
 
 def test_text_of_a_comparison():

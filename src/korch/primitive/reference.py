@@ -1,7 +1,9 @@
 """The meaning of a primitive graph: an interpreter in NumPy.
 
 It runs any graph, alternatives included: of each value it computes the first alternative whose
-inputs can be computed, or all of them to compare. In float64 it stands for exact arithmetic.
+inputs can be computed, or all of them to compare. In float64 it stands for exact arithmetic. In the
+graph's own types it errs as a program does that runs operator by operator, and with random numbers
+as one does whose roundings fall otherwise.
 """
 
 from __future__ import annotations
@@ -12,19 +14,29 @@ import numpy as np
 
 from korch.errors import InputError, InvalidGraphError
 from korch.primitive.graph import Primitive, PrimitiveGraph
-from korch.primitive.op import Array
-from korch.primitive.types import DType
+from korch.primitive.op import Array, Category
+from korch.primitive.types import UNIT_ROUNDOFF, DType
+
+NOISE = 4
+"""Random roundings err by so many units of the type: what a rounding seldom decides, as which of
+two quantized numbers is nearer, then shows in a few runs."""
+
+EXACT = frozenset({"neg", "abs", "sign", "floor", "ceil", "round", "max", "min", "where", "cast",
+                   "reduce_max", "reduce_min", "pool_max"})  # fmt: skip
+"""Operations that compute, but never round."""
 
 
 def run(
-    graph: PrimitiveGraph, inputs: Mapping[str, Array], *, exact: bool = True
-) -> dict[str, Array]:
+    graph: PrimitiveGraph, inputs: Mapping[str, Array], *, exact: bool = True,
+    roundings: np.random.Generator | None = None,
+) -> dict[str, Array]:  # fmt: skip
     """Compute the model's outputs.
 
     Args:
         graph: the graph.
         inputs: an array for each of its inputs, of the input's shape and type.
         exact: compute floats in float64, not in their own types.
+        roundings: the source of errors, if each result is to be rounded at random.
 
     Returns:
         An array for each output; floats are float64 if `exact`.
@@ -41,7 +53,10 @@ def run(
         for value in primitive.inputs:
             if value not in values:  # a constant is widened when it is read
                 values[value] = _constant(graph, value, exact)
-        values[primitive.output] = apply(graph, primitive, values, exact=exact)
+        if roundings is None:
+            values[primitive.output] = apply(graph, primitive, values, exact=exact)
+        else:
+            values[primitive.output] = _apply_rounded(graph, primitive, values, roundings)
         for value in primitive.inputs:  # a large model's values don't fit in memory together
             if last[value] == i and value not in outputs:
                 values.pop(value, None)
@@ -70,6 +85,38 @@ def apply(
         return result
     with np.errstate(all="ignore"):
         return result.astype(type_.dtype.numpy)
+
+
+def _apply_rounded(
+    graph: PrimitiveGraph, primitive: Primitive, values: Mapping[int, Array],
+    rng: np.random.Generator,
+) -> Array:  # fmt: skip
+    """Compute one primitive in its own types, with random errors as large as roundings are.
+
+    The error of a sum of n terms grows as the root of n times that of a term.
+    """
+    category, result_type = primitive.row.category, graph.types[primitive.output]
+    is_rounded = result_type.dtype.is_float and primitive.op not in EXACT
+    if not is_rounded or category in (Category.LAYOUT, Category.BROADCAST, Category.OPAQUE):
+        return apply(graph, primitive, values, exact=False)
+    given = {value: values[value] for value in primitive.inputs}
+    if category in (Category.REDUCE, Category.LINEAR):
+        terms = graph.work_flop(primitive) / max(1, result_type.size)
+        for value, array in given.items():
+            given[value] = _disturbed(array, max(1.0, terms) ** 0.5, rng)
+    return _disturbed(apply(graph, primitive, given, exact=False), 1.0, rng)
+
+
+def _disturbed(array: Array, factor: float, rng: np.random.Generator) -> Array:
+    """Return floats with relative errors of some roundings; whole numbers are taken for exact."""
+    dtype = DType.of(array.dtype)
+    if not dtype.is_float:
+        return array
+    unit = factor * NOISE * UNIT_ROUNDOFF[dtype]
+    with np.errstate(all="ignore"):
+        wide = array.astype(np.float64)
+        changed = wide * (1 + unit * rng.uniform(-1, 1, array.shape))
+        return np.where(wide == np.rint(wide), wide, changed).astype(array.dtype)
 
 
 def first_alternatives(graph: PrimitiveGraph) -> list[Primitive]:

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from korch.errors import MeasureError, OptionError, UnsupportedError
+from korch.numerics import max_error
 from korch.report.peers import get_peer
 from korch.report.peers.peer import Array, Arrays, Patient, require
 from korch.report.peers.process import WorkerProcess
@@ -58,9 +59,9 @@ class Row:
         median_ms: of the rounds.
         p10_ms: tenth percentile of the rounds.
         p90_ms: ninetieth percentile of the rounds.
-        max_error: largest difference from the reference outputs, over all outputs, relative to
-            max(1, largest absolute reference value); infinite if shapes differ, or NaNs or
-            infinities are at other places.
+        max_error: largest difference from the reference outputs, over all outputs, each relative
+            to its largest element; infinite if shapes differ, or NaNs or infinities are at other
+            places.
         times_ns: one number a round.
         memory_bytes: of its process after the first runs, but for what is mapped from files; None
             where the system does not tell.
@@ -234,33 +235,6 @@ def compare(
     return Comparison(
         rows, subject, _speedup(rows, subject), threads, unsettled, left_out=left_out
     )  # fmt: skip
-
-
-def max_error(outputs: Sequence[Array], reference: Sequence[Array]) -> float:
-    """Return the largest difference, relative to max(1, largest finite absolute reference value).
-
-    Infinite if the number of outputs or a shape differs, or if a NaN or an infinity is in one of
-    them and not at the same place in the other.
-
-    >>> max_error([np.array([1.0, 8.5])], [np.array([1.0, 8.0])])
-    0.0625
-    """
-    if len(outputs) != len(reference):
-        return float("inf")
-    worst = 0.0
-    for got, expected in zip(outputs, reference, strict=True):
-        if got.shape != expected.shape:
-            return float("inf")
-        x, y = np.asarray(got, np.float64), np.asarray(expected, np.float64)
-        finite = np.isfinite(y)
-        if not np.array_equal(x[~finite], y[~finite], equal_nan=True):
-            return float("inf")
-        if not np.isfinite(x[finite]).all():
-            return float("inf")
-        if finite.any():
-            scale = max(1.0, float(np.abs(y[finite]).max()))
-            worst = max(worst, float(np.abs(x[finite] - y[finite]).max()) / scale)
-    return worst
 
 
 def _check(runners: Sequence[RunnerSpec], rounds: int, threads: int) -> None:

@@ -14,11 +14,11 @@ from korch.measure.compiler import Builder
 from korch.primitive import reference
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array, Category
-from korch.primitive.types import DType
+from korch.primitive.types import UNIT_ROUNDOFF, DType
 from korch.provider.provider import Kernel, Provider
 from korch.target import Target
 from korch.testing.samples import random_arrays
-from korch.testing.tolerance import UNIT_ROUNDOFF, Family, assert_same
+from korch.testing.tolerance import Family, assert_same
 
 
 class KernelError(AssertionError):

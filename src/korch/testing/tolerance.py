@@ -19,16 +19,10 @@ from typing import Literal
 import numpy as np
 
 from korch.primitive.op import Array
-from korch.primitive.types import DType
+from korch.primitive.types import UNIT_ROUNDOFF, DType
 
 Family = Literal["move", "elementwise", "composite"]
 
-UNIT_ROUNDOFF: dict[DType, float] = {
-    DType.F64: 2.0**-53,
-    DType.F32: 2.0**-24,
-    DType.F16: 2.0**-11,
-    DType.BF16: 2.0**-8,
-}
 # Roundings between input and output. "composite" is a whole operator or model: softmax,
 # normalizations and activations are chains of five to ten steps, each worth a few u.
 STEPS: dict[Family, int] = {"move": 0, "elementwise": 4, "composite": 32}
