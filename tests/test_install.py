@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from korch.extras import DISTRIBUTION, install_command
+from korch.provider.provider import load_providers
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -86,6 +87,19 @@ def test_every_extra_that_a_hint_names_exists() -> None:
     }
     assert {"torch", "cuda", "compiler", "onnxruntime", "iree"} <= named
     assert named <= PROJECT["optional-dependencies"].keys()
+
+
+def test_an_older_installation_under_another_name_does_no_harm(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("korch", DISTRIBUTION):
+        info = tmp_path / f"{name.replace('-', '_')}-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        points = "[korch.providers]\ngenerated = korch.provider.generated:GeneratedProvider\n"
+        (info / "entry_points.txt").write_text(points)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert [provider.name for provider in load_providers()] == ["generated"]
 
 
 @pytest.fixture(scope="module")
