@@ -257,8 +257,8 @@ def test_an_executable_with_parts_on_the_host_takes_arrays_as_others_do(cache_fo
     for given, text in (
         (Elsewhere(), "input 'x': it can't be read through DLPack: it is on another device; "
                       "expected float32[2, 3] in this machine's memory"),
-        ([1.0], "input 'x': it is a list; expected float32[2, 3] as an array of NumPy, or one that "
-                "speaks DLPack"),
+        ([1.0], "input 'x': it is of type list; expected float32[2, 3] as an array of NumPy, or "
+                "one that speaks DLPack"),
         (array[:1], "input 'x': it is float32[1, 3]; expected float32[2, 3]"),
     ):  # fmt: skip
         with pytest.raises(InputError) as caught:

@@ -39,6 +39,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.save(made / "shape.npy", np.zeros((2, 16), np.float32))
     np.save(made / "type.npy", np.zeros((1, 16), np.float64))
     (made / "cut.npy").write_bytes((made / "shape.npy").read_bytes()[:-8])
+    with (made / "huge.npy").open("wb") as stream:
+        header = {"descr": "<f4", "fortran_order": False, "shape": (1 << 56,)}
+        np.lib.format.write_array_header_1_0(stream, header)
+    os.mkfifo(made / "pipe")
+    (made / "dangling").symlink_to("/nowhere/x")
     return made
 
 
@@ -203,11 +208,36 @@ BAD = [
     (["optimize", "{folder}/mlp.onnx", "-o", "/nowhere/x.korch"],
      "option --output: the folder of /nowhere/x.korch does not exist. Create it first"),
     (["optimize", "{folder}/mlp.onnx", "-o", "/proc/x.korch"],
-     "option --output: the folder of /proc/x.korch can't be written ("),
+     "option --output: /proc/x.korch can't be written ("),
     (["optimize", "{folder}/mlp.onnx", "-o", "{folder}"],
      "option --output: {folder} is a folder; expected the name of a file"),
     (["optimize", "{folder}/mlp.onnx", "-o", "{folder}/../{name}/mlp.onnx"],
-     "option --output: {folder}/../{name}/mlp.onnx is the model itself; expected another file"),
+     "option --output: {folder}/../{name}/mlp.onnx is read, too: it would be overwritten; expected "
+     "another file"),
+    (["optimize", "{folder}/mlp.onnx", "-o", "/dev/full"],
+     "option --output: /dev/full is a pipe or a device; expected the name of a file"),
+    (["optimize", "{folder}/mlp.onnx", "-o", "{folder}/dangling"],
+     "option --output: the folder of /nowhere/x does not exist. Create it first"),
+    (["optimize", "{folder}/pipe", "-o", "{folder}/x.korch"],
+     "{folder}/pipe: the model can't be read (it is a pipe or a device, not a regular file)"),
+    (["optimize", "/dev/zero", "-o", "{folder}/x.korch"],
+     "/dev/zero: the model can't be read (it is a pipe or a device, not a regular file)"),
+    (["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--shape", "input=²"],
+     "option --shape: can't read 'input=²'; expected NAME=1x3x224x224"),
+    (["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--shape", "input=" + 5000 * "9"],
+     "option --shape: can't read 'input=999"),
+    (["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--threads", "100000"],
+     "option threads: the value 100000 is more than the "),
+    (["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--target", "cuda:sm_90"],
+     "option target: "),
+    (["run", "{artifact}", "--random", "--output", "{artifact}"],
+     "option --output: {artifact} is read, too: it would be overwritten; expected another file"),
+    (["run", "{folder}/pipe", "--random"],
+     "{folder}/pipe: it can't be read: it is a pipe or a device, not a regular file"),
+    (["run", "{artifact}", "--input", "input={folder}/huge.npy"],
+     "input 'input': {folder}/huge.npy is no array (its header claims "),
+    (["run", "{artifact}", "--input", "input={folder}/pipe"],
+     "input 'input': {folder}/pipe can't be read (it is a pipe or a device, not a regular file)"),
     (["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--shape", "input"],
      "option --shape: can't read 'input'; expected NAME=1x3x224x224"),
     (["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--shape", "other=1x3"],
@@ -224,13 +254,14 @@ BAD = [
      "option --seed: the value -1 is out of range; expected at least 0"),
     (["run", "{folder}/text.onnx", "--random"], "{folder}/text.onnx: "),
     (["run", "{folder}/missing.korch", "--random"], "{folder}/missing.korch: "),
-    (["run", "{artifact}"], "input 'input' is missing"),
+    (["run", "{artifact}"],
+     "input 'input' is missing: no input is given; expected an array for each of 'input'"),
     (["run", "{artifact}", "--random", "--output", "/nowhere/x.npz"],
      "option --output: the folder of /nowhere/x.npz does not exist. Create it first"),
     (["run", "{artifact}", "--input", "input"],
      "option --input: can't read 'input'; expected NAME=x.npy"),
     (["run", "{artifact}", "--input", "other={folder}/shape.npy"],
-     "there is no input 'other'; expected 'input'"),
+     "there is no input 'other'; expected an array for each of 'input'"),
     (["run", "{artifact}", "--input", "input={folder}/shape.npy"],
      "input 'input': it is f32[2,16]; expected f32[1,16]"),
     (["run", "{artifact}", "--input", "input={folder}/type.npy"],
@@ -247,15 +278,17 @@ BAD = [
     (["optimize", "{folder}/" + 300 * "n" + ".onnx", "-o", "{folder}/x.korch"],
      "{folder}/" + 300 * "n" + ".onnx: the model can't be read (File name too long)"),
     (["optimize", "{folder}/mlp.onnx", "-o", "{folder}/" + 300 * "n"],
-     "{folder}/" + 300 * "n" + ": File name too long"),
+     "option --output: {folder}/" + 300 * "n" + " can't be written (File name too long). Choose"),
     (["explain", "{artifact}", "--onnx", "/dev/full"],
-     "option --onnx: /dev/full can't be written (No space left on device)"),
+     "option --onnx: /dev/full is a pipe or a device; expected the name of a file"),
     (["explain", "{artifact}", "--html", "/nowhere/x.html"],
      "option --html: the folder of /nowhere/x.html does not exist. Create it first"),
     (["profile", "{artifact}", "--rounds", "1", "--trace", "/dev/full"],
-     "option --trace: /dev/full can't be written (No space left on device)"),
+     "option --trace: /dev/full is a pipe or a device; expected the name of a file"),
     (["explain", "{folder}/text.onnx"], "{folder}/text.onnx: "),
-    (["bench", "{artifact}", "--against", "nobody"], "peers: there is no peer 'nobody'"),
+    (["bench", "{artifact}", "--against", "nobody"],
+     "option --against: there is no engine 'nobody'; expected korch, "),
+    (["bench", "{artifact}", "--against", "ort"], "Do you mean 'onnxruntime'?"),
     (["bench", "{artifact}", "--against", "onnxruntime,onnxruntime"],
      "two runners are called 'onnxruntime'"),
     (["bench", "{artifact}", "--rounds", "0"], "option --rounds: the value 0 is too small"),
@@ -299,6 +332,7 @@ def test_flags_are_made_from_the_options(monkeypatch: pytest.MonkeyPatch, folder
     monkeypatch.setattr("korch.api.optimize_model", stop)
     start = ["optimize", str(folder / "mlp.onnx"), "-o", str(folder / "x.korch")]
     assert main(start) == 1
+    monkeypatch.setattr("korch.options.machine_cores", lambda: 3)
     assert main([*start, "--threads", "3", "--budget", "2.5", "--strict", "--check", "2",
                  "--no-contract-chains", "--cache-folder", "/tmp/kc"]) == 1  # fmt: skip
     assert seen == [

@@ -9,7 +9,8 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "korch"
 ORDER = (
-    ("errors", "alignment", "child", "deadline", "extras", "libraries"), ("options", "target"),
+    ("errors", "alignment", "child", "cores", "deadline", "extras", "files", "libraries",
+     "scratch"), ("options", "target"),
     ("primitive",), ("numerics",), ("frontend", "fission", "equivalence"), ("candidate",),
     ("partition",), ("tile",), ("cuda",), ("provider",), ("measure",),
     ("orchestrate",), ("runtime",), ("contest", "report"), ("backend", "doubt"), ("pipeline",),

@@ -65,3 +65,29 @@ def test_a_user_without_a_home_has_a_cache_folder_all_the_same(monkeypatch) -> N
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", none)
     assert default_cache_folder() == Path("/.cache/korch")
+
+
+def test_threads_are_at_most_the_cores_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("korch.options.machine_cores", lambda: 8)
+    monkeypatch.setattr("korch.options.usable_cores", lambda: 2)
+    assert Options().threads == 2
+    Options(threads=2)
+    assert caplog.messages == []
+    Options(threads=8)
+    assert caplog.messages == [
+        "8 threads share the 2 cores that this process may use; its plan will be slow here"
+    ]
+    with pytest.raises(OptionError) as caught:
+        Options(threads=9)
+    assert str(caught.value) == (
+        "option threads: the value 9 is more than the 8 cores of this machine; expected at most 8. "
+        "Threads that share a core wait for each other"
+    )
+
+
+@pytest.mark.parametrize(("name", "meant"), [("threadz", "threads"), ("budget_s", "budget")])
+def test_an_unknown_option_is_named_with_the_one_that_may_be_meant(name: str, meant: str) -> None:
+    with pytest.raises(OptionError, match=f"there is no option '{name}'; .*Do you mean '{meant}'"):
+        korch.optimize("m.onnx", **{name: 3})

@@ -19,8 +19,8 @@ def test_korch_does_not_import_pytorch() -> None:
 
 def test_what_is_no_model_is_named() -> None:
     text = (
-        "a list is no model; expected the path of an ONNX file, its bytes, an onnx.ModelProto, "
-        "or a module of PyTorch, which must be installed"
+        "the model is of type list; expected the path of an ONNX file, its bytes, an "
+        "onnx.ModelProto, or a module of PyTorch, which must be installed"
     )
     with pytest.raises(ModelError, match=f"^{re.escape(text)}$"):
         korch.optimize([1, 2])

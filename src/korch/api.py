@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,8 @@ from korch.host import executable as host_executable
 from korch.host.executable import HostedExecutable
 from korch.host.optimize import optimize_with_host
 from korch.measure.compiler import Builder, find_compiler
-from korch.options import Options, default_threads
+from korch.measure.cuda.device import require_device
+from korch.options import Options, default_threads, unknown_option
 from korch.pipeline import Progress, optimize_model
 from korch.runtime import shaped
 from korch.runtime.artifact import read_format
@@ -72,6 +75,10 @@ def optimize(
     Raises:
         KorchError: the model, an option or the machine is not fit; the text says what to do.
     """
+    known = inspect.signature(optimize).parameters.keys() | {f.name for f in fields(Options)}
+    known -= {"budget_s", "model", "options"}
+    if unknown := [name for name in options if name not in known]:
+        raise unknown_option(unknown[0], known, "korch.optimize")
     record = Options(
         target=target, threads=default_threads() if threads is None else threads,
         budget_s=budget, strict=strict, **options,
@@ -83,6 +90,8 @@ def optimize(
             )
         from korch.torch_module import optimize_module
 
+        if record.is_cuda and record.measure:
+            require_device(target)
         return optimize_module(model, example_inputs, example_kwargs, record, progress)
     if example_inputs is not None or example_kwargs:
         raise OptionError(
@@ -92,7 +101,7 @@ def optimize(
         )
     if not isinstance(model, str | os.PathLike | bytes | onnx.ModelProto):
         raise ModelError(
-            f"a {type(model).__name__} is no model",
+            f"the model is of type {type(model).__name__}",
             expected="the path of an ONNX file, its bytes, an onnx.ModelProto, or a module of "
             "PyTorch, which must be installed",
         )
@@ -159,6 +168,8 @@ def build(
     if options.is_cuda and len(bindings) > 1:
         raise UnsupportedError("an artifact for a CUDA device has one plan", "option --shape",
                                hint="Build an artifact for each binding")  # fmt: skip
+    if options.is_cuda and options.measure:
+        require_device(options.target)
     deadline = deadline or Deadline.after(options.budget_s, time.monotonic())
     found = [
         _build_one(source, options, binding, progress, deadline.shared(len(bindings) - i))

@@ -11,10 +11,11 @@ import dataclasses
 import io
 import json
 import logging
+import math
 import os
+import re
 import signal
 import sys
-import tempfile
 import threading
 import time
 import types
@@ -24,13 +25,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from korch import __version__
 from korch.deadline import Deadline
 from korch.errors import InputError, KorchError, OptionError
+from korch.files import check_output, open_file
 from korch.options import Options
 from korch.primitive.types import DType
 
@@ -46,6 +48,9 @@ PAGE_ROUNDS = 20
 RENAMED = {"budget_s": "budget"}
 """Option fields whose flag leaves out the unit, which the help names."""
 
+
+_SIZE = re.compile("[0-9]{1,18}").fullmatch
+"""Of a dimension. Python takes other characters for digits, too, and longer numbers for none."""
 
 _STAGES = {
     "fission": "print a model's primitives",
@@ -250,7 +255,7 @@ def parse_bindings(texts: Sequence[str]) -> list[dict[str, tuple[int, ...]]]:
     for text in texts:
         name, equals, sizes = text.rpartition("=")
         shapes = [part.split("x") if part else [] for part in sizes.split(",")]
-        if not equals or not name or not all(n.isdigit() for shape in shapes for n in shape):
+        if not equals or not name or not all(_SIZE(n) for shape in shapes for n in shape):
             raise OptionError(f"can't read {text!r}", where="option --shape",
                               expected="NAME=1x3x224x224, or NAME=128,256 for two bindings"
                               )  # fmt: skip
@@ -295,7 +300,7 @@ def _optimize(parsed: argparse.Namespace) -> int:
     if parsed.output is None:
         raise OptionError("there is no name for the artifact", where="option --output",
                           expected="-o OUT.korch")  # fmt: skip
-    _check_output(parsed.output, parsed.model)
+    check_output(parsed.output, "--output", [parsed.model])
     with Bar(parsed.budget_s, parsed.begun_s) as bar:
         executable = build(
             parsed.model, _options(parsed), parse_bindings(parsed.shape), bar.tell,
@@ -330,24 +335,6 @@ def _plan(parsed: argparse.Namespace) -> int:
     return 1 if found.failures else 0
 
 
-def _check_output(path: Path, model: Path | None = None, option: str = "--output") -> None:
-    """Raise `OptionError` unless a file can be written: before the work, not after it."""
-    where = f"option {option}"
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise OptionError(f"the folder of {path} does not exist", where, hint="Create it first")
-    if path.is_dir():
-        raise OptionError(f"{path} is a folder", where, "the name of a file")
-    if model is not None and path.exists() and model.exists() and path.samefile(model):
-        raise OptionError(f"{path} is the model itself", where, "another file")
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise OptionError(f"the folder of {path} can't be written ({error.strerror})", where,
-                          hint="Choose another folder") from error  # fmt: skip
-
-
 def _run(parsed: argparse.Namespace) -> int:
     from korch.api import load
 
@@ -356,7 +343,8 @@ def _run(parsed: argparse.Namespace) -> int:
             f"the value {parsed.repeat} is too small", "option --repeat", "at least 0"
         )
     if parsed.output is not None:
-        _check_output(parsed.output)
+        files = [Path(text.rpartition("=")[2]) for text in parsed.input]
+        check_output(parsed.output, "--output", [parsed.artifact, *files])
     executable = load(parsed.artifact)
     feeds = _feeds(parsed, executable)
     outputs = executable.run(None, feeds)
@@ -425,28 +413,52 @@ def _require_static(inputs: Sequence[Any]) -> None:
 def _read_array(name: str, path: Path) -> Any:
     where, expected = f"input {name!r}", "a .npy file"
     try:
-        with path.open("rb") as stream:
+        with open_file(path) as stream:
+            _check_header(stream)
             return np.lib.format.read_array(stream, allow_pickle=False)
     except OSError as error:
         raise InputError(f"{path} can't be read ({error.strerror})", where, expected) from error
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, RecursionError, MemoryError) as error:
         raise InputError(f"{path} is no array ({error})", where, expected) from error
 
 
+def _check_header(stream: IO[bytes]) -> None:
+    """Check that a .npy file has the elements that its header tells of, before room is made.
+
+    Raises:
+        ValueError: it has fewer, or no such header.
+    """
+    read = np.lib.format.read_array_header_1_0
+    if np.lib.format.read_magic(stream) != (1, 0):
+        read = np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(stream)
+    claimed = math.prod(shape) * dtype.itemsize
+    held = os.fstat(stream.fileno()).st_size - stream.tell()
+    if min(shape, default=0) < 0 or claimed > held:
+        raise ValueError(f"its header claims {claimed} bytes, and {held} are there")
+    stream.seek(0)
+
+
 def _bench(parsed: argparse.Namespace) -> int:
-    from korch.report.bench import bench
+    from korch.report.bench import bench, bindings_of, shapes_text
     from korch.report.progress import Bar
 
+    engines = [name for name in parsed.against.split(",") if name]
+    found = []
     with Bar() as bar:
-        comparison = bench(
-            parsed.subject, [name for name in parsed.against.split(",") if name], parsed.model,
-            parsed.rounds, _options(parsed), parse_shapes(parsed.shape), bar.tell,
-        )  # fmt: skip
-    if parsed.json:
-        print(json.dumps(comparison.to_json(), indent=1))
+        for shapes in bindings_of(parsed.subject, parse_bindings(parsed.shape)):
+            comparison = bench(parsed.subject, engines, parsed.model, parsed.rounds,
+                               _options(parsed), shapes, bar.tell)  # fmt: skip
+            found.append((shapes, comparison))
+    if len(found) == 1:
+        comparison = found[0][1]
+        print(json.dumps(comparison.to_json(), indent=1) if parsed.json else comparison.to_text())
+    elif parsed.json:
+        rows = [{"shapes": shapes, **one.to_json()} for shapes, one in found]
+        print(json.dumps({"bindings": rows}, indent=1))
     else:
-        print(comparison.to_text())
-    return int(len(comparison.rows) == 1 and bool(comparison.left_out))
+        print("\n\n".join(f"{shapes_text(shapes)}\n{one.to_text()}" for shapes, one in found))
+    return int(all(len(one.rows) == 1 and one.left_out for _, one in found))
 
 
 def _profile(parsed: argparse.Namespace) -> int:
@@ -468,7 +480,7 @@ def _profile(parsed: argparse.Namespace) -> int:
             expected="an artifact of one plan", hint="Optimize the model for one shape",
         )  # fmt: skip
     if parsed.trace is not None:
-        _check_output(parsed.trace, option="--trace")
+        check_output(parsed.trace, "--trace", [parsed.artifact])
     found = _profiled(executable, parsed.rounds, parsed.seed)
     threads, reason = None, ""
     if parsed.threads or parsed.trace is not None:
@@ -514,7 +526,8 @@ def _explain(parsed: argparse.Namespace) -> int:
 
     for option, output in (("--html", parsed.html), ("--onnx", parsed.onnx)):
         if output is not None:
-            _check_output(output, option=option)
+            read = (parsed.artifact, parsed.other, parsed.peers)
+            check_output(output, option, [path for path in read if path is not None])
     executable = load(parsed.artifact)
     has_plan = hasattr(executable, "plan")
     if parsed.other is not None:
@@ -576,8 +589,9 @@ def _write_page(parsed: argparse.Namespace, executable: Any, has_plan: bool) -> 
     peers: list[Any] = []
     if parsed.peers is not None:
         try:
-            peers = json.loads(parsed.peers.read_text())["rows"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            with open_file(parsed.peers) as stream:
+                peers = json.load(stream)["rows"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise OptionError(f"{parsed.peers} is no comparison ({error})", "option --peers",
                               expected="what `korch bench --json` prints") from error  # fmt: skip
     text = page(executable.plan, executable.report, executable.sources, run_ns, peers, threads)

@@ -6,17 +6,22 @@ The command line's flags are made from these fields (name, type, default, `help`
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
 
+from korch.cores import machine_cores, usable_cores
 from korch.errors import OptionError
+
+logger = logging.getLogger("korch.options")
 
 
 def default_cache_folder() -> Path:
@@ -34,8 +39,16 @@ def default_cache_folder() -> Path:
 
 
 def default_threads() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    """Return the number of cores that this process may use, by affinity and container."""
+    return usable_cores()
+
+
+def unknown_option(name: str, known: Iterable[str], where: str) -> OptionError:
+    """Return the error for an option that there is not, with the one that may be meant."""
+    names = sorted(known)
+    alike = get_close_matches(name.removesuffix("_s"), names, 1)
+    return OptionError(f"there is no option {name!r}", where, "one of " + ", ".join(names),
+                       f"Do you mean {alike[0]!r}?" if alike else "")  # fmt: skip
 
 
 WHOLE_PRIMITIVES = 320
@@ -81,6 +94,19 @@ _KINDS: Mapping[type, tuple[type, str]] = {
 }  # fmt: skip
 
 
+def _check_threads(threads: int) -> None:
+    """Refuse more threads than there are cores; warn of more than this process may use of them."""
+    cores, usable = machine_cores(), usable_cores()
+    if threads > cores:
+        raise OptionError(
+            f"the value {threads} is more than the {cores} cores of this machine",
+            "option threads", f"at most {cores}", "Threads that share a core wait for each other",
+        )  # fmt: skip
+    if threads > usable:
+        logger.warning("%d threads share the %d cores that this process may use; its plan will be "
+                       "slow here", threads, usable)  # fmt: skip
+
+
 def _is_of(value: object, kind: type) -> bool:
     return isinstance(value, _KINDS[kind][0]) and (kind is bool or not isinstance(value, bool))
 
@@ -115,7 +141,11 @@ class Options:
         },
     )
     threads: int = field(
-        default_factory=default_threads, metadata={"help": "threads of the executable"}
+        default_factory=default_threads,
+        metadata={
+            "help": "threads of the executable: at most the machine's cores; by default as many as "
+            "affinity and a container's CPU quota leave"
+        },
     )
     budget_s: float | None = field(
         default=None,
@@ -263,8 +293,11 @@ class Options:
             if value is not None and not is_fit(value):
                 raise OptionError(f"the value {value} is out of range",
                                   where=f"option {_flag(name)}", expected=expected)  # fmt: skip
+        _check_threads(self.threads)
         size = str(self.partition)
-        if size not in ("auto", "off") and not (size.isdecimal() and int(size) > 0):
+        if size not in ("auto", "off") and not (
+            re.fullmatch("[0-9]{1,18}", size) and int(size) > 0
+        ):
             raise OptionError(
                 f"the value {size!r} is no size of a segment",
                 where="option partition",

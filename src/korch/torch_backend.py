@@ -23,7 +23,7 @@ import torch
 
 from korch.errors import KorchError, OptionError
 from korch.frontend.torch import export_call
-from korch.options import Options
+from korch.options import Options, unknown_option
 from korch.torch_module import ModuleExecutable, build_module
 
 STATIC = "_dynamo_static_input_type"
@@ -189,11 +189,7 @@ def _options(options: Mapping[str, Any]) -> tuple[Options, int]:
         given["budget_s"] = given.pop("budget")
     known = [field.name for field in fields(Options)]
     if unknown := [name for name in given if name not in known]:
-        raise OptionError(
-            f"there is no option {unknown[0]!r}",
-            where="torch.compile",
-            expected=", ".join(["budget", "max_shapes", *known]),
-        )
+        raise unknown_option(unknown[0], ["budget", "max_shapes", *known], "torch.compile")
     if not isinstance(max_shapes, int) or max_shapes < 1:
         raise OptionError(f"the value {max_shapes!r} is no number of shapes",
                           where="option max_shapes", expected="at least 1")  # fmt: skip

@@ -90,7 +90,7 @@ def test_what_does_not_compile_says_why(compiler):
 
 
 def folders_in(folder: Path) -> list[Path]:
-    return list(folder.glob("korch-triton-*"))
+    return list(folder.glob(".korch-*"))
 
 
 SCRIPT = """

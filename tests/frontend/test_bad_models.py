@@ -4,7 +4,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from korch.errors import ModelError, UnsupportedError
-from korch.frontend import load_model
+from korch.frontend.onnx import load_model, load_segments
 from korch.testing.models import chain
 
 F = TensorProto.FLOAT
@@ -41,12 +41,10 @@ def test_names_that_are_no_text_are_refused():
         load_model(_good().replace(b"Add", b"A\xffd"))
 
 
-def test_values_of_absurd_size_are_unsupported():
+def test_values_of_absurd_size_are_refused():
     shape = {"s": np.array([1 << 40, 3])}
     model = chain([_node("Expand", ["x", "s"])], {"x": (F, [1, 3])}, ["y"], shape)
-    with pytest.raises(
-        UnsupportedError, match=r"node 'n' \(Expand\): .*12288 GiB; expected at most"
-    ):
+    with pytest.raises(ModelError, match=r"node 'n' \(Expand\): .*12288 GiB; expected at most"):
         load_model(model)
 
 
@@ -241,3 +239,75 @@ def test_a_place_that_makes_no_sense_is_refused(external, entries):
 def test_external_data_of_a_model_from_memory_is_refused(external):
     with pytest.raises(ModelError, match="came from memory"):
         load_model((external / "m.onnx").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("node", "constants", "text"),
+    [
+        (_node("Gather", ["x", "i"]), {"i": np.array([0, 2])},
+         "its constant index 2 is outside of the first input; expected -2 to 1 along axis 0"),
+        (_node("Gather", ["x", "i"], axis=-1), {"i": np.array(-4)},
+         "its constant index -4 is outside of the first input; expected -3 to 2 along axis -1"),
+        (_node("GatherElements", ["x", "i"], axis=1), {"i": np.array([[3]])},
+         "its constant index 3 is outside of the first input; expected -3 to 2 along axis 1"),
+        (_node("GatherND", ["x", "i"]), {"i": np.array([[1, 3]])},
+         "its constant index 3 is outside of the first input; expected -3 to 2 along axes of "
+         "[2, 3]"),
+        (_node("ScatterND", ["x", "i", "u"]),
+         {"i": np.array([[2]]), "u": np.zeros((1, 3), np.float32)},
+         "its constant index 2 is outside of the first input; expected -2 to 1 along axes of [2]"),
+        (_node("ScatterElements", ["x", "i", "u"]),
+         {"i": np.array([[5, 0, 0]]), "u": np.zeros((1, 3), np.float32)},
+         "its constant index 5 is outside of the first input; expected -2 to 1 along axis 0"),
+        (_node("Expand", ["x", "s"]), {"s": np.array([-5, 3])},
+         "its shape is [-5, 3]; expected sizes of at least 0"),
+        (_node("Pad", ["x", "p"]), {"p": np.array([-3, 0, 0, 0])},
+         "its output 'y' has the shape [-1, 3]: a size is negative"),
+    ],
+    ids=lambda item: item.op_type if hasattr(item, "op_type") else "",
+)  # fmt: skip
+@pytest.mark.parametrize("load", [load_model, load_segments])
+def test_constant_elements_that_can_not_be_meant_are_refused(node, constants, text, load):
+    with pytest.raises(ModelError) as caught:
+        load(chain([node], X, ["y"], constants))
+    assert str(caught.value) == f"model: node 'n' ({node.op_type}): {text}"
+
+
+def test_constant_indices_within_their_axis_pass():
+    load_model(chain([_node("Gather", ["x", "i"])], X, ["y"], {"i": np.array([-2, 1])}))
+    load_model(chain([_node("GatherND", ["x", "i"])], X, ["y"], {"i": np.array([[-2, 2]])}))
+
+
+def test_tensors_and_inputs_of_negative_size_are_refused():
+    weights = {"w": np.ones((2, 3), np.float32)}
+    model = chain([_node("Add", ("x", "w"))], X, ["y"], weights)
+    model.graph.initializer[0].dims[0] = -2
+    with pytest.raises(ModelError, match=r"tensor 'w': its shape is \[-2, 3\]: a size is negative"):
+        load_model(model)
+    model = chain([_node()], {"x": (F, [-4, 3])}, ["y"])
+    with pytest.raises(ModelError, match="input 'x': dimension 0 is -4: a size is negative"):
+        load_model(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        ("m.pt", b"PK\x03\x04" + bytes(26) + b"archive/data.pkl", "it is a file of PyTorch's"),
+        ("m.pth", b"hello, world\n", "it is a file of PyTorch's"),
+        ("m.korch", b"PK\x03\x04" + bytes(26) + b"manifest.json", "it is a Korch artifact"),
+        ("m.ort", b"\x20\0\0\0ORTM" + bytes(40), "it is in ONNX Runtime's own format"),
+    ],
+)
+def test_other_models_are_named(name, content, text, tmp_path):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=text):
+        load_model(path)
+
+
+def test_a_file_that_is_too_long_for_a_model_is_not_parsed(tmp_path):
+    path = tmp_path / "m.onnx"
+    with path.open("wb") as stream:
+        stream.truncate(1 << 31)
+    with pytest.raises(ModelError, match="it has more than 2 GiB"):
+        load_model(path)

@@ -186,7 +186,7 @@ def test_an_unknown_dimension_names_input_dimension_and_option():
     assert str(caught.value) == (
         "model: input 'ids': dimension 0, 'batch', is unknown; expected a static shape. "
         "Give it with --shape ids=batchxlengthx4, a number for each dimension, "
-        "or all by their names: --shape batch=128 --shape length=128"
+        "or all by their names: --shape batch=1 --shape length=128"
     )
 
 

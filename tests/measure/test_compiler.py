@@ -256,7 +256,7 @@ def says_full(*_: object) -> None:
 
 
 @pytest.mark.parametrize(("place", "function"), [
-    ("_write_atomically", full), ("_run", says_full), ("tempfile.mkstemp", full),
+    ("_write_atomically", full), ("_run", says_full), ("scratch_folder", full),
     ("Path.write_text", full),
 ])  # fmt: skip
 def test_a_full_disk_is_not_the_sources_fault(fresh, monkeypatch, place, function):

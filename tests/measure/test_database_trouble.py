@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from korch.measure.database import Database
+from korch.measure.database import LATER_MS, SWITCH_SECONDS, Database
 from korch.measure.record import Measured
 
 KNOWN = Measured(1200, 0.25, (1200, 1300, 1500))
@@ -35,7 +35,8 @@ def test_a_locked_database_is_not_taken_for_a_damaged_one(locked, caplog):
     assert database.record("a") is None
     assert database.fact("calibration") is None
     assert caplog.messages == [
-        f"the kernel database {database.path} can't be read: database is locked"
+        f"the kernel database {database.path} can't be read: another process holds it "
+        "(database is locked)"
     ]
     other.execute("ROLLBACK")
     assert database.record("a") == KNOWN
@@ -108,3 +109,27 @@ def test_tables_with_other_columns_are_damage(tmp_path):
     healed.put_record("a", KNOWN)
     assert healed.record("a") == KNOWN
     healed.close()
+
+
+def test_a_lock_costs_a_search_little_even_if_it_stays(database, caplog):
+    """What is waited for is told by SQLite's own settings: a test must not look at the clock."""
+
+    def timeout_ms():
+        return database._connection.execute("PRAGMA busy_timeout").fetchone()[0]
+
+    assert timeout_ms() <= 1000
+    assert timeout_ms() / 1000 + SWITCH_SECONDS < 2
+    database._connection.execute("PRAGMA journal_mode = DELETE")
+    other = sqlite3.connect(database.path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    database.put_record("a", KNOWN)
+    assert timeout_ms() == LATER_MS
+    another = Database(database.path.parent, "here")
+    another.put_record("b", KNOWN)
+    assert another.record("b") == KNOWN  # in memory
+    assert [text.split("(")[0] for text in caplog.messages] == [
+        f"the kernel database {database.path} can't be written: another process holds it ",
+        f"the kernel database {database.path} can't be opened ",
+    ]
+    another.close()
+    other.close()

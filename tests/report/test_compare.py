@@ -231,7 +231,7 @@ def test_senseless_arguments_are_refused():
         _compare("DOUBLE", rounds=0)
     with pytest.raises(OptionError, match="0 threads can't run"):
         _compare("DOUBLE", threads=0)
-    with pytest.raises(OptionError, match="there is no peer 'xla'; expected korch, onnxruntime"):
+    with pytest.raises(OptionError, match="there is no engine 'xla'; expected korch, onnxruntime"):
         compare([RunnerSpec("xla", Path("m.onnx"))], INPUTS, threads=1)
 
 

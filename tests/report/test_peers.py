@@ -150,7 +150,7 @@ def test_unknown_peers_are_refused():
     with pytest.raises(OptionError) as caught:
         get_peer("xla")
     assert str(caught.value) == (
-        "peers: there is no peer 'xla'; "
+        "option --against: there is no engine 'xla'; "
         "expected korch, onnxruntime, openvino, inductor, eager, tvm, iree"
     )
     for name in ("no_such_module:PEER", "korch.errors:PEER"):

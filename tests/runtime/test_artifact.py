@@ -1,7 +1,9 @@
+import copy
 import errno
 import hashlib
 import json
 import os
+import pickle
 import platform
 import random
 import sys
@@ -178,7 +180,7 @@ def test_another_archive_is_no_artifact(path):
     assert message(path).startswith("it is no Korch artifact")
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("manifest.json", "[]")
-    assert message(path) == "manifest.json: it can't be read. Build the artifact again"
+    assert message(path).startswith("manifest.json: it can't be read: it is no object")
 
 
 def test_a_member_that_was_exchanged_is_refused(path):
@@ -302,7 +304,7 @@ def test_a_failed_save_leaves_the_old_file(path, content, monkeypatch):
         executable.save(path)
     assert str(caught.value) == (
         f"{path}: it can't be written: No space left on device. "
-        "Choose a folder that exists, may be written to and has room"
+        "Choose a name of a file in a folder that exists, may be written to and has room"
     )
     assert path.read_bytes() == content
     assert list(path.parent.iterdir()) == [path]
@@ -355,3 +357,62 @@ def test_each_instruction_set_that_the_compiler_may_use_is_required(isa):
     used = {"bmi1" if flag == "-mbmi" else flag.removeprefix("-m") for flag in flags}
     assert used <= set(REQUIRED_FLAGS[isa])
     assert set(REQUIRED_FLAGS) == set(ISA_COMPILER_FLAGS)
+
+
+def forge(path, name, text):
+    """Exchange a member, with a checksum that fits."""
+    digest = hashlib.sha256(text).hexdigest()
+    repack(path, **{name: lambda _: text})
+    if name != "manifest.json":
+        edit_manifest(path, lambda manifest: manifest["sha256"].update({name: digest}))
+
+
+DEEP = b'{"a":' + 40_000 * b"[" + 40_000 * b"]" + b"}"
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "plan.json", "report.json"])
+@pytest.mark.parametrize(
+    "text", [b"null", b"[]", b"3", b"{", 100_000 * b"[", DEEP, DEEP.replace(39_900 * b"[", b"")
+             .replace(39_900 * b"]", b"")],
+    ids=["null", "list", "number", "cut", "deep and cut", "deep", "deeper than ours"],
+)  # fmt: skip
+def test_forged_json_is_refused(name, text, path):
+    forge(path, name, text)
+    assert message(path).startswith(f"{name}: it can't be read")
+
+
+def test_a_forged_plan_with_types_that_there_are_not_is_refused(path):
+    with zipfile.ZipFile(path) as archive:
+        plan = json.loads(archive.read("plan.json"))
+    plan["inputs"][0]["dtype"] = "f99"
+    forge(path, "plan.json", json.dumps(plan).encode())
+    assert message(path) == "its library is not the one that its plan describes"
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+def test_a_name_that_no_file_can_have_is_refused(name, path, tmp_path):
+    executable = load(path)
+    with pytest.raises(ArtifactError, match="it can't be written: "):
+        executable.save(tmp_path / name)
+    with pytest.raises(ArtifactError, match="it can't be read: no file has such a name"):
+        korch.load(tmp_path / name)
+
+
+def test_a_save_takes_the_longest_name_and_leaves_nothing_else(path, tmp_path):
+    longest = tmp_path / ("n" * 255)
+    load(path).save(longest)
+    assert sorted(tmp_path.iterdir()) == sorted([longest, path])
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy,
+                                    lambda one: pickle.loads(pickle.dumps(one))])  # fmt: skip
+def test_an_executable_is_copied_and_pickled(copied, path):
+    executable = load(path)
+    executable.report["note"] = "kept"
+    again = copied(executable)
+    arrays = plans.random_arrays(plans.blocked_constant().graph)
+    expected = executable(*arrays)
+    del executable
+    for found, wanted in zip(again(*arrays), expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    assert again.report["note"] == "kept"

@@ -62,16 +62,17 @@ def test_types_are_named_as_onnx_runtime_names_them(make_executable):
 
 
 X = np.zeros(8, np.float32)
-ONE = "expected 'x', 'y'"
+ONE = "expected an array for each of 'x', 'y'"
 
 
 @pytest.mark.parametrize(
     ("names", "feeds", "text"),
     [
-        (None, {"x": X}, f"input 'y' is missing; {ONE}"),
-        (None, [X, X], "the feeds are a list; expected a dict with an array for each of 'x', 'y'"),
-        (None, None, "the feeds are a NoneType; expected a dict with an array for each of 'x', 'y'"
-         ),
+        (None, {"x": X}, f"input 'y' is missing: only 'x' is given; {ONE}"),
+        (None, [X, X], "the feeds are of type list; expected a dict with an array for each of "
+         "'x', 'y'"),
+        (None, None, "the feeds are of type NoneType; expected a dict with an array for each of "
+         "'x', 'y'"),
         (None, {"x": X, "y": X, "z": X}, f"there is no input 'z'; {ONE}"),
         (
             ["sum"],
@@ -85,7 +86,7 @@ ONE = "expected 'x', 'y'"
         (None, {"x": X.astype(str), "y": X}, "input 'x': it is <U32[8]; expected f32[8]"),
         (None, {"x": X[:, None], "y": X}, "input 'x': it is f32[8,1]; expected f32[8]"),
         (None, {"x": [1.0] * 8, "y": X},
-         "input 'x': it is a list; expected f32[8] as an array of NumPy, or one that speaks "
+         "input 'x': it is of type list; expected f32[8] as an array of NumPy, or one that speaks "
          "DLPack"),
     ],
 )  # fmt: skip

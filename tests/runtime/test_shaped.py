@@ -289,5 +289,11 @@ def test_the_command_line_builds_explains_and_runs_it(
     assert "y: f32[1, 8, 48]" in capsys.readouterr().out
     assert main(["run", str(out), "--random"]) == 0
     assert "y: f32[1, 5, 48]" in capsys.readouterr().out
-    assert main(["bench", str(out), "--model", str(model)]) == 1
-    assert "expected an artifact of one plan" in capsys.readouterr().err
+    bench = ["bench", str(out), "--model", str(model), "--against", "", "--rounds", "1"]
+    assert main([*bench, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["bindings"]
+    assert [one["shapes"]["x"] for one in found] == [[1, 5, 48], [1, 8, 48]]
+    assert [row["name"] for one in found for row in one["rows"]] == ["korch", "korch"]
+    assert main([*bench, "--shape", "x=1x8x48"]) == 0
+    assert main([*bench, "--shape", "x=1x9x48"]) == 1
+    assert "0 plans of" in capsys.readouterr().err

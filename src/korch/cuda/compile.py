@@ -9,21 +9,22 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import pickle
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from queue import SimpleQueue
 
 from korch.child import child_command
+from korch.cores import usable_cores
 from korch.cuda.kernel import Launch
 from korch.cuda.module import require_triton
+from korch.files import make_private
+from korch.scratch import scratch_folder
 
 logger = logging.getLogger("korch.cuda")
 
@@ -75,7 +76,7 @@ class CubinCompiler:
         own = hashlib.sha256(functions).hexdigest()[:8]
         self.arch = arch
         self.folder = folder / "cuda" / f"triton-{version('triton')}-{own}" / f"sm_{arch}"
-        self.workers = workers or len(os.sched_getaffinity(0))
+        self.workers = workers or usable_cores()
         self._processes: list[_Process] = []
 
     def close(self) -> None:
@@ -140,11 +141,11 @@ class CubinCompiler:
         image = data.pop("image")
         data["sha256"] = hashlib.sha256(image).hexdigest()
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            for suffix, content in (("cubin", image), ("json", json.dumps(data).encode())):
-                with tempfile.NamedTemporaryFile(dir=self.folder, delete=False) as file:
-                    file.write(content)
-                Path(file.name).replace(self.folder / f"{cubin.symbol}.{suffix}")
+            make_private(self.folder)
+            with scratch_folder(self.folder) as folder:
+                for suffix, content in (("cubin", image), ("json", json.dumps(data).encode())):
+                    (folder / suffix).write_bytes(content)
+                    (folder / suffix).replace(self.folder / f"{cubin.symbol}.{suffix}")
         except OSError as error:
             logger.warning("a cubin can't be kept: %s", error)
 
@@ -155,7 +156,7 @@ class _Process:
     def __init__(self, arch: int) -> None:
         self._arch = arch
         self._process: subprocess.Popen[bytes] | None = None
-        self._folder = ""
+        self._left = ExitStack()
 
     def compile(self, launch: Launch) -> Cubin | CubinFailure:
         """Wait for what the process makes of a launch."""
@@ -169,14 +170,14 @@ class _Process:
         """End the process, and remove what a crash has left."""
         if self._process is not None:
             self._process.communicate()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._left.close()
         self._process = None
 
     def _ask(self, launch: Launch) -> Cubin | CubinFailure:
         request = pickle.dumps((launch, self._arch))
         if self._process is None:
-            self._folder = tempfile.mkdtemp(prefix="korch-triton-")
-            request = pickle.dumps(self._folder) + request
+            folder = self._left.enter_context(scratch_folder())
+            request = pickle.dumps(str(folder)) + request
             self._process = subprocess.Popen(
                 child_command(WORKER), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C is for this process, which ends the others

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import tempfile
 from collections.abc import Iterable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from korch.cuda.kernel import IMPORTS, Launch
 from korch.errors import UnsupportedError
 from korch.extras import install_command
+from korch.scratch import scratch_folder
 
 
 def require_triton() -> Any:
@@ -35,8 +34,8 @@ def load_functions(launches: Iterable[Launch]) -> ModuleType:
     require_triton()
     sources = dict.fromkeys(launch.source for launch in launches)
     text = IMPORTS + "".join(f"\n\n{source}" for source in sources)
-    with tempfile.TemporaryDirectory(prefix="korch-") as folder:
-        path = Path(folder) / "kernels.py"
+    with scratch_folder() as folder:
+        path = folder / "kernels.py"
         path.write_text(text)
         spec = importlib.util.spec_from_file_location("korch_kernels", path)
         if spec is None or spec.loader is None:

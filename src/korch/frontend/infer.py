@@ -14,9 +14,10 @@ import onnx
 import onnx.version_converter
 
 from korch.errors import ModelError, UnsupportedError
+from korch.frontend.indices import check_elements
 from korch.frontend.names import captured_names, node_label
 from korch.frontend.pools import drop_late_windows
-from korch.frontend.shapes import LARGEST_BYTES, dtype_of, type_name
+from korch.frontend.shapes import check_size, dtype_of, type_name
 from korch.primitive.op import Array
 from korch.primitive.ops.opaque import onnx_type
 from korch.primitive.types import ValueType
@@ -153,6 +154,7 @@ def infer_types(
         ModelError: the input types contradict the operator's definition.
     """
     _check_axis(node, types, constants, f"{model}: {node_label(node)}")
+    check_elements(node, types, constants, f"{model}: {node_label(node)}")
     given = {name for name in node.input if name}
     others = others or {}
     inputs = {
@@ -206,6 +208,7 @@ def static_type(proto: Any, name: str, node: Any, model: str) -> ValueType:
     """Return an inferred type as a static one.
 
     Raises:
+        ModelError: a size is negative, or it is impossibly large.
         UnsupportedError: it is no tensor, its elements have a type that Korch lacks, or its shape
             depends on data.
     """
@@ -223,6 +226,9 @@ def static_type(proto: Any, name: str, node: Any, model: str) -> ValueType:
             expected="float64, float32, float16, bfloat16, integers of 8 to 64 bits, or bool",
         )  # fmt: skip
     dtype = dtype_of(tensor.elem_type) if tensor is not None else None
+    if tensor is not None and any(dim.dim_value < 0 for dim in tensor.shape.dim):
+        sizes = [dim.dim_value for dim in tensor.shape.dim]
+        raise ModelError(f"its output {name!r} has the shape {sizes}: a size is negative", where)
     known = tensor is not None and tensor.HasField("shape") and all(
         dim.HasField("dim_value") and dim.dim_value >= 0 for dim in tensor.shape.dim
     )  # fmt: skip
@@ -234,9 +240,5 @@ def static_type(proto: Any, name: str, node: Any, model: str) -> ValueType:
             hint="Cut the model before this node, or replace the node by one of static shape",
         )
     type_ = ValueType(tuple(dim.dim_value for dim in tensor.shape.dim), dtype)
-    if type_.size_bytes > LARGEST_BYTES:
-        raise UnsupportedError(
-            f"its output {name!r} is {type_}, {type_.size_bytes >> 30} GiB", where=where,
-            expected=f"at most {LARGEST_BYTES >> 30} GiB",
-        )  # fmt: skip
+    check_size(type_, f"{where}: output {name!r}")
     return type_

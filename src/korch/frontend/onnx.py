@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import inliner
 
 from korch.errors import ModelError, UnsupportedError
+from korch.files import open_file
 from korch.frontend.infer import REFUSALS, check_opsets, modernized
 from korch.frontend.names import has_legal_names, order_nodes
 from korch.frontend.operator import Operator, OperatorGraph
@@ -26,6 +27,9 @@ from korch.frontend.segments import SegmentedModel, cut_segments
 from korch.frontend.shapes import bind_inputs, check_declared_outputs, is_number_tensor
 from korch.frontend.tensors import read_tensor
 from korch.primitive.op import Array
+
+LARGEST_PROTOBUF = (1 << 31) - 1
+"""Bytes of a serialized model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +177,8 @@ def _read(model: str | Path | bytes | onnx.ModelProto) -> tuple[Any, str, Path |
         return _parse(model, "model"), "model", None
     path = Path(model)
     try:
-        content = path.read_bytes()
+        with open_file(path) as stream:
+            content = stream.read(LARGEST_PROTOBUF + 1)
     except OSError as error:
         reason = error.strerror or str(error)
         raise ModelError(f"the model can't be read ({reason})", where=str(path)) from error
@@ -183,14 +188,42 @@ def _read(model: str | Path | bytes | onnx.ModelProto) -> tuple[Any, str, Path |
 def _parse(content: bytes, name: str) -> Any:
     if not content:
         raise ModelError("the file is empty", where=name, expected="an ONNX model")
-    try:
-        return _checked(onnx.ModelProto.FromString(content), name)
-    except DecodeError as error:
-        raise ModelError(
-            "this is no ONNX model, or it was cut short",
-            where=name,
-            hint="Export or download it again",
-        ) from error
+    if len(content) > LARGEST_PROTOBUF:
+        raise ModelError("it has more than 2 GiB, and no ONNX file has", where=name,
+                         hint="Export it again with its weights as external data")  # fmt: skip
+    kind = _other_kind(content)
+    if kind is None:
+        try:
+            return _checked(onnx.ModelProto.FromString(content), name)
+        except DecodeError as error:
+            if Path(name).suffix not in TORCH_SUFFIXES:
+                raise ModelError(
+                    "this is no ONNX model, or it was cut short",
+                    where=name,
+                    hint="Export or download it again",
+                ) from error
+            kind = _TORCH
+    what, hint = kind
+    raise ModelError(f"it is {what}, not an ONNX model", where=name, hint=hint)
+
+
+TORCH_SUFFIXES = (".pt", ".pth", ".pt2", ".ckpt")
+_TORCH = (
+    "a file of PyTorch's",
+    "Load the module in Python and call korch.optimize(module, example_inputs), or export it with "
+    "torch.onnx.export",
+)
+
+
+def _other_kind(content: bytes) -> tuple[str, str] | None:
+    """Return what a file is that people take for an ONNX model, and what to do; None if neither."""
+    if content.startswith(b"PK") and b"manifest.json" in content[:64]:
+        return "a Korch artifact", "It is optimized already: `korch run` and `korch.load` take it"
+    if content.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x04")):
+        return _TORCH
+    if content[4:8] == b"ORTM":
+        return "in ONNX Runtime's own format", "Give the ONNX file that it was made from"
+    return None
 
 
 def _checked(proto: Any, name: str) -> Any:

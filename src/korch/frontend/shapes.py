@@ -124,6 +124,8 @@ def _static(
     shape = []
     for axis, dim in enumerate(tensor.shape.dim):
         known = dim.dim_value if dim.HasField("dim_value") else sizes.get(dim.dim_param, -1)
+        if known < -1:
+            raise ModelError(f"dimension {axis} is {known}: a size is negative", where=where)
         if known < 0:
             example = "x".join(
                 str(d.dim_value) if d.HasField("dim_value") and d.dim_value >= 0
@@ -138,18 +140,23 @@ def _static(
 
 
 def _sized(type_: ValueType, where: str) -> ValueType:
-    if type_.size_bytes > LARGEST_BYTES:
-        raise UnsupportedError(
-            f"it is {type_}, {type_.size_bytes >> 30} GiB", where=where,
-            expected=f"at most {LARGEST_BYTES >> 30} GiB",
-        )  # fmt: skip
+    check_size(type_, where)
     return type_
+
+
+def check_size(type_: ValueType, where: str) -> None:
+    """Raise `ModelError` if no machine that Korch is for has room for a value."""
+    if type_.size_bytes > LARGEST_BYTES:
+        raise ModelError(
+            f"it is {type_}, {type_.size_bytes >> 30} GiB", where=where,
+            expected=f"at most {LARGEST_BYTES >> 30} GiB", hint="Check the sizes in the model",
+        )  # fmt: skip
 
 
 def _unknown(
     name: str, what: str, example: str, where: str, symbols: Sequence[str] = ()
 ) -> ModelError:
-    sizes = " ".join(f"--shape {symbol}=128" for symbol in symbols)
+    sizes = " ".join(f"--shape {symbol}={_example(symbol)}" for symbol in symbols)
     other = f", or all by their names: {sizes}" if symbols else ""
     return ModelError(
         f"{what} is unknown",
@@ -195,6 +202,12 @@ def check_declared_outputs(
                 "%s: output %r is declared with shape [%s], but its node computes %s; the declared "
                 "shape is ignored", model, item.name, text, found,
             )  # fmt: skip
+
+
+def _example(symbol: str) -> int:
+    """Return a likely size of a dimension by its name: a batch of 1, else a length."""
+    is_batch = "batch" in symbol.lower() or symbol.lower() in ("n", "b", "bs", "bsz")
+    return 1 if is_batch else 128
 
 
 def is_number_tensor(item: Any) -> bool:

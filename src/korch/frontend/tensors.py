@@ -34,9 +34,11 @@ def read_tensor(tensor: Any, folder: Path | None, model: str) -> Array:
     where = f"{model}: tensor {tensor.name!r}"
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         return _external(tensor, folder, where)
+    if min(tensor.dims, default=0) < 0:
+        raise ModelError(f"its shape is {list(tensor.dims)}: a size is negative", where=where)
     try:
         array: Array = onnx.numpy_helper.to_array(tensor)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, MemoryError, OverflowError) as error:
         raise ModelError(f"its elements can't be read ({error})", where=where) from error
     return array
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -12,8 +13,13 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 
 from korch.errors import ProviderError, UnsupportedError
+from korch.frontend.names import node_label
 
 RUNTIME, REFERENCE = "ONNX Runtime", "onnx.reference"
+
+NOT_INSTALLED = "it is not installed"
+
+logger = logging.getLogger("korch.host")
 
 _OF_PARENTS: list[Any] = []
 """Sessions that were open when this process was forked."""
@@ -103,7 +109,7 @@ def open_session(model: onnx.ModelProto, threads: int) -> tuple[Any, str]:
     try:
         import onnxruntime
     except ImportError:
-        return None, "it is not installed"
+        return None, NOT_INSTALLED
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
@@ -119,12 +125,29 @@ def _evaluator(model: onnx.ModelProto, refusal: str) -> Any:
     try:
         return ReferenceEvaluator(model)
     except Exception as error:
-        node = model.graph.node[0]
+        logger.info("ONNX Runtime: %s; onnx.reference: %s", refusal, _first_line(error))
+        opsets = {item.domain: item.version for item in model.opset_import}
+        unknown = [node for node in model.graph.node if not _is_standard(node, opsets)]
+        node = (unknown or model.graph.node)[0]
+        where = f"{node_label(node)}"
+        if not unknown:
+            raise UnsupportedError(f"ONNX Runtime does not run it: {refusal}", where,
+                                   hint="Replace the node, or cut the model before it"
+                                   ) from error  # fmt: skip
         raise UnsupportedError(
-            f"neither ONNX Runtime ({refusal}) nor onnx.reference ({_first_line(error)}) runs it",
-            where=f"host segment with {node.op_type} {node.name}".rstrip(),
-            hint="Cut the model before this node, or replace the node",
-        ) from error
+            f"there is no operator {node.op_type!r} in the domain {node.domain or 'ai.onnx'!r}, "
+            f"version {opsets.get(node.domain, 1)}" + (
+                " of the ONNX standard, and ONNX Runtime, which has more, is not installed"
+                if refusal == NOT_INSTALLED else ": neither ONNX nor ONNX Runtime has it"
+            ),
+            where,
+            hint="Check its name, domain and opset, or export the model with standard operators",
+        ) from error  # fmt: skip
+
+
+def _is_standard(node: onnx.NodeProto, opsets: Mapping[str, int]) -> bool:
+    version = opsets.get(node.domain, 1)
+    return bool(onnx.defs.has(node.op_type, version, node.domain))
 
 
 def _first_line(error: Exception) -> str:

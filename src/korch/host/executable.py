@@ -12,21 +12,29 @@ import json
 import os
 import time
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from korch.errors import ArtifactError, InputError
 from korch.frontend.shapes import dtype_of
 from korch.host.engine import Engine
 from korch.primitive.op import Array
-from korch.runtime.artifact import read_archive, read_artifact, write_archive
+from korch.runtime.artifact import (
+    Members,
+    archive_bytes,
+    read_archive,
+    read_artifact,
+    write_archive,
+)
 from korch.runtime.cuda.executable import CudaExecutable, load_cuda_bytes
 from korch.runtime.executable import Executable, TensorInfo, Timing, check_feeds, import_array
+from korch.runtime.record import read_object
 from korch.runtime.text import executable_text, plan_facts
 
 FORMAT = "korch-hosted"
@@ -155,12 +163,6 @@ class HostedExecutable:
             raise InputError("run_options is for ONNX Runtime only", expected="None")
         names, offered = ([name for name, _ in pairs] for pairs in (self._inputs, self._outputs))
         check_feeds(feeds, names)
-        for name in feeds:
-            if name not in names:
-                raise InputError(f"there is no input {name!r}", expected=", ".join(names) or "none")
-        for name in names:
-            if name not in feeds:
-                raise InputError(f"input {name!r} is missing", expected=", ".join(names))
         wanted = offered if output_names is None else list(output_names)
         for name in wanted:
             if name not in offered:
@@ -192,6 +194,14 @@ class HostedExecutable:
         Raises:
             ArtifactError: the file can't be written; what was there before is unharmed.
         """
+        write_archive(path, {"format": FORMAT, "schema": SCHEMA}, self._chunks())
+
+    def __reduce__(self) -> tuple[Callable[[Any], HostedExecutable], tuple[io.BytesIO]]:
+        """Pickle and copy it as the bytes of its artifact."""
+        content = archive_bytes({"format": FORMAT, "schema": SCHEMA}, self._chunks())
+        return load, (io.BytesIO(content),)
+
+    def _chunks(self) -> Members:
         segments: list[dict[str, Any]] = []
         members: dict[str, bytes] = {}
         for i, part in enumerate(self.parts):
@@ -212,15 +222,14 @@ class HostedExecutable:
             "outputs": [_store(*item) for item in self._outputs], "report": self.report,
         }  # fmt: skip
         members[PROGRAM] = json.dumps(program, default=str, sort_keys=True).encode()
-        chunks = {name: partial(_one_chunk, content) for name, content in members.items()}
-        write_archive(path, {"format": FORMAT, "schema": SCHEMA}, chunks)
+        return {name: partial(_one_chunk, content) for name, content in members.items()}
 
 
 def _one_chunk(content: bytes) -> list[bytes | memoryview]:
     return [content]
 
 
-def load(path: str | os.PathLike[str]) -> HostedExecutable:
+def load(path: str | os.PathLike[str] | IO[bytes]) -> HostedExecutable:
     """Load what `HostedExecutable.save` wrote.
 
     Raises:
@@ -230,12 +239,12 @@ def load(path: str | os.PathLike[str]) -> HostedExecutable:
     with read_archive(path, FORMAT, SCHEMA, (PROGRAM,)) as archive:
         try:
             return _read(archive)
-        except (KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
+        except (KeyError, ValueError, TypeError, DecodeError, zipfile.BadZipFile) as error:
             raise ArtifactError("it is damaged", hint="Build the artifact again") from error
 
 
 def _read(archive: zipfile.ZipFile) -> HostedExecutable:
-    program = json.loads(archive.read(PROGRAM))
+    program = read_object(archive.read(PROGRAM), PROGRAM)
     threads = int(program["threads"])
     parts: list[Part] = []
     for segment in program["segments"]:

@@ -82,13 +82,17 @@ def _build(
     segmented: SegmentedModel, options: Options, tell: Progress, begun_s: float,
     deadline: Deadline,
 ) -> HostedExecutable:  # fmt: skip
+    # What nothing runs is found before hours of searching.
+    engines = [Engine(segment.model, options.threads) if isinstance(segment, HostSegment) else None
+               for segment in segmented.segments]  # fmt: skip
     parts: list[Part] = []
     reports = []
     left = sum(not isinstance(segment, HostSegment) for segment in segmented.segments)
-    for segment in segmented.segments:
+    for segment, engine in zip(segmented.segments, engines, strict=True):
         if isinstance(segment, HostSegment):
-            parts.append(HostPart(segment.model, Engine(segment.model, options.threads),
-                                  segment.nodes))  # fmt: skip
+            if engine is None:
+                raise AssertionError("a host segment has no engine")
+            parts.append(HostPart(segment.model, engine, segment.nodes))
             continue
         try:
             executable = optimize_model(segment, options, None, tell, deadline.shared(left))

@@ -7,6 +7,7 @@ it, so that a damaged one is found and built again.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import hashlib
@@ -29,11 +30,14 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
+from korch.cores import usable_cores
 from korch.deadline import Deadline
 from korch.errors import CompileError
 from korch.extras import install_command
+from korch.files import make_private
 from korch.libraries import find_headers, find_library
 from korch.options import default_cache_folder
+from korch.scratch import scratch_folder
 from korch.target import has_matrix_units
 
 logger = logging.getLogger("korch.measure")
@@ -70,6 +74,9 @@ TICK_SECONDS = 0.2
 """How often it is looked whether a compiler must be stopped."""
 
 ONEDNN_HEADER = "korch_onednn.h"
+
+KERNELS = "kernels"
+"""The folder in the cache folder that has what is loaded and run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +159,7 @@ class Builder:
     def __init__(self, isa: str, cache_folder: Path | None = None) -> None:
         self.compiler = find_compiler()
         self.isa = isa
-        self.folder = usable_folder(cache_folder or default_cache_folder()) / "kernels"
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder = usable_folder(cache_folder or default_cache_folder()) / KERNELS
         own = _own_flags(self.compiler.version, isa)
         if isa == "amx" and not has_matrix_units():
             own = (*own, "-DKORCH_AMX_IN_SOFTWARE")
@@ -198,7 +204,7 @@ class Builder:
         # With an own end: when this thread is interrupted, no compiler may run on.
         stop = Deadline(None if deadline is None else deadline.at_s)
         self._precompile_if_slow(sources)
-        pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+        pool = ThreadPoolExecutor(usable_cores())
         try:
             found: list[Path | CompileFailure | None] = []
             waiting = [pool.submit(self._object, source, stop) for source in sources]
@@ -228,7 +234,7 @@ class Builder:
         def make(temporary: Path) -> None:
             command = [*self.compiler.command, "-shared", *self.compiler.openmp, "-o",
                        str(temporary), *map(str, files), *flags]  # fmt: skip
-            _run(command)
+            _run(command, temporary.parent)
 
         return self._cached(target, make)
 
@@ -274,7 +280,8 @@ class Builder:
 
         def make(temporary: Path) -> None:
             _run([*self.compiler.command, *self.flags, f"-I{NATIVE_FOLDER}", f"-I{headers}",
-                  "-x", "c++-header", str(header), "-o", str(temporary)])  # fmt: skip
+                  "-x", "c++-header", str(header), "-o", str(temporary)],
+                 temporary.parent)  # fmt: skip
 
         header = folder / ONEDNN_HEADER
         try:
@@ -299,12 +306,9 @@ class Builder:
                 include = [*self._precompiled, *include]
             if ONEDNN_HEADER in source and (headers := find_headers("dnnl.h")) is not None:
                 include.append(f"-I{headers}")
-            try:
-                text.write_text(source)
-                _run([*self.compiler.command, *self.flags, *include, "-c", str(text), "-o",
-                      str(temporary)], stop)  # fmt: skip
-            finally:
-                text.unlink(missing_ok=True)
+            text.write_text(source)
+            _run([*self.compiler.command, *self.flags, *include, "-c", str(text), "-o",
+                  str(temporary)], temporary.parent, stop)  # fmt: skip
 
         try:
             return self._cached(target, make)
@@ -323,24 +327,20 @@ class Builder:
         seal = target.with_name(target.name + ".sha256")
         if _is_sealed(target, seal):
             return target
-        temporary: Path | None = None
         try:
-            handle, name = tempfile.mkstemp(dir=self.folder, suffix=target.suffix)
-            os.close(handle)
-            temporary = Path(name)
-            make(temporary)
-            digest = hashlib.sha256(temporary.read_bytes()).hexdigest()
-            _write_atomically(seal, digest)
-            temporary.replace(target)
+            with scratch_folder(self.folder) as folder:
+                temporary = folder / f"new{target.suffix}"
+                temporary.touch()
+                make(temporary)
+                digest = hashlib.sha256(temporary.read_bytes()).hexdigest()
+                _write_atomically(seal, digest)
+                temporary.replace(target)
         except OSError as error:
             raise _cache_error(str(error), self.folder) from error
         except CompileError as error:
             if os.strerror(errno.ENOSPC) in error.what:
                 raise _cache_error(os.strerror(errno.ENOSPC), self.folder) from error
             raise
-        finally:
-            if temporary is not None:
-                temporary.unlink(missing_ok=True)
         return target
 
 
@@ -402,8 +402,10 @@ def usable_folder(folder: Path) -> Path:
         CompileError: no folder at all can be written.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder) as probe:
+        if not folder.exists():
+            make_private(folder)
+        make_private(folder / KERNELS)
+        with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(b"korch")
             probe.flush()
         return folder
@@ -419,12 +421,11 @@ def usable_folder(folder: Path) -> Path:
 
 @cache
 def _temporary_folder() -> Path:
-    holder = tempfile.TemporaryDirectory(prefix="korch-")
-    _HOLDERS.append(holder)
-    return Path(holder.name)
-
-
-_HOLDERS: list[tempfile.TemporaryDirectory[str]] = []
+    holder = contextlib.ExitStack()
+    atexit.register(holder.close)
+    folder = holder.enter_context(scratch_folder())
+    make_private(folder / KERNELS)
+    return folder
 
 
 def _try(command: tuple[str, ...]) -> Compiler | None:
@@ -461,8 +462,9 @@ def _link_flags(names: Sequence[str]) -> list[str]:
     return flags
 
 
-def _run(command: Sequence[str], stop: Deadline | None = None) -> None:
-    code, said = _call(command, stop or Deadline())
+def _run(command: Sequence[str], folder: Path, stop: Deadline | None = None) -> None:
+    """Run a compiler that puts its temporary files into a folder."""
+    code, said = _call(command, folder, stop or Deadline())
     # A driver that lost its compiler to the system says so and ends in the ordinary way.
     if code == -signal.SIGXCPU or (code and "CPU time limit exceeded" in said):
         raise CompileError(f"the compiler took longer than {COMPILE_SECONDS} s")
@@ -475,7 +477,7 @@ def _run(command: Sequence[str], stop: Deadline | None = None) -> None:
         raise refusal
 
 
-def _call(command: Sequence[str], stop: Deadline) -> tuple[int, str]:
+def _call(command: Sequence[str], folder: Path, stop: Deadline) -> tuple[int, str]:
     """Return how a compiler ended, and what it said. Waiting for a core is not its fault."""
     limit = Deadline.after(PATIENCE * COMPILE_SECONDS, time.monotonic())
     if stop.is_over:
@@ -483,7 +485,7 @@ def _call(command: Sequence[str], stop: Deadline) -> tuple[int, str]:
     try:
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                               stderr=subprocess.PIPE, text=True, start_new_session=True,
-                              ) as process:  # fmt: skip
+                              env={**os.environ, "TMPDIR": str(folder)}) as process:  # fmt: skip
             try:
                 _limit_computing(process.pid)
                 while True:
@@ -526,7 +528,6 @@ def _is_sealed(path: Path, seal: Path) -> bool:
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(handle, "w") as stream:
-        stream.write(text)
-    Path(name).replace(path)
+    with scratch_folder(path.parent) as folder:
+        (folder / "new").write_text(text)
+        (folder / "new").replace(path)

@@ -20,8 +20,15 @@ logger = logging.getLogger("korch.measure")
 
 SCHEMA_VERSION = 8
 """Since 8, runs in which a thread had no core do not count: older records may be far too long."""
-SWITCH_SECONDS = 5.0
+SWITCH_SECONDS = 0.7
 """How long another process may hold a new file while this one wants to switch its log on."""
+
+LOCK_SECONDS = 0.7
+"""How long another process may hold the file while this one reads or writes. A search goes on
+without what it would not get: it has a budget."""
+
+LATER_MS = 50
+"""The same, in milliseconds, once it was longer."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS records (
     target TEXT NOT NULL, candidate TEXT NOT NULL, record TEXT NOT NULL,
@@ -31,6 +38,8 @@ CREATE TABLE IF NOT EXISTS facts (
     target TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (target, name)
 ) WITHOUT ROWID;
 """
+
+_LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 _DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
 """What reading a damaged file raises; the latter if SQLite's message quotes the damage."""
@@ -107,8 +116,11 @@ class Database:
                 self._connection.execute(statement, (self.target, key, sealed))
 
     def _say_once(self, what: str, error: sqlite3.Error) -> None:
+        if is_locked := getattr(error, "sqlite_errorcode", 0) & 0xFF in _LOCKED:
+            self._connection.execute(f"PRAGMA busy_timeout = {LATER_MS}")
         if what not in self._said:
-            logger.warning("the kernel database %s can't be %s: %s", self.path, what, error)
+            reason = f"another process holds it ({error})" if is_locked else error
+            logger.warning("the kernel database %s can't be %s: %s", self.path, what, reason)
             self._said.add(what)
 
     def _open(self) -> sqlite3.Connection:
@@ -121,7 +133,7 @@ class Database:
             return self._begin_anew(error)
 
     def _connect(self, name: str) -> sqlite3.Connection:
-        connection = sqlite3.connect(name, timeout=30)
+        connection = sqlite3.connect(name, timeout=LOCK_SECONDS)
         try:
             _keep_a_log(connection)
             connection.execute("PRAGMA synchronous = NORMAL")

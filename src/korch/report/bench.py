@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from korch.errors import ArtifactError, ModelError, OptionError
+from korch.files import open_file
 from korch.options import Options
 from korch.report.compare import Comparison, RunnerSpec, compare
 from korch.report.explain import quality
 from korch.report.peers import get_peer
 from korch.report.peers.inputs import random_inputs
 from korch.report.peers.peer import require
+from korch.runtime import shaped
 from korch.runtime.artifact import read_format
-from korch.runtime.executable import load
+from korch.runtime.executable import Executable, load
 from korch.runtime.record import ModelRecord
+from korch.scratch import scratch_folder
 
 Tell = Callable[[str, str], None]
 
@@ -35,7 +37,8 @@ def bench(
             built from, which must not have changed since.
         rounds: how often each engine has its turn.
         options: for a model, how to optimize it.
-        shapes: sizes for inputs with unknown dimensions, by input name.
+        shapes: sizes for inputs with unknown dimensions, by input name; of an artifact with
+            several plans, those of one.
         tell: told of progress.
 
     Raises:
@@ -47,15 +50,10 @@ def bench(
                           expected="at least 1")  # fmt: skip
     for name in against:
         require(get_peer(name))
-    with tempfile.TemporaryDirectory(prefix="korch-bench-") as folder:
+    with scratch_folder() as folder:
         if subject.suffix == ".korch":
             artifact = subject
-            if read_format(artifact) not in ("korch", ""):
-                raise OptionError(
-                    "it has several plans or parts on the host", where=str(artifact),
-                    expected="an artifact of one plan", hint="Optimize the model for one shape",
-                )  # fmt: skip
-            executable = load(artifact)
+            executable = _load(artifact, shapes)
             plan = executable.plan
             path = model if model is not None else _recorded_model(plan.model, artifact)
         else:
@@ -63,7 +61,7 @@ def bench(
 
             bound = {name: tuple(shape) for name, shape in shapes.items()}
             executable = optimize_model(subject, options, bound, say)
-            artifact = Path(folder) / "subject.korch"
+            artifact = folder / "subject.korch"
             executable.save(artifact)
             plan, path = executable.plan, model or subject
         if not path.is_file():
@@ -81,6 +79,48 @@ def bench(
         return replace(comparison, notes=notes)
 
 
+def bindings_of(
+    subject: Path, given: Sequence[Mapping[str, tuple[int, ...]]]
+) -> list[Mapping[str, tuple[int, ...]]]:
+    """Return what to compare in turn: the bindings that are given, or else those of an artifact.
+
+    Raises:
+        ArtifactError: the artifact can't be read.
+    """
+    if any(given) or subject.suffix != ".korch" or read_format(subject) != shaped.FORMAT:
+        return list(given)
+    plans = shaped.load_shaped(subject).plans.values()
+    return [{tensor.name: tensor.shape for tensor in plan.plan.inputs} for plan in plans]
+
+
+def _load(path: Path, shapes: Mapping[str, Sequence[int]]) -> Executable:
+    """Return the executable of an artifact, or that of its plans which takes some shapes."""
+    kind = read_format(path)
+    if kind == shaped.FORMAT:
+        plans = shaped.load_shaped(path).plans.values()
+        types = [{t.name: t.shape for t in plan.plan.inputs} for plan in plans]
+        wanted = {name: tuple(shape) for name, shape in shapes.items()}
+        fits = [plan for plan, known in zip(plans, types, strict=True)
+                if wanted.items() <= known.items()]  # fmt: skip
+        if len(fits) != 1:
+            raise OptionError(
+                f"{len(fits)} plans of {path} take these shapes", "option --shape",
+                "those of one: " + " or ".join(map(shapes_text, types)),
+            )  # fmt: skip
+        return fits[0]
+    if kind not in ("korch", ""):
+        raise OptionError(
+            "parts of it run on the host, or it is for a CUDA device", where=str(path),
+            expected="an artifact for the CPU without parts on the host",
+        )  # fmt: skip
+    return load(path)
+
+
+def shapes_text(shapes: Mapping[str, Sequence[int]]) -> str:
+    """Return shapes by name as --shape takes them."""
+    return " ".join(f"{name}={'x'.join(map(str, shape))}" for name, shape in shapes.items())
+
+
 def _recorded_model(record: ModelRecord, artifact: Path) -> Path:
     hint = "Name the model with --model"
     if not record.path:
@@ -90,7 +130,7 @@ def _recorded_model(record: ModelRecord, artifact: Path) -> Path:
     if not path.is_file():
         raise ArtifactError(f"the model {path} that it was built from is gone",
                             where=str(artifact), hint=hint)  # fmt: skip
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     if digest != record.sha256:
         raise ArtifactError(f"the model {path} has changed since it was built",

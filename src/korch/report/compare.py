@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -25,6 +24,7 @@ from korch.numerics import max_error
 from korch.report.peers import get_peer
 from korch.report.peers.peer import Array, Arrays, Patient, require
 from korch.report.peers.process import WorkerProcess
+from korch.scratch import scratch_folder
 
 _TURN_NS = 10_000_000  # a turn times at least this much work, ...
 _MOST_RUNS = 50  # ... but no more runs than this
@@ -213,7 +213,7 @@ def compare(
         say(f"left out: {error}")
 
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="korch-compare-")))
+        folder = stack.enter_context(scratch_folder())
         np.savez(folder / "inputs.npz", *inputs.values())
         limits = _Limits(prepare_timeout_s, run_timeout_s, warm_up)
         seats: list[_Seat] = []

@@ -17,12 +17,12 @@ damage and careless edits; they are no signature: running an artifact runs its m
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import io
 import json
 import os
 import re
-import secrets
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,9 +30,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from korch.errors import ArtifactError
+from korch.files import open_file
 from korch.runtime.machine import Requirements
-from korch.runtime.record import PlanRecord, to_json
+from korch.runtime.record import PlanRecord, read_object, to_json
 from korch.runtime.weights import CHUNK_BYTES, ReadAt, Weights, checksum
+from korch.scratch import scratch_folder
 
 SCHEMA = 3
 FORMAT = "korch"
@@ -84,68 +86,83 @@ def write_file(path: str | os.PathLike[str], write: Callable[[IO[bytes]], None])
     Raises:
         ArtifactError: the file can't be written.
     """
-    target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
-    if target.exists() and not target.is_file():
-        raise ArtifactError(
-            "it can't be written: it is no regular file",
-            where=str(target),
-            hint="Choose another name",
-        )
     try:
-        with temporary.open("xb") as stream:
-            write(stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(target)
+        target = Path(os.path.realpath(path))
+    except ValueError as error:  # a null character, or half of a surrogate pair
+        raise _not_written(path, error) from error
+    try:
+        if target.exists() and not target.is_file():
+            raise OSError(errno.EINVAL, "it is no regular file")
+        with scratch_folder(target.parent) as folder:
+            temporary = folder / "file"
+            with temporary.open("xb") as stream:
+                write(stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            temporary.replace(target)
         _sync_folder(target.parent)
     except OSError as error:
-        raise ArtifactError(
-            f"it can't be written: {error.strerror or error}",
-            where=str(target),
-            hint="Choose a folder that exists, may be written to and has room",
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+        raise _not_written(path, error) from error
+
+
+def _not_written(path: str | os.PathLike[str], error: Exception) -> ArtifactError:
+    reason = (error.strerror if isinstance(error, OSError) else "") or error
+    return ArtifactError(
+        f"it can't be written: {reason}",
+        where=str(path),
+        hint="Choose a name of a file in a folder that exists, may be written to and has room",
+    )
+
+
+Members = Mapping[str, Callable[[], Iterable[bytes | memoryview]]]
+"""By name, what gives the chunks of each member of an archive; it is called twice."""
 
 
 def write_archive(
-    path: str | os.PathLike[str], manifest: Mapping[str, Any],
-    members: Mapping[str, Callable[[], Iterable[bytes | memoryview]]],
-) -> None:  # fmt: skip
+    path: str | os.PathLike[str], manifest: Mapping[str, Any], members: Members
+) -> None:
     """Write an archive of members, whose checksums its manifest holds, as `write_file` does.
 
     Args:
         path: of the file.
         manifest: format and schema; the checksums are added.
-        members: by name, what gives the chunks of each member; it is called twice.
+        members: what it holds.
 
     Raises:
         ArtifactError: the file can't be written.
     """
+    write_file(path, lambda stream: _write_members(stream, manifest, members))
+
+
+def archive_bytes(manifest: Mapping[str, Any], members: Members) -> bytes:
+    """Return what `write_archive` writes."""
+    stream = io.BytesIO()
+    _write_members(stream, manifest, members)
+    return stream.getvalue()
+
+
+def _write_members(stream: IO[bytes], manifest: Mapping[str, Any], members: Members) -> None:
     checksums = _checksums((name, chunks()) for name, chunks in members.items())
-
-    def write(stream: IO[bytes]) -> None:
-        with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
-            _add(archive, MANIFEST, [to_json({**manifest, **checksums}).encode()])
-            for name, chunks in members.items():
-                _add(archive, name, chunks())
-
-    write_file(path, write)
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
+        _add(archive, MANIFEST, [to_json({**manifest, **checksums}).encode()])
+        for name, chunks in members.items():
+            _add(archive, name, chunks())
 
 
 @contextlib.contextmanager
 def read_archive(
-    path: str | os.PathLike[str], format_name: str, schema: int, needed: Sequence[str]
+    path: str | os.PathLike[str] | IO[bytes], format_name: str, schema: int, needed: Sequence[str]
 ) -> Iterator[zipfile.ZipFile]:
     """Open what `write_archive` wrote, after a check of every member.
 
     Raises:
         ArtifactError: it can't be read, is no such archive, is damaged, or has another schema.
     """
+    if not isinstance(path, str | os.PathLike):
+        yield from _opened(path, format_name, schema, needed)
+        return
     try:
-        with Path(path).open("rb") as stream:
+        with open_file(path) as stream:
             yield from _opened(stream, format_name, schema, needed)
     except ArtifactError as error:
         where = f"{path}: {error.where}" if error.where else str(path)
@@ -180,7 +197,7 @@ def read_format(path: str | os.PathLike[str]) -> str:
         ArtifactError: it can't be read.
     """
     try:
-        with Path(path).open("rb") as stream:
+        with open_file(path) as stream:
             head = stream.read(4096)
     except OSError as error:
         raise ArtifactError(
@@ -200,7 +217,7 @@ def read_artifact(path: str | os.PathLike[str] | IO[bytes]) -> Artifact:
     if not isinstance(path, str | os.PathLike):
         return _read(path)
     try:
-        with Path(path).open("rb") as stream:
+        with open_file(path) as stream:
             return _read(stream)
     except ArtifactError as error:
         where = f"{path}: {error.where}" if error.where else str(path)
@@ -296,7 +313,7 @@ def _read(stream: IO[bytes]) -> Artifact:
                     for name in archive.namelist()
                     if name.startswith(SOURCES)
                 },
-                report=json.loads(archive.read(REPORT)),
+                report=read_object(archive.read(REPORT), REPORT),
             )
     except (zipfile.BadZipFile, EOFError, ValueError, KeyError, NotImplementedError) as error:
         # All that zipfile raises for an archive whose structure does not add up.
@@ -309,10 +326,10 @@ def _no_artifact() -> ArtifactError:
 
 def _read_manifest(archive: zipfile.ZipFile, format_name: str, schema: int) -> dict[str, Any]:
     try:
-        manifest = json.loads(archive.read(MANIFEST))
+        manifest = read_object(archive.read(MANIFEST), MANIFEST)
         is_artifact = manifest["format"] == format_name
         found_schema = manifest["schema"]
-    except (ValueError, KeyError, TypeError) as error:
+    except KeyError as error:
         raise ArtifactError("it can't be read", where=MANIFEST, hint=_REBUILD) from error
     if not is_artifact:
         raise _no_artifact()

@@ -12,6 +12,7 @@ import numpy as np
 
 from korch import __version__
 from korch.errors import InvalidGraphError, ModelError
+from korch.files import open_file
 from korch.measure.compiler import Builder
 from korch.partition.spill import forget
 from korch.primitive.graph import PrimitiveGraph
@@ -107,7 +108,7 @@ def model_record(path: str | Path) -> ModelRecord:
     """
     found = Path(path).resolve()
     try:
-        with found.open("rb") as stream:
+        with open_file(found) as stream:
             return ModelRecord(str(found), hashlib.file_digest(stream, "sha256").hexdigest())
     except OSError as error:
         raise ModelError(f"it can't be read: {error.strerror}", where=str(path)) from error

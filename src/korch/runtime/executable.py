@@ -6,6 +6,7 @@ and allocates the outputs.
 
 from __future__ import annotations
 
+import io
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -250,6 +251,10 @@ class Executable:
         """Return what `save` would write; raise what it would."""
         return artifact_bytes(self._whole())
 
+    def __reduce__(self) -> tuple[Callable[[bytes], Executable], tuple[bytes]]:
+        """Pickle and copy it as the bytes of its artifact: a copy has memory of its own."""
+        return _from_bytes, (self.to_bytes(),)
+
     def _whole(self) -> Artifact:
         if self._is_one_of_several:
             raise ArtifactError("one of several plans can't be saved without the others",
@@ -292,10 +297,6 @@ def run_by_name(
         raise InputError("run_options is for ONNX Runtime only", expected="None")
     names = [tensor.name for tensor in plan.inputs]
     check_feeds(feeds, names)
-    if unknown := [name for name in feeds if name not in names]:
-        raise InputError(f"there is no input {unknown[0]!r}", expected=_list(names))
-    if missing := [name for name in names if name not in feeds]:
-        raise InputError(f"input {missing[0]!r} is missing", expected=_list(names))
     offered = [tensor.name for tensor in plan.outputs]
     wanted = offered if output_names is None else list(output_names)
     if unknown := [name for name in wanted if name not in offered]:
@@ -305,10 +306,20 @@ def run_by_name(
 
 
 def check_feeds(feeds: object, names: Sequence[str]) -> None:
-    """Raise `InputError` unless the feeds of a run are given by name."""
+    """Raise `InputError` unless the feeds of a run are an array for each of some names."""
+    expected = f"an array for each of {_list(names)}"
     if not isinstance(feeds, Mapping):
-        raise InputError(f"the feeds are a {type(feeds).__name__}",
-                         expected=f"a dict with an array for each of {_list(names)}")  # fmt: skip
+        raise InputError(f"the feeds are of type {type(feeds).__name__}",
+                         expected=f"a dict with {expected}")  # fmt: skip
+    if unknown := [name for name in feeds if name not in names]:
+        raise InputError(f"there is no input {unknown[0]!r}", expected=expected)
+    if missing := [name for name in names if name not in feeds]:
+        given = f"only {_list(list(feeds))} is given" if feeds else "no input is given"
+        raise InputError(f"input {missing[0]!r} is missing: {given}", expected=expected)
+
+
+def _from_bytes(content: bytes) -> Executable:
+    return Executable(read_artifact(io.BytesIO(content)))
 
 
 def load(path: str | os.PathLike[str]) -> Executable:
@@ -351,7 +362,7 @@ def import_array(array: Any, name: str, expected: str) -> Array:
     """
     where = f"input {name!r}"
     if not hasattr(array, "__dlpack__"):
-        raise InputError(f"it is a {type(array).__name__}", where,
+        raise InputError(f"it is of type {type(array).__name__}", where,
                          f"{expected} as an array of NumPy, or one that speaks DLPack"
                          )  # fmt: skip
     try:
@@ -382,9 +393,15 @@ def _check_interface(library: Library, artifact: Artifact) -> None:
     """Check that the library is the plan's: no pointer is passed that it does not expect."""
     plan = artifact.plan
     constants = tuple((f"c{i}", type_) for i, type_ in enumerate(artifact.weights.types))
+    try:
+        inputs, outputs = (
+            tuple((t.name, t.type) for t in tensors) for tensors in (plan.inputs, plan.outputs)
+        )
+    except ValueError:  # there is no such element type
+        inputs = outputs = ()
     if (
-        library.inputs != tuple((t.name, t.type) for t in plan.inputs)
-        or library.outputs != tuple((t.name, t.type) for t in plan.outputs)
+        library.inputs != inputs
+        or library.outputs != outputs
         or library.constants != constants
         or library.kernels != tuple(step.symbol for step in plan.steps)
     ):

@@ -5,10 +5,8 @@ from __future__ import annotations
 import _ctypes
 import ctypes
 import struct
-import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from korch.errors import ArtifactError, ProviderError
@@ -16,6 +14,7 @@ from korch.libraries import announce_onnxruntime, load_globally
 from korch.primitive.types import DType, ValueType
 from korch.runtime.source import PLAN_FUNCTIONS
 from korch.runtime.weights import Weights
+from korch.scratch import scratch_folder
 
 ABI_VERSION = 2
 ERROR_BYTES = 1024
@@ -192,8 +191,8 @@ def _load(content: bytes, libraries: Iterable[str]) -> ctypes.CDLL:
     try:
         load_globally(libraries)
         # A name of its own for each: the loader takes an equal name for the same library.
-        with tempfile.TemporaryDirectory(prefix="korch-") as folder:
-            path = Path(folder, "library.so")
+        with scratch_folder() as folder:
+            path = folder / "library.so"
             path.write_bytes(content)
             native = ctypes.CDLL(str(path))
     except (OSError, ValueError) as error:

@@ -161,11 +161,37 @@ class PlanRecord:
             ArtifactError: there is none.
         """
         try:
-            return _read(PlanRecord, json.loads(text), "plan")
+            return _read(PlanRecord, read_object(text, "plan.json"), "plan")
         except (ValueError, TypeError) as error:
             raise ArtifactError(
                 f"it can't be read: {error}", where="plan.json", hint="Build the artifact again"
             ) from error
+
+
+MOST_NESTED = 64
+"""Levels of lists and objects in what an artifact holds; ours have less than ten."""
+
+
+def read_object(text: str | bytes, where: str) -> dict[str, Any]:
+    """Return a JSON object that a file holds, which anybody may have written.
+
+    Raises:
+        ArtifactError: there is none, or its parts are nested too deeply for those who read it.
+    """
+    try:
+        data = json.loads(text)
+        level = [data]
+        for _ in range(MOST_NESTED):
+            lists = [part.values() if isinstance(part, dict) else part for part in level
+                     if isinstance(part, dict | list)]  # fmt: skip
+            level = [part for parts in lists for part in parts]
+        if level or not isinstance(data, dict):
+            raise ValueError("it is no object, or its parts are nested too deeply")
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(
+            f"it can't be read: {error}", where, hint="Build the artifact again"
+        ) from error
+    return data
 
 
 def to_json(data: Any) -> str:

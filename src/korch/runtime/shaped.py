@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -28,6 +28,8 @@ from korch.runtime.artifact import (
     SOURCES,
     WEIGHTS,
     Artifact,
+    Members,
+    archive_bytes,
     artifact_bytes,
     read_archive,
     read_artifact,
@@ -37,6 +39,7 @@ from korch.runtime.artifact import (
 from korch.runtime.build import MAIN
 from korch.runtime.executable import Executable, TensorInfo, Timing, check_feeds
 from korch.runtime.library import load_plans
+from korch.runtime.record import read_object
 from korch.runtime.source import print_plans, rename_plan
 from korch.runtime.text import executable_text, plan_facts
 from korch.runtime.weights import Weights
@@ -141,8 +144,6 @@ class ShapedExecutable:
             run_options: None = None) -> list[Array]:  # fmt: skip
         """Run the model as `onnxruntime.InferenceSession.run` does."""
         check_feeds(feeds, self._names)
-        if missing := [name for name in self._names if name not in feeds]:
-            raise InputError(f"input {missing[0]!r} is missing", expected=", ".join(self._names))
         chosen = self.plan_for([feeds[name] for name in self._names])
         return chosen.run(output_names, feeds, run_options)
 
@@ -156,6 +157,14 @@ class ShapedExecutable:
         Raises:
             ArtifactError: the file can't be written; what was there before is unharmed.
         """
+        write_archive(path, {"format": FORMAT, "schema": SCHEMA}, self._members())
+
+    def __reduce__(self) -> tuple[Callable[[Any], ShapedExecutable], tuple[io.BytesIO]]:
+        """Pickle and copy it as the bytes of its artifact."""
+        content = archive_bytes({"format": FORMAT, "schema": SCHEMA}, self._members())
+        return load_shaped, (io.BytesIO(content),)
+
+    def _members(self) -> Members:
         shared, bare = self._shared, Weights.allocate(())
         program = json.dumps({"weights": shared.places}, sort_keys=True).encode()
         members: dict[str, Callable[[], Any]] = {
@@ -167,7 +176,7 @@ class ShapedExecutable:
         for name, text in sorted(shared.sources.items()):
             members[SOURCES + name] = partial(list, [text.encode()])
         members[WEIGHTS] = shared.weights.chunks
-        write_archive(path, {"format": FORMAT, "schema": SCHEMA}, members)
+        return members
 
 
 def combine(executables: Sequence[Executable], builder: Builder) -> ShapedExecutable:
@@ -202,7 +211,7 @@ def combine(executables: Sequence[Executable], builder: Builder) -> ShapedExecut
     return ShapedExecutable(artifacts, Shared(library, sources, weights, places))
 
 
-def load_shaped(path: str | os.PathLike[str]) -> ShapedExecutable:
+def load_shaped(path: str | os.PathLike[str] | IO[bytes]) -> ShapedExecutable:
     """Load what `ShapedExecutable.save` wrote; all plans read the same weights in memory.
 
     Raises:
@@ -215,7 +224,9 @@ def load_shaped(path: str | os.PathLike[str]) -> ShapedExecutable:
         raise ArtifactError("it is damaged", where=str(path)) from error
 
 
-def read_shaped(path: str | os.PathLike[str]) -> tuple[list[Artifact], Shared]:
+def read_shaped(
+    path: str | os.PathLike[str] | IO[bytes],
+) -> tuple[list[Artifact], Shared]:
     """Read what `ShapedExecutable.save` wrote: the plans, and what they have in common.
 
     Raises:
@@ -223,7 +234,7 @@ def read_shaped(path: str | os.PathLike[str]) -> tuple[list[Artifact], Shared]:
     """
     with read_archive(path, FORMAT, SCHEMA, (LIBRARY, PROGRAM, WEIGHTS)) as archive:
         try:
-            places = json.loads(archive.read(PROGRAM))["weights"]
+            places = read_object(archive.read(PROGRAM), PROGRAM)["weights"]
             weights = read_weights(archive)
             if not places or any(not 0 <= i < len(weights) for chosen in places for i in chosen):
                 raise ValueError("a plan takes weights that are not there")

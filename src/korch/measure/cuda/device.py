@@ -11,7 +11,7 @@ from korch.cuda.driver import has_driver
 from korch.cuda.flags import library_flags
 from korch.cuda.module import require_triton
 from korch.cuda.target import NOMINAL, CudaTarget
-from korch.errors import UnsupportedError
+from korch.errors import OptionError, UnsupportedError
 from korch.extras import install_command
 
 CALIBRATION = "cuda-calibration-2"
@@ -47,6 +47,19 @@ def require_torch() -> Any:
         raise UnsupportedError(f"no CUDA device can be used here{built}", "option target",
                                hint=hint)  # fmt: skip
     return torch
+
+
+def require_device(target: str) -> None:
+    """Check that kernels for a target that is "cuda" or begins with "cuda:" can be measured here.
+
+    Raises:
+        OptionError: it names a kind of devices, not the device at hand.
+        UnsupportedError: there is no device.
+    """
+    require_torch()
+    if target != "cuda":
+        raise OptionError(f"{target} is for plans without a device", "option target",
+                          "cuda, the device that is here, or --dry-run")  # fmt: skip
 
 
 def detect_cuda_target(allow_tf32: bool = False) -> CudaTarget:

@@ -7,6 +7,7 @@ one's own is named "package.module:OBJECT", where the object has the methods of 
 from __future__ import annotations
 
 import importlib
+from difflib import get_close_matches
 
 from korch.errors import OptionError
 from korch.report.peers.artifact import ArtifactPeer
@@ -31,6 +32,11 @@ PEERS: dict[str, Peer] = {
 """By the name that the command line takes."""
 
 
+ALIASES = {"ort": "onnxruntime", "ov": "openvino", "torch": "eager", "pytorch": "eager",
+           "compile": "inductor", "torch.compile": "inductor"}  # fmt: skip
+"""What people call some of them; a hint names the right one."""
+
+
 def get_peer(name: str) -> Peer:
     """Return the peer called `name`, with its option, or what "package.module:OBJECT" names.
 
@@ -46,7 +52,9 @@ def get_peer(name: str) -> Peer:
             raise OptionError(f"{module} has no options", "peers", module)
         return known.with_option(attribute)
     if not colon:
-        raise OptionError(f"there is no peer {name!r}", "peers", ", ".join(PEERS))
+        alike = ALIASES.get(name.lower()) or next(iter(get_close_matches(name, PEERS, 1)), "")
+        raise OptionError(f"there is no engine {name!r}", "option --against", ", ".join(PEERS),
+                          f"Do you mean {alike!r}?" if alike else "")  # fmt: skip
     try:
         peer: Peer = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:

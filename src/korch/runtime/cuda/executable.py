@@ -9,11 +9,9 @@ allocated and nothing is waited for in a run.
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +36,7 @@ from korch.runtime.cuda.schedule import STREAMS, Turn, schedule
 from korch.runtime.executable import TensorInfo, run_by_name
 from korch.runtime.record import PlanRecord
 from korch.runtime.text import executable_text, plan_facts
+from korch.scratch import scratch_folder
 
 BRANCH_ROUNDS = 9
 """Turns in which a graph with branches and one without are timed."""
@@ -226,10 +225,14 @@ class CudaExecutable:
 
     def to_bytes(self) -> bytes:
         """Return what `save` would write; raise what it would."""
-        with tempfile.TemporaryDirectory(prefix="korch-") as folder:
-            path = Path(folder) / "program.korch"
+        with scratch_folder() as folder:
+            path = folder / "program.korch"
             self.save(path)
             return path.read_bytes()
+
+    def __reduce__(self) -> tuple[Callable[[bytes], CudaExecutable], tuple[bytes]]:
+        """Pickle and copy it as the bytes of its artifact."""
+        return load_cuda_bytes, (self.to_bytes(),)
 
     # Memory
 
@@ -452,8 +455,8 @@ def load_cuda(path: str | os.PathLike[str]) -> CudaExecutable:
 
 def load_cuda_bytes(content: bytes) -> CudaExecutable:
     """Load what `CudaExecutable.to_bytes` gave; raise what `load_cuda` raises."""
-    with tempfile.TemporaryDirectory(prefix="korch-") as folder:
-        path = Path(folder) / "program.korch"
+    with scratch_folder() as folder:
+        path = folder / "program.korch"
         path.write_bytes(content)
         return load_cuda(path)
 

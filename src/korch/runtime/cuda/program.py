@@ -15,7 +15,6 @@ The file is an archive as all artifacts are:
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -23,7 +22,7 @@ from typing import Any
 
 from korch.errors import ArtifactError
 from korch.runtime.artifact import read_archive, read_weights, write_archive
-from korch.runtime.record import PlanRecord, to_json
+from korch.runtime.record import PlanRecord, read_object, to_json
 from korch.runtime.weights import Weights
 
 FORMAT = "korch-cuda"
@@ -178,7 +177,7 @@ def read_program(path: str | os.PathLike[str]) -> CudaProgram:
             }  # fmt: skip
 
         try:
-            data = json.loads(archive.read(PROGRAM))
+            data = read_object(archive.read(PROGRAM), PROGRAM)
             return CudaProgram(
                 plan=plan, arch=int(data["arch"]), allow_tf32=bool(data["allow_tf32"]),
                 is_parallel=bool(data["is_parallel"]),
@@ -191,7 +190,7 @@ def read_program(path: str | os.PathLike[str]) -> CudaProgram:
                     name: text.decode() for suffix in (".py", NETWORK)
                     for name, text in members(SOURCES, suffix).items()
                 },
-                report=json.loads(archive.read(REPORT)),
+                report=read_object(archive.read(REPORT), REPORT),
             )  # fmt: skip
         except (ValueError, KeyError, TypeError) as error:
             raise ArtifactError(f"its program can't be read: {error!r}", PROGRAM,

@@ -1,0 +1,88 @@
+"""Files that users name: read only if they are regular, and known to be writable before the work.
+
+A pipe would block, and a device may have no end. A name may hold what no file's name can.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import tempfile
+from collections.abc import Sequence
+from io import BufferedReader
+from pathlib import Path
+
+from korch.errors import OptionError
+
+
+def open_file(path: str | os.PathLike[str]) -> BufferedReader:
+    """Open a regular file to be read.
+
+    Raises:
+        OSError: it can't be opened, is no regular file, or its name is none.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except ValueError as error:  # a null character, or half of a surrogate pair
+        raise OSError(errno.EINVAL, f"no file has such a name: {error}", str(path)) from error
+    kind = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(descriptor)
+        if stat.S_ISDIR(kind):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise OSError(errno.EINVAL, "it is a pipe or a device, not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder of what is run: it belongs to this user, and no other may enter it.
+
+    Raises:
+        OSError: it can't be made, or belongs to another user.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, "it belongs to another user", str(folder))
+    if stat.S_IMODE(found.st_mode) != 0o700:  # whatever the umask, or an earlier version, made it
+        folder.chmod(0o700)
+
+
+def check_output(path: Path, option: str, inputs: Sequence[Path] = ()) -> None:
+    """Check that a file can be written: before the work, not after it.
+
+    Args:
+        path: where to write.
+        option: that named it.
+        inputs: files that are read, which it must not overwrite.
+
+    Raises:
+        OptionError: it can't be written.
+    """
+    where = f"option {option}"
+    try:
+        target = Path(os.path.realpath(path))  # a link to nothing is written where it points to
+        if not target.parent.is_dir():
+            raise OptionError(f"the folder of {target} does not exist", where,
+                              hint="Create it first")  # fmt: skip
+        try:
+            found = target.stat()
+        except FileNotFoundError:
+            pass
+        else:
+            if stat.S_ISDIR(found.st_mode):
+                raise OptionError(f"{path} is a folder", where, "the name of a file")
+            if not stat.S_ISREG(found.st_mode):
+                raise OptionError(f"{path} is a pipe or a device", where, "the name of a file")
+            for one in inputs:
+                if one.exists() and one.samefile(target):
+                    raise OptionError(f"{path} is read, too: it would be overwritten", where,
+                                      "another file")  # fmt: skip
+        with tempfile.TemporaryFile(dir=target.parent) as probe:
+            probe.write(b"korch")
+            probe.flush()
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else "") or error
+        raise OptionError(f"{path} can't be written ({reason})", where,
+                          hint="Choose another name or folder") from error  # fmt: skip

@@ -1,0 +1,58 @@
+"""Constant elements that say where or how much: refused where they can't be meant.
+
+Indices outside of an axis would be found when the model runs, if at all; a negative size makes
+ONNX's inference say that the shape depends on data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from korch.errors import ModelError
+from korch.primitive.op import Array
+from korch.primitive.types import ValueType
+
+# Operators whose second input has indices along one axis of the first: 0 if none is given.
+_ALONG_AXIS = frozenset({"Gather", "GatherElements", "ScatterElements", "Scatter"})
+_LEADING = frozenset({"GatherND", "ScatterND"})  # along the first axes
+
+
+def check_elements(
+    node: Any, types: Mapping[str, ValueType], constants: Mapping[str, Array], where: str
+) -> None:
+    """Refuse constant indices that the first input does not have, and negative sizes.
+
+    Raises:
+        ModelError: an element is out of range.
+    """
+    if node.domain not in ("", "ai.onnx") or len(node.input) < 2 or node.input[1] not in constants:
+        return
+    first, given = node.input[0], constants[node.input[1]]
+    shape = types[first].shape if first in types else np.shape(constants.get(first, ()))
+    attributes = {item.name: item.i for item in node.attribute}
+    if node.op_type in _ALONG_AXIS:
+        axis = attributes.get("axis", 0)
+        if -len(shape) <= axis < len(shape):
+            _check(given, np.array([shape[axis]]), f"axis {axis}", where)
+    elif node.op_type in _LEADING and given.ndim:
+        begin = attributes.get("batch_dims", 0)
+        sizes = shape[begin : begin + given.shape[-1]]
+        if len(sizes) == given.shape[-1]:
+            _check(given, np.array(sizes, np.int64), f"axes of {list(sizes)}", where)
+    elif node.op_type == "Expand" and given.size and given.min() < 0:
+        raise ModelError(f"its shape is {given.tolist()}", where, "sizes of at least 0")
+
+
+def _check(indices: Array, sizes: Array, what: str, where: str) -> None:
+    indices = np.atleast_1d(indices)
+    outside = (indices < -sizes) | (indices >= sizes)
+    if outside.any():
+        wrong = indices[outside].flat[0]
+        size = int((sizes + np.zeros_like(indices))[outside].flat[0])
+        raise ModelError(
+            f"its constant index {wrong} is outside of the first input", where,
+            f"{-size} to {size - 1} along {what}" if size else "none: the input is empty",
+        )  # fmt: skip
