@@ -97,6 +97,7 @@ conformance: $(STAMP)
 fuzz: $(STAMP)
 	$(BIN)/python -m korch.testing.fuzz_kernels --rounds 200
 	$(BIN)/python -m korch.testing.fuzz --cases 5000
+	$(BIN)/python -m korch.testing.fuzz --graphs 1000
 
 # Each benchmark model: optimized, checked and run.
 bench-smoke: $(STAMP)

@@ -56,6 +56,17 @@ CASES: dict[str, tuple[int, list[int], list[Node]]] = {
     "max-window-larger": (20, [1, 1, 1, 3], pool(
         "MaxPool", [2, 3], pads=[0, 2, 0, 0], strides=[3, 2])),
     "max-no-window": (20, [1, 1, 2], pool("MaxPool", [5], strides=[2])),
+    "average-window-larger-include-pad": (18, [1, 2, 2, 3], pool(
+        "AveragePool", [3, 4], strides=[3, 3], count_include_pad=1)),
+    "slice-back-from-before-the-axis": (20, [5, 3], [
+        ("Slice", {}, {1: np.array([-6]), 2: np.array([-99]), 3: np.array([0]),
+                       4: np.array([-1])})]),
+    "resize-to-nothing": (20, [2, 1], [
+        ("Resize", {"mode": "linear"}, {2: np.array([1, 0.5], np.float32)})]),
+    "transposed-convolution-of-nothing": (20, [1, 3, 0], [
+        ("ConvTranspose", {"pads": [0, 0]}, {1: np.ones((3, 2, 4), np.float32),
+                                             2: np.array([1, 2], np.float32)})]),
+    "local-normalization-of-nothing": (20, [2, 8, 5, 0], [("LRN", {"size": 3}, {})]),
     "group-normalization-18": (18, [1, 4, 5, 5], [
         ("GroupNormalization", {"num_groups": 2}, {1: ONES, 2: ONES})]),
     "group-normalization-20": (20, [1, 4, 3], [
@@ -120,7 +131,11 @@ def expected_of(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[Any]:
     return list(session.run(None, feeds))
 
 
-DISAGREES = {"max-window-larger", "max-no-window", "average-ceil-window-larger"}
+DISAGREES = {
+    "max-window-larger", "max-no-window", "average-ceil-window-larger",
+    "average-window-larger-include-pad", "slice-back-from-before-the-axis",
+    "transposed-convolution-of-nothing", "local-normalization-of-nothing",
+}  # fmt: skip
 """Where `onnx.reference` counts windows otherwise than ONNX's inference and ONNX Runtime."""
 
 
@@ -168,6 +183,12 @@ def test_equal_padding_counts_dilated_windows_as_the_standard_says() -> None:
     assert found.shape == (1, 1, 2, 2)  # the size over the stride, rounded up
     x = feeds["x_y"][0, 0]
     assert found[0, 0, 0].tolist() == pytest.approx([abs(x[0, 1]), np.hypot(x[0, 2], x[0, 4])])
+
+
+def test_equal_padding_gives_the_size_over_the_stride_with_ceil_mode_too() -> None:
+    nodes = pool("MaxPool", [1], auto_pad="SAME_LOWER", ceil_mode=1, strides=[3])
+    graph = load_model(model_of({"y": (13, [1, 1, 17], nodes)}, 13))
+    assert graph.types["y"].shape == (1, 1, 6)
 
 
 def test_a_declared_shape_that_is_not_computed_is_a_warning(caplog) -> None:

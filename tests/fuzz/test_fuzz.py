@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
 from korch.errors import ModelError
-from korch.testing import fuzz
-from korch.testing.fuzz import run_case, run_cases
+from korch.testing import fuzz, fuzz_graphs
+from korch.testing.fuzz import run_case, run_cases, run_graphs
+from korch.testing.fuzz_graphs import batches, opset_of
 from korch.testing.fuzz_models import mutate, random_model
 
 SAMPLE = range(90)
@@ -84,3 +86,53 @@ def test_a_late_case_is_a_finding(monkeypatch, tmp_path: Path) -> None:
         monkeypatch.setattr(fuzz, name, compute)
     outcome = run_case(0, 0, tmp_path)
     assert (outcome.outcome, outcome.message) == ("finding", "it took too long")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.long
+def test_random_graphs_agree_with_onnx_runtime(tmp_path: Path, cache_folder: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    (tmp_path / "cache").symlink_to(cache_folder)
+    outcomes = [*run_graphs(1, range(8), tmp_path),
+                *run_graphs(1, range(8, 128), tmp_path, built=False)]  # fmt: skip
+    assert [o for o in outcomes if o.outcome == "finding"] == []
+    assert [o.case for o in outcomes] == list(range(128))
+    assert sum(o.outcome == "right" and not o.message for o in outcomes) > 110
+
+
+def test_random_graphs_that_are_wrong_or_refused_are_findings(monkeypatch, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    answers: dict[str, Any] = {}
+
+    def run(graphs: list[Any], *_: object, **__: object) -> Any:
+        if len(graphs) > 1:
+            return "it fails together"
+        return answers.get(graphs[0].output[:3], [graphs[0].expected])
+
+    answers["g1_"], answers["g2_"] = "ModelError: refused", [np.zeros((77,))]
+    monkeypatch.setattr(fuzz_graphs, "_optimize_and_run", run)
+    found = {o.case: o for o in run_graphs(1, range(8), tmp_path)}
+    assert {c for c, o in found.items() if o.outcome == "finding"} == {1, 2}
+    assert found[1].message.startswith("refused: ") and "ModelError" in found[1].message
+    assert found[2].message.startswith("wrong: ") and "float64[77] instead" in found[2].message
+    model = onnx.load(tmp_path / "graph-1-2.onnx")
+    assert len(model.graph.output) == 1
+
+
+def test_a_graph_is_the_same_in_whatever_range_it_stands() -> None:
+    assert [list(part) for part in batches(range(5, 18))] == [
+        [5, 6, 7], [8, 9, 10, 11, 12, 13, 14, 15], [16, 17],
+    ]  # fmt: skip
+    assert opset_of(5) == opset_of(0) != opset_of(8)
+    assert list(batches(range(8, 16))) == [range(8, 16)]
+
+
+@pytest.mark.parametrize(("found", "expected", "text"), [
+    ([1.0, np.inf], [1.0, np.inf], ""), ([1.0], [1.01], "error 0.01 of 1.01"),
+    ([np.nan], [1.0], "1 of 1 elements are NaN in one only"),
+    ([-np.inf], [np.inf], "infinities differ"), ([1e6, 0.0], [1e6, 1.0], ""),
+    ([-np.inf], [np.finfo(np.float32).min], ""),
+])  # fmt: skip
+def test_differences(found, expected, text: str) -> None:
+    arrays = [np.array(a, np.float32) for a in (found, expected)]
+    assert fuzz_graphs.difference(*arrays) == text

@@ -127,6 +127,9 @@ class Context:
     def add(self, op: str, *values: int, attributes: Attributes | None = None) -> int:
         """Emit one primitive; a linear one of other elements than float32 as what can be run."""
         if op in LINEAR:
+            if not all(self.builder.type(value).size for value in values):  # sums of no numbers
+                types = [self.builder.type(value) for value in values]
+                return self.full(0, OPS[op].infer(types, attributes))
             dtype = self.dtype(values[0])
             if dtype in (DType.F16, DType.BF16):
                 wide = [self.cast(value, DType.F32) for value in values]

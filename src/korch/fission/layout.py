@@ -63,10 +63,22 @@ def _slice(c: Context) -> Result:
     begin, size, step = [0] * rank, list(shape), [1] * rank
     for start, end, axis, stride in zip(starts, ends, axes, steps, strict=True):
         axis = axis_of(int(axis), rank)
-        first, last, stride = slice(int(start), int(end), int(stride)).indices(shape[axis])
+        first, last, stride = _range(int(start), int(end), int(stride), shape[axis])
         size[axis] = len(range(first, last, stride))
         begin[axis], step[axis] = (first, stride) if size[axis] else (0, 1)
     return c.slice(x, begin, size, step)
+
+
+def _range(start: int, end: int, step: int, size: int) -> tuple[int, int, int]:
+    """Return the range of a slice, clamped as ONNX says.
+
+    A start before the axis is its first element in either direction. Python's slices then have no
+    element if they go backwards.
+    """
+    top = size if step > 0 else size - 1
+    start = min(max(start + size if start < 0 else start, 0), top)
+    end = min(max(end + size if end < 0 else end, 0 if step > 0 else -1), top)
+    return start, end, step
 
 
 def _pad(c: Context) -> Result:

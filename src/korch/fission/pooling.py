@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -26,10 +27,8 @@ def _pool(c: Context, op: str, value: int, window: Window) -> int | Refusal:
     finite number, `onnx.reference` 0.
     """
     shape = c.output_type().shape
-    if min((*window.pads_begin, *window.pads_end), default=0) < 0:
+    if min(window.pads_begin, default=0) < 0 or min(c.attribute("pads", (0,))) < 0:
         return Refusal("negative pads")
-    if 0 in shape:
-        return c.full(0, c.output_type())
     if 0 in c.shape(value):
         return Refusal("an empty input")
     window = replace(window, pads_end=reach(window, c.shape(value)[2:], shape[2:]))
@@ -42,17 +41,23 @@ def _pool(c: Context, op: str, value: int, window: Window) -> int | Refusal:
     return result
 
 
+def _window(c: Context) -> Window:
+    return window_of(c, tuple(c.attribute("kernel_shape")), crops=True)
+
+
 def _max_pool(c: Context) -> Result:
     if c.is_read(1):
         return Refusal("the positions of the maxima are read")
-    return _pool(c, "pool_max", c.input(0), window_of(c, tuple(c.attribute("kernel_shape"))))
+    return _pool(c, "pool_max", c.input(0), _window(c))
 
 
 def _average_pool(c: Context) -> Result:
-    window = window_of(c, tuple(c.attribute("kernel_shape")))
+    window = _window(c)
     total = _pool(c, "pool_sum", c.input(0), window)
     if isinstance(total, Refusal):
         return total
+    if c.attribute("count_include_pad", 0) and not c.attribute("ceil_mode", 0):
+        return c.divide_exactly(total, math.prod(window.kernel))
     sizes, counts = c.shape(c.input(0))[2:], c.shape(total)[2:]
     divisor = _window_counts(window, sizes, counts, bool(c.attribute("count_include_pad", 0)))
     if (divisor == divisor.reshape(-1)[0]).all():
@@ -80,7 +85,7 @@ def _lp_pool(c: Context) -> Result:
     if power not in (1, 2):
         return Refusal(f"the norm p = {power}")
     parts = c.elementwise("abs", x) if power == 1 else c.elementwise("mul", x, x)
-    total = _pool(c, "pool_sum", parts, window_of(c, tuple(c.attribute("kernel_shape"))))
+    total = _pool(c, "pool_sum", parts, _window(c))
     if isinstance(total, Refusal) or power == 1:
         return total
     return c.elementwise("sqrt", total)

@@ -82,8 +82,8 @@ def split_operators(
 
 def _split(c: Context, rules: Mapping[str, tuple[Rule, ...]], values: dict[str, int]) -> str:
     """Split one operator; return why it was kept whole, or "" if it was not."""
-    found = _find(c.operator, rules)
-    result = found if isinstance(found, Refusal) else _build(c, found)
+    found = _nothing(c) or _find(c.operator, rules)
+    result = _build(c, found) if isinstance(found, Rule) else found
     if isinstance(result, Refusal):
         outputs, reason = keep_whole(c), result.reason
     else:
@@ -94,6 +94,14 @@ def _split(c: Context, rules: Mapping[str, tuple[Rule, ...]], values: dict[str, 
             _check_type(c, position, value)
             values[c.operator.outputs[position]] = value
     return reason
+
+
+def _nothing(c: Context) -> tuple[int, ...]:
+    """Return the outputs of an operator that computes no element at all; () if it computes any."""
+    types = [c.output_type(i) for i, name in enumerate(c.operator.outputs) if name]
+    if any(type_.size for type_ in types) or len(types) < len(c.operator.outputs):
+        return ()
+    return tuple(c.full(0, type_) for type_ in types)
 
 
 def _build(c: Context, rule: Rule) -> int | Sequence[int] | Refusal:

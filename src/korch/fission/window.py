@@ -22,8 +22,15 @@ class Window:
     dilations: Shape
 
 
-def window_of(c: Context, kernel: Shape) -> Window:
-    """Return the window of an operator on its first input, with auto_pad resolved."""
+def window_of(c: Context, kernel: Shape, *, crops: bool = False) -> Window:
+    """Return the window of an operator on its first input, with auto_pad resolved.
+
+    Args:
+        c: the operator.
+        kernel: sizes of the window.
+        crops: whether pads are negative where auto_pad SAME has strides longer than windows, as
+            the standard's formula says and ONNX Runtime does for pooling; else they are 0.
+    """
     spatial = len(kernel)
     sizes = c.shape(c.input(0))[2:]
     strides = tuple(c.attribute("strides", (1,) * spatial))
@@ -34,10 +41,10 @@ def window_of(c: Context, kernel: Shape) -> Window:
         pads = (0,) * (2 * spatial)
     elif auto in ("SAME_UPPER", "SAME_LOWER"):
         totals = [
-            max(0, (-(-n // s) - 1) * s + window_extent(k, d) - n)
+            max(-FARTHEST if crops else 0, (-(-n // s) - 1) * s + window_extent(k, d) - n)
             for n, k, s, d in zip(sizes, kernel, strides, dilations, strict=True)
         ]
-        first = [total // 2 if auto == "SAME_UPPER" else total - total // 2 for total in totals]
+        first = [int((total + (auto == "SAME_LOWER")) / 2) for total in totals]
         pads = (*first, *(total - b for total, b in zip(totals, first, strict=True)))
     begin, end = pads[:spatial], pads[spatial:]
     reached = max((n + sum(more) for n, *more in zip(sizes, begin, end, strict=True)), default=0)

@@ -1,8 +1,8 @@
 """The output shape of a pooling node with ceil_mode, as opset 22 defines it, for every opset.
 
-The text of opset 22 says that a window which begins in the padding after the image is dropped.
-ONNX Runtime and `onnx.reference` do that in all opsets; ONNX's inference functions of older opsets
-do not, and declare one row and one column more.
+The text of opset 22 says that a window which begins in the padding after the image is dropped, and
+that auto_pad SAME gives the size over the stride, rounded up. ONNX Runtime does both in all opsets;
+ONNX's inference functions of older opsets declare one row and one column more.
 """
 
 from __future__ import annotations
@@ -26,20 +26,23 @@ def drop_late_windows(node: Any, given: Any, found: dict[str, Any]) -> None:
     if node.op_type not in POOLS or node.domain or given is None:
         return
     attributes = read_attributes(node)
-    if not attributes.get("ceil_mode", 0) or "SAME" in attributes.get("auto_pad", ""):
+    if not attributes.get("ceil_mode", 0):
         return
     kernel = attributes["kernel_shape"]
     rank = len(kernel)
     strides = attributes.get("strides", (1,) * rank)
     dilations = attributes.get("dilations", (1,) * rank)
-    is_valid = attributes.get("auto_pad", "") == "VALID"
-    pads = (0,) * (2 * rank) if is_valid else attributes.get("pads", (0,) * (2 * rank))
+    auto, none = attributes.get("auto_pad", "NOTSET"), (0,) * (2 * rank)
+    pads = attributes.get("pads", none) if auto == "NOTSET" else none
     sizes = [dim.dim_value for dim in given.tensor_type.shape.dim[2:]]
     for name in filter(None, node.output):
         dims = found[name].tensor_type.shape.dim if name in found else ()
         if len(dims) != rank + 2 or len(sizes) != rank:
             continue
         for i in range(rank):
+            if auto.startswith("SAME"):
+                dims[2 + i].dim_value = -(-sizes[i] // strides[i])
+                continue
             extent = window_extent(kernel[i], dilations[i])
             room = sizes[i] + pads[i] + pads[rank + i] - extent
             count = -(-room // strides[i]) + 1

@@ -1,6 +1,10 @@
 """Hostile models, artifacts and caches: each gives the right result or one clear error.
 
     python -m korch.testing.fuzz [--cases 5000] [--seed 0] [--jobs 2] [--folder build/fuzz]
+    python -m korch.testing.fuzz --graphs 1000 [--seed 0] ...
+
+The second form takes random graphs of operators that ONNX Runtime runs (`fuzz_graphs.py`): each is
+optimized, built, run and compared with ONNX Runtime and with `onnx.reference`.
 
 Case n of a seed is always the same. Cases run in child processes with limits on time and memory; a
 child that dies or hangs is a finding, and the next one goes on behind that case. What is found is
@@ -23,7 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -275,19 +279,46 @@ def limit(seconds: float) -> Iterator[None]:
             signal.signal(number, before[number])
 
 
-def _chunk_seconds(cases: int) -> int:
+def _chunk_seconds(cases: int, *, graphs: bool = False) -> int:
     """Return how long a child may compute for so many cases."""
-    return LIMIT_SECONDS + 3 * cases + 60
+    return LIMIT_SECONDS + (20 if graphs else 3) * cases + 60
 
 
-def _child(seed: int, first: int, last: int, folder: Path) -> None:
+def run_graphs(seed: int, cases: range, folder: Path, *, built: bool = True) -> Iterator[Outcome]:
+    """Check random graphs in this process, batch by batch; one that hangs ends its batch."""
+    from korch.testing.fuzz_graphs import batches, check_batch
+
+    for batch in batches(cases):
+        done = batch.start
+        try:
+            with limit(LIMIT_SECONDS * 2):
+                for verdict in check_batch(seed, batch, folder, built=built):
+                    is_fine = verdict.verdict in ("right", "disputed")
+                    text = f"{verdict.verdict}: {' '.join(verdict.operators)}: {verdict.message}"
+                    yield Outcome(verdict.case, "graph", verdict.verdict if is_fine else "finding",
+                                  text if verdict.message else "")  # fmt: skip
+                    done = verdict.case + 1
+        except _LateError:
+            for case in range(done, batch.stop):
+                yield Outcome(case, "graph", "finding", "hang: it or one beside it took too long")
+
+
+def _child(seed: int, first: int, last: int, folder: Path, *, graphs: bool = False) -> None:
     """Run cases one after another; say before each that it begins, and after it what it gave."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    whole_s = _chunk_seconds(last - first)  # native code that hangs heeds no other limit
+    whole_s = _chunk_seconds(
+        last - first, graphs=graphs
+    )  # native code that hangs heeds no other limit
     resource.setrlimit(resource.RLIMIT_CPU, (whole_s, whole_s))
-    _seeds()  # they are no case's work
     out = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # native code of others writes there
+    if graphs:
+        print(json.dumps({"begins": first}), flush=True, file=out)
+        for outcome in run_graphs(seed, range(first, last), folder):
+            print(json.dumps(asdict(outcome)), flush=True, file=out)
+            print(json.dumps({"begins": outcome.case + 1}), flush=True, file=out)
+        return
+    _seeds()  # they are no case's work
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         for case in range(first, last):
             print(json.dumps({"begins": case}), flush=True, file=out)
@@ -303,22 +334,26 @@ def _keep(scratch: Path, folder: Path, outcome: Outcome) -> None:
             (folder / f"{outcome.case}-{name}").write_bytes((scratch / name).read_bytes())
 
 
-def run_cases(seed: int, cases: range, jobs: int, folder: Path) -> Iterator[Outcome]:
-    """Run cases in child processes; yield what became of each."""
+def run_cases(
+    seed: int, cases: range, jobs: int, folder: Path, *, graphs: bool = False
+) -> Iterator[Outcome]:
+    """Run cases, or random graphs, in child processes; yield what became of each."""
     folder.mkdir(parents=True, exist_ok=True)
     chunks = [range(i, min(i + CHUNK, cases.stop)) for i in range(cases.start, cases.stop, CHUNK)]
     with ThreadPoolExecutor(jobs) as pool:
-        for outcomes in pool.map(lambda chunk: _run_chunk(seed, chunk, folder), chunks):
+        run = partial(_run_chunk, seed, folder=folder, graphs=graphs)
+        for outcomes in pool.map(run, chunks):
             yield from outcomes
 
 
-def _run_chunk(seed: int, cases: range, folder: Path) -> list[Outcome]:
+def _run_chunk(seed: int, cases: range, folder: Path, *, graphs: bool = False) -> list[Outcome]:
     found: list[Outcome] = []
     first = cases.start
     while first < cases.stop:
         command = [sys.executable, "-m", "korch.testing.fuzz", "--seed", str(seed), "--child",
                    f"{first}:{cases.stop}", "--folder", str(folder)]  # fmt: skip
-        limit_s = PATIENCE * _chunk_seconds(cases.stop - first)
+        command += ["--graphs", str(cases.stop)] if graphs else []
+        limit_s = PATIENCE * _chunk_seconds(cases.stop - first, graphs=graphs)
         try:
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                                   text=True, timeout=limit_s, check=False)  # fmt: skip
@@ -346,6 +381,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the cases; return 1 if anything was found."""
     parser = argparse.ArgumentParser(prog="python -m korch.testing.fuzz")
     parser.add_argument("--cases", type=int, default=5000)
+    parser.add_argument("--graphs", type=int, help="so many random graphs instead")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
@@ -354,18 +390,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if args.child:
         first, last = map(int, args.child.split(":"))
-        _child(args.seed, first, last, args.folder)
+        _child(args.seed, first, last, args.folder, graphs=args.graphs is not None)
         return 0
     begun_s = time.monotonic()
     counts: Counter[tuple[str, str]] = Counter()
-    cases = range(args.first, args.first + args.cases)
-    for outcome in run_cases(args.seed, cases, args.jobs, args.folder):
+    count = args.cases if args.graphs is None else args.graphs
+    cases, graphs = range(args.first, args.first + count), args.graphs is not None
+    for outcome in run_cases(args.seed, cases, args.jobs, args.folder, graphs=graphs):
         counts[outcome.kind, outcome.outcome] += 1
         if outcome.outcome == "finding":
             print(f"case {outcome.case} ({outcome.kind}): {outcome.message}", flush=True)
     for (kind, what), count in sorted(counts.items()):
         print(f"{kind:10} {what:8} {count}")
-    print(f"{args.cases} cases of seed {args.seed}, {time.monotonic() - begun_s:.0f} s")
+    print(f"{count} cases of seed {args.seed}, {time.monotonic() - begun_s:.0f} s")
     return int(any(what == "finding" for _, what in counts))
 
 

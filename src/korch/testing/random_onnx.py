@@ -1,0 +1,223 @@
+"""Seeded random ONNX graphs of all operators that fission knows, with random attributes.
+
+Each node is one that ONNX Runtime runs on the values before it, so whatever Korch refuses is
+refused without need. Steps and comparisons, functions with poles and quotients read only values
+that are exact in every implementation: elsewhere a rounding error decides between two results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from korch.primitive.op import Array
+from korch.testing import random_onnx_shapes as shapes
+from korch.testing.random_onnx_shapes import OPSETS, Part
+
+MOST_ELEMENTS = 1 << 13
+LARGEST = 1e3
+"""Later nodes read no value with larger elements."""
+
+TRIES = 12
+DTYPES = (np.float32, np.float64, np.float16, np.int32, np.int64)
+DTYPE_WEIGHTS = (0.84, 0.04, 0.04, 0.04, 0.04)
+SIZES = (1, 1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17)
+SPECIAL = (np.nan, np.inf, -np.inf, -0.0, 0.0, 1e30, 1e-40)
+
+SMOOTH: dict[str, dict[str, Any]] = {
+    "Abs": {}, "Neg": {}, "Relu": {}, "Sigmoid": {}, "Tanh": {}, "Erf": {}, "Sin": {}, "Cos": {},
+    "Atan": {}, "Asinh": {}, "Softplus": {}, "Softsign": {}, "Elu": {"alpha": 0.7}, "Selu": {},
+    "Celu": {"alpha": 1.5}, "LeakyRelu": {"alpha": 0.2}, "HardSigmoid": {"alpha": 0.3},
+    "HardSwish": {}, "Mish": {}, "Gelu": {"approximate": "tanh"}, "Exp": {}, "Identity": {},
+    "Cosh": {}, "Sinh": {}, "Dropout": {},
+}  # fmt: skip
+SENSITIVE: dict[str, dict[str, Any]] = {
+    "Floor": {}, "Ceil": {}, "Round": {}, "Sign": {}, "Sqrt": {}, "Log": {}, "Reciprocal": {},
+    "Tan": {}, "Acos": {}, "Asin": {}, "Acosh": {}, "Atanh": {}, "IsNaN": {},
+    "IsInf": {"detect_negative": 0}, "Shrink": {"lambd": 0.4, "bias": 0.1},
+    "ThresholdedRelu": {"alpha": 0.3}, "BitwiseNot": {}, "Not": {},
+}  # fmt: skip
+BINARY = ("Add", "Sub", "Mul", "Max", "Min", "Sum", "Mean", "PRelu")
+SENSITIVE_BINARY = (
+    "Div", "Pow", "Mod", "Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual", "BitwiseAnd",
+    "BitwiseOr", "BitwiseXor",
+)  # fmt: skip
+EXACT = frozenset({
+    "Identity", "Neg", "Abs", "Relu", "Transpose", "Reshape", "Slice", "Pad", "Tile", "Concat",
+    "Gather", "Expand", "Flatten", "Squeeze", "Unsqueeze", "Trilu", "DepthToSpace", "SpaceToDepth",
+    "MaxPool", "Split", "Max", "Min", "ReduceMax", "ReduceMin", "Dropout", "GlobalMaxPool",
+})  # fmt: skip
+"""Operators whose results no implementation rounds."""
+
+
+@dataclass
+class Drawn:
+    """A random graph.
+
+    Attributes:
+        nodes: in order; names begin with the graph's prefix.
+        constants: its initializers.
+        feeds: the inputs.
+        output: the name of its output.
+        expected: what ONNX Runtime computes node by node.
+        operators: the types of its nodes.
+        is_special: whether inputs hold NaN, infinities and the like.
+    """
+
+    feeds: dict[str, Array]
+    is_special: bool
+    nodes: list[Any] = field(default_factory=list)
+    constants: list[Any] = field(default_factory=list)
+    output: str = ""
+    expected: Any = None
+    operators: list[str] = field(default_factory=list)
+
+
+def model_of(graphs: list[Drawn], opset: int) -> onnx.ModelProto:
+    """Return a model of several graphs side by side."""
+    inputs = [_info(n, a) for g in graphs for n, a in g.feeds.items()]
+    outputs = [helper.make_empty_tensor_value_info(g.output) for g in graphs]
+    graph = helper.make_graph(
+        [n for g in graphs for n in g.nodes], "fuzz", inputs, outputs,
+        [c for g in graphs for c in g.constants],
+    )  # fmt: skip
+    imports = [helper.make_opsetid("", opset)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=10)
+
+
+def _info(name: str, array: Array) -> Any:
+    dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
+    return helper.make_tensor_value_info(name, dtype, array.shape)
+
+
+Run = Callable[[onnx.ModelProto, dict[str, Array]], list[Array] | None]
+"""Runs a model; None if it can't."""
+
+
+def random_onnx(rng: np.random.Generator, opset: int, prefix: str, run: Run) -> Drawn | None:
+    """Return a random graph, None if no node could be drawn.
+
+    Args:
+        rng: the source of all choices.
+        opset: of the graph, one of `OPSETS`.
+        prefix: of all names.
+        run: runs single nodes.
+    """
+    x = _input(rng)
+    name = f"{prefix}_x"
+    drawn = Drawn({name: x}, is_special=x.dtype.kind == "f" and not np.isfinite(x).all())
+    known: dict[str, tuple[Array, bool]] = {name: (x, True)}
+    for step in range(int(rng.integers(1, 5))):
+        for _ in range(TRIES):
+            source = name if rng.random() < 0.8 else str(rng.choice(list(known)))
+            made = _node(rng, known, source, f"{prefix}_{step}", opset, run)
+            if made is None:
+                continue
+            node, constants, result, is_exact = made
+            drawn.nodes.append(node)
+            drawn.constants += constants
+            drawn.operators.append(node.op_type)
+            name = node.output[0]
+            known[name] = (result, is_exact)
+            break
+    drawn.output, drawn.expected = name, known[name][0]
+    return drawn if drawn.nodes else None
+
+
+def _input(rng: np.random.Generator) -> Array:
+    rank = int(rng.choice([1, 2, 3, 4, 5], p=[0.2, 0.2, 0.2, 0.35, 0.05]))
+    shape = [int(n) for n in rng.choice(SIZES, rank)]
+    if rng.random() < 0.04:
+        shape[int(rng.integers(rank))] = 0
+    while math.prod(shape) > 2048:
+        shape[int(np.argmax(shape))] = 2
+    dtype = DTYPES[int(rng.choice(len(DTYPES), p=DTYPE_WEIGHTS))]
+    if np.issubdtype(dtype, np.integer):
+        return rng.integers(-9, 10, shape).astype(dtype)
+    x = rng.standard_normal(shape).astype(dtype)
+    if rng.random() < 0.08 and x.size:
+        at = rng.integers(0, x.size, int(rng.integers(1, 4)))
+        with np.errstate(over="ignore"):
+            x.reshape(-1)[at] = rng.choice(SPECIAL, len(at))
+    return x
+
+
+def _node(
+    rng: np.random.Generator, known: dict[str, tuple[Array, bool]], source: str, out: str,
+    opset: int, run: Run,
+) -> tuple[Any, list[Any], Array, bool] | None:  # fmt: skip
+    """Return a node that ONNX Runtime runs, its constants and result; None if this draw fails."""
+    x, is_exact = known[source]
+    finite = x[np.isfinite(x)] if x.dtype.kind == "f" else x
+    if np.abs(finite).max(initial=0) > LARGEST and not is_exact:
+        return None
+    try:
+        part = _draw(rng, x, is_exact, opset, known, source)
+    except (ValueError, IndexError, ZeroDivisionError, OverflowError):  # nothing to choose from
+        return None
+    if part is None:
+        return None
+    feeds, constants, names = {source: x}, [], [""] * (1 + max(part.at, *part.inputs, 0))
+    names[part.at] = source
+    for position, item in part.inputs.items():
+        if isinstance(item, str):
+            names[position] = item
+            feeds[item], also_exact = known[item]
+            is_exact = is_exact and also_exact
+        else:
+            names[position] = f"{out}_{position}"
+            constants.append(numpy_helper.from_array(np.asarray(item), names[position]))
+    node = helper.make_node(part.op, names, [out], **part.attributes)
+    graph = helper.make_graph([node], "one", [_info(n, a) for n, a in feeds.items()],
+                              [helper.make_empty_tensor_value_info(out)], constants)  # fmt: skip
+    imports = [helper.make_opsetid("", opset)]
+    results = run(helper.make_model(graph, opset_imports=imports, ir_version=10), feeds)
+    if results is None or not isinstance(results[0], np.ndarray):
+        return None
+    result = results[0]
+    if result.size > MOST_ELEMENTS or result.dtype.kind not in "fiub" or not result.ndim:
+        return None
+    return node, constants, result, is_exact and part.op in EXACT
+
+
+def _draw(
+    rng: np.random.Generator, x: Array, is_exact: bool, opset: int,
+    known: dict[str, tuple[Array, bool]], source: str,
+) -> Part | None:  # fmt: skip
+    kind = rng.random()
+    if kind < 0.12:
+        op = str(rng.choice(list(SMOOTH)))
+        return Part(op, dict(SMOOTH[op]))
+    if kind < 0.18 and is_exact:
+        op = str(rng.choice(list(SENSITIVE)))
+        return Part(op, dict(SENSITIVE[op]))
+    if kind < 0.30:
+        sensitive = is_exact and rng.random() < 0.4
+        op = str(rng.choice(SENSITIVE_BINARY if sensitive else BINARY))
+        return _binary(rng, op, x, known, source)
+    return shapes.draw(rng, x, opset, is_exact)
+
+
+def _binary(
+    rng: np.random.Generator, op: str, x: Array, known: dict[str, tuple[Array, bool]], source: str
+) -> Part:
+    """Return a node of two operands: a constant that is broadcast, or a value like the first."""
+    alike = [n for n, (a, _) in known.items() if a.shape == x.shape and a.dtype == x.dtype]
+    position = int(rng.integers(2)) if op != "PRelu" else 1
+    attributes = {"fmod": 1} if op == "Mod" and x.dtype.kind == "f" else {}
+    if len(alike) > 1 and rng.random() < 0.4 and op != "PRelu":
+        return Part(op, attributes, {position: str(rng.choice(alike))}, at=1 - position)
+    small = [n if rng.integers(2) else 1 for n in x.shape]
+    small = small[int(rng.integers(len(small) + 1)) :]
+    number = rng.uniform(0.5, 2, small) * rng.choice([-1, 1], small)
+    other = (np.ceil(np.abs(3 * number)) if x.dtype.kind in "iu" else number).astype(x.dtype)
+    return Part(op, attributes, {position: other}, at=1 - position)
+
+
+__all__ = ["OPSETS", "Drawn", "model_of", "random_onnx"]
