@@ -12,7 +12,7 @@ TORCH_STAMP := $(VENV)/.installed-torch
 
 TRITON_STAMP := $(VENV)/.installed-triton
 
-.PHONY: docs web test-web demo test test-torch test-cuda check bench size clean conformance bench-smoke fuzz
+.PHONY: docs web wheel test-web demo test test-torch test-cuda check bench size clean conformance bench-smoke fuzz
 .DELETE_ON_ERROR:
 
 $(STAMP): pyproject.toml
@@ -32,8 +32,8 @@ demo: build/candy.onnx
 	@$(BIN)/korch bench build/candy.korch --against onnxruntime,openvino
 	@printf '\n== Why it is as fast as it is\n\n'
 	@$(BIN)/korch explain build/candy.korch
-	@printf '\n== As a page\n\n'
-	@$(BIN)/korch explain build/candy.korch --html build/candy.html
+	@if command -v npm >/dev/null 2>&1; then $(MAKE) --no-print-directory web \
+	  && printf '\n== As a page\n\n' && $(BIN)/korch explain build/candy.korch --html build/candy.html; fi
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -61,16 +61,18 @@ $(TRITON_STAMP): $(STAMP)
 test-cuda: $(TRITON_STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/cuda
 
-# Bundle the libraries of the page that `korch explain --html` writes, after a change in web/. The
-# result is part of the repository, so that only this needs Node.js. Its first line has the checksum
-# of what it was made from; a test compares it.
+# Bundle the libraries that draw the page of `korch explain --html`; needs Node.js. Wheels have the bundle.
 WEB := src/korch/report/web
-WEB_SOURCES := web/libraries.js web/package.json web/package-lock.json
-web:
-	cd web && npm ci --no-fund --no-audit --silent && npm run --silent build -- \
-	  --banner:js="// made from web/ with sha256 $$(cat $(WEB_SOURCES:web/%=%) | sha256sum | cut -d ' ' -f 1)"
+web: $(WEB)/libraries.js
+
+$(WEB)/libraries.js: web/libraries.js web/package.json web/package-lock.json
+	cd web && npm ci --no-fund --no-audit --silent && npm run --silent build
 	cd web/node_modules && for name in chart.js @kurkle/color cytoscape cytoscape-dagre @dagrejs/dagre @dagrejs/graphlib highlight.js; \
 	  do printf '== %s\n\n' $$name; cat $$name/LICENSE*; printf '\n\n'; done > ../../$(WEB)/LICENSES.txt
+
+# What users install: dist/korch_compiler-*.whl.
+wheel: web
+	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 WEB_STAMP := $(VENV)/.installed-web
 
@@ -79,7 +81,7 @@ $(WEB_STAMP): $(STAMP)
 	@touch $@
 
 # The page in headless Chromium, which must be installed.
-test-web: $(WEB_STAMP)
+test-web: $(WEB_STAMP) web
 	$(BIN)/python -m pytest tests/web
 
 # Solver instances, and the models against the other engines.

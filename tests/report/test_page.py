@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from korch.errors import UnsupportedError
 from korch.report import page as page_module
 from korch.report.diff import changes, differences, differences_page
 from korch.report.page import page, page_data
@@ -156,17 +156,12 @@ def test_the_page_holds_all_and_fetches_nothing(plan: PlanRecord, monkeypatch) -
     assert data["sources"]["k1"] == "// \\1 {{TITLE}} </script>"
 
 
-def test_the_bundled_libraries_are_those_of_the_sources() -> None:
-    """`make web` makes the bundle anew; it can't be made here, where there may be no Node.js."""
-    root = Path(__file__).parents[2]
-    names = ("libraries.js", "package.json", "package-lock.json")
-    sources = b"".join((root / "web" / name).read_bytes() for name in names)
-    bundle = (root / "src" / "korch" / "report" / "web" / "libraries.js").read_text()
-    told = bundle.splitlines()[0].removeprefix("// made from web/ with sha256 ")
-    assert told == hashlib.sha256(sources).hexdigest(), "run `make web`"
-    licences = (root / "src" / "korch" / "report" / "web" / "LICENSES.txt").read_text()
-    packages = json.loads((root / "web" / "package.json").read_text())["dependencies"]
-    assert [name for name in packages if f"== {name}\n" not in licences] == []
+def test_without_the_libraries_the_error_says_how_to_make_them(
+    plan: PlanRecord, monkeypatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(page_module, "files", lambda package: tmp_path)
+    with pytest.raises(UnsupportedError, match=r"libraries\.js.*make web.*make wheel"):
+        page(plan, REPORT, {})
 
 
 def test_what_differs_between_plans(plan: PlanRecord) -> None:

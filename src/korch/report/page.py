@@ -16,6 +16,7 @@ from typing import Any
 
 from korch.candidate.layout import Layout
 from korch.equivalence.rule import rule_of
+from korch.errors import UnsupportedError
 from korch.primitive.types import ValueType
 from korch.report.explain import output_rows, rule_rows, summary
 from korch.report.kernel import (
@@ -77,7 +78,14 @@ def style_of_page() -> str:
 
 
 def _web(name: str) -> str:
-    return (files("korch.report") / "web" / name).read_text(encoding="utf-8")
+    path = files("korch.report") / "web" / name
+    if not path.is_file():
+        raise UnsupportedError(
+            f"{name}, which draws the page, is missing", where="option --html",
+            hint="In a checkout `make web` makes it, with Node.js; wheels made by `make wheel` "
+            "contain it",
+        )  # fmt: skip
+    return path.read_text(encoding="utf-8")
 
 
 def page_data(
