@@ -24,8 +24,9 @@ from korch.candidate.candidate import Candidate
 from korch.contest import BUILD_KERNELS, WEIGHTS_BYTES, Contest, Entry, hold_contest, standard_of
 from korch.deadline import Deadline, stopped_by_interrupt
 from korch.doubt import Doubt, examine
+from korch.equivalence.rule import AnyRule
 from korch.equivalence.rules import select_rules
-from korch.equivalence.saturate import SaturationReport, saturate
+from korch.equivalence.saturate import Limits, SaturationReport, joined_reports, saturate
 from korch.errors import InaccurateError, OptionError
 from korch.fission import fission
 from korch.frontend.onnx import load_model
@@ -47,7 +48,9 @@ from korch.orchestrate.segments import REGROUP_SECONDS, Outcome, search_segments
 from korch.orchestrate.story import moving
 from korch.partition.block import Partition, find_blocks
 from korch.partition.join import Joined, join, with_constants_of
-from korch.partition.segment import split_segments, whole_segment
+from korch.partition.segment import Segment, whole_segment
+from korch.partition.spill import Spill
+from korch.partition.split import split_segments
 from korch.primitive.check import check_graph
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.precision import with_half
@@ -177,7 +180,7 @@ def plan_model(
     """
     options = replace(options, measure=False, baselines=False)
     run = Run(options, shapes or {}, progress or (lambda stage, text: None))
-    partition, _ = front(model, run)
+    partition, split = front(model, run)
     with run.stage("candidates"), open_meter(options) as meter:
         if not isinstance(meter, CudaMeter):
             raise OptionError("a dry run is for CUDA devices", where="option --dry-run",
@@ -189,7 +192,7 @@ def plan_model(
         with run.stage("orchestrate"):
             outcome = _search(run, partition, joined, tasks, meter)
         with run.stage("build"):
-            report = _report(run, partition, tasks, outcome)
+            report = _report(run, split, partition, tasks, outcome)
             return dry_run(outcome.plans["optimal"], meter, report)
 
 
@@ -274,7 +277,7 @@ def _optimize(model: Any, run: Run) -> Any:
         found = outcome.found
         with run.stage("build"):
             meter.tell = partial(run.progress, "build")
-            report = _report(run, partition, tasks, outcome)
+            report = _report(run, split, partition, tasks, outcome)
             report["measured_candidates"] = _count_measured(tasks, meter)
             report["machine"] = meter.rates()
             rivals = _rivals(outcome, tasks, meter)
@@ -342,9 +345,8 @@ def _checked(graph: PrimitiveGraph, options: Options) -> PrimitiveGraph:
 
 
 def _rewrite(
-    graph: PrimitiveGraph, options: Options, deadline: Deadline
+    graph: PrimitiveGraph, options: Options, rules: Sequence[AnyRule], deadline: Deadline
 ) -> tuple[PrimitiveGraph, SaturationReport]:
-    rules = select_rules(options.rules)
     found, report = saturate(graph, strict=options.strict, rules=rules, deadline=deadline)
     if options.rewrites == "first":
         found = extract(found, workers=options.solver_workers, seed=options.seed)
@@ -354,14 +356,28 @@ def _rewrite(
 
 
 def _partition(split: PrimitiveGraph, run: Run) -> Partition:
-    """Cut the model into segments, or leave it whole, and add alternatives."""
+    """Add alternatives, and cut the model into segments where that loses least.
+
+    Rules that look at more than one primitive are applied to the whole model: what they combine
+    could else lie on both sides of a cut.
+    """
     options, deadline = run.options, run.deadline.less(1 - REWRITE_SHARE)
     limit = options.segment_limit(len(split.primitives))
-    segments = (whole_segment(split),) if limit is None else split_segments(split, limit)
-    folder = options.cache_folder if options.cache_folder.is_dir() else None
-    partition = find_blocks(
-        split, segments, partial(_rewrite, options=options, deadline=deadline), folder
-    )
+    rules = select_rules(options.rules)
+    spill = Spill(options.cache_folder if options.cache_folder.is_dir() else None)
+    whole, report = split, None
+    segments: tuple[Segment, ...] = (whole_segment(split),)
+    if limit is not None:
+        wide = [rule for rule in rules if not rule.is_local]
+        rules = tuple(rule for rule in rules if rule.is_local)
+        whole, report = saturate(split, strict=options.strict, rules=wide, keep=spill.keep,
+                                 limits=Limits.of(len(split.primitives)), deadline=deadline
+                                 )  # fmt: skip
+        segments = split_segments(whole, limit)
+    rewrite = partial(_rewrite, options=options, rules=rules, deadline=deadline)
+    partition = find_blocks(whole, segments, rewrite, spill)
+    if report is not None:
+        partition = replace(partition, rules=joined_reports(report, partition.rules))
     for block in partition.blocks:
         _checked(block.graph, options)
     return partition
@@ -462,8 +478,8 @@ def _model_record(model: Any) -> ModelRecord | None:
     return model_record(model) if isinstance(model, str | Path) else None
 
 
-def _report(run: Run, partition: Partition, tasks: Sequence[Task], outcome: Outcome
-            ) -> dict[str, Any]:  # fmt: skip
+def _report(run: Run, split: PrimitiveGraph, partition: Partition, tasks: Sequence[Task],
+            outcome: Outcome) -> dict[str, Any]:  # fmt: skip
     found = outcome.found
     certificate = found.certificate
     keys = [{c.key for c in task.candidates} for task in tasks]
@@ -473,8 +489,8 @@ def _report(run: Run, partition: Partition, tasks: Sequence[Task], outcome: Outc
         "predicted_ms": (certificate.objective_ns or 0) / 1e6,
         "lower_bound_ms": certificate.bound_ns / 1e6,
         "gap": certificate.gap,
-        "primitives": len(partition.source.primitives),
-        "given_flop": sum(map(partition.source.work_flop, partition.source.primitives)),
+        "primitives": len(split.primitives),
+        "given_flop": sum(map(split.work_flop, split.primitives)),
         "alternatives": partition.rules.alternatives,
         "sets": sum(task.enumeration.sets for task in tasks),
         "groups": sum(task.enumeration.groups for task in tasks),

@@ -11,7 +11,8 @@ import pytest
 from korch.equivalence.saturate import saturate
 from korch.partition.block import find_blocks, form
 from korch.partition.join import join
-from korch.partition.segment import extract, split_segments, whole_segment
+from korch.partition.segment import extract, whole_segment
+from korch.partition.split import split_segments
 from korch.primitive import reference
 from korch.primitive.check import check_graph
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph

@@ -29,7 +29,7 @@ from korch.orchestrate.scout import BATCH_SECONDS
 from korch.orchestrate.segments import Outcome, search_segments
 from korch.partition.block import Partition, find_blocks
 from korch.partition.join import Joined, join, with_constants_of
-from korch.partition.segment import split_segments
+from korch.partition.split import split_segments
 from korch.primitive import reference
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.ops.layout import ConcatAttributes

@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from korch.equivalence.affine import axis_constant
 from korch.equivalence.rule import View, Writer, is_finite_in
-from korch.primitive.graph import Primitive
+from korch.primitive.graph import Constant, Primitive
 from korch.primitive.op import Array, Attributes
 from korch.primitive.ops.layout import (
     PadAttributes,
@@ -28,6 +29,7 @@ from korch.primitive.ops.layout import (
 )
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes
+from korch.primitive.types import DType
 
 FLOP_PER_ELEMENT = 32
 """What moving or scaling an element costs, in floating-point operations of a linear primitive."""
@@ -97,7 +99,7 @@ def cheapest_place(view: View, value: int, channel_map: ChannelMap, root: int) -
         channel_map: the map.
         root: the mapped value.
     """
-    return _Walk(view, _private(view, value, root)).below(value, channel_map)
+    return _Walk(view, value, root).below(value, channel_map)
 
 
 def _private(view: View, value: int, root: int) -> frozenset[int]:
@@ -123,18 +125,21 @@ def _private(view: View, value: int, root: int) -> frozenset[int]:
 
 
 def _is_read_outside(view: View, value: int, inside: set[int]) -> bool:
-    return view.is_output(value) or any(
-        user.output not in inside and (view.users(user.output) or view.is_output(user.output))
-        for user in view.users(value)
-    )
+    return view.is_output(value) or not inside.issuperset(view.needed_by(value))
 
 
 @dataclass
 class _Walk:
     view: View
-    private: frozenset[int]
+    top: int
+    root: int
     known: dict[tuple[Any, ...], Place | None] = field(default_factory=dict)
     steps: int = 0
+
+    @cached_property
+    def private(self) -> frozenset[int]:
+        """The values that nothing needs but the root; most walks find no place and don't ask."""
+        return _private(self.view, self.top, self.root)
 
     def at(self, value: int, m: ChannelMap) -> Place | None:
         """Return the cheapest way to map a value."""
@@ -175,13 +180,18 @@ class _Walk:
         type_, known = self.view.type(value), axis_constant(self.view, value)
         result = type_.with_shape(m.shape(type_.shape))
         if known is not None and known.axis in (None, m.axis):
-            vector = m.weights @ np.broadcast_to(known.vector, (type_.shape[m.axis],))
-            return Place({}, {}, lambda w: w.along(vector, m.axis, result))
+            vector = np.broadcast_to(known.vector, (type_.shape[m.axis],))
+            return Place({}, {}, lambda w: w.along(m.weights @ vector, m.axis, result))
         constant = self.view.constant(value)
         if constant is None:
             return None
-        mapped = np.moveaxis(np.tensordot(m.weights, constant.array, (1, m.axis)), 0, m.axis)
-        return Place({}, {}, lambda w: w.constant(mapped, type_.dtype))
+        array = constant.array
+
+        def write(w: Writer) -> int:  # of the many ways that are looked at few are written
+            mapped = np.moveaxis(np.tensordot(m.weights, array, (1, m.axis)), 0, m.axis)
+            return w.constant(mapped, type_.dtype)
+
+        return Place({}, {}, write)
 
     def step(
         self, step: Primitive, m: ChannelMap, children: list[tuple[int, ChannelMap]],
@@ -390,18 +400,29 @@ def _conv(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
     constant = walk.view.constant(step.inputs[1])
     if m.axis != 1 or attributes.groups != 1 or constant is None:
         return None
-    weights = np.tensordot(m.weights, constant.array.astype(np.float64), (1, 0))
     dtype = walk.view.type(step.output).dtype
-    if not is_finite_in(weights, dtype):
+    if not _surely_finite(m, constant, dtype) and not is_finite_in(_mapped(m, constant), dtype):
         return None
     types = [walk.view.type(value) for value in step.inputs]
     flop = float(step.row.work_flop(types, attributes, walk.view.type(step.output)))
     costs: Parts = {("conv", step.output, m.part): flop * m.channels / m.weights.shape[1]}
 
     def write(w: Writer) -> int:
-        return w.add("conv", (step.inputs[0], w.constant(weights, dtype)), attributes)
+        return w.add("conv", (step.inputs[0], w.constant(_mapped(m, constant), dtype)), attributes)
 
     return Place(costs, {("conv", step.output): flop}, write)
+
+
+def _mapped(m: ChannelMap, constant: Constant) -> Array:
+    """Return the weights of a convolution whose result is mapped."""
+    return np.tensordot(m.weights, constant.array.astype(np.float64), (1, 0))
+
+
+def _surely_finite(m: ChannelMap, constant: Constant, dtype: DType) -> bool:
+    """Whether no mapped weight can be too large; it takes less than to compute them."""
+    largest = float(np.abs(constant.array).max(initial=0.0))
+    most = float(np.abs(m.weights).sum(axis=1).max(initial=0.0)) * largest
+    return is_finite_in(np.array([2.0 * most]), dtype)
 
 
 _THROUGH: Mapping[str, Callable[[_Walk, Primitive, ChannelMap], Place | None]] = {

@@ -30,10 +30,12 @@ class Refusal:
     Attributes:
         reason: the condition that fails, in a few words; refusals are counted by it.
         value: the value at which the rule matched.
+        is_final: whether it rests on constants and types alone, so that no later round changes it.
     """
 
     reason: str
     value: int
+    is_final: bool = False
 
 
 class View:
@@ -45,6 +47,7 @@ class View:
         self._outputs = frozenset(builder.find(value) for value in outputs)
         self._producers: dict[int, list[Primitive]] = {}
         self._users: dict[int, list[Primitive]] = {}
+        self._needed_by: dict[int, tuple[int, ...]] = {}
         self._origins = dict(builder.primitives())
         for primitive in self.primitives:
             self._producers.setdefault(primitive.output, []).append(primitive)
@@ -74,6 +77,15 @@ class View:
     def users(self, value: int) -> tuple[Primitive, ...]:
         """Return the primitives that read a value."""
         return tuple(self._users.get(value, ()))
+
+    def needed_by(self, value: int) -> tuple[int, ...]:
+        """Return what is computed with a value, but for what nothing reads."""
+        if value not in self._needed_by:
+            outputs = (user.output for user in self._users.get(value, ()))
+            self._needed_by[value] = tuple(
+                v for v in dict.fromkeys(outputs) if v in self._users or v in self._outputs
+            )
+        return self._needed_by[value]
 
     def rule_of(self, primitive: Primitive) -> str:
         """Return the name of the rule that wrote a primitive, "" if the model has it."""
@@ -157,6 +169,8 @@ class Rule(Generic[M, W]):
         reorders: whether it re-associates floating-point operations; `strict` switches it off.
         is_last: whether it is tried in one round only, when the others have nothing to add: it
             combines what they found, and each of its combinations would be one more to combine.
+        is_local: whether it replaces one primitive by one that reads and writes the same values. A
+            model that is cut into segments gets such alternatives in each segment.
     """
 
     name: str
@@ -168,6 +182,7 @@ class Rule(Generic[M, W]):
     build: Callable[[Writer, W], int]
     reorders: bool = False
     is_last: bool = False
+    is_local: bool = False
 
     def __repr__(self) -> str:
         return f"Rule({self.name})"

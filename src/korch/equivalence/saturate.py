@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from korch.deadline import Deadline
 from korch.equivalence.rule import AnyRule, Refusal, View, Writer
 from korch.equivalence.rules import RULES
 from korch.errors import OptionError
-from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
+from korch.primitive.graph import Constant, GraphBuilder, Primitive, PrimitiveGraph
 
 logger = logging.getLogger("korch.equivalence")
 
@@ -44,6 +44,12 @@ class Limits:
     iterations: int = 16
     values: int = 50_000
     seconds: float = 60.0
+
+    @staticmethod
+    def of(primitives: int) -> Limits:
+        """Return the limits for a graph of some size: large ones may take longer."""
+        share = max(1.0, primitives / 1000)
+        return Limits(values=int(50_000 * share), seconds=60.0 * share)
 
     def __post_init__(self) -> None:
         for name in ("iterations", "values", "seconds"):
@@ -126,6 +132,7 @@ def saturate(
     limits: Limits | None = None,
     rules: Sequence[AnyRule] = RULES,
     deadline: Deadline | None = None,
+    keep: Callable[[Constant], Constant] | None = None,
 ) -> tuple[PrimitiveGraph, SaturationReport]:
     """Add the alternatives that the rules find.
 
@@ -136,12 +143,14 @@ def saturate(
         rules: the rules, in the order in which they are tried. One that raises an error is dropped
             for the match at which it does, and the report has the error.
         deadline: when to stop, whatever the limits.
+        keep: returns an equal constant to keep instead of one that a rule computed.
 
     Returns:
         The graph with alternatives, renumbered, and what was done.
     """
     run = _Saturation(graph, [r for r in rules if not (strict and r.reorders)],
                       limits or Limits(), deadline or Deadline())  # fmt: skip
+    run.builder.keep = keep or run.builder.keep
     stopped = run.run()
     result = without_circular(run.builder.freeze())
     return result, SaturationReport(
@@ -153,6 +162,23 @@ def saturate(
         alternatives=result.alternatives,
         seconds=time.monotonic() - run.begin_s,
     )
+
+
+def joined_reports(whole: SaturationReport, parts: SaturationReport) -> SaturationReport:
+    """Return what was done to a model, and then to its parts by the other rules.
+
+    Args:
+        whole: the report on the model.
+        parts: the merged reports on the parts.
+    """
+    rules = {rule.name: rule for rule in (*whole.rules, *parts.rules)}
+    stops = (whole.stopped, parts.stopped)
+    return replace(
+        parts, rules=tuple(rules[rule.name] for rule in RULES if rule.name in rules),
+        stopped=next((stop for stop in stops if stop != "saturated"), "saturated"),
+        iterations=max(whole.iterations, parts.iterations),
+        primitives_before=whole.primitives_before, seconds=whole.seconds + parts.seconds,
+    )  # fmt: skip
 
 
 def merge_reports(
@@ -197,10 +223,37 @@ def without_circular(graph: PrimitiveGraph) -> PrimitiveGraph:
     Such an alternative (a reshape back to where a value came from) is in no plan, but paths through
     it would keep what stands around it from being one kernel.
     """
-    kept = [p for p, primitive in enumerate(graph.primitives) if not _is_circular(graph, primitive)]
+    first = _first_known(graph)
+    last = len(first)
+    kept = [
+        p for p, primitive in enumerate(graph.primitives)
+        if all(first.get(v, last) < first.get(primitive.output, 0) for v in primitive.inputs)
+        or not _is_circular(graph, primitive)
+    ]  # fmt: skip
     if len(kept) == len(graph.primitives):
         return graph
     return graph.with_primitives(kept)
+
+
+def _first_known(graph: PrimitiveGraph) -> dict[int, int]:
+    """Return in which place each value is known if all that can run does; none of what never is.
+
+    What is known before a primitive's output does not need it, which spares most of the search.
+    """
+    waits = [len(set(primitive.inputs)) for primitive in graph.primitives]
+    found: dict[int, int] = {}
+    ready = deque(sorted(graph.given))
+    ready.extend(p.output for p in graph.primitives if not p.inputs)
+    while ready:
+        value = ready.popleft()
+        if value in found:
+            continue
+        found[value] = len(found)
+        for p in graph.consumers[value]:
+            waits[p] -= 1
+            if not waits[p]:
+                ready.append(graph.primitives[p].output)
+    return found
 
 
 def _is_circular(graph: PrimitiveGraph, primitive: Primitive) -> bool:
@@ -212,14 +265,13 @@ def _is_circular(graph: PrimitiveGraph, primitive: Primitive) -> bool:
     if own not in needed:
         return False
     known = set(graph.given) - {own}
-    waiting = [p for v in needed for p in graph.producers[v] if v != own]
-    changed = True
-    while changed:
-        ready = [p for p in waiting if all(v in known for v in graph.primitives[p].inputs)]
-        new = {graph.primitives[p].output for p in ready} - known
-        known |= new
-        changed = bool(new)
-    return not all(value in known for value in primitive.inputs)
+    waiting = [graph.primitives[p] for v in needed for p in graph.producers[v] if v != own]
+    while True:
+        ready = {p.output for p in waiting if known.issuperset(p.inputs)} - known
+        if not ready:
+            return not known.issuperset(primitive.inputs)
+        known |= ready
+        waiting = [p for p in waiting if p.output not in known]
 
 
 def _needed_without(graph: PrimitiveGraph, values: Sequence[int], own: int) -> set[int]:
@@ -318,6 +370,8 @@ class _Saturation:
         witness = rule.refuse(view, match)
         if isinstance(witness, Refusal):
             self.refusals[key] = witness
+            if witness.is_final:
+                self.done.add(key)
             return
         built = rule.build(Writer(self.builder, rule.name), witness)
         self.done.add(key)

@@ -10,10 +10,8 @@ from __future__ import annotations
 from korch.errors import InfeasibleError
 from korch.orchestrate.problem import Kernel, Port, Problem, Step
 from korch.orchestrate.solve import Solver
-from korch.primitive.graph import Primitive, PrimitiveGraph
-
-BYTE_COST = 8
-"""What a byte that an operator reads or writes costs, in floating-point operations."""
+from korch.partition.choose import estimated_cost
+from korch.primitive.graph import PrimitiveGraph
 
 SECONDS = 60.0
 
@@ -41,7 +39,7 @@ def extract(graph: PrimitiveGraph, *, workers: int = 2, seed: int = 0) -> Primit
             Kernel(
                 frozenset({i}),
                 tuple(port(v) for v in dict.fromkeys(p.inputs) if v not in graph.constants),
-                (port(p.output),), _cost(graph, p),
+                (port(p.output),), estimated_cost(graph, i),
             )
             for i, p in enumerate(graph.primitives)
         ),
@@ -56,9 +54,3 @@ def extract(graph: PrimitiveGraph, *, workers: int = 2, seed: int = 0) -> Primit
         raise InfeasibleError("no choice of rewrites was found in time",
                               hint="Choose them with the kernels (--rewrites joint)")  # fmt: skip
     return graph.with_primitives(sorted(plan.kernels))
-
-
-def _cost(graph: PrimitiveGraph, primitive: Primitive) -> int:
-    values = (*dict.fromkeys(primitive.inputs), primitive.output)
-    size_bytes = sum(graph.types[value].size_bytes for value in values)
-    return 1 + graph.work_flop(primitive) + BYTE_COST * size_bytes

@@ -1,17 +1,16 @@
 """Segments -> blocks: segments that differ only in their weights are searched once.
 
-Each segment gets its alternatives on its own, with its own weights, as rules compute with them.
-Then the graphs are compared number by number: two segments are one block if and only if all
-primitives, attributes, types, wiring and interfaces are equal, and all constants that a kernel's
-code could depend on are equal in content. So a kernel made for one segment of a block is right for
-every other with that one's weights; nothing rests on a hash.
+Each segment has alternatives with its own weights, as rules compute with them. Then the graphs are
+compared number by number: two segments are one block if and only if all primitives, attributes,
+types, wiring and interfaces are equal, and all constants that a kernel's code could depend on are
+equal in content. So a kernel made for one segment of a block is right for every other with that
+one's weights; nothing rests on a hash.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from korch.equivalence.saturate import SaturationReport, merge_reports
@@ -52,10 +51,10 @@ class Partition:
     """A model in segments.
 
     Attributes:
-        source: the model's graph before alternatives.
+        source: the graph that the segments are parts of.
         instances: the segments in an order in which they can run.
         blocks: which of them are equal.
-        rules: what saturation did, in all segments together.
+        rules: what saturation did, before the model was cut and in all segments together.
     """
 
     source: PrimitiveGraph
@@ -75,7 +74,7 @@ Rewrite = Callable[[PrimitiveGraph], tuple[PrimitiveGraph, SaturationReport]]
 
 def find_blocks(
     graph: PrimitiveGraph, segments: Iterable[Segment], rewrite: Rewrite,
-    folder: Path | None = None,
+    spill: Spill | None = None,
 ) -> Partition:  # fmt: skip
     """Add alternatives to each segment and find out which are equal.
 
@@ -83,9 +82,9 @@ def find_blocks(
         graph: the model's graph.
         segments: its segments, in an order in which they can run.
         rewrite: adds alternatives to a segment's graph.
-        folder: where large constants may wait in a temporary file; the system's if not given.
+        spill: where large constants may wait.
     """
-    instances, reports, spill = [], [], Spill(folder)
+    instances, reports, spill = [], [], spill or Spill()
     members: dict[Any, list[int]] = {}
     for number, segment in enumerate(segments):
         found, report = rewrite(segment.graph)

@@ -12,7 +12,6 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from korch.partition.cut import choose_cuts, constant_primitives
 from korch.primitive.graph import Constant, Primitive, PrimitiveGraph
 from korch.primitive.text import format_attributes
 from korch.primitive.types import ValueType
@@ -36,37 +35,6 @@ class Segment:
 def whole_segment(graph: PrimitiveGraph) -> Segment:
     """Return the segment that is a whole model, numbered as the model is."""
     return Segment(graph, tuple(range(len(graph.types))))
-
-
-def split_segments(graph: PrimitiveGraph, limit: int) -> tuple[Segment, ...]:
-    """Cut a graph into segments of at most `limit` primitives, in an order in which they can run.
-
-    Primitives that depend on constants alone do not count; every segment that reads one has it.
-
-    Args:
-        graph: a graph without alternatives, numbered in an order in which it can run.
-        limit: most primitives in a segment.
-    """
-    cuts = choose_cuts(graph, limit)
-    if len(cuts.segments) < 2:
-        return (whole_segment(graph),)
-    constant = constant_primitives(graph)
-    written = {graph.primitives[p].output for p in constant}
-    model_outputs = {value for _, value in graph.outputs}
-    segments = []
-    for number, (primitives, price) in enumerate(
-        zip(cuts.segments, cuts.prices_bytes, strict=True)
-    ):
-        own = set(primitives)
-        outputs = [
-            value for p in primitives
-            if (value := graph.primitives[p].output) in model_outputs
-            or not own.issuperset(graph.consumers[value])
-        ]  # fmt: skip
-        if number == len(cuts.segments) - 1:
-            outputs += sorted(model_outputs & written)
-        segments.append(extract(graph, own | constant, outputs, price))
-    return tuple(segments)
 
 
 def extract(

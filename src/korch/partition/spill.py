@@ -39,12 +39,13 @@ class Spill:
         """Return a graph whose large constants that its source has not may be in a file."""
         own = {constant.digest for constant in source.constants.values()}
         constants = {
-            value: constant if constant.digest in own else self._moved_or_kept(constant)
+            value: constant if constant.digest in own else self.keep(constant)
             for value, constant in graph.constants.items()
         }
         return replace(graph, constants=constants)
 
-    def _moved_or_kept(self, constant: Constant) -> Constant:
+    def keep(self, constant: Constant) -> Constant:
+        """Return an equal constant that may be in a file."""
         if constant.is_uniform or constant.array.nbytes < LEAST_BYTES:
             return constant
         if constant.digest in self._moved:

@@ -11,7 +11,7 @@ Alternatives can form cycles, so a graph's numbering is not always topological.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -171,9 +171,14 @@ class PrimitiveGraph:
 
 
 class GraphBuilder:
-    """A primitive graph while it grows. Ids that it hands out stay valid until `freeze`."""
+    """A primitive graph while it grows. Ids that it hands out stay valid until `freeze`.
+
+    Attributes:
+        keep: returns an equal constant to keep instead of a new one, which may be large.
+    """
 
     def __init__(self) -> None:
+        self.keep: Callable[[Constant], Constant] = lambda constant: constant
         self._types: list[ValueType] = []
         self._parent: list[int] = []
         self._primitives: dict[tuple[str, tuple[int, ...], Attributes], list[Any]] = {}
@@ -208,6 +213,7 @@ class GraphBuilder:
         """Return the value of a constant; equal constants are one value."""
         constant = Constant.of(np.asarray(array))
         if constant not in self._constant_ids:
+            constant = self.keep(constant)
             self._constant_ids[constant] = self._new_value(constant.type)
             self._constants[self._constant_ids[constant]] = constant
         return self._constant_ids[constant]

@@ -114,14 +114,14 @@ def _refuse_rank(view: View, match: RankMatch) -> RankWitness | Refusal:
     constant = view.constant(b)
     shape = view.shape(b)
     if constant is None or math.prod(shape[:-2]) != 1 or not view.type(b).dtype.is_float:
-        return Refusal("the matrix is no constant one of numbers", root)
+        return Refusal("the matrix is no constant one of numbers", root, is_final=True)
     k, n = shape[-2:]
     most = int(WORTH * k * n / (k + n))
     if most == 0 or k * n > LARGEST:
-        return Refusal("the matrix is too small or too large", root)
+        return Refusal("the matrix is too small or too large", root, is_final=True)
     found = _factors(constant.array.reshape(k, n).astype(np.float64), most)
     if found is None:
-        return Refusal("the rank is too high", root)
+        return Refusal("the rank is too high", root, is_final=True)
     left, right = (factor.reshape((*shape[:-2], *factor.shape)) for factor in found)
     return RankWitness(a, left, right)
 

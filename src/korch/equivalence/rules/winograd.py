@@ -96,6 +96,7 @@ CONV3X3_IS_WINOGRAD = Rule(
     refuse=_refuse,
     build=_build,
     reorders=True,
+    is_local=True,
 )
 
 RULES: tuple[AnyRule, ...] = (CONV3X3_IS_WINOGRAD,)

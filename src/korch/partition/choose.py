@@ -1,0 +1,227 @@
+"""Primitive graph with alternatives -> one alternative for each value: the graph that is cut.
+
+A cut forbids what needs primitives on both of its sides, so the model is cut as it is after the
+rewrites that save most, and none of these is lost. The choice is by a cheap estimate, operations
+and bytes moved, of the sum over all primitives that are needed; kernels are chosen later, by
+measured cost, among all alternatives that a segment has.
+
+The search starts with the model's own primitives and takes another alternative of a value, or of
+all that is computed with a value, as long as that makes the sum less. It looks at one place after
+the other in the graph's order, so it chooses alike in parts that are alike, as a solver need not;
+and the layers of a model stay equal. Time: alternatives x what one of them needs and spares.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import replace
+
+from korch.equivalence.rule import rule_of
+from korch.primitive.graph import PrimitiveGraph
+
+BYTE_COST = 8
+"""What a byte that a primitive reads or writes costs, in floating-point operations."""
+
+MOST_SWEEPS = 8
+"""Times that all values are looked at; the last ones hardly ever find anything."""
+
+
+def estimated_cost(graph: PrimitiveGraph, p: int) -> int:
+    """Return what a primitive costs as an operator of its own, in floating-point operations."""
+    primitive = graph.primitives[p]
+    values = (*dict.fromkeys(primitive.inputs), primitive.output)
+    size_bytes = sum(graph.types[value].size_bytes for value in values)
+    return 1 + graph.work_flop(primitive) + BYTE_COST * size_bytes
+
+
+def choose(graph: PrimitiveGraph) -> PrimitiveGraph:
+    """Return the graph with one alternative for each value, in an order in which it can run.
+
+    Values keep their numbers, and so some of them are computed by nothing and read by nothing.
+
+    Args:
+        graph: a graph with or without alternatives.
+    """
+    if not graph.alternatives:
+        return graph
+    search = _Search(graph)
+    for _ in range(MOST_SWEEPS):
+        if not search.sweep():
+            break
+        search.choose_for_unused()
+    kept = search.in_order()
+    origins = tuple(graph.origins[p] for p in kept) if graph.origins else ()
+    return replace(graph, primitives=tuple(graph.primitives[p] for p in kept), origins=origins)
+
+
+class _Search:
+    """The choice so far, and how many chosen primitives and outputs need each value."""
+
+    def __init__(self, graph: PrimitiveGraph) -> None:
+        self.graph = graph
+        self.costs = [estimated_cost(graph, p) for p in range(len(graph.primitives))]
+        self.reads = [tuple(dict.fromkeys(p.inputs)) for p in graph.primitives]
+        self.needed = [0] * len(graph.types)
+        everything = [True] * len(graph.primitives)
+        self.chosen: dict[int, int] = {}
+        self._choose_known([not rule_of(origin) for origin in graph.origins] or everything)
+        self._choose_known(everything)
+        for value in dict.fromkeys(value for _, value in graph.outputs):
+            self._need(value)
+        self.choose_for_unused()
+
+    def _choose_known(self, allowed: list[bool]) -> None:
+        """Choose for further values the allowed primitive that can run first."""
+        waits = [len(reads) for reads in self.reads]
+        ready = [*sorted(self.graph.given), *self.chosen]
+        ready += [self._take(p) for p, reads in enumerate(self.reads) if not reads and allowed[p]]
+        for value in ready:
+            for p in self.graph.consumers[value]:
+                waits[p] -= 1
+                output = self.graph.primitives[p].output
+                if not waits[p] and allowed[p] and not self._is_known(output):
+                    ready.append(self._take(p))
+
+    def _take(self, p: int) -> int:
+        output = self.graph.primitives[p].output
+        self.chosen[output] = p
+        return output
+
+    def _is_known(self, value: int) -> bool:
+        return value in self.chosen or value in self.graph.given
+
+    def choose_for_unused(self) -> None:
+        """Choose for values that nothing needs what costs least beyond the values in use."""
+        known = {v: 0 for v in (*sorted(self.graph.given), *self.chosen)
+                 if v in self.graph.given or self.needed[v]}  # fmt: skip
+        waits = [len(reads) for reads in self.reads]
+        queue = [(0, -1, v) for v in known]
+        heapq.heapify(queue)
+        settled: set[int] = set()
+        while queue:
+            cost, maker, value = heapq.heappop(queue)
+            if value in settled:
+                continue
+            settled.add(value)
+            if maker >= 0:
+                self.chosen[value] = maker
+            known[value] = cost
+            for p in self.graph.consumers[value]:
+                waits[p] -= 1
+                output = self.graph.primitives[p].output
+                if not waits[p] and output not in settled:
+                    total = self.costs[p] + sum(known[v] for v in self.reads[p])
+                    heapq.heappush(queue, (total, p, output))
+
+    def sweep(self) -> bool:
+        """Take what makes the sum less, value by value; return whether there was anything."""
+        is_better = False
+        for value, makers in enumerate(self.graph.producers):
+            if len(makers) > 1 and self.needed[value] and self._best(value):
+                is_better = True
+        for value, readers in enumerate(self.graph.consumers):
+            if len(readers) > 1 and self.needed[value] and self._without(value):
+                is_better = True
+        return is_better
+
+    def _best(self, value: int) -> bool:
+        """Choose what makes the sum least for a value; return whether it is something else."""
+        found = False
+        for p in self.graph.producers[value]:
+            before = self.chosen[value]
+            if p == before or not all(map(self._is_known, self.reads[p])):
+                continue
+            if self._switch(value, p) < 0 and self._is_sound(value):
+                found = True
+            else:
+                self._switch(value, before)
+        return found
+
+    def _without(self, value: int) -> bool:
+        """Choose others for all that is computed with a value, if it can then be spared."""
+        outputs = [
+            self.graph.primitives[p].output for p in self.graph.consumers[value]
+            if self.chosen.get(self.graph.primitives[p].output) == p
+            and self.needed[self.graph.primitives[p].output]
+        ]  # fmt: skip
+        if len(outputs) < 2 or any(len(self.graph.producers[v]) < 2 for v in outputs):
+            return False
+        done: list[tuple[int, int]] = []
+        total = 0
+        for output in outputs:
+            before = self.chosen[output]
+            costs = []
+            for p in self.graph.producers[output]:
+                if value in self.reads[p] or not all(map(self._is_known, self.reads[p])):
+                    continue
+                costs.append((self._switch(output, p), p))
+                if not self._is_sound(output):
+                    costs.pop()
+                self._switch(output, before)
+            if not costs:
+                break
+            total += self._switch(output, min(costs)[1])
+            done.append((output, before))
+        if len(done) == len(outputs) and total < 0:
+            return True
+        for output, before in reversed(done):
+            self._switch(output, before)
+        return False
+
+    def _switch(self, value: int, p: int) -> int:
+        """Choose another alternative for a value in use; return what that adds to the sum."""
+        before, self.chosen[value] = self.chosen[value], p
+        added = self.costs[p] - self.costs[before]
+        added += sum(self._need(v) for v in self.reads[p])
+        return added - sum(self._spare(v) for v in self.reads[before])
+
+    def _need(self, root: int) -> int:
+        added, waiting = 0, [root]
+        while waiting:
+            value = waiting.pop()
+            self.needed[value] += 1
+            if self.needed[value] == 1 and value not in self.graph.given:
+                added += self.costs[self.chosen[value]]
+                waiting += self.reads[self.chosen[value]]
+        return added
+
+    def _spare(self, root: int) -> int:
+        spared, waiting = 0, [root]
+        while waiting:
+            value = waiting.pop()
+            self.needed[value] -= 1
+            if self.needed[value] == 0 and value not in self.graph.given:
+                spared += self.costs[self.chosen[value]]
+                waiting += self.reads[self.chosen[value]]
+        return spared
+
+    def _is_sound(self, value: int) -> bool:
+        """Whether what is chosen for a value does not need the value itself."""
+        seen: set[int] = set()
+        waiting = list(self.reads[self.chosen[value]])
+        while waiting:
+            v = waiting.pop()
+            if v == value:
+                return False
+            if v not in seen and v not in self.graph.given:
+                seen.add(v)
+                waiting += self.reads[self.chosen[v]]
+        return True
+
+    def in_order(self) -> list[int]:
+        """Return the chosen primitives that are needed, new ones right before what reads them."""
+        placed: dict[int, None] = {}
+        for root in sorted(self.chosen):
+            stack = [root] if self.needed[root] else []
+            while stack:
+                p = self.chosen.get(stack[-1])
+                missing = () if p is None else [
+                    v for v in self.reads[p] if v in self.chosen and self.chosen[v] not in placed
+                ]  # fmt: skip
+                if missing:
+                    stack += reversed(missing)
+                    continue
+                stack.pop()
+                if p is not None:
+                    placed.setdefault(p)
+        return list(placed)

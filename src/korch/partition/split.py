@@ -1,0 +1,177 @@
+"""Primitive graph with alternatives -> segments with theirs.
+
+The graph is cut as `choose.py` has it: one alternative for each value, and so no rewrite that is
+worth much needs primitives of two segments. Then each segment gets all that it can hold.
+
+A segment may use every primitive of the whole model's alternatives that follows from what the
+segment reads and is of use for what it hands on: the model's own form, the rewritten one, and all
+between. Values that it reads need no alternative there; what needs others is lost to the cut.
+
+New values are numbered in the order in which they can be computed, those that can be at once by
+what computes them. So equal parts of a model stay equal, number by number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from korch.partition.choose import choose
+from korch.partition.cut import choose_cuts, constant_primitives
+from korch.partition.segment import Segment, extract, whole_segment
+from korch.primitive.graph import Primitive, PrimitiveGraph
+from korch.primitive.text import format_attributes
+
+
+def split_segments(graph: PrimitiveGraph, limit: int) -> tuple[Segment, ...]:
+    """Cut a graph into segments of at most `limit` primitives, in an order in which they can run.
+
+    Neither alternatives count nor primitives that depend on constants alone; every segment that
+    reads one of these has it.
+
+    Args:
+        graph: a graph; without alternatives, it is numbered in an order in which it can run.
+        limit: most primitives in a segment.
+    """
+    chosen = choose(graph)
+    cuts = choose_cuts(chosen, limit)
+    if len(cuts.segments) < 2:
+        return (whole_segment(graph),)
+    constant = constant_primitives(chosen)
+    written = {chosen.primitives[p].output for p in constant}
+    model_outputs = {value for _, value in graph.outputs}
+    regions = Regions(graph)
+    segments = []
+    for number, (primitives, price) in enumerate(
+        zip(cuts.segments, cuts.prices_bytes, strict=True)
+    ):
+        own = set(primitives)
+        outputs = [
+            value for p in primitives
+            if (value := chosen.primitives[p].output) in model_outputs
+            or not own.issuperset(chosen.consumers[value])
+        ]  # fmt: skip
+        if number == len(cuts.segments) - 1:
+            outputs += sorted(model_outputs & written)
+        segments.append(regions.widened(extract(chosen, own | constant, outputs, price)))
+    return tuple(segments)
+
+
+class Regions:
+    """What of a graph with alternatives lies between the inputs and the outputs of segments.
+
+    Segments must be asked for in an order in which they can run. What is computed behind a segment
+    is not looked at, so that the time is that of the segments and not of the model each time.
+    """
+
+    def __init__(self, graph: PrimitiveGraph) -> None:
+        self.graph = graph
+        self.reads = [tuple(dict.fromkeys(p.inputs)) for p in graph.primitives]
+        self.waits = {p: len(reads) for p, reads in enumerate(self.reads)}
+        self.constant: set[int] = set()
+        self._follow(sorted(graph.constants), self.constant, self.waits)
+        self.known: set[int] = set()
+        self.all_waits: dict[int, int] = {}
+        self._follow([v for _, v in graph.inputs], self.known, self.all_waits)
+
+    def widened(self, segment: Segment) -> Segment:
+        """Return a segment with its alternatives.
+
+        Args:
+            segment: without alternatives; its values are those of the graph.
+        """
+        self._follow([v for v in segment.values if v not in self.constant], self.known,
+                     self.all_waits)  # fmt: skip
+        inputs = [segment.values[v] for _, v in segment.graph.inputs]
+        own: set[int] = set()
+        self._follow(inputs, own, {}, self.known)
+        return _widened(self.graph, segment, self._between(segment, own | self.constant))
+
+    def _follow(
+        self, values: Sequence[int], known: set[int], waits: dict[int, int],
+        within: set[int] | None = None,
+    ) -> None:  # fmt: skip
+        """Add values to the known ones, and what can be computed with them.
+
+        Args:
+            values: given values.
+            known: what is known; it grows.
+            waits: how many inputs each primitive still waits for, if not as many as constants
+                leave; it is kept up to date.
+            within: what may be added beside the values; anything if not given.
+        """
+        ready = [v for v in dict.fromkeys(values) if v not in known]
+        known.update(ready)
+        for value in ready:
+            for p in self.graph.consumers[value]:
+                waits[p] = waits.get(p, self.waits[p]) - 1
+                output = self.graph.primitives[p].output
+                if waits[p] or output in known or (within is not None and output not in within):
+                    continue
+                known.add(output)
+                ready.append(output)
+
+    def _between(self, segment: Segment, known: set[int]) -> list[int]:
+        """Return the primitives that are of use for a segment's outputs."""
+        seen = {segment.values[v] for _, v in segment.graph.inputs}
+        waiting = [segment.values[v] for _, v in segment.graph.outputs]
+        found = []
+        while waiting:
+            value = waiting.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            for p in self.graph.producers[value]:
+                if known.issuperset(self.reads[p]):
+                    found.append(p)
+                    waiting += self.reads[p]
+        return sorted(found)
+
+
+def _widened(graph: PrimitiveGraph, segment: Segment, primitives: Iterable[int]) -> Segment:
+    """Return a segment with further primitives of the graph that it is a part of."""
+    part, number = segment.graph, {v: n for n, v in enumerate(segment.values)}
+    own = {(p.op, tuple(segment.values[v] for v in p.inputs), p.attributes)
+           for p in part.primitives}  # fmt: skip
+    waiting = [
+        p for p in primitives
+        if (q := graph.primitives[p]) and (q.op, q.inputs, q.attributes) not in own
+    ]  # fmt: skip
+    if not waiting:
+        return segment
+    added, origins = [], list(part.origins or [""] * len(part.primitives))
+    while ready := {
+        p for p in waiting
+        if all(v in number or v in graph.constants for v in graph.primitives[p].inputs)
+    }:  # fmt: skip
+        for p in sorted(ready, key=lambda p: _rank(graph, p, number)):
+            primitive = graph.primitives[p]
+            for value in (*primitive.inputs, primitive.output):
+                number.setdefault(value, len(number))
+            added.append(
+                Primitive(primitive.op, tuple(number[v] for v in primitive.inputs),
+                          primitive.attributes, number[primitive.output])
+            )  # fmt: skip
+            origins.append(graph.origins[p] if graph.origins else "")
+        waiting = [p for p in waiting if p not in ready]
+    found = replace(
+        part, types=tuple(graph.types[v] for v in number),
+        primitives=(*part.primitives, *added), origins=tuple(origins),
+        constants={n: graph.constants[v] for v, n in number.items() if v in graph.constants},
+    )  # fmt: skip
+    return replace(segment, graph=found, values=tuple(number))
+
+
+def _rank(graph: PrimitiveGraph, p: int, number: Mapping[int, int]) -> tuple[object, ...]:
+    """Return by what primitives are ordered that can be computed at once."""
+    primitive = graph.primitives[p]
+
+    def name(value: int) -> tuple[int, str]:
+        constant = graph.constants.get(value)
+        if value in number or constant is None:
+            return number.get(value, len(graph.types)), str(graph.types[value])
+        digest = constant.digest if constant.is_uniform else ""
+        return len(graph.types), f"{constant.type} {digest}"
+
+    return (primitive.op, [name(v) for v in primitive.inputs],
+            format_attributes(primitive.attributes), name(primitive.output), p)  # fmt: skip
