@@ -6,8 +6,8 @@
 Nothing is measured: a kernel costs what its bytes and operations are thought to take at fixed
 rates, so the figures say what cuts forbid and not how the machine was. They are the operations of
 the plan and its predicted time, each also as a share of that of the model left whole. A mode that
-is not done after `--seconds` is left out. `benchmarks/suite.py` says which models there are; names that
-end in `.onnx` are files.
+is not done after `--seconds` is left out. `benchmarks/suite.py` says which models there are; names
+that end in `.onnx` are files.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -74,14 +74,17 @@ def constant_primitives(graph: PrimitiveGraph) -> frozenset[int]:
     return frozenset(found)
 
 
-def choose_cuts(graph: PrimitiveGraph, limit: int) -> Cuts:
+def choose_cuts(
+    graph: PrimitiveGraph, limit: int, sizes: Sequence[float] | None = None
+) -> Cuts:  # fmt: skip
     """Return the segments of a graph without alternatives.
 
     Args:
         graph: numbered so that each primitive comes after those that it reads, as fission does.
-        limit: most primitives in a segment.
+        limit: largest size of a segment.
+        sizes: per primitive, what it adds to a segment's size; 1 if not given.
     """
-    line = _Line(graph)
+    line = _Line(graph, [min(limit, size) for size in sizes or [1.0] * len(graph.primitives)])
     ends = _Cutter(line, limit).ends(0, line.count)
     segments, prices = [], []
     for start, end in zip([0, *ends], ends, strict=False):
@@ -93,11 +96,12 @@ def choose_cuts(graph: PrimitiveGraph, limit: int) -> Cuts:
 class _Line:
     """The primitives in order, with what a cut between two of them costs."""
 
-    def __init__(self, graph: PrimitiveGraph) -> None:
+    def __init__(self, graph: PrimitiveGraph, sizes: Sequence[float]) -> None:
         self.graph = graph
         constant = constant_primitives(graph)
         self.order = [p for p in range(len(graph.primitives)) if p not in constant]
         self.count = len(self.order)
+        self.upto = [0.0, *accumulate(sizes[p] for p in self.order)]
         place = {p: i for i, p in enumerate(self.order)}
         self.place_of_value = {graph.primitives[p].output: i for p, i in place.items()}
         self.readers = [
@@ -105,11 +109,15 @@ class _Line:
         ]
         self.last = [max(found, default=-1) for found in self.readers]
         self.outputs = {value for _, value in graph.outputs}
-        sizes = (graph.types[graph.primitives[p].output].size_bytes for p in self.order)
-        self.sizes_bytes = list(sizes)
+        outputs = (graph.primitives[p].output for p in self.order)
+        self.sizes_bytes = [graph.types[value].size_bytes for value in outputs]
         self.total_bytes = max(1, self._moved_bytes())
         self.walled = self._walled()
         self.shared = self._shared(place)
+
+    def size(self, low: int, high: int) -> float:
+        """Return the size of a segment of the places from `low` on, before `high`."""
+        return round(self.upto[high] - self.upto[low], 6)
 
     def category(self, place: int) -> Category:
         return self.graph.primitives[self.order[place]].row.category
@@ -237,10 +245,10 @@ class _Cutter:
         if low >= high:
             return []
         run = self.longest_run(low, high)
-        if run is None or high - low <= self.limit:
+        if run is None or self.line.size(low, high) <= self.limit:
             return self.rest(low, high)
         unit = [run.start + run.period]
-        if run.period > self.limit:
+        if self.line.size(run.start, run.start + run.period) > self.limit:
             unit = self.rest(run.start, run.start + run.period)
         repeated = [end + k * run.period for k in range(run.units) for end in unit]
         return [*self.ends(low, run.start), *repeated, *self.ends(run.end, high)]
@@ -269,7 +277,8 @@ class _Cutter:
 
     def in_phase(self, start: int, period: int, end: int) -> _Run | None:
         """Return the repetition cut at a cheap place of its period, the earliest of the best."""
-        most = period * max(1, LEAST_REPETITION // period)
+        size = self.line.size(start, start + period)
+        most = period * max(1, int(LEAST_REPETITION // size))
         places = range(start, min(start + period, end - period + 1))
         prices = {place: self.crossing[place + period] for place in places}
         least = min(prices.values(), default=_FAR)
@@ -296,13 +305,13 @@ class _Cutter:
             price, at = self.line.shared[end], end
             costs = []
             for start in reversed(places[:j]):
-                if end - start > self.limit:
+                if self.line.size(start, end) > self.limit:
                     break
                 while at > start:
                     at -= 1
                     price += self.line.price(at, end)
                 if start in best:
-                    share = price / self.line.total_bytes + self.effort(end - start)
+                    share = price / self.line.total_bytes + self.effort(self.line.size(start, end))
                     costs.append((best[start][0] + share, start))
             if costs:
                 best[end] = min(costs)
@@ -314,6 +323,6 @@ class _Cutter:
             at = best[at][1]
         return ends[::-1]
 
-    def effort(self, size: int) -> float:
+    def effort(self, size: float) -> float:
         search = BLOCK_EFFORT + size * (0.5 + size / self.limit)
-        return EFFORT * search / max(1, self.line.count)
+        return EFFORT * search / max(1.0, self.line.upto[-1])

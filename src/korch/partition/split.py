@@ -13,7 +13,7 @@ what computes them. So equal parts of a model stay equal, number by number.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from korch.partition.choose import choose
@@ -22,25 +22,28 @@ from korch.partition.segment import Segment, extract, whole_segment
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.text import format_attributes
 
+ALTERNATIVE_SHARE = 0.3
+"""What an alternative adds to a segment's size, in primitives: it takes part in fewer kernels."""
+
 
 def split_segments(graph: PrimitiveGraph, limit: int) -> tuple[Segment, ...]:
     """Cut a graph into segments of at most `limit` primitives, in an order in which they can run.
 
-    Neither alternatives count nor primitives that depend on constants alone; every segment that
-    reads one of these has it.
+    Primitives that depend on constants alone do not count; every segment that reads one has it.
+    Alternatives count for a part.
 
     Args:
         graph: a graph; without alternatives, it is numbered in an order in which it can run.
         limit: most primitives in a segment.
     """
     chosen = choose(graph)
-    cuts = choose_cuts(chosen, limit)
+    cuts = choose_cuts(chosen, limit, _sizes(graph, chosen))
     if len(cuts.segments) < 2:
         return (whole_segment(graph),)
     constant = constant_primitives(chosen)
     written = {chosen.primitives[p].output for p in constant}
     model_outputs = {value for _, value in graph.outputs}
-    regions = Regions(graph)
+    regions = Regions(graph, chosen)
     segments = []
     for number, (primitives, price) in enumerate(
         zip(cuts.segments, cuts.prices_bytes, strict=True)
@@ -57,6 +60,23 @@ def split_segments(graph: PrimitiveGraph, limit: int) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
+def _sizes(graph: PrimitiveGraph, chosen: PrimitiveGraph) -> list[float]:
+    """Return, per chosen primitive, 1 and a part for each alternative for what it computes."""
+    own = set(chosen.primitives)
+    known = {primitive.output for primitive in own} | graph.given
+    seen: set[int] = set()
+    found = []
+    for primitive in chosen.primitives:
+        waiting, before = [primitive.output], len(seen)
+        while waiting:
+            for p in graph.producers[waiting.pop()]:
+                if p not in seen and graph.primitives[p] not in own:
+                    seen.add(p)
+                    waiting += (v for v in graph.primitives[p].inputs if v not in known)
+        found.append(1 + ALTERNATIVE_SHARE * (len(seen) - before))
+    return found
+
+
 class Regions:
     """What of a graph with alternatives lies between the inputs and the outputs of segments.
 
@@ -64,15 +84,17 @@ class Regions:
     is not looked at, so that the time is that of the segments and not of the model each time.
     """
 
-    def __init__(self, graph: PrimitiveGraph) -> None:
+    def __init__(self, graph: PrimitiveGraph, chosen: PrimitiveGraph) -> None:
         self.graph = graph
+        self.chosen = {primitive.output for primitive in chosen.primitives}
         self.reads = [tuple(dict.fromkeys(p.inputs)) for p in graph.primitives]
         self.waits = {p: len(reads) for p, reads in enumerate(self.reads)}
         self.constant: set[int] = set()
-        self._follow(sorted(graph.constants), self.constant, self.waits)
+        self._follow(sorted(graph.constants), self.constant, self.waits, lambda _: True)
+        self.chosen -= self.constant
         self.known: set[int] = set()
         self.all_waits: dict[int, int] = {}
-        self._follow([v for _, v in graph.inputs], self.known, self.all_waits)
+        self.advance([v for _, v in graph.inputs])
 
     def widened(self, segment: Segment) -> Segment:
         """Return a segment with its alternatives.
@@ -80,16 +102,19 @@ class Regions:
         Args:
             segment: without alternatives; its values are those of the graph.
         """
-        self._follow([v for v in segment.values if v not in self.constant], self.known,
-                     self.all_waits)  # fmt: skip
+        self.advance([v for v in segment.values if v not in self.constant])
         inputs = [segment.values[v] for _, v in segment.graph.inputs]
         own: set[int] = set()
-        self._follow(inputs, own, {}, self.known)
+        self._follow(inputs, own, {}, self.known.__contains__)
         return _widened(self.graph, segment, self._between(segment, own | self.constant))
+
+    def advance(self, values: Sequence[int]) -> None:
+        """Compute further values of the model."""
+        self._follow(values, self.known, self.all_waits, lambda v: v not in self.chosen)
 
     def _follow(
         self, values: Sequence[int], known: set[int], waits: dict[int, int],
-        within: set[int] | None = None,
+        may_know: Callable[[int], bool],
     ) -> None:  # fmt: skip
         """Add values to the known ones, and what can be computed with them.
 
@@ -98,7 +123,7 @@ class Regions:
             known: what is known; it grows.
             waits: how many inputs each primitive still waits for, if not as many as constants
                 leave; it is kept up to date.
-            within: what may be added beside the values; anything if not given.
+            may_know: which values may be added beside those.
         """
         ready = [v for v in dict.fromkeys(values) if v not in known]
         known.update(ready)
@@ -106,10 +131,9 @@ class Regions:
             for p in self.graph.consumers[value]:
                 waits[p] = waits.get(p, self.waits[p]) - 1
                 output = self.graph.primitives[p].output
-                if waits[p] or output in known or (within is not None and output not in within):
-                    continue
-                known.add(output)
-                ready.append(output)
+                if not waits[p] and output not in known and may_know(output):
+                    known.add(output)
+                    ready.append(output)
 
     def _between(self, segment: Segment, known: set[int]) -> list[int]:
         """Return the primitives that are of use for a segment's outputs."""
