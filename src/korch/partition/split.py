@@ -104,8 +104,9 @@ class Regions:
         """
         self.advance([v for v in segment.values if v not in self.constant])
         inputs = [segment.values[v] for _, v in segment.graph.inputs]
+        others = self.chosen.difference(segment.values)  # other segments compute them
         own: set[int] = set()
-        self._follow(inputs, own, {}, self.known.__contains__)
+        self._follow(inputs, own, {}, lambda v: v in self.known and v not in others)
         return _widened(self.graph, segment, self._between(segment, own | self.constant))
 
     def advance(self, values: Sequence[int]) -> None:
