@@ -83,7 +83,7 @@ def plan(name: str, mode: str, seconds: float) -> dict[str, Any]:
         "candidates": sum(len(task.candidates) for task in tasks),
         "kernels": len(steps),
         "given_flop": sum(map(split.work_flop, split.primitives)),
-        "flop": sum(step.work_flop for step in steps),
+        "flop": sum(sum(map(b.work_flop, b.primitives)) for b in (c.group.body for c in steps)),
         "predicted_ms": sum(meter.guess_ns(step) for step in steps) / 1e6,
         "gap": outcome.found.certificate.gap,
         "equivalences_s": round(run.stage_seconds["equivalences"], 1),

@@ -17,7 +17,7 @@ from korch.options import Options
 from korch.orchestrate.blocks import prepare
 from korch.orchestrate.lazy import LazyLoop
 from korch.partition.join import join
-from korch.pipeline import _partition
+from korch.pipeline import Run, _partition
 from korch.primitive import reference
 from korch.runtime.cuda.build import build_cuda
 from korch.runtime.cuda.program import read_program, write_program
@@ -43,7 +43,7 @@ def program_of_model(model, options, left_out):
 
 
 def program_of_graph(split, options, left_out):
-    partition = _partition(split, options)
+    partition = _partition(split, Run(options, {}, lambda stage, text: None))
     with open_meter(options) as meter:
         assert isinstance(meter, CudaMeter)
         meter.providers = tuple(p for p in meter.providers if p.name not in left_out)
