@@ -264,5 +264,5 @@ def test_an_executable_with_parts_on_the_host_takes_arrays_as_others_do(cache_fo
         with pytest.raises(InputError) as caught:
             executable(given)
         assert str(caught.value) == text
-    with pytest.raises(InputError, match="the feeds are a list; expected a dict"):
+    with pytest.raises(InputError, match="the feeds are of type list; expected a dict"):
         executable.run(None, [array])

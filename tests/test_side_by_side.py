@@ -94,6 +94,7 @@ def test_their_plan_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("many_cores")
 @pytest.mark.parametrize(("threads", "share"), [(2, 1), (4, 2)])
 def test_the_report_says_what_runs_side_by_side(
     threads: int, share: int, monkeypatch: pytest.MonkeyPatch, cache_folder: Path

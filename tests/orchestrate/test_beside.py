@@ -30,6 +30,8 @@ from korch.provider.shares import SharesProvider, parse_lanes
 from korch.runtime.program import Step, bind_steps
 from korch.target import Target
 
+pytestmark = pytest.mark.usefixtures("many_cores")
+
 CHAINS = """
 graph(%0 "x": f32[8], %1 "y": f32[8]) -> (%3 "a", %5 "b")
 %2: f32[8] = exp(%0)

@@ -10,7 +10,8 @@ import pytest
 from korch.equivalence.rules import FAMILIES, RULES, select_rules
 from korch.equivalence.saturate import saturate
 from korch.errors import OptionError
-from korch.orchestrate.extract import BYTE_COST, extract
+from korch.orchestrate.extract import extract
+from korch.partition.choose import BYTE_COST
 from korch.primitive import reference
 from korch.primitive.check import check_graph
 from korch.primitive.graph import PrimitiveGraph

@@ -52,7 +52,7 @@ def test_data_becomes_json(data, expected):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda plan: [], "plan does not have the fields korch_version, model"),
+        (lambda plan: [], "it is no object"),
         (lambda plan: plan | {"more": 1}, "plan does not have the fields korch_version, model"),
         (lambda plan: plan | {"threads": "2"}, "plan.threads is '2'; expected int"),
         (lambda plan: plan | {"threads": True}, "plan.threads is True; expected int"),
