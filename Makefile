@@ -58,6 +58,7 @@ $(TRITON_STAMP): $(STAMP)
 	@touch $@
 
 # Kernels for CUDA devices, without one: interpreted, and cross-compiled for sm_90 and sm_80.
+# `make test-cuda KORCH_LONG=1` compiles the kernels of all five models of the paper, not of three.
 test-cuda: $(TRITON_STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/cuda
 
