@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -68,6 +69,42 @@ def test_nan_is_no_infinity_and_infinities_have_signs(found, is_same) -> None:
 )
 def test_max_error(got, expected, error):
     assert max_error([np.array(got)], [np.array(expected)]) == pytest.approx(error)
+
+
+F32_MAX = float(np.finfo(np.float32).max)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "got", "wanted", "error"),
+    [
+        (np.float32, [np.inf, 1.0], [1e40, 1.0], 0.0),
+        (np.float32, [-np.inf], [-1e300], 0.0),
+        (np.float16, [np.inf], [70000.0], 0.0),
+        (ml_dtypes.bfloat16, [np.inf], [3.4e38 * 1.01], 0.0),
+        (np.float32, [np.inf], [-1e40], np.inf),  # of the other sign
+        (np.float32, [np.nan], [1e40], np.inf),
+        (np.float16, [np.inf], [30000.0], np.inf),  # far from an overflow
+        (np.float16, [np.inf], [65504 / 1.25], 0.25),
+        (np.float16, [np.inf], [65000.0], 504 / 65000),
+        (np.float32, [F32_MAX], [F32_MAX * 1.0001], 1e-4),
+        (np.float16, [65504.0], [65536.0], 32 / 65536),
+        (np.float32, [F32_MAX], [1e300], 1.0),
+        (np.float32, [np.inf, 0.0], [1e40, 1.0], 1.0),  # what overflows hides no other error
+        (np.float32, [1.0], [np.inf], np.inf),
+    ],
+)  # fmt: skip
+def test_an_overflow_of_the_outputs_type_is_no_error(dtype, got, wanted, error) -> None:
+    found = max_error([np.array(got, dtype)], [np.array(wanted)])
+    assert found == pytest.approx(error, rel=1e-2)
+
+
+def test_a_plan_may_overflow_where_the_model_does() -> None:
+    text = 'graph(%0 "x": f32[4]) -> (%1 "y")\n%1: f32[1] = reduce_prod(%0) {axes=(0,)}\n'
+    model = standard(text, x=np.full(4, -1e10))
+    assert model.expected["y"] == pytest.approx(1e40)
+    for value, is_right in ((np.inf, True), (-np.inf, False), (1e38, False)):
+        errors = model.differences({"y": np.array([value], np.float32)})
+        assert (model.refused(errors) == ()) == is_right
 
 
 def test_max_error_of_another_number_of_outputs_is_infinite():

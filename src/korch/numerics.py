@@ -12,6 +12,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 
 from korch.primitive import reference
@@ -68,11 +69,14 @@ def difference(actual: Array, wanted: Array, own: Array | None = None) -> Differ
 
     Returns:
         Infinite differences if the shapes are not equal, or NaN or infinities are not at the same
-        places.
+        places. What exceeds the range of the computed array's type counts as infinite in it.
     """
     if actual.shape != wanted.shape:
         return INFINITE
     a, e = actual.astype(np.float64), wanted.astype(np.float64)
+    if actual.dtype.kind not in "iub":
+        most = ml_dtypes.finfo(actual.dtype).max  # type: ignore[no-untyped-call]
+        a, e = _with_overflow(a, e, float(most))
     finite = np.isfinite(e)
     others = np.where(finite, 0.0, e)
     if not np.array_equal(np.where(np.isfinite(a), 0.0, a), others, equal_nan=True):
@@ -212,9 +216,24 @@ def _finite(error: Difference) -> Difference:
     return error if np.isfinite(error.of_largest) else Difference()
 
 
+def _with_overflow(actual: Array, wanted: Array, most: float) -> tuple[Array, Array]:
+    """Return both so that an infinity is compared as the overflow of a type that it may be.
+
+    Where the right result is beyond the type's largest finite number `most`, an infinity of its
+    sign is right. Where it is at most that, but more than the half of it, rounding errors may have
+    caused the overflow: the infinity is as far away as `most` is.
+    """
+    size = np.abs(wanted)
+    is_overflow = np.isinf(actual) & np.isfinite(wanted) & (np.sign(actual) == np.sign(wanted))
+    near = is_overflow & (size > most / 2) & (size <= most)
+    return (np.where(near, np.copysign(most, actual), actual),
+            np.where(is_overflow & (size > most), actual, wanted))  # fmt: skip
+
+
 def _largest(array: Array) -> float:
     return float(np.abs(array).max())
 
 
 def _rms(array: Array) -> float:
-    return float(np.sqrt(np.mean(np.square(array))))
+    largest = _largest(array) or 1.0  # the squares of large numbers would overflow
+    return largest * float(np.sqrt(np.mean(np.square(array / largest))))

@@ -108,7 +108,7 @@ def _reduce(name: str) -> Callable[[Sequence[Array], ReduceAttributes], Array]:
             wide = x.astype(np.float64) if is_float and name in ("sum", "prod") else x
             out = function(wide, axis=attributes.axes, keepdims=True,
                            initial=_identity(name, x.dtype))  # fmt: skip
-        return np.asarray(out).astype(x.dtype)
+            return np.asarray(out).astype(x.dtype)
 
     return reference
 
