@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
+import pickle
 import re
 import subprocess
 import threading
@@ -119,6 +121,16 @@ def test_saved_and_loaded_it_is_the_same_and_the_weights_are_there_once(
     assert len(blocks) == 1
     loaded.save(again)
     assert path.read_bytes() == again.read_bytes()
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy,
+                                    lambda one: pickle.loads(pickle.dumps(one))])  # fmt: skip
+def test_it_is_copied_and_pickled(copied, executable) -> None:
+    again = copied(executable)
+    assert isinstance(again, ShapedExecutable) and again is not executable
+    for shapes in SHAPES:
+        check(again, *shapes)
+    assert again.report.keys() == executable.report.keys()
 
 
 def test_weights_and_kernels_are_there_once(cache_folder) -> None:
