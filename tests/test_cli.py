@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from benchmarks.models import build
 
@@ -90,6 +91,45 @@ def test_run_and_explain(artifact: Path, tmp_path: Path, capsys: Capture) -> Non
     assert "there is no kernel 99" in capsys.readouterr().err
     assert main(["explain", str(artifact), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"]
+
+
+def test_a_file_of_weights_is_not_overwritten(tmp_path: Path, capsys: Capture) -> None:
+    path, weights = tmp_path / "m.onnx", tmp_path / "m.data"
+    onnx.save(build("mlp"), path, save_as_external_data=True, location=weights.name,
+              size_threshold=0)  # fmt: skip
+    before = weights.read_bytes()
+    assert main(["optimize", str(path), "-o", str(weights), *QUICK]) == 1
+    assert f"{weights} is read, too: it would be overwritten" in capsys.readouterr().err
+    assert weights.read_bytes() == before
+
+
+def test_more_threads_than_cores_are_a_warning_when_an_artifact_is_loaded(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    load(artifact)
+    assert not caplog.records
+    monkeypatch.setattr("korch.api.usable_cores", lambda: 0)
+    load(artifact)
+    (record,) = caplog.records
+    assert "was built for 1 threads, which share the 0 cores" in record.getMessage()
+
+
+@pytest.mark.parametrize("forged", [None, 7, "text", [None], {"a": None}])
+def test_a_forged_report_is_one_error(
+    forged: Any, artifact: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    executable = load(artifact)
+    report = dict(executable.report)
+    monkeypatch.setattr("korch.api.load", lambda path: executable)
+    for name in report:
+        executable.report = report | {name: forged}
+        for more in ([], ["--kernel", "0"]):
+            code = main(["explain", str(artifact), *more])
+            error = capsys.readouterr().err
+            assert code in (0, 1) and "Traceback" not in error
+            assert code == 0 or f"{artifact}: its report can't be read (" in error
+    executable.report = report | {"contest": forged}
+    assert main(["explain", str(artifact)]) == 1
 
 
 def test_profile(artifact: Path, capsys: Capture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import operator
 import os
 import sys
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
+from korch.cores import usable_cores
 from korch.deadline import Deadline
 from korch.errors import ModelError, OptionError, UnprovidedError, UnsupportedError
 from korch.host import executable as host_executable
@@ -33,6 +35,8 @@ from korch.target import detect_target
 
 if TYPE_CHECKING:
     from korch.torch_module import ModuleExecutable
+
+logger = logging.getLogger("korch.api")
 
 Shapes = Mapping[str, Sequence[int] | int]
 
@@ -220,12 +224,22 @@ def load(path: str | os.PathLike[str]) -> Any:
             part of it here.
     """
     kind = read_format(path)
-    if kind == host_executable.FORMAT:
-        return host_executable.load(path)
-    if kind == shaped.FORMAT:
-        return shaped.load_shaped(path)
     if kind == CUDA_FORMAT:
         from korch.runtime.cuda.executable import load_cuda
 
         return load_cuda(path)
-    return load_executable(path)
+    executable: Any
+    if kind == host_executable.FORMAT:
+        executable = host_executable.load(path)
+        threads = executable.threads
+    elif kind == shaped.FORMAT:
+        executable = shaped.load_shaped(path)
+        threads = max(one.plan.threads for one in executable.plans.values())
+    else:
+        executable = load_executable(path)
+        threads = executable.plan.threads
+    if threads > (cores := usable_cores()):
+        logger.warning("%s was built for %d threads, which share the %d cores that this process "
+                       "may use: it will be slow here. Optimize the model on this machine",
+                       path, threads, cores)  # fmt: skip
+    return executable

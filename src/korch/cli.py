@@ -31,7 +31,7 @@ import numpy as np
 
 from korch import __version__
 from korch.deadline import Deadline
-from korch.errors import InputError, KorchError, OptionError
+from korch.errors import ArtifactError, InputError, KorchError, OptionError
 from korch.files import check_output, open_file
 from korch.options import Options
 from korch.primitive.types import DType
@@ -300,7 +300,12 @@ def _optimize(parsed: argparse.Namespace) -> int:
     if parsed.output is None:
         raise OptionError("there is no name for the artifact", where="option --output",
                           expected="-o OUT.korch")  # fmt: skip
-    check_output(parsed.output, "--output", [parsed.model])
+    read = [parsed.model]
+    if os.path.exists(parsed.output):  # noqa: PTH110 - of any name
+        from korch.frontend.tensors import data_files
+
+        read += data_files(parsed.model)
+    check_output(parsed.output, "--output", read)
     with Bar(parsed.budget_s, parsed.begun_s) as bar:
         executable = build(
             parsed.model, _options(parsed), parse_bindings(parsed.shape), bar.tell,
@@ -519,16 +524,33 @@ def _profiled(executable: Any, rounds: int, seed: int) -> Any:
 
 def _explain(parsed: argparse.Namespace) -> int:
     from korch.api import load
-    from korch.report.diff import differences, differences_page
-    from korch.report.explain import describe, explain
-    from korch.report.kernel import kernel_text
-    from korch.runtime.record import to_json
 
     for option, output in (("--html", parsed.html), ("--onnx", parsed.onnx)):
         if output is not None:
             read = (parsed.artifact, parsed.other, parsed.peers)
             check_output(output, option, [path for path in read if path is not None])
     executable = load(parsed.artifact)
+    try:
+        _show(parsed, executable)
+    except KorchError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        named = [str(path) for path in (parsed.artifact, parsed.other) if path is not None]
+        raise ArtifactError(
+            f"its report can't be read ({type(error).__name__}: {error})", " or ".join(named),
+            expected="a report as `korch optimize` writes it", hint="Build the artifact again",
+        ) from error  # fmt: skip
+    return 0
+
+
+def _show(parsed: argparse.Namespace, executable: Any) -> None:
+    """Print or write what `korch explain` was asked for."""
+    from korch.api import load
+    from korch.report.diff import differences, differences_page
+    from korch.report.explain import describe, explain
+    from korch.report.kernel import kernel_text
+    from korch.runtime.record import to_json
+
     has_plan = hasattr(executable, "plan")
     if parsed.other is not None:
         other = load(parsed.other)
@@ -556,7 +578,6 @@ def _explain(parsed: argparse.Namespace) -> int:
         print(kernel_text(executable.plan, executable.report, parsed.kernel))
     else:
         print(explain(executable.plan, executable.report))
-    return 0
 
 
 def _write_plan_onnx(parsed: argparse.Namespace, executable: Any) -> None:

@@ -8,13 +8,16 @@ symbolic link, is refused.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from korch.errors import ModelError, UnsupportedError
+from korch.files import open_file
 from korch.primitive.op import Array
 
 
@@ -41,6 +44,30 @@ def read_tensor(tensor: Any, folder: Path | None, model: str) -> Array:
     except (ValueError, TypeError, KeyError, MemoryError, OverflowError) as error:
         raise ModelError(f"its elements can't be read ({error})", where=where) from error
     return array
+
+
+def data_files(path: Path) -> list[Path]:
+    """Return the files beside a model that hold its tensors; none if it can't be read."""
+    try:
+        with open_file(path) as stream:
+            model = onnx.ModelProto.FromString(stream.read())
+    except (OSError, ValueError, DecodeError):
+        return []
+    places = {
+        entry.value for tensor in _tensors(model.graph) for entry in tensor.external_data
+        if entry.key == "location" and "\0" not in entry.value
+    }  # fmt: skip
+    return [path.parent / place for place in sorted(places)]
+
+
+def _tensors(graph: Any) -> Iterator[Any]:
+    """Yield a graph's tensors, and those of graphs inside."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield from [attribute.t, *attribute.tensors]
+            for inner in [attribute.g, *attribute.graphs]:
+                yield from _tensors(inner)
 
 
 def _external(tensor: Any, folder: Path | None, where: str) -> Array:

@@ -77,6 +77,7 @@ class HostedExecutable:
 
     Attributes:
         parts: the segments.
+        threads: of the host and of the segments' plans.
         report: how they were found; `save` stores it.
     """
 
@@ -96,7 +97,7 @@ class HostedExecutable:
             report: how they were found.
         """
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
-        self._constants, self._threads = dict(constants), threads
+        self._constants, self.threads = dict(constants), threads
         self.parts = tuple(parts)
         self.report: dict[str, Any] = dict(report)
 
@@ -217,7 +218,7 @@ class HostedExecutable:
         for i, array in enumerate(self._constants.values()):
             members[f"constants/{i}"] = onnx.numpy_helper.from_array(array).SerializeToString()
         program = {
-            "threads": self._threads, "segments": segments, "constants": list(self._constants),
+            "threads": self.threads, "segments": segments, "constants": list(self._constants),
             "inputs": [_store(*item) for item in self._inputs],
             "outputs": [_store(*item) for item in self._outputs], "report": self.report,
         }  # fmt: skip
