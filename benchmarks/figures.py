@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.models import PAPER
-from benchmarks.models.transformers import TRANSFORMERS
+from benchmarks.models.transformers import NAMES
 from benchmarks.suite import quotients, table
 
 ROOT = Path(__file__).parent.parent
 MACHINES = {"suite.json": "matrix units", "suite-avx512.json": "AVX-512"}
-GROUPS = {"five models of the paper": PAPER, "four transformers": tuple(TRANSFORMERS)}
+GROUPS = {"five models of the paper": PAPER, "four transformers": NAMES}
 ENGINES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "inductor": "Inductor",
            "iree": "IREE"}  # fmt: skip
 

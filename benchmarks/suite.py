@@ -33,7 +33,7 @@ import onnx
 
 from benchmarks.models import PAPER, build
 from benchmarks.models.exported import export_model, is_exported
-from benchmarks.models.transformers import TRANSFORMERS, export_transformer
+from benchmarks.models.transformers import NAMES, TRANSFORMERS, export_transformer
 from korch.api import optimize
 from korch.errors import KorchError
 from korch.options import Options
@@ -193,7 +193,7 @@ def table(rows: dict[str, Any]) -> str:
             ", ".join(_megabytes(memory.get(engine)) for engine in ("korch", "onnxruntime")),
         ]  # fmt: skip
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    for title, names in (("the paper's models", PAPER), ("transformers", tuple(TRANSFORMERS))):
+    for title, names in (("the paper's models", PAPER), ("transformers", NAMES)):
         best = [
             min(float(np.median(q)) for q in quotients(rows[name]).values())
             for name in names

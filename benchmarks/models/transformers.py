@@ -129,18 +129,35 @@ def ready(module: Any) -> Any:
 
 _TINY = {"layers": 2, "hidden": 64, "heads": 4}
 
+_MODELS = (
+    TransformerModel(
+        "bert",
+        "BERT encoder, 12 layers, 128 tokens",
+        build_bert,
+        {**_TINY, "sequence": 16, "vocabulary": 100},
+    ),
+    TransformerModel(
+        "gpt2",
+        "GPT-2 prefill, 12 layers, 128 tokens",
+        build_gpt2,
+        {**_TINY, "sequence": 11, "vocabulary": 100},
+    ),
+    TransformerModel(
+        "vit", "ViT-B/16, 3x224x224", build_vit, {**_TINY, "image": 32, "patch": 8, "classes": 10}
+    ),
+    TransformerModel(
+        "llama",
+        "Llama block of 2048, 8 groups, 128 tokens",
+        build_llama,
+        {**_TINY, "groups": 2, "wide": 96, "sequence": 11, "vocabulary": 100},
+    ),
+)
+
+NAMES = tuple(model.name for model in _MODELS)
+"""Of all of them, also where the packages are not installed."""
+
 TRANSFORMERS: dict[str, TransformerModel] = {
-    model.name: model
-    for model in (
-        TransformerModel("bert", "BERT encoder, 12 layers, 128 tokens", build_bert,
-                         {**_TINY, "sequence": 16, "vocabulary": 100}),
-        TransformerModel("gpt2", "GPT-2 prefill, 12 layers, 128 tokens", build_gpt2,
-                         {**_TINY, "sequence": 11, "vocabulary": 100}),
-        TransformerModel("vit", "ViT-B/16, 3x224x224", build_vit,
-                         {**_TINY, "image": 32, "patch": 8, "classes": 10}),
-        TransformerModel("llama", "Llama block of 2048, 8 groups, 128 tokens", build_llama,
-                         {**_TINY, "groups": 2, "wide": 96, "sequence": 11, "vocabulary": 100}),
-    )
+    model.name: model for model in _MODELS
     if find_spec("torch") and find_spec("transformers")
 }  # fmt: skip
 

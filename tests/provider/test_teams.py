@@ -11,6 +11,7 @@ import platform
 import re
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -368,9 +369,14 @@ def test_a_part_that_fails_leaves_its_team_free(target: Target, builder: Builder
     for _ in range(3):
         with pytest.raises(ProviderError):
             executable(good - 1, good)
-        seen, summed = executable(good, good)
+        # Where other processes want the cores, the caller works alone for a while.
+        for _ in range(600):
+            seen, summed = executable(good, good)
+            assert summed.tolist() == (good + 400).tolist()
+            if seen[8] != 1:
+                break
+            time.sleep(0.1)
         assert seen[8:12].tolist() == [2, 2, -1, -1]
-        assert summed.tolist() == (good + 400).tolist()
 
 
 @needs_gcc
@@ -380,7 +386,10 @@ def test_the_threads_of_teams_are_seen_once(
 ) -> None:
     path = tmp_path / "m.korch"
     Executable(whole_plan(for_threads(target, 4), builder, has_teams=True)).save(path)
-    runs = watch_threads(path, 4, rounds=3).runs
+    watched = watch_threads(path, 4, rounds=20).runs
+    # Where other processes want the cores, the caller works alone for a while.
+    runs = [run for run in watched if len({span.thread for span in run.spans}) > 1]
+    assert runs
     for run in runs:
         seen = sorted((span.kernel, span.thread) for span in run.spans if span.kernel < 2)
         assert seen == [(kernel, thread) for kernel in (0, 1) for thread in range(4)]
