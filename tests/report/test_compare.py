@@ -1,5 +1,4 @@
 import json
-import os
 import subprocess
 import threading
 import time
@@ -96,14 +95,9 @@ def test_what_an_engine_prints_does_not_disturb():
     assert _compare("PRINT").rows[0].max_error == 0
 
 
-@pytest.mark.skipif(
-    "PYTEST_XDIST_WORKER" in os.environ,
-    reason="a spinning thread looks asleep while other tests have its core; run without -n",
-)
 def test_an_engine_that_keeps_spinning_is_named():
-    # A spinning thread that a busy machine does not let run for a while looks asleep.
-    tries = (_compare("SPIN", "DOUBLE", rounds=2).unsettled for _ in range(5))
-    assert next((found for found in tries if found), ()) == ("spin",)
+    # Other engines may be found busy, too, on a busy machine.
+    assert "spin" in _compare("SPIN", "DOUBLE", rounds=2).unsettled
 
 
 def test_a_crash_names_the_engine_the_signal_and_its_last_words():

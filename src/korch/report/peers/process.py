@@ -94,10 +94,10 @@ class WorkerProcess:
         """
         step_s = 0.008  # the kernel accounts for running threads once a tick, up to 4 ms
         deadline = time.monotonic() + limit_s
-        before_ns = self._cpu_ns()
+        before_ns = self._busy_ns()
         while time.monotonic() < deadline:
             time.sleep(step_s)
-            now_ns = self._cpu_ns()
+            now_ns = self._busy_ns()
             if before_ns is None or now_ns is None:
                 return False
             if now_ns - before_ns < 0.05e9 * step_s:
@@ -151,12 +151,15 @@ class WorkerProcess:
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
 
-    def _cpu_ns(self) -> int | None:
-        """Processor time that all threads took until now; None where Linux's /proc is missing."""
+    def _busy_ns(self) -> int | None:
+        """Time for which threads ran or waited for a core; None where Linux's /proc is missing.
+
+        A spinning thread that other processes keep off its core is not asleep.
+        """
         total_ns = 0
         try:
             for task in Path(f"/proc/{self._process.pid}/task").iterdir():
-                total_ns += _first_number(task / "schedstat")
+                total_ns += _busy_ns(task / "schedstat")
         except OSError:
             return None
         return total_ns
@@ -188,9 +191,9 @@ class WorkerProcess:
         return error
 
 
-def _first_number(path: Path) -> int:
-    """Return the first number of a /proc file; 0 if its thread has just ended."""
+def _busy_ns(path: Path) -> int:
+    """Return the time on a core and waiting for one of a thread; 0 if it has just ended."""
     try:
-        return int(path.read_text().split()[0])
+        return sum(map(int, path.read_text().split()[:2]))
     except (FileNotFoundError, ProcessLookupError):
         return 0
