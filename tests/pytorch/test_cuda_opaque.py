@@ -184,7 +184,6 @@ FORMS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gather int32 along the last axis": ("Gather", {"x": f(3, 4, 9), "i": ints(-9, 9, 6,
                                          kind=np.int32)}, {"axis": -1}),
     "gather one": ("Gather", {"x": f(1, 5), "i": np.array(0)}, {}),
-    "gather none": ("Gather", {"x": f(4, 5), "i": ints(0, 4, 0, 3)}, {}),
     "gather bool": ("Gather", {"x": f(6, 5) > 0, "i": ints(-6, 6, 4)}, {}),
     "gather special": ("Gather", {"x": special(6, 5), "i": ints(-6, 6, 4)}, {}),
     "gather elements": ("GatherElements", {"x": f(4, 6), "i": ints(-6, 6, 3, 5)}, {"axis": 1}),
@@ -251,8 +250,8 @@ def test_what_is_known_is_part_of_the_call():
     agree(*one("OneHot", hot, {"d": np.array(4), "v": np.array([0.5, 2], np.float32)}, axis=0), hot)
 
 
-def test_top_of_ties_and_of_nothing():
-    for x, count in ((ints(0, 3, 4, 9).astype(np.float32), 5), (f(3, 4), 0), (f(1, 1), 1)):
+def test_top_of_ties():
+    for x, count in ((ints(0, 3, 4, 9).astype(np.float32), 5), (f(1, 1), 1)):
         for largest in (0, 1):
             inputs = {"x": x}
             group, graph = one("TopK", inputs, {"k": np.array([count])}, 2, axis=1, largest=largest)

@@ -207,5 +207,5 @@ def test_wrong_arguments_are_named() -> None:
         korch.optimize(module, torch.ones(3), shapes={"x": (3,)})
     with pytest.raises(OptionError, match="only modules of PyTorch take example inputs"):
         korch.optimize("model.onnx", torch.ones(3))
-    with pytest.raises(ModelError, match="a int is no model"):
+    with pytest.raises(ModelError, match="the model is of type int"):
         korch.optimize(3)
