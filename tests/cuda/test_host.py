@@ -45,7 +45,7 @@ class IssuedOnCpu(CudaExecutable):
 def on_cpu(monkeypatch):
     """Let segments be planned for a device by bounds, and issued on the CPU."""
 
-    def plan(segment, options, shapes=None, progress=None):
+    def plan(segment, options, shapes=None, progress=None, deadline=None):
         found = replace(options, target="cuda:sm_90", measure=False, baselines=False,
                         partition="off")  # fmt: skip
         return IssuedOnCpu(program_of_graph(fission(segment), found, ())[0])
