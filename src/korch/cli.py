@@ -428,7 +428,7 @@ def _read_array(name: str, path: Path) -> Any:
 
 
 def _check_header(stream: IO[bytes]) -> None:
-    """Check that a .npy file has the elements that its header tells of, before room is made.
+    """Check that a .npy file has the elements that its header announces, before room is made.
 
     Raises:
         ValueError: it has fewer, or no such header.

@@ -224,7 +224,7 @@ class Builder {
     hold(state_->own != nullptr ? -1 : workspace_, DNNL_ARG_SCRATCHPAD, memory);
   }
 
-  // `describe` makes a description for as many threads as OpenMP tells of.
+  // `describe` makes a description for as many threads as OpenMP reports.
   template <class F>
   void* make(const char* part, F describe) {
     check(dnnl_primitive_attr_set_post_ops(attributes_, post_ops_), "attributes");
