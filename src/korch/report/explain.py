@@ -79,8 +79,7 @@ def warnings(report: Mapping[str, Any]) -> list[str]:
     if runs := disturbed.get("kernel_runs", 0) + disturbed.get("plan_runs", 0):
         text = f"the machine was busy: in {runs} timed runs a thread had no core; they were dropped"
         if count := disturbed["kernels"]:
-            text += (f", but {count} kernels of the plan have no other runs, and their times are "
-                     "estimates")  # fmt: skip
+            text += f"; times of kernels in the plan that are estimates for want of others: {count}"
         if disturbed["is_plan_disturbed"]:
             text += "; no run of the whole plan was undisturbed"
         lines.append(text)
