@@ -26,7 +26,7 @@ TEXTS = sorted(
     for path in (ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "Makefile",
                  *(p for folder in FOLDERS for p in (ROOT / folder).rglob("*")))
     if path.suffix in {".md", ".py", ".html", ".js", ""} and path.is_file()
-    and "node_modules" not in path.parts
+    and "node_modules" not in path.parts and not path.parent.name.endswith(".egg-info")
 )  # fmt: skip
 WRONG = re.compile(
     r"""pip3?\ (install|download)\b[^\n]*?[\s'"]korch(?!\w*-[^\s]*\.whl)   # by a name on an index
