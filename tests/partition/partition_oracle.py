@@ -1,4 +1,4 @@
-"""A meter with scripted costs, and an interpreter of plans, for tests of models in segments."""
+"""Scripted costs, an interpreter of plans and a check of values, for models in segments."""
 
 from __future__ import annotations
 
@@ -11,13 +11,29 @@ import numpy as np
 from korch.candidate.candidate import Candidate, Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_last, layout_choices
 from korch.measure.record import Failed, Measured
+from korch.partition.block import Partition
+from korch.partition.join import join
 from korch.primitive import reference
+from korch.primitive.check import check_graph
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array, Category
 from korch.primitive.types import ValueType
 from korch.provider.generated import GeneratedProvider
 from korch.provider.provider import Kernel
 from korch.target import Target
+from korch.testing.random_graph import random_inputs
+
+
+def assert_computes(partition: Partition, graph: PrimitiveGraph, rng: np.random.Generator) -> None:
+    """Check that a graph's segments are sound, and joined compute what it does."""
+    for instance in partition.instances:
+        check_graph(instance.graph)
+    inputs = random_inputs(graph, rng)
+    expected = reference.run(graph, inputs)
+    actual = reference.run(join(partition).graph, inputs)
+    assert expected.keys() == actual.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(actual[name], array, rtol=1e-5, atol=1e-6)
 
 
 class LinearProvider:

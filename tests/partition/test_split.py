@@ -7,16 +7,15 @@ from functools import partial
 
 import numpy as np
 import pytest
+from partition_oracle import assert_computes
 
 from korch.equivalence.rules import RULES
 from korch.equivalence.saturate import saturate
 from korch.orchestrate.extract import extract
 from korch.partition.block import Partition, find_blocks
 from korch.partition.choose import choose, estimated_cost
-from korch.partition.join import join
 from korch.partition.split import split_segments
 from korch.primitive import reference
-from korch.primitive.check import check_graph
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.ops.layout import ConcatAttributes
 from korch.primitive.ops.linear import ConvAttributes
@@ -76,15 +75,7 @@ def test_segments_of_a_saturated_graph_compute_what_the_graph_does(seed: int, li
     rng = np.random.default_rng(seed)
     graph = random_graph(rng, primitives=20, linear=True)
     _, partition = partitioned(graph, limit)
-    for instance in partition.instances:
-        check_graph(instance.graph)
-    joined = join(partition)
-    inputs = random_inputs(graph, rng)
-    expected = reference.run(graph, inputs)
-    actual = reference.run(joined.graph, inputs)
-    assert expected.keys() == actual.keys()
-    for name, array in expected.items():
-        np.testing.assert_allclose(actual[name], array, rtol=1e-5, atol=1e-6)
+    assert_computes(partition, graph, rng)
 
 
 def test_every_alternative_of_a_segment_has_the_value_of_the_whole_graph() -> None:
