@@ -35,8 +35,18 @@ JOINT = "joint"
 JOINT_TIMES = 4
 """The joint search goes on for so many budgets when the others have ended."""
 
-KEPT = ("predicted_ms", "lower_bound_ms", "gap", "kernels", "flop", "given_flop", "plan",
-        "max_error", "seconds", "status")  # fmt: skip
+KEPT = (
+    "predicted_ms",
+    "lower_bound_ms",
+    "gap",
+    "kernels",
+    "flop",
+    "given_flop",
+    "plan",
+    "max_error",
+    "seconds",
+    "status",
+)
 
 
 def main() -> None:
@@ -52,11 +62,7 @@ def main() -> None:
     if args.one:
         model, artifact, cache, options = args.one
         executable: Any = optimize(
-            model,
-            budget=args.budget,
-            cache_folder=Path(cache),
-            baselines=False,
-            **json.loads(options),
+            model, budget=args.budget, cache_folder=Path(cache), baselines=False, **json.loads(options)
         )
         executable.save(artifact)
         report = {key: executable.report[key] for key in KEPT}
@@ -73,8 +79,7 @@ def main() -> None:
             args.output.write_text(json.dumps(rows, indent=1) + "\n")
 
 
-def ablate(name: str, folder: Path, budget_s: float | None, rounds: int,
-           variants: str | None = None) -> dict[str, Any]:  # fmt: skip
+def ablate(name: str, folder: Path, budget_s: float | None, rounds: int, variants: str | None = None) -> dict[str, Any]:
     """Return what is known of each variant of a model, or of those that are named."""
     wanted = None if variants is None else {JOINT, *variants.split(",")}
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,8 +94,16 @@ def ablate(name: str, folder: Path, budget_s: float | None, rounds: int,
     def add(variant: str, again: bool = False, times: int = 1, **options: str | bool) -> None:
         if (variant in rows and not again) or (wanted is not None and variant not in wanted):
             return
-        command = [sys.executable, "-m", "benchmarks.ablation", "--one", str(model),
-                   str(artifact(variant)), str(folder / "cache"), json.dumps(options)]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.ablation",
+            "--one",
+            str(model),
+            str(artifact(variant)),
+            str(folder / "cache"),
+            json.dumps(options),
+        ]
         if budget_s is not None:
             command += ["--budget", str(times * budget_s)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
@@ -109,8 +122,7 @@ def ablate(name: str, folder: Path, budget_s: float | None, rounds: int,
     # Once more, with all that the others have measured: it has the most to choose from.
     add(JOINT, again="times_ns" not in rows[JOINT], times=JOINT_TIMES)
     runners = [RunnerSpec("korch", artifact(variant), variant) for variant in rows]
-    comparison = compare(runners, random_inputs(model), threads=default_threads(),
-                         rounds=rounds, subject=JOINT)  # fmt: skip
+    comparison = compare(runners, random_inputs(model), threads=default_threads(), rounds=rounds, subject=JOINT)
     for row in comparison.rows:
         rows[row.name]["times_ns"] = list(row.times_ns)
     kept.write_text(json.dumps(rows, indent=1) + "\n")
@@ -120,8 +132,7 @@ def ablate(name: str, folder: Path, budget_s: float | None, rounds: int,
 def table(rows: dict[str, Any]) -> str:
     """Return one model's variants as a table in Markdown; times are relative to the joint one."""
     own = np.array(rows[JOINT]["times_ns"], float)
-    lines = ["| variant | predicted | measured (10–90 %) | FLOP | kernels | gap |",
-             "|---|---:|---:|---:|---:|---:|"]  # fmt: skip
+    lines = ["| variant | predicted | measured (10–90 %) | FLOP | kernels | gap |", "|---|---:|---:|---:|---:|---:|"]
     for name, row in rows.items():
         times = np.array(row["times_ns"], float)
         low, middle, high = np.percentile(times / own, [10, 50, 90])

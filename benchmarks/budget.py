@@ -50,20 +50,42 @@ def run(model: Path, budget_s: float, busy: int) -> dict[str, Any]:
         load = os.getloadavg()[0]
         begun_s = time.monotonic()
         done = subprocess.run(
-            [sys.executable, "-m", "korch.cli", "optimize", str(model), "-o", f"{folder}/a.korch",
-             "--budget", str(budget_s), "--cache-folder", f"{folder}/cache", "--json"],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "korch.cli",
+                "optimize",
+                str(model),
+                "-o",
+                f"{folder}/a.korch",
+                "--budget",
+                str(budget_s),
+                "--cache-folder",
+                f"{folder}/cache",
+                "--json",
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         seconds = time.monotonic() - begun_s
     report = json.loads(done.stdout)
     least_s = report.get("least_s")
     limit_s = ALLOWED_SHARE * max(budget_s, least_s or 0.0) + ALLOWED_S
     return {
-        "model": model.stem, "budget_s": budget_s, "busy": busy, "load": load, "seconds": seconds,
-        "least_s": least_s, "is_kept": seconds <= limit_s, "predicted_ms": report["predicted_ms"],
-        "measured_ms": report["measured_ms"], "plan": report["plan"],
-        "disturbed": report["disturbed"], "has_doubt": report["doubt"] is not None,
-    }  # fmt: skip
+        "model": model.stem,
+        "budget_s": budget_s,
+        "busy": busy,
+        "load": load,
+        "seconds": seconds,
+        "least_s": least_s,
+        "is_kept": seconds <= limit_s,
+        "predicted_ms": report["predicted_ms"],
+        "measured_ms": report["measured_ms"],
+        "plan": report["plan"],
+        "disturbed": report["disturbed"],
+        "has_doubt": report["doubt"] is not None,
+    }
 
 
 def text_of(row: dict[str, Any]) -> str:

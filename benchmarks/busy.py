@@ -43,8 +43,9 @@ def main() -> int:
     parser.add_argument("--busy", default="0,1,2", help="numbers of busy processes")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--budget", type=float, help="seconds of search per model")
-    parser.add_argument("--artifacts", type=Path, help="a folder to take artifacts from, and to "
-                        "keep those in that are searched")  # fmt: skip
+    parser.add_argument(
+        "--artifacts", type=Path, help="a folder to take artifacts from, and to keep those in that are searched"
+    )
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     rows = []
@@ -87,10 +88,13 @@ def table(rows: list[dict[str, Any]]) -> str:
     engines = list(dict.fromkeys(r["name"] for row in rows for r in row["rows"]))
     peers = [name for name in engines if name != "korch"]
     lines = [
-        "| model | busy processes | " + " | ".join(f"{name}, ms" for name in engines)
-        + " | " + " | ".join(f"{name} / Korch" for name in peers) + " |",
+        "| model | busy processes | "
+        + " | ".join(f"{name}, ms" for name in engines)
+        + " | "
+        + " | ".join(f"{name} / Korch" for name in peers)
+        + " |",
         "|---|" + "---:|" * (1 + len(engines) + len(peers)),
-    ]  # fmt: skip
+    ]
     for row in rows:
         times = {r["name"]: f"{r['median_ms']:.1f}" for r in row["rows"]}
         cells = [times.get(name, "–") for name in engines]

@@ -26,13 +26,9 @@ from benchmarks.solver import machine
 
 def run_one(depth: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Optimize one model in this process; return its row."""
-    model = build_transformer_block(
-        sequence=options.sequence, width=options.width, heads=options.heads, depth=depth
-    )
+    model = build_transformer_block(sequence=options.sequence, width=options.width, heads=options.heads, depth=depth)
     start_s = time.perf_counter()
-    executable = korch.optimize(
-        model, budget=options.budget, cache_folder=folder, partition=options.partition
-    )
+    executable = korch.optimize(model, budget=options.budget, cache_folder=folder, partition=options.partition)
     seconds = time.perf_counter() - start_s
     start_s = time.perf_counter()
     korch.optimize(model, budget=options.budget, cache_folder=folder, partition=options.partition)

@@ -21,8 +21,7 @@ from benchmarks.suite import quotients, table
 ROOT = Path(__file__).parent.parent
 MACHINES = {"suite.json": "matrix units", "suite-avx512.json": "AVX-512"}
 GROUPS = {"five models of the paper": PAPER, "four transformers": NAMES}
-ENGINES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "inductor": "Inductor",
-           "iree": "IREE"}  # fmt: skip
+ENGINES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "inductor": "Inductor", "iree": "IREE"}
 
 
 def results(file: str) -> dict[str, Any]:
@@ -40,8 +39,7 @@ def ranges() -> str:
     """Return the comparison's table: each engine's least and largest median quotient."""
     columns = [(file, group) for file in MACHINES for group in GROUPS]
     head = (f"{group}, {MACHINES[file]}" for file, group in columns)
-    lines = [f"| engine's time over Korch's | {' | '.join(head)} |",
-             "|---|" + "---:|" * len(columns)]  # fmt: skip
+    lines = [f"| engine's time over Korch's | {' | '.join(head)} |", "|---|" + "---:|" * len(columns)]
     for engine, title in ENGINES.items():
         cells = []
         for file, group in columns:

@@ -68,8 +68,7 @@ TRANSFORMER_NAMES = ("bert", "gpt2", "vit", "llama")
 PACKAGES = ("torch", "triton", "onnx", "numpy", "onnxruntime-gpu", "tensorrt", "ortools")
 
 
-COLUMNS = {"korch": "korch", "eager": "eager", "torch.compile": "compile", "tensorrt": "tensorrt",
-           "onnxruntime": "ort"}  # fmt: skip
+COLUMNS = {"korch": "korch", "eager": "eager", "torch.compile": "compile", "tensorrt": "tensorrt", "onnxruntime": "ort"}
 
 
 def main() -> int:
@@ -97,8 +96,18 @@ def main() -> int:
         left_s = end_s - time.monotonic()
         if _is_whole(path) or left_s < args.budget + 20:
             continue
-        command = ["--one", name, precision, str(batch), str(path), "--budget", str(args.budget),
-                   "--folder", str(args.folder), *(["--quick"] if args.quick else [])]  # fmt: skip
+        command = [
+            "--one",
+            name,
+            precision,
+            str(batch),
+            str(path),
+            "--budget",
+            str(args.budget),
+            "--folder",
+            str(args.folder),
+            *(["--quick"] if args.quick else []),
+        ]
         begun_s = time.monotonic()
         ended = _run([sys.executable, "-m", "benchmarks.gpu_suite", *command], left_s)[0]
         print(f"{path.stem}: {ended}, {time.monotonic() - begun_s:.0f} s", flush=True)
@@ -111,8 +120,7 @@ def main() -> int:
 
 def _run(command: list[str], limit_s: float, is_kept: bool = False) -> tuple[str, str]:
     """Run a command with all that it starts; return how it ended, and what it printed if kept."""
-    process = subprocess.Popen(command, start_new_session=True, text=True,
-                               stdout=subprocess.PIPE if is_kept else None)  # fmt: skip
+    process = subprocess.Popen(command, start_new_session=True, text=True, stdout=subprocess.PIPE if is_kept else None)
     try:
         text, _ = process.communicate(timeout=max(1.0, limit_s))
         return f"exit code {process.returncode}", text or ""
@@ -137,9 +145,8 @@ def configurations(quick: bool) -> list[tuple[str, str, int]]:
         return [("candy", "tf32", 1), ("yolox", "tf32", 1)]
     found = [(name, precision, 1) for precision in ("tf32", "float16") for name in PAPER]
     found += [
-        (name, precision, batch)
-        for batch in (1, 16) for precision in ("float16", "tf32") for name in TRANSFORMER_NAMES
-    ]  # fmt: skip
+        (name, precision, batch) for batch in (1, 16) for precision in ("float16", "tf32") for name in TRANSFORMER_NAMES
+    ]
     return [*found, *((name, "float32", 1) for name in PAPER)]
 
 
@@ -149,8 +156,19 @@ def _tests(args: argparse.Namespace, end_s: float) -> None:
     if path.exists():
         return
     # What other packages warn of is none of the tests' business here.
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider",
-               "-W", "default", "tests/gpu"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:randomly",
+        "-p",
+        "no:cacheprovider",
+        "-W",
+        "default",
+        "tests/gpu",
+    ]
     if find_spec("xdist") is not None:  # most of their time is the compiler's, on the host
         command += ["-n", "4"]
     limit_s = QUICK_TEST_SECONDS if args.quick else TEST_SECONDS
@@ -180,10 +198,16 @@ def measure(name: str, precision: str, batch: int, args: argparse.Namespace, out
     if precision == "float16":
         options["precision"] = "float16"
     row: dict[str, Any] = {
-        "model": name, "precision": precision, "batch": batch, "is_whole": False, "engines": {},
-        "device": {"name": torch.cuda.get_device_name(0),
-                   "versions": {package: _version(package) for package in PACKAGES}},
-    }  # fmt: skip
+        "model": name,
+        "precision": precision,
+        "batch": batch,
+        "is_whole": False,
+        "engines": {},
+        "device": {
+            "name": torch.cuda.get_device_name(0),
+            "versions": {package: _version(package) for package in PACKAGES},
+        },
+    }
 
     def korch_run() -> Callable[[], Any]:
         begun_s = time.monotonic()
@@ -202,11 +226,12 @@ def measure(name: str, precision: str, batch: int, args: argparse.Namespace, out
         return lambda: module(*inputs)
 
     engines: dict[str, Callable[[], Callable[[], Any]]] = {
-        "korch": korch_run, "eager": eager,
+        "korch": korch_run,
+        "eager": eager,
         "torch.compile": lambda: _compiled(module, inputs, args.quick),
         "tensorrt": lambda: _tensorrt(module, model[0], inputs, precision),
         "onnxruntime": lambda: _onnxruntime(model[0], inputs, precision),
-    }  # fmt: skip
+    }
     runs: dict[str, Callable[[], Any]] = {}
     with torch.no_grad():
         for engine, prepare in engines.items():
@@ -316,8 +341,9 @@ def _tensorrt(module: Any, model: Any, inputs: list[Any], precision: str) -> Cal
         return _tensorrt_of_onnx(model, inputs, precision == "tf32")
 
     kind = torch.float16 if precision == "float16" else torch.float32
-    compiled = torch_tensorrt.compile(module, ir="dynamo", inputs=inputs, enabled_precisions={kind},
-                                      disable_tf32=precision == "float32")  # fmt: skip
+    compiled = torch_tensorrt.compile(
+        module, ir="dynamo", inputs=inputs, enabled_precisions={kind}, disable_tf32=precision == "float32"
+    )
     return lambda: compiled(*inputs)
 
 
@@ -328,8 +354,7 @@ def _tensorrt_of_onnx(model: Any, inputs: list[Any], allow_tf32: bool) -> Callab
     from korch.cuda.engine import Engine, build_engine
 
     outputs = [
-        torch.empty([d.dim_value for d in o.type.tensor_type.shape.dim], device="cuda")
-        for o in model.graph.output
+        torch.empty([d.dim_value for d in o.type.tensor_type.shape.dim], device="cuda") for o in model.graph.output
     ]
     names = [item.name for item in (*model.graph.input, *model.graph.output)]
     engine = Engine(build_engine(model.SerializeToString(), allow_tf32), names)
@@ -358,14 +383,11 @@ def _onnxruntime(model: Any, inputs: list[Any], precision: str) -> Callable[[], 
     if precision == "float16" or not hasattr(model, "SerializeToString"):
         raise RuntimeError("it is run on ONNX models of float32 only")
     options = {"use_tf32": int(precision == "tf32"), "cudnn_conv_algo_search": "EXHAUSTIVE"}
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), providers=[("CUDAExecutionProvider", options)]
-    )
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=[("CUDAExecutionProvider", options)])
     binding = session.io_binding()
     for described, tensor in zip(session.get_inputs(), inputs, strict=True):
         kind = str(tensor.dtype).removeprefix("torch.")
-        binding.bind_input(described.name, "cuda", 0, np.dtype(kind), tuple(tensor.shape),
-                           tensor.data_ptr())  # fmt: skip
+        binding.bind_input(described.name, "cuda", 0, np.dtype(kind), tuple(tensor.shape), tensor.data_ptr())
     for described in session.get_outputs():
         binding.bind_output(described.name, "cuda")
     return lambda: session.run_with_iobinding(binding)
@@ -392,13 +414,31 @@ def _interleaved(torch: Any, runs: dict[str, Callable[[], Any]]) -> dict[str, li
 def _describe(executable: Any, seconds: float) -> dict[str, Any]:
     """Return what is kept of an executable: its report in short, and each kernel's distance."""
     report = executable.report
-    kept = ("plan", "predicted_ms", "lower_bound_ms", "measured_ms", "gap", "kernels", "max_error",
-            "candidates", "measured_candidates", "flop", "given_flop", "arena_bytes")  # fmt: skip
+    kept = (
+        "plan",
+        "predicted_ms",
+        "lower_bound_ms",
+        "measured_ms",
+        "gap",
+        "kernels",
+        "max_error",
+        "candidates",
+        "measured_candidates",
+        "flop",
+        "given_flop",
+        "arena_bytes",
+    )
     kernels = [
-        {"provider": step.provider, "variant": step.variant, "us": step.cost_ns / 1e3,
-         "bound_us": step.bound_ns / 1e3, "bytes": step.size_bytes, "flop": step.work_flop}
+        {
+            "provider": step.provider,
+            "variant": step.variant,
+            "us": step.cost_ns / 1e3,
+            "bound_us": step.bound_ns / 1e3,
+            "bytes": step.size_bytes,
+            "flop": step.work_flop,
+        }
         for step in executable.plan.steps
-    ]  # fmt: skip
+    ]
     return {"seconds": seconds, **{key: report.get(key) for key in kept}, "steps": kernels}
 
 
@@ -413,10 +453,12 @@ def collect(folder: Path, quick: bool) -> dict[str, Any]:
 
 def table(found: dict[str, Any]) -> str:
     """Return a short table: medians in milliseconds, and Korch's ratio to the best peer."""
-    lines = [f"tests: {found['tests']}",
-             f"{'ms':14}{'precision':10}{'batch':>5}"
-             + "".join(f"{name:>9}" for name in COLUMNS.values())
-             + f"{'ratio':>7} (10-90 %)"]  # fmt: skip
+    lines = [
+        f"tests: {found['tests']}",
+        f"{'ms':14}{'precision':10}{'batch':>5}"
+        + "".join(f"{name:>9}" for name in COLUMNS.values())
+        + f"{'ratio':>7} (10-90 %)",
+    ]
     ratios: dict[str, list[float]] = {}
     for row in found["rows"]:
         times = {n: np.array(e["times_ms"]) for n, e in row["engines"].items() if "times_ms" in e}

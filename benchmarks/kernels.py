@@ -108,9 +108,7 @@ def compare(
         if place[:2] == ("korch", "pair")
     }
     parts = [part for ways in calls.values() for way in ways for part in way]
-    meter.measure(
-        [c for found in (*best.values(), *(_least(p, meter) for p in parts)) for c in found]
-    )
+    meter.measure([c for found in (*best.values(), *(_least(p, meter) for p in parts)) for c in found])
     rows = []
     for (maker, kind, value), own in best.items():
         if kind == "pair":
@@ -121,10 +119,15 @@ def compare(
         other_ns = min((ns for ns in others if ns is not None), default=None)
         if maker == "onednn" or own_ns is None or other_ns is None:
             continue
-        rows.append({
-            "key": own[0].group.key, "table": _table(graph, kind, own[0]), "what": _what(own[0]),
-            "korch_us": own_ns / 1e3, "onednn_us": other_ns / 1e3,
-        })  # fmt: skip
+        rows.append(
+            {
+                "key": own[0].group.key,
+                "table": _table(graph, kind, own[0]),
+                "what": _what(own[0]),
+                "korch_us": own_ns / 1e3,
+                "onednn_us": other_ns / 1e3,
+            }
+        )
     return rows
 
 
@@ -230,12 +233,10 @@ def table(rows: Iterable[Row]) -> str:
     by_table: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         by_table[row["table"]].append(row["onednn_us"] / row["korch_us"])
-    lines = ["| kernels | shapes | oneDNN / Korch, geometric mean | least | most |",
-             "|---|---:|---:|---:|---:|"]  # fmt: skip
+    lines = ["| kernels | shapes | oneDNN / Korch, geometric mean | least | most |", "|---|---:|---:|---:|---:|"]
     for name, found in sorted(by_table.items()):
         mean = statistics.geometric_mean(found)
-        lines.append(f"| {name} | {len(found)} | {mean:.2f} | {min(found):.2f} | "
-                     f"{max(found):.2f} |")  # fmt: skip
+        lines.append(f"| {name} | {len(found)} | {mean:.2f} | {min(found):.2f} | {max(found):.2f} |")
     return "\n".join(lines)
 
 

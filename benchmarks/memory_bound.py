@@ -245,8 +245,16 @@ def measure(level: str, cache: Path) -> list[Row]:
             times = [r.time_ns / 1e3 for r in records if isinstance(r, Measured)]
             if len(times) == 2:
                 size_bytes = kernel.read_bytes + kernel.write_bytes
-                rows.append({"table": name, "what": what, "level": level, "bytes": size_bytes,
-                             "kernel_us": times[0], "copy_us": times[1]})  # fmt: skip
+                rows.append(
+                    {
+                        "table": name,
+                        "what": what,
+                        "level": level,
+                        "bytes": size_bytes,
+                        "kernel_us": times[0],
+                        "copy_us": times[1],
+                    }
+                )
     return rows
 
 
@@ -269,14 +277,17 @@ def table(rows: Iterable[Row]) -> str:
     by_case: dict[tuple[str, str], dict[str, Row]] = defaultdict(dict)
     for row in rows:
         by_case[row["table"], row["what"]][row["level"]] = row
-    lines = ["| kernels | what | " + " | ".join(f"copy / kernel, {name}" for name in LEVELS) + " |",
-             "|---|---|" + "---:|" * len(LEVELS)]  # fmt: skip
+    lines = [
+        "| kernels | what | " + " | ".join(f"copy / kernel, {name}" for name in LEVELS) + " |",
+        "|---|---|" + "---:|" * len(LEVELS),
+    ]
     for (name, what), found in by_case.items():
-        cells = (f"{r['copy_us'] / r['kernel_us']:.2f} ({r['kernel_us']:.1f} µs)" if r else "-"
-                 for r in (found.get(level) for level in LEVELS))  # fmt: skip
+        cells = (
+            f"{r['copy_us'] / r['kernel_us']:.2f} ({r['kernel_us']:.1f} µs)" if r else "-"
+            for r in (found.get(level) for level in LEVELS)
+        )
         lines.append(f"| {name} | {what} | " + " | ".join(cells) + " |")
-    quotients = [row["copy_us"] / row["kernel_us"] for found in by_case.values()
-                 for row in found.values()]  # fmt: skip
+    quotients = [row["copy_us"] / row["kernel_us"] for found in by_case.values() for row in found.values()]
     reached = sum(quotient >= GOAL for quotient in quotients)
     mean = statistics.geometric_mean(quotients)
     lines.append(f"\n{reached} of {len(quotients)} reach {GOAL}; geometric mean {mean:.2f}")

@@ -34,14 +34,20 @@ from korch.pipeline import Run, _search, few_collections, front
 from korch.provider.provider import load_providers
 
 MODELS = (
-    *PAPER, "mobilenetv2", "mobilenetv2:dynamo", "resnet50",
+    *PAPER,
+    "mobilenetv2",
+    "mobilenetv2:dynamo",
+    "resnet50",
     *(f"{name}:{form}" for name in ("segformer_b0", "bert", "gpt2", "vit") for form in FORMS),
-)  # fmt: skip
+)
 
 RATES = Calibration(
     (Level(1 << 21, 2e11, 1e11), Level(1 << 25, 8e10, 4e10), Level(0, 2e10, 1e10)),
-    rate_flop_per_s=2e11, launch_ns=100.0, region_ns=2000.0, kept_bytes=1 << 25,
-)  # fmt: skip
+    rate_flop_per_s=2e11,
+    launch_ns=100.0,
+    region_ns=2000.0,
+    kept_bytes=1 << 25,
+)
 """Of two cores with AVX-512, rounded."""
 
 
@@ -61,8 +67,15 @@ def plan(name: str, mode: str, seconds: float) -> dict[str, Any]:
     """Return the figures of a model's plan."""
     begun_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        options = Options(partition=mode, measure=False, baselines=False, side_by_side=False,
-                          budget_s=seconds, threads=2, cache_folder=Path(folder))  # fmt: skip
+        options = Options(
+            partition=mode,
+            measure=False,
+            baselines=False,
+            side_by_side=False,
+            budget_s=seconds,
+            threads=2,
+            cache_folder=Path(folder),
+        )
         run = Run(options, {}, lambda stage, text: None)
         model = Path(name if name.endswith(".onnx") else f"{folder}/model.onnx")
         if not name.endswith(".onnx"):
@@ -93,11 +106,9 @@ def plan(name: str, mode: str, seconds: float) -> dict[str, Any]:
 
 def in_process(name: str, mode: str, seconds: float) -> dict[str, Any]:
     """Return the figures, or why there are none."""
-    command = [sys.executable, "-m", "benchmarks.partition", "--one", name, "--modes", mode,
-               "--seconds", str(seconds)]  # fmt: skip
+    command = [sys.executable, "-m", "benchmarks.partition", "--one", name, "--modes", mode, "--seconds", str(seconds)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False,
-                              timeout=1.5 * seconds + 120)  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1.5 * seconds + 120)
     except subprocess.TimeoutExpired:
         return {"failure": f"not done after {seconds:g} s"}
     if done.returncode:

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-COLOURS = {"onnxruntime": "#7a7f87", "openvino": "#3b78c3", "inductor": "#d9822b",
-           "iree": "#4b9a5f", "tvm": "#8c6bb1"}  # fmt: skip
+COLOURS = {"onnxruntime": "#7a7f87", "openvino": "#3b78c3", "inductor": "#d9822b", "iree": "#4b9a5f", "tvm": "#8c6bb1"}
 
 
 def draw(rows: dict[str, Any], path: Path) -> None:
@@ -42,9 +41,16 @@ def draw(rows: dict[str, Any], path: Path) -> None:
             if engine not in each:
                 continue
             low, middle, high = np.percentile(each[engine], [10, 50, 90])
-            axes.bar(at + (i - (len(engines) - 1) / 2) * width, middle - 1, width, 1, label=engine,
-                     color=COLOURS.get(engine.split()[0]), yerr=[[middle - low], [high - middle]],
-                     error_kw={"elinewidth": 1, "ecolor": "#333333"})  # fmt: skip
+            axes.bar(
+                at + (i - (len(engines) - 1) / 2) * width,
+                middle - 1,
+                width,
+                1,
+                label=engine,
+                color=COLOURS.get(engine.split()[0]),
+                yerr=[[middle - low], [high - middle]],
+                error_kw={"elinewidth": 1, "ecolor": "#333333"},
+            )
     axes.axhline(1, color="black", linewidth=1)
     axes.set_yscale("log", base=2)  # bars begin at Korch's time: half of it is as far as twice
     axes.yaxis.set_major_formatter("{x:g}")

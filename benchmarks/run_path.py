@@ -73,10 +73,7 @@ def main() -> None:
     run, handle = executable._handle._run, executable._handle._handle
     inputs = (ctypes.c_void_p * 1)(x.ctypes.data)
     outputs = (ctypes.c_void_p * 1)(y.ctypes.data)
-    for name, call in (
-        ("native", lambda: run(handle, inputs, outputs)),
-        ("python", lambda: executable(x)),
-    ):
+    for name, call in (("native", lambda: run(handle, inputs, outputs)), ("python", lambda: executable(x))):
         total_ns = fastest_ns(call)
         print(f"{name}: {total_ns:8.0f} ns a run, {total_ns / kernels:6.1f} ns a kernel")
 

@@ -30,8 +30,7 @@ from korch.api import optimize
 TOLERANCE = 1e-3
 """Winograd's tiles err by about 1e-5 per layer, and the deepest model has a hundred of them."""
 
-COLUMNS = ("model", "operators", "primitives", "candidates", "status", "gap", "error",
-           "to ORT", "seconds", "MB")  # fmt: skip
+COLUMNS = ("model", "operators", "primitives", "candidates", "status", "gap", "error", "to ORT", "seconds", "MB")
 
 
 def main() -> int:
@@ -65,8 +64,16 @@ def _transformers() -> tuple[str, ...]:
 
 
 def _in_process(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.smoke", "--one", name,
-               "--budget", str(args.budget), *(["--no-measure"] * args.no_measure)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.smoke",
+        "--one",
+        name,
+        "--budget",
+        str(args.budget),
+        *(["--no-measure"] * args.no_measure),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -76,8 +83,7 @@ def _in_process(name: str, args: argparse.Namespace) -> dict[str, Any]:
     row = json.loads(done.stdout.splitlines()[-1])
     if max(row["error"], row["to ORT"]) > TOLERANCE:
         row["failure"] = f"an error above {TOLERANCE:g}"
-    print(" ".join(f"{_text(row[column]):>13}" for column in COLUMNS),
-          row.get("failure", ""), flush=True)  # fmt: skip
+    print(" ".join(f"{_text(row[column]):>13}" for column in COLUMNS), row.get("failure", ""), flush=True)
     return row
 
 
@@ -93,8 +99,7 @@ def check(name: str, budget_s: float, measure: bool) -> dict[str, Any]:
     else:
         row = _check_module(name, budget_s, measure)
     peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"model": name, **row, "seconds": round(time.monotonic() - begun_s, 1),
-            "MB": peak_kb // 1024}  # fmt: skip
+    return {"model": name, **row, "seconds": round(time.monotonic() - begun_s, 1), "MB": peak_kb // 1024}
 
 
 def _check_onnx(name: str, budget_s: float, measure: bool) -> dict[str, Any]:
@@ -127,10 +132,14 @@ def _check_module(name: str, budget_s: float, measure: bool) -> dict[str, Any]:
 
 def _row(report: dict[str, Any], operators: int, distance: float) -> dict[str, Any]:
     return {
-        "operators": operators, "primitives": report["primitives"],
-        "candidates": report["distinct_candidates"], "status": report["status"].split()[0],
-        "gap": report["gap"], "error": report["max_error"], "to ORT": distance,
-    }  # fmt: skip
+        "operators": operators,
+        "primitives": report["primitives"],
+        "candidates": report["distinct_candidates"],
+        "status": report["status"].split()[0],
+        "gap": report["gap"],
+        "error": report["max_error"],
+        "to ORT": distance,
+    }
 
 
 def _feeds(inputs: Any) -> dict[str, Any]:

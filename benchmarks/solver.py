@@ -57,9 +57,7 @@ def run_one(severity: Severity, seconds: float, workers: int) -> dict[str, Any]:
     costs_ns = [kernel.cost_ns for kernel in problem.kernels]
     for k in plan.kernels:
         costs_ns[k] += costs_ns[k] // 5
-    again = solver.solve(
-        costs_ns, seconds=seconds, hint=plan.kernels, lower_bound_ns=certificate.bound_ns
-    ).certificate
+    again = solver.solve(costs_ns, seconds=seconds, hint=plan.kernels, lower_bound_ns=certificate.bound_ns).certificate
     return {
         "severity": asdict(severity),
         "primitives": len(problem.steps),

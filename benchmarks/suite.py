@@ -46,23 +46,50 @@ AGAINST = "onnxruntime,openvino,inductor,iree"
 """Those of them that are not installed are left out."""
 MODULE = "benchmarks.module_peer:INDUCTOR"
 """Inductor with the module itself; for models that are ONNX files only, it gets a translation."""
-PACKAGES = ("onnxruntime", "openvino", "onednn-cpu-gomp", "ortools", "numpy", "onnx", "torch",
-            "transformers", "iree-base-compiler", "iree-base-runtime", "apache-tvm")  # fmt: skip
+PACKAGES = (
+    "onnxruntime",
+    "openvino",
+    "onednn-cpu-gomp",
+    "ortools",
+    "numpy",
+    "onnx",
+    "torch",
+    "transformers",
+    "iree-base-compiler",
+    "iree-base-runtime",
+    "apache-tvm",
+)
 KEPT = (
-    "status", "predicted_ms", "expected_ms", "measured_ms", "lower_bound_ms", "gap", "primitives",
-    "alternatives", "given_flop", "flop", "candidates", "distinct_candidates",
-    "measured_candidates", "kernels", "max_error", "rms_error", "arena_bytes", "seconds", "plan",
+    "status",
+    "predicted_ms",
+    "expected_ms",
+    "measured_ms",
+    "lower_bound_ms",
+    "gap",
+    "primitives",
+    "alternatives",
+    "given_flop",
+    "flop",
+    "candidates",
+    "distinct_candidates",
+    "measured_candidates",
+    "kernels",
+    "max_error",
+    "rms_error",
+    "arena_bytes",
+    "seconds",
+    "plan",
     "contest",
-)  # fmt: skip
+)
 
 
 def main() -> int:
     """Run all models; return 1 if one fails."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--against", default=AGAINST,
-                        help=f"those of them that are installed are compared (default: {AGAINST})"
-                        )  # fmt: skip
+    parser.add_argument(
+        "--against", default=AGAINST, help=f"those of them that are installed are compared (default: {AGAINST})"
+    )
     parser.add_argument("--budget", type=float, help="seconds of search per model")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--output", type=Path)
@@ -72,8 +99,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.one:
         try:
-            measure(args.one, args.against.split(","), args.rounds, args.budget, args.output,
-                    args.artifacts)  # fmt: skip
+            measure(args.one, args.against.split(","), args.rounds, args.budget, args.output, args.artifacts)
         except KorchError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
@@ -108,8 +134,19 @@ def main() -> int:
 def _in_process(name: str, args: argparse.Namespace) -> dict[str, Any] | None:
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "row.json"
-        command = [sys.executable, "-m", "benchmarks.suite", "--one", name, "--against",
-                   args.against, "--rounds", str(args.rounds), "--output", str(output)]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.suite",
+            "--one",
+            name,
+            "--against",
+            args.against,
+            "--rounds",
+            str(args.rounds),
+            "--output",
+            str(output),
+        ]
         if args.budget is not None:
             command += ["--budget", str(args.budget)]
         if args.artifacts is not None:
@@ -128,8 +165,9 @@ def load(name: str) -> onnx.ModelProto:
     return export_transformer(name).stored() if name in TRANSFORMERS else build(name)
 
 
-def measure(name: str, against: list[str], rounds: int, budget_s: float | None, output: Path,
-            artifacts: Path | None) -> None:  # fmt: skip
+def measure(
+    name: str, against: list[str], rounds: int, budget_s: float | None, output: Path, artifacts: Path | None
+) -> None:
     """Optimize one model with an empty cache and compare it; print the table, write the row."""
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / f"{name}.onnx"
@@ -140,8 +178,7 @@ def measure(name: str, against: list[str], rounds: int, budget_s: float | None, 
         peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         report = {key: executable.report[key] for key in KEPT}
         del executable  # its weights and threads are not part of the comparison
-        engines = [MODULE if peer == "inductor" and name in TRANSFORMERS else peer
-                   for peer in against]  # fmt: skip
+        engines = [MODULE if peer == "inductor" and name in TRANSFORMERS else peer for peer in against]
         comparison = bench(artifact, engines, model, rounds, Options(), {})
     print(f"{name}\n{comparison.to_text()}\n", flush=True)
     row = {"comparison": comparison.to_json(), "report": report, "peak_mb": peak_mb}
@@ -165,11 +202,12 @@ def table(rows: dict[str, Any]) -> str:
         return "no model was measured"
     peers = list(dict.fromkeys(name for row in rows.values() for name in quotients(row)))
     lines = [
-        "| model | " + " | ".join(f"{peer} / Korch" for peer in peers)
+        "| model | "
+        + " | ".join(f"{peer} / Korch" for peer in peers)
         + " | expected, sum of kernels: of measured | gap | candidates measured | search "
         "| its memory | memory, ONNX Runtime's |",
         "|---|" + "---:|" * (len(peers) + 6),
-    ]  # fmt: skip
+    ]
     for name, row in rows.items():
         found, report = quotients(row), row["report"]
         cells = []
@@ -188,10 +226,12 @@ def table(rows: dict[str, Any]) -> str:
                 f"{won[name] / whole['median_ms']:.2f}" if won.get(name) else "–"
                 for name in ("expected_ms", "predicted_ms")
             ),
-            f"{100 * (report['gap'] or 0):.0f} %", f"{100 * share:.0f} %",
-            f"{report['seconds']:.0f} s", f"{row['peak_mb'] / 1024:.1f} GB",
+            f"{100 * (report['gap'] or 0):.0f} %",
+            f"{100 * share:.0f} %",
+            f"{report['seconds']:.0f} s",
+            f"{row['peak_mb'] / 1024:.1f} GB",
             ", ".join(_megabytes(memory.get(engine)) for engine in ("korch", "onnxruntime")),
-        ]  # fmt: skip
+        ]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     for title, names in (("the paper's models", PAPER), ("transformers", NAMES)):
         best = [
@@ -201,8 +241,10 @@ def table(rows: dict[str, Any]) -> str:
         ]
         if best:
             mean = statistics.geometric_mean(best)
-            lines.append(f"\nAgainst the best other engine for each of {title}: {mean:.2f}x "
-                         f"(geometric mean; least {min(best):.2f}x)")  # fmt: skip
+            lines.append(
+                f"\nAgainst the best other engine for each of {title}: {mean:.2f}x "
+                f"(geometric mean; least {min(best):.2f}x)"
+            )
     return "\n".join(lines)
 
 
@@ -220,9 +262,13 @@ def machine() -> dict[str, Any]:
             continue
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {"cpu": names[0] if names else platform.machine(), "cores": len(names),
-            "isa": detect_target(1, "").isa, "python": platform.python_version(),
-            "versions": versions}  # fmt: skip
+    return {
+        "cpu": names[0] if names else platform.machine(),
+        "cores": len(names),
+        "isa": detect_target(1, "").isa,
+        "python": platform.python_version(),
+        "versions": versions,
+    }
 
 
 if __name__ == "__main__":

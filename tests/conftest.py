@@ -19,9 +19,8 @@ from korch.target import Target, detect_target
 # The same examples on every machine, however slow: a change is judged by itself, not by its luck.
 # `--hypothesis-profile default` looks for others.
 settings.register_profile(
-    "korch", deadline=None, derandomize=True, database=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)  # fmt: skip
+    "korch", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("korch")
 
 
@@ -81,11 +80,18 @@ def rng() -> np.random.Generator:
 
 
 RATES = Calibration(
-    levels=(Level(96 << 10, 8e11, 5e11), Level(4 << 20, 4e11, 1.3e11), Level(64 << 20, 8e10, 7e10),
-            Level(0, 5e10, 5e10)),
-    rate_flop_per_s=5e11, launch_ns=1.1, region_ns=545.0, split_flop_per_s=1.2e12,
+    levels=(
+        Level(96 << 10, 8e11, 5e11),
+        Level(4 << 20, 4e11, 1.3e11),
+        Level(64 << 20, 8e10, 7e10),
+        Level(0, 5e10, 5e10),
+    ),
+    rate_flop_per_s=5e11,
+    launch_ns=1.1,
+    region_ns=545.0,
+    split_flop_per_s=1.2e12,
     kept_bytes=32 << 20,
-)  # fmt: skip
+)
 """What two cores do at best, once and for all: rates that are measured take ten seconds of
 computing for each number of threads, and another one on each machine decides what is tried."""
 
@@ -107,9 +113,7 @@ def calibrated() -> Callable[[Path], Path]:
 
 
 @pytest.fixture(scope="session")
-def cache_folder(
-    tmp_path_factory: pytest.TempPathFactory, calibrated: Callable[[Path], Path]
-) -> Path:
+def cache_folder(tmp_path_factory: pytest.TempPathFactory, calibrated: Callable[[Path], Path]) -> Path:
     """One cache for all tests that optimize, in all test processes: each kernel is built once."""
     folder = tmp_path_factory.getbasetemp()
     in_all = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder

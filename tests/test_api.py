@@ -148,12 +148,9 @@ def test_an_executable_shows_what_it_is(network) -> None:
     _, executable = network
     (x,), (y,) = executable.get_inputs(), executable.get_outputs()
     head, *tensors = repr(executable).splitlines()
-    shown = (
-        r"<Executable a model: \d+ kernels? on 1 thread, measured [\d.]+ ms, predicted [\d.]+ ms"
-    )
+    shown = r"<Executable a model: \d+ kernels? on 1 thread, measured [\d.]+ ms, predicted [\d.]+ ms"
     assert re.fullmatch(shown + r", gap [\d.]+%", head)
-    assert tensors == [f"  input {x.name!r}: tensor(float) {x.shape}",
-                       f"  output {y.name!r}: tensor(float) {y.shape}>"]  # fmt: skip
+    assert tensors == [f"  input {x.name!r}: tensor(float) {x.shape}", f"  output {y.name!r}: tensor(float) {y.shape}>"]
 
 
 def test_the_package_shows_its_names_before_they_are_used() -> None:
@@ -183,10 +180,12 @@ def test_an_operator_without_a_rule_is_run_by_onnx_runtime(cache_folder: Path) -
     ]
     kind = onnx.TensorProto.FLOAT
     graph = onnx.helper.make_graph(
-        nodes, "g", [onnx.helper.make_tensor_value_info("x", kind, [3, 5])],
+        nodes,
+        "g",
+        [onnx.helper.make_tensor_value_info("x", kind, [3, 5])],
         [onnx.helper.make_tensor_value_info("y", kind, [3, 5])],
         [onnx.numpy_helper.from_array(np.array(1, np.int64), "axis")],
-    )  # fmt: skip
+    )
     opsets = [onnx.helper.make_opsetid("", 26)]
     model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
     executable = korch.optimize(model, cache_folder=cache_folder, **ALONE)
@@ -213,9 +212,7 @@ def test_wrong_models_and_options_are_named(tmp_path: Path) -> None:
         korch.optimize(build("mlp"), target="tpu")
 
 
-@pytest.mark.parametrize(
-    "shapes", [{"batch": 2.5}, {"batch": "2"}, {"x": (1, None)}, "batch=2", 3, [3]]
-)
+@pytest.mark.parametrize("shapes", [{"batch": 2.5}, {"batch": "2"}, {"x": (1, None)}, "batch=2", 3, [3]])
 def test_bindings_that_are_none_are_named(shapes: Any) -> None:
     with pytest.raises(OptionError, match=r"^option shapes: .* is no binding; expected like"):
         korch.optimize(build("mlp"), shapes=shapes)
@@ -224,8 +221,7 @@ def test_bindings_that_are_none_are_named(shapes: Any) -> None:
 def test_a_size_may_be_of_numpy(cache_folder: Path) -> None:
     batch = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", 3])
     out = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [batch],
-                                   [out])  # fmt: skip
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [batch], [out])
     model = onnx.helper.make_model(graph)
     for shapes in ({"batch": np.int64(2)}, {"x": np.array([2, 3])}):
         made = korch.optimize(model, shapes=shapes, measure=False, cache_folder=cache_folder)
@@ -255,12 +251,17 @@ def test_an_executable_with_parts_on_the_host_takes_arrays_as_others_do(cache_fo
             return (1, 0)
 
     for given, text in (
-        (Elsewhere(), "input 'x': it can't be read through DLPack: it is on another device; "
-                      "expected float32[2, 3] in this machine's memory"),
-        ([1.0], "input 'x': it is of type list; expected float32[2, 3] as an array of NumPy, or "
-                "one that speaks DLPack"),
+        (
+            Elsewhere(),
+            "input 'x': it can't be read through DLPack: it is on another device; "
+            "expected float32[2, 3] in this machine's memory",
+        ),
+        (
+            [1.0],
+            "input 'x': it is of type list; expected float32[2, 3] as an array of NumPy, or one that speaks DLPack",
+        ),
         (array[:1], "input 'x': it is float32[1, 3]; expected float32[2, 3]"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(InputError) as caught:
             executable(given)
         assert str(caught.value) == text

@@ -51,23 +51,41 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def artifact(folder: Path, cache_folder: Path) -> Path:
     path = folder / "mlp.korch"
-    arguments = ["optimize", str(folder / "mlp.onnx"), "-o", str(path), *QUICK,
-                 "--cache-folder", str(cache_folder)]  # fmt: skip
+    arguments = ["optimize", str(folder / "mlp.onnx"), "-o", str(path), *QUICK, "--cache-folder", str(cache_folder)]
     assert main(arguments) == 0
     return path
 
 
-def test_optimize_prints_json(
-    folder: Path, cache_folder: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_optimize_prints_json(folder: Path, cache_folder: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "b.korch"
-    arguments = ["optimize", str(folder / "mlp.onnx"), "-o", str(out), "--json", *QUICK,
-                 "--cache-folder", str(cache_folder)]  # fmt: skip
+    arguments = [
+        "optimize",
+        str(folder / "mlp.onnx"),
+        "-o",
+        str(out),
+        "--json",
+        *QUICK,
+        "--cache-folder",
+        str(cache_folder),
+    ]
     assert main(arguments) == 0
     report = json.loads(capsys.readouterr().out)
-    wanted = {"artifact", "status", "predicted_ms", "measured_ms", "lower_bound_ms", "gap",
-              "primitives", "alternatives", "candidates", "measured_candidates", "kernels",
-              "arena_bytes", "max_error", "seconds"}  # fmt: skip
+    wanted = {
+        "artifact",
+        "status",
+        "predicted_ms",
+        "measured_ms",
+        "lower_bound_ms",
+        "gap",
+        "primitives",
+        "alternatives",
+        "candidates",
+        "measured_candidates",
+        "kernels",
+        "arena_bytes",
+        "max_error",
+        "seconds",
+    }
     assert wanted <= report.keys()
     assert report["artifact"] == str(out) and out.is_file()
 
@@ -95,8 +113,7 @@ def test_run_and_explain(artifact: Path, tmp_path: Path, capsys: Capture) -> Non
 
 def test_a_file_of_weights_is_not_overwritten(tmp_path: Path, capsys: Capture) -> None:
     path, weights = tmp_path / "m.onnx", tmp_path / "m.data"
-    onnx.save(build("mlp"), path, save_as_external_data=True, location=weights.name,
-              size_threshold=0)  # fmt: skip
+    onnx.save(build("mlp"), path, save_as_external_data=True, location=weights.name, size_threshold=0)
     before = weights.read_bytes()
     assert main(["optimize", str(path), "-o", str(weights), *QUICK]) == 1
     assert f"{weights} is read, too: it would be overwritten" in capsys.readouterr().err
@@ -152,8 +169,7 @@ def test_run_takes_arrays_and_keeps_names(artifact: Path, tmp_path: Path) -> Non
     np.save(tmp_path / "a=x.npy", given)
     results = []
     for name in ("first", "second"):  # numpy.savez would add .npz
-        arguments = ["run", str(artifact), "--input", f"input={tmp_path / 'a=x.npy'}",
-                     "--output", str(tmp_path / name)]  # fmt: skip
+        arguments = ["run", str(artifact), "--input", f"input={tmp_path / 'a=x.npy'}", "--output", str(tmp_path / name)]
         assert main(arguments) == 0
         with np.load(tmp_path / name) as arrays:
             results.append(arrays["output"])
@@ -187,8 +203,17 @@ def test_bench_goes_on_without_an_engine_that_fails(
 
 def test_bench_of_a_model(folder: Path, cache_folder: Path, capsys: Capture) -> None:
     pytest.importorskip("onnxruntime")
-    arguments = ["bench", str(folder / "mlp.onnx"), "--against", "onnxruntime", "--rounds", "2",
-                 *QUICK, "--cache-folder", str(cache_folder)]  # fmt: skip
+    arguments = [
+        "bench",
+        str(folder / "mlp.onnx"),
+        "--against",
+        "onnxruntime",
+        "--rounds",
+        "2",
+        *QUICK,
+        "--cache-folder",
+        str(cache_folder),
+    ]
     assert main(arguments) == 0
     text = capsys.readouterr().out
     assert "korch is " in text and " as fast as onnxruntime" in text and "1 threads" in text
@@ -200,8 +225,7 @@ def test_bench_refuses_a_model_that_is_not_the_one_that_was_built(
     pytest.importorskip("onnxruntime")
     model, artifact = tmp_path / "m.onnx", tmp_path / "m.korch"
     model.write_bytes((folder / "mlp.onnx").read_bytes())
-    arguments = ["optimize", str(model), "-o", str(artifact), *QUICK,
-                 "--cache-folder", str(cache_folder)]  # fmt: skip
+    arguments = ["optimize", str(model), "-o", str(artifact), *QUICK, "--cache-folder", str(cache_folder)]
     assert main(arguments) == 0
     model.write_bytes(build("mlp", batch=1, seed=5).SerializeToString())
     capsys.readouterr()
@@ -214,17 +238,14 @@ def test_bench_refuses_a_model_that_is_not_the_one_that_was_built(
     assert capsys.readouterr().err == gone + "Name the model with --model\n"
 
 
-def test_unknown_dimensions_are_given_once(
-    cache_folder: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_unknown_dimensions_are_given_once(cache_folder: Path, tmp_path: Path, capsys: Capture) -> None:
     pytest.importorskip("onnxruntime")
     model = build("mlp")
     for tensor in (*model.graph.input, *model.graph.output):
         tensor.type.tensor_type.shape.dim[0].dim_param = "n"
     path, artifact = tmp_path / "m.onnx", tmp_path / "m.korch"
     path.write_bytes(model.SerializeToString())
-    arguments = ["optimize", str(path), "-o", str(artifact), *QUICK,
-                 "--cache-folder", str(cache_folder)]  # fmt: skip
+    arguments = ["optimize", str(path), "-o", str(artifact), *QUICK, "--cache-folder", str(cache_folder)]
     assert main(arguments) == 1
     assert "--shape input=" in capsys.readouterr().err
     assert main([*arguments, "--shape", "input=3x16"]) == 0
@@ -245,99 +266,147 @@ def test_stages_print_text(stage: str, folder: Path, capsys: Capture) -> None:
 BAD = [
     (["optimize", "{folder}/missing.onnx", "-o", "{folder}/x.korch"], "{folder}/missing.onnx: "),
     (["optimize", "{folder}/text.onnx", "-o", "{folder}/x.korch"], "{folder}/text.onnx: "),
-    (["optimize", "{folder}/mlp.onnx", "-o", "/nowhere/x.korch"],
-     "option --output: the folder of /nowhere/x.korch does not exist. Create it first"),
-    (["optimize", "{folder}/mlp.onnx", "-o", "/proc/x.korch"],
-     "option --output: /proc/x.korch can't be written ("),
-    (["optimize", "{folder}/mlp.onnx", "-o", "{folder}"],
-     "option --output: {folder} is a folder; expected the name of a file"),
-    (["optimize", "{folder}/mlp.onnx", "-o", "{folder}/../{name}/mlp.onnx"],
-     "option --output: {folder}/../{name}/mlp.onnx is read, too: it would be overwritten; expected "
-     "another file"),
-    (["optimize", "{folder}/mlp.onnx", "-o", "/dev/full"],
-     "option --output: /dev/full is a pipe or a device; expected the name of a file"),
-    (["optimize", "{folder}/mlp.onnx", "-o", "{folder}/dangling"],
-     "option --output: the folder of /nowhere/x does not exist. Create it first"),
-    (["optimize", "{folder}/pipe", "-o", "{folder}/x.korch"],
-     "{folder}/pipe: the model can't be read (it is a pipe or a device, not a regular file)"),
-    (["optimize", "/dev/zero", "-o", "{folder}/x.korch"],
-     "/dev/zero: the model can't be read (it is a pipe or a device, not a regular file)"),
-    (["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--shape", "input=²"],
-     "option --shape: can't read 'input=²'; expected NAME=1x3x224x224"),
-    (["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--shape", "input=" + 5000 * "9"],
-     "option --shape: can't read 'input=999"),
-    (["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--threads", "100000"],
-     "option threads: the value 100000 is more than the "),
-    (["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--target", "cuda:sm_90"],
-     "option target: "),
-    (["run", "{artifact}", "--random", "--output", "{artifact}"],
-     "option --output: {artifact} is read, too: it would be overwritten; expected another file"),
-    (["run", "{folder}/pipe", "--random"],
-     "{folder}/pipe: it can't be read: it is a pipe or a device, not a regular file"),
-    (["run", "{artifact}", "--input", "input={folder}/huge.npy"],
-     "input 'input': {folder}/huge.npy is no array (its header claims "),
-    (["run", "{artifact}", "--input", "input={folder}/pipe"],
-     "input 'input': {folder}/pipe can't be read (it is a pipe or a device, not a regular file)"),
-    (["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--shape", "input"],
-     "option --shape: can't read 'input'; expected NAME=1x3x224x224"),
-    (["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--shape", "other=1x3"],
-     "other"),
-    (["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--threads", "0"],
-     "option threads: the value 0 is out of range; expected at least 1"),
-    (["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--target", "tpu"],
-     "option target: unknown target 'tpu'; expected cpu"),
-    (["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--seed", "-1"],
-     "option seed: the value -1 is out of range; expected at least 0"),
-    (["run", "{artifact}", "--random", "--seed", "-1"],
-     "option --seed: the value -1 is out of range; expected at least 0"),
-    (["profile", "{artifact}", "--seed", "-1"],
-     "option --seed: the value -1 is out of range; expected at least 0"),
+    (
+        ["optimize", "{folder}/mlp.onnx", "-o", "/nowhere/x.korch"],
+        "option --output: the folder of /nowhere/x.korch does not exist. Create it first",
+    ),
+    (["optimize", "{folder}/mlp.onnx", "-o", "/proc/x.korch"], "option --output: /proc/x.korch can't be written ("),
+    (
+        ["optimize", "{folder}/mlp.onnx", "-o", "{folder}"],
+        "option --output: {folder} is a folder; expected the name of a file",
+    ),
+    (
+        ["optimize", "{folder}/mlp.onnx", "-o", "{folder}/../{name}/mlp.onnx"],
+        "option --output: {folder}/../{name}/mlp.onnx is read, too: it would be overwritten; expected another file",
+    ),
+    (
+        ["optimize", "{folder}/mlp.onnx", "-o", "/dev/full"],
+        "option --output: /dev/full is a pipe or a device; expected the name of a file",
+    ),
+    (
+        ["optimize", "{folder}/mlp.onnx", "-o", "{folder}/dangling"],
+        "option --output: the folder of /nowhere/x does not exist. Create it first",
+    ),
+    (
+        ["optimize", "{folder}/pipe", "-o", "{folder}/x.korch"],
+        "{folder}/pipe: the model can't be read (it is a pipe or a device, not a regular file)",
+    ),
+    (
+        ["optimize", "/dev/zero", "-o", "{folder}/x.korch"],
+        "/dev/zero: the model can't be read (it is a pipe or a device, not a regular file)",
+    ),
+    (
+        ["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--shape", "input=²"],
+        "option --shape: can't read 'input=²'; expected NAME=1x3x224x224",
+    ),
+    (
+        ["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--shape", "input=" + 5000 * "9"],
+        "option --shape: can't read 'input=999",
+    ),
+    (
+        ["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--threads", "100000"],
+        "option threads: the value 100000 is more than the ",
+    ),
+    (["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--target", "cuda:sm_90"], "option target: "),
+    (
+        ["run", "{artifact}", "--random", "--output", "{artifact}"],
+        "option --output: {artifact} is read, too: it would be overwritten; expected another file",
+    ),
+    (
+        ["run", "{folder}/pipe", "--random"],
+        "{folder}/pipe: it can't be read: it is a pipe or a device, not a regular file",
+    ),
+    (
+        ["run", "{artifact}", "--input", "input={folder}/huge.npy"],
+        "input 'input': {folder}/huge.npy is no array (its header claims ",
+    ),
+    (
+        ["run", "{artifact}", "--input", "input={folder}/pipe"],
+        "input 'input': {folder}/pipe can't be read (it is a pipe or a device, not a regular file)",
+    ),
+    (
+        ["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--shape", "input"],
+        "option --shape: can't read 'input'; expected NAME=1x3x224x224",
+    ),
+    (["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--shape", "other=1x3"], "other"),
+    (
+        ["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--threads", "0"],
+        "option threads: the value 0 is out of range; expected at least 1",
+    ),
+    (
+        ["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--target", "tpu"],
+        "option target: unknown target 'tpu'; expected cpu",
+    ),
+    (
+        ["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--seed", "-1"],
+        "option seed: the value -1 is out of range; expected at least 0",
+    ),
+    (
+        ["run", "{artifact}", "--random", "--seed", "-1"],
+        "option --seed: the value -1 is out of range; expected at least 0",
+    ),
+    (["profile", "{artifact}", "--seed", "-1"], "option --seed: the value -1 is out of range; expected at least 0"),
     (["run", "{folder}/text.onnx", "--random"], "{folder}/text.onnx: "),
     (["run", "{folder}/missing.korch", "--random"], "{folder}/missing.korch: "),
-    (["run", "{artifact}"],
-     "input 'input' is missing: no input is given; expected an array for each of 'input'"),
-    (["run", "{artifact}", "--random", "--output", "/nowhere/x.npz"],
-     "option --output: the folder of /nowhere/x.npz does not exist. Create it first"),
-    (["run", "{artifact}", "--input", "input"],
-     "option --input: can't read 'input'; expected NAME=x.npy"),
-    (["run", "{artifact}", "--input", "other={folder}/shape.npy"],
-     "there is no input 'other'; expected an array for each of 'input'"),
-    (["run", "{artifact}", "--input", "input={folder}/shape.npy"],
-     "input 'input': it is f32[2,16]; expected f32[1,16]"),
-    (["run", "{artifact}", "--input", "input={folder}/type.npy"],
-     "input 'input': it is f64[1,16]; expected f32[1,16]"),
-    (["run", "{artifact}", "--input", "input={folder}/missing.npy"],
-     "input 'input': {folder}/missing.npy can't be read (No such file or directory); "
-     "expected a .npy file"),
-    (["run", "{artifact}", "--input", "input={folder}/several.npz"],
-     "input 'input': {folder}/several.npz is no array ("),
-    (["run", "{artifact}", "--input", "input={folder}/cut.npy"],
-     "input 'input': {folder}/cut.npy is no array ("),
-    (["run", "{artifact}", "--random", "--repeat", "-1"],
-     "option --repeat: the value -1 is too small; expected at least 0"),
-    (["optimize", "{folder}/" + 300 * "n" + ".onnx", "-o", "{folder}/x.korch"],
-     "{folder}/" + 300 * "n" + ".onnx: the model can't be read (File name too long)"),
-    (["optimize", "{folder}/mlp.onnx", "-o", "{folder}/" + 300 * "n"],
-     "option --output: {folder}/" + 300 * "n" + " can't be written (File name too long). Choose"),
-    (["explain", "{artifact}", "--onnx", "/dev/full"],
-     "option --onnx: /dev/full is a pipe or a device; expected the name of a file"),
-    (["explain", "{artifact}", "--html", "/nowhere/x.html"],
-     "option --html: the folder of /nowhere/x.html does not exist. Create it first"),
-    (["profile", "{artifact}", "--rounds", "1", "--trace", "/dev/full"],
-     "option --trace: /dev/full is a pipe or a device; expected the name of a file"),
+    (["run", "{artifact}"], "input 'input' is missing: no input is given; expected an array for each of 'input'"),
+    (
+        ["run", "{artifact}", "--random", "--output", "/nowhere/x.npz"],
+        "option --output: the folder of /nowhere/x.npz does not exist. Create it first",
+    ),
+    (["run", "{artifact}", "--input", "input"], "option --input: can't read 'input'; expected NAME=x.npy"),
+    (
+        ["run", "{artifact}", "--input", "other={folder}/shape.npy"],
+        "there is no input 'other'; expected an array for each of 'input'",
+    ),
+    (
+        ["run", "{artifact}", "--input", "input={folder}/shape.npy"],
+        "input 'input': it is f32[2,16]; expected f32[1,16]",
+    ),
+    (["run", "{artifact}", "--input", "input={folder}/type.npy"], "input 'input': it is f64[1,16]; expected f32[1,16]"),
+    (
+        ["run", "{artifact}", "--input", "input={folder}/missing.npy"],
+        "input 'input': {folder}/missing.npy can't be read (No such file or directory); expected a .npy file",
+    ),
+    (
+        ["run", "{artifact}", "--input", "input={folder}/several.npz"],
+        "input 'input': {folder}/several.npz is no array (",
+    ),
+    (["run", "{artifact}", "--input", "input={folder}/cut.npy"], "input 'input': {folder}/cut.npy is no array ("),
+    (
+        ["run", "{artifact}", "--random", "--repeat", "-1"],
+        "option --repeat: the value -1 is too small; expected at least 0",
+    ),
+    (
+        ["optimize", "{folder}/" + 300 * "n" + ".onnx", "-o", "{folder}/x.korch"],
+        "{folder}/" + 300 * "n" + ".onnx: the model can't be read (File name too long)",
+    ),
+    (
+        ["optimize", "{folder}/mlp.onnx", "-o", "{folder}/" + 300 * "n"],
+        "option --output: {folder}/" + 300 * "n" + " can't be written (File name too long). Choose",
+    ),
+    (
+        ["explain", "{artifact}", "--onnx", "/dev/full"],
+        "option --onnx: /dev/full is a pipe or a device; expected the name of a file",
+    ),
+    (
+        ["explain", "{artifact}", "--html", "/nowhere/x.html"],
+        "option --html: the folder of /nowhere/x.html does not exist. Create it first",
+    ),
+    (
+        ["profile", "{artifact}", "--rounds", "1", "--trace", "/dev/full"],
+        "option --trace: /dev/full is a pipe or a device; expected the name of a file",
+    ),
     (["explain", "{folder}/text.onnx"], "{folder}/text.onnx: "),
-    (["bench", "{artifact}", "--against", "nobody"],
-     "option --against: there is no engine 'nobody'; expected korch, "),
+    (["bench", "{artifact}", "--against", "nobody"], "option --against: there is no engine 'nobody'; expected korch, "),
     (["bench", "{artifact}", "--against", "ort"], "Do you mean 'onnxruntime'?"),
-    (["bench", "{artifact}", "--against", "onnxruntime,onnxruntime"],
-     "two runners are called 'onnxruntime'"),
+    (["bench", "{artifact}", "--against", "onnxruntime,onnxruntime"], "two runners are called 'onnxruntime'"),
     (["bench", "{artifact}", "--rounds", "0"], "option --rounds: the value 0 is too small"),
     (["profile", "{artifact}", "--rounds", "0"], "option --rounds: the value 0 is too small"),
     (["profile", "{folder}/missing.korch"], "{folder}/missing.korch: "),
     (["bench", "{folder}/missing.korch"], "{folder}/missing.korch: "),
     (["bench", "{artifact}", "--model", "{folder}/missing.onnx"], "{folder}/missing.onnx: "),
     (["fission", "{folder}/text.onnx"], "{folder}/text.onnx: "),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("arguments", "message"), BAD, ids=[" ".join(a)[:70] for a, _ in BAD])
@@ -352,9 +421,7 @@ def test_bad_input_is_one_clear_error(
     assert len(printed.err.splitlines()) == 1 and printed.out == ""
 
 
-@pytest.mark.parametrize(
-    "arguments", [["optimize"], ["explode"], [], ["optimize", "m", "-o", "x", "--threads", "two"]]
-)
+@pytest.mark.parametrize("arguments", [["optimize"], ["explode"], [], ["optimize", "m", "-o", "x", "--threads", "two"]])
 def test_wrong_usage_is_code_2(arguments: list[str], capsys: Capture) -> None:
     with pytest.raises(SystemExit) as error:
         main(arguments)
@@ -373,13 +440,28 @@ def test_flags_are_made_from_the_options(monkeypatch: pytest.MonkeyPatch, folder
     start = ["optimize", str(folder / "mlp.onnx"), "-o", str(folder / "x.korch")]
     assert main(start) == 1
     monkeypatch.setattr("korch.options.machine_cores", lambda: 3)
-    assert main([*start, "--threads", "3", "--budget", "2.5", "--strict", "--check", "2",
-                 "--no-contract-chains", "--cache-folder", "/tmp/kc"]) == 1  # fmt: skip
+    assert (
+        main(
+            [
+                *start,
+                "--threads",
+                "3",
+                "--budget",
+                "2.5",
+                "--strict",
+                "--check",
+                "2",
+                "--no-contract-chains",
+                "--cache-folder",
+                "/tmp/kc",
+            ]
+        )
+        == 1
+    )
     assert seen == [
         Options(),
-        Options(threads=3, budget_s=2.5, strict=True, check=2, contract_chains=False,
-                cache_folder=Path("/tmp/kc")),
-    ]  # fmt: skip
+        Options(threads=3, budget_s=2.5, strict=True, check=2, contract_chains=False, cache_folder=Path("/tmp/kc")),
+    ]
 
 
 def test_shapes_are_read() -> None:
@@ -429,16 +511,26 @@ sys.exit(main())
 
 
 @pytest.mark.long
-def test_an_interrupted_search_goes_on(
-    folder: Path, tmp_path: Path, calibrated: Callable[[Path], Path]
-) -> None:
+def test_an_interrupted_search_goes_on(folder: Path, tmp_path: Path, calibrated: Callable[[Path], Path]) -> None:
     cache = calibrated(tmp_path / "cache")
-    command = ["optimize", str(folder / "mlp.onnx"), "-o", str(tmp_path / "mlp.korch"),
-               "--cache-folder", str(cache), "--threads", "1", "--no-baselines"]  # fmt: skip
+    command = [
+        "optimize",
+        str(folder / "mlp.onnx"),
+        "-o",
+        str(tmp_path / "mlp.korch"),
+        "--cache-folder",
+        str(cache),
+        "--threads",
+        "1",
+        "--no-baselines",
+    ]
     process = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED_AT_FIRST_RECORD, *command], stderr=subprocess.PIPE,
-        text=True, timeout=600, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", INTERRUPTED_AT_FIRST_RECORD, *command],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=600,
+        check=False,
+    )
     assert _said(process.stderr) == [
         "korch: interrupted; what was measured is kept, the same command goes on from there"
     ]
@@ -496,18 +588,29 @@ def _said(stderr: str) -> list[str]:
 
 def _korch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "korch.cli", *arguments], env={**os.environ, **environment},
-        capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "korch.cli", *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
 
 
 @pytest.mark.long
-def test_two_processes_at_once(
-    folder: Path, tmp_path: Path, calibrated: Callable[[Path], Path]
-) -> None:
+def test_two_processes_at_once(folder: Path, tmp_path: Path, calibrated: Callable[[Path], Path]) -> None:
     cache = calibrated(tmp_path / "cache")
-    command = [sys.executable, "-m", "korch.cli", "optimize", str(folder / "mlp.onnx"), *QUICK,
-               "--cache-folder", str(cache), "-o"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "korch.cli",
+        "optimize",
+        str(folder / "mlp.onnx"),
+        *QUICK,
+        "--cache-folder",
+        str(cache),
+        "-o",
+    ]
     both = [
         subprocess.Popen([*command, str(tmp_path / name)], stderr=subprocess.PIPE, text=True)
         for name in ("a.korch", "b.korch")
@@ -519,8 +622,9 @@ def test_two_processes_at_once(
 
 def test_a_cache_that_cannot_be_written_is_a_warning(folder: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "a.korch")
-    done = _korch("optimize", str(folder / "mlp.onnx"), "-o", out, *QUICK,
-                  "--no-baselines", "--cache-folder", "/proc/korch")  # fmt: skip
+    done = _korch(
+        "optimize", str(folder / "mlp.onnx"), "-o", out, *QUICK, "--no-baselines", "--cache-folder", "/proc/korch"
+    )
     assert done.returncode == 0 and Path(out).is_file()
     (line,) = _said(done.stderr)
     assert line.startswith("korch: the cache folder /proc/korch can't be written (")
@@ -537,7 +641,7 @@ def test_no_compiler_is_one_clear_error(folder: Path, tmp_path: Path) -> None:
     if importlib.util.find_spec("ziglang") is None:
         done = _korch(*arguments, CXX="", PATH=str(tmp_path))
         assert (done.returncode, done.stderr) == (
-            1, "korch: there is no C++ compiler on this machine; expected g++ or clang++, or one "
-            "in $CXX. Install g++ with the system's package manager, or run: "
-            + install_command("compiler") + "\n",
-        )  # fmt: skip
+            1,
+            "korch: there is no C++ compiler on this machine; expected g++ or clang++, or one "
+            "in $CXX. Install g++ with the system's package manager, or run: " + install_command("compiler") + "\n",
+        )

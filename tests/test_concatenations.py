@@ -38,8 +38,7 @@ def detector(height: int | str = 6, batch: int = 1, *, gives_operand: bool = Fal
     nodes.append(helper.make_node("Concat", ["c", "d"], ["cd"], axis=1))
     names = {"cd": 2 * CHANNELS, **({"b": CHANNELS} if gives_operand else {})}
     outputs = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, [batch, n, height, 8])
-        for name, n in names.items()
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [batch, n, height, 8]) for name, n in names.items()
     ]
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
     graph = helper.make_graph(nodes, "detector", inputs, outputs, weights)
@@ -49,8 +48,7 @@ def detector(height: int | str = 6, batch: int = 1, *, gives_operand: bool = Fal
 
 def optimize(model: bytes, cache_folder: Path, **options):
     """Optimize in one layout: with several, it depends on calibrated rates what is in place."""
-    options = {"threads": 2, "budget": 10.0, "baselines": False, "max_primitives": 2,
-               "layouts": "plain", **options}  # fmt: skip
+    options = {"threads": 2, "budget": 10.0, "baselines": False, "max_primitives": 2, "layouts": "plain", **options}
     return korch.optimize(model, cache_folder=cache_folder, rules="none", **options)
 
 
@@ -106,8 +104,7 @@ def check_plan_as_onnx(executable, model: bytes) -> None:
     class Session:
         def run(self, names, feeds):
             onnxruntime = pytest.importorskip("onnxruntime")
-            session = onnxruntime.InferenceSession(written.SerializeToString(),
-                                                   providers=["CPUExecutionProvider"])  # fmt: skip
+            session = onnxruntime.InferenceSession(written.SerializeToString(), providers=["CPUExecutionProvider"])
             return session.run(names, feeds)
 
     check(Session(), model)

@@ -36,9 +36,7 @@ class Fake:
         return lambda: TIMES_NS[self.name] + Fake.away_ns
 
 
-def hold(
-    names: tuple[str, ...], weights_bytes: int, until: Until | None = None
-) -> dict[str, Result]:
+def hold(names: tuple[str, ...], weights_bytes: int, until: Until | None = None) -> dict[str, Result]:
     Fake.alive = Fake.most = Fake.away_ns = 0
 
     def attempt(entry: Entry) -> Result:
@@ -52,9 +50,7 @@ def hold(
     return {result.entry.name: result for result in _hold(entries, attempt, (), until or Until())}
 
 
-@pytest.mark.parametrize(
-    "names", [("slow", "fast", "wrong", "middle", "refused"), ("wrong", "middle", "slow", "fast")]
-)
+@pytest.mark.parametrize("names", [("slow", "fast", "wrong", "middle", "refused"), ("wrong", "middle", "slow", "fast")])
 def test_of_large_plans_two_are_in_memory_and_the_best_is_kept(names: tuple[str, ...]) -> None:
     results = hold(names, HEAVY_BYTES + 1)
     assert list(results) == list(names)

@@ -34,10 +34,7 @@ def test_the_first_interrupt_stops_and_the_second_raises() -> None:
     deadline, told = Deadline(), []
     outer = signal.signal(signal.SIGINT, signal.default_int_handler)  # runners may ignore it
     before = signal.getsignal(signal.SIGINT)
-    with (
-        pytest.raises(KeyboardInterrupt),
-        stopped_by_interrupt(deadline, lambda: told.append(1)),
-    ):
+    with pytest.raises(KeyboardInterrupt), stopped_by_interrupt(deadline, lambda: told.append(1)):
         os.kill(os.getpid(), signal.SIGINT)
         assert deadline.is_over and told == [1]
         os.kill(os.getpid(), signal.SIGINT)
@@ -63,15 +60,26 @@ sys.exit(main())
 
 
 @pytest.mark.long
-def test_an_interrupted_search_builds_its_best_plan(
-    tmp_path: Path, calibrated: Callable[[Path], Path]
-) -> None:
+def test_an_interrupted_search_builds_its_best_plan(tmp_path: Path, calibrated: Callable[[Path], Path]) -> None:
     model = tmp_path / "m.onnx"
     model.write_bytes(build("tiny_transformer").SerializeToString())
     output = tmp_path / "m.korch"
-    command = [sys.executable, "-c", INTERRUPTED_AT_FIRST_SOLUTION, "--verbose", "optimize",
-               str(model), "-o", str(output), "--json", "--on-interrupt", "keep",
-               "--no-baselines", "--cache-folder", str(calibrated(tmp_path / "cache"))]  # fmt: skip
+    command = [
+        sys.executable,
+        "-c",
+        INTERRUPTED_AT_FIRST_SOLUTION,
+        "--verbose",
+        "optimize",
+        str(model),
+        "-o",
+        str(output),
+        "--json",
+        "--on-interrupt",
+        "keep",
+        "--no-baselines",
+        "--cache-folder",
+        str(calibrated(tmp_path / "cache")),
+    ]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and output.exists(), done.stderr
     assert "solved:" in done.stderr

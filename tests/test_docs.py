@@ -85,14 +85,13 @@ def test_what_the_reference_names_exists(page: Path) -> None:
     """The site's builder passes over a member that does not exist."""
     entries = re.findall(
         r"^::: ([\w.]+)$(?:\n    options:\n(?:      (?!members).*\n)*      members: \[(.*)\])?",
-        page.read_text(), re.MULTILINE,
-    )  # fmt: skip
+        page.read_text(),
+        re.MULTILINE,
+    )
     missing = []
     for module, members in entries:
         path = ROOT / "src" / module.replace(".", "/")
-        source = (
-            path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py"
-        )
+        source = path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py"
         tree = ast.parse(source.read_text())
         known = {getattr(node, "name", "") for node in tree.body}
         missing += [f"{module}.{m}" for m in members.split(", ") if members and m not in known]
@@ -132,17 +131,16 @@ def test_the_commands_of_the_readme_exist() -> None:
     assert [name for name in shown if not re.search(rf"^ +{name}\b", usage, re.MULTILINE)] == []
 
 
-def test_the_example_of_the_readme_runs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache_folder: Path
-) -> None:
+def test_the_example_of_the_readme_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache_folder: Path) -> None:
     (example,) = blocks(ROOT / "README.md", "python")
     assert 5 <= len(example.strip().splitlines()) <= 12
     kind, shape = onnx.TensorProto.FLOAT, [1, 3, 224, 224]  # Candy's interface, a lesser model
     graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("Relu", ["input"], ["output"])], "g",
+        [onnx.helper.make_node("Relu", ["input"], ["output"])],
+        "g",
         [onnx.helper.make_tensor_value_info("input", kind, shape)],
         [onnx.helper.make_tensor_value_info("output", kind, shape)],
-    )  # fmt: skip
+    )
     opsets = [onnx.helper.make_opsetid("", 17)]
     model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
     (tmp_path / "candy.onnx").write_bytes(model.SerializeToString())
@@ -188,10 +186,12 @@ def test_the_provider_of_the_documentation_works(
     assert provider.name == "negate"
     program = tmp_path / "program.py"
     program.write_text(blocks(page, "python")[1])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "src")]),
-                   "KORCH_CACHE": str(builder.folder.parent)}  # fmt: skip
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False,
-                          env=environment)  # fmt: skip
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "src")]),
+        "KORCH_CACHE": str(builder.folder.parent),
+    }
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
     groups = [group_of("neg", "f32[3,5]"), group_of("neg", "f32[0,2]"), group_of("neg", "f32[]")]
     check_offers(provider, groups, target, builder, rng)
@@ -217,8 +217,13 @@ def test_users_pages_and_internals_are_apart() -> None:
 
 
 def test_no_page_claims_more_than_a_bound() -> None:
-    pages = (*PAGES, ROOT / "mkdocs.yml", ROOT / "pyproject.toml", ROOT / "src/korch/__init__.py",
-             ROOT / "src/korch/cli.py")  # fmt: skip
+    pages = (
+        *PAGES,
+        ROOT / "mkdocs.yml",
+        ROOT / "pyproject.toml",
+        ROOT / "src/korch/__init__.py",
+        ROOT / "src/korch/cli.py",
+    )
     assert [name_of(page) for page in pages if "provably" in page.read_text().lower()] == []
 
 
@@ -227,18 +232,24 @@ def network(rng: np.random.Generator) -> onnx.ModelProto:
     h, kind = onnx.helper, onnx.TensorProto.FLOAT
     weights = {"a": (16, 1, 3, 3), "b": (16,), "c": (32, 16, 3, 3), "d": (32,), "e": (10, 32)}
     graph = h.make_graph(
-        [h.make_node("Conv", ["image", "a", "b"], ["p"], pads=[1] * 4),
-         h.make_node("Relu", ["p"], ["q"]),
-         h.make_node("Conv", ["q", "c", "d"], ["r"], pads=[1] * 4, strides=[2, 2]),
-         h.make_node("Relu", ["r"], ["s"]),
-         h.make_node("GlobalAveragePool", ["s"], ["t"]), h.make_node("Flatten", ["t"], ["u"]),
-         h.make_node("Gemm", ["u", "e"], ["v"], transB=1),
-         h.make_node("Softmax", ["v"], ["scores"], axis=1)], "g",
+        [
+            h.make_node("Conv", ["image", "a", "b"], ["p"], pads=[1] * 4),
+            h.make_node("Relu", ["p"], ["q"]),
+            h.make_node("Conv", ["q", "c", "d"], ["r"], pads=[1] * 4, strides=[2, 2]),
+            h.make_node("Relu", ["r"], ["s"]),
+            h.make_node("GlobalAveragePool", ["s"], ["t"]),
+            h.make_node("Flatten", ["t"], ["u"]),
+            h.make_node("Gemm", ["u", "e"], ["v"], transB=1),
+            h.make_node("Softmax", ["v"], ["scores"], axis=1),
+        ],
+        "g",
         [h.make_tensor_value_info("image", kind, [1, 1, 28, 28])],
         [h.make_tensor_value_info("scores", kind, [1, 10])],
-        [onnx.numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32) / 4, name)
-         for name, shape in weights.items()],
-    )  # fmt: skip
+        [
+            onnx.numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32) / 4, name)
+            for name, shape in weights.items()
+        ],
+    )
     return h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8)
 
 
@@ -246,10 +257,11 @@ def opaque(rng: np.random.Generator) -> onnx.ModelProto:
     """Return a model of an operator that ONNX Runtime runs in the kernel."""
     h, kind = onnx.helper, onnx.TensorProto.FLOAT
     graph = h.make_graph(
-        [h.make_node("Hardmax", ["x"], ["y"])], "g",
+        [h.make_node("Hardmax", ["x"], ["y"])],
+        "g",
         [h.make_tensor_value_info("x", kind, [3, 4])],
         [h.make_tensor_value_info("y", kind, [3, 4])],
-    )  # fmt: skip
+    )
     return h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8)
 
 
@@ -259,24 +271,20 @@ def test_the_c_program_of_the_documentation_computes_what_python_does(
 ) -> None:
     (program,) = blocks(ROOT / "docs" / "deploy.md", "c")
     assert len([line for line in program.splitlines() if line]) < 50
-    korch.optimize(
-        model(rng), threads=1, measure=False, cache_folder=cache_folder
-    ).save(tmp_path / "model.korch")  # fmt: skip
+    korch.optimize(model(rng), threads=1, measure=False, cache_folder=cache_folder).save(tmp_path / "model.korch")
     executable = korch.load(tmp_path / "model.korch")
     folder = tmp_path / "folder"
     brought = unpack(tmp_path / "model.korch", folder).brought
     assert model is network or brought == ("libonnxruntime.so.1",)
     (tmp_path / "run.c").write_text(program)
     compiler = [*find_compiler().command, "-x", "c", "-Wall", "-Wextra", "-Werror"]
-    subprocess.run([*compiler, f"-I{folder}", "run.c", "-o", "run", "-ldl"], cwd=tmp_path,
-                   check=True)  # fmt: skip
+    subprocess.run([*compiler, f"-I{folder}", "run.c", "-o", "run", "-ldl"], cwd=tmp_path, check=True)
     given = rng.random(executable.get_inputs()[0].shape, np.float32)
     given.tofile(tmp_path / "x.f32")
 
     def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         # No environment: all that it needs lies in the folder.
-        return subprocess.run([tmp_path / "run", *arguments], env={}, capture_output=True,
-                              text=True, check=False)  # fmt: skip
+        return subprocess.run([tmp_path / "run", *arguments], env={}, capture_output=True, text=True, check=False)
 
     files = (folder / "library.so", folder / "weights.bin")
     done = run(*files, tmp_path / "x.f32")

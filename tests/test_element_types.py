@@ -35,10 +35,12 @@ def attention(kind: int, dtype: object) -> onnx.ModelProto:
     ]
     shape = [2, 5, 12]
     graph = h.make_graph(
-        nodes, "g", [h.make_tensor_value_info("x", kind, shape)],
+        nodes,
+        "g",
+        [h.make_tensor_value_info("x", kind, shape)],
         [h.make_tensor_value_info("y", kind, shape)],
         [h.make_tensor("w", kind, weight.shape, weight.tobytes(), raw=True)],
-    )  # fmt: skip
+    )
     return h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8)
 
 
@@ -70,10 +72,11 @@ def test_a_convolution_accumulates_in_float32(name: str, cache_folder: Path) -> 
     weight = rng.standard_normal((8, 64, 3, 3)).astype(np.float32).astype(dtype)
     graph = h.make_graph(
         [h.make_node("Conv", ["x", "w"], ["c"], pads=[1] * 4), h.make_node("Relu", ["c"], ["y"])],
-        "g", [h.make_tensor_value_info("x", kind, [1, 64, 9, 7])],
+        "g",
+        [h.make_tensor_value_info("x", kind, [1, 64, 9, 7])],
         [h.make_tensor_value_info("y", kind, [1, 8, 9, 7])],
         [h.make_tensor("w", kind, weight.shape, weight.tobytes(), raw=True)],
-    )  # fmt: skip
+    )
     model = h.make_model(graph, opset_imports=[h.make_opsetid("", 22)], ir_version=10)
     executable = korch.optimize(model, measure=False, host=False, cache_folder=cache_folder)
     x = rng.standard_normal((1, 64, 9, 7)).astype(np.float32).astype(dtype)
@@ -91,9 +94,14 @@ def test_a_quantized_model(cache_folder: Path) -> None:
     weight = rng.integers(-127, 128, (6, 4, 3, 3)).astype(np.int8)
     scales = rng.uniform(0.01, 0.03, 6).astype(np.float32)
     constants = {
-        "w": weight, "ws": scales, "wz": np.zeros(6, np.int8), "s": np.float32(0.02),
-        "z": np.uint8(128), "os": np.float32(0.1), "oz": np.uint8(100),
-    }  # fmt: skip
+        "w": weight,
+        "ws": scales,
+        "wz": np.zeros(6, np.int8),
+        "s": np.float32(0.02),
+        "z": np.uint8(128),
+        "os": np.float32(0.1),
+        "oz": np.uint8(100),
+    }
     nodes = [
         h.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
         h.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
@@ -102,10 +110,12 @@ def test_a_quantized_model(cache_folder: Path) -> None:
         h.make_node("QuantizeLinear", ["c", "os", "oz"], ["y"]),
     ]
     graph = h.make_graph(
-        nodes, "g", [h.make_tensor_value_info("x", 1, [1, 4, 9, 9])],
+        nodes,
+        "g",
+        [h.make_tensor_value_info("x", 1, [1, 4, 9, 9])],
         [h.make_tensor_value_info("y", onnx.TensorProto.UINT8, [1, 6, 9, 9])],
         [onnx.numpy_helper.from_array(np.asarray(a), n) for n, a in constants.items()],
-    )  # fmt: skip
+    )
     model = h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8)
     executable = korch.optimize(model, measure=False, cache_folder=cache_folder)
     x = rng.standard_normal((1, 4, 9, 9)).astype(np.float32)
@@ -126,15 +136,15 @@ def test_an_output_that_is_zero_in_exact_arithmetic(cache_folder: Path) -> None:
         h.make_node("ReduceMean", ["a", "k"], ["y"], keepdims=1),
     ]
     graph = h.make_graph(
-        nodes, "g", [h.make_tensor_value_info("x", 1, [3, 3, 5, 17])],
+        nodes,
+        "g",
+        [h.make_tensor_value_info("x", 1, [3, 3, 5, 17])],
         [h.make_tensor_value_info("y", 1, [1, 3, 1, 1])],
         [onnx.numpy_helper.from_array(np.array([0, 2, 3]), "k")],
-    )  # fmt: skip
+    )
     model = h.make_model(graph, opset_imports=[h.make_opsetid("", 18)], ir_version=9)
     executable = korch.optimize(model, measure=False, host=False, cache_folder=cache_folder)
     report = executable.report
-    assert (
-        report["given_error"] == pytest.approx(1) and report["max_error"] < 100
-    )  # both relative to the model's
+    assert report["given_error"] == pytest.approx(1) and report["max_error"] < 100  # both relative to the model's
     x = np.random.default_rng(1).standard_normal((3, 3, 5, 17)).astype(np.float32)
     assert np.abs(executable(x)[0]).max() < 1e-6

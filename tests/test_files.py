@@ -75,8 +75,7 @@ def test_a_folder_of_what_is_run_is_private(umask: int, tmp_path: Path) -> None:
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o700
 
 
-def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-                                             ) -> None:  # fmt: skip
+def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("korch.files.os.geteuid", lambda: tmp_path.stat().st_uid + 1)
     with pytest.raises(PermissionError, match="it belongs to another user"):
         make_private(tmp_path)

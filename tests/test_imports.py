@@ -9,13 +9,27 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "korch"
 ORDER = (
-    ("errors", "alignment", "child", "cores", "deadline", "extras", "files", "libraries",
-     "scratch"), ("options", "target"),
-    ("primitive",), ("numerics",), ("frontend", "fission", "equivalence"), ("candidate",),
-    ("partition",), ("tile",), ("cuda",), ("provider",), ("measure",),
-    ("orchestrate",), ("runtime",), ("contest", "report"), ("backend", "doubt"), ("pipeline",),
-    ("host",), ("torch_module",), ("api", "cli"), ("torch_backend", "onnx_backend"),
-)  # fmt: skip
+    ("errors", "alignment", "child", "cores", "deadline", "extras", "files", "libraries", "scratch"),
+    ("options", "target"),
+    ("primitive",),
+    ("numerics",),
+    ("frontend", "fission", "equivalence"),
+    ("candidate",),
+    ("partition",),
+    ("tile",),
+    ("cuda",),
+    ("provider",),
+    ("measure",),
+    ("orchestrate",),
+    ("runtime",),
+    ("contest", "report"),
+    ("backend", "doubt"),
+    ("pipeline",),
+    ("host",),
+    ("torch_module",),
+    ("api", "cli"),
+    ("torch_backend", "onnx_backend"),
+)
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 LATE = {("report", "pipeline")}
 """A comparison may optimize its subject first; it imports that late."""
@@ -36,11 +50,7 @@ def imports_of(text: str) -> set[str]:
 
 def wrong_imports(own: str, text: str) -> set[str]:
     """Return the parts that a source of the part `own` may not import."""
-    return {
-        part
-        for part in imports_of(text) & RANK.keys()
-        if RANK[part] > RANK[own] and (own, part) not in LATE
-    }
+    return {part for part in imports_of(text) & RANK.keys() if RANK[part] > RANK[own] and (own, part) not in LATE}
 
 
 def test_imports_point_left() -> None:

@@ -23,11 +23,17 @@ BUNDLE = Path("src/korch/report/web/libraries.js")
 FOLDERS = ("src", "docs", "benchmarks", "web")
 TEXTS = sorted(
     path
-    for path in (ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "Makefile",
-                 *(p for folder in FOLDERS for p in (ROOT / folder).rglob("*")))
-    if path.suffix in {".md", ".py", ".html", ".js", ""} and path.is_file()
-    and "node_modules" not in path.parts and not path.parent.name.endswith(".egg-info")
-)  # fmt: skip
+    for path in (
+        ROOT / "README.md",
+        ROOT / "CHANGELOG.md",
+        ROOT / "Makefile",
+        *(p for folder in FOLDERS for p in (ROOT / folder).rglob("*")),
+    )
+    if path.suffix in {".md", ".py", ".html", ".js", ""}
+    and path.is_file()
+    and "node_modules" not in path.parts
+    and not path.parent.name.endswith(".egg-info")
+)
 WRONG = re.compile(
     r"""pip3?\ (install|download)\b[^\n]*?[\s'"]korch(?!\w*-[^\s]*\.whl)   # by a name on an index
       | korch(-compiler|_compiler)?\[[a-z]                               # an extra of such a name
@@ -37,40 +43,50 @@ WRONG = re.compile(
 
 
 def test_no_text_says_to_install_korch_from_an_index() -> None:
-    found = {
-        f"{path.relative_to(ROOT)}: {match[0]}"
-        for path in TEXTS for match in WRONG.finditer(path.read_text())
-    }  # fmt: skip
+    found = {f"{path.relative_to(ROOT)}: {match[0]}" for path in TEXTS for match in WRONG.finditer(path.read_text())}
     assert found == set()
 
 
-@pytest.mark.parametrize("text", [
-    "pip install korch", "pip install 'korch[torch]'", "python -m pip install -U korch-compiler",
-    "Install korch[cuda], or", "pip install --quiet korch==1",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pip install korch",
+        "pip install 'korch[torch]'",
+        "python -m pip install -U korch-compiler",
+        "Install korch[cuda], or",
+        "pip install --quiet korch==1",
+    ],
+)
 def test_such_texts_would_be_found(text: str) -> None:
     assert WRONG.search(text)
 
 
-@pytest.mark.parametrize("text", [
-    "pip install .", "pip install '.[torch]' in a checkout of Korch", "pip install -e '.[test]'",
-    "pip install dist/korch_compiler-0.1.0.dev0-py3-none-any.whl", "import korch",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pip install .",
+        "pip install '.[torch]' in a checkout of Korch",
+        "pip install -e '.[test]'",
+        "pip install dist/korch_compiler-0.1.0.dev0-py3-none-any.whl",
+        "import korch",
+    ],
+)
 def test_other_texts_are_not(text: str) -> None:
     assert not WRONG.search(text)
 
 
-def test_the_command_for_an_extra_names_its_packages(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_command_for_an_extra_names_its_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     info = tmp_path / f"{DISTRIBUTION.replace('-', '_')}-1.dist-info"
     info.mkdir()
     lines = ["Metadata-Version: 2.1", f"Name: {DISTRIBUTION}", "Version: 1"]
-    lines += ["Requires-Dist: numpy<3", 'Requires-Dist: torch<3,>=2.6; extra == "torch"',
-              'Requires-Dist: onnxscript<1; extra == "torch"',
-              'Requires-Dist: mp; platform_machine == "z80" and extra == "torch"',
-              f'Requires-Dist: here; sys_platform == "{sys.platform}" and extra == "torch"',
-              'Requires-Dist: openvino; extra == "openvino"']  # fmt: skip
+    lines += [
+        "Requires-Dist: numpy<3",
+        'Requires-Dist: torch<3,>=2.6; extra == "torch"',
+        'Requires-Dist: onnxscript<1; extra == "torch"',
+        'Requires-Dist: mp; platform_machine == "z80" and extra == "torch"',
+        f'Requires-Dist: here; sys_platform == "{sys.platform}" and extra == "torch"',
+        'Requires-Dist: openvino; extra == "openvino"',
+    ]
     (info / "METADATA").write_text("\n".join(lines) + "\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert install_command("torch") == "pip install 'torch<3,>=2.6' 'onnxscript<1' here"
@@ -82,17 +98,13 @@ def test_every_extra_that_a_hint_names_exists() -> None:
     assert PROJECT["name"] == DISTRIBUTION
     sources = [path.read_text() for path in TEXTS if path.suffix == ".py"]
     named = {
-        name
-        for text in sources
-        for name in re.findall(r"""(?:install_command|\bmissing)\(["']([\w-]+)["']""", text)
+        name for text in sources for name in re.findall(r"""(?:install_command|\bmissing)\(["']([\w-]+)["']""", text)
     }
     assert {"torch", "cuda", "compiler", "onnxruntime", "iree"} <= named
     assert named <= PROJECT["optional-dependencies"].keys()
 
 
-def test_an_older_installation_under_another_name_does_no_harm(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_older_installation_under_another_name_does_no_harm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("korch", DISTRIBUTION):
         info = tmp_path / f"{name.replace('-', '_')}-1.dist-info"
         info.mkdir()
@@ -115,10 +127,23 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "src", copy / "src", ignore=skip)
     (copy / BUNDLE).write_text("// as `make web` would make it, with Node.js")
     subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check",
-         "--no-deps", "--no-build-isolation", "--no-index", "-w", folder, copy], check=True,
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-index",
+            "-w",
+            folder,
+            copy,
+        ],
+        check=True,
         capture_output=True,
-    )  # fmt: skip
+    )
     (wheel,) = folder.glob("korch_compiler-*.whl")
     zipfile.ZipFile(wheel).extractall(folder / "site")
     return folder / "site"
@@ -142,12 +167,19 @@ def test_the_wheel_runs_outside_of_the_checkout(installed: Path, tmp_path: Path)
         ("korch", "korch.cli:main")
     }
     done = subprocess.run(
-        [sys.executable, "-c", "import korch.extras, korch.cli; from korch.report.page import "
-         "style_of_page; print(korch.__file__, len(style_of_page()) > 100, "
-         "korch.extras.install_command('openvino')); korch.cli.main(['--version'])"],
-        env={**os.environ, "PYTHONPATH": str(installed)}, cwd=tmp_path, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            "import korch.extras, korch.cli; from korch.report.page import "
+            "style_of_page; print(korch.__file__, len(style_of_page()) > 100, "
+            "korch.extras.install_command('openvino')); korch.cli.main(['--version'])",
+        ],
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(str(installed)) and "pip install 'openvino<" in done.stdout
     assert done.stdout.splitlines()[-1] == f"korch {PROJECT['version']}"

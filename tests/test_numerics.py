@@ -6,24 +6,18 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from korch.numerics import (
-    FACTOR,
-    Difference,
-    Standard,
-    differences,
-    least_tolerance,
-    max_error,
-    worst,
-)
+from korch.numerics import FACTOR, Difference, Standard, differences, least_tolerance, max_error, worst
 from korch.primitive import reference
 from korch.primitive.text import parse_graph
 
 
 def test_errors_are_told_by_output() -> None:
     expected = {
-        "close": np.array([3.0, -4.0]), "counts": np.array([1, 2]), "empty": np.zeros(0),
+        "close": np.array([3.0, -4.0]),
+        "counts": np.array([1, 2]),
+        "empty": np.zeros(0),
         "infinite": np.array([1.0, np.inf]),
-    }  # fmt: skip
+    }
     found = {**expected, "close": np.array([3.0, -3.0], np.float32)}
     errors = differences(found, expected)
     rms = 12.5**0.5
@@ -42,9 +36,13 @@ def test_errors_are_told_by_output() -> None:
 
 @pytest.mark.parametrize(
     ("found", "is_same"),
-    [((1, np.inf, -np.inf, np.nan), True), ((1, np.inf, np.inf, np.nan), False),
-     ((1, np.nan, -np.inf, np.nan), False), ((1, np.inf, -np.inf, np.inf), False)],
-)  # fmt: skip
+    [
+        ((1, np.inf, -np.inf, np.nan), True),
+        ((1, np.inf, np.inf, np.nan), False),
+        ((1, np.nan, -np.inf, np.nan), False),
+        ((1, np.inf, -np.inf, np.inf), False),
+    ],
+)
 def test_nan_is_no_infinity_and_infinities_have_signs(found, is_same) -> None:
     expected = np.array([1, np.inf, -np.inf, np.nan])
     error = differences({"y": np.array(found, np.float32)}, {"y": expected})["y"]
@@ -92,7 +90,7 @@ F32_MAX = float(np.finfo(np.float32).max)
         (np.float32, [np.inf, 0.0], [1e40, 1.0], 1.0),  # what overflows hides no other error
         (np.float32, [1.0], [np.inf], np.inf),
     ],
-)  # fmt: skip
+)
 def test_an_overflow_of_the_outputs_type_is_no_error(dtype, got, wanted, error) -> None:
     found = max_error([np.array(got, dtype)], [np.array(wanted)])
     assert found == pytest.approx(error, rel=1e-2)

@@ -17,24 +17,23 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"threads": 0}, "option threads: the value 0 is out of range; expected at least 1"),
     ({"threads": "2"}, "option threads: the value is '2'; expected an integer"),
     ({"threads": True}, "option threads: the value is True; expected an integer"),
-    ({"budget_s": math.nan}, "option budget: the value nan is out of range; expected seconds, "
-                             "more than 0"),
+    ({"budget_s": math.nan}, "option budget: the value nan is out of range; expected seconds, more than 0"),
     ({"budget_s": "5"}, "option budget: the value is '5'; expected a number or None"),
-    ({"solver_seconds": -1.0}, "option solver_seconds: the value -1.0 is out of range; expected "
-                               "seconds, more than 0"),
+    ({"solver_seconds": -1.0}, "option solver_seconds: the value -1.0 is out of range; expected seconds, more than 0"),
     ({"seed": -1}, "option seed: the value -1 is out of range; expected at least 0"),
     ({"patience": -1}, "option patience: the value -1 is out of range; expected at least 0"),
     ({"gap": math.nan}, "option gap: the value nan is out of range; expected a share, at least 0"),
-    ({"max_measured": -0.1}, "option max_measured: the value -0.1 is out of range; expected a "
-                             "share, at least 0"),
-    ({"tolerance": math.inf}, "option tolerance: the value inf is out of range; expected a part "
-                              "of the largest element, more than 0"),
+    ({"max_measured": -0.1}, "option max_measured: the value -0.1 is out of range; expected a share, at least 0"),
+    (
+        {"tolerance": math.inf},
+        "option tolerance: the value inf is out of range; expected a part of the largest element, more than 0",
+    ),
     ({"check": 7}, "option check: the value is 7; expected 0 or 1 or 2"),
     ({"layouts": "all"}, "option layouts: the value is 'all'; expected 'any' or 'last' or 'plain'"),
     ({"strict": None}, "option strict: the value is None; expected True or False"),
     ({"partition": 3.5}, "option partition: the value is 3.5; expected a text or an integer"),
     ({"cache_folder": 3}, "option cache_folder: the value is 3; expected a path"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("fields", "text"), WRONG, ids=[str(fields) for fields, _ in WRONG])
@@ -44,9 +43,18 @@ def test_a_value_that_makes_no_sense_is_named(fields: dict[str, Any], text: str)
 
 
 @pytest.mark.parametrize(
-    "fields", [{"budget_s": 3}, {"budget_s": math.inf}, {"gap": 0}, {"patience": 0}, {"seed": 0},
-               {"partition": 12}, {"partition": "12"}, {"tolerance": 1}],
-)  # fmt: skip
+    "fields",
+    [
+        {"budget_s": 3},
+        {"budget_s": math.inf},
+        {"gap": 0},
+        {"patience": 0},
+        {"seed": 0},
+        {"partition": 12},
+        {"partition": "12"},
+        {"tolerance": 1},
+    ],
+)
 def test_values_at_the_ends_of_ranges_are_taken(fields: dict[str, Any]) -> None:
     for name, value in fields.items():
         assert getattr(Options(**fields), name) == value
@@ -76,9 +84,7 @@ def test_threads_are_at_most_the_cores_of_the_machine(
     Options(threads=2)
     assert caplog.messages == []
     Options(threads=8)
-    assert caplog.messages == [
-        "8 threads share the 2 cores that this process may use; its plan will be slow here"
-    ]
+    assert caplog.messages == ["8 threads share the 2 cores that this process may use; its plan will be slow here"]
     with pytest.raises(OptionError) as caught:
         Options(threads=9)
     assert str(caught.value) == (

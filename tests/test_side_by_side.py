@@ -27,10 +27,13 @@ def run(**options: Any) -> Run:
 @pytest.mark.parametrize(
     ("options", "looks"),
     [
-        ({"threads": 2}, True), ({"threads": 1}, False), ({"threads": 2, "measure": False}, False),
-        ({"threads": 2, "side_by_side": False}, False), ({"threads": 2, "target": "cuda"}, False),
+        ({"threads": 2}, True),
+        ({"threads": 1}, False),
+        ({"threads": 2, "measure": False}, False),
+        ({"threads": 2, "side_by_side": False}, False),
+        ({"threads": 2, "target": "cuda"}, False),
     ],
-)  # fmt: skip
+)
 def test_they_are_looked_for_where_they_can_be(options: dict[str, Any], looks: bool) -> None:
     assert run(**options).looks_side_by_side is looks
     assert run(**options).first_deadline.at_s is None
@@ -63,11 +66,14 @@ class Meter(CpuMeter):
 @pytest.mark.parametrize(
     ("options", "spent_s", "seconds"),
     [
-        ({}, 0.0, 60.0), ({"budget_s": 100.0}, 70.0, 30.0), ({"budget_s": 100.0}, 99.0, None),
-        ({"budget_s": 100.0}, 150.0, None), ({"budget_s": 900.0}, 0.0, 60.0),
+        ({}, 0.0, 60.0),
+        ({"budget_s": 100.0}, 70.0, 30.0),
+        ({"budget_s": 100.0}, 99.0, None),
+        ({"budget_s": 100.0}, 150.0, None),
+        ({"budget_s": 900.0}, 0.0, 60.0),
         ({"side_by_side": False}, 0.0, None),
     ],
-)  # fmt: skip
+)
 def test_how_long_they_are_looked_for(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], spent_s: float, seconds: float | None
 ) -> None:
@@ -79,8 +85,7 @@ def test_how_long_they_are_looked_for(
     monkeypatch.setattr(pipeline, "side_by_side", search)
     monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
     outcome: Any = Outcome({"optimal": ()}, None)  # type: ignore[arg-type]
-    begun = Run(Options(threads=2, **options), {}, lambda stage, text: None,
-                started_s=1000.0 - spent_s)  # fmt: skip
+    begun = Run(Options(threads=2, **options), {}, lambda stage, text: None, started_s=1000.0 - spent_s)
     assert pipeline._side_by_side(begun, None, outcome, Meter()) is outcome  # type: ignore[arg-type]
     assert given == ([] if seconds is None else [seconds])
 
@@ -89,9 +94,7 @@ def test_their_plan_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "side_by_side", lambda graph, steps, *rest: steps[:1])
     outcome: Any = Outcome({"optimal": ("a", "b"), "split": ("c",)}, None)  # type: ignore[arg-type,dict-item]
     found = pipeline._side_by_side(run(threads=2), None, outcome, Meter())  # type: ignore[arg-type]
-    assert list(found.plans.items()) == [
-        ("side by side", ("a",)), ("optimal", ("a", "b")), ("split", ("c",))
-    ]  # fmt: skip
+    assert list(found.plans.items()) == [("side by side", ("a",)), ("optimal", ("a", "b")), ("split", ("c",))]
 
 
 @pytest.mark.usefixtures("many_cores")
@@ -109,8 +112,9 @@ def test_the_report_says_what_runs_side_by_side(
 
     monkeypatch.setattr(pipeline, "side_by_side", alone)
     monkeypatch.setattr(pipeline, "LEAST_BESIDE_SECONDS", 0.0)
-    found = korch.optimize(build("mlp"), threads=threads, gap=0.5, max_primitives=4,
-                           baselines=False, cache_folder=cache_folder).report  # fmt: skip
+    found = korch.optimize(
+        build("mlp"), threads=threads, gap=0.5, max_primitives=4, baselines=False, cache_folder=cache_folder
+    ).report
     beside = found["side_by_side"]
     assert found["plan"] == "side by side" and found["max_error"] < 1e-3
     assert beside["kernels"] == beside["parts"] == found["kernels"]

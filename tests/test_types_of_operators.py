@@ -20,10 +20,16 @@ from korch.runtime.executable import Executable
 
 H = onnx.helper
 NUMPY = {
-    "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16,
-    "float64": np.float64, "int64": np.int64, "int32": np.int32, "int8": np.int8,
-    "uint8": np.uint8, "bool": np.bool_,
-}  # fmt: skip
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float64": np.float64,
+    "int64": np.int64,
+    "int32": np.int32,
+    "int8": np.int8,
+    "uint8": np.uint8,
+    "bool": np.bool_,
+}
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 TOLERANCE = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 4e-2, "float64": 1e-11}
 
@@ -64,9 +70,12 @@ REALS = (
     ("Resize", ["x", "", "", "larger"], {"mode": "linear"}),
 )
 INTEGERS = (
-    ("Div", ["x", "apart"], {}), ("Mod", ["x", "apart"], {}), ("Neg", ["x"], {}),
-    ("BitwiseAnd", ["x", "y"], {}), ("BitwiseXor", ["x", "y"], {}),
-)  # fmt: skip
+    ("Div", ["x", "apart"], {}),
+    ("Mod", ["x", "apart"], {}),
+    ("Neg", ["x"], {}),
+    ("BitwiseAnd", ["x", "y"], {}),
+    ("BitwiseXor", ["x", "y"], {}),
+)
 LOGIC = (
     *((op, ["x", "y"], {}) for op in ("And", "Or", "Xor", "Equal")),
     ("Not", ["x"], {}),
@@ -74,10 +83,7 @@ LOGIC = (
 )
 
 # What ONNX does not define for a type.
-UNDEFINED = {
-    "int8": {"CumSum", "MatMul", "ReduceSum"},
-    "uint8": {"CumSum", "MatMul", "ReduceSum", "Neg"},
-}
+UNDEFINED = {"int8": {"CumSum", "MatMul", "ReduceSum"}, "uint8": {"CumSum", "MatMul", "ReduceSum", "Neg"}}
 
 
 def rows(name: str) -> list[tuple[str, list[str], dict[str, object]]]:
@@ -101,20 +107,30 @@ def arrays(name: str) -> dict[str, np.ndarray]:
         return rng.integers(0 if name == "uint8" else -9, 10, shape).astype(NUMPY[name])
 
     made = {
-        "x": draw(2, 4, 5, 6), "y": draw(2, 4, 5, 6), "row": draw(6), "square": draw(6, 6),
-        "left": draw(3, 6), "taps": draw(4, 2, 3, 2), "shift": draw(4),
-    }  # fmt: skip
+        "x": draw(2, 4, 5, 6),
+        "y": draw(2, 4, 5, 6),
+        "row": draw(6),
+        "square": draw(6, 6),
+        "left": draw(3, 6),
+        "taps": draw(4, 2, 3, 2),
+        "shift": draw(4),
+    }
     made["apart"] = (np.abs(draw(2, 4, 5, 6).astype(np.float64)) + 1).astype(NUMPY[name])
     return made
 
 
 CONSTANTS = {
-    "flat": np.array([2, 4, -1]), "ones": np.array([1, 1]), "twos": np.array([4, 5]),
-    "axes": np.array([1, 2]), "places": np.array([5, 0, 3, 3]), "full": np.array([3, 2, 6]),
-    "pads": np.array([0, 1, 0, 2, 0, 0, 1, 0]), "axis": np.array(2),
+    "flat": np.array([2, 4, -1]),
+    "ones": np.array([1, 1]),
+    "twos": np.array([4, 5]),
+    "axes": np.array([1, 2]),
+    "places": np.array([5, 0, 3, 3]),
+    "full": np.array([3, 2, 6]),
+    "pads": np.array([0, 1, 0, 2, 0, 0, 1, 0]),
+    "axis": np.array(2),
     "choice": np.arange(240).reshape(2, 4, 5, 6) % 3 == 0,
     "larger": np.array([2, 4, 7, 9]),
-}  # fmt: skip
+}
 
 
 def model(name: str, element: str) -> onnx.ModelProto:
@@ -126,11 +142,12 @@ def model(name: str, element: str) -> onnx.ModelProto:
         outputs.append(H.make_empty_tensor_value_info(f"{op}_{i}"))
     used = {value for node in nodes for value in node.input}
     graph = H.make_graph(
-        nodes, name,
+        nodes,
+        name,
         [H.make_tensor_value_info(n, kind, a.shape) for n, a in arrays(name).items() if n in used],
         outputs,
         [onnx.numpy_helper.from_array(a, n) for n, a in CONSTANTS.items() if n in used],
-    )  # fmt: skip
+    )
     made = H.make_model(graph, opset_imports=[H.make_opsetid("", 22)], ir_version=10)
     return onnx.shape_inference.infer_shapes(made, strict_mode=True)
 
@@ -141,9 +158,7 @@ def test_each_element_type(name: str, cache_folder) -> None:
     used = {i.name for i in proto.graph.input}
     feeds = {n: a for n, a in arrays(name).items() if n in used}
     exact = "float64" if name in FLOATS else name
-    expected = ReferenceEvaluator(model(name, exact)).run(
-        None, {n: a.astype(NUMPY[exact]) for n, a in feeds.items()}
-    )
+    expected = ReferenceEvaluator(model(name, exact)).run(None, {n: a.astype(NUMPY[exact]) for n, a in feeds.items()})
     executable = korch.optimize(proto, measure=False, threads=1, cache_folder=cache_folder)
     assert isinstance(executable, Executable)
     assert "onnxruntime" not in {step.provider for step in executable.plan.steps}
@@ -170,23 +185,21 @@ def test_convolutions_of_float64(transposed, groups, spatial, cache_folder) -> N
     first, second = (6, 4) if transposed else (3 * 2, 6 // groups)
     w = rng.standard_normal((first, second, *(2, 3, 2)[:rank])).astype(np.float32)
     attributes = {
-        "group": groups, "strides": [2, 1, 3][:rank], "dilations": [1, 2, 1][:rank],
+        "group": groups,
+        "strides": [2, 1, 3][:rank],
+        "dilations": [1, 2, 1][:rank],
         "pads": [1, 0, 1][:rank] + [0, 2, 1][:rank],
-    }  # fmt: skip
+    }
 
     def proto(kind: int) -> onnx.ModelProto:
-        node = H.make_node(
-            "ConvTranspose" if transposed else "Conv", ["x", "w"], ["y"], **attributes
-        )
+        node = H.make_node("ConvTranspose" if transposed else "Conv", ["x", "w"], ["y"], **attributes)
         inputs = [H.make_tensor_value_info(n, kind, a.shape) for n, a in (("x", x), ("w", w))]
         graph = H.make_graph([node], "g", inputs, [H.make_empty_tensor_value_info("y")])
         return H.make_model(graph, opset_imports=[H.make_opsetid("", 17)], ir_version=8)
 
     session = onnxruntime.InferenceSession(proto(onnx.TensorProto.FLOAT).SerializeToString())
     (right,) = session.run(None, {"x": x, "w": w})
-    executable = korch.optimize(
-        proto(onnx.TensorProto.DOUBLE), measure=False, threads=1, cache_folder=cache_folder
-    )
+    executable = korch.optimize(proto(onnx.TensorProto.DOUBLE), measure=False, threads=1, cache_folder=cache_folder)
     assert {step.provider for step in executable.plan.steps} == {"generated"}
     (found,) = executable(x.astype(np.float64), w.astype(np.float64))
     assert found.dtype == np.float64

@@ -57,10 +57,15 @@ class Model:
 
 _TINY_CANDY = {"size": 24, "channels": (4, 6, 8), "blocks": 1}
 _TINY_TRANSFORMER = {"sequence": 6, "width": 16, "heads": 2}
-_TINY_EFFICIENTVIT = {"size": 32, "widths": (4, 4, 8, 8, 16), "depths": (1, 1, 1, 1, 1), "each": 4,
-                      "head": 8, "classes": 5}  # fmt: skip
-_TINY_SEGFORMER = {"size": 32, "widths": (8, 8, 16, 16), "heads": (1, 2, 2, 4), "depth": 1,
-                   "joined": 8, "classes": 5}  # fmt: skip
+_TINY_EFFICIENTVIT = {
+    "size": 32,
+    "widths": (4, 4, 8, 8, 16),
+    "depths": (1, 1, 1, 1, 1),
+    "each": 4,
+    "head": 8,
+    "classes": 5,
+}
+_TINY_SEGFORMER = {"size": 32, "widths": (8, 8, 16, 16), "heads": (1, 2, 2, 4), "depth": 1, "joined": 8, "classes": 5}
 _TINY_YOLO = {"size": 32, "width": 4, "classes": 3}
 
 MODELS: dict[str, Model] = {
@@ -74,17 +79,19 @@ MODELS: dict[str, Model] = {
         Model("transformer_block", "pre-norm causal transformer block", build_transformer_block),
         Model("tiny_candy", "candy of 24x24 with few channels", build_candy, _TINY_CANDY),
         Model("tiny_transformer", "block of 6 tokens", build_transformer_block, _TINY_TRANSFORMER),
-        Model("tiny_efficientvit", "efficientvit of 32x32 with few channels", build_efficientvit,
-              _TINY_EFFICIENTVIT),
+        Model("tiny_efficientvit", "efficientvit of 32x32 with few channels", build_efficientvit, _TINY_EFFICIENTVIT),
         Model("tiny_yolox", "yolox of 32x32 with few channels", build_yolox, _TINY_YOLO),
-        Model("tiny_yolov4", "yolov4 of 32x32 with few channels and blocks", build_yolov4,
-              _TINY_YOLO | {"depths": (1, 1, 1, 1, 1)}),
-        Model("tiny_segformer", "segformer of 32x32 with few channels", build_segformer,
-              _TINY_SEGFORMER),
+        Model(
+            "tiny_yolov4",
+            "yolov4 of 32x32 with few channels and blocks",
+            build_yolov4,
+            _TINY_YOLO | {"depths": (1, 1, 1, 1, 1)},
+        ),
+        Model("tiny_segformer", "segformer of 32x32 with few channels", build_segformer, _TINY_SEGFORMER),
         Model("mlp", "three Gemms with Relu between", build_mlp),
         Model("conv_bn_relu", "small classifier with BatchNormalization", build_conv_bn_relu),
     )
-}  # fmt: skip
+}
 
 PAPER = ("candy", "efficientvit", "yolox", "yolov4", "segformer")
 """The five models of Korch's evaluation (ASPLOS 2024, section 6)."""

@@ -19,10 +19,7 @@ from korch.errors import OptionError
 
 
 def build_candy(
-    seed: int = 0,
-    size: int = 224,
-    channels: tuple[int, int, int] = (32, 64, 128),
-    blocks: int = 5,
+    seed: int = 0, size: int = 224, channels: tuple[int, int, int] = (32, 64, 128), blocks: int = 5
 ) -> onnx.ModelProto:
     """Build the network for a square image.
 
@@ -39,9 +36,7 @@ def build_candy(
         OptionError: the size can't be halved twice, or leaves no room for the reflection.
     """
     if size < 8 or size % 4:
-        raise OptionError(
-            f"{size} pixels can't be halved twice", "candy: size", "a multiple of 4 from 8"
-        )
+        raise OptionError(f"{size} pixels can't be halved twice", "candy: size", "a multiple of 4 from 8")
     full, half, quarter = channels
     writer = GraphWriter("candy", seed)
     x = writer.input("input", (1, 3, size, size))
@@ -62,18 +57,14 @@ def _relu(writer: GraphWriter, x: str) -> str:
     return writer.op("Relu", x)
 
 
-def _pad_conv(
-    writer: GraphWriter, x: str, channels: tuple[int, int], kernel: int, stride: int = 1
-) -> str:
+def _pad_conv(writer: GraphWriter, x: str, channels: tuple[int, int], kernel: int, stride: int = 1) -> str:
     pad = kernel // 2
     pads = writer.integers((0, 0, pad, pad, 0, 0, pad, pad), "pads")
     padded = writer.op("Pad", x, pads, mode="reflect")
     return writer.conv(padded, channels, kernel, stride=stride)
 
 
-def _conv_norm(
-    writer: GraphWriter, x: str, channels: tuple[int, int], kernel: int, stride: int = 1
-) -> str:
+def _conv_norm(writer: GraphWriter, x: str, channels: tuple[int, int], kernel: int, stride: int = 1) -> str:
     x = _pad_conv(writer, x, channels, kernel, stride)
     scale = writer.uniform(channels[1], 0.6, 1.4, "scale")
     shift = writer.uniform(channels[1], -0.3, 0.3, "shift")
@@ -83,11 +74,5 @@ def _conv_norm(
 def _upsample(writer: GraphWriter, x: str) -> str:
     scales = writer.constant(np.array([1, 1, 2, 2], np.float32), "scales")
     return writer.op(
-        "Resize",
-        x,
-        "",
-        scales,
-        mode="nearest",
-        nearest_mode="floor",
-        coordinate_transformation_mode="asymmetric",
+        "Resize", x, "", scales, mode="nearest", nearest_mode="floor", coordinate_transformation_mode="asymmetric"
     )

@@ -67,17 +67,29 @@ def build_efficientvit(
     return writer.finish()
 
 
-def _conv(writer: GraphWriter, x: str, before: int, after: int, kernel: int, *, stride: int = 1,
-          groups: int = 1, is_active: bool = True, has_norm: bool = True, gain: float = 1.3
-          ) -> str:  # fmt: skip
-    x = writer.conv(x, (before, after), kernel, stride=stride, pad=kernel // 2, groups=groups,
-                    bias=not has_norm, gain=gain)  # fmt: skip
+def _conv(
+    writer: GraphWriter,
+    x: str,
+    before: int,
+    after: int,
+    kernel: int,
+    *,
+    stride: int = 1,
+    groups: int = 1,
+    is_active: bool = True,
+    has_norm: bool = True,
+    gain: float = 1.3,
+) -> str:
+    x = writer.conv(
+        x, (before, after), kernel, stride=stride, pad=kernel // 2, groups=groups, bias=not has_norm, gain=gain
+    )
     x = writer.batch_norm(x, after) if has_norm else x
     return writer.op("HardSwish", x) if is_active else x
 
 
-def _bottleneck(writer: GraphWriter, x: str, before: int, after: int, *, stride: int = 1,
-                has_norms: bool = True, expansion: int = 4) -> str:  # fmt: skip
+def _bottleneck(
+    writer: GraphWriter, x: str, before: int, after: int, *, stride: int = 1, has_norms: bool = True, expansion: int = 4
+) -> str:
     inner = expansion * before
     x = _conv(writer, x, before, inner, 1, has_norm=has_norms)
     x = _conv(writer, x, inner, inner, 3, stride=stride, groups=inner, has_norm=has_norms)
@@ -89,8 +101,7 @@ def _attention(writer: GraphWriter, x: str, width: int, each: int, side: int) ->
     """Linear attention over the tokens, and over their 5x5 neighbourhoods."""
     heads, tokens = width // each, side * side
     plain = writer.conv(x, (width, 3 * width), 1, bias=False, gain=1.0)
-    wide = writer.conv(plain, (3 * width, 3 * width), 5, pad=2, groups=3 * width, bias=False,
-                       gain=1.0)  # fmt: skip
+    wide = writer.conv(plain, (3 * width, 3 * width), 5, pad=2, groups=3 * width, bias=False, gain=1.0)
     wide = writer.conv(wide, (3 * width, 3 * width), 1, groups=3 * heads, bias=False, gain=1.0)
     both = writer.op("Concat", plain, wide, axis=1)
     both = writer.reshape(both, (1, 2 * heads, 3 * each, tokens))
@@ -106,8 +117,7 @@ def _attention(writer: GraphWriter, x: str, width: int, each: int, side: int) ->
     return _conv(writer, mixed, 2 * width, width, 1, is_active=False, gain=0.3)
 
 
-def _head(writer: GraphWriter, stages: list[tuple[str, int, int]], width: int, classes: int
-          ) -> str:  # fmt: skip
+def _head(writer: GraphWriter, stages: list[tuple[str, int, int]], width: int, classes: int) -> str:
     largest = stages[0][2]
     total = ""
     for x, channels, side in reversed(stages):

@@ -92,9 +92,10 @@ def export_model(name: str, **options: int) -> onnx.ModelProto:
     packages = ("torch", "transformers", *(["onnxslim"] * form.endswith("-slim")))
     if missing := [package for package in packages if find_spec(package) is None]:
         raise OptionError(
-            f"the package {missing[0]} is not installed", f"model {name}",
+            f"the package {missing[0]} is not installed",
+            f"model {name}",
             hint="Install what the benchmarks need: pip install -e '.[torch,bench]'",
-        )  # fmt: skip
+        )
     if model in EXPORTED:
         module, inputs = EXPORTED[model](**options)
     elif model in TRANSFORMERS:
@@ -131,9 +132,13 @@ def _export(module: Any, inputs: Inputs, *, is_dynamo: bool, opset: int) -> onnx
     with warnings.catch_warnings(), torch.no_grad(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
-            First().eval(), tuple(inputs.values()), None if is_dynamo else stream,
-            input_names=names, opset_version=opset, dynamo=is_dynamo,
-        )  # fmt: skip
+            First().eval(),
+            tuple(inputs.values()),
+            None if is_dynamo else stream,
+            input_names=names,
+            opset_version=opset,
+            dynamo=is_dynamo,
+        )
         if is_dynamo:
             return program.model_proto
     return onnx.load_from_string(stream.getvalue())
@@ -153,10 +158,11 @@ def _torchvision() -> Any:
         import torchvision
     except ModuleNotFoundError as error:
         raise OptionError(
-            "the package torchvision is not installed", "model resnet50",
+            "the package torchvision is not installed",
+            "model resnet50",
             hint="Install the version that fits PyTorch's without what it depends on: "
             "pip install --no-deps torchvision==VERSION",
-        ) from error  # fmt: skip
+        ) from error
     except RuntimeError:
         _declare_operators()
         import torchvision

@@ -11,9 +11,7 @@ import onnx
 from benchmarks.models.writer import GraphWriter
 
 
-def build_mlp(
-    seed: int = 0, batch: int = 1, widths: Sequence[int] = (16, 32, 32, 8)
-) -> onnx.ModelProto:
+def build_mlp(seed: int = 0, batch: int = 1, widths: Sequence[int] = (16, 32, 32, 8)) -> onnx.ModelProto:
     """Build a perceptron with a layer between each two neighbours of `widths`.
 
     Returns:

@@ -79,14 +79,12 @@ def _block(writer: GraphWriter, x: str, width: int, heads: int, reduction: int, 
     x = writer.op("Add", x, _attention(writer, normed, width, heads, reduction, side))
     hidden = 4 * width
     y = writer.dense(writer.layer_norm(x, width), width, hidden)
-    y = writer.conv(_to_image(writer, y, hidden, side), (hidden, hidden), 3, pad=1, groups=hidden,
-                    gain=1.0)  # fmt: skip
+    y = writer.conv(_to_image(writer, y, hidden, side), (hidden, hidden), 3, pad=1, groups=hidden, gain=1.0)
     y = writer.gelu(_to_tokens(writer, y, hidden, side))
     return writer.op("Add", x, writer.dense(y, hidden, width))
 
 
-def _attention(writer: GraphWriter, x: str, width: int, heads: int, reduction: int, side: int
-               ) -> str:  # fmt: skip
+def _attention(writer: GraphWriter, x: str, width: int, heads: int, reduction: int, side: int) -> str:
     each, tokens = width // heads, side * side
     source, count = x, tokens
     if reduction > 1:
@@ -108,8 +106,7 @@ def _attention(writer: GraphWriter, x: str, width: int, heads: int, reduction: i
     return writer.dense(mixed, width, width)
 
 
-def _decode(writer: GraphWriter, maps: list[tuple[str, int, int]], joined: int, classes: int
-            ) -> str:  # fmt: skip
+def _decode(writer: GraphWriter, maps: list[tuple[str, int, int]], joined: int, classes: int) -> str:
     largest = maps[0][2]
     parts = []
     for x, width, side in reversed(maps):

@@ -70,9 +70,7 @@ def _attention(writer: GraphWriter, x: str, mask: str, sizes: tuple[int, int, in
         return writer.op("Transpose", shaped, perm=list(order))
 
     query, key, value = heads_of((0, 2, 1, 3)), heads_of((0, 2, 3, 1)), heads_of((0, 2, 1, 3))
-    scores = writer.op(
-        "Div", writer.op("MatMul", query, key), writer.scalar(math.sqrt(width // heads), "root")
-    )
+    scores = writer.op("Div", writer.op("MatMul", query, key), writer.scalar(math.sqrt(width // heads), "root"))
     weights = writer.op("Softmax", writer.op("Add", scores, mask), axis=-1)
     mixed = writer.op("Transpose", writer.op("MatMul", weights, value), perm=[0, 2, 1, 3])
     joined = writer.op("Reshape", mixed, writer.integers((1, sequence, width), "shape"))

@@ -45,18 +45,21 @@ class TransformerModel:
 
 
 def build_bert(
-    *, layers: int = 12, hidden: int = 768, heads: int = 12, sequence: int = 128,
-    vocabulary: int = 30522, seed: int = 0,
-) -> tuple[Any, Inputs]:  # fmt: skip
+    *, layers: int = 12, hidden: int = 768, heads: int = 12, sequence: int = 128, vocabulary: int = 30522, seed: int = 0
+) -> tuple[Any, Inputs]:
     """Return a BERT encoder with a mask that hides the last eighth of the tokens."""
     import torch
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(seed)
     config = BertConfig(
-        vocab_size=vocabulary, hidden_size=hidden, num_hidden_layers=layers,
-        num_attention_heads=heads, intermediate_size=4 * hidden, max_position_embeddings=512,
-    )  # fmt: skip
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * hidden,
+        max_position_embeddings=512,
+    )
     mask = torch.ones(1, sequence, dtype=torch.int64)
     mask[:, sequence - sequence // 8 :] = 0
     tokens = torch.randint(0, vocabulary, (1, sequence))
@@ -64,53 +67,79 @@ def build_bert(
 
 
 def build_gpt2(
-    *, layers: int = 12, hidden: int = 768, heads: int = 12, sequence: int = 128,
-    vocabulary: int = 50257, seed: int = 0,
-) -> tuple[Any, Inputs]:  # fmt: skip
+    *, layers: int = 12, hidden: int = 768, heads: int = 12, sequence: int = 128, vocabulary: int = 50257, seed: int = 0
+) -> tuple[Any, Inputs]:
     """Return a GPT-2 that reads a prompt, with its causal mask, and gives logits."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(seed)
     config = GPT2Config(
-        vocab_size=vocabulary, n_embd=hidden, n_layer=layers, n_head=heads, use_cache=False,
-        bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
+        vocab_size=vocabulary,
+        n_embd=hidden,
+        n_layer=layers,
+        n_head=heads,
+        use_cache=False,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
     tokens = torch.randint(0, vocabulary, (1, sequence))
     return ready(GPT2LMHeadModel(config)), {"input_ids": tokens}
 
 
 def build_vit(
-    *, layers: int = 12, hidden: int = 768, heads: int = 12, image: int = 224, patch: int = 16,
-    classes: int = 1000, seed: int = 0,
-) -> tuple[Any, Inputs]:  # fmt: skip
+    *,
+    layers: int = 12,
+    hidden: int = 768,
+    heads: int = 12,
+    image: int = 224,
+    patch: int = 16,
+    classes: int = 1000,
+    seed: int = 0,
+) -> tuple[Any, Inputs]:
     """Return a ViT that classifies one image."""
     import torch
     from transformers import ViTConfig, ViTForImageClassification
 
     torch.manual_seed(seed)
     config = ViTConfig(
-        hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
-        intermediate_size=4 * hidden, image_size=image, patch_size=patch, num_labels=classes,
-    )  # fmt: skip
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * hidden,
+        image_size=image,
+        patch_size=patch,
+        num_labels=classes,
+    )
     pixels = torch.randn(1, 3, image, image)
     return ready(ViTForImageClassification(config)), {"pixel_values": pixels}
 
 
 def build_llama(
-    *, layers: int = 1, hidden: int = 2048, heads: int = 32, groups: int = 8, wide: int = 8192,
-    sequence: int = 128, vocabulary: int = 1024, seed: int = 0,
-) -> tuple[Any, Inputs]:  # fmt: skip
+    *,
+    layers: int = 1,
+    hidden: int = 2048,
+    heads: int = 32,
+    groups: int = 8,
+    wide: int = 8192,
+    sequence: int = 128,
+    vocabulary: int = 1024,
+    seed: int = 0,
+) -> tuple[Any, Inputs]:
     """Return Llama blocks: rotary embeddings, grouped-query attention, gated feed-forward."""
     import torch
     from transformers import LlamaConfig, LlamaModel
 
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=vocabulary, hidden_size=hidden, intermediate_size=wide,
-        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=groups,
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=wide,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=groups,
         use_cache=False,
-    )  # fmt: skip
+    )
     embeds = torch.randn(1, sequence, hidden)
     return ready(LlamaModel(config)), {"inputs_embeds": embeds}
 
@@ -131,20 +160,12 @@ _TINY = {"layers": 2, "hidden": 64, "heads": 4}
 
 _MODELS = (
     TransformerModel(
-        "bert",
-        "BERT encoder, 12 layers, 128 tokens",
-        build_bert,
-        {**_TINY, "sequence": 16, "vocabulary": 100},
+        "bert", "BERT encoder, 12 layers, 128 tokens", build_bert, {**_TINY, "sequence": 16, "vocabulary": 100}
     ),
     TransformerModel(
-        "gpt2",
-        "GPT-2 prefill, 12 layers, 128 tokens",
-        build_gpt2,
-        {**_TINY, "sequence": 11, "vocabulary": 100},
+        "gpt2", "GPT-2 prefill, 12 layers, 128 tokens", build_gpt2, {**_TINY, "sequence": 11, "vocabulary": 100}
     ),
-    TransformerModel(
-        "vit", "ViT-B/16, 3x224x224", build_vit, {**_TINY, "image": 32, "patch": 8, "classes": 10}
-    ),
+    TransformerModel("vit", "ViT-B/16, 3x224x224", build_vit, {**_TINY, "image": 32, "patch": 8, "classes": 10}),
     TransformerModel(
         "llama",
         "Llama block of 2048, 8 groups, 128 tokens",
@@ -157,9 +178,8 @@ NAMES = tuple(model.name for model in _MODELS)
 """Of all of them, also where the packages are not installed."""
 
 TRANSFORMERS: dict[str, TransformerModel] = {
-    model.name: model for model in _MODELS
-    if find_spec("torch") and find_spec("transformers")
-}  # fmt: skip
+    model.name: model for model in _MODELS if find_spec("torch") and find_spec("transformers")
+}
 
 
 def build_transformer(name: str, **options: int) -> tuple[Any, Inputs]:

@@ -89,9 +89,7 @@ class GraphWriter:
         """Append a square convolution from `channels[0]` to `channels[1]` channels."""
         per_group = channels[0] // groups
         weight = self.normal(
-            (channels[1], per_group, kernel, kernel),
-            gain / math.sqrt(per_group * kernel * kernel),
-            "weight",
+            (channels[1], per_group, kernel, kernel), gain / math.sqrt(per_group * kernel * kernel), "weight"
         )
         biases = (self.uniform(channels[1], -0.1, 0.1, "bias"),) if bias else ()
         return self.op(
@@ -130,12 +128,9 @@ class GraphWriter:
         scales = self.constant(np.array([1, 1, scale, scale], np.float32), "scales")
         if mode == "nearest":
             return self.op(
-                "Resize", x, "", scales, mode=mode, nearest_mode="floor",
-                coordinate_transformation_mode="asymmetric",
-            )  # fmt: skip
-        return self.op(
-            "Resize", x, "", scales, mode=mode, coordinate_transformation_mode="half_pixel"
-        )
+                "Resize", x, "", scales, mode=mode, nearest_mode="floor", coordinate_transformation_mode="asymmetric"
+            )
+        return self.op("Resize", x, "", scales, mode=mode, coordinate_transformation_mode="half_pixel")
 
     def reshape(self, x: str, shape: Sequence[int]) -> str:
         """Append a reshape."""
@@ -154,9 +149,7 @@ class GraphWriter:
 
     def finish(self) -> onnx.ModelProto:
         """Return the checked model."""
-        graph = helper.make_graph(
-            self._nodes, self._name, self._inputs, self._outputs, self._initializers
-        )
+        graph = helper.make_graph(self._nodes, self._name, self._inputs, self._outputs, self._initializers)
         model = helper.make_model(
             graph,
             producer_name="korch-benchmarks",

@@ -19,9 +19,8 @@ ANCHORS = 3
 
 
 def build_yolov4(
-    seed: int = 0, size: int = 416, width: int = 32, depths: tuple[int, ...] = (1, 2, 8, 8, 4),
-    classes: int = 80,
-) -> onnx.ModelProto:  # fmt: skip
+    seed: int = 0, size: int = 416, width: int = 32, depths: tuple[int, ...] = (1, 2, 8, 8, 4), classes: int = 80
+) -> onnx.ModelProto:
     """Build the network for a square image.
 
     Args:
@@ -48,9 +47,7 @@ def build_yolov4(
         x = _stage(writer, x, width << number, depth, is_first=number == 0)
         stages.append(x)
     maps = _neck(writer, *stages[2:], width)
-    for name, stride, (value, channels) in zip(
-        ("small", "medium", "large"), (8, 16, 32), maps, strict=True
-    ):
+    for name, stride, (value, channels) in zip(("small", "medium", "large"), (8, 16, 32), maps, strict=True):
         value = _conv(writer, value, channels, 2 * channels, 3)
         found = ANCHORS * (classes + 5)
         value = writer.conv(value, (2 * channels, found), 1, gain=1.0)
@@ -58,10 +55,17 @@ def build_yolov4(
     return writer.finish()
 
 
-def _conv(writer: GraphWriter, x: str, before: int, after: int, kernel: int,
-          activation: str = "leaky", stride: int = 1, gain: float = 1.2) -> str:  # fmt: skip
-    x = writer.conv(x, (before, after), kernel, stride=stride, pad=kernel // 2, bias=False,
-                    gain=gain)  # fmt: skip
+def _conv(
+    writer: GraphWriter,
+    x: str,
+    before: int,
+    after: int,
+    kernel: int,
+    activation: str = "leaky",
+    stride: int = 1,
+    gain: float = 1.2,
+) -> str:
+    x = writer.conv(x, (before, after), kernel, stride=stride, pad=kernel // 2, bias=False, gain=gain)
     x = writer.batch_norm(x, after)
     if activation == "leaky":
         return writer.op("LeakyRelu", x, alpha=0.1)
@@ -87,8 +91,7 @@ def _stage(writer: GraphWriter, x: str, before: int, depth: int, is_first: bool)
 def _alternate(writer: GraphWriter, x: str, before: int, channels: int, count: int) -> str:
     """1x1 to `channels` and 3x3 to twice as many in turn."""
     for i in range(count):
-        x = (_conv(writer, x, before, channels, 1) if i % 2 == 0
-             else _conv(writer, x, channels, 2 * channels, 3))  # fmt: skip
+        x = _conv(writer, x, before, channels, 1) if i % 2 == 0 else _conv(writer, x, channels, 2 * channels, 3)
         before = 2 * channels
     return x
 
@@ -97,10 +100,7 @@ def _neck(writer: GraphWriter, c3: str, c4: str, c5: str, width: int) -> list[tu
     """Pyramid pooling, then large to small and back; returns each map with its channels."""
     n = 4 * width  # channels of the map for small objects
     x = _alternate(writer, c5, 8 * n, 4 * n, 3)
-    pools = [
-        writer.op("MaxPool", x, kernel_shape=[k, k], strides=[1, 1], pads=[k // 2] * 4)
-        for k in (13, 9, 5)
-    ]
+    pools = [writer.op("MaxPool", x, kernel_shape=[k, k], strides=[1, 1], pads=[k // 2] * 4) for k in (13, 9, 5)]
     large = _alternate(writer, writer.op("Concat", *pools, x, axis=1), 16 * n, 4 * n, 3)
     up = writer.resize(_conv(writer, large, 4 * n, 2 * n, 1), 2)
     side = _conv(writer, c4, 4 * n, 2 * n, 1)

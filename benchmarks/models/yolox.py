@@ -16,9 +16,7 @@ from benchmarks.models.writer import GraphWriter
 from korch.errors import OptionError
 
 
-def build_yolox(
-    seed: int = 0, size: int = 416, width: int = 16, depth: int = 1, classes: int = 80
-) -> onnx.ModelProto:
+def build_yolox(seed: int = 0, size: int = 416, width: int = 16, depth: int = 1, classes: int = 80) -> onnx.ModelProto:
     """Build the network for a square image.
 
     Args:
@@ -69,10 +67,8 @@ def _focus(writer: GraphWriter, x: str, size: int) -> str:
     return writer.op("Concat", *parts, axis=1)
 
 
-def _conv(writer: GraphWriter, x: str, before: int, after: int, kernel: int, stride: int = 1,
-          groups: int = 1) -> str:  # fmt: skip
-    x = writer.conv(x, (before, after), kernel, stride=stride, pad=kernel // 2, groups=groups,
-                    bias=False)  # fmt: skip
+def _conv(writer: GraphWriter, x: str, before: int, after: int, kernel: int, stride: int = 1, groups: int = 1) -> str:
+    x = writer.conv(x, (before, after), kernel, stride=stride, pad=kernel // 2, groups=groups, bias=False)
     x = writer.batch_norm(x, after)
     return writer.op("Mul", x, writer.op("Sigmoid", x))
 
@@ -82,8 +78,7 @@ def _separable(writer: GraphWriter, x: str, before: int, after: int, stride: int
     return _conv(writer, x, before, after, 1)
 
 
-def _csp(writer: GraphWriter, x: str, before: int, after: int, count: int, is_residual: bool
-         ) -> str:  # fmt: skip
+def _csp(writer: GraphWriter, x: str, before: int, after: int, count: int, is_residual: bool) -> str:
     """One half of the channels goes through bottlenecks, the other half around them."""
     half = after // 2
     inner, aside = _conv(writer, x, before, half, 1), _conv(writer, x, before, half, 1)
@@ -95,15 +90,11 @@ def _csp(writer: GraphWriter, x: str, before: int, after: int, count: int, is_re
 
 def _pyramid(writer: GraphWriter, x: str, channels: int) -> str:
     x = _conv(writer, x, channels, channels // 2, 1)
-    pools = [
-        writer.op("MaxPool", x, kernel_shape=[k, k], strides=[1, 1], pads=[k // 2] * 4)
-        for k in (5, 9, 13)
-    ]
+    pools = [writer.op("MaxPool", x, kernel_shape=[k, k], strides=[1, 1], pads=[k // 2] * 4) for k in (5, 9, 13)]
     return _conv(writer, writer.op("Concat", x, *pools, axis=1), 2 * channels, channels, 1)
 
 
-def _neck(writer: GraphWriter, c3: str, c4: str, c5: str, n: int, depth: int
-          ) -> list[tuple[str, int]]:  # fmt: skip
+def _neck(writer: GraphWriter, c3: str, c4: str, c5: str, n: int, depth: int) -> list[tuple[str, int]]:
     """From large to small and back; returns each map with its channels."""
 
     def join(*values: str) -> str:

@@ -84,14 +84,15 @@ def optimize(
     if unknown := [name for name in options if name not in known]:
         raise unknown_option(unknown[0], known, "korch.optimize")
     record = Options(
-        target=target, threads=default_threads() if threads is None else threads,
-        budget_s=budget, strict=strict, **options,
-    )  # fmt: skip
+        target=target,
+        threads=default_threads() if threads is None else threads,
+        budget_s=budget,
+        strict=strict,
+        **options,
+    )
     if _is_torch_model(model):
         if shapes:
-            raise OptionError(
-                "a module takes its shapes from the example inputs", where="option shapes"
-            )
+            raise OptionError("a module takes its shapes from the example inputs", where="option shapes")
         from korch.torch_module import optimize_module
 
         if record.is_cuda and record.measure:
@@ -140,9 +141,11 @@ def _shape(name: str, shape: Sequence[int] | int) -> tuple[int, ...]:
 
 
 def _unclear(shapes: object) -> OptionError:
-    return OptionError(f"{shapes!r} is no binding", where="option shapes",
-                       expected="like {'batch': 2} or {'x': (1, 3, 224, 224)}, or several of them"
-                       )  # fmt: skip
+    return OptionError(
+        f"{shapes!r} is no binding",
+        where="option shapes",
+        expected="like {'batch': 2} or {'x': (1, 3, 224, 224)}, or several of them",
+    )
 
 
 def build(
@@ -167,11 +170,11 @@ def build(
     if not bindings:
         raise OptionError("there is no binding", where="option shapes", expected="at least one")
     if any(binding in bindings[:i] for i, binding in enumerate(bindings)):
-        raise OptionError("two bindings are equal", where="option --shape",
-                          expected="different ones")  # fmt: skip
+        raise OptionError("two bindings are equal", where="option --shape", expected="different ones")
     if options.is_cuda and len(bindings) > 1:
-        raise UnsupportedError("an artifact for a CUDA device has one plan", "option --shape",
-                               hint="Build an artifact for each binding")  # fmt: skip
+        raise UnsupportedError(
+            "an artifact for a CUDA device has one plan", "option --shape", hint="Build an artifact for each binding"
+        )
     if options.is_cuda and options.measure:
         require_device(options.target)
     deadline = deadline or Deadline.after(options.budget_s, time.monotonic())
@@ -185,16 +188,16 @@ def build(
     if len(native) < len(found):
         raise UnsupportedError(
             "a part of the model runs on the host, so it can't have several bindings yet",
-            where="option --shape", hint="Build an artifact for each binding",
-        )  # fmt: skip
+            where="option --shape",
+            hint="Build an artifact for each binding",
+        )
     target = detect_target(options.threads, find_compiler().identity)
     return shaped.combine(native, Builder(target.isa, options.cache_folder))
 
 
 def _build_one(
-    source: Any, options: Options, shapes: Mapping[str, tuple[int, ...]], progress: Progress | None,
-    deadline: Deadline,
-) -> Executable | HostedExecutable:  # fmt: skip
+    source: Any, options: Options, shapes: Mapping[str, tuple[int, ...]], progress: Progress | None, deadline: Deadline
+) -> Executable | HostedExecutable:
     try:
         found: Executable = optimize_model(source, options, shapes, progress, deadline)
     except (UnsupportedError, UnprovidedError):
@@ -239,7 +242,11 @@ def load(path: str | os.PathLike[str]) -> Any:
         executable = load_executable(path)
         threads = executable.plan.threads
     if threads > (cores := usable_cores()):
-        logger.warning("%s was built for %d threads, which share the %d cores that this process "
-                       "may use: it will be slow here. Optimize the model on this machine",
-                       path, threads, cores)  # fmt: skip
+        logger.warning(
+            "%s was built for %d threads, which share the %d cores that this process "
+            "may use: it will be slow here. Optimize the model on this machine",
+            path,
+            threads,
+            cores,
+        )
     return executable

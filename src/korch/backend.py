@@ -34,9 +34,14 @@ def open_meter(options: Options, weights_bytes: int = 0) -> AnyMeter:
 
 
 def maker(
-    graph: PrimitiveGraph, meter: AnyMeter, options: Options, *, model: ModelRecord | None,
-    certificate: Any, report: Mapping[str, Any],
-) -> Make:  # fmt: skip
+    graph: PrimitiveGraph,
+    meter: AnyMeter,
+    options: Options,
+    *,
+    model: ModelRecord | None,
+    certificate: Any,
+    report: Mapping[str, Any],
+) -> Make:
     """Return what makes an executable of a plan's kernels.
 
     Args:
@@ -47,8 +52,7 @@ def maker(
         certificate: what the search proved.
         report: kept in each executable.
     """
-    records: dict[str, Any] = {"model": model, "certificate": certificate, "options": options,
-                               "report": report}  # fmt: skip
+    records: dict[str, Any] = {"model": model, "certificate": certificate, "options": options, "report": report}
 
     if options.is_cuda:
 

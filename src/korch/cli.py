@@ -68,9 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = _parser().parse_args(arguments)
     parsed.begun_s = time.monotonic() - (_age_s() if arguments is None else 0.0)
     logging.basicConfig(
-        level=logging.DEBUG if parsed.verbose else logging.WARNING,
-        format="korch: %(message)s", stream=sys.stderr,
-    )  # fmt: skip
+        level=logging.DEBUG if parsed.verbose else logging.WARNING, format="korch: %(message)s", stream=sys.stderr
+    )
     try:
         with _ended_by_signal():
             code: int = parsed.command(parsed)
@@ -79,8 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("korch: " + " ".join(str(error).split()), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("korch: interrupted; what was measured is kept, the same command goes on from there",
-              file=sys.stderr)  # fmt: skip
+        print("korch: interrupted; what was measured is kept, the same command goes on from there", file=sys.stderr)
         return 130
     except BrokenPipeError:  # who read the output has seen enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -112,8 +110,7 @@ def _ended_by_signal() -> Iterator[None]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="korch",
-        description="Search for the cheapest set of kernels to run a model on this machine.",
+        prog="korch", description="Search for the cheapest set of kernels to run a model on this machine."
     )
     parser.add_argument("--version", action="version", version=f"korch {__version__}")
     parser.add_argument("--verbose", action="store_true", help="log what is done")
@@ -122,16 +119,17 @@ def _parser() -> argparse.ArgumentParser:
     optimize = commands.add_parser("optimize", help="build an artifact from an ONNX model")
     optimize.add_argument("model", type=Path, metavar="MODEL.onnx")
     optimize.add_argument("-o", "--output", type=Path, metavar="OUT.korch")
-    optimize.add_argument("--dry-run", action="store_true",
-                          help="for a CUDA target: plan with bounds for costs, compile the "
-                          "kernels, print them; no device is needed and nothing is written"
-                          )  # fmt: skip
+    optimize.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="for a CUDA target: plan with bounds for costs, compile the "
+        "kernels, print them; no device is needed and nothing is written",
+    )
     shape_help = (
         "the shape of an input, or the size of a dimension by its name; repeatable. Several, "
         "separated by commas, give one artifact with a plan for each"
     )
-    optimize.add_argument("--shape", action="append", default=[], metavar="NAME=1x3x224x224",
-                          help=shape_help)  # fmt: skip
+    optimize.add_argument("--shape", action="append", default=[], metavar="NAME=1x3x224x224", help=shape_help)
     optimize.add_argument("--json", action="store_true", help="print a report as JSON")
     _add_options(optimize)
     optimize.set_defaults(command=_optimize)
@@ -147,11 +145,14 @@ def _parser() -> argparse.ArgumentParser:
 
     bench = commands.add_parser("bench", help="compare with other engines, interleaved")
     bench.add_argument("subject", type=Path, metavar="MODEL.onnx|OUT.korch")
-    names = ("onnxruntime, openvino, inductor, eager, iree, tvm (untuned) or tvm:2000 (tuned with "
-             "2000 trials); separated by commas")  # fmt: skip
+    names = (
+        "onnxruntime, openvino, inductor, eager, iree, tvm (untuned) or tvm:2000 (tuned with "
+        "2000 trials); separated by commas"
+    )
     bench.add_argument("--against", default=PEERS, metavar="NAMES", help=names)
-    bench.add_argument("--model", type=Path, metavar="MODEL.onnx",
-                       help="the model that the others run, for an artifact")  # fmt: skip
+    bench.add_argument(
+        "--model", type=Path, metavar="MODEL.onnx", help="the model that the others run, for an artifact"
+    )
     bench.add_argument("--rounds", type=int, default=15, metavar="N")
     bench.add_argument("--json", action="store_true", help="print the rows as JSON")
     bench.add_argument("--shape", action="append", default=[], metavar="NAME=1x3x224x224")
@@ -160,21 +161,26 @@ def _parser() -> argparse.ArgumentParser:
 
     explain = commands.add_parser("explain", help="show the kernels of an artifact, and why")
     explain.add_argument("artifact", type=Path, metavar="OUT.korch")
-    explain.add_argument("other", type=Path, nargs="?", metavar="OTHER.korch",
-                         help="show what differs in this plan")  # fmt: skip
+    explain.add_argument("other", type=Path, nargs="?", metavar="OTHER.korch", help="show what differs in this plan")
     explain.add_argument("--json", action="store_true", help="print the plan as JSON")
-    explain.add_argument("--kernel", type=int, metavar="NUMBER",
-                         help="show one kernel: why it takes as long, and what lost against it"
-                         )  # fmt: skip
-    explain.add_argument("--html", type=Path, metavar="report.html",
-                         help="write a page with graph, roofline, timeline, sources")  # fmt: skip
-    explain.add_argument("--peers", type=Path, metavar="bench.json",
-                         help="show on the page what `korch bench --json` printed")  # fmt: skip
-    explain.add_argument("--onnx", type=Path, metavar="plan.onnx",
-                         help="write the plan as an ONNX model of a function for each kernel"
-                         )  # fmt: skip
-    explain.add_argument("--run", action=argparse.BooleanOptionalAction, default=True,
-                         help="run the plan a few times for the page's timeline")  # fmt: skip
+    explain.add_argument(
+        "--kernel", type=int, metavar="NUMBER", help="show one kernel: why it takes as long, and what lost against it"
+    )
+    explain.add_argument(
+        "--html", type=Path, metavar="report.html", help="write a page with graph, roofline, timeline, sources"
+    )
+    explain.add_argument(
+        "--peers", type=Path, metavar="bench.json", help="show on the page what `korch bench --json` printed"
+    )
+    explain.add_argument(
+        "--onnx", type=Path, metavar="plan.onnx", help="write the plan as an ONNX model of a function for each kernel"
+    )
+    explain.add_argument(
+        "--run",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="run the plan a few times for the page's timeline",
+    )
     explain.set_defaults(command=_explain)
 
     profile = commands.add_parser("profile", help="time the kernels of an artifact in real runs")
@@ -182,11 +188,13 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--rounds", type=int, default=30, metavar="N")
     profile.add_argument("--seed", type=int, default=0, help="of the random inputs")
     profile.add_argument("--json", action="store_true", help="print all kernels as JSON")
-    profile.add_argument("--trace", type=Path, metavar="trace.json",
-                         help="write one run as a trace that Perfetto and Chrome show, with a row "
-                         "for each thread")  # fmt: skip
-    profile.add_argument("--threads", action="store_true",
-                         help="show how evenly the threads of each kernel work")  # fmt: skip
+    profile.add_argument(
+        "--trace",
+        type=Path,
+        metavar="trace.json",
+        help="write one run as a trace that Perfetto and Chrome show, with a row for each thread",
+    )
+    profile.add_argument("--threads", action="store_true", help="show how evenly the threads of each kernel work")
     profile.set_defaults(command=_profile)
 
     unpack = commands.add_parser("unpack", help="write what a C program needs to run an artifact")
@@ -197,8 +205,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, text in _STAGES.items():
         stage = commands.add_parser(name, help=text)
         stage.add_argument("model", type=Path, metavar="MODEL.onnx")
-        stage.add_argument("--shape", action="append", default=[], metavar="NAME=1x3x224x224",
-                           help=shape_help)  # fmt: skip
+        stage.add_argument("--shape", action="append", default=[], metavar="NAME=1x3x224x224", help=shape_help)
         _add_options(stage)
         stage.set_defaults(command=_stage, stage=name)
 
@@ -223,9 +230,15 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
             continue
         kind, choices = _flag_type(hints[field.name])
         shown = "" if default is None else f" (default: {default})"
-        group.add_argument(flag, dest=field.name, type=kind, choices=choices, default=default,
-                           metavar=None if choices else kind.__name__.upper(),
-                           help=text + shown)  # fmt: skip
+        group.add_argument(
+            flag,
+            dest=field.name,
+            type=kind,
+            choices=choices,
+            default=default,
+            metavar=None if choices else kind.__name__.upper(),
+            help=text + shown,
+        )
 
 
 def _flag_type(hint: Any) -> tuple[type, Sequence[Any] | None]:
@@ -256,24 +269,28 @@ def parse_bindings(texts: Sequence[str]) -> list[dict[str, tuple[int, ...]]]:
         name, equals, sizes = text.rpartition("=")
         shapes = [part.split("x") if part else [] for part in sizes.split(",")]
         if not equals or not name or not all(_SIZE(n) for shape in shapes for n in shape):
-            raise OptionError(f"can't read {text!r}", where="option --shape",
-                              expected="NAME=1x3x224x224, or NAME=128,256 for two bindings"
-                              )  # fmt: skip
+            raise OptionError(
+                f"can't read {text!r}",
+                where="option --shape",
+                expected="NAME=1x3x224x224, or NAME=128,256 for two bindings",
+            )
         if name in found:
-            raise OptionError(f"{name!r} is given twice", where="option --shape",
-                              expected=f"alternatives separated by commas: {name}=1,2"
-                              )  # fmt: skip
+            raise OptionError(
+                f"{name!r} is given twice",
+                where="option --shape",
+                expected=f"alternatives separated by commas: {name}=1,2",
+            )
         found[name] = [tuple(map(int, shape)) for shape in shapes]
     counts = {len(shapes) for shapes in found.values() if len(shapes) > 1}
     if len(counts) > 1:
         raise OptionError(
             "the names have different numbers of alternatives: "
             + ", ".join(f"{name} {len(shapes)}" for name, shapes in found.items()),
-            where="option --shape", expected="as many for each, or one",
-        )  # fmt: skip
+            where="option --shape",
+            expected="as many for each, or one",
+        )
     return [
-        {name: shapes[min(i, len(shapes) - 1)] for name, shapes in found.items()}
-        for i in range(max(counts, default=1))
+        {name: shapes[min(i, len(shapes) - 1)] for name, shapes in found.items()} for i in range(max(counts, default=1))
     ]
 
 
@@ -298,8 +315,7 @@ def _optimize(parsed: argparse.Namespace) -> int:
     if parsed.dry_run:
         return _plan(parsed)
     if parsed.output is None:
-        raise OptionError("there is no name for the artifact", where="option --output",
-                          expected="-o OUT.korch")  # fmt: skip
+        raise OptionError("there is no name for the artifact", where="option --output", expected="-o OUT.korch")
     read = [parsed.model]
     if os.path.exists(parsed.output):  # noqa: PTH110 - of any name
         from korch.frontend.tensors import data_files
@@ -308,9 +324,12 @@ def _optimize(parsed: argparse.Namespace) -> int:
     check_output(parsed.output, "--output", read)
     with Bar(parsed.budget_s, parsed.begun_s) as bar:
         executable = build(
-            parsed.model, _options(parsed), parse_bindings(parsed.shape), bar.tell,
+            parsed.model,
+            _options(parsed),
+            parse_bindings(parsed.shape),
+            bar.tell,
             Deadline.after(parsed.budget_s, parsed.begun_s),
-        )  # fmt: skip
+        )
         bar.tell("save", str(parsed.output))
         executable.save(parsed.output)
     report = {"artifact": str(parsed.output), **executable.report}
@@ -344,9 +363,7 @@ def _run(parsed: argparse.Namespace) -> int:
     from korch.api import load
 
     if parsed.repeat < 0:
-        raise OptionError(
-            f"the value {parsed.repeat} is too small", "option --repeat", "at least 0"
-        )
+        raise OptionError(f"the value {parsed.repeat} is too small", "option --repeat", "at least 0")
     if parsed.output is not None:
         files = [Path(text.rpartition("=")[2]) for text in parsed.input]
         check_output(parsed.output, "--output", [parsed.artifact, *files])
@@ -401,8 +418,7 @@ def _feeds(parsed: argparse.Namespace, executable: Any) -> dict[str, Any]:
         name = known[0] if known else text.partition("=")[0]
         file = text[len(name) + 1 :]
         if not name or not file:
-            raise OptionError(f"can't read {text!r}", where="option --input",
-                              expected="NAME=x.npy")  # fmt: skip
+            raise OptionError(f"can't read {text!r}", where="option --input", expected="NAME=x.npy")
         feeds[name] = _read_array(name, Path(file))
     return feeds
 
@@ -410,9 +426,11 @@ def _feeds(parsed: argparse.Namespace, executable: Any) -> dict[str, Any]:
 def _require_static(inputs: Sequence[Any]) -> None:
     for tensor in inputs:
         if tensor.dtype == np.dtype(object) or -1 in tensor.shape:
-            raise OptionError(f"the input {tensor.name!r} is a {tensor.type}, which is not drawn",
-                              where="option --random", expected="--input for each input"
-                              )  # fmt: skip
+            raise OptionError(
+                f"the input {tensor.name!r} is a {tensor.type}, which is not drawn",
+                where="option --random",
+                expected="--input for each input",
+            )
 
 
 def _read_array(name: str, path: Path) -> Any:
@@ -452,8 +470,7 @@ def _bench(parsed: argparse.Namespace) -> int:
     found = []
     with Bar() as bar:
         for shapes in bindings_of(parsed.subject, parse_bindings(parsed.shape)):
-            comparison = bench(parsed.subject, engines, parsed.model, parsed.rounds,
-                               _options(parsed), shapes, bar.tell)  # fmt: skip
+            comparison = bench(parsed.subject, engines, parsed.model, parsed.rounds, _options(parsed), shapes, bar.tell)
             found.append((shapes, comparison))
     if len(found) == 1:
         comparison = found[0][1]
@@ -476,14 +493,15 @@ def _profile(parsed: argparse.Namespace) -> int:
     from korch.runtime.record import to_json
 
     if parsed.rounds < 1:
-        raise OptionError(f"the value {parsed.rounds} is too small", where="option --rounds",
-                          expected="at least 1")  # fmt: skip
+        raise OptionError(f"the value {parsed.rounds} is too small", where="option --rounds", expected="at least 1")
     executable = load(parsed.artifact)
     if not isinstance(executable, Executable):
         raise OptionError(
-            "it has several plans or parts on the host", where=str(parsed.artifact),
-            expected="an artifact of one plan", hint="Optimize the model for one shape",
-        )  # fmt: skip
+            "it has several plans or parts on the host",
+            where=str(parsed.artifact),
+            expected="an artifact of one plan",
+            hint="Optimize the model for one shape",
+        )
     if parsed.trace is not None:
         check_output(parsed.trace, "--trace", [parsed.artifact])
     found = _profiled(executable, parsed.rounds, parsed.seed)
@@ -499,8 +517,7 @@ def _profile(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _threads(parsed: argparse.Namespace, executable: Any, rounds: int, seed: int
-             ) -> tuple[Any, str]:  # fmt: skip
+def _threads(parsed: argparse.Namespace, executable: Any, rounds: int, seed: int) -> tuple[Any, str]:
     """Return what the threads do in runs; or None and why that is not known."""
     from korch.errors import CompileError, MeasureError
     from korch.report.threads import watch_threads
@@ -537,9 +554,11 @@ def _explain(parsed: argparse.Namespace) -> int:
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         named = [str(path) for path in (parsed.artifact, parsed.other) if path is not None]
         raise ArtifactError(
-            f"its report can't be read ({type(error).__name__}: {error})", " or ".join(named),
-            expected="a report as `korch optimize` writes it", hint="Build the artifact again",
-        ) from error  # fmt: skip
+            f"its report can't be read ({type(error).__name__}: {error})",
+            " or ".join(named),
+            expected="a report as `korch optimize` writes it",
+            hint="Build the artifact again",
+        ) from error
     return 0
 
 
@@ -555,8 +574,9 @@ def _show(parsed: argparse.Namespace, executable: Any) -> None:
     if parsed.other is not None:
         other = load(parsed.other)
         if not has_plan or not hasattr(other, "plan"):
-            raise OptionError("one of the two has several plans", where=str(parsed.other),
-                              expected="artifacts of one plan each")  # fmt: skip
+            raise OptionError(
+                "one of the two has several plans", where=str(parsed.other), expected="artifacts of one plan each"
+            )
         built = [(one.plan, one.report) for one in (executable, other)]
         if parsed.html is None:
             print(differences(*built))
@@ -567,8 +587,9 @@ def _show(parsed: argparse.Namespace, executable: Any) -> None:
     elif parsed.html is not None:
         _write_page(parsed, executable, has_plan)
     elif not has_plan and parsed.kernel is not None:
-        raise OptionError("it has several plans or parts on the host", where=str(parsed.artifact),
-                          expected="an artifact of one plan")  # fmt: skip
+        raise OptionError(
+            "it has several plans or parts on the host", where=str(parsed.artifact), expected="an artifact of one plan"
+        )
     elif not has_plan:
         report = {"artifact": str(parsed.artifact), **executable.report}
         print(to_json(report) if parsed.json else describe(report))
@@ -587,12 +608,12 @@ def _write_plan_onnx(parsed: argparse.Namespace, executable: Any) -> None:
     from korch.runtime.executable import Executable
 
     if not isinstance(executable, Executable):
-        raise OptionError("only a plan for the CPU is written as ONNX", str(parsed.artifact),
-                          expected="an artifact of one plan")  # fmt: skip
+        raise OptionError(
+            "only a plan for the CPU is written as ONNX", str(parsed.artifact), expected="an artifact of one plan"
+        )
     model = plan_model(executable.plan, executable.artifact.weights.array)
     with _writing(parsed.onnx, "option --onnx"):
-        onnx.save(model, str(parsed.onnx),
-                  save_as_external_data=model.ByteSize() > LARGEST_PROTOBUF)  # fmt: skip
+        onnx.save(model, str(parsed.onnx), save_as_external_data=model.ByteSize() > LARGEST_PROTOBUF)
     print(f"{parsed.onnx}: {len(model.functions)} kernels as functions")
 
 
@@ -601,8 +622,9 @@ def _write_page(parsed: argparse.Namespace, executable: Any, has_plan: bool) -> 
     from korch.runtime.executable import Executable
 
     if not has_plan:
-        raise OptionError("it has several plans or parts on the host", where=str(parsed.artifact),
-                          expected="an artifact of one plan")  # fmt: skip
+        raise OptionError(
+            "it has several plans or parts on the host", where=str(parsed.artifact), expected="an artifact of one plan"
+        )
     run_ns = threads = None
     if parsed.run and isinstance(executable, Executable):
         threads, _ = _threads(parsed, executable, PAGE_ROUNDS, 0)
@@ -613,8 +635,11 @@ def _write_page(parsed: argparse.Namespace, executable: Any, has_plan: bool) -> 
             with open_file(parsed.peers) as stream:
                 peers = json.load(stream)["rows"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise OptionError(f"{parsed.peers} is no comparison ({error})", "option --peers",
-                              expected="what `korch bench --json` prints") from error  # fmt: skip
+            raise OptionError(
+                f"{parsed.peers} is no comparison ({error})",
+                "option --peers",
+                expected="what `korch bench --json` prints",
+            ) from error
     text = page(executable.plan, executable.report, executable.sources, run_ns, peers, threads)
     _write_html(parsed.html, text)
 

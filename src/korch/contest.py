@@ -157,10 +157,14 @@ class Result:
             "expected_p10_ms": expected and expected.p10_ns / 1e6,
             "expected_p90_ms": expected and expected.p90_ns / 1e6,
             "is_measured": all(is_measured for _, is_measured in self.entry.costs),
-            "measured_ms": self.median_ns / 1e6 if len(times) else None, "p10_ms": low,
-            "p90_ms": high, "max_error": self.max_error, "refusal": self.refusal,
-            "disturbed": self.disturbed, "is_disturbed": self.is_disturbed,
-        }  # fmt: skip
+            "measured_ms": self.median_ns / 1e6 if len(times) else None,
+            "p10_ms": low,
+            "p90_ms": high,
+            "max_error": self.max_error,
+            "refusal": self.refusal,
+            "disturbed": self.disturbed,
+            "is_disturbed": self.is_disturbed,
+        }
 
 
 @dataclass(frozen=True)
@@ -186,8 +190,9 @@ class Contest:
         """Return the plans that do not compile, as rows of the report."""
         return [
             {"candidate": f"plan {r.entry.name!r}", "message": r.refusal, "file": ""}
-            for r in self.results if r.is_uncompiled
-        ]  # fmt: skip
+            for r in self.results
+            if r.is_uncompiled
+        ]
 
     def report(self) -> dict[str, Any]:
         """Return what the report says of the contest."""
@@ -208,9 +213,7 @@ class Contest:
         }
 
 
-def standard_of(
-    model: PrimitiveGraph, planned: PrimitiveGraph, options: Options
-) -> tuple[dict[str, Array], Standard]:
+def standard_of(model: PrimitiveGraph, planned: PrimitiveGraph, options: Options) -> tuple[dict[str, Array], Standard]:
     """Return random inputs, and what is right for them: a model may be refused before its search.
 
     Args:
@@ -228,15 +231,18 @@ def standard_of(
         if not _has_opaque(model):
             raise
         text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UnprovidedError(
-            f"the reference of an opaque operator fails on random inputs: {text[:200]}"
-        ) from error
+        raise UnprovidedError(f"the reference of an opaque operator fails on random inputs: {text[:200]}") from error
 
 
 def hold_contest(
-    graph: PrimitiveGraph, entries: Sequence[Entry], meter: AnyMeter, make: Make,
-    inputs: Mapping[str, Array], standard: Standard, deadline: Deadline,
-) -> Contest:  # fmt: skip
+    graph: PrimitiveGraph,
+    entries: Sequence[Entry],
+    meter: AnyMeter,
+    make: Make,
+    inputs: Mapping[str, Array],
+    standard: Standard,
+    deadline: Deadline,
+) -> Contest:
     """Build, check and time plans.
 
     Args:
@@ -274,8 +280,7 @@ def hold_contest(
 
     def needed_s(entry: Entry) -> float:
         """Return what it takes to compile what was not measured."""
-        return meter.needed_s([c for c, (_, done) in zip(entry.steps, entry.costs, strict=True)
-                               if not done])  # fmt: skip
+        return meter.needed_s([c for c, (_, done) in zip(entry.steps, entry.costs, strict=True) if not done])
 
     timed = _hold(_distinct(entries), attempt, arrays, Until(deadline, needed_s, meter.tell))
     able = [result for result in timed if result.is_right and result.executable is not None]
@@ -284,8 +289,7 @@ def hold_contest(
         is_computed = any(r.error is not None for r in timed)
         kind = InaccurateError if is_computed else InfeasibleError
         raise (UnprovidedError if _has_opaque(graph) else kind)(
-            "no plan computes what the reference does: "
-            + "; ".join(f"{r.entry.name}: {r.refusal}" for r in timed),
+            "no plan computes what the reference does: " + "; ".join(f"{r.entry.name}: {r.refusal}" for r in timed),
             hint="Set --tolerance above what the model needs, or report this with the model",
         )
     won = min(able, key=lambda result: result.rank_ns)
@@ -300,9 +304,11 @@ def _refusal(errors: Differences, standard: Standard) -> str:
     if not names:
         return ""
     name = max(names, key=lambda n: errors[n].of_largest - standard.allowed(n))
-    own = "" if standard.user is not None else (
-        f", where the model in its own types errs by up to {standard.own[name].of_largest:.1e}"
-    )  # fmt: skip
+    own = (
+        ""
+        if standard.user is not None
+        else (f", where the model in its own types errs by up to {standard.own[name].of_largest:.1e}")
+    )
     return (
         f"its error is {errors[name].of_largest:.2e} of the largest element of output {name!r}, "
         f"more than {standard.allowed(name):.1e}{own}"
@@ -330,9 +336,8 @@ class Until:
 
 
 def _hold(
-    entries: Sequence[Entry], attempt: Callable[[Entry], Result], arrays: Sequence[Array],
-    until: Until,
-) -> list[Result]:  # fmt: skip
+    entries: Sequence[Entry], attempt: Callable[[Entry], Result], arrays: Sequence[Array], until: Until
+) -> list[Result]:
     """Build and time all plans in turn, or, if they are too large for memory, two at a time.
 
     Then each has to beat the best so far, and only the better one of the two is kept.
@@ -359,9 +364,7 @@ def _hold(
     return results
 
 
-def _challenge(
-    best: Result, challenger: Result, arrays: Sequence[Array], until: Until
-) -> tuple[Result, Result]:  # fmt: skip
+def _challenge(best: Result, challenger: Result, arrays: Sequence[Array], until: Until) -> tuple[Result, Result]:
     """Return both with their times, the worse one without its executable."""
     if challenger.executable is None:
         return best, challenger
@@ -392,9 +395,7 @@ def random_inputs(graph: PrimitiveGraph, seed: int) -> dict[str, Array]:
     return arrays
 
 
-def errors_of(
-    executable: Runnable, arrays: Sequence[Array], standard: Standard
-) -> dict[str, Difference]:
+def errors_of(executable: Runnable, arrays: Sequence[Array], standard: Standard) -> dict[str, Difference]:
     """Return how far each output of an executable is from what is right, by name."""
     names = [tensor.name for tensor in executable.get_outputs()]
     return standard.differences(dict(zip(names, executable(*arrays), strict=True)))
@@ -417,16 +418,12 @@ def _steps(entry: Entry, meter: AnyMeter) -> list[Step[Any]]:
     return steps
 
 
-def _time_all(
-    results: Sequence[Result], arrays: Sequence[Array], until: Until
-) -> list[Result]:  # fmt: skip
+def _time_all(results: Sequence[Result], arrays: Sequence[Array], until: Until) -> list[Result]:
     """Time the executables in turn, round by round, so that all meet the same neighbours.
 
     Runs in which a thread had no core for some time are dropped and taken again.
     """
-    runners = {
-        i: r.executable.stopwatch(arrays) for i, r in enumerate(results) if r.executable is not None
-    }
+    runners = {i: r.executable.stopwatch(arrays) for i, r in enumerate(results) if r.executable is not None}
     until.tell(f"comparing {len(runners)} plans" if len(runners) > 1 else "timing the plan")
     times: dict[int, list[tuple[int, int]]] = {i: [] for i in runners}
     for run in runners.values():
@@ -436,8 +433,7 @@ def _time_all(
         seconds, is_hurried = time.monotonic() - begun, until.deadline.is_over
         if turn >= LEAST_ROUNDS and (seconds > DISTURBED_SECONDS or is_hurried):
             break
-        is_clear = all(not summarize(*zip(*own, strict=True)).is_disturbed
-                       for own in times.values() if own)  # fmt: skip
+        is_clear = all(not summarize(*zip(*own, strict=True)).is_disturbed for own in times.values() if own)
         if turn >= LEAST_ROUNDS and is_clear and (turn >= ROUNDS or seconds > SECONDS):
             break
         for i, run in runners.items():
@@ -454,5 +450,4 @@ def _timed(result: Result, runs: Sequence[tuple[int, int]]) -> Result:
     if not runs:
         return result
     found = summarize(*zip(*runs, strict=True))
-    return replace(result, times_ns=found.samples_ns, disturbed=found.disturbed,
-                   is_disturbed=found.is_disturbed)  # fmt: skip
+    return replace(result, times_ns=found.samples_ns, disturbed=found.disturbed, is_disturbed=found.is_disturbed)

@@ -89,8 +89,10 @@ class Doubt:
             for s in self.suspects[:3]
         )
         if not self.remains:
-            return (f"{text}; timed again, the kernels take {self.again_ns / 1e6:.3g} ms, which is "
-                    f"kept: optimize again to search with it ({rows})")  # fmt: skip
+            return (
+                f"{text}; timed again, the kernels take {self.again_ns / 1e6:.3g} ms, which is "
+                f"kept: optimize again to search with it ({rows})"
+            )
         why = "; no run was undisturbed by other processes" if self.is_disturbed else ""
         most = f"most of it is in: {rows}" if rows else "there was no time to see which explain it"
         return f"{text}{why}; {most}"
@@ -120,8 +122,7 @@ def examine(contest: Contest, meter: AnyMeter, deadline: Deadline) -> Doubt | No
         scale = measured_ns / max(1.0, sum(in_run_ns))  # kernels that are timed wait for each other
         in_run_ns = [ns * scale for ns in in_run_ns]
         numbers = explaining(costs_ns, in_run_ns)
-        found = [Suspect(n, entry.steps[n].provider, costs_ns[n], costs_ns[n], in_run_ns[n])
-                 for n in numbers]  # fmt: skip
+        found = [Suspect(n, entry.steps[n].provider, costs_ns[n], costs_ns[n], in_run_ns[n]) for n in numbers]
         found = _timed_again(found, entry.steps, meter, deadline)
     again_ns = sum(costs_ns) + sum(s.again_ns - s.alone_ns for s in found)
     return Doubt(entry.predicted_ns, measured_ns, again_ns, contest.won.is_disturbed, tuple(found))
@@ -148,8 +149,7 @@ def explaining(alone_ns: Sequence[float], in_run_ns: Sequence[float]) -> list[in
     off_ns = np.maximum(0.0, differences_ns if differences_ns.sum() > 0 else -differences_ns)
     order = np.argsort(-off_ns, kind="stable")[:MOST_KERNELS]
     before = np.cumsum(off_ns[order]) - off_ns[order]
-    return [int(n) for n, so_far in zip(order, before, strict=True)
-            if so_far < EXPLAINED * off_ns.sum()]  # fmt: skip
+    return [int(n) for n, so_far in zip(order, before, strict=True) if so_far < EXPLAINED * off_ns.sum()]
 
 
 def _timed_again(

@@ -22,9 +22,7 @@ def install_command(extra: str) -> str:
         requirements = requires(DISTRIBUTION) or ()
     except PackageNotFoundError:  # the sources are on Python's path, but not installed
         return f"pip install '.[{extra}]' in a checkout of Korch"
-    here = {
-        "extra": extra, "sys_platform": sys.platform, "platform_machine": platform.machine(),
-    }  # fmt: skip
+    here = {"extra": extra, "sys_platform": sys.platform, "platform_machine": platform.machine()}
     wanted = []
     for text in requirements:
         package, _, marker = text.partition(";")

@@ -64,8 +64,7 @@ def check_output(path: Path, option: str, inputs: Sequence[Path] = ()) -> None:
     try:
         target = Path(os.path.realpath(path))  # a link to nothing is written where it points to
         if not target.parent.is_dir():
-            raise OptionError(f"the folder of {target} does not exist", where,
-                              hint="Create it first")  # fmt: skip
+            raise OptionError(f"the folder of {target} does not exist", where, hint="Create it first")
         try:
             found = target.stat()
         except FileNotFoundError:
@@ -77,12 +76,10 @@ def check_output(path: Path, option: str, inputs: Sequence[Path] = ()) -> None:
                 raise OptionError(f"{path} is a pipe or a device", where, "the name of a file")
             for one in inputs:
                 if one.exists() and one.samefile(target):
-                    raise OptionError(f"{path} is read, too: it would be overwritten", where,
-                                      "another file")  # fmt: skip
+                    raise OptionError(f"{path} is read, too: it would be overwritten", where, "another file")
         with tempfile.TemporaryFile(dir=target.parent) as probe:
             probe.write(b"korch")
             probe.flush()
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else "") or error
-        raise OptionError(f"{path} can't be written ({reason})", where,
-                          hint="Choose another name or folder") from error  # fmt: skip
+        raise OptionError(f"{path} can't be written ({reason})", where, hint="Choose another name or folder") from error

@@ -49,8 +49,9 @@ class Difference:
 
     def merged(self, other: Difference) -> Difference:
         """Return the worse of both, each number for itself."""
-        return Difference(max(self.of_largest, other.of_largest), max(self.of_rms, other.of_rms),
-                          max(self.rms, other.rms))  # fmt: skip
+        return Difference(
+            max(self.of_largest, other.of_largest), max(self.of_rms, other.of_rms), max(self.rms, other.rms)
+        )
 
 
 INFINITE = Difference(*[float("inf")] * 3)
@@ -94,15 +95,13 @@ def difference(actual: Array, wanted: Array, own: Array | None = None) -> Differ
 
 
 def differences(
-    found: Mapping[str, Array], expected: Mapping[str, Array],
-    own: Mapping[str, Array] | None = None,
-) -> dict[str, Difference]:  # fmt: skip
+    found: Mapping[str, Array], expected: Mapping[str, Array], own: Mapping[str, Array] | None = None
+) -> dict[str, Difference]:
     """Return how far arrays are from others, by name."""
     return {
-        name: difference(np.asarray(array), np.asarray(expected[name]),
-                         None if own is None else np.asarray(own[name]))
+        name: difference(np.asarray(array), np.asarray(expected[name]), None if own is None else np.asarray(own[name]))
         for name, array in found.items()
-    }  # fmt: skip
+    }
 
 
 def worst(errors: Differences) -> Difference:
@@ -140,9 +139,13 @@ class Standard:
     """
 
     def __init__(
-        self, model: PrimitiveGraph, inputs: Mapping[str, Array], planned: PrimitiveGraph,
-        tolerance: float | None = None, seed: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        model: PrimitiveGraph,
+        inputs: Mapping[str, Array],
+        planned: PrimitiveGraph,
+        tolerance: float | None = None,
+        seed: int = 0,
+    ) -> None:
         """Run the model in float64, and in its own types.
 
         Args:
@@ -195,8 +198,7 @@ class Standard:
             return True
         # That one element is far away says little where values are quantized; how many are, much.
         return self.user is None and (
-            error.of_largest <= FACTOR * own.of_largest
-            and error.rms <= max(least, FACTOR * own.rms)
+            error.of_largest <= FACTOR * own.of_largest and error.rms <= max(least, FACTOR * own.rms)
         )
 
     def _run_again(self) -> None:
@@ -226,8 +228,7 @@ def _with_overflow(actual: Array, wanted: Array, most: float) -> tuple[Array, Ar
     size = np.abs(wanted)
     is_overflow = np.isinf(actual) & np.isfinite(wanted) & (np.sign(actual) == np.sign(wanted))
     near = is_overflow & (size > most / 2) & (size <= most)
-    return (np.where(near, np.copysign(most, actual), actual),
-            np.where(is_overflow & (size > most), actual, wanted))  # fmt: skip
+    return (np.where(near, np.copysign(most, actual), actual), np.where(is_overflow & (size > most), actual, wanted))
 
 
 def _largest(array: Array) -> float:

@@ -62,10 +62,7 @@ class KorchRep(BackendRep):  # type: ignore[misc]
     def _prepare(self, shapes: Sequence[Any]) -> Executable | HostedExecutable:
         key = tuple(shapes)
         if key not in self._prepared:
-            bound = {
-                item.name: shape for item, shape in zip(self._declared, shapes, strict=False)
-                if shape is not None
-            }  # fmt: skip
+            bound = {item.name: shape for item, shape in zip(self._declared, shapes, strict=False) if shape is not None}
             found = optimize(self._model, shapes=bound, **self._options)
             if not isinstance(found, Executable | HostedExecutable):
                 raise ModelError("it is no ONNX model", where="model")
@@ -92,16 +89,19 @@ class KorchBackend(Backend):  # type: ignore[misc]
         return KorchRep(model, options or QUICK)
 
     @classmethod
-    def run_model(cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **options: Any
-                  ) -> tuple[Any, ...]:  # fmt: skip
+    def run_model(cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **options: Any) -> tuple[Any, ...]:
         """Optimize a model and run it once."""
         return cls.prepare(model, device, **options).run(inputs)
 
     @classmethod
     def run_node(
-        cls, node: onnx.NodeProto, inputs: Any, device: str = "CPU",
-        outputs_info: Sequence[tuple[Any, Sequence[int]]] | None = None, **options: Any,
-    ) -> tuple[Any, ...]:  # fmt: skip
+        cls,
+        node: onnx.NodeProto,
+        inputs: Any,
+        device: str = "CPU",
+        outputs_info: Sequence[tuple[Any, Sequence[int]]] | None = None,
+        **options: Any,
+    ) -> tuple[Any, ...]:
         """Run one node of the newest opset.
 
         Args:
@@ -115,15 +115,15 @@ class KorchBackend(Backend):  # type: ignore[misc]
         named = [name for name in node.input if name]
         values = [np.asarray(value) for value in inputs]
         graph = onnx.helper.make_graph(
-            [node], "node",
-            [onnx.helper.make_tensor_value_info(
-                name, onnx.helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
-             for name, value in zip(named, values, strict=True)],
+            [node],
+            "node",
+            [
+                onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+                for name, value in zip(named, values, strict=True)
+            ],
             [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name],
-        )  # fmt: skip
-        model = onnx.helper.make_model(
-            graph, opset_imports=[onnx.helper.make_opsetid(node.domain, version)]
         )
+        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid(node.domain, version)])
         return cls.run_model(model, values, device, **options)
 
     @classmethod

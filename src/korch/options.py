@@ -47,8 +47,12 @@ def unknown_option(name: str, known: Iterable[str], where: str) -> OptionError:
     """Return the error for an option that there is not, with the one that may be meant."""
     names = sorted(known)
     alike = get_close_matches(name.removesuffix("_s"), names, 1)
-    return OptionError(f"there is no option {name!r}", where, "one of " + ", ".join(names),
-                       f"Do you mean {alike[0]!r}?" if alike else "")  # fmt: skip
+    return OptionError(
+        f"there is no option {name!r}",
+        where,
+        "one of " + ", ".join(names),
+        f"Do you mean {alike[0]!r}?" if alike else "",
+    )
 
 
 WHOLE_PRIMITIVES = 320
@@ -59,15 +63,14 @@ SEGMENT_PRIMITIVES = 120
 
 _RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(
-        ("threads", "max_primitives", "max_inputs", "max_outputs", "max_candidates",
-         "solver_workers"),
+        ("threads", "max_primitives", "max_inputs", "max_outputs", "max_candidates", "solver_workers"),
         (lambda value: value >= 1, "at least 1"),
     ),
     **dict.fromkeys(("patience", "seed"), (lambda value: value >= 0, "at least 0")),
     **dict.fromkeys(("gap", "max_measured"), (lambda value: value >= 0, "a share, at least 0")),
     **dict.fromkeys(("budget_s", "solver_seconds"), (lambda v: v > 0, "seconds, more than 0")),
     "tolerance": (lambda v: 0 < v < math.inf, "a part of the largest element, more than 0"),
-}  # fmt: skip
+}
 """What is true of an option's value, and how that is said. NaN is out of every range."""
 
 
@@ -89,9 +92,13 @@ def _check_kind(name: str, value: object, hint: Any) -> None:
 
 
 _KINDS: Mapping[type, tuple[type, str]] = {
-    bool: (bool, "True or False"), int: (Integral, "an integer"), float: (Real, "a number"),
-    str: (str, "a text"), Path: (Path, "a path"), type(None): (type(None), "None"),
-}  # fmt: skip
+    bool: (bool, "True or False"),
+    int: (Integral, "an integer"),
+    float: (Real, "a number"),
+    str: (str, "a text"),
+    Path: (Path, "a path"),
+    type(None): (type(None), "None"),
+}
 
 
 def _check_threads(threads: int) -> None:
@@ -100,11 +107,14 @@ def _check_threads(threads: int) -> None:
     if threads > cores:
         raise OptionError(
             f"the value {threads} is more than the {cores} cores of this machine",
-            "option threads", f"at most {cores}", "Threads that share a core wait for each other",
-        )  # fmt: skip
+            "option threads",
+            f"at most {cores}",
+            "Threads that share a core wait for each other",
+        )
     if threads > usable:
-        logger.warning("%d threads share the %d cores that this process may use; its plan will be "
-                       "slow here", threads, usable)  # fmt: skip
+        logger.warning(
+            "%d threads share the %d cores that this process may use; its plan will be slow here", threads, usable
+        )
 
 
 def _is_of(value: object, kind: type) -> bool:
@@ -149,10 +159,7 @@ class Options:
     )
     budget_s: float | None = field(
         default=None,
-        metadata={
-            "help": "seconds until the artifact is written, with the best plan so far "
-            "(default: none)"
-        },
+        metadata={"help": "seconds until the artifact is written, with the best plan so far (default: none)"},
     )
     strict: bool = field(
         default=False,
@@ -182,9 +189,7 @@ class Options:
             "channels; plain: one only, to see what the others give"
         },
     )
-    check: Literal[0, 1, 2] = field(
-        default=1, metadata={"help": "checks between stages: 0 none, 1 linear-time, 2 all"}
-    )
+    check: Literal[0, 1, 2] = field(default=1, metadata={"help": "checks between stages: 0 none, 1 linear-time, 2 all"})
     partition: str | int = field(
         default="auto",
         metadata={
@@ -196,13 +201,10 @@ class Options:
     host: bool = field(
         default=True,
         metadata={
-            "help": "leave what can't be in a graph of static tensors to ONNX Runtime; --no-host "
-            "refuses such models"
+            "help": "leave what can't be in a graph of static tensors to ONNX Runtime; --no-host refuses such models"
         },
     )
-    max_primitives: int = field(
-        default=24, metadata={"help": "largest number of primitives in a candidate"}
-    )
+    max_primitives: int = field(default=24, metadata={"help": "largest number of primitives in a candidate"})
     max_inputs: int = field(default=10, metadata={"help": "most tensors that a candidate reads"})
     max_outputs: int = field(default=2, metadata={"help": "most tensors that a candidate writes"})
     side_by_side: bool = field(
@@ -220,9 +222,7 @@ class Options:
             "without a branch; --no-contract-chains enumerates those groups too"
         },
     )
-    max_candidates: int = field(
-        default=100_000, metadata={"help": "most convex groups enumerated for one model"}
-    )
+    max_candidates: int = field(default=100_000, metadata={"help": "most convex groups enumerated for one model"})
     gap: float = field(
         default=0.005,
         metadata={
@@ -275,13 +275,9 @@ class Options:
         },
     )
     solver_workers: int = field(default=2, metadata={"help": "threads of the solver"})
-    solver_seconds: float = field(
-        default=60.0, metadata={"help": "longest time for one solve; the gap is reported"}
-    )
+    solver_seconds: float = field(default=60.0, metadata={"help": "longest time for one solve; the gap is reported"})
     seed: int = field(default=0, metadata={"help": "seed of the random inputs used for checking"})
-    cache_folder: Path = field(
-        default_factory=default_cache_folder, metadata={"help": "kernels and measurements"}
-    )
+    cache_folder: Path = field(default_factory=default_cache_folder, metadata={"help": "kernels and measurements"})
 
     def __post_init__(self) -> None:
         if isinstance(self.cache_folder, str | os.PathLike):
@@ -291,13 +287,12 @@ class Options:
         for name, (is_fit, expected) in _RANGES.items():
             value = getattr(self, name)
             if value is not None and not is_fit(value):
-                raise OptionError(f"the value {value} is out of range",
-                                  where=f"option {_flag(name)}", expected=expected)  # fmt: skip
+                raise OptionError(
+                    f"the value {value} is out of range", where=f"option {_flag(name)}", expected=expected
+                )
         _check_threads(self.threads)
         size = str(self.partition)
-        if size not in ("auto", "off") and not (
-            re.fullmatch("[0-9]{1,18}", size) and int(size) > 0
-        ):
+        if size not in ("auto", "off") and not (re.fullmatch("[0-9]{1,18}", size) and int(size) > 0):
             raise OptionError(
                 f"the value {size!r} is no size of a segment",
                 where="option partition",
@@ -305,15 +300,17 @@ class Options:
             )
         if not re.fullmatch(r"cpu|cuda(:sm_\d+)?", self.target):
             raise OptionError(
-                f"unknown target {self.target!r}", where="option target",
+                f"unknown target {self.target!r}",
+                where="option target",
                 expected="cpu, cuda, or cuda:sm_90 with --dry-run",
-            )  # fmt: skip
+            )
         for name, is_set in (("tf32", self.tf32), ("precision", self.precision != "float32")):
             if is_set and self.target == "cpu":
                 raise OptionError(
-                    "it is for CUDA devices only", where=f"option {name}",
+                    "it is for CUDA devices only",
+                    where=f"option {name}",
                     hint="Give --target cuda too, or leave it out",
-                )  # fmt: skip
+                )
 
     @property
     def is_cuda(self) -> bool:

@@ -160,10 +160,7 @@ class Run:
 
 
 def plan_model(
-    model: Any,
-    options: Options,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-    progress: Progress | None = None,
+    model: Any, options: Options, shapes: Mapping[str, tuple[int, ...]] | None = None, progress: Progress | None = None
 ) -> DryRun:
     """Take a model for a CUDA device up to its plan, with bounds for costs, and compile that.
 
@@ -183,11 +180,9 @@ def plan_model(
     partition, split = front(model, run)
     with run.stage("candidates"), open_meter(options) as meter:
         if not isinstance(meter, CudaMeter):
-            raise OptionError("a dry run is for CUDA devices", where="option --dry-run",
-                              expected="--target cuda:sm_90")  # fmt: skip
+            raise OptionError("a dry run is for CUDA devices", where="option --dry-run", expected="--target cuda:sm_90")
         joined = join(partition)
-        tasks = prepare_all(partition, joined, meter, options,
-                            run.deadline.less(1 - ENUMERATE_SHARE))  # fmt: skip
+        tasks = prepare_all(partition, joined, meter, options, run.deadline.less(1 - ENUMERATE_SHARE))
         run.progress("candidates", _describe_tasks(tasks))
         with run.stage("orchestrate"):
             outcome = _search(run, partition, joined, tasks, meter)
@@ -265,8 +260,7 @@ def _optimize(model: Any, run: Run) -> Any:
     with run.stage("reference"):  # what is refused for its results is refused before the search
         inputs, standard = standard_of(split, joined.graph, options)
     with run.stage("candidates"), open_meter(options, weights_bytes) as meter:
-        tasks = prepare_all(partition, joined, meter, options,
-                            run.deadline.less(1 - ENUMERATE_SHARE))  # fmt: skip
+        tasks = prepare_all(partition, joined, meter, options, run.deadline.less(1 - ENUMERATE_SHARE))
         run.progress("candidates", _describe_tasks(tasks))
         meter.tell = partial(run.progress, "orchestrate")
         meter.hear_short = run.hear_short
@@ -288,8 +282,9 @@ def _optimize(model: Any, run: Run) -> Any:
             if not partition.is_whole:
                 graph = with_constants_of(graph, outcome.plans.values())
             del partition, tasks, joined, outcome  # what no plan uses may be large
-            make = maker(graph, meter, options, model=_model_record(model),
-                         certificate=found.certificate, report=report)  # fmt: skip
+            make = maker(
+                graph, meter, options, model=_model_record(model), certificate=found.certificate, report=report
+            )
             write_s = meter.pace.predict_s("build", weights_bytes / WEIGHTS_BYTES)
             end = run.deadline.before(SAFETY * write_s)
             contest = hold_contest(graph, entries, meter, make, inputs, standard, end)
@@ -299,9 +294,7 @@ def _optimize(model: Any, run: Run) -> Any:
     if contest.won.entry.name == SIDE_BY_SIDE:
         report["side_by_side"] = described(contest.won.entry.steps)
         report["side_by_side"]["predicted_ms"] = contest.won.entry.predicted_ns / 1e6
-    report["rivals"] = {
-        step.candidate: rivals.get(step.candidate, ()) for step in contest.winner.plan.steps
-    }
+    report["rivals"] = {step.candidate: rivals.get(step.candidate, ()) for step in contest.winner.plan.steps}
     report["groupings"] = groupings.get(contest.won.entry.name, [])
     return _finish(run, contest, report)
 
@@ -370,9 +363,14 @@ def _partition(split: PrimitiveGraph, run: Run) -> Partition:
     if limit is not None:
         wide = [rule for rule in rules if not rule.is_local]
         rules = tuple(rule for rule in rules if rule.is_local)
-        whole, report = saturate(split, strict=options.strict, rules=wide, keep=spill.keep,
-                                 limits=Limits.of(len(split.primitives)), deadline=deadline
-                                 )  # fmt: skip
+        whole, report = saturate(
+            split,
+            strict=options.strict,
+            rules=wide,
+            keep=spill.keep,
+            limits=Limits.of(len(split.primitives)),
+            deadline=deadline,
+        )
         segments = split_segments(whole, limit)
     rewrite = partial(_rewrite, options=options, rules=rules, deadline=deadline)
     partition = find_blocks(whole, segments, rewrite, spill)
@@ -397,29 +395,27 @@ def _interruptible(run: Run) -> Iterator[None]:
         yield
 
 
-def _search(run: Run, partition: Partition, joined: Joined, tasks: Sequence[Task],
-            meter: AnyMeter) -> Outcome:  # fmt: skip
+def _search(run: Run, partition: Partition, joined: Joined, tasks: Sequence[Task], meter: AnyMeter) -> Outcome:
     """Find the best plan and those to hold it against."""
 
     def tell(b: int, entry: Round) -> None:
         _tell(run, tasks, b, entry)
 
     if not partition.is_whole:
-        return search_segments(
-            partition, joined, tasks, meter, run.options, run.first_deadline, tell
-        )
+        return search_segments(partition, joined, tasks, meter, run.options, run.first_deadline, tell)
     solved = search_whole(tasks[0], meter, run.options, run.first_deadline, partial(tell, 0))
-    savings = rule_savings(tasks[0].block.graph, tasks[0].candidates, solved.found.steps, meter,
-                           run.options, deadline=run.first_deadline)  # fmt: skip
+    savings = rule_savings(
+        tasks[0].block.graph, tasks[0].candidates, solved.found.steps, meter, run.options, deadline=run.first_deadline
+    )
     end = run.build_deadline.until(time.monotonic() + REGROUP_SECONDS)
     groupings = {
-        name: regroup(tasks[0].block.graph, tasks[0].candidates, steps, meter.cost_ns, run.options,
-                      deadline=end)
+        name: regroup(tasks[0].block.graph, tasks[0].candidates, steps, meter.cost_ns, run.options, deadline=end)
         for name, steps in solved.plans.items()
         if run.options.measure and not end.is_over
-    }  # fmt: skip
-    return Outcome(dict(solved.plans), solved.found, savings=savings, groupings=groupings,
-                   is_recalled=solved.is_recalled)  # fmt: skip
+    }
+    return Outcome(
+        dict(solved.plans), solved.found, savings=savings, groupings=groupings, is_recalled=solved.is_recalled
+    )
 
 
 def _side_by_side(run: Run, graph: PrimitiveGraph, outcome: Outcome, meter: AnyMeter) -> Outcome:
@@ -434,8 +430,11 @@ def _side_by_side(run: Run, graph: PrimitiveGraph, outcome: Outcome, meter: AnyM
     if found is None:
         return outcome
     before_ns, after_ns = (sum(meter.cost_ns(c)[0] for c in plan) for plan in (steps, found))
-    run.progress("orchestrate", f"side by side: {len(found)} kernels instead of {len(steps)}, "
-                 f"{after_ns / 1e6:.3f} ms instead of {before_ns / 1e6:.3f} ms")  # fmt: skip
+    run.progress(
+        "orchestrate",
+        f"side by side: {len(found)} kernels instead of {len(steps)}, "
+        f"{after_ns / 1e6:.3f} ms instead of {before_ns / 1e6:.3f} ms",
+    )
     return replace(outcome, plans={SIDE_BY_SIDE: found, **outcome.plans})
 
 
@@ -458,10 +457,7 @@ def _describe_tasks(tasks: Sequence[Task]) -> str:
 
 def _entry(name: str, steps: Sequence[Candidate], meter: AnyMeter) -> Entry:
     costs = tuple(meter.cost_ns(c) for c in steps)
-    expected = expect(
-        (ns, meter.known(c)) for (ns, _), c in zip(costs, steps, strict=True)
-        if not c.offer.is_in_place
-    )  # fmt: skip
+    expected = expect((ns, meter.known(c)) for (ns, _), c in zip(costs, steps, strict=True) if not c.offer.is_in_place)
     return Entry(name, tuple(steps), costs, expected)
 
 
@@ -478,8 +474,9 @@ def _model_record(model: Any) -> ModelRecord | None:
     return model_record(model) if isinstance(model, str | Path) else None
 
 
-def _report(run: Run, split: PrimitiveGraph, partition: Partition, tasks: Sequence[Task],
-            outcome: Outcome) -> dict[str, Any]:  # fmt: skip
+def _report(
+    run: Run, split: PrimitiveGraph, partition: Partition, tasks: Sequence[Task], outcome: Outcome
+) -> dict[str, Any]:
     found = outcome.found
     certificate = found.certificate
     keys = [{c.key for c in task.candidates} for task in tasks]
@@ -500,8 +497,7 @@ def _report(run: Run, split: PrimitiveGraph, partition: Partition, tasks: Sequen
         "failed_candidates": found.failed,
         "rules": asdict(partition.rules),
         "rule_savings_ms": {
-            rule: None if saved_ns is None else saved_ns / 1e6
-            for rule, saved_ns in outcome.savings.items()
+            rule: None if saved_ns is None else saved_ns / 1e6 for rule, saved_ns in outcome.savings.items()
         },
         "rounds": [asdict(entry) for entry in moving(found.rounds)],
         "recalled": outcome.is_recalled,

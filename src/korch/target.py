@@ -69,9 +69,7 @@ class Target:
         )
 
 
-def detect_target(
-    threads: int, compiler: str, libraries: tuple[str, ...] = (), matrix_units: bool = True
-) -> Target:
+def detect_target(threads: int, compiler: str, libraries: tuple[str, ...] = (), matrix_units: bool = True) -> Target:
     """Return the target that this machine is.
 
     Args:
@@ -90,10 +88,16 @@ def detect_target(
     if isa not in LANES or (isa == "amx" and best != "amx"):
         isa = best  # without the units kernels would imitate them
     return Target(
-        cpu=model, isa=isa, lanes=LANES[isa], threads=threads,
-        l1_bytes=_cache_bytes(1, 32 << 10), l2_bytes=_cache_bytes(2, 1 << 20),
-        l3_bytes=_cache_bytes(3, 8 << 20), compiler=compiler, libraries=libraries,
-    )  # fmt: skip
+        cpu=model,
+        isa=isa,
+        lanes=LANES[isa],
+        threads=threads,
+        l1_bytes=_cache_bytes(1, 32 << 10),
+        l2_bytes=_cache_bytes(2, 1 << 20),
+        l3_bytes=_cache_bytes(3, 8 << 20),
+        compiler=compiler,
+        libraries=libraries,
+    )
 
 
 @cache

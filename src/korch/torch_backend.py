@@ -40,11 +40,7 @@ class KorchFallbackWarning(UserWarning):
 
 
 def korch(
-    graph: Any,
-    example_inputs: Sequence[Any],
-    *,
-    options: Mapping[str, Any] | None = None,
-    mode: str | None = None,
+    graph: Any, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None
 ) -> Callable[..., Any]:
     """Compile a graph of torch.compile.
 
@@ -61,8 +57,9 @@ def korch(
         OptionError: there is no such option, or its value makes no sense.
     """
     if mode not in (None, "default"):
-        raise OptionError(f"there is no mode {mode!r}", where="torch.compile", expected="none",
-                          hint="Pass options instead")  # fmt: skip
+        raise OptionError(
+            f"there is no mode {mode!r}", where="torch.compile", expected="none", hint="Pass options instead"
+        )
     record, max_shapes = _options(options or {})
     compiled = CompiledGraph(graph, record, max_shapes)
     if reason := _why_not(graph, example_inputs):
@@ -114,8 +111,10 @@ class CompiledGraph:
         if plan is None:
             return self._graph(*args)
         if not plan.is_fresh(args):
-            self._say("a parameter or buffer was changed or replaced after it was compiled; "
-                      "torch.compiler.reset() compiles anew")  # fmt: skip
+            self._say(
+                "a parameter or buffer was changed or replaced after it was compiled; "
+                "torch.compiler.reset() compiles anew"
+            )
             return self._graph(*args)
         dynamic = [arg for arg, static in zip(args, self._static, strict=True) if not static]
         return plan.executable(*dynamic)
@@ -133,13 +132,15 @@ class CompiledGraph:
     def _plan(self, args: Sequence[Any]) -> _Plan | None:
         """Return a plan for inputs like these; None if they are for PyTorch."""
         if len(self._plans) >= self._max_shapes:
-            self._say(f"it was called with more than {self._max_shapes} different shapes; "
-                      "the option max_shapes allows more")  # fmt: skip
+            self._say(
+                f"it was called with more than {self._max_shapes} different shapes; the option max_shapes allows more"
+            )
             return None
         weights = [
             (i, arg, arg.data_ptr(), _version(arg))
-            for i, (arg, static) in enumerate(zip(args, self._static, strict=True)) if static
-        ]  # fmt: skip
+            for i, (arg, static) in enumerate(zip(args, self._static, strict=True))
+            if static
+        ]
         try:
             with torch.inference_mode(False), torch.no_grad():
                 bound = _Bound(self._graph, self._names, {i: w for i, w, *_ in weights})
@@ -176,10 +177,7 @@ class _Bound(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, *dynamic: Any) -> Any:
         rest = iter(dynamic)
-        return self.graph(
-            *(getattr(self, self._of[i]) if i in self._of else next(rest)
-              for i in range(self._count))
-        )  # fmt: skip
+        return self.graph(*(getattr(self, self._of[i]) if i in self._of else next(rest) for i in range(self._count)))
 
 
 def _options(options: Mapping[str, Any]) -> tuple[Options, int]:
@@ -191,8 +189,9 @@ def _options(options: Mapping[str, Any]) -> tuple[Options, int]:
     if unknown := [name for name in given if name not in known]:
         raise unknown_option(unknown[0], ["budget", "max_shapes", *known], "torch.compile")
     if not isinstance(max_shapes, int) or max_shapes < 1:
-        raise OptionError(f"the value {max_shapes!r} is no number of shapes",
-                          where="option max_shapes", expected="at least 1")  # fmt: skip
+        raise OptionError(
+            f"the value {max_shapes!r} is no number of shapes", where="option max_shapes", expected="at least 1"
+        )
     return Options(**given), max_shapes
 
 

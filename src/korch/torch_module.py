@@ -138,9 +138,7 @@ def optimize_module(
     return build_module(export_module(module, args, both), options, progress)
 
 
-def build_module(
-    exported: Exported, options: Options, progress: Progress | None = None
-) -> ModuleExecutable:
+def build_module(exported: Exported, options: Options, progress: Progress | None = None) -> ModuleExecutable:
     """Optimize what was exported.
 
     Raises:
@@ -167,9 +165,7 @@ def run_tensors(flat: Any, tensors: Sequence[Any]) -> tuple[Array, ...]:
         InputError: one has another shape or type, or lies on a device.
     """
     names = [tensor.name for tensor in flat.get_inputs()]
-    results: tuple[Array, ...] = flat(
-        *(as_array(t, n) for t, n in zip(tensors, names, strict=True))
-    )
+    results: tuple[Array, ...] = flat(*(as_array(t, n) for t, n in zip(tensors, names, strict=True)))
     return results
 
 

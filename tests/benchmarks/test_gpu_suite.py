@@ -17,19 +17,22 @@ def row(name, whole, **engines):
 
 def test_the_table_has_medians_ratios_and_reasons(tmp_path):
     rows = [
-        row("candy", True, korch={"times_ms": [1.0, 1.0]}, eager={"times_ms": [4.0, 4.0]},
-            **{"torch.compile": {"times_ms": [2.0, 2.0]}}),
-        row("yolox", False, korch={"failure": "MeasureError: no device"},
-            eager={"times_ms": [3.0]}),
-    ]  # fmt: skip
+        row(
+            "candy",
+            True,
+            korch={"times_ms": [1.0, 1.0]},
+            eager={"times_ms": [4.0, 4.0]},
+            **{"torch.compile": {"times_ms": [2.0, 2.0]}},
+        ),
+        row("yolox", False, korch={"failure": "MeasureError: no device"}, eager={"times_ms": [3.0]}),
+    ]
     for item in rows:
         gpu_suite._path(tmp_path, True, item["model"], "tf32", 1).write_text(json.dumps(item))
     (tmp_path / "tests.txt").write_text("...\n12 passed in 3 s\n")
     text = gpu_suite.table(gpu_suite.collect(tmp_path, quick=True))
     first, head, candy, yolox, mean = text.splitlines()
     assert first == "tests: 12 passed in 3 s" and "compile" in head
-    assert candy.split() == ["candy", "tf32", "1", "1.000", "4.000", "2.000", "-", "-", "2.00",
-                             "(2.00-2.00)"]  # fmt: skip
+    assert candy.split() == ["candy", "tf32", "1", "1.000", "4.000", "2.000", "-", "-", "2.00", "(2.00-2.00)"]
     assert "no device" in yolox and "not all engines" in yolox
     assert mean == "geometric mean, tf32 x1: 2.00 over 1"
 
@@ -46,9 +49,7 @@ def test_only_whole_rows_are_not_done_again(tmp_path):
 def test_the_papers_models_and_the_transformers_are_in_it():
     found = gpu_suite.configurations(quick=False)
     assert len(found) == len(set(found)) == 31
-    assert {(p, b) for name, p, b in found if name == "bert"} == {
-        (p, b) for p in ("tf32", "float16") for b in (1, 16)
-    }
+    assert {(p, b) for name, p, b in found if name == "bert"} == {(p, b) for p in ("tf32", "float16") for b in (1, 16)}
     assert gpu_suite.SIZES["efficientvit"] == {"size": 2048}
 
 

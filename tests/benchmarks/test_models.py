@@ -12,16 +12,22 @@ from korch.frontend.onnx import load_model
 from korch.primitive.check import check_graph
 from korch.primitive.op import Category
 
-TINY = ("tiny_candy", "tiny_transformer", "tiny_efficientvit", "tiny_yolox", "tiny_yolov4",
-        "tiny_segformer", "mlp", "conv_bn_relu")  # fmt: skip
+TINY = (
+    "tiny_candy",
+    "tiny_transformer",
+    "tiny_efficientvit",
+    "tiny_yolox",
+    "tiny_yolov4",
+    "tiny_segformer",
+    "mlp",
+    "conv_bn_relu",
+)
 
 
 def _session(model):
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    return onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def _run(model, seed=0):
@@ -58,8 +64,7 @@ def test_output_depends_on_the_input(name):
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_gives_others(name):
     options = {"candy": {"size": 16}, "yolov4": {"width": 4}}.get(name, {})
     first, again, other = (
-        build(name, seed=seed, **options).SerializeToString(deterministic=True)
-        for seed in (3, 3, 4)
+        build(name, seed=seed, **options).SerializeToString(deterministic=True) for seed in (3, 3, 4)
     )
     assert first == again
     assert first != other
@@ -123,9 +128,7 @@ def test_batch_normalization_is_far_from_the_identity():
 def test_unknown_names_and_senseless_options_are_refused():
     with pytest.raises(OptionError) as caught:
         build("candyfloss")
-    assert str(caught.value) == (
-        f"benchmarks.models: there is no model 'candyfloss'; expected {', '.join(MODELS)}"
-    )
+    assert str(caught.value) == (f"benchmarks.models: there is no model 'candyfloss'; expected {', '.join(MODELS)}")
     with pytest.raises(OptionError, match=r"^mlp: there is no option 'size'; expected seed, batch"):
         build("mlp", size=3)
     with pytest.raises(OptionError, match="30 pixels can't be halved twice"):
@@ -137,9 +140,7 @@ def test_unknown_names_and_senseless_options_are_refused():
 def test_command_line_writes_the_built_model(tmp_path, capsys):
     out = tmp_path / "m.onnx"
     assert main(["tiny_candy", str(out), "--seed", "5", "--size", "16"]) == 0
-    assert out.read_bytes() == build("tiny_candy", seed=5, size=16).SerializeToString(
-        deterministic=True
-    )
+    assert out.read_bytes() == build("tiny_candy", seed=5, size=16).SerializeToString(deterministic=True)
     assert main(["tiny_candy", str(out), "--size", "17"]) == 1
     assert "error: candy: size: 17 pixels" in capsys.readouterr().err
 
@@ -167,13 +168,10 @@ def test_the_papers_models_have_the_published_size_and_split_wholly(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "name", ["tiny_efficientvit", "tiny_yolox", "tiny_yolov4", "tiny_segformer"]
-)
+@pytest.mark.parametrize("name", ["tiny_efficientvit", "tiny_yolox", "tiny_yolov4", "tiny_segformer"])
 def test_tiny_models_run_as_they_do_elsewhere(name, cache_folder):
     model = build(name)
-    executable = optimize(model, measure=False, cache_folder=cache_folder, baselines=False,
-                          max_primitives=6)  # fmt: skip
+    executable = optimize(model, measure=False, cache_folder=cache_folder, baselines=False, max_primitives=6)
     x, expected = _run(model)
     found = executable(x)[0]
     assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()

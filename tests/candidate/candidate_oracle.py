@@ -16,8 +16,7 @@ from korch.testing.random_graph import random_graph
 CLOSED = (Category.LINEAR, Category.OPAQUE)
 
 
-def small_graph(seed: int, primitives: int = 9, linear: bool = False, merges: int = 0
-                ) -> PrimitiveGraph:  # fmt: skip
+def small_graph(seed: int, primitives: int = 9, linear: bool = False, merges: int = 0) -> PrimitiveGraph:
     """Return a random graph; `merges` pairs of values become one, with two alternatives.
 
     What the merged values mean does not matter to enumeration.
@@ -28,9 +27,10 @@ def small_graph(seed: int, primitives: int = 9, linear: bool = False, merges: in
         builder = GraphBuilder.from_graph(graph)
         for _ in range(merges):
             pairs = [
-                (p.output, q.output) for p, q in itertools.combinations(graph.primitives, 2)
+                (p.output, q.output)
+                for p, q in itertools.combinations(graph.primitives, 2)
                 if graph.types[p.output] == graph.types[q.output]
-            ]  # fmt: skip
+            ]
             if pairs:
                 builder.merge(*pairs[int(rng.integers(len(pairs)))])
         graph = builder.freeze()
@@ -114,9 +114,7 @@ class Oracle:
         if linear and Category.REDUCE in categories.values():
             return False
         above = self._reach(linear, self.sources) if linear else set()
-        return len(linear) <= 1 and all(
-            categories[p] is Category.LAYOUT for p in chosen & above - set(linear)
-        )
+        return len(linear) <= 1 and all(categories[p] is Category.LAYOUT for p in chosen & above - set(linear))
 
     def _is_operator(self, chosen: set[int]) -> bool:
         """All are outputs of one opaque operator."""
@@ -152,10 +150,9 @@ class Oracle:
         """No path leaves the set and comes back through a value that the set does not compute."""
         own = {self.graph.primitives[p].output for p in chosen}
         before = {
-            p: {q for q in sources if p not in chosen or q in chosen
-                or self.graph.primitives[q].output not in own}
+            p: {q for q in sources if p not in chosen or q in chosen or self.graph.primitives[q].output not in own}
             for p, sources in self.sources.items()
-        }  # fmt: skip
+        }
         above = self._reach(chosen, before)
         readers: dict[int, set[int]] = {p: set() for p in before}
         for p, sources in before.items():
@@ -178,10 +175,11 @@ class Oracle:
             whole |= set(self._absorbed(p))
         must = {graph.primitives[p].output for p in self._ends(chosen)}
         may = {
-            graph.primitives[p].output for p in chosen - self._ends(chosen)
+            graph.primitives[p].output
+            for p in chosen - self._ends(chosen)
             if graph.primitives[p].output in self.results
             or any(p in self.sources[q] for q in self.solid if q not in chosen)
-        }  # fmt: skip
+        }
         primitives = tuple(sorted(whole))
         for size in range(len(may) + 1):
             for extra in itertools.combinations(sorted(may), size):

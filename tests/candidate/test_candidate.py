@@ -38,8 +38,7 @@ def blocks(repeats=3, seeds=(1, 2, 3), number=2.0):
 
 def test_equal_blocks_have_equal_keys():
     graph = blocks()
-    groups = [make_group(graph, range(3 * i, 3 * i + 3), [graph.primitives[3 * i + 2].output])
-              for i in range(3)]  # fmt: skip
+    groups = [make_group(graph, range(3 * i, 3 * i + 3), [graph.primitives[3 * i + 2].output]) for i in range(3)]
     assert len({group.key for group in groups}) == 1
     assert len({group.inputs for group in groups}) == 3
     assert groups[0].text.startswith("# constant i1\ngraph(")
@@ -73,9 +72,7 @@ def test_the_order_of_outputs_and_what_is_constant_matter():
     builder.output("b", b)
     graph = builder.freeze()
     found = dict(graph.outputs)
-    assert make_group(graph, (0, 1), [found["a"], found["b"]]).key != (
-        make_group(graph, (0, 1), [found["b"]]).key
-    )
+    assert make_group(graph, (0, 1), [found["a"], found["b"]]).key != (make_group(graph, (0, 1), [found["b"]]).key)
     builder = GraphBuilder()
     c = builder.constant(np.arange(4, dtype=np.float32))
     y = builder.input("y", ValueType.parse("f32[4]"))
@@ -107,8 +104,7 @@ def test_bodies_are_sound_and_mean_what_the_model_means():
 def candidate(group, inputs=None, outputs=None, **fields):
     plain = [Layout.plain(t.rank) for t in (*group.input_types, *group.output_types)]
     n = len(group.inputs)
-    return Candidate(group, "toy", Offer(inputs or tuple(plain[:n]), outputs or tuple(plain[n:])),
-                     **fields)  # fmt: skip
+    return Candidate(group, "toy", Offer(inputs or tuple(plain[:n]), outputs or tuple(plain[n:])), **fields)
 
 
 def test_keys_of_candidates_differ_in_all_that_their_kernels_depend_on():
@@ -117,11 +113,12 @@ def test_keys_of_candidates_differ_in_all_that_their_kernels_depend_on():
     plain = candidate(group)
     last = channels_last(4)
     others = [
-        candidate(group, version="2"), candidate(group, outputs=(last,)),
+        candidate(group, version="2"),
+        candidate(group, outputs=(last,)),
         candidate(group, inputs=(last, Layout.plain(4))),
         Candidate(group, "other", plain.offer),
         Candidate(group, "toy", Offer(plain.offer.inputs, plain.offer.outputs, "keep")),
-    ]  # fmt: skip
+    ]
     assert len({c.key for c in (plain, *others)}) == 6
     assert plain.input_ports == ((group.inputs[0], Layout.plain(4)),)
     assert plain.output_ports == ((group.outputs[0], Layout.plain(4)),)
@@ -133,8 +130,7 @@ def test_bytes():
     builder = GraphBuilder()
     x = builder.input("x", ValueType.parse("f32[10,8]"))
     part = builder.add("slice", [x], SliceAttributes((2, 0), (3, 8), (1, 1)))
-    rows = builder.add("take", [builder.input("y", ValueType.parse("f32[10,8]"))],
-                       TakeAttributes(0, (1, 1, 4)))  # fmt: skip
+    rows = builder.add("take", [builder.input("y", ValueType.parse("f32[10,8]"))], TakeAttributes(0, (1, 1, 4)))
     builder.output("o", builder.add("add", [part, rows]))
     graph = builder.freeze()
     found = candidate(make_group(graph, range(3), [graph.outputs[0][1]]))

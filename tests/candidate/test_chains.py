@@ -70,9 +70,11 @@ def test_an_inverted_bottleneck_is_one_group_and_so_are_its_parts():
     first, middle, last = ("conv", "add", *act), ("conv", *act), ("conv",)
     assert net.chains(y) == {
         (*first, *middle),
-        (*middle, *last), (*middle, *last, "add"),
-        (*first, *middle, *last), (*first, *middle, *last, "add"),
-    }  # fmt: skip
+        (*middle, *last),
+        (*middle, *last, "add"),
+        (*first, *middle, *last),
+        (*first, *middle, *last, "add"),
+    }
 
 
 def test_groups_that_stop_before_a_function_of_their_result_are_not_grown():

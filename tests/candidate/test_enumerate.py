@@ -33,9 +33,8 @@ def test_all_subsets(kind, most_outputs):
     for seed in range(15):
         graph = small_graph(seed, 9, kind == "linear", 2 * (kind == "alternatives"))
         options = Options(
-            contract_chains=False, max_outputs=most_outputs, max_primitives=2 + seed % 8,
-            max_inputs=1 + seed % 6,
-        )  # fmt: skip
+            contract_chains=False, max_outputs=most_outputs, max_primitives=2 + seed % 8, max_inputs=1 + seed % 6
+        )
         assert keys(graph, options) == Oracle(graph, options).groups(), seed
 
 
@@ -43,9 +42,8 @@ def test_all_subsets_with_products_alternatives_and_an_operator_of_several_outpu
     for seed in range(12):
         graph = with_operator(small_graph(seed, 6, linear=True, merges=3), seed)
         options = Options(
-            contract_chains=False, max_outputs=1 + seed % 4, max_primitives=2 + seed % 7,
-            max_inputs=1 + seed % 5,
-        )  # fmt: skip
+            contract_chains=False, max_outputs=1 + seed % 4, max_primitives=2 + seed % 7, max_inputs=1 + seed % 5
+        )
         found = keys(graph, options)
         assert found == Oracle(graph, options).groups(), seed
         operator = {p for p, row in enumerate(graph.primitives) if row.op == "opaque"}
@@ -169,10 +167,17 @@ def test_linear_primitives_take_layout_before_and_no_reduction_beside():
     names = [primitive.op for primitive in graph.primitives]
     found = {tuple(names[p] for p in primitives) for primitives in sets(graph)}
     assert found == {
-        ("exp",), ("transpose",), ("matmul",), ("tanh",), ("reduce_sum",), ("exp", "transpose"),
-        ("transpose", "matmul"), ("transpose", "matmul", "tanh"), ("matmul", "tanh"),
+        ("exp",),
+        ("transpose",),
+        ("matmul",),
+        ("tanh",),
+        ("reduce_sum",),
+        ("exp", "transpose"),
+        ("transpose", "matmul"),
+        ("transpose", "matmul", "tanh"),
+        ("matmul", "tanh"),
         ("tanh", "reduce_sum"),
-    }  # fmt: skip
+    }
 
 
 def test_opaque_primitives_meet_only_the_other_outputs_of_their_operator():
@@ -205,8 +210,7 @@ def test_limits_are_reported_and_single_primitives_always_there():
     builder.output("o", a)
     builder.output("p", builder.add("exp", [a]))
     graph = builder.freeze()
-    for name, value in (("max_primitives", 2), ("max_inputs", 1), ("max_outputs", 1),
-                        ("max_candidates", 3)):  # fmt: skip
+    for name, value in (("max_primitives", 2), ("max_inputs", 1), ("max_outputs", 1), ("max_candidates", 3)):
         wide = Options(contract_chains=False, max_outputs=2)
         assert enumerate_groups(graph, wide)[1].limits_hit == ()
         groups, report = enumerate_groups(graph, replace(wide, **{name: value}))
@@ -227,9 +231,7 @@ def test_too_many_groups_are_not_made():
 def test_the_order_is_deterministic():
     graph = small_graph(5, 9, linear=True)
     first, second = (enumerate_groups(graph, Options())[0] for _ in range(2))
-    assert [(g.primitives, g.outputs, g.key) for g in first] == [
-        (g.primitives, g.outputs, g.key) for g in second
-    ]
+    assert [(g.primitives, g.outputs, g.key) for g in first] == [(g.primitives, g.outputs, g.key) for g in second]
 
 
 def test_convolutions_of_two_layers_never_share_a_kernel():

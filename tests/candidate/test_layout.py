@@ -7,13 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from korch.candidate.layout import (
-    Layout,
-    channels_blocked,
-    channels_last,
-    layout_choices,
-    split_float32,
-)  # fmt: skip
+from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices, split_float32
 from korch.primitive.types import DType, ValueType
 
 
@@ -117,20 +111,42 @@ def test_the_text_form_comes_back(layout):
     assert Layout.parse(str(layout)) == layout
 
 
-@pytest.mark.parametrize(("layout", "text"), [
-    (Layout.plain(4), "abcd"), (channels_last(4), "acdb"), (channels_last(5), "acdeb"),
-    (channels_blocked(4, 16), "aBcd16b"), (Layout.plain(0), ""),
-    (Layout((0, 1, 2, 3), ((1, 4), (0, 16), (1, 4))), "ABcd4b16a4b"),
-    (Layout((1, 0), ((1, 32), (0, 2)), in_pieces=True), "BA32b2a*3"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("layout", "text"),
+    [
+        (Layout.plain(4), "abcd"),
+        (channels_last(4), "acdb"),
+        (channels_last(5), "acdeb"),
+        (channels_blocked(4, 16), "aBcd16b"),
+        (Layout.plain(0), ""),
+        (Layout((0, 1, 2, 3), ((1, 4), (0, 16), (1, 4))), "ABcd4b16a4b"),
+        (Layout((1, 0), ((1, 32), (0, 2)), in_pieces=True), "BA32b2a*3"),
+    ],
+)
 def test_known_texts(layout, text):
     assert str(layout) == text
     assert Layout.parse(text) == layout
 
 
-@pytest.mark.parametrize("text", ["acb d", "abd", "aab", "aBcd", "abcd16b", "ab4d", "aB0b",
-                                  "aB04b", "16b", "abcd16", "any", "a-b", "ab*2",
-                                  "ab*3*3"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "acb d",
+        "abd",
+        "aab",
+        "aBcd",
+        "abcd16b",
+        "ab4d",
+        "aB0b",
+        "aB04b",
+        "16b",
+        "abcd16",
+        "any",
+        "a-b",
+        "ab*2",
+        "ab*3*3",
+    ],
+)
 def test_what_is_no_layout_is_refused(text):
     with pytest.raises(ValueError, match="is no layout; expected one like abcd or aBcd16b"):
         Layout.parse(text)
@@ -150,12 +166,21 @@ def test_what_is_missing_from_a_block_is_zero():
     np.testing.assert_array_equal(packed, [[1, 2, 3, 4], [5, 0, 0, 0]])
 
 
-@pytest.mark.parametrize(("shape", "texts"), [
-    ((1, 32, 4, 5), ["abcd", "acdb", "aBcd16b"]), ((1, 24, 4, 5), ["abcd", "acdb"]),
-    ((1, 16, 4, 5), ["abcd", "acdb", "aBcd16b"]), ((2, 1, 4, 5), ["abcd"]),
-    ((2, 32, 1, 1), ["abcd"]), ((1, 32, 2, 4, 5), ["abcde", "acdeb", "aBcde16b"]),
-    ((32, 32), ["ab"]), ((1, 32, 5), ["abc"]), ((0, 32, 4, 5), ["abcd"]), ((), [""]),
-    ((1, 32, 1, 1, 1, 1), ["abcdef"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shape", "texts"),
+    [
+        ((1, 32, 4, 5), ["abcd", "acdb", "aBcd16b"]),
+        ((1, 24, 4, 5), ["abcd", "acdb"]),
+        ((1, 16, 4, 5), ["abcd", "acdb", "aBcd16b"]),
+        ((2, 1, 4, 5), ["abcd"]),
+        ((2, 32, 1, 1), ["abcd"]),
+        ((1, 32, 2, 4, 5), ["abcde", "acdeb", "aBcde16b"]),
+        ((32, 32), ["ab"]),
+        ((1, 32, 5), ["abc"]),
+        ((0, 32, 4, 5), ["abcd"]),
+        ((), [""]),
+        ((1, 32, 1, 1, 1, 1), ["abcdef"]),
+    ],
+)
 def test_choices(shape, texts):
     assert [str(x) for x in layout_choices(ValueType(shape, DType.F32), 16)] == texts

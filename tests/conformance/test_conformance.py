@@ -11,10 +11,17 @@ from korch.testing import conformance
 from korch.testing.conformance import Outcome, cases, excluded, format_table, read_exclusions
 
 EXCLUSIONS = Path(__file__).parent / "exclusions.txt"
-ALWAYS = ("test_nonzero_example", "test_loop11", "test_sequence_insert_at_back",
-          "test_string_concat", "test_operator_conv", "test_single_relu_model",
-          "test_Conv2d_padding", "test_strnorm_model_nostopwords_nochangecase",
-          "test_adam")  # fmt: skip
+ALWAYS = (
+    "test_nonzero_example",
+    "test_loop11",
+    "test_sequence_insert_at_back",
+    "test_string_concat",
+    "test_operator_conv",
+    "test_single_relu_model",
+    "test_Conv2d_padding",
+    "test_strnorm_model_nostopwords_nochangecase",
+    "test_adam",
+)
 SAMPLE = 24
 
 
@@ -43,10 +50,15 @@ def test_a_sample_passes() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("_cache")
-@pytest.mark.parametrize(("name", "way"), [
-    ("test_relu", "native"), ("test_lstm_defaults", "opaque"), ("test_nonzero_example", "host"),
-    ("test_constant", "constant"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("test_relu", "native"),
+        ("test_lstm_defaults", "opaque"),
+        ("test_nonzero_example", "host"),
+        ("test_constant", "constant"),
+    ],
+)
 def test_who_computed_is_told(name: str, way: str) -> None:
     assert conformance.run_case(name).way == way
 
@@ -54,8 +66,11 @@ def test_who_computed_is_told(name: str, way: str) -> None:
 def test_all_cases_of_all_kinds_are_there() -> None:
     kinds = [kind for kind, _ in cases("korch").values()]
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {
-        "node": 1884, "simple": 23, "pytorch-operator": 35, "pytorch-converted": 82,
-    } or len(kinds) > 2024  # fmt: skip
+        "node": 1884,
+        "simple": 23,
+        "pytorch-operator": 35,
+        "pytorch-converted": 82,
+    } or len(kinds) > 2024
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -88,8 +103,11 @@ def test_an_exclusion_without_a_reason_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_table_counts_by_kind_and_way() -> None:
-    rows = [Outcome("a", "node", True, "native", "", 0.1), Outcome("b", "node", False, "", "no", 0),
-            Outcome("c", "simple", True, "host", "", 0.1)]  # fmt: skip
+    rows = [
+        Outcome("a", "node", True, "native", "", 0.1),
+        Outcome("b", "node", False, "", "no", 0),
+        Outcome("c", "simple", True, "host", "", 0.1),
+    ]
     table = format_table(rows, [Outcome("a", "node", True, "", "", 0)])
     assert "| node | 2 | 1 | 1 | 0 | 0 | 0 | 1 |" in table
     assert "| all | 3 | 2 | 1 | 0 | 1 | 0 | 1 |" in table

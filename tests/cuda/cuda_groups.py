@@ -17,8 +17,7 @@ def product(a: str, b: str) -> Group:
     return g.group(g.add("matmul", [g.tensor(a), g.tensor(b)]))
 
 
-def conv(x: str, w: str, strides=(1, 1), begin=(0, 0), end=(0, 0), dilations=(1, 1), groups=1,
-         tail=False) -> Group:  # fmt: skip
+def conv(x: str, w: str, strides=(1, 1), begin=(0, 0), end=(0, 0), dilations=(1, 1), groups=1, tail=False) -> Group:
     g = Graph()
     attributes = ConvAttributes(strides, begin, end, dilations, groups)
     y = g.add("conv", [g.tensor(x), g.tensor(w)], attributes)
@@ -30,11 +29,11 @@ def conv(x: str, w: str, strides=(1, 1), begin=(0, 0), end=(0, 0), dilations=(1,
     return g.group(y)
 
 
-def attention(heads: int, m: int, n: int, d: int, e: int, masked: bool = False, kind: str = "f32",
-              guarded: bool = False) -> Group:  # fmt: skip
+def attention(
+    heads: int, m: int, n: int, d: int, e: int, masked: bool = False, kind: str = "f32", guarded: bool = False
+) -> Group:
     g = Graph()
-    q, k, v = (g.tensor(f"{kind}[{heads},{rows},{width}]")
-               for rows, width in ((m, d), (n, d), (n, e)))  # fmt: skip
+    q, k, v = (g.tensor(f"{kind}[{heads},{rows},{width}]") for rows, width in ((m, d), (n, d), (n, e)))
     s = g.add("matmul", [q, g.transpose(k, 0, 2, 1)])
     s = g.add("mul", [s, g.number(s, d**-0.5)])
     if masked:
@@ -65,8 +64,7 @@ def fused_conv() -> Group:
     return g.group(g.add("conv", [x, g.tensor("f32[16,8,3,3]")], attributes))
 
 
-def winograd(tile: int, shape: tuple[int, ...], channels: int, begin: tuple[int, int],
-             end: tuple[int, int]) -> Group:  # fmt: skip
+def winograd(tile: int, shape: tuple[int, ...], channels: int, begin: tuple[int, int], end: tuple[int, int]) -> Group:
     g = Graph()
     x = g.input("x0", ValueType.parse(f"f32{list(shape)}"))
     u = g.tensor(f"f32[{tile + 2},{tile + 2},{shape[1]},{channels}]")
@@ -89,19 +87,31 @@ PRODUCTS = {
     "asymmetric": partial(conv, "f32[1,8,9,11]", "f32[16,8,3,3]", (2, 1), (1, 0), (0, 2), (1, 2)),
     "stem": partial(conv, "f32[2,3,10,9]", "f32[24,3,3,3]", (2, 2), (1, 1), (1, 1), tail=True),
     "pointwise": partial(conv, "f32[1,16,6,7]", "f32[32,16,1,1]", tail=True),
-    "depthwise": partial(conv, "f32[1,16,8,6]", "f32[16,1,3,3]", (1, 1), (1, 1), (1, 1),
-                         groups=16, tail=True),
+    "depthwise": partial(conv, "f32[1,16,8,6]", "f32[16,1,3,3]", (1, 1), (1, 1), (1, 1), groups=16, tail=True),
     "grouped": partial(conv, "f32[1,16,8,6]", "f32[32,8,3,3]", (1, 1), (1, 1), (1, 1), groups=2),
     "whole window": partial(conv, "f32[1,2,5,5]", "f32[3,2,5,5]"),
     "half convolution": partial(conv, "f16[1,16,6,7]", "f16[24,16,3,3]", (1, 1), (1, 1), (1, 1)),
     "fused product": fused_product,
     "fused convolution": fused_conv,
-}  # fmt: skip
+}
 
-IN_LIBRARY = frozenset((
-    "matrices", "one right matrix", "batches", "broadcast batches", "many terms", "one row",
-    "one term", "float16", "bfloat16", "asymmetric", "grouped", "whole window", "half convolution",
-))  # fmt: skip
+IN_LIBRARY = frozenset(
+    (
+        "matrices",
+        "one right matrix",
+        "batches",
+        "broadcast batches",
+        "many terms",
+        "one row",
+        "one term",
+        "float16",
+        "bfloat16",
+        "asymmetric",
+        "grouped",
+        "whole window",
+        "half convolution",
+    )
+)
 
 ATTENTIONS = {
     "short last block": partial(attention, 2, 33, 70, 16, 16),

@@ -98,9 +98,7 @@ class Context:
     def view(self, item):
         kind = {"tensor(float)": np.float32, "tensor(float16)": np.float16}[item.type]
         count = int(np.prod(item.shape))
-        memory = (ctypes.c_uint8 * (count * np.dtype(kind).itemsize)).from_address(
-            self.addresses[item.name]
-        )
+        memory = (ctypes.c_uint8 * (count * np.dtype(kind).itemsize)).from_address(self.addresses[item.name])
         return np.frombuffer(memory, kind).reshape(item.shape)
 
 

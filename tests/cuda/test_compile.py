@@ -20,12 +20,7 @@ from korch.cuda.compile import Cubin, CubinCompiler, CubinFailure
 from korch.cuda.kernel import make_launch
 from korch.cuda.target import NOMINAL
 from korch.primitive.types import DType
-from korch.provider.triton import (
-    TritonAttentionProvider,
-    TritonProductProvider,
-    TritonProvider,
-    TritonWinogradProvider,
-)
+from korch.provider.triton import TritonAttentionProvider, TritonProductProvider, TritonProvider, TritonWinogradProvider
 
 
 @pytest.fixture(scope="module", params=[90, 80])
@@ -37,8 +32,11 @@ def compiler(request, tmp_path_factory):
 
 def sample(target):
     """Yield a kernel of every kind."""
-    made = [(TritonProvider(), group) for family in ("reductions", "normalizations", "pools")
-            for group in list(FAMILIES[family]())[:3]]  # fmt: skip
+    made = [
+        (TritonProvider(), group)
+        for family in ("reductions", "normalizations", "pools")
+        for group in list(FAMILIES[family]())[:3]
+    ]
     made += [(TritonProductProvider(), PRODUCTS[n]()) for n in ("matrices", "float16", "stem")]
     made += [(TritonAttentionProvider(), ATTENTIONS["masked"]())]
     made += [(TritonWinogradProvider(), WINOGRADS["4 odd"]())]

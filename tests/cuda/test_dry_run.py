@@ -45,12 +45,14 @@ def test_every_kernel_of_a_model_compiles(name, cache_folder):
 
 @pytest.mark.parametrize(
     ("name", "target", "precision"),
-    [("tiny_segformer", "cuda:sm_90", "float16"), ("tiny_candy", "cuda:sm_80", "bfloat16"),
-     ("tiny_candy", "cuda:sm_90", "float32")],
-)  # fmt: skip
+    [
+        ("tiny_segformer", "cuda:sm_90", "float16"),
+        ("tiny_candy", "cuda:sm_80", "bfloat16"),
+        ("tiny_candy", "cuda:sm_90", "float32"),
+    ],
+)
 def test_precisions_and_architectures(name, target, precision, cache_folder):
-    options = Options(target=target, precision=precision, tf32=precision == "float32",
-                      cache_folder=cache_folder)  # fmt: skip
+    options = Options(target=target, precision=precision, tf32=precision == "float32", cache_folder=cache_folder)
     found = plan_model(build(name).SerializeToString(), options)
     assert not found.failures, found.to_text()
 
@@ -58,8 +60,7 @@ def test_precisions_and_architectures(name, target, precision, cache_folder):
 def test_the_command_prints_the_plan(tmp_path, cache_folder, capsys):
     model = tmp_path / "m.onnx"
     model.write_bytes(build("tiny_candy").SerializeToString())
-    arguments = ["optimize", str(model), "--target", "cuda:sm_90", "--dry-run", "--cache-folder",
-                 str(cache_folder)]  # fmt: skip
+    arguments = ["optimize", str(model), "--target", "cuda:sm_90", "--dry-run", "--cache-folder", str(cache_folder)]
     assert main(arguments) == 0
     text = capsys.readouterr().out
     assert "sm_90" in text and "regs" in text and "nothing was measured" in text

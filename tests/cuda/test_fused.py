@@ -31,8 +31,7 @@ def is_slow(group: Group) -> bool:
 @pytest.mark.parametrize("seed", range(6))
 def test_random_groups(seed, small):
     rng = np.random.default_rng(seed)
-    groups = [g for g in random_groups(rng, 12, 12) if not isinstance(PROVIDER.offer(g, small),
-                                                                      Refusal)]  # fmt: skip
+    groups = [g for g in random_groups(rng, 12, 12) if not isinstance(PROVIDER.offer(g, small), Refusal)]
     assert len(groups) > 6
     check_cuda_offers(PROVIDER, groups, small, rng)
 
@@ -49,9 +48,26 @@ def test_elementwise(row, small, rng):
 
 
 @pytest.mark.parametrize(
-    "op", ["neg", "abs", "exp", "tanh", "sigmoid", "erf", "max", "min", "isnan", "isinf", "sqrt",
-           "round", "floor", "div", "mul", "sign"],
-)  # fmt: skip
+    "op",
+    [
+        "neg",
+        "abs",
+        "exp",
+        "tanh",
+        "sigmoid",
+        "erf",
+        "max",
+        "min",
+        "isnan",
+        "isinf",
+        "sqrt",
+        "round",
+        "floor",
+        "div",
+        "mul",
+        "sign",
+    ],
+)
 def test_special_numbers(op, small, rng):
     row = next(row for row in ROWS if row.name == op)
     g = Graph()

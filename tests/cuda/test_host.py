@@ -46,8 +46,7 @@ def on_cpu(monkeypatch):
     """Let segments be planned for a device by bounds, and issued on the CPU."""
 
     def plan(segment, options, shapes=None, progress=None, deadline=None):
-        found = replace(options, target="cuda:sm_90", measure=False, baselines=False,
-                        partition="off")  # fmt: skip
+        found = replace(options, target="cuda:sm_90", measure=False, baselines=False, partition="off")
         return IssuedOnCpu(program_of_graph(fission(segment), found, ())[0])
 
     monkeypatch.setattr(host_optimize, "require_torch", lambda: None)
@@ -66,11 +65,12 @@ def model():
     ]
     table = np.random.default_rng(1).standard_normal((4, 33)).astype(np.float32)
     graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("x", 1, [1, 3, 5, 5])],
-        [helper.make_tensor_value_info("y", 1, [1, 3, 4, 33]),
-         helper.make_tensor_value_info("c", 1, [1, 3, 4, 4])],
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", 1, [1, 3, 5, 5])],
+        [helper.make_tensor_value_info("y", 1, [1, 3, 4, 33]), helper.make_tensor_value_info("c", 1, [1, 3, 4, 4])],
         [onnx.numpy_helper.from_array(table, "t")],
-    )  # fmt: skip
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
 
 

@@ -10,11 +10,7 @@ from cuda_groups import ATTENTIONS, PRODUCTS, WINOGRADS, attention, product
 from tile_groups import Graph
 
 from korch.candidate.candidate import Refusal
-from korch.provider.triton import (
-    TritonAttentionProvider,
-    TritonProductProvider,
-    TritonWinogradProvider,
-)
+from korch.provider.triton import TritonAttentionProvider, TritonProductProvider, TritonWinogradProvider
 from korch.testing.cuda_kernels import check_cuda_offers, run_cuda_kernel
 from korch.testing.tolerance import assert_same
 
@@ -38,16 +34,18 @@ def test_winograd(name, small, rng):
 
 
 def test_terms_are_cut_where_tiles_are_few(small, rng):
-    found = check_cuda_offers(PRODUCT, [product("f32[16,900]", "f32[900,16]")],
-                              replace(small, processors=64), rng)  # fmt: skip
+    found = check_cuda_offers(PRODUCT, [product("f32[16,900]", "f32[900,16]")], replace(small, processors=64), rng)
     assert any("p" in offer.variant and len(kernel.launches) == 2 for _, offer, kernel in found)
 
 
 def test_images_are_read_and_written_in_both_layouts(small, rng):
     found = check_cuda_offers(PRODUCT, [PRODUCTS["stem"]()], small, rng)
     assert {(str(o.inputs[0]), str(o.outputs[0])) for _, o, _ in found} == {
-        ("abcd", "abcd"), ("acdb", "acdb"), ("abcd", "acdb"), ("acdb", "abcd"),
-    }  # fmt: skip
+        ("abcd", "abcd"),
+        ("acdb", "acdb"),
+        ("abcd", "acdb"),
+        ("acdb", "abcd"),
+    }
 
 
 def test_what_does_not_fit_is_refused(small):

@@ -17,9 +17,12 @@ def step(reads, writes):
 
 def test_readers_follow_writers_and_writers_follow_readers():
     steps = [
-        step([], [(0, 64)]), step([], [(64, 64)]), step([(0, 64)], [(128, 64)]),
-        step([(64, 64)], [(192, 64)]), step([(128, 64), (192, 64)], [(0, 32)]),
-    ]  # fmt: skip
+        step([], [(0, 64)]),
+        step([], [(64, 64)]),
+        step([(0, 64)], [(128, 64)]),
+        step([(64, 64)], [(192, 64)]),
+        step([(128, 64), (192, 64)], [(0, 32)]),
+    ]
     assert dependencies(steps) == ((), (), (0,), (1,), (2, 3))
     turns = schedule(steps)
     assert turns[0].stream != turns[1].stream
@@ -52,6 +55,7 @@ def test_every_conflict_is_ordered(seed):
 def _touch(a, b):
     return any(
         x.at < y.at + y.size_bytes and y.at < x.at + x.size_bytes
-        for i, x in enumerate(a.buffers) for j, y in enumerate(b.buffers)
+        for i, x in enumerate(a.buffers)
+        for j, y in enumerate(b.buffers)
         if i >= a.inputs or j >= b.inputs
-    )  # fmt: skip
+    )

@@ -64,10 +64,15 @@ def biased(kind="f32", op="max", bound=0.0):
 
 
 CASES = {
-    **{name: lambda name=name: weighted(groups.PRODUCTS[name](), 1) for name in groups.PRODUCTS
-       if name not in ("bfloat16", "fused convolution")},
-    "relu": biased, "half relu": lambda: biased("f16"), "clip": lambda: biased(op="min", bound=6.0),
-}  # fmt: skip
+    **{
+        name: lambda name=name: weighted(groups.PRODUCTS[name](), 1)
+        for name in groups.PRODUCTS
+        if name not in ("bfloat16", "fused convolution")
+    },
+    "relu": biased,
+    "half relu": lambda: biased("f16"),
+    "clip": lambda: biased(op="min", bound=6.0),
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -82,19 +87,15 @@ def test_networks_mean_what_their_groups_do(name, specials, rng):
     if specials:  # what is not finite spreads along a row of a product
         feeds["i0"] = np.where(rng.random(feeds["i0"].shape) < 0.05, np.nan, 0.5).astype("f4")
         feeds["i0"].reshape(-1)[feeds["i0"].size // 2] = np.nan
-        feeds |= {k: rng.standard_normal(a.shape).astype("f4") for k, a in feeds.items()
-                  if k != "i0"}  # fmt: skip
+        feeds |= {k: rng.standard_normal(a.shape).astype("f4") for k, a in feeds.items() if k != "i0"}
     known = {f"i{i}": feeds.pop(f"i{i}") for i in group.constant_inputs}
     model = with_constants(network_of(group), known)
     onnx.checker.check_model(model, full_check=True)
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     expected = reference.run(group.body, feeds | known, exact=True)
     found = session.run([n for n, _ in group.body.outputs], feeds)
     for (output, _), actual in zip(group.body.outputs, found, strict=True):
-        assert_same(actual, expected[output], family=group_family(group), terms=group_terms(group),
-                    name=output)  # fmt: skip
+        assert_same(actual, expected[output], family=group_family(group), terms=group_terms(group), name=output)
     if specials:
         assert any(np.isnan(expected[n]).any() for n, _ in group.body.outputs)
 
@@ -128,14 +129,10 @@ def refused():
         "lose a NaN": g.group(z),
         "weights of a convolution": whole.group(whole.add("conv", [image, made], conv)),
         "goes backwards": shifted.group(shifted.add("matmul", [a, shifted.tensor("f32[6,4]")])),
-        "f64 is no type": double.group(
-            double.add("matmul", [double.tensor("f64[4,6]"), double.tensor("f64[6,4]")])
-        ),
+        "f64 is no type": double.group(double.add("matmul", [double.tensor("f64[4,6]"), double.tensor("f64[6,4]")])),
         "reduce_max is not": softmax.group(softmax.reduce("max", s, 1)),
         "no product": biased_only(),
-        "empty": empty.group(
-            empty.add("matmul", [empty.tensor("f32[0,6]"), empty.tensor("f32[6,4]")])
-        ),
+        "empty": empty.group(empty.add("matmul", [empty.tensor("f32[0,6]"), empty.tensor("f32[6,4]")])),
         "repeats elements": weighted(groups.PRODUCTS["fused convolution"](), 1),
     }
 
@@ -185,9 +182,7 @@ def test_precision_follows_the_target_and_what_is_no_network_fails(library):
 
 def test_an_engine_without_memory_to_run_in_is_one_clear_error(library, monkeypatch):
     loaded = SimpleNamespace(create_execution_context=lambda: None)
-    monkeypatch.setattr(
-        fake_tensorrt.Runtime, "deserialize_cuda_engine", lambda self, image: loaded
-    )
+    monkeypatch.setattr(fake_tensorrt.Runtime, "deserialize_cuda_engine", lambda self, image: loaded)
     with pytest.raises(ProviderError, match="TensorRT has no memory to run an engine in"):
         engine.Engine(b"image", ["i0"])
 
@@ -201,8 +196,7 @@ def program(library, tmp_path, monkeypatch):
         self.target = replace(self.target, is_nominal=False)
 
     monkeypatch.setattr(CudaMeter, "__init__", begin)
-    options = Options(target="cuda:sm_90", measure=False, baselines=False, partition="off",
-                      cache_folder=tmp_path)  # fmt: skip
+    options = Options(target="cuda:sm_90", measure=False, baselines=False, partition="off", cache_folder=tmp_path)
     left_out = ("torch", "triton-product", "triton-attention", "triton-winograd")
     return program_of("tiny_candy", options, left_out)
 

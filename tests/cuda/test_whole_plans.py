@@ -57,13 +57,23 @@ def program_of_graph(split, options, left_out):
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "precision", "allowed"),
-    [("tiny_candy", "float32", 1e-4), ("tiny_efficientvit", "float32", 1e-4),
-     ("tiny_transformer", "float32", 1e-4), ("tiny_candy", "float16", 2e-2)],
-)  # fmt: skip
+    [
+        ("tiny_candy", "float32", 1e-4),
+        ("tiny_efficientvit", "float32", 1e-4),
+        ("tiny_transformer", "float32", 1e-4),
+        ("tiny_candy", "float16", 2e-2),
+    ],
+)
 def test_a_plan_computes_what_the_model_does(name, precision, allowed, tmp_path, cache_folder):
-    options = Options(target="cuda:sm_90", precision=precision, measure=False, baselines=False,
-                      partition="off", max_primitives=MOST_PRIMITIVES.get(name, 24),
-                      cache_folder=cache_folder)  # fmt: skip
+    options = Options(
+        target="cuda:sm_90",
+        precision=precision,
+        measure=False,
+        baselines=False,
+        partition="off",
+        max_primitives=MOST_PRIMITIVES.get(name, 24),
+        cache_folder=cache_folder,
+    )
     program, split = program_of(name, options)
     inputs = random_inputs(split, np.random.default_rng(0))
     expected = reference.run(split, inputs, exact=True)
@@ -82,9 +92,14 @@ def test_a_plan_computes_what_the_model_does(name, precision, allowed, tmp_path,
 def test_an_executable_issues_what_the_model_does(name, cache_folder):
     """Products are calls of PyTorch here: their results lie beside the arena."""
     torch = pytest.importorskip("torch")
-    options = Options(target="cuda:sm_90", measure=False, baselines=False, partition="off",
-                      max_primitives=MOST_PRIMITIVES.get(name, 24),
-                      cache_folder=cache_folder)  # fmt: skip
+    options = Options(
+        target="cuda:sm_90",
+        measure=False,
+        baselines=False,
+        partition="off",
+        max_primitives=MOST_PRIMITIVES.get(name, 24),
+        cache_folder=cache_folder,
+    )
     products = ("triton-product", "triton-attention", "triton-winograd")
     program, split = program_of(name, options, products)
     assert any(step.call for step in program.steps) and any(s.launches for s in program.steps)
@@ -99,17 +114,18 @@ def test_an_executable_issues_what_the_model_does(name, cache_folder):
 def test_values_without_axes_are_inputs_and_outputs(cache_folder):
     torch = pytest.importorskip("torch")
     scalar = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [])
-    outputs = [
-        onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, []) for n in ("y", "z")
+    outputs = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, []) for n in ("y", "z")]
+    nodes = [
+        onnx.helper.make_node("Exp", ["x"], ["y"]),
+        onnx.helper.make_node("Neg", ["x"], ["v"]),
+        onnx.helper.make_node("Neg", ["v"], ["z"]),
     ]
-    nodes = [onnx.helper.make_node("Exp", ["x"], ["y"]), onnx.helper.make_node("Neg", ["x"], ["v"]),
-             onnx.helper.make_node("Neg", ["v"], ["z"])]  # fmt: skip
     model = onnx.helper.make_model(
         onnx.helper.make_graph(nodes, "scalars", [scalar], outputs),
-        opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8,
-    )  # fmt: skip
-    options = Options(target="cuda:sm_90", measure=False, baselines=False,
-                      cache_folder=cache_folder)  # fmt: skip
+        opset_imports=[onnx.helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    options = Options(target="cuda:sm_90", measure=False, baselines=False, cache_folder=cache_folder)
     program, _ = program_of_model(model, options, ())
     y, z = issue_on_cpu(program, [torch.tensor(0.5)])
     assert y.shape == z.shape == () and z.item() == 0.5

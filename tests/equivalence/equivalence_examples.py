@@ -7,8 +7,7 @@ def conv(x: str, w: str, out: str, between: str = "", **attributes: object) -> s
     """Return the text of conv(x, w), x being %0 or what `between` computes into %2."""
     rank = x.count(",") - 1
     ones, zeros = (1,) * rank, (0,) * rank
-    fields = {"strides": ones, "pads_begin": zeros, "pads_end": zeros, "dilations": ones,
-              "groups": 1, **attributes}  # fmt: skip
+    fields = {"strides": ones, "pads_begin": zeros, "pads_end": zeros, "dilations": ones, "groups": 1, **attributes}
     text = ", ".join(f"{name}={value}" for name, value in fields.items())
     data, result = ("%2", "%3") if between else ("%0", "%2")
     return (
@@ -19,10 +18,7 @@ def conv(x: str, w: str, out: str, between: str = "", **attributes: object) -> s
 
 def divide(divisor: str, dtype: str = "f64", shape: str = "2,3") -> str:
     kind = f"{dtype}[{shape}]"
-    return (
-        f'graph(%0 "x": {kind}) -> (%2 "y")\n'
-        f"%1: {kind} = constant {{{divisor}}}\n%2: {kind} = div(%0, %1)\n"
-    )
+    return f'graph(%0 "x": {kind}) -> (%2 "y")\n%1: {kind} = constant {{{divisor}}}\n%2: {kind} = div(%0, %1)\n'
 
 
 def unary(x: str, *lines: str) -> str:
@@ -35,15 +31,29 @@ def pad(shape: str, before: object, after: object, rest: str = "") -> str:
 
 
 def upsampled(
-    w: str, out: str, *, pads: str = "", padded: str = "", x: str = "1,2,4,4",
-    steps: tuple[str, ...] = ("f64[1,2,8,4] = take(%0) {axis=2, indices=(0,0,1,1,2,2,3,3)}",
-                              "f64[1,2,8,8] = take(%1) {axis=3, indices=(0,0,1,1,2,2,3,3)}"),
-    weights: str = " = constant {digest=1f}", **attributes: object,
-) -> str:  # fmt: skip
+    w: str,
+    out: str,
+    *,
+    pads: str = "",
+    padded: str = "",
+    x: str = "1,2,4,4",
+    steps: tuple[str, ...] = (
+        "f64[1,2,8,4] = take(%0) {axis=2, indices=(0,0,1,1,2,2,3,3)}",
+        "f64[1,2,8,8] = take(%1) {axis=3, indices=(0,0,1,1,2,2,3,3)}",
+    ),
+    weights: str = " = constant {digest=1f}",
+    **attributes: object,
+) -> str:
     """Return the text of conv(pad(take(take(x))), w)."""
     lines = [*steps, *([f"f64[{padded}] = pad(%2) {{{pads}}}"] if pads else [])]
-    fields = {"strides": (1, 1), "pads_begin": (0, 0), "pads_end": (0, 0), "dilations": (1, 1),
-              "groups": 1, **attributes}  # fmt: skip
+    fields = {
+        "strides": (1, 1),
+        "pads_begin": (0, 0),
+        "pads_end": (0, 0),
+        "dilations": (1, 1),
+        "groups": 1,
+        **attributes,
+    }
     text = ", ".join(f"{name}={value}" for name, value in fields.items())
     n, given = len(lines), "constant" not in weights
     extra = f', %{n + 1} "w": f64[{w}]' if given else ""
@@ -53,42 +63,50 @@ def upsampled(
     return f'graph(%0 "x": f64[{x}]{extra}) -> (%{n + 2} "y")\n{body}'
 
 
-AFTER = "f64[1,4,3,3] = conv(%0, %1) {strides=(1,1), pads_begin=(0,0), pads_end=(0,0), " \
-        "dilations=(1,1), groups=1}"  # fmt: skip
+AFTER = "f64[1,4,3,3] = conv(%0, %1) {strides=(1,1), pads_begin=(0,0), pads_end=(0,0), dilations=(1,1), groups=1}"
 WEIGHTS = "f64[4,2,2,2] = constant {digest=1f}"
-BEFORE = "f64[1,3,4,4] = conv(%2, %3) {strides=(1,1), pads_begin=(P,P), pads_end=(P,P), " \
-         "dilations=(1,1), groups=1}"  # fmt: skip
+BEFORE = "f64[1,3,4,4] = conv(%2, %3) {strides=(1,1), pads_begin=(P,P), pads_end=(P,P), dilations=(1,1), groups=1}"
 
 
 def after(constant: str, op: str, *more: str, x: str = "f64[1,2,4,4]") -> str:
-    return unary(x, WEIGHTS, AFTER, f"f64[1,4,3,3] = constant {{{constant}}}",
-                 f"f64[1,4,3,3] = {op}(%2, %3)", *more)  # fmt: skip
+    return unary(x, WEIGHTS, AFTER, f"f64[1,4,3,3] = constant {{{constant}}}", f"f64[1,4,3,3] = {op}(%2, %3)", *more)
 
 
 def before(constant: str, op: str, padding: int) -> str:
     kernel = 1 + 2 * padding
-    return unary("f64[1,2,4,4]", f"f64[1,2,4,4] = constant {{{constant}}}",
-                 f"f64[1,2,4,4] = {op}(%0, %1)", f"f64[3,2,{kernel},{kernel}] = "
-                 "constant {digest=1f}", BEFORE.replace("P", str(padding)))  # fmt: skip
+    return unary(
+        "f64[1,2,4,4]",
+        f"f64[1,2,4,4] = constant {{{constant}}}",
+        f"f64[1,2,4,4] = {op}(%0, %1)",
+        f"f64[3,2,{kernel},{kernel}] = constant {{digest=1f}}",
+        BEFORE.replace("P", str(padding)),
+    )
 
 
 def pool(k: int, p: int, x: str = "f64[1,2,9,9]", more: str = "", **attributes: object) -> str:
-    fields = {"kernel": (k, k), "strides": (1, 1), "pads_begin": (p, p), "pads_end": (p, p),
-              "dilations": (1, 1), **attributes}  # fmt: skip
+    fields = {
+        "kernel": (k, k),
+        "strides": (1, 1),
+        "pads_begin": (p, p),
+        "pads_end": (p, p),
+        "dilations": (1, 1),
+        **attributes,
+    }
     text = ", ".join(f"{name}={value}" for name, value in fields.items())
     return f"pool_max(%0) {{{text}}}"
 
 
 def two_pools(first: str, second: str, out: str = "1,2,9,9") -> str:
     """Return the text of two pools of one image, added."""
-    return unary("f64[1,2,9,9]", f"f64[1,2,9,9] = {first}", f"f64[{out}] = {second}",
-                 *([f"f64[{out}] = add(%1, %2)"] if out == "1,2,9,9" else
-                   ["f64[1,2,9,9] = neg(%1)"])).replace(
-        '(%3 "y")', '(%3 "y", %2 "z")')  # fmt: skip
+    return unary(
+        "f64[1,2,9,9]",
+        f"f64[1,2,9,9] = {first}",
+        f"f64[{out}] = {second}",
+        *([f"f64[{out}] = add(%1, %2)"] if out == "1,2,9,9" else ["f64[1,2,9,9] = neg(%1)"]),
+    ).replace('(%3 "y")', '(%3 "y", %2 "z")')
 
 
-def product(a: str, b: str, c: str, first: str, out: str, left: bool = True, kind: str = "f64"
-            ) -> str:  # fmt: skip
+def product(a: str, b: str, c: str, first: str, out: str, left: bool = True, kind: str = "f64") -> str:
     """Return the text of (a b) c or a (b c)."""
     inner, outer = ("(%0, %1)", "(%3, %2)") if left else ("(%1, %2)", "(%0, %3)")
     return (
@@ -97,13 +115,25 @@ def product(a: str, b: str, c: str, first: str, out: str, left: bool = True, kin
     )
 
 
-def focus(weights: str = "constant {digest=1f}", starts: str = "00 10 01 11", step: str = "1,1,2,2",
-          x: str = "1,2,6,6", **attributes: object) -> str:  # fmt: skip
+def focus(
+    weights: str = "constant {digest=1f}",
+    starts: str = "00 10 01 11",
+    step: str = "1,1,2,2",
+    x: str = "1,2,6,6",
+    **attributes: object,
+) -> str:
     """Return the text of a convolution of four pieces of an image."""
-    lines = [f"f64[1,2,3,3] = slice(%0) {{start=(0,0,{i},{j}), size=(1,2,3,3), step=({step})}}"
-             for i, j in starts.split()]  # fmt: skip
-    fields = {"strides": (1, 1), "pads_begin": (1, 1), "pads_end": (1, 1), "dilations": (1, 1),
-              "groups": 1, **attributes}  # fmt: skip
+    lines = [
+        f"f64[1,2,3,3] = slice(%0) {{start=(0,0,{i},{j}), size=(1,2,3,3), step=({step})}}" for i, j in starts.split()
+    ]
+    fields = {
+        "strides": (1, 1),
+        "pads_begin": (1, 1),
+        "pads_end": (1, 1),
+        "dilations": (1, 1),
+        "groups": 1,
+        **attributes,
+    }
     text = ", ".join(f"{name}={value}" for name, value in fields.items())
     groups, out = int(str(fields["groups"])), "1,4,3,3"
     return unary(
@@ -165,26 +195,39 @@ def moments(n: int = 4096, axis: int = 1) -> str:
     out = f"2,{n}".split(",")
     out[axis] = "1"
     mean, size = "f64[2,1]", f"f64[2,{n}]"
-    return unary(size, f"{mean} = reduce_sum(%0) {{axes=(1,)}}",
-                 f"{mean} = constant {{uniform={n}.0}}",
-                 f"{mean} = div(%1, %2)", f"{size} = broadcast(%3) {{shape=(2,{n})}}",
-                 f"{size} = sub(%0, %4)", f"{size} = mul(%5, %5)",
-                 f"f64[{','.join(out)}] = reduce_sum(%6) {{axes=({axis},)}}")  # fmt: skip
+    return unary(
+        size,
+        f"{mean} = reduce_sum(%0) {{axes=(1,)}}",
+        f"{mean} = constant {{uniform={n}.0}}",
+        f"{mean} = div(%1, %2)",
+        f"{size} = broadcast(%3) {{shape=(2,{n})}}",
+        f"{size} = sub(%0, %4)",
+        f"{size} = mul(%5, %5)",
+        f"f64[{','.join(out)}] = reduce_sum(%6) {{axes=({axis},)}}",
+    )
 
 
 def ranked(shape: str, constant: str, out: str, kind: str = "f64") -> str:
     """Return the text of a product with a constant."""
-    return unary(f"{kind}[{out.replace('9', '10')}]", f"{kind}[{shape}] = constant {{{constant}}}",
-                 f"{kind}[{out.replace('9', shape.split(',')[-1])}] = matmul(%0, %1)")  # fmt: skip
+    return unary(
+        f"{kind}[{out.replace('9', '10')}]",
+        f"{kind}[{shape}] = constant {{{constant}}}",
+        f"{kind}[{out.replace('9', shape.split(',')[-1])}] = matmul(%0, %1)",
+    )
 
 
 POOLED = "{kernel=(2,2), strides=(2,2), pads_begin=P, pads_end=(0,0), dilations=(1,1)}"
 
 
 def pooled(
-    out: str = "1,3,2,2", w: str = "3,2,1,1", y: str = "1,3,4,4", more: str = "",
-    sum_: str = f"pool_sum(%2) {POOLED}", pad: int = 0, shift: str = "",
-) -> str:  # fmt: skip
+    out: str = "1,3,2,2",
+    w: str = "3,2,1,1",
+    y: str = "1,3,4,4",
+    more: str = "",
+    sum_: str = f"pool_sum(%2) {POOLED}",
+    pad: int = 0,
+    shift: str = "",
+) -> str:
     """Return the text of sums of a convolution's results, shifted or not."""
     last = 3 + 2 * bool(shift)
     lines = f"%3: f64[{y}] = {shift}\n%4: f64[{y}] = add(%2, %3)\n" if shift else ""
@@ -200,80 +243,134 @@ SHIFT = "constant {uniform=2.0}"
 def gate(kind: str = "f64") -> str:
     """Return the text of tanh(max(x, 0) + log(1 + e^-|x|))."""
     t = f"{kind}[2,3]"
-    return unary(t, f"{t} = constant {{uniform=0.0}}", f"{t} = max(%0, %1)", f"{t} = abs(%0)",
-                 f"{t} = neg(%3)", f"{t} = exp(%4)", f"{t} = constant {{uniform=1.0}}",
-                 f"{t} = add(%5, %6)", f"{t} = log(%7)", f"{t} = add(%2, %8)",
-                 f"{t} = tanh(%9)")  # fmt: skip
+    return unary(
+        t,
+        f"{t} = constant {{uniform=0.0}}",
+        f"{t} = max(%0, %1)",
+        f"{t} = abs(%0)",
+        f"{t} = neg(%3)",
+        f"{t} = exp(%4)",
+        f"{t} = constant {{uniform=1.0}}",
+        f"{t} = add(%5, %6)",
+        f"{t} = log(%7)",
+        f"{t} = add(%2, %8)",
+        f"{t} = tanh(%9)",
+    )
 
 
 def tokens(kind: str = "f64") -> str:
     """Return the text of x² · 2 of the tokens of an image."""
     flat, rows = f"{kind}[1,2,4]", f"{kind}[1,4,2]"
-    return unary(f"{kind}[1,2,2,2]", f"{flat} = reshape(%0) {{shape=(1,2,4)}}",
-                 f"{rows} = transpose(%1) {{perm=(0,2,1)}}", f"{rows} = mul(%2, %2)",
-                 f"{rows} = constant {{uniform=2{'' if kind == 'i32' else '.0'}}}",
-                 f"{rows} = mul(%3, %4)")  # fmt: skip
+    return unary(
+        f"{kind}[1,2,2,2]",
+        f"{flat} = reshape(%0) {{shape=(1,2,4)}}",
+        f"{rows} = transpose(%1) {{perm=(0,2,1)}}",
+        f"{rows} = mul(%2, %2)",
+        f"{rows} = constant {{uniform=2{'' if kind == 'i32' else '.0'}}}",
+        f"{rows} = mul(%3, %4)",
+    )
 
 
 FIRING: tuple[tuple[str, str], ...] = (
-    ("transposes-compose", unary("f64[2,1,3]", "f64[3,2,1] = transpose(%0) {perm=(2,0,1)}",
-                                 "f64[1,3,2] = transpose(%1) {perm=(2,0,1)}")),
-    ("transposes-compose", unary("f64[2,3]", "f64[3,2] = transpose(%0) {perm=(1,0)}",
-                                 "f64[2,3] = transpose(%1) {perm=(1,0)}", "f64[2,3] = exp(%2)")),
-    ("reshapes-compose", unary("f64[2,6]", "f64[3,4] = reshape(%0) {shape=(3,4)}",
-                               "f64[12] = reshape(%1) {shape=(12,)}")),
-    ("reshapes-compose", unary("f64[2,6]", "f64[3,4] = reshape(%0) {shape=(3,4)}",
-                               "f64[2,6] = reshape(%1) {shape=(2,6)}", "f64[2,6] = exp(%2)")),
-    ("broadcasts-compose", unary("f64[3,1]", "f64[3,4] = broadcast(%0) {shape=(3,4)}",
-                                 "f64[2,3,4] = broadcast(%1) {shape=(2,3,4)}")),
-    *(("identity-layout-is-nothing", unary("f64[2,1]", f"f64[2,1] = {line}", "f64[2,1] = exp(%1)"))
-      for line in ("transpose(%0) {perm=(0,1)}", "reshape(%0) {shape=(2,1)}",
-                   "slice(%0) {start=(0,0), size=(2,1), step=(1,-1)}", "concat(%0) {axis=1}",
-                   "pad(%0) {before=(0,0), after=(0,0)}", "take(%0) {axis=0, indices=(0,1)}",
-                   "broadcast(%0) {shape=(2,1)}")),
-    ("affine-steps-compose", unary("f64[2,3]", "f64[2,3] = constant {uniform=2.0}",
-                                   "f64[2,3] = mul(%0, %1)", "f64[2,3] = neg(%2)")),
-    ("affine-steps-compose", unary("f64[2,3]", "f64[2,3] = constant {uniform=1.0}",
-                                   "f64[2,3] = mul(%0, %1)", "f64[2,3] = exp(%2)")),
+    (
+        "transposes-compose",
+        unary("f64[2,1,3]", "f64[3,2,1] = transpose(%0) {perm=(2,0,1)}", "f64[1,3,2] = transpose(%1) {perm=(2,0,1)}"),
+    ),
+    (
+        "transposes-compose",
+        unary(
+            "f64[2,3]",
+            "f64[3,2] = transpose(%0) {perm=(1,0)}",
+            "f64[2,3] = transpose(%1) {perm=(1,0)}",
+            "f64[2,3] = exp(%2)",
+        ),
+    ),
+    (
+        "reshapes-compose",
+        unary("f64[2,6]", "f64[3,4] = reshape(%0) {shape=(3,4)}", "f64[12] = reshape(%1) {shape=(12,)}"),
+    ),
+    (
+        "reshapes-compose",
+        unary(
+            "f64[2,6]",
+            "f64[3,4] = reshape(%0) {shape=(3,4)}",
+            "f64[2,6] = reshape(%1) {shape=(2,6)}",
+            "f64[2,6] = exp(%2)",
+        ),
+    ),
+    (
+        "broadcasts-compose",
+        unary("f64[3,1]", "f64[3,4] = broadcast(%0) {shape=(3,4)}", "f64[2,3,4] = broadcast(%1) {shape=(2,3,4)}"),
+    ),
+    *(
+        ("identity-layout-is-nothing", unary("f64[2,1]", f"f64[2,1] = {line}", "f64[2,1] = exp(%1)"))
+        for line in (
+            "transpose(%0) {perm=(0,1)}",
+            "reshape(%0) {shape=(2,1)}",
+            "slice(%0) {start=(0,0), size=(2,1), step=(1,-1)}",
+            "concat(%0) {axis=1}",
+            "pad(%0) {before=(0,0), after=(0,0)}",
+            "take(%0) {axis=0, indices=(0,1)}",
+            "broadcast(%0) {shape=(2,1)}",
+        )
+    ),
+    (
+        "affine-steps-compose",
+        unary("f64[2,3]", "f64[2,3] = constant {uniform=2.0}", "f64[2,3] = mul(%0, %1)", "f64[2,3] = neg(%2)"),
+    ),
+    (
+        "affine-steps-compose",
+        unary("f64[2,3]", "f64[2,3] = constant {uniform=1.0}", "f64[2,3] = mul(%0, %1)", "f64[2,3] = exp(%2)"),
+    ),
     ("div-by-power-of-two-is-mul", divide("elements=[2.0, 0.5, -8.0, 1.0, 4.0, 0.25]")),
     ("div-by-power-of-two-is-mul", divide("uniform=8.0", "f16")),
     ("div-by-constant-is-mul", divide("uniform=3.0", shape="32,32")),
     ("div-by-constant-is-mul", divide("digest=1f", shape="32,32")),
     ("scale-folds-into-linear-before-it", after("uniform=3.0", "mul")),
     ("scale-folds-into-linear-before-it", after("uniform=3.0", "div")),
-    ("scale-folds-into-linear-before-it",
-     after("uniform=3.0", "add", "f64[1,4,3,3] = neg(%4)")),
+    ("scale-folds-into-linear-before-it", after("uniform=3.0", "add", "f64[1,4,3,3] = neg(%4)")),
     ("affine-folds-into-linear-after-it", before("uniform=3.0", "mul", 1)),
     ("affine-folds-into-linear-after-it", before("uniform=3.0", "add", 0)),
     ("conv1x1-is-matmul", conv("1,3,4,5", "2,3,1,1", "1,2,4,5")),
     ("conv1x1-is-matmul", conv("1,3,1", "2,3,1", "1,2,1")),
-    ("zero-pad-folds-into-conv", conv("1,1,4,4", "1,1,3,3", "1,1,6,4",
-                                      pad("1,1,7,4", (0, 0, 2, 0), (0, 0, 1, 0)),
-                                      pads_begin=(0, 1), pads_end=(1, 1))),
+    (
+        "zero-pad-folds-into-conv",
+        conv(
+            "1,1,4,4",
+            "1,1,3,3",
+            "1,1,6,4",
+            pad("1,1,7,4", (0, 0, 2, 0), (0, 0, 1, 0)),
+            pads_begin=(0, 1),
+            pads_end=(1, 1),
+        ),
+    ),
     ("few-channel-conv-is-row-conv", conv("1,3,6,5", "2,3,3,2", "1,2,4,4")),
-    ("few-channel-conv-is-row-conv",
-     conv("1,3,6,7", "2,3,3,2", "1,2,6,3", strides=(1, 2), pads_begin=(1, 0), pads_end=(1, 0))),
-    ("upsampled-conv-is-phase-conv",
-     upsampled("3,2,3,3", "1,3,8,8", pads_begin=(1, 1), pads_end=(1, 1))),
-    ("upsampled-conv-is-phase-conv",
-     upsampled("3,2,3,3", "1,3,8,8", pads=REFLECT, padded="1,2,10,10")),
-    ("conv3x3-is-winograd", conv("1,16,9,8", "16,16,3,3", "1,16,8,7",
-                                 pads_begin=(0, 1), pads_end=(1, 0))),
-    ("conv3x3-is-winograd", conv("2,17,13,13", "16,17,3,3", "2,16,13,13",
-                                 pads_begin=(1, 1), pads_end=(1, 1))),
+    (
+        "few-channel-conv-is-row-conv",
+        conv("1,3,6,7", "2,3,3,2", "1,2,6,3", strides=(1, 2), pads_begin=(1, 0), pads_end=(1, 0)),
+    ),
+    ("upsampled-conv-is-phase-conv", upsampled("3,2,3,3", "1,3,8,8", pads_begin=(1, 1), pads_end=(1, 1))),
+    ("upsampled-conv-is-phase-conv", upsampled("3,2,3,3", "1,3,8,8", pads=REFLECT, padded="1,2,10,10")),
+    ("conv3x3-is-winograd", conv("1,16,9,8", "16,16,3,3", "1,16,8,7", pads_begin=(0, 1), pads_end=(1, 0))),
+    ("conv3x3-is-winograd", conv("2,17,13,13", "16,17,3,3", "2,16,13,13", pads_begin=(1, 1), pads_end=(1, 1))),
     ("pool-is-one-axis-after-another", unary("f64[1,2,9,9]", f"f64[1,2,9,9] = {pool(5, 2)}")),
-    ("pool-is-one-axis-after-another",
-     unary("f64[1,2,9,9]", "f64[1,2,5,3] = pool_max(%0) {kernel=(3,4), strides=(2,3), "
-           "pads_begin=(1,0), pads_end=(1,1), dilations=(1,1)}")),
+    (
+        "pool-is-one-axis-after-another",
+        unary(
+            "f64[1,2,9,9]",
+            "f64[1,2,5,3] = pool_max(%0) {kernel=(3,4), strides=(2,3), "
+            "pads_begin=(1,0), pads_end=(1,1), dilations=(1,1)}",
+        ),
+    ),
     ("large-pool-is-pool-of-small-pool", two_pools(pool(5, 2), pool(9, 4))),
-    ("large-pool-is-pool-of-small-pool",
-     two_pools(pool(3, 1), pool(6, 2, strides=(2, 2)), "1,2,4,4")),
+    ("large-pool-is-pool-of-small-pool", two_pools(pool(3, 1), pool(6, 2, strides=(2, 2)), "1,2,4,4")),
     ("matmul-chain-in-its-cheaper-order", product("9,2", "2,9", "9,2", "9,9", "9,2")),
-    ("matmul-chain-in-its-cheaper-order",
-     product("2,2,9", "2,9,2", "2,2,9", "2,9,9", "2,2,9", left=False)),
+    ("matmul-chain-in-its-cheaper-order", product("2,2,9", "2,9,2", "2,2,9", "2,9,9", "2,2,9", left=False)),
     ("conv-of-pieces-is-strided-conv", focus()),
-    ("conv-of-pieces-is-strided-conv", focus(starts="11 00 10 01", strides=(2, 1)).replace(
-        "1,4,3,3] = conv", "1,4,2,3] = conv")),
+    (
+        "conv-of-pieces-is-strided-conv",
+        focus(starts="11 00 10 01", strides=(2, 1)).replace("1,4,3,3] = conv", "1,4,2,3] = conv"),
+    ),
     ("matmul-of-low-rank-is-two-matmuls", ranked("10,10", "uniform=2.0", "3,9")),
     ("sum-of-products-is-matmul", outer("3,1,4", "2,4", "2", "3,2,1")),
     ("sum-of-products-is-matmul", outer("3,2,1", "3,1,4", "0", "1,2,4")),
@@ -282,212 +379,333 @@ FIRING: tuple[tuple[str, str], ...] = (
     ("mean-is-summed-with-its-squares", moments()),
     ("sum-of-linear-is-linear-of-sum", pooled()),
     ("sum-of-linear-is-linear-of-sum", pooled(shift=SHIFT)),
-    ("sum-of-linear-is-linear-of-sum",
-     pooled("1,3,1,1", sum_="reduce_sum(%2) {axes=(2,3)}", shift=SHIFT)),
+    ("sum-of-linear-is-linear-of-sum", pooled("1,3,1,1", sum_="reduce_sum(%2) {axes=(2,3)}", shift=SHIFT)),
     ("tanh-of-softplus-is-a-quotient", gate()),
     ("steps-come-before-the-move", tokens()),
     ("siblings-are-one-linear", siblings(3)),
     ("siblings-are-one-linear", siblings(2, "matmul")),
-    ("channel-map-moves-to-its-cheapest-place",
-     conv("1,2,4,4", "1,2,1,1", "1,1,8,4",
-          "%2: f64[1,2,8,4] = take(%0) {axis=2, indices=(0,0,1,1,2,2,3,3)}\n")),
-    ("channel-map-moves-to-its-cheapest-place",
-     unary("f64[5,4]", "f64[4,3] = constant {digest=1f}", "f64[5,3] = matmul(%0, %1)",
-           "f64[3,2] = constant {digest=2f}", "f64[5,2] = matmul(%2, %3)")),
-)  # fmt: skip
+    (
+        "channel-map-moves-to-its-cheapest-place",
+        conv("1,2,4,4", "1,2,1,1", "1,1,8,4", "%2: f64[1,2,8,4] = take(%0) {axis=2, indices=(0,0,1,1,2,2,3,3)}\n"),
+    ),
+    (
+        "channel-map-moves-to-its-cheapest-place",
+        unary(
+            "f64[5,4]",
+            "f64[4,3] = constant {digest=1f}",
+            "f64[5,3] = matmul(%0, %1)",
+            "f64[3,2] = constant {digest=2f}",
+            "f64[5,2] = matmul(%2, %3)",
+        ),
+    ),
+)
 
 ROW_TAKE = "f64[1,2,8,4] = take(%0) {axis=2, indices=(0,0,1,1,2,2,3,3)}"
 
 REFUSING: tuple[tuple[str, str, str], ...] = (
-    ("identity-layout-is-nothing", "elements move",
-     unary("f64[2,2]", "f64[2,2] = transpose(%0) {perm=(1,0)}")),
-    ("identity-layout-is-nothing", "elements move",
-     unary("f64[2,2]", "f64[2,2] = slice(%0) {start=(1,0), size=(2,2), step=(-1,1)}")),
-    ("identity-layout-is-nothing", "elements move",
-     unary("f64[2,2]", "f64[2,2] = take(%0) {axis=0, indices=(1,1)}")),
-    ("affine-steps-compose", "the chain goes on",
-     unary("f64[2,3]", "f64[2,3] = constant {uniform=2.0}", "f64[2,3] = mul(%0, %1)",
-           "f64[2,3] = neg(%2)")),
-    ("affine-steps-compose", "a scale or shift is not finite",
-     unary("f64[2,3]", "f64[2,3] = constant {uniform='inf'}", "f64[2,3] = mul(%0, %1)")),
-    ("affine-steps-compose", "no fewer steps",
-     unary("f64[2,3]", "f64[2,3] = constant {uniform=2.0}", "f64[2,3] = mul(%0, %1)",
-           "f64[2,3] = add(%2, %1)")),
+    ("identity-layout-is-nothing", "elements move", unary("f64[2,2]", "f64[2,2] = transpose(%0) {perm=(1,0)}")),
+    (
+        "identity-layout-is-nothing",
+        "elements move",
+        unary("f64[2,2]", "f64[2,2] = slice(%0) {start=(1,0), size=(2,2), step=(-1,1)}"),
+    ),
+    ("identity-layout-is-nothing", "elements move", unary("f64[2,2]", "f64[2,2] = take(%0) {axis=0, indices=(1,1)}")),
+    (
+        "affine-steps-compose",
+        "the chain goes on",
+        unary("f64[2,3]", "f64[2,3] = constant {uniform=2.0}", "f64[2,3] = mul(%0, %1)", "f64[2,3] = neg(%2)"),
+    ),
+    (
+        "affine-steps-compose",
+        "a scale or shift is not finite",
+        unary("f64[2,3]", "f64[2,3] = constant {uniform='inf'}", "f64[2,3] = mul(%0, %1)"),
+    ),
+    (
+        "affine-steps-compose",
+        "no fewer steps",
+        unary("f64[2,3]", "f64[2,3] = constant {uniform=2.0}", "f64[2,3] = mul(%0, %1)", "f64[2,3] = add(%2, %1)"),
+    ),
     ("div-by-power-of-two-is-mul", "a division of integers", divide("uniform=2", "i32")),
     ("div-by-power-of-two-is-mul", "the divisor is no power of two", divide("uniform=3.0")),
-    ("div-by-power-of-two-is-mul", "the divisor is no power of two",
-     divide("elements=[2.0, 3.0, 2.0, 2.0, 2.0, 2.0]")),
-    ("pool-is-one-axis-after-another", "one axis after another compares no less",
-     unary("f64[1,2,9,9]", f"f64[1,2,8,8] = {pool(2, 0)}")),
-    ("large-pool-is-pool-of-small-pool", "the windows have dilations, or the smaller one strides",
-     two_pools(pool(3, 2, dilations=(2, 2)), pool(9, 4))),
-    ("large-pool-is-pool-of-small-pool", "the smaller window does not fit into the larger one",
-     two_pools(pool(3, 1), pool(4, 3, pads_end=(0, 0)))),
-    *(("matmul-chain-in-its-cheaper-order", reason, text) for reason, text in (
-        ("products of integers wrap", product("9,2", "2,9", "9,2", "9,9", "9,2", kind="i32")),
-        ("the batches of the factors differ",
-         product("2,9,2", "2,2,9", "1,9,2", "2,9,9", "2,9,2")),
-        ("the other order multiplies no less", product("2,9", "9,2", "2,9", "2,2", "2,9")),
-        ("the product is empty", product("0,9,2", "0,2,9", "0,9,2", "0,9,9", "0,9,2")),
-    )),
-    *(("conv-of-pieces-is-strided-conv", reason, text) for reason, text in (
-        ("the convolution has groups or dilations", focus(groups=2)),
-        ("the channels are no strided pieces of one image", focus(step="1,1,1,1")),
-        ("a sum of weights is not finite", focus("constant {uniform='inf'}")),
-    )),
-    ("matmul-of-low-rank-is-two-matmuls", "the matrix is no constant one of numbers",
-     ranked("10,10", "uniform=2", "3,9", "i32")),
-    ("matmul-of-low-rank-is-two-matmuls", "the matrix is too small or too large",
-     ranked("10,1", "uniform=2.0", "3,9")),
-    ("matmul-of-low-rank-is-two-matmuls", "the rank is too high",
-     ranked("10,10", "digest=1f", "3,9")),
-    *(("sum-of-products-is-matmul", reason, text) for reason, text in (
-        ("a sum of integers wraps", outer("3,1,4", "2,4", "2", "3,2,1", kind="i32")),
-        ("the sum is empty", outer("3,1,0", "2,0", "2", "3,2,1", "3,2,0")),
-        ("a factor does not vary along the sum", outer("3,1,1", "2,4", "2", "3,2,1")),
-        ("neither factor varies along an axis", outer("3,1,4", "1,4", "2", "3,2,1")),
-        ("each factor is used once", outer("3,2,4", "2,4", "2", "3,2,1")),
-    )),
+    ("div-by-power-of-two-is-mul", "the divisor is no power of two", divide("elements=[2.0, 3.0, 2.0, 2.0, 2.0, 2.0]")),
+    (
+        "pool-is-one-axis-after-another",
+        "one axis after another compares no less",
+        unary("f64[1,2,9,9]", f"f64[1,2,8,8] = {pool(2, 0)}"),
+    ),
+    (
+        "large-pool-is-pool-of-small-pool",
+        "the windows have dilations, or the smaller one strides",
+        two_pools(pool(3, 2, dilations=(2, 2)), pool(9, 4)),
+    ),
+    (
+        "large-pool-is-pool-of-small-pool",
+        "the smaller window does not fit into the larger one",
+        two_pools(pool(3, 1), pool(4, 3, pads_end=(0, 0))),
+    ),
+    *(
+        ("matmul-chain-in-its-cheaper-order", reason, text)
+        for reason, text in (
+            ("products of integers wrap", product("9,2", "2,9", "9,2", "9,9", "9,2", kind="i32")),
+            ("the batches of the factors differ", product("2,9,2", "2,2,9", "1,9,2", "2,9,9", "2,9,2")),
+            ("the other order multiplies no less", product("2,9", "9,2", "2,9", "2,2", "2,9")),
+            ("the product is empty", product("0,9,2", "0,2,9", "0,9,2", "0,9,9", "0,9,2")),
+        )
+    ),
+    *(
+        ("conv-of-pieces-is-strided-conv", reason, text)
+        for reason, text in (
+            ("the convolution has groups or dilations", focus(groups=2)),
+            ("the channels are no strided pieces of one image", focus(step="1,1,1,1")),
+            ("a sum of weights is not finite", focus("constant {uniform='inf'}")),
+        )
+    ),
+    (
+        "matmul-of-low-rank-is-two-matmuls",
+        "the matrix is no constant one of numbers",
+        ranked("10,10", "uniform=2", "3,9", "i32"),
+    ),
+    ("matmul-of-low-rank-is-two-matmuls", "the matrix is too small or too large", ranked("10,1", "uniform=2.0", "3,9")),
+    ("matmul-of-low-rank-is-two-matmuls", "the rank is too high", ranked("10,10", "digest=1f", "3,9")),
+    *(
+        ("sum-of-products-is-matmul", reason, text)
+        for reason, text in (
+            ("a sum of integers wraps", outer("3,1,4", "2,4", "2", "3,2,1", kind="i32")),
+            ("the sum is empty", outer("3,1,0", "2,0", "2", "3,2,1", "3,2,0")),
+            ("a factor does not vary along the sum", outer("3,1,1", "2,4", "2", "3,2,1")),
+            ("neither factor varies along an axis", outer("3,1,4", "1,4", "2", "3,2,1")),
+            ("each factor is used once", outer("3,2,4", "2,4", "2", "3,2,1")),
+        )
+    ),
     ("sum-is-matmul-with-ones", "a sum of integers wraps", rows(kind="i32")),
     ("sum-is-matmul-with-ones", "the sum is not over the columns", rows(0)),
-    *(("squares-are-summed-with-their-mean", reason, text) for reason, text in (
-        ("the mean is over other axes than the squares", moments(axis=0)),
-        ("the elements stay in the first cache", moments(100)),
-    )),
-    *(("sum-of-linear-is-linear-of-sum", reason, text) for reason, text in (
-        ("the linear map is not of channels", pooled("1,3,1,1", "3,2,2,2", "1,3,3,3")),
-        ("the sum is over the channels", pooled("1,1,4,4", sum_="reduce_sum(%2) {axes=(1,)}")),
-        ("the shift is not summed as often at the borders", pooled(pad=1, shift=SHIFT)),
-        ("no fewer values are mapped", pooled(sum_="pool_sum(%2) " + POOLED.replace(
-            "kernel=(2,2), strides=(2,2)", "kernel=(1,1), strides=(1,1)"), out="1,3,4,4")),
-        ("the values before the sum are needed too", pooled(more=', %2 "z"')),
-        ("the shift is not per channel", pooled(shift="neg(%2)")),
-    )),
+    *(
+        ("squares-are-summed-with-their-mean", reason, text)
+        for reason, text in (
+            ("the mean is over other axes than the squares", moments(axis=0)),
+            ("the elements stay in the first cache", moments(100)),
+        )
+    ),
+    *(
+        ("sum-of-linear-is-linear-of-sum", reason, text)
+        for reason, text in (
+            ("the linear map is not of channels", pooled("1,3,1,1", "3,2,2,2", "1,3,3,3")),
+            ("the sum is over the channels", pooled("1,1,4,4", sum_="reduce_sum(%2) {axes=(1,)}")),
+            ("the shift is not summed as often at the borders", pooled(pad=1, shift=SHIFT)),
+            (
+                "no fewer values are mapped",
+                pooled(
+                    sum_="pool_sum(%2) " + POOLED.replace("kernel=(2,2), strides=(2,2)", "kernel=(1,1), strides=(1,1)"),
+                    out="1,3,4,4",
+                ),
+            ),
+            ("the values before the sum are needed too", pooled(more=', %2 "z"')),
+            ("the shift is not per channel", pooled(shift="neg(%2)")),
+        )
+    ),
     ("tanh-of-softplus-is-a-quotient", "e^40 has no place among the numbers", gate("f16")),
     ("steps-come-before-the-move", "an element is no float", tokens(kind="i32")),
-    ("steps-come-before-the-move", "nothing before the move would take the steps",
-     unary("f64[2,3]", "f64[3,2] = transpose(%0) {perm=(1,0)}", "f64[3,2] = mul(%1, %1)")),
+    (
+        "steps-come-before-the-move",
+        "nothing before the move would take the steps",
+        unary("f64[2,3]", "f64[3,2] = transpose(%0) {perm=(1,0)}", "f64[3,2] = mul(%1, %1)"),
+    ),
     ("siblings-are-one-linear", "the siblings have groups", siblings(2, groups=2)),
     ("siblings-are-one-linear", "there are too many siblings", siblings(9)),
-    *(("conv3x3-is-winograd", reason, text) for reason, text in (
-        ("the weights of the window are not constant",
-         'graph(%0 "x": f64[1,16,6,6], %1 "w": f64[16,16,3,3]) -> (%2 "y")\n'
-         "%2: f64[1,16,4,4] = conv(%0, %1) {strides=(1,1), pads_begin=(0,0), pads_end=(0,0), "
-         "dilations=(1,1), groups=1}\n"),
-        ("the window has groups, strides or dilations",
-         conv("1,32,9,9", "32,16,3,3", "1,32,7,7", groups=2)),
-        ("there are too few channels for a transform",
-         conv("1,16,10,10", "15,16,3,3", "1,15,8,8")),
-        ("the image is too small for such tiles", conv("1,16,3,3", "16,16,3,3", "1,16,1,1")),
-        ("other tiles take far fewer products", conv("1,16,18,18", "16,16,3,3", "1,16,16,16")),
-        ("a transformed weight is not finite",
-         conv("1,16,10,10", "16,16,3,3", "1,16,8,8").replace("digest=1f", "uniform='inf'")),
-    )),
-    *(("channel-map-moves-to-its-cheapest-place", reason, text) for reason, text in (
-        ("the weights of the map are not constant",
-         'graph(%0 "x": f64[1,2,4,4], %1 "w": f64[3,2,1,1]) -> (%2 "y")\n'
-         "%2: f64[1,3,4,4] = conv(%0, %1) {strides=(1,1), pads_begin=(0,0), pads_end=(0,0), "
-         "dilations=(1,1), groups=1}\n"),
-        ("the map differs along the batch",
-         unary("f64[2,3,4]", "f64[2,4,1] = constant {digest=1f}", "f64[2,3,1] = matmul(%0, %1)")),
-        ("the map has groups, strides or pads",
-         conv("1,2,4,4", "3,2,1,1", "1,3,2,4", strides=(2, 1))),
-        ("the map is of integers or of nothing",
-         unary("f64[0,4]", "f64[4,1] = constant {digest=1f}", "f64[0,1] = matmul(%0, %1)")),
-        ("a weight of the map is not finite",
-         unary("f64[3,4]", "f64[4,1] = constant {uniform='inf'}", "f64[3,1] = matmul(%0, %1)")),
-        ("the map can be done nowhere else",
-         unary("f64[3,4]", "f64[4,1] = constant {digest=1f}", "f64[3,1] = matmul(%0, %1)")),
-        ("no place for the map is cheaper",
-         unary("f64[3,1]", "f64[1,4] = constant {digest=1f}", "f64[3,1] = neg(%0)",
-               "f64[3,4] = matmul(%2, %1)")),
-    )),
-    *((name, "the divisor or its reciprocal is not a normal number", divide(c, dtype))
-      for name in ("div-by-power-of-two-is-mul", "div-by-constant-is-mul")
-      for c, dtype in (("uniform=0.0", "f64"), ("uniform='inf'", "f64"), ("uniform='nan'", "f64"),
-                       ("uniform=1.7014118346046923e+38", "f32"),
-                       ("uniform=32768.0", "f16"), ("uniform=5e-324", "f64"))),
-    ("div-by-constant-is-mul", "the divisor is a power of two, which is exact",
-     divide("uniform=-4.0")),
+    *(
+        ("conv3x3-is-winograd", reason, text)
+        for reason, text in (
+            (
+                "the weights of the window are not constant",
+                'graph(%0 "x": f64[1,16,6,6], %1 "w": f64[16,16,3,3]) -> (%2 "y")\n'
+                "%2: f64[1,16,4,4] = conv(%0, %1) {strides=(1,1), pads_begin=(0,0), pads_end=(0,0), "
+                "dilations=(1,1), groups=1}\n",
+            ),
+            ("the window has groups, strides or dilations", conv("1,32,9,9", "32,16,3,3", "1,32,7,7", groups=2)),
+            ("there are too few channels for a transform", conv("1,16,10,10", "15,16,3,3", "1,15,8,8")),
+            ("the image is too small for such tiles", conv("1,16,3,3", "16,16,3,3", "1,16,1,1")),
+            ("other tiles take far fewer products", conv("1,16,18,18", "16,16,3,3", "1,16,16,16")),
+            (
+                "a transformed weight is not finite",
+                conv("1,16,10,10", "16,16,3,3", "1,16,8,8").replace("digest=1f", "uniform='inf'"),
+            ),
+        )
+    ),
+    *(
+        ("channel-map-moves-to-its-cheapest-place", reason, text)
+        for reason, text in (
+            (
+                "the weights of the map are not constant",
+                'graph(%0 "x": f64[1,2,4,4], %1 "w": f64[3,2,1,1]) -> (%2 "y")\n'
+                "%2: f64[1,3,4,4] = conv(%0, %1) {strides=(1,1), pads_begin=(0,0), pads_end=(0,0), "
+                "dilations=(1,1), groups=1}\n",
+            ),
+            (
+                "the map differs along the batch",
+                unary("f64[2,3,4]", "f64[2,4,1] = constant {digest=1f}", "f64[2,3,1] = matmul(%0, %1)"),
+            ),
+            ("the map has groups, strides or pads", conv("1,2,4,4", "3,2,1,1", "1,3,2,4", strides=(2, 1))),
+            (
+                "the map is of integers or of nothing",
+                unary("f64[0,4]", "f64[4,1] = constant {digest=1f}", "f64[0,1] = matmul(%0, %1)"),
+            ),
+            (
+                "a weight of the map is not finite",
+                unary("f64[3,4]", "f64[4,1] = constant {uniform='inf'}", "f64[3,1] = matmul(%0, %1)"),
+            ),
+            (
+                "the map can be done nowhere else",
+                unary("f64[3,4]", "f64[4,1] = constant {digest=1f}", "f64[3,1] = matmul(%0, %1)"),
+            ),
+            (
+                "no place for the map is cheaper",
+                unary("f64[3,1]", "f64[1,4] = constant {digest=1f}", "f64[3,1] = neg(%0)", "f64[3,4] = matmul(%2, %1)"),
+            ),
+        )
+    ),
+    *(
+        (name, "the divisor or its reciprocal is not a normal number", divide(c, dtype))
+        for name in ("div-by-power-of-two-is-mul", "div-by-constant-is-mul")
+        for c, dtype in (
+            ("uniform=0.0", "f64"),
+            ("uniform='inf'", "f64"),
+            ("uniform='nan'", "f64"),
+            ("uniform=1.7014118346046923e+38", "f32"),
+            ("uniform=32768.0", "f16"),
+            ("uniform=5e-324", "f64"),
+        )
+    ),
+    ("div-by-constant-is-mul", "the divisor is a power of two, which is exact", divide("uniform=-4.0")),
     ("div-by-constant-is-mul", "the tensor is too small to gain", divide("uniform=3.0")),
     ("div-by-constant-is-mul", "a division of integers", divide("uniform=3", "i32")),
-    ("scale-folds-into-linear-before-it", "the weights are not constant",
-     'graph(%0 "x": f64[2,3], %1 "w": f64[3,4]) -> (%4 "y")\n%2: f64[2,4] = matmul(%0, %1)\n'
-     "%3: f64[2,4] = constant {uniform=3.0}\n%4: f64[2,4] = mul(%2, %3)\n"),
+    (
+        "scale-folds-into-linear-before-it",
+        "the weights are not constant",
+        'graph(%0 "x": f64[2,3], %1 "w": f64[3,4]) -> (%4 "y")\n%2: f64[2,4] = matmul(%0, %1)\n'
+        "%3: f64[2,4] = constant {uniform=3.0}\n%4: f64[2,4] = mul(%2, %3)\n",
+    ),
     ("scale-folds-into-linear-before-it", "there is no scale", after("uniform=3.0", "add")),
-    ("scale-folds-into-linear-before-it", "the chain goes on",
-     after("uniform=3.0", "mul", "f64[1,4,3,3] = neg(%4)")),
-    ("scale-folds-into-linear-before-it", "the unscaled value is needed too",
-     after("uniform=3.0", "mul", "f64[1,4,3,3] = sub(%4, %2)")),
-    ("scale-folds-into-linear-before-it", "the unscaled value is needed too",
-     after("uniform=3.0", "mul").replace('(%4 "y")', '(%4 "y", %2 "z")')),
-    ("scale-folds-into-linear-before-it", "the scale is not per channel",
-     unary("f64[1,2,4,4]", WEIGHTS, AFTER, "f64[3] = constant {elements=[1.0, 2.0, 3.0]}",
-           "f64[1,4,3,3] = broadcast(%3) {shape=(1,4,3,3)}", "f64[1,4,3,3] = mul(%2, %4)")),
+    ("scale-folds-into-linear-before-it", "the chain goes on", after("uniform=3.0", "mul", "f64[1,4,3,3] = neg(%4)")),
+    (
+        "scale-folds-into-linear-before-it",
+        "the unscaled value is needed too",
+        after("uniform=3.0", "mul", "f64[1,4,3,3] = sub(%4, %2)"),
+    ),
+    (
+        "scale-folds-into-linear-before-it",
+        "the unscaled value is needed too",
+        after("uniform=3.0", "mul").replace('(%4 "y")', '(%4 "y", %2 "z")'),
+    ),
+    (
+        "scale-folds-into-linear-before-it",
+        "the scale is not per channel",
+        unary(
+            "f64[1,2,4,4]",
+            WEIGHTS,
+            AFTER,
+            "f64[3] = constant {elements=[1.0, 2.0, 3.0]}",
+            "f64[1,4,3,3] = broadcast(%3) {shape=(1,4,3,3)}",
+            "f64[1,4,3,3] = mul(%2, %4)",
+        ),
+    ),
     ("scale-folds-into-linear-before-it", "a weight is not finite", after("uniform='inf'", "mul")),
     ("scale-folds-into-linear-before-it", "a weight is not finite", after("uniform=0.0", "div")),
-    ("affine-folds-into-linear-after-it", "the shift comes before zero pads",
-     before("uniform=3.0", "add", 1)),
-    ("affine-folds-into-linear-after-it", "the scale is not per channel",
-     unary("f64[3,4]", "f64[3,1] = constant {elements=[1.0, 2.0, 3.0]}",
-           "f64[3,4] = broadcast(%1) {shape=(3,4)}", "f64[3,4] = mul(%0, %2)",
-           "f64[4,2] = constant {digest=1f}", "f64[3,2] = matmul(%3, %4)")),
-    ("affine-folds-into-linear-after-it", "the shift comes before batched weights",
-     unary("f64[1,3,4]", "f64[1,3,4] = constant {uniform=3.0}", "f64[1,3,4] = add(%0, %1)",
-           "f64[2,4,2] = constant {digest=1f}", "f64[2,3,2] = matmul(%2, %3)")),
-    ("affine-folds-into-linear-after-it", "a weight is not finite",
-     before("uniform='nan'", "mul", 0)),
-    ("affine-folds-into-linear-after-it", "a weight is not finite",
-     before("uniform='inf'", "add", 0)),
-    ("affine-folds-into-linear-after-it", "a shift is not finite",
-     unary("f64[3,4]", "f64[3,4] = constant {uniform=1e308}", "f64[3,4] = add(%0, %1)",
-           "f64[4,2] = constant {uniform=2.0}", "f64[3,2] = matmul(%2, %3)")),
-    ("conv1x1-is-matmul", "the convolution has groups",
-     conv("1,4,4,5", "2,2,1,1", "1,2,4,5", groups=2)),
-    ("conv1x1-is-matmul", "the convolution has strides",
-     conv("1,3,4,5", "2,3,1,1", "1,2,2,5", strides=(2, 1))),
-    ("conv1x1-is-matmul", "the convolution is padded",
-     conv("1,3,4,5", "2,3,1,1", "1,2,5,5", pads_end=(1, 0))),
+    ("affine-folds-into-linear-after-it", "the shift comes before zero pads", before("uniform=3.0", "add", 1)),
+    (
+        "affine-folds-into-linear-after-it",
+        "the scale is not per channel",
+        unary(
+            "f64[3,4]",
+            "f64[3,1] = constant {elements=[1.0, 2.0, 3.0]}",
+            "f64[3,4] = broadcast(%1) {shape=(3,4)}",
+            "f64[3,4] = mul(%0, %2)",
+            "f64[4,2] = constant {digest=1f}",
+            "f64[3,2] = matmul(%3, %4)",
+        ),
+    ),
+    (
+        "affine-folds-into-linear-after-it",
+        "the shift comes before batched weights",
+        unary(
+            "f64[1,3,4]",
+            "f64[1,3,4] = constant {uniform=3.0}",
+            "f64[1,3,4] = add(%0, %1)",
+            "f64[2,4,2] = constant {digest=1f}",
+            "f64[2,3,2] = matmul(%2, %3)",
+        ),
+    ),
+    ("affine-folds-into-linear-after-it", "a weight is not finite", before("uniform='nan'", "mul", 0)),
+    ("affine-folds-into-linear-after-it", "a weight is not finite", before("uniform='inf'", "add", 0)),
+    (
+        "affine-folds-into-linear-after-it",
+        "a shift is not finite",
+        unary(
+            "f64[3,4]",
+            "f64[3,4] = constant {uniform=1e308}",
+            "f64[3,4] = add(%0, %1)",
+            "f64[4,2] = constant {uniform=2.0}",
+            "f64[3,2] = matmul(%2, %3)",
+        ),
+    ),
+    ("conv1x1-is-matmul", "the convolution has groups", conv("1,4,4,5", "2,2,1,1", "1,2,4,5", groups=2)),
+    ("conv1x1-is-matmul", "the convolution has strides", conv("1,3,4,5", "2,3,1,1", "1,2,2,5", strides=(2, 1))),
+    ("conv1x1-is-matmul", "the convolution is padded", conv("1,3,4,5", "2,3,1,1", "1,2,5,5", pads_end=(1, 0))),
     ("conv1x1-is-matmul", "the batch is not 1", conv("2,3,4,5", "2,3,1,1", "2,2,4,5")),
-    ("zero-pad-folds-into-conv", "the pad is not of zeros",
-     conv("1,1,4,4", "1,1,3,3", "1,1,4,2",
-          pad("1,1,6,4", (0, 0, 1, 0), (0, 0, 1, 0), ", value=1.0"))),
-    ("zero-pad-folds-into-conv", "the pad is not of zeros",
-     conv("1,1,4,4", "1,1,3,3", "1,1,4,2",
-          pad("1,1,6,4", (0, 0, 1, 0), (0, 0, 1, 0), ", mode='edge'"))),
-    ("zero-pad-folds-into-conv", "the pad adds images or channels",
-     conv("1,1,4,4", "1,2,3,3", "1,1,2,2", pad("1,2,4,4", (0, 0, 0, 0), (0, 1, 0, 0)))),
-    *(("few-channel-conv-is-row-conv", reason, text) for reason, text in (
-        ("the weights are not constant",
-         'graph(%0 "x": f64[1,1,4,4], %1 "w": f64[1,1,3,3]) -> (%2 "y")\n'
-         "%2: f64[1,1,2,2] = conv(%0, %1) {strides=(1,1), pads_begin=(0,0), pads_end=(0,0), "
-         "dilations=(1,1), groups=1}\n"),
-        ("the convolution has groups", conv("1,2,4,4", "2,1,3,3", "1,2,2,2", groups=2)),
-        ("the rows have a stride or a dilation",
-         conv("1,1,5,4", "1,1,3,3", "1,1,2,2", strides=(2, 1))),
-        ("the rows have a stride or a dilation",
-         conv("1,1,5,4", "1,1,3,3", "1,1,1,2", dilations=(2, 1))),
-        ("the batch is not 1", conv("2,1,4,4", "1,1,3,3", "2,1,2,2")),
-    )),
-    *(("upsampled-conv-is-phase-conv", reason, text) for reason, text in (
-        ("the weights are not constant", upsampled("3,2,3,3", "1,3,6,6", weights="")),
-        ("the convolution has groups", upsampled("2,1,3,3", "1,2,6,6", groups=2)),
-        ("the convolution has strides", upsampled("3,2,3,3", "1,3,3,6", strides=(2, 1))),
-        ("the convolution is dilated", upsampled("3,2,3,3", "1,3,4,6", dilations=(2, 1))),
-        ("the upsampled axes are not the spatial ones",
-         upsampled("3,2,3,3", "1,3,6,2", steps=(ROW_TAKE,))),
-        ("the phases' kernels differ in size", upsampled("3,2,2,3", "1,3,7,6")),
-        ("the image is padded twice",
-         upsampled("3,2,3,3", "1,3,10,8", pads=REFLECT, padded="1,2,10,10", pads_begin=(1, 0),
-                   pads_end=(1, 0))),
-        ("the pad adds images or channels",
-         upsampled("3,3,3,3", "1,3,6,6", pads="before=(0,1,0,0), after=(0,0,0,0)",
-                   padded="1,3,8,8")),
-        ("the reflection reaches past the small image's edge",
-         upsampled("3,2,3,3", "1,3,8,8",
-                   pads="before=(0,0,2,1), after=(0,0,0,1), mode='reflect'", padded="1,2,10,10")),
-        ("no fewer operations", upsampled("3,2,1,1", "1,3,8,8")),
-        ("a weight is not finite",
-         upsampled("3,2,3,3", "1,3,6,6", weights=" = constant {uniform=1e308}")),
-    )),
-)  # fmt: skip
+    (
+        "zero-pad-folds-into-conv",
+        "the pad is not of zeros",
+        conv("1,1,4,4", "1,1,3,3", "1,1,4,2", pad("1,1,6,4", (0, 0, 1, 0), (0, 0, 1, 0), ", value=1.0")),
+    ),
+    (
+        "zero-pad-folds-into-conv",
+        "the pad is not of zeros",
+        conv("1,1,4,4", "1,1,3,3", "1,1,4,2", pad("1,1,6,4", (0, 0, 1, 0), (0, 0, 1, 0), ", mode='edge'")),
+    ),
+    (
+        "zero-pad-folds-into-conv",
+        "the pad adds images or channels",
+        conv("1,1,4,4", "1,2,3,3", "1,1,2,2", pad("1,2,4,4", (0, 0, 0, 0), (0, 1, 0, 0))),
+    ),
+    *(
+        ("few-channel-conv-is-row-conv", reason, text)
+        for reason, text in (
+            (
+                "the weights are not constant",
+                'graph(%0 "x": f64[1,1,4,4], %1 "w": f64[1,1,3,3]) -> (%2 "y")\n'
+                "%2: f64[1,1,2,2] = conv(%0, %1) {strides=(1,1), pads_begin=(0,0), pads_end=(0,0), "
+                "dilations=(1,1), groups=1}\n",
+            ),
+            ("the convolution has groups", conv("1,2,4,4", "2,1,3,3", "1,2,2,2", groups=2)),
+            ("the rows have a stride or a dilation", conv("1,1,5,4", "1,1,3,3", "1,1,2,2", strides=(2, 1))),
+            ("the rows have a stride or a dilation", conv("1,1,5,4", "1,1,3,3", "1,1,1,2", dilations=(2, 1))),
+            ("the batch is not 1", conv("2,1,4,4", "1,1,3,3", "2,1,2,2")),
+        )
+    ),
+    *(
+        ("upsampled-conv-is-phase-conv", reason, text)
+        for reason, text in (
+            ("the weights are not constant", upsampled("3,2,3,3", "1,3,6,6", weights="")),
+            ("the convolution has groups", upsampled("2,1,3,3", "1,2,6,6", groups=2)),
+            ("the convolution has strides", upsampled("3,2,3,3", "1,3,3,6", strides=(2, 1))),
+            ("the convolution is dilated", upsampled("3,2,3,3", "1,3,4,6", dilations=(2, 1))),
+            ("the upsampled axes are not the spatial ones", upsampled("3,2,3,3", "1,3,6,2", steps=(ROW_TAKE,))),
+            ("the phases' kernels differ in size", upsampled("3,2,2,3", "1,3,7,6")),
+            (
+                "the image is padded twice",
+                upsampled("3,2,3,3", "1,3,10,8", pads=REFLECT, padded="1,2,10,10", pads_begin=(1, 0), pads_end=(1, 0)),
+            ),
+            (
+                "the pad adds images or channels",
+                upsampled("3,3,3,3", "1,3,6,6", pads="before=(0,1,0,0), after=(0,0,0,0)", padded="1,3,8,8"),
+            ),
+            (
+                "the reflection reaches past the small image's edge",
+                upsampled(
+                    "3,2,3,3", "1,3,8,8", pads="before=(0,0,2,1), after=(0,0,0,1), mode='reflect'", padded="1,2,10,10"
+                ),
+            ),
+            ("no fewer operations", upsampled("3,2,1,1", "1,3,8,8")),
+            ("a weight is not finite", upsampled("3,2,3,3", "1,3,6,6", weights=" = constant {uniform=1e308}")),
+        )
+    ),
+)

@@ -37,10 +37,11 @@ def random_inputs(graph: PrimitiveGraph, seed: int, *, integers: bool) -> dict[s
     """Return seeded inputs, whole numbers in -9..9 if `integers`."""
     rng = np.random.default_rng(seed)
     return {
-        name: (rng.integers(-9, 10, graph.types[v].shape) if integers
-               else rng.uniform(-2, 2, graph.types[v].shape)).astype(graph.types[v].dtype.numpy)
+        name: (
+            rng.integers(-9, 10, graph.types[v].shape) if integers else rng.uniform(-2, 2, graph.types[v].shape)
+        ).astype(graph.types[v].dtype.numpy)
         for name, v in graph.inputs
-    }  # fmt: skip
+    }
 
 
 def assert_alternatives_agree(
@@ -62,9 +63,7 @@ def assert_alternatives_agree(
         holds_in_a_finite_field(graph, reference, seed=seed)
 
 
-def holds_in_a_finite_field(
-    graph: PrimitiveGraph, reference: PrimitiveGraph, *, seed: int = 0
-) -> bool:
+def holds_in_a_finite_field(graph: PrimitiveGraph, reference: PrimitiveGraph, *, seed: int = 0) -> bool:
     """Return whether all primitives have a meaning modulo 2^31 - 1; if so, assert that they agree.
 
     The error probability is (n + 1) / 2^31 per element, n being the number of linear primitives.
@@ -80,9 +79,7 @@ def holds_in_a_finite_field(
     return True
 
 
-def _all_values(
-    graph: PrimitiveGraph, inputs: dict[str, Array], integers: bool
-) -> dict[int, Array]:
+def _all_values(graph: PrimitiveGraph, inputs: dict[str, Array], integers: bool) -> dict[int, Array]:
     values = {v: inputs[name].astype(np.float64) for name, v in graph.inputs}
     values |= {v: c.array.astype(np.float64) for v, c in graph.constants.items()}
     waiting = list(graph.primitives)

@@ -44,10 +44,7 @@ def stretched(draft: Draft, x: int, axis: int) -> int:
     n = draft.shape(x)[other]
     terms = [
         scaled(draft, draft.add("take", (x,), TakeAttributes(other, indices)), axis)
-        for indices in (
-            tuple(i // 2 for i in range(2 * n)),
-            tuple((i + 1) // 2 % n for i in range(2 * n)),
-        )
+        for indices in (tuple(i // 2 for i in range(2 * n)), tuple((i + 1) // 2 % n for i in range(2 * n)))
     ]
     return draft.add("add", tuple(terms))
 
@@ -86,9 +83,7 @@ def moved(draft: Draft, x: int, axis: int) -> tuple[int, int]:
             return draft.add("reduce_sum", (x,), ReduceAttributes((other,))), axis
         case _:
             wide = (*shape[:axis], 1, *shape[axis:]) if len(shape) < 5 else shape
-            return draft.add("reshape", (x,), ReshapeAttributes(wide)), axis + len(wide) - len(
-                shape
-            )
+            return draft.add("reshape", (x,), ReshapeAttributes(wide)), axis + len(wide) - len(shape)
 
 
 def linear(draft: Draft, x: int, axis: int, channels: int) -> tuple[int, int]:

@@ -55,19 +55,13 @@ def test_rules_hold(name: str, text: str) -> None:
     assert has_meaning == (name not in NO_POLYNOMIALS)
 
 
-@pytest.mark.parametrize(
-    "op", ["conv", "conv_transpose", "matmul", "winograd", "reduce_sum", "pool_sum"]
-)
+@pytest.mark.parametrize("op", ["conv", "conv_transpose", "matmul", "winograd", "reduce_sum", "pool_sum"])
 def test_an_operation_means_the_same_on_small_numbers(op: str) -> None:
     rng = np.random.default_rng(1)
     for sample in OPS[op].samples:
-        types: list[ValueType] = [
-            t if isinstance(t, ValueType) else ValueType.parse(t) for t in sample.types
-        ]
+        types: list[ValueType] = [t if isinstance(t, ValueType) else ValueType.parse(t) for t in sample.types]
         builder = GraphBuilder()
-        values = [
-            builder.input(f"x{i}", ValueType(t.shape, DType.F64)) for i, t in enumerate(types)
-        ]
+        values = [builder.input(f"x{i}", ValueType(t.shape, DType.F64)) for i, t in enumerate(types)]
         builder.output("y", builder.add(op, values, sample.attributes))
         graph = builder.freeze()
         feeds = {f"x{i}": rng.integers(-5, 6, t.shape) for i, t in enumerate(types)}

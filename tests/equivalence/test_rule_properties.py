@@ -180,9 +180,7 @@ def test_convolutions(seed: int) -> None:
     end = (1,) * rank if max(kernel) > 1 else (0,) * rank
     strides = (1,) * rank if rng.integers(3) else sizes(rng, rank, 2)
     w = draft.constant(int(rng.integers(1, 4)), shape[1], *kernel)
-    graph = draft.finish(
-        draft.add("conv", (x, w), ConvAttributes(strides, begin, end, (1,) * rank))
-    )
+    graph = draft.finish(draft.add("conv", (x, w), ConvAttributes(strides, begin, end, (1,) * rank)))
     result, _ = apply_rules(graph, convolution.RULES)
     assert_alternatives_agree(result, graph, seed=seed % 99, integers=True)
 
@@ -333,8 +331,7 @@ def test_windows_of_several_sizes() -> None:
         for i in range(2):
             kernel = numbers(rng, rank, 1, 4)
             pads = [numbers(rng, rank, 0, 2) for _ in range(2)]
-            step, dilation = (sizes(rng, rank, 2) if i and not rng.integers(4) else none
-                              for _ in range(2))  # fmt: skip
+            step, dilation = (sizes(rng, rank, 2) if i and not rng.integers(4) else none for _ in range(2))
             found.append(draft.add("pool_max", (x,), PoolAttributes(kernel, step, *pads, dilation)))
         draft.builder.output("z", found[0])
         graph = draft.finish(found[1])
@@ -377,9 +374,7 @@ def test_sums_of_products(integers: bool) -> None:
         shape = numbers(rng, len(roles), 1, 4)
         parts = []
         for name in "ab":
-            small = tuple(
-                n if role in (name, "s", "*") else 1 for n, role in zip(shape, roles, strict=True)
-            )
+            small = tuple(n if role in (name, "s", "*") else 1 for n, role in zip(shape, roles, strict=True))
             small = small[int(rng.integers(0, 2)) * (small[0] == 1) :]
             part = draft.builder.input(name, ValueType(small, DType.F64))
             is_full = small == shape
@@ -417,8 +412,9 @@ def test_moments(offset: float, monkeypatch: pytest.MonkeyPatch) -> None:
         graph = draft.finish(draft.add("reduce_sum", (squares,), ReduceAttributes(axes)))
         result, report = apply_rules(graph, reductions.RULES)
         assert sorted(r.name for r in report.rules if r.fired) == [
-            "mean-is-summed-with-its-squares", "squares-are-summed-with-their-mean"
-        ]  # fmt: skip
+            "mean-is-summed-with-its-squares",
+            "squares-are-summed-with-their-mean",
+        ]
         assert_alternatives_agree(result, graph, seed=seed)
 
 
@@ -507,10 +503,9 @@ def test_pieces_of_an_image(integers: bool) -> None:
         x = draft.input(2, channels, *(a * b for a, b in zip(step, small, strict=True)))
         starts = [tuple(int(n) for n in rng.integers(0, step)) for _ in range(4)]
         pieces = [
-            draft.add("slice", (x,), SliceAttributes((0, 0, *start), (2, channels, *small),
-                                                     (1, 1, *step)))
+            draft.add("slice", (x,), SliceAttributes((0, 0, *start), (2, channels, *small), (1, 1, *step)))
             for start in starts
-        ]  # fmt: skip
+        ]
         wide = draft.add("concat", tuple(pieces), ConcatAttributes(1))
         w = draft.constant(3, 4 * channels, *numbers(rng, rank, 1, 3))
         pads = [numbers(rng, rank, 0, 2) for _ in range(2)]
@@ -561,9 +556,7 @@ def test_siblings_are_merged_once_after_their_scales_fold() -> None:
         y = draft.add("conv", (x, draft.constant(out, 4, 3, 3)), attributes)
         for op in ("mul", "add"):
             c = draft.constant(1, out, 1, 1)
-            y = draft.add(
-                op, (y, draft.add("broadcast", (c,), BroadcastAttributes(draft.shape(y))))
-            )
+            y = draft.add(op, (y, draft.add("broadcast", (c,), BroadcastAttributes(draft.shape(y)))))
         results.append(y)
     draft.builder.output("z", results[1])
     graph = draft.finish(results[0])

@@ -93,9 +93,8 @@ def test_strict_keeps_exact_divisions() -> None:
 
 @pytest.mark.parametrize(
     ("limits", "stopped"),
-    [(Limits(iterations=3), "iterations"), (Limits(values=20), "values"),
-     (Limits(seconds=1e-9), "seconds")],
-)  # fmt: skip
+    [(Limits(iterations=3), "iterations"), (Limits(values=20), "values"), (Limits(seconds=1e-9), "seconds")],
+)
 def test_limits_end_a_growth_without_end(limits: Limits, stopped: str) -> None:
     result, report = saturate(parse_graph(EXP), strict=False, limits=limits, rules=[grow()])
     assert report.stopped == stopped
@@ -111,9 +110,7 @@ def test_limits_end_a_growth_without_end(limits: Limits, stopped: str) -> None:
 def test_a_limit_that_is_not_positive_is_refused(name: str) -> None:
     with pytest.raises(OptionError) as caught:
         Limits(**{name: 0})
-    assert str(caught.value) == (
-        f"limit {name} of saturation: the value 0 is not positive; expected more than 0"
-    )
+    assert str(caught.value) == (f"limit {name} of saturation: the value 0 is not positive; expected more than 0")
 
 
 def failing(stage: str) -> Rule[Primitive, Primitive]:
@@ -158,11 +155,12 @@ def test_refusals_are_counted_by_reason_and_name_the_value() -> None:
 
 
 def test_batch_normalization_becomes_one_convolution_and_one_shift() -> None:
-    lines = ["f64[4,2,2,2] = constant {digest=1f}",
-             "f64[1,4,3,3] = conv(%0, %1) {strides=(1,1), pads_begin=(0,0), pads_end=(0,0), "
-             "dilations=(1,1), groups=1}",
-             "f64[1,4,1,1] = constant {elements=[0.5, 2.0, 3.0, 0.25]}",
-             "f64[1,4,3,3] = broadcast(%3) {shape=(1,4,3,3)}"]  # fmt: skip
+    lines = [
+        "f64[4,2,2,2] = constant {digest=1f}",
+        "f64[1,4,3,3] = conv(%0, %1) {strides=(1,1), pads_begin=(0,0), pads_end=(0,0), dilations=(1,1), groups=1}",
+        "f64[1,4,1,1] = constant {elements=[0.5, 2.0, 3.0, 0.25]}",
+        "f64[1,4,3,3] = broadcast(%3) {shape=(1,4,3,3)}",
+    ]
     for i, op in enumerate(("sub", "mul", "mul", "add")):
         lines.append(f"f64[1,4,3,3] = {op}(%{2 if not i else i + 4}, %4)")
     result, _ = saturate(parse_graph(unary("f64[1,2,4,4]", *lines)), strict=False)
@@ -175,8 +173,7 @@ def _depth_two(graph: PrimitiveGraph, value: int) -> list[tuple[str, ...]]:
     found = []
     for p in graph.producers[value]:
         inputs = graph.primitives[p].inputs
-        ops = [graph.primitives[graph.producers[v][0]].op if graph.producers[v] else "given"
-               for v in inputs]  # fmt: skip
+        ops = [graph.primitives[graph.producers[v][0]].op if graph.producers[v] else "given" for v in inputs]
         found.append((graph.primitives[p].op, *ops))
     return found
 

@@ -23,9 +23,7 @@ def _onnxruntime(model, feeds, outputs):
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return session.run(outputs, feeds)
 
 
@@ -41,9 +39,7 @@ def _check(op, texts, constants=None, opset=17, outputs=1, positive=False, **att
     rng = np.random.default_rng(7)
     inputs = [None if t is None else random_array(rng, t) for t in _types(texts)]
     inputs = [np.abs(x) + x.dtype.type(0.1) if positive and x is not None else x for x in inputs]
-    model = one_operator(
-        op, inputs, constants=constants, opset=opset, outputs=outputs, **attributes
-    )
+    model = one_operator(op, inputs, constants=constants, opset=opset, outputs=outputs, **attributes)
     feeds = feeds_of(inputs, constants)
     graph, report = _split(model)
     assert not report.kept, report.kept
@@ -72,17 +68,13 @@ CASES = [
     ("CumSum", ["f32[2,5,3]"], {1: np.array(1, np.int64)}, 14, {}),
     ("CumSum", ["f32[7]"], {1: np.array(0, np.int64)}, 14, {"exclusive": 1, "reverse": 1}),
     ("CumSum", ["i64[2,1]"], {1: np.array(-1, np.int64)}, 14, {"exclusive": 1}),
-    ("ScatterElements", ["f32[3,4]", None, "f32[2,2]"],
-     {1: np.array([[0, -1], [2, 1]])}, 16, {"axis": 1}),
+    ("ScatterElements", ["f32[3,4]", None, "f32[2,2]"], {1: np.array([[0, -1], [2, 1]])}, 16, {"axis": 1}),
     ("ScatterND", ["f32[4,3]", None, "f32[2,3]"], {1: np.array([[3], [-4]])}, 16, {}),
     ("ScatterND", ["f32[4,3]", None, "f32[2]"], {1: np.array([[3, 0], [0, 2]])}, 16, {}),
-    ("DequantizeLinear", ["i8[3,4,5]"], {1: _floats(0.5, 2.0, 0.1, 3.0),
-                                         2: np.array([1, -2, 0, 5], np.int8)}, 17, {}),
+    ("DequantizeLinear", ["i8[3,4,5]"], {1: _floats(0.5, 2.0, 0.1, 3.0), 2: np.array([1, -2, 0, 5], np.int8)}, 17, {}),
     ("DequantizeLinear", ["u8[3,4]"], {1: np.array(0.25, np.float32)}, 17, {}),
-    ("QuantizeLinear", ["f32[3,4]"], {1: np.array(0.02, np.float32),
-                                      2: np.array(7, np.uint8)}, 17, {}),
-    ("QuantizeLinear", ["f32[2,3]"], {1: _floats(0.004, 0.5, 2.0),
-                                      2: np.array([0, 3, -4], np.int8)}, 17, {}),
+    ("QuantizeLinear", ["f32[3,4]"], {1: np.array(0.02, np.float32), 2: np.array(7, np.uint8)}, 17, {}),
+    ("QuantizeLinear", ["f32[2,3]"], {1: _floats(0.004, 0.5, 2.0), 2: np.array([0, 3, -4], np.int8)}, 17, {}),
     # normalizations, odd shapes, axes of size 1
     ("Softmax", [X4], {}, 17, {"axis": 1}),
     ("Softmax", [X4], {}, 11, {"axis": 2}),
@@ -103,34 +95,44 @@ CASES = [
     # pooling
     ("MaxPool", [X4], {}, 12, {"kernel_shape": [3, 2], "strides": [2, 2], "ceil_mode": 1}),
     ("MaxPool", [X4], {}, 12, {"kernel_shape": [2, 2], "dilations": [2, 3], "pads": [1, 1, 0, 0]}),
-    ("MaxPool", ["f32[1,2,9]"], {}, 11, {"kernel_shape": [3], "auto_pad": "SAME_LOWER",
-                                        "strides": [2]}),
+    ("MaxPool", ["f32[1,2,9]"], {}, 11, {"kernel_shape": [3], "auto_pad": "SAME_LOWER", "strides": [2]}),
     ("AveragePool", [X4], {}, 17, {"kernel_shape": [3, 3], "pads": [1, 0, 1, 1]}),
-    ("AveragePool", [X4], {}, 17, {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1],
-                                  "count_include_pad": 1, "strides": [2, 1]}),
-    ("AveragePool", ["f32[1,2,8]"], {}, 19, {"kernel_shape": [3], "strides": [2],
-                                            "ceil_mode": 1}),
+    (
+        "AveragePool",
+        [X4],
+        {},
+        17,
+        {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "count_include_pad": 1, "strides": [2, 1]},
+    ),
+    ("AveragePool", ["f32[1,2,8]"], {}, 19, {"kernel_shape": [3], "strides": [2], "ceil_mode": 1}),
     ("AveragePool", [X4], {}, 17, {"kernel_shape": [2, 2], "auto_pad": "SAME_UPPER"}),
     ("LpPool", [X4], {}, 18, {"kernel_shape": [2, 2], "p": 2}),
     ("GlobalAveragePool", [X4], {}, 17, {}),
     ("GlobalMaxPool", ["f32[1,3,5]"], {}, 17, {}),
     # linear
-    ("Conv", ["f32[1,4,9,6]", "f32[6,2,3,3]", "f32[6]"], {}, 17,
-     {"group": 2, "strides": [2, 1], "pads": [1, 0, 2, 1], "dilations": [1, 2]}),
+    (
+        "Conv",
+        ["f32[1,4,9,6]", "f32[6,2,3,3]", "f32[6]"],
+        {},
+        17,
+        {"group": 2, "strides": [2, 1], "pads": [1, 0, 2, 1], "dilations": [1, 2]},
+    ),
     ("Conv", ["f32[2,3,9]", "f32[4,3,3]"], {}, 11, {"auto_pad": "SAME_LOWER", "strides": [2]}),
     ("Conv", ["f32[1,2,4,5,3]", "f32[3,2,2,2,2]"], {}, 11, {"auto_pad": "VALID"}),
-    ("ConvTranspose", ["f32[1,4,3,5]", "f32[4,3,3,2]", "f32[6]"], {}, 17,
-     {"group": 2, "strides": [2, 3], "pads": [1, 0, 0, 1], "output_padding": [1, 2]}),
-    ("ConvTranspose", ["f32[1,2,5]", "f32[2,3,3]"], {}, 11,
-     {"auto_pad": "SAME_UPPER", "strides": [2]}),
-    ("ConvTranspose", ["f32[1,2,5]", "f32[2,3,3]"], {}, 11,
-     {"output_shape": [10], "strides": [2]}),
+    (
+        "ConvTranspose",
+        ["f32[1,4,3,5]", "f32[4,3,3,2]", "f32[6]"],
+        {},
+        17,
+        {"group": 2, "strides": [2, 3], "pads": [1, 0, 0, 1], "output_padding": [1, 2]},
+    ),
+    ("ConvTranspose", ["f32[1,2,5]", "f32[2,3,3]"], {}, 11, {"auto_pad": "SAME_UPPER", "strides": [2]}),
+    ("ConvTranspose", ["f32[1,2,5]", "f32[2,3,3]"], {}, 11, {"output_shape": [10], "strides": [2]}),
     ("MatMul", ["f32[3]", "f32[3]"], {}, 17, {}),
     ("MatMul", ["f32[2,5,3]", "f32[3]"], {}, 17, {}),
     ("MatMul", ["f32[3]", "f32[2,3,4]"], {}, 17, {}),
     ("MatMul", ["f32[2,1,5,3]", "f32[4,3,2]"], {}, 17, {}),
-    ("Gemm", ["f32[3,4]", "f32[5,3]", "f32[5]"], {}, 17,
-     {"transA": 1, "transB": 1, "alpha": 0.5, "beta": 2.0}),
+    ("Gemm", ["f32[3,4]", "f32[5,3]", "f32[5]"], {}, 17, {"transA": 1, "transB": 1, "alpha": 0.5, "beta": 2.0}),
     ("Gemm", ["f32[4,3]", "f32[3,5]", "f32[4,1]"], {}, 11, {}),
     ("Gemm", ["f32[4,3]", "f32[3,5]"], {}, 13, {"alpha": 3.0}),
     ("Einsum", ["f32[2,3,4]", "f32[2,4,5]"], {}, 12, {"equation": "bij, bjk -> bik"}),
@@ -200,7 +202,7 @@ CASES = [
     ("Equal", ["i32[3,1]", "i32[2]"], {}, 13, {}),
     ("IsInf", ["f32[3]"], {}, 10, {"detect_negative": 0}),
     ("Dropout", ["f32[3]"], {}, 13, {"_outputs": 2}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -219,11 +221,7 @@ RESIZES = [
     for opset in (11, 19)
     for mode in ("nearest", "linear", "cubic")
     for coordinates in ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")
-    for rounding in (
-        ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")
-        if mode == "nearest"
-        else ("floor",)
-    )
+    for rounding in (("floor", "ceil", "round_prefer_floor", "round_prefer_ceil") if mode == "nearest" else ("floor",))
 ]
 
 
@@ -232,9 +230,14 @@ RESIZES = [
 def test_resize_agrees_with_onnxruntime(mode, coordinates, rounding, opset, size):
     constants = {1: _floats(), 2: _floats(), 3: _ints(1, 2, *size)}
     _check(
-        "Resize", ["f32[1,2,4,7]", "", ""], constants, opset, mode=mode, nearest_mode=rounding,
+        "Resize",
+        ["f32[1,2,4,7]", "", ""],
+        constants,
+        opset,
+        mode=mode,
+        nearest_mode=rounding,
         coordinate_transformation_mode=coordinates,
-    )  # fmt: skip
+    )
 
 
 def test_upsample_9_and_scales():
@@ -245,10 +248,31 @@ def test_upsample_9_and_scales():
 
 
 SPECIAL_OPERATORS = [
-    "Abs", "Neg", "Relu", "Sigmoid", "Tanh", "Erf", "Exp", "Sqrt", "Sign", "Floor", "Round",
-    "Softplus", "Softsign", "Elu", "Selu", "HardSigmoid", "HardSwish", "IsNaN", "IsInf",
-    "LeakyRelu", "Reciprocal", "ReduceMax", "ReduceSum", "Softmax",
-]  # fmt: skip
+    "Abs",
+    "Neg",
+    "Relu",
+    "Sigmoid",
+    "Tanh",
+    "Erf",
+    "Exp",
+    "Sqrt",
+    "Sign",
+    "Floor",
+    "Round",
+    "Softplus",
+    "Softsign",
+    "Elu",
+    "Selu",
+    "HardSigmoid",
+    "HardSwish",
+    "IsNaN",
+    "IsInf",
+    "LeakyRelu",
+    "Reciprocal",
+    "ReduceMax",
+    "ReduceSum",
+    "Softmax",
+]
 
 
 @pytest.mark.parametrize("op", SPECIAL_OPERATORS)
@@ -339,10 +363,12 @@ def test_a_window_of_channels_is_no_larger_than_they_are_many():
 @pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "LpPool"])
 @pytest.mark.parametrize(
     "attributes",
-    [{"kernel_shape": [2**40, 1], "auto_pad": "SAME_UPPER"},
-     {"kernel_shape": [2**40, 1], "pads": [2**39, 0, 2**39, 0]},
-     {"kernel_shape": [2, 2], "dilations": [2**40, 1], "pads": [2**39, 0, 2**39, 0]}],
-)  # fmt: skip
+    [
+        {"kernel_shape": [2**40, 1], "auto_pad": "SAME_UPPER"},
+        {"kernel_shape": [2**40, 1], "pads": [2**39, 0, 2**39, 0]},
+        {"kernel_shape": [2, 2], "dilations": [2**40, 1], "pads": [2**39, 0, 2**39, 0]},
+    ],
+)
 def test_windows_larger_than_any_memory_are_refused(op, attributes):
     x = np.zeros((1, 1, 5, 5), np.float32)
     with pytest.raises(ModelError, match=r"its windows reach over 10995116277\d\d elements"):

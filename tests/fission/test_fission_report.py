@@ -32,11 +32,7 @@ def test_an_operator_without_a_rule_is_opaque_once_for_each_output_that_is_read(
 
 
 def test_an_omitted_input_and_an_unread_output_stay_out():
-    nodes = [
-        helper.make_node(
-            "LSTM", ["x", "w", "r", "", "", "h"], ["", "last"], hidden_size=2, name="l"
-        )
-    ]
+    nodes = [helper.make_node("LSTM", ["x", "w", "r", "", "", "h"], ["", "last"], hidden_size=2, name="l")]
     rng = np.random.default_rng(0)
     weights = {
         "w": rng.normal(size=(1, 8, 3)).astype(np.float32),
@@ -61,20 +57,27 @@ REFUSED = [
     ("Mod", [np.arange(3, dtype=np.float32)] * 2, {}, {}, 28, "floored remainder"),
     ("Pow", [np.arange(3), np.ones(3, np.float32)], {}, {}, 13, "fractional power"),
     ("ReduceMean", [np.arange(3)], {}, {}, 13, "elements of type i64"),
-    ("Resize", [X[None, None], np.zeros(8, np.float32)], {3: np.array([1, 1, 2, 2])},
-     {"coordinate_transformation_mode": "tf_crop_and_resize"}, 13, "tf_crop_and_resize"),
+    (
+        "Resize",
+        [X[None, None], np.zeros(8, np.float32)],
+        {3: np.array([1, 1, 2, 2])},
+        {"coordinate_transformation_mode": "tf_crop_and_resize"},
+        13,
+        "tf_crop_and_resize",
+    ),
     ("LpPool", [X[None, None]], {}, {"kernel_shape": [2, 2], "p": 3}, 18, "p = 3"),
     ("Einsum", [X], {}, {"equation": "...j->..."}, 12, "ellipsis"),
     ("Einsum", [X[:, :3]], {}, {"equation": "ii->i"}, 12, "diagonal"),
     ("GatherND", [X], {1: np.zeros((3, 1), np.int64)}, {"batch_dims": 1}, 13, "batch axes"),
     ("Celu", [X], {}, {"alpha": -1.0}, 12, "negative alpha"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
-    ("op", "inputs", "constants", "attributes", "opset", "reason"), REFUSED,
+    ("op", "inputs", "constants", "attributes", "opset", "reason"),
+    REFUSED,
     ids=[f"{i}-{case[0]}" for i, case in enumerate(REFUSED)],
-)  # fmt: skip
+)
 def test_refusals_say_why(op, inputs, constants, attributes, opset, reason):
     model = one_operator(op, inputs, constants=constants, opset=opset, **attributes)
     graph, report = _report(model)
@@ -87,16 +90,13 @@ def test_refusals_say_why(op, inputs, constants, attributes, opset, reason):
 
 CONTRADICTIONS = [
     ("LayerNormalization", [X, np.ones(3, np.float32)], {}, "broadcast"),
-    ("Conv", [X[None, None], np.ones((1, 1, 2, 2), np.float32)], {"kernel_shape": [3, 3]},
-     "kernel_shape"),
+    ("Conv", [X[None, None], np.ones((1, 1, 2, 2), np.float32)], {"kernel_shape": [3, 3]}, "kernel_shape"),
     ("InstanceNormalization", [X[None], *[np.ones(2, np.float32)] * 2], {}, "contradict"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("op", "inputs", "attributes", "complaint"), CONTRADICTIONS)
-def test_a_model_that_contradicts_a_definition_is_refused_with_its_node(
-    op, inputs, attributes, complaint
-):
+def test_a_model_that_contradicts_a_definition_is_refused_with_its_node(op, inputs, attributes, complaint):
     with pytest.raises(ModelError, match=rf"{op} it: .*{complaint}"):
         fission(load_model(one_operator(op, inputs, **attributes)))
 

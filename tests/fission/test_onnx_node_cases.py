@@ -29,16 +29,16 @@ def test_onnx_s_own_operator_tests_pass():
 
 def test_no_operator_with_a_rule_is_unsupported_where_its_types_are_known():
     ruled = {rule.operator for rule in RULES}
-    foreign = ("elements of type", "has elements of type", "uses opset", "no tensors", "sequence",
-               "optional")  # fmt: skip
+    foreign = ("elements of type", "has elements of type", "uses opset", "no tensors", "sequence", "optional")
     lost = [
         f"{outcome.name}: {outcome.text}"
         for case in node_cases()
-        if case.name not in EXCLUDED and len(case.model.graph.node) == 1
+        if case.name not in EXCLUDED
+        and len(case.model.graph.node) == 1
         and case.model.graph.node[0].op_type in ruled
         and (outcome := run_case(case)).status == "unsupported"
         and not any(text in outcome.text for text in foreign)
-    ]  # fmt: skip
+    ]
     assert not lost, "\n".join(lost)
 
 

@@ -56,8 +56,7 @@ def test_an_axis_that_no_input_has_is_refused_before_onnx_looks_for_it(axis):
     with pytest.raises(ModelError) as caught:
         load_model(model)
     assert str(caught.value) == (
-        f"model: node 'n' (LayerNormalization): its axis is {axis}, of an input with 2 axes; "
-        "expected -2 to 1"
+        f"model: node 'n' (LayerNormalization): its axis is {axis}, of an input with 2 axes; expected -2 to 1"
     )
 
 
@@ -80,15 +79,18 @@ BAD = [
     ([_node("Flatten", axis="one")], ModelError, r"node 'n' \(Flatten\): it breaks"),
     ([_node(), _node("Neg", name="m")], ModelError, r"node 'm' \(Neg\): it gives 'y', which is"),
     ([_node(outputs=["x"])], ModelError, r"node 'n' \(Relu\): it gives 'x', which is given"),
-    ([_node("Add", ["x", "b"], ["a"], "p"), _node("Neg", ["a"], ["b"], "q"),
-      _node("Abs", ["a"])], ModelError, r"node '[pq]' .*depends on its own output"),
+    (
+        [_node("Add", ["x", "b"], ["a"], "p"), _node("Neg", ["a"], ["b"], "q"), _node("Abs", ["a"])],
+        ModelError,
+        r"node '[pq]' .*depends on its own output",
+    ),
     ([_node("RandomNormalLike")], UnsupportedError, r"\(RandomNormalLike\): its output is random"),
     ([_node("NonZero")], UnsupportedError, r"node 'n' \(NonZero\): .* depends on data"),
     ([_node("SplitToSequence", split=None)], UnsupportedError, "is a sequence, not a tensor"),
     ([_node("Cast", to=TensorProto.STRING)], UnsupportedError, r"\(Cast\): .*type STRING"),
     ([_node("Cast", to=TensorProto.COMPLEX64)], ModelError, r"node 'n' \(Cast\)"),
     ([_node("Constant", [])], ModelError, "0 attributes"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("nodes", "error", "complaint"), BAD, ids=range(len(BAD)))
@@ -167,10 +169,8 @@ def external(tmp_path):
     """A model with external data in a folder of its own."""
     folder = tmp_path / "model"
     folder.mkdir()
-    model = chain([_node("Add", ["x", "w"])], X, ["y"],
-                  {"w": np.arange(6, dtype=np.float32).reshape(2, 3)})  # fmt: skip
-    onnx.save(model, folder / "m.onnx", save_as_external_data=True, size_threshold=0,
-              location="w.bin")  # fmt: skip
+    model = chain([_node("Add", ["x", "w"])], X, ["y"], {"w": np.arange(6, dtype=np.float32).reshape(2, 3)})
+    onnx.save(model, folder / "m.onnx", save_as_external_data=True, size_threshold=0, location="w.bin")
     return folder
 
 
@@ -227,9 +227,7 @@ def test_a_linked_folder_to_the_outside_is_refused(external):
         load_model(external / "m.onnx")
 
 
-@pytest.mark.parametrize(
-    "entries", [{"length": "8"}, {"offset": "-4"}, {"offset": "four"}, {"offset": "1000000"}]
-)
+@pytest.mark.parametrize("entries", [{"length": "8"}, {"offset": "-4"}, {"offset": "four"}, {"offset": "1000000"}])
 def test_a_place_that_makes_no_sense_is_refused(external, entries):
     _relocate(external, **entries)
     with pytest.raises(ModelError, match="tensor 'w'"):
@@ -244,28 +242,45 @@ def test_external_data_of_a_model_from_memory_is_refused(external):
 @pytest.mark.parametrize(
     ("node", "constants", "text"),
     [
-        (_node("Gather", ["x", "i"]), {"i": np.array([0, 2])},
-         "its constant index 2 is outside of the first input; expected -2 to 1 along axis 0"),
-        (_node("Gather", ["x", "i"], axis=-1), {"i": np.array(-4)},
-         "its constant index -4 is outside of the first input; expected -3 to 2 along axis -1"),
-        (_node("GatherElements", ["x", "i"], axis=1), {"i": np.array([[3]])},
-         "its constant index 3 is outside of the first input; expected -3 to 2 along axis 1"),
-        (_node("GatherND", ["x", "i"]), {"i": np.array([[1, 3]])},
-         "its constant index 3 is outside of the first input; expected -3 to 2 along axes of "
-         "[2, 3]"),
-        (_node("ScatterND", ["x", "i", "u"]),
-         {"i": np.array([[2]]), "u": np.zeros((1, 3), np.float32)},
-         "its constant index 2 is outside of the first input; expected -2 to 1 along axes of [2]"),
-        (_node("ScatterElements", ["x", "i", "u"]),
-         {"i": np.array([[5, 0, 0]]), "u": np.zeros((1, 3), np.float32)},
-         "its constant index 5 is outside of the first input; expected -2 to 1 along axis 0"),
-        (_node("Expand", ["x", "s"]), {"s": np.array([-5, 3])},
-         "its shape is [-5, 3]; expected sizes of at least 0"),
-        (_node("Pad", ["x", "p"]), {"p": np.array([-3, 0, 0, 0])},
-         "its output 'y' has the shape [-1, 3]: a size is negative"),
+        (
+            _node("Gather", ["x", "i"]),
+            {"i": np.array([0, 2])},
+            "its constant index 2 is outside of the first input; expected -2 to 1 along axis 0",
+        ),
+        (
+            _node("Gather", ["x", "i"], axis=-1),
+            {"i": np.array(-4)},
+            "its constant index -4 is outside of the first input; expected -3 to 2 along axis -1",
+        ),
+        (
+            _node("GatherElements", ["x", "i"], axis=1),
+            {"i": np.array([[3]])},
+            "its constant index 3 is outside of the first input; expected -3 to 2 along axis 1",
+        ),
+        (
+            _node("GatherND", ["x", "i"]),
+            {"i": np.array([[1, 3]])},
+            "its constant index 3 is outside of the first input; expected -3 to 2 along axes of [2, 3]",
+        ),
+        (
+            _node("ScatterND", ["x", "i", "u"]),
+            {"i": np.array([[2]]), "u": np.zeros((1, 3), np.float32)},
+            "its constant index 2 is outside of the first input; expected -2 to 1 along axes of [2]",
+        ),
+        (
+            _node("ScatterElements", ["x", "i", "u"]),
+            {"i": np.array([[5, 0, 0]]), "u": np.zeros((1, 3), np.float32)},
+            "its constant index 5 is outside of the first input; expected -2 to 1 along axis 0",
+        ),
+        (_node("Expand", ["x", "s"]), {"s": np.array([-5, 3])}, "its shape is [-5, 3]; expected sizes of at least 0"),
+        (
+            _node("Pad", ["x", "p"]),
+            {"p": np.array([-3, 0, 0, 0])},
+            "its output 'y' has the shape [-1, 3]: a size is negative",
+        ),
     ],
     ids=lambda item: item.op_type if hasattr(item, "op_type") else "",
-)  # fmt: skip
+)
 @pytest.mark.parametrize("load", [load_model, load_segments])
 def test_constant_elements_that_can_not_be_meant_are_refused(node, constants, text, load):
     with pytest.raises(ModelError) as caught:

@@ -68,9 +68,11 @@ def test_nodes_in_any_order():
 
 def test_an_initializer_that_is_listed_as_an_input_is_a_constant():
     model = chain(
-        [helper.make_node("Add", ["x", "w"], ["y"])], {"x": (F, [3]), "w": (F, [3])}, ["y"],
+        [helper.make_node("Add", ["x", "w"], ["y"])],
+        {"x": (F, [3]), "w": (F, [3])},
+        ["y"],
         {"w": np.ones(3, np.float32)},
-    )  # fmt: skip
+    )
     graph = load_model(model)
     assert graph.inputs == ("x",)
     assert set(graph.constants) == {"w"}
@@ -103,14 +105,14 @@ def test_constant_nodes(attribute, expected):
 
 def test_local_functions_are_inlined():
     function = helper.make_function(
-        "mine", "Twice", ["a"], ["b"], [helper.make_node("Add", ["a", "a"], ["b"])],
-        [helper.make_opsetid("", 17)],
-    )  # fmt: skip
+        "mine", "Twice", ["a"], ["b"], [helper.make_node("Add", ["a", "a"], ["b"])], [helper.make_opsetid("", 17)]
+    )
     graph = helper.make_graph(
-        [helper.make_node("Twice", ["x"], ["y"], domain="mine")], "g",
+        [helper.make_node("Twice", ["x"], ["y"], domain="mine")],
+        "g",
         [helper.make_tensor_value_info("x", F, [2])],
         [helper.make_tensor_value_info("y", F, [2])],
-    )  # fmt: skip
+    )
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
     model = helper.make_model(graph, functions=[function], opset_imports=imports)
     assert [operator.op_type for operator in load_model(model).operators] == ["Add"]
@@ -125,9 +127,13 @@ def _branch(op, constant=None):
 
 def _if(condition_known):
     node = helper.make_node(
-        "If", ["c"], ["y"], name="choice", then_branch=_branch("Neg"),
+        "If",
+        ["c"],
+        ["y"],
+        name="choice",
+        then_branch=_branch("Neg"),
         else_branch=_branch("Add", np.ones(3, np.float32)),
-    )  # fmt: skip
+    )
     known = {"c": np.array(False)} if condition_known else {}
     inputs = {"x": (F, [3]), **({} if condition_known else {"c": (TensorProto.BOOL, [])})}
     return chain([node], inputs, ["y"], known)
@@ -149,14 +155,11 @@ def test_control_flow_that_is_closed_is_opaque():
     constant = numpy_helper.from_array(np.ones(3, np.float32))
 
     def branch(op):
-        nodes = [helper.make_node("Constant", [], ["k"], value=constant),
-                 helper.make_node(op, ["k"], ["inner"])]  # fmt: skip
+        nodes = [helper.make_node("Constant", [], ["k"], value=constant), helper.make_node(op, ["k"], ["inner"])]
         result = helper.make_tensor_value_info("inner", F, [3])
         return helper.make_graph(nodes, op, [], [result])
 
-    node = helper.make_node(
-        "If", ["c"], ["y"], then_branch=branch("Neg"), else_branch=branch("Abs")
-    )
+    node = helper.make_node("If", ["c"], ["y"], then_branch=branch("Neg"), else_branch=branch("Abs"))
     graph = load_model(chain([node], {"c": (TensorProto.BOOL, [])}, ["y"]))
     assert [operator.op_type for operator in graph.operators] == ["If"]
     for condition, expected in ((True, -1), (False, 1)):
@@ -214,8 +217,7 @@ def test_shapes_that_do_not_fit_are_refused(shapes, complaint):
 
 def test_shapes_that_contradict_the_operators_name_the_node():
     model = chain(
-        [helper.make_node("MatMul", ["a", "b"], ["y"], name="m")],
-        {"a": (F, [2, 3]), "b": (F, [4, 5])}, ["y"],
-    )  # fmt: skip
+        [helper.make_node("MatMul", ["a", "b"], ["y"], name="m")], {"a": (F, [2, 3]), "b": (F, [4, 5])}, ["y"]
+    )
     with pytest.raises(ModelError, match=r"node 'm' \(MatMul\): the types of its inputs"):
         load_model(model)

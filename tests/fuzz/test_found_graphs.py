@@ -35,58 +35,70 @@ def sums(axis: int = -1) -> Node:
 
 
 CASES: dict[str, tuple[int, list[int], list[Node]]] = {
-    "average-ceil-include-pad": (20, [3, 8, 2, 13, 5], pool(
-        "AveragePool", [2, 1, 2], ceil_mode=1, count_include_pad=1, pads=[1, 0, 1, 0, 0, 1],
-        strides=[1, 1, 2])),
-    "average-ceil-window-in-padding": (20, [3, 9, 2, 2], pool(
-        "AveragePool", [4, 3], ceil_mode=1, pads=[1, 1, 2, 0], strides=[3, 1])),
-    "average-ceil-window-larger": (20, [1, 1, 1], pool(
-        "AveragePool", [2], ceil_mode=1, strides=[2])),
-    "average-ceil-odd": (17, [1, 1, 7, 7], pool(
-        "AveragePool", [2, 2], ceil_mode=1, pads=[1, 1, 1, 1], strides=[2, 2])),
-    "max-ceil-odd": (17, [1, 1, 7, 7], pool(
-        "MaxPool", [2, 2], ceil_mode=1, pads=[1, 1, 1, 1], strides=[2, 2])),
-    "max-ceil-odd-22": (22, [1, 1, 7, 7], pool(
-        "MaxPool", [2, 2], ceil_mode=1, pads=[1, 1, 1, 1], strides=[2, 2])),
-    "lp-ceil-odd": (18, [1, 1, 7, 7], pool(
-        "LpPool", [2, 2], ceil_mode=1, pads=[1, 1, 1, 1], strides=[2, 2])),
-    "max-ceil-window-in-padding": (20, [1, 1, 2], pool(
-        "MaxPool", [4], ceil_mode=1, pads=[1, 2], strides=[3])),
+    "average-ceil-include-pad": (
+        20,
+        [3, 8, 2, 13, 5],
+        pool("AveragePool", [2, 1, 2], ceil_mode=1, count_include_pad=1, pads=[1, 0, 1, 0, 0, 1], strides=[1, 1, 2]),
+    ),
+    "average-ceil-window-in-padding": (
+        20,
+        [3, 9, 2, 2],
+        pool("AveragePool", [4, 3], ceil_mode=1, pads=[1, 1, 2, 0], strides=[3, 1]),
+    ),
+    "average-ceil-window-larger": (20, [1, 1, 1], pool("AveragePool", [2], ceil_mode=1, strides=[2])),
+    "average-ceil-odd": (17, [1, 1, 7, 7], pool("AveragePool", [2, 2], ceil_mode=1, pads=[1, 1, 1, 1], strides=[2, 2])),
+    "max-ceil-odd": (17, [1, 1, 7, 7], pool("MaxPool", [2, 2], ceil_mode=1, pads=[1, 1, 1, 1], strides=[2, 2])),
+    "max-ceil-odd-22": (22, [1, 1, 7, 7], pool("MaxPool", [2, 2], ceil_mode=1, pads=[1, 1, 1, 1], strides=[2, 2])),
+    "lp-ceil-odd": (18, [1, 1, 7, 7], pool("LpPool", [2, 2], ceil_mode=1, pads=[1, 1, 1, 1], strides=[2, 2])),
+    "max-ceil-window-in-padding": (20, [1, 1, 2], pool("MaxPool", [4], ceil_mode=1, pads=[1, 2], strides=[3])),
     "max-ceil-window-larger": (20, [1, 1, 1], pool("MaxPool", [2], ceil_mode=1, strides=[2])),
-    "max-window-larger": (20, [1, 1, 1, 3], pool(
-        "MaxPool", [2, 3], pads=[0, 2, 0, 0], strides=[3, 2])),
+    "max-window-larger": (20, [1, 1, 1, 3], pool("MaxPool", [2, 3], pads=[0, 2, 0, 0], strides=[3, 2])),
     "max-no-window": (20, [1, 1, 2], pool("MaxPool", [5], strides=[2])),
-    "average-window-larger-include-pad": (18, [1, 2, 2, 3], pool(
-        "AveragePool", [3, 4], strides=[3, 3], count_include_pad=1)),
-    "slice-back-from-before-the-axis": (20, [5, 3], [
-        ("Slice", {}, {1: np.array([-6]), 2: np.array([-99]), 3: np.array([0]),
-                       4: np.array([-1])})]),
-    "resize-to-nothing": (20, [2, 1], [
-        ("Resize", {"mode": "linear"}, {2: np.array([1, 0.5], np.float32)})]),
-    "transposed-convolution-of-nothing": (20, [1, 3, 0], [
-        ("ConvTranspose", {"pads": [0, 0]}, {1: np.ones((3, 2, 4), np.float32),
-                                             2: np.array([1, 2], np.float32)})]),
+    "average-window-larger-include-pad": (
+        18,
+        [1, 2, 2, 3],
+        pool("AveragePool", [3, 4], strides=[3, 3], count_include_pad=1),
+    ),
+    "slice-back-from-before-the-axis": (
+        20,
+        [5, 3],
+        [("Slice", {}, {1: np.array([-6]), 2: np.array([-99]), 3: np.array([0]), 4: np.array([-1])})],
+    ),
+    "resize-to-nothing": (20, [2, 1], [("Resize", {"mode": "linear"}, {2: np.array([1, 0.5], np.float32)})]),
+    "transposed-convolution-of-nothing": (
+        20,
+        [1, 3, 0],
+        [("ConvTranspose", {"pads": [0, 0]}, {1: np.ones((3, 2, 4), np.float32), 2: np.array([1, 2], np.float32)})],
+    ),
     "local-normalization-of-nothing": (20, [2, 8, 5, 0], [("LRN", {"size": 3}, {})]),
-    "group-normalization-18": (18, [1, 4, 5, 5], [
-        ("GroupNormalization", {"num_groups": 2}, {1: ONES, 2: ONES})]),
-    "group-normalization-20": (20, [1, 4, 3], [
-        ("GroupNormalization", {"num_groups": 2}, {1: 2 * ONES, 2: ONES})]),
+    "group-normalization-18": (18, [1, 4, 5, 5], [("GroupNormalization", {"num_groups": 2}, {1: ONES, 2: ONES})]),
+    "group-normalization-20": (20, [1, 4, 3], [("GroupNormalization", {"num_groups": 2}, {1: 2 * ONES, 2: ONES})]),
     "relu-matmul-vector": (20, [42], [("Relu", {}, {}), ("MatMul", {}, {1: WEIGHTS})]),
-    "mul-matmul-vector": (20, [42], [
-        ("Mul", {}, {1: WEIGHTS[:, 0]}), ("MatMul", {}, {1: WEIGHTS})]),
-    "reshape-matmul-vector": (20, [6, 7], [
-        ("Reshape", {}, {1: np.array([42])}), ("MatMul", {}, {1: WEIGHTS})]),
-    "trilu-matmul-vector": (20, [2, 13, 17], [
-        ("Trilu", {}, {1: np.array(-3)}), ("Reshape", {}, {1: np.array([442])}),
-        ("MatMul", {}, {1: np.ones((442, 2), np.float32)})]),
+    "mul-matmul-vector": (20, [42], [("Mul", {}, {1: WEIGHTS[:, 0]}), ("MatMul", {}, {1: WEIGHTS})]),
+    "reshape-matmul-vector": (20, [6, 7], [("Reshape", {}, {1: np.array([42])}), ("MatMul", {}, {1: WEIGHTS})]),
+    "trilu-matmul-vector": (
+        20,
+        [2, 13, 17],
+        [
+            ("Trilu", {}, {1: np.array(-3)}),
+            ("Reshape", {}, {1: np.array([442])}),
+            ("MatMul", {}, {1: np.ones((442, 2), np.float32)}),
+        ],
+    ),
     **{f"sums-{n}": (20, [1, n], [sums()]) for n in (33, 100, 256, 400, 2000)},
     "sums-other-axis": (20, [2, 70, 3], [sums(1)]),
-    "tile-sums": (20, [1, 4, 5, 10], [
-        ("Tile", {}, {1: np.array([1, 2, 1, 3])}), ("Flatten", {"axis": 0}, {}), sums()]),
-    "resize-transposed-convolution-sums": (20, [1, 9, 5, 9], [
-        ("Resize", {"mode": "nearest"}, {2: np.array([1, 1, 2, 1.5], np.float32)}),
-        ("Flatten", {"axis": 1}, {}), ("Tile", {}, {1: np.array([1, 2])}), sums()]),
-}  # fmt: skip
+    "tile-sums": (20, [1, 4, 5, 10], [("Tile", {}, {1: np.array([1, 2, 1, 3])}), ("Flatten", {"axis": 0}, {}), sums()]),
+    "resize-transposed-convolution-sums": (
+        20,
+        [1, 9, 5, 9],
+        [
+            ("Resize", {"mode": "nearest"}, {2: np.array([1, 1, 2, 1.5], np.float32)}),
+            ("Flatten", {"axis": 1}, {}),
+            ("Tile", {}, {1: np.array([1, 2])}),
+            sums(),
+        ],
+    ),
+}
 
 
 def nodes_of(name: str, nodes: list[Node], source: str) -> tuple[list[Any], list[Any]]:
@@ -132,10 +144,14 @@ def expected_of(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[Any]:
 
 
 DISAGREES = {
-    "max-window-larger", "max-no-window", "average-ceil-window-larger",
-    "average-window-larger-include-pad", "slice-back-from-before-the-axis",
-    "transposed-convolution-of-nothing", "local-normalization-of-nothing",
-}  # fmt: skip
+    "max-window-larger",
+    "max-no-window",
+    "average-ceil-window-larger",
+    "average-window-larger-include-pad",
+    "slice-back-from-before-the-axis",
+    "transposed-convolution-of-nothing",
+    "local-normalization-of-nothing",
+}
 """Where `onnx.reference` counts windows otherwise than ONNX's inference and ONNX Runtime."""
 
 
@@ -156,17 +172,13 @@ def test_primitives_mean_what_onnx_does_and_no_rule_fails(name: str) -> None:
 def test_kernels_compute_it_and_the_search_ends(cache_folder: Path) -> None:
     cases = {n: c for n, c in CASES.items() if c[0] == 20}
     model, feeds = model_of(cases, 20), feeds_of(cases)
-    executable: Any = korch.optimize(
-        model, measure=False, baselines=False, threads=2, cache_folder=cache_folder
-    )
-    for name, found, expected in zip(cases, executable.run(None, feeds),
-                                     expected_of(model, feeds), strict=True):  # fmt: skip
+    executable: Any = korch.optimize(model, measure=False, baselines=False, threads=2, cache_folder=cache_folder)
+    for name, found, expected in zip(cases, executable.run(None, feeds), expected_of(model, feeds), strict=True):
         assert_same(found, expected, terms=2000, name=name)
 
 
 def test_a_window_of_padding_only_is_the_maximum_of_no_numbers() -> None:
-    nodes = pool("MaxPool", [1, 2], ceil_mode=1, dilations=[1, 2], pads=[0, 1, 0, 0],
-                 strides=[2, 2])  # fmt: skip
+    nodes = pool("MaxPool", [1, 2], ceil_mode=1, dilations=[1, 2], pads=[0, 1, 0, 0], strides=[2, 2])
     case = {"y": (20, [1, 1, 3, 1], nodes)}
     model, feeds = model_of(case, 20), feeds_of(case)
     (found,) = reference.run(fission(load_model(model)), feeds).values()

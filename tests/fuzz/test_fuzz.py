@@ -39,10 +39,15 @@ def test_random_models_are_legal() -> None:
         onnx.checker.check_model(random_model(np.random.default_rng(seed)), full_check=True)
 
 
-@pytest.mark.parametrize(("error", "outcome"), [
-    (ModelError("it is no model"), "refused"), (ModelError("two\nlines"), "finding"),
-    (ValueError("from the depths"), "finding"), (MemoryError(), "finding"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (ModelError("it is no model"), "refused"),
+        (ModelError("two\nlines"), "finding"),
+        (ValueError("from the depths"), "finding"),
+        (MemoryError(), "finding"),
+    ],
+)
 def test_only_one_clear_error_is_a_refusal(monkeypatch, tmp_path, error, outcome) -> None:
     def fail(*_: object) -> str:
         raise error
@@ -63,9 +68,7 @@ def test_a_crash_and_a_wrong_result_are_findings(monkeypatch, tmp_path: Path) ->
         fuzz._operators(np.random.default_rng(1), tmp_path)
 
 
-def test_a_case_that_computes_for_too_long_is_late_and_one_that_waits_for_a_core_is_not(
-    monkeypatch,
-) -> None:
+def test_a_case_that_computes_for_too_long_is_late_and_one_that_waits_for_a_core_is_not(monkeypatch) -> None:
     with pytest.raises(fuzz._LateError), fuzz.limit(0.1):
         while True:
             pass
@@ -93,8 +96,7 @@ def test_a_late_case_is_a_finding(monkeypatch, tmp_path: Path) -> None:
 def test_random_graphs_agree_with_onnx_runtime(tmp_path: Path, cache_folder: Path) -> None:
     pytest.importorskip("onnxruntime")
     (tmp_path / "cache").symlink_to(cache_folder)
-    outcomes = [*run_graphs(1, range(8), tmp_path),
-                *run_graphs(1, range(8, 128), tmp_path, built=False)]  # fmt: skip
+    outcomes = [*run_graphs(1, range(8), tmp_path), *run_graphs(1, range(8, 128), tmp_path, built=False)]
     assert [o for o in outcomes if o.outcome == "finding"] == []
     assert [o.case for o in outcomes] == list(range(128))
     assert sum(o.outcome == "right" and not o.message for o in outcomes) > 110
@@ -120,19 +122,22 @@ def test_random_graphs_that_are_wrong_or_refused_are_findings(monkeypatch, tmp_p
 
 
 def test_a_graph_is_the_same_in_whatever_range_it_stands() -> None:
-    assert [list(part) for part in batches(range(5, 18))] == [
-        [5, 6, 7], [8, 9, 10, 11, 12, 13, 14, 15], [16, 17],
-    ]  # fmt: skip
+    assert [list(part) for part in batches(range(5, 18))] == [[5, 6, 7], [8, 9, 10, 11, 12, 13, 14, 15], [16, 17]]
     assert opset_of(5) == opset_of(0) != opset_of(8)
     assert list(batches(range(8, 16))) == [range(8, 16)]
 
 
-@pytest.mark.parametrize(("found", "expected", "text"), [
-    ([1.0, np.inf], [1.0, np.inf], ""), ([1.0], [1.01], "error 0.01 of 1.01"),
-    ([np.nan], [1.0], "1 of 1 elements are NaN in one only"),
-    ([-np.inf], [np.inf], "infinities differ"), ([1e6, 0.0], [1e6, 1.0], ""),
-    ([-np.inf], [np.finfo(np.float32).min], ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("found", "expected", "text"),
+    [
+        ([1.0, np.inf], [1.0, np.inf], ""),
+        ([1.0], [1.01], "error 0.01 of 1.01"),
+        ([np.nan], [1.0], "1 of 1 elements are NaN in one only"),
+        ([-np.inf], [np.inf], "infinities differ"),
+        ([1e6, 0.0], [1e6, 1.0], ""),
+        ([-np.inf], [np.finfo(np.float32).min], ""),
+    ],
+)
 def test_differences(found, expected, text: str) -> None:
     arrays = [np.array(a, np.float32) for a in (found, expected)]
     assert fuzz_graphs.difference(*arrays) == text

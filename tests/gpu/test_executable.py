@@ -32,8 +32,9 @@ def test_models_are_optimized_and_right(name, tmp_path):
 
 
 def test_half_precision_is_within_its_tolerance(tmp_path):
-    executable = korch.optimize(build("tiny_candy"), target="cuda", precision="float16", budget=40,
-                                cache_folder=tmp_path)  # fmt: skip
+    executable = korch.optimize(
+        build("tiny_candy"), target="cuda", precision="float16", budget=40, cache_folder=tmp_path
+    )
     assert executable.report["max_error"] < 1e-2
 
 
@@ -123,8 +124,9 @@ thread.start()
 thread.join()
 load()
 """
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "c.korch")], text=True,
-                          capture_output=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "c.korch")], text=True, capture_output=True, check=False
+    )
     assert done.stdout.split() == ["1", "1"], done.stderr
 
 

@@ -12,12 +12,7 @@ from tile_groups import FAMILIES, random_groups
 from korch.candidate.candidate import Refusal
 from korch.primitive import reference
 from korch.provider.torch_library import TorchProvider
-from korch.provider.triton import (
-    TritonAttentionProvider,
-    TritonProductProvider,
-    TritonProvider,
-    TritonWinogradProvider,
-)
+from korch.provider.triton import TritonAttentionProvider, TritonProductProvider, TritonProvider, TritonWinogradProvider
 from korch.testing.cuda_device import run_on_device
 from korch.testing.kernels import group_family, group_terms
 from korch.testing.samples import random_arrays
@@ -37,8 +32,7 @@ def check(provider, group, target, compiler, rng, least=1):
         expected = reference.run(group.body, feeds, exact=True)
         found = run_on_device(kernel, group, offer, inputs, compiler)
         for (name, _), actual in zip(group.body.outputs, found, strict=True):
-            assert_same(actual, expected[name], family=group_family(group),
-                        terms=group_terms(group), name=f"{offer}")  # fmt: skip
+            assert_same(actual, expected[name], family=group_family(group), terms=group_terms(group), name=f"{offer}")
         checked += 1
     assert checked >= least
 

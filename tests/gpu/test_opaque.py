@@ -34,11 +34,10 @@ NODES = {
     "GridSample": ({"x": f(1, 3, 8, 9), "g": f(1, 4, 5, 2)}, {}, 1),
     "Mod": ({"x": f(3, 5), "y": f(3, 5) + 3}, {}, 1),
     "DFT": ({"x": f(2, 16, 1)}, {}, 1),
-    "MatMulInteger": ({"x": near(3, 70).astype(np.uint8), "y": near(70, 5).astype(np.uint8)}, {},
-                      1),
+    "MatMulInteger": ({"x": near(3, 70).astype(np.uint8), "y": near(70, 5).astype(np.uint8)}, {}, 1),
     "LSTM": ({"x": f(5, 2, 8), "w": f(1, 64, 8), "r": f(1, 64, 16)}, {"hidden_size": 16}, 3),
     "GRU": ({"x": f(5, 2, 8), "w": f(1, 48, 8), "r": f(1, 48, 16)}, {"hidden_size": 16}, 2),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("op", NODES)
@@ -46,17 +45,15 @@ def test_a_call_is_captured(op, tmp_path):
     inputs, attributes, outputs = NODES[op]
     names = [f"y{i}" for i in range(outputs)]
     graph = helper.make_graph(
-        [helper.make_node(op, list(inputs), names, **attributes)], "g",
-        [helper.make_tensor_value_info(n, onnx_type(DType.of(a.dtype)), a.shape)
-         for n, a in inputs.items()],
+        [helper.make_node(op, list(inputs), names, **attributes)],
+        "g",
+        [helper.make_tensor_value_info(n, onnx_type(DType.of(a.dtype)), a.shape) for n, a in inputs.items()],
         [helper.make_empty_tensor_value_info(name) for name in names],
-    )  # fmt: skip
+    )
     opsets = [helper.make_opsetid("", 20)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
     model = onnx.shape_inference.infer_shapes(model)
-    executable = korch.optimize(
-        model.SerializeToString(), target="cuda", budget=20, cache_folder=tmp_path, host=False
-    )
+    executable = korch.optimize(model.SerializeToString(), target="cuda", budget=20, cache_folder=tmp_path, host=False)
     expected = onnx.reference.ReferenceEvaluator(model).run(None, inputs)
     for actual, wanted in zip(executable(*inputs.values()), expected, strict=True):
         np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-4)
@@ -70,13 +67,14 @@ def test_the_host_runs_the_rest(tmp_path):
         helper.make_node("Neg", ["b"], ["y"]),
     ]
     graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("x", 1, [1, 3, 8, 8])],
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", 1, [1, 3, 8, 8])],
         [helper.make_tensor_value_info("y", 1, [1, 3, 7, 7])],
-    )  # fmt: skip
+    )
     opsets = [helper.make_opsetid("", 20)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-    executable = korch.optimize(model.SerializeToString(), target="cuda", budget=20,
-                                cache_folder=tmp_path)  # fmt: skip
+    executable = korch.optimize(model.SerializeToString(), target="cuda", budget=20, cache_folder=tmp_path)
     executable.save(tmp_path / "h.korch")
     x = f(1, 3, 8, 8)
     (expected,) = onnx.reference.ReferenceEvaluator(model).run(None, {"x": x})

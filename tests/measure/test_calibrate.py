@@ -109,10 +109,7 @@ def test_threads_that_wait_for_a_core_spoil_no_rate(library):
 def test_threads_beyond_the_cores_add_nothing(timer, quick, monkeypatch):
     """Eight times the rate would be wrong, but neighbours come and go between the two."""
     monkeypatch.setattr(module, "TRIES", 4)
-    few, many = (
-        calibrate(timer, dataclasses.replace(quick, threads=n * CORES)).rate_flop_per_s
-        for n in (1, 8)
-    )
+    few, many = (calibrate(timer, dataclasses.replace(quick, threads=n * CORES)).rate_flop_per_s for n in (1, 8))
     assert many < 4 * few
 
 
@@ -127,11 +124,7 @@ def test_any_number_of_bytes_will_do(library, name):
 
 @pytest.mark.parametrize(
     ("l2_bytes", "l3_bytes", "sizes"),
-    [
-        (4 << 20, 128 << 20, [8, 16, 32, 64, 128]),
-        (4 << 20, 6 << 20, [3, 6]),
-        (1 << 20, 32 << 20, [2, 4, 8, 16, 32]),
-    ],
+    [(4 << 20, 128 << 20, [8, 16, 32, 64, 128]), (4 << 20, 6 << 20, [3, 6]), (1 << 20, 32 << 20, [2, 4, 8, 16, 32])],
 )
 def test_sizes_of_the_shared_cache_begin_beyond_the_cores_own(l2_bytes, l3_bytes, sizes):
     assert shared_sizes(l2_bytes, l3_bytes) == tuple(n << 20 for n in sizes)

@@ -63,11 +63,13 @@ needs_onednn = pytest.mark.skipif(
 @pytest.mark.parametrize(
     ("version", "is_apart"),
     [
-        ("g++ (Debian 12.2.0-14) 12.2.0", False), ("Debian clang version 17.0.6 (9)", False),
-        ("Ubuntu clang version 18.1.3 (1)", True), ("clang version 21.1.0", True),
+        ("g++ (Debian 12.2.0-14) 12.2.0", False),
+        ("Debian clang version 17.0.6 (9)", False),
+        ("Ubuntu clang version 18.1.3 (1)", True),
+        ("clang version 21.1.0", True),
         ("clang version 22.1.8", False),
     ],
-)  # fmt: skip
+)
 def test_only_some_clangs_count_vectors_of_512_bits_apart(version, is_apart, tmp_path, monkeypatch):
     monkeypatch.setattr(compiler, "find_compiler", lambda: Compiler(("c++",), version, ()))
     assert ("-mevex512" in Builder("avx512", tmp_path).flags) == is_apart
@@ -78,9 +80,7 @@ def test_only_some_clangs_count_vectors_of_512_bits_apart(version, is_apart, tmp
 @needs_onednn
 def test_a_header_of_several_sources_is_compiled_once(fresh, tmp_path, monkeypatch):
     commands, run = [], compiler._run
-    monkeypatch.setattr(
-        compiler, "_run", lambda command, *rest: (commands.append(command), run(command, *rest))
-    )
+    monkeypatch.setattr(compiler, "_run", lambda command, *rest: (commands.append(command), run(command, *rest)))
     found = fresh.compile([WITH_HEADER, OTHER_WITH_HEADER])
     again = Builder("generic", tmp_path)
     found += again.compile([GOOD, WITH_HEADER + "\n", OTHER_WITH_HEADER + "\n"])
@@ -266,10 +266,10 @@ def says_full(*_: object) -> None:
     raise CompileError("fatal error: error writing to x.s: No space left on device")
 
 
-@pytest.mark.parametrize(("place", "function"), [
-    ("_write_atomically", full), ("_run", says_full), ("scratch_folder", full),
-    ("Path.write_text", full),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("place", "function"),
+    [("_write_atomically", full), ("_run", says_full), ("scratch_folder", full), ("Path.write_text", full)],
+)
 def test_a_full_disk_is_not_the_sources_fault(fresh, monkeypatch, place, function):
     with monkeypatch.context() as patch:
         patch.setattr(f"korch.measure.compiler.{place}", function)
@@ -324,11 +324,13 @@ def test_a_compiler_that_is_gone_is_said(fresh):
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="asks GCC's driver for another cc1plus")
-@pytest.mark.parametrize(("name", "failure"), [
-    ("KILL",
-     CompileFailure("the system killed the compiler, most likely for want of memory", True)),
-    ("XCPU", CompileFailure("the compiler took longer than 120 s")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "failure"),
+    [
+        ("KILL", CompileFailure("the system killed the compiler, most likely for want of memory", True)),
+        ("XCPU", CompileFailure("the compiler took longer than 120 s")),
+    ],
+)
 def test_what_ends_a_stage_of_the_compiler_is_told(fresh, tmp_path, name, failure):
     """What the system kills is not the source's fault."""
     stage = tmp_path / "cc1plus"
@@ -355,9 +357,7 @@ def test_a_named_compiler_is_used(search, monkeypatch):
     assert found.version
 
 
-def test_arguments_of_a_named_compiler_make_other_objects_and_timings(
-    search, tmp_path, monkeypatch
-):
+def test_arguments_of_a_named_compiler_make_other_objects_and_timings(search, tmp_path, monkeypatch):
     command = shutil.which("g++") or shutil.which("clang++")
     keys, identities = set(), set()
     for arguments in ("", " -O0", " -DNDEBUG"):
@@ -374,9 +374,7 @@ def test_a_named_compiler_that_does_not_run_is_said(search, monkeypatch, name):
     monkeypatch.setenv("CXX", name)
     with pytest.raises(CompileError) as caught:
         search()
-    assert str(caught.value) == (
-        f"environment variable CXX: {name!r} does not run; expected a C++ compiler"
-    )
+    assert str(caught.value) == (f"environment variable CXX: {name!r} does not run; expected a C++ compiler")
 
 
 def test_a_folder_that_can_not_be_written_is_replaced(tmp_path, caplog):
@@ -386,8 +384,7 @@ def test_a_folder_that_can_not_be_written_is_replaced(tmp_path, caplog):
     assert other.is_dir()
     assert other == usable_folder(blocked / "cache")
     assert caplog.messages[0] == (
-        f"the cache folder {blocked / 'cache'} can't be written (Not a directory); "
-        "nothing is kept for the next run"
+        f"the cache folder {blocked / 'cache'} can't be written (Not a directory); nothing is kept for the next run"
     )
     assert number(Builder("generic", blocked / "cache").library([GOOD])) == 41
 

@@ -14,9 +14,7 @@ L2 = 50 << 20
 
 
 def job(weights, others):
-    return {
-        "buffers": [{"kind": "constant", "bytes": weights}, {"kind": "output", "bytes": others}]
-    }
+    return {"buffers": [{"kind": "constant", "bytes": weights}, {"kind": "output", "bytes": others}]}
 
 
 def test_copies_of_weights_are_twice_the_cache_together():

@@ -19,9 +19,7 @@ numbers = st.integers(1, 1 << 50)
 RECORDS = st.one_of(
     st.builds(Measured, numbers, st.floats(0, 9), st.lists(numbers, max_size=5).map(tuple)),
     st.builds(
-        Failed,
-        st.sampled_from(("refused", "not compiled", "not created", "failed", "crashed", "hung")),
-        st.text(),
+        Failed, st.sampled_from(("refused", "not compiled", "not created", "failed", "crashed", "hung")), st.text()
     ),
 )
 
@@ -40,8 +38,9 @@ def test_the_text_of_a_record_comes_back(record):
     assert "\n" not in text
 
 
-@pytest.mark.parametrize("text", ["", "nothing", "[]", "3", "{}", '{"kind": "hung"}',
-                                  '{"time_ns": 3}', '{"time_ns": "x", "spread": 1}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "text", ["", "nothing", "[]", "3", "{}", '{"kind": "hung"}', '{"time_ns": 3}', '{"time_ns": "x", "spread": 1}']
+)
 def test_what_is_no_record_is_refused(text):
     with pytest.raises(ValueError):
         from_text(text)
@@ -100,9 +99,7 @@ database.close()
 
 def test_two_processes_write_at_once(database, tmp_path):
     command = [sys.executable, "-W", "error", "-c", WRITER, str(tmp_path)]
-    writers = [
-        subprocess.Popen([*command, name], stderr=subprocess.PIPE, text=True) for name in "xy"
-    ]
+    writers = [subprocess.Popen([*command, name], stderr=subprocess.PIPE, text=True) for name in "xy"]
     for writer in writers:
         _, text = writer.communicate(timeout=600)
         assert (writer.returncode, text) == (0, "")
@@ -183,10 +180,7 @@ def test_a_file_that_can_only_be_read_is_read(database, caplog):
     assert database.record("a") == SLOW
     assert database.record("b") is None
     (message,) = caplog.messages
-    assert message == (
-        f"the kernel database {database.path} can't be written: "
-        "attempt to write a readonly database"
-    )
+    assert message == (f"the kernel database {database.path} can't be written: attempt to write a readonly database")
 
 
 def test_a_row_that_was_changed_behind_its_checksum_is_not_believed(tmp_path):

@@ -35,8 +35,7 @@ def test_a_locked_database_is_not_taken_for_a_damaged_one(locked, caplog):
     assert database.record("a") is None
     assert database.fact("calibration") is None
     assert caplog.messages == [
-        f"the kernel database {database.path} can't be read: another process holds it "
-        "(database is locked)"
+        f"the kernel database {database.path} can't be read: another process holds it (database is locked)"
     ]
     other.execute("ROLLBACK")
     assert database.record("a") == KNOWN
@@ -50,9 +49,7 @@ def test_a_database_that_takes_nothing_says_so_once(database, caplog):
     for name in "abc":
         database.put_record(name, large)
         assert database.record(name) is None
-    assert caplog.messages == [
-        f"the kernel database {database.path} can't be written: database or disk is full"
-    ]
+    assert caplog.messages == [f"the kernel database {database.path} can't be written: database or disk is full"]
 
 
 def damage(path: Path) -> None:
@@ -62,9 +59,7 @@ def damage(path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_found_on_opening", [True, False])
-def test_damage_that_can_not_be_moved_aside_gives_a_database_in_memory(
-    tmp_path, caplog, is_found_on_opening
-):
+def test_damage_that_can_not_be_moved_aside_gives_a_database_in_memory(tmp_path, caplog, is_found_on_opening):
     first = Database(tmp_path, "here")
     for i in range(200):
         first.put_record(f"a{i}", KNOWN)

@@ -4,15 +4,7 @@ from typing import Any
 
 import pytest
 
-from korch.measure.record import (
-    Measured,
-    confirmed,
-    from_text,
-    is_disturbed,
-    is_lasting,
-    summarize,
-    to_text,
-)
+from korch.measure.record import Measured, confirmed, from_text, is_disturbed, is_lasting, summarize, to_text
 from korch.measure.worker import PATIENCE, Limits, take_turns
 
 QUANTUM_NS = 8_000_000

@@ -36,9 +36,7 @@ def meter() -> CpuMeter:
 @pytest.mark.parametrize("size", [1, 16, 256])
 def test_bytes_from_the_shared_cache_and_operations_add_up(meter: CpuMeter, size: int) -> None:
     seconds = 3 * 4 * size**2 / 4e10 + 2 * size**3 / 1e11
-    assert meter.guess_ns(product(size)) == pytest.approx(
-        GUESS_START_NS + 1e9 * GUESS * seconds, abs=1
-    )
+    assert meter.guess_ns(product(size)) == pytest.approx(GUESS_START_NS + 1e9 * GUESS * seconds, abs=1)
     assert meter.guess_ns(product(size)) > meter.bound_ns(product(size))
 
 

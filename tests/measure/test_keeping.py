@@ -16,10 +16,14 @@ from korch.provider.generated import GeneratedProvider
 
 RATES = Calibration((Level(0, 1e10, 1e10),), 1e11, 1.0, 500.0)
 LASTING = (
-    Measured(5, 0.0, (5,)), Failed("refused", "no"), Failed("not compiled", "error"),
-    Failed("not created", "no"), Failed("failed", "7"), Failed("crashed", "SIGSEGV"),
+    Measured(5, 0.0, (5,)),
+    Failed("refused", "no"),
+    Failed("not compiled", "error"),
+    Failed("not created", "no"),
+    Failed("failed", "7"),
+    Failed("crashed", "SIGSEGV"),
     Failed("hung", "10 s"),
-)  # fmt: skip
+)
 KILLED = Failed("killed", "the system killed it")
 
 
@@ -63,14 +67,14 @@ def test_what_hung_is_tried_once_more_in_another_session(meter, then):
 
 
 def test_what_runs_nothing_is_known_and_never_timed(meter):
-    group = make_group(parse_graph(
-        'graph(%0 "x": f32[16], %1 "y": f32[16]) -> (%2 "z")\n'
-        "%2: f32[32] = concat(%0, %1) {axis=0}\n"
-    ), [0], [2])  # fmt: skip
+    group = make_group(
+        parse_graph('graph(%0 "x": f32[16], %1 "y": f32[16]) -> (%2 "z")\n%2: f32[32] = concat(%0, %1) {axis=0}\n'),
+        [0],
+        [2],
+    )
     (provider,) = (p for p in meter.providers if p.name == "in place")
     candidates = [
-        Candidate(group, provider.name, offer, provider.version)
-        for offer in provider.offer(group, meter.target)
+        Candidate(group, provider.name, offer, provider.version) for offer in provider.offer(group, meter.target)
     ]
     assert len(candidates) == 1
     (record,) = meter.measure(candidates)

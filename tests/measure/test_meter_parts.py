@@ -14,13 +14,7 @@ import pytest
 
 from korch.errors import CompileError
 from korch.measure.calibrate import Calibration, Level, Work
-from korch.measure.compiler import (
-    NATIVE_FOLDER,
-    Builder,
-    CompileFailure,
-    find_compiler,
-    usable_folder,
-)
+from korch.measure.compiler import NATIVE_FOLDER, Builder, CompileFailure, find_compiler, usable_folder
 from korch.measure.database import SCHEMA_VERSION, Database
 from korch.measure.record import Failed, Measured, from_text, summarize, to_text
 from korch.measure.timer import BufferSpec, Job, time_kernels
@@ -39,9 +33,10 @@ KERNELS = {
         "unmade": "#include <stdio.h>\n#include <stddef.h>\n"
         'extern "C" void* NAME_create(int, char* e, size_t n)\n'
         '{ snprintf(e, n, "no such thing"); return nullptr; }\n'
-        + RUN + ' return 0; }\nextern "C" void NAME_destroy(void*) {}\n',
+        + RUN
+        + ' return 0; }\nextern "C" void NAME_destroy(void*) {}\n',
     }.items()
-}  # fmt: skip
+}
 BUFFERS = (BufferSpec(64, "f32"), BufferSpec(64, "f32"), BufferSpec(64, "u8"))
 
 
@@ -98,9 +93,7 @@ def test_two_processes_share_a_database(tmp_path: Path) -> None:
     database.close()
 
 
-def test_a_damaged_database_is_moved_aside(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_database_is_moved_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / f"kernels-{SCHEMA_VERSION}.sqlite"
     path.write_bytes(b"this is no database, but long enough to look like a file" * 100)
     with caplog.at_level(logging.WARNING):
@@ -122,9 +115,7 @@ def test_a_damaged_record_counts_as_not_tried(tmp_path: Path) -> None:
     database.close()
 
 
-def test_a_database_that_cannot_be_written_is_in_memory(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_database_that_cannot_be_written_is_in_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("in the way")
     with caplog.at_level(logging.WARNING):
         database = Database(tmp_path / "file" / "folder", "target")
@@ -151,9 +142,7 @@ def test_damaged_cache_entries_are_built_again(builder: Builder) -> None:
     assert ctypes.CDLL(str(builder.library([KERNELS["fine"]]))).fine_run
 
 
-def test_a_folder_that_cannot_be_written_is_replaced(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_that_cannot_be_written_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("in the way")
     with caplog.at_level(logging.WARNING):
         folder = usable_folder(tmp_path / "file" / "cache")

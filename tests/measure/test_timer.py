@@ -52,12 +52,8 @@ def sources():
     for name, body in RUNS.items():
         text += f'extern "C" int {name}_run(void*, void* const* buffers) {{ {body} }}\n'
     for name, body in CREATES.items():
-        text += (
-            f'extern "C" void* {name}_create(int threads, char* error, size_t size) {{ {body} }}\n'
-        )
-        text += (
-            f'extern "C" int {name}_run(void* state, void* const*) {{ return state == nullptr; }}\n'
-        )
+        text += f'extern "C" void* {name}_create(int threads, char* error, size_t size) {{ {body} }}\n'
+        text += f'extern "C" int {name}_run(void* state, void* const*) {{ return state == nullptr; }}\n'
     return text
 
 
@@ -89,17 +85,20 @@ def test_good_kernels_have_times(measure):
         assert 0 < found.time_ns <= max(found.samples_ns)
 
 
-@pytest.mark.parametrize(("name", "expected"), [
-    ("faults", Failed("crashed", "the process ended by SIGSEGV")),
-    ("aborts", Failed("crashed", "the process ended by SIGABRT")),
-    ("killed", Failed("killed", "the system killed it, most likely for want of memory")),
-    ("exits", Failed("crashed", "the process ended by exit code 3")),
-    ("fails", Failed("failed", "run returned an error")),
-    ("fails_late", Failed("failed", "run returned an error")),
-    ("unmade", Failed("not created", "no such thing")),
-    ("silent", Failed("not created", "create gave nothing")),
-    ("crashes", Failed("crashed", "the process ended by SIGABRT")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("faults", Failed("crashed", "the process ended by SIGSEGV")),
+        ("aborts", Failed("crashed", "the process ended by SIGABRT")),
+        ("killed", Failed("killed", "the system killed it, most likely for want of memory")),
+        ("exits", Failed("crashed", "the process ended by exit code 3")),
+        ("fails", Failed("failed", "run returned an error")),
+        ("fails_late", Failed("failed", "run returned an error")),
+        ("unmade", Failed("not created", "no such thing")),
+        ("silent", Failed("not created", "create gave nothing")),
+        ("crashes", Failed("crashed", "the process ended by SIGABRT")),
+    ],
+)
 def test_a_kernel_that_breaks_is_recorded_and_the_others_are_timed(measure, name, expected):
     first, broken, last = measure("good", name, "made")
     assert broken == expected
@@ -117,9 +116,7 @@ def test_a_kernel_that_hangs_is_recorded_and_the_others_are_timed(measure, name)
 
 def test_several_kernels_may_break(measure):
     found = measure("faults", "good", "aborts", "fails", "made", "exits")
-    assert [getattr(r, "kind", "") for r in found] == [
-        "crashed", "", "crashed", "failed", "", "crashed"
-    ]  # fmt: skip
+    assert [getattr(r, "kind", "") for r in found] == ["crashed", "", "crashed", "failed", "", "crashed"]
 
 
 def test_a_library_that_does_not_load_is_an_error(libraries, tmp_path):
@@ -129,8 +126,7 @@ def test_a_library_that_does_not_load_is_an_error(libraries, tmp_path):
     with pytest.raises(MeasureError) as caught:
         time_kernels([job], Path(broken), libraries[1], [], threads=1)
     assert str(caught.value) == (
-        f"the measuring process died before it touched a kernel: {broken}: file too short. "
-        "Run `korch doctor`"
+        f"the measuring process died before it touched a kernel: {broken}: file too short. Run `korch doctor`"
     )
 
 

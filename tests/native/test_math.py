@@ -12,11 +12,58 @@ WORST_ULP = {"exp": 1.5, "log": 1.5, "tanh": 1.5, "erf": 6.2, "sigmoid": 2.5}
 WORST_ULP_OF_512_BITS = {"exp": 1.0, "log": 0.8, "tanh": 1.0, "erf": 2.3, "sigmoid": 2.2}
 COUNT = 1 << 18
 SPECIALS = np.array(
-    [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 1e-38, -1e-38, 1e38, -1e38, 88.7, 88.73,
-     89.5, -87.3, -103.0, -104.5, 1.0, -1.0, 0.625, -0.625, 0.70710677, 1.4142135, 3.99, 4.01,
-     20.0, -20.0, 1e-20, -1e-20, 3.4e38, -3.4e38, 0.5, 88.0, -88.0, 88.1, -88.39, -88.41, -88.5,
-     -89.0, 104.0, -104.0, 1e30, -1e30, 1e20, 9.02, -9.02, 3.925, -3.925], np.float32,
-)  # fmt: skip
+    [
+        0.0,
+        -0.0,
+        np.inf,
+        -np.inf,
+        np.nan,
+        1e-45,
+        -1e-45,
+        1e-38,
+        -1e-38,
+        1e38,
+        -1e38,
+        88.7,
+        88.73,
+        89.5,
+        -87.3,
+        -103.0,
+        -104.5,
+        1.0,
+        -1.0,
+        0.625,
+        -0.625,
+        0.70710677,
+        1.4142135,
+        3.99,
+        4.01,
+        20.0,
+        -20.0,
+        1e-20,
+        -1e-20,
+        3.4e38,
+        -3.4e38,
+        0.5,
+        88.0,
+        -88.0,
+        88.1,
+        -88.39,
+        -88.41,
+        -88.5,
+        -89.0,
+        104.0,
+        -104.0,
+        1e30,
+        -1e30,
+        1e20,
+        9.02,
+        -9.02,
+        3.925,
+        -3.925,
+    ],
+    np.float32,
+)
 EDGES = {
     "exp": np.arange(-4600, 4096) * (math.log(2) / 32),
     "log": np.outer(2.0 ** np.arange(-149, 128), np.arange(32, 64) / 32).ravel(),
@@ -31,8 +78,7 @@ EDGES = {
 def worst_ulp(target):
     """The largest error allowed, in units in the last place, of a function at a width."""
     is_wide = target.isa in ("amx", "avx512")
-    return lambda name, width: (
-        WORST_ULP_OF_512_BITS if is_wide and width == 16 else WORST_ULP)[name]  # fmt: skip
+    return lambda name, width: (WORST_ULP_OF_512_BITS if is_wide and width == 16 else WORST_ULP)[name]
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +102,9 @@ def test_the_exponential_of_numbers_that_are_not_positive(builder, worst_ulp, rn
         f"korch::exp_of_nonpositive<{width}>(korch::load<float, {width}>(x + i))); }}"
     )
     run = ctypes.CDLL(str(builder.library([source]))).run
-    x = -np.concatenate([rng.uniform(0, 86.9, COUNT - 16), np.zeros(4), np.full(4, np.inf),
-                         np.full(4, np.nan), np.full(4, 200.0)]).astype(np.float32)  # fmt: skip
+    x = -np.concatenate(
+        [rng.uniform(0, 86.9, COUNT - 16), np.zeros(4), np.full(4, np.inf), np.full(4, np.nan), np.full(4, 200.0)]
+    ).astype(np.float32)
     y = np.empty_like(x)
     run(*(ctypes.c_void_p(a.ctypes.data) for a in (x, y)), ctypes.c_long(x.size))
     expected = np.exp(x[:-16].astype(np.float64))
@@ -138,13 +185,19 @@ def test_special_numbers(name, width, library):
         np.testing.assert_array_equal(np.signbit(found[:2]), [False, True])
 
 
-@pytest.mark.parametrize(("name", "x", "expected"), [
-    ("exp", (-104, -104.3, -105, -105.3, -105.5, -1e30, -np.inf), 0),
-    ("exp", (89, 1e30, np.inf), np.inf),
-    ("tanh", (10, 88, 1e30, np.inf), 1), ("tanh", (-10, -88, -1e30, -np.inf), -1),
-    ("erf", (4.2, 88, 1e30, np.inf), 1), ("erf", (-4.2, -88, -1e30, -np.inf), -1),
-    ("sigmoid", (18, 88.5, 104, 1e30, np.inf), 1), ("sigmoid", (-89.5, -104, -1e30, -np.inf), 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "x", "expected"),
+    [
+        ("exp", (-104, -104.3, -105, -105.3, -105.5, -1e30, -np.inf), 0),
+        ("exp", (89, 1e30, np.inf), np.inf),
+        ("tanh", (10, 88, 1e30, np.inf), 1),
+        ("tanh", (-10, -88, -1e30, -np.inf), -1),
+        ("erf", (4.2, 88, 1e30, np.inf), 1),
+        ("erf", (-4.2, -88, -1e30, -np.inf), -1),
+        ("sigmoid", (18, 88.5, 104, 1e30, np.inf), 1),
+        ("sigmoid", (-89.5, -104, -1e30, -np.inf), 0),
+    ],
+)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_limits_are_exact(name, x, expected, width, library):
     """So that x sigmoid(x) is 0, and not large, far below zero."""

@@ -16,10 +16,7 @@ def random_problem(seed: int, kernels: int = 11, layouts: int = 2) -> Problem:
     rng = random.Random(seed)
     names = "AB"[:layouts]
     values = rng.randint(2, 6)
-    steps = [
-        Step(v, tuple(sorted(rng.sample(range(v), min(v, rng.randint(1, 2))))))
-        for v in range(1, values)
-    ]
+    steps = [Step(v, tuple(sorted(rng.sample(range(v), min(v, rng.randint(1, 2)))))) for v in range(1, values)]
     for _ in range(rng.randint(0, 3)):
         v = rng.randrange(1, values)
         others = [u for u in range(values) if u != v]
@@ -38,10 +35,7 @@ def random_problem(seed: int, kernels: int = 11, layouts: int = 2) -> Problem:
         if kernel is not None:
             made.append(kernel)
     required = rng.sample(range(1, values), rng.randint(1, min(2, values - 1)))
-    return Problem(
-        tuple(steps), tuple(made), tuple(Port(v, "A") for v in required),
-        given=frozenset({Port(0, "A")}),
-    )  # fmt: skip
+    return Problem(tuple(steps), tuple(made), tuple(Port(v, "A") for v in required), given=frozenset({Port(0, "A")}))
 
 
 def with_owners(problem: Problem, seed: int) -> Problem:
@@ -56,9 +50,7 @@ def with_owners(problem: Problem, seed: int) -> Problem:
     return replace(problem, kernels=tuple(kernels))
 
 
-def _kernel(
-    steps: list[Step], group: list[int], rng: random.Random, names: str, cost_ns: int
-) -> Kernel | None:
+def _kernel(steps: list[Step], group: list[int], rng: random.Random, names: str, cost_ns: int) -> Kernel | None:
     makers = {steps[p].output for p in group}
     if len(makers) < len(group):
         return None
@@ -72,9 +64,11 @@ def _kernel(
     read = sorted({v for p in group for v in steps[p].inputs} - makers)
     write = rng.sample(sorted(makers), rng.randint(1, len(makers)))
     return Kernel(
-        frozenset(group), tuple(Port(v, rng.choice(names)) for v in read),
-        tuple(Port(v, rng.choice(names)) for v in write), cost_ns,
-    )  # fmt: skip
+        frozenset(group),
+        tuple(Port(v, rng.choice(names)) for v in read),
+        tuple(Port(v, rng.choice(names)) for v in write),
+        cost_ns,
+    )
 
 
 def brute_force(problem: Problem) -> int | None:

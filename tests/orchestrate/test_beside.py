@@ -14,15 +14,7 @@ from korch.candidate.candidate import Candidate, Offer, Refusal, make_group
 from korch.deadline import Deadline
 from korch.measure.record import Failed, Measured, Record
 from korch.options import Options
-from korch.orchestrate.beside import (
-    _Search,
-    described,
-    measured_shares,
-    share_ns,
-    shares_of,
-    side_by_side,
-    waits_for,
-)
+from korch.orchestrate.beside import _Search, described, measured_shares, share_ns, shares_of, side_by_side, waits_for
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.text import parse_graph
 from korch.provider.provider import Kernel
@@ -67,8 +59,7 @@ class Toy:
 class Meter:
     """Costs of kernels on all threads, and times of sets, by the operations that they run."""
 
-    def __init__(self, costs: dict[str, int], time_ns: Callable[[list[list[str]]], Record],
-                 threads: int = 2) -> None:  # fmt: skip
+    def __init__(self, costs: dict[str, int], time_ns: Callable[[list[list[str]]], Record], threads: int = 2) -> None:
         self.target = Target(threads=threads)
         self.shares = SharesProvider([Toy()])  # type: ignore[list-item]
         self.costs = costs
@@ -96,9 +87,7 @@ def operations(candidate: Candidate) -> list[list[str]]:
     """The operations of a set, lane by lane; each part here has one primitive."""
     maker = {p.output: p.op for p in candidate.group.body.primitives}
     names = iter(maker[value] for _, value in candidate.group.body.outputs)
-    return [
-        [next(names) for _ in lane.split(" + ")] for lane in candidate.offer.variant.split(" | ")
-    ]
+    return [[next(names) for _ in lane.split(" + ")] for lane in candidate.offer.variant.split(" | ")]
 
 
 def longest_lane(alone: dict[str, int]) -> Callable[[list[list[str]]], Record]:
@@ -119,12 +108,9 @@ class Scaled(Meter):
             lanes = operations(candidate)
             self.measured.append(lanes)
             counts = [lane.threads for lane in parse_lanes(candidate.offer.variant)]  # type: ignore[union-attr]
-            times = [[self.alone(op, n) for op in lane]
-                     for lane, n in zip(lanes, counts, strict=True)]  # fmt: skip
+            times = [[self.alone(op, n) for op in lane] for lane, n in zip(lanes, counts, strict=True)]
             failed = [r for lane in times for r in lane if isinstance(r, Failed)]
-            longest_ns = max(
-                sum(r.time_ns for r in lane if isinstance(r, Measured)) for lane in times
-            )
+            longest_ns = max(sum(r.time_ns for r in lane if isinstance(r, Measured)) for lane in times)
             self.records[candidate.key] = failed[0] if failed else Measured(longest_ns, 0.0, ())
 
 
@@ -149,10 +135,7 @@ def found(text: str, meter: Meter, order: Sequence[int] = ()) -> list[str] | Non
     plan = side_by_side(graph, steps, meter, options, Deadline())  # type: ignore[arg-type]
     if plan is None:
         return None
-    return [
-        step.group.body.primitives[0].op if step.provider == "toy" else lanes_of(step)
-        for step in plan
-    ]
+    return [step.group.body.primitives[0].op if step.provider == "toy" else lanes_of(step) for step in plan]
 
 
 def lanes_of(step: Candidate) -> str:
@@ -185,8 +168,9 @@ def test_sets_that_wait_for_each_other_are_not_chosen() -> None:
     assert plan is not None
     assert sum("|" in step for step in plan) == 1  # 5 us once, not 2 us or 10 us
     assert {frozenset(step.split("|")) for step in plan if "|" in step} <= {
-        frozenset({"exp", "abs"}), frozenset({"neg", "tanh"})
-    }  # fmt: skip
+        frozenset({"exp", "abs"}),
+        frozenset({"neg", "tanh"}),
+    }
 
 
 def test_no_set_without_gain() -> None:
@@ -214,23 +198,29 @@ def test_what_fails_is_left() -> None:
 
 def test_a_kernel_that_is_faster_on_one_thread_is_alone() -> None:
     alone = {"exp": 1_000, "tanh": 20_000, "neg": 20_000, "abs": 20_000}
-    plan = found("""
+    plan = found(
+        """
 graph(%0 "x": f32[8]) -> (%2 "a")
 %1: f32[8] = exp(%0)
 %2: f32[8] = tanh(%1)
-""", Meter({**COSTS, "exp": 1_500}, longest_lane(alone)))  # fmt: skip
+""",
+        Meter({**COSTS, "exp": 1_500}, longest_lane(alone)),
+    )
     assert plan == ["exp", "tanh"]
 
 
 def test_a_long_kernel_beside_two_short_ones() -> None:
     costs = {"exp": 20_000, "neg": 10_000, "abs": 10_000}
     alone = {"exp": 31_000, "neg": 15_000, "abs": 15_000}
-    plan = found("""
+    plan = found(
+        """
 graph(%0 "x": f32[8]) -> (%1 "a", %2 "b", %3 "c")
 %1: f32[8] = exp(%0)
 %2: f32[8] = neg(%0)
 %3: f32[8] = abs(%0)
-""", Meter(costs, longest_lane(alone)))  # fmt: skip
+""",
+        Meter(costs, longest_lane(alone)),
+    )
     assert plan == ["exp|neg+abs"]
 
 
@@ -336,21 +326,30 @@ def test_who_reads_a_concatenation_in_place_waits_for_those_who_write_its_pieces
     place = found.index(joined)
     written = {value for step in found[:place] for value in step.group.outputs}
     assert written.issuperset(joined.group.inputs)
-    program = bind_steps(graph, [
-        Step(c, Kernel("" if c is joined else f"k{i}", "", workspace_bytes=64 * (c is not joined)))
-        for i, c in enumerate(found)
-    ])  # fmt: skip
+    program = bind_steps(
+        graph,
+        [
+            Step(c, Kernel("" if c is joined else f"k{i}", "", workspace_bytes=64 * (c is not joined)))
+            for i, c in enumerate(found)
+        ],
+    )
     assert program.arena.size_bytes > 0
 
 
 @pytest.mark.parametrize(
     ("threads", "allowed", "measured"),
     [
-        (1, (), ()), (2, (1,), (1,)), (3, (1, 2), (1, 2)), (4, (1, 2, 3), (1, 2)),
-        (5, (1, 2, 3, 4), (1, 2)), (6, (1, 2, 3, 4, 5), (1, 3)), (8, (1, 2, 4, 6, 7), (1, 4)),
-        (12, (1, 3, 6, 9, 11), (1, 6)), (64, (1, 16, 32, 48, 63), (1, 32)),
+        (1, (), ()),
+        (2, (1,), (1,)),
+        (3, (1, 2), (1, 2)),
+        (4, (1, 2, 3), (1, 2)),
+        (5, (1, 2, 3, 4), (1, 2)),
+        (6, (1, 2, 3, 4, 5), (1, 3)),
+        (8, (1, 2, 4, 6, 7), (1, 4)),
+        (12, (1, 3, 6, 9, 11), (1, 6)),
+        (64, (1, 16, 32, 48, 63), (1, 32)),
     ],
-)  # fmt: skip
+)
 def test_shares_are_few_and_each_has_its_rest(
     threads: int, allowed: tuple[int, ...], measured: tuple[int, ...]
 ) -> None:
@@ -382,18 +381,20 @@ graph(%0 "x": f32[8]) -> (%1 "a", %2 "b")
 @pytest.mark.parametrize(
     ("threads", "exp_ns", "neg_ns", "plan"),
     [
-        (8, 90_000, 30_000, "6:exp|2:neg"), (8, 60_000, 60_000, "4:exp|4:neg"),
-        (8, 30_000, 90_000, "6:neg|2:exp"), (8, 140_000, 20_000, "7:exp|neg"),
-        (4, 90_000, 30_000, "3:exp|neg"), (4, 60_000, 60_000, "2:exp|2:neg"),
-        (3, 60_000, 30_000, "2:exp|neg"), (2, 30_000, 30_000, "exp|neg"),
+        (8, 90_000, 30_000, "6:exp|2:neg"),
+        (8, 60_000, 60_000, "4:exp|4:neg"),
+        (8, 30_000, 90_000, "6:neg|2:exp"),
+        (8, 140_000, 20_000, "7:exp|neg"),
+        (4, 90_000, 30_000, "3:exp|neg"),
+        (4, 60_000, 60_000, "2:exp|2:neg"),
+        (3, 60_000, 30_000, "2:exp|neg"),
+        (2, 30_000, 30_000, "exp|neg"),
         (16, 90_000, 30_000, "12:exp|4:neg"),
     ],
-)  # fmt: skip
+)
 def test_threads_are_shared_by_work(threads: int, exp_ns: int, neg_ns: int, plan: str) -> None:
     meter = Scaled(taking(exp=exp_ns, neg=neg_ns), threads)
-    assert [sorted(step.split("|")) for step in found(TWO, meter) or []] == [
-        sorted(plan.split("|"))
-    ]
+    assert [sorted(step.split("|")) for step in found(TWO, meter) or []] == [sorted(plan.split("|"))]
     assert sum(len(lanes) == 1 for lanes in meter.measured) == 2 * len(measured_shares(threads))
     assert sum(len(lanes) > 1 for lanes in meter.measured) <= 3
 

@@ -32,8 +32,9 @@ def candidates() -> dict[str, Candidate]:
     found, _ = collect_candidates(graph, groups, [GeneratedProvider()], Target())
     return {
         f"{c.group.body.primitives[0].op}{c.group.input_types[0].shape[0]}": c
-        for c in found if len(c.group.primitives) == 1
-    }  # fmt: skip
+        for c in found
+        if len(c.group.primitives) == 1
+    }
 
 
 def test_what_is_alike_shares_the_finest_kind() -> None:
@@ -55,8 +56,9 @@ def test_what_turns_images_or_joins_pieces_is_another_kind() -> None:
     found, _ = collect_candidates(graph, groups, [GeneratedProvider()], Target())
     second = {
         (c.group.body.primitives[0].op, *map(str, (*c.offer.inputs, *c.offer.outputs))): kinds(c)[1]
-        for c in found if c.group.primitives
-    }  # fmt: skip
+        for c in found
+        if c.group.primitives
+    }
     along = {second["neg", layout, layout] for layout in ("abcd", "acdb", "aBcd16b")}
     turned = {second["neg", "abcd", "acdb"], second["neg", "acdb", "abcd"]}
     assert len(along) == len(turned) == 1

@@ -55,14 +55,12 @@ class ScriptedMeter:
     def record(self, candidate: str) -> Measured | Failed | None:
         return Measured(self.true[candidate], 0.0, ()) if candidate in self.asked else None
 
-    def measure(
-        self, candidates: Sequence[Candidate], end: object = None
-    ) -> list[Measured | Failed]:
+    def measure(self, candidates: Sequence[Candidate], end: object = None) -> list[Measured | Failed]:
         self.asked += [c.key for c in candidates]
         return [
-            Failed("crashed", "scripted") if c.key in self.broken
-            else Measured(self.true[c.key], 0.0, ()) for c in candidates
-        ]  # fmt: skip
+            Failed("crashed", "scripted") if c.key in self.broken else Measured(self.true[c.key], 0.0, ())
+            for c in candidates
+        ]
 
     def correct(self, candidate: Candidate, record: Measured | Failed) -> None:
         self.corrections += 1
@@ -208,15 +206,11 @@ class Hopeful(ScriptedMeter):
             return Measured(self.true[key], 0.0, (), is_confirmed=True)
         return Measured(self.first[key], 0.0, ()) if key in self.asked else None
 
-    def measure(
-        self, candidates: Sequence[Candidate], end: object = None
-    ) -> list[Measured | Failed]:
+    def measure(self, candidates: Sequence[Candidate], end: object = None) -> list[Measured | Failed]:
         self.asked += [c.key for c in candidates]
         return [Measured(self.first[c.key], 0.0, ()) for c in candidates]
 
-    def confirm(
-        self, candidates: Sequence[Candidate], end: object = None
-    ) -> list[Measured | Failed]:
+    def confirm(self, candidates: Sequence[Candidate], end: object = None) -> list[Measured | Failed]:
         self.again |= {c.key for c in candidates}
         return [Measured(self.true[c.key], 0.0, (), is_confirmed=True) for c in candidates]
 

@@ -36,8 +36,7 @@ def test_a_plan_with_another_kernel_runs_and_costs_no_less(seed: int) -> None:
         total_ns = sum(problem.kernels[i].cost_ns for i in kernels)
         optimum_ns = sum(problem.kernels[i].cost_ns for i in chosen)
         assert total_ns >= optimum_ns
-        certificate = Certificate(Status.FEASIBLE, total_ns, -1, len(problem.kernels), 0,
-                                  is_measured=False)  # fmt: skip
+        certificate = Certificate(Status.FEASIBLE, total_ns, -1, len(problem.kernels), 0, is_measured=False)
         assert sorted(verify_plan(problem, Plan(tuple(kernels), certificate))) == kernels
 
 
@@ -66,9 +65,7 @@ def chain(*costs_ns: int, change_ns: int | None = None) -> Problem:
     ]
     if change_ns is not None:
         kernels.append(Kernel(frozenset(), (Port(2, "B"),), (ports[2],), change_ns))
-    return Problem(
-        (Step(1, (0,)), Step(2, (1,))), tuple(kernels), (ports[2],), frozenset(ports[:1])
-    )
+    return Problem((Step(1, (0,)), Step(2, (1,))), tuple(kernels), (ports[2],), frozenset(ports[:1]))
 
 
 def test_what_one_kernel_makes_superfluous_falls_away() -> None:
@@ -119,8 +116,7 @@ def test_a_grouping_moves_with_its_segment() -> None:
     graph = parse_graph(PRODUCTS)
     candidates, costs = candidates_of(graph), Costs()
     _, steps = best(graph, candidates, costs)
-    row = next(row for rows in regroup(graph, candidates, steps, costs.cost_ns, OPTIONS)
-               for row in rows)  # fmt: skip
+    row = next(row for rows in regroup(graph, candidates, steps, costs.cost_ns, OPTIONS) for row in rows)
     moved = row.moved([n + 10 for n in range(len(steps))])
     assert moved is not None and moved.instead == tuple(n + 10 for n in row.instead)
     assert row.moved([None] * len(steps)) is None

@@ -75,8 +75,7 @@ def candidates_of(graph: PrimitiveGraph) -> tuple[Candidate, ...]:
     return collect_candidates(graph, groups, load_providers(), Target())[0]
 
 
-def best(graph: PrimitiveGraph, candidates: Sequence[Candidate], costs: Costs
-         ) -> tuple[int, list[Candidate]]:  # fmt: skip
+def best(graph: PrimitiveGraph, candidates: Sequence[Candidate], costs: Costs) -> tuple[int, list[Candidate]]:
     plan = solve(make_problem(graph, candidates, costs.cost_ns))
     return plan.certificate.objective_ns or 0, [candidates[k] for k in plan.kernels]
 
@@ -86,9 +85,7 @@ def rewritten() -> PrimitiveGraph:
     return saturate(parse_graph(PRODUCTS), strict=False, rules=RULES)[0]
 
 
-def test_a_saving_is_what_the_plan_of_a_search_without_the_rule_costs_more(
-    graph: PrimitiveGraph,
-) -> None:
+def test_a_saving_is_what_the_plan_of_a_search_without_the_rule_costs_more(graph: PrimitiveGraph) -> None:
     costs = Costs()
     candidates = candidates_of(graph)
     cost_ns, steps = best(graph, candidates, costs)

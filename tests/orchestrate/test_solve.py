@@ -16,9 +16,7 @@ from korch.orchestrate.text import format_problem, parse_problem
 from korch.orchestrate.verify import verify_plan
 from korch.testing.instances import Severity, make_instance
 
-FEASIBLE_SEEDS = [
-    seed for seed in range(12) if brute_force(random_problem(seed, kernels=11)) is not None
-]
+FEASIBLE_SEEDS = [seed for seed in range(12) if brute_force(random_problem(seed, kernels=11)) is not None]
 
 
 def optimum(problem: Problem) -> int | None:
@@ -47,10 +45,7 @@ def test_agrees_with_brute_force_where_kernels_own_ports(seed: int) -> None:
 def test_owners_matter_in_some_of_these() -> None:
     problems = [random_problem(seed, kernels=11, layouts=1 + seed % 2) for seed in range(60)]
     owned = [with_owners(problem, seed) for seed, problem in enumerate(problems)]
-    free = [
-        replace(problem, kernels=tuple(replace(k, owns=()) for k in problem.kernels))
-        for problem in owned
-    ]
+    free = [replace(problem, kernels=tuple(replace(k, owns=()) for k in problem.kernels)) for problem in owned]
     differ = [brute_force(a) != brute_force(b) for a, b in zip(owned, free, strict=True)]
     assert sum(differ) > 1
 
@@ -89,14 +84,12 @@ def test_random_small_instances_have_all_that_makes_them_hard() -> None:
 
 TABLES = {
     "fusing is cheaper than two launches": (
-        "k0: p0 | %0:A -> %1:A | 10 bound\nk1: p1 | %1:A -> %2:A | 10 bound\n"
-        "k2: p0 p1 | %0:A -> %2:A | 15 bound\n",
+        "k0: p0 | %0:A -> %1:A | 10 bound\nk1: p1 | %1:A -> %2:A | 10 bound\nk2: p0 p1 | %0:A -> %2:A | 15 bound\n",
         15,
         {2},
     ),
     "fusing is dearer than two launches": (
-        "k0: p0 | %0:A -> %1:A | 10 bound\nk1: p1 | %1:A -> %2:A | 10 bound\n"
-        "k2: p0 p1 | %0:A -> %2:A | 21 bound\n",
+        "k0: p0 | %0:A -> %1:A | 10 bound\nk1: p1 | %1:A -> %2:A | 10 bound\nk2: p0 p1 | %0:A -> %2:A | 21 bound\n",
         20,
         {0, 1},
     ),
@@ -107,8 +100,7 @@ TABLES = {
         {0, 2, 3},
     ),
     "a circle of layout changes costs nothing but writes nothing": (
-        "k0:  | %2:B -> %2:A | 0 bound\nk1:  | %2:A -> %2:B | 0 bound\n"
-        "k2: p0 p1 | %0:A -> %2:A | 9 bound\n",
+        "k0:  | %2:B -> %2:A | 0 bound\nk1:  | %2:A -> %2:B | 0 bound\nk2: p0 p1 | %0:A -> %2:A | 9 bound\n",
         9,
         {2},
     ),
@@ -160,9 +152,7 @@ def test_recomputes_a_value_from_what_was_computed_from_it() -> None:
 
 
 def test_constants_are_there_in_every_layout() -> None:
-    problem = parse_problem(
-        "constant %0\np0: %1 = %0\nrequire %1:A\nk0: p0 | %0:B -> %1:A | 7 bound\n"
-    )
+    problem = parse_problem("constant %0\np0: %1 = %0\nrequire %1:A\nk0: p0 | %0:B -> %1:A | 7 bound\n")
     assert solve(problem).kernels == (0,)
 
 
@@ -174,14 +164,11 @@ def test_nothing_required_needs_no_kernel() -> None:
 
 
 def test_names_the_value_that_nothing_produces() -> None:
-    problem = parse_problem(
-        "given %0:A\np0: %1 = %0\np1: %2 = %1\nrequire %2:A\nk0: p1 | %1:B -> %2:A | 1 bound\n"
-    )
+    problem = parse_problem("given %0:A\np0: %1 = %0\np1: %2 = %1\nrequire %2:A\nk0: p1 | %1:B -> %2:A | 1 bound\n")
     with pytest.raises(InfeasibleError) as info:
         solve(problem, describe=lambda value: f"%{value} (Relu_{value})")
     assert str(info.value) == (
-        "value %1 (Relu_1): no candidate produces %1 (Relu_1) in layout B. "
-        "The model output %2 (Relu_2) needs it"
+        "value %1 (Relu_1): no candidate produces %1 (Relu_1) in layout B. The model output %2 (Relu_2) needs it"
     )
 
 
@@ -236,9 +223,7 @@ def test_without_time_a_plan_is_feasible_with_its_gap() -> None:
 def test_a_known_bound_proves_a_hint_at_once() -> None:
     problem = make_instance(Severity(40, alternatives=0.3, layouts=2, sets_per_primitive=0.5))
     best = solve(problem)
-    again = solve(
-        problem, hint=best.kernels[::-1], lower_bound_ns=best.certificate.bound_ns, seconds=1e-9
-    )
+    again = solve(problem, hint=best.kernels[::-1], lower_bound_ns=best.certificate.bound_ns, seconds=1e-9)
     assert again.certificate.status is Status.OPTIMAL
     assert set(again.kernels) == set(best.kernels)
 
@@ -276,8 +261,6 @@ def test_says_over_what_the_certificate_holds() -> None:
 
 
 def test_refuses_an_instance_that_is_wrong() -> None:
-    lacking = parse_problem(
-        "given %0:A\np0: %1 = %0\np1: %2 = %1\nrequire %2:A\nk0: p1 |  -> %2:A | 1 bound\n"
-    )
+    lacking = parse_problem("given %0:A\np0: %1 = %0\np1: %2 = %1\nrequire %2:A\nk0: p1 |  -> %2:A | 1 bound\n")
     with pytest.raises(InvalidGraphError, match="needs %1, which it neither has nor reads"):
         solve(lacking)

@@ -48,18 +48,9 @@ def test_a_right_plan_is_put_in_order() -> None:
         (plan(0), "%2:A: no chosen kernel writes a model output"),
         (plan(1), "kernel k1: it reads %1:A, which no chosen kernel writes"),
         (plan(1, 3), "the chosen kernels k1, k3 wait for each other"),
-        (
-            plan(0, 1, cost_ns=29),
-            "the plan's kernels cost 30 ns, but its certificate says 29 ns",
-        ),
-        (
-            plan(0, 1, is_measured=True),
-            "kernel k0: its cost is a bound, but the certificate says measured",
-        ),
-        (
-            Plan((1,), Certificate(Status.UNKNOWN, None, 0, 5, 1, False)),
-            "a plan that is unknown has kernels",
-        ),
+        (plan(0, 1, cost_ns=29), "the plan's kernels cost 30 ns, but its certificate says 29 ns"),
+        (plan(0, 1, is_measured=True), "kernel k0: its cost is a bound, but the certificate says measured"),
+        (Plan((1,), Certificate(Status.UNKNOWN, None, 0, 5, 1, False)), "a plan that is unknown has kernels"),
     ],
 )
 def test_wrong_plans_are_refused(wrong: Plan, message: str) -> None:
@@ -74,14 +65,8 @@ def test_wrong_plans_are_refused(wrong: Plan, message: str) -> None:
         ("p0 | %0:A ->  | 1 bound", "it writes no port, or one twice"),
         ("p0 | %0:A -> %1:A %1:A | 1 bound", "it writes no port, or one twice"),
         ("p7 | %0:A -> %1:A | 1 bound", "it runs a primitive that does not exist"),
-        (
-            "p1 | %0:A -> %2:A | 1 bound",
-            "primitive p1 needs %1, which it neither has nor reads",
-        ),
-        (
-            "p0 | %0:A -> %1:A | 1 bound owns %2:A",
-            "it owns a port of a value that it does not read",
-        ),
+        ("p1 | %0:A -> %2:A | 1 bound", "primitive p1 needs %1, which it neither has nor reads"),
+        ("p0 | %0:A -> %1:A | 1 bound owns %2:A", "it owns a port of a value that it does not read"),
         ("p0 | %0:A -> %2:A | 1 bound", "it writes %2:A, which it neither computes nor reads"),
         ("p1 p2 | %0:A -> %2:A | 1 bound", "its primitives wait for each other"),
     ],

@@ -47,8 +47,7 @@ class LinearProvider:
         offers = []
         for is_last in (False, True):
             inputs = [
-                _layout(type_, is_last and i not in group.constant_inputs)
-                for i, type_ in enumerate(group.input_types)
+                _layout(type_, is_last and i not in group.constant_inputs) for i, type_ in enumerate(group.input_types)
             ]
             outputs = [_layout(type_, is_last) for type_ in group.output_types]
             offers.append(Offer(tuple(inputs), tuple(outputs)))
@@ -119,9 +118,7 @@ class FakeMeter:
     def rest(self) -> None:
         self.is_quiet = True
 
-    def measure(
-        self, candidates: Sequence[Candidate], end: object = None
-    ) -> list[Measured | Failed]:
+    def measure(self, candidates: Sequence[Candidate], end: object = None) -> list[Measured | Failed]:
         for candidate in candidates:
             record: Measured | Failed = Measured(self.true_ns(candidate), 0.0, ())
             if candidate.key in self.broken:
@@ -130,9 +127,7 @@ class FakeMeter:
         self.rest()
         return [self.records[candidate.key] for candidate in candidates]
 
-    def confirm(
-        self, candidates: Sequence[Candidate], end: object = None
-    ) -> list[Measured | Failed]:
+    def confirm(self, candidates: Sequence[Candidate], end: object = None) -> list[Measured | Failed]:
         for candidate in candidates:
             record = self.records[candidate.key]
             if isinstance(record, Measured):
@@ -143,9 +138,7 @@ class FakeMeter:
         raise AssertionError("no time is below its bound")
 
 
-def run_steps(
-    graph: PrimitiveGraph, steps: Sequence[Candidate], inputs: Mapping[str, Array]
-) -> dict[str, Array]:
+def run_steps(graph: PrimitiveGraph, steps: Sequence[Candidate], inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Run kernels in order, each by the meaning of its body, on ports written before.
 
     A port that no step has written is a KeyError; so is one in another layout.
@@ -169,7 +162,6 @@ def run_steps(
             assert port(value, layout) not in ports, "a port is written twice"
             ports[port(value, layout)] = found[f"o{i}"]
     return {
-        name: ports[plain(value)] if value not in graph.constants
-        else graph.constants[value].array
+        name: ports[plain(value)] if value not in graph.constants else graph.constants[value].array
         for name, value in graph.outputs
-    }  # fmt: skip
+    }

@@ -26,8 +26,17 @@ Change = Callable[[dict[str, object]], None]
 
 def block(rng: np.random.Generator, **change: object) -> PrimitiveGraph:
     """Return y = tanh(x w1) w2 + c x, and s = sum(x), with something changed."""
-    known = {"first": "w", "order": "ys", "axis": 0, "factor": 2.0, "columns": 8, "same": False,
-             "swap": False, "op": "tanh", "second": True}  # fmt: skip
+    known = {
+        "first": "w",
+        "order": "ys",
+        "axis": 0,
+        "factor": 2.0,
+        "columns": 8,
+        "same": False,
+        "swap": False,
+        "op": "tanh",
+        "second": True,
+    }
     known |= change
     builder = GraphBuilder()
     x = builder.input("any name", ValueType(SHAPE, DType.F32))
@@ -67,9 +76,8 @@ def test_other_weights_names_and_order_are_the_same_block() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"axis": 1}, {"factor": 3.0}, {"columns": 16}, {"same": True}, {"swap": True}, {"op": "sin"},
-     {"second": False}],
-)  # fmt: skip
+    [{"axis": 1}, {"factor": 3.0}, {"columns": 16}, {"same": True}, {"swap": True}, {"op": "sin"}, {"second": False}],
+)
 def test_what_a_kernel_could_tell_apart_is_another_block(change: dict[str, object]) -> None:
     rng = np.random.default_rng(0)
     assert form_of(block(rng, **change)) != form_of(block(rng))

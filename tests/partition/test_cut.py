@@ -23,9 +23,7 @@ def transformer(depth: int) -> PrimitiveGraph:
 
 @pytest.mark.parametrize("limit", [1, 3, 10])
 @pytest.mark.parametrize("seed", range(6))
-def test_segments_hold_each_primitive_once_and_read_only_earlier_ones(
-    seed: int, limit: int
-) -> None:
+def test_segments_hold_each_primitive_once_and_read_only_earlier_ones(seed: int, limit: int) -> None:
     graph = random_graph(np.random.default_rng(seed), primitives=25, linear=True)
     constant = constant_primitives(graph)
     cuts = choose_cuts(graph, limit)

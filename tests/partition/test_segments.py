@@ -51,8 +51,7 @@ def search(
     known = cast(Any, meter)
     joined = join(partition)
     tasks = prepare_all(partition, joined, known, options)
-    outcome = search_segments(partition, joined, tasks, known, options, Deadline(),
-                              lambda b, r: None)  # fmt: skip
+    outcome = search_segments(partition, joined, tasks, known, options, Deadline(), lambda b, r: None)
     return partition, joined, tasks, outcome
 
 
@@ -96,9 +95,10 @@ def test_concatenations_in_place_across_cuts_share_no_memory_with_others() -> No
         expected = reference.run(graph, inputs)
         edges = {
             joined.values[i][value]
-            for task in tasks for i in task.block.instances
+            for task in tasks
+            for i in task.block.instances
             for _, value in (*task.block.graph.inputs, *task.block.graph.outputs)
-        }  # fmt: skip
+        }
         for plan in outcome.plans.values():
             steps = [
                 Step(c, Kernel("" if c.offer.is_in_place else f"k{i}", "", workspace_bytes=0))
@@ -141,9 +141,7 @@ class Hopeful(FakeMeter):
     def bound_ns(self, candidate: Candidate) -> int:
         return self.true_ns(candidate) // 2
 
-    def measure(
-        self, candidates: Sequence[Candidate], end: object = None
-    ) -> list[Measured | Failed]:
+    def measure(self, candidates: Sequence[Candidate], end: object = None) -> list[Measured | Failed]:
         new = {c.key for c in candidates} - self.records.keys()
         super().measure([c for c in candidates if c.key in new])
         for c in candidates:
@@ -152,9 +150,7 @@ class Hopeful(FakeMeter):
                 self.records[c.key] = Measured(time_ns, 0.0, ())
         return [self.records[c.key] for c in candidates]
 
-    def confirm(
-        self, candidates: Sequence[Candidate], end: object = None
-    ) -> list[Measured | Failed]:
+    def confirm(self, candidates: Sequence[Candidate], end: object = None) -> list[Measured | Failed]:
         for c in candidates:
             self.records[c.key] = Measured(self.true_ns(c), 0.0, (), is_confirmed=True)
         return [self.records[c.key] for c in candidates]
@@ -193,16 +189,12 @@ def test_segments_hand_on_the_layout_that_is_best_for_the_whole() -> None:
     meter = LovesChannelsLast()
     _, joined, _, outcome = search(graph, 60, meter, replace(OPTIONS, max_primitives=3))
     assert outcome.partition is not None
-    used = {
-        row["layouts"] for block in outcome.partition["blocks"] for row in block["interfaces"]
-        if row["used"]
-    }  # fmt: skip
+    used = {row["layouts"] for block in outcome.partition["blocks"] for row in block["interfaces"] if row["used"]}
     assert any("acdb" in layouts for layouts in used)
     check_plans(graph, joined, outcome, 0)
     cost_ns = sum(meter.true_ns(step) for step in outcome.plans["optimal"])
     plain_ns = sum(
-        (block["interfaces"][0]["objective_ns"] or 0) * len(block["instances"])
-        for block in outcome.partition["blocks"]
+        (block["interfaces"][0]["objective_ns"] or 0) * len(block["instances"]) for block in outcome.partition["blocks"]
     )
     assert outcome.found.certificate.objective_ns == cost_ns < plain_ns
 
@@ -219,8 +211,9 @@ def test_depth_costs_no_further_candidates_programs_or_measurements() -> None:
         _, _, tasks, outcome = search(transformer(depth), SEGMENT_PRIMITIVES, meter)
         assert outcome.partition is not None
         keys = {c.key for task in tasks for c in task.candidates}
-        counts.append((len(tasks), sum(len(task.candidates) for task in tasks), len(keys),
-                       outcome.partition["programs"]))  # fmt: skip
+        counts.append(
+            (len(tasks), sum(len(task.candidates) for task in tasks), len(keys), outcome.partition["programs"])
+        )
         measured.append(len(meter.records))
     assert counts[0] == counts[1]
     assert measured[1] <= 1.1 * measured[0]  # the block of most gain is searched first
@@ -238,12 +231,15 @@ def test_a_second_model_with_the_same_blocks_needs_no_search() -> None:
 
 @pytest.mark.parametrize(
     ("partition", "primitives", "limit"),
-    [("auto", WHOLE_PRIMITIVES, None), ("auto", WHOLE_PRIMITIVES + 1, SEGMENT_PRIMITIVES),
-     ("off", 10_000, None), ("40", 10, 40), (40, 10, 40)],
-)  # fmt: skip
-def test_the_option_says_how_large_segments_are(
-    partition: str | int, primitives: int, limit: int | None
-) -> None:
+    [
+        ("auto", WHOLE_PRIMITIVES, None),
+        ("auto", WHOLE_PRIMITIVES + 1, SEGMENT_PRIMITIVES),
+        ("off", 10_000, None),
+        ("40", 10, 40),
+        (40, 10, 40),
+    ],
+)
+def test_the_option_says_how_large_segments_are(partition: str | int, primitives: int, limit: int | None) -> None:
     assert Options(partition=partition).segment_limit(primitives) == limit
 
 
@@ -252,8 +248,7 @@ def in_segments(deadline: Deadline, meter: FakeMeter) -> tuple[PrimitiveGraph, J
     partition = find_blocks(graph, split_segments(graph, 8), REWRITE)
     tasks = [prepare(partition, b, cast(Any, meter), OPTIONS) for b in partition.blocks]
     joined = join(partition)
-    outcome = search_segments(partition, joined, tasks, cast(Any, meter), OPTIONS, deadline,
-                              lambda b, r: None)  # fmt: skip
+    outcome = search_segments(partition, joined, tasks, cast(Any, meter), OPTIONS, deadline, lambda b, r: None)
     return graph, joined, outcome
 
 
@@ -289,17 +284,13 @@ def test_the_last_seconds_are_spent_on_blocks_and_not_on_a_survey() -> None:
     rest = in_segments(Deadline(0.0), spent)[2]
     check_plans(graph, joined, outcome, 2)
     assert len(hurried.records) > len(spent.records)
-    assert (outcome.found.certificate.objective_ns or 0) <= (
-        rest.found.certificate.objective_ns or 0
-    )
+    assert (outcome.found.certificate.objective_ns or 0) <= (rest.found.certificate.objective_ns or 0)
     assert outcome.partition is not None
     assert all(len(block["interfaces"]) == 1 for block in outcome.partition["blocks"])
 
 
 @pytest.mark.parametrize("deadline", [Deadline(), Deadline(0.0)])
-def test_what_will_be_measured_is_built_ahead_and_nothing_after_the_scouting(
-    deadline: Deadline,
-) -> None:
+def test_what_will_be_measured_is_built_ahead_and_nothing_after_the_scouting(deadline: Deadline) -> None:
     meter = FakeMeter()
     outcome = in_segments(deadline, meter)[2]
     assert {c.key for c in outcome.plans["optimal"]} & set(meter.begun)
@@ -313,9 +304,7 @@ class FailsUnlessPlain(FakeMeter):
     def guess_ns(self, candidate: Candidate) -> int:
         return 1 if is_other(candidate) else super().guess_ns(candidate)
 
-    def measure(
-        self, candidates: Sequence[Candidate], end: object = None
-    ) -> list[Measured | Failed]:
+    def measure(self, candidates: Sequence[Candidate], end: object = None) -> list[Measured | Failed]:
         self.broken |= {c.key for c in candidates if is_other(c) and c.group.primitives}
         return super().measure(candidates)
 
@@ -337,9 +326,7 @@ def test_layouts_are_chosen_by_estimates_before_anything_is_measured() -> None:
     meter.guess_ns = meter.true_ns  # type: ignore[method-assign]
     found = in_segments(Deadline(0.0), meter)[2]
     best = in_segments(Deadline(), guessed)[2]
-    assert found.found.certificate.objective_ns == pytest.approx(
-        best.found.certificate.objective_ns, rel=0.05
-    )
+    assert found.found.certificate.objective_ns == pytest.approx(best.found.certificate.objective_ns, rel=0.05)
 
 
 @pytest.mark.parametrize("partition", ["", "some", "0", "-3", "1.5", 0])
@@ -364,9 +351,8 @@ def test_fewer_layouts_are_searched_if_asked_for(allowed: Any) -> None:
     found |= {layout for task in tasks for i in task.interfaces for layout in i.layouts.values()}
     has_last = any(not layout.is_plain and not layout.blocks for layout in found)
     has_blocked = any(layout.blocks for layout in found)
-    assert (has_last, has_blocked) == {
-        "any": (True, True), "last": (True, False), "plain": (False, False)
-    }[allowed]  # fmt: skip
-    outcome = search_segments(partition, join(partition), tasks, cast(Any, meter), options,
-                              Deadline(), lambda b, r: None)  # fmt: skip
+    assert (has_last, has_blocked) == {"any": (True, True), "last": (True, False), "plain": (False, False)}[allowed]
+    outcome = search_segments(
+        partition, join(partition), tasks, cast(Any, meter), options, Deadline(), lambda b, r: None
+    )
     check_plans(graph, join(partition), outcome, 1)

@@ -84,8 +84,11 @@ def test_every_alternative_of_a_segment_has_the_value_of_the_whole_graph() -> No
     inputs = random_inputs(graph, np.random.default_rng(1))
     expected = reference.run(graph, inputs)
     for p in range(len(whole.primitives)):  # each alternative in turn
-        kept = [q for q in range(len(whole.primitives))
-                if whole.primitives[q].output != whole.primitives[p].output or q == p]  # fmt: skip
+        kept = [
+            q
+            for q in range(len(whole.primitives))
+            if whole.primitives[q].output != whole.primitives[p].output or q == p
+        ]
         for name, array in reference.run(whole.with_primitives(kept), inputs).items():
             np.testing.assert_allclose(array, expected[name], rtol=1e-4, atol=1e-4)
     assert sum(instance.graph.alternatives for instance in partition.instances)

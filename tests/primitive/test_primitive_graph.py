@@ -65,10 +65,8 @@ def test_computing_a_constant_is_refused():
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"op": "isnan"}, {"op": "not"}, {"op": "add"},
-     {"op": "cast", "attributes": CastAttributes("i32")}],
-)  # fmt: skip
+    "changes", [{"op": "isnan"}, {"op": "not"}, {"op": "add"}, {"op": "cast", "attributes": CastAttributes("i32")}]
+)
 def test_a_wrong_type_or_arity_is_refused(changes):
     with pytest.raises(InvalidGraphError, match="primitive 0"):
         types_agree(_change(_small(), 0, **changes))

@@ -135,7 +135,5 @@ def test_attributes_are_part_of_the_text():
     builder = GraphBuilder()
     x = builder.input("x", ValueType((2, 3), DType.F32))
     builder.output("y", builder.add("reduce_sum", (x,), ReduceAttributes((1,)), origin="R r"))
-    expected = (
-        'graph(%0 "x": f32[2,3]) -> (%1 "y")\n%1: f32[2,1] = reduce_sum(%0) {axes=(1,)}   # R r\n'
-    )
+    expected = 'graph(%0 "x": f32[2,3]) -> (%1 "y")\n%1: f32[2,1] = reduce_sum(%0) {axes=(1,)}   # R r\n'
     assert format_graph(builder.freeze()) == expected

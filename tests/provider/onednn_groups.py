@@ -49,11 +49,20 @@ class Graph(GraphBuilder):
 
 
 def conv_group(
-    x: Sequence[int], w: Sequence[int], *, stride: int = 1, pads: Sequence[int] = (),
-    dilation: int = 1, groups: int = 1, chain: Chain | None = None, constant: bool = True,
-    transposed: bool = False, output_padding: int = 0, bias: bool = False,
+    x: Sequence[int],
+    w: Sequence[int],
+    *,
+    stride: int = 1,
+    pads: Sequence[int] = (),
+    dilation: int = 1,
+    groups: int = 1,
+    chain: Chain | None = None,
+    constant: bool = True,
+    transposed: bool = False,
+    output_padding: int = 0,
+    bias: bool = False,
     pad: PadAttributes | None = None,
-) -> Group:  # fmt: skip
+) -> Group:
     """Return a convolution (or its transpose) with what `chain` adds after it."""
     g = Graph()
     value = g.tensor(*x)
@@ -74,9 +83,14 @@ def conv_group(
 
 
 def matmul_group(
-    a: Sequence[int], b: Sequence[int], *, swap_a: bool = False, swap_b: bool = False,
-    constant: bool = False, chain: Chain | None = None,
-) -> Group:  # fmt: skip
+    a: Sequence[int],
+    b: Sequence[int],
+    *,
+    swap_a: bool = False,
+    swap_b: bool = False,
+    constant: bool = False,
+    chain: Chain | None = None,
+) -> Group:
     """Return a matrix product; operands are given as they lie before they are transposed."""
     g = Graph()
     left, right = g.tensor(*a), g.weights(*b) if constant else g.tensor(*b)
@@ -91,18 +105,22 @@ def matmul_group(
     return g.group(chain(g, y) if chain is not None else y)
 
 
-def _transposed_constant(
-    a: Sequence[int], b: Sequence[int], perm: Sequence[int], chain: Chain | None
-) -> Group:
+def _transposed_constant(a: Sequence[int], b: Sequence[int], perm: Sequence[int], chain: Chain | None) -> Group:
     """The builder computes a transposed constant at once: mark an input as constant instead."""
     group = matmul_group(a, b, swap_b=True, chain=chain)
     return Group(group.primitives, group.inputs, group.outputs, frozenset({1}), group.body)
 
 
 def pool_group(
-    op: str, x: Sequence[int], kernel: Sequence[int], *, stride: int = 2,
-    pads: Sequence[int] = (), dilation: int = 1, chain: Chain | None = None,
-) -> Group:  # fmt: skip
+    op: str,
+    x: Sequence[int],
+    kernel: Sequence[int],
+    *,
+    stride: int = 2,
+    pads: Sequence[int] = (),
+    dilation: int = 1,
+    chain: Chain | None = None,
+) -> Group:
     """Return a pooling with what `chain` adds after it."""
     g = Graph()
     n = len(kernel)

@@ -38,9 +38,7 @@ def softmax(g: Graph, x: int) -> int:
 
 def guarded(g: Graph, x: int, fill: float = 0.0, test: int | None = None) -> int:
     y = softmax(g, x)
-    other = g.add(
-        "broadcast", [g.constant(np.float32([[fill]]))], BroadcastAttributes(g.type(y).shape)
-    )
+    other = g.add("broadcast", [g.constant(np.float32([[fill]]))], BroadcastAttributes(g.type(y).shape))
     return g.add("where", [g.add("isnan", [y if test is None else test]), other, y])
 
 
@@ -59,8 +57,9 @@ def heads(g: Graph, x: int, count: int) -> int:
     return moved(g, shaped(g, x, b, n, count, width // count), 0, 2, 1, 3)
 
 
-def whole(g: Graph, mask: tuple[int, ...] = (), rows: int = 30, keys: int = 21,
-          weights: Callable[[Graph, int], int] = softmax) -> int:  # fmt: skip
+def whole(
+    g: Graph, mask: tuple[int, ...] = (), rows: int = 30, keys: int = 21, weights: Callable[[Graph, int], int] = softmax
+) -> int:
     """Attention of 2 heads with a scale, a mask and a residual."""
     q, k, v = (g.tensor(1, n, 32) for n in (rows, keys, keys))
     s = g.add("matmul", [heads(g, q, 2), moved(g, heads(g, k, 2), 0, 1, 3, 2)])
@@ -74,10 +73,13 @@ def whole(g: Graph, mask: tuple[int, ...] = (), rows: int = 30, keys: int = 21,
 def test_sizes(target, builder, rng):
     n = target.lanes
     groups = [
-        plain((1,), 16, 2 * n, 8, n), plain((2, 3), 37, 3 * n, 20, 2 * n, swap=True),
-        plain((1, 1), 64, 5, 4, 3), plain((3,), 9, n + 1, n, 3 * n + 2, swap=True),
-        plain((1,), 29, 4 * n - 1, 5, n - 1), plain((2,), 8, 1, 3, n),
-    ]  # fmt: skip
+        plain((1,), 16, 2 * n, 8, n),
+        plain((2, 3), 37, 3 * n, 20, 2 * n, swap=True),
+        plain((1, 1), 64, 5, 4, 3),
+        plain((3,), 9, n + 1, n, 3 * n + 2, swap=True),
+        plain((1,), 29, 4 * n - 1, 5, n - 1),
+        plain((2,), 8, 1, 3, n),
+    ]
     assert len(check_offers(AttentionProvider(), groups, target, builder, rng)) == len(groups)
 
 
@@ -85,8 +87,11 @@ def test_many_keys_are_looked_at_in_blocks(target, builder, rng, monkeypatch):
     monkeypatch.setattr(provider, "MANY_KEYS", 40)
     monkeypatch.setattr(provider, "KEYS", 2 * target.lanes)
     n = target.lanes
-    groups = [plain((2,), 19, 100, 8, n + 3), plain((1,), 30, 4 * n + 1, 5, 2 * n, swap=True),
-              plain((1,), 9, 6 * n, 4, 3)]  # fmt: skip
+    groups = [
+        plain((2,), 19, 100, 8, n + 3),
+        plain((1,), 30, 4 * n + 1, 5, 2 * n, swap=True),
+        plain((1,), 9, 6 * n, 4, 3),
+    ]
     check_offers(AttentionProvider(), groups, target, builder, rng)
     g = Graph()
     masked = g.group(whole(g, (1, 1, 30, 100), keys=100))
@@ -192,13 +197,17 @@ def test_all_of_it_is_one_group_of_a_graph(target, weights):
     assert any(len(group.primitives) == len(graph.primitives) for group in both)
 
 
-@pytest.mark.parametrize(("expected", "make"), [
-    ("it is not two matrix products", lambda g: softmax(g, g.tensor(4, 4))),
-    ("no softmax is the left operand of the second product",
-     lambda g: g.add("matmul", [g.add("matmul", [g.tensor(9, 4), g.tensor(4, 4)]),
-                                g.tensor(4, 4)])),
-    ("there are too few queries, or nothing at all", lambda g: whole(g, rows=3)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("expected", "make"),
+    [
+        ("it is not two matrix products", lambda g: softmax(g, g.tensor(4, 4))),
+        (
+            "no softmax is the left operand of the second product",
+            lambda g: g.add("matmul", [g.add("matmul", [g.tensor(9, 4), g.tensor(4, 4)]), g.tensor(4, 4)]),
+        ),
+        ("there are too few queries, or nothing at all", lambda g: whole(g, rows=3)),
+    ],
+)
 def test_refusals(target, expected, make):
     g = Graph()
     assert AttentionProvider().offer(g.group(make(g)), target) == Refusal(expected)

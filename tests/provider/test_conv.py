@@ -26,14 +26,29 @@ from korch.target import Target
 from korch.testing.kernels import check_offers, run_kernel
 
 
-def conv(g: Graph, x: int, channels: int, window: int | tuple[int, int] = 1, *, stride: int = 1,
-         pads: tuple[int, int, int, int] | None = None, dilation: int = 1) -> int:  # fmt: skip
+def conv(
+    g: Graph,
+    x: int,
+    channels: int,
+    window: int | tuple[int, int] = 1,
+    *,
+    stride: int = 1,
+    pads: tuple[int, int, int, int] | None = None,
+    dilation: int = 1,
+) -> int:
     """A dense convolution; `pads` are top, left, bottom, right (the same size if None)."""
     return _conv(g, x, channels, g.type(x).shape[1], 1, window, stride, pads, dilation)
 
 
-def depthwise(g: Graph, x: int, window: int | tuple[int, int] = 3, *, stride: int = 1,
-              pads: tuple[int, int, int, int] | None = None, dilation: int = 1) -> int:  # fmt: skip
+def depthwise(
+    g: Graph,
+    x: int,
+    window: int | tuple[int, int] = 3,
+    *,
+    stride: int = 1,
+    pads: tuple[int, int, int, int] | None = None,
+    dilation: int = 1,
+) -> int:
     channels = g.type(x).shape[1]
     return _conv(g, x, channels, 1, channels, window, stride, pads, dilation)
 
@@ -129,8 +144,9 @@ def test_an_image_beyond_the_cache_is_read_ahead_and_in_blocks(target, builder, 
         assert shape.looks_ahead == far  # heavy weights leave no room for more of the image
         assert not shape_of(each, match_group(each), target, False).looks_ahead
     swept = one((1, n, 40, 40), lambda g, x: conv(g, x, 8 * n))
-    blocks = [shape_of(swept, match_group(swept), replace(target, l2_bytes=size), False).block
-              for size in (2048 * n, 1 << 22)]  # fmt: skip
+    blocks = [
+        shape_of(swept, match_group(swept), replace(target, l2_bytes=size), False).block for size in (2048 * n, 1 << 22)
+    ]
     assert blocks[0] < blocks[1] == 40 // target.threads
     check([swept], replace(target, l2_bytes=2048 * n), builder, rng)
 
@@ -148,10 +164,7 @@ def test_an_image_is_read_ahead_by_a_layer_of_fewer_rows_than_the_last(target, b
 def test_edges_of_few_channels_need_no_copy(target, builder, rng):
     """The first and the last tile of a row leave out what is beside the image."""
     n = target.lanes
-    direct = [
-        one((1, 3, 9, 2 * width), lambda g, x: silu(g, conv(g, x, n, 3, stride=2)))
-        for width in (1, 13, 27, 81)
-    ]
+    direct = [one((1, 3, 9, 2 * width), lambda g, x: silu(g, conv(g, x, n, 3, stride=2))) for width in (1, 13, 27, 81)]
     direct += [
         one((2, 3, 12, 70), lambda g, x: conv(g, x, n - 3, 5)),
         one((1, n, 7, 61), lambda g, x: conv(g, x, n, (1, 4), pads=(0, 3, 0, 0))),
@@ -195,14 +208,12 @@ def test_chains(target, builder, rng):
     groups = [
         one((1, n, 8, 9), lambda g, x: conv(g, silu(g, depthwise(g, x)), 2 * n)),
         one((1, n, 9, 8), lambda g, x: depthwise(g, silu(g, conv(g, x, 3 * n)))),
-        one((2, n, 13, 7), lambda g, x: conv(g, silu(g, depthwise(g, silu(
-            g, conv(g, x, 4 * n)), 5, stride=2)), 5)),
+        one((2, n, 13, 7), lambda g, x: conv(g, silu(g, depthwise(g, silu(g, conv(g, x, 4 * n)), 5, stride=2)), 5)),
         one((1, n, 12, 12), lambda g, x: conv(g, conv(g, x, 2 * n, 3), n, 3, stride=2)),
-        one((1, n, 10, 6), lambda g, x: conv(g, depthwise(g, x, dilation=2), n, stride=2,
-                                             pads=(0, 0, 0, 0))),
+        one((1, n, 10, 6), lambda g, x: conv(g, depthwise(g, x, dilation=2), n, stride=2, pads=(0, 0, 0, 0))),
         one((1, 3, 16, 16), lambda g, x: depthwise(g, bias(g, conv(g, x, n, 3, stride=2)))),
         one((1, n, 6, 6), lambda g, x: depthwise(g, depthwise(g, x, 5), 3)),
-    ]  # fmt: skip
+    ]
     assert check(groups, target, builder, rng) >= 2 * len(groups)
 
 
@@ -233,9 +244,10 @@ def test_pads_and_takes_before_the_first_are_read_in_place(target, builder, rng)
         return conv(g, depthwise(g, x), n)
 
     shape = (1, n, 6, 7)
-    groups = [one(shape, make) for make in (
-        padded("reflect"), padded("edge"), padded("constant"), padded("constant", 1.5), doubled
-    )]  # fmt: skip
+    groups = [
+        one(shape, make)
+        for make in (padded("reflect"), padded("edge"), padded("constant"), padded("constant", 1.5), doubled)
+    ]
     check(groups, target, builder, rng)
 
 
@@ -245,23 +257,25 @@ def test_threads_share_rows_or_channels(target, builder, rng, threads):
     n = target.lanes
     each = one((1, n, 5, 6), lambda g, x: depthwise(g, conv(g, x, 5 * n)))
     offers = ConvProvider().offer(each, few)
-    assert {offer.variant for offer in offers} == (
-        {"rows", "channels"} if threads > 1 else {"rows"}
-    )
+    assert {offer.variant for offer in offers} == ({"rows", "channels"} if threads > 1 else {"rows"})
     check_offers(ConvProvider(), [each], few, builder, rng)
 
 
 def test_rows_stay_in_the_cache(target, builder, rng):
     each = one((1, 64, 40, 40), lambda g, x: conv(g, silu(g, depthwise(g, conv(g, x, 256))), 64))
     match = match_group(each)
-    large, small = (shape_of(each, match, replace(target, l2_bytes=size), False)
-                    for size in (64 << 20, 1 << 20))  # fmt: skip
+    large, small = (shape_of(each, match, replace(target, l2_bytes=size), False) for size in (64 << 20, 1 << 20))
     assert large.block == 40 // target.threads
     assert 1 <= small.block < large.block and 4 * small.floats <= 1 << 20
     tiny = replace(target, l2_bytes=1 << 10)
     assert shape_of(each, match, tiny, False).block == 1
-    check_offers(ConvProvider(), [one((1, 16, 20, 9), lambda g, x: conv(
-        g, depthwise(g, conv(g, x, 32), 5), 16))], tiny, builder, rng)  # fmt: skip
+    check_offers(
+        ConvProvider(),
+        [one((1, 16, 20, 9), lambda g, x: conv(g, depthwise(g, conv(g, x, 32), 5), 16))],
+        tiny,
+        builder,
+        rng,
+    )
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -280,19 +294,28 @@ def test_what_is_not_finite_is_not_lost_and_stays_in_its_window(target, builder,
         assert np.allclose(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-@pytest.mark.parametrize(("expected", "make"), [
-    ("it is no convolution", lambda g, x: g.add("neg", [x])),
-    ("add reads not just one convolution",
-     lambda g, x: conv(g, g.add("add", [(y := conv(g, x, 16)), conv(g, y, 16)]), 16)),
-    ("a tensor is read between two convolutions",
-     lambda g, x: conv(g, g.add("add", [depthwise(g, x), g.tensor(1, 16, 6, 6)]), 16)),
-    ("the channels are in groups", lambda g, x: _conv(g, x, 16, 4, 4, 3, 1, None, 1)),
-    ("channels are multiplied", lambda g, x: _conv(g, x, 32, 1, 16, 3, 1, None, 1)),
-    ("the window is too wide", lambda g, x: depthwise(g, x, 9)),
-    ("the channels fill no vectors", lambda g, x: depthwise(g, conv(g, x, 17))),
-    ("reduce_sum has another shape than the convolution",
-     lambda g, x: g.add("reduce_sum", [conv(g, x, 16)], ReduceAttributes((2, 3)))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("expected", "make"),
+    [
+        ("it is no convolution", lambda g, x: g.add("neg", [x])),
+        (
+            "add reads not just one convolution",
+            lambda g, x: conv(g, g.add("add", [(y := conv(g, x, 16)), conv(g, y, 16)]), 16),
+        ),
+        (
+            "a tensor is read between two convolutions",
+            lambda g, x: conv(g, g.add("add", [depthwise(g, x), g.tensor(1, 16, 6, 6)]), 16),
+        ),
+        ("the channels are in groups", lambda g, x: _conv(g, x, 16, 4, 4, 3, 1, None, 1)),
+        ("channels are multiplied", lambda g, x: _conv(g, x, 32, 1, 16, 3, 1, None, 1)),
+        ("the window is too wide", lambda g, x: depthwise(g, x, 9)),
+        ("the channels fill no vectors", lambda g, x: depthwise(g, conv(g, x, 17))),
+        (
+            "reduce_sum has another shape than the convolution",
+            lambda g, x: g.add("reduce_sum", [conv(g, x, 16)], ReduceAttributes((2, 3))),
+        ),
+    ],
+)
 def test_refusals(target, expected, make):
     found = ConvProvider().offer(one((1, 16, 6, 6), make), target)
     assert found == Refusal(expected)
@@ -359,7 +382,7 @@ def test_matrix_units_convolve_all_shapes(target, builder, rng):
         one((1, 2 * n, 6, 7), lambda g, x: conv(g, g.add("pad", [x], pad), 2 * n, 3)),
         one((1, 2 * n, 16, 7), lambda g, x: conv(g, g.add("pad", [x], filled), 2 * n, 3, stride=2)),
         one((1, 2 * n, 6, 7), doubled),
-    ]  # fmt: skip
+    ]
     checked = check_offers(SplitConvProvider(), groups, small, builder, rng)
     assert len(checked) >= len(groups)
     alone = replace(small, threads=1)
@@ -378,21 +401,20 @@ def test_matrix_units_multiply_in_chains(target, builder, rng):
 
     groups = [
         one((1, 8 * n, 9, 40), lambda g, x: conv(g, silu(g, depthwise(g, x)), 2 * n)),
-        one((2, 3 * n, 13, 31), lambda g, x: silu(g, conv(g, silu(g, depthwise(
-            g, x, stride=2)), 8 * n + 5))),
+        one((2, 3 * n, 13, 31), lambda g, x: silu(g, conv(g, silu(g, depthwise(g, x, stride=2)), 8 * n + 5))),
         one((1, 8 * n, 7, 9), lambda g, x: conv(g, depthwise(g, x, 5, dilation=2), 3 * n)),
-        one((1, 8 * n, 12, 12), lambda g, x: conv(g, depthwise(
-            g, g.add("pad", [x], pad), (1, 4), pads=(0, 3, 0, 0)), n)),
+        one(
+            (1, 8 * n, 12, 12), lambda g, x: conv(g, depthwise(g, g.add("pad", [x], pad), (1, 4), pads=(0, 3, 0, 0)), n)
+        ),
         one((1, 2 * n, 12, 33), lambda g, x: depthwise(g, silu(g, conv(g, x, 8 * n)))),
         one((1, 3 * n, 9, 8), lambda g, x: depthwise(g, silu(g, conv(g, x, 9 * n)), 5, stride=2)),
         one((1, 4 * n, 9, 9), block),
         one((1, 4 * n, 20, 17), block),
         one((1, 8 * n, 7, 7), lambda g, x: conv(g, conv(g, x, 8 * n, 3), 4 * n)),
         one((1, 9 * n, 3, 1), lambda g, x: conv(g, depthwise(g, x), 2 * n)),
-        one((1, 4 * n, 11, 37), lambda g, x: conv(g, depthwise(
-            g, x, 5, stride=2, pads=(1, 3, 4, 0)), 2 * n)),
+        one((1, 4 * n, 11, 37), lambda g, x: conv(g, depthwise(g, x, 5, stride=2, pads=(1, 3, 4, 0)), 2 * n)),
         one((2, 8 * n, 1, 2), lambda g, x: conv(g, silu(g, depthwise(g, x)), 3 * n)),
-    ]  # fmt: skip
+    ]
     assert len(check_offers(SplitConvProvider(), groups, small, builder, rng)) >= len(groups)
     check_offers(SplitConvProvider(), groups[4:8], replace(small, threads=1), builder, rng)
     check_offers(SplitConvProvider(), groups[:6], replace(small, threads=3), builder, rng)
@@ -401,10 +423,12 @@ def test_matrix_units_multiply_in_chains(target, builder, rng):
 @pytest.mark.parametrize(
     ("channels", "size", "is_kept"),
     [
-        ((64, 64), 56, "strips by channels"), ((32, 32), 104, "strips by rows"),
-        ((128, 128), 56, "strips by channels"), ((256, 512), 13, "rows"),
+        ((64, 64), 56, "strips by channels"),
+        ((32, 32), 104, "strips by rows"),
+        ((128, 128), 56, "strips by channels"),
+        ((256, 512), 13, "rows"),
     ],
-)  # fmt: skip
+)
 def test_what_stays_in_the_cache(channels, size, is_kept):
     target = Target(isa="amx", lanes=16, threads=2, l2_bytes=2 << 20)
     group = one((1, channels[0], size, size), lambda g, x: conv(g, x, channels[1], 3))
@@ -449,9 +473,7 @@ def test_matrix_units_are_offered_for_chains_of_many_channels():
         return lambda g, x: conv(g, depthwise(g, conv(g, x, channels)), g.type(x).shape[1])
 
     found = split((1, 64, 20, 20), block(256))
-    assert found and {o.vector_flop for o in found} == {
-        2 * 256 * (3 * 20 - 2) ** 2
-    }  # pads need none
+    assert found and {o.vector_flop for o in found} == {2 * 256 * (3 * 20 - 2) ** 2}  # pads need none
     assert split((1, 256, 16, 16), lambda g, x: depthwise(g, conv(g, x, 768)))
     assert split((1, 64, 20, 20), lambda g, x: conv(g, depthwise(g, x, stride=2), 32))
     assert not split((1, 32, 20, 20), block(48))  # few channels

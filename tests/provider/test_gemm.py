@@ -47,9 +47,7 @@ def test_shapes(target, builder, rng):
     check_offers(GemmProvider(), groups, target, builder, rng)
 
 
-def test_operands_are_packed_where_they_would_drive_each_other_out_of_the_cache(
-    target, builder, rng
-):
+def test_operands_are_packed_where_they_would_drive_each_other_out_of_the_cache(target, builder, rng):
     wide = 32 * target.lanes * target.threads
     groups = [
         product((29, 1024), (1024, wide)),
@@ -80,9 +78,7 @@ def test_images_are_read_and_written_channels_last(target, builder, rng):
     found = check_offers(GemmProvider(), [out, into, both], target, builder, rng)
     last = channels_last(4)
     layouts = dict.fromkeys((o.inputs[0] == last, o.outputs[0] == last) for _, o, _ in found)
-    assert list(layouts) == [
-        (False, True), (True, False), (True, True),
-    ]  # fmt: skip
+    assert list(layouts) == [(False, True), (True, False), (True, True)]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -157,9 +153,11 @@ def test_strips_are_wide_where_they_stay_in_the_first_cache(target):
 def test_lines_of_large_results_are_fetched(target, builder, rng):
     """Those at the edge, whose addresses lie beyond the result, are not."""
     tiny = replace(target, l2_bytes=1 << 12)
-    groups = [product(a, b, constant=is_one) for is_one in (True, False)
-              for a, b in (((9, 40), (40, 1100)), ((20, 32), (32, 1024)), ((3, 32), (32, 1025)))
-              ]  # fmt: skip
+    groups = [
+        product(a, b, constant=is_one)
+        for is_one in (True, False)
+        for a, b in (((9, 40), (40, 1100)), ((20, 32), (32, 1024)), ((3, 32), (32, 1025)))
+    ]
     for group, offer, _ in check_offers(GemmProvider(), groups, tiny, builder, rng):
         kernel = GemmProvider().build(group, offer, tiny)
         assert not isinstance(kernel, Refusal) and "long FETCHES = 1;" in kernel.source
@@ -232,16 +230,19 @@ def test_heads_are_read_and_written_in_place(target, builder, rng):
     check_offers(GemmProvider(), [sliced], target, builder, rng)
 
 
-@pytest.mark.parametrize(("expected", "make"), [
-    ("it is not one matrix product", lambda g, y: g.add("exp", [g.tensor(3, 4)])),
-    ("reduce_sum is not fused into the product",
-     lambda g, y: g.add("reduce_sum", [y], ReduceAttributes((1,)))),
-    ("an element is no float32", lambda g, y: g.add("less", [y, y])),
-    ("an operand is computed in the group",
-     lambda g, y: g.add("matmul", [g.add("exp", [g.tensor(3, 4)]), g.weights(4, 16)])),
-    ("the result is empty or too large",
-     lambda g, y: g.add("matmul", [g.tensor(0, 4), g.weights(4, 16)])),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("expected", "make"),
+    [
+        ("it is not one matrix product", lambda g, y: g.add("exp", [g.tensor(3, 4)])),
+        ("reduce_sum is not fused into the product", lambda g, y: g.add("reduce_sum", [y], ReduceAttributes((1,)))),
+        ("an element is no float32", lambda g, y: g.add("less", [y, y])),
+        (
+            "an operand is computed in the group",
+            lambda g, y: g.add("matmul", [g.add("exp", [g.tensor(3, 4)]), g.weights(4, 16)]),
+        ),
+        ("the result is empty or too large", lambda g, y: g.add("matmul", [g.tensor(0, 4), g.weights(4, 16)])),
+    ],
+)
 def test_refusals(target, expected, make):
     g = Graph()
     is_first = expected.startswith(("reduce", "an element"))
@@ -249,13 +250,17 @@ def test_refusals(target, expected, make):
     assert GemmProvider().offer(g.group(make(g, y)), target) == Refusal(expected)
 
 
-@pytest.mark.parametrize(("expected", "make"), [
-    ("an output's columns are no neighbours", lambda g, y: transposed(g, y, 1, 0)),
-    ("an operand of add is not fused into the product",
-     lambda g, y: g.add("add", [y, transposed(g, y, 1, 0)])),
-    ("a part of the results is left out",
-     lambda g, y: g.add("slice", [y], SliceAttributes((0, 0), (4, 16), (1, 1)))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("expected", "make"),
+    [
+        ("an output's columns are no neighbours", lambda g, y: transposed(g, y, 1, 0)),
+        ("an operand of add is not fused into the product", lambda g, y: g.add("add", [y, transposed(g, y, 1, 0)])),
+        (
+            "a part of the results is left out",
+            lambda g, y: g.add("slice", [y], SliceAttributes((0, 0), (4, 16), (1, 1))),
+        ),
+    ],
+)
 def test_refusals_of_a_kernel(target, expected, make):
     g = Graph()
     group = g.group(make(g, g.add("matmul", [g.tensor(16, 8), g.weights(8, 16)])))
@@ -291,11 +296,14 @@ def split_offers(group: Group, target: Target) -> list[Offer]:
 @pytest.mark.parametrize(
     ("batch", "m", "n", "terms", "is_kept"),
     [
-        (1, 128, 768, 3072, "rows in chunks"), (1, 128, 768, 64, "rows"),
-        (1, 4096, 64, 64, "columns"), (1, 4096, 512, 64, "columns in groups"),
-        (1, 3000, 512, 2048, "rows in chunks"), (2, 400, 32, 40, "columns"),
+        (1, 128, 768, 3072, "rows in chunks"),
+        (1, 128, 768, 64, "rows"),
+        (1, 4096, 64, 64, "columns"),
+        (1, 4096, 512, 64, "columns in groups"),
+        (1, 3000, 512, 2048, "rows in chunks"),
+        (2, 400, 32, 40, "columns"),
     ],
-)  # fmt: skip
+)
 def test_what_stays_in_the_cache(batch, m, n, terms, is_kept):
     target = Target(isa="amx", lanes=16, threads=2, l2_bytes=256 << 10)
     found = Blocking.split(batch, m, n, terms, target)

@@ -21,8 +21,7 @@ TARGET = Target(lanes=16)
 
 def group_of(a: str, b: str, result: str, axis: int = 1, operands: str = "%0, %1") -> Group:
     graph = parse_graph(
-        f'graph(%0 "x": {a}, %1 "y": {b}) -> (%2 "z")\n'
-        f"%2: {result} = concat({operands}) {{axis={axis}}}\n"
+        f'graph(%0 "x": {a}, %1 "y": {b}) -> (%2 "z")\n%2: {result} = concat({operands}) {{axis={axis}}}\n'
     )
     return make_group(graph, [0], [2])
 

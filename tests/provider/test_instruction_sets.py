@@ -150,8 +150,7 @@ def _clang() -> tuple[str, ...] | None:
     return None
 
 
-def _assemble(command: tuple[str, ...], provider, groups: list[Group], target: Target,
-              folder: Path) -> list[str]:  # fmt: skip
+def _assemble(command: tuple[str, ...], provider, groups: list[Group], target: Target, folder: Path) -> list[str]:
     """Return the assembly of all kernels that a provider offers for some groups."""
     texts = []
     for group in groups:
@@ -163,9 +162,11 @@ def _assemble(command: tuple[str, ...], provider, groups: list[Group], target: T
             source, output = folder / f"{len(texts)}.cpp", folder / f"{len(texts)}.s"
             source.write_text(kernel.source)
             done = subprocess.run(
-                [*command, *FLAGS, "-fopenmp", f"-I{NATIVE_FOLDER}", "-S", str(source),
-                 "-o", str(output)], capture_output=True, text=True, check=False,
-            )  # fmt: skip
+                [*command, *FLAGS, "-fopenmp", f"-I{NATIVE_FOLDER}", "-S", str(source), "-o", str(output)],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
             assert done.returncode == 0, done.stderr
             texts.append(output.read_text(errors="replace"))
     return texts

@@ -158,9 +158,7 @@ def test_refuses_sums_over_windows_that_are_no_average():
     assert reason(pool_group("pool_sum", x, (2, 2))) == expected
     wrong = pool_group("pool_sum", x, (2, 2), chain=lambda g, y: g.with_number("div", y, 3.0))
     assert reason(wrong) == expected
-    inverse = pool_group(
-        "pool_sum", x, (2, 2), chain=lambda g, y: g.with_number("div", y, 4.0, left=False)
-    )
+    inverse = pool_group("pool_sum", x, (2, 2), chain=lambda g, y: g.with_number("div", y, 4.0, left=False))
     assert reason(inverse) == expected
 
 
@@ -176,22 +174,21 @@ def test_refuses_windows_in_the_pads_and_on_other_axes():
 @pytest.mark.parametrize(
     ("chain", "expected"),
     [
-        (lambda g, y: g.add("add", [y, y]),
-         "the other operand of add is computed in the group"),
+        (lambda g, y: g.add("add", [y, y]), "the other operand of add is computed in the group"),
         (lambda g, y: g.add("add", [y, g.add("tanh", [y])]), "a value of the chain is read twice"),
         (lambda g, y: g.add("sin", [y]), "sin is no post-operation"),
         (lambda g, y: g.with_number("pow", y, 3.0), "pow with 3 is no post-operation"),
         (lambda g, y: g.with_number("div", y, 3.0), "div with 3 is no post-operation"),
         (lambda g, y: g.with_number("div", y, 2.0, left=False), "div with 2 is no post-operation"),
         (lambda g, y: g.with_number("add", y, float("inf")), "add with inf is no post-operation"),
-        (lambda g, y: g.with_tensor("div", y, g.tensor(1, 8, 1, 1), left=False),
-         "div is no post-operation"),
-        (lambda g, y: g.with_tensor("add", y, g.add("tanh", [g.tensor(1, 8, 1, 1)])),
-         "the other operand of add is computed in the group"),
-        (lambda g, y: g.add("max", [y, g.with_number("mul", y, 1.5)]),
-         "a value of the chain is read twice"),
+        (lambda g, y: g.with_tensor("div", y, g.tensor(1, 8, 1, 1), left=False), "div is no post-operation"),
+        (
+            lambda g, y: g.with_tensor("add", y, g.add("tanh", [g.tensor(1, 8, 1, 1)])),
+            "the other operand of add is computed in the group",
+        ),
+        (lambda g, y: g.add("max", [y, g.with_number("mul", y, 1.5)]), "a value of the chain is read twice"),
     ],
-)  # fmt: skip
+)
 def test_refuses_what_is_no_post_operation(chain, expected):
     assert reason(conv_with(chain)) == expected
 
@@ -250,8 +247,9 @@ def test_refuses_what_only_its_reference_runs(provider, target):
     expected = Refusal("oneDNN has no code for it but its reference")
     assert provider.offer(dilated, target) == expected
     # A tensor of less rank has no layout but the plain one, where only a gemm runs it.
-    flat = conv_group((1, 16, 6, 5), (32, 16, 3, 3), pads=SAME,
-                      chain=lambda g, y: g.with_tensor("add", y, g.tensor(32, 6, 5)))  # fmt: skip
+    flat = conv_group(
+        (1, 16, 6, 5), (32, 16, 3, 3), pads=SAME, chain=lambda g, y: g.with_tensor("add", y, g.tensor(32, 6, 5))
+    )
     assert provider.offer(flat, target) == expected
 
 
@@ -259,11 +257,8 @@ def test_refuses_to_build_what_it_did_not_offer(provider, target):
     group = conv_group((1, 8, 6, 6), (8, 8, 3, 3))
     plain = Layout.plain(4)
     strange = Offer((plain, plain), (Layout.parse("cdab"),))
-    assert provider.build(group, strange, target) == Refusal(
-        "oneDNN does not run it in these layouts"
-    )
-    assert isinstance(provider.build(conv_with(lambda g, y: g.add("sin", [y])), strange, target),
-                      Refusal)  # fmt: skip
+    assert provider.build(group, strange, target) == Refusal("oneDNN does not run it in these layouts")
+    assert isinstance(provider.build(conv_with(lambda g, y: g.add("sin", [y])), strange, target), Refusal)
 
 
 def test_every_lone_linear_primitive_has_an_offer(provider, target):
@@ -368,8 +363,7 @@ RELU_OF_SPECIALS = np.array([np.nan, np.inf, 0, 0, 1, 0, 1e30, 0], np.float32)
 @pytest.mark.parametrize("propagate_nan", [False, True])
 def test_what_relu_makes_of_special_numbers(target, builder, propagate_nan):
     provider = OneDnnProvider(propagate_nan)
-    group = conv_group((1, 16, 1, 8), (16, 16, 1, 1), constant=False,
-                       chain=lambda g, y: g.with_number("max", y, 0.0))  # fmt: skip
+    group = conv_group((1, 16, 1, 8), (16, 16, 1, 1), constant=False, chain=lambda g, y: g.with_number("max", y, 0.0))
     group = replace(group, constant_inputs=frozenset({1}))
     x = np.zeros((1, 16, 1, 8), np.float32)
     x[0, 0, 0] = SPECIALS
@@ -391,11 +385,10 @@ def test_what_relu_makes_of_special_numbers(target, builder, propagate_nan):
     [
         (conv_with(lambda g, y: g.add("exp", [y])), "exp loses NaN or infinity"),
         (conv_with(lambda g, y: g.with_number("min", y, 6.0)), "clip loses NaN or infinity"),
-        (conv_with(lambda g, y: g.with_tensor("max", y, g.tensor(1, 8, 1, 1))),
-         "max loses NaN or infinity"),
+        (conv_with(lambda g, y: g.with_tensor("max", y, g.tensor(1, 8, 1, 1))), "max loses NaN or infinity"),
         (pool_group("pool_max", (1, 16, 8, 8), (2, 2)), "pool_max loses NaN"),
     ],
-)  # fmt: skip
+)
 def test_refuses_what_loses_nan_if_asked_to(group, expected):
     assert isinstance(match_group(group), Match)
     assert reason(group, propagate_nan=True) == expected

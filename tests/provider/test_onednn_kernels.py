@@ -69,14 +69,13 @@ def test_convolutions_with_groups_in_every_layout(provider, target, builder, rng
 def test_transposed_convolutions_in_every_layout(provider, target, builder, rng):
     groups = [
         conv_group((1, 32, 6, 7), (32, 16, 2, 2), stride=2, transposed=True, bias=True),
-        conv_group((1, 16, 6, 7), (16, 32, 3, 3), stride=2, pads=SAME, output_padding=1,
-                   transposed=True, chain=relu),
+        conv_group((1, 16, 6, 7), (16, 32, 3, 3), stride=2, pads=SAME, output_padding=1, transposed=True, chain=relu),
         conv_group((1, 32, 6, 6), (32, 1, 4, 4), stride=2, pads=SAME, groups=32, transposed=True),
         conv_group((1, 32, 6, 6), (32, 8, 3, 3), groups=2, transposed=True),
         conv_group((1, 16, 6, 7), (16, 32, 3, 3), stride=2, output_padding=1, transposed=True),
         conv_group((1, 6, 5, 5), (6, 4, 3, 3), dilation=2, pads=(1, 0, 0, 2), transposed=True),
         conv_group((1, 16, 5, 5), (16, 16, 3, 3), transposed=True, constant=False),
-    ]  # fmt: skip
+    ]
     check_offers(provider, groups, target, builder, rng)
 
 
@@ -110,11 +109,15 @@ def test_matrix_products(provider, target, builder, rng):
         matmul_group((4, 50, 48), (1, 48, 80), constant=True),
         matmul_group((50, 48), (80, 48), constant=True, swap_b=True),
         matmul_group((1, 50, 48), (1, 80, 48), constant=True, swap_b=True),
-        matmul_group((50, 48), (48, 80), constant=True,
-                     chain=lambda g, y: relu(g, g.with_tensor("add", y, g.weights(80)))),
-        matmul_group((2, 4, 6, 8), (2, 4, 8, 6), chain=lambda g, y: g.with_tensor(
-            "add", g.with_number("mul", y, 0.125), g.tensor(2, 1, 1, 6))),
-    ]  # fmt: skip
+        matmul_group(
+            (50, 48), (48, 80), constant=True, chain=lambda g, y: relu(g, g.with_tensor("add", y, g.weights(80)))
+        ),
+        matmul_group(
+            (2, 4, 6, 8),
+            (2, 4, 8, 6),
+            chain=lambda g, y: g.with_tensor("add", g.with_number("mul", y, 0.125), g.tensor(2, 1, 1, 6)),
+        ),
+    ]
     checked = check_offers(provider, groups, target, builder, rng)
     packed = [offer for group, offer, _ in checked if not offer.inputs[-1].is_plain]
     assert packed or target.lanes != 16
@@ -135,8 +138,7 @@ def test_views_of_a_matrix_products_tensors(provider, target, builder, rng):
     y = g.add("transpose", [y], TransposeAttributes((0, 2, 1, 3)))
     second = g.group(g.add("reshape", [y], ReshapeAttributes((2, 6, 32))))
     g = Graph()
-    y = g.add("matmul", [g.tensor(5, 6), g.add("reshape", [g.tensor(1, 6, 7)],
-                                                 ReshapeAttributes((6, 7)))])  # fmt: skip
+    y = g.add("matmul", [g.tensor(5, 6), g.add("reshape", [g.tensor(1, 6, 7)], ReshapeAttributes((6, 7)))])
     y = g.with_tensor("add", g.add("tanh", [g.with_tensor("add", y, g.weights(7))]), g.tensor(5, 7))
     third = g.group(g.add("reshape", [y], ReshapeAttributes((1, 1, 5, 7))))
     g = Graph()
@@ -152,9 +154,7 @@ def test_views_of_a_matrix_products_tensors(provider, target, builder, rng):
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("inner", [1, 16])
 @pytest.mark.parametrize("columns", [1, 8])
-def test_turned_matrices_of_one_row_column_or_element(
-    provider, target, builder, rng, rows, inner, columns
-):
+def test_turned_matrices_of_one_row_column_or_element(provider, target, builder, rng, rows, inner, columns):
     turn = TransposeAttributes((0, 2, 1))
     groups = []
     # Turned results first: the library keeps primitives, and takes one that was made for rows.
@@ -181,11 +181,9 @@ def test_pooling(provider, target, builder, rng):
         pool_group("pool_max", (1, 16, 6, 6, 6), (2, 2, 2)),
         pool_group("pool_max", (1, 16, 8, 8), (2, 2), chain=relu),
         pool_group("pool_sum", (1, 32, 9, 9), (3, 3), pads=SAME, chain=average(9.0)),
-        pool_group("pool_sum", (1, 32, 8, 8), (2, 2), chain=lambda g, y: g.with_number(
-            "mul", y, 0.25)),
-        pool_group("pool_sum", (1, 16, 9, 9), (3, 3), chain=lambda g, y: g.with_number(
-            "mul", y, 1 / 9)),
-    ]  # fmt: skip
+        pool_group("pool_sum", (1, 32, 8, 8), (2, 2), chain=lambda g, y: g.with_number("mul", y, 0.25)),
+        pool_group("pool_sum", (1, 16, 9, 9), (3, 3), chain=lambda g, y: g.with_number("mul", y, 1 / 9)),
+    ]
     check_offers(provider, groups, target, builder, rng)
 
 
@@ -252,39 +250,74 @@ CHAINS = {
     "log-abs": lambda g, y: g.add("log", [g.with_number("add", g.add("abs", [y]), 1.0)]),
     "square": lambda g, y: g.add("mul", [y, y]),
     "swish": lambda g, y: g.add("mul", [y, g.add("sigmoid", [y])]),
-    "swish-scaled": lambda g, y: g.add(
-        "mul", [g.add("sigmoid", [g.with_number("mul", y, 1.702)]), y]),
-    "hardswish": lambda g, y: g.add("mul", [y, g.with_number("min", g.with_number(
-        "max", g.with_number("add", g.with_number("mul", y, 1 / 6), 0.5), 0.0), 1.0)]),
+    "swish-scaled": lambda g, y: g.add("mul", [g.add("sigmoid", [g.with_number("mul", y, 1.702)]), y]),
+    "hardswish": lambda g, y: g.add(
+        "mul",
+        [
+            y,
+            g.with_number(
+                "min", g.with_number("max", g.with_number("add", g.with_number("mul", y, 1 / 6), 0.5), 0.0), 1.0
+            ),
+        ],
+    ),
     "leaky": lambda g, y: g.add("max", [y, g.with_number("mul", y, 0.1)]),
-    "elu": lambda g, y: g.add("add", [relu(g, y), g.with_number("mul", g.with_number(
-        "sub", g.add("exp", [g.with_number("min", y, 0.0)]), 1.0), 0.7)]),
-    "gelu": lambda g, y: g.add("mul", [g.with_number("mul", y, 0.5), g.with_number(
-        "add", g.add("erf", [g.with_number("mul", y, math.sqrt(0.5))]), 1.0)]),
-    "gelu-exported": lambda g, y: g.with_number("mul", g.add("mul", [y, g.with_number(
-        "add", g.add("erf", [g.with_number("div", y, math.sqrt(2))]), 1.0)]), 0.5),
-    "mish": lambda g, y: g.add("mul", [y, g.add("tanh", [g.add("add", [relu(g, y), g.add(
-        "log", [g.with_number("add", g.add("exp", [g.add("neg", [g.add("abs", [y])])]),
-                              1.0)])])])]),
+    "elu": lambda g, y: g.add(
+        "add",
+        [
+            relu(g, y),
+            g.with_number("mul", g.with_number("sub", g.add("exp", [g.with_number("min", y, 0.0)]), 1.0), 0.7),
+        ],
+    ),
+    "gelu": lambda g, y: g.add(
+        "mul",
+        [
+            g.with_number("mul", y, 0.5),
+            g.with_number("add", g.add("erf", [g.with_number("mul", y, math.sqrt(0.5))]), 1.0),
+        ],
+    ),
+    "gelu-exported": lambda g, y: g.with_number(
+        "mul", g.add("mul", [y, g.with_number("add", g.add("erf", [g.with_number("div", y, math.sqrt(2))]), 1.0)]), 0.5
+    ),
+    "mish": lambda g, y: g.add(
+        "mul",
+        [
+            y,
+            g.add(
+                "tanh",
+                [
+                    g.add(
+                        "add",
+                        [
+                            relu(g, y),
+                            g.add(
+                                "log", [g.with_number("add", g.add("exp", [g.add("neg", [g.add("abs", [y])])]), 1.0)]
+                            ),
+                        ],
+                    )
+                ],
+            ),
+        ],
+    ),
     "residual": lambda g, y: relu(g, with_other("add", 1, 32, 6, 5)(g, y)),
     "residual-first": with_other("add", 1, 32, 6, 5, left=False),
     "per-channel-product": with_other("mul", 1, 32, 1, 1),
     "per-channel-difference": with_other("sub", 32, 1, 1),
     "taken-from": with_other("sub", 1, 32, 6, 5, left=False),
-    "quotient": lambda g, y: g.with_tensor("div", y, g.constant(np.full(
-        (1, 32, 1, 1), 1, np.float32) + np.arange(32, dtype=np.float32).reshape(1, 32, 1, 1))),
+    "quotient": lambda g, y: g.with_tensor(
+        "div",
+        y,
+        g.constant(np.full((1, 32, 1, 1), 1, np.float32) + np.arange(32, dtype=np.float32).reshape(1, 32, 1, 1)),
+    ),
     "maximum": with_other("max", 1, 32, 6, 5),
     "minimum": with_other("min", 1, 32, 1, 1),
-    "long": lambda g, y: with_other("add", 1, 32, 6, 5)(g, g.add("tanh", [with_other(
-        "mul", 1, 32, 1, 1)(g, relu(g, y))])),
-}  # fmt: skip
+    "long": lambda g, y: with_other("add", 1, 32, 6, 5)(
+        g, g.add("tanh", [with_other("mul", 1, 32, 1, 1)(g, relu(g, y))])
+    ),
+}
 
 
 def test_what_follows_is_fused_in_every_layout(provider, target, builder, rng):
-    groups = [
-        conv_group((1, 16, 6, 5), (32, 16, 3, 3), pads=SAME, bias=True, chain=chain)
-        for chain in CHAINS.values()
-    ]
+    groups = [conv_group((1, 16, 6, 5), (32, 16, 3, 3), pads=SAME, bias=True, chain=chain) for chain in CHAINS.values()]
     checked = check_offers(provider, groups, target, builder, rng)
     assert len(checked) >= 2 * len(groups)
 
@@ -299,20 +332,16 @@ def test_the_input_may_be_added_to_the_output(provider, target, builder, rng):
     assert all(offer.inputs[0] == offer.outputs[0] for _, offer, _ in checked)
 
 
-def test_a_kernel_brings_a_workspace_if_the_one_that_was_counted_is_too_small(
-    provider, target, builder, rng
-):
+def test_a_kernel_brings_a_workspace_if_the_one_that_was_counted_is_too_small(provider, target, builder, rng):
     # Which kernel needs one depends on the machine: matrix products with 512 bits, gathered images.
-    groups = [matmul_group((64, 96), (48, 96), swap_b=True),
-              conv_group((2, 20, 9, 9), (33, 20, 3, 3))]  # fmt: skip
+    groups = [matmul_group((64, 96), (48, 96), swap_b=True), conv_group((2, 20, 9, 9), (33, 20, 3, 3))]
     made = [(g, o, provider.build(g, o, target)) for g in groups for o in provider.offer(g, target)]
     found = [each for each in made if each[2].workspace_bytes > 64]
     assert found
     for group, offer, kernel in found:
         counted = f", {kernel.workspace_bytes})"
         assert kernel.source.count(f"make.workspace(3{counted}") == 1
-        small = replace(kernel, source=kernel.source.replace(f"(3{counted}", "(3, 64)"),
-                        workspace_bytes=64)  # fmt: skip
+        small = replace(kernel, source=kernel.source.replace(f"(3{counted}", "(3, 64)"), workspace_bytes=64)
         inputs = [rng.standard_normal(t.shape).astype(np.float32) for t in group.input_types]
         check_kernel(small, group, offer, inputs, builder)
 

@@ -29,14 +29,23 @@ def provider():
 
 
 def opaque_group(
-    op_type: str, inputs: Sequence[str], outputs: Sequence[str], wanted: Sequence[int] = (0,),
-    constants: dict[int, np.ndarray] | None = None, domain: str = "", opset: int = 17, **attributes,
-) -> Group:  # fmt: skip
+    op_type: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    wanted: Sequence[int] = (0,),
+    constants: dict[int, np.ndarray] | None = None,
+    domain: str = "",
+    opset: int = 17,
+    **attributes,
+) -> Group:
     """Return the group of some outputs of a node; constants by input position."""
     node = onnx.helper.make_node(
-        op_type, [f"x{i}" for i in range(len(inputs))],
-        [f"y{i}" if text else "" for i, text in enumerate(outputs)], domain=domain, **attributes,
-    )  # fmt: skip
+        op_type,
+        [f"x{i}" for i in range(len(inputs))],
+        [f"y{i}" if text else "" for i, text in enumerate(outputs)],
+        domain=domain,
+        **attributes,
+    )
     builder = GraphBuilder()
     values = [
         builder.constant(constants[i])
@@ -45,8 +54,7 @@ def opaque_group(
         for i, text in enumerate(inputs)
     ]
     for i in wanted:
-        row = OpaqueAttributes(op_type, domain, opset, node.SerializeToString().hex(),
-                               tuple(inputs), tuple(outputs), i)  # fmt: skip
+        row = OpaqueAttributes(op_type, domain, opset, node.SerializeToString().hex(), tuple(inputs), tuple(outputs), i)
         builder.output(f"y{i}", builder.add("opaque", values, row))
     graph = builder.freeze()
     return make_group(graph, range(len(graph.primitives)), [v for _, v in graph.outputs])
@@ -67,37 +75,46 @@ def test_operators_with_all_kinds_of_types_match_onnx(provider, target, builder,
         opaque_group("Elu", ["f32[0,3]"], ["f32[0,3]"]),
         opaque_group("Identity", ["bool[5]"], ["bool[5]"]),
         opaque_group("Not", ["bool[5]"], ["bool[5]"]),
-        *(opaque_group("Identity", [f"{d}[3,2]"], [f"{d}[3,2]"])
-          for d in ("f64", "f16", "bf16", "i64", "i32", "i16", "i8", "u64", "u32", "u16", "u8")),
-        opaque_group("CumSum", ["f32[3,4]", "i64[]"], ["f32[3,4]"],
-                     constants={1: np.array(1, np.int64)}),
-        opaque_group("Range", ["i64[]", "i64[]", "i64[]"], ["i64[4]"], constants={
-            0: np.array(1, np.int64), 1: np.array(9, np.int64), 2: np.array(2, np.int64)}),
+        *(
+            opaque_group("Identity", [f"{d}[3,2]"], [f"{d}[3,2]"])
+            for d in ("f64", "f16", "bf16", "i64", "i32", "i16", "i8", "u64", "u32", "u16", "u8")
+        ),
+        opaque_group("CumSum", ["f32[3,4]", "i64[]"], ["f32[3,4]"], constants={1: np.array(1, np.int64)}),
+        opaque_group(
+            "Range",
+            ["i64[]", "i64[]", "i64[]"],
+            ["i64[4]"],
+            constants={0: np.array(1, np.int64), 1: np.array(9, np.int64), 2: np.array(2, np.int64)},
+        ),
         opaque_group("Det", ["f32[2,3,3]"], ["f32[2]"]),
-        opaque_group("Mod", ["i32[6]", "i32[6]"], ["i32[6]"],
-                     constants={1: np.array([1, 2, 3, -2, 5, 6], np.int32)}),
-    ]  # fmt: skip
+        opaque_group("Mod", ["i32[6]", "i32[6]"], ["i32[6]"], constants={1: np.array([1, 2, 3, -2, 5, 6], np.int32)}),
+    ]
     checked = check_offers(provider, groups, target, builder, rng)
     assert len(checked) == len(groups)
 
 
 def test_several_outputs_of_one_node_are_one_session(provider, target, builder, rng):
-    both = opaque_group("TopK", ["f32[3,8]", "i64[1]"], ["f32[3,2]", "i64[3,2]"], (0, 1),
-                        constants={1: np.array([2])})  # fmt: skip
-    swapped = opaque_group("TopK", ["f32[3,8]", "i64[1]"], ["f32[3,2]", "i64[3,2]"], (1, 0),
-                           constants={1: np.array([2])})  # fmt: skip
-    second = opaque_group("TopK", ["f32[3,8]", "i64[1]"], ["f32[3,2]", "i64[3,2]"], (1,),
-                          constants={1: np.array([2])})  # fmt: skip
-    skipped = opaque_group("LSTM", ["f32[3,2,4]", "f32[1,20,4]", "f32[1,20,5]"],
-                           ["", "f32[1,2,5]", "f32[1,2,5]"], (1, 2), hidden_size=5)  # fmt: skip
+    both = opaque_group("TopK", ["f32[3,8]", "i64[1]"], ["f32[3,2]", "i64[3,2]"], (0, 1), constants={1: np.array([2])})
+    swapped = opaque_group(
+        "TopK", ["f32[3,8]", "i64[1]"], ["f32[3,2]", "i64[3,2]"], (1, 0), constants={1: np.array([2])}
+    )
+    second = opaque_group("TopK", ["f32[3,8]", "i64[1]"], ["f32[3,2]", "i64[3,2]"], (1,), constants={1: np.array([2])})
+    skipped = opaque_group(
+        "LSTM", ["f32[3,2,4]", "f32[1,20,4]", "f32[1,20,5]"], ["", "f32[1,2,5]", "f32[1,2,5]"], (1, 2), hidden_size=5
+    )
     assert len(both.outputs) == 2
     assert both.key != swapped.key
     check_offers(provider, [both, swapped, second, skipped], target, builder, rng)
 
 
 def test_a_large_uniform_constant_is_not_written_out(provider, target, builder, rng):
-    group = opaque_group("Mod", ["f32[100,100]", "f32[100,100]"], ["f32[100,100]"],
-                         constants={1: np.full((100, 100), 0.75, np.float32)}, fmod=1)  # fmt: skip
+    group = opaque_group(
+        "Mod",
+        ["f32[100,100]", "f32[100,100]"],
+        ["f32[100,100]"],
+        constants={1: np.full((100, 100), 0.75, np.float32)},
+        fmod=1,
+    )
     ((_, _, kernel),) = check_offers(provider, [group], target, builder, rng)
     assert len(kernel.source) < 5000
 
@@ -149,8 +166,13 @@ def test_a_library_that_cannot_be_opened_is_a_message(provider, target, builder,
         "print(create(1, error, ctypes.c_size_t(512)), error.value.decode())"
     )
     environment = {**os.environ, "KORCH_ONNXRUNTIME_LIBRARY": str(tmp_path / "none.so")}
-    done = subprocess.run([sys.executable, "-c", code, str(path), kernel.symbol], text=True,
-                          env=environment, capture_output=True, check=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path), kernel.symbol],
+        text=True,
+        env=environment,
+        capture_output=True,
+        check=True,
+    )
     assert done.stdout.startswith("None ONNX Runtime can't be opened")
     assert "set KORCH_ONNXRUNTIME_LIBRARY to its libonnxruntime.so" in done.stdout
 
@@ -169,8 +191,7 @@ def test_refuses_two_operators(provider, target):
     x = builder.input("x", ValueType.parse("f32[4]"))
     for alpha in (1.0, 2.0):
         node = onnx.helper.make_node("Elu", ["x0"], ["y0"], alpha=alpha)
-        row = OpaqueAttributes("Elu", "", 17, node.SerializeToString().hex(), ("f32[4]",),
-                               ("f32[4]",), 0)  # fmt: skip
+        row = OpaqueAttributes("Elu", "", 17, node.SerializeToString().hex(), ("f32[4]",), ("f32[4]",), 0)
         builder.output(f"y{alpha}", builder.add("opaque", [x], row))
     graph = builder.freeze()
     group = make_group(graph, [0, 1], [v for _, v in graph.outputs])
@@ -188,8 +209,11 @@ def test_refuses_a_node_that_onnxruntime_does_not_know(provider, target):
 def test_refuses_a_node_with_a_large_tensor_inside(provider, target):
     value = onnx.numpy_helper.from_array(np.arange(100_000, dtype=np.float32))
     branch = onnx.helper.make_graph(
-        [onnx.helper.make_node("Constant", [], ["z"], value=value)], "g", [],
-        [onnx.helper.make_tensor_value_info("z", 1, [100_000])])  # fmt: skip
+        [onnx.helper.make_node("Constant", [], ["z"], value=value)],
+        "g",
+        [],
+        [onnx.helper.make_tensor_value_info("z", 1, [100_000])],
+    )
     group = opaque_group("If", ["bool[]"], ["f32[100000]"], then_branch=branch, else_branch=branch)
     refusal = provider.offer(group, target)
     assert isinstance(refusal, Refusal)

@@ -30,29 +30,34 @@ def test_operators_that_are_kept_whole_run_in_the_middle_of_a_model(cache_folder
         node("Not", ["mask"], ["unmasked"]),
     ]
     constants = {
-        "axis": np.array(1, np.int64), "k": np.array([3], np.int64),
-        "one": np.array([1], np.int64), "columns": np.array([1, 12, 4], np.int64),
-        "image": np.array([4, 6], np.int64), "block": np.array([2, 3], np.int64),
-        "by": np.array([1, 2, 0, 3], np.uint32), "half": np.array(0.5, np.float32),
-    }  # fmt: skip
+        "axis": np.array(1, np.int64),
+        "k": np.array([3], np.int64),
+        "one": np.array([1], np.int64),
+        "columns": np.array([1, 12, 4], np.int64),
+        "image": np.array([4, 6], np.int64),
+        "block": np.array([2, 3], np.int64),
+        "by": np.array([1, 2, 0, 3], np.uint32),
+        "half": np.array(0.5, np.float32),
+    }
     info = helper.make_tensor_value_info
     graph = helper.make_graph(
-        nodes, "opaque",
+        nodes,
+        "opaque",
         [info("x", TensorProto.FLOAT, [4, 12]), info("bits", TensorProto.UINT32, [4])],
-        [info("top", TensorProto.FLOAT, [4, 3]), info("places", TensorProto.INT64, [4, 3]),
-         info("negative", TensorProto.FLOAT, [1, 2, 4, 6]), info("counts", TensorProto.INT32, [4]),
-         info("unmasked", TensorProto.BOOL, [4, 12])],
+        [
+            info("top", TensorProto.FLOAT, [4, 3]),
+            info("places", TensorProto.INT64, [4, 3]),
+            info("negative", TensorProto.FLOAT, [1, 2, 4, 6]),
+            info("counts", TensorProto.INT32, [4]),
+            info("unmasked", TensorProto.BOOL, [4, 12]),
+        ],
         [numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )  # fmt: skip
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
     onnx.checker.check_model(model)
-    executable = korch.optimize(model, cache_folder=cache_folder, budget=1, max_primitives=6,
-                                baselines=False)  # fmt: skip
+    executable = korch.optimize(model, cache_folder=cache_folder, budget=1, max_primitives=6, baselines=False)
     rng = np.random.default_rng(3)
-    feeds = {
-        "x": rng.standard_normal((4, 12)).astype(np.float32),
-        "bits": rng.integers(0, 9, 4).astype(np.uint32),
-    }
+    feeds = {"x": rng.standard_normal((4, 12)).astype(np.float32), "bits": rng.integers(0, 9, 4).astype(np.uint32)}
     session = onnxruntime.InferenceSession(model.SerializeToString())
     for found, expected in zip(executable.run(None, feeds), session.run(None, feeds), strict=True):
         assert found.dtype == expected.dtype

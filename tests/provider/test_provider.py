@@ -165,11 +165,7 @@ def test_no_provider_at_all_is_an_empty_tuple(install):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [
-        ("Wrong", "more than"),
-        ("Failing", "_run returned 3"),
-        ("Stubborn", "toy refuses its offer: not today"),
-    ],
+    [("Wrong", "more than"), ("Failing", "_run returned 3"), ("Stubborn", "toy refuses its offer: not today")],
 )
 def test_the_check_of_offers_says_no(install, target, builder, rng, name, message):
     install(name)

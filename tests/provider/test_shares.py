@@ -51,8 +51,7 @@ def graph_with_parts() -> tuple[PrimitiveGraph, dict[str, Group]]:
     g = Graph()
     image, other, rows = g.tensor(1, 16, 9, 13), g.tensor(1, 16, 9, 13), g.tensor(7, 24)
     same = ((1, 1), (1, 1), (1, 1), (1, 1))
-    small = g.add("conv", [image, g.weights(5, 16, 1, 1)],
-                  ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1), 1))  # fmt: skip
+    small = g.add("conv", [image, g.weights(5, 16, 1, 1)], ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1), 1))
     deep = g.add("conv", [other, g.weights(16, 1, 3, 3)], ConvAttributes(*same, 16))
     biased = g.with_tensor("add", deep, g.weights(1, 16, 1, 1))
     product = g.add("matmul", [rows, g.weights(24, 33)])
@@ -70,9 +69,14 @@ def graph_with_parts() -> tuple[PrimitiveGraph, dict[str, Group]]:
     sums = g.add("broadcast", [g.add("reduce_sum", [power], last)], wide)
     heads = g.add("matmul", [g.add("div", [power, sums]), g.tensor(2, 21, 16)])
     names = {
-        "small": (small,), "deep": (biased,), "product": (active,), "total": (total,),
-        "two": (spread, gate), "rounded": (rounded,), "heads": (heads,),
-    }  # fmt: skip
+        "small": (small,),
+        "deep": (biased,),
+        "product": (active,),
+        "total": (total,),
+        "two": (spread, gate),
+        "rounded": (rounded,),
+        "heads": (heads,),
+    }
     for name, values in names.items():
         for i, value in enumerate(values):
             g.output(f"{name} {i}", value)
@@ -111,8 +115,13 @@ def built(candidate: Candidate | Refusal, target: Target) -> Kernel:
     return kernel
 
 
-def check(candidate: Candidate | Refusal, target: Target, builder: Builder,
-          rng: np.random.Generator, graph: PrimitiveGraph = GRAPH) -> Kernel:  # fmt: skip
+def check(
+    candidate: Candidate | Refusal,
+    target: Target,
+    builder: Builder,
+    rng: np.random.Generator,
+    graph: PrimitiveGraph = GRAPH,
+) -> Kernel:
     kernel = built(candidate, target)
     assert isinstance(candidate, Candidate)
     inputs = random_arrays(rng, candidate.group.input_types, specials=False)
@@ -124,13 +133,17 @@ def check(candidate: Candidate | Refusal, target: Target, builder: Builder,
 
 
 LANES = [
-    ["small onednn", "product onednn"], ["small conv", "deep conv"],
-    ["product gemm", "total generated"], ["small onednn", "two generated"],
+    ["small onednn", "product onednn"],
+    ["small conv", "deep conv"],
+    ["product gemm", "total generated"],
+    ["small onednn", "two generated"],
     ["deep conv", "product gemm + total generated"],
     ["two generated + total generated", "small onednn + product gemm"],
-    ["small onednn"], ["two generated"], ["product gemm + deep conv"],
+    ["small onednn"],
+    ["two generated"],
+    ["product gemm + deep conv"],
     ["rounded winograd", "heads attention"],
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("lanes", LANES, ids=" | ".join)
@@ -143,9 +156,7 @@ def test_lanes_compute_what_their_parts_do(
     assert kernel.libraries == (("dnnl",) if kernel.has_state else ())
 
 
-def test_one_kernel_twice_is_compiled_once(
-    target: Target, builder: Builder, rng: np.random.Generator
-) -> None:
+def test_one_kernel_twice_is_compiled_once(target: Target, builder: Builder, rng: np.random.Generator) -> None:
     g = Graph()
     for name in ("a", "b"):
         g.output(name, g.add("tanh", [g.add("exp", [g.tensor(5, 7, name=f"x{name}")])]))
@@ -160,9 +171,7 @@ def test_one_kernel_twice_is_compiled_once(
     assert f"{kernel.symbol}_1" not in kernel.source
 
 
-def test_a_change_of_layout_beside_a_convolution(
-    target: Target, builder: Builder, rng: np.random.Generator
-) -> None:
+def test_a_change_of_layout_beside_a_convolution(target: Target, builder: Builder, rng: np.random.Generator) -> None:
     image = GROUPS["small"].inputs[0]
     change = make_layout_change(GRAPH, image)
     offers = PROVIDERS["generated"].offer(change, target)
@@ -197,10 +206,10 @@ def test_what_is_proposed_is_refused_where_it_can_not_be(target: Target) -> None
     plain = offered("small", "onednn", target)
     image = two.group.inputs.index(plain.group.inputs[0])
     other = next(
-        candidate for place in range(len(PROVIDERS["generated"].offer(two.group, target)))
-        if (candidate := offered("two", "generated", target, place)).offer.inputs[image]
-        != plain.offer.inputs[0]
-    )  # fmt: skip
+        candidate
+        for place in range(len(PROVIDERS["generated"].offer(two.group, target)))
+        if (candidate := offered("two", "generated", target, place)).offer.inputs[image] != plain.offer.inputs[0]
+    )
     assert refusal([plain], [other]) == "two parts read a value in different layouts"
 
 
@@ -225,9 +234,7 @@ def whole_plan(target: Target, builder: Builder) -> Artifact:
     def plain(name: str, provider: str) -> Candidate:
         count = len(PROVIDERS[provider].offer(GROUPS[name], target))
         found = (offered(name, provider, target, place) for place in range(count))
-        return next(
-            c for c in found if all(x.is_plain for _, x in (*c.input_ports, *c.output_ports))
-        )
+        return next(c for c in found if all(x.is_plain for _, x in (*c.input_ports, *c.output_ports)))
 
     lanes = [
         [[plain("small", "onednn")], [plain("two", "generated")]],
@@ -253,8 +260,7 @@ def test_a_plan_with_sets_computes_what_the_model_does(
 
     def check_run() -> None:
         for tensor, actual in zip(executable.get_outputs(), executable(*arrays), strict=True):
-            assert_same(actual, expected[tensor.name], family="composite", terms=144,
-                        name=tensor.name)  # fmt: skip
+            assert_same(actual, expected[tensor.name], family="composite", terms=144, name=tensor.name)
 
     check_run()
     with ThreadPoolExecutor(3) as pool:
@@ -265,15 +271,11 @@ def test_a_plan_with_sets_computes_what_the_model_does(
 
 
 @needs_watching
-def test_the_threads_of_a_set_are_seen_once(
-    target: Target, builder: Builder, tmp_path: Path
-) -> None:
+def test_the_threads_of_a_set_are_seen_once(target: Target, builder: Builder, tmp_path: Path) -> None:
     path = tmp_path / "m.korch"
     Executable(whole_plan(target, builder)).save(path)
     for run in watch_threads(path, 2, rounds=3).runs:
-        assert sorted((span.kernel, span.thread) for span in run.spans) == [
-            (0, 0), (0, 1), (1, 0), (1, 1), (2, 0)
-        ]  # fmt: skip
+        assert sorted((span.kernel, span.thread) for span in run.spans) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]
 
 
 def test_the_key_says_how_each_part_is_made(target: Target) -> None:
@@ -286,9 +288,7 @@ def test_the_key_says_how_each_part_is_made(target: Target) -> None:
 
 
 def test_the_variant_is_read_back() -> None:
-    lanes = (
-        Lane((Part("gemm", "", 1), Part("conv", "rows", 2)), 12), Lane((Part("a-b.c", "", 3),)),
-    )  # fmt: skip
+    lanes = (Lane((Part("gemm", "", 1), Part("conv", "rows", 2)), 12), Lane((Part("a-b.c", "", 3),)))
     assert lanes_text(lanes) == "12: gemm + conv:rows*2 | a-b.c*3"
     assert parse_lanes(lanes_text(lanes)) == lanes
     assert parse_lanes("2: x:y") == (Lane((Part("x", "y", 1),), 2),)
@@ -340,10 +340,7 @@ def test_offers_are_those_for_the_target(target: Target) -> None:
 def test_layouts_of_constants_may_differ_on_one_thread(target: Target) -> None:
     candidate = offered("product", "gemm", target)
     position = next(iter(candidate.group.constant_inputs))
-    inputs = tuple(
-        Layout.plain(2) if i == position else layout
-        for i, layout in enumerate(candidate.offer.inputs)
-    )
+    inputs = tuple(Layout.plain(2) if i == position else layout for i, layout in enumerate(candidate.offer.inputs))
     other = replace(candidate, offer=replace(candidate.offer, inputs=inputs))
     made = SHARES.propose(GRAPH, [[other]], target)
     assert isinstance(made, Candidate)

@@ -60,7 +60,7 @@ LANES = [
     (8, "2: rounded winograd | 2: total generated | 3: heads attention + product gemm"),
     (8, "6: deep conv | small onednn | total generated"),
     (4, "2: deep conv"),
-]  # fmt: skip
+]
 
 
 def proposed(text: str, target: Target) -> Candidate:
@@ -221,16 +221,16 @@ def test_threads_of_a_team_wait_for_each_other(
 
 @needs_gcc
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_region_of_fewer_threads_gives_each_lane_one(
-    threads: int, target: Target, builder: Builder
-) -> None:
+def test_a_region_of_fewer_threads_gives_each_lane_one(threads: int, target: Target, builder: Builder) -> None:
     """As where a program calls a plan in a region of its own."""
-    caller = builder.library([
-        'extern "C" int inside(int threads, int (*run)(void*, void* const*), void* const* a,\n'
-        "                      void* const* b) {\n  int failed = 0;\n"
-        "#pragma omp parallel for num_threads(threads) schedule(static, 1) reduction(| : failed)\n"
-        "  for (int i = 0; i < 2; ++i) failed |= run(nullptr, i ? b : a);\n  return failed;\n}\n"
-    ])  # fmt: skip
+    caller = builder.library(
+        [
+            'extern "C" int inside(int threads, int (*run)(void*, void* const*), void* const* a,\n'
+            "                      void* const* b) {\n  int failed = 0;\n"
+            "#pragma omp parallel for num_threads(threads) schedule(static, 1) reduction(| : failed)\n"
+            "  for (int i = 0; i < 2; ++i) failed |= run(nullptr, i ? b : a);\n  return failed;\n}\n"
+        ]
+    )
     g = Graph()
     for i in range(2):
         g.output(f"y{i}", g.add("neg", [g.tensor(64, name=f"x{i}")]))
@@ -297,8 +297,7 @@ def test_a_plan_with_teams_computes_what_the_model_does(
         """Calls from several threads, of one executable and of another."""
         executable = executables[i % 2]
         for tensor, actual in zip(executable.get_outputs(), executable(*arrays), strict=True):
-            assert_same(actual, expected[tensor.name], family="composite", terms=144,
-                        name=tensor.name)  # fmt: skip
+            assert_same(actual, expected[tensor.name], family="composite", terms=144, name=tensor.name)
             if not tensor.name.startswith(("small", "deep")):  # oneDNN's on one thread
                 np.testing.assert_array_equal(actual, turns[tensor.name])
 
@@ -348,9 +347,12 @@ print(turns, *teams, count(turns), run(sys.argv[1], turns))
 """
     done = subprocess.run(
         [sys.executable, "-c", script, tmp_path / "turns.korch", tmp_path / "teams.korch"],
-        capture_output=True, text=True, timeout=600, check=True,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
+    )
     counts = [int(n) for n in done.stdout.split()]
     assert len(counts) == 6 and len(set(counts)) == 1, counts
 
@@ -381,9 +383,7 @@ def test_a_part_that_fails_leaves_its_team_free(target: Target, builder: Builder
 
 @needs_gcc
 @needs_watching
-def test_the_threads_of_teams_are_seen_once(
-    target: Target, builder: Builder, tmp_path: Path
-) -> None:
+def test_the_threads_of_teams_are_seen_once(target: Target, builder: Builder, tmp_path: Path) -> None:
     path = tmp_path / "m.korch"
     Executable(whole_plan(for_threads(target, 4), builder, has_teams=True)).save(path)
     watched = watch_threads(path, 4, rounds=20).runs
@@ -407,12 +407,24 @@ def test_what_can_not_run_in_a_team_is_refused(target: Target) -> None:
         refusal = team_refusal(Kernel("k", f"a;\n  #pragma omp {directive}\nb;\n", **more), on)
         return refusal and refusal.reason
 
-    for known in ("parallel", "parallel for num_threads(K::THREADS) schedule(static) if (A > 1)",
-                  "for schedule(static) nowait", "barrier"):  # fmt: skip
+    for known in (
+        "parallel",
+        "parallel for num_threads(K::THREADS) schedule(static) if (A > 1)",
+        "for schedule(static) nowait",
+        "barrier",
+    ):
         assert reason(known) is None
-    for unknown in ("single", "for schedule(dynamic)", "for", "critical", "sections", "task",
-                    "for schedule(static, 1) ordered", "parallel num_threads(4) reduction(+:x)",
-                    "parallel for num_threads(f(4)) schedule(dynamic)"):  # fmt: skip
+    for unknown in (
+        "single",
+        "for schedule(dynamic)",
+        "for",
+        "critical",
+        "sections",
+        "task",
+        "for schedule(static, 1) ordered",
+        "parallel num_threads(4) reduction(+:x)",
+        "parallel for num_threads(f(4)) schedule(dynamic)",
+    ):
         assert (reason(unknown) is None) is (unknown == "for")
         assert reason(unknown) in (None, f"a team does not know 'omp {unknown}'")
     library = "a kernel with a state or a library may have threads of its own"
@@ -439,9 +451,7 @@ def test_kernels_use_what_a_team_knows() -> None:
 
 
 @needs_gcc
-def test_stages_of_generated_kernels_wait(
-    target: Target, builder: Builder, rng: np.random.Generator
-) -> None:
+def test_stages_of_generated_kernels_wait(target: Target, builder: Builder, rng: np.random.Generator) -> None:
     """A softmax down the columns and one along the rows: several stages, each with a barrier."""
     g = Graph()
     for i, axis in enumerate((0, 1)):

@@ -32,8 +32,16 @@ def _every_variant(monkeypatch):
     monkeypatch.setattr(provider, "MANY_WEIGHTS_BYTES", 0)
 
 
-def start(g: Graph, x: tuple[int, ...], channels: int, tile: int, *, pad: Attributes | None = None,
-          begin: tuple[int, int] = (1, 1), end: tuple[int, int] = (1, 1)) -> int:  # fmt: skip
+def start(
+    g: Graph,
+    x: tuple[int, ...],
+    channels: int,
+    tile: int,
+    *,
+    pad: Attributes | None = None,
+    begin: tuple[int, int] = (1, 1),
+    end: tuple[int, int] = (1, 1),
+) -> int:
     """The convolution of an image by random weights, a pad before it."""
     value = g.tensor(*x)
     if pad is not None:
@@ -88,12 +96,14 @@ def test_shapes_pads_and_layouts(target, builder, rng):
         group((1, n, 1, 2), n, 4),
         group((3, 2 * n, 6, 6), n, 2),
         group((1, n, 23, 3), 4 * n, 2, begin=(0, 1), end=(1, 0)),
-        *(group((1, n, 9, 10), n, 4, pad=reflect(mode), begin=NONE, end=NONE)
-          for mode in ("constant", "reflect", "edge", "wrap")),
+        *(
+            group((1, n, 9, 10), n, 4, pad=reflect(mode), begin=NONE, end=NONE)
+            for mode in ("constant", "reflect", "edge", "wrap")
+        ),
         group((1, n, 9, 10), n, 4, pad=reflect("constant", 2.5), begin=NONE, end=NONE),
         group((1, n, 9, 10), n, 2, pad=reflect("edge")),
         group((1, n, 9, 10), n, 2, pad=reflect("constant", -1.5)),
-    ]  # fmt: skip
+    ]
     checked = check(groups, target, builder, rng)
     assert {offer.variant for _, offer, _ in checked} == {"tiles", "channels"}
     layouts = {str(offer.inputs[0]) for _, offer, _ in checked}
@@ -127,9 +137,7 @@ def test_points_lie_in_different_sets_of_the_first_cache(target):
     for offer in WinogradProvider().offer(each, target):
         kernel = WinogradProvider().build(each, offer, target)
         for name, channels in (("V_STEP", 64), ("M_STEP", 2 * target.lanes)):
-            floats, tiles = (
-                int(re.search(rf" {word} = (\d+);", kernel.source)[1]) for word in (name, "GROUP")
-            )
+            floats, tiles = (int(re.search(rf" {word} = (\d+);", kernel.source)[1]) for word in (name, "GROUP"))
             assert tiles * channels <= floats <= tiles * channels + 31
             assert floats % 16 == 0
             assert len({point * floats // 16 % 64 for point in range(36)}) == 36
@@ -171,13 +179,18 @@ def a_reduction(g: Graph, y: int) -> int:
     return g.add("reduce_sum", [y], ReduceAttributes((2, 3)))
 
 
-@pytest.mark.parametrize(("expected", "made"), [
-    ("an output is not computed from the convolution", None),
-    ("reduce_sum has another shape than the convolution", a_reduction),
-    ("an operand of add is not fused into the convolution",
-     lambda g, y: g.with_tensor("add", y, g.tensor(1, 1, 6, 6))),
-    ("an element is no float32", lambda g, y: g.add("less", [y, y])),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("expected", "made"),
+    [
+        ("an output is not computed from the convolution", None),
+        ("reduce_sum has another shape than the convolution", a_reduction),
+        (
+            "an operand of add is not fused into the convolution",
+            lambda g, y: g.with_tensor("add", y, g.tensor(1, 1, 6, 6)),
+        ),
+        ("an element is no float32", lambda g, y: g.add("less", [y, y])),
+    ],
+)
 def test_refusals_of_what_follows(target, expected, made):
     g = Graph()
     y = start(g, (1, 16, 6, 6), 16, 4, pad=reflect("edge"), begin=(0, 0), end=(0, 0))
@@ -186,11 +199,13 @@ def test_refusals_of_what_follows(target, expected, made):
     assert found == Refusal(expected)
 
 
-@pytest.mark.parametrize(("expected", "x", "channels", "more"), [
-    ("the channels fill no vectors", (1, 17, 8, 8), 32, {}),
-    ("images or channels are moved", (1, 16, 8, 8), 32,
-     {"pad": PadAttributes((0, 0, 0, 0), (0, 16, 0, 0))}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("expected", "x", "channels", "more"),
+    [
+        ("the channels fill no vectors", (1, 17, 8, 8), 32, {}),
+        ("images or channels are moved", (1, 16, 8, 8), 32, {"pad": PadAttributes((0, 0, 0, 0), (0, 16, 0, 0))}),
+    ],
+)
 def test_refusals_of_shapes_and_pads(target, expected, x, channels, more):
     if "moved" in expected:
         g = Graph()
@@ -265,10 +280,12 @@ def split_groups() -> list[Group]:
     y = per_channel(g, "add", start(g, (1, 96, 21, 18), 64, 4))
     residual = g.group(g.add("sigmoid", [g.with_tensor("add", y, g.tensor(1, 64, 21, 18))]))
     return [
-        group((1, 64, 23, 41), 96, 4), group((2, 80, 19, 9), 64, 2), residual,
+        group((1, 64, 23, 41), 96, 4),
+        group((2, 80, 19, 9), 64, 2),
+        residual,
         group((1, 64, 17, 18), 128, 4, pad=reflect("constant", 2.5), begin=NONE, end=NONE),
         group((1, 112, 18, 19), 64, 4, begin=(0, 1), end=(2, 0)),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.long
@@ -293,9 +310,7 @@ def test_where_the_system_denies_matrix_units_the_vector_units_multiply(target, 
 
 @pytest.mark.parametrize("tile", [2, 4])
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 3.4e38, 2.0**126])
-def test_tiles_without_pieces_are_computed_as_the_vector_units_do(
-    target, builder: Builder, rng, tile, bad
-):
+def test_tiles_without_pieces_are_computed_as_the_vector_units_do(target, builder: Builder, rng, tile, bad):
     machine = matrix_units(target)
     each = group((1, 64, 19, 22), 64, tile)
     arrays = arrays_for(each, rng)
@@ -351,10 +366,17 @@ def test_matrix_units_are_offered_where_they_may_pay(target):
     assert not is_offered(group((1, 64, 16, 16), 64, 4))  # few tiles of the image
 
 
-@pytest.mark.parametrize(("tiles", "channels", "threads", "groups"), [
-    (169, (128, 256), 2, 2), (169, (128, 128), 2, 1), (169, (128, 128), 1, 2),
-    (49, (256, 512), 2, 1), (676, (64, 64), 2, 3), (17, (4096, 4096), 1, 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("tiles", "channels", "threads", "groups"),
+    [
+        (169, (128, 256), 2, 2),
+        (169, (128, 128), 2, 1),
+        (169, (128, 128), 1, 2),
+        (49, (256, 512), 2, 1),
+        (676, (64, 64), 2, 3),
+        (17, (4096, 4096), 1, 1),
+    ],
+)
 def test_groups_fit_the_caches_of_all_threads(tiles, channels, threads, groups):
     machine = Target(isa="amx", lanes=16, threads=threads, l2_bytes=2 << 20)
     found = split_of(36, tiles, *channels, machine)

@@ -22,6 +22,10 @@ def _seed() -> None:
 def quick(cache_folder: Path) -> dict[str, object]:
     """Options under which a small module is optimized in a second: the plan is right, not good."""
     return {
-        "threads": 1, "measure": False, "gap": 0.9, "max_primitives": 6, "solver_seconds": 5.0,
+        "threads": 1,
+        "measure": False,
+        "gap": 0.9,
+        "max_primitives": 6,
+        "solver_seconds": 5.0,
         "cache_folder": cache_folder,
-    }  # fmt: skip
+    }

@@ -55,10 +55,16 @@ def convolution(draw: Draw) -> Case:
     padding = size(draw, 0, kernel - 1)
     mode = pick(draw, "zeros", "zeros", "reflect", "replicate", "circular")
     module = kind(
-        groups * size(draw, 1, 4), groups * size(draw, 1, 4), kernel, stride=size(draw, 1, 2),
-        padding=padding, dilation=dilation, groups=groups, bias=draw(st.booleans()),
+        groups * size(draw, 1, 4),
+        groups * size(draw, 1, 4),
+        kernel,
+        stride=size(draw, 1, 2),
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        bias=draw(st.booleans()),
         padding_mode=mode,
-    )  # fmt: skip
+    )
     sizes = [size(draw, 5, 9) for _ in range(rank)]
     return module, (torch.randn(size(draw, 1, 2), module.in_channels, *sizes),)
 
@@ -67,9 +73,14 @@ def transposed_convolution(draw: Draw) -> Case:
     rank, groups, stride = size(draw, 1, 2), pick(draw, 1, 2), size(draw, 1, 3)
     kind = (nn.ConvTranspose1d, nn.ConvTranspose2d)[rank - 1]
     module = kind(
-        groups * size(draw, 1, 3), groups * size(draw, 1, 3), size(draw, 1, 4), stride=stride,
-        padding=0, output_padding=size(draw, 0, stride - 1), groups=groups,
-    )  # fmt: skip
+        groups * size(draw, 1, 3),
+        groups * size(draw, 1, 3),
+        size(draw, 1, 4),
+        stride=stride,
+        padding=0,
+        output_padding=size(draw, 0, stride - 1),
+        groups=groups,
+    )
     sizes = [size(draw, 2, 6) for _ in range(rank)]
     return module, (torch.randn(size(draw, 1, 2), module.in_channels, *sizes),)
 
@@ -121,9 +132,13 @@ def encoder_layer(draw: Draw) -> Case:
     heads = size(draw, 1, 3)
     width = heads * size(draw, 2, 5)
     module = nn.TransformerEncoderLayer(
-        width, heads, size(draw, 4, 9), batch_first=True, norm_first=draw(st.booleans()),
+        width,
+        heads,
+        size(draw, 4, 9),
+        batch_first=True,
+        norm_first=draw(st.booleans()),
         activation=pick(draw, "relu", "gelu"),
-    )  # fmt: skip
+    )
     return module, (torch.randn(size(draw, 1, 2), size(draw, 1, 6), width),)
 
 
@@ -158,19 +173,49 @@ def upsample(draw: Draw) -> Case:
 
 def activation(draw: Draw) -> Case:
     module = pick(
-        draw, nn.ReLU(), nn.ReLU6(), nn.LeakyReLU(0.1), nn.ELU(), nn.SELU(), nn.CELU(), nn.GELU(),
-        nn.GELU("tanh"), nn.SiLU(), nn.Mish(), nn.Sigmoid(), nn.Tanh(), nn.Hardswish(),
-        nn.Hardsigmoid(), nn.Hardtanh(-0.5, 0.7), nn.Softplus(), nn.Softsign(), nn.Softshrink(),
-        nn.Hardshrink(), nn.Tanhshrink(), nn.Threshold(0.1, 2.0), nn.LogSigmoid(), nn.PReLU(),
-        nn.GLU(-1), nn.Softmax(-1), nn.LogSoftmax(-1), nn.Softmin(-1),
-    )  # fmt: skip
+        draw,
+        nn.ReLU(),
+        nn.ReLU6(),
+        nn.LeakyReLU(0.1),
+        nn.ELU(),
+        nn.SELU(),
+        nn.CELU(),
+        nn.GELU(),
+        nn.GELU("tanh"),
+        nn.SiLU(),
+        nn.Mish(),
+        nn.Sigmoid(),
+        nn.Tanh(),
+        nn.Hardswish(),
+        nn.Hardsigmoid(),
+        nn.Hardtanh(-0.5, 0.7),
+        nn.Softplus(),
+        nn.Softsign(),
+        nn.Softshrink(),
+        nn.Hardshrink(),
+        nn.Tanhshrink(),
+        nn.Threshold(0.1, 2.0),
+        nn.LogSigmoid(),
+        nn.PReLU(),
+        nn.GLU(-1),
+        nn.Softmax(-1),
+        nn.LogSoftmax(-1),
+        nn.Softmin(-1),
+    )
     return module, (torch.randn(*lead(draw), 2 * size(draw)) * 3,)
 
 
 def shuffle(draw: Draw) -> Case:
     r = size(draw, 1, 3)
-    module = pick(draw, nn.PixelShuffle(r), nn.PixelUnshuffle(r), nn.ChannelShuffle(r),
-                  nn.Flatten(), nn.Fold((4, 4), 2, stride=2), nn.Unfold(2, stride=2))  # fmt: skip
+    module = pick(
+        draw,
+        nn.PixelShuffle(r),
+        nn.PixelUnshuffle(r),
+        nn.ChannelShuffle(r),
+        nn.Flatten(),
+        nn.Fold((4, 4), 2, stride=2),
+        nn.Unfold(2, stride=2),
+    )
     if isinstance(module, nn.Fold):
         return module, (torch.randn(1, 4 * size(draw, 1, 3), 4),)
     return module, (torch.randn(1, r * r * size(draw, 1, 3), 3 * r, 2 * r + 2 * r % 3),)
@@ -178,18 +223,21 @@ def shuffle(draw: Draw) -> Case:
 
 def padding(draw: Draw) -> Case:
     pads = tuple(size(draw, 0, 2) for _ in range(4))
-    module = pick(draw, nn.ZeroPad2d(pads), nn.ConstantPad2d(pads, 1.5), nn.ReflectionPad2d(pads),
-                  nn.ReplicationPad2d(pads), nn.CircularPad2d(pads))  # fmt: skip
+    module = pick(
+        draw,
+        nn.ZeroPad2d(pads),
+        nn.ConstantPad2d(pads, 1.5),
+        nn.ReflectionPad2d(pads),
+        nn.ReplicationPad2d(pads),
+        nn.CircularPad2d(pads),
+    )
     return module, (torch.randn(1, size(draw, 1, 3), size(draw, 3, 6), size(draw, 3, 6)),)
 
 
 def recurrent(draw: Draw) -> Case:
     n, m = size(draw, 1, 6), size(draw, 1, 6)
     kind = pick(draw, nn.LSTM, nn.GRU, nn.RNN)
-    module = kind(
-        n, m, num_layers=size(draw, 1, 2), batch_first=draw(st.booleans()),
-        bidirectional=draw(st.booleans()),
-    )  # fmt: skip
+    module = kind(n, m, num_layers=size(draw, 1, 2), batch_first=draw(st.booleans()), bidirectional=draw(st.booleans()))
     return module, (torch.randn(size(draw, 1, 5), size(draw, 1, 3), n),)
 
 
@@ -197,11 +245,18 @@ def loss(draw: Draw) -> Case:
     reduction = pick(draw, "none", "mean", "sum")
     n, m = size(draw, 1, 5), size(draw, 2, 6)
     x, y = torch.randn(n, m), torch.randn(n, m)
-    module = pick(draw, nn.MSELoss(reduction=reduction), nn.L1Loss(reduction=reduction),
-                  nn.SmoothL1Loss(reduction=reduction), nn.HuberLoss(reduction=reduction),
-                  nn.BCEWithLogitsLoss(reduction=reduction), nn.KLDivLoss(reduction=reduction),
-                  nn.CrossEntropyLoss(reduction=reduction),
-                  nn.CosineSimilarity(), nn.PairwiseDistance())  # fmt: skip
+    module = pick(
+        draw,
+        nn.MSELoss(reduction=reduction),
+        nn.L1Loss(reduction=reduction),
+        nn.SmoothL1Loss(reduction=reduction),
+        nn.HuberLoss(reduction=reduction),
+        nn.BCEWithLogitsLoss(reduction=reduction),
+        nn.KLDivLoss(reduction=reduction),
+        nn.CrossEntropyLoss(reduction=reduction),
+        nn.CosineSimilarity(),
+        nn.PairwiseDistance(),
+    )
     if isinstance(module, nn.CrossEntropyLoss):
         return module, (x, torch.randint(0, m, (n,)))
     if isinstance(module, nn.BCEWithLogitsLoss | nn.KLDivLoss):
@@ -212,8 +267,25 @@ def loss(draw: Draw) -> Case:
 LAYERS: dict[str, Callable[[Draw], Case]] = {
     function.__name__: function
     for function in (
-        linear, bilinear, convolution, transposed_convolution, batch_norm, layer_norm, group_norm,
-        instance_norm, rms_norm, embedding, attention, encoder_layer, pooling, adaptive_pooling,
-        upsample, activation, shuffle, padding, recurrent, loss,
+        linear,
+        bilinear,
+        convolution,
+        transposed_convolution,
+        batch_norm,
+        layer_norm,
+        group_norm,
+        instance_norm,
+        rms_norm,
+        embedding,
+        attention,
+        encoder_layer,
+        pooling,
+        adaptive_pooling,
+        upsample,
+        activation,
+        shuffle,
+        padding,
+        recurrent,
+        loss,
     )
-}  # fmt: skip
+}

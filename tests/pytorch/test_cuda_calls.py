@@ -65,15 +65,14 @@ def test_the_library(name):
 def opaque(op: str, inputs: dict[str, Any], constants: dict[str, Any], outputs: int = 1, **more):
     """Return the group of one operator."""
     kinds = {np.dtype(np.float32): onnx.TensorProto.FLOAT}
-    nodes = [onnx.helper.make_node(op, [*inputs, *constants], [f"y{i}" for i in range(outputs)],
-                                   **more)]  # fmt: skip
+    nodes = [onnx.helper.make_node(op, [*inputs, *constants], [f"y{i}" for i in range(outputs)], **more)]
     graph = onnx.helper.make_graph(
-        nodes, "g",
-        [onnx.helper.make_tensor_value_info(n, kinds[np.dtype(np.float32)], s)
-         for n, s in inputs.items()],
+        nodes,
+        "g",
+        [onnx.helper.make_tensor_value_info(n, kinds[np.dtype(np.float32)], s) for n, s in inputs.items()],
         [onnx.helper.make_empty_tensor_value_info(f"y{i}") for i in range(outputs)],
         [onnx.numpy_helper.from_array(a, n) for n, a in constants.items()],
-    )  # fmt: skip
+    )
     opsets = [onnx.helper.make_opsetid("", 20)]
     model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=9)
     found = fission(load_model(onnx.shape_inference.infer_shapes(model).SerializeToString()))
@@ -92,7 +91,7 @@ def opaque(op: str, inputs: dict[str, Any], constants: dict[str, Any], outputs: 
         opaque("Det", {"x": (2, 3, 3)}, {}),
     ],
     ids=["argmax", "argmin", "topk", "smallest", "grid", "hardmax", "det"],
-)  # fmt: skip
+)
 def test_opaque_operators(group):
     assert check(TorchOpaqueProvider(), group) == 1
 

@@ -26,19 +26,37 @@ from korch.testing.tolerance import assert_same
 
 PROVIDER = TorchOpaqueProvider()
 REFUSED = {
-    "Attention", "BatchNormalization", "CausalConvWithState", "DeformConv", "Dropout", "If",
-    "LinearAttention", "LpPool", "OptionalGetElement", "Resize", "RoiAlign", "Scan",
-    "TfIdfVectorizer", "Adagrad", "Adam", "Momentum", "ArrayFeatureExtractor", "Binarizer",
+    "Attention",
+    "BatchNormalization",
+    "CausalConvWithState",
+    "DeformConv",
+    "Dropout",
+    "If",
+    "LinearAttention",
+    "LpPool",
+    "OptionalGetElement",
+    "Resize",
+    "RoiAlign",
+    "Scan",
+    "TfIdfVectorizer",
+    "Adagrad",
+    "Adam",
+    "Momentum",
+    "ArrayFeatureExtractor",
+    "Binarizer",
     "TreeEnsemble",
-}  # fmt: skip
+}
 """Operators of ONNX's cases that are left to the host in every form."""
 
 SOME_FORMS = {
-    "Col2Im": {"test_col2im_5d"}, "LSTM": {"test_lstm_with_peepholes"},
-    "MaxPool": {"test_maxpool_with_argmax_2d_precomputed_strides"}, "TopK": {"test_top_k_uint64"},
-    "ReduceMax": {"test_reduce_max_empty_set_bool"}, "ReduceMin": set(),
+    "Col2Im": {"test_col2im_5d"},
+    "LSTM": {"test_lstm_with_peepholes"},
+    "MaxPool": {"test_maxpool_with_argmax_2d_precomputed_strides"},
+    "TopK": {"test_top_k_uint64"},
+    "ReduceMax": {"test_reduce_max_empty_set_bool"},
+    "ReduceMin": set(),
     "DFT": {"test_dft", "test_dft_axis", "test_dft_inverse", "test_dft_irfft_opset19"},
-}  # fmt: skip
+}
 """And those that are left to it in some; axes of DFT are inputs there that are known only later."""
 
 SIGNED = {np.uint16: np.int16, np.uint32: np.int32, np.uint64: np.int64, np.bool_: np.int8}
@@ -121,19 +139,26 @@ def test_the_standards_cases(operator):
         assert left == SOME_FORMS.get(operator, set())
 
 
-def one(op: str, inputs: dict[str, Any], constants: dict[str, Any] | None = None, outputs: int = 1,
-        opset: int = 20, given: list[str] | None = None, **attributes: Any):  # fmt: skip
+def one(
+    op: str,
+    inputs: dict[str, Any],
+    constants: dict[str, Any] | None = None,
+    outputs: int = 1,
+    opset: int = 20,
+    given: list[str] | None = None,
+    **attributes: Any,
+):
     """Return the group of one operator."""
     known = constants or {}
     order = given if given is not None else [*inputs, *known]
     node = helper.make_node(op, order, [f"y{i}" for i in range(outputs)], **attributes)
     graph = helper.make_graph(
-        [node], "g",
-        [helper.make_tensor_value_info(n, onnx_type(DType.of(a.dtype)), a.shape)
-         for n, a in inputs.items()],
+        [node],
+        "g",
+        [helper.make_tensor_value_info(n, onnx_type(DType.of(a.dtype)), a.shape) for n, a in inputs.items()],
         [helper.make_empty_tensor_value_info(f"y{i}") for i in range(outputs)],
         [onnx.numpy_helper.from_array(a, n) for n, a in known.items()],
-    )  # fmt: skip
+    )
     opsets = [helper.make_opsetid("", opset)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
     found = fission(load_model(onnx.shape_inference.infer_shapes(model).SerializeToString()))
@@ -181,8 +206,7 @@ def special(*shape: int) -> Any:
 
 FORMS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gather rows": ("Gather", {"x": f(7, 5), "i": ints(-7, 7, 2, 3)}, {}),
-    "gather int32 along the last axis": ("Gather", {"x": f(3, 4, 9), "i": ints(-9, 9, 6,
-                                         kind=np.int32)}, {"axis": -1}),
+    "gather int32 along the last axis": ("Gather", {"x": f(3, 4, 9), "i": ints(-9, 9, 6, kind=np.int32)}, {"axis": -1}),
     "gather one": ("Gather", {"x": f(1, 5), "i": np.array(0)}, {}),
     "gather bool": ("Gather", {"x": f(6, 5) > 0, "i": ints(-6, 6, 4)}, {}),
     "gather special": ("Gather", {"x": special(6, 5), "i": ints(-6, 6, 4)}, {}),
@@ -190,40 +214,49 @@ FORMS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gather elements of one": ("GatherElements", {"x": f(1, 1), "i": ints(-1, 1, 1, 1)}, {}),
     "gather tuples": ("GatherND", {"x": f(4, 5, 6), "i": ints(-4, 4, 3, 2, 2)}, {}),
     "gather all": ("GatherND", {"x": f(4, 5), "i": ints(-4, 4, 7, 2)}, {}),
-    "gather tuples of batches": ("GatherND", {"x": f(2, 5, 6), "i": ints(-5, 5, 2, 3, 1)},
-                                 {"batch_dims": 1}),
+    "gather tuples of batches": ("GatherND", {"x": f(2, 5, 6), "i": ints(-5, 5, 2, 3, 1)}, {"batch_dims": 1}),
     "scatter tuples": ("ScatterND", {"x": f(6, 5), "i": np.array([[1], [-2]]), "u": f(2, 5)}, {}),
     "scatter no tuples": ("ScatterND", {"x": f(6, 5), "i": ints(0, 1, 0, 1), "u": f(0, 5)}, {}),
-    "add tuples": ("ScatterND", {"x": f(4, 5), "i": ints(-4, 4, 9, 2), "u": f(9)},
-                   {"reduction": "add"}),
-    "largest of tuples": ("ScatterND", {"x": special(4, 5), "i": ints(-4, 4, 9, 2), "u": f(9)},
-                          {"reduction": "max"}),
-    "scatter elements": ("ScatterElements", {"x": f(4, 6), "i": np.array([[1, -1], [0, 3]]),
-                         "u": f(2, 2)}, {"axis": 1}),
-    "multiply elements": ("ScatterElements", {"x": f(4, 6), "i": ints(-4, 4, 3, 6), "u": f(3, 6)},
-                          {"reduction": "mul"}),
-    "last maximum": ("ArgMax", {"x": ints(0, 3, 4, 9).astype(np.float32)},
-                     {"axis": 1, "select_last_index": 1}),
+    "add tuples": ("ScatterND", {"x": f(4, 5), "i": ints(-4, 4, 9, 2), "u": f(9)}, {"reduction": "add"}),
+    "largest of tuples": ("ScatterND", {"x": special(4, 5), "i": ints(-4, 4, 9, 2), "u": f(9)}, {"reduction": "max"}),
+    "scatter elements": (
+        "ScatterElements",
+        {"x": f(4, 6), "i": np.array([[1, -1], [0, 3]]), "u": f(2, 2)},
+        {"axis": 1},
+    ),
+    "multiply elements": (
+        "ScatterElements",
+        {"x": f(4, 6), "i": ints(-4, 4, 3, 6), "u": f(3, 6)},
+        {"reduction": "mul"},
+    ),
+    "last maximum": ("ArgMax", {"x": ints(0, 3, 4, 9).astype(np.float32)}, {"axis": 1, "select_last_index": 1}),
     "maximum of one": ("ArgMax", {"x": f(1, 1)}, {"axis": 0, "keepdims": 0}),
     "maximum of NaN": ("ArgMax", {"x": special(3, 4)}, {"axis": 1}),
     "minimum of ties": ("ArgMin", {"x": ints(0, 3, 4, 9).astype(np.float32)}, {"axis": 1}),
     "hardmax of ties": ("Hardmax", {"x": ints(0, 3, 4, 9).astype(np.float32)}, {"axis": 0}),
     "remainder": ("Mod", {"x": f(4, 6), "y": f(4, 6) + 3}, {}),
     "grid": ("GridSample", {"x": f(2, 3, 5, 6), "g": f(2, 4, 3, 2)}, {"padding_mode": "border"}),
-    "grid of one": ("GridSample", {"x": f(1, 1, 1, 1), "g": f(1, 1, 1, 2)},
-                    {"padding_mode": "reflection", "mode": "nearest"}),
+    "grid of one": (
+        "GridSample",
+        {"x": f(1, 1, 1, 1), "g": f(1, 1, 1, 2)},
+        {"padding_mode": "reflection", "mode": "nearest"},
+    ),
     "volume": ("GridSample", {"x": f(1, 2, 3, 4, 5), "g": f(1, 2, 3, 4, 3)}, {}),
     "determinant": ("Det", {"x": f(2, 4, 4)}, {}),
-    "three factors": ("Einsum", {"a": f(2, 3), "b": f(3, 4), "c": f(4, 5)},
-                      {"equation": "ij,jk,kl->il"}),
+    "three factors": ("Einsum", {"a": f(2, 3), "b": f(3, 4), "c": f(4, 5)}, {"equation": "ij,jk,kl->il"}),
     "ellipsis": ("Einsum", {"a": f(2, 3, 4), "b": f(2, 4, 5)}, {"equation": "...ij,...jk->...ik"}),
     "same": ("Einsum", {"a": f(2, 3, 4)}, {"equation": "...i->...i"}),
-    "integers": ("MatMulInteger", {"a": ints(0, 256, 3, 700, kind=np.uint8),
-                 "b": ints(-128, 128, 700, 4, kind=np.int8)}, {}),
-    "whole image": ("ConvInteger", {"x": ints(0, 256, 1, 4, 6, 5, kind=np.uint8),
-                    "w": ints(0, 256, 6, 2, 3, 3, kind=np.uint8)},
-                    {"pads": [1, 0, 0, 2], "strides": [2, 1], "group": 2}),
-}  # fmt: skip
+    "integers": (
+        "MatMulInteger",
+        {"a": ints(0, 256, 3, 700, kind=np.uint8), "b": ints(-128, 128, 700, 4, kind=np.int8)},
+        {},
+    ),
+    "whole image": (
+        "ConvInteger",
+        {"x": ints(0, 256, 1, 4, 6, 5, kind=np.uint8), "w": ints(0, 256, 6, 2, 3, 3, kind=np.uint8)},
+        {"pads": [1, 0, 0, 2], "strides": [2, 1], "group": 2},
+    ),
+}
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -259,9 +292,10 @@ def test_top_of_ties():
 
 
 def test_positions_of_maxima():
-    for x, more in ((f(2, 3, 7, 8), {"kernel_shape": [3, 3], "strides": [2, 2],
-                                      "pads": [1, 1, 1, 1]}),
-                    (f(1, 2, 9), {"kernel_shape": [2]})):  # fmt: skip
+    for x, more in (
+        (f(2, 3, 7, 8), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
+        (f(1, 2, 9), {"kernel_shape": [2]}),
+    ):
         agree(*one("MaxPool", {"x": x}, outputs=2, **more), {"x": x})
 
 
@@ -284,25 +318,48 @@ def test_recurrences(operator, way, layout):
     gates, ways = {"LSTM": 4, "GRU": 3, "RNN": 1}[op], 2 if way == "bidirectional" else 1
     steps, batch, width, hidden = 5, 2, 3, 4
     x = f(batch, steps, width) if layout else f(steps, batch, width)
-    inputs = {"x": x, "w": f(ways, gates * hidden, width), "r": f(ways, gates * hidden, hidden),
-              "b": f(ways, 2 * gates * hidden),
-              "h": f(batch, ways, hidden) if layout else f(ways, batch, hidden)}  # fmt: skip
+    inputs = {
+        "x": x,
+        "w": f(ways, gates * hidden, width),
+        "r": f(ways, gates * hidden, hidden),
+        "b": f(ways, 2 * gates * hidden),
+        "h": f(batch, ways, hidden) if layout else f(ways, batch, hidden),
+    }
     more = {"linear_before_reset": 1} if operator == "GRU" else {}
     outputs = 3 if op == "LSTM" else 2
-    group, _ = one(op, inputs, outputs=outputs, given=["x", "w", "r", "b", "", "h"],
-                       hidden_size=hidden, direction=way, layout=layout, **more)  # fmt: skip
+    group, _ = one(
+        op,
+        inputs,
+        outputs=outputs,
+        given=["x", "w", "r", "b", "", "h"],
+        hidden_size=hidden,
+        direction=way,
+        layout=layout,
+        **more,
+    )
     model = helper.make_model(
         helper.make_graph(
-            [helper.make_node(op, ["x", "w", "r", "b", "", "h"],
-                              [f"y{i}" for i in range(outputs)], hidden_size=hidden, direction=way,
-                              layout=0, **more)],
+            [
+                helper.make_node(
+                    op,
+                    ["x", "w", "r", "b", "", "h"],
+                    [f"y{i}" for i in range(outputs)],
+                    hidden_size=hidden,
+                    direction=way,
+                    layout=0,
+                    **more,
+                )
+            ],
             "g",
-            [helper.make_tensor_value_info(n, 1, (a.swapaxes(0, 1) if layout and n in "xh" else a
-                                                  ).shape) for n, a in inputs.items()],
+            [
+                helper.make_tensor_value_info(n, 1, (a.swapaxes(0, 1) if layout and n in "xh" else a).shape)
+                for n, a in inputs.items()
+            ],
             [helper.make_empty_tensor_value_info(f"y{i}") for i in range(outputs)],
         ),
-        opset_imports=[helper.make_opsetid("", 20)], ir_version=9,
-    )  # fmt: skip
+        opset_imports=[helper.make_opsetid("", 20)],
+        ir_version=9,
+    )
     ort = pytest.importorskip("onnxruntime")  # ONNX's reference knows no second direction
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     first = {n: a.swapaxes(0, 1) if layout and n in "xh" else a for n, a in inputs.items()}
@@ -315,10 +372,12 @@ def test_recurrences(operator, way, layout):
 
 @pytest.mark.parametrize(
     ("op", "inputs", "more"),
-    [("ArgMax", {"x": ints(0, 9, 3, 4, kind=np.uint32)}, {}),
-     ("GridSample", {"x": f(1, 2, 3, 4, 5), "g": f(1, 2, 3, 4, 3)}, {"mode": "cubic"}),
-     ("MaxPool", {"x": f(1, 2, 8, 8)}, {"kernel_shape": [3, 3], "pads": [1, 0, 1, 1]})],
-)  # fmt: skip
+    [
+        ("ArgMax", {"x": ints(0, 9, 3, 4, kind=np.uint32)}, {}),
+        ("GridSample", {"x": f(1, 2, 3, 4, 5), "g": f(1, 2, 3, 4, 3)}, {"mode": "cubic"}),
+        ("MaxPool", {"x": f(1, 2, 8, 8)}, {"kernel_shape": [3, 3], "pads": [1, 0, 1, 1]}),
+    ],
+)
 def test_forms_that_pytorch_does_not_have_are_refused(op, inputs, more):
     group, _ = one(op, inputs, outputs=2 if op == "MaxPool" else 1, **more)
     found = PROVIDER.offer(group, NOMINAL[90])

@@ -18,9 +18,13 @@ EXAMPLES = int(os.environ.get("KORCH_TORCH_EXAMPLES", "2"))
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_computes_what_it_does_in_pytorch(name: str, quick: dict[str, object]) -> None:
     @settings(
-        max_examples=EXAMPLES, deadline=None, derandomize=True, database=None,
-        suppress_health_check=list(HealthCheck), phases=[Phase.generate],
-    )  # fmt: skip
+        max_examples=EXAMPLES,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+    )
     @given(st.data())
     def check(data: st.DataObject) -> None:
         torch.manual_seed(0)

@@ -184,12 +184,11 @@ class Silent(nn.Module):
         (nn.Linear(3, 3, device="meta"), UnsupportedError, "module Linear: a tensor of it is on"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
-)  # fmt: skip
+)
 def test_what_can_not_be_exported_is_named(module: Any, kind: type, text: str) -> None:
     module.train("training mode" in text)
     with pytest.raises(kind, match=re.escape(text)):
-        korch.optimize(module, torch.ones(3, 3)[0] if isinstance(module, Writing)
-                       else torch.ones(3, 3))  # fmt: skip
+        korch.optimize(module, torch.ones(3, 3)[0] if isinstance(module, Writing) else torch.ones(3, 3))
 
 
 def test_a_part_in_training_mode_is_named() -> None:

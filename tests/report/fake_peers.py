@@ -108,11 +108,7 @@ SLEEPY = PatientPeer("sleepy", 30)
 HASTY = PatientPeer("hasty", 0.1)
 COMPILING = FakePeer("compiling", _double, prepare=_compiler)
 PRINT = FakePeer("print", _print)
-ABSENT = FakePeer(
-    "absent", _double, reason="the Python package fizz is not installed; run: pip install fizz"
-)
+ABSENT = FakePeer("absent", _double, reason="the Python package fizz is not installed; run: pip install fizz")
 ARGUMENTS = FakePeer(
-    "arguments",
-    lambda x: [np.array([int(SEEN[2]), int(SEEN[3]), len(SEEN[1]), len(SEEN[0])])],
-    prepare=_seen,
+    "arguments", lambda x: [np.array([int(SEEN[2]), int(SEEN[3]), len(SEEN[1]), len(SEEN[0])])], prepare=_seen
 )

@@ -51,9 +51,7 @@ def test_real_peers_agree_and_the_speedup_is_the_median_of_paired_ratios(tmp_pat
     specs = [RunnerSpec("onnxruntime", path), RunnerSpec("openvino", path)]
     said = []
     begun_s = time.monotonic()
-    result = compare(
-        specs, random_inputs(path), threads=1, rounds=3, subject="openvino", progress=said.append
-    )
+    result = compare(specs, random_inputs(path), threads=1, rounds=3, subject="openvino", progress=said.append)
     assert [row.name for row in result.rows] == ["onnxruntime", "openvino"]
     first, second = result.rows
     assert 0 < first.ready_s < time.monotonic() - begun_s
@@ -103,17 +101,13 @@ def test_an_engine_that_keeps_spinning_is_named():
 def test_a_crash_names_the_engine_the_signal_and_its_last_words():
     with pytest.raises(MeasureError) as caught:
         _compare("DOUBLE", "SEGFAULT")
-    assert str(caught.value).startswith(
-        "peer segfault: its process was killed by SIGSEGV while it was asked to 'run'"
-    )
+    assert str(caught.value).startswith("peer segfault: its process was killed by SIGSEGV while it was asked to 'run'")
 
 
 def test_an_exit_names_the_code():
     with pytest.raises(MeasureError) as caught:
         _compare("EXIT")
-    assert str(caught.value) == (
-        "peer exit: its process ended with exit code 3 while it was asked to 'run'"
-    )
+    assert str(caught.value) == ("peer exit: its process ended with exit code 3 while it was asked to 'run'")
 
 
 def test_a_hang_is_ended_and_is_not_called_a_crash():
@@ -142,16 +136,22 @@ def test_engines_that_fail_can_be_left_out(children, monkeypatch):
 
     monkeypatch.setattr(process.WorkerProcess, "_read_line", read)
     result = _compare(
-        "DOUBLE", "SEGFAULT", "REFUSE", "HANG", "TIRED", "WRONG",
-        subject="double", leave_out=True, run_timeout_s=1, progress=said.append,
-    )  # fmt: skip
+        "DOUBLE",
+        "SEGFAULT",
+        "REFUSE",
+        "HANG",
+        "TIRED",
+        "WRONG",
+        subject="double",
+        leave_out=True,
+        run_timeout_s=1,
+        progress=said.append,
+    )
     assert [row.name for row in result.rows] == ["double", "wrong"]
     assert [len(row.times_ns) for row in result.rows] == [2, 2]
     assert result.speedup.over == "wrong"
     assert list(result.left_out) == ["segfault", "refuse", "hang", "tired"]
-    assert result.left_out["refuse"] == (
-        "peer refuse: node 7: no such operator: Fizz. Use another peer"
-    )
+    assert result.left_out["refuse"] == ("peer refuse: node 7: no such operator: Fizz. Use another peer")
     assert result.left_out["tired"] == "peer tired: RuntimeError: enough"
     assert "round 2 of 2" in said
     assert len(children) == 6
@@ -200,9 +200,7 @@ def test_what_a_killed_engine_has_started_ends_with_it(tmp_path, monkeypatch):
 def test_an_absent_engine_is_refused_before_anything_starts(children):
     with pytest.raises(UnsupportedError) as caught:
         _compare("DOUBLE", "ABSENT")
-    assert str(caught.value) == (
-        "peer absent: the Python package fizz is not installed. Run: pip install fizz"
-    )
+    assert str(caught.value) == ("peer absent: the Python package fizz is not installed. Run: pip install fizz")
     assert children == []
 
 

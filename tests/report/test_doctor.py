@@ -75,9 +75,7 @@ def test_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ok" not in text
 
 
-def test_providers_that_are_left_out_are_named_with_the_reason(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_providers_that_are_left_out_are_named_with_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "korch_flawed.py").write_text(FLAWED)
     info = tmp_path / "korch_flawed-1.dist-info"
     info.mkdir()

@@ -18,24 +18,63 @@ NORM = """graph(%0 "i0": f32[2,8]) -> (%4 "o0")
 %4: f32[2,8] = sub(%3, %2)
 """
 REPORT: dict[str, Any] = {
-    "status": "feasible", "predicted_ms": 0.012, "lower_bound_ms": 0.009, "gap": 0.25,
-    "primitives": 5, "alternatives": 1, "candidates": 40, "distinct_candidates": 20,
-    "given_flop": 5_000_000, "flop": 2_500_512,
-    "measured_candidates": 4, "kernels": 2, "arena_bytes": 2048, "max_error": 1.5e-07,
-    "given_error": 1.25e-07, "seconds": 3.25, "measured_ms": 1.5, "plan": "split",
+    "status": "feasible",
+    "predicted_ms": 0.012,
+    "lower_bound_ms": 0.009,
+    "gap": 0.25,
+    "primitives": 5,
+    "alternatives": 1,
+    "candidates": 40,
+    "distinct_candidates": 20,
+    "given_flop": 5_000_000,
+    "flop": 2_500_512,
+    "measured_candidates": 4,
+    "kernels": 2,
+    "arena_bytes": 2048,
+    "max_error": 1.5e-07,
+    "given_error": 1.25e-07,
+    "seconds": 3.25,
+    "measured_ms": 1.5,
+    "plan": "split",
     "expected_ms": 1.375,
-    "stages_s": {"frontend": 0.01, "orchestrate": 2.0}, "limits_hit": ["max_outputs"],
+    "stages_s": {"frontend": 0.01, "orchestrate": 2.0},
+    "limits_hit": ["max_outputs"],
     "rules": {"rules": [{"name": "reshapes-compose", "fired": 2}, {"name": "idle", "fired": 0}]},
     "rule_savings_ms": {"reshapes-compose": 0.0035},
     "contest": [
-        {"plan": "optimal", "kernels": 1, "predicted_ms": 0.012, "measured_ms": 1.75,
-         "p10_ms": 1.5, "p90_ms": 2.0, "max_error": 2e-07, "refusal": ""},
-        {"plan": "split", "kernels": 2, "predicted_ms": 0.014, "measured_ms": 1.5,
-         "expected_ms": 1.375, "p10_ms": 1.25, "p90_ms": 1.75, "max_error": 1.5e-07, "refusal": ""},
-        {"plan": "greedy", "kernels": 1, "predicted_ms": 0.02, "measured_ms": None,
-         "p10_ms": None, "p90_ms": None, "max_error": None, "refusal": "it crashes"},
+        {
+            "plan": "optimal",
+            "kernels": 1,
+            "predicted_ms": 0.012,
+            "measured_ms": 1.75,
+            "p10_ms": 1.5,
+            "p90_ms": 2.0,
+            "max_error": 2e-07,
+            "refusal": "",
+        },
+        {
+            "plan": "split",
+            "kernels": 2,
+            "predicted_ms": 0.014,
+            "measured_ms": 1.5,
+            "expected_ms": 1.375,
+            "p10_ms": 1.25,
+            "p90_ms": 1.75,
+            "max_error": 1.5e-07,
+            "refusal": "",
+        },
+        {
+            "plan": "greedy",
+            "kernels": 1,
+            "predicted_ms": 0.02,
+            "measured_ms": None,
+            "p10_ms": None,
+            "p90_ms": None,
+            "max_error": None,
+            "refusal": "it crashes",
+        },
     ],
-}  # fmt: skip
+}
 
 
 def port(layout: str, place: str = "ARENA") -> PortRecord:
@@ -45,23 +84,51 @@ def port(layout: str, place: str = "ARENA") -> PortRecord:
 @pytest.fixture
 def plan() -> PlanRecord:
     norm = StepRecord(
-        symbol="k1", provider="generated", variant="", candidate="c1", primitives=NORM,
-        origins=("LayerNormalization norm", "by reshapes-compose"), inputs=(port("ab"),),
-        outputs=(port("ba"),), cost_ns=9000.0, bound_ns=3000.0, is_measured=True,
-        size_bytes=1536, work_flop=2_500_000, workspace_bytes=0,
-    )  # fmt: skip
+        symbol="k1",
+        provider="generated",
+        variant="",
+        candidate="c1",
+        primitives=NORM,
+        origins=("LayerNormalization norm", "by reshapes-compose"),
+        inputs=(port("ab"),),
+        outputs=(port("ba"),),
+        cost_ns=9000.0,
+        bound_ns=3000.0,
+        is_measured=True,
+        size_bytes=1536,
+        work_flop=2_500_000,
+        workspace_bytes=0,
+    )
     matmul = replace(
-        norm, symbol="k2", provider="onnxruntime", origins=("",), cost_ns=1000.0,
-        primitives="%2: f32[2,8] = matmul(%0, %1)\n", bound_ns=1000.0, is_measured=False,
-        inputs=(port("ba"), port("", "CONSTANT"), port("", "CONSTANT")), outputs=(port(""),),
-        work_flop=512, size_bytes=100,
-    )  # fmt: skip
+        norm,
+        symbol="k2",
+        provider="onnxruntime",
+        origins=("",),
+        cost_ns=1000.0,
+        primitives="%2: f32[2,8] = matmul(%0, %1)\n",
+        bound_ns=1000.0,
+        is_measured=False,
+        inputs=(port("ba"), port("", "CONSTANT"), port("", "CONSTANT")),
+        outputs=(port(""),),
+        work_flop=512,
+        size_bytes=100,
+    )
     tensor = TensorRecord("x", "f32", (2, 8))
     return PlanRecord(
-        korch_version="0", model=ModelRecord("m.onnx", ""), inputs=(tensor,), outputs=(tensor,),
-        threads=2, steps=(norm, matmul), libraries=(), arena_bytes=2048, arena_bound_bytes=2048,
-        weights_bytes=0, certificate={}, options={}, target={"cpu": "A CPU", "isa": "avx2"},
-    )  # fmt: skip
+        korch_version="0",
+        model=ModelRecord("m.onnx", ""),
+        inputs=(tensor,),
+        outputs=(tensor,),
+        threads=2,
+        steps=(norm, matmul),
+        libraries=(),
+        arena_bytes=2048,
+        arena_bound_bytes=2048,
+        weights_bytes=0,
+        certificate={},
+        options={},
+        target={"cpu": "A CPU", "isa": "avx2"},
+    )
 
 
 WHOLE = """\
@@ -119,9 +186,7 @@ def test_a_measured_plan_has_no_mark(plan: PlanRecord) -> None:
 
 
 def test_a_plan_of_nothing(plan: PlanRecord) -> None:
-    assert explain(replace(plan, steps=()), {}).splitlines()[-1].split() == [
-        "sum", "0", "ns", "0", "B", "0",
-    ]  # fmt: skip
+    assert explain(replace(plan, steps=()), {}).splitlines()[-1].split() == ["sum", "0", "ns", "0", "B", "0"]
 
 
 def test_operations_of_a_layout_change_and_of_many(plan: PlanRecord) -> None:
@@ -139,16 +204,14 @@ def test_the_summary_of_an_optimum_says_nothing_of_other_plans() -> None:
 
 
 def test_the_summary_counts_concatenations_in_place() -> None:
-    for count, text in ((1, "2 kernels, 1 concatenation in place, "),
-                        (2, "2 kernels, 2 concatenations in place, ")):  # fmt: skip
+    for count, text in ((1, "2 kernels, 1 concatenation in place, "), (2, "2 kernels, 2 concatenations in place, ")):
         assert text in summary({"artifact": "plan", **REPORT, "in_place": count})
     assert "in place" not in summary({"artifact": "plan", **REPORT, "in_place": 0})
 
 
 def test_the_summary_names_what_ended_the_search_and_what_was_wrong() -> None:
     refused = {**REPORT["contest"][0], "measured_ms": None, "refusal": "its error is 1.00e+00"}
-    text = summary({"artifact": "a.korch", **REPORT, "stopped_by_budget": True,
-                    "contest": [refused]})  # fmt: skip
+    text = summary({"artifact": "a.korch", **REPORT, "stopped_by_budget": True, "contest": [refused]})
     assert "the optimum of the search is out: its error is 1.00e+00" in text
     assert text.endswith("the budget ended the search; more time may find a better plan")
 
@@ -172,25 +235,28 @@ def test_the_summary_says_for_which_plans_a_bound_in_segments_holds() -> None:
     segments = {"segments": 24, "different": 3}
     text = summary({"artifact": "a.korch", **REPORT, "partition": segments})
     assert text.splitlines()[-1] == (
-        "segments: 24, 3 of them different; the bound holds for plans in which no kernel crosses a "
-        "cut"
+        "segments: 24, 3 of them different; the bound holds for plans in which no kernel crosses a cut"
     )
-    assert summary({"artifact": "a.korch", **REPORT, "partition": None}) == summary(
-        {"artifact": "a.korch", **REPORT}
-    )
+    assert summary({"artifact": "a.korch", **REPORT, "partition": None}) == summary({"artifact": "a.korch", **REPORT})
 
 
 def test_errors_are_told_by_output_the_worst_first() -> None:
     def row(output: str, error: float) -> dict[str, Any]:
-        return {"output": output, "of_largest": error, "of_rms": 2 * error, "rms": error / 2,
-                "given": {"of_largest": 1e-7, "of_rms": 1e-7, "rms": 1e-7}}  # fmt: skip
+        return {
+            "output": output,
+            "of_largest": error,
+            "of_rms": 2 * error,
+            "rms": error / 2,
+            "given": {"of_largest": 1e-7, "of_rms": 1e-7, "rms": 1e-7},
+        }
 
     report = {**REPORT, "output_errors": [row("a", 1e-6), row("boxes", 1e-5)]}
     lines = summary({"artifact": "a.korch", **report}).splitlines()
     (at,) = (i for i, line in enumerate(lines) if "RMS of all errors, of the RMS:" in line)
     assert [line.split() for line in lines[at + 1 : at + 3]] == [
-        ["boxes", "1.0e-05", "2.0e-05", "5.0e-06"], ["a", "1.0e-06", "2.0e-06", "5.0e-07"],
-    ]  # fmt: skip
+        ["boxes", "1.0e-05", "2.0e-05", "5.0e-06"],
+        ["a", "1.0e-06", "2.0e-06", "5.0e-07"],
+    ]
     report["output_errors"] = [row(f"y{i}", 1e-6) for i in range(10)] + [row("lost", float("inf"))]
     text = summary({"artifact": "a.korch", **report})
     assert "lost                                  inf" in text
@@ -199,9 +265,9 @@ def test_errors_are_told_by_output_the_worst_first() -> None:
 
 def test_the_story_of_a_search_has_its_first_and_its_last_round(plan: PlanRecord) -> None:
     rounds = [
-        {"bound_ns": 1000 * i, "incumbent_ns": 200_000 if i else None, "measured": 10 * i,
-         "seconds": float(i)} for i in range(101)
-    ]  # fmt: skip
+        {"bound_ns": 1000 * i, "incumbent_ns": 200_000 if i else None, "measured": 10 * i, "seconds": float(i)}
+        for i in range(101)
+    ]
     text = explain(plan, {**REPORT, "rounds": rounds, "recalled": True})
     story = text.partition("the search over time, in the run that did it:\n")[2].split("\n\n")[0]
     head, *rows = (line.split() for line in story.splitlines())

@@ -8,15 +8,7 @@ from typing import Any
 import pytest
 
 from korch.errors import OptionError
-from korch.report.kernel import (
-    kernel_text,
-    limit_of,
-    nearest_rival,
-    operations,
-    rival_row,
-    slowest,
-    why,
-)
+from korch.report.kernel import kernel_text, limit_of, nearest_rival, operations, rival_row, slowest, why
 from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
 
 BODY = """graph(%0 "i0": f32[256,256], %1 "i1": f32[256,256]) -> (%2 "o0")
@@ -28,7 +20,7 @@ MACHINE: dict[str, Any] = {
         {"limit_bytes": 0, "read_bytes_per_s": 1e10, "write_bytes_per_s": 1e10},
     ],
     "rate_flop_per_s": 1e11,
-}  # fmt: skip
+}
 SQUARE = 4 * 256 * 256
 
 
@@ -39,11 +31,21 @@ def port(place: str) -> PortRecord:
 @pytest.fixture
 def step() -> StepRecord:
     return StepRecord(
-        symbol="k1", provider="gemm", variant="wide", candidate="c1", primitives=BODY,
-        origins=("MatMul a", "by low-rank"), inputs=(port("ARENA"), port("CONSTANT")),
-        outputs=(port("ARENA"),), cost_ns=400_000.0, bound_ns=336_000.0, is_measured=True,
-        size_bytes=3 * SQUARE, work_flop=2 * 256**3, workspace_bytes=0,
-    )  # fmt: skip
+        symbol="k1",
+        provider="gemm",
+        variant="wide",
+        candidate="c1",
+        primitives=BODY,
+        origins=("MatMul a", "by low-rank"),
+        inputs=(port("ARENA"), port("CONSTANT")),
+        outputs=(port("ARENA"),),
+        cost_ns=400_000.0,
+        bound_ns=336_000.0,
+        is_measured=True,
+        size_bytes=3 * SQUARE,
+        work_flop=2 * 256**3,
+        workspace_bytes=0,
+    )
 
 
 @pytest.fixture
@@ -51,10 +53,20 @@ def plan(step: StepRecord) -> PlanRecord:
     small = replace(step, cost_ns=2000.0, bound_ns=200.0, candidate="c2", work_flop=100)
     tensor = TensorRecord("x", "f32", (256, 256))
     return PlanRecord(
-        korch_version="0", model=ModelRecord(), inputs=(tensor,), outputs=(tensor,), threads=1,
-        steps=(small, step, small, small), libraries=(), arena_bytes=0, arena_bound_bytes=0,
-        weights_bytes=0, certificate={}, options={}, target={},
-    )  # fmt: skip
+        korch_version="0",
+        model=ModelRecord(),
+        inputs=(tensor,),
+        outputs=(tensor,),
+        threads=1,
+        steps=(small, step, small, small),
+        libraries=(),
+        arena_bytes=0,
+        arena_bound_bytes=0,
+        weights_bytes=0,
+        certificate={},
+        options={},
+        target={},
+    )
 
 
 def test_the_limit_is_read_off_the_bound(step: StepRecord) -> None:
@@ -81,11 +93,21 @@ def test_the_limit_is_read_off_the_bound(step: StepRecord) -> None:
 
 def test_the_nearest_rival_is_the_one_that_takes_least_more(plan: PlanRecord) -> None:
     def other(cost_ns: int, layouts: str = "(ab, ab) -> (ab)", *, measured: bool = True) -> Any:
-        return {"provider": "onednn", "variant": "", "layouts": layouts, "cost_ns": cost_ns,
-                "is_measured": measured, "failure": ""}  # fmt: skip
+        return {
+            "provider": "onednn",
+            "variant": "",
+            "layouts": layouts,
+            "cost_ns": cost_ns,
+            "is_measured": measured,
+            "failure": "",
+        }
 
-    grouping = {"kernels": [{"provider": "gemm", "operations": "matmul"}] * 2, "instead": [1],
-                "cost_ns": 420_000, "instead_ns": 400_000}  # fmt: skip
+    grouping = {
+        "kernels": [{"provider": "gemm", "operations": "matmul"}] * 2,
+        "instead": [1],
+        "cost_ns": 420_000,
+        "instead_ns": 400_000,
+    }
     assert nearest_rival(1, plan, {}) == ""
     cheap = [other(1, "(ba, ab) -> (ab)"), other(1, measured=False), other(500_000)]
     report: dict[str, Any] = {"rivals": {"c1": cheap}}
@@ -105,8 +127,14 @@ def test_what_is_faster_alone_says_why_it_lost(plan: PlanRecord) -> None:
         chosen = replace(plan, options={"gap": gap})
         return rival_row(rival | row, plan.steps[1], chosen, report)["lost"]
 
-    rival: dict[str, Any] = {"provider": "x", "variant": "", "layouts": "(ab, ab) -> (ab)",
-                             "cost_ns": 300_000, "is_measured": True, "failure": ""}  # fmt: skip
+    rival: dict[str, Any] = {
+        "provider": "x",
+        "variant": "",
+        "layouts": "(ab, ab) -> (ab)",
+        "cost_ns": 300_000,
+        "is_measured": True,
+        "failure": "",
+    }
     assert lost({"cost_ns": 500_000}, {}) == lost({"is_measured": False}, {}) == ""
     assert lost({"failure": "crashed"}, {}) == ""
     assert lost({"layouts": "(ba, ab) -> (ab)"}, {}).startswith("it uses other layouts")
@@ -129,10 +157,20 @@ def test_the_slowest_come_first(plan: PlanRecord) -> None:
 
 
 def test_all_of_one_kernel(plan: PlanRecord) -> None:
-    failed = {"provider": "x", "variant": "", "layouts": "", "cost_ns": 1, "is_measured": False,
-              "failure": "crashed: signal 11"}  # fmt: skip
-    grouping = {"kernels": [{"provider": "gemm", "operations": "matmul"}], "instead": [1, 2],
-                "cost_ns": 804_000, "instead_ns": 402_000}  # fmt: skip
+    failed = {
+        "provider": "x",
+        "variant": "",
+        "layouts": "",
+        "cost_ns": 1,
+        "is_measured": False,
+        "failure": "crashed: signal 11",
+    }
+    grouping = {
+        "kernels": [{"provider": "gemm", "operations": "matmul"}],
+        "instead": [1, 2],
+        "cost_ns": 804_000,
+        "instead_ns": 402_000,
+    }
     report = {"rivals": {"c1": [failed]}, "groupings": [[], [grouping], [], []]}
     text = kernel_text(plan, report, 1)
     assert text.startswith("kernel 1 of 4: matmul\nmade by    gemm, wide\n")

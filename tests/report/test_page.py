@@ -27,26 +27,67 @@ SECOND = """graph(%0 "i0": f32[2,8], %1 "i1": f32[8,8]) -> (%3 "o0")
 %3: f32[2,8] = tanh(%2)
 """
 REPORT: dict[str, Any] = {
-    "operators": [["Exp a", ["x"], ["y"]], ["MatMul b", ["y", "w"], ["z"]], ["Tanh c", ["z"],
-                                                                           ["out"]]],
-    "machine": {"levels": [{"limit_bytes": 0, "read_bytes_per_s": 1e10,
-                            "write_bytes_per_s": 1e10}],
-                "rate_flop_per_s": 2e11},
-    "rivals": {"c2": [{"provider": "onednn", "variant": "", "layouts": "(ab) -> (ab)",
-                       "cost_ns": 6000, "is_measured": True, "failure": ""},
-                      {"provider": "x", "variant": "", "layouts": "", "cost_ns": 1,
-                       "is_measured": False, "failure": "crashed: </script>"}]},
-    "rules": {"rules": [{"name": "low-rank", "fired": 3}]}, "max_error": 2e-7,
+    "operators": [["Exp a", ["x"], ["y"]], ["MatMul b", ["y", "w"], ["z"]], ["Tanh c", ["z"], ["out"]]],
+    "machine": {
+        "levels": [{"limit_bytes": 0, "read_bytes_per_s": 1e10, "write_bytes_per_s": 1e10}],
+        "rate_flop_per_s": 2e11,
+    },
+    "rivals": {
+        "c2": [
+            {
+                "provider": "onednn",
+                "variant": "",
+                "layouts": "(ab) -> (ab)",
+                "cost_ns": 6000,
+                "is_measured": True,
+                "failure": "",
+            },
+            {
+                "provider": "x",
+                "variant": "",
+                "layouts": "",
+                "cost_ns": 1,
+                "is_measured": False,
+                "failure": "crashed: </script>",
+            },
+        ]
+    },
+    "rules": {"rules": [{"name": "low-rank", "fired": 3}]},
+    "max_error": 2e-7,
     "contest": [],
-    "groupings": [[], [{"kernels": [{"provider": "generated", "operations": "exp matmul"},
-                                    {"provider": "gemm", "operations": "tanh"}],
-                        "instead": [0, 1], "cost_ns": 6000, "instead_ns": 4000}]],
+    "groupings": [
+        [],
+        [
+            {
+                "kernels": [
+                    {"provider": "generated", "operations": "exp matmul"},
+                    {"provider": "gemm", "operations": "tanh"},
+                ],
+                "instead": [0, 1],
+                "cost_ns": 6000,
+                "instead_ns": 4000,
+            }
+        ],
+    ],
     "rounds": [{"bound_ns": 1, "incumbent_ns": None, "measured": 2, "seconds": 0.5}],
-    "partition": {"blocks": [{"instances": [0, 3], "searches": [
-        {"interface": 1, "what": "end", "began_s": 1.5, "recalled": True, "layouts": "%1:acdb",
-         "rounds": [{"bound_ns": 1, "incumbent_ns": 2, "measured": 2, "seconds": 0.5}]},
-    ]}]},
-}  # fmt: skip
+    "partition": {
+        "blocks": [
+            {
+                "instances": [0, 3],
+                "searches": [
+                    {
+                        "interface": 1,
+                        "what": "end",
+                        "began_s": 1.5,
+                        "recalled": True,
+                        "layouts": "%1:acdb",
+                        "rounds": [{"bound_ns": 1, "incumbent_ns": 2, "measured": 2, "seconds": 0.5}],
+                    }
+                ],
+            }
+        ]
+    },
+}
 
 
 def port(value: int, place: str, at: int, text: str = "f32[2,8]") -> PortRecord:
@@ -56,39 +97,63 @@ def port(value: int, place: str, at: int, text: str = "f32[2,8]") -> PortRecord:
 @pytest.fixture
 def plan() -> PlanRecord:
     first = StepRecord(
-        symbol="k1", provider="generated", variant="", candidate="c1", primitives=FIRST,
-        origins=("Exp a",), inputs=(port(0, "INPUT", 0),), outputs=(port(1, "ARENA", 0),),
-        cost_ns=1000.0, bound_ns=500.0, is_measured=True, size_bytes=128, work_flop=16,
+        symbol="k1",
+        provider="generated",
+        variant="",
+        candidate="c1",
+        primitives=FIRST,
+        origins=("Exp a",),
+        inputs=(port(0, "INPUT", 0),),
+        outputs=(port(1, "ARENA", 0),),
+        cost_ns=1000.0,
+        bound_ns=500.0,
+        is_measured=True,
+        size_bytes=128,
+        work_flop=16,
         workspace_bytes=0,
-    )  # fmt: skip
+    )
     second = replace(
-        first, symbol="k2", provider="gemm", candidate="c2", primitives=SECOND, cost_ns=3000.0,
-        origins=("MatMul b", "Tanh c", "by low-rank"), workspace_bytes=64, work_flop=256,
+        first,
+        symbol="k2",
+        provider="gemm",
+        candidate="c2",
+        primitives=SECOND,
+        cost_ns=3000.0,
+        origins=("MatMul b", "Tanh c", "by low-rank"),
+        workspace_bytes=64,
+        work_flop=256,
         inputs=(port(1, "ARENA", 0), port(5, "CONSTANT", 0, "f32[8,8]")),
         outputs=(port(3, "OUTPUT", 0),),
-    )  # fmt: skip
+    )
     tensor = TensorRecord("x", "f32", (2, 8))
     return PlanRecord(
-        korch_version="0", model=ModelRecord("m<1>.onnx", ""), inputs=(tensor,), outputs=(tensor,),
-        threads=2, steps=(first, second), libraries=(), arena_bytes=128, arena_bound_bytes=128,
-        weights_bytes=256, certificate={}, options={"gap": 0.1}, target={"cpu": "A CPU"},
-    )  # fmt: skip
+        korch_version="0",
+        model=ModelRecord("m<1>.onnx", ""),
+        inputs=(tensor,),
+        outputs=(tensor,),
+        threads=2,
+        steps=(first, second),
+        libraries=(),
+        arena_bytes=128,
+        arena_bound_bytes=128,
+        weights_bytes=256,
+        certificate={},
+        options={"gap": 0.1},
+        target={"cpu": "A CPU"},
+    )
 
 
 def test_a_concatenation_in_place_is_no_kernel_and_takes_no_more_memory(plan: PlanRecord) -> None:
     first = replace(plan.steps[0], workspace_bytes=0, outputs=(port(1, "ARENA", 0),))
     other = replace(first, symbol="k3", outputs=(port(2, "ARENA", 64),))
     whole = port(3, "ARENA", 0, "f32[4,8]")
-    joined = replace(first, symbol="", provider="in place", inputs=(*first.outputs, *other.outputs),
-                     outputs=(whole,))  # fmt: skip
+    joined = replace(first, symbol="", provider="in place", inputs=(*first.outputs, *other.outputs), outputs=(whole,))
     late = replace(first, symbol="k4", inputs=other.outputs, outputs=(port(4, "OUTPUT", 0),))
     steps = (first, other, joined, replace(late, inputs=(whole,)), late)
     data = page_data(replace(plan, steps=steps), REPORT, {})
     assert data["memory"] == [128] * 5
     assert dict(data["facts"])["Search"] == [("kernels", "4"), ("concatenations in place", "1")]
-    assert data["graphs"]["kernels"]["edges"] == [
-        ("k0", "k2"), ("k1", "k2"), ("k1", "k4"), ("k2", "k3")
-    ]  # fmt: skip
+    assert data["graphs"]["kernels"]["edges"] == [("k0", "k2"), ("k1", "k2"), ("k1", "k4"), ("k2", "k3")]
 
 
 def test_the_data_of_a_plan(plan: PlanRecord) -> None:
@@ -96,9 +161,7 @@ def test_the_data_of_a_plan(plan: PlanRecord) -> None:
     kernels, graphs = data["kernels"], data["graphs"]
     assert [k["us"] for k in kernels] == [1.0, 3.0] and [k["run_us"] for k in kernels] == [1.1, 2.9]
     assert kernels[1]["rules"] == ["low-rank"] and kernels[1]["origins"] == ["MatMul b", "Tanh c"]
-    assert kernels[1]["rivals"][0] == {
-        "what": "onednn (ab) -> (ab)", "cost": "6.0 us", "more": "+100.0 %", "lost": "",
-    }  # fmt: skip
+    assert kernels[1]["rivals"][0] == {"what": "onednn (ab) -> (ab)", "cost": "6.0 us", "more": "+100.0 %", "lost": ""}
     assert data["threads"] == [] and "load" not in kernels[0]
     spans = (Span(0, 0, 0, 900, 0), Span(0, 1, 100, 1000, 0))
     threads = Threads(2, (Run((1000, 2000), spans),))
@@ -107,14 +170,17 @@ def test_the_data_of_a_plan(plan: PlanRecord) -> None:
     assert watched["spans_us"] == [1.0, 2.0]
     assert [k["load"] for k in watched["kernels"]] == ["1.00 of the mean, 10.0 % idle", None]
     assert kernels[1]["groupings"] == [
-        {"what": "generated: exp matmul | gemm: tanh", "instead": "#0, #1",
-         "cost": "6.0 us instead of 4.0 us", "more": "+50.0 %", "lost": ""}
-    ]  # fmt: skip
+        {
+            "what": "generated: exp matmul | gemm: tanh",
+            "instead": "#0, #1",
+            "cost": "6.0 us instead of 4.0 us",
+            "more": "+50.0 %",
+            "lost": "",
+        }
+    ]
     assert kernels[0]["groupings"] == []
     assert [number for number, _ in data["slowest"]] == [1, 0]
-    assert [story["name"] for story in data["stories"]] == [
-        "the whole model", "block 1 (x 2), end: %1:acdb",
-    ]  # fmt: skip
+    assert [story["name"] for story in data["stories"]] == ["the whole model", "block 1 (x 2), end: %1:acdb"]
     assert data["stories"][1]["note"].startswith("recalled from an earlier run 1.5 s")
     assert data["sources"] == {"k1": "int x;", "k2": ""}
     assert graphs["kernels"]["edges"] == [("k0", "k1")]
@@ -129,15 +195,15 @@ def test_the_data_of_a_plan(plan: PlanRecord) -> None:
 
 def test_the_headline_has_time_speed_up_and_gap(plan: PlanRecord) -> None:
     report = {**REPORT, "measured_ms": 8.912, "predicted_ms": 8.5, "gap": 0.284}
-    told = [("8.91 ms", "a run, measured; 2 threads"),
-            ("28 %", "gap: the most that a longer search could still save")]  # fmt: skip
+    told = [("8.91 ms", "a run, measured; 2 threads"), ("28 %", "gap: the most that a longer search could still save")]
     data = page_data(plan, report, {})
     assert data["headline"] == told
-    assert [title for title, _ in data["facts"]] == [
-        "Time of a run", "Search", "Work, memory, accuracy"
-    ]  # fmt: skip
-    peers = [{"name": "korch", "times_ns": [2e6]}, {"name": "onnxruntime", "times_ns": [5e6]},
-             {"name": "openvino", "times_ns": [4e6]}]  # fmt: skip
+    assert [title for title, _ in data["facts"]] == ["Time of a run", "Search", "Work, memory, accuracy"]
+    peers = [
+        {"name": "korch", "times_ns": [2e6]},
+        {"name": "onnxruntime", "times_ns": [5e6]},
+        {"name": "openvino", "times_ns": [4e6]},
+    ]
     with_peers = page_data(plan, report, {}, peers=peers)["headline"]
     assert with_peers == [told[0], ("2.50×", "as fast as ONNX Runtime"), told[1]]
     unmeasured = page_data(plan, {**REPORT, "predicted_ms": 8.5}, {})["headline"]
@@ -145,10 +211,17 @@ def test_the_headline_has_time_speed_up_and_gap(plan: PlanRecord) -> None:
 
 
 def test_the_page_holds_all_and_fetches_nothing(plan: PlanRecord, monkeypatch) -> None:
-    monkeypatch.setattr(page_module, "_web", {
-        "page.js": "const a = '</script>';", "libraries.js": "", "graph.js": "", "charts.js": "",
-        "page.css": "body { margin: 0 }",
-    }.__getitem__)  # fmt: skip
+    monkeypatch.setattr(
+        page_module,
+        "_web",
+        {
+            "page.js": "const a = '</script>';",
+            "libraries.js": "",
+            "graph.js": "",
+            "charts.js": "",
+            "page.css": "body { margin: 0 }",
+        }.__getitem__,
+    )
     text = page(plan, REPORT, {"k1": "// \\1 {{TITLE}} </script>"})
     assert "m&lt;1&gt;.onnx" in text and text.count("</script>") == 2
     assert not re.search(r"(src|href)=\"(?!#)", text)
@@ -156,9 +229,7 @@ def test_the_page_holds_all_and_fetches_nothing(plan: PlanRecord, monkeypatch) -
     assert data["sources"]["k1"] == "// \\1 {{TITLE}} </script>"
 
 
-def test_without_the_libraries_the_error_says_how_to_make_them(
-    plan: PlanRecord, monkeypatch, tmp_path: Path
-) -> None:
+def test_without_the_libraries_the_error_says_how_to_make_them(plan: PlanRecord, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(page_module, "files", lambda package: tmp_path)
     with pytest.raises(UnsupportedError, match=r"libraries\.js.*make web.*make wheel"):
         page(plan, REPORT, {})
@@ -167,10 +238,10 @@ def test_without_the_libraries_the_error_says_how_to_make_them(
 def test_what_differs_between_plans(plan: PlanRecord) -> None:
     first, second = plan.steps
     other = replace(
-        plan, steps=(replace(first, cost_ns=2000.0), replace(second, candidate="c3",
-                                                             provider="onednn")),
+        plan,
+        steps=(replace(first, cost_ns=2000.0), replace(second, candidate="c3", provider="onednn")),
         options={"gap": 0.2},
-    )  # fmt: skip
+    )
     text = differences((plan, {"predicted_ms": 1.0}), (other, {"predicted_ms": 2.0}))
     assert "x 2.00" in text and "option gap: 0.1 -> 0.2" in text
     assert "kernels in both: 1" in text
@@ -181,14 +252,12 @@ def test_what_differs_between_plans(plan: PlanRecord) -> None:
 
 def test_what_differs_as_a_page(plan: PlanRecord, monkeypatch) -> None:
     first, second = plan.steps
-    other = replace(plan, steps=(first, replace(second, candidate="c3", cost_ns=1000.0,
-                                                provider="<b>")))  # fmt: skip
+    other = replace(plan, steps=(first, replace(second, candidate="c3", cost_ns=1000.0, provider="<b>")))
     found = changes((plan, {}), (other, {}))
     # Kernel c2 runs MatMul b and Tanh c: half of its cost is each one's.
     assert found.operators[:2] == (("MatMul b", 1500.0, 500.0), ("Tanh c", 1500.0, 500.0))
     assert found.operators[2] == ("Exp a", 1000.0, 1000.0)
-    ruled = replace(plan, steps=(replace(first, origins=("by low-rank",)),
-                                 replace(first, origins=())))  # fmt: skip
+    ruled = replace(plan, steps=(replace(first, origins=("by low-rank",)), replace(first, origins=())))
     names = [name for name, _, _ in changes((ruled, {}), (ruled, {})).operators]
     assert names == ["by low-rank", "changes of layout"]
     monkeypatch.setattr(page_module, "_web", {"page.css": "body { margin: 0 }"}.__getitem__)
@@ -201,8 +270,5 @@ def test_what_differs_as_a_page(plan: PlanRecord, monkeypatch) -> None:
 
 def test_a_trace_has_a_span_for_each_kernel(plan: PlanRecord) -> None:
     times = [KernelTime(i, "p", "w", 1.0, True, 1000.0 * (i + 1), 1.0, 1.0) for i in range(2)]
-    spans = [e for e in trace(plan, Profile(tuple(times), 3000.0, 5))["traceEvents"]
-             if e["ph"] == "X"]  # fmt: skip
-    assert [(s["ts"], s["dur"], s["cat"]) for s in spans] == [
-        (0.0, 1.0, "generated"), (1.0, 2.0, "gemm"),
-    ]  # fmt: skip
+    spans = [e for e in trace(plan, Profile(tuple(times), 3000.0, 5))["traceEvents"] if e["ph"] == "X"]
+    assert [(s["ts"], s["dur"], s["cat"]) for s in spans] == [(0.0, 1.0, "generated"), (1.0, 2.0, "gemm")]

@@ -22,9 +22,7 @@ from korch.report.peers.inputs import random_inputs, with_fixed_shapes
 from korch.report.peers.iree import _entry
 
 NATIVE = ("onnxruntime", "openvino")
-TORCH = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None, reason="PyTorch is optional and not installed"
-)
+TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is optional and not installed")
 IREE = pytest.mark.skipif(PEERS["iree"].is_available() is not None, reason="IREE is optional")
 TVM = pytest.mark.skipif(PEERS["tvm"].is_available() is not None, reason="TVM is optional")
 ENGINES = [*NATIVE, pytest.param("eager", marks=TORCH)]
@@ -121,8 +119,7 @@ def test_a_missing_engine_says_how_to_install_it(name, package, monkeypatch, tmp
     with pytest.raises(UnsupportedError) as caught:
         PEERS[name].prepare(tmp_path / "m.onnx", {}, 1)
     assert str(caught.value) == (
-        f"peer {PEERS[name].name}: the Python package {package} is not installed. "
-        f"Run: {install_command(package)}"
+        f"peer {PEERS[name].name}: the Python package {package} is not installed. Run: {install_command(package)}"
     )
 
 
@@ -150,8 +147,7 @@ def test_unknown_peers_are_refused():
     with pytest.raises(OptionError) as caught:
         get_peer("xla")
     assert str(caught.value) == (
-        "option --against: there is no engine 'xla'; "
-        "expected korch, onnxruntime, openvino, inductor, eager, tvm, iree"
+        "option --against: there is no engine 'xla'; expected korch, onnxruntime, openvino, inductor, eager, tvm, iree"
     )
     for name in ("no_such_module:PEER", "korch.errors:PEER"):
         with pytest.raises(OptionError, match="can't load the peer"):
@@ -160,9 +156,7 @@ def test_unknown_peers_are_refused():
 
 
 def test_the_name_says_whether_tvm_is_tuned():
-    assert [get_peer(name).name for name in ("tvm", "tvm:64")] == [
-        "tvm (untuned)", "tvm (64 trials)"
-    ]  # fmt: skip
+    assert [get_peer(name).name for name in ("tvm", "tvm:64")] == ["tvm (untuned)", "tvm (64 trials)"]
     assert get_peer("tvm:2000").prepare_timeout_s > 2000 > get_peer("tvm").prepare_timeout_s
 
 
@@ -170,9 +164,7 @@ def test_the_name_says_whether_tvm_is_tuned():
 def test_trials_are_a_positive_number(option):
     with pytest.raises(OptionError) as caught:
         get_peer(f"tvm:{option}")
-    assert str(caught.value) == (
-        f"peers: tvm: {option!r} is no number of trials; expected tvm or tvm:2000"
-    )
+    assert str(caught.value) == (f"peers: tvm: {option!r} is no number of trials; expected tvm or tvm:2000")
 
 
 def test_other_engines_have_no_options():
@@ -182,9 +174,7 @@ def test_other_engines_have_no_options():
 
 
 def test_tuning_needs_more_than_compiling(monkeypatch):
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda module: None if module == "xgboost" else module
-    )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None if module == "xgboost" else module)
     assert get_peer("tvm").is_available() is None
     assert get_peer("tvm:8").is_available() == (
         "the Python package xgboost is not installed; run: " + install_command("tvm")
@@ -192,9 +182,7 @@ def test_tuning_needs_more_than_compiling(monkeypatch):
 
 
 def test_half_of_iree_is_not_enough(monkeypatch):
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda module: None if module == "iree.runtime" else module
-    )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None if module == "iree.runtime" else module)
     assert get_peer("iree").is_available() == (
         "the Python package iree.runtime is not installed; run: " + install_command("iree")
     )
@@ -219,21 +207,17 @@ def test_what_tuning_found_is_kept_by_all_that_it_depends_on(monkeypatch, tmp_pa
     model, other = tmp_path / "m.onnx", tmp_path / "n.onnx"
     model.write_bytes(b"model")
     other.write_bytes(b"other")
-    request = {"model": str(model), "inputs": {"x": [[1], "float32"]}, "threads": 2, "trials": 64,
-               "library": "a.so"}  # fmt: skip
+    request = {"model": str(model), "inputs": {"x": [[1], "float32"]}, "threads": 2, "trials": 64, "library": "a.so"}
     key = tvm_build._key("llvm", request)
     assert tvm_build._key("llvm", request | {"library": "b.so"}) == key
-    differing = ({"model": str(other)}, {"trials": 65}, {"threads": 1},
-                 {"inputs": {"x": [[2], "float32"]}})  # fmt: skip
+    differing = ({"model": str(other)}, {"trials": 65}, {"threads": 1}, {"inputs": {"x": [[2], "float32"]}})
     found = {tvm_build._key("llvm", request | changed) for changed in differing}
     found |= {tvm_build._key("llvm -mcpu=znver5", request), key}
     monkeypatch.setitem(sys.modules, "tvm", types.SimpleNamespace(__version__="1.1"))
     assert len(found | {tvm_build._key("llvm", request)}) == 7
 
 
-@pytest.mark.parametrize(
-    ("times_s", "is_tuned"), [([1e10, 0.5], True), ([1e10], False), ([], False)]
-)
+@pytest.mark.parametrize(("times_s", "is_tuned"), [([1e10, 0.5], True), ([1e10], False), ([], False)])
 def test_a_tuner_of_which_no_trial_gave_a_time_has_failed(monkeypatch, tmp_path, times_s, is_tuned):
     patience = []
 
@@ -246,18 +230,23 @@ def test_a_tuner_of_which_no_trial_gave_a_time_has_failed(monkeypatch, tmp_path,
         return types.SimpleNamespace(get_all_tuning_records=lambda: records)
 
     found = {
-        "": {"__version__": "1.0"}, ".s_tir": {}, ".s_tir.meta_schedule": {},
+        "": {"__version__": "1.0"},
+        ".s_tir": {},
+        ".s_tir.meta_schedule": {},
         ".s_tir.meta_schedule.builder": {"LocalBuilder": local},
         ".s_tir.meta_schedule.runner": {"LocalRunner": local},
-        ".s_tir.meta_schedule.relax_integration": {
-            "extract_tasks": lambda *_: [0, 1], "tune_relax": tune_relax,
-        },
-    }  # fmt: skip
+        ".s_tir.meta_schedule.relax_integration": {"extract_tasks": lambda *_: [0, 1], "tune_relax": tune_relax},
+    }
     for name, members in found.items():
         monkeypatch.setitem(sys.modules, f"tvm{name}", types.SimpleNamespace(**members))
     (tmp_path / "m.onnx").write_bytes(b"model")
-    request = {"model": str(tmp_path / "m.onnx"), "inputs": {}, "threads": 2, "trials": 4,
-               "kept": str(tmp_path / "kept")}  # fmt: skip
+    request = {
+        "model": str(tmp_path / "m.onnx"),
+        "inputs": {},
+        "threads": 2,
+        "trials": 4,
+        "kept": str(tmp_path / "kept"),
+    }
     if is_tuned:
         assert (tvm_build._tuned(None, "llvm", request) / "done").exists()
     else:
@@ -283,9 +272,7 @@ def test_what_tunes_tvm_imports_no_pytorch(monkeypatch, tmp_path):
 @TVM
 def test_tvm_does_not_bring_pytorch():
     code = "import sys; from korch.report.peers import tvm; tvm._import(); print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
     assert "tvm.relax" in loaded and "torch" not in loaded
 
@@ -303,9 +290,7 @@ def test_tvm_says_which_operator_it_lacks(tmp_path):
 def test_iree_says_what_it_can_not_import(tmp_path):
     with pytest.raises(UnsupportedError) as caught:
         get_peer("iree").prepare(_save(_fizz_model(), tmp_path), {"x": np.ones(3, np.float32)}, 1)
-    assert str(caught.value) == (
-        "can't import the model: No Op registered for Fizz with domain_version of 17"
-    )
+    assert str(caught.value) == ("can't import the model: No Op registered for Fizz with domain_version of 17")
 
 
 def _fizz_model():
@@ -326,10 +311,7 @@ def test_free_dimensions_are_fixed_for_engines_that_need_it(tmp_path):
     fixed = with_fixed_shapes(path, arrays, folder)
     assert fixed == folder / "m.onnx"
     graph = onnx.load(fixed).graph
-    shapes = [
-        [d.dim_value for d in value.type.tensor_type.shape.dim]
-        for value in (*graph.input, *graph.output)
-    ]
+    shapes = [[d.dim_value for d in value.type.tensor_type.shape.dim] for value in (*graph.input, *graph.output)]
     assert shapes == [[7, 4], [7, 4], [7, 4], [7]]
     assert with_fixed_shapes(fixed, arrays, folder) == fixed
 
@@ -367,8 +349,7 @@ def test_unknown_dimensions_and_unreadable_files_are_refused(tmp_path):
     with pytest.raises(OptionError) as caught:
         random_inputs(path)
     assert str(caught.value) == (
-        f"{path}: the input 'a' has an unknown dimension. "
-        "Give its shape, as in --shape a=1x3x224x224"
+        f"{path}: the input 'a' has an unknown dimension. Give its shape, as in --shape a=1x3x224x224"
     )
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"\xff\xff not onnx")

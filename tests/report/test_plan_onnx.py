@@ -24,34 +24,37 @@ UNKNOWN = {"asinh", "acosh", "atanh", "bitwise_not", "shift_left", "shift_right"
 def run(model: onnx.ModelProto, feeds):
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options,
-                                           providers=["CPUExecutionProvider"])  # fmt: skip
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return session.run(None, feeds)
 
 
 @pytest.mark.parametrize("name", ["tiny_candy", "tiny_segformer", "tiny_yolox", "tiny_transformer"])
 def test_onnxruntime_runs_the_plan_and_agrees(name, cache_folder):
     executable = korch.optimize(
-        build(name), measure=name == "tiny_candy", budget=4, max_primitives=6, baselines=False,
+        build(name),
+        measure=name == "tiny_candy",
+        budget=4,
+        max_primitives=6,
+        baselines=False,
         cache_folder=cache_folder,
-    )  # fmt: skip
+    )
     model = plan_model(executable.plan, executable.artifact.weights.array)
     assert len(model.functions) == len(executable.plan.steps)
     facts = metadata(model)["kernel_0"]
     assert facts["cost_ns"] == executable.plan.steps[0].cost_ns and facts["provider"]
     rng = np.random.default_rng(0)
     arrays = {
-        t.name: rng.integers(0, 2, t.shape).astype(t.dtype) if t.dtype.kind in "iu"
+        t.name: rng.integers(0, 2, t.shape).astype(t.dtype)
+        if t.dtype.kind in "iu"
         else rng.standard_normal(t.shape).astype(t.dtype)
         for t in executable.get_inputs()
-    }  # fmt: skip
+    }
     own = executable(*arrays.values())
     for tensor, a, b in zip(executable.get_outputs(), own, run(model, arrays), strict=True):
         assert_same(a, b, terms=1000, name=tensor.name)
 
 
-@pytest.mark.parametrize("row", [r for r in OPS.values() if r.name not in UNKNOWN],
-                         ids=lambda r: r.name)  # fmt: skip
+@pytest.mark.parametrize("row", [r for r in OPS.values() if r.name not in UNKNOWN], ids=lambda r: r.name)
 def test_every_primitive_means_the_same_in_onnx(row):
     rng = np.random.default_rng(1)
     for sample in row.samples:
@@ -70,11 +73,14 @@ def test_every_primitive_means_the_same_in_onnx(row):
         from korch.primitive.ops.opaque import onnx_type
 
         made = onnx.helper.make_graph(
-            OnnxNodes(graph, "a test").nodes(), "g",
-            [onnx.helper.make_tensor_value_info(n, onnx_type(graph.types[v].dtype),
-                                                graph.types[v].shape) for n, v in graph.inputs],
+            OnnxNodes(graph, "a test").nodes(),
+            "g",
+            [
+                onnx.helper.make_tensor_value_info(n, onnx_type(graph.types[v].dtype), graph.types[v].shape)
+                for n, v in graph.inputs
+            ],
             [onnx.helper.make_tensor_value_info("o0", onnx_type(out.dtype), out.shape)],
-        )  # fmt: skip
+        )
         opsets = [onnx.helper.make_opsetid("", 20)]
         model = onnx.helper.make_model(made, opset_imports=opsets, ir_version=10)
         (found,) = run(model, feeds)

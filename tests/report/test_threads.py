@@ -23,13 +23,15 @@ needs_gcc = pytest.mark.skipif(
 
 
 def test_a_region_belongs_to_the_kernel_in_which_it_begins() -> None:
-    run = read_run({
-        "begun_ns": 1000, "kernel_ns": [100, 50, 70], "left_out": 0,
-        "spans": [[7, 1, 1105, 1149, 4], [7, 0, 1099, 1149, 0], [8, 0, 1160, 1190, 10]],
-    })  # fmt: skip
-    assert run.spans == (
-        Span(0, 0, 99, 149, 0), Span(0, 1, 105, 149, 4), Span(2, 0, 160, 190, 10),
-    )  # fmt: skip
+    run = read_run(
+        {
+            "begun_ns": 1000,
+            "kernel_ns": [100, 50, 70],
+            "left_out": 0,
+            "spans": [[7, 1, 1105, 1149, 4], [7, 0, 1099, 1149, 0], [8, 0, 1160, 1190, 10]],
+        }
+    )
+    assert run.spans == (Span(0, 0, 99, 149, 0), Span(0, 1, 105, 149, 4), Span(2, 0, 160, 190, 10))
     assert [span.busy_ns for span in run.spans] == [50, 40, 20]
 
 
@@ -52,8 +54,7 @@ def test_loads_are_medians_over_runs() -> None:
 def artifact(tmp_path_factory, cache_folder) -> Path:
     folder = tmp_path_factory.mktemp("threads")
     model = build("conv_bn_relu", size=64, channels=(16, 16))
-    found = korch.optimize(model, threads=2, budget=1, max_primitives=4, gap=0.5,
-                           cache_folder=cache_folder)  # fmt: skip
+    found = korch.optimize(model, threads=2, budget=1, max_primitives=4, gap=0.5, cache_folder=cache_folder)
     found.save(folder / "m.korch")
     return folder / "m.korch"
 

@@ -52,14 +52,10 @@ def test_a_tool_that_works_says_nothing(capfd: pytest.CaptureFixture[str]) -> No
 
 def test_an_error_a_crash_and_a_silent_exit_are_told_apart() -> None:
     assert run("raise TypeError('odd')") == "can't compile the model: odd"
-    assert run("import sys; sys.exit(3)") == (
-        "can't compile the model: its compiler ended with exit code 3"
-    )
+    assert run("import sys; sys.exit(3)") == ("can't compile the model: its compiler ended with exit code 3")
     killed = f"import os; os.kill(os.getpid(), {int(signal.SIGSEGV)})"
     assert run(killed) == "can't compile the model: its compiler was killed by SIGSEGV"
 
 
 def test_a_tool_that_waits_for_input_gets_none() -> None:
-    assert run("import sys; sys.exit(sys.stdin.read() or 'nothing')") == (
-        "can't compile the model: nothing"
-    )
+    assert run("import sys; sys.exit(sys.stdin.read() or 'nothing')") == ("can't compile the model: nothing")

@@ -124,9 +124,7 @@ def _model(op_type, inputs, attributes, opset, outputs=("y",)):
         [numpy_helper.from_array(a, n) for a, n in zip(inputs[1:], names[1:], strict=True) if n],
     )
     opsets = [helper.make_opsetid("", opset)]
-    return onnx.shape_inference.infer_shapes(
-        helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    )
+    return onnx.shape_inference.infer_shapes(helper.make_model(graph, opset_imports=opsets, ir_version=10))
 
 
 def _check(model, x, tmp_path):
@@ -206,24 +204,9 @@ def test_each_translator_is_tested():
             {"output_shape": [9, 9], "kernel_shape": [3, 3]},
             "an output_shape",
         ),
-        (
-            "ConvTranspose",
-            [X, _floats(4, 3, 3, 3)],
-            {"pads": [0, 0, 1, 1]},
-            "more padding after than before",
-        ),
-        (
-            "AveragePool",
-            [X],
-            {"kernel_shape": [2, 2], "pads": [0, 0, 1, 1]},
-            r"uneven pads \[0, 0, 1, 1\]",
-        ),
-        (
-            "AveragePool",
-            [X],
-            {"kernel_shape": [2, 2], "dilations": [2, 2]},
-            r"dilations=\[2, 2\]",
-        ),
+        ("ConvTranspose", [X, _floats(4, 3, 3, 3)], {"pads": [0, 0, 1, 1]}, "more padding after than before"),
+        ("AveragePool", [X], {"kernel_shape": [2, 2], "pads": [0, 0, 1, 1]}, r"uneven pads \[0, 0, 1, 1\]"),
+        ("AveragePool", [X], {"kernel_shape": [2, 2], "dilations": [2, 2]}, r"dilations=\[2, 2\]"),
         ("Pad", [X, _ints(0, 0, 1, 1, 0, 0, 1, 1)], {"mode": "wrap"}, "mode='wrap'"),
         ("Resize", [X, "", np.array([1, 1, 2, 2], np.float32)], {"mode": "cubic"}, "mode='cubic'"),
         (
@@ -238,12 +221,7 @@ def test_each_translator_is_tested():
             {"mode": "linear", "coordinate_transformation_mode": "asymmetric"},
             "mode='linear' and asymmetric",
         ),
-        (
-            "Resize",
-            [X, "", np.array([1, 2, 2, 2], np.float32)],
-            {},
-            "a scale of the batch or the channels",
-        ),
+        ("Resize", [X, "", np.array([1, 2, 2, 2], np.float32)], {}, "a scale of the batch or the channels"),
         ("Resize", [X, "", np.array([1, 1, 2, 2], np.float32)], {"antialias": 1}, "antialias=1"),
         ("ArgMax", [X], {"select_last_index": 1}, "select_last_index=1"),
         ("Cast", [X], {"to": TensorProto.STRING}, "to=STRING"),
@@ -252,9 +230,7 @@ def test_each_translator_is_tested():
 def test_forms_without_a_translation_are_refused(op_type, inputs, attributes, reason, tmp_path):
     path = tmp_path / "m.onnx"
     onnx.save(_model(op_type, inputs, attributes, 19), path)
-    with pytest.raises(
-        UnsupportedError, match=f"^the_node: the PyTorch peers don't run {op_type} with {reason}. "
-    ):
+    with pytest.raises(UnsupportedError, match=f"^the_node: the PyTorch peers don't run {op_type} with {reason}. "):
         load_module(path, {"x0": X.shape})
 
 
@@ -263,9 +239,7 @@ def test_an_operator_without_a_translator_and_a_computed_shape_are_refused(tmp_p
     onnx.save(_model("Det", [_floats(3, 3)], {}, 17), path)
     with pytest.raises(UnsupportedError, match="the_node: the PyTorch peers have no operator Det"):
         load_module(path, {"x0": (3, 3)})
-    nodes = [
-        helper.make_node("Reshape", ["x0", "shape"], ["y"], name="the_node"),
-    ]
+    nodes = [helper.make_node("Reshape", ["x0", "shape"], ["y"], name="the_node")]
     graph = helper.make_graph(
         nodes,
         "computed",

@@ -82,9 +82,8 @@ def chain():
     steps = (
         step(graph, [value_of(graph, "exp")], loop("k_exp", 15, "o0[i] = __builtin_expf(i0[i]);")),
         step(graph, [value_of(graph, "neg")], loop("k_neg", 15, "o0[i] = -i0[i];")),
-        step(graph, [value_of(graph, "abs")],
-             loop("k_abs", 15, "o0[i] = i0[i] < 0 ? -i0[i] : i0[i];")),
-    )  # fmt: skip
+        step(graph, [value_of(graph, "abs")], loop("k_abs", 15, "o0[i] = i0[i] < 0 ? -i0[i] : i0[i];")),
+    )
     return Plan(graph, steps, lambda x: (np.exp(x),))
 
 
@@ -153,15 +152,15 @@ def workspace():
     builder.output("y", builder.add("add", [a, builder.add("neg", [a])]))
     graph = builder.freeze()
     scratch = loop(
-        "k_scratch", 64, "w[i] = -i0[i]; o0[63 - i] = 0; if (i == 63) for (long j = 0; j < 64; ++j)"
-        " o0[j] = 3 * w[j];", workspace_bytes=256,
-    )  # fmt: skip
+        "k_scratch",
+        64,
+        "w[i] = -i0[i]; o0[63 - i] = 0; if (i == 63) for (long j = 0; j < 64; ++j) o0[j] = 3 * w[j];",
+        workspace_bytes=256,
+    )
     steps = (
         step(graph, [value_of(graph, "exp")], loop("k_twice", 64, "o0[i] = 2 * i0[i];")),
         step(graph, [value_of(graph, "neg")], scratch),
-        step(
-            graph, [value_of(graph, "add")], loop("k_sum", 64, "o0[i] = i0[i] + i1[i];", inputs=2)
-        ),
+        step(graph, [value_of(graph, "add")], loop("k_sum", 64, "o0[i] = i0[i] + i1[i];", inputs=2)),
     )
     return Plan(graph, steps, lambda x: (-4 * x,))
 
@@ -227,10 +226,7 @@ def scalar():
     builder, x = new_graph(x="f32[]")
     builder.output("y", builder.add("neg", [x]))
     graph = builder.freeze()
-    return Plan(
-        graph, (step(graph, [graph.outputs[0][1]], loop("k_one", 1, "*o0 = -*i0;")),),
-        lambda x: (-x,),
-    )  # fmt: skip
+    return Plan(graph, (step(graph, [graph.outputs[0][1]], loop("k_one", 1, "*o0 = -*i0;")),), lambda x: (-x,))
 
 
 def passed_through():
@@ -239,9 +235,12 @@ def passed_through():
     builder, x = new_graph(x="f32[2,3]")
     y = builder.add("neg", [x])
     for name, value in (
-        ("input", x), ("table", builder.constant(table)),
-        ("ones", builder.constant(np.ones((2, 3), np.float16))), ("y", y), ("again", y),
-    ):  # fmt: skip
+        ("input", x),
+        ("table", builder.constant(table)),
+        ("ones", builder.constant(np.ones((2, 3), np.float16))),
+        ("y", y),
+        ("again", y),
+    ):
         builder.output(name, value)
     graph = builder.freeze()
     kernel = loop("k_neg6", 6, "o0[i] = -i0[i];")
@@ -280,13 +279,10 @@ def concatenated():
         step(graph, [value_of(graph, "exp")], loop("k_exp16", 16, "o0[i] = i0[i] * 3;")),
         step(graph, [value_of(graph, "neg")], loop("k_neg16", 16, "o0[i] = -i0[i];")),
         in_place(graph, value_of(graph, "concat")),
-        step(
-            graph, [value_of(graph, "abs")],
-            loop("k_more", 32, "o0[i] = i0[i] + 100;", workspace_bytes=64),
-        ),
+        step(graph, [value_of(graph, "abs")], loop("k_more", 32, "o0[i] = i0[i] + 100;", workspace_bytes=64)),
         in_place(graph, value_of(graph, "concat", 1)),
         step(graph, [value_of(graph, "tanh")], loop("k_late", 16, "o0[i] = i0[i] + 7;")),
-    )  # fmt: skip
+    )
 
     def meaning(x):
         inner = np.concatenate([3 * x, -x], 1)
@@ -314,9 +310,19 @@ def types():
 
 
 PLANS = (
-    chain, several_outputs, layouts, blocked_constant, workspace, state, empty, scalar,
-    passed_through, recomputed, concatenated, types,
-)  # fmt: skip
+    chain,
+    several_outputs,
+    layouts,
+    blocked_constant,
+    workspace,
+    state,
+    empty,
+    scalar,
+    passed_through,
+    recomputed,
+    concatenated,
+    types,
+)
 
 
 def random_arrays(graph, seed=0):

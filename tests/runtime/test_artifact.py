@@ -34,9 +34,15 @@ def content(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("artifact")
     plan = plans.blocked_constant()
-    built = build(plan.graph, plan.steps, plans.TARGET, Builder(plans.TARGET.isa, folder / "cache"),
-                  model=ModelRecord("/models/m.onnx", "0" * 64), report={"seconds": 1.5},
-                  certificate={"status": "optimal", "gap": float("inf")})  # fmt: skip
+    built = build(
+        plan.graph,
+        plan.steps,
+        plans.TARGET,
+        Builder(plans.TARGET.isa, folder / "cache"),
+        model=ModelRecord("/models/m.onnx", "0" * 64),
+        report={"seconds": 1.5},
+        certificate={"status": "optimal", "gap": float("inf")},
+    )
     write_artifact(built, folder / "plan.korch")
     return (folder / "plan.korch").read_bytes()
 
@@ -186,8 +192,7 @@ def test_another_archive_is_no_artifact(path):
 def test_a_member_that_was_exchanged_is_refused(path):
     repack(path, **{"sources/main.cpp": lambda data: data + b"// harmless\n"})
     assert message(path) == (
-        "sources/main.cpp: it is not what was written: its checksum differs. "
-        "Build the artifact again"
+        "sources/main.cpp: it is not what was written: its checksum differs. Build the artifact again"
     )
 
 
@@ -220,9 +225,7 @@ def test_a_compressed_artifact_is_refused(path):
 
 def test_another_schema_is_refused(path):
     edit_manifest(path, lambda manifest: manifest.update(schema=1))
-    assert message(path) == (
-        "its schema has version 1; expected version 3. Build it again with this version of Korch"
-    )
+    assert message(path) == ("its schema has version 1; expected version 3. Build it again with this version of Korch")
 
 
 @pytest.mark.parametrize("kind", ["korch-shaped", "korch-hosted"])
@@ -250,14 +253,10 @@ def test_a_plan_that_does_not_fit_the_schema_is_refused(path):
     assert text.startswith("plan.json: it can't be read: plan does not have the fields korch_ver")
 
 
-@pytest.mark.parametrize(
-    "requires", [None, {}, {"system": "linux", "machine": "x", "cpu_flags": 1}]
-)
+@pytest.mark.parametrize("requires", [None, {}, {"system": "linux", "machine": "x", "cpu_flags": 1}])
 def test_a_manifest_that_does_not_say_which_machine_is_refused(requires, path):
     edit_manifest(path, lambda manifest: manifest.update(requires=requires))
-    assert message(path) == (
-        "manifest.json: it does not say which machine it is for. Build the artifact again"
-    )
+    assert message(path) == ("manifest.json: it does not say which machine it is for. Build the artifact again")
 
 
 def test_another_architecture_is_refused(path):
@@ -269,9 +268,7 @@ def test_another_architecture_is_refused(path):
 
 
 def test_a_cpu_that_lacks_instructions_is_refused(path, monkeypatch):
-    edit_manifest(
-        path, lambda manifest: manifest["requires"].update(cpu_flags=["avx512f", "bmi2", "fma"])
-    )
+    edit_manifest(path, lambda manifest: manifest["requires"].update(cpu_flags=["avx512f", "bmi2", "fma"]))
     monkeypatch.setattr(machine, "cpu_flags", lambda: frozenset({"fma", "sse2"}))
     assert message(path) == (
         "it was built for a CPU with avx512f, bmi2, which this CPU lacks. Build it on this machine"
@@ -372,10 +369,10 @@ DEEP = b'{"a":' + 40_000 * b"[" + 40_000 * b"]" + b"}"
 
 @pytest.mark.parametrize("name", ["manifest.json", "plan.json", "report.json"])
 @pytest.mark.parametrize(
-    "text", [b"null", b"[]", b"3", b"{", 100_000 * b"[", DEEP, DEEP.replace(39_900 * b"[", b"")
-             .replace(39_900 * b"]", b"")],
+    "text",
+    [b"null", b"[]", b"3", b"{", 100_000 * b"[", DEEP, DEEP.replace(39_900 * b"[", b"").replace(39_900 * b"]", b"")],
     ids=["null", "list", "number", "cut", "deep and cut", "deep", "deeper than ours"],
-)  # fmt: skip
+)
 def test_forged_json_is_refused(name, text, path):
     forge(path, name, text)
     assert message(path).startswith(f"{name}: it can't be read")
@@ -404,8 +401,7 @@ def test_a_save_takes_the_longest_name_and_leaves_nothing_else(path, tmp_path):
     assert sorted(tmp_path.iterdir()) == sorted([longest, path])
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy,
-                                    lambda one: pickle.loads(pickle.dumps(one))])  # fmt: skip
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
 def test_an_executable_is_copied_and_pickled(copied, path):
     executable = load(path)
     executable.report["note"] = "kept"

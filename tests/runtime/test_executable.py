@@ -44,9 +44,7 @@ def test_run_is_a_drop_in_for_a_session_of_onnx_runtime(make_executable):
     x, y = np.arange(8, dtype=np.float32), np.ones(8, np.float32)
     assert_same(executable.run(None, {"y": y, "x": x}), [x - y, -(x + y)])
     assert_same(executable.run(["negative"], {"x": x, "y": y}), [-(x + y)])
-    assert_same(
-        executable.run(["negative", "difference"], {"x": x, "y": y}, None), [-(x + y), x - y]
-    )
+    assert_same(executable.run(["negative", "difference"], {"x": x, "y": y}, None), [-(x + y), x - y])
     (first, second) = executable.get_inputs()
     assert (first.name, first.shape, first.type) == ("x", [8], "tensor(float)")
     assert first.dtype == np.float32
@@ -69,27 +67,22 @@ ONE = "expected an array for each of 'x', 'y'"
     ("names", "feeds", "text"),
     [
         (None, {"x": X}, f"input 'y' is missing: only 'x' is given; {ONE}"),
-        (None, [X, X], "the feeds are of type list; expected a dict with an array for each of "
-         "'x', 'y'"),
-        (None, None, "the feeds are of type NoneType; expected a dict with an array for each of "
-         "'x', 'y'"),
+        (None, [X, X], "the feeds are of type list; expected a dict with an array for each of 'x', 'y'"),
+        (None, None, "the feeds are of type NoneType; expected a dict with an array for each of 'x', 'y'"),
         (None, {"x": X, "y": X, "z": X}, f"there is no input 'z'; {ONE}"),
-        (
-            ["sum"],
-            {"x": X, "y": X},
-            "there is no output 'sum'; expected 'difference', 'negative'",
-        ),
+        (["sum"], {"x": X, "y": X}, "there is no output 'sum'; expected 'difference', 'negative'"),
         (None, {"x": X, "y": X[:7]}, "input 'y': it is f32[7]; expected f32[8]"),
         (None, {"x": X.astype(np.float64), "y": X}, "input 'x': it is f64[8]; expected f32[8]"),
-        (None, {"x": X.astype(np.complex64), "y": X},
-         "input 'x': it is complex64[8]; expected f32[8]"),
+        (None, {"x": X.astype(np.complex64), "y": X}, "input 'x': it is complex64[8]; expected f32[8]"),
         (None, {"x": X.astype(str), "y": X}, "input 'x': it is <U32[8]; expected f32[8]"),
         (None, {"x": X[:, None], "y": X}, "input 'x': it is f32[8,1]; expected f32[8]"),
-        (None, {"x": [1.0] * 8, "y": X},
-         "input 'x': it is of type list; expected f32[8] as an array of NumPy, or one that speaks "
-         "DLPack"),
+        (
+            None,
+            {"x": [1.0] * 8, "y": X},
+            "input 'x': it is of type list; expected f32[8] as an array of NumPy, or one that speaks DLPack",
+        ),
     ],
-)  # fmt: skip
+)
 def test_wrong_names_shapes_and_types_are_refused(names, feeds, text, make_executable):
     executable = make_executable(plans.several_outputs())
     with pytest.raises(InputError) as caught:
@@ -157,8 +150,7 @@ def test_arrays_come_in_and_go_out_through_dlpack(make_executable):
     with pytest.raises(InputError) as caught:
         executable(Foreign(x, BufferError("it is on a GPU")))
     assert str(caught.value) == (
-        "input 'x': it can't be read through DLPack: it is on a GPU; "
-        "expected f32[3,5] in this machine's memory"
+        "input 'x': it can't be read through DLPack: it is on a GPU; expected f32[3,5] in this machine's memory"
     )
     with pytest.raises(InputError, match=r"it is f32\[15\]; expected f32\[3,5\]"):
         executable(Foreign(x.reshape(15)))
@@ -174,12 +166,8 @@ def test_outputs_are_new_arrays_aligned_to_a_cache_line(make_executable):
 
 def test_the_arena_and_the_constants_are_aligned(make_executable):
     plan = plans.blocked_constant()
-    check = plans.run_source(
-        "k_check", "for (int i = 0; i < 2; ++i) if ((size_t)buffers[i] % 64) return 1;"
-    )
-    bad = replace(
-        plan.steps[1], kernel=replace(plan.steps[1].kernel, symbol="k_check", source=check)
-    )
+    check = plans.run_source("k_check", "for (int i = 0; i < 2; ++i) if ((size_t)buffers[i] % 64) return 1;")
+    bad = replace(plan.steps[1], kernel=replace(plan.steps[1].kernel, symbol="k_check", source=check))
     make_executable(replace(plan, steps=(plan.steps[0], bad)))(np.zeros((1, 5, 2, 2), np.float32))
 
 
@@ -202,9 +190,7 @@ def test_several_threads_may_call_at_once(make_executable):
     assert not wrong
 
 
-def test_each_step_has_a_state_of_its_own_that_is_destroyed_with_the_executable(
-    make_executable, tmp_path
-):
+def test_each_step_has_a_state_of_its_own_that_is_destroyed_with_the_executable(make_executable, tmp_path):
     path = tmp_path / "destroyed"
     executable = make_executable(plans.state(path))
     executable(np.zeros(4, np.float32))
@@ -214,9 +200,7 @@ def test_each_step_has_a_state_of_its_own_that_is_destroyed_with_the_executable(
     assert path.read_text() == "destroyed\n" * 2
 
 
-def test_a_kernel_that_cant_be_set_up_is_named_and_the_others_are_destroyed(
-    make_executable, tmp_path
-):
+def test_a_kernel_that_cant_be_set_up_is_named_and_the_others_are_destroyed(make_executable, tmp_path):
     path = tmp_path / "destroyed"
     plan = plans.failing_create("no such primitive")
     steps = (plans.state(path).steps[0], plan.steps[1])

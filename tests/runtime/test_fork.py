@@ -21,10 +21,15 @@ HANG_SECONDS = 60
 
 def region(symbol, sign):
     body = f'_Pragma("omp parallel for num_threads(2)") for (long i = 0; i < {SIZE}; ++i)'
-    return plans.Kernel(symbol, plans.run_source(
-        symbol, "const float *x = (const float *)buffers[0];", "float *y = (float *)buffers[1];",
-        f"{body} y[i] = {sign};",
-    ))  # fmt: skip
+    return plans.Kernel(
+        symbol,
+        plans.run_source(
+            symbol,
+            "const float *x = (const float *)buffers[0];",
+            "float *y = (float *)buffers[1];",
+            f"{body} y[i] = {sign};",
+        ),
+    )
 
 
 def parallel_plan(operator=None):
@@ -32,8 +37,9 @@ def parallel_plan(operator=None):
     builder, x = plans.new_graph(x=f"f32[{SIZE}]")
     if operator is not None:
         node = onnx.helper.make_node(operator, ["x0"], ["y0"])
-        row = OpaqueAttributes(operator, "", 17, node.SerializeToString().hex(),
-                               (f"f32[{SIZE}]",), (f"f32[{SIZE}]",), 0)  # fmt: skip
+        row = OpaqueAttributes(
+            operator, "", 17, node.SerializeToString().hex(), (f"f32[{SIZE}]",), (f"f32[{SIZE}]",), 0
+        )
         x = builder.add("opaque", [x], row)
     builder.output("y", builder.add("abs", [builder.add("neg", [x])]))
     graph = builder.freeze()
@@ -89,12 +95,9 @@ def test_a_forked_child_runs_a_part_on_the_host():
     pytest.importorskip("onnxruntime")
     x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [512, 512])
     y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [512, 512])
-    graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("MatMul", ["x", "x"], ["y"])], "g", [x], [y]
-    )
+    graph = onnx.helper.make_graph([onnx.helper.make_node("MatMul", ["x", "x"], ["y"])], "g", [x], [y])
     opset = onnx.helper.make_opsetid("", 17)
     engine = Engine(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8), 2)
     feeds = {"x": np.eye(512, dtype=np.float32)}
     engine.run(feeds)
-    assert exit_code_of_child(lambda: np.testing.assert_array_equal(
-        engine.run(feeds)["y"], feeds["x"])) == 0  # fmt: skip
+    assert exit_code_of_child(lambda: np.testing.assert_array_equal(engine.run(feeds)["y"], feeds["x"])) == 0

@@ -74,9 +74,7 @@ def test_overlapping_buffers_are_refused():
     found = [Buffer(100, 0, 2), Buffer(100, 2, 3)]
     with pytest.raises(InvalidGraphError) as caught:
         check_arena(found, ArenaPlan((0, 64), 192, 192))
-    assert str(caught.value) == (
-        "arena: buffers 0 and 1 overlap in memory, and both are live at step 2"
-    )
+    assert str(caught.value) == ("arena: buffers 0 and 1 overlap in memory, and both are live at step 2")
     check_arena([found[0], Buffer(100, 3, 3)], ArenaPlan((0, 64), 192, 192))
 
 
@@ -85,6 +83,5 @@ def test_buffers_that_are_unaligned_or_outside_are_refused(offset):
     with pytest.raises(InvalidGraphError) as caught:
         check_arena([Buffer(100, 0, 0)], ArenaPlan((offset,), 192, 192))
     assert str(caught.value) == (
-        f"arena: buffer 0 of 100 bytes lies at offset {offset}; "
-        "expected a multiple of 64 and an end within 192 bytes"
+        f"arena: buffer 0 of 100 bytes lies at offset {offset}; expected a multiple of 64 and an end within 192 bytes"
     )

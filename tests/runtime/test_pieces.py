@@ -35,8 +35,9 @@ from korch.testing.arena import simulate
 TARGET = Target(lanes=16)
 
 
-def plan(text: str, in_place: Sequence[int], order: Sequence[int] = (), layout: Any = None,
-         workspace_bytes: int = 0) -> tuple[PrimitiveGraph, list[Step[Kernel]]]:  # fmt: skip
+def plan(
+    text: str, in_place: Sequence[int], order: Sequence[int] = (), layout: Any = None, workspace_bytes: int = 0
+) -> tuple[PrimitiveGraph, list[Step[Kernel]]]:
     """Each primitive as a kernel, those of some values in place."""
     graph = parse_graph(text.lstrip())
     steps = []
@@ -46,8 +47,7 @@ def plan(text: str, in_place: Sequence[int], order: Sequence[int] = (), layout: 
         offer = Offer(*group.plain_layouts)
         if layout is not None:
             ends = {v for _, v in graph.inputs}
-            own = (plain if v in ends else layout for v, plain in
-                   zip(group.inputs, offer.inputs, strict=True))  # fmt: skip
+            own = (plain if v in ends else layout for v, plain in zip(group.inputs, offer.inputs, strict=True))
             offer = Offer(tuple(own), (layout,))
         kernel = Kernel(f"k{p}", "", workspace_bytes=workspace_bytes)
         if value in in_place:
@@ -66,10 +66,7 @@ def bind(text: str, in_place: Sequence[int], **fields: Any) -> Program[Kernel]:
 
 def check(graph: PrimitiveGraph, steps: Sequence[Step[Any]], program: Program[Any]) -> None:
     rng = np.random.default_rng(3)
-    arrays = [
-        rng.standard_normal(graph.types[v].shape).astype(graph.types[v].dtype.numpy)
-        for _, v in graph.inputs
-    ]
+    arrays = [rng.standard_normal(graph.types[v].shape).astype(graph.types[v].dtype.numpy) for _, v in graph.inputs]
     feeds = {name: array for (name, _), array in zip(graph.inputs, arrays, strict=True)}
     expected = reference.run(graph, feeds, exact=False)
     found = simulate(graph, steps, program, arrays)
@@ -89,8 +86,10 @@ graph(%0 "x": f32[1,16,2,2]) -> (%4 "y")
 def test_operands_lie_in_the_result_one_after_another() -> None:
     program = bind(PAIR, [3])
     assert [slots[-1] for slots in program.slots[:3]] == [
-        Slot(Place.ARENA, 0), Slot(Place.ARENA, 256), Slot(Place.ARENA, 0)
-    ]  # fmt: skip
+        Slot(Place.ARENA, 0),
+        Slot(Place.ARENA, 256),
+        Slot(Place.ARENA, 0),
+    ]
     assert program.slots[2][:2] == (program.slots[0][-1], program.slots[1][-1])
     assert program.arena.size_bytes == 512
     assert bind(PAIR, []).arena.size_bytes == 1024
@@ -112,8 +111,10 @@ def test_a_result_that_is_a_model_output_is_written_in_pieces() -> None:
     text = PAIR.replace('%4 "y"', '%3 "y"').rsplit("%4", 1)[0]
     program = bind(text, [3])
     assert [slots[-1] for slots in program.slots] == [
-        Slot(Place.OUTPUT, 0), Slot(Place.OUTPUT, 0, 256), Slot(Place.OUTPUT, 0)
-    ]  # fmt: skip
+        Slot(Place.OUTPUT, 0),
+        Slot(Place.OUTPUT, 0, 256),
+        Slot(Place.OUTPUT, 0),
+    ]
     assert program.arena.size_bytes == 0
 
 
@@ -165,14 +166,18 @@ def test_an_operand_of_an_output_that_is_another_output_is_copied_from_there() -
 
 
 def test_parts_without_elements_are_there_too() -> None:
-    bind("""
+    bind(
+        """
 graph(%0 "x": f32[1,16], %1 "e": f32[1,0]) -> (%5 "y")
 %2: f32[1,16] = exp(%0)
 %3: f32[1,0] = neg(%1)
 %4: f32[1,32] = concat(%2, %3, %6) {axis=1}
 %6: f32[1,16] = neg(%0)
 %5: f32[1,32] = abs(%4)
-""", [4], order=[0, 1, 3, 2, 4])  # fmt: skip
+""",
+        [4],
+        order=[0, 1, 3, 2, 4],
+    )
 
 
 @pytest.mark.parametrize(
@@ -207,14 +212,14 @@ def test_the_library_skips_them(make_executable: Any) -> None:
     assert len(timing.kernel_ns[0]) == 6
     whole = executable.plan.steps[4]
     assert [(p.place, p.at, p.offset) for p in (*whole.inputs, *whole.outputs)] == [
-        ("OUTPUT", 1, 0), ("OUTPUT", 1, 128), ("OUTPUT", 1, 0)
-    ]  # fmt: skip
+        ("OUTPUT", 1, 0),
+        ("OUTPUT", 1, 128),
+        ("OUTPUT", 1, 0),
+    ]
     profiled = profile(executable, arrays, 3)
     assert len(profiled.kernels) == 6
     assert "concat" not in profiled.to_text() and "all kernels     4" in profiled.to_text()
-    assert "none: what writes the operands writes into the result's memory" in kernel_text(
-        executable.plan, {}, 2
-    )
+    assert "none: what writes the operands writes into the result's memory" in kernel_text(executable.plan, {}, 2)
 
 
 def random_graph(rng: Random) -> PrimitiveGraph:
@@ -245,19 +250,14 @@ def test_random_plans_compute_what_they_should(seed: int) -> None:
     rng = Random(seed)
     graph = random_graph(rng)
     groups, _ = enumerate_groups(graph, Options(max_primitives=2))
-    candidates, _ = collect_candidates(
-        graph, groups, (GeneratedProvider(), InPlaceProvider()), TARGET
-    )
+    candidates, _ = collect_candidates(graph, groups, (GeneratedProvider(), InPlaceProvider()), TARGET)
     costs = {c.key: rng.randint(1, 9) for c in candidates}
-    problem = make_problem(
-        graph, candidates, lambda c: (0 if c.offer.is_in_place else costs[c.key], True)
-    )
+    problem = make_problem(graph, candidates, lambda c: (0 if c.offer.is_in_place else costs[c.key], True))
     chosen = [candidates[k] for k in solve(problem, seconds=5, workers=1).kernels]
     steps = [
-        Step(c, Kernel("", "") if c.offer.is_in_place
-             else Kernel(f"k{i}", "", workspace_bytes=64 * rng.randint(0, 2)))
+        Step(c, Kernel("", "") if c.offer.is_in_place else Kernel(f"k{i}", "", workspace_bytes=64 * rng.randint(0, 2)))
         for i, c in enumerate(chosen)
-    ]  # fmt: skip
+    ]
     check(graph, steps, bind_steps(graph, steps))
 
 

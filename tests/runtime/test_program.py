@@ -52,18 +52,14 @@ def test_a_step_that_reads_too_early_is_refused():
     with pytest.raises(InvalidGraphError) as caught:
         bind_steps(plan.graph, plan.steps[1:])
     value = plan.steps[1].candidate.group.inputs[0]
-    assert str(caught.value) == (
-        f"step 0 (k_neg): it reads %{value} in layout ab, which no step before it writes"
-    )
+    assert str(caught.value) == (f"step 0 (k_neg): it reads %{value} in layout ab, which no step before it writes")
 
 
 def test_a_model_input_in_a_layout_that_no_step_makes_is_refused():
     plan = plans.layouts()
     with pytest.raises(InvalidGraphError) as caught:
         bind_steps(plan.graph, plan.steps[1:])
-    assert "(k_work): it reads %0 in layout acdb, which no step before it writes" in str(
-        caught.value
-    )
+    assert "(k_work): it reads %0 in layout acdb, which no step before it writes" in str(caught.value)
 
 
 def test_a_plan_without_an_output_is_refused():
@@ -77,18 +73,12 @@ def test_a_plan_without_an_output_is_refused():
 def test_symbols_that_clash_or_are_none_are_refused():
     plan = plans.chain()
     clash = replace(plan.steps[1].kernel, source="// other\n", symbol="k_exp")
-    program = bind_steps(
-        plan.graph, (plan.steps[0], replace(plan.steps[1], kernel=clash), plan.steps[2])
-    )
+    program = bind_steps(plan.graph, (plan.steps[0], replace(plan.steps[1], kernel=clash), plan.steps[2]))
     with pytest.raises(InvalidGraphError) as caught:
         check_symbols(program)
-    assert str(caught.value) == (
-        "kernel k_exp: two kernels with different sources have this symbol"
-    )
+    assert str(caught.value) == ("kernel k_exp: two kernels with different sources have this symbol")
     odd = replace(plan.steps[1].kernel, symbol="k-1")
-    program = bind_steps(
-        plan.graph, (plan.steps[0], replace(plan.steps[1], kernel=odd), plan.steps[2])
-    )
+    program = bind_steps(plan.graph, (plan.steps[0], replace(plan.steps[1], kernel=odd), plan.steps[2]))
     with pytest.raises(InvalidGraphError) as caught:
         check_symbols(program)
     assert str(caught.value) == "kernel 'k-1': its symbol is no C identifier"

@@ -26,9 +26,7 @@ def test_a_plan_is_read_as_it_was_written(make, make_artifact):
 
 def test_equal_plans_have_equal_artifacts(make_artifact):
     first, second = make_artifact(plans.state()), make_artifact(plans.state())
-    assert (first.library, first.plan, first.sources) == (
-        second.library, second.plan, second.sources,
-    )  # fmt: skip
+    assert (first.library, first.plan, first.sources) == (second.library, second.plan, second.sources)
 
 
 @pytest.mark.parametrize(
@@ -59,10 +57,12 @@ def test_data_becomes_json(data, expected):
         (lambda plan: plan | {"libraries": "dnnl"}, "plan.libraries is no list"),
         (lambda plan: plan | {"model": None}, "plan.model does not have the fields path, sha256"),
         (lambda plan: plan | {"certificate": 1}, "plan.certificate is 1; expected dict"),
-        (lambda plan: plan | {"steps": [*plan["steps"][:1], {}]},
-         "plan.steps[1] does not have the fields symbol, provider"),
+        (
+            lambda plan: plan | {"steps": [*plan["steps"][:1], {}]},
+            "plan.steps[1] does not have the fields symbol, provider",
+        ),
     ],
-)  # fmt: skip
+)
 def test_other_data_is_no_plan(change, text, make_artifact):
     plan = json.loads(make_artifact(plans.chain()).plan.to_json())
     with pytest.raises(ArtifactError) as caught:
@@ -79,11 +79,8 @@ def test_other_text_is_no_plan():
 def test_a_model_is_recorded_by_its_path_and_checksum(tmp_path):
     (tmp_path / "m.onnx").write_bytes(b"abc")
     assert model_record(tmp_path / "m.onnx") == ModelRecord(
-        str(tmp_path / "m.onnx"),
-        "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
+        str(tmp_path / "m.onnx"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     )
     with pytest.raises(ModelError) as caught:
         model_record(tmp_path / "none.onnx")
-    assert str(caught.value) == (
-        f"{tmp_path / 'none.onnx'}: it can't be read: No such file or directory"
-    )
+    assert str(caught.value) == (f"{tmp_path / 'none.onnx'}: it can't be read: No such file or directory")

@@ -45,12 +45,15 @@ def attention_like() -> onnx.ModelProto:
         h.make_node("Add", ["t", "x"], ["y"]),
     ]
     graph = h.make_graph(
-        nodes, "g",
-        [h.make_tensor_value_info("x", kind, ["batch", "length", WIDTH]),
-         h.make_tensor_value_info("mask", kind, ["length", "length"])],
+        nodes,
+        "g",
+        [
+            h.make_tensor_value_info("x", kind, ["batch", "length", WIDTH]),
+            h.make_tensor_value_info("mask", kind, ["length", "length"]),
+        ],
         [h.make_tensor_value_info("y", kind, ["batch", "length", WIDTH])],
         [onnx.numpy_helper.from_array(weight, "w")],
-    )  # fmt: skip
+    )
     return h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8)
 
 
@@ -97,20 +100,17 @@ def test_an_unplanned_shape_lists_the_planned_ones(executable) -> None:
 
 def test_inputs_are_described_with_the_planned_sizes(executable) -> None:
     assert [(t.name, t.shape) for t in executable.get_inputs()] == [
-        ("x", ["1|2", "5|8|1", WIDTH]), ("mask", ["5|8|1", "5|8|1"]),
-    ]  # fmt: skip
+        ("x", ["1|2", "5|8|1", WIDTH]),
+        ("mask", ["5|8|1", "5|8|1"]),
+    ]
     assert executable.get_outputs()[0].shape == ["1|2", "5|8|1", WIDTH]
     lines = repr(executable).splitlines()
     assert lines[0] == "<ShapedExecutable 4 plans by shape"
-    assert re.match(
-        rf"  \(?1x5x{WIDTH}, .*: a model: \d+ kernels? on 1 thread, measured ", lines[1]
-    )
+    assert re.match(rf"  \(?1x5x{WIDTH}, .*: a model: \d+ kernels? on 1 thread, measured ", lines[1])
     assert lines[5] == f"  input 'x': tensor(float) ['1|2', '5|8|1', {WIDTH}]"
 
 
-def test_saved_and_loaded_it_is_the_same_and_the_weights_are_there_once(
-    executable, tmp_path: Path
-) -> None:
+def test_saved_and_loaded_it_is_the_same_and_the_weights_are_there_once(executable, tmp_path: Path) -> None:
     path, again = tmp_path / "a.korch", tmp_path / "b.korch"
     executable.save(path)
     loaded = korch.load(path)
@@ -123,8 +123,7 @@ def test_saved_and_loaded_it_is_the_same_and_the_weights_are_there_once(
     assert path.read_bytes() == again.read_bytes()
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy,
-                                    lambda one: pickle.loads(pickle.dumps(one))])  # fmt: skip
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
 def test_it_is_copied_and_pickled(copied, executable) -> None:
     again = copied(executable)
     assert isinstance(again, ShapedExecutable) and again is not executable
@@ -139,16 +138,19 @@ def test_weights_and_kernels_are_there_once(cache_folder) -> None:
     kind = onnx.TensorProto.FLOAT
     weight = rng.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 7
     graph = h.make_graph(
-        [h.make_node("MatMul", ["x", "w"], ["a"]), h.make_node("MatMul", ["s", "w"], ["b"]),
-         h.make_node("Softmax", ["b"], ["p"]), h.make_node("Add", ["a", "p"], ["y"])], "g",
-        [h.make_tensor_value_info("x", kind, ["n", WIDTH]),
-         h.make_tensor_value_info("s", kind, [1, WIDTH])],
+        [
+            h.make_node("MatMul", ["x", "w"], ["a"]),
+            h.make_node("MatMul", ["s", "w"], ["b"]),
+            h.make_node("Softmax", ["b"], ["p"]),
+            h.make_node("Add", ["a", "p"], ["y"]),
+        ],
+        "g",
+        [h.make_tensor_value_info("x", kind, ["n", WIDTH]), h.make_tensor_value_info("s", kind, [1, WIDTH])],
         [h.make_tensor_value_info("y", kind, ["n", WIDTH])],
         [onnx.numpy_helper.from_array(weight, "w")],
-    )  # fmt: skip
+    )
     model = h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8)
-    executable = korch.optimize(model, shapes=[{"n": 3}, {"n": 20}], cache_folder=cache_folder,
-                                **QUICK)  # fmt: skip
+    executable = korch.optimize(model, shapes=[{"n": 3}, {"n": 20}], cache_folder=cache_folder, **QUICK)
     for n in (3, 20):
         x, s = (rng.standard_normal((rows, WIDTH)).astype(np.float32) for rows in (n, 1))
         e = np.exp((s @ weight).astype(np.float64))
@@ -189,9 +191,15 @@ def test_a_program_in_c_finds_the_plans(executable, tmp_path: Path) -> None:
     (tmp_path / "korch.h").write_text(first.sources["korch.h"])
     (tmp_path / "main.c").write_text(PROGRAM_IN_C)
     command = [
-        *find_compiler().command, "-xc", "main.c", "-xnone", "library.so", "-o", "main",
+        *find_compiler().command,
+        "-xc",
+        "main.c",
+        "-xnone",
+        "library.so",
+        "-o",
+        "main",
         "-Wl,-rpath,.,--unresolved-symbols=ignore-in-shared-libs",
-    ]  # fmt: skip
+    ]
     subprocess.run(command, cwd=tmp_path, check=True)
     done = subprocess.run(["./main"], cwd=tmp_path, check=True, capture_output=True, text=True)
     assert done.stdout == "".join(f"x {batch} {length}\n" for batch, length in SHAPES)
@@ -251,20 +259,28 @@ def test_weights_that_are_not_there_are_refused(executable, tmp_path: Path, plac
         assert str(caught.value) == f"{path}: it is damaged. Build the artifact again"
 
 
-@pytest.mark.parametrize(("shapes", "error", "text"), [
-    ([{"batch": 1, "length": 5}, {"length": 5, "x": (1, 5, WIDTH)}], OptionError,
-     "two bindings give the inputs the same shapes, 1x5x48, 5x5"),
-    ([], OptionError, "there is no binding"),
-    ([{"batch": 1, "length": 5}, {"length": 5, "batch": 1}], OptionError,
-     "two bindings are equal"),
-    ({"batch": 1, "lenght": 5}, OptionError,
-     "has no input 'lenght'; expected one of 'x', 'mask', or a dimension: 'batch', 'length'"),
-    ({"batch": 1}, ModelError, "dimension 1, 'length', is unknown"),
-    ({"batch": (1, 2), "length": 5}, OptionError, "the dimension 'batch' can't be 1x2"),
-    ({"batch": -1, "length": 5}, OptionError, "the dimension 'batch' can't be -1"),
-    ({"length": 6, "x": (1, 5, WIDTH)}, OptionError, "dimension 1, 'length', is 5"),
-    ({"batch": 1, "length": 5, "mask": (5, 6)}, OptionError, "dimension 1, 'length', is 6"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shapes", "error", "text"),
+    [
+        (
+            [{"batch": 1, "length": 5}, {"length": 5, "x": (1, 5, WIDTH)}],
+            OptionError,
+            "two bindings give the inputs the same shapes, 1x5x48, 5x5",
+        ),
+        ([], OptionError, "there is no binding"),
+        ([{"batch": 1, "length": 5}, {"length": 5, "batch": 1}], OptionError, "two bindings are equal"),
+        (
+            {"batch": 1, "lenght": 5},
+            OptionError,
+            "has no input 'lenght'; expected one of 'x', 'mask', or a dimension: 'batch', 'length'",
+        ),
+        ({"batch": 1}, ModelError, "dimension 1, 'length', is unknown"),
+        ({"batch": (1, 2), "length": 5}, OptionError, "the dimension 'batch' can't be 1x2"),
+        ({"batch": -1, "length": 5}, OptionError, "the dimension 'batch' can't be -1"),
+        ({"length": 6, "x": (1, 5, WIDTH)}, OptionError, "dimension 1, 'length', is 5"),
+        ({"batch": 1, "length": 5, "mask": (5, 6)}, OptionError, "dimension 1, 'length', is 6"),
+    ],
+)
 def test_bindings_that_make_no_sense(shapes, error, text, cache_folder) -> None:
     with pytest.raises(error) as caught:
         korch.optimize(attention_like(), shapes=shapes, cache_folder=cache_folder, **QUICK)

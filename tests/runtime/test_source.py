@@ -15,12 +15,7 @@ from korch.runtime.source import c_string, native_text, opens_regions, print_mai
 
 @pytest.mark.parametrize(
     ("text", "literal"),
-    [
-        ("x", '"x"'),
-        ('a"b\\c', '"a\\042b\\134c"'),
-        ("??/\n1", '"\\077\\077/\\0121"'),
-        ("é", '"\\303\\251"'),
-    ],
+    [("x", '"x"'), ('a"b\\c', '"a\\042b\\134c"'), ("??/\n1", '"\\077\\077/\\0121"'), ("é", '"\\303\\251"')],
 )
 def test_names_become_c_strings(text, literal):
     assert c_string(text) == literal

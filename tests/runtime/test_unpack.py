@@ -120,14 +120,16 @@ def test_several_plans(tmp_path, cache_folder):
     rng = np.random.default_rng(3)
     weight = rng.standard_normal((8, 8)).astype(np.float32)
     graph = h.make_graph(
-        [h.make_node("MatMul", ["x", "w"], ["y"])], "g",
+        [h.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
         [h.make_tensor_value_info("x", kind, ["n", 8])],
         [h.make_tensor_value_info("y", kind, ["n", 8])],
         [onnx.numpy_helper.from_array(weight, "w")],
-    )  # fmt: skip
+    )
     model = h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8)
-    executable = korch.optimize(model, shapes=[{"n": 3}, {"n": 20}], cache_folder=cache_folder,
-                                measure=False, threads=1)  # fmt: skip
+    executable = korch.optimize(
+        model, shapes=[{"n": 3}, {"n": 20}], cache_folder=cache_folder, measure=False, threads=1
+    )
     executable.save(tmp_path / "two.korch")
     unpack(tmp_path / "two.korch", tmp_path / "two")
     assert sorted(p.name for p in (tmp_path / "two" / "plans").iterdir()) == ["0.json", "1.json"]
@@ -170,8 +172,7 @@ def test_what_is_there_is_kept(pack, tmp_path, is_file):
     with pytest.raises(OptionError) as caught:
         unpack(pack(plans.chain()), folder)
     assert str(caught.value) == (
-        f"option FOLDER: {folder} exists and is not an empty folder. Choose another name, or "
-        "remove it first"
+        f"option FOLDER: {folder} exists and is not an empty folder. Choose another name, or remove it first"
     )
     assert (folder if is_file else folder / "own").read_text() == "kept"
 
@@ -184,8 +185,7 @@ def test_sources_stay_in_the_folder(make_artifact, tmp_path, name):
     with pytest.raises(ArtifactError) as caught:
         unpack(path, tmp_path / "a" / "folder")
     assert str(caught.value) == (
-        f"{path}: a source has the name {name!r}; expected the name of a file. Build the artifact "
-        "again"
+        f"{path}: a source has the name {name!r}; expected the name of a file. Build the artifact again"
     )
     assert [p.name for p in tmp_path.rglob("*")] == ["plan.korch"]
 

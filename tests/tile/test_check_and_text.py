@@ -32,14 +32,16 @@ STORE = Store("o0", var("v"), "x0")
 COPY = Pass((Axis("v", 8),), "v", (X,), (STORE,))
 ROWS = (Axis("v", 8), Axis("r", 3, True))
 SQUARES = Pass(
-    (Axis("v", 2), Axis("w", 4)), "w", (Load("x0", F32, "i0", add(var("v"), scale(var("w"), 2))),),
-    (Store("o0", add(scale(var("v"), 4), var("w")), "x0"),), "v",
-)  # fmt: skip
+    (Axis("v", 2), Axis("w", 4)),
+    "w",
+    (Load("x0", F32, "i0", add(var("v"), scale(var("w"), 2))),),
+    (Store("o0", add(scale(var("v"), 4), var("w")), "x0"),),
+    "v",
+)
 SUM = Pass(ROWS, "v", (Load("x0", F32, "i0", ZERO),), (Accumulate("o0", var("v"), "x0", "sum"),))
 
 
-def program(*passes: Pass, grid: tuple[Axis, ...] = (), more: tuple[Buffer, ...] = ()
-            ) -> TileProgram:  # fmt: skip
+def program(*passes: Pass, grid: tuple[Axis, ...] = (), more: tuple[Buffer, ...] = ()) -> TileProgram:
     buffers = (Buffer("i0", Level.INPUT, F32, 8), Buffer("o0", Level.OUTPUT, F32, 8), *more)
     return TileProgram(buffers, (Stage(grid, passes),))
 
@@ -60,23 +62,16 @@ REFUSED = {
     "tile program, 'x0 = f32 load i1[v]': there is no such buffer": program(
         replace(COPY, ops=(replace(X, buffer="i1"),))
     ),
-    "'store o1[v] = x0': there is no such buffer": program(
-        replace(COPY, sinks=(replace(STORE, buffer="o1"),))
-    ),
-    "'store i0[v] = x0': an input is written": program(
-        replace(COPY, sinks=(replace(STORE, buffer="i0"),))
-    ),
+    "'store o1[v] = x0': there is no such buffer": program(replace(COPY, sinks=(replace(STORE, buffer="o1"),))),
+    "'store i0[v] = x0': an input is written": program(replace(COPY, sinks=(replace(STORE, buffer="i0"),))),
     "'v v': two loops have one variable": program(COPY, grid=(Axis("v", 2),)),
     "'r v': a reduced loop stands outside of a kept one": program(replace(SUM, axes=ROWS[::-1])),
     "'g r': a grid axis is reduced": program(
-        replace(SUM, axes=ROWS[1:], vector="", sinks=(Accumulate("o0", ZERO, "x0", "sum"),)),
-        grid=(Axis("g", 1, True),),
+        replace(SUM, axes=ROWS[1:], vector="", sinks=(Accumulate("o0", ZERO, "x0", "sum"),)), grid=(Axis("g", 1, True),)
     ),
     "'v': a kept loop is empty": program(replace(COPY, axes=(Axis("v", 0),))),
     "'v': the outer loop of a tile does not exist": program(replace(COPY, axes=(RAGGED,))),
-    "'v': tiles do not cover their axis": program(
-        replace(COPY, axes=(RAGGED,)), grid=(Axis("g", 3),)
-    ),
+    "'v': tiles do not cover their axis": program(replace(COPY, axes=(RAGGED,)), grid=(Axis("g", 3),)),
     "'w': the vector axis is no loop of its pass": program(replace(COPY, vector="w")),
     "'u': squares are no innermost loops": program(replace(SQUARES, across="u")),
     "'v': squares are reduced": program(replace(SUM, axes=ROWS[:1], across="v")),
@@ -89,21 +84,15 @@ REFUSED = {
     "'x2 = f32 x0 if 0 <= v < 4 else x1': a value is used before it is bound": program(
         replace(COPY, ops=(X, Select("x2", F32, (Inside(var("v"), 0, 4),), "x0", "x1")))
     ),
-    "'x0 = f32 0.5': a value is bound twice": program(
-        replace(COPY, ops=(X, Literal("x0", F32, 0.5)))
-    ),
-    "'x0 = f32 load i0[w]': a variable is no loop": program(
-        replace(COPY, ops=(replace(X, index=var("w")),))
-    ),
+    "'x0 = f32 0.5': a value is bound twice": program(replace(COPY, ops=(X, Literal("x0", F32, 0.5)))),
+    "'x0 = f32 load i0[w]': a variable is no loop": program(replace(COPY, ops=(replace(X, index=var("w")),))),
     "'x0 = f32 load i0[v] if 0 <= w < 4': a variable is no loop": program(
         replace(COPY, ops=(replace(X, guards=(Inside(var("w"), 0, 4),)),))
     ),
     "'store o0[v] = x3': a value is used before it is bound": program(
         replace(COPY, sinks=(replace(STORE, value="x3"),))
     ),
-    "'store o0[w] = x0': a variable is no loop": program(
-        replace(COPY, sinks=(replace(STORE, index=var("w")),))
-    ),
+    "'store o0[w] = x0': a variable is no loop": program(replace(COPY, sinks=(replace(STORE, index=var("w")),))),
     "'x1 = f32 pool_max(x0)': this is no elementwise operation": program(
         replace(COPY, ops=(X, Apply("x1", F32, "pool_max", ("x0",))))
     ),
@@ -114,9 +103,7 @@ REFUSED = {
         replace(COPY, ops=(X, Apply("x1", F32, "add", ("x0",))))
     ),
     "a pass writes nothing": program(replace(COPY, sinks=())),
-    "a pass stores and accumulates": program(
-        replace(COPY, sinks=(STORE, Accumulate("o0", var("v"), "x0", "sum")))
-    ),
+    "a pass stores and accumulates": program(replace(COPY, sinks=(STORE, Accumulate("o0", var("v"), "x0", "sum")))),
     "a store stands in a reduced loop": program(replace(SUM, sinks=(STORE,))),
     "'sum o0[r] = x0': a place depends on a reduced loop": program(
         replace(SUM, sinks=(Accumulate("o0", var("r"), "x0", "sum"),))
@@ -136,9 +123,7 @@ REFUSED = {
         ),
         grid=(Axis("g", 3),),
     ),
-    "'x0 = f32 load t[0]': a buffer is read before it is written": program(
-        READS_TILE, more=(TILE,)
-    ),
+    "'x0 = f32 load t[0]': a buffer is read before it is written": program(READS_TILE, more=(TILE,)),
     "'p': an output is never written": program(COPY, more=(Buffer("p", Level.OUTPUT, F32, 1),)),
 }
 
@@ -164,8 +149,7 @@ def test_every_check_is_among_the_refusals():
 
 
 def test_a_tile_lives_for_one_stage():
-    fill = replace(COPY, sinks=(Store("t", ZERO, "x0"),), axes=(), vector="",
-                   ops=(Literal("x0", F32, 1.0),))  # fmt: skip
+    fill = replace(COPY, sinks=(Store("t", ZERO, "x0"),), axes=(), vector="", ops=(Literal("x0", F32, 1.0),))
     good = program(fill, READS_TILE, more=(TILE,))
     check.check_program(good)
     split = replace(good, stages=(Stage((), (fill,)), Stage((), (READS_TILE,))))
@@ -175,8 +159,7 @@ def test_a_tile_lives_for_one_stage():
 
 def test_a_ragged_tile_may_end_at_the_end():
     axes = (Axis("v", 4, ragged=("g", 7)),)
-    copy = replace(COPY, axes=axes, ops=(replace(X, index=TILED),),
-                   sinks=(replace(STORE, index=TILED),))  # fmt: skip
+    copy = replace(COPY, axes=axes, ops=(replace(X, index=TILED),), sinks=(replace(STORE, index=TILED),))
     check.check_program(program(copy, grid=(Axis("g", 2),)))
     text = format_program(program(copy, grid=(Axis("g", 2),)))
     assert "  pass v<min(4, 7 - 4*g) vector v\n" in text
@@ -193,9 +176,7 @@ def test_each_part_of_two_ragged_tiles_is_checked():
     smaller = (buffers[0], replace(buffers[1], size=20))
     with pytest.raises(InvalidGraphError, match="reaches"):
         check.check_program(TileProgram(smaller, (Stage(grid, (copy,)),)))
-    assert "w<min(4, 7 - 4*h) vector w across v" in format_program(
-        TileProgram(buffers, (Stage(grid, (copy,)),))
-    )
+    assert "w<min(4, 7 - 4*h) vector w across v" in format_program(TileProgram(buffers, (Stage(grid, (copy,)),)))
 
 
 def test_the_text_form(target):

@@ -7,16 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
-from tile_groups import (
-    FAMILIES,
-    Graph,
-    Group,
-    lowered,
-    normalization,
-    offers_of,
-    random_groups,
-    softmax,
-)
+from tile_groups import FAMILIES, Graph, Group, lowered, normalization, offers_of, random_groups, softmax
 
 from korch.alignment import aligned_bytes
 from korch.candidate.candidate import Offer, make_layout_change
@@ -44,8 +35,7 @@ def moderate(array: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(array) & (np.abs(array) > 1e20), np.float32(1), array)
 
 
-def check_specials(groups: Iterable[Group], target: Target, builder: Builder,
-                   rng: np.random.Generator) -> None:  # fmt: skip
+def check_specials(groups: Iterable[Group], target: Target, builder: Builder, rng: np.random.Generator) -> None:
     """NaN, infinities, zeros and denormals, compared in the types of the kernel."""
     todo = [(g, o, PROVIDER.build(g, o, target)) for g in groups for o in offers_of(g, target)]
     library = load_kernels([kernel for *_, kernel in todo], builder)
@@ -65,9 +55,7 @@ def test_known_groups(family, target, builder, rng):
     assert len(check_offers(PROVIDER, list(FAMILIES[family]()), target, builder, rng)) >= 6
 
 
-@pytest.mark.parametrize(
-    "family", ["moves", "pools", "short rows", "detections", "resizes", "normalizations"]
-)
+@pytest.mark.parametrize("family", ["moves", "pools", "short rows", "detections", "resizes", "normalizations"])
 def test_special_numbers(family, target, builder, rng):
     check_specials(FAMILIES[family](), target, builder, rng)
 
@@ -96,8 +84,7 @@ def test_moves_of_whole_numbers(kind, target, builder, rng):
     g = Graph()
     x = g.tensor(f"{kind}[2,3,37]")
     y = g.take(g.pad(x, (0, 1, 1), (0, 0, 2), fill=1.0), 1, (3, 0, 0, 1, 2))
-    y = g.concat(2, g.transpose(y, 1, 0, 2), g.slice(g.transpose(y, 1, 0, 2), (4, 0, 39),
-                 (5, 2, 20), (-1, 1, -2)))  # fmt: skip
+    y = g.concat(2, g.transpose(y, 1, 0, 2), g.slice(g.transpose(y, 1, 0, 2), (4, 0, 39), (5, 2, 20), (-1, 1, -2)))
     check_offers(PROVIDER, [g.group(g.reshape(y, 10, 60))], target, builder, rng)
 
 
@@ -200,9 +187,12 @@ def test_changes_of_layout(target, builder, rng):
 def test_transposes_go_through_squares(target):
     """Of four-byte elements, where both axes fill a side, and only of loads that are strided."""
     for text, perm, is_square in (
-        ("f32[37,300]", (1, 0), True), ("i32[4,4]", (1, 0), True), ("f32[3,300]", (1, 0), False),
-        ("f64[37,300]", (1, 0), False), ("f32[37,3,20]", (1, 0, 2), False),
-    ):  # fmt: skip
+        ("f32[37,300]", (1, 0), True),
+        ("i32[4,4]", (1, 0), True),
+        ("f32[3,300]", (1, 0), False),
+        ("f64[37,300]", (1, 0), False),
+        ("f32[37,3,20]", (1, 0, 2), False),
+    ):
         g = Graph()
         group = g.group(g.transpose(g.tensor(text), *perm))
         kernel = PROVIDER.build(group, offers_of(group, target)[0], target)
@@ -343,11 +333,15 @@ def test_pieces_are_written_whatever_line_they_begin_in(offset, target, builder)
 def test_what_is_collected_is_dense_and_begins_inside_of_lines(target):
     """Long rows are written as they are; short pieces share too many lines."""
     for text, before, perm, is_collected in (
-        ("f32[6,40,40]", 1, "", True), ("f32[6,40,44]", 2, "", False),
-        ("f32[99,20,20]", 1, "", False), ("f32[6,40,500]", 1, "", False),
-        ("f32[197,600]", 0, "10", True), ("f32[192,600]", 0, "10", False),
-        ("f32[601,600]", 0, "10", False), ("i64[6,40,40]", 1, "", False),
-    ):  # fmt: skip
+        ("f32[6,40,40]", 1, "", True),
+        ("f32[6,40,44]", 2, "", False),
+        ("f32[99,20,20]", 1, "", False),
+        ("f32[6,40,500]", 1, "", False),
+        ("f32[197,600]", 0, "10", True),
+        ("f32[192,600]", 0, "10", False),
+        ("f32[601,600]", 0, "10", False),
+        ("i64[6,40,40]", 1, "", False),
+    ):
         g = Graph()
         x = g.tensor(text)
         sides = (0, before, before)
@@ -360,9 +354,11 @@ def test_what_is_collected_is_dense_and_begins_inside_of_lines(target):
 
 def test_only_large_outputs_that_are_not_read_again_leave_the_caches(target):
     for text, least, is_streamed in (
-        ("f32[64,128]", 0, True), ("f32[64,128]", 1 << 20, False), ("i8[64,128]", 0, False),
+        ("f32[64,128]", 0, True),
+        ("f32[64,128]", 1 << 20, False),
+        ("i8[64,128]", 0, False),
         ("f32[64,9]", 0, False),
-    ):  # fmt: skip
+    ):
         g = Graph()
         columns = 112 if "128" in text else 8
         group = g.group(g.slice(g.tensor(text), (0, 0), (64, columns), (1, 1)))

@@ -16,13 +16,31 @@ FLOAT_INTS = [op for op in ROWS if op not in ("where", "cast")]
 BITS = ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "shift_left", "shift_right")
 # Largest error in units in the last place; the rest is exact or correctly rounded. The C library's
 # float64 functions and NumPy's differ by their own errors.
-F32_ULP = {"exp": 1.5, "log": 1.5, "tanh": 1.5, "erf": 5.5, "sigmoid": 3.0, "pow": 1.0,
-           "reciprocal": 0.5, "sqrt": 0.5, "div": 0.5}  # fmt: skip
+F32_ULP = {
+    "exp": 1.5,
+    "log": 1.5,
+    "tanh": 1.5,
+    "erf": 5.5,
+    "sigmoid": 3.0,
+    "pow": 1.0,
+    "reciprocal": 0.5,
+    "sqrt": 0.5,
+    "div": 0.5,
+}
 F64_ULP = {"erf": 16.0}  # of the reference's series; others 4
 # Where an operation is defined, and not so steep that the argument's own rounding decides.
-DOMAIN = {"log": (1e-30, 1e30), "sqrt": (0, 1e30), "asin": (-1, 1), "acos": (-1, 1),
-          "atanh": (-0.99, 0.99), "acosh": (1, 100), "exp": (-80, 80), "sigmoid": (-80, 80),
-          "sinh": (-10, 10), "cosh": (-10, 10)}  # fmt: skip
+DOMAIN = {
+    "log": (1e-30, 1e30),
+    "sqrt": (0, 1e30),
+    "asin": (-1, 1),
+    "acos": (-1, 1),
+    "atanh": (-0.99, 0.99),
+    "acosh": (1, 100),
+    "exp": (-80, 80),
+    "sigmoid": (-80, 80),
+    "sinh": (-10, 10),
+    "cosh": (-10, 10),
+}
 WHOLE = ("i64", "i32", "i16", "i8", "u64", "u32", "u16", "u8")
 SPECIALS = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 2.5, -2.5, 1e-40, -1e-40, 3e38, -3e38]
 
@@ -61,10 +79,8 @@ def test_accuracy(kind, target, builder, rng):
     for op, given in zip(names, inputs, strict=True):
         if op == "pow":
             given[0] = np.abs(given[0])
-    groups = [group_of(op, [kind] * ROWS[op].arity, given[0].size)
-              for op, given in zip(names, inputs, strict=True)]  # fmt: skip
-    for op, given, found in zip(names, inputs, run_all(groups, inputs, target, builder),
-                                strict=True):  # fmt: skip
+    groups = [group_of(op, [kind] * ROWS[op].arity, given[0].size) for op, given in zip(names, inputs, strict=True)]
+    for op, given, found in zip(names, inputs, run_all(groups, inputs, target, builder), strict=True):
         wide = [x.astype(np.float64) for x in given]
         expected = ROWS[op].reference(wide, ROWS[op].attributes())
         if expected.dtype == np.bool_:
@@ -83,13 +99,9 @@ def test_special_numbers(kind, target, builder):
     names = [op for op in FLOAT_INTS if op not in ("not", "and", "or", "xor", *BITS)]
     special = np.array(SPECIALS, dtype)
     pairs = np.meshgrid(special, special)
-    inputs = [
-        [special] if ROWS[op].arity == 1 else [p.reshape(-1).copy() for p in pairs] for op in names
-    ]
-    groups = [group_of(op, [kind] * ROWS[op].arity, given[0].size)
-              for op, given in zip(names, inputs, strict=True)]  # fmt: skip
-    for op, given, found in zip(names, inputs, run_all(groups, inputs, target, builder),
-                                strict=True):  # fmt: skip
+    inputs = [[special] if ROWS[op].arity == 1 else [p.reshape(-1).copy() for p in pairs] for op in names]
+    groups = [group_of(op, [kind] * ROWS[op].arity, given[0].size) for op, given in zip(names, inputs, strict=True)]
+    for op, given, found in zip(names, inputs, run_all(groups, inputs, target, builder), strict=True):
         expected = ROWS[op].reference(given, ROWS[op].attributes())
         np.testing.assert_allclose(found, expected, rtol=5e-7, atol=3e-45, err_msg=op)
         if op in ("neg", "abs", "sqrt", "tanh", "erf", "floor", "ceil", "round", "reciprocal"):
@@ -100,8 +112,7 @@ def test_special_numbers(kind, target, builder):
 
 @pytest.mark.parametrize("kind", WHOLE)
 def test_whole_numbers(kind, target, builder, rng):
-    numbers = [op for op in FLOAT_INTS
-               if _takes(op, kind)]  # fmt: skip
+    numbers = [op for op in FLOAT_INTS if _takes(op, kind)]
     assert set(numbers) >= {"add", "sub", "mul", "div", "mod", "max", "min", "less", "equal", "abs"}
     info = np.iinfo(Graph().type_of(kind))
     low = 0 if info.min == 0 else -9
@@ -118,8 +129,7 @@ def test_whole_numbers(kind, target, builder, rng):
             given = [np.abs(x) % 4 for x in given]
         inputs.append(given)
     groups = [group_of(op, [kind] * ROWS[op].arity, 301) for op in numbers]
-    for op, given, found in zip(numbers, inputs, run_all(groups, inputs, target, builder),
-                                strict=True):  # fmt: skip
+    for op, given, found in zip(numbers, inputs, run_all(groups, inputs, target, builder), strict=True):
         expected = ROWS[op].reference(given, ROWS[op].attributes())
         np.testing.assert_array_equal(found, expected, err_msg=op)
         assert found.dtype == expected.dtype
@@ -138,8 +148,7 @@ def test_truth_values(target, builder):
     names = ["not", "and", "or", "xor", "equal"]
     inputs = [[a, b][: ROWS[op].arity] for op in names]
     groups = [group_of(op, ["bool"] * ROWS[op].arity, a.size) for op in names]
-    for op, given, found in zip(names, inputs, run_all(groups, inputs, target, builder),
-                                strict=True):  # fmt: skip
+    for op, given, found in zip(names, inputs, run_all(groups, inputs, target, builder), strict=True):
         expected = ROWS[op].reference(given, ROWS[op].attributes())
         np.testing.assert_array_equal(found, expected, err_msg=op)
 
@@ -164,8 +173,7 @@ def test_casts(source, target, builder, rng):
         x[:2] = (0.0, 0.25)
     groups = [group_of("cast", [source], 83, CastAttributes(to)) for to in kinds if to != source]
     wanted = [to for to in kinds if to != source]
-    for to, found in zip(wanted, run_all(groups, [[x]] * len(groups), target, builder),
-                         strict=True):  # fmt: skip
+    for to, found in zip(wanted, run_all(groups, [[x]] * len(groups), target, builder), strict=True):
         np.testing.assert_array_equal(found, x.astype(Graph().type_of(to)), err_msg=f"to {to}")
 
 

@@ -78,10 +78,7 @@ def test_every_type_is_fetched_ahead(kind, target, builder, rng):
         x = g.add("add", [g.tensor(f"{kind}[64,128]"), g.tensor(f"{kind}[64,128]")])
         d = g.add("sub", [x, g.wide(g.mean(x, 1), (64, 128))])
         variance = g.wide(g.mean(g.add("mul", [d, d]), 1), (64, 128))
-        groups = [
-            softmax(f"{kind}[64,128]", 1),
-            g.group(g.add("div", [d, g.add("exp", [variance])])),
-        ]
+        groups = [softmax(f"{kind}[64,128]", 1), g.group(g.add("div", [d, g.add("exp", [variance])]))]
         sources = [source_of(group, stream_bytes=1 << 30) for group in groups]
         assert all("korch::load_ahead<" in source for source in sources)
     else:
@@ -116,10 +113,14 @@ def written(source: str) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "ahead"),
     [
-        ("f32[32768]", 256), ("f32[32767]", 0),  # the ends of threads' shares would outweigh it
-        ("f64[40000]", 128), ("f32[4,20000]", 256), ("f32[2000,40]", 256), ("i8[400,1000]", 1024),
+        ("f32[32768]", 256),
+        ("f32[32767]", 0),  # the ends of threads' shares would outweigh it
+        ("f64[40000]", 128),
+        ("f32[4,20000]", 256),
+        ("f32[2000,40]", 256),
+        ("i8[400,1000]", 1024),
     ],
-)  # fmt: skip
+)
 def test_large_outputs_are_fetched_to_be_written(text, ahead):
     g = Graph()
     source = source_of(g.group(g.add("abs", [g.tensor(text)])), stream_bytes=1 << 30)
@@ -147,9 +148,11 @@ def test_the_first_pass_at_the_same_points_fetches_what_is_written():
 def test_squares_fetch_the_lines_behind_each_row_to_be_written():
     """And those that are read next; small values stay as they are."""
     for text, is_fetched, is_long in (
-        ("f32[400,400]", True, True), ("f32[180,180]", False, True), ("f32[16,9999]", True, True),
+        ("f32[400,400]", True, True),
+        ("f32[180,180]", False, True),
+        ("f32[16,9999]", True, True),
         ("f32[9999,16]", True, False),
-    ):  # fmt: skip
+    ):
         g = Graph()
         source = source_of(g.group(g.transpose(g.tensor(text), 1, 0)), "", 1 << 30)
         places = re.findall(r"korch::store<float, W>\((o0 .*), x\d+\);", source)

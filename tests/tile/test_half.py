@@ -22,8 +22,7 @@ BOTH(half, 1) BOTH(half, 8) BOTH(bfloat16, 1) BOTH(bfloat16, 8)
 def convert(library, name, array, kind):
     result = np.zeros(array.size, kind)
     run = getattr(library, name)
-    run(ctypes.c_void_p(array.ctypes.data), ctypes.c_void_p(result.ctypes.data),
-        ctypes.c_long(array.size))  # fmt: skip
+    run(ctypes.c_void_p(array.ctypes.data), ctypes.c_void_p(result.ctypes.data), ctypes.c_long(array.size))
     return result
 
 
@@ -40,9 +39,7 @@ def test_every_bit_pattern_and_every_tie(builder):
         with np.errstate(all="ignore"):
             rounded = values.astype(kind)
         for width in (1, 8):
-            np.testing.assert_array_equal(
-                convert(library, f"{name}_widen{width}", patterns, np.float32), wide
-            )
+            np.testing.assert_array_equal(convert(library, f"{name}_widen{width}", patterns, np.float32), wide)
             found = convert(library, f"{name}_narrow{width}", values, np.uint16).view(kind)
             is_nan = np.isnan(values)
             assert np.isnan(found[is_nan]).all()

@@ -164,10 +164,7 @@ def test_substitution(ranges, numbers, divisor, tile, inside):
 @given(st.integers(1, 30), st.integers(-5, 5), st.integers(-9, 9), st.integers(-40, 40))
 def test_turning_points_are_where_a_comparison_changes(extent, slope, offset, limit):
     expr = add(scale(var("a"), slope), constant(offset))
-    changes = {
-        a for a in range(1, extent)
-        if (value(expr, {"a": a}) < limit) != (value(expr, {"a": a - 1}) < limit)
-    }  # fmt: skip
+    changes = {a for a in range(1, extent) if (value(expr, {"a": a}) < limit) != (value(expr, {"a": a - 1}) < limit)}
     found = turning_point(expr, limit, "a")
     assert {a for a in found if 0 < a < extent} == changes
     ranges = {"a": (0, extent - 1)}
@@ -190,9 +187,7 @@ def test_simplifications_that_loops_rely_on():
     split = add(scale(quotient(flat, 24, ranges), 24), remainder(flat, 24, ranges))
     assert split == flat
     assert entry([0, 0, 1, 1, 2, 2, 3, 3], var("a"), ranges) == quotient(var("a"), 2, ranges)
-    assert (
-        str(entry([2, 0, 1, 3, 4, 6, 5, 7], var("a"), ranges)) == "table[2, 0, 1, 3, 4, 6, 5, 7][a]"
-    )
+    assert str(entry([2, 0, 1, 3, 4, 6, 5, 7], var("a"), ranges)) == "table[2, 0, 1, 3, 4, 6, 5, 7][a]"
     assert flat.coefficient("a") == 16
     assert quotient(var("a"), 2, ranges).coefficient("a") is None
 

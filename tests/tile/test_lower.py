@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 from tile_groups import FAMILIES, Graph, check_lowering, lowered, offers_of, random_groups, softmax
 
-from korch.candidate.candidate import (
-    Group,
-    Offer,
-    Refusal,
-    make_group,
-    make_layout_change,
-)
+from korch.candidate.candidate import Group, Offer, Refusal, make_group, make_layout_change
 from korch.candidate.layout import layout_choices
 from korch.primitive.ops.layout import PadAttributes, SliceAttributes
 from korch.provider.generated import GeneratedProvider
@@ -60,8 +54,7 @@ def test_a_softmax_is_one_stage_that_keeps_its_exponentials_if_told(target):
     tiles = [{b.size for b in p.buffers if b.level is Level.TILE} for p in (plain, kept)]
     assert tiles == [{32}, {32, 32 * 33}]  # a task takes 32 rows
     exponentials = [
-        sum(getattr(op, "op", "") == "exp" for s in p.stages for q in s.passes for op in q.ops)
-        for p in (plain, kept)
+        sum(getattr(op, "op", "") == "exp" for s in p.stages for q in s.passes for op in q.ops) for p in (plain, kept)
     ]
     assert exponentials == [2, 1]
 
@@ -160,9 +153,14 @@ def test_tiles_of_long_rows_follow_what_is_read(target):
 def test_squares_of_large_values_follow_what_is_read(target):
     """Vectors of whole lines go past the caches in any order; others follow what is written."""
     for lanes, batch, rows, is_along in (
-        (16, 1, 48, False), (16, 512, 48, False), (8, 512, 48, True), (16, 32, 600, True),
-        (16, 4, 601, False), (16, 64, 601, True), (16, 512, 47, False),
-    ):  # fmt: skip
+        (16, 1, 48, False),
+        (16, 512, 48, False),
+        (8, 512, 48, True),
+        (16, 32, 600, True),
+        (16, 4, 601, False),
+        (16, 64, 601, True),
+        (16, 512, 47, False),
+    ):
         g = Graph()
         group = g.group(g.transpose(g.tensor(f"f32[{batch},{rows},800]"), 0, 2, 1))
         offer = offers_of(group, target)[0]
@@ -201,10 +199,6 @@ def test_a_text_that_would_double_with_each_step_is_refused(target):
     (offer,) = provider.offer(small, target)
     assert len(provider.build(small, offer, target).source) < 40_000
     assert provider.offer(large, target) == Refusal("its text would be too long")
-    assert provider.build(large, offer, target) == Refusal(
-        "it would have more than 2048 operations"
-    )
+    assert provider.build(large, offer, target) == Refusal("it would have more than 2048 operations")
     medium = doubling(9)
-    assert provider.build(medium, offer, target) == Refusal(
-        "its text would have more than 1024 KiB"
-    )
+    assert provider.build(medium, offer, target) == Refusal("its text would have more than 1024 KiB")

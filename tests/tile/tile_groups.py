@@ -92,15 +92,15 @@ class Graph(GraphBuilder):
         count = self.type(value).size // max(1, self.type(total).size)
         return self.add("div", [total, self.number(total, count)])
 
-    def pad(self, value: int, before: Sequence[int], after: Sequence[int], mode: str = "constant",
-            fill: float = 0.0) -> int:  # fmt: skip
+    def pad(
+        self, value: int, before: Sequence[int], after: Sequence[int], mode: str = "constant", fill: float = 0.0
+    ) -> int:
         return self.add("pad", [value], PadAttributes(tuple(before), tuple(after), mode, fill))
 
     def take(self, value: int, axis: int, indices: Sequence[int]) -> int:
         return self.add("take", [value], TakeAttributes(axis, tuple(map(int, indices))))
 
-    def slice(self, value: int, start: Sequence[int], size: Sequence[int], step: Sequence[int]
-              ) -> int:  # fmt: skip
+    def slice(self, value: int, start: Sequence[int], size: Sequence[int], step: Sequence[int]) -> int:
         attributes = SliceAttributes(tuple(start), tuple(size), tuple(step))
         return self.add("slice", [value], attributes)
 
@@ -137,8 +137,7 @@ def softmax(text: str, axis: int, masked: bool = False) -> Group:
     return g.group(g.add("div", [e, g.wide(g.reduce("sum", e, axis), shape)]))
 
 
-def normalization(text: str, axes: Sequence[int], affine: Sequence[int] = (), tail: str = ""
-                  ) -> Group:  # fmt: skip
+def normalization(text: str, axes: Sequence[int], affine: Sequence[int] = (), tail: str = "") -> Group:
     """Layer, instance and group normalization; with ReLU and a reflecting pad if asked."""
     g = Graph()
     x = g.tensor(text)
@@ -194,8 +193,9 @@ def moves() -> Iterator[Group]:
             sizes = tuple(size if a == axis else m for a, m in enumerate(g.shape(x)))
             begin, steps = [0, 0, 0], [1, 1, 1]
             begin[axis], steps[axis] = start, step
-            sizes = tuple(min(m, (n - 1 - start) // step + 1 if step > 0 else m)
-                          if a == axis else m for a, m in enumerate(sizes))  # fmt: skip
+            sizes = tuple(
+                min(m, (n - 1 - start) // step + 1 if step > 0 else m) if a == axis else m for a, m in enumerate(sizes)
+            )
             yield g.group(g.slice(x, begin, sizes, steps))
     for perm in ((0, 2, 3, 1), (3, 1, 2, 0), (1, 0, 2, 3), (0, 1, 3, 2)):
         g = Graph()
@@ -205,16 +205,29 @@ def moves() -> Iterator[Group]:
     x = g.reshape(g.tensor("f32[2,12,3,10]"), 2, 3, 4, 30)
     yield g.group(g.reshape(g.transpose(x, 0, 2, 1, 3), 2, 12, 3, 10))
     g = Graph()
-    x = g.slice(g.reshape(g.pad(g.tensor("f32[5,7]"), (1, 0), (0, 2)), 9, 6), (8, 5), (4, 3),
-                (-2, -2))  # fmt: skip
+    x = g.slice(g.reshape(g.pad(g.tensor("f32[5,7]"), (1, 0), (0, 2)), 9, 6), (8, 5), (4, 3), (-2, -2))
     yield g.group(g.take(x, 0, [3, 0, 0, 2]))
 
 
 def squares() -> Iterator[Group]:
     """Transposes larger and smaller than registers, cut into tiles, aliased, and with guards."""
-    for text in ("f32[3,4]", "f32[4,3]", "f32[5,7]", "f32[16,16]", "f32[17,33]", "f32[4,90]",
-                 "f32[90,4]", "f32[130,90]", "f32[37,300]", "f32[256,53]", "f32[53,256]",
-                 "i32[19,21]", "f64[18,19]", "f16[18,19]", "u8[18,19]"):  # fmt: skip
+    for text in (
+        "f32[3,4]",
+        "f32[4,3]",
+        "f32[5,7]",
+        "f32[16,16]",
+        "f32[17,33]",
+        "f32[4,90]",
+        "f32[90,4]",
+        "f32[130,90]",
+        "f32[37,300]",
+        "f32[256,53]",
+        "f32[53,256]",
+        "i32[19,21]",
+        "f64[18,19]",
+        "f16[18,19]",
+        "u8[18,19]",
+    ):
         g = Graph()
         yield g.group(g.transpose(g.tensor(text), 1, 0))
     for perm in ((0, 2, 3, 1), (0, 3, 1, 2), (2, 1, 0, 3), (3, 2, 1, 0)):
@@ -234,8 +247,10 @@ def squares() -> Iterator[Group]:
     g = Graph()
     x = g.tensor("f32[24,70]")
     first, second = g.slice(x, (1, 2), (20, 20), (1, 1)), g.slice(x, (0, 30), (20, 20), (1, 2))
-    yield g.group(g.add("sub", [g.transpose(first, 1, 0), g.transpose(second, 1, 0)]),
-                  g.add("sub", [g.transpose(second, 1, 0), first]))  # fmt: skip
+    yield g.group(
+        g.add("sub", [g.transpose(first, 1, 0), g.transpose(second, 1, 0)]),
+        g.add("sub", [g.transpose(second, 1, 0), first]),
+    )
 
 
 def pools() -> Iterator[Group]:
@@ -304,9 +319,15 @@ def short_rows() -> Iterator[Group]:
 def resizes() -> Iterator[Group]:
     """Elements repeated by whole and broken factors, left out, and mixed with their neighbours."""
     for text, factor in (
-        ("f32[1,2,5,40]", 2), ("f32[1,16,3,7]", 3), ("f32[2,3,4,33]", 1.5), ("f32[1,1,3,3]", 7),
-        ("i32[1,2,3,20]", 2), ("f64[1,2,3,20]", 2), ("f16[1,2,3,20]", 2), ("f32[1,2,3,70]", 0.4),
-    ):  # fmt: skip
+        ("f32[1,2,5,40]", 2),
+        ("f32[1,16,3,7]", 3),
+        ("f32[2,3,4,33]", 1.5),
+        ("f32[1,1,3,3]", 7),
+        ("i32[1,2,3,20]", 2),
+        ("f64[1,2,3,20]", 2),
+        ("f16[1,2,3,20]", 2),
+        ("f32[1,2,3,70]", 0.4),
+    ):
         g = Graph()
         y = g.tensor(text)
         for axis in (2, 3):
@@ -328,11 +349,20 @@ def resizes() -> Iterator[Group]:
 def reductions() -> Iterator[Group]:
     for op in ("sum", "prod", "max", "min"):
         for text, axes in (
-            ("f32[3,5,40]", (2,)), ("f32[3,40,5]", (1,)), ("f32[40,3,32]", (0,)),
-            ("f32[3,5,7]", (0, 2)), ("f32[6]", (0,)), ("f32[2,3,5,7,2]", (1, 3)),
-            ("f32[1,300]", (1,)), ("f32[3,1,4]", (1,)), ("f64[5,9]", (1,)), ("i32[5,30]", (1,)),
-            ("i64[5,30]", (0,)), ("u8[3,33]", (1,)), ("f32[2,0,3]", (1,)),
-        ):  # fmt: skip
+            ("f32[3,5,40]", (2,)),
+            ("f32[3,40,5]", (1,)),
+            ("f32[40,3,32]", (0,)),
+            ("f32[3,5,7]", (0, 2)),
+            ("f32[6]", (0,)),
+            ("f32[2,3,5,7,2]", (1, 3)),
+            ("f32[1,300]", (1,)),
+            ("f32[3,1,4]", (1,)),
+            ("f64[5,9]", (1,)),
+            ("i32[5,30]", (1,)),
+            ("i64[5,30]", (0,)),
+            ("u8[3,33]", (1,)),
+            ("f32[2,0,3]", (1,)),
+        ):
             if "0" in text.split(",") and op in ("max", "min"):
                 continue
             g = Graph()
@@ -357,8 +387,7 @@ def several_outputs() -> Iterator[Group]:
 
 
 def odd_shapes() -> Iterator[Group]:
-    for text in ("f32[]", "f32[1]", "f32[1,1,1]", "f32[0]", "f32[3,0,2]", "f32[17]",
-                 "f32[1,2,3,4,5]", "f32[3,1,33,1]"):  # fmt: skip
+    for text in ("f32[]", "f32[1]", "f32[1,1,1]", "f32[0]", "f32[3,0,2]", "f32[17]", "f32[1,2,3,4,5]", "f32[3,1,33,1]"):
         g = Graph()
         x = g.tensor(text)
         yield g.group(g.add("mul", [g.add("tanh", [x]), g.number(x, 2.0)]))
@@ -399,9 +428,15 @@ def random_groups(rng: np.random.Generator, count: int, primitives: int = 8) -> 
 
 
 FAMILIES = {
-    "pads": pads, "moves": moves, "squares": squares, "pools": pools, "resizes": resizes,
-    "detections": detections, "short rows": short_rows,
+    "pads": pads,
+    "moves": moves,
+    "squares": squares,
+    "pools": pools,
+    "resizes": resizes,
+    "detections": detections,
+    "short rows": short_rows,
     "reductions": reductions,
-    "several outputs": several_outputs, "odd shapes": odd_shapes,
+    "several outputs": several_outputs,
+    "odd shapes": odd_shapes,
     "normalizations": normalizations,
-}  # fmt: skip
+}

@@ -14,11 +14,16 @@ from korch.cli import main
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(
-    CHROMIUM is None or find_spec("playwright") is None,
-    reason="Chromium or Playwright is not installed",
+    CHROMIUM is None or find_spec("playwright") is None, reason="Chromium or Playwright is not installed"
 )
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync",
-         "--disable-component-update", "--no-first-run"]  # fmt: skip
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-sync",
+    "--disable-component-update",
+    "--no-first-run",
+]
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +47,7 @@ def browser():
 
 @pytest.fixture(params=["light", "dark"])
 def opened(request, browser, report):
-    context = browser.new_context(color_scheme=request.param, offline=True,
-                                  viewport={"width": 1400, "height": 1000})  # fmt: skip
+    context = browser.new_context(color_scheme=request.param, offline=True, viewport={"width": 1400, "height": 1000})
     page = context.new_page()
     said: list[str] = []
     page.on("console", lambda message: said.append(message.text))

@@ -82,9 +82,7 @@ def _begins(graph: PrimitiveGraph, groups: list[Group], first: int) -> list[Grou
     return found if len(found) < 2 else [found[0], found[-1]]
 
 
-def _from_product(
-    graph: PrimitiveGraph, value: int, depth: int = 0
-) -> Iterator[tuple[frozenset[int], int]]:
+def _from_product(graph: PrimitiveGraph, value: int, depth: int = 0) -> Iterator[tuple[frozenset[int], int]]:
     """Yield the steps that compute a value from a matrix product and others, and the product."""
     for p in graph.producers[value]:
         primitive = graph.primitives[p]
@@ -93,9 +91,12 @@ def _from_product(
         elif primitive.row.category is Category.ELEMENTWISE and depth < MOST_STEPS:
             for side in dict.fromkeys(primitive.inputs):
                 beside = [
-                    q for v in primitive.inputs if v != side for q in graph.producers[v]
+                    q
+                    for v in primitive.inputs
+                    if v != side
+                    for q in graph.producers[v]
                     if graph.primitives[q].op == "broadcast"
-                ]  # fmt: skip
+                ]
                 for steps, first in _from_product(graph, side, depth + 1):
                     yield steps | {p, *beside[:1]}, first
 

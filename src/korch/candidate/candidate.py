@@ -79,10 +79,7 @@ class Group:
     def needed_bytes(self) -> tuple[int | None, ...]:
         """Per input, the bytes that a kernel must read, whatever the layout; None for all."""
         body = self.body
-        return tuple(
-            _needed_bytes(body, value) if body.consumers[value] else None
-            for _, value in body.inputs
-        )
+        return tuple(_needed_bytes(body, value) if body.consumers[value] else None for _, value in body.inputs)
 
     @cached_property
     def linear_flop(self) -> int:
@@ -149,9 +146,7 @@ class Candidate:
         """What it reads: value and layout, constants left out."""
         return tuple(
             (value, layout)
-            for i, (value, layout) in enumerate(
-                zip(self.group.inputs, self.offer.inputs, strict=True)
-            )
+            for i, (value, layout) in enumerate(zip(self.group.inputs, self.offer.inputs, strict=True))
             if i not in self.group.constant_inputs
         )
 
@@ -189,9 +184,7 @@ class Candidate:
     def write_bytes(self) -> int:
         """Bytes that it writes."""
         types = self.group.output_types
-        return sum(
-            layout.size_bytes(t) for layout, t in zip(self.offer.outputs, types, strict=True)
-        )
+        return sum(layout.size_bytes(t) for layout, t in zip(self.offer.outputs, types, strict=True))
 
     @property
     def linear_flop(self) -> int:
@@ -237,9 +230,8 @@ def _share_read(window: Sequence[int], attributes: ConvAttributes | PoolAttribut
     """Return the share of elements that lie under windows, which may leave gaps."""
     return math.prod(
         len({tap * dilation % stride for tap in range(size)}) / stride
-        for size, stride, dilation in zip(window, attributes.strides, attributes.dilations,
-                                          strict=True)
-    )  # fmt: skip
+        for size, stride, dilation in zip(window, attributes.strides, attributes.dilations, strict=True)
+    )
 
 
 def make_group(graph: PrimitiveGraph, primitives: Iterable[int], outputs: Sequence[int]) -> Group:
@@ -256,10 +248,12 @@ def make_group(graph: PrimitiveGraph, primitives: Iterable[int], outputs: Sequen
     for value in outputs:
         body.visit(value)
     return Group(
-        primitives=chosen, inputs=tuple(body.inputs), outputs=tuple(outputs),
+        primitives=chosen,
+        inputs=tuple(body.inputs),
+        outputs=tuple(outputs),
         constant_inputs=frozenset(i for i, v in enumerate(body.inputs) if v in graph.constants),
         body=body.graph(outputs),
-    )  # fmt: skip
+    )
 
 
 def make_layout_change(graph: PrimitiveGraph, value: int) -> Group:
@@ -298,9 +292,7 @@ class _Body:
             self.types.append(self.source.types[value])
             if primitive is not None:
                 inputs = tuple(self.number[v] for v in primitive.inputs)
-                self.primitives.append(
-                    Primitive(primitive.op, inputs, primitive.attributes, self.number[value])
-                )
+                self.primitives.append(Primitive(primitive.op, inputs, primitive.attributes, self.number[value]))
                 continue
             constant = self.source.constants.get(value)
             if constant is not None and self.is_inside(value, constant):
@@ -316,8 +308,9 @@ class _Body:
 
     def graph(self, outputs: Sequence[int]) -> PrimitiveGraph:
         return PrimitiveGraph(
-            types=tuple(self.types), primitives=tuple(self.primitives),
+            types=tuple(self.types),
+            primitives=tuple(self.primitives),
             inputs=tuple((f"i{i}", self.number[v]) for i, v in enumerate(self.inputs)),
             outputs=tuple((f"o{i}", self.number[v]) for i, v in enumerate(outputs)),
             constants=self.constants,
-        )  # fmt: skip
+        )

@@ -31,9 +31,8 @@ MOST_WAYS = 4
 def chain_groups(graph: PrimitiveGraph, groups: Iterable[Group]) -> Iterator[Group]:
     """Yield the groups that chains of convolutions of a graph give, of the ones with one each."""
     frontier = [
-        (group, heart) for group in groups
-        if (heart := _heart(graph, group)) is not None and _is_finished(graph, group)
-    ]  # fmt: skip
+        (group, heart) for group in groups if (heart := _heart(graph, group)) is not None and _is_finished(graph, group)
+    ]
     ways = cache(partial(_ways, graph))  # many groups have one heart
     for _ in range(LONGEST - 1):
         grown: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Group, int]] = {}
@@ -48,9 +47,7 @@ def chain_groups(graph: PrimitiveGraph, groups: Iterable[Group]) -> Iterator[Gro
 
 def _heart(graph: PrimitiveGraph, group: Group) -> int | None:
     """Return the convolution that a group consists of, if it reads its image from memory."""
-    hearts = [
-        p for p in group.primitives if graph.primitives[p].row.category is Category.LINEAR
-    ]  # fmt: skip
+    hearts = [p for p in group.primitives if graph.primitives[p].row.category is Category.LINEAR]
     if len(hearts) != 1 or _kind(graph, graph.primitives[hearts[0]]) is None:
         return None
     return hearts[0] if graph.primitives[hearts[0]].inputs[0] in group.inputs else None
@@ -90,9 +87,7 @@ def _is_finished(graph: PrimitiveGraph, group: Group) -> bool:
 
 def _is_parameter(graph: PrimitiveGraph, value: int) -> bool:
     makers = [graph.primitives[p] for p in graph.producers[value]]
-    return value in graph.constants or any(
-        p.op == "broadcast" and p.inputs[0] in graph.constants for p in makers
-    )
+    return value in graph.constants or any(p.op == "broadcast" and p.inputs[0] in graph.constants for p in makers)
 
 
 def _ways(graph: PrimitiveGraph, number: int) -> list[tuple[tuple[int, ...], int]]:
@@ -120,8 +115,7 @@ def _from_conv(graph: PrimitiveGraph, value: int, depth: int = 0) -> Iterator[fr
         ):
             yield frozenset((p,))
         elif primitive.row.category is Category.ELEMENTWISE and depth < MOST_STEPS:
-            sides = [list(itertools.islice(_from_conv(graph, v, depth + 1), MOST_WAYS))
-                     for v in primitive.inputs]  # fmt: skip
+            sides = [list(itertools.islice(_from_conv(graph, v, depth + 1), MOST_WAYS)) for v in primitive.inputs]
             for choice in itertools.product(*sides):
                 together = frozenset((p,)).union(*choice)
                 outputs = [graph.primitives[q].output for q in together]

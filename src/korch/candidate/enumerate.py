@@ -66,9 +66,8 @@ class EnumerationReport:
 
 
 def enumerate_groups(
-    graph: PrimitiveGraph, options: Options, most_groups: int | None = None,
-    deadline: Deadline | None = None,
-) -> tuple[tuple[Group, ...], EnumerationReport]:  # fmt: skip
+    graph: PrimitiveGraph, options: Options, most_groups: int | None = None, deadline: Deadline | None = None
+) -> tuple[tuple[Group, ...], EnumerationReport]:
     """Return every group of a graph within the limits, in a deterministic order.
 
     Args:
@@ -130,10 +129,7 @@ def bits(mask: int) -> list[int]:
 
 def _in_cycles(graph: PrimitiveGraph) -> set[int]:
     """Return the primitives that depend on themselves through alternatives (Tarjan 1972)."""
-    feeds = [
-        [q for value in primitive.inputs for q in graph.producers[value]]
-        for primitive in graph.primitives
-    ]
+    feeds = [[q for value in primitive.inputs for q in graph.producers[value]] for primitive in graph.primitives]
     found: set[int] = set()
     index: dict[int, int] = {}
     low: dict[int, int] = {}
@@ -461,9 +457,7 @@ class _Space:
             whole |= self.comes_with[p]
         return whole
 
-    def output_sets(
-        self, mask: int, options: Options, hit: set[str]
-    ) -> Iterator[tuple[int, ...]]:  # fmt: skip
+    def output_sets(self, mask: int, options: Options, hit: set[str]) -> Iterator[tuple[int, ...]]:
         """Yield each useful set of outputs.
 
         What nothing inside reads must be an output, or its primitive would be idle; what is read

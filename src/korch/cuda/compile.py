@@ -132,8 +132,7 @@ class CubinCompiler:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, KeyError) as error:
-            logger.warning("the kept cubin of %s is damaged (%s); it is compiled again", symbol,
-                           error)  # fmt: skip
+            logger.warning("the kept cubin of %s is damaged (%s); it is compiled again", symbol, error)
             return None
 
     def _keep(self, cubin: Cubin) -> None:
@@ -179,9 +178,11 @@ class _Process:
             folder = self._left.enter_context(scratch_folder())
             request = pickle.dumps(str(folder)) + request
             self._process = subprocess.Popen(
-                child_command(WORKER), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                child_command(WORKER),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C is for this process, which ends the others
-            )  # fmt: skip
+            )
         if self._process.stdin is None or self._process.stdout is None:
             raise EOFError
         self._process.stdin.write(request)

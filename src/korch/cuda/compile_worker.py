@@ -49,19 +49,16 @@ def _compile(launch: Launch, arch: int) -> Cubin | CubinFailure:
 
     try:
         function = getattr(load_functions([launch]), launch.symbol)
-        signature = {
-            name: SIGNATURE[dtype]
-            for name, dtype in zip(function.arg_names, launch.signature, strict=True)
-        }
+        signature = {name: SIGNATURE[dtype] for name, dtype in zip(function.arg_names, launch.signature, strict=True)}
         # All memory begins at multiples of 256 bytes.
         attrs = {(i,): [["tt.divisibility", 16]] for i in range(len(signature))}
         source = ASTSource(fn=function, signature=signature, constexprs={}, attrs=attrs)
         # Overflows are looked for in debug modes only, but the tests for them would be built.
         compiled = triton.compile(
-            source, target=GPUTarget("cuda", arch, 32),
-            options={"num_warps": launch.warps, "num_stages": launch.stages,
-                     "sanitize_overflow": False},
-        )  # fmt: skip
+            source,
+            target=GPUTarget("cuda", arch, 32),
+            options={"num_warps": launch.warps, "num_stages": launch.stages, "sanitize_overflow": False},
+        )
     except Exception as error:  # noqa: BLE001 - the compiler raises what it likes
         text = str(error).strip() or type(error).__name__
         return CubinFailure(launch.symbol, text.splitlines()[-1][:300])
@@ -83,8 +80,7 @@ def _resources(image: bytes) -> tuple[int, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(image)
         file.flush()
-        done = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True,
-                              check=False)  # fmt: skip
+        done = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=False)
     match = re.search(r"REG:(\d+) STACK:(\d+)", done.stdout + done.stderr)
     if match is None:
         raise ValueError(f"cuobjdump says nothing of resources: {done.stdout[:200]}")

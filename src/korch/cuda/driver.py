@@ -112,5 +112,17 @@ class Function:
         step = ctypes.sizeof(ctypes.c_uint64)
         base = ctypes.addressof(values)
         parameters = (ctypes.c_void_p * len(values))(*(base + i * step for i in range(len(values))))
-        _call("cuLaunchKernel", self._function, grid, 1, 1, self.threads, 1, 1, self.shared_bytes,
-              ctypes.c_void_p(stream), parameters, None)  # fmt: skip
+        _call(
+            "cuLaunchKernel",
+            self._function,
+            grid,
+            1,
+            1,
+            self.threads,
+            1,
+            1,
+            self.shared_bytes,
+            ctypes.c_void_p(stream),
+            parameters,
+            None,
+        )

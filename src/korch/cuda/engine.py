@@ -91,10 +91,11 @@ def check_maker(built_by: str, here: str) -> None:
     """
     if built_by != here:
         raise UnsupportedError(
-            f"its engines are built by {built_by}; here is {here}", where="the artifact",
+            f"its engines are built by {built_by}; here is {here}",
+            where="the artifact",
             expected="the same version of TensorRT and kind of device",
             hint="Build the artifact here again",
-        )  # fmt: skip
+        )
 
 
 class Engine:
@@ -120,8 +121,7 @@ class Engine:
             raise ProviderError("TensorRT does not load an engine", hint="Build the artifact again")
         self._context = self._engine.create_execution_context()
         if self._context is None:
-            raise ProviderError("TensorRT has no memory to run an engine in",
-                                hint="Free memory on the device")  # fmt: skip
+            raise ProviderError("TensorRT has no memory to run an engine in", hint="Free memory on the device")
 
     def run(self, tensors: Sequence[Any], inputs: int, stream: int) -> list[Any]:
         """Run it on the current stream of PyTorch; nothing is waited for.

@@ -61,8 +61,15 @@ def tanh(x):
     small = tl.exp(-2.0 * size)
     far = (1.0 - small) / (1.0 + small)
     y = x * x
-    near = size * (1.0 + y * (-0.3333333333 + y * (0.1333333333 + y * (-0.05396825397 + y * (
-        0.02186948854 + y * (-0.008863235530 + y * 0.003592128037))))))  # fmt: skip
+    near = size * (
+        1.0
+        + y
+        * (
+            -0.3333333333
+            + y
+            * (0.1333333333 + y * (-0.05396825397 + y * (0.02186948854 + y * (-0.008863235530 + y * 0.003592128037))))
+        )
+    )
     limit: tl.constexpr = 1e-2 if x.dtype == tl.float64 else 0.3
     found = tl.where(size < limit, near, far)
     return tl.where(x != x, x, tl.where(x < 0, -found, found))

@@ -120,9 +120,7 @@ def _reduce(self: Any, tensors: Sequence[Any]) -> list[Any]:
     return [self.to_tensor(found, tensor.dtype)]
 
 
-def run_interpreted(
-    kernel: CudaKernel, inputs: Sequence[Array], outputs: Sequence[tuple[DType, int]]
-) -> list[Array]:
+def run_interpreted(kernel: CudaKernel, inputs: Sequence[Array], outputs: Sequence[tuple[DType, int]]) -> list[Array]:
     """Run a kernel's launches; return the flat outputs.
 
     Args:
@@ -138,7 +136,5 @@ def run_interpreted(
         # Not a number: what a kernel forgets to write is seen.
         memory.append(np.full(size * dtype.size_bytes, 0xFF, np.uint8).view(dtype.numpy))
     memory += [np.array(table, np.int32) for table in kernel.tables]
-    run_launches(
-        kernel.launches, [[Memory(memory[i]) for i in la.arguments] for la in kernel.launches]
-    )
+    run_launches(kernel.launches, [[Memory(memory[i]) for i in la.arguments] for la in kernel.launches])
     return memory[len(inputs) : len(inputs) + len(outputs)]

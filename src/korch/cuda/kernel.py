@@ -17,10 +17,20 @@ import korch.cuda.functions as f
 """What stands before the functions of a module of kernels."""
 
 SIGNATURE = {
-    DType.F64: "*fp64", DType.F32: "*fp32", DType.F16: "*fp16", DType.BF16: "*bf16",
-    DType.I64: "*i64", DType.I32: "*i32", DType.I16: "*i16", DType.I8: "*i8", DType.U64: "*u64",
-    DType.U32: "*u32", DType.U16: "*u16", DType.U8: "*u8", DType.BOOL: "*i8",
-}  # fmt: skip
+    DType.F64: "*fp64",
+    DType.F32: "*fp32",
+    DType.F16: "*fp16",
+    DType.BF16: "*bf16",
+    DType.I64: "*i64",
+    DType.I32: "*i32",
+    DType.I16: "*i16",
+    DType.I8: "*i8",
+    DType.U64: "*u64",
+    DType.U32: "*u32",
+    DType.U16: "*u16",
+    DType.U8: "*u8",
+    DType.BOOL: "*i8",
+}
 """Types of pointers as Triton's compiler takes them."""
 
 
@@ -125,9 +135,14 @@ def named(stem: str, text: str) -> str:
 
 
 def make_launch(
-    source: str, buffers: Sequence[str], number: Mapping[str, int], types: Mapping[str, DType],
-    grid: int, warps: int, stages: int = 2,
-) -> Launch:  # fmt: skip
+    source: str,
+    buffers: Sequence[str],
+    number: Mapping[str, int],
+    types: Mapping[str, DType],
+    grid: int,
+    warps: int,
+    stages: int = 2,
+) -> Launch:
     """Return the launch of a function named NAME.
 
     Args:
@@ -141,15 +156,19 @@ def make_launch(
     """
     symbol = named("k", f"{source} {warps} {stages}")
     return Launch(
-        symbol, source.replace("NAME", symbol), tuple(types[name] for name in buffers),
-        tuple(number[name] for name in buffers), grid, warps, stages,
-    )  # fmt: skip
+        symbol,
+        source.replace("NAME", symbol),
+        tuple(types[name] for name in buffers),
+        tuple(number[name] for name in buffers),
+        grid,
+        warps,
+        stages,
+    )
 
 
 def kernel_of(
-    printed: PrintedProgram, inputs: Sequence[tuple[str, DType]],
-    outputs: Sequence[tuple[str, DType]],
-) -> CudaKernel:  # fmt: skip
+    printed: PrintedProgram, inputs: Sequence[tuple[str, DType]], outputs: Sequence[tuple[str, DType]]
+) -> CudaKernel:
     """Return the kernel of a printed tile program.
 
     Args:
@@ -162,7 +181,6 @@ def kernel_of(
     types |= dict.fromkeys(printed.tables, DType.I32)
     number = {name: i for i, name in enumerate(types)}
     launches = tuple(
-        make_launch(p.source, p.buffers, number, types, p.grid, p.warps, p.stages)
-        for p in printed.launches
+        make_launch(p.source, p.buffers, number, types, p.grid, p.warps, p.stages) for p in printed.launches
     )
     return CudaKernel(launches, tuple(printed.scratch.values()), tuple(printed.tables.values()))

@@ -24,8 +24,9 @@ def require_triton() -> Any:
     except ImportError as error:
         raise UnsupportedError(
             "Triton is not installed, and kernels for CUDA devices are compiled with it",
-            where="option target", hint=f"Run: {install_command('cuda')}; or use --target cpu",
-        ) from error  # fmt: skip
+            where="option target",
+            hint=f"Run: {install_command('cuda')}; or use --target cpu",
+        ) from error
     return triton
 
 

@@ -22,14 +22,34 @@ from korch.primitive.ops.opaque import onnx_type
 from korch.primitive.types import DType
 
 FLOATS = (DType.F32, DType.F16, DType.BF16)
-ELEMENTWISE = frozenset((
-    "neg", "abs", "sqrt", "exp", "log", "erf", "tanh", "sigmoid", "sin", "cos", "floor", "ceil",
-    "reciprocal", "add", "sub", "mul", "div", "pow", "max", "min", "cast",
-))  # fmt: skip
-OTHERS = frozenset((
-    "broadcast", "reshape", "transpose", "slice", "pad", "concat", "reduce_sum", "matmul", "conv",
-    "conv_transpose",
-))  # fmt: skip
+ELEMENTWISE = frozenset(
+    (
+        "neg",
+        "abs",
+        "sqrt",
+        "exp",
+        "log",
+        "erf",
+        "tanh",
+        "sigmoid",
+        "sin",
+        "cos",
+        "floor",
+        "ceil",
+        "reciprocal",
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "pow",
+        "max",
+        "min",
+        "cast",
+    )
+)
+OTHERS = frozenset(
+    ("broadcast", "reshape", "transpose", "slice", "pad", "concat", "reduce_sum", "matmul", "conv", "conv_transpose")
+)
 MOST_RANK = 8
 
 
@@ -89,9 +109,11 @@ def network_of(group: Group) -> onnx.ModelProto:
     """
     body = group.body
     graph = helper.make_graph(
-        _Nodes(body).nodes(), group.key, [_value(body, *item) for item in body.inputs],
+        _Nodes(body).nodes(),
+        group.key,
+        [_value(body, *item) for item in body.inputs],
         [_value(body, *item) for item in body.outputs],
-    )  # fmt: skip
+    )
     opsets = [helper.make_opsetid("", OPSET)]
     model: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
     onnx.checker.check_model(model)
@@ -105,9 +127,7 @@ def with_constants(model: onnx.ModelProto, constants: Mapping[str, Array]) -> on
     inputs = [item for item in made.graph.input if item.name not in constants]
     del made.graph.input[:]
     made.graph.input.extend(inputs)
-    made.graph.initializer.extend(
-        onnx_tensor(name, array, DType.of(array.dtype)) for name, array in constants.items()
-    )
+    made.graph.initializer.extend(onnx_tensor(name, array, DType.of(array.dtype)) for name, array in constants.items())
     return made
 
 
@@ -160,11 +180,9 @@ class _Nodes(OnnxNodes):
             return False
         readers = [body.primitives[i] for i in body.consumers[value]]
         return all(
-            reader.op in ELEMENTWISE and any(
-                v != value and not self.is_spread(v) for v in reader.inputs
-            )
+            reader.op in ELEMENTWISE and any(v != value and not self.is_spread(v) for v in reader.inputs)
             for reader in readers
-        )  # fmt: skip
+        )
 
     def is_spread(self, value: int) -> bool:
         """Return whether a value may be handed on with fewer elements."""

@@ -71,11 +71,9 @@ class CudaTarget:
 
 
 NOMINAL = {
-    80: CudaTarget(80, "sm_80 as in an A100", 108, 40 << 20, 163 << 10, 1.8e12, 4.5e12, 19.5e12,
-                   156e12, 312e12, 1800),
-    90: CudaTarget(90, "sm_90 as in an H200", 132, 50 << 20, 227 << 10, 4.3e12, 7.5e12, 67e12,
-                   495e12, 990e12, 1500),
-}  # fmt: skip
+    80: CudaTarget(80, "sm_80 as in an A100", 108, 40 << 20, 163 << 10, 1.8e12, 4.5e12, 19.5e12, 156e12, 312e12, 1800),
+    90: CudaTarget(90, "sm_90 as in an H200", 132, 50 << 20, 227 << 10, 4.3e12, 7.5e12, 67e12, 495e12, 990e12, 1500),
+}
 """Rates by data sheet (A100 80 GB, H200), for plans without a device; copies as measured."""
 
 

@@ -128,10 +128,7 @@ def affine_step(view: View, primitive: Primitive) -> AffineStep | None:
                 "mul": (c, zero),
                 "div": (1 / c, zero),
             }[primitive.op]
-        return AffineStep(
-            primitive, given, constant.axis, np.asarray(scale, np.float64),
-            np.asarray(shift, np.float64),
-        )  # fmt: skip
+        return AffineStep(primitive, given, constant.axis, np.asarray(scale, np.float64), np.asarray(shift, np.float64))
     return None
 
 

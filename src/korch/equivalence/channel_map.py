@@ -21,12 +21,7 @@ from korch.equivalence.affine import axis_constant
 from korch.equivalence.rule import View, Writer, is_finite_in
 from korch.primitive.graph import Constant, Primitive
 from korch.primitive.op import Array, Attributes
-from korch.primitive.ops.layout import (
-    PadAttributes,
-    ReshapeAttributes,
-    SliceAttributes,
-    TransposeAttributes,
-)
+from korch.primitive.ops.layout import PadAttributes, ReshapeAttributes, SliceAttributes, TransposeAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes
 from korch.primitive.types import DType
@@ -194,9 +189,12 @@ class _Walk:
         return Place({}, {}, write)
 
     def step(
-        self, step: Primitive, m: ChannelMap, children: list[tuple[int, ChannelMap]],
+        self,
+        step: Primitive,
+        m: ChannelMap,
+        children: list[tuple[int, ChannelMap]],
         write: Callable[[Writer, list[int]], int],
-    ) -> Place | None:  # fmt: skip
+    ) -> Place | None:
         """Return the way through a step that is done again on its mapped inputs."""
         places = []
         for value, below in children:
@@ -206,22 +204,16 @@ class _Walk:
             places.append(place)
         size = self.view.type(step.output).size
         new = size // max(1, self.view.shape(step.output)[m.axis]) * m.channels
-        costs: dict[tuple[Any, ...], float] = {
-            ("step", step.output, m.axis, m.part): float(FLOP_PER_ELEMENT * new)
-        }
-        saved: dict[tuple[Any, ...], float] = {
-            ("step", step.output): float(FLOP_PER_ELEMENT * size)
-        }
+        costs: dict[tuple[Any, ...], float] = {("step", step.output, m.axis, m.part): float(FLOP_PER_ELEMENT * new)}
+        saved: dict[tuple[Any, ...], float] = {("step", step.output): float(FLOP_PER_ELEMENT * size)}
         for place in places:
             costs |= place.costs
             saved |= place.saved
         return Place(costs, saved, lambda w: write(w, [place.write(w) for place in places]))
 
-    def unary(self, step: Primitive, m: ChannelMap, below: ChannelMap, attributes: Attributes
-              ) -> Place | None:  # fmt: skip
+    def unary(self, step: Primitive, m: ChannelMap, below: ChannelMap, attributes: Attributes) -> Place | None:
         """Return the way through a step of one input."""
-        return self.step(step, m, [(step.inputs[0], below)],
-                         lambda w, values: w.add(step.op, values, attributes))  # fmt: skip
+        return self.step(step, m, [(step.inputs[0], below)], lambda w, values: w.add(step.op, values, attributes))
 
 
 def write_map(writer: Writer, value: int, m: ChannelMap) -> int:
@@ -241,8 +233,7 @@ def write_map(writer: Writer, value: int, m: ChannelMap) -> int:
 
 
 def _sum(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
-    return walk.step(step, m, [(value, m) for value in step.inputs],
-                     lambda w, values: w.add(step.op, values))  # fmt: skip
+    return walk.step(step, m, [(value, m) for value in step.inputs], lambda w, values: w.add(step.op, values))
 
 
 def _neg(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
@@ -257,9 +248,7 @@ def _scale(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
         if again is None:
             continue
 
-        def write(
-            w: Writer, values: list[int], again: Any = again, position: int = position
-        ) -> int:
+        def write(w: Writer, values: list[int], again: Any = again, position: int = position) -> int:
             pair = (values[0], again(w))
             return w.add(step.op, pair if position == 0 else pair[::-1])
 
@@ -269,9 +258,7 @@ def _scale(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
     return None
 
 
-def _write_scale(
-    op: str, factor: Callable[[Writer], int], *, is_first: bool
-) -> Callable[[Writer, list[int]], int]:
+def _write_scale(op: str, factor: Callable[[Writer], int], *, is_first: bool) -> Callable[[Writer, list[int]], int]:
     def write(writer: Writer, values: list[int]) -> int:
         pair = (values[0], factor(writer))
         return writer.add(op, pair if is_first else pair[::-1])
@@ -345,8 +332,9 @@ def _reshape(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
 def _concat(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
     attributes: Any = step.attributes
     if attributes.axis != m.axis:
-        return walk.step(step, m, [(value, m) for value in step.inputs],
-                         lambda w, values: w.add("concat", values, attributes))  # fmt: skip
+        return walk.step(
+            step, m, [(value, m) for value in step.inputs], lambda w, values: w.add("concat", values, attributes)
+        )
     children, first = [], 0
     for value in step.inputs:
         end = first + walk.view.shape(value)[m.axis]
@@ -426,8 +414,20 @@ def _surely_finite(m: ChannelMap, constant: Constant, dtype: DType) -> bool:
 
 
 _THROUGH: Mapping[str, Callable[[_Walk, Primitive, ChannelMap], Place | None]] = {
-    "add": _sum, "sub": _sum, "neg": _neg, "mul": _scale, "div": _scale, "broadcast": _broadcast,
-    "take": _take, "slice": _slice, "pad": _pad, "transpose": _transpose, "reshape": _reshape,
-    "concat": _concat, "reduce_sum": _reduce, "pool_sum": _reduce, "matmul": _matmul,
+    "add": _sum,
+    "sub": _sum,
+    "neg": _neg,
+    "mul": _scale,
+    "div": _scale,
+    "broadcast": _broadcast,
+    "take": _take,
+    "slice": _slice,
+    "pad": _pad,
+    "transpose": _transpose,
+    "reshape": _reshape,
+    "concat": _concat,
+    "reduce_sum": _reduce,
+    "pool_sum": _reduce,
+    "matmul": _matmul,
     "conv": _conv,
-}  # fmt: skip
+}

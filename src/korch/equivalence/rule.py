@@ -82,9 +82,7 @@ class View:
         """Return what is computed with a value, but for what nothing reads."""
         if value not in self._needed_by:
             outputs = (user.output for user in self._users.get(value, ()))
-            self._needed_by[value] = tuple(
-                v for v in dict.fromkeys(outputs) if v in self._users or v in self._outputs
-            )
+            self._needed_by[value] = tuple(v for v in dict.fromkeys(outputs) if v in self._users or v in self._outputs)
         return self._needed_by[value]
 
     def rule_of(self, primitive: Primitive) -> str:

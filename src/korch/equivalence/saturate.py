@@ -151,8 +151,9 @@ def saturate(
     Returns:
         The graph with alternatives, renumbered, and what was done.
     """
-    run = _Saturation(graph, [r for r in rules if not (strict and r.reorders)],
-                      limits or Limits(), deadline or Deadline())  # fmt: skip
+    run = _Saturation(
+        graph, [r for r in rules if not (strict and r.reorders)], limits or Limits(), deadline or Deadline()
+    )
     run.builder.keep = keep or run.builder.keep
     stopped = run.run()
     result = without_circular(run.builder.freeze())
@@ -177,16 +178,16 @@ def joined_reports(whole: SaturationReport, parts: SaturationReport) -> Saturati
     rules = {rule.name: rule for rule in (*whole.rules, *parts.rules)}
     stops = (whole.stopped, parts.stopped)
     return replace(
-        parts, rules=tuple(rules[rule.name] for rule in RULES if rule.name in rules),
+        parts,
+        rules=tuple(rules[rule.name] for rule in RULES if rule.name in rules),
         stopped=next((stop for stop in stops if stop != "saturated"), "saturated"),
         iterations=max(whole.iterations, parts.iterations),
-        primitives_before=whole.primitives_before, seconds=whole.seconds + parts.seconds,
-    )  # fmt: skip
+        primitives_before=whole.primitives_before,
+        seconds=whole.seconds + parts.seconds,
+    )
 
 
-def merge_reports(
-    reports: Sequence[tuple[SaturationReport, Sequence[int]]],
-) -> SaturationReport:
+def merge_reports(reports: Sequence[tuple[SaturationReport, Sequence[int]]]) -> SaturationReport:
     """Return the sum of the reports on parts of a model.
 
     Args:
@@ -203,11 +204,15 @@ def merge_reports(
             for refusal in report.rules[number].refusals:
                 is_known = refusal.value < len(values)
                 refusals.append(replace(refusal, value=values[refusal.value] if is_known else -1))
-        rules.append(replace(
-            rule, fired=sum(report.rules[number].fired for report, _ in reports),
-            refused=dict(Counter(r.reason for r in refusals)), refusals=tuple(refusals),
-            failures=tuple(e for report, _ in reports for e in report.rules[number].failures),
-        ))  # fmt: skip
+        rules.append(
+            replace(
+                rule,
+                fired=sum(report.rules[number].fired for report, _ in reports),
+                refused=dict(Counter(r.reason for r in refusals)),
+                refusals=tuple(refusals),
+                failures=tuple(e for report, _ in reports for e in report.rules[number].failures),
+            )
+        )
     found = [report for report, _ in reports]
     return SaturationReport(
         rules=tuple(rules),
@@ -229,10 +234,11 @@ def without_circular(graph: PrimitiveGraph) -> PrimitiveGraph:
     first = _first_known(graph)
     last = len(first)
     kept = [
-        p for p, primitive in enumerate(graph.primitives)
+        p
+        for p, primitive in enumerate(graph.primitives)
         if all(first.get(v, last) < first.get(primitive.output, 0) for v in primitive.inputs)
         or not _is_circular(graph, primitive)
-    ]  # fmt: skip
+    ]
     if len(kept) == len(graph.primitives):
         return graph
     return graph.with_primitives(kept)
@@ -367,9 +373,7 @@ class _Saturation:
                 self.done.add(key)
                 self._fail(rule, root, error)
 
-    def _apply(
-        self, rule: AnyRule, root: Primitive, view: View, match: Any, key: tuple[str, Any]
-    ) -> None:
+    def _apply(self, rule: AnyRule, root: Primitive, view: View, match: Any, key: tuple[str, Any]) -> None:
         witness = rule.refuse(view, match)
         if isinstance(witness, Refusal):
             self.refusals[key] = witness
@@ -392,19 +396,21 @@ class _Saturation:
         text = f"at {root.op}: {type(error).__name__}: {error}"
         if text not in self.failures[rule.name]:
             self.failures[rule.name].append(text)
-            logger.warning("the rule %s failed %s; it is not applied there", rule.name, text,
-                           extra={"fault": True})  # fmt: skip
+            logger.warning("the rule %s failed %s; it is not applied there", rule.name, text, extra={"fault": True})
             logger.info("the rule %s failed", rule.name, exc_info=error)
 
     def report(self, rule: AnyRule) -> RuleReport:
         """Return what a rule did."""
         refusals = tuple(r for (name, _), r in self.refusals.items() if name == rule.name)
         return RuleReport(
-            name=rule.name, law=rule.law, fired=self.fired[rule.name],
-            refused=dict(Counter(r.reason for r in refusals)), refusals=refusals,
+            name=rule.name,
+            law=rule.law,
+            fired=self.fired[rule.name],
+            refused=dict(Counter(r.reason for r in refusals)),
+            refusals=refusals,
             is_off=rule not in self.rules,
             failures=tuple(self.failures[rule.name]),
-        )  # fmt: skip
+        )
 
 
 def matches(graph: PrimitiveGraph, rule: AnyRule) -> Iterator[tuple[Primitive, Refusal | None]]:

@@ -49,12 +49,4 @@ def fission_with_report(graph: OperatorGraph) -> tuple[PrimitiveGraph, FissionRe
     return split_operators(graph, _BY_OPERATOR)
 
 
-__all__ = [
-    "RULES",
-    "FissionReport",
-    "KeptWhole",
-    "Refusal",
-    "Rule",
-    "fission",
-    "fission_with_report",
-]
+__all__ = ["RULES", "FissionReport", "KeptWhole", "Refusal", "Rule", "fission", "fission_with_report"]

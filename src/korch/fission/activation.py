@@ -128,19 +128,26 @@ def _shrink(c: Context) -> Result:
     if not c.is_float(x):
         return Refusal("integers, with a bias that is real")
     bias, limit = float(c.attribute("bias", 0.0)), float(c.attribute("lambd", 0.5))
-    upper = c.add(
-        "where", c.elementwise("less", limit, x), c.elementwise("sub", x, bias),
-        c.full(0, c.builder.type(x)),
-    )  # fmt: skip
+    upper = c.add("where", c.elementwise("less", limit, x), c.elementwise("sub", x, bias), c.full(0, c.builder.type(x)))
     return c.add("where", c.elementwise("less", x, -limit), c.elementwise("add", x, bias), upper)
 
 
 _BUILDS: tuple[tuple[str, Callable[[Context], Result], int], ...] = (
-    ("Relu", _relu, 7), ("LeakyRelu", _leaky_relu, 7), ("PRelu", _prelu, 7), ("Elu", _elu, 7),
-    ("Selu", _selu, 7), ("Celu", _celu, 12), ("HardSigmoid", _hard_sigmoid, 7),
-    ("HardSwish", _hard_swish, 14), ("Softplus", _softplus, 7), ("Softsign", _softsign, 7),
-    ("Mish", _mish, 18), ("Gelu", _gelu, 20), ("Swish", _swish, 24),
-    ("ThresholdedRelu", _thresholded_relu, 10), ("Shrink", _shrink, 9),
-)  # fmt: skip
+    ("Relu", _relu, 7),
+    ("LeakyRelu", _leaky_relu, 7),
+    ("PRelu", _prelu, 7),
+    ("Elu", _elu, 7),
+    ("Selu", _selu, 7),
+    ("Celu", _celu, 12),
+    ("HardSigmoid", _hard_sigmoid, 7),
+    ("HardSwish", _hard_swish, 14),
+    ("Softplus", _softplus, 7),
+    ("Softsign", _softsign, 7),
+    ("Mish", _mish, 18),
+    ("Gelu", _gelu, 20),
+    ("Swish", _swish, 24),
+    ("ThresholdedRelu", _thresholded_relu, 10),
+    ("Shrink", _shrink, 9),
+)
 
 RULES: tuple[Rule, ...] = tuple(rule(name, build, first) for name, build, first in _BUILDS)

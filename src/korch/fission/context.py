@@ -100,9 +100,7 @@ class Context:
     def is_read(self, position: int) -> bool:
         """Return whether anything reads an output."""
         outputs = self.operator.outputs
-        return position < len(outputs) and bool(outputs[position]) and (
-            outputs[position] in self._read
-        )  # fmt: skip
+        return position < len(outputs) and bool(outputs[position]) and (outputs[position] in self._read)
 
     # What is known of values.
 
@@ -140,9 +138,7 @@ class Context:
                     return products
         return self.builder.add(op, values, attributes, origin=self.operator.label)
 
-    def _products(
-        self, op: str, values: tuple[int, ...], attributes: Attributes | None
-    ) -> int | None:
+    def _products(self, op: str, values: tuple[int, ...], attributes: Attributes | None) -> int | None:
         if op == "matmul":
             return matmul_products(self, *values)
         types = [self.builder.type(value) for value in values]
@@ -173,9 +169,7 @@ class Context:
         return self.add(
             op,
             *(
-                self.full(x, ValueType(shape, dtype))
-                if isinstance(x, float)
-                else self.broadcast(x, shape)
+                self.full(x, ValueType(shape, dtype)) if isinstance(x, float) else self.broadcast(x, shape)
                 for x in operands
             ),
         )
@@ -205,13 +199,10 @@ class Context:
             return value
         return self.add("transpose", value, attributes=TransposeAttributes(perm))
 
-    def slice(self, value: int, start: Sequence[int], size: Sequence[int],
-              step: Sequence[int] | None = None) -> int:  # fmt: skip
+    def slice(self, value: int, start: Sequence[int], size: Sequence[int], step: Sequence[int] | None = None) -> int:
         """Return a part of a value: start, size and step per axis."""
         step = tuple(step) if step is not None else (1,) * len(tuple(start))
-        if tuple(size) == self.shape(value) and all(
-            s == 1 or n <= 1 for s, n in zip(step, size, strict=True)
-        ):
+        if tuple(size) == self.shape(value) and all(s == 1 or n <= 1 for s, n in zip(step, size, strict=True)):
             return value
         return self.add("slice", value, attributes=SliceAttributes(tuple(start), tuple(size), step))
 
@@ -226,9 +217,7 @@ class Context:
         """Return the elements of a value at indices along one axis; a slice if they are even."""
         size, count = self.shape(value)[axis], len(indices)
         step = indices[1] - indices[0] if count > 1 else 1
-        is_even = count > 0 and step != 0 and all(
-            b - a == step for a, b in itertools.pairwise(indices)
-        )  # fmt: skip
+        is_even = count > 0 and step != 0 and all(b - a == step for a, b in itertools.pairwise(indices))
         if is_even:
             return self.slice_axis(value, axis, int(indices[0]), count, int(step))
         if count and size == 1:
@@ -243,8 +232,9 @@ class Context:
             return values[0]
         return self.add("concat", *values, attributes=ConcatAttributes(axis))
 
-    def pad(self, value: int, before: Sequence[int], after: Sequence[int],
-            mode: str = "constant", fill: float = 0.0) -> int:  # fmt: skip
+    def pad(
+        self, value: int, before: Sequence[int], after: Sequence[int], mode: str = "constant", fill: float = 0.0
+    ) -> int:
         """Return a value with elements added around it."""
         if not any((*before, *after)):
             return value

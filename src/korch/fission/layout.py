@@ -197,12 +197,19 @@ def _reverse_sequence(c: Context) -> Result:
 
 _RESHAPES: tuple[str, ...] = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 _OTHERS: tuple[tuple[str, Build, int], ...] = (
-    ("Transpose", _transpose, 7), ("Concat", _concat, 7), ("Split", _split, 7),
-    ("Slice", _slice, 7), ("Pad", _pad, 7), ("Expand", _expand, 8), ("Tile", _tile, 7),
-    ("DepthToSpace", _depth_to_space, 7), ("SpaceToDepth", _space_to_depth, 7),
-    ("Trilu", _trilu, 14), ("ConstantOfShape", _constant_of_shape, 9),
+    ("Transpose", _transpose, 7),
+    ("Concat", _concat, 7),
+    ("Split", _split, 7),
+    ("Slice", _slice, 7),
+    ("Pad", _pad, 7),
+    ("Expand", _expand, 8),
+    ("Tile", _tile, 7),
+    ("DepthToSpace", _depth_to_space, 7),
+    ("SpaceToDepth", _space_to_depth, 7),
+    ("Trilu", _trilu, 14),
+    ("ConstantOfShape", _constant_of_shape, 9),
     ("ReverseSequence", _reverse_sequence, 10),
-)  # fmt: skip
+)
 
 RULES: tuple[Rule, ...] = (
     *(rule(name, _same_elements) for name in _RESHAPES),

@@ -38,14 +38,14 @@ def _conv(c: Context) -> Result:
     if min((*window.pads_begin, *window.pads_end)) < 0:
         return Refusal("negative pads")
     attributes = ConvAttributes(
-        window.strides, window.pads_begin, window.pads_end, window.dilations,
-        int(c.attribute("group", 1)),
-    )  # fmt: skip
+        window.strides, window.pads_begin, window.pads_end, window.dilations, int(c.attribute("group", 1))
+    )
     return _add_bias(c, c.add("conv", x, w, attributes=attributes), 2)
 
 
-def _transpose_pads(c: Context, sizes: Shape, kernel: Shape, strides: Shape, dilations: Shape,
-                    extra: Shape) -> tuple[Shape, Shape, Shape]:  # fmt: skip
+def _transpose_pads(
+    c: Context, sizes: Shape, kernel: Shape, strides: Shape, dilations: Shape, extra: Shape
+) -> tuple[Shape, Shape, Shape]:
     """Return the pads and the extra elements of a ConvTranspose."""
     auto, spatial = c.attribute("auto_pad", "NOTSET"), len(kernel)
     if auto in ("NOTSET", "VALID") and c.attribute("output_shape") is None:
@@ -53,9 +53,7 @@ def _transpose_pads(c: Context, sizes: Shape, kernel: Shape, strides: Shape, dil
         pads = pads if auto == "NOTSET" else (0,) * (2 * spatial)
         return pads[:spatial], pads[spatial:], extra
     begin, end, more = [], [], []
-    for n, out, k, s, d, e in zip(
-        sizes, c.output_type().shape[2:], kernel, strides, dilations, extra, strict=True
-    ):
+    for n, out, k, s, d, e in zip(sizes, c.output_type().shape[2:], kernel, strides, dilations, extra, strict=True):
         total = s * (n - 1) + e + window_extent(k, d) - out
         more.append(e + max(0, -total))
         total = max(0, total)
@@ -76,9 +74,7 @@ def _conv_transpose(c: Context) -> Result:
     begin, end, extra = _transpose_pads(c, c.shape(x)[2:], kernel, strides, dilations, extra)
     if min((*begin, *end)) < 0:
         return Refusal("negative pads")
-    attributes = ConvTransposeAttributes(
-        strides, begin, end, dilations, extra, int(c.attribute("group", 1))
-    )
+    attributes = ConvTransposeAttributes(strides, begin, end, dilations, extra, int(c.attribute("group", 1)))
     return _add_bias(c, c.add("conv_transpose", x, w, attributes=attributes), 2)
 
 
@@ -123,12 +119,12 @@ def _einsum(c: Context) -> Result:
     if len(terms) == 1:
         return _sum_out(c, c.input(0), terms[0], out)
     sizes = {
-        letter: n for term, value in zip(terms, c.inputs, strict=True)
-        for letter, n in zip(term, c.shape(value), strict=True)
-    }  # fmt: skip
-    broadcasts = any(
-        c.shape(value) != tuple(sizes[x] for x in term)
+        letter: n
         for term, value in zip(terms, c.inputs, strict=True)
+        for letter, n in zip(term, c.shape(value), strict=True)
+    }
+    broadcasts = any(
+        c.shape(value) != tuple(sizes[x] for x in term) for term, value in zip(terms, c.inputs, strict=True)
     )
     if broadcasts:
         return Refusal("an axis that broadcasts")
@@ -149,9 +145,8 @@ def _einsum(c: Context) -> Result:
     b = c.transpose(values[1], [letters[1].index(x) for x in (*batch, *inner, *columns)])
     lead = tuple(sizes[x] for x in batch)
     product = c.add(
-        "matmul", c.reshape(a, (*lead, size(rows), size(inner))),
-        c.reshape(b, (*lead, size(inner), size(columns))),
-    )  # fmt: skip
+        "matmul", c.reshape(a, (*lead, size(rows), size(inner))), c.reshape(b, (*lead, size(inner), size(columns)))
+    )
     order = [*batch, *rows, *columns]
     whole = c.reshape(product, [sizes[x] for x in order])
     return c.transpose(whole, [order.index(x) for x in out])

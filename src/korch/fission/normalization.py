@@ -116,9 +116,7 @@ def _batch_norm(c: Context) -> Result:
     x, scale, bias, mean, variance = c.inputs
     if any(c.dtype(v) is not c.dtype(x) for v in c.inputs):
         return Refusal("statistics of another type")
-    root = c.elementwise(
-        "sqrt", c.elementwise("add", variance, float(c.attribute("epsilon", 1e-5)))
-    )
+    root = c.elementwise("sqrt", c.elementwise("add", variance, float(c.attribute("epsilon", 1e-5))))
     factor = c.elementwise("div", scale, root)
     shift = c.elementwise("sub", bias, c.elementwise("mul", mean, factor))
     rank = max(c.rank(x), 2)
@@ -160,9 +158,7 @@ def _lrn(c: Context) -> Result:
     # Beyond the first and the last channel there is nothing to add, however large the window is.
     farthest = max(0, c.shape(x)[1] - 1)
     before, after = min((size - 1) // 2, farthest), min(size // 2, farthest)
-    window = PoolAttributes(
-        (before + 1 + after, *ones), (1, *ones), (before, *zeros), (after, *zeros), (1, *ones)
-    )
+    window = PoolAttributes((before + 1 + after, *ones), (1, *ones), (before, *zeros), (after, *zeros), (1, *ones))
     total = c.add("pool_sum", c.elementwise("mul", x, x), attributes=window)
     alpha, beta = float(c.attribute("alpha", 1e-4)), float(c.attribute("beta", 0.75))
     scaled = c.elementwise("mul", total, float(np.float32(alpha)) / size)

@@ -20,13 +20,16 @@ def keep_whole(c: Context) -> dict[int, int]:
     node.output.extend(f"y{i}" if name else "" for i, name in enumerate(operator.outputs))
     text = node.SerializeToString(deterministic=True).hex()
     inputs = tuple(str(c.builder.type(value)) for value in c.inputs)
-    outputs = tuple(str(c.output_type(i)) if name else "" for i, name in
-                    enumerate(operator.outputs))  # fmt: skip
+    outputs = tuple(str(c.output_type(i)) if name else "" for i, name in enumerate(operator.outputs))
     return {
-        i: c.add("opaque", *c.inputs, attributes=OpaqueAttributes(
-            operator.op_type, operator.domain, operator.version, text, inputs, outputs, i))
-        for i in range(len(outputs)) if c.is_read(i)
-    }  # fmt: skip
+        i: c.add(
+            "opaque",
+            *c.inputs,
+            attributes=OpaqueAttributes(operator.op_type, operator.domain, operator.version, text, inputs, outputs, i),
+        )
+        for i in range(len(outputs))
+        if c.is_read(i)
+    }
 
 
 def _numbered(letter: str, names: Iterable[str]) -> list[str]:

@@ -32,9 +32,7 @@ def _pool(c: Context, op: str, value: int, window: Window) -> int | Refusal:
     if 0 in c.shape(value):
         return Refusal("an empty input")
     window = replace(window, pads_end=reach(window, c.shape(value)[2:], shape[2:]))
-    attributes = PoolAttributes(
-        window.kernel, window.strides, window.pads_begin, window.pads_end, window.dilations
-    )
+    attributes = PoolAttributes(window.kernel, window.strides, window.pads_begin, window.pads_end, window.dilations)
     result = c.add(op, value, attributes=attributes)
     if c.shape(result) != shape:
         return Refusal(f"windows give {c.shape(result)}, ONNX infers {shape}")

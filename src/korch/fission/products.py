@@ -35,9 +35,7 @@ def matmul_products(context: Context, a: int, b: int) -> int | None:
     return context.reshape(context.reduce("sum", terms, (len(full) - 2,)), (*batch, m, n))
 
 
-def conv_products(
-    context: Context, op: str, x: int, w: int, attributes: Any, output: tuple[int, ...]
-) -> int | None:
+def conv_products(context: Context, op: str, x: int, w: int, attributes: Any, output: tuple[int, ...]) -> int | None:
     """Return a convolution or its transpose as a sum of products; None if these are too many.
 
     Args:
@@ -73,9 +71,7 @@ def conv_products(
     return context.reshape(context.reduce("sum", terms, (3, 4)), output)
 
 
-def _sources(
-    op: str, sizes: list[int], kernel: tuple[int, ...], output: tuple[int, ...], attributes: Any
-) -> Array:
+def _sources(op: str, sizes: list[int], kernel: tuple[int, ...], output: tuple[int, ...], attributes: Any) -> Array:
     """Return which input element each tap of each output reads, -1 for none: [taps, places]."""
     flat = np.zeros((1, 1), np.int64)
     for i, size in enumerate(sizes):

@@ -72,7 +72,4 @@ def _quantize(c: Context) -> Result:
     return c.cast(y, dtype)
 
 
-RULES: tuple[Rule, ...] = (
-    rule("DequantizeLinear", _dequantize, 10),
-    rule("QuantizeLinear", _quantize, 10),
-)
+RULES: tuple[Rule, ...] = (rule("DequantizeLinear", _dequantize, 10), rule("QuantizeLinear", _quantize, 10))

@@ -60,9 +60,7 @@ def _cubic(x: Array, a: float) -> Array:
     return np.where(x <= 1, near, np.where(x < 2, far, 0.0))
 
 
-def _taps(
-    mode: str, where: Array, size: int, scale: float, c: Context
-) -> list[tuple[Array, Array]]:
+def _taps(mode: str, where: Array, size: int, scale: float, c: Context) -> list[tuple[Array, Array]]:
     """Return (indices, weights) per tap of a linear or cubic filter."""
     radius, curve = (1, _triangle) if mode == "linear" else (2, _cubic)
     stretch = min(scale, 1.0) if c.attribute("antialias", 0) else 1.0
@@ -84,8 +82,7 @@ def _resize_axis(c: Context, x: int, axis: int, out: int, scale: float) -> Resul
     """Resize one axis."""
     size = c.shape(x)[axis]
     old = c.operator.op_type == "Upsample"
-    coordinates = "asymmetric" if old else c.attribute("coordinate_transformation_mode",
-                                                       "half_pixel")  # fmt: skip
+    coordinates = "asymmetric" if old else c.attribute("coordinate_transformation_mode", "half_pixel")
     if c.version < 11:
         coordinates = "asymmetric"
     where = _coordinates(coordinates, size, out, scale)

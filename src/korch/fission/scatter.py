@@ -49,8 +49,7 @@ def _scatter_elements(c: Context) -> Result:
     grid: list[Array] = list(np.indices(indices.shape))
     grid[axis] = np.where(indices < 0, indices + shape[axis], indices)
     strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-    return _place(c, sum((g * s for g, s in zip(grid, strides, strict=True)),
-                         np.zeros(indices.shape, np.int64)))  # fmt: skip
+    return _place(c, sum((g * s for g, s in zip(grid, strides, strict=True)), np.zeros(indices.shape, np.int64)))
 
 
 def _scatter_nd(c: Context) -> Result:

@@ -110,8 +110,7 @@ def _build(c: Context, rule: Rule) -> int | Sequence[int] | Refusal:
         return rule.build(c)
     except (InvalidGraphError, ValueError, LookupError, TypeError, ArithmeticError) as error:
         raise ModelError(
-            f"its inputs or attributes contradict the operator's definition ({error})",
-            where=c.operator.label,
+            f"its inputs or attributes contradict the operator's definition ({error})", where=c.operator.label
         ) from error
 
 
@@ -119,9 +118,8 @@ def _check_type(c: Context, position: int, value: int) -> None:
     found, expected = c.builder.type(value), c.output_type(position)
     if c.is_read(position) and found != expected:
         raise InvalidGraphError(
-            f"output {position} was split into {found}", where=c.operator.label,
-            expected=str(expected),
-        )  # fmt: skip
+            f"output {position} was split into {found}", where=c.operator.label, expected=str(expected)
+        )
 
 
 def _find(operator: Operator, rules: Mapping[str, tuple[Rule, ...]]) -> Rule | Refusal:

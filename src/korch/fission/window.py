@@ -58,7 +58,6 @@ def reach(window: Window, sizes: Shape, counts: Shape) -> Shape:
     return tuple(
         max(0, (count - 1) * s + window_extent(k, d) - n - b)
         for n, count, k, s, b, d in zip(
-            sizes, counts, window.kernel, window.strides, window.pads_begin, window.dilations,
-            strict=True,
+            sizes, counts, window.kernel, window.strides, window.pads_begin, window.dilations, strict=True
         )
-    )  # fmt: skip
+    )

@@ -17,16 +17,21 @@ from korch.primitive.op import Array
 from korch.primitive.types import ValueType
 
 COMPOSITES = frozenset(
-    {"Attention", "CausalConvWithState", "CenterCropPad", "FlexAttention",
-     "NegativeLogLikelihoodLoss", "RotaryEmbedding", "SoftmaxCrossEntropyLoss", "SwiGLU"}
-)  # fmt: skip
+    {
+        "Attention",
+        "CausalConvWithState",
+        "CenterCropPad",
+        "FlexAttention",
+        "NegativeLogLikelihoodLoss",
+        "RotaryEmbedding",
+        "SoftmaxCrossEntropyLoss",
+        "SwiGLU",
+    }
+)
 
 
 def expand_composite(
-    node: Any,
-    opsets: Mapping[str, int],
-    types: Mapping[str, ValueType],
-    constants: Mapping[str, Array],
+    node: Any, opsets: Mapping[str, int], types: Mapping[str, ValueType], constants: Mapping[str, Array]
 ) -> list[Any] | None:
     """Return the nodes of a composite operator's definition, or None if it has none here."""
     named = [name for name in dict.fromkeys(node.input) if name]
@@ -46,10 +51,7 @@ def expand_composite(
     nodes = list(flat.graph.node)
     if len(nodes) == 1 and nodes[0].op_type == node.op_type:
         return None
-    same_version = all(
-        opsets.get("" if o.domain == "ai.onnx" else o.domain) == o.version
-        for o in flat.opset_import
-    )
+    same_version = all(opsets.get("" if o.domain == "ai.onnx" else o.domain) == o.version for o in flat.opset_import)
     if not same_version:
         return None
     return _renamed(nodes, keep={*named, *node.output}, prefix=_prefix(node))
@@ -59,10 +61,7 @@ def take_branch(node: Any, condition: bool) -> list[Any]:
     """Return the nodes of the branch that an If takes, its outputs named like the If's."""
     branches = {attribute.name: attribute.g for attribute in node.attribute}
     graph = branches["then_branch" if condition else "else_branch"]
-    nodes = [
-        onnx.helper.make_node("Constant", [], [tensor.name], value=tensor)
-        for tensor in graph.initializer
-    ]
+    nodes = [onnx.helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in graph.initializer]
     nodes += graph.node
     inner = {name for n in nodes for name in n.output}
     prefix = _prefix(node)
@@ -81,9 +80,7 @@ def _prefix(node: Any) -> str:
 
 def _renamed(nodes: Sequence[Any], keep: set[str], prefix: str) -> list[Any]:
     """Return copies whose outputs, unless kept, and whose own names begin with `prefix`."""
-    table = {
-        name: prefix + name for node in nodes for name in node.output if name and name not in keep
-    }
+    table = {name: prefix + name for node in nodes for name in node.output if name and name not in keep}
     copies = []
     for node in nodes:
         copy = onnx.NodeProto()

@@ -34,9 +34,7 @@ def constant_of(node: Any) -> Array | None:
     return decoded if isinstance(value, list) else decoded.reshape(())
 
 
-def evaluate(
-    node: Any, opsets: Mapping[str, int], arrays: Mapping[str, Array]
-) -> Sequence[Array] | None:
+def evaluate(node: Any, opsets: Mapping[str, int], arrays: Mapping[str, Array]) -> Sequence[Array] | None:
     """Return a node's outputs, or None if the evaluator can't compute them.
 
     Args:

@@ -20,9 +20,7 @@ _ALONG_AXIS = frozenset({"Gather", "GatherElements", "ScatterElements", "Scatter
 _LEADING = frozenset({"GatherND", "ScatterND"})  # along the first axes
 
 
-def check_elements(
-    node: Any, types: Mapping[str, ValueType], constants: Mapping[str, Array], where: str
-) -> None:
+def check_elements(node: Any, types: Mapping[str, ValueType], constants: Mapping[str, Array], where: str) -> None:
     """Refuse constant indices that the first input does not have, and negative sizes.
 
     Raises:
@@ -53,6 +51,7 @@ def _check(indices: Array, sizes: Array, what: str, where: str) -> None:
         wrong = indices[outside].flat[0]
         size = int((sizes + np.zeros_like(indices))[outside].flat[0])
         raise ModelError(
-            f"its constant index {wrong} is outside of the first input", where,
+            f"its constant index {wrong} is outside of the first input",
+            where,
             f"{-size} to {size - 1} along {what}" if size else "none: the input is empty",
-        )  # fmt: skip
+        )

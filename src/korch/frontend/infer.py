@@ -23,17 +23,19 @@ from korch.primitive.ops.opaque import onnx_type
 from korch.primitive.types import ValueType
 
 REFUSALS = (
-    onnx.checker.ValidationError, onnx.shape_inference.InferenceError,
-    onnx.version_converter.ConvertError, RuntimeError, ValueError,
-)  # fmt: skip
+    onnx.checker.ValidationError,
+    onnx.shape_inference.InferenceError,
+    onnx.version_converter.ConvertError,
+    RuntimeError,
+    ValueError,
+)
 """What ONNX's functions raise for models that they can't take."""
 
 MOST_ELEMENTS = 4096  # of a constant that inference may look at
 
 RANDOM = frozenset(
-    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
-     "RandomUniformLike"}
-)  # fmt: skip
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
 OLDEST_OPSET = 7
 # Operators for which ONNX has no inference function; their first output is like their first input.
 LIKE_FIRST_INPUT = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
@@ -48,9 +50,11 @@ def check_opsets(opsets: Mapping[str, int], model: str) -> None:
     newest, version = onnx.defs.onnx_opset_version(), opsets.get("", 0)
     if version > newest:
         raise UnsupportedError(
-            f"it uses opset {version}", where=model, expected=f"at most {newest}",
+            f"it uses opset {version}",
+            where=model,
+            expected=f"at most {newest}",
             hint="Install a newer `onnx`, or export with an older opset",
-        )  # fmt: skip
+        )
 
 
 def modernized(proto: Any, model: str) -> Any:
@@ -66,11 +70,11 @@ def modernized(proto: Any, model: str) -> Any:
         return onnx.version_converter.convert_version(proto, OLDEST_OPSET)
     except REFUSALS as error:
         raise UnsupportedError(
-            f"it uses opset {version}, and ONNX can't convert it: "
-            + " ".join(str(error).split())[:200],
-            where=model, expected=f"at least {OLDEST_OPSET}",
+            f"it uses opset {version}, and ONNX can't convert it: " + " ".join(str(error).split())[:200],
+            where=model,
+            expected=f"at least {OLDEST_OPSET}",
             hint="Export the model again with a newer opset",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def find_schema(node: Any, opsets: Mapping[str, int], model: str) -> Any:
@@ -83,8 +87,7 @@ def find_schema(node: Any, opsets: Mapping[str, int], model: str) -> Any:
     where = f"{model}: {node_label(node)}"
     domain = node.domain
     if domain not in opsets:
-        raise ModelError(f"the model does not import its domain {domain or 'ai.onnx'!r}",
-                         where=where)  # fmt: skip
+        raise ModelError(f"the model does not import its domain {domain or 'ai.onnx'!r}", where=where)
     if domain not in _known_domains():
         raise UnsupportedError(
             f"the domain {domain!r} is unknown",
@@ -102,9 +105,10 @@ def find_schema(node: Any, opsets: Mapping[str, int], model: str) -> Any:
         ) from error
     if node.op_type in RANDOM and not domain:
         raise UnsupportedError(
-            "its output is random, so no plan could be checked", where=where,
+            "its output is random, so no plan could be checked",
+            where=where,
             hint="Make the random tensor an input of the model",
-        )  # fmt: skip
+        )
     _check_node(node, opsets, where)
     return schema
 
@@ -158,11 +162,13 @@ def infer_types(
     given = {name for name in node.input if name}
     others = others or {}
     inputs = {
-        name: others[name] if name in others
-        else type_proto(types[name]) if name in types
+        name: others[name]
+        if name in others
+        else type_proto(types[name])
+        if name in types
         else array_type_proto(constants[name])
         for name in given
-    }  # fmt: skip
+    }
     data = {
         name: onnx.numpy_helper.from_array(constants[name], name)
         for name in given
@@ -173,23 +179,19 @@ def infer_types(
         return {node.output[0]: inputs[node.input[0]]}
     imports = [onnx.helper.make_opsetid(*item) for item in opsets.items()]
     try:
-        found: dict[str, Any] = onnx.shape_inference.infer_node_outputs(
-            schema, node, inputs, data, None, imports
-        )
+        found: dict[str, Any] = onnx.shape_inference.infer_node_outputs(schema, node, inputs, data, None, imports)
     except REFUSALS as error:
         text = " ".join(str(error).split())
         raise ModelError(
-            f"the types of its inputs do not fit ({text})", where=f"{model}: {node_label(node)}",
-            expected=", ".join(f"{n!r}: {types.get(n, 'constant')}" for n in node.input if n)
-            + " to be legal",
-        ) from error  # fmt: skip
+            f"the types of its inputs do not fit ({text})",
+            where=f"{model}: {node_label(node)}",
+            expected=", ".join(f"{n!r}: {types.get(n, 'constant')}" for n in node.input if n) + " to be legal",
+        ) from error
     drop_late_windows(node, inputs.get(node.input[0]) if node.input else None, found)
     return found
 
 
-def _check_axis(
-    node: Any, types: Mapping[str, ValueType], constants: Mapping[str, Array], where: str
-) -> None:
+def _check_axis(node: Any, types: Mapping[str, ValueType], constants: Mapping[str, Array], where: str) -> None:
     """Refuse an axis that the first input can't have: ONNX counts from it in memory, unchecked."""
     first = node.input[0] if node.input else ""
     rank = constants[first].ndim if first in constants else getattr(types.get(first), "rank", None)
@@ -199,9 +201,10 @@ def _check_axis(
     for attribute in node.attribute:
         if attribute.name == "axis" and not -rank - more <= attribute.i <= rank + more:
             raise ModelError(
-                f"its axis is {attribute.i}, of an input with {rank} axes", where=where,
+                f"its axis is {attribute.i}, of an input with {rank} axes",
+                where=where,
                 expected=f"{-rank} to {rank - 1}",
-            )  # fmt: skip
+            )
 
 
 def static_type(proto: Any, name: str, node: Any, model: str) -> ValueType:
@@ -216,22 +219,26 @@ def static_type(proto: Any, name: str, node: Any, model: str) -> ValueType:
     kind = proto.WhichOneof("value") if proto is not None else None
     if kind not in ("tensor_type", None):
         raise UnsupportedError(
-            f"its output {name!r} is a {kind.removesuffix('_type')}, not a tensor", where=where,
+            f"its output {name!r} is a {kind.removesuffix('_type')}, not a tensor",
+            where=where,
             hint="Korch runs models of tensors only",
-        )  # fmt: skip
+        )
     tensor = proto.tensor_type if kind else None
     if tensor is not None and tensor.elem_type and dtype_of(tensor.elem_type) is None:
         raise UnsupportedError(
-            f"its output {name!r} has elements of type {type_name(tensor.elem_type)}", where=where,
+            f"its output {name!r} has elements of type {type_name(tensor.elem_type)}",
+            where=where,
             expected="float64, float32, float16, bfloat16, integers of 8 to 64 bits, or bool",
-        )  # fmt: skip
+        )
     dtype = dtype_of(tensor.elem_type) if tensor is not None else None
     if tensor is not None and any(dim.dim_value < 0 for dim in tensor.shape.dim):
         sizes = [dim.dim_value for dim in tensor.shape.dim]
         raise ModelError(f"its output {name!r} has the shape {sizes}: a size is negative", where)
-    known = tensor is not None and tensor.HasField("shape") and all(
-        dim.HasField("dim_value") and dim.dim_value >= 0 for dim in tensor.shape.dim
-    )  # fmt: skip
+    known = (
+        tensor is not None
+        and tensor.HasField("shape")
+        and all(dim.HasField("dim_value") and dim.dim_value >= 0 for dim in tensor.shape.dim)
+    )
     if tensor is None or dtype is None or not known:
         raise UnsupportedError(
             f"the shape of its output {name!r} depends on data, or ONNX can't infer it",

@@ -22,12 +22,15 @@ def has_legal_names(graph: Any) -> bool:
     """Return whether all names in a graph are text: protobuf hands over what is not as bytes."""
     named = (*graph.input, *graph.output, *graph.initializer)
     return all(isinstance(item.name, str) for item in named) and all(
-        all(isinstance(text, str) for text in (node.name, node.op_type, node.domain,
-                                               *node.input, *node.output))
-        and all(isinstance(attribute.name, str) and has_legal_names(attribute.g)
-                and all(map(has_legal_names, attribute.graphs)) for attribute in node.attribute)
+        all(isinstance(text, str) for text in (node.name, node.op_type, node.domain, *node.input, *node.output))
+        and all(
+            isinstance(attribute.name, str)
+            and has_legal_names(attribute.g)
+            and all(map(has_legal_names, attribute.graphs))
+            for attribute in node.attribute
+        )
         for node in graph.node
-    )  # fmt: skip
+    )
 
 
 def captured_names(node: Any) -> Iterator[str]:
@@ -47,9 +50,7 @@ def _free(graph: Any) -> Iterator[str]:
     yield from (item.name for item in graph.output if item.name not in bound)
 
 
-def order_nodes(
-    nodes: Sequence[Any], given: Iterable[str], outputs: Sequence[str], model: str
-) -> list[Any]:
+def order_nodes(nodes: Sequence[Any], given: Iterable[str], outputs: Sequence[str], model: str) -> list[Any]:
     """Return the nodes that the outputs need, each after those that it reads.
 
     Raises:
@@ -73,9 +74,8 @@ def order_nodes(
 
 
 def _depth_first(
-    nodes: Sequence[Any], given: set[str], producer: dict[str, int], outputs: Sequence[str],
-    model: str,
-) -> list[int]:  # fmt: skip
+    nodes: Sequence[Any], given: set[str], producer: dict[str, int], outputs: Sequence[str], model: str
+) -> list[int]:
     done: dict[int, bool] = {}  # False while its inputs are being placed
     order: list[int] = []
     stack = [producer[name] for name in reversed(outputs) if name in producer]
@@ -93,9 +93,7 @@ def _depth_first(
             if not name or name in given:
                 continue
             if name not in producer:
-                raise ModelError(
-                    f"nothing gives its input {name!r}", where=f"{model}: {node_label(node)}"
-                )
+                raise ModelError(f"nothing gives its input {name!r}", where=f"{model}: {node_label(node)}")
             before = producer[name]
             if done.get(before) is False:
                 raise ModelError(
@@ -107,8 +105,5 @@ def _depth_first(
                 stack.append(before)
     # The file's order is kept where it is legal: it is what people know.
     place = {position: i for i, position in enumerate(order)}
-    legal = all(
-        producer.get(name, -1) < p for p in order
-        for name in (*nodes[p].input, *captured_names(nodes[p]))
-    )  # fmt: skip
+    legal = all(producer.get(name, -1) < p for p in order for name in (*nodes[p].input, *captured_names(nodes[p])))
     return sorted(order) if legal else sorted(order, key=place.__getitem__)

@@ -58,8 +58,7 @@ class HeldModel:
 
 
 def load_model(
-    model: str | Path | bytes | onnx.ModelProto | HeldModel,
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    model: str | Path | bytes | onnx.ModelProto | HeldModel, shapes: Mapping[str, Sequence[int]] | None = None
 ) -> OperatorGraph:
     """Read an ONNX model.
 
@@ -106,8 +105,7 @@ def load_segments(
     tensors = [item for item in loaded.declared if is_number_tensor(item)]
     untyped = {item.name: item.type for item in loaded.declared if not is_number_tensor(item)}
     types = dict(bind_inputs(tensors, shapes or {}, loaded.name))
-    walk = Propagation(loaded.name, loaded.opsets, types, loaded.constants, loaded.outputs,
-                       Host(forced or {}, untyped))  # fmt: skip
+    walk = Propagation(loaded.name, loaded.opsets, types, loaded.constants, loaded.outputs, Host(forced or {}, untyped))
     walk.walk(loaded.nodes)
     check_declared_outputs(loaded.declared_outputs, walk.types, loaded.name)
     inputs = [item.name for item in loaded.declared]
@@ -136,16 +134,13 @@ def _load(model: str | Path | bytes | onnx.ModelProto | HeldModel) -> _Loaded:
     check_opsets(opsets, name)
     if graph.sparse_initializer:
         raise UnsupportedError(
-            f"the initializer {graph.sparse_initializer[0].values.name!r} is sparse", where=name,
-            hint="Store it dense",
-        )  # fmt: skip
+            f"the initializer {graph.sparse_initializer[0].values.name!r} is sparse", where=name, hint="Store it dense"
+        )
     initializers = {tensor.name: tensor for tensor in graph.initializer}
     declared = [item for item in graph.input if item.name not in initializers]
     outputs = [item.name for item in graph.output]
     _check_names(graph, outputs, name)
-    nodes = order_nodes(
-        graph.node, [*initializers, *(item.name for item in declared)], outputs, name
-    )
+    nodes = order_nodes(graph.node, [*initializers, *(item.name for item in declared)], outputs, name)
     used = {n for node in nodes for n in node.input} | set(outputs) | _captured(nodes)
     held = model.arrays if isinstance(model, HeldModel) else {}
     constants = {
@@ -153,8 +148,7 @@ def _load(model: str | Path | bytes | onnx.ModelProto | HeldModel) -> _Loaded:
         for n, tensor in initializers.items()
         if n in used
     }
-    return _Loaded(name, proto.ir_version, opsets, declared, list(graph.output), outputs, nodes,
-                   constants)  # fmt: skip
+    return _Loaded(name, proto.ir_version, opsets, declared, list(graph.output), outputs, nodes, constants)
 
 
 def _captured(nodes: Sequence[Any]) -> set[str]:
@@ -189,8 +183,11 @@ def _parse(content: bytes, name: str) -> Any:
     if not content:
         raise ModelError("the file is empty", where=name, expected="an ONNX model")
     if len(content) > LARGEST_PROTOBUF:
-        raise ModelError("it has more than 2 GiB, and no ONNX file has", where=name,
-                         hint="Export it again with its weights as external data")  # fmt: skip
+        raise ModelError(
+            "it has more than 2 GiB, and no ONNX file has",
+            where=name,
+            hint="Export it again with its weights as external data",
+        )
     kind = _other_kind(content)
     if kind is None:
         try:
@@ -198,9 +195,7 @@ def _parse(content: bytes, name: str) -> Any:
         except DecodeError as error:
             if Path(name).suffix not in TORCH_SUFFIXES:
                 raise ModelError(
-                    "this is no ONNX model, or it was cut short",
-                    where=name,
-                    hint="Export or download it again",
+                    "this is no ONNX model, or it was cut short", where=name, hint="Export or download it again"
                 ) from error
             kind = _TORCH
     what, hint = kind
@@ -210,8 +205,7 @@ def _parse(content: bytes, name: str) -> Any:
 TORCH_SUFFIXES = (".pt", ".pth", ".pt2", ".ckpt")
 _TORCH = (
     "a file of PyTorch's",
-    "Load the module in Python and call korch.optimize(module, example_inputs), or export it with "
-    "torch.onnx.export",
+    "Load the module in Python and call korch.optimize(module, example_inputs), or export it with torch.onnx.export",
 )
 
 
@@ -234,9 +228,7 @@ def _checked(proto: Any, name: str) -> Any:
             hint="Export or download it again",
         )
     if not has_legal_names(proto.graph):
-        raise ModelError(
-            "a name in it is no UTF-8 text", where=name, hint="Export or download it again"
-        )
+        raise ModelError("a name in it is no UTF-8 text", where=name, hint="Export or download it again")
     return proto
 
 
@@ -246,9 +238,7 @@ def _inlined(proto: Any, name: str) -> Any:
     try:
         return inliner.inline_local_functions(proto, convert_version=True)
     except REFUSALS as error:
-        raise ModelError(
-            f"its functions can't be inlined ({' '.join(str(error).split())})", where=name
-        ) from error
+        raise ModelError(f"its functions can't be inlined ({' '.join(str(error).split())})", where=name) from error
 
 
 def _check_names(graph: Any, outputs: Sequence[str], name: str) -> None:
@@ -266,9 +256,7 @@ def _check_names(graph: Any, outputs: Sequence[str], name: str) -> None:
             seen.add(item)
 
 
-def _pruned(
-    name: str, walk: Propagation, inputs: Sequence[str], outputs: Sequence[str]
-) -> OperatorGraph:
+def _pruned(name: str, walk: Propagation, inputs: Sequence[str], outputs: Sequence[str]) -> OperatorGraph:
     """Return the graph without what no output needs."""
     needed, kept = set(outputs), list[Operator]()
     for operator in reversed(walk.operators):
@@ -279,9 +267,7 @@ def _pruned(
     constants: dict[str, Array] = {n: a for n, a in walk.constants.items() if n in needed}
     for output in outputs:
         if output not in walk.types:
-            raise UnsupportedError(
-                f"the output {output!r} has elements of type {constants[output].dtype}", where=name
-            )
+            raise UnsupportedError(f"the output {output!r} has elements of type {constants[output].dtype}", where=name)
     visible = needed.union(inputs, *(operator.outputs for operator in kept))
     types = {n: t for n, t in walk.types.items() if n in visible}
     return OperatorGraph(name, tuple(kept), tuple(inputs), tuple(outputs), types, constants)

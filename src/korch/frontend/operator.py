@@ -101,9 +101,7 @@ def format_operators(graph: OperatorGraph) -> str:
     for operator in graph.operators:
         outputs = ", ".join(f"{n}: {graph.types[n]}" if n else "_" for n in operator.outputs)
         arguments = ", ".join(name or "_" for name in operator.inputs)
-        attributes = ", ".join(
-            f"{name}={_attribute(value)}" for name, value in sorted(operator.attributes.items())
-        )
+        attributes = ", ".join(f"{name}={_attribute(value)}" for name, value in sorted(operator.attributes.items()))
         head = operator.op_type if not operator.domain else operator.label.split(" ")[0]
         text = f"{outputs} = {head}-{operator.version}({arguments})"
         lines.append(text + (f" {{{attributes}}}" if attributes else "") + f"   # {operator.name}")

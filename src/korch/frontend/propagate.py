@@ -66,9 +66,14 @@ class Propagation:
     """
 
     def __init__(
-        self, model: str, opsets: Mapping[str, int], types: dict[str, ValueType],
-        constants: dict[str, Array], outputs: Sequence[str], host: Host | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: str,
+        opsets: Mapping[str, int],
+        types: dict[str, ValueType],
+        constants: dict[str, Array],
+        outputs: Sequence[str],
+        host: Host | None = None,
+    ) -> None:
         """Begin a walk.
 
         Args:
@@ -131,17 +136,20 @@ class Propagation:
         """Return what ONNX infers of the outputs of a node that the host runs."""
         types = {n: self.types[n] for n in node.input if n in self.types}
         others = {n: self.untyped.get(n) for n in node.input if n not in self.types}
-        is_known = all(
-            proto is not None or n in self.constants or not n for n, proto in others.items()
-        )
+        is_known = all(proto is not None or n in self.constants or not n for n, proto in others.items())
         if not is_known or any(captured_names(node)):
             return {}
         try:
             schema = onnx.defs.get_schema(node.op_type, self.opsets[node.domain], node.domain)
             return infer_types(
-                node, schema, self.opsets, types, self.constants, self.model,
+                node,
+                schema,
+                self.opsets,
+                types,
+                self.constants,
+                self.model,
                 {n: proto for n, proto in others.items() if proto is not None},
-            )  # fmt: skip
+            )
         except (ModelError, KeyError, onnx.defs.SchemaError):
             return {}
 
@@ -168,25 +176,28 @@ class Propagation:
     def _constant_node(self, node: Any) -> None:
         if len(node.attribute) != 1:
             raise ModelError(
-                f"it has {len(node.attribute)} attributes", where=f"{self.model}: "
-                f"{node_label(node)}", expected="one, the constant's value",
-            )  # fmt: skip
+                f"it has {len(node.attribute)} attributes",
+                where=f"{self.model}: {node_label(node)}",
+                expected="one, the constant's value",
+            )
         array = constant_of(node)
         if array is None:
             raise UnsupportedError(
-                "sparse tensors are not supported", where=f"{self.model}: {node_label(node)}",
+                "sparse tensors are not supported",
+                where=f"{self.model}: {node_label(node)}",
                 hint="Store the tensor dense",
-            )  # fmt: skip
+            )
         self._set_constant(node.output[0], array)
 
     def _closed(self, node: Any, captured: Sequence[str]) -> Any:
         for name in captured:
             if name not in self.constants:
                 raise UnsupportedError(
-                    f"its subgraph reads {name!r} from outside", where=f"{self.model}: "
-                    f"{node_label(node)}", expected="control flow that reads its inputs only",
+                    f"its subgraph reads {name!r} from outside",
+                    where=f"{self.model}: {node_label(node)}",
+                    expected="control flow that reads its inputs only",
                     hint="Export the model without control flow, or for one fixed case",
-                )  # fmt: skip
+                )
         return embed_captured(node, captured, self.constants)
 
     def _fold(self, node: Any, schema: Any) -> bool:
@@ -207,9 +218,8 @@ class Propagation:
             return False
         results = evaluate(node, self.opsets, self.constants)
         if results is None or not all(
-            _agrees(types.get(name), array)
-            for name, array in zip(node.output, results, strict=True) if name
-        ):  # fmt: skip
+            _agrees(types.get(name), array) for name, array in zip(node.output, results, strict=True) if name
+        ):
             return False
         for name, array in zip(node.output, results, strict=True):
             if name:
@@ -235,8 +245,9 @@ class Propagation:
             if name and name not in self.types:
                 raise UnsupportedError(
                     f"its input {name!r} has elements of type {self.constants[name].dtype}",
-                    where=where, hint="Korch computes with numbers and booleans only",
-                )  # fmt: skip
+                    where=where,
+                    hint="Korch computes with numbers and booleans only",
+                )
         if not any(node.input):
             raise UnsupportedError("it has no input and can't be computed ahead", where=where)
         found = infer_types(node, schema, self.opsets, self.types, self.constants, self.model)
@@ -252,11 +263,16 @@ class Propagation:
                 outputs.append("")
         self._add(
             Operator(
-                node.name or next(filter(None, node.output), ""), node.op_type, node.domain,
+                node.name or next(filter(None, node.output), ""),
+                node.op_type,
+                node.domain,
                 self.opsets[node.domain],
-                tuple(node.input), tuple(outputs), read_attributes(node), node,
+                tuple(node.input),
+                tuple(outputs),
+                read_attributes(node),
+                node,
             )
-        )  # fmt: skip
+        )
 
     def _add(self, operator: Operator) -> None:
         self.operators.append(operator)
@@ -300,8 +316,7 @@ def _agrees(proto: Any, array: Array) -> bool:
         return True
     dims = tensor.shape.dim
     return len(dims) == array.ndim and all(
-        not dim.HasField("dim_value") or dim.dim_value == size
-        for dim, size in zip(dims, array.shape, strict=True)
+        not dim.HasField("dim_value") or dim.dim_value == size for dim, size in zip(dims, array.shape, strict=True)
     )
 
 

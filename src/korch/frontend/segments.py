@@ -127,9 +127,8 @@ def _type(walk: Propagation, value: str) -> Any:
 
 
 def _segment(
-    name: str, walk: Propagation, items: Sequence[Operator | HostNode], later: set[str],
-    ir_version: int,
-) -> Segment:  # fmt: skip
+    name: str, walk: Propagation, items: Sequence[Operator | HostNode], later: set[str], ir_version: int
+) -> Segment:
     made = list(dict.fromkeys(value for item in items for value in _writes(item)))
     read = list(dict.fromkeys(value for item in items for value in _reads(item)))
     outside = [value for value in read if value not in made]
@@ -139,22 +138,25 @@ def _segment(
     operators = [item for item in items if isinstance(item, Operator)]
     if operators:
         types = {value: walk.types[value] for value in (*outside, *made) if value in walk.types}
-        return OperatorGraph(
-            name, tuple(operators), tuple(inputs), tuple(outputs), types, constants
-        )
-    return _host_segment(walk, [i for i in items if isinstance(i, HostNode)], inputs, outputs,
-                         constants, ir_version)  # fmt: skip
+        return OperatorGraph(name, tuple(operators), tuple(inputs), tuple(outputs), types, constants)
+    return _host_segment(walk, [i for i in items if isinstance(i, HostNode)], inputs, outputs, constants, ir_version)
 
 
 def _host_segment(
-    walk: Propagation, items: Sequence[HostNode], inputs: Sequence[str], outputs: Sequence[str],
-    constants: Mapping[str, Array], ir_version: int,
-) -> HostSegment:  # fmt: skip
+    walk: Propagation,
+    items: Sequence[HostNode],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    constants: Mapping[str, Array],
+    ir_version: int,
+) -> HostSegment:
     graph = onnx.helper.make_graph(
-        [item.node for item in items], "host",
-        [_value(walk, value) for value in inputs], [_value(walk, value) for value in outputs],
+        [item.node for item in items],
+        "host",
+        [_value(walk, value) for value in inputs],
+        [_value(walk, value) for value in outputs],
         [onnx.numpy_helper.from_array(array, value) for value, array in constants.items()],
-    )  # fmt: skip
+    )
     opsets = [onnx.helper.make_opsetid(*item) for item in walk.opsets.items()]
     model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=ir_version)
     labels = ((f"{item.node.op_type} {item.name}".strip(), item.reason) for item in items)

@@ -17,9 +17,7 @@ LARGEST_BYTES = 1 << 34
 """Of a value; beyond it the model is damaged, or meant for a cluster."""
 
 
-def bind_inputs(
-    declared: Sequence[Any], shapes: Mapping[str, Sequence[int]], model: str
-) -> dict[str, ValueType]:
+def bind_inputs(declared: Sequence[Any], shapes: Mapping[str, Sequence[int]], model: str) -> dict[str, ValueType]:
     """Return the static type of each input.
 
     A dimension that the model gives a name has one size everywhere: once one input fixes it, the
@@ -41,9 +39,7 @@ def bind_inputs(
         if item.name in shapes:
             _bind(item, shapes[item.name], sizes, model)
     free = [name for name in _names(declared) if name not in sizes]
-    return {
-        item.name: _static(item, shapes.get(item.name), sizes, free, model) for item in declared
-    }
+    return {item.name: _static(item, shapes.get(item.name), sizes, free, model) for item in declared}
 
 
 def _names(declared: Sequence[Any]) -> list[str]:
@@ -51,9 +47,7 @@ def _names(declared: Sequence[Any]) -> list[str]:
     return list(dict.fromkeys(dim.dim_param for dim in dims if dim.dim_param))
 
 
-def _symbols(
-    declared: Sequence[Any], given: Mapping[str, Sequence[int]], model: str
-) -> dict[str, int]:
+def _symbols(declared: Sequence[Any], given: Mapping[str, Sequence[int]], model: str) -> dict[str, int]:
     """Return the sizes that are given to dimensions by their names."""
     known = _names(declared)
     sizes = {}
@@ -62,16 +56,13 @@ def _symbols(
         if name not in known:
             inputs = ", ".join(repr(item.name) for item in declared)
             symbols = f", or a dimension: {', '.join(map(repr, known))}" if known else ""
-            raise OptionError(
-                f"the model has no input {name!r}",
-                where=where,
-                expected=f"one of {inputs}{symbols}",
-            )
+            raise OptionError(f"the model has no input {name!r}", where=where, expected=f"one of {inputs}{symbols}")
         if len(size) != 1 or size[0] < 0:
             raise OptionError(
                 f"the dimension {name!r} can't be {'x'.join(map(str, size)) or 'nothing'}",
-                where=where, expected="one size, not negative",
-            )  # fmt: skip
+                where=where,
+                expected="one size, not negative",
+            )
         sizes[name] = int(size[0])
     return sizes
 
@@ -84,9 +75,7 @@ def _bind(item: Any, given: Sequence[int], sizes: dict[str, int], model: str) ->
         return
     dims = item.type.tensor_type.shape.dim
     if len(dims) != len(given):
-        raise OptionError(
-            f"it has {len(given)} dimensions", where=where, expected=f"{len(dims)}, as in the model"
-        )
+        raise OptionError(f"it has {len(given)} dimensions", where=where, expected=f"{len(dims)}, as in the model")
     for axis, (dim, size) in enumerate(zip(dims, given, strict=True)):
         if dim.HasField("dim_value") and dim.dim_value not in (size, 0, -1):
             raise OptionError(
@@ -104,9 +93,8 @@ def _bind(item: Any, given: Sequence[int], sizes: dict[str, int], model: str) ->
 
 
 def _static(
-    item: Any, given: Sequence[int] | None, sizes: Mapping[str, int], free: Sequence[str],
-    model: str,
-) -> ValueType:  # fmt: skip
+    item: Any, given: Sequence[int] | None, sizes: Mapping[str, int], free: Sequence[str], model: str
+) -> ValueType:
     where = f"{model}: input {item.name!r}"
     if item.type.WhichOneof("value") != "tensor_type":
         kind = item.type.WhichOneof("value") or "nothing"
@@ -114,9 +102,7 @@ def _static(
     tensor = item.type.tensor_type
     dtype = dtype_of(tensor.elem_type)
     if dtype is None:
-        raise UnsupportedError(
-            f"elements of type {type_name(tensor.elem_type)} can't be computed with", where=where
-        )
+        raise UnsupportedError(f"elements of type {type_name(tensor.elem_type)} can't be computed with", where=where)
     if given is not None:
         return _sized(ValueType(tuple(int(n) for n in given), dtype), where)
     if not tensor.HasField("shape"):
@@ -128,10 +114,9 @@ def _static(
             raise ModelError(f"dimension {axis} is {known}: a size is negative", where=where)
         if known < 0:
             example = "x".join(
-                str(d.dim_value) if d.HasField("dim_value") and d.dim_value >= 0
-                else (d.dim_param or "N")
+                str(d.dim_value) if d.HasField("dim_value") and d.dim_value >= 0 else (d.dim_param or "N")
                 for d in tensor.shape.dim
-            )  # fmt: skip
+            )
             named = f", {dim.dim_param!r}," if dim.dim_param else ""
             symbols = free if dim.dim_param else ()
             raise _unknown(item.name, f"dimension {axis}{named}", example, where, symbols)
@@ -148,14 +133,14 @@ def check_size(type_: ValueType, where: str) -> None:
     """Raise `ModelError` if no machine that Korch is for has room for a value."""
     if type_.size_bytes > LARGEST_BYTES:
         raise ModelError(
-            f"it is {type_}, {type_.size_bytes >> 30} GiB", where=where,
-            expected=f"at most {LARGEST_BYTES >> 30} GiB", hint="Check the sizes in the model",
-        )  # fmt: skip
+            f"it is {type_}, {type_.size_bytes >> 30} GiB",
+            where=where,
+            expected=f"at most {LARGEST_BYTES >> 30} GiB",
+            hint="Check the sizes in the model",
+        )
 
 
-def _unknown(
-    name: str, what: str, example: str, where: str, symbols: Sequence[str] = ()
-) -> ModelError:
+def _unknown(name: str, what: str, example: str, where: str, symbols: Sequence[str] = ()) -> ModelError:
     sizes = " ".join(f"--shape {symbol}={_example(symbol)}" for symbol in symbols)
     other = f", or all by their names: {sizes}" if symbols else ""
     return ModelError(
@@ -166,9 +151,7 @@ def _unknown(
     )
 
 
-def check_declared_outputs(
-    declared: Sequence[Any], types: Mapping[str, ValueType], model: str
-) -> None:
+def check_declared_outputs(declared: Sequence[Any], types: Mapping[str, ValueType], model: str) -> None:
     """Compare the types that a model declares for its outputs with those that follow from it.
 
     Another shape is a warning, as in ONNX Runtime: the nodes decide what is computed.
@@ -187,21 +170,22 @@ def check_declared_outputs(
             continue
         if dtype_of(tensor.elem_type) is not found.dtype:
             raise ModelError(
-                f"it is declared with elements of type {type_name(tensor.elem_type)}, and its node "
-                f"computes {found}", where=f"{model}: output {item.name!r}",
+                f"it is declared with elements of type {type_name(tensor.elem_type)}, and its node computes {found}",
+                where=f"{model}: output {item.name!r}",
                 hint="Declare the type that is computed, or export the model again",
-            )  # fmt: skip
+            )
         if not tensor.HasField("shape"):
             continue
         sizes = [d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim]
-        if len(sizes) != found.rank or any(
-            size not in (-1, n) for size, n in zip(sizes, found.shape, strict=True)
-        ):
+        if len(sizes) != found.rank or any(size not in (-1, n) for size, n in zip(sizes, found.shape, strict=True)):
             text = ",".join("?" if size < 0 else str(size) for size in sizes)
             logger.warning(
-                "%s: output %r is declared with shape [%s], but its node computes %s; the declared "
-                "shape is ignored", model, item.name, text, found,
-            )  # fmt: skip
+                "%s: output %r is declared with shape [%s], but its node computes %s; the declared shape is ignored",
+                model,
+                item.name,
+                text,
+                found,
+            )
 
 
 def _example(symbol: str) -> int:

@@ -54,9 +54,11 @@ def data_files(path: Path) -> list[Path]:
     except (OSError, ValueError, DecodeError):
         return []
     places = {
-        entry.value for tensor in _tensors(model.graph) for entry in tensor.external_data
+        entry.value
+        for tensor in _tensors(model.graph)
+        for entry in tensor.external_data
         if entry.key == "location" and "\0" not in entry.value
-    }  # fmt: skip
+    }
     return [path.parent / place for place in sorted(places)]
 
 
@@ -90,15 +92,12 @@ def _external(tensor: Any, folder: Path | None, where: str) -> Array:
         raise ModelError(f"its place is no number ({error})", where=where) from error
     if length != size_bytes or offset < 0:
         raise ModelError(
-            f"its external data has {length} bytes from {offset}",
-            where=where,
-            expected=f"{size_bytes} bytes",
+            f"its external data has {length} bytes from {offset}", where=where, expected=f"{size_bytes} bytes"
         )
     available = path.stat().st_size
     if offset + length > available:
         raise ModelError(
-            f"its external data ends at byte {offset + length} of {path.name!r}, "
-            f"which has {available}",
+            f"its external data ends at byte {offset + length} of {path.name!r}, which has {available}",
             where=where,
             hint="The file was cut short: copy or download it again",
         )
@@ -121,9 +120,13 @@ def _type_of(tensor: Any, where: str) -> np.dtype[Any]:
 def _inside(folder: Path, location: str, where: str) -> Path:
     pure = PurePosixPath(location)
     outside = (
-        not location or "\0" in location or pure.is_absolute() or ".." in pure.parts
-        or PureWindowsPath(location).drive or "\\" in location
-    )  # fmt: skip
+        not location
+        or "\0" in location
+        or pure.is_absolute()
+        or ".." in pure.parts
+        or PureWindowsPath(location).drive
+        or "\\" in location
+    )
     path = folder / location
     if not outside:
         outside = not path.resolve().is_relative_to(folder.resolve())
@@ -135,8 +138,6 @@ def _inside(folder: Path, location: str, where: str) -> Path:
         )
     if not path.is_file():
         raise ModelError(
-            f"its external data is missing: there is no file {location!r}",
-            where=where,
-            hint=f"Copy it to {folder}",
+            f"its external data is missing: there is no file {location!r}", where=where, hint=f"Copy it to {folder}"
         )
     return path

@@ -114,9 +114,7 @@ def open_session(model: onnx.ModelProto, threads: int) -> tuple[Any, str]:
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
     try:
-        return onnxruntime.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        ), ""
+        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"]), ""
     except Exception as error:  # noqa: BLE001 - foreign code, whose errors have no base
         return None, _first_line(error)
 
@@ -131,18 +129,20 @@ def _evaluator(model: onnx.ModelProto, refusal: str) -> Any:
         node = (unknown or model.graph.node)[0]
         where = f"{node_label(node)}"
         if not unknown:
-            raise UnsupportedError(f"ONNX Runtime does not run it: {refusal}", where,
-                                   hint="Replace the node, or cut the model before it"
-                                   ) from error  # fmt: skip
+            raise UnsupportedError(
+                f"ONNX Runtime does not run it: {refusal}", where, hint="Replace the node, or cut the model before it"
+            ) from error
         raise UnsupportedError(
             f"there is no operator {node.op_type!r} in the domain {node.domain or 'ai.onnx'!r}, "
-            f"version {opsets.get(node.domain, 1)}" + (
+            f"version {opsets.get(node.domain, 1)}"
+            + (
                 " of the ONNX standard, and ONNX Runtime, which has more, is not installed"
-                if refusal == NOT_INSTALLED else ": neither ONNX nor ONNX Runtime has it"
+                if refusal == NOT_INSTALLED
+                else ": neither ONNX nor ONNX Runtime has it"
             ),
             where,
             hint="Check its name, domain and opset, or export the model with standard operators",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def _is_standard(node: onnx.NodeProto, opsets: Mapping[str, int]) -> bool:

@@ -25,13 +25,7 @@ from korch.errors import ArtifactError, InputError
 from korch.frontend.shapes import dtype_of
 from korch.host.engine import Engine
 from korch.primitive.op import Array
-from korch.runtime.artifact import (
-    Members,
-    archive_bytes,
-    read_archive,
-    read_artifact,
-    write_archive,
-)
+from korch.runtime.artifact import Members, archive_bytes, read_archive, read_artifact, write_archive
 from korch.runtime.cuda.executable import CudaExecutable, load_cuda_bytes
 from korch.runtime.executable import Executable, TensorInfo, Timing, check_feeds, import_array
 from korch.runtime.record import read_object
@@ -82,10 +76,14 @@ class HostedExecutable:
     """
 
     def __init__(
-        self, inputs: Sequence[tuple[str, Any]], outputs: Sequence[tuple[str, Any]],
-        parts: Sequence[Part], constants: Mapping[str, Array], threads: int,
+        self,
+        inputs: Sequence[tuple[str, Any]],
+        outputs: Sequence[tuple[str, Any]],
+        parts: Sequence[Part],
+        constants: Mapping[str, Array],
+        threads: int,
         report: Mapping[str, Any],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Put the parts together.
 
         Args:
@@ -130,9 +128,7 @@ class HostedExecutable:
         """
         if len(values) != len(self._inputs):
             names = ", ".join(repr(name) for name, _ in self._inputs) or "none"
-            raise InputError(
-                f"it was called with {len(values)} values", expected=f"{len(self._inputs)}: {names}"
-            )
+            raise InputError(f"it was called with {len(values)} values", expected=f"{len(self._inputs)}: {names}")
         known: dict[str, Any] = dict(self._constants)
         for (name, proto), value in zip(self._inputs, values, strict=True):
             known[name] = _accept(name, proto, value)
@@ -145,10 +141,7 @@ class HostedExecutable:
                 known |= dict(zip(part.outputs, results, strict=True))
         return tuple(known[name] for name, _ in self._outputs)
 
-    def run(
-        self, output_names: Sequence[str] | None, feeds: Mapping[str, Any],
-        run_options: None = None,
-    ) -> list[Any]:  # fmt: skip
+    def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], run_options: None = None) -> list[Any]:
         """Run the model as `onnxruntime.InferenceSession.run` does.
 
         Args:
@@ -213,15 +206,24 @@ class HostedExecutable:
             else:
                 member = f"segments/{i}.korch"
                 members[member] = part.executable.to_bytes()
-                segments.append({"native": member, "inputs": part.inputs, "outputs": part.outputs,
-                                 "cuda": isinstance(part.executable, CudaExecutable)})  # fmt: skip
+                segments.append(
+                    {
+                        "native": member,
+                        "inputs": part.inputs,
+                        "outputs": part.outputs,
+                        "cuda": isinstance(part.executable, CudaExecutable),
+                    }
+                )
         for i, array in enumerate(self._constants.values()):
             members[f"constants/{i}"] = onnx.numpy_helper.from_array(array).SerializeToString()
         program = {
-            "threads": self.threads, "segments": segments, "constants": list(self._constants),
+            "threads": self.threads,
+            "segments": segments,
+            "constants": list(self._constants),
             "inputs": [_store(*item) for item in self._inputs],
-            "outputs": [_store(*item) for item in self._outputs], "report": self.report,
-        }  # fmt: skip
+            "outputs": [_store(*item) for item in self._outputs],
+            "report": self.report,
+        }
         members[PROGRAM] = json.dumps(program, default=str, sort_keys=True).encode()
         return {name: partial(_one_chunk, content) for name, content in members.items()}
 
@@ -257,16 +259,17 @@ def _read(archive: zipfile.ZipFile) -> HostedExecutable:
             native = _read_native(archive.read(segment["native"]), bool(segment.get("cuda")))
             parts.append(NativePart(native, tuple(segment["inputs"]), tuple(segment["outputs"])))
     constants = {
-        name: onnx.numpy_helper.to_array(
-            onnx.TensorProto.FromString(archive.read(f"constants/{i}"))
-        )
+        name: onnx.numpy_helper.to_array(onnx.TensorProto.FromString(archive.read(f"constants/{i}")))
         for i, name in enumerate(program["constants"])
     }
     return HostedExecutable(
         [_restore(item) for item in program["inputs"]],
-        [_restore(item) for item in program["outputs"]], parts, constants, threads,
+        [_restore(item) for item in program["outputs"]],
+        parts,
+        constants,
+        threads,
         program["report"],
-    )  # fmt: skip
+    )
 
 
 def _read_native(content: bytes, is_cuda: bool) -> Executable | CudaExecutable:

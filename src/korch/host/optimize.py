@@ -64,9 +64,10 @@ def optimize_with_host(
                 refused = error.nodes
         if not refused.keys() - host.keys():
             raise UnsupportedError(
-                "its nodes are refused again by the host", where=segmented.name,
+                "its nodes are refused again by the host",
+                where=segmented.name,
                 expected="; ".join(f"{n}: {r}" for n, r in refused.items()),
-            )  # fmt: skip
+            )
         host |= refused
 
 
@@ -79,12 +80,13 @@ class _CannotRunError(Exception):
 
 
 def _build(
-    segmented: SegmentedModel, options: Options, tell: Progress, begun_s: float,
-    deadline: Deadline,
-) -> HostedExecutable:  # fmt: skip
+    segmented: SegmentedModel, options: Options, tell: Progress, begun_s: float, deadline: Deadline
+) -> HostedExecutable:
     # What nothing runs is found before hours of searching.
-    engines = [Engine(segment.model, options.threads) if isinstance(segment, HostSegment) else None
-               for segment in segmented.segments]  # fmt: skip
+    engines = [
+        Engine(segment.model, options.threads) if isinstance(segment, HostSegment) else None
+        for segment in segmented.segments
+    ]
     parts: list[Part] = []
     reports = []
     left = sum(not isinstance(segment, HostSegment) for segment in segmented.segments)
@@ -103,13 +105,14 @@ def _build(
         reports.append(executable.report)
     hosted = [
         {"node": node, "reason": reason, "engine": part.engine.name}
-        for part in parts if isinstance(part, HostPart) for node, reason in part.nodes
-    ]  # fmt: skip
+        for part in parts
+        if isinstance(part, HostPart)
+        for node, reason in part.nodes
+    ]
     for item in hosted:
         tell("host", f"{item['node']} is run by {item['engine']}: {item['reason']}")
     report = {"host": hosted, "segments": reports, "seconds": time.monotonic() - begun_s}
-    return HostedExecutable(segmented.inputs, segmented.outputs, parts, segmented.constants,
-                            options.threads, report)  # fmt: skip
+    return HostedExecutable(segmented.inputs, segmented.outputs, parts, segmented.constants, options.threads, report)
 
 
 def _refused(segmented: SegmentedModel, options: Options) -> dict[str, str]:
@@ -120,9 +123,7 @@ def _refused(segmented: SegmentedModel, options: Options) -> dict[str, str]:
         if isinstance(segment, HostSegment):
             continue
         graph = fission(segment)
-        for number, (primitive, origin) in enumerate(
-            zip(graph.primitives, graph.origins, strict=True)
-        ):
+        for number, (primitive, origin) in enumerate(zip(graph.primitives, graph.origins, strict=True)):
             if isinstance(primitive.attributes, OpaqueAttributes):
                 refusal = refuse(graph, number)
                 if refusal:

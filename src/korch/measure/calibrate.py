@@ -127,10 +127,9 @@ class Calibration:
         both = work.moved_bytes / seconds / (read + write)
         read, write = read * max(1.0, both * MARGIN), write * max(1.0, both * MARGIN)
         levels = tuple(
-            Level(x.limit_bytes, max(x.read_bytes_per_s, read), max(x.write_bytes_per_s, write))
-            if i <= own else x
+            Level(x.limit_bytes, max(x.read_bytes_per_s, read), max(x.write_bytes_per_s, write)) if i <= own else x
             for i, x in enumerate(self.levels)
-        )  # fmt: skip
+        )
         far = max(levels[-1].read_bytes_per_s, work.cold_bytes / seconds * MARGIN)
         levels = tuple(replace(x, read_bytes_per_s=max(x.read_bytes_per_s, far)) for x in levels)
         flop = max(self.flop_per_s(work), work.flop / seconds * MARGIN)
@@ -140,9 +139,8 @@ class Calibration:
 
     def _level(self, work: Work) -> int:
         return next(
-            i for i, level in enumerate(self.levels)
-            if level.limit_bytes == 0 or work.moved_bytes <= level.limit_bytes
-        )  # fmt: skip
+            i for i, level in enumerate(self.levels) if level.limit_bytes == 0 or work.moved_bytes <= level.limit_bytes
+        )
 
     def _splits(self, work: Work) -> bool:
         return work.is_split and self.split_flop_per_s > self.rate_flop_per_s
@@ -178,8 +176,7 @@ def calibrate(timer: Path, target: Target) -> Calibration:
     before = library.korch_threads(ctypes.c_int(target.threads))
     try:
         nothing = [
-            library.korch_time(library.korch_nothing, None, None, ctypes.c_int64(1000)) / 1e3
-            for _ in range(1000)
+            library.korch_time(library.korch_nothing, None, None, ctypes.c_int64(1000)) / 1e3 for _ in range(1000)
         ]
         levels, kept_bytes = _levels(library, target)
         return Calibration(
@@ -187,9 +184,7 @@ def calibrate(timer: Path, target: Target) -> Calibration:
             rate_flop_per_s=_flop_rate(library, target) * MARGIN,
             launch_ns=min(nothing),
             region_ns=library.korch_region_ns(ctypes.c_int64(REGION_LIMIT_NS)),
-            split_flop_per_s=_flop_rate(library, target, "split") * MARGIN
-            if target.isa == "amx"
-            else 0.0,
+            split_flop_per_s=_flop_rate(library, target, "split") * MARGIN if target.isa == "amx" else 0.0,
             kept_bytes=kept_bytes,
         )
     finally:
@@ -218,10 +213,7 @@ def _levels(library: ctypes.CDLL, target: Target) -> tuple[tuple[Level, ...], in
     kept = threads * kept_size([(n, passes[n]) for n in shared], passes[farthest])
     # A bound must be right for what is mostly kept, too: memory is taken to begin a step later.
     limits = [target.l1_bytes * threads, all_l2_bytes, min(2 * kept, all_bytes), 0]
-    levels = tuple(
-        Level(limit, max(reads[i:]) * MARGIN, max(writes[i:]) * MARGIN)
-        for i, limit in enumerate(limits)
-    )
+    levels = tuple(Level(limit, max(reads[i:]) * MARGIN, max(writes[i:]) * MARGIN) for i, limit in enumerate(limits))
     return levels, kept
 
 

@@ -44,9 +44,16 @@ logger = logging.getLogger("korch.measure")
 
 NATIVE_FOLDER = Path(__file__).resolve().parent.parent / "native"
 FLAGS = (
-    "-std=c++20", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
-    "-fwrapv", "-Wno-psabi", "-w",
-)  # fmt: skip
+    "-std=c++20",
+    "-O3",
+    "-fPIC",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-fwrapv",
+    "-Wno-psabi",
+    "-w",
+)
 """Never -ffinite-math-only: attention masks use -inf, and NaN must travel. Integers wrap, as in
 NumPy: without -fwrapv a compiler takes x < x + 1 for true."""
 
@@ -55,15 +62,25 @@ GCC_FLAGS = ("-fno-tree-loop-if-convert", "-fno-gnu-unique")
 library with symbols that are unique in the process is never unloaded."""
 
 _AVX512 = (
-    "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512cd", "-mavx2", "-mfma",
-    "-mf16c", "-mbmi", "-mbmi2", "-mprefer-vector-width=512",
-)  # fmt: skip
+    "-mavx512f",
+    "-mavx512bw",
+    "-mavx512dq",
+    "-mavx512vl",
+    "-mavx512cd",
+    "-mavx2",
+    "-mfma",
+    "-mf16c",
+    "-mbmi",
+    "-mbmi2",
+    "-mprefer-vector-width=512",
+)
 ISA_COMPILER_FLAGS = {
     "amx": _AVX512,  # the matrix units are spoken to in assembly
     "avx512": _AVX512,
     "avx2": ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2"),
-    "neon": (), "generic": (),
-}  # fmt: skip
+    "neon": (),
+    "generic": (),
+}
 COMPILE_SECONDS = 120
 """A compiler may compute for so long."""
 
@@ -125,8 +142,7 @@ def find_compiler() -> Compiler:
     if named:
         compiler = _try(tuple(shlex.split(named)))
         if compiler is None:
-            raise CompileError(f"{named!r} does not run", where="environment variable CXX",
-                               expected="a C++ compiler")  # fmt: skip
+            raise CompileError(f"{named!r} does not run", where="environment variable CXX", expected="a C++ compiler")
         return compiler
     for name in ("g++", "clang++"):
         path = shutil.which(name)
@@ -138,10 +154,10 @@ def find_compiler() -> Compiler:
         if compiler is not None:
             return compiler
     raise CompileError(
-        "there is no C++ compiler on this machine", expected="g++ or clang++, or one in $CXX",
-        hint="Install g++ with the system's package manager, or run: "
-        + install_command("compiler"),
-    )  # fmt: skip
+        "there is no C++ compiler on this machine",
+        expected="g++ or clang++, or one in $CXX",
+        hint="Install g++ with the system's package manager, or run: " + install_command("compiler"),
+    )
 
 
 def _own_flags(version: str, isa: str) -> tuple[str, ...]:
@@ -187,9 +203,8 @@ class Builder:
         self._ahead.end()
 
     def compile(
-        self, sources: Sequence[str], deadline: Deadline | None = None,
-        tell: Callable[[int], None] = lambda done: None,
-    ) -> list[Path | CompileFailure | None]:  # fmt: skip
+        self, sources: Sequence[str], deadline: Deadline | None = None, tell: Callable[[int], None] = lambda done: None
+    ) -> list[Path | CompileFailure | None]:
         """Compile C++ texts to objects, as many at once as there are cores.
 
         Args:
@@ -232,8 +247,15 @@ class Builder:
         target = self.folder / f"{self._key(*(p.name for p in files), *flags)}.so"
 
         def make(temporary: Path) -> None:
-            command = [*self.compiler.command, "-shared", *self.compiler.openmp, "-o",
-                       str(temporary), *map(str, files), *flags]  # fmt: skip
+            command = [
+                *self.compiler.command,
+                "-shared",
+                *self.compiler.openmp,
+                "-o",
+                str(temporary),
+                *map(str, files),
+                *flags,
+            ]
             _run(command, temporary.parent)
 
         return self._cached(target, make)
@@ -279,9 +301,20 @@ class Builder:
         folder = self.folder / f"include-{self._salt[:16]}"
 
         def make(temporary: Path) -> None:
-            _run([*self.compiler.command, *self.flags, f"-I{NATIVE_FOLDER}", f"-I{headers}",
-                  "-x", "c++-header", str(header), "-o", str(temporary)],
-                 temporary.parent)  # fmt: skip
+            _run(
+                [
+                    *self.compiler.command,
+                    *self.flags,
+                    f"-I{NATIVE_FOLDER}",
+                    f"-I{headers}",
+                    "-x",
+                    "c++-header",
+                    str(header),
+                    "-o",
+                    str(temporary),
+                ],
+                temporary.parent,
+            )
 
         header = folder / ONEDNN_HEADER
         try:
@@ -307,8 +340,11 @@ class Builder:
             if ONEDNN_HEADER in source and (headers := find_headers("dnnl.h")) is not None:
                 include.append(f"-I{headers}")
             text.write_text(source)
-            _run([*self.compiler.command, *self.flags, *include, "-c", str(text), "-o",
-                  str(temporary)], temporary.parent, stop)  # fmt: skip
+            _run(
+                [*self.compiler.command, *self.flags, *include, "-c", str(text), "-o", str(temporary)],
+                temporary.parent,
+                stop,
+            )
 
         try:
             return self._cached(target, make)
@@ -414,8 +450,11 @@ def usable_folder(folder: Path) -> Path:
             other = _temporary_folder()
         except OSError as worse:
             raise CompileError(f"no folder can be written: {worse}", where=str(folder)) from worse
-        logger.warning("the cache folder %s can't be written (%s); nothing is kept for the next "
-                       "run", folder, error.strerror or error)  # fmt: skip
+        logger.warning(
+            "the cache folder %s can't be written (%s); nothing is kept for the next run",
+            folder,
+            error.strerror or error,
+        )
         return other
 
 
@@ -430,8 +469,7 @@ def _temporary_folder() -> Path:
 
 def _try(command: tuple[str, ...]) -> Compiler | None:
     try:
-        done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60,
-                              check=False)  # fmt: skip
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     if done.returncode:
@@ -483,9 +521,15 @@ def _call(command: Sequence[str], folder: Path, stop: Deadline) -> tuple[int, st
     if stop.is_over:
         raise _StoppedError("the compiler was not started: there is no time left")
     try:
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                              stderr=subprocess.PIPE, text=True, start_new_session=True,
-                              env={**os.environ, "TMPDIR": str(folder)}) as process:  # fmt: skip
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "TMPDIR": str(folder)},
+        ) as process:
             try:
                 _limit_computing(process.pid)
                 while True:

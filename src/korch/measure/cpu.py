@@ -74,8 +74,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
             to the next; then kernels are timed with cold weights, and bounded so.
     """
 
-    def __init__(self, options: Options, providers: Sequence[Provider[Target, Kernel]],
-                 weights_bytes: int = 0) -> None:  # fmt: skip
+    def __init__(self, options: Options, providers: Sequence[Provider[Target, Kernel]], weights_bytes: int = 0) -> None:
         """Open the database.
 
         Args:
@@ -86,9 +85,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         super().__init__(options, (*providers, InPlaceProvider()))
         self.shares = SharesProvider(providers)
         self._provider[self.shares.name] = self.shares
-        self.target = detect_target(
-            options.threads, find_compiler().identity, matrix_units=not options.strict
-        )
+        self.target = detect_target(options.threads, find_compiler().identity, matrix_units=not options.strict)
         self.builder = Builder(self.target.isa, options.cache_folder)
         self.failures = self.builder.folder.parent / "not-compiled"
         self.database = Database(self.builder.folder.parent, self.target.fingerprint)
@@ -132,8 +129,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         levels = self.calibration.levels
         shared = levels[-2] if len(levels) > 1 else levels[-1]
         seconds = (
-            (work.moved_bytes - work.cold_bytes)
-            / (shared.read_bytes_per_s + shared.write_bytes_per_s)
+            (work.moved_bytes - work.cold_bytes) / (shared.read_bytes_per_s + shared.write_bytes_per_s)
             + work.cold_bytes / levels[-1].read_bytes_per_s
             + work.flop / self.calibration.flop_per_s(work)
         )
@@ -148,8 +144,9 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         if group.key not in self._counts:
             self._counts[group.key] = operations(group.body), has_windows(group)
         count, is_windows = self._counts[group.key]
-        ports = zip((*group.input_types, *group.output_types),
-                    (*candidate.offer.inputs, *candidate.offer.outputs), strict=True)  # fmt: skip
+        ports = zip(
+            (*group.input_types, *group.output_types), (*candidate.offer.inputs, *candidate.offer.outputs), strict=True
+        )
         is_along_rows = is_windows and any(
             layout.is_plain and type_.rank > 2 and type_.shape[-1] > 1 for type_, layout in ports
         )
@@ -165,9 +162,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
     def _work(self, candidate: Candidate) -> Work:
         flop = needed_flop(candidate)
         cold_bytes = candidate.read_constant_bytes if self.reads_weights_from_memory else 0
-        return Work(
-            candidate.read_bytes, candidate.write_bytes, flop, cold_bytes, candidate.offer.is_split
-        )
+        return Work(candidate.read_bytes, candidate.write_bytes, flop, cold_bytes, candidate.offer.is_split)
 
     def rates(self) -> dict[str, Any]:
         """Return the calibration, and the margin that its rates have over what was measured."""
@@ -188,9 +183,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         self.database.put_fact(PACE_FACT, self.pace.to_text())
         super().close()
 
-    def measure_batch(
-        self, batch: Sequence[Candidate], kernels: Mapping[str, Kernel], end: End
-    ) -> None:  # fmt: skip
+    def measure_batch(self, batch: Sequence[Candidate], kernels: Mapping[str, Kernel], end: End) -> None:
         """Compile kernels to one library and time them."""
         compiled = self._compiled(batch, kernels, end)
         if not compiled:
@@ -202,12 +195,16 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         self.tell(f"timing {len(compiled)} kernels")
         begun_s = time.monotonic()
         records = time_kernels(
-            [self._job(c, kernels[c.key]) for c, _ in compiled], library, self._timer,
-            needed_libraries(names), self.options.threads, own_cache_bytes=self.target.l2_bytes,
+            [self._job(c, kernels[c.key]) for c, _ in compiled],
+            library,
+            self._timer,
+            needed_libraries(names),
+            self.options.threads,
+            own_cache_bytes=self.target.l2_bytes,
             l3_bytes=self.target.l3_bytes,
             seconds=None if left_s is None else max(0.0, share * left_s),
             stop=None if end.is_needed else end.deadline,
-        )  # fmt: skip
+        )
         spent_s = time.monotonic() - begun_s - self.pace.predict_s("start")
         samples = sum(len(r.samples_ns) for r in records if isinstance(r, Measured))
         self.pace.note("time", samples + 2 * len(compiled), max(1e-3, spent_s))
@@ -219,7 +216,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
 
     def _compiled(
         self, batch: Sequence[Candidate], kernels: Mapping[str, Kernel], end: End
-    ) -> list[tuple[Candidate, Path]]:  # fmt: skip
+    ) -> list[tuple[Candidate, Path]]:
         """Return those of a batch that are compiled in time; keep why others fail."""
         sources = [kernels[c.key].source for c in batch]
         missing = self.builder.count_missing(sources)
@@ -227,9 +224,10 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         objects = []
         with self.pace.noting("compile", missing):
             objects = self.builder.compile(
-                sources, None if end.is_needed else end.deadline.before(timing_s),
+                sources,
+                None if end.is_needed else end.deadline.before(timing_s),
                 lambda done: self.tell(f"compiling {len(batch)} kernels, {done} are done"),
-            )  # fmt: skip
+            )
         compiled = []
         for candidate, found in zip(batch, objects, strict=True):
             if isinstance(found, CompileFailure):
@@ -272,10 +270,9 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         buffers = [
             BufferSpec(layout.size_bytes(type_), layout.stored_type(type_).dtype.value)
             for layout, type_ in zip(
-                (*offer.inputs, *offer.outputs), (*group.input_types, *group.output_types),
-                strict=True,
+                (*offer.inputs, *offer.outputs), (*group.input_types, *group.output_types), strict=True
             )
-        ]  # fmt: skip
+        ]
         buffers.append(BufferSpec(max(64, kernel.workspace_bytes), "u8"))
         written = tuple(i for i in range(len(group.inputs)) if i not in group.constant_inputs)
         cold = tuple(sorted(group.constant_inputs)) if self.reads_weights_from_memory else ()

@@ -145,8 +145,7 @@ class Database:
         return connection
 
     def _in_memory(self, error: Exception) -> sqlite3.Connection:
-        logger.warning("the kernel database %s can't be opened (%s); measurements are not kept",
-                       self.path, error)  # fmt: skip
+        logger.warning("the kernel database %s can't be opened (%s); measurements are not kept", self.path, error)
         return self._connect(":memory:")
 
     def _heal(self, error: Exception) -> None:
@@ -160,8 +159,7 @@ class Database:
                 self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
             if self.path.exists():
                 self.path.replace(aside)
-            logger.warning("the kernel database is damaged (%s); it is moved to %s and begun anew",
-                           error, aside)  # fmt: skip
+            logger.warning("the kernel database is damaged (%s); it is moved to %s and begun anew", error, aside)
             return self._connect(str(self.path))
         except (OSError, sqlite3.Error, *_DAMAGE) as worse:
             return self._in_memory(worse)

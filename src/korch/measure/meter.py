@@ -17,15 +17,7 @@ from korch.candidate.candidate import Candidate, Refusal
 from korch.deadline import Deadline
 from korch.measure.database import Database
 from korch.measure.pace import Pace
-from korch.measure.record import (
-    Failed,
-    Measured,
-    Record,
-    confirmed,
-    is_lasting,
-    is_worth_retrying,
-    retried,
-)
+from korch.measure.record import Failed, Measured, Record, confirmed, is_lasting, is_worth_retrying, retried
 from korch.options import Options
 from korch.provider.provider import Provider
 
@@ -94,8 +86,9 @@ class CandidateMeter(ABC, Generic[T, K]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:  # fmt: skip
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -159,9 +152,7 @@ class CandidateMeter(ABC, Generic[T, K]):
             self._kernels[candidate.key] = built
         return self._kernels[candidate.key]
 
-    def measure(
-        self, candidates: Sequence[Candidate], end: End = NEVER
-    ) -> list[Record | None]:  # fmt: skip
+    def measure(self, candidates: Sequence[Candidate], end: End = NEVER) -> list[Record | None]:
         """Build and time candidates; what is found is kept in the database at once.
 
         Returns:
@@ -176,25 +167,22 @@ class CandidateMeter(ABC, Generic[T, K]):
         self._time(todo, end)
         return [self._records.get(c.key) for c in candidates]
 
-    def confirm(
-        self, candidates: Sequence[Candidate], end: End = NEVER
-    ) -> list[Record | None]:  # fmt: skip
+    def confirm(self, candidates: Sequence[Candidate], end: End = NEVER) -> list[Record | None]:
         """Time candidates a second time that were timed once; the longer time counts.
 
         A plan has the kernels that seem to be the fastest, and among them those that were timed
         too short by chance: a sum over them promises too much (the winner's curse).
         """
         self._first = {
-            c.key: record for c in candidates
+            c.key: record
+            for c in candidates
             if isinstance(record := self.known(c), Measured) and not record.is_confirmed
-        }  # fmt: skip
+        }
         self._time({c.key: c for c in candidates if c.key in self._first}, end)
         self._first = {}
         return [self._records.get(c.key) for c in candidates]
 
-    def measure_again(
-        self, candidates: Sequence[Candidate], end: End = NEVER
-    ) -> list[Record | None]:  # fmt: skip
+    def measure_again(self, candidates: Sequence[Candidate], end: End = NEVER) -> list[Record | None]:
         """Time candidates anew; what was known of them before no longer counts."""
         self._time({c.key: c for c in candidates if not c.offer.is_in_place}, end)
         return [self._records.get(c.key) for c in candidates]

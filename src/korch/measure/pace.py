@@ -70,9 +70,7 @@ class Pace:
 
     def to_text(self) -> str:
         """Return what is usual by now, for another run."""
-        middle = {
-            kind: math.sqrt(own_s * self.usual_s[kind]) for kind, own_s in self._own_s.items()
-        }
+        middle = {kind: math.sqrt(own_s * self.usual_s[kind]) for kind, own_s in self._own_s.items()}
         return json.dumps({**self.usual_s, **middle})
 
 

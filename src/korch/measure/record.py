@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-FailureKind = Literal[
-    "refused", "not compiled", "not created", "failed", "crashed", "hung", "killed"
-]  # fmt: skip
+FailureKind = Literal["refused", "not compiled", "not created", "failed", "crashed", "hung", "killed"]
 """Killed: the system ended the kernel's process or its compiler, most likely for want of memory."""
 
 
@@ -106,10 +104,15 @@ def to_text(record: Record) -> str:
     """Return a record as one line of JSON."""
     if isinstance(record, Failed):
         return json.dumps({"kind": record.kind, "message": record.message})
-    return json.dumps({
-        "time_ns": record.time_ns, "spread": record.spread, "samples_ns": record.samples_ns,
-        "is_confirmed": record.is_confirmed, "disturbed": record.disturbed,
-    })  # fmt: skip
+    return json.dumps(
+        {
+            "time_ns": record.time_ns,
+            "spread": record.spread,
+            "samples_ns": record.samples_ns,
+            "is_confirmed": record.is_confirmed,
+            "disturbed": record.disturbed,
+        }
+    )
 
 
 def from_text(text: str) -> Record:
@@ -122,9 +125,13 @@ def from_text(text: str) -> Record:
         data = json.loads(text)
         if "kind" in data:
             return Failed(data["kind"], str(data["message"]))
-        return Measured(int(data["time_ns"]), float(data["spread"]), tuple(data["samples_ns"]),
-                        bool(data.get("is_confirmed", False)),
-                        int(data.get("disturbed", 0)))  # fmt: skip
+        return Measured(
+            int(data["time_ns"]),
+            float(data["spread"]),
+            tuple(data["samples_ns"]),
+            bool(data.get("is_confirmed", False)),
+            int(data.get("disturbed", 0)),
+        )
     except (KeyError, TypeError) as error:
         raise ValueError(f"no record: {text[:80]!r}") from error
 
@@ -151,9 +158,7 @@ def summarize(samples_ns: Sequence[int], away_ns: Sequence[int] = ()) -> Measure
     disturbed = len(pairs) - len(used)
     is_clean = is_enough(len(used), len(pairs))
     if not is_clean:
-        used = [sample - away for sample, away in pairs if away <= MOST_AWAY * sample] or list(
-            samples_ns
-        )
+        used = [sample - away for sample, away in pairs if away <= MOST_AWAY * sample] or list(samples_ns)
     ordered = sorted(used)
 
     def quantile(share: float) -> int:
@@ -163,5 +168,4 @@ def summarize(samples_ns: Sequence[int], away_ns: Sequence[int] = ()) -> Measure
     spread = (quantile(0.8) - quantile(0.2)) / middle
     # What a thread waited may not have been in the way of the others: then too much is subtracted.
     time_ns = max(1, quantile(0.2)) if is_clean else middle
-    return Measured(time_ns, round(spread, 4), tuple(used), disturbed=disturbed,
-                    is_disturbed=not is_clean)  # fmt: skip
+    return Measured(time_ns, round(spread, 4), tuple(used), disturbed=disturbed, is_disturbed=not is_clean)

@@ -27,9 +27,13 @@ PRINTED_BYTES = 500
 
 
 def run_jobs(
-    jobs: Sequence[Mapping[str, Any]], task: Mapping[str, Any], serve: str, hang_seconds: float,
-    environment: Mapping[str, str] | None = None, stop: Deadline | None = None,
-) -> list[Measured | Failed | None]:  # fmt: skip
+    jobs: Sequence[Mapping[str, Any]],
+    task: Mapping[str, Any],
+    serve: str,
+    hang_seconds: float,
+    environment: Mapping[str, str] | None = None,
+    stop: Deadline | None = None,
+) -> list[Measured | Failed | None]:
     """Time jobs.
 
     Args:
@@ -57,8 +61,9 @@ def run_jobs(
         left = [i for i in waiting if results[i] is None]
         if len(left) == len(waiting) and not stop.is_over:
             reason = f": {session.unready}" if session.unready else ""
-            raise MeasureError(f"the measuring process died before it touched a kernel{reason}",
-                               hint="Run `korch doctor`")  # fmt: skip
+            raise MeasureError(
+                f"the measuring process died before it touched a kernel{reason}", hint="Run `korch doctor`"
+            )
         waiting = left
     return results
 
@@ -66,8 +71,9 @@ def run_jobs(
 class Session:
     """One life of the worker."""
 
-    def __init__(self, count: int, serve: str, hang_seconds: float, environment: dict[str, str],
-                 stop: Deadline) -> None:  # fmt: skip
+    def __init__(
+        self, count: int, serve: str, hang_seconds: float, environment: dict[str, str], stop: Deadline
+    ) -> None:
         self.serve = serve
         self.stop = stop
         self.said = ""  # the end of what the process printed
@@ -83,9 +89,13 @@ class Session:
         """Give the process a task and listen until it ends; None for jobs that it did not reach."""
         with tempfile.TemporaryFile() as printed:
             process = subprocess.Popen(
-                child_command(self.serve), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=printed, start_new_session=True, env={**os.environ, **self.environment},
-            )  # fmt: skip
+                child_command(self.serve),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=printed,
+                start_new_session=True,
+                env={**os.environ, **self.environment},
+            )
             try:
                 ended = self._listen(process, json.dumps(task))
             finally:
@@ -100,8 +110,7 @@ class Session:
         if ended == "done":
             return [self._result(i) for i in range(len(self.samples))]
         if ended == "stopped":
-            return [f if f is not None or not self.samples[i] else self._result(i)
-                    for i, f in enumerate(self.failures)]  # fmt: skip
+            return [f if f is not None or not self.samples[i] else self._result(i) for i, f in enumerate(self.failures)]
         if self.at is not None and self.failures[self.at] is None:
             self.failures[self.at] = self._end(ended, code)
         return [*self.failures]

@@ -91,16 +91,28 @@ def time_kernels(
         A measurement or a failure for each job; None for one that was not timed when it ended.
     """
     task = {
-        "library": str(library), "timer": str(timer), "preload": [str(p) for p in preload],
-        "threads": threads, "rounds": ROUNDS, "least_rounds": LEAST_ROUNDS,
-        "kernel_ns": KERNEL_NS, "parent": os.getpid(), "own_cache_bytes": own_cache_bytes,
-        "l3_bytes": l3_bytes, "seconds": ENOUGH_SECONDS if seconds is None else seconds,
-    }  # fmt: skip
+        "library": str(library),
+        "timer": str(timer),
+        "preload": [str(p) for p in preload],
+        "threads": threads,
+        "rounds": ROUNDS,
+        "least_rounds": LEAST_ROUNDS,
+        "kernel_ns": KERNEL_NS,
+        "parent": os.getpid(),
+        "own_cache_bytes": own_cache_bytes,
+        "l3_bytes": l3_bytes,
+        "seconds": ENOUGH_SECONDS if seconds is None else seconds,
+    }
     rows = [
-        {"symbol": job.symbol, "has_state": job.has_state,
-         "buffers": [b.as_json() for b in job.buffers], "inputs": list(job.inputs),
-         "cold": list(job.cold)}
+        {
+            "symbol": job.symbol,
+            "has_state": job.has_state,
+            "buffers": [b.as_json() for b in job.buffers],
+            "inputs": list(job.inputs),
+            "cold": list(job.cold),
+        }
         for job in jobs
-    ]  # fmt: skip
-    return run_jobs(rows, task, "korch.measure.worker", hang_seconds,
-                    {"OMP_NUM_THREADS": str(threads), **(environment or {})}, stop)  # fmt: skip
+    ]
+    return run_jobs(
+        rows, task, "korch.measure.worker", hang_seconds, {"OMP_NUM_THREADS": str(threads), **(environment or {})}, stop
+    )

@@ -157,10 +157,19 @@ def serve() -> None:
 
     def time_ns(job: Job) -> tuple[int, int]:
         away_ns = ctypes.c_int64()
-        taken_ns = int(timer.korch_time_fresh(
-            job.function, ctypes.c_void_p(job.state), job.pointers, *job.inputs, *job.cold,
-            ctypes.byref(other), own_bytes, ctypes.c_int(task["threads"]), ctypes.byref(away_ns),
-        ))  # fmt: skip
+        taken_ns = int(
+            timer.korch_time_fresh(
+                job.function,
+                ctypes.c_void_p(job.state),
+                job.pointers,
+                *job.inputs,
+                *job.cold,
+                ctypes.byref(other),
+                own_bytes,
+                ctypes.c_int(task["threads"]),
+                ctypes.byref(away_ns),
+            )
+        )
         return taken_ns, away_ns.value
 
     jobs: dict[int, Job] = {}
@@ -228,9 +237,8 @@ class _Spent:
 
 
 def take_turns(
-    jobs: dict[int, Any], time_ns: Callable[[Any], tuple[int, int]], limits: Limits,
-    say: Callable[..., None],
-) -> None:  # fmt: skip
+    jobs: dict[int, Any], time_ns: Callable[[Any], tuple[int, int]], limits: Limits, say: Callable[..., None]
+) -> None:
     """Time kernels in rounds, so that a slow spell of the machine hits all of them alike.
 
     Args:

@@ -68,9 +68,8 @@ class Assembly:
     """The program of one model: what may be chosen, and which changes of layout there are."""
 
     def __init__(
-        self, partition: Partition, joined: Joined, tasks: Sequence[Task], meter: AnyMeter,
-        options: Options,
-    ) -> None:  # fmt: skip
+        self, partition: Partition, joined: Joined, tasks: Sequence[Task], meter: AnyMeter, options: Options
+    ) -> None:
         self.partition, self.joined, self.tasks = partition, joined, tasks
         self.meter, self.options = meter, options
         self.block_of = {i: b for b, block in enumerate(partition.blocks) for i in block.instances}
@@ -79,9 +78,7 @@ class Assembly:
         outputs = dict.fromkeys(v for _, v in self.graph.outputs if v not in self.graph.given)
         self.required = tuple(self.plain[v] for v in outputs)
 
-    def prefer(
-        self, outlooks_ns: Mapping[tuple[int, int], int], guess_ns: Callable[[Candidate], int]
-    ) -> Choice:
+    def prefer(self, outlooks_ns: Mapping[tuple[int, int], int], guess_ns: Callable[[Candidate], int]) -> Choice:
         """Return the choice that is thought to cost least; nothing is measured.
 
         Args:
@@ -95,8 +92,9 @@ class Assembly:
             return outlooks_ns[self.block_of[option.segment], option.interface]
 
         costs = [cost_ns(option) for option in choices] + [guess_ns(c) for c in changes]
-        solver = Solver(self._problem(choices, changes, cost_ns),
-                        workers=self.options.solver_workers, seed=self.options.seed)  # fmt: skip
+        solver = Solver(
+            self._problem(choices, changes, cost_ns), workers=self.options.solver_workers, seed=self.options.seed
+        )
         plan = solver.solve(costs, seconds=PREFER_SECONDS, gap=PREFER_GAP)
         objective_ns = sum(costs[k] for k in plan.kernels)
         return self._in_order(choices, changes, plan.kernels, objective_ns, 0)
@@ -117,38 +115,35 @@ class Assembly:
         def bound_ns(option: _Option) -> int:
             return found[self.block_of[option.segment], option.interface].certificate.bound_ns
 
-        solver = Solver(self._problem(choices, changes, cost_ns),
-                        workers=self.options.solver_workers, seed=self.options.seed)  # fmt: skip
+        solver = Solver(
+            self._problem(choices, changes, cost_ns), workers=self.options.solver_workers, seed=self.options.seed
+        )
         kernels: tuple[int, ...] = ()
         for _ in range(MEASURE_ROUNDS):
             costs, flags = self._costs(choices, changes, cost_ns)
-            gone = [
-                len(choices) + i for i, c in enumerate(changes)
-                if isinstance(self.meter.known(c), Failed)
-            ]  # fmt: skip
+            gone = [len(choices) + i for i, c in enumerate(changes) if isinstance(self.meter.known(c), Failed)]
             plan = solver.solve(costs, flags, seconds=self.options.solver_seconds, excluded=gone)
             kernels = plan.kernels
             if self.required and not kernels:
                 raise InfeasibleError(
                     f"the solver found no layouts for what {len(choices)} segments hand on",
-                    hint="Give it longer (--solver-seconds), or leave the model whole "
-                    "(--partition off)",
+                    hint="Give it longer (--solver-seconds), or leave the model whole (--partition off)",
                 )
             unknown = [
-                changes[k - len(choices)] for k in kernels
+                changes[k - len(choices)]
+                for k in kernels
                 if k >= len(choices) and self.meter.known(changes[k - len(choices)]) is None
-            ]  # fmt: skip
+            ]
             if not unknown:
                 break
             self.meter.measure(unknown)
         objective_ns = sum(self._costs(choices, changes, cost_ns)[0][k] for k in kernels)
-        least = solver.solve(self._costs(choices, changes, bound_ns)[0],
-                             seconds=self.options.solver_seconds).certificate.bound_ns  # fmt: skip
+        least = solver.solve(
+            self._costs(choices, changes, bound_ns)[0], seconds=self.options.solver_seconds
+        ).certificate.bound_ns
         return self._in_order(choices, changes, kernels, objective_ns, min(least, objective_ns))
 
-    def steps(
-        self, choice: Choice, plans: Callable[[int, int], Sequence[Candidate]]
-    ) -> tuple[Candidate, ...]:
+    def steps(self, choice: Choice, plans: Callable[[int, int], Sequence[Candidate]]) -> tuple[Candidate, ...]:
         """Return a choice's kernels in order, verified.
 
         Two segments may each change the layout of a value that both read; it is done once.
@@ -191,11 +186,14 @@ class Assembly:
                 continue
             for j, interface in enumerate(self.tasks[b].interfaces):
                 if (b, j) in found:
-                    options.append(_Option(
-                        i, j,
-                        _ports(graph, values, [v for _, v in graph.inputs], interface),
-                        _ports(graph, values, list(outputs), interface),
-                    ))  # fmt: skip
+                    options.append(
+                        _Option(
+                            i,
+                            j,
+                            _ports(graph, values, [v for _, v in graph.inputs], interface),
+                            _ports(graph, values, list(outputs), interface),
+                        )
+                    )
         return options
 
     def _changes(self, options: Sequence[_Option]) -> list[Candidate]:
@@ -230,9 +228,8 @@ class Assembly:
         return found
 
     def _problem(
-        self, options: Sequence[_Option], changes: Sequence[Candidate],
-        cost_ns: Callable[[_Option], int],
-    ) -> Problem:  # fmt: skip
+        self, options: Sequence[_Option], changes: Sequence[Candidate], cost_ns: Callable[[_Option], int]
+    ) -> Problem:
         steps: list[Step] = []
         of_segment: dict[int, frozenset[int]] = {}
         kernels = []
@@ -242,40 +239,46 @@ class Assembly:
                 reads = tuple(port.value for port in option.inputs)
                 steps += (Step(port.value, reads) for port in option.outputs)
                 of_segment[option.segment] = frozenset(range(first, len(steps)))
-            kernels.append(Kernel(of_segment[option.segment], self._needed(option.inputs),
-                                  option.outputs, cost_ns(option)))  # fmt: skip
+            kernels.append(
+                Kernel(of_segment[option.segment], self._needed(option.inputs), option.outputs, cost_ns(option))
+            )
         for change in changes:
             ports = [Port(v, str(layout)) for v, layout in change.input_ports]
             after = [Port(v, str(layout)) for v, layout in change.output_ports]
             kernels.append(Kernel(frozenset(), tuple(ports), tuple(after), 0))
         return Problem(
-            steps=tuple(steps), kernels=tuple(kernels),
+            steps=tuple(steps),
+            kernels=tuple(kernels),
             required=self.required,
             given=frozenset(self.plain[v] for _, v in self.graph.inputs),
             constants=frozenset(self.graph.constants),
-        )  # fmt: skip
+        )
 
     def _needed(self, ports: Sequence[Port]) -> tuple[Port, ...]:
         return tuple(port for port in ports if port.value not in self.graph.constants)
 
     def _costs(
-        self, options: Sequence[_Option], changes: Sequence[Candidate],
-        cost_ns: Callable[[_Option], int],
-    ) -> tuple[list[int], list[bool]]:  # fmt: skip
+        self, options: Sequence[_Option], changes: Sequence[Candidate], cost_ns: Callable[[_Option], int]
+    ) -> tuple[list[int], list[bool]]:
         changed = [self.meter.cost_ns(change) for change in changes]
         costs = [cost_ns(option) for option in options] + [cost for cost, _ in changed]
         return costs, [True] * len(options) + [flag for _, flag in changed]
 
     def _in_order(
-        self, options: Sequence[_Option], changes: Sequence[Candidate], kernels: Sequence[int],
-        objective_ns: int, bound_ns: int,
-    ) -> Choice:  # fmt: skip
+        self,
+        options: Sequence[_Option],
+        changes: Sequence[Candidate],
+        kernels: Sequence[int],
+        objective_ns: int,
+        bound_ns: int,
+    ) -> Choice:
         """Return chosen kernels by segment, each change of layout before its first reader."""
         makers = {
             Port(value, str(layout)): changes[k - len(options)]
-            for k in kernels if k >= len(options)
+            for k in kernels
+            if k >= len(options)
             for value, layout in changes[k - len(options)].output_ports
-        }  # fmt: skip
+        }
         chosen = {options[k].segment: options[k] for k in kernels if k < len(options)}
         count = len(self.partition.instances)
         interfaces = [chosen[i].interface if i in chosen else -1 for i in range(count)]

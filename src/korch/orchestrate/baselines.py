@@ -21,11 +21,7 @@ Cost = Callable[[Candidate], tuple[int, bool]]
 
 
 def baseline_plans(
-    graph: PrimitiveGraph,
-    candidates: Sequence[Candidate],
-    cost_ns: Cost,
-    options: Options,
-    seconds: float = 10.0,
+    graph: PrimitiveGraph, candidates: Sequence[Candidate], cost_ns: Cost, options: Options, seconds: float = 10.0
 ) -> dict[str, tuple[Candidate, ...]]:
     """Return named plans, each solved within `seconds`; one that can't be had is left out.
 
@@ -41,8 +37,9 @@ def baseline_plans(
     for name, subset in subsets.items():
         problem = make_problem(graph, subset, cost_ns)
         try:
-            plan = solve(problem, seconds=min(seconds, options.solver_seconds),
-                         workers=options.solver_workers, seed=options.seed)  # fmt: skip
+            plan = solve(
+                problem, seconds=min(seconds, options.solver_seconds), workers=options.solver_workers, seed=options.seed
+            )
         except InfeasibleError:
             continue
         if plan.kernels:
@@ -64,10 +61,10 @@ def greedy_plan(problem: Problem, candidates: Sequence[Candidate]) -> tuple[int,
         if port in written or problem.is_given(port):
             continue
         makers = [
-            k for k in problem.producers.get(port, ())
-            if not written.intersection(problem.kernels[k].outputs)
-            and not owned.intersection(problem.kernels[k].owns)
-        ]  # fmt: skip
+            k
+            for k in problem.producers.get(port, ())
+            if not written.intersection(problem.kernels[k].outputs) and not owned.intersection(problem.kernels[k].owns)
+        ]
         if not makers:
             return None
         best = max(makers, key=lambda k: (kernel_size(candidates[k]), -problem.kernels[k].cost_ns))
@@ -77,8 +74,7 @@ def greedy_plan(problem: Problem, candidates: Sequence[Candidate]) -> tuple[int,
         waiting.extend(problem.needs(best))
     total = sum(problem.kernels[k].cost_ns for k in chosen)
     status = Status.FEASIBLE if total else Status.OPTIMAL  # nothing costs less than nothing
-    certificate = Certificate(status, total, max(0, total - 1), len(problem.kernels), 0,
-                              is_measured=False)  # fmt: skip
+    certificate = Certificate(status, total, max(0, total - 1), len(problem.kernels), 0, is_measured=False)
     try:
         return verify_plan(problem, Plan(tuple(chosen), certificate))
     except InvalidGraphError:

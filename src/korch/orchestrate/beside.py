@@ -83,9 +83,8 @@ class _Set:
 
 
 def side_by_side(
-    graph: PrimitiveGraph, steps: Sequence[Candidate], meter: CpuMeter, options: Options,
-    deadline: Deadline,
-) -> tuple[Candidate, ...] | None:  # fmt: skip
+    graph: PrimitiveGraph, steps: Sequence[Candidate], meter: CpuMeter, options: Options, deadline: Deadline
+) -> tuple[Candidate, ...] | None:
     """Return a plan with kernels side by side; None if none is thought to be faster.
 
     Args:
@@ -142,8 +141,9 @@ def share_ns(times_ns: Mapping[int, int], share: int) -> int:
 class _Search:
     """The plan, the shares of its kernels, and the sets."""
 
-    def __init__(self, graph: PrimitiveGraph, steps: Sequence[Candidate], meter: CpuMeter,
-                 options: Options, deadline: Deadline) -> None:  # fmt: skip
+    def __init__(
+        self, graph: PrimitiveGraph, steps: Sequence[Candidate], meter: CpuMeter, options: Options, deadline: Deadline
+    ) -> None:
         self.graph = graph
         self.steps = tuple(steps)
         self.meter = meter
@@ -233,9 +233,10 @@ class _Search:
                     model.add(stages[i] >= stages[k] + 1)
                     before &= ~self.waits_for[k]  # what k waits for is before it anyway
         usable = [
-            s for s in range(len(self.sets))
+            s
+            for s in range(len(self.sets))
             if self._saving_ns(s) > 0 and not (only_measured and self._record(s) is None)
-        ]  # fmt: skip
+        ]
         use = {s: model.new_bool_var(f"use[{s}]") for s in usable}
         of_kernel: dict[int, list[int]] = {}
         for s in usable:
@@ -250,16 +251,19 @@ class _Search:
                 model.add_hint(stages[i], stage)
         for sets in of_kernel.values():
             model.add_at_most_one(use[s] for s in sets)
-        model.maximize(cp_model.LinearExpr.weighted_sum(
-            list(use.values()), [self._saving_ns(s) for s in usable]))  # fmt: skip
+        model.maximize(cp_model.LinearExpr.weighted_sum(list(use.values()), [self._saving_ns(s) for s in usable]))
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = self.options.solver_workers
         solver.parameters.random_seed = self.options.seed
         solver.parameters.max_time_in_seconds = self._solve_seconds()
         solver.parameters.relative_gap_limit = GAP
         status = solver.solve(model)
-        logger.info("side by side: %s, %.0f ns saved, at most %.0f", solver.status_name(status),
-                    solver.objective_value, solver.best_objective_bound)  # fmt: skip
+        logger.info(
+            "side by side: %s, %.0f ns saved, at most %.0f",
+            solver.status_name(status),
+            solver.objective_value,
+            solver.best_objective_bound,
+        )
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return []
         return [s for s in usable if solver.value(use[s])]
@@ -288,9 +292,7 @@ class _Search:
         chosen: list[tuple[tuple[int, ...], Candidate]] = []
         done = 0
         while waiting:
-            place = next(
-                (n for n, (own, _) in enumerate(waiting) if self._is_ready(own, done)), None
-            )
+            place = next((n for n, (own, _) in enumerate(waiting) if self._is_ready(own, done)), None)
             if place is None:
                 raise InvalidGraphError("the sets that were chosen wait for each other")
             own, candidate = waiting.pop(place)
@@ -334,10 +336,7 @@ class _Search:
     def _pair(self, first: int, second: int) -> _Set | None:
         """Return the set of two kernels, each with the share that makes the longer one shortest."""
         threads = self.meter.target.threads
-        ways = [
-            (self._best(first, share), self._best(second, threads - share))
-            for share in shares_of(threads)
-        ]
+        ways = [(self._best(first, share), self._best(second, threads - share)) for share in shares_of(threads)]
         (_, own), (_, other) = min(ways, key=lambda way: max(way[0][0], way[1][0]))
         return self._set([[first], [second]], (own, other))
 
@@ -376,8 +375,7 @@ class _Search:
     def _set(self, lanes: Sequence[Sequence[int]], threads: Sequence[int]) -> _Set | None:
         """Return a set if it is thought to gain over all threads, and over each part alone."""
         longest_ns = max(
-            sum(self.shares_ns[i][share] for i in lane)
-            for lane, share in zip(lanes, threads, strict=True)
+            sum(self.shares_ns[i][share] for i in lane) for lane, share in zip(lanes, threads, strict=True)
         )
         each = _Set(tuple(map(tuple, lanes)), tuple(threads), longest_ns + START_NS)
         return each if self._worth(each) < -LEAST_GAIN_NS else None

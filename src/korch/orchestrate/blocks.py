@@ -25,21 +25,8 @@ from korch.measure.record import Failed, Measured
 from korch.options import Options
 from korch.orchestrate.baselines import baseline_plans, has_layouts
 from korch.orchestrate.estimate import Experience
-from korch.orchestrate.instance import (
-    PLAIN,
-    Answers,
-    Interface,
-    check_every_primitive_runs,
-    collect_candidates,
-)
-from korch.orchestrate.lazy import (
-    CONFIRM_SHARE,
-    CONFIRMATIONS,
-    LazyLoop,
-    Orchestration,
-    Round,
-    confirm,
-)
+from korch.orchestrate.instance import PLAIN, Answers, Interface, check_every_primitive_runs, collect_candidates
+from korch.orchestrate.lazy import CONFIRM_SHARE, CONFIRMATIONS, LazyLoop, Orchestration, Round, confirm
 from korch.orchestrate.problem import Status
 from korch.orchestrate.recall import Solved, keep_solved, recall_solved
 from korch.orchestrate.regroup import Groupings, regroup
@@ -107,10 +94,14 @@ class Task:
 
 
 def prepare(
-    partition: Partition, block: Block, meter: AnyMeter, options: Options,
-    held: Collection[int] | None = None, answers: Answers | None = None,
+    partition: Partition,
+    block: Block,
+    meter: AnyMeter,
+    options: Options,
+    held: Collection[int] | None = None,
+    answers: Answers | None = None,
     deadline: Deadline | None = None,
-) -> Task:  # fmt: skip
+) -> Task:
     """Return a block's candidates.
 
     Args:
@@ -131,9 +122,7 @@ def prepare(
     is_plain = partition.is_whole or not options.measure
     kinds = KINDS[options.layouts]
     interfaces = (PLAIN,) if is_plain else interfaces_of(partition, block, lanes, kinds)
-    groups, enumeration = _groups(
-        graph, options, may_be_fewer=not partition.is_whole, deadline=deadline
-    )
+    groups, enumeration = _groups(graph, options, may_be_fewer=not partition.is_whole, deadline=deadline)
     candidates, refusals = collect_candidates(
         graph, groups, meter.providers, meter.target, interfaces, held, answers, deadline
     )
@@ -143,9 +132,8 @@ def prepare(
 
 
 def prepare_all(
-    partition: Partition, joined: Joined, meter: AnyMeter, options: Options,
-    deadline: Deadline | None = None,
-) -> list[Task]:  # fmt: skip
+    partition: Partition, joined: Joined, meter: AnyMeter, options: Options, deadline: Deadline | None = None
+) -> list[Task]:
     """Return the candidates of all blocks, fewer of them if the deadline passes.
 
     Raises:
@@ -172,9 +160,7 @@ def _groups(
     return enumerate_groups(graph, replace(options, max_primitives=size), deadline=deadline)
 
 
-def interfaces_of(
-    partition: Partition, block: Block, lanes: int, kinds: Sequence[str]
-) -> tuple[Interface, ...]:
+def interfaces_of(partition: Partition, block: Block, lanes: int, kinds: Sequence[str]) -> tuple[Interface, ...]:
     """Return the interfaces in which a block is searched.
 
     Plain; all values in one other kind of layout; and for blocks that read the model's inputs or
@@ -187,9 +173,8 @@ def interfaces_of(
     is_end = any(
         partition.instances[i].segment.values[value] in ends
         for i in block.instances
-        for _, value in (*partition.instances[i].segment.graph.inputs,
-                         *partition.instances[i].segment.graph.outputs)
-    )  # fmt: skip
+        for _, value in (*partition.instances[i].segment.graph.inputs, *partition.instances[i].segment.graph.outputs)
+    )
     found = [PLAIN]
     for kind in kinds:
         sides = [(inputs, outputs), ([], outputs), (inputs, [])] if is_end else [(inputs, outputs)]
@@ -230,10 +215,10 @@ class BlockSearch:
     def is_kept(self) -> bool:
         """Whether an earlier run has surveyed all interfaces."""
         return all(
-            recall_solved(self.meter.database, task.candidates, self.options,
-                          self._tag(b, j, "survey")) is not None
-            for b, task in enumerate(self.tasks) for j in range(len(task.interfaces))
-        )  # fmt: skip
+            recall_solved(self.meter.database, task.candidates, self.options, self._tag(b, j, "survey")) is not None
+            for b, task in enumerate(self.tasks)
+            for j in range(len(task.interfaces))
+        )
 
     def survey(self, *, is_hurried: bool = False) -> None:
         """Find a good plan for each interface of each block.
@@ -244,10 +229,7 @@ class BlockSearch:
         Raises:
             InfeasibleError: a block has no plan.
         """
-        sizes = [
-            len(task.block.graph.primitives) * len(task.interfaces) * task.count
-            for task in self.tasks
-        ]
+        sizes = [len(task.block.graph.primitives) * len(task.interfaces) * task.count for task in self.tasks]
         for b, task in enumerate(self.tasks):
             until_s = self._share(sizes[b:])
             # The plain interface is seldom the best where there are others; what is measured for
@@ -271,8 +253,7 @@ class BlockSearch:
 
     def _forget(self, b: int) -> None:
         """Drop the programs of a block's interfaces but for the best: they take much memory."""
-        own = [(one.certificate.objective_ns or 0, key) for key, one in self.found.items()
-               if key[0] == b]  # fmt: skip
+        own = [(one.certificate.objective_ns or 0, key) for key, one in self.found.items() if key[0] == b]
         for key in [key for key in self.loops if key[0] == b and key != min(own)[1]]:
             del self.loops[key]
 
@@ -303,13 +284,15 @@ class BlockSearch:
                 continue
             twice = 2 if self.tasks[b].count > 1 else 1
             self.found[b, j] = self._recalled(b, j, "end") or self._run(
-                b, j, "end", self._share([gains[key] for key in order[place:]]),
-                twice * END_SECONDS, measurements=twice * END_MEASUREMENTS,
-            )  # fmt: skip
+                b,
+                j,
+                "end",
+                self._share([gains[key] for key in order[place:]]),
+                twice * END_SECONDS,
+                measurements=twice * END_MEASUREMENTS,
+            )
 
-    def confirm(
-        self, keys: Iterable[tuple[int, int]], steps: Sequence[Candidate], deadline: Deadline
-    ) -> bool:
+    def confirm(self, keys: Iterable[tuple[int, int]], steps: Sequence[Candidate], deadline: Deadline) -> bool:
         """Time the kernels of a plan once more, those first that take most of it, and revise.
 
         Args:
@@ -341,9 +324,7 @@ class BlockSearch:
         another: so it can't cost less than that one's bound without what the changes take.
         """
         for b, task in enumerate(self.tasks):
-            known = {
-                j: self.found[b, j] for j in range(len(task.interfaces)) if (b, j) in self.found
-            }
+            known = {j: self.found[b, j] for j in range(len(task.interfaces)) if (b, j) in self.found}
             for j, own in known.items():
                 bounds_ns = [own.certificate.bound_ns]
                 for other, found in known.items():
@@ -368,16 +349,15 @@ class BlockSearch:
             if value not in inputs:
                 before, after = after, before
             changes = [
-                c for c in task.candidates
-                if c.group.is_layout_change and c.group.inputs == (value,)
+                c
+                for c in task.candidates
+                if c.group.is_layout_change
+                and c.group.inputs == (value,)
                 and (c.offer.inputs, c.offer.outputs) == ((before,), (after,))
-            ]  # fmt: skip
+            ]
             if not self.deadline.is_over:
                 self.meter.measure(changes, End(self.deadline))
-            times_ns = [
-                record.time_ns for c in changes
-                if isinstance(record := self.meter.known(c), Measured)
-            ]  # fmt: skip
+            times_ns = [record.time_ns for c in changes if isinstance(record := self.meter.known(c), Measured)]
             if not times_ns:
                 return None
             total_ns += min(times_ns)
@@ -396,8 +376,7 @@ class BlockSearch:
         kept = recall_solved(self.meter.database, task.candidates, self.options, tag)
         if kept is None:
             usable = [c for c in task.candidates if not isinstance(self.meter.known(c), Failed)]
-            plans = baseline_plans(task.block.graph, usable, self.meter.cost_ns, self.options,
-                                   BASELINE_SECONDS)  # fmt: skip
+            plans = baseline_plans(task.block.graph, usable, self.meter.cost_ns, self.options, BASELINE_SECONDS)
             kept = Solved(self.found[b, 0], plans)
             self._keep(b, 0, "baselines", kept)
         return dict(kept.plans)
@@ -406,17 +385,21 @@ class BlockSearch:
         """Return what each rule saves in a block's plan; of some only, if the budget is spent."""
         task = self.tasks[b]
         return rule_savings(
-            task.block.graph, task.candidates, self.found[b, j].steps, self.meter, self.options,
-            task.interfaces[j], self.deadline,
-        )  # fmt: skip
+            task.block.graph,
+            task.candidates,
+            self.found[b, j].steps,
+            self.meter,
+            self.options,
+            task.interfaces[j],
+            self.deadline,
+        )
 
-    def groupings(
-        self, b: int, j: int, steps: Sequence[Candidate], deadline: Deadline
-    ) -> Groupings:
+    def groupings(self, b: int, j: int, steps: Sequence[Candidate], deadline: Deadline) -> Groupings:
         """Return other groupings of the kernels of a block's plan."""
         task = self.tasks[b]
-        return regroup(task.block.graph, task.candidates, steps, self.meter.cost_ns, self.options,
-                       task.interfaces[j], deadline)  # fmt: skip
+        return regroup(
+            task.block.graph, task.candidates, steps, self.meter.cost_ns, self.options, task.interfaces[j], deadline
+        )
 
     def _recalled(self, b: int, j: int, what: str) -> Orchestration | None:
         tag = self._tag(b, j, what)
@@ -430,9 +413,15 @@ class BlockSearch:
         return kept.found
 
     def _run(
-        self, b: int, j: int, what: str, until_s: float | None, most_seconds: float,
-        rounds: int | None = None, measurements: int = FURTHER_MEASUREMENTS,
-    ) -> Orchestration:  # fmt: skip
+        self,
+        b: int,
+        j: int,
+        what: str,
+        until_s: float | None,
+        most_seconds: float,
+        rounds: int | None = None,
+        measurements: int = FURTHER_MEASUREMENTS,
+    ) -> Orchestration:
         """Search an interface of a block, and keep what is found unless the budget ended it."""
         limit_s, began_s = time.monotonic() + most_seconds, self.story.seconds
         loop = self._loop(b, j, limit_s if until_s is None else min(until_s, limit_s), measurements)
@@ -450,10 +439,16 @@ class BlockSearch:
             task = self.tasks[b]
             others = (loop.solver.problem for (block, _), loop in self.loops.items() if block == b)
             self.loops[b, j] = LazyLoop(
-                task.block.graph, task.candidates, self.meter, self.options, self.deadline,
-                partial(self._heard, b, j), interface=task.interfaces[j],
-                experience=self.experience, problem=next(others, None),
-            )  # fmt: skip
+                task.block.graph,
+                task.candidates,
+                self.meter,
+                self.options,
+                self.deadline,
+                partial(self._heard, b, j),
+                interface=task.interfaces[j],
+                experience=self.experience,
+                problem=next(others, None),
+            )
         return self.loops[b, j]
 
     def take(self, found: Mapping[str, Measured | Failed], is_corrected: bool) -> None:
@@ -470,9 +465,7 @@ class BlockSearch:
         guess_ns = self.meter.guess_ns(candidate)
         return max(cost_ns, self.experience.estimate_ns(candidate, guess_ns, factors))
 
-    def _loop(
-        self, b: int, j: int, until_s: float | None, measurements: int = FURTHER_MEASUREMENTS
-    ) -> LazyLoop:
+    def _loop(self, b: int, j: int, until_s: float | None, measurements: int = FURTHER_MEASUREMENTS) -> LazyLoop:
         loop = self.loop(b, j)
         known = loop.refresh()
         most = max(SURVEY_MEASUREMENTS, known + measurements)
@@ -487,10 +480,7 @@ class BlockSearch:
         return f"{what} {self.tasks[b].interfaces[j]}"
 
     def _keep(self, b: int, j: int, what: str, solved: Solved) -> None:
-        keep_solved(
-            self.meter.database, self.tasks[b].candidates, self.options, solved,
-            self._tag(b, j, what),
-        )  # fmt: skip
+        keep_solved(self.meter.database, self.tasks[b].candidates, self.options, solved, self._tag(b, j, what))
 
     def _is_over(self) -> bool:
         """Whether the budget is spent: then only what a plan needs is still searched."""
@@ -514,9 +504,8 @@ def with_bound(found: Orchestration, bound_ns: int) -> Orchestration:
 
 
 def search_whole(
-    task: Task, meter: AnyMeter, options: Options, deadline: Deadline,
-    tell: Callable[[Round], None],
-) -> Solved:  # fmt: skip
+    task: Task, meter: AnyMeter, options: Options, deadline: Deadline, tell: Callable[[Round], None]
+) -> Solved:
     """Search a model that is one segment; what was searched before is recalled."""
     tag = "" if options.baselines else "alone"
     database = meter.database

@@ -45,10 +45,7 @@ def kinds(candidate: Candidate) -> tuple[Kind, ...]:
     slow = min(2, sum(p.op in KEEP_OPS for p in primitives))
     maker = (candidate.provider, candidate.offer.is_split)
     coarse = (maker, bool(primitives), linear, is_reduction)
-    return (
-        (*coarse, slow, moves, turns, layouts), (*coarse, slow, moves, turns), (*coarse, turns),
-        coarse, coarse[:1],
-    )  # fmt: skip
+    return ((*coarse, slow, moves, turns, layouts), (*coarse, slow, moves, turns), (*coarse, turns), coarse, coarse[:1])
 
 
 def _pieces(candidate: Candidate) -> int:
@@ -65,7 +62,7 @@ def _innermost(candidate: Candidate) -> int:
             (*group.input_types, *group.output_types), (*offer.inputs, *offer.outputs), strict=True
         )
         if type_.rank == IMAGE_RANK and type_.size > LEAST_ELEMENTS
-    }  # fmt: skip
+    }
     return len(found)
 
 

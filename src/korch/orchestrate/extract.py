@@ -39,18 +39,20 @@ def extract(graph: PrimitiveGraph, *, workers: int = 2, seed: int = 0) -> Primit
             Kernel(
                 frozenset({i}),
                 tuple(port(v) for v in dict.fromkeys(p.inputs) if v not in graph.constants),
-                (port(p.output),), estimated_cost(graph, i),
+                (port(p.output),),
+                estimated_cost(graph, i),
             )
             for i, p in enumerate(graph.primitives)
         ),
         required=tuple(dict.fromkeys(port(v) for _, v in graph.outputs if v not in graph.given)),
         given=frozenset(port(v) for _, v in graph.inputs),
         constants=frozenset(graph.constants),
-    )  # fmt: skip
+    )
     if not problem.required:
         return graph
     plan = Solver(problem, workers=workers, seed=seed).solve(seconds=SECONDS)
     if not plan.kernels:
-        raise InfeasibleError("no choice of rewrites was found in time",
-                              hint="Choose them with the kernels (--rewrites joint)")  # fmt: skip
+        raise InfeasibleError(
+            "no choice of rewrites was found in time", hint="Choose them with the kernels (--rewrites joint)"
+        )
     return graph.with_primitives(sorted(plan.kernels))

@@ -82,8 +82,7 @@ class Formulation:
                 self.runners[p].append(k)
         self.extracts = [self.variable(f"extract[p{p}]", 1) for p in range(len(problem.steps))]
         self.agains = [
-            self.variable(f"again[p{p}]", max(0, len(runners) - 1))
-            for p, runners in enumerate(self.runners)
+            self.variable(f"again[p{p}]", max(0, len(runners) - 1)) for p, runners in enumerate(self.runners)
         ]
         self.firsts = list(self.extracts)
         self.computed: dict[int, int] = {}
@@ -126,9 +125,8 @@ class Formulation:
         return len(self.most) - 1
 
     def at_least(
-        self, family: str, plus: Iterable[int], minus: Iterable[int] = (), least: int = 0,
-        is_equal: bool = False,
-    ) -> Row:  # fmt: skip
+        self, family: str, plus: Iterable[int], minus: Iterable[int] = (), least: int = 0, is_equal: bool = False
+    ) -> Row:
         """Add Σ plus - Σ minus ≥ least (or = least); a variable in both cancels out."""
         terms = dict.fromkeys(plus, 1)
         for column in minus:
@@ -226,9 +224,7 @@ def add_covering(program: Formulation) -> None:
     """
     problem = program.problem
     for p, kernels in enumerate(program.runners):
-        program.at_least(
-            "covering", kernels, (program.extracts[p], program.agains[p]), is_equal=True
-        )
+        program.at_least("covering", kernels, (program.extracts[p], program.agains[p]), is_equal=True)
         if len(problem.alternatives[problem.steps[p].output]) == 1:
             continue
         writers: dict[Port, list[int]] = {}

@@ -172,10 +172,7 @@ def check_every_primitive_runs(
     known, before = set(graph.given), -1
     while len(known) != before:
         before = len(known)
-        known |= {
-            graph.primitives[p].output for p in covered
-            if known.issuperset(graph.primitives[p].inputs)
-        }  # fmt: skip
+        known |= {graph.primitives[p].output for p in covered if known.issuperset(graph.primitives[p].inputs)}
     if known.issuperset(value for _, value in graph.outputs):
         return
     for producers in graph.producers:
@@ -199,8 +196,7 @@ def _owned(graph: PrimitiveGraph, candidate: Candidate) -> tuple[Port, ...]:
     if not candidate.offer.is_in_place:
         return ()
     return tuple(
-        Port(value, str(layout.normalized(graph.types[value].shape)))
-        for value, layout in candidate.input_ports
+        Port(value, str(layout.normalized(graph.types[value].shape))) for value, layout in candidate.input_ports
     )
 
 

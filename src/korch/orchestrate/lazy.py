@@ -99,15 +99,11 @@ class Meter(Protocol):
         """Return what the database says of a candidate."""
         ...
 
-    def measure(
-        self, candidates: Sequence[Candidate], end: End = NEVER
-    ) -> Sequence[Measured | Failed | None]:  # fmt: skip
+    def measure(self, candidates: Sequence[Candidate], end: End = NEVER) -> Sequence[Measured | Failed | None]:
         """Build and time candidates; None for those for which there was no time."""
         ...
 
-    def confirm(
-        self, candidates: Sequence[Candidate], end: End = NEVER
-    ) -> Sequence[Measured | Failed | None]:  # fmt: skip
+    def confirm(self, candidates: Sequence[Candidate], end: End = NEVER) -> Sequence[Measured | Failed | None]:
         """Time candidates a second time that were timed once; the longer time counts."""
         ...
 
@@ -187,10 +183,8 @@ def measure_some(
             found |= {c.key: record for c, record in records if record is not None}
     candidates = [*needed, *others]
     wrong = [
-        c for c in candidates
-        if isinstance(record := found.get(c.key), Measured)
-        and record.time_ns < meter.bound_ns(c)
-    ]  # fmt: skip
+        c for c in candidates if isinstance(record := found.get(c.key), Measured) and record.time_ns < meter.bound_ns(c)
+    ]
     if wrong:  # the machine is faster than it was when it was calibrated
         logger.info("%d kernels are faster than their bounds; the bounds are corrected", len(wrong))
     for candidate in wrong:
@@ -204,10 +198,7 @@ def confirm(meter: Meter, candidates: Sequence[Candidate], deadline: Deadline) -
     Returns:
         Whether there were any: then the plan may no longer be the best.
     """
-    todo = {
-        c.key: c for c in candidates
-        if isinstance(record := meter.known(c), Measured) and not record.is_confirmed
-    }  # fmt: skip
+    todo = {c.key: c for c in candidates if isinstance(record := meter.known(c), Measured) and not record.is_confirmed}
     order, timed = list(todo.values()), 0
     while timed < len(order) and not deadline.is_over:
         meter.confirm(order[timed : timed + BATCH], End(deadline))
@@ -218,12 +209,20 @@ def confirm(meter: Meter, candidates: Sequence[Candidate], deadline: Deadline) -
 class LazyLoop:
     """The loop's state: which candidates are measured, and the best plan so far."""
 
-    def __init__(self, graph: PrimitiveGraph, candidates: Sequence[Candidate], meter: Meter,
-                 options: Options, deadline: Deadline | None = None,
-                 progress: Callable[[Round], None] | None = None,
-                 free_measurements: int = FREE_MEASUREMENTS, most_measured: int | None = None,
-                 interface: Interface = PLAIN, experience: Experience | None = None,
-                 problem: Problem | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        graph: PrimitiveGraph,
+        candidates: Sequence[Candidate],
+        meter: Meter,
+        options: Options,
+        deadline: Deadline | None = None,
+        progress: Callable[[Round], None] | None = None,
+        free_measurements: int = FREE_MEASUREMENTS,
+        most_measured: int | None = None,
+        interface: Interface = PLAIN,
+        experience: Experience | None = None,
+        problem: Problem | None = None,
+    ) -> None:
         """Write the program.
 
         Args:
@@ -262,9 +261,13 @@ class LazyLoop:
         self._combined: frozenset[int] = frozenset()
         like = problem or make_problem(graph, self.candidates, self.cost_ns, interface)
         required, given = interface.ports(graph)
-        self.solver = Solver(replace(like, required=required, given=given),
-                             workers=options.solver_workers, seed=options.seed,
-                             describe=self._describe, like=problem)  # fmt: skip
+        self.solver = Solver(
+            replace(like, required=required, given=given),
+            workers=options.solver_workers,
+            seed=options.seed,
+            describe=self._describe,
+            like=problem,
+        )
 
     def run(self) -> Orchestration:
         """Solve and measure until the plan is proven, or the budget is spent.
@@ -387,9 +390,13 @@ class LazyLoop:
         self._combined, before, left = measured, self.best, self._seconds_left()
         seconds = COMBINE_SECONDS if left is None else max(LAST_SECONDS, min(COMBINE_SECONDS, left))
         plan = self.solver.solve(
-            self._costs()[0], None, seconds=seconds, hint=self.best[1], gap=ROUND_GAP,
+            self._costs()[0],
+            None,
+            seconds=seconds,
+            hint=self.best[1],
+            gap=ROUND_GAP,
             excluded=[k for k in range(len(self.candidates)) if k not in measured],
-        )  # fmt: skip
+        )
         if plan.kernels:
             self._try_incumbent(plan.kernels)
         if self.best != before:
@@ -402,10 +409,9 @@ class LazyLoop:
                 self.experience.learn(candidate, record.time_ns, self._guess_ns(candidate))
         factors = self.experience.factors()
         return [
-            cost if is_measured
-            else max(cost, self.experience.estimate_ns(c, self._guess_ns(c), factors))
+            cost if is_measured else max(cost, self.experience.estimate_ns(c, self._guess_ns(c), factors))
             for c, cost, is_measured in zip(self.candidates, *self._costs(), strict=True)
-        ]  # fmt: skip
+        ]
 
     def _guess_ns(self, candidate: Candidate) -> int:
         if candidate.key not in self._guesses:
@@ -486,17 +492,21 @@ class LazyLoop:
         return tuple(c for c in self.candidates if not self._is_failed(c))
 
     def _solve(
-        self, costs_ns: list[int], is_measured: list[bool] | None, seconds: float, bound_ns: int,
-        gap: float,
-    ) -> Plan:  # fmt: skip
+        self, costs_ns: list[int], is_measured: list[bool] | None, seconds: float, bound_ns: int, gap: float
+    ) -> Plan:
         left = self._seconds_left()
         if left is not None:
             least_s = FIRST_SECONDS if self.best is None else LAST_SECONDS
             seconds = max(min(least_s, seconds), min(seconds, left))
         plan = self.solver.solve(
-            costs_ns, is_measured, seconds=seconds, hint=self.best[1] if self.best else None,
-            lower_bound_ns=bound_ns, excluded=self._failed(), gap=gap,
-        )  # fmt: skip
+            costs_ns,
+            is_measured,
+            seconds=seconds,
+            hint=self.best[1] if self.best else None,
+            lower_bound_ns=bound_ns,
+            excluded=self._failed(),
+            gap=gap,
+        )
         status = plan.certificate.status
         if status is Status.INFEASIBLE:
             raise InfeasibleError(
@@ -508,9 +518,13 @@ class LazyLoop:
                 f"the solver found no plan within {seconds:.0f} s",
                 hint="Give it longer (--solver-seconds) or fewer candidates (--max-primitives)",
             )
-        logger.info("solved: %s, %s ns, bound %s ns, %.1f s", status.value,
-                    plan.certificate.objective_ns, plan.certificate.bound_ns,
-                    plan.certificate.seconds)  # fmt: skip
+        logger.info(
+            "solved: %s, %s ns, bound %s ns, %.1f s",
+            status.value,
+            plan.certificate.objective_ns,
+            plan.certificate.bound_ns,
+            plan.certificate.seconds,
+        )
         return plan
 
     def _measure(self, kernels: Sequence[int], *, is_optional: bool) -> None:
@@ -633,8 +647,12 @@ class LazyLoop:
         return f"%{value} ({origin})" if origin else f"%{value}"
 
     def _report(self) -> None:
-        entry = Round(self.bound_ns, self.best[0] if self.best else None, self._distinct_measured(),
-                      time.monotonic() - self.start_s)  # fmt: skip
+        entry = Round(
+            self.bound_ns,
+            self.best[0] if self.best else None,
+            self._distinct_measured(),
+            time.monotonic() - self.start_s,
+        )
         self.rounds.append(entry)
         if self.progress is not None:
             self.progress(entry)
@@ -650,14 +668,21 @@ class LazyLoop:
         measured = sum(map(self._is_measured, self.candidates))
         certificate = Certificate(
             status=Status.OPTIMAL if bound_ns == objective_ns else Status.FEASIBLE,
-            objective_ns=objective_ns, bound_ns=bound_ns, kernels=len(self.candidates),
-            measured=measured, is_measured=self.options.measure,
+            objective_ns=objective_ns,
+            bound_ns=bound_ns,
+            kernels=len(self.candidates),
+            measured=measured,
+            is_measured=self.options.measure,
             seconds=time.monotonic() - self.start_s,
-        )  # fmt: skip
+        )
         steps = tuple(self.candidates[k] for k in kernels)
         return Orchestration(
-            steps=steps, certificate=certificate,
-            costs_ns=tuple(self.cost_ns(c)[0] for c in steps), rounds=tuple(self.rounds),
-            measured=measured, distinct_measured=self._distinct_measured(),
-            failed=sum(map(self._is_failed, self.candidates)), stopped_by_budget=stopped,
-        )  # fmt: skip
+            steps=steps,
+            certificate=certificate,
+            costs_ns=tuple(self.cost_ns(c)[0] for c in steps),
+            rounds=tuple(self.rounds),
+            measured=measured,
+            distinct_measured=self._distinct_measured(),
+            failed=sum(map(self._is_failed, self.candidates)),
+            stopped_by_budget=stopped,
+        )

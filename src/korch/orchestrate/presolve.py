@@ -54,9 +54,7 @@ def useful_kernels(problem: Problem) -> tuple[int, ...]:
     return tuple(sorted(useful))
 
 
-def dominated_kernels(
-    problem: Problem, costs_ns: Sequence[int], excluded: Collection[int] = ()
-) -> frozenset[int]:
+def dominated_kernels(problem: Problem, costs_ns: Sequence[int], excluded: Collection[int] = ()) -> frozenset[int]:
     """Return the kernels that another one with the same ports, at no more cost, can replace.
 
     The other reads and owns no port that the first does not, and writes the same ports, so that in
@@ -104,8 +102,7 @@ def diagnose(problem: Problem, describe: Describe | None = None) -> None:
                     hint=f"The model output {name(required.value)} needs it",
                 )
             raise InfeasibleError(
-                f"all candidates that produce {name(root.value)} in layout {root.layout} "
-                "wait for each other",
+                f"all candidates that produce {name(root.value)} in layout {root.layout} wait for each other",
                 where=place,
                 hint=f"The model output {name(required.value)} needs it",
             )
@@ -142,11 +139,13 @@ def greedy_plan(problem: Problem, costs_ns: Sequence[int], useful: Iterable[int]
         if port in written:
             continue
         able = [
-            k for k in problem.producers[port]
-            if k in total and written.isdisjoint(problem.kernels[k].outputs)
+            k
+            for k in problem.producers[port]
+            if k in total
+            and written.isdisjoint(problem.kernels[k].outputs)
             and owned.isdisjoint(problem.kernels[k].owns)
             and all(rank[need] < rank[port] for need in problem.needs(k))
-        ]  # fmt: skip
+        ]
         if not able:
             return set()
         best = min(able, key=lambda k: (total[k], k))

@@ -111,12 +111,9 @@ class Problem:
     def _needs(self) -> tuple[tuple[Port, ...], ...]:
         given, constants = self.given, self.constants
         return tuple(
-            tuple(
-                port for port in dict.fromkeys(kernel.inputs)
-                if port not in given and port.value not in constants
-            )
+            tuple(port for port in dict.fromkeys(kernel.inputs) if port not in given and port.value not in constants)
             for kernel in self.kernels
-        )  # fmt: skip
+        )
 
     @cached_property
     def producers(self) -> dict[Port, tuple[int, ...]]:
@@ -128,9 +125,7 @@ class Problem:
         """The kernels that own each port; ports that none owns are left out."""
         return _by_port(kernel.owns for kernel in self.kernels)
 
-    def with_costs(
-        self, costs_ns: Sequence[int], is_measured: Sequence[bool] | None = None
-    ) -> Problem:
+    def with_costs(self, costs_ns: Sequence[int], is_measured: Sequence[bool] | None = None) -> Problem:
         """Return the same instance with other costs.
 
         Args:
@@ -194,16 +189,12 @@ class Certificate:
     def __post_init__(self) -> None:
         objective_ns = self.objective_ns
         if (objective_ns is None) != (self.status in (Status.INFEASIBLE, Status.UNKNOWN)):
-            raise InvalidGraphError(
-                f"a certificate says {self.status.value} with objective {objective_ns}"
-            )
+            raise InvalidGraphError(f"a certificate says {self.status.value} with objective {objective_ns}")
         if objective_ns is not None and (
-            objective_ns < self.bound_ns
-            or (objective_ns == self.bound_ns) != (self.status is Status.OPTIMAL)
+            objective_ns < self.bound_ns or (objective_ns == self.bound_ns) != (self.status is Status.OPTIMAL)
         ):
             raise InvalidGraphError(
-                f"a certificate says {self.status.value} with objective {objective_ns} ns "
-                f"and bound {self.bound_ns} ns"
+                f"a certificate says {self.status.value} with objective {objective_ns} ns and bound {self.bound_ns} ns"
             )
 
     @property

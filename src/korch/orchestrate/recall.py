@@ -64,9 +64,7 @@ def instance_key(candidates: Sequence[Candidate], options: Options, tag: str = "
     Seconds are left out, but for the budget: a search that was not cut short does not depend on
     them, and one that was is not kept.
     """
-    digest = hashlib.sha256(
-        f"{SCHEMA} {options.gap} {options.patience} {options.max_measured} {tag}".encode()
-    )
+    digest = hashlib.sha256(f"{SCHEMA} {options.gap} {options.patience} {options.max_measured} {tag}".encode())
     for candidate in candidates:
         text = f"{candidate.key} {candidate.group.primitives} {candidate.group.outputs}\n"
         digest.update(text.encode())
@@ -74,9 +72,8 @@ def instance_key(candidates: Sequence[Candidate], options: Options, tag: str = "
 
 
 def keep_solved(
-    memory: Memory, candidates: Sequence[Candidate], options: Options, solved: Solved,
-    tag: str = "",
-) -> None:  # fmt: skip
+    memory: Memory, candidates: Sequence[Candidate], options: Options, solved: Solved, tag: str = ""
+) -> None:
     """Keep the plans of a search that ended by itself."""
     if solved.found.stopped_by_budget:
         return
@@ -84,18 +81,19 @@ def keep_solved(
     plans = {name: [number[id(c)] for c in steps] for name, steps in solved.plans.items()}
     found = solved.found
     data = {
-        "steps": [number[id(c)] for c in found.steps], "plans": plans, "costs": found.costs_ns,
+        "steps": [number[id(c)] for c in found.steps],
+        "plans": plans,
+        "costs": found.costs_ns,
         "certificate": {**asdict(found.certificate), "status": found.certificate.status.value},
-        "rounds": [asdict(entry) for entry in found.rounds], "measured": found.measured,
-        "distinct_measured": found.distinct_measured, "failed": found.failed,
-    }  # fmt: skip
+        "rounds": [asdict(entry) for entry in found.rounds],
+        "measured": found.measured,
+        "distinct_measured": found.distinct_measured,
+        "failed": found.failed,
+    }
     memory.put_fact(instance_key(candidates, options, tag), json.dumps(data))
 
 
-def recall_solved(
-    memory: Memory, candidates: Sequence[Candidate], options: Options,
-    tag: str = "",
-) -> Solved | None:  # fmt: skip
+def recall_solved(memory: Memory, candidates: Sequence[Candidate], options: Options, tag: str = "") -> Solved | None:
     """Return the plans of an earlier search over the same candidates, or None."""
     text = memory.fact(instance_key(candidates, options, tag))
     if text is None:
@@ -103,17 +101,19 @@ def recall_solved(
     try:
         data: dict[str, Any] = json.loads(text)
         steps = tuple(candidates[i] for i in data["steps"])
-        plans = {
-            name: tuple(candidates[i] for i in numbers) for name, numbers in data["plans"].items()
-        }
+        plans = {name: tuple(candidates[i] for i in numbers) for name, numbers in data["plans"].items()}
         fields = data["certificate"]
         certificate = Certificate(**{**fields, "status": Status(fields["status"])})
         found = Orchestration(
-            steps=steps, certificate=certificate, costs_ns=tuple(data["costs"]),
-            rounds=tuple(Round(**entry) for entry in data["rounds"]), measured=data["measured"],
-            distinct_measured=data["distinct_measured"], failed=data["failed"],
+            steps=steps,
+            certificate=certificate,
+            costs_ns=tuple(data["costs"]),
+            rounds=tuple(Round(**entry) for entry in data["rounds"]),
+            measured=data["measured"],
+            distinct_measured=data["distinct_measured"],
+            failed=data["failed"],
             stopped_by_budget=False,
-        )  # fmt: skip
+        )
     except (ValueError, KeyError, TypeError, IndexError) as error:
         logger.warning("a kept plan is damaged (%s); the search is done again", error)
         return None

@@ -70,10 +70,14 @@ Groupings = tuple[tuple[Grouping, ...], ...]
 
 
 def regroup(
-    graph: PrimitiveGraph, candidates: Sequence[Candidate], steps: Sequence[Candidate],
-    cost_ns: Callable[[Candidate], tuple[int, bool]], options: Options,
-    interface: Interface = PLAIN, deadline: Deadline | None = None,
-) -> Groupings:  # fmt: skip
+    graph: PrimitiveGraph,
+    candidates: Sequence[Candidate],
+    steps: Sequence[Candidate],
+    cost_ns: Callable[[Candidate], tuple[int, bool]],
+    options: Options,
+    interface: Interface = PLAIN,
+    deadline: Deadline | None = None,
+) -> Groupings:
     """Return, for each kernel of a plan, the other groupings that cost least more.
 
     Args:
@@ -99,9 +103,10 @@ def regroup(
             return
         added, gone = swap
         grouping = Grouping(
-            tuple(known[k] for k in added), tuple(sorted(place[k] for k in gone)),
+            tuple(known[k] for k in added),
+            tuple(sorted(place[k] for k in gone)),
             *(sum(problem.kernels[k].cost_ns for k in kernels) for kernels in (added, gone)),
-        )  # fmt: skip
+        )
         for k in gone:
             found[place[k]][frozenset(added)] = grouping
 
@@ -120,10 +125,8 @@ def regroup(
                 break
             keep(_taken_apart(problem, swapper, k, allowed, options))
     return tuple(
-        tuple(sorted(rows.values(), key=lambda row: (row.more_ns, len(row.kernels))))
-        [:MOST_GROUPINGS]
-        for rows in found
-    )  # fmt: skip
+        tuple(sorted(rows.values(), key=lambda row: (row.more_ns, len(row.kernels))))[:MOST_GROUPINGS] for rows in found
+    )
 
 
 def _values(problem: Problem, k: int) -> frozenset[int]:
@@ -140,19 +143,21 @@ def _taken_apart(
     there = swapper.ports_without(k)
     required = tuple(port for port in own.outputs if port in swapper.read)
     usable = [
-        i for i, kernel in enumerate(problem.kernels)
-        if (kernel.steps, _values(problem, i)) != (own.steps, _values(problem, k))
-        and (allowed is None or i in allowed)
-    ]  # fmt: skip
-    part = Problem(problem.steps, tuple(problem.kernels[i] for i in usable), required,
-                   problem.given | there, problem.constants)  # fmt: skip
+        i
+        for i, kernel in enumerate(problem.kernels)
+        if (kernel.steps, _values(problem, i)) != (own.steps, _values(problem, k)) and (allowed is None or i in allowed)
+    ]
+    part = Problem(
+        problem.steps, tuple(problem.kernels[i] for i in usable), required, problem.given | there, problem.constants
+    )
     useful = useful_kernels(part)
     try:
         plan = solve(
-            Problem(part.steps, tuple(part.kernels[i] for i in useful), part.required, part.given,
-                    part.constants),
-            seconds=SECONDS, workers=options.solver_workers, seed=options.seed,
-        )  # fmt: skip
+            Problem(part.steps, tuple(part.kernels[i] for i in useful), part.required, part.given, part.constants),
+            seconds=SECONDS,
+            workers=options.solver_workers,
+            seed=options.seed,
+        )
     except InfeasibleError as error:
         logger.debug("a kernel can't be taken apart: %s", error)
         return ()
@@ -234,9 +239,7 @@ class _Swapper:
         if port in makers or self.problem.is_given(port):
             return True
         changes = [
-            self.changes[other, port]
-            for other in self.layouts.get(port.value, ())
-            if (other, port) in self.changes
+            self.changes[other, port] for other in self.layouts.get(port.value, ()) if (other, port) in self.changes
         ]
         if not changes:
             return False

@@ -104,9 +104,7 @@ class Relaxer:
                 constraint.SetCoefficient(self.variables[column], coefficient)
             self.constraints.append(constraint)
 
-    def solve(
-        self, costs_ns: Sequence[int], forbidden: Collection[int], seconds: float
-    ) -> Relaxation:
+    def solve(self, costs_ns: Sequence[int], forbidden: Collection[int], seconds: float) -> Relaxation:
         """Solve for some costs.
 
         Args:
@@ -136,15 +134,19 @@ def _model(program: Formulation) -> MPModelProto:
         model.variable.add(lower_bound=0, upper_bound=most)
     for row in program.rows:
         limit = float(row.least) if row.is_equal else math.inf
-        model.constraint.add(var_index=row.columns, coefficient=row.coefficients,
-                             lower_bound=row.least, upper_bound=limit)  # fmt: skip
+        model.constraint.add(
+            var_index=row.columns, coefficient=row.coefficients, lower_bound=row.least, upper_bound=limit
+        )
     return model
 
 
 def safe_bound(
-    program: Formulation, costs_ns: Sequence[int], forbidden: Collection[int],
-    duals: npt.NDArray[np.float64], matrix: Matrix | None = None,
-) -> Relaxation:  # fmt: skip
+    program: Formulation,
+    costs_ns: Sequence[int],
+    forbidden: Collection[int],
+    duals: npt.NDArray[np.float64],
+    matrix: Matrix | None = None,
+) -> Relaxation:
     """Return what some dual values prove, whatever they are.
 
     Args:

@@ -54,10 +54,14 @@ Savings = Mapping[str, int | None]
 
 
 def rule_savings(
-    graph: PrimitiveGraph, candidates: Sequence[Candidate], steps: Sequence[Candidate],
-    meter: Meter, options: Options, interface: Interface = PLAIN,
+    graph: PrimitiveGraph,
+    candidates: Sequence[Candidate],
+    steps: Sequence[Candidate],
+    meter: Meter,
+    options: Options,
+    interface: Interface = PLAIN,
     deadline: Deadline | None = None,
-) -> Savings:  # fmt: skip
+) -> Savings:
     """Return what the rules that a plan uses save; nothing if nothing is compared or measured.
 
     Args:
@@ -89,10 +93,7 @@ def rule_savings(
         left_s = None if deadline is None else deadline.left_s
         if left_s is not None and left_s < SECONDS:
             return saved
-        excluded = [
-            k for k, c in enumerate(measured)
-            if any(wrote[p] == rule for p in c.group.primitives)
-        ]  # fmt: skip
+        excluded = [k for k, c in enumerate(measured) if any(wrote[p] == rule for p in c.group.primitives)]
         saved[rule] = None
         try:
             plan = solver.solve(excluded=excluded, seconds=SECONDS, gap=GAP)

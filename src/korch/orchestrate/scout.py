@@ -71,9 +71,10 @@ def scout(search: BlockSearch, assembly: Assembly) -> bool:
         Whether time is left for more.
     """
     keys = [
-        (b, j) for b, task in enumerate(search.tasks)
+        (b, j)
+        for b, task in enumerate(search.tasks)
         for j in range(min(1, len(task.interfaces) - 1), len(task.interfaces))
-    ]  # fmt: skip
+    ]
     if len(keys) > MOST_PROGRAMS or search.is_kept():
         return True
     try:
@@ -119,9 +120,7 @@ def _scout(search: BlockSearch, assembly: Assembly, keys: list[Key]) -> bool:
     return True
 
 
-def _preferred(
-    search: BlockSearch, assembly: Assembly, outlooks_ns: dict[Key, int]
-) -> Counter[Key]:
+def _preferred(search: BlockSearch, assembly: Assembly, outlooks_ns: dict[Key, int]) -> Counter[Key]:
     """Return the interfaces thought to be best, and how often; none if they don't fit together."""
     try:
         choice = assembly.prefer(outlooks_ns, search.estimate_ns)
@@ -158,9 +157,7 @@ def _hurry(search: BlockSearch, uses: Counter[Key]) -> None:
             search.loop(*key).try_plan(look.kernels)
 
 
-def _look_out(
-    search: BlockSearch, keys: list[Key], outlooks_ns: dict[Key, int], near: float
-) -> None:
+def _look_out(search: BlockSearch, keys: list[Key], outlooks_ns: dict[Key, int], near: float) -> None:
     """Tell anew what the interfaces are thought to cost; those without a plan are dropped."""
     least_ns: dict[int, int] = {}
     for (b, _), outlook_ns in outlooks_ns.items():
@@ -207,9 +204,11 @@ def _measure(search: BlockSearch, uses: Counter[Key], looks: dict[Key, Look], mo
 
     began_s = time.monotonic()
     found, is_corrected = measure_some(
-        search.meter, [c for c in todo.values() if c.key in needed],
-        [c for c in todo.values() if c.key not in needed], search.deadline,
-    )  # fmt: skip
+        search.meter,
+        [c for c in todo.values() if c.key in needed],
+        [c for c in todo.values() if c.key not in needed],
+        search.deadline,
+    )
     search.take(found, is_corrected)
     search.meter.begin(later)
     return (time.monotonic() - began_s) / max(1.0, len(found) / BATCH)

@@ -58,9 +58,14 @@ class Outcome:
 
 
 def search_segments(
-    partition: Partition, joined: Joined, tasks: Sequence[Task], meter: AnyMeter,
-    options: Options, deadline: Deadline, tell: Tell,
-) -> Outcome:  # fmt: skip
+    partition: Partition,
+    joined: Joined,
+    tasks: Sequence[Task],
+    meter: AnyMeter,
+    options: Options,
+    deadline: Deadline,
+    tell: Tell,
+) -> Outcome:
     """Search a model block by block.
 
     Args:
@@ -123,13 +128,16 @@ def search_segments(
 
 
 def _groupings(
-    assembly: Assembly, search: BlockSearch, choice: Choice, of_block: Steps,
-    whole: Sequence[Candidate], deadline: Deadline,
-) -> Groupings:  # fmt: skip
+    assembly: Assembly,
+    search: BlockSearch,
+    choice: Choice,
+    of_block: Steps,
+    whole: Sequence[Candidate],
+    deadline: Deadline,
+) -> Groupings:
     """Return the other groupings of a plan's kernels within their segments."""
     place = {_identity(step): n for n, step in enumerate(whole)}
-    known = {key: search.groupings(*key, of_block[key], deadline)
-             for key in _uses(assembly, choice)}  # fmt: skip
+    known = {key: search.groupings(*key, of_block[key], deadline) for key in _uses(assembly, choice)}
     found: list[tuple[Grouping, ...]] = [()] * len(whole)
     for i, j in enumerate(choice.interfaces):
         if j < 0:
@@ -159,9 +167,7 @@ def _baselines(assembly: Assembly, search: BlockSearch) -> dict[str, tuple[Choic
     return {n: (choice, {key: plans[n] for key, plans in of_block.items()}) for n in names}
 
 
-def _result(
-    search: BlockSearch, choice: Choice, tasks: Sequence[Task], total_ns: int
-) -> Orchestration:
+def _result(search: BlockSearch, choice: Choice, tasks: Sequence[Task], total_ns: int) -> Orchestration:
     """Return the whole search as one result; its steps are in the plans.
 
     The plan may cost less than the sum over its segments, as what two of them do is done once.
@@ -169,8 +175,7 @@ def _result(
     objective_ns = min(total_ns, choice.objective_ns)
     bound_ns = min(choice.bound_ns, objective_ns)
     found = list(search.found.values())
-    best = [search.found[min(key for key in search.found if key[0] == b)]
-            for b in range(len(tasks))]  # fmt: skip
+    best = [search.found[min(key for key in search.found if key[0] == b)] for b in range(len(tasks))]
     certificate = Certificate(
         status=Status.OPTIMAL if bound_ns == objective_ns else Status.FEASIBLE,
         objective_ns=objective_ns,
@@ -183,17 +188,20 @@ def _result(
     measured = sum(f.distinct_measured for f in best)
     end = Round(bound_ns, objective_ns, measured, search.story.seconds)
     return Orchestration(
-        steps=(), certificate=certificate, costs_ns=(),
-        rounds=moving([*search.story.rounds, end]), measured=measured, distinct_measured=measured,
+        steps=(),
+        certificate=certificate,
+        costs_ns=(),
+        rounds=moving([*search.story.rounds, end]),
+        measured=measured,
+        distinct_measured=measured,
         failed=sum(f.failed for f in best),
         stopped_by_budget=any(f.stopped_by_budget for f in found),
-    )  # fmt: skip
+    )
 
 
 def _describe(
-    partition: Partition, tasks: Sequence[Task], search: BlockSearch, choice: Choice,
-    uses: Counter[tuple[int, int]],
-) -> dict[str, Any]:  # fmt: skip
+    partition: Partition, tasks: Sequence[Task], search: BlockSearch, choice: Choice, uses: Counter[tuple[int, int]]
+) -> dict[str, Any]:
     """Return what the report says of segments."""
     blocks = [
         {
@@ -220,9 +228,7 @@ def _describe(
     ]
     cuts = [
         {
-            "values": sorted(
-                instance.segment.values[value] for _, value in instance.segment.graph.outputs
-            ),
+            "values": sorted(instance.segment.values[value] for _, value in instance.segment.graph.outputs),
             "price_bytes": instance.segment.price_bytes,
         }
         for instance in partition.instances

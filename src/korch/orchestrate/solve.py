@@ -27,13 +27,7 @@ from ortools.sat.python import cp_model
 from korch.errors import InvalidGraphError
 from korch.orchestrate.component import strong_components
 from korch.orchestrate.formulate import Formulation, formulate, loop_row
-from korch.orchestrate.presolve import (
-    Describe,
-    diagnose,
-    dominated_kernels,
-    greedy_plan,
-    useful_kernels,
-)
+from korch.orchestrate.presolve import Describe, diagnose, dominated_kernels, greedy_plan, useful_kernels
 from korch.orchestrate.problem import Certificate, Plan, Port, Problem, Status
 from korch.orchestrate.relax import Matrix, Relaxation, Relaxer
 from korch.orchestrate.verify import check_problem, ready_order, verify_plan
@@ -49,9 +43,15 @@ _IMPROVE_SHARE = 0.2
 
 
 def solve(
-    problem: Problem, *, seconds: float = 60.0, workers: int = 2, seed: int = 0,
-    hint: Sequence[int] | None = None, lower_bound_ns: int = 0, describe: Describe | None = None,
-) -> Plan:  # fmt: skip
+    problem: Problem,
+    *,
+    seconds: float = 60.0,
+    workers: int = 2,
+    seed: int = 0,
+    hint: Sequence[int] | None = None,
+    lower_bound_ns: int = 0,
+    describe: Describe | None = None,
+) -> Plan:
     """Return the cheapest plan of an instance.
 
     Args:
@@ -82,9 +82,14 @@ class Solver:
     """
 
     def __init__(
-        self, problem: Problem, *, workers: int = 2, seed: int = 0,
-        describe: Describe | None = None, like: Problem | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        problem: Problem,
+        *,
+        workers: int = 2,
+        seed: int = 0,
+        describe: Describe | None = None,
+        like: Problem | None = None,
+    ) -> None:
         """Write the program.
 
         Args:
@@ -115,10 +120,16 @@ class Solver:
         self.relaxer = Relaxer(self.program)
 
     def solve(
-        self, costs_ns: Sequence[int] | None = None, is_measured: Sequence[bool] | None = None, *,
-        seconds: float = 60.0, hint: Sequence[int] | None = None, lower_bound_ns: int = 0,
-        excluded: Collection[int] = (), gap: float = 0.0,
-    ) -> Plan:  # fmt: skip
+        self,
+        costs_ns: Sequence[int] | None = None,
+        is_measured: Sequence[bool] | None = None,
+        *,
+        seconds: float = 60.0,
+        hint: Sequence[int] | None = None,
+        lower_bound_ns: int = 0,
+        excluded: Collection[int] = (),
+        gap: float = 0.0,
+    ) -> Plan:
         """Return the cheapest plan for some costs.
 
         Args:
@@ -144,10 +155,13 @@ class Solver:
         if excluded:
             diagnose(problem.without(excluded)[0], self.describe)
         search = _Search(
-            self, [problem.kernels[k].cost_ns for k in self.kept],
+            self,
+            [problem.kernels[k].cost_ns for k in self.kept],
             frozenset(self.number[k] for k in excluded if k in self.number),
-            start_s + seconds, lower_bound_ns, gap,
-        )  # fmt: skip
+            start_s + seconds,
+            lower_bound_ns,
+            gap,
+        )
         search.run([self.number[k] for k in hint or () if k in self.number])
         chosen = None if search.best is None else tuple(self.kept[i] for i in search.best)
         return self._certify(problem, chosen, search, time.monotonic() - start_s)
@@ -167,14 +181,10 @@ class Solver:
         """
         forbidden = frozenset(self.number[k] for k in excluded if k in self.number)
         found = self.relaxer.solve([costs_ns[k] for k in self.kept], forbidden, seconds)
-        slack_ns = {
-            k: int(found.slack_ns[i]) for i, k in enumerate(self.kept) if i not in forbidden
-        }
+        slack_ns = {k: int(found.slack_ns[i]) for i, k in enumerate(self.kept) if i not in forbidden}
         return found.bound_ns, slack_ns
 
-    def _certify(
-        self, problem: Problem, chosen: tuple[int, ...] | None, search: _Search, seconds: float
-    ) -> Plan:
+    def _certify(self, problem: Problem, chosen: tuple[int, ...] | None, search: _Search, seconds: float) -> Plan:
         """Return the plan with its certificate, verified."""
         objective_ns, bound_ns = None, search.bound_ns
         status = Status.INFEASIBLE if search.is_infeasible else Status.UNKNOWN
@@ -184,13 +194,14 @@ class Solver:
             status = Status.OPTIMAL if bound_ns == objective_ns else Status.FEASIBLE
         kernels = chosen or ()
         certificate = Certificate(
-            status=status, objective_ns=objective_ns,
+            status=status,
+            objective_ns=objective_ns,
             bound_ns=bound_ns,
             kernels=len(problem.kernels),
             measured=sum(kernel.is_measured for kernel in problem.kernels),
             is_measured=chosen is not None and all(problem.kernels[k].is_measured for k in kernels),
             seconds=seconds,
-        )  # fmt: skip
+        )
         order = verify_plan(problem, Plan(kernels, certificate))
         return Plan(order, certificate)
 
@@ -213,9 +224,8 @@ class _Search:
     """One solve: the best plan and the bound so far."""
 
     def __init__(
-        self, owner: Solver, costs_ns: list[int], excluded: frozenset[int], deadline_s: float,
-        bound_ns: int, gap: float,
-    ) -> None:  # fmt: skip
+        self, owner: Solver, costs_ns: list[int], excluded: frozenset[int], deadline_s: float, bound_ns: int, gap: float
+    ) -> None:
         self.owner = owner
         self.problem = owner.reduced
         self.costs_ns = costs_ns
@@ -253,9 +263,7 @@ class _Search:
                     self.bound_ns = self.best_ns
                 return
             inside_ns = outside_ns if answer.is_infeasible else answer.bound_ns
-            self.bound_ns = max(
-                self.bound_ns, inside_ns if everything else min(inside_ns, outside_ns)
-            )
+            self.bound_ns = max(self.bound_ns, inside_ns if everything else min(inside_ns, outside_ns))
             if self._seconds_left() <= 0:
                 return
             size = _GROWTH * max(size, int(np.searchsorted(levels_ns, delta_ns, "right")))
@@ -282,10 +290,12 @@ class _Search:
         owned = [port for k in chosen for port in self.problem.kernels[k].owns]
         required = [q for q in self.problem.required if not self.problem.is_given(q)]
         if (
-            self.excluded.isdisjoint(chosen) and len(set(outputs)) == len(outputs)
-            and len(set(owned)) == len(owned) and set(required) <= set(outputs)
+            self.excluded.isdisjoint(chosen)
+            and len(set(outputs)) == len(outputs)
+            and len(set(owned)) == len(owned)
+            and set(required) <= set(outputs)
             and not ready_order(self.problem, chosen)[1]
-        ):  # fmt: skip
+        ):
             self.best, self.best_ns = chosen, cost_ns
 
     def _improve(self, alive: npt.NDArray[np.bool_]) -> None:
@@ -297,9 +307,7 @@ class _Search:
         alive[len(self.costs_ns) :] = True
         self._without_circles(alive, _IMPROVE_SHARE * self._seconds_left())
 
-    def _restricted(
-        self, relaxation: Relaxation, usable: npt.NDArray[np.bool_], delta_ns: int
-    ) -> tuple[_Answer, int]:
+    def _restricted(self, relaxation: Relaxation, usable: npt.NDArray[np.bool_], delta_ns: int) -> tuple[_Answer, int]:
         """Solve over the variables that add at most δ; return that δ, less if less proves all."""
         if self.best is not None:
             delta_ns = min(delta_ns, max(0, self.best_ns - relaxation.bound_ns))
@@ -332,11 +340,7 @@ class _Search:
         """Solve the program over some variables; the others are 0."""
         model, variables = _load(self.owner.program, alive, self.owner.relaxer.matrix)
         terms = [(k, cost) for k, cost in enumerate(self.costs_ns) if alive[k]]
-        model.minimize(
-            cp_model.LinearExpr.weighted_sum(
-                [variables[k] for k, _ in terms], [c for _, c in terms]
-            )
-        )
+        model.minimize(cp_model.LinearExpr.weighted_sum([variables[k] for k, _ in terms], [c for _, c in terms]))
         if self.best is not None:
             hinted = set(self.best)
             if all(alive[k] for k in hinted):
@@ -375,10 +379,7 @@ def _load(
         matrix: the program's first rows.
     """
     model = cp_model.CpModel()
-    variables = {
-        int(j): model.new_int_var(0, program.most[j], program.names[j])
-        for j in np.flatnonzero(alive)
-    }
+    variables = {int(j): model.new_int_var(0, program.most[j], program.names[j]) for j in np.flatnonzero(alive)}
     counts = np.zeros(len(program.rows), np.int64)
     counts[len(matrix.least) :] = 1
     np.add.at(counts, matrix.rows, alive[matrix.columns])

@@ -40,9 +40,12 @@ class Search:
     def as_record(self) -> dict[str, Any]:
         """Return it as plain data."""
         return {
-            "interface": self.key[1], "what": self.what, "began_s": self.began_s,
-            "recalled": self.is_recalled, "rounds": [asdict(entry) for entry in self.rounds],
-        }  # fmt: skip
+            "interface": self.key[1],
+            "what": self.what,
+            "began_s": self.began_s,
+            "recalled": self.is_recalled,
+            "rounds": [asdict(entry) for entry in self.rounds],
+        }
 
 
 @dataclass
@@ -76,9 +79,7 @@ class Story:
         if block not in self.counts:
             return
         self._bounds_ns[block] = {j: one.certificate.bound_ns for j, one in found.items()}
-        self._measured[block] = max(
-            [self._measured.get(block, 0), *(one.distinct_measured for one in found.values())]
-        )
+        self._measured[block] = max([self._measured.get(block, 0), *(one.distinct_measured for one in found.values())])
         self._tell()
 
     def heard(self, key: Key, entry: Round) -> None:
@@ -96,9 +97,8 @@ class Story:
         self._tell()
 
     def chose(
-        self, uses: Mapping[Key, int], found: Mapping[Key, Orchestration], objective_ns: int,
-        bound_ns: int,
-    ) -> None:  # fmt: skip
+        self, uses: Mapping[Key, int], found: Mapping[Key, Orchestration], objective_ns: int, bound_ns: int
+    ) -> None:
         """Tell a choice of interfaces: how often each is used, and what is proven of the whole."""
         self._chosen = uses
         self._costs_ns = {key: found[key].certificate.objective_ns or 0 for key in uses}
@@ -108,9 +108,7 @@ class Story:
                 self._bounds_ns[block][interface] = one.certificate.bound_ns
         self._tell()
 
-    def searched(
-        self, key: Key, what: str, began_s: float, found: Orchestration, *, is_recalled: bool
-    ) -> None:
+    def searched(self, key: Key, what: str, began_s: float, found: Orchestration, *, is_recalled: bool) -> None:
         """Tell that a block's search in one interface has ended."""
         kept = moving(found.rounds)
         self.searches.append(Search(key, what, began_s, is_recalled, kept))
@@ -121,15 +119,12 @@ class Story:
 
     def _tell(self) -> None:
         least_ns = sum(
-            self.counts[block] * min(bounds_ns.values(), default=0)
-            for block, bounds_ns in self._bounds_ns.items()
+            self.counts[block] * min(bounds_ns.values(), default=0) for block, bounds_ns in self._bounds_ns.items()
         )
         self._bound_ns = max(self._bound_ns, least_ns)
         if self._best_ns is not None:
             self._bound_ns = min(self._bound_ns, self._best_ns)
-        self.rounds.append(
-            Round(self._bound_ns, self._best_ns, sum(self._measured.values()), self.seconds)
-        )
+        self.rounds.append(Round(self._bound_ns, self._best_ns, sum(self._measured.values()), self.seconds))
 
 
 def moving(rounds: Sequence[Round]) -> tuple[Round, ...]:

@@ -25,9 +25,7 @@ from korch.errors import InvalidGraphError
 from korch.orchestrate.problem import Certificate, Kernel, Plan, Port, Problem, Status, Step
 
 _STEP = re.compile(r"p(\d+): %(\d+) =((?: %\d+)*)$")
-_KERNEL = re.compile(
-    r"k(\d+): ([p\d ]*) \| ?(.*?) ?-> (.*) \| (\d+) (bound|measured)(?: owns (.*))?$"
-)
+_KERNEL = re.compile(r"k(\d+): ([p\d ]*) \| ?(.*?) ?-> (.*) \| (\d+) (bound|measured)(?: owns (.*))?$")
 _PORT = re.compile(r"%(\d+):(\S+)$")
 _PLAN = re.compile(
     r"plan (\w+) objective=(\d+|none) bound=(\d+) kernels=(\d+) measured=(\d+) (bound|measured)"
@@ -86,9 +84,7 @@ def parse_problem(text: str) -> Problem:
             )
         else:
             raise _unreadable(line, number)
-    return Problem(
-        tuple(steps), tuple(kernels), tuple(required), frozenset(given), frozenset(constants)
-    )
+    return Problem(tuple(steps), tuple(kernels), tuple(required), frozenset(given), frozenset(constants))
 
 
 def format_plan(plan: Plan) -> str:
@@ -117,9 +113,11 @@ def parse_plan(text: str) -> Plan:
             certificate = Certificate(
                 status=Status(match[1]),
                 objective_ns=None if match[2] == "none" else int(match[2]),
-                bound_ns=int(match[3]), kernels=int(match[4]), measured=int(match[5]),
+                bound_ns=int(match[3]),
+                kernels=int(match[4]),
+                measured=int(match[5]),
                 is_measured=match[6] == "measured",
-            )  # fmt: skip
+            )
         elif certificate is not None and re.fullmatch(r"k\d+", line):
             kernels.append(int(line[1:]))
         else:

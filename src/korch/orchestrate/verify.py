@@ -187,8 +187,7 @@ def costs_add_up(problem: Problem, plan: Plan) -> None:
     total_ns = sum(problem.kernels[k].cost_ns for k in plan.kernels)
     if total_ns != plan.certificate.objective_ns:
         raise InvalidGraphError(
-            f"the plan's kernels cost {total_ns} ns, but its certificate says "
-            f"{plan.certificate.objective_ns} ns"
+            f"the plan's kernels cost {total_ns} ns, but its certificate says {plan.certificate.objective_ns} ns"
         )
     if plan.certificate.is_measured:
         for k in plan.kernels:
@@ -209,9 +208,7 @@ def running_order(problem: Problem, kernels: Sequence[int]) -> tuple[int, ...]:
     return order
 
 
-def ready_order(
-    problem: Problem, kernels: Sequence[int]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def ready_order(problem: Problem, kernels: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the kernels that can run, in order, and those that wait for each other for ever."""
     written: set[Port] = set()
     order: list[int] = []

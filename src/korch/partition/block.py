@@ -73,9 +73,8 @@ Rewrite = Callable[[PrimitiveGraph], tuple[PrimitiveGraph, SaturationReport]]
 
 
 def find_blocks(
-    graph: PrimitiveGraph, segments: Iterable[Segment], rewrite: Rewrite,
-    spill: Spill | None = None,
-) -> Partition:  # fmt: skip
+    graph: PrimitiveGraph, segments: Iterable[Segment], rewrite: Rewrite, spill: Spill | None = None
+) -> Partition:
     """Add alternatives to each segment and find out which are equal.
 
     Args:
@@ -92,9 +91,7 @@ def find_blocks(
         instances.append(Instance(segment, found))
         reports.append((report, segment.values))
         members.setdefault(form(found), []).append(number)
-    blocks = tuple(
-        Block(tuple(numbers), instances[numbers[0]].graph) for numbers in members.values()
-    )
+    blocks = tuple(Block(tuple(numbers), instances[numbers[0]].graph) for numbers in members.values())
     return Partition(graph, tuple(instances), blocks, merge_reports(reports))
 
 
@@ -106,11 +103,8 @@ def form(graph: PrimitiveGraph) -> tuple[Any, ...]:
     what it built differs. Equal constants of a graph are one value, so which weights are shared
     is part of the wiring.
     """
-    opaque = {
-        value for p in graph.primitives if p.row.category is Category.OPAQUE for value in p.inputs
-    }
+    opaque = {value for p in graph.primitives if p.row.category is Category.OPAQUE for value in p.inputs}
     constants = tuple(
-        (value, c.digest if c.is_uniform or value in opaque else "")
-        for value, c in sorted(graph.constants.items())
+        (value, c.digest if c.is_uniform or value in opaque else "") for value, c in sorted(graph.constants.items())
     )
     return (graph.types, graph.primitives, graph.inputs, graph.outputs, constants)

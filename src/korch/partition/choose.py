@@ -92,8 +92,7 @@ class _Search:
 
     def choose_for_unused(self) -> None:
         """Choose for values that nothing needs what costs least beyond the values in use."""
-        known = {v: 0 for v in (*sorted(self.graph.given), *self.chosen)
-                 if v in self.graph.given or self.needed[v]}  # fmt: skip
+        known = {v: 0 for v in (*sorted(self.graph.given), *self.chosen) if v in self.graph.given or self.needed[v]}
         waits = [len(reads) for reads in self.reads]
         queue = [(0, -1, v) for v in known]
         heapq.heapify(queue)
@@ -140,10 +139,10 @@ class _Search:
     def _without(self, value: int) -> bool:
         """Choose others for all that is computed with a value, if it can then be spared."""
         outputs = [
-            self.graph.primitives[p].output for p in self.graph.consumers[value]
-            if self.chosen.get(self.graph.primitives[p].output) == p
-            and self.needed[self.graph.primitives[p].output]
-        ]  # fmt: skip
+            self.graph.primitives[p].output
+            for p in self.graph.consumers[value]
+            if self.chosen.get(self.graph.primitives[p].output) == p and self.needed[self.graph.primitives[p].output]
+        ]
         if len(outputs) < 2 or any(len(self.graph.producers[v]) < 2 for v in outputs):
             return False
         done: list[tuple[int, int]] = []
@@ -215,9 +214,9 @@ class _Search:
             stack = [root] if self.needed[root] else []
             while stack:
                 p = self.chosen.get(stack[-1])
-                missing = () if p is None else [
-                    v for v in self.reads[p] if v in self.chosen and self.chosen[v] not in placed
-                ]  # fmt: skip
+                missing = (
+                    () if p is None else [v for v in self.reads[p] if v in self.chosen and self.chosen[v] not in placed]
+                )
                 if missing:
                     stack += reversed(missing)
                     continue

@@ -74,9 +74,7 @@ def constant_primitives(graph: PrimitiveGraph) -> frozenset[int]:
     return frozenset(found)
 
 
-def choose_cuts(
-    graph: PrimitiveGraph, limit: int, sizes: Sequence[float] | None = None
-) -> Cuts:  # fmt: skip
+def choose_cuts(graph: PrimitiveGraph, limit: int, sizes: Sequence[float] | None = None) -> Cuts:
     """Return the segments of a graph without alternatives.
 
     Args:
@@ -104,9 +102,7 @@ class _Line:
         self.upto = [0.0, *accumulate(sizes[p] for p in self.order)]
         place = {p: i for i, p in enumerate(self.order)}
         self.place_of_value = {graph.primitives[p].output: i for p, i in place.items()}
-        self.readers = [
-            [place[r] for r in graph.consumers[graph.primitives[p].output]] for p in self.order
-        ]
+        self.readers = [[place[r] for r in graph.consumers[graph.primitives[p].output]] for p in self.order]
         self.last = [max(found, default=-1) for found in self.readers]
         self.outputs = {value for _, value in graph.outputs}
         outputs = (graph.primitives[p].output for p in self.order)
@@ -182,10 +178,7 @@ class _Line:
             return int(LINEAR_SHARE * size_bytes) if is_near else 0
         inside = [r for r in self.readers[i] if r < end]
         is_shared = any(self._may_share(r, min(outside)) for r in inside)
-        stays = (
-            inside or len(fusable) < len(outside)
-            or self.graph.primitives[self.order[i]].output in self.outputs
-        )  # fmt: skip
+        stays = inside or len(fusable) < len(outside) or self.graph.primitives[self.order[i]].output in self.outputs
         return (0 if is_shared else 1 if stays else 2) * size_bytes + KERNEL_BYTES
 
     def crossing(self) -> list[float]:
@@ -210,10 +203,9 @@ class _Line:
         for i, p in enumerate(self.order):
             primitive = self.graph.primitives[p]
             inputs = tuple(
-                i - self.place_of_value.get(v, -1) if v in self.place_of_value or v in given
-                else self.graph.types[v]
+                i - self.place_of_value.get(v, -1) if v in self.place_of_value or v in given else self.graph.types[v]
                 for v in primitive.inputs
-            )  # fmt: skip
+            )
             own = (primitive.op, primitive.attributes, self.graph.types[primitive.output], inputs)
             found.append(numbers.setdefault(own, len(numbers)))
         return np.array(found, np.int64)
@@ -293,9 +285,8 @@ class _Cutter:
         """Return the ends of the cheapest segments of what is not repeated."""
         crossing = self.crossing
         places = [
-            end for end in range(low + 1, high)
-            if crossing[end] <= min(crossing[end - 1], crossing[end + 1]) < _FAR
-        ]  # fmt: skip
+            end for end in range(low + 1, high) if crossing[end] <= min(crossing[end - 1], crossing[end + 1]) < _FAR
+        ]
         found = self.cheapest([low, *places, high])
         return found or self.cheapest(range(low, high + 1))
 

@@ -42,9 +42,7 @@ class Joined:
         return replace(candidate, group=moved)
 
 
-def with_constants_of(
-    graph: PrimitiveGraph, plans: Iterable[Sequence[Candidate]]
-) -> PrimitiveGraph:
+def with_constants_of(graph: PrimitiveGraph, plans: Iterable[Sequence[Candidate]]) -> PrimitiveGraph:
     """Return a graph with those constants only that some plan reads, or that are outputs."""
     wanted = {value for steps in plans for step in steps for value in step.group.inputs}
     wanted |= {value for _, value in graph.outputs}
@@ -75,10 +73,10 @@ def held_values(partition: Partition, joined: Joined) -> tuple[frozenset[int], .
             values = joined.values[i]
             names = [values[value] for value in edge]
             held |= {
-                value for value in edge
-                if values[value] in ends or claims.get(values[value], set()) - {i}
-                or names.count(values[value]) > 1
-            }  # fmt: skip
+                value
+                for value in edge
+                if values[value] in ends or claims.get(values[value], set()) - {i} or names.count(values[value]) > 1
+            }
         found.append(frozenset(held))
     return tuple(found)
 
@@ -128,10 +126,7 @@ class _Joiner:
         before = dict(segment.graph.inputs)
         known = {value: self.of_model[segment.values[before[name]]] for name, value in graph.inputs}
         known |= {value: self.constant(c) for value, c in graph.constants.items()}
-        values = tuple(
-            known[value] if value in known else self.new(type_)
-            for value, type_ in enumerate(graph.types)
-        )
+        values = tuple(known[value] if value in known else self.new(type_) for value, type_ in enumerate(graph.types))
         before = dict(segment.graph.outputs)
         for name, value in graph.outputs:
             self.of_model[segment.values[before[name]]] = values[value]
@@ -145,12 +140,15 @@ class _Joiner:
 
     def finish(self) -> Joined:
         outputs: Sequence[tuple[str, int]] = [
-            (name, self.of_model[value] if value in self.of_model
-             else self.constant(self.source.constants[value]))
+            (name, self.of_model[value] if value in self.of_model else self.constant(self.source.constants[value]))
             for name, value in self.source.outputs
-        ]  # fmt: skip
+        ]
         graph = PrimitiveGraph(
-            types=tuple(self.types), primitives=tuple(self.primitives), inputs=self.inputs,
-            outputs=tuple(outputs), constants=self.constants, origins=tuple(self.origins),
-        )  # fmt: skip
+            types=tuple(self.types),
+            primitives=tuple(self.primitives),
+            inputs=self.inputs,
+            outputs=tuple(outputs),
+            constants=self.constants,
+            origins=tuple(self.origins),
+        )
         return Joined(graph, tuple(self.values), tuple(self.firsts))

@@ -37,9 +37,7 @@ def whole_segment(graph: PrimitiveGraph) -> Segment:
     return Segment(graph, tuple(range(len(graph.types))))
 
 
-def extract(
-    graph: PrimitiveGraph, primitives: Iterable[int], outputs: Sequence[int], price_bytes: int = 0
-) -> Segment:
+def extract(graph: PrimitiveGraph, primitives: Iterable[int], outputs: Sequence[int], price_bytes: int = 0) -> Segment:
     """Return the part of a graph that computes some values with some primitives.
 
     Args:
@@ -121,9 +119,7 @@ class _Body:
             if p is not None:
                 primitive = self.source.primitives[p]
                 read = tuple(self.number[v] for v in primitive.inputs)
-                self.primitives.append(
-                    Primitive(primitive.op, read, primitive.attributes, self.number[value])
-                )
+                self.primitives.append(Primitive(primitive.op, read, primitive.attributes, self.number[value]))
                 self.origins.append(self.source.origins[p] if self.source.origins else "")
             elif value not in self.source.constants:
                 self.inputs.append(value)
@@ -131,13 +127,13 @@ class _Body:
     def graph(self, outputs: Sequence[int]) -> PrimitiveGraph:
         types: list[ValueType] = [self.source.types[v] for v in self.number]
         constants: dict[int, Constant] = {
-            n: self.source.constants[v]
-            for v, n in self.number.items()
-            if v in self.source.constants
+            n: self.source.constants[v] for v, n in self.number.items() if v in self.source.constants
         }
         return PrimitiveGraph(
-            types=tuple(types), primitives=tuple(self.primitives),
+            types=tuple(types),
+            primitives=tuple(self.primitives),
             inputs=tuple((f"i{i}", self.number[v]) for i, v in enumerate(self.inputs)),
             outputs=tuple((f"o{i}", self.number[v]) for i, v in enumerate(outputs)),
-            constants=constants, origins=tuple(self.origins),
-        )  # fmt: skip
+            constants=constants,
+            origins=tuple(self.origins),
+        )

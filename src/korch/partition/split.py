@@ -45,15 +45,13 @@ def split_segments(graph: PrimitiveGraph, limit: int) -> tuple[Segment, ...]:
     model_outputs = {value for _, value in graph.outputs}
     regions = Regions(graph, chosen)
     segments = []
-    for number, (primitives, price) in enumerate(
-        zip(cuts.segments, cuts.prices_bytes, strict=True)
-    ):
+    for number, (primitives, price) in enumerate(zip(cuts.segments, cuts.prices_bytes, strict=True)):
         own = set(primitives)
         outputs = [
-            value for p in primitives
-            if (value := chosen.primitives[p].output) in model_outputs
-            or not own.issuperset(chosen.consumers[value])
-        ]  # fmt: skip
+            value
+            for p in primitives
+            if (value := chosen.primitives[p].output) in model_outputs or not own.issuperset(chosen.consumers[value])
+        ]
         if number == len(cuts.segments) - 1:
             outputs += sorted(model_outputs & written)
         segments.append(regions.widened(extract(chosen, own | constant, outputs, price)))
@@ -114,9 +112,8 @@ class Regions:
         self._follow(values, self.known, self.all_waits, lambda v: v not in self.chosen)
 
     def _follow(
-        self, values: Sequence[int], known: set[int], waits: dict[int, int],
-        may_know: Callable[[int], bool],
-    ) -> None:  # fmt: skip
+        self, values: Sequence[int], known: set[int], waits: dict[int, int], may_know: Callable[[int], bool]
+    ) -> None:
         """Add values to the known ones, and what can be computed with them.
 
         Args:
@@ -156,34 +153,33 @@ class Regions:
 def _widened(graph: PrimitiveGraph, segment: Segment, primitives: Iterable[int]) -> Segment:
     """Return a segment with further primitives of the graph that it is a part of."""
     part, number = segment.graph, {v: n for n, v in enumerate(segment.values)}
-    own = {(p.op, tuple(segment.values[v] for v in p.inputs), p.attributes)
-           for p in part.primitives}  # fmt: skip
-    waiting = [
-        p for p in primitives
-        if (q := graph.primitives[p]) and (q.op, q.inputs, q.attributes) not in own
-    ]  # fmt: skip
+    own = {(p.op, tuple(segment.values[v] for v in p.inputs), p.attributes) for p in part.primitives}
+    waiting = [p for p in primitives if (q := graph.primitives[p]) and (q.op, q.inputs, q.attributes) not in own]
     if not waiting:
         return segment
     added, origins = [], list(part.origins or [""] * len(part.primitives))
-    while ready := {
-        p for p in waiting
-        if all(v in number or v in graph.constants for v in graph.primitives[p].inputs)
-    }:  # fmt: skip
+    while ready := {p for p in waiting if all(v in number or v in graph.constants for v in graph.primitives[p].inputs)}:
         for p in sorted(ready, key=lambda p: _rank(graph, p, number)):
             primitive = graph.primitives[p]
             for value in (*primitive.inputs, primitive.output):
                 number.setdefault(value, len(number))
             added.append(
-                Primitive(primitive.op, tuple(number[v] for v in primitive.inputs),
-                          primitive.attributes, number[primitive.output])
-            )  # fmt: skip
+                Primitive(
+                    primitive.op,
+                    tuple(number[v] for v in primitive.inputs),
+                    primitive.attributes,
+                    number[primitive.output],
+                )
+            )
             origins.append(graph.origins[p] if graph.origins else "")
         waiting = [p for p in waiting if p not in ready]
     found = replace(
-        part, types=tuple(graph.types[v] for v in number),
-        primitives=(*part.primitives, *added), origins=tuple(origins),
+        part,
+        types=tuple(graph.types[v] for v in number),
+        primitives=(*part.primitives, *added),
+        origins=tuple(origins),
         constants={n: graph.constants[v] for v, n in number.items() if v in graph.constants},
-    )  # fmt: skip
+    )
     return replace(segment, graph=found, values=tuple(number))
 
 
@@ -198,5 +194,10 @@ def _rank(graph: PrimitiveGraph, p: int, number: Mapping[int, int]) -> tuple[obj
         digest = constant.digest if constant.is_uniform else ""
         return len(graph.types), f"{constant.type} {digest}"
 
-    return (primitive.op, [name(v) for v in primitive.inputs],
-            format_attributes(primitive.attributes), name(primitive.output), p)  # fmt: skip
+    return (
+        primitive.op,
+        [name(v) for v in primitive.inputs],
+        format_attributes(primitive.attributes),
+        name(primitive.output),
+        p,
+    )

@@ -33,21 +33,55 @@ OPSET = 20
 IR_VERSION = 10
 
 _SAME = {
-    "neg": "Neg", "abs": "Abs", "sign": "Sign", "reciprocal": "Reciprocal", "sqrt": "Sqrt",
-    "exp": "Exp", "log": "Log", "erf": "Erf", "tanh": "Tanh", "sigmoid": "Sigmoid", "sin": "Sin",
-    "cos": "Cos", "tan": "Tan", "asin": "Asin", "acos": "Acos", "atan": "Atan", "sinh": "Sinh",
-    "cosh": "Cosh", "asinh": "Asinh", "acosh": "Acosh", "atanh": "Atanh", "floor": "Floor",
-    "ceil": "Ceil", "round": "Round", "not": "Not", "bitwise_not": "BitwiseNot", "add": "Add",
-    "sub": "Sub", "mul": "Mul", "div": "Div", "pow": "Pow", "max": "Max", "min": "Min",
-    "and": "And", "or": "Or", "xor": "Xor", "bitwise_and": "BitwiseAnd",
-    "bitwise_or": "BitwiseOr", "bitwise_xor": "BitwiseXor", "equal": "Equal", "less": "Less",
-    "less_equal": "LessOrEqual", "isnan": "IsNaN", "isinf": "IsInf", "where": "Where",
+    "neg": "Neg",
+    "abs": "Abs",
+    "sign": "Sign",
+    "reciprocal": "Reciprocal",
+    "sqrt": "Sqrt",
+    "exp": "Exp",
+    "log": "Log",
+    "erf": "Erf",
+    "tanh": "Tanh",
+    "sigmoid": "Sigmoid",
+    "sin": "Sin",
+    "cos": "Cos",
+    "tan": "Tan",
+    "asin": "Asin",
+    "acos": "Acos",
+    "atan": "Atan",
+    "sinh": "Sinh",
+    "cosh": "Cosh",
+    "asinh": "Asinh",
+    "acosh": "Acosh",
+    "atanh": "Atanh",
+    "floor": "Floor",
+    "ceil": "Ceil",
+    "round": "Round",
+    "not": "Not",
+    "bitwise_not": "BitwiseNot",
+    "add": "Add",
+    "sub": "Sub",
+    "mul": "Mul",
+    "div": "Div",
+    "pow": "Pow",
+    "max": "Max",
+    "min": "Min",
+    "and": "And",
+    "or": "Or",
+    "xor": "Xor",
+    "bitwise_and": "BitwiseAnd",
+    "bitwise_or": "BitwiseOr",
+    "bitwise_xor": "BitwiseXor",
+    "equal": "Equal",
+    "less": "Less",
+    "less_equal": "LessOrEqual",
+    "isnan": "IsNaN",
+    "isinf": "IsInf",
+    "where": "Where",
     "matmul": "MatMul",
-}  # fmt: skip
-_REDUCE = {"reduce_sum": "ReduceSum", "reduce_prod": "ReduceProd", "reduce_max": "ReduceMax",
-           "reduce_min": "ReduceMin"}  # fmt: skip
-_POOL = {"pool_sum": ("Add", 0.0), "pool_prod": ("Mul", 1.0), "pool_max": ("Max", -np.inf),
-         "pool_min": ("Min", np.inf)}  # fmt: skip
+}
+_REDUCE = {"reduce_sum": "ReduceSum", "reduce_prod": "ReduceProd", "reduce_max": "ReduceMax", "reduce_min": "ReduceMin"}
+_POOL = {"pool_sum": ("Add", 0.0), "pool_prod": ("Mul", 1.0), "pool_max": ("Max", -np.inf), "pool_min": ("Min", np.inf)}
 
 
 class OnnxNodes:
@@ -134,12 +168,17 @@ class OnnxNodes:
             case TakeAttributes(axis, indices):
                 return self.add("Gather", [inputs[0], self.integers(indices)], axis=axis)
             case ConvAttributes(strides, begin, end, dilations, groups):
-                return self.add("Conv", inputs, strides=strides, pads=[*begin, *end],
-                                dilations=dilations, group=groups)  # fmt: skip
+                return self.add("Conv", inputs, strides=strides, pads=[*begin, *end], dilations=dilations, group=groups)
             case ConvTransposeAttributes(strides, begin, end, dilations, extra, groups):
-                return self.add("ConvTranspose", inputs, strides=strides, pads=[*begin, *end],
-                                dilations=dilations, output_padding=extra, group=groups
-                                )  # fmt: skip
+                return self.add(
+                    "ConvTranspose",
+                    inputs,
+                    strides=strides,
+                    pads=[*begin, *end],
+                    dilations=dilations,
+                    output_padding=extra,
+                    group=groups,
+                )
             case PoolAttributes() if p.op in _POOL:
                 return self.pool(p, inputs[0], types[0])
             case WinogradAttributes():
@@ -148,8 +187,7 @@ class OnnxNodes:
                 return self.opaque(p.attributes, inputs)
         raise UnsupportedError(f"{p.op} has no form in ONNX here", where=self.where)
 
-    def slice(self, name: str, start: Sequence[int], size: Sequence[int], step: Sequence[int]
-              ) -> str:  # fmt: skip
+    def slice(self, name: str, start: Sequence[int], size: Sequence[int], step: Sequence[int]) -> str:
         """Add a slice of all axes."""
         ends = [s + n * k for s, n, k in zip(start, size, step, strict=True)]
         ends = [e if e >= 0 else np.iinfo(np.int64).min for e in ends]  # past the first element
@@ -227,7 +265,5 @@ def onnx_tensor(name: str, array: Array, dtype: DType) -> onnx.TensorProto:
     dense = np.ascontiguousarray(array, dtype.numpy)
     if dense.dtype == ml_dtypes.bfloat16:
         dense = dense.view(np.uint16)
-    made: onnx.TensorProto = helper.make_tensor(
-        name, onnx_type(dtype), np.shape(array), dense.tobytes(), raw=True
-    )
+    made: onnx.TensorProto = helper.make_tensor(name, onnx_type(dtype), np.shape(array), dense.tobytes(), raw=True)
     return made

@@ -40,9 +40,7 @@ def types_agree(graph: PrimitiveGraph) -> None:
             _fail(graph, p, f"it computes {found}, its value is {expected}")
     for value, constant in graph.constants.items():
         if constant.type != graph.types[value]:
-            raise InvalidGraphError(
-                f"constant %{value} holds {constant.type}, its value is {graph.types[value]}"
-            )
+            raise InvalidGraphError(f"constant %{value} holds {constant.type}, its value is {graph.types[value]}")
 
 
 def no_equal_primitives(graph: PrimitiveGraph) -> None:
@@ -60,13 +58,7 @@ def outputs_computable(graph: PrimitiveGraph) -> None:
     first_alternatives(graph)
 
 
-CHECKS = (
-    no_unbound_value,
-    given_values_have_no_producer,
-    types_agree,
-    no_equal_primitives,
-    outputs_computable,
-)
+CHECKS = (no_unbound_value, given_values_have_no_producer, types_agree, no_equal_primitives, outputs_computable)
 
 
 def check_graph(graph: PrimitiveGraph) -> None:
@@ -83,6 +75,4 @@ def _fail(graph: PrimitiveGraph, p: int, text: str) -> None:
     primitive = graph.primitives[p]
     line = f"%{primitive.output} = {format_primitive(primitive)}"
     origin = graph.origins[p] if graph.origins else ""
-    raise InvalidGraphError(
-        text, where=f"primitive {p} `{line}`" + (f" from {origin}" * bool(origin))
-    )
+    raise InvalidGraphError(text, where=f"primitive {p} `{line}`" + (f" from {origin}" * bool(origin)))

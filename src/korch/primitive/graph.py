@@ -19,14 +19,7 @@ from typing import Any
 import numpy as np
 
 from korch.errors import InvalidGraphError
-from korch.primitive.op import (
-    Array,
-    Attributes,
-    Category,
-    Op,
-    TypeMismatchError,
-    require_arity,
-)
+from korch.primitive.op import Array, Attributes, Category, Op, TypeMismatchError, require_arity
 from korch.primitive.ops import OPS
 from korch.primitive.types import DType, ValueType
 
@@ -222,14 +215,7 @@ class GraphBuilder:
         """Declare a value to be a model output."""
         self._outputs[name] = value
 
-    def add(
-        self,
-        op: str,
-        inputs: Sequence[int],
-        attributes: Attributes | None = None,
-        *,
-        origin: str = "",
-    ) -> int:
+    def add(self, op: str, inputs: Sequence[int], attributes: Attributes | None = None, *, origin: str = "") -> int:
         """Add a primitive and return its value; an equal primitive's value if there is one.
 
         A primitive of constants is computed at once, unless it is opaque, or a broadcast that
@@ -265,9 +251,7 @@ class GraphBuilder:
         if a == b:
             return a
         if self._types[a] != self._types[b]:
-            raise InvalidGraphError(
-                f"values %{a}: {self._types[a]} and %{b}: {self._types[b]} can't be equal"
-            )
+            raise InvalidGraphError(f"values %{a}: {self._types[a]} and %{b}: {self._types[b]} can't be equal")
         keep, drop = (b, a) if self._is_given(b) and not self._is_given(a) else sorted((a, b))
         self._parent[drop] = keep
         return keep
@@ -321,10 +305,10 @@ class GraphBuilder:
         order = [v for v in range(len(self._types)) if v in live]
         number = {value: i for i, value in enumerate(order)}
         kept = [
-            (Primitive(p.op, tuple(number[v] for v in p.inputs), p.attributes, number[p.output]),
-             origin)
-            for value in order for p, origin in produced.get(value, ())
-        ]  # fmt: skip
+            (Primitive(p.op, tuple(number[v] for v in p.inputs), p.attributes, number[p.output]), origin)
+            for value in order
+            for p, origin in produced.get(value, ())
+        ]
         return PrimitiveGraph(
             types=tuple(self._types[value] for value in order),
             primitives=tuple(p for p, _ in kept),
@@ -358,8 +342,7 @@ class GraphBuilder:
             return constant.is_uniform or constant.array.size >= type_.size
         return op != "opaque"
 
-    def _fold(self, row: Op, inputs: Sequence[int], attributes: Attributes, type_: ValueType
-              ) -> Array:  # fmt: skip
+    def _fold(self, row: Op, inputs: Sequence[int], attributes: Attributes, type_: ValueType) -> Array:
         arrays = [self._constants[value].array for value in inputs]
         if all(self._constants[value].is_uniform for value in inputs):
             if row.category is Category.BROADCAST:

@@ -49,9 +49,12 @@ class _Conversion:
         for p, primitive in enumerate(graph.primitives):
             self._convert(primitive, graph.origins[p] if graph.origins else "")
         return replace(
-            graph, types=tuple(self.types), primitives=tuple(self.primitives),
-            constants=self.constants, origins=tuple(self.origins),
-        )  # fmt: skip
+            graph,
+            types=tuple(self.types),
+            primitives=tuple(self.primitives),
+            constants=self.constants,
+            origins=tuple(self.origins),
+        )
 
     def _narrow(self) -> set[int]:
         """Return the float32 values that some linear primitive gives, or reads through moves."""
@@ -82,18 +85,20 @@ class _Conversion:
         else:
             computed = given
         inputs = tuple(
-            self._cast(value, computed if category in (Category.LINEAR, *MOVES) else DType.F32,
-                       origin)
-            if self.graph.types[value].dtype is DType.F32 else value
+            self._cast(value, computed if category in (Category.LINEAR, *MOVES) else DType.F32, origin)
+            if self.graph.types[value].dtype is DType.F32
+            else value
             for value in primitive.inputs
-        )  # fmt: skip
+        )
         output = primitive.output
         if computed is not self.types[output].dtype:
             output = self._value(ValueType(self.types[output].shape, computed))
             self._add(
-                Primitive("cast", (output,), CastAttributes(self.types[primitive.output].dtype
-                                                            .value), primitive.output), origin
-            )  # fmt: skip
+                Primitive(
+                    "cast", (output,), CastAttributes(self.types[primitive.output].dtype.value), primitive.output
+                ),
+                origin,
+            )
         self._add(replace(primitive, inputs=inputs, output=output), origin)
 
     def _cast(self, value: int, dtype: DType, origin: str) -> int:

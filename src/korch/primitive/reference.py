@@ -21,15 +21,33 @@ NOISE = 4
 """Random roundings err by so many units of the type: what a rounding seldom decides, as which of
 two quantized numbers is nearer, then shows in a few runs."""
 
-EXACT = frozenset({"neg", "abs", "sign", "floor", "ceil", "round", "max", "min", "where", "cast",
-                   "reduce_max", "reduce_min", "pool_max"})  # fmt: skip
+EXACT = frozenset(
+    {
+        "neg",
+        "abs",
+        "sign",
+        "floor",
+        "ceil",
+        "round",
+        "max",
+        "min",
+        "where",
+        "cast",
+        "reduce_max",
+        "reduce_min",
+        "pool_max",
+    }
+)
 """Operations that compute, but never round."""
 
 
 def run(
-    graph: PrimitiveGraph, inputs: Mapping[str, Array], *, exact: bool = True,
+    graph: PrimitiveGraph,
+    inputs: Mapping[str, Array],
+    *,
+    exact: bool = True,
     roundings: np.random.Generator | None = None,
-) -> dict[str, Array]:  # fmt: skip
+) -> dict[str, Array]:
     """Compute the model's outputs.
 
     Args:
@@ -63,9 +81,7 @@ def run(
     return {name: values[value] for name, value in graph.outputs}
 
 
-def compute_values(
-    graph: PrimitiveGraph, inputs: Mapping[str, Array], *, exact: bool = True
-) -> dict[int, Array]:
+def compute_values(graph: PrimitiveGraph, inputs: Mapping[str, Array], *, exact: bool = True) -> dict[int, Array]:
     """Compute every value that the outputs need, by the first alternative that can be."""
     values = _given(graph, inputs, exact, graph.constants)
     for primitive in first_alternatives(graph):
@@ -73,9 +89,7 @@ def compute_values(
     return values
 
 
-def apply(
-    graph: PrimitiveGraph, primitive: Primitive, values: Mapping[int, Array], *, exact: bool
-) -> Array:
+def apply(graph: PrimitiveGraph, primitive: Primitive, values: Mapping[int, Array], *, exact: bool) -> Array:
     """Compute one primitive from the values of its inputs."""
     result = primitive.row.reference([values[v] for v in primitive.inputs], primitive.attributes)
     type_ = graph.types[primitive.output]
@@ -88,9 +102,8 @@ def apply(
 
 
 def _apply_rounded(
-    graph: PrimitiveGraph, primitive: Primitive, values: Mapping[int, Array],
-    rng: np.random.Generator,
-) -> Array:  # fmt: skip
+    graph: PrimitiveGraph, primitive: Primitive, values: Mapping[int, Array], rng: np.random.Generator
+) -> Array:
     """Compute one primitive in its own types, with random errors as large as roundings are.
 
     The error of a sum of n terms grows as the root of n times that of a term.
@@ -153,19 +166,14 @@ def first_alternatives(graph: PrimitiveGraph) -> list[Primitive]:
     return [primitive for primitive in order if primitive.output in needed]
 
 
-def _given(
-    graph: PrimitiveGraph, inputs: Mapping[str, Array], exact: bool, wanted: Iterable[int]
-) -> dict[int, Array]:
+def _given(graph: PrimitiveGraph, inputs: Mapping[str, Array], exact: bool, wanted: Iterable[int]) -> dict[int, Array]:
     """Return the inputs, and those of the wanted values that are constants."""
     values: dict[int, Array] = {}
     for name, value in graph.inputs:
         if name not in inputs:
             raise InputError(f"input {name!r} is missing")
         if tuple(inputs[name].shape) != graph.types[value].shape:
-            raise InputError(
-                f"input {name!r} has shape {tuple(inputs[name].shape)}",
-                expected=str(graph.types[value]),
-            )
+            raise InputError(f"input {name!r} has shape {tuple(inputs[name].shape)}", expected=str(graph.types[value]))
         values[value] = _widen(inputs[name], graph.types[value].dtype, exact)
     for value in wanted:
         if value in graph.constants:

@@ -140,17 +140,17 @@ class _Parser:
                 try:
                     self._line(line)
                 except (ValueError, KeyError, TypeError, SyntaxError) as error:
-                    raise InvalidGraphError(
-                        f"can't read {line.strip()!r}: {error}", where=f"line {number}"
-                    ) from error
+                    raise InvalidGraphError(f"can't read {line.strip()!r}: {error}", where=f"line {number}") from error
         if sorted(self.types) != list(range(len(self.types))):
             raise InvalidGraphError("the values are not numbered 0, 1, 2, ...")
         return PrimitiveGraph(
             types=tuple(self.types[v] for v in range(len(self.types))),
             primitives=tuple(self.primitives),
             inputs=tuple((name, value) for name, value, _ in inputs),
-            outputs=tuple(outputs), constants=self.constants, origins=tuple(self.origins),
-        )  # fmt: skip
+            outputs=tuple(outputs),
+            constants=self.constants,
+            origins=tuple(self.origins),
+        )
 
     def _line(self, line: str) -> None:
         content, _, origin = line.partition("   # ")
@@ -189,9 +189,7 @@ class _Parser:
         elements = ast.literal_eval(content)
         items = elements if isinstance(elements, list) else [elements]
         dtype = type_.dtype
-        wide = (
-            np.array([float(x) for x in items]) if dtype.is_float else np.array(items, dtype.numpy)
-        )
+        wide = np.array([float(x) for x in items]) if dtype.is_float else np.array(items, dtype.numpy)
         filled = np.empty(type_.shape, dtype.numpy)
         filled.reshape(-1)[:] = wide.astype(dtype.numpy)
         return Constant.of(filled)

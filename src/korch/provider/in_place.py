@@ -43,10 +43,7 @@ class InPlaceProvider:
         types, axis = group.input_types, attributes.axis
         for layout in layout_choices(group.output_types[0], target.lanes):
             own = tuple(layout.normalized(type_.shape) for type_ in types)
-            if not all(
-                found in layout_choices(type_, target.lanes)
-                for found, type_ in zip(own, types, strict=True)
-            ):
+            if not all(found in layout_choices(type_, target.lanes) for found, type_ in zip(own, types, strict=True)):
                 continue
             sizes = [found.size_bytes(t) for found, t in zip(own, types, strict=True)]
             # Kernels may count on 64 bytes, and vectors that cross cache lines are slow.

@@ -29,9 +29,7 @@ def keeps_some(group: Group) -> bool:
     return False
 
 
-def offered_layouts(
-    group: Group, lanes: int
-) -> Iterator[tuple[tuple[Layout, ...], tuple[Layout, ...]]]:
+def offered_layouts(group: Group, lanes: int) -> Iterator[tuple[tuple[Layout, ...], tuple[Layout, ...]]]:
     """Yield the layouts of inputs and outputs in which a group is offered."""
     inputs, outputs = group.input_types, group.output_types
     variable = [t for i, t in enumerate(inputs) if i not in group.constant_inputs]
@@ -45,8 +43,7 @@ def offered_layouts(
                 continue
             yield (
                 tuple(
-                    _realize(t, "plain" if i in group.constant_inputs else source, lanes)
-                    for i, t in enumerate(inputs)
+                    _realize(t, "plain" if i in group.constant_inputs else source, lanes) for i, t in enumerate(inputs)
                 ),
                 tuple(_realize(t, sink, lanes) for t in outputs),
             )

@@ -148,8 +148,7 @@ def _print_source(group: Group, nodes: Sequence[Primitive], model: bytes) -> str
         for name, (_, type_) in tensors.items()
     )
     rows = "".join(
-        f'  {{"{name}", {buffer}, {onnx_type(type_.dtype)}, {type_.size_bytes}, NAME_{name}, '
-        f"{type_.rank}}},\n"
+        f'  {{"{name}", {buffer}, {onnx_type(type_.dtype)}, {type_.size_bytes}, NAME_{name}, {type_.rank}}},\n'
         for name, (buffer, type_) in tensors.items()
     )
     return f"""{comment}#include "korch_onnxruntime.h"

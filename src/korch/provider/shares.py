@@ -108,9 +108,8 @@ class SharesProvider:
         return Refusal("what runs side by side is made of a plan's kernels")
 
     def propose(
-        self, graph: PrimitiveGraph, lanes: Sequence[Sequence[Candidate]], target: Target,
-        threads: Sequence[int] = (),
-    ) -> Candidate | Refusal:  # fmt: skip
+        self, graph: PrimitiveGraph, lanes: Sequence[Sequence[Candidate]], target: Target, threads: Sequence[int] = ()
+    ) -> Candidate | Refusal:
         """Return the candidate that runs some kernels side by side.
 
         Args:
@@ -130,20 +129,19 @@ class SharesProvider:
         layouts: dict[int, Layout] = {}
         outputs: list[Layout] = []
         for candidate, share in zip(chosen, shares, strict=True):
-            alike = self._alike(
-                candidate.provider, candidate.group, candidate.offer, replace(target, threads=share)
-            )
+            alike = self._alike(candidate.provider, candidate.group, candidate.offer, replace(target, threads=share))
             if isinstance(alike, Refusal):
                 return alike
             for value, layout in zip(candidate.group.inputs, alike.inputs, strict=True):
                 if layouts.setdefault(value, layout) != layout:
                     return Refusal("two parts read a value in different layouts")
             outputs += alike.outputs
-        text = lanes_text(tuple(
-            Lane(
-                tuple(Part(c.provider, c.offer.variant, len(c.group.outputs)) for c in lane), count
-            ) for count, lane in zip(threads, lanes, strict=True)
-        ))  # fmt: skip
+        text = lanes_text(
+            tuple(
+                Lane(tuple(Part(c.provider, c.offer.variant, len(c.group.outputs)) for c in lane), count)
+                for count, lane in zip(threads, lanes, strict=True)
+            )
+        )
         if isinstance(refusal := parse_lanes(text), Refusal):
             return refusal
         work_flop = sum(max(c.linear_flop, c.offer.work_flop) for c in chosen)
@@ -202,10 +200,10 @@ class SharesProvider:
             return [x for i, x in enumerate(offer.inputs) if i not in group.constant_inputs]
 
         same = [
-            offer for offer in offers
-            if offer.variant == wanted.variant and offer.outputs == wanted.outputs
-            and varying(offer) == varying(wanted)
-        ]  # fmt: skip
+            offer
+            for offer in offers
+            if offer.variant == wanted.variant and offer.outputs == wanted.outputs and varying(offer) == varying(wanted)
+        ]
         exact = [offer for offer in same if offer.inputs == wanted.inputs]
         found = (*exact, *same)
         threads = "one thread" if few.threads == 1 else f"{few.threads} threads"
@@ -213,9 +211,8 @@ class SharesProvider:
 
 
 def _print(
-    group: Group, groups: Sequence[Group], kernels: Sequence[Kernel], lanes: Lanes, threads: int,
-    comment: str,
-) -> Kernel:  # fmt: skip
+    group: Group, groups: Sequence[Group], kernels: Sequence[Kernel], lanes: Lanes, threads: int, comment: str
+) -> Kernel:
     """Return the kernel that runs kernels in lanes, in a region of some threads."""
     names: dict[str, str] = {}
     for kernel in kernels:
@@ -244,9 +241,7 @@ def _print(
     return named_kernel(text, has_state=has_state, workspace_bytes=offset, libraries=libraries)
 
 
-def _tables(
-    parts: Sequence[str], slots: Sequence[str], lanes: Lanes, threads: int, has_state: bool
-) -> Iterator[str]:
+def _tables(parts: Sequence[str], slots: Sequence[str], lanes: Lanes, threads: int, has_state: bool) -> Iterator[str]:
     is_alone = len(lanes) == lanes[0].threads == 1
     yield f'#include "korch_{"shares" if is_alone else "teams"}.h"\n'
     yield f"static const korch_shares::Part NAME_parts[] = {{{', '.join(parts)}}};"
@@ -266,7 +261,4 @@ def _tables(
             'extern "C" void NAME_destroy(void* state) {\n'
             "  korch_shares::destroy(NAME_parts, state);\n}"
         )
-    yield (
-        '\nextern "C" int NAME_run(void* state, void* const* buffers) {\n'
-        f"  return korch_shares::{call};\n}}\n"
-    )
+    yield (f'\nextern "C" int NAME_run(void* state, void* const* buffers) {{\n  return korch_shares::{call};\n}}\n')

@@ -40,10 +40,11 @@ class TorchProvider:
         if "convolution" not in found or rank != 4:
             return (plain,)
         last = Offer(
-            tuple(channels_last(4).normalized(t.shape) if t.rank == 4 else Layout.plain(t.rank)
-                  for t in group.input_types),
+            tuple(
+                channels_last(4).normalized(t.shape) if t.rank == 4 else Layout.plain(t.rank) for t in group.input_types
+            ),
             (channels_last(4).normalized(group.output_types[0].shape),),
-        )  # fmt: skip
+        )
         return tuple(dict.fromkeys((plain, last)))
 
     def build(self, group: Group, offer: Offer, target: CudaTarget) -> CudaKernel | Refusal:
@@ -131,9 +132,7 @@ def _moved(primitive: Primitive, name: str) -> str:
         case ReshapeAttributes(shape):
             return f"{name}.reshape({list(shape)})"
         case SliceAttributes(start, size, step):
-            parts = ", ".join(
-                f"{s}:{s + (n - 1) * k + 1}:{k}" for s, n, k in zip(start, size, step, strict=True)
-            )
+            parts = ", ".join(f"{s}:{s + (n - 1) * k + 1}:{k}" for s, n, k in zip(start, size, step, strict=True))
             return f"{name}[{parts}]"
     raise AssertionError(f"{primitive.op} is no move")
 

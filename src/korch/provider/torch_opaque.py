@@ -92,12 +92,10 @@ def _node(group: Group, operator: OpaqueAttributes) -> Node:
     names = {value: name for name, value in body.inputs}
     given = iter(first.inputs)
     values = {name: next(given) for name in dict.fromkeys(proto.input) if name}
-    known = {i: values[name] for i, name in enumerate(proto.input) if values.get(name) in
-             body.constants}  # fmt: skip
+    known = {i: values[name] for i, name in enumerate(proto.input) if values.get(name) in body.constants}
     return Node(
         inputs=tuple(
-            (f"c{i}" if i in known else names[values[name]]) if name else ""
-            for i, name in enumerate(proto.input)
+            (f"c{i}" if i in known else names[values[name]]) if name else "" for i, name in enumerate(proto.input)
         ),
         types=tuple(body.types[values[name]] if name else None for name in proto.input),
         outputs=tuple(ValueType.parse(text) if text else None for text in operator.outputs),
@@ -120,8 +118,4 @@ def _known(name: str, constant: Constant, beside: str) -> list[str]:
     else:
         data = np.ascontiguousarray(constant.array).tobytes().hex()
         made = f"torch.frombuffer(bytearray.fromhex({data!r}), dtype={kind}).reshape({shape})"
-    return [
-        f"if {name!r} not in kept:",
-        f"    kept[{name!r}] = {made}.to({beside}.device)",
-        f"{name} = kept[{name!r}]",
-    ]
+    return [f"if {name!r} not in kept:", f"    kept[{name!r}] = {made}.to({beside}.device)", f"{name} = kept[{name!r}]"]

@@ -25,9 +25,14 @@ Tell = Callable[[str, str], None]
 
 
 def bench(
-    subject: Path, against: Sequence[str], model: Path | None, rounds: int, options: Options,
-    shapes: Mapping[str, Sequence[int]], tell: Tell | None = None,
-) -> Comparison:  # fmt: skip
+    subject: Path,
+    against: Sequence[str],
+    model: Path | None,
+    rounds: int,
+    options: Options,
+    shapes: Mapping[str, Sequence[int]],
+    tell: Tell | None = None,
+) -> Comparison:
     """Compare Korch with other engines. One that can't run the model is left out.
 
     Args:
@@ -46,8 +51,7 @@ def bench(
     """
     say = tell or (lambda stage, text: None)
     if rounds < 1:
-        raise OptionError(f"the value {rounds} is too small", where="option --rounds",
-                          expected="at least 1")  # fmt: skip
+        raise OptionError(f"the value {rounds} is too small", where="option --rounds", expected="at least 1")
     for name in against:
         require(get_peer(name))
     with scratch_folder() as folder:
@@ -73,15 +77,17 @@ def bench(
         notes = tuple(quality(executable.report))
         del executable  # its weights and threads are not part of the comparison
         comparison = compare(
-            runners, inputs, threads=plan.threads, rounds=rounds, leave_out=True,
+            runners,
+            inputs,
+            threads=plan.threads,
+            rounds=rounds,
+            leave_out=True,
             progress=lambda text: say("compare", text),
-        )  # fmt: skip
+        )
         return replace(comparison, notes=notes)
 
 
-def bindings_of(
-    subject: Path, given: Sequence[Mapping[str, tuple[int, ...]]]
-) -> list[Mapping[str, tuple[int, ...]]]:
+def bindings_of(subject: Path, given: Sequence[Mapping[str, tuple[int, ...]]]) -> list[Mapping[str, tuple[int, ...]]]:
     """Return what to compare in turn: the bindings that are given, or else those of an artifact.
 
     Raises:
@@ -100,19 +106,20 @@ def _load(path: Path, shapes: Mapping[str, Sequence[int]]) -> Executable:
         plans = shaped.load_shaped(path).plans.values()
         types = [{t.name: t.shape for t in plan.plan.inputs} for plan in plans]
         wanted = {name: tuple(shape) for name, shape in shapes.items()}
-        fits = [plan for plan, known in zip(plans, types, strict=True)
-                if wanted.items() <= known.items()]  # fmt: skip
+        fits = [plan for plan, known in zip(plans, types, strict=True) if wanted.items() <= known.items()]
         if len(fits) != 1:
             raise OptionError(
-                f"{len(fits)} plans of {path} take these shapes", "option --shape",
+                f"{len(fits)} plans of {path} take these shapes",
+                "option --shape",
                 "those of one: " + " or ".join(map(shapes_text, types)),
-            )  # fmt: skip
+            )
         return fits[0]
     if kind not in ("korch", ""):
         raise OptionError(
-            "parts of it run on the host, or it is for a CUDA device", where=str(path),
+            "parts of it run on the host, or it is for a CUDA device",
+            where=str(path),
             expected="an artifact for the CPU without parts on the host",
-        )  # fmt: skip
+        )
     return load(path)
 
 
@@ -124,15 +131,12 @@ def shapes_text(shapes: Mapping[str, Sequence[int]]) -> str:
 def _recorded_model(record: ModelRecord, artifact: Path) -> Path:
     hint = "Name the model with --model"
     if not record.path:
-        raise ArtifactError("it does not say which model it was built from", where=str(artifact),
-                            hint=hint)  # fmt: skip
+        raise ArtifactError("it does not say which model it was built from", where=str(artifact), hint=hint)
     path = Path(record.path)
     if not path.is_file():
-        raise ArtifactError(f"the model {path} that it was built from is gone",
-                            where=str(artifact), hint=hint)  # fmt: skip
+        raise ArtifactError(f"the model {path} that it was built from is gone", where=str(artifact), hint=hint)
     with open_file(path) as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     if digest != record.sha256:
-        raise ArtifactError(f"the model {path} has changed since it was built",
-                            where=str(artifact), hint=hint)  # fmt: skip
+        raise ArtifactError(f"the model {path} has changed since it was built", where=str(artifact), hint=hint)
     return path

@@ -156,9 +156,7 @@ class Comparison:
         else:
             s = self.speedup
             spread = f"{s.p10:.2f}x to {s.p90:.2f}x"
-            lines.append(
-                f"{self.subject} is {s.median:.2f}x as fast as {s.over} ({spread}); {rounds}"
-            )
+            lines.append(f"{self.subject} is {s.median:.2f}x as fast as {s.over} ({spread}); {rounds}")
         if self.unsettled:
             lines.append(f"still busy after their turns: {', '.join(self.unsettled)}")
         lines += [f"left out: {reason}" for reason in self.left_out.values()]
@@ -232,9 +230,7 @@ def compare(
         raise MeasureError(" | ".join(left_out.values()), where="compare")
     expected = seats[0].outputs if reference is None else list(reference)
     rows = tuple(_row(seat, max_error(seat.outputs, expected)) for seat in seats)
-    return Comparison(
-        rows, subject, _speedup(rows, subject), threads, unsettled, left_out=left_out
-    )  # fmt: skip
+    return Comparison(rows, subject, _speedup(rows, subject), threads, unsettled, left_out=left_out)
 
 
 def _check(runners: Sequence[RunnerSpec], rounds: int, threads: int) -> None:
@@ -243,9 +239,7 @@ def _check(runners: Sequence[RunnerSpec], rounds: int, threads: int) -> None:
     names = [spec.name for spec in runners]
     for name in names:
         if names.count(name) > 1:
-            raise OptionError(
-                f"two runners are called {name!r}", "compare: runners", "a label for each"
-            )
+            raise OptionError(f"two runners are called {name!r}", "compare: runners", "a label for each")
     if rounds < 1:
         raise OptionError(f"{rounds} rounds measure nothing", "compare: rounds", "at least 1")
     if threads < 1:
@@ -254,9 +248,7 @@ def _check(runners: Sequence[RunnerSpec], rounds: int, threads: int) -> None:
         require(get_peer(spec.engine))
 
 
-def _prepare_request(
-    spec: RunnerSpec, inputs: Arrays, folder: Path, threads: int
-) -> dict[str, object]:
+def _prepare_request(spec: RunnerSpec, inputs: Arrays, folder: Path, threads: int) -> dict[str, object]:
     return {
         "do": "prepare",
         "engine": spec.engine,
@@ -288,11 +280,7 @@ class _Seat:
 
 
 def _take_seat(
-    spec: RunnerSpec,
-    worker: WorkerProcess,
-    request: dict[str, object],
-    folder: Path,
-    limits: _Limits,
+    spec: RunnerSpec, worker: WorkerProcess, request: dict[str, object], folder: Path, limits: _Limits
 ) -> _Seat:
     """Prepare the model, run it until it is warm, and keep what it computes."""
     peer = get_peer(spec.engine)
@@ -349,9 +337,7 @@ def _take_turns(
 
 def _row(seat: _Seat, error: float) -> Row:
     p10, median, p90 = (float(q) / 1e6 for q in np.percentile(seat.times_ns, (10, 50, 90)))
-    return Row(
-        seat.name, median, p10, p90, error, tuple(seat.times_ns), seat.memory_bytes, seat.ready_s
-    )
+    return Row(seat.name, median, p10, p90, error, tuple(seat.times_ns), seat.memory_bytes, seat.ready_s)
 
 
 def _speedup(rows: Sequence[Row], subject: str) -> Speedup | None:

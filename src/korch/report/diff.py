@@ -19,13 +19,18 @@ NOTICEABLE = 0.05
 """Costs of one kernel that differ by a smaller share are not told."""
 
 _FACTS = (
-    ("predicted_ms", "ms predicted", "{:.3f}", 1.0), ("expected_ms", "ms expected", "{:.3f}", 1.0),
+    ("predicted_ms", "ms predicted", "{:.3f}", 1.0),
+    ("expected_ms", "ms expected", "{:.3f}", 1.0),
     ("measured_ms", "ms measured", "{:.3f}", 1.0),
-    ("lower_bound_ms", "ms at least", "{:.3f}", 1.0), ("gap", "% gap", "{:.1f}", 100.0),
-    ("flop", "GFLOP", "{:.2f}", 1e-9), ("arena_bytes", "MiB of arena", "{:.1f}", 2.0**-20),
-    ("max_error", "error", "{:.1e}", 1.0), ("candidates", "candidates", "{:.0f}", 1.0),
-    ("measured_candidates", "measured", "{:.0f}", 1.0), ("seconds", "s to optimize", "{:.1f}", 1.0),
-)  # fmt: skip
+    ("lower_bound_ms", "ms at least", "{:.3f}", 1.0),
+    ("gap", "% gap", "{:.1f}", 100.0),
+    ("flop", "GFLOP", "{:.2f}", 1e-9),
+    ("arena_bytes", "MiB of arena", "{:.1f}", 2.0**-20),
+    ("max_error", "error", "{:.1e}", 1.0),
+    ("candidates", "candidates", "{:.0f}", 1.0),
+    ("measured_candidates", "measured", "{:.0f}", 1.0),
+    ("seconds", "s to optimize", "{:.1f}", 1.0),
+)
 
 Built = tuple[PlanRecord, Mapping[str, Any]]
 """A plan and how it was found."""
@@ -62,14 +67,18 @@ def changes(first: Built, second: Built) -> Changes:
     counts = [Counter(step.candidate for step in plan.steps) for plan in (a, b)]
     again = {step.candidate: step for step in b.steps}
     moved = tuple(
-        (step, again[step.candidate]) for step in {s.candidate: s for s in a.steps}.values()
-        if step.candidate in again
-        and abs(again[step.candidate].cost_ns - step.cost_ns) > NOTICEABLE * step.cost_ns
-    )  # fmt: skip
+        (step, again[step.candidate])
+        for step in {s.candidate: s for s in a.steps}.values()
+        if step.candidate in again and abs(again[step.candidate].cost_ns - step.cost_ns) > NOTICEABLE * step.cost_ns
+    )
     return Changes(
-        _facts(first, second), _options(a, b), sum((counts[0] & counts[1]).values()),
-        (_alone(a, counts[1]), _alone(b, counts[0])), moved, _operators(a, b),
-    )  # fmt: skip
+        _facts(first, second),
+        _options(a, b),
+        sum((counts[0] & counts[1]).values()),
+        (_alone(a, counts[1]), _alone(b, counts[0])),
+        moved,
+        _operators(a, b),
+    )
 
 
 def differences(first: Built, second: Built) -> str:
@@ -90,8 +99,7 @@ def differences(first: Built, second: Built) -> str:
     if found.moved:
         lines.append("in both, with other costs:")
         lines += [
-            f"  {x.cost_ns / 1e3:.1f} -> {y.cost_ns / 1e3:.1f} us  {x.provider} {operations(x)}"
-            for x, y in found.moved
+            f"  {x.cost_ns / 1e3:.1f} -> {y.cost_ns / 1e3:.1f} us  {x.provider} {operations(x)}" for x, y in found.moved
         ]
     return "\n".join(lines)
 
@@ -108,31 +116,36 @@ def differences_page(first: Built, second: Built) -> str:
     body = [_section("All of it", ("", "first", "second", "second / first"), found.facts)]
     if found.options:
         body.append(_section("Built differently", ("", "first", "second"), found.options))
-    body.append(_section(
-        "Where the time goes, by the model's operators",
-        ("operator", "first", "second", "more"),
-        [(name, time_text(x), time_text(y), _signed_time(y - x)) for name, x, y in found.operators],
-        "A kernel's cost is divided evenly among the operators that it runs some part of.",
-    ))  # fmt: skip
+    body.append(
+        _section(
+            "Where the time goes, by the model's operators",
+            ("operator", "first", "second", "more"),
+            [(name, time_text(x), time_text(y), _signed_time(y - x)) for name, x, y in found.operators],
+            "A kernel's cost is divided evenly among the operators that it runs some part of.",
+        )
+    )
     for side, alone in zip(("first", "second"), found.alone, strict=True):
         total = time_text(sum(step.cost_ns for _, step in alone))
-        rows = [(f"#{n}", time_text(s.cost_ns), s.provider, operations(s), _origins(s))
-                for n, s in alone]  # fmt: skip
-        body.append(_section(f"Only in the {side}: {len(alone)} kernels, {total}",
-                             ("#", "cost", "provider", "computes", "from"), rows))  # fmt: skip
+        rows = [(f"#{n}", time_text(s.cost_ns), s.provider, operations(s), _origins(s)) for n, s in alone]
+        body.append(
+            _section(
+                f"Only in the {side}: {len(alone)} kernels, {total}",
+                ("#", "cost", "provider", "computes", "from"),
+                rows,
+            )
+        )
     moved = [
-        (time_text(x.cost_ns), time_text(y.cost_ns), f"{y.cost_ns / x.cost_ns:.2f}", x.provider,
-         operations(x)) for x, y in found.moved
-    ]  # fmt: skip
+        (time_text(x.cost_ns), time_text(y.cost_ns), f"{y.cost_ns / x.cost_ns:.2f}", x.provider, operations(x))
+        for x, y in found.moved
+    ]
     head = ("first", "second", "second / first", "provider", "computes")
     body.append(_section(f"In both: {found.common} kernels; those with other costs", head, moved))
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{html.escape(title)}</title>\n<style>{style_of_page()}</style>\n</head>\n<body>\n"
-        f"<header><h1>{html.escape(title)}</h1></header>\n<main>\n" + "\n".join(body)
-        + "\n</main>\n</body>\n</html>\n"
-    )  # fmt: skip
+        f"<header><h1>{html.escape(title)}</h1></header>\n<main>\n" + "\n".join(body) + "\n</main>\n</body>\n</html>\n"
+    )
 
 
 def _facts(first: Built, second: Built) -> tuple[tuple[str, str, str, str], ...]:
@@ -147,10 +160,11 @@ def _facts(first: Built, second: Built) -> tuple[tuple[str, str, str, str], ...]
 
 
 def _options(first: PlanRecord, second: PlanRecord) -> tuple[tuple[str, str, str], ...]:
-    rows: list[tuple[str, Any, Any]] = [("korch", first.korch_version, second.korch_version),
-            ("model", first.model.path, second.model.path)]  # fmt: skip
-    for side, x, y in (("option", first.options, second.options),
-                       ("target", first.target, second.target)):  # fmt: skip
+    rows: list[tuple[str, Any, Any]] = [
+        ("korch", first.korch_version, second.korch_version),
+        ("model", first.model.path, second.model.path),
+    ]
+    for side, x, y in (("option", first.options, second.options), ("target", first.target, second.target)):
         rows += [(f"{side} {key}", x.get(key), y.get(key)) for key in sorted({*x, *y})]
     return tuple((name, str(x), str(y)) for name, x, y in rows if x != y)
 
@@ -176,14 +190,12 @@ def _operators(first: PlanRecord, second: PlanRecord) -> tuple[tuple[str, float,
             for name in names:
                 own[name] += step.cost_ns / len(names)
         costs.append(own)
-    rows = [(name, costs[0].get(name, 0.0), costs[1].get(name, 0.0))
-            for name in dict.fromkeys((*costs[0], *costs[1]))]  # fmt: skip
+    rows = [(name, costs[0].get(name, 0.0), costs[1].get(name, 0.0)) for name in dict.fromkeys((*costs[0], *costs[1]))]
     return tuple(sorted(rows, key=lambda row: -abs(row[2] - row[1])))
 
 
 def _line(number: int, step: StepRecord) -> str:
-    return (f"{number:>3} {step.cost_ns / 1e3:>8.1f} us  {step.provider:<11} {operations(step)}"
-            f"  from {_origins(step)}")  # fmt: skip
+    return f"{number:>3} {step.cost_ns / 1e3:>8.1f} us  {step.provider:<11} {operations(step)}  from {_origins(step)}"
 
 
 def _origins(step: StepRecord) -> str:
@@ -199,16 +211,9 @@ def _section(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], not
     if not found:
         return f"<section><h2>{html.escape(title)}</h2><p class='faint'>None.</p></section>"
     sides = [_side([row[i] for row in found]) for i in range(len(head))]
-    heads = "".join(
-        f'<th scope="col"{side}>{html.escape(text)}</th>'
-        for text, side in zip(head, sides, strict=True)
-    )
+    heads = "".join(f'<th scope="col"{side}>{html.escape(text)}</th>' for text, side in zip(head, sides, strict=True))
     lines = "\n".join(
-        "<tr>"
-        + "".join(
-            f"<td{side}>{html.escape(cell)}</td>" for cell, side in zip(row, sides, strict=True)
-        )
-        + "</tr>"
+        "<tr>" + "".join(f"<td{side}>{html.escape(cell)}</td>" for cell, side in zip(row, sides, strict=True)) + "</tr>"
         for row in found
     )
     return (

@@ -24,13 +24,12 @@ from korch.target import Target, detect_target
 OK, MISSING, FAIL = "ok", "--", "FAIL"
 _PROBE = '#include <omp.h>\nextern "C" int korch_probe() { return omp_get_max_threads(); }\n'
 _PACKAGES = (
-    ("onnxruntime", "onnxruntime", "runs operators that have no fission rule; korch bench compares "
-     "with it"),
+    ("onnxruntime", "onnxruntime", "runs operators that have no fission rule; korch bench compares with it"),
     ("openvino", "openvino", "korch bench compares with it"),
     ("torch", "torch", "korch bench compares with eager PyTorch and Inductor"),
     ("iree", "iree-base-compiler", "korch bench compares with it"),
     ("tvm", "apache-tvm", "korch bench compares with it"),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +52,7 @@ class Finding:
 
 def examine() -> tuple[str, bool]:
     """Return a report, and whether Korch can optimize here."""
-    found = [
-        *_machine(), *_libraries(), *_providers(), *_cuda(), *_cache(default_cache_folder())
-    ]  # fmt: skip
+    found = [*_machine(), *_libraries(), *_providers(), *_cuda(), *_cache(default_cache_folder())]
     return "\n".join(map(str, found)), all(finding.mark != FAIL for finding in found)
 
 
@@ -95,8 +92,11 @@ def _libraries() -> Iterator[Finding]:
         yield Finding(OK, "oneDNN", str(library))
     else:
         part = "its headers are missing" if library is not None else "missing"
-        yield Finding(MISSING, "oneDNN", f"{part} (convolution, matmul, pooling): "
-                      "pip install onednn-cpu-gomp onednn-devel-cpu-gomp")  # fmt: skip
+        yield Finding(
+            MISSING,
+            "oneDNN",
+            f"{part} (convolution, matmul, pooling): pip install onednn-cpu-gomp onednn-devel-cpu-gomp",
+        )
     for package, distribution, purpose in _PACKAGES:
         if importlib.util.find_spec(package) is None:
             command = install_command(package)  # the extra is called as the package is
@@ -114,8 +114,7 @@ def _providers() -> Iterator[Finding]:
     except KorchError as error:
         yield Finding(FAIL, "providers", str(error))
         return
-    yield Finding(OK if names else FAIL, "providers", ", ".join(names) or
-                  "none is registered; install Korch again")  # fmt: skip
+    yield Finding(OK if names else FAIL, "providers", ", ".join(names) or "none is registered; install Korch again")
     for group in (ENTRY_POINT_GROUP, CUDA_ENTRY_POINT_GROUP):
         for entry in sorted(entry_points(group=group), key=lambda e: e.name):
             try:
@@ -127,8 +126,7 @@ def _providers() -> Iterator[Finding]:
 def _cuda() -> Iterator[Finding]:
     """Look for what the CUDA target needs: Triton to compile, PyTorch and a device to run."""
     if importlib.util.find_spec("triton") is None:
-        yield Finding(MISSING, "triton", "missing (compiles kernels for CUDA devices): "
-                      + install_command("cuda"))  # fmt: skip
+        yield Finding(MISSING, "triton", "missing (compiles kernels for CUDA devices): " + install_command("cuda"))
     else:
         yield Finding(OK, "triton", version("triton"))
     try:
@@ -136,8 +134,9 @@ def _cuda() -> Iterator[Finding]:
     except KorchError as error:
         yield Finding(MISSING, "cuda", str(error))
         return
-    yield Finding(OK, "cuda", f"{target.name}, {target.isa}, {target.processors} multiprocessors, "
-                  f"L2 {target.l2_bytes >> 20} MiB")  # fmt: skip
+    yield Finding(
+        OK, "cuda", f"{target.name}, {target.isa}, {target.processors} multiprocessors, L2 {target.l2_bytes >> 20} MiB"
+    )
     names = [provider.name for provider in load_providers(CUDA_ENTRY_POINT_GROUP)]
     yield Finding(OK, "cuda", f"providers {', '.join(names)}")
 
@@ -149,8 +148,11 @@ def _cache(folder: Path) -> Iterator[Finding]:
         yield Finding(FAIL, "cache", str(error))
         return
     if usable != folder:
-        yield Finding(MISSING, "cache", f"{folder} can't be written, so nothing is kept for the "
-                      "next run: name another folder in $KORCH_CACHE")  # fmt: skip
+        yield Finding(
+            MISSING,
+            "cache",
+            f"{folder} can't be written, so nothing is kept for the next run: name another folder in $KORCH_CACHE",
+        )
         return
     sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
     yield Finding(OK, "cache", f"{folder}, {len(sizes)} files, {sum(sizes) / 1e6:.0f} MB")

@@ -74,8 +74,11 @@ class DryRun:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
-        return {"target": self.target, "kernels": [asdict(kernel) for kernel in self.kernels],
-                "report": dict(self.report)}  # fmt: skip
+        return {
+            "target": self.target,
+            "kernels": [asdict(kernel) for kernel in self.kernels],
+            "report": dict(self.report),
+        }
 
     def to_text(self) -> str:
         """Return a table of the kernels."""
@@ -124,22 +127,24 @@ def dry_run(steps: Sequence[Candidate], meter: CudaMeter, report: Mapping[str, A
         for launch in kernel.launches if isinstance(kernel, CudaKernel) else ():
             cubin = cubins[launch.symbol]
             if isinstance(cubin, Cubin):
-                launches.append(LaunchReport(
-                    launch.symbol, launch.grid, launch.warps, cubin.registers, cubin.spill_bytes,
-                    cubin.shared_bytes,
-                ))  # fmt: skip
+                launches.append(
+                    LaunchReport(
+                        launch.symbol, launch.grid, launch.warps, cubin.registers, cubin.spill_bytes, cubin.shared_bytes
+                    )
+                )
             else:
-                launches.append(LaunchReport(
-                    launch.symbol, launch.grid, launch.warps, failure=cubin.message
-                ))  # fmt: skip
+                launches.append(LaunchReport(launch.symbol, launch.grid, launch.warps, failure=cubin.message))
         inputs, outputs = (
-            ", ".join(map(str, layouts))
-            for layouts in (candidate.offer.inputs, candidate.offer.outputs)
+            ", ".join(map(str, layouts)) for layouts in (candidate.offer.inputs, candidate.offer.outputs)
         )
-        kernels.append(KernelReport(
-            candidate.provider, " ".join(p.op for p in candidate.group.body.primitives) or
-            "layout change", f"({inputs}) -> ({outputs})", meter.bound_ns(candidate),
-            tuple(launches), kernel.reason if isinstance(kernel, Refusal) else "",
-        ))  # fmt: skip
-    return DryRun(f"{meter.target.name} ({meter.target.isa})", tuple(kernels), report,
-                  everything)  # fmt: skip
+        kernels.append(
+            KernelReport(
+                candidate.provider,
+                " ".join(p.op for p in candidate.group.body.primitives) or "layout change",
+                f"({inputs}) -> ({outputs})",
+                meter.bound_ns(candidate),
+                tuple(launches),
+                kernel.reason if isinstance(kernel, Refusal) else "",
+            )
+        )
+    return DryRun(f"{meter.target.name} ({meter.target.isa})", tuple(kernels), report, everything)

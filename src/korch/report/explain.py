@@ -41,8 +41,7 @@ def summary(report: Mapping[str, Any]) -> str:
         f"{milliseconds(report['lower_bound_ms'])}, gap {100 * (report['gap'] or 0.0):.1f} %; "
         f"{report['candidates']} candidates, {distinct} different, "
         f"{report['measured_candidates']} measured ({share:.1f} %)",
-        f"model: {report['primitives']} primitives, {report['alternatives']} alternatives; "
-        f"{report['seconds']:.1f} s",
+        f"model: {report['primitives']} primitives, {report['alternatives']} alternatives; {report['seconds']:.1f} s",
     ]
     lines += quality(report)
     lines += faults(report)
@@ -56,10 +55,7 @@ def summary(report: Mapping[str, Any]) -> str:
     won = report.get("plan", _OPTIMAL)
     if won != _OPTIMAL and _OPTIMAL in rows:
         found = rows[_OPTIMAL]
-        told = (
-            f"is out: {found['refusal']}" if found["refusal"]
-            else f"took {milliseconds(found['measured_ms'])}"
-        )  # fmt: skip
+        told = f"is out: {found['refusal']}" if found["refusal"] else f"took {milliseconds(found['measured_ms'])}"
         lines.insert(1, f"as a whole the plan {won!r} won: the optimum of the search {told}")
     if beside := report.get("side_by_side"):
         lines.append(
@@ -109,8 +105,9 @@ def faults(report: Mapping[str, Any]) -> list[str]:
     rules = report.get("rules", {}).get("rules", ())
     return [
         f"a fault of Korch, please report it with the model: rule {rule['name']} failed {error}"
-        for rule in rules for error in rule.get("failures", ())
-    ]  # fmt: skip
+        for rule in rules
+        for error in rule.get("failures", ())
+    ]
 
 
 def _in_place(report: Mapping[str, Any]) -> str:
@@ -126,17 +123,25 @@ def explain(plan: PlanRecord, report: Mapping[str, Any]) -> str:
         plan: the kernels in order.
         report: how the plan was found; it may be empty.
     """
-    parts = [_head(plan, report), "\n".join(warnings(report)), _slowest(plan, report),
-             _story(report), _contest(report),
-             _rules(plan, report), _kernels(plan)]  # fmt: skip
+    parts = [
+        _head(plan, report),
+        "\n".join(warnings(report)),
+        _slowest(plan, report),
+        _story(report),
+        _contest(report),
+        _rules(plan, report),
+        _kernels(plan),
+    ]
     return "\n\n".join(part for part in parts if part)
 
 
 def _head(plan: PlanRecord, report: Mapping[str, Any]) -> str:
     target = plan.target
     threads = f"{plan.threads} thread" + ("s" if plan.threads > 1 else "")
-    lines = [f"{plan.model.path or 'a model'} on {target.get('cpu', 'an unknown CPU')}, "
-             f"{target.get('isa', 'generic')}, {threads}"]  # fmt: skip
+    lines = [
+        f"{plan.model.path or 'a model'} on {target.get('cpu', 'an unknown CPU')}, "
+        f"{target.get('isa', 'generic')}, {threads}"
+    ]
     if report:
         lines.append(summary({"artifact": "plan", **report}))
         if stages := report.get("stages_s"):
@@ -187,15 +192,17 @@ def output_rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """
     rows = sorted(report.get("output_errors", ()), key=lambda row: -float(row["of_largest"]))
     return [
-        (row["output"], *(f"{float(row[key]):.1e}" for key in ("of_largest", "of_rms", "rms")),
-         f"{float(row['given']['of_largest']):.1e}")
+        (
+            row["output"],
+            *(f"{float(row[key]):.1e}" for key in ("of_largest", "of_rms", "rms")),
+            f"{float(row['given']['of_largest']):.1e}",
+        )
         for row in rows
-    ]  # fmt: skip
+    ]
 
 
 def _outputs(rows: Sequence[Sequence[str]]) -> str:
-    lines = ["       largest error, of the largest element and of the RMS; RMS of all errors, of "
-             "the RMS:"]  # fmt: skip
+    lines = ["       largest error, of the largest element and of the RMS; RMS of all errors, of the RMS:"]
     for name, of_largest, of_rms, rms, _ in rows[:MOST_OUTPUTS]:
         lines.append(f"       {cut(name, 30):32}{of_largest:>9}{of_rms:>9}{rms:>9}")
     if len(rows) > MOST_OUTPUTS:
@@ -211,18 +218,18 @@ def _story(report: Mapping[str, Any]) -> str:
     count = min(len(rounds), MOST_ROUNDS)
     picked = [rounds[round(i * (len(rounds) - 1) / (count - 1))] for i in range(count)]
     lines = [
-        "the search over time" + (", in the run that did it" if report.get("recalled") else "")
-        + ":",
+        "the search over time" + (", in the run that did it" if report.get("recalled") else "") + ":",
         f"  {'seconds':>9}{'no plan below':>16}{'best plan':>14}{'gap':>9}{'measured':>10}",
-    ]  # fmt: skip
+    ]
     for entry in picked:
         best_ns, bound_ns = entry["incumbent_ns"], entry["bound_ns"]
         best, gap = "-", "-"
         if best_ns is not None:
             best = milliseconds(best_ns / 1e6)
             gap = f"{100 * (best_ns - bound_ns) / (best_ns or 1):.1f} %"
-        lines.append(f"  {entry['seconds']:>9.1f}{milliseconds(bound_ns / 1e6):>16}{best:>14}"
-                     f"{gap:>9}{entry['measured']:>10}")  # fmt: skip
+        lines.append(
+            f"  {entry['seconds']:>9.1f}{milliseconds(bound_ns / 1e6):>16}{best:>14}{gap:>9}{entry['measured']:>10}"
+        )
     return "\n".join(lines)
 
 
@@ -266,12 +273,14 @@ def rule_rows(plan: PlanRecord, report: Mapping[str, Any]) -> list[dict[str, Any
     saved_ms = report.get("rule_savings_ms", {})
     return [
         {
-            "name": name, "fired": fired.get(name, 0), "kernels": len(used.get(name, ())),
+            "name": name,
+            "fired": fired.get(name, 0),
+            "kernels": len(used.get(name, ())),
             "cost_ns": sum(used.get(name, ())),
             "saves": _saved(saved_ms, name) if name in used else "",
         }
         for name in sorted({*fired, *used})
-    ]  # fmt: skip
+    ]
 
 
 def _rules(plan: PlanRecord, report: Mapping[str, Any]) -> str:
@@ -324,8 +333,9 @@ def _kernels(plan: PlanRecord) -> str:
         f"{count_text(sum(s.work_flop for s in plan.steps)):>6}"
     )
     if unmeasured:
-        lines.append(f"{unmeasured} of {len(plan.steps)} kernels were not measured: ≥ marks the "
-                     "bound that stands for their time")  # fmt: skip
+        lines.append(
+            f"{unmeasured} of {len(plan.steps)} kernels were not measured: ≥ marks the bound that stands for their time"
+        )
     return "\n".join(lines)
 
 

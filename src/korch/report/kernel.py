@@ -51,8 +51,10 @@ def slowest(plan: PlanRecord, report: Mapping[str, Any]) -> list[tuple[int, tupl
     for number in order[:MOST_SLOWEST]:
         step = plan.steps[number]
         share = f"{100 * step.cost_ns / (total_ns or 1.0):.0f} % of the time"
-        parts = [f"{_cost(step)}, {share}: {cut(operations(step), 40)}, made by {step.provider}",
-                 why(step, report.get("machine", {}))]  # fmt: skip
+        parts = [
+            f"{_cost(step)}, {share}: {cut(operations(step), 40)}, made by {step.provider}",
+            why(step, report.get("machine", {})),
+        ]
         if rival := nearest_rival(number, plan, report):
             parts.append(rival)
         lines.append((number, tuple(parts)))
@@ -97,9 +99,8 @@ def limit_of(step: StepRecord, machine: Mapping[str, Any]) -> str:
         written = sum(_bytes(port) for port in step.outputs)
         read_rate, write_rate = levels[own]["read_bytes_per_s"], levels[own]["write_bytes_per_s"]
         seconds = max(
-            (step.size_bytes - written) / read_rate, written / write_rate,
-            step.size_bytes / (read_rate + write_rate),
-        )  # fmt: skip
+            (step.size_bytes - written) / read_rate, written / write_rate, step.size_bytes / (read_rate + write_rate)
+        )
         memory = _LEVELS[own] if limits[own] and own < len(_LEVELS) else "memory"
     elif machine.get("copy_bytes_per_s"):
         seconds, memory = step.size_bytes / machine["copy_bytes_per_s"], "memory"
@@ -121,18 +122,13 @@ def nearest_rival(number: int, plan: PlanRecord, report: Mapping[str, Any]) -> s
         for row in report.get("rivals", {}).get(step.candidate, ())
         if row["is_measured"] and row["layouts"] == layouts
     ]
-    found += [
-        (float(row["cost_ns"] - row["instead_ns"]), _others(row))
-        for row in groupings_of(number, report)
-    ]
+    found += [(float(row["cost_ns"] - row["instead_ns"]), _others(row)) for row in groupings_of(number, report)]
     if not found or not step.cost_ns:
         return ""
     more_ns, what = min(found)
     told = f"{_signed(more_ns / step.cost_ns)}, {what}"
     if more_ns < 0:
-        return (
-            f"faster by itself, but not in the plan: {told}; {_not_taken(-more_ns, plan, report)}"
-        )
+        return f"faster by itself, but not in the plan: {told}; {_not_taken(-more_ns, plan, report)}"
     return f"nearest rival {told}"
 
 
@@ -152,8 +148,7 @@ def _not_taken(saved_ns: float, plan: PlanRecord, report: Mapping[str, Any]) -> 
     if saved_ns <= gap * total_ns:
         saved = f"it would save {100 * saved_ns / total_ns:.1f} % of the plan"
         return f"{saved}, and the search stops within {100 * gap:.0f} % of its bound (--gap)"
-    return ("the search ended before it was used, or this kernel's time rose when the plan's "
-            "kernels were measured again")  # fmt: skip
+    return "the search ended before it was used, or this kernel's time rose when the plan's kernels were measured again"
 
 
 def groupings_of(number: int, report: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
@@ -162,9 +157,7 @@ def groupings_of(number: int, report: Mapping[str, Any]) -> Sequence[Mapping[str
     return rows[number] if number < len(rows) else ()
 
 
-def grouping_row(
-    row: Mapping[str, Any], plan: PlanRecord, report: Mapping[str, Any]
-) -> dict[str, str]:
+def grouping_row(row: Mapping[str, Any], plan: PlanRecord, report: Mapping[str, Any]) -> dict[str, str]:
     """Return a grouping as texts: what runs, instead of which kernels, cost, how much more.
 
     `lost` says why it is not in the plan although it costs less; "" if it costs more.
@@ -172,16 +165,15 @@ def grouping_row(
     runs = [f"{kernel['provider']}: {kernel['operations']}" for kernel in row["kernels"]]
     more_ns = row["cost_ns"] - row["instead_ns"]
     return {
-        "what": " | ".join(runs), "instead": ", ".join(f"#{n}" for n in row["instead"]),
+        "what": " | ".join(runs),
+        "instead": ", ".join(f"#{n}" for n in row["instead"]),
         "cost": f"{time_text(row['cost_ns'])} instead of {time_text(row['instead_ns'])}",
         "more": _signed(more_ns / (row["instead_ns"] or 1)),
         "lost": _not_taken(-more_ns, plan, report) if more_ns < 0 else "",
-    }  # fmt: skip
+    }
 
 
-def rival_row(
-    row: Mapping[str, Any], step: StepRecord, plan: PlanRecord, report: Mapping[str, Any]
-) -> dict[str, str]:
+def rival_row(row: Mapping[str, Any], step: StepRecord, plan: PlanRecord, report: Mapping[str, Any]) -> dict[str, str]:
     """Return a candidate for the same primitives as texts: what it is, cost, how much more.
 
     `lost` says why it is not in the plan although it is faster alone; "" if it is not.
@@ -213,8 +205,9 @@ def kernel_text(plan: PlanRecord, report: Mapping[str, Any], number: int) -> str
         OptionError: there is no such kernel.
     """
     if not 0 <= number < len(plan.steps):
-        raise OptionError(f"there is no kernel {number}", where="option --kernel",
-                          expected=f"0 to {len(plan.steps) - 1}")  # fmt: skip
+        raise OptionError(
+            f"there is no kernel {number}", where="option --kernel", expected=f"0 to {len(plan.steps) - 1}"
+        )
     step = plan.steps[number]
     total_ns = sum(other.cost_ns for other in plan.steps) or 1.0
     variant = f", {step.variant}" if step.variant else ""
@@ -224,8 +217,7 @@ def kernel_text(plan: PlanRecord, report: Mapping[str, Any], number: int) -> str
     lines = [
         f"kernel {number} of {len(plan.steps)}: {operations(step)}",
         f"made by    {step.provider}{variant}",
-        f"cost       {_cost(step)}, {100 * step.cost_ns / total_ns:.1f} % of the sum; bound "
-        f"{time_text(step.bound_ns)}",
+        f"cost       {_cost(step)}, {100 * step.cost_ns / total_ns:.1f} % of the sum; bound {time_text(step.bound_ns)}",
         f"why        {why(step, report.get('machine', {}))}",
         f"reads      {_port_texts(step.inputs)}",
         f"writes     {_port_texts(step.outputs)}",
@@ -233,11 +225,8 @@ def kernel_text(plan: PlanRecord, report: Mapping[str, Any], number: int) -> str
         f"from       {', '.join(origins) or source}",
         f"rules      {', '.join(rules) or 'none'}",
         f"source     {_source(step)}",
-    ]  # fmt: skip
-    same = [
-        rival_row(row, step, plan, report)
-        for row in report.get("rivals", {}).get(step.candidate, ())
     ]
+    same = [rival_row(row, step, plan, report) for row in report.get("rivals", {}).get(step.candidate, ())]
     lines += ["", "other candidates for exactly these primitives:"]
     for row in same:
         lines.append(f"  {row['more']:>9}  {row['cost']:>10}  {row['what']}")

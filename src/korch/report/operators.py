@@ -37,8 +37,7 @@ REASONS = (
     "  is to be chosen between them, and candidates grow with *n*; ONNX Runtime's kernel keeps "
     "packed weights and the state",
     "  in cache from step to step.",
-    "- ArgMax, TopK, Unique, NonMaxSuppression and the like: they sort or search; no primitive "
-    "does.",
+    "- ArgMax, TopK, Unique, NonMaxSuppression and the like: they sort or search; no primitive does.",
     "- DFT, STFT, Det: a library's algorithm is better than any sum of products.",
 )
 
@@ -46,11 +45,25 @@ CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 CONSTANT = frozenset({"Constant", "Shape", "Size"})
 UNSUPPORTED = frozenset({"Gradient"})
 NO_STATIC_TENSOR = frozenset(
-    {"Compress", "NonMaxSuppression", "NonZero", "Optional", "OptionalGetElement",
-     "OptionalHasElement", "RegexFullMatch", "SequenceMap", "SplitToSequence", "StringConcat",
-     "StringNormalizer", "StringSplit", "TfIdfVectorizer", "Unique", "ConcatFromSequence",
-     "ImageDecoder"}
-)  # fmt: skip
+    {
+        "Compress",
+        "NonMaxSuppression",
+        "NonZero",
+        "Optional",
+        "OptionalGetElement",
+        "OptionalHasElement",
+        "RegexFullMatch",
+        "SequenceMap",
+        "SplitToSequence",
+        "StringConcat",
+        "StringNormalizer",
+        "StringSplit",
+        "TfIdfVectorizer",
+        "Unique",
+        "ConcatFromSequence",
+        "ImageDecoder",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +84,7 @@ def supported_operators() -> tuple[Support, ...]:
         if not schema.deprecated:
             newest[key] = max(newest.get(key, 0), schema.since_version)
     return tuple(
-        Support(domain, name, since, _way(domain, name, since))
-        for (domain, name), since in sorted(newest.items())
+        Support(domain, name, since, _way(domain, name, since)) for (domain, name), since in sorted(newest.items())
     )
 
 
@@ -99,10 +111,16 @@ def format_page(found: Iterable[Support]) -> str:
     """Return the page as Markdown."""
     rows = list(found)
     counts: Mapping[str, int] = Counter(row.way for row in rows)
-    lines = ["# Operators", "", "How Korch runs each operator of the ONNX standard "
-             f"(onnx {onnx.__version__.rpartition('.')[0]}). Made by "
-             "`python -m korch.report.operators`.", "",
-             "| way | operators | meaning |", "|---|---:|---|"]  # fmt: skip
+    lines = [
+        "# Operators",
+        "",
+        "How Korch runs each operator of the ONNX standard "
+        f"(onnx {onnx.__version__.rpartition('.')[0]}). Made by "
+        "`python -m korch.report.operators`.",
+        "",
+        "| way | operators | meaning |",
+        "|---|---:|---|",
+    ]
     lines += [f"| {way} | {counts[way]} | {text} |" for way, text in WAYS.items()]
     lines += ["", *REASONS, "", "| operator | since | way |", "|---|---:|---|"]
     for row in rows:

@@ -19,14 +19,7 @@ from korch.equivalence.rule import rule_of
 from korch.errors import UnsupportedError
 from korch.primitive.types import ValueType
 from korch.report.explain import output_rows, rule_rows, summary
-from korch.report.kernel import (
-    grouping_row,
-    groupings_of,
-    operations,
-    rival_row,
-    slowest,
-    why,
-)
+from korch.report.kernel import grouping_row, groupings_of, operations, rival_row, slowest, why
 from korch.report.threads import Threads
 from korch.report.units import cut
 from korch.runtime.record import PlanRecord, PortRecord
@@ -44,10 +37,13 @@ _ENDS = re.compile(r'(%\d+) "(\w+)"')
 
 
 def page(
-    plan: PlanRecord, report: Mapping[str, Any], sources: Mapping[str, str],
-    run_ns: Sequence[float] | None = None, peers: Sequence[Mapping[str, Any]] = (),
+    plan: PlanRecord,
+    report: Mapping[str, Any],
+    sources: Mapping[str, str],
+    run_ns: Sequence[float] | None = None,
+    peers: Sequence[Mapping[str, Any]] = (),
     threads: Threads | None = None,
-) -> str:  # fmt: skip
+) -> str:
     """Return the page.
 
     Args:
@@ -65,10 +61,12 @@ def page(
     # What would end the element early is written in another way that means the same.
     packed = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
     parts = {
-        "TITLE": html.escape(data["title"]), "SUMMARY": html.escape(data["summary"]),
-        "STYLE": style_of_page(), "DATA": packed,
+        "TITLE": html.escape(data["title"]),
+        "SUMMARY": html.escape(data["summary"]),
+        "STYLE": style_of_page(),
+        "DATA": packed,
         "SCRIPT": script.replace("</script", "<\\/script"),
-    }  # fmt: skip
+    }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], text)
 
 
@@ -81,18 +79,21 @@ def _web(name: str) -> str:
     path = files("korch.report") / "web" / name
     if not path.is_file():
         raise UnsupportedError(
-            f"{name}, which draws the page, is missing", where="option --html",
-            hint="In a checkout `make web` makes it, with Node.js; wheels made by `make wheel` "
-            "contain it",
-        )  # fmt: skip
+            f"{name}, which draws the page, is missing",
+            where="option --html",
+            hint="In a checkout `make web` makes it, with Node.js; wheels made by `make wheel` contain it",
+        )
     return path.read_text(encoding="utf-8")
 
 
 def page_data(
-    plan: PlanRecord, report: Mapping[str, Any], sources: Mapping[str, str],
-    run_ns: Sequence[float] | None = None, peers: Sequence[Mapping[str, Any]] = (),
+    plan: PlanRecord,
+    report: Mapping[str, Any],
+    sources: Mapping[str, str],
+    run_ns: Sequence[float] | None = None,
+    peers: Sequence[Mapping[str, Any]] = (),
     threads: Threads | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Return what the page's script reads; for the arguments see `page`."""
     is_cuda = "arch" in plan.target
     name = plan.model.path.rpartition("/")[2] or "a model"
@@ -104,30 +105,38 @@ def page_data(
     return {
         "title": f"{name} on {plan.target.get('cpu', 'an unknown machine')}",
         "summary": summary({"artifact": name, **told}) if "plan" in report else "",
-        "headline": _headline(plan, report, peers), "facts": _facts(plan, report),
+        "headline": _headline(plan, report, peers),
+        "facts": _facts(plan, report),
         "kernels": kernels,
         "total_us": sum(k["us"] for k in kernels) or 1.0,
-        "contest": list(report.get("contest", ())), "kept": report.get("plan", ""),
-        "rules": rule_rows(plan, report), "peers": [_peer(row, peers) for row in peers],
+        "contest": list(report.get("contest", ())),
+        "kept": report.get("plan", ""),
+        "rules": rule_rows(plan, report),
+        "peers": [_peer(row, peers) for row in peers],
         "sources": {step.symbol: texts.get(step.symbol, "") for step in plan.steps},
         "language": "python" if is_cuda else "cpp",
         "graphs": {
-            "kernels": _kernel_graph(plan), "primitives": _primitive_graph(plan),
+            "kernels": _kernel_graph(plan),
+            "primitives": _primitive_graph(plan),
             "operators": _operator_graph(plan, report),
         },
-        "roof": _roof(plan, report), "memory": _live_bytes(plan), "arena_bytes": plan.arena_bytes,
-        "threads": [] if threads is None else [
-            [span.kernel, span.thread, span.begin_ns / 1e3, span.end_ns / 1e3]
-            for span in threads.typical.spans
-        ],
+        "roof": _roof(plan, report),
+        "memory": _live_bytes(plan),
+        "arena_bytes": plan.arena_bytes,
+        "threads": []
+        if threads is None
+        else [[span.kernel, span.thread, span.begin_ns / 1e3, span.end_ns / 1e3] for span in threads.typical.spans],
         "spans_us": [] if threads is None else [t / 1e3 for t in threads.typical.kernel_ns],
-        "run_note": "" if threads is None else (
+        "run_note": ""
+        if threads is None
+        else (
             f"One run of {len(threads.runs)}: the one whose kernels are nearest to their medians. "
             "A row for each maker of kernels, and one for each thread."
         ),
-        "slowest": slowest(plan, report), "stories": _stories(report),
+        "slowest": slowest(plan, report),
+        "stories": _stories(report),
         "outputs": output_rows(report),
-    }  # fmt: skip
+    }
 
 
 _FACTS = {
@@ -156,11 +165,10 @@ _FACTS = {
 def _facts(plan: PlanRecord, report: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
     groups = {
         title: [
-            (name, text.format(scale * report[key]))
-            for name, key, text, scale in rows if report.get(key) is not None
+            (name, text.format(scale * report[key])) for name, key, text, scale in rows if report.get(key) is not None
         ]
         for title, rows in _FACTS.items()
-    }  # fmt: skip
+    }
     plain = [("kernels", str(plan.kernel_count))]
     if in_place := len(plan.steps) - plan.kernel_count:
         plain.append(("concatenations in place", str(in_place)))
@@ -172,9 +180,7 @@ def _facts(plan: PlanRecord, report: Mapping[str, Any]) -> list[tuple[str, list[
     return [(title, rows) for title, rows in groups.items() if rows]
 
 
-def _headline(
-    plan: PlanRecord, report: Mapping[str, Any], peers: Sequence[Mapping[str, Any]]
-) -> list[tuple[str, str]]:
+def _headline(plan: PlanRecord, report: Mapping[str, Any], peers: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Return the numbers that a reader wants first, each with what it means."""
     found = []
     threads = f"{plan.threads} thread" + "s" * (plan.threads > 1)
@@ -187,28 +193,34 @@ def _headline(
             ratio = float(_peer(row, peers)["ratio"])
             found.append((f"{ratio:.2f}×", "as fast as ONNX Runtime"))
     if report.get("gap") is not None:
-        found.append((f"{100 * report['gap']:.0f} %",
-                      "gap: the most that a longer search could still save"))  # fmt: skip
+        found.append((f"{100 * report['gap']:.0f} %", "gap: the most that a longer search could still save"))
     return found
 
 
-def _kernel(number: int, plan: PlanRecord, report: Mapping[str, Any],
-            run_ns: Sequence[float] | None) -> dict[str, Any]:  # fmt: skip
+def _kernel(number: int, plan: PlanRecord, report: Mapping[str, Any], run_ns: Sequence[float] | None) -> dict[str, Any]:
     step = plan.steps[number]
     rivals = report.get("rivals", {}).get(step.candidate, ())
     return {
-        "number": number, "symbol": step.symbol, "provider": step.provider,
-        "variant": step.variant, "operations": operations(step), "primitives": step.primitives,
+        "number": number,
+        "symbol": step.symbol,
+        "provider": step.provider,
+        "variant": step.variant,
+        "operations": operations(step),
+        "primitives": step.primitives,
         "origins": [o for o in step.origins if o and not rule_of(o)],
         "rules": sorted({rule for o in step.origins if (rule := rule_of(o))}),
         "inputs": [_port(port) for port in step.inputs],
         "outputs": [_port(port) for port in step.outputs],
-        "us": step.cost_ns / 1e3, "measured": step.is_measured, "bound_us": step.bound_ns / 1e3,
-        "why": why(step, report.get("machine", {})), "bytes": step.size_bytes,
-        "flop": step.work_flop, "run_us": None if run_ns is None else run_ns[number] / 1e3,
+        "us": step.cost_ns / 1e3,
+        "measured": step.is_measured,
+        "bound_us": step.bound_ns / 1e3,
+        "why": why(step, report.get("machine", {})),
+        "bytes": step.size_bytes,
+        "flop": step.work_flop,
+        "run_us": None if run_ns is None else run_ns[number] / 1e3,
         "rivals": [rival_row(row, step, plan, report) for row in rivals],
         "groupings": [grouping_row(row, plan, report) for row in groupings_of(number, report)],
-    }  # fmt: skip
+    }
 
 
 def _port(port: PortRecord) -> str:
@@ -224,10 +236,11 @@ def _peer(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str
         return times[min(len(times) - 1, int(share * len(times)))]
 
     return {
-        "name": str(row.get("name", "")), "median_ms": at(0.5),
+        "name": str(row.get("name", "")),
+        "median_ms": at(0.5),
         "spread": f"{at(0.1):.3f}–{at(0.9):.3f} ms",
         "ratio": f"{at(0.5) / of[len(of) // 2]:.2f}",
-    }  # fmt: skip
+    }
 
 
 # Graphs: nodes with the kernels that they belong to, and edges
@@ -260,9 +273,10 @@ def _kernel_graph(plan: PlanRecord) -> dict[str, Any]:
     ]
     edges = {
         (f"k{before}", f"k{n}")
-        for n, step in enumerate(plan.steps) for port in step.inputs
+        for n, step in enumerate(plan.steps)
+        for port in step.inputs
         if (before := _source(writers[n], port)) is not None
-    }  # fmt: skip
+    }
     return {"nodes": nodes, "edges": sorted(edges)}
 
 
@@ -310,9 +324,7 @@ def _operator_graph(plan: PlanRecord, report: Mapping[str, Any]) -> dict[str, An
     edges: set[tuple[str, str]] = set()
     made: dict[str, str] = {}
     for i, (label, inputs, outputs) in enumerate(report.get("operators", ())):
-        nodes.append(
-            {"id": f"o{i}", "label": cut(label, LONGEST_LABEL), "kernels": users.get(label, [])}
-        )
+        nodes.append({"id": f"o{i}", "label": cut(label, LONGEST_LABEL), "kernels": users.get(label, [])})
         edges |= {(made[name], f"o{i}") for name in inputs if name in made}
         made |= dict.fromkeys(filter(None, outputs), f"o{i}")
     return {"nodes": nodes, "edges": sorted(edges)}
@@ -332,12 +344,13 @@ def _stories(report: Mapping[str, Any]) -> list[dict[str, Any]]:
         count = len(block["instances"])
         for search in block.get("searches", ()):
             begun = "recalled from an earlier run" if search["recalled"] else "begun"
-            found.append({
-                "name": f"block {number + 1} (x {count}), {search['what']}: "
-                        f"{cut(search['layouts'], 60)}",
-                "note": f"{begun} {search['began_s']:.1f} s after the search of the model began",
-                "rounds": search["rounds"],
-            })  # fmt: skip
+            found.append(
+                {
+                    "name": f"block {number + 1} (x {count}), {search['what']}: {cut(search['layouts'], 60)}",
+                    "note": f"{begun} {search['began_s']:.1f} s after the search of the model began",
+                    "rounds": search["rounds"],
+                }
+            )
     return [story for story in found if story["rounds"]]
 
 

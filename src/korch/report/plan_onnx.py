@@ -62,23 +62,24 @@ class _Plan:
             if source is None:  # a copy of what another output or an input is
                 same = [n for n, p in last.items() if ValueType.parse(p.type) == tensor.type]
                 if len(same) != 1:
-                    raise UnsupportedError("an output is a copy of another value",
-                                           where=f"output {tensor.name!r}")  # fmt: skip
+                    raise UnsupportedError("an output is a copy of another value", where=f"output {tensor.name!r}")
                 source = same[0]
             self.nodes.append(helper.make_node("Identity", [source], [tensor.name]))
         graph = helper.make_graph(
-            self.nodes, "plan",
-            [helper.make_tensor_value_info(t.name, onnx_type(DType(t.dtype)), t.shape)
-             for t in plan.inputs],
-            [helper.make_tensor_value_info(t.name, onnx_type(DType(t.dtype)), t.shape)
-             for t in plan.outputs],
+            self.nodes,
+            "plan",
+            [helper.make_tensor_value_info(t.name, onnx_type(DType(t.dtype)), t.shape) for t in plan.inputs],
+            [helper.make_tensor_value_info(t.name, onnx_type(DType(t.dtype)), t.shape) for t in plan.outputs],
             list(self.initializers.values()),
-        )  # fmt: skip
+        )
         model: onnx.ModelProto = helper.make_model(
-            graph, opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)],
-            functions=list(self.functions.values()), ir_version=IR_VERSION, producer_name="korch",
+            graph,
+            opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)],
+            functions=list(self.functions.values()),
+            ir_version=IR_VERSION,
+            producer_name="korch",
             producer_version=plan.korch_version,
-        )  # fmt: skip
+        )
         onnx.checker.check_model(model)
         return model
 
@@ -108,21 +109,33 @@ class _Plan:
         name = f"kernel_{number}"
         function = OnnxNodes(body, f"kernel {number} of {step.provider}")
         made = helper.make_function(
-            DOMAIN, name, [n for n, _ in body.inputs], [n for n, _ in body.outputs],
-            function.nodes(), [helper.make_opsetid("", OPSET)],
-        )  # fmt: skip
+            DOMAIN,
+            name,
+            [n for n, _ in body.inputs],
+            [n for n, _ in body.outputs],
+            function.nodes(),
+            [helper.make_opsetid("", OPSET)],
+        )
         made.doc_string = f"{operations(step)}\n{step.primitives}"
         self.functions[name] = made
         node = helper.make_node(
-            name, [self._name(port) for port in step.inputs],
-            [self._name(port) for port in step.outputs], domain=DOMAIN, name=f"{number}",
-        )  # fmt: skip
+            name,
+            [self._name(port) for port in step.inputs],
+            [self._name(port) for port in step.outputs],
+            domain=DOMAIN,
+            name=f"{number}",
+        )
         facts = {
-            "provider": step.provider, "variant": step.variant, "cost_ns": step.cost_ns,
-            "bound_ns": step.bound_ns, "is_measured": step.is_measured, "bytes": step.size_bytes,
-            "flop": step.work_flop, "from": ", ".join(filter(None, step.origins)),
+            "provider": step.provider,
+            "variant": step.variant,
+            "cost_ns": step.cost_ns,
+            "bound_ns": step.bound_ns,
+            "is_measured": step.is_measured,
+            "bytes": step.size_bytes,
+            "flop": step.work_flop,
+            "from": ", ".join(filter(None, step.origins)),
             "layouts": f"{[p.layout for p in step.inputs]} -> {[p.layout for p in step.outputs]}",
-        }  # fmt: skip
+        }
         for proto in (node, made):
             helper.set_metadata_props(proto, {k: str(v) for k, v in facts.items()})
         self.nodes.append(node)
@@ -130,10 +143,7 @@ class _Plan:
 
 def metadata(model: onnx.ModelProto) -> dict[str, dict[str, Any]]:
     """Return the facts of each kernel of such a model, by the function's name."""
-    return {
-        function.name: {p.key: _value(p.value) for p in function.metadata_props}
-        for function in model.functions
-    }
+    return {function.name: {p.key: _value(p.value) for p in function.metadata_props} for function in model.functions}
 
 
 def _value(text: str) -> Any:

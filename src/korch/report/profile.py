@@ -72,9 +72,10 @@ class Profile:
         """Return a table of the slowest kernels, sums per provider, and the whole."""
         total = sum(kernel.median_ns for kernel in self.kernels) or 1.0
         slowest = sorted(self.running, key=lambda kernel: -kernel.median_ns)[:most]
-        lines = [f"{'#':>4} {'in the run':>11} {'p10':>9} {'p90':>9} {'share':>6} {'alone':>10} "
-                 f"{'ratio':>6}  {self._load_text(None)}{'provider':11} what it computes"
-                 ]  # fmt: skip
+        lines = [
+            f"{'#':>4} {'in the run':>11} {'p10':>9} {'p90':>9} {'share':>6} {'alone':>10} "
+            f"{'ratio':>6}  {self._load_text(None)}{'provider':11} what it computes"
+        ]
         for k in slowest:
             alone = f"{'' if k.is_measured else '≥'}{k.alone_ns / 1e3:.1f}"
             ratio = f"{k.median_ns / k.alone_ns:.2f}" if k.is_measured and k.alone_ns else "-"
@@ -118,8 +119,7 @@ class Profile:
             f"{alone_ns / 1e6:>9.3f} ms alone ({run_ns / max(alone_ns, 1.0):.2f})"
             for name, (count, run_ns, alone_ns) in rows
         ]
-        lines.append(f"{'a whole run':12} {'':12} {self.run_ns / 1e6:>9.3f} ms, median of "
-                     f"{self.rounds}")  # fmt: skip
+        lines.append(f"{'a whole run':12} {'':12} {self.run_ns / 1e6:>9.3f} ms, median of {self.rounds}")
         return lines
 
 
@@ -139,8 +139,14 @@ def profile(executable: Executable, arrays: Sequence[Any], rounds: int = 30) -> 
     timing = executable.time(arrays, rounds)
     times = np.array(timing.kernel_ns, float).reshape(rounds, len(executable.plan.steps))
     kernels = tuple(
-        KernelTime(i, step.provider, operations(step), float(step.cost_ns), step.is_measured,
-                   *(float(np.percentile(times[:, i], p)) for p in (50, 10, 90)))
+        KernelTime(
+            i,
+            step.provider,
+            operations(step),
+            float(step.cost_ns),
+            step.is_measured,
+            *(float(np.percentile(times[:, i], p)) for p in (50, 10, 90)),
+        )
         for i, step in enumerate(executable.plan.steps)
-    )  # fmt: skip
+    )
     return Profile(kernels, float(np.median(timing.run_ns)), rounds)

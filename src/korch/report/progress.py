@@ -14,9 +14,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TextIO
 
-STAGES = (
-    "frontend", "fission", "equivalences", "reference", "candidates", "orchestrate", "build", "save"
-)  # fmt: skip
+STAGES = ("frontend", "fission", "equivalences", "reference", "candidates", "orchestrate", "build", "save")
 
 TICK_SECONDS = 1.0
 LINE_SECONDS = 10.0
@@ -27,9 +25,12 @@ class Bar:
     """A context whose `tell` is a pipeline's progress function."""
 
     def __init__(
-        self, budget_s: float | None = None, begun_s: float | None = None,
-        stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+        self,
+        budget_s: float | None = None,
+        begun_s: float | None = None,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Begin.
 
         Args:
@@ -53,8 +54,9 @@ class Bar:
         self._ticker.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:  # fmt: skip
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._done.set()
         self._ticker.join()
         if self._is_terminal:

@@ -50,32 +50,29 @@ def grouping_rows(groupings: Groupings) -> list[list[dict[str, Any]]]:
     return [
         [
             {
-                "kernels": [
-                    {"provider": c.provider, "operations": operations_of(c.group.text)}
-                    for c in row.kernels
-                ],
-                "instead": list(row.instead), "cost_ns": row.cost_ns,
+                "kernels": [{"provider": c.provider, "operations": operations_of(c.group.text)} for c in row.kernels],
+                "instead": list(row.instead),
+                "cost_ns": row.cost_ns,
                 "instead_ns": row.instead_ns,
             }
             for row in rows
         ]
         for rows in groupings
-    ]  # fmt: skip
+    ]
 
 
 def _row(candidate: Candidate, meter: AnyMeter) -> dict[str, Any]:
     record = meter.known(candidate)
-    inputs, outputs = (
-        ", ".join(map(str, layouts))
-        for layouts in (candidate.offer.inputs, candidate.offer.outputs)
-    )
+    inputs, outputs = (", ".join(map(str, layouts)) for layouts in (candidate.offer.inputs, candidate.offer.outputs))
     is_measured = isinstance(record, Measured)
     return {
-        "provider": candidate.provider, "variant": candidate.offer.variant,
-        "layouts": f"({inputs}) -> ({outputs})", "cost_ns": meter.cost_ns(candidate)[0],
+        "provider": candidate.provider,
+        "variant": candidate.offer.variant,
+        "layouts": f"({inputs}) -> ({outputs})",
+        "cost_ns": meter.cost_ns(candidate)[0],
         "is_measured": is_measured,
         "failure": f"{record.kind}: {record.message}"[:120] if isinstance(record, Failed) else "",
-    }  # fmt: skip
+    }
 
 
 def _order(row: dict[str, Any]) -> tuple[bool, bool, int]:

@@ -138,14 +138,23 @@ def watch_threads(artifact: Path, threads: int, rounds: int, seed: int = 0) -> T
     preload = [str(library), *os.environ.get("LD_PRELOAD", "").split()]
     openmp = find_library("iomp5")
     environment = {
-        **os.environ, "LD_PRELOAD": " ".join(preload), "OMP_NUM_THREADS": str(threads),
+        **os.environ,
+        "LD_PRELOAD": " ".join(preload),
+        "OMP_NUM_THREADS": str(threads),
         "KORCH_OPENMP": str(openmp or ""),
-    }  # fmt: skip
+    }
     task = {"artifact": str(artifact), "rounds": rounds, "seed": seed, "preloaded": str(library)}
     command = child_command("korch.report.threads_worker")
     try:
-        done = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True,
-                              env=environment, timeout=SECONDS, check=False)  # fmt: skip
+        done = subprocess.run(
+            command,
+            input=json.dumps(task),
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=SECONDS,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MeasureError(f"the process that looks at threads fails: {error}") from error
     if done.returncode:
@@ -163,9 +172,14 @@ def read_run(data: dict[str, Any]) -> Run:
     for region, _, begin_ns, _, _ in data["spans"]:
         first[region] = min(begin_ns, first.get(region, begin_ns))
     spans = (
-        Span(min(bisect_right(ends, first[region] - begun_ns), len(ends) - 1), thread,
-             begin_ns - begun_ns, end_ns - begun_ns, wait_ns)
+        Span(
+            min(bisect_right(ends, first[region] - begun_ns), len(ends) - 1),
+            thread,
+            begin_ns - begun_ns,
+            end_ns - begun_ns,
+            wait_ns,
+        )
         for region, thread, begin_ns, end_ns, wait_ns in data["spans"]
-    )  # fmt: skip
+    )
     ordered = sorted(spans, key=lambda span: (span.begin_ns, span.thread))
     return Run(tuple(kernel_ns), tuple(ordered), data["left_out"])

@@ -24,8 +24,7 @@ REGIONS_OF_A_KERNEL = 64
 class Span(ctypes.Structure):
     """What one thread did in one parallel region; as `span` in korch_threads.cpp."""
 
-    _fields_ = tuple((name, ctypes.c_int64)
-                     for name in ("region", "thread", "begin_ns", "end_ns", "wait_ns"))  # fmt: skip
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("region", "thread", "begin_ns", "end_ns", "wait_ns"))
 
 
 def serve() -> None:
@@ -47,18 +46,25 @@ def serve() -> None:
         kernel_ns, spans = (ctypes.c_int64 * count)(), (Span * room)()
         found, begun_ns = ctypes.c_int64(), ctypes.c_int64()
         code = preloaded.korch_threads_run(
-            ctypes.c_void_p(handle.timed_address), handle.pointer, _pointers(given),
-            _pointers(wanted), kernel_ns, spans, ctypes.c_int64(room), ctypes.byref(found),
+            ctypes.c_void_p(handle.timed_address),
+            handle.pointer,
+            _pointers(given),
+            _pointers(wanted),
+            kernel_ns,
+            spans,
+            ctypes.c_int64(room),
+            ctypes.byref(found),
             ctypes.byref(begun_ns),
-        )  # fmt: skip
+        )
         if code:
             raise SystemExit(f"the run failed with code {code}")
         kept = spans[: min(found.value, room)]
         return {
-            "begun_ns": begun_ns.value, "kernel_ns": list(kernel_ns),
+            "begun_ns": begun_ns.value,
+            "kernel_ns": list(kernel_ns),
             "left_out": found.value - len(kept),
             "spans": [[s.region, s.thread, s.begin_ns, s.end_ns, s.wait_ns] for s in kept],
-        }  # fmt: skip
+        }
 
     runs = [executable.hooked(arrays, once) for _ in range(task["rounds"])]
     json.dump(runs, answer)

@@ -21,8 +21,7 @@ CALLING_ONLY = (
 )
 
 
-def trace(plan: PlanRecord, profile: Profile, threads: Threads | None = None,
-          reason: str = "") -> dict[str, Any]:  # fmt: skip
+def trace(plan: PlanRecord, profile: Profile, threads: Threads | None = None, reason: str = "") -> dict[str, Any]:
     """Return the trace of a run.
 
     Args:
@@ -40,13 +39,11 @@ def trace(plan: PlanRecord, profile: Profile, threads: Threads | None = None,
         names = {0: "kernels"} | {n + 1: f"thread {n}" for n in range(threads.threads)}
         note = CALLING_ONLY
     events: list[dict[str, Any]] = [
-        {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": plan.model.path or "model"}},
-    ]  # fmt: skip
+        {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": plan.model.path or "model"}}
+    ]
     for row, name in names.items():
-        events.append({"name": "thread_name", "ph": "M", "pid": 1, "tid": row,
-                       "args": {"name": name}})  # fmt: skip
-        events.append({"name": "thread_sort_index", "ph": "M", "pid": 1, "tid": row,
-                       "args": {"sort_index": row}})  # fmt: skip
+        events.append({"name": "thread_name", "ph": "M", "pid": 1, "tid": row, "args": {"name": name}})
+        events.append({"name": "thread_sort_index", "ph": "M", "pid": 1, "tid": row, "args": {"sort_index": row}})
     events += _kernels(plan, profile, kernel_ns)
     if threads is not None:
         events += _threads(plan, threads)
@@ -61,26 +58,42 @@ def _kernels(plan: PlanRecord, profile: Profile, kernel_ns: list[float]) -> list
     ):
         load = profile.loads[number] if profile.loads else None
         about = {} if load is None else {"longest over mean": load.longest, "idle": load.idle}
-        events.append({
-            "name": operations(step), "cat": step.provider, "ph": "X", "ts": begin_ns / 1e3,
-            "dur": time_ns / 1e3, "pid": 1, "tid": 0,
-            "args": {
-                "kernel": number, "provider": step.provider, "variant": step.variant,
-                "alone us": step.cost_ns / 1e3, "bound us": step.bound_ns / 1e3,
-                "bytes": step.size_bytes, "FLOP": step.work_flop,
-                "origins": [origin for origin in step.origins if origin], **about,
-            },
-        })  # fmt: skip
+        events.append(
+            {
+                "name": operations(step),
+                "cat": step.provider,
+                "ph": "X",
+                "ts": begin_ns / 1e3,
+                "dur": time_ns / 1e3,
+                "pid": 1,
+                "tid": 0,
+                "args": {
+                    "kernel": number,
+                    "provider": step.provider,
+                    "variant": step.variant,
+                    "alone us": step.cost_ns / 1e3,
+                    "bound us": step.bound_ns / 1e3,
+                    "bytes": step.size_bytes,
+                    "FLOP": step.work_flop,
+                    "origins": [origin for origin in step.origins if origin],
+                    **about,
+                },
+            }
+        )
     return events
 
 
 def _threads(plan: PlanRecord, threads: Threads) -> list[dict[str, Any]]:
     return [
         {
-            "name": operations(plan.steps[span.kernel]), "cat": plan.steps[span.kernel].provider,
-            "ph": "X", "ts": span.begin_ns / 1e3, "dur": (span.end_ns - span.begin_ns) / 1e3,
-            "pid": 1, "tid": span.thread + 1,
+            "name": operations(plan.steps[span.kernel]),
+            "cat": plan.steps[span.kernel].provider,
+            "ph": "X",
+            "ts": span.begin_ns / 1e3,
+            "dur": (span.end_ns - span.begin_ns) / 1e3,
+            "pid": 1,
+            "tid": span.thread + 1,
             "args": {"kernel": span.kernel, "waited for other threads us": span.wait_ns / 1e3},
         }
         for span in threads.typical.spans
-    ]  # fmt: skip
+    ]

@@ -118,9 +118,7 @@ Members = Mapping[str, Callable[[], Iterable[bytes | memoryview]]]
 """By name, what gives the chunks of each member of an archive; it is called twice."""
 
 
-def write_archive(
-    path: str | os.PathLike[str], manifest: Mapping[str, Any], members: Members
-) -> None:
+def write_archive(path: str | os.PathLike[str], manifest: Mapping[str, Any], members: Members) -> None:
     """Write an archive of members, whose checksums its manifest holds, as `write_file` does.
 
     Args:
@@ -168,14 +166,10 @@ def read_archive(
         where = f"{path}: {error.where}" if error.where else str(path)
         raise ArtifactError(error.what, where, error.expected, error.hint) from error
     except OSError as error:
-        raise ArtifactError(
-            f"it can't be read: {error.strerror or error}", where=str(path)
-        ) from error
+        raise ArtifactError(f"it can't be read: {error.strerror or error}", where=str(path)) from error
 
 
-def _opened(
-    stream: IO[bytes], format_name: str, schema: int, needed: Sequence[str]
-) -> Iterator[zipfile.ZipFile]:
+def _opened(stream: IO[bytes], format_name: str, schema: int, needed: Sequence[str]) -> Iterator[zipfile.ZipFile]:
     head = stream.read(_NAME_AT + len(MANIFEST))
     if not head.startswith(_FIRST_BYTES) or head[_NAME_AT:] != MANIFEST.encode():
         raise _no_artifact()
@@ -200,9 +194,7 @@ def read_format(path: str | os.PathLike[str]) -> str:
         with open_file(path) as stream:
             head = stream.read(4096)
     except OSError as error:
-        raise ArtifactError(
-            f"it can't be read: {error.strerror or error}", where=str(path)
-        ) from error
+        raise ArtifactError(f"it can't be read: {error.strerror or error}", where=str(path)) from error
     found = re.search(rb'"format":\s*"([a-z-]+)"', head)
     return found[1].decode() if found else ""
 
@@ -223,9 +215,7 @@ def read_artifact(path: str | os.PathLike[str] | IO[bytes]) -> Artifact:
         where = f"{path}: {error.where}" if error.where else str(path)
         raise ArtifactError(error.what, where, error.expected, error.hint) from error
     except OSError as error:
-        raise ArtifactError(
-            f"it can't be read: {error.strerror or error}", where=str(path)
-        ) from error
+        raise ArtifactError(f"it can't be read: {error.strerror or error}", where=str(path)) from error
 
 
 def artifact_bytes(artifact: Artifact) -> bytes:
@@ -270,9 +260,7 @@ def _add(archive: zipfile.ZipFile, name: str, chunks: Iterable[bytes | memoryvie
             member.write(chunk)
 
 
-def _checksums(
-    members: Iterable[tuple[str, Iterable[bytes | memoryview]]],
-) -> dict[str, dict[str, str]]:
+def _checksums(members: Iterable[tuple[str, Iterable[bytes | memoryview]]]) -> dict[str, dict[str, str]]:
     """Return what the manifest says of members: their checksums by kind and name."""
     found: dict[str, dict[str, str]] = {"sha256": {}, "xxh3": {}}
     for name, chunks in members:
@@ -343,9 +331,7 @@ def _read_manifest(archive: zipfile.ZipFile, format_name: str, schema: int) -> d
     return found
 
 
-def _check_digests(
-    archive: zipfile.ZipFile, manifest: Mapping[str, Any], needed: Sequence[str]
-) -> None:
+def _check_digests(archive: zipfile.ZipFile, manifest: Mapping[str, Any], needed: Sequence[str]) -> None:
     """Check that the archive holds exactly the members that the manifest names, unchanged.
 
     Weights are checked when they are read.
@@ -357,9 +343,7 @@ def _check_digests(
         or not isinstance(of_weights, dict)
         or sorted(names) != sorted((MANIFEST, *digests, *of_weights))
     ):
-        raise ArtifactError(
-            "its members are not those that its manifest names", where=MANIFEST, hint=_REBUILD
-        )
+        raise ArtifactError("its members are not those that its manifest names", where=MANIFEST, hint=_REBUILD)
     for name in needed:
         if name not in (of_weights if name == WEIGHTS else digests):
             raise ArtifactError(f"{name} is missing", where=MANIFEST, hint=_REBUILD)
@@ -370,9 +354,7 @@ def _check_digests(
         except zipfile.BadZipFile as error:
             raise ArtifactError("it is damaged", where=name, hint=_REBUILD) from error
         if found != expected:
-            raise ArtifactError(
-                "it is not what was written: its checksum differs", where=name, hint=_REBUILD
-            )
+            raise ArtifactError("it is not what was written: its checksum differs", where=name, hint=_REBUILD)
 
 
 def read_weights(archive: zipfile.ZipFile) -> Weights:
@@ -432,9 +414,7 @@ def _requirements(manifest: Mapping[str, Any]) -> Requirements:
         flags = tuple(str(flag) for flag in requires["cpu_flags"])
         return Requirements(str(requires["system"]), str(requires["machine"]), flags)
     except (KeyError, TypeError) as error:
-        raise ArtifactError(
-            "it does not say which machine it is for", where=MANIFEST, hint=_REBUILD
-        ) from error
+        raise ArtifactError("it does not say which machine it is for", where=MANIFEST, hint=_REBUILD) from error
 
 
 def _sync_folder(folder: Path) -> None:

@@ -20,14 +20,7 @@ from korch.provider.provider import Kernel
 from korch.runtime.artifact import Artifact
 from korch.runtime.machine import REQUIRED_FLAGS, Requirements
 from korch.runtime.program import Program, Slot, Step, bind_steps
-from korch.runtime.record import (
-    ModelRecord,
-    PlanRecord,
-    PortRecord,
-    StepRecord,
-    TensorRecord,
-    plain,
-)
+from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord, plain
 from korch.runtime.source import INCLUDE, native_text, print_main
 from korch.runtime.weights import Weights
 from korch.target import Target
@@ -78,10 +71,7 @@ def build(
         inputs=tuple(TensorRecord.of(name, type_) for name, type_ in program.inputs),
         outputs=tuple(TensorRecord.of(name, type_) for name, type_ in program.outputs),
         threads=target.threads,
-        steps=tuple(
-            step_record(graph, step, slots)
-            for step, slots in zip(steps, program.slots, strict=True)
-        ),
+        steps=tuple(step_record(graph, step, slots) for step, slots in zip(steps, program.slots, strict=True)),
         libraries=tuple(sorted(libraries)),
         arena_bytes=program.arena.size_bytes,
         arena_bound_bytes=program.arena.lower_bound_bytes,
@@ -136,13 +126,10 @@ def check_symbols(program: Program[Kernel]) -> None:
     seen: dict[str, str] = {}
     for kernel in program.kernels:
         if not re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)?", kernel.symbol):
-            raise InvalidGraphError(
-                "its symbol is no C identifier", where=f"kernel {kernel.symbol!r}"
-            )
+            raise InvalidGraphError("its symbol is no C identifier", where=f"kernel {kernel.symbol!r}")
         if seen.setdefault(kernel.symbol, kernel.source) != kernel.source:
             raise InvalidGraphError(
-                "two kernels with different sources have this symbol",
-                where=f"kernel {kernel.symbol}",
+                "two kernels with different sources have this symbol", where=f"kernel {kernel.symbol}"
             )
 
 
@@ -150,9 +137,7 @@ def step_record(graph: PrimitiveGraph, step: Step[Any], slots: Sequence[Slot]) -
     """Return the record of a kernel and the places of its buffers."""
     group, offer = step.candidate.group, step.candidate.offer
     ports = [
-        PortRecord(
-            value, str(graph.types[value]), str(layout), slot.place.value, slot.at, slot.offset
-        )
+        PortRecord(value, str(graph.types[value]), str(layout), slot.place.value, slot.at, slot.offset)
         for value, layout, slot in zip(
             (*group.inputs, *group.outputs), (*offer.inputs, *offer.outputs), slots, strict=False
         )  # the workspace, if there is one, comes last

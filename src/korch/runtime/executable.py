@@ -27,11 +27,20 @@ from korch.runtime.text import executable_text, plan_facts
 T = TypeVar("T")
 
 _ONNX_TYPE = {
-    DType.F64: "double", DType.F32: "float", DType.F16: "float16", DType.BF16: "bfloat16",
-    DType.I64: "int64", DType.I32: "int32", DType.I16: "int16", DType.I8: "int8",
-    DType.U64: "uint64", DType.U32: "uint32", DType.U16: "uint16", DType.U8: "uint8",
+    DType.F64: "double",
+    DType.F32: "float",
+    DType.F16: "float16",
+    DType.BF16: "bfloat16",
+    DType.I64: "int64",
+    DType.I32: "int32",
+    DType.I16: "int16",
+    DType.I8: "int8",
+    DType.U64: "uint64",
+    DType.U32: "uint32",
+    DType.U16: "uint16",
+    DType.U8: "uint8",
     DType.BOOL: "bool",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +177,7 @@ class Executable:
         return outputs
 
     def run(
-        self,
-        output_names: Sequence[str] | None,
-        feeds: Mapping[str, Any],
-        run_options: None = None,
+        self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], run_options: None = None
     ) -> list[Array]:
         """Run the model as `onnxruntime.InferenceSession.run` does.
 
@@ -207,9 +213,7 @@ class Executable:
             run_ns.append(time.perf_counter_ns() - start)
         return Timing(tuple(run_ns), tuple(kernel_ns))
 
-    def hooked(
-        self, arrays: Sequence[Any], hook: Callable[[Handle, Sequence[int], Sequence[int]], T]
-    ) -> T:
+    def hooked(self, arrays: Sequence[Any], hook: Callable[[Handle, Sequence[int], Sequence[int]], T]) -> T:
         """Return what a hook gives that runs the plan itself.
 
         Args:
@@ -257,8 +261,9 @@ class Executable:
 
     def _whole(self) -> Artifact:
         if self._is_one_of_several:
-            raise ArtifactError("one of several plans can't be saved without the others",
-                                hint="Save the executable that has them all")  # fmt: skip
+            raise ArtifactError(
+                "one of several plans can't be saved without the others", hint="Save the executable that has them all"
+            )
         return self._reported()
 
     def _reported(self) -> Artifact:
@@ -267,10 +272,7 @@ class Executable:
     def _accept(self, arrays: Sequence[Any]) -> list[Array]:
         if len(arrays) != len(self._inputs):
             names = _list([tensor.name for tensor in self._inputs])
-            raise InputError(
-                f"it was called with {len(arrays)} arrays",
-                expected=f"{len(self._inputs)}: {names}",
-            )
+            raise InputError(f"it was called with {len(arrays)} arrays", expected=f"{len(self._inputs)}: {names}")
         return list(map(_accept, arrays, self._inputs))
 
     def _allocate(self) -> tuple[Array, ...]:
@@ -278,9 +280,12 @@ class Executable:
 
 
 def run_by_name(
-    call: Callable[..., Sequence[Any]], plan: PlanRecord, output_names: Sequence[str] | None,
-    feeds: Mapping[str, Any], run_options: None = None,
-) -> list[Any]:  # fmt: skip
+    call: Callable[..., Sequence[Any]],
+    plan: PlanRecord,
+    output_names: Sequence[str] | None,
+    feeds: Mapping[str, Any],
+    run_options: None = None,
+) -> list[Any]:
     """Run a plan's executable as `onnxruntime.InferenceSession.run` does.
 
     Args:
@@ -309,8 +314,7 @@ def check_feeds(feeds: object, names: Sequence[str]) -> None:
     """Raise `InputError` unless the feeds of a run are an array for each of some names."""
     expected = f"an array for each of {_list(names)}"
     if not isinstance(feeds, Mapping):
-        raise InputError(f"the feeds are of type {type(feeds).__name__}",
-                         expected=f"a dict with {expected}")  # fmt: skip
+        raise InputError(f"the feeds are of type {type(feeds).__name__}", expected=f"a dict with {expected}")
     if unknown := [name for name in feeds if name not in names]:
         raise InputError(f"there is no input {unknown[0]!r}", expected=expected)
     if missing := [name for name in names if name not in feeds]:
@@ -343,11 +347,7 @@ def _accept(array: Any, tensor: _Tensor) -> Array:
     dtype = tensor.dtype
     is_native = found.dtype == dtype
     if found.shape != tensor.shape or not (is_native or found.dtype.newbyteorder("=") == dtype):
-        raise InputError(
-            f"it is {_describe(found)}",
-            where=f"input {tensor.name!r}",
-            expected=str(tensor.type),
-        )
+        raise InputError(f"it is {_describe(found)}", where=f"input {tensor.name!r}", expected=str(tensor.type))
     flags = found.flags
     if is_native and flags.c_contiguous and flags.aligned:
         return found
@@ -362,14 +362,17 @@ def import_array(array: Any, name: str, expected: str) -> Array:
     """
     where = f"input {name!r}"
     if not hasattr(array, "__dlpack__"):
-        raise InputError(f"it is of type {type(array).__name__}", where,
-                         f"{expected} as an array of NumPy, or one that speaks DLPack"
-                         )  # fmt: skip
+        raise InputError(
+            f"it is of type {type(array).__name__}",
+            where,
+            f"{expected} as an array of NumPy, or one that speaks DLPack",
+        )
     try:
         found: Array = np.from_dlpack(array)
     except (BufferError, RuntimeError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"it can't be read through DLPack: {error}", where,
-                         f"{expected} in this machine's memory") from error  # fmt: skip
+        raise InputError(
+            f"it can't be read through DLPack: {error}", where, f"{expected} in this machine's memory"
+        ) from error
     return found
 
 
@@ -394,9 +397,7 @@ def _check_interface(library: Library, artifact: Artifact) -> None:
     plan = artifact.plan
     constants = tuple((f"c{i}", type_) for i, type_ in enumerate(artifact.weights.types))
     try:
-        inputs, outputs = (
-            tuple((t.name, t.type) for t in tensors) for tensors in (plan.inputs, plan.outputs)
-        )
+        inputs, outputs = (tuple((t.name, t.type) for t in tensors) for tensors in (plan.inputs, plan.outputs))
     except ValueError:  # there is no such element type
         inputs = outputs = ()
     if (

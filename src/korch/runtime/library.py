@@ -100,10 +100,7 @@ class Handle:
         pointers = _pointers(weights.pointers)
         handle = create(pointers, ctypes.c_int(threads), error, ctypes.c_size_t(ERROR_BYTES))
         if not handle:
-            raise ProviderError(
-                f"it can't be set up: {error.value.decode(errors='replace')}",
-                where="executable",
-            )
+            raise ProviderError(f"it can't be set up: {error.value.decode(errors='replace')}", where="executable")
         self._weights = weights
         self._handle = ctypes.c_void_p(handle)
         self._run = library.function("run")
@@ -146,14 +143,10 @@ class Handle:
 
     def _check(self, code: int) -> None:
         if code:
-            raise ProviderError(
-                "it failed while it ran", where=f"kernel {self.library.kernels[code - 1]}"
-            )
+            raise ProviderError("it failed while it ran", where=f"kernel {self.library.kernels[code - 1]}")
 
 
-def _destroy(
-    destroy: Callable[[Any], None], handle: ctypes.c_void_p, weights: Weights, library: Library
-) -> None:
+def _destroy(destroy: Callable[[Any], None], handle: ctypes.c_void_p, weights: Weights, library: Library) -> None:
     destroy(handle)
 
 
@@ -214,9 +207,7 @@ def _check_size(content: bytes) -> None:
         ArtifactError: it has fewer, or it is no shared library of 64-bit words.
     """
     try:
-        magic, at, sections, size, count, section, section_count = struct.unpack_from(
-            "<5s27xQQ6xHHHH", content
-        )
+        magic, at, sections, size, count, section, section_count = struct.unpack_from("<5s27xQQ6xHHHH", content)
         ends = [sections + section * section_count]
         for i in range(count):
             kind, offset, mapped = struct.unpack_from("<I4xQ16xQ", content, at + i * size)

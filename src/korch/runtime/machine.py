@@ -11,10 +11,7 @@ from pathlib import Path
 
 from korch.errors import ArtifactError
 
-_AVX512 = (
-    "avx2", "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl", "bmi1", "bmi2", "f16c",
-    "fma",
-)  # fmt: skip
+_AVX512 = ("avx2", "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl", "bmi1", "bmi2", "f16c", "fma")
 
 REQUIRED_FLAGS: dict[str, tuple[str, ...]] = {
     "amx": _AVX512,  # kernels ask for the matrix units when they run, and do without them
@@ -22,7 +19,7 @@ REQUIRED_FLAGS: dict[str, tuple[str, ...]] = {
     "avx2": ("avx2", "bmi1", "bmi2", "f16c", "fma"),
     "neon": ("asimd",),
     "generic": (),
-}  # fmt: skip
+}
 """Per ISA that sources are compiled for, the flags of /proc/cpuinfo that the code needs."""
 
 
@@ -54,8 +51,7 @@ class Requirements:
         found = Requirements(sys.platform, platform.machine(), ())
         if (self.system, self.machine) != (found.system, found.machine):
             raise ArtifactError(
-                f"it was built for {self.system} on {self.machine}, "
-                f"this is {found.system} on {found.machine}",
+                f"it was built for {self.system} on {self.machine}, this is {found.system} on {found.machine}",
                 hint="Build it on a machine of this kind",
             )
         if missing := sorted(set(self.cpu_flags) - cpu_flags()):

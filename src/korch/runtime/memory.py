@@ -184,19 +184,14 @@ def _neighbours(buffers: Sequence[Buffer]) -> list[list[int]]:
 
 
 def _place(
-    buffers: Sequence[Buffer],
-    neighbours: Sequence[Sequence[int]],
-    order: Sequence[int],
-    is_best_fit: bool,
+    buffers: Sequence[Buffer], neighbours: Sequence[Sequence[int]], order: Sequence[int], is_best_fit: bool
 ) -> list[int]:
     """Place in this order, each into the tightest (or else the lowest) gap that it fits."""
     offsets = [-1] * len(buffers)
     for i in order:
         size = align_up(buffers[i].size_bytes)
         taken = sorted(
-            (offsets[j], offsets[j] + align_up(buffers[j].size_bytes))
-            for j in neighbours[i]
-            if offsets[j] >= 0
+            (offsets[j], offsets[j] + align_up(buffers[j].size_bytes)) for j in neighbours[i] if offsets[j] >= 0
         )
         best_gap = -1
         end = 0
@@ -212,9 +207,7 @@ def _place(
     return offsets
 
 
-def _solve(
-    buffers: Sequence[Buffer], hint: Sequence[int], bound: int, seconds: float
-) -> tuple[list[int], int]:
+def _solve(buffers: Sequence[Buffer], hint: Sequence[int], bound: int, seconds: float) -> tuple[list[int], int]:
     """Return the placement and the lower bound that CP-SAT finds, never worse than the hint."""
     model = cp_model.CpModel()
     limit = _size_bytes(buffers, hint) // ALIGNMENT

@@ -162,15 +162,13 @@ class _Binder:
         for part in parts:
             if part.place is not Place.ARENA or part.at in self.whole_of:
                 raise InvalidGraphError(
-                    "it is a concatenation in place of what lies elsewhere already",
-                    where=f"step {number}",
+                    "it is a concatenation in place of what lies elsewhere already", where=f"step {number}"
                 )
             self.whole_of[part.at] = whole.at, offset
             offset += self.buffers[part.at].size_bytes
         if offset != self.buffers[whole.at].size_bytes:
             raise InvalidGraphError(
-                f"it is a concatenation in place of {offset} bytes to "
-                f"{self.buffers[whole.at].size_bytes}",
+                f"it is a concatenation in place of {offset} bytes to {self.buffers[whole.at].size_bytes}",
                 where=f"step {number}",
             )
 
@@ -217,9 +215,7 @@ class _Binder:
             port = self.port(value, Layout.plain(self.graph.types[value].rank))
             source = self.current.get(port) or self.given(port)
             if source is None:
-                raise InvalidGraphError(
-                    f"no step writes it (%{value} in layout {port[1]})", where=f"output {name!r}"
-                )
+                raise InvalidGraphError(f"no step writes it (%{value} in layout {port[1]})", where=f"output {name!r}")
             is_whole = source.place is Place.ARENA and source.at not in self.whole_of
             if is_whole and source.at not in moved:
                 moved[source.at] = Slot(Place.OUTPUT, i)

@@ -182,15 +182,14 @@ def read_object(text: str | bytes, where: str) -> dict[str, Any]:
         data = json.loads(text)
         level = [data]
         for _ in range(MOST_NESTED):
-            lists = [part.values() if isinstance(part, dict) else part for part in level
-                     if isinstance(part, dict | list)]  # fmt: skip
+            lists = [
+                part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list)
+            ]
             level = [part for parts in lists for part in parts]
         if level or not isinstance(data, dict):
             raise ValueError("it is no object, or its parts are nested too deeply")
     except (ValueError, RecursionError) as error:
-        raise ArtifactError(
-            f"it can't be read: {error}", where, hint="Build the artifact again"
-        ) from error
+        raise ArtifactError(f"it can't be read: {error}", where, hint="Build the artifact again") from error
     return data
 
 

@@ -93,8 +93,9 @@ class ShapedExecutable:
         self._shared = shared
         self.plans: dict[Shapes, Executable] = {}
         for artifact, plan, chosen in zip(artifacts, found, shared.places, strict=True):
-            whole = replace(artifact, library=shared.library, sources=shared.sources,
-                            weights=_part(shared.weights, chosen))  # fmt: skip
+            whole = replace(
+                artifact, library=shared.library, sources=shared.sources, weights=_part(shared.weights, chosen)
+            )
             self.plans[_shapes(whole)] = Executable(whole, plan)
         first = next(iter(self.plans.values()))
         self._names = [t.name for t in first.get_inputs()]
@@ -140,8 +141,9 @@ class ShapedExecutable:
         """Run the model, as `Executable` does."""
         return self.plan_for(arrays)(*arrays)
 
-    def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any],
-            run_options: None = None) -> list[Array]:  # fmt: skip
+    def run(
+        self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], run_options: None = None
+    ) -> list[Array]:
         """Run the model as `onnxruntime.InferenceSession.run` does."""
         check_feeds(feeds, self._names)
         chosen = self.plan_for([feeds[name] for name in self._names])
@@ -168,8 +170,9 @@ class ShapedExecutable:
         shared, bare = self._shared, Weights.allocate(())
         program = json.dumps({"weights": shared.places}, sort_keys=True).encode()
         members: dict[str, Callable[[], Any]] = {
-            LIBRARY: partial(list, [shared.library]), PROGRAM: partial(list, [program]),
-        }  # fmt: skip
+            LIBRARY: partial(list, [shared.library]),
+            PROGRAM: partial(list, [program]),
+        }
         for i, executable in enumerate(self.plans.values()):
             artifact = replace(executable.artifact, library=b"", sources={}, weights=bare)
             members[f"plans/{i}.korch"] = partial(list, [artifact_bytes(artifact)])
@@ -196,8 +199,9 @@ def combine(executables: Sequence[Executable], builder: Builder) -> ShapedExecut
         if shapes in seen:
             raise OptionError(
                 f"two bindings give the inputs the same shapes, {_text(shapes)}",
-                where="option --shape", expected="different ones",
-            )  # fmt: skip
+                where="option --shape",
+                expected="different ones",
+            )
         seen.add(shapes)
     sources: dict[str, str] = {}
     for i, artifact in enumerate(artifacts):
@@ -224,9 +228,7 @@ def load_shaped(path: str | os.PathLike[str] | IO[bytes]) -> ShapedExecutable:
         raise ArtifactError("it is damaged", where=str(path)) from error
 
 
-def read_shaped(
-    path: str | os.PathLike[str] | IO[bytes],
-) -> tuple[list[Artifact], Shared]:
+def read_shaped(path: str | os.PathLike[str] | IO[bytes]) -> tuple[list[Artifact], Shared]:
     """Read what `ShapedExecutable.save` wrote: the plans, and what they have in common.
 
     Raises:
@@ -240,12 +242,10 @@ def read_shaped(
                 raise ValueError("a plan takes weights that are not there")
             sources = {
                 name.removeprefix(SOURCES): archive.read(name).decode()
-                for name in archive.namelist() if name.startswith(SOURCES)
-            }  # fmt: skip
-            artifacts = [
-                read_artifact(io.BytesIO(archive.read(f"plans/{i}.korch")))
-                for i in range(len(places))
-            ]
+                for name in archive.namelist()
+                if name.startswith(SOURCES)
+            }
+            artifacts = [read_artifact(io.BytesIO(archive.read(f"plans/{i}.korch"))) for i in range(len(places))]
             return artifacts, Shared(archive.read(LIBRARY), sources, weights, places)
         except (KeyError, ValueError, TypeError, IndexError, zipfile.BadZipFile) as error:
             raise ArtifactError("it is damaged", hint="Build the artifact again") from error
@@ -257,9 +257,7 @@ def _shapes(artifact: Artifact) -> Shapes:
 
 def _part(union: Weights, chosen: Sequence[int]) -> Weights:
     """Return some of the weights, in the same memory."""
-    return Weights(
-        tuple(union.types[i] for i in chosen), tuple(union.offsets[i] for i in chosen), union.block
-    )
+    return Weights(tuple(union.types[i] for i in chosen), tuple(union.offsets[i] for i in chosen), union.block)
 
 
 def _union(all_weights: Sequence[Weights]) -> tuple[Weights, list[list[int]]]:

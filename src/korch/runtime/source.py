@@ -19,8 +19,7 @@ from korch.provider.teams import omp_directives, team_refusal
 from korch.runtime.program import Place, Program, Slot
 from korch.target import Target
 
-PLAN_FUNCTIONS = ("inputs", "outputs", "constants", "kernels", "arena_bytes", "create", "run",
-                  "run_timed", "destroy")  # fmt: skip
+PLAN_FUNCTIONS = ("inputs", "outputs", "constants", "kernels", "arena_bytes", "create", "run", "run_timed", "destroy")
 """The members of `korch_plan` in `korch.h`, in its order."""
 
 INCLUDE = re.compile(r'^#include "(korch[\w.]*)"', re.MULTILINE)
@@ -41,8 +40,7 @@ def print_main(graph: PrimitiveGraph, program: Program[Any], target: Target) -> 
         target: the machine that they are for.
     """
     constants = [
-        (f"c{i}", layout.stored_type(graph.types[value]))
-        for i, (value, layout) in enumerate(program.constants)
+        (f"c{i}", layout.stored_type(graph.types[value])) for i, (value, layout) in enumerate(program.constants)
     ]
     running = (slots for kernel, slots in _pairs(program) if kernel.symbol)
     flat = [slot for slots in running for slot in slots]
@@ -82,16 +80,17 @@ def print_plans(count: int) -> str:
         # The types of the functions are those of the interface's functions for one plan.
         declarations += (f"decltype(korch_{n}) korch_plan{i}_{n};\n" for n in PLAN_FUNCTIONS)
         rows.append(f"{{{', '.join(f'korch_plan{i}_{n}' for n in PLAN_FUNCTIONS)}}}")
-    return "\n".join((
-        native_text("korch.h"),
-        'extern "C" {\n',
-        "".join(declarations),
-        _table("korch_plan", "PLAN", rows),
-        "int korch_abi_version(void) { return KORCH_ABI_VERSION; }\n",
-        "const korch_plan *korch_plans(int64_t *count) {\n"
-        "    *count = PLAN_COUNT;\n    return PLANS;\n}\n",
-        "} // extern \"C\"\n",
-    ))  # fmt: skip
+    return "\n".join(
+        (
+            native_text("korch.h"),
+            'extern "C" {\n',
+            "".join(declarations),
+            _table("korch_plan", "PLAN", rows),
+            "int korch_abi_version(void) { return KORCH_ABI_VERSION; }\n",
+            "const korch_plan *korch_plans(int64_t *count) {\n    *count = PLAN_COUNT;\n    return PLANS;\n}\n",
+            '} // extern "C"\n',
+        )
+    )
 
 
 @cache
@@ -106,10 +105,7 @@ def opens_regions(source: str) -> bool:
 
 def c_string(text: str) -> str:
     """Return a C string literal; what is not printable ASCII is escaped."""
-    escaped = (
-        chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\?' else f"\\{byte:03o}"
-        for byte in text.encode()
-    )
+    escaped = (chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\?' else f"\\{byte:03o}" for byte in text.encode())
     return '"' + "".join(escaped) + '"'
 
 

@@ -30,8 +30,7 @@ def plan_facts(plan: PlanRecord, report: Mapping[str, Any]) -> str:
     name = plan.model.path.rpartition("/")[2] or "a model"
     where = "on a CUDA device" if "arch" in plan.target else f"on {_count(plan.threads, 'thread')}"
     parts = [f"{name}: {_count(plan.kernel_count, 'kernel')} {where}"]
-    told = {"measured_ms": "measured {:.3f} ms", "predicted_ms": "predicted {:.3f} ms",
-            "gap": "gap {:.1%}"}  # fmt: skip
+    told = {"measured_ms": "measured {:.3f} ms", "predicted_ms": "predicted {:.3f} ms", "gap": "gap {:.1%}"}
     parts += [text.format(report[key]) for key, text in told.items() if report.get(key) is not None]
     return ", ".join(parts)
 

@@ -116,18 +116,22 @@ def unpack(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Unpa
             shutil.copyfile(source, temporary / name)
         flags = artifacts[0].requirements.cpu_flags
         manifest = {
-            "format": FORMAT, "schema": SCHEMA, "requires": artifacts[0].requirements,
-            "libraries": missing, "threads": plans[0].threads,
+            "format": FORMAT,
+            "schema": SCHEMA,
+            "requires": artifacts[0].requirements,
+            "libraries": missing,
+            "threads": plans[0].threads,
             "plans": [{"inputs": plan.inputs, "outputs": plan.outputs} for plan in plans],
             "sha256": {name: _digest(temporary / name) for name in (*members, *brought)},
-        }  # fmt: skip
+        }
         _write(temporary / MANIFEST, [to_json(manifest).encode()])
         temporary.replace(target)
     except OSError as error:
         raise ArtifactError(
-            f"it can't be written: {error.strerror or error}", where=str(target),
+            f"it can't be written: {error.strerror or error}",
+            where=str(target),
             hint="Choose a folder that may be written to and has room",
-        ) from error  # fmt: skip
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     shown = (LIBRARY, HEADER, WEIGHTS, *brought)
@@ -157,24 +161,29 @@ def _read(path: str | os.PathLike[str]) -> tuple[Sequence[Artifact], Shared]:
     if kind not in (artifact_module.FORMAT, ""):
         raise UnsupportedError(
             "it is for a CUDA device, or parts of it run on the host: only Python runs it",
-            where=str(path), expected="an artifact for the CPU without parts on the host",
-        )  # fmt: skip
+            where=str(path),
+            expected="an artifact for the CPU without parts on the host",
+        )
     found = read_artifact(path)
     return [found], Shared(found.library, found.sources, found.weights, [range(len(found.weights))])
 
 
 def _check_folder(folder: Path) -> None:
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise OptionError(f"{folder} exists and is not an empty folder", where="option FOLDER",
-                          hint="Choose another name, or remove it first")  # fmt: skip
+        raise OptionError(
+            f"{folder} exists and is not an empty folder",
+            where="option FOLDER",
+            hint="Choose another name, or remove it first",
+        )
 
 
 def _check_names(names: Iterable[str], path: str | os.PathLike[str]) -> None:
     """Check that files of these names lie in the folder that they are written to."""
     for name in names:
         if not re.fullmatch(r"\w[\w.-]*", name):
-            raise ArtifactError(f"a source has the name {name!r}", str(path), "the name of a file",
-                                "Build the artifact again")  # fmt: skip
+            raise ArtifactError(
+                f"a source has the name {name!r}", str(path), "the name of a file", "Build the artifact again"
+            )
 
 
 def _companions(plans: Sequence[PlanRecord]) -> tuple[dict[str, Path], tuple[str, ...]]:

@@ -86,11 +86,7 @@ class Weights:
         end = 0
         for i, type_ in enumerate(self.types):
             start, end = end, end + type_.size_bytes
-            header[f"c{i}"] = {
-                "dtype": type_.dtype.name,
-                "shape": list(type_.shape),
-                "data_offsets": [start, end],
-            }
+            header[f"c{i}"] = {"dtype": type_.dtype.name, "shape": list(type_.shape), "data_offsets": [start, end]}
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         yield len(text).to_bytes(8, "little")
@@ -161,9 +157,8 @@ def _bytes_at(read_at: ReadAt, start: int, count: int, size_bytes: int) -> bytes
 
 
 def _read_blocks(
-    read_at: ReadAt, size_bytes: int, begins: Sequence[int], weights: Weights,
-    numbers: Sequence[int],
-) -> list[tuple[int, bytes]]:  # fmt: skip
+    read_at: ReadAt, size_bytes: int, begins: Sequence[int], weights: Weights, numbers: Sequence[int]
+) -> list[tuple[int, bytes]]:
     """Read some blocks into their tensors; return number and checksum of each."""
     block = np.empty(CHUNK_BYTES, np.uint8)
     found = []

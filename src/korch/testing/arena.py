@@ -18,9 +18,8 @@ GARBAGE = 0xA5
 
 
 def simulate(
-    graph: PrimitiveGraph, steps: Sequence[Step[Any]], program: Program[Any],
-    arrays: Sequence[Array],
-) -> list[Array]:  # fmt: skip
+    graph: PrimitiveGraph, steps: Sequence[Step[Any]], program: Program[Any], arrays: Sequence[Array]
+) -> list[Array]:
     """Return the outputs; workspaces are overwritten, so what they share with others is lost.
 
     Args:
@@ -57,9 +56,7 @@ def simulate(
         ends = len(group.inputs), len(group.inputs) + len(group.outputs)
         feeds = {
             name: read(slot, layout, group.body.types[value])
-            for (name, value), layout, slot in zip(
-                group.body.inputs, offer.inputs, slots[: ends[0]], strict=True
-            )
+            for (name, value), layout, slot in zip(group.body.inputs, offer.inputs, slots[: ends[0]], strict=True)
         }
         found = reference.run(group.body, feeds, exact=False)
         if step.kernel.workspace_bytes:

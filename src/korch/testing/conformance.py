@@ -31,9 +31,12 @@ from typing import Any
 import onnx
 from onnx.backend.base import Backend, BackendRep
 
-KINDS = {"OnnxBackendNodeModelTest": "node", "OnnxBackendSimpleModelTest": "simple",
-         "OnnxBackendPyTorchOperatorModelTest": "pytorch-operator",
-         "OnnxBackendPyTorchConvertedModelTest": "pytorch-converted"}  # fmt: skip
+KINDS = {
+    "OnnxBackendNodeModelTest": "node",
+    "OnnxBackendSimpleModelTest": "simple",
+    "OnnxBackendPyTorchOperatorModelTest": "pytorch-operator",
+    "OnnxBackendPyTorchConvertedModelTest": "pytorch-converted",
+}
 LIMIT_SECONDS = 120.0
 CACHE_VARIABLE = "KORCH_CONFORMANCE_CACHE"
 WAYS = ("native", "opaque", "host", "constant")
@@ -103,9 +106,7 @@ class _Runtime(Backend):  # type: ignore[misc]
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         return _RuntimeRep(
-            onnxruntime.InferenceSession(
-                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-            )
+            onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         )
 
     @classmethod
@@ -187,9 +188,8 @@ class _Worker:
         if self.process is None or self.process.poll() is not None:
             command = [sys.executable, "-m", "korch.testing.conformance", "--work"]
             self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL, text=True, bufsize=1,
-            )  # fmt: skip
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, bufsize=1
+            )
         self.name, self.until_s = name, time.monotonic() + LIMIT_SECONDS
         assert self.process.stdin is not None
         self.process.stdin.write(f"{self.backend} {name}\n")
@@ -265,13 +265,20 @@ def excluded(name: str, exclusions: Mapping[str, str]) -> str:
 def format_table(korch: Iterable[Outcome], runtime: Iterable[Outcome]) -> str:
     """Return the counts per kind as a table of Markdown."""
     found, other = list(korch), {o.name: o.passed for o in runtime}
-    lines = ["| kind | cases | Korch passes | native | opaque | host | constant | "
-             "ONNX Runtime passes |", "|---|---:|---:|---:|---:|---:|---:|---:|"]  # fmt: skip
+    lines = [
+        "| kind | cases | Korch passes | native | opaque | host | constant | ONNX Runtime passes |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
     for kind in (*dict.fromkeys(KINDS.values()), "all"):
         chosen = [o for o in found if kind in (o.kind, "all")]
         ways = Counter(o.way for o in chosen if o.passed)
-        cells = [kind, len(chosen), sum(o.passed for o in chosen), *(ways[w] for w in WAYS),
-                 sum(other.get(o.name, False) for o in chosen)]  # fmt: skip
+        cells = [
+            kind,
+            len(chosen),
+            sum(o.passed for o in chosen),
+            *(ways[w] for w in WAYS),
+            sum(other.get(o.name, False) for o in chosen),
+        ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
@@ -285,8 +292,7 @@ def _load(path: Path) -> dict[str, Outcome]:
     return found
 
 
-def _run_backend(backend: str, names: Sequence[str], folder: Path, args: argparse.Namespace
-                 ) -> dict[str, Outcome]:  # fmt: skip
+def _run_backend(backend: str, names: Sequence[str], folder: Path, args: argparse.Namespace) -> dict[str, Outcome]:
     path = folder / f"{backend}.jsonl"
     if not args.resume:
         path.unlink(missing_ok=True)
@@ -319,16 +325,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     args.folder.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault(CACHE_VARIABLE, str((args.folder / "cache").resolve()))
-    names = [name for name, (kind, _) in cases("korch").items()
-             if args.kind in (None, kind) and fnmatch.fnmatchcase(name, args.only)]  # fmt: skip
+    names = [
+        name
+        for name, (kind, _) in cases("korch").items()
+        if args.kind in (None, kind) and fnmatch.fnmatchcase(name, args.only)
+    ]
     runtime = _run_backend("onnxruntime", names, args.folder, args)
     korch = _run_backend("korch", names, args.folder, args)
     return _report(korch, runtime, args)
 
 
-def _report(
-    korch: Mapping[str, Outcome], runtime: Mapping[str, Outcome], args: argparse.Namespace
-) -> int:
+def _report(korch: Mapping[str, Outcome], runtime: Mapping[str, Outcome], args: argparse.Namespace) -> int:
     exclusions = read_exclusions(args.exclusions) if args.exclusions.exists() else {}
     bad = 0
     for name, outcome in korch.items():

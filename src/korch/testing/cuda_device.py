@@ -24,8 +24,9 @@ from korch.primitive.types import DType
 from korch.testing.kernels import KernelError
 
 
-def run_on_device(kernel: CudaKernel, group: Group, offer: Offer, inputs: Sequence[Array],
-                  compiler: CubinCompiler) -> list[Array]:  # fmt: skip
+def run_on_device(
+    kernel: CudaKernel, group: Group, offer: Offer, inputs: Sequence[Array], compiler: CubinCompiler
+) -> list[Array]:
     """Return a kernel's outputs in the plain layout.
 
     Raises:
@@ -70,8 +71,9 @@ def run_on_device(kernel: CudaKernel, group: Group, offer: Offer, inputs: Sequen
     return found
 
 
-def _run_engine(torch: Any, network: Network, memory: Sequence[Any], inputs: Sequence[Array],
-                group: Group) -> list[Array]:  # fmt: skip
+def _run_engine(
+    torch: Any, network: Network, memory: Sequence[Any], inputs: Sequence[Array], group: Group
+) -> list[Array]:
     constants = {f"i{i}": inputs[i] for i in network.constants}
     model = with_constants(onnx.ModelProto.FromString(network.model), constants)
     given = [i for i in range(len(inputs)) if i not in network.constants]

@@ -69,18 +69,22 @@ def issue_on_cpu(program: CudaProgram, inputs: Sequence[Any]) -> list[Any]:
     owner._weights = torch.from_numpy(program.weights.block)
     owner._tables = [torch.tensor(table, dtype=torch.int32) for table in program.tables]
     owner._turns = schedule(program.steps)
-    owner._calls = {s.call: load_call(s.call, program.sources[s.call])
-                    for s in program.steps if s.call}  # fmt: skip
+    owner._calls = {s.call: load_call(s.call, program.sources[s.call]) for s in program.steps if s.call}
     owner._functions = {
         la.symbol: _Function(
-            Launch(la.symbol, program.sources[la.symbol], tuple(map(DType, la.signature)),
-                   la.arguments, la.grid, la.warps, la.stages)
+            Launch(
+                la.symbol,
+                program.sources[la.symbol],
+                tuple(map(DType, la.signature)),
+                la.arguments,
+                la.grid,
+                la.warps,
+                la.stages,
+            )
         )
-        for step in program.steps for la in step.launches
-    }  # fmt: skip
-    outputs = [
-        torch.zeros(t.shape, dtype=getattr(torch, DType(t.dtype).numpy.name))
-        for t in program.plan.outputs
-    ]
+        for step in program.steps
+        for la in step.launches
+    }
+    outputs = [torch.zeros(t.shape, dtype=getattr(torch, DType(t.dtype).numpy.name)) for t in program.plan.outputs]
     owner._issue([_Stream() for _ in range(STREAMS)], inputs, outputs)
     return outputs

@@ -20,8 +20,7 @@ from korch.testing.samples import random_arrays
 from korch.testing.tolerance import assert_same
 
 
-def run_cuda_kernel(kernel: CudaKernel, group: Group, offer: Offer, inputs: Sequence[Array]
-                    ) -> list[Array]:  # fmt: skip
+def run_cuda_kernel(kernel: CudaKernel, group: Group, offer: Offer, inputs: Sequence[Array]) -> list[Array]:
     """Return a kernel's outputs in the plain layout, from Triton's interpreter."""
     packed = [layout.pack(a) for layout, a in zip(offer.inputs, inputs, strict=True)]
     types = group.output_types
@@ -30,16 +29,17 @@ def run_cuda_kernel(kernel: CudaKernel, group: Group, offer: Offer, inputs: Sequ
         for layout, type_ in zip(offer.outputs, types, strict=True)
     ]
     found = run_interpreted(kernel, packed, sizes)
-    return [
-        layout.unpack(flat, type_.shape)
-        for layout, type_, flat in zip(offer.outputs, types, found, strict=True)
-    ]
+    return [layout.unpack(flat, type_.shape) for layout, type_, flat in zip(offer.outputs, types, found, strict=True)]
 
 
 def check_cuda_offers(
-    provider: Provider[CudaTarget, CudaKernel], groups: Sequence[Group], target: CudaTarget,
-    rng: np.random.Generator, specials: bool = False, most: int | None = None,
-) -> list[tuple[Group, Offer, CudaKernel]]:  # fmt: skip
+    provider: Provider[CudaTarget, CudaKernel],
+    groups: Sequence[Group],
+    target: CudaTarget,
+    rng: np.random.Generator,
+    specials: bool = False,
+    most: int | None = None,
+) -> list[tuple[Group, Offer, CudaKernel]]:
     """Compare every offer for some groups with the reference.
 
     Args:
@@ -81,11 +81,10 @@ def compare(kernel: CudaKernel, group: Group, offer: Offer, inputs: Sequence[Arr
     Raises:
         AssertionError: they differ by more than the tolerance for such a group.
     """
-    feeds: dict[str, Any] = {
-        name: array for (name, _), array in zip(group.body.inputs, inputs, strict=True)
-    }
+    feeds: dict[str, Any] = {name: array for (name, _), array in zip(group.body.inputs, inputs, strict=True)}
     expected = reference.run(group.body, feeds, exact=True)
     outputs = run_cuda_kernel(kernel, group, offer, inputs)
     for (name, value), actual in zip(group.body.outputs, outputs, strict=True):
-        assert_same(actual, expected[name], family=group_family(group), terms=group_terms(group),
-                    name=f"{name} (%{value})")  # fmt: skip
+        assert_same(
+            actual, expected[name], family=group_family(group), terms=group_terms(group), name=f"{name} (%{value})"
+        )

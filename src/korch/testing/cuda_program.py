@@ -46,10 +46,17 @@ def run_program(program: CudaProgram, inputs: Sequence[Array]) -> list[Array]:
         if step.call or step.engine:
             raise ValueError("calls of PyTorch and engines are not interpreted")
         launches = [
-            Launch(la.symbol, program.sources[la.symbol], tuple(map(DType, la.signature)),
-                   la.arguments, la.grid, la.warps, la.stages)
+            Launch(
+                la.symbol,
+                program.sources[la.symbol],
+                tuple(map(DType, la.signature)),
+                la.arguments,
+                la.grid,
+                la.warps,
+                la.stages,
+            )
             for la in step.launches
-        ]  # fmt: skip
+        ]
         memory = [[find(step.buffers[i]) for i in la.arguments] for la in launches]
         run_launches(launches, memory)
     for output, place in program.copies:
@@ -57,7 +64,4 @@ def run_program(program: CudaProgram, inputs: Sequence[Array]) -> list[Array]:
         size = outputs[output].size
         flat = source.array.reshape(-1).view(np.uint8)
         outputs[output][:] = flat[source.offset : source.offset + size]
-    return [
-        flat.view(t.type.dtype.numpy).reshape(t.shape)
-        for flat, t in zip(outputs, plan.outputs, strict=True)
-    ]
+    return [flat.view(t.type.dtype.numpy).reshape(t.shape) for flat, t in zip(outputs, plan.outputs, strict=True)]

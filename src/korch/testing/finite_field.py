@@ -156,9 +156,7 @@ def _conv_transpose(inputs: Sequence[Array], a: Any) -> Array:
     batch, per_in, per_out = x.shape[0], w.shape[0] // groups, w.shape[1]
     sizes = [
         (n - 1) * s + (k - 1) * d + 1 + more
-        for n, s, k, d, more in zip(
-            spatial, a.strides, kernel, a.dilations, a.output_padding, strict=True
-        )
+        for n, s, k, d, more in zip(spatial, a.strides, kernel, a.dilations, a.output_padding, strict=True)
     ]
     total = np.zeros((batch, groups * per_out, *sizes), np.int64)
     flat = x.reshape(batch, groups, per_in, -1)
@@ -171,9 +169,7 @@ def _conv_transpose(inputs: Sequence[Array], a: Any) -> Array:
         )
         total[_last(places)] += part.reshape(batch, -1, *spatial)
         total %= PRIME
-    kept = tuple(
-        slice(begin, n - end) for begin, end, n in zip(a.pads_begin, a.pads_end, sizes, strict=True)
-    )
+    kept = tuple(slice(begin, n - end) for begin, end, n in zip(a.pads_begin, a.pads_end, sizes, strict=True))
     return np.asarray(total[_last(kept)])
 
 
@@ -182,8 +178,7 @@ def _winograd(inputs: Sequence[Array], a: Any) -> Array:
     m, (top, left), (bottom, right) = a.tile, a.pads_begin, a.pads_end
     height, width = x.shape[2] + top + bottom - 2, x.shape[3] + left + right - 2
     down, across = tile_counts((0, 0, height, width), m)
-    padded = np.pad(x, ((0, 0), (0, 0), (top, bottom + down * m - height),
-                        (left, right + across * m - width)))  # fmt: skip
+    padded = np.pad(x, ((0, 0), (0, 0), (top, bottom + down * m - height), (left, right + across * m - width)))
     data, output = (t.astype(np.int64) for t in (TRANSFORMS[m].data, TRANSFORMS[m].output))
     image = np.zeros((x.shape[0], u.shape[3], down * m, across * m), np.int64)
     for i, j in itertools.product(range(down), range(across)):

@@ -82,8 +82,11 @@ def run_case(seed: int, case: int, folder: Path) -> Outcome:
     rng = np.random.default_rng((seed, case))
     kind = str(rng.choice(KINDS, p=WEIGHTS))
     run: dict[str, Callable[[np.random.Generator, Path], str]] = {
-        "mutation": _mutation, "operators": _operators, "artifact": _artifact, "cache": _cache,
-    }  # fmt: skip
+        "mutation": _mutation,
+        "operators": _operators,
+        "artifact": _artifact,
+        "cache": _cache,
+    }
     try:
         with limit(LIMIT_SECONDS):
             return Outcome(case, kind, run[kind](rng, folder), "")
@@ -133,16 +136,14 @@ def _check_model(rng: np.random.Generator, content: bytes, folder: Path, must_ru
         if any(t.dtype == np.dtype(object) or -1 in t.shape for t in inputs):
             return "right"  # it was built; what to feed it is not known
         feeds = {t.name: _draw(rng, t.shape, t.dtype) for t in inputs}
-        found = dict(zip([t.name for t in executable.get_outputs()], executable.run(None, feeds),
-                         strict=True))  # fmt: skip
+        found = dict(zip([t.name for t in executable.get_outputs()], executable.run(None, feeds), strict=True))
     else:
         operators = load_model(content)
         graph = fission(operators)
         check_graph(graph)
         if any(p.op == "opaque" for p in graph.primitives):
             return "right"  # the operator itself would be its own reference
-        feeds = {n: _draw(rng, graph.types[v].shape, graph.types[v].dtype.numpy)
-                 for n, v in graph.inputs}  # fmt: skip
+        feeds = {n: _draw(rng, graph.types[v].shape, graph.types[v].dtype.numpy) for n, v in graph.inputs}
         found = reference.run(graph, feeds)
     expected = _elsewhere(content, feeds)
     if expected is None:
@@ -176,8 +177,9 @@ def _compare(name: str, found: Any, expected: Any) -> None:
     if not isinstance(expected, np.ndarray) or expected.dtype.kind not in "fiub":
         return
     if found.shape != expected.shape or found.dtype.kind != expected.dtype.kind:
-        raise _WrongError(f"output {name!r} is {found.dtype}{list(found.shape)}, elsewhere "
-                          f"{expected.dtype}{list(expected.shape)}")  # fmt: skip
+        raise _WrongError(
+            f"output {name!r} is {found.dtype}{list(found.shape)}, elsewhere {expected.dtype}{list(expected.shape)}"
+        )
     a, b = found.astype(np.float64), expected.astype(np.float64)
     finite = np.isfinite(a) & np.isfinite(b)
     size = float(np.abs(b[finite]).max(initial=1.0))
@@ -295,8 +297,12 @@ def run_graphs(seed: int, cases: range, folder: Path, *, built: bool = True) -> 
                 for verdict in check_batch(seed, batch, folder, built=built):
                     is_fine = verdict.verdict in ("right", "disputed")
                     text = f"{verdict.verdict}: {' '.join(verdict.operators)}: {verdict.message}"
-                    yield Outcome(verdict.case, "graph", verdict.verdict if is_fine else "finding",
-                                  text if verdict.message else "")  # fmt: skip
+                    yield Outcome(
+                        verdict.case,
+                        "graph",
+                        verdict.verdict if is_fine else "finding",
+                        text if verdict.message else "",
+                    )
                     done = verdict.case + 1
         except _LateError:
             for case in range(done, batch.stop):
@@ -306,9 +312,7 @@ def run_graphs(seed: int, cases: range, folder: Path, *, built: bool = True) -> 
 def _child(seed: int, first: int, last: int, folder: Path, *, graphs: bool = False) -> None:
     """Run cases one after another; say before each that it begins, and after it what it gave."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    whole_s = _chunk_seconds(
-        last - first, graphs=graphs
-    )  # native code that hangs heeds no other limit
+    whole_s = _chunk_seconds(last - first, graphs=graphs)  # native code that hangs heeds no other limit
     resource.setrlimit(resource.RLIMIT_CPU, (whole_s, whole_s))
     out = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # native code of others writes there
@@ -334,9 +338,7 @@ def _keep(scratch: Path, folder: Path, outcome: Outcome) -> None:
             (folder / f"{outcome.case}-{name}").write_bytes((scratch / name).read_bytes())
 
 
-def run_cases(
-    seed: int, cases: range, jobs: int, folder: Path, *, graphs: bool = False
-) -> Iterator[Outcome]:
+def run_cases(seed: int, cases: range, jobs: int, folder: Path, *, graphs: bool = False) -> Iterator[Outcome]:
     """Run cases, or random graphs, in child processes; yield what became of each."""
     folder.mkdir(parents=True, exist_ok=True)
     chunks = [range(i, min(i + CHUNK, cases.stop)) for i in range(cases.start, cases.stop, CHUNK)]
@@ -350,13 +352,23 @@ def _run_chunk(seed: int, cases: range, folder: Path, *, graphs: bool = False) -
     found: list[Outcome] = []
     first = cases.start
     while first < cases.stop:
-        command = [sys.executable, "-m", "korch.testing.fuzz", "--seed", str(seed), "--child",
-                   f"{first}:{cases.stop}", "--folder", str(folder)]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "korch.testing.fuzz",
+            "--seed",
+            str(seed),
+            "--child",
+            f"{first}:{cases.stop}",
+            "--folder",
+            str(folder),
+        ]
         command += ["--graphs", str(cases.stop)] if graphs else []
         limit_s = PATIENCE * _chunk_seconds(cases.stop - first, graphs=graphs)
         try:
-            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                                  text=True, timeout=limit_s, check=False)  # fmt: skip
+            done = subprocess.run(
+                command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=limit_s, check=False
+            )
             text, code = done.stdout, str(done.returncode)
         except subprocess.TimeoutExpired as error:
             text, code = (error.stdout or b"").decode(errors="replace"), "none: it hung"

@@ -58,9 +58,7 @@ def onnx_runtime(model: onnx.ModelProto, feeds: dict[str, Array]) -> list[Any] |
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level, options.intra_op_num_threads = 4, 1
     try:
-        session = ort.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         return list(session.run(None, feeds))
     except Exception:  # noqa: BLE001 - foreign code, whose errors have no base
         return None
@@ -90,8 +88,7 @@ def check_batch(seed: int, cases: range, folder: Path, *, built: bool = True) ->
     """
     opset = opset_of(cases.start)
     drawn = {
-        case: random_onnx(np.random.default_rng((seed, case, 9)), opset, f"g{case}", onnx_runtime)
-        for case in cases
+        case: random_onnx(np.random.default_rng((seed, case, 9)), opset, f"g{case}", onnx_runtime) for case in cases
     }
     graphs = {case: graph for case, graph in drawn.items() if graph is not None}
     if built:
@@ -107,9 +104,7 @@ def check_batch(seed: int, cases: range, folder: Path, *, built: bool = True) ->
         yield Verdict(case, verdict, message, tuple(operators))
 
 
-def _check_together(
-    graphs: dict[int, Drawn], opset: int, folder: Path
-) -> dict[int, tuple[str, str]]:
+def _check_together(graphs: dict[int, Drawn], opset: int, folder: Path) -> dict[int, tuple[str, str]]:
     """Return verdicts and messages by case."""
     found: dict[int, tuple[str, str]] = {}
     # Rewrites may turn infinities into NaN; those that keep them are used with `strict`.
@@ -148,9 +143,7 @@ def _interpret(graph: Drawn, opset: int) -> Any:
         return f"{type(error).__name__}: {error}"[:400]
 
 
-def _optimize_and_run(
-    graphs: list[Drawn], opset: int, folder: Path, *, strict: bool
-) -> list[Any] | str:
+def _optimize_and_run(graphs: list[Drawn], opset: int, folder: Path, *, strict: bool) -> list[Any] | str:
     """Return the results, or the error as a text."""
     from korch.api import optimize
 
@@ -158,9 +151,8 @@ def _optimize_and_run(
     feeds = {name: array for graph in graphs for name, array in graph.feeds.items()}
     try:
         executable: Any = optimize(
-            model, measure=False, baselines=False, threads=1, strict=strict,
-            cache_folder=folder / "cache",
-        )  # fmt: skip
+            model, measure=False, baselines=False, threads=1, strict=strict, cache_folder=folder / "cache"
+        )
         return list(executable.run(None, feeds))
     except Exception as error:  # noqa: BLE001 - whatever it is, ONNX Runtime has a result
         return f"{type(error).__name__}: {error}"[:400]

@@ -37,10 +37,16 @@ from korch.testing.samples import random_arrays
 
 PLAIN = ((DType.F32,), (DType.F16,), (DType.BF16,), (DType.F64,))
 MIXED = (
-    (DType.F16, DType.F32), (DType.BF16, DType.F32), (DType.I8, DType.F32, DType.U8),
-    (DType.I32, DType.F16, DType.BOOL), (DType.I64, DType.BF16), (DType.U8, DType.F16),
-    (DType.I16, DType.U32), (DType.U64, DType.F64), (DType.U16, DType.I8, DType.BOOL),
-)  # fmt: skip
+    (DType.F16, DType.F32),
+    (DType.BF16, DType.F32),
+    (DType.I8, DType.F32, DType.U8),
+    (DType.I32, DType.F16, DType.BOOL),
+    (DType.I64, DType.BF16),
+    (DType.U8, DType.F16),
+    (DType.I16, DType.U32),
+    (DType.U64, DType.F64),
+    (DType.U16, DType.I8, DType.BOOL),
+)
 """Element types that meet in one graph; every type is in some set."""
 
 SIZES = (1, 2, 3, 5, 8, 17, 40)
@@ -81,9 +87,7 @@ def cpu_providers() -> tuple[Provider[Any, Any], ...]:
     return (*load_providers(), GeneratedProvider(least_stream_bytes=1))
 
 
-def draw_groups(
-    rng: np.random.Generator, dtypes: Sequence[DType], count: int, primitives: int = 10
-) -> list[Group]:
+def draw_groups(rng: np.random.Generator, dtypes: Sequence[DType], count: int, primitives: int = 10) -> list[Group]:
     """Return different groups of a random graph, as a search would find them."""
     graph = random_graph(rng, primitives, linear=True, dtypes=dtypes, sizes=SIZES)
     groups, _ = enumerate_groups(graph, Options(max_primitives=6))
@@ -95,9 +99,12 @@ def draw_groups(
 
 
 def cases_of(
-    groups: Sequence[Group], providers: Sequence[Provider[Any, Any]], target: Target,
-    rng: np.random.Generator, each: int = 2,
-) -> list[Case]:  # fmt: skip
+    groups: Sequence[Group],
+    providers: Sequence[Provider[Any, Any]],
+    target: Target,
+    rng: np.random.Generator,
+    each: int = 2,
+) -> list[Case]:
     """Return kernels for some groups: up to `each` of every provider's offers for a group.
 
     Raises:
@@ -121,16 +128,13 @@ def uncompiled(cases: Sequence[Case], builder: Builder) -> Iterator[Finding]:
     """Yield the kernels that do not compile."""
     units = [cases[i : i + UNIT] for i in range(0, len(cases), UNIT)]
     objects = builder.compile([_source(unit) for unit in units])
-    alone = [c for unit, found in zip(units, objects, strict=True) for c in unit
-             if isinstance(found, CompileFailure)]  # fmt: skip
+    alone = [c for unit, found in zip(units, objects, strict=True) for c in unit if isinstance(found, CompileFailure)]
     for case, found in zip(alone, builder.compile([_source([c]) for c in alone]), strict=True):
         if isinstance(found, CompileFailure):
             yield Finding(case, f"it does not compile: {found.message}")
 
 
-def check_cases(
-    cases: Sequence[Case], builder: Builder, rng: np.random.Generator
-) -> Iterator[Finding]:
+def check_cases(cases: Sequence[Case], builder: Builder, rng: np.random.Generator) -> Iterator[Finding]:
     """Yield the kernels that do not compile, or compute something else than the reference."""
     found = list(uncompiled(cases, builder))
     yield from found
@@ -151,9 +155,13 @@ def check_cases(
 
 
 def run_round(
-    seed: int, number: int, target: Target, builder: Builder, groups: int = 4,
+    seed: int,
+    number: int,
+    target: Target,
+    builder: Builder,
+    groups: int = 4,
     dtypes: Sequence[Sequence[DType]] = (*PLAIN, *MIXED),
-) -> tuple[int, list[Finding]]:  # fmt: skip
+) -> tuple[int, list[Finding]]:
     """Check kernels for some groups of each set of element types; return how many, and findings."""
     rng = np.random.default_rng((seed, number))
     drawn = [group for types in dtypes for group in draw_groups(rng, types, groups)]
@@ -176,9 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     begun_s, checked, wrong = time.monotonic(), 0, 0
     for number in range(args.first, args.first + args.rounds):
         with tempfile.TemporaryDirectory() as folder:
-            count, findings = run_round(
-                args.seed, number, target, Builder(target.isa, Path(folder))
-            )
+            count, findings = run_round(args.seed, number, target, Builder(target.isa, Path(folder)))
         checked, wrong = checked + count, wrong + len(findings)
         for finding in findings:
             print(f"round {number}: {finding}", flush=True)

@@ -141,9 +141,21 @@ def _outputs(rng: np.random.Generator, model: Any) -> None:
 
 
 _CHANGES: tuple[Callable[[np.random.Generator, Any], None], ...] = (
-    _attribute, _attribute, _drop_attribute, _dimension, _dimension, _element_type, _wire, _wire,
-    _extra_node, _operator, _initializer, _initializer, _opset, _outputs,
-)  # fmt: skip
+    _attribute,
+    _attribute,
+    _drop_attribute,
+    _dimension,
+    _dimension,
+    _element_type,
+    _wire,
+    _wire,
+    _extra_node,
+    _operator,
+    _initializer,
+    _initializer,
+    _opset,
+    _outputs,
+)
 
 
 def random_model(rng: np.random.Generator, steps: int | None = None) -> onnx.ModelProto:
@@ -159,9 +171,12 @@ def random_model(rng: np.random.Generator, steps: int | None = None) -> onnx.Mod
         known[f"v{i}"] = made[1]
     last = f"v{i}"
     graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("x", FLOAT, shape)],
-        [helper.make_tensor_value_info(last, FLOAT, known[last])], constants,
-    )  # fmt: skip
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", FLOAT, shape)],
+        [helper.make_tensor_value_info(last, FLOAT, known[last])],
+        constants,
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
@@ -175,8 +190,25 @@ def _constant(constants: list[Any], name: str, array: Any) -> str:
 
 
 def _unary(rng: np.random.Generator, x: str, known: Known, out: str, _: list[Any]) -> Made:
-    op = _pick(rng, ("Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Sqrt", "Softplus", "Erf", "Elu",
-                     "HardSwish", "Floor", "Mish", "Softsign", "Exp"))  # fmt: skip
+    op = _pick(
+        rng,
+        (
+            "Relu",
+            "Sigmoid",
+            "Tanh",
+            "Neg",
+            "Abs",
+            "Sqrt",
+            "Softplus",
+            "Erf",
+            "Elu",
+            "HardSwish",
+            "Floor",
+            "Mish",
+            "Softsign",
+            "Exp",
+        ),
+    )
     return [helper.make_node(op, [x], [out])], known[x]
 
 
@@ -212,9 +244,7 @@ def _reduce(rng: np.random.Generator, x: str, known: Known, out: str, constants:
     return [node], [*shape[:axis], 1, *shape[axis + 1 :]]
 
 
-def _reshape(
-    rng: np.random.Generator, x: str, known: Known, out: str, constants: list[Any]
-) -> Made:
+def _reshape(rng: np.random.Generator, x: str, known: Known, out: str, constants: list[Any]) -> Made:
     shape = [int(np.prod(known[x])), 1]
     wanted = _constant(constants, f"{out}_shape", np.array(shape))
     return [helper.make_node("Reshape", [x, wanted], [out], allowzero=1)], shape
@@ -257,5 +287,15 @@ def _pad(rng: np.random.Generator, x: str, known: Known, out: str, constants: li
 
 
 _STEPS: tuple[Callable[..., Made], ...] = (
-    _unary, _unary, _binary, _binary, _transpose, _reduce, _reshape, _matmul, _conv, _concat, _pad,
-)  # fmt: skip
+    _unary,
+    _unary,
+    _binary,
+    _binary,
+    _transpose,
+    _reduce,
+    _reshape,
+    _matmul,
+    _conv,
+    _concat,
+    _pad,
+)

@@ -74,19 +74,19 @@ class _Maker:
         kernels = [kernel for group in self._sets() for kernel in self._kernels(group)]
         kernels += self._layout_changes()
         return Problem(
-            steps=tuple(self.steps), kernels=tuple(kernels),
+            steps=tuple(self.steps),
+            kernels=tuple(kernels),
             required=tuple(Port(v, LAYOUTS[0]) for v in ends),
             given=frozenset({Port(0, LAYOUTS[0])}),
-        )  # fmt: skip
+        )
 
     def _size_ns(self) -> int:
         """Return the time that one pass over a value takes."""
         return self.random.choice((1_000, 2_000, 4_000, 8_000, 16_000))
 
     def _add(
-        self, inputs: tuple[int, ...], output: int | None = None, work_ns: int | None = None,
-        undo: bool = False,
-    ) -> int:  # fmt: skip
+        self, inputs: tuple[int, ...], output: int | None = None, work_ns: int | None = None, undo: bool = False
+    ) -> int:
         if output is None:
             output = len(self.size_ns)
             near = self.size_ns[inputs[0]]
@@ -139,10 +139,7 @@ class _Maker:
                 self.readers[v].append(p)
         self.ends = frozenset(ends)
         self.near = [
-            sorted(
-                {q for v in self.steps[p].inputs for q in self.writers[v]}
-                | set(self.readers[self.steps[p].output])
-            )
+            sorted({q for v in self.steps[p].inputs for q in self.writers[v]} | set(self.readers[self.steps[p].output]))
             for p in range(n)
         ]
         after = [0] * n
@@ -204,9 +201,7 @@ class _Maker:
     def _kernels(self, group: tuple[int, ...]) -> Iterator[Kernel]:
         made = {self.steps[p].output for p in group}
         read = sorted({v for p in group for v in self.steps[p].inputs} - made)
-        used = sorted(
-            v for v in made if v in self.ends or any(q not in group for q in self.readers[v])
-        )
+        used = sorted(v for v in made if v in self.ends or any(q not in group for q in self.readers[v]))
         if not 1 <= len(used) <= self.severity.max_outputs:
             return
         choices = [tuple(used)] + ([(used[-1],)] if len(used) > 1 else [])
@@ -217,18 +212,18 @@ class _Maker:
                         yield self._kernel(group, read, outputs, reads, writes)
 
     def _kernel(
-        self, group: tuple[int, ...], read: list[int], outputs: tuple[int, ...],
-        reads: str, writes: str,
-    ) -> Kernel:  # fmt: skip
+        self, group: tuple[int, ...], read: list[int], outputs: tuple[int, ...], reads: str, writes: str
+    ) -> Kernel:
         bytes_ns = sum(self.size_ns[v] for v in (*read, *outputs))
         speed = LINEAR_SPEED[writes] if reads == writes else 1.1 * LINEAR_SPEED[writes]
         work_ns = int(speed * sum(self.work_ns[p] for p in group))
         noise = self.random.randint(0, 200)
         return Kernel(
-            steps=frozenset(group), inputs=tuple(Port(v, reads) for v in read),
+            steps=frozenset(group),
+            inputs=tuple(Port(v, reads) for v in read),
             outputs=tuple(Port(v, writes) for v in outputs),
             cost_ns=LAUNCH_NS + max(bytes_ns, work_ns) + bytes_ns // 8 + noise,
-        )  # fmt: skip
+        )
 
     def _layout_changes(self) -> Iterator[Kernel]:
         for v, size_ns in enumerate(self.size_ns):

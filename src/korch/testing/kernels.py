@@ -26,9 +26,15 @@ class KernelError(AssertionError):
 
 
 def run_kernel(
-    kernel: Kernel, group: Group, offer: Offer, inputs: Sequence[Array], builder: Builder,
-    threads: int = 2, library: ctypes.CDLL | None = None, runs_alone: bool = False,
-) -> list[Array]:  # fmt: skip
+    kernel: Kernel,
+    group: Group,
+    offer: Offer,
+    inputs: Sequence[Array],
+    builder: Builder,
+    threads: int = 2,
+    library: ctypes.CDLL | None = None,
+    runs_alone: bool = False,
+) -> list[Array]:
     """Return a kernel's outputs in the plain layout.
 
     Args:
@@ -77,9 +83,13 @@ def run_kernel(
 
 
 def check_kernel(
-    kernel: Kernel, group: Group, offer: Offer, inputs: Sequence[Array], builder: Builder,
+    kernel: Kernel,
+    group: Group,
+    offer: Offer,
+    inputs: Sequence[Array],
+    builder: Builder,
     library: ctypes.CDLL | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Compare a kernel with the reference interpreter in float64.
 
     One that calls a library is also run where OpenMP tells of one thread.
@@ -90,19 +100,26 @@ def check_kernel(
     feeds = {name: array for (name, _), array in zip(group.body.inputs, inputs, strict=True)}
     expected = reference.run(group.body, feeds, exact=True)
     for runs_alone in (False, True) if kernel.libraries else (False,):
-        outputs = run_kernel(kernel, group, offer, inputs, builder, library=library,
-                             runs_alone=runs_alone)  # fmt: skip
+        outputs = run_kernel(kernel, group, offer, inputs, builder, library=library, runs_alone=runs_alone)
         for (name, value), actual in zip(group.body.outputs, outputs, strict=True):
-            assert_same(actual, expected[name], family=group_family(group),
-                        terms=group_terms(group),
-                        dtype=narrowest_float(group, DType.of(actual.dtype)),
-                        name=f"{name} (%{value})")  # fmt: skip
+            assert_same(
+                actual,
+                expected[name],
+                family=group_family(group),
+                terms=group_terms(group),
+                dtype=narrowest_float(group, DType.of(actual.dtype)),
+                name=f"{name} (%{value})",
+            )
 
 
 def check_offers(
-    provider: Provider[Target, Kernel], groups: Sequence[Group], target: Target, builder: Builder,
-    rng: np.random.Generator, specials: bool = False,
-) -> list[tuple[Group, Offer, Kernel]]:  # fmt: skip
+    provider: Provider[Target, Kernel],
+    groups: Sequence[Group],
+    target: Target,
+    builder: Builder,
+    rng: np.random.Generator,
+    specials: bool = False,
+) -> list[tuple[Group, Offer, Kernel]]:
     """Compare every offer for some groups with the reference, all compiled together.
 
     Args:

@@ -34,17 +34,12 @@ def one_operator(
     """
     known = dict(constants or {})
     count = max(len(inputs), *(position + 1 for position in known), 0) if known else len(inputs)
-    names = [
-        f"x{i}" if i in known or (i < len(inputs) and inputs[i] is not None) else ""
-        for i in range(count)
-    ]
+    names = [f"x{i}" if i in known or (i < len(inputs) and inputs[i] is not None) else "" for i in range(count)]
     node = onnx.helper.make_node(
         op_type, names, [f"y{i}" for i in range(outputs)], name="it", domain=domain, **attributes
     )
     declared = [
-        onnx.helper.make_tensor_value_info(
-            f"x{i}", onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
-        )
+        onnx.helper.make_tensor_value_info(f"x{i}", onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
         for i, array in enumerate(inputs)
         if array is not None and i not in known
     ]
@@ -55,18 +50,18 @@ def one_operator(
     return onnx.helper.make_model(graph, opset_imports=imports, ir_version=8)
 
 
-def feeds_of(inputs: Sequence[Array | None], known: Mapping[int, Array] | None = None
-             ) -> dict[str, Array]:  # fmt: skip
+def feeds_of(inputs: Sequence[Array | None], known: Mapping[int, Array] | None = None) -> dict[str, Array]:
     """Return the arrays that `one_operator`'s model reads at run time, by name."""
-    return {
-        f"x{i}": array for i, array in enumerate(inputs)
-        if array is not None and i not in (known or {})
-    }  # fmt: skip
+    return {f"x{i}": array for i, array in enumerate(inputs) if array is not None and i not in (known or {})}
 
 
-def chain(nodes: Sequence[onnx.NodeProto], inputs: Mapping[str, tuple[int, Sequence[Any]]],
-          outputs: Sequence[str], constants: Mapping[str, Array] | None = None,
-          opset: int = 17) -> onnx.ModelProto:  # fmt: skip
+def chain(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Mapping[str, tuple[int, Sequence[Any]]],
+    outputs: Sequence[str],
+    constants: Mapping[str, Array] | None = None,
+    opset: int = 17,
+) -> onnx.ModelProto:
     """Return a model of these nodes.
 
     Args:
@@ -77,10 +72,11 @@ def chain(nodes: Sequence[onnx.NodeProto], inputs: Mapping[str, tuple[int, Seque
         opset: the ONNX opset.
     """
     graph = onnx.helper.make_graph(
-        list(nodes), "chain",
+        list(nodes),
+        "chain",
         [onnx.helper.make_tensor_value_info(n, t, s) for n, (t, s) in inputs.items()],
         [onnx.helper.make_empty_tensor_value_info(name) for name in outputs],
         [onnx.numpy_helper.from_array(np.asarray(a), n) for n, a in (constants or {}).items()],
-    )  # fmt: skip
+    )
     imports = [onnx.helper.make_opsetid("", opset)]
     return onnx.helper.make_model(graph, opset_imports=imports, ir_version=8)

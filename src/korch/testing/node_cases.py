@@ -103,11 +103,35 @@ def with_constants(model: onnx.ModelProto, arrays: dict[str, Array]) -> onnx.Mod
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    integer_operators = {"Reshape", "Expand", "Tile", "Slice", "Pad", "Gather", "GatherElements",
-                         "GatherND", "Resize", "Upsample", "Squeeze", "Unsqueeze", "Split",
-                         "Trilu", "Dropout", "ReverseSequence", "ConstantOfShape", "CumSum",
-                         "Range", "TopK", "OneHot", "CenterCropPad", "Col2Im", "AffineGrid",
-                         "CumProd", "ScatterElements", "ScatterND"}  # fmt: skip
+    integer_operators = {
+        "Reshape",
+        "Expand",
+        "Tile",
+        "Slice",
+        "Pad",
+        "Gather",
+        "GatherElements",
+        "GatherND",
+        "Resize",
+        "Upsample",
+        "Squeeze",
+        "Unsqueeze",
+        "Split",
+        "Trilu",
+        "Dropout",
+        "ReverseSequence",
+        "ConstantOfShape",
+        "CumSum",
+        "Range",
+        "TopK",
+        "OneHot",
+        "CenterCropPad",
+        "Col2Im",
+        "AffineGrid",
+        "CumProd",
+        "ScatterElements",
+        "ScatterND",
+    }
     for node in copy.graph.node:
         is_reduction = node.op_type.startswith("Reduce") and node.op_type != "ReverseSequence"
         if node.op_type not in integer_operators and not is_reduction:

@@ -42,9 +42,12 @@ _BINARY_BOOL = ("and", "or", "xor")
 
 
 def random_graph(
-    rng: np.random.Generator, primitives: int = 12, linear: bool = False,
-    dtypes: Sequence[DType] = (DType.F32,), sizes: Sequence[int] = SIZES,
-) -> PrimitiveGraph:  # fmt: skip
+    rng: np.random.Generator,
+    primitives: int = 12,
+    linear: bool = False,
+    dtypes: Sequence[DType] = (DType.F32,),
+    sizes: Sequence[int] = SIZES,
+) -> PrimitiveGraph:
     """Return a random graph.
 
     Args:
@@ -67,9 +70,7 @@ def random_graph(
 class _Grower:
     """A graph that grows by random moves; a move that does not fit does nothing."""
 
-    def __init__(
-        self, rng: np.random.Generator, dtypes: Sequence[DType], sizes: Sequence[int]
-    ) -> None:
+    def __init__(self, rng: np.random.Generator, dtypes: Sequence[DType], sizes: Sequence[int]) -> None:
         self.rng, self.builder = rng, GraphBuilder()
         self.dtypes, self.sizes = tuple(dtypes), tuple(sizes)
         rank = int(rng.integers(1, 5))
@@ -78,8 +79,7 @@ class _Grower:
             shape = shape[1:]
         count = max(int(rng.integers(1, 4)), len(self.dtypes))
         self.values = [
-            self.builder.input(f"in{i}", ValueType(shape, self.dtypes[i % len(self.dtypes)]))
-            for i in range(count)
+            self.builder.input(f"in{i}", ValueType(shape, self.dtypes[i % len(self.dtypes)])) for i in range(count)
         ]
         self.given = frozenset(self.values)
         self.count = 0
@@ -187,9 +187,7 @@ class _Grower:
         wide = list(shape)
         for axis in ones:
             wide[axis] = int(self.rng.choice(self.sizes))
-        lead = (
-            [int(self.rng.choice(self.sizes))] if len(shape) < 4 and self.rng.random() < 0.3 else []
-        )
+        lead = [int(self.rng.choice(self.sizes))] if len(shape) < 4 and self.rng.random() < 0.3 else []
         target = (*lead, *wide)
         if target != shape and math.prod(target) <= LARGEST_ELEMENTS:
             self.emit("broadcast", value, attributes=BroadcastAttributes(target))
@@ -304,8 +302,23 @@ class _Grower:
 
 
 _MOVES: tuple[Callable[[_Grower], None], ...] = (
-    _Grower.unary, _Grower.unary, _Grower.unary, _Grower.binary, _Grower.binary, _Grower.binary,
-    _Grower.binary, _Grower.choose, _Grower.broadcast, _Grower.reduce, _Grower.reduce,
-    _Grower.normalize, _Grower.pool, _Grower.transpose, _Grower.reshape, _Grower.slice,
-    _Grower.pad, _Grower.concat, _Grower.take,
-)  # fmt: skip
+    _Grower.unary,
+    _Grower.unary,
+    _Grower.unary,
+    _Grower.binary,
+    _Grower.binary,
+    _Grower.binary,
+    _Grower.binary,
+    _Grower.choose,
+    _Grower.broadcast,
+    _Grower.reduce,
+    _Grower.reduce,
+    _Grower.normalize,
+    _Grower.pool,
+    _Grower.transpose,
+    _Grower.reshape,
+    _Grower.slice,
+    _Grower.pad,
+    _Grower.concat,
+    _Grower.take,
+)

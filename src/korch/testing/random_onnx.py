@@ -31,28 +31,96 @@ SIZES = (1, 1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17)
 SPECIAL = (np.nan, np.inf, -np.inf, -0.0, 0.0, 1e30, 1e-40)
 
 SMOOTH: dict[str, dict[str, Any]] = {
-    "Abs": {}, "Neg": {}, "Relu": {}, "Sigmoid": {}, "Tanh": {}, "Erf": {}, "Sin": {}, "Cos": {},
-    "Atan": {}, "Asinh": {}, "Softplus": {}, "Softsign": {}, "Elu": {"alpha": 0.7}, "Selu": {},
-    "Celu": {"alpha": 1.5}, "LeakyRelu": {"alpha": 0.2}, "HardSigmoid": {"alpha": 0.3},
-    "HardSwish": {}, "Mish": {}, "Gelu": {"approximate": "tanh"}, "Exp": {}, "Identity": {},
-    "Cosh": {}, "Sinh": {}, "Dropout": {},
-}  # fmt: skip
+    "Abs": {},
+    "Neg": {},
+    "Relu": {},
+    "Sigmoid": {},
+    "Tanh": {},
+    "Erf": {},
+    "Sin": {},
+    "Cos": {},
+    "Atan": {},
+    "Asinh": {},
+    "Softplus": {},
+    "Softsign": {},
+    "Elu": {"alpha": 0.7},
+    "Selu": {},
+    "Celu": {"alpha": 1.5},
+    "LeakyRelu": {"alpha": 0.2},
+    "HardSigmoid": {"alpha": 0.3},
+    "HardSwish": {},
+    "Mish": {},
+    "Gelu": {"approximate": "tanh"},
+    "Exp": {},
+    "Identity": {},
+    "Cosh": {},
+    "Sinh": {},
+    "Dropout": {},
+}
 SENSITIVE: dict[str, dict[str, Any]] = {
-    "Floor": {}, "Ceil": {}, "Round": {}, "Sign": {}, "Sqrt": {}, "Log": {}, "Reciprocal": {},
-    "Tan": {}, "Acos": {}, "Asin": {}, "Acosh": {}, "Atanh": {}, "IsNaN": {},
-    "IsInf": {"detect_negative": 0}, "Shrink": {"lambd": 0.4, "bias": 0.1},
-    "ThresholdedRelu": {"alpha": 0.3}, "BitwiseNot": {}, "Not": {},
-}  # fmt: skip
+    "Floor": {},
+    "Ceil": {},
+    "Round": {},
+    "Sign": {},
+    "Sqrt": {},
+    "Log": {},
+    "Reciprocal": {},
+    "Tan": {},
+    "Acos": {},
+    "Asin": {},
+    "Acosh": {},
+    "Atanh": {},
+    "IsNaN": {},
+    "IsInf": {"detect_negative": 0},
+    "Shrink": {"lambd": 0.4, "bias": 0.1},
+    "ThresholdedRelu": {"alpha": 0.3},
+    "BitwiseNot": {},
+    "Not": {},
+}
 BINARY = ("Add", "Sub", "Mul", "Max", "Min", "Sum", "Mean", "PRelu")
 SENSITIVE_BINARY = (
-    "Div", "Pow", "Mod", "Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual", "BitwiseAnd",
-    "BitwiseOr", "BitwiseXor",
-)  # fmt: skip
-EXACT = frozenset({
-    "Identity", "Neg", "Abs", "Relu", "Transpose", "Reshape", "Slice", "Pad", "Tile", "Concat",
-    "Gather", "Expand", "Flatten", "Squeeze", "Unsqueeze", "Trilu", "DepthToSpace", "SpaceToDepth",
-    "MaxPool", "Split", "Max", "Min", "ReduceMax", "ReduceMin", "Dropout", "GlobalMaxPool",
-})  # fmt: skip
+    "Div",
+    "Pow",
+    "Mod",
+    "Equal",
+    "Greater",
+    "Less",
+    "GreaterOrEqual",
+    "LessOrEqual",
+    "BitwiseAnd",
+    "BitwiseOr",
+    "BitwiseXor",
+)
+EXACT = frozenset(
+    {
+        "Identity",
+        "Neg",
+        "Abs",
+        "Relu",
+        "Transpose",
+        "Reshape",
+        "Slice",
+        "Pad",
+        "Tile",
+        "Concat",
+        "Gather",
+        "Expand",
+        "Flatten",
+        "Squeeze",
+        "Unsqueeze",
+        "Trilu",
+        "DepthToSpace",
+        "SpaceToDepth",
+        "MaxPool",
+        "Split",
+        "Max",
+        "Min",
+        "ReduceMax",
+        "ReduceMin",
+        "Dropout",
+        "GlobalMaxPool",
+    }
+)
 """Operators whose results no implementation rounds."""
 
 
@@ -84,9 +152,8 @@ def model_of(graphs: list[Drawn], opset: int) -> onnx.ModelProto:
     inputs = [_info(n, a) for g in graphs for n, a in g.feeds.items()]
     outputs = [helper.make_empty_tensor_value_info(g.output) for g in graphs]
     graph = helper.make_graph(
-        [n for g in graphs for n in g.nodes], "fuzz", inputs, outputs,
-        [c for g in graphs for c in g.constants],
-    )  # fmt: skip
+        [n for g in graphs for n in g.nodes], "fuzz", inputs, outputs, [c for g in graphs for c in g.constants]
+    )
     imports = [helper.make_opsetid("", opset)]
     return helper.make_model(graph, opset_imports=imports, ir_version=10)
 
@@ -149,9 +216,8 @@ def _input(rng: np.random.Generator) -> Array:
 
 
 def _node(
-    rng: np.random.Generator, known: dict[str, tuple[Array, bool]], source: str, out: str,
-    opset: int, run: Run,
-) -> tuple[Any, list[Any], Array, bool] | None:  # fmt: skip
+    rng: np.random.Generator, known: dict[str, tuple[Array, bool]], source: str, out: str, opset: int, run: Run
+) -> tuple[Any, list[Any], Array, bool] | None:
     """Return a node that ONNX Runtime runs, its constants and result; None if this draw fails."""
     x, is_exact = known[source]
     finite = x[np.isfinite(x)] if x.dtype.kind == "f" else x
@@ -174,8 +240,9 @@ def _node(
             names[position] = f"{out}_{position}"
             constants.append(numpy_helper.from_array(np.asarray(item), names[position]))
     node = helper.make_node(part.op, names, [out], **part.attributes)
-    graph = helper.make_graph([node], "one", [_info(n, a) for n, a in feeds.items()],
-                              [helper.make_empty_tensor_value_info(out)], constants)  # fmt: skip
+    graph = helper.make_graph(
+        [node], "one", [_info(n, a) for n, a in feeds.items()], [helper.make_empty_tensor_value_info(out)], constants
+    )
     imports = [helper.make_opsetid("", opset)]
     results = run(helper.make_model(graph, opset_imports=imports, ir_version=10), feeds)
     if results is None or not isinstance(results[0], np.ndarray):
@@ -187,9 +254,8 @@ def _node(
 
 
 def _draw(
-    rng: np.random.Generator, x: Array, is_exact: bool, opset: int,
-    known: dict[str, tuple[Array, bool]], source: str,
-) -> Part | None:  # fmt: skip
+    rng: np.random.Generator, x: Array, is_exact: bool, opset: int, known: dict[str, tuple[Array, bool]], source: str
+) -> Part | None:
     kind = rng.random()
     if kind < 0.12:
         op = str(rng.choice(list(SMOOTH)))
@@ -204,9 +270,7 @@ def _draw(
     return shapes.draw(rng, x, opset, is_exact)
 
 
-def _binary(
-    rng: np.random.Generator, op: str, x: Array, known: dict[str, tuple[Array, bool]], source: str
-) -> Part:
+def _binary(rng: np.random.Generator, op: str, x: Array, known: dict[str, tuple[Array, bool]], source: str) -> Part:
     """Return a node of two operands: a constant that is broadcast, or a value like the first."""
     alike = [n for n, (a, _) in known.items() if a.shape == x.shape and a.dtype == x.dtype]
     position = int(rng.integers(2)) if op != "PRelu" else 1

@@ -12,11 +12,21 @@ from korch.primitive.op import Array
 
 OPSETS = (13, 17, 18, 19, 20, 21, 22)
 
-SENSITIVE = frozenset({
-    "ReduceLogSum", "LpNormalization", "MeanVarianceNormalization", "InstanceNormalization",
-    "GroupNormalization", "LayerNormalization", "QuantizeLinear", "Cast", "ReduceL2", "LpPool",
-    "LRN",
-})  # fmt: skip
+SENSITIVE = frozenset(
+    {
+        "ReduceLogSum",
+        "LpNormalization",
+        "MeanVarianceNormalization",
+        "InstanceNormalization",
+        "GroupNormalization",
+        "LayerNormalization",
+        "QuantizeLinear",
+        "Cast",
+        "ReduceL2",
+        "LpPool",
+        "LRN",
+    }
+)
 """Operators that make much of rounding errors: they divide by a deviation, or have steps."""
 
 
@@ -162,8 +172,19 @@ def _sums(rng: Rng, x: Array, opset: int) -> Part | None:
 
 
 def _reduce(rng: Rng, x: Array, opset: int) -> Part | None:
-    op = _pick(rng, "ReduceSum", "ReduceMax", "ReduceMin", "ReduceMean", "ReduceProd", "ReduceL1",
-               "ReduceL2", "ReduceSumSquare", "ReduceLogSumExp", "ReduceLogSum")  # fmt: skip
+    op = _pick(
+        rng,
+        "ReduceSum",
+        "ReduceMax",
+        "ReduceMin",
+        "ReduceMean",
+        "ReduceProd",
+        "ReduceL1",
+        "ReduceL2",
+        "ReduceSumSquare",
+        "ReduceLogSumExp",
+        "ReduceLogSum",
+    )
     count = int(rng.integers(1, x.ndim + 1))
     axes = [int(a) for a in rng.permutation(x.ndim)[:count]]
     axes = [a - x.ndim if rng.integers(2) else a for a in axes]
@@ -182,8 +203,15 @@ def _softmax(rng: Rng, x: Array, opset: int) -> Part | None:
 
 
 def _normalize(rng: Rng, x: Array, opset: int) -> Part | None:
-    op = _pick(rng, "LayerNormalization", "InstanceNormalization", "GroupNormalization",
-               "BatchNormalization", "MeanVarianceNormalization", "LRN")  # fmt: skip
+    op = _pick(
+        rng,
+        "LayerNormalization",
+        "InstanceNormalization",
+        "GroupNormalization",
+        "BatchNormalization",
+        "MeanVarianceNormalization",
+        "LRN",
+    )
     channels = x.shape[1] if x.ndim > 1 else 0
     if op == "LayerNormalization":
         axis = int(rng.integers(-x.ndim, x.ndim))
@@ -205,10 +233,7 @@ def _normalize(rng: Rng, x: Array, opset: int) -> Part | None:
         return Part(op, {"num_groups": groups, "epsilon": 1e-2}, pair)
     inputs = {i: _floats(rng, x, channels) for i in (1, 2)}
     if op == "BatchNormalization":
-        inputs |= {
-            3: _floats(rng, x, channels),
-            4: np.abs(_floats(rng, x, channels)) + x.dtype.type(1),
-        }
+        inputs |= {3: _floats(rng, x, channels), 4: np.abs(_floats(rng, x, channels)) + x.dtype.type(1)}
     return Part(op, {"epsilon": 1e-2}, inputs)
 
 
@@ -218,9 +243,7 @@ def _slice(rng: Rng, x: Array, opset: int) -> Part | None:
     steps = [_pick(rng, 1, 1, 2, 3, -1, -2) for _ in axes]
     starts = [int(rng.integers(-x.shape[a] - 1, x.shape[a] + 2)) for a in axes]
     ends = [int(rng.integers(-x.shape[a] - 1, x.shape[a] + 2)) for a in axes]
-    ends = [
-        _pick(rng, e, (1 << 62) * (1 if s > 0 else -1)) for e, s in zip(ends, steps, strict=True)
-    ]
+    ends = [_pick(rng, e, (1 << 62) * (1 if s > 0 else -1)) for e, s in zip(ends, steps, strict=True)]
     rows = (starts, ends, axes, steps)
     return Part("Slice", {}, {i + 1: np.array(row, np.int64) for i, row in enumerate(rows)})
 
@@ -236,12 +259,19 @@ def _pad(rng: Rng, x: Array, opset: int) -> Part | None:
 
 def _resize(rng: Rng, x: Array, opset: int) -> Part | None:
     mode = _pick(rng, "nearest", "nearest", "linear", "linear", "cubic")
-    found: dict[str, Any] = {"mode": mode, "coordinate_transformation_mode": _pick(
-        rng, "half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel",
-        *(["half_pixel_symmetric"] if opset >= 19 else []))}  # fmt: skip
+    found: dict[str, Any] = {
+        "mode": mode,
+        "coordinate_transformation_mode": _pick(
+            rng,
+            "half_pixel",
+            "asymmetric",
+            "align_corners",
+            "pytorch_half_pixel",
+            *(["half_pixel_symmetric"] if opset >= 19 else []),
+        ),
+    }
     if mode == "nearest":
-        found["nearest_mode"] = _pick(rng, "floor", "ceil", "round_prefer_floor",
-                                      "round_prefer_ceil")  # fmt: skip
+        found["nearest_mode"] = _pick(rng, "floor", "ceil", "round_prefer_floor", "round_prefer_ceil")
     if mode == "cubic" and rng.integers(2):
         found |= {"exclude_outside": 1, "cubic_coeff_a": -0.5}
     if opset >= 18 and mode != "nearest" and rng.random() < 0.3:
@@ -256,8 +286,7 @@ def _resize(rng: Rng, x: Array, opset: int) -> Part | None:
 
 
 def _reshape(rng: Rng, x: Array, opset: int) -> Part | None:
-    target = _pick(rng, [-1], [1, -1], [-1, 1], [*x.shape, 1], [x.shape[0], -1], [*x.shape[::-1]],
-                   [0, -1])  # fmt: skip
+    target = _pick(rng, [-1], [1, -1], [-1, 1], [*x.shape, 1], [x.shape[0], -1], [*x.shape[::-1]], [0, -1])
     kind = _pick(rng, "Reshape", "Reshape", "Flatten", "Unsqueeze", "Squeeze")
     if kind == "Flatten":
         return Part(kind, {"axis": int(rng.integers(-x.ndim, x.ndim + 1))})
@@ -271,8 +300,19 @@ def _reshape(rng: Rng, x: Array, opset: int) -> Part | None:
 
 
 def _move(rng: Rng, x: Array, opset: int) -> Part | None:
-    kind = _pick(rng, "Transpose", "Tile", "Expand", "Trilu", "Concat", "Gather", "Split",
-                 "DepthToSpace", "SpaceToDepth", "ReverseSequence")  # fmt: skip
+    kind = _pick(
+        rng,
+        "Transpose",
+        "Tile",
+        "Expand",
+        "Trilu",
+        "Concat",
+        "Gather",
+        "Split",
+        "DepthToSpace",
+        "SpaceToDepth",
+        "ReverseSequence",
+    )
     axis = int(rng.integers(-x.ndim, x.ndim))
     match kind:
         case "Transpose":
@@ -283,9 +323,7 @@ def _move(rng: Rng, x: Array, opset: int) -> Part | None:
             wide = [n if n != 1 else int(rng.integers(1, 5)) for n in x.shape]
             return Part(kind, {}, {1: np.array([*_ints(rng, 1, 2, int(rng.integers(2))), *wide])})
         case "Trilu":
-            return Part(
-                kind, {"upper": int(rng.integers(2))}, {1: np.array(_pick(rng, -3, -1, 0, 2))}
-            )
+            return Part(kind, {"upper": int(rng.integers(2))}, {1: np.array(_pick(rng, -3, -1, 0, 2))})
         case "Concat":
             return Part(kind, {"axis": axis}, {1: _floats(rng, x, *x.shape)})
         case "Gather":
@@ -329,7 +367,28 @@ def _other(rng: Rng, x: Array, opset: int) -> Part | None:
 
 
 MOVES: tuple[Callable[[Rng, Array, int], Part | None], ...] = (
-    _pool, _pool, _pool, _global_pool, _conv, _conv, _matmul, _matmul, _gemm, _einsum, _sums,
-    _reduce, _reduce, _softmax, _normalize, _normalize, _slice, _pad, _resize, _resize, _reshape,
-    _move, _move, _other,
-)  # fmt: skip
+    _pool,
+    _pool,
+    _pool,
+    _global_pool,
+    _conv,
+    _conv,
+    _matmul,
+    _matmul,
+    _gemm,
+    _einsum,
+    _sums,
+    _reduce,
+    _reduce,
+    _softmax,
+    _normalize,
+    _normalize,
+    _slice,
+    _pad,
+    _resize,
+    _resize,
+    _reshape,
+    _move,
+    _move,
+    _other,
+)

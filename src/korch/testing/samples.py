@@ -36,15 +36,11 @@ def random_array(rng: np.random.Generator, type_: ValueType, specials: bool = Fa
         return array.astype(dtype.numpy)
 
 
-def random_arrays(
-    rng: np.random.Generator, types: Sequence[ValueType], specials: bool = False
-) -> list[Array]:
+def random_arrays(rng: np.random.Generator, types: Sequence[ValueType], specials: bool = False) -> list[Array]:
     """Return an array for each type."""
     return [random_array(rng, type_, specials) for type_ in types]
 
 
-def random_inputs(
-    graph: PrimitiveGraph, rng: np.random.Generator, specials: bool = False
-) -> dict[str, Array]:
+def random_inputs(graph: PrimitiveGraph, rng: np.random.Generator, specials: bool = False) -> dict[str, Array]:
     """Return an array for each input of a graph, by name."""
     return {name: random_array(rng, graph.types[v], specials) for name, v in graph.inputs}

@@ -173,13 +173,15 @@ def buffers_are_written_first(program: TileProgram) -> None:
                 if isinstance(op, Load):
                     is_tile = levels[op.buffer] is Level.TILE
                     known = own if is_tile else written | own
-                    _require(op.buffer in known, "a buffer is read before it is written",
-                             format_op(op))  # fmt: skip
+                    _require(op.buffer in known, "a buffer is read before it is written", format_op(op))
             own.update(sink.buffer for sink in pass_.sinks)
         written |= own
     for name, level in levels.items():
-        _require(level is not Level.OUTPUT or name in written or not program.buffer(name).size,
-                 "an output is never written", name)  # fmt: skip
+        _require(
+            level is not Level.OUTPUT or name in written or not program.buffer(name).size,
+            "an output is never written",
+            name,
+        )
 
 
 CHECKS = (
@@ -224,11 +226,7 @@ def _ranges(stage: Stage, pass_: Pass) -> Iterator[Ranges]:
         last = whole[outer][1]
         rest = (0, total - last * axis.extent - 1)
         parts: list[Ranges] = [{outer: (0, last - 1)}] if last else []
-        found = [
-            {**ranges, **part}
-            for ranges in found
-            for part in (*parts, {outer: (last, last), axis.name: rest})
-        ]
+        found = [{**ranges, **part} for ranges in found for part in (*parts, {outer: (last, last), axis.name: rest})]
     yield from found
 
 

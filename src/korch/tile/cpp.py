@@ -16,12 +16,7 @@ import sys
 from korch.tile.cpp_pass import PassPrinter
 from korch.tile.cpp_text import C_TYPE, NARROW_TYPE, Writer
 from korch.tile.loops import SQUARE_TYPES
-from korch.tile.program import (
-    Level,
-    Load,
-    Stage,
-    TileProgram,
-)
+from korch.tile.program import Level, Load, Stage, TileProgram
 
 SERIAL_POINTS = 6000
 """Programs with fewer points run in the calling thread: a parallel region would cost more."""
@@ -44,8 +39,7 @@ def print_cpp(
 
 
 class _Printer:
-    def __init__(self, program: TileProgram, comment: str, lanes: int, threads: int,
-                 stream_bytes: int) -> None:  # fmt: skip
+    def __init__(self, program: TileProgram, comment: str, lanes: int, threads: int, stream_bytes: int) -> None:
         self.program = program
         self.comment = comment
         self.is_parallel = threads > 1 and program.work >= SERIAL_POINTS
@@ -86,17 +80,14 @@ class _Printer:
             type_ = C_TYPE[buffer.dtype]
             if buffer.level is Level.WORKSPACE:
                 place = f"static_cast<char*>(buffers[{ports}]) + {offset}"
-                self.out.line(
-                    f"{type_}* const {buffer.name} = reinterpret_cast<{type_}*>({place});"
-                )
+                self.out.line(f"{type_}* const {buffer.name} = reinterpret_cast<{type_}*>({place});")
                 size_bytes = 4 if buffer.dtype in NARROW_TYPE else buffer.dtype.size_bytes
                 offset += -(-buffer.size * size_bytes // 64) * 64
                 continue
             type_ = NARROW_TYPE.get(buffer.dtype, type_)
             const = "const " if buffer.level is Level.INPUT else ""
             self.out.line(
-                f"{const}{type_}* const __restrict {buffer.name} = "
-                f"static_cast<{const}{type_}*>(buffers[{position}]);"
+                f"{const}{type_}* const __restrict {buffer.name} = static_cast<{const}{type_}*>(buffers[{position}]);"
             )
             position += 1
         return offset

@@ -9,28 +9,9 @@ from korch.primitive.types import DType
 from korch.tile.clip import clipping_guards
 from korch.tile.cpp_text import C_TYPE, NARROW_TYPE, Writer, literal
 from korch.tile.fetch import fetches_of
-from korch.tile.index import (
-    Expr,
-    Ranges,
-    add,
-    bounds,
-    constant,
-    scale,
-    substitute,
-)
+from korch.tile.index import Expr, Ranges, add, bounds, constant, scale, substitute
 from korch.tile.loops import SQUARE_TYPES
-from korch.tile.program import (
-    Apply,
-    Inside,
-    Literal,
-    Load,
-    Pass,
-    Select,
-    Stage,
-    TileOp,
-    holds,
-    ranges_of,
-)
+from korch.tile.program import Apply, Inside, Literal, Load, Pass, Select, Stage, TileOp, holds, ranges_of
 
 LONGEST_TABLE = 4096
 """Indices along a vector are put into tables of at most so many entries."""
@@ -56,9 +37,7 @@ class OpPrinter:
     def _lambda(self, template: str, parameters: str) -> str:
         name = f"body{self.out.lambdas}"
         self.out.lambdas += 1
-        self.out.open(
-            f"const auto {name} = [&]{template}({parameters}) __attribute__((always_inline))"
-        )
+        self.out.open(f"const auto {name} = [&]{template}({parameters}) __attribute__((always_inline))")
         return name
 
     def _ops(self, ranges: Ranges, variable: str, width: str) -> dict[str, str]:
@@ -91,8 +70,7 @@ class OpPrinter:
                     needed.update(() if decided is True else (outside,))
         return found[::-1]
 
-    def _op(self, op: TileOp, values: dict[str, str], ranges: Ranges, variable: str, width: str
-            ) -> str:  # fmt: skip
+    def _op(self, op: TileOp, values: dict[str, str], ranges: Ranges, variable: str, width: str) -> str:
         type_ = C_TYPE[op.dtype]
         match op:
             case Literal(_, dtype, value):
@@ -110,12 +88,7 @@ class OpPrinter:
                 if name in INFIX and dtype is not DType.BOOL:
                     return f"{given[0]} {INFIX[name]} {given[1]}"
                 source = next(o.dtype for o in self.pass_.ops if o.name == arguments[-1])
-                if (
-                    name == "div"
-                    and variable
-                    and width == "W"
-                    and self._is_uniform(arguments[1], ranges, variable)
-                ):
+                if name == "div" and variable and width == "W" and self._is_uniform(arguments[1], ranges, variable):
                     divisor = f"korch::lane<{type_}, {width}>({given[1]}, 0)"
                     # What the kernel has summed up is rounded already: a last bit more is no loss.
                     is_exact = any(self._is_given(argument) for argument in arguments)
@@ -144,9 +117,7 @@ class OpPrinter:
                 return all(self._is_uniform(a, ranges, variable) for a in arguments)
             case Select(guards=guards, inside=inside, outside=outside):
                 turns = any(variable in guard.expr.variables for guard in guards)
-                return not turns and all(
-                    self._is_uniform(a, ranges, variable) for a in (inside, outside)
-                )
+                return not turns and all(self._is_uniform(a, ranges, variable) for a in (inside, outside))
 
     def _is_given(self, name: str) -> bool:
         """Return whether a value follows from the kernel's inputs at the same point alone."""

@@ -10,38 +10,9 @@ from korch.tile.clip import loop_ends
 from korch.tile.collect import Piece, begins_lines, collected
 from korch.tile.cpp_op import OpPrinter
 from korch.tile.cpp_text import C_TYPE, Writer, literal
-from korch.tile.index import (
-    Expr,
-    Ranges,
-    add,
-    bounds,
-    breakpoints,
-    constant,
-    scale,
-    substitute,
-    turning_point,
-    var,
-)
-from korch.tile.loops import (
-    ALIASED_ELEMENTS,
-    LEAST_SIDE,
-    LINE_ELEMENTS,
-    SQUARE_TYPES,
-    is_across,
-    side_of,
-    turns_on,
-)
-from korch.tile.program import (
-    Accumulate,
-    Axis,
-    Load,
-    Pass,
-    Select,
-    Sink,
-    Stage,
-    holds,
-    identity,
-)
+from korch.tile.index import Expr, Ranges, add, bounds, breakpoints, constant, scale, substitute, turning_point, var
+from korch.tile.loops import ALIASED_ELEMENTS, LEAST_SIDE, LINE_ELEMENTS, SQUARE_TYPES, is_across, side_of, turns_on
+from korch.tile.program import Accumulate, Axis, Load, Pass, Select, Sink, Stage, holds, identity
 
 UNROLL = 4
 """Independent accumulators of a reduction."""
@@ -93,8 +64,7 @@ class PassPrinter(OpPrinter):
             type_ = C_TYPE[self.out.program.buffer(buffer).dtype]
             end = self._end(piece.outer, piece.outer.extent)
             self.out.line(
-                f"korch::stream_piece<{type_}, {self.out.lanes}>"
-                f"({buffer}_start, {buffer}_piece, {piece.row} * {end});"
+                f"korch::stream_piece<{type_}, {self.out.lanes}>({buffer}_start, {buffer}_piece, {piece.row} * {end});"
             )
 
     def _pieces(self) -> dict[str, Piece]:
@@ -114,11 +84,7 @@ class PassPrinter(OpPrinter):
             self._inside()
             return
         axis, *rest = outer
-        if (
-            axis.extent <= UNROLLED_EXTENT
-            and axis.ragged is None
-            and turns_on(self.pass_, axis.name)
-        ):
+        if axis.extent <= UNROLLED_EXTENT and axis.ragged is None and turns_on(self.pass_, axis.name):
             before = self.ranges
             for value in range(axis.extent):  # guards are decided for each value
                 self.out.open("")
@@ -167,9 +133,7 @@ class PassPrinter(OpPrinter):
     def _side(self, across: Axis) -> int:
         side = side_of(across.extent, self.out.lanes)
         steps = [sink.index.coefficient(across.name) or 0 for sink in self.pass_.sinks]
-        is_aliased = self.pass_.axes[-1] is not across and not any(
-            s % ALIASED_ELEMENTS for s in steps
-        )
+        is_aliased = self.pass_.axes[-1] is not across and not any(s % ALIASED_ELEMENTS for s in steps)
         return min(side, ALIASED_SIDE) if is_aliased and not self.is_streamed else side
 
     def _squares(self, across: Axis) -> None:
@@ -177,8 +141,9 @@ class PassPrinter(OpPrinter):
 
         def inside(ranges: Ranges, variable: str) -> str:
             name = self._lambda("<int W>", f"[[maybe_unused]] long {variable}")
-            self._sides(across, lambda: self._square_stores(ranges, variable),
-                        lambda: self._compute_and_store(ranges, variable))  # fmt: skip
+            self._sides(
+                across, lambda: self._square_stores(ranges, variable), lambda: self._compute_and_store(ranges, variable)
+            )
             self.out.close("};")
             return name
 
@@ -191,8 +156,7 @@ class PassPrinter(OpPrinter):
         if self.pass_.axes[-1] is across:
             self._over(self.vector, inside)
         else:
-            self._sides(across, lambda: self._over(self.vector, square),
-                        lambda: self._over(self.vector, self._stores))  # fmt: skip
+            self._sides(across, lambda: self._over(self.vector, square), lambda: self._over(self.vector, self._stores))
 
     def _sides(self, axis: Axis, square: Callable[[], None], single: Callable[[], None]) -> None:
         """Print the loop over an axis in steps of a square's side; the last step may overlap."""
@@ -211,9 +175,7 @@ class PassPrinter(OpPrinter):
 
     # Loops along the vector axis
 
-    def _over(
-        self, axis: Axis | None, body: Callable[[Ranges, str], str], abreast: int = 1
-    ) -> None:
+    def _over(self, axis: Axis | None, body: Callable[[Ranges, str], str], abreast: int = 1) -> None:
         """Run `body` (a printer of a lambda of the width) along an axis, part by part.
 
         Args:
@@ -234,24 +196,16 @@ class PassPrinter(OpPrinter):
             self.out.line(f"long i = {low};")
             head = self._head(axis, low, high) if width > 1 else ""
             if head:
-                self.out.line(
-                    f"for (const long head = korch::smaller(end, i + {head}); i < head; ++i) "
-                    f"{call}<1>(i);"
-                )
+                self.out.line(f"for (const long head = korch::smaller(end, i + {head}); i < head; ++i) {call}<1>(i);")
             if width > 1 and high - low >= abreast * width > width:
                 step = abreast * width
-                self.out.line(
-                    f"for (; i + {step} <= end; i += {step}) {call}<{width}, {abreast}>(i);"
-                )
+                self.out.line(f"for (; i + {step} <= end; i += {step}) {call}<{width}, {abreast}>(i);")
             if width > 1:
                 self.out.line(f"for (; i + {width} <= end; i += {width}) {call}<{width}>(i);")
             if head:
                 self.out.line(f"for (; i < end; ++i) {call}<1>(i);")
             elif axis.ragged is not None and width > 1:
-                self.out.line(
-                    f"if (i < end && end - {low} >= {width}) {{ {call}<{width}>(end - {width}); "
-                    "i = end; }"
-                )
+                self.out.line(f"if (i < end && end - {low} >= {width}) {{ {call}<{width}>(end - {width}); i = end; }}")
             elif width > 1 and (high - low) % width:
                 self.out.line(f"if (i < end) {{ {call}<{width}>(end - {width}); i = end; }}")
             if width == 1 or (axis.ragged is not None and not head):
@@ -326,11 +280,7 @@ class PassPrinter(OpPrinter):
         for op in self.pass_.ops:
             for guard in op.guards if isinstance(op, Load | Select) else ():
                 is_clip = guard in self.clips.get(axis.name, ())
-                if (
-                    axis.name in guard.expr.variables
-                    and not is_clip
-                    and holds(guard, ranges) is None
-                ):
+                if axis.name in guard.expr.variables and not is_clip and holds(guard, ranges) is None:
                     return 1
         width = min(self.out.lanes, 1 << ((high - low).bit_length() - 1))
         return width if width >= 4 else 1
@@ -398,8 +348,7 @@ class PassPrinter(OpPrinter):
         self.out.line(f"korch::Vec<{type_}, W> {name}[{self.side}] = {{}};")
         condition = self._condition(op.guards, ranges)
         self.out.line(
-            (f"if ({condition}) " if condition else "")
-            + f"korch::load_across<{type_}, W, {self.side}>"
+            (f"if ({condition}) " if condition else "") + f"korch::load_across<{type_}, W, {self.side}>"
             f"({name}, {op.buffer} + {self.out.expr(index)}, {index.coefficient(variable)});"
         )
         self._fetch_squares(op.buffer, index, index.coefficient(variable) or 0)
@@ -431,15 +380,14 @@ class PassPrinter(OpPrinter):
             index = substitute(index, {}, ranges)
             self._store(sink.buffer, index, values[sink.value], variable, "W", store, place)
 
-    def _fetch(
-        self, function: str, places: Sequence[tuple[str, Expr, int]], ranges: Ranges
-    ) -> None:
+    def _fetch(self, function: str, places: Sequence[tuple[str, Expr, int]], ranges: Ranges) -> None:
         for buffer, index, step in places:
             at = self.out.expr(add(substitute(index, {}, ranges), constant(step)))
             self.out.line(f"korch::{function}<W>({buffer} + {at});")
 
-    def _store(self, buffer: str, index: Expr, value: str, variable: str, width: str,
-               store: str = "store", place: str = "") -> None:  # fmt: skip
+    def _store(
+        self, buffer: str, index: Expr, value: str, variable: str, width: str, store: str = "store", place: str = ""
+    ) -> None:
         type_ = C_TYPE[self.out.program.buffer(buffer).dtype]
         place = place or buffer
         at = f"{place} + {self.out.expr(index)}"
@@ -450,8 +398,9 @@ class PassPrinter(OpPrinter):
             self.out.line(f"korch::scatter<{type_}, {width}>({at}, {slope}, {value});")
         else:
             self.out.open(f"for (int lane = 0; lane < {width}; ++lane)")
-            self.out.line(f"const long at = [&](long {variable}) {{ return "
-                           f"{self.out.expr(index)}; }}({variable} + lane);")  # fmt: skip
+            self.out.line(
+                f"const long at = [&](long {variable}) {{ return {self.out.expr(index)}; }}({variable} + lane);"
+            )
             self.out.line(f"{place}[at] = korch::lane<{type_}, {width}>({value}, lane);")
             self.out.close()
 
@@ -569,8 +518,7 @@ class PassPrinter(OpPrinter):
         parts = self._parts(axis) if axis is not None else []
         longest = max((high - low for low, high in parts), default=0)
         has_rest = bool(self.clips) or any(
-            axis is not None and (self._width(axis, *ends) < width or (ends[1] - ends[0]) % width)
-            for ends in parts
+            axis is not None and (self._width(axis, *ends) < width or (ends[1] - ends[0]) % width) for ends in parts
         )
         unroll = UNROLL if longest >= UNROLL * width > UNROLL else 1
         self._declare(str(width), unroll)
@@ -628,9 +576,7 @@ class PassPrinter(OpPrinter):
                 at = f"i + {u * step}" if u else "i"
                 self.out.line(call.format(at=at, acc=self._acc(u)))
             self.out.close()
-        self.out.line(
-            f"for (; i + {step} <= {end}; i += {step}) " + call.format(at="i", acc=self._acc(0))
-        )
+        self.out.line(f"for (; i + {step} <= {end}; i += {step}) " + call.format(at="i", acc=self._acc(0)))
 
     def _accumulator(self, ranges: Ranges, parameter: str, variable: str, template: str) -> str:
         """Print a lambda that adds one point (or one vector of points) to the accumulators."""
@@ -668,13 +614,7 @@ class PassPrinter(OpPrinter):
         return total
 
     def _finish(
-        self,
-        unroll: int,
-        ranges: Ranges,
-        variable: str,
-        width: str,
-        first: int = 0,
-        has_rest: bool = True,
+        self, unroll: int, ranges: Ranges, variable: str, width: str, first: int = 0, has_rest: bool = True
     ) -> None:
         """Combine the accumulators, from the first on, and write the results."""
         for k, sink in enumerate(self.pass_.sinks):

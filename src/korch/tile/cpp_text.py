@@ -14,11 +14,20 @@ MOST_CHARACTERS = 1 << 20
 """Of a kernel's lines; a compiler takes about a minute for so many."""
 
 C_TYPE = {
-    DType.F64: "double", DType.F32: "float", DType.I64: "int64_t", DType.I32: "int32_t",
-    DType.I16: "int16_t", DType.I8: "int8_t", DType.U64: "uint64_t", DType.U32: "uint32_t",
-    DType.U16: "uint16_t", DType.U8: "uint8_t", DType.BOOL: "uint8_t", DType.F16: "float",
+    DType.F64: "double",
+    DType.F32: "float",
+    DType.I64: "int64_t",
+    DType.I32: "int32_t",
+    DType.I16: "int16_t",
+    DType.I8: "int8_t",
+    DType.U64: "uint64_t",
+    DType.U32: "uint32_t",
+    DType.U16: "uint16_t",
+    DType.U8: "uint8_t",
+    DType.BOOL: "uint8_t",
+    DType.F16: "float",
     DType.BF16: "float",
-}  # fmt: skip
+}
 """The type that the printer computes in for each element type."""
 
 NARROW_TYPE = {DType.F16: "korch::half", DType.BF16: "korch::bfloat16"}
@@ -32,8 +41,11 @@ def literal(dtype: DType, value: float | int | bool) -> str:
     if not dtype.is_float:
         if value == -(1 << 63):
             return "INT64_MIN"
-        return f"{int(value)}" + ("LL" if abs(value) >= 1 << 31 else "") * (value < 1 << 63) + (
-            "ULL" if value >= 1 << 63 else "")  # fmt: skip
+        return (
+            f"{int(value)}"
+            + ("LL" if abs(value) >= 1 << 31 else "") * (value < 1 << 63)
+            + ("ULL" if value >= 1 << 63 else "")
+        )
     number = float(value)
     if math.isnan(number):
         text = '__builtin_nanf("")'
@@ -57,8 +69,9 @@ class Writer:
         lambdas: how many lambdas there are so far.
     """
 
-    def __init__(self, program: TileProgram, lanes: int, streamed: Set[str] = frozenset(),
-                 large: Set[str] = frozenset()) -> None:  # fmt: skip
+    def __init__(
+        self, program: TileProgram, lanes: int, streamed: Set[str] = frozenset(), large: Set[str] = frozenset()
+    ) -> None:
         self.program = program
         self.lanes = lanes
         self.streamed = streamed

@@ -88,10 +88,7 @@ class Emitter:
 
     def select(self, dtype: DType, guards: Guards, inside: str, outside: str) -> str:
         """Return the name of a choice by guards."""
-        return self._op(
-            lambda name: Select(name, dtype, guards, inside, outside),
-            ("select", guards, inside, outside),
-        )
+        return self._op(lambda name: Select(name, dtype, guards, inside, outside), ("select", guards, inside, outside))
 
     def inside(self, expr: Expr, low: int, high: int) -> Guards:
         """Return the guard low <= expr < high; none if the ranges imply it."""
@@ -140,10 +137,7 @@ class Emitter:
             case ReshapeAttributes(out_shape):
                 return self._reshaped(out_shape, shape, index)
             case SliceAttributes(start, _, step):
-                return tuple(
-                    add(constant(s), scale(e, k))
-                    for s, k, e in zip(start, step, index, strict=True)
-                )
+                return tuple(add(constant(s), scale(e, k)) for s, k, e in zip(start, step, index, strict=True))
             case TakeAttributes(axis, indices):
                 taken = entry(indices, index[axis], self.ranges)
                 return (*index[:axis], taken, *index[axis + 1 :])
@@ -184,9 +178,7 @@ class Emitter:
         fill = self.literal(source.dtype, kind(attributes.value))
         return self.select(source.dtype, tuple(conditions), found, fill)
 
-    def _folded(
-        self, inner: Expr, outer: Expr, size: int, before: int, after: int, mode: str
-    ) -> Expr:
+    def _folded(self, inner: Expr, outer: Expr, size: int, before: int, after: int, mode: str) -> Expr:
         """Return where a non-constant pad reads along one axis."""
         if not before and not after:
             return inner

@@ -49,9 +49,7 @@ class Fetches:
     written: tuple[tuple[str, Expr, int], ...] = ()
 
 
-def fetches_of(
-    program: TileProgram, stage: Stage, pass_: Pass, streamed: Set[str], large: Set[str]
-) -> Fetches:
+def fetches_of(program: TileProgram, stage: Stage, pass_: Pass, streamed: Set[str], large: Set[str]) -> Fetches:
     """Return what a pass fetches.
 
     Where the last pass of a task writes past the caches it fetches what the next task reads: memory
@@ -75,9 +73,11 @@ def fetches_of(
         before = {op.buffer for p in stage.passes[:at] for op in p.ops if isinstance(op, Load)}
         far = _far(stage, pass_, large - before - left_out)
     return Fetches(
-        near=_near(stage, at, left_out), far=far, beside=beside if pass_ is last else (),
+        near=_near(stage, at, left_out),
+        far=far,
+        beside=beside if pass_ is last else (),
         written=_written(program, stage, pass_, streamed),
-    )  # fmt: skip
+    )
 
 
 def _stores(pass_: Pass, streamed: Set[str]) -> bool:
@@ -123,9 +123,7 @@ def _beside(stage: Stage, last: Pass) -> tuple[tuple[str, Expr, int], ...]:
     return tuple(found.values())
 
 
-def _written(
-    program: TileProgram, stage: Stage, pass_: Pass, streamed: Set[str]
-) -> tuple[tuple[str, Expr, int], ...]:
+def _written(program: TileProgram, stage: Stage, pass_: Pass, streamed: Set[str]) -> tuple[tuple[str, Expr, int], ...]:
     """Return what is written by vectors into the caches, where a pass is the first at its points.
 
     One that computes before another writes has time for that; else lines to come are fetched, where
@@ -140,9 +138,7 @@ def _written(
             is_along = sink.index.coefficient(other.vector) == 1
             if not is_kept or not is_along or buffer.size * size_bytes < LEAST_WRITTEN_BYTES:
                 continue
-            first = next(
-                p for p in stage.passes if p is other or _has_points(stage, p, other, sink)
-            )
+            first = next(p for p in stage.passes if p is other or _has_points(stage, p, other, sink))
             if first is not pass_:
                 continue
             step = LINE_ELEMENTS

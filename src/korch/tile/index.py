@@ -101,10 +101,7 @@ class Expr:
         return total
 
     def __str__(self) -> str:
-        parts = [
-            str(atom) if coefficient == 1 else f"{coefficient}*{atom}"
-            for atom, coefficient in self.terms
-        ]
+        parts = [str(atom) if coefficient == 1 else f"{coefficient}*{atom}" for atom, coefficient in self.terms]
         if self.constant or not parts:
             parts.append(str(self.constant))
         return " + ".join(parts).replace("+ -", "- ")
@@ -214,9 +211,7 @@ def choice(expr: Expr, pieces: Sequence[tuple[int, Expr]], otherwise: Expr, rang
 
 def substitute(expr: Expr, values: Mapping[str, Expr], ranges: Ranges) -> Expr:
     """Return an expression with variables replaced, simplified under `ranges`."""
-    if not expr.variables & values.keys() and not any(
-        not isinstance(atom, Var) for atom, _ in expr.terms
-    ):
+    if not expr.variables & values.keys() and not any(not isinstance(atom, Var) for atom, _ in expr.terms):
         return expr
     parts = [Expr(expr.constant)]
     for atom, coefficient in expr.terms:
@@ -279,9 +274,7 @@ def _split(expr: Expr, divisor: int, ranges: Ranges) -> tuple[Expr, Expr]:
     C++ rounds quotients towards 0, so an expression that is divided must never be negative, not
     even where a constant that was split off makes up for it.
     """
-    whole = _expr(
-        expr.constant // divisor, ((a, c // divisor) for a, c in expr.terms if c % divisor == 0)
-    )
+    whole = _expr(expr.constant // divisor, ((a, c // divisor) for a, c in expr.terms if c % divisor == 0))
     rest = _expr(expr.constant % divisor, ((a, c) for a, c in expr.terms if c % divisor))
     low, _ = bounds(rest, ranges)
     if low < 0:
@@ -342,7 +335,4 @@ def _substitute_atom(atom: Atom, values: Mapping[str, Expr], ranges: Ranges) -> 
             return entry(table, substitute(inner, values, ranges), ranges)
         case Choice(inner, pieces, otherwise):
             replaced = [(limit, substitute(piece, values, ranges)) for limit, piece in pieces]
-            return choice(
-                substitute(inner, values, ranges), replaced,
-                substitute(otherwise, values, ranges), ranges,
-            )  # fmt: skip
+            return choice(substitute(inner, values, ranges), replaced, substitute(otherwise, values, ranges), ranges)

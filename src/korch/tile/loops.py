@@ -114,9 +114,7 @@ def grid_for(pass_: Pass, threads: int, lanes: int) -> Stage:
     return Stage(tuple(grid), (dataclasses.replace(pass_, axes=tuple(axes)),))
 
 
-def _grid_of_squares(
-    pass_: Pass, grid: list[Axis], threads: int, lanes: int, is_large: bool
-) -> Stage:
+def _grid_of_squares(pass_: Pass, grid: list[Axis], threads: int, lanes: int, is_large: bool) -> Stage:
     """Cut the two axes of squares into tiles, which follow each other along rows that are read.
 
     Short rows are written whole, by one thread: what is prefetched of a row, and a line in which
@@ -194,12 +192,7 @@ def _cut(pass_: Pass, grid: list[Axis], axis: Axis, tile: int) -> Pass:
 
 def turns_on(pass_: Pass, name: str) -> bool:
     """Return whether a guard of a pass depends on a loop variable."""
-    return any(
-        name in guard.expr.variables
-        for op in pass_.ops
-        if isinstance(op, Load | Select)
-        for guard in op.guards
-    )
+    return any(name in guard.expr.variables for op in pass_.ops if isinstance(op, Load | Select) for guard in op.guards)
 
 
 def indices(pass_: Pass) -> Iterator[Expr]:
@@ -291,9 +284,7 @@ def _square_axes(pass_: Pass, sizes: Mapping[str, int], grid: Ranges) -> tuple[s
     for vector in (name for name in long if sink.index.coefficient(name) == 1):
         scores = {
             name: sum(
-                sizes[op.buffer]
-                for op in pass_.ops
-                if isinstance(op, Load) and is_across(op, vector, name, ranges)
+                sizes[op.buffer] for op in pass_.ops if isinstance(op, Load) and is_across(op, vector, name, ranges)
             )
             for name in long
             if name != vector and not turns_on(pass_, name)

@@ -21,30 +21,8 @@ from korch.tile.emit import Emitter, Home, Index, physical_offset
 from korch.tile.index import ZERO, Expr, Ranges, add, constant, remainder, scale, var
 from korch.tile.loops import arrange, beside, grid_for
 from korch.tile.parts import cut_pass
-from korch.tile.program import (
-    Accumulate,
-    Axis,
-    Buffer,
-    Level,
-    Load,
-    Pass,
-    Sink,
-    Stage,
-    Store,
-    TileProgram,
-    identity,
-)
-from korch.tile.window import (
-    COLUMN,
-    ROW_ELEMENTS,
-    Place,
-    Row,
-    border_pass,
-    pays,
-    place_rows,
-    row_of,
-    row_pass,
-)
+from korch.tile.program import Accumulate, Axis, Buffer, Level, Load, Pass, Sink, Stage, Store, TileProgram, identity
+from korch.tile.window import COLUMN, ROW_ELEMENTS, Place, Row, border_pass, pays, place_rows, row_of, row_pass
 
 KEEP_OPS = frozenset(("exp", "log", "erf", "tanh", "sigmoid", "pow", "sin", "cos", "tan"))
 TILE_LIMIT_BYTES = 128 << 10
@@ -103,11 +81,7 @@ class _Stage:
 
 
 def lower(
-    body: PrimitiveGraph,
-    inputs: Sequence[Layout],
-    outputs: Sequence[Layout],
-    machine: Machine,
-    keep: bool = False,
+    body: PrimitiveGraph, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine, keep: bool = False
 ) -> TileProgram:
     """Lower a group without linear or opaque primitives.
 
@@ -123,17 +97,15 @@ def lower(
 
 
 class _Lowering:
-    def __init__(self, body: PrimitiveGraph, inputs: Sequence[Layout], outputs: Sequence[Layout],
-                 machine: Machine, keep: bool) -> None:  # fmt: skip
+    def __init__(
+        self, body: PrimitiveGraph, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine, keep: bool
+    ) -> None:
         self.body = body
         self.machine = machine
         self.in_buffer = {value: name for name, value in body.inputs}
         self.out_buffer = {value: name for name, value in body.outputs}
         self.layouts = {
-            name: layout
-            for (name, _), layout in zip(
-                (*body.inputs, *body.outputs), (*inputs, *outputs), strict=True
-            )
+            name: layout for (name, _), layout in zip((*body.inputs, *body.outputs), (*inputs, *outputs), strict=True)
         }
         self.keep = keep
         self.members: dict[int, _Member] = {}
@@ -219,9 +191,7 @@ class _Lowering:
         member.grid_axis = grid_axis
         return True
 
-    def _align(
-        self, stage: _Stage, member: _Member, local: list[tuple[int, Index]]
-    ) -> dict[int, int] | None:
+    def _align(self, stage: _Stage, member: _Member, local: list[tuple[int, Index]]) -> dict[int, int] | None:
         """Map the stage's grid axes to the member's own, if all it reads is its own task's."""
         if not local:
             kept = [a for a, n in enumerate(member.type.shape) if n > 1]
@@ -266,9 +236,7 @@ class _Lowering:
             return None
         return row
 
-    def _blocks_of_rows(
-        self, member: _Member, row: Row, kept: list[int], blocks: dict[int, int]
-    ) -> dict[int, int]:
+    def _blocks_of_rows(self, member: _Member, row: Row, kept: list[int], blocks: dict[int, int]) -> dict[int, int]:
         """Return the blocks of a task that reduces windows in rows: whole rows, and what fits."""
         last = member.type.rank - 1
         found = {last: row.windows}
@@ -283,9 +251,7 @@ class _Lowering:
         others = [axis for axis in kept if axis not in found]
         return found | self._rows(member, others, block, room)
 
-    def _rows(
-        self, member: _Member, axes: list[int], block: int, room: int | None = None
-    ) -> dict[int, int]:
+    def _rows(self, member: _Member, axes: list[int], block: int, room: int | None = None) -> dict[int, int]:
         """Return how many elements of other kept axes a task takes, if it were short with one."""
         if room is None:
             is_window = isinstance(member.reduction and member.reduction.attributes, PoolAttributes)
@@ -322,9 +288,7 @@ class _Lowering:
                     break
         return best[1], best[2]
 
-    def _contiguity(
-        self, member: _Member, replaced: dict[int, Expr], split: tuple[int, int] | None
-    ) -> int:
+    def _contiguity(self, member: _Member, replaced: dict[int, Expr], split: tuple[int, int] | None) -> int:
         """Return how many elements are read side by side along the vector axis, times its lanes."""
         index, ranges, reduced = self._naive(member)
         index = tuple(replaced.get(a, e) for a, e in enumerate(index))
@@ -338,10 +302,7 @@ class _Lowering:
         loads = [op for op in emitter.ops if isinstance(op, Load)]
         lengths = reduced | ({"inner": split[1]} if split is not None else {})
         lanes = self.machine.lanes
-        scores = (
-            sum(beside(op, name, sizes) for op in loads) * min(lengths[name], lanes)
-            for name in names
-        )
+        scores = (sum(beside(op, name, sizes) for op in loads) * min(lengths[name], lanes) for name in names)
         return max(scores, default=0)
 
     def _trace(self, member: _Member) -> list[tuple[int, Index]]:
@@ -398,17 +359,18 @@ class _Lowering:
         match member.reduction and member.reduction.attributes:
             case ReduceAttributes(axes):
                 return tuple(
-                    (var(f"r{a}") if f"r{a}" in reduced else ZERO) if a in axes else e
-                    for a, e in enumerate(index)
+                    (var(f"r{a}") if f"r{a}" in reduced else ZERO) if a in axes else e for a, e in enumerate(index)
                 )
             case PoolAttributes(kernel, strides, begin, _, dilations):
                 lead = len(index) - len(kernel)
                 taps = [var(f"r{i}") if f"r{i}" in reduced else ZERO for i in range(len(kernel))]
-                return (*index[:lead], *(
-                    add(scale(index[lead + i], strides[i]), scale(taps[i], dilations[i]),
-                        constant(-begin[i]))
-                    for i in range(len(kernel))
-                ))  # fmt: skip
+                return (
+                    *index[:lead],
+                    *(
+                        add(scale(index[lead + i], strides[i]), scale(taps[i], dilations[i]), constant(-begin[i]))
+                        for i in range(len(kernel))
+                    ),
+                )
         return index
 
     def _address(self, value: int, index: Index, ranges: Ranges) -> tuple[str, Expr]:
@@ -434,10 +396,7 @@ class _Lowering:
         member = self.members[value]
         grid = {axis: g for g, axis in member.grid_axis.items()}
         stage = self.stages[self.stage_of[value]]
-        return tuple(
-            stage.grid[grid[axis]][1] if axis in grid else n
-            for axis, n in enumerate(member.type.shape)
-        )
+        return tuple(stage.grid[grid[axis]][1] if axis in grid else n for axis, n in enumerate(member.type.shape))
 
     def _tile_bytes(self, value: int) -> int:
         size = math.prod(self._tile_shape(value))
@@ -448,9 +407,7 @@ class _Lowering:
         name = self.out_buffer.get(member.value)
         if name:
             return self.layouts[name]
-        ports = [
-            (self.layouts[name], value) for name, value in (*self.body.outputs, *self.body.inputs)
-        ]
+        ports = [(self.layouts[name], value) for name, value in (*self.body.outputs, *self.body.inputs)]
         for layout, value in ports:
             type_ = self.body.types[value]
             fits = all(member.type.shape[a] % size == 0 for a, size in layout.blocks)
@@ -554,9 +511,7 @@ class _Lowering:
     def _tap(self, emitter: Emitter, member: _Member, source: Index, op: str) -> str:
         """Return the name of one element of a window; the identity beyond the border."""
         shape, dtype = self.body.types[member.source].shape, member.type.dtype
-        guards = tuple(
-            guard for e, n in zip(source, shape, strict=True) for guard in emitter.inside(e, 0, n)
-        )
+        guards = tuple(guard for e, n in zip(source, shape, strict=True) for guard in emitter.inside(e, 0, n))
         name = emitter.value(member.source, source, guards)
         if not guards:
             return name

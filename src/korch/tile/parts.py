@@ -13,18 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from korch.tile.index import Expr, Ranges, add, constant, substitute, turning_point, var
 from korch.tile.loops import arrange, map_indices
-from korch.tile.program import (
-    Apply,
-    Axis,
-    Inside,
-    Literal,
-    Load,
-    Pass,
-    Select,
-    TileOp,
-    arguments_of,
-    holds,
-)
+from korch.tile.program import Apply, Axis, Inside, Literal, Load, Pass, Select, TileOp, arguments_of, holds
 
 MOST_PARTS = 8
 """An axis is cut into at most so many parts: each has its own text."""
@@ -106,9 +95,7 @@ def _decided(pass_: Pass, ranges: Ranges) -> Pass:
             case Load(guards=guards) if _never(guards, ranges):
                 op = Literal(op.name, op.dtype, 0)
             case Select(inside=inside, outside=outside):
-                op = dataclasses.replace(
-                    op, inside=names.get(inside, inside), outside=names.get(outside, outside)
-                )
+                op = dataclasses.replace(op, inside=names.get(inside, inside), outside=names.get(outside, outside))
             case Apply(arguments=arguments):
                 op = dataclasses.replace(op, arguments=tuple(names.get(a, a) for a in arguments))
         ops.append(op)

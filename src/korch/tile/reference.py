@@ -53,8 +53,7 @@ def run_program(program: TileProgram, inputs: Sequence[Array]) -> list[Array]:
 class _PassRun:
     """One pass over all points of its loops and its stage's grid."""
 
-    def __init__(self, program: TileProgram, stage: Stage, pass_: Pass,
-                 memory: dict[str, Array]) -> None:  # fmt: skip
+    def __init__(self, program: TileProgram, stage: Stage, pass_: Pass, memory: dict[str, Array]) -> None:
         self.program = program
         self.pass_ = pass_
         self.memory = memory
@@ -74,9 +73,7 @@ class _PassRun:
         for axis in pass_.axes:
             if axis.ragged is not None:
                 outer, total = axis.ragged
-                self.live = self.live & (
-                    self.env[outer] * axis.extent + self.env[axis.name] < total
-                )
+                self.live = self.live & (self.env[outer] * axis.extent + self.env[axis.name] < total)
         self.values: dict[str, Array] = {}
 
     def run(self) -> None:
@@ -90,8 +87,7 @@ class _PassRun:
                     case Apply(name, dtype, op_name, arguments):
                         given = [self.values[a] for a in arguments]
                         attributes = OPS[op_name].attributes
-                        made = (CastAttributes(dtype.value) if attributes is CastAttributes
-                                else attributes())  # fmt: skip
+                        made = CastAttributes(dtype.value) if attributes is CastAttributes else attributes()
                         result = OPS[op_name].reference(np.broadcast_arrays(*given), made)
                         self.values[name] = result.astype(dtype.numpy)
                     case Select(name, _, guards, inside, outside):
@@ -108,12 +104,7 @@ class _PassRun:
 
     def _accumulate(self, sink: Accumulate, value: Array, index: Array) -> None:
         target = self.memory[sink.buffer]
-        functions: dict[str, Callable[..., Array]] = {
-            "sum": np.sum,
-            "prod": np.prod,
-            "max": np.max,
-            "min": np.min,
-        }
+        functions: dict[str, Callable[..., Array]] = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}
         function = functions[sink.op]
         start = np.asarray(identity(sink.op, self.program.buffer(sink.buffer).dtype), target.dtype)
         result = function(value, axis=self.reduced, keepdims=True, initial=start)

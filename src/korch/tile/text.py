@@ -13,19 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from korch.tile.program import (
-    Accumulate,
-    Apply,
-    Axis,
-    Inside,
-    Literal,
-    Load,
-    Pass,
-    Select,
-    Sink,
-    TileOp,
-    TileProgram,
-)
+from korch.tile.program import Accumulate, Apply, Axis, Inside, Literal, Load, Pass, Select, Sink, TileOp, TileProgram
 
 
 def format_program(program: TileProgram) -> str:

@@ -17,27 +17,8 @@ from dataclasses import dataclass, field, replace
 
 from korch.primitive.types import DType
 from korch.tile.index import Expr, add, scale, var
-from korch.tile.program import (
-    Accumulate,
-    Axis,
-    Buffer,
-    Level,
-    Load,
-    Pass,
-    Stage,
-    TileProgram,
-    identity,
-)
-from korch.tile.triton_text import (
-    COLUMNS,
-    COMPUTE,
-    ROWS,
-    STORED,
-    Coordinate,
-    Text,
-    literal,
-    power_of_two,
-)
+from korch.tile.program import Accumulate, Axis, Buffer, Level, Load, Pass, Stage, TileProgram, identity
+from korch.tile.triton_text import COLUMNS, COMPUTE, ROWS, STORED, Coordinate, Text, literal, power_of_two
 
 MOST_SERIAL = 128
 """Windows of at most this many points are a loop of single points if rows lie side by side."""
@@ -51,8 +32,7 @@ PARTS = 256
 TASK = "task"
 """The variable of a stage's task, in places of tiles that are in memory."""
 
-_COMBINE = {"sum": "{} + {}", "prod": "{} * {}", "max": "f.larger({}, {})",
-            "min": "f.smaller({}, {})"}  # fmt: skip
+_COMBINE = {"sum": "{} + {}", "prod": "{} * {}", "max": "f.larger({}, {})", "min": "f.smaller({}, {})"}
 _FUNCTION = {"sum": "f.added", "prod": "f.multiplied", "max": "f.larger", "min": "f.smaller"}
 
 
@@ -113,8 +93,7 @@ class PrintedProgram:
         self.launches.append(Printed(source, buffers, grid, warps, stages))
 
 
-def print_triton(program: TileProgram, comment: str, processors: int, split: bool = False
-                 ) -> PrintedProgram:  # fmt: skip
+def print_triton(program: TileProgram, comment: str, processors: int, split: bool = False) -> PrintedProgram:
     """Print a program.
 
     Args:
@@ -149,10 +128,7 @@ def stage_is_splittable(program: TileProgram, stage: Stage, processors: int) -> 
     if stage_is_free(stage) or stage.tasks >= 2 * processors:
         return False
     longest = max(math.prod(axis.extent for axis in p.axes) for p in stage.passes)
-    single = all(
-        not pass_.is_reduction or all(axis.is_reduced for axis in pass_.axes)
-        for pass_ in stage.passes
-    )
+    single = all(not pass_.is_reduction or all(axis.is_reduced for axis in pass_.axes) for pass_ in stage.passes)
     tiles = [b for b in program.buffers if b.level is Level.TILE and _is_used(stage, b.name)]
     stored = {s.buffer for p in stage.passes for s in p.sinks}
     loaded = {op.buffer for p in stage.passes for op in p.ops if isinstance(op, Load)}
@@ -171,8 +147,9 @@ def _warps(elements: int) -> int:
 class _Launch:
     """What the three kinds of launches share."""
 
-    def __init__(self, program: TileProgram, stage: Stage, comment: str, found: PrintedProgram,
-                 processors: int) -> None:  # fmt: skip
+    def __init__(
+        self, program: TileProgram, stage: Stage, comment: str, found: PrintedProgram, processors: int
+    ) -> None:
         self.program = program
         self.stage = stage
         self.comment = comment
@@ -222,9 +199,8 @@ class _FreeStage(_Launch):
             down, across = -(-rows.extent // height), -(-column.extent // width)
             grid, shape = down * across * math.prod(a.extent for a in others), [height, width]
             at |= text.split(
-                "pid", [*((a.name, a.extent) for a in others), ("down", down), ("across", across)],
-                frozenset(),
-            )  # fmt: skip
+                "pid", [*((a.name, a.extent) for a in others), ("down", down), ("across", across)], frozenset()
+            )
             for axis, name, place, size in ((0, "r", rows, height), (1, "c", column, width)):
                 tile = at["down" if axis == 0 else "across"].text
                 spread = "[:, None]" if axis == 0 else "[None, :]"
@@ -348,8 +324,7 @@ class _RowStage(_Launch):
             return add(index, scale(var(TASK), buffer.size))
 
         ops = tuple(
-            replace(op, index=index_of(op.buffer, op.index)) if isinstance(op, Load) else op
-            for op in pass_.ops
+            replace(op, index=index_of(op.buffer, op.index)) if isinstance(op, Load) else op for op in pass_.ops
         )
         sinks = tuple(replace(s, index=index_of(s.buffer, s.index)) for s in pass_.sinks)
         return replace(pass_, ops=ops, sinks=sinks)
@@ -360,9 +335,18 @@ class _RowStage(_Launch):
             if buffer.level is Level.TILE and buffer.size > 1 and _is_used(self.stage, buffer.name):
                 self.found.scratch[buffer.name] = (buffer.dtype, buffer.size * self.stage.tasks)
 
-    def pass_(self, pass_: Pass, rows: int, columns: int, at: dict[str, Coordinate],
-              masks: dict[int, str], values: dict[str, str], types: dict[str, DType],
-              memo: dict[str, str], later: Sequence[Load]) -> None:  # fmt: skip
+    def pass_(
+        self,
+        pass_: Pass,
+        rows: int,
+        columns: int,
+        at: dict[str, Coordinate],
+        masks: dict[int, str],
+        values: dict[str, str],
+        types: dict[str, DType],
+        memo: dict[str, str],
+        later: Sequence[Load],
+    ) -> None:
         """Write a pass; `later` are the loads of those that follow."""
         text = self.text
         serial = [a for a in pass_.axes if pass_.is_reduction and not a.is_reduced]
@@ -376,9 +360,7 @@ class _RowStage(_Launch):
             text.line(f"for {k} in range({count}):")
             text.depth += 1
             here |= text.split(k, [(a.name, a.extent) for a in serial], frozenset())
-        accumulators = [
-            self.begin(sink, rows, columns) for sink in pass_.sinks if isinstance(sink, Accumulate)
-        ]
+        accumulators = [self.begin(sink, rows, columns) for sink in pass_.sinks if isinstance(sink, Accumulate)]
         inner_masks = dict(masks)
         is_straight = total <= columns and not serial and columns > 1
         if columns == 1:
@@ -411,8 +393,7 @@ class _RowStage(_Launch):
                 self.collect(sink, accumulators.pop(0), inner[sink.value], inner_masks)
             else:
                 dtype = self.buffer(sink.buffer).dtype
-                text.store(sink.buffer, dtype, sink.index, inner[sink.value], here, inner_masks,
-                           shape)  # fmt: skip
+                text.store(sink.buffer, dtype, sink.index, inner[sink.value], here, inner_masks, shape)
         text.depth = depth + (1 if serial else 0)
         for sink in pass_.sinks:
             if isinstance(sink, Accumulate):
@@ -425,8 +406,7 @@ class _RowStage(_Launch):
                     values[sink.buffer], types[sink.buffer] = name, self.buffer(sink.buffer).dtype
         text.depth = depth
 
-    def split_columns(self, c: str, points: Sequence[Axis], memo: dict[str, str] | None
-                      ) -> dict[str, Coordinate]:  # fmt: skip
+    def split_columns(self, c: str, points: Sequence[Axis], memo: dict[str, str] | None) -> dict[str, Coordinate]:
         """Write the coordinates of a pass' own axes; equal ones of straight passes once."""
         key = f"split {c} " + " ".join(str(a.extent) for a in points)
         if memo is None or len(points) < 2:
@@ -469,8 +449,7 @@ class _RowStage(_Launch):
             return f"tl.sum({name}, 1)[:, None]"
         return f"tl.reduce({name}, 1, {_FUNCTION[sink.op]})[:, None]"
 
-    def end(self, sink: Accumulate, columns: int, at: dict[str, Coordinate],
-            masks: dict[int, str], rows: int) -> str:  # fmt: skip
+    def end(self, sink: Accumulate, columns: int, at: dict[str, Coordinate], masks: dict[int, str], rows: int) -> str:
         """Write what an accumulator comes to, into memory unless a register does; return it."""
         buffer, text = self.buffer(sink.buffer), self.text
         total = self.reduced(sink, columns)
@@ -530,8 +509,15 @@ class _SplitStage(_RowStage):
                 if isinstance(sink, Accumulate):
                     self.collect(sink, accumulators[sink.buffer], values[sink.value], masks)
                 else:
-                    text.store(sink.buffer, self.buffer(sink.buffer).dtype, sink.index,
-                               values[sink.value], here, masks, f"[1, {columns}]")  # fmt: skip
+                    text.store(
+                        sink.buffer,
+                        self.buffer(sink.buffer).dtype,
+                        sink.index,
+                        values[sink.value],
+                        here,
+                        masks,
+                        f"[1, {columns}]",
+                    )
             text.depth -= 1
             for sink in pass_.sinks:
                 if isinstance(sink, Accumulate):
@@ -539,14 +525,12 @@ class _SplitStage(_RowStage):
                     name = f"s{len(self.found.scratch)}"
                     self.found.scratch[name] = (dtype, stage.tasks * parts)
                     whole = self.reduced(sink, columns)
-                    text.line(f"tl.store({text.pointer(name)} + (r * {parts} + part), "
-                              f"{whole}.to({STORED[dtype]}))")  # fmt: skip
+                    text.line(f"tl.store({text.pointer(name)} + (r * {parts} + part), {whole}.to({STORED[dtype]}))")
                     ready.append((replace(sink, value=name), parts))
             self.finish(stage.tasks * parts, _warps(columns))
         self.last([(s, p) for s, p in ready if self.buffer(s.buffer).level is not Level.TILE], grid)
 
-    def totals(self, ready: Sequence[tuple[Accumulate, int]]
-               ) -> tuple[dict[str, str], dict[str, DType]]:  # fmt: skip
+    def totals(self, ready: Sequence[tuple[Accumulate, int]]) -> tuple[dict[str, str], dict[str, DType]]:
         """Write what adds up the parts of results."""
         values: dict[str, str] = {}
         types: dict[str, DType] = {}
@@ -561,8 +545,7 @@ class _SplitStage(_RowStage):
                 f"mask={name}_at < {parts}, other={start})"
             )
             kind = "tl.int32" if dtype is DType.BOOL else COMPUTE[dtype]
-            text.line(f"{name} = tl.reduce({name}_parts.to({kind}), 1, "
-                      f"{_FUNCTION[sink.op]})[:, None]")  # fmt: skip
+            text.line(f"{name} = tl.reduce({name}_parts.to({kind}), 1, {_FUNCTION[sink.op]})[:, None]")
             if dtype is DType.BOOL:
                 text.line(f"{name} = {name} != 0")
             values[sink.buffer], types[sink.buffer] = name, dtype
@@ -578,6 +561,5 @@ class _SplitStage(_RowStage):
         at = text.split("r", [(a.name, a.extent) for a in grid], ROWS)
         values, _ = self.totals(ready)
         for sink, _ in ready:
-            text.store(sink.buffer, self.buffer(sink.buffer).dtype, sink.index,
-                       values[sink.buffer], at, {}, "[1, 1]")  # fmt: skip
+            text.store(sink.buffer, self.buffer(sink.buffer).dtype, sink.index, values[sink.buffer], at, {}, "[1, 1]")
         self.finish(self.stage.tasks, 1)

@@ -16,34 +16,79 @@ from korch.tile.index import Atom, Choice, Entry, Expr, Quotient, Remainder, Var
 from korch.tile.program import Apply, Inside, Literal, Load, Select, TileOp
 
 COMPUTE = {
-    DType.F64: "tl.float64", DType.F32: "tl.float32", DType.F16: "tl.float32",
-    DType.BF16: "tl.float32", DType.I64: "tl.int64", DType.I32: "tl.int32", DType.I16: "tl.int32",
-    DType.I8: "tl.int32", DType.U64: "tl.uint64", DType.U32: "tl.uint32", DType.U16: "tl.int32",
-    DType.U8: "tl.int32", DType.BOOL: "tl.int1",
-}  # fmt: skip
+    DType.F64: "tl.float64",
+    DType.F32: "tl.float32",
+    DType.F16: "tl.float32",
+    DType.BF16: "tl.float32",
+    DType.I64: "tl.int64",
+    DType.I32: "tl.int32",
+    DType.I16: "tl.int32",
+    DType.I8: "tl.int32",
+    DType.U64: "tl.uint64",
+    DType.U32: "tl.uint32",
+    DType.U16: "tl.int32",
+    DType.U8: "tl.int32",
+    DType.BOOL: "tl.int1",
+}
 """The type in which elements are computed."""
 
 STORED = {
-    DType.F64: "tl.float64", DType.F32: "tl.float32", DType.F16: "tl.float16",
-    DType.BF16: "tl.bfloat16", DType.I64: "tl.int64", DType.I32: "tl.int32", DType.I16: "tl.int16",
-    DType.I8: "tl.int8", DType.U64: "tl.uint64", DType.U32: "tl.uint32", DType.U16: "tl.uint16",
-    DType.U8: "tl.uint8", DType.BOOL: "tl.int8",
-}  # fmt: skip
+    DType.F64: "tl.float64",
+    DType.F32: "tl.float32",
+    DType.F16: "tl.float16",
+    DType.BF16: "tl.bfloat16",
+    DType.I64: "tl.int64",
+    DType.I32: "tl.int32",
+    DType.I16: "tl.int16",
+    DType.I8: "tl.int8",
+    DType.U64: "tl.uint64",
+    DType.U32: "tl.uint32",
+    DType.U16: "tl.uint16",
+    DType.U8: "tl.uint8",
+    DType.BOOL: "tl.int8",
+}
 """The type in which elements lie in memory."""
 
-_SAME = {"add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "neg": "-{}", "abs": "tl.abs({})",
-         "exp": "tl.exp({})", "log": "tl.log({})", "erf": "tl.erf({})", "sin": "tl.sin({})",
-         "cos": "tl.cos({})", "floor": "tl.floor({})", "ceil": "tl.ceil({})",
-         "not": "({} == 0)", "and": "({} & {})", "or": "({} | {})", "xor": "({} ^ {})",
-         "bitwise_and": "({} & {})", "bitwise_or": "({} | {})", "bitwise_xor": "({} ^ {})",
-         "bitwise_not": "(~{})", "shift_left": "({} << {})", "shift_right": "({} >> {})",
-         "equal": "({} == {})", "less": "({} < {})", "less_equal": "({} <= {})",
-         "isnan": "({0} != {0})", "isinf": "(tl.abs({}) == float('inf'))",
-         "where": "tl.where({}, {}, {})", "reciprocal": "(1.0 / {})", "tan": "(tl.sin({0}) / "
-         "tl.cos({0}))", "sqrt": "f.square_root({})", "max": "f.larger({}, {})",
-         "min": "f.smaller({}, {})", "sign": "f.sign({})", "tanh": "f.tanh({})",
-         "sigmoid": "f.sigmoid({})", "round": "f.round_to_even({})", "pow": "f.power({}, {})",
-         }  # fmt: skip
+_SAME = {
+    "add": "{} + {}",
+    "sub": "{} - {}",
+    "mul": "{} * {}",
+    "neg": "-{}",
+    "abs": "tl.abs({})",
+    "exp": "tl.exp({})",
+    "log": "tl.log({})",
+    "erf": "tl.erf({})",
+    "sin": "tl.sin({})",
+    "cos": "tl.cos({})",
+    "floor": "tl.floor({})",
+    "ceil": "tl.ceil({})",
+    "not": "({} == 0)",
+    "and": "({} & {})",
+    "or": "({} | {})",
+    "xor": "({} ^ {})",
+    "bitwise_and": "({} & {})",
+    "bitwise_or": "({} | {})",
+    "bitwise_xor": "({} ^ {})",
+    "bitwise_not": "(~{})",
+    "shift_left": "({} << {})",
+    "shift_right": "({} >> {})",
+    "equal": "({} == {})",
+    "less": "({} < {})",
+    "less_equal": "({} <= {})",
+    "isnan": "({0} != {0})",
+    "isinf": "(tl.abs({}) == float('inf'))",
+    "where": "tl.where({}, {}, {})",
+    "reciprocal": "(1.0 / {})",
+    "tan": "(tl.sin({0}) / tl.cos({0}))",
+    "sqrt": "f.square_root({})",
+    "max": "f.larger({}, {})",
+    "min": "f.smaller({}, {})",
+    "sign": "f.sign({})",
+    "tanh": "f.tanh({})",
+    "sigmoid": "f.sigmoid({})",
+    "round": "f.round_to_even({})",
+    "pow": "f.power({}, {})",
+}
 """Primitives as Triton; `f` is `korch.cuda.functions`."""
 
 _INTEGER = {"div": "f.truncated_quotient({}, {})", "mod": "f.floored_remainder({}, {})"}
@@ -55,9 +100,7 @@ def is_printable(op: str, dtype: DType) -> bool:
     """Return whether an elementwise primitive on elements of a type has a Triton form."""
     if op == "cast":
         return True
-    return op in (_FLOAT if dtype.is_float else _INTEGER) or (
-        op in _SAME and (dtype.is_float or op not in _FLOAT_ONLY)
-    )
+    return op in (_FLOAT if dtype.is_float else _INTEGER) or (op in _SAME and (dtype.is_float or op not in _FLOAT_ONLY))
 
 
 def apply(op: str, dtype: DType, of: DType, arguments: Sequence[str]) -> str:
@@ -131,8 +174,7 @@ class Text:
         self.arguments[buffer] = None
         return f"p_{buffer}"
 
-    def split(self, text: str, axes: Sequence[tuple[str, int]], at: frozenset[int]
-              ) -> dict[str, Coordinate]:  # fmt: skip
+    def split(self, text: str, axes: Sequence[tuple[str, int]], at: frozenset[int]) -> dict[str, Coordinate]:
         """Write the coordinates of axes, outermost first, of a flat number; return them."""
         found: dict[str, Coordinate] = {}
         step = 1
@@ -211,17 +253,24 @@ class Text:
         text = f"tl.load({self.pointer(op.buffer)} + ({place}){mask})"
         self.line(f"{name} = {converted(text, op.dtype)}")
 
-    def store(self, buffer: str, dtype: DType, index: Expr, value: str, at: Coordinates,
-              masks: Mapping[int, str], shape: str) -> None:  # fmt: skip
+    def store(
+        self, buffer: str, dtype: DType, index: Expr, value: str, at: Coordinates, masks: Mapping[int, str], shape: str
+    ) -> None:
         """Write a store of a value that is broadcast to a tile's shape."""
         place = f"({self.expr(index, at)}) + tl.zeros({shape}, tl.int32)"
         mask = f", mask={_all(list(masks.values()))}" if masks else ""
         kept = f"tl.broadcast_to({value}, {shape}).to({STORED[dtype]})"
         self.line(f"tl.store({self.pointer(buffer)} + ({place}), {kept}{mask})")
 
-    def ops(self, ops: Sequence[TileOp], at: Coordinates, masks: Mapping[int, str],
-            values: dict[str, str], types: dict[str, DType],
-            memo: dict[str, str] | None = None) -> None:  # fmt: skip
+    def ops(
+        self,
+        ops: Sequence[TileOp],
+        at: Coordinates,
+        masks: Mapping[int, str],
+        values: dict[str, str],
+        types: dict[str, DType],
+        memo: dict[str, str] | None = None,
+    ) -> None:
         """Write operations in order.
 
         Args:
@@ -251,8 +300,7 @@ class Text:
                     continue
                 case Select(inside=inside, outside=outside, guards=guards):
                     condition = _all(self.guards(guards, at))
-                    self.line(f"{name} = tl.where({condition}, {values[inside]}, "
-                              f"{values[outside]})")  # fmt: skip
+                    self.line(f"{name} = tl.where({condition}, {values[inside]}, {values[outside]})")
             values[op.name], types[op.name] = name, op.dtype
             if memo is not None and len(self.lines) == before + 1:
                 text = self.lines[-1].partition(" = ")[2]

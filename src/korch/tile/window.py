@@ -70,9 +70,7 @@ class Row:
         return add(scale(window, self.stride), scale(tap, self.dilation))
 
 
-def row_of(
-    attributes: PoolAttributes, loop: str, inner: str, windows: int, columns: int
-) -> Row | None:
+def row_of(attributes: PoolAttributes, loop: str, inner: str, windows: int, columns: int) -> Row | None:
     """Return the row of the last axis of windows; None if there is none.
 
     Args:

@@ -55,11 +55,9 @@ def select_rules(text: str) -> tuple[AnyRule, ...]:
     chosen = {name.removeprefix("-") if is_without else name for name in names}
     if unknown := sorted(chosen - FAMILIES.keys()):
         raise OptionError(
-            f"there is no family of rewrites {unknown[0]!r}", where="option --rules",
+            f"there is no family of rewrites {unknown[0]!r}",
+            where="option --rules",
             expected=f"all, none, or some of {', '.join(FAMILIES)}",
             hint="With - before each, all but these are used",
-        )  # fmt: skip
-    return tuple(
-        rule for name, family in FAMILIES.items() for rule in family
-        if (name in chosen) != is_without
-    )  # fmt: skip
+        )
+    return tuple(rule for name, family in FAMILIES.items() for rule in family if (name in chosen) != is_without)

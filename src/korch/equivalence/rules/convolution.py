@@ -176,18 +176,18 @@ def _refuse_focus(view: View, match: FocusMatch) -> FocusWitness | Refusal:
     shape, rank = view.shape(x), len(attributes.strides)
     whole = (*shape[:2], *(n // s for n, s in zip(shape[2:], step[2:], strict=True)))
     is_image = all(
-        (each[0], each[2]) == (x, step) and not any(each[1][:2])
+        (each[0], each[2]) == (x, step)
+        and not any(each[1][:2])
         and all(0 <= a < s for a, s in zip(each[1][2:], step[2:], strict=True))
         and view.shape(piece) == whole
         for piece, each in zip(pieces, found, strict=True)
-    )  # fmt: skip
+    )
     strided = step[:2] == (1, 1) and max(step) > 1
     if not (is_image and strided) or any(n % s for n, s in zip(shape, step, strict=True)):
         return Refusal("the channels are no strided pieces of one image", conv.output)
     old = constant.array.astype(np.float64)
     kernel = old.shape[2:]
-    weights = np.zeros((old.shape[0], shape[1],
-                        *(k * s for k, s in zip(kernel, step[2:], strict=True))))  # fmt: skip
+    weights = np.zeros((old.shape[0], shape[1], *(k * s for k, s in zip(kernel, step[2:], strict=True))))
     for i, (_, start, _) in enumerate(found):
         places = tuple(slice(a, None, s) for a, s in zip(start[2:], step[2:], strict=True))
         weights[(slice(None), slice(None), *places)] += old[:, i * shape[1] : (i + 1) * shape[1]]
@@ -197,10 +197,11 @@ def _refuse_focus(view: View, match: FocusMatch) -> FocusWitness | Refusal:
     def wide(field: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(n * s for n, s in zip(field, step[2:], strict=True))
 
-    return FocusWitness(x, weights, ConvAttributes(
-        wide(attributes.strides), wide(attributes.pads_begin), wide(attributes.pads_end),
-        (1,) * rank,
-    ))  # fmt: skip
+    return FocusWitness(
+        x,
+        weights,
+        ConvAttributes(wide(attributes.strides), wide(attributes.pads_begin), wide(attributes.pads_end), (1,) * rank),
+    )
 
 
 def _piece(view: View, value: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
@@ -209,8 +210,7 @@ def _piece(view: View, value: int) -> tuple[int, tuple[int, ...], tuple[int, ...
     start, step = (0,) * rank, (1,) * rank
     while slices := view.producers(value, "slice"):
         attributes: Any = slices[0].attributes
-        start = tuple(a + b * c for a, b, c in
-                      zip(attributes.start, attributes.step, start, strict=True))  # fmt: skip
+        start = tuple(a + b * c for a, b, c in zip(attributes.start, attributes.step, start, strict=True))
         step = tuple(a * b for a, b in zip(attributes.step, step, strict=True))
         value = slices[0].inputs[0]
     return value, start, step

@@ -80,9 +80,7 @@ def _is_count(indices: tuple[int, ...]) -> bool:
 # all or runs backwards; one that keeps a size of 1 keeps the one element.
 _MOVES: dict[str, Callable[[Any], bool]] = {
     "transpose": lambda a: not _is_count(a.perm),
-    "slice": lambda a: any(
-        n > 1 and (s, d) != (0, 1) for n, s, d in zip(a.size, a.start, a.step, strict=True)
-    ),
+    "slice": lambda a: any(n > 1 and (s, d) != (0, 1) for n, s, d in zip(a.size, a.start, a.step, strict=True)),
     "take": lambda a: not _is_count(a.indices),
 }
 
@@ -123,9 +121,4 @@ IDENTITY_LAYOUT_IS_NOTHING = Rule(
     build=_write,
 )
 
-RULES: tuple[AnyRule, ...] = (
-    TRANSPOSES_COMPOSE,
-    RESHAPES_COMPOSE,
-    BROADCASTS_COMPOSE,
-    IDENTITY_LAYOUT_IS_NOTHING,
-)
+RULES: tuple[AnyRule, ...] = (TRANSPOSES_COMPOSE, RESHAPES_COMPOSE, BROADCASTS_COMPOSE, IDENTITY_LAYOUT_IS_NOTHING)

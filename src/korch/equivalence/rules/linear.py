@@ -12,14 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from korch.equivalence.affine import (
-    STEPS,
-    AffineChain,
-    affine_step,
-    chains_from,
-    goes_on,
-    is_read_elsewhere,
-)
+from korch.equivalence.affine import STEPS, AffineChain, affine_step, chains_from, goes_on, is_read_elsewhere
 from korch.equivalence.rule import AnyRule, Refusal, Rule, View, Writer, is_finite_in
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
@@ -78,9 +71,7 @@ class _Channels:
 
     def back(self, weights: Array) -> Array:
         """Return grouped weights in the shape of the primitive's own."""
-        is_swapped = self.linear.op == "conv_transpose" or (
-            self.is_batched and self.weights_at == 1
-        )
+        is_swapped = self.linear.op == "conv_transpose" or (self.is_batched and self.weights_at == 1)
         return (weights.transpose(0, 2, 1, 3) if is_swapped else weights).reshape(self.shape)
 
     def by_out(self, vector: Array) -> Array:
@@ -160,8 +151,9 @@ def _refuse_after(view: View, match: FoldMatch) -> FoldWitness | Refusal:
     if not (chain.is_finite and is_finite_in(weights, view.type(root).dtype)):
         return Refusal("a weight is not finite", root)
     shift = chain.shift if chain.has_shift else None
-    return FoldWitness(match.linear, channels.weights_at, channels.data, channels.back(weights),
-                       shift, channels.axis_out)  # fmt: skip
+    return FoldWitness(
+        match.linear, channels.weights_at, channels.data, channels.back(weights), shift, channels.axis_out
+    )
 
 
 def _match_before(view: View, root: Primitive) -> Iterator[FoldMatch]:
@@ -206,8 +198,7 @@ def _refuse_before(view: View, match: FoldMatch) -> FoldWitness | Refusal:
             shift = shifts.sum(axis=(2, 3)).reshape(-1)
         if not is_finite_in(shift, dtype):
             return Refusal("a shift is not finite", root)
-    return FoldWitness(match.linear, channels.weights_at, chain.base, channels.back(weights),
-                       shift, channels.axis_out)  # fmt: skip
+    return FoldWitness(match.linear, channels.weights_at, chain.base, channels.back(weights), shift, channels.axis_out)
 
 
 def _build(writer: Writer, witness: FoldWitness) -> int:

@@ -49,12 +49,14 @@ def _refuse_axes(view: View, root: Primitive) -> PoolWitness | Refusal:
     none = (1,) * rank
     identity = PoolAttributes(none, none, (0,) * rank, (0,) * rank, none)
     windows = [
-        PoolAttributes(*(
-            tuple(a if i == axis else b for i, (a, b) in enumerate(zip(field, other, strict=True)))
-            for field, other in zip(_fields(attributes), _fields(identity), strict=True)
-        ))
+        PoolAttributes(
+            *(
+                tuple(a if i == axis else b for i, (a, b) in enumerate(zip(field, other, strict=True)))
+                for field, other in zip(_fields(attributes), _fields(identity), strict=True)
+            )
+        )
         for axis in reversed(range(rank))
-    ]  # fmt: skip
+    ]
     kept = tuple(window for window in windows if window != identity)
     return PoolWitness(root.op, root.inputs[0], kept)
 
@@ -67,9 +69,12 @@ def _match_smaller(view: View, root: Primitive) -> Iterator[PoolMatch]:
     own: Any = root.attributes
     for other in view.users(root.inputs[0]):
         attributes: Any = other.attributes
-        if (other.op == root.op and other.output != root.output
-                and len(attributes.kernel) == len(own.kernel)
-                and math.prod(attributes.kernel) < math.prod(own.kernel)):  # fmt: skip
+        if (
+            other.op == root.op
+            and other.output != root.output
+            and len(attributes.kernel) == len(own.kernel)
+            and math.prod(attributes.kernel) < math.prod(own.kernel)
+        ):
             yield PoolMatch(root, other)
 
 
@@ -82,9 +87,7 @@ def _refuse_smaller(view: View, match: PoolMatch) -> PoolWitness | Refusal:
     begin = tuple(a - b for a, b in zip(large.pads_begin, small.pads_begin, strict=True))
     end = tuple(a - b for a, b in zip(large.pads_end, small.pads_end, strict=True))
     # What hangs over the border is covered by the first or last of the smaller windows.
-    fits = all(
-        0 <= pad < n for pads in (begin, end) for pad, n in zip(pads, kernel, strict=True)
-    )  # fmt: skip
+    fits = all(0 <= pad < n for pads in (begin, end) for pad, n in zip(pads, kernel, strict=True))
     if not fits:
         return Refusal("the smaller window does not fit into the larger one", match.root.output)
     rest = replace(large, kernel=kernel, pads_begin=begin, pads_end=end)
@@ -212,8 +215,4 @@ SUM_COMES_BEFORE_LINEAR = Rule(
     reorders=True,
 )
 
-RULES: tuple[AnyRule, ...] = (
-    POOL_IS_SEPARABLE,
-    LARGE_POOL_IS_POOL_OF_SMALL_POOL,
-    SUM_COMES_BEFORE_LINEAR,
-)
+RULES: tuple[AnyRule, ...] = (POOL_IS_SEPARABLE, LARGE_POOL_IS_POOL_OF_SMALL_POOL, SUM_COMES_BEFORE_LINEAR)

@@ -104,13 +104,9 @@ def _build_product(writer: Writer, witness: ProductWitness) -> int:
         order += [axis for axis in range(len(witness.shape)) if axis not in order]
         if order != list(range(len(order))):
             value = writer.add("transpose", (value,), TransposeAttributes(tuple(order)))
-        return writer.reshape(value, (math.prod(sizes(groups[0])), *(
-            math.prod(sizes(group)) for group in groups[1:]
-        )))  # fmt: skip
+        return writer.reshape(value, (math.prod(sizes(groups[0])), *(math.prod(sizes(group)) for group in groups[1:])))
 
-    product = writer.add(
-        "matmul", (arranged(0, batch, rows, summed), arranged(1, batch, summed, columns))
-    )
+    product = writer.add("matmul", (arranged(0, batch, rows, summed), arranged(1, batch, summed, columns)))
     order = (*batch, *rows, *columns)
     rest = tuple(axis for axis in range(len(witness.shape)) if axis not in order)
     product = writer.reshape(product, (*sizes(order), *(1 for _ in rest)))

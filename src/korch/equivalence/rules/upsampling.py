@@ -13,12 +13,7 @@ import numpy as np
 from korch.equivalence.rule import AnyRule, Refusal, Rule, View, Writer, is_finite_in
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
-from korch.primitive.ops.layout import (
-    ConcatAttributes,
-    PadAttributes,
-    SliceAttributes,
-    TransposeAttributes,
-)
+from korch.primitive.ops.layout import ConcatAttributes, PadAttributes, SliceAttributes, TransposeAttributes
 from korch.primitive.ops.linear import ConvAttributes
 
 
@@ -127,11 +122,7 @@ def _take_chains(view: View, value: int, axes: frozenset[int]) -> Iterator[tuple
         axis = getattr(take.attributes, "axis", 0)
         size = view.shape(take.inputs[0])[axis]
         factor = take_factor(take)
-        if (
-            axis in axes
-            or not factor
-            or len(getattr(take.attributes, "indices", ())) != (factor * size)
-        ):
+        if axis in axes or not factor or len(getattr(take.attributes, "indices", ())) != (factor * size):
             continue
         rest = tuple(_take_chains(view, take.inputs[0], axes | {axis}))
         for tail in rest or ((),):
@@ -164,9 +155,9 @@ def _refuse(view: View, match: UpsampledConv) -> PhaseWitness | Refusal:
     pads, mode, fill = extension
     x = match.takes[-1].inputs[0]
     axes = tuple(
-        AxisPhases.of(*numbers) for numbers in
-        zip(kernel, factor, pads, view.shape(x)[2:], view.shape(root)[2:], strict=True)
-    )  # fmt: skip
+        AxisPhases.of(*numbers)
+        for numbers in zip(kernel, factor, pads, view.shape(x)[2:], view.shape(root)[2:], strict=True)
+    )
     if not _is_less_work(axes, kernel):
         return Refusal("no fewer operations", root)
     combined = _phase_weights(weights.array.astype(np.float64), axes)
@@ -175,9 +166,7 @@ def _refuse(view: View, match: UpsampledConv) -> PhaseWitness | Refusal:
     return PhaseWitness(x, axes, combined, mode, fill, weights.array.shape[0])
 
 
-def _extension(
-    match: UpsampledConv, factor: tuple[int, ...]
-) -> tuple[tuple[int, ...], str, float] | Refusal:
+def _extension(match: UpsampledConv, factor: tuple[int, ...]) -> tuple[tuple[int, ...], str, float] | Refusal:
     """Return the rows padded before each axis, and how the small image must be extended for it.
 
     A zero, edge or wrapped extension of the large image is that of the small one. A reflection
@@ -194,8 +183,7 @@ def _extension(
         return Refusal("the pad adds images or channels", match.conv.output)
     mode = pad.mode
     if mode == "reflect":
-        amounts = [*zip(pad.before[2:], factor, strict=True),
-                   *zip(pad.after[2:], factor, strict=True)]  # fmt: skip
+        amounts = [*zip(pad.before[2:], factor, strict=True), *zip(pad.after[2:], factor, strict=True)]
         if any(amount >= r for amount, r in amounts):
             return Refusal("the reflection reaches past the small image's edge", match.conv.output)
         mode = "edge"

@@ -12,12 +12,7 @@ import numpy as np
 from korch.equivalence.rule import AnyRule, Refusal, Rule, View, Writer, is_finite_in
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
-from korch.primitive.ops.winograd import (
-    TRANSFORMS,
-    WinogradAttributes,
-    tile_counts,
-    transform_weights,
-)
+from korch.primitive.ops.winograd import TRANSFORMS, WinogradAttributes, tile_counts, transform_weights
 
 FEWEST_CHANNELS = 16
 """With fewer channels the transforms cost more than the products save."""
@@ -72,9 +67,9 @@ def _refuse(view: View, match: WinogradMatch) -> WinogradWitness | Refusal:
     transformed = transform_weights(constant.array, match.tile)
     if not is_finite_in(transformed, view.type(conv.output).dtype):
         return Refusal("a transformed weight is not finite", conv.output)
-    return WinogradWitness(x, transformed, WinogradAttributes(
-        match.tile, tuple(attributes.pads_begin), tuple(attributes.pads_end)
-    ))  # fmt: skip
+    return WinogradWitness(
+        x, transformed, WinogradAttributes(match.tile, tuple(attributes.pads_begin), tuple(attributes.pads_end))
+    )
 
 
 def _products(shape: tuple[int, ...], tile: int) -> int:

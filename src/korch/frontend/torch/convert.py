@@ -23,9 +23,7 @@ SMALL_BYTES = 256
 """Tensors of fewer bytes are stored in the model: sizes, axes, single numbers."""
 
 
-def to_held_model(
-    program: Any, name: str, inputs: Sequence[str], outputs: Sequence[str]
-) -> HeldModel:
+def to_held_model(program: Any, name: str, inputs: Sequence[str], outputs: Sequence[str]) -> HeldModel:
     """Return an exported program as ONNX.
 
     Args:
@@ -50,8 +48,7 @@ def to_held_model(
     graph = translated.model.graph
     if len(graph.inputs) != len(inputs) or len(graph.outputs) != len(outputs):
         raise UnsupportedError(
-            f"PyTorch translated it into a model with {len(graph.inputs)} inputs and "
-            f"{len(graph.outputs)} outputs",
+            f"PyTorch translated it into a model with {len(graph.inputs)} inputs and {len(graph.outputs)} outputs",
             where=f"module {name}",
             expected=f"{len(inputs)} and {len(outputs)}",
         )
@@ -72,9 +69,7 @@ def _without_weights(model: Any) -> tuple[Any, dict[str, Array]]:
             continue
         arrays[name] = tensor.numpy()
         kept[name] = tensor
-        value.const_value = ir.ExternalTensor(
-            "memory", 0, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=name
-        )
+        value.const_value = ir.ExternalTensor("memory", 0, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=name)
     proto = ir.to_proto(model)
     for name, tensor in kept.items():
         model.graph.initializers[name].const_value = tensor

@@ -66,9 +66,7 @@ def is_torch_model(model: Any) -> bool:
     return isinstance(model, torch.nn.Module | torch.export.ExportedProgram)
 
 
-def export_module(
-    model: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None = None
-) -> Exported:
+def export_module(model: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None = None) -> Exported:
     """Return a module as ONNX, for calls like the given one.
 
     Args:
@@ -139,8 +137,7 @@ def _callable(
 
 def _no_example(what: str) -> ModelError:
     return ModelError(
-        f"{what} can't be optimized without example inputs",
-        hint="Call korch.optimize(module, example_inputs)",
+        f"{what} can't be optimized without example inputs", hint="Call korch.optimize(module, example_inputs)"
     )
 
 
@@ -154,12 +151,13 @@ def require_cpu(tensors: Sequence[Any], name: str) -> None:
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
             found = str(tensor.device) if tensor.device.type != "cpu" else str(tensor.layout)
             raise UnsupportedError(
-                f"a tensor of it is on {found}" if tensor.device.type != "cpu" else
-                f"a tensor of it is stored as {found}",
+                f"a tensor of it is on {found}"
+                if tensor.device.type != "cpu"
+                else f"a tensor of it is stored as {found}",
                 where=f"module {name}",
                 expected="dense tensors on the CPU",
                 hint="Call module.cpu() first" if tensor.device.type != "cpu" else "",
-            )  # fmt: skip
+            )
 
 
 def _traced(flat: _Flat, tensors: Sequence[Any], name: str) -> Any:
@@ -183,9 +181,11 @@ def _refuse_random(program: Any, name: str) -> None:
             hint="Pass random tensors as inputs",
         )
     signature = program.graph_signature
-    changed = [*signature.buffers_to_mutate.values(),
-               *getattr(signature, "parameters_to_mutate", {}).values(),
-               *signature.user_inputs_to_mutate.values()]  # fmt: skip
+    changed = [
+        *signature.buffers_to_mutate.values(),
+        *getattr(signature, "parameters_to_mutate", {}).values(),
+        *signature.user_inputs_to_mutate.values(),
+    ]
     if changed:
         what = str(changed[0]).removeprefix("module.")
         raise UnsupportedError(
@@ -199,9 +199,16 @@ def _refuse_random(program: Any, name: str) -> None:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep the exporter's remarks on itself from the user."""
-    loggers = [logging.getLogger(n) for n in ("torch.onnx", "torch.onnx._internal.exporter",
-                                              "torch.fx.experimental.symbolic_shapes", "onnxscript",
-                                              "onnx_ir")]  # fmt: skip
+    loggers = [
+        logging.getLogger(n)
+        for n in (
+            "torch.onnx",
+            "torch.onnx._internal.exporter",
+            "torch.fx.experimental.symbolic_shapes",
+            "onnxscript",
+            "onnx_ir",
+        )
+    ]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)

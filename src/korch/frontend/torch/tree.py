@@ -134,10 +134,7 @@ class Results:
 
     def nest(self, tensors: Sequence[Any]) -> Any:
         """Return the result with these tensors."""
-        leaves = [
-            leaf if place < 0 else tensors[place]
-            for leaf, place in zip(self.leaves, self.tensors, strict=True)
-        ]
+        leaves = [leaf if place < 0 else tensors[place] for leaf, place in zip(self.leaves, self.tensors, strict=True)]
         return pytree.tree_unflatten(leaves, self.spec)
 
 

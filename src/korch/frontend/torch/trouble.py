@@ -36,8 +36,7 @@ def export_trouble(error: BaseException, program: Any, name: str) -> KorchError:
     last = list(_chain(error))[-1]
     if "data-dependent" in str(error) or "data dependent" in str(error):
         return UnsupportedError(
-            "what it does depends on the values of a tensor: "
-            f"{_first_line(str(error))}{_user_line(str(error))}",
+            f"what it does depends on the values of a tensor: {_first_line(str(error))}{_user_line(str(error))}",
             where=f"module {name}",
             expected="no Python branch on tensors",
             hint="torch.compile(module, backend='korch') leaves such parts to PyTorch",

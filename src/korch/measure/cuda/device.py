@@ -31,21 +31,20 @@ def require_torch() -> Any:
     hint = "Use --target cpu, or --target cuda:sm_90 --dry-run to plan without a device"
     missing = UnsupportedError(
         "PyTorch is not installed, and the CUDA target runs through it",
-        "option target", hint=f"Run: {install_command('cuda')}. {hint}",
-    )  # fmt: skip
+        "option target",
+        hint=f"Run: {install_command('cuda')}. {hint}",
+    )
     if importlib.util.find_spec("torch") is None:
         raise missing
     if not has_driver():  # told before PyTorch is imported, which takes seconds
-        raise UnsupportedError("there is no CUDA driver here (libcuda.so.1)", "option target",
-                               hint=hint)  # fmt: skip
+        raise UnsupportedError("there is no CUDA driver here (libcuda.so.1)", "option target", hint=hint)
     try:
         import torch
     except ImportError as error:
         raise missing from error
     if not torch.cuda.is_available():
         built = "" if torch.version.cuda else "; this PyTorch is built without CUDA"
-        raise UnsupportedError(f"no CUDA device can be used here{built}", "option target",
-                               hint=hint)  # fmt: skip
+        raise UnsupportedError(f"no CUDA device can be used here{built}", "option target", hint=hint)
     return torch
 
 
@@ -58,8 +57,9 @@ def require_device(target: str) -> None:
     """
     require_torch()
     if target != "cuda":
-        raise OptionError(f"{target} is for plans without a device", "option target",
-                          "cuda, the device that is here, or --dry-run")  # fmt: skip
+        raise OptionError(
+            f"{target} is for plans without a device", "option target", "cuda, the device that is here, or --dry-run"
+        )
 
 
 def detect_cuda_target(allow_tf32: bool = False) -> CudaTarget:
@@ -73,19 +73,22 @@ def detect_cuda_target(allow_tf32: bool = False) -> CudaTarget:
     arch = 10 * found.major + found.minor
     if arch < min(NOMINAL):
         raise UnsupportedError(
-            f"{found.name} is sm_{arch}", where="option target", expected="sm_80 or newer",
-            hint="Use --target cpu",
-        )  # fmt: skip
+            f"{found.name} is sm_{arch}", where="option target", expected="sm_80 or newer", hint="Use --target cpu"
+        )
     known = NOMINAL[max(a for a in NOMINAL if a <= arch)]
     triton = require_triton()
     shared = getattr(found, "shared_memory_per_block_optin", known.shared_bytes)
-    versions = (f"torch {torch.__version__}", f"triton {triton.__version__}",
-                f"cuda {torch.version.cuda}")  # fmt: skip
+    versions = (f"torch {torch.__version__}", f"triton {triton.__version__}", f"cuda {torch.version.cuda}")
     return dataclasses.replace(
-        known, arch=arch, name=found.name, processors=found.multi_processor_count,
-        l2_bytes=getattr(found, "L2_cache_size", known.l2_bytes), shared_bytes=shared,
-        allow_tf32=allow_tf32, versions=versions,
-    )  # fmt: skip
+        known,
+        arch=arch,
+        name=found.name,
+        processors=found.multi_processor_count,
+        l2_bytes=getattr(found, "L2_cache_size", known.l2_bytes),
+        shared_bytes=shared,
+        allow_tf32=allow_tf32,
+        versions=versions,
+    )
 
 
 def calibrate(target: CudaTarget) -> CudaTarget:
@@ -97,18 +100,14 @@ def calibrate(target: CudaTarget) -> CudaTarget:
     torch = require_torch()
     rates = {
         "copy_bytes_per_s": _copy_rate(torch, COPY_BYTES),
-        "l2_bytes_per_s": max(
-            _copy_rate(torch, max(1 << 20, target.l2_bytes // share)) for share in (4, 8, 16)
-        ),
+        "l2_bytes_per_s": max(_copy_rate(torch, max(1 << 20, target.l2_bytes // share)) for share in (4, 8, 16)),
         "half_flop_per_s": _product_rate(torch, torch.float16, False),
         "tf32_flop_per_s": _product_rate(torch, torch.float32, True),
         "f32_flop_per_s": _product_rate(torch, torch.float32, False),
     }
     raised: dict[str, Any] = {name: rate * MARGIN for name, rate in rates.items()}
     raised["l2_bytes_per_s"] = max(raised["l2_bytes_per_s"], raised["copy_bytes_per_s"])
-    return dataclasses.replace(
-        target, **raised, launch_ns=int(_launch_ns(torch) / MARGIN), is_nominal=False
-    )
+    return dataclasses.replace(target, **raised, launch_ns=int(_launch_ns(torch) / MARGIN), is_nominal=False)
 
 
 def to_text(target: CudaTarget) -> str:

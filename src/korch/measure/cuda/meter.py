@@ -35,14 +35,10 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
         UnsupportedError: there is no device, or no Triton.
     """
 
-    def __init__(self, options: Options, providers: Sequence[Provider[CudaTarget, CudaKernel]]
-                 ) -> None:  # fmt: skip
+    def __init__(self, options: Options, providers: Sequence[Provider[CudaTarget, CudaKernel]]) -> None:
         super().__init__(options, providers)
         is_here = options.target == "cuda"
-        self.target = (
-            detect_cuda_target(options.tf32) if is_here
-            else nominal_target(options.target, options.tf32)
-        )  # fmt: skip
+        self.target = detect_cuda_target(options.tf32) if is_here else nominal_target(options.target, options.tf32)
         self.compiler = CubinCompiler(self.target.arch, options.cache_folder)
         self.database = Database(self.compiler.folder.parent, self.target.fingerprint)
         if is_here:
@@ -66,24 +62,22 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
             return
         target = self.target
         self.target = dataclasses.replace(
-            target, launch_ns=min(target.launch_ns, record.time_ns // 2),
+            target,
+            launch_ns=min(target.launch_ns, record.time_ns // 2),
             copy_bytes_per_s=target.copy_bytes_per_s * factor,
             l2_bytes_per_s=target.l2_bytes_per_s * factor,
             f32_flop_per_s=target.f32_flop_per_s * factor,
             tf32_flop_per_s=target.tf32_flop_per_s * factor,
             half_flop_per_s=target.half_flop_per_s * factor,
-        )  # fmt: skip
+        )
         self.database.put_fact(self._calibration, to_text(self.target))
 
     def rates(self) -> dict[str, Any]:
         """Return the device's rates."""
         target = self.target
-        return {"copy_bytes_per_s": target.copy_bytes_per_s,
-                "rate_flop_per_s": target.f32_flop_per_s}  # fmt: skip
+        return {"copy_bytes_per_s": target.copy_bytes_per_s, "rate_flop_per_s": target.f32_flop_per_s}
 
-    def measure_batch(
-        self, batch: Sequence[Candidate], kernels: Mapping[str, CudaKernel], end: End
-    ) -> None:  # fmt: skip
+    def measure_batch(self, batch: Sequence[Candidate], kernels: Mapping[str, CudaKernel], end: End) -> None:
         """Compile kernels and time them."""
         cubins = self.compiler.compile([la for c in batch for la in kernels[c.key].launches])
         ready: list[Candidate] = []
@@ -97,8 +91,7 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
             return
         task = {"allow_tf32": self.target.allow_tf32, "l2_bytes": self.target.l2_bytes}
         jobs = [_job(c, kernels[c.key], cubins, self.compiler) for c in ready]
-        for candidate, record in zip(ready, run_jobs(jobs, task, WORKER, HANG_SECONDS),
-                                     strict=True):  # fmt: skip
+        for candidate, record in zip(ready, run_jobs(jobs, task, WORKER, HANG_SECONDS), strict=True):
             if record is not None:
                 self.keep(candidate.key, record)
 
@@ -127,39 +120,45 @@ def failure_of(kernel: CudaKernel, cubins: Mapping[str, Cubin | CubinFailure]) -
     return None
 
 
-def _job(candidate: Candidate, kernel: CudaKernel, cubins: Mapping[str, Cubin | CubinFailure],
-         compiler: CubinCompiler) -> dict[str, Any]:  # fmt: skip
+def _job(
+    candidate: Candidate, kernel: CudaKernel, cubins: Mapping[str, Cubin | CubinFailure], compiler: CubinCompiler
+) -> dict[str, Any]:
     """Return what the measuring process reads of a kernel."""
     group, offer = candidate.group, candidate.offer
     buffers: list[dict[str, Any]] = []
     for i, (layout, type_) in enumerate(
         zip((*offer.inputs, *offer.outputs), (*group.input_types, *group.output_types), strict=True)
     ):
-        kind = "output" if i >= len(group.inputs) else (
-            "constant" if i in group.constant_inputs else "input"
-        )  # fmt: skip
-        buffers.append({
-            "kind": kind, "bytes": layout.size_bytes(type_), "dtype": type_.dtype.value,
-            "shape": list(type_.shape), "layout": str(layout),
-        })  # fmt: skip
+        kind = "output" if i >= len(group.inputs) else ("constant" if i in group.constant_inputs else "input")
+        buffers.append(
+            {
+                "kind": kind,
+                "bytes": layout.size_bytes(type_),
+                "dtype": type_.dtype.value,
+                "shape": list(type_.shape),
+                "layout": str(layout),
+            }
+        )
     buffers += [
-        {"kind": "scratch", "bytes": size * dtype.size_bytes, "dtype": dtype.value}
-        for dtype, size in kernel.scratch
+        {"kind": "scratch", "bytes": size * dtype.size_bytes, "dtype": dtype.value} for dtype, size in kernel.scratch
     ]
-    buffers += [
-        {"kind": "table", "bytes": 4 * len(table), "table": list(table)} for table in kernel.tables
-    ]
+    buffers += [{"kind": "table", "bytes": 4 * len(table), "table": list(table)} for table in kernel.tables]
     step = kernel.steps[0] if kernel.steps else None
     call = {"symbol": step.symbol, "source": step.source} if isinstance(step, Call) else None
     launches = []
     for launch in kernel.launches:
         cubin = cubins[launch.symbol]
         if isinstance(cubin, Cubin):
-            launches.append({
-                "path": str(compiler.folder / f"{launch.symbol}.cubin"), "symbol": launch.symbol,
-                "shared_bytes": cubin.shared_bytes, "warps": launch.warps, "grid": launch.grid,
-                "arguments": list(launch.arguments),
-            })  # fmt: skip
+            launches.append(
+                {
+                    "path": str(compiler.folder / f"{launch.symbol}.cubin"),
+                    "symbol": launch.symbol,
+                    "shared_bytes": cubin.shared_bytes,
+                    "warps": launch.warps,
+                    "grid": launch.grid,
+                    "arguments": list(launch.arguments),
+                }
+            )
     network = kernel.network and {
         "model": base64.b64encode(kernel.network.model).decode(),
         "known": list(kernel.network.constants),

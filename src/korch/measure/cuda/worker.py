@@ -135,8 +135,7 @@ def _turns(job: dict[str, Any], l2_bytes: int) -> tuple[int, int]:
     return max(1, min(turns, most, room)), copies
 
 
-def _buffers(torch: Any, job: dict[str, Any], turn: int, copies: int,
-             made: dict[tuple[int, int], Any]) -> list[Any]:  # fmt: skip
+def _buffers(torch: Any, job: dict[str, Any], turn: int, copies: int, made: dict[tuple[int, int], Any]) -> list[Any]:
     """Return the buffers of a turn; those that it shares with another are made once."""
     buffers = []
     for position, spec in enumerate(job["buffers"]):
@@ -174,8 +173,7 @@ def _engine_maker(job: dict[str, Any], allow_tf32: bool) -> Make:
     known, specs = job["network"]["known"], job["buffers"]
     rng = np.random.default_rng(0)
     constants = {
-        f"i{i}": (rng.random(specs[i]["shape"]) * 0.5 + 0.5).astype(DType(specs[i]["dtype"]).numpy)
-        for i in known
+        f"i{i}": (rng.random(specs[i]["shape"]) * 0.5 + 0.5).astype(DType(specs[i]["dtype"]).numpy) for i in known
     }
     model = onnx.ModelProto.FromString(base64.b64decode(job["network"]["model"]))
     image = build_engine(with_constants(model, constants).SerializeToString(), allow_tf32)
@@ -215,10 +213,9 @@ def _call_maker(torch: Any, job: dict[str, Any]) -> Make:
 
 def _launch_maker(job: dict[str, Any]) -> Make:
     functions = [
-        Function(Path(step["path"]).read_bytes(), step["symbol"], step["shared_bytes"],
-                 step["warps"])
+        Function(Path(step["path"]).read_bytes(), step["symbol"], step["shared_bytes"], step["warps"])
         for step in job["launches"]
-    ]  # fmt: skip
+    ]
 
     def make(buffers: list[Any], stream: Any) -> Callable[[], None]:
         pointers = [buffer.data_ptr() for buffer in buffers]

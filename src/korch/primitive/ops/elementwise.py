@@ -11,16 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from korch.primitive.op import (
-    NONE,
-    Array,
-    Attributes,
-    Category,
-    Op,
-    Sample,
-    flop_per_output,
-    require,
-)
+from korch.primitive.op import NONE, Array, Attributes, Category, Op, Sample, flop_per_output, require
 from korch.primitive.types import DType, ValueType
 
 
@@ -115,10 +106,7 @@ def _infer_predicate(name: str, kind: str) -> Callable[[Sequence[ValueType], Any
 def _infer_where(inputs: Sequence[ValueType], attributes: Any) -> ValueType:
     condition, *branches = inputs
     require(condition.dtype is DType.BOOL, f"where: argument 0 is {condition}, not bool")
-    require(
-        condition.shape == branches[0].shape,
-        f"where: argument 1 is {branches[0]}, argument 0 is {condition}",
-    )
+    require(condition.shape == branches[0].shape, f"where: argument 1 is {branches[0]}, argument 0 is {condition}")
     return _same_types("where", branches)
 
 
@@ -130,13 +118,7 @@ def _infer_cast(inputs: Sequence[ValueType], attributes: CastAttributes) -> Valu
         raise
 
 
-def _row(
-    name: str,
-    arity: int,
-    kind: str,
-    function: Callable[..., Any],
-    predicate: bool = False,
-) -> Op:
+def _row(name: str, arity: int, kind: str, function: Callable[..., Any], predicate: bool = False) -> Op:
     good = {"bool": "bool[2,3]", "integer": "u8[2,3]"}.get(kind, "f32[2,3]")
     bad = {"float": "i32[2,3]", "number": "bool[2,3]"}.get(kind, "f32[2,3]")
     refusals = [Sample((bad,) * arity)] if kind != "any" else []
@@ -165,51 +147,89 @@ def _row(
 
 
 _UNARY: tuple[tuple[str, str, Callable[..., Any]], ...] = (
-    ("neg", "number", np.negative), ("abs", "number", np.abs), ("sign", "number", np.sign),
-    ("reciprocal", "float", np.reciprocal), ("sqrt", "float", np.sqrt), ("exp", "float", np.exp),
-    ("log", "float", np.log), ("erf", "float", _erf), ("tanh", "float", np.tanh),
-    ("sigmoid", "float", _sigmoid), ("sin", "float", np.sin), ("cos", "float", np.cos),
-    ("tan", "float", np.tan), ("asin", "float", np.arcsin), ("acos", "float", np.arccos),
-    ("atan", "float", np.arctan), ("sinh", "float", np.sinh), ("cosh", "float", np.cosh),
-    ("asinh", "float", np.arcsinh), ("acosh", "float", np.arccosh), ("atanh", "float", np.arctanh),
-    ("floor", "float", np.floor), ("ceil", "float", np.ceil), ("round", "float", np.rint),
-    ("not", "bool", np.logical_not), ("bitwise_not", "integer", np.invert),
-)  # fmt: skip
+    ("neg", "number", np.negative),
+    ("abs", "number", np.abs),
+    ("sign", "number", np.sign),
+    ("reciprocal", "float", np.reciprocal),
+    ("sqrt", "float", np.sqrt),
+    ("exp", "float", np.exp),
+    ("log", "float", np.log),
+    ("erf", "float", _erf),
+    ("tanh", "float", np.tanh),
+    ("sigmoid", "float", _sigmoid),
+    ("sin", "float", np.sin),
+    ("cos", "float", np.cos),
+    ("tan", "float", np.tan),
+    ("asin", "float", np.arcsin),
+    ("acos", "float", np.arccos),
+    ("atan", "float", np.arctan),
+    ("sinh", "float", np.sinh),
+    ("cosh", "float", np.cosh),
+    ("asinh", "float", np.arcsinh),
+    ("acosh", "float", np.arccosh),
+    ("atanh", "float", np.arctanh),
+    ("floor", "float", np.floor),
+    ("ceil", "float", np.ceil),
+    ("round", "float", np.rint),
+    ("not", "bool", np.logical_not),
+    ("bitwise_not", "integer", np.invert),
+)
 _BINARY: tuple[tuple[str, str, Callable[..., Any]], ...] = (
-    ("add", "number", np.add), ("sub", "number", np.subtract), ("mul", "number", np.multiply),
-    ("div", "number", _divide), ("pow", "number", _power), ("mod", "number", _remainder),
-    ("max", "number", np.maximum), ("min", "number", np.minimum),
-    ("and", "bool", np.logical_and), ("or", "bool", np.logical_or), ("xor", "bool", np.logical_xor),
-    ("bitwise_and", "integer", np.bitwise_and), ("bitwise_or", "integer", np.bitwise_or),
-    ("bitwise_xor", "integer", np.bitwise_xor), ("shift_left", "integer", np.left_shift),
+    ("add", "number", np.add),
+    ("sub", "number", np.subtract),
+    ("mul", "number", np.multiply),
+    ("div", "number", _divide),
+    ("pow", "number", _power),
+    ("mod", "number", _remainder),
+    ("max", "number", np.maximum),
+    ("min", "number", np.minimum),
+    ("and", "bool", np.logical_and),
+    ("or", "bool", np.logical_or),
+    ("xor", "bool", np.logical_xor),
+    ("bitwise_and", "integer", np.bitwise_and),
+    ("bitwise_or", "integer", np.bitwise_or),
+    ("bitwise_xor", "integer", np.bitwise_xor),
+    ("shift_left", "integer", np.left_shift),
     ("shift_right", "integer", np.right_shift),
-)  # fmt: skip
+)
 _PREDICATES: tuple[tuple[str, int, str, Callable[..., Any]], ...] = (
-    ("equal", 2, "any", np.equal), ("less", 2, "number", np.less),
-    ("less_equal", 2, "number", np.less_equal), ("isnan", 1, "float", np.isnan),
+    ("equal", 2, "any", np.equal),
+    ("less", 2, "number", np.less),
+    ("less_equal", 2, "number", np.less_equal),
+    ("isnan", 1, "float", np.isnan),
     ("isinf", 1, "float", np.isinf),
-)  # fmt: skip
+)
 
 ROWS: tuple[Op, ...] = (
     *(_row(name, 1, kind, function) for name, kind, function in _UNARY),
     *(_row(name, 2, kind, function) for name, kind, function in _BINARY),
-    *(_row(name, arity, kind, function, predicate=True)
-      for name, arity, kind, function in _PREDICATES),
+    *(_row(name, arity, kind, function, predicate=True) for name, arity, kind, function in _PREDICATES),
     Op(
-        name="where", category=Category.ELEMENTWISE, arity=3, attributes=Attributes,
-        infer=_infer_where, reference=lambda inputs, _: np.where(*inputs),
-        work_flop=flop_per_output, source="ONNX Where-16",
+        name="where",
+        category=Category.ELEMENTWISE,
+        arity=3,
+        attributes=Attributes,
+        infer=_infer_where,
+        reference=lambda inputs, _: np.where(*inputs),
+        work_flop=flop_per_output,
+        source="ONNX Where-16",
         samples=(Sample(("bool[2,3]", "f32[2,3]", "f32[2,3]"), NONE),),
         refusals=(
-            Sample(("f32[2]", "f32[2]", "f32[2]")), Sample(("bool[2]", "f32[3]", "f32[3]")),
+            Sample(("f32[2]", "f32[2]", "f32[2]")),
+            Sample(("bool[2]", "f32[3]", "f32[3]")),
             Sample(("bool[2]", "f32[2]", "i32[2]")),
         ),
     ),
     Op(
-        name="cast", category=Category.ELEMENTWISE, arity=1, attributes=CastAttributes,
-        infer=_infer_cast, reference=_cast, work_flop=flop_per_output, source="ONNX Cast-13",
-        samples=(Sample(("f32[4]",), CastAttributes("i32")),
-                 Sample(("bool[4]",), CastAttributes("f32"))),
+        name="cast",
+        category=Category.ELEMENTWISE,
+        arity=1,
+        attributes=CastAttributes,
+        infer=_infer_cast,
+        reference=_cast,
+        work_flop=flop_per_output,
+        source="ONNX Cast-13",
+        samples=(Sample(("f32[4]",), CastAttributes("i32")), Sample(("bool[4]",), CastAttributes("f32"))),
         refusals=(Sample(("f32[4]",), CastAttributes("f31")),),
     ),
-)  # fmt: skip
+)

@@ -8,15 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from korch.primitive.op import (
-    Array,
-    Attributes,
-    Category,
-    Op,
-    Sample,
-    no_flop,
-    require,
-)
+from korch.primitive.op import Array, Attributes, Category, Op, Sample, no_flop, require
 from korch.primitive.types import ValueType
 
 
@@ -117,9 +109,7 @@ def _infer_pad(inputs: Sequence[ValueType], attributes: PadAttributes) -> ValueT
     legal = len(attributes.before) == len(attributes.after) == given.rank
     require(legal, f"pad: rank differs from {given}")
     require(min((*attributes.before, *attributes.after), default=0) >= 0, "pad: negative pads")
-    shape = tuple(
-        b + n + a for b, n, a in zip(attributes.before, given.shape, attributes.after, strict=True)
-    )
+    shape = tuple(b + n + a for b, n, a in zip(attributes.before, given.shape, attributes.after, strict=True))
     for axis, (old, new) in enumerate(zip(given.shape, shape, strict=True)):
         empty = old == 0 and new > 0 and attributes.mode != "constant"
         require(not empty, f"pad: axis {axis} of {given} is empty, mode {attributes.mode}")
@@ -130,9 +120,11 @@ def _infer_concat(inputs: Sequence[ValueType], attributes: ConcatAttributes) -> 
     first, axis = inputs[0], attributes.axis
     require(0 <= axis < first.rank, f"concat: axis {axis} is none of {first}")
     for position, given in enumerate(inputs):
-        same = given.dtype is first.dtype and given.rank == first.rank and all(
-            a == b or i == axis for i, (a, b) in enumerate(zip(given.shape, first.shape,
-                                                               strict=True)))  # fmt: skip
+        same = (
+            given.dtype is first.dtype
+            and given.rank == first.rank
+            and all(a == b or i == axis for i, (a, b) in enumerate(zip(given.shape, first.shape, strict=True)))
+        )
         require(same, f"concat: argument {position} is {given}, argument 0 is {first}")
     total = sum(given.shape[axis] for given in inputs)
     return first.with_shape((*first.shape[:axis], total, *first.shape[axis + 1 :]))
@@ -143,16 +135,12 @@ def _infer_take(inputs: Sequence[ValueType], attributes: TakeAttributes) -> Valu
     require(0 <= axis < given.rank, f"take: axis {axis} is none of {given}")
     inside = all(0 <= i < given.shape[axis] for i in attributes.indices)
     require(inside, f"take: an index leaves axis {axis} of {given}")
-    return given.with_shape(
-        (*given.shape[:axis], len(attributes.indices), *given.shape[axis + 1 :])
-    )
+    return given.with_shape((*given.shape[:axis], len(attributes.indices), *given.shape[axis + 1 :]))
 
 
 def _slice(inputs: Sequence[Array], attributes: SliceAttributes) -> Array:
     x = inputs[0]
-    for axis, (start, size, step) in enumerate(
-        zip(attributes.start, attributes.size, attributes.step, strict=True)
-    ):
+    for axis, (start, size, step) in enumerate(zip(attributes.start, attributes.size, attributes.step, strict=True)):
         x = np.take(x, start + step * np.arange(size), axis=axis)
     return x
 
@@ -162,8 +150,9 @@ def _pad(inputs: Sequence[Array], attributes: PadAttributes) -> Array:
     for axis, (before, after) in enumerate(zip(attributes.before, attributes.after, strict=True)):
         if before or after:
             size = x.shape[axis]
-            sources = np.array([pad_source(i, size, before, attributes.mode)
-                                for i in range(before + size + after)], np.int64)  # fmt: skip
+            sources = np.array(
+                [pad_source(i, size, before, attributes.mode) for i in range(before + size + after)], np.int64
+            )
             fill_shape = [1] * x.ndim
             fill_shape[axis] = len(sources)
             is_fill = (sources < 0).reshape(fill_shape)
@@ -185,48 +174,90 @@ def _row(
     refusals: tuple[Sample, ...],
     arity: int | None = 1,
 ) -> Op:
-    return Op(name=name, category=Category.LAYOUT, arity=arity, attributes=attributes, infer=infer,
-              reference=reference, work_flop=no_flop, source=source, samples=samples,
-              refusals=refusals)  # fmt: skip
+    return Op(
+        name=name,
+        category=Category.LAYOUT,
+        arity=arity,
+        attributes=attributes,
+        infer=infer,
+        reference=reference,
+        work_flop=no_flop,
+        source=source,
+        samples=samples,
+        refusals=refusals,
+    )
 
 
 ROWS: tuple[Op, ...] = (
-    _row("transpose", TransposeAttributes, _infer_transpose,
-         lambda inputs, a: np.transpose(inputs[0], a.perm), "ONNX Transpose-13",
-         (Sample(("f32[2,3,5]",), TransposeAttributes((2, 0, 1))),
-          Sample(("f32[]",), TransposeAttributes(()))),
-         (Sample(("f32[2,3]",), TransposeAttributes((0, 0))),)),
-    _row("reshape", ReshapeAttributes, _infer_reshape,
-         lambda inputs, a: np.reshape(inputs[0], a.shape), "ONNX Reshape-13",
-         (Sample(("f32[2,6]",), ReshapeAttributes((3, 4))),
-          Sample(("f32[0,3]",), ReshapeAttributes((1, 0)))),
-         (Sample(("f32[2,6]",), ReshapeAttributes((5,))),
-          Sample(("f32[4]",), ReshapeAttributes((-2, -2))))),
-    _row("slice", SliceAttributes, _infer_slice, _slice, "ONNX Slice-13",
-         (Sample(("f32[5,7]",), SliceAttributes((1, 6), (2, 3), (2, -2))),
-          Sample(("f32[5]",), SliceAttributes((0,), (0,), (1,)))),
-         (Sample(("f32[5]",), SliceAttributes((0,), (6,), (1,))),
-          Sample(("f32[5]",), SliceAttributes((0,), (2,), (0,))),
-          Sample(("f32[5]",), SliceAttributes((0, 0), (2, 2), (1, 1))))),
-    _row("pad", PadAttributes, _infer_pad, _pad, "ONNX Pad-19",
-         (Sample(("f32[4,5]",), PadAttributes((1, 0), (0, 2), "constant", 1.5)),
-          *(Sample(("f32[4,5]",), PadAttributes((2, 1), (1, 2), mode))
-            for mode in ("reflect", "edge", "wrap")),
-          Sample(("f32[0,2]",), PadAttributes((1, 0), (1, 0)))),
-         (Sample(("f32[4]",), PadAttributes((1,), (1,), "mirror")),
-          Sample(("f32[4]",), PadAttributes((-1,), (0,))),
-          Sample(("f32[4]",), PadAttributes((1, 1), (0, 0))),
-          Sample(("f32[0]",), PadAttributes((1,), (0,), "edge")))),
-    _row("concat", ConcatAttributes, _infer_concat,
-         lambda inputs, a: np.concatenate(list(inputs), a.axis), "ONNX Concat-13",
-         (Sample(("f32[2,3]", "f32[2,1]", "f32[2,0]"), ConcatAttributes(1)),),
-         (Sample(("f32[2,3]", "f32[1,3]"), ConcatAttributes(1)),
-          Sample(("f32[2]",), ConcatAttributes(1))), arity=None),
-    _row("take", TakeAttributes, _infer_take,
-         lambda inputs, a: np.take(inputs[0], np.array(a.indices, np.int64), a.axis),
-         "ONNX Gather-13 with constant indices",
-         (Sample(("f32[3,4]",), TakeAttributes(1, (3, 0, 0, 1, 2))),
-          Sample(("f32[3,4]",), TakeAttributes(0, ()))),
-         (Sample(("f32[3]",), TakeAttributes(0, (3,))),
-          Sample(("f32[3]",), TakeAttributes(1, (0,))))),
-)  # fmt: skip
+    _row(
+        "transpose",
+        TransposeAttributes,
+        _infer_transpose,
+        lambda inputs, a: np.transpose(inputs[0], a.perm),
+        "ONNX Transpose-13",
+        (Sample(("f32[2,3,5]",), TransposeAttributes((2, 0, 1))), Sample(("f32[]",), TransposeAttributes(()))),
+        (Sample(("f32[2,3]",), TransposeAttributes((0, 0))),),
+    ),
+    _row(
+        "reshape",
+        ReshapeAttributes,
+        _infer_reshape,
+        lambda inputs, a: np.reshape(inputs[0], a.shape),
+        "ONNX Reshape-13",
+        (Sample(("f32[2,6]",), ReshapeAttributes((3, 4))), Sample(("f32[0,3]",), ReshapeAttributes((1, 0)))),
+        (Sample(("f32[2,6]",), ReshapeAttributes((5,))), Sample(("f32[4]",), ReshapeAttributes((-2, -2)))),
+    ),
+    _row(
+        "slice",
+        SliceAttributes,
+        _infer_slice,
+        _slice,
+        "ONNX Slice-13",
+        (
+            Sample(("f32[5,7]",), SliceAttributes((1, 6), (2, 3), (2, -2))),
+            Sample(("f32[5]",), SliceAttributes((0,), (0,), (1,))),
+        ),
+        (
+            Sample(("f32[5]",), SliceAttributes((0,), (6,), (1,))),
+            Sample(("f32[5]",), SliceAttributes((0,), (2,), (0,))),
+            Sample(("f32[5]",), SliceAttributes((0, 0), (2, 2), (1, 1))),
+        ),
+    ),
+    _row(
+        "pad",
+        PadAttributes,
+        _infer_pad,
+        _pad,
+        "ONNX Pad-19",
+        (
+            Sample(("f32[4,5]",), PadAttributes((1, 0), (0, 2), "constant", 1.5)),
+            *(Sample(("f32[4,5]",), PadAttributes((2, 1), (1, 2), mode)) for mode in ("reflect", "edge", "wrap")),
+            Sample(("f32[0,2]",), PadAttributes((1, 0), (1, 0))),
+        ),
+        (
+            Sample(("f32[4]",), PadAttributes((1,), (1,), "mirror")),
+            Sample(("f32[4]",), PadAttributes((-1,), (0,))),
+            Sample(("f32[4]",), PadAttributes((1, 1), (0, 0))),
+            Sample(("f32[0]",), PadAttributes((1,), (0,), "edge")),
+        ),
+    ),
+    _row(
+        "concat",
+        ConcatAttributes,
+        _infer_concat,
+        lambda inputs, a: np.concatenate(list(inputs), a.axis),
+        "ONNX Concat-13",
+        (Sample(("f32[2,3]", "f32[2,1]", "f32[2,0]"), ConcatAttributes(1)),),
+        (Sample(("f32[2,3]", "f32[1,3]"), ConcatAttributes(1)), Sample(("f32[2]",), ConcatAttributes(1))),
+        arity=None,
+    ),
+    _row(
+        "take",
+        TakeAttributes,
+        _infer_take,
+        lambda inputs, a: np.take(inputs[0], np.array(a.indices, np.int64), a.axis),
+        "ONNX Gather-13 with constant indices",
+        (Sample(("f32[3,4]",), TakeAttributes(1, (3, 0, 0, 1, 2))), Sample(("f32[3,4]",), TakeAttributes(0, ()))),
+        (Sample(("f32[3]",), TakeAttributes(0, (3,))), Sample(("f32[3]",), TakeAttributes(1, (0,)))),
+    ),
+)

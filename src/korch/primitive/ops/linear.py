@@ -61,16 +61,13 @@ def _infer_conv(inputs: Sequence[ValueType], attributes: ConvAttributes) -> Valu
     shape = [x.shape[0], w.shape[0]]
     for i in range(spatial):
         pads = attributes.pads_begin[i] + attributes.pads_end[i]
-        count = windows(x.shape[2 + i], w.shape[2 + i], attributes.strides[i], pads,
-                        attributes.dilations[i])  # fmt: skip
+        count = windows(x.shape[2 + i], w.shape[2 + i], attributes.strides[i], pads, attributes.dilations[i])
         require(count >= 1, f"conv: the window of {w} is larger than axis {2 + i} of {x}")
         shape.append(count)
     return x.with_shape(tuple(shape))
 
 
-def _infer_conv_transpose(
-    inputs: Sequence[ValueType], attributes: ConvTransposeAttributes
-) -> ValueType:
+def _infer_conv_transpose(inputs: Sequence[ValueType], attributes: ConvTransposeAttributes) -> ValueType:
     x, w = inputs
     spatial = _check_conv("conv_transpose", x, w, attributes)
     require(len(attributes.output_padding) == spatial, "conv_transpose: attributes differ in rank")
@@ -103,10 +100,16 @@ def _conv_flop(inputs: Sequence[ValueType], attributes: ConvAttributes, output: 
     # Taps that fall into the pads are not counted: a bound must hold for kernels that skip them.
     x, w = inputs
     taps = math.prod(
-        _inner_taps(x.shape[2 + i], w.shape[2 + i], output.shape[2 + i], attributes.strides[i],
-                    attributes.pads_begin[i], attributes.dilations[i])
+        _inner_taps(
+            x.shape[2 + i],
+            w.shape[2 + i],
+            output.shape[2 + i],
+            attributes.strides[i],
+            attributes.pads_begin[i],
+            attributes.dilations[i],
+        )
         for i in range(x.rank - 2)
-    )  # fmt: skip
+    )
     return 2 * output.shape[0] * output.shape[1] * w.shape[1] * taps
 
 
@@ -120,15 +123,19 @@ def _inner_taps(size: int, kernel: int, count: int, stride: int, pad: int, dilat
     return total
 
 
-def _conv_transpose_flop(
-    inputs: Sequence[ValueType], attributes: ConvTransposeAttributes, output: ValueType
-) -> int:
+def _conv_transpose_flop(inputs: Sequence[ValueType], attributes: ConvTransposeAttributes, output: ValueType) -> int:
     x, w = inputs
     taps = math.prod(
-        _inner_taps(output.shape[2 + i], w.shape[2 + i], x.shape[2 + i], attributes.strides[i],
-                    attributes.pads_begin[i], attributes.dilations[i])
+        _inner_taps(
+            output.shape[2 + i],
+            w.shape[2 + i],
+            x.shape[2 + i],
+            attributes.strides[i],
+            attributes.pads_begin[i],
+            attributes.dilations[i],
+        )
         for i in range(x.rank - 2)
-    )  # fmt: skip
+    )
     return 2 * x.shape[0] * x.shape[1] * w.shape[1] * taps
 
 
@@ -148,17 +155,16 @@ def _conv(inputs: Sequence[Array], attributes: ConvAttributes) -> Array:
     pads = [(0, 0), (0, 0), *zip(attributes.pads_begin, attributes.pads_end, strict=True)]
     padded = np.pad(x, pads)
     sizes = [
-        windows(padded.shape[2 + i], w.shape[2 + i], attributes.strides[i], 0,
-                attributes.dilations[i]) for i in range(spatial)
-    ]  # fmt: skip
+        windows(padded.shape[2 + i], w.shape[2 + i], attributes.strides[i], 0, attributes.dilations[i])
+        for i in range(spatial)
+    ]
     n, per_group = x.shape[0], w.shape[0] // groups
     out = np.zeros((n, groups, per_group, math.prod(sizes)), x.dtype)
     for tap in itertools.product(*map(range, w.shape[2:])):
         window: tuple[slice, ...] = tuple(
             slice(t * d, t * d + (size - 1) * s + 1, s)
-            for t, d, s, size in zip(tap, attributes.dilations, attributes.strides, sizes,
-                                     strict=True)
-        )  # fmt: skip
+            for t, d, s, size in zip(tap, attributes.dilations, attributes.strides, sizes, strict=True)
+        )
         taken = padded[_inner(window)].reshape(n, groups, w.shape[1], -1)
         weights = w[_inner(tap)].reshape(groups, per_group, w.shape[1])
         with np.errstate(all="ignore"):
@@ -173,9 +179,10 @@ def _conv_transpose(inputs: Sequence[Array], attributes: ConvTransposeAttributes
     n, per_group = x.shape[0], w.shape[1]
     full = [
         (x.shape[2 + i] - 1) * attributes.strides[i]
-        + window_extent(w.shape[2 + i], attributes.dilations[i]) + attributes.output_padding[i]
+        + window_extent(w.shape[2 + i], attributes.dilations[i])
+        + attributes.output_padding[i]
         for i in range(spatial)
-    ]  # fmt: skip
+    ]
     out = np.zeros((n, groups * per_group, *full), x.dtype)
     grouped = x.reshape(n, groups, x.shape[1] // groups, -1)
     for tap in itertools.product(*map(range, w.shape[2:])):
@@ -184,14 +191,13 @@ def _conv_transpose(inputs: Sequence[Array], attributes: ConvTransposeAttributes
             product = np.swapaxes(weights, 1, 2) @ grouped
         window: tuple[slice, ...] = tuple(
             slice(t * d, t * d + (size - 1) * s + 1, s)
-            for t, d, s, size in zip(tap, attributes.dilations, attributes.strides, x.shape[2:],
-                                     strict=True)
-        )  # fmt: skip
+            for t, d, s, size in zip(tap, attributes.dilations, attributes.strides, x.shape[2:], strict=True)
+        )
         out[_inner(window)] += product.reshape(n, -1, *x.shape[2:])
     crop = tuple(
-        slice(begin, size - end) for begin, end, size
-        in zip(attributes.pads_begin, attributes.pads_end, full, strict=True)
-    )  # fmt: skip
+        slice(begin, size - end)
+        for begin, end, size in zip(attributes.pads_begin, attributes.pads_end, full, strict=True)
+    )
     return np.ascontiguousarray(out[_inner(crop)])
 
 
@@ -204,12 +210,16 @@ _PLAIN = ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1))
 
 ROWS: tuple[Op, ...] = (
     Op(
-        name="conv", category=Category.LINEAR, arity=2, attributes=ConvAttributes,
-        infer=_infer_conv, reference=_conv, work_flop=_conv_flop,
+        name="conv",
+        category=Category.LINEAR,
+        arity=2,
+        attributes=ConvAttributes,
+        infer=_infer_conv,
+        reference=_conv,
+        work_flop=_conv_flop,
         source="ONNX Conv-22, without the bias",
         samples=(
-            Sample(("f32[1,4,7,6]", "f32[6,2,3,3]"),
-                   ConvAttributes((2, 1), (1, 0), (0, 2), (1, 2), 2)),
+            Sample(("f32[1,4,7,6]", "f32[6,2,3,3]"), ConvAttributes((2, 1), (1, 0), (0, 2), (1, 2), 2)),
             Sample(("f32[2,3,5]", "f32[4,3,1]"), ConvAttributes((1,), (0,), (0,), (1,))),
         ),
         refusals=(
@@ -217,37 +227,49 @@ ROWS: tuple[Op, ...] = (
             Sample(("f32[1,4,2,6]", "f32[6,4,3,3]"), _PLAIN),
             Sample(("f32[1,4,7,6]", "f32[6,4,3]"), _PLAIN),
             Sample(("f32[1,4,7,6]", "f64[6,4,3,3]"), _PLAIN),
-            Sample(("f32[1,4,7,6]", "f32[3,2,3,3]"), ConvAttributes((1, 1), (0, 0), (0, 0),
-                                                                   (1, 1), 2)),
-            Sample(("f32[1,4,7,6]", "f32[6,4,3,3]"), ConvAttributes((0, 1), (0, 0), (0, 0),
-                                                                   (1, 1))),
+            Sample(("f32[1,4,7,6]", "f32[3,2,3,3]"), ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1), 2)),
+            Sample(("f32[1,4,7,6]", "f32[6,4,3,3]"), ConvAttributes((0, 1), (0, 0), (0, 0), (1, 1))),
         ),
     ),
     Op(
-        name="conv_transpose", category=Category.LINEAR, arity=2,
-        attributes=ConvTransposeAttributes, infer=_infer_conv_transpose,
-        reference=_conv_transpose, work_flop=_conv_transpose_flop,
+        name="conv_transpose",
+        category=Category.LINEAR,
+        arity=2,
+        attributes=ConvTransposeAttributes,
+        infer=_infer_conv_transpose,
+        reference=_conv_transpose,
+        work_flop=_conv_transpose_flop,
         source="ONNX ConvTranspose-22, without the bias",
         samples=(
-            Sample(("f32[1,4,3,4]", "f32[4,3,3,2]"),
-                   ConvTransposeAttributes((2, 1), (1, 0), (0, 1), (1, 2), (1, 0), 2)),
-            Sample(("f32[2,2,5]", "f32[2,1,1]"),
-                   ConvTransposeAttributes((1,), (0,), (0,), (1,), (0,))),
+            Sample(
+                ("f32[1,4,3,4]", "f32[4,3,3,2]"), ConvTransposeAttributes((2, 1), (1, 0), (0, 1), (1, 2), (1, 0), 2)
+            ),
+            Sample(("f32[2,2,5]", "f32[2,1,1]"), ConvTransposeAttributes((1,), (0,), (0,), (1,), (0,))),
         ),
         refusals=(
-            Sample(("f32[1,4,3]", "f32[3,3,2]"),
-                   ConvTransposeAttributes((1,), (0,), (0,), (1,), (0,))),
-            Sample(("f32[1,4,1]", "f32[4,3,1]"),
-                   ConvTransposeAttributes((1,), (1,), (0,), (1,), (0,))),
+            Sample(("f32[1,4,3]", "f32[3,3,2]"), ConvTransposeAttributes((1,), (0,), (0,), (1,), (0,))),
+            Sample(("f32[1,4,1]", "f32[4,3,1]"), ConvTransposeAttributes((1,), (1,), (0,), (1,), (0,))),
         ),
     ),
     Op(
-        name="matmul", category=Category.LINEAR, arity=2, attributes=Attributes,
-        infer=_infer_matmul, reference=_matmul, work_flop=_matmul_flop,
+        name="matmul",
+        category=Category.LINEAR,
+        arity=2,
+        attributes=Attributes,
+        infer=_infer_matmul,
+        reference=_matmul,
+        work_flop=_matmul_flop,
         source="numpy.matmul; batch axes of size 1 broadcast",
-        samples=(Sample(("f32[3,4]", "f32[4,5]")), Sample(("f32[2,1,3,4]", "f32[1,5,4,2]")),
-                 Sample(("f32[3,0]", "f32[0,2]"))),
-        refusals=(Sample(("f32[3,4]", "f32[3,4]")), Sample(("f32[4]", "f32[4]")),
-                  Sample(("f32[2,3,4]", "f32[3,4,3]")), Sample(("f32[3,4]", "f64[4,3]"))),
+        samples=(
+            Sample(("f32[3,4]", "f32[4,5]")),
+            Sample(("f32[2,1,3,4]", "f32[1,5,4,2]")),
+            Sample(("f32[3,0]", "f32[0,2]")),
+        ),
+        refusals=(
+            Sample(("f32[3,4]", "f32[3,4]")),
+            Sample(("f32[4]", "f32[4]")),
+            Sample(("f32[2,3,4]", "f32[3,4,3]")),
+            Sample(("f32[3,4]", "f64[4,3]")),
+        ),
     ),
-)  # fmt: skip
+)

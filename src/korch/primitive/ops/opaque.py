@@ -64,9 +64,8 @@ def opaque_model(attributes: OpaqueAttributes) -> onnx.ModelProto:
         ]
 
     graph = onnx.helper.make_graph(
-        [node], attributes.op_type, describe(node.input, attributes.inputs),
-        describe(node.output, attributes.outputs),
-    )  # fmt: skip
+        [node], attributes.op_type, describe(node.input, attributes.inputs), describe(node.output, attributes.outputs)
+    )
     opsets = [onnx.helper.make_opsetid(attributes.domain, attributes.opset)]
     if attributes.domain:
         opsets.append(onnx.helper.make_opsetid("", 17))
@@ -84,10 +83,7 @@ def _infer(inputs: Sequence[ValueType], attributes: OpaqueAttributes) -> ValueTy
 def _reference(inputs: Sequence[Array], attributes: OpaqueAttributes) -> Array:
     # Opaque means: in the operator's own types, also where the rest runs in float64.
     types = [ValueType.parse(text) for text in attributes.inputs]
-    feeds = {
-        f"x{i}": x.astype(type_.dtype.numpy)
-        for i, (x, type_) in enumerate(zip(inputs, types, strict=True))
-    }
+    feeds = {f"x{i}": x.astype(type_.dtype.numpy) for i, (x, type_) in enumerate(zip(inputs, types, strict=True))}
     evaluator = ReferenceEvaluator(opaque_model(attributes))
     with np.errstate(all="ignore"):
         result = evaluator.run([f"y{attributes.output}"], feeds)[0]
@@ -97,17 +93,21 @@ def _reference(inputs: Sequence[Array], attributes: OpaqueAttributes) -> Array:
 
 def _sample(input_text: str, output_text: str) -> Sample:
     node = onnx.helper.make_node("Elu", ["x0"], ["y0"], alpha=2.0)
-    attributes = OpaqueAttributes(
-        "Elu", "", 17, node.SerializeToString().hex(), (input_text,), (output_text,), 0
-    )
+    attributes = OpaqueAttributes("Elu", "", 17, node.SerializeToString().hex(), (input_text,), (output_text,), 0)
     return Sample(("f32[2,3]",), attributes)
 
 
 ROWS: tuple[Op, ...] = (
     Op(
-        name="opaque", category=Category.OPAQUE, arity=None, attributes=OpaqueAttributes,
-        infer=_infer, reference=_reference, work_flop=no_flop,
+        name="opaque",
+        category=Category.OPAQUE,
+        arity=None,
+        attributes=OpaqueAttributes,
+        infer=_infer,
+        reference=_reference,
+        work_flop=no_flop,
         source="the ONNX operator that it holds",
-        samples=(_sample("f32[2,3]", "f32[2,3]"),), refusals=(_sample("f32[3,2]", "f32[3,2]"),),
+        samples=(_sample("f32[2,3]", "f32[2,3]"),),
+        refusals=(_sample("f32[3,2]", "f32[3,2]"),),
     ),
-)  # fmt: skip
+)

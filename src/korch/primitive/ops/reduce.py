@@ -9,16 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from korch.primitive.op import (
-    Array,
-    Attributes,
-    Category,
-    Op,
-    Sample,
-    flop_per_input,
-    no_flop,
-    require,
-)
+from korch.primitive.op import Array, Attributes, Category, Op, Sample, flop_per_input, no_flop, require
 from korch.primitive.types import DType, ValueType
 
 
@@ -70,21 +61,15 @@ def _infer_reduce(name: str) -> Callable[[Sequence[ValueType], ReduceAttributes]
 def _infer_pool(name: str) -> Callable[[Sequence[ValueType], PoolAttributes], ValueType]:
     def infer(inputs: Sequence[ValueType], attributes: PoolAttributes) -> ValueType:
         given, spatial = inputs[0], len(attributes.kernel)
-        fields = (attributes.strides, attributes.pads_begin, attributes.pads_end,
-                  attributes.dilations)  # fmt: skip
-        require(
-            all(len(field) == spatial for field in fields), f"{name}: attributes differ in rank"
-        )
+        fields = (attributes.strides, attributes.pads_begin, attributes.pads_end, attributes.dilations)
+        require(all(len(field) == spatial for field in fields), f"{name}: attributes differ in rank")
         require(spatial <= given.rank, f"{name}: {spatial} windows on {given}")
         lead = given.rank - spatial
         shape = list(given.shape[:lead])
         for i, kernel in enumerate(attributes.kernel):
             pads = attributes.pads_begin[i] + attributes.pads_end[i]
-            count = windows(given.shape[lead + i], kernel, attributes.strides[i], pads,
-                            attributes.dilations[i])  # fmt: skip
-            require(
-                count >= 1, f"{name}: window {kernel} is larger than axis {lead + i} of {given}"
-            )
+            count = windows(given.shape[lead + i], kernel, attributes.strides[i], pads, attributes.dilations[i])
+            require(count >= 1, f"{name}: window {kernel} is larger than axis {lead + i} of {given}")
             shape.append(count)
         return given.with_shape(tuple(shape))
 
@@ -106,8 +91,7 @@ def _reduce(name: str) -> Callable[[Sequence[Array], ReduceAttributes], Array]:
             function = getattr(np, name)
             is_float = DType.of(x.dtype).is_float
             wide = x.astype(np.float64) if is_float and name in ("sum", "prod") else x
-            out = function(wide, axis=attributes.axes, keepdims=True,
-                           initial=_identity(name, x.dtype))  # fmt: skip
+            out = function(wide, axis=attributes.axes, keepdims=True, initial=_identity(name, x.dtype))
             return np.asarray(out).astype(x.dtype)
 
     return reference
@@ -120,9 +104,7 @@ def _pool(name: str) -> Callable[[Sequence[Array], PoolAttributes], Array]:
         pads = [(0, 0)] * lead + list(zip(attributes.pads_begin, attributes.pads_end, strict=True))
         padded = np.pad(x, pads, constant_values=_identity(name, x.dtype))
         extents = tuple(map(window_extent, attributes.kernel, attributes.dilations))
-        view = np.lib.stride_tricks.sliding_window_view(
-            padded, extents, axis=tuple(range(lead, x.ndim))
-        )
+        view = np.lib.stride_tricks.sliding_window_view(padded, extents, axis=tuple(range(lead, x.ndim)))
         steps = [slice(None)] * lead + [slice(None, None, s) for s in attributes.strides]
         view = view[tuple(steps) + tuple(slice(None, None, d) for d in attributes.dilations)]
         axes = tuple(range(x.ndim, x.ndim + spatial))
@@ -146,40 +128,58 @@ def _infer_broadcast(inputs: Sequence[ValueType], attributes: BroadcastAttribute
 
 def _reduce_row(name: str) -> Op:
     return Op(
-        name=f"reduce_{name}", category=Category.REDUCE, arity=1, attributes=ReduceAttributes,
-        infer=_infer_reduce(f"reduce_{name}"), reference=_reduce(name), work_flop=flop_per_input,
+        name=f"reduce_{name}",
+        category=Category.REDUCE,
+        arity=1,
+        attributes=ReduceAttributes,
+        infer=_infer_reduce(f"reduce_{name}"),
+        reference=_reduce(name),
+        work_flop=flop_per_input,
         source=f"ONNX Reduce{name.capitalize()}-18",
-        samples=(Sample(("f32[2,3,5]",), ReduceAttributes((1, 2))),
-                 Sample(("f32[2,1,5]",), ReduceAttributes((1,))),
-                 Sample(("i32[2,0,5]",), ReduceAttributes((1,)))),
-        refusals=(Sample(("f32[2]",), ReduceAttributes((1,))),
-                  Sample(("f32[2,2]",), ReduceAttributes((1, 0)))),
-    )  # fmt: skip
+        samples=(
+            Sample(("f32[2,3,5]",), ReduceAttributes((1, 2))),
+            Sample(("f32[2,1,5]",), ReduceAttributes((1,))),
+            Sample(("i32[2,0,5]",), ReduceAttributes((1,))),
+        ),
+        refusals=(Sample(("f32[2]",), ReduceAttributes((1,))), Sample(("f32[2,2]",), ReduceAttributes((1, 0)))),
+    )
 
 
 def _pool_row(name: str) -> Op:
     wide = PoolAttributes((3, 3), (2, 1), (1, 0), (0, 1), (1, 2))
     return Op(
-        name=f"pool_{name}", category=Category.REDUCE, arity=1, attributes=PoolAttributes,
-        infer=_infer_pool(f"pool_{name}"), reference=_pool(name), work_flop=_pool_flop,
+        name=f"pool_{name}",
+        category=Category.REDUCE,
+        arity=1,
+        attributes=PoolAttributes,
+        infer=_infer_pool(f"pool_{name}"),
+        reference=_pool(name),
+        work_flop=_pool_flop,
         source="ONNX MaxPool-12" if name == "max" else "ONNX AveragePool-19, without the division",
-        samples=(Sample(("f32[1,2,7,6]",), wide),
-                 Sample(("f32[1,2,4]",), PoolAttributes((2,), (2,), (0,), (0,), (1,)))),
+        samples=(
+            Sample(("f32[1,2,7,6]",), wide),
+            Sample(("f32[1,2,4]",), PoolAttributes((2,), (2,), (0,), (0,), (1,))),
+        ),
         refusals=(Sample(("f32[1,1,2,2]",), wide), Sample(("f32[4]",), wide)),
-    )  # fmt: skip
+    )
 
 
 ROWS: tuple[Op, ...] = (
     *(_reduce_row(name) for name in ("sum", "prod", "max", "min")),
     *(_pool_row(name) for name in ("sum", "max")),
     Op(
-        name="broadcast", category=Category.BROADCAST, arity=1, attributes=BroadcastAttributes,
+        name="broadcast",
+        category=Category.BROADCAST,
+        arity=1,
+        attributes=BroadcastAttributes,
         infer=_infer_broadcast,
         reference=lambda inputs, attributes: np.broadcast_to(inputs[0], attributes.shape),
-        work_flop=no_flop, source="ONNX Expand-13",
-        samples=(Sample(("f32[3,1]",), BroadcastAttributes((2, 3, 4))),
-                 Sample(("f32[]",), BroadcastAttributes((2, 0)))),
-        refusals=(Sample(("f32[3]",), BroadcastAttributes((4,))),
-                  Sample(("f32[1,3]",), BroadcastAttributes((3,)))),
+        work_flop=no_flop,
+        source="ONNX Expand-13",
+        samples=(
+            Sample(("f32[3,1]",), BroadcastAttributes((2, 3, 4))),
+            Sample(("f32[]",), BroadcastAttributes((2, 0))),
+        ),
+        refusals=(Sample(("f32[3]",), BroadcastAttributes((4,))), Sample(("f32[1,3]",), BroadcastAttributes((3,)))),
     ),
-)  # fmt: skip
+)

@@ -51,14 +51,18 @@ TRANSFORMS: dict[int, Transforms] = {
         output=_rows((1, 1, 1, 0), (0, 1, -1, -1)),
     ),
     4: Transforms(
-        data=_rows((4, 0, -5, 0, 1, 0), (0, -4, -4, 1, 1, 0), (0, 4, -4, -1, 1, 0),
-                   (0, -2, -1, 2, 1, 0), (0, 2, -1, -2, 1, 0), (0, 4, 0, -5, 0, 1)),
-        weights=_rows((6, 0, 0), (-4, -4, -4), (-4, 4, -4), (1, 2, 4), (1, -2, 4),
-                      (0, 0, 24)) / 24,
-        output=_rows((1, 1, 1, 1, 1, 0), (0, 1, -1, 2, -2, 0), (0, 1, 1, 4, 4, 0),
-                     (0, 1, -1, 8, -8, 1)),
+        data=_rows(
+            (4, 0, -5, 0, 1, 0),
+            (0, -4, -4, 1, 1, 0),
+            (0, 4, -4, -1, 1, 0),
+            (0, -2, -1, 2, 1, 0),
+            (0, 2, -1, -2, 1, 0),
+            (0, 4, 0, -5, 0, 1),
+        ),
+        weights=_rows((6, 0, 0), (-4, -4, -4), (-4, 4, -4), (1, 2, 4), (1, -2, 4), (0, 0, 24)) / 24,
+        output=_rows((1, 1, 1, 1, 1, 0), (0, 1, -1, 2, -2, 0), (0, 1, 1, 4, 4, 0), (0, 1, -1, 8, -8, 1)),
     ),
-}  # fmt: skip
+}
 
 
 TRANSFORM_FLOP = {2: (32, 24), 4: (228, 130)}
@@ -100,9 +104,7 @@ def _infer(inputs: Sequence[ValueType], attributes: WinogradAttributes) -> Value
 
 def _flop(inputs: Sequence[ValueType], attributes: WinogradAttributes, output: ValueType) -> int:
     down, across = tile_counts(output.shape, attributes.tile)
-    (_, _, channels_in, channels_out), (there, back) = (
-        inputs[1].shape, TRANSFORM_FLOP[attributes.tile]
-    )  # fmt: skip
+    (_, _, channels_in, channels_out), (there, back) = (inputs[1].shape, TRANSFORM_FLOP[attributes.tile])
     each = 2 * inputs[1].size + there * channels_in + back * channels_out
     return each * output.shape[0] * down * across
 
@@ -131,8 +133,13 @@ _PADDED = WinogradAttributes(4, (1, 1), (1, 1))
 
 ROWS: tuple[Op, ...] = (
     Op(
-        name="winograd", category=Category.LINEAR, arity=2, attributes=WinogradAttributes,
-        infer=_infer, reference=_reference, work_flop=_flop,
+        name="winograd",
+        category=Category.LINEAR,
+        arity=2,
+        attributes=WinogradAttributes,
+        infer=_infer,
+        reference=_reference,
+        work_flop=_flop,
         source="Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016",
         samples=(
             Sample(("f32[1,3,7,6]", "f32[6,6,3,2]"), _PADDED),
@@ -146,4 +153,4 @@ ROWS: tuple[Op, ...] = (
             Sample(("f32[1,3,1,6]", "f32[6,6,3,2]"), WinogradAttributes(4, (0, 0), (1, 0))),
         ),
     ),
-)  # fmt: skip
+)

@@ -82,11 +82,7 @@ def _make_plan(group: Group, found: Match, target: Target) -> _Plan | Refusal:
     if types[found.second.output].shape[:-2] != tuple(batch_axes):
         return Refusal("the products have different batches")
     places = []
-    for product, operand in (
-        (found.first, found.q),
-        (found.first, found.k),
-        (found.second, found.v),
-    ):
+    for product, operand in ((found.first, found.q), (found.first, found.k), (found.second, found.v)):
         place = operand_place(group, product, operand, layouts)
         if isinstance(place, Refusal):
             return place
@@ -106,9 +102,12 @@ def _make_plan(group: Group, found: Match, target: Target) -> _Plan | Refusal:
         return after
     numbers = _numbers(batch, m, n, terms, columns, target) | {
         "IS_GUARDED": int(found.is_guarded),
-        "Q_STEP": q.row_step, "K_ROW": k.row_step or 0, "K_COLUMN": k.step or 0,
-        "V_ROW": v.row_step or 0, "V_COLUMN": v.step or 0,
-    }  # fmt: skip
+        "Q_STEP": q.row_step,
+        "K_ROW": k.row_step or 0,
+        "K_COLUMN": k.step or 0,
+        "V_ROW": v.row_step or 0,
+        "V_COLUMN": v.step or 0,
+    }
     floats = _floats(numbers)
     if 4 * floats > MOST_BYTES:
         return Refusal("there are too many keys to pack")
@@ -121,23 +120,30 @@ def _is_packable(place: Place) -> bool:
     return step is not None and row is not None and (step == 1 or row == 1)
 
 
-def _numbers(
-    batch: int, m: int, n: int, terms: int, columns: int, target: Target
-) -> dict[str, int]:
+def _numbers(batch: int, m: int, n: int, terms: int, columns: int, target: Target) -> dict[str, int]:
     """Choose the sizes of blocks."""
     most = target.registers // 2 - 2
     chunks = 1
     while (batch * chunks) % target.threads and m // (chunks + 1) >= 2 * most:
         chunks += 1
     per_chunk = -(-m // chunks)
-    rows = min(range(max(1, min(most, per_chunk) // 2), min(most, per_chunk) + 1),
-               key=lambda r: (-(-per_chunk // r) * r * (1 + 1 / r), -r))  # fmt: skip
+    rows = min(
+        range(max(1, min(most, per_chunk) // 2), min(most, per_chunk) + 1),
+        key=lambda r: (-(-per_chunk // r) * r * (1 + 1 / r), -r),
+    )
     return {
-        "BATCH": batch, "M": m, "N": n, "D": terms, "E": columns, "W": target.lanes,
-        "ROWS": min(rows, m // chunks), "CHUNKS": chunks,
-        "NE": 2 if columns > target.lanes else 1, "THREADS": target.threads,
+        "BATCH": batch,
+        "M": m,
+        "N": n,
+        "D": terms,
+        "E": columns,
+        "W": target.lanes,
+        "ROWS": min(rows, m // chunks),
+        "CHUNKS": chunks,
+        "NE": 2 if columns > target.lanes else 1,
+        "THREADS": target.threads,
         "KEYS": n if n <= MANY_KEYS else KEYS,
-    }  # fmt: skip
+    }
 
 
 def _floats(numbers: dict[str, int]) -> int:
@@ -169,16 +175,12 @@ def _print(plan: _Plan, comment: str, workspace: int) -> str:
     head = "".join(f"// {line}\n" for line in comment.splitlines())
     sizes = "".join(f"  static constexpr long {name} = {n};\n" for name, n in plan.numbers.items())
     data = "".join(
-        f"static const int64_t {name}[] = {{{', '.join(map(str, table))}}};\n"
-        for name, table in tables.items()
+        f"static const int64_t {name}[] = {{{', '.join(map(str, table))}}};\n" for name, table in tables.items()
     )
-    score, finish = (
-        "".join(f"    {line}\n" for line in part.lines) for part in (plan.score, plan.finish)
-    )
+    score, finish = ("".join(f"    {line}\n" for line in part.lines) for part in (plan.score, plan.finish))
     found = plan.found
     operands = ",\n      ".join(
-        f"static_cast<const float*>(buffers[{side.position}])"
-        for side in (found.q, found.k, found.v)
+        f"static_cast<const float*>(buffers[{side.position}])" for side in (found.q, found.k, found.v)
     )
     arguments = (
         "[[maybe_unused]] void* const* buffers, korch::Vec<float, W> y, "

@@ -109,9 +109,7 @@ def _variants(group: Group, match: Match, target: Target) -> tuple[str, ...]:
 def _is_by_channels(group: Group, match: Match, variant: str, target: Target) -> bool:
     """Return whether threads share the channels of the result."""
     if variant == SPLIT and len(match.links) > 1:
-        return (
-            can_split(match) and group.output_types[0].shape[1] % (TOGETHER * target.threads) == 0
-        )
+        return can_split(match) and group.output_types[0].shape[1] % (TOGETHER * target.threads) == 0
     return variant == "channels"
 
 
@@ -207,25 +205,40 @@ def _inputs(
     for position in match.full:
         if found.setdefault(position, sink) != sink:
             return None
-    return tuple(
-        found.get(i, Layout.plain(type_.rank)) for i, type_ in enumerate(group.input_types)
-    )
+    return tuple(found.get(i, Layout.plain(type_.rank)) for i, type_ in enumerate(group.input_types))
 
 
 def _print_layer(layer: Layer, name: str) -> str:
     """Return a layer as a C++ struct."""
     rows, line, margin, at = layer.ring
     numbers = {
-        "C": layer.channels[0], "N": layer.channels[1], "H": layer.size[0], "WIDTH": layer.size[1],
-        "OUT_H": layer.out[0], "OUT_WIDTH": layer.out[1], "KH": layer.window[0],
-        "KW": layer.window[1], "SH": layer.strides[0], "SW": layer.strides[1],
-        "DH": layer.dilations[0], "DW": layer.dilations[1], "TOP": layer.pads[0],
-        "LEFT": layer.pads[1], "NV": layer.vectors, "ROWS": layer.pixels,
-        "BY_PIXEL": int(layer.by_pixel), "EDGES": int(layer.has_edges),
-        "SPLIT": int(layer.is_split), "TILES": int(layer.on_tiles), "RING": rows,
-        "LINE": line, "MARGIN": margin, "PIXEL": layer.pixel, "AT": at,
+        "C": layer.channels[0],
+        "N": layer.channels[1],
+        "H": layer.size[0],
+        "WIDTH": layer.size[1],
+        "OUT_H": layer.out[0],
+        "OUT_WIDTH": layer.out[1],
+        "KH": layer.window[0],
+        "KW": layer.window[1],
+        "SH": layer.strides[0],
+        "SW": layer.strides[1],
+        "DH": layer.dilations[0],
+        "DW": layer.dilations[1],
+        "TOP": layer.pads[0],
+        "LEFT": layer.pads[1],
+        "NV": layer.vectors,
+        "ROWS": layer.pixels,
+        "BY_PIXEL": int(layer.by_pixel),
+        "EDGES": int(layer.has_edges),
+        "SPLIT": int(layer.is_split),
+        "TILES": int(layer.on_tiles),
+        "RING": rows,
+        "LINE": line,
+        "MARGIN": margin,
+        "PIXEL": layer.pixel,
+        "AT": at,
         "WEIGHTS": layer.link.weights if layer.link else 0,
-    }  # fmt: skip
+    }
     constants = "".join(f"  static constexpr long {n} = {value};\n" for n, value in numbers.items())
     lines = "".join(f"    {line}\n" for line in (layer.link.steps if layer.link else ()))
     result = (layer.link.result if layer.link else "") or "y"
@@ -241,9 +254,7 @@ def _print_layer(layer: Layer, name: str) -> str:
 """
 
 
-def _print(
-    group: Group, match: Match, shape: Shape, offer: Offer, target: Target, comment: str
-) -> str:
+def _print(group: Group, match: Match, shape: Shape, offer: Offer, target: Target, comment: str) -> str:
     head = "".join(f"// {line}\n" for line in comment.splitlines())
     image, channels, height, width = group.input_types[match.image.position].shape
     source, sink = offer.inputs[match.image.position], offer.outputs[0]
@@ -251,14 +262,26 @@ def _print(
     form, _ = _form((image, channels, height, width), source, target)
     run, run_end, shift = _run(match.image.columns)
     numbers = {
-        "W": target.lanes, "FORM": f"korch_conv::{form}",
-        "OUT_LAST": int(sink == channels_last(4).normalized(out_shape)), "IMAGES": image,
-        "C": channels, "H": height, "WIDTH": width, "BLOCK": shape.block, "CHUNKS": shape.chunks,
-        "PARTS": shape.parts, "UNIT": shape.unit, "FLOATS": shape.floats, "PIECES": shape.pieces,
+        "W": target.lanes,
+        "FORM": f"korch_conv::{form}",
+        "OUT_LAST": int(sink == channels_last(4).normalized(out_shape)),
+        "IMAGES": image,
+        "C": channels,
+        "H": height,
+        "WIDTH": width,
+        "BLOCK": shape.block,
+        "CHUNKS": shape.chunks,
+        "PARTS": shape.parts,
+        "UNIT": shape.unit,
+        "FLOATS": shape.floats,
+        "PIECES": shape.pieces,
         "THREADS": target.threads,
-        "OUTPUT": len(group.inputs), "LOOK_AHEAD": int(shape.looks_ahead),
-        "RUN": run, "RUN_END": run_end, "SHIFT": shift,
-    }  # fmt: skip
+        "OUTPUT": len(group.inputs),
+        "LOOK_AHEAD": int(shape.looks_ahead),
+        "RUN": run,
+        "RUN_END": run_end,
+        "SHIFT": shift,
+    }
     constants = "".join(f"  static constexpr long {n} = {value};\n" for n, value in numbers.items())
     layers = "".join(_print_layer(layer, f"NAME_l{i}") for i, layer in enumerate(shape.layers))
     names = ", ".join(f"NAME_l{i}" for i in range(len(shape.layers)))

@@ -109,9 +109,8 @@ def can_split(match: Match) -> bool:
 
 
 def shape_of(
-    group: Group, match: Match, target: Target, by_channels: bool, pixel: int = 0,
-    is_split: bool = False,
-) -> Shape:  # fmt: skip
+    group: Group, match: Match, target: Target, by_channels: bool, pixel: int = 0, is_split: bool = False
+) -> Shape:
     """Choose the sizes.
 
     Args:
@@ -216,16 +215,26 @@ def _layers(group: Group, match: Match, target: Target, pixel: int, is_split: bo
         if link.is_depthwise:
             pixels = min(out[1], DEPTHWISE_PIXELS)
         layer = Layer(
-            "DEPTHWISE" if link.is_depthwise else "DENSE", (x[1], y[1]), size, out,
-            (w[2], w[3]), tuple(a.strides), tuple(a.dilations), tuple(a.pads_begin),
-            vectors, pixels, by_pixel, pixel=target.lanes, on_tiles=on_tiles, link=link,
-        )  # fmt: skip
+            "DEPTHWISE" if link.is_depthwise else "DENSE",
+            (x[1], y[1]),
+            size,
+            out,
+            (w[2], w[3]),
+            tuple(a.strides),
+            tuple(a.dilations),
+            tuple(a.pads_begin),
+            vectors,
+            pixels,
+            by_pixel,
+            pixel=target.lanes,
+            on_tiles=on_tiles,
+            link=link,
+        )
         if not found:
             has_edges = layer.kind == "DENSE" and _meets_edges(layer, 0, out[1])
             if match.image.is_moved or (has_edges and not _are_edges_apart(layer)):
                 moved = (len(match.image.rows), len(match.image.columns))
-                found.append(Layer("COPY", (image.shape[1],) * 2, (image.shape[2], image.shape[3]),
-                                   moved, pixel=pixel))  # fmt: skip
+                found.append(Layer("COPY", (image.shape[1],) * 2, (image.shape[2], image.shape[3]), moved, pixel=pixel))
                 has_edges = False
             layer = replace(layer, has_edges=has_edges)
         found.append(layer)
@@ -284,14 +293,10 @@ def _pixels(width: int, most: int, vectors: int) -> tuple[int, float]:
     return best, total(best)
 
 
-def _with_rings(
-    layers: list[Layer], block: int, most_channels: int, lanes: int
-) -> tuple[list[Layer], int]:
+def _with_rings(layers: list[Layer], block: int, most_channels: int, lanes: int) -> tuple[list[Layer], int]:
     """Return the layers with their rings for blocks of so many rows, and the floats of all."""
     placed = [layers[-1]]
-    steps = max(
-        (_ceil(layer.channels[0], TOGETHER) for layer in layers if layer.on_tiles), default=0
-    )
+    steps = max((_ceil(layer.channels[0], TOGETHER) for layer in layers if layer.on_tiles), default=0)
     rows, floats = block, 2 * steps * STEP_BYTES // 4
     for layer, after in zip(layers[-2::-1], layers[:0:-1], strict=True):
         if after.on_tiles and layer.kind == "DEPTHWISE":

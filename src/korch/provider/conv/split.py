@@ -75,11 +75,21 @@ class Split:
     def numbers(self) -> dict[str, int]:
         """The constants of the kernel."""
         return {
-            "SKIP": self.skip, "WIDTH": self.width, "STRIDE": self.stride, "PITCH": self.pitch,
-            "EXTRA": self.extra, "CLASSES": self.classes, "DEPTH": self.depth,
-            "BLOCK": self.block, "CHUNKS": self.chunks, "PARTS": self.parts, "GROUP": self.group,
-            "UNITS": self.units, "IMAGE": self.image, "FLOATS": self.floats,
-        }  # fmt: skip
+            "SKIP": self.skip,
+            "WIDTH": self.width,
+            "STRIDE": self.stride,
+            "PITCH": self.pitch,
+            "EXTRA": self.extra,
+            "CLASSES": self.classes,
+            "DEPTH": self.depth,
+            "BLOCK": self.block,
+            "CHUNKS": self.chunks,
+            "PARTS": self.parts,
+            "GROUP": self.group,
+            "UNITS": self.units,
+            "IMAGE": self.image,
+            "FLOATS": self.floats,
+        }
 
 
 def split_of(layer: Layer, images: int, target: Target) -> Split:
@@ -144,14 +154,25 @@ def _choices(sizes: _Sizes) -> Iterator[Split]:
 
 
 def _split(
-    sizes: _Sizes, block: int, chunks: int, parts: int, group: int, units: int, floats: int,
-    cost: float,
-) -> Split:  # fmt: skip
+    sizes: _Sizes, block: int, chunks: int, parts: int, group: int, units: int, floats: int, cost: float
+) -> Split:
     return Split(
-        sizes.skip, sizes.width, sizes.stride, sizes.pitch, sizes.extra, sizes.classes,
-        block + sizes.beyond, block, chunks, parts, group, units, sizes.image(block),
-        floats, cost,
-    )  # fmt: skip
+        sizes.skip,
+        sizes.width,
+        sizes.stride,
+        sizes.pitch,
+        sizes.extra,
+        sizes.classes,
+        block + sizes.beyond,
+        block,
+        chunks,
+        parts,
+        group,
+        units,
+        sizes.image(block),
+        floats,
+        cost,
+    )
 
 
 def _rows_pass(sizes: _Sizes, chunks: int, parts: int) -> Iterator[Split]:
@@ -165,9 +186,7 @@ def _rows_pass(sizes: _Sizes, chunks: int, parts: int) -> Iterator[Split]:
     for blocks in range(1, all_rows + 1):
         block = -(-all_rows // blocks)
         image = sizes.image(block)
-        if block > 1 and (
-            2 * 2 * image > BLOCK_SHARE * sizes.target.l2_bytes or -(-all_rows // block) < blocks
-        ):
+        if block > 1 and (2 * 2 * image > BLOCK_SHARE * sizes.target.l2_bytes or -(-all_rows // block) < blocks):
             continue
         whole, rest = divmod(all_rows, block)
         products = whole * sizes.products(block) + (sizes.products(rest) if rest else 0)

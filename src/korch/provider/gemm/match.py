@@ -75,9 +75,7 @@ def operand_of(group: Group, value: int) -> Operand | Refusal:
     return Operand(position[value], tuple(reversed(steps)))
 
 
-def operand_place(
-    group: Group, product: Primitive, operand: Operand, layouts: Layouts
-) -> Place | Refusal:
+def operand_place(group: Group, product: Primitive, operand: Operand, layouts: Layouts) -> Place | Refusal:
     """Return where an operand's elements lie, as [batch, row, column]."""
     shape = group.input_types[operand.position].shape
     addresses = Addresses(shape, layouts[0][operand.position]).after(*operand.steps)
@@ -110,8 +108,7 @@ class Finisher:
     is read beside it is addressed by the same numbers.
     """
 
-    def __init__(self, group: Group, product: Primitive, layouts: Layouts, tables: str = "t"
-                 ) -> None:  # fmt: skip
+    def __init__(self, group: Group, product: Primitive, layouts: Layouts, tables: str = "t") -> None:
         self.body = group.body
         self.layouts = layouts
         self.prefix = tables
@@ -236,9 +233,9 @@ class Finisher:
             return Refusal("a tensor's columns are no neighbours")
         if step == 0 and bool(place.offsets[2].any()):
             return Refusal("a tensor's columns are no neighbours")
-        return " + ".join(filter(None, (
-            self._offset(place, axis, name) for axis, name in enumerate(("i", "m", "n"))
-        ))) or "0", step  # fmt: skip
+        return " + ".join(
+            filter(None, (self._offset(place, axis, name) for axis, name in enumerate(("i", "m", "n"))))
+        ) or "0", step
 
     def _offset(self, place: Place, axis: int, name: str) -> str:
         text = place.text(axis, name)

@@ -173,9 +173,7 @@ def _place_of_matrices(addresses: Addresses, batch: tuple[int, ...]) -> Place | 
     return _split(np.broadcast_to(array, (*batch, *matrix)).reshape(-1, *matrix))
 
 
-def place_by_number(
-    addresses: Addresses, numbers: Addresses, shape: tuple[int, int, int]
-) -> Place | None:
+def place_by_number(addresses: Addresses, numbers: Addresses, shape: tuple[int, int, int]) -> Place | None:
     """Return where the element lies that has number [i, j, k] of a dense tensor of rank 3; or None.
 
     Args:
@@ -188,9 +186,7 @@ def place_by_number(
     return found
 
 
-def _place_by_number(
-    addresses: Addresses, numbers: Addresses, shape: tuple[int, int, int]
-) -> Place | None:
+def _place_by_number(addresses: Addresses, numbers: Addresses, shape: tuple[int, int, int]) -> Place | None:
     array = addresses.array()
     if numbers.steps or numbers.layout is not None:
         by_number = np.empty(array.size, array.dtype)

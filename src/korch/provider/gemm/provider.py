@@ -15,14 +15,7 @@ from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_last, layout_choices
 from korch.primitive.types import ValueType
 from korch.provider.gemm.blocking import PAGE_FLOATS, Blocking
-from korch.provider.gemm.match import (
-    Finish,
-    Layouts,
-    Match,
-    match_group,
-    operand_place,
-    print_finish,
-)
+from korch.provider.gemm.match import Finish, Layouts, Match, match_group, operand_place, print_finish
 from korch.provider.gemm.place import Place
 from korch.provider.matrix_units import PIECES_BYTES, STEP_BYTES, TOGETHER
 from korch.provider.provider import SPLIT, Kernel, named_kernel
@@ -118,8 +111,7 @@ class GemmProvider:
         text = _print(plan, f"{group.text}layouts {layouts}", workspace)
         return named_kernel(text, workspace_bytes=plan.workspace_bytes)
 
-    def _plan(self, group: Group, found: Match, target: Target, layouts: Layouts, way: Way
-              ) -> _Plan | Refusal:  # fmt: skip
+    def _plan(self, group: Group, found: Match, target: Target, layouts: Layouts, way: Way) -> _Plan | Refusal:
         key = (group.key, target, layouts, way)
         if key not in self._plans:
             self._plans[key] = _make_plan(group, found, target, layouts, way)
@@ -162,8 +154,7 @@ def _layouts(group: Group, found: Match, target: Target) -> Iterator[Layouts]:
     seen = set()
     for source, sink in itertools.product((False, True), repeat=2):
         inputs = tuple(
-            layout(type_, source and i not in group.constant_inputs)
-            for i, type_ in enumerate(group.input_types)
+            layout(type_, source and i not in group.constant_inputs) for i, type_ in enumerate(group.input_types)
         )
         chosen = (inputs, tuple(layout(type_, sink) for type_ in group.output_types))
         if chosen not in seen:
@@ -171,9 +162,7 @@ def _layouts(group: Group, found: Match, target: Target) -> Iterator[Layouts]:
             yield chosen
 
 
-def _make_plan(
-    group: Group, found: Match, target: Target, layouts: Layouts, way: Way
-) -> _Plan | Refusal:
+def _make_plan(group: Group, found: Match, target: Target, layouts: Layouts, way: Way) -> _Plan | Refusal:
     is_split, is_in_pieces = way != Way.VECTORS, way == Way.IN_PIECES
     if target.lanes < 4:
         return Refusal("the target has no vectors")
@@ -205,15 +194,27 @@ def _make_plan(
     packs_a = batch == 1 and m > blocking.rows and n >= LEAST_COLUMNS and terms % PAGE_FLOATS == 0
     packs_a = packs_a and not is_split
     numbers = {
-        "BATCH": batch, "M": m, "N": n, "DEPTH": terms, "W": target.lanes,
-        "NV": blocking.vectors, "ROWS": blocking.rows, "BLOCK": blocking.block,
-        "PARTS": blocking.parts, "THREADS": target.threads, "A_STEP": a.row_step,
-        "PACKS_A": int(packs_a), "B_STEP": b.row_step or 0 if is_direct else 0,
+        "BATCH": batch,
+        "M": m,
+        "N": n,
+        "DEPTH": terms,
+        "W": target.lanes,
+        "NV": blocking.vectors,
+        "ROWS": blocking.rows,
+        "BLOCK": blocking.block,
+        "PARTS": blocking.parts,
+        "THREADS": target.threads,
+        "A_STEP": a.row_step,
+        "PACKS_A": int(packs_a),
+        "B_STEP": b.row_step or 0 if is_direct else 0,
         "FETCHES": int(_fetches(batch, m, n, terms, target)),
-        "SPLITS": int(is_split), "IN_PIECES": int(is_in_pieces),
-        "CHUNK": blocking.chunk, "GROUP": blocking.group,
-        "B_ROW": b.row_step or 0 if must_pack else 0, "B_COLUMN": b.step or 0 if must_pack else 0,
-    }  # fmt: skip
+        "SPLITS": int(is_split),
+        "IN_PIECES": int(is_in_pieces),
+        "CHUNK": blocking.chunk,
+        "GROUP": blocking.group,
+        "B_ROW": b.row_step or 0 if must_pack else 0,
+        "B_COLUMN": b.step or 0 if must_pack else 0,
+    }
     floats = target.threads * terms * columns if must_pack else 0
     floats += -(-m // blocking.rows) * blocking.rows * terms if packs_a else 0
     if is_split:
@@ -282,8 +283,7 @@ def _print(plan: _Plan, comment: str, workspace: int) -> str:
     head = "".join(f"// {line}\n" for line in comment.splitlines())
     sizes = "".join(f"  static constexpr long {name} = {n};\n" for name, n in plan.numbers.items())
     data = "".join(
-        f"static const int64_t {name}[] = {{{', '.join(map(str, table))}}};\n"
-        for name, table in tables.items()
+        f"static const int64_t {name}[] = {{{', '.join(map(str, table))}}};\n" for name, table in tables.items()
     )
     lines = "".join(f"    {line}\n" for line in plan.finish.lines)
     return f"""{head}#include "korch_gemm.h"

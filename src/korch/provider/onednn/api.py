@@ -34,9 +34,7 @@ class OneDnn:
     def __init__(self) -> None:
         path, headers = find_library("dnnl"), find_headers("dnnl.h")
         if path is None or headers is None:
-            raise ImportError(
-                "oneDNN is not installed; pip install onednn-cpu-gomp onednn-devel-cpu-gomp"
-            )
+            raise ImportError("oneDNN is not installed; pip install onednn-cpu-gomp onednn-devel-cpu-gomp")
         try:
             self._library = load_globally(["dnnl"])[-1]
         except OSError as error:
@@ -47,8 +45,7 @@ class OneDnn:
         self._algorithms = _enumerators(text, "dnnl_alg_kind_t")
         self._queries = _enumerators(text, "dnnl_query_t")
         self._engine = ctypes.c_void_p()
-        self._check(self._library.dnnl_engine_create(ctypes.byref(self._engine), _CPU,
-                                                     ctypes.c_size_t(0)))  # fmt: skip
+        self._check(self._library.dnnl_engine_create(ctypes.byref(self._engine), _CPU, ctypes.c_size_t(0)))
         self._library.dnnl_version.restype = ctypes.c_void_p
         numbers = ctypes.cast(self._library.dnnl_version(), ctypes.POINTER(ctypes.c_int))
         self.version = ".".join(str(numbers[i]) for i in range(3))
@@ -86,8 +83,11 @@ class OneDnn:
             return None
         stack.callback(self._library.dnnl_primitive_desc_destroy, made)
         name = ctypes.c_char_p()
-        self._check(self._library.dnnl_primitive_desc_query(
-            made, self._queries["dnnl_query_impl_info_str"], 0, ctypes.byref(name)))  # fmt: skip
+        self._check(
+            self._library.dnnl_primitive_desc_query(
+                made, self._queries["dnnl_query_impl_info_str"], 0, ctypes.byref(name)
+            )
+        )
         weights = self._tensor_of(made, "dnnl_query_weights_md")
         workspace = self._tensor_of(made, "dnnl_query_scratchpad_md")
         return Answer(
@@ -96,16 +96,17 @@ class OneDnn:
             int(self._library.dnnl_memory_desc_get_size(workspace)) if workspace else 0,
         )
 
-    def _create(self, call: Call, made: Any, descs: Sequence[Any], bias: Any, attributes: Any
-                ) -> int:  # fmt: skip
+    def _create(self, call: Call, made: Any, descs: Sequence[Any], bias: Any, attributes: Any) -> int:
         library, engine = self._library, self._engine
         steps = [(ctypes.c_int64 * _MOST_AXES)(*step) for step in call.steps]
         algorithm = self._algorithms.get(f"dnnl_{call.algorithm}", 0)
         head = (made, engine, _FORWARD_INFERENCE, algorithm)
         match call.kind:
             case "matmul":
-                create, arguments = library.dnnl_matmul_primitive_desc_create, (
-                    made, engine, *descs[:2], bias, descs[2])  # fmt: skip
+                create, arguments = (
+                    library.dnnl_matmul_primitive_desc_create,
+                    (made, engine, *descs[:2], bias, descs[2]),
+                )
             case "pooling":
                 create = library.dnnl_pooling_forward_primitive_desc_create
                 arguments = (*head, *descs, *steps)
@@ -182,8 +183,7 @@ class OneDnn:
         strides = dims("dnnl_query_strides", rank)
         sizes = dims("dnnl_query_padded_dims", rank)
         order = sorted(range(rank), key=lambda axis: (-strides[axis], -sizes[axis], axis))
-        inner = zip(dims("dnnl_query_inner_idxs", blocks), dims("dnnl_query_inner_blks", blocks),
-                    strict=True)  # fmt: skip
+        inner = zip(dims("dnnl_query_inner_idxs", blocks), dims("dnnl_query_inner_blks", blocks), strict=True)
         layout = Layout(tuple(order), tuple((int(axis), int(size)) for axis, size in inner))
         return self._named(desc, layout, dims("dnnl_query_dims", rank))
 

@@ -13,9 +13,7 @@ from korch.provider.onednn.call import ANY, Binary, Call, Dims, Eltwise, Tensor
 from korch.provider.onednn.match import Match, Other, View
 
 
-def describe(
-    group: Group, found: Match, x: Layout, y: Layout, weights: Layout | None = None
-) -> Call:
+def describe(group: Group, found: Match, x: Layout, y: Layout, weights: Layout | None = None) -> Call:
     """Return the call for a match.
 
     Args:
@@ -31,19 +29,19 @@ def describe(
     tensors: tuple[Tensor, ...] = (source, target)
     if found.op == "matmul":
         a, b, product = (
-            _viewed(buffer, view)
-            for buffer, view in zip((*found.inputs, len(group.inputs)), found.views, strict=True)
+            _viewed(buffer, view) for buffer, view in zip((*found.inputs, len(group.inputs)), found.views, strict=True)
         )
         tensors = (a, _with_form(b, weights), product)
     elif len(found.inputs) == 2:
         tensors = (source, _with_form(_conv_weights(group, found), weights), target)
-    kinds = {"conv": "convolution", "conv_transpose": "deconvolution", "matmul": "matmul",
-             "reorder": "reorder"}  # fmt: skip
+    kinds = {"conv": "convolution", "conv_transpose": "deconvolution", "matmul": "matmul", "reorder": "reorder"}
     kind = kinds.get(found.op, "pooling")
     algorithms = {
-        "pool_max": "pooling_max", "pool_average": "pooling_avg_include_padding",
-        "conv": "convolution_direct", "conv_transpose": "deconvolution_direct",
-    }  # fmt: skip
+        "pool_max": "pooling_max",
+        "pool_average": "pooling_avg_include_padding",
+        "conv": "convolution_direct",
+        "conv_transpose": "deconvolution_direct",
+    }
     bias = _bias(group, found) if found.bias is not None else None
     post = tuple(_post(operation, group, found, y) for operation in found.post)
     return Call(kind, algorithms.get(found.op, ""), tensors, bias, _steps(found), post)
@@ -81,9 +79,7 @@ def model_layout(layout: Layout, dims: Dims, axes: Dims) -> Layout | None:
         if is_split or order[place + 1 : place + 2] != [partner]:
             return None
         del order[place]
-    return Layout(
-        tuple(axes[axis] for axis in order), tuple((axes[axis], size) for axis, size in blocks)
-    )
+    return Layout(tuple(axes[axis] for axis in order), tuple((axes[axis], size) for axis, size in blocks))
 
 
 def _tensor(group: Group, position: int, layout: Layout) -> Tensor:
@@ -161,8 +157,7 @@ def _steps(found: Match) -> tuple[Dims, ...]:
         return ()
     dilations = tuple(d - 1 for d in attributes.dilations)
     if found.op.startswith("pool"):
-        return (attributes.strides, attributes.kernel, dilations, attributes.pads_begin,
-                attributes.pads_end)  # fmt: skip
+        return (attributes.strides, attributes.kernel, dilations, attributes.pads_begin, attributes.pads_end)
     begin = _sum(attributes.pads_begin, found.pads_begin)
     end = _sum(attributes.pads_end, found.pads_end)
     extra = getattr(attributes, "output_padding", (0,) * len(end))

@@ -71,10 +71,14 @@ class Match:
 
 
 UNARY = {
-    "sigmoid": Eltwise("logistic"), "tanh": Eltwise("tanh"), "exp": Eltwise("exp"),
-    "abs": Eltwise("abs"), "sqrt": Eltwise("sqrt"), "log": Eltwise("log"),
+    "sigmoid": Eltwise("logistic"),
+    "tanh": Eltwise("tanh"),
+    "exp": Eltwise("exp"),
+    "abs": Eltwise("abs"),
+    "sqrt": Eltwise("sqrt"),
+    "log": Eltwise("log"),
     "neg": Eltwise("linear", -1.0),
-}  # fmt: skip
+}
 BINARY = ("add", "mul", "sub", "div", "max", "min")
 HEARTS = ("conv", "conv_transpose", "matmul", "pool_max", "pool_sum")
 MOST_POST = 16
@@ -256,10 +260,7 @@ class _Matcher:
         if len(window.kernel) != len(sizes) - 2:
             return Refusal("the windows are not on all axes but the first two")
         if heart.op == "pool_max":
-            if any(
-                _sees_only_pads(sizes[2 + i], counts[2 + i], window, i)
-                for i in range(len(window.kernel))
-            ):
+            if any(_sees_only_pads(sizes[2 + i], counts[2 + i], window, i) for i in range(len(window.kernel))):
                 return Refusal("a window lies in the pads")
             return "pool_max", heart.output
         readers = [self.body.primitives[p] for p in self.body.consumers[heart.output]]
@@ -271,9 +272,7 @@ class _Matcher:
                 return "pool_average", reader.output
         return Refusal("a sum over windows is not an average")
 
-    def _step(
-        self, value: int, shape: Sequence[int]
-    ) -> tuple[tuple[Eltwise | Other, ...], int] | Refusal:
+    def _step(self, value: int, shape: Sequence[int]) -> tuple[tuple[Eltwise | Other, ...], int] | Refusal:
         """Return the post-operations that read a value of the chain, and their result."""
         activation = find_activation(self.body, value)
         if activation is not None:

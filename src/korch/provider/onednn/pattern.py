@@ -18,18 +18,15 @@ Expression = str | float | tuple["Expression", ...]
 
 COMMUTATIVE = ("add", "mul", "max", "min")
 
-_SOFTPLUS: Expression = (
-    "add", ("max", "x", 0.0), ("log", ("add", ("exp", ("neg", ("abs", "x"))), 1.0)),
-)  # fmt: skip
+_SOFTPLUS: Expression = ("add", ("max", "x", 0.0), ("log", ("add", ("exp", ("neg", ("abs", "x"))), 1.0)))
 _RAMP: Expression = ("min", ("max", ("add", ("mul", "x", "a"), "b"), 0.0), 1.0)
 _ERF: Expression = ("add", ("erf", ("mul", "x", math.sqrt(0.5))), 1.0)
 _ERF_DIVIDED: Expression = ("add", ("erf", ("div", "x", math.sqrt(2))), 1.0)
 _TANH: Expression = (
     "add",
-    ("tanh", ("mul", ("add", "x", ("mul", ("mul", ("mul", "x", "x"), "x"), 0.044715)),
-              math.sqrt(2 / math.pi))),
+    ("tanh", ("mul", ("add", "x", ("mul", ("mul", ("mul", "x", "x"), "x"), 0.044715)), math.sqrt(2 / math.pi))),
     1.0,
-)  # fmt: skip
+)
 _BELOW: Expression = ("sub", ("exp", ("min", "x", 0.0)), 1.0)
 
 PATTERNS: tuple[tuple[str, Expression], ...] = (

@@ -63,8 +63,7 @@ class OneDnnProvider:
         comment = f"{group.text}layouts {layouts}\nruns {answer.implementation}"
         workspace = len(group.inputs) + len(group.outputs)
         text = print_source(call, workspace, answer.workspace_bytes, comment)
-        return named_kernel(text, has_state=True, workspace_bytes=answer.workspace_bytes,
-                            libraries=("dnnl",))  # fmt: skip
+        return named_kernel(text, has_state=True, workspace_bytes=answer.workspace_bytes, libraries=("dnnl",))
 
     def implementation(self, group: Group, offer: Offer, target: Target) -> str:
         """Return the library's name for the code behind one of its offers; "" if it is none."""
@@ -91,16 +90,13 @@ class OneDnnProvider:
     ) -> Iterator[tuple[Offer, Call]]:
         """Yield the calls between two layouts."""
         if len(found.inputs) == 1:
-            yield from self._legal(group, found, target, (x,), describe(group, found, x, y), y,
-                                   found.op == "reorder")  # fmt: skip
+            yield from self._legal(group, found, target, (x,), describe(group, found, x, y), y, found.op == "reorder")
             return
         position = found.inputs[1]
         rank = group.input_types[position].rank
         packed = False
         # A layout is one of the value itself, not of a reshaped view of it.
-        is_reshaped = (
-            bool(found.views) and found.views[1].shape != group.input_types[position].shape
-        )
+        is_reshaped = bool(found.views) and found.views[1].shape != group.input_types[position].shape
         if position in group.constant_inputs and not is_reshaped:
             call = describe(group, found, x, y)
             answer = self._library.ask(call, target.threads)
@@ -115,13 +111,18 @@ class OneDnnProvider:
             return
         call = describe(group, found, x, y, Layout.plain(rank))
         is_plain = x.is_plain and y.is_plain
-        yield from self._legal(group, found, target, (x, Layout.plain(rank)), call, y,
-                               is_lone and is_plain)  # fmt: skip
+        yield from self._legal(group, found, target, (x, Layout.plain(rank)), call, y, is_lone and is_plain)
 
     def _legal(
-        self, group: Group, found: Match, target: Target, own: Sequence[Layout], call: Call,
-        y: Layout, allow_reference: bool,
-    ) -> Iterator[tuple[Offer, Call]]:  # fmt: skip
+        self,
+        group: Group,
+        found: Match,
+        target: Target,
+        own: Sequence[Layout],
+        call: Call,
+        y: Layout,
+        allow_reference: bool,
+    ) -> Iterator[tuple[Offer, Call]]:
         """Yield the offer of a call if the library has code for it."""
         answer = self._library.ask(call, target.threads)
         if answer is None or (answer.is_reference and not allow_reference):
@@ -164,7 +165,4 @@ def _offer(group: Group, found: Match, own: Sequence[Layout], output: Layout) ->
         wanted = layout or Layout.plain(group.input_types[position].rank)
         if inputs.setdefault(position, wanted) != wanted:
             return None
-    return Offer(
-        tuple(inputs.get(i, Layout.plain(t.rank)) for i, t in enumerate(group.input_types)),
-        (output,),
-    )
+    return Offer(tuple(inputs.get(i, Layout.plain(t.rank)) for i, t in enumerate(group.input_types)), (output,))

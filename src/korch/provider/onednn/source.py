@@ -54,8 +54,12 @@ def _create(call: Call, workspace: int, workspace_bytes: int) -> Iterator[str]:
             yield f"make.binary(dnnl_binary_{operation.kind}, {other});"
     yield f"make.workspace({workspace}, {workspace_bytes});"
     parts = [f"dnnl_{call.algorithm}"] if call.kind == "pooling" else []
-    parts += ["x", *(["w", "bias" if call.bias is not None else "nullptr"] if has_weights else []),
-              "y", *map(_dims, call.steps)]  # fmt: skip
+    parts += [
+        "x",
+        *(["w", "bias" if call.bias is not None else "nullptr"] if has_weights else []),
+        "y",
+        *map(_dims, call.steps),
+    ]
     yield f"return make.{call.kind}({', '.join(parts)});"
 
 

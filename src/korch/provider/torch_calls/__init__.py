@@ -6,20 +6,17 @@ nothing in them may wait for the device, take numbers from the host, or depend o
 holds.
 """
 
-from korch.provider.torch_calls import (
-    arithmetic,
-    indices,
-    integers,
-    recurrences,
-    search,
-    windows,
-)
+from korch.provider.torch_calls import arithmetic, indices, integers, recurrences, search, windows
 from korch.provider.torch_calls.node import Node, Row
 
 TABLE: dict[str, Row] = {
-    **search.ROWS, **indices.ROWS, **arithmetic.ROWS, **integers.ROWS, **windows.ROWS,
+    **search.ROWS,
+    **indices.ROWS,
+    **arithmetic.ROWS,
+    **integers.ROWS,
+    **windows.ROWS,
     **recurrences.ROWS,
-}  # fmt: skip
+}
 """By operator."""
 
 __all__ = ["TABLE", "Node", "Row"]

@@ -13,10 +13,7 @@ from korch.provider.torch_calls.node import WIDE_UNSIGNED, Node, Row, positive
 def _gather(node: Node) -> str | None:
     axis, out = node.axis(0), list(node.result().shape)
     index = positive(node.inputs[1], node.shape()[axis])
-    return (
-        f"at = {index}.reshape(-1)\n"
-        f"torch.index_select({node.inputs[0]}, {axis}, at).reshape({out}),"
-    )
+    return f"at = {index}.reshape(-1)\ntorch.index_select({node.inputs[0]}, {axis}, at).reshape({out}),"
 
 
 def _gather_elements(node: Node) -> str:

@@ -33,9 +33,7 @@ def _convolution(node: Node, x: str, w: str, weights: int) -> str | None:
     if node.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or len(node.shape(weights)) < 3:
         return None
     around = [n for a in range(axes - 1, -1, -1) for n in (pads[a], pads[axes + a])]
-    strides, dilations = (
-        [int(n) for n in node.get(name, [1] * axes)] for name in ("strides", "dilations")
-    )
+    strides, dilations = ([int(n) for n in node.get(name, [1] * axes)] for name in ("strides", "dilations"))
     return (
         f"torch.convolution(torch.nn.functional.pad({x}, {around}), {w}, None, {strides}, "
         f"{[0] * axes}, {dilations}, False, {[0] * axes}, {int(node.get('group', 1))})"
@@ -56,10 +54,7 @@ def _rounded(node: Node, text: str, scale: str, zero: str) -> str | None:
         return None
     low, high = _LIMITS[node.result().dtype]
     shift = f" + {zero}.double()" if zero else ""
-    return (
-        f"torch.clamp(torch.round({text} / {scale}){shift}, {low}, {high})"
-        f".to({dtype_text(node.result())}),"
-    )
+    return f"torch.clamp(torch.round({text} / {scale}){shift}, {low}, {high}).to({dtype_text(node.result())}),"
 
 
 def _one_element(node: Node, *positions: int) -> bool:
@@ -71,9 +66,12 @@ def _linear_matmul(node: Node) -> str | None:
         return None
     a, b = _centred(node, 0, 2), _centred(node, 3, 5)
     scales = f"{node.inputs[1]}.double().reshape(()) * {node.inputs[4]}.double().reshape(())"
-    return _rounded(node, f"(torch.matmul({a}, {b}) * ({scales}))",
-                    f"{node.inputs[6]}.double().reshape(())",
-                    f"{node.inputs[7]}.reshape(())")  # fmt: skip
+    return _rounded(
+        node,
+        f"(torch.matmul({a}, {b}) * ({scales}))",
+        f"{node.inputs[6]}.double().reshape(())",
+        f"{node.inputs[7]}.reshape(())",
+    )
 
 
 def _linear_conv(node: Node) -> str | None:
@@ -85,9 +83,12 @@ def _linear_conv(node: Node) -> str | None:
     shape = [1, -1] + [1] * (node.rank - 2)
     bias = f" + {node.inputs[8]}.double().reshape({shape})" if node.given(8) else ""
     scales = f"{node.inputs[1]}.double().reshape(()) * {node.inputs[4]}.double().reshape({shape})"
-    return _rounded(node, f"(({sums}{bias}) * ({scales}))",
-                    f"{node.inputs[6]}.double().reshape(())",
-                    f"{node.inputs[7]}.reshape(())")  # fmt: skip
+    return _rounded(
+        node,
+        f"(({sums}{bias}) * ({scales}))",
+        f"{node.inputs[6]}.double().reshape(())",
+        f"{node.inputs[7]}.reshape(())",
+    )
 
 
 def _dynamic_quantize(node: Node) -> str | None:

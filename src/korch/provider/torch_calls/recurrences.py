@@ -104,11 +104,9 @@ def _loops(node: Node, count: int, way: str) -> list[str]:
             f"given = given + bias[{3 * hidden}:]",
             "steps = []",
             f"for now in given{'.flip(0)' if is_backward else ''}:",
-            f"    both = torch.sigmoid(now[:, :{2 * hidden}] + torch.matmul(state, "
-            f"r[:, :{2 * hidden}]))",
+            f"    both = torch.sigmoid(now[:, :{2 * hidden}] + torch.matmul(state, r[:, :{2 * hidden}]))",
             f"    update, reset = both[:, :{hidden}], both[:, {hidden}:]",
-            f"    new = torch.tanh(now[:, {2 * hidden}:] + torch.matmul(reset * state, "
-            f"r[:, {2 * hidden}:]))",
+            f"    new = torch.tanh(now[:, {2 * hidden}:] + torch.matmul(reset * state, r[:, {2 * hidden}:]))",
             "    state = new + update * (state - new)",
             "    steps.append(state)",
             f"ys.append(torch.stack(steps){'.flip(0)' if is_backward else ''})",

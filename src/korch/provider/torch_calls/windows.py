@@ -16,10 +16,7 @@ def _grid(node: Node) -> str | None:
     if mode not in allowed.get(node.rank, ()):
         return None
     corners = bool(node.get("align_corners", 0))
-    return (
-        f"torch.nn.functional.grid_sample({node.inputs[0]}, {node.inputs[1]}, {mode!r}, {pads!r}, "
-        f"{corners}),"
-    )
+    return f"torch.nn.functional.grid_sample({node.inputs[0]}, {node.inputs[1]}, {mode!r}, {pads!r}, {corners}),"
 
 
 def _affine_grid(node: Node) -> str | None:
@@ -37,12 +34,8 @@ def _col_to_image(node: Node) -> str | None:
     pads = [int(n) for n in node.get("pads", [0] * 4)]
     if pads[:2] != pads[2:]:
         return None
-    dilations, strides = ([int(n) for n in node.get(name, [1, 1])]
-                          for name in ("dilations", "strides"))  # fmt: skip
-    return (
-        f"torch.nn.functional.fold({node.inputs[0]}, {image}, {block}, {dilations}, {pads[:2]}, "
-        f"{strides}),"
-    )
+    dilations, strides = ([int(n) for n in node.get(name, [1, 1])] for name in ("dilations", "strides"))
+    return f"torch.nn.functional.fold({node.inputs[0]}, {image}, {block}, {dilations}, {pads[:2]}, {strides}),"
 
 
 def _max_pool(node: Node) -> str | None:
@@ -50,16 +43,17 @@ def _max_pool(node: Node) -> str | None:
     axes = len(kernel)
     pads = [int(n) for n in node.get("pads", [0] * (2 * axes))]
     is_plain = (
-        axes in (1, 2, 3) and pads[:axes] == pads[axes:] and not node.get("ceil_mode", 0)
-        and not node.get("storage_order", 0) and node.get("auto_pad", "NOTSET") == "NOTSET"
+        axes in (1, 2, 3)
+        and pads[:axes] == pads[axes:]
+        and not node.get("ceil_mode", 0)
+        and not node.get("storage_order", 0)
+        and node.get("auto_pad", "NOTSET") == "NOTSET"
         and all(2 * p <= k for p, k in zip(pads[:axes], kernel, strict=True))
         and node.type().dtype.is_float
-    )  # fmt: skip
+    )
     if not is_plain:
         return None
-    strides, dilations = (
-        [int(n) for n in node.get(name, [1] * axes)] for name in ("strides", "dilations")
-    )
+    strides, dilations = ([int(n) for n in node.get(name, [1] * axes)] for name in ("strides", "dilations"))
     planes, plane = int(np.prod(node.shape()[:2])), int(np.prod(node.shape()[2:]))
     begin = [*node.shape()[:2], *[1] * axes]
     return (

@@ -5,9 +5,4 @@ from korch.provider.triton.fused import TritonProvider
 from korch.provider.triton.product import TritonProductProvider
 from korch.provider.triton.winograd import TritonWinogradProvider
 
-__all__ = [
-    "TritonAttentionProvider",
-    "TritonProductProvider",
-    "TritonProvider",
-    "TritonWinogradProvider",
-]
+__all__ = ["TritonAttentionProvider", "TritonProductProvider", "TritonProvider", "TritonWinogradProvider"]

@@ -62,9 +62,10 @@ class TritonAttentionProvider:
         return [
             Offer(offer.inputs, offer.outputs, f"{queries}x{keys}w{warps}")
             for queries, keys, warps in BLOCKS
-            if queries < 2 * max(16, m) and keys < 2 * max(16, n)
+            if queries < 2 * max(16, m)
+            and keys < 2 * max(16, n)
             and (queries + 2 * keys) * wide * size <= target.shared_bytes
-        ] or Refusal("no block fits into shared memory")  # fmt: skip
+        ] or Refusal("no block fits into shared memory")
 
     def build(self, group: Group, offer: Offer, target: CudaTarget) -> CudaKernel | Refusal:
         """Print the kernel."""
@@ -136,12 +137,9 @@ class _Printer(KernelPrinter):
             return (*(ZERO if n == 1 else e for n, e in zip(shape, index, strict=True)), *rest)
 
         self.scores = Contraction(
-            axes, rows, keys, term_axes, side(found.q, row, term), side(found.k, term, key),
-            (*index, row, key),
-        )  # fmt: skip
-        self.mixed = Contraction(
-            axes, rows, column_axes, keys, (), side(found.v, key, column), (*index, row, column)
+            axes, rows, keys, term_axes, side(found.q, row, term), side(found.k, term, key), (*index, row, key)
         )
+        self.mixed = Contraction(axes, rows, column_axes, keys, (), side(found.v, key, column), (*index, row, column))
         self.dtype = types[found.first.output].dtype
 
     def check(self) -> None:
@@ -173,8 +171,7 @@ class _Printer(KernelPrinter):
         down_terms = dict(text.split("db", list(scores.terms), ROWS))
         inside_m = {0: f"(m < {m})"} if m % queries else {}
         q_masks = inside_m | ({1: f"(da < {terms})"} if terms != wide else {})
-        self.load(text, "q", self.match.q, scores.a, scores.ranges, rows | of_terms, q_masks,
-                  f"[{queries}, {wide}]")  # fmt: skip
+        self.load(text, "q", self.match.q, scores.a, scores.ranges, rows | of_terms, q_masks, f"[{queries}, {wide}]")
         text.line(f'top = tl.full([{queries}, 1], float("-inf"), tl.float32)')
         text.line(f"total = tl.zeros([{queries}, 1], tl.float32)")
         text.line(f"acc = tl.zeros([{queries}, {broad}], tl.float32)")
@@ -183,12 +180,11 @@ class _Printer(KernelPrinter):
         text.line(f"n = n0 + tl.arange(0, {keys})[None, :]")
         text.line(f"nv = n0 + tl.arange(0, {keys})[:, None]")
         short = n % keys != 0
-        k_masks = ({1: f"(n < {n})"} if short else {}) | (
-            {0: f"(db < {terms})"} if terms != wide else {}
-        )
+        k_masks = ({1: f"(n < {n})"} if short else {}) | ({0: f"(db < {terms})"} if terms != wide else {})
         across = dict(text.split("n", list(scores.columns), COLUMNS))
-        self.load(text, "k", self.match.k, scores.b, scores.ranges, beside | down_terms | across,
-                  k_masks, f"[{wide}, {keys}]")  # fmt: skip
+        self.load(
+            text, "k", self.match.k, scores.b, scores.ranges, beside | down_terms | across, k_masks, f"[{wide}, {keys}]"
+        )
         text.line(f'score = tl.dot(q, k, input_precision="{self.precision}")')
         emitter = self.fusion.emitter(scores.ranges)
         emitter.give(self.match.first.output, scores.out, "score")
@@ -207,15 +203,13 @@ class _Printer(KernelPrinter):
         if self.match.is_guarded:  # weights that are not numbers, a whole row's, become 0
             text.line("weight = tl.where(total != total, 0.0, weight)")
             text.line("scale = tl.where(total != total, 0.0, scale)")
-        v_masks = ({0: f"(nv < {n})"} if short else {}) | (
-            {1: f"(e < {columns})"} if columns != broad else {}
-        )
+        v_masks = ({0: f"(nv < {n})"} if short else {}) | ({1: f"(e < {columns})"} if columns != broad else {})
         v_rows = dict(text.split("nv", list(mixed.terms), ROWS))
         v_columns = dict(text.split("e", list(mixed.columns), COLUMNS))
-        self.load(text, "v", self.match.v, mixed.b, mixed.ranges, beside | v_rows | v_columns,
-                  v_masks, f"[{keys}, {broad}]")  # fmt: skip
-        text.line(f"acc = tl.dot(weight.to({STORED[self.dtype]}), v, acc * scale, "
-                  f'input_precision="{self.precision}")')  # fmt: skip
+        self.load(
+            text, "v", self.match.v, mixed.b, mixed.ranges, beside | v_rows | v_columns, v_masks, f"[{keys}, {broad}]"
+        )
+        text.line(f'acc = tl.dot(weight.to({STORED[self.dtype]}), v, acc * scale, input_precision="{self.precision}")')
         text.line("top = above")
         text.depth -= 1
         total = "tl.where(total > 0.0, total, 1.0)" if self.match.is_guarded else "total"
@@ -224,7 +218,6 @@ class _Printer(KernelPrinter):
         at = rows | dict(text.split("e", list(mixed.columns), COLUMNS))
         emitter = self.fusion.emitter(mixed.ranges)
         stores = self.fusion.outputs(emitter, self.match.second, mixed.out, "mixed")
-        self.write(text, emitter.ops, stores, {"mixed": ("mixed", DType.F32)}, at, out_masks,
-                   f"[{queries}, {broad}]")  # fmt: skip
+        self.write(text, emitter.ops, stores, {"mixed": ("mixed", DType.F32)}, at, out_masks, f"[{queries}, {broad}]")
         self.finish(text, batch * down, warps, 2)
         return self.kernel()

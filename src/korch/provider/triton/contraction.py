@@ -111,23 +111,25 @@ def _matmul(a: tuple[int, ...], b: tuple[int, ...], out: tuple[int, ...]) -> Con
     if all(size == 1 for size in b[:-2]):  # the second is one matrix: rows of all batches
         row_axes, batch_axes = (*batch_axes, *row_axes), ()
     return Contraction(
-        batch_axes, row_axes, tuple(axis for axis in columns if axis[1] != 1),
+        batch_axes,
+        row_axes,
+        tuple(axis for axis in columns if axis[1] != 1),
         tuple(axis for axis in terms if axis[1] != 1),
-        (*index_a, m, k), (*index_b, k, n), (*batch, m, n),
-    )  # fmt: skip
+        (*index_a, m, k),
+        (*index_b, k, n),
+        (*batch, m, n),
+    )
 
 
-def _conv(x: tuple[int, ...], w: tuple[int, ...], out: tuple[int, ...], at: ConvAttributes,
-          last: bool) -> Contraction:  # fmt: skip
+def _conv(x: tuple[int, ...], w: tuple[int, ...], out: tuple[int, ...], at: ConvAttributes, last: bool) -> Contraction:
     per_group = w[0] // at.groups
     (g, o, c, image), _ = _variables("x", (at.groups, per_group, w[1], x[0]))
     places, place_axes = _variables("p", out[2:])
     taps, tap_axes = _variables("t", w[2:])
     source = tuple(
-        add(scale(places[i], at.strides[i]), scale(taps[i], at.dilations[i]),
-            constant(-at.pads_begin[i]))
+        add(scale(places[i], at.strides[i]), scale(taps[i], at.dilations[i]), constant(-at.pads_begin[i]))
         for i in range(len(places))
-    )  # fmt: skip
+    )
     channel: Axes = (("x2", w[1]),) if w[1] != 1 else ()
     channel_out = add(scale(g, per_group), o)
     return Contraction(
@@ -135,9 +137,10 @@ def _conv(x: tuple[int, ...], w: tuple[int, ...], out: tuple[int, ...], at: Conv
         rows=((("x3", x[0]),) if x[0] != 1 else ()) + place_axes,
         columns=(("x1", per_group),) if per_group != 1 else (),
         terms=(*tap_axes, *channel) if last else (*channel, *tap_axes),
-        a=(image, add(scale(g, w[1]), c), *source), b=(channel_out, c, *taps),
+        a=(image, add(scale(g, w[1]), c), *source),
+        b=(channel_out, c, *taps),
         out=(image, channel_out, *places),
-    )  # fmt: skip
+    )
 
 
 class Fusion:
@@ -172,16 +175,16 @@ class Fusion:
         """Return the name of an argument's element; zero outside of its shape."""
         type_ = self.body.types[value]
         guards = tuple(
-            guard for expr, n in zip(index, type_.shape, strict=True)
-            for guard in emitter.inside(expr, 0, n)
-        )  # fmt: skip
+            guard for expr, n in zip(index, type_.shape, strict=True) for guard in emitter.inside(expr, 0, n)
+        )
         name = emitter.value(value, index, guards)
         if guards and value not in self.place:
             name = emitter.select(type_.dtype, guards, name, emitter.literal(type_.dtype, 0.0))
         return name
 
-    def outputs(self, emitter: Emitter, root: Primitive, index: Index, result: str
-                ) -> list[tuple[str, DType, Expr, str]]:  # fmt: skip
+    def outputs(
+        self, emitter: Emitter, root: Primitive, index: Index, result: str
+    ) -> list[tuple[str, DType, Expr, str]]:
         """Return buffer, element type, place and name of each output's element.
 
         Args:
@@ -200,8 +203,7 @@ class Fusion:
             found.append((name, type_.dtype, place, computed))
         return found
 
-    def _moved_to(self, value: int, root: Primitive, index: Index, ranges: Ranges
-                  ) -> tuple[int, Index]:  # fmt: skip
+    def _moved_to(self, value: int, root: Primitive, index: Index, ranges: Ranges) -> tuple[int, Index]:
         """Return the value that an output is before it is moved, and where its element goes."""
         moves: list[Primitive] = []
         while value != root.output:
@@ -217,15 +219,12 @@ class Fusion:
                 case TransposeAttributes(perm):
                     index = tuple(index[axis] for axis in perm)
                 case ReshapeAttributes(shape):
-                    index = _reshaped(index, self.body.types[primitive.inputs[0]].shape, shape,
-                                      ranges)  # fmt: skip
+                    index = _reshaped(index, self.body.types[primitive.inputs[0]].shape, shape, ranges)
         return value, index
 
 
 def _reshaped(index: Index, shape: Sequence[int], to: Sequence[int], ranges: Ranges) -> Index:
-    flat = add(ZERO, *(
-        scale(e, s) for e, s in zip(index, row_major_strides(tuple(shape)), strict=True)
-    ))  # fmt: skip
+    flat = add(ZERO, *(scale(e, s) for e, s in zip(index, row_major_strides(tuple(shape)), strict=True)))
     return tuple(
         ZERO if n == 1 else remainder(quotient(flat, step, ranges), n, ranges)
         for n, step in zip(to, row_major_strides(tuple(to)), strict=True)

@@ -50,8 +50,17 @@ class KernelPrinter:
         """Add the launch of a text."""
         self.printed.add(text, self.comment, grid, warps, stages)
 
-    def load(self, text: Text, name: str, value: int, index: Index, ranges: Ranges,
-             at: Coordinates, masks: Mapping[int, str], shape: str) -> None:  # fmt: skip
+    def load(
+        self,
+        text: Text,
+        name: str,
+        value: int,
+        index: Index,
+        ranges: Ranges,
+        at: Coordinates,
+        masks: Mapping[int, str],
+        shape: str,
+    ) -> None:
         """Write the load of a tile of an argument, with what is computed on the way.
 
         Args:
@@ -74,10 +83,16 @@ class KernelPrinter:
             found = f"tl.where({' & '.join(masks.values())}, {found}, 0.0)"
         text.line(f"{name} = {found}.to({STORED[self.body.types[value].dtype]})")
 
-    def write(self, text: Text, ops: Sequence[TileOp],
-              stores: Sequence[tuple[str, DType, Expr, str]],
-              given: Mapping[str, tuple[str, DType]], at: Coordinates, masks: Mapping[int, str],
-              shape: str) -> None:  # fmt: skip
+    def write(
+        self,
+        text: Text,
+        ops: Sequence[TileOp],
+        stores: Sequence[tuple[str, DType, Expr, str]],
+        given: Mapping[str, tuple[str, DType]],
+        at: Coordinates,
+        masks: Mapping[int, str],
+        shape: str,
+    ) -> None:
         """Write what follows a product, and the stores.
 
         Args:

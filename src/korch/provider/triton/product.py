@@ -18,15 +18,7 @@ from korch.cuda.kernel import CudaKernel
 from korch.cuda.target import CudaTarget
 from korch.primitive.graph import Primitive
 from korch.primitive.types import DType, ValueType
-from korch.provider.triton.contraction import (
-    Axes,
-    Contraction,
-    Fusion,
-    NotFusedError,
-    contraction_of,
-    extent,
-    root_of,
-)
+from korch.provider.triton.contraction import Axes, Contraction, Fusion, NotFusedError, contraction_of, extent, root_of
 from korch.provider.triton.printer import KernelPrinter
 from korch.tile.triton_text import COLUMNS, ROWS, Coordinate, Text, power_of_two
 
@@ -83,11 +75,22 @@ class Tile:
 SHAPES = tuple(
     Tile(rows, columns, terms, warps, stages)
     for rows, columns, warps in (
-        (16, 16, 1), (16, 32, 1), (32, 16, 1), (32, 32, 2), (16, 64, 2), (64, 16, 2), (32, 64, 4),
-        (64, 32, 4), (64, 64, 4), (64, 128, 4), (128, 32, 4), (128, 64, 4), (128, 128, 8),
+        (16, 16, 1),
+        (16, 32, 1),
+        (32, 16, 1),
+        (32, 32, 2),
+        (16, 64, 2),
+        (64, 16, 2),
+        (32, 64, 4),
+        (64, 32, 4),
+        (64, 64, 4),
+        (64, 128, 4),
+        (128, 32, 4),
+        (128, 64, 4),
+        (128, 128, 8),
     )
     for terms, stages in ((32, 3), (64, 3))
-)  # fmt: skip
+)
 
 
 class TritonProductProvider:
@@ -140,16 +143,17 @@ def product_layouts(group: Group) -> list[tuple[tuple[Layout, ...], tuple[Layout
 
     def choose(types: Sequence[ValueType], last: bool) -> tuple[Layout, ...]:
         return tuple(
-            channels_last(t.rank).normalized(t.shape) if last and t.rank in (4, 5)
-            else Layout.plain(t.rank)
+            channels_last(t.rank).normalized(t.shape) if last and t.rank in (4, 5) else Layout.plain(t.rank)
             for t in types
-        )  # fmt: skip
+        )
 
     inputs, outputs = group.input_types, group.output_types
-    return list(dict.fromkeys(
-        (choose(inputs, before), choose(outputs, after))
-        for before, after in ((False, False), (True, True), (False, True), (True, False))
-    ))  # fmt: skip
+    return list(
+        dict.fromkeys(
+            (choose(inputs, before), choose(outputs, after))
+            for before, after in ((False, False), (True, True), (False, True), (True, False))
+        )
+    )
 
 
 def _is_last(group: Group, root: Primitive, offer: Offer) -> bool:
@@ -221,8 +225,7 @@ def tiles_for(found: Contraction, dtype: DType, target: CudaTarget) -> list[Tile
 class ProductPrinter(KernelPrinter):
     """Prints the launches of one product."""
 
-    def __init__(self, group: Group, offer: Offer, root: Primitive, found: Contraction,
-                 target: CudaTarget) -> None:  # fmt: skip
+    def __init__(self, group: Group, offer: Offer, root: Primitive, found: Contraction, target: CudaTarget) -> None:
         super().__init__(group, offer, target, root)
         self.root = root
         self.found = found
@@ -261,10 +264,20 @@ class ProductPrinter(KernelPrinter):
         text.line(f"ka = {begin} + k + tl.arange(0, {tile.terms})[None, :]")
         text.line(f"kb = {begin} + k + tl.arange(0, {tile.terms})[:, None]")
         short = k % (tile.terms * per_part * tile.parts) != 0
-        self.argument(text, "a", 0, rows, "m", m % tile.rows != 0 and m, "ka", short and k,
-                      f"[{tile.rows}, {tile.terms}]")  # fmt: skip
-        self.argument(text, "b", 1, columns, "n", n % tile.columns != 0 and n, "kb", short and k,
-                      f"[{tile.terms}, {tile.columns}]")  # fmt: skip
+        self.argument(
+            text, "a", 0, rows, "m", m % tile.rows != 0 and m, "ka", short and k, f"[{tile.rows}, {tile.terms}]"
+        )
+        self.argument(
+            text,
+            "b",
+            1,
+            columns,
+            "n",
+            n % tile.columns != 0 and n,
+            "kb",
+            short and k,
+            f"[{tile.terms}, {tile.columns}]",
+        )
         text.line(f'acc = tl.dot(a, b, acc, input_precision="{self.precision}")')
         text.depth -= 1
         masks = {}
@@ -305,8 +318,7 @@ class ProductPrinter(KernelPrinter):
         text, found = Text(), self.found
         axes = self._in_memory_order()
         size = extent(axes)
-        block = min(512 if size >= 512 * 4 * self.target.processors else 128,
-                    power_of_two(size))  # fmt: skip
+        block = min(512 if size >= 512 * 4 * self.target.processors else 128, power_of_two(size))
         text.line(f"c = tl.program_id(0) * {block} + tl.arange(0, {block})[None, :]")
         masks = {1: f"(c < {size})"} if size % block else {}
         at = text.split("c", list(axes), COLUMNS)
@@ -341,9 +353,18 @@ class ProductPrinter(KernelPrinter):
 
     # Parts
 
-    def argument(self, text: Text, name: str, side: int, at: dict[str, Coordinate], outer: str,
-                 outer_limit: int, inner: str, inner_limit: int, shape: str
-                 ) -> None:  # fmt: skip
+    def argument(
+        self,
+        text: Text,
+        name: str,
+        side: int,
+        at: dict[str, Coordinate],
+        outer: str,
+        outer_limit: int,
+        inner: str,
+        inner_limit: int,
+        shape: str,
+    ) -> None:
         """Write the load of a tile of one argument, [rows, terms] or [terms, columns].
 
         Args:
@@ -367,8 +388,7 @@ class ProductPrinter(KernelPrinter):
         index = self.found.a if side == 0 else self.found.b
         self.load(text, name, self.root.inputs[side], index, self.found.ranges, here, masks, shape)
 
-    def results(self, text: Text, result: str, at: dict[str, Coordinate], masks: dict[int, str],
-                shape: str) -> None:  # fmt: skip
+    def results(self, text: Text, result: str, at: dict[str, Coordinate], masks: dict[int, str], shape: str) -> None:
         """Write what follows the product, and the stores."""
         found = self.found
         emitter = self.fusion.emitter(found.ranges)

@@ -60,10 +60,7 @@ class TritonWinogradProvider:
             except NotFusedError as error:
                 return Refusal(str(error))
             tiles = [t for t in tiles_for(printer.products, DType.F32, target) if t.parts == 1]
-            offers += [
-                Offer(inputs, outputs, str(tile), group.body.work_flop(root))
-                for tile in tiles[:TILES_OFFERED]
-            ]
+            offers += [Offer(inputs, outputs, str(tile), group.body.work_flop(root)) for tile in tiles[:TILES_OFFERED]]
         return offers or Refusal("the products are too small for a tile")
 
     def build(self, group: Group, offer: Offer, target: CudaTarget) -> CudaKernel | Refusal:
@@ -99,8 +96,7 @@ class _Printer(KernelPrinter):
         z, i, o, c = (ZERO if n == 1 else var(name) for name, n in axes)
         of = {name: ((name, n),) if n > 1 else () for name, n in axes}
         # V is [points, tiles, channels], U [points, channels, outputs].
-        self.products = Contraction(of["z"], of["i"], of["o"], of["c"], (z, i, c), (z, c, o),
-                                    (z, i, o))  # fmt: skip
+        self.products = Contraction(of["z"], of["i"], of["o"], of["c"], (z, i, c), (z, c, o), (z, i, o))
 
     def check(self) -> None:
         """Raise NotFusedError if something around the convolution does not fit."""
@@ -120,8 +116,7 @@ class _Printer(KernelPrinter):
         return self.kernel()
 
     def _ranges(self, channels: int) -> dict[str, tuple[int, int]]:
-        return {"n": (0, self.images - 1), "y": (0, self.down - 1), "x": (0, self.across - 1),
-                "c": (0, channels - 1)}  # fmt: skip
+        return {"n": (0, self.images - 1), "y": (0, self.down - 1), "x": (0, self.across - 1), "c": (0, channels - 1)}
 
     def _variable(self, name: str, size: int) -> Expr:
         return var(name) if size > 1 else ZERO
@@ -130,18 +125,20 @@ class _Printer(KernelPrinter):
         """Return the index of a tile's input at row i and column j."""
         top, left = self.attributes.pads_begin
         return (
-            self._variable("n", self.images), self._variable("c", self.channels),
+            self._variable("n", self.images),
+            self._variable("c", self.channels),
             add(scale(self._variable("y", self.down), self.m), constant(i - top)),
             add(scale(self._variable("x", self.across), self.m), constant(j - left)),
-        )  # fmt: skip
+        )
 
     def _target(self, i: int, j: int) -> tuple[Expr, ...]:
         """Return the index of a tile's result at row i and column j."""
         return (
-            self._variable("n", self.images), self._variable("c", self.shape[1]),
+            self._variable("n", self.images),
+            self._variable("c", self.shape[1]),
             add(scale(self._variable("y", self.down), self.m), constant(i)),
             add(scale(self._variable("x", self.across), self.m), constant(j)),
-        )  # fmt: skip
+        )
 
     def _flat(self, text: Text, channels: int, last: bool) -> tuple[dict[str, Coordinate], str]:
         """Write the coordinates of tiles and channels, side by side as in memory."""
@@ -151,8 +148,7 @@ class _Printer(KernelPrinter):
         axes = [("n", self.images), ("y", self.down), ("x", self.across)]
         axes = [*axes, ("c", channels)] if last else [axes[0], ("c", channels), *axes[1:]]
         at = text.split("f0", axes, COLUMNS)
-        text.line(f"tile = ({at['n'].text} * {self.down} + {at['y'].text}) * {self.across} + "
-                  f"{at['x'].text}")  # fmt: skip
+        text.line(f"tile = ({at['n'].text} * {self.down} + {at['y'].text}) * {self.across} + {at['x'].text}")
         return at, mask
 
     def _there(self) -> None:
@@ -162,9 +158,9 @@ class _Printer(KernelPrinter):
         masks = {1: mask} if mask else {}
         emitter = self.fusion.emitter(self._ranges(self.channels))
         names = [
-            [self.fusion.argument(emitter, self.root.inputs[0], self._source(i, j))
-             for j in range(size)] for i in range(size)
-        ]  # fmt: skip
+            [self.fusion.argument(emitter, self.root.inputs[0], self._source(i, j)) for j in range(size)]
+            for i in range(size)
+        ]
         values: dict[str, str] = {}
         text.ops(emitter.ops, at, masks, values, {})
         d = [[values[name] for name in row] for row in names]
@@ -181,10 +177,7 @@ class _Printer(KernelPrinter):
 
     def _transform(self, text: Text, matrix: Array, d: Sequence[Sequence[str]]) -> list[list[str]]:
         """Write matrix d matrix' of named tiles; return the names of the results."""
-        half = [
-            [self._sum(text, row, [d[k][j] for k in range(len(d))]) for j in range(len(d[0]))]
-            for row in matrix
-        ]
+        half = [[self._sum(text, row, [d[k][j] for k in range(len(d))]) for j in range(len(d[0]))] for row in matrix]
         return [[self._sum(text, row, line) for row in matrix] for line in half]
 
     def _sum(self, text: Text, factors: Array, names: Sequence[str]) -> str:
@@ -206,8 +199,7 @@ class _Printer(KernelPrinter):
         down, across = -(-self.tiles // tile.rows), -(-outputs // tile.columns)
         text.line("pid = tl.program_id(0)")
         text.line(f"z = pid // {down * across}")
-        text.line(f"m = ((pid % {down * across}) // {across}) * {tile.rows} + "
-                  f"tl.arange(0, {tile.rows})[:, None]")  # fmt: skip
+        text.line(f"m = ((pid % {down * across}) // {across}) * {tile.rows} + tl.arange(0, {tile.rows})[:, None]")
         text.line(f"n = (pid % {across}) * {tile.columns} + tl.arange(0, {tile.columns})[None, :]")
         text.line(f"acc = tl.zeros([{tile.rows}, {tile.columns}], tl.float32)")
         text.line(f"for k in range(0, {self.channels}, {tile.terms}):")
@@ -215,14 +207,20 @@ class _Printer(KernelPrinter):
         text.line(f"ka = k + tl.arange(0, {tile.terms})[None, :]")
         text.line(f"kb = k + tl.arange(0, {tile.terms})[:, None]")
         v, u = text.pointer("v"), text.pointer(self.fusion.place[self.root.inputs[1]])
-        text.line(f"a = tl.load({v} + ((z * {self.tiles} + m) * {self.channels} + ka), "
-                  f"mask=(m < {self.tiles}) & (ka < {self.channels}), other=0)")  # fmt: skip
-        text.line(f"b = tl.load({u} + ((z * {self.channels} + kb) * {outputs} + n), "
-                  f"mask=(kb < {self.channels}) & (n < {outputs}), other=0)")  # fmt: skip
+        text.line(
+            f"a = tl.load({v} + ((z * {self.tiles} + m) * {self.channels} + ka), "
+            f"mask=(m < {self.tiles}) & (ka < {self.channels}), other=0)"
+        )
+        text.line(
+            f"b = tl.load({u} + ((z * {self.channels} + kb) * {outputs} + n), "
+            f"mask=(kb < {self.channels}) & (n < {outputs}), other=0)"
+        )
         text.line(f'acc = tl.dot(a, b, acc, input_precision="{self.precision}")')
         text.depth -= 1
-        text.line(f"tl.store({text.pointer('w')} + ((z * {self.tiles} + m) * {outputs} + n), acc, "
-                  f"mask=(m < {self.tiles}) & (n < {outputs}))")  # fmt: skip
+        text.line(
+            f"tl.store({text.pointer('w')} + ((z * {self.tiles} + m) * {outputs} + n), acc, "
+            f"mask=(m < {self.tiles}) & (n < {outputs}))"
+        )
         self.finish(text, self.points * down * across, tile.warps, tile.stages)
 
     def _back(self) -> None:
@@ -235,8 +233,10 @@ class _Printer(KernelPrinter):
             names.append([text.fresh() for _ in range(size)])
             for j in range(size):
                 base = (i * size + j) * self.tiles * outputs
-                text.line(f"{names[i][j]} = tl.load({text.pointer('w')} + (tile * {outputs} + "
-                          f"{at['c'].text} + {base}){loaded})")  # fmt: skip
+                text.line(
+                    f"{names[i][j]} = tl.load({text.pointer('w')} + (tile * {outputs} + "
+                    f"{at['c'].text} + {base}){loaded})"
+                )
         found = self._transform(text, TRANSFORMS[self.m].output, names)
         height, width = self.shape[2:]
         for i in range(self.m):
@@ -249,6 +249,5 @@ class _Printer(KernelPrinter):
                 masks = {1: " & ".join(conditions)} if conditions else {}
                 emitter = self.fusion.emitter(self._ranges(outputs))
                 stores = self.fusion.outputs(emitter, self.root, self._target(i, j), "result")
-                self.write(text, emitter.ops, stores, {"result": (found[i][j], DType.F32)}, at,
-                           masks, f"[1, {BLOCK}]")  # fmt: skip
+                self.write(text, emitter.ops, stores, {"result": (found[i][j], DType.F32)}, at, masks, f"[1, {BLOCK}]")
         self.finish(text, -(-self.tiles * outputs // BLOCK), 4, 2)

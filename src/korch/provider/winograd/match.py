@@ -64,11 +64,10 @@ def match_group(group: Group) -> Match | Refusal:
     attributes: Any = heart.attributes
     counts = tile_counts(body.types[heart.output].shape, attributes.tile)
     padded = []
-    for table, begin, count in zip(
-        (image.rows, image.columns), attributes.pads_begin, counts, strict=True
-    ):
+    for table, begin, count in zip((image.rows, image.columns), attributes.pads_begin, counts, strict=True):
         line = [ZERO] * begin + list(table)
         size = (count - 1) * attributes.tile + attributes.tile + 2
         padded.append(tuple(line + [ZERO] * (size - len(line))))
-    return Match(heart, image.position, weights, (padded[0], padded[1]), image.fill,
-                 tuple(steps.lines), frozenset(steps.full))  # fmt: skip
+    return Match(
+        heart, image.position, weights, (padded[0], padded[1]), image.fill, tuple(steps.lines), frozenset(steps.full)
+    )

@@ -50,8 +50,7 @@ class Blocking:
     is_shared: bool
 
     @staticmethod
-    def of(points: int, tiles: int, channels_in: int, channels_out: int, target: Target,
-           is_shared: bool) -> Blocking:  # fmt: skip
+    def of(points: int, tiles: int, channels_in: int, channels_out: int, target: Target, is_shared: bool) -> Blocking:
         """Choose the sizes.
 
         Args:
@@ -171,12 +170,15 @@ def _layouts(
 ) -> tuple[Layout, ...]:
     block = _blocking(group, found, target, False).vectors * target.lanes
     return tuple(
-        source if i == found.image
-        else Layout((0, 1, 3, 2) if is_split else (3, 0, 1, 2), ((3, block),)) if i == found.weights
-        else sink if i in found.full
+        source
+        if i == found.image
+        else Layout((0, 1, 3, 2) if is_split else (3, 0, 1, 2), ((3, block),))
+        if i == found.weights
+        else sink
+        if i in found.full
         else Layout.plain(type_.rank)
         for i, type_ in enumerate(group.input_types)
-    )  # fmt: skip
+    )
 
 
 def _constants(group: Group, found: Match, blocking: Blocking, target: Target) -> dict[str, int]:
@@ -184,18 +186,28 @@ def _constants(group: Group, found: Match, blocking: Blocking, target: Target) -
     attributes: Any = found.primitive.attributes
     down, across = tile_counts(y.shape, attributes.tile)
     return {
-        "TILE": attributes.tile, "W": target.lanes, "C": x.shape[1], "O": y.shape[1],
-        "H": x.shape[2], "WIDTH": x.shape[3], "OUT_H": y.shape[2], "OUT_WIDTH": y.shape[3],
-        "DOWN": down, "ACROSS": across, "TILES": y.shape[0] * down * across,
-        "NV": blocking.vectors, "ROWS": blocking.rows, "GROUP": blocking.group,
+        "TILE": attributes.tile,
+        "W": target.lanes,
+        "C": x.shape[1],
+        "O": y.shape[1],
+        "H": x.shape[2],
+        "WIDTH": x.shape[3],
+        "OUT_H": y.shape[2],
+        "OUT_WIDTH": y.shape[3],
+        "DOWN": down,
+        "ACROSS": across,
+        "TILES": y.shape[0] * down * across,
+        "NV": blocking.vectors,
+        "ROWS": blocking.rows,
+        "GROUP": blocking.group,
         "V_STEP": _spread(blocking.group * x.shape[1]),
         "M_STEP": _spread(blocking.group * blocking.vectors * target.lanes),
-        "THREADS": target.threads, "SHARED": int(blocking.is_shared),
-    }  # fmt: skip
+        "THREADS": target.threads,
+        "SHARED": int(blocking.is_shared),
+    }
 
 
-def _print(group: Group, found: Match, constants: dict[str, int], split: Split | None,
-           comment: str) -> str:  # fmt: skip
+def _print(group: Group, found: Match, constants: dict[str, int], split: Split | None, comment: str) -> str:
     rows, columns = found.sources
     workspace = len(group.inputs) + len(group.outputs)
     head = "".join(f"// {line}\n" for line in comment.splitlines())

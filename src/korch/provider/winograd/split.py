@@ -50,9 +50,7 @@ class Split:
     @property
     def numbers(self) -> dict[str, int]:
         """The constants of the kernel."""
-        return {
-            "GROUP": self.group, "GROUPS": self.groups, "STEP": self.step, "FLOATS": self.floats,
-        }  # fmt: skip
+        return {"GROUP": self.group, "GROUPS": self.groups, "STEP": self.step, "FLOATS": self.floats}
 
 
 def split_of(points: int, tiles: int, channels_in: int, channels_out: int, target: Target) -> Split:

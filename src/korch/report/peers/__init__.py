@@ -32,8 +32,14 @@ PEERS: dict[str, Peer] = {
 """By the name that the command line takes."""
 
 
-ALIASES = {"ort": "onnxruntime", "ov": "openvino", "torch": "eager", "pytorch": "eager",
-           "compile": "inductor", "torch.compile": "inductor"}  # fmt: skip
+ALIASES = {
+    "ort": "onnxruntime",
+    "ov": "openvino",
+    "torch": "eager",
+    "pytorch": "eager",
+    "compile": "inductor",
+    "torch.compile": "inductor",
+}
 """What people call some of them; a hint names the right one."""
 
 
@@ -53,12 +59,14 @@ def get_peer(name: str) -> Peer:
         return known.with_option(attribute)
     if not colon:
         alike = ALIASES.get(name.lower()) or next(iter(get_close_matches(name, PEERS, 1)), "")
-        raise OptionError(f"there is no engine {name!r}", "option --against", ", ".join(PEERS),
-                          f"Do you mean {alike!r}?" if alike else "")  # fmt: skip
+        raise OptionError(
+            f"there is no engine {name!r}",
+            "option --against",
+            ", ".join(PEERS),
+            f"Do you mean {alike!r}?" if alike else "",
+        )
     try:
         peer: Peer = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise OptionError(
-            f"can't load the peer {name!r} ({error})", "peers", "package.module:OBJECT"
-        ) from error
+        raise OptionError(f"can't load the peer {name!r} ({error})", "peers", "package.module:OBJECT") from error
     return peer

@@ -16,9 +16,7 @@ from korch.errors import ModelError, OptionError
 from korch.report.peers.peer import Arrays
 
 
-def random_inputs(
-    model_path: Path, seed: int = 0, shapes: Mapping[str, Sequence[int]] | None = None
-) -> Arrays:
+def random_inputs(model_path: Path, seed: int = 0, shapes: Mapping[str, Sequence[int]] | None = None) -> Arrays:
     """Make an array for each input of the model, in the model's order.
 
     Args:
@@ -39,9 +37,7 @@ def random_inputs(
         name, tensor_type = declared.name, declared.type.tensor_type
         if name in initializers:
             continue
-        declared_shape = [
-            d.dim_value if d.HasField("dim_value") else -1 for d in tensor_type.shape.dim
-        ]
+        declared_shape = [d.dim_value if d.HasField("dim_value") else -1 for d in tensor_type.shape.dim]
         shape = list((shapes or {}).get(name, declared_shape))
         if min(shape, default=0) < 0:
             raise OptionError(
@@ -104,9 +100,7 @@ def with_fixed_shapes(model_path: Path, inputs: Arrays, folder: Path) -> Path:
     return path
 
 
-def random_arrays(
-    tensors: Mapping[str, tuple[Sequence[int], np.dtype[Any]]], seed: int = 0
-) -> Arrays:
+def random_arrays(tensors: Mapping[str, tuple[Sequence[int], np.dtype[Any]]], seed: int = 0) -> Arrays:
     """Make an array for each named shape and element type, in their order.
 
     Raises:

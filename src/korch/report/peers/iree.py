@@ -25,10 +25,13 @@ from korch.report.peers.tool import run_tool
 
 _STACK_BYTES = 1 << 18
 _FLAGS = (
-    "--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu",
-    "--iree-llvmcpu-target-cpu=host", "--iree-opt-level=O3", "--iree-opt-data-tiling",
+    "--iree-hal-target-device=local",
+    "--iree-hal-local-target-device-backends=llvm-cpu",
+    "--iree-llvmcpu-target-cpu=host",
+    "--iree-opt-level=O3",
+    "--iree-opt-data-tiling",
     f"--iree-llvmcpu-stack-allocation-limit={_STACK_BYTES}",
-)  # fmt: skip
+)
 _OPSET = "17"
 """The version of ONNX's operators that the importer covers best; older models are converted."""
 
@@ -57,13 +60,11 @@ def _compile(model_path: Path, inputs: Arrays, folder: Path) -> bytes:
     fixed = with_fixed_shapes(model_path, inputs, folder)
     tools = [sys.executable, "-P", "-m", "iree.compiler.tools"]
     run_tool(
-        [*tools[:-1], f"{tools[-1]}.import_onnx", str(fixed), "-o", str(source),
-         "--opset-version", _OPSET],
+        [*tools[:-1], f"{tools[-1]}.import_onnx", str(fixed), "-o", str(source), "--opset-version", _OPSET],
         "import the model",
-    )  # fmt: skip
+    )
     run_tool(
-        [*tools[:-1], f"{tools[-1]}.scripts.iree_compile", str(source), "-o", str(module), *_FLAGS],
-        "compile the model",
+        [*tools[:-1], f"{tools[-1]}.scripts.iree_compile", str(source), "-o", str(module), *_FLAGS], "compile the model"
     )
     return module.read_bytes()
 
@@ -75,8 +76,7 @@ class _Module:
         import iree.runtime as rt
 
         rt.flags.parse_flags(
-            f"--task_topology_max_group_count={threads}",
-            f"--task_worker_stack_size={4 * _STACK_BYTES}",
+            f"--task_topology_max_group_count={threads}", f"--task_worker_stack_size={4 * _STACK_BYTES}"
         )
         # One thread runs at once what others would have to be woken for.
         # IREE keeps the device to the end: outputs lie in its memory and don't hold it.

@@ -93,9 +93,7 @@ def require(peer: Peer) -> None:
     reason = peer.is_available()
     if reason is not None:
         problem, _, remedy = reason.partition("; ")
-        raise UnsupportedError(
-            problem, where=f"peer {peer.name}", hint=remedy[:1].upper() + remedy[1:]
-        )
+        raise UnsupportedError(problem, where=f"peer {peer.name}", hint=remedy[:1].upper() + remedy[1:])
 
 
 def contiguous(inputs: Mapping[str, Array]) -> Arrays:

@@ -76,8 +76,7 @@ class WorkerProcess:
         except TimeoutError:
             self._kill()
             raise MeasureError(
-                f"no answer to {request['do']!r} within {timeout_s:g} s, so it was killed",
-                where=f"peer {self.name}",
+                f"no answer to {request['do']!r} within {timeout_s:g} s, so it was killed", where=f"peer {self.name}"
             ) from None
         if not line:
             raise self._death(request["do"])
@@ -178,9 +177,7 @@ class WorkerProcess:
         lines = self._stderr.read().decode(errors="replace").strip().splitlines()
         said = "Its last words: " + " | ".join(lines[-_TAIL_LINES:]) if lines else ""
         return MeasureError(
-            f"its process {cause} while it was asked to {request!r}",
-            where=f"peer {self.name}",
-            hint=said,
+            f"its process {cause} while it was asked to {request!r}", where=f"peer {self.name}", hint=said
         )
 
     def _rebuild(self, fields: dict[str, str]) -> KorchError:

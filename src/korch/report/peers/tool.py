@@ -27,9 +27,8 @@ def run_tool(command: Sequence[str], task: str) -> None:
         UnsupportedError: it failed; says in one line what it said, or which signal ended it.
     """
     done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-        check=False,
-    )  # fmt: skip
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
+    )
     if done.returncode == 0:
         return
     if done.returncode < 0:

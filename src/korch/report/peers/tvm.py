@@ -73,9 +73,11 @@ class TvmPeer:
             request = {
                 "model": str(model_path),
                 "inputs": {n: [list(a.shape), str(a.dtype)] for n, a in inputs.items()},
-                "threads": threads, "trials": self.trials, "library": str(library),
+                "threads": threads,
+                "trials": self.trials,
+                "library": str(library),
                 "kept": str(default_cache_folder() / "tvm"),
-            }  # fmt: skip
+            }
             command = [sys.executable, "-P", "-m", "korch.report.peers.tvm_build"]
             tuned = f" with {self.trials} trials" if self.trials else ""
             run_tool([*command, json.dumps(request)], f"compile the model{tuned}")

@@ -68,18 +68,20 @@ def build(request: dict[str, Any]) -> Any:
     transform = relax.transform
     module = from_onnx(onnx.load(request["model"]), shapes, types)
     with target:
-        module = tvm.transform.Sequential([
-            transform.DecomposeOpsForInference(), transform.CanonicalizeBindings(),
-            relax.get_pipeline("zero"),
-        ])(module)  # fmt: skip
+        module = tvm.transform.Sequential(
+            [transform.DecomposeOpsForInference(), transform.CanonicalizeBindings(), relax.get_pipeline("zero")]
+        )(module)
         if request["trials"]:
             module = transform.AttachAttrLayoutFreeBuffers()(module)
             folder = _tuned(module, target, request)
-            module = tvm.transform.Sequential([
-                transform.MetaScheduleApplyDatabase(str(folder)),
-                transform.SplitLayoutRewritePreproc(), transform.LiftTransformParams(),
-                transform.FoldConstant(),
-            ])(module)  # fmt: skip
+            module = tvm.transform.Sequential(
+                [
+                    transform.MetaScheduleApplyDatabase(str(folder)),
+                    transform.SplitLayoutRewritePreproc(),
+                    transform.LiftTransformParams(),
+                    transform.FoldConstant(),
+                ]
+            )(module)
     return tvm.compile(module, target=target)
 
 
@@ -99,9 +101,16 @@ def _tuned(module: Any, target: Any, request: dict[str, Any]) -> Path:
     tasks = max(1, len(extract_tasks(module, target)))
     share = trials if trials >= _TRIALS_A_TASK * tasks else -(-trials // tasks)
     database = tune_relax(
-        module, {}, target, str(folder), trials, share, seed=0,
-        builder=LocalBuilder(timeout_sec=_PATIENCE_S), runner=LocalRunner(timeout_sec=_PATIENCE_S),
-    )  # fmt: skip
+        module,
+        {},
+        target,
+        str(folder),
+        trials,
+        share,
+        seed=0,
+        builder=LocalBuilder(timeout_sec=_PATIENCE_S),
+        runner=LocalRunner(timeout_sec=_PATIENCE_S),
+    )
     times_s = [float(s) for r in database.get_all_tuning_records() for s in r.run_secs or ()]
     if min(times_s, default=_NO_TIME_S) >= _NO_TIME_S:  # it would be an untuned TVM's
         raise RuntimeError(f"none of {trials} trials gave a time; {folder / 'logs'} says why")

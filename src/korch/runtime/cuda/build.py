@@ -25,10 +25,16 @@ from korch.runtime.weights import Weights
 
 
 def build_cuda(
-    graph: PrimitiveGraph, steps: Sequence[Step[CudaKernel]], target: CudaTarget,
-    compiler: CubinCompiler, *, model: ModelRecord | None = None, certificate: Any = None,
-    options: Any = None, report: Mapping[str, Any] | None = None,
-) -> CudaProgram:  # fmt: skip
+    graph: PrimitiveGraph,
+    steps: Sequence[Step[CudaKernel]],
+    target: CudaTarget,
+    compiler: CubinCompiler,
+    *,
+    model: ModelRecord | None = None,
+    certificate: Any = None,
+    options: Any = None,
+    report: Mapping[str, Any] | None = None,
+) -> CudaProgram:
     """Build a plan.
 
     Args:
@@ -55,49 +61,65 @@ def build_cuda(
     weights = pack_constants(graph, bound)
     engines: dict[str, bytes] = {}
     programs = tuple(
-        _program(graph, step, slots, cubins, tables,
-                 _engine(step, slots, weights, target.allow_tf32, engines))
+        _program(graph, step, slots, cubins, tables, _engine(step, slots, weights, target.allow_tf32, engines))
         for step, slots in zip(steps, bound.slots, strict=True)
-    )  # fmt: skip
+    )
     plan = PlanRecord(
-        korch_version=__version__, model=model or ModelRecord(),
+        korch_version=__version__,
+        model=model or ModelRecord(),
         inputs=tuple(TensorRecord.of(name, type_) for name, type_ in bound.inputs),
         outputs=tuple(TensorRecord.of(name, type_) for name, type_ in bound.outputs),
         threads=1,
-        steps=tuple(
-            step_record(graph, step, slots) for step, slots in zip(steps, bound.slots, strict=True)
-        ),
-        libraries=(), arena_bytes=bound.arena.size_bytes,
-        arena_bound_bytes=bound.arena.lower_bound_bytes, weights_bytes=weights.size_bytes,
-        certificate=plain(certificate or {}), options=plain(options or {}),
+        steps=tuple(step_record(graph, step, slots) for step, slots in zip(steps, bound.slots, strict=True)),
+        libraries=(),
+        arena_bytes=bound.arena.size_bytes,
+        arena_bound_bytes=bound.arena.lower_bound_bytes,
+        weights_bytes=weights.size_bytes,
+        certificate=plain(certificate or {}),
+        options=plain(options or {}),
         target=plain(target) | {"cpu": target.name, "isa": target.isa},
-    )  # fmt: skip
+    )
     return CudaProgram(
-        plan=plan, arch=target.arch, allow_tf32=target.allow_tf32, steps=programs,
+        plan=plan,
+        arch=target.arch,
+        allow_tf32=target.allow_tf32,
+        steps=programs,
         copies=tuple(
             (output, Place(slot.place.value.lower(), slot.at, graph.types[value].size_bytes))
             for (output, slot) in bound.copies
             for value in (graph.outputs[output][1],)
         ),
-        tables=tuple(tables), weights=weights,
+        tables=tuple(tables),
+        weights=weights,
         cubins={s: c.image for s, c in sorted(cubins.items()) if isinstance(c, Cubin)},
-        engines=engines, engine_maker=maker(target.name, target.arch) if engines else "",
+        engines=engines,
+        engine_maker=maker(target.name, target.arch) if engines else "",
         sources={part.symbol: part.source for step in steps for part in step.kernel.steps},
         report=dict(report or {}),
-    )  # fmt: skip
+    )
 
 
-def _program(graph: PrimitiveGraph, step: Step[CudaKernel], slots: Sequence[Slot],
-             cubins: Mapping[str, Any], tables: dict[tuple[int, ...], int], engine: str
-             ) -> StepProgram:  # fmt: skip
+def _program(
+    graph: PrimitiveGraph,
+    step: Step[CudaKernel],
+    slots: Sequence[Slot],
+    cubins: Mapping[str, Any],
+    tables: dict[tuple[int, ...], int],
+    engine: str,
+) -> StepProgram:
     group, offer, kernel = step.candidate.group, step.candidate.offer, step.kernel
-    ports = list(zip((*group.inputs, *group.outputs), (*offer.inputs, *offer.outputs), slots,
-                     strict=False))  # fmt: skip
+    ports = list(zip((*group.inputs, *group.outputs), (*offer.inputs, *offer.outputs), slots, strict=False))
     buffers = [
-        Place(slot.place.value.lower(), slot.at, layout.size_bytes(graph.types[value]),
-              graph.types[value].dtype.value, graph.types[value].shape, str(layout))
+        Place(
+            slot.place.value.lower(),
+            slot.at,
+            layout.size_bytes(graph.types[value]),
+            graph.types[value].dtype.value,
+            graph.types[value].shape,
+            str(layout),
+        )
         for value, layout, slot in ports
-    ]  # fmt: skip
+    ]
     offset = slots[-1].at if kernel.scratch else 0
     for dtype, size in kernel.scratch:
         buffers.append(Place("arena", offset, size * dtype.size_bytes, dtype.value))
@@ -107,20 +129,26 @@ def _program(graph: PrimitiveGraph, step: Step[CudaKernel], slots: Sequence[Slot
         buffers.append(Place("table", number, 4 * len(table), "i32"))
     launches = tuple(
         LaunchRecord(
-            launch.symbol, launch.grid, launch.warps, launch.stages,
-            cubins[launch.symbol].shared_bytes, tuple(d.value for d in launch.signature),
+            launch.symbol,
+            launch.grid,
+            launch.warps,
+            launch.stages,
+            cubins[launch.symbol].shared_bytes,
+            tuple(d.value for d in launch.signature),
             launch.arguments,
         )
         for launch in kernel.launches
-    )  # fmt: skip
+    )
     calls = [part.symbol for part in kernel.steps if isinstance(part, Call)]
     known = kernel.network.constants if kernel.network else ()
-    return StepProgram(tuple(buffers), len(group.inputs), len(group.outputs), launches,
-                       calls[0] if calls else "", engine, known)  # fmt: skip
+    return StepProgram(
+        tuple(buffers), len(group.inputs), len(group.outputs), launches, calls[0] if calls else "", engine, known
+    )
 
 
-def _engine(step: Step[CudaKernel], slots: Sequence[Slot], weights: Weights, allow_tf32: bool,
-            engines: dict[str, bytes]) -> str:  # fmt: skip
+def _engine(
+    step: Step[CudaKernel], slots: Sequence[Slot], weights: Weights, allow_tf32: bool, engines: dict[str, bytes]
+) -> str:
     """Build the engine of a network with its weights; return its name, "" if there is no network.
 
     Raises:
@@ -130,9 +158,7 @@ def _engine(step: Step[CudaKernel], slots: Sequence[Slot], weights: Weights, all
     if network is None:
         return ""
     types = step.candidate.group.input_types
-    constants = {
-        f"i{i}": weights.array(slots[i].at).reshape(types[i].shape) for i in network.constants
-    }
+    constants = {f"i{i}": weights.array(slots[i].at).reshape(types[i].shape) for i in network.constants}
     model = with_constants(onnx.ModelProto.FromString(network.model), constants)
     image = build_engine(model.SerializeToString(deterministic=True), allow_tf32)
     symbol = named("e", network.symbol + hashlib.sha256(image).hexdigest())

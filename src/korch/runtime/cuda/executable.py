@@ -24,13 +24,7 @@ from korch.cuda.module import load_call
 from korch.errors import InputError
 from korch.measure.cuda.device import require_torch
 from korch.primitive.types import DType
-from korch.runtime.cuda.program import (
-    CudaProgram,
-    Place,
-    StepProgram,
-    read_program,
-    write_program,
-)
+from korch.runtime.cuda.program import CudaProgram, Place, StepProgram, read_program, write_program
 from korch.runtime.cuda.recompile import cubins_for
 from korch.runtime.cuda.schedule import STREAMS, Turn, schedule
 from korch.runtime.executable import TensorInfo, run_by_name
@@ -97,14 +91,12 @@ class CudaExecutable:
         calls = {step.call for step in program.steps if step.call}
         self._calls = {symbol: load_call(symbol, program.sources[symbol]) for symbol in calls}
         self._engines = open_engines(program, 10 * major + minor, torch)
-        self._arena = torch.empty(max(1, program.plan.arena_bytes), dtype=torch.uint8,
-                                  device="cuda")  # fmt: skip
+        self._arena = torch.empty(max(1, program.plan.arena_bytes), dtype=torch.uint8, device="cuda")
         self._weights = torch.from_numpy(program.weights.block).to("cuda")
         self._tables = [torch.tensor(t, dtype=torch.int32, device="cuda") for t in program.tables]
         self._turns: tuple[Turn, ...] = (
-            schedule(program.steps) if program.is_parallel
-            else tuple(Turn(0, ()) for _ in program.steps)
-        )  # fmt: skip
+            schedule(program.steps) if program.is_parallel else tuple(Turn(0, ()) for _ in program.steps)
+        )
         self._own = self._bind(self._allocate("inputs"), self._allocate("outputs"))
         self._done = torch.cuda.Event()
 
@@ -151,12 +143,10 @@ class CudaExecutable:
             outputs = tuple(tensor.clone() for tensor in self._own.outputs)
             self._done.record()
         if arrays and all(isinstance(array, np.ndarray | np.generic) for array in arrays):
-            return tuple(_to_numpy(torch, o, info.dtype) for o, info in
-                         zip(outputs, self.get_outputs(), strict=True))  # fmt: skip
+            return tuple(_to_numpy(torch, o, info.dtype) for o, info in zip(outputs, self.get_outputs(), strict=True))
         return outputs
 
-    def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any],
-            run_options: None = None) -> list[Any]:  # fmt: skip
+    def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], run_options: None = None) -> list[Any]:
         """Run the model as `onnxruntime.InferenceSession.run` does.
 
         Raises:
@@ -164,8 +154,7 @@ class CudaExecutable:
         """
         return run_by_name(self, self.plan, output_names, feeds, run_options)
 
-    def bind(self, inputs: Sequence[Any] | None = None, outputs: Sequence[Any] | None = None
-             ) -> Bound:  # fmt: skip
+    def bind(self, inputs: Sequence[Any] | None = None, outputs: Sequence[Any] | None = None) -> Bound:
         """Return a run over the caller's tensors, without copies.
 
         Args:
@@ -182,9 +171,12 @@ class CudaExecutable:
             for tensor, record in zip(wanted, getattr(self.plan, name), strict=True):
                 dtype = getattr(torch, _torch_name(record.dtype))
                 is_fit = (
-                    tensor.is_cuda and tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
-                    and tuple(tensor.shape) == record.shape and tensor.dtype == dtype
-                )  # fmt: skip
+                    tensor.is_cuda
+                    and tensor.is_contiguous()
+                    and tensor.data_ptr() % 16 == 0
+                    and tuple(tensor.shape) == record.shape
+                    and tensor.dtype == dtype
+                )
                 if not is_fit:
                     raise InputError(
                         f"it is {tensor.dtype}{list(tensor.shape)} on {tensor.device}",
@@ -239,17 +231,15 @@ class CudaExecutable:
     def _allocate(self, side: str) -> list[Any]:
         torch = self._torch
         return [
-            torch.zeros(record.shape, dtype=getattr(torch, _torch_name(record.dtype)),
-                        device="cuda")
+            torch.zeros(record.shape, dtype=getattr(torch, _torch_name(record.dtype)), device="cuda")
             for record in getattr(self.plan, side)
-        ]  # fmt: skip
+        ]
 
     def _accept(self, arrays: Sequence[Any]) -> list[Any]:
         torch = self._torch
         if len(arrays) != len(self.plan.inputs):
             names = ", ".join(repr(tensor.name) for tensor in self.plan.inputs)
-            raise InputError(f"it was called with {len(arrays)} arrays",
-                             expected=f"{len(self.plan.inputs)}: {names}")  # fmt: skip
+            raise InputError(f"it was called with {len(arrays)} arrays", expected=f"{len(self.plan.inputs)}: {names}")
         found = []
         for array, record in zip(arrays, self.plan.inputs, strict=True):
             tensor = array
@@ -260,9 +250,10 @@ class CudaExecutable:
             dtype = getattr(torch, _torch_name(record.dtype))
             if tuple(tensor.shape) != record.shape or tensor.dtype != dtype:
                 raise InputError(
-                    f"it is {tensor.dtype}{list(tensor.shape)}", where=f"input {record.name!r}",
+                    f"it is {tensor.dtype}{list(tensor.shape)}",
+                    where=f"input {record.name!r}",
                     expected=f"{dtype}{list(record.shape)}",
-                )  # fmt: skip
+                )
             found.append(tensor)
         return found
 
@@ -284,19 +275,10 @@ class CudaExecutable:
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 results = self._issue(streams, inputs, outputs)
             torch._C._cuda_clearCublasWorkspaces()
-        kept = (
-            self._functions,
-            self._calls,
-            self._engines,
-            self._arena,
-            self._weights,
-            self._tables,
-            results,
-        )
+        kept = (self._functions, self._calls, self._engines, self._arena, self._weights, self._tables, results)
         return Bound(tuple(inputs), tuple(outputs), graph, kept)
 
-    def _issue(self, streams: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]
-               ) -> list[Any]:  # fmt: skip
+    def _issue(self, streams: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
         """Issue all steps, each on its stream; return what calls have allocated."""
         torch = self._torch
         main = streams[0]
@@ -321,9 +303,7 @@ class CudaExecutable:
                 elif step.engine:
                     memory.forget(step.buffers[step.inputs : step.inputs + step.outputs])
                     flat = [memory.flat(step.buffers[i]) for i in _open_buffers(step)]
-                    memory.kept += self._engines[number].run(
-                        flat, len(flat) - step.outputs, stream.cuda_stream
-                    )
+                    memory.kept += self._engines[number].run(flat, len(flat) - step.outputs, stream.cuda_stream)
                 else:
                     memory.forget(step.buffers[step.inputs : step.inputs + step.outputs])
                 for launch in step.launches:
@@ -343,8 +323,7 @@ class CudaExecutable:
 class _Memory:
     """Addresses and views of a program's buffers."""
 
-    def __init__(self, owner: CudaExecutable, inputs: Sequence[Any], outputs: Sequence[Any]
-                 ) -> None:  # fmt: skip
+    def __init__(self, owner: CudaExecutable, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         self.torch = owner._torch
         self.arena, self.weights = owner._arena, owner._weights
         self.offsets = owner._program.weights.offsets
@@ -412,11 +391,13 @@ def open_engines(program: CudaProgram, arch: int, torch: Any) -> dict[int, Engin
         here = "no TensorRT"
     check_maker(program.engine_maker, here)
     return {
-        number: Engine(program.engines[step.engine], [
-            f"i{i}" if i < step.inputs else f"o{i - step.inputs}" for i in _open_buffers(step)
-        ])
-        for number, step in enumerate(program.steps) if step.engine
-    }  # fmt: skip
+        number: Engine(
+            program.engines[step.engine],
+            [f"i{i}" if i < step.inputs else f"o{i - step.inputs}" for i in _open_buffers(step)],
+        )
+        for number, step in enumerate(program.steps)
+        if step.engine
+    }
 
 
 def _open_buffers(step: StepProgram) -> list[int]:

@@ -132,29 +132,20 @@ def write_program(program: CudaProgram, path: str | os.PathLike[str]) -> None:
         ArtifactError: the file can't be written.
     """
     data = {
-        "arch": program.arch, "allow_tf32": program.allow_tf32,
-        "is_parallel": program.is_parallel, "engine_maker": program.engine_maker,
+        "arch": program.arch,
+        "allow_tf32": program.allow_tf32,
+        "is_parallel": program.is_parallel,
+        "engine_maker": program.engine_maker,
         "steps": [asdict(step) for step in program.steps],
         "copies": [[output, asdict(place)] for output, place in program.copies],
         "tables": program.tables,
-    }  # fmt: skip
-    texts = {
-        PLAN: program.plan.to_json(), PROGRAM: to_json(data), REPORT: to_json(program.report),
-    } | {
-        f"{SOURCES}{name}{NETWORK if name.startswith('n_') else '.py'}": text
-        for name, text in program.sources.items()
-    }  # fmt: skip
-    members: dict[str, Any] = {
-        name: (lambda text=text: [text.encode()]) for name, text in texts.items()
     }
-    members |= {
-        f"{CUBINS}{name}.cubin": (lambda image=image: [image])
-        for name, image in program.cubins.items()
+    texts = {PLAN: program.plan.to_json(), PROGRAM: to_json(data), REPORT: to_json(program.report)} | {
+        f"{SOURCES}{name}{NETWORK if name.startswith('n_') else '.py'}": text for name, text in program.sources.items()
     }
-    members |= {
-        f"{ENGINES}{name}.engine": (lambda image=image: [image])
-        for name, image in program.engines.items()
-    }
+    members: dict[str, Any] = {name: (lambda text=text: [text.encode()]) for name, text in texts.items()}
+    members |= {f"{CUBINS}{name}.cubin": (lambda image=image: [image]) for name, image in program.cubins.items()}
+    members |= {f"{ENGINES}{name}.engine": (lambda image=image: [image]) for name, image in program.engines.items()}
     members[WEIGHTS] = program.weights.chunks
     write_archive(path, {"format": FORMAT, "schema": SCHEMA}, members)
 
@@ -173,28 +164,35 @@ def read_program(path: str | os.PathLike[str]) -> CudaProgram:
         def members(folder: str, suffix: str) -> dict[str, bytes]:
             return {
                 name.removeprefix(folder).removesuffix(suffix): archive.read(name)
-                for name in names if name.startswith(folder) and name.endswith(suffix)
-            }  # fmt: skip
+                for name in names
+                if name.startswith(folder) and name.endswith(suffix)
+            }
 
         try:
             data = read_object(archive.read(PROGRAM), PROGRAM)
             return CudaProgram(
-                plan=plan, arch=int(data["arch"]), allow_tf32=bool(data["allow_tf32"]),
+                plan=plan,
+                arch=int(data["arch"]),
+                allow_tf32=bool(data["allow_tf32"]),
                 is_parallel=bool(data["is_parallel"]),
                 steps=tuple(map(_step, data["steps"])),
                 copies=tuple((int(output), _place(place)) for output, place in data["copies"]),
                 tables=tuple(tuple(map(int, table)) for table in data["tables"]),
-                weights=weights, cubins=members(CUBINS, ".cubin"),
-                engines=members(ENGINES, ".engine"), engine_maker=str(data["engine_maker"]),
+                weights=weights,
+                cubins=members(CUBINS, ".cubin"),
+                engines=members(ENGINES, ".engine"),
+                engine_maker=str(data["engine_maker"]),
                 sources={
-                    name: text.decode() for suffix in (".py", NETWORK)
+                    name: text.decode()
+                    for suffix in (".py", NETWORK)
                     for name, text in members(SOURCES, suffix).items()
                 },
                 report=read_object(archive.read(REPORT), REPORT),
-            )  # fmt: skip
+            )
         except (ValueError, KeyError, TypeError) as error:
-            raise ArtifactError(f"its program can't be read: {error!r}", PROGRAM,
-                                hint="Build the artifact again") from error  # fmt: skip
+            raise ArtifactError(
+                f"its program can't be read: {error!r}", PROGRAM, hint="Build the artifact again"
+            ) from error
 
 
 def _place(data: dict[str, Any]) -> Place:
@@ -203,9 +201,15 @@ def _place(data: dict[str, Any]) -> Place:
 
 def _step(data: dict[str, Any]) -> StepProgram:
     launches = tuple(
-        LaunchRecord(**{**launch, "signature": tuple(launch["signature"]),
-                        "arguments": tuple(launch["arguments"])})
+        LaunchRecord(**{**launch, "signature": tuple(launch["signature"]), "arguments": tuple(launch["arguments"])})
         for launch in data["launches"]
-    )  # fmt: skip
-    return StepProgram(tuple(map(_place, data["buffers"])), data["inputs"], data["outputs"],
-                       launches, data["call"], data["engine"], tuple(data["known"]))  # fmt: skip
+    )
+    return StepProgram(
+        tuple(map(_place, data["buffers"])),
+        data["inputs"],
+        data["outputs"],
+        launches,
+        data["call"],
+        data["engine"],
+        tuple(data["known"]),
+    )

@@ -36,10 +36,11 @@ def cubins_for(program: CudaProgram, arch: int) -> dict[str, Cubin]:
             hint=f"Run: {install_command('cuda')}; or build the artifact on such a device",
         ) from error
     sources = [
-        Launch(symbol, program.sources[symbol], tuple(map(DType, la.signature)), la.arguments,
-               la.grid, la.warps, la.stages)
+        Launch(
+            symbol, program.sources[symbol], tuple(map(DType, la.signature)), la.arguments, la.grid, la.warps, la.stages
+        )
         for symbol, la in launches.items()
-    ]  # fmt: skip
+    ]
     try:
         found = compiler.compile(sources)
     finally:

@@ -112,10 +112,7 @@ def _pad(node: OperatorNode) -> TensorFunction:
 
     def pad(x: Any) -> Any:
         amounts = {a % x.dim(): i for i, a in enumerate(axes or range(count))}
-        pairs = [
-            (pads[amounts[a]], pads[amounts[a] + count]) if a in amounts else (0, 0)
-            for a in range(x.dim())
-        ]
+        pairs = [(pads[amounts[a]], pads[amounts[a] + count]) if a in amounts else (0, 0) for a in range(x.dim())]
         while pairs and pairs[0] == (0, 0):
             pairs.pop(0)
         if not pairs:

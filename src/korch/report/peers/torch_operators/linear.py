@@ -11,11 +11,7 @@ from torch.nn import functional
 from korch.report.peers.torch_operators.node import OperatorNode, TensorFunction, Translator
 
 _CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
-_TRANSPOSED = {
-    1: functional.conv_transpose1d,
-    2: functional.conv_transpose2d,
-    3: functional.conv_transpose3d,
-}
+_TRANSPOSED = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d, 3: functional.conv_transpose3d}
 _MAX_POOLS = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
 _AVERAGE_POOLS = {1: functional.avg_pool1d, 2: functional.avg_pool2d, 3: functional.avg_pool3d}
 
@@ -57,13 +53,9 @@ def _conv(node: OperatorNode) -> TensorFunction:
     convolve = _CONVOLUTIONS[window.rank]
     stride, dilation, before = window.stride, window.dilation, window.before
     if window.is_even:
-        return lambda x, weight, bias=None: convolve(
-            x, weight, bias, stride, before, dilation, group
-        )
+        return lambda x, weight, bias=None: convolve(x, weight, bias, stride, before, dilation, group)
     pads = window.pads
-    return lambda x, weight, bias=None: convolve(
-        functional.pad(x, pads), weight, bias, stride, 0, dilation, group
-    )
+    return lambda x, weight, bias=None: convolve(functional.pad(x, pads), weight, bias, stride, 0, dilation, group)
 
 
 def _conv_transpose(node: OperatorNode) -> TensorFunction:
@@ -77,9 +69,7 @@ def _conv_transpose(node: OperatorNode) -> TensorFunction:
         raise node.unsupported("more padding after than before")
     convolve = _TRANSPOSED[window.rank]
     stride, dilation, before = window.stride, window.dilation, window.before
-    return lambda x, weight, bias=None: convolve(
-        x, weight, bias, stride, before, extra, group, dilation
-    )
+    return lambda x, weight, bias=None: convolve(x, weight, bias, stride, before, extra, group, dilation)
 
 
 def _gemm(node: OperatorNode) -> TensorFunction:

@@ -34,9 +34,7 @@ class _Step:
 class OnnxModule(torch.nn.Module):  # type: ignore[misc]
     """Runs the steps in order. Weights are buffers, which freezing makes constants."""
 
-    def __init__(
-        self, inputs: Sequence[str], outputs: Sequence[str], steps: Sequence[_Step], weights: Arrays
-    ) -> None:
+    def __init__(self, inputs: Sequence[str], outputs: Sequence[str], steps: Sequence[_Step], weights: Arrays) -> None:
         super().__init__()
         self._input_names = tuple(inputs)
         self._output_names = tuple(outputs)
@@ -92,8 +90,7 @@ def load_module(model_path: Path, shapes: Mapping[str, Sequence[int]]) -> OnnxMo
 
 
 def _with_last_uses(
-    translated: Sequence[tuple[TensorFunction, tuple[str, ...], tuple[str, ...]]],
-    outputs: Sequence[str],
+    translated: Sequence[tuple[TensorFunction, tuple[str, ...], tuple[str, ...]]], outputs: Sequence[str]
 ) -> list[_Step]:
     seen = set(outputs)
     steps = []
@@ -105,10 +102,7 @@ def _with_last_uses(
 
 
 def _fold(
-    model: onnx.ModelProto,
-    opset: int,
-    constants: dict[str, Array],
-    shapes: Mapping[str, Sequence[int]],
+    model: onnx.ModelProto, opset: int, constants: dict[str, Array], shapes: Mapping[str, Sequence[int]]
 ) -> list[onnx.NodeProto]:
     """Compute nodes that need no input of the model into `constants`; return the other nodes."""
     known = _known_shapes(model, shapes)
@@ -139,9 +133,7 @@ def _evaluate(node: onnx.NodeProto, opset: int, inputs: Arrays) -> list[Array]:
     return [np.asarray(result) for result in evaluator.run(None, inputs)]
 
 
-def _known_shapes(
-    model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]
-) -> dict[str, tuple[int, ...]]:
+def _known_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
     """Name of each value whose shape follows from those of the inputs -> its shape."""
     for declared in model.graph.input:
         if declared.name in shapes:

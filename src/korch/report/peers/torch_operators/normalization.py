@@ -20,9 +20,7 @@ def _batch_normalization(node: OperatorNode) -> TensorFunction:
 
 def _instance_normalization(node: OperatorNode) -> TensorFunction:
     epsilon = node.attribute("epsilon", 1e-5)
-    return lambda x, scale, shift: functional.instance_norm(
-        x, weight=scale, bias=shift, eps=epsilon
-    )
+    return lambda x, scale, shift: functional.instance_norm(x, weight=scale, bias=shift, eps=epsilon)
 
 
 def _group_normalization(node: OperatorNode) -> TensorFunction:

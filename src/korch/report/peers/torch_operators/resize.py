@@ -43,11 +43,7 @@ def _resize(node: OperatorNode) -> TensorFunction:
 
 
 def _interpolate(
-    node: OperatorNode,
-    mode: str,
-    scales: list[float] | None,
-    sizes: list[int] | None,
-    aligns_corners: bool = False,
+    node: OperatorNode, mode: str, scales: list[float] | None, sizes: list[int] | None, aligns_corners: bool = False
 ) -> TensorFunction:
     rank = len(scales or sizes or ()) - 2
     if rank not in _LINEAR:
