@@ -185,7 +185,8 @@ def test_the_provider_of_the_documentation_works(
         sys.modules.pop("my_package", None)
     assert provider.name == "negate"
     program = tmp_path / "program.py"
-    program.write_text(blocks(page, "python")[1])
+    program.write_text(blocks(page, "python")[-1])
+    exec(blocks(page, "python")[1], {})
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "src")]),

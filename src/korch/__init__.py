@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from korch.api import load, optimize
     from korch.errors import KorchError
     from korch.options import Options
+    from korch.provider.provider import register_provider
     from korch.runtime.executable import Executable
 
 __version__ = "0.1.0.dev0"
-__all__ = ["Executable", "KorchError", "Options", "__version__", "load", "optimize"]
+__all__ = ["Executable", "KorchError", "Options", "__version__", "load", "optimize", "register_provider"]
 
 _HOMES = {
     "optimize": "korch.api",
@@ -30,6 +31,7 @@ _HOMES = {
     "Options": "korch.options",
     "KorchError": "korch.errors",
     "Executable": "korch.runtime.executable",
+    "register_provider": "korch.provider.provider",
 }
 
 

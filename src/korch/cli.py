@@ -659,11 +659,13 @@ def _unpack(parsed: argparse.Namespace) -> int:
 
 def _stage(parsed: argparse.Namespace) -> int:
     from korch.candidate.enumerate import enumerate_groups
+    from korch.candidate.shape import shapes_of
     from korch.equivalence.rules import select_rules
     from korch.equivalence.saturate import saturate
     from korch.fission import fission
     from korch.frontend.onnx import load_model
     from korch.primitive.text import format_graph
+    from korch.provider.provider import load_providers
 
     options = _options(parsed)
     graph = fission(load_model(parsed.model, parse_shapes(parsed.shape)))
@@ -672,7 +674,7 @@ def _stage(parsed: argparse.Namespace) -> int:
     if parsed.stage != "candidates":
         print(format_graph(graph), end="")
         return 0
-    groups, _ = enumerate_groups(graph, options)
+    groups, _ = enumerate_groups(graph, options, shapes=shapes_of(load_providers()))
     for number, group in enumerate(groups):
         print(f"# group {number}: primitives {', '.join(map(str, group.primitives))}")
         print(group.text)

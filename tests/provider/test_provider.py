@@ -120,7 +120,7 @@ def test_a_provider_without_its_library_is_left_out(install, caplog):
     install("NoLibrary", "Toy")
     with caplog.at_level("INFO", "korch.provider"):
         assert [provider.name for provider in load_providers()] == ["toy"]
-    assert caplog.messages == ["provider nolibrary is left out: libtoy is not installed"]
+    assert caplog.messages == ["provider 'nolibrary' (korch_toy:NoLibrary) is left out: libtoy is not installed"]
 
 
 def test_a_module_that_is_missing_is_left_out(install, tmp_path):
@@ -148,7 +148,7 @@ def test_a_class_that_does_not_exist_is_named(install):
 
 def test_a_provider_with_a_missing_member_is_named(install):
     install("Half")
-    with pytest.raises(ProviderError, match="provider 'half': it has no member 'build'"):
+    with pytest.raises(ProviderError, match=r"provider 'half' \(korch_toy:Half\): it has no member 'build'"):
         load_providers()
 
 

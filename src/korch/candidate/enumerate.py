@@ -10,16 +10,18 @@ on paths between it and the set. Every connected convex set is reached (`_Space.
 the work is in proportion to the sets found, not to the number of states, which is exponential in
 the width.
 
-Five things keep the sets few. A broadcast or a slice costs nothing inside of a kernel, so it comes
-with each primitive that reads it instead of being grown over. So does, unless `contract_chains` is
-off, an elementwise primitive all of whose readers (a few) are elementwise and of its shape, and a
-layout primitive whose one reader is another: a kernel that ends between the two only moves the
-tensor once more. (A chain that begins at a linear primitive is left as it is: a provider may fuse a
-part of it. And few reductions over windows meet in one set.) Linear primitives don't meet in one
-set; one has only layout primitives before it and no reduction beside it; an opaque one is alone,
-but for the other outputs of its operator: no provider takes other sets. (Chains of convolutions and
-attention are then grown from the sets with one: `chains.py`, `attention.py`.) And sets, inputs and
-outputs are limited by options, which the report names when they bind.
+These keep the number of sets small:
+
+- A set has one of the shapes that providers ask for (`shape.py`), or consists of the outputs of one
+  opaque operator. So a set has at most one linear primitive; `Compose` functions combine groups
+  into larger ones.
+- A broadcast or a slice costs nothing inside of a kernel, so it comes with each primitive that
+  reads it instead of being grown over. So does, unless `contract_chains` is off, an elementwise
+  primitive all of whose readers (a few) are elementwise and of its shape, and a layout primitive
+  whose one reader is another: a kernel that ends between the two only moves the tensor once more.
+  A chain that begins at a linear primitive is not contracted: a kernel may fuse a part of it.
+- At most `MOST_POOLS` reductions over windows are in one set.
+- Options limit sets, inputs and outputs; the report names the limits that bind.
 
 Alternatives: a set holds at most one primitive for a value. Paths are those of the whole graph,
 over all alternatives, but for those of values that the set computes itself. A set that is convex
@@ -34,9 +36,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from korch.candidate.attention import attention_groups
 from korch.candidate.candidate import Group, make_group
-from korch.candidate.chains import chain_groups
+from korch.candidate.shape import COMMON, Compose, GroupShape
 from korch.deadline import Deadline
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
@@ -66,7 +67,11 @@ class EnumerationReport:
 
 
 def enumerate_groups(
-    graph: PrimitiveGraph, options: Options, most_groups: int | None = None, deadline: Deadline | None = None
+    graph: PrimitiveGraph,
+    options: Options,
+    most_groups: int | None = None,
+    deadline: Deadline | None = None,
+    shapes: Sequence[GroupShape | Compose] = COMMON,
 ) -> tuple[tuple[Group, ...], EnumerationReport]:
     """Return every group of a graph within the limits, in a deterministic order.
 
@@ -75,12 +80,13 @@ def enumerate_groups(
         options: the limits.
         most_groups: if there are more, none is returned, and the report counts those found so far.
         deadline: when to stop looking for more, which the report names as the limit "budget".
+        shapes: the kinds of groups to find.
 
     Source:
         "Optimal Kernel Orchestration for Tensor Programs with Korch" (ASPLOS 2024), section 4 and
         algorithm 1; here on bitsets, iterative, each set once, with several outputs.
     """
-    space = _Space(graph, options.contract_chains)
+    space = _Space(graph, options.contract_chains, [shape for shape in shapes if isinstance(shape, GroupShape)])
     hit: set[str] = set()
     keys: dict[tuple[tuple[int, ...], tuple[int, ...]], None] = {}
     sets = 0
@@ -106,7 +112,8 @@ def enumerate_groups(
         is_late = deadline.is_over
         groups = {key: make_group(graph, *key) for key in keys if not is_late or len(key[0]) == 1}
     single = tuple(groups.values())
-    for group in itertools.chain(chain_groups(graph, single), attention_groups(graph, single)):
+    compose = [shape for shape in shapes if not isinstance(shape, GroupShape)]
+    for group in itertools.chain.from_iterable(each(graph, single) for each in compose):
         groups.setdefault((group.primitives, group.outputs), group)
         if len(groups) > most:
             break
@@ -162,7 +169,7 @@ def _in_cycles(graph: PrimitiveGraph) -> set[int]:
 class _Space:
     """The graph as bitsets over primitives, broadcasts contracted into their readers."""
 
-    def __init__(self, graph: PrimitiveGraph, contract_chains: bool) -> None:
+    def __init__(self, graph: PrimitiveGraph, contract_chains: bool, shapes: Sequence[GroupShape]) -> None:
         self.graph = graph
         self.contract_chains = contract_chains
         count = len(graph.primitives)
@@ -189,12 +196,16 @@ class _Space:
         self.pools = sum(1 << p for p in pools) if contract_chains else 0
         self.linear = self._of(Category.LINEAR)
         self.opaque = self._of(Category.OPAQUE)
-        self.layout = self._of(Category.LAYOUT)
-        self.reduce = self._of(Category.REDUCE)
+        # By linear operation, "" for none: what may stand before it and beside it, by shape.
+        self.shapes: dict[str, list[tuple[int, int]]] = {}
+        for shape in shapes:
+            allowed = self._of(*shape.before), self._of(*shape.beside)
+            for op in shape.anchors or ("",):
+                self.shapes.setdefault(op, []).append(allowed)
 
-    def _of(self, category: Category) -> int:
+    def _of(self, *categories: Category) -> int:
         found = enumerate(self.graph.primitives)
-        return sum(1 << p for p, primitive in found if primitive.row.category is category)
+        return sum(1 << p for p, primitive in found if primitive.row.category in categories)
 
     def _absorbed(self, p: int) -> bool:
         """Whether a primitive comes with its readers instead of being grown over."""
@@ -344,7 +355,7 @@ class _Space:
             return False
         if (mask & self.pools).bit_count() > MOST_POOLS:
             return False
-        if not self._suits_linear(mask):
+        if not opaque and not self._has_shape(mask, linear):
             return False
         if any(self.rivals[p] & mask for p in bits(added)):
             return False
@@ -419,13 +430,15 @@ class _Space:
             between = (above | self.ancestors[p]) & (below | self.descendants[p]) & ~wider
             yield self._hull(wider, between, rivals | self.rivals[p])
 
-    def _suits_linear(self, mask: int) -> bool:
-        """Return whether what stands around a linear primitive is what providers fuse with it."""
-        linear = mask & self.linear
-        if not linear:
-            return True
-        before = mask & self.ancestors[linear.bit_length() - 1] & ~linear
-        return not mask & self.reduce and not before & ~self.layout
+    def _has_shape(self, mask: int, linear: int) -> bool:
+        """Return whether a set with at most one linear primitive has one of the shapes."""
+        op, before = "", 0
+        if linear:
+            anchor = linear.bit_length() - 1
+            op = self.graph.primitives[anchor].op
+            before = mask & self.ancestors[anchor] & ~linear
+        beside = mask & ~(before | linear)
+        return any(not before & ~first and not beside & ~second for first, second in self.shapes.get(op, ()))
 
     def _siblings(self, p: int) -> int:
         """Return the other outputs of the operator whose output an opaque primitive is."""

@@ -18,6 +18,7 @@ from functools import partial
 from korch.candidate.candidate import Candidate, Group
 from korch.candidate.enumerate import EnumerationReport, enumerate_groups
 from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
+from korch.candidate.shape import Compose, GroupShape, shapes_of
 from korch.deadline import Deadline
 from korch.errors import InfeasibleError
 from korch.measure.meter import AnyMeter, End
@@ -122,7 +123,8 @@ def prepare(
     is_plain = partition.is_whole or not options.measure
     kinds = KINDS[options.layouts]
     interfaces = (PLAIN,) if is_plain else interfaces_of(partition, block, lanes, kinds)
-    groups, enumeration = _groups(graph, options, may_be_fewer=not partition.is_whole, deadline=deadline)
+    shapes = shapes_of(meter.providers)
+    groups, enumeration = _groups(graph, options, shapes, may_be_fewer=not partition.is_whole, deadline=deadline)
     candidates, refusals = collect_candidates(
         graph, groups, meter.providers, meter.target, interfaces, held, answers, deadline
     )
@@ -147,17 +149,22 @@ def prepare_all(
 
 
 def _groups(
-    graph: PrimitiveGraph, options: Options, *, may_be_fewer: bool, deadline: Deadline | None
+    graph: PrimitiveGraph,
+    options: Options,
+    shapes: Sequence[GroupShape | Compose],
+    *,
+    may_be_fewer: bool,
+    deadline: Deadline | None,
 ) -> tuple[tuple[Group, ...], EnumerationReport]:
     """Return a block's groups, smaller ones if there are too many."""
     size = options.max_primitives
     while may_be_fewer and size > FEWEST_PRIMITIVES:
         limited = replace(options, max_primitives=size)
-        groups, enumeration = enumerate_groups(graph, limited, MOST_GROUPS, deadline)
+        groups, enumeration = enumerate_groups(graph, limited, MOST_GROUPS, deadline, shapes)
         if enumeration.groups <= MOST_GROUPS:
             return groups, enumeration
         size //= 2
-    return enumerate_groups(graph, replace(options, max_primitives=size), deadline=deadline)
+    return enumerate_groups(graph, replace(options, max_primitives=size), deadline=deadline, shapes=shapes)
 
 
 def interfaces_of(partition: Partition, block: Block, lanes: int, kinds: Sequence[str]) -> tuple[Interface, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from korch.candidate.candidate import Group, Offer, Refusal
+from korch.candidate.shape import FUSED
 from korch.primitive.op import Category
 from korch.provider.offers import keeps_some, offered_layouts
 from korch.provider.provider import Kernel
@@ -29,6 +30,7 @@ class GeneratedProvider:
 
     name = "generated"
     version = str(SCHEMA)
+    group_shapes = (FUSED,)
 
     def __init__(self, least_stream_bytes: int = LEAST_STREAM_BYTES) -> None:
         """Write smaller outputs than `least_stream_bytes` to the caches on any target."""

@@ -29,6 +29,7 @@ class InPlaceProvider:
 
     name = "in place"
     version = str(SCHEMA)
+    group_shapes = ()
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
         """Offer a concatenation in each layout in which its operands lie one after another."""

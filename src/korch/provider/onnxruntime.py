@@ -44,6 +44,7 @@ class OnnxRuntimeProvider:
     """
 
     name = "onnxruntime"
+    group_shapes = ()
 
     def __init__(self) -> None:
         if importlib.util.find_spec("onnxruntime") is None or find_onnxruntime() is None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from functools import partial
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol, TypeVar
 
 from korch.candidate.candidate import Group, Offer, Refusal
@@ -84,6 +85,9 @@ class Provider(Protocol[T_contra, K_co]):
     version: str
     """Changes whenever its kernels may run differently: it is part of a measurement's key."""
 
+    # A provider may also list the kinds of groups that it asks for, as `group_shapes`: see
+    # `korch.candidate.shape`. One without the list is offered the `COMMON` ones.
+
     def offer(self, group: Group, target: T_contra) -> Sequence[Offer] | Refusal:
         """Return how it would run a group, or why it does not.
 
@@ -97,6 +101,21 @@ class Provider(Protocol[T_contra, K_co]):
         ...
 
 
+_registered: dict[str, list[Callable[[], Provider[Any, Any]]]] = {}
+
+
+def register_provider(provider: Callable[[], Provider[Any, Any]], entry_point_group: str = ENTRY_POINT_GROUP) -> None:
+    """Let this process use a provider that no installed package registers.
+
+    Args:
+        provider: the class, or another function that returns an instance.
+        entry_point_group: the kind of target; `CUDA_ENTRY_POINT_GROUP` for CUDA devices.
+    """
+    known = _registered.setdefault(entry_point_group, [])
+    if provider not in known:
+        known.append(provider)
+
+
 def load_providers(entry_point_group: str = ENTRY_POINT_GROUP) -> tuple[Provider[Any, Any], ...]:
     """Return one instance of every registered provider, in the order of their names.
 
@@ -104,30 +123,37 @@ def load_providers(entry_point_group: str = ENTRY_POINT_GROUP) -> tuple[Provider
     says so.
 
     Raises:
-        ProviderError: an entry point can't be loaded, or two have one name.
+        ProviderError: a provider can't be loaded, or two have one name.
     """
     found: dict[str, Provider[Any, Any]] = {}
-    registered = {(e.name, e.value): e for e in entry_points(group=entry_point_group)}
-    for _, entry in sorted(registered.items()):  # two distributions may register the same class
+    # Two distributions may register the same class.
+    installed = {(e.name, e.value): e for e in entry_points(group=entry_point_group)}
+    makers: list[tuple[str, Callable[[], Provider[Any, Any]]]]
+    makers = [(f"provider {e.name!r} ({e.value})", partial(_instance, e)) for _, e in sorted(installed.items())]
+    makers += [(f"provider {each!r}", each) for each in _registered.get(entry_point_group, ())]
+    for where, make in makers:
         try:
-            provider: Provider[Any, Any] = entry.load()()
+            provider = make()
         except ImportError as error:
-            logger.info("provider %s is left out: %s", entry.name, error)
+            logger.info("%s is left out: %s", where, error)
             continue
         except Exception as error:
             raise ProviderError(
-                f"it can't be loaded: {error}",
-                where=f"provider {entry.name!r} ({entry.value})",
-                hint="Uninstall the package that registers it, or mend it",
+                f"it can't be loaded: {error}", where=where, hint="Uninstall the package that registers it, or mend it"
             ) from error
         for member in ("name", "version", "offer", "build"):
             if not hasattr(provider, member):
                 raise ProviderError(
                     f"it has no member {member!r}",
-                    where=f"provider {entry.name!r}",
+                    where=where,
                     expected="the members of korch.provider.provider.Provider",
                 )
         if provider.name in found:
             raise ProviderError("two providers have this name", where=f"provider {provider.name!r}")
         found[provider.name] = provider
-    return tuple(found.values())
+    return tuple(found[name] for name in sorted(found))
+
+
+def _instance(entry: EntryPoint) -> Provider[Any, Any]:
+    provider: Provider[Any, Any] = entry.load()()
+    return provider

@@ -98,6 +98,7 @@ class SharesProvider:
 
     name = "shares"
     version = str(SCHEMA)
+    group_shapes = ()
 
     def __init__(self, providers: Sequence[Provider[Target, Kernel]]) -> None:
         self._providers: Mapping[str, Provider[Target, Kernel]] = {p.name: p for p in providers}

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import onnx
 
 from korch.candidate.candidate import Group, Offer, Refusal
+from korch.candidate.shape import around
 from korch.cuda.driver import has_driver
 from korch.cuda.engine import library_version
 from korch.cuda.kernel import CudaKernel, Network, named
@@ -29,6 +30,7 @@ class TensorRTProvider:
     """
 
     name = "tensorrt"
+    group_shapes = (around("conv", "conv_transpose", "matmul"),)
 
     def __init__(self) -> None:
         self.version = f"{library_version()}-{SCHEMA}"

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_last
+from korch.candidate.shape import around
 from korch.cuda.kernel import Call, CudaKernel, named
 from korch.cuda.target import CudaTarget
 from korch.primitive.graph import Primitive
@@ -29,6 +30,7 @@ class TorchProvider:
 
     name = "torch"
     version = str(SCHEMA)
+    group_shapes = (around("conv", "conv_transpose", "matmul"),)
 
     def offer(self, group: Group, target: CudaTarget) -> Sequence[Offer] | Refusal:
         """Offer the group plain, and with images channels-last."""

@@ -30,6 +30,7 @@ class TorchOpaqueProvider:
 
     name = "torch-opaque"
     version = str(SCHEMA)
+    group_shapes = ()
 
     def offer(self, group: Group, target: CudaTarget) -> Sequence[Offer] | Refusal:
         """Offer an operator that is in the table, in plain layouts."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from korch.candidate.attention import find_softmax
 from korch.candidate.candidate import Group, Refusal
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Category
 from korch.primitive.types import DType
+from korch.provider.attention.groups import find_softmax
 from korch.provider.gemm.match import MOVES, Operand, operand_of
 
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from korch.candidate.candidate import Group, Offer, Refusal
+from korch.candidate.shape import around
+from korch.provider.attention.groups import attention_groups
 from korch.provider.attention.match import Match, match_group
 from korch.provider.gemm.match import Finish, Finisher, operand_place
 from korch.provider.gemm.place import Place
@@ -43,6 +45,7 @@ class AttentionProvider:
 
     name = "attention"
     version = str(SCHEMA)
+    group_shapes = (around("matmul"), attention_groups)
 
     def __init__(self) -> None:
         self._plans: dict[tuple[str, Target], _Plan | Refusal] = {}

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
+from korch.candidate.shape import around
+from korch.provider.conv.chains import chain_groups
 from korch.provider.conv.match import Match, match_group
 from korch.provider.conv.shape import Layer, Shape, can_split, shape_of
 from korch.provider.conv.split import split_of
@@ -39,6 +41,7 @@ class ConvProvider:
 
     name = "conv"
     version = str(SCHEMA)
+    group_shapes = (around("conv"), chain_groups)
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
         """Offer blocks of channels and channels-last, with threads that share rows or channels."""

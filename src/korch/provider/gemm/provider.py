@@ -13,6 +13,7 @@ from enum import Enum
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_last, layout_choices
+from korch.candidate.shape import around
 from korch.primitive.types import ValueType
 from korch.provider.gemm.blocking import PAGE_FLOATS, Blocking
 from korch.provider.gemm.match import Finish, Layouts, Match, match_group, operand_place, print_finish
@@ -62,6 +63,7 @@ class GemmProvider:
 
     name = "gemm"
     version = str(SCHEMA)
+    group_shapes = (around("matmul"),)
 
     def __init__(self) -> None:
         self._plans: dict[tuple[str, Target, Layouts, Way], _Plan | Refusal] = {}

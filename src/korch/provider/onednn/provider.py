@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, layout_choices
+from korch.candidate.shape import FUSED, around
 from korch.provider.onednn.api import OneDnn
 from korch.provider.onednn.call import Call
 from korch.provider.onednn.geometry import describe, follows_output, model_layout, weights_axes
@@ -35,6 +36,7 @@ class OneDnnProvider:
     """
 
     name = "onednn"
+    group_shapes = (FUSED, around("conv", "conv_transpose", "matmul"))
 
     def __init__(self, propagate_nan: bool = True) -> None:
         self._library = OneDnn()

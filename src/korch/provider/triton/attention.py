@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from korch.candidate.attention import Softmax, find_softmax
 from korch.candidate.candidate import Group, Offer, Refusal
+from korch.candidate.shape import around
 from korch.cuda.kernel import CudaKernel
 from korch.cuda.target import CudaTarget
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Category
 from korch.primitive.types import DType
+from korch.provider.attention.groups import Softmax, attention_groups, find_softmax
 from korch.provider.triton.contraction import FLOATS, Axes, Contraction, NotFusedError, extent
 from korch.provider.triton.printer import KernelPrinter
 from korch.tile.emit import Index
@@ -39,6 +40,7 @@ class TritonAttentionProvider:
 
     name = "triton-attention"
     version = str(SCHEMA)
+    group_shapes = (around("matmul"), attention_groups)
 
     def offer(self, group: Group, target: CudaTarget) -> Sequence[Offer] | Refusal:
         """Offer blocks of queries and keys that fit into shared memory, in the plain layout."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from korch.candidate.candidate import Group, Offer, Refusal
+from korch.candidate.shape import FUSED
 from korch.cuda.kernel import CudaKernel, kernel_of
 from korch.cuda.target import CudaTarget
 from korch.primitive.op import Category
@@ -28,6 +29,7 @@ class TritonProvider:
 
     name = "triton"
     version = str(SCHEMA)
+    group_shapes = (FUSED,)
 
     def offer(self, group: Group, target: CudaTarget) -> Sequence[Offer] | Refusal:
         """Offer the group in each layout that suits it, with and without split rows."""

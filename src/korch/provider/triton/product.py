@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_last
+from korch.candidate.shape import around
 from korch.cuda.kernel import CudaKernel
 from korch.cuda.target import CudaTarget
 from korch.primitive.graph import Primitive
@@ -98,6 +99,7 @@ class TritonProductProvider:
 
     name = "triton-product"
     version = str(SCHEMA)
+    group_shapes = (around("conv", "matmul"),)
 
     def offer(self, group: Group, target: CudaTarget) -> Sequence[Offer] | Refusal:
         """Offer tiles and layouts by the model of their cost."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout
+from korch.candidate.shape import around
 from korch.cuda.kernel import CudaKernel
 from korch.cuda.target import CudaTarget
 from korch.primitive.graph import Primitive
@@ -39,6 +40,7 @@ class TritonWinogradProvider:
 
     name = "triton-winograd"
     version = str(SCHEMA)
+    group_shapes = (around("winograd"),)
 
     def offer(self, group: Group, target: CudaTarget) -> Sequence[Offer] | Refusal:
         """Offer tiles of the products in each layout."""

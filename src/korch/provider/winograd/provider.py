@@ -12,6 +12,7 @@ from typing import Any
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
+from korch.candidate.shape import around
 from korch.primitive.ops.winograd import WinogradAttributes, tile_counts
 from korch.provider.matrix_units import TOGETHER
 from korch.provider.provider import SPLIT, Kernel, named_kernel
@@ -80,6 +81,7 @@ class WinogradProvider:
 
     name = "winograd"
     version = str(SCHEMA)
+    group_shapes = (around("winograd"),)
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
         """Offer blocks of channels and channels-last, with threads that share tiles or channels."""

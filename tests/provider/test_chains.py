@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from korch.candidate.chains import chain_groups
 from korch.candidate.enumerate import enumerate_groups
+from korch.candidate.shape import COMMON
 from korch.options import Options
 from korch.primitive.graph import GraphBuilder
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
 from korch.primitive.types import ValueType
+from korch.provider.conv.chains import chain_groups
 
 
 class Net(GraphBuilder):
@@ -43,7 +44,7 @@ class Net(GraphBuilder):
         """The operations of each group with several convolutions, broadcasts left out."""
         for i, value in enumerate(outputs):
             self.output(f"y{i}", value)
-        groups, report = enumerate_groups(self.freeze(), Options())
+        groups, report = enumerate_groups(self.freeze(), Options(), shapes=(*COMMON, chain_groups))
         assert report.groups == len(groups)
         ops = [[p.op for p in group.body.primitives if p.op != "broadcast"] for group in groups]
         return {tuple(names) for names in ops if names.count("conv") > 1}
