@@ -189,7 +189,7 @@ def test_all_of_it_is_one_group_of_a_graph(target, weights):
     g = Graph()
     g.output("y", whole(g, (1, 1, 30, 21), weights=weights))
     graph = g.freeze()
-    groups, _ = enumerate_groups(graph, Options())
+    groups, _ = enumerate_groups(graph, Options(), shapes=AttentionProvider.group_shapes)
     linear = [sum(p.op == "matmul" for p in group.body.primitives) for group in groups]
     both = [group for group, count in zip(groups, linear, strict=True) if count == 2]
     taken = [not isinstance(AttentionProvider().offer(group, target), Refusal) for group in both]

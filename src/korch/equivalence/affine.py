@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from korch.equivalence.rule import View
-from korch.primitive.graph import Constant, Primitive
+from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
 
 STEPS = ("add", "sub", "mul", "div", "neg")
@@ -76,23 +76,9 @@ class AffineChain:
         return bool(np.isfinite(self.scale).all() and np.isfinite(self.shift).all())
 
 
-def stored_constant(view: View, value: int) -> Constant | None:
-    """Return the constant that a value is or is broadcast from; None if there is none, or empty."""
-    sources = (value, *(p.inputs[0] for p in view.producers(value, "broadcast")))
-    found = (constant for v in sources if (constant := view.constant(v)) is not None)
-    constant = next(found, None)
-    return None if constant is None or constant.array.size == 0 else constant
-
-
-def uniform_number(view: View, value: int) -> float | None:
-    """Return the number that all elements of a constant are, or None."""
-    constant = stored_constant(view, value)
-    return float(constant.scalar) if constant is not None and constant.is_uniform else None
-
-
 def axis_constant(view: View, value: int) -> AxisConstant | None:
     """Return a value as a constant that varies along one axis at most, or None if it is not one."""
-    constant = stored_constant(view, value)
+    constant = view.stored_constant(value)
     rank = view.type(value).rank
     if constant is None:
         return None
@@ -142,7 +128,7 @@ def chains_from(view: View, step: AffineStep) -> list[AffineChain]:
     seen = {step.primitive.output, step.input}
     while True:
         top = chains[-1]
-        found = (affine_step(view, p) for p in view.producers(top.base, *STEPS))
+        found = (affine_step(view, p) for p in view.producing(top.base, *STEPS))
         below = next((s for s in found if s is not None), None)
         if below is None or below.input in seen:
             return chains

@@ -101,7 +101,7 @@ def _private(view: View, value: int, root: int) -> frozenset[int]:
     """Return the values from `value` downwards that nothing needs but the root."""
     found, waiting = {value: None}, [value]
     while waiting and len(found) < MOST_VALUES:
-        for primitive in view.producers(waiting.pop()):
+        for primitive in view.producing(waiting.pop()):
             new = [v for v in primitive.inputs if v not in found]
             found |= dict.fromkeys(new)
             waiting += new
@@ -149,7 +149,7 @@ class _Walk:
     def below(self, value: int, m: ChannelMap) -> Place | None:
         """Return the cheapest way to map a value below the primitive that computes it."""
         best: Place | None = None
-        for step in self.view.producers(value, *_THROUGH):
+        for step in self.view.producing(value, *_THROUGH):
             self.steps += 1
             if self.steps > MOST_STEPS:
                 break
@@ -270,7 +270,7 @@ def _same_for_all(view: View, value: int, m: ChannelMap) -> Callable[[Writer], i
     """Return what writes a value that does not vary along the channels for as many as there are."""
     shape = view.shape(value)
     wanted = BroadcastAttributes(m.shape(shape))
-    for primitive in view.producers(value, "broadcast"):
+    for primitive in view.producing(value, "broadcast"):
         given = view.shape(primitive.inputs[0])
         axis = m.axis - (len(shape) - len(given))
         if axis < 0 or (given[axis] == 1 and shape[m.axis] != 1):

@@ -66,7 +66,7 @@ class View:
         """Return the constant that a value is, or None."""
         return self._builder.constant_of(value)
 
-    def producers(self, value: int, *ops: str) -> tuple[Primitive, ...]:
+    def producing(self, value: int, *ops: str) -> tuple[Primitive, ...]:
         """Return the alternatives of a value that are one of `ops`; all of them if none is named.
 
         Primitives that read their own output are left out: they compute nothing.
@@ -74,9 +74,27 @@ class View:
         found = self._producers.get(value, ())
         return tuple(p for p in found if (not ops or p.op in ops) and value not in p.inputs)
 
+    def stored_constant(self, value: int) -> Constant | None:
+        """Return the constant that a value is or is broadcast from; None if none is, or an empty one."""
+        sources = (value, *(p.inputs[0] for p in self.producing(value, "broadcast")))
+        found = (constant for v in sources if (constant := self.constant(v)) is not None)
+        constant = next(found, None)
+        return None if constant is None or constant.array.size == 0 else constant
+
+    def number(self, value: int) -> float | None:
+        """Return the number that all elements of a constant are, broadcast or not, or None."""
+        constant = self.stored_constant(value)
+        return float(constant.scalar) if constant is not None and constant.is_uniform else None
+
     def users(self, value: int) -> tuple[Primitive, ...]:
         """Return the primitives that read a value."""
         return tuple(self._users.get(value, ()))
+
+    def reached(self, value: int, *ops: str) -> Iterator[Primitive]:
+        """Yield the last primitive of each path of `ops` of which the first reads a value."""
+        for user in self.users(value):
+            if user.op == ops[0]:
+                yield from self.reached(user.output, *ops[1:]) if ops[1:] else (user,)
 
     def needed_by(self, value: int) -> tuple[int, ...]:
         """Return what is computed with a value, but for what nothing reads."""
@@ -184,6 +202,24 @@ class Rule(Generic[M, W]):
 
     def __repr__(self) -> str:
         return f"Rule({self.name})"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A primitive and one whose output it reads."""
+
+    root: Primitive
+    inner: Primitive
+
+
+def reads(*ops: str) -> Callable[[View, Primitive], Iterator[Pair]]:
+    """Return the `match` of each primitive that is one of `ops` and computes the first input."""
+
+    def match(view: View, root: Primitive) -> Iterator[Pair]:
+        for inner in view.producing(root.inputs[0], *ops):
+            yield Pair(root, inner)
+
+    return match
 
 
 AnyRule = Rule[Any, Any]

@@ -137,6 +137,20 @@ class PrimitiveGraph:
         """The values that need no producer: model inputs and constants."""
         return frozenset(self.constants) | {value for _, value in self.inputs}
 
+    def producing(self, value: int, *ops: str) -> tuple[Primitive, ...]:
+        """Return the alternatives of a value that are one of `ops`; all if none is named."""
+        found = (self.primitives[p] for p in self.producers[value])
+        return tuple(primitive for primitive in found if not ops or primitive.op in ops)
+
+    def reading(self, value: int) -> tuple[Primitive, ...]:
+        """Return the primitives that read a value."""
+        return tuple(self.primitives[p] for p in self.consumers[value])
+
+    def number(self, value: int) -> float | None:
+        """Return the number that all elements of a constant are, or None."""
+        constant = self.constants.get(value)
+        return float(constant.scalar) if constant is not None and constant.is_uniform else None
+
     @property
     def alternatives(self) -> int:
         """How many primitives there are beyond one for each value."""

@@ -71,7 +71,7 @@ def _small_constant(view: View, value: int) -> tuple[Array, Primitive | None] | 
     constant = view.constant(value)
     if constant is not None:
         return constant.array, None
-    for primitive in view.producers(value, "broadcast"):
+    for primitive in view.producing(value, "broadcast"):
         constant = view.constant(primitive.inputs[0])
         if constant is not None:
             return constant.array, primitive

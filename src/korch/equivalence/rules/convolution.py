@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from korch.equivalence.rule import AnyRule, Refusal, Rule, View, Writer, is_finite_in
+from korch.equivalence.rule import AnyRule, Pair, Refusal, Rule, View, Writer, is_finite_in, reads
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
 from korch.primitive.ops.layout import PadAttributes, SliceAttributes, TransposeAttributes
@@ -25,14 +25,6 @@ class PointwiseWitness:
     weights: int
     channels_in: int
     shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PadMatch:
-    """A convolution that reads a pad's output."""
-
-    conv: Primitive
-    pad: Primitive
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,22 +76,17 @@ def _build_pointwise(writer: Writer, witness: PointwiseWitness) -> int:
     return writer.reshape(writer.add("matmul", (weights, flat)), witness.shape)
 
 
-def _match_pad(view: View, root: Primitive) -> Iterator[PadMatch]:
-    for pad in view.producers(root.inputs[0], "pad"):
-        yield PadMatch(root, pad)
-
-
-def _refuse_pad(view: View, match: PadMatch) -> PadWitness | Refusal:
-    conv: Any = match.conv.attributes
-    pad: Any = match.pad.attributes
+def _refuse_pad(view: View, match: Pair) -> PadWitness | Refusal:
+    conv: Any = match.root.attributes
+    pad: Any = match.inner.attributes
     if pad.mode != "constant" or pad.value != 0:
-        return Refusal("the pad is not of zeros", match.conv.output)
+        return Refusal("the pad is not of zeros", match.root.output)
     if any((*pad.before[:2], *pad.after[:2])):
-        return Refusal("the pad adds images or channels", match.conv.output)
+        return Refusal("the pad adds images or channels", match.root.output)
     begin = tuple(a + b for a, b in zip(conv.pads_begin, pad.before[2:], strict=True))
     end = tuple(a + b for a, b in zip(conv.pads_end, pad.after[2:], strict=True))
     attributes = replace(conv, pads_begin=begin, pads_end=end)
-    return PadWitness(match.pad.inputs[0], match.conv.inputs[1], attributes)
+    return PadWitness(match.inner.inputs[0], match.root.inputs[1], attributes)
 
 
 def _match_rows(view: View, root: Primitive) -> Iterator[Primitive]:
@@ -139,14 +126,6 @@ def _build_rows(writer: Writer, witness: RowsWitness) -> int:
     return writer.reshape(writer.add("reduce_sum", (kept,), ReduceAttributes((1,))), witness.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class FocusMatch:
-    """A convolution that reads pieces of an image as channels."""
-
-    conv: Primitive
-    concat: Primitive
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class FocusWitness:
     """The image, the weights over its own pixels in float64, and the attributes."""
@@ -156,15 +135,15 @@ class FocusWitness:
     attributes: ConvAttributes
 
 
-def _match_focus(view: View, root: Primitive) -> Iterator[FocusMatch]:
-    for concat in view.producers(root.inputs[0], "concat"):
+def _match_focus(view: View, root: Primitive) -> Iterator[Pair]:
+    for concat in view.producing(root.inputs[0], "concat"):
         attributes: Any = concat.attributes
         if attributes.axis == 1:
-            yield FocusMatch(root, concat)
+            yield Pair(root, concat)
 
 
-def _refuse_focus(view: View, match: FocusMatch) -> FocusWitness | Refusal:
-    conv, pieces = match.conv, match.concat.inputs
+def _refuse_focus(view: View, match: Pair) -> FocusWitness | Refusal:
+    conv, pieces = match.root, match.inner.inputs
     attributes: Any = conv.attributes
     constant = view.constant(conv.inputs[1])
     if constant is None:
@@ -208,7 +187,7 @@ def _piece(view: View, value: int) -> tuple[int, tuple[int, ...], tuple[int, ...
     """Return what a chain of slices reads, and its starts and steps there."""
     rank = view.type(value).rank
     start, step = (0,) * rank, (1,) * rank
-    while slices := view.producers(value, "slice"):
+    while slices := view.producing(value, "slice"):
         attributes: Any = slices[0].attributes
         start = tuple(a + b * c for a, b, c in zip(attributes.start, attributes.step, start, strict=True))
         step = tuple(a * b for a, b in zip(attributes.step, step, strict=True))
@@ -235,7 +214,7 @@ ZERO_PAD_FOLDS_INTO_CONV = Rule(
     law="conv(pad(x, p, 0), W, q) = conv(x, W, p + q)",
     source="definition of the convolution's pads",
     roots=("conv",),
-    match=_match_pad,
+    match=reads("pad"),
     refuse=_refuse_pad,
     build=lambda writer, w: writer.add("conv", (w.x, w.weights), w.attributes),
 )

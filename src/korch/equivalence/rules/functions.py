@@ -7,55 +7,36 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from korch.equivalence.affine import uniform_number
 from korch.equivalence.rule import AnyRule, Refusal, Rule, View, Writer
 from korch.primitive.graph import Primitive
+from korch.primitive.pattern import find_first, op
 from korch.primitive.types import DType
 
 SATURATED = 20.0
 """From here on tanh(softplus(x)) is 1 in float32, and in float64 to 2^-53."""
 
 
+SOFTPLUS = op("add", op("max", "x", 0.0), op("log", op("add", op("exp", op("neg", op("abs", "x"))), 1.0)))
+"""log(1 + e^x) as max(x, 0) + log(1 + e^-|x|)."""
+
+
 @dataclass(frozen=True, slots=True)
 class SoftplusMatch:
-    """tanh(log(1 + e^x)), the logarithm as max(x, 0) + log(1 + e^-|x|)."""
+    """tanh of a softplus of x."""
 
     root: Primitive
     x: int
 
 
 def _match(view: View, root: Primitive) -> Iterator[SoftplusMatch]:
-    for total in view.producers(root.inputs[0], "add"):
-        for ramp, rest in (total.inputs, total.inputs[::-1]):
-            x = _decay(view, rest)
-            if x is not None and _is_ramp(view, ramp, x):
-                yield SoftplusMatch(root, x)
-                return
-
-
-def _is_ramp(view: View, value: int, x: int) -> bool:
-    """Whether a value is max(x, 0)."""
-    return any(
-        x in top.inputs and any(uniform_number(view, v) == 0 for v in top.inputs)
-        for top in view.producers(value, "max")
-    )
-
-
-def _decay(view: View, value: int) -> int | None:
-    """Return x if a value is log(1 + e^-|x|)."""
-    for log in view.producers(value, "log"):
-        for total in view.producers(log.inputs[0], "add"):
-            for power, one in (total.inputs, total.inputs[::-1]):
-                for exp in view.producers(power, "exp") if uniform_number(view, one) == 1 else ():
-                    for negative in view.producers(exp.inputs[0], "neg"):
-                        for size in view.producers(negative.inputs[0], "abs"):
-                            return size.inputs[0]
-    return None
+    found = find_first(view, SOFTPLUS, root.inputs[0])
+    if found is not None:
+        yield SoftplusMatch(root, found.values["x"])
 
 
 def _refuse(view: View, match: SoftplusMatch) -> int | Refusal:
     if view.type(match.x).dtype not in (DType.F32, DType.F64):
-        return Refusal("e^40 has no place among the numbers", match.root.output)
+        return Refusal("e^40 is too large for the element type", match.root.output)
     return match.x
 
 

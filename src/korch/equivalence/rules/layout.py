@@ -9,22 +9,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from korch.equivalence.rule import AnyRule, Refusal, Rule, View, Writer
+from korch.equivalence.rule import AnyRule, Pair, Refusal, Rule, View, Writer, reads
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Attributes
 from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """A primitive that reads the output of another."""
-
-    outer: Primitive
-    inner: Primitive
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
+class LayoutStep:
     """One primitive to write: operation, input, attributes; the input itself if `op` is ""."""
 
     op: str
@@ -32,44 +24,39 @@ class Step:
     attributes: Attributes
 
 
-def _pairs(view: View, root: Primitive) -> Iterator[Pair]:
-    for inner in view.producers(root.inputs[0], root.op):
-        yield Pair(root, inner)
-
-
 def _keeps_type(view: View, root: Primitive) -> Iterator[Primitive]:
     if len(root.inputs) == 1 and view.type(root.inputs[0]) == view.type(root.output):
         yield root
 
 
-def _write(writer: Writer, step: Step) -> int:
+def _write(writer: Writer, step: LayoutStep) -> int:
     return writer.add(step.op, (step.value,), step.attributes) if step.op else step.value
 
 
-def _compose_transposes(view: View, pair: Pair) -> Step | Refusal:
-    outer: Any = pair.outer.attributes
+def _compose_transposes(view: View, pair: Pair) -> LayoutStep | Refusal:
+    outer: Any = pair.root.attributes
     inner: Any = pair.inner.attributes
     perm = tuple(inner.perm[axis] for axis in outer.perm)
     op = "" if perm == tuple(range(len(perm))) else "transpose"
-    return Step(op, pair.inner.inputs[0], TransposeAttributes(perm))
+    return LayoutStep(op, pair.inner.inputs[0], TransposeAttributes(perm))
 
 
-def _compose_reshapes(view: View, pair: Pair) -> Step | Refusal:
-    source, shape = pair.inner.inputs[0], view.shape(pair.outer.output)
+def _compose_reshapes(view: View, pair: Pair) -> LayoutStep | Refusal:
+    source, shape = pair.inner.inputs[0], view.shape(pair.root.output)
     op = "" if view.shape(source) == shape else "reshape"
-    return Step(op, source, ReshapeAttributes(shape))
+    return LayoutStep(op, source, ReshapeAttributes(shape))
 
 
-def _compose_broadcasts(view: View, pair: Pair) -> Step | Refusal:
-    return Step("broadcast", pair.inner.inputs[0], pair.outer.attributes)
+def _compose_broadcasts(view: View, pair: Pair) -> LayoutStep | Refusal:
+    return LayoutStep("broadcast", pair.inner.inputs[0], pair.root.attributes)
 
 
-def _keep_input(view: View, root: Primitive) -> Step | Refusal:
+def _keep_input(view: View, root: Primitive) -> LayoutStep | Refusal:
     """Return the input, if no element moves; none is added or left out, the type is the same."""
     moves: Callable[[Any], bool] = _MOVES.get(root.op, lambda attributes: False)
     if moves(root.attributes):
         return Refusal("elements move", root.output)
-    return Step("", root.inputs[0], root.attributes)
+    return LayoutStep("", root.inputs[0], root.attributes)
 
 
 def _is_count(indices: tuple[int, ...]) -> bool:
@@ -89,7 +76,7 @@ TRANSPOSES_COMPOSE = Rule(
     law="transpose(transpose(x, p), q) = transpose(x, p∘q), and x if p∘q is the identity",
     source="composition of permutations",
     roots=("transpose",),
-    match=_pairs,
+    match=reads("transpose"),
     refuse=_compose_transposes,
     build=_write,
 )
@@ -98,7 +85,7 @@ RESHAPES_COMPOSE = Rule(
     law="reshape(reshape(x, s), t) = reshape(x, t), and x if x has shape t",
     source="a reshape keeps the row-major order",
     roots=("reshape",),
-    match=_pairs,
+    match=reads("reshape"),
     refuse=_compose_reshapes,
     build=_write,
 )
@@ -107,7 +94,7 @@ BROADCASTS_COMPOSE = Rule(
     law="broadcast(broadcast(x, s), t) = broadcast(x, t)",
     source="NumPy's broadcasting is transitive",
     roots=("broadcast",),
-    match=_pairs,
+    match=reads("broadcast"),
     refuse=_compose_broadcasts,
     build=_write,
 )

@@ -129,7 +129,7 @@ def _match_after(view: View, root: Primitive) -> Iterator[FoldMatch]:
     if step is None:
         return
     chain = chains_from(view, step)[-1]
-    for linear in view.producers(chain.base, *LINEAR):
+    for linear in view.producing(chain.base, *LINEAR):
         yield FoldMatch(root, linear, chain.steps)
 
 
@@ -160,7 +160,7 @@ def _match_before(view: View, root: Primitive) -> Iterator[FoldMatch]:
     channels = _channels(view, root)
     if channels is None:
         return
-    for primitive in view.producers(channels.data, *STEPS):
+    for primitive in view.producing(channels.data, *STEPS):
         step = affine_step(view, primitive)
         if step is not None:
             chains = chains_from(view, step)

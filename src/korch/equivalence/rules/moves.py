@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from korch.equivalence.affine import uniform_number
 from korch.equivalence.rule import AnyRule, Refusal, Rule, View, Writer
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Category
@@ -48,7 +47,7 @@ def _match(view: View, root: Primitive) -> Iterator[MoveMatch]:
     function = _Function(view, root)
     if len(function.leaves) == 1 and len(function.steps) <= MOST_STEPS:
         (leaf,) = function.leaves
-        for move in view.producers(leaf, *MOVES):
+        for move in view.producing(leaf, *MOVES):
             yield MoveMatch(root, tuple(function.steps), tuple(function.numbers.items()), move)
 
 
@@ -78,12 +77,12 @@ class _Function:
         if value in self._seen or len(self._seen) > 2 * MOST_STEPS:
             return
         self._seen.add(value)
-        number = uniform_number(self.view, value)
+        number = self.view.number(value)
         if number is not None:
             self.numbers[value] = number
             return
-        is_moved = bool(self.view.producers(value, *MOVES))
-        steps = [p for p in self.view.producers(value) if _is_step(self.view, p, self.root)]
+        is_moved = bool(self.view.producing(value, *MOVES))
+        steps = [p for p in self.view.producing(value) if _is_step(self.view, p, self.root)]
         if is_moved or not steps:
             self.leaves.add(value)
         else:
@@ -95,7 +94,7 @@ def _refuse(view: View, match: MoveMatch) -> MoveMatch | Refusal:
     values = {match.move.output, *(step.output for step in match.steps)}
     if any(not view.type(value).dtype.is_float for value in values):
         return Refusal("an element is no float", root)
-    if not view.producers(match.move.inputs[0], "conv", *MOVES):
+    if not view.producing(match.move.inputs[0], "conv", *MOVES):
         return Refusal("nothing before the move would take the steps", root)
     return match
 

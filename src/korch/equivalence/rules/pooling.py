@@ -144,10 +144,10 @@ class SumWitness:
 
 
 def _match_sum(view: View, root: Primitive) -> Iterator[SumMatch]:
-    for linear in view.producers(root.inputs[0], "conv", "matmul"):
+    for linear in view.producing(root.inputs[0], "conv", "matmul"):
         yield SumMatch(root, linear, None)
-    for shift in view.producers(root.inputs[0], "add"):
-        for linear in view.producers(shift.inputs[0], "conv", "matmul"):
+    for shift in view.producing(root.inputs[0], "add"):
+        for linear in view.producing(shift.inputs[0], "conv", "matmul"):
             yield SumMatch(root, linear, shift)
 
 

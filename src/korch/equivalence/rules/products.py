@@ -44,7 +44,7 @@ class ChainWitness:
 
 def _match(view: View, root: Primitive) -> Iterator[ChainMatch]:
     for side in (0, 1):
-        for inner in view.producers(root.inputs[side], "matmul"):
+        for inner in view.producing(root.inputs[side], "matmul"):
             yield ChainMatch(root, inner, side)
 
 
@@ -88,13 +88,6 @@ PRODUCTS_ASSOCIATE = Rule(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RankMatch:
-    """A product with a constant on the right."""
-
-    root: Primitive
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class RankWitness:
     """a b = a (left right); float64[..., k, r] and float64[..., r, n]."""
@@ -104,24 +97,24 @@ class RankWitness:
     right: Array
 
 
-def _match_rank(view: View, root: Primitive) -> Iterator[RankMatch]:
+def _match_rank(view: View, root: Primitive) -> Iterator[Primitive]:
     if view.constant(root.inputs[1]) is not None:
-        yield RankMatch(root)
+        yield root
 
 
-def _refuse_rank(view: View, match: RankMatch) -> RankWitness | Refusal:
-    root, (a, b) = match.root.output, match.root.inputs
+def _refuse_rank(view: View, root: Primitive) -> RankWitness | Refusal:
+    a, b = root.inputs
     constant = view.constant(b)
     shape = view.shape(b)
     if constant is None or math.prod(shape[:-2]) != 1 or not view.type(b).dtype.is_float:
-        return Refusal("the matrix is no constant one of numbers", root, is_final=True)
+        return Refusal("the matrix is no constant one of numbers", root.output, is_final=True)
     k, n = shape[-2:]
     most = int(WORTH * k * n / (k + n))
     if most == 0 or k * n > LARGEST:
-        return Refusal("the matrix is too small or too large", root, is_final=True)
+        return Refusal("the matrix is too small or too large", root.output, is_final=True)
     found = _factors(constant.array.reshape(k, n).astype(np.float64), most)
     if found is None:
-        return Refusal("the rank is too high", root, is_final=True)
+        return Refusal("the rank is too high", root.output, is_final=True)
     left, right = (factor.reshape((*shape[:-2], *factor.shape)) for factor in found)
     return RankWitness(a, left, right)
 

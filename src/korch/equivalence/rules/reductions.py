@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from korch.equivalence.affine import affine_step
-from korch.equivalence.rule import AnyRule, Refusal, Rule, View, Writer
+from korch.equivalence.rule import AnyRule, Pair, Refusal, Rule, View, Writer, reads
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.layout import SliceAttributes, TransposeAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
+from korch.primitive.pattern import find, op
 
 FEWEST_ELEMENTS = 4096
 """Fewer that belong to one mean stay in a core's first cache, where a second pass costs little."""
@@ -27,14 +28,6 @@ def _axes(primitive: Primitive) -> Shape:
 
 
 # A sum of products
-
-
-@dataclass(frozen=True, slots=True)
-class ProductMatch:
-    """Σ a·b: the sum, and the product that it sums."""
-
-    root: Primitive
-    product: Primitive
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +47,13 @@ class ProductWitness:
     shape: Shape
 
 
-def _match_product(view: View, root: Primitive) -> Iterator[ProductMatch]:
-    for product in view.producers(root.inputs[0], "mul"):
-        yield ProductMatch(root, product)
-
-
-def _refuse_product(view: View, match: ProductMatch) -> ProductWitness | Refusal:
-    root, shape = match.root.output, view.shape(match.product.output)
+def _refuse_product(view: View, match: Pair) -> ProductWitness | Refusal:
+    root, shape = match.root.output, view.shape(match.inner.output)
     if not view.type(root).dtype.is_float:
         return Refusal("a sum of integers wraps", root)
     if math.prod(shape) == 0:
         return Refusal("the sum is empty", root)
-    factors = tuple(_unbroadcast(view, value) for value in match.product.inputs)
+    factors = tuple(_unbroadcast(view, value) for value in match.inner.inputs)
     (a, a_shape), (b, b_shape) = factors
     summed = tuple(axis for axis in _axes(match.root) if shape[axis] > 1)
     if any(1 in (a_shape[axis], b_shape[axis]) for axis in summed) or not summed:
@@ -84,7 +72,7 @@ def _refuse_product(view: View, match: ProductMatch) -> ProductWitness | Refusal
 def _unbroadcast(view: View, value: int) -> tuple[int, Shape]:
     """Return what a value is broadcast from, and that one's shape with ones in front."""
     rank = len(view.shape(value))
-    for primitive in view.producers(value, "broadcast"):
+    for primitive in view.producing(value, "broadcast"):
         source = primitive.inputs[0]
         shape = view.shape(source)
         return source, (1,) * (rank - len(shape)) + shape
@@ -119,28 +107,20 @@ def _build_product(writer: Writer, witness: ProductWitness) -> int:
 # A sum as a product with ones
 
 
-@dataclass(frozen=True, slots=True)
-class SumMatch:
-    """The sum of a product's left operand over its rows."""
-
-    root: Primitive
-    product: Primitive
-
-
-def _match_sum(view: View, root: Primitive) -> Iterator[SumMatch]:
+def _match_sum(view: View, root: Primitive) -> Iterator[Primitive]:
     for user in view.users(root.inputs[0]):
         if user.op == "matmul" and user.inputs[0] == root.inputs[0]:
-            yield SumMatch(root, user)
+            yield root
             return
 
 
-def _refuse_sum(view: View, match: SumMatch) -> int | Refusal:
-    root, shape = match.root.output, view.shape(match.root.inputs[0])
-    if not view.type(root).dtype.is_float:
-        return Refusal("a sum of integers wraps", root)
-    if _axes(match.root) != (len(shape) - 1,):
-        return Refusal("the sum is not over the columns", root)
-    return match.root.inputs[0]
+def _refuse_sum(view: View, root: Primitive) -> int | Refusal:
+    shape = view.shape(root.inputs[0])
+    if not view.type(root.output).dtype.is_float:
+        return Refusal("a sum of integers wraps", root.output)
+    if _axes(root) != (len(shape) - 1,):
+        return Refusal("the sum is not over the columns", root.output)
+    return root.inputs[0]
 
 
 def _build_sum(writer: Writer, value: int) -> int:
@@ -176,17 +156,16 @@ class MomentWitness:
     is_mean: bool
 
 
+_MEAN = op("div|mul", op("reduce_sum", "x", name="sum"), "count", name="mean")
+_SQUARE = op("mul", op("sub", "x", op("broadcast", _MEAN), name="deviation"), "deviation")
+"""(x - m)² with m the sum of x over some axes, divided by a number or multiplied by one."""
+
+
 def _match_squares(view: View, root: Primitive) -> Iterator[MomentMatch]:
-    for square in view.producers(root.inputs[0], "mul"):
-        if square.inputs[0] != square.inputs[1]:
-            continue
-        for deviation in view.producers(square.inputs[0], "sub"):
-            x, subtracted = deviation.inputs
-            for spread in view.producers(subtracted, "broadcast"):
-                for scaled in view.producers(spread.inputs[0], "div", "mul"):
-                    for mean in view.producers(scaled.inputs[0], "reduce_sum"):
-                        if mean.inputs[0] == x and _is_mean(view, scaled, mean):
-                            yield MomentMatch(root, mean, root)
+    for found in find(view, _SQUARE, root.inputs[0]):
+        total, mean = found.primitives["sum"], found.primitives["mean"]
+        if _is_mean(view, mean, total):
+            yield MomentMatch(root, total, root)
 
 
 def _is_mean(view: View, scaled: Primitive, total: Primitive) -> bool:
@@ -200,14 +179,10 @@ def _is_mean(view: View, scaled: Primitive, total: Primitive) -> bool:
 
 
 def _match_mean(view: View, root: Primitive) -> Iterator[MomentMatch]:
-    for difference in view.users(root.inputs[0]):
-        if difference.op != "sub":
-            continue
-        for square in view.users(difference.output):
-            for squares in view.users(square.output) if square.op == "mul" else ():
-                for found in _match_squares(view, squares) if squares.op == root.op else ():
-                    if found.mean == root:
-                        yield MomentMatch(root, root, squares)
+    for squares in view.reached(root.inputs[0], "sub", "mul", root.op):
+        for found in _match_squares(view, squares):
+            if found.mean == root:
+                yield MomentMatch(root, root, squares)
 
 
 def _refuse_moment(view: View, match: MomentMatch) -> MomentWitness | Refusal:
@@ -244,7 +219,7 @@ SUM_OF_PRODUCTS_IS_MATMUL = Rule(
     law="Σ_k a[m,k] b[k,n] = (a b)[m,n]",
     source="definition of the matrix product",
     roots=("reduce_sum",),
-    match=_match_product,
+    match=reads("mul"),
     refuse=_refuse_product,
     build=_build_product,
     reorders=True,

@@ -110,7 +110,7 @@ def take_factor(take: Primitive) -> int:
 
 
 def _match(view: View, root: Primitive) -> Iterator[UpsampledConv]:
-    for pad in (None, *view.producers(root.inputs[0], "pad")):
+    for pad in (None, *view.producing(root.inputs[0], "pad")):
         top = root.inputs[0] if pad is None else pad.inputs[0]
         for takes in _take_chains(view, top, frozenset()):
             yield UpsampledConv(root, pad, takes)
@@ -118,7 +118,7 @@ def _match(view: View, root: Primitive) -> Iterator[UpsampledConv]:
 
 def _take_chains(view: View, value: int, axes: frozenset[int]) -> Iterator[tuple[Primitive, ...]]:
     """Yield the longest chains of upsampling takes, each along an axis of its own."""
-    for take in view.producers(value, "take"):
+    for take in view.producing(value, "take"):
         axis = getattr(take.attributes, "axis", 0)
         size = view.shape(take.inputs[0])[axis]
         factor = take_factor(take)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from korch.candidate.candidate import Group, make_group
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Category
+from korch.primitive.ops.reduce import ReduceAttributes
+from korch.primitive.pattern import find, op
 
 MOST_STEPS = 6
 """Elementwise primitives between the first product and the softmax."""
@@ -101,45 +102,20 @@ def _from_product(graph: PrimitiveGraph, value: int, depth: int = 0) -> Iterator
                     yield steps | {p, *beside[:1]}, first
 
 
+_TOP = op("broadcast", op("reduce_max", "x", name="top"))
+_POWER = op("exp", op("sub", "x", _TOP), name="power")
+_SOFTMAX = op("div", _POWER, op("broadcast", op("reduce_sum", "power", name="total")))
+"""e^(x - m) / s, with m the maximum of x and s the sum of e^(x - m)."""
+
+_GUARDED = op("where", op("isnan", "y"), 0.0, replace(_SOFTMAX, name="y"))
+
+
 def find_softmax(body: PrimitiveGraph, value: int) -> Softmax | None:
-    """Return the softmax over the last axis that gives a value, None if there is none.
-
-    It is y = e^(x - m) / s, with m the maximum and s the sum of e^(x - m) over the axis, or
-    where(isnan(y), 0, y).
-    """
-    for choice in _makers(body, value, "where"):
-        test, zero, otherwise = choice.inputs
-        tests = [p for p in _makers(body, test, "isnan") if p.inputs == (otherwise,)]
-        constant = body.constants.get(zero)
-        inner = _quotient(body, otherwise) if tests else None
-        if inner is not None and constant is not None and constant.is_zero:
-            return Softmax(inner.x, (*inner.primitives, tests[0], choice), is_guarded=True)
-    return _quotient(body, value)
-
-
-def _quotient(body: PrimitiveGraph, value: int) -> Softmax | None:
-    for quotient in _makers(body, value, "div"):
-        for power in _makers(body, quotient.inputs[0], "exp"):
-            for shifted in _makers(body, power.inputs[0], "sub"):
-                x = shifted.inputs[0]
-                top = _reduced(body, shifted.inputs[1], "reduce_max", x)
-                total = _reduced(body, quotient.inputs[1], "reduce_sum", power.output)
-                if top is not None and total is not None:
-                    return Softmax(x, (*top, shifted, power, *total, quotient))
-    return None
-
-
-def _makers(body: PrimitiveGraph, value: int, op: str) -> list[Primitive]:
-    found = (body.primitives[p] for p in body.producers[value])
-    return [primitive for primitive in found if primitive.op == op]
-
-
-def _reduced(body: PrimitiveGraph, value: int, op: str, of: int) -> tuple[Primitive, ...] | None:
-    """Return the broadcast and the reduction of `of` over its last axis that give a value."""
-    last = body.types[of].rank - 1
-    for spread in _makers(body, value, "broadcast"):
-        for reduction in _makers(body, spread.inputs[0], op):
-            attributes: Any = reduction.attributes
-            if reduction.inputs[0] == of and attributes.axes == (last,):
-                return reduction, spread
+    """Return the softmax over the last axis that gives a value, None if there is none."""
+    for pattern in (_GUARDED, _SOFTMAX):
+        for found in find(body, pattern, value):
+            x, last = found.values["x"], body.types[found.values["x"]].rank - 1
+            ends = [found.primitives[name].attributes for name in ("top", "total")]
+            if all(isinstance(end, ReduceAttributes) and end.axes == (last,) for end in ends):
+                return Softmax(x, found.used, pattern is _GUARDED)
     return None

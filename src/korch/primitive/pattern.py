@@ -1,0 +1,154 @@
+"""Patterns of primitives, and where they stand in a graph with alternatives.
+
+A pattern is one of:
+
+- a name, "x": any value, and the same value wherever the name stands again;
+- a number: a constant all of whose elements are that number;
+- `Number("a")`: a constant all of whose elements are equal, by name;
+- `op("add", "x", 1.0)`: a primitive whose operands are matched in turn, those of a commutative
+  operation in either order.
+
+`find` tries all alternatives of each value and yields each way in which a pattern stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+
+from korch.primitive.graph import Primitive
+
+COMMUTATIVE = frozenset({"add", "mul", "max", "min"})
+
+
+class Alternatives(Protocol):
+    """A graph in which patterns are looked for."""
+
+    def producing(self, value: int, *ops: str) -> tuple[Primitive, ...]:
+        """Return the alternatives of a value that are one of `ops`."""
+        ...
+
+    def number(self, value: int) -> float | None:
+        """Return the number that all elements of a constant are, or None."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A pattern: a uniform constant; the same number wherever the name stands again."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpPattern:
+    """A pattern: a primitive of one of some operations; made by `op`."""
+
+    ops: tuple[str, ...]
+    operands: tuple[Pattern, ...]
+    name: str
+
+
+Pattern = str | float | Number | OpPattern
+
+
+def op(ops: str, *operands: Pattern, name: str = "") -> OpPattern:
+    """Return the pattern of a primitive.
+
+    Args:
+        ops: its operation, or several with | between them.
+        operands: the patterns of its inputs.
+        name: names the primitive and its output, if given.
+    """
+    return OpPattern(tuple(ops.split("|")), operands, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where a pattern stands.
+
+    Attributes:
+        values: the values of its names.
+        numbers: the numbers of its `Number`s.
+        primitives: its named primitives.
+        used: all of its primitives, each after those that it reads.
+    """
+
+    values: Mapping[str, int] = field(default_factory=dict)
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    primitives: Mapping[str, Primitive] = field(default_factory=dict)
+    used: tuple[Primitive, ...] = ()
+
+    def _with_value(self, name: str, value: int) -> Found | None:
+        if self.values.get(name, value) != value:
+            return None
+        return replace(self, values={**self.values, name: value})
+
+
+def find(graph: Alternatives, pattern: Pattern, value: int, known: Found | None = None) -> Iterator[Found]:
+    """Yield each way in which a value is what a pattern says.
+
+    Args:
+        graph: the graph.
+        pattern: the pattern.
+        value: the value.
+        known: what some of its names are.
+    """
+    known = known or Found()
+    match pattern:
+        case str():
+            found = known._with_value(pattern, value)
+            if found is not None:
+                yield found
+        case OpPattern():
+            yield from _find_primitive(graph, pattern, value, known)
+        case Number(name):
+            number = graph.number(value)
+            if number is not None and known.numbers.get(name, number) == number:
+                yield replace(known, numbers={**known.numbers, name: number})
+        case _:
+            number = graph.number(value)
+            if number is not None and _is_equal(number, pattern):
+                yield known
+
+
+def find_first(graph: Alternatives, pattern: Pattern, value: int, known: Found | None = None) -> Found | None:
+    """Return the first of what `find` yields, None if the value is not what the pattern says."""
+    return next(find(graph, pattern, value, known), None)
+
+
+def _find_primitive(graph: Alternatives, pattern: OpPattern, value: int, known: Found) -> Iterator[Found]:
+    named = known._with_value(pattern.name, value) if pattern.name else known
+    if named is None:
+        return
+    for primitive in graph.producing(value, *pattern.ops):
+        if len(primitive.inputs) != len(pattern.operands):
+            continue
+        for operands in _orders(pattern, primitive):
+            for found in _find_all(graph, tuple(zip(operands, primitive.inputs, strict=True)), named):
+                primitives = {**found.primitives, pattern.name: primitive} if pattern.name else found.primitives
+                yield replace(found, primitives=primitives, used=(*found.used, primitive))
+
+
+def _orders(pattern: OpPattern, primitive: Primitive) -> Iterator[Sequence[Pattern]]:
+    yield pattern.operands
+    if primitive.op in COMMUTATIVE and len(set(primitive.inputs)) > 1:
+        yield pattern.operands[::-1]
+
+
+def _find_all(graph: Alternatives, pairs: Sequence[tuple[Pattern, int]], known: Found) -> Iterator[Found]:
+    if not pairs:
+        yield known
+        return
+    (pattern, value), *rest = pairs
+    for found in find(graph, pattern, value, known):
+        yield from _find_all(graph, rest, found)
+
+
+def _is_equal(number: float, wanted: float) -> bool:
+    """Return whether a number is the wanted one, rounded to float32 if that is not exact."""
+    rounded = np.float32(wanted)
+    return number == wanted or (float(rounded) != wanted and abs(number - wanted) <= float(np.spacing(rounded)))
