@@ -280,7 +280,7 @@ def hold_contest(
 
     def needed_s(entry: Entry) -> float:
         """Return what it takes to compile what was not measured."""
-        return meter.needed_s([c for c, (_, done) in zip(entry.steps, entry.costs, strict=True) if not done])
+        return meter.compile_s([c for c, (_, done) in zip(entry.steps, entry.costs, strict=True) if not done])
 
     timed = _hold(_distinct(entries), attempt, arrays, Until(deadline, needed_s, meter.tell))
     able = [result for result in timed if result.is_right and result.executable is not None]

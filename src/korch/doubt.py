@@ -17,7 +17,7 @@ import numpy as np
 from korch.candidate.candidate import Candidate
 from korch.contest import Contest
 from korch.deadline import Deadline
-from korch.measure.meter import AnyMeter, End
+from korch.measure.meter import AnyMeter
 from korch.orchestrate.recall import DISAGREEMENT
 
 RUNS = 5
@@ -158,5 +158,5 @@ def _timed_again(
     """Return suspects with new times, which the database has by then."""
     keys: Mapping[str, Candidate] = {steps[s.number].key: steps[s.number] for s in suspects}
     meter.tell(f"timing {len(keys)} kernels again: the prediction is wrong")
-    meter.measure_again(list(keys.values()), End(deadline))
+    meter.measure_again(list(keys.values()), deadline)
     return [replace(s, again_ns=float(meter.cost_ns(steps[s.number])[0])) for s in suspects]

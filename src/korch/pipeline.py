@@ -68,7 +68,7 @@ BESIDE_SECONDS = 60.0
 REWRITE_SHARE = 0.25
 """The share of a budget after which no more alternatives are looked for."""
 
-ENUMERATE_SHARE = 0.25
+ENUMERATE_SHARE = 0.5
 """The share of what is left then after which no more candidates are looked for."""
 
 BESIDE_SHARE = 0.1
@@ -144,19 +144,22 @@ class Run:
             return self.deadline
         return self.build_deadline.before(BESIDE_SHARE * budget_s)
 
-    def hear_short(self, needed_s: float) -> None:
-        """Say that the budget is too short for what a first plan needs."""
-        budget_s = self.options.budget_s
-        if budget_s is None or self.least_s is not None:
+    def check_budget(self, compile_s: float) -> None:
+        """Warn if the budget is too short for a first plan, and give the least that it takes.
+
+        Args:
+            compile_s: predicted seconds to compile kernels of a first plan.
+        """
+        budget_s, left_s = self.options.budget_s, self.deadline.left_s
+        if self.least_s is not None or budget_s is None or left_s is None or compile_s + self.end_s <= left_s:
             return
-        spent_s = budget_s - (self.deadline.left_s or 0.0)
-        self.least_s = spent_s + needed_s + self.end_s
-        text = (
-            f"the budget of {budget_s:g} s is too short: the least is about {self.least_s:.0f} s "
-            f"({spent_s:.0f} until now, {needed_s:.0f} to compile and time the kernels of a first "
-            f"plan, {self.end_s:.0f} to build and check it); going on with the least"
+        spent_s = budget_s - left_s
+        self.least_s = spent_s + compile_s + self.end_s
+        logger.warning(
+            f"the budget of {budget_s:g} s is too short: the least is about {self.least_s:.0f} s ({spent_s:.0f} until "
+            f"now, {compile_s:.0f} to compile a first plan's kernels, {self.end_s:.0f} to build and check it); the "
+            "plan is chosen by estimates, and no kernel is timed"
         )
-        logger.warning("%s", text)
 
 
 def plan_model(
@@ -263,8 +266,8 @@ def _optimize(model: Any, run: Run) -> Any:
         tasks = prepare_all(partition, joined, meter, options, run.deadline.less(1 - ENUMERATE_SHARE))
         run.progress("candidates", _describe_tasks(tasks))
         meter.tell = partial(run.progress, "orchestrate")
-        meter.hear_short = run.hear_short
         run.end_s = _end_s(split, meter)
+        meter.expect_compiling = run.check_budget
         with run.stage("orchestrate"), _interruptible(run):
             outcome = _search(run, partition, joined, tasks, meter)
             outcome = _side_by_side(run, joined.graph, outcome, meter)
@@ -273,6 +276,9 @@ def _optimize(model: Any, run: Run) -> Any:
             meter.tell = partial(run.progress, "build")
             report = _report(run, split, partition, tasks, outcome)
             report["measured_candidates"] = _count_measured(tasks, meter)
+            report["untimed"] = _count_untimed(outcome.plans["optimal"], meter)
+            if report["untimed"]:
+                report["gap"] = None
             report["machine"] = meter.rates()
             rivals = _rivals(outcome, tasks, meter)
             groupings = {name: grouping_rows(rows) for name, rows in outcome.groupings.items()}
@@ -514,6 +520,13 @@ def _count_measured(tasks: Sequence[Task], meter: AnyMeter) -> int:
     """Return how many different candidates have a measured time; blocks share some."""
     candidates = {c.key: c for task in tasks for c in task.candidates}
     return sum(isinstance(meter.known(c), Measured) for c in candidates.values())
+
+
+def _count_untimed(steps: Sequence[Candidate], meter: AnyMeter) -> int:
+    """Return how many kernels of a plan no time was left to measure; 0 if none is to be."""
+    if not meter.options.measure:
+        return 0
+    return sum(not (meter.cost_ns(step)[1] or step.offer.is_in_place) for step in steps)
 
 
 def _finish(run: Run, contest: Contest, report: dict[str, Any]) -> Any:

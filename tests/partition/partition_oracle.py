@@ -118,7 +118,13 @@ class FakeMeter:
     def rest(self) -> None:
         self.is_quiet = True
 
-    def measure(self, candidates: Sequence[Candidate], end: object = None) -> list[Measured | Failed]:
+    def compile_s(self, candidates: Sequence[Candidate]) -> float:
+        return 0.0
+
+    def expect_compiling(self, seconds: float) -> None:
+        self.first_plan_s = seconds
+
+    def measure(self, candidates: Sequence[Candidate], deadline: object = None) -> list[Measured | Failed]:
         for candidate in candidates:
             record: Measured | Failed = Measured(self.true_ns(candidate), 0.0, ())
             if candidate.key in self.broken:
@@ -127,7 +133,7 @@ class FakeMeter:
         self.rest()
         return [self.records[candidate.key] for candidate in candidates]
 
-    def confirm(self, candidates: Sequence[Candidate], end: object = None) -> list[Measured | Failed]:
+    def confirm(self, candidates: Sequence[Candidate], deadline: object = None) -> list[Measured | Failed]:
         for candidate in candidates:
             record = self.records[candidate.key]
             if isinstance(record, Measured):

@@ -141,7 +141,7 @@ class Hopeful(FakeMeter):
     def bound_ns(self, candidate: Candidate) -> int:
         return self.true_ns(candidate) // 2
 
-    def measure(self, candidates: Sequence[Candidate], end: object = None) -> list[Measured | Failed]:
+    def measure(self, candidates: Sequence[Candidate], deadline: object = None) -> list[Measured | Failed]:
         new = {c.key for c in candidates} - self.records.keys()
         super().measure([c for c in candidates if c.key in new])
         for c in candidates:
@@ -150,7 +150,7 @@ class Hopeful(FakeMeter):
                 self.records[c.key] = Measured(time_ns, 0.0, ())
         return [self.records[c.key] for c in candidates]
 
-    def confirm(self, candidates: Sequence[Candidate], end: object = None) -> list[Measured | Failed]:
+    def confirm(self, candidates: Sequence[Candidate], deadline: object = None) -> list[Measured | Failed]:
         for c in candidates:
             self.records[c.key] = Measured(self.true_ns(c), 0.0, (), is_confirmed=True)
         return [self.records[c.key] for c in candidates]
@@ -284,7 +284,9 @@ def test_the_last_seconds_are_spent_on_blocks_and_not_on_a_survey() -> None:
     rest = in_segments(Deadline(0.0), spent)[2]
     check_plans(graph, joined, outcome, 2)
     assert len(hurried.records) > len(spent.records)
-    assert (outcome.found.certificate.objective_ns or 0) <= (rest.found.certificate.objective_ns or 0)
+    true_ns = [sum(map(hurried.true_ns, found.plans["optimal"])) for found in (outcome, rest)]
+    assert true_ns[0] <= true_ns[1]
+    assert not spent.records and not rest.found.certificate.is_measured
     assert outcome.partition is not None
     assert all(len(block["interfaces"]) == 1 for block in outcome.partition["blocks"])
 
@@ -304,7 +306,7 @@ class FailsUnlessPlain(FakeMeter):
     def guess_ns(self, candidate: Candidate) -> int:
         return 1 if is_other(candidate) else super().guess_ns(candidate)
 
-    def measure(self, candidates: Sequence[Candidate], end: object = None) -> list[Measured | Failed]:
+    def measure(self, candidates: Sequence[Candidate], deadline: object = None) -> list[Measured | Failed]:
         self.broken |= {c.key for c in candidates if is_other(c) and c.group.primitives}
         return super().measure(candidates)
 

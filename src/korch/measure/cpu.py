@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from korch.candidate.candidate import Candidate
+from korch.deadline import Deadline
 from korch.libraries import needed_libraries
 from korch.measure import uncompiled
 from korch.measure.calibrate import FACT, MARGIN, Calibration, Work, calibrate
 from korch.measure.compiler import NATIVE_FOLDER, Builder, CompileFailure, find_compiler
 from korch.measure.database import Database
-from korch.measure.meter import BATCH, CandidateMeter, End
+from korch.measure.meter import BATCH, CandidateMeter
 from korch.measure.operations import has_windows, operations
 from korch.measure.pace import Pace
 from korch.measure.record import Failed, FailureKind, Measured, Record
@@ -54,8 +55,8 @@ def needed_flop(candidate: Candidate) -> int:
     return max(candidate.linear_flop, candidate.offer.work_flop) - candidate.offer.vector_flop
 
 
-NEEDED_SHARE = 0.3
-"""Of the time that is left, how much is spent to time kernels without which there is no plan."""
+BATCH_SHARE = 0.3
+"""The largest share of the time left that is spent on timing one batch."""
 
 PACE_FACT = "pace-1"
 """The database keeps by this name how long work takes."""
@@ -183,15 +184,14 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         self.database.put_fact(PACE_FACT, self.pace.to_text())
         super().close()
 
-    def measure_batch(self, batch: Sequence[Candidate], kernels: Mapping[str, Kernel], end: End) -> None:
+    def measure_batch(self, batch: Sequence[Candidate], kernels: Mapping[str, Kernel], deadline: Deadline) -> None:
         """Compile kernels to one library and time them."""
-        compiled = self._compiled(batch, kernels, end)
+        compiled = self._compiled(batch, kernels, deadline)
         if not compiled:
             return
         names = sorted({name for c, _ in compiled for name in kernels[c.key].libraries})
         library = self.builder.link(dict.fromkeys(path for _, path in compiled), names)
-        left_s = end.deadline.left_s
-        share = NEEDED_SHARE if end.is_needed else 1.0
+        left_s = deadline.left_s
         self.tell(f"timing {len(compiled)} kernels")
         begun_s = time.monotonic()
         records = time_kernels(
@@ -202,8 +202,8 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
             self.options.threads,
             own_cache_bytes=self.target.l2_bytes,
             l3_bytes=self.target.l3_bytes,
-            seconds=None if left_s is None else max(0.0, share * left_s),
-            stop=None if end.is_needed else end.deadline,
+            seconds=None if left_s is None else max(0.0, BATCH_SHARE * left_s),
+            stop=deadline,
         )
         spent_s = time.monotonic() - begun_s - self.pace.predict_s("start")
         samples = sum(len(r.samples_ns) for r in records if isinstance(r, Measured))
@@ -215,7 +215,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
                 self.keep(candidate.key, record)
 
     def _compiled(
-        self, batch: Sequence[Candidate], kernels: Mapping[str, Kernel], end: End
+        self, batch: Sequence[Candidate], kernels: Mapping[str, Kernel], deadline: Deadline
     ) -> list[tuple[Candidate, Path]]:
         """Return those of a batch that are compiled in time; keep why others fail."""
         sources = [kernels[c.key].source for c in batch]
@@ -225,7 +225,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         with self.pace.noting("compile", missing):
             objects = self.builder.compile(
                 sources,
-                None if end.is_needed else end.deadline.before(timing_s),
+                deadline.before(timing_s),
                 lambda done: self.tell(f"compiling {len(batch)} kernels, {done} are done"),
             )
         compiled = []
@@ -241,12 +241,12 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
                 compiled.append((candidate, found))
         return compiled
 
-    def needed_s(self, candidates: Sequence[Candidate]) -> float:
-        """Return what it will take at least to measure candidates."""
+    def compile_s(self, candidates: Sequence[Candidate]) -> float:
+        """Return the predicted seconds to compile those of the candidates that are not compiled."""
         built = [self.kernel(c) for c in candidates]
         kernels = [kernel for kernel in built if isinstance(kernel, Kernel)]
         missing = self.builder.count_missing([kernel.source for kernel in kernels])
-        return self.pace.predict_s("compile", missing) + self._timing_s(len(kernels))
+        return self.pace.predict_s("compile", missing)
 
     def _timing_s(self, kernels: int) -> float:
         """Return what it will take at least to time kernels: a first run of each, and a round."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -33,20 +32,7 @@ GUESS = 4
 """What kernels take over their bounds, as a rule."""
 
 
-@dataclass(frozen=True, slots=True)
-class End:
-    """When measuring ends.
-
-    Attributes:
-        deadline: when there is no time left.
-        is_needed: whether all is measured nevertheless, though as quickly as can be.
-    """
-
-    deadline: Deadline
-    is_needed: bool = False
-
-
-NEVER = End(Deadline())
+NEVER = Deadline()
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -61,7 +47,7 @@ class CandidateMeter(ABC, Generic[T, K]):
         providers: who makes kernels.
         uncompiled: by candidate, the kernels that the compiler refused: what the report says.
         tell: told of each step that takes a while.
-        hear_short: told if a deadline is too near for what is needed, and what that takes.
+        expect_compiling: told the predicted seconds to compile the kernels of a first plan.
         pace: how long compiling and timing takes.
         disturbed: runs of kernels in which a thread had no core; they were dropped.
     """
@@ -78,8 +64,8 @@ class CandidateMeter(ABC, Generic[T, K]):
         self._records: dict[str, Record] = {}
         self._retried: set[str] = set()  # what hung in another session
         self._first: dict[str, Measured] = {}  # of what is timed a second time just now
+        self.expect_compiling: Callable[[float], None] = lambda seconds: None
         self.tell: Callable[[str], None] = lambda text: None
-        self.hear_short: Callable[[float], None] = lambda needed_s: None
         self.pace = Pace()
         self.disturbed = 0
 
@@ -112,11 +98,11 @@ class CandidateMeter(ABC, Generic[T, K]):
         """Return what the machine does at best, as plain data."""
 
     @abstractmethod
-    def measure_batch(self, batch: Sequence[Candidate], kernels: Mapping[str, K], end: End) -> None:
+    def measure_batch(self, batch: Sequence[Candidate], kernels: Mapping[str, K], deadline: Deadline) -> None:
         """Build and time some kernels, given by their candidates' keys; keep what is found."""
 
-    def needed_s(self, candidates: Sequence[Candidate]) -> float:
-        """Return what it will take at least to measure candidates."""
+    def compile_s(self, candidates: Sequence[Candidate]) -> float:
+        """Return the predicted seconds to compile those of the candidates that are not compiled."""
         return 0.0
 
     def begin(self, candidates: Sequence[Candidate]) -> None:
@@ -152,22 +138,17 @@ class CandidateMeter(ABC, Generic[T, K]):
             self._kernels[candidate.key] = built
         return self._kernels[candidate.key]
 
-    def measure(self, candidates: Sequence[Candidate], end: End = NEVER) -> list[Record | None]:
+    def measure(self, candidates: Sequence[Candidate], deadline: Deadline = NEVER) -> list[Record | None]:
         """Build and time candidates; what is found is kept in the database at once.
 
         Returns:
-            What is known of each; None if the end came before.
+            What is known of each; None if the deadline came before.
         """
         todo = {c.key: c for c in candidates if self.known(c) is None}
-        left_s = end.deadline.left_s
-        if end.is_needed and left_s is not None:
-            needed_s = self.needed_s(list(todo.values()))
-            if needed_s > left_s:
-                self.hear_short(needed_s)
-        self._time(todo, end)
+        self._time(todo, deadline)
         return [self._records.get(c.key) for c in candidates]
 
-    def confirm(self, candidates: Sequence[Candidate], end: End = NEVER) -> list[Record | None]:
+    def confirm(self, candidates: Sequence[Candidate], deadline: Deadline = NEVER) -> list[Record | None]:
         """Time candidates a second time that were timed once; the longer time counts.
 
         A plan has the kernels that seem to be the fastest, and among them those that were timed
@@ -178,16 +159,16 @@ class CandidateMeter(ABC, Generic[T, K]):
             for c in candidates
             if isinstance(record := self.known(c), Measured) and not record.is_confirmed
         }
-        self._time({c.key: c for c in candidates if c.key in self._first}, end)
+        self._time({c.key: c for c in candidates if c.key in self._first}, deadline)
         self._first = {}
         return [self._records.get(c.key) for c in candidates]
 
-    def measure_again(self, candidates: Sequence[Candidate], end: End = NEVER) -> list[Record | None]:
+    def measure_again(self, candidates: Sequence[Candidate], deadline: Deadline = NEVER) -> list[Record | None]:
         """Time candidates anew; what was known of them before no longer counts."""
-        self._time({c.key: c for c in candidates if not c.offer.is_in_place}, end)
+        self._time({c.key: c for c in candidates if not c.offer.is_in_place}, deadline)
         return [self._records.get(c.key) for c in candidates]
 
-    def _time(self, todo: Mapping[str, Candidate], end: End) -> None:
+    def _time(self, todo: Mapping[str, Candidate], deadline: Deadline) -> None:
         kernels: dict[str, K] = {}
         for key, candidate in todo.items():
             built = self.kernel(candidate)
@@ -196,9 +177,9 @@ class CandidateMeter(ABC, Generic[T, K]):
             else:
                 kernels[key] = built
         for batch in _batches([todo[key] for key in kernels]):
-            if not end.is_needed and end.deadline.is_over:
+            if deadline.is_over:
                 break
-            self.measure_batch(batch, kernels, end)
+            self.measure_batch(batch, kernels, deadline)
 
     def keep(self, key: str, record: Record) -> None:
         """Keep what was found of a candidate."""

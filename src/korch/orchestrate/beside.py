@@ -29,7 +29,6 @@ from korch.candidate.layout import Layout
 from korch.deadline import Deadline
 from korch.errors import InvalidGraphError
 from korch.measure.cpu import CpuMeter
-from korch.measure.meter import End
 from korch.measure.record import Failed, Measured, Record
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
@@ -315,7 +314,7 @@ class _Search:
         for start in range(0, len(candidates), BATCH):
             if self.deadline.is_over:
                 return
-            self.meter.measure(candidates[start : start + BATCH], End(self.deadline))
+            self.meter.measure(candidates[start : start + BATCH], self.deadline)
 
     def _proposals(self) -> Iterator[_Set]:
         """Yield sets that are thought to gain, each around its longest kernel."""

@@ -21,7 +21,7 @@ from korch.candidate.layout import Layout, channels_blocked, channels_last, layo
 from korch.candidate.shape import Compose, GroupShape, shapes_of
 from korch.deadline import Deadline
 from korch.errors import InfeasibleError
-from korch.measure.meter import AnyMeter, End
+from korch.measure.meter import AnyMeter
 from korch.measure.record import Failed, Measured
 from korch.options import Options
 from korch.orchestrate.baselines import baseline_plans, has_layouts
@@ -363,7 +363,7 @@ class BlockSearch:
                 and (c.offer.inputs, c.offer.outputs) == ((before,), (after,))
             ]
             if not self.deadline.is_over:
-                self.meter.measure(changes, End(self.deadline))
+                self.meter.measure(changes, self.deadline)
             times_ns = [record.time_ns for c in changes if isinstance(record := self.meter.known(c), Measured)]
             if not times_ns:
                 return None

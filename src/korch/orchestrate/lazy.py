@@ -17,7 +17,7 @@ from typing import Protocol
 from korch.candidate.candidate import Candidate
 from korch.deadline import Deadline
 from korch.errors import InfeasibleError
-from korch.measure.meter import NEVER, End
+from korch.measure.meter import NEVER
 from korch.measure.record import Failed, Measured
 from korch.options import Options
 from korch.orchestrate.estimate import Experience, hope_ns
@@ -99,11 +99,23 @@ class Meter(Protocol):
         """Return what the database says of a candidate."""
         ...
 
-    def measure(self, candidates: Sequence[Candidate], end: End = NEVER) -> Sequence[Measured | Failed | None]:
+    def compile_s(self, candidates: Sequence[Candidate]) -> float:
+        """Return the predicted seconds to compile those of the candidates that are not compiled."""
+        ...
+
+    def expect_compiling(self, seconds: float) -> None:
+        """Hear the predicted seconds to compile the kernels of a first plan."""
+        ...
+
+    def measure(
+        self, candidates: Sequence[Candidate], deadline: Deadline = NEVER
+    ) -> Sequence[Measured | Failed | None]:
         """Build and time candidates; None for those for which there was no time."""
         ...
 
-    def confirm(self, candidates: Sequence[Candidate], end: End = NEVER) -> Sequence[Measured | Failed | None]:
+    def confirm(
+        self, candidates: Sequence[Candidate], deadline: Deadline = NEVER
+    ) -> Sequence[Measured | Failed | None]:
         """Time candidates a second time that were timed once; the longer time counts."""
         ...
 
@@ -160,28 +172,30 @@ class Look:
 
 
 def measure_some(
-    meter: Meter, needed: Sequence[Candidate], others: Sequence[Candidate], deadline: Deadline
+    meter: Meter, candidates: Sequence[Candidate], deadline: Deadline, needed: int = 0
 ) -> tuple[dict[str, Measured | Failed], bool]:
     """Measure candidates; raise bounds' rates where they don't hold.
 
     Args:
         meter: measures.
-        needed: those without which there is no plan.
-        others: those that are measured before the deadline only, in this order.
+        candidates: what is measured before the deadline, in this order.
         deadline: when there is no time left.
+        needed: how many of them, the first ones, make up the first plan: it is compiled in any
+            case, so that time must be left for it.
 
     Returns:
         What was found, by key, and whether bounds have changed.
     """
     found: dict[str, Measured | Failed] = {}
-    for candidates, end in ((needed, End(deadline, is_needed=True)), (others, End(deadline))):
-        for start in range(0, len(candidates), BATCH):
-            if not end.is_needed and deadline.is_over:
-                break
-            batch = candidates[start : start + BATCH]
-            records = zip(batch, meter.measure(batch, end), strict=True)
-            found |= {c.key: record for c, record in records if record is not None}
-    candidates = [*needed, *others]
+    if needed:
+        meter.expect_compiling(meter.compile_s(candidates[:needed]))
+    for start in range(0, len(candidates), BATCH):
+        unbuilt = candidates[start:needed]
+        if deadline.before(meter.compile_s(unbuilt) if unbuilt else 0.0).is_over:
+            break
+        batch = candidates[start : start + BATCH]
+        records = zip(batch, meter.measure(batch, deadline), strict=True)
+        found |= {c.key: record for c, record in records if record is not None}
     wrong = [
         c for c in candidates if isinstance(record := found.get(c.key), Measured) and record.time_ns < meter.bound_ns(c)
     ]
@@ -201,7 +215,7 @@ def confirm(meter: Meter, candidates: Sequence[Candidate], deadline: Deadline) -
     todo = {c.key: c for c in candidates if isinstance(record := meter.known(c), Measured) and not record.is_confirmed}
     order, timed = list(todo.values()), 0
     while timed < len(order) and not deadline.is_over:
-        meter.confirm(order[timed : timed + BATCH], End(deadline))
+        meter.confirm(order[timed : timed + BATCH], deadline)
         timed += BATCH
     return timed > 0
 
@@ -242,7 +256,7 @@ class LazyLoop:
         self.candidates = tuple(candidates)
         self.meter = meter
         self.options = options
-        self.deadline = deadline or Deadline()
+        self.deadline = self.last_deadline = deadline or Deadline()
         self.progress = progress
         self.free_measurements = free_measurements
         self.most_measured = most_measured
@@ -328,12 +342,14 @@ class LazyLoop:
         It proves nothing, but it finds in a few rounds what the bounds alone find late.
         """
         for _ in range(ESTIMATE_ROUNDS):
+            if self.best is None and not self._time_left():
+                break
             look = self.look(FIRST_SECONDS) if self.best is None else self.look()
             has_time = look.unknown and self._time_left()
             most = max(0, min(ROUND_KERNELS, self._room() - len(look.unknown)))
             hopeful = [k for _, k in look.hopes[:most]] if has_time else []
             self._measure(look.unknown, is_optional=self.best is not None)
-            self._try_incumbent(look.kernels)
+            self.accept(look.kernels)
             self._measure(hopeful, is_optional=True)
             self._report()
             if self.best is not None and (not look.unknown or not self._time_left()):
@@ -346,7 +362,7 @@ class LazyLoop:
         while self.best is None:
             plan = self._solve(self._estimates(), None, ROUND_SECONDS, 0, ESTIMATE_GAP)
             self._measure(plan.kernels, is_optional=False)
-            self._try_incumbent(plan.kernels)
+            self.accept(plan.kernels)
 
     def look(self, seconds: float = ROUND_SECONDS / 2, gap: float = ESTIMATE_GAP) -> Look:
         """Return the best plan by estimates, and what else is worth measuring.
@@ -385,7 +401,7 @@ class LazyLoop:
     def combine_measured(self) -> None:
         """Look for the best plan of what is measured: no solve has seen the last measurements."""
         measured = frozenset(k for k, c in enumerate(self.candidates) if self._is_measured(c))
-        if self.best is None or self._is_close() or measured == self._combined:
+        if self.best is None or self._is_close() or measured == self._combined or not measured.issuperset(self.best[1]):
             return
         self._combined, before, left = measured, self.best, self._seconds_left()
         seconds = COMBINE_SECONDS if left is None else max(LAST_SECONDS, min(COMBINE_SECONDS, left))
@@ -530,8 +546,8 @@ class LazyLoop:
     def _measure(self, kernels: Sequence[int], *, is_optional: bool) -> None:
         unique = {self.candidates[k].key: self.candidates[k] for k in kernels}
         todo = [c for key, c in unique.items() if key not in self.records]
-        needed, others = ((), todo) if is_optional else (todo, ())
-        self.take(*measure_some(self.meter, needed, others, self.deadline))
+        deadline, needed = (self.deadline, 0) if is_optional else (self.last_deadline, len(todo))
+        self.take(*measure_some(self.meter, todo, deadline, needed))
 
     def take(self, found: Mapping[str, Measured | Failed], is_corrected: bool) -> None:
         """Take over what was measured, by key, of which some may be the loop's candidates."""
@@ -546,9 +562,19 @@ class LazyLoop:
         self.bound_ns = 0
         self.best, self.second = self._repriced(self.best), self._repriced(self.second)
 
-    def try_plan(self, kernels: Sequence[int]) -> None:
-        """Keep a plan if all of it is measured and it is the best so far, and report."""
+    def accept(self, kernels: Sequence[int]) -> None:
+        """Keep a plan if it is the best measured one, or the first one that can be built.
+
+        Kernels of the first one that are not measured by now can't be: there is no time.
+        """
         self._try_incumbent(kernels)
+        is_failed = any(self._is_failed(self.candidates[k]) for k in kernels)
+        if self.best is None and not is_failed:
+            self.best = self._estimate_ns(kernels), tuple(kernels)
+
+    def try_plan(self, kernels: Sequence[int]) -> None:
+        """Accept a plan, and report."""
+        self.accept(kernels)
         self._report()
 
     def refresh(self) -> int:
@@ -567,6 +593,8 @@ class LazyLoop:
         self.deadline, self.most_measured = deadline, most_measured
         self._forget_bounds()
         self.start_s, self.rounds = time.monotonic(), []
+        if self.best is not None and not deadline.is_over and self._unmeasured(self.best[1]):
+            self.best = None
 
     def revise(self, found: Orchestration) -> Orchestration:
         """Return the best plan now that some of a result's kernels were timed once more.
@@ -592,15 +620,20 @@ class LazyLoop:
 
     def _repriced(self, plan: Priced | None) -> Priced | None:
         """Return a plan with what its kernels cost by now; None if one has failed since."""
-        if plan is None or not all(self._is_measured(self.candidates[k]) for k in plan[1]):
+        if plan is None or any(self._is_failed(self.candidates[k]) for k in plan[1]):
             return None
-        return sum(self.cost_ns(self.candidates[k])[0] for k in plan[1]), plan[1]
+        return self._estimate_ns(plan[1]), plan[1]
+
+    def _estimate_ns(self, kernels: Sequence[int]) -> int:
+        """Return the cost of a plan: the measured times, and estimates of the others."""
+        chosen = [self.candidates[k] for k in kernels]
+        return sum(max(self.cost_ns(c)[0], 0 if self._is_measured(c) else self._guess_ns(c)) for c in chosen)
 
     def end(self) -> Orchestration:
         """Return the best plan, with what the relaxation proves: no more is measured.
 
         Raises:
-            InfeasibleError: no plan was measured.
+            InfeasibleError: there is no plan.
         """
         self._forget_bounds()
         self.combine_measured()
@@ -662,7 +695,7 @@ class LazyLoop:
 
     def _result(self, stopped: bool) -> Orchestration:
         if self.best is None:
-            raise InfeasibleError("no plan could be measured")
+            raise InfeasibleError("no plan was found")
         objective_ns, kernels = self.best
         bound_ns = min(self.bound_ns, objective_ns)
         measured = sum(map(self._is_measured, self.candidates))
@@ -672,7 +705,7 @@ class LazyLoop:
             bound_ns=bound_ns,
             kernels=len(self.candidates),
             measured=measured,
-            is_measured=self.options.measure,
+            is_measured=all(self._is_measured(self.candidates[k]) for k in kernels),
             seconds=time.monotonic() - self.start_s,
         )
         steps = tuple(self.candidates[k] for k in kernels)

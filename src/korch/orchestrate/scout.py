@@ -203,12 +203,8 @@ def _measure(search: BlockSearch, uses: Counter[Key], looks: dict[Key, Look], mo
             later.append(candidate)
 
     began_s = time.monotonic()
-    found, is_corrected = measure_some(
-        search.meter,
-        [c for c in todo.values() if c.key in needed],
-        [c for c in todo.values() if c.key not in needed],
-        search.deadline,
-    )
+    order = sorted(todo.values(), key=lambda c: c.key not in needed)
+    found, is_corrected = measure_some(search.meter, order, search.deadline, needed=len(needed))
     search.take(found, is_corrected)
     search.meter.begin(later)
     return (time.monotonic() - began_s) / max(1.0, len(found) / BATCH)

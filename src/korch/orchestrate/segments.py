@@ -114,7 +114,7 @@ def search_segments(
         name: assembly.steps(chosen, lambda b, j, of=of: of[b, j])  # type: ignore[misc]
         for name, (chosen, of) in made.items()
     }
-    found = _result(search, choice, tasks, sum(meter.cost_ns(c)[0] for c in plans["optimal"]))
+    found = _result(search, choice, tasks, sum(map(search.estimate_ns, plans["optimal"])))
     uses = _uses(assembly, choice)
     savings = add_savings([(search.savings(b, j), count) for (b, j), count in uses.items()])
     described = _describe(partition, tasks, search, choice, uses)

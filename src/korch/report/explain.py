@@ -37,8 +37,7 @@ def summary(report: Mapping[str, Any]) -> str:
         f"{milliseconds(report['measured_ms'])} measured, {_expected(report)}"
         f"error {report['max_error']:.1e} of the largest element, "
         f"arena {size_text(report['arena_bytes'])}",
-        f"search: {report['status']}, {milliseconds(report['predicted_ms'])} predicted, bound "
-        f"{milliseconds(report['lower_bound_ms'])}, gap {100 * (report['gap'] or 0.0):.1f} %; "
+        f"search: {_found(report)}; "
         f"{report['candidates']} candidates, {distinct} different, "
         f"{report['measured_candidates']} measured ({share:.1f} %)",
         f"model: {report['primitives']} primitives, {report['alternatives']} alternatives; {report['seconds']:.1f} s",
@@ -66,6 +65,15 @@ def summary(report: Mapping[str, Any]) -> str:
     if report.get("stopped_by_budget"):
         lines.append("the budget ended the search; more time may find a better plan")
     return "\n".join([*lines, *uncompiled_lines(report), *warnings(report)])
+
+
+def _found(report: Mapping[str, Any]) -> str:
+    """Return what the search found; without a gap if some kernels of the plan were not measured."""
+    bound = f"bound {milliseconds(report['lower_bound_ms'])}"
+    if untimed := report.get("untimed"):
+        return f"chosen by estimates, as no time was left to measure {untimed} of the plan's kernels; {bound}"
+    predicted = milliseconds(report["predicted_ms"])
+    return f"{report['status']}, {predicted} predicted, {bound}, gap {100 * (report['gap'] or 0.0):.1f} %"
 
 
 def warnings(report: Mapping[str, Any]) -> list[str]:

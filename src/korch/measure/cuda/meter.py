@@ -12,10 +12,11 @@ from korch.candidate.candidate import Candidate
 from korch.cuda.compile import Cubin, CubinCompiler, CubinFailure
 from korch.cuda.kernel import Call, CudaKernel
 from korch.cuda.target import CudaTarget, nominal_target
+from korch.deadline import Deadline
 from korch.measure.cuda.bounds import bound_ns
 from korch.measure.cuda.device import CALIBRATION, calibrate, detect_cuda_target, from_text, to_text
 from korch.measure.database import Database
-from korch.measure.meter import CandidateMeter, End
+from korch.measure.meter import CandidateMeter
 from korch.measure.record import Failed, Measured, Record
 from korch.measure.session import run_jobs
 from korch.options import Options
@@ -77,7 +78,7 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
         target = self.target
         return {"copy_bytes_per_s": target.copy_bytes_per_s, "rate_flop_per_s": target.f32_flop_per_s}
 
-    def measure_batch(self, batch: Sequence[Candidate], kernels: Mapping[str, CudaKernel], end: End) -> None:
+    def measure_batch(self, batch: Sequence[Candidate], kernels: Mapping[str, CudaKernel], deadline: Deadline) -> None:
         """Compile kernels and time them."""
         cubins = self.compiler.compile([la for c in batch for la in kernels[c.key].launches])
         ready: list[Candidate] = []
