@@ -664,13 +664,14 @@ def _stage(parsed: argparse.Namespace) -> int:
     from korch.equivalence.saturate import saturate
     from korch.fission import fission
     from korch.frontend.onnx import load_model
+    from korch.primitive.lowering import lower_products
     from korch.primitive.text import format_graph
     from korch.provider.provider import load_providers
 
     options = _options(parsed)
     graph = fission(load_model(parsed.model, parse_shapes(parsed.shape)))
     if parsed.stage != "fission":
-        graph, _ = saturate(graph, strict=options.strict, rules=select_rules(options.rules))
+        graph, _ = saturate(lower_products(graph), strict=options.strict, rules=select_rules(options.rules))
     if parsed.stage != "candidates":
         print(format_graph(graph), end="")
         return 0

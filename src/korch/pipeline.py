@@ -53,6 +53,7 @@ from korch.partition.spill import Spill
 from korch.partition.split import split_segments
 from korch.primitive.check import check_graph
 from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.lowering import lower_products
 from korch.primitive.precision import with_half
 from korch.primitive.types import DType
 from korch.report.dry_run import DryRun, dry_run
@@ -234,7 +235,7 @@ def front(model: Any, run: Run) -> tuple[Partition, PrimitiveGraph]:
         operators = model if is_loaded else load_model(model, run.shapes)
     run.operators = [[o.label, list(o.inputs), list(o.outputs)] for o in operators.operators]
     with run.stage("fission"):
-        split = _checked(fission(operators), run.options)
+        split = _checked(lower_products(fission(operators)), run.options)
     with run.stage("equivalences"):
         return _partition(split, run), split
 

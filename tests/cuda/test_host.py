@@ -20,6 +20,7 @@ from korch.host import executable as hosted
 from korch.host import optimize as host_optimize
 from korch.host.executable import HostPart, NativePart
 from korch.options import Options
+from korch.primitive.lowering import lower_products
 from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.cuda.program import read_program, write_program
 from korch.testing.cuda_issue import issue_on_cpu
@@ -47,7 +48,7 @@ def on_cpu(monkeypatch):
 
     def plan(segment, options, shapes=None, progress=None, deadline=None):
         found = replace(options, target="cuda:sm_90", measure=False, baselines=False, partition="off")
-        return IssuedOnCpu(program_of_graph(fission(segment), found, ())[0])
+        return IssuedOnCpu(program_of_graph(lower_products(fission(segment)), found, ())[0])
 
     monkeypatch.setattr(host_optimize, "require_torch", lambda: None)
     monkeypatch.setattr(host_optimize, "optimize_model", plan)

@@ -19,6 +19,7 @@ from korch.orchestrate.lazy import LazyLoop
 from korch.partition.join import join
 from korch.pipeline import Run, _partition
 from korch.primitive import reference
+from korch.primitive.lowering import lower_products
 from korch.runtime.cuda.build import build_cuda
 from korch.runtime.cuda.program import read_program, write_program
 from korch.runtime.program import Step
@@ -39,7 +40,7 @@ def program_of(name, options, left_out=("torch", "torch-opaque", "tensorrt")):
 
 
 def program_of_model(model, options, left_out):
-    return program_of_graph(fission(load_model(model.SerializeToString())), options, left_out)
+    return program_of_graph(lower_products(fission(load_model(model.SerializeToString()))), options, left_out)
 
 
 def program_of_graph(split, options, left_out):

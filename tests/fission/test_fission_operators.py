@@ -7,6 +7,7 @@ from korch.errors import ModelError
 from korch.fission import fission_with_report
 from korch.frontend import load_model
 from korch.primitive.check import check_graph
+from korch.primitive.lowering import lower_products
 from korch.primitive.reference import run
 from korch.primitive.text import format_graph, parse_graph
 from korch.primitive.types import DType, ValueType
@@ -28,7 +29,8 @@ def _onnxruntime(model, feeds, outputs):
 
 
 def _split(model):
-    graph, report = fission_with_report(load_model(model))
+    split, report = fission_with_report(load_model(model))
+    graph = lower_products(split)
     check_graph(graph)
     constants = {c.digest: c.array for c in graph.constants.values()}
     assert parse_graph(format_graph(graph), constants) == graph

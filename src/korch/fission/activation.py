@@ -6,67 +6,66 @@ Each is written so that no step overflows where the result is finite, and NaN tr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from korch.fission.context import Context
-from korch.fission.rule import Refusal, Rule, rule
-
-Result = int | Refusal
+from korch.fission.rule import Build, Refusal, Result, Rule, rule
+from korch.primitive.types import ValueId
+from korch.primitive.verbs import lit
 
 
 def _relu(c: Context) -> Result:
-    return c.elementwise("max", c.input(0), 0.0)
+    return c.elementwise("max", c.input(0), lit(0.0))
 
 
 def _leaky_relu(c: Context) -> Result:
     """max(x, a·x) where 0 < a <= 1; a product and a choice otherwise."""
     x, slope = c.input(0), float(c.attribute("alpha", 0.01))
-    scaled = c.elementwise("mul", x, slope)
+    scaled = c.elementwise("mul", x, lit(slope))
     if 0 < slope <= 1:
         return c.elementwise("max", x, scaled)
-    return c.add("where", c.elementwise("less", x, 0.0), scaled, x)
+    return c.add("where", c.elementwise("less", x, lit(0.0)), scaled, x)
 
 
 def _prelu(c: Context) -> Result:
     x, slope = c.inputs
     scaled = c.elementwise("mul", x, slope)
-    return c.add("where", c.elementwise("less", x, 0.0), scaled, x)
+    return c.add("where", c.elementwise("less", x, lit(0.0)), scaled, x)
 
 
-def _exponential(c: Context, x: int, alpha: float) -> int:
+def _exponential(c: Context, x: ValueId, alpha: float) -> ValueId:
     """Return alpha·(e^x - 1), of min(x, 0) so that e^x can't overflow."""
-    power = c.elementwise("exp", c.elementwise("min", x, 0.0))
-    below = c.elementwise("sub", power, 1.0)
-    return below if alpha == 1 else c.elementwise("mul", below, alpha)
+    power = c.elementwise("exp", c.elementwise("min", x, lit(0.0)))
+    below = c.elementwise("sub", power, lit(1.0))
+    return below if alpha == 1 else c.elementwise("mul", below, lit(alpha))
 
 
 def _elu(c: Context) -> Result:
     x = c.input(0)
     negative = _exponential(c, x, float(c.attribute("alpha", 1.0)))
-    return c.elementwise("add", c.elementwise("max", x, 0.0), negative)
+    return c.elementwise("add", c.elementwise("max", x, lit(0.0)), negative)
 
 
 def _selu(c: Context) -> Result:
     x = c.input(0)
     alpha = float(c.attribute("alpha", 1.67326319217681884765625))
     gamma = float(c.attribute("gamma", 1.05070102214813232421875))
-    both = c.elementwise("add", c.elementwise("max", x, 0.0), _exponential(c, x, alpha))
-    return c.elementwise("mul", both, gamma)
+    both = c.elementwise("add", c.elementwise("max", x, lit(0.0)), _exponential(c, x, alpha))
+    return c.elementwise("mul", both, lit(gamma))
 
 
 def _celu(c: Context) -> Result:
     x, alpha = c.input(0), float(c.attribute("alpha", 1.0))
-    scaled = x if alpha == 1 else c.elementwise("div", x, alpha)
+    scaled = x if alpha == 1 else c.elementwise("div", x, lit(alpha))
     if alpha < 0:
         return Refusal("a negative alpha")
     negative = _exponential(c, scaled, alpha)
-    return c.elementwise("add", c.elementwise("max", x, 0.0), negative)
+    return c.elementwise("add", c.elementwise("max", x, lit(0.0)), negative)
 
 
-def _unit_ramp(c: Context, x: int, slope: float, shift: float) -> int:
+def _unit_ramp(c: Context, x: ValueId, slope: float, shift: float) -> ValueId:
     """Return min(max(slope·x + shift, 0), 1)."""
-    line = c.elementwise("add", c.elementwise("mul", x, slope), shift)
-    return c.elementwise("min", c.elementwise("max", line, 0.0), 1.0)
+    line = c.elementwise("add", c.elementwise("mul", x, lit(slope)), lit(shift))
+    return c.elementwise("min", c.elementwise("max", line, lit(0.0)), lit(1.0))
 
 
 def _hard_sigmoid(c: Context) -> Result:
@@ -78,11 +77,11 @@ def _hard_swish(c: Context) -> Result:
     return c.elementwise("mul", c.input(0), _unit_ramp(c, c.input(0), 1 / 6, 0.5))
 
 
-def _log_one_plus_exp(c: Context, x: int) -> int:
+def _log_one_plus_exp(c: Context, x: ValueId) -> ValueId:
     """Return log(1 + e^x) as max(x, 0) + log(1 + e^-|x|), which can't overflow."""
     small = c.elementwise("exp", c.elementwise("neg", c.elementwise("abs", x)))
-    tail = c.elementwise("log", c.elementwise("add", small, 1.0))
-    return c.elementwise("add", c.elementwise("max", x, 0.0), tail)
+    tail = c.elementwise("log", c.elementwise("add", small, lit(1.0)))
+    return c.elementwise("add", c.elementwise("max", x, lit(0.0)), tail)
 
 
 def _softplus(c: Context) -> Result:
@@ -91,7 +90,7 @@ def _softplus(c: Context) -> Result:
 
 def _softsign(c: Context) -> Result:
     x = c.input(0)
-    return c.elementwise("div", x, c.elementwise("add", c.elementwise("abs", x), 1.0))
+    return c.elementwise("div", x, c.elementwise("add", c.elementwise("abs", x), lit(1.0)))
 
 
 def _mish(c: Context) -> Result:
@@ -103,24 +102,24 @@ def _gelu(c: Context) -> Result:
     x = c.input(0)
     if c.attribute("approximate", "none") == "tanh":
         cube = c.elementwise("mul", c.elementwise("mul", x, x), x)
-        inner = c.elementwise("add", x, c.elementwise("mul", cube, 0.044715))
-        curve = c.elementwise("tanh", c.elementwise("mul", inner, math.sqrt(2 / math.pi)))
+        inner = c.elementwise("add", x, c.elementwise("mul", cube, lit(0.044715)))
+        curve = c.elementwise("tanh", c.elementwise("mul", inner, lit(math.sqrt(2 / math.pi))))
     else:
-        curve = c.elementwise("erf", c.elementwise("mul", x, math.sqrt(0.5)))
-    half = c.elementwise("mul", x, 0.5)
-    return c.elementwise("mul", half, c.elementwise("add", curve, 1.0))
+        curve = c.elementwise("erf", c.elementwise("mul", x, lit(math.sqrt(0.5))))
+    half = c.elementwise("mul", x, lit(0.5))
+    return c.elementwise("mul", half, c.elementwise("add", curve, lit(1.0)))
 
 
 def _swish(c: Context) -> Result:
     x, alpha = c.input(0), float(c.attribute("alpha", 1.0))
-    scaled = x if alpha == 1 else c.elementwise("mul", x, alpha)
+    scaled = x if alpha == 1 else c.elementwise("mul", x, lit(alpha))
     return c.elementwise("mul", x, c.elementwise("sigmoid", scaled))
 
 
 def _thresholded_relu(c: Context) -> Result:
     x, alpha = c.input(0), float(c.attribute("alpha", 1.0))
     zeros = c.full(0, c.builder.type(x))
-    return c.add("where", c.elementwise("less", alpha, x), x, zeros)
+    return c.add("where", c.elementwise("less", lit(alpha), x), x, zeros)
 
 
 def _shrink(c: Context) -> Result:
@@ -128,11 +127,12 @@ def _shrink(c: Context) -> Result:
     if not c.is_float(x):
         return Refusal("integers, with a bias that is real")
     bias, limit = float(c.attribute("bias", 0.0)), float(c.attribute("lambd", 0.5))
-    upper = c.add("where", c.elementwise("less", limit, x), c.elementwise("sub", x, bias), c.full(0, c.builder.type(x)))
-    return c.add("where", c.elementwise("less", x, -limit), c.elementwise("add", x, bias), upper)
+    less, more = c.elementwise("sub", x, lit(bias)), c.elementwise("add", x, lit(bias))
+    upper = c.add("where", c.elementwise("less", lit(limit), x), less, c.full(0, c.builder.type(x)))
+    return c.add("where", c.elementwise("less", x, lit(-limit)), more, upper)
 
 
-_BUILDS: tuple[tuple[str, Callable[[Context], Result], int], ...] = (
+_BUILDS: tuple[tuple[str, Build, int], ...] = (
     ("Relu", _relu, 7),
     ("LeakyRelu", _leaky_relu, 7),
     ("PRelu", _prelu, 7),

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from korch.fission.context import Context
-from korch.fission.rule import Build, Refusal, Rule, rule
+from korch.fission.rule import Build, Refusal, Result, Rule, rule
 from korch.primitive.op import TypeMismatchError
 from korch.primitive.ops import OPS
 from korch.primitive.types import DType, ValueType
-
-Result = int | Refusal
+from korch.primitive.verbs import lit
 
 
 def _direct(op: str, swap: bool = False) -> Build:
@@ -97,7 +94,7 @@ def _is_inf(c: Context) -> Result:
         return c.elementwise("isinf", x)
     if not any(signs):
         return c.full(False, ValueType(c.shape(x), DType.BOOL))
-    return c.elementwise("equal", x, -np.inf if signs[0] else np.inf)
+    return c.elementwise("equal", x, lit(-np.inf if signs[0] else np.inf))
 
 
 def _where(c: Context) -> Result:
@@ -110,7 +107,7 @@ def _identity(c: Context) -> Result:
     return c.input(0)
 
 
-def _dropout(c: Context) -> int | tuple[int, ...] | Refusal:
+def _dropout(c: Context) -> Result:
     """Nothing is dropped outside of training."""
     x = c.input(0)
     if c.version >= 12 and c.is_given(2):
@@ -177,7 +174,7 @@ _SAME: dict[str, str] = {
     "BitwiseXor": "bitwise_xor",
     "BitwiseNot": "bitwise_not",
 }
-_OTHERS: tuple[tuple[str, Callable[[Context], int | tuple[int, ...] | Refusal]], ...] = (
+_OTHERS: tuple[tuple[str, Build], ...] = (
     ("Mean", _mean),
     ("Pow", _pow),
     ("Mod", _mod),

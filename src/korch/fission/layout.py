@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 
 import numpy as np
 
-from korch.fission.context import Context, Shape, axis_of
-from korch.fission.rule import Build, Refusal, Rule, rule
+from korch.fission.context import Context, axis_of
+from korch.fission.rule import Build, Refusal, Result, Rule, rule
 from korch.primitive.ops.layout import MOST_INDICES
 from korch.primitive.types import DType
-
-Result = int | Sequence[int] | Refusal
+from korch.primitive.verbs import Shape
 
 
 def _same_elements(c: Context) -> Result:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 
-from korch.fission.context import Context, Shape
-from korch.fission.rule import Refusal, Rule, rule
+from korch.fission.context import Context
+from korch.fission.rule import Refusal, Result, Rule, rule
 from korch.fission.window import window_of
 from korch.primitive.ops.linear import ConvAttributes, ConvTransposeAttributes
 from korch.primitive.ops.reduce import window_extent
+from korch.primitive.types import ValueId
+from korch.primitive.verbs import Shape, lit
 
-Result = int | Refusal
 
-
-def _kernel(c: Context, w: int) -> Shape:
+def _kernel(c: Context, w: ValueId) -> Shape:
     """Return the weights' window, which the attribute must not contradict."""
     kernel = c.shape(w)[2:]
     declared = tuple(c.attribute("kernel_shape", kernel))
@@ -22,7 +22,7 @@ def _kernel(c: Context, w: int) -> Shape:
     return kernel
 
 
-def _add_bias(c: Context, y: int, position: int) -> int:
+def _add_bias(c: Context, y: ValueId, position: int) -> ValueId:
     bias = c.optional(position)
     if bias is None:
         return y
@@ -96,11 +96,11 @@ def _gemm(c: Context) -> Result:
     if not c.is_float(a) and (alpha, beta) != (1.0, 1.0):
         return Refusal("integers, with factors that are real")
     y = c.add("matmul", a, b)
-    y = y if alpha == 1 else c.elementwise("mul", y, alpha)
+    y = y if alpha == 1 else c.elementwise("mul", y, lit(alpha))
     addend = c.optional(2)
     if addend is None or beta == 0:
         return y
-    addend = addend if beta == 1 else c.elementwise("mul", addend, beta)
+    addend = addend if beta == 1 else c.elementwise("mul", addend, lit(beta))
     return c.elementwise("add", y, addend)
 
 
@@ -152,7 +152,7 @@ def _einsum(c: Context) -> Result:
     return c.transpose(whole, [order.index(x) for x in out])
 
 
-def _sum_out(c: Context, value: int, term: str, out: str) -> int:
+def _sum_out(c: Context, value: ValueId, term: str, out: str) -> ValueId:
     """Sum over the axes that `out` does not name, and order the rest."""
     axes = tuple(i for i, x in enumerate(term) if x not in out)
     rest = [x for x in term if x in out]

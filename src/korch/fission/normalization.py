@@ -6,16 +6,13 @@ squared deviations: two passes, no cancellation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from korch.fission.context import Context, Shape, axis_of
-from korch.fission.rule import Refusal, Rule, rule
+from korch.fission.context import Context, axis_of
+from korch.fission.rule import Refusal, Result, Rule, rule
 from korch.primitive.ops.reduce import PoolAttributes
-from korch.primitive.types import DType
-
-Result = int | Sequence[int] | Refusal
+from korch.primitive.types import DType, ValueId
+from korch.primitive.verbs import Shape, lit
 
 
 def _softmax_axes(c: Context) -> Shape:
@@ -42,17 +39,17 @@ def _log_softmax(c: Context) -> Result:
     return c.elementwise("sub", shifted, c.elementwise("log", total))
 
 
-def _inverse_deviation(c: Context, variance: int, epsilon: float) -> int:
-    shifted = c.elementwise("add", variance, epsilon)
+def _inverse_deviation(c: Context, variance: ValueId, epsilon: float) -> ValueId:
+    shifted = c.elementwise("add", variance, lit(epsilon))
     return c.elementwise("reciprocal", c.elementwise("sqrt", shifted))
 
 
-def _per_channel(c: Context, value: int, rank: int) -> int:
+def _per_channel(c: Context, value: ValueId, rank: int) -> ValueId:
     """Return a vector over channels with the shape 1, c, 1, ..., 1."""
     return c.reshape(value, (1, c.shape(value)[0], *(1,) * (rank - 2)))
 
 
-def _wide(c: Context, value: int) -> int:
+def _wide(c: Context, value: ValueId) -> ValueId:
     """Return half-precision floats as float32, in which ONNX normalizes them."""
     is_half = c.dtype(value) in (DType.F16, DType.BF16)
     return c.cast(value, DType.F32) if is_half else value
@@ -116,7 +113,7 @@ def _batch_norm(c: Context) -> Result:
     x, scale, bias, mean, variance = c.inputs
     if any(c.dtype(v) is not c.dtype(x) for v in c.inputs):
         return Refusal("statistics of another type")
-    root = c.elementwise("sqrt", c.elementwise("add", variance, float(c.attribute("epsilon", 1e-5))))
+    root = c.elementwise("sqrt", c.elementwise("add", variance, lit(c.attribute("epsilon", 1e-5))))
     factor = c.elementwise("div", scale, root)
     shift = c.elementwise("sub", bias, c.elementwise("mul", mean, factor))
     rank = max(c.rank(x), 2)
@@ -135,7 +132,7 @@ def _lp_norm(c: Context) -> Result:
         norm = c.elementwise("sqrt", c.reduce("sum", c.elementwise("mul", x, x), axes))
     # Where the norm is 0 all elements are, and so is the result: 0 / 1.
     ones = c.full(1, c.builder.type(norm))
-    divisor = c.add("where", c.elementwise("equal", norm, 0.0), ones, norm)
+    divisor = c.add("where", c.elementwise("equal", norm, lit(0.0)), ones, norm)
     return c.elementwise("div", x, divisor)
 
 
@@ -144,7 +141,7 @@ def _mean_variance_norm(c: Context) -> Result:
     rank = c.rank(x)
     axes = tuple(axis_of(axis, rank) for axis in c.attribute("axes", (0, 2, 3)))
     deviation, variance, _ = c.variance(x, axes)
-    root = c.elementwise("add", c.elementwise("sqrt", variance), 1e-9)
+    root = c.elementwise("add", c.elementwise("sqrt", variance), lit(1e-9))
     return c.elementwise("div", deviation, root)
 
 
@@ -161,9 +158,9 @@ def _lrn(c: Context) -> Result:
     window = PoolAttributes((before + 1 + after, *ones), (1, *ones), (before, *zeros), (after, *zeros), (1, *ones))
     total = c.add("pool_sum", c.elementwise("mul", x, x), attributes=window)
     alpha, beta = float(c.attribute("alpha", 1e-4)), float(c.attribute("beta", 0.75))
-    scaled = c.elementwise("mul", total, float(np.float32(alpha)) / size)
-    base = c.elementwise("add", scaled, float(c.attribute("bias", 1.0)))
-    return c.elementwise("div", x, c.elementwise("pow", base, beta))
+    scaled = c.elementwise("mul", total, lit(float(np.float32(alpha)) / size))
+    base = c.elementwise("add", scaled, lit(c.attribute("bias", 1.0)))
+    return c.elementwise("div", x, c.elementwise("pow", base, lit(beta)))
 
 
 RULES: tuple[Rule, ...] = (

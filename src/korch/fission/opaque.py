@@ -8,9 +8,10 @@ import onnx
 
 from korch.fission.context import Context
 from korch.primitive.ops.opaque import OpaqueAttributes
+from korch.primitive.types import ValueId
 
 
-def keep_whole(c: Context) -> dict[int, int]:
+def keep_whole(c: Context) -> dict[int, ValueId]:
     """Emit opaque primitives; return the value of each output that is read, by position."""
     operator = c.operator
     node = onnx.NodeProto()

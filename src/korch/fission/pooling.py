@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from korch.fission.context import Context, Shape
-from korch.fission.rule import Build, Refusal, Rule, rule
+from korch.fission.context import Context
+from korch.fission.rule import Build, Refusal, Result, Rule, rule
 from korch.fission.window import Window, reach, window_of
 from korch.primitive.op import Array
 from korch.primitive.ops.reduce import PoolAttributes
+from korch.primitive.types import ValueId
+from korch.primitive.verbs import Shape
 
-Result = int | Refusal
 
-
-def _pool(c: Context, op: str, value: int, window: Window) -> int | Refusal:
+def _pool(c: Context, op: str, value: ValueId, window: Window) -> ValueId | Refusal:
     """Emit a pooling primitive whose output has the operator's shape.
 
     The last window may end beyond the padded axis: with ceil_mode, and where one window is all

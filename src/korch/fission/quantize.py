@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from korch.fission.context import Context, axis_of
-from korch.fission.rule import Refusal, Rule, rule
-from korch.primitive.types import DType
+from korch.fission.rule import Refusal, Result, Rule, rule
+from korch.primitive.types import DType, ValueId
+from korch.primitive.verbs import lit
 
-Result = int | Refusal
 INTEGERS = frozenset({DType.I8, DType.U8, DType.I16, DType.U16})
 
 
-def _along(c: Context, value: int, x: int) -> int | Refusal:
+def _along(c: Context, value: ValueId, x: ValueId) -> ValueId | Refusal:
     """Return a scale or zero point in the shape of x."""
     shape, given = c.shape(x), c.shape(value)
     block = int(c.attribute("block_size", 0))
@@ -68,7 +68,7 @@ def _quantize(c: Context) -> Result:
             return offset
         y = c.elementwise("add", y, offset)
     limits = np.iinfo(dtype.numpy)
-    y = c.elementwise("min", c.elementwise("max", y, float(limits.min)), float(limits.max))
+    y = c.elementwise("min", c.elementwise("max", y, lit(limits.min)), lit(limits.max))
     return c.cast(y, dtype)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from korch.fission.context import Context, Shape, axis_of
-from korch.fission.rule import Build, Refusal, Rule, rule
-
-Result = int | Refusal
+from korch.fission.context import Context, axis_of
+from korch.fission.rule import Build, Refusal, Result, Rule, rule
+from korch.primitive.types import ValueId
+from korch.primitive.verbs import Shape
 
 
 def reduced_axes(c: Context) -> Shape | Refusal | None:
@@ -25,9 +25,9 @@ def reduced_axes(c: Context) -> Shape | Refusal | None:
 
 
 def _reduction(
-    before: Callable[[Context, int], int] | None,
-    reduce: Callable[[Context, int, Shape], int],
-    after: Callable[[Context, int], int] | None = None,
+    before: Callable[[Context, ValueId], ValueId] | None,
+    reduce: Callable[[Context, ValueId, Shape], ValueId],
+    after: Callable[[Context, ValueId], ValueId] | None = None,
     floats_only: bool = False,
 ) -> Build:
     """Build `after(reduce(before(x)))`, and drop the reduced axes unless they are kept."""
@@ -47,15 +47,15 @@ def _reduction(
     return build
 
 
-def _plain(name: str) -> Callable[[Context, int, Shape], int]:
+def _plain(name: str) -> Callable[[Context, ValueId, Shape], ValueId]:
     return lambda c, x, axes: c.reduce(name, x, axes)
 
 
-def _square(c: Context, x: int) -> int:
+def _square(c: Context, x: ValueId) -> ValueId:
     return c.elementwise("mul", x, x)
 
 
-def _log_sum_exp(c: Context, x: int, axes: Shape) -> int:
+def _log_sum_exp(c: Context, x: ValueId, axes: Shape) -> ValueId:
     """log(Σ e^x) as log(Σ e^(x-m)) + m, with m the maximum, or 0 where that is infinite."""
     maximum = c.reduce("max", x, axes)
     zeros = c.full(0, c.builder.type(maximum))
@@ -64,15 +64,15 @@ def _log_sum_exp(c: Context, x: int, axes: Shape) -> int:
     return c.elementwise("add", c.elementwise("log", total), shift)
 
 
-def _abs(c: Context, x: int) -> int:
+def _abs(c: Context, x: ValueId) -> ValueId:
     return c.elementwise("abs", x)
 
 
-def _log(c: Context, x: int) -> int:
+def _log(c: Context, x: ValueId) -> ValueId:
     return c.elementwise("log", x)
 
 
-def _sqrt(c: Context, x: int) -> int:
+def _sqrt(c: Context, x: ValueId) -> ValueId:
     return c.elementwise("sqrt", x)
 
 

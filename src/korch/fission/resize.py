@@ -12,13 +12,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from korch.fission.context import Context, axis_of
-from korch.fission.rule import Refusal, Rule, rule
+from korch.fission.rule import Refusal, Result, Rule, rule
 from korch.primitive.op import Array
 from korch.primitive.ops.layout import MOST_INDICES
+from korch.primitive.types import ValueId
 
 MOST_TAPS = 8
-
-Result = int | Refusal
 
 
 def _coordinates(mode: str, size: int, out: int, scale: float) -> Array | Refusal:
@@ -78,7 +77,7 @@ def _taps(mode: str, where: Array, size: int, scale: float, c: Context) -> list[
     return [(index, weight / total) for index, weight in taps if weight.any()]
 
 
-def _resize_axis(c: Context, x: int, axis: int, out: int, scale: float) -> Result:
+def _resize_axis(c: Context, x: ValueId, axis: int, out: int, scale: float) -> ValueId | Refusal:
     """Resize one axis."""
     size = c.shape(x)[axis]
     old = c.operator.op_type == "Upsample"
@@ -103,7 +102,7 @@ def _resize_axis(c: Context, x: int, axis: int, out: int, scale: float) -> Resul
     if len(taps) > MOST_TAPS:
         return Refusal(f"a filter of {len(taps)} taps")
     shape = [-1 if i == axis else 1 for i in range(c.rank(x))]
-    total: int | None = None
+    total: ValueId | None = None
     for index, weight in taps:
         term = c.take(x, axis, [int(i) for i in index])
         if not (weight == 1).all():
@@ -154,10 +153,10 @@ def _resize(c: Context) -> Result:
         out = c.output_type().shape[axis]
         if scale == 1.0 and out == c.shape(x)[axis]:
             continue
-        result = _resize_axis(c, x, axis, out, scale)
-        if isinstance(result, Refusal):
-            return result
-        x = result
+        resized = _resize_axis(c, x, axis, out, scale)
+        if isinstance(resized, Refusal):
+            return resized
+        x = resized
     return x
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from korch.fission.context import Context
+from korch.primitive.types import ValueId
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,10 @@ class Refusal:
     reason: str
 
 
-Build = Callable[[Context], int | Sequence[int] | Refusal]
+Result = ValueId | Sequence[ValueId] | Refusal
+"""The outputs of an operator, or why it is kept whole."""
+
+Build = Callable[[Context], Result]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,14 @@ from __future__ import annotations
 from korch.fission.context import Context, axis_of
 from korch.fission.rule import Refusal, Rule, rule
 from korch.primitive.ops.reduce import PoolAttributes
+from korch.primitive.types import ValueId
 
 BLOCK = 16
 WHOLE = 32
 """An axis of at most so many elements is one block."""
 
 
-def _cumsum(c: Context) -> int | Refusal:
+def _cumsum(c: Context) -> ValueId | Refusal:
     x, axes = c.input(0), c.ints(1)
     if axes is None:
         return Refusal("the axis is computed at run time")
@@ -27,7 +28,7 @@ def _cumsum(c: Context) -> int | Refusal:
     return _shifted(c, total, axis, is_reverse) if c.attribute("exclusive", 0) else total
 
 
-def _sums(c: Context, value: int, axis: int, is_reverse: bool) -> int:
+def _sums(c: Context, value: ValueId, axis: int, is_reverse: bool) -> ValueId:
     """Return each element's sum with all before it on an axis, or with all after it."""
     shape = c.shape(value)
     size, lead, trail = shape[axis], shape[:axis], shape[axis + 1 :]
@@ -45,7 +46,7 @@ def _sums(c: Context, value: int, axis: int, is_reverse: bool) -> int:
     return c.slice_axis(result, axis, 0, size)
 
 
-def _sums_of_block(c: Context, value: int, axis: int, is_reverse: bool) -> int:
+def _sums_of_block(c: Context, value: ValueId, axis: int, is_reverse: bool) -> ValueId:
     """Return the sums along an axis as sums over windows that are as long as the axis."""
     size, rest = c.shape(value)[axis], c.rank(value) - axis - 1
     if size == 1:
@@ -56,7 +57,7 @@ def _sums_of_block(c: Context, value: int, axis: int, is_reverse: bool) -> int:
     return c.add("pool_sum", value, attributes=window)
 
 
-def _shifted(c: Context, value: int, axis: int, is_reverse: bool) -> int:
+def _shifted(c: Context, value: ValueId, axis: int, is_reverse: bool) -> ValueId:
     """Return a value moved along an axis by one place towards its end (or its beginning)."""
     size, rank = c.shape(value)[axis], c.rank(value)
     kept = c.slice_axis(value, axis, 1 if is_reverse else 0, size - 1)

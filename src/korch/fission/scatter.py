@@ -7,11 +7,9 @@ import math
 import numpy as np
 
 from korch.fission.context import Context, axis_of
-from korch.fission.rule import Refusal, Rule, rule
+from korch.fission.rule import Refusal, Result, Rule, rule
 from korch.primitive.op import Array
 from korch.primitive.ops.layout import MOST_INDICES
-
-Result = int | Refusal
 
 
 def _known(c: Context) -> Array | Refusal:

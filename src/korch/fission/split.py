@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from korch.errors import InvalidGraphError, ModelError
 from korch.fission.context import Context
 from korch.fission.opaque import keep_whole
-from korch.fission.rule import Refusal, Rule
+from korch.fission.rule import Refusal, Result, Rule
 from korch.frontend.operator import Operator, OperatorGraph
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
+from korch.primitive.types import ValueId
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +81,14 @@ def split_operators(
     return builder.freeze(), report
 
 
-def _split(c: Context, rules: Mapping[str, tuple[Rule, ...]], values: dict[str, int]) -> str:
+def _split(c: Context, rules: Mapping[str, tuple[Rule, ...]], values: dict[str, ValueId]) -> str:
     """Split one operator; return why it was kept whole, or "" if it was not."""
     found = _nothing(c) or _find(c.operator, rules)
     result = _build(c, found) if isinstance(found, Rule) else found
     if isinstance(result, Refusal):
         outputs, reason = keep_whole(c), result.reason
     else:
-        given = (result,) if isinstance(result, int) else tuple(result)
+        given = result if isinstance(result, Sequence) else (result,)
         outputs, reason = dict(enumerate(given)), ""
     for position, value in outputs.items():
         if position < len(c.operator.outputs) and c.operator.outputs[position]:
@@ -96,7 +97,7 @@ def _split(c: Context, rules: Mapping[str, tuple[Rule, ...]], values: dict[str, 
     return reason
 
 
-def _nothing(c: Context) -> tuple[int, ...]:
+def _nothing(c: Context) -> tuple[ValueId, ...]:
     """Return the outputs of an operator that computes no element at all; () if it computes any."""
     types = [c.output_type(i) for i, name in enumerate(c.operator.outputs) if name]
     if any(type_.size for type_ in types) or len(types) < len(c.operator.outputs):
@@ -104,7 +105,7 @@ def _nothing(c: Context) -> tuple[int, ...]:
     return tuple(c.full(0, type_) for type_ in types)
 
 
-def _build(c: Context, rule: Rule) -> int | Sequence[int] | Refusal:
+def _build(c: Context, rule: Rule) -> Result:
     """Apply a rule; what ONNX's own checks let pass but no rule can mean is the model's fault."""
     try:
         return rule.build(c)
@@ -114,7 +115,7 @@ def _build(c: Context, rule: Rule) -> int | Sequence[int] | Refusal:
         ) from error
 
 
-def _check_type(c: Context, position: int, value: int) -> None:
+def _check_type(c: Context, position: int, value: ValueId) -> None:
     found, expected = c.builder.type(value), c.output_type(position)
     if c.is_read(position) and found != expected:
         raise InvalidGraphError(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from korch.fission.context import Context, Shape
+from korch.fission.context import Context
 from korch.primitive.ops.reduce import window_extent
+from korch.primitive.verbs import Shape
 
 FARTHEST = 2**31 - 1
 """Elements of an axis, pads included, that windows may reach over."""

@@ -21,7 +21,7 @@ import numpy as np
 from korch.errors import InvalidGraphError
 from korch.primitive.op import Array, Attributes, Category, Op, TypeMismatchError, require_arity
 from korch.primitive.ops import OPS
-from korch.primitive.types import DType, ValueType
+from korch.primitive.types import DType, ValueId, ValueType
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,6 +177,9 @@ class PrimitiveGraph:
         return primitive.row.work_flop(types, primitive.attributes, self.types[primitive.output])
 
 
+_Key = tuple[str, tuple[int, ...], Attributes]
+
+
 class GraphBuilder:
     """A primitive graph while it grows. Ids that it hands out stay valid until `freeze`.
 
@@ -188,7 +191,7 @@ class GraphBuilder:
         self.keep: Callable[[Constant], Constant] = lambda constant: constant
         self._types: list[ValueType] = []
         self._parent: list[int] = []
-        self._primitives: dict[tuple[str, tuple[int, ...], Attributes], list[Any]] = {}
+        self._primitives: dict[_Key, list[Any]] = {}
         self._constants: dict[int, Constant] = {}
         self._constant_ids: dict[Constant, int] = {}
         self._inputs: dict[str, int] = {}
@@ -211,25 +214,25 @@ class GraphBuilder:
             builder._primitives[key] = [primitive.output, origin]
         return builder
 
-    def input(self, name: str, type_: ValueType) -> int:
+    def input(self, name: str, type_: ValueType) -> ValueId:
         """Declare a model input and return its value."""
-        self._inputs[name] = self._new_value(type_)
-        return self._inputs[name]
+        value = self._inputs[name] = self._new_value(type_)
+        return value
 
-    def constant(self, array: Array) -> int:
+    def constant(self, array: Array) -> ValueId:
         """Return the value of a constant; equal constants are one value."""
         constant = Constant.of(np.asarray(array))
         if constant not in self._constant_ids:
             constant = self.keep(constant)
             self._constant_ids[constant] = self._new_value(constant.type)
             self._constants[self._constant_ids[constant]] = constant
-        return self._constant_ids[constant]
+        return ValueId(self._constant_ids[constant])
 
     def output(self, name: str, value: int) -> None:
         """Declare a value to be a model output."""
         self._outputs[name] = value
 
-    def add(self, op: str, inputs: Sequence[int], attributes: Attributes | None = None, *, origin: str = "") -> int:
+    def add(self, op: str, inputs: Sequence[int], attributes: Attributes | None = None, *, origin: str = "") -> ValueId:
         """Add a primitive and return its value; an equal primitive's value if there is one.
 
         A primitive of constants is computed at once, unless it is opaque, or a broadcast that
@@ -270,12 +273,12 @@ class GraphBuilder:
         self._parent[drop] = keep
         return keep
 
-    def find(self, value: int) -> int:
+    def find(self, value: int) -> ValueId:
         """Return the value that stands for `value` after merges."""
         while self._parent[value] != value:
             self._parent[value] = self._parent[self._parent[value]]
             value = self._parent[value]
-        return value
+        return ValueId(value)
 
     def type(self, value: int) -> ValueType:
         """Return a value's type."""
@@ -288,7 +291,7 @@ class GraphBuilder:
     def rebuild(self) -> None:
         """Restore congruence: primitives whose inputs became equal have equal outputs."""
         while True:
-            rebuilt: dict[tuple[str, tuple[int, ...], Attributes], list[Any]] = {}
+            rebuilt: dict[_Key, list[Any]] = {}
             pairs: list[tuple[int, int]] = []
             for (op, inputs, attributes), (output, origin) in self._primitives.items():
                 key = (op, tuple(self.find(value) for value in inputs), attributes)
@@ -333,8 +336,8 @@ class GraphBuilder:
         )
 
     def _live(self, produced: Mapping[int, list[tuple[Primitive, str]]]) -> set[int]:
-        live = {self.find(value) for value in self._inputs.values()}
-        todo = [self.find(value) for value in self._outputs.values()]
+        live: set[int] = {self.find(value) for value in self._inputs.values()}
+        todo: list[int] = [self.find(value) for value in self._outputs.values()]
         while todo:
             value = todo.pop()
             if value not in live:
@@ -345,10 +348,10 @@ class GraphBuilder:
     def _is_given(self, value: int) -> bool:
         return value in self._constants or any(self.find(v) == value for v in self._inputs.values())
 
-    def _new_value(self, type_: ValueType) -> int:
+    def _new_value(self, type_: ValueType) -> ValueId:
         self._types.append(type_)
         self._parent.append(len(self._parent))
-        return len(self._types) - 1
+        return ValueId(len(self._types) - 1)
 
     def _folds(self, op: str, inputs: Sequence[int], type_: ValueType) -> bool:
         if op == "broadcast":

@@ -9,9 +9,13 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
+from typing import NewType
 
 import ml_dtypes
 import numpy as np
+
+ValueId = NewType("ValueId", int)
+"""The number of a value in a primitive graph."""
 
 
 class DType(Enum):

@@ -35,6 +35,7 @@ import numpy as np
 import onnx
 
 from korch.errors import KorchError
+from korch.primitive.lowering import lower_products
 from korch.testing.fuzz_models import mutate, random_model
 
 LIMIT_SECONDS = 60
@@ -139,7 +140,7 @@ def _check_model(rng: np.random.Generator, content: bytes, folder: Path, must_ru
         found = dict(zip([t.name for t in executable.get_outputs()], executable.run(None, feeds), strict=True))
     else:
         operators = load_model(content)
-        graph = fission(operators)
+        graph = lower_products(fission(operators))
         check_graph(graph)
         if any(p.op == "opaque" for p in graph.primitives):
             return "right"  # the operator itself would be its own reference

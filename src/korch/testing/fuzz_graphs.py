@@ -128,9 +128,10 @@ def _interpret(graph: Drawn, opset: int) -> Any:
     from korch.fission import fission
     from korch.frontend.onnx import load_model
     from korch.primitive import reference
+    from korch.primitive.lowering import lower_products
 
     try:
-        primitives = fission(load_model(model_of([graph], opset)))
+        primitives = lower_products(fission(load_model(model_of([graph], opset))))
         if any(primitive.op == "opaque" for primitive in primitives.primitives):
             return graph.expected
         with_alternatives, _ = saturate(primitives, strict=graph.is_special)

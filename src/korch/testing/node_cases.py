@@ -17,6 +17,7 @@ from korch.errors import UnsupportedError
 from korch.fission import fission_with_report
 from korch.frontend import load_model
 from korch.primitive.check import check_graph
+from korch.primitive.lowering import lower_products
 from korch.primitive.op import Array
 from korch.primitive.reference import run
 from korch.testing.tolerance import assert_same
@@ -62,6 +63,7 @@ def run_case(case: Any, exact: bool = False) -> Outcome:
         except UnsupportedError as error:
             return Outcome(case.name, "unsupported", str(error))
         graph, report = fission_with_report(model)
+        graph = lower_products(graph)
         check_graph(graph)
         found = run(graph, {n: a for n, a in arrays.items() if n in model.inputs}, exact=exact)
         try:

@@ -1,0 +1,69 @@
+"""Linear primitives of types that no kernel multiplies become others with the same meaning."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from korch.primitive import lowering
+from korch.primitive.check import check_graph
+from korch.primitive.graph import GraphBuilder, PrimitiveGraph
+from korch.primitive.lowering import lower_products
+from korch.primitive.ops.linear import ConvAttributes, ConvTransposeAttributes
+from korch.primitive.reference import run
+from korch.primitive.types import DType, ValueType
+from korch.testing.samples import random_array
+from korch.testing.tolerance import assert_same
+
+CONV = ConvAttributes((2, 1), (1, 0), (0, 2), (1, 2), 2)
+TRANSPOSE = ConvTransposeAttributes((2, 1), (1, 0), (0, 1), (1, 2), (1, 0), 2)
+
+
+def linear(op: str, texts: tuple[str, str], attributes=None) -> PrimitiveGraph:
+    builder = GraphBuilder()
+    inputs = [builder.input(name, ValueType.parse(text)) for name, text in zip("xw", texts, strict=True)]
+    builder.output("y", builder.add("neg", [builder.add(op, inputs, attributes, origin="node")]))
+    return builder.freeze()
+
+
+CASES = [("matmul", ("[2,3,4]", "[1,4,5]"), None), ("conv", ("[2,4,6,7]", "[6,2,2,3]"), CONV)]
+CASES.append(("conv_transpose", ("[2,4,3,4]", "[4,3,2,3]"), TRANSPOSE))
+
+
+@pytest.mark.parametrize(("op", "shapes", "attributes"), CASES)
+@pytest.mark.parametrize("dtype", ["f64", "f16", "bf16"])
+def test_the_meaning_stays_and_no_linear_primitive_of_another_type_does(op, shapes, attributes, dtype, rng):
+    graph = linear(op, tuple(dtype + shape for shape in shapes), attributes)
+    lowered = lower_products(graph)
+    check_graph(lowered)
+    ops = [p.op for p in lowered.primitives]
+    assert (op in ops) == (dtype != "f64")
+    assert all(lowered.types[p.output].dtype is DType.F32 for p in lowered.primitives if p.op == op)
+    feeds = {name: random_array(rng, graph.types[value]) for name, value in graph.inputs}
+    (expected,), (found,) = run(graph, feeds).values(), run(lowered, feeds).values()
+    assert_same(found, expected, terms=64, name=op)
+
+
+def test_what_a_target_multiplies_stays_as_it_is():
+    graph = linear("matmul", ("f32[3,4]", "f32[4,5]"))
+    assert lower_products(graph) is graph
+    half = linear("matmul", ("f16[3,4]", "f16[4,5]"))
+    assert lower_products(half, (DType.F32, DType.F16)) is half
+
+
+def test_origins_stay():
+    lowered = lower_products(linear("matmul", ("f64[3,4]", "f64[4,5]")))
+    assert set(lowered.origins) == {"node", ""}
+
+
+def test_too_many_products_stay_one_primitive(monkeypatch):
+    monkeypatch.setattr(lowering, "MOST_PRODUCTS", 59)
+    graph = linear("matmul", ("f64[3,4]", "f64[4,5]"))
+    assert [p.op for p in lower_products(graph).primitives] == ["matmul", "neg"]
+
+
+def test_integers_wrap_alike():
+    graph = linear("matmul", ("i32[3,4]", "i32[4,5]"))
+    feeds = {name: np.full(graph.types[value].shape, 1 << 20, np.int32) for name, value in graph.inputs}
+    (expected,), (found,) = run(graph, feeds).values(), run(lower_products(graph), feeds).values()
+    np.testing.assert_array_equal(found, expected)
