@@ -31,12 +31,12 @@ from typing import Any
 
 from benchmarks.models import PAPER, build
 from benchmarks.suite import machine
+from korch.assembly.blocks import prepare
 from korch.backend import open_meter
 from korch.candidate.candidate import Candidate
 from korch.measure.meter import AnyMeter
 from korch.measure.record import Measured
 from korch.options import Options
-from korch.orchestrate.blocks import prepare
 from korch.pipeline import Run, front
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Category

@@ -24,11 +24,11 @@ from typing import Any
 from benchmarks.models import PAPER
 from benchmarks.models.exported import FORMS
 from benchmarks.suite import load, machine
+from korch.assembly.blocks import prepare_all
 from korch.candidate.candidate import Candidate
 from korch.measure.calibrate import Calibration, Level
 from korch.measure.cpu import CpuMeter
 from korch.options import Options
-from korch.orchestrate.blocks import prepare_all
 from korch.partition.join import join
 from korch.pipeline import Run, _search, few_collections, front
 from korch.provider.provider import load_providers

@@ -18,7 +18,7 @@ from typing import Any
 import numpy
 import ortools
 
-from korch.orchestrate.solve import Solver
+from korch.program.solve import Solver
 from korch.testing.instances import Severity, make_instance
 
 _QUICK = (

@@ -12,11 +12,11 @@ from benchmarks.models import build
 
 import korch
 from korch import pipeline
+from korch.assembly.segments import Outcome
 from korch.candidate.candidate import Candidate
 from korch.measure.cpu import CpuMeter
 from korch.measure.record import Measured
 from korch.options import Options
-from korch.orchestrate.segments import Outcome
 from korch.pipeline import Run
 
 

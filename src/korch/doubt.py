@@ -18,7 +18,7 @@ from korch.candidate.candidate import Candidate
 from korch.contest import Contest
 from korch.deadline import Deadline
 from korch.measure.meter import AnyMeter
-from korch.orchestrate.recall import DISAGREEMENT
+from korch.search.recall import DISAGREEMENT
 
 RUNS = 5
 EXPLAINED = 0.8

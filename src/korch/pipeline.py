@@ -19,8 +19,12 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from korch.assembly.blocks import Task, prepare_all, search_whole
+from korch.assembly.segments import REGROUP_SECONDS, Outcome, search_segments
+from korch.assembly.trace import moving
 from korch.backend import maker, open_meter
 from korch.candidate.candidate import Candidate
+from korch.concurrent.side_by_side import SIDE_BY_SIDE, described, side_by_side
 from korch.contest import BUILD_KERNELS, WEIGHTS_BYTES, Contest, Entry, hold_contest, standard_of
 from korch.deadline import Deadline, stopped_by_interrupt
 from korch.doubt import Doubt, examine
@@ -28,6 +32,9 @@ from korch.equivalence.rule import AnyRule
 from korch.equivalence.rules import select_rules
 from korch.equivalence.saturate import Limits, SaturationReport, joined_reports, saturate
 from korch.errors import InaccurateError, OptionError
+from korch.explanation.counterfactual import regroup
+from korch.explanation.extract import extract
+from korch.explanation.savings import rule_savings
 from korch.fission import fission
 from korch.frontend.onnx import load_model
 from korch.frontend.operator import OperatorGraph
@@ -37,15 +44,6 @@ from korch.measure.expect import expect
 from korch.measure.meter import AnyMeter
 from korch.measure.record import Measured
 from korch.options import Options
-from korch.orchestrate.beside import SIDE_BY_SIDE, described, side_by_side
-from korch.orchestrate.blocks import Task, prepare_all, search_whole
-from korch.orchestrate.extract import extract
-from korch.orchestrate.lazy import Round
-from korch.orchestrate.problem import Status
-from korch.orchestrate.regroup import regroup
-from korch.orchestrate.savings import rule_savings
-from korch.orchestrate.segments import REGROUP_SECONDS, Outcome, search_segments
-from korch.orchestrate.story import moving
 from korch.partition.block import Partition, find_blocks
 from korch.partition.join import Joined, join, with_constants_of
 from korch.partition.segment import Segment, whole_segment
@@ -56,10 +54,12 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.lowering import lower_products
 from korch.primitive.precision import with_half
 from korch.primitive.types import DType
+from korch.program.problem import Status
 from korch.report.dry_run import DryRun, dry_run
 from korch.report.rivals import grouping_rows, rivals_of
 from korch.runtime.build import model_record
 from korch.runtime.record import ModelRecord
+from korch.search.lazy import Round
 
 logger = logging.getLogger("korch.pipeline")
 

@@ -9,13 +9,12 @@ import onnx
 import pytest
 from benchmarks.models import build
 
+from korch.assembly.blocks import prepare
 from korch.backend import open_meter
 from korch.fission import fission
 from korch.frontend.onnx import load_model
 from korch.measure.cuda.meter import CudaMeter
 from korch.options import Options
-from korch.orchestrate.blocks import prepare
-from korch.orchestrate.lazy import LazyLoop
 from korch.partition.join import join
 from korch.pipeline import Run, _partition
 from korch.primitive import reference
@@ -23,6 +22,7 @@ from korch.primitive.lowering import lower_products
 from korch.runtime.cuda.build import build_cuda
 from korch.runtime.cuda.program import read_program, write_program
 from korch.runtime.program import Step
+from korch.search.lazy import LazyLoop
 from korch.testing.cuda_issue import issue_on_cpu
 from korch.testing.cuda_program import run_program
 from korch.testing.samples import random_inputs

@@ -7,7 +7,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-from partition_oracle import assert_computes
 
 from korch.equivalence.saturate import saturate
 from korch.partition.block import find_blocks, form
@@ -18,6 +17,7 @@ from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
 from korch.primitive.types import DType, ValueType
 from korch.testing.random_graph import random_graph
+from partition_oracle import assert_computes
 
 SHAPE = (4, 8)
 REWRITE = partial(saturate, strict=False)

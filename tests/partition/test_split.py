@@ -7,11 +7,10 @@ from functools import partial
 
 import numpy as np
 import pytest
-from partition_oracle import assert_computes
 
 from korch.equivalence.rules import RULES
 from korch.equivalence.saturate import saturate
-from korch.orchestrate.extract import extract
+from korch.explanation.extract import extract
 from korch.partition.block import Partition, find_blocks
 from korch.partition.choose import choose, estimated_cost
 from korch.partition.split import split_segments
@@ -22,6 +21,7 @@ from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes
 from korch.primitive.types import DType, ValueType
 from korch.testing.random_graph import random_graph, random_inputs
+from partition_oracle import assert_computes
 
 UNIT = ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1))
 WIDE = [rule for rule in RULES if not rule.is_local]

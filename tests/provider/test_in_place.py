@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from korch.candidate.candidate import Group, Refusal, make_group
-from korch.orchestrate.instance import collect_candidates
 from korch.primitive.graph import GraphBuilder
 from korch.primitive.ops.layout import ConcatAttributes
 from korch.primitive.text import parse_graph
@@ -14,6 +13,7 @@ from korch.primitive.types import DType, ValueType
 from korch.provider.generated import GeneratedProvider
 from korch.provider.in_place import InPlaceProvider
 from korch.provider.provider import Kernel
+from korch.search.instance import collect_candidates
 from korch.target import Target
 
 TARGET = Target(lanes=16)

@@ -16,19 +16,19 @@ from korch.candidate.enumerate import enumerate_groups
 from korch.candidate.layout import channels_blocked
 from korch.errors import InvalidGraphError
 from korch.options import Options
-from korch.orchestrate.instance import collect_candidates, make_problem
-from korch.orchestrate.solve import solve
 from korch.primitive import reference
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.ops.layout import ConcatAttributes
 from korch.primitive.text import parse_graph
 from korch.primitive.types import DType, ValueType
+from korch.program.solve import solve
 from korch.provider.generated import GeneratedProvider
 from korch.provider.in_place import InPlaceProvider
 from korch.provider.provider import Kernel
 from korch.report.kernel import kernel_text
 from korch.report.profile import profile
 from korch.runtime.program import Place, Program, Slot, Step, bind_steps
+from korch.search.instance import collect_candidates, make_problem
 from korch.target import Target
 from korch.testing.arena import simulate
 

@@ -14,7 +14,7 @@ The parts are other providers' kernels for so many threads. Which they are is in
 variant: lanes are parted by `|`, parts by `+`. A lane of several threads begins with their number
 and `:`. A part is a provider, `:` and its variant if it has one, and `*` and the number of its
 outputs if it has several. Such candidates are not offered for groups, of which any two would be one
-more; they are made of the kernels of a plan (see `korch.orchestrate.beside`).
+more; they are made of the kernels of a plan (see `korch.concurrent.side_by_side`).
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from korch.candidate.candidate import Candidate
+from korch.explanation.counterfactual import Groupings
 from korch.measure.meter import AnyMeter
 from korch.measure.record import Failed, Measured
-from korch.orchestrate.regroup import Groupings
 from korch.report.kernel import operations_of
 
 MOST_RIVALS = 6

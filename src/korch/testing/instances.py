@@ -13,7 +13,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from korch.orchestrate.problem import Kernel, Port, Problem, Step
+from korch.program.problem import Kernel, Port, Problem, Step
 
 LAUNCH_NS = 2_000
 LAYOUTS = ("abcd", "acdb", "aBcd16b")

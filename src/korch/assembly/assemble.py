@@ -1,0 +1,329 @@
+"""Plans of blocks in several layouts -> the cheapest plan of the whole model.
+
+A program like that of a block, but coarser: a kernel is a segment's plan for one interface, or a
+change of layout between segments. So the same solver chooses, and the same rules verify: every
+layout that a segment reads is written by another or by a change. With the plans' costs it gives the
+plan, with their bounds a bound for all plans that cross no cut and hold what segments hand to each
+other in one of the layouts that were considered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
+
+from korch.assembly.blocks import Task
+from korch.candidate.candidate import Candidate, Refusal, make_layout_change
+from korch.candidate.layout import Layout
+from korch.errors import InfeasibleError, InvalidGraphError
+from korch.measure.meter import AnyMeter
+from korch.measure.record import Failed
+from korch.options import Options
+from korch.partition.block import Partition
+from korch.partition.join import Joined
+from korch.primitive.graph import PrimitiveGraph
+from korch.program.problem import Certificate, Kernel, Plan, Port, Problem, Status, Step
+from korch.program.solve import Solver
+from korch.program.verify import check_problem, verify_plan
+from korch.search.instance import PLAIN, Interface, make_problem
+from korch.search.lazy import Orchestration
+
+MEASURE_ROUNDS = 8
+"""Most times that changes of layout are measured which the plan uses."""
+
+PREFER_SECONDS = 2.0
+PREFER_GAP = 0.005
+"""For a choice by estimates."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A plan of the whole, in segments.
+
+    Attributes:
+        interfaces: per segment, which of its block's interfaces it has; -1 if it need not run.
+        changes: per segment, the changes of layout that run before it; one entry more for those
+            before the model's outputs are handed on.
+        objective_ns: what all of it costs.
+        bound_ns: no choice costs less.
+    """
+
+    interfaces: tuple[int, ...]
+    changes: tuple[tuple[Candidate, ...], ...]
+    objective_ns: int
+    bound_ns: int
+
+
+@dataclass(frozen=True)
+class _Option:
+    """A segment in one of its block's interfaces."""
+
+    segment: int
+    interface: int
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+
+class Assembly:
+    """The program of one model: what may be chosen, and which changes of layout there are."""
+
+    def __init__(
+        self, partition: Partition, joined: Joined, tasks: Sequence[Task], meter: AnyMeter, options: Options
+    ) -> None:
+        self.partition, self.joined, self.tasks = partition, joined, tasks
+        self.meter, self.options = meter, options
+        self.block_of = {i: b for b, block in enumerate(partition.blocks) for i in block.instances}
+        self.graph = joined.graph
+        self.plain = _plain_ports(joined.graph)
+        outputs = dict.fromkeys(v for _, v in self.graph.outputs if v not in self.graph.given)
+        self.required = tuple(self.plain[v] for v in outputs)
+
+    def prefer(self, outlooks_ns: Mapping[tuple[int, int], int], guess_ns: Callable[[Candidate], int]) -> Choice:
+        """Return the choice that is thought to cost least; nothing is measured.
+
+        Args:
+            outlooks_ns: what plans are thought to cost, by block and interface.
+            guess_ns: what a change of layout is thought to take.
+        """
+        choices = self._options(outlooks_ns)
+        changes = self._changes(choices)
+
+        def cost_ns(option: _Option) -> int:
+            return outlooks_ns[self.block_of[option.segment], option.interface]
+
+        costs = [cost_ns(option) for option in choices] + [guess_ns(c) for c in changes]
+        solver = Solver(
+            self._problem(choices, changes, cost_ns), workers=self.options.solver_workers, seed=self.options.seed
+        )
+        plan = solver.solve(costs, seconds=PREFER_SECONDS, gap=PREFER_GAP)
+        objective_ns = sum(costs[k] for k in plan.kernels)
+        return self._in_order(choices, changes, plan.kernels, objective_ns, 0)
+
+    def choose(self, found: Mapping[tuple[int, int], Orchestration]) -> Choice:
+        """Return the cheapest choice among the interfaces for which a plan was found.
+
+        Args:
+            found: what the search has found, by block and interface.
+        """
+        choices = self._options(found)
+        changes = self._changes(choices)
+
+        def cost_ns(option: _Option) -> int:
+            key = (self.block_of[option.segment], option.interface)
+            return found[key].certificate.objective_ns or 0
+
+        def bound_ns(option: _Option) -> int:
+            return found[self.block_of[option.segment], option.interface].certificate.bound_ns
+
+        solver = Solver(
+            self._problem(choices, changes, cost_ns), workers=self.options.solver_workers, seed=self.options.seed
+        )
+        kernels: tuple[int, ...] = ()
+        for _ in range(MEASURE_ROUNDS):
+            costs, flags = self._costs(choices, changes, cost_ns)
+            gone = [len(choices) + i for i, c in enumerate(changes) if isinstance(self.meter.known(c), Failed)]
+            plan = solver.solve(costs, flags, seconds=self.options.solver_seconds, excluded=gone)
+            kernels = plan.kernels
+            if self.required and not kernels:
+                raise InfeasibleError(
+                    f"the solver found no layouts for what {len(choices)} segments hand on",
+                    hint="Give it longer (--solver-seconds), or leave the model whole (--partition off)",
+                )
+            unknown = [
+                changes[k - len(choices)]
+                for k in kernels
+                if k >= len(choices) and self.meter.known(changes[k - len(choices)]) is None
+            ]
+            if not unknown:
+                break
+            self.meter.measure(unknown)
+        objective_ns = sum(self._costs(choices, changes, cost_ns)[0][k] for k in kernels)
+        least = solver.solve(
+            self._costs(choices, changes, bound_ns)[0], seconds=self.options.solver_seconds
+        ).certificate.bound_ns
+        return self._in_order(choices, changes, kernels, objective_ns, min(least, objective_ns))
+
+    def steps(self, choice: Choice, plans: Callable[[int, int], Sequence[Candidate]]) -> tuple[Candidate, ...]:
+        """Return a choice's kernels in order, verified.
+
+        Two segments may each change the layout of a value that both read; it is done once.
+
+        Args:
+            choice: the interfaces of the segments.
+            plans: a block's plan for an interface.
+
+        Raises:
+            InvalidGraphError: a segment reads what none before it writes; the fault is ours.
+        """
+        steps: list[Candidate] = []
+        for i, j in enumerate(choice.interfaces):
+            steps += choice.changes[i]
+            if j >= 0:
+                steps += (self.joined.place(i, c) for c in plans(self.block_of[i], j))
+        steps += choice.changes[-1]
+        written: set[tuple[int, Layout]] = set()
+        kept = []
+        for step in steps:
+            if not written.issuperset(step.output_ports):
+                written.update(step.output_ports)
+                kept.append(step)
+        verify_steps(self.graph, kept)
+        return tuple(kept)
+
+    def plain_choice(self) -> Choice:
+        """Return the choice of the plain interface everywhere, without its cost."""
+        graphs = [instance.graph for instance in self.partition.instances]
+        runs = [any(v not in graph.given for _, v in graph.outputs) for graph in graphs]
+        return Choice(tuple(0 if r else -1 for r in runs), ((),) * (len(runs) + 1), 0, 0)
+
+    def _options(self, found: Container[tuple[int, int]]) -> list[_Option]:
+        options = []
+        for i, instance in enumerate(self.partition.instances):
+            values, graph = self.joined.values[i], instance.graph
+            b = self.block_of[i]
+            outputs = dict.fromkeys(v for _, v in graph.outputs if v not in graph.given)
+            if not outputs:
+                continue
+            for j, interface in enumerate(self.tasks[b].interfaces):
+                if (b, j) in found:
+                    options.append(
+                        _Option(
+                            i,
+                            j,
+                            _ports(graph, values, [v for _, v in graph.inputs], interface),
+                            _ports(graph, values, list(outputs), interface),
+                        )
+                    )
+        return options
+
+    def _changes(self, options: Sequence[_Option]) -> list[Candidate]:
+        """Return the changes between layouts that some write and others read."""
+        written: dict[int, set[str]] = {}
+        read: dict[int, set[str]] = {}
+        for option in options:
+            for port in option.outputs:
+                written.setdefault(port.value, set()).add(port.layout)
+            for port in option.inputs:
+                read.setdefault(port.value, set()).add(port.layout)
+        for _, value in self.graph.inputs:
+            written.setdefault(value, set()).add(self.plain[value].layout)
+        for _, value in self.graph.outputs:
+            read.setdefault(value, set()).add(self.plain[value].layout)
+        found: list[Candidate] = []
+        for value in sorted(written.keys() & read.keys()):
+            if read[value] == written[value] and len(read[value]) == 1:
+                continue
+            group = make_layout_change(self.graph, value)
+            for provider in self.meter.providers:
+                answer = provider.offer(group, self.meter.target)
+                if isinstance(answer, Refusal):
+                    continue
+                found += (
+                    Candidate(group, provider.name, offer, provider.version)
+                    for offer in answer
+                    if str(offer.inputs[0]) in written[value]
+                    and str(offer.outputs[0]) in read[value]
+                    and offer.inputs != offer.outputs
+                )
+        return found
+
+    def _problem(
+        self, options: Sequence[_Option], changes: Sequence[Candidate], cost_ns: Callable[[_Option], int]
+    ) -> Problem:
+        steps: list[Step] = []
+        of_segment: dict[int, frozenset[int]] = {}
+        kernels = []
+        for option in options:
+            if option.segment not in of_segment:
+                first = len(steps)
+                reads = tuple(port.value for port in option.inputs)
+                steps += (Step(port.value, reads) for port in option.outputs)
+                of_segment[option.segment] = frozenset(range(first, len(steps)))
+            kernels.append(
+                Kernel(of_segment[option.segment], self._needed(option.inputs), option.outputs, cost_ns(option))
+            )
+        for change in changes:
+            ports = [Port(v, str(layout)) for v, layout in change.input_ports]
+            after = [Port(v, str(layout)) for v, layout in change.output_ports]
+            kernels.append(Kernel(frozenset(), tuple(ports), tuple(after), 0))
+        return Problem(
+            steps=tuple(steps),
+            kernels=tuple(kernels),
+            required=self.required,
+            given=frozenset(self.plain[v] for _, v in self.graph.inputs),
+            constants=frozenset(self.graph.constants),
+        )
+
+    def _needed(self, ports: Sequence[Port]) -> tuple[Port, ...]:
+        return tuple(port for port in ports if port.value not in self.graph.constants)
+
+    def _costs(
+        self, options: Sequence[_Option], changes: Sequence[Candidate], cost_ns: Callable[[_Option], int]
+    ) -> tuple[list[int], list[bool]]:
+        changed = [self.meter.cost_ns(change) for change in changes]
+        costs = [cost_ns(option) for option in options] + [cost for cost, _ in changed]
+        return costs, [True] * len(options) + [flag for _, flag in changed]
+
+    def _in_order(
+        self,
+        options: Sequence[_Option],
+        changes: Sequence[Candidate],
+        kernels: Sequence[int],
+        objective_ns: int,
+        bound_ns: int,
+    ) -> Choice:
+        """Return chosen kernels by segment, each change of layout before its first reader."""
+        makers = {
+            Port(value, str(layout)): changes[k - len(options)]
+            for k in kernels
+            if k >= len(options)
+            for value, layout in changes[k - len(options)].output_ports
+        }
+        chosen = {options[k].segment: options[k] for k in kernels if k < len(options)}
+        count = len(self.partition.instances)
+        interfaces = [chosen[i].interface if i in chosen else -1 for i in range(count)]
+        changed: list[tuple[Candidate, ...]] = []
+        for i in range(count + 1):
+            reads = [self.plain[v] for _, v in self.graph.outputs]
+            if i < count:
+                reads = list(chosen[i].inputs) if i in chosen else []
+            changed.append(tuple(_made_now(reads, makers)))
+        return Choice(tuple(interfaces), tuple(changed), objective_ns, bound_ns)
+
+
+def _made_now(ports: Sequence[Port], makers: dict[Port, Candidate]) -> list[Candidate]:
+    """Return the changes that must run to have some ports, and forget them."""
+    found: list[Candidate] = []
+    for port in ports:
+        if port in makers:
+            change = makers.pop(port)
+            before = [Port(value, str(layout)) for value, layout in change.input_ports]
+            found += (*_made_now(before, makers), change)
+    return found
+
+
+def verify_steps(graph: PrimitiveGraph, steps: Sequence[Candidate]) -> None:
+    """Check that kernels in this order are a plan for a graph.
+
+    Raises:
+        InvalidGraphError: they are not.
+    """
+    problem = make_problem(graph, steps, lambda _: (1, False))
+    check_problem(problem)
+    order = tuple(range(len(steps)))
+    certificate = Certificate(Status.FEASIBLE, len(steps), -1, len(steps), 0, is_measured=False)
+    if verify_plan(problem, Plan(order, certificate)) != order:
+        raise InvalidGraphError("a segment runs before what it reads is written")
+
+
+def _plain_ports(graph: PrimitiveGraph) -> dict[int, Port]:
+    ends = {value for _, value in (*graph.inputs, *graph.outputs)}
+    return {v: Port(v, str(Layout.plain(graph.types[v].rank))) for v in ends}
+
+
+def _ports(
+    graph: PrimitiveGraph, values: Sequence[int], own: Sequence[int], interface: Interface = PLAIN
+) -> tuple[Port, ...]:
+    """Return ports of the whole graph for a segment's values."""
+    found = (Port(values[v], interface.port(graph, v).layout) for v in own)
+    return tuple(dict.fromkeys(found))

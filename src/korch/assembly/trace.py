@@ -1,0 +1,138 @@
+"""How a search in segments went: the model's best plan and bound over the seconds.
+
+A model's plan is known as soon as the segments have chosen their interfaces; from then on it gains
+what each of its blocks gains, as often as the block is used. Its bound is the sum of the least
+bounds of all blocks that have been surveyed, or, where it is better, that of the last choice, which
+counts changes of layout too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from korch.search.lazy import Orchestration, Round
+
+Key = tuple[int, int]
+"""A block and one of its interfaces."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """One search of a block in one interface.
+
+    Attributes:
+        key: block and interface.
+        what: "survey" or "end".
+        began_s: when, since the story's begin; of a search that was kept, when it was recalled.
+        is_recalled: whether it was done in an earlier run: then its rounds have that run's seconds.
+        rounds: its rounds, their seconds since it began.
+    """
+
+    key: Key
+    what: str
+    began_s: float
+    is_recalled: bool
+    rounds: tuple[Round, ...]
+
+    def as_record(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {
+            "interface": self.key[1],
+            "what": self.what,
+            "began_s": self.began_s,
+            "recalled": self.is_recalled,
+            "rounds": [asdict(entry) for entry in self.rounds],
+        }
+
+
+@dataclass
+class Story:
+    """What is told of a search while it goes on.
+
+    Attributes:
+        counts: how often a plan runs each block.
+        rounds: the whole model's, so far.
+        searches: those of blocks.
+    """
+
+    counts: Mapping[int, int]
+    rounds: list[Round] = field(default_factory=list)
+    searches: list[Search] = field(default_factory=list)
+    begun_s: float = field(default_factory=time.monotonic)
+    _measured: dict[int, int] = field(default_factory=dict)
+    _bounds_ns: dict[int, dict[int, int]] = field(default_factory=dict)
+    _chosen: Mapping[Key, int] = field(default_factory=dict)
+    _costs_ns: dict[Key, int] = field(default_factory=dict)
+    _bound_ns: int = 0
+    _best_ns: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self.begun_s
+
+    def surveyed(self, block: int, found: Mapping[int, Orchestration]) -> None:
+        """Tell that a block has been surveyed: what was found of each interface."""
+        if block not in self.counts:
+            return
+        self._bounds_ns[block] = {j: one.certificate.bound_ns for j, one in found.items()}
+        self._measured[block] = max([self._measured.get(block, 0), *(one.distinct_measured for one in found.values())])
+        self._tell()
+
+    def heard(self, key: Key, entry: Round) -> None:
+        """Tell a round of a block's search in one interface."""
+        block, interface = key
+        self._measured[block] = max(self._measured.get(block, 0), entry.measured)
+        known_ns = self._costs_ns.get(key)
+        if self._best_ns is not None and known_ns is not None and entry.incumbent_ns is not None:
+            gain_ns = max(0, known_ns - entry.incumbent_ns)
+            self._best_ns -= self._chosen[key] * gain_ns
+            self._costs_ns[key] -= gain_ns
+        bounds_ns = self._bounds_ns.get(block, {})
+        if interface in bounds_ns:
+            bounds_ns[interface] = max(bounds_ns[interface], entry.bound_ns)
+        self._tell()
+
+    def chose(
+        self, uses: Mapping[Key, int], found: Mapping[Key, Orchestration], objective_ns: int, bound_ns: int
+    ) -> None:
+        """Tell a choice of interfaces: how often each is used, and what is proven of the whole."""
+        self._chosen = uses
+        self._costs_ns = {key: found[key].certificate.objective_ns or 0 for key in uses}
+        self._best_ns, self._bound_ns = objective_ns, bound_ns
+        for (block, interface), one in found.items():
+            if block in self._bounds_ns:
+                self._bounds_ns[block][interface] = one.certificate.bound_ns
+        self._tell()
+
+    def searched(self, key: Key, what: str, began_s: float, found: Orchestration, *, is_recalled: bool) -> None:
+        """Tell that a block's search in one interface has ended."""
+        kept = moving(found.rounds)
+        self.searches.append(Search(key, what, began_s, is_recalled, kept))
+
+    def of_block(self, block: int) -> list[dict[str, Any]]:
+        """Return the searches of a block as plain data."""
+        return [search.as_record() for search in self.searches if search.key[0] == block]
+
+    def _tell(self) -> None:
+        least_ns = sum(
+            self.counts[block] * min(bounds_ns.values(), default=0) for block, bounds_ns in self._bounds_ns.items()
+        )
+        self._bound_ns = max(self._bound_ns, least_ns)
+        if self._best_ns is not None:
+            self._bound_ns = min(self._bound_ns, self._best_ns)
+        self.rounds.append(Round(self._bound_ns, self._best_ns, sum(self._measured.values()), self.seconds))
+
+
+def moving(rounds: Sequence[Round]) -> tuple[Round, ...]:
+    """Return the rounds that brought something, and the last one."""
+    kept: list[Round] = []
+    for place, entry in enumerate(rounds):
+        state = (entry.bound_ns, entry.incumbent_ns)
+        is_last = place == len(rounds) - 1
+        if is_last or not kept or state != (kept[-1].bound_ns, kept[-1].incumbent_ns):
+            kept.append(entry)
+    return tuple(kept)

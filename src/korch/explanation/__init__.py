@@ -1,0 +1,1 @@
+"""What explains a plan: baselines, savings by rule, counterfactual groupings."""

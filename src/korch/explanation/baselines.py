@@ -1,0 +1,99 @@
+"""Plans to hold the optimum against: fully split, greedily fused, and in one layout only.
+
+A sum of isolated kernel times can mislead, so the whole executables are timed; the optimum has to
+beat these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from korch.candidate.candidate import Candidate
+from korch.errors import InfeasibleError, InvalidGraphError
+from korch.options import Options
+from korch.primitive.graph import PrimitiveGraph
+from korch.program.problem import Certificate, Plan, Problem, Status
+from korch.program.solve import solve
+from korch.program.verify import verify_plan
+from korch.search.instance import make_problem
+
+Cost = Callable[[Candidate], tuple[int, bool]]
+
+
+def baseline_plans(
+    graph: PrimitiveGraph, candidates: Sequence[Candidate], cost_ns: Cost, options: Options, seconds: float = 10.0
+) -> dict[str, tuple[Candidate, ...]]:
+    """Return named plans, each solved within `seconds`; one that can't be had is left out.
+
+    - split: one primitive a kernel (and the broadcasts that it reads), at the least cost;
+    - plain-layout: the least cost with every value in the plain layout;
+    - greedy: from the outputs backwards, always the kernel with the most primitives.
+    """
+    subsets = {
+        "split": [c for c in candidates if kernel_size(c) <= 1],
+        "plain-layout": [c for c in candidates if has_layouts(c, "plain")],
+    }
+    plans: dict[str, tuple[Candidate, ...]] = {}
+    for name, subset in subsets.items():
+        problem = make_problem(graph, subset, cost_ns)
+        try:
+            plan = solve(
+                problem, seconds=min(seconds, options.solver_seconds), workers=options.solver_workers, seed=options.seed
+            )
+        except InfeasibleError:
+            continue
+        if plan.kernels:
+            plans[name] = tuple(subset[k] for k in plan.kernels)
+    greedy = greedy_plan(make_problem(graph, candidates, cost_ns), candidates)
+    if greedy is not None:
+        plans["greedy"] = tuple(candidates[k] for k in greedy)
+    return plans
+
+
+def greedy_plan(problem: Problem, candidates: Sequence[Candidate]) -> tuple[int, ...] | None:
+    """Return the plan that fuses as much as it can, or None if greed runs into a cycle."""
+    chosen: list[int] = []
+    written: set[object] = set()
+    owned: set[object] = set()
+    waiting = list(problem.required)
+    while waiting:
+        port = waiting.pop()
+        if port in written or problem.is_given(port):
+            continue
+        makers = [
+            k
+            for k in problem.producers.get(port, ())
+            if not written.intersection(problem.kernels[k].outputs) and not owned.intersection(problem.kernels[k].owns)
+        ]
+        if not makers:
+            return None
+        best = max(makers, key=lambda k: (kernel_size(candidates[k]), -problem.kernels[k].cost_ns))
+        chosen.append(best)
+        written.update(problem.kernels[best].outputs)
+        owned.update(problem.kernels[best].owns)
+        waiting.extend(problem.needs(best))
+    total = sum(problem.kernels[k].cost_ns for k in chosen)
+    status = Status.FEASIBLE if total else Status.OPTIMAL  # nothing costs less than nothing
+    certificate = Certificate(status, total, max(0, total - 1), len(problem.kernels), 0, is_measured=False)
+    try:
+        return verify_plan(problem, Plan(tuple(chosen), certificate))
+    except InvalidGraphError:
+        return None
+
+
+def kernel_size(candidate: Candidate) -> int:
+    """Return how many primitives a candidate runs, broadcasts left out."""
+    return sum(p.op != "broadcast" for p in candidate.group.body.primitives)
+
+
+def has_layouts(candidate: Candidate, allowed: str) -> bool:
+    """Return whether all that a candidate reads and writes is in layouts that are allowed.
+
+    Args:
+        candidate: constants that it reads may be in any layout.
+        allowed: as the option `layouts`.
+    """
+    layouts = [layout for _, layout in (*candidate.input_ports, *candidate.output_ports)]
+    if allowed == "plain":
+        return all(layout.is_plain for layout in layouts)
+    return allowed == "any" or not any(layout.blocks for layout in layouts)

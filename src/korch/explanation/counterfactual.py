@@ -1,0 +1,272 @@
+"""A plan -> for each of its kernels, other groupings of the same work and what they cost.
+
+A reader of a plan wants to know why the primitives are grouped as they are. Two kinds of answers
+are computed, over kernels that were measured, with all the rest of the plan as it is:
+
+- *drop in*: some other candidate is put into the plan; what it makes superfluous falls away. It may
+  run more than a kernel does (and replace several), or the same by other primitives.
+- *take apart*: the cheapest kernels that write what a kernel writes, from what the plan has without
+  it, first any, then those of one primitive only. It is a small instance, solved as any other.
+
+Changes of layout that become necessary count, if they were measured; otherwise the grouping is left
+out. All others are real plans: each costs what the plan does, less what falls away, and the new.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from korch.candidate.candidate import Candidate
+from korch.deadline import Deadline
+from korch.errors import InfeasibleError
+from korch.explanation.baselines import kernel_size
+from korch.options import Options
+from korch.primitive.graph import PrimitiveGraph
+from korch.program.presolve import useful_kernels
+from korch.program.problem import Port, Problem
+from korch.program.solve import solve
+from korch.search.instance import PLAIN, Interface, make_problem
+
+logger = logging.getLogger("korch.orchestrate")
+
+MOST_GROUPINGS = 6
+"""Of each kernel: those that cost least more."""
+
+SECONDS = 1.0
+"""Longest solve of what one kernel is taken apart to."""
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Kernels that could run instead of some kernels of a plan.
+
+    Attributes:
+        kernels: those that would run.
+        instead: the places, in the plan, of those that would not.
+        cost_ns: what the former take.
+        instead_ns: what the latter take.
+    """
+
+    kernels: tuple[Candidate, ...]
+    instead: tuple[int, ...]
+    cost_ns: int
+    instead_ns: int
+
+    @property
+    def more_ns(self) -> int:
+        """What the plan would take more."""
+        return self.cost_ns - self.instead_ns
+
+    def moved(self, places: Sequence[int | None]) -> Grouping | None:
+        """Return it with other places of what falls away; None if one of them is not there."""
+        instead = tuple(n for i in self.instead if (n := places[i]) is not None)
+        return replace(self, instead=instead) if len(instead) == len(self.instead) else None
+
+
+Groupings = tuple[tuple[Grouping, ...], ...]
+"""For each kernel of a plan, those that cost least more first."""
+
+
+def regroup(
+    graph: PrimitiveGraph,
+    candidates: Sequence[Candidate],
+    steps: Sequence[Candidate],
+    cost_ns: Callable[[Candidate], tuple[int, bool]],
+    options: Options,
+    interface: Interface = PLAIN,
+    deadline: Deadline | None = None,
+) -> Groupings:
+    """Return, for each kernel of a plan, the other groupings that cost least more.
+
+    Args:
+        graph: the graph with its alternatives.
+        candidates: its candidates.
+        steps: the plan's, of these.
+        cost_ns: a candidate's cost, and whether it is measured.
+        options: how to solve.
+        interface: the layouts of inputs and outputs.
+        deadline: when to stop; the kernels that are left then have fewer groupings.
+    """
+    chosen_ids = {id(step) for step in steps}
+    known = [c for c in candidates if id(c) in chosen_ids or cost_ns(c)[1]]
+    problem = make_problem(graph, known, cost_ns, interface)
+    number = {id(candidate): k for k, candidate in enumerate(known)}
+    swapper = _Swapper(problem, tuple(number[id(step)] for step in steps))
+    place = {k: i for i, k in enumerate(swapper.chosen)}
+    found: list[dict[frozenset[int], Grouping]] = [{} for _ in steps]
+
+    def keep(new: Iterable[int]) -> None:
+        swap = swapper.swap(tuple(new))
+        if swap is None:
+            return
+        added, gone = swap
+        grouping = Grouping(
+            tuple(known[k] for k in added),
+            tuple(sorted(place[k] for k in gone)),
+            *(sum(problem.kernels[k].cost_ns for k in kernels) for kernels in (added, gone)),
+        )
+        for k in gone:
+            found[place[k]][frozenset(added)] = grouping
+
+    end = deadline or Deadline()
+    same = {(problem.kernels[k].steps, _values(problem, k)) for k in swapper.chosen}
+    for k, kernel in enumerate(problem.kernels):
+        if end.is_over:
+            break
+        is_other = kernel.steps and (kernel.steps, _values(problem, k)) not in same
+        if k not in place and is_other:
+            keep([k])
+    single = {k for k, candidate in enumerate(known) if kernel_size(candidate) <= 1}
+    for k in sorted(swapper.chosen, key=lambda k: -problem.kernels[k].cost_ns):
+        for allowed in (None, single):
+            if end.is_over:
+                break
+            keep(_taken_apart(problem, swapper, k, allowed, options))
+    return tuple(
+        tuple(sorted(rows.values(), key=lambda row: (row.more_ns, len(row.kernels))))[:MOST_GROUPINGS] for rows in found
+    )
+
+
+def _values(problem: Problem, k: int) -> frozenset[int]:
+    return frozenset(port.value for port in problem.kernels[k].outputs)
+
+
+def _taken_apart(
+    problem: Problem, swapper: _Swapper, k: int, allowed: set[int] | None, options: Options
+) -> tuple[int, ...]:
+    """Return the cheapest kernels of other groups that write what kernel k does; none if none."""
+    own = problem.kernels[k]
+    if not own.steps:
+        return ()
+    there = swapper.ports_without(k)
+    required = tuple(port for port in own.outputs if port in swapper.read)
+    usable = [
+        i
+        for i, kernel in enumerate(problem.kernels)
+        if (kernel.steps, _values(problem, i)) != (own.steps, _values(problem, k)) and (allowed is None or i in allowed)
+    ]
+    part = Problem(
+        problem.steps, tuple(problem.kernels[i] for i in usable), required, problem.given | there, problem.constants
+    )
+    useful = useful_kernels(part)
+    try:
+        plan = solve(
+            Problem(part.steps, tuple(part.kernels[i] for i in useful), part.required, part.given, part.constants),
+            seconds=SECONDS,
+            workers=options.solver_workers,
+            seed=options.seed,
+        )
+    except InfeasibleError as error:
+        logger.debug("a kernel can't be taken apart: %s", error)
+        return ()
+    return tuple(usable[useful[i]] for i in plan.kernels)
+
+
+class _Swapper:
+    """A plan into which other kernels are put."""
+
+    def __init__(self, problem: Problem, chosen: tuple[int, ...]) -> None:
+        self.problem = problem
+        self.chosen = chosen
+        self.makers = {port: k for k in chosen for port in problem.kernels[k].outputs}
+        self.layouts: dict[int, list[Port]] = {}
+        for port in (*problem.given, *self.makers):
+            self.layouts.setdefault(port.value, []).append(port)
+        self.read = set(problem.required) | {p for k in chosen for p in problem.needs(k)}
+        self.changes: dict[tuple[Port, Port], int] = {}
+        for k, kernel in enumerate(problem.kernels):
+            if not kernel.steps:
+                key = (kernel.inputs[0], kernel.outputs[0])
+                best = self.changes.get(key)
+                if best is None or kernel.cost_ns < problem.kernels[best].cost_ns:
+                    self.changes[key] = k
+
+    def ports_without(self, k: int) -> frozenset[Port]:
+        """Return the ports that the plan writes without kernel k and all that waits for it."""
+        lost = set(self.problem.kernels[k].outputs)
+        kept: set[Port] = set()
+        for other in self.chosen:  # in an order in which they can run
+            if other == k:
+                continue
+            outputs = self.problem.kernels[other].outputs
+            is_lost = not lost.isdisjoint(self.problem.needs(other))
+            (lost if is_lost else kept).update(outputs)
+        return frozenset(kept)
+
+    def swap(self, new: tuple[int, ...]) -> tuple[list[int], list[int]] | None:
+        """Put kernels into the plan; return those that are new then and those that fall away.
+
+        None if the plan does not run with them, does not need all of them, writes or owns a port
+        twice, or still needs all that it needed before.
+        """
+        if not new or not self._is_near(new):
+            return None
+        makers = dict(self.makers)
+        makers.update((port, k) for k in new for port in self.problem.kernels[k].outputs)
+        made = {port: k for k in new for port in self.problem.kernels[k].outputs}
+        for port in made:
+            self._change_after(port, made, makers)
+        for k in new:
+            if not all(self._change_before(port, makers) for port in self.problem.needs(k)):
+                return None
+        needed = self._needed(makers)
+        if needed is None or not needed.issuperset(new):
+            return None
+        written = [port for k in needed for port in self.problem.kernels[k].outputs]
+        owned = [port for k in needed for port in self.problem.kernels[k].owns]
+        if len(set(written)) < len(written) or len(set(owned)) < len(owned):
+            return None
+        gone = [k for k in self.chosen if k not in needed]
+        return (sorted(needed - set(self.chosen)), gone) if gone else None
+
+    def _is_near(self, new: Sequence[int]) -> bool:
+        return any(p.value in self.layouts for k in new for p in self.problem.kernels[k].outputs)
+
+    def _change_after(self, port: Port, made: dict[Port, int], makers: dict[Port, int]) -> None:
+        """Write the other layouts of a new port, which the plan reads, by a change of layout."""
+        for other in self.layouts.get(port.value, ()):
+            old = self.makers.get(other)
+            if other in made or old is None or not self.problem.kernels[old].steps:
+                continue
+            change = self.changes.get((port, other))
+            if change is not None:
+                makers[other] = change
+
+    def _change_before(self, port: Port, makers: dict[Port, int]) -> bool:
+        """See to it that a port is written: if need be by a change of layout."""
+        if port in makers or self.problem.is_given(port):
+            return True
+        changes = [
+            self.changes[other, port] for other in self.layouts.get(port.value, ()) if (other, port) in self.changes
+        ]
+        if not changes:
+            return False
+        makers[port] = min(changes, key=lambda k: self.problem.kernels[k].cost_ns)
+        return True
+
+    def _needed(self, makers: dict[Port, int]) -> set[int] | None:
+        """Return the kernels that the required ports need; None if one waits for itself."""
+        needed: set[int] = set()
+        open_: set[int] = set()
+        stack: list[tuple[Port | int, bool]] = [(port, False) for port in self.problem.required]
+        while stack:
+            item, is_done = stack.pop()
+            if is_done:
+                open_.discard(item)
+                continue
+            if isinstance(item, Port):
+                if self.problem.is_given(item):
+                    continue
+                maker = makers.get(item)
+                if maker is None or maker in open_:
+                    return None
+                item = maker
+            if item in needed:
+                continue
+            needed.add(item)
+            open_.add(item)
+            stack.append((item, True))
+            stack.extend((port, False) for port in self.problem.needs(item))
+        return needed

@@ -1,1 +1,0 @@
-"""Candidates and costs -> plan."""

@@ -1,0 +1,1 @@
+"""The program that chooses kernels: data, text, formulation, relaxation, solver and verifier."""

@@ -1,0 +1,186 @@
+"""Instance -> the kernels that matter, a first plan, and why there may be none.
+
+Everything here is exact: a kernel is dropped only if no plan can use it, or if a cheaper one can
+take its place in every plan.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from korch.errors import InfeasibleError
+from korch.program.problem import Port, Problem
+
+Describe = Callable[[int], str]
+
+
+def reachable_kernels(problem: Problem) -> frozenset[int]:
+    """Return the kernels whose inputs can be written, directly or through other kernels."""
+    missing = [len(problem.needs(k)) for k in range(len(problem.kernels))]
+    readers: dict[Port, list[int]] = {}
+    for k in range(len(problem.kernels)):
+        for port in problem.needs(k):
+            readers.setdefault(port, []).append(k)
+    ready = [k for k, n in enumerate(missing) if n == 0]
+    found = set(ready)
+    written: set[Port] = set()
+    while ready:
+        for port in problem.kernels[ready.pop()].outputs:
+            if port in written:
+                continue
+            written.add(port)
+            for k in readers.get(port, ()):
+                missing[k] -= 1
+                if missing[k] == 0:
+                    found.add(k)
+                    ready.append(k)
+    return frozenset(found)
+
+
+def useful_kernels(problem: Problem) -> tuple[int, ...]:
+    """Return the reachable kernels that some required port may need, in order."""
+    reachable = reachable_kernels(problem)
+    waiting = [port for port in problem.required if not problem.is_given(port)]
+    wanted = set(waiting)
+    useful: set[int] = set()
+    while waiting:
+        for k in problem.producers.get(waiting.pop(), ()):
+            if k in reachable and k not in useful:
+                useful.add(k)
+                new = [port for port in problem.needs(k) if port not in wanted]
+                wanted.update(new)
+                waiting.extend(new)
+    return tuple(sorted(useful))
+
+
+def dominated_kernels(problem: Problem, costs_ns: Sequence[int], excluded: Collection[int] = ()) -> frozenset[int]:
+    """Return the kernels that another one with the same ports, at no more cost, can replace.
+
+    The other reads and owns no port that the first does not, and writes the same ports, so that in
+    any plan it can stand in the first one's place.
+    """
+    groups: dict[frozenset[Port], list[tuple[int, int, frozenset[Port], frozenset[Port]]]] = {}
+    for k, kernel in enumerate(problem.kernels):
+        if k in excluded:
+            continue
+        entry = (costs_ns[k], k, frozenset(problem.needs(k)), frozenset(kernel.owns))
+        groups.setdefault(frozenset(kernel.outputs), []).append(entry)
+    gone = set()
+    for group in groups.values():
+        kept: list[tuple[frozenset[Port], frozenset[Port]]] = []
+        for _, k, needs, owns in sorted(group, key=lambda entry: entry[:2]):
+            if any(less <= needs and owned <= owns for less, owned in kept):
+                gone.add(k)
+            else:
+                kept.append((needs, owns))
+    return frozenset(gone)
+
+
+def diagnose(problem: Problem, describe: Describe | None = None) -> None:
+    """Say why there is no plan, where that can be seen without a solver.
+
+    Args:
+        problem: the instance.
+        describe: what to call a value; `%12` if not given.
+
+    Raises:
+        InfeasibleError: a required port can't be written; it names the ports at which the chain
+            of needs breaks.
+    """
+    reachable = reachable_kernels(problem)
+    written = {port for k in reachable for port in problem.kernels[k].outputs}
+    name = describe or (lambda value: f"%{value}")
+    for required in problem.required:
+        if required not in written and not problem.is_given(required):
+            root = _root_cause(problem, required, written)
+            place = f"value {name(root.value)}"
+            if root not in problem.producers:
+                raise InfeasibleError(
+                    f"no candidate produces {name(root.value)} in layout {root.layout}",
+                    where=place,
+                    hint=f"The model output {name(required.value)} needs it",
+                )
+            raise InfeasibleError(
+                f"all candidates that produce {name(root.value)} in layout {root.layout} wait for each other",
+                where=place,
+                hint=f"The model output {name(required.value)} needs it",
+            )
+
+
+def _root_cause(problem: Problem, port: Port, written: set[Port]) -> Port:
+    """Return a port that a missing one needs and that no kernel writes, or the port itself."""
+    waiting, seen = [port], {port}
+    for other in waiting:
+        if other not in problem.producers:
+            return other
+        for k in problem.producers[other]:
+            for need in problem.needs(k):
+                if need not in written and need not in seen:
+                    seen.add(need)
+                    waiting.append(need)
+    return port
+
+
+def greedy_plan(problem: Problem, costs_ns: Sequence[int], useful: Iterable[int]) -> set[int]:
+    """Return the kernels of some plan, or none if greed fails.
+
+    Takes for each needed port the kernel with the least cost, shared inputs counted again; ports
+    are ranked by that cost, and a kernel reads only ports of a lower rank, so nothing can circle.
+    """
+    rank, total = _port_costs(problem, costs_ns, useful)
+    waiting = [(-rank[p], p) for p in set(problem.required) if p in rank]
+    heapq.heapify(waiting)
+    written: set[Port] = set()
+    owned: set[Port] = set()
+    chosen: set[int] = set()
+    while waiting:
+        _, port = heapq.heappop(waiting)
+        if port in written:
+            continue
+        able = [
+            k
+            for k in problem.producers[port]
+            if k in total
+            and written.isdisjoint(problem.kernels[k].outputs)
+            and owned.isdisjoint(problem.kernels[k].owns)
+            and all(rank[need] < rank[port] for need in problem.needs(k))
+        ]
+        if not able:
+            return set()
+        best = min(able, key=lambda k: (total[k], k))
+        chosen.add(best)
+        written.update(problem.kernels[best].outputs)
+        owned.update(problem.kernels[best].owns)
+        for need in problem.needs(best):
+            heapq.heappush(waiting, (-rank[need], need))
+    return chosen
+
+
+def _port_costs(
+    problem: Problem, costs_ns: Sequence[int], useful: Iterable[int]
+) -> tuple[dict[Port, int], dict[int, int]]:
+    """Return each port's rank by cost, and each kernel's cost with all that it needs."""
+    kernels = tuple(useful)
+    total = {k: costs_ns[k] for k in kernels}
+    missing = {k: len(problem.needs(k)) for k in kernels}
+    readers: dict[Port, list[int]] = {}
+    for k in kernels:
+        for port in problem.needs(k):
+            readers.setdefault(port, []).append(k)
+    heap = [(total[k], k) for k in kernels if missing[k] == 0]
+    heapq.heapify(heap)
+    rank: dict[Port, int] = {}
+    while heap:
+        cost_ns, k = heapq.heappop(heap)
+        number = len(rank)
+        for port in problem.kernels[k].outputs:
+            if port in rank:
+                continue
+            rank[port] = number
+            for reader in readers.get(port, ()):
+                total[reader] += cost_ns
+                missing[reader] -= 1
+                if missing[reader] == 0:
+                    heapq.heappush(heap, (total[reader], reader))
+    return rank, {k: total[k] for k in kernels if missing[k] == 0}

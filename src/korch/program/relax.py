@@ -1,0 +1,184 @@
+"""Binary linear program -> a proven bound, and what each kernel would add to it.
+
+The linear relaxation is solved in floating point, but nothing is believed of it: its dual values
+are rounded to fixed-point integers, and from these the bound and the reduced costs are computed
+exactly. Any dual values, even wrong ones, give a true bound; good ones give a good one.
+
+Source: Neumaier and Shcherbina, "Safe bounds in linear and mixed-integer linear programming"
+(2004).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+from ortools.linear_solver import pywraplp
+from ortools.linear_solver.linear_solver_pb2 import MPModelProto
+
+from korch.program.formulate import Formulation
+
+# Fraction bits of dual values; fewer for huge costs, so that a column's sum fits 63 bits.
+FRACTION_BITS = 20
+_SUM_BITS = 61
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxation:
+    """What the relaxation proves.
+
+    Attributes:
+        bound_ns: no plan costs less.
+        slack_ns: int64[variable]: a plan in which the variable is not 0 costs at least
+            `bound_ns + slack_ns`.
+    """
+
+    bound_ns: int
+    slack_ns: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """The rows of a program as arrays.
+
+    Attributes:
+        rows: int64[entry]: the row of each coefficient that is not 0.
+        columns: int64[entry]: its variable.
+        factors: int64[entry]: the coefficient.
+        least: int64[row]: the right side.
+        is_equal: bool[row].
+        in_column: most coefficients of a variable.
+    """
+
+    rows: npt.NDArray[np.int64]
+    columns: npt.NDArray[np.int64]
+    factors: npt.NDArray[np.int64]
+    least: npt.NDArray[np.int64]
+    is_equal: npt.NDArray[np.bool_]
+    in_column: int
+
+    @staticmethod
+    def of(program: Formulation) -> Matrix:
+        """Return that of a program."""
+        entries = np.array([len(row.columns) for row in program.rows], np.int64)
+        columns = _joined(row.columns for row in program.rows)
+        return Matrix(
+            rows=np.repeat(np.arange(len(entries)), entries),
+            columns=columns,
+            factors=_joined(row.coefficients for row in program.rows),
+            least=np.array([row.least for row in program.rows], np.int64),
+            is_equal=np.array([row.is_equal for row in program.rows], bool),
+            in_column=int(np.bincount(columns, minlength=1).max()) if columns.size else 1,
+        )
+
+
+def _joined(numbers: Iterable[Sequence[int]]) -> npt.NDArray[np.int64]:
+    return np.fromiter(chain.from_iterable(numbers), np.int64)
+
+
+class Relaxer:
+    """A program's relaxation, loaded once and solved for many costs."""
+
+    def __init__(self, program: Formulation) -> None:
+        self.program = program
+        self.matrix = Matrix.of(program)
+        self.solver = pywraplp.Solver.CreateSolver("CLP")
+        self.solver.LoadModelFromProto(_model(program))
+        self.variables = self.solver.variables()
+        self.constraints: list[pywraplp.Constraint] = self.solver.constraints()
+        self._costs_ns: list[int] = [0] * len(program.problem.kernels)
+        self._forbidden: frozenset[int] = frozenset()
+
+    def _load_new_rows(self) -> None:
+        if len(self.program.rows) != len(self.matrix.least):
+            self.matrix = Matrix.of(self.program)
+        infinity = self.solver.infinity()
+        for row in self.program.rows[len(self.constraints) :]:
+            most = row.least if row.is_equal else infinity
+            constraint = self.solver.Constraint(row.least, most)
+            for column, coefficient in zip(row.columns, row.coefficients, strict=True):
+                constraint.SetCoefficient(self.variables[column], coefficient)
+            self.constraints.append(constraint)
+
+    def solve(self, costs_ns: Sequence[int], forbidden: Collection[int], seconds: float) -> Relaxation:
+        """Solve for some costs.
+
+        Args:
+            costs_ns: one per kernel.
+            forbidden: kernels that are not to be used.
+            seconds: longest time; the bound is true, but worse, when it is not enough.
+        """
+        self._load_new_rows()
+        objective, forbidden = self.solver.Objective(), frozenset(forbidden)
+        for k, (before_ns, cost_ns) in enumerate(zip(self._costs_ns, costs_ns, strict=True)):
+            if before_ns != cost_ns:
+                objective.SetCoefficient(self.variables[k], cost_ns)
+        for k in self._forbidden ^ forbidden:
+            self.variables[k].SetUb(0 if k in forbidden else 1)
+        self._costs_ns, self._forbidden = list(costs_ns), forbidden
+        objective.SetMinimization()
+        self.solver.SetTimeLimit(max(1, int(1000 * seconds)))
+        self.solver.Solve()
+        duals = np.array([constraint.dual_value() for constraint in self.constraints])
+        return safe_bound(self.program, costs_ns, forbidden, duals, self.matrix)
+
+
+def _model(program: Formulation) -> MPModelProto:
+    """Return the program without costs; row by row and number by number it would take long."""
+    model = MPModelProto()
+    for most in program.most:
+        model.variable.add(lower_bound=0, upper_bound=most)
+    for row in program.rows:
+        limit = float(row.least) if row.is_equal else math.inf
+        model.constraint.add(
+            var_index=row.columns, coefficient=row.coefficients, lower_bound=row.least, upper_bound=limit
+        )
+    return model
+
+
+def safe_bound(
+    program: Formulation,
+    costs_ns: Sequence[int],
+    forbidden: Collection[int],
+    duals: npt.NDArray[np.float64],
+    matrix: Matrix | None = None,
+) -> Relaxation:
+    """Return what some dual values prove, whatever they are.
+
+    Args:
+        program: the rows.
+        costs_ns: one per kernel.
+        forbidden: kernels that are not to be used.
+        duals: float64[row].
+        matrix: that of the rows, if it is known.
+
+    For y ≥ 0 on the inequalities, cost·x ≥ y·b + Σ_j min(0, r_j)·most_j with r = cost - Aᵀ·y; and
+    if x_j ≥ 1 then r_j more, if that is positive.
+    """
+    most = np.array(program.most, np.int64)
+    if not np.isfinite(duals).all():
+        return Relaxation(0, np.zeros(len(most), np.int64))
+    most[list(forbidden)] = 0
+    costs = np.zeros(len(most), np.int64)
+    costs[: len(costs_ns)] = costs_ns
+    matrix = matrix or Matrix.of(program)
+    in_column = matrix.in_column
+    largest = max(1, int(costs.max(initial=0)), int(np.abs(duals).max(initial=0)) + 1)
+    bits = min(FRACTION_BITS, _SUM_BITS - (in_column + 1).bit_length() - largest.bit_length())
+    if bits < 0:
+        return Relaxation(0, np.zeros(len(most), np.int64))
+    y = np.round(duals * (1 << bits)).astype(np.int64)
+    y[(y < 0) & ~matrix.is_equal] = 0
+    reduced = costs << bits
+    np.subtract.at(reduced, matrix.columns, matrix.factors * y[matrix.rows])
+    total = sum(int(y[i]) * int(matrix.least[i]) for i in np.flatnonzero(matrix.least))
+    negative = np.flatnonzero(reduced < 0)
+    total += sum(int(reduced[j]) * int(most[j]) for j in negative)
+    bound_ns = -(-total >> bits)
+    # The bound may be rounded up by less than 1 ns, or from below 0: the slacks make up for it.
+    slack_ns = (np.maximum(reduced, 0) >> bits) - 1 + max(min(0, bound_ns), -(1 << _SUM_BITS))
+    return Relaxation(max(0, bound_ns), np.maximum(slack_ns, 0))

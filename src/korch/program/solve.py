@@ -1,0 +1,411 @@
+"""Instance -> plan with a certificate.
+
+1. Drop what no plan can use (`presolve`), write the program (`formulate`).
+2. Solve the linear relaxation (`relax`): a proven bound L, and what choosing each kernel adds.
+3. Look for a good plan among the kernels that add least and those of the best plan so far.
+4. Solve the program over the kernels that add at most δ, with CP-SAT. A plan with any other kernel
+   costs at least L + δ; so an optimum of at most L + δ is the optimum over all kernels. Otherwise
+   take a larger δ and solve again: L + δ is a bound by then.
+5. Where a solution has a circle of kernels that wait for each other, add its loop rows, and repeat.
+6. Verify the plan without the solver.
+
+All bounds are exact integers of nanoseconds. OPTIMAL is said only if the bound is the objective.
+With several workers CP-SAT may return another plan of the same cost in another run.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from ortools.sat.python import cp_model
+
+from korch.errors import InvalidGraphError
+from korch.program.component import strong_components
+from korch.program.formulate import Formulation, formulate, loop_row
+from korch.program.presolve import Describe, diagnose, dominated_kernels, greedy_plan, useful_kernels
+from korch.program.problem import Certificate, Plan, Port, Problem, Status
+from korch.program.relax import Matrix, Relaxation, Relaxer
+from korch.program.verify import check_problem, ready_order, verify_plan
+
+logger = logging.getLogger("korch.orchestrate")
+
+# How many kernels the first restricted program has at least, and how much more each further one.
+_FIRST_KERNELS = 500
+_GROWTH = 3
+_EVERYTHING_NS = 1 << 61
+# The share of the time left that a search for a better plan may take; it proves nothing.
+_IMPROVE_SHARE = 0.2
+
+
+def solve(
+    problem: Problem,
+    *,
+    seconds: float = 60.0,
+    workers: int = 2,
+    seed: int = 0,
+    hint: Sequence[int] | None = None,
+    lower_bound_ns: int = 0,
+    describe: Describe | None = None,
+) -> Plan:
+    """Return the cheapest plan of an instance.
+
+    Args:
+        problem: the instance.
+        seconds: longest time. When it is over, the best plan so far is FEASIBLE with a gap.
+        workers: threads of CP-SAT.
+        seed: seed of CP-SAT.
+        hint: kernels of a plan to start from, in any order; a wrong one is ignored.
+        lower_bound_ns: a bound that is known to hold, as that of the same instance before costs
+            rose or kernels were dropped.
+        describe: what to call a value in messages.
+
+    Returns:
+        A verified plan; without kernels if its status is INFEASIBLE (proven) or UNKNOWN.
+
+    Raises:
+        InfeasibleError: a required port can't be written, whatever is chosen.
+        InvalidGraphError: the instance breaks a rule, or its costs are beyond CP-SAT's integers.
+    """
+    solver = Solver(problem, workers=workers, seed=seed, describe=describe)
+    return solver.solve(seconds=seconds, hint=hint, lower_bound_ns=lower_bound_ns)
+
+
+class Solver:
+    """An instance that is solved many times with changing costs.
+
+    The program and its relaxation are built once; rows found in one solve serve the next.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        workers: int = 2,
+        seed: int = 0,
+        describe: Describe | None = None,
+        like: Problem | None = None,
+    ) -> None:
+        """Write the program.
+
+        Args:
+            problem: the instance.
+            workers: threads of CP-SAT.
+            seed: seed of CP-SAT.
+            describe: what to call a value in messages.
+            like: an instance that was checked; another one of its kernels and given values, but for
+                their layouts, needs no check.
+
+        Raises:
+            InvalidGraphError: the instance breaks a rule.
+            InfeasibleError: a required port can't be written, whatever is chosen.
+        """
+        is_alike = like is not None and like.kernels is problem.kernels
+        if like is None or not is_alike or like.given_values != problem.given_values:
+            check_problem(problem)
+        diagnose(problem, describe)
+        self.problem = problem
+        self.workers = workers
+        self.seed = seed
+        self.describe = describe
+        useful = frozenset(useful_kernels(problem))
+        gone = [k for k in range(len(problem.kernels)) if k not in useful]
+        self.reduced, self.kept = problem.without(gone)
+        self.number = {k: i for i, k in enumerate(self.kept)}
+        self.program = formulate(self.reduced)
+        self.relaxer = Relaxer(self.program)
+
+    def solve(
+        self,
+        costs_ns: Sequence[int] | None = None,
+        is_measured: Sequence[bool] | None = None,
+        *,
+        seconds: float = 60.0,
+        hint: Sequence[int] | None = None,
+        lower_bound_ns: int = 0,
+        excluded: Collection[int] = (),
+        gap: float = 0.0,
+    ) -> Plan:
+        """Return the cheapest plan for some costs.
+
+        Args:
+            costs_ns: the cost of each kernel; the instance's if not given.
+            is_measured: whether each is measured; the instance's if not given.
+            seconds: longest time.
+            hint: kernels of a plan to start from.
+            lower_bound_ns: a bound that is known to hold.
+            excluded: kernels that must not be used, as those that crashed.
+            gap: the part of a plan's cost by which its bound may be lower when the search ends.
+
+        Returns:
+            A verified plan, as `solve` does.
+
+        Raises:
+            InfeasibleError: without the excluded kernels a required port can't be written.
+        """
+        start_s = time.monotonic()
+        problem = self.problem
+        if costs_ns is not None or is_measured is not None:
+            costs = costs_ns or [kernel.cost_ns for kernel in problem.kernels]
+            problem = problem.with_costs(costs, is_measured)
+        if excluded:
+            diagnose(problem.without(excluded)[0], self.describe)
+        search = _Search(
+            self,
+            [problem.kernels[k].cost_ns for k in self.kept],
+            frozenset(self.number[k] for k in excluded if k in self.number),
+            start_s + seconds,
+            lower_bound_ns,
+            gap,
+        )
+        search.run([self.number[k] for k in hint or () if k in self.number])
+        chosen = None if search.best is None else tuple(self.kept[i] for i in search.best)
+        return self._certify(problem, chosen, search, time.monotonic() - start_s)
+
+    def relax(
+        self, costs_ns: Sequence[int], *, seconds: float = 60.0, excluded: Collection[int] = ()
+    ) -> tuple[int, dict[int, int]]:
+        """Return a bound, and by how much a plan with a kernel is at least above it.
+
+        Args:
+            costs_ns: the cost of each kernel.
+            seconds: longest time; what is returned is true, but weaker, when it is not enough.
+            excluded: kernels that must not be used.
+
+        Returns:
+            The bound, and nanoseconds per kernel; kernels that no plan can use are left out.
+        """
+        forbidden = frozenset(self.number[k] for k in excluded if k in self.number)
+        found = self.relaxer.solve([costs_ns[k] for k in self.kept], forbidden, seconds)
+        slack_ns = {k: int(found.slack_ns[i]) for i, k in enumerate(self.kept) if i not in forbidden}
+        return found.bound_ns, slack_ns
+
+    def _certify(self, problem: Problem, chosen: tuple[int, ...] | None, search: _Search, seconds: float) -> Plan:
+        """Return the plan with its certificate, verified."""
+        objective_ns, bound_ns = None, search.bound_ns
+        status = Status.INFEASIBLE if search.is_infeasible else Status.UNKNOWN
+        if chosen is not None:
+            objective_ns = sum(problem.kernels[k].cost_ns for k in chosen)
+            bound_ns = min(bound_ns, objective_ns)
+            status = Status.OPTIMAL if bound_ns == objective_ns else Status.FEASIBLE
+        kernels = chosen or ()
+        certificate = Certificate(
+            status=status,
+            objective_ns=objective_ns,
+            bound_ns=bound_ns,
+            kernels=len(problem.kernels),
+            measured=sum(kernel.is_measured for kernel in problem.kernels),
+            is_measured=chosen is not None and all(problem.kernels[k].is_measured for k in kernels),
+            seconds=seconds,
+        )
+        order = verify_plan(problem, Plan(kernels, certificate))
+        return Plan(order, certificate)
+
+
+def _level(levels_ns: npt.NDArray[np.int64], size: int) -> int:
+    """Return the least δ that lets so many kernels in, or one that lets everything in."""
+    return int(levels_ns[size]) if size < len(levels_ns) else _EVERYTHING_NS
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What CP-SAT says of a restricted program: a solution, and a bound for all of them."""
+
+    chosen: tuple[int, ...] | None
+    bound_ns: int
+    is_infeasible: bool
+
+
+class _Search:
+    """One solve: the best plan and the bound so far."""
+
+    def __init__(
+        self, owner: Solver, costs_ns: list[int], excluded: frozenset[int], deadline_s: float, bound_ns: int, gap: float
+    ) -> None:
+        self.owner = owner
+        self.problem = owner.reduced
+        self.costs_ns = costs_ns
+        self.excluded = excluded
+        self.deadline_s = deadline_s
+        self.bound_ns = bound_ns
+        self.gap = gap
+        self.best: tuple[int, ...] | None = None
+        self.best_ns = 0
+        self.is_infeasible = False
+
+    def run(self, hint: Sequence[int]) -> None:
+        """Search until the plan is proven or time is up."""
+        self._offer(hint)
+        self._offer(tuple(greedy_plan(self.problem, self.costs_ns, self._not_excluded())))
+        forbidden = self.excluded | dominated_kernels(self.problem, self.costs_ns, self.excluded)
+        relaxation = self.owner.relaxer.solve(self.costs_ns, forbidden, self._seconds_left())
+        self.bound_ns = max(self.bound_ns, relaxation.bound_ns)
+        slack_ns = relaxation.slack_ns
+        usable = np.ones(len(slack_ns), bool)
+        usable[list(forbidden)] = False
+        kernels = np.flatnonzero(usable[: len(self.costs_ns)])
+        levels_ns = np.sort(slack_ns[kernels])
+        size = max(_FIRST_KERNELS, 2 * len(self.problem.steps))
+        delta_ns = _level(levels_ns, size)
+        while not self._is_done():
+            self._improve(usable & (slack_ns <= delta_ns))
+            answer, delta_ns = self._restricted(relaxation, usable, delta_ns)
+            everything = bool((slack_ns[usable] <= delta_ns).all())
+            outside_ns = relaxation.bound_ns + delta_ns
+            if answer.is_infeasible and everything:
+                if self.best is None:
+                    self.is_infeasible = True
+                else:
+                    self.bound_ns = self.best_ns
+                return
+            inside_ns = outside_ns if answer.is_infeasible else answer.bound_ns
+            self.bound_ns = max(self.bound_ns, inside_ns if everything else min(inside_ns, outside_ns))
+            if self._seconds_left() <= 0:
+                return
+            size = _GROWTH * max(size, int(np.searchsorted(levels_ns, delta_ns, "right")))
+            grown_ns = max(delta_ns + 1, _level(levels_ns, size))
+            enough_ns = self.best_ns - relaxation.bound_ns if self.best is not None else grown_ns
+            delta_ns = max(delta_ns + 1, min(grown_ns, enough_ns))
+
+    def _is_done(self) -> bool:
+        return self.best is not None and (1 - self.gap) * self.best_ns <= self.bound_ns
+
+    def _not_excluded(self) -> list[int]:
+        return [k for k in range(len(self.costs_ns)) if k not in self.excluded]
+
+    def _seconds_left(self) -> float:
+        return max(0.0, self.deadline_s - time.monotonic())
+
+    def _offer(self, kernels: Sequence[int]) -> None:
+        """Keep some kernels as the best plan if they are one."""
+        chosen = tuple(dict.fromkeys(kernels))
+        cost_ns = sum(self.costs_ns[k] for k in chosen)
+        if self.best is not None and cost_ns >= self.best_ns:
+            return
+        outputs = [port for k in chosen for port in self.problem.kernels[k].outputs]
+        owned = [port for k in chosen for port in self.problem.kernels[k].owns]
+        required = [q for q in self.problem.required if not self.problem.is_given(q)]
+        if (
+            self.excluded.isdisjoint(chosen)
+            and len(set(outputs)) == len(outputs)
+            and len(set(owned)) == len(owned)
+            and set(required) <= set(outputs)
+            and not ready_order(self.problem, chosen)[1]
+        ):
+            self.best, self.best_ns = chosen, cost_ns
+
+    def _improve(self, alive: npt.NDArray[np.bool_]) -> None:
+        """Look for a better plan among some kernels and those of the best plan; proves nothing."""
+        if self.best is None or alive[list(self.best)].all():
+            return
+        alive = alive.copy()
+        alive[list(self.best)] = True
+        alive[len(self.costs_ns) :] = True
+        self._without_circles(alive, _IMPROVE_SHARE * self._seconds_left())
+
+    def _restricted(self, relaxation: Relaxation, usable: npt.NDArray[np.bool_], delta_ns: int) -> tuple[_Answer, int]:
+        """Solve over the variables that add at most δ; return that δ, less if less proves all."""
+        if self.best is not None:
+            delta_ns = min(delta_ns, max(0, self.best_ns - relaxation.bound_ns))
+        alive = usable & (relaxation.slack_ns <= delta_ns)
+        return self._without_circles(alive, self._seconds_left()), delta_ns
+
+    def _without_circles(self, alive: npt.NDArray[np.bool_], seconds: float) -> _Answer:
+        """Solve over some variables, with more rows until the solution has no circle."""
+        end_s = time.monotonic() + seconds
+        while True:
+            answer = self._cp_sat(alive, end_s - time.monotonic())
+            if answer.chosen is None:
+                return answer
+            waiting = ready_order(self.problem, answer.chosen)[1]
+            if not waiting:
+                self._offer(answer.chosen)
+                return answer
+            self._forbid_circle(waiting)
+            if time.monotonic() >= end_s:
+                return _Answer(None, answer.bound_ns, False)
+
+    def _forbid_circle(self, waiting: Sequence[int]) -> None:
+        """Add the loop rows of the ports that circle."""
+        program = self.owner.program
+        for component in _circles(self.problem, waiting):
+            ports = frozenset(component)
+            program.rows.extend(loop_row(program, port, ports) for port in sorted(ports))
+
+    def _cp_sat(self, alive: npt.NDArray[np.bool_], seconds: float) -> _Answer:
+        """Solve the program over some variables; the others are 0."""
+        model, variables = _load(self.owner.program, alive, self.owner.relaxer.matrix)
+        terms = [(k, cost) for k, cost in enumerate(self.costs_ns) if alive[k]]
+        model.minimize(cp_model.LinearExpr.weighted_sum([variables[k] for k, _ in terms], [c for _, c in terms]))
+        if self.best is not None:
+            hinted = set(self.best)
+            if all(alive[k] for k in hinted):
+                for k, _ in terms:
+                    model.add_hint(variables[k], k in hinted)
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = self.owner.workers
+        solver.parameters.random_seed = self.owner.seed
+        solver.parameters.max_time_in_seconds = max(0.01, seconds)
+        solver.parameters.linearization_level = 2
+        solver.parameters.relative_gap_limit = self.gap
+        # Its own handler would end the process at the next Ctrl-C, without a word.
+        solver.parameters.catch_sigint_signal = False
+        status = solver.solve(model)
+        if status == cp_model.INFEASIBLE:
+            return _Answer(None, 0, True)
+        if status == cp_model.MODEL_INVALID:
+            raise InvalidGraphError("CP-SAT refuses the program: the costs are too large")
+        bound_ns = max(0, int(np.ceil(solver.best_objective_bound - 1e-6)))
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return _Answer(None, bound_ns, False)
+        chosen = tuple(k for k, _ in terms if solver.boolean_value(variables[k]))
+        if status == cp_model.OPTIMAL and not self.gap:
+            bound_ns = sum(self.costs_ns[k] for k in chosen)
+        return _Answer(chosen, bound_ns, False)
+
+
+def _load(
+    program: Formulation, alive: npt.NDArray[np.bool_], matrix: Matrix
+) -> tuple[cp_model.CpModel, dict[int, cp_model.IntVar]]:
+    """Return the program over some of its variables as a CP-SAT model.
+
+    Args:
+        program: its rows and variables.
+        alive: bool[variable]: which of them.
+        matrix: the program's first rows.
+    """
+    model = cp_model.CpModel()
+    variables = {int(j): model.new_int_var(0, program.most[j], program.names[j]) for j in np.flatnonzero(alive)}
+    counts = np.zeros(len(program.rows), np.int64)
+    counts[len(matrix.least) :] = 1
+    np.add.at(counts, matrix.rows, alive[matrix.columns])
+    for row, count in zip(program.rows, counts.tolist(), strict=True):
+        if not count and (row.least == 0 or (row.least < 0 and not row.is_equal)):
+            continue  # it says that 0 is 0, or more than a negative number
+        columns, factors = [], []
+        for column, factor in zip(row.columns, row.coefficients, strict=True):
+            if column in variables:
+                columns.append(variables[column])
+                factors.append(factor)
+        if not row.is_equal and row.least <= 0 and all(factor > 0 for factor in factors):
+            continue
+        total = cp_model.LinearExpr.weighted_sum(columns, factors)
+        model.add(total == row.least if row.is_equal else total >= row.least)
+    return model, variables
+
+
+def _circles(problem: Problem, waiting: Sequence[int]) -> list[list[Port]]:
+    """Return the circles of ports among kernels that wait for each other."""
+    after: dict[Port, list[Port]] = {}
+    for k in waiting:
+        for port in problem.kernels[k].outputs:
+            after.setdefault(port, [])
+    for k in waiting:
+        for need in problem.needs(k):
+            if need in after:
+                after[need].extend(problem.kernels[k].outputs)
+    return [c for c in strong_components(after) if len(c) > 1 or c[0] in after[c[0]]]

@@ -1,0 +1,145 @@
+"""The text form of an instance and of a plan: deterministic, one item a line, parseable.
+
+    given %0:abcd
+    constant %1
+    p0: %2 = %0 %1
+    p1: %3 = %2
+    require %3:abcd
+    k0: p0 p1 | %0:abcd -> %3:abcd | 1200 bound
+    k1:  | %2:abcd -> %2:acdb | 300 measured
+    k2: p2 | %4:abcd %5:abcd -> %6:abcd | 0 measured owns %4:abcd %5:abcd
+
+    plan optimal objective=1200 bound=1200 kernels=2 measured=1 bound-costs
+    k0
+
+The first block is an instance, in this order of lines; the second a plan. A comment runs from `#`
+to the end of its line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from korch.errors import InvalidGraphError
+from korch.program.problem import Certificate, Kernel, Plan, Port, Problem, Status, Step
+
+_STEP = re.compile(r"p(\d+): %(\d+) =((?: %\d+)*)$")
+_KERNEL = re.compile(r"k(\d+): ([p\d ]*) \| ?(.*?) ?-> (.*) \| (\d+) (bound|measured)(?: owns (.*))?$")
+_PORT = re.compile(r"%(\d+):(\S+)$")
+_PLAN = re.compile(
+    r"plan (\w+) objective=(\d+|none) bound=(\d+) kernels=(\d+) measured=(\d+) (bound|measured)"
+    r"-costs$"
+)
+
+
+def format_problem(problem: Problem) -> str:
+    """Return the text form of an instance."""
+    lines = [f"given {port}" for port in sorted(problem.given)]
+    lines += [f"constant %{value}" for value in sorted(problem.constants)]
+    for p, step in enumerate(problem.steps):
+        lines.append(f"p{p}: %{step.output} =" + "".join(f" %{v}" for v in step.inputs))
+    lines += [f"require {port}" for port in problem.required]
+    for k, kernel in enumerate(problem.kernels):
+        steps = " ".join(f"p{p}" for p in sorted(kernel.steps))
+        inputs = " ".join(map(str, kernel.inputs))
+        outputs = " ".join(map(str, kernel.outputs))
+        kind = "measured" if kernel.is_measured else "bound"
+        owns = f" owns {' '.join(map(str, kernel.owns))}" if kernel.owns else ""
+        lines.append(f"k{k}: {steps} | {inputs} -> {outputs} | {kernel.cost_ns} {kind}{owns}")
+    return "\n".join(lines) + "\n"
+
+
+def parse_problem(text: str) -> Problem:
+    """Return the instance that prints as `text`.
+
+    Raises:
+        InvalidGraphError: a line can't be read.
+    """
+    given: set[Port] = set()
+    constants: set[int] = set()
+    required: list[Port] = []
+    steps: list[Step] = []
+    kernels: list[Kernel] = []
+    for number, line in _lines(text):
+        word, _, rest = line.partition(" ")
+        if word == "given":
+            given.add(_port(rest, number))
+        elif word == "require":
+            required.append(_port(rest, number))
+        elif re.fullmatch(r"constant %\d+", line):
+            constants.add(int(rest[1:]))
+        elif (match := _STEP.match(line)) and int(match[1]) == len(steps):
+            steps.append(Step(int(match[2]), tuple(int(v[1:]) for v in match[3].split())))
+        elif (match := _KERNEL.match(line)) and int(match[1]) == len(kernels):
+            kernels.append(
+                Kernel(
+                    steps=frozenset(int(p[1:]) for p in match[2].split()),
+                    inputs=tuple(_port(port, number) for port in match[3].split()),
+                    outputs=tuple(_port(port, number) for port in match[4].split()),
+                    cost_ns=int(match[5]),
+                    is_measured=match[6] == "measured",
+                    owns=tuple(_port(port, number) for port in (match[7] or "").split()),
+                )
+            )
+        else:
+            raise _unreadable(line, number)
+    return Problem(tuple(steps), tuple(kernels), tuple(required), frozenset(given), frozenset(constants))
+
+
+def format_plan(plan: Plan) -> str:
+    """Return the text form of a plan; the seconds that the search took are left out."""
+    c = plan.certificate
+    objective = "none" if c.objective_ns is None else c.objective_ns
+    kind = "measured" if c.is_measured else "bound"
+    head = (
+        f"plan {c.status.value} objective={objective} bound={c.bound_ns} kernels={c.kernels} "
+        f"measured={c.measured} {kind}-costs"
+    )
+    return "\n".join([head, *(f"k{k}" for k in plan.kernels)]) + "\n"
+
+
+def parse_plan(text: str) -> Plan:
+    """Return the plan that prints as `text`.
+
+    Raises:
+        InvalidGraphError: a line can't be read, or the certificate contradicts itself.
+    """
+    certificate: Certificate | None = None
+    kernels: list[int] = []
+    for number, line in _lines(text):
+        match = _PLAN.match(line)
+        if certificate is None and match and match[1] in {status.value for status in Status}:
+            certificate = Certificate(
+                status=Status(match[1]),
+                objective_ns=None if match[2] == "none" else int(match[2]),
+                bound_ns=int(match[3]),
+                kernels=int(match[4]),
+                measured=int(match[5]),
+                is_measured=match[6] == "measured",
+            )
+        elif certificate is not None and re.fullmatch(r"k\d+", line):
+            kernels.append(int(line[1:]))
+        else:
+            raise _unreadable(line, number)
+    if certificate is None:
+        raise InvalidGraphError("the text has no line 'plan STATUS ...'")
+    return Plan(tuple(kernels), certificate)
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        content = line.partition("#")[0].strip()
+        if content:
+            yield number, content
+
+
+def _port(text: str, number: int) -> Port:
+    match = _PORT.match(text)
+    if match is None:
+        raise _unreadable(text, number)
+    return Port(int(match[1]), match[2])
+
+
+def _unreadable(text: str, number: int) -> InvalidGraphError:
+    return InvalidGraphError(f"can't read {text!r}", where=f"line {number}")

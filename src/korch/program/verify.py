@@ -1,0 +1,231 @@
+"""Checks of instances and plans that need no solver.
+
+`verify_plan` runs on every plan before anybody sees it: a wrong solver, row or bound must not
+become a wrong executable. Each rule is a function of its own. Linear in the size of the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from korch.errors import InvalidGraphError
+from korch.program.problem import Plan, Port, Problem, Status
+
+
+def check_problem(problem: Problem) -> None:
+    """Check an instance.
+
+    Raises:
+        InvalidGraphError: a kernel breaks one of the rules below.
+    """
+    for k in range(len(problem.kernels)):
+        kernel_is_sound(problem, k)
+        kernel_reads_what_it_lacks(problem, k)
+        kernel_writes_what_it_has(problem, k)
+        kernel_has_no_circle(problem, k)
+
+
+def kernel_is_sound(problem: Problem, k: int) -> None:
+    """Check that a kernel writes something, has legal primitives and no negative cost.
+
+    Raises:
+        InvalidGraphError: it doesn't.
+    """
+    kernel = problem.kernels[k]
+    if not kernel.outputs or len(set(kernel.outputs)) < len(kernel.outputs):
+        raise _fault("it writes no port, or one twice", k)
+    if not all(0 <= p < len(problem.steps) for p in kernel.steps):
+        raise _fault("it runs a primitive that does not exist", k)
+    if not {port.value for port in kernel.owns} <= {port.value for port in kernel.inputs}:
+        raise _fault("it owns a port of a value that it does not read", k)
+    if kernel.cost_ns < 0:
+        raise _fault(f"its cost is {kernel.cost_ns} ns", k)
+
+
+def kernel_reads_what_it_lacks(problem: Problem, k: int) -> None:
+    """Check that a kernel computes or reads each input of its primitives.
+
+    Raises:
+        InvalidGraphError: an input comes from nowhere.
+    """
+    kernel = problem.kernels[k]
+    there = {port.value for port in kernel.inputs} | problem.given_values
+    there |= {problem.steps[p].output for p in kernel.steps}
+    for p in sorted(kernel.steps):
+        for value in problem.steps[p].inputs:
+            if value not in there:
+                raise _fault(f"primitive p{p} needs %{value}, which it neither has nor reads", k)
+
+
+def kernel_writes_what_it_has(problem: Problem, k: int) -> None:
+    """Check that a kernel computes or reads each value that it writes.
+
+    Raises:
+        InvalidGraphError: an output comes from nowhere.
+    """
+    kernel = problem.kernels[k]
+    there = {port.value for port in kernel.inputs} | problem.constants
+    there |= {problem.steps[p].output for p in kernel.steps}
+    for port in kernel.outputs:
+        if port.value not in there:
+            raise _fault(f"it writes {port}, which it neither computes nor reads", k)
+
+
+def kernel_has_no_circle(problem: Problem, k: int) -> None:
+    """Check that a kernel's primitives don't wait for each other.
+
+    Raises:
+        InvalidGraphError: they do.
+    """
+    waiting = [problem.steps[p] for p in problem.kernels[k].steps]
+    there = {port.value for port in problem.kernels[k].inputs} | problem.given_values
+    while waiting:
+        later = [step for step in waiting if not there.issuperset(step.inputs)]
+        if len(later) == len(waiting):
+            raise _fault("its primitives wait for each other", k)
+        there.update(step.output for step in waiting if there.issuperset(step.inputs))
+        waiting = later
+
+
+def verify_plan(problem: Problem, plan: Plan) -> tuple[int, ...]:
+    """Check a plan, given in any order.
+
+    Args:
+        problem: the instance.
+        plan: a plan with kernels; one whose status is INFEASIBLE or UNKNOWN must have none.
+
+    Returns:
+        The plan's kernels in an order in which they can run: the given one if it can.
+
+    Raises:
+        InvalidGraphError: the plan breaks one of the rules below.
+    """
+    if plan.certificate.status in (Status.INFEASIBLE, Status.UNKNOWN):
+        if plan.kernels:
+            raise InvalidGraphError(f"a plan that is {plan.certificate.status.value} has kernels")
+        return ()
+    kernels_exist(problem, plan.kernels)
+    ports_are_written_once(problem, plan.kernels)
+    ports_are_owned_once(problem, plan.kernels)
+    outputs_are_written(problem, plan.kernels)
+    inputs_are_written(problem, plan.kernels)
+    costs_add_up(problem, plan)
+    return running_order(problem, plan.kernels)
+
+
+def kernels_exist(problem: Problem, kernels: Sequence[int]) -> None:
+    """Check that the chosen kernels exist, each chosen once.
+
+    Raises:
+        InvalidGraphError: they don't.
+    """
+    if len(set(kernels)) < len(kernels):
+        raise InvalidGraphError("the plan has a kernel twice")
+    for k in kernels:
+        if not 0 <= k < len(problem.kernels):
+            raise _fault(f"there are only {len(problem.kernels)} kernels", k)
+
+
+def ports_are_written_once(problem: Problem, kernels: Sequence[int]) -> None:
+    """Check that no port has two writers.
+
+    Raises:
+        InvalidGraphError: one has.
+    """
+    _differ("writes", [(k, problem.kernels[k].outputs) for k in kernels])
+
+
+def ports_are_owned_once(problem: Problem, kernels: Sequence[int]) -> None:
+    """Check that the memory of no port is a part of what two kernels write.
+
+    Raises:
+        InvalidGraphError: one is.
+    """
+    _differ("owns", [(k, problem.kernels[k].owns) for k in kernels])
+
+
+def _differ(verb: str, ports_of: Sequence[tuple[int, Sequence[Port]]]) -> None:
+    first: dict[Port, int] = {}
+    for k, ports in ports_of:
+        for port in ports:
+            if port in first:
+                raise _fault(f"it {verb} {port}, as kernel k{first[port]} does", k)
+            first[port] = k
+
+
+def outputs_are_written(problem: Problem, kernels: Sequence[int]) -> None:
+    """Check that the required ports are written or given.
+
+    Raises:
+        InvalidGraphError: one isn't.
+    """
+    written = {port for k in kernels for port in problem.kernels[k].outputs}
+    for port in problem.required:
+        if port not in written and not problem.is_given(port):
+            raise InvalidGraphError("no chosen kernel writes a model output", where=str(port))
+
+
+def inputs_are_written(problem: Problem, kernels: Sequence[int]) -> None:
+    """Check that each chosen kernel's inputs are written or given.
+
+    Raises:
+        InvalidGraphError: one isn't.
+    """
+    written = {port for k in kernels for port in problem.kernels[k].outputs}
+    for k in kernels:
+        for port in problem.needs(k):
+            if port not in written:
+                raise _fault(f"it reads {port}, which no chosen kernel writes", k)
+
+
+def costs_add_up(problem: Problem, plan: Plan) -> None:
+    """Check that the objective is the sum of the costs, and that measured costs are.
+
+    Raises:
+        InvalidGraphError: it isn't.
+    """
+    total_ns = sum(problem.kernels[k].cost_ns for k in plan.kernels)
+    if total_ns != plan.certificate.objective_ns:
+        raise InvalidGraphError(
+            f"the plan's kernels cost {total_ns} ns, but its certificate says {plan.certificate.objective_ns} ns"
+        )
+    if plan.certificate.is_measured:
+        for k in plan.kernels:
+            if not problem.kernels[k].is_measured:
+                raise _fault("its cost is a bound, but the certificate says measured", k)
+
+
+def running_order(problem: Problem, kernels: Sequence[int]) -> tuple[int, ...]:
+    """Return some kernels in an order in which they can run, as near to theirs as can be.
+
+    Raises:
+        InvalidGraphError: they wait for each other.
+    """
+    order, waiting = ready_order(problem, kernels)
+    if waiting:
+        names = ", ".join(f"k{k}" for k in waiting[:8])
+        raise InvalidGraphError(f"the chosen kernels {names} wait for each other")
+    return order
+
+
+def ready_order(problem: Problem, kernels: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the kernels that can run, in order, and those that wait for each other for ever."""
+    written: set[Port] = set()
+    order: list[int] = []
+    waiting = list(kernels)
+    while waiting:
+        later = []
+        for k in waiting:
+            if written.issuperset(problem.needs(k)):
+                order.append(k)
+                written.update(problem.kernels[k].outputs)
+            else:
+                later.append(k)
+        if len(later) == len(waiting):
+            break
+        waiting = later
+    return tuple(order), tuple(waiting)
+
+
+def _fault(what: str, k: int) -> InvalidGraphError:
+    return InvalidGraphError(what, where=f"kernel k{k}")

@@ -1,0 +1,204 @@
+"""Graph and candidates -> the instance that the solver sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from korch.candidate.candidate import Candidate, Group, Offer, Refusal, make_layout_change
+from korch.candidate.layout import Layout
+from korch.deadline import Deadline
+from korch.errors import UnprovidedError
+from korch.primitive.graph import PrimitiveGraph
+from korch.program.problem import Kernel, Port, Problem, Step
+from korch.provider.provider import Provider
+
+
+@dataclass(frozen=True)
+class Interface:
+    """The layouts in which a graph is given its inputs and must write its outputs.
+
+    Attributes:
+        layouts: by value; a value that is not there is in the plain layout.
+    """
+
+    layouts: Mapping[int, Layout] = field(default_factory=dict)
+
+    def port(self, graph: PrimitiveGraph, value: int) -> Port:
+        """Return the port that an input or an output is."""
+        return Port(value, str(self.layouts.get(value, Layout.plain(graph.types[value].rank))))
+
+    def ports(self, graph: PrimitiveGraph) -> tuple[tuple[Port, ...], frozenset[Port]]:
+        """Return the ports that must be written and those that are given."""
+        inputs = {value for _, value in graph.inputs}
+        outputs = dict.fromkeys(v for _, v in graph.outputs if v not in graph.given)
+        return (
+            tuple(self.port(graph, value) for value in outputs),
+            frozenset(self.port(graph, value) for value in inputs),
+        )
+
+    def __str__(self) -> str:
+        return " ".join(f"%{value}:{layout}" for value, layout in sorted(self.layouts.items()))
+
+
+PLAIN = Interface()
+
+Answers = dict[tuple[str, str], Sequence[Offer] | Refusal]
+"""What providers say of groups, by the provider's name and the group's key."""
+
+
+def collect_candidates(
+    graph: PrimitiveGraph,
+    groups: Iterable[Group],
+    providers: Sequence[Provider[Any, Any]],
+    target: Any,
+    interfaces: Sequence[Interface] = (PLAIN,),
+    held: Collection[int] | None = None,
+    answers: Answers | None = None,
+    deadline: Deadline | None = None,
+) -> tuple[tuple[Candidate, ...], dict[str, int]]:
+    """Ask every provider for every group; return the candidates, and how many refused why.
+
+    Equal groups are asked for once. For each value that two candidates hold in different layouts,
+    changes of layout are candidates too.
+
+    Args:
+        graph: the graph.
+        groups: its groups.
+        providers: who may run them.
+        target: the machine.
+        interfaces: those that will be asked for; changes between them and what candidates
+            hold are among the candidates.
+        held: values whose memory no kernel of this graph may make a part of another's: those at
+            the graph's ends if not given. A model's inputs are there before, and its outputs have
+            memory of their own: to make them pieces of another value costs a copy.
+        answers: what the providers said of groups of other graphs; what they say now is added.
+        deadline: when to leave out groups of several primitives; a plan needs none of them.
+
+    Returns:
+        The candidates in a deterministic order; refusals as "provider: reason" with their counts.
+    """
+    if held is None:
+        held = {value for _, value in (*graph.inputs, *graph.outputs)}
+    answers = {} if answers is None else answers
+    refusals: dict[str, int] = {}
+    candidates: list[Candidate] = []
+
+    def ask(group: Group) -> None:
+        for provider in providers:
+            key = (provider.name, group.key)
+            if key not in answers:
+                answers[key] = provider.offer(group, target)
+            answer = answers[key]
+            if isinstance(answer, Refusal):
+                text = f"{provider.name}: {answer.reason}"
+                refusals[text] = refusals.get(text, 0) + 1
+                continue
+            candidates.extend(
+                Candidate(group, provider.name, offer, provider.version)
+                for offer in answer
+                if not offer.is_in_place or not any(value in held for value in group.inputs)
+            )
+
+    for group in groups:
+        if len(group.primitives) == 1 or deadline is None or not deadline.is_over:
+            ask(group)
+    written: dict[int, set[Layout]] = {}
+    read: dict[int, set[Layout]] = {}
+    for candidate in candidates:
+        for value, layout in candidate.output_ports:
+            written.setdefault(value, set()).add(layout)
+        for value, layout in candidate.input_ports:
+            read.setdefault(value, set()).add(layout)
+    for _, value in (*graph.inputs, *graph.outputs):
+        plain = Layout.plain(graph.types[value].rank)
+        layouts = {interface.layouts.get(value, plain) for interface in interfaces} | {plain}
+        written.setdefault(value, set()).update(layouts)
+        read.setdefault(value, set()).update(layouts)
+    changes_from = len(candidates)
+    for value in sorted(written.keys() & read.keys()):
+        if len(written[value] | read[value]) > 1 and value not in graph.constants:
+            ask(make_layout_change(graph, value))
+    changes = [
+        c
+        for c in candidates[changes_from:]
+        if c.offer.inputs[0] in written[c.group.inputs[0]]
+        and c.offer.outputs[0] in read[c.group.inputs[0]]
+        and c.offer.inputs != c.offer.outputs
+    ]
+    return (*candidates[:changes_from], *changes), refusals
+
+
+def make_problem(
+    graph: PrimitiveGraph,
+    candidates: Sequence[Candidate],
+    cost_ns: Callable[[Candidate], tuple[int, bool]],
+    interface: Interface = PLAIN,
+) -> Problem:
+    """Return the instance; `cost_ns` gives a candidate's cost and whether it is measured."""
+    kernels = []
+    for candidate in candidates:
+        cost, is_measured = cost_ns(candidate)
+        kernels.append(
+            Kernel(
+                steps=frozenset(candidate.group.primitives),
+                inputs=_ports(candidate.input_ports),
+                outputs=_ports(candidate.output_ports),
+                cost_ns=cost,
+                is_measured=is_measured,
+                owns=_owned(graph, candidate),
+            )
+        )
+    required, given = interface.ports(graph)
+    return Problem(
+        steps=tuple(Step(p.output, p.inputs) for p in graph.primitives),
+        kernels=tuple(kernels),
+        required=required,
+        given=given,
+        constants=frozenset(graph.constants),
+    )
+
+
+def check_every_primitive_runs(
+    graph: PrimitiveGraph, candidates: Sequence[Candidate], refusals: Mapping[str, int]
+) -> None:
+    """Say which primitive no provider takes, before a solver finds that there is no plan.
+
+    Raises:
+        UnprovidedError: the outputs can't be computed without a primitive that is in no candidate.
+    """
+    covered = {p for candidate in candidates for p in candidate.group.primitives}
+    known, before = set(graph.given), -1
+    while len(known) != before:
+        before = len(known)
+        known |= {graph.primitives[p].output for p in covered if known.issuperset(graph.primitives[p].inputs)}
+    if known.issuperset(value for _, value in graph.outputs):
+        return
+    for producers in graph.producers:
+        if producers and not covered.intersection(producers):
+            primitive = graph.primitives[producers[0]]
+            origin = graph.origins[producers[0]] if graph.origins else ""
+            reasons = "; ".join(sorted(refusals)[:4])
+            raise UnprovidedError(
+                f"no provider runs {primitive.op} of type {graph.types[primitive.output]}",
+                where=f"node {origin}" if origin else f"value %{primitive.output}",
+                hint=f"The providers say: {reasons}",
+            )
+    raise UnprovidedError("no provider runs some primitives, and others need each other")
+
+
+def _owned(graph: PrimitiveGraph, candidate: Candidate) -> tuple[Port, ...]:
+    """Return the ports whose memory becomes a part of the output's.
+
+    Layouts with the same bytes are one, as they are where memory is planned.
+    """
+    if not candidate.offer.is_in_place:
+        return ()
+    return tuple(
+        Port(value, str(layout.normalized(graph.types[value].shape))) for value, layout in candidate.input_ports
+    )
+
+
+def _ports(ports: Iterable[tuple[int, Layout]]) -> tuple[Port, ...]:
+    return tuple(Port(value, str(layout)) for value, layout in ports)

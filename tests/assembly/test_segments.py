@@ -1,0 +1,360 @@
+"""Plans of models in segments: right, as cheap as is said, and searched once per block."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from benchmarks.models import build
+from benchmarks.models.transformer_block import build_transformer_block
+
+from korch.assembly.blocks import Task, prepare, prepare_all
+from korch.assembly.explore import BATCH_SECONDS
+from korch.assembly.segments import Outcome, search_segments
+from korch.candidate.candidate import Candidate
+from korch.candidate.layout import Layout
+from korch.deadline import Deadline
+from korch.equivalence.saturate import saturate
+from korch.errors import OptionError
+from korch.fission import fission
+from korch.frontend.onnx import load_model
+from korch.measure.record import Failed, Measured
+from korch.options import SEGMENT_PRIMITIVES, WHOLE_PRIMITIVES, Options
+from korch.partition.block import Partition, find_blocks
+from korch.partition.join import Joined, join, with_constants_of
+from korch.partition.split import split_segments
+from korch.primitive import reference
+from korch.primitive.graph import GraphBuilder, PrimitiveGraph
+from korch.primitive.ops.layout import ConcatAttributes
+from korch.primitive.types import DType, ValueType
+from korch.program.problem import Status
+from korch.provider.in_place import InPlaceProvider
+from korch.provider.provider import Kernel
+from korch.runtime.program import Step, bind_steps
+from korch.testing.arena import simulate
+from korch.testing.random_graph import random_graph, random_inputs
+from partition_oracle import FakeMeter, run_steps
+
+REWRITE = partial(saturate, strict=False)
+OPTIONS = Options(threads=1, max_primitives=6, solver_seconds=5.0, solver_workers=1)
+
+
+def search(
+    graph: PrimitiveGraph, limit: int, meter: FakeMeter, options: Options = OPTIONS
+) -> tuple[Partition, Joined, list[Task], Outcome]:
+    partition = find_blocks(graph, split_segments(graph, limit), REWRITE)
+    known = cast(Any, meter)
+    joined = join(partition)
+    tasks = prepare_all(partition, joined, known, options)
+    outcome = search_segments(partition, joined, tasks, known, options, Deadline(), lambda b, r: None)
+    return partition, joined, tasks, outcome
+
+
+class InPlaceMeter(FakeMeter):
+    """The same with concatenations in place, at no cost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.providers = (*self.providers, InPlaceProvider())  # type: ignore[assignment]
+
+    def true_ns(self, candidate: Candidate) -> int:
+        return 0 if candidate.offer.is_in_place else super().true_ns(candidate)
+
+
+def concatenations(seed: int) -> PrimitiveGraph:
+    """Layers whose values several concatenations read, some of them across a cut."""
+    rng, builder = random.Random(seed), GraphBuilder()
+    values = [builder.input("x", ValueType((1, 16, 2, 2), DType.F32))]
+    read: set[int] = set()
+    for _ in range(16):
+        parts = rng.sample(values[-5:], min(len(values[-5:]), rng.choice((1, 1, 2, 3))))
+        if len(parts) > 1 and sum(builder.type(v).shape[1] for v in parts) <= 256:
+            values.append(builder.add("concat", parts, ConcatAttributes(1)))
+        else:
+            parts = parts[:1]
+            values.append(builder.add(rng.choice(("neg", "abs", "tanh")), parts))
+        read.update(parts)
+    for i, value in enumerate(dict.fromkeys(values[1:])):
+        if value not in read:
+            builder.output(f"y{i}", value)
+    return builder.freeze()
+
+
+def test_concatenations_in_place_across_cuts_share_no_memory_with_others() -> None:
+    inside = crossing = 0
+    for seed in range(12):
+        graph = concatenations(seed)
+        _, joined, tasks, outcome = search(graph, 5, InPlaceMeter())
+        check_plans(graph, joined, outcome, seed)
+        inputs = random_inputs(graph, np.random.default_rng(seed))
+        expected = reference.run(graph, inputs)
+        edges = {
+            joined.values[i][value]
+            for task in tasks
+            for i in task.block.instances
+            for _, value in (*task.block.graph.inputs, *task.block.graph.outputs)
+        }
+        for plan in outcome.plans.values():
+            steps = [
+                Step(c, Kernel("" if c.offer.is_in_place else f"k{i}", "", workspace_bytes=0))
+                for i, c in enumerate(plan)
+            ]
+            arrays = [inputs[name] for name, _ in graph.inputs]
+            found = simulate(joined.graph, steps, bind_steps(joined.graph, steps), arrays)
+            for (name, _), array in zip(graph.outputs, found, strict=True):
+                np.testing.assert_allclose(array, expected[name], rtol=1e-4, atol=1e-5)
+            parts = [v for c in plan if c.offer.is_in_place for v in c.group.inputs]
+            inside += len(parts)
+            crossing += len(edges.intersection(parts))
+    assert inside > 20 and crossing > 3
+
+
+def check_plans(graph: PrimitiveGraph, joined: Joined, outcome: Outcome, seed: int) -> None:
+    inputs = random_inputs(graph, np.random.default_rng(seed))
+    expected = reference.run(graph, inputs)
+    whole = with_constants_of(joined.graph, outcome.plans.values())
+    for steps in outcome.plans.values():
+        actual = run_steps(whole, steps, inputs)
+        for name, array in expected.items():
+            np.testing.assert_allclose(actual[name], array, rtol=1e-4, atol=1e-5)
+
+
+def test_plans_of_random_graphs_compute_what_the_graphs_do() -> None:
+    for seed in range(8):
+        graph = random_graph(np.random.default_rng(seed), primitives=14, linear=True)
+        meter = FakeMeter()
+        _, joined, _, outcome = search(graph, 5, meter)
+        check_plans(graph, joined, outcome, seed)
+        cost_ns = sum(meter.true_ns(step) for step in outcome.plans["optimal"])
+        assert outcome.found.certificate.objective_ns == cost_ns
+        assert outcome.found.certificate.bound_ns <= cost_ns
+
+
+class Hopeful(FakeMeter):
+    """What is timed once seems quicker than it is, by another share for each kernel."""
+
+    def bound_ns(self, candidate: Candidate) -> int:
+        return self.true_ns(candidate) // 2
+
+    def measure(self, candidates: Sequence[Candidate], deadline: object = None) -> list[Measured | Failed]:
+        new = {c.key for c in candidates} - self.records.keys()
+        super().measure([c for c in candidates if c.key in new])
+        for c in candidates:
+            if c.key in new:
+                time_ns = self.true_ns(c) * (90 + int(c.key, 16) % 10) // 100
+                self.records[c.key] = Measured(time_ns, 0.0, ())
+        return [self.records[c.key] for c in candidates]
+
+    def confirm(self, candidates: Sequence[Candidate], deadline: object = None) -> list[Measured | Failed]:
+        for c in candidates:
+            self.records[c.key] = Measured(self.true_ns(c), 0.0, (), is_confirmed=True)
+        return [self.records[c.key] for c in candidates]
+
+
+def test_a_plan_is_held_to_what_its_kernels_take_a_second_time() -> None:
+    meter = Hopeful()
+    graph = convolutions(2)
+    _, joined, _, outcome = search(graph, 8, meter)
+    check_plans(graph, joined, outcome, 3)
+    steps = outcome.plans["optimal"]
+    known = [meter.known(step) for step in steps]
+    again = [isinstance(record, Measured) and record.is_confirmed for record in known]
+    assert all(again)
+    assert outcome.found.certificate.objective_ns == sum(map(meter.true_ns, steps))
+    recalled = search(graph, 8, meter)[3]
+    assert recalled.plans["optimal"] == steps
+
+
+def convolutions(blocks: int) -> PrimitiveGraph:
+    model = build("candy", size=16, channels=(16, 16, 16), blocks=blocks)
+    return fission(load_model(model, {}))
+
+
+class LovesChannelsLast(FakeMeter):
+    """Kernels that read or write plain images cost more."""
+
+    def true_ns(self, candidate: Candidate) -> int:
+        ports = (*candidate.input_ports, *candidate.output_ports)
+        plain = sum(layout == Layout.plain(4) for _, layout in ports)
+        return super().true_ns(candidate) + 3000 * plain
+
+
+def test_segments_hand_on_the_layout_that_is_best_for_the_whole() -> None:
+    graph = convolutions(1)
+    meter = LovesChannelsLast()
+    _, joined, _, outcome = search(graph, 60, meter, replace(OPTIONS, max_primitives=3))
+    assert outcome.partition is not None
+    used = {row["layouts"] for block in outcome.partition["blocks"] for row in block["interfaces"] if row["used"]}
+    assert any("acdb" in layouts for layouts in used)
+    check_plans(graph, joined, outcome, 0)
+    cost_ns = sum(meter.true_ns(step) for step in outcome.plans["optimal"])
+    plain_ns = sum(
+        (block["interfaces"][0]["objective_ns"] or 0) * len(block["instances"]) for block in outcome.partition["blocks"]
+    )
+    assert outcome.found.certificate.objective_ns == cost_ns < plain_ns
+
+
+def transformer(depth: int) -> PrimitiveGraph:
+    model = build_transformer_block(sequence=8, width=16, heads=2, depth=depth)
+    return fission(load_model(model, {}))
+
+
+def test_depth_costs_no_further_candidates_programs_or_measurements() -> None:
+    counts, measured = [], []
+    for depth in (4, 24):
+        meter = FakeMeter()
+        _, _, tasks, outcome = search(transformer(depth), SEGMENT_PRIMITIVES, meter)
+        assert outcome.partition is not None
+        keys = {c.key for task in tasks for c in task.candidates}
+        counts.append(
+            (len(tasks), sum(len(task.candidates) for task in tasks), len(keys), outcome.partition["programs"])
+        )
+        measured.append(len(meter.records))
+    assert counts[0] == counts[1]
+    assert measured[1] <= 1.1 * measured[0]  # the block of most gain is searched first
+
+
+def test_a_second_model_with_the_same_blocks_needs_no_search() -> None:
+    meter = FakeMeter()
+    first = search(transformer(4), SEGMENT_PRIMITIVES, meter)[3]
+    searches, measured = meter.searches, len(meter.records)
+    second = search(transformer(6), SEGMENT_PRIMITIVES, meter)[3]
+    assert (meter.searches, len(meter.records)) == (searches, measured)
+    assert second.found.certificate.status in (Status.OPTIMAL, Status.FEASIBLE)
+    assert len(second.plans["optimal"]) > len(first.plans["optimal"])
+
+
+@pytest.mark.parametrize(
+    ("partition", "primitives", "limit"),
+    [
+        ("auto", WHOLE_PRIMITIVES, None),
+        ("auto", WHOLE_PRIMITIVES + 1, SEGMENT_PRIMITIVES),
+        ("off", 10_000, None),
+        ("40", 10, 40),
+        (40, 10, 40),
+    ],
+)
+def test_the_option_says_how_large_segments_are(partition: str | int, primitives: int, limit: int | None) -> None:
+    assert Options(partition=partition).segment_limit(primitives) == limit
+
+
+def in_segments(deadline: Deadline, meter: FakeMeter) -> tuple[PrimitiveGraph, Joined, Outcome]:
+    graph = fission(load_model(build("conv_bn_relu")))
+    partition = find_blocks(graph, split_segments(graph, 8), REWRITE)
+    tasks = [prepare(partition, b, cast(Any, meter), OPTIONS) for b in partition.blocks]
+    joined = join(partition)
+    outcome = search_segments(partition, joined, tasks, cast(Any, meter), OPTIONS, deadline, lambda b, r: None)
+    return graph, joined, outcome
+
+
+def test_a_spent_budget_gives_the_plan_of_the_preferred_interfaces_only() -> None:
+    whole, hurried = FakeMeter(), FakeMeter()
+    graph, joined, outcome = in_segments(Deadline(0.0), hurried)
+    best = in_segments(Deadline(), whole)[2]
+    check_plans(graph, joined, outcome, 2)
+    assert outcome.partition is not None
+    assert best.partition is not None
+    for block in outcome.partition["blocks"]:
+        assert len(block["interfaces"]) == 1  # and so there are no plans to hold the best against
+    assert list(outcome.plans) == ["optimal"]
+    assert outcome.found.stopped_by_budget
+    assert 0 < outcome.found.certificate.bound_ns <= (best.found.certificate.objective_ns or 0)
+    assert len(hurried.records) < len(whole.records)
+
+
+class AlmostOver(Deadline):
+    """There is time for a batch, not for a round."""
+
+    @property
+    def left_s(self) -> float:
+        return BATCH_SECONDS
+
+    def less(self, share: float) -> Deadline:
+        return self
+
+
+def test_the_last_seconds_are_spent_on_blocks_and_not_on_a_survey() -> None:
+    hurried, spent = FakeMeter(), FakeMeter()
+    graph, joined, outcome = in_segments(AlmostOver(), hurried)
+    rest = in_segments(Deadline(0.0), spent)[2]
+    check_plans(graph, joined, outcome, 2)
+    assert len(hurried.records) > len(spent.records)
+    true_ns = [sum(map(hurried.true_ns, found.plans["optimal"])) for found in (outcome, rest)]
+    assert true_ns[0] <= true_ns[1]
+    assert not spent.records and not rest.found.certificate.is_measured
+    assert outcome.partition is not None
+    assert all(len(block["interfaces"]) == 1 for block in outcome.partition["blocks"])
+
+
+@pytest.mark.parametrize("deadline", [Deadline(), Deadline(0.0)])
+def test_what_will_be_measured_is_built_ahead_and_nothing_after_the_scouting(deadline: Deadline) -> None:
+    meter = FakeMeter()
+    outcome = in_segments(deadline, meter)[2]
+    assert {c.key for c in outcome.plans["optimal"]} & set(meter.begun)
+    assert not meter.in_vain
+    assert meter.is_quiet
+
+
+class FailsUnlessPlain(FakeMeter):
+    """Kernels are thought to be fast in other layouts, and do not work there."""
+
+    def guess_ns(self, candidate: Candidate) -> int:
+        return 1 if is_other(candidate) else super().guess_ns(candidate)
+
+    def measure(self, candidates: Sequence[Candidate], deadline: object = None) -> list[Measured | Failed]:
+        self.broken |= {c.key for c in candidates if is_other(c) and c.group.primitives}
+        return super().measure(candidates)
+
+
+def is_other(candidate: Candidate) -> bool:
+    ports = (*candidate.input_ports, *candidate.output_ports)
+    return not all(layout.is_plain for _, layout in ports)
+
+
+@pytest.mark.parametrize("deadline", [Deadline(), Deadline(0.0)])
+def test_layouts_in_which_no_kernel_works_do_not_end_the_search(deadline: Deadline) -> None:
+    graph, joined, outcome = in_segments(deadline, FailsUnlessPlain())
+    check_plans(graph, joined, outcome, 2)
+
+
+def test_layouts_are_chosen_by_estimates_before_anything_is_measured() -> None:
+    """A guess that is true leads to the best plan: a block is measured in one layout only."""
+    meter, guessed = FakeMeter(), FakeMeter()
+    meter.guess_ns = meter.true_ns  # type: ignore[method-assign]
+    found = in_segments(Deadline(0.0), meter)[2]
+    best = in_segments(Deadline(), guessed)[2]
+    assert found.found.certificate.objective_ns == pytest.approx(best.found.certificate.objective_ns, rel=0.05)
+
+
+@pytest.mark.parametrize("partition", ["", "some", "0", "-3", "1.5", 0])
+def test_a_wrong_size_is_refused(partition: str | int) -> None:
+    with pytest.raises(OptionError, match=r"option partition: .* is no size of a segment"):
+        Options(partition=partition)
+
+
+@pytest.mark.parametrize("allowed", ["any", "last", "plain"])
+def test_fewer_layouts_are_searched_if_asked_for(allowed: Any) -> None:
+    graph = fission(load_model(build("conv_bn_relu")))
+    meter = FakeMeter()
+    partition = find_blocks(graph, split_segments(graph, 20), REWRITE)
+    options = replace(OPTIONS, layouts=allowed)
+    tasks = [prepare(partition, b, cast(Any, meter), options) for b in partition.blocks]
+    found = {
+        layout
+        for task in tasks
+        for candidate in task.candidates
+        for _, layout in (*candidate.input_ports, *candidate.output_ports)
+    }
+    found |= {layout for task in tasks for i in task.interfaces for layout in i.layouts.values()}
+    has_last = any(not layout.is_plain and not layout.blocks for layout in found)
+    has_blocked = any(layout.blocks for layout in found)
+    assert (has_last, has_blocked) == {"any": (True, True), "last": (True, False), "plain": (False, False)}[allowed]
+    outcome = search_segments(
+        partition, join(partition), tasks, cast(Any, meter), options, Deadline(), lambda b, r: None
+    )
+    check_plans(graph, join(partition), outcome, 1)

@@ -1,0 +1,108 @@
+"""Estimates follow what alike kernels took over their guesses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from korch.candidate.candidate import Candidate, Offer
+from korch.candidate.enumerate import enumerate_groups
+from korch.options import Options
+from korch.primitive.graph import GraphBuilder
+from korch.primitive.ops.layout import ConcatAttributes, TransposeAttributes
+from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.types import ValueType
+from korch.provider.generated import GeneratedProvider
+from korch.search.estimate import SPREAD, Experience, hope_ns, kinds
+from korch.search.instance import collect_candidates
+from korch.target import Target
+
+
+def candidates() -> dict[str, Candidate]:
+    """Candidates of one primitive each, by its operation and its shape."""
+    builder = GraphBuilder()
+    for size in (4, 8):
+        x = builder.input(f"x{size}", ValueType.parse(f"f32[{size},16]"))
+        for op in ("neg", "abs", "exp", "erf"):
+            builder.output(f"{op}{size}", builder.add(op, [x]))
+        moved = builder.add("transpose", [x], TransposeAttributes((1, 0)))
+        builder.output(f"transpose{size}", moved)
+    graph = builder.freeze()
+    groups, _ = enumerate_groups(graph, Options(max_primitives=1))
+    found, _ = collect_candidates(graph, groups, [GeneratedProvider()], Target())
+    return {
+        f"{c.group.body.primitives[0].op}{c.group.input_types[0].shape[0]}": c
+        for c in found
+        if len(c.group.primitives) == 1
+    }
+
+
+def test_what_is_alike_shares_the_finest_kind() -> None:
+    found = candidates()
+    assert kinds(found["neg4"]) == kinds(found["abs8"])
+    assert kinds(found["exp4"]) == kinds(found["erf8"]) != kinds(found["neg4"])
+    assert kinds(found["transpose4"])[0] != kinds(found["neg4"])[0]
+    assert len({kinds(found[name])[-1] for name in ("neg4", "exp4", "transpose4")}) == 1
+
+
+def test_what_turns_images_or_joins_pieces_is_another_kind() -> None:
+    builder = GraphBuilder()
+    x = builder.input("x", ValueType.parse("f32[1,16,16,16]"))
+    y = builder.add("neg", [x])
+    builder.output("y", y)
+    builder.output("z", builder.add("concat", [x, x], ConcatAttributes(1)))
+    graph = builder.freeze()
+    groups, _ = enumerate_groups(graph, Options(max_primitives=1))
+    found, _ = collect_candidates(graph, groups, [GeneratedProvider()], Target())
+    second = {
+        (c.group.body.primitives[0].op, *map(str, (*c.offer.inputs, *c.offer.outputs))): kinds(c)[1]
+        for c in found
+        if c.group.primitives
+    }
+    along = {second["neg", layout, layout] for layout in ("abcd", "acdb", "aBcd16b")}
+    turned = {second["neg", "abcd", "acdb"], second["neg", "acdb", "abcd"]}
+    assert len(along) == len(turned) == 1
+    assert along != turned
+    assert second["concat", "abcd", "abcd"] not in along
+
+
+def test_the_finest_kind_that_is_known_decides() -> None:
+    found, experience = candidates(), Experience()
+    assert experience.estimate_ns(found["neg4"], 100, {}) == 100
+    for name, time_ns in (("neg4", 200), ("abs4", 400), ("exp4", 900)):
+        experience.learn(found[name], time_ns, 100)
+        experience.learn(found[name], 10 * time_ns, 100)  # a second time counts for nothing
+    factors = experience.factors()
+    assert experience.estimate_ns(found["neg8"], 1000, factors) == 3000  # between 2 and 4
+    assert experience.estimate_ns(found["erf8"], 1000, factors) == 9000
+    everything = np.median([2, 4, 9])
+    assert experience.estimate_ns(found["transpose8"], 1000, factors) == 1000 * everything
+
+
+def test_convolutions_channel_by_channel_are_another_kind() -> None:
+    found = {}
+    for groups in (1, 4):
+        builder = GraphBuilder()
+        x = builder.input("x", ValueType.parse("f32[1,4,8,8]"))
+        weights = builder.constant(np.ones((4, 4 // groups, 1, 1), np.float32))
+        one = ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1), groups)
+        builder.output("y", builder.add("conv", [x, weights], one))
+        graph = builder.freeze()
+        (group,) = enumerate_groups(graph, Options())[0]
+        plain = Offer(*group.plain_layouts)
+        found[groups] = kinds(Candidate(group, "someone", plain, "1"))
+    assert found[1][3] != found[4][3]
+    assert found[1][4] == found[4][4]
+
+
+def test_what_is_likely_to_be_in_the_best_plan_is_hoped_for_most() -> None:
+    assert hope_ns(1000, 0) > hope_ns(1000, 100) > hope_ns(1000, 500) > hope_ns(1000, 900) >= 0
+    assert hope_ns(2000, 0) == pytest.approx(2 * hope_ns(1000, 0))
+    assert hope_ns(1000, 1000) == hope_ns(1000, 5000) == 0  # no time is below 0
+
+
+def test_a_hope_is_the_mean_of_what_is_gained() -> None:
+    times = 1000 * np.exp(SPREAD * np.random.default_rng(0).standard_normal(1 << 18))
+    for slack in (0, 200, 500):
+        gained = np.maximum(0, 1000 - slack - times).mean()
+        assert hope_ns(1000, slack) == pytest.approx(gained, rel=0.05)

@@ -1,0 +1,300 @@
+"""The lazy loop with scripted costs: nothing is compiled, all is compared with full knowledge."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from korch.candidate.candidate import Candidate
+from korch.candidate.enumerate import enumerate_groups
+from korch.deadline import Deadline
+from korch.errors import InfeasibleError
+from korch.measure.record import Failed, Measured
+from korch.options import Options
+from korch.primitive.graph import PrimitiveGraph
+from korch.program.problem import Status
+from korch.program.solve import solve
+from korch.provider.generated import GeneratedProvider
+from korch.search.instance import collect_candidates, make_problem
+from korch.search.lazy import LazyLoop, confirm
+from korch.search.recall import Solved, keep_solved, recall_solved
+from korch.target import Target
+from korch.testing.random_graph import random_graph
+
+EXACT = Options(gap=0.0, patience=1000, solver_seconds=20.0, max_measured=1.0)
+
+
+class ScriptedMeter:
+    """Costs from a table: a true time, and a bound that is a random share of it."""
+
+    def __init__(self, candidates: Sequence[Candidate], seed: int, broken: int = 0) -> None:
+        rng = random.Random(seed)
+        self.true: dict[str, int] = {}
+        self.bounds: dict[str, int] = {}
+        for key in dict.fromkeys(c.key for c in candidates):
+            self.true[key] = rng.randint(100, 10_000)
+            self.bounds[key] = rng.randint(1, self.true[key])
+        alone = {c.key for c in candidates if len(c.group.primitives) == 1}
+        self.broken = set(rng.sample(sorted(set(self.true) - alone), broken))
+        self.asked: list[str] = []
+        self.corrections = 0
+
+    def bound_ns(self, candidate: Candidate) -> int:
+        return self.bounds[candidate.key]
+
+    def guess_ns(self, candidate: Candidate) -> int:
+        return 2 * self.bounds[candidate.key]
+
+    def known(self, candidate: Candidate) -> Measured | Failed | None:
+        return None
+
+    def record(self, candidate: str) -> Measured | Failed | None:
+        return Measured(self.true[candidate], 0.0, ()) if candidate in self.asked else None
+
+    def compile_s(self, candidates: Sequence[Candidate]) -> float:
+        return 0.0
+
+    def expect_compiling(self, seconds: float) -> None:
+        self.first_plan_s = seconds
+
+    def measure(self, candidates: Sequence[Candidate], deadline: object = None) -> list[Measured | Failed]:
+        self.asked += [c.key for c in candidates]
+        return [
+            Failed("crashed", "scripted") if c.key in self.broken else Measured(self.true[c.key], 0.0, ())
+            for c in candidates
+        ]
+
+    def correct(self, candidate: Candidate, record: Measured | Failed) -> None:
+        self.corrections += 1
+        self.bounds[candidate.key] = self.true[candidate.key]
+
+
+def instance(seed: int) -> tuple[PrimitiveGraph, tuple[Candidate, ...]]:
+    graph = random_graph(np.random.default_rng(seed), primitives=9)
+    groups, _ = enumerate_groups(graph, replace(EXACT, max_primitives=5))
+    return graph, collect_candidates(graph, groups, [GeneratedProvider()], Target())[0]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_it_finds_the_optimum_over_all_true_costs(seed: int) -> None:
+    graph, candidates = instance(seed)
+    meter = ScriptedMeter(candidates, seed, broken=2)
+    found = LazyLoop(graph, candidates, meter, EXACT).run()
+    usable = [c for c in candidates if c.key not in meter.broken]
+    whole = make_problem(graph, usable, lambda c: (meter.true[c.key], True))
+    expected = solve(whole, seconds=20.0).certificate
+    assert found.certificate.status is Status.OPTIMAL
+    assert found.certificate.objective_ns == expected.objective_ns
+    assert sum(found.costs_ns) == expected.objective_ns
+    assert not meter.broken & {c.key for c in found.steps}
+    assert len(meter.asked) == len(set(meter.asked))
+
+
+def test_the_bound_never_passes_the_true_optimum() -> None:
+    graph, candidates = instance(3)
+    meter = ScriptedMeter(candidates, 3)
+    loop = LazyLoop(graph, candidates, meter, EXACT)
+    found = loop.run()
+    bounds = [entry.bound_ns for entry in found.rounds]
+    assert max(bounds) <= (found.certificate.objective_ns or 0)
+    incumbents = [entry.incumbent_ns for entry in found.rounds if entry.incumbent_ns is not None]
+    assert incumbents == sorted(incumbents, reverse=True)
+
+
+def test_a_time_below_its_bound_corrects_the_bounds() -> None:
+    graph, candidates = instance(5)
+    meter = ScriptedMeter(candidates, 5)
+    for key in list(meter.bounds):
+        meter.bounds[key] = meter.true[key] * 2  # a machine that was busy when calibrated
+    found = LazyLoop(graph, candidates, meter, EXACT).run()
+    assert meter.corrections > 0
+    assert found.certificate.bound_ns <= (found.certificate.objective_ns or 0)
+
+
+def test_a_spent_budget_gives_a_plan_by_estimates() -> None:
+    graph, candidates = instance(7)
+    meter = ScriptedMeter(candidates, 7)
+    found = LazyLoop(graph, candidates, meter, EXACT, Deadline(0.0)).run()
+    assert found.stopped_by_budget and found.steps
+    assert not meter.asked and meter.first_plan_s == 0.0
+
+
+def test_an_ended_search_measures_nothing_and_has_a_true_bound() -> None:
+    graph, candidates = instance(8)
+    meter = ScriptedMeter(candidates, 8)
+    loop = LazyLoop(graph, candidates, meter, EXACT)
+    loop.estimate()
+    asked = len(meter.asked)
+    found = loop.end()
+    assert len(meter.asked) == asked
+    whole = make_problem(graph, candidates, lambda c: (meter.true[c.key], True))
+    best_ns = solve(whole, seconds=20.0).certificate.objective_ns or 0
+    assert 0 < found.certificate.bound_ns <= best_ns <= (found.certificate.objective_ns or 0)
+    assert found.stopped_by_budget
+
+
+def test_what_others_measured_is_taken_over() -> None:
+    graph, candidates = instance(8)
+    meter = ScriptedMeter(candidates, 8)
+    loop = LazyLoop(graph, candidates, meter, EXACT)
+    records = {c.key: Measured(meter.true[c.key], 0.0, ()) for c in candidates}
+    loop.take({**records, "another": Failed("crashed", "scripted")}, is_corrected=False)
+    look = loop.look()
+    assert (look.unknown, look.hopes) == ((), ())
+    loop.try_plan(look.kernels)
+    assert loop.best is not None
+    assert "another" not in loop.records
+    assert not meter.asked
+
+
+def test_bounds_that_another_search_corrected_are_not_believed() -> None:
+    graph, candidates = instance(8)
+    meter = ScriptedMeter(candidates, 8)
+    loop = LazyLoop(graph, candidates, meter, EXACT)
+    loop.run()
+    assert loop.bound_ns > 0
+    meter.bounds = dict.fromkeys(meter.bounds, 1)
+    loop.resume(Deadline(), None)
+    assert loop.bound_ns == 0
+    assert {loop.cost_bound_ns(c) for c in candidates} == {1}
+    assert loop.best is not None
+
+
+def test_without_working_candidates_it_says_so() -> None:
+    graph, candidates = instance(9)
+    meter = ScriptedMeter(candidates, 9)
+    meter.broken = set(meter.true)
+    with pytest.raises(InfeasibleError):
+        LazyLoop(graph, candidates, meter, EXACT).run()
+
+
+def test_no_more_is_measured_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, candidates = instance(3)
+    meter = ScriptedMeter(candidates, 3)
+    monkeypatch.setattr("korch.search.lazy.FREE_MEASUREMENTS", 0)
+    monkeypatch.setattr("korch.search.lazy.ROUND_KERNELS", 2)
+    options = replace(EXACT, max_measured=0.2)
+    found = LazyLoop(graph, candidates, meter, options).run()
+    # The estimates' rounds measure one whole plan at least, whatever the share.
+    assert len(meter.asked) <= max(0.2 * len(meter.true), 5 * len(found.steps) + 10)
+    assert found.certificate.bound_ns <= (found.certificate.objective_ns or 0)
+
+
+@pytest.mark.parametrize(("seed", "most"), [(14, 10), (20, 16), (25, 6), (42, 6)])
+def test_the_last_round_tells_the_best_plan_of_what_is_measured(seed: int, most: int) -> None:
+    graph, candidates = instance(seed)
+    meter = ScriptedMeter(candidates, seed)
+    options = replace(EXACT, patience=1)
+    found = LazyLoop(graph, candidates, meter, options, most_measured=most).run()
+    measured = [c for c in candidates if c.key in meter.asked]
+    whole = make_problem(graph, measured, lambda c: (meter.true[c.key], True))
+    assert found.certificate.objective_ns == solve(whole, seconds=20.0).certificate.objective_ns
+    assert found.rounds[-1].incumbent_ns == found.certificate.objective_ns
+
+
+class Hopeful(ScriptedMeter):
+    """What is timed once seems quicker than it is."""
+
+    def __init__(self, candidates: Sequence[Candidate], seed: int) -> None:
+        super().__init__(candidates, seed)
+        rng = random.Random(seed)
+        self.first = {key: rng.randint(self.bounds[key], self.true[key]) for key in self.true}
+        self.again: set[str] = set()
+
+    def known(self, candidate: Candidate) -> Measured | Failed | None:
+        key = candidate.key
+        if key in self.again:
+            return Measured(self.true[key], 0.0, (), is_confirmed=True)
+        return Measured(self.first[key], 0.0, ()) if key in self.asked else None
+
+    def measure(self, candidates: Sequence[Candidate], deadline: object = None) -> list[Measured | Failed]:
+        self.asked += [c.key for c in candidates]
+        return [Measured(self.first[c.key], 0.0, ()) for c in candidates]
+
+    def confirm(self, candidates: Sequence[Candidate], deadline: object = None) -> list[Measured | Failed]:
+        self.again |= {c.key for c in candidates}
+        return [Measured(self.true[c.key], 0.0, (), is_confirmed=True) for c in candidates]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_confirming_until_nothing_is_left_finds_the_optimum_that_luck_had_hidden(seed: int) -> None:
+    graph, candidates = instance(seed)
+    meter = Hopeful(candidates, seed)
+    loop = LazyLoop(graph, candidates, meter, EXACT)
+    first = found = loop.run()
+    turns = 0
+    while confirm(meter, found.steps, Deadline()):
+        loop.revise(found)
+        found = loop.prove()
+        turns += 1
+    assert turns > 0
+    assert all(step.key in meter.again for step in found.steps)
+    assert found.certificate.objective_ns == sum(meter.true[step.key] for step in found.steps)
+    assert found.certificate.objective_ns <= sum(meter.true[step.key] for step in first.steps)
+    usable = make_problem(graph, candidates, lambda c: (meter.true[c.key], True))
+    best_ns = solve(usable, seconds=20.0).certificate.objective_ns
+    assert found.certificate.objective_ns == best_ns
+    assert found.certificate.status is Status.OPTIMAL
+
+
+def test_nothing_is_timed_again_without_time() -> None:
+    graph, candidates = instance(1)
+    meter = Hopeful(candidates, 1)
+    found = LazyLoop(graph, candidates, meter, EXACT).run()
+    assert not confirm(meter, found.steps, Deadline(0.0))
+    assert not meter.again
+
+
+class Facts(ScriptedMeter):
+    """A meter that also keeps facts."""
+
+    def __init__(self, candidates: Sequence[Candidate], seed: int) -> None:
+        super().__init__(candidates, seed)
+        self.facts: dict[str, str] = {}
+
+    def fact(self, name: str) -> str | None:
+        return self.facts.get(name)
+
+    def put_fact(self, name: str, value: str) -> None:
+        self.facts[name] = value
+
+
+def test_a_solved_instance_is_recalled_and_a_damaged_one_is_not() -> None:
+    graph, candidates = instance(11)
+    memory = Facts(candidates, 11)
+    found = LazyLoop(graph, candidates, memory, EXACT).run()
+    solved = Solved(found, {"optimal": found.steps})
+    assert recall_solved(memory, candidates, EXACT) is None
+    keep_solved(memory, candidates, EXACT, solved)
+    assert recall_solved(memory, candidates, EXACT) == solved
+    assert recall_solved(memory, candidates, replace(EXACT, gap=0.5)) is None
+    assert recall_solved(memory, candidates[:-1], EXACT) is None
+    memory.facts = {name: text[:-9] for name, text in memory.facts.items()}
+    assert recall_solved(memory, candidates, EXACT) is None
+
+
+def test_an_unproven_plan_has_a_runner_up() -> None:
+    graph, candidates = instance(4)
+    meter = ScriptedMeter(candidates, 4)
+    for key in meter.bounds:
+        meter.bounds[key] = 1  # with so few measurements, nothing can be proven
+    options = replace(EXACT, patience=2, max_measured=0.0)
+    loop = LazyLoop(graph, candidates, meter, options, free_measurements=12)
+    loop.run()
+    assert loop.best is not None
+    second = loop.runner_up()
+    assert second
+    total_ns = sum(meter.true[c.key] for c in second)
+    assert loop.best[0] <= total_ns <= 1.1 * loop.best[0]
+    assert {id(c) for c in second} != {id(candidates[k]) for k in loop.best[1]}
+
+
+def test_a_proven_plan_has_none() -> None:
+    graph, candidates = instance(4)
+    loop = LazyLoop(graph, candidates, ScriptedMeter(candidates, 4), EXACT)
+    loop.run()
+    assert loop.runner_up() == ()
