@@ -413,8 +413,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         counts[outcome.kind, outcome.outcome] += 1
         if outcome.outcome == "finding":
             print(f"case {outcome.case} ({outcome.kind}): {outcome.message}", flush=True)
-    for (kind, what), count in sorted(counts.items()):
-        print(f"{kind:10} {what:8} {count}")
+    for (kind, what), cases_of in sorted(counts.items()):
+        print(f"{kind:10} {what:8} {cases_of}")
     print(f"{count} cases of seed {args.seed}, {time.monotonic() - begun_s:.0f} s")
     return int(any(what == "finding" for _, what in counts))
 
