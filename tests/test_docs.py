@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import importlib
 import os
 import re
@@ -21,7 +20,7 @@ import korch
 from korch.candidate.candidate import Refusal, make_group
 from korch.cli import RENAMED, _parser
 from korch.measure.compiler import find_compiler
-from korch.options import Options
+from korch.options import flagged_fields
 from korch.primitive.graph import GraphBuilder
 from korch.primitive.types import ValueType
 from korch.provider.provider import load_providers
@@ -101,7 +100,7 @@ def test_what_the_reference_names_exists(page: Path) -> None:
 def option_table() -> str:
     """Return the options of `korch optimize` as a table."""
     lines = ["| flag | default | what it does |", "|---|---|---|"]
-    for field in dataclasses.fields(Options):
+    for field in flagged_fields():
         flag = "--" + RENAMED.get(field.name, field.name).replace("_", "-")
         default = {"threads": "all cores", "cache_folder": "`$KORCH_CACHE`, else `~/.cache/korch`"}
         shown = default.get(field.name, "" if field.default is None else f"`{field.default}`")

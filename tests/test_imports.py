@@ -9,7 +9,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "korch"
 ORDER = (
-    ("errors", "alignment", "child", "cores", "deadline", "extras", "files", "libraries", "scratch"),
+    ("errors", "alignment", "child", "cores", "deadline", "extras", "files", "libraries", "limits", "scratch"),
     ("options", "target"),
     ("primitive",),
     ("numerics",),

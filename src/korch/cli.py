@@ -33,7 +33,7 @@ from korch import __version__
 from korch.deadline import Deadline
 from korch.errors import ArtifactError, InputError, KorchError, OptionError
 from korch.files import check_output, open_file
-from korch.options import Options
+from korch.options import Options, flagged_fields
 from korch.primitive.types import DType
 
 logger = logging.getLogger("korch.cli")
@@ -218,7 +218,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     """Add one flag for each field of `Options`."""
     group = parser.add_argument_group("options")
     hints = typing.get_type_hints(Options)
-    for field in dataclasses.fields(Options):
+    for field in flagged_fields():
         flag = "--" + RENAMED.get(field.name, field.name).replace("_", "-")
         text = field.metadata["help"]
         default = field.default
@@ -251,7 +251,7 @@ def _flag_type(hint: Any) -> tuple[type, Sequence[Any] | None]:
 
 
 def _options(parsed: argparse.Namespace) -> Options:
-    return Options(**{f.name: getattr(parsed, f.name) for f in dataclasses.fields(Options)})
+    return Options(**{f.name: getattr(parsed, f.name) for f in flagged_fields()})
 
 
 def parse_bindings(texts: Sequence[str]) -> list[dict[str, tuple[int, ...]]]:

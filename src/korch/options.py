@@ -12,7 +12,7 @@ import os
 import re
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from korch.cores import machine_cores, usable_cores
 from korch.errors import OptionError
+from korch.limits import SearchLimits
 
 logger = logging.getLogger("korch.options")
 
@@ -98,6 +99,7 @@ _KINDS: Mapping[type, tuple[type, str]] = {
     str: (str, "a text"),
     Path: (Path, "a path"),
     type(None): (type(None), "None"),
+    SearchLimits: (SearchLimits, "a korch.limits.SearchLimits"),
 }
 
 
@@ -117,13 +119,18 @@ def _check_threads(threads: int) -> None:
         )
 
 
+def flagged_fields() -> tuple[Field[Any], ...]:
+    """Return the fields that are flags of the command line: all but the limits of the search."""
+    return tuple(field for field in fields(Options) if field.name != "search")
+
+
 def _is_of(value: object, kind: type) -> bool:
     return isinstance(value, _KINDS[kind][0]) and (kind is bool or not isinstance(value, bool))
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to optimize; every field is an option of `korch optimize`.
+    """How to optimize; every field but `search` is an option of `korch optimize`.
 
     Raises:
         OptionError: a value is out of range.
@@ -278,6 +285,7 @@ class Options:
     solver_seconds: float = field(default=60.0, metadata={"help": "longest time for one solve; the gap is reported"})
     seed: int = field(default=0, metadata={"help": "seed of the random inputs used for checking"})
     cache_folder: Path = field(default_factory=default_cache_folder, metadata={"help": "kernels and measurements"})
+    search: SearchLimits = field(default=SearchLimits(), metadata={"help": "limits of the search"})
 
     def __post_init__(self) -> None:
         if isinstance(self.cache_folder, str | os.PathLike):

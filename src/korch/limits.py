@@ -1,0 +1,162 @@
+"""The limits of the search: every number that says how long, how many or how close.
+
+The defaults were tuned on the models of the benchmark suite. Users need none of them; a test or an
+experiment passes others as `Options(search=SearchLimits(...))`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SearchLimits:
+    """Limits of the search, by the module that reads them.
+
+    Seconds bound one step, whatever the budget leaves. Gaps and shares are parts of 1.
+
+    Attributes:
+        first_kernels: `program.solve`: least number of kernels in the first restricted program.
+        growth: each further restricted program has this many times the kernels of the last one.
+        improve_share: share of the time left for a heuristic solve before each exact one.
+
+        free_measurements: `search`: candidates of a small model that may be measured whatever
+            `max_measured` says.
+        round_candidates: candidates measured in one round beside those of the plan.
+        batch: candidates measured between two checks of the deadline.
+        relax_seconds: one linear relaxation.
+        least_proof_seconds: the last relaxation, where no time is left.
+        estimate_rounds: rounds in which estimates choose what is measured.
+        least_improvement: share of a plan's cost that measuring a candidate must be expected to
+            gain in these rounds.
+        noticeable: share of a plan's cost that a round must gain to count for `patience`.
+        round_seconds: one solve of a round.
+        first_seconds: the solve for the first plan, where no time is left.
+        last_seconds: a later solve, where no time is left.
+        round_gap: gap at which a round's solve ends.
+        combine_seconds: the solve over measured candidates only.
+        estimate_gap: gap at which a solve by estimates ends.
+        confirmations: times that the kernels of a plan are measured again, and a plan is chosen
+            again.
+        confirm_share: share of the budget that is reserved for it.
+        runner_up: the second plan is validated too if it costs at most this many times the best.
+        estimate_spread: standard deviation of an estimate's error, in logarithms.
+        disagreement: two times of a kernel that differ by a larger factor contradict each other.
+
+        block_measurements: `assembly.blocks`: candidates of a block measured before its first
+            interface has a plan.
+        interface_measurements: more candidates measured for each further interface.
+        refine_measurements: more candidates when an interface is refined; twice as many for a
+            repeated block.
+        block_seconds: the first search of one interface of a block.
+        refine_seconds: the refinement of one interface; twice as long for a repeated block.
+        baseline_seconds: the solve for one baseline of a block.
+        whole_baseline_seconds: the solve for one baseline of a model that is one block.
+        block_groups: groups of a block; one with more is enumerated with smaller groups.
+        fewest_primitives: the smallest size of groups that this leads to.
+        choices: times that segments choose their interfaces.
+        change_rounds: `assembly.assemble`: times that the changes of layout in a choice are
+            measured.
+        prefer_seconds: the choice of interfaces by estimates.
+        prefer_gap: gap at which that choice ends.
+        explore_rounds: `assembly.explore`: rounds.
+        explore_first_candidates: candidates measured in the first round beside those of the plan.
+        explore_candidates: the same in later rounds.
+        explore_alike: most of these of one kind.
+        explore_block_share: largest share of these from one block.
+        explore_near: from the third round on, an interface whose estimate is more than this many
+            times that of the block's best is not estimated again.
+        explore_batch_seconds: least time for which a round is begun.
+        explore_solve_seconds: the solve of one interface by estimates.
+        explore_gap: gap at which it ends.
+        explore_ahead: candidates that are compiled while the next round is chosen.
+        explore_interfaces: with more, exploration is skipped: the programs need too much memory.
+        explore_quiet: a round that gains a smaller share is the last.
+
+        extract_seconds: `explanation.extract`: the choice of one alternative per value.
+        savings_seconds: `explanation.savings`: the solve without one rule.
+        savings_gap: gap at which it ends.
+        groupings: `explanation.counterfactual`: other groupings reported per kernel.
+        grouping_seconds: the solve for one of them.
+        groupings_seconds: all of them.
+
+        concurrent_kernel_ns: `concurrent`: longer kernels are not run side by side.
+        concurrent_start_ns: what a set is estimated to take beyond its longest lane.
+        concurrent_gain_ns: least estimated gain of a set.
+        concurrent_pairs: pairs proposed per kernel.
+        concurrent_filled: sets proposed per kernel that fill the other threads.
+        concurrent_rounds: choices whose sets are measured.
+        concurrent_solve_seconds: one choice.
+        concurrent_last_seconds: one choice, where no time is left.
+        concurrent_gap: gap at which a choice ends.
+    """
+
+    first_kernels: int = 500
+    growth: int = 3
+    improve_share: float = 0.2
+
+    free_measurements: int = 300
+    round_candidates: int = 48
+    batch: int = 24
+    relax_seconds: float = 10.0
+    least_proof_seconds: float = 1.0
+    estimate_rounds: int = 5
+    least_improvement: float = 0.0005
+    noticeable: float = 0.002
+    round_seconds: float = 4.0
+    first_seconds: float = 10.0
+    last_seconds: float = 0.5
+    round_gap: float = 0.002
+    combine_seconds: float = 3.0
+    estimate_gap: float = 0.01
+    confirmations: int = 6
+    confirm_share: float = 0.06
+    runner_up: float = 1.1
+    estimate_spread: float = 0.45
+    disagreement: float = 1.5
+
+    block_measurements: int = 120
+    interface_measurements: int = 16
+    refine_measurements: int = 100
+    block_seconds: float = 12.0
+    refine_seconds: float = 24.0
+    baseline_seconds: float = 3.0
+    whole_baseline_seconds: float = 10.0
+    block_groups: int = 6000
+    fewest_primitives: int = 6
+    choices: int = 3
+    change_rounds: int = 8
+    prefer_seconds: float = 2.0
+    prefer_gap: float = 0.005
+    explore_rounds: int = 12
+    explore_first_candidates: int = 24
+    explore_candidates: int = 72
+    explore_alike: int = 6
+    explore_block_share: float = 1 / 3
+    explore_near: float = 1.3
+    explore_batch_seconds: float = 5.0
+    explore_solve_seconds: float = 0.7
+    explore_gap: float = 0.03
+    explore_ahead: int = 48
+    explore_interfaces: int = 60
+    explore_quiet: float = 0.004
+
+    extract_seconds: float = 60.0
+    savings_seconds: float = 2.0
+    savings_gap: float = 0.002
+    groupings: int = 6
+    grouping_seconds: float = 1.0
+    groupings_seconds: float = 5.0
+
+    concurrent_kernel_ns: int = 500_000
+    concurrent_start_ns: int = 500
+    concurrent_gain_ns: int = 200
+    concurrent_pairs: int = 6
+    concurrent_filled: int = 1
+    concurrent_rounds: int = 5
+    concurrent_solve_seconds: float = 8.0
+    concurrent_last_seconds: float = 1.0
+    concurrent_gap: float = 0.01
+
+
+DEFAULT_LIMITS = SearchLimits()
