@@ -31,14 +31,11 @@ from korch.api import optimize
 from korch.options import Options
 from korch.report.bench import bench
 
-MOBILE = "mobilenetv2"
-"""Many short kernels: most of what is lost is lost between them."""
-
 
 def main() -> int:
     """Compare; return 1 if Korch is slower than ONNX Runtime anywhere."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join((*MODELS, MOBILE)))
+    parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--against", default="onnxruntime,openvino")
     parser.add_argument("--busy", default="0,1,2", help="numbers of busy processes")
     parser.add_argument("--rounds", type=int, default=15)

@@ -7,8 +7,8 @@
 `--models` also takes what PyTorch's exporters make of models of transformers and torchvision:
 `mobilenetv2`, `segformer_b0:dynamo`, ... (`benchmarks/models/exported.py`).
 
-The five models of Korch's evaluation, and four transformers where PyTorch and transformers are
-installed. Each model has a process of its own, and an empty cache: what is reported of the search
+The five models of Korch's evaluation; where PyTorch and transformers are installed, four
+transformers, and two vision models as PyTorch's exporters write them. Each model has a process of its own, and an empty cache: what is reported of the search
 is its whole cost. Engines take turns; the quotient of two is the median of those of the rounds. An
 engine that does not run a model is left out there, and the row says why. The file records the CPU
 and the versions of all libraries.
@@ -41,7 +41,7 @@ from korch.report.bench import bench
 from korch.report.peers import get_peer
 from korch.target import detect_target
 
-MODELS = (*PAPER, *TRANSFORMERS)
+MODELS = (*PAPER, *TRANSFORMERS, "mobilenetv2", "segformer_b0:script-slim")
 AGAINST = "onnxruntime,openvino,inductor,iree"
 """Those of them that are not installed are left out."""
 MODULE = "benchmarks.module_peer:INDUCTOR"
