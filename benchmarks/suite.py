@@ -8,10 +8,10 @@
 `mobilenetv2`, `segformer_b0:dynamo`, ... (`benchmarks/models/exported.py`).
 
 The five models of Korch's evaluation; where PyTorch and transformers are installed, four
-transformers, and two vision models as PyTorch's exporters write them. Each model has a process of its own, and an empty cache: what is reported of the search
-is its whole cost. Engines take turns; the quotient of two is the median of those of the rounds. An
-engine that does not run a model is left out there, and the row says why. The file records the CPU
-and the versions of all libraries.
+transformers, and two vision models as PyTorch's exporters write them. Each model has a process of
+its own, and an empty cache: what is reported of the search is its whole cost. Engines take turns;
+the quotient of two is the median of those of the rounds. An engine that does not run a model is
+left out there, and the row says why. The file records the CPU and the versions of all libraries.
 """
 
 from __future__ import annotations
