@@ -11,7 +11,7 @@ from equivalence_examples import FIRING, after, divide, unary, upsampled
 from equivalence_oracle import apply_rules
 
 from korch.deadline import Deadline
-from korch.equivalence.rule import Refusal, Rule, View, Writer
+from korch.equivalence.rule import Rule, RuleRefusal, View, Writer
 from korch.equivalence.rules import RULES
 from korch.equivalence.saturate import Limits, saturate, without_circular
 from korch.errors import OptionError
@@ -36,7 +36,7 @@ def grow(shape_of: str = "same") -> Rule[Primitive, Primitive]:
         one = writer.along(np.ones(()), 0, type_)
         return writer.add("exp", (writer.add("add", (root.inputs[0], one)),))
 
-    def refuse(view: View, root: Primitive) -> Primitive | Refusal:
+    def refuse(view: View, root: Primitive) -> Primitive | RuleRefusal:
         return root
 
     return Rule("exp-grows", "false", "this test", ("exp",), match, refuse, build)
@@ -150,7 +150,7 @@ def test_refusals_are_counted_by_reason_and_name_the_value() -> None:
     rule = next(r for r in report.rules if r.name == "scale-folds-into-linear-before-it")
     assert rule.fired == 0
     assert rule.refused == {"there is no scale": 1}
-    assert rule.refusals == (Refusal("there is no scale", 4),)
+    assert rule.refusals == (RuleRefusal("there is no scale", 4),)
     assert "scale-folds-into-linear-before-it: 0 fired; 1 refused: there is no scale" in str(report)
 
 

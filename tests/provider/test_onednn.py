@@ -16,7 +16,7 @@ from korch.primitive.types import ValueType
 from korch.provider.onednn import OneDnnProvider
 from korch.provider.onednn.call import Answer, Eltwise
 from korch.provider.onednn.geometry import model_layout
-from korch.provider.onednn.match import Match, match_group
+from korch.provider.onednn.match import OneDnnOp, match_group
 from korch.testing.kernels import run_kernel
 
 ONE = ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1))
@@ -200,7 +200,7 @@ def gate(g, y, factor):
 
 def test_an_activation_is_taken_only_if_nothing_else_looks_into_it():
     whole = match_group(conv_with(lambda g, y: gate(g, y, 2.0)[0]))
-    assert isinstance(whole, Match)
+    assert isinstance(whole, OneDnnOp)
     assert whole.post == (Eltwise("swish", 2.0),)
     shared = conv_with(lambda g, y: g.add("add", list(gate(g, y, 2.0))))
     assert reason(shared) == "a value of the chain is read twice"
@@ -221,7 +221,7 @@ def test_two_bounds_that_cross_stay_two():
         return g.with_number("max", g.with_number("min", y, -0.5), 0.5)
 
     found = match_group(conv_with(chain))
-    assert isinstance(found, Match)
+    assert isinstance(found, OneDnnOp)
     assert [operation.kind for operation in found.post] == ["clip", "clip"]
 
 
@@ -313,7 +313,7 @@ def test_constant_weights_are_packed_and_others_are_not(provider, target):
 
 def test_a_bias_is_no_post_operation():
     found = match_group(conv_group((1, 8, 6, 6), (8, 8, 3, 3), bias=True))
-    assert isinstance(found, Match)
+    assert isinstance(found, OneDnnOp)
     assert (found.bias, found.post) == (2, ())
 
 
@@ -322,7 +322,7 @@ def test_bounds_become_one_clip():
         return g.with_number("min", g.with_number("max", y, 0.0), 6.0)
 
     found = match_group(conv_with(chain))
-    assert isinstance(found, Match)
+    assert isinstance(found, OneDnnOp)
     assert found.post == (Eltwise("clip", 0.0, 6.0),)
 
 
@@ -390,7 +390,7 @@ def test_what_relu_makes_of_special_numbers(target, builder, propagate_nan):
     ],
 )
 def test_refuses_what_loses_nan_if_asked_to(group, expected):
-    assert isinstance(match_group(group), Match)
+    assert isinstance(match_group(group), OneDnnOp)
     assert reason(group, propagate_nan=True) == expected
 
 

@@ -21,9 +21,16 @@ from korch.equivalence.affine import axis_constant
 from korch.equivalence.rule import View, Writer, is_finite_in
 from korch.primitive.graph import Constant, Primitive
 from korch.primitive.op import Array, Attributes
-from korch.primitive.ops.layout import PadAttributes, ReshapeAttributes, SliceAttributes, TransposeAttributes
+from korch.primitive.ops.layout import (
+    ConcatAttributes,
+    PadAttributes,
+    ReshapeAttributes,
+    SliceAttributes,
+    TakeAttributes,
+    TransposeAttributes,
+)
 from korch.primitive.ops.linear import ConvAttributes
-from korch.primitive.ops.reduce import BroadcastAttributes
+from korch.primitive.ops.reduce import BroadcastAttributes, PoolAttributes, ReduceAttributes
 from korch.primitive.types import DType
 
 FLOP_PER_ELEMENT = 32
@@ -38,7 +45,7 @@ Parts = Mapping[tuple[Any, ...], float]
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class MapPlace:
     """A way of doing the map.
 
     Attributes:
@@ -85,7 +92,7 @@ class ChannelMap:
         return replace(self, axis=axis)
 
 
-def cheapest_place(view: View, value: int, channel_map: ChannelMap, root: int) -> Place | None:
+def cheapest_place(view: View, value: int, channel_map: ChannelMap, root: int) -> MapPlace | None:
     """Return the cheapest way to map a value that is not to map it where it stands.
 
     Args:
@@ -128,7 +135,7 @@ class _Walk:
     view: View
     top: int
     root: int
-    known: dict[tuple[Any, ...], Place | None] = field(default_factory=dict)
+    known: dict[tuple[Any, ...], MapPlace | None] = field(default_factory=dict)
     steps: int = 0
 
     @cached_property
@@ -136,7 +143,7 @@ class _Walk:
         """The values that nothing needs but the root; most walks find no place and don't ask."""
         return _private(self.view, self.top, self.root)
 
-    def at(self, value: int, m: ChannelMap) -> Place | None:
+    def at(self, value: int, m: ChannelMap) -> MapPlace | None:
         """Return the cheapest way to map a value."""
         key = (value, m.axis, m.part)
         if key not in self.known:
@@ -146,9 +153,9 @@ class _Walk:
             self.known[key] = max(found, key=lambda place: place.gain, default=None)
         return self.known[key]
 
-    def below(self, value: int, m: ChannelMap) -> Place | None:
+    def below(self, value: int, m: ChannelMap) -> MapPlace | None:
         """Return the cheapest way to map a value below the primitive that computes it."""
-        best: Place | None = None
+        best: MapPlace | None = None
         for step in self.view.producing(value, *_THROUGH):
             self.steps += 1
             if self.steps > MOST_STEPS:
@@ -160,7 +167,7 @@ class _Walk:
                 best = place
         return best
 
-    def _here(self, value: int, m: ChannelMap) -> Place | None:
+    def _here(self, value: int, m: ChannelMap) -> MapPlace | None:
         type_ = self.view.type(value)
         if self.view.constant(value) is not None or axis_constant(self.view, value) is not None:
             return self._constant(value, m)
@@ -169,14 +176,14 @@ class _Walk:
         if m.axis < type_.rank - 2 and not (m.axis == 1 and type_.rank >= 4):
             return None
         flop = 2.0 * type_.size * m.channels
-        return Place({("map", value, m.axis, m.part): flop}, {}, lambda w: write_map(w, value, m))
+        return MapPlace({("map", value, m.axis, m.part): flop}, {}, lambda w: write_map(w, value, m))
 
-    def _constant(self, value: int, m: ChannelMap) -> Place | None:
+    def _constant(self, value: int, m: ChannelMap) -> MapPlace | None:
         type_, known = self.view.type(value), axis_constant(self.view, value)
         result = type_.with_shape(m.shape(type_.shape))
         if known is not None and known.axis in (None, m.axis):
             vector = np.broadcast_to(known.vector, (type_.shape[m.axis],))
-            return Place({}, {}, lambda w: w.along(m.weights @ vector, m.axis, result))
+            return MapPlace({}, {}, lambda w: w.along(m.weights @ vector, m.axis, result))
         constant = self.view.constant(value)
         if constant is None:
             return None
@@ -186,7 +193,7 @@ class _Walk:
             mapped = np.moveaxis(np.tensordot(m.weights, array, (1, m.axis)), 0, m.axis)
             return w.constant(mapped, type_.dtype)
 
-        return Place({}, {}, write)
+        return MapPlace({}, {}, write)
 
     def step(
         self,
@@ -194,7 +201,7 @@ class _Walk:
         m: ChannelMap,
         children: list[tuple[int, ChannelMap]],
         write: Callable[[Writer, list[int]], int],
-    ) -> Place | None:
+    ) -> MapPlace | None:
         """Return the way through a step that is done again on its mapped inputs."""
         places = []
         for value, below in children:
@@ -209,9 +216,9 @@ class _Walk:
         for place in places:
             costs |= place.costs
             saved |= place.saved
-        return Place(costs, saved, lambda w: write(w, [place.write(w) for place in places]))
+        return MapPlace(costs, saved, lambda w: write(w, [place.write(w) for place in places]))
 
-    def unary(self, step: Primitive, m: ChannelMap, below: ChannelMap, attributes: Attributes) -> Place | None:
+    def unary(self, step: Primitive, m: ChannelMap, below: ChannelMap, attributes: Attributes) -> MapPlace | None:
         """Return the way through a step of one input."""
         return self.step(step, m, [(step.inputs[0], below)], lambda w, values: w.add(step.op, values, attributes))
 
@@ -232,15 +239,15 @@ def write_map(writer: Writer, value: int, m: ChannelMap) -> int:
     return writer.add("conv", (value, constant), ConvAttributes(ones, none, none, ones))
 
 
-def _sum(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
+def _sum(walk: _Walk, step: Primitive, m: ChannelMap) -> MapPlace | None:
     return walk.step(step, m, [(value, m) for value in step.inputs], lambda w, values: w.add(step.op, values))
 
 
-def _neg(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
+def _neg(walk: _Walk, step: Primitive, m: ChannelMap) -> MapPlace | None:
     return walk.unary(step, m, m, step.attributes)
 
 
-def _scale(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
+def _scale(walk: _Walk, step: Primitive, m: ChannelMap) -> MapPlace | None:
     """s*x and x/s, where s does not vary along the channels."""
     for position in (0, 1) if step.op == "mul" else (0,):
         data, factor = step.inputs[position], step.inputs[1 - position]
@@ -256,14 +263,6 @@ def _scale(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
         if place is not None:
             return place
     return None
-
-
-def _write_scale(op: str, factor: Callable[[Writer], int], *, is_first: bool) -> Callable[[Writer, list[int]], int]:
-    def write(writer: Writer, values: list[int]) -> int:
-        pair = (values[0], factor(writer))
-        return writer.add(op, pair if is_first else pair[::-1])
-
-    return write
 
 
 def _same_for_all(view: View, value: int, m: ChannelMap) -> Callable[[Writer], int] | None:
@@ -285,7 +284,7 @@ def _same_for_all(view: View, value: int, m: ChannelMap) -> Callable[[Writer], i
     return lambda w: w.add("broadcast", (w.constant(first, dtype),), wanted)
 
 
-def _broadcast(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
+def _broadcast(walk: _Walk, step: Primitive, m: ChannelMap) -> MapPlace | None:
     given, shape = walk.view.shape(step.inputs[0]), walk.view.shape(step.output)
     axis = m.axis - (len(shape) - len(given))
     if axis < 0 or given[axis] != shape[m.axis]:
@@ -293,33 +292,33 @@ def _broadcast(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
     return walk.unary(step, m, m.along(axis), BroadcastAttributes(m.shape(shape)))
 
 
-def _take(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
-    attributes: Any = step.attributes
+def _take(walk: _Walk, step: Primitive, m: ChannelMap) -> MapPlace | None:
+    attributes = step.attributes_as(TakeAttributes)
     return None if attributes.axis == m.axis else walk.unary(step, m, m, attributes)
 
 
-def _slice(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
-    a: Any = step.attributes
+def _slice(walk: _Walk, step: Primitive, m: ChannelMap) -> MapPlace | None:
+    a = step.attributes_as(SliceAttributes)
     whole = (0, walk.view.shape(step.inputs[0])[m.axis], 1)
     if (a.start[m.axis], a.size[m.axis], a.step[m.axis]) != whole:
         return None
     return walk.unary(step, m, m, SliceAttributes(a.start, m.shape(a.size), a.step))
 
 
-def _pad(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
-    a: Any = step.attributes
+def _pad(walk: _Walk, step: Primitive, m: ChannelMap) -> MapPlace | None:
+    a = step.attributes_as(PadAttributes)
     if a.before[m.axis] or a.after[m.axis] or (a.mode == "constant" and a.value != 0):
         return None
     return walk.unary(step, m, m, PadAttributes(a.before, a.after, a.mode, a.value))
 
 
-def _transpose(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
-    attributes: Any = step.attributes
+def _transpose(walk: _Walk, step: Primitive, m: ChannelMap) -> MapPlace | None:
+    attributes = step.attributes_as(TransposeAttributes)
     below = m.along(attributes.perm[m.axis])
     return walk.unary(step, m, below, TransposeAttributes(attributes.perm))
 
 
-def _reshape(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
+def _reshape(walk: _Walk, step: Primitive, m: ChannelMap) -> MapPlace | None:
     """A reshape that keeps the axis: as many elements before it, and as many along it."""
     given, shape = walk.view.shape(step.inputs[0]), walk.view.shape(step.output)
     before = math.prod(shape[: m.axis])
@@ -329,8 +328,8 @@ def _reshape(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
     return None
 
 
-def _concat(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
-    attributes: Any = step.attributes
+def _concat(walk: _Walk, step: Primitive, m: ChannelMap) -> MapPlace | None:
+    attributes = step.attributes_as(ConcatAttributes)
     if attributes.axis != m.axis:
         return walk.step(
             step, m, [(value, m) for value in step.inputs], lambda w, values: w.add("concat", values, attributes)
@@ -351,16 +350,16 @@ def _write_sum(writer: Writer, values: list[int]) -> int:
     return total
 
 
-def _reduce(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
-    attributes: Any = step.attributes
-    if step.op == "reduce_sum":
+def _reduce(walk: _Walk, step: Primitive, m: ChannelMap) -> MapPlace | None:
+    attributes = step.attributes_as(ReduceAttributes, PoolAttributes)
+    if isinstance(attributes, ReduceAttributes):
         crosses = m.axis in attributes.axes
     else:
         crosses = m.axis >= walk.view.type(step.output).rank - len(attributes.kernel)
     return None if crosses else walk.unary(step, m, m, attributes)
 
 
-def _matmul(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
+def _matmul(walk: _Walk, step: Primitive, m: ChannelMap) -> MapPlace | None:
     """(a b) W = a (b W) and W (a b) = (W a) b; constants are multiplied at once."""
     a, b = step.inputs
     type_ = walk.view.type(step.output)
@@ -380,11 +379,11 @@ def _matmul(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
         value = place.write(w)
         return w.add("matmul", (other, value) if is_last else (value, other))
 
-    return Place(costs, saved, write)
+    return MapPlace(costs, saved, write)
 
 
-def _conv(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
-    attributes: Any = step.attributes
+def _conv(walk: _Walk, step: Primitive, m: ChannelMap) -> MapPlace | None:
+    attributes = step.attributes_as(ConvAttributes)
     constant = walk.view.constant(step.inputs[1])
     if m.axis != 1 or attributes.groups != 1 or constant is None:
         return None
@@ -398,7 +397,7 @@ def _conv(walk: _Walk, step: Primitive, m: ChannelMap) -> Place | None:
     def write(w: Writer) -> int:
         return w.add("conv", (step.inputs[0], w.constant(_mapped(m, constant), dtype)), attributes)
 
-    return Place(costs, {("conv", step.output): flop}, write)
+    return MapPlace(costs, {("conv", step.output): flop}, write)
 
 
 def _mapped(m: ChannelMap, constant: Constant) -> Array:
@@ -413,7 +412,7 @@ def _surely_finite(m: ChannelMap, constant: Constant, dtype: DType) -> bool:
     return is_finite_in(np.array([2.0 * most]), dtype)
 
 
-_THROUGH: Mapping[str, Callable[[_Walk, Primitive, ChannelMap], Place | None]] = {
+_THROUGH: Mapping[str, Callable[[_Walk, Primitive, ChannelMap], MapPlace | None]] = {
     "add": _sum,
     "sub": _sum,
     "neg": _neg,

@@ -24,7 +24,7 @@ _BY = "by "
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RuleRefusal:
     """Why a rule does not apply where it matches.
 
     Attributes:
@@ -194,7 +194,7 @@ class Rule(Generic[M, W]):
     source: str
     roots: tuple[str, ...]
     match: Callable[[View, Primitive], Iterator[M]]
-    refuse: Callable[[View, M], W | Refusal]
+    refuse: Callable[[View, M], W | RuleRefusal]
     build: Callable[[Writer, W], int]
     reorders: bool = False
     is_last: bool = False

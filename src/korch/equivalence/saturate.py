@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from korch.deadline import Deadline
-from korch.equivalence.rule import AnyRule, Refusal, View, Writer
+from korch.equivalence.rule import AnyRule, RuleRefusal, View, Writer
 from korch.equivalence.rules import RULES
 from korch.errors import OptionError
 from korch.primitive.graph import Constant, GraphBuilder, Primitive, PrimitiveGraph
@@ -84,7 +84,7 @@ class RuleReport:
     law: str
     fired: int
     refused: Mapping[str, int]
-    refusals: tuple[Refusal, ...]
+    refusals: tuple[RuleRefusal, ...]
     is_off: bool
     failures: tuple[str, ...] = ()
 
@@ -312,7 +312,7 @@ class _Saturation:
     value_count: int = 0
     done: set[tuple[str, Any]] = field(default_factory=set)
     fired: Counter[str] = field(default_factory=Counter)
-    refusals: dict[tuple[str, Any], Refusal] = field(default_factory=dict)
+    refusals: dict[tuple[str, Any], RuleRefusal] = field(default_factory=dict)
     failures: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:
@@ -375,7 +375,7 @@ class _Saturation:
 
     def _apply(self, rule: AnyRule, root: Primitive, view: View, match: Any, key: tuple[str, Any]) -> None:
         witness = rule.refuse(view, match)
-        if isinstance(witness, Refusal):
+        if isinstance(witness, RuleRefusal):
             self.refusals[key] = witness
             if witness.is_final:
                 self.done.add(key)
@@ -413,11 +413,11 @@ class _Saturation:
         )
 
 
-def matches(graph: PrimitiveGraph, rule: AnyRule) -> Iterator[tuple[Primitive, Refusal | None]]:
+def matches(graph: PrimitiveGraph, rule: AnyRule) -> Iterator[tuple[Primitive, RuleRefusal | None]]:
     """Yield where one rule matches a graph as it stands, with the refusal if it does not apply."""
     view = View(GraphBuilder.from_graph(graph), [value for _, value in graph.outputs])
     for root in view.primitives:
         if root.op in rule.roots:
             for match in rule.match(view, root):
                 answer = rule.refuse(view, match)
-                yield root, answer if isinstance(answer, Refusal) else None
+                yield root, answer if isinstance(answer, RuleRefusal) else None

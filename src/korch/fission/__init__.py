@@ -14,7 +14,7 @@ from korch.fission import (
     scan,
     scatter,
 )
-from korch.fission.rule import Refusal, Rule
+from korch.fission.rule import NotSplit, Rule
 from korch.fission.split import FissionReport, KeptWhole, split_operators
 from korch.frontend.operator import OperatorGraph
 from korch.primitive.graph import PrimitiveGraph
@@ -49,4 +49,4 @@ def fission_with_report(graph: OperatorGraph) -> tuple[PrimitiveGraph, FissionRe
     return split_operators(graph, _BY_OPERATOR)
 
 
-__all__ = ["RULES", "FissionReport", "KeptWhole", "Refusal", "Rule", "fission", "fission_with_report"]
+__all__ = ["RULES", "FissionReport", "KeptWhole", "NotSplit", "Rule", "fission", "fission_with_report"]

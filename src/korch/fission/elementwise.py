@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from korch.fission.context import Context
-from korch.fission.rule import Build, Refusal, Result, Rule, rule
+from korch.fission.rule import Build, NotSplit, Result, Rule, rule
 from korch.primitive.op import TypeMismatchError
 from korch.primitive.ops import OPS
 from korch.primitive.types import DType, ValueType
@@ -20,7 +20,7 @@ def _direct(op: str, swap: bool = False) -> Build:
         try:
             OPS[op].infer([ValueType((), c.dtype(value)) for value in values], None)
         except TypeMismatchError as error:
-            return Refusal(str(error))
+            return NotSplit(str(error))
         return c.elementwise(op, *values)
 
     return build
@@ -54,7 +54,7 @@ def _pow(c: Context) -> Result:
             square = c.elementwise("mul", base, base) if number > 1 else base
             return c.elementwise("mul", square, base) if number == 3.0 else square
     if not c.is_float(base) and c.is_float(exponent):
-        return Refusal("an integer to a fractional power")
+        return NotSplit("an integer to a fractional power")
     return c.elementwise("pow", base, c.cast(exponent, c.dtype(base)))
 
 
@@ -63,7 +63,7 @@ def _mod(c: Context) -> Result:
     a, b = c.inputs
     truncates = bool(c.attribute("fmod", 0))
     if c.is_float(a):
-        return c.elementwise("mod", a, b) if truncates else Refusal("a floored remainder of reals")
+        return c.elementwise("mod", a, b) if truncates else NotSplit("a floored remainder of reals")
     if not truncates:
         return c.elementwise("mod", a, b)
     return c.elementwise("sub", a, c.elementwise("mul", c.elementwise("div", a, b), b))
@@ -115,7 +115,7 @@ def _dropout(c: Context) -> Result:
         ratio = c.array(1)
         drops_none = ratio is not None and not ratio.any()
         if (training is None or bool(training.reshape(-1)[0])) and not drops_none:
-            return Refusal("dropout in training mode is random")
+            return NotSplit("dropout in training mode is random")
     if not c.is_read(1):
         return x
     return x, c.full(1, c.output_type(1))
@@ -124,7 +124,7 @@ def _dropout(c: Context) -> Result:
 def _bit_shift(c: Context) -> Result:
     """Shift by as many bits as the second operand says, the way the attribute says."""
     op = {"LEFT": "shift_left", "RIGHT": "shift_right"}.get(c.attribute("direction", ""), "")
-    return c.elementwise(op, *c.inputs) if op else Refusal("the direction is neither way")
+    return c.elementwise(op, *c.inputs) if op else NotSplit("the direction is neither way")
 
 
 def _compare(op: str) -> Build:

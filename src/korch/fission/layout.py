@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 
 from korch.fission.context import Context, axis_of
-from korch.fission.rule import Build, Refusal, Result, Rule, rule
+from korch.fission.rule import Build, NotSplit, Result, Rule, rule
 from korch.primitive.ops.layout import MOST_INDICES
 from korch.primitive.types import DType
 from korch.primitive.verbs import Shape
@@ -36,7 +36,7 @@ def _split(c: Context) -> Result:
     count = len(c.operator.outputs)
     if sizes is None:
         if c.is_given(1):
-            return Refusal("sizes are computed at run time")
+            return NotSplit("sizes are computed at run time")
         size = -(-c.shape(x)[axis] // count)
         sizes = [max(0, min(size, c.shape(x)[axis] - i * size)) for i in range(count)]
     for size in sizes:
@@ -54,7 +54,7 @@ def _slice(c: Context) -> Result:
     else:
         known = [c.ints(i) for i in range(1, 5)]
         if any(known[i - 1] is None and c.is_given(i) for i in range(1, 5)):
-            return Refusal("starts, ends, axes or steps are computed at run time")
+            return NotSplit("starts, ends, axes or steps are computed at run time")
         starts, ends = known[0] or (), known[1] or ()
         axes = known[2] if known[2] is not None else tuple(range(len(starts)))
         steps = known[3] if known[3] is not None else (1,) * len(starts)
@@ -84,18 +84,18 @@ def _pad(c: Context) -> Result:
     rank, shape = c.rank(x), c.shape(x)
     pads = tuple(c.attribute("pads", ())) if c.version < 11 else c.ints(1)
     if pads is None:
-        return Refusal("pads are computed at run time")
+        return NotSplit("pads are computed at run time")
     fill: float | int = c.attribute("value", 0.0) if c.version < 11 else 0.0
     if c.version >= 11 and c.is_given(2) and mode == "constant":
         constant = c.array(2)
         if constant is None:
-            return Refusal("the fill is computed at run time")
+            return NotSplit("the fill is computed at run time")
         fill = float(constant.reshape(-1)[0]) if constant.size else 0.0
         if not c.is_float(x) and abs(fill) >= 2**53:
-            return Refusal("a fill that a float can't hold")
+            return NotSplit("a fill that a float can't hold")
     axes = c.ints(3) if c.is_given(3) else tuple(range(rank))
     if axes is None:
-        return Refusal("axes are computed at run time")
+        return NotSplit("axes are computed at run time")
     before, after = [0] * rank, [0] * rank
     for i, axis in enumerate(axes):
         before[axis_of(axis, rank)], after[axis_of(axis, rank)] = pads[i], pads[i + len(axes)]
@@ -103,10 +103,10 @@ def _pad(c: Context) -> Result:
     cut = [max(0, -n) for n in before], [max(0, -n) for n in after]
     if any((*cut[0], *cut[1])):
         if mode != "constant" and any((*grown[0], *grown[1])):
-            return Refusal(f"negative pads in mode {mode}")
+            return NotSplit(f"negative pads in mode {mode}")
         x = c.slice(x, cut[0], [n - a - b for n, a, b in zip(shape, *cut, strict=True)])
     if mode != "constant" and any(n == 0 and a + b for n, a, b in zip(shape, *grown, strict=True)):
-        return Refusal(f"an empty axis in mode {mode}")
+        return NotSplit(f"an empty axis in mode {mode}")
     return c.pad(x, *grown, mode, fill)
 
 
@@ -123,9 +123,9 @@ def _constant_of_shape(c: Context) -> Result:
 def _tile(c: Context) -> Result:
     x, repeats = c.input(0), c.ints(1)
     if repeats is None:
-        return Refusal("repeats are computed at run time")
+        return NotSplit("repeats are computed at run time")
     if max(c.output_type().shape, default=0) > MOST_INDICES:
-        return Refusal(f"an axis of more than {MOST_INDICES} elements")
+        return NotSplit(f"an axis of more than {MOST_INDICES} elements")
     for axis, count in enumerate(repeats):
         size = c.shape(x)[axis]
         if count != 1:
@@ -159,7 +159,7 @@ def _trilu(c: Context) -> Result:
     x = c.input(0)
     diagonal = c.ints(1) if c.is_given(1) else (0,)
     if diagonal is None:
-        return Refusal("the diagonal is computed at run time")
+        return NotSplit("the diagonal is computed at run time")
     ones = np.ones(c.shape(x)[-2:], bool)
     keep = np.triu(ones, diagonal[0]) if c.attribute("upper", 1) else np.tril(ones, diagonal[0])
     mask = c.broadcast(c.constant(keep), c.shape(x))
@@ -183,12 +183,12 @@ def _reverse_sequence(c: Context) -> Result:
     x, lengths = c.input(0), c.ints(1)
     batch, time = int(c.attribute("batch_axis", 1)), int(c.attribute("time_axis", 0))
     if lengths is None:
-        return Refusal("lengths are computed at run time")
+        return NotSplit("lengths are computed at run time")
     if {batch, time} != {0, 1}:
-        return Refusal("axes other than the first two")
+        return NotSplit("axes other than the first two")
     shape = c.shape(x)
     if shape[0] * shape[1] > MOST_INDICES:
-        return Refusal(f"more than {MOST_INDICES} indices")
+        return NotSplit(f"more than {MOST_INDICES} indices")
     flat = c.reshape(x, (shape[0] * shape[1], *shape[2:]))
     return c.reshape(c.take(flat, 0, _reverse_where(shape[:2], lengths, batch, time)), shape)
 

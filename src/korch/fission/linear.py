@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from korch.fission.context import Context
-from korch.fission.rule import Refusal, Result, Rule, rule
+from korch.fission.rule import NotSplit, Result, Rule, rule
 from korch.fission.window import window_of
 from korch.primitive.ops.linear import ConvAttributes, ConvTransposeAttributes
 from korch.primitive.ops.reduce import window_extent
@@ -33,10 +33,10 @@ def _add_bias(c: Context, y: ValueId, position: int) -> ValueId:
 def _conv(c: Context) -> Result:
     x, w = c.inputs[:2]
     if not c.rank(x) > 2:
-        return Refusal("no spatial axis")
+        return NotSplit("no spatial axis")
     window = window_of(c, _kernel(c, w))
     if min((*window.pads_begin, *window.pads_end)) < 0:
-        return Refusal("negative pads")
+        return NotSplit("negative pads")
     attributes = ConvAttributes(
         window.strides, window.pads_begin, window.pads_end, window.dilations, int(c.attribute("group", 1))
     )
@@ -70,10 +70,10 @@ def _conv_transpose(c: Context) -> Result:
     dilations = tuple(c.attribute("dilations", (1,) * spatial))
     extra = tuple(c.attribute("output_padding", (0,) * spatial))
     if not spatial:
-        return Refusal("no spatial axis")
+        return NotSplit("no spatial axis")
     begin, end, extra = _transpose_pads(c, c.shape(x)[2:], kernel, strides, dilations, extra)
     if min((*begin, *end)) < 0:
-        return Refusal("negative pads")
+        return NotSplit("negative pads")
     attributes = ConvTransposeAttributes(strides, begin, end, dilations, extra, int(c.attribute("group", 1)))
     return _add_bias(c, c.add("conv_transpose", x, w, attributes=attributes), 2)
 
@@ -94,7 +94,7 @@ def _gemm(c: Context) -> Result:
     b = c.transpose(b, (1, 0)) if c.attribute("transB", 0) else b
     alpha, beta = float(c.attribute("alpha", 1.0)), float(c.attribute("beta", 1.0))
     if not c.is_float(a) and (alpha, beta) != (1.0, 1.0):
-        return Refusal("integers, with factors that are real")
+        return NotSplit("integers, with factors that are real")
     y = c.add("matmul", a, b)
     y = y if alpha == 1 else c.elementwise("mul", y, lit(alpha))
     addend = c.optional(2)
@@ -108,14 +108,14 @@ def _einsum(c: Context) -> Result:
     """A sum of products of two operands as one batched matrix product."""
     equation = str(c.attribute("equation")).replace(" ", "")
     if "." in equation or len(c.inputs) not in (1, 2):
-        return Refusal("an ellipsis, or more than two operands")
+        return NotSplit("an ellipsis, or more than two operands")
     left, arrow, out = equation.partition("->")
     terms = left.split(",")
     if not arrow:
         joined = left.replace(",", "")
         out = "".join(sorted(x for x in set(joined) if joined.count(x) == 1))
     if any(len(set(term)) != len(term) for term in (*terms, out)):
-        return Refusal("a diagonal")
+        return NotSplit("a diagonal")
     if len(terms) == 1:
         return _sum_out(c, c.input(0), terms[0], out)
     sizes = {
@@ -127,7 +127,7 @@ def _einsum(c: Context) -> Result:
         c.shape(value) != tuple(sizes[x] for x in term) for term, value in zip(terms, c.inputs, strict=True)
     )
     if broadcasts:
-        return Refusal("an axis that broadcasts")
+        return NotSplit("an axis that broadcasts")
     values, letters = [], []
     for position, value in enumerate(c.inputs):
         keep = "".join(x for x in terms[position] if x in out or x in terms[1 - position])

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from korch.fission.context import Context
-from korch.fission.rule import Build, Refusal, Result, Rule, rule
+from korch.fission.rule import Build, NotSplit, Result, Rule, rule
 from korch.fission.window import Window, reach, window_of
 from korch.primitive.op import Array
 from korch.primitive.ops.reduce import PoolAttributes
@@ -16,7 +16,7 @@ from korch.primitive.types import ValueId
 from korch.primitive.verbs import Shape
 
 
-def _pool(c: Context, op: str, value: ValueId, window: Window) -> ValueId | Refusal:
+def _pool(c: Context, op: str, value: ValueId, window: Window) -> ValueId | NotSplit:
     """Emit a pooling primitive whose output has the operator's shape.
 
     The last window may end beyond the padded axis: with ceil_mode, and where one window is all
@@ -28,14 +28,14 @@ def _pool(c: Context, op: str, value: ValueId, window: Window) -> ValueId | Refu
     """
     shape = c.output_type().shape
     if min(window.pads_begin, default=0) < 0 or min(c.attribute("pads", (0,))) < 0:
-        return Refusal("negative pads")
+        return NotSplit("negative pads")
     if 0 in c.shape(value):
-        return Refusal("an empty input")
+        return NotSplit("an empty input")
     window = replace(window, pads_end=reach(window, c.shape(value)[2:], shape[2:]))
     attributes = PoolAttributes(window.kernel, window.strides, window.pads_begin, window.pads_end, window.dilations)
     result = c.add(op, value, attributes=attributes)
     if c.shape(result) != shape:
-        return Refusal(f"windows give {c.shape(result)}, ONNX infers {shape}")
+        return NotSplit(f"windows give {c.shape(result)}, ONNX infers {shape}")
     return result
 
 
@@ -45,14 +45,14 @@ def _window(c: Context) -> Window:
 
 def _max_pool(c: Context) -> Result:
     if c.is_read(1):
-        return Refusal("the positions of the maxima are read")
+        return NotSplit("the positions of the maxima are read")
     return _pool(c, "pool_max", c.input(0), _window(c))
 
 
 def _average_pool(c: Context) -> Result:
     window = _window(c)
     total = _pool(c, "pool_sum", c.input(0), window)
-    if isinstance(total, Refusal):
+    if isinstance(total, NotSplit):
         return total
     if c.attribute("count_include_pad", 0) and not c.attribute("ceil_mode", 0):
         return c.divide_exactly(total, math.prod(window.kernel))
@@ -81,10 +81,10 @@ def _lp_pool(c: Context) -> Result:
     """(Σ |x|^p)^(1/p) for p = 1 or 2."""
     x, power = c.input(0), int(c.attribute("p", 2))
     if power not in (1, 2):
-        return Refusal(f"the norm p = {power}")
+        return NotSplit(f"the norm p = {power}")
     parts = c.elementwise("abs", x) if power == 1 else c.elementwise("mul", x, x)
     total = _pool(c, "pool_sum", parts, _window(c))
-    if isinstance(total, Refusal) or power == 1:
+    if isinstance(total, NotSplit) or power == 1:
         return total
     return c.elementwise("sqrt", total)
 

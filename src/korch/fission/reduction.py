@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from korch.fission.context import Context, axis_of
-from korch.fission.rule import Build, Refusal, Result, Rule, rule
+from korch.fission.rule import Build, NotSplit, Result, Rule, rule
 from korch.primitive.types import ValueId
 from korch.primitive.verbs import Shape
 
 
-def reduced_axes(c: Context) -> Shape | Refusal | None:
+def reduced_axes(c: Context) -> Shape | NotSplit | None:
     """Return the axes that a Reduce* operator reduces; None if it reduces nothing."""
     rank = c.rank(c.input(0))
     if c.is_given(1):
         axes = c.ints(1)
         if axes is None:
-            return Refusal("axes are computed at run time")
+            return NotSplit("axes are computed at run time")
     else:
         axes = tuple(c.attribute("axes", ()))
     if not axes:
@@ -35,10 +35,10 @@ def _reduction(
     def build(c: Context) -> Result:
         x = c.input(0)
         axes = reduced_axes(c)
-        if isinstance(axes, Refusal):
+        if isinstance(axes, NotSplit):
             return axes
         if c.dtype(x).value == "bool" or (floats_only and not c.is_float(x)):
-            return Refusal(f"elements of type {c.dtype(x).value}")
+            return NotSplit(f"elements of type {c.dtype(x).value}")
         value = before(c, x) if before else x
         value = value if axes is None else reduce(c, value, axes)
         value = after(c, value) if after else value

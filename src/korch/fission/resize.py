@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from korch.fission.context import Context, axis_of
-from korch.fission.rule import Refusal, Result, Rule, rule
+from korch.fission.rule import NotSplit, Result, Rule, rule
 from korch.primitive.op import Array
 from korch.primitive.ops.layout import MOST_INDICES
 from korch.primitive.types import ValueId
@@ -20,7 +20,7 @@ from korch.primitive.types import ValueId
 MOST_TAPS = 8
 
 
-def _coordinates(mode: str, size: int, out: int, scale: float) -> Array | Refusal:
+def _coordinates(mode: str, size: int, out: int, scale: float) -> Array | NotSplit:
     """Return the position in the input that each output element falls on."""
     x = np.arange(out, dtype=np.float64)
     if mode == "asymmetric":
@@ -37,7 +37,7 @@ def _coordinates(mode: str, size: int, out: int, scale: float) -> Array | Refusa
         return center * (1 - adjustment) + (x + 0.5) / scale - 0.5
     if mode == "tf_half_pixel_for_nn":
         return (x + 0.5) / scale
-    return Refusal(f"the coordinates {mode}")
+    return NotSplit(f"the coordinates {mode}")
 
 
 _ROUNDINGS: dict[str, Callable[[Array], Array]] = {
@@ -77,7 +77,7 @@ def _taps(mode: str, where: Array, size: int, scale: float, c: Context) -> list[
     return [(index, weight / total) for index, weight in taps if weight.any()]
 
 
-def _resize_axis(c: Context, x: ValueId, axis: int, out: int, scale: float) -> ValueId | Refusal:
+def _resize_axis(c: Context, x: ValueId, axis: int, out: int, scale: float) -> ValueId | NotSplit:
     """Resize one axis."""
     size = c.shape(x)[axis]
     old = c.operator.op_type == "Upsample"
@@ -85,7 +85,7 @@ def _resize_axis(c: Context, x: ValueId, axis: int, out: int, scale: float) -> V
     if c.version < 11:
         coordinates = "asymmetric"
     where = _coordinates(coordinates, size, out, scale)
-    if isinstance(where, Refusal):
+    if isinstance(where, NotSplit):
         return where
     mode = c.attribute("mode", "nearest")
     if mode == "nearest":
@@ -100,7 +100,7 @@ def _resize_axis(c: Context, x: ValueId, axis: int, out: int, scale: float) -> V
     else:
         taps = _taps(mode, np.clip(where, 0, size - 1), size, scale, c)
     if len(taps) > MOST_TAPS:
-        return Refusal(f"a filter of {len(taps)} taps")
+        return NotSplit(f"a filter of {len(taps)} taps")
     shape = [-1 if i == axis else 1 for i in range(c.rank(x))]
     total: ValueId | None = None
     for index, weight in taps:
@@ -112,7 +112,7 @@ def _resize_axis(c: Context, x: ValueId, axis: int, out: int, scale: float) -> V
     return x if total is None else total
 
 
-def _scales(c: Context, axes: Sequence[int]) -> dict[int, float] | Refusal:
+def _scales(c: Context, axes: Sequence[int]) -> dict[int, float] | NotSplit:
     """Return the scale of each axis that is resized."""
     x = c.input(0)
     if c.operator.op_type == "Upsample" and c.version < 9:
@@ -121,12 +121,12 @@ def _scales(c: Context, axes: Sequence[int]) -> dict[int, float] | Refusal:
     sizes_given = c.version >= 11 and c.is_given(3)
     array = None if sizes_given else c.array(position)
     if not sizes_given and array is None:
-        return Refusal("scales are computed at run time")
+        return NotSplit("scales are computed at run time")
     if array is not None and array.size:
         return {axis: float(s) for axis, s in zip(axes, array.reshape(-1), strict=True)}
     sizes = c.ints(3)
     if sizes is None:
-        return Refusal("sizes are computed at run time")
+        return NotSplit("sizes are computed at run time")
     ratios = [n / max(c.shape(x)[axis], 1) for axis, n in zip(axes, sizes, strict=True)]
     policy = c.attribute("keep_aspect_ratio_policy", "stretch")
     if policy != "stretch":
@@ -138,23 +138,23 @@ def _resize(c: Context) -> Result:
     x = c.input(0)
     axes = [axis_of(a, c.rank(x)) for a in c.attribute("axes", tuple(range(c.rank(x))))]
     scales = _scales(c, axes)
-    if isinstance(scales, Refusal):
+    if isinstance(scales, NotSplit):
         return scales
     if c.attribute("mode", "nearest") != "nearest" and not c.is_float(x):
-        return Refusal("integers are interpolated")
+        return NotSplit("integers are interpolated")
     if 0 in c.shape(x):
-        return Refusal("an empty input")
+        return NotSplit("an empty input")
     mode, rounding = c.attribute("mode", "nearest"), c.attribute("nearest_mode")
     if mode not in ("nearest", "linear", "cubic") or rounding not in (None, *_ROUNDINGS):
-        return Refusal(f"the mode {mode}, rounding {rounding}")
+        return NotSplit(f"the mode {mode}, rounding {rounding}")
     if max(c.output_type().shape, default=0) > MOST_INDICES:
-        return Refusal(f"an axis of more than {MOST_INDICES} elements")
+        return NotSplit(f"an axis of more than {MOST_INDICES} elements")
     for axis, scale in scales.items():
         out = c.output_type().shape[axis]
         if scale == 1.0 and out == c.shape(x)[axis]:
             continue
         resized = _resize_axis(c, x, axis, out, scale)
-        if isinstance(resized, Refusal):
+        if isinstance(resized, NotSplit):
             return resized
         x = resized
     return x

@@ -10,13 +10,13 @@ from korch.primitive.types import ValueId
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class NotSplit:
     """Why a rule does not apply; the operator is then kept whole."""
 
     reason: str
 
 
-Result = ValueId | Sequence[ValueId] | Refusal
+Result = ValueId | Sequence[ValueId] | NotSplit
 """The outputs of an operator, or why it is kept whole."""
 
 Build = Callable[[Context], Result]

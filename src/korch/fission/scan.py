@@ -10,7 +10,7 @@ nothing is multiplied, so an infinity or NaN shows in the sums that contain it a
 from __future__ import annotations
 
 from korch.fission.context import Context, axis_of
-from korch.fission.rule import Refusal, Rule, rule
+from korch.fission.rule import NotSplit, Rule, rule
 from korch.primitive.ops.reduce import PoolAttributes
 from korch.primitive.types import ValueId
 
@@ -19,10 +19,10 @@ WHOLE = 32
 """An axis of at most so many elements is one block."""
 
 
-def _cumsum(c: Context) -> ValueId | Refusal:
+def _cumsum(c: Context) -> ValueId | NotSplit:
     x, axes = c.input(0), c.ints(1)
     if axes is None:
-        return Refusal("the axis is computed at run time")
+        return NotSplit("the axis is computed at run time")
     axis, is_reverse = axis_of(axes[0], c.rank(x)), bool(c.attribute("reverse", 0))
     total = _sums(c, x, axis, is_reverse)
     return _shifted(c, total, axis, is_reverse) if c.attribute("exclusive", 0) else total

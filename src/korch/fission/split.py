@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from korch.errors import InvalidGraphError, ModelError
 from korch.fission.context import Context
 from korch.fission.opaque import keep_whole
-from korch.fission.rule import Refusal, Result, Rule
+from korch.fission.rule import NotSplit, Result, Rule
 from korch.frontend.operator import Operator, OperatorGraph
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.types import ValueId
@@ -85,7 +85,7 @@ def _split(c: Context, rules: Mapping[str, tuple[Rule, ...]], values: dict[str, 
     """Split one operator; return why it was kept whole, or "" if it was not."""
     found = _nothing(c) or _find(c.operator, rules)
     result = _build(c, found) if isinstance(found, Rule) else found
-    if isinstance(result, Refusal):
+    if isinstance(result, NotSplit):
         outputs, reason = keep_whole(c), result.reason
     else:
         given = result if isinstance(result, Sequence) else (result,)
@@ -123,9 +123,9 @@ def _check_type(c: Context, position: int, value: ValueId) -> None:
         )
 
 
-def _find(operator: Operator, rules: Mapping[str, tuple[Rule, ...]]) -> Rule | Refusal:
+def _find(operator: Operator, rules: Mapping[str, tuple[Rule, ...]]) -> Rule | NotSplit:
     candidates = rules.get(operator.op_type, ()) if not operator.domain else ()
     for candidate in candidates:
         if candidate.holds_for(operator.version):
             return candidate
-    return Refusal("no rule for this opset" if candidates else "no rule")
+    return NotSplit("no rule for this opset" if candidates else "no rule")

@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from korch.errors import InvalidGraphError
 from korch.primitive.op import Array, Attributes, Category, Op, TypeMismatchError, require_arity
 from korch.primitive.ops import OPS
 from korch.primitive.types import DType, ValueId, ValueType
+
+A = TypeVar("A", bound=Attributes)
+B = TypeVar("B", bound=Attributes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,6 +96,22 @@ class Primitive:
     def row(self) -> Op:
         """Its operation's row in the table."""
         return OPS[self.op]
+
+    @overload
+    def attributes_as(self, kind: type[A]) -> A: ...
+
+    @overload
+    def attributes_as(self, kind: type[A], other: type[B]) -> A | B: ...
+
+    def attributes_as(self, kind: type[Attributes], other: type[Attributes] | None = None) -> Attributes:
+        """Return the attributes, which are of one of two kinds.
+
+        Raises:
+            TypeError: they are not.
+        """
+        if not isinstance(self.attributes, (kind, other or kind)):
+            raise TypeError(f"{self.op} has {type(self.attributes).__name__}; expected {kind.__name__}")
+        return self.attributes
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ A value's layout (its order in memory) is not part of its type; it enters with c
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -128,6 +129,12 @@ class ValueType:
 @lru_cache(4096)
 def _text(type_: ValueType) -> str:
     return f"{type_.dtype.value}[{','.join(map(str, type_.shape))}]"
+
+
+def pair(sizes: Sequence[int]) -> tuple[int, int]:
+    """Return one number per spatial axis of an image, as a pair."""
+    first, second = sizes
+    return first, second
 
 
 def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

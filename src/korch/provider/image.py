@@ -6,11 +6,10 @@ They become one table of sources per spatial axis, so that none of them is a ker
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from korch.candidate.candidate import Group, Refusal
 from korch.primitive.graph import Primitive
-from korch.primitive.ops.layout import pad_source
+from korch.primitive.ops.layout import PadAttributes, SliceAttributes, TakeAttributes, pad_source
 
 MOVES = ("pad", "slice", "take")
 FILL, ZERO = -1, -2
@@ -45,14 +44,14 @@ def read_image(group: Group, value: int) -> Image | Refusal:
     """Return how `value`, what a convolution with axes n, c, h and w reads, is made of an input."""
     body = group.body
     position = {v: i for i, (_, v) in enumerate(body.inputs)}
-    chain: list[Any] = []
+    chain: list[Primitive] = []
     while value not in position:
         found = [p for p in body.primitives if p.output == value and p.op in MOVES]
         if not found:
             return Refusal("the image is computed in the group")
         chain.append(found[0])
         value = found[0].inputs[0]
-    fills = {p.attributes.value for p in chain if _is_filled(p)}
+    fills = {p.attributes_as(PadAttributes).value for p in chain if _is_filled(p)}
     if len(fills) > 1:
         return Refusal("two pads have different values")
     shape = body.types[value].shape
@@ -68,18 +67,20 @@ def read_image(group: Group, value: int) -> Image | Refusal:
 
 
 def _is_filled(step: Primitive) -> bool:
-    attributes: Any = step.attributes
-    return step.op == "pad" and attributes.mode == "constant" and attributes.value != 0
+    attributes = step.attributes
+    return isinstance(attributes, PadAttributes) and attributes.mode == "constant" and attributes.value != 0
 
 
 def _moved(step: Primitive, axis: int, size: int) -> list[int]:
     """Return where a step's output reads its input along an axis of `size` elements."""
-    a: Any = step.attributes
-    if step.op == "slice":
-        return [a.start[axis] + i * a.step[axis] for i in range(a.size[axis])]
-    if step.op == "take":
-        return list(a.indices) if a.axis == axis else list(range(size))
-    places = range(a.before[axis] + size + a.after[axis])
-    fill = FILL if _is_filled(step) else ZERO
-    found = (pad_source(i, size, a.before[axis], a.mode) for i in places)
-    return [fill if i < 0 else i for i in found]
+    match step.attributes:
+        case SliceAttributes(start, sizes, steps):
+            return [start[axis] + i * steps[axis] for i in range(sizes[axis])]
+        case TakeAttributes(taken, indices):
+            return list(indices) if taken == axis else list(range(size))
+        case PadAttributes(before, after, mode):
+            places = range(before[axis] + size + after[axis])
+            fill = FILL if _is_filled(step) else ZERO
+            found = (pad_source(i, size, before[axis], mode) for i in places)
+            return [fill if i < 0 else i for i in found]
+    raise AssertionError(f"{step.op} is no move of an image")

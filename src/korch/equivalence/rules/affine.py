@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from korch.equivalence.affine import STEPS, AffineChain, affine_step, chains_from, goes_on
-from korch.equivalence.rule import AnyRule, Refusal, Rule, View, Writer
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
 from korch.primitive.types import DType
@@ -49,15 +49,15 @@ def _match_chain(view: View, root: Primitive) -> Iterator[ChainMatch]:
         yield ChainMatch(root, chains_from(view, step)[-1].steps)
 
 
-def _refuse_chain(view: View, match: ChainMatch) -> AffineChain | Refusal:
+def _refuse_chain(view: View, match: ChainMatch) -> AffineChain | RuleRefusal:
     step = affine_step(view, match.root)
     chain = chains_from(view, step)[-1] if step is not None else None
     if chain is None or goes_on(view, match.root.output):
-        return Refusal("the chain goes on", match.root.output)
+        return RuleRefusal("the chain goes on", match.root.output)
     if not chain.is_finite:
-        return Refusal("a scale or shift is not finite", match.root.output)
+        return RuleRefusal("a scale or shift is not finite", match.root.output)
     if chain.has_scale + chain.has_shift >= len(chain.steps):
-        return Refusal("no fewer steps", match.root.output)
+        return RuleRefusal("no fewer steps", match.root.output)
     return chain
 
 
@@ -78,23 +78,23 @@ def _small_constant(view: View, value: int) -> tuple[Array, Primitive | None] | 
     return None
 
 
-def _refuse_division(exact: bool, view: View, root: Primitive) -> ReciprocalWitness | Refusal:
+def _refuse_division(exact: bool, view: View, root: Primitive) -> ReciprocalWitness | RuleRefusal:
     small = _small_constant(view, root.inputs[1])
     dtype = view.type(root.output).dtype
     if small is None or not dtype.is_float:
-        return Refusal("a division of integers", root.output)
+        return RuleRefusal("a division of integers", root.output)
     divisor = small[0].astype(np.float64)
     with np.errstate(all="ignore"):
         reciprocal = 1 / divisor
     if not _is_normal(divisor, dtype) or not _is_normal(reciprocal, dtype):
-        return Refusal("the divisor or its reciprocal is not a normal number", root.output)
+        return RuleRefusal("the divisor or its reciprocal is not a normal number", root.output)
     is_exact = bool((np.abs(np.frexp(divisor)[0]) == 0.5).all())
     if exact and not is_exact:
-        return Refusal("the divisor is no power of two", root.output)
+        return RuleRefusal("the divisor is no power of two", root.output)
     if not exact and is_exact:
-        return Refusal("the divisor is a power of two, which is exact", root.output)
+        return RuleRefusal("the divisor is a power of two, which is exact", root.output)
     if not exact and view.type(root.output).size < WORTHWHILE_ELEMENTS:
-        return Refusal("the tensor is too small to gain", root.output)
+        return RuleRefusal("the tensor is too small to gain", root.output)
     return ReciprocalWitness(root.inputs[0], reciprocal, small[1])
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from korch.equivalence.channel_map import ChannelMap, Place, cheapest_place
-from korch.equivalence.rule import AnyRule, Refusal, Rule, View, is_finite_in
+from korch.equivalence.channel_map import ChannelMap, MapPlace, cheapest_place
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, is_finite_in
 from korch.primitive.graph import Primitive
+from korch.primitive.ops.linear import ConvAttributes
 
 MOST_COST = 0.9
 """The rest of the work that must be left at most, for an alternative to be worth a look."""
@@ -34,42 +34,42 @@ def _match(view: View, root: Primitive) -> Iterator[MapMatch]:
         yield MapMatch(root, 1)
 
 
-def _map_of(view: View, match: MapMatch) -> ChannelMap | Refusal:
-    root, attributes = match.root, match.root.attributes
+def _map_of(view: View, match: MapMatch) -> ChannelMap | RuleRefusal:
+    root = match.root
     constant = view.constant(root.inputs[match.weights_at])
     if constant is None:
-        return Refusal("the weights of the map are not constant", root.output)
+        return RuleRefusal("the weights of the map are not constant", root.output)
     array = constant.array.astype(np.float64)
     rank = array.ndim
     if root.op == "matmul":
         if math.prod(array.shape[:-2]) != 1:
-            return Refusal("the map differs along the batch", root.output)
+            return RuleRefusal("the map differs along the batch", root.output)
         matrix = array.reshape(array.shape[-2:])
         matrix = matrix.T if match.weights_at == 1 else matrix
         axis = rank - 1 if match.weights_at == 1 else rank - 2
         return ChannelMap(axis, matrix, (0, matrix.shape[1]))
-    a: Any = attributes
+    a = root.attributes_as(ConvAttributes)
     if a.groups != 1 or set(a.strides) != {1} or any((*a.pads_begin, *a.pads_end)):
-        return Refusal("the map has groups, strides or pads", root.output)
+        return RuleRefusal("the map has groups, strides or pads", root.output)
     return ChannelMap(1, array.reshape(array.shape[:2]), (0, array.shape[1]))
 
 
-def _refuse(view: View, match: MapMatch) -> Place | Refusal:
+def _refuse(view: View, match: MapMatch) -> MapPlace | RuleRefusal:
     root, channel_map = match.root, _map_of(view, match)
-    if isinstance(channel_map, Refusal):
+    if isinstance(channel_map, RuleRefusal):
         return channel_map
     type_ = view.type(root.output)
     if not type_.dtype.is_float or type_.size == 0:
-        return Refusal("the map is of integers or of nothing", root.output)
+        return RuleRefusal("the map is of integers or of nothing", root.output)
     if not is_finite_in(channel_map.weights, type_.dtype):
-        return Refusal("a weight of the map is not finite", root.output)
+        return RuleRefusal("a weight of the map is not finite", root.output)
     place = cheapest_place(view, root.inputs[1 - match.weights_at], channel_map, root.output)
     if place is None:
-        return Refusal("the map can be done nowhere else", root.output)
+        return RuleRefusal("the map can be done nowhere else", root.output)
     types = [view.type(value) for value in root.inputs]
     flop = root.row.work_flop(types, root.attributes, type_)
     if sum(place.costs.values()) > MOST_COST * (flop + sum(place.saved.values())):
-        return Refusal("no place for the map is cheaper", root.output)
+        return RuleRefusal("no place for the map is cheaper", root.output)
     return place
 
 

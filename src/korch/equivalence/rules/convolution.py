@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from korch.equivalence.rule import AnyRule, Pair, Refusal, Rule, View, Writer, is_finite_in, reads
+from korch.equivalence.rule import AnyRule, Pair, Rule, RuleRefusal, View, Writer, is_finite_in, reads
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
-from korch.primitive.ops.layout import PadAttributes, SliceAttributes, TransposeAttributes
+from korch.primitive.ops.layout import ConcatAttributes, PadAttributes, SliceAttributes, TransposeAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
 
@@ -55,17 +54,17 @@ def _match_pointwise(view: View, root: Primitive) -> Iterator[Primitive]:
         yield root
 
 
-def _refuse_pointwise(view: View, root: Primitive) -> PointwiseWitness | Refusal:
-    attributes: Any = root.attributes
+def _refuse_pointwise(view: View, root: Primitive) -> PointwiseWitness | RuleRefusal:
+    attributes = root.attributes_as(ConvAttributes)
     x, weights = root.inputs
     if attributes.groups != 1:
-        return Refusal("the convolution has groups", root.output)
+        return RuleRefusal("the convolution has groups", root.output)
     if set(attributes.strides) != {1}:
-        return Refusal("the convolution has strides", root.output)
+        return RuleRefusal("the convolution has strides", root.output)
     if any((*attributes.pads_begin, *attributes.pads_end)):
-        return Refusal("the convolution is padded", root.output)
+        return RuleRefusal("the convolution is padded", root.output)
     if view.shape(x)[0] != 1:
-        return Refusal("the batch is not 1", root.output)
+        return RuleRefusal("the batch is not 1", root.output)
     return PointwiseWitness(x, weights, view.shape(x)[1], view.shape(root.output))
 
 
@@ -76,13 +75,13 @@ def _build_pointwise(writer: Writer, witness: PointwiseWitness) -> int:
     return writer.reshape(writer.add("matmul", (weights, flat)), witness.shape)
 
 
-def _refuse_pad(view: View, match: Pair) -> PadWitness | Refusal:
-    conv: Any = match.root.attributes
-    pad: Any = match.inner.attributes
+def _refuse_pad(view: View, match: Pair) -> PadWitness | RuleRefusal:
+    conv = match.root.attributes_as(ConvAttributes)
+    pad = match.inner.attributes_as(PadAttributes)
     if pad.mode != "constant" or pad.value != 0:
-        return Refusal("the pad is not of zeros", match.root.output)
+        return RuleRefusal("the pad is not of zeros", match.root.output)
     if any((*pad.before[:2], *pad.after[:2])):
-        return Refusal("the pad adds images or channels", match.root.output)
+        return RuleRefusal("the pad adds images or channels", match.root.output)
     begin = tuple(a + b for a, b in zip(conv.pads_begin, pad.before[2:], strict=True))
     end = tuple(a + b for a, b in zip(conv.pads_end, pad.after[2:], strict=True))
     attributes = replace(conv, pads_begin=begin, pads_end=end)
@@ -95,17 +94,17 @@ def _match_rows(view: View, root: Primitive) -> Iterator[Primitive]:
         yield root
 
 
-def _refuse_rows(view: View, root: Primitive) -> RowsWitness | Refusal:
-    attributes: Any = root.attributes
+def _refuse_rows(view: View, root: Primitive) -> RowsWitness | RuleRefusal:
+    attributes = root.attributes_as(ConvAttributes)
     x, weights = root.inputs
     if view.constant(weights) is None:
-        return Refusal("the weights are not constant", root.output)
+        return RuleRefusal("the weights are not constant", root.output)
     if attributes.groups != 1:
-        return Refusal("the convolution has groups", root.output)
+        return RuleRefusal("the convolution has groups", root.output)
     if attributes.strides[0] != 1 or attributes.dilations[0] != 1:
-        return Refusal("the rows have a stride or a dilation", root.output)
+        return RuleRefusal("the rows have a stride or a dilation", root.output)
     if view.shape(x)[0] != 1:
-        return Refusal("the batch is not 1", root.output)
+        return RuleRefusal("the batch is not 1", root.output)
     return RowsWitness(x, weights, attributes, view.shape(root.output))
 
 
@@ -137,19 +136,19 @@ class FocusWitness:
 
 def _match_focus(view: View, root: Primitive) -> Iterator[Pair]:
     for concat in view.producing(root.inputs[0], "concat"):
-        attributes: Any = concat.attributes
+        attributes = concat.attributes_as(ConcatAttributes)
         if attributes.axis == 1:
             yield Pair(root, concat)
 
 
-def _refuse_focus(view: View, match: Pair) -> FocusWitness | Refusal:
+def _refuse_focus(view: View, match: Pair) -> FocusWitness | RuleRefusal:
     conv, pieces = match.root, match.inner.inputs
-    attributes: Any = conv.attributes
+    attributes = conv.attributes_as(ConvAttributes)
     constant = view.constant(conv.inputs[1])
     if constant is None:
-        return Refusal("the weights are not constant", conv.output)
+        return RuleRefusal("the weights are not constant", conv.output)
     if attributes.groups != 1 or set(attributes.dilations) != {1}:
-        return Refusal("the convolution has groups or dilations", conv.output)
+        return RuleRefusal("the convolution has groups or dilations", conv.output)
     found = [_piece(view, piece) for piece in pieces]
     x, _, step = found[0]
     shape, rank = view.shape(x), len(attributes.strides)
@@ -163,7 +162,7 @@ def _refuse_focus(view: View, match: Pair) -> FocusWitness | Refusal:
     )
     strided = step[:2] == (1, 1) and max(step) > 1
     if not (is_image and strided) or any(n % s for n, s in zip(shape, step, strict=True)):
-        return Refusal("the channels are no strided pieces of one image", conv.output)
+        return RuleRefusal("the channels are no strided pieces of one image", conv.output)
     old = constant.array.astype(np.float64)
     kernel = old.shape[2:]
     weights = np.zeros((old.shape[0], shape[1], *(k * s for k, s in zip(kernel, step[2:], strict=True))))
@@ -171,7 +170,7 @@ def _refuse_focus(view: View, match: Pair) -> FocusWitness | Refusal:
         places = tuple(slice(a, None, s) for a, s in zip(start[2:], step[2:], strict=True))
         weights[(slice(None), slice(None), *places)] += old[:, i * shape[1] : (i + 1) * shape[1]]
     if not is_finite_in(weights, view.type(conv.output).dtype):
-        return Refusal("a sum of weights is not finite", conv.output)
+        return RuleRefusal("a sum of weights is not finite", conv.output)
 
     def wide(field: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(n * s for n, s in zip(field, step[2:], strict=True))
@@ -188,7 +187,7 @@ def _piece(view: View, value: int) -> tuple[int, tuple[int, ...], tuple[int, ...
     rank = view.type(value).rank
     start, step = (0,) * rank, (1,) * rank
     while slices := view.producing(value, "slice"):
-        attributes: Any = slices[0].attributes
+        attributes = slices[0].attributes_as(SliceAttributes)
         start = tuple(a + b * c for a, b, c in zip(attributes.start, attributes.step, start, strict=True))
         step = tuple(a * b for a, b in zip(attributes.step, step, strict=True))
         value = slices[0].inputs[0]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from korch.equivalence.rule import AnyRule, Refusal, Rule, View, Writer
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer
 from korch.primitive.graph import Primitive
 from korch.primitive.pattern import find_first, op
 from korch.primitive.types import DType
@@ -34,9 +34,9 @@ def _match(view: View, root: Primitive) -> Iterator[SoftplusMatch]:
         yield SoftplusMatch(root, found.values["x"])
 
 
-def _refuse(view: View, match: SoftplusMatch) -> int | Refusal:
+def _refuse(view: View, match: SoftplusMatch) -> int | RuleRefusal:
     if view.type(match.x).dtype not in (DType.F32, DType.F64):
-        return Refusal("e^40 is too large for the element type", match.root.output)
+        return RuleRefusal("e^40 is too large for the element type", match.root.output)
     return match.x
 
 

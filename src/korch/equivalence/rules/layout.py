@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from korch.equivalence.rule import AnyRule, Pair, Refusal, Rule, View, Writer, reads
+from korch.equivalence.rule import AnyRule, Pair, Rule, RuleRefusal, View, Writer, reads
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Attributes
 from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
@@ -33,29 +33,29 @@ def _write(writer: Writer, step: LayoutStep) -> int:
     return writer.add(step.op, (step.value,), step.attributes) if step.op else step.value
 
 
-def _compose_transposes(view: View, pair: Pair) -> LayoutStep | Refusal:
-    outer: Any = pair.root.attributes
-    inner: Any = pair.inner.attributes
+def _compose_transposes(view: View, pair: Pair) -> LayoutStep | RuleRefusal:
+    outer = pair.root.attributes_as(TransposeAttributes)
+    inner = pair.inner.attributes_as(TransposeAttributes)
     perm = tuple(inner.perm[axis] for axis in outer.perm)
     op = "" if perm == tuple(range(len(perm))) else "transpose"
     return LayoutStep(op, pair.inner.inputs[0], TransposeAttributes(perm))
 
 
-def _compose_reshapes(view: View, pair: Pair) -> LayoutStep | Refusal:
+def _compose_reshapes(view: View, pair: Pair) -> LayoutStep | RuleRefusal:
     source, shape = pair.inner.inputs[0], view.shape(pair.root.output)
     op = "" if view.shape(source) == shape else "reshape"
     return LayoutStep(op, source, ReshapeAttributes(shape))
 
 
-def _compose_broadcasts(view: View, pair: Pair) -> LayoutStep | Refusal:
+def _compose_broadcasts(view: View, pair: Pair) -> LayoutStep | RuleRefusal:
     return LayoutStep("broadcast", pair.inner.inputs[0], pair.root.attributes)
 
 
-def _keep_input(view: View, root: Primitive) -> LayoutStep | Refusal:
+def _keep_input(view: View, root: Primitive) -> LayoutStep | RuleRefusal:
     """Return the input, if no element moves; none is added or left out, the type is the same."""
     moves: Callable[[Any], bool] = _MOVES.get(root.op, lambda attributes: False)
     if moves(root.attributes):
-        return Refusal("elements move", root.output)
+        return RuleRefusal("elements move", root.output)
     return LayoutStep("", root.inputs[0], root.attributes)
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from korch.equivalence.affine import STEPS, AffineChain, affine_step, chains_from, goes_on, is_read_elsewhere
-from korch.equivalence.rule import AnyRule, Refusal, Rule, View, Writer, is_finite_in
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer, is_finite_in
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
+from korch.primitive.ops.linear import ConvAttributes, ConvTransposeAttributes
 
 LINEAR = ("conv", "conv_transpose", "matmul")
 
@@ -105,7 +105,7 @@ def _channels(view: View, linear: Primitive) -> _Channels | None:
         grouped = grouped.transpose(0, 2, 1, 3) if at == 1 else grouped
         axis = rank - 1 if at == 1 else rank - 2
         return _Channels(linear, at, axis, axis, grouped, True, shape)
-    attributes: Any = linear.attributes
+    attributes = linear.attributes_as(ConvAttributes, ConvTransposeAttributes)
     groups = attributes.groups
     grouped = array.reshape((groups, shape[0] // groups, shape[1], -1))
     if linear.op == "conv_transpose":
@@ -133,23 +133,23 @@ def _match_after(view: View, root: Primitive) -> Iterator[FoldMatch]:
         yield FoldMatch(root, linear, chain.steps)
 
 
-def _refuse_after(view: View, match: FoldMatch) -> FoldWitness | Refusal:
+def _refuse_after(view: View, match: FoldMatch) -> FoldWitness | RuleRefusal:
     root, chain = match.root.output, _chain(view, match)
     channels = _channels(view, match.linear)
     if channels is None:
-        return Refusal("the weights are not constant", root)
+        return RuleRefusal("the weights are not constant", root)
     if not chain.has_scale:
-        return Refusal("there is no scale", root)
+        return RuleRefusal("there is no scale", root)
     if goes_on(view, root):
-        return Refusal("the chain goes on", root)
+        return RuleRefusal("the chain goes on", root)
     values = frozenset(step.output for step in chain.steps)
     if any(is_read_elsewhere(view, v, values) for v in (chain.base, *values - {root})):
-        return Refusal("the unscaled value is needed too", root)
+        return RuleRefusal("the unscaled value is needed too", root)
     if chain.axis not in (None, channels.axis_out):
-        return Refusal("the scale is not per channel", root)
+        return RuleRefusal("the scale is not per channel", root)
     weights = _product(channels.weights, channels.by_out(chain.scale))
     if not (chain.is_finite and is_finite_in(weights, view.type(root).dtype)):
-        return Refusal("a weight is not finite", root)
+        return RuleRefusal("a weight is not finite", root)
     shift = chain.shift if chain.has_shift else None
     return FoldWitness(
         match.linear, channels.weights_at, channels.data, channels.back(weights), shift, channels.axis_out
@@ -179,25 +179,25 @@ def _drops_shift_taps(linear: Primitive) -> bool:
     return any(pad for field in pads for pad in field)
 
 
-def _refuse_before(view: View, match: FoldMatch) -> FoldWitness | Refusal:
+def _refuse_before(view: View, match: FoldMatch) -> FoldWitness | RuleRefusal:
     root, chain = match.root.output, _chain(view, match)
     channels = _channels(view, match.linear)
     if channels is None or (chain.axis not in (None, channels.axis_in)):
-        return Refusal("the scale is not per channel", root)
+        return RuleRefusal("the scale is not per channel", root)
     if chain.has_shift and _drops_shift_taps(match.linear):
-        return Refusal("the shift comes before zero pads", root)
+        return RuleRefusal("the shift comes before zero pads", root)
     if chain.has_shift and channels.is_batched and channels.weights.shape[0] != 1:
-        return Refusal("the shift comes before batched weights", root)
+        return RuleRefusal("the shift comes before batched weights", root)
     weights, dtype = _product(channels.weights, channels.by_in(chain.scale)), view.type(root).dtype
     if not (chain.is_finite and is_finite_in(weights, dtype)):
-        return Refusal("a weight is not finite", root)
+        return RuleRefusal("a weight is not finite", root)
     shift = None
     if chain.has_shift:
         shifts = _product(channels.weights, channels.by_in(chain.shift))
         with np.errstate(all="ignore"):
             shift = shifts.sum(axis=(2, 3)).reshape(-1)
         if not is_finite_in(shift, dtype):
-            return Refusal("a shift is not finite", root)
+            return RuleRefusal("a shift is not finite", root)
     return FoldWitness(match.linear, channels.weights_at, chain.base, channels.back(weights), shift, channels.axis_out)
 
 

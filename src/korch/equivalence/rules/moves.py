@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from korch.equivalence.rule import AnyRule, Refusal, Rule, View, Writer
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Category
 from korch.primitive.types import ValueType
@@ -89,13 +89,13 @@ class _Function:
             self._add(steps[0])
 
 
-def _refuse(view: View, match: MoveMatch) -> MoveMatch | Refusal:
+def _refuse(view: View, match: MoveMatch) -> MoveMatch | RuleRefusal:
     root = match.root.output
     values = {match.move.output, *(step.output for step in match.steps)}
     if any(not view.type(value).dtype.is_float for value in values):
-        return Refusal("an element is no float", root)
+        return RuleRefusal("an element is no float", root)
     if not view.producing(match.move.inputs[0], "conv", *MOVES):
-        return Refusal("nothing before the move would take the steps", root)
+        return RuleRefusal("nothing before the move would take the steps", root)
     return match
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from korch.equivalence.affine import axis_constant, is_read_elsewhere
-from korch.equivalence.rule import AnyRule, Refusal, Rule, View, Writer
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
-from korch.primitive.ops.reduce import PoolAttributes
+from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.ops.reduce import PoolAttributes, ReduceAttributes
 
 POOLS = ("pool_max",)
 
@@ -36,16 +36,16 @@ class PoolWitness:
 
 
 def _match_axes(view: View, root: Primitive) -> Iterator[Primitive]:
-    attributes: Any = root.attributes
+    attributes = root.attributes_as(PoolAttributes)
     if sum(n > 1 for n in attributes.kernel) > 1:
         yield root
 
 
-def _refuse_axes(view: View, root: Primitive) -> PoolWitness | Refusal:
-    attributes: Any = root.attributes
+def _refuse_axes(view: View, root: Primitive) -> PoolWitness | RuleRefusal:
+    attributes = root.attributes_as(PoolAttributes)
     kernel, rank = attributes.kernel, len(attributes.kernel)
     if math.prod(kernel) <= sum(n for n in kernel if n > 1) + 1:
-        return Refusal("one axis after another compares no less", root.output)
+        return RuleRefusal("one axis after another compares no less", root.output)
     none = (1,) * rank
     identity = PoolAttributes(none, none, (0,) * rank, (0,) * rank, none)
     windows = [
@@ -66,30 +66,26 @@ def _fields(a: PoolAttributes) -> tuple[tuple[int, ...], ...]:
 
 
 def _match_smaller(view: View, root: Primitive) -> Iterator[PoolMatch]:
-    own: Any = root.attributes
+    own = root.attributes_as(PoolAttributes)
     for other in view.users(root.inputs[0]):
-        attributes: Any = other.attributes
-        if (
-            other.op == root.op
-            and other.output != root.output
-            and len(attributes.kernel) == len(own.kernel)
-            and math.prod(attributes.kernel) < math.prod(own.kernel)
-        ):
-            yield PoolMatch(root, other)
+        if other.op == root.op and other.output != root.output:
+            kernel = other.attributes_as(PoolAttributes).kernel
+            if len(kernel) == len(own.kernel) and math.prod(kernel) < math.prod(own.kernel):
+                yield PoolMatch(root, other)
 
 
-def _refuse_smaller(view: View, match: PoolMatch) -> PoolWitness | Refusal:
-    large: Any = match.root.attributes
-    small: Any = match.smaller.attributes
+def _refuse_smaller(view: View, match: PoolMatch) -> PoolWitness | RuleRefusal:
+    large = match.root.attributes_as(PoolAttributes)
+    small = match.smaller.attributes_as(PoolAttributes)
     if {*large.dilations, *small.dilations, *small.strides} != {1}:
-        return Refusal("the windows have dilations, or the smaller one strides", match.root.output)
+        return RuleRefusal("the windows have dilations, or the smaller one strides", match.root.output)
     kernel = tuple(a - b + 1 for a, b in zip(large.kernel, small.kernel, strict=True))
     begin = tuple(a - b for a, b in zip(large.pads_begin, small.pads_begin, strict=True))
     end = tuple(a - b for a, b in zip(large.pads_end, small.pads_end, strict=True))
     # What hangs over the border is covered by the first or last of the smaller windows.
     fits = all(0 <= pad < n for pads in (begin, end) for pad, n in zip(pads, kernel, strict=True))
     if not fits:
-        return Refusal("the smaller window does not fit into the larger one", match.root.output)
+        return RuleRefusal("the smaller window does not fit into the larger one", match.root.output)
     rest = replace(large, kernel=kernel, pads_begin=begin, pads_end=end)
     return PoolWitness(match.root.op, match.smaller.output, (rest,))
 
@@ -151,34 +147,34 @@ def _match_sum(view: View, root: Primitive) -> Iterator[SumMatch]:
             yield SumMatch(root, linear, shift)
 
 
-def _refuse_sum(view: View, match: SumMatch) -> SumWitness | Refusal:
+def _refuse_sum(view: View, match: SumMatch) -> SumWitness | RuleRefusal:
     root, linear = match.root, match.linear
-    attributes: Any = root.attributes
+    attributes = root.attributes_as(ReduceAttributes, PoolAttributes)
     shape = view.shape(linear.output)
     axis = 1 if linear.op == "conv" else len(shape) - 1
     if not _is_pointwise(view, linear):
-        return Refusal("the linear map is not of channels", root.output)
-    if root.op == "reduce_sum":
+        return RuleRefusal("the linear map is not of channels", root.output)
+    if isinstance(attributes, ReduceAttributes):
         summed = set(attributes.axes)
         count = math.prod(shape[a] for a in summed)
         if axis in summed or (linear.op == "conv" and 0 in summed):
-            return Refusal("the sum is over the channels", root.output)
+            return RuleRefusal("the sum is over the channels", root.output)
     else:
         count = math.prod(attributes.kernel)
         if axis >= len(shape) - len(attributes.kernel):
-            return Refusal("the sum is over the channels", root.output)
+            return RuleRefusal("the sum is over the channels", root.output)
         if match.shift is not None and any((*attributes.pads_begin, *attributes.pads_end)):
-            return Refusal("the shift is not summed as often at the borders", root.output)
+            return RuleRefusal("the shift is not summed as often at the borders", root.output)
     if math.prod(view.shape(root.output)) >= math.prod(shape):
-        return Refusal("no fewer values are mapped", root.output)
+        return RuleRefusal("no fewer values are mapped", root.output)
     inside = frozenset((root.output, linear.output, root.inputs[0]))
     if any(is_read_elsewhere(view, v, inside) for v in (linear.output, root.inputs[0])):
-        return Refusal("the values before the sum are needed too", root.output)
+        return RuleRefusal("the values before the sum are needed too", root.output)
     if match.shift is None:
         return SumWitness(root, linear, None, axis)
     constant = axis_constant(view, match.shift.inputs[1])
     if constant is None or constant.axis not in (None, axis):
-        return Refusal("the shift is not per channel", root.output)
+        return RuleRefusal("the shift is not per channel", root.output)
     return SumWitness(root, linear, np.asarray(constant.vector * count), axis)
 
 
@@ -189,7 +185,7 @@ def _is_pointwise(view: View, linear: Primitive) -> bool:
         return False
     if linear.op == "matmul":
         return bool(math.prod(weights.array.shape[:-2]) == 1)
-    a: Any = linear.attributes
+    a = linear.attributes_as(ConvAttributes)
     is_one = bool(all(n == 1 for n in weights.array.shape[2:]))
     return is_one and {*a.strides} <= {1} and not any((*a.pads_begin, *a.pads_end))
 

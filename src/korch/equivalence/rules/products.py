@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from korch.equivalence.rule import AnyRule, Refusal, Rule, View, Writer
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
 
@@ -48,24 +48,24 @@ def _match(view: View, root: Primitive) -> Iterator[ChainMatch]:
             yield ChainMatch(root, inner, side)
 
 
-def _refuse(view: View, match: ChainMatch) -> ChainWitness | Refusal:
+def _refuse(view: View, match: ChainMatch) -> ChainWitness | RuleRefusal:
     root, inner = match.root, match.inner
     if not view.type(root.output).dtype.is_float:
-        return Refusal("products of integers wrap", root.output)
+        return RuleRefusal("products of integers wrap", root.output)
     first, last = root.inputs
     x, y = inner.inputs
     factors = (x, y, last) if match.side == 0 else (first, x, y)
     a, b, c = map(view.shape, factors)
     batches = {shape[:-2] for shape in (a, b, c)}
     if len(batches) != 1:
-        return Refusal("the batches of the factors differ", root.output)
+        return RuleRefusal("the batches of the factors differ", root.output)
     m, k, n, p = a[-2], a[-1], b[-1], c[-1]
     costs = (m * k * n + m * n * p, k * n * p + m * k * p)
     now, other = costs if match.side == 0 else costs[::-1]
     if other >= now:
-        return Refusal("the other order multiplies no less", root.output)
+        return RuleRefusal("the other order multiplies no less", root.output)
     if math.prod(a[:-2]) == 0:
-        return Refusal("the product is empty", root.output)
+        return RuleRefusal("the product is empty", root.output)
     return ChainWitness(factors, 1 - match.side)
 
 
@@ -102,19 +102,19 @@ def _match_rank(view: View, root: Primitive) -> Iterator[Primitive]:
         yield root
 
 
-def _refuse_rank(view: View, root: Primitive) -> RankWitness | Refusal:
+def _refuse_rank(view: View, root: Primitive) -> RankWitness | RuleRefusal:
     a, b = root.inputs
     constant = view.constant(b)
     shape = view.shape(b)
     if constant is None or math.prod(shape[:-2]) != 1 or not view.type(b).dtype.is_float:
-        return Refusal("the matrix is no constant one of numbers", root.output, is_final=True)
+        return RuleRefusal("the matrix is no constant one of numbers", root.output, is_final=True)
     k, n = shape[-2:]
     most = int(WORTH * k * n / (k + n))
     if most == 0 or k * n > LARGEST:
-        return Refusal("the matrix is too small or too large", root.output, is_final=True)
+        return RuleRefusal("the matrix is too small or too large", root.output, is_final=True)
     found = _factors(constant.array.reshape(k, n).astype(np.float64), most)
     if found is None:
-        return Refusal("the rank is too high", root.output, is_final=True)
+        return RuleRefusal("the rank is too high", root.output, is_final=True)
     left, right = (factor.reshape((*shape[:-2], *factor.shape)) for factor in found)
     return RankWitness(a, left, right)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from korch.equivalence.affine import affine_step
-from korch.equivalence.rule import AnyRule, Pair, Refusal, Rule, View, Writer, reads
+from korch.equivalence.rule import AnyRule, Pair, Rule, RuleRefusal, View, Writer, reads
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.layout import SliceAttributes, TransposeAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
@@ -23,7 +22,7 @@ Shape = tuple[int, ...]
 
 
 def _axes(primitive: Primitive) -> Shape:
-    attributes: Any = primitive.attributes
+    attributes = primitive.attributes_as(ReduceAttributes)
     return tuple(attributes.axes)
 
 
@@ -47,25 +46,25 @@ class ProductWitness:
     shape: Shape
 
 
-def _refuse_product(view: View, match: Pair) -> ProductWitness | Refusal:
+def _refuse_product(view: View, match: Pair) -> ProductWitness | RuleRefusal:
     root, shape = match.root.output, view.shape(match.inner.output)
     if not view.type(root).dtype.is_float:
-        return Refusal("a sum of integers wraps", root)
+        return RuleRefusal("a sum of integers wraps", root)
     if math.prod(shape) == 0:
-        return Refusal("the sum is empty", root)
+        return RuleRefusal("the sum is empty", root)
     factors = tuple(_unbroadcast(view, value) for value in match.inner.inputs)
     (a, a_shape), (b, b_shape) = factors
     summed = tuple(axis for axis in _axes(match.root) if shape[axis] > 1)
     if any(1 in (a_shape[axis], b_shape[axis]) for axis in summed) or not summed:
-        return Refusal("a factor does not vary along the sum", root)
+        return RuleRefusal("a factor does not vary along the sum", root)
     kept = [axis for axis, n in enumerate(shape) if n > 1 and axis not in summed]
     batch = tuple(axis for axis in kept if 1 not in (a_shape[axis], b_shape[axis]))
     rows = tuple(axis for axis in kept if b_shape[axis] == 1)
     columns = tuple(axis for axis in kept if a_shape[axis] == 1)
     if set(rows) & set(columns):
-        return Refusal("neither factor varies along an axis", root)
+        return RuleRefusal("neither factor varies along an axis", root)
     if not rows or not columns:
-        return Refusal("each factor is used once", root)
+        return RuleRefusal("each factor is used once", root)
     return ProductWitness((a, b), (a_shape, b_shape), (batch, rows, columns, summed), shape)
 
 
@@ -114,12 +113,12 @@ def _match_sum(view: View, root: Primitive) -> Iterator[Primitive]:
             return
 
 
-def _refuse_sum(view: View, root: Primitive) -> int | Refusal:
+def _refuse_sum(view: View, root: Primitive) -> int | RuleRefusal:
     shape = view.shape(root.inputs[0])
     if not view.type(root.output).dtype.is_float:
-        return Refusal("a sum of integers wraps", root.output)
+        return RuleRefusal("a sum of integers wraps", root.output)
     if _axes(root) != (len(shape) - 1,):
-        return Refusal("the sum is not over the columns", root.output)
+        return RuleRefusal("the sum is not over the columns", root.output)
     return root.inputs[0]
 
 
@@ -185,13 +184,13 @@ def _match_mean(view: View, root: Primitive) -> Iterator[MomentMatch]:
                 yield MomentMatch(root, root, squares)
 
 
-def _refuse_moment(view: View, match: MomentMatch) -> MomentWitness | Refusal:
+def _refuse_moment(view: View, match: MomentMatch) -> MomentWitness | RuleRefusal:
     root, x = match.root.output, match.mean.inputs[0]
     axes, shape = _axes(match.mean), view.shape(x)
     if axes != _axes(match.squares):
-        return Refusal("the mean is over other axes than the squares", root)
+        return RuleRefusal("the mean is over other axes than the squares", root)
     if math.prod(shape[axis] for axis in axes) < FEWEST_ELEMENTS:
-        return Refusal("the elements stay in the first cache", root)
+        return RuleRefusal("the elements stay in the first cache", root)
     return MomentWitness(x, axes, match.root is match.mean)
 
 

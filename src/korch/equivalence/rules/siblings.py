@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from korch.equivalence.affine import AffineStep, affine_step
-from korch.equivalence.rule import AnyRule, Refusal, Rule, View, Writer
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
 from korch.primitive.ops.layout import SliceAttributes
+from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import ValueType
 
 LINEAR = ("conv", "matmul")
@@ -101,13 +101,12 @@ def _is_plain(view: View, linear: Primitive) -> bool:
     return not any(step is not None and _scales(step) for step in steps)
 
 
-def _refuse(view: View, match: SiblingsMatch) -> SiblingsWitness | Refusal:
+def _refuse(view: View, match: SiblingsMatch) -> SiblingsWitness | RuleRefusal:
     root, at = match.root, match.weights_at
-    attributes: Any = root.attributes
-    if root.op == "conv" and attributes.groups != 1:
-        return Refusal("the siblings have groups", root.output)
+    if isinstance(root.attributes, ConvAttributes) and root.attributes.groups != 1:
+        return RuleRefusal("the siblings have groups", root.output)
     if len(match.siblings) > MOST:
-        return Refusal("there are too many siblings", root.output)
+        return RuleRefusal("there are too many siblings", root.output)
     axis = _weights_axis(root.op, at, view.type(root.inputs[at]).rank)
     arrays, start = [], 0
     for sibling in match.siblings:

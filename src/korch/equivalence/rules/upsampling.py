@@ -10,10 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from korch.equivalence.rule import AnyRule, Refusal, Rule, View, Writer, is_finite_in
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer, is_finite_in
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
-from korch.primitive.ops.layout import ConcatAttributes, PadAttributes, SliceAttributes, TransposeAttributes
+from korch.primitive.ops.layout import (
+    ConcatAttributes,
+    PadAttributes,
+    SliceAttributes,
+    TakeAttributes,
+    TransposeAttributes,
+)
 from korch.primitive.ops.linear import ConvAttributes
 
 
@@ -101,7 +107,7 @@ class PhaseWitness:
 
 def take_factor(take: Primitive) -> int:
     """Return r if the take reads each element r times in a row (nearest upsampling), else 0."""
-    attributes: Any = take.attributes
+    attributes = take.attributes_as(TakeAttributes)
     indices: tuple[int, ...] = attributes.indices
     factor = indices.count(0)
     if factor < 2 or len(indices) % factor:
@@ -129,28 +135,28 @@ def _take_chains(view: View, value: int, axes: frozenset[int]) -> Iterator[tuple
             yield (take, *tail)
 
 
-def _refuse(view: View, match: UpsampledConv) -> PhaseWitness | Refusal:
+def _refuse(view: View, match: UpsampledConv) -> PhaseWitness | RuleRefusal:
     conv, root = match.conv, match.conv.output
-    attributes: Any = conv.attributes
+    attributes = conv.attributes_as(ConvAttributes)
     weights = view.constant(conv.inputs[1])
     spatial = view.type(root).rank - 2
     factors = {getattr(t.attributes, "axis", 0): take_factor(t) for t in match.takes}
     if weights is None:
-        return Refusal("the weights are not constant", root)
+        return RuleRefusal("the weights are not constant", root)
     if attributes.groups != 1:
-        return Refusal("the convolution has groups", root)
+        return RuleRefusal("the convolution has groups", root)
     if set(attributes.strides) != {1}:
-        return Refusal("the convolution has strides", root)
+        return RuleRefusal("the convolution has strides", root)
     if set(attributes.dilations) != {1}:
-        return Refusal("the convolution is dilated", root)
+        return RuleRefusal("the convolution is dilated", root)
     if set(factors) != set(range(2, 2 + spatial)):
-        return Refusal("the upsampled axes are not the spatial ones", root)
+        return RuleRefusal("the upsampled axes are not the spatial ones", root)
     factor = tuple(factors[2 + i] for i in range(spatial))
     kernel = weights.array.shape[2:]
     if any((k - 1) % r for k, r in zip(kernel, factor, strict=True)):
-        return Refusal("the phases' kernels differ in size", root)
+        return RuleRefusal("the phases' kernels differ in size", root)
     extension = _extension(match, factor)
-    if isinstance(extension, Refusal):
+    if isinstance(extension, RuleRefusal):
         return extension
     pads, mode, fill = extension
     x = match.takes[-1].inputs[0]
@@ -159,33 +165,33 @@ def _refuse(view: View, match: UpsampledConv) -> PhaseWitness | Refusal:
         for numbers in zip(kernel, factor, pads, view.shape(x)[2:], view.shape(root)[2:], strict=True)
     )
     if not _is_less_work(axes, kernel):
-        return Refusal("no fewer operations", root)
+        return RuleRefusal("no fewer operations", root)
     combined = _phase_weights(weights.array.astype(np.float64), axes)
     if not is_finite_in(combined, view.type(root).dtype):
-        return Refusal("a weight is not finite", root)
+        return RuleRefusal("a weight is not finite", root)
     return PhaseWitness(x, axes, combined, mode, fill, weights.array.shape[0])
 
 
-def _extension(match: UpsampledConv, factor: tuple[int, ...]) -> tuple[tuple[int, ...], str, float] | Refusal:
+def _extension(match: UpsampledConv, factor: tuple[int, ...]) -> tuple[tuple[int, ...], str, float] | RuleRefusal:
     """Return the rows padded before each axis, and how the small image must be extended for it.
 
     A zero, edge or wrapped extension of the large image is that of the small one. A reflection
     reads row p of the large image, which is the small image's edge as long as p < factor.
     """
-    conv: Any = match.conv.attributes
+    conv = match.conv.attributes_as(ConvAttributes)
     is_padded = any((*conv.pads_begin, *conv.pads_end))
     if match.pad is None:
         return conv.pads_begin, "constant", 0.0
-    pad: Any = match.pad.attributes
+    pad = match.pad.attributes_as(PadAttributes)
     if is_padded:
-        return Refusal("the image is padded twice", match.conv.output)
+        return RuleRefusal("the image is padded twice", match.conv.output)
     if any((*pad.before[:2], *pad.after[:2])):
-        return Refusal("the pad adds images or channels", match.conv.output)
+        return RuleRefusal("the pad adds images or channels", match.conv.output)
     mode = pad.mode
     if mode == "reflect":
         amounts = [*zip(pad.before[2:], factor, strict=True), *zip(pad.after[2:], factor, strict=True)]
         if any(amount >= r for amount, r in amounts):
-            return Refusal("the reflection reaches past the small image's edge", match.conv.output)
+            return RuleRefusal("the reflection reaches past the small image's edge", match.conv.output)
         mode = "edge"
     return pad.before[2:], mode, pad.value
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from korch.equivalence.rule import AnyRule, Refusal, Rule, View, Writer, is_finite_in
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer, is_finite_in
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
+from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.winograd import TRANSFORMS, WinogradAttributes, tile_counts, transform_weights
+from korch.primitive.types import pair
 
 FEWEST_CHANNELS = 16
 """With fewer channels the transforms cost more than the products save."""
@@ -47,28 +48,28 @@ def _match(view: View, root: Primitive) -> Iterator[WinogradMatch]:
             yield WinogradMatch(root, tile)
 
 
-def _refuse(view: View, match: WinogradMatch) -> WinogradWitness | Refusal:
+def _refuse(view: View, match: WinogradMatch) -> WinogradWitness | RuleRefusal:
     conv = match.conv
-    attributes: Any = conv.attributes
+    attributes = conv.attributes_as(ConvAttributes)
     x, weights = conv.inputs
     constant = view.constant(weights)
     if constant is None:
-        return Refusal("the weights of the window are not constant", conv.output)
+        return RuleRefusal("the weights of the window are not constant", conv.output)
     if attributes.groups != 1 or {*attributes.strides, *attributes.dilations} != {1}:
-        return Refusal("the window has groups, strides or dilations", conv.output)
+        return RuleRefusal("the window has groups, strides or dilations", conv.output)
     shape = view.shape(conv.output)
     if min(constant.array.shape[:2]) < FEWEST_CHANNELS:
-        return Refusal("there are too few channels for a transform", conv.output)
+        return RuleRefusal("there are too few channels for a transform", conv.output)
     products = {tile: _products(shape, tile) for tile in TRANSFORMS}
     if products[match.tile] > MOST_WORK * 9 * shape[2] * shape[3]:
-        return Refusal("the image is too small for such tiles", conv.output)
+        return RuleRefusal("the image is too small for such tiles", conv.output)
     if products[match.tile] > CLOSE_WORK * min(products.values()):
-        return Refusal("other tiles take far fewer products", conv.output)
+        return RuleRefusal("other tiles take far fewer products", conv.output)
     transformed = transform_weights(constant.array, match.tile)
     if not is_finite_in(transformed, view.type(conv.output).dtype):
-        return Refusal("a transformed weight is not finite", conv.output)
+        return RuleRefusal("a transformed weight is not finite", conv.output)
     return WinogradWitness(
-        x, transformed, WinogradAttributes(match.tile, tuple(attributes.pads_begin), tuple(attributes.pads_end))
+        x, transformed, WinogradAttributes(match.tile, pair(attributes.pads_begin), pair(attributes.pads_end))
     )
 
 

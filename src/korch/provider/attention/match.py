@@ -13,7 +13,7 @@ from korch.provider.gemm.match import MOVES, Operand, operand_of
 
 
 @dataclass(frozen=True, eq=False)
-class Match:
+class Attention:
     """Attention.
 
     Attributes:
@@ -39,7 +39,7 @@ class Match:
     is_guarded: bool
 
 
-def match_group(group: Group) -> Match | Refusal:
+def match_group(group: Group) -> Attention | Refusal:
     """Return what a group is, or why it is no attention."""
     body = group.body
     products = [p for p in body.primitives if p.row.category is Category.LINEAR]
@@ -66,7 +66,7 @@ def match_group(group: Group) -> Match | Refusal:
         is_step = primitive.row.category is Category.ELEMENTWISE or primitive.op == "broadcast"
         if not is_step and (primitive.op not in MOVES or primitive in between):
             return Refusal(f"{primitive.op} is not fused into attention")
-    return Match(first, second, q, k, v, between, softmax.x, after, softmax.is_guarded)
+    return Attention(first, second, q, k, v, between, softmax.x, after, softmax.is_guarded)
 
 
 def _before(body: PrimitiveGraph, value: int, rest: list[Primitive]) -> list[Primitive]:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.shape import around
 from korch.provider.attention.groups import attention_groups
-from korch.provider.attention.match import Match, match_group
+from korch.provider.attention.match import Attention, match_group
 from korch.provider.gemm.match import Finish, Finisher, operand_place
-from korch.provider.gemm.place import Place
+from korch.provider.gemm.place import Offsets
 from korch.provider.provider import Kernel, named_kernel
 from korch.target import Target
 
@@ -32,8 +32,8 @@ MOST_BYTES = 64 << 20
 class _Plan:
     """All that is printed: the match, where operands lie, f, what follows, and the constants."""
 
-    found: Match
-    places: tuple[Place, Place, Place]
+    found: Attention
+    places: tuple[Offsets, Offsets, Offsets]
     score: Finish
     finish: Finish
     numbers: dict[str, int]
@@ -73,7 +73,7 @@ class AttentionProvider:
         return self._plans[key]
 
 
-def _make_plan(group: Group, found: Match, target: Target) -> _Plan | Refusal:
+def _make_plan(group: Group, found: Attention, target: Target) -> _Plan | Refusal:
     layouts, types = group.plain_layouts, group.body.types
     *batch_axes, m, n = types[found.first.output].shape
     terms, columns = types[found.first.inputs[0]].shape[-1], types[found.second.output].shape[-1]
@@ -117,7 +117,7 @@ def _make_plan(group: Group, found: Match, target: Target) -> _Plan | Refusal:
     return _Plan(found, (q, k, v), before, after, numbers, 4 * target.threads * floats)
 
 
-def _is_packable(place: Place) -> bool:
+def _is_packable(place: Offsets) -> bool:
     """Whether the elements of a row or of a column of a right operand are neighbours."""
     step, row = place.step, place.row_step
     return step is not None and row is not None and (step == 1 or row == 1)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from korch.candidate.candidate import Group, Refusal
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Category
+from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import DType
 from korch.provider.image import Image, read_image
 from korch.provider.steps import Steps
@@ -36,7 +36,7 @@ class Link:
 
 
 @dataclass(frozen=True, eq=False)
-class Match:
+class ConvChain:
     """What a kernel computes: how the first convolution reads its image, and the chain.
 
     `full` has the positions of the inputs that are read in the output's layout.
@@ -49,13 +49,13 @@ class Match:
 
 def is_depthwise(primitive: Primitive, channels: int) -> bool | None:
     """Return whether a convolution is one channel by channel; None for other groups."""
-    attributes: Any = primitive.attributes
+    attributes = primitive.attributes_as(ConvAttributes)
     if attributes.groups == channels > 1:
         return True
     return False if attributes.groups == 1 else None
 
 
-def match_group(group: Group) -> Match | Refusal:
+def match_group(group: Group) -> ConvChain | Refusal:
     """Return what a group is, or why it is no chain of convolutions."""
     body = group.body
     hearts = [p for p in body.primitives if p.row.category is Category.LINEAR]
@@ -76,7 +76,7 @@ class _Matcher:
         self.steps = [Steps(group, heart) for heart in hearts]
         self.position = {value: i for i, (_, value) in enumerate(group.body.inputs)}
 
-    def run(self) -> Match | Refusal:
+    def run(self) -> ConvChain | Refusal:
         image = read_image(self.group, self.hearts[0].inputs[0])
         if isinstance(image, Refusal):
             return image
@@ -96,7 +96,7 @@ class _Matcher:
             links.append(link)
         if any(steps.full for steps in self.steps[:-1]):
             return Refusal("a tensor is read between two convolutions")
-        return Match(image, tuple(links), frozenset(self.steps[-1].full))
+        return ConvChain(image, tuple(links), frozenset(self.steps[-1].full))
 
     def _step(self, primitive: Primitive) -> Refusal | None:
         """Add an elementwise primitive to the convolution whose results it reads."""

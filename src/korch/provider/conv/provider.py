@@ -9,7 +9,7 @@ from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
 from korch.candidate.shape import around
 from korch.provider.conv.chains import chain_groups
-from korch.provider.conv.match import Match, match_group
+from korch.provider.conv.match import ConvChain, match_group
 from korch.provider.conv.shape import Layer, Shape, can_split, shape_of
 from korch.provider.conv.split import split_of
 from korch.provider.matrix_units import TOGETHER
@@ -84,7 +84,7 @@ class ConvProvider:
         return named_kernel(text, workspace_bytes=4 * floats)
 
 
-def _refuse(group: Group, match: Match, target: Target) -> Refusal | None:
+def _refuse(group: Group, match: ConvChain, target: Target) -> Refusal | None:
     if target.lanes < 4:
         return Refusal("the target has no vectors")
     if any(type_.size == 0 for type_ in (*group.input_types, *group.output_types)):
@@ -96,7 +96,7 @@ def _refuse(group: Group, match: Match, target: Target) -> Refusal | None:
     return None
 
 
-def _variants(group: Group, match: Match, target: Target) -> tuple[str, ...]:
+def _variants(group: Group, match: ConvChain, target: Target) -> tuple[str, ...]:
     """Return what threads may share: rows, and channels where few rows are shared unevenly.
 
     What a lone depthwise convolution does for a channel needs nothing of others.
@@ -109,7 +109,7 @@ def _variants(group: Group, match: Match, target: Target) -> tuple[str, ...]:
     return ("rows", "channels", *split)
 
 
-def _is_by_channels(group: Group, match: Match, variant: str, target: Target) -> bool:
+def _is_by_channels(group: Group, match: ConvChain, variant: str, target: Target) -> bool:
     """Return whether threads share the channels of the result."""
     if variant == SPLIT and len(match.links) > 1:
         return can_split(match) and group.output_types[0].shape[1] % (TOGETHER * target.threads) == 0
@@ -123,7 +123,7 @@ def _vector_flop(group: Group, shape: Shape) -> int:
     return sum(group.body.work_flop(link.primitive) for link in rest) if is_chain else 0
 
 
-def _can_be_pieces(group: Group, match: Match, target: Target) -> bool:
+def _can_be_pieces(group: Group, match: ConvChain, target: Target) -> bool:
     """Return whether matrix units may pay."""
     if target.isa != "amx":
         return False
@@ -132,7 +132,7 @@ def _can_be_pieces(group: Group, match: Match, target: Target) -> bool:
     return not match.links[0].is_depthwise and _can_one_be_pieces(group, match)
 
 
-def _can_one_be_pieces(group: Group, match: Match) -> bool:
+def _can_one_be_pieces(group: Group, match: ConvChain) -> bool:
     """Return whether they may for one convolution: tiles are mostly full, much work is for each.
 
     Splitting an image for a window of one element costs about what is won by few channels.
@@ -144,7 +144,7 @@ def _can_one_be_pieces(group: Group, match: Match) -> bool:
     return full >= LEAST_FULL and height * width > TOGETHER and not few
 
 
-def _can_chain_be_pieces(group: Group, match: Match, target: Target) -> bool:
+def _can_chain_be_pieces(group: Group, match: ConvChain, target: Target) -> bool:
     """Return whether they may for a chain: weights stay in the cache as pieces.
 
     For few channels it takes as long to make the pieces as to multiply by vectors.
@@ -158,7 +158,7 @@ def _can_chain_be_pieces(group: Group, match: Match, target: Target) -> bool:
     return is_kept and all(max(c) >= n for c, n in zip(channels, least, strict=True))
 
 
-def _layouts(group: Group, match: Match, target: Target) -> list[tuple[Layout, Layout]]:
+def _layouts(group: Group, match: ConvChain, target: Target) -> list[tuple[Layout, Layout]]:
     """Return the layouts of the image and of the result that are offered."""
     x, y = group.input_types[match.image.position], group.output_types[0]
     choices = layout_choices(x, target.lanes), layout_choices(y, target.lanes)
@@ -194,7 +194,7 @@ def _run(table: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def _inputs(
-    group: Group, match: Match, shape: Shape, source: Layout, sink: Layout, target: Target
+    group: Group, match: ConvChain, shape: Shape, source: Layout, sink: Layout, target: Target
 ) -> tuple[Layout, ...] | None:
     """Return the layout of each input; None if one would be read in two."""
     found: dict[int, Layout] = {match.image.position: source}
@@ -257,7 +257,7 @@ def _print_layer(layer: Layer, name: str) -> str:
 """
 
 
-def _print(group: Group, match: Match, shape: Shape, offer: Offer, target: Target, comment: str) -> str:
+def _print(group: Group, match: ConvChain, shape: Shape, offer: Offer, target: Target, comment: str) -> str:
     head = "".join(f"// {line}\n" for line in comment.splitlines())
     image, channels, height, width = group.input_types[match.image.position].shape
     source, sink = offer.inputs[match.image.position], offer.outputs[0]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import bisect
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 from korch.candidate.candidate import Group
-from korch.provider.conv.match import Link, Match
+from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.types import pair
+from korch.provider.conv.match import ConvChain, Link
 from korch.provider.matrix_units import STEP_BYTES, TOGETHER
 from korch.target import Target
 
@@ -103,13 +104,13 @@ class Shape:
     floats: int
 
 
-def can_split(match: Match) -> bool:
+def can_split(match: ConvChain) -> bool:
     """Return whether tasks may have channels of the result of their own and do nothing twice."""
     return all(link.is_depthwise for link in match.links[1:])
 
 
 def shape_of(
-    group: Group, match: Match, target: Target, by_channels: bool, pixel: int = 0, is_split: bool = False
+    group: Group, match: ConvChain, target: Target, by_channels: bool, pixel: int = 0, is_split: bool = False
 ) -> Shape:
     """Choose the sizes.
 
@@ -193,14 +194,14 @@ def _is_own(layers: list[Layer], i: int) -> bool:
     return all(layer.kind == "DEPTHWISE" for layer in layers[i + 1 :])
 
 
-def _layers(group: Group, match: Match, target: Target, pixel: int, is_split: bool) -> list[Layer]:
+def _layers(group: Group, match: ConvChain, target: Target, pixel: int, is_split: bool) -> list[Layer]:
     types = group.body.types
     image = group.input_types[match.image.position]
     found: list[Layer] = []
     for link in match.links:
         x, w = (types[value].shape for value in link.primitive.inputs)
         y = types[link.primitive.output].shape
-        a: Any = link.primitive.attributes
+        a = link.primitive.attributes_as(ConvAttributes)
         size, out = (x[2], x[3]), (y[2], y[3])
         sums = target.registers - 4
         vectors = 1 if link.is_depthwise else _vectors(y[1], out[1], sums, target)
@@ -220,9 +221,9 @@ def _layers(group: Group, match: Match, target: Target, pixel: int, is_split: bo
             size,
             out,
             (w[2], w[3]),
-            tuple(a.strides),
-            tuple(a.dilations),
-            tuple(a.pads_begin),
+            pair(a.strides),
+            pair(a.dilations),
+            pair(a.pads_begin),
             vectors,
             pixels,
             by_pixel,
@@ -261,7 +262,7 @@ def _are_edges_apart(layer: Layer) -> bool:
 
 def _can_be_tiles(link: Link, x: tuple[int, ...], y: tuple[int, ...], lanes: int) -> bool:
     """Return whether matrix units can multiply for a convolution in a chain: of one element."""
-    a: Any = link.primitive.attributes
+    a = link.primitive.attributes_as(ConvAttributes)
     is_pointwise = not link.is_depthwise and a.groups == 1 and x[2:] == y[2:]
     return is_pointwise and not any((*a.pads_begin, *a.pads_end)) and x[1] % lanes == 0
 

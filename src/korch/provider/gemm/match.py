@@ -12,7 +12,7 @@ from korch.candidate.layout import Layout
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array, Category
 from korch.primitive.types import DType
-from korch.provider.gemm.place import Addresses, Place, place_by_number, place_of_matrices
+from korch.provider.gemm.place import Addresses, Offsets, place_by_number, place_of_matrices
 from korch.provider.vector import call, literal
 
 MOVES = ("transpose", "reshape", "slice")
@@ -30,7 +30,7 @@ class Operand:
 
 
 @dataclass(frozen=True, eq=False)
-class Match:
+class Product:
     """A product and its operands; what follows it is looked at when the kernel is printed."""
 
     primitive: Primitive
@@ -39,7 +39,7 @@ class Match:
     after: tuple[Primitive, ...]
 
 
-def match_group(group: Group) -> Match | Refusal:
+def match_group(group: Group) -> Product | Refusal:
     """Return what a group is, or why it is no matrix product."""
     body = group.body
     found = [p for p in body.primitives if p.row.category is Category.LINEAR]
@@ -59,7 +59,7 @@ def match_group(group: Group) -> Match | Refusal:
         is_known = primitive.row.category is Category.ELEMENTWISE or primitive.op == "broadcast"
         if not is_known and primitive.op not in MOVES:
             return Refusal(f"{primitive.op} is not fused into the product")
-    return Match(product, a, b, after)
+    return Product(product, a, b, after)
 
 
 def operand_of(group: Group, value: int) -> Operand | Refusal:
@@ -75,7 +75,7 @@ def operand_of(group: Group, value: int) -> Operand | Refusal:
     return Operand(position[value], tuple(reversed(steps)))
 
 
-def operand_place(group: Group, product: Primitive, operand: Operand, layouts: Layouts) -> Place | Refusal:
+def operand_place(group: Group, product: Primitive, operand: Operand, layouts: Layouts) -> Offsets | Refusal:
     """Return where an operand's elements lie, as [batch, row, column]."""
     shape = group.input_types[operand.position].shape
     addresses = Addresses(shape, layouts[0][operand.position]).after(*operand.steps)
@@ -95,7 +95,7 @@ class Finish:
     place: str = ""
 
 
-def print_finish(group: Group, match: Match, layouts: Layouts) -> Finish | Refusal:
+def print_finish(group: Group, match: Product, layouts: Layouts) -> Finish | Refusal:
     """Return what is done with results n to n + W - 1 of row m of batch i, given as `y`."""
     finisher = Finisher(group, match.primitive, layouts)
     return finisher.follow(match.after) or finisher.stores()
@@ -237,7 +237,7 @@ class Finisher:
             filter(None, (self._offset(place, axis, name) for axis, name in enumerate(("i", "m", "n"))))
         ) or "0", step
 
-    def _offset(self, place: Place, axis: int, name: str) -> str:
+    def _offset(self, place: Offsets, axis: int, name: str) -> str:
         text = place.text(axis, name)
         if text is not None:
             return text

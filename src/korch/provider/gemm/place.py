@@ -68,7 +68,7 @@ _ARRAYS, _PLACES = Recent(ARRAY_BYTES), Recent(PLACE_BYTES)
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class Offsets:
     """Addresses of the elements [i, j, k] of a tensor of rank 3: their sum over the axes.
 
     Attributes:
@@ -160,20 +160,20 @@ def _are_equal(a: Addresses, b: Addresses) -> bool:
     return np.array_equal(a.array(), b.array())
 
 
-def place_of_matrices(addresses: Addresses, batch: tuple[int, ...]) -> Place | None:
+def place_of_matrices(addresses: Addresses, batch: tuple[int, ...]) -> Offsets | None:
     """Return where [batch..., row, column] lies, with axes of the batch broadcast; or None."""
     make = partial(_place_of_matrices, addresses, batch)
-    found: Place | None = _PLACES.get((addresses, batch), make, _place_bytes)
+    found: Offsets | None = _PLACES.get((addresses, batch), make, _place_bytes)
     return found
 
 
-def _place_of_matrices(addresses: Addresses, batch: tuple[int, ...]) -> Place | None:
+def _place_of_matrices(addresses: Addresses, batch: tuple[int, ...]) -> Offsets | None:
     array = addresses.array()
     matrix = array.shape[-2:]
     return _split(np.broadcast_to(array, (*batch, *matrix)).reshape(-1, *matrix))
 
 
-def place_by_number(addresses: Addresses, numbers: Addresses, shape: tuple[int, int, int]) -> Place | None:
+def place_by_number(addresses: Addresses, numbers: Addresses, shape: tuple[int, int, int]) -> Offsets | None:
     """Return where the element lies that has number [i, j, k] of a dense tensor of rank 3; or None.
 
     Args:
@@ -182,11 +182,11 @@ def place_by_number(addresses: Addresses, numbers: Addresses, shape: tuple[int, 
         shape: of the dense tensor.
     """
     make = partial(_place_by_number, addresses, numbers, shape)
-    found: Place | None = _PLACES.get((addresses, numbers, shape), make, _place_bytes)
+    found: Offsets | None = _PLACES.get((addresses, numbers, shape), make, _place_bytes)
     return found
 
 
-def _place_by_number(addresses: Addresses, numbers: Addresses, shape: tuple[int, int, int]) -> Place | None:
+def _place_by_number(addresses: Addresses, numbers: Addresses, shape: tuple[int, int, int]) -> Offsets | None:
     array = addresses.array()
     if numbers.steps or numbers.layout is not None:
         by_number = np.empty(array.size, array.dtype)
@@ -195,12 +195,12 @@ def _place_by_number(addresses: Addresses, numbers: Addresses, shape: tuple[int,
     return _split(array.reshape(shape))
 
 
-def _place_bytes(place: Place | None) -> int:
+def _place_bytes(place: Offsets | None) -> int:
     vectors = () if place is None else place.offsets
     return KEY_BYTES + sum(int(offsets.nbytes) for offsets in vectors)
 
 
-def _split(addresses: Array) -> Place | None:
+def _split(addresses: Array) -> Offsets | None:
     """Return addresses[i, j, k] as sums of offsets per axis, or None if they are no such sums."""
     if addresses.size == 0:
         return None
@@ -210,4 +210,4 @@ def _split(addresses: Array) -> Place | None:
     rows = second[:, None] + third
     if not all(np.array_equal(rows, matrix - matrix[0, 0]) for matrix in addresses):
         return None
-    return Place((first, second.astype(np.int64), third.astype(np.int64)))
+    return Offsets((first, second.astype(np.int64), third.astype(np.int64)))

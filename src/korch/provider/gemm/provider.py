@@ -16,8 +16,8 @@ from korch.candidate.layout import Layout, channels_last, layout_choices
 from korch.candidate.shape import around
 from korch.primitive.types import ValueType
 from korch.provider.gemm.blocking import PAGE_FLOATS, Blocking
-from korch.provider.gemm.match import Finish, Layouts, Match, match_group, operand_place, print_finish
-from korch.provider.gemm.place import Place
+from korch.provider.gemm.match import Finish, Layouts, Product, match_group, operand_place, print_finish
+from korch.provider.gemm.place import Offsets
 from korch.provider.matrix_units import PIECES_BYTES, STEP_BYTES, TOGETHER
 from korch.provider.provider import SPLIT, Kernel, named_kernel
 from korch.target import Target
@@ -50,9 +50,9 @@ class Way(Enum):
 class _Plan:
     """All that is printed: the match, where the operands lie, what follows, and the constants."""
 
-    found: Match
-    a: Place
-    b: Place | None
+    found: Product
+    a: Offsets
+    b: Offsets | None
     finish: Finish
     numbers: dict[str, int]
     workspace_bytes: int
@@ -113,7 +113,7 @@ class GemmProvider:
         text = _print(plan, f"{group.text}layouts {layouts}", workspace)
         return named_kernel(text, workspace_bytes=plan.workspace_bytes)
 
-    def _plan(self, group: Group, found: Match, target: Target, layouts: Layouts, way: Way) -> _Plan | Refusal:
+    def _plan(self, group: Group, found: Product, target: Target, layouts: Layouts, way: Way) -> _Plan | Refusal:
         key = (group.key, target, layouts, way)
         if key not in self._plans:
             self._plans[key] = _make_plan(group, found, target, layouts, way)
@@ -129,13 +129,13 @@ def _strips(rank: int, columns: int, is_in_pieces: bool) -> Layout:
     return Layout(order, ((rank - 1, 2), (rank - 2, half), (rank - 1, half), (rank - 2, 2)), True)
 
 
-def _can_split(group: Group, found: Match, target: Target) -> bool:
+def _can_split(group: Group, found: Product, target: Target) -> bool:
     """Return whether matrix units may pay: where tiles of results are mostly full."""
     _, m, n, terms = _sizes(group, found)
     return target.isa == "amx" and min(m - 1, n - 1, terms) >= TOGETHER // 2
 
 
-def _keeps_pieces(group: Group, found: Match, target: Target) -> bool:
+def _keeps_pieces(group: Group, found: Product, target: Target) -> bool:
     """Return whether a constant right operand is split at build time.
 
     That pays where its pieces stay in the caches. From farther away they take half as long again as
@@ -145,7 +145,7 @@ def _keeps_pieces(group: Group, found: Match, target: Target) -> bool:
     return _is_packed(group, found) and PIECES_BYTES * weights.size <= KEPT_SHARE * target.l2_bytes
 
 
-def _layouts(group: Group, found: Match, target: Target) -> Iterator[Layouts]:
+def _layouts(group: Group, found: Product, target: Target) -> Iterator[Layouts]:
     """Yield the layouts that are looked at: images, and what has their rank, plain or not."""
 
     def layout(type_: ValueType, is_last: bool) -> Layout:
@@ -164,7 +164,7 @@ def _layouts(group: Group, found: Match, target: Target) -> Iterator[Layouts]:
             yield chosen
 
 
-def _make_plan(group: Group, found: Match, target: Target, layouts: Layouts, way: Way) -> _Plan | Refusal:
+def _make_plan(group: Group, found: Product, target: Target, layouts: Layouts, way: Way) -> _Plan | Refusal:
     is_split, is_in_pieces = way != Way.VECTORS, way == Way.IN_PIECES
     if target.lanes < 4:
         return Refusal("the target has no vectors")
@@ -261,14 +261,14 @@ def _stays_in_cache(row_step: int, m: int, blocking: Blocking) -> bool:
     return row_step % PAGE_FLOATS != 0 or m <= 2 * blocking.rows
 
 
-def _is_packed(group: Group, found: Match) -> bool:
+def _is_packed(group: Group, found: Product) -> bool:
     """Whether the right operand is constant and one for all batches, as it came."""
     shape = group.input_types[found.b.position].shape
     is_constant = found.b.position in group.constant_inputs and not found.b.steps
     return is_constant and math.prod(shape[:-2]) == 1
 
 
-def _sizes(group: Group, found: Match) -> tuple[int, int, int, int]:
+def _sizes(group: Group, found: Product) -> tuple[int, int, int, int]:
     """Return batch, m, n and terms; batches that share the right operand are rows."""
     *batch, m, n = group.body.types[found.primitive.output].shape
     return math.prod(batch), m, n, group.body.types[found.primitive.inputs[0]].shape[-1]

@@ -52,10 +52,6 @@ class OneDnn:
         self._library.dnnl_primitive_desc_query_md.restype = ctypes.c_void_p
         self._library.dnnl_memory_desc_get_size.restype = ctypes.c_size_t
 
-    def has_tag(self, tag: str) -> bool:
-        """Return whether the library has a format tag of that name."""
-        return f"dnnl_{tag}" in self._tags
-
     @lru_cache(maxsize=1 << 16)  # noqa: B019 - one library per process
     def ask(self, call: Call, threads: int) -> Answer | None:
         """Return how a call would be run, or None if it can't be.

@@ -1,19 +1,20 @@
-"""Match and layouts -> a call: shapes, steps and orders in memory as oneDNN counts them."""
+"""OneDnnOp and layouts -> a call: shapes, steps and orders in memory as oneDNN counts them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from korch.candidate.candidate import Group
 from korch.candidate.layout import Layout
+from korch.primitive.ops.linear import ConvAttributes, ConvTransposeAttributes
+from korch.primitive.ops.reduce import PoolAttributes
 from korch.primitive.types import row_major_strides
 from korch.provider.onednn.call import ANY, Binary, Call, Dims, Eltwise, Tensor
-from korch.provider.onednn.match import Match, Other, View
+from korch.provider.onednn.match import MatrixView, OneDnnOp, Other
 
 
-def describe(group: Group, found: Match, x: Layout, y: Layout, weights: Layout | None = None) -> Call:
+def describe(group: Group, found: OneDnnOp, x: Layout, y: Layout, weights: Layout | None = None) -> Call:
     """Return the call for a match.
 
     Args:
@@ -47,15 +48,14 @@ def describe(group: Group, found: Match, x: Layout, y: Layout, weights: Layout |
     return Call(kind, algorithms.get(found.op, ""), tensors, bias, _steps(found), post)
 
 
-def weights_axes(group: Group, found: Match) -> Dims:
+def weights_axes(group: Group, found: OneDnnOp) -> Dims:
     """Return which of the model's axes each of oneDNN's axes of the weights belongs to."""
     if found.op == "matmul":
         return found.views[1].perm
     rank = group.input_types[found.inputs[1]].rank
-    attributes: Any = found.primitive.attributes if found.primitive is not None else None
     spatial = tuple(range(2, rank))
     first = (0, 1) if found.op == "conv" else (1, 0)
-    return (*first, *spatial) if attributes.groups == 1 else (0, *first, *spatial)
+    return (*first, *spatial) if _convolution(found).groups == 1 else (0, *first, *spatial)
 
 
 def model_layout(layout: Layout, dims: Dims, axes: Dims) -> Layout | None:
@@ -92,7 +92,7 @@ def _with_form(tensor: Tensor, weights: Layout | None) -> Tensor:
     return tensor if weights.is_plain else Tensor(tensor.buffer, tensor.dims, str(weights))
 
 
-def _viewed(buffer: int, view: View) -> Tensor:
+def _viewed(buffer: int, view: MatrixView) -> Tensor:
     """Return a tensor of a matrix product, as it lies in the model.
 
     A matrix of one row may lie in any order, but oneDNN takes a row that is no longer than an
@@ -106,7 +106,7 @@ def _viewed(buffer: int, view: View) -> Tensor:
     return Tensor(buffer, dims, tuple(steps))
 
 
-def _conv_weights(group: Group, found: Match) -> Tensor:
+def _conv_weights(group: Group, found: OneDnnOp) -> Tensor:
     """Return the weights as they lie in the model.
 
     With groups oneDNN's weights have an axis more, in front; those of a transposed convolution are
@@ -115,7 +115,7 @@ def _conv_weights(group: Group, found: Match) -> Tensor:
     position = found.inputs[1]
     shape = group.input_types[position].shape
     strides = row_major_strides(shape)
-    attributes: Any = found.primitive.attributes if found.primitive is not None else None
+    attributes = _convolution(found)
     if attributes.groups > 1:
         each = shape[0] // attributes.groups
         shape = (attributes.groups, each, *shape[1:])
@@ -127,7 +127,7 @@ def _conv_weights(group: Group, found: Match) -> Tensor:
     return Tensor(position, shape, strides)
 
 
-def _bias(group: Group, found: Match) -> Tensor:
+def _bias(group: Group, found: OneDnnOp) -> Tensor:
     position = found.bias or 0
     size = math.prod(group.input_types[position].shape)
     if found.op != "matmul":
@@ -136,13 +136,13 @@ def _bias(group: Group, found: Match) -> Tensor:
     return Tensor(position, (1,) * (rank - 1) + (size,), str(Layout.plain(rank)))
 
 
-def follows_output(group: Group, found: Match, operation: Other) -> bool:
+def follows_output(group: Group, found: OneDnnOp, operation: Other) -> bool:
     """Return whether a post-operation's tensor lies in memory as the output does."""
     output, other = group.output_types[0], group.input_types[operation.input]
     return found.op != "matmul" and operation.dims == output.shape == other.shape
 
 
-def _post(operation: Eltwise | Other, group: Group, found: Match, y: Layout) -> Eltwise | Binary:
+def _post(operation: Eltwise | Other, group: Group, found: OneDnnOp, y: Layout) -> Eltwise | Binary:
     if isinstance(operation, Eltwise):
         return operation
     is_full = follows_output(group, found, operation)
@@ -150,18 +150,32 @@ def _post(operation: Eltwise | Other, group: Group, found: Match, y: Layout) -> 
     return Binary(operation.kind, Tensor(operation.input, operation.dims, str(layout)))
 
 
-def _steps(found: Match) -> tuple[Dims, ...]:
+def _steps(found: OneDnnOp) -> tuple[Dims, ...]:
     """Return strides, the windows' sizes (pooling only), dilations from 0, and pads."""
-    attributes: Any = found.primitive.attributes if found.primitive is not None else None
-    if found.op in ("matmul", "reorder"):
+    if found.primitive is None or found.op == "matmul":
         return ()
-    dilations = tuple(d - 1 for d in attributes.dilations)
-    if found.op.startswith("pool"):
-        return (attributes.strides, attributes.kernel, dilations, attributes.pads_begin, attributes.pads_end)
-    begin = _sum(attributes.pads_begin, found.pads_begin)
-    end = _sum(attributes.pads_end, found.pads_end)
-    extra = getattr(attributes, "output_padding", (0,) * len(end))
-    return (attributes.strides, dilations, begin, _sum(end, [-n for n in extra]))
+    match found.primitive.attributes:
+        case PoolAttributes(kernel, strides, begin, end, dilations):
+            return (strides, kernel, tuple(d - 1 for d in dilations), begin, end)
+        case ConvAttributes(strides, begin, end, dilations):
+            extra: Dims = (0,) * len(end)
+        case ConvTransposeAttributes(strides, begin, end, dilations, extra):
+            pass
+        case _:
+            raise AssertionError(f"{found.op} has no windows")
+    end = _sum(_sum(end, found.pads_end), [-n for n in extra])
+    return (strides, tuple(d - 1 for d in dilations), _sum(begin, found.pads_begin), end)
+
+
+def _convolution(found: OneDnnOp) -> ConvAttributes | ConvTransposeAttributes:
+    """Return the attributes of a convolution or its transpose.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if found.primitive is None:
+        raise TypeError(f"{found.op} is no convolution")
+    return found.primitive.attributes_as(ConvAttributes, ConvTransposeAttributes)
 
 
 def _sum(a: Sequence[int], b: Sequence[int]) -> Dims:

@@ -33,7 +33,7 @@ class Other:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class MatrixView:
     """How a matrix product sees a tensor that lies plainly in memory.
 
     Attributes:
@@ -46,7 +46,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class OneDnnOp:
     """A primitive in oneDNN's terms.
 
     Attributes:
@@ -63,7 +63,7 @@ class Match:
     op: str
     primitive: Primitive | None
     inputs: tuple[int, ...]
-    views: tuple[View, ...] = ()
+    views: tuple[MatrixView, ...] = ()
     pads_begin: Dims = ()
     pads_end: Dims = ()
     bias: int | None = None
@@ -85,7 +85,7 @@ MOST_POST = 16
 _CHANGES_NAN = ("clip", "exp", "gelu_erf", "max", "min")
 
 
-def match_group(group: Group, propagate_nan: bool = False) -> Match | Refusal:
+def match_group(group: Group, propagate_nan: bool = False) -> OneDnnOp | Refusal:
     """Return a group in oneDNN's terms.
 
     Args:
@@ -100,19 +100,19 @@ def match_group(group: Group, propagate_nan: bool = False) -> Match | Refusal:
     if any(0 in type_.shape for type_ in body.types):
         return Refusal("a tensor is empty")
     if group.is_layout_change:
-        return Match("reorder", None, (0,))
+        return OneDnnOp("reorder", None, (0,))
     hearts = [p for p in body.primitives if p.op in HEARTS]
     if len(hearts) != 1:
         return Refusal("there is not one convolution, matrix product or pooling")
     found = _Matcher(group).match(hearts[0])
-    if isinstance(found, Match) and len(found.post) > MOST_POST:
+    if isinstance(found, OneDnnOp) and len(found.post) > MOST_POST:
         return Refusal(f"there are more than {MOST_POST} post-operations")
-    if isinstance(found, Match) and propagate_nan:
+    if isinstance(found, OneDnnOp) and propagate_nan:
         return _propagating(found)
     return found
 
 
-def _propagating(found: Match) -> Match | Refusal:
+def _propagating(found: OneDnnOp) -> OneDnnOp | Refusal:
     if found.op == "pool_max":
         return Refusal("pool_max loses NaN")
     post = []
@@ -133,7 +133,7 @@ class _Matcher:
         self.body = self.group.body
         self.position = {value: i for i, (_, value) in enumerate(self.body.inputs)}
 
-    def match(self, heart: Primitive) -> Match | Refusal:
+    def match(self, heart: Primitive) -> OneDnnOp | Refusal:
         self.used.add(heart.output)
         found = self._operands(heart)
         if isinstance(found, Refusal):
@@ -162,7 +162,7 @@ class _Matcher:
             return Refusal("a primitive is not part of the chain")
         return found
 
-    def _append(self, found: Match, operation: Eltwise | Other) -> Match:
+    def _append(self, found: OneDnnOp, operation: Eltwise | Other) -> OneDnnOp:
         if isinstance(operation, Other):
             if not found.post and found.bias is None and self._is_bias(operation, found):
                 return replace(found, bias=operation.input)
@@ -177,10 +177,10 @@ class _Matcher:
             return replace(found, post=(*found.post[:-1], Eltwise("clip", 0.0, operation.beta)))
         return replace(found, post=(*found.post, operation))
 
-    def _operands(self, heart: Primitive) -> Match | Refusal:
+    def _operands(self, heart: Primitive) -> OneDnnOp | Refusal:
         """Return the match of the heart alone, with what moves elements before it taken in."""
         inputs: list[int] = []
-        views: list[View] = []
+        views: list[MatrixView] = []
         spatial = self.body.types[heart.inputs[0]].rank - 2
         begin, end = (0,) * spatial, (0,) * spatial
         for i, value in enumerate(heart.inputs):
@@ -202,9 +202,9 @@ class _Matcher:
             if value not in self.position:
                 return Refusal(f"operand {i} is computed in the group, or uniform")
             inputs.append(self.position[value])
-        return Match(heart.op, heart, tuple(inputs), tuple(views), begin, end)
+        return OneDnnOp(heart.op, heart, tuple(inputs), tuple(views), begin, end)
 
-    def _view(self, value: int) -> tuple[int, View]:
+    def _view(self, value: int) -> tuple[int, MatrixView]:
         """Return the value that a matrix product reads through transposes of reshapes, and how."""
         perm = tuple(range(self.body.types[value].rank))
         maker = self._producer(value)
@@ -213,14 +213,14 @@ class _Matcher:
             perm = tuple(maker.attributes.perm[axis] for axis in perm)
             value = maker.inputs[0]
             maker = self._producer(value)
-        view = View(self.body.types[value].shape, perm)
+        view = MatrixView(self.body.types[value].shape, perm)
         while maker is not None and isinstance(maker.attributes, ReshapeAttributes):
             self.used.add(value)
             value = maker.inputs[0]
             maker = self._producer(value)
         return value, view
 
-    def _result(self, value: int) -> tuple[int, View]:
+    def _result(self, value: int) -> tuple[int, MatrixView]:
         """Return the output that a matrix product writes through a transpose, and how."""
         perm = tuple(range(self.body.types[value].rank))
         reader = self._only_reader(value)
@@ -230,7 +230,7 @@ class _Matcher:
             perm = tuple(perm[axis] for axis in reader.attributes.perm)
             reader = self._only_reader(value)
         # Axis i of the output is axis perm[i] of the product; a view says it the other way round.
-        view = View(self.body.types[value].shape, tuple(perm.index(i) for i in range(len(perm))))
+        view = MatrixView(self.body.types[value].shape, tuple(perm.index(i) for i in range(len(perm))))
         while reader is not None and isinstance(reader.attributes, ReshapeAttributes):
             value = reader.output
             self.used.add(value)
@@ -315,7 +315,7 @@ class _Matcher:
         shape = self.body.types[value].shape
         return self.position[value], (1,) * (rank - len(shape)) + shape
 
-    def _is_bias(self, operation: Other, found: Match) -> bool:
+    def _is_bias(self, operation: Other, found: OneDnnOp) -> bool:
         if found.primitive is None or operation.kind != "add":
             return False
         shape = self.body.types[found.primitive.output].shape

@@ -16,7 +16,7 @@ from korch.candidate.shape import FUSED, around
 from korch.provider.onednn.api import OneDnn
 from korch.provider.onednn.call import Call
 from korch.provider.onednn.geometry import describe, follows_output, model_layout, weights_axes
-from korch.provider.onednn.match import Match, Other, match_group
+from korch.provider.onednn.match import OneDnnOp, Other, match_group
 from korch.provider.onednn.source import print_source
 from korch.provider.provider import Kernel, named_kernel
 from korch.target import Target
@@ -70,7 +70,7 @@ class OneDnnProvider:
     def implementation(self, group: Group, offer: Offer, target: Target) -> str:
         """Return the library's name for the code behind one of its offers; "" if it is none."""
         found = match_group(group, self._propagate_nan)
-        if isinstance(found, Match):
+        if isinstance(found, OneDnnOp):
             for made, call in self._calls(group, found, target, offer):
                 answer = self._library.ask(call, target.threads)
                 if made == offer and answer is not None:
@@ -78,7 +78,7 @@ class OneDnnProvider:
         return ""
 
     def _calls(
-        self, group: Group, found: Match, target: Target, only: Offer | None = None
+        self, group: Group, found: OneDnnOp, target: Target, only: Offer | None = None
     ) -> Iterator[tuple[Offer, Call]]:
         """Yield each offer with its call, weights in a layout of their own."""
         for x, y in _layouts(group, found, target):
@@ -88,7 +88,7 @@ class OneDnnProvider:
             yield from self._calls_in(group, found, target, x, y, is_lone)
 
     def _calls_in(
-        self, group: Group, found: Match, target: Target, x: Layout, y: Layout, is_lone: bool
+        self, group: Group, found: OneDnnOp, target: Target, x: Layout, y: Layout, is_lone: bool
     ) -> Iterator[tuple[Offer, Call]]:
         """Yield the calls between two layouts."""
         if len(found.inputs) == 1:
@@ -118,7 +118,7 @@ class OneDnnProvider:
     def _legal(
         self,
         group: Group,
-        found: Match,
+        found: OneDnnOp,
         target: Target,
         own: Sequence[Layout],
         call: Call,
@@ -134,7 +134,7 @@ class OneDnnProvider:
             yield offer, call
 
 
-def _layouts(group: Group, found: Match, target: Target) -> Iterator[tuple[Layout, Layout]]:
+def _layouts(group: Group, found: OneDnnOp, target: Target) -> Iterator[tuple[Layout, Layout]]:
     """Yield the pairs of layouts to ask for."""
     x_type, y_type = group.input_types[found.inputs[0]], group.output_types[0]
     if found.op == "matmul":
@@ -152,7 +152,7 @@ def _with_weights(call: Call, tag: str) -> Call:
     return replace(call, tensors=(x, replace(w, form=tag), y))
 
 
-def _offer(group: Group, found: Match, own: Sequence[Layout], output: Layout) -> Offer | None:
+def _offer(group: Group, found: OneDnnOp, own: Sequence[Layout], output: Layout) -> Offer | None:
     """Return the offer: the primitive's own inputs, then tensors of the output's layout.
 
     None if an input would be read in two layouts.

@@ -82,7 +82,7 @@ class TritonAttentionProvider:
             return Refusal(str(error))
 
 
-class _Match:
+class _Attention:
     """Two products, the value that the softmax is of, and the three operands."""
 
     def __init__(self, first: Primitive, second: Primitive, softmax: Softmax) -> None:
@@ -93,7 +93,7 @@ class _Match:
         self.q, self.k, self.v = first.inputs[0], first.inputs[1], second.inputs[1]
 
 
-def _match(group: Group) -> _Match | Refusal:
+def _match(group: Group) -> _Attention | Refusal:
     body = group.body
     products = [p for p in body.primitives if p.row.category is Category.LINEAR]
     if [p.op for p in products] != ["matmul", "matmul"]:
@@ -110,7 +110,7 @@ def _match(group: Group) -> _Match | Refusal:
         return Refusal("a reduction beside the softmax is not fused")
     if body.types[first.output].shape[:-2] != body.types[second.output].shape[:-2]:
         return Refusal("the products have different batches")
-    return _Match(first, second, softmax)
+    return _Attention(first, second, softmax)
 
 
 def _width(n: int) -> int:
@@ -118,7 +118,7 @@ def _width(n: int) -> int:
 
 
 class _Printer(KernelPrinter):
-    def __init__(self, group: Group, offer: Offer, found: _Match, target: CudaTarget) -> None:
+    def __init__(self, group: Group, offer: Offer, found: _Attention, target: CudaTarget) -> None:
         super().__init__(group, offer, target, found.first, found.second)
         self.match = found
         types = self.body.types

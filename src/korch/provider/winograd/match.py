@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from korch.candidate.candidate import Group, Refusal
 from korch.primitive.graph import Primitive
-from korch.primitive.ops.winograd import tile_counts
+from korch.primitive.ops.winograd import WinogradAttributes, tile_counts
 from korch.primitive.types import DType
 from korch.provider.image import ZERO, read_image
 from korch.provider.steps import Steps
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class WinogradConv:
     """What a kernel computes.
 
     Attributes:
@@ -37,7 +36,7 @@ class Match:
     full: frozenset[int]
 
 
-def match_group(group: Group) -> Match | Refusal:
+def match_group(group: Group) -> WinogradConv | Refusal:
     """Return what a group is, or why it is no convolution in Winograd's space."""
     body = group.body
     found = [p for p in body.primitives if p.op == "winograd"]
@@ -61,13 +60,13 @@ def match_group(group: Group) -> Match | Refusal:
     refusal = steps.store()
     if refusal is not None:
         return refusal
-    attributes: Any = heart.attributes
+    attributes = heart.attributes_as(WinogradAttributes)
     counts = tile_counts(body.types[heart.output].shape, attributes.tile)
     padded = []
     for table, begin, count in zip((image.rows, image.columns), attributes.pads_begin, counts, strict=True):
         line = [ZERO] * begin + list(table)
         size = (count - 1) * attributes.tile + attributes.tile + 2
         padded.append(tuple(line + [ZERO] * (size - len(line))))
-    return Match(
+    return WinogradConv(
         heart, image.position, weights, (padded[0], padded[1]), image.fill, tuple(steps.lines), frozenset(steps.full)
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
@@ -17,7 +16,7 @@ from korch.primitive.ops.winograd import WinogradAttributes, tile_counts
 from korch.provider.matrix_units import TOGETHER
 from korch.provider.provider import SPLIT, Kernel, named_kernel
 from korch.provider.vector import scalar
-from korch.provider.winograd.match import Match, match_group
+from korch.provider.winograd.match import WinogradConv, match_group
 from korch.provider.winograd.split import LEAST_CHANNELS, LEAST_TILES, Split, split_of
 from korch.target import Target
 
@@ -135,20 +134,20 @@ class WinogradProvider:
         return named_kernel(text, workspace_bytes=4 * floats)
 
 
-def _can_split(group: Group, found: Match, target: Target) -> bool:
+def _can_split(group: Group, found: WinogradConv, target: Target) -> bool:
     """Return whether matrix units may pay: where their tiles are mostly full."""
     *_, terms, channels = group.input_types[found.weights].shape
     is_wide = min(terms, channels) >= LEAST_CHANNELS and channels % TOGETHER == 0
     return target.isa == "amx" and is_wide and _tiles(group, found)[0] >= LEAST_TILES
 
 
-def _split(group: Group, found: Match, target: Target) -> Split:
+def _split(group: Group, found: WinogradConv, target: Target) -> Split:
     tiles, points = _tiles(group, found)
     x, y = group.input_types[found.image], group.output_types[0]
     return split_of(points, tiles, x.shape[1], y.shape[1], target)
 
 
-def _tiles(group: Group, found: Match) -> tuple[int, int]:
+def _tiles(group: Group, found: WinogradConv) -> tuple[int, int]:
     """Return how many tiles there are, and the points of each."""
     y, attributes = group.output_types[0], found.primitive.attributes
     assert isinstance(attributes, WinogradAttributes)
@@ -161,14 +160,14 @@ def _spread(floats: int) -> int:
     return (-(-floats // LINE_FLOATS) | 1) * LINE_FLOATS
 
 
-def _blocking(group: Group, found: Match, target: Target, is_shared: bool) -> Blocking:
+def _blocking(group: Group, found: WinogradConv, target: Target, is_shared: bool) -> Blocking:
     x, y = group.input_types[found.image], group.output_types[0]
     tiles, points = _tiles(group, found)
     return Blocking.of(points, tiles, x.shape[1], y.shape[1], target, is_shared)
 
 
 def _layouts(
-    group: Group, found: Match, source: Layout, sink: Layout, target: Target, is_split: bool
+    group: Group, found: WinogradConv, source: Layout, sink: Layout, target: Target, is_split: bool
 ) -> tuple[Layout, ...]:
     block = _blocking(group, found, target, False).vectors * target.lanes
     return tuple(
@@ -183,9 +182,9 @@ def _layouts(
     )
 
 
-def _constants(group: Group, found: Match, blocking: Blocking, target: Target) -> dict[str, int]:
+def _constants(group: Group, found: WinogradConv, blocking: Blocking, target: Target) -> dict[str, int]:
     x, y = group.input_types[found.image], group.output_types[0]
-    attributes: Any = found.primitive.attributes
+    attributes = found.primitive.attributes_as(WinogradAttributes)
     down, across = tile_counts(y.shape, attributes.tile)
     return {
         "TILE": attributes.tile,
@@ -209,7 +208,7 @@ def _constants(group: Group, found: Match, blocking: Blocking, target: Target) -
     }
 
 
-def _print(group: Group, found: Match, constants: dict[str, int], split: Split | None, comment: str) -> str:
+def _print(group: Group, found: WinogradConv, constants: dict[str, int], split: Split | None, comment: str) -> str:
     rows, columns = found.sources
     workspace = len(group.inputs) + len(group.outputs)
     head = "".join(f"// {line}\n" for line in comment.splitlines())
