@@ -1,14 +1,16 @@
-"""Write the tables of measured figures in README.md and docs/comparison.md anew.
+"""Update the tables of measured figures in README.md and the documentation.
 
     python -m benchmarks.figures
 
-They come from the files in `benchmarks/results`; a test fails where they differ.
+The figures come from the files in `benchmarks/results`; a test fails where they differ.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from benchmarks.suite import quotients, table
 
 ROOT = Path(__file__).parent.parent
 MACHINES = {"suite.json": "matrix units", "suite-avx512.json": "AVX-512"}
+CPUS = {"suite.json": "Xeon with AMX", "suite-avx512.json": "EPYC"}
 GROUPS = {"five models of the paper": PAPER, "four transformers": NAMES}
 ENGINES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "inductor": "Inductor", "iree": "IREE"}
 
@@ -31,8 +34,33 @@ def results(file: str) -> dict[str, Any]:
 
 
 def suite_table(file: str) -> str:
-    """Return the README's table of one machine."""
+    """Return the table of all models on one machine."""
     return table(results(file)).partition("\n\n")[0] + "\n"
+
+
+def medians(file: str) -> dict[str, dict[str, float]]:
+    """Return each engine's median quotient over Korch for each model that it ran."""
+    found: dict[str, dict[str, float]] = {engine: {} for engine in ENGINES}
+    for model, row in results(file).items():
+        for engine, times in quotients(row).items():
+            found[engine][model] = float(np.median(times))
+    return found
+
+
+def summary() -> str:
+    """Return the table of the README: mean, worst and best quotient of each engine per machine."""
+    head = " | ".join(f"{cpu}: mean | worst | best" for cpu in CPUS.values())
+    lines = [f"| engine's time / Korch's | {head} |", "|---|" + "---:|" * (3 * len(CPUS))]
+    rows: dict[str, list[str]] = {title: [] for title in ("fastest of these", *ENGINES.values())}
+    for file in CPUS:
+        found = medians(file)
+        models = {model for values in found.values() for model in values}
+        fastest = [min(v[model] for v in found.values() if model in v) for model in models]
+        groups = [fastest, *(list(found[engine].values()) for engine in ENGINES)]
+        for cells, values in zip(rows.values(), groups, strict=True):
+            cells += [f"{v:.2f}" for v in (statistics.geometric_mean(values), min(values), max(values))]
+    lines += [f"| {title} | {' | '.join(cells)} |" for title, cells in rows.items()]
+    return "\n".join(lines) + "\n"
 
 
 def ranges() -> str:
@@ -43,32 +71,35 @@ def ranges() -> str:
     for engine, title in ENGINES.items():
         cells = []
         for file, group in columns:
-            rows = results(file)
-            found = [quotients(rows[model]) for model in GROUPS[group] if model in rows]
-            medians = [float(np.median(q[engine])) for q in found if engine in q]
-            cells.append(f"{min(medians):.2f} to {max(medians):.2f}" if medians else "–")
+            rows = medians(file)[engine]
+            values = [rows[model] for model in GROUPS[group] if model in rows]
+            cells.append(f"{min(values):.2f} to {max(values):.2f}" if values else "–")
         lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
+PAGES: dict[str, tuple[str, Callable[[], list[str]]]] = {
+    "README.md": (r"engine's time / ", lambda: [summary()]),
+    "docs/benchmarks.md": (r"model \| onnxruntime", lambda: [suite_table(file) for file in MACHINES]),
+    "docs/comparison.md": (r"engine's time over ", lambda: [ranges()]),
+}
+
+
 def with_figures(name: str, text: str) -> str:
-    """Return a page's text with its tables as the results have them.
+    """Return the text of a page with its tables made anew from the results.
 
     Args:
-        name: of the page: "README.md" or "docs/comparison.md".
+        name: of the page, a key of `PAGES`.
         text: of the page.
     """
-    if name == "README.md":
-        tables = [suite_table(file) for file in MACHINES]
-        pattern = r"^\| model \| onnxruntime(?:.*\n)(?:\|.*\n)+"
-    else:
-        tables, pattern = [ranges()], r"^\| engine's time over (?:.*\n)(?:\|.*\n)+"
-    return re.sub(pattern, lambda _: tables.pop(0), text, flags=re.MULTILINE)
+    start, make = PAGES[name]
+    tables = make()
+    return re.sub(rf"^\| {start}(?:.*\n)(?:\|.*\n)+", lambda _: tables.pop(0), text, flags=re.MULTILINE)
 
 
 def main() -> None:
     """Write the pages."""
-    for name in ("README.md", "docs/comparison.md"):
+    for name in PAGES:
         path = ROOT / name
         path.write_text(with_figures(name, path.read_text()))
 

@@ -47,12 +47,12 @@ def default_threads() -> int:
 def unknown_option(name: str, known: Iterable[str], where: str) -> OptionError:
     """Return the error for an option that there is not, with the one that may be meant."""
     names = sorted(known)
-    alike = get_close_matches(name.removesuffix("_s"), names, 1)
+    similar = get_close_matches(name.removesuffix("_s"), names, 1)
     return OptionError(
         f"there is no option {name!r}",
         where,
         "one of " + ", ".join(names),
-        f"Do you mean {alike[0]!r}?" if alike else "",
+        f"Do you mean {similar[0]!r}?" if similar else "",
     )
 
 
@@ -249,7 +249,7 @@ class Options:
     patience: int = field(
         default=2,
         metadata={
-            "help": "stop after so many rounds of measuring in which neither the plan nor the "
+            "help": "stop after this many rounds of measuring in which neither the plan nor the "
             "bound got noticeably better; the gap is reported"
         },
     )
@@ -270,7 +270,7 @@ class Options:
     baselines: bool = field(
         default=True,
         metadata={
-            "help": "hold the best plan against others as a whole: fully split, in the plain "
+            "help": "compare the best plan end to end with simpler ones: fully split, in the plain "
             "layout, greedily fused; --no-baselines builds the best one only"
         },
     )
