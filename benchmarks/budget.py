@@ -2,9 +2,9 @@
 
     python -m benchmarks.budget MODEL.onnx... [--budget 10,20,60] [--busy 0,2] [--output FILE.json]
 
-Each run begins with an empty cache and counts from the start of the command to its end. A budget
-is kept if the artifact is there after a tenth more than it and two seconds. If the command said
-that the least takes longer, that is what it must keep.
+Each run begins with an empty cache and is timed from the start of the command to its end. A budget
+is kept if the run takes at most 1.1 times the budget plus two seconds. If the command announced a
+larger minimum, that minimum counts instead of the budget.
 """
 
 from __future__ import annotations
