@@ -268,7 +268,8 @@ def hold_contest(
             executable = make(steps)
             units = BUILD_KERNELS + len(steps) + executable.plan.weights_bytes / WEIGHTS_BYTES
             meter.pace.note("build", units, time.monotonic() - begun_s)
-            errors = errors_of(executable, arrays, standard)
+            names = [tensor.name for tensor in executable.get_outputs()]
+            errors, refused = standard.judge(dict(zip(names, executable(*arrays), strict=True)))
         except KorchError as error_found:
             is_uncompiled = isinstance(error_found, CompileError)
             level, extra = logging.INFO, None
@@ -276,7 +277,7 @@ def hold_contest(
                 level, extra = logging.WARNING, {"uncompiled": True}
             logger.log(level, "plan %s is out: %s", entry.name, error_found, extra=extra)
             return Result(entry, None, refusal=str(error_found), is_uncompiled=is_uncompiled)
-        return Result(entry, executable, errors=errors, refusal=_refusal(errors, standard))
+        return Result(entry, executable, errors=errors, refusal=_refusal(errors, refused, standard))
 
     def needed_s(entry: Entry) -> float:
         """Return what it takes to compile what was not measured."""
@@ -298,9 +299,8 @@ def hold_contest(
     return Contest(tuple(timed), won.executable, won, standard.given, arrays)
 
 
-def _refusal(errors: Differences, standard: Standard) -> str:
-    """Return why a plan is out by its errors; "" if it is not."""
-    names = standard.refused(errors)
+def _refusal(errors: Differences, names: Sequence[str], standard: Standard) -> str:
+    """Return why a plan is refused that has too large errors in some outputs; "" if in none."""
     if not names:
         return ""
     name = max(names, key=lambda n: errors[n].of_largest - standard.allowed(n))
@@ -393,12 +393,6 @@ def random_inputs(graph: PrimitiveGraph, seed: int) -> dict[str, Array]:
             drawn = rng.standard_normal(type_.shape, np.float32)
         arrays[name] = np.asarray(drawn).astype(type_.dtype.numpy)
     return arrays
-
-
-def errors_of(executable: Runnable, arrays: Sequence[Array], standard: Standard) -> dict[str, Difference]:
-    """Return how far each output of an executable is from what is right, by name."""
-    names = [tensor.name for tensor in executable.get_outputs()]
-    return standard.differences(dict(zip(names, executable(*arrays), strict=True)))
 
 
 def _distinct(entries: Sequence[Entry]) -> list[Entry]:

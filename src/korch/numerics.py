@@ -162,24 +162,32 @@ class Standard:
         self._own = reference.run(model, inputs, exact=False)
         self.given = differences(self._own, self.expected, self._own)
         self.own = {name: _finite(error) for name, error in self.given.items()}
+        self._undetermined = {name: np.zeros(array.shape, bool) for name, array in self.expected.items()}
         self._runs = 0
 
     def differences(self, found: Mapping[str, Array]) -> dict[str, Difference]:
-        """Return how far a plan's outputs are from the exact ones."""
-        return differences(found, self.expected, self._own)
+        """Return how far a plan's outputs are from the exact ones, as far as these are determined."""
+        determined = {
+            name: np.where(mask, self.expected[name], found[name]).astype(found[name].dtype)
+            for name, mask in self._undetermined.items()
+            if mask.any() and found[name].shape == mask.shape
+        }
+        return differences({**found, **determined}, self.expected, self._own)
 
-    def refused(self, errors: Differences) -> tuple[str, ...]:
-        """Return the outputs that differ by more than they may.
+    def judge(self, found: Mapping[str, Array]) -> tuple[Differences, tuple[str, ...]]:
+        """Return how far a plan's outputs are from the exact ones, and those that differ by too much.
 
         The model's error in one run may be less than in another, whose roundings fall otherwise: of
         a quantized model few elements, or none, are next to the border between two numbers. So
         before a plan is refused the model runs again with other roundings, as often as it takes.
         """
+        errors = self.differences(found)
         while names := tuple(name for name in errors if not self._is_within(name, errors)):
             if self.user is not None or self._runs == SAMPLES:
                 break
             self._run_again()
-        return names
+            errors = self.differences(found)
+        return errors, names
 
     def allowed(self, name: str) -> float:
         """Return how much an output may differ, relative to its largest element."""
@@ -206,6 +214,8 @@ class Standard:
         rng = np.random.default_rng((self._seed, self._runs))
         self._runs += 1
         found = reference.run(self._model, self._inputs, exact=False, roundings=rng)
+        for name, array in found.items():  # a product with a zero that overflows in another order
+            self._undetermined[name] |= np.isnan(array) & np.isfinite(self.expected[name])
         for name, error in self.differences(found).items():
             self.own[name] = self.own[name].merged(_finite(error))
 

@@ -15,6 +15,7 @@ import numpy as np
 from korch.errors import InputError, InvalidGraphError
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Array, Category
+from korch.primitive.ops.reduce import ReduceAttributes
 from korch.primitive.types import UNIT_ROUNDOFF, DType
 
 NOISE = 4
@@ -113,6 +114,13 @@ def _apply_rounded(
     if not is_rounded or category in (Category.LAYOUT, Category.BROADCAST, Category.OPAQUE):
         return apply(graph, primitive, values, exact=False)
     given = {value: values[value] for value in primitive.inputs}
+    if primitive.op == "reduce_prod" and isinstance(primitive.attributes, ReduceAttributes):
+        # In another order the product of the others may overflow before it meets a zero.
+        (x,), axes = given.values(), primitive.attributes.axes
+        with np.errstate(all="ignore"):
+            others = np.prod(np.where(x == 0, 1, x), axis=axes, keepdims=True, dtype=result_type.dtype.numpy)
+        if (undetermined := np.isinf(others) & (x == 0).any(axis=axes, keepdims=True)).any():
+            return np.where(undetermined, np.nan, apply(graph, primitive, given, exact=False))
     if category in (Category.REDUCE, Category.LINEAR):
         terms = graph.work_flop(primitive) / max(1, result_type.size)
         for value, array in given.items():
