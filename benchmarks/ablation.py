@@ -5,8 +5,8 @@
                                   [--folder build/ablation] [--output FILE.json]
 
 Per model: the joint choice; the same rewrites chosen first, by their operations, and the same
-kernels after that (`--rewrites first`); no rewrites; all but one family; no kernels side by side;
-and fewer layouts (`--layouts`), of which the last is the plain one alone. All search with one
+kernels after that (`rewrites="first"`); no rewrites; all but one family; no kernels side by side;
+and fewer layouts (`layouts`), of which the last is the plain one alone. All search with one
 cache, so that a kernel has one measured time in all of them. Then all plans take turns in one run.
 A family of which no rule fired is left out. What is in the folder is not searched again, so that an
 interrupted run goes on.
@@ -25,6 +25,7 @@ import numpy as np
 
 from benchmarks.models import PAPER, build
 from benchmarks.suite import machine
+from korch.ablation import Ablation
 from korch.api import optimize
 from korch.equivalence.rules import FAMILIES
 from korch.options import default_threads
@@ -62,7 +63,10 @@ def main() -> None:
     if args.one:
         model, artifact, cache, options = args.one
         executable: Any = optimize(
-            model, budget=args.budget, cache_folder=Path(cache), baselines=False, **json.loads(options)
+            model,
+            budget=args.budget,
+            cache_folder=Path(cache),
+            ablation=Ablation(**{"baselines": False, **json.loads(options)}),
         )
         executable.save(artifact)
         report = {key: executable.report[key] for key in KEPT}

@@ -24,6 +24,7 @@ from typing import Any
 from benchmarks.models import PAPER
 from benchmarks.models.exported import FORMS
 from benchmarks.suite import load, machine
+from korch.ablation import Ablation
 from korch.assembly.blocks import prepare_all
 from korch.candidate.candidate import Candidate
 from korch.measure.calibrate import Calibration, Level
@@ -70,11 +71,10 @@ def plan(name: str, mode: str, seconds: float) -> dict[str, Any]:
         options = Options(
             partition=mode,
             measure=False,
-            baselines=False,
-            side_by_side=False,
             budget_s=seconds,
             threads=2,
             cache_folder=Path(folder),
+            ablation=Ablation(baselines=False, side_by_side=False),
         )
         run = Run(options, {}, lambda stage, text: None)
         model = Path(name if name.endswith(".onnx") else f"{folder}/model.onnx")

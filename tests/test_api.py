@@ -20,8 +20,8 @@ from korch.candidate.candidate import Candidate
 from korch.errors import InaccurateError, InputError, ModelError, OptionError
 from korch.measure.cpu import CpuMeter
 
-QUICK = {"threads": 1, "budget": 1.0, "gap": 0.5, "max_primitives": 8, "solver_seconds": 5.0}
-ALONE = {**QUICK, "baselines": False}
+QUICK = {"threads": 1, "budget": 1.0, "gap": 0.5, "search": korch.SearchLimits(max_primitives=8, solver_seconds=5.0)}
+ALONE = {**QUICK, "ablation": korch.Ablation(baselines=False)}
 """For tests that do not look at the contest with other plans, which would be built and timed."""
 
 
@@ -67,8 +67,8 @@ def test_without_baselines_one_plan_is_built(cache_folder: Path, network) -> Non
 
 
 def test_other_groupings_of_each_kernels_primitives_are_told(cache_folder: Path) -> None:
-    few = {"threads": 1, "max_primitives": 4, "side_by_side": False}
-    report = korch.optimize(build("mlp"), cache_folder=cache_folder, **few).report
+    few, alone = korch.SearchLimits(max_primitives=4), korch.Ablation(side_by_side=False)
+    report = korch.optimize(build("mlp"), threads=1, cache_folder=cache_folder, search=few, ablation=alone).report
     assert len(report["groupings"]) == report["kernels"]
     for number, rows in enumerate(report["groupings"]):
         assert all(number in row["instead"] for row in rows)
@@ -135,7 +135,7 @@ def test_a_second_search_takes_no_time_anew(
 
     monkeypatch.setattr(CpuMeter, "measure_batch", measure)
     model = build("mlp")
-    options = {**ALONE, "budget": None, "gap": 0.9, "max_primitives": 4}
+    options = {**ALONE, "budget": None, "gap": 0.9, "search": korch.SearchLimits(max_primitives=4)}
     first = korch.optimize(model, cache_folder=calibrated(tmp_path), **options)
     assert max(timed.values()) == 2  # what a plan has is timed a second time, and no more
     again = korch.optimize(model, cache_folder=tmp_path, **options)

@@ -27,7 +27,7 @@ from korch.extras import install_command
 from korch.measure.record import from_text
 from korch.options import Options
 
-QUICK = ("--budget", "1", "--gap", "0.9", "--max-primitives", "6", "--threads", "1")
+QUICK = ("--budget", "1", "--gap", "0.9", "--threads", "1")
 Capture = pytest.CaptureFixture[str]
 
 
@@ -338,8 +338,18 @@ BAD = [
         "option target: unknown target 'tpu'; expected cpu",
     ),
     (
-        ["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--seed", "-1"],
-        "option seed: the value -1 is out of range; expected at least 0",
+        ["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--max-primitives=6"],
+        "option --max-primitives: the option 'max_primitives' was removed. Its replacement is "
+        "search=SearchLimits(max_primitives=...) of korch.optimize",
+    ),
+    (
+        ["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--no-baselines"],
+        "option --no-baselines: the option 'baselines' was removed. Its replacement is "
+        "ablation=Ablation(baselines=...) of korch.optimize",
+    ),
+    (
+        ["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--tf32"],
+        "option --tf32: the option 'tf32' was removed. Its replacement is precision tf32",
     ),
     (
         ["run", "{artifact}", "--random", "--seed", "-1"],
@@ -440,28 +450,8 @@ def test_flags_are_made_from_the_options(monkeypatch: pytest.MonkeyPatch, folder
     start = ["optimize", str(folder / "mlp.onnx"), "-o", str(folder / "x.korch")]
     assert main(start) == 1
     monkeypatch.setattr("korch.options.machine_cores", lambda: 3)
-    assert (
-        main(
-            [
-                *start,
-                "--threads",
-                "3",
-                "--budget",
-                "2.5",
-                "--strict",
-                "--check",
-                "2",
-                "--no-contract-chains",
-                "--cache-folder",
-                "/tmp/kc",
-            ]
-        )
-        == 1
-    )
-    assert seen == [
-        Options(),
-        Options(threads=3, budget_s=2.5, strict=True, check=2, contract_chains=False, cache_folder=Path("/tmp/kc")),
-    ]
+    assert main([*start, "--threads", "3", "--budget", "2.5", "--strict", "--cache-folder", "/tmp/kc"]) == 1
+    assert seen == [Options(), Options(threads=3, budget_s=2.5, strict=True, cache_folder=Path("/tmp/kc"))]
 
 
 def test_shapes_are_read() -> None:
@@ -522,7 +512,6 @@ def test_an_interrupted_search_goes_on(folder: Path, tmp_path: Path, calibrated:
         str(cache),
         "--threads",
         "1",
-        "--no-baselines",
     ]
     process = subprocess.run(
         [sys.executable, "-c", INTERRUPTED_AT_FIRST_RECORD, *command],
@@ -622,9 +611,7 @@ def test_two_processes_at_once(folder: Path, tmp_path: Path, calibrated: Callabl
 
 def test_a_cache_that_cannot_be_written_is_a_warning(folder: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "a.korch")
-    done = _korch(
-        "optimize", str(folder / "mlp.onnx"), "-o", out, *QUICK, "--no-baselines", "--cache-folder", "/proc/korch"
-    )
+    done = _korch("optimize", str(folder / "mlp.onnx"), "-o", out, *QUICK, "--cache-folder", "/proc/korch")
     assert done.returncode == 0 and Path(out).is_file()
     (line,) = _said(done.stderr)
     assert line.startswith("korch: the cache folder /proc/korch can't be written (")

@@ -10,6 +10,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import korch
+from korch.ablation import Ablation
+from korch.limits import SearchLimits
 from korch.provider.in_place import InPlaceProvider
 from korch.report.explain import explain
 from korch.report.page import page_data
@@ -46,10 +48,11 @@ def detector(height: int | str = 6, batch: int = 1, *, gives_operand: bool = Fal
     return model.SerializeToString()
 
 
-def optimize(model: bytes, cache_folder: Path, **options):
+def optimize(model: bytes, cache_folder: Path, layouts: str = "plain", **options):
     """Optimize in one layout: with several, it depends on calibrated rates what is in place."""
-    options = {"threads": 2, "budget": 10.0, "baselines": False, "max_primitives": 2, "layouts": "plain", **options}
-    return korch.optimize(model, cache_folder=cache_folder, rules="none", **options)
+    options = {"threads": 2, "budget": 10.0, **options}
+    few, plain = SearchLimits(max_primitives=2), Ablation(rules="none", baselines=False, layouts=layouts)
+    return korch.optimize(model, cache_folder=cache_folder, search=few, ablation=plain, **options)
 
 
 def check(executable, model: bytes, height: int = 6, batch: int = 1) -> None:

@@ -76,7 +76,6 @@ def test_an_interrupted_search_builds_its_best_plan(tmp_path: Path, calibrated: 
         "--json",
         "--on-interrupt",
         "keep",
-        "--no-baselines",
         "--cache-folder",
         str(calibrated(tmp_path / "cache")),
     ]

@@ -122,22 +122,18 @@ def test_the_house_has_all_its_rooms() -> None:
     assert [room for room in rooms if f"`{room}/`" not in text] == []
 
 
-def test_the_commands_of_the_documentation_exist() -> None:
-    shown = {name for page in PAGES for name in re.findall(r"^(?:\| `)?korch (\w+)", page.read_text(), re.MULTILINE)}
+def test_the_commands_of_the_readme_exist() -> None:
+    text = (ROOT / "README.md").read_text()
+    shown = set(re.findall(r"^korch (\w+)", text, re.MULTILINE))
     usage = _parser().format_help()
     assert {"optimize", "run", "bench", "explain", "doctor"} <= shown
     assert [name for name in shown if not re.search(rf"^ +{name}\b", usage, re.MULTILINE)] == []
 
 
-def test_the_readme_has_at_most_700_words() -> None:
-    text = re.sub(r"\]\([^)]*\)", "]", (ROOT / "README.md").read_text())
-    assert len([word for word in text.split() if re.search(r"\w", word)]) <= 700
-
-
 def test_the_example_of_the_readme_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache_folder: Path) -> None:
     (example,) = blocks(ROOT / "README.md", "python")
-    assert len([line for line in example.splitlines() if line.strip()]) <= 3
-    kind, shape = onnx.TensorProto.FLOAT, [1, 3, 8, 8]
+    assert 5 <= len(example.strip().splitlines()) <= 12
+    kind, shape = onnx.TensorProto.FLOAT, [1, 3, 224, 224]  # Candy's interface, a lesser model
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node("Relu", ["input"], ["output"])],
         "g",
@@ -146,13 +142,13 @@ def test_the_example_of_the_readme_runs(monkeypatch: pytest.MonkeyPatch, tmp_pat
     )
     opsets = [onnx.helper.make_opsetid("", 17)]
     model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    (tmp_path / "candy.onnx").write_bytes(model.SerializeToString())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KORCH_CACHE", str(cache_folder))
     names: dict[str, object] = {}
     exec(compile(example, "README.md", "exec"), names)
     assert isinstance(names["exe"], korch.Executable)
-    assert np.array_equal(names["y"], np.zeros(shape, np.float32))  # type: ignore[arg-type]
+    assert np.array_equal(names["outputs"][0], np.zeros(shape, np.float32))  # type: ignore[index]
 
 
 def test_the_example_of_the_quick_start_runs(
@@ -222,7 +218,7 @@ def test_users_pages_and_internals_are_apart() -> None:
 
 def test_no_page_claims_more_than_a_bound() -> None:
     pages = (
-        *(page for page in PAGES if page.name != "glossary.md"),
+        *PAGES,
         ROOT / "mkdocs.yml",
         ROOT / "pyproject.toml",
         ROOT / "src/korch/__init__.py",

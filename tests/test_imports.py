@@ -9,7 +9,8 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "korch"
 ORDER = (
-    ("errors", "alignment", "child", "cores", "deadline", "extras", "files", "libraries", "limits", "scratch"),
+    ("errors", "alignment", "child", "cores", "deadline", "extras", "fields", "files", "libraries", "scratch"),
+    ("ablation", "limits"),
     ("options", "target"),
     ("primitive",),
     ("numerics",),

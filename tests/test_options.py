@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 import korch
+from korch.ablation import Ablation
 from korch.errors import OptionError
+from korch.limits import SearchLimits
 from korch.options import Options, default_cache_folder
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -19,20 +21,27 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"threads": True}, "option threads: the value is True; expected an integer"),
     ({"budget_s": math.nan}, "option budget: the value nan is out of range; expected seconds, more than 0"),
     ({"budget_s": "5"}, "option budget: the value is '5'; expected a number or None"),
-    ({"solver_seconds": -1.0}, "option solver_seconds: the value -1.0 is out of range; expected seconds, more than 0"),
-    ({"seed": -1}, "option seed: the value -1 is out of range; expected at least 0"),
-    ({"patience": -1}, "option patience: the value -1 is out of range; expected at least 0"),
     ({"gap": math.nan}, "option gap: the value nan is out of range; expected a share, at least 0"),
-    ({"max_measured": -0.1}, "option max_measured: the value -0.1 is out of range; expected a share, at least 0"),
     (
         {"tolerance": math.inf},
         "option tolerance: the value inf is out of range; expected a part of the largest element, more than 0",
     ),
-    ({"check": 7}, "option check: the value is 7; expected 0 or 1 or 2"),
-    ({"layouts": "all"}, "option layouts: the value is 'all'; expected 'any' or 'last' or 'plain'"),
+    ({"search": 3}, "option search: the value is 3; expected a SearchLimits"),
+    ({"ablation": None}, "option ablation: the value is None; expected an Ablation"),
+    (
+        {"precision": "tf32"},
+        "option precision: the value 'tf32' is for CUDA devices only. Add --target cuda, or remove --precision",
+    ),
     ({"strict": None}, "option strict: the value is None; expected True or False"),
     ({"partition": 3.5}, "option partition: the value is 3.5; expected a text or an integer"),
     ({"cache_folder": 3}, "option cache_folder: the value is 3; expected a path"),
+]
+
+WRONG_LIMITS: list[tuple[dict[str, Any], str]] = [
+    ({"solver_seconds": -1.0}, "option solver_seconds: the value -1.0 is out of range; expected seconds, more than 0"),
+    ({"seed": -1}, "option seed: the value -1 is out of range; expected at least 0"),
+    ({"patience": -1}, "option patience: the value -1 is out of range; expected at least 0"),
+    ({"max_measured": -0.1}, "option max_measured: the value -0.1 is out of range; expected a share, at least 0"),
 ]
 
 
@@ -44,20 +53,37 @@ def test_a_value_that_makes_no_sense_is_named(fields: dict[str, Any], text: str)
 
 @pytest.mark.parametrize(
     "fields",
-    [
-        {"budget_s": 3},
-        {"budget_s": math.inf},
-        {"gap": 0},
-        {"patience": 0},
-        {"seed": 0},
-        {"partition": 12},
-        {"partition": "12"},
-        {"tolerance": 1},
-    ],
+    [{"budget_s": 3}, {"budget_s": math.inf}, {"gap": 0}, {"partition": 12}, {"partition": "12"}, {"tolerance": 1}],
 )
 def test_values_at_the_ends_of_ranges_are_taken(fields: dict[str, Any]) -> None:
     for name, value in fields.items():
         assert getattr(Options(**fields), name) == value
+
+
+@pytest.mark.parametrize(("fields", "text"), WRONG_LIMITS, ids=[str(fields) for fields, _ in WRONG_LIMITS])
+def test_a_limit_that_makes_no_sense_is_named(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(OptionError, match=f"^{re.escape(text)}$"):
+        SearchLimits(**fields)
+
+
+def test_a_switch_that_makes_no_sense_is_named() -> None:
+    with pytest.raises(OptionError, match="option layouts: the value is 'all'; expected 'any' or 'last' or 'plain'"):
+        Ablation(layouts="all")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "replacement"),
+    [
+        ("max_primitives", "search=SearchLimits(max_primitives=...) of korch.optimize"),
+        ("rules", "ablation=Ablation(rules=...) of korch.optimize"),
+        ("tf32", "precision tf32 (on the command line: --precision tf32)"),
+        ("check", "nothing: the linear-time checks between stages always run"),
+    ],
+)
+def test_a_removed_option_names_its_replacement(name: str, replacement: str) -> None:
+    text = f"the option {name!r} was removed. Its replacement is {replacement}"
+    with pytest.raises(OptionError, match=re.escape(text)):
+        korch.optimize("m.onnx", **{name: 3})
 
 
 def test_the_python_interface_says_so_too() -> None:

@@ -12,8 +12,10 @@ from benchmarks.models import build
 
 import korch
 from korch import pipeline
+from korch.ablation import Ablation
 from korch.assembly.segments import Outcome
 from korch.candidate.candidate import Candidate
+from korch.limits import SearchLimits
 from korch.measure.cpu import CpuMeter
 from korch.measure.record import Measured
 from korch.options import Options
@@ -30,7 +32,7 @@ def run(**options: Any) -> Run:
         ({"threads": 2}, True),
         ({"threads": 1}, False),
         ({"threads": 2, "measure": False}, False),
-        ({"threads": 2, "side_by_side": False}, False),
+        ({"threads": 2, "ablation": Ablation(side_by_side=False)}, False),
         ({"threads": 2, "target": "cuda"}, False),
     ],
 )
@@ -71,7 +73,7 @@ class Meter(CpuMeter):
         ({"budget_s": 100.0}, 99.0, None),
         ({"budget_s": 100.0}, 150.0, None),
         ({"budget_s": 900.0}, 0.0, 60.0),
-        ({"side_by_side": False}, 0.0, None),
+        ({"ablation": Ablation(side_by_side=False)}, 0.0, None),
     ],
 )
 def test_how_long_they_are_looked_for(
@@ -113,7 +115,12 @@ def test_the_report_says_what_runs_side_by_side(
     monkeypatch.setattr(pipeline, "side_by_side", alone)
     monkeypatch.setattr(pipeline, "LEAST_BESIDE_SECONDS", 0.0)
     found = korch.optimize(
-        build("mlp"), threads=threads, gap=0.5, max_primitives=4, baselines=False, cache_folder=cache_folder
+        build("mlp"),
+        threads=threads,
+        gap=0.5,
+        cache_folder=cache_folder,
+        search=SearchLimits(max_primitives=4),
+        ablation=Ablation(baselines=False),
     ).report
     beside = found["side_by_side"]
     assert found["plan"] == "side by side" and found["max_error"] < 1e-3

@@ -16,19 +16,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from korch.ablation import Ablation
     from korch.api import load, optimize
     from korch.errors import KorchError
+    from korch.limits import SearchLimits
     from korch.options import Options
     from korch.provider.provider import register_provider
     from korch.runtime.executable import Executable
 
 __version__ = "0.1.0.dev0"
-__all__ = ["Executable", "KorchError", "Options", "__version__", "load", "optimize", "register_provider"]
+__all__ = [
+    "Ablation",
+    "Executable",
+    "KorchError",
+    "Options",
+    "SearchLimits",
+    "__version__",
+    "load",
+    "optimize",
+    "register_provider",
+]
 
 _HOMES = {
     "optimize": "korch.api",
     "load": "korch.api",
     "Options": "korch.options",
+    "SearchLimits": "korch.limits",
+    "Ablation": "korch.ablation",
     "KorchError": "korch.errors",
     "Executable": "korch.runtime.executable",
     "register_provider": "korch.provider.provider",

@@ -33,7 +33,7 @@ from korch import __version__
 from korch.deadline import Deadline
 from korch.errors import ArtifactError, InputError, KorchError, OptionError
 from korch.files import check_output, open_file
-from korch.options import Options, flagged_fields
+from korch.options import MOVED, Options, flagged_fields, moved_option
 from korch.primitive.types import DType
 
 logger = logging.getLogger("korch.cli")
@@ -65,12 +65,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # rather a "?" than no answer
             stream.reconfigure(errors="replace")
-    parsed = _parser().parse_args(arguments)
+    parser = _parser()
+    parsed, unknown = parser.parse_known_args(arguments)
     parsed.begun_s = time.monotonic() - (_age_s() if arguments is None else 0.0)
     logging.basicConfig(
         level=logging.DEBUG if parsed.verbose else logging.WARNING, format="korch: %(message)s", stream=sys.stderr
     )
     try:
+        _refuse_unknown(parser, unknown)
         with _ended_by_signal():
             code: int = parsed.command(parsed)
         sys.stdout.flush()
@@ -89,6 +91,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"korch: {where}{error.strerror or error}", file=sys.stderr)
         return 1
     return code
+
+
+def _refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
+    """Refuse arguments that the command does not have; name the replacement of removed options."""
+    for text in unknown:
+        name = text.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_")
+        if text.startswith("--") and name in MOVED:
+            raise moved_option(name, f"option {text.partition('=')[0]}")
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
 
 
 @contextmanager
@@ -671,7 +683,7 @@ def _stage(parsed: argparse.Namespace) -> int:
     options = _options(parsed)
     graph = fission(load_model(parsed.model, parse_shapes(parsed.shape)))
     if parsed.stage != "fission":
-        graph, _ = saturate(lower_products(graph), strict=options.strict, rules=select_rules(options.rules))
+        graph, _ = saturate(lower_products(graph), strict=options.strict, rules=select_rules(options.ablation.rules))
     if parsed.stage != "candidates":
         print(format_graph(graph), end="")
         return 0

@@ -224,9 +224,9 @@ def standard_of(model: PrimitiveGraph, planned: PrimitiveGraph, options: Options
     Raises:
         UnprovidedError: the reference of an opaque operator does not take the inputs.
     """
-    inputs = random_inputs(model, options.seed)
+    inputs = random_inputs(model, options.search.seed)
     try:
-        return inputs, Standard(model, inputs, planned, options.tolerance, options.seed)
+        return inputs, Standard(model, inputs, planned, options.tolerance, options.search.seed)
     except Exception as error:
         if not _has_opaque(model):
             raise

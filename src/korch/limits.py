@@ -1,12 +1,24 @@
 """The limits of the search: every number that says how long, how many or how close.
 
 The defaults were tuned on the models of the benchmark suite. Users need none of them; a test or an
-experiment passes others as `Options(search=SearchLimits(...))`.
+experiment passes others as `korch.optimize(model, search=SearchLimits(...))`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from korch.fields import Ranges, check_fields
+
+_RANGES: Ranges = {
+    **dict.fromkeys(
+        ("max_primitives", "max_inputs", "max_outputs", "max_candidates", "solver_workers"),
+        (lambda value: value >= 1, "at least 1"),
+    ),
+    **dict.fromkeys(("patience", "seed"), (lambda value: value >= 0, "at least 0")),
+    "max_measured": (lambda value: value >= 0, "a share, at least 0"),
+    "solver_seconds": (lambda value: value > 0, "seconds, more than 0"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +28,17 @@ class SearchLimits:
     Seconds bound one step, whatever the budget leaves. Gaps and shares are parts of 1.
 
     Attributes:
+        max_primitives: `candidate`: largest number of primitives in a candidate.
+        max_inputs: largest number of tensors that a candidate reads.
+        max_outputs: largest number of tensors that a candidate writes.
+        max_candidates: largest number of convex groups that are enumerated for one model.
+        max_measured: largest share of the distinct candidates that is measured.
+        patience: the search ends after this many rounds of measurements in which neither the plan
+            nor the bound improved noticeably.
+        solver_workers: threads of the solver.
+        solver_seconds: longest time for one solve.
+        seed: of the solver, and of the random inputs that plans are checked on.
+
         first_kernels: `program.solve`: least number of kernels in the first restricted program.
         growth: each further restricted program has this many times the kernels of the last one.
         improve_share: share of the time left for a heuristic solve before each exact one.
@@ -89,7 +112,20 @@ class SearchLimits:
         concurrent_solve_seconds: one choice.
         concurrent_last_seconds: one choice, where no time is left.
         concurrent_gap: gap at which a choice ends.
+
+    Raises:
+        OptionError: a value is out of range.
     """
+
+    max_primitives: int = 24
+    max_inputs: int = 10
+    max_outputs: int = 2
+    max_candidates: int = 100_000
+    max_measured: float = 0.24
+    patience: int = 2
+    solver_workers: int = 2
+    solver_seconds: float = 60.0
+    seed: int = 0
 
     first_kernels: int = 500
     growth: int = 3
@@ -157,6 +193,9 @@ class SearchLimits:
     concurrent_solve_seconds: float = 8.0
     concurrent_last_seconds: float = 1.0
     concurrent_gap: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_fields(self, _RANGES)
 
 
 DEFAULT_LIMITS = SearchLimits()

@@ -87,6 +87,9 @@ PRIMITIVES_PER_KERNEL = 3
 LEAST_BESIDE_SECONDS = 2.0
 """In less time nothing is built and measured."""
 
+HALF = {"float16": DType.F16, "bfloat16": DType.BF16}
+"""The element types of products of 16 bits, by the value of the option `precision`."""
+
 Progress = Callable[[str, str], None]
 """Called with a stage's name and a line of text."""
 
@@ -130,7 +133,7 @@ class Run:
         """Whether kernels that could run side by side are looked for."""
         options = self.options
         able = options.measure and not options.is_cuda and options.threads > 1
-        return options.side_by_side and able
+        return options.ablation.side_by_side and able
 
     @property
     def build_deadline(self) -> Deadline:
@@ -179,7 +182,7 @@ def plan_model(
     Raises:
         KorchError: the model, an option or the machine is not fit for it; the text says what to do.
     """
-    options = replace(options, measure=False, baselines=False)
+    options = replace(options, measure=False, ablation=replace(options.ablation, baselines=False))
     run = Run(options, shapes or {}, progress or (lambda stage, text: None))
     partition, split = front(model, run)
     with run.stage("candidates"), open_meter(options) as meter:
@@ -235,7 +238,7 @@ def front(model: Any, run: Run) -> tuple[Partition, PrimitiveGraph]:
         operators = model if is_loaded else load_model(model, run.shapes)
     run.operators = [[o.label, list(o.inputs), list(o.outputs)] for o in operators.operators]
     with run.stage("fission"):
-        split = _checked(lower_products(fission(operators)), run.options)
+        split = _checked(lower_products(fission(operators)))
     with run.stage("equivalences"):
         return _partition(split, run), split
 
@@ -283,7 +286,7 @@ def _optimize(model: Any, run: Run) -> Any:
             report["machine"] = meter.rates()
             rivals = _rivals(outcome, tasks, meter)
             groupings = {name: grouping_rows(rows) for name, rows in outcome.groupings.items()}
-            plans = list(outcome.plans.items())[: None if options.baselines else 1]
+            plans = list(outcome.plans.items())[: None if options.ablation.baselines else 1]
             entries = [_entry(name, steps, meter) for name, steps in plans]
             graph = joined.graph
             if not partition.is_whole:
@@ -338,9 +341,8 @@ def _rivals(outcome: Outcome, tasks: Sequence[Task], meter: AnyMeter) -> dict[st
     return rivals_of(chosen, (c for task in tasks for c in task.candidates), meter)
 
 
-def _checked(graph: PrimitiveGraph, options: Options) -> PrimitiveGraph:
-    if options.check:
-        check_graph(graph)
+def _checked(graph: PrimitiveGraph) -> PrimitiveGraph:
+    check_graph(graph)
     return graph
 
 
@@ -348,10 +350,10 @@ def _rewrite(
     graph: PrimitiveGraph, options: Options, rules: Sequence[AnyRule], deadline: Deadline
 ) -> tuple[PrimitiveGraph, SaturationReport]:
     found, report = saturate(graph, strict=options.strict, rules=rules, deadline=deadline)
-    if options.rewrites == "first":
-        found = extract(found, workers=options.solver_workers, seed=options.seed)
-    if options.precision != "float32":
-        found = with_half(found, DType.F16 if options.precision == "float16" else DType.BF16)
+    if options.ablation.rewrites == "first":
+        found = extract(found, workers=options.search.solver_workers, seed=options.search.seed)
+    if options.precision in HALF:
+        found = with_half(found, HALF[options.precision])
     return found, report
 
 
@@ -363,7 +365,7 @@ def _partition(split: PrimitiveGraph, run: Run) -> Partition:
     """
     options, deadline = run.options, run.deadline.less(1 - REWRITE_SHARE)
     limit = options.segment_limit(len(split.primitives))
-    rules = select_rules(options.rules)
+    rules = select_rules(options.ablation.rules)
     spill = Spill(options.cache_folder if options.cache_folder.is_dir() else None)
     whole, report = split, None
     segments: tuple[Segment, ...] = (whole_segment(split),)
@@ -384,7 +386,7 @@ def _partition(split: PrimitiveGraph, run: Run) -> Partition:
     if report is not None:
         partition = replace(partition, rules=joined_reports(report, partition.rules))
     for block in partition.blocks:
-        _checked(block.graph, options)
+        _checked(block.graph)
     return partition
 
 

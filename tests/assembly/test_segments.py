@@ -23,6 +23,7 @@ from korch.equivalence.saturate import saturate
 from korch.errors import OptionError
 from korch.fission import fission
 from korch.frontend.onnx import load_model
+from korch.limits import SearchLimits
 from korch.measure.record import Failed, Measured
 from korch.options import SEGMENT_PRIMITIVES, WHOLE_PRIMITIVES, Options
 from korch.partition.block import Partition, find_blocks
@@ -41,7 +42,7 @@ from korch.testing.random_graph import random_graph, random_inputs
 from partition_oracle import FakeMeter, run_steps
 
 REWRITE = partial(saturate, strict=False)
-OPTIONS = Options(threads=1, max_primitives=6, solver_seconds=5.0, solver_workers=1)
+OPTIONS = Options(threads=1, search=SearchLimits(max_primitives=6, solver_seconds=5.0, solver_workers=1))
 
 
 def search(
@@ -187,7 +188,7 @@ class LovesChannelsLast(FakeMeter):
 def test_segments_hand_on_the_layout_that_is_best_for_the_whole() -> None:
     graph = convolutions(1)
     meter = LovesChannelsLast()
-    _, joined, _, outcome = search(graph, 60, meter, replace(OPTIONS, max_primitives=3))
+    _, joined, _, outcome = search(graph, 60, meter, replace(OPTIONS, search=replace(OPTIONS.search, max_primitives=3)))
     assert outcome.partition is not None
     used = {row["layouts"] for block in outcome.partition["blocks"] for row in block["interfaces"] if row["used"]}
     assert any("acdb" in layouts for layouts in used)
@@ -342,7 +343,7 @@ def test_fewer_layouts_are_searched_if_asked_for(allowed: Any) -> None:
     graph = fission(load_model(build("conv_bn_relu")))
     meter = FakeMeter()
     partition = find_blocks(graph, split_segments(graph, 20), REWRITE)
-    options = replace(OPTIONS, layouts=allowed)
+    options = replace(OPTIONS, ablation=replace(OPTIONS.ablation, layouts=allowed))
     tasks = [prepare(partition, b, cast(Any, meter), options) for b in partition.blocks]
     found = {
         layout

@@ -5,10 +5,12 @@ import pytest
 from benchmarks.models import MODELS, build
 from benchmarks.models.__main__ import main
 
+from korch.ablation import Ablation
 from korch.api import optimize
 from korch.errors import OptionError
 from korch.fission import fission_with_report
 from korch.frontend.onnx import load_model
+from korch.limits import SearchLimits
 from korch.primitive.check import check_graph
 from korch.primitive.op import Category
 
@@ -171,7 +173,13 @@ def test_the_papers_models_have_the_published_size_and_split_wholly(name):
 @pytest.mark.parametrize("name", ["tiny_efficientvit", "tiny_yolox", "tiny_yolov4", "tiny_segformer"])
 def test_tiny_models_run_as_they_do_elsewhere(name, cache_folder):
     model = build(name)
-    executable = optimize(model, measure=False, cache_folder=cache_folder, baselines=False, max_primitives=6)
+    executable = optimize(
+        model,
+        measure=False,
+        cache_folder=cache_folder,
+        search=SearchLimits(max_primitives=6),
+        ablation=Ablation(baselines=False),
+    )
     x, expected = _run(model)
     found = executable(x)[0]
     assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()

@@ -74,7 +74,7 @@ class Oracle:
 
     def groups(self) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
         found = set()
-        for size in range(1, min(len(self.solid), self.options.max_primitives) + 1):
+        for size in range(1, min(len(self.solid), self.options.search.max_primitives) + 1):
             for chosen in itertools.combinations(self.solid, size):
                 if self._is_legal(set(chosen)):
                     found |= set(self._with_outputs(set(chosen)))
@@ -105,7 +105,7 @@ class Oracle:
             return False
         if len(chosen) > 1 and not (self._is_convex(chosen) and self._is_acyclic(chosen)):
             return False
-        if len(self._ends(chosen)) > self.options.max_outputs:
+        if len(self._ends(chosen)) > self.options.search.max_outputs:
             return False
         categories = {p: graph.primitives[p].row.category for p in chosen}
         linear = [p for p in chosen if categories[p] is Category.LINEAR]
@@ -185,8 +185,8 @@ class Oracle:
             for extra in itertools.combinations(sorted(may), size):
                 outputs = tuple(sorted({*must, *extra}))
                 inputs = self._inputs(whole)
-                is_wide = len(inputs) > self.options.max_inputs and len(primitives) > 1
-                if len(outputs) <= self.options.max_outputs and not is_wide:
+                is_wide = len(inputs) > self.options.search.max_inputs and len(primitives) > 1
+                if len(outputs) <= self.options.search.max_outputs and not is_wide:
                     yield primitives, outputs
 
     def _absorbed(self, p: int) -> Iterator[int]:

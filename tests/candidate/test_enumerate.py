@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 from candidate_oracle import Oracle, small_graph, with_operator
 
+from korch.ablation import Ablation
 from korch.candidate.enumerate import enumerate_groups
 from korch.deadline import Deadline
+from korch.limits import SearchLimits
 from korch.options import Options
 from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
 from korch.primitive.ops.layout import TransposeAttributes
@@ -16,7 +18,7 @@ from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
 from korch.primitive.text import parse_graph
 from korch.primitive.types import ValueType
 
-ALL = Options(contract_chains=False, max_outputs=9, max_inputs=99)
+ALL = Options(search=SearchLimits(max_outputs=9, max_inputs=99), ablation=Ablation(contract_chains=False))
 
 
 def keys(graph, options=ALL):
@@ -33,7 +35,8 @@ def test_all_subsets(kind, most_outputs):
     for seed in range(15):
         graph = small_graph(seed, 9, kind == "linear", 2 * (kind == "alternatives"))
         options = Options(
-            contract_chains=False, max_outputs=most_outputs, max_primitives=2 + seed % 8, max_inputs=1 + seed % 6
+            search=SearchLimits(max_outputs=most_outputs, max_primitives=2 + seed % 8, max_inputs=1 + seed % 6),
+            ablation=Ablation(contract_chains=False),
         )
         assert keys(graph, options) == Oracle(graph, options).groups(), seed
 
@@ -42,12 +45,13 @@ def test_all_subsets_with_products_alternatives_and_an_operator_of_several_outpu
     for seed in range(12):
         graph = with_operator(small_graph(seed, 6, linear=True, merges=3), seed)
         options = Options(
-            contract_chains=False, max_outputs=1 + seed % 4, max_primitives=2 + seed % 7, max_inputs=1 + seed % 5
+            search=SearchLimits(max_outputs=1 + seed % 4, max_primitives=2 + seed % 7, max_inputs=1 + seed % 5),
+            ablation=Ablation(contract_chains=False),
         )
         found = keys(graph, options)
         assert found == Oracle(graph, options).groups(), seed
         operator = {p for p, row in enumerate(graph.primitives) if row.op == "opaque"}
-        fits = min(options.max_outputs, options.max_primitives) >= 3
+        fits = min(options.search.max_outputs, options.search.max_primitives) >= 3
         assert (tuple(sorted(operator)) in {p for p, _ in found}) == fits
 
 
@@ -108,7 +112,7 @@ def test_two_diamonds_from_one_root_are_one_set_of_two_outputs():
     for i, (a, b) in enumerate((("exp", "tanh"), ("sin", "cos"))):
         pair = [builder.add(a, [root]), builder.add(b, [root])]
         builder.output(f"y{i}", builder.add("add", pair))
-    assert tuple(range(7)) in sets(builder.freeze(), replace(ALL, max_outputs=2))
+    assert tuple(range(7)) in sets(builder.freeze(), replace(ALL, search=replace(ALL.search, max_outputs=2)))
 
 
 def test_broadcasts_come_with_their_readers():
@@ -200,7 +204,9 @@ def test_opaque_primitives_meet_only_the_other_outputs_of_their_operator():
 
 def test_limits_are_reported_and_single_primitives_always_there():
     graph = small_graph(3, 9)
-    tight = Options(max_primitives=2, max_inputs=1, max_outputs=1, contract_chains=False)
+    tight = Options(
+        search=SearchLimits(max_primitives=2, max_inputs=1, max_outputs=1), ablation=Ablation(contract_chains=False)
+    )
     groups, report = enumerate_groups(graph, tight)
     assert set(report.limits_hit) <= {"max_primitives", "max_inputs", "max_outputs"}
     assert {group.primitives for group in groups} >= {(p,) for p in range(len(graph.primitives))}
@@ -211,9 +217,9 @@ def test_limits_are_reported_and_single_primitives_always_there():
     builder.output("p", builder.add("exp", [a]))
     graph = builder.freeze()
     for name, value in (("max_primitives", 2), ("max_inputs", 1), ("max_outputs", 1), ("max_candidates", 3)):
-        wide = Options(contract_chains=False, max_outputs=2)
+        wide = Options(search=SearchLimits(max_outputs=2), ablation=Ablation(contract_chains=False))
         assert enumerate_groups(graph, wide)[1].limits_hit == ()
-        groups, report = enumerate_groups(graph, replace(wide, **{name: value}))
+        groups, report = enumerate_groups(graph, replace(wide, search=replace(wide.search, **{name: value})))
         assert report.limits_hit == ((name,) if name != "max_outputs" else report.limits_hit)
         assert {p for g in groups for p in g.primitives} == {0, 1, 2}
 

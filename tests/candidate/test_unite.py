@@ -9,6 +9,7 @@ from candidate_oracle import with_operator
 from korch.candidate.candidate import Group, Refusal, make_group, make_layout_change
 from korch.candidate.enumerate import enumerate_groups
 from korch.candidate.unite import split, unite
+from korch.limits import SearchLimits
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.text import parse_graph
@@ -122,7 +123,7 @@ graph(%0 "x": f32[4]) -> (%2 "a", %3 "b")
 @pytest.mark.parametrize("seed", range(12))
 def test_random_groups_are_found_again(seed: int) -> None:
     graph = random_graph(np.random.default_rng(seed))
-    groups, _ = enumerate_groups(graph, Options(max_primitives=6))
+    groups, _ = enumerate_groups(graph, Options(search=SearchLimits(max_primitives=6)))
     united = 0
     for i, first in enumerate(groups[:40]):
         for second in groups[i + 1 : 40]:

@@ -13,6 +13,7 @@ from benchmarks.models import PAPER, build
 from korch.cli import main
 from korch.cuda.compile import Cubin, CubinCompiler
 from korch.errors import OptionError, UnsupportedError
+from korch.limits import SearchLimits
 from korch.options import Options
 from korch.pipeline import plan_model
 
@@ -27,7 +28,7 @@ MODELS = PAPER if os.environ.get("KORCH_LONG") else ("candy", "yolox", "segforme
 @pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_every_kernel_of_a_model_compiles(name, cache_folder):
-    options = Options(target="cuda:sm_90", max_primitives=8, cache_folder=cache_folder)
+    options = Options(target="cuda:sm_90", cache_folder=cache_folder, search=SearchLimits(max_primitives=8))
     found = plan_model(build(name).SerializeToString(), options)
     assert not found.failures, found.to_text()
     assert len(found.kernels) > 5
@@ -48,11 +49,11 @@ def test_every_kernel_of_a_model_compiles(name, cache_folder):
     [
         ("tiny_segformer", "cuda:sm_90", "float16"),
         ("tiny_candy", "cuda:sm_80", "bfloat16"),
-        ("tiny_candy", "cuda:sm_90", "float32"),
+        ("tiny_candy", "cuda:sm_90", "tf32"),
     ],
 )
 def test_precisions_and_architectures(name, target, precision, cache_folder):
-    options = Options(target=target, precision=precision, tf32=precision == "float32", cache_folder=cache_folder)
+    options = Options(target=target, precision=precision, cache_folder=cache_folder)
     found = plan_model(build(name).SerializeToString(), options)
     assert not found.failures, found.to_text()
 

@@ -47,7 +47,13 @@ def on_cpu(monkeypatch):
     """Let segments be planned for a device by bounds, and issued on the CPU."""
 
     def plan(segment, options, shapes=None, progress=None, deadline=None):
-        found = replace(options, target="cuda:sm_90", measure=False, baselines=False, partition="off")
+        found = replace(
+            options,
+            target="cuda:sm_90",
+            measure=False,
+            partition="off",
+            ablation=replace(options.ablation, baselines=False),
+        )
         return IssuedOnCpu(program_of_graph(lower_products(fission(segment)), found, ())[0])
 
     monkeypatch.setattr(host_optimize, "require_torch", lambda: None)

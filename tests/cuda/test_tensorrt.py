@@ -17,6 +17,7 @@ import pytest
 from test_whole_plans import program_of
 from tile_groups import Graph
 
+from korch.ablation import Ablation
 from korch.candidate.candidate import Refusal
 from korch.cuda import engine
 from korch.cuda.kernel import CudaKernel, Network
@@ -196,7 +197,9 @@ def program(library, tmp_path, monkeypatch):
         self.target = replace(self.target, is_nominal=False)
 
     monkeypatch.setattr(CudaMeter, "__init__", begin)
-    options = Options(target="cuda:sm_90", measure=False, baselines=False, partition="off", cache_folder=tmp_path)
+    options = Options(
+        target="cuda:sm_90", measure=False, partition="off", cache_folder=tmp_path, ablation=Ablation(baselines=False)
+    )
     left_out = ("torch", "triton-product", "triton-attention", "triton-winograd")
     return program_of("tiny_candy", options, left_out)
 

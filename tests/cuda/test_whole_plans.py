@@ -9,10 +9,12 @@ import onnx
 import pytest
 from benchmarks.models import build
 
+from korch.ablation import Ablation
 from korch.assembly.blocks import prepare
 from korch.backend import open_meter
 from korch.fission import fission
 from korch.frontend.onnx import load_model
+from korch.limits import SearchLimits
 from korch.measure.cuda.meter import CudaMeter
 from korch.options import Options
 from korch.partition.join import join
@@ -70,10 +72,10 @@ def test_a_plan_computes_what_the_model_does(name, precision, allowed, tmp_path,
         target="cuda:sm_90",
         precision=precision,
         measure=False,
-        baselines=False,
         partition="off",
-        max_primitives=MOST_PRIMITIVES.get(name, 24),
         cache_folder=cache_folder,
+        search=SearchLimits(max_primitives=MOST_PRIMITIVES.get(name, 24)),
+        ablation=Ablation(baselines=False),
     )
     program, split = program_of(name, options)
     inputs = random_inputs(split, np.random.default_rng(0))
@@ -96,10 +98,10 @@ def test_an_executable_issues_what_the_model_does(name, cache_folder):
     options = Options(
         target="cuda:sm_90",
         measure=False,
-        baselines=False,
         partition="off",
-        max_primitives=MOST_PRIMITIVES.get(name, 24),
         cache_folder=cache_folder,
+        search=SearchLimits(max_primitives=MOST_PRIMITIVES.get(name, 24)),
+        ablation=Ablation(baselines=False),
     )
     products = ("triton-product", "triton-attention", "triton-winograd")
     program, split = program_of(name, options, products)
@@ -126,7 +128,7 @@ def test_values_without_axes_are_inputs_and_outputs(cache_folder):
         opset_imports=[onnx.helper.make_opsetid("", 17)],
         ir_version=8,
     )
-    options = Options(target="cuda:sm_90", measure=False, baselines=False, cache_folder=cache_folder)
+    options = Options(target="cuda:sm_90", measure=False, cache_folder=cache_folder, ablation=Ablation(baselines=False))
     program, _ = program_of_model(model, options, ())
     y, z = issue_on_cpu(program, [torch.tensor(0.5)])
     assert y.shape == z.shape == () and z.item() == 0.5

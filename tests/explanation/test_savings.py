@@ -14,6 +14,7 @@ from korch.equivalence.rule import rule_of
 from korch.equivalence.rules import RULES
 from korch.equivalence.saturate import saturate
 from korch.explanation.savings import add_savings, rule_savings
+from korch.limits import SearchLimits
 from korch.measure.record import Failed, Measured
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
@@ -23,7 +24,7 @@ from korch.provider.provider import load_providers
 from korch.search.instance import collect_candidates, make_problem
 from korch.target import Target
 
-OPTIONS = Options(max_primitives=2)
+OPTIONS = Options(search=SearchLimits(max_primitives=2))
 
 
 @dataclass

@@ -12,6 +12,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import korch
+from korch.ablation import Ablation
 from korch.equivalence.saturate import saturate
 from korch.fission import fission
 from korch.frontend.onnx import load_model
@@ -172,7 +173,9 @@ def test_primitives_mean_what_onnx_does_and_no_rule_fails(name: str) -> None:
 def test_kernels_compute_it_and_the_search_ends(cache_folder: Path) -> None:
     cases = {n: c for n, c in CASES.items() if c[0] == 20}
     model, feeds = model_of(cases, 20), feeds_of(cases)
-    executable: Any = korch.optimize(model, measure=False, baselines=False, threads=2, cache_folder=cache_folder)
+    executable: Any = korch.optimize(
+        model, measure=False, threads=2, cache_folder=cache_folder, ablation=Ablation(baselines=False)
+    )
     for name, found, expected in zip(cases, executable.run(None, feeds), expected_of(model, feeds), strict=True):
         assert_same(found, expected, terms=2000, name=name)
 

@@ -11,7 +11,7 @@ from benchmarks.models.mlp import build_mlp
 
 import korch
 
-QUICK = {"threads": 1, "gap": 0.5, "max_primitives": 6, "solver_seconds": 5.0, "budget": 2.0}
+QUICK = {"threads": 1, "gap": 0.5, "search": korch.SearchLimits(max_primitives=6, solver_seconds=5.0), "budget": 2.0}
 
 
 def test_layers_in_segments_compute_what_the_model_does(cache_folder: Path) -> None:

@@ -6,6 +6,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import korch
+from korch.ablation import Ablation
+from korch.limits import SearchLimits
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -55,7 +57,13 @@ def test_operators_that_are_kept_whole_run_in_the_middle_of_a_model(cache_folder
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
     onnx.checker.check_model(model)
-    executable = korch.optimize(model, cache_folder=cache_folder, budget=1, max_primitives=6, baselines=False)
+    executable = korch.optimize(
+        model,
+        cache_folder=cache_folder,
+        budget=1,
+        search=SearchLimits(max_primitives=6),
+        ablation=Ablation(baselines=False),
+    )
     rng = np.random.default_rng(3)
     feeds = {"x": rng.standard_normal((4, 12)).astype(np.float32), "bits": rng.integers(0, 9, 4).astype(np.uint32)}
     session = onnxruntime.InferenceSession(model.SerializeToString())

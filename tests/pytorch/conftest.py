@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from korch.limits import SearchLimits
+
 collect_ignore_glob = [] if find_spec("torch") and find_spec("onnxscript") else ["test_*.py"]
 
 
@@ -25,7 +27,6 @@ def quick(cache_folder: Path) -> dict[str, object]:
         "threads": 1,
         "measure": False,
         "gap": 0.9,
-        "max_primitives": 6,
-        "solver_seconds": 5.0,
+        "search": SearchLimits(max_primitives=6, solver_seconds=5.0),
         "cache_folder": cache_folder,
     }

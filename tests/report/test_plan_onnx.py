@@ -8,6 +8,8 @@ import pytest
 from benchmarks.models import build
 
 import korch
+from korch.ablation import Ablation
+from korch.limits import SearchLimits
 from korch.primitive import reference
 from korch.primitive.as_onnx import OnnxNodes
 from korch.primitive.graph import GraphBuilder
@@ -34,9 +36,9 @@ def test_onnxruntime_runs_the_plan_and_agrees(name, cache_folder):
         build(name),
         measure=name == "tiny_candy",
         budget=4,
-        max_primitives=6,
-        baselines=False,
         cache_folder=cache_folder,
+        search=SearchLimits(max_primitives=6),
+        ablation=Ablation(baselines=False),
     )
     model = plan_model(executable.plan, executable.artifact.weights.array)
     assert len(model.functions) == len(executable.plan.steps)

@@ -13,6 +13,7 @@ from benchmarks.models import build
 import korch
 from korch.cli import main
 from korch.errors import MeasureError
+from korch.limits import SearchLimits
 from korch.measure.compiler import find_compiler
 from korch.report.threads import Load, Run, Span, Threads, read_run, watch_threads
 
@@ -54,7 +55,9 @@ def test_loads_are_medians_over_runs() -> None:
 def artifact(tmp_path_factory, cache_folder) -> Path:
     folder = tmp_path_factory.mktemp("threads")
     model = build("conv_bn_relu", size=64, channels=(16, 16))
-    found = korch.optimize(model, threads=2, budget=1, max_primitives=4, gap=0.5, cache_folder=cache_folder)
+    found = korch.optimize(
+        model, threads=2, budget=1, gap=0.5, cache_folder=cache_folder, search=SearchLimits(max_primitives=4)
+    )
     found.save(folder / "m.korch")
     return folder / "m.korch"
 

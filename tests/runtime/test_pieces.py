@@ -15,6 +15,7 @@ from korch.candidate.candidate import Candidate, Offer, make_group
 from korch.candidate.enumerate import enumerate_groups
 from korch.candidate.layout import channels_blocked
 from korch.errors import InvalidGraphError
+from korch.limits import SearchLimits
 from korch.options import Options
 from korch.primitive import reference
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
@@ -249,7 +250,7 @@ def random_graph(rng: Random) -> PrimitiveGraph:
 def test_random_plans_compute_what_they_should(seed: int) -> None:
     rng = Random(seed)
     graph = random_graph(rng)
-    groups, _ = enumerate_groups(graph, Options(max_primitives=2))
+    groups, _ = enumerate_groups(graph, Options(search=SearchLimits(max_primitives=2)))
     candidates, _ = collect_candidates(graph, groups, (GeneratedProvider(), InPlaceProvider()), TARGET)
     costs = {c.key: rng.randint(1, 9) for c in candidates}
     problem = make_problem(graph, candidates, lambda c: (0 if c.offer.is_in_place else costs[c.key], True))
@@ -265,7 +266,7 @@ def test_random_plans_have_concatenations_in_place() -> None:
     count = 0
     for seed in range(40):
         graph = random_graph(Random(seed))
-        groups, _ = enumerate_groups(graph, Options(max_primitives=2))
+        groups, _ = enumerate_groups(graph, Options(search=SearchLimits(max_primitives=2)))
         found, _ = collect_candidates(graph, groups, (InPlaceProvider(),), TARGET)
         count += len({c.group.outputs for c in found})
     assert count > 30

@@ -7,6 +7,7 @@ import pytest
 
 from korch.candidate.candidate import Candidate, Offer
 from korch.candidate.enumerate import enumerate_groups
+from korch.limits import SearchLimits
 from korch.options import Options
 from korch.primitive.graph import GraphBuilder
 from korch.primitive.ops.layout import ConcatAttributes, TransposeAttributes
@@ -28,7 +29,7 @@ def candidates() -> dict[str, Candidate]:
         moved = builder.add("transpose", [x], TransposeAttributes((1, 0)))
         builder.output(f"transpose{size}", moved)
     graph = builder.freeze()
-    groups, _ = enumerate_groups(graph, Options(max_primitives=1))
+    groups, _ = enumerate_groups(graph, Options(search=SearchLimits(max_primitives=1)))
     found, _ = collect_candidates(graph, groups, [GeneratedProvider()], Target())
     return {
         f"{c.group.body.primitives[0].op}{c.group.input_types[0].shape[0]}": c
@@ -52,7 +53,7 @@ def test_what_turns_images_or_joins_pieces_is_another_kind() -> None:
     builder.output("y", y)
     builder.output("z", builder.add("concat", [x, x], ConcatAttributes(1)))
     graph = builder.freeze()
-    groups, _ = enumerate_groups(graph, Options(max_primitives=1))
+    groups, _ = enumerate_groups(graph, Options(search=SearchLimits(max_primitives=1)))
     found, _ = collect_candidates(graph, groups, [GeneratedProvider()], Target())
     second = {
         (c.group.body.primitives[0].op, *map(str, (*c.offer.inputs, *c.offer.outputs))): kinds(c)[1]

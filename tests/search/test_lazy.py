@@ -13,6 +13,7 @@ from korch.candidate.candidate import Candidate
 from korch.candidate.enumerate import enumerate_groups
 from korch.deadline import Deadline
 from korch.errors import InfeasibleError
+from korch.limits import SearchLimits
 from korch.measure.record import Failed, Measured
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
@@ -25,7 +26,7 @@ from korch.search.recall import Solved, keep_solved, recall_solved
 from korch.target import Target
 from korch.testing.random_graph import random_graph
 
-EXACT = Options(gap=0.0, patience=1000, solver_seconds=20.0, max_measured=1.0)
+EXACT = Options(gap=0.0, search=SearchLimits(patience=1000, solver_seconds=20.0, max_measured=1.0))
 
 
 class ScriptedMeter:
@@ -75,7 +76,7 @@ class ScriptedMeter:
 
 def instance(seed: int) -> tuple[PrimitiveGraph, tuple[Candidate, ...]]:
     graph = random_graph(np.random.default_rng(seed), primitives=9)
-    groups, _ = enumerate_groups(graph, replace(EXACT, max_primitives=5))
+    groups, _ = enumerate_groups(graph, replace(EXACT, search=replace(EXACT.search, max_primitives=5)))
     return graph, collect_candidates(graph, groups, [GeneratedProvider()], Target())[0]
 
 
@@ -177,7 +178,7 @@ def test_no_more_is_measured_than_allowed(monkeypatch: pytest.MonkeyPatch) -> No
     meter = ScriptedMeter(candidates, 3)
     monkeypatch.setattr("korch.search.lazy.FREE_MEASUREMENTS", 0)
     monkeypatch.setattr("korch.search.lazy.ROUND_KERNELS", 2)
-    options = replace(EXACT, max_measured=0.2)
+    options = replace(EXACT, search=replace(EXACT.search, max_measured=0.2))
     found = LazyLoop(graph, candidates, meter, options).run()
     # The estimates' rounds measure one whole plan at least, whatever the share.
     assert len(meter.asked) <= max(0.2 * len(meter.true), 5 * len(found.steps) + 10)
@@ -188,7 +189,7 @@ def test_no_more_is_measured_than_allowed(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_last_round_tells_the_best_plan_of_what_is_measured(seed: int, most: int) -> None:
     graph, candidates = instance(seed)
     meter = ScriptedMeter(candidates, seed)
-    options = replace(EXACT, patience=1)
+    options = replace(EXACT, search=replace(EXACT.search, patience=1))
     found = LazyLoop(graph, candidates, meter, options, most_measured=most).run()
     measured = [c for c in candidates if c.key in meter.asked]
     whole = make_problem(graph, measured, lambda c: (meter.true[c.key], True))
@@ -282,7 +283,7 @@ def test_an_unproven_plan_has_a_runner_up() -> None:
     meter = ScriptedMeter(candidates, 4)
     for key in meter.bounds:
         meter.bounds[key] = 1  # with so few measurements, nothing can be proven
-    options = replace(EXACT, patience=2, max_measured=0.0)
+    options = replace(EXACT, search=replace(EXACT.search, patience=2, max_measured=0.0))
     loop = LazyLoop(graph, candidates, meter, options, free_measurements=12)
     loop.run()
     assert loop.best is not None

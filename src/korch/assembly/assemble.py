@@ -93,7 +93,9 @@ class Assembly:
 
         costs = [cost_ns(option) for option in choices] + [guess_ns(c) for c in changes]
         solver = Solver(
-            self._problem(choices, changes, cost_ns), workers=self.options.solver_workers, seed=self.options.seed
+            self._problem(choices, changes, cost_ns),
+            workers=self.options.search.solver_workers,
+            seed=self.options.search.seed,
         )
         plan = solver.solve(costs, seconds=PREFER_SECONDS, gap=PREFER_GAP)
         objective_ns = sum(costs[k] for k in plan.kernels)
@@ -116,18 +118,20 @@ class Assembly:
             return found[self.block_of[option.segment], option.interface].certificate.bound_ns
 
         solver = Solver(
-            self._problem(choices, changes, cost_ns), workers=self.options.solver_workers, seed=self.options.seed
+            self._problem(choices, changes, cost_ns),
+            workers=self.options.search.solver_workers,
+            seed=self.options.search.seed,
         )
         kernels: tuple[int, ...] = ()
         for _ in range(MEASURE_ROUNDS):
             costs, flags = self._costs(choices, changes, cost_ns)
             gone = [len(choices) + i for i, c in enumerate(changes) if isinstance(self.meter.known(c), Failed)]
-            plan = solver.solve(costs, flags, seconds=self.options.solver_seconds, excluded=gone)
+            plan = solver.solve(costs, flags, seconds=self.options.search.solver_seconds, excluded=gone)
             kernels = plan.kernels
             if self.required and not kernels:
                 raise InfeasibleError(
                     f"the solver found no layouts for what {len(choices)} segments hand on",
-                    hint="Give it longer (--solver-seconds), or leave the model whole (--partition off)",
+                    hint="Raise SearchLimits.solver_seconds, or search the model as a whole (--partition off)",
                 )
             unknown = [
                 changes[k - len(choices)]
@@ -139,7 +143,7 @@ class Assembly:
             self.meter.measure(unknown)
         objective_ns = sum(self._costs(choices, changes, cost_ns)[0][k] for k in kernels)
         least = solver.solve(
-            self._costs(choices, changes, bound_ns)[0], seconds=self.options.solver_seconds
+            self._costs(choices, changes, bound_ns)[0], seconds=self.options.search.solver_seconds
         ).certificate.bound_ns
         return self._in_order(choices, changes, kernels, objective_ns, min(least, objective_ns))
 

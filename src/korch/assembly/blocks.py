@@ -121,14 +121,14 @@ def prepare(
     lanes = meter.target.lanes
     # Bounds alone can't tell which layout is worth a change.
     is_plain = partition.is_whole or not options.measure
-    kinds = KINDS[options.layouts]
+    kinds = KINDS[options.ablation.layouts]
     interfaces = (PLAIN,) if is_plain else interfaces_of(partition, block, lanes, kinds)
     shapes = shapes_of(meter.providers)
     groups, enumeration = _groups(graph, options, shapes, may_be_fewer=not partition.is_whole, deadline=deadline)
     candidates, refusals = collect_candidates(
         graph, groups, meter.providers, meter.target, interfaces, held, answers, deadline
     )
-    candidates = tuple(c for c in candidates if has_layouts(c, options.layouts))
+    candidates = tuple(c for c in candidates if has_layouts(c, options.ablation.layouts))
     check_every_primitive_runs(graph, candidates, refusals)
     return Task(block, candidates, enumeration, interfaces)
 
@@ -157,14 +157,16 @@ def _groups(
     deadline: Deadline | None,
 ) -> tuple[tuple[Group, ...], EnumerationReport]:
     """Return a block's groups, smaller ones if there are too many."""
-    size = options.max_primitives
+    size = options.search.max_primitives
     while may_be_fewer and size > FEWEST_PRIMITIVES:
-        limited = replace(options, max_primitives=size)
+        limited = replace(options, search=replace(options.search, max_primitives=size))
         groups, enumeration = enumerate_groups(graph, limited, MOST_GROUPS, deadline, shapes)
         if enumeration.groups <= MOST_GROUPS:
             return groups, enumeration
         size //= 2
-    return enumerate_groups(graph, replace(options, max_primitives=size), deadline=deadline, shapes=shapes)
+    return enumerate_groups(
+        graph, replace(options, search=replace(options.search, max_primitives=size)), deadline=deadline, shapes=shapes
+    )
 
 
 def interfaces_of(partition: Partition, block: Block, lanes: int, kinds: Sequence[str]) -> tuple[Interface, ...]:
@@ -375,7 +377,7 @@ class BlockSearch:
 
         There are none if there was no time to survey that, or there is none now.
         """
-        is_asked = self.options.measure and self.options.baselines
+        is_asked = self.options.measure and self.options.ablation.baselines
         if not is_asked or (b, 0) not in self.found or self._is_over():
             return {}
         task = self.tasks[b]
@@ -514,7 +516,7 @@ def search_whole(
     task: Task, meter: AnyMeter, options: Options, deadline: Deadline, tell: Callable[[Round], None]
 ) -> Solved:
     """Search a model that is one segment; what was searched before is recalled."""
-    tag = "" if options.baselines else "alone"
+    tag = "" if options.ablation.baselines else "alone"
     database = meter.database
     kept = recall_solved(database, task.candidates, options, tag) if options.measure else None
     if kept is not None:
@@ -530,7 +532,7 @@ def search_whole(
     plans = {"optimal": found.steps}
     if not options.measure:
         return Solved(found, plans)
-    if options.baselines and not deadline.is_over:
+    if options.ablation.baselines and not deadline.is_over:
         plans |= baseline_plans(graph, loop.usable, loop.cost_ns, options)
     if second := loop.runner_up():
         plans["second"] = second

@@ -86,7 +86,9 @@ def enumerate_groups(
         "Optimal Kernel Orchestration for Tensor Programs with Korch" (ASPLOS 2024), section 4 and
         algorithm 1; here on bitsets, iterative, each set once, with several outputs.
     """
-    space = _Space(graph, options.contract_chains, [shape for shape in shapes if isinstance(shape, GroupShape)])
+    space = _Space(
+        graph, options.ablation.contract_chains, [shape for shape in shapes if isinstance(shape, GroupShape)]
+    )
     hit: set[str] = set()
     keys: dict[tuple[tuple[int, ...], tuple[int, ...]], None] = {}
     sets = 0
@@ -98,7 +100,7 @@ def enumerate_groups(
             hit.add(BUDGET)
             break
         whole = space.with_absorbed(mask)
-        if whole.bit_count() > 1 and space.input_count(whole) > options.max_inputs:
+        if whole.bit_count() > 1 and space.input_count(whole) > options.search.max_inputs:
             hit.add("max_inputs")
             continue
         members = tuple(bits(whole))
@@ -381,7 +383,7 @@ class _Space:
             following: list[int] = []
             for mask in frontier:
                 yield mask
-                if mask.bit_count() >= options.max_primitives:
+                if mask.bit_count() >= options.search.max_primitives:
                     hit.add("max_primitives")
                     continue
                 for grown in self._neighbours(mask):
@@ -390,14 +392,14 @@ class _Space:
                     if not self.is_legal(grown, grown & ~mask):
                         illegal.add(grown)
                         continue
-                    if grown.bit_count() > options.max_primitives:
+                    if grown.bit_count() > options.search.max_primitives:
                         hit.add("max_primitives")
                         continue
-                    if len(seen) >= options.max_candidates:
+                    if len(seen) >= options.search.max_candidates:
                         hit.add("max_candidates")
                         break
                     seen.add(grown)
-                    if self.sinks(grown) > options.max_outputs:
+                    if self.sinks(grown) > options.search.max_outputs:
                         hit.add("max_outputs")
                         continue
                     following.append(grown)
@@ -484,10 +486,10 @@ class _Space:
                 must.append(value)
             elif value in self.outputs or self.read_by[p] & ~mask:
                 may.append(value)
-        if len(must) > options.max_outputs:
+        if len(must) > options.search.max_outputs:
             hit.add("max_outputs")
             return
-        for extra in _subsets(may, options.max_outputs - len(must)):
+        for extra in _subsets(may, options.search.max_outputs - len(must)):
             yield tuple(sorted((*must, *extra)))
 
 

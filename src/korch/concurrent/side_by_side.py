@@ -252,8 +252,8 @@ class _Search:
             model.add_at_most_one(use[s] for s in sets)
         model.maximize(cp_model.LinearExpr.weighted_sum(list(use.values()), [self._saving_ns(s) for s in usable]))
         solver = cp_model.CpSolver()
-        solver.parameters.num_workers = self.options.solver_workers
-        solver.parameters.random_seed = self.options.seed
+        solver.parameters.num_workers = self.options.search.solver_workers
+        solver.parameters.random_seed = self.options.search.seed
         solver.parameters.max_time_in_seconds = self._solve_seconds()
         solver.parameters.relative_gap_limit = GAP
         status = solver.solve(model)

@@ -38,7 +38,10 @@ def baseline_plans(
         problem = make_problem(graph, subset, cost_ns)
         try:
             plan = solve(
-                problem, seconds=min(seconds, options.solver_seconds), workers=options.solver_workers, seed=options.seed
+                problem,
+                seconds=min(seconds, options.search.solver_seconds),
+                workers=options.search.solver_workers,
+                seed=options.search.seed,
             )
         except InfeasibleError:
             continue

@@ -155,8 +155,8 @@ def _taken_apart(
         plan = solve(
             Problem(part.steps, tuple(part.kernels[i] for i in useful), part.required, part.given, part.constants),
             seconds=SECONDS,
-            workers=options.solver_workers,
-            seed=options.seed,
+            workers=options.search.solver_workers,
+            seed=options.search.seed,
         )
     except InfeasibleError as error:
         logger.debug("a kernel can't be taken apart: %s", error)

@@ -1,6 +1,6 @@
 """One alternative for each value, chosen before the kernels: what optimizers do that rewrite first.
 
-Here it is something to compare with (`--rewrites first`): the sum of what each primitive would take
+Here it is something to compare with (`Ablation(rewrites="first")`): the sum of what each primitive would take
 as an operator of its own is least, as in Tensat (Yang et al., MLSys 2021), and the orchestration
 then has no say.
 """
@@ -53,6 +53,6 @@ def extract(graph: PrimitiveGraph, *, workers: int = 2, seed: int = 0) -> Primit
     plan = Solver(problem, workers=workers, seed=seed).solve(seconds=SECONDS)
     if not plan.kernels:
         raise InfeasibleError(
-            "no choice of rewrites was found in time", hint="Choose them with the kernels (--rewrites joint)"
+            "no choice of rewrites was found in time", hint="Choose them with the kernels (Ablation(rewrites='joint'))"
         )
     return graph.with_primitives(sorted(plan.kernels))

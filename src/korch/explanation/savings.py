@@ -75,7 +75,7 @@ def rule_savings(
     """
     wrote = [rule_of(origin) for origin in graph.origins]
     used = sorted({wrote[p] for step in steps for p in step.group.primitives} - {""})
-    if not (used and options.measure and options.baselines):
+    if not (used and options.measure and options.ablation.baselines):
         return {}
     cost_ns = sum(meter.cost_ns(step)[0] for step in steps)
     name = instance_key(candidates, options, f"savings {interface} {cost_ns} {used}")
@@ -87,7 +87,7 @@ def rule_savings(
         return {}
     measured = [c for c in candidates if isinstance(meter.known(c), Measured)]
     problem = make_problem(graph, measured, meter.cost_ns, interface)
-    solver = Solver(problem, workers=options.solver_workers, seed=options.seed)
+    solver = Solver(problem, workers=options.search.solver_workers, seed=options.search.seed)
     saved: dict[str, int | None] = {}
     for rule in used:
         left_s = None if deadline is None else deadline.left_s

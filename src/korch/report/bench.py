@@ -71,7 +71,7 @@ def bench(
         if not path.is_file():
             raise ModelError("there is no such file", where=str(path))
         known = {tensor.name: tensor.shape for tensor in plan.inputs}
-        inputs = random_inputs(path, seed=options.seed, shapes={**known, **shapes})
+        inputs = random_inputs(path, seed=options.search.seed, shapes={**known, **shapes})
         runners = [RunnerSpec("korch", artifact)]
         runners += [RunnerSpec(name, path, get_peer(name).name) for name in against]
         notes = tuple(quality(executable.report))

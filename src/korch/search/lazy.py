@@ -277,8 +277,8 @@ class LazyLoop:
         required, given = interface.ports(graph)
         self.solver = Solver(
             replace(like, required=required, given=given),
-            workers=options.solver_workers,
-            seed=options.seed,
+            workers=options.search.solver_workers,
+            seed=options.search.seed,
             describe=self._describe,
             like=problem,
         )
@@ -326,13 +326,13 @@ class LazyLoop:
             self._report()
             stopped = not self._time_left()
             quiet = 0 if self._has_moved(before) else quiet + 1
-            if stopped or quiet >= self.options.patience or (unknown and not has_room):
+            if stopped or quiet >= self.options.search.patience or (unknown and not has_room):
                 break
             if not unknown:
                 # All of the solution is measured, so only a better proof is left to be had.
                 if plan.certificate.status is Status.OPTIMAL or seconds > ROUND_SECONDS:
                     break
-                seconds, gap = self.options.solver_seconds, 0.0
+                seconds, gap = self.options.search.solver_seconds, 0.0
         self.combine_measured()
         return self._result(stopped)
 
@@ -467,7 +467,7 @@ class LazyLoop:
         """Return how many candidates may still be measured."""
         if self.most_measured is not None:
             return max(0, self.most_measured - len(self.records))
-        most = max(self.free_measurements, int(self.options.max_measured * len(self._keys)))
+        most = max(self.free_measurements, int(self.options.search.max_measured * len(self._keys)))
         return max(0, most - len(self.records))
 
     def _is_close(self) -> bool:
@@ -532,7 +532,7 @@ class LazyLoop:
         if status is Status.UNKNOWN:
             raise InfeasibleError(
                 f"the solver found no plan within {seconds:.0f} s",
-                hint="Give it longer (--solver-seconds) or fewer candidates (--max-primitives)",
+                hint="Raise SearchLimits.solver_seconds, or lower SearchLimits.max_primitives",
             )
         logger.info(
             "solved: %s, %s ns, bound %s ns, %.1f s",

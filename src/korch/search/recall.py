@@ -64,7 +64,9 @@ def instance_key(candidates: Sequence[Candidate], options: Options, tag: str = "
     Seconds are left out, but for the budget: a search that was not cut short does not depend on
     them, and one that was is not kept.
     """
-    digest = hashlib.sha256(f"{SCHEMA} {options.gap} {options.patience} {options.max_measured} {tag}".encode())
+    digest = hashlib.sha256(
+        f"{SCHEMA} {options.gap} {options.search.patience} {options.search.max_measured} {tag}".encode()
+    )
     for candidate in candidates:
         text = f"{candidate.key} {candidate.group.primitives} {candidate.group.outputs}\n"
         digest.update(text.encode())

@@ -22,6 +22,7 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
+from korch.ablation import Ablation
 from korch.errors import UnsupportedError
 from korch.primitive.op import Array
 from korch.testing.random_onnx import OPSETS, Drawn, model_of, random_onnx
@@ -152,7 +153,12 @@ def _optimize_and_run(graphs: list[Drawn], opset: int, folder: Path, *, strict: 
     feeds = {name: array for graph in graphs for name, array in graph.feeds.items()}
     try:
         executable: Any = optimize(
-            model, measure=False, baselines=False, threads=1, strict=strict, cache_folder=folder / "cache"
+            model,
+            measure=False,
+            threads=1,
+            strict=strict,
+            cache_folder=folder / "cache",
+            ablation=Ablation(baselines=False),
         )
         return list(executable.run(None, feeds))
     except Exception as error:  # noqa: BLE001 - whatever it is, ONNX Runtime has a result

@@ -26,6 +26,7 @@ from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.enumerate import enumerate_groups
 from korch.candidate.shape import shapes_of
 from korch.libraries import load_globally
+from korch.limits import SearchLimits
 from korch.measure.compiler import Builder, CompileFailure, find_compiler
 from korch.options import Options
 from korch.primitive.types import DType
@@ -91,7 +92,9 @@ def cpu_providers() -> tuple[Provider[Any, Any], ...]:
 def draw_groups(rng: np.random.Generator, dtypes: Sequence[DType], count: int, primitives: int = 10) -> list[Group]:
     """Return different groups of a random graph, as a search would find them."""
     graph = random_graph(rng, primitives, linear=True, dtypes=dtypes, sizes=SIZES)
-    groups, _ = enumerate_groups(graph, Options(max_primitives=6), shapes=shapes_of(load_providers()))
+    groups, _ = enumerate_groups(
+        graph, Options(search=SearchLimits(max_primitives=6)), shapes=shapes_of(load_providers())
+    )
     found = list({group.key: group for group in groups}.values())
     # Groups of several primitives are where loads, sums and stores of different types meet.
     order = [found[i] for i in rng.permutation(len(found))]

@@ -56,7 +56,7 @@ def select_rules(text: str) -> tuple[AnyRule, ...]:
     if unknown := sorted(chosen - FAMILIES.keys()):
         raise OptionError(
             f"there is no family of rewrites {unknown[0]!r}",
-            where="option --rules",
+            where="option rules",
             expected=f"all, none, or some of {', '.join(FAMILIES)}",
             hint="With - before each, all but these are used",
         )

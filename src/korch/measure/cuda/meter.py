@@ -39,7 +39,9 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
     def __init__(self, options: Options, providers: Sequence[Provider[CudaTarget, CudaKernel]]) -> None:
         super().__init__(options, providers)
         is_here = options.target == "cuda"
-        self.target = detect_cuda_target(options.tf32) if is_here else nominal_target(options.target, options.tf32)
+        self.target = (
+            detect_cuda_target(options.allows_tf32) if is_here else nominal_target(options.target, options.allows_tf32)
+        )
         self.compiler = CubinCompiler(self.target.arch, options.cache_folder)
         self.database = Database(self.compiler.folder.parent, self.target.fingerprint)
         if is_here:
