@@ -115,11 +115,11 @@ def test_all_options_are_listed() -> None:
     assert listed is not None and listed[0] == option_table()
 
 
-def test_the_house_has_all_its_rooms() -> None:
+def test_the_architecture_lists_every_folder() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     source = ROOT / "src" / "korch"
-    rooms = [folder.parent.name for folder in source.glob("*/__init__.py")]
-    assert [room for room in rooms if f"`{room}/`" not in text] == []
+    folders = [folder.parent.name for folder in source.glob("*/__init__.py")]
+    assert [name for name in folders if f"`{name}/`" not in text] == []
 
 
 def test_the_commands_of_the_readme_exist() -> None:
