@@ -24,10 +24,10 @@ TOLERANCE = 1e-3
 """Of plans, relative to the largest element, where the model's own error is less."""
 
 ROUNDINGS = 10
-"""So many roundings to 16 bits may always follow one another."""
+"""Number of successive roundings to 16 bits that are always allowed."""
 
 FACTOR = 2
-"""A plan may err so many times as much as the model does in its own types."""
+"""Largest error of a plan, as a multiple of the error of the model in its own types."""
 
 SAMPLES = 8
 """Runs of the model with other roundings, before a plan is refused."""

@@ -124,27 +124,27 @@ def test_the_threads_of_a_team_are_seen_in_each_kernel(make_seeing, tmp_path):
             assert 0 <= span.wait_ns <= span.end_ns - span.begin_ns
 
 
-CROWD = """
+OVERSUBSCRIPTION = """
 #include "korch_teams.h"
-static korch_teams::Crowd crowd;
+static korch_teams::Oversubscription oversubscription;
 static int threads_seen;
 static int64_t clock_ns;
 extern "C" {
-void begin(int64_t now_ns) { crowd.begin(now_ns); }
+void begin(int64_t now_ns) { oversubscription.begin(now_ns); }
 void note_wait(int64_t since_ns, int64_t now_ns, int threads) {
-  crowd.note_wait(since_ns, now_ns, threads);
+  oversubscription.note_wait(since_ns, now_ns, threads);
 }
 int64_t note_step(int64_t since_ns, int64_t now_ns, int64_t usual_ns, int threads) {
-  crowd.note_step(since_ns, now_ns, usual_ns, threads);
+  oversubscription.note_step(since_ns, now_ns, usual_ns, threads);
   return usual_ns;
 }
-void end(int64_t now_ns) { crowd.end(now_ns); }
+void end(int64_t now_ns) { oversubscription.end(now_ns); }
 int is_here(int64_t now_ns) {
   clock_ns = now_ns;
-  return crowd.is_here([] { return clock_ns; });
+  return oversubscription.is_here([] { return clock_ns; });
 }
 int run(int threads) {
-  korch_teams::run_together(threads, &crowd, [] {
+  korch_teams::run_together(threads, &oversubscription, [] {
     threads_seen = 0;
 #pragma omp parallel
     __atomic_fetch_add(&threads_seen, 1, __ATOMIC_RELAXED);
@@ -153,7 +153,7 @@ int run(int threads) {
 }
 int run_apart(int threads) {
   int64_t usual_ns = 0;
-  korch_teams::run_apart(threads, crowd, usual_ns, [&] {
+  korch_teams::run_apart(threads, oversubscription, usual_ns, [&] {
     threads_seen = 1000 * omp_get_max_threads();  // what a library finds
 #pragma omp parallel num_threads(threads)
     __atomic_fetch_add(&threads_seen, 1, __ATOMIC_RELAXED);
@@ -164,8 +164,8 @@ int run_apart(int threads) {
 """
 
 
-class Crowd:
-    """A crowd of its own; times are in milliseconds."""
+class Oversubscription:
+    """An `Oversubscription` of its own; times are in milliseconds."""
 
     def __init__(self, path):
         self.library = ctypes.CDLL(str(path))
@@ -199,108 +199,108 @@ class Crowd:
 
 
 @pytest.fixture
-def crowd(builder, tmp_path):
-    copy = tmp_path / "crowd.so"  # its state is this test's own
-    copy.write_bytes(builder.library([CROWD]).read_bytes())
-    return Crowd(copy)
+def oversubscription(builder, tmp_path):
+    copy = tmp_path / "oversubscription.so"  # its state is this test's own
+    copy.write_bytes(builder.library([OVERSUBSCRIPTION]).read_bytes())
+    return Oversubscription(copy)
 
 
-def test_who_waits_longer_than_the_work_takes_alone_is_alone_for_twice_as_long(crowd):
-    crowd.works(0, 5)
-    crowd.tell("begin", 100)
-    assert not crowd.wait(101, 106)  # all threads have 5 ms of work each, so one has 5 more
-    assert crowd.wait(106, 107)
-    assert crowd.is_here(118)
-    assert not crowd.is_here(120)  # in the same run
-    assert crowd.wait(120, 140)
-    crowd.tell("begin", 150)
-    assert crowd.is_here(150)
-    crowd.tell("begin", 230)
-    assert not crowd.is_here(230)
+def test_who_waits_longer_than_the_work_takes_alone_is_alone_for_twice_as_long(oversubscription):
+    oversubscription.works(0, 5)
+    oversubscription.tell("begin", 100)
+    assert not oversubscription.wait(101, 106)  # all threads have 5 ms of work each, so one has 5 more
+    assert oversubscription.wait(106, 107)
+    assert oversubscription.is_here(118)
+    assert not oversubscription.is_here(120)  # in the same run
+    assert oversubscription.wait(120, 140)
+    oversubscription.tell("begin", 150)
+    assert oversubscription.is_here(150)
+    oversubscription.tell("begin", 230)
+    assert not oversubscription.is_here(230)
 
 
-def test_a_long_run_counts_as_what_it_was(crowd):
+def test_a_long_run_counts_as_what_it_was(oversubscription):
     """What is done by now may be the least of it: a wait at the begin is not all."""
-    crowd.works(0, 50)
-    crowd.tell("begin", 100)
-    assert not crowd.wait(100.1, 104)
-    crowd.tell("begin", 200)
-    assert not crowd.wait(300, 390)  # this one has worked for 100 ms
+    oversubscription.works(0, 50)
+    oversubscription.tell("begin", 100)
+    assert not oversubscription.wait(100.1, 104)
+    oversubscription.tell("begin", 200)
+    assert not oversubscription.wait(300, 390)  # this one has worked for 100 ms
 
 
-def test_of_the_first_run_nothing_is_known(crowd):
-    crowd.tell("begin", 0)
-    assert not crowd.wait(1, 100)
+def test_of_the_first_run_nothing_is_known(oversubscription):
+    oversubscription.tell("begin", 0)
+    assert not oversubscription.wait(1, 100)
 
 
-def test_a_short_wait_is_no_crowd(crowd):
-    crowd.works(0, 0.1)
-    crowd.tell("begin", 1)
-    assert not crowd.wait(1, 1.9)
+def test_a_short_wait_is_no_oversubscription(oversubscription):
+    oversubscription.works(0, 0.1)
+    oversubscription.tell("begin", 1)
+    assert not oversubscription.wait(1, 1.9)
 
 
-def test_more_threads_wait_for_longer(crowd):
+def test_more_threads_wait_for_longer(oversubscription):
     """Alone, eight threads' work takes eight times as long."""
-    crowd.works(0, 1)
-    crowd.tell("begin", 10)
-    assert not crowd.wait(10, 16.9, 8)
-    assert crowd.wait(16.9, 17.1, 8)
+    oversubscription.works(0, 1)
+    oversubscription.tell("begin", 10)
+    assert not oversubscription.wait(10, 16.9, 8)
+    assert oversubscription.wait(16.9, 17.1, 8)
 
 
-def test_what_a_step_takes_beyond_its_usual_time_counts_as_a_wait(crowd):
-    crowd.works(0, 4)
-    crowd.tell("begin", 10)
-    assert crowd.step(10, 13, usual=3) == 3  # its usual time is work
-    assert not crowd.is_here(13)
-    crowd.step(13, 17.9, usual=1)  # 3.9 ms late
-    assert not crowd.is_here(17.9)
-    crowd.step(17.9, 20.2, usual=1)  # 5.2 ms in all, of which 5 ms were work
-    assert crowd.is_here(20.2)
+def test_what_a_step_takes_beyond_its_usual_time_counts_as_a_wait(oversubscription):
+    oversubscription.works(0, 4)
+    oversubscription.tell("begin", 10)
+    assert oversubscription.step(10, 13, usual=3) == 3  # its usual time is work
+    assert not oversubscription.is_here(13)
+    oversubscription.step(13, 17.9, usual=1)  # 3.9 ms late
+    assert not oversubscription.is_here(17.9)
+    oversubscription.step(17.9, 20.2, usual=1)  # 5.2 ms in all, of which 5 ms were work
+    assert oversubscription.is_here(20.2)
 
 
-def test_the_usual_time_of_a_step_is_its_least_and_grows_slowly(crowd):
-    assert crowd.step(0, 5, usual=0) == 5
-    assert crowd.step(0, 3, usual=5) == 3
-    assert crowd.step(0, 100, usual=3) == pytest.approx(3 * 65 / 64)
-    assert crowd.step(0, 3.01, usual=3) == pytest.approx(3.01)
+def test_the_usual_time_of_a_step_is_its_least_and_grows_slowly(oversubscription):
+    assert oversubscription.step(0, 5, usual=0) == 5
+    assert oversubscription.step(0, 3, usual=5) == 3
+    assert oversubscription.step(0, 100, usual=3) == pytest.approx(3 * 65 / 64)
+    assert oversubscription.step(0, 3.01, usual=3) == pytest.approx(3.01)
     usual = 1.0
     for _ in range(46):
-        usual = crowd.step(0, 2, usual)
+        usual = oversubscription.step(0, 2, usual)
     assert usual == pytest.approx(2)
 
 
-def test_a_step_of_unknown_threads_has_one_in_a_crowd_only(crowd):
-    assert crowd.run_apart(3) % 1000 == 3
-    crowd.works(0, 0.5)
+def test_a_step_of_unknown_threads_has_one_under_oversubscription_only(oversubscription):
+    assert oversubscription.run_apart(3) % 1000 == 3
+    oversubscription.works(0, 0.5)
     far = 2**62 // MS
-    crowd.tell("begin", far)
-    assert crowd.wait(far, far + 2, 3)
-    assert crowd.run_apart(3) == 1001
+    oversubscription.tell("begin", far)
+    assert oversubscription.wait(far, far + 2, 3)
+    assert oversubscription.run_apart(3) == 1001
 
 
-def test_crowds_that_come_back_last_longer_and_runs_without_shorten_them(crowd):
-    crowd.works(0, 1)
+def test_oversubscription_that_comes_back_lasts_longer_and_runs_without_shorten_it(oversubscription):
+    oversubscription.works(0, 1)
     now, lengths = 10, []
     for _ in range(10):
-        crowd.tell("begin", now)
-        assert crowd.wait(now, now + 2)
+        oversubscription.tell("begin", now)
+        assert oversubscription.wait(now, now + 2)
         now += 2
-        lengths.append(next(n for n in range(1, 400) if not crowd.is_here(now + n)))
+        lengths.append(next(n for n in range(1, 400) if not oversubscription.is_here(now + n)))
         now += lengths[-1]
-        crowd.tell("end", now)
+        oversubscription.tell("end", now)
     assert lengths == [4, 8, 16, 32, 64, 128, 256, 300, 300, 300]
     for i in range(8):
-        crowd.works(now + i, now + i + 1)
-    crowd.tell("begin", now + 20)
-    assert crowd.wait(now + 20, now + 22)
-    assert crowd.is_here(now + 25)
-    assert not crowd.is_here(now + 27)
+        oversubscription.works(now + i, now + i + 1)
+    oversubscription.tell("begin", now + 20)
+    assert oversubscription.wait(now + 20, now + 22)
+    assert oversubscription.is_here(now + 25)
+    assert not oversubscription.is_here(now + 27)
 
 
-def test_in_a_crowd_regions_have_one_thread(crowd):
-    assert crowd.run(3) == 3
-    crowd.works(0, 0.5)
+def test_under_oversubscription_regions_have_one_thread(oversubscription):
+    assert oversubscription.run(3) == 3
+    oversubscription.works(0, 0.5)
     far = 2**62 // MS
-    crowd.tell("begin", far)
-    assert crowd.wait(far, far + 2, 3)
-    assert crowd.run(3) == 1
+    oversubscription.tell("begin", far)
+    assert oversubscription.wait(far, far + 2, 3)
+    assert oversubscription.run(3) == 1

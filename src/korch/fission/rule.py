@@ -31,7 +31,7 @@ class Rule:
         first: the first opset that it holds for.
         last: the last one, or None if it holds for the newest.
         build: emits primitives into a context and returns the operator's outputs, or a refusal.
-            A trailing output may be left out only if nothing reads it.
+            A trailing output is optional only if nothing reads it.
         source: the definition that it follows.
     """
 

@@ -16,7 +16,7 @@ from korch.primitive.types import ValueId
 
 BLOCK = 16
 WHOLE = 32
-"""An axis of at most so many elements is one block."""
+"""Largest number of elements of an axis that is processed as one block."""
 
 
 def _cumsum(c: Context) -> ValueId | NotSplit:

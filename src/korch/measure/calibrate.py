@@ -55,7 +55,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a kernel can't but do.
+    """The least work of a kernel.
 
     Attributes:
         read_bytes: read in all.

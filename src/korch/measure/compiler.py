@@ -85,7 +85,7 @@ COMPILE_SECONDS = 120
 """A compiler may compute for so long."""
 
 PATIENCE = 10
-"""On a busy machine, it may take so many times as long."""
+"""Factor by which a compilation may take longer on a busy machine."""
 
 TICK_SECONDS = 0.2
 """How often it is looked whether a compiler must be stopped."""

@@ -42,12 +42,12 @@ calibrated rates, as a rule."""
 
 
 OPERATION_FLOP = 3
-"""So many multiply-adds' operations take as long as an operation on an element that is generated:
-it is loaded or stored, too."""
+"""Multiply-add operations that take as long as one generated operation on an element, with its
+load or store."""
 
 WINDOW_OPERATION = 8
-"""So many operations is one worth in windows that lie along rows: their ends are guarded, and their
-lines begin anywhere."""
+"""Operations that take as long as one operation in a window along rows, whose ends are guarded and
+whose lines may begin anywhere."""
 
 
 def needed_flop(candidate: Candidate) -> int:

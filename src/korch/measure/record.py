@@ -28,7 +28,7 @@ MOST_AWAY = 0.9
 """A run of which a thread missed more tells nothing, not even if that is subtracted."""
 
 CLEAN_SAMPLES = 3
-"""With so many undisturbed runs, or half of all, the others do not count."""
+"""With this number of undisturbed runs, or half of all, disturbed runs are dropped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,12 +36,12 @@ struct handle {
     pthread_mutex_t mutex;
     handle *next; /* in the list of all */
     int threads;
-    korch_teams::Crowd crowd;
+    korch_teams::Oversubscription oversubscription;
     char *arena;
     const void **constants;
     void **table;
     void **states;
-    int64_t *usual_ns; /* of the steps from this one on that run in turn; see Crowd::note_step */
+    int64_t *usual_ns; /* of the steps from this one on that run in turn; see Oversubscription::note_step */
 };
 
 /* A new team costs more than a small model, so the count is touched only if it differs. */
@@ -182,21 +182,21 @@ int run(handle *h, const void *const *inputs, void *const *outputs, int64_t *ker
     bind(h, inputs, outputs);
     runner<IS_TIMED> steps{h, kernel_ns};
     /* Times are those of all threads. */
-    korch_teams::Crowd *crowd = IS_TIMED || h->threads == 1 ? nullptr : &h->crowd;
-    if (crowd) crowd->begin(now_ns());
+    korch_teams::Oversubscription *oversubscription = IS_TIMED || h->threads == 1 ? nullptr : &h->oversubscription;
+    if (oversubscription) oversubscription->begin(now_ns());
     for (int64_t from = 0; from < plan::STEP_COUNT && !steps.failed;) {
         const stretch next(from);
         const auto run_it = [&] { steps.run(from, next.end); };
         if (h->threads > 1 && next.regions > 1) {
-            korch_teams::run_together(h->threads, crowd, run_it);
-        } else if (crowd && (next.regions || plan::STEPS[from].is_alone)) {
-            korch_teams::run_apart(h->threads, *crowd, h->usual_ns[from], run_it);
+            korch_teams::run_together(h->threads, oversubscription, run_it);
+        } else if (oversubscription && (next.regions || plan::STEPS[from].is_alone)) {
+            korch_teams::run_apart(h->threads, *oversubscription, h->usual_ns[from], run_it);
         } else {
             run_it();
         }
         from = next.end;
     }
-    if (crowd) crowd->end(now_ns());
+    if (oversubscription) oversubscription->end(now_ns());
     if (!steps.failed) copy_outputs(h, inputs, outputs);
     pthread_mutex_unlock(&h->mutex);
     return steps.failed;

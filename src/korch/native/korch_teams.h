@@ -3,7 +3,7 @@
 //
 // GCC turns a region into a call of GOMP_parallel, and what stands in it into calls of GOMP_barrier,
 // omp_get_thread_num and omp_get_num_threads. A library that holds this text has its own of these
-// four, seen by no other. To a thread that has a seat in a team they tell of the team; to any other
+// four, seen by no other. To a thread that has a seat in a team they describe the team; to any other
 // they do what OpenMP's do. So all teams together are one region of as many threads as each other
 // kernel has: no thread is made or ended for them, and none stays behind.
 //
@@ -137,7 +137,7 @@ class alignas(64) Count {
 
 // Whether other processes want the cores so much that one thread is faster than all: then some thread
 // has no core most of the time, and the others wait for it. Asked and told by a plan's calling thread.
-class Crowd {
+class Oversubscription {
  public:
   // A run begins.
   void begin(int64_t now_ns) {
@@ -152,12 +152,12 @@ class Crowd {
     return is_here_;
   }
 
-  // The leader of so many threads has waited for the others since then.
+  // The leader of `threads` threads has waited for the others since `since_ns`.
   void note_wait(int64_t since_ns, int64_t now_ns, int threads) {
     add_wait(now_ns - since_ns, now_ns, threads);
   }
 
-  // A step since then ran on so many threads that can't be looked into. What it took beyond its
+  // A step since `since_ns` ran on `threads` threads that can't be observed. What it took beyond its
   // usual time, its threads waited for a core. `usual_ns` is the caller's to keep: 0 at first, then
   // the least time, which grows a little with each longer one, so that a lasting change is learnt.
   void note_step(int64_t since_ns, int64_t now_ns, int64_t& usual_ns, int threads) {
@@ -197,7 +197,7 @@ class Crowd {
   bool is_here_ = false, was_here_ = false;  // the latter: at any time of the run
   int64_t begun_ns_ = 0, waited_ns_ = 0, alone_until_ns_ = 0;
   int64_t work_ns_ = 0;   // what the leader does in a run of all threads; 0 if not known
-  int64_t alone_ns_ = 0;  // more with each crowd, less with each run without one
+  int64_t alone_ns_ = 0;  // more with each detection, less with each run without one
 };
 
 // Threads that work on the regions of a lane's kernels, one region after the other. What is no Count is
@@ -210,7 +210,7 @@ struct Team {
   void* data = nullptr;
   int wanted = 0;        // threads that work on it
   int64_t region = 0;    // its number, where somebody watches
-  Crowd* crowd = nullptr;
+  Oversubscription* oversubscription = nullptr;
   uint32_t met_before = 0;
   Count opened;  // with each region, and when there will be no other
   Count done;    // with each region, by each thread but the leader
@@ -263,15 +263,15 @@ inline void lead(Team& team, F run) {
 
 // Let the leader wait.
 inline void lead_wait(Team& team, Count& count, uint32_t wanted) {
-  const int64_t since_ns = team.crowd != nullptr ? now_ns() : 0;
+  const int64_t since_ns = team.oversubscription != nullptr ? now_ns() : 0;
   count.wait_for(wanted, team.look_ns);
-  if (team.crowd != nullptr) team.crowd->note_wait(since_ns, now_ns(), team.threads);
+  if (team.oversubscription != nullptr) team.oversubscription->note_wait(since_ns, now_ns(), team.threads);
 }
 
 // Open a region. One inside of another has one thread.
 inline void open(void (*work)(void*), void* data, unsigned wanted) {
   Team& team = *seat.team;
-  const bool is_alone = seat.is_inside || (team.crowd != nullptr && team.crowd->is_here());
+  const bool is_alone = seat.is_inside || (team.oversubscription != nullptr && team.oversubscription->is_here());
   const int most = is_alone ? 1 : team.threads;
   const int threads = wanted == 0 || wanted > unsigned(most) ? most : int(wanted);
   const Seat own = {&team, 0, threads, true, team.met.now()};
@@ -285,12 +285,12 @@ inline void open(void (*work)(void*), void* data, unsigned wanted) {
 }
 
 // Run kernels, one after the other, in one region of OpenMP's, whose threads work on all of theirs; in a
-// crowd alone. Without a `crowd` there is none.
+// oversubscription alone. Without an `Oversubscription` there is none.
 template <class F>
-inline void run_together(int threads, Crowd* crowd, F run) {
+inline void run_together(int threads, Oversubscription* oversubscription, F run) {
   Team team;
-  if (crowd != nullptr && crowd->is_here()) return lead(team, run);
-  team.crowd = crowd;
+  if (oversubscription != nullptr && oversubscription->is_here()) return lead(team, run);
+  team.oversubscription = oversubscription;
   if (cores >= threads) team.look_ns = LOOK_NS;
   if (korch_threads_hide != nullptr) korch_threads_hide(true);
   int64_t ended_ns = 0;
@@ -300,27 +300,27 @@ inline void run_together(int threads, Crowd* crowd, F run) {
     if (me == 0) {
       team.threads = omp_get_num_threads();
       lead(team, run);
-      if (crowd != nullptr) ended_ns = now_ns();
+      if (oversubscription != nullptr) ended_ns = now_ns();
     } else {
       follow(team, me);
     }
   }
-  if (crowd != nullptr) crowd->note_wait(ended_ns, now_ns(), team.threads);
+  if (oversubscription != nullptr) oversubscription->note_wait(ended_ns, now_ns(), team.threads);
   if (korch_threads_hide != nullptr) korch_threads_hide(false);
 }
 
-// Run a step that may have threads of its own, or a single region; in a crowd alone: a library that
+// Run a step that may have threads of its own, or a single region; under oversubscription alone: a library that
 // asks OpenMP finds one thread, and a region that the step opens has one.
 template <class F>
-inline void run_apart(int threads, Crowd& crowd, int64_t& usual_ns, F run) {
-  if (crowd.is_here()) {
+inline void run_apart(int threads, Oversubscription& oversubscription, int64_t& usual_ns, F run) {
+  if (oversubscription.is_here()) {
     const korch_shares::OneThread one;
     Team team;
     return lead(team, run);
   }
   const int64_t since_ns = now_ns();
   run();
-  crowd.note_step(since_ns, now_ns(), usual_ns, threads);
+  oversubscription.note_step(since_ns, now_ns(), usual_ns, threads);
 }
 
 // Wait until all that work on a region have come.

@@ -94,7 +94,7 @@ KORCH_INLINE void stream_piece(T* to, const T* from, long count) {
   for (; i < count; ++i) to[i] = from[i];
 }
 
-// Load, and fetch what lies so many elements ahead, which a later task reads. S is the type in memory, which
+// Load, and prefetch the element at a distance `ahead`, which a later task reads. S is the type in memory, which
 // may be narrower than T.
 template <typename T, int W, typename S>
 KORCH_INLINE Vec<T, W> load_ahead(const S* at, long ahead) {
@@ -102,8 +102,8 @@ KORCH_INLINE Vec<T, W> load_ahead(const S* at, long ahead) {
   return load<T, W>(at);
 }
 
-// Load, and fetch what lies so many elements ahead from memory, but not into the first cache: it would be
-// gone before it is read.
+// Load, and prefetch the element at a distance `ahead` from memory into L2: in L1 it would be evicted
+// before it is read.
 template <typename T, int W, typename S>
 KORCH_INLINE Vec<T, W> load_far(const S* at, long ahead) {
   if constexpr (W > 1) __builtin_prefetch(at + ahead, 0, 2);

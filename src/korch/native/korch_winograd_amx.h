@@ -80,7 +80,7 @@ struct Next {
   korch_amx::Splitter<true> block{};
   const float* tiles = nullptr;          // of the block
   long left = 0;                         // tiles from this block on
-  long turn = 0, parts = 0, turns = 1;   // so many parts go beside so many fours of products of tiles
+  long turn = 0, parts = 0, turns = 1;   // `parts` parts are made during `turns` groups of four tile products
 
   KORCH_INLINE void set_strip(const float* from, uint16_t* place) { strip = from, to = place, part = 0; }
   KORCH_INLINE void set_tiles(const float* from, uint16_t* place, long count) {
@@ -90,7 +90,7 @@ struct Next {
   KORCH_INLINE void set_block(uint16_t* place) {
     block = korch_amx::splitter<true>(tiles, K::C, korch::smaller(TOGETHER, left), K::C, place);
   }
-  // Before a strip is multiplied by so many blocks.
+  // Before a strip is multiplied by some number of blocks.
   KORCH_INLINE void pace(long blocks) {
     turns = blocks * P::STEPS * TURNS;
     parts = P::PARTS - part + (left > 0 ? korch::blocks(blocks * P::PARTS, P::STRIPS) : 0);

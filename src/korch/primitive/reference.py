@@ -19,7 +19,7 @@ from korch.primitive.ops.reduce import ReduceAttributes
 from korch.primitive.types import UNIT_ROUNDOFF, DType
 
 NOISE = 4
-"""Random roundings err by so many units of the type: what a rounding seldom decides, as which of
+"""Error of random roundings in units of the type: what a rounding seldom decides, as which of
 two quantized numbers is nearer, then shows in a few runs."""
 
 EXACT = frozenset(

@@ -14,7 +14,7 @@ from korch.tile.loops import SQUARE_TYPES
 from korch.tile.program import Apply, Inside, Literal, Load, Pass, Select, Stage, TileOp, holds, ranges_of
 
 LONGEST_TABLE = 4096
-"""Indices along a vector are put into tables of at most so many entries."""
+"""Largest number of entries in a table of indices along a vector."""
 
 INFIX = {"add": "+", "sub": "-", "mul": "*"}
 

@@ -18,13 +18,13 @@ UNROLL = 4
 """Independent accumulators of a reduction."""
 
 SHORT_REDUCTION = 64
-"""Reductions of at most so many points go through several vectors abreast."""
+"""Largest number of points of a reduction that processes several vectors at once."""
 
 ALIASED_SIDE = 8
 """Rows written together if they share sets of the first cache: as many as it surely holds."""
 
 UNROLLED_OPERATIONS = 12
-"""Vectors of a square go through at most so many operations in unrolled code."""
+"""Largest number of operations on a vector of a square in unrolled code."""
 
 LONG_ROW = 256
 """Elements of rows that are written past the caches though they begin inside of lines."""

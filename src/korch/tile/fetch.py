@@ -19,17 +19,17 @@ MOST_AHEAD = 4096
 """Elements of the next task that are fetched while one computes: the first cache holds both."""
 
 FAR_BYTES = 8 << 10
-"""So many bytes before they are read, lines are fetched from memory into the second cache."""
+"""Distance, in bytes, at which lines that will be read are prefetched into the L2 cache."""
 
 WRITTEN_BYTES = 1 << 10
-"""So many bytes before they are written, lines are fetched to be written. At the end of a thread's
-share they are another's, so they are no more than it takes."""
+"""Distance, in bytes, at which lines that will be written are prefetched. It is as short as possible,
+because at the end of a thread's range these lines belong to another thread."""
 
 LEAST_WRITTEN_BYTES = 128 << 10
 """In smaller buffers, what the ends of shares cost outweighs it."""
 
 LEAST_LAPS = 4
-"""Loops go on for long enough if they have so many times the turns that are fetched ahead."""
+"""Least length of a loop that prefetches, as a multiple of the prefetch distance in iterations."""
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ TILE_SIDE = 64
 first cache, and rows of four lines each are worth to be opened."""
 
 LONGEST_ROW = 256
-"""Rows of at most so many elements are written whole by a task of squares; where they begin inside
-of lines, twice as long ones."""
+"""Largest number of elements of a row that one task of squares writes whole; twice as many where
+rows begin inside of a cache line."""
 
 ALIASED_ELEMENTS = 256
 """Places so far from each other share some sets of the first cache."""
@@ -28,7 +28,7 @@ PAGE_ELEMENTS = 1024
 """Places so far from each other share one set."""
 
 LARGE_ELEMENTS = 4 << 20
-"""Values of so many elements are in no core's own cache."""
+"""Values with at least this number of elements are in no core's own cache."""
 
 NEAR = (1, 2)
 """Steps between elements that vectors are read from whole: at others they are read one by one."""

@@ -16,7 +16,7 @@ from korch.tile.loops import arrange, map_indices
 from korch.tile.program import Apply, Axis, Inside, Literal, Load, Pass, Select, TileOp, arguments_of, holds
 
 MOST_PARTS = 8
-"""An axis is cut into at most so many parts: each has its own text."""
+"""Largest number of parts of an axis; the code of the loop is printed for each part."""
 
 
 def cut_pass(pass_: Pass, lanes: int, sizes: Mapping[str, int]) -> list[Pass]:

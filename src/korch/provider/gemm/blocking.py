@@ -94,9 +94,9 @@ class Blocking:
         vectors = 2 if n > target.lanes else 1
         most = (target.registers - 4) // vectors
         is_long = n >= WIDE_STRIPS * teams * WIDE_VECTORS * target.lanes
-        is_crowded = terms * math.gcd(row_step, PAGE_FLOATS) >= L1_WAYS * PAGE_FLOATS
-        is_crowded &= row_step % PAGE_FLOATS != 0  # or else strips are packed
-        if is_crowded and is_long and n > m and target.registers >= 32:
+        has_conflicts = terms * math.gcd(row_step, PAGE_FLOATS) >= L1_WAYS * PAGE_FLOATS
+        has_conflicts &= row_step % PAGE_FLOATS != 0  # or else strips are packed
+        if has_conflicts and is_long and n > m and target.registers >= 32:
             vectors, most = WIDE_VECTORS, target.registers // WIDE_VECTORS - 2
         columns, wide_rows = WIDE_VECTORS * target.lanes, target.registers // WIDE_VECTORS - 2
         can_be_wide = target.registers >= 32 and n % columns == 0
