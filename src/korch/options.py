@@ -72,12 +72,12 @@ def unknown_option(name: str, known: Iterable[str], where: str) -> OptionError:
     if name in MOVED:
         return moved_option(name, where)
     names = sorted(known)
-    alike = get_close_matches(name.removesuffix("_s"), names, 1)
+    similar = get_close_matches(name.removesuffix("_s"), names, 1)
     return OptionError(
         f"there is no option {name!r}",
         where,
         "one of " + ", ".join(names),
-        f"Do you mean {alike[0]!r}?" if alike else "",
+        f"Do you mean {similar[0]!r}?" if similar else "",
     )
 
 
