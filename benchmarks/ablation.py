@@ -1,15 +1,14 @@
-"""What the choice of rewrites together with kernels gives, and what each family of rewrites gives.
+"""Measures what the joint choice of rewrites and kernels gains, and each family of rewrites.
 
     python -m benchmarks.ablation [--models candy,segformer] [--budget 300] [--rounds 15]
                                   [--variants "no blocked layouts,one layout"]
                                   [--folder build/ablation] [--output FILE.json]
 
-Per model: the joint choice; the same rewrites chosen first, by their operations, and the same
-kernels after that (`rewrites="first"`); no rewrites; all but one family; no kernels side by side;
-and fewer layouts (`layouts`), of which the last is the plain one alone. All search with one
-cache, so that a kernel has one measured time in all of them. Then all plans take turns in one run.
-A family of which no rule fired is left out. What is in the folder is not searched again, so that an
-interrupted run goes on.
+The variants of a model are the joint choice; rewrites chosen before the kernels, by their operations
+(`rewrites="first"`); no rewrites; all families but one; no kernels side by side; and fewer layouts
+(`layouts`). All searches share one cache, so a kernel has the same measured time in all of them.
+Then all plans are timed interleaved in one run. Families of which no rule was applied are skipped.
+Artifacts in the folder are not searched again, so an interrupted run can be continued.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from korch.report.peers.inputs import random_inputs
 
 JOINT = "joint"
 JOINT_TIMES = 4
-"""The joint search goes on for so many budgets when the others have ended."""
+"""The joint search continues for this many budgets after the others."""
 
 KEPT = (
     "predicted_ms",
@@ -55,7 +54,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(PAPER))
     parser.add_argument("--budget", type=float, help="seconds of each search (default: none)")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--variants", help="those that are held against the joint choice: all")
+    parser.add_argument("--variants", help="variants that are compared with the joint choice (default: all)")
     parser.add_argument("--folder", type=Path, default=Path("build/ablation"))
     parser.add_argument("--output", type=Path)
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
@@ -84,7 +83,7 @@ def main() -> None:
 
 
 def ablate(name: str, folder: Path, budget_s: float | None, rounds: int, variants: str | None = None) -> dict[str, Any]:
-    """Return what is known of each variant of a model, or of those that are named."""
+    """Return the results of each variant of a model, or of the named ones."""
     wanted = None if variants is None else {JOINT, *variants.split(",")}
     folder.mkdir(parents=True, exist_ok=True)
     model, kept = folder / f"{name}.onnx", folder / "rows.json"
@@ -123,7 +122,7 @@ def ablate(name: str, folder: Path, budget_s: float | None, rounds: int, variant
     add("one after the other", side_by_side=False)
     add("no blocked layouts", layouts="last")
     add("one layout", layouts="plain")
-    # Once more, with all that the others have measured: it has the most to choose from.
+    # The joint search is repeated with the measurements of all others, as it has most candidates.
     add(JOINT, again="times_ns" not in rows[JOINT], times=JOINT_TIMES)
     runners = [RunnerSpec("korch", artifact(variant), variant) for variant in rows]
     comparison = compare(runners, random_inputs(model), threads=default_threads(), rounds=rounds, subject=JOINT)

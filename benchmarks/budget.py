@@ -1,4 +1,4 @@
-"""Budgets asked for and seconds taken, alone and beside busy processes.
+"""Compares budgets with the seconds taken, alone and beside busy processes.
 
     python -m benchmarks.budget MODEL.onnx... [--budget 10,20,60] [--busy 0,2] [--output FILE.json]
 
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def run(model: Path, budget_s: float, busy: int) -> dict[str, Any]:
-    """Optimize a model with an empty cache; return what was asked for and what it took."""
+    """Optimize a model with an empty cache; return the budget, the seconds taken and the plan."""
     with tempfile.TemporaryDirectory() as folder, busy_processes(busy):
         load = os.getloadavg()[0]
         begun_s = time.monotonic()
@@ -90,7 +90,7 @@ def run(model: Path, budget_s: float, busy: int) -> dict[str, Any]:
 
 def text_of(row: dict[str, Any]) -> str:
     """Return a row as a line."""
-    least = f", the least said to be {row['least_s']:.0f} s" if row["least_s"] else ""
+    least = f", announced minimum {row['least_s']:.0f} s" if row["least_s"] else ""
     kept = "kept" if row["is_kept"] else "NOT KEPT"
     return (
         f"{row['model']} beside {row['busy']}: budget {row['budget_s']:.0f} s{least}, took "

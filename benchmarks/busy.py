@@ -1,15 +1,14 @@
-"""Engines beside processes that want the cores, too: one interleaved run for each number of them.
+"""Compares engines beside busy processes: one interleaved run for each number of processes.
 
     python -m benchmarks.busy [--models mobilenetv2,bert] [--against onnxruntime,openvino]
                               [--busy 0,1,2] [--rounds 15] [--budget 100] [--artifacts FOLDER]
                               [--output FILE.json]
 
-Servers are shared: what an engine's threads do while they wait decides what is left of its speed
-when one of them has no core. A busy process computes all the time, at the same priority.
+On shared servers, an engine's speed depends on how its threads wait while one of them has no core.
+A busy process computes all the time, at the same priority.
 
-An artifact that lies in the folder is taken as it is; else its model is searched first. A row is
-written as soon as it is known, and those that the file has are not measured again, so that a run
-that was interrupted goes on where it was.
+Artifacts in the folder are used; other models are searched first. Each row is written when it is
+complete, and rows in the file are not measured again, so an interrupted run can be continued.
 """
 
 from __future__ import annotations
@@ -40,9 +39,7 @@ def main() -> int:
     parser.add_argument("--busy", default="0,1,2", help="numbers of busy processes")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--budget", type=float, help="seconds of search per model")
-    parser.add_argument(
-        "--artifacts", type=Path, help="a folder to take artifacts from, and to keep those in that are searched"
-    )
+    parser.add_argument("--artifacts", type=Path, help="folder of artifacts; those that are searched are written to it")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     rows = []
@@ -108,7 +105,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """Keep so many processes computing."""
+    """Run this many busy processes within the context."""
     processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield

@@ -2,8 +2,8 @@
 
 python -m benchmarks.depth [--depths 4 24] [--partition auto] [--budget S] [--output FILE]
 
-Each depth is optimized in a process of its own with an empty cache folder. The last line is the
-ratio of the deepest to the shallowest; blocks that are repeated should cost nothing more.
+Each depth is optimized in a separate process with an empty cache folder. The last line is the
+ratio of the deepest to the shallowest model. Repeated blocks should not increase the time.
 """
 
 from __future__ import annotations

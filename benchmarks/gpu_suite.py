@@ -3,24 +3,24 @@
     python -m benchmarks.gpu_suite [--quick] [--seconds 520] [--budget 30] [--no-tests]
                                    [--folder build/gpu] [--output benchmarks/results/gpu.json]
 
-First the tests that need a device, then one configuration after another, each in a process of its
-own, until the seconds are spent: call it again, and it goes on where it stopped. A row is written
-after each of its engines, so that one cut short is a row with fewer engines; the next call makes it
-whole. With --quick it is two models within 170 seconds. The table is printed last.
+It runs the tests that need a device, then one configuration after another, each in a separate
+process, until the seconds are used up. The next call continues where this one stopped. A row is
+written after each of its engines; the next call adds engines that are missing. With --quick it is
+two models within 170 seconds. The table is printed last.
 
-Engines take turns in one run. Times are between two events around a few whole runs: Korch's and
-torch.compile's are CUDA graphs, eager PyTorch issues its kernels one by one, and where the host is
-slower than the device, that is in its time. Nobody copies inputs. For float16 Korch is given the
-float32 model and float32 inputs, as `--precision float16` is for, the others a model in float16.
-An engine that is not installed, fails or takes too long is named with the reason.
+Engines are timed interleaved. A time is measured between two events around a few runs. Korch and
+torch.compile use CUDA graphs. Eager PyTorch issues kernels one by one, so its time includes the
+host's if the host is slower than the device. Inputs are not copied. For float16 Korch gets the
+float32 model and float32 inputs, with `--precision float16`; the others get a model in float16. An
+engine that is not installed, fails or takes too long is listed with the reason.
 
 Beside Python, PyTorch, Triton, onnx and numpy it needs these packages, 45 MB as wheels for
 CPython 3.12 on x86-64: ortools (30 MB) with absl-py, immutabledict, pandas (12 MB), python-
 dateutil, six and tzdata; onnx-ir, onnxscript, tqdm and xxhash; pytest with pluggy, iniconfig,
 packaging and pygments; and protobuf, ml-dtypes and typing-extensions where onnx came without. For
 bert, gpt2, vit and llama transformers (13 MB) with tokenizers, huggingface-hub, regex, pyyaml,
-safetensors, filelock and fsspec, 20 MB more; without it their rows say so. Where nothing can be
-fetched, bring them, and Korch itself as a wheel, since its providers are found by entry points:
+safetensors, filelock and fsspec, 20 MB more; without them these rows are errors. For a machine
+without network access, download them and build Korch as a wheel (its providers are entry points):
 
     python -m pip download --no-deps --only-binary=:all: --python-version 3.12 -d wheels
         --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64
@@ -58,7 +58,7 @@ QUICK_SECONDS = 170.0
 TEST_SECONDS = 170.0
 QUICK_TEST_SECONDS = 50.0
 PEER_SECONDS = 150
-"""The longest time for another engine to get ready."""
+"""The longest time that another engine may take before its first run."""
 
 SIZES = {"efficientvit": {"size": 2048}}
 """What the paper's evaluation on a GPU takes (Korch, section 6), where it is not the default."""
@@ -135,12 +135,12 @@ def _path(folder: Path, quick: bool, name: str, precision: str, batch: int) -> P
 
 
 def _is_whole(path: Path) -> bool:
-    """Return whether a row is there with all of its engines."""
+    """Return whether a row exists and has all of its engines."""
     return path.exists() and json.loads(path.read_text())["is_whole"]
 
 
 def configurations(quick: bool) -> list[tuple[str, str, int]]:
-    """Return model, precision and batch of each configuration, the telling ones first."""
+    """Return model, precision and batch of each configuration, the most important ones first."""
     if quick:
         return [("candy", "tf32", 1), ("yolox", "tf32", 1)]
     found = [(name, precision, 1) for precision in ("tf32", "float16") for name in PAPER]
@@ -155,7 +155,7 @@ def _tests(args: argparse.Namespace, end_s: float) -> None:
     path = args.folder / "tests.txt"
     if path.exists():
         return
-    # What other packages warn of is none of the tests' business here.
+    # Warnings of other packages are ignored in these tests.
     command = [
         sys.executable,
         "-m",

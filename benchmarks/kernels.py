@@ -2,19 +2,19 @@
 
     python -m benchmarks.kernels [--models candy,yolox] [--tables pair] [--output results.json]
 
-For each matrix product and each convolution of the models, and for what a rewrite makes of it, the
-best kernel of each maker is measured as a search measures them: alone, interleaved with the others
-of its batch, its inputs in the caches as in a plan. Makers may choose the layouts that suit them;
-changes of layout are not counted. Four tables:
+The fastest kernel of each provider is measured for each matrix product and each convolution of the
+models and of their rewrites. Kernels are timed as in a search: alone, interleaved with the others
+of the batch, with the caches as in a plan. Each provider uses its best layouts; changes of layout
+are not counted. There are four tables:
 
 - *product*, *convolution*, *depthwise*: the same primitive, by Korch's generators and by oneDNN;
 - *winograd*: the convolution by Winograd's algorithm against oneDNN's direct one;
-- *pair*: a depthwise and a pointwise convolution, with what stands between them, in one kernel
-  against the fastest that oneDNN's two calls make of the same: steps between them are fused with a
-  convolution as post-operations, or a generated kernel between them computes the rest.
+- *pair*: a depthwise and a pointwise convolution with the steps between them, in one kernel
+  against the fastest way with two calls of oneDNN: the steps are post-operations of a convolution,
+  or a generated kernel between the calls computes them.
 
-A quotient above 1 says that Korch's takes less time. Where only some tables are measured, rows of
-the others stay in the output file.
+A quotient above 1 means that Korch's kernel takes less time. If only some tables are measured, the
+rows of the others stay in the output file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from korch.primitive.op import Category
 OWN = ("conv", "gemm", "winograd")
 TABLES = ("product", "convolution", "depthwise", "winograd", "pair")
 OFFERS = 6
-"""Kernels of a maker that are measured for one place: those with the least bounds."""
+"""How many kernels of a provider are measured for one group: those with the least bounds."""
 
 Row = dict[str, Any]
 
@@ -79,7 +79,7 @@ def _known_rows(path: Path) -> list[Row]:
 
 
 def measure(name: str, cache: Path, tables: Sequence[str] = TABLES) -> list[Row]:
-    """Return a row for each different place of a model that both makers have kernels for."""
+    """Return a row for each distinct group of a model for which both providers have kernels."""
     options = replace(Options(), cache_folder=cache)
     partition, _ = front(build(name), Run(options, {}, lambda stage, text: None))
     rows = []
@@ -142,7 +142,7 @@ def two_calls(
     """Yield the ways to compute a pair's group with two calls of oneDNN.
 
     Each way is a tuple of kernels' choices: the candidates of the first call, of the second one,
-    and of the generated kernel that computes what neither of them does, if there is such a rest.
+    and of the generated kernel that computes the remaining steps, if there are any.
     """
     whole = frozenset(pair.group.primitives)
     by_part: dict[tuple[str, frozenset[int]], list[Candidate]] = defaultdict(list)
@@ -169,13 +169,13 @@ def _is_whole(pair: Candidate, parts: Sequence[Candidate]) -> bool:
 
 
 def _sum_ns(way: Iterable[Iterable[Candidate]], meter: AnyMeter) -> int | None:
-    """Return what a way's fastest kernels take, one after the other; None if one part has none."""
+    """Return the time of a way's fastest kernels in sequence; None if a part has no kernel."""
     times = [fastest(part, meter) for part in way]
     return None if None in times else sum(filter(None, times))
 
 
 def kind_of(graph: PrimitiveGraph, candidate: Candidate) -> str | None:
-    """Return what a candidate stands for: direct, winograd, pair; None for all else.
+    """Return the kind of a candidate: direct, winograd or pair; None for all others.
 
     Direct ones are a lone product or convolution; a pair may have elementwise steps between.
     """

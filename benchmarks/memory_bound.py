@@ -3,10 +3,10 @@
     python -m benchmarks.memory_bound [--output benchmarks/results/memory_bound.json]
 
 Each kernel, over shapes of the benchmark models and multiples of them for each level of cache, is
-measured as a search measures kernels: alone, interleaved with the others of its batch, its inputs
-just written. The copy beside it reads and writes as many bytes together, by the same generator, in
-the same rounds. A quotient of 1 says that a kernel takes the time of its copy; transcendental
-functions and divisions may bound some below that.
+measured as in a search: alone, interleaved with the others of its batch, with inputs that were just
+written. The copy moves as many bytes in total, by the same generator, in the same rounds. A quotient
+of 1 means that a kernel is as fast as its copy. Transcendental functions and divisions may make
+this impossible.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ def candidate_of(group: Group, offer: Offer) -> Candidate:
 
 
 def copy_of(size_bytes: int) -> Candidate:
-    """Return the copy that reads and writes so many bytes together."""
+    """Return the copy that reads and writes this many bytes in total."""
     g = Graph()
     value = g.tensor(size_bytes // 8)
     g.output("y", g.add("neg", [value]))

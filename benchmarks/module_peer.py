@@ -1,7 +1,7 @@
 """PyTorch's own module of a benchmark transformer as a peer, compiled by Inductor.
 
-The other engines read the ONNX file that the module was exported to; Inductor is given the module,
-as its users would. The name of the file says which one.
+The other engines read the ONNX file that was exported from the module. Inductor gets the module
+itself. The name of the file selects it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ModulePeer:
     name: str = "inductor"
 
     def is_available(self) -> str | None:
-        """Tell whether the packages are installed, without importing them."""
+        """Return whether the packages are installed, without importing them."""
         return missing("torch", "torch") or missing("test-torch", "transformers")
 
     def prepare(self, model_path: Path, inputs: Arrays, threads: int) -> Run:

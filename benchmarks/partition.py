@@ -1,13 +1,13 @@
-"""What cutting a model into segments costs: its plan under --partition auto and off, by estimates.
+"""Compares plans with --partition auto and off at estimated costs.
 
     python -m benchmarks.partition [--models segformer_b0,bert:script] [--modes auto,400,off]
                                    [--seconds 600] [--output FILE.json]
 
-Nothing is measured: a kernel costs what its bytes and operations are thought to take at fixed
-rates, so the figures say what cuts forbid and not how the machine was. They are the operations of
-the plan and its predicted time, each also as a share of that of the model left whole. A mode that
-is not done after `--seconds` is left out. `benchmarks/suite.py` says which models there are; names
-that end in `.onnx` are files.
+Nothing is measured: the cost of a kernel is estimated from its bytes and operations at fixed rates,
+so the figures depend on the cuts and not on the state of the machine. They are the operations and
+the predicted time of the plan, also relative to those of the model without cuts. A mode that takes
+longer than `--seconds` is skipped. `benchmarks/suite.py` lists the models; names that end in `.onnx`
+are files.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class EstimatedMeter(CpuMeter):
         return RATES
 
     def bound_ns(self, candidate: Candidate) -> int:
-        """Return what a candidate is thought to take."""
+        """Return the estimated time of a candidate."""
         return self.guess_ns(candidate)
 
 

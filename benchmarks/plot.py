@@ -16,7 +16,7 @@ COLOURS = {"onnxruntime": "#7a7f87", "openvino": "#3b78c3", "inductor": "#d9822b
 
 
 def draw(rows: dict[str, Any], path: Path) -> None:
-    """Draw how many times as long each engine takes as Korch, with the 10th to 90th percentile.
+    """Draw each engine's time divided by Korch's, with the 10th to 90th percentile.
 
     Bars are logarithmic.
 

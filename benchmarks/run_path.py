@@ -1,4 +1,4 @@
-"""What a run costs outside of its kernels: a chain of kernels that do next to nothing.
+"""Measures the time of a run outside of its kernels, with a chain of almost empty kernels.
 
     python -m benchmarks.run_path [KERNELS]
 
@@ -37,7 +37,7 @@ SOURCE = """extern "C" int k_{op}_run(void *, void *const *buffers) {{
 
 
 def make_chain(kernels: int, folder: Path) -> Executable:
-    """Return an executable of so many kernels, each of one element."""
+    """Return an executable with this many kernels, each for one element."""
     grown = GraphBuilder()
     value = grown.input("x", ValueType.parse("f32[1]"))
     for i in range(kernels):

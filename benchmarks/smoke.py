@@ -2,7 +2,7 @@
 
     python -m benchmarks.smoke [--models candy,yolox] [--budget 60] [--no-measure]
 
-Each model is optimized in a process of its own. Its executable must agree with the reference
+Each model is optimized in a separate process. Its executable must agree with the reference
 interpreter in float64 and with ONNX Runtime on the same random inputs, both relative to the largest
 element of the output, within `TOLERANCE`. The transformers of `benchmarks.models.transformers` join
 where PyTorch and transformers are installed. Exits with 1 if a model fails.
@@ -28,7 +28,7 @@ from benchmarks.models import PAPER, build
 from korch.api import optimize
 
 TOLERANCE = 1e-3
-"""Winograd's tiles err by about 1e-5 per layer, and the deepest model has a hundred of them."""
+"""Winograd convolutions have errors of about 1e-5 per layer; the deepest model has a hundred."""
 
 COLUMNS = ("model", "operators", "primitives", "candidates", "status", "gap", "error", "to ORT", "seconds", "MB")
 
@@ -116,7 +116,7 @@ def _check_onnx(name: str, budget_s: float, measure: bool) -> dict[str, Any]:
 
 
 def _check_module(name: str, budget_s: float, measure: bool) -> dict[str, Any]:
-    """The same for a module of PyTorch, held against PyTorch itself."""
+    """Do the same for a PyTorch module, and compare with PyTorch."""
     import torch
 
     from benchmarks.models.transformers import TRANSFORMERS

@@ -7,11 +7,11 @@
 `--models` also takes what PyTorch's exporters make of models of transformers and torchvision:
 `mobilenetv2`, `segformer_b0:dynamo`, ... (`benchmarks/models/exported.py`).
 
-The five models of Korch's evaluation; where PyTorch and transformers are installed, four
-transformers, and two vision models as PyTorch's exporters write them. Each model has a process of
-its own, and an empty cache: what is reported of the search is its whole cost. Engines take turns;
-the quotient of two is the median of those of the rounds. An engine that does not run a model is
-left out there, and the row says why. The file records the CPU and the versions of all libraries.
+The default is the five models of the paper and, if PyTorch and transformers are installed, four
+transformers and two vision models as PyTorch's exporters write them. Each model is searched in a
+separate process with an empty cache, so the reported search is complete. Engines are timed
+interleaved, and a quotient is the median over the rounds. If an engine can't run a model, the row
+says why. The file records the CPU and the versions of all libraries.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from korch.target import detect_target
 
 MODELS = (*PAPER, *TRANSFORMERS, "mobilenetv2", "segformer_b0:script-slim")
 AGAINST = "onnxruntime,openvino,inductor,iree"
-"""Those of them that are not installed are left out."""
+"""Engines to compare with. Those that are not installed are skipped."""
 MODULE = "benchmarks.module_peer:INDUCTOR"
 """Inductor with the module itself; for models that are ONNX files only, it gets a translation."""
 PACKAGES = (
@@ -186,7 +186,7 @@ def measure(
 
 
 def quotients(row: dict[str, Any]) -> dict[str, Any]:
-    """Return by engine how many times as long it takes as Korch, round by round."""
+    """Return each engine's time divided by Korch's, for each round."""
     times = {r["name"]: np.array(r["times_ns"], float) for r in row["comparison"]["rows"]}
     own = times.pop("korch")
     return {name: taken / own for name, taken in times.items()}
