@@ -11,11 +11,12 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from korch.candidate.layout import Layout
-from korch.primitive.graph import Constant, Primitive, PrimitiveGraph
+from korch.primitive.body import number_body
+from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Category
 from korch.primitive.ops.layout import SliceAttributes, TakeAttributes
 from korch.primitive.ops.linear import ConvAttributes
@@ -243,16 +244,23 @@ def make_group(graph: PrimitiveGraph, primitives: Iterable[int], outputs: Sequen
         outputs: the values to write, each computed by one of them.
     """
     chosen = tuple(sorted(primitives))
-    producer = {graph.primitives[p].output: graph.primitives[p] for p in chosen}
-    body = _Body(graph, producer)
-    for value in outputs:
-        body.visit(value)
+    rows = [graph.primitives[p] for p in chosen]
+    weights = {v for p in rows if p.row.category is Category.LINEAR for v in p.inputs}
+    is_opaque = all(p.row.category is Category.OPAQUE for p in rows)
+
+    def is_inside(value: int) -> bool:
+        """Weights are read from memory, whatever they are."""
+        constant = graph.constants[value]
+        return value not in weights and (constant.is_uniform or (is_opaque and constant.array.size <= OPAQUE_ELEMENTS))
+
+    body, values = number_body(graph, chosen, outputs, is_inside)
+    inputs = tuple(values[value] for _, value in body.inputs)
     return Group(
         primitives=chosen,
-        inputs=tuple(body.inputs),
+        inputs=inputs,
         outputs=tuple(outputs),
-        constant_inputs=frozenset(i for i, v in enumerate(body.inputs) if v in graph.constants),
-        body=body.graph(outputs),
+        constant_inputs=frozenset(i for i, v in enumerate(inputs) if v in graph.constants),
+        body=replace(body, origins=()),
     )
 
 
@@ -260,57 +268,3 @@ def make_layout_change(graph: PrimitiveGraph, value: int) -> Group:
     """Return the group that reads a value and writes the same value."""
     body = PrimitiveGraph((graph.types[value],), (), (("i0", 0),), (("o0", 0),))
     return Group((), (value,), (value,), frozenset(), body)
-
-
-class _Body:
-    """A group's graph while it is numbered: depth first from the outputs."""
-
-    def __init__(self, graph: PrimitiveGraph, producer: dict[int, Primitive]) -> None:
-        self.source = graph
-        self.producer = producer
-        rows = [(primitive, primitive.row.category) for primitive in producer.values()]
-        self.weights = {v for p, kind in rows if kind is Category.LINEAR for v in p.inputs}
-        self.is_opaque = all(kind is Category.OPAQUE for _, kind in rows)
-        self.number: dict[int, int] = {}
-        self.types: list[ValueType] = []
-        self.inputs: list[int] = []
-        self.constants: dict[int, Constant] = {}
-        self.primitives: list[Primitive] = []
-
-    def visit(self, root: int) -> None:
-        stack = [(root, False)]
-        while stack:
-            value, is_ready = stack.pop()
-            if value in self.number:
-                continue
-            primitive = self.producer.get(value)
-            if primitive is not None and not is_ready:
-                stack.append((value, True))
-                stack.extend((v, False) for v in reversed(primitive.inputs))
-                continue
-            self.number[value] = len(self.types)
-            self.types.append(self.source.types[value])
-            if primitive is not None:
-                inputs = tuple(self.number[v] for v in primitive.inputs)
-                self.primitives.append(Primitive(primitive.op, inputs, primitive.attributes, self.number[value]))
-                continue
-            constant = self.source.constants.get(value)
-            if constant is not None and self.is_inside(value, constant):
-                self.constants[self.number[value]] = constant
-            else:
-                self.inputs.append(value)
-
-    def is_inside(self, value: int, constant: Constant) -> bool:
-        """Return whether a constant is part of the body instead of an input."""
-        if value in self.weights:
-            return False  # weights are read from memory, whatever they are
-        return constant.is_uniform or (self.is_opaque and constant.array.size <= OPAQUE_ELEMENTS)
-
-    def graph(self, outputs: Sequence[int]) -> PrimitiveGraph:
-        return PrimitiveGraph(
-            types=tuple(self.types),
-            primitives=tuple(self.primitives),
-            inputs=tuple((f"i{i}", self.number[v]) for i, v in enumerate(self.inputs)),
-            outputs=tuple((f"o{i}", self.number[v]) for i, v in enumerate(outputs)),
-            constants=self.constants,
-        )

@@ -40,6 +40,7 @@ from korch.candidate.candidate import Group, make_group
 from korch.candidate.shape import COMMON, Compose, GroupShape
 from korch.deadline import Deadline
 from korch.options import Options
+from korch.primitive.component import strong_components
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Category
 from korch.primitive.ops.opaque import OpaqueAttributes
@@ -137,35 +138,12 @@ def bits(mask: int) -> list[int]:
 
 
 def _in_cycles(graph: PrimitiveGraph) -> set[int]:
-    """Return the primitives that depend on themselves through alternatives (Tarjan 1972)."""
-    feeds = [[q for value in primitive.inputs for q in graph.producers[value]] for primitive in graph.primitives]
-    found: set[int] = set()
-    index: dict[int, int] = {}
-    low: dict[int, int] = {}
-    path: list[int] = []
-    for root in range(len(feeds)):
-        stack = [(root, iter(feeds[root]))] if root not in index else []
-        while stack:
-            p, rest = stack[-1]
-            if p not in index:
-                index[p] = low[p] = len(index)
-                path.append(p)
-            following = next((q for q in rest if q not in index or q in low), None)
-            if following is None:
-                stack.pop()
-                if stack:
-                    low[stack[-1][0]] = min(low[stack[-1][0]], low[p])
-                if low[p] == index[p]:
-                    together = path[path.index(p) :]
-                    del path[path.index(p) :]
-                    for q in together:
-                        del low[q]
-                    found.update(together if len(together) > 1 or p in feeds[p] else ())
-            elif following in index:
-                low[p] = min(low[p], index[following])
-            else:
-                stack.append((following, iter(feeds[following])))
-    return found
+    """Return the primitives that depend on themselves through alternatives."""
+    feeds = {
+        p: [q for value in primitive.inputs for q in graph.producers[value]]
+        for p, primitive in enumerate(graph.primitives)
+    }
+    return {p for part in strong_components(feeds) if len(part) > 1 or part[0] in feeds[part[0]] for p in part}
 
 
 class _Space:

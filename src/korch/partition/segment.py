@@ -12,9 +12,9 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from korch.primitive.graph import Constant, Primitive, PrimitiveGraph
+from korch.primitive.body import number_body
+from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.text import format_attributes
-from korch.primitive.types import ValueType
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,10 @@ def extract(graph: PrimitiveGraph, primitives: Iterable[int], outputs: Sequence[
         outputs: the values, each computed by one of them.
         price_bytes: kept in the segment.
     """
-    body = _Body(graph, {graph.primitives[p].output: p for p in primitives})
-    colours = _Colours(graph, body.producer)
+    members = tuple(primitives)
+    colours = _Colours(graph, {graph.primitives[p].output: p for p in members})
     ordered = sorted(outputs, key=colours.of)  # equal ones stay in the model's order
-    for value in ordered:
-        body.visit(value)
-    return Segment(body.graph(ordered), tuple(body.number), price_bytes)
+    return Segment(*number_body(graph, members, ordered), price_bytes)
 
 
 class _Colours:
@@ -89,51 +87,3 @@ class _Colours:
         if constant is None:
             return f"{type_} input"
         return f"{type_} {constant.digest if constant.is_uniform else 'constant'}"
-
-
-class _Body:
-    """A segment's graph while it is numbered."""
-
-    def __init__(self, graph: PrimitiveGraph, producer: dict[int, int]) -> None:
-        self.source = graph
-        self.producer = producer
-        self.number: dict[int, int] = {}
-        self.inputs: list[int] = []
-        self.primitives: list[Primitive] = []
-        self.origins: list[str] = []
-
-    def visit(self, root: int) -> None:
-        """Number a value after all that it depends on."""
-        stack = [(root, False)]
-        while stack:
-            value, is_ready = stack.pop()
-            if value in self.number:
-                continue
-            p = self.producer.get(value)
-            if p is not None and not is_ready:
-                stack.append((value, True))
-                inputs = self.source.primitives[p].inputs
-                stack.extend((v, False) for v in reversed(inputs))
-                continue
-            self.number[value] = len(self.number)
-            if p is not None:
-                primitive = self.source.primitives[p]
-                read = tuple(self.number[v] for v in primitive.inputs)
-                self.primitives.append(Primitive(primitive.op, read, primitive.attributes, self.number[value]))
-                self.origins.append(self.source.origins[p] if self.source.origins else "")
-            elif value not in self.source.constants:
-                self.inputs.append(value)
-
-    def graph(self, outputs: Sequence[int]) -> PrimitiveGraph:
-        types: list[ValueType] = [self.source.types[v] for v in self.number]
-        constants: dict[int, Constant] = {
-            n: self.source.constants[v] for v, n in self.number.items() if v in self.source.constants
-        }
-        return PrimitiveGraph(
-            types=tuple(types),
-            primitives=tuple(self.primitives),
-            inputs=tuple((f"i{i}", self.number[v]) for i, v in enumerate(self.inputs)),
-            outputs=tuple((f"o{i}", self.number[v]) for i, v in enumerate(outputs)),
-            constants=constants,
-            origins=tuple(self.origins),
-        )

@@ -32,7 +32,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, combinations
 
-from korch.program.component import strong_components
+from korch.primitive.component import strong_components
 from korch.program.problem import Port, Problem
 
 

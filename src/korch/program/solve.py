@@ -25,7 +25,7 @@ import numpy.typing as npt
 from ortools.sat.python import cp_model
 
 from korch.errors import InvalidGraphError
-from korch.program.component import strong_components
+from korch.primitive.component import strong_components
 from korch.program.formulate import Formulation, formulate, loop_row
 from korch.program.presolve import Describe, diagnose, dominated_kernels, greedy_plan, useful_kernels
 from korch.program.problem import Certificate, Plan, Port, Problem, Status

@@ -1,4 +1,4 @@
-"""Directed graph -> its circles."""
+"""Directed graph -> its strongly connected components."""
 
 from __future__ import annotations
 

@@ -1,0 +1,65 @@
+"""A part of a graph as a graph of its own, in a canonical numbering.
+
+Values are numbered depth first from the outputs, so equal parts of one model, or of two, become
+equal graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from korch.primitive.graph import Primitive, PrimitiveGraph
+
+
+def number_body(
+    graph: PrimitiveGraph,
+    primitives: Iterable[int],
+    outputs: Sequence[int],
+    is_inside: Callable[[int], bool] = lambda constant: True,
+) -> tuple[PrimitiveGraph, tuple[int, ...]]:
+    """Return the graph of some primitives, and the given graph's value for each of its values.
+
+    Its inputs are named i0, i1, ..., and its outputs o0, o1, ....
+
+    Args:
+        graph: the given graph.
+        primitives: ids of at most one alternative per value, acyclic.
+        outputs: the values to compute.
+        is_inside: whether a constant is part of the body; else it is an input.
+    """
+    producer = {graph.primitives[p].output: p for p in primitives}
+    number: dict[int, int] = {}
+    chosen: list[int] = []
+    inputs: list[int] = []
+    stack = [(value, False) for value in reversed(outputs)]
+    while stack:
+        value, is_ready = stack.pop()
+        if value in number:
+            continue
+        p = producer.get(value)
+        if p is not None and not is_ready:
+            stack.append((value, True))
+            stack.extend((v, False) for v in reversed(graph.primitives[p].inputs))
+            continue
+        number[value] = len(number)
+        if p is not None:
+            chosen.append(p)
+        elif value not in graph.constants or not is_inside(value):
+            inputs.append(value)
+    read = set(inputs)
+    body = PrimitiveGraph(
+        types=tuple(graph.types[value] for value in number),
+        primitives=tuple(_renumbered(graph.primitives[p], number) for p in chosen),
+        inputs=tuple((f"i{i}", number[value]) for i, value in enumerate(inputs)),
+        outputs=tuple((f"o{i}", number[value]) for i, value in enumerate(outputs)),
+        constants={
+            n: graph.constants[value] for value, n in number.items() if value in graph.constants and value not in read
+        },
+        origins=tuple(graph.origins[p] for p in chosen) if graph.origins else (),
+    )
+    return body, tuple(number)
+
+
+def _renumbered(primitive: Primitive, number: dict[int, int]) -> Primitive:
+    inputs = tuple(number[value] for value in primitive.inputs)
+    return Primitive(primitive.op, inputs, primitive.attributes, number[primitive.output])
