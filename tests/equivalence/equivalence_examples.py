@@ -412,7 +412,7 @@ REFUSING: tuple[tuple[str, str, str], ...] = (
     ("identity-layout-is-nothing", "elements move", unary("f64[2,2]", "f64[2,2] = take(%0) {axis=0, indices=(1,1)}")),
     (
         "affine-steps-compose",
-        "the chain goes on",
+        "the chain continues",
         unary("f64[2,3]", "f64[2,3] = constant {uniform=2.0}", "f64[2,3] = mul(%0, %1)", "f64[2,3] = neg(%2)"),
     ),
     (
@@ -426,8 +426,12 @@ REFUSING: tuple[tuple[str, str, str], ...] = (
         unary("f64[2,3]", "f64[2,3] = constant {uniform=2.0}", "f64[2,3] = mul(%0, %1)", "f64[2,3] = add(%2, %1)"),
     ),
     ("div-by-power-of-two-is-mul", "a division of integers", divide("uniform=2", "i32")),
-    ("div-by-power-of-two-is-mul", "the divisor is no power of two", divide("uniform=3.0")),
-    ("div-by-power-of-two-is-mul", "the divisor is no power of two", divide("elements=[2.0, 3.0, 2.0, 2.0, 2.0, 2.0]")),
+    ("div-by-power-of-two-is-mul", "the divisor is not a power of 2", divide("uniform=3.0")),
+    (
+        "div-by-power-of-two-is-mul",
+        "the divisor is not a power of 2",
+        divide("elements=[2.0, 3.0, 2.0, 2.0, 2.0, 2.0]"),
+    ),
     (
         "pool-is-one-axis-after-another",
         "one axis after another compares no less",
@@ -456,13 +460,13 @@ REFUSING: tuple[tuple[str, str, str], ...] = (
         ("conv-of-pieces-is-strided-conv", reason, text)
         for reason, text in (
             ("the convolution has groups or dilations", focus(groups=2)),
-            ("the channels are no strided pieces of one image", focus(step="1,1,1,1")),
+            ("the channels are not strided parts of one image", focus(step="1,1,1,1")),
             ("a sum of weights is not finite", focus("constant {uniform='inf'}")),
         )
     ),
     (
         "matmul-of-low-rank-is-two-matmuls",
-        "the matrix is no constant one of numbers",
+        "the matrix is not a constant of floats",
         ranked("10,10", "uniform=2", "3,9", "i32"),
     ),
     ("matmul-of-low-rank-is-two-matmuls", "the matrix is too small or too large", ranked("10,1", "uniform=2.0", "3,9")),
@@ -474,7 +478,7 @@ REFUSING: tuple[tuple[str, str, str], ...] = (
             ("the sum is empty", outer("3,1,0", "2,0", "2", "3,2,1", "3,2,0")),
             ("a factor does not vary along the sum", outer("3,1,1", "2,4", "2", "3,2,1")),
             ("neither factor varies along an axis", outer("3,1,4", "1,4", "2", "3,2,1")),
-            ("each factor is used once", outer("3,2,4", "2,4", "2", "3,2,1")),
+            ("each factor is used only once", outer("3,2,4", "2,4", "2", "3,2,1")),
         )
     ),
     ("sum-is-matmul-with-ones", "a sum of integers wraps", rows(kind="i32")),
@@ -483,7 +487,7 @@ REFUSING: tuple[tuple[str, str, str], ...] = (
         ("squares-are-summed-with-their-mean", reason, text)
         for reason, text in (
             ("the mean is over other axes than the squares", moments(axis=0)),
-            ("the elements stay in the first cache", moments(100)),
+            ("the elements fit into the level-1 cache", moments(100)),
         )
     ),
     *(
@@ -504,10 +508,10 @@ REFUSING: tuple[tuple[str, str, str], ...] = (
         )
     ),
     ("tanh-of-softplus-is-a-quotient", "e^40 is too large for the element type", gate("f16")),
-    ("steps-come-before-the-move", "an element is no float", tokens(kind="i32")),
+    ("steps-come-before-the-move", "an element is not a float", tokens(kind="i32")),
     (
         "steps-come-before-the-move",
-        "nothing before the move would take the steps",
+        "no primitive before the move could fuse the steps",
         unary("f64[2,3]", "f64[3,2] = transpose(%0) {perm=(1,0)}", "f64[3,2] = mul(%1, %1)"),
     ),
     ("siblings-are-one-linear", "the siblings have groups", siblings(2, groups=2)),
@@ -585,7 +589,7 @@ REFUSING: tuple[tuple[str, str, str], ...] = (
         "%3: f64[2,4] = constant {uniform=3.0}\n%4: f64[2,4] = mul(%2, %3)\n",
     ),
     ("scale-folds-into-linear-before-it", "there is no scale", after("uniform=3.0", "add")),
-    ("scale-folds-into-linear-before-it", "the chain goes on", after("uniform=3.0", "mul", "f64[1,4,3,3] = neg(%4)")),
+    ("scale-folds-into-linear-before-it", "the chain continues", after("uniform=3.0", "mul", "f64[1,4,3,3] = neg(%4)")),
     (
         "scale-folds-into-linear-before-it",
         "the unscaled value is needed too",

@@ -297,9 +297,9 @@ def test_what_is_not_finite_is_not_lost_and_stays_in_its_window(target, builder,
 @pytest.mark.parametrize(
     ("expected", "make"),
     [
-        ("it is no convolution", lambda g, x: g.add("neg", [x])),
+        ("it is not a convolution", lambda g, x: g.add("neg", [x])),
         (
-            "add reads not just one convolution",
+            "add does not read exactly one convolution",
             lambda g, x: conv(g, g.add("add", [(y := conv(g, x, 16)), conv(g, y, 16)]), 16),
         ),
         (
@@ -309,7 +309,7 @@ def test_what_is_not_finite_is_not_lost_and_stays_in_its_window(target, builder,
         ("the channels are in groups", lambda g, x: _conv(g, x, 16, 4, 4, 3, 1, None, 1)),
         ("channels are multiplied", lambda g, x: _conv(g, x, 32, 1, 16, 3, 1, None, 1)),
         ("the window is too wide", lambda g, x: depthwise(g, x, 9)),
-        ("the channels fill no vectors", lambda g, x: depthwise(g, conv(g, x, 17))),
+        ("the channels do not fill a vector register", lambda g, x: depthwise(g, conv(g, x, 17))),
         (
             "reduce_sum has another shape than the convolution",
             lambda g, x: g.add("reduce_sum", [conv(g, x, 16)], ReduceAttributes((2, 3))),

@@ -235,7 +235,7 @@ def test_heads_are_read_and_written_in_place(target, builder, rng):
     [
         ("it is not one matrix product", lambda g, y: g.add("exp", [g.tensor(3, 4)])),
         ("reduce_sum is not fused into the product", lambda g, y: g.add("reduce_sum", [y], ReduceAttributes((1,)))),
-        ("an element is no float32", lambda g, y: g.add("less", [y, y])),
+        ("the elements are not all float32", lambda g, y: g.add("less", [y, y])),
         (
             "an operand is computed in the group",
             lambda g, y: g.add("matmul", [g.add("exp", [g.tensor(3, 4)]), g.weights(4, 16)]),
@@ -253,10 +253,10 @@ def test_refusals(target, expected, make):
 @pytest.mark.parametrize(
     ("expected", "make"),
     [
-        ("an output's columns are no neighbours", lambda g, y: transposed(g, y, 1, 0)),
+        ("the columns of an output are not adjacent in memory", lambda g, y: transposed(g, y, 1, 0)),
         ("an operand of add is not fused into the product", lambda g, y: g.add("add", [y, transposed(g, y, 1, 0)])),
         (
-            "a part of the results is left out",
+            "a slice leaves out results of the product",
             lambda g, y: g.add("slice", [y], SliceAttributes((0, 0), (4, 16), (1, 1))),
         ),
     ],
@@ -271,7 +271,7 @@ def test_operands_whose_terms_are_apart_are_refused(target):
     g = Graph()
     x = transposed(g, g.tensor(8, 20), 1, 0)
     group = g.group(g.add("matmul", [x, g.weights(8, 16)]))
-    expected = Refusal("the terms of the left operand are no neighbours")
+    expected = Refusal("the terms of the left operand are not adjacent in memory")
     assert GemmProvider().offer(group, target) == expected
     h = Graph()
     taken = h.add("slice", [h.tensor(16, 40)], SliceAttributes((0, 0), (8, 20), (2, 2)))

@@ -188,7 +188,7 @@ def a_reduction(g: Graph, y: int) -> int:
             "an operand of add is not fused into the convolution",
             lambda g, y: g.with_tensor("add", y, g.tensor(1, 1, 6, 6)),
         ),
-        ("an element is no float32", lambda g, y: g.add("less", [y, y])),
+        ("the elements are not all float32", lambda g, y: g.add("less", [y, y])),
     ],
 )
 def test_refusals_of_what_follows(target, expected, made):
@@ -202,7 +202,7 @@ def test_refusals_of_what_follows(target, expected, made):
 @pytest.mark.parametrize(
     ("expected", "x", "channels", "more"),
     [
-        ("the channels fill no vectors", (1, 17, 8, 8), 32, {}),
+        ("the channels do not fill a vector register", (1, 17, 8, 8), 32, {}),
         ("images or channels are moved", (1, 16, 8, 8), 32, {"pad": PadAttributes((0, 0, 0, 0), (0, 16, 0, 0))}),
     ],
 )

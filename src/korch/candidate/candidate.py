@@ -111,10 +111,10 @@ class Offer:
         outputs: the layout in which it writes each output.
         variant: tells apart offers with the same layouts.
         work_flop: a floor of the operations that this way of running it takes; 0 if unknown.
-        is_split: whether matrix units multiply float32 numbers as pieces of fewer bits.
+        is_split: whether matrix units multiply float32 numbers as sums of numbers of fewer bits.
         vector_flop: of all operations, those that vector units do then, maybe at the same time.
-        is_in_place: whether nothing runs: the inputs are the pieces of which the output consists,
-            one after another, and whoever writes them writes into the output's memory.
+        is_in_place: whether nothing runs: the inputs are parts of the output, one
+            after another, and their kernels write into the output's memory.
     """
 
     inputs: tuple[Layout, ...]
@@ -167,16 +167,16 @@ class Candidate:
 
     @cached_property
     def read_bytes(self) -> int:
-        """Bytes that it can't but read: of an input that is only sliced, the slices."""
+        """Bytes that it must read: of an input that is only sliced, the slices."""
         return sum(map(self._read_bytes_of, range(len(self.group.inputs))))
 
     @cached_property
     def read_constant_bytes(self) -> int:
-        """Bytes of constants that it can't but read."""
+        """Bytes of constants that it must read."""
         return sum(map(self._read_bytes_of, self.group.constant_inputs))
 
     def _read_bytes_of(self, i: int) -> int:
-        """Return the bytes of an input that it can't but read."""
+        """Return the bytes of an input that it must read."""
         body, needed_bytes = self.group.body, self.group.needed_bytes[i]
         whole = self.offer.inputs[i].size_bytes(body.types[body.inputs[i][1]])
         return whole if needed_bytes is None else min(whole, needed_bytes)

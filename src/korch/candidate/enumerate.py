@@ -192,7 +192,7 @@ class _Space:
         graph, value = self.graph, self.graph.primitives[p].output
         if value in self.outputs or len(graph.producers[value]) != 1:
             return False
-        readers = [graph.primitives[r] for r in graph.consumers[value]]
+        readers = graph.reading(value)
         if graph.primitives[p].op in ("broadcast", "slice"):
             closed = (Category.LINEAR, Category.OPAQUE)
             return not any(reader.row.category in closed for reader in readers)

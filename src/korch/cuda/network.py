@@ -61,7 +61,7 @@ def refusal_of(group: Group) -> Refusal | None:
         return Refusal("it has no product or convolution")
     for type_ in body.types:
         if type_.dtype not in FLOATS:
-            return Refusal(f"{type_.dtype.value} is no type of such networks")
+            return Refusal(f"{type_.dtype.value} is not a type that TensorRT networks take")
         if type_.rank > MOST_RANK:
             return Refusal(f"it has {type_.rank} axes, at most {MOST_RANK} are possible")
         if not type_.size:

@@ -1,6 +1,6 @@
 """One row of the table of primitive operations.
 
-Everything that must exist for each operation hangs on its row: a forgotten piece fails at import,
+Everything that must exist for each operation hangs on its row: a missing part fails at import,
 and the generic tests are parametrized over the table (`korch.primitive.ops.OPS`).
 """
 

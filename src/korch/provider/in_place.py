@@ -51,7 +51,7 @@ class InPlaceProvider:
             is_aligned = not any(end % ALIGNMENT for end in accumulate(sizes[:-1]))
             if is_aligned and layout.lays_end_to_end([type_.shape for type_ in types], axis):
                 offers.append(Offer(own, (layout,), is_in_place=True))
-        return offers or Refusal("the operands are no aligned pieces of the result")
+        return offers or Refusal("the operands are not aligned parts of the result")
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
         """Return the kernel that is none."""

@@ -7,4 +7,4 @@ PIECES_BYTES = 6
 """Of a float32 that is split."""
 
 STEP_BYTES = PIECES_BYTES * TOGETHER * TOGETHER
-"""Of the pieces of a step of so many rows or columns."""
+"""Bytes of the split operand of a step of so many rows or columns."""

@@ -22,7 +22,7 @@ def keeps_some(group: Group) -> bool:
     """Return whether several passes read a transcendental value, so that a tile may keep it."""
     body = group.body
     for primitive in body.primitives:
-        readers = [body.primitives[p] for p in body.consumers[primitive.output]]
+        readers = body.reading(primitive.output)
         feeds = any(reader.row.category is Category.REDUCE for reader in readers)
         if primitive.op in KEEP_OPS and feeds and len(readers) > 1:
             return True

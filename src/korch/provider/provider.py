@@ -2,7 +2,7 @@
 
 To add one, write a class with the members of `Provider` and register it under the entry-point
 group `korch.providers`; `docs/add-a-provider.md` shows the whole of it. Providers compete on equal
-terms: the orchestrator sees layouts and costs, never who made a kernel.
+terms: the orchestrator sees layouts and costs, never which provider made a kernel.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def load_providers(entry_point_group: str = ENTRY_POINT_GROUP) -> tuple[Provider
             continue
         except Exception as error:
             raise ProviderError(
-                f"it can't be loaded: {error}", where=where, hint="Uninstall the package that registers it, or mend it"
+                f"it can't be loaded: {error}", where=where, hint="Uninstall the package that registers it, or fix it"
             ) from error
         for member in ("name", "version", "offer", "build"):
             if not hasattr(provider, member):

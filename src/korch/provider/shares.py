@@ -45,7 +45,7 @@ _LANE = re.compile(r"(?:([1-9]\d*): )?(.*)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Who makes a part, in which variant, and how many of the outputs it writes."""
+    """The provider of a part, its variant, and how many of the outputs it writes."""
 
     provider: str
     variant: str

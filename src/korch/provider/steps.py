@@ -14,21 +14,21 @@ from korch.provider.vector import call, literal
 
 
 class Steps:
-    """The lines of `finish` of one convolution, `heart`, whose channels are axis 1.
+    """The lines of `finish` of one convolution, `anchor`, whose channels are axis 1.
 
     Attributes:
         lines: the C++.
         full: positions of the inputs that are read in the result's layout.
     """
 
-    def __init__(self, group: Group, heart: Primitive) -> None:
+    def __init__(self, group: Group, anchor: Primitive) -> None:
         self.lines: list[str] = []
         self.full: set[int] = set()
         self._body = group.body
-        self._shape = group.body.types[heart.output].shape
+        self._shape = group.body.types[anchor.output].shape
         self._position = {value: i for i, (_, value) in enumerate(group.body.inputs)}
         self._beside = {p.output: p.inputs[0] for p in group.body.primitives if p.op == "broadcast"}
-        self._names = {heart.output: "y"}
+        self._names = {anchor.output: "y"}
 
     def knows(self, value: int) -> bool:
         """Return whether a value is computed from the convolution."""

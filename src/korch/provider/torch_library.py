@@ -69,7 +69,7 @@ def _call(group: Group, last: bool) -> str | Refusal:
         return Refusal("it is not one product or convolution")
     root = linear[0]
     if body.types[root.output].dtype not in (DType.F32, DType.F16, DType.BF16, DType.F64):
-        return Refusal("the elements are no floats")
+        return Refusal("the elements are not floats")
     if len(body.outputs) != 1:
         return Refusal("it has several outputs")
     names = {value: name for name, value in body.inputs}
@@ -92,7 +92,7 @@ def _call(group: Group, last: bool) -> str | Refusal:
     if added:
         found = _bias(group, root, added)
         if found is None:
-            return Refusal("what is added is no bias")
+            return Refusal("the added value is not a bias")
         bias, result = names[found[0]], found[1]
     elif any(p.op == "broadcast" for p in body.primitives):
         return Refusal("a broadcast is not part of a library's call")
@@ -100,7 +100,7 @@ def _call(group: Group, last: bool) -> str | Refusal:
         return Refusal("the result of the library is not the output")
     called = _linear(root, [names[v] for v in root.inputs], bias)
     if called is None:
-        return Refusal("the library has no such transposed convolution")
+        return Refusal("PyTorch does not support this transposed convolution")
     lines.append(f"y = {called}")
     form = "torch.channels_last" if last else "torch.contiguous_format"
     lines.append(f"return y.contiguous(memory_format={form}),")

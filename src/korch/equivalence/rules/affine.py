@@ -53,7 +53,7 @@ def _refuse_chain(view: View, match: ChainMatch) -> AffineChain | RuleRefusal:
     step = affine_step(view, match.root)
     chain = chains_from(view, step)[-1] if step is not None else None
     if chain is None or goes_on(view, match.root.output):
-        return RuleRefusal("the chain goes on", match.root.output)
+        return RuleRefusal("the chain continues", match.root.output)
     if not chain.is_finite:
         return RuleRefusal("a scale or shift is not finite", match.root.output)
     if chain.has_scale + chain.has_shift >= len(chain.steps):
@@ -90,7 +90,7 @@ def _refuse_division(exact: bool, view: View, root: Primitive) -> ReciprocalWitn
         return RuleRefusal("the divisor or its reciprocal is not a normal number", root.output)
     is_exact = bool((np.abs(np.frexp(divisor)[0]) == 0.5).all())
     if exact and not is_exact:
-        return RuleRefusal("the divisor is no power of two", root.output)
+        return RuleRefusal("the divisor is not a power of 2", root.output)
     if not exact and is_exact:
         return RuleRefusal("the divisor is a power of two, which is exact", root.output)
     if not exact and view.type(root.output).size < WORTHWHILE_ELEMENTS:

@@ -162,7 +162,7 @@ def _refuse_focus(view: View, match: Pair) -> FocusWitness | RuleRefusal:
     )
     strided = step[:2] == (1, 1) and max(step) > 1
     if not (is_image and strided) or any(n % s for n, s in zip(shape, step, strict=True)):
-        return RuleRefusal("the channels are no strided pieces of one image", conv.output)
+        return RuleRefusal("the channels are not strided parts of one image", conv.output)
     old = constant.array.astype(np.float64)
     kernel = old.shape[2:]
     weights = np.zeros((old.shape[0], shape[1], *(k * s for k, s in zip(kernel, step[2:], strict=True))))

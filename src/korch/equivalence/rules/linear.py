@@ -141,7 +141,7 @@ def _refuse_after(view: View, match: FoldMatch) -> FoldWitness | RuleRefusal:
     if not chain.has_scale:
         return RuleRefusal("there is no scale", root)
     if goes_on(view, root):
-        return RuleRefusal("the chain goes on", root)
+        return RuleRefusal("the chain continues", root)
     values = frozenset(step.output for step in chain.steps)
     if any(is_read_elsewhere(view, v, values) for v in (chain.base, *values - {root})):
         return RuleRefusal("the unscaled value is needed too", root)

@@ -93,9 +93,9 @@ def _refuse(view: View, match: MoveMatch) -> MoveMatch | RuleRefusal:
     root = match.root.output
     values = {match.move.output, *(step.output for step in match.steps)}
     if any(not view.type(value).dtype.is_float for value in values):
-        return RuleRefusal("an element is no float", root)
+        return RuleRefusal("an element is not a float", root)
     if not view.producing(match.move.inputs[0], "conv", *MOVES):
-        return RuleRefusal("nothing before the move would take the steps", root)
+        return RuleRefusal("no primitive before the move could fuse the steps", root)
     return match
 
 
@@ -115,7 +115,7 @@ def _build(writer: Writer, match: MoveMatch) -> int:
 STEPS_COME_BEFORE_THE_MOVE = Rule(
     name="steps-come-before-the-move",
     law="f(move(x)) = move(f(x)) for an elementwise f, and a transpose or a reshape",
-    source="elementwise operations don't care for places",
+    source="an elementwise operation does not depend on where an element is",
     roots=("add", "sub", "mul", "div", "max", "min", "sigmoid", "tanh", "erf", "exp"),
     match=_match,
     refuse=_refuse,

@@ -107,7 +107,7 @@ def _refuse_rank(view: View, root: Primitive) -> RankWitness | RuleRefusal:
     constant = view.constant(b)
     shape = view.shape(b)
     if constant is None or math.prod(shape[:-2]) != 1 or not view.type(b).dtype.is_float:
-        return RuleRefusal("the matrix is no constant one of numbers", root.output, is_final=True)
+        return RuleRefusal("the matrix is not a constant of floats", root.output, is_final=True)
     k, n = shape[-2:]
     most = int(WORTH * k * n / (k + n))
     if most == 0 or k * n > LARGEST:

@@ -64,7 +64,7 @@ def _refuse_product(view: View, match: Pair) -> ProductWitness | RuleRefusal:
     if set(rows) & set(columns):
         return RuleRefusal("neither factor varies along an axis", root)
     if not rows or not columns:
-        return RuleRefusal("each factor is used once", root)
+        return RuleRefusal("each factor is used only once", root)
     return ProductWitness((a, b), (a_shape, b_shape), (batch, rows, columns, summed), shape)
 
 
@@ -190,7 +190,7 @@ def _refuse_moment(view: View, match: MomentMatch) -> MomentWitness | RuleRefusa
     if axes != _axes(match.squares):
         return RuleRefusal("the mean is over other axes than the squares", root)
     if math.prod(shape[axis] for axis in axes) < FEWEST_ELEMENTS:
-        return RuleRefusal("the elements stay in the first cache", root)
+        return RuleRefusal("the elements fit into the level-1 cache", root)
     return MomentWitness(x, axes, match.root is match.mean)
 
 

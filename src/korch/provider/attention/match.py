@@ -52,7 +52,7 @@ def match_group(group: Group) -> Attention | Refusal:
     inside = {primitive.output for primitive in softmax.primitives}  # a guard's are truth values
     others = (type_ for value, type_ in enumerate(body.types) if value not in inside)
     if any(type_.dtype is not DType.F32 for type_ in others):
-        return Refusal("an element is no float32")
+        return Refusal("the elements are not all float32")
     sides = [operand_of(group, value) for value in (*first.inputs, second.inputs[1])]
     for side in sides:
         if isinstance(side, Refusal):

@@ -79,7 +79,7 @@ def _make_plan(group: Group, found: Attention, target: Target) -> _Plan | Refusa
     terms, columns = types[found.first.inputs[0]].shape[-1], types[found.second.output].shape[-1]
     batch = math.prod(batch_axes)
     if target.lanes < 4:
-        return Refusal("the target has no vectors")
+        return Refusal("the target has no vector registers")
     if min(batch, n, terms, columns) == 0 or m < FEWEST_QUERIES:
         return Refusal("there are too few queries, or nothing at all")
     if types[found.second.output].shape[:-2] != tuple(batch_axes):
@@ -92,7 +92,7 @@ def _make_plan(group: Group, found: Attention, target: Target) -> _Plan | Refusa
         places.append(place)
     q, k, v = places
     if q.step != 1 or q.row_step is None:
-        return Refusal("the terms of the queries are no neighbours")
+        return Refusal("the terms of the queries are not adjacent in memory")
     if not (_is_packable(k) and _is_packable(v)):
         return Refusal("keys or values lie neither by columns nor by terms")
     score = Finisher(group, found.first, layouts, "s")

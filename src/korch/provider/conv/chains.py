@@ -30,14 +30,13 @@ MOST_WAYS = 4
 
 def chain_groups(graph: PrimitiveGraph, groups: Iterable[Group]) -> Iterator[Group]:
     """Yield the groups that chains of convolutions of a graph give, of the ones with one each."""
-    frontier = [
-        (group, heart) for group in groups if (heart := _heart(graph, group)) is not None and _is_finished(graph, group)
-    ]
-    ways = cache(partial(_ways, graph))  # many groups have one heart
+    around = ((group, _anchor(graph, group)) for group in groups)
+    frontier = [(group, anchor) for group, anchor in around if anchor is not None and _is_finished(graph, group)]
+    ways = cache(partial(_ways, graph))  # many groups have one anchor
     for _ in range(LONGEST - 1):
         grown: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Group, int]] = {}
-        for group, heart in frontier:
-            for before, first in ways(heart):
+        for group, anchor in frontier:
+            for before, first in ways(anchor):
                 key = tuple(sorted({*group.primitives, *before})), group.outputs
                 if key not in grown:  # one chain is reached on many ways
                     grown[key] = make_group(graph, *key), first
@@ -45,12 +44,12 @@ def chain_groups(graph: PrimitiveGraph, groups: Iterable[Group]) -> Iterator[Gro
         frontier = list(grown.values())
 
 
-def _heart(graph: PrimitiveGraph, group: Group) -> int | None:
+def _anchor(graph: PrimitiveGraph, group: Group) -> int | None:
     """Return the convolution that a group consists of, if it reads its image from memory."""
-    hearts = [p for p in group.primitives if graph.primitives[p].row.category is Category.LINEAR]
-    if len(hearts) != 1 or _kind(graph, graph.primitives[hearts[0]]) is None:
+    anchors = [p for p in group.primitives if graph.primitives[p].row.category is Category.LINEAR]
+    if len(anchors) != 1 or _kind(graph, graph.primitives[anchors[0]]) is None:
         return None
-    return hearts[0] if graph.primitives[hearts[0]].inputs[0] in group.inputs else None
+    return anchors[0] if graph.primitives[anchors[0]].inputs[0] in group.inputs else None
 
 
 def _kind(graph: PrimitiveGraph, primitive: Primitive) -> str | None:
@@ -69,7 +68,7 @@ def _kind(graph: PrimitiveGraph, primitive: Primitive) -> str | None:
 def _is_finished(graph: PrimitiveGraph, group: Group) -> bool:
     """Whether what reads the outputs of a group is more than steps of a function of them.
 
-    Such steps cost nothing inside of the kernel, so that a group without them is worth nothing.
+    Such steps cost nothing inside of the kernel, so a group without them is never better.
     """
     if set(group.outputs) & {value for _, value in graph.outputs}:
         return True
@@ -86,19 +85,19 @@ def _is_finished(graph: PrimitiveGraph, group: Group) -> bool:
 
 
 def _is_parameter(graph: PrimitiveGraph, value: int) -> bool:
-    makers = [graph.primitives[p] for p in graph.producers[value]]
+    makers = graph.producing(value)
     return value in graph.constants or any(p.op == "broadcast" and p.inputs[0] in graph.constants for p in makers)
 
 
 def _ways(graph: PrimitiveGraph, number: int) -> list[tuple[tuple[int, ...], int]]:
     """Return the primitives that compute a convolution's image from another, and that other."""
     found = []
-    heart = graph.primitives[number]
-    for primitives in itertools.islice(_from_conv(graph, heart.inputs[0]), MOST_WAYS):
+    anchor = graph.primitives[number]
+    for primitives in itertools.islice(_from_conv(graph, anchor.inputs[0]), MOST_WAYS):
         before = [p for p in primitives if graph.primitives[p].row.category is Category.LINEAR]
         kinds = [_kind(graph, graph.primitives[p]) for p in before]
         # Two dense ones do enough work for what they read and write.
-        if len(before) == 1 and {kinds[0], _kind(graph, heart)} == {"dense", "depthwise"}:
+        if len(before) == 1 and {kinds[0], _kind(graph, anchor)} == {"dense", "depthwise"}:
             found.append((tuple(sorted(primitives)), before[0]))
     return found
 

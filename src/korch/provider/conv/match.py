@@ -58,30 +58,30 @@ def is_depthwise(primitive: Primitive, channels: int) -> bool | None:
 def match_group(group: Group) -> ConvChain | Refusal:
     """Return what a group is, or why it is no chain of convolutions."""
     body = group.body
-    hearts = [p for p in body.primitives if p.row.category is Category.LINEAR]
-    if not hearts or any(p.op != "conv" for p in hearts):
-        return Refusal("it is no convolution")
+    anchors = [p for p in body.primitives if p.row.category is Category.LINEAR]
+    if not anchors or any(p.op != "conv" for p in anchors):
+        return Refusal("it is not a convolution")
     if any(type_.dtype is not DType.F32 for type_ in body.types):
-        return Refusal("an element is no float32")
-    if any(body.types[p.output].rank != 4 for p in hearts):
-        return Refusal("it has not two spatial axes")
-    return _Matcher(group, hearts).run()
+        return Refusal("the elements are not all float32")
+    if any(body.types[p.output].rank != 4 for p in anchors):
+        return Refusal("it does not have two spatial axes")
+    return _Matcher(group, anchors).run()
 
 
 class _Matcher:
-    def __init__(self, group: Group, hearts: list[Primitive]) -> None:
+    def __init__(self, group: Group, anchors: list[Primitive]) -> None:
         self.group = group
         self.body = group.body
-        self.hearts = hearts  # in order: each reads what the one before it gives
-        self.steps = [Steps(group, heart) for heart in hearts]
+        self.anchors = anchors  # in order: each reads what the one before it gives
+        self.steps = [Steps(group, anchor) for anchor in anchors]
         self.position = {value: i for i, (_, value) in enumerate(group.body.inputs)}
 
     def run(self) -> ConvChain | Refusal:
-        image = read_image(self.group, self.hearts[0].inputs[0])
+        image = read_image(self.group, self.anchors[0].inputs[0])
         if isinstance(image, Refusal):
             return image
         for primitive in self.body.primitives:
-            if primitive not in (*image.moves, *self.hearts):
+            if primitive not in (*image.moves, *self.anchors):
                 refusal = self._step(primitive)
                 if refusal is not None:
                     return refusal
@@ -89,7 +89,7 @@ class _Matcher:
         if refusal is not None:
             return refusal
         links = []
-        for i in range(len(self.hearts)):
+        for i in range(len(self.anchors)):
             link = self._link(i)
             if isinstance(link, Refusal):
                 return link
@@ -104,26 +104,26 @@ class _Matcher:
             return None
         owners = [s for s in self.steps if any(s.knows(value) for value in primitive.inputs)]
         if len(owners) != 1:
-            return Refusal(f"{primitive.op} reads not just one convolution")
+            return Refusal(f"{primitive.op} does not read exactly one convolution")
         return owners[0].add(primitive)
 
     def _link(self, i: int) -> Link | Refusal:
-        heart = self.hearts[i]
-        weights = self.position.get(heart.inputs[1])
+        anchor = self.anchors[i]
+        weights = self.position.get(anchor.inputs[1])
         if weights is None or weights not in self.group.constant_inputs:
             return Refusal("the weights are not constant")
-        channels = self.body.types[heart.inputs[0]].shape[1]
-        kind = is_depthwise(heart, channels)
+        channels = self.body.types[anchor.inputs[0]].shape[1]
+        kind = is_depthwise(anchor, channels)
         if kind is None:
             return Refusal("the channels are in groups")
-        if kind and self.body.types[heart.output].shape[1] != channels:
+        if kind and self.body.types[anchor.output].shape[1] != channels:
             return Refusal("channels are multiplied")
-        if kind and self.body.types[heart.inputs[1]].shape[3] > WIDEST_DEPTHWISE:
+        if kind and self.body.types[anchor.inputs[1]].shape[3] > WIDEST_DEPTHWISE:
             return Refusal("the window is too wide")
         result = ""
-        if i + 1 < len(self.hearts):
-            value = self.hearts[i + 1].inputs[0]
+        if i + 1 < len(self.anchors):
+            value = self.anchors[i + 1].inputs[0]
             if not self.steps[i].knows(value):
-                return Refusal("the convolutions are no chain")
+                return Refusal("the convolutions are not a chain")
             result = self.steps[i].name(value)
-        return Link(heart, weights, kind, result, tuple(self.steps[i].lines))
+        return Link(anchor, weights, kind, result, tuple(self.steps[i].lines))

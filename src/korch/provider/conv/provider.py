@@ -33,7 +33,7 @@ LEAST_CHAIN_CHANNELS = 64
 """The same for those of a chain, read or written, if they fill tiles; else twice as many."""
 
 PIECES_SHARE = 0.6
-"""The part of the level-2 cache for a chain's weights as pieces."""
+"""The part of the level-2 cache for a chain's split weights."""
 
 
 class ConvProvider:
@@ -62,7 +62,7 @@ class ConvProvider:
                     outputs = (sink,) * len(group.outputs)
                     flop = _vector_flop(group, shape) if is_split else 0
                     offers.append(Offer(inputs, outputs, variant, 0, is_split, flop))
-        return tuple(dict.fromkeys(offers)) or Refusal("no layout suits both sides")
+        return tuple(dict.fromkeys(offers)) or Refusal("no layout fits both the inputs and the outputs")
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
         """Print the kernel."""
@@ -86,13 +86,13 @@ class ConvProvider:
 
 def _refuse(group: Group, match: ConvChain, target: Target) -> Refusal | None:
     if target.lanes < 4:
-        return Refusal("the target has no vectors")
+        return Refusal("the target has no vector registers")
     if any(type_.size == 0 for type_ in (*group.input_types, *group.output_types)):
         return Refusal("a tensor is empty")
     widths = [group.body.types[link.primitive.output].shape[1] for link in match.links]
     inner = widths if match.links[-1].is_depthwise else widths[:-1]
     if any(width % target.lanes for width in inner):
-        return Refusal("the channels fill no vectors")
+        return Refusal("the channels do not fill a vector register")
     return None
 
 
@@ -145,9 +145,9 @@ def _can_one_be_pieces(group: Group, match: ConvChain) -> bool:
 
 
 def _can_chain_be_pieces(group: Group, match: ConvChain, target: Target) -> bool:
-    """Return whether they may for a chain: weights stay in the cache as pieces.
+    """Return whether they may for a chain: split weights stay in the cache.
 
-    For few channels it takes as long to make the pieces as to multiply by vectors.
+    For few channels it takes as long to split them as to multiply by vectors.
     """
     by_channels = _is_by_channels(group, match, SPLIT, target)
     shape = shape_of(group, match, target, by_channels, is_split=True)

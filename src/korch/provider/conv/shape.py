@@ -81,7 +81,7 @@ class Layer:
 
     @property
     def pieces(self) -> int:
-        """How many floats the pieces of its weights take."""
+        """How many floats its split weights take."""
         strips, steps = (_ceil(n, TOGETHER) for n in self.channels[::-1])
         return strips * steps * STEP_BYTES // 4 if self.on_tiles else 0
 

@@ -34,7 +34,7 @@ ROWS_SHARE, CHUNK_SHARE = 0.45, 0.1
 """The parts for rows that stay, and for each of two chunks of a strip that goes by."""
 
 STAY_SHARE, BLOCK_SHARE = 0.5, 0.2
-"""The parts of the level-2 cache for pieces that stay, and for those of the rows that go by."""
+"""The parts of the level-2 cache for split operands that stay, and for those of the rows that go by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Split:
         chunks: parts of the rows that are separate tasks; `parts` the same of the channels.
         group: strips that stay in the cache, 0 if rows stay.
         units: steps of a strip that are multiplied at a time.
-        image: numbers of the pieces of what a block reads.
+        image: numbers of the split operand that a block reads.
         floats: workspace of a thread.
         cost: an estimate of the time, in products of a step of 32 pixels and 32 channels.
     """
@@ -124,7 +124,7 @@ class _Sizes:
         return self.window[1] == 1 and is_inside
 
     def image(self, rows: int) -> int:
-        """Return the numbers of pieces of what a block reads, with what a last tile reads."""
+        """Return the numbers of the split operand that a block reads, with what a last tile reads."""
         across = (rows + self.beyond) * self.pitch // self.stride
         pixels = self.stride * (across + -(-self.extra // self.stride))
         return (3 * self.steps * self.classes * pixels + TOGETHER) * TOGETHER

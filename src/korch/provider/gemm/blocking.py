@@ -35,7 +35,7 @@ MOST_WASTE = 1.06
 """Rows computed per row needed, beyond which fewer rows are computed together."""
 
 SPLIT_CACHE_SHARE = 0.5
-"""The part of the level-2 cache that the pieces of what stays there may fill."""
+"""The part of the level-2 cache that split operands which stay there may fill."""
 
 SPLIT_ROWS = 384
 """Rows of a block that stay: with so many, splitting columns is little beside the products."""

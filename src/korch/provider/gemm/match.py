@@ -40,13 +40,13 @@ class Product:
 
 
 def match_group(group: Group) -> Product | Refusal:
-    """Return what a group is, or why it is no matrix product."""
+    """Return what a group is, or why it is not a matrix product."""
     body = group.body
     found = [p for p in body.primitives if p.row.category is Category.LINEAR]
     if [p.op for p in found] != ["matmul"]:
         return Refusal("it is not one matrix product")
     if any(type_.dtype is not DType.F32 for type_ in body.types):
-        return Refusal("an element is no float32")
+        return Refusal("the elements are not all float32")
     product = found[0]
     sides = [operand_of(group, value) for value in product.inputs]
     for side in sides:
@@ -80,7 +80,7 @@ def operand_place(group: Group, product: Primitive, operand: Operand, layouts: L
     shape = group.input_types[operand.position].shape
     addresses = Addresses(shape, layouts[0][operand.position]).after(*operand.steps)
     place = place_of_matrices(addresses, group.body.types[product.output].shape[:-2])
-    return place if place is not None else Refusal("an operand lies in no order of rows")
+    return place if place is not None else Refusal("an operand is not stored in rows")
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +148,7 @@ class Finisher:
             addresses = Addresses(self.body.types[value].shape, self.layouts[1][i])
             at = self._address(addresses, self.numbers[value])
             if isinstance(at, Refusal) or at[1] != 1:
-                return Refusal("an output's columns are no neighbours")
+                return Refusal("the columns of an output are not adjacent in memory")
             out = f"static_cast<float*>(buffers[{len(self.body.inputs) + i}]) + {at[0]}"
             self.lines.append(f"korch::store<float, W>({out}, {self.names[value]});")
             places.append(out)
@@ -172,7 +172,7 @@ class Finisher:
             return None
         if p.op in MOVES and value in self.numbers:
             if self.body.types[p.output].size != self.body.types[value].size:
-                return Refusal("a part of the results is left out")
+                return Refusal("a slice leaves out results of the product")
             self.names[p.output] = self.names[value]
             self.numbers[p.output] = self.numbers[value].after(p)
             return None
@@ -180,7 +180,7 @@ class Finisher:
             return Refusal(f"{p.op} is not fused into the product")
         numbers = next((self.numbers[v] for v in p.inputs if v in self.numbers), None)
         if numbers is None:
-            return Refusal(f"{p.op} reads no result")
+            return Refusal(f"{p.op} does not read the product")
         arguments = [self._argument(v, numbers) for v in p.inputs]
         known_arguments = [a for a in arguments if isinstance(a, str)]
         if len(known_arguments) < len(arguments):
@@ -193,7 +193,7 @@ class Finisher:
     def _argument(self, value: int, numbers: Addresses) -> str | Refusal:
         if value in self.numbers:
             same = self.numbers[value].is_same(numbers)
-            return self.names[value] if same else Refusal("results meet out of order")
+            return self.names[value] if same else Refusal("operands have the results in different orders")
         if value in self.names:
             return self.names[value]
         constant = self.body.constants.get(value)
@@ -224,15 +224,15 @@ class Finisher:
         """Return the address of result (i, m, n) as C++, and the step between columns, 0 or 1."""
         place = place_by_number(addresses, numbers, self.shape)
         if place is None:
-            return Refusal("a tensor lies in no order of rows")
+            return Refusal("a tensor is not stored in rows")
         steps = np.diff(place.offsets[2])
         lanes = 16  # whole vectors begin at multiples of it
         inside = np.arange(len(steps)) % lanes != lanes - 1
         step = int(steps[0]) if len(steps) else 1
         if step not in (0, 1) or not bool((steps[inside] == step).all()):
-            return Refusal("a tensor's columns are no neighbours")
+            return Refusal("the columns of a tensor are not adjacent in memory")
         if step == 0 and bool(place.offsets[2].any()):
-            return Refusal("a tensor's columns are no neighbours")
+            return Refusal("the columns of a tensor are not adjacent in memory")
         return " + ".join(
             filter(None, (self._offset(place, axis, name) for axis, name in enumerate(("i", "m", "n"))))
         ) or "0", step

@@ -35,11 +35,11 @@ LEAST_TERMS = 32
 """Terms of a tile that takes as long as it takes to fetch the lines that it is stored to."""
 
 KEPT_SHARE = 1.0
-"""The part of the level-2 cache up to which a constant right operand is kept as pieces."""
+"""The part of the level-2 cache up to which a constant right operand is kept as a split operand."""
 
 
 class Way(Enum):
-    """What multiplies: vector units, or matrix units, whose right operand may come as pieces."""
+    """What multiplies: vector units, or matrix units, whose right operand may be split before."""
 
     VECTORS = ""
     SPLIT = SPLIT
@@ -74,7 +74,7 @@ class GemmProvider:
         if isinstance(found, Refusal):
             return found
         offers = []
-        refusal = Refusal("no layout suits both sides")
+        refusal = Refusal("no layout fits both the inputs and the outputs")
         ways = [Way.VECTORS]
         if _can_split(group, found, target):
             ways.append(Way.IN_PIECES if _keeps_pieces(group, found, target) else Way.SPLIT)
@@ -167,7 +167,7 @@ def _layouts(group: Group, found: Product, target: Target) -> Iterator[Layouts]:
 def _make_plan(group: Group, found: Product, target: Target, layouts: Layouts, way: Way) -> _Plan | Refusal:
     is_split, is_in_pieces = way != Way.VECTORS, way == Way.IN_PIECES
     if target.lanes < 4:
-        return Refusal("the target has no vectors")
+        return Refusal("the target has no vector registers")
     batch, m, n, terms = _sizes(group, found)
     if not 0 < batch * m * n <= MOST_ELEMENTS or terms == 0:
         return Refusal("the result is empty or too large")
@@ -177,7 +177,7 @@ def _make_plan(group: Group, found: Product, target: Target, layouts: Layouts, w
     if isinstance(b, Refusal):
         return b
     if a.step not in (0, 1) or a.row_step is None or (a.step == 0 and terms > 1):
-        return Refusal("the terms of the left operand are no neighbours")
+        return Refusal("the terms of the left operand are not adjacent in memory")
     is_packed = _is_packed(group, found)
     is_direct = not is_packed and b.step == 1 and bool(b.row_step)
     if is_split:

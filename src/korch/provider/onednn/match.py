@@ -51,7 +51,7 @@ class OneDnnOp:
 
     Attributes:
         op: conv, conv_transpose, matmul, pool_max, pool_average, or reorder.
-        primitive: the primitive at its heart; None for a reorder.
+        primitive: its main primitive; None for a reorder.
         inputs: positions of its own inputs in the group's.
         views: for a matrix product, how it reads its operands, and how it writes its result.
         pads_begin: zeros before each spatial axis beyond the primitive's own pads.
@@ -80,7 +80,7 @@ UNARY = {
     "neg": Eltwise("linear", -1.0),
 }
 BINARY = ("add", "mul", "sub", "div", "max", "min")
-HEARTS = ("conv", "conv_transpose", "matmul", "pool_max", "pool_sum")
+ANCHORS = ("conv", "conv_transpose", "matmul", "pool_max", "pool_sum")
 MOST_POST = 16
 _CHANGES_NAN = ("clip", "exp", "gelu_erf", "max", "min")
 
@@ -101,10 +101,10 @@ def match_group(group: Group, propagate_nan: bool = False) -> OneDnnOp | Refusal
         return Refusal("a tensor is empty")
     if group.is_layout_change:
         return OneDnnOp("reorder", None, (0,))
-    hearts = [p for p in body.primitives if p.op in HEARTS]
-    if len(hearts) != 1:
+    anchors = [p for p in body.primitives if p.op in ANCHORS]
+    if len(anchors) != 1:
         return Refusal("there is not one convolution, matrix product or pooling")
-    found = _Matcher(group).match(hearts[0])
+    found = _Matcher(group).match(anchors[0])
     if isinstance(found, OneDnnOp) and len(found.post) > MOST_POST:
         return Refusal(f"there are more than {MOST_POST} post-operations")
     if isinstance(found, OneDnnOp) and propagate_nan:
@@ -133,29 +133,29 @@ class _Matcher:
         self.body = self.group.body
         self.position = {value: i for i, (_, value) in enumerate(self.body.inputs)}
 
-    def match(self, heart: Primitive) -> OneDnnOp | Refusal:
-        self.used.add(heart.output)
-        found = self._operands(heart)
+    def match(self, anchor: Primitive) -> OneDnnOp | Refusal:
+        self.used.add(anchor.output)
+        found = self._operands(anchor)
         if isinstance(found, Refusal):
             return found
-        value = heart.output
-        if isinstance(heart.attributes, PoolAttributes):
-            window = self._window(heart, heart.attributes)
+        value = anchor.output
+        if isinstance(anchor.attributes, PoolAttributes):
+            window = self._window(anchor, anchor.attributes)
             if isinstance(window, Refusal):
                 return window
             op, value = window
             found = replace(found, op=op)
         end = self.body.outputs[0][1]
         while value != end:
-            if heart.op == "matmul" and self._moves(value):
+            if anchor.op == "matmul" and self._moves(value):
                 break
-            step = self._step(value, self.body.types[heart.output].shape)
+            step = self._step(value, self.body.types[anchor.output].shape)
             if isinstance(step, Refusal):
                 return step
             operations, value = step
             for operation in operations:
                 found = self._append(found, operation)
-        if heart.op == "matmul":
+        if anchor.op == "matmul":
             value, view = self._result(value)
             found = replace(found, views=(*found.views, view))
         if value != end or len(self.used) != len(self.body.primitives):
@@ -177,14 +177,14 @@ class _Matcher:
             return replace(found, post=(*found.post[:-1], Eltwise("clip", 0.0, operation.beta)))
         return replace(found, post=(*found.post, operation))
 
-    def _operands(self, heart: Primitive) -> OneDnnOp | Refusal:
-        """Return the match of the heart alone, with what moves elements before it taken in."""
+    def _operands(self, anchor: Primitive) -> OneDnnOp | Refusal:
+        """Return the match of the anchor alone, with what moves elements before it taken in."""
         inputs: list[int] = []
         views: list[MatrixView] = []
-        spatial = self.body.types[heart.inputs[0]].rank - 2
+        spatial = self.body.types[anchor.inputs[0]].rank - 2
         begin, end = (0,) * spatial, (0,) * spatial
-        for i, value in enumerate(heart.inputs):
-            if heart.op == "matmul":
+        for i, value in enumerate(anchor.inputs):
+            if anchor.op == "matmul":
                 value, view = self._view(value)
                 views.append(view)
             maker = self._producer(value)
@@ -192,8 +192,8 @@ class _Matcher:
                 pads = maker.attributes
                 is_zero = pads.mode == "constant" and pads.value == 0
                 is_spatial = not any((*pads.before[:2], *pads.after[:2]))
-                if heart.op != "conv" or i or not is_zero or not is_spatial:
-                    return Refusal("a pad before it is not of zeros on spatial axes")
+                if anchor.op != "conv" or i or not is_zero or not is_spatial:
+                    return Refusal("the pad before it is not of zeros on spatial axes only")
                 if len(self.body.consumers[value]) > 1:
                     return Refusal("the pad before it is read elsewhere too")
                 begin, end = pads.before[2:], pads.after[2:]
@@ -202,7 +202,7 @@ class _Matcher:
             if value not in self.position:
                 return Refusal(f"operand {i} is computed in the group, or uniform")
             inputs.append(self.position[value])
-        return OneDnnOp(heart.op, heart, tuple(inputs), tuple(views), begin, end)
+        return OneDnnOp(anchor.op, anchor, tuple(inputs), tuple(views), begin, end)
 
     def _view(self, value: int) -> tuple[int, MatrixView]:
         """Return the value that a matrix product reads through transposes of reshapes, and how."""
@@ -253,18 +253,18 @@ class _Matcher:
         constant = self.body.constants.get(value)
         return float(constant.scalar) if constant is not None else None
 
-    def _window(self, heart: Primitive, window: PoolAttributes) -> tuple[str, int] | Refusal:
+    def _window(self, anchor: Primitive, window: PoolAttributes) -> tuple[str, int] | Refusal:
         """Return which pooling it is and the value of its result."""
-        sizes = self.body.types[heart.inputs[0]].shape
-        counts = self.body.types[heart.output].shape
+        sizes = self.body.types[anchor.inputs[0]].shape
+        counts = self.body.types[anchor.output].shape
         if len(window.kernel) != len(sizes) - 2:
             return Refusal("the windows are not on all axes but the first two")
-        if heart.op == "pool_max":
+        if anchor.op == "pool_max":
             if any(_sees_only_pads(sizes[2 + i], counts[2 + i], window, i) for i in range(len(window.kernel))):
                 return Refusal("a window lies in the pads")
-            return "pool_max", heart.output
-        readers = [self.body.primitives[p] for p in self.body.consumers[heart.output]]
-        if len(readers) == 1 and readers[0].inputs[0] == heart.output:
+            return "pool_max", anchor.output
+        readers = self.body.reading(anchor.output)
+        if len(readers) == 1 and readers[0].inputs[0] == anchor.output:
             reader, size = readers[0], math.prod(window.kernel)
             factor = self._scalar(reader.inputs[1]) if len(reader.inputs) == 2 else None
             if (reader.op, factor) in (("div", float(size)), ("mul", float(np.float32(1 / size)))):
@@ -278,7 +278,7 @@ class _Matcher:
         if activation is not None:
             self.used |= activation.used
             return (activation.operation,), activation.output
-        readers = [self.body.primitives[p] for p in self.body.consumers[value]]
+        readers = self.body.reading(value)
         if len(readers) != 1:
             return Refusal("a value of the chain is read twice")
         reader = readers[0]
@@ -286,17 +286,17 @@ class _Matcher:
         if reader.op in UNARY:
             return (UNARY[reader.op],), reader.output
         if len(reader.inputs) != 2:
-            return Refusal(f"{reader.op} is no post-operation")
+            return Refusal(f"{reader.op} is not a post-operation")
         is_left = reader.inputs[0] == value
         other = reader.inputs[1 if is_left else 0]
         number = self._scalar(other)
         if number is not None:
             operation = _with_number(reader.op, number, is_left)
             if operation is None:
-                return Refusal(f"{reader.op} with {number:g} is no post-operation")
+                return Refusal(f"{reader.op} with {number:g} is not a post-operation")
             return (operation,), reader.output
         if reader.op not in BINARY or (not is_left and reader.op == "div"):
-            return Refusal(f"{reader.op} is no post-operation")
+            return Refusal(f"{reader.op} is not a post-operation")
         found = self._broadcast_input(other, len(shape))
         if found is None:
             return Refusal(f"the other operand of {reader.op} is computed in the group")

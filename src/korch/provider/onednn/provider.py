@@ -49,7 +49,7 @@ class OneDnnProvider:
         if isinstance(found, Refusal):
             return found
         offers = tuple(dict.fromkeys(offer for offer, _ in self._calls(group, found, target)))
-        return offers or Refusal("oneDNN has no code for it but its reference")
+        return offers or Refusal("oneDNN has only reference code for it")
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
         """Print the calls that make and run the primitive."""

@@ -100,7 +100,7 @@ def _match(group: Group) -> _Attention | Refusal:
         return Refusal("it is not two matrix products")
     first, second = products
     if body.types[first.output].dtype not in FLOATS:
-        return Refusal("the elements are no floats of at most 32 bits")
+        return Refusal("the elements are not floats of at most 32 bits")
     softmax = find_softmax(body, second.inputs[0])
     if softmax is None:
         return Refusal("no softmax is the left operand of the second product")

@@ -73,7 +73,7 @@ def root_of(group: Group, *ops: str) -> Primitive | Refusal:
         if primitive.row.category in (Category.REDUCE, Category.OPAQUE):
             return Refusal(f"{primitive.op} is not fused into a product")
     if body.types[linear[0].output].dtype not in FLOATS:
-        return Refusal("the elements are no floats of at most 32 bits")
+        return Refusal("the elements are not floats of at most 32 bits")
     if min(t.size for t in (*group.input_types, *group.output_types)) == 0:
         return Refusal("a tensor is empty")
     return linear[0]

@@ -37,36 +37,36 @@ class WinogradConv:
 
 
 def match_group(group: Group) -> WinogradConv | Refusal:
-    """Return what a group is, or why it is no convolution in Winograd's space."""
+    """Return what a group is, or why it is not a convolution in Winograd's space."""
     body = group.body
     found = [p for p in body.primitives if p.op == "winograd"]
     if len(found) != 1:
         return Refusal("it is not one convolution in Winograd's space")
     if any(type_.dtype is not DType.F32 for type_ in body.types):
-        return Refusal("an element is no float32")
-    heart = found[0]
+        return Refusal("the elements are not all float32")
+    anchor = found[0]
     position = {value: i for i, (_, value) in enumerate(body.inputs)}
-    weights = position.get(heart.inputs[1])
+    weights = position.get(anchor.inputs[1])
     if weights is None or weights not in group.constant_inputs:
         return Refusal("the weights are not constant")
-    image = read_image(group, heart.inputs[0])
+    image = read_image(group, anchor.inputs[0])
     if isinstance(image, Refusal):
         return image
-    steps = Steps(group, heart)
+    steps = Steps(group, anchor)
     for primitive in body.primitives:
-        refusal = None if primitive in (*image.moves, heart) else steps.add(primitive)
+        refusal = None if primitive in (*image.moves, anchor) else steps.add(primitive)
         if refusal is not None:
             return refusal
     refusal = steps.store()
     if refusal is not None:
         return refusal
-    attributes = heart.attributes_as(WinogradAttributes)
-    counts = tile_counts(body.types[heart.output].shape, attributes.tile)
+    attributes = anchor.attributes_as(WinogradAttributes)
+    counts = tile_counts(body.types[anchor.output].shape, attributes.tile)
     padded = []
     for table, begin, count in zip((image.rows, image.columns), attributes.pads_begin, counts, strict=True):
         line = [ZERO] * begin + list(table)
         size = (count - 1) * attributes.tile + attributes.tile + 2
         padded.append(tuple(line + [ZERO] * (size - len(line))))
     return WinogradConv(
-        heart, image.position, weights, (padded[0], padded[1]), image.fill, tuple(steps.lines), frozenset(steps.full)
+        anchor, image.position, weights, (padded[0], padded[1]), image.fill, tuple(steps.lines), frozenset(steps.full)
     )

@@ -89,7 +89,7 @@ class WinogradProvider:
             return found
         x, y = group.input_types[found.image], group.output_types[0]
         if target.lanes < 4 or x.shape[1] % target.lanes or y.shape[1] % target.lanes:
-            return Refusal("the channels fill no vectors")
+            return Refusal("the channels do not fill a vector register")
         if y.size == 0:
             return Refusal("the result is empty")
         weights = group.input_types[found.weights].size_bytes
@@ -106,7 +106,7 @@ class WinogradProvider:
                     is_split = variant == SPLIT
                     inputs = _layouts(group, found, source, sink, target, is_split)
                     offers.append(Offer(inputs, outputs, variant, is_split=is_split))
-        return tuple(dict.fromkeys(offers)) or Refusal("no layout suits both sides")
+        return tuple(dict.fromkeys(offers)) or Refusal("no layout fits both the inputs and the outputs")
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
         """Print the kernel."""

@@ -64,7 +64,7 @@ def split_of(points: int, tiles: int, channels_in: int, channels_out: int, targe
         target: its caches and threads.
     """
     wide, depth = max(channels_in, channels_out), _multiple(channels_in, TOGETHER)
-    # A thread's points of a tile, and twice the pieces of one of them.
+    # A thread's points of a tile, and twice the split operand of one of them.
     tile_bytes = 4 * points * wide / target.threads + 2 * PIECES_BYTES * depth
     weight_bytes = 4 * points * channels_in * channels_out / target.threads
     are_few = weight_bytes <= FEW_WEIGHTS_SHARE * target.l2_bytes
