@@ -115,6 +115,8 @@ class Offer:
         vector_flop: of all operations, those that vector units do then, maybe at the same time.
         is_in_place: whether nothing runs: the inputs are parts of the output, one
             after another, and their kernels write into the output's memory.
+        is_loop_nest: whether it runs the primitives in loops, so that their operations estimate
+            its time.
     """
 
     inputs: tuple[Layout, ...]
@@ -124,6 +126,7 @@ class Offer:
     is_split: bool = False
     vector_flop: int = 0
     is_in_place: bool = False
+    is_loop_nest: bool = False
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from korch.measure.pace import Pace
 from korch.measure.record import Failed, FailureKind, Measured, Record
 from korch.measure.timer import BufferSpec, Job, time_kernels
 from korch.options import Options
-from korch.provider.generated import GeneratedProvider
 from korch.provider.in_place import InPlaceProvider
 from korch.provider.provider import Kernel, Provider
 from korch.provider.shares import SharesProvider
@@ -89,7 +88,8 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         self.target = detect_target(options.threads, find_compiler().identity, matrix_units=not options.strict)
         self.builder = Builder(self.target.isa, options.cache_folder)
         self.failures = self.builder.folder.parent / "not-compiled"
-        self.database = Database(self.builder.folder.parent, self.target.fingerprint)
+        folder = self.builder.folder.parent
+        self.database = Database(folder, self.target.fingerprint)
         self.pace = Pace(self.database.fact(PACE_FACT))
         timer = (NATIVE_FOLDER / "korch_timer.cpp").read_text()
         with self.pace.noting("compile", 2 * self.builder.count_missing([timer])):
@@ -97,7 +97,8 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         self.calibration = self._calibrate()
         self.reads_weights_from_memory = weights_bytes > self.calibration.kept_bytes
         if self.reads_weights_from_memory:
-            self.database.target += " cold weights"
+            self.database.close()
+            self.database = Database(folder, self.target.fingerprint, conditions="cold weights")
             self.calibration = self._calibrate(self.calibration)
         self._counts: dict[str, tuple[float, bool]] = {}  # by group: operations, and windows
 
@@ -138,9 +139,9 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         return GUESS_START_NS + int(1e9 * (GUESS * seconds + computing))
 
     def _operations(self, candidate: Candidate) -> float:
-        """Return what a generated kernel computes, in operations on elements of a full vector."""
+        """Return what a loop nest computes, in operations on elements of a full vector."""
         group = candidate.group
-        if candidate.provider != GeneratedProvider.name:
+        if not candidate.offer.is_loop_nest:
             return 0.0
         if group.key not in self._counts:
             self._counts[group.key] = operations(group.body), has_windows(group)

@@ -46,10 +46,17 @@ _DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
 
 
 class Database:
-    """Records and facts of one target."""
+    """Records and facts of one target, measured under the same conditions."""
 
-    def __init__(self, folder: Path, target: str) -> None:
-        self.target = target
+    def __init__(self, folder: Path, target: str, conditions: str = "") -> None:
+        """Open the file.
+
+        Args:
+            folder: of the file.
+            target: the target's fingerprint.
+            conditions: how kernels are timed, where that is not as usual; part of every key.
+        """
+        self.target = f"{target} {conditions}".rstrip()
         self.path = folder / f"kernels-{SCHEMA_VERSION}.sqlite"
         self._said: set[str] = set()
         self._connection = self._open()

@@ -55,7 +55,7 @@ class GeneratedProvider:
         if grows_too_large(group.body):
             return Refusal("its text would be too long")
         return [
-            Offer(inputs, outputs, variant)
+            Offer(inputs, outputs, variant, is_loop_nest=True)
             for inputs, outputs in dict.fromkeys(offered_layouts(group, target.lanes))
             for variant in (("", "keep") if keeps_some(group) else ("",))
         ]
