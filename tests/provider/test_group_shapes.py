@@ -113,6 +113,19 @@ def test_without_shapes_there_are_single_primitives_only():
     assert {len(ops) for ops in found(product_and_maximum())} == {1}
 
 
+def test_a_shape_finds_the_same_groups_alone_as_among_others():
+    builder = GraphBuilder()
+    a, b = (builder.input(name, ValueType.parse("f32[4,4]")) for name in "ab")
+    product = builder.add("matmul", [a, b])
+    curve = builder.add("mul", [product, builder.add("erf", [builder.add("neg", [product])])])
+    builder.output("y", curve)
+    graph = builder.freeze()
+    shape = around("matmul")
+    together = {ops for ops in found(graph, *COMMON) if "matmul" in ops}
+    assert {ops for ops in found(graph, shape) if "matmul" in ops} == together
+    assert ("matmul", "neg", "erf", "mul") in together
+
+
 def test_a_shape_without_an_anchor_has_no_linear_primitive():
     groups = found(product_and_maximum(), FUSED)
     assert ("reduce_max", "tanh") in groups

@@ -180,8 +180,10 @@ class _Space:
         self.shapes: dict[str, list[tuple[int, int]]] = {}
         for shape in shapes:
             allowed = self._of(*shape.before), self._of(*shape.beside)
-            for op in shape.anchors or ("",):
+            for op in shape.anchors:
                 self.shapes.setdefault(op, []).append(allowed)
+            # Sets with an anchor are also reached through sets without it.
+            self.shapes.setdefault("", []).append((0, allowed[0] | allowed[1]))
 
     def _of(self, *categories: Category) -> int:
         found = enumerate(self.graph.primitives)

@@ -25,8 +25,8 @@ class GroupShape:
     """Convex sets of primitives, by what they may consist of.
 
     Attributes:
-        anchors: names of linear operations, of which a set has exactly one primitive; a set has no
-            linear primitive if there are none.
+        anchors: names of linear operations, of which a set has exactly one primitive. Sets without
+            a linear primitive are found too: the others are grown from them.
         before: categories of the primitives that the anchor depends on.
         beside: categories of all other primitives.
     """

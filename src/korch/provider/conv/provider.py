@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
@@ -211,6 +211,11 @@ def _inputs(
     return tuple(found.get(i, Layout.plain(type_.rank)) for i, type_ in enumerate(group.input_types))
 
 
+def _constants(numbers: Mapping[str, object]) -> str:
+    """Return constants of a C++ struct."""
+    return "".join(f"  static constexpr long {n} = {value};\n" for n, value in numbers.items())
+
+
 def _print_layer(layer: Layer, name: str) -> str:
     """Return a layer as a C++ struct."""
     rows, line, margin, at = layer.ring
@@ -242,7 +247,7 @@ def _print_layer(layer: Layer, name: str) -> str:
         "AT": at,
         "WEIGHTS": layer.link.weights if layer.link else 0,
     }
-    constants = "".join(f"  static constexpr long {n} = {value};\n" for n, value in numbers.items())
+    constants = _constants(numbers)
     lines = "".join(f"    {line}\n" for line in (layer.link.steps if layer.link else ()))
     result = (layer.link.result if layer.link else "") or "y"
     return f"""struct {name} {{
@@ -285,7 +290,7 @@ def _print(group: Group, match: ConvChain, shape: Shape, offer: Offer, target: T
         "RUN_END": run_end,
         "SHIFT": shift,
     }
-    constants = "".join(f"  static constexpr long {n} = {value};\n" for n, value in numbers.items())
+    constants = _constants(numbers)
     layers = "".join(_print_layer(layer, f"NAME_l{i}") for i, layer in enumerate(shape.layers))
     names = ", ".join(f"NAME_l{i}" for i in range(len(shape.layers)))
     tables = "".join(
@@ -293,15 +298,13 @@ def _print(group: Group, match: ConvChain, shape: Shape, offer: Offer, target: T
         for axis, table in (("rows", match.image.rows), ("columns", match.image.columns))
     )
     workspace = len(group.inputs) + len(group.outputs)
-    is_split = offer.variant == SPLIT
     header, call, sizes = "korch_conv.h", "run<NAME_kernel>", ""
-    if is_split and len(match.links) > 1:
+    if offer.variant == SPLIT and len(match.links) > 1:
         header, call = "korch_conv_chain_amx.h", "run_tiles<NAME_kernel>"
-    elif is_split:
+    elif offer.variant == SPLIT:
         header, call = "korch_conv_amx.h", "run_split<NAME_kernel, NAME_split>"
         split = split_of(shape.layers[-1], image, target).numbers
-        lines = "".join(f"  static constexpr long {n} = {value};\n" for n, value in split.items())
-        sizes = f"struct NAME_split {{\n{lines}}};\n"
+        sizes = f"struct NAME_split {{\n{_constants(split)}}};\n"
     return f"""{head}#include "{header}"
 
 {tables}{layers}{sizes}

@@ -196,15 +196,7 @@ class _Printer(KernelPrinter):
         text.ops(emitter.ops, rows | across, inside_m | n_mask, values, types)
         weighed = f"tl.broadcast_to({values[name]}, [{queries}, {keys}])"
         text.line(f'x = tl.where(n < {n}, {weighed}, float("-inf"))' if short else f"x = {weighed}")
-        text.line("above = tl.maximum(top, tl.max(x, 1)[:, None])")
-        # Of a row of minus infinities so far nothing is subtracted: their weights are 0.
-        text.line('base = tl.where(above == float("-inf"), 0.0, above)')
-        text.line("weight = tl.exp(x - base)")
-        text.line("scale = tl.exp(top - base)")
-        text.line("total = total * scale + tl.sum(weight, 1)[:, None]")
-        if self.match.is_guarded:  # weights that are not numbers, a whole row's, become 0
-            text.line("weight = tl.where(total != total, 0.0, weight)")
-            text.line("scale = tl.where(total != total, 0.0, scale)")
+        self._weigh(text)
         v_masks = ({0: f"(nv < {n})"} if short else {}) | ({1: f"(e < {columns})"} if columns != broad else {})
         v_rows = dict(text.split("nv", list(mixed.terms), ROWS))
         v_columns = dict(text.split("e", list(mixed.columns), COLUMNS))
@@ -223,3 +215,15 @@ class _Printer(KernelPrinter):
         self.write(text, emitter.ops, stores, {"mixed": ("mixed", DType.F32)}, at, out_masks, f"[{queries}, {broad}]")
         self.finish(text, batch * down, warps, 2)
         return self.kernel()
+
+    def _weigh(self, text: Text) -> None:
+        """Print the weights of a block of keys, and what scales the sums so far."""
+        text.line("above = tl.maximum(top, tl.max(x, 1)[:, None])")
+        # Of a row of minus infinities so far nothing is subtracted: their weights are 0.
+        text.line('base = tl.where(above == float("-inf"), 0.0, above)')
+        text.line("weight = tl.exp(x - base)")
+        text.line("scale = tl.exp(top - base)")
+        text.line("total = total * scale + tl.sum(weight, 1)[:, None]")
+        if self.match.is_guarded:  # weights that are not numbers, a whole row's, become 0
+            text.line("weight = tl.where(total != total, 0.0, weight)")
+            text.line("scale = tl.where(total != total, 0.0, scale)")

@@ -239,21 +239,8 @@ class ProductPrinter(KernelPrinter):
         found, text = self.found, Text()
         batch, m, n, k = map(extent, (found.batch, found.rows, found.columns, found.terms))
         down, across = -(-m // tile.rows), -(-n // tile.columns)
-        text.line("pid = tl.program_id(0)")
         programs = batch * down * across
-        if tile.parts > 1:
-            text.line(f"part = pid % {tile.parts}")
-            text.line(f"pid = pid // {tile.parts}")
-        if batch > 1:
-            text.line(f"batch = pid // {down * across}")
-            text.line(f"pid = pid % {down * across}")
-        band = min(BAND, down)
-        text.line(f"first = (pid // {band * across}) * {band}")
-        text.line(f"height = tl.minimum({down} - first, {band})")
-        text.line(f"row = first + (pid % {band * across}) % height")
-        text.line(f"column = (pid % {band * across}) // height")
-        text.line(f"m = row * {tile.rows} + tl.arange(0, {tile.rows})[:, None]")
-        text.line(f"n = column * {tile.columns} + tl.arange(0, {tile.columns})[None, :]")
+        _place(text, tile, batch, down, across)
         beside = text.split("batch", list(found.batch), frozenset()) if batch > 1 else {}
         rows = beside | text.split("m", list(found.rows), ROWS)
         columns = beside | text.split("n", list(found.columns), COLUMNS)
@@ -396,3 +383,29 @@ class ProductPrinter(KernelPrinter):
         emitter = self.fusion.emitter(found.ranges)
         stores = self.fusion.outputs(emitter, self.root, found.out, "result")
         self.write(text, emitter.ops, stores, {"result": (result, DType.F32)}, at, masks, shape)
+
+
+def _place(text: Text, tile: Tile, batch: int, down: int, across: int) -> None:
+    """Print which part, matrix, rows and columns a program computes.
+
+    Args:
+        text: the kernel so far.
+        tile: sizes of a program's tile.
+        batch: matrices.
+        down: tiles in a column of a matrix.
+        across: tiles in a row of it.
+    """
+    text.line("pid = tl.program_id(0)")
+    if tile.parts > 1:
+        text.line(f"part = pid % {tile.parts}")
+        text.line(f"pid = pid // {tile.parts}")
+    if batch > 1:
+        text.line(f"batch = pid // {down * across}")
+        text.line(f"pid = pid % {down * across}")
+    band = min(BAND, down)
+    text.line(f"first = (pid // {band * across}) * {band}")
+    text.line(f"height = tl.minimum({down} - first, {band})")
+    text.line(f"row = first + (pid % {band * across}) % height")
+    text.line(f"column = (pid % {band * across}) // height")
+    text.line(f"m = row * {tile.rows} + tl.arange(0, {tile.rows})[:, None]")
+    text.line(f"n = column * {tile.columns} + tl.arange(0, {tile.columns})[None, :]")
