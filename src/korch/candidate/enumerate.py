@@ -24,7 +24,7 @@ These keep the number of sets small:
 - Options limit sets, inputs and outputs; the report names the limits that bind.
 
 Alternatives: a set holds at most one primitive for a value. Paths are those of the whole graph,
-over all alternatives, but for those of values that the set computes itself. A set that is convex
+over all alternatives, except those of values that the set computes itself. A set that is convex
 only under some choice of alternatives beyond it is not found.
 Each primitive alone is always a group, so that a plan exists whatever the limits are.
 """
@@ -52,10 +52,10 @@ MOST_POOLS = 2
 """Reductions over windows in one set, unless chains are not contracted."""
 
 MOST_READERS = 3
-"""An elementwise primitive with more is worth storing, perhaps."""
+"""An elementwise primitive with more readers is not contracted: it may pay to store its output."""
 
 LAYOUT_GROWTH = 1.25
-"""A layout primitive that enlarges a tensor by more may be worth doing after it is stored."""
+"""A layout primitive that enlarges a tensor by more than this factor is not contracted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,7 @@ class _Space:
         return solid, free
 
     def _values_read(self, p: int) -> int:
-        """Return the values that a primitive reads, but for those that are one number."""
+        """Return the values that a primitive reads, except uniform constants."""
         primitive = self.graph.primitives[p]
         is_linear = primitive.row.category is Category.LINEAR
         found = 0
@@ -326,7 +326,7 @@ class _Space:
         return reached & ~mask
 
     def is_legal(self, mask: int, added: int) -> bool:
-        """Return whether a set can be a kernel, but for the limits on its size.
+        """Return whether a set can be a kernel, apart from the limits on its size.
 
         Args:
             mask: the set.

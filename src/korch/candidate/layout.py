@@ -85,7 +85,7 @@ class Layout:
         operand but the last ends with a whole block.
 
         Args:
-            shapes: the operands', equal but for `axis`.
+            shapes: of the operands; they differ along `axis` only.
             axis: along which they are concatenated.
         """
         outer = self.order[: self.order.index(axis)]
@@ -152,7 +152,7 @@ class Layout:
 
 
 def split_float32(array: Array) -> list[Array]:
-    """Return the three bfloat16 whose sum each element is, but for what lies below 2^-133.
+    """Return three bfloat16 tensors whose sum is the given one, without parts below 2^-133.
 
     Each is the nearest to what the ones before leave, or the next nearer to zero where that would
     be infinite. What is not finite is the first, and the others are zero.

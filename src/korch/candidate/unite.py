@@ -18,7 +18,7 @@ from korch.primitive.op import Category
 def unite(graph: PrimitiveGraph, parts: Sequence[Group]) -> Group | Refusal:
     """Return the group of several groups that do not wait for each other.
 
-    Whether one waits for another over a third kernel is for the caller to know.
+    The caller must check that no group waits for another through a third kernel.
 
     Args:
         graph: the graph that their ids are of.

@@ -97,7 +97,7 @@ class View:
                 yield from self.reached(user.output, *ops[1:]) if ops[1:] else (user,)
 
     def needed_by(self, value: int) -> tuple[int, ...]:
-        """Return what is computed with a value, but for what nothing reads."""
+        """Return the values that are computed from a value and are read or are outputs."""
         if value not in self._needed_by:
             outputs = (user.output for user in self._users.get(value, ()))
             self._needed_by[value] = tuple(v for v in dict.fromkeys(outputs) if v in self._users or v in self._outputs)

@@ -12,7 +12,7 @@ from korch.primitive.types import ValueId
 
 
 def keep_whole(c: Context) -> dict[int, ValueId]:
-    """Emit opaque primitives; return the value of each output that is read, by position."""
+    """Add opaque primitives; return the value of each output that is read, by position."""
     operator = c.operator
     node = onnx.NodeProto()
     node.op_type, node.domain = operator.op_type, operator.domain

@@ -129,7 +129,7 @@ def _apply_rounded(
 
 
 def _disturbed(array: Array, factor: float, rng: np.random.Generator) -> Array:
-    """Return floats with relative errors of some roundings; whole numbers are taken for exact."""
+    """Return floats with relative errors of some roundings; integers are exact."""
     dtype = DType.of(array.dtype)
     if not dtype.is_float:
         return array

@@ -48,7 +48,7 @@ class Verbs:
 
     Attributes:
         builder: the primitive graph so far.
-        origin: where the primitives come from, as the text form has it.
+        origin: the model's node or the rule that the primitives come from.
     """
 
     def __init__(self, builder: GraphBuilder, origin: str) -> None:

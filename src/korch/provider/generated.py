@@ -40,7 +40,7 @@ class GeneratedProvider:
         """Return from which size on outputs are written past the caches.
 
         They are far larger than the cores' own caches then. Whether the next kernel would find them
-        in the shared one can't be told from its size alone: others may use it too.
+        in the shared one is unknown: other processes may use it too.
         """
         return max(self.least_stream_bytes, 4 * target.l2_bytes * target.threads)
 

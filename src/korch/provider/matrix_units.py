@@ -4,7 +4,7 @@ TOGETHER = 32
 """Rows and columns that the matrix units compute together, and terms of a step."""
 
 PIECES_BYTES = 6
-"""Of a float32 that is split."""
+"""Bytes of a float32 that is split into three bfloat16."""
 
 STEP_BYTES = PIECES_BYTES * TOGETHER * TOGETHER
-"""Bytes of the split operand of a step of so many rows or columns."""
+"""Bytes of a split operand in one step."""

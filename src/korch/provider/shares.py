@@ -10,7 +10,7 @@ kernels. So regions that parts open in a lane of several threads are none of Ope
 threads are there already, and work on them as a team (`korch_teams.h`). Parts that bring a library
 or a state may have threads of their own, and have one thread.
 
-The parts are other providers' kernels for so many threads. Which they are is in the offer's
+The parts are other providers' kernels for the lane's number of threads. Which they are is in the offer's
 variant: lanes are parted by `|`, parts by `+`. A lane of several threads begins with their number
 and `:`. A part is a provider, `:` and its variant if it has one, and `*` and the number of its
 outputs if it has several. Such candidates are not offered for groups, of which any two would be one
@@ -58,7 +58,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """The parts that some threads run in turn."""
+    """The parts that some threads run one after another."""
 
     parts: tuple[Part, ...]
     threads: int = 1

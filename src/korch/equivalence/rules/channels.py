@@ -14,7 +14,7 @@ from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
 
 MOST_COST = 0.9
-"""The rest of the work that must be left at most, for an alternative to be worth a look."""
+"""An alternative is added only if it takes at most this share of the work."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 A transformer's feed-forward layer with a convolution computes its activation on tokens, between the
 convolution, which has an image, and the matrix product. Done on the image it belongs to the
-convolution, and the move from image to tokens to the product, which reads its rows anywhere.
+convolution, and the move from image to tokens to the product, which can read rows in any order.
 """
 
 from __future__ import annotations

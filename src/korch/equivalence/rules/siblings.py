@@ -93,7 +93,7 @@ def _weights_axis(op: str, at: int, rank: int) -> int:
 
 
 def _is_plain(view: View, linear: Primitive) -> bool:
-    """Whether it is the model's own, at most with the scale in its weights that follows it."""
+    """Whether it comes from the model; a scale that follows it may be folded into its weights."""
     value, rule = linear.output, view.rule_of(linear)
     if rule not in ("", "scale-folds-into-linear-before-it"):
         return False

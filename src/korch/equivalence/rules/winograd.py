@@ -22,7 +22,7 @@ MOST_WORK = 0.7
 """The part of the multiplications that may be left, tiles beyond the border included."""
 
 CLOSE_WORK = 1.4
-"""Small tiles are tried beside large ones where they take at most so many times their products."""
+"""Small tiles are tried, too, if their products are at most this multiple of those of large ones."""
 
 
 @dataclass(frozen=True, slots=True)

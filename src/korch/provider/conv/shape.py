@@ -72,7 +72,7 @@ class Layer:
     link: Link | None = None
 
     def floats(self, rows: int) -> int:
-        """Return how many numbers there are in so many rows that it reads."""
+        """Return how many numbers there are in some of the rows that it reads."""
         return rows * self.size[1] * self.channels[0]
 
     def reach(self, rows: int) -> int:
@@ -295,7 +295,7 @@ def _pixels(width: int, most: int, vectors: int) -> tuple[int, float]:
 
 
 def _with_rings(layers: list[Layer], block: int, most_channels: int, lanes: int) -> tuple[list[Layer], int]:
-    """Return the layers with their rings for blocks of so many rows, and the floats of all."""
+    """Return the layers with their ring buffers for blocks of some rows, and the floats of all."""
     placed = [layers[-1]]
     steps = max((_ceil(layer.channels[0], TOGETHER) for layer in layers if layer.on_tiles), default=0)
     rows, floats = block, 2 * steps * STEP_BYTES // 4

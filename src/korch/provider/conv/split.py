@@ -39,7 +39,7 @@ STAY_SHARE, BLOCK_SHARE = 0.5, 0.2
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Sizes in the terms of `native/korch_conv_amx.h`, but for `cost`.
+    """Sizes in the terms of `native/korch_conv_amx.h`, and `cost`.
 
     Attributes:
         skip: columns of the image for each that is kept, `width` in a row.

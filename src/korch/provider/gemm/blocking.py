@@ -38,7 +38,7 @@ SPLIT_CACHE_SHARE = 0.5
 """The part of the level-2 cache that split operands which stay there may fill."""
 
 SPLIT_ROWS = 384
-"""Rows of a block that stay: with so many, splitting columns is little beside the products."""
+"""Rows of a block: enough that splitting columns takes little time beside the products."""
 
 LEAST_GROUP = 4
 """Strips that must fit into the cache to stay there while the rows go by."""

@@ -18,7 +18,7 @@ from korch.provider.vector import call, literal
 MOVES = ("transpose", "reshape", "slice")
 
 Layouts = tuple[tuple[Layout, ...], tuple[Layout, ...]]
-"""Of the inputs and of the outputs, all without blocks."""
+"""The layouts of the inputs and of the outputs, all without blocks."""
 
 
 @dataclass(frozen=True, eq=False)

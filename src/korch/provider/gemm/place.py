@@ -24,10 +24,10 @@ from korch.primitive.op import Array, Attributes
 from korch.primitive.ops import OPS
 
 ARRAY_BYTES = 128 << 20
-"""Of the arrays of addresses that are remembered; the last one is, however large it may be."""
+"""Size of the arrays of addresses in the cache, which always keeps the last one."""
 
 PLACE_BYTES = 32 << 20
-"""Of the places that are remembered: three vectors each."""
+"""Size of the offsets in the cache: three vectors each."""
 
 KEY_BYTES = 1024
 """What it takes to remember that there is no place."""

@@ -234,7 +234,7 @@ def _fetches(batch: int, m: int, n: int, terms: int, target: Target) -> bool:
 
 
 def _split_floats(numbers: dict[str, int], packed: int) -> int:
-    """Return the workspace of matrix units, as `Room` of `korch_gemm_split.h` has it.
+    """Return the workspace of matrix units; `Room` of `korch_gemm_split.h` computes the same.
 
     Args:
         numbers: the kernel's constants.

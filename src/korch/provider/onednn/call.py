@@ -83,5 +83,5 @@ class Answer:
 
     @property
     def is_reference(self) -> bool:
-        """Whether it is the code that runs everything, slowly."""
+        """Whether it is the slow reference code, which runs every primitive."""
         return any(part.startswith("ref") for part in re.split("[:+]", self.implementation))

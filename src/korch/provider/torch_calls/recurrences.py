@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN. PyTorch has other orders of gates, and no GRU as ONNX has it by default."""
+"""LSTM, GRU and RNN. PyTorch orders the gates differently, and lacks ONNX's default GRU."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def _top(node: Node) -> str | None:
     if count is None or not node.rank:
         return None
     axis, largest = node.axis(), bool(node.get("largest", 1))
-    # A stable sort: of equal elements the first one comes first, as ONNX has it.
+    # A stable sort, as in ONNX: equal elements stay in order.
     return (
         f"tuple(part.narrow({axis}, 0, {count[0]}) for part in torch.sort({node.inputs[0]}, "
         f"dim={axis}, descending={largest}, stable=True))"

@@ -219,7 +219,7 @@ class _Printer(KernelPrinter):
     def _weigh(self, text: Text) -> None:
         """Print the weights of a block of keys, and what scales the sums so far."""
         text.line("above = tl.maximum(top, tl.max(x, 1)[:, None])")
-        # Of a row of minus infinities so far nothing is subtracted: their weights are 0.
+        # Where all of a row is minus infinity so far, subtract 0: the weights become 0.
         text.line('base = tl.where(above == float("-inf"), 0.0, above)')
         text.line("weight = tl.exp(x - base)")
         text.line("scale = tl.exp(top - base)")

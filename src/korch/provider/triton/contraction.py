@@ -64,7 +64,7 @@ def extent(axes: Axes) -> int:
 
 
 def root_of(group: Group, *ops: str) -> Primitive | Refusal:
-    """Return the one linear primitive of a group whose others can be fused around it."""
+    """Return the one linear primitive of a group, if all others can be fused with it."""
     body = group.body
     linear = [p for p in body.primitives if p.row.category is Category.LINEAR]
     if len(linear) != 1 or linear[0].op not in ops:
@@ -85,7 +85,7 @@ def contraction_of(group: Group, root: Primitive, last: bool) -> Contraction:
     Args:
         group: the group.
         root: its linear primitive.
-        last: whether the channels of images lie side by side: they are the innermost terms then.
+        last: whether channels are the innermost axis of images; they are the innermost terms then.
     """
     first, second, out = (group.body.types[v].shape for v in (*root.inputs, root.output))
     if root.op == "matmul":

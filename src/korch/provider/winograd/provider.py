@@ -27,7 +27,7 @@ CACHE_SHARE = 0.9
 """The part of the level-2 cache that a group of transformed tiles may fill."""
 
 LINE_FLOATS = 16
-"""Of a line of the first cache."""
+"""Size of a line of the level-1 cache."""
 
 MANY_WEIGHTS_BYTES = 8 << 20
 """From here on it may be better that each thread reads only its part of the weights."""
@@ -156,7 +156,7 @@ def _tiles(group: Group, found: WinogradConv) -> tuple[int, int]:
 
 
 def _spread(floats: int) -> int:
-    """Return the least odd number of lines that holds so many numbers."""
+    """Return the least odd number of cache lines that holds that many numbers."""
     return (-(-floats // LINE_FLOATS) | 1) * LINE_FLOATS
 
 

@@ -28,7 +28,7 @@ LEAST_TILES = TOGETHER // 2 + 1
 """Fewer leave the units half empty, and each weight is split for less than it costs."""
 
 LINE_FLOATS = 16
-"""Of a line of the first cache."""
+"""Size of a line of the level-1 cache."""
 
 
 @dataclass(frozen=True, slots=True)
