@@ -85,8 +85,12 @@ class Group:
     @cached_property
     def linear_flop(self) -> int:
         """Operations of its linear primitives."""
-        linear = (p for p in self.body.primitives if p.row.category is Category.LINEAR)
-        return sum(map(self.body.work_flop, linear))
+        return sum(map(self.body.work_flop, self.body.linear))
+
+    @cached_property
+    def position(self) -> dict[int, int]:
+        """The position of each input by its value in the body."""
+        return {value: i for i, (_, value) in enumerate(self.body.inputs)}
 
     @property
     def plain_layouts(self) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:

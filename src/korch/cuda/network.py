@@ -15,7 +15,7 @@ from onnx import helper
 from korch.candidate.candidate import Group, Refusal
 from korch.primitive.as_onnx import IR_VERSION, OPSET, OnnxNodes, onnx_tensor
 from korch.primitive.graph import Constant, Primitive, PrimitiveGraph
-from korch.primitive.op import Array, Category
+from korch.primitive.op import Array
 from korch.primitive.ops.layout import PadAttributes, SliceAttributes
 from korch.primitive.ops.linear import ConvTransposeAttributes
 from korch.primitive.ops.opaque import onnx_type
@@ -56,7 +56,7 @@ MOST_RANK = 8
 def refusal_of(group: Group) -> Refusal | None:
     """Return why a group is no network for TensorRT; None if it is one."""
     body = group.body
-    linear = [p for p in body.primitives if p.row.category is Category.LINEAR]
+    linear = body.linear
     if not linear:
         return Refusal("it has no product or convolution")
     for type_ in body.types:

@@ -170,6 +170,11 @@ class PrimitiveGraph:
         constant = self.constants.get(value)
         return float(constant.scalar) if constant is not None and constant.is_uniform else None
 
+    @cached_property
+    def linear(self) -> tuple[Primitive, ...]:
+        """The linear primitives."""
+        return tuple(p for p in self.primitives if p.row.category is Category.LINEAR)
+
     @property
     def alternatives(self) -> int:
         """How many primitives there are beyond one for each value."""

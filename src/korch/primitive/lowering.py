@@ -38,8 +38,7 @@ def lower_products(graph: PrimitiveGraph, multiplied: Sequence[DType] = MULTIPLI
         graph: a graph without alternatives.
         multiplied: the element types of which the target multiplies matrices.
     """
-    linear = (p for p in graph.primitives if p.row.category is Category.LINEAR)
-    if all(graph.types[p.output].dtype in multiplied for p in linear):
+    if all(graph.types[p.output].dtype in multiplied for p in graph.linear):
         return graph
     builder = GraphBuilder()
     values = {value: builder.input(name, graph.types[value]) for name, value in graph.inputs}

@@ -43,7 +43,7 @@ class Image:
 def read_image(group: Group, value: int) -> Image | Refusal:
     """Return how `value`, what a convolution with axes n, c, h and w reads, is made of an input."""
     body = group.body
-    position = {v: i for i, (_, v) in enumerate(body.inputs)}
+    position = group.position
     chain: list[Primitive] = []
     while value not in position:
         found = [p for p in body.primitives if p.output == value and p.op in MOVES]

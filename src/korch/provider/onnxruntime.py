@@ -134,7 +134,7 @@ def _session_error(model: bytes) -> str | None:
 
 
 def _print_source(group: Group, nodes: Sequence[Primitive], model: bytes) -> str:
-    position = {value: i for i, (_, value) in enumerate(group.body.inputs)}
+    position = group.position
     tensors: dict[str, tuple[int, ValueType]] = {}
     for i, value in enumerate(nodes[0].inputs):
         if value in position:

@@ -219,7 +219,7 @@ def _print(
     for kernel in kernels:
         names.setdefault(kernel.symbol, f"NAME_{len(names)}")
     sources = {k.symbol: k.source.replace(k.symbol, names[k.symbol]) for k in kernels}
-    position = {value: i for i, (_, value) in enumerate(group.body.inputs)}
+    position = group.position
     workspace = len(group.inputs) + len(group.outputs)
     parts: list[str] = []
     slots: list[str] = []

@@ -26,7 +26,7 @@ class Steps:
         self.full: set[int] = set()
         self._body = group.body
         self._shape = group.body.types[anchor.output].shape
-        self._position = {value: i for i, (_, value) in enumerate(group.body.inputs)}
+        self._position = group.position
         self._beside = {p.output: p.inputs[0] for p in group.body.primitives if p.op == "broadcast"}
         self._names = {anchor.output: "y"}
 

@@ -14,7 +14,6 @@ from korch.candidate.shape import around
 from korch.cuda.kernel import Call, CudaKernel, named
 from korch.cuda.target import CudaTarget
 from korch.primitive.graph import Primitive
-from korch.primitive.op import Category
 from korch.primitive.ops.layout import ReshapeAttributes, SliceAttributes, TransposeAttributes
 from korch.primitive.ops.linear import ConvAttributes, ConvTransposeAttributes
 from korch.primitive.types import DType
@@ -64,7 +63,7 @@ class TorchProvider:
 def _call(group: Group, last: bool) -> str | Refusal:
     """Return the body of the function."""
     body = group.body
-    linear = [p for p in body.primitives if p.row.category is Category.LINEAR]
+    linear = body.linear
     if len(linear) != 1 or linear[0].op not in ("matmul", "conv", "conv_transpose"):
         return Refusal("it is not one product or convolution")
     root = linear[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from korch.candidate.candidate import Candidate
 from korch.cuda.target import CudaTarget
-from korch.primitive.op import Category
 
 
 def bound_ns(candidate: Candidate, target: CudaTarget) -> int:
@@ -23,6 +22,6 @@ def bound_ns(candidate: Candidate, target: CudaTarget) -> int:
 def _peak(candidate: Candidate, target: CudaTarget) -> float:
     """Return the best rate of any of its products; without one, that of plain arithmetic."""
     body = candidate.group.body
-    linear = [p for p in body.primitives if p.row.category is Category.LINEAR]
+    linear = body.linear
     rates = [target.product_flop_per_s(body.types[p.output].dtype) for p in linear]
     return max(rates, default=target.f32_flop_per_s)

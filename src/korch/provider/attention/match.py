@@ -42,7 +42,7 @@ class Attention:
 def match_group(group: Group) -> Attention | Refusal:
     """Return what a group is, or why it is no attention."""
     body = group.body
-    products = [p for p in body.primitives if p.row.category is Category.LINEAR]
+    products = body.linear
     if [p.op for p in products] != ["matmul", "matmul"]:
         return Refusal("it is not two matrix products")
     first, second = products

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from korch.candidate.candidate import Group, Refusal
 from korch.primitive.graph import Primitive
-from korch.primitive.op import Category
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import DType
 from korch.provider.image import Image, read_image
@@ -58,7 +58,7 @@ def is_depthwise(primitive: Primitive, channels: int) -> bool | None:
 def match_group(group: Group) -> ConvChain | Refusal:
     """Return what a group is, or why it is no chain of convolutions."""
     body = group.body
-    anchors = [p for p in body.primitives if p.row.category is Category.LINEAR]
+    anchors = body.linear
     if not anchors or any(p.op != "conv" for p in anchors):
         return Refusal("it is not a convolution")
     if any(type_.dtype is not DType.F32 for type_ in body.types):
@@ -69,12 +69,12 @@ def match_group(group: Group) -> ConvChain | Refusal:
 
 
 class _Matcher:
-    def __init__(self, group: Group, anchors: list[Primitive]) -> None:
+    def __init__(self, group: Group, anchors: Sequence[Primitive]) -> None:
         self.group = group
         self.body = group.body
         self.anchors = anchors  # in order: each reads what the one before it gives
         self.steps = [Steps(group, anchor) for anchor in anchors]
-        self.position = {value: i for i, (_, value) in enumerate(group.body.inputs)}
+        self.position = group.position
 
     def run(self) -> ConvChain | Refusal:
         image = read_image(self.group, self.anchors[0].inputs[0])

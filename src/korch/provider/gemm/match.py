@@ -42,7 +42,7 @@ class Product:
 def match_group(group: Group) -> Product | Refusal:
     """Return what a group is, or why it is not a matrix product."""
     body = group.body
-    found = [p for p in body.primitives if p.row.category is Category.LINEAR]
+    found = body.linear
     if [p.op for p in found] != ["matmul"]:
         return Refusal("it is not one matrix product")
     if any(type_.dtype is not DType.F32 for type_ in body.types):
@@ -64,7 +64,7 @@ def match_group(group: Group) -> Product | Refusal:
 
 def operand_of(group: Group, value: int) -> Operand | Refusal:
     """Return what a matrix of a product is made of, if it is an input that only was moved."""
-    position = {v: i for i, (_, v) in enumerate(group.body.inputs)}
+    position = group.position
     steps: list[Primitive] = []
     while value not in position:
         makers = [p for p in group.body.primitives if p.output == value and p.op in MOVES]
@@ -115,7 +115,7 @@ class Finisher:
         shape = self.body.types[product.output].shape
         rows, columns = shape[-2:]
         self.shape = (int(np.prod(shape[:-2])), rows, columns)
-        self.position = {v: i for i, (_, v) in enumerate(self.body.inputs)}
+        self.position = group.position
         self.names = {product.output: "y"}
         self.numbers = {product.output: Addresses(shape)}
         self.beside: dict[int, Addresses] = {}  # broadcasts of inputs

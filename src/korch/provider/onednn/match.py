@@ -131,7 +131,7 @@ class _Matcher:
 
     def __post_init__(self) -> None:
         self.body = self.group.body
-        self.position = {value: i for i, (_, value) in enumerate(self.body.inputs)}
+        self.position = self.group.position
 
     def match(self, anchor: Primitive) -> OneDnnOp | Refusal:
         self.used.add(anchor.output)

@@ -95,7 +95,7 @@ class _Attention:
 
 def _match(group: Group) -> _Attention | Refusal:
     body = group.body
-    products = [p for p in body.primitives if p.row.category is Category.LINEAR]
+    products = body.linear
     if [p.op for p in products] != ["matmul", "matmul"]:
         return Refusal("it is not two matrix products")
     first, second = products

@@ -66,7 +66,7 @@ def extent(axes: Axes) -> int:
 def root_of(group: Group, *ops: str) -> Primitive | Refusal:
     """Return the one linear primitive of a group, if all others can be fused with it."""
     body = group.body
-    linear = [p for p in body.primitives if p.row.category is Category.LINEAR]
+    linear = body.linear
     if len(linear) != 1 or linear[0].op not in ops:
         return Refusal(f"it is not one of {', '.join(ops)}")
     for primitive in body.primitives:

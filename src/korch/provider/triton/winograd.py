@@ -50,7 +50,7 @@ class TritonWinogradProvider:
         if group.body.types[root.output].dtype is not DType.F32:
             return Refusal("the transforms would lose the bits of a half type")
         offers = []
-        places = {value: i for i, (_, value) in enumerate(group.body.inputs)}
+        places = group.position
         weights = places.get(root.inputs[1])
         if weights is None:
             return Refusal("the transformed weights are computed in the group")

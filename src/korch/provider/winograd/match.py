@@ -45,7 +45,7 @@ def match_group(group: Group) -> WinogradConv | Refusal:
     if any(type_.dtype is not DType.F32 for type_ in body.types):
         return Refusal("the elements are not all float32")
     anchor = found[0]
-    position = {value: i for i, (_, value) in enumerate(body.inputs)}
+    position = group.position
     weights = position.get(anchor.inputs[1])
     if weights is None or weights not in group.constant_inputs:
         return Refusal("the weights are not constant")
