@@ -135,7 +135,7 @@ def test_a_provider_that_crashes_is_named(install):
         load_providers()
     assert str(caught.value) == (
         "provider 'crashing' (korch_toy:Crashing): it can't be loaded: toy. Uninstall the package "
-        "that registers it, or mend it"
+        "that registers it, or fix it"
     )
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
