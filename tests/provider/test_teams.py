@@ -28,9 +28,9 @@ from korch.measure.compiler import NATIVE_FOLDER, Builder, find_compiler
 from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
-from korch.provider.provider import Kernel, named_kernel
+from korch.provider.provider import Kernel, Threading, named_kernel
 from korch.provider.shares import SharesProvider, parse_lanes
-from korch.provider.teams import omp_directives, team_refusal
+from korch.provider.teams import team_refusal
 from korch.report.explain import explain
 from korch.report.threads import watch_threads
 from korch.runtime.artifact import Artifact
@@ -38,6 +38,7 @@ from korch.runtime.build import build
 from korch.runtime.executable import Executable, load
 from korch.runtime.library import Handle, load_plans
 from korch.runtime.program import Step
+from korch.runtime.source import INCLUDE
 from korch.runtime.unpack import unpack
 from korch.target import Target
 from korch.testing.kernels import run_kernel
@@ -46,6 +47,13 @@ from korch.testing.tolerance import assert_same
 
 needs_gcc = pytest.mark.skipif(
     "clang" in find_compiler().version.lower(), reason="only GCC's regions can be given to a team"
+)
+
+
+DIRECTIVE = re.compile(r"#\s*pragma\s+omp\s+(.*)")
+TEAM_DIRECTIVE = re.compile(
+    r"barrier|(parallel|for|parallel for)"
+    r"(\s+((num_threads|if) ?\(([^()]|\([^()]*\))*\)|schedule\(static\)|nowait))*\s*"
 )
 
 
@@ -123,7 +131,7 @@ class Witness:
             "  float* y = static_cast<float*>(buffers[1]);\n"
             f"{self.body}\n  return 0;\n}}\n"
         )
-        return named_kernel(text.replace("THREADS", str(target.threads)))
+        return named_kernel(text.replace("THREADS", str(target.threads)), threading=Threading.TEAM)
 
 
 def witnessed(
@@ -403,34 +411,16 @@ def test_the_threads_of_teams_are_seen_once(target: Target, builder: Builder, tm
 def test_what_can_not_run_in_a_team_is_refused(target: Target) -> None:
     four = for_threads(target, 4)
 
-    def reason(directive: str, on: Target = four, **more: Any) -> str | None:
-        refusal = team_refusal(Kernel("k", f"a;\n  #pragma omp {directive}\nb;\n", **more), on)
+    def reason(threading: Threading, on: Target = four, **more: Any) -> str | None:
+        refusal = team_refusal(Kernel("k", "", threading=threading, **more), on)
         return refusal and refusal.reason
 
-    for known in (
-        "parallel",
-        "parallel for num_threads(K::THREADS) schedule(static) if (A > 1)",
-        "for schedule(static) nowait",
-        "barrier",
-    ):
-        assert reason(known) is None
-    for unknown in (
-        "single",
-        "for schedule(dynamic)",
-        "for",
-        "critical",
-        "sections",
-        "task",
-        "for schedule(static, 1) ordered",
-        "parallel num_threads(4) reduction(+:x)",
-        "parallel for num_threads(f(4)) schedule(dynamic)",
-    ):
-        assert (reason(unknown) is None) is (unknown == "for")
-        assert reason(unknown) in (None, f"a team does not know 'omp {unknown}'")
+    assert reason(Threading.CALLER) is reason(Threading.TEAM) is None
+    assert reason(Threading.OWN) == "the kernel has threads of its own"
     library = "a kernel with a state or a library may have threads of its own"
-    assert reason("parallel", libraries=("dnnl",)) == reason("parallel", has_state=True) == library
+    assert reason(Threading.TEAM, libraries=("dnnl",)) == reason(Threading.TEAM, has_state=True) == library
     clang = replace(four, compiler="Debian clang version 17.0.6 (9)")
-    assert reason("parallel", clang) == "only the regions of GCC's OpenMP can be given to a team"
+    assert reason(Threading.TEAM, clang) == "only the regions of GCC's OpenMP can be given to a team"
     made = SHARES.propose(GRAPH, [[offered("small", "onednn", four)]], four, [2])
     assert isinstance(made, Candidate)
     assert SHARES.build(made.group, made.offer, four) == Refusal(library)
@@ -439,15 +429,38 @@ def test_what_can_not_run_in_a_team_is_refused(target: Target) -> None:
     assert found == Refusal("there are only 4 threads")
 
 
-def test_kernels_use_what_a_team_knows() -> None:
-    """What is not in the sources that are looked at, but in the headers that they include."""
+def test_headers_of_kernels_have_only_directives_that_a_team_can_run() -> None:
     others = {"korch_timer.cpp", "korch_threads.cpp", "korch_teams.h"}
-    known = Target(compiler="g++")
     for path in NATIVE_FOLDER.iterdir():
         if path.name not in others:
-            assert team_refusal(Kernel("k", path.read_text()), known) is None, path.name
-    texts = [(NATIVE_FOLDER / "korch_gemm.h").read_text(), "int main() {}"]
-    assert [len(omp_directives(text)) > 0 for text in texts] == [True, False]
+            for directive in DIRECTIVE.findall(path.read_text()):
+                assert TEAM_DIRECTIVE.fullmatch(directive), f"{path.name}: {directive}"
+
+
+@needs_gcc
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_kernels_run_on_the_threads_that_they_declare(threads: int, target: Target) -> None:
+    some = for_threads(target, threads)
+    found = set()
+    parts = [
+        ("product", "gemm"),
+        ("total", "generated"),
+        ("deep", "conv"),
+        ("heads", "attention"),
+        ("rounded", "winograd"),
+    ]
+    for name, provider in parts:
+        candidate = offered(name, provider, some)
+        kernel = PROVIDERS[provider].build(candidate.group, candidate.offer, some)
+        assert isinstance(kernel, Kernel)
+        texts = [kernel.source, *((NATIVE_FOLDER / h).read_text() for h in INCLUDE.findall(kernel.source))]
+        directives = [d for text in texts for d in DIRECTIVE.findall(text)]
+        if kernel.threading is Threading.CALLER:
+            assert not any(d.startswith("parallel") for d in directives)
+        elif kernel.threading is Threading.TEAM:
+            assert all(TEAM_DIRECTIVE.fullmatch(d) for d in directives)
+        found.add(kernel.threading)
+    assert Threading.TEAM in found
 
 
 @needs_gcc

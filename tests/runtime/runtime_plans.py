@@ -10,7 +10,7 @@ from korch.candidate.layout import Layout
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.ops.layout import ConcatAttributes
 from korch.primitive.types import DType, ValueType
-from korch.provider.provider import Kernel
+from korch.provider.provider import Kernel, Threading
 from korch.runtime.program import Step
 from korch.target import Target
 
@@ -31,7 +31,7 @@ def loop(symbol, size, body, inputs=1, outputs=1, **fields):
     if fields.get("workspace_bytes"):
         lines.append(f"float *w = (float *)buffers[{inputs + outputs}];")
     lines.append(f"for (long i = 0; i < {size}; ++i) {{ {body} }}")
-    return Kernel(symbol, run_source(symbol, *lines), **fields)
+    return Kernel(symbol, run_source(symbol, *lines), threading=Threading.CALLER, **fields)
 
 
 def run_source(symbol, *lines):
@@ -184,7 +184,7 @@ extern "C" void k_state_destroy(void *state) {{
     }}
 }}
 """
-    kernel = Kernel("k_state", source, has_state=True)
+    kernel = Kernel("k_state", source, has_state=True, threading=Threading.CALLER)
     steps = tuple(step(graph, [value_of(graph, op)], kernel) for op in ("abs", "neg"))
     return Plan(graph, steps, lambda x: (x + 2 * TARGET.threads,))
 
@@ -305,7 +305,7 @@ def types():
             size = graph.types[value].size_bytes
             symbol = f"k_bytes{size}"
             body = run_source(symbol, f"__builtin_memcpy(buffers[1], buffers[0], {size});")
-            steps.append(step(graph, [value], Kernel(symbol, body)))
+            steps.append(step(graph, [value], Kernel(symbol, body, threading=Threading.CALLER)))
     return Plan(graph, tuple(steps), lambda *arrays: arrays)
 
 

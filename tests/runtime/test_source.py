@@ -10,7 +10,7 @@ from korch.libraries import find_library
 from korch.measure.compiler import find_compiler
 from korch.provider.provider import Kernel
 from korch.runtime.program import bind_steps
-from korch.runtime.source import c_string, native_text, opens_regions, print_main
+from korch.runtime.source import c_string, native_text, print_main
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,3 @@ def test_kernels_find_the_libraries_that_they_call(make_executable, tmp_path):
     executable = make_executable(replace(plan, steps=(replace(plan.steps[0], kernel=kernel),)))
     assert executable.plan.libraries[0] == "dnnl"
     assert executable(np.array(0, np.float32))[0] == ord("s")  # success
-
-
-def test_regions_of_included_headers_are_a_sources_own():
-    assert opens_regions("int x;\n#pragma omp parallel for num_threads(2)\n")
-    assert opens_regions('#include "korch_gemm.h"\n')
-    assert not opens_regions('#include "korch_math.h"\n#pragma omp barrier\n')

@@ -9,7 +9,7 @@ import pytest
 import runtime_plans as plans
 
 from korch.measure.compiler import find_compiler
-from korch.provider.provider import Kernel
+from korch.provider.provider import Kernel, Threading
 from korch.report.threads import watch_threads
 from korch.runtime.build import build
 from korch.runtime.executable import Executable
@@ -45,7 +45,7 @@ extern "C" void {symbol}_destroy(void* state) {{ delete static_cast<int*>(state)
 
 def sees(i: int, has_state: bool = False) -> Kernel:
     text = SEES + STATE * has_state
-    return Kernel(f"k_sees{i}", text.format(symbol=f"k_sees{i}"), has_state=has_state)
+    return Kernel(f"k_sees{i}", text.format(symbol=f"k_sees{i}"), has_state=has_state, threading=Threading.TEAM)
 
 
 @pytest.fixture

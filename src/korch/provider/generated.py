@@ -11,7 +11,7 @@ from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.shape import FUSED
 from korch.primitive.op import Category
 from korch.provider.offers import keeps_some, offered_layouts
-from korch.provider.provider import Kernel
+from korch.provider.provider import Kernel, Threading
 from korch.target import Target
 from korch.tile.cpp import print_cpp
 from korch.tile.cpp_text import C_TYPE
@@ -68,9 +68,8 @@ class GeneratedProvider:
         comment = f"{group.text}layouts {layouts}"
         try:
             program = lower(group.body, offer.inputs, offer.outputs, machine, keeps)
-            symbol, source, workspace_bytes = print_cpp(
-                program, comment, target.lanes, target.threads, self.stream_bytes(target)
-            )
+            printed = print_cpp(program, comment, target.lanes, target.threads, self.stream_bytes(target))
         except TextLimitError as error:
             return Refusal(str(error))
-        return Kernel(symbol, source, workspace_bytes=workspace_bytes)
+        threading = Threading.TEAM if printed.is_parallel else Threading.CALLER
+        return Kernel(printed.symbol, printed.source, workspace_bytes=printed.workspace_bytes, threading=threading)

@@ -11,6 +11,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol, TypeVar
@@ -27,6 +28,20 @@ CUDA_ENTRY_POINT_GROUP = "korch.cuda_providers"
 
 SPLIT = "bf16x3"
 """The variant of an offer whose matrix units multiply float32 numbers as three bfloat16 each."""
+
+
+class Threading(Enum):
+    """Which threads a kernel runs on."""
+
+    CALLER = "caller"
+    """The calling thread only."""
+
+    TEAM = "team"
+    """Those of OpenMP regions that `korch_teams.h` can run on threads that are there already: they
+    have no directives but `parallel`, `for` with a static schedule and `barrier`."""
+
+    OWN = "own"
+    """Others: a library's, or those of other OpenMP directives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +69,7 @@ class Kernel:
         has_state: whether `create` and `destroy` exist.
         workspace_bytes: scratch memory that `run` needs.
         libraries: shared libraries that it calls, as the compiler's -l names them.
+        threading: which threads it runs on. With a state or a library it counts as `OWN`.
     """
 
     symbol: str
@@ -61,15 +77,21 @@ class Kernel:
     has_state: bool = False
     workspace_bytes: int = 0
     libraries: tuple[str, ...] = ()
+    threading: Threading = Threading.OWN
 
 
 def named_kernel(
-    text: str, *, has_state: bool = False, workspace_bytes: int = 0, libraries: tuple[str, ...] = ()
+    text: str,
+    *,
+    has_state: bool = False,
+    workspace_bytes: int = 0,
+    libraries: tuple[str, ...] = (),
+    threading: Threading = Threading.OWN,
 ) -> Kernel:
     """Return the kernel of a source in which NAME stands for the symbol, made from the content."""
     symbol = "k_" + hashlib.sha256(text.encode()).hexdigest()[:16]
     source = text.replace("NAME", symbol)
-    return Kernel(symbol, source, has_state, workspace_bytes, libraries)
+    return Kernel(symbol, source, has_state, workspace_bytes, libraries, threading)
 
 
 T_contra = TypeVar("T_contra", contravariant=True)

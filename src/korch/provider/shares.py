@@ -29,7 +29,7 @@ from korch.candidate.candidate import Candidate, Group, Offer, Refusal
 from korch.candidate.layout import Layout
 from korch.candidate.unite import split, unite
 from korch.primitive.graph import PrimitiveGraph
-from korch.provider.provider import Kernel, Provider, named_kernel
+from korch.provider.provider import Kernel, Provider, Threading, named_kernel
 from korch.provider.teams import team_refusal
 from korch.target import Target
 
@@ -239,11 +239,19 @@ def _print(
     tables = _tables(parts, slots, lanes, threads, has_state)
     text = "\n".join((head, *sources.values(), *tables))
     libraries = tuple(dict.fromkeys(name for kernel in kernels for name in kernel.libraries))
-    return named_kernel(text, has_state=has_state, workspace_bytes=offset, libraries=libraries)
+    threading = Threading.CALLER if _is_alone(lanes) else Threading.TEAM
+    if any(kernel.threading is Threading.OWN for kernel in kernels):
+        threading = Threading.OWN
+    return named_kernel(text, has_state=has_state, workspace_bytes=offset, libraries=libraries, threading=threading)
+
+
+def _is_alone(lanes: Lanes) -> bool:
+    """Return whether all parts run in the calling thread."""
+    return len(lanes) == lanes[0].threads == 1
 
 
 def _tables(parts: Sequence[str], slots: Sequence[str], lanes: Lanes, threads: int, has_state: bool) -> Iterator[str]:
-    is_alone = len(lanes) == lanes[0].threads == 1
+    is_alone = _is_alone(lanes)
     yield f'#include "korch_{"shares" if is_alone else "teams"}.h"\n'
     yield f"static const korch_shares::Part NAME_parts[] = {{{', '.join(parts)}}};"
     yield f"static const korch_shares::Slot NAME_slots[] = {{{', '.join(slots)}}};"

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.types import ValueType
-from korch.provider.provider import Kernel
-from korch.provider.teams import omp_directives, team_refusal
+from korch.provider.provider import Kernel, Threading
+from korch.provider.teams import team_refusal
 from korch.runtime.program import Place, Program, Slot
 from korch.target import Target
 
@@ -93,16 +92,6 @@ def print_plans(count: int) -> str:
     )
 
 
-@cache
-def opens_regions(source: str) -> bool:
-    """Return whether a source, or a header of Korch's that it includes, has parallel regions."""
-    if "korch_shares::run_alone(" in source:
-        return False  # all of its parts are one thread's
-    if any(directive.startswith("parallel") for directive in omp_directives(source)):
-        return True
-    return any(opens_regions(native_text(name)) for name in INCLUDE.findall(source))
-
-
 def c_string(text: str) -> str:
     """Return a C string literal; what is not printable ASCII is escaped."""
     escaped = (chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\?' else f"\\{byte:03o}" for byte in text.encode())
@@ -130,7 +119,7 @@ def _steps(program: Program[Any], target: Target) -> list[str]:
             rows.append(f"{{nullptr, nullptr, nullptr, {first}, false, false}}")
             continue
         state = f"{name}_create, {name}_destroy" if kernel.has_state else "nullptr, nullptr"
-        flags = (team_refusal(kernel, target) is not None, opens_regions(kernel.source))
+        flags = (team_refusal(kernel, target) is not None, kernel.threading is not Threading.CALLER)
         rows.append(f"{{{name}_run, {state}, {first}, {', '.join(str(f).lower() for f in flags)}}}")
         first += len(slots)
     return rows

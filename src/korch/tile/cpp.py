@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import sys
+from typing import NamedTuple
 
 from korch.tile.cpp_pass import PassPrinter
 from korch.tile.cpp_text import C_TYPE, NARROW_TYPE, Writer
@@ -22,10 +23,24 @@ SERIAL_POINTS = 6000
 """Programs with fewer points run in the calling thread: a parallel region would cost more."""
 
 
-def print_cpp(
-    program: TileProgram, comment: str, lanes: int, threads: int, stream_bytes: int = sys.maxsize
-) -> tuple[str, str, int]:
-    """Return the symbol, the source and the workspace bytes of a program.
+class Printed(NamedTuple):
+    """A kernel's source.
+
+    Attributes:
+        symbol: the name that it exports.
+        source: the text.
+        workspace_bytes: scratch memory that it needs.
+        is_parallel: whether it has a parallel region; else it runs in the calling thread.
+    """
+
+    symbol: str
+    source: str
+    workspace_bytes: int
+    is_parallel: bool
+
+
+def print_cpp(program: TileProgram, comment: str, lanes: int, threads: int, stream_bytes: int = sys.maxsize) -> Printed:
+    """Return the source of a program.
 
     Args:
         program: the program.
@@ -46,7 +61,7 @@ class _Printer:
         streamed, large = _streamed(program, stream_bytes), _large(program, stream_bytes)
         self.out = Writer(program, lanes, streamed, large)
 
-    def run(self) -> tuple[str, str, int]:
+    def run(self) -> Printed:
         if self.is_parallel:
             self.out.open("#pragma omp parallel")
         workspace_bytes = self._pointers()  # of each thread, or every use would read them again
@@ -68,7 +83,7 @@ class _Printer:
             f"{body}\n  return 0;\n}}\n"
         )
         symbol = "k_" + hashlib.sha256(text.encode()).hexdigest()[:16]
-        return symbol, text.replace("NAME", symbol), workspace_bytes
+        return Printed(symbol, text.replace("NAME", symbol), workspace_bytes, self.is_parallel)
 
     # Structure
 

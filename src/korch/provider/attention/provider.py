@@ -12,7 +12,7 @@ from korch.provider.attention.groups import attention_groups
 from korch.provider.attention.match import Attention, match_group
 from korch.provider.gemm.match import Finish, Finisher, operand_place
 from korch.provider.gemm.place import Offsets
-from korch.provider.provider import Kernel, named_kernel
+from korch.provider.provider import Kernel, Threading, named_kernel
 from korch.target import Target
 
 SCHEMA = 6
@@ -61,7 +61,7 @@ class AttentionProvider:
         if isinstance(plan, Refusal):
             return plan
         text = _print(plan, group.text, len(group.inputs) + len(group.outputs))
-        return named_kernel(text, workspace_bytes=plan.workspace_bytes)
+        return named_kernel(text, workspace_bytes=plan.workspace_bytes, threading=Threading.TEAM)
 
     def _plan(self, group: Group, target: Target) -> _Plan | Refusal:
         found = match_group(group)

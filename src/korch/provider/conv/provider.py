@@ -13,7 +13,7 @@ from korch.provider.conv.match import ConvChain, match_group
 from korch.provider.conv.shape import Layer, Shape, can_split, shape_of
 from korch.provider.conv.split import split_of
 from korch.provider.matrix_units import TOGETHER
-from korch.provider.provider import SPLIT, Kernel, named_kernel
+from korch.provider.provider import SPLIT, Kernel, Threading, named_kernel
 from korch.provider.vector import scalar
 from korch.target import Target
 
@@ -81,7 +81,7 @@ class ConvProvider:
         if is_split and len(match.links) == 1:
             split = split_of(shape.layers[-1], image.shape[0], target)
             floats = max(floats, target.threads * split.floats)
-        return named_kernel(text, workspace_bytes=4 * floats)
+        return named_kernel(text, workspace_bytes=4 * floats, threading=Threading.TEAM)
 
 
 def _refuse(group: Group, match: ConvChain, target: Target) -> Refusal | None:

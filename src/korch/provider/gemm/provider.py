@@ -19,7 +19,7 @@ from korch.provider.gemm.blocking import PAGE_FLOATS, Blocking
 from korch.provider.gemm.match import Finish, Layouts, Product, match_group, operand_place, print_finish
 from korch.provider.gemm.place import Offsets
 from korch.provider.matrix_units import PIECES_BYTES, STEP_BYTES, TOGETHER
-from korch.provider.provider import SPLIT, Kernel, named_kernel
+from korch.provider.provider import SPLIT, Kernel, Threading, named_kernel
 from korch.target import Target
 
 SCHEMA = 17
@@ -111,7 +111,7 @@ class GemmProvider:
         layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
         workspace = len(group.inputs) + len(group.outputs)
         text = _print(plan, f"{group.text}layouts {layouts}", workspace)
-        return named_kernel(text, workspace_bytes=plan.workspace_bytes)
+        return named_kernel(text, workspace_bytes=plan.workspace_bytes, threading=Threading.TEAM)
 
     def _plan(self, group: Group, found: Product, target: Target, layouts: Layouts, way: Way) -> _Plan | Refusal:
         key = (group.key, target, layouts, way)

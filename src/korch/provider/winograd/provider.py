@@ -14,7 +14,7 @@ from korch.candidate.layout import Layout, channels_blocked, channels_last, layo
 from korch.candidate.shape import around
 from korch.primitive.ops.winograd import WinogradAttributes, tile_counts
 from korch.provider.matrix_units import TOGETHER
-from korch.provider.provider import SPLIT, Kernel, named_kernel
+from korch.provider.provider import SPLIT, Kernel, Threading, named_kernel
 from korch.provider.vector import scalar
 from korch.provider.winograd.match import WinogradConv, match_group
 from korch.provider.winograd.split import LEAST_CHANNELS, LEAST_TILES, Split, split_of
@@ -131,7 +131,7 @@ class WinogradProvider:
         if split is not None:
             own = target.threads * split.floats
             floats = max(floats, (constants["TILE"] + 2) ** 2 * split.step + own)
-        return named_kernel(text, workspace_bytes=4 * floats)
+        return named_kernel(text, workspace_bytes=4 * floats, threading=Threading.TEAM)
 
 
 def _can_split(group: Group, found: WinogradConv, target: Target) -> bool:
