@@ -31,7 +31,7 @@ from typing import Any
 
 from benchmarks.models import PAPER, build
 from benchmarks.suite import machine
-from korch.assembly.blocks import prepare
+from korch.assembly.task import prepare
 from korch.backend import open_meter
 from korch.candidate.candidate import Candidate
 from korch.measure.meter import AnyMeter

@@ -25,7 +25,7 @@ from benchmarks.models import PAPER
 from benchmarks.models.exported import FORMS
 from benchmarks.suite import load, machine
 from korch.ablation import Ablation
-from korch.assembly.blocks import prepare_all
+from korch.assembly.task import prepare_all
 from korch.candidate.candidate import Candidate
 from korch.measure.calibrate import Calibration, Level
 from korch.measure.cpu import CpuMeter
@@ -33,6 +33,7 @@ from korch.options import Options
 from korch.partition.join import join
 from korch.pipeline import Run, _search, few_collections, front
 from korch.provider.provider import load_providers
+from korch.search.ledger import Ledger
 
 MODELS = (
     *PAPER,
@@ -71,10 +72,10 @@ def plan(name: str, mode: str, seconds: float) -> dict[str, Any]:
         options = Options(
             partition=mode,
             measure=False,
+            ablation=Ablation(baselines=False, side_by_side=False),
             budget_s=seconds,
             threads=2,
             cache_folder=Path(folder),
-            ablation=Ablation(baselines=False, side_by_side=False),
         )
         run = Run(options, {}, lambda stage, text: None)
         model = Path(name if name.endswith(".onnx") else f"{folder}/model.onnx")
@@ -85,7 +86,7 @@ def plan(name: str, mode: str, seconds: float) -> dict[str, Any]:
         meter = EstimatedMeter(options, load_providers())
         joined = join(partition)
         tasks = prepare_all(partition, joined, meter, options)
-        outcome = _search(run, partition, joined, tasks, meter)
+        outcome = _search(run, partition, joined, tasks, Ledger(meter, options.search))
     steps = outcome.plans["optimal"]
     return {
         "primitives": len(split.primitives),

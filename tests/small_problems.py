@@ -12,7 +12,7 @@ from korch.program.problem import Kernel, Port, Problem, Step
 
 
 def random_problem(seed: int, kernels: int = 11, layouts: int = 2) -> Problem:
-    """Return an instance with alternatives, circles, recomputation and several outputs."""
+    """Return an instance with alternatives, cycles, recomputation and several outputs."""
     rng = random.Random(seed)
     names = "AB"[:layouts]
     values = rng.randint(2, 6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from korch.measure.cpu import CpuMeter
 from korch.measure.record import Measured
 from korch.options import Options
 from korch.pipeline import Run
+from korch.search.ledger import Ledger
 
 
 def run(**options: Any) -> Run:
@@ -61,8 +63,8 @@ class Meter(CpuMeter):
     def __init__(self) -> None:
         pass
 
-    def cost_ns(self, candidate: Candidate) -> tuple[int, bool]:
-        return 1000, True
+    def bound_ns(self, candidate: Candidate) -> int:
+        return 1000
 
 
 @pytest.mark.parametrize(
@@ -88,15 +90,16 @@ def test_how_long_they_are_looked_for(
     monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
     outcome: Any = Outcome({"optimal": ()}, None)  # type: ignore[arg-type]
     begun = Run(Options(threads=2, **options), {}, lambda stage, text: None, started_s=1000.0 - spent_s)
-    assert pipeline._side_by_side(begun, None, outcome, Meter()) is outcome  # type: ignore[arg-type]
+    assert pipeline._side_by_side(begun, None, outcome, Ledger(Meter())) is outcome  # type: ignore[arg-type]
     assert given == ([] if seconds is None else [seconds])
 
 
 def test_their_plan_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "side_by_side", lambda graph, steps, *rest: steps[:1])
-    outcome: Any = Outcome({"optimal": ("a", "b"), "split": ("c",)}, None)  # type: ignore[arg-type,dict-item]
-    found = pipeline._side_by_side(run(threads=2), None, outcome, Meter())  # type: ignore[arg-type]
-    assert list(found.plans.items()) == [("side by side", ("a",)), ("optimal", ("a", "b")), ("split", ("c",))]
+    a, b, c = (SimpleNamespace(key=key) for key in "abc")
+    outcome: Any = Outcome({"optimal": (a, b), "split": (c,)}, None)  # type: ignore[arg-type,dict-item]
+    found = pipeline._side_by_side(run(threads=2), None, outcome, Ledger(Meter()))  # type: ignore[arg-type]
+    assert list(found.plans.items()) == [("side by side", (a,)), ("optimal", (a, b)), ("split", (c,))]
 
 
 @pytest.mark.usefixtures("many_cores")
@@ -104,12 +107,12 @@ def test_their_plan_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_report_says_what_runs_side_by_side(
     threads: int, share: int, monkeypatch: pytest.MonkeyPatch, cache_folder: Path
 ) -> None:
-    def alone(graph: Any, steps: Sequence[Candidate], meter: Any, *rest: Any) -> tuple[Any, ...]:
+    def alone(graph: Any, steps: Sequence[Candidate], ledger: Any, *rest: Any) -> tuple[Any, ...]:
         chosen = []
         for step in steps:
-            few = [meter.shares.propose(graph, [[step]], meter.target, [n]) for n in (share, 1)]
-            meter.measure(few)
-            chosen.append(next(c for c in few if isinstance(meter.known(c), Measured)))
+            few = [ledger.meter.shares.propose(graph, [[step]], ledger.meter.target, [n]) for n in (share, 1)]
+            ledger.measure(few)
+            chosen.append(next(c for c in few if isinstance(ledger.known(c), Measured)))
         return tuple(chosen)
 
     monkeypatch.setattr(pipeline, "side_by_side", alone)

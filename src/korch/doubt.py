@@ -17,8 +17,8 @@ import numpy as np
 from korch.candidate.candidate import Candidate
 from korch.contest import Contest
 from korch.deadline import Deadline
+from korch.limits import DEFAULT_LIMITS
 from korch.measure.meter import AnyMeter
-from korch.search.recall import DISAGREEMENT
 
 RUNS = 5
 EXPLAINED = 0.8
@@ -101,7 +101,7 @@ class Doubt:
 def disagree(first_ns: float, second_ns: float) -> bool:
     """Return whether one of two times is more than 1.5 times the other."""
     low, high = sorted((first_ns, second_ns))
-    return high > DISAGREEMENT * low + CALL_NS
+    return high > DEFAULT_LIMITS.disagreement * low + CALL_NS
 
 
 def examine(contest: Contest, meter: AnyMeter, deadline: Deadline) -> Doubt | None:

@@ -79,3 +79,7 @@ class UnprovidedError(InfeasibleError):
 
 class ArtifactError(KorchError):
     """An artifact is damaged, tampered with, or built for another machine."""
+
+
+class ReplayError(KorchError):
+    """A ledger does not fit the search that is to be replayed."""

@@ -180,12 +180,21 @@ class Options:
         default_factory=default_cache_folder,
         metadata={"help": "the folder that keeps compiled kernels and measurements"},
     )
+    ledger: Path | None = field(
+        default=None, metadata={"help": "write each question and answer of the search to this file, for --replay"}
+    )
+    replay: Path | None = field(
+        default=None,
+        metadata={"help": "take the answers from this ledger: the same plan is found, and no kernel is measured"},
+    )
     search: SearchLimits = field(default_factory=SearchLimits)
     ablation: Ablation = field(default_factory=Ablation)
 
     def __post_init__(self) -> None:
-        if isinstance(self.cache_folder, str | os.PathLike):
-            object.__setattr__(self, "cache_folder", Path(self.cache_folder))
+        for name in ("cache_folder", "ledger", "replay"):
+            value = getattr(self, name)
+            if isinstance(value, str | os.PathLike):
+                object.__setattr__(self, name, Path(value))
         check_fields(self, _RANGES)
         _check_threads(self.threads)
         size = str(self.partition)

@@ -19,9 +19,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from korch.assembly.blocks import Task, prepare_all, search_whole
-from korch.assembly.segments import REGROUP_SECONDS, Outcome, search_segments
-from korch.assembly.trace import moving
+from korch.assembly.segments import Outcome, search_segments
+from korch.assembly.task import Task, prepare_all
+from korch.assembly.trace import changed_rounds
+from korch.assembly.whole import search_whole
 from korch.backend import maker, open_meter
 from korch.candidate.candidate import Candidate
 from korch.concurrent.side_by_side import SIDE_BY_SIDE, described, side_by_side
@@ -32,7 +33,7 @@ from korch.equivalence.rule import AnyRule
 from korch.equivalence.rules import select_rules
 from korch.equivalence.saturate import Limits, SaturationReport, joined_reports, saturate
 from korch.errors import InaccurateError, OptionError
-from korch.explanation.counterfactual import regroup
+from korch.explanation.counterfactual import counterfactual_groupings
 from korch.explanation.extract import extract
 from korch.explanation.savings import rule_savings
 from korch.fission import fission
@@ -58,8 +59,9 @@ from korch.program.problem import Status
 from korch.report.dry_run import DryRun, dry_run
 from korch.report.rivals import grouping_rows, rivals_of
 from korch.runtime.build import model_record
-from korch.runtime.record import ModelRecord
-from korch.search.lazy import Round
+from korch.runtime.record import ModelRecord, plain
+from korch.search.ledger import Ledger
+from korch.search.result import Round
 
 logger = logging.getLogger("korch.pipeline")
 
@@ -81,14 +83,17 @@ SAFETY = 1.3
 END_RUNS = 8
 """Runs of the plan at the end, to check and to time it, at a third of the machine's best rate."""
 
+HALF = {"float16": DType.F16, "bfloat16": DType.BF16}
+"""The element types of products of 16 bits, by the value of the option `precision`."""
+
 PRIMITIVES_PER_KERNEL = 3
 """At least: so many primitives of a model are usually in one kernel of its plan."""
 
 LEAST_BESIDE_SECONDS = 2.0
 """In less time nothing is built and measured."""
 
-HALF = {"float16": DType.F16, "bfloat16": DType.BF16}
-"""The element types of products of 16 bits, by the value of the option `precision`."""
+NOT_REPLAYED = ("cache_folder", "ledger", "replay", "on_interrupt", "budget_s", "host")
+"""Options that may differ between a search and its replay."""
 
 Progress = Callable[[str, str], None]
 """Called with a stage's name and a line of text."""
@@ -192,7 +197,7 @@ def plan_model(
         tasks = prepare_all(partition, joined, meter, options, run.deadline.less(1 - ENUMERATE_SHARE))
         run.progress("candidates", _describe_tasks(tasks))
         with run.stage("orchestrate"):
-            outcome = _search(run, partition, joined, tasks, meter)
+            outcome = _search(run, partition, joined, tasks, Ledger(meter, options.search))
         with run.stage("build"):
             report = _report(run, split, partition, tasks, outcome)
             return dry_run(outcome.plans["optimal"], meter, report)
@@ -273,21 +278,23 @@ def _optimize(model: Any, run: Run) -> Any:
         run.end_s = _end_s(split, meter)
         meter.expect_compiling = run.check_budget
         with run.stage("orchestrate"), _interruptible(run):
-            outcome = _search(run, partition, joined, tasks, meter)
-            outcome = _side_by_side(run, joined.graph, outcome, meter)
+            ledger = _ledger(meter, options)
+            outcome = _search(run, partition, joined, tasks, ledger)
+            outcome = _side_by_side(run, joined.graph, outcome, ledger)
         found = outcome.found
         with run.stage("build"):
             meter.tell = partial(run.progress, "build")
             report = _report(run, split, partition, tasks, outcome)
-            report["measured_candidates"] = _count_measured(tasks, meter)
-            report["untimed"] = _count_untimed(outcome.plans["optimal"], meter)
+            report["measured_candidates"] = _count_measured(tasks, ledger)
+            report["untimed"] = _count_untimed(outcome.plans["optimal"], ledger, options)
             if report["untimed"]:
                 report["gap"] = None
             report["machine"] = meter.rates()
-            rivals = _rivals(outcome, tasks, meter)
+            rivals = _rivals(outcome, tasks, ledger, options)
             groupings = {name: grouping_rows(rows) for name, rows in outcome.groupings.items()}
             plans = list(outcome.plans.items())[: None if options.ablation.baselines else 1]
-            entries = [_entry(name, steps, meter) for name, steps in plans]
+            entries = [_entry(name, steps, ledger) for name, steps in plans]
+            entries = _replayed(entries, ledger)
             graph = joined.graph
             if not partition.is_whole:
                 graph = with_constants_of(graph, outcome.plans.values())
@@ -298,7 +305,8 @@ def _optimize(model: Any, run: Run) -> Any:
             write_s = meter.pace.predict_s("build", weights_bytes / WEIGHTS_BYTES)
             end = run.deadline.before(SAFETY * write_s)
             contest = hold_contest(graph, entries, meter, make, inputs, standard, end)
-            doubt = examine(contest, meter, end)
+            ledger.record_choice("plan", contest.won.entry.name)
+            doubt = None if ledger.is_replayed else examine(contest, meter, end)
             report |= _disturbances(contest, doubt, meter)
             report["not_compiled"] = [*meter.uncompiled.values(), *contest.uncompiled()]
     if contest.won.entry.name == SIDE_BY_SIDE:
@@ -333,12 +341,12 @@ def _disturbances(contest: Contest, doubt: Doubt | None, meter: AnyMeter) -> dic
     }
 
 
-def _rivals(outcome: Outcome, tasks: Sequence[Task], meter: AnyMeter) -> dict[str, Any]:
+def _rivals(outcome: Outcome, tasks: Sequence[Task], ledger: Ledger, options: Options) -> dict[str, Any]:
     """Return what lost against each kernel of all plans; nothing if nothing was measured."""
-    if not meter.options.measure:
+    if not options.measure:
         return {}
     chosen = {c.key: c for steps in outcome.plans.values() for c in steps}.values()
-    return rivals_of(chosen, (c for task in tasks for c in task.candidates), meter)
+    return rivals_of(chosen, (c for task in tasks for c in task.candidates), ledger)
 
 
 def _checked(graph: PrimitiveGraph) -> PrimitiveGraph:
@@ -351,7 +359,7 @@ def _rewrite(
 ) -> tuple[PrimitiveGraph, SaturationReport]:
     found, report = saturate(graph, strict=options.strict, rules=rules, deadline=deadline)
     if options.ablation.rewrites == "first":
-        found = extract(found, workers=options.search.solver_workers, seed=options.search.seed)
+        found = extract(found, options)
     if options.precision in HALF:
         found = with_half(found, HALF[options.precision])
     return found, report
@@ -404,21 +412,23 @@ def _interruptible(run: Run) -> Iterator[None]:
         yield
 
 
-def _search(run: Run, partition: Partition, joined: Joined, tasks: Sequence[Task], meter: AnyMeter) -> Outcome:
-    """Find the best plan and those to hold it against."""
+def _search(run: Run, partition: Partition, joined: Joined, tasks: Sequence[Task], ledger: Ledger) -> Outcome:
+    """Find the best plan and those to compare it with."""
 
     def tell(b: int, entry: Round) -> None:
         _tell(run, tasks, b, entry)
 
     if not partition.is_whole:
-        return search_segments(partition, joined, tasks, meter, run.options, run.first_deadline, tell)
-    solved = search_whole(tasks[0], meter, run.options, run.first_deadline, partial(tell, 0))
+        return search_segments(partition, joined, tasks, ledger, run.options, run.first_deadline, tell)
+    solved = search_whole(tasks[0], ledger, run.options, run.first_deadline, partial(tell, 0))
     savings = rule_savings(
-        tasks[0].block.graph, tasks[0].candidates, solved.found.steps, meter, run.options, deadline=run.first_deadline
+        tasks[0].block.graph, tasks[0].candidates, solved.found.steps, ledger, run.options, deadline=run.first_deadline
     )
-    end = run.build_deadline.until(time.monotonic() + REGROUP_SECONDS)
+    end = run.build_deadline.until(time.monotonic() + ledger.limits.groupings_seconds)
     groupings = {
-        name: regroup(tasks[0].block.graph, tasks[0].candidates, steps, meter.cost_ns, run.options, deadline=end)
+        name: counterfactual_groupings(
+            tasks[0].block.graph, tasks[0].candidates, steps, ledger.cost_ns, run.options, deadline=end
+        )
         for name, steps in solved.plans.items()
         if run.options.measure and not end.is_over
     }
@@ -427,18 +437,31 @@ def _search(run: Run, partition: Partition, joined: Joined, tasks: Sequence[Task
     )
 
 
-def _side_by_side(run: Run, graph: PrimitiveGraph, outcome: Outcome, meter: AnyMeter) -> Outcome:
+def _ledger(meter: AnyMeter, options: Options) -> Ledger:
+    """Return the ledger of a search: a new one, or the one that is replayed."""
+    steers = {k: v for k, v in plain(options).items() if k not in NOT_REPLAYED}
+    about = {"target": meter.database.target, "options": steers}
+    return Ledger(meter, options.search, write_to=options.ledger, replay=options.replay, about=about)
+
+
+def _replayed(entries: list[Entry], ledger: Ledger) -> list[Entry]:
+    """Return the plan that won when the ledger was written, in a replay; otherwise all plans."""
+    won = ledger.recorded_choice("plan")
+    return entries if won is None else [entry for entry in entries if entry.name == won]
+
+
+def _side_by_side(run: Run, graph: PrimitiveGraph, outcome: Outcome, ledger: Ledger) -> Outcome:
     """Add the best plan with kernels side by side, if there is one that is faster."""
-    if not (run.looks_side_by_side and isinstance(meter, CpuMeter)):
+    if not (run.looks_side_by_side and isinstance(ledger.meter, CpuMeter)):
         return outcome
     end = run.build_deadline.until(time.monotonic() + BESIDE_SECONDS)
-    if (end.left_s or 0.0) < LEAST_BESIDE_SECONDS:
+    if (ledger.left_s(end) or 0.0) < LEAST_BESIDE_SECONDS:
         return outcome
     steps = next(iter(outcome.plans.values()))
-    found = side_by_side(graph, steps, meter, run.options, end)
+    found = side_by_side(graph, steps, ledger, run.options, end)
     if found is None:
         return outcome
-    before_ns, after_ns = (sum(meter.cost_ns(c)[0] for c in plan) for plan in (steps, found))
+    before_ns, after_ns = (sum(ledger.cost_ns(c)[0] for c in plan) for plan in (steps, found))
     run.progress(
         "orchestrate",
         f"side by side: {len(found)} kernels instead of {len(steps)}, "
@@ -464,9 +487,9 @@ def _describe_tasks(tasks: Sequence[Task]) -> str:
     return text
 
 
-def _entry(name: str, steps: Sequence[Candidate], meter: AnyMeter) -> Entry:
-    costs = tuple(meter.cost_ns(c) for c in steps)
-    expected = expect((ns, meter.known(c)) for (ns, _), c in zip(costs, steps, strict=True) if not c.offer.is_in_place)
+def _entry(name: str, steps: Sequence[Candidate], ledger: Ledger) -> Entry:
+    costs = tuple(ledger.cost_ns(c) for c in steps)
+    expected = expect((ns, ledger.known(c)) for (ns, _), c in zip(costs, steps, strict=True) if not c.offer.is_in_place)
     return Entry(name, tuple(steps), costs, expected)
 
 
@@ -508,7 +531,7 @@ def _report(
         "rule_savings_ms": {
             rule: None if saved_ns is None else saved_ns / 1e6 for rule, saved_ns in outcome.savings.items()
         },
-        "rounds": [asdict(entry) for entry in moving(found.rounds)],
+        "rounds": [asdict(entry) for entry in changed_rounds(found.rounds)],
         "recalled": outcome.is_recalled,
         "stopped_by_budget": found.stopped_by_budget,
         "budget_s": run.options.budget_s,
@@ -519,17 +542,17 @@ def _report(
     }
 
 
-def _count_measured(tasks: Sequence[Task], meter: AnyMeter) -> int:
+def _count_measured(tasks: Sequence[Task], ledger: Ledger) -> int:
     """Return how many different candidates have a measured time; blocks share some."""
     candidates = {c.key: c for task in tasks for c in task.candidates}
-    return sum(isinstance(meter.known(c), Measured) for c in candidates.values())
+    return sum(map(ledger.is_measured, candidates.values()))
 
 
-def _count_untimed(steps: Sequence[Candidate], meter: AnyMeter) -> int:
+def _count_untimed(steps: Sequence[Candidate], ledger: Ledger, options: Options) -> int:
     """Return how many kernels of a plan no time was left to measure; 0 if none is to be."""
-    if not meter.options.measure:
+    if not options.measure:
         return 0
-    return sum(not (meter.cost_ns(step)[1] or step.offer.is_in_place) for step in steps)
+    return sum(not (ledger.cost_ns(step)[1] or step.offer.is_in_place) for step in steps)
 
 
 def _finish(run: Run, contest: Contest, report: dict[str, Any]) -> Any:

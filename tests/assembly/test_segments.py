@@ -13,9 +13,8 @@ import pytest
 from benchmarks.models import build
 from benchmarks.models.transformer_block import build_transformer_block
 
-from korch.assembly.blocks import Task, prepare, prepare_all
-from korch.assembly.explore import BATCH_SECONDS
 from korch.assembly.segments import Outcome, search_segments
+from korch.assembly.task import Task, prepare, prepare_all
 from korch.candidate.candidate import Candidate
 from korch.candidate.layout import Layout
 from korch.deadline import Deadline
@@ -23,7 +22,7 @@ from korch.equivalence.saturate import saturate
 from korch.errors import OptionError
 from korch.fission import fission
 from korch.frontend.onnx import load_model
-from korch.limits import SearchLimits
+from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.measure.record import Failed, Measured
 from korch.options import SEGMENT_PRIMITIVES, WHOLE_PRIMITIVES, Options
 from korch.partition.block import Partition, find_blocks
@@ -37,6 +36,7 @@ from korch.program.problem import Status
 from korch.provider.in_place import InPlaceProvider
 from korch.provider.provider import Kernel
 from korch.runtime.program import Step, bind_steps
+from korch.search.ledger import Ledger
 from korch.testing.arena import simulate
 from korch.testing.random_graph import random_graph, random_inputs
 from partition_oracle import FakeMeter, run_steps
@@ -52,7 +52,7 @@ def search(
     known = cast(Any, meter)
     joined = join(partition)
     tasks = prepare_all(partition, joined, known, options)
-    outcome = search_segments(partition, joined, tasks, known, options, Deadline(), lambda b, r: None)
+    outcome = search_segments(partition, joined, tasks, Ledger(known), options, Deadline(), lambda b, r: None)
     return partition, joined, tasks, outcome
 
 
@@ -249,7 +249,7 @@ def in_segments(deadline: Deadline, meter: FakeMeter) -> tuple[PrimitiveGraph, J
     partition = find_blocks(graph, split_segments(graph, 8), REWRITE)
     tasks = [prepare(partition, b, cast(Any, meter), OPTIONS) for b in partition.blocks]
     joined = join(partition)
-    outcome = search_segments(partition, joined, tasks, cast(Any, meter), OPTIONS, deadline, lambda b, r: None)
+    outcome = search_segments(partition, joined, tasks, Ledger(meter), OPTIONS, deadline, lambda b, r: None)
     return graph, joined, outcome
 
 
@@ -273,7 +273,7 @@ class AlmostOver(Deadline):
 
     @property
     def left_s(self) -> float:
-        return BATCH_SECONDS
+        return DEFAULT_LIMITS.explore_batch_seconds
 
     def less(self, share: float) -> Deadline:
         return self
@@ -334,7 +334,7 @@ def test_layouts_are_chosen_by_estimates_before_anything_is_measured() -> None:
 
 @pytest.mark.parametrize("partition", ["", "some", "0", "-3", "1.5", 0])
 def test_a_wrong_size_is_refused(partition: str | int) -> None:
-    with pytest.raises(OptionError, match=r"option partition: .* is no size of a segment"):
+    with pytest.raises(OptionError, match=r"option partition: .* is not a size of a segment"):
         Options(partition=partition)
 
 
@@ -355,7 +355,5 @@ def test_fewer_layouts_are_searched_if_asked_for(allowed: Any) -> None:
     has_last = any(not layout.is_plain and not layout.blocks for layout in found)
     has_blocked = any(layout.blocks for layout in found)
     assert (has_last, has_blocked) == {"any": (True, True), "last": (True, False), "plain": (False, False)}[allowed]
-    outcome = search_segments(
-        partition, join(partition), tasks, cast(Any, meter), options, Deadline(), lambda b, r: None
-    )
+    outcome = search_segments(partition, join(partition), tasks, Ledger(meter), options, Deadline(), lambda b, r: None)
     check_plans(graph, join(partition), outcome, 1)

@@ -11,16 +11,10 @@ from typing import Any
 import pytest
 
 from korch.candidate.candidate import Candidate, Offer, Refusal, make_group
-from korch.concurrent.side_by_side import (
-    _Search,
-    described,
-    measured_shares,
-    share_ns,
-    shares_of,
-    side_by_side,
-    waits_for,
-)
+from korch.concurrent.plan import ConcurrentKernel, verify_concurrent, waits_for
+from korch.concurrent.side_by_side import _Search, described, measured_shares, share_ns, shares_of, side_by_side
 from korch.deadline import Deadline
+from korch.errors import InvalidGraphError
 from korch.measure.record import Failed, Measured, Record
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
@@ -28,6 +22,7 @@ from korch.primitive.text import parse_graph
 from korch.provider.provider import Kernel
 from korch.provider.shares import SharesProvider, parse_lanes
 from korch.runtime.program import Step, bind_steps
+from korch.search.ledger import Ledger
 from korch.target import Target
 
 pytestmark = pytest.mark.usefixtures("many_cores")
@@ -81,14 +76,20 @@ class Meter:
         record = self.records.get(candidate.key)
         return (record.time_ns, True) if isinstance(record, Measured) else (0, False)
 
+    def bound_ns(self, candidate: Candidate) -> int:
+        return self.cost_ns(candidate)[0]
+
     def known(self, candidate: Candidate) -> Record | None:
+        if candidate.provider == "toy":
+            return Measured(self.cost_ns(candidate)[0], 0.0, ())
         return self.records.get(candidate.key)
 
-    def measure(self, candidates: Sequence[Candidate], end: object = None) -> None:
+    def measure(self, candidates: Sequence[Candidate], end: object = None) -> list[Record]:
         for candidate in candidates:
             lanes = operations(candidate)
             self.measured.append(lanes)
             self.records[candidate.key] = self.time_ns(lanes)
+        return [self.records[c.key] for c in candidates]
 
 
 def operations(candidate: Candidate) -> list[list[str]]:
@@ -111,7 +112,7 @@ class Scaled(Meter):
         super().__init__(costs, lambda lanes: Failed("crashed", "unused"), threads)
         self.alone = alone
 
-    def measure(self, candidates: Sequence[Candidate], end: object = None) -> None:
+    def measure(self, candidates: Sequence[Candidate], end: object = None) -> list[Record]:
         for candidate in candidates:
             lanes = operations(candidate)
             self.measured.append(lanes)
@@ -120,6 +121,7 @@ class Scaled(Meter):
             failed = [r for lane in times for r in lane if isinstance(r, Failed)]
             longest_ns = max(sum(r.time_ns for r in lane if isinstance(r, Measured)) for lane in times)
             self.records[candidate.key] = failed[0] if failed else Measured(longest_ns, 0.0, ())
+        return [self.records[c.key] for c in candidates]
 
 
 def taking(**work_ns: int) -> Callable[[str, int], Record]:
@@ -140,7 +142,7 @@ def found(text: str, meter: Meter, order: Sequence[int] = ()) -> list[str] | Non
     """Return the plan's kernels, the lanes of sets parted by |."""
     graph, steps = plan_of(text, order)
     options = Options(threads=meter.target.threads)
-    plan = side_by_side(graph, steps, meter, options, Deadline())  # type: ignore[arg-type]
+    plan = side_by_side(graph, steps, Ledger(meter), options, Deadline())  # type: ignore[arg-type]
     if plan is None:
         return None
     return [step.group.body.primitives[0].op if step.provider == "toy" else lanes_of(step) for step in plan]
@@ -257,7 +259,7 @@ def test_nothing_is_measured_when_time_is_over() -> None:
     graph, steps = plan_of(CHAINS)
     meter, deadline = Meter(COSTS, longest_lane(dict.fromkeys(COSTS, 15_000))), Deadline()
     deadline.stop()
-    assert side_by_side(graph, steps, meter, Options(threads=2), deadline) is None  # type: ignore[arg-type]
+    assert side_by_side(graph, steps, Ledger(meter), Options(threads=2), deadline) is None  # type: ignore[arg-type]
     assert not meter.measured
 
 
@@ -266,12 +268,13 @@ def test_sets_are_not_proposed_when_time_is_over_before() -> None:
     meter, deadline = Meter(COSTS, longest_lane(dict.fromkeys(COSTS, 9_000))), Deadline()
     measure = meter.measure
 
-    def measure_until_time_is_over(candidates: Sequence[Candidate], end: object) -> None:
-        measure(candidates)
+    def measure_until_time_is_over(candidates: Sequence[Candidate], end: object) -> list[Record]:
+        records = measure(candidates)
         deadline.stop()
+        return records
 
     meter.measure = measure_until_time_is_over  # type: ignore[method-assign]
-    plan = side_by_side(graph, steps, meter, Options(threads=2), deadline)  # type: ignore[arg-type]
+    plan = side_by_side(graph, steps, Ledger(meter), Options(threads=2), deadline)  # type: ignore[arg-type]
     assert plan is not None
     assert [operations(step) for step in plan] == [[["exp"]], [["tanh"]], [["neg"]], [["abs"]]]
 
@@ -284,7 +287,7 @@ def test_a_choice_takes_no_longer_than_there_is_time(
     graph, steps = plan_of(CHAINS)
     meter: Any = Meter(COSTS, longest_lane(COSTS))
     deadline = Deadline() if left_s is None else Deadline().grace(left_s)
-    search = _Search(graph, steps, meter, Options(threads=2), deadline)
+    search = _Search(graph, steps, Ledger(meter), Options(threads=2), deadline)
     assert search._solve_seconds() == seconds
 
 
@@ -328,7 +331,7 @@ def test_who_reads_a_concatenation_in_place_waits_for_those_who_write_its_pieces
     costs = dict.fromkeys(("exp", "neg", "concat", "abs", "tanh"), 10_000)
     meter = Meter(costs, longest_lane(dict.fromkeys(costs, 6000)))
     meter.records[joined.key] = Measured(0, 0.0, ())
-    found = side_by_side(graph, steps, meter, Options(), Deadline())  # type: ignore[arg-type]
+    found = side_by_side(graph, steps, Ledger(meter), Options(), Deadline())  # type: ignore[arg-type]
     assert found is not None and joined in found
     assert not any("concat" in op for lanes in meter.measured for lane in lanes for op in lane)
     place = found.index(joined)
@@ -462,3 +465,32 @@ graph(%0 "x": f32[8]) -> (%1 "a", %2 "b", %3 "c", %4 "d")
     plan = found(text, meter)
     assert plan is not None and len(plan) == 1
     assert [lane[:2] for lane in plan[0].split("|")] == ["2:"] * 4
+
+
+GOOD = (ConcurrentKernel(((0,), (2,)), (1, 1)), ConcurrentKernel(((1,), (3,)), (1, 1)))
+BEFORE = [0, 0b1, 0, 0b100]
+"""Two chains of two kernels: 0, 1 and 2, 3."""
+
+
+def test_a_concurrent_plan_is_verified() -> None:
+    verify_concurrent(BEFORE, GOOD, threads=2)
+    verify_concurrent(BEFORE, [ConcurrentKernel(((0, 1), (2, 3)), (1, 1))], threads=2)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "threads", "message"),
+    [
+        (GOOD[::-1], 2, "kernel 1 needs kernel 0"),
+        (GOOD, 1, "threads of 1"),
+        ([replace(GOOD[0], threads=(2, 0)), GOOD[1]], 2, "threads of 2"),
+        ([replace(GOOD[0], threads=(2,)), GOOD[1]], 2, "no number of threads"),
+        ([replace(GOOD[0], lanes=((0,), ())), GOOD[1]], 2, "a lane has no kernels"),
+        (GOOD[:1], 2, r"kernels \[1, 3\] of the plan do not run"),
+        ([*GOOD, GOOD[0]], 2, "kernel 0 runs twice"),
+        ([ConcurrentKernel(((0,), (1,)), (1, 1)), ConcurrentKernel(((2, 3),), (2,))], 2, "kernel 1 needs kernel 0"),
+        ([ConcurrentKernel(((1, 0), (2, 3)), (1, 1))], 2, "kernel 1 needs kernel 0"),
+    ],
+)
+def test_a_wrong_concurrent_plan_is_refused(kernels: Sequence[ConcurrentKernel], threads: int, message: str) -> None:
+    with pytest.raises(InvalidGraphError, match=message):
+        verify_concurrent(BEFORE, kernels, threads)

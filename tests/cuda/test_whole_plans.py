@@ -10,7 +10,7 @@ import pytest
 from benchmarks.models import build
 
 from korch.ablation import Ablation
-from korch.assembly.blocks import prepare
+from korch.assembly.task import prepare
 from korch.backend import open_meter
 from korch.fission import fission
 from korch.frontend.onnx import load_model
@@ -24,7 +24,8 @@ from korch.primitive.lowering import lower_products
 from korch.runtime.cuda.build import build_cuda
 from korch.runtime.cuda.program import read_program, write_program
 from korch.runtime.program import Step
-from korch.search.lazy import LazyLoop
+from korch.search.ledger import Ledger
+from korch.search.loop import Search
 from korch.testing.cuda_issue import issue_on_cpu
 from korch.testing.cuda_program import run_program
 from korch.testing.samples import random_inputs
@@ -52,7 +53,7 @@ def program_of_graph(split, options, left_out):
         meter.providers = tuple(p for p in meter.providers if p.name not in left_out)
         (block,) = partition.blocks
         task, joined = prepare(partition, block, meter, options), join(partition)
-        chosen = LazyLoop(task.block.graph, task.candidates, meter, options).run().steps
+        chosen = Search(task.block.graph, task.candidates, Ledger(meter), options).run().steps
         steps = [Step(c, meter.kernel(c)) for c in chosen]
         return build_cuda(joined.graph, steps, meter.target, meter.compiler), split
 
@@ -73,9 +74,9 @@ def test_a_plan_computes_what_the_model_does(name, precision, allowed, tmp_path,
         precision=precision,
         measure=False,
         partition="off",
-        cache_folder=cache_folder,
         search=SearchLimits(max_primitives=MOST_PRIMITIVES.get(name, 24)),
         ablation=Ablation(baselines=False),
+        cache_folder=cache_folder,
     )
     program, split = program_of(name, options)
     inputs = random_inputs(split, np.random.default_rng(0))
@@ -99,9 +100,9 @@ def test_an_executable_issues_what_the_model_does(name, cache_folder):
         target="cuda:sm_90",
         measure=False,
         partition="off",
-        cache_folder=cache_folder,
         search=SearchLimits(max_primitives=MOST_PRIMITIVES.get(name, 24)),
         ablation=Ablation(baselines=False),
+        cache_folder=cache_folder,
     )
     products = ("triton-product", "triton-attention", "triton-winograd")
     program, split = program_of(name, options, products)

@@ -7,7 +7,7 @@ from test_savings import PRODUCTS, Costs, best, candidates_of
 
 from korch.deadline import Deadline
 from korch.errors import InfeasibleError
-from korch.explanation.counterfactual import _Swapper, regroup
+from korch.explanation.counterfactual import _Swapper, counterfactual_groupings
 from korch.options import Options
 from korch.primitive.text import parse_graph
 from korch.program.problem import Certificate, Kernel, Plan, Port, Problem, Status, Step
@@ -86,7 +86,7 @@ def test_fused_kernels_are_taken_apart_and_single_ones_fused() -> None:
     candidates, costs = candidates_of(graph), Costs()
     _, steps = best(graph, candidates, costs)
     (tail,) = (n for n, step in enumerate(steps) if len(step.group.primitives) == 2)
-    found = regroup(graph, candidates, steps, costs.cost_ns, OPTIONS)
+    found = counterfactual_groupings(graph, candidates, steps, costs.cost_ns, OPTIONS)
     assert len(found) == len(steps)
     apart = [row for row in found[tail] if row.instead == (tail,) and len(row.kernels) == 2]
     assert {len(c.group.primitives) for c in apart[0].kernels} == {1}
@@ -98,7 +98,7 @@ def test_fused_kernels_are_taken_apart_and_single_ones_fused() -> None:
             assert row.instead_ns == sum(costs.cost_ns(steps[n])[0] for n in row.instead)
     single = [c for c in candidates if len(c.group.primitives) == 1]
     _, split = best(graph, single, costs)
-    fused = regroup(graph, candidates, split, costs.cost_ns, OPTIONS)
+    fused = counterfactual_groupings(graph, candidates, split, costs.cost_ns, OPTIONS)
     assert any(len(row.instead) == 2 and len(row.kernels) == 1 for rows in fused for row in rows)
 
 
@@ -107,8 +107,8 @@ def test_what_is_not_measured_is_no_rival_and_no_time_means_no_solves() -> None:
     candidates, costs = candidates_of(graph), Costs()
     _, steps = best(graph, candidates, costs)
     others = Costs(frozenset(c.key for c in candidates) - {step.key for step in steps})
-    assert regroup(graph, candidates, steps, others.cost_ns, OPTIONS) == ((),) * len(steps)
-    late = regroup(graph, candidates, steps, costs.cost_ns, OPTIONS, deadline=Deadline(0.0))
+    assert counterfactual_groupings(graph, candidates, steps, others.cost_ns, OPTIONS) == ((),) * len(steps)
+    late = counterfactual_groupings(graph, candidates, steps, costs.cost_ns, OPTIONS, deadline=Deadline(0.0))
     assert all(len(row.kernels) == 1 for rows in late for row in rows)
 
 
@@ -116,7 +116,9 @@ def test_a_grouping_moves_with_its_segment() -> None:
     graph = parse_graph(PRODUCTS)
     candidates, costs = candidates_of(graph), Costs()
     _, steps = best(graph, candidates, costs)
-    row = next(row for rows in regroup(graph, candidates, steps, costs.cost_ns, OPTIONS) for row in rows)
+    row = next(
+        row for rows in counterfactual_groupings(graph, candidates, steps, costs.cost_ns, OPTIONS) for row in rows
+    )
     moved = row.moved([n + 10 for n in range(len(steps))])
     assert moved is not None and moved.instead == tuple(n + 10 for n in row.instead)
     assert row.moved([None] * len(steps)) is None

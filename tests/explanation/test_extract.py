@@ -11,6 +11,7 @@ from korch.equivalence.rules import FAMILIES, RULES, select_rules
 from korch.equivalence.saturate import saturate
 from korch.errors import OptionError
 from korch.explanation.extract import extract
+from korch.options import Options
 from korch.partition.choose import BYTE_COST
 from korch.primitive import reference
 from korch.primitive.check import check_graph
@@ -65,7 +66,7 @@ def test_it_is_the_cheapest_choice(text: str) -> None:
     given = parse_graph(text)
     graph, _ = saturate(given, strict=False)
     assert graph.alternatives
-    found = extract(graph)
+    found = extract(graph, Options())
     check_graph(found)
     assert not found.alternatives
     count = len(graph.primitives)

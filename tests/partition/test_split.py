@@ -11,6 +11,7 @@ import pytest
 from korch.equivalence.rules import RULES
 from korch.equivalence.saturate import saturate
 from korch.explanation.extract import extract
+from korch.options import Options
 from korch.partition.block import Partition, find_blocks
 from korch.partition.choose import choose, estimated_cost
 from korch.partition.split import split_segments
@@ -134,4 +135,4 @@ def test_the_choice_before_cuts_is_about_as_cheap_as_the_solvers(seed: int) -> N
 
     chosen = choose(whole)
     assert not chosen.alternatives
-    assert cost(extract(whole)) <= cost(chosen) <= min(cost(graph), 1.1 * cost(extract(whole)))
+    assert cost(extract(whole, Options())) <= cost(chosen) <= min(cost(graph), 1.1 * cost(extract(whole, Options())))

@@ -99,7 +99,7 @@ TABLES = {
         35,
         {0, 2, 3},
     ),
-    "a circle of layout changes costs nothing but writes nothing": (
+    "a cycle of layout changes costs nothing but writes nothing": (
         "k0:  | %2:B -> %2:A | 0 bound\nk1:  | %2:A -> %2:B | 0 bound\nk2: p0 p1 | %0:A -> %2:A | 9 bound\n",
         9,
         {2},

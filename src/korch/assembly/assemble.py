@@ -9,15 +9,15 @@ other in one of the layouts that were considered.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from korch.assembly.blocks import Task
+from korch.assembly.blocks import BlockInterface
+from korch.assembly.task import Task
 from korch.candidate.candidate import Candidate, Refusal, make_layout_change
 from korch.candidate.layout import Layout
 from korch.errors import InfeasibleError, InvalidGraphError
-from korch.measure.meter import AnyMeter
-from korch.measure.record import Failed
 from korch.options import Options
 from korch.partition.block import Partition
 from korch.partition.join import Joined
@@ -26,14 +26,11 @@ from korch.program.problem import Certificate, Kernel, Plan, Port, Problem, Stat
 from korch.program.solve import Solver
 from korch.program.verify import check_problem, verify_plan
 from korch.search.instance import PLAIN, Interface, make_problem
-from korch.search.lazy import Orchestration
+from korch.search.ledger import Ledger
+from korch.search.price import estimate_ns
 
-MEASURE_ROUNDS = 8
-"""Most times that changes of layout are measured which the plan uses."""
-
-PREFER_SECONDS = 2.0
-PREFER_GAP = 0.005
-"""For a choice by estimates."""
+Key = tuple[int, int]
+"""A block and one of its interfaces."""
 
 
 @dataclass(frozen=True)
@@ -68,84 +65,89 @@ class Assembly:
     """The program of one model: what may be chosen, and which changes of layout there are."""
 
     def __init__(
-        self, partition: Partition, joined: Joined, tasks: Sequence[Task], meter: AnyMeter, options: Options
+        self, partition: Partition, joined: Joined, tasks: Sequence[Task], ledger: Ledger, options: Options
     ) -> None:
         self.partition, self.joined, self.tasks = partition, joined, tasks
-        self.meter, self.options = meter, options
+        self.ledger, self.options = ledger, options
         self.block_of = {i: b for b, block in enumerate(partition.blocks) for i in block.instances}
         self.graph = joined.graph
         self.plain = _plain_ports(joined.graph)
         outputs = dict.fromkeys(v for _, v in self.graph.outputs if v not in self.graph.given)
         self.required = tuple(self.plain[v] for v in outputs)
 
-    def prefer(self, outlooks_ns: Mapping[tuple[int, int], int], guess_ns: Callable[[Candidate], int]) -> Choice:
-        """Return the choice that is thought to cost least; nothing is measured.
+    def uses(self, choice: Choice, blocks: Sequence[Sequence[BlockInterface]]) -> Counter[BlockInterface]:
+        """Return how often a choice has each block in each interface."""
+        return Counter(blocks[self.block_of[i]][j] for i, j in enumerate(choice.interfaces) if j >= 0)
+
+    def block_counts(self) -> Counter[int]:
+        """Return how often a plan runs each block."""
+        return Counter(self.block_of[i] for i, j in enumerate(self.plain_choice().interfaces) if j >= 0)
+
+    def prefer(self, estimated_ns: Mapping[Key, int]) -> Choice:
+        """Return the choice of the least estimated cost; nothing is measured.
 
         Args:
-            outlooks_ns: what plans are thought to cost, by block and interface.
-            guess_ns: what a change of layout is thought to take.
+            estimated_ns: the estimated cost of plans, by block and interface.
         """
-        choices = self._options(outlooks_ns)
+        choices = self._options(estimated_ns)
         changes = self._changes(choices)
 
         def cost_ns(option: _Option) -> int:
-            return outlooks_ns[self.block_of[option.segment], option.interface]
+            return estimated_ns[self.block_of[option.segment], option.interface]
 
-        costs = [cost_ns(option) for option in choices] + [guess_ns(c) for c in changes]
-        solver = Solver(
-            self._problem(choices, changes, cost_ns),
-            workers=self.options.search.solver_workers,
-            seed=self.options.search.seed,
-        )
-        plan = solver.solve(costs, seconds=PREFER_SECONDS, gap=PREFER_GAP)
+        costs = [cost_ns(option) for option in choices] + [estimate_ns(self.ledger, c) for c in changes]
+        limits = self.ledger.limits
+        solver = self._solver(choices, changes, cost_ns)
+        plan = self.ledger.solve(solver, costs, seconds=limits.prefer_seconds, gap=limits.prefer_gap)
         objective_ns = sum(costs[k] for k in plan.kernels)
         return self._in_order(choices, changes, plan.kernels, objective_ns, 0)
 
-    def choose(self, found: Mapping[tuple[int, int], Orchestration]) -> Choice:
+    def choose(self, found: Mapping[Key, Certificate]) -> Choice:
         """Return the cheapest choice among the interfaces for which a plan was found.
 
         Args:
-            found: what the search has found, by block and interface.
+            found: what is proven of the plans, by block and interface.
         """
         choices = self._options(found)
         changes = self._changes(choices)
+        count, seconds = len(choices), self.options.search.solver_seconds
 
         def cost_ns(option: _Option) -> int:
-            key = (self.block_of[option.segment], option.interface)
-            return found[key].certificate.objective_ns or 0
+            return found[self.block_of[option.segment], option.interface].objective_ns or 0
 
         def bound_ns(option: _Option) -> int:
-            return found[self.block_of[option.segment], option.interface].certificate.bound_ns
+            return found[self.block_of[option.segment], option.interface].bound_ns
 
-        solver = Solver(
-            self._problem(choices, changes, cost_ns),
-            workers=self.options.search.solver_workers,
-            seed=self.options.search.seed,
-        )
+        solver = self._solver(choices, changes, cost_ns)
         kernels: tuple[int, ...] = ()
-        for _ in range(MEASURE_ROUNDS):
+        for _ in range(self.ledger.limits.change_rounds):
             costs, flags = self._costs(choices, changes, cost_ns)
-            gone = [len(choices) + i for i, c in enumerate(changes) if isinstance(self.meter.known(c), Failed)]
-            plan = solver.solve(costs, flags, seconds=self.options.search.solver_seconds, excluded=gone)
-            kernels = plan.kernels
+            gone = [count + i for i, c in enumerate(changes) if self.ledger.has_failed(c)]
+            kernels = self.ledger.solve(solver, costs, is_measured=flags, seconds=seconds, excluded=gone).kernels
             if self.required and not kernels:
                 raise InfeasibleError(
-                    f"the solver found no layouts for what {len(choices)} segments hand on",
+                    f"the solver found no layouts for the values between {count} segments",
                     hint="Raise SearchLimits.solver_seconds, or search the model as a whole (--partition off)",
                 )
-            unknown = [
-                changes[k - len(choices)]
-                for k in kernels
-                if k >= len(choices) and self.meter.known(changes[k - len(choices)]) is None
-            ]
+            unknown = [changes[k - count] for k in kernels if k >= count and not self.ledger.known(changes[k - count])]
             if not unknown:
                 break
-            self.meter.measure(unknown)
+            self.ledger.measure(unknown)
         objective_ns = sum(self._costs(choices, changes, cost_ns)[0][k] for k in kernels)
-        least = solver.solve(
-            self._costs(choices, changes, bound_ns)[0], seconds=self.options.search.solver_seconds
-        ).certificate.bound_ns
+        bounds_ns = self._costs(choices, changes, bound_ns)[0]
+        least = self.ledger.solve(solver, bounds_ns, seconds=seconds).certificate.bound_ns
         return self._in_order(choices, changes, kernels, objective_ns, min(least, objective_ns))
+
+    def _solver(
+        self, choices: Sequence[_Option], changes: Sequence[Candidate], cost_ns: Callable[[_Option], int]
+    ) -> Solver:
+        problem = self._problem(choices, changes, cost_ns)
+        return Solver(
+            problem,
+            workers=self.options.search.solver_workers,
+            seed=self.options.search.seed,
+            limits=self.ledger.limits,
+        )
 
     def steps(self, choice: Choice, plans: Callable[[int, int], Sequence[Candidate]]) -> tuple[Candidate, ...]:
         """Return a choice's kernels in order, verified.
@@ -180,7 +182,7 @@ class Assembly:
         runs = [any(v not in graph.given for _, v in graph.outputs) for graph in graphs]
         return Choice(tuple(0 if r else -1 for r in runs), ((),) * (len(runs) + 1), 0, 0)
 
-    def _options(self, found: Container[tuple[int, int]]) -> list[_Option]:
+    def _options(self, found: Container[Key]) -> list[_Option]:
         options = []
         for i, instance in enumerate(self.partition.instances):
             values, graph = self.joined.values[i], instance.graph
@@ -218,8 +220,8 @@ class Assembly:
             if read[value] == written[value] and len(read[value]) == 1:
                 continue
             group = make_layout_change(self.graph, value)
-            for provider in self.meter.providers:
-                answer = provider.offer(group, self.meter.target)
+            for provider in self.ledger.meter.providers:
+                answer = provider.offer(group, self.ledger.meter.target)
                 if isinstance(answer, Refusal):
                     continue
                 found += (
@@ -229,6 +231,7 @@ class Assembly:
                     and str(offer.outputs[0]) in read[value]
                     and offer.inputs != offer.outputs
                 )
+        self.ledger.look_up(found)
         return found
 
     def _problem(
@@ -264,7 +267,7 @@ class Assembly:
     def _costs(
         self, options: Sequence[_Option], changes: Sequence[Candidate], cost_ns: Callable[[_Option], int]
     ) -> tuple[list[int], list[bool]]:
-        changed = [self.meter.cost_ns(change) for change in changes]
+        changed = [self.ledger.cost_ns(change) for change in changes]
         costs = [cost_ns(option) for option in options] + [cost for cost, _ in changed]
         return costs, [True] * len(options) + [flag for _, flag in changed]
 

@@ -1,218 +1,200 @@
-"""Blocks of a model -> measurements of what estimates say its best plan has.
+"""Blocks of a model -> measurements of the candidates that its best plan has by estimates.
 
-Each block has a few interfaces, and only one of them is in a plan. So before any is surveyed, the
-relaxations of all of them are solved over estimates, the model's layouts are chosen by that, and
-only what the plans of the chosen interfaces have is measured, with what else is expected to gain
-most: for all blocks together, in full batches. Then again, as the estimates are better by now. It
-proves nothing; under a budget it finds most of what is to be found.
+Each block has a few interfaces, and only one of them is in a plan. So before any is searched, the
+relaxations of all of them are solved over estimates, and the model's layouts are chosen by that.
+Only the plans of the chosen interfaces are measured, with the other candidates of the largest
+expected improvement: for all blocks together, in full batches. This is repeated, as each round
+improves the estimates. It proves nothing, but finds a good plan within a small budget.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import time
 from collections import Counter
 from collections.abc import Iterable
 
 from korch.assembly.assemble import Assembly
-from korch.assembly.blocks import BlockSearch
+from korch.assembly.blocks import BlockInterface, BlockSearch
 from korch.candidate.candidate import Candidate
 from korch.errors import InfeasibleError
 from korch.search.estimate import Kind
-from korch.search.lazy import BATCH, Look, measure_some
+from korch.search.measure import measure_some
+from korch.search.propose import Exploration
 
 logger = logging.getLogger("korch.orchestrate")
 
-ROUNDS = 12
-"""Most rounds."""
 
-FIRST_KERNELS = 24
-"""Candidates of the first round beside those of the preferred plan: nothing alike is known yet."""
-
-ROUND_KERNELS = 72
-"""The same of other rounds."""
-
-ALIKE = 6
-"""Of these, most of a kind: by then it is known what the kind takes."""
-
-OF_BLOCK = 1 / 3
-"""Of these, the largest share for one block, so that one of large kernels does not take all."""
-
-NEAR = 1.3
-"""An interface of a block that is thought to cost more than this times the best, when something is
-known of its kernels' times, is not looked at again."""
-
-BATCH_SECONDS = 5.0
-"""A round that can't measure so long is not begun."""
-
-LOOK_SECONDS = 0.7
-LOOK_GAP = 0.03
-"""For a plan by estimates: they are off by more."""
-
-NEXT_KERNELS = 48
-"""Candidates that are compiled while it is thought about what to measure next: they may be it."""
-
-MOST_PROGRAMS = 60
-"""With more interfaces the programs would take gigabytes; then blocks are surveyed one by one."""
-
-QUIET = 0.004
-"""A round that betters the plan by a smaller share is the last."""
-
-Key = tuple[int, int]
-
-
-def scout(search: BlockSearch, assembly: Assembly) -> bool:
-    """Measure what a good plan of the model may have; nothing if all was searched before.
+def explore(search: BlockSearch, assembly: Assembly) -> bool:
+    """Measure the candidates of a good plan of the model; nothing if all was searched before.
 
     The plain interface is seldom the best where there are others, and is left out.
 
     Returns:
         Whether time is left for more.
     """
-    keys = [
-        (b, j)
-        for b, task in enumerate(search.tasks)
-        for j in range(min(1, len(task.interfaces) - 1), len(task.interfaces))
-    ]
-    if len(keys) > MOST_PROGRAMS or search.is_kept():
+    if search.is_kept():
+        return True
+    interfaces = [one for block in search.blocks for one in block[min(1, len(block) - 1) :]]
+    if len(interfaces) > search.limits.explore_interfaces:
         return True
     try:
-        return _scout(search, assembly, keys)
+        return _explore(search, assembly, interfaces)
     finally:
-        search.meter.rest()
+        search.ledger.meter.rest()
 
 
-def _scout(search: BlockSearch, assembly: Assembly, keys: list[Key]) -> bool:
+def _explore(search: BlockSearch, assembly: Assembly, interfaces: list[BlockInterface]) -> bool:
     """Measure in rounds; return whether time is left for more."""
+    limits = search.limits
     before_ns: int | None = None
-    outlooks_ns: dict[Key, int] = {}
-    looking_s = batch_s = 0.0
-    uses: Counter[Key] = Counter()
-    for turn in range(ROUNDS):
-        left_s = search.deadline.left_s
-        needed_s = looking_s + max(batch_s, BATCH_SECONDS)
+    estimated_ns: dict[BlockInterface, int] = {}
+    solving_s = batch_s = 0.0
+    uses: Counter[BlockInterface] = Counter()
+    for turn in range(limits.explore_rounds):
+        left_s = search.ledger.left_s(search.deadline)
+        needed_s = solving_s + max(batch_s, limits.explore_batch_seconds)
         if before_ns is not None and left_s is not None and left_s < needed_s:
-            _hurry(search, uses)
+            _explore_in_turn(search, uses)
             return False
-        began_s = time.monotonic()
-        _look_out(search, keys, outlooks_ns, NEAR if turn > 1 else math.inf)
-        if {b for b, _ in outlooks_ns} != set(range(len(search.tasks))):
-            return True  # the survey says why
-        uses = _preferred(search, assembly, outlooks_ns)
+        began_s = search.ledger.now_s()
+        _estimate(search, interfaces, estimated_ns, limits.explore_near if turn > 1 else math.inf)
+        if {one.key[0] for one in estimated_ns} != set(range(len(search.blocks))):
+            return True  # the first searches say why
+        uses = _preferred(search, assembly, estimated_ns)
         if not uses:
             return True
-        looks = _looks(search, uses)
+        found = _explorations(search, uses)
         # In the first round the programs are written, too.
-        looking_s = (time.monotonic() - began_s) * (1 if turn else 0.5)
-        batch_s = _measure(search, uses, looks, ROUND_KERNELS if turn else FIRST_KERNELS)
-        for key, look in looks.items():
-            search.loop(*key).try_plan(look.kernels)
-        for key in uses.keys() - looks.keys():
-            keys.remove(key)
-            del outlooks_ns[key]
+        solving_s = (search.ledger.now_s() - began_s) * (1 if turn else 0.5)
+        batch_s = _measure(search, uses, found, limits.explore_candidates if turn else limits.explore_first_candidates)
+        for one, exploration in found.items():
+            search.open(one).try_plan(exploration.kernels)
+        for one in uses.keys() - found.keys():
+            interfaces.remove(one)
+            del estimated_ns[one]
         total_ns = _total_ns(search, uses)
-        is_known = len(looks) == len(uses) and not any(look.unknown for look in looks.values())
+        is_known = len(found) == len(uses) and not any(exploration.unknown for exploration in found.values())
         is_known = is_known and before_ns is not None and total_ns is not None
-        if is_known and (total_ns or 0) > (1 - QUIET) * (before_ns or 0):
+        if is_known and (total_ns or 0) > (1 - limits.explore_quiet) * (before_ns or 0):
             return True
         before_ns = total_ns
     return True
 
 
-def _preferred(search: BlockSearch, assembly: Assembly, outlooks_ns: dict[Key, int]) -> Counter[Key]:
-    """Return the interfaces thought to be best, and how often; none if they don't fit together."""
+def _preferred(
+    search: BlockSearch, assembly: Assembly, estimated_ns: dict[BlockInterface, int]
+) -> Counter[BlockInterface]:
+    """Return the best interfaces by estimates, and how often; none if they don't fit together."""
     try:
-        choice = assembly.prefer(outlooks_ns, search.estimate_ns)
+        choice = assembly.prefer({one.key: ns for one, ns in estimated_ns.items()})
     except InfeasibleError as error:
         logger.info("no layouts are preferred: %s", error)
         return Counter()
-    places = enumerate(choice.interfaces)
-    return Counter((assembly.block_of[i], j) for i, j in places if j >= 0)
+    return assembly.uses(choice, search.blocks)
 
 
-def _looks(search: BlockSearch, keys: Iterable[Key]) -> dict[Key, Look]:
-    """Look at interfaces; those are left out that have no plan, as their kernels fail."""
-    found: dict[Key, Look] = {}
-    for key in keys:
+def _explorations(search: BlockSearch, interfaces: Iterable[BlockInterface]) -> dict[BlockInterface, Exploration]:
+    """Explore interfaces; those are left out that have no plan, as their kernels fail."""
+    found: dict[BlockInterface, Exploration] = {}
+    for one in interfaces:
         try:
-            found[key] = search.loop(*key).look(LOOK_SECONDS, LOOK_GAP)
+            found[one] = search.open(one).explore(search.limits.explore_solve_seconds, search.limits.explore_gap)
         except InfeasibleError as error:
-            logger.info("block %d has no plan for its interface %d: %s", *key, error)
+            logger.info("block %d has no plan for its interface %d: %s", *one.key, error)
             continue
-        own = search.tasks[key[0]].candidates
-        search.meter.begin([own[k] for k in found[key].unknown])
+        search.ledger.begin([one.task.candidates[k] for k in found[one].unknown])
     return found
 
 
-def _hurry(search: BlockSearch, uses: Counter[Key]) -> None:
-    """Look at some blocks only, those that cost most first: there is no time for all."""
-    for key in sorted(uses, key=lambda key: -uses[key] * (search.loop(*key).best or (0,))[0]):
-        left_s = search.deadline.left_s
-        if left_s is None or left_s < BATCH_SECONDS:
+def _explore_in_turn(search: BlockSearch, uses: Counter[BlockInterface]) -> None:
+    """Explore one block after the other, those that cost most first: there is no time for all."""
+    for one in sorted(uses, key=lambda one: -uses[one] * (search.open(one).best or (0,))[0]):
+        left_s = search.ledger.left_s(search.deadline)
+        if left_s is None or left_s < search.limits.explore_batch_seconds:
             return
-        looks = _looks(search, (key,))
-        _measure(search, uses, looks, FIRST_KERNELS)
-        for look in looks.values():
-            search.loop(*key).try_plan(look.kernels)
+        found = _explorations(search, (one,))
+        _measure(search, uses, found, search.limits.explore_first_candidates)
+        for exploration in found.values():
+            search.open(one).try_plan(exploration.kernels)
 
 
-def _look_out(search: BlockSearch, keys: list[Key], outlooks_ns: dict[Key, int], near: float) -> None:
-    """Tell anew what the interfaces are thought to cost; those without a plan are dropped."""
+def _estimate(
+    search: BlockSearch, interfaces: list[BlockInterface], estimated_ns: dict[BlockInterface, int], near: float
+) -> None:
+    """Update the estimated cost of interfaces; drop those that have no plan."""
     least_ns: dict[int, int] = {}
-    for (b, _), outlook_ns in outlooks_ns.items():
-        least_ns[b] = min(outlook_ns, least_ns.get(b, outlook_ns))
-    for key in list(keys):
-        if key in outlooks_ns and outlooks_ns[key] > near * least_ns[key[0]]:
+    for one, ns in estimated_ns.items():
+        least_ns[one.key[0]] = min(ns, least_ns.get(one.key[0], ns))
+    for one in list(interfaces):
+        if one in estimated_ns and estimated_ns[one] > near * least_ns[one.key[0]]:
             continue
         try:
-            outlooks_ns[key] = search.loop(*key).outlook_ns()
+            estimated_ns[one] = search.open(one).estimated_ns()
         except InfeasibleError:
-            logger.info("block %d has no plan for its interface %d", *key)
-            keys.remove(key)
-            outlooks_ns.pop(key, None)
+            logger.info("block %d has no plan for its interface %d", *one.key)
+            interfaces.remove(one)
+            estimated_ns.pop(one, None)
 
 
-def _measure(search: BlockSearch, uses: Counter[Key], looks: dict[Key, Look], most: int) -> float:
-    """Measure plans, and what is expected to gain most of all that they could have instead.
+def _measure(
+    search: BlockSearch, uses: Counter[BlockInterface], found: dict[BlockInterface, Exploration], most: int
+) -> float:
+    """Measure plans, and the other candidates of the largest expected improvement.
 
     Returns:
         The seconds that a batch took.
     """
-    todo: dict[str, Candidate] = {}
+    ledger = search.ledger
+    plans: dict[str, Candidate] = {}
     needed: set[str] = set()
-    hopes: list[tuple[float, int, Candidate]] = []
-    for key, look in looks.items():
-        own = search.tasks[key[0]].candidates
-        todo |= {own[k].key: own[k] for k in look.unknown}
-        if search.loop(*key).best is None:
-            needed |= {own[k].key for k in look.unknown}
-        hopes += ((uses[key] * gain_ns, key[0], own[k]) for gain_ns, k in look.hopes)
-    hopes.sort(key=lambda hope: -hope[0])
-    plans = list(todo.values())
+    for one, exploration in found.items():
+        own = [one.task.candidates[k] for k in exploration.unknown]
+        plans |= {c.key: c for c in own}
+        if search.open(one).best is None:
+            needed |= {c.key for c in own}
+    todo, later = _selected(search, uses, found, plans, most)
+    began_s = ledger.now_s()
+    order = sorted(todo, key=lambda c: c.key not in needed)
+    measured = measure_some(ledger, order, search.deadline, needed=len(needed))
+    ledger.begin(later)
+    return (ledger.now_s() - began_s) / max(1.0, measured / search.limits.batch)
+
+
+def _selected(
+    search: BlockSearch,
+    uses: Counter[BlockInterface],
+    found: dict[BlockInterface, Exploration],
+    plans: dict[str, Candidate],
+    most: int,
+) -> tuple[list[Candidate], list[Candidate]]:
+    """Return the candidates to measure, of plans and others, and those to compile ahead."""
+    limits = search.limits
+    others = [
+        (uses[one] * gain_ns, one.key[0], one.task.candidates[k])
+        for one, exploration in found.items()
+        for gain_ns, k in exploration.improvements
+    ]
+    others.sort(key=lambda entry: -entry[0])
+    todo = dict(plans)
     later: list[Candidate] = []
     taken: Counter[Kind | int] = Counter()
-    for _, b, candidate in hopes:
-        kind = search.experience.kinds_of(candidate)[0]
-        if candidate.key in todo or taken[kind] == ALIKE or taken[b] >= OF_BLOCK * most:
+    for _, b, candidate in others:
+        kind = search.ledger.experience.kinds_of(candidate)[0]
+        is_enough = taken[kind] == limits.explore_alike or taken[b] >= limits.explore_block_share * most
+        if candidate.key in todo or is_enough:
             continue
         if len(todo) < len(plans) + most:
             taken.update((kind, b))
             todo[candidate.key] = candidate
-        elif len(later) < NEXT_KERNELS:
+        elif len(later) < limits.explore_ahead:
             later.append(candidate)
-
-    began_s = time.monotonic()
-    order = sorted(todo.values(), key=lambda c: c.key not in needed)
-    found, is_corrected = measure_some(search.meter, order, search.deadline, needed=len(needed))
-    search.take(found, is_corrected)
-    search.meter.begin(later)
-    return (time.monotonic() - began_s) / max(1.0, len(found) / BATCH)
+    return list(todo.values()), later
 
 
-def _total_ns(search: BlockSearch, uses: Counter[Key]) -> int | None:
+def _total_ns(search: BlockSearch, uses: Counter[BlockInterface]) -> int | None:
     """Return what the best plans cost; None if an interface has none yet."""
-    best = {key: search.loop(*key).best for key in uses}
-    if any(one is None for one in best.values()):
+    best = {one: search.open(one).best for one in uses}
+    if any(plan is None for plan in best.values()):
         return None
-    return sum(uses[key] * one[0] for key, one in best.items() if one is not None)
+    return sum(uses[one] * plan[0] for one, plan in best.items() if plan is not None)

@@ -1,6 +1,7 @@
 """A model in segments -> plans of the whole, and what is proven of the best.
 
-Survey all blocks in all interfaces; choose; search what was chosen to the end; choose again.
+Find a first plan of all blocks in all interfaces; choose interfaces; refine the plans of those that
+were chosen; choose again.
 """
 
 from __future__ import annotations
@@ -12,28 +13,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from korch.assembly.assemble import Assembly, Choice
-from korch.assembly.blocks import BlockSearch, Task, Tell
-from korch.assembly.explore import scout
-from korch.assembly.trace import Story, moving
+from korch.assembly.blocks import BlockInterface, BlockSearch, OnRound
+from korch.assembly.explore import explore
+from korch.assembly.task import Task
+from korch.assembly.trace import SearchTrace, changed_rounds
 from korch.candidate.candidate import Candidate
 from korch.deadline import Deadline
 from korch.explanation.counterfactual import Grouping, Groupings
 from korch.explanation.savings import Savings, add_savings
-from korch.measure.meter import AnyMeter
 from korch.options import Options
 from korch.partition.block import Partition
 from korch.partition.join import Joined
 from korch.program.problem import Certificate, Status
-from korch.search.lazy import CONFIRM_SHARE, CONFIRMATIONS, Orchestration, Round
+from korch.search.ledger import Ledger
+from korch.search.price import estimate_ns
+from korch.search.result import Orchestration, Round
 
-Steps = Mapping[tuple[int, int], tuple[Candidate, ...]]
-"""What each block runs in an interface."""
+Uses = Counter[BlockInterface]
+"""How often a plan has each block in each interface."""
 
-REGROUP_SECONDS = 5.0
-"""Longest for other groupings of the plans' kernels."""
-
-CHOICES = 3
-"""Most times that segments choose their interfaces anew."""
+Steps = Mapping[BlockInterface, Sequence[Candidate]]
+"""The kernels of each block in an interface."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Outcome:
     """Plans of a whole model.
 
     Attributes:
-        plans: by name; the first is the best that was found, the others are to hold it against.
+        plans: by name; the first is the best that was found, the others are to compare it with.
         found: the result of the search.
         partition: what the report says of segments; None if the model is one.
         savings: what each rule saves.
@@ -61,10 +61,10 @@ def search_segments(
     partition: Partition,
     joined: Joined,
     tasks: Sequence[Task],
-    meter: AnyMeter,
+    ledger: Ledger,
     options: Options,
     deadline: Deadline,
-    tell: Tell,
+    on_round: OnRound,
 ) -> Outcome:
     """Search a model block by block.
 
@@ -72,79 +72,91 @@ def search_segments(
         partition: its segments.
         joined: its graph.
         tasks: its blocks with their candidates.
-        meter: costs.
+        ledger: answers questions.
         options: how to search.
         deadline: when to stop.
-        tell: told of each round.
+        on_round: called with each round.
 
     Raises:
         InfeasibleError: a block has no plan.
     """
-    assembly = Assembly(partition, joined, tasks, meter, options)
-    story = Story(Counter(b for b, _ in _uses(assembly, assembly.plain_choice()).elements()))
-    search = BlockSearch(tasks, meter, options, deadline.less(CONFIRM_SHARE), tell, story)
-
-    def choose() -> Choice:
-        chosen = assembly.choose(search.found)
-        story.chose(_uses(assembly, chosen), search.found, chosen.objective_ns, chosen.bound_ns)
-        return chosen
-
-    has_time = not options.measure or scout(search, assembly)
-    search.survey(is_hurried=not has_time)
-    choice = choose()
-    finished: set[tuple[int, int]] = set()
-    for _ in range(CHOICES):
-        used = _uses(assembly, choice)
-        todo = {key: count for key, count in used.items() if key not in finished}
-        if not todo:
-            break
-        search.finish(todo)
-        finished |= todo.keys()
-        search.tighten()
-        choice = choose()
-    for _ in range(CONFIRMATIONS):
-        whole = assembly.steps(choice, lambda b, j: search.found[b, j].steps)
-        if not search.confirm(_uses(assembly, choice), whole, deadline):
-            break
-        choice = choose()
-    best: Steps = {key: one.steps for key, one in search.found.items()}
-    made = {"optimal": (choice, best)}
+    assembly = Assembly(partition, joined, tasks, ledger, options)
+    trace = SearchTrace(assembly.block_counts())
+    search = BlockSearch(tasks, ledger, options, deadline.less(ledger.limits.confirm_share), on_round, trace)
+    choice = _search(assembly, search, deadline)
+    uses = assembly.uses(choice, search.blocks)
+    made: dict[str, tuple[Choice, Steps]] = {"optimal": (choice, {one: one.result.steps for one in search.planned})}
     made |= _baselines(assembly, search)
-    plans = {
-        name: assembly.steps(chosen, lambda b, j, of=of: of[b, j])  # type: ignore[misc]
-        for name, (chosen, of) in made.items()
-    }
-    found = _result(search, choice, tasks, sum(map(search.estimate_ns, plans["optimal"])))
-    uses = _uses(assembly, choice)
-    savings = add_savings([(search.savings(b, j), count) for (b, j), count in uses.items()])
-    described = _describe(partition, tasks, search, choice, uses)
-    end = deadline.until(time.monotonic() + REGROUP_SECONDS)
+    plans = {name: _steps(assembly, search, *plan) for name, plan in made.items()}
+    total_ns = sum(estimate_ns(ledger, step) for step in plans["optimal"])
+    found = _result(search, choice, total_ns)
+    savings = add_savings([(search.savings(one), count) for one, count in uses.items()])
+    described = _describe(partition, search, choice, uses)
+    end = deadline.until(time.monotonic() + ledger.limits.groupings_seconds)
     groupings = {
-        name: _groupings(assembly, search, chosen, of, plans[name], end)
-        for name, (chosen, of) in made.items()
+        name: _groupings(assembly, search, *plan, plans[name], end)
+        for name, plan in made.items()
         if options.measure and not end.is_over
     }
     return Outcome(plans, found, described, savings, groupings=groupings)
+
+
+def _search(assembly: Assembly, search: BlockSearch, deadline: Deadline) -> Choice:
+    """Search all blocks; return the best choice of interfaces."""
+    limits = search.limits
+    has_time = not search.options.measure or explore(search, assembly)
+    search.find_first(is_hurried=not has_time)
+    choice = _choose(assembly, search)
+    refined: set[BlockInterface] = set()
+    for _ in range(limits.choices):
+        used = assembly.uses(choice, search.blocks)
+        todo = {one: count for one, count in used.items() if one not in refined}
+        if not todo:
+            break
+        search.refine(todo)
+        refined |= todo.keys()
+        search.tighten()
+        choice = _choose(assembly, search)
+    for _ in range(limits.confirmations):
+        whole = _steps(assembly, search, choice, {one: one.result.steps for one in search.planned})
+        if not search.confirm(assembly.uses(choice, search.blocks), whole, deadline):
+            break
+        choice = _choose(assembly, search)
+    return choice
+
+
+def _choose(assembly: Assembly, search: BlockSearch) -> Choice:
+    """Choose the interfaces of all segments, and record the choice in the trace."""
+    found = {one.key: one.result for one in search.planned}
+    choice = assembly.choose({key: result.certificate for key, result in found.items()})
+    uses = {one.key: count for one, count in assembly.uses(choice, search.blocks).items()}
+    search.trace.record_choice(uses, found, choice.objective_ns, choice.bound_ns)
+    return choice
+
+
+def _steps(assembly: Assembly, search: BlockSearch, choice: Choice, steps: Steps) -> tuple[Candidate, ...]:
+    """Return the kernels of the whole model."""
+    return assembly.steps(choice, lambda b, j: steps[search.blocks[b][j]])
 
 
 def _groupings(
     assembly: Assembly,
     search: BlockSearch,
     choice: Choice,
-    of_block: Steps,
+    steps: Steps,
     whole: Sequence[Candidate],
     deadline: Deadline,
 ) -> Groupings:
     """Return the other groupings of a plan's kernels within their segments."""
     place = {_identity(step): n for n, step in enumerate(whole)}
-    known = {key: search.groupings(*key, of_block[key], deadline) for key in _uses(assembly, choice)}
+    known = {one: search.groupings(one, steps[one], deadline) for one in assembly.uses(choice, search.blocks)}
     found: list[tuple[Grouping, ...]] = [()] * len(whole)
     for i, j in enumerate(choice.interfaces):
         if j < 0:
             continue
-        key = assembly.block_of[i], j
-        at = [place.get(_identity(assembly.joined.place(i, c))) for c in of_block[key]]
-        for n, rows in zip(at, known[key], strict=True):
+        one = search.blocks[assembly.block_of[i]][j]
+        at = [place.get(_identity(assembly.joined.place(i, c))) for c in steps[one]]
+        for n, rows in zip(at, known[one], strict=True):
             if n is not None:
                 found[n] = tuple(filter(None, (row.moved(at) for row in rows)))
     return tuple(found)
@@ -154,28 +166,23 @@ def _identity(step: Candidate) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     return step.key, step.group.primitives, step.group.outputs
 
 
-def _uses(assembly: Assembly, choice: Choice) -> Counter[tuple[int, int]]:
-    """Return how often a choice has each block in each interface."""
-    return Counter((assembly.block_of[i], j) for i, j in enumerate(choice.interfaces) if j >= 0)
-
-
 def _baselines(assembly: Assembly, search: BlockSearch) -> dict[str, tuple[Choice, Steps]]:
-    """Return the plans that all blocks have, as a choice and what each block runs."""
+    """Return the plans that all blocks have, as a choice and the kernels of each block."""
     choice = assembly.plain_choice()
-    of_block = {key: search.baselines(key[0]) for key in _uses(assembly, choice)}
-    names = [n for n in next(iter(of_block.values()), {}) if all(n in p for p in of_block.values())]
-    return {n: (choice, {key: plans[n] for key, plans in of_block.items()}) for n in names}
+    plans = {one: search.baselines(one.key[0]) for one in assembly.uses(choice, search.blocks)}
+    names = [name for name in next(iter(plans.values()), {}) if all(name in own for own in plans.values())]
+    return {name: (choice, {one: own[name] for one, own in plans.items()}) for name in names}
 
 
-def _result(search: BlockSearch, choice: Choice, tasks: Sequence[Task], total_ns: int) -> Orchestration:
+def _result(search: BlockSearch, choice: Choice, total_ns: int) -> Orchestration:
     """Return the whole search as one result; its steps are in the plans.
 
     The plan may cost less than the sum over its segments, as what two of them do is done once.
     """
     objective_ns = min(total_ns, choice.objective_ns)
     bound_ns = min(choice.bound_ns, objective_ns)
-    found = list(search.found.values())
-    best = [search.found[min(key for key in search.found if key[0] == b)] for b in range(len(tasks))]
+    found = [one.result for one in search.planned]
+    best = [next(one.result for one in block if one.found is not None) for block in search.blocks]
     certificate = Certificate(
         status=Status.OPTIMAL if bound_ns == objective_ns else Status.FEASIBLE,
         objective_ns=objective_ns,
@@ -186,12 +193,12 @@ def _result(search: BlockSearch, choice: Choice, tasks: Sequence[Task], total_ns
         seconds=sum(f.certificate.seconds for f in found),
     )
     measured = sum(f.distinct_measured for f in best)
-    end = Round(bound_ns, objective_ns, measured, search.story.seconds)
+    end = Round(bound_ns, objective_ns, measured, search.trace.seconds)
     return Orchestration(
         steps=(),
         certificate=certificate,
         costs_ns=(),
-        rounds=moving([*search.story.rounds, end]),
+        rounds=changed_rounds([*search.trace.rounds, end]),
         measured=measured,
         distinct_measured=measured,
         failed=sum(f.failed for f in best),
@@ -199,33 +206,8 @@ def _result(search: BlockSearch, choice: Choice, tasks: Sequence[Task], total_ns
     )
 
 
-def _describe(
-    partition: Partition, tasks: Sequence[Task], search: BlockSearch, choice: Choice, uses: Counter[tuple[int, int]]
-) -> dict[str, Any]:
+def _describe(partition: Partition, search: BlockSearch, choice: Choice, uses: Uses) -> dict[str, Any]:
     """Return what the report says of segments."""
-    blocks = [
-        {
-            "instances": list(task.block.instances),
-            "primitives": len(task.block.graph.primitives),
-            "candidates": len(task.candidates),
-            "interfaces": [
-                {
-                    "layouts": str(interface) or "plain",
-                    "used": uses[b, j],
-                    "objective_ns": one.certificate.objective_ns,
-                    "bound_ns": one.certificate.bound_ns,
-                    "status": one.certificate.status.value,
-                }
-                for j, interface in enumerate(task.interfaces)
-                if (one := search.found.get((b, j))) is not None
-            ],
-            "searches": [
-                {**one, "layouts": str(task.interfaces[one["interface"]]) or "plain"}
-                for one in search.story.of_block(b)
-            ],
-        }
-        for b, task in enumerate(tasks)
-    ]
     cuts = [
         {
             "values": sorted(instance.segment.values[value] for _, value in instance.segment.graph.outputs),
@@ -235,11 +217,35 @@ def _describe(
     ]
     return {
         "segments": len(partition.instances),
-        "different": len(tasks),
-        "programs": len(search.found),
+        "different": len(search.blocks),
+        "programs": len(search.planned),
         "layout_changes": sum(map(len, choice.changes)),
         "bound_holds_for": "plans in which no kernel crosses a cut, values at cuts are in the "
         "layouts considered, and each segment changes the layouts of what it reads by itself",
-        "blocks": blocks,
+        "blocks": [_describe_block(block, search, uses) for block in search.blocks],
         "cuts": cuts,
+    }
+
+
+def _describe_block(block: Sequence[BlockInterface], search: BlockSearch, uses: Uses) -> dict[str, Any]:
+    """Return what the report says of a block."""
+    b, task = block[0].key[0], block[0].task
+    return {
+        "instances": list(task.block.instances),
+        "primitives": len(task.block.graph.primitives),
+        "candidates": len(task.candidates),
+        "interfaces": [
+            {
+                "layouts": str(one.interface) or "plain",
+                "used": uses[one],
+                "objective_ns": one.found.certificate.objective_ns,
+                "bound_ns": one.found.certificate.bound_ns,
+                "status": one.found.certificate.status.value,
+            }
+            for one in block
+            if one.found is not None
+        ],
+        "searches": [
+            {**row, "layouts": str(task.interfaces[row["interface"]]) or "plain"} for row in search.trace.of_block(b)
+        ],
     }

@@ -1,8 +1,8 @@
-"""How a search in segments went: the model's best plan and bound over the seconds.
+"""The trace of a search in segments: the model's best plan and bound over time.
 
 A model's plan is known as soon as the segments have chosen their interfaces; from then on it gains
 what each of its blocks gains, as often as the block is used. Its bound is the sum of the least
-bounds of all blocks that have been surveyed, or, where it is better, that of the last choice, which
+bounds of all blocks that have a first plan, or, where it is better, that of the last choice, which
 counts changes of layout too.
 """
 
@@ -13,20 +13,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from korch.search.lazy import Orchestration, Round
+from korch.search.result import Orchestration, Round
 
 Key = tuple[int, int]
 """A block and one of its interfaces."""
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchRecord:
     """One search of a block in one interface.
 
     Attributes:
         key: block and interface.
-        what: "survey" or "end".
-        began_s: when, since the story's begin; of a search that was kept, when it was recalled.
+        what: its phase, "first" or "refine".
+        began_s: when, since the trace began; of a search that was kept, when it was recalled.
         is_recalled: whether it was done in an earlier run: then its rounds have that run's seconds.
         rounds: its rounds, their seconds since it began.
     """
@@ -49,8 +49,8 @@ class Search:
 
 
 @dataclass
-class Story:
-    """What is told of a search while it goes on.
+class SearchTrace:
+    """The trace of one search.
 
     Attributes:
         counts: how often a plan runs each block.
@@ -60,7 +60,7 @@ class Story:
 
     counts: Mapping[int, int]
     rounds: list[Round] = field(default_factory=list)
-    searches: list[Search] = field(default_factory=list)
+    searches: list[SearchRecord] = field(default_factory=list)
     begun_s: float = field(default_factory=time.monotonic)
     _measured: dict[int, int] = field(default_factory=dict)
     _bounds_ns: dict[int, dict[int, int]] = field(default_factory=dict)
@@ -74,16 +74,16 @@ class Story:
         """Seconds since it began."""
         return time.monotonic() - self.begun_s
 
-    def surveyed(self, block: int, found: Mapping[int, Orchestration]) -> None:
-        """Tell that a block has been surveyed: what was found of each interface."""
+    def record_block(self, block: int, found: Mapping[int, Orchestration]) -> None:
+        """Record that a block has first plans: what was found of each interface."""
         if block not in self.counts:
             return
         self._bounds_ns[block] = {j: one.certificate.bound_ns for j, one in found.items()}
         self._measured[block] = max([self._measured.get(block, 0), *(one.distinct_measured for one in found.values())])
-        self._tell()
+        self._append()
 
-    def heard(self, key: Key, entry: Round) -> None:
-        """Tell a round of a block's search in one interface."""
+    def record_round(self, key: Key, entry: Round) -> None:
+        """Record a round of a block's search in one interface."""
         block, interface = key
         self._measured[block] = max(self._measured.get(block, 0), entry.measured)
         known_ns = self._costs_ns.get(key)
@@ -94,30 +94,30 @@ class Story:
         bounds_ns = self._bounds_ns.get(block, {})
         if interface in bounds_ns:
             bounds_ns[interface] = max(bounds_ns[interface], entry.bound_ns)
-        self._tell()
+        self._append()
 
-    def chose(
+    def record_choice(
         self, uses: Mapping[Key, int], found: Mapping[Key, Orchestration], objective_ns: int, bound_ns: int
     ) -> None:
-        """Tell a choice of interfaces: how often each is used, and what is proven of the whole."""
+        """Record a choice of interfaces: how often each is used, and what is proven of the whole."""
         self._chosen = uses
         self._costs_ns = {key: found[key].certificate.objective_ns or 0 for key in uses}
         self._best_ns, self._bound_ns = objective_ns, bound_ns
         for (block, interface), one in found.items():
             if block in self._bounds_ns:
                 self._bounds_ns[block][interface] = one.certificate.bound_ns
-        self._tell()
+        self._append()
 
-    def searched(self, key: Key, what: str, began_s: float, found: Orchestration, *, is_recalled: bool) -> None:
-        """Tell that a block's search in one interface has ended."""
-        kept = moving(found.rounds)
-        self.searches.append(Search(key, what, began_s, is_recalled, kept))
+    def record_search(self, key: Key, what: str, began_s: float, found: Orchestration, *, is_recalled: bool) -> None:
+        """Record that a block's search in one interface has ended."""
+        kept = changed_rounds(found.rounds)
+        self.searches.append(SearchRecord(key, what, began_s, is_recalled, kept))
 
     def of_block(self, block: int) -> list[dict[str, Any]]:
         """Return the searches of a block as plain data."""
         return [search.as_record() for search in self.searches if search.key[0] == block]
 
-    def _tell(self) -> None:
+    def _append(self) -> None:
         least_ns = sum(
             self.counts[block] * min(bounds_ns.values(), default=0) for block, bounds_ns in self._bounds_ns.items()
         )
@@ -127,8 +127,8 @@ class Story:
         self.rounds.append(Round(self._bound_ns, self._best_ns, sum(self._measured.values()), self.seconds))
 
 
-def moving(rounds: Sequence[Round]) -> tuple[Round, ...]:
-    """Return the rounds that brought something, and the last one."""
+def changed_rounds(rounds: Sequence[Round]) -> tuple[Round, ...]:
+    """Return the rounds in which plan or bound changed, and the last one."""
     kept: list[Round] = []
     for place, entry in enumerate(rounds):
         state = (entry.bound_ns, entry.incumbent_ns)

@@ -219,3 +219,12 @@ def layout_choices(type_: ValueType, lanes: int) -> tuple[Layout, ...]:
     if lanes and type_.shape[1] % lanes == 0:
         wanted.append(channels_blocked(type_.rank, lanes))
     return tuple(dict.fromkeys(layout.normalized(type_.shape) for layout in wanted))
+
+
+def layouts_by_kind(type_: ValueType, lanes: int) -> dict[str, Layout]:
+    """Return the layouts of `layout_choices` by name: "plain", "last" and "blocked"."""
+    found = {"plain": Layout.plain(type_.rank)}
+    if type_.rank >= 2:
+        found |= {"last": channels_last(type_.rank), "blocked": channels_blocked(type_.rank, lanes)}
+    available = layout_choices(type_, lanes)
+    return {kind: layout for kind, layout in found.items() if layout in available}

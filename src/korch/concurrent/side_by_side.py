@@ -1,15 +1,16 @@
-"""A plan -> the same plan with kernels side by side, or on fewer threads, where that is faster.
+"""A plan -> the same plan with concurrent kernels, or kernels on fewer threads, where it is faster.
 
 1. Each kernel that is short enough is measured on one thread and, where there are more than two, on
-   half of them. Other *shares* of the threads are thought to take what lies between.
-2. From these times *sets* are proposed: pairs of kernels that do not wait for each other, and sets
-   that fill the other threads while the longest of them runs on its own. A set of one is a kernel
-   that leaves threads idle, or starts none.
-3. The sets that save most together are chosen, by estimates for those that are not measured; what
-   was chosen is measured, and the choice made again, until all of it is.
+   half of them. Times for other numbers of threads are interpolated.
+2. From these times *sets* are proposed: pairs of kernels that do not depend on each other, and sets
+   that fill the other threads while the longest of them runs. Each set partitions the threads into
+   *lanes*; kernels of one lane run in turn. A set of one kernel leaves threads idle.
+3. The sets that save most together are chosen by the program of `concurrent.plan`, by estimates for
+   those that are not measured. What was chosen is measured, and the choice repeated until all of it
+   is measured. `verify_concurrent` checks the result.
 
-What was proven of the plan before holds for plans whose kernels run one after the other on all
-threads, and kernels that only a set would make worth choosing are not looked for.
+The bound of the plan before holds for plans whose kernels run one after the other on all threads.
+Kernels that are only worth choosing as a part of a set are not considered.
 """
 
 from __future__ import annotations
@@ -22,86 +23,50 @@ from itertools import pairwise
 from math import exp, log
 from typing import Any
 
-from ortools.sat.python import cp_model
-
 from korch.candidate.candidate import Candidate, Refusal
-from korch.candidate.layout import Layout
+from korch.concurrent.plan import ConcurrentKernel, concurrent_order, concurrent_problem, verify_concurrent, waits_for
 from korch.deadline import Deadline
-from korch.errors import InvalidGraphError
-from korch.measure.cpu import CpuMeter
 from korch.measure.record import Failed, Measured, Record
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
+from korch.program.solve import Solver
 from korch.provider.shares import SharesProvider, parse_lanes
+from korch.search.ledger import Ledger
 
 logger = logging.getLogger("korch.orchestrate")
 
 SIDE_BY_SIDE = "side by side"
 """The name of the plan."""
 
-MOST_NS = 500_000
-"""Longer kernels lose too little to the start of threads and to uneven parts."""
-
-START_NS = 500
-"""What a set is thought to take beyond its longest lane: the start and the end of a region."""
-
-LEAST_GAIN_NS = 200
-"""Sets that are thought to save less are not proposed."""
-
-PARTNERS = 6
-"""Pairs that are proposed per kernel."""
-
-FILLED = 1
-"""Sets that fill the threads beside a kernel, each in another way, that are proposed."""
-
-ROUNDS = 5
-"""Most choices whose sets are measured before the last one, which is among what is measured."""
-
-BATCH = 24
-"""Kernels that are measured before it is asked again whether time is left."""
-
-SOLVE_SECONDS = 8.0
-LAST_SECONDS = 1.0
-GAP = 0.01
-"""Longest choice, also when no time is left, and the share of the saving by which it may be worse
-than the best."""
-
 
 @dataclass(frozen=True, slots=True)
-class _Set:
-    """Places of the plan's kernels by lane, their threads, and what that is thought to take."""
+class _Set(ConcurrentKernel):
+    """Kernels of the plan that may run concurrently, and the estimate of their time."""
 
-    lanes: tuple[tuple[int, ...], ...]
-    threads: tuple[int, ...]
     estimate_ns: int
-
-    @property
-    def places(self) -> tuple[int, ...]:
-        """The places, lane after lane."""
-        return tuple(i for lane in self.lanes for i in lane)
 
 
 def side_by_side(
-    graph: PrimitiveGraph, steps: Sequence[Candidate], meter: CpuMeter, options: Options, deadline: Deadline
+    graph: PrimitiveGraph, steps: Sequence[Candidate], ledger: Ledger, options: Options, deadline: Deadline
 ) -> tuple[Candidate, ...] | None:
-    """Return a plan with kernels side by side; None if none is thought to be faster.
+    """Return a plan with concurrent kernels; None if none is faster.
 
     Args:
         graph: the graph of the whole model.
         steps: the plan's kernels in order, all measured.
-        meter: costs.
+        ledger: answers questions; its meter is of a CPU.
         options: how to solve.
         deadline: when to stop measuring.
     """
-    if meter.target.threads < 2 or deadline.is_over:
+    if ledger.meter.target.threads < 2 or ledger.is_over(deadline):
         return None
-    search = _Search(graph, steps, meter, options, deadline)
+    search = _Search(graph, steps, ledger, options, deadline)
     search.measure_shares()
     return search.choose()
 
 
 def described(steps: Sequence[Candidate]) -> dict[str, Any]:
-    """Return how many kernels of a plan run others on a share each, and how many others."""
+    """Return how many sets a plan has, and how many kernels are in them."""
     lanes = [parse_lanes(c.offer.variant) for c in steps if c.provider == SharesProvider.name]
     known = [found for found in lanes if not isinstance(found, Refusal)]
     parts = sum(len(lane.parts) for found in known for lane in found)
@@ -121,7 +86,7 @@ def measured_shares(threads: int) -> tuple[int, ...]:
 
 
 def share_ns(times_ns: Mapping[int, int], share: int) -> int:
-    """Return what a kernel is thought to take on a share of the threads.
+    """Return the estimated time of a kernel on a part of the threads.
 
     Args:
         times_ns: by numbers of threads, what it takes on them.
@@ -141,14 +106,14 @@ class _Search:
     """The plan, the shares of its kernels, and the sets."""
 
     def __init__(
-        self, graph: PrimitiveGraph, steps: Sequence[Candidate], meter: CpuMeter, options: Options, deadline: Deadline
+        self, graph: PrimitiveGraph, steps: Sequence[Candidate], ledger: Ledger, options: Options, deadline: Deadline
     ) -> None:
         self.graph = graph
         self.steps = tuple(steps)
-        self.meter = meter
+        self.ledger, self.limits, self.target = ledger, ledger.limits, ledger.meter.target
         self.options = options
         self.deadline = deadline
-        self.costs_ns = [meter.cost_ns(step)[0] for step in steps]
+        self.costs_ns = [ledger.cost_ns(step)[0] for step in steps]
         self.waits_for = waits_for(graph, steps)
         self.measured_ns: dict[int, dict[int, int]] = {}
         self.sets: list[tuple[_Set, Candidate]] = []
@@ -158,28 +123,29 @@ class _Search:
         sums_ns: dict[str, int] = {}
         alone: list[tuple[_Set, Candidate]] = []
         for i, cost_ns in enumerate(self.costs_ns):
-            for share in measured_shares(self.meter.target.threads) if cost_ns <= MOST_NS else ():
+            for share in measured_shares(self.target.threads) if cost_ns <= self.limits.concurrent_kernel_ns else ():
                 each = _Set(((i,),), (share,), 0)
                 candidate = self._candidate(each)
                 if candidate is not None:
                     alone.append((each, candidate))
                     sums_ns[candidate.key] = sums_ns.get(candidate.key, 0) + cost_ns
+        self.ledger.look_up([candidate for _, candidate in alone])
         of_key = {candidate.key: candidate for _, candidate in alone}
         self._measure([of_key[key] for key in sorted(sums_ns, key=lambda key: -sums_ns[key])])
         for each, candidate in alone:
-            record = self.meter.known(candidate)
+            record = self.ledger.known(candidate)
             if isinstance(record, Measured):
                 self.measured_ns.setdefault(each.places[0], {})[each.threads[0]] = record.time_ns
                 self.sets.append((replace(each, estimate_ns=record.time_ns), candidate))
 
     @cached_property
     def shares_ns(self) -> dict[int, dict[int, int]]:
-        """What each kernel is thought to take on each share that it may have.
+        """The estimated time of each kernel on each number of threads that it may have.
 
         One that fails on half of the threads may have one only.
         """
         found: dict[int, dict[int, int]] = {}
-        threads = self.meter.target.threads
+        threads = self.target.threads
         for i, times_ns in self.measured_ns.items():
             if 1 not in times_ns:
                 continue
@@ -194,10 +160,17 @@ class _Search:
             candidate = self._candidate(each)
             if candidate is not None:
                 self.sets.append((each, candidate))
+        self.ledger.look_up([candidate for _, candidate in self.sets])
+        solver = Solver(
+            concurrent_problem(self.waits_for, [each.places for each, _ in self.sets]),
+            workers=self.options.search.solver_workers,
+            seed=self.options.search.seed,
+            limits=self.limits,
+        )
         chosen: list[int] = []
-        for turn in range(ROUNDS + 1):
-            is_last = turn == ROUNDS or self.deadline.is_over
-            chosen = self._solve(chosen, only_measured=is_last)
+        for turn in range(self.limits.concurrent_rounds + 1):
+            is_last = turn == self.limits.concurrent_rounds or self.ledger.is_over(self.deadline)
+            chosen = self._solve(solver, chosen, only_measured=is_last)
             unknown = [self.sets[s][1] for s in chosen if self._record(s) is None]
             if not unknown:
                 break
@@ -205,136 +178,95 @@ class _Search:
         return self._plan(chosen) if chosen else None
 
     def _record(self, s: int) -> Record | None:
-        return self.meter.known(self.sets[s][1])
+        return self.ledger.known(self.sets[s][1])
 
-    def _saving_ns(self, s: int) -> int:
-        """Return what a set saves, by its estimate if it is not measured; 0 if it failed."""
+    def _set_ns(self, s: int) -> int:
+        """Return the time of a set, or its estimate; no less than its parts if it failed."""
         each, _ = self.sets[s]
         record = self._record(s)
         if isinstance(record, Failed):
-            return 0
-        time_ns = each.estimate_ns if record is None else record.time_ns
-        return sum(self.costs_ns[i] for i in each.places) - time_ns
+            return sum(self.costs_ns[i] for i in each.places)
+        return each.estimate_ns if record is None else record.time_ns
 
-    def _solve(self, hint: Sequence[int], only_measured: bool) -> list[int]:
+    def _solve(self, solver: Solver, hint: Sequence[int], only_measured: bool) -> list[int]:
         """Return the sets that save most together.
 
-        A kernel is in one set at most, and each has a *stage*: later than those of the kernels that
-        it waits for, and one for all of a set. Such stages exist if and only if no two sets wait
-        for each other.
+        The gap is a share of what could be saved, not of the plan's cost.
         """
-        model = cp_model.CpModel()
-        count = len(self.steps)
-        stages = [model.new_int_var(0, count, f"stage[{i}]") for i in range(count)]
-        for i, before in enumerate(self.waits_for):
-            for k in reversed(range(i)):
-                if before >> k & 1:
-                    model.add(stages[i] >= stages[k] + 1)
-                    before &= ~self.waits_for[k]  # what k waits for is before it anyway
-        usable = [
-            s
-            for s in range(len(self.sets))
-            if self._saving_ns(s) > 0 and not (only_measured and self._record(s) is None)
+        count, total_ns = len(self.steps), sum(self.costs_ns)
+        costs_ns = [*self.costs_ns, *(self._set_ns(s) for s in range(len(self.sets)))]
+        excluded = [
+            count + s
+            for s, (each, _) in enumerate(self.sets)
+            if costs_ns[count + s] >= sum(self.costs_ns[i] for i in each.places)
+            or (only_measured and self._record(s) is None)
         ]
-        use = {s: model.new_bool_var(f"use[{s}]") for s in usable}
-        of_kernel: dict[int, list[int]] = {}
-        for s in usable:
-            first, *others = self.sets[s][0].places
-            for i in (first, *others):
-                of_kernel.setdefault(i, []).append(s)
-            for i in others:
-                model.add(stages[i] == stages[first]).only_enforce_if(use[s])
-            model.add_hint(use[s], s in hint)
-        for stage, (places, _) in enumerate(self._order([s for s in hint if s in use])):
-            for i in places:
-                model.add_hint(stages[i], stage)
-        for sets in of_kernel.values():
-            model.add_at_most_one(use[s] for s in sets)
-        model.maximize(cp_model.LinearExpr.weighted_sum(list(use.values()), [self._saving_ns(s) for s in usable]))
-        solver = cp_model.CpSolver()
-        solver.parameters.num_workers = self.options.search.solver_workers
-        solver.parameters.random_seed = self.options.search.seed
-        solver.parameters.max_time_in_seconds = self._solve_seconds()
-        solver.parameters.relative_gap_limit = GAP
-        status = solver.solve(model)
-        logger.info(
-            "side by side: %s, %.0f ns saved, at most %.0f",
-            solver.status_name(status),
-            solver.objective_value,
-            solver.best_objective_bound,
+        taken = {i for s in hint for i in self.sets[s][0].places}
+        before = [*(i for i in range(count) if i not in taken), *(count + s for s in hint)]
+        seconds = self.limits.concurrent_last_seconds
+        least_ns = self.ledger.relax(solver, costs_ns, excluded=excluded, seconds=seconds)[0]
+        plan = self.ledger.solve(
+            solver,
+            costs_ns,
+            seconds=self._solve_seconds(),
+            hint=before,
+            excluded=excluded,
+            gap=self.limits.concurrent_gap * (total_ns - least_ns) / max(1, total_ns),
         )
-        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            return []
-        return [s for s in usable if solver.value(use[s])]
+        found = plan.certificate
+        logger.info("concurrent: %s of %d ns, at least %d", found.objective_ns, total_ns, found.bound_ns)
+        return sorted(k - count for k in plan.kernels if k >= count)
 
     def _solve_seconds(self) -> float:
         """Return how long a choice may take: what was measured is chosen from even at the end."""
-        left_s = self.deadline.left_s
-        return SOLVE_SECONDS if left_s is None else min(SOLVE_SECONDS, max(LAST_SECONDS, left_s))
+        left_s, most_s = self.ledger.left_s(self.deadline), self.limits.concurrent_solve_seconds
+        return most_s if left_s is None else min(most_s, max(self.limits.concurrent_last_seconds, left_s))
 
     def _plan(self, sets: Sequence[int]) -> tuple[Candidate, ...]:
-        """Return the plan with sets instead of their parts."""
-        return tuple(candidate for _, candidate in self._order(sets))
-
-    def _order(self, sets: Sequence[int]) -> list[tuple[tuple[int, ...], Candidate]]:
-        """Return the kernels of a plan with sets, and the places of each, nearest to the plan.
-
-        Of what is ready, that runs first which came first: a set comes where its last part did, and
-        what waited for another part at once after it.
-        """
+        """Return the plan with sets instead of their parts, verified."""
         gone = {i for s in sets for i in self.sets[s][0].places}
-        waiting: list[tuple[tuple[int, ...], Candidate]] = [
-            *(((i,), step) for i, step in enumerate(self.steps) if i not in gone),
-            *((self.sets[s][0].places, self.sets[s][1]) for s in sets),
+        threads = self.target.threads
+        kernels: list[tuple[ConcurrentKernel, Candidate]] = [
+            (ConcurrentKernel(((i,),), (threads,)), step) for i, step in enumerate(self.steps) if i not in gone
         ]
-        waiting.sort(key=lambda item: max(item[0]))
-        chosen: list[tuple[tuple[int, ...], Candidate]] = []
-        done = 0
-        while waiting:
-            place = next((n for n, (own, _) in enumerate(waiting) if self._is_ready(own, done)), None)
-            if place is None:
-                raise InvalidGraphError("the sets that were chosen wait for each other")
-            own, candidate = waiting.pop(place)
-            chosen.append((own, candidate))
-            done |= sum(1 << i for i in own)
-        return chosen
-
-    def _is_ready(self, places: Sequence[int], done: int) -> bool:
-        return all(not self.waits_for[i] & ~done for i in places)
+        kernels += ((ConcurrentKernel(self.sets[s][0].lanes, self.sets[s][0].threads), self.sets[s][1]) for s in sets)
+        order = concurrent_order(self.waits_for, [kernel.places for kernel, _ in kernels])
+        verify_concurrent(self.waits_for, [kernels[n][0] for n in order], threads)
+        return tuple(kernels[n][1] for n in order)
 
     def _candidate(self, each: _Set) -> Candidate | None:
         lanes = [[self.steps[i] for i in lane] for lane in each.lanes]
-        made = self.meter.shares.propose(self.graph, lanes, self.meter.target, each.threads)
+        made: Candidate | Refusal = self.ledger.meter.shares.propose(self.graph, lanes, self.target, each.threads)
         if isinstance(made, Refusal):
             logger.debug("%s don't run side by side: %s", each.lanes, made.reason)
             return None
         return made
 
     def _measure(self, candidates: Sequence[Candidate]) -> None:
-        for start in range(0, len(candidates), BATCH):
-            if self.deadline.is_over:
+        for start in range(0, len(candidates), self.limits.batch):
+            if self.ledger.is_over(self.deadline):
                 return
-            self.meter.measure(candidates[start : start + BATCH], self.deadline)
+            self.ledger.measure(candidates[start : start + self.limits.batch], self.deadline)
 
     def _proposals(self) -> Iterator[_Set]:
-        """Yield sets that are thought to gain, each around its longest kernel."""
+        """Yield sets of positive estimated gain, each around its longest kernel."""
         for first in sorted(self.shares_ns):
-            if self.deadline.is_over:
+            if self.ledger.is_over(self.deadline):
                 return
             free = [i for i in self.shares_ns if i != first and self._is_free(i, [first])]
             shorter = [i for i in free if self._rank(i) < self._rank(first)]
             pairs = [self._pair(first, i) for i in shorter]
-            yield from sorted(filter(None, pairs), key=self._preference)[:PARTNERS]
+            yield from sorted(filter(None, pairs), key=self._preference)[: self.limits.concurrent_pairs]
             free.sort(key=lambda i: (-self.shares_ns[i][1], abs(i - first)))
             filled = [self._filled(first, free, threads) for threads in self._divisions(first)]
-            yield from sorted(filter(None, filled), key=self._preference)[:FILLED]
+            yield from sorted(filter(None, filled), key=self._preference)[: self.limits.concurrent_filled]
 
     def _rank(self, i: int) -> tuple[int, int]:
         return self.shares_ns[i][1], i
 
     def _pair(self, first: int, second: int) -> _Set | None:
         """Return the set of two kernels, each with the share that makes the longer one shortest."""
-        threads = self.meter.target.threads
+        threads = self.target.threads
         ways = [(self._best(first, share), self._best(second, threads - share)) for share in shares_of(threads)]
         (_, own), (_, other) = min(ways, key=lambda way: max(way[0][0], way[1][0]))
         return self._set([[first], [second]], (own, other))
@@ -345,7 +277,7 @@ class _Search:
 
     def _divisions(self, first: int) -> Iterator[tuple[int, ...]]:
         """Yield the shares of lanes of which a kernel has the first: the others are alike."""
-        threads = self.meter.target.threads
+        threads = self.target.threads
         allowed = shares_of(threads)
         for own in self.shares_ns[first]:
             left = threads - own
@@ -372,12 +304,12 @@ class _Search:
         return all(not (self.waits_for[i] >> k & 1 or self.waits_for[k] >> i & 1) for k in others)
 
     def _set(self, lanes: Sequence[Sequence[int]], threads: Sequence[int]) -> _Set | None:
-        """Return a set if it is thought to gain over all threads, and over each part alone."""
+        """Return a set if it gains by estimate over all threads, and over each part alone."""
         longest_ns = max(
             sum(self.shares_ns[i][share] for i in lane) for lane, share in zip(lanes, threads, strict=True)
         )
-        each = _Set(tuple(map(tuple, lanes)), tuple(threads), longest_ns + START_NS)
-        return each if self._worth(each) < -LEAST_GAIN_NS else None
+        each = _Set(tuple(map(tuple, lanes)), tuple(threads), longest_ns + self.limits.concurrent_start_ns)
+        return each if self._worth(each) < -self.limits.concurrent_gain_ns else None
 
     def _preference(self, each: _Set) -> tuple[int, int]:
         """Return what sorts sets by their gain, and those of near kernels before others."""
@@ -386,22 +318,3 @@ class _Search:
     def _worth(self, each: _Set) -> int:
         instead_ns = sum(min(self.costs_ns[i], *self.measured_ns[i].values()) for i in each.places)
         return each.estimate_ns - instead_ns
-
-
-def waits_for(graph: PrimitiveGraph, steps: Sequence[Candidate]) -> list[int]:
-    """Return, per kernel of a plan in order, the places of those that run before it, as bits."""
-
-    def port(value: int, layout: Layout) -> tuple[int, Layout]:
-        return value, layout.normalized(graph.types[value].shape)
-
-    writer: dict[tuple[int, Layout], int] = {}
-    found: list[int] = []
-    for i, step in enumerate(steps):
-        before = 0
-        for value, layout in step.input_ports:
-            place = writer.get(port(value, layout))
-            if place is not None:
-                before |= found[place] | 1 << place
-        found.append(before)
-        writer |= dict.fromkeys((port(value, layout) for value, layout in step.output_ports), i)
-    return found

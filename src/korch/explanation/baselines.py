@@ -1,27 +1,25 @@
-"""Plans to hold the optimum against: fully split, greedily fused, and in one layout only.
+"""Plans to compare the optimum with: fully split, greedily fused, and in one layout only.
 
-A sum of isolated kernel times can mislead, so the whole executables are timed; the optimum has to
-beat these.
+A sum of isolated kernel times can mislead, so whole executables are timed, these too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from korch.candidate.candidate import Candidate
 from korch.errors import InfeasibleError, InvalidGraphError
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
 from korch.program.problem import Certificate, Plan, Problem, Status
-from korch.program.solve import solve
+from korch.program.solve import Solver
 from korch.program.verify import verify_plan
 from korch.search.instance import make_problem
-
-Cost = Callable[[Candidate], tuple[int, bool]]
+from korch.search.ledger import Ledger
 
 
 def baseline_plans(
-    graph: PrimitiveGraph, candidates: Sequence[Candidate], cost_ns: Cost, options: Options, seconds: float = 10.0
+    graph: PrimitiveGraph, candidates: Sequence[Candidate], ledger: Ledger, options: Options, seconds: float
 ) -> dict[str, tuple[Candidate, ...]]:
     """Return named plans, each solved within `seconds`; one that can't be had is left out.
 
@@ -35,25 +33,22 @@ def baseline_plans(
     }
     plans: dict[str, tuple[Candidate, ...]] = {}
     for name, subset in subsets.items():
-        problem = make_problem(graph, subset, cost_ns)
+        problem = make_problem(graph, subset, ledger.cost_ns)
+        costs_ns = [kernel.cost_ns for kernel in problem.kernels]
         try:
-            plan = solve(
-                problem,
-                seconds=min(seconds, options.search.solver_seconds),
-                workers=options.search.solver_workers,
-                seed=options.search.seed,
-            )
+            solver = Solver(problem, workers=options.search.solver_workers, seed=options.search.seed)
+            plan = ledger.solve(solver, costs_ns, seconds=min(seconds, options.search.solver_seconds))
         except InfeasibleError:
             continue
         if plan.kernels:
             plans[name] = tuple(subset[k] for k in plan.kernels)
-    greedy = greedy_plan(make_problem(graph, candidates, cost_ns), candidates)
+    greedy = most_fused_plan(make_problem(graph, candidates, ledger.cost_ns), candidates)
     if greedy is not None:
         plans["greedy"] = tuple(candidates[k] for k in greedy)
     return plans
 
 
-def greedy_plan(problem: Problem, candidates: Sequence[Candidate]) -> tuple[int, ...] | None:
+def most_fused_plan(problem: Problem, candidates: Sequence[Candidate]) -> tuple[int, ...] | None:
     """Return the plan that fuses as much as it can, or None if greed runs into a cycle."""
     chosen: list[int] = []
     written: set[object] = set()

@@ -1,7 +1,7 @@
 """A plan -> for each of its kernels, other groupings of the same work and what they cost.
 
-A reader of a plan wants to know why the primitives are grouped as they are. Two kinds of answers
-are computed, over kernels that were measured, with all the rest of the plan as it is:
+They show why the primitives are grouped as they are. Two kinds are computed, over kernels that were
+measured, with all the rest of the plan as it is:
 
 - *drop in*: some other candidate is put into the plan; what it makes superfluous falls away. It may
   run more than a kernel does (and replace several), or the same by other primitives.
@@ -30,12 +30,6 @@ from korch.program.solve import solve
 from korch.search.instance import PLAIN, Interface, make_problem
 
 logger = logging.getLogger("korch.orchestrate")
-
-MOST_GROUPINGS = 6
-"""Of each kernel: those that cost least more."""
-
-SECONDS = 1.0
-"""Longest solve of what one kernel is taken apart to."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +63,7 @@ Groupings = tuple[tuple[Grouping, ...], ...]
 """For each kernel of a plan, those that cost least more first."""
 
 
-def regroup(
+def counterfactual_groupings(
     graph: PrimitiveGraph,
     candidates: Sequence[Candidate],
     steps: Sequence[Candidate],
@@ -89,6 +83,7 @@ def regroup(
         interface: the layouts of inputs and outputs.
         deadline: when to stop; the kernels that are left then have fewer groupings.
     """
+    most = options.search.groupings
     chosen_ids = {id(step) for step in steps}
     known = [c for c in candidates if id(c) in chosen_ids or cost_ns(c)[1]]
     problem = make_problem(graph, known, cost_ns, interface)
@@ -124,9 +119,7 @@ def regroup(
             if end.is_over:
                 break
             keep(_taken_apart(problem, swapper, k, allowed, options))
-    return tuple(
-        tuple(sorted(rows.values(), key=lambda row: (row.more_ns, len(row.kernels))))[:MOST_GROUPINGS] for rows in found
-    )
+    return tuple(tuple(sorted(rows.values(), key=lambda row: (row.more_ns, len(row.kernels))))[:most] for rows in found)
 
 
 def _values(problem: Problem, k: int) -> frozenset[int]:
@@ -154,7 +147,7 @@ def _taken_apart(
     try:
         plan = solve(
             Problem(part.steps, tuple(part.kernels[i] for i in useful), part.required, part.given, part.constants),
-            seconds=SECONDS,
+            seconds=options.search.grouping_seconds,
             workers=options.search.solver_workers,
             seed=options.search.seed,
         )

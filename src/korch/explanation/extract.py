@@ -8,21 +8,19 @@ then has no say.
 from __future__ import annotations
 
 from korch.errors import InfeasibleError
+from korch.options import Options
 from korch.partition.choose import estimated_cost
 from korch.primitive.graph import PrimitiveGraph
 from korch.program.problem import Kernel, Port, Problem, Step
 from korch.program.solve import Solver
 
-SECONDS = 60.0
 
-
-def extract(graph: PrimitiveGraph, *, workers: int = 2, seed: int = 0) -> PrimitiveGraph:
+def extract(graph: PrimitiveGraph, options: Options) -> PrimitiveGraph:
     """Return a graph without alternatives.
 
     Args:
         graph: a graph with alternatives.
-        workers: threads of the solver.
-        seed: of the solver.
+        options: of the solver.
 
     Raises:
         InfeasibleError: the solver found no choice in its time.
@@ -50,7 +48,9 @@ def extract(graph: PrimitiveGraph, *, workers: int = 2, seed: int = 0) -> Primit
     )
     if not problem.required:
         return graph
-    plan = Solver(problem, workers=workers, seed=seed).solve(seconds=SECONDS)
+    plan = Solver(problem, workers=options.search.solver_workers, seed=options.search.seed).solve(
+        seconds=options.search.extract_seconds
+    )
     if not plan.kernels:
         raise InfeasibleError(
             "no choice of rewrites was found in time", hint="Choose them with the kernels (Ablation(rewrites='joint'))"

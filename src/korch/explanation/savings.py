@@ -11,43 +11,20 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from korch.candidate.candidate import Candidate
 from korch.deadline import Deadline
 from korch.equivalence.rule import rule_of
 from korch.errors import InfeasibleError
-from korch.measure.record import Failed, Measured
+from korch.measure.record import Measured
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
 from korch.program.solve import Solver
 from korch.search.instance import PLAIN, Interface, make_problem
-from korch.search.recall import Memory, instance_key
+from korch.search.ledger import Ledger
+from korch.search.recall import instance_key
 
 logger = logging.getLogger("korch.orchestrate")
-
-SECONDS = 2.0
-"""Longest solve without one rule."""
-
-GAP = 0.002
-
-
-class Meter(Protocol):
-    """Costs that are known."""
-
-    @property
-    def database(self) -> Memory:
-        """Where what was found is kept."""
-        ...
-
-    def known(self, candidate: Candidate) -> Measured | Failed | None:
-        """Return what the database says of a candidate."""
-        ...
-
-    def cost_ns(self, candidate: Candidate) -> tuple[int, bool]:
-        """Return a candidate's cost, and whether it is measured."""
-        ...
-
 
 Savings = Mapping[str, int | None]
 """By rule, in nanoseconds; None where no measured candidates make a plan without it."""
@@ -57,52 +34,55 @@ def rule_savings(
     graph: PrimitiveGraph,
     candidates: Sequence[Candidate],
     steps: Sequence[Candidate],
-    meter: Meter,
+    ledger: Ledger,
     options: Options,
     interface: Interface = PLAIN,
     deadline: Deadline | None = None,
 ) -> Savings:
-    """Return what the rules that a plan uses save; nothing if nothing is compared or measured.
+    """Return what the rules that a plan uses save; nothing if plans are not compared, or not measured.
 
     Args:
         graph: the graph with its alternatives.
         candidates: its candidates.
         steps: the plan's.
-        meter: costs; what was found is kept in its database.
+        ledger: costs; what was found is kept in the database.
         options: how to search.
         interface: the layouts of inputs and outputs.
         deadline: when to stop; what is left then is left out.
     """
+    limits = options.search
     wrote = [rule_of(origin) for origin in graph.origins]
     used = sorted({wrote[p] for step in steps for p in step.group.primitives} - {""})
     if not (used and options.measure and options.ablation.baselines):
         return {}
-    cost_ns = sum(meter.cost_ns(step)[0] for step in steps)
+    cost_ns = sum(ledger.cost_ns(step)[0] for step in steps)
     name = instance_key(candidates, options, f"savings {interface} {cost_ns} {used}")
-    kept = meter.database.fact(name)
+    kept = ledger.database.fact(name)
     if kept is not None:
         found: dict[str, int | None] = json.loads(kept)
         return found
     if deadline is not None and deadline.is_over:
         return {}
-    measured = [c for c in candidates if isinstance(meter.known(c), Measured)]
-    problem = make_problem(graph, measured, meter.cost_ns, interface)
+    measured = [c for c in candidates if isinstance(ledger.known(c), Measured)]
+    if not {c.key for c in steps} <= {c.key for c in measured}:
+        return {}
+    problem = make_problem(graph, measured, ledger.cost_ns, interface)
     solver = Solver(problem, workers=options.search.solver_workers, seed=options.search.seed)
     saved: dict[str, int | None] = {}
     for rule in used:
         left_s = None if deadline is None else deadline.left_s
-        if left_s is not None and left_s < SECONDS:
+        if left_s is not None and left_s < limits.savings_seconds:
             return saved
         excluded = [k for k, c in enumerate(measured) if any(wrote[p] == rule for p in c.group.primitives)]
         saved[rule] = None
         try:
-            plan = solver.solve(excluded=excluded, seconds=SECONDS, gap=GAP)
+            plan = solver.solve(excluded=excluded, seconds=limits.savings_seconds, gap=limits.savings_gap)
         except InfeasibleError as error:
             logger.debug("without %s: %s", rule, error)
             continue
         if plan.certificate.objective_ns is not None:
             saved[rule] = max(0, plan.certificate.objective_ns - cost_ns)
-    meter.database.put_fact(name, json.dumps(saved))
+    ledger.database.put_fact(name, json.dumps(saved))
     return saved
 
 

@@ -12,7 +12,7 @@ Variables, all integers:
 Minimise Σ cost[k] · use[k]. One function makes one family of rows; its docstring gives the
 inequality, what it forbids, why it is true of every plan, and whether it is needed or only
 tightens. The needed families are `add_outputs`, `add_single_producer`, `add_single_owner` and
-`add_dependencies`; what they do not forbid is a circle of kernels that wait for each other, for
+`add_dependencies`; what they do not forbid is a cycle of kernels that wait for each other, for
 which the solver adds `loop_row`s where a solution has one. All others tighten, and decide whether
 the solver is done in seconds or never: with the needed rows alone, many fractions of kernels share
 one producer.
@@ -273,11 +273,12 @@ def add_extraction(program: Formulation) -> None:
 def add_landmarks(program: Formulation) -> None:
     """Let alternatives that all need a value share it.
 
-    Σ_{p computes v, p must u} first[p] ≤ computed[u] for values u and v, where *p must u* says
-    that no plan runs p without computing u before. Forbids that half of an alternative and half of
-    another live on half of what both need, which halves the bound at every such value. Tightens.
+    Σ_{p computes v, p must u} first[p] ≤ computed[u] for values u and v, where *p must u* means
+    that no plan runs p without computing u before. Without these rows the relaxation may take half
+    of one alternative and half of another with half of what both need, which halves the bound.
+    Tightens.
 
-    Proof: at most one p is the first to compute v; if it musts u, then u is computed.
+    Proof: at most one p is the first to compute v. If p must u, then u is computed in that plan.
     """
     for _, same, other in _shared_landmarks(program.problem):
         firsts = [program.firsts[p] for p in same]
@@ -373,11 +374,11 @@ def add_shared_dependencies(program: Formulation) -> None:
 
 
 def add_entries(program: Formulation) -> None:
-    """Let nothing circle: what is in a circle must be entered from outside.
+    """Forbid cycles: what is in a cycle must be entered from outside.
 
     written[q] ≤ Σ_{k enters Q} use[k] for each set Q of two or more non-given layouts of a value
     and q in Q; and computed[v] ≤ Σ first[p] over the p that compute a value of C and read none,
-    for each strongly connected set C of values and v in C. Forbids fractional circles of layout
+    for each strongly connected set C of values and v in C. Forbids fractional cycles of layout
     changes, and of alternatives that undo each other. Tightens.
 
     Proof: the first row is `loop_row`. For the second, consider the first time that the plan
@@ -390,7 +391,7 @@ def add_entries(program: Formulation) -> None:
                 for port in sorted(ports):
                     program.rows.append(loop_row(program, port, ports))
     steps = program.problem.steps
-    for values in circles(program.problem):
+    for values in cycles(program.problem):
         inner = [p for v in sorted(values) for p in program.problem.alternatives[v]]
         firsts = [program.firsts[p] for p in inner if values.isdisjoint(steps[p].inputs)]
         for value in sorted(values):
@@ -400,7 +401,7 @@ def add_entries(program: Formulation) -> None:
 def loop_row(program: Formulation, port: Port, ports: frozenset[Port]) -> Row:
     """Return written[q] ≤ Σ_{k enters Q} use[k] for a port q of a set Q of ports.
 
-    Where a solution has a circle of kernels, the rows for the ports in the circle forbid it.
+    Where a solution has a cycle of kernels, the rows for the ports in the cycle forbid it.
 
     Proof: if q is written, then consider the first port of Q to be written, and its writer: it
     reads no port of Q, for it would have to be written before.
@@ -409,7 +410,7 @@ def loop_row(program: Formulation, port: Port, ports: frozenset[Port]) -> Row:
     return Row("loop", (*terms, program.ports[port]), (*terms.values(), -1), 0)
 
 
-def circles(problem: Problem) -> list[frozenset[int]]:
+def cycles(problem: Problem) -> list[frozenset[int]]:
     """Return the strongly connected sets of two or more non-given values."""
     after: dict[int, list[int]] = {v: [] for v in problem.alternatives}
     for step in problem.steps:

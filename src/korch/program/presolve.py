@@ -126,7 +126,7 @@ def greedy_plan(problem: Problem, costs_ns: Sequence[int], useful: Iterable[int]
     """Return the kernels of some plan, or none if greed fails.
 
     Takes for each needed port the kernel with the least cost, shared inputs counted again; ports
-    are ranked by that cost, and a kernel reads only ports of a lower rank, so nothing can circle.
+    are ranked by that cost, and a kernel reads only ports of a lower rank, so no cycle is possible.
     """
     rank, total = _port_costs(problem, costs_ns, useful)
     waiting = [(-rank[p], p) for p in set(problem.required) if p in rank]

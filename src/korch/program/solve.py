@@ -6,7 +6,7 @@
 4. Solve the program over the kernels that add at most δ, with CP-SAT. A plan with any other kernel
    costs at least L + δ; so an optimum of at most L + δ is the optimum over all kernels. Otherwise
    take a larger δ and solve again: L + δ is a bound by then.
-5. Where a solution has a circle of kernels that wait for each other, add its loop rows, and repeat.
+5. Where a solution has a cycle of kernels that wait for each other, add its loop rows, and repeat.
 6. Verify the plan without the solver.
 
 All bounds are exact integers of nanoseconds. OPTIMAL is said only if the bound is the objective.
@@ -25,6 +25,7 @@ import numpy.typing as npt
 from ortools.sat.python import cp_model
 
 from korch.errors import InvalidGraphError
+from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.primitive.component import strong_components
 from korch.program.formulate import Formulation, formulate, loop_row
 from korch.program.presolve import Describe, diagnose, dominated_kernels, greedy_plan, useful_kernels
@@ -34,12 +35,8 @@ from korch.program.verify import check_problem, ready_order, verify_plan
 
 logger = logging.getLogger("korch.orchestrate")
 
-# How many kernels the first restricted program has at least, and how much more each further one.
-_FIRST_KERNELS = 500
-_GROWTH = 3
 _EVERYTHING_NS = 1 << 61
-# The share of the time left that a search for a better plan may take; it proves nothing.
-_IMPROVE_SHARE = 0.2
+"""More than any plan costs."""
 
 
 def solve(
@@ -89,6 +86,7 @@ class Solver:
         seed: int = 0,
         describe: Describe | None = None,
         like: Problem | None = None,
+        limits: SearchLimits = DEFAULT_LIMITS,
     ) -> None:
         """Write the program.
 
@@ -99,6 +97,7 @@ class Solver:
             describe: what to call a value in messages.
             like: an instance that was checked; another one of its kernels and given values, but for
                 their layouts, needs no check.
+            limits: of the search.
 
         Raises:
             InvalidGraphError: the instance breaks a rule.
@@ -111,6 +110,7 @@ class Solver:
         self.problem = problem
         self.workers = workers
         self.seed = seed
+        self.limits = limits
         self.describe = describe
         useful = frozenset(useful_kernels(problem))
         gone = [k for k in range(len(problem.kernels)) if k not in useful]
@@ -207,7 +207,7 @@ class Solver:
 
 
 def _level(levels_ns: npt.NDArray[np.int64], size: int) -> int:
-    """Return the least δ that lets so many kernels in, or one that lets everything in."""
+    """Return the least δ that admits `size` kernels, or one that admits all."""
     return int(levels_ns[size]) if size < len(levels_ns) else _EVERYTHING_NS
 
 
@@ -227,6 +227,7 @@ class _Search:
         self, owner: Solver, costs_ns: list[int], excluded: frozenset[int], deadline_s: float, bound_ns: int, gap: float
     ) -> None:
         self.owner = owner
+        self.limits = owner.limits
         self.problem = owner.reduced
         self.costs_ns = costs_ns
         self.excluded = excluded
@@ -249,7 +250,7 @@ class _Search:
         usable[list(forbidden)] = False
         kernels = np.flatnonzero(usable[: len(self.costs_ns)])
         levels_ns = np.sort(slack_ns[kernels])
-        size = max(_FIRST_KERNELS, 2 * len(self.problem.steps))
+        size = max(self.limits.first_kernels, 2 * len(self.problem.steps))
         delta_ns = _level(levels_ns, size)
         while not self._is_done():
             self._improve(usable & (slack_ns <= delta_ns))
@@ -266,7 +267,7 @@ class _Search:
             self.bound_ns = max(self.bound_ns, inside_ns if everything else min(inside_ns, outside_ns))
             if self._seconds_left() <= 0:
                 return
-            size = _GROWTH * max(size, int(np.searchsorted(levels_ns, delta_ns, "right")))
+            size = self.limits.growth * max(size, int(np.searchsorted(levels_ns, delta_ns, "right")))
             grown_ns = max(delta_ns + 1, _level(levels_ns, size))
             enough_ns = self.best_ns - relaxation.bound_ns if self.best is not None else grown_ns
             delta_ns = max(delta_ns + 1, min(grown_ns, enough_ns))
@@ -305,17 +306,17 @@ class _Search:
         alive = alive.copy()
         alive[list(self.best)] = True
         alive[len(self.costs_ns) :] = True
-        self._without_circles(alive, _IMPROVE_SHARE * self._seconds_left())
+        self._without_cycles(alive, self.limits.improve_share * self._seconds_left())
 
     def _restricted(self, relaxation: Relaxation, usable: npt.NDArray[np.bool_], delta_ns: int) -> tuple[_Answer, int]:
         """Solve over the variables that add at most δ; return that δ, less if less proves all."""
         if self.best is not None:
             delta_ns = min(delta_ns, max(0, self.best_ns - relaxation.bound_ns))
         alive = usable & (relaxation.slack_ns <= delta_ns)
-        return self._without_circles(alive, self._seconds_left()), delta_ns
+        return self._without_cycles(alive, self._seconds_left()), delta_ns
 
-    def _without_circles(self, alive: npt.NDArray[np.bool_], seconds: float) -> _Answer:
-        """Solve over some variables, with more rows until the solution has no circle."""
+    def _without_cycles(self, alive: npt.NDArray[np.bool_], seconds: float) -> _Answer:
+        """Solve over some variables, with more rows until the solution has no cycle."""
         end_s = time.monotonic() + seconds
         while True:
             answer = self._cp_sat(alive, end_s - time.monotonic())
@@ -325,14 +326,14 @@ class _Search:
             if not waiting:
                 self._offer(answer.chosen)
                 return answer
-            self._forbid_circle(waiting)
+            self._forbid_cycle(waiting)
             if time.monotonic() >= end_s:
                 return _Answer(None, answer.bound_ns, False)
 
-    def _forbid_circle(self, waiting: Sequence[int]) -> None:
-        """Add the loop rows of the ports that circle."""
+    def _forbid_cycle(self, waiting: Sequence[int]) -> None:
+        """Add the loop rows of the ports in a cycle."""
         program = self.owner.program
-        for component in _circles(self.problem, waiting):
+        for component in _cycles(self.problem, waiting):
             ports = frozenset(component)
             program.rows.extend(loop_row(program, port, ports) for port in sorted(ports))
 
@@ -398,8 +399,8 @@ def _load(
     return model, variables
 
 
-def _circles(problem: Problem, waiting: Sequence[int]) -> list[list[Port]]:
-    """Return the circles of ports among kernels that wait for each other."""
+def _cycles(problem: Problem, waiting: Sequence[int]) -> list[list[Port]]:
+    """Return the cycles of ports among kernels that wait for each other."""
     after: dict[Port, list[Port]] = {}
     for k in waiting:
         for port in problem.kernels[k].outputs:

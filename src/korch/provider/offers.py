@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from korch.candidate.candidate import Group
-from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
+from korch.candidate.layout import Layout, layouts_by_kind
 from korch.primitive.op import Category
 from korch.primitive.types import ValueType
 from korch.tile.lower import KEEP_OPS
@@ -34,7 +34,7 @@ def offered_layouts(group: Group, lanes: int) -> Iterator[tuple[tuple[Layout, ..
     inputs, outputs = group.input_types, group.output_types
     variable = [t for i, t in enumerate(inputs) if i not in group.constant_inputs]
     computed = sum(p.op not in ("broadcast", "slice") for p in group.body.primitives)
-    choices = {choice: None for t in (*inputs, *outputs) for choice in _kinds(t, lanes)}
+    choices = {choice: None for t in (*inputs, *outputs) for choice in layouts_by_kind(t, lanes)}
     for source in choices:
         for sink in choices:
             is_mixed = source != sink
@@ -43,25 +43,11 @@ def offered_layouts(group: Group, lanes: int) -> Iterator[tuple[tuple[Layout, ..
                 continue
             yield (
                 tuple(
-                    _realize(t, "plain" if i in group.constant_inputs else source, lanes) for i, t in enumerate(inputs)
+                    _layout(t, "plain" if i in group.constant_inputs else source, lanes) for i, t in enumerate(inputs)
                 ),
-                tuple(_realize(t, sink, lanes) for t in outputs),
+                tuple(_layout(t, sink, lanes) for t in outputs),
             )
 
 
-def _kinds(type_: ValueType, lanes: int) -> list[str]:
-    names = {"plain": Layout.plain(type_.rank)}
-    if type_.rank >= 2:
-        names["last"] = channels_last(type_.rank)
-        names["blocked"] = channels_blocked(type_.rank, lanes)
-    available = layout_choices(type_, lanes)
-    return [name for name, layout in names.items() if layout in available]
-
-
-def _realize(type_: ValueType, kind: str, lanes: int) -> Layout:
-    """Return the layout of a kind for a type; the plain one if it has none."""
-    plain = Layout.plain(type_.rank)
-    if kind not in _kinds(type_, lanes):
-        return plain
-    named = {"plain": plain, "last": channels_last(type_.rank)}
-    return named[kind] if kind in named else channels_blocked(type_.rank, lanes)
+def _layout(type_: ValueType, kind: str, lanes: int) -> Layout:
+    return layouts_by_kind(type_, lanes).get(kind, Layout.plain(type_.rank))

@@ -10,23 +10,23 @@ from typing import Any
 
 from korch.candidate.candidate import Candidate
 from korch.explanation.counterfactual import Groupings
-from korch.measure.meter import AnyMeter
 from korch.measure.record import Failed, Measured
 from korch.report.kernel import operations_of
+from korch.search.ledger import Ledger
 
 MOST_RIVALS = 6
 """Of each kernel: the cheapest."""
 
 
 def rivals_of(
-    chosen: Iterable[Candidate], candidates: Iterable[Candidate], meter: AnyMeter
+    chosen: Iterable[Candidate], candidates: Iterable[Candidate], ledger: Ledger
 ) -> dict[str, list[dict[str, Any]]]:
     """Return what else could have run what some candidates run, by the candidates' keys.
 
     Args:
         chosen: the candidates of plans.
         candidates: all that there are.
-        meter: what is known of their costs.
+        ledger: what is known of their costs.
 
     Returns:
         Rows with provider, variant, layouts, `cost_ns`, whether that is measured, and why a
@@ -40,7 +40,7 @@ def rivals_of(
     found: dict[str, list[dict[str, Any]]] = {}
     for candidate in chosen:
         others = [c for k, c in same[candidate.group.key].items() if k != candidate.key]
-        rows = sorted((_row(other, meter) for other in others), key=_order)
+        rows = sorted((_row(other, ledger) for other in others), key=_order)
         found[candidate.key] = rows[:MOST_RIVALS]
     return found
 
@@ -61,15 +61,15 @@ def grouping_rows(groupings: Groupings) -> list[list[dict[str, Any]]]:
     ]
 
 
-def _row(candidate: Candidate, meter: AnyMeter) -> dict[str, Any]:
-    record = meter.known(candidate)
+def _row(candidate: Candidate, ledger: Ledger) -> dict[str, Any]:
+    record = ledger.known(candidate)
     inputs, outputs = (", ".join(map(str, layouts)) for layouts in (candidate.offer.inputs, candidate.offer.outputs))
     is_measured = isinstance(record, Measured)
     return {
         "provider": candidate.provider,
         "variant": candidate.offer.variant,
         "layouts": f"({inputs}) -> ({outputs})",
-        "cost_ns": meter.cost_ns(candidate)[0],
+        "cost_ns": ledger.cost_ns(candidate)[0],
         "is_measured": is_measured,
         "failure": f"{record.kind}: {record.message}"[:120] if isinstance(record, Failed) else "",
     }

@@ -1,7 +1,8 @@
-"""Guesses and what was measured -> estimates for what was not, and what measuring may gain.
+"""Guesses and measured times -> estimates for other candidates, and the expected improvement.
 
-A guess is what a meter makes of bytes and operations. An estimate is the guess times what kernels
-alike took over theirs. It proves nothing; it says what to measure first.
+A guess is computed by the meter from bytes and operations. An estimate is the guess times the
+median ratio of measured time to guess of similar kernels. It proves nothing; it decides what is
+measured first.
 """
 
 from __future__ import annotations
@@ -16,9 +17,6 @@ from korch.primitive.op import Category
 from korch.primitive.ops.linear import ConvAttributes
 from korch.tile.lower import KEEP_OPS
 
-SPREAD = 0.45
-"""The usual error of an estimate, in logarithms."""
-
 MOVING_OPS = frozenset(("transpose", "concat", "take", "pad"))
 
 IMAGE_RANK = 4
@@ -29,7 +27,7 @@ Kind = tuple[object, ...]
 
 
 def kinds(candidate: Candidate) -> tuple[Kind, ...]:
-    """Return what candidates are alike in that take about as long over their guesses, finest first.
+    """Return the kinds of a candidate, the finest first: those of a kind have similar time / guess.
 
     A guess knows bytes and operations. So it matters what is computed, whether elements change
     their places, of how many pieces a result consists, and whether neighbours in one large image
@@ -105,12 +103,17 @@ class Experience:
         return self._kinds[candidate.key]
 
 
-def hope_ns(estimate_ns: float, slack_ns: float) -> float:
-    """Return what measuring a candidate is expected to gain.
+def expected_improvement_ns(estimate_ns: float, slack_ns: float, spread: float) -> float:
+    """Return by how much measuring a candidate is expected to improve the best plan.
 
-    A plan with it is thought to cost `slack_ns` more than the best one. So it gains if it takes
+    A plan with it is estimated to cost `slack_ns` more than the best one. So it gains if it takes
     less than its estimate by more than that, and then the rest. Times are log-normal around
     estimates.
+
+    Args:
+        estimate_ns: of the candidate.
+        slack_ns: the estimated difference of the two plans.
+        spread: standard deviation of the estimate's error, in logarithms.
 
     Source:
         It is the price of a put option: Black and Scholes, "The pricing of options and corporate
@@ -119,9 +122,9 @@ def hope_ns(estimate_ns: float, slack_ns: float) -> float:
     strike_ns = estimate_ns - slack_ns
     if strike_ns <= 0:
         return 0.0
-    d = math.log(strike_ns / estimate_ns) / SPREAD
-    mean_ns = estimate_ns * math.exp(SPREAD**2 / 2)
-    return max(0.0, strike_ns * _normal(d) - mean_ns * _normal(d - SPREAD))
+    d = math.log(strike_ns / estimate_ns) / spread
+    mean_ns = estimate_ns * math.exp(spread**2 / 2)
+    return max(0.0, strike_ns * _normal(d) - mean_ns * _normal(d - spread))
 
 
 def _normal(x: float) -> float:

@@ -11,41 +11,23 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from korch.candidate.candidate import Candidate
-from korch.measure.record import Failed, Measured
+from korch.measure.record import Measured
 from korch.options import Options
 from korch.program.problem import Certificate, Status
-from korch.search.lazy import Orchestration, Round
+from korch.search.ledger import Ledger
+from korch.search.result import Orchestration, Round
 
 logger = logging.getLogger("korch.orchestrate")
 
 SCHEMA = 1
 
-DISAGREEMENT = 1.5
-"""Times that differ by a larger factor are not of the same thing, or one of them is wrong."""
-
-
-class Memory(Protocol):
-    """Where facts are kept by name, and what is known of candidates."""
-
-    def fact(self, name: str) -> str | None:
-        """Return a fact, or None."""
-        ...
-
-    def put_fact(self, name: str, value: str) -> None:
-        """Keep a fact."""
-        ...
-
-    def record(self, candidate: str) -> Measured | Failed | None:
-        """Return what is known of a candidate's cost."""
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """The plan of a search, and the plans to hold it against.
+    """The plan of a search, and the plans to compare it with.
 
     Attributes:
         found: the plan, and how it was found.
@@ -74,7 +56,7 @@ def instance_key(candidates: Sequence[Candidate], options: Options, tag: str = "
 
 
 def keep_solved(
-    memory: Memory, candidates: Sequence[Candidate], options: Options, solved: Solved, tag: str = ""
+    ledger: Ledger, candidates: Sequence[Candidate], options: Options, solved: Solved, tag: str = ""
 ) -> None:
     """Keep the plans of a search that ended by itself."""
     if solved.found.stopped_by_budget:
@@ -92,12 +74,12 @@ def keep_solved(
         "distinct_measured": found.distinct_measured,
         "failed": found.failed,
     }
-    memory.put_fact(instance_key(candidates, options, tag), json.dumps(data))
+    ledger.put_fact(instance_key(candidates, options, tag), json.dumps(data))
 
 
-def recall_solved(memory: Memory, candidates: Sequence[Candidate], options: Options, tag: str = "") -> Solved | None:
+def recall_solved(ledger: Ledger, candidates: Sequence[Candidate], options: Options, tag: str = "") -> Solved | None:
     """Return the plans of an earlier search over the same candidates, or None."""
-    text = memory.fact(instance_key(candidates, options, tag))
+    text = ledger.fact(instance_key(candidates, options, tag))
     if text is None:
         return None
     try:
@@ -119,10 +101,11 @@ def recall_solved(memory: Memory, candidates: Sequence[Candidate], options: Opti
     except (ValueError, KeyError, TypeError, IndexError) as error:
         logger.warning("a kept plan is damaged (%s); the search is done again", error)
         return None
-    known = [record for c in steps if isinstance(record := memory.record(c.key), Measured)]
+    ledger.look_up(steps)
+    known = [record for c in steps if isinstance(record := ledger.known(c), Measured)]
     if len(known) < len(steps):
         return None
     sums_ns = sorted((sum(record.time_ns for record in known), sum(found.costs_ns)))
-    if found.costs_ns and sums_ns[1] > DISAGREEMENT * sums_ns[0]:
+    if found.costs_ns and sums_ns[1] > ledger.limits.disagreement * sums_ns[0]:
         return None  # kernels were timed again since
     return Solved(found, plans, is_recalled=True)

@@ -1,4 +1,4 @@
-"""The lazy loop with scripted costs: nothing is compiled, all is compared with full knowledge."""
+"""The search of one instance with scripted costs: nothing is compiled, all is compared with full knowledge."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from korch.program.problem import Status
 from korch.program.solve import solve
 from korch.provider.generated import GeneratedProvider
 from korch.search.instance import collect_candidates, make_problem
-from korch.search.lazy import LazyLoop, confirm
+from korch.search.ledger import Ledger
+from korch.search.loop import Search
+from korch.search.measure import confirm
 from korch.search.recall import Solved, keep_solved, recall_solved
 from korch.target import Target
 from korch.testing.random_graph import random_graph
@@ -56,6 +58,10 @@ class ScriptedMeter:
     def record(self, candidate: str) -> Measured | Failed | None:
         return Measured(self.true[candidate], 0.0, ()) if candidate in self.asked else None
 
+    @property
+    def database(self) -> ScriptedMeter:
+        return self
+
     def compile_s(self, candidates: Sequence[Candidate]) -> float:
         return 0.0
 
@@ -84,7 +90,7 @@ def instance(seed: int) -> tuple[PrimitiveGraph, tuple[Candidate, ...]]:
 def test_it_finds_the_optimum_over_all_true_costs(seed: int) -> None:
     graph, candidates = instance(seed)
     meter = ScriptedMeter(candidates, seed, broken=2)
-    found = LazyLoop(graph, candidates, meter, EXACT).run()
+    found = Search(graph, candidates, Ledger(meter), EXACT).run()
     usable = [c for c in candidates if c.key not in meter.broken]
     whole = make_problem(graph, usable, lambda c: (meter.true[c.key], True))
     expected = solve(whole, seconds=20.0).certificate
@@ -98,7 +104,7 @@ def test_it_finds_the_optimum_over_all_true_costs(seed: int) -> None:
 def test_the_bound_never_passes_the_true_optimum() -> None:
     graph, candidates = instance(3)
     meter = ScriptedMeter(candidates, 3)
-    loop = LazyLoop(graph, candidates, meter, EXACT)
+    loop = Search(graph, candidates, Ledger(meter), EXACT)
     found = loop.run()
     bounds = [entry.bound_ns for entry in found.rounds]
     assert max(bounds) <= (found.certificate.objective_ns or 0)
@@ -111,7 +117,7 @@ def test_a_time_below_its_bound_corrects_the_bounds() -> None:
     meter = ScriptedMeter(candidates, 5)
     for key in list(meter.bounds):
         meter.bounds[key] = meter.true[key] * 2  # a machine that was busy when calibrated
-    found = LazyLoop(graph, candidates, meter, EXACT).run()
+    found = Search(graph, candidates, Ledger(meter), EXACT).run()
     assert meter.corrections > 0
     assert found.certificate.bound_ns <= (found.certificate.objective_ns or 0)
 
@@ -119,7 +125,7 @@ def test_a_time_below_its_bound_corrects_the_bounds() -> None:
 def test_a_spent_budget_gives_a_plan_by_estimates() -> None:
     graph, candidates = instance(7)
     meter = ScriptedMeter(candidates, 7)
-    found = LazyLoop(graph, candidates, meter, EXACT, Deadline(0.0)).run()
+    found = Search(graph, candidates, Ledger(meter), EXACT, Deadline(0.0)).run()
     assert found.stopped_by_budget and found.steps
     assert not meter.asked and meter.first_plan_s == 0.0
 
@@ -127,7 +133,7 @@ def test_a_spent_budget_gives_a_plan_by_estimates() -> None:
 def test_an_ended_search_measures_nothing_and_has_a_true_bound() -> None:
     graph, candidates = instance(8)
     meter = ScriptedMeter(candidates, 8)
-    loop = LazyLoop(graph, candidates, meter, EXACT)
+    loop = Search(graph, candidates, Ledger(meter), EXACT)
     loop.estimate()
     asked = len(meter.asked)
     found = loop.end()
@@ -141,27 +147,26 @@ def test_an_ended_search_measures_nothing_and_has_a_true_bound() -> None:
 def test_what_others_measured_is_taken_over() -> None:
     graph, candidates = instance(8)
     meter = ScriptedMeter(candidates, 8)
-    loop = LazyLoop(graph, candidates, meter, EXACT)
-    records = {c.key: Measured(meter.true[c.key], 0.0, ()) for c in candidates}
-    loop.take({**records, "another": Failed("crashed", "scripted")}, is_corrected=False)
-    look = loop.look()
-    assert (look.unknown, look.hopes) == ((), ())
-    loop.try_plan(look.kernels)
+    loop = Search(graph, candidates, Ledger(meter), EXACT)
+    loop.ledger.measure(candidates)
+    asked = len(meter.asked)
+    found = loop.explore()
+    assert (found.unknown, found.improvements) == ((), ())
+    loop.try_plan(found.kernels)
     assert loop.best is not None
-    assert "another" not in loop.records
-    assert not meter.asked
+    assert len(meter.asked) == asked
 
 
 def test_bounds_that_another_search_corrected_are_not_believed() -> None:
     graph, candidates = instance(8)
     meter = ScriptedMeter(candidates, 8)
-    loop = LazyLoop(graph, candidates, meter, EXACT)
+    loop = Search(graph, candidates, Ledger(meter), EXACT)
     loop.run()
     assert loop.bound_ns > 0
     meter.bounds = dict.fromkeys(meter.bounds, 1)
-    loop.resume(Deadline(), None)
+    loop.ledger.correct([])
     assert loop.bound_ns == 0
-    assert {loop.cost_bound_ns(c) for c in candidates} == {1}
+    assert set(loop.ledger.bounds_ns(candidates)) == {1}
     assert loop.best is not None
 
 
@@ -170,16 +175,15 @@ def test_without_working_candidates_it_says_so() -> None:
     meter = ScriptedMeter(candidates, 9)
     meter.broken = set(meter.true)
     with pytest.raises(InfeasibleError):
-        LazyLoop(graph, candidates, meter, EXACT).run()
+        Search(graph, candidates, Ledger(meter), EXACT).run()
 
 
-def test_no_more_is_measured_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_is_measured_than_allowed() -> None:
     graph, candidates = instance(3)
     meter = ScriptedMeter(candidates, 3)
-    monkeypatch.setattr("korch.search.lazy.FREE_MEASUREMENTS", 0)
-    monkeypatch.setattr("korch.search.lazy.ROUND_KERNELS", 2)
-    options = replace(EXACT, search=replace(EXACT.search, max_measured=0.2))
-    found = LazyLoop(graph, candidates, meter, options).run()
+    limits = replace(EXACT.search, max_measured=0.2, free_measurements=0, round_candidates=2)
+    options = replace(EXACT, search=limits)
+    found = Search(graph, candidates, Ledger(meter, limits), options).run()
     # The estimates' rounds measure one whole plan at least, whatever the share.
     assert len(meter.asked) <= max(0.2 * len(meter.true), 5 * len(found.steps) + 10)
     assert found.certificate.bound_ns <= (found.certificate.objective_ns or 0)
@@ -190,7 +194,9 @@ def test_the_last_round_tells_the_best_plan_of_what_is_measured(seed: int, most:
     graph, candidates = instance(seed)
     meter = ScriptedMeter(candidates, seed)
     options = replace(EXACT, search=replace(EXACT.search, patience=1))
-    found = LazyLoop(graph, candidates, meter, options, most_measured=most).run()
+    loop = Search(graph, candidates, Ledger(meter), options)
+    loop.most_measured = most
+    found = loop.run()
     measured = [c for c in candidates if c.key in meter.asked]
     whole = make_problem(graph, measured, lambda c: (meter.true[c.key], True))
     assert found.certificate.objective_ns == solve(whole, seconds=20.0).certificate.objective_ns
@@ -225,10 +231,10 @@ class Hopeful(ScriptedMeter):
 def test_confirming_until_nothing_is_left_finds_the_optimum_that_luck_had_hidden(seed: int) -> None:
     graph, candidates = instance(seed)
     meter = Hopeful(candidates, seed)
-    loop = LazyLoop(graph, candidates, meter, EXACT)
+    loop = Search(graph, candidates, Ledger(meter), EXACT)
     first = found = loop.run()
     turns = 0
-    while confirm(meter, found.steps, Deadline()):
+    while confirm(loop.ledger, found.steps, Deadline()):
         loop.revise(found)
         found = loop.prove()
         turns += 1
@@ -245,8 +251,9 @@ def test_confirming_until_nothing_is_left_finds_the_optimum_that_luck_had_hidden
 def test_nothing_is_timed_again_without_time() -> None:
     graph, candidates = instance(1)
     meter = Hopeful(candidates, 1)
-    found = LazyLoop(graph, candidates, meter, EXACT).run()
-    assert not confirm(meter, found.steps, Deadline(0.0))
+    loop = Search(graph, candidates, Ledger(meter), EXACT)
+    found = loop.run()
+    assert not confirm(loop.ledger, found.steps, Deadline(0.0))
     assert not meter.again
 
 
@@ -267,15 +274,16 @@ class Facts(ScriptedMeter):
 def test_a_solved_instance_is_recalled_and_a_damaged_one_is_not() -> None:
     graph, candidates = instance(11)
     memory = Facts(candidates, 11)
-    found = LazyLoop(graph, candidates, memory, EXACT).run()
+    ledger = Ledger(memory)
+    found = Search(graph, candidates, ledger, EXACT).run()
     solved = Solved(found, {"optimal": found.steps})
-    assert recall_solved(memory, candidates, EXACT) is None
-    keep_solved(memory, candidates, EXACT, solved)
-    assert recall_solved(memory, candidates, EXACT) == solved
-    assert recall_solved(memory, candidates, replace(EXACT, gap=0.5)) is None
-    assert recall_solved(memory, candidates[:-1], EXACT) is None
+    assert recall_solved(ledger, candidates, EXACT) is None
+    keep_solved(ledger, candidates, EXACT, solved)
+    assert recall_solved(ledger, candidates, EXACT) == solved
+    assert recall_solved(ledger, candidates, replace(EXACT, gap=0.5)) is None
+    assert recall_solved(ledger, candidates[:-1], EXACT) is None
     memory.facts = {name: text[:-9] for name, text in memory.facts.items()}
-    assert recall_solved(memory, candidates, EXACT) is None
+    assert recall_solved(ledger, candidates, EXACT) is None
 
 
 def test_an_unproven_plan_has_a_runner_up() -> None:
@@ -284,7 +292,7 @@ def test_an_unproven_plan_has_a_runner_up() -> None:
     for key in meter.bounds:
         meter.bounds[key] = 1  # with so few measurements, nothing can be proven
     options = replace(EXACT, search=replace(EXACT.search, patience=2, max_measured=0.0))
-    loop = LazyLoop(graph, candidates, meter, options, free_measurements=12)
+    loop = Search(graph, candidates, Ledger(meter, SearchLimits(free_measurements=12)), options)
     loop.run()
     assert loop.best is not None
     second = loop.runner_up()
@@ -296,6 +304,6 @@ def test_an_unproven_plan_has_a_runner_up() -> None:
 
 def test_a_proven_plan_has_none() -> None:
     graph, candidates = instance(4)
-    loop = LazyLoop(graph, candidates, ScriptedMeter(candidates, 4), EXACT)
+    loop = Search(graph, candidates, Ledger(ScriptedMeter(candidates, 4)), EXACT)
     loop.run()
     assert loop.runner_up() == ()

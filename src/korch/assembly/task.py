@@ -1,0 +1,151 @@
+"""A block of a model -> its candidates, and the interfaces in which it is searched."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from korch.candidate.candidate import Candidate, Group
+from korch.candidate.enumerate import EnumerationReport, enumerate_groups
+from korch.candidate.layout import layouts_by_kind
+from korch.candidate.shape import Compose, GroupShape, shapes_of
+from korch.deadline import Deadline
+from korch.explanation.baselines import has_layouts
+from korch.measure.meter import AnyMeter
+from korch.options import Options
+from korch.partition.block import Block, Partition
+from korch.partition.join import Joined, held_values
+from korch.primitive.graph import PrimitiveGraph
+from korch.search.instance import PLAIN, Answers, Interface, check_every_primitive_runs, collect_candidates
+
+KINDS = {"any": ("last", "blocked"), "last": ("last",), "plain": ()}
+"""By the option `layouts`: the kinds beside the plain one, channels-last and in blocks of them."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A block with what may run it.
+
+    Attributes:
+        block: the block.
+        candidates: the kernels that may run its parts.
+        enumeration: how its groups were found.
+        interfaces: the layouts in which it may read and write; the plain ones first.
+    """
+
+    block: Block
+    candidates: tuple[Candidate, ...]
+    enumeration: EnumerationReport
+    interfaces: tuple[Interface, ...]
+
+    @property
+    def count(self) -> int:
+        """How often the block is in the model."""
+        return len(self.block.instances)
+
+
+def prepare(
+    partition: Partition,
+    block: Block,
+    meter: AnyMeter,
+    options: Options,
+    held: Collection[int] | None = None,
+    answers: Answers | None = None,
+    deadline: Deadline | None = None,
+) -> Task:
+    """Return a block's candidates.
+
+    Args:
+        partition: the model.
+        block: the block.
+        meter: who makes kernels, and for which machine.
+        options: how to search.
+        held: as for `collect_candidates`.
+        answers: as for `collect_candidates`.
+        deadline: when to stop enumerating; what was found by then is returned.
+
+    Raises:
+        InfeasibleError: a primitive is in no candidate.
+    """
+    graph = block.graph
+    lanes = meter.target.lanes
+    # Bounds alone do not show which layout is worth a change.
+    is_plain = partition.is_whole or not options.measure
+    kinds = KINDS[options.ablation.layouts]
+    interfaces = (PLAIN,) if is_plain else interfaces_of(partition, block, lanes, kinds)
+    shapes = shapes_of(meter.providers)
+    groups, enumeration = _groups(graph, options, shapes, may_be_fewer=not partition.is_whole, deadline=deadline)
+    candidates, refusals = collect_candidates(
+        graph, groups, meter.providers, meter.target, interfaces, held, answers, deadline
+    )
+    candidates = tuple(c for c in candidates if has_layouts(c, options.ablation.layouts))
+    check_every_primitive_runs(graph, candidates, refusals)
+    return Task(block, candidates, enumeration, interfaces)
+
+
+def prepare_all(
+    partition: Partition, joined: Joined, meter: AnyMeter, options: Options, deadline: Deadline | None = None
+) -> list[Task]:
+    """Return the candidates of all blocks, fewer of them if the deadline passes.
+
+    Raises:
+        InfeasibleError: a primitive is in no candidate.
+    """
+    answers: Answers = {}  # blocks have many groups in common
+    return [
+        prepare(partition, block, meter, options, held, answers, deadline)
+        for block, held in zip(partition.blocks, held_values(partition, joined), strict=True)
+    ]
+
+
+def _groups(
+    graph: PrimitiveGraph,
+    options: Options,
+    shapes: Sequence[GroupShape | Compose],
+    *,
+    may_be_fewer: bool,
+    deadline: Deadline | None,
+) -> tuple[tuple[Group, ...], EnumerationReport]:
+    """Return a block's groups, smaller ones if there are too many."""
+
+    def enumerated(most_groups: int | None) -> tuple[tuple[Group, ...], EnumerationReport]:
+        limited = replace(options, search=replace(limits, max_primitives=size))
+        return enumerate_groups(graph, limited, most_groups, deadline, shapes)
+
+    limits = options.search
+    size = limits.max_primitives
+    while may_be_fewer and size > limits.fewest_primitives:
+        groups, enumeration = enumerated(limits.block_groups)
+        if enumeration.groups <= limits.block_groups:
+            return groups, enumeration
+        size //= 2
+    return enumerated(None)
+
+
+def interfaces_of(partition: Partition, block: Block, lanes: int, kinds: Sequence[str]) -> tuple[Interface, ...]:
+    """Return the interfaces in which a block is searched.
+
+    Plain; all values in one other kind of layout; and for blocks that read the model's inputs or
+    write its outputs, which are plain, these on the other side only.
+    """
+    graph = block.graph
+    inputs = [value for _, value in graph.inputs]
+    outputs = [value for _, value in graph.outputs if value not in graph.given]
+    ends = {value for _, value in (*partition.source.inputs, *partition.source.outputs)}
+    is_end = any(
+        partition.instances[i].segment.values[value] in ends
+        for i in block.instances
+        for _, value in (*partition.instances[i].segment.graph.inputs, *partition.instances[i].segment.graph.outputs)
+    )
+    found = [PLAIN]
+    for kind in kinds:
+        sides = [(inputs, outputs), ([], outputs), (inputs, [])] if is_end else [(inputs, outputs)]
+        for before, after in sides:
+            layouts = {
+                value: layout
+                for value in (*before, *after)
+                if (layout := layouts_by_kind(graph.types[value], lanes).get(kind)) is not None
+            }
+            found.append(Interface(layouts))
+    distinct = {str(interface): interface for interface in found}
+    return tuple(distinct.values())

@@ -1,0 +1,455 @@
+"""Candidates -> plan, measuring only what may be in the best one.
+
+Every candidate first has an admissible lower bound. Solve; measure the candidates that the solution
+uses; solve again, until all that it uses is measured. Costs only rise from bounds to measurements,
+so the last solution is the optimum over *all* candidates, measured or not. At any moment there is a
+lower bound for the cost of every plan, and, once all of one solution is measured, a best plan.
+
+The loop has no knowledge of its own but the plans that it has tried: what candidates cost is in the
+ledger (`price`), and so is what the solver said; what to measure follows from both (`propose`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from korch.candidate.candidate import Candidate
+from korch.deadline import Deadline
+from korch.errors import InfeasibleError
+from korch.options import Options
+from korch.primitive.graph import PrimitiveGraph
+from korch.program.problem import Certificate, Plan, Problem, Status
+from korch.program.solve import Solver
+from korch.search.instance import PLAIN, Interface, make_problem
+from korch.search.ledger import Ledger
+from korch.search.measure import measure_some
+from korch.search.price import Prices, estimates_ns, plan_ns, price
+from korch.search.propose import Exploration, expected_improvements, near_optimal, unmeasured
+from korch.search.result import Orchestration, Round
+
+logger = logging.getLogger("korch.orchestrate")
+
+Priced = tuple[int, tuple[int, ...]]
+"""A plan: its nanoseconds, and the numbers of its candidates."""
+
+
+class Search:
+    """The search of one instance: a graph's candidates in one interface.
+
+    Attributes:
+        solver: the program.
+        tried: the plans that were tried, in order.
+        rounds: since the search was begun or resumed.
+    """
+
+    def __init__(
+        self,
+        graph: PrimitiveGraph,
+        candidates: Sequence[Candidate],
+        ledger: Ledger,
+        options: Options,
+        deadline: Deadline | None = None,
+        progress: Callable[[Round], None] | None = None,
+        interface: Interface = PLAIN,
+        like: Problem | None = None,
+    ) -> None:
+        """Write the program.
+
+        Args:
+            graph: the graph.
+            candidates: its candidates.
+            ledger: answers questions.
+            options: how to search.
+            deadline: when to stop.
+            progress: called with each round.
+            interface: the layouts of inputs and outputs.
+            like: the instance in another interface, if it is written already.
+        """
+        self.graph, self.candidates, self.ledger, self.options = graph, tuple(candidates), ledger, options
+        self.limits = ledger.limits
+        self.deadline = self.last_deadline = deadline or Deadline()
+        self.progress = progress
+        self.most_measured: int | None = None
+        self.tried: dict[tuple[int, ...], None] = {}
+        self.rounds: list[Round] = []
+        self.start_s = time.monotonic()
+        self._keys = frozenset(c.key for c in self.candidates)
+        self._proven = (0, 0)  # a bound, and after how many corrections it was proven
+        self._combined: frozenset[int] = frozenset()
+        self._relaxed: tuple[list[int], int, dict[int, int]] | None = None
+        ledger.look_up(self.candidates)
+        required, given = interface.ports(graph)
+        if like is None:
+            ledger.bounds_ns(self.candidates)  # one question for all
+            problem = make_problem(graph, self.candidates, ledger.cost_ns, interface)
+        else:
+            problem = replace(like, required=required, given=given)
+        self.solver = Solver(
+            problem,
+            workers=options.search.solver_workers,
+            seed=options.search.seed,
+            describe=self._describe,
+            like=like,
+            limits=self.limits,
+        )
+
+    # What follows from the ledger.
+
+    def best_two(self) -> tuple[Priced | None, Priced | None]:
+        """Return the best plan that was tried and the second-best one, at what they cost by now.
+
+        Where no plan is measured, the best is the first one whose kernels have not failed.
+        """
+        plans = [(kernels, [self.candidates[k] for k in kernels]) for kernels in self.tried]
+        measured = sorted(
+            ((plan_ns(self.ledger, own), kernels) for kernels, own in plans if all(map(self.ledger.is_measured, own))),
+            key=lambda plan: plan[0],
+        )
+        if measured:
+            best = measured[0]
+            return best, next((plan for plan in measured if set(plan[1]) != set(best[1])), None)
+        alive = ((kernels, own) for kernels, own in plans if not any(map(self.ledger.has_failed, own)))
+        kernels, own = next(alive, (None, ()))
+        if kernels is None:
+            return None, None
+        if not self.options.measure:
+            return (sum(price(self.ledger, own).costs_ns), kernels), None
+        return (plan_ns(self.ledger, own), kernels), None
+
+    @property
+    def best(self) -> Priced | None:
+        """The best plan so far."""
+        return self.best_two()[0]
+
+    @property
+    def bound_ns(self) -> int:
+        """No plan costs less; 0 if the bounds were corrected since that was proven."""
+        bound_ns, corrections = self._proven
+        return bound_ns if corrections == self.ledger.corrections else 0
+
+    @bound_ns.setter
+    def bound_ns(self, bound_ns: int) -> None:
+        self._proven = bound_ns, self.ledger.corrections
+
+    @property
+    def usable(self) -> tuple[Candidate, ...]:
+        """The candidates that have not failed."""
+        return tuple(c for c in self.candidates if not self.ledger.has_failed(c))
+
+    @property
+    def known(self) -> int:
+        """How many different candidates are measured or have failed."""
+        return len(self._keys & self.ledger.records.keys())
+
+    def runner_up(self) -> tuple[Candidate, ...]:
+        """Return the second-best measured plan, if the best is not proven and it is near."""
+        best, second = self.best_two()
+        if best is None or second is None or self._is_close(best):
+            return ()
+        return tuple(self.candidates[k] for k in second[1]) if second[0] <= self.limits.runner_up * best[0] else ()
+
+    def _is_close(self, best: Priced | None) -> bool:
+        """Return whether a plan is proven to be as good as was asked for."""
+        return best is not None and best[0] - self.bound_ns <= self.options.gap * best[0]
+
+    def _has_gained(self, bound_ns: int, before: Priced | None) -> bool:
+        """Return whether plan and bound are noticeably nearer to each other than before."""
+        best = self.best
+        if best is None or before is None:
+            return True
+        return before[0] - best[0] + self.bound_ns - bound_ns > self.limits.noticeable * best[0]
+
+    def _room(self) -> int:
+        """Return how many candidates may still be measured."""
+        most = self.most_measured
+        if most is None:
+            most = max(self.limits.free_measurements, int(self.options.search.max_measured * len(self._keys)))
+        return max(0, most - self.known)
+
+    def _has_time(self) -> bool:
+        return not self.ledger.is_over(self.deadline)
+
+    # The loop.
+
+    def run(self) -> Orchestration:
+        """Solve and measure until the plan is proven, or the budget is spent.
+
+        Raises:
+            InfeasibleError: no plan exists.
+        """
+        if self.options.measure:
+            self.estimate()
+            return self.prove()
+        prices = price(self.ledger, self.candidates)
+        plan = self._solve(prices.costs_ns, prices.is_measured, self.limits.round_seconds, 0.0)
+        self.tried = {plan.kernels: None}
+        self.bound_ns = plan.certificate.bound_ns
+        self._report()
+        return self._result(stopped=False)
+
+    def estimate(self) -> None:
+        """Find a good plan: solve with estimates for what is not measured, until all of it is.
+
+        It proves nothing, but it finds in a few rounds what the bounds alone find late.
+        """
+        limits = self.limits
+        for _ in range(limits.estimate_rounds):
+            has_plan = self.best is not None
+            if not has_plan and not self._has_time():
+                break
+            found = self.explore() if has_plan else self.explore(limits.first_seconds)
+            has_time = found.unknown and self._has_time()
+            most = max(0, min(limits.round_candidates, self._room() - len(found.unknown)))
+            others = [k for _, k in found.improvements[:most]] if has_time else []
+            self._measure(found.unknown, is_needed=not has_plan)
+            self.tried[found.kernels] = None
+            self._measure(others)
+            self._report()
+            if self.best is not None and (not found.unknown or not self._has_time()):
+                break
+        self.combine_measured()
+        self._find_any()
+
+    def prove(self, most_rounds: int | None = None) -> Orchestration:
+        """Measure what bounds say may be better, until nothing may, or rounds or time are spent.
+
+        Raises:
+            InfeasibleError: no plan exists.
+        """
+        stopped, quiet, count = False, 0, 0
+        seconds, gap = self.limits.round_seconds, self.limits.round_gap
+        while not self._is_close(best := self.best) and count != most_rounds:
+            count += 1
+            if not self._has_time():
+                return self.end()
+            bound_ns, prices = self.bound_ns, price(self.ledger, self.candidates)
+            plan = self._solve(prices.costs_ns, prices.is_measured, seconds, gap, bound_ns)
+            self.bound_ns = max(bound_ns, plan.certificate.bound_ns)
+            unknown = unmeasured(self.ledger, self.candidates, plan.kernels)
+            has_room = self._room() > 0
+            if unknown and has_room and self._has_time():
+                self._measure([*unknown, *self._near_optimal(prices)][: self._room()])
+            self.tried[plan.kernels] = None
+            self._report()
+            stopped = not self._has_time()
+            quiet = 0 if self._has_gained(bound_ns, best) else quiet + 1
+            if stopped or quiet >= self.options.search.patience or (unknown and not has_room):
+                break
+            if not unknown:
+                # All of the solution is measured, so only a better proof is left to be had.
+                if plan.certificate.status is Status.OPTIMAL or seconds > self.limits.round_seconds:
+                    break
+                seconds, gap = self.options.search.solver_seconds, 0.0
+        self.combine_measured()
+        return self._result(stopped)
+
+    def combine_measured(self) -> None:
+        """Look for the best plan of what is measured: no solve has seen the last measurements."""
+        prices, best = price(self.ledger, self.candidates), self.best
+        measured = frozenset(k for k, is_measured in enumerate(prices.is_measured) if is_measured)
+        if best is None or self._is_close(best) or measured == self._combined or not measured.issuperset(best[1]):
+            return
+        self._combined, limits = measured, self.limits
+        left_s, seconds = self.ledger.left_s(self.deadline), limits.combine_seconds
+        plan = self.ledger.solve(
+            self.solver,
+            prices.costs_ns,
+            seconds=seconds if left_s is None else max(limits.last_seconds, min(seconds, left_s)),
+            hint=best[1],
+            gap=limits.round_gap,
+            excluded=[k for k in range(len(self.candidates)) if k not in measured],
+        )
+        if plan.kernels:
+            self.tried[plan.kernels] = None
+        if self.best != best:
+            self._report()
+
+    def explore(self, seconds: float | None = None, gap: float | None = None) -> Exploration:
+        """Return the best plan by estimates, and what else is worth measuring.
+
+        Args:
+            seconds: longest time for the plan; half a round's if not given.
+            gap: by which it may be worse than the best; `estimate_gap` if not given.
+        """
+        estimates = estimates_ns(self.ledger, self.candidates)
+        plan = self._solve(
+            estimates,
+            None,
+            self.limits.round_seconds / 2 if seconds is None else seconds,
+            self.limits.estimate_gap if gap is None else gap,
+        )
+        unknown = unmeasured(self.ledger, self.candidates, plan.kernels)
+        least_ns = self.limits.least_improvement * (plan.certificate.objective_ns or 0)
+        own = {self.candidates[k].key for k in unknown}
+        slack_ns = self._relax_estimates(estimates)[1]
+        others = expected_improvements(self.ledger, self.candidates, estimates, slack_ns, least_ns, own)
+        return Exploration(plan.kernels, unknown, others)
+
+    def estimated_ns(self) -> int:
+        """Return about what the best plan costs by estimates: the bound of the relaxation."""
+        return self._relax_estimates(estimates_ns(self.ledger, self.candidates))[0]
+
+    def try_plan(self, kernels: tuple[int, ...]) -> None:
+        """Try a plan, and report the round."""
+        self.tried[kernels] = None
+        self._report()
+
+    def resume(self, deadline: Deadline, most_measured: int | None) -> None:
+        """Begin another search with other limits; what was found is kept, but no bound.
+
+        Plans that could not be measured before are forgotten if there is time now.
+        """
+        self.deadline, self.most_measured = deadline, most_measured
+        self.start_s, self.rounds, self.bound_ns = time.monotonic(), [], 0
+        best = self.best
+        if best is not None and unmeasured(self.ledger, self.candidates, best[1]) and self._has_time():
+            self.tried.clear()
+
+    def revise(self, found: Orchestration) -> Orchestration:
+        """Return the best plan now that some of a result's kernels were measured again.
+
+        Costs have only risen, so that what was proven holds, but another plan may be better.
+
+        Args:
+            found: what this search, or that of an earlier run, has found.
+
+        Raises:
+            InfeasibleError: the candidates that still work do not make up a plan.
+        """
+        if self.best is None:
+            number = {id(candidate): k for k, candidate in enumerate(self.candidates)}
+            self.tried[tuple(number[id(step)] for step in found.steps)] = None
+        self._combined = frozenset()
+        self.combine_measured()
+        self._find_any()
+        self.bound_ns = max(self.bound_ns, found.certificate.bound_ns)
+        return self._result(found.stopped_by_budget)
+
+    def end(self) -> Orchestration:
+        """Return the best plan, with what the relaxation proves: no more is measured.
+
+        Raises:
+            InfeasibleError: there is no plan.
+        """
+        self.combine_measured()
+        self.bound_ns = self._relax(price(self.ledger, self.candidates).costs_ns, self.limits.least_proof_seconds)[0]
+        self._report()
+        return self._result(stopped=True)
+
+    def _find_any(self) -> None:
+        """Find a plan if there is none: a kernel of every solution so far has failed."""
+        while self.best is None:
+            estimates = estimates_ns(self.ledger, self.candidates)
+            plan = self._solve(estimates, None, self.limits.round_seconds, self.limits.estimate_gap)
+            self._measure(plan.kernels, is_needed=True)
+            self.tried[plan.kernels] = None
+
+    # Questions to the ledger.
+
+    def _solve(
+        self, costs_ns: list[int], is_measured: list[bool] | None, seconds: float, gap: float, bound_ns: int = 0
+    ) -> Plan:
+        left_s, best = self.ledger.left_s(self.deadline), self.best
+        if left_s is not None:
+            least_s = self.limits.first_seconds if best is None else self.limits.last_seconds
+            seconds = max(min(least_s, seconds), min(seconds, left_s))
+        plan = self.ledger.solve(
+            self.solver,
+            costs_ns,
+            is_measured=is_measured,
+            seconds=seconds,
+            hint=best[1] if best else None,
+            lower_bound_ns=bound_ns,
+            excluded=self._failed(),
+            gap=gap,
+        )
+        found = plan.certificate
+        if found.status is Status.INFEASIBLE:
+            raise InfeasibleError(
+                "the candidates that work do not make up a plan",
+                hint="Run `korch doctor`; `korch --verbose optimize` says why candidates failed",
+            )
+        if found.status is Status.UNKNOWN:
+            raise InfeasibleError(
+                f"the solver found no plan within {seconds:.0f} s",
+                hint="Raise SearchLimits.solver_seconds, or lower SearchLimits.max_primitives",
+            )
+        logger.info(
+            "solved: %s, %s ns, bound %s ns, %.1f s",
+            found.status.value,
+            found.objective_ns,
+            found.bound_ns,
+            found.seconds,
+        )
+        return plan
+
+    def _relax(self, costs_ns: list[int], least_s: float = 1.0) -> tuple[int, dict[int, int]]:
+        left_s, most_s = self.ledger.left_s(self.deadline), self.limits.relax_seconds
+        seconds = most_s if left_s is None else max(least_s, min(most_s, left_s))
+        return self.ledger.relax(self.solver, costs_ns, excluded=self._failed(), seconds=seconds)
+
+    def _relax_estimates(self, estimates: list[int]) -> tuple[int, dict[int, int]]:
+        """Return what the relaxation says of estimates; a second time without solving it again."""
+        if self._relaxed is None or self._relaxed[0] != estimates:
+            self._relaxed = (estimates, *self._relax(estimates))
+        return self._relaxed[1:]
+
+    def _near_optimal(self, prices: Prices) -> list[int]:
+        bound_ns, slack_ns = self._relax(prices.costs_ns)
+        best = self.best
+        return near_optimal(self.ledger, self.candidates, slack_ns, best[0] - bound_ns if best else 0)
+
+    def _measure(self, kernels: Sequence[int], *, is_needed: bool = False) -> None:
+        """Measure candidates; those of a first plan are needed, whatever time is left."""
+        unique = {self.candidates[k].key: self.candidates[k] for k in kernels}
+        todo = [c for key, c in unique.items() if key not in self.ledger.records]
+        deadline, needed = (self.last_deadline, len(todo)) if is_needed else (self.deadline, 0)
+        measure_some(self.ledger, todo, deadline, needed)
+
+    def _failed(self) -> list[int]:
+        return [k for k, c in enumerate(self.candidates) if self.ledger.has_failed(c)]
+
+    def _describe(self, value: int) -> str:
+        makers = self.graph.producers[value]
+        origin = self.graph.origins[makers[0]] if makers and self.graph.origins else ""
+        return f"%{value} ({origin})" if origin else f"%{value}"
+
+    def _distinct_measured(self) -> int:
+        unique = {c.key: c for c in self.candidates}
+        return sum(map(self.ledger.is_measured, unique.values()))
+
+    def _report(self) -> None:
+        best, seconds = self.best, time.monotonic() - self.start_s
+        entry = Round(self.bound_ns, best[0] if best else None, self._distinct_measured(), seconds)
+        self.rounds.append(entry)
+        if self.progress is not None:
+            self.progress(entry)
+
+    def _result(self, stopped: bool) -> Orchestration:
+        best = self.best
+        if best is None:
+            raise InfeasibleError("no plan was found")
+        objective_ns, kernels = best
+        bound_ns, prices = min(self.bound_ns, objective_ns), price(self.ledger, self.candidates)
+        certificate = Certificate(
+            status=Status.OPTIMAL if bound_ns == objective_ns else Status.FEASIBLE,
+            objective_ns=objective_ns,
+            bound_ns=bound_ns,
+            kernels=len(self.candidates),
+            measured=sum(prices.is_measured),
+            is_measured=all(prices.is_measured[k] for k in kernels),
+            seconds=time.monotonic() - self.start_s,
+        )
+        return Orchestration(
+            steps=tuple(self.candidates[k] for k in kernels),
+            certificate=certificate,
+            costs_ns=tuple(prices.costs_ns[k] for k in kernels),
+            rounds=tuple(self.rounds),
+            measured=sum(prices.is_measured),
+            distinct_measured=self._distinct_measured(),
+            failed=len(prices.failed),
+            stopped_by_budget=stopped,
+        )

@@ -1,0 +1,97 @@
+"""A search that is replayed from its ledger finds the same plan, and measures nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from benchmarks.models import build
+
+import korch
+from korch.assembly.segments import search_segments
+from korch.assembly.task import prepare_all
+from korch.candidate.candidate import Candidate
+from korch.deadline import Deadline
+from korch.equivalence.saturate import saturate
+from korch.errors import ReplayError
+from korch.fission import fission
+from korch.frontend.onnx import load_model
+from korch.limits import SearchLimits
+from korch.measure.cpu import CpuMeter
+from korch.options import Options
+from korch.partition.block import find_blocks
+from korch.partition.join import join
+from korch.partition.split import split_segments
+from korch.search.ledger import Ledger
+from partition_oracle import FakeMeter
+
+OPTIONS = Options(threads=1, search=SearchLimits(max_primitives=4, solver_seconds=5.0, solver_workers=1))
+
+
+class Silent(FakeMeter):
+    """Has the target and the providers, and no answer but bounds."""
+
+    def measure(self, *arguments: Any) -> Any:
+        raise AssertionError("a replay measures nothing")
+
+    known = confirm = guess_ns = compile_s = measure  # type: ignore[assignment]
+
+
+def plan(ledger: Ledger, deadline: Deadline | None = None) -> list[str]:
+    graph = fission(load_model(build("conv_bn_relu")))
+    partition = find_blocks(graph, split_segments(graph, 8), lambda g: saturate(g, strict=False))
+    joined = join(partition)
+    tasks = prepare_all(partition, joined, ledger.meter, OPTIONS)
+    outcome = search_segments(partition, joined, tasks, ledger, OPTIONS, deadline or Deadline(), lambda b, r: None)
+    ledger.close()
+    return [step.key for step in outcome.plans["optimal"]]
+
+
+@pytest.mark.parametrize("deadline", [Deadline(), Deadline(0.0)])
+def test_a_search_in_segments_is_replayed(tmp_path: Path, deadline: Deadline) -> None:
+    path = tmp_path / "search.ledger"
+    steps = plan(Ledger(FakeMeter(), OPTIONS.search, write_to=path), deadline)
+    assert plan(Ledger(Silent(), OPTIONS.search, replay=path)) == steps
+
+
+def test_a_ledger_of_another_search_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "search.ledger"
+    plan(Ledger(FakeMeter(), OPTIONS.search, write_to=path, about={"target": "a"}))
+    with pytest.raises(ReplayError, match="the ledger is of a search with target 'a'; here it is 'b'"):
+        Ledger(Silent(), OPTIONS.search, replay=path, about={"target": "b"})
+    lines = path.read_text().splitlines()
+    kind, _, answer = json.loads(lines[4])
+    path.write_text("\n".join([*lines[:4], json.dumps([kind, "another", answer]), *lines[5:]]))
+    with pytest.raises(ReplayError, match=f"line 5: the search asks for {kind} .*, but the ledger has {kind} another"):
+        plan(Ledger(Silent(), OPTIONS.search, replay=path, about={"target": "a"}))
+    path.write_text("\n".join(lines[:4]))
+    with pytest.raises(ReplayError, match="the ledger has nothing next"):
+        plan(Ledger(Silent(), OPTIONS.search, replay=path, about={"target": "a"}))
+    path.write_text("not JSON")
+    with pytest.raises(ReplayError, match="line 1: 'not JSON' is not an entry of a ledger"):
+        Ledger(Silent(), OPTIONS.search, replay=path)
+
+
+def test_a_model_is_optimized_again_from_the_ledger(
+    tmp_path: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, path = build("conv_bn_relu"), tmp_path / "search.ledger"
+    options = {"threads": 1, "search": SearchLimits(max_primitives=4), "cache_folder": cache_folder}
+    first = korch.optimize(model, ledger=path, **options)
+
+    def refuse(self: CpuMeter, candidates: list[Candidate], *rest: Any) -> None:
+        raise AssertionError("a replay measures nothing")
+
+    for name in ("measure", "confirm"):
+        monkeypatch.setattr(CpuMeter, name, refuse)
+    again = korch.optimize(model, replay=path, **options)
+    assert [s.candidate for s in again.plan.steps] == [s.candidate for s in first.plan.steps]
+    assert again.report["predicted_ms"] == first.report["predicted_ms"]
+    given = {i.name: np.ones(i.shape, np.float32) for i in first.get_inputs()}
+    for expected, found in zip(first.run(None, given), again.run(None, given), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    with pytest.raises(ReplayError, match="the ledger is of a search with options"):
+        korch.optimize(model, replay=path, gap=0.5, **options)
