@@ -126,7 +126,7 @@ class FakeMeter:
 
     def measure(self, candidates: Sequence[Candidate], deadline: object = None) -> list[Measured | Failed]:
         for candidate in candidates:
-            record: Measured | Failed = Measured(self.true_ns(candidate), 0.0, ())
+            record: Measured | Failed = Measured(self.true_ns(candidate), ())
             if candidate.key in self.broken:
                 record = Failed("crashed", "scripted")
             self.records[candidate.key] = record

@@ -43,10 +43,6 @@ class Deadline:
         """Return the deadline of the first of several parts that share what is left."""
         return self.less(1 - 1 / parts)
 
-    def grace(self, seconds: float) -> Deadline:
-        """Return a deadline some seconds from now, whatever this one's, that is stopped with it."""
-        return Deadline(time.monotonic() + seconds, self._told)
-
     def stop(self) -> None:
         """Bring it forward to now."""
         self._told.set()

@@ -148,12 +148,12 @@ class Hopeful(FakeMeter):
         for c in candidates:
             if c.key in new:
                 time_ns = self.true_ns(c) * (90 + int(c.key, 16) % 10) // 100
-                self.records[c.key] = Measured(time_ns, 0.0, ())
+                self.records[c.key] = Measured(time_ns, ())
         return [self.records[c.key] for c in candidates]
 
     def confirm(self, candidates: Sequence[Candidate], deadline: object = None) -> list[Measured | Failed]:
         for c in candidates:
-            self.records[c.key] = Measured(self.true_ns(c), 0.0, (), is_confirmed=True)
+            self.records[c.key] = Measured(self.true_ns(c), (), is_confirmed=True)
         return [self.records[c.key] for c in candidates]
 
 

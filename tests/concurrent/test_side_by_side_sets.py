@@ -81,7 +81,7 @@ class Meter:
 
     def known(self, candidate: Candidate) -> Record | None:
         if candidate.provider == "toy":
-            return Measured(self.cost_ns(candidate)[0], 0.0, ())
+            return Measured(self.cost_ns(candidate)[0], ())
         return self.records.get(candidate.key)
 
     def measure(self, candidates: Sequence[Candidate], end: object = None) -> list[Record]:
@@ -100,7 +100,7 @@ def operations(candidate: Candidate) -> list[list[str]]:
 
 
 def longest_lane(alone: dict[str, int]) -> Callable[[list[list[str]]], Record]:
-    return lambda lanes: Measured(max(sum(alone[op] for op in lane) for lane in lanes), 0.0, ())
+    return lambda lanes: Measured(max(sum(alone[op] for op in lane) for lane in lanes), ())
 
 
 class Scaled(Meter):
@@ -120,13 +120,13 @@ class Scaled(Meter):
             times = [[self.alone(op, n) for op in lane] for lane, n in zip(lanes, counts, strict=True)]
             failed = [r for lane in times for r in lane if isinstance(r, Failed)]
             longest_ns = max(sum(r.time_ns for r in lane if isinstance(r, Measured)) for lane in times)
-            self.records[candidate.key] = failed[0] if failed else Measured(longest_ns, 0.0, ())
+            self.records[candidate.key] = failed[0] if failed else Measured(longest_ns, ())
         return [self.records[c.key] for c in candidates]
 
 
 def taking(**work_ns: int) -> Callable[[str, int], Record]:
     """Kernels of so much work, which lose 600 ns by each thread."""
-    return lambda op, n: Measured(round(work_ns.get(op, 1e9) / n) + 600 * n, 0.0, ())
+    return lambda op, n: Measured(round(work_ns.get(op, 1e9) / n) + 600 * n, ())
 
 
 def plan_of(text: str, order: Sequence[int] = ()) -> tuple[PrimitiveGraph, list[Candidate]]:
@@ -170,9 +170,9 @@ def test_sets_that_wait_for_each_other_are_not_chosen() -> None:
     # exp with abs, and neg with tanh, would save most, but each would wait for the other.
     def time_ns(lanes: list[list[str]]) -> Record:
         if len(lanes) == 1:
-            return Measured(15_000, 0.0, ())
+            return Measured(15_000, ())
         names = {op for lane in lanes for op in lane}
-        return Measured(15_000 if names in ({"exp", "abs"}, {"neg", "tanh"}) else 19_000, 0.0, ())
+        return Measured(15_000 if names in ({"exp", "abs"}, {"neg", "tanh"}) else 19_000, ())
 
     plan = found(CHAINS, Meter(COSTS, time_ns))
     assert plan is not None
@@ -191,7 +191,7 @@ def test_no_set_without_gain() -> None:
 
 def test_a_set_that_is_slower_than_thought_is_left() -> None:
     def time_ns(lanes: list[list[str]]) -> Record:
-        return Measured(15_000 if len(lanes) == 1 else 21_000, 0.0, ())
+        return Measured(15_000 if len(lanes) == 1 else 21_000, ())
 
     meter = Meter(COSTS, time_ns)
     assert found(CHAINS, meter) is None
@@ -201,7 +201,7 @@ def test_a_set_that_is_slower_than_thought_is_left() -> None:
 def test_what_fails_is_left() -> None:
     def time_ns(lanes: list[list[str]]) -> Record:
         is_out = len(lanes) > 1 or "exp" in lanes[0]
-        return Failed("crashed", "so it does") if is_out else Measured(15_000, 0.0, ())
+        return Failed("crashed", "so it does") if is_out else Measured(15_000, ())
 
     assert found(CHAINS, Meter(COSTS, time_ns)) is None
 
@@ -296,7 +296,7 @@ def test_the_order_is_kept_and_sets_come_where_their_last_part_did(order: tuple[
     def time_ns(lanes: list[list[str]]) -> Record:
         names = {op for lane in lanes for op in lane}
         is_good = len(lanes) == 1 or names == {"exp", "neg"}
-        return Measured(15_000 if is_good else 30_000, 0.0, ())
+        return Measured(15_000 if is_good else 30_000, ())
 
     plan = found(CHAINS, Meter(COSTS, time_ns), order)
     assert plan is not None
@@ -330,7 +330,7 @@ def test_who_reads_a_concatenation_in_place_waits_for_those_who_write_its_pieces
     assert waits_for(graph, steps) == [0, 0, 0b11, 0b111, 0b1, 0b10001]
     costs = dict.fromkeys(("exp", "neg", "concat", "abs", "tanh"), 10_000)
     meter = Meter(costs, longest_lane(dict.fromkeys(costs, 6000)))
-    meter.records[joined.key] = Measured(0, 0.0, ())
+    meter.records[joined.key] = Measured(0, ())
     found = side_by_side(graph, steps, Ledger(meter), Options(), Deadline())  # type: ignore[arg-type]
     assert found is not None and joined in found
     assert not any("concat" in op for lanes in meter.measured for lane in lanes for op in lane)
@@ -412,14 +412,14 @@ def test_threads_are_shared_by_work(threads: int, exp_ns: int, neg_ns: int, plan
 
 def test_a_kernel_that_gains_nothing_by_threads_has_one() -> None:
     def alone(op: str, threads: int) -> Record:
-        return Measured(12_000 if op == "neg" else round(84_000 / threads), 0.0, ())
+        return Measured(12_000 if op == "neg" else round(84_000 / threads), ())
 
     assert found(TWO, Scaled(alone, 8)) in (["7:exp|neg"], ["neg|7:exp"])
 
 
 def test_a_kernel_that_is_fastest_on_half_of_the_threads_leaves_the_others_idle() -> None:
     def alone(op: str, threads: int) -> Record:
-        return Measured({1: 30_000, 4: 10_000}.get(threads, 20_000), 0.0, ())
+        return Measured({1: 30_000, 4: 10_000}.get(threads, 20_000), ())
 
     text = """
 graph(%0 "x": f32[8]) -> (%2 "a")
@@ -433,7 +433,7 @@ def test_kernels_that_fail_on_several_threads_have_one() -> None:
     def alone(op: str, threads: int) -> Record:
         if 1 < threads < 8:
             return Failed("refused", "it calls a library")
-        return Measured(15_000 if threads == 1 else 10_000, 0.0, ())
+        return Measured(15_000 if threads == 1 else 10_000, ())
 
     meter = Scaled(alone, 8)
     assert found(TWO, meter) in (["exp|neg"], ["neg|exp"])
@@ -442,7 +442,7 @@ def test_kernels_that_fail_on_several_threads_have_one() -> None:
 
 def test_a_kernel_of_one_thread_beside_others_in_turn_on_the_rest() -> None:
     def alone(op: str, threads: int) -> Record:
-        return Measured(30_000 if op == "exp" else round(98_000 / threads), 0.0, ())
+        return Measured(30_000 if op == "exp" else round(98_000 / threads), ())
 
     text = """
 graph(%0 "x": f32[8]) -> (%1 "a", %2 "b", %3 "c")

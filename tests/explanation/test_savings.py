@@ -57,7 +57,7 @@ class Costs:
         offer = candidate.offer
         text = f"{candidate.provider} {offer.variant} {candidate.group.text}"
         bit = zlib.crc32(" ".join(map(str, (text, *offer.inputs, *offer.outputs))).encode()) % 10
-        return Measured(candidate.linear_flop + bit + 11, 0.0, ())
+        return Measured(candidate.linear_flop + bit + 11, ())
 
     def cost_ns(self, candidate: Candidate) -> tuple[int, bool]:
         record = self.known(candidate)

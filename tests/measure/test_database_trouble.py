@@ -8,7 +8,7 @@ import pytest
 from korch.measure.database import LATER_MS, SWITCH_SECONDS, Database
 from korch.measure.record import Measured
 
-KNOWN = Measured(1200, 0.25, (1200, 1300, 1500))
+KNOWN = Measured(1200, (1200, 1300, 1500))
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_a_locked_database_is_not_taken_for_a_damaged_one(locked, caplog):
 def test_a_database_that_takes_nothing_says_so_once(database, caplog):
     pages = database._connection.execute("PRAGMA page_count").fetchone()[0]
     database._connection.execute(f"PRAGMA max_page_count = {pages}")  # as a full disk does
-    large = Measured(1, 0.0, tuple(range(10_000)))
+    large = Measured(1, tuple(range(10_000)))
     for name in "abc":
         database.put_record(name, large)
         assert database.record(name) is None

@@ -32,11 +32,11 @@ def test_a_short_wait_is_no_disturbance() -> None:
 
 
 def test_an_undisturbed_measurement_counts_more_than_a_longer_disturbed_one() -> None:
-    first = Measured(900, 0.0, (900,), disturbed=4, is_disturbed=True)
-    again = Measured(500, 0.0, (500,), disturbed=1)
+    first = Measured(900, (900,), disturbed=4, is_disturbed=True)
+    again = Measured(500, (500,), disturbed=1)
     for pair in ((first, again), (again, first)):
         found = confirmed(*pair)
-        assert found == Measured(500, 0.0, (500,), is_confirmed=True, disturbed=5)
+        assert found == Measured(500, (500,), is_confirmed=True, disturbed=5)
     assert from_text(to_text(found)) == found
 
 

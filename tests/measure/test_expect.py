@@ -26,11 +26,11 @@ def test_it_is_what_runs_take_of_which_some_kernels_are_interrupted():
 
 
 def test_what_a_cost_has_beyond_its_samples_is_added():
-    record = Measured(100, 0.0, (100, 100, 100))
+    record = Measured(100, (100, 100, 100))
     assert expect([(120, record), (100, record)]).median_ns == 220
     assert expect([]).median_ns == 0
 
 
-@pytest.mark.parametrize("record", [None, Failed("hung", ""), Measured(100, 0.0, ())])
+@pytest.mark.parametrize("record", [None, Failed("hung", ""), Measured(100, ())])
 def test_without_samples_nothing_is_expected(record):
-    assert expect([(100, Measured(100, 0.0, (100,))), (100, record)]) is None
+    assert expect([(100, Measured(100, (100,))), (100, record)]) is None

@@ -16,7 +16,7 @@ from korch.provider.generated import GeneratedProvider
 
 RATES = Calibration((Level(0, 1e10, 1e10),), 1e11, 1.0, 500.0)
 LASTING = (
-    Measured(5, 0.0, (5,)),
+    Measured(5, (5,)),
     Failed("refused", "no"),
     Failed("not compiled", "error"),
     Failed("not created", "no"),

@@ -17,7 +17,7 @@ from korch.measure.calibrate import Calibration, Level, Work
 from korch.measure.compiler import NATIVE_FOLDER, Builder, CompileFailure, find_compiler, usable_folder
 from korch.measure.database import SCHEMA_VERSION, Database
 from korch.measure.record import Failed, Measured, from_text, summarize, to_text
-from korch.measure.timer import BufferSpec, Job, time_kernels
+from korch.measure.timer import BufferSpec, Job, Setup, time_kernels
 
 RUN = 'extern "C" int NAME_run(void*, void* const* b) {'
 FINE = RUN + " ((float*)b[1])[0] = ((float*)b[0])[0]; return 0; }\n"
@@ -53,7 +53,7 @@ def timer(builder: Builder) -> Path:
 def test_what_goes_wrong_in_a_kernel_stays_there(builder: Builder, timer: Path) -> None:
     library = builder.library(list(KERNELS.values()))
     jobs = [Job(name, name == "unmade", BUFFERS) for name in KERNELS]
-    found = dict(zip(KERNELS, time_kernels(jobs, library, timer, [], 1, 4.0), strict=True))
+    found = dict(zip(KERNELS, time_kernels(jobs, Setup(library, timer, hang_seconds=4.0)), strict=True))
     assert isinstance(found["fine"], Measured) and isinstance(found["later"], Measured)
     assert found["segfault"] == Failed("crashed", "the process ended by SIGSEGV")
     assert found["abort"] == Failed("crashed", "the process ended by SIGABRT")
@@ -99,14 +99,14 @@ def test_a_damaged_database_is_moved_aside(tmp_path: Path, caplog: pytest.LogCap
     with caplog.at_level(logging.WARNING):
         database = Database(tmp_path, "target")
     assert "is damaged" in caplog.text and path.with_suffix(".damaged").exists()
-    database.put_record("c", Measured(5, 0.0, (5,)))
-    assert database.record("c") == Measured(5, 0.0, (5,))
+    database.put_record("c", Measured(5, (5,)))
+    assert database.record("c") == Measured(5, (5,))
     database.close()
 
 
 def test_a_damaged_record_counts_as_not_tried(tmp_path: Path) -> None:
     database = Database(tmp_path, "target")
-    database.put_record("c", Measured(5, 0.0, (5,)))
+    database.put_record("c", Measured(5, (5,)))
     connection = sqlite3.connect(database.path)
     with connection:
         connection.execute("UPDATE records SET record = '{'")

@@ -11,7 +11,7 @@ from korch.errors import MeasureError
 from korch.measure import session, timer, worker
 from korch.measure.compiler import NATIVE_FOLDER
 from korch.measure.record import Failed, Measured
-from korch.measure.timer import BufferSpec, Job, time_kernels
+from korch.measure.timer import BufferSpec, Job, Setup, time_kernels
 from korch.primitive.types import DType
 
 HEAD = "".join(f"#include <{n}.h>\n" for n in ("signal", "stdlib", "stdint", "stdio", "unistd"))
@@ -71,7 +71,7 @@ def measure(libraries, monkeypatch):
     def run(*names: str, hang_seconds: float = 20.0) -> list[Measured | Failed]:
         jobs = [Job(name, name in CREATES, buffers) for name in names]
         before = children()
-        found = time_kernels(jobs, *libraries, [], threads=2, hang_seconds=hang_seconds)
+        found = time_kernels(jobs, Setup(*libraries, threads=2, hang_seconds=hang_seconds))
         assert children() <= before  # no process is left behind, not even a dead one
         return found
 
@@ -124,15 +124,15 @@ def test_a_library_that_does_not_load_is_an_error(libraries, tmp_path):
     broken.write_bytes(b"nothing")
     job = Job("good", False, (BufferSpec(64, "f32"),))
     with pytest.raises(MeasureError) as caught:
-        time_kernels([job], Path(broken), libraries[1], [], threads=1)
+        time_kernels([job], Setup(Path(broken), libraries[1]))
     assert str(caught.value) == (
-        f"the measuring process died before it touched a kernel: {broken}: file too short. Run `korch doctor`"
+        f"the measuring process ended before it ran a kernel: {broken}: file too short. Run `korch doctor`"
     )
 
 
 def test_no_kernels_take_no_process(libraries, monkeypatch):
     monkeypatch.setattr(session.subprocess, "Popen", None)
-    assert time_kernels([], *libraries, [], threads=1) == []
+    assert time_kernels([], Setup(*libraries)) == []
 
 
 def test_a_buffer_is_filled_with_numbers_around_one():

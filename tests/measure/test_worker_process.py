@@ -10,7 +10,7 @@ import pytest
 
 from korch.measure.compiler import NATIVE_FOLDER
 from korch.measure.record import Measured
-from korch.measure.timer import BufferSpec, Job, time_kernels
+from korch.measure.timer import BufferSpec, Job, Setup, time_kernels
 
 BUFFERS = (BufferSpec(64, "f32"), BufferSpec(64, "u8"))
 SOURCE = """
@@ -32,10 +32,10 @@ extern "C" int stays_run(void*, void* const*) {
 PARENT = """
 import sys
 from pathlib import Path
-from korch.measure.timer import BufferSpec, Job, time_kernels
+from korch.measure.timer import BufferSpec, Job, Setup, time_kernels
 library, timer, fifo = sys.argv[1:]
-time_kernels([Job("stays", False, (BufferSpec(64, "u8"),))], Path(library), Path(timer), [], 1,
-             hang_seconds=600.0, environment={"KORCH_TEST_FIFO": fifo})
+setup = Setup(Path(library), Path(timer), hang_seconds=600.0, environment={"KORCH_TEST_FIFO": fifo})
+time_kernels([Job("stays", False, (BufferSpec(64, "u8"),))], setup)
 """
 
 
@@ -46,7 +46,7 @@ def libraries(builder):
 
 
 def time_one(libraries, name):
-    (found,) = time_kernels([Job(name, False, BUFFERS)], *libraries, [], threads=1)
+    (found,) = time_kernels([Job(name, False, BUFFERS)], Setup(*libraries))
     return found
 
 

@@ -56,7 +56,7 @@ class ScriptedMeter:
         return None
 
     def record(self, candidate: str) -> Measured | Failed | None:
-        return Measured(self.true[candidate], 0.0, ()) if candidate in self.asked else None
+        return Measured(self.true[candidate], ()) if candidate in self.asked else None
 
     @property
     def database(self) -> ScriptedMeter:
@@ -71,7 +71,7 @@ class ScriptedMeter:
     def measure(self, candidates: Sequence[Candidate], deadline: object = None) -> list[Measured | Failed]:
         self.asked += [c.key for c in candidates]
         return [
-            Failed("crashed", "scripted") if c.key in self.broken else Measured(self.true[c.key], 0.0, ())
+            Failed("crashed", "scripted") if c.key in self.broken else Measured(self.true[c.key], ())
             for c in candidates
         ]
 
@@ -215,16 +215,16 @@ class Hopeful(ScriptedMeter):
     def known(self, candidate: Candidate) -> Measured | Failed | None:
         key = candidate.key
         if key in self.again:
-            return Measured(self.true[key], 0.0, (), is_confirmed=True)
-        return Measured(self.first[key], 0.0, ()) if key in self.asked else None
+            return Measured(self.true[key], (), is_confirmed=True)
+        return Measured(self.first[key], ()) if key in self.asked else None
 
     def measure(self, candidates: Sequence[Candidate], deadline: object = None) -> list[Measured | Failed]:
         self.asked += [c.key for c in candidates]
-        return [Measured(self.first[c.key], 0.0, ()) for c in candidates]
+        return [Measured(self.first[c.key], ()) for c in candidates]
 
     def confirm(self, candidates: Sequence[Candidate], deadline: object = None) -> list[Measured | Failed]:
         self.again |= {c.key for c in candidates}
-        return [Measured(self.true[c.key], 0.0, (), is_confirmed=True) for c in candidates]
+        return [Measured(self.true[c.key], (), is_confirmed=True) for c in candidates]
 
 
 @pytest.mark.parametrize("seed", range(4))

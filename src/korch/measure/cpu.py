@@ -20,7 +20,7 @@ from korch.measure.meter import BATCH, CandidateMeter
 from korch.measure.operations import has_windows, operations
 from korch.measure.pace import Pace
 from korch.measure.record import Failed, FailureKind, Measured, Record
-from korch.measure.timer import BufferSpec, Job, time_kernels
+from korch.measure.timer import BufferSpec, Job, Setup, time_kernels
 from korch.options import Options
 from korch.provider.in_place import InPlaceProvider
 from korch.provider.provider import Kernel, Provider
@@ -60,7 +60,7 @@ BATCH_SHARE = 0.3
 PACE_FACT = "pace-1"
 """The database keeps by this name how long work takes."""
 
-NOTHING = Measured(0, 0.0, (0,), is_confirmed=True)
+NOTHING = Measured(0, (0,), is_confirmed=True)
 """What is known of a candidate for which nothing runs."""
 
 
@@ -197,12 +197,14 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         begun_s = time.monotonic()
         records = time_kernels(
             [self._job(c, kernels[c.key]) for c, _ in compiled],
-            library,
-            self._timer,
-            needed_libraries(names),
-            self.options.threads,
-            own_cache_bytes=self.target.l2_bytes,
-            l3_bytes=self.target.l3_bytes,
+            Setup(
+                library,
+                self._timer,
+                needed_libraries(names),
+                self.options.threads,
+                own_cache_bytes=self.target.l2_bytes,
+                l3_bytes=self.target.l3_bytes,
+            ),
             seconds=None if left_s is None else max(0.0, BATCH_SHARE * left_s),
             stop=deadline,
         )

@@ -37,7 +37,6 @@ class Measured:
 
     Attributes:
         time_ns: the low quantile of the samples.
-        spread: (80 % quantile - 20 % quantile) / median of the samples.
         samples_ns: nanoseconds per run, in the order in which they were taken.
         is_confirmed: whether it was timed a second time, in another batch.
         disturbed: how many runs were disturbed: a thread had no core for a part of them.
@@ -46,7 +45,6 @@ class Measured:
     """
 
     time_ns: int
-    spread: float
     samples_ns: tuple[int, ...]
     is_confirmed: bool = False
     disturbed: int = 0
@@ -107,7 +105,6 @@ def to_text(record: Record) -> str:
     return json.dumps(
         {
             "time_ns": record.time_ns,
-            "spread": record.spread,
             "samples_ns": record.samples_ns,
             "is_confirmed": record.is_confirmed,
             "disturbed": record.disturbed,
@@ -127,7 +124,6 @@ def from_text(text: str) -> Record:
             return Failed(data["kind"], str(data["message"]))
         return Measured(
             int(data["time_ns"]),
-            float(data["spread"]),
             tuple(data["samples_ns"]),
             bool(data.get("is_confirmed", False)),
             int(data.get("disturbed", 0)),
@@ -164,8 +160,6 @@ def summarize(samples_ns: Sequence[int], away_ns: Sequence[int] = ()) -> Measure
     def quantile(share: float) -> int:
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
-    middle = max(1, quantile(0.5))
-    spread = (quantile(0.8) - quantile(0.2)) / middle
     # What a thread waited may not have been in the way of the others: then too much is subtracted.
-    time_ns = max(1, quantile(0.2)) if is_clean else middle
-    return Measured(time_ns, round(spread, 4), tuple(used), disturbed=disturbed, is_disturbed=not is_clean)
+    time_ns = max(1, quantile(0.2 if is_clean else 0.5))
+    return Measured(time_ns, tuple(used), disturbed=disturbed, is_disturbed=not is_clean)

@@ -23,7 +23,7 @@ from korch.measure.record import Failed, Measured, summarize
 
 START_SECONDS = 60.0
 PRINTED_BYTES = 500
-"""Of what a process printed before it died, so much is looked at."""
+"""The number of bytes kept of what a process printed to stderr before it ended."""
 
 
 def run_jobs(
@@ -60,9 +60,10 @@ def run_jobs(
             results[i] = found[local]
         left = [i for i in waiting if results[i] is None]
         if len(left) == len(waiting) and not stop.is_over:
-            reason = f": {session.unready}" if session.unready else ""
+            reason = session.unready or session.printed
             raise MeasureError(
-                f"the measuring process died before it touched a kernel{reason}", hint="Run `korch doctor`"
+                "the measuring process ended before it ran a kernel" + (f": {reason}" if reason else ""),
+                hint="Run `korch doctor`",
             )
         waiting = left
     return results
@@ -76,7 +77,7 @@ class Session:
     ) -> None:
         self.serve = serve
         self.stop = stop
-        self.said = ""  # the end of what the process printed
+        self.printed = ""  # the end of what the process wrote to stderr
         self.samples: list[list[int]] = [[] for _ in range(count)]
         self.away_ns: list[list[int]] = [[] for _ in range(count)]
         self.failures: list[Failed | None] = [None] * count
@@ -106,7 +107,7 @@ class Session:
                     if pipe is not None:
                         pipe.close()
             printed.seek(max(0, printed.seek(0, os.SEEK_END) - PRINTED_BYTES))
-            self.said = printed.read().decode(errors="replace").strip().rpartition("\n")[2]
+            self.printed = "; ".join(printed.read().decode(errors="replace").strip().splitlines())
         if ended == "done":
             return [self._result(i) for i in range(len(self.samples))]
         if ended == "stopped":
@@ -121,8 +122,8 @@ class Session:
         if code == -signal.SIGKILL:
             return Failed("killed", "the system killed it, most likely for want of memory")
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        said = f": {self.said}" if self.said else ""
-        return Failed("crashed", f"the process ended by {name}{said}")
+        printed = f": {self.printed}" if self.printed else ""
+        return Failed("crashed", f"the process ended by {name}{printed}")
 
     def _result(self, i: int) -> Measured | Failed:
         failure = self.failures[i]

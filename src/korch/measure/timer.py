@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -59,48 +59,56 @@ class Job:
     cold: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True)
+class Setup:
+    """The process that times kernels.
+
+    Attributes:
+        library: the shared library that holds the kernels.
+        timer: the shared library built from `korch_timer.cpp`.
+        preload: shared libraries that they call.
+        threads: OpenMP threads.
+        own_cache_bytes: the size of a core's own caches; other data fill them before each run.
+        l3_bytes: the size of the cache that the cores share.
+        hang_seconds: how long a kernel may run before it counts as hung.
+        environment: further environment variables.
+    """
+
+    library: Path
+    timer: Path
+    preload: Sequence[Path] = ()
+    threads: int = 1
+    own_cache_bytes: int = 1 << 20
+    l3_bytes: int = 32 << 20
+    hang_seconds: float = HANG_SECONDS
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
 def time_kernels(
-    jobs: Sequence[Job],
-    library: Path,
-    timer: Path,
-    preload: Sequence[Path],
-    threads: int,
-    hang_seconds: float = HANG_SECONDS,
-    environment: dict[str, str] | None = None,
-    own_cache_bytes: int = 1 << 20,
-    l3_bytes: int = 32 << 20,
-    seconds: float | None = None,
-    stop: Deadline | None = None,
+    jobs: Sequence[Job], setup: Setup, seconds: float | None = None, stop: Deadline | None = None
 ) -> list[Measured | Failed | None]:
     """Time kernels of one library.
 
     Args:
         jobs: the kernels.
-        library: the shared library that holds them.
-        timer: the shared library built from `korch_timer.cpp`.
-        preload: shared libraries that they call.
-        threads: OpenMP threads.
-        hang_seconds: how long a kernel may say nothing.
-        environment: further environment variables of the process.
-        own_cache_bytes: of a core's own caches, which hold other things before each run.
-        l3_bytes: of the cache that the cores share.
-        seconds: after these each kernel is timed no more, if it was timed at all.
-        stop: when to end whatever is known.
+        setup: where they are, and the process that runs them.
+        seconds: the time after which a kernel that has a sample gets no more.
+        stop: when to end in any case.
 
     Returns:
         A measurement or a failure for each job; None for one that was not timed when it ended.
     """
     task = {
-        "library": str(library),
-        "timer": str(timer),
-        "preload": [str(p) for p in preload],
-        "threads": threads,
+        "library": str(setup.library),
+        "timer": str(setup.timer),
+        "preload": [str(p) for p in setup.preload],
+        "threads": setup.threads,
         "rounds": ROUNDS,
         "least_rounds": LEAST_ROUNDS,
         "kernel_ns": KERNEL_NS,
         "parent": os.getpid(),
-        "own_cache_bytes": own_cache_bytes,
-        "l3_bytes": l3_bytes,
+        "own_cache_bytes": setup.own_cache_bytes,
+        "l3_bytes": setup.l3_bytes,
         "seconds": ENOUGH_SECONDS if seconds is None else seconds,
     }
     rows = [
@@ -113,6 +121,5 @@ def time_kernels(
         }
         for job in jobs
     ]
-    return run_jobs(
-        rows, task, "korch.measure.worker", hang_seconds, {"OMP_NUM_THREADS": str(threads), **(environment or {})}, stop
-    )
+    environment = {"OMP_NUM_THREADS": str(setup.threads), **setup.environment}
+    return run_jobs(rows, task, "korch.measure.worker", setup.hang_seconds, environment, stop)

@@ -240,7 +240,7 @@ def _cache(rng: np.random.Generator, folder: Path) -> str:
     place.mkdir(exist_ok=True)
     for old in place.iterdir():
         old.unlink()
-    records = {f"key{i}": Measured(1000 + i, 0.0, (1000 + i,)) for i in range(30)}
+    records = {f"key{i}": Measured(1000 + i, (1000 + i,)) for i in range(30)}
     with contextlib.closing(Database(place, "target")) as database:
         for key, record in records.items():
             database.put_record(key, record)
