@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from tile_groups import Graph, lowered, offers_of
 
@@ -24,6 +25,7 @@ from korch.tile.program import (
     Store,
     TileProgram,
 )
+from korch.tile.reference import run_program
 from korch.tile.text import format_program
 
 F32 = DType.F32
@@ -57,6 +59,12 @@ TILE = Buffer("t", Level.TILE, F32, 1)
 READS_TILE = replace(COPY, ops=(Load("x0", F32, "t", ZERO),))
 RAGGED = Axis("v", 4, ragged=("g", 7))
 TILED = add(scale(var("g"), 4), var("v"))
+SHARED = Buffer("w", Level.WORKSPACE, F32, 8)
+FILL = Pass((), "", (Load("x0", F32, "i0", var("g")),), (Store("w", var("g"), "x0"),))
+READS_NEXT = Pass(
+    (), "", (Load("x0", F32, "w", add(constant(7), scale(var("g"), -1))),), (Store("o0", var("g"), "x0"),)
+)
+READS_OWN = replace(READS_NEXT, ops=(Load("x0", F32, "w", var("g")),))
 REFUSED = {
     "two buffers have one name": program(COPY, more=(Buffer("i0", Level.INPUT, F32, 1),)),
     "tile program, 'x0 = f32 load i1[v]': there is no such buffer": program(
@@ -124,6 +132,10 @@ REFUSED = {
         grid=(Axis("g", 3),),
     ),
     "'x0 = f32 load t[0]': a buffer is read before it is written": program(READS_TILE, more=(TILE,)),
+    "two tasks of a stage write one element": program(COPY, grid=(Axis("g", 2),)),
+    "a task reads what another task of its stage writes": program(
+        FILL, READS_NEXT, grid=(Axis("g", 8),), more=(SHARED,)
+    ),
     "'p': an output is never written": program(COPY, more=(Buffer("p", Level.OUTPUT, F32, 1),)),
 }
 
@@ -146,6 +158,19 @@ def test_every_check_is_among_the_refusals():
                 met.add(each)
                 break
     assert met == set(check.CHECKS)
+
+
+def test_tasks_may_read_what_they_write_themselves_or_what_an_earlier_stage_wrote():
+    grid = (Axis("g", 8),)
+    check.check_program(program(FILL, READS_OWN, grid=grid, more=(SHARED,)))
+    two = program(FILL, grid=grid, more=(SHARED,))
+    check.check_program(replace(two, stages=(*two.stages, Stage(grid, (READS_NEXT,)))))
+
+
+def test_the_result_of_a_race_depends_on_the_order_of_tasks():
+    racing = program(FILL, READS_NEXT, grid=(Axis("g", 8),), more=(SHARED,))
+    given = np.arange(1, 9, dtype=np.float32)
+    assert len({tuple(run_program(racing, [given], seed)[0]) for seed in range(4)}) > 1
 
 
 def test_a_tile_lives_for_one_stage():

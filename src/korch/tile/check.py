@@ -1,17 +1,22 @@
-"""What every tile program must fulfil: small named checks, each linear in the program.
+"""What every tile program must fulfil: small named checks.
 
-They find mistakes of lowering before a compiler or a crash does. What they can't see (whether the
-numbers are right) the interpreter in `korch.tile.reference` does.
+They find mistakes of lowering before a compiler or a crash does. Whether the results are right, the
+interpreter in `korch.tile.reference` shows. All checks are linear in the program's text except the
+one for races, which visits the points of the loops.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
+import numpy as np
+
 from korch.errors import InvalidGraphError
-from korch.primitive.op import Category
+from korch.primitive.op import Array, Category
 from korch.primitive.ops import OPS
 from korch.tile.index import Expr, Ranges, Var, bounds
+from korch.tile.points import Points
 from korch.tile.program import (
     Accumulate,
     Apply,
@@ -26,6 +31,9 @@ from korch.tile.program import (
     ranges_of,
 )
 from korch.tile.text import format_op, format_sink
+
+MOST_POINTS = 1 << 22
+"""The largest number of points of a stage that is checked for races."""
 
 
 def check_program(program: TileProgram) -> None:
@@ -184,6 +192,42 @@ def buffers_are_written_first(program: TileProgram) -> None:
         )
 
 
+def tasks_do_not_race(program: TileProgram) -> None:
+    """No task reads or writes an element that another task of the same stage writes.
+
+    Stages of more than `MOST_POINTS` points are not looked at.
+    """
+    sizes = {buffer.name: buffer.size for buffer in program.buffers if buffer.level is not Level.TILE}
+    for stage in program.stages:
+        points = stage.tasks * sum(math.prod(axis.extent for axis in pass_.axes) for pass_ in stage.passes)
+        if stage.tasks < 2 or points > MOST_POINTS:
+            continue
+        passes = [(pass_, Points(stage, pass_, np.arange(stage.tasks))) for pass_ in stage.passes]
+        writers: dict[str, Array] = {}
+        for pass_, at in passes:
+            for sink in pass_.sinks:
+                if sink.buffer in sizes:
+                    writer = writers.setdefault(sink.buffer, np.full(sizes[sink.buffer], -1))
+                    places, tasks = _touched(at, sink.index, at.live)
+                    other = (writer[places] >= 0) & (writer[places] != tasks)
+                    writer[places] = tasks
+                    is_own = not np.any(other) and np.array_equal(writer[places], tasks)
+                    _require(is_own, "two tasks of a stage write one element", format_sink(sink))
+        for pass_, at in passes:
+            for op in pass_.ops:
+                if isinstance(op, Load) and op.buffer in writers:
+                    places, tasks = _touched(at, op.index, at.live & at.holds(op.guards))
+                    writer = writers[op.buffer][places]
+                    is_own = bool(np.all((writer < 0) | (writer == tasks)))
+                    _require(is_own, "a task reads what another task of its stage writes", format_op(op))
+
+
+def _touched(points: Points, index: Expr, holds: Array) -> tuple[Array, Array]:
+    """Return the place in a buffer and the task of each point at which a condition holds."""
+    arrays = [np.broadcast_to(array, points.shape) for array in (points.at(index), points.task, holds)]
+    return arrays[0][arrays[2]], arrays[1][arrays[2]]
+
+
 CHECKS = (
     buffers_are_known,
     axes_are_sound,
@@ -194,6 +238,7 @@ CHECKS = (
     sinks_suit_the_loops,
     indices_stay_inside,
     buffers_are_written_first,
+    tasks_do_not_race,
 )
 """Those that stand later rely on those before."""
 

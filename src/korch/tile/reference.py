@@ -1,6 +1,8 @@
 """The meaning of a tile program: an interpreter in NumPy.
 
-Each pass is run for all tasks at once; a tile is an array with one row per task.
+The tasks of a stage run in a random order, a few at a time, so that a program whose result depends
+on their order gives another one; the passes of these tasks run one after another. A tile is an
+array with one row per task.
 """
 
 from __future__ import annotations
@@ -12,11 +14,11 @@ import numpy as np
 from korch.primitive.op import Array
 from korch.primitive.ops import OPS
 from korch.primitive.ops.elementwise import CastAttributes
-from korch.tile.index import Atom, Choice, Entry, Expr, Quotient, Remainder, Var
+from korch.tile.index import Expr
+from korch.tile.points import Points
 from korch.tile.program import (
     Accumulate,
     Apply,
-    Axis,
     Inside,
     Level,
     Literal,
@@ -28,12 +30,21 @@ from korch.tile.program import (
     identity,
 )
 
+MOST_TURNS = 8
+"""Stages of more tasks run several of them at once: NumPy is slow for one."""
 
-def run_program(program: TileProgram, inputs: Sequence[Array]) -> list[Array]:
+
+def run_program(program: TileProgram, inputs: Sequence[Array], seed: int = 0) -> list[Array]:
     """Run a program on flat input arrays; return the flat output arrays.
 
     Elements that no store writes are zero.
+
+    Args:
+        program: a program that `check_program` accepts.
+        inputs: one array for each input buffer.
+        seed: of the order of the tasks.
     """
+    rng = np.random.default_rng(seed)
     memory: dict[str, Array] = {}
     given = iter(inputs)
     for buffer in program.buffers:
@@ -45,35 +56,22 @@ def run_program(program: TileProgram, inputs: Sequence[Array]) -> list[Array]:
         for buffer in program.buffers:
             if buffer.level is Level.TILE:
                 memory[buffer.name] = np.zeros(stage.tasks * buffer.size, buffer.dtype.numpy)
-        for pass_ in stage.passes:
-            _PassRun(program, stage, pass_, memory).run()
+        order = rng.permutation(stage.tasks)
+        for tasks in np.array_split(order, max(1, min(MOST_TURNS, stage.tasks))):
+            for pass_ in stage.passes:
+                _PassRun(program, stage, pass_, memory, tasks).run()
     return [memory[b.name] for b in program.buffers if b.level is Level.OUTPUT]
 
 
 class _PassRun:
-    """One pass over all points of its loops and its stage's grid."""
+    """One pass over all points of its loops, for some tasks of its stage."""
 
-    def __init__(self, program: TileProgram, stage: Stage, pass_: Pass, memory: dict[str, Array]) -> None:
+    def __init__(self, program: TileProgram, stage: Stage, pass_: Pass, memory: dict[str, Array], tasks: Array) -> None:
         self.program = program
         self.pass_ = pass_
         self.memory = memory
-        axes: list[Axis] = [*stage.grid, *pass_.axes]
-        self.shape = tuple(axis.extent for axis in axes)
-        self.reduced = tuple(i for i, axis in enumerate(axes) if axis.is_reduced)
-        self.env: dict[str, Array] = {}
-        for position, axis in enumerate(axes):
-            shape = [1] * len(axes)
-            shape[position] = axis.extent
-            self.env[axis.name] = np.arange(axis.extent).reshape(shape)
-        task: Array = np.zeros([1] * len(axes), np.int64)
-        for axis in stage.grid:
-            task = task * axis.extent + self.env[axis.name]
-        self.task = task
-        self.live = np.ones([1] * len(axes), bool)
-        for axis in pass_.axes:
-            if axis.ragged is not None:
-                outer, total = axis.ragged
-                self.live = self.live & (self.env[outer] * axis.extent + self.env[axis.name] < total)
+        self.points = Points(stage, pass_, tasks)
+        self.reduced = tuple(i for i, axis in enumerate(pass_.axes, 1) if axis.is_reduced)
         self.values: dict[str, Array] = {}
 
     def run(self) -> None:
@@ -91,16 +89,16 @@ class _PassRun:
                         result = OPS[op_name].reference(np.broadcast_arrays(*given), made)
                         self.values[name] = result.astype(dtype.numpy)
                     case Select(name, _, guards, inside, outside):
-                        chosen = (self._holds(guards), self.values[inside], self.values[outside])
+                        chosen = (self.points.holds(guards), self.values[inside], self.values[outside])
                         self.values[name] = np.where(*chosen)
             for sink in self.pass_.sinks:
-                value = np.broadcast_to(self.values[sink.value], self.shape)
-                place = self._flat(sink.buffer, self._at(sink.index))
-                live = np.broadcast_to(self.live, self.shape)
+                value = np.broadcast_to(self.values[sink.value], self.points.shape)
+                place = self._flat(sink.buffer, self.points.at(sink.index))
+                live = np.broadcast_to(self.points.live, self.points.shape)
                 if isinstance(sink, Accumulate):
                     self._accumulate(sink, value, place)
                 else:
-                    self.memory[sink.buffer][np.broadcast_to(place, self.shape)[live]] = value[live]
+                    self.memory[sink.buffer][np.broadcast_to(place, self.points.shape)[live]] = value[live]
 
     def _accumulate(self, sink: Accumulate, value: Array, index: Array) -> None:
         target = self.memory[sink.buffer]
@@ -112,8 +110,8 @@ class _PassRun:
         target[where] = result.astype(target.dtype)
 
     def _load(self, buffer: str, index: Expr, guards: tuple[Inside, ...]) -> Array:
-        place = self._flat(buffer, self._at(index))
-        holds = self._holds(guards) & self.live
+        place = self._flat(buffer, self.points.at(index))
+        holds = self.points.holds(guards) & self.points.live
         source = self.memory[buffer]
         if not source.size:
             return np.zeros(1, source.dtype)
@@ -125,34 +123,4 @@ class _PassRun:
 
     def _flat(self, buffer: str, index: Array) -> Array:
         found = self.program.buffer(buffer)
-        return self.task * found.size + index if found.level is Level.TILE else index
-
-    def _holds(self, guards: tuple[Inside, ...]) -> Array:
-        result: Array = np.ones([1] * len(self.shape), bool)
-        for guard in guards:
-            at = self._at(guard.expr)
-            result = result & (at >= guard.low) & (at < guard.high)
-        return result
-
-    def _at(self, expr: Expr) -> Array:
-        total: Array = np.full([1] * len(self.shape), expr.constant, np.int64)
-        for atom, coefficient in expr.terms:
-            total = total + coefficient * self._atom(atom)
-        return total
-
-    def _atom(self, atom: Atom) -> Array:
-        match atom:
-            case Var(name):
-                return self.env[name]
-            case Quotient(inner, divisor):
-                return self._at(inner) // divisor
-            case Remainder(inner, divisor):
-                return self._at(inner) % divisor
-            case Entry(table, inner):
-                found: Array = np.asarray(table)[np.clip(self._at(inner), 0, len(table) - 1)]
-                return found
-            case Choice(inner, pieces, otherwise):
-                at, result = self._at(inner), self._at(otherwise)
-                for limit, piece in reversed(pieces):
-                    result = np.where(at < limit, self._at(piece), result)
-                return result
+        return self.points.task * found.size + index if found.level is Level.TILE else index

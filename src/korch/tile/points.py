@@ -1,0 +1,72 @@
+"""The points of a pass as arrays: what index expressions and guards are for each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from korch.primitive.op import Array
+from korch.tile.index import Atom, Choice, Entry, Expr, Quotient, Remainder, Var
+from korch.tile.program import Inside, Pass, Stage
+
+
+class Points:
+    """All points of a pass for some tasks of its stage.
+
+    Attributes:
+        shape: the number of tasks, then the extent of each axis of the pass.
+        task: the number of each task, counted along the grid.
+        live: which points exist: a ragged axis ends early in its last tile.
+    """
+
+    def __init__(self, stage: Stage, pass_: Pass, tasks: Array) -> None:
+        self.shape = (len(tasks), *(axis.extent for axis in pass_.axes))
+        self.ones = [1] * len(self.shape)
+        self.task: Array = tasks.reshape(-1, *self.ones[1:])
+        self._values: dict[str, Array] = {}
+        rest = self.task
+        for axis in reversed(stage.grid):
+            self._values[axis.name] = rest % axis.extent
+            rest = rest // axis.extent
+        for position, axis in enumerate(pass_.axes, 1):
+            shape = [*self.ones]
+            shape[position] = axis.extent
+            self._values[axis.name] = np.arange(axis.extent).reshape(shape)
+        self.live: Array = np.ones(self.ones, bool)
+        for axis in pass_.axes:
+            if axis.ragged is not None:
+                outer, total = axis.ragged
+                self.live = self.live & (self._values[outer] * axis.extent + self._values[axis.name] < total)
+
+    def holds(self, guards: Sequence[Inside]) -> Array:
+        """Return at which points all guards hold."""
+        result: Array = np.ones(self.ones, bool)
+        for guard in guards:
+            at = self.at(guard.expr)
+            result = result & (at >= guard.low) & (at < guard.high)
+        return result
+
+    def at(self, expr: Expr) -> Array:
+        """Return the value of an expression at each point."""
+        total: Array = np.full(self.ones, expr.constant, np.int64)
+        for atom, coefficient in expr.terms:
+            total = total + coefficient * self._atom(atom)
+        return total
+
+    def _atom(self, atom: Atom) -> Array:
+        match atom:
+            case Var(name):
+                return self._values[name]
+            case Quotient(inner, divisor):
+                return self.at(inner) // divisor
+            case Remainder(inner, divisor):
+                return self.at(inner) % divisor
+            case Entry(table, inner):
+                found: Array = np.asarray(table)[np.clip(self.at(inner), 0, len(table) - 1)]
+                return found
+            case Choice(inner, pieces, otherwise):
+                at, result = self.at(inner), self.at(otherwise)
+                for limit, piece in reversed(pieces):
+                    result = np.where(at < limit, self.at(piece), result)
+                return result
