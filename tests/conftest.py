@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from korch.measure.calibrate import FACT, Calibration, Level
-from korch.measure.compiler import Builder, find_compiler
+from korch.measure.compiler import Builder
 from korch.measure.database import Database
+from korch.measure.toolchain import find_compiler
 from korch.options import default_threads
 from korch.target import Target, detect_target
 

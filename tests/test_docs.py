@@ -20,7 +20,7 @@ import pytest
 import korch
 from korch.candidate.candidate import Refusal, make_group
 from korch.cli import RENAMED, _parser
-from korch.measure.compiler import find_compiler
+from korch.measure.toolchain import find_compiler
 from korch.options import flagged_fields
 from korch.primitive.graph import GraphBuilder
 from korch.primitive.types import ValueType

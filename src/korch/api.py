@@ -21,8 +21,9 @@ from korch.errors import ModelError, OptionError, UnprovidedError, UnsupportedEr
 from korch.host import executable as host_executable
 from korch.host.executable import HostedExecutable
 from korch.host.optimize import optimize_with_host
-from korch.measure.compiler import Builder, find_compiler
+from korch.measure.compiler import Builder
 from korch.measure.cuda.device import require_device
+from korch.measure.toolchain import find_compiler
 from korch.options import Options, default_threads, unknown_option
 from korch.pipeline import Progress, optimize_model
 from korch.runtime import shaped

@@ -14,8 +14,9 @@ import pytest
 from korch.deadline import Deadline
 from korch.errors import CompileError
 from korch.libraries import find_headers
-from korch.measure import compiler
-from korch.measure.compiler import Builder, CompileFailure, Compiler, find_compiler, usable_folder
+from korch.measure import compiler, compiler_process
+from korch.measure.compiler import Builder, CompileFailure, usable_folder
+from korch.measure.toolchain import Compiler, find_compiler
 
 GOOD = 'extern "C" int korch_test_number() { return 41; }'
 OTHER = 'extern "C" int korch_test_other() { return 42; }'
@@ -35,7 +36,7 @@ def forbid(monkeypatch):
     def refuse(command, *rest):
         raise AssertionError(f"the compiler was called: {command}")
 
-    monkeypatch.setattr(compiler, "_run", refuse)
+    monkeypatch.setattr(compiler, "run_compiler", refuse)
 
 
 def test_several_sources_become_one_library(fresh):
@@ -79,8 +80,10 @@ def test_only_some_clangs_count_vectors_of_512_bits_apart(version, is_apart, tmp
 
 @needs_onednn
 def test_a_header_of_several_sources_is_compiled_once(fresh, tmp_path, monkeypatch):
-    commands, run = [], compiler._run
-    monkeypatch.setattr(compiler, "_run", lambda command, *rest: (commands.append(command), run(command, *rest)))
+    commands, run = [], compiler.run_compiler
+    monkeypatch.setattr(
+        compiler, "run_compiler", lambda command, *rest: (commands.append(command), run(command, *rest))
+    )
     found = fresh.compile([WITH_HEADER, OTHER_WITH_HEADER])
     again = Builder("generic", tmp_path)
     found += again.compile([GOOD, WITH_HEADER + "\n", OTHER_WITH_HEADER + "\n"])
@@ -105,14 +108,14 @@ def test_a_source_may_include_the_compiled_header_twice_or_late(fresh):
 
 @needs_onednn
 def test_one_source_is_compiled_without_the_header_and_so_are_all_if_it_fails(fresh, monkeypatch):
-    run = compiler._run
+    run = compiler.run_compiler
 
     def refuse(command, *rest):
         if "c++-header" in command:
             raise CompileError("no")
         run(command, *rest)
 
-    monkeypatch.setattr(compiler, "_run", refuse)
+    monkeypatch.setattr(compiler, "run_compiler", refuse)
     assert isinstance(fresh.compile([WITH_HEADER])[0], Path)
     assert not list(fresh.folder.glob("include-*"))
     found = fresh.compile([WITH_HEADER + "\n", OTHER_WITH_HEADER])
@@ -120,7 +123,7 @@ def test_one_source_is_compiled_without_the_header_and_so_are_all_if_it_fails(fr
 
 
 def test_what_was_begun_is_there_and_the_rest_is_not_waited_for(fresh, monkeypatch):
-    is_at_work, may_end, run, commands = Event(), Event(), compiler._run, []
+    is_at_work, may_end, run, commands = Event(), Event(), compiler.run_compiler, []
 
     def wait(command, *rest):
         commands.append(command)
@@ -128,7 +131,7 @@ def test_what_was_begun_is_there_and_the_rest_is_not_waited_for(fresh, monkeypat
         assert may_end.wait(60)
         run(command, *rest)
 
-    monkeypatch.setattr(compiler, "_run", wait)
+    monkeypatch.setattr(compiler, "run_compiler", wait)
     fresh.begin([GOOD, OTHER, GOOD])
     assert is_at_work.wait(60)
     shutdown = compiler.ThreadPoolExecutor.shutdown
@@ -268,7 +271,7 @@ def says_full(*_: object) -> None:
 
 @pytest.mark.parametrize(
     ("place", "function"),
-    [("_write_atomically", full), ("_run", says_full), ("scratch_folder", full), ("Path.write_text", full)],
+    [("_write_atomically", full), ("run_compiler", says_full), ("scratch_folder", full), ("Path.write_text", full)],
 )
 def test_a_full_disk_is_not_the_sources_fault(fresh, monkeypatch, place, function):
     with monkeypatch.context() as patch:
@@ -295,22 +298,22 @@ def scripted(code: str) -> Compiler:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process can't be limited so")
 def test_a_compiler_that_computes_for_too_long_is_stopped(fresh, monkeypatch):
-    monkeypatch.setattr(compiler, "COMPILE_SECONDS", 1)
-    monkeypatch.setattr(compiler, "PATIENCE", 1000)
+    monkeypatch.setattr(compiler_process, "COMPILE_SECONDS", 1)
+    monkeypatch.setattr(compiler_process, "PATIENCE", 1000)
     fresh.compiler = scripted("while True: pass")
     assert fresh.compile([GOOD]) == [CompileFailure("the compiler took longer than 1 s")]
 
 
 def test_a_compiler_that_waits_for_a_core_is_not(fresh, monkeypatch):
-    monkeypatch.setattr(compiler, "COMPILE_SECONDS", 1)
-    monkeypatch.setattr(compiler, "PATIENCE", 1000)
+    monkeypatch.setattr(compiler_process, "COMPILE_SECONDS", 1)
+    monkeypatch.setattr(compiler_process, "PATIENCE", 1000)
     fresh.compiler = scripted("import time; time.sleep(1.2)")
     (found,) = fresh.compile([GOOD])
     assert isinstance(found, Path)
 
 
 def test_a_compiler_that_never_ends_is_stopped_and_may_be_asked_again(fresh, monkeypatch):
-    monkeypatch.setattr(compiler, "PATIENCE", 0.3 / compiler.COMPILE_SECONDS)
+    monkeypatch.setattr(compiler_process, "PATIENCE", 0.3 / compiler_process.COMPILE_SECONDS)
     fresh.compiler = scripted("import time; time.sleep(60)")
     assert fresh.compile([GOOD]) == [CompileFailure("the compiler did not end within 0.3 s", True)]
 

@@ -14,10 +14,11 @@ import pytest
 
 from korch.errors import CompileError
 from korch.measure.calibrate import Calibration, Level, Work
-from korch.measure.compiler import NATIVE_FOLDER, Builder, CompileFailure, find_compiler, usable_folder
+from korch.measure.compiler import NATIVE_FOLDER, Builder, CompileFailure, usable_folder
 from korch.measure.database import SCHEMA_VERSION, Database
 from korch.measure.record import Failed, Measured, from_text, summarize, to_text
 from korch.measure.timer import BufferSpec, Job, Setup, time_kernels
+from korch.measure.toolchain import find_compiler
 
 RUN = 'extern "C" int NAME_run(void*, void* const* b) {'
 FINE = RUN + " ((float*)b[1])[0] = ((float*)b[0])[0]; return 0; }\n"

@@ -20,7 +20,8 @@ from onednn_groups import Graph
 
 from korch.candidate.candidate import Group, Refusal
 from korch.measure import compiler
-from korch.measure.compiler import FLAGS, ISA_COMPILER_FLAGS, NATIVE_FOLDER, Builder
+from korch.measure.compiler import NATIVE_FOLDER, Builder
+from korch.measure.toolchain import FLAGS, ISA_COMPILER_FLAGS
 from korch.primitive.ops.layout import PadAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes

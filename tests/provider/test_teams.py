@@ -24,7 +24,8 @@ from test_shares import GRAPH, PLAIN, PROVIDERS, SHARES, built, check, needs_wat
 
 from korch.candidate.candidate import Candidate, Offer, Refusal, make_group
 from korch.errors import ProviderError
-from korch.measure.compiler import NATIVE_FOLDER, Builder, find_compiler
+from korch.measure.compiler import NATIVE_FOLDER, Builder
+from korch.measure.toolchain import find_compiler
 from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from korch.cli import main
-from korch.measure.compiler import find_compiler
+from korch.measure.toolchain import find_compiler
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
 

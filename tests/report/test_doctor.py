@@ -11,7 +11,7 @@ import pytest
 from korch.cli import main
 from korch.errors import CompileError
 from korch.extras import install_command
-from korch.measure.compiler import find_compiler
+from korch.measure.toolchain import find_compiler
 from korch.report import doctor
 
 FLAWED = """

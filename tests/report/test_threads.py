@@ -14,7 +14,7 @@ import korch
 from korch.cli import main
 from korch.errors import MeasureError
 from korch.limits import SearchLimits
-from korch.measure.compiler import find_compiler
+from korch.measure.toolchain import find_compiler
 from korch.report.threads import Load, Run, Span, Threads, read_run, watch_threads
 
 needs_gcc = pytest.mark.skipif(

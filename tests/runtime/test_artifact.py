@@ -15,7 +15,7 @@ import runtime_plans as plans
 
 import korch
 from korch.errors import ArtifactError
-from korch.measure.compiler import ISA_COMPILER_FLAGS
+from korch.measure.toolchain import ISA_COMPILER_FLAGS
 from korch.runtime import artifact as artifact_module
 from korch.runtime import machine
 from korch.runtime.artifact import read_artifact, write_artifact

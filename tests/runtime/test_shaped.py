@@ -20,7 +20,7 @@ import pytest
 import korch
 from korch.cli import main, parse_bindings
 from korch.errors import ArtifactError, InputError, ModelError, OptionError, UnsupportedError
-from korch.measure.compiler import find_compiler
+from korch.measure.toolchain import find_compiler
 from korch.runtime.shaped import ShapedExecutable
 from korch.runtime.unpack import unpack
 

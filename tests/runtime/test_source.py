@@ -7,7 +7,7 @@ import runtime_plans as plans
 
 from korch.errors import CompileError
 from korch.libraries import find_library
-from korch.measure.compiler import find_compiler
+from korch.measure.toolchain import find_compiler
 from korch.provider.provider import Kernel
 from korch.runtime.program import bind_steps
 from korch.runtime.source import c_string, native_text, print_main

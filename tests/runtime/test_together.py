@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import runtime_plans as plans
 
-from korch.measure.compiler import find_compiler
+from korch.measure.toolchain import find_compiler
 from korch.provider.provider import Kernel, Threading
 from korch.report.threads import watch_threads
 from korch.runtime.build import build

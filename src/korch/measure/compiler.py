@@ -11,19 +11,10 @@ import atexit
 import contextlib
 import errno
 import hashlib
-import importlib.util
 import itertools
 import logging
 import os
-import re
-import resource
-import shlex
-import shutil
-import signal
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -33,9 +24,10 @@ from pathlib import Path
 from korch.cores import usable_cores
 from korch.deadline import Deadline
 from korch.errors import CompileError
-from korch.extras import install_command
 from korch.files import make_private
-from korch.libraries import find_headers, find_library
+from korch.libraries import find_headers
+from korch.measure.compiler_process import TICK_SECONDS, KilledError, RefusedError, StoppedError, run_compiler
+from korch.measure.toolchain import FLAGS, ISA_COMPILER_FLAGS, find_compiler, link_flags, own_flags
 from korch.options import default_cache_folder
 from korch.scratch import scratch_folder
 from korch.target import has_matrix_units
@@ -43,77 +35,10 @@ from korch.target import has_matrix_units
 logger = logging.getLogger("korch.measure")
 
 NATIVE_FOLDER = Path(__file__).resolve().parent.parent / "native"
-FLAGS = (
-    "-std=c++20",
-    "-O3",
-    "-fPIC",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-ffp-contract=fast",
-    "-fwrapv",
-    "-Wno-psabi",
-    "-w",
-)
-"""Never -ffinite-math-only: attention masks use -inf, and NaN must travel. Integers wrap, as in
-NumPy: without -fwrapv a compiler takes x < x + 1 for true."""
-
-GCC_FLAGS = ("-fno-tree-loop-if-convert", "-fno-gnu-unique")
-"""GCC 12 vectorizes loops of guarded loads wrongly (tests/native has the case); Clang does not. A
-library with symbols that are unique in the process is never unloaded."""
-
-_AVX512 = (
-    "-mavx512f",
-    "-mavx512bw",
-    "-mavx512dq",
-    "-mavx512vl",
-    "-mavx512cd",
-    "-mavx2",
-    "-mfma",
-    "-mf16c",
-    "-mbmi",
-    "-mbmi2",
-    "-mprefer-vector-width=512",
-)
-ISA_COMPILER_FLAGS = {
-    "amx": _AVX512,  # the matrix units are spoken to in assembly
-    "avx512": _AVX512,
-    "avx2": ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2"),
-    "neon": (),
-    "generic": (),
-}
-COMPILE_SECONDS = 120
-"""A compiler may compute for so long."""
-
-PATIENCE = 10
-"""Factor by which a compilation may take longer on a busy machine."""
-
-TICK_SECONDS = 0.2
-"""How often it is looked whether a compiler must be stopped."""
-
 ONEDNN_HEADER = "korch_onednn.h"
 
 KERNELS = "kernels"
 """The folder in the cache folder that has what is loaded and run."""
-
-
-@dataclass(frozen=True, slots=True)
-class Compiler:
-    """A C++ compiler.
-
-    Attributes:
-        command: how it is called.
-        version: the first line that it prints for --version.
-        openmp: the flags that switch OpenMP on.
-    """
-
-    command: tuple[str, ...]
-    version: str
-    openmp: tuple[str, ...]
-
-    @property
-    def identity(self) -> str:
-        """What tells its code and timings apart from another's: version and further arguments."""
-        return " ".join((self.version, *self.command[1:]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,44 +56,6 @@ class CompileFailure:
     output: str = ""
 
 
-@cache
-def find_compiler() -> Compiler:
-    """Return `$CXX`, else g++, clang++, or the one in the package `ziglang`.
-
-    Raises:
-        CompileError: there is none that works.
-    """
-    named = os.environ.get("CXX")
-    if named:
-        compiler = _try(tuple(shlex.split(named)))
-        if compiler is None:
-            raise CompileError(f"{named!r} does not run", where="environment variable CXX", expected="a C++ compiler")
-        return compiler
-    for name in ("g++", "clang++"):
-        path = shutil.which(name)
-        compiler = _try((path,)) if path else None
-        if compiler is not None:
-            return compiler
-    if importlib.util.find_spec("ziglang") is not None:
-        compiler = _try((sys.executable, "-m", "ziglang", "c++"))
-        if compiler is not None:
-            return compiler
-    raise CompileError(
-        "there is no C++ compiler on this machine",
-        expected="g++ or clang++, or one in $CXX",
-        hint="Install g++ with the system's package manager, or run: " + install_command("compiler"),
-    )
-
-
-def _own_flags(version: str, isa: str) -> tuple[str, ...]:
-    """Return the flags of one compiler: Clang 18 to 21 counts vectors of 512 bits apart."""
-    if "clang" not in version.lower():
-        return GCC_FLAGS
-    number = re.search(r"clang version (\d+)", version)
-    is_apart = number is not None and 18 <= int(number[1]) <= 21
-    return ("-mevex512",) if is_apart and isa in ("amx", "avx512") else ()
-
-
 class Builder:
     """Compiles and links into a cache folder."""
 
@@ -176,7 +63,7 @@ class Builder:
         self.compiler = find_compiler()
         self.isa = isa
         self.folder = usable_folder(cache_folder or default_cache_folder()) / KERNELS
-        own = _own_flags(self.compiler.version, isa)
+        own = own_flags(self.compiler.version, isa)
         if isa == "amx" and not has_matrix_units():
             own = (*own, "-DKORCH_AMX_IN_SOFTWARE")
         self.flags = (*FLAGS, *own, *ISA_COMPILER_FLAGS[isa], *self.compiler.openmp)
@@ -243,7 +130,7 @@ class Builder:
             CompileError: the linker refuses.
         """
         files = list(objects)
-        flags = _link_flags(sorted(set(libraries)))
+        flags = link_flags(sorted(set(libraries)))
         target = self.folder / f"{self._key(*(p.name for p in files), *flags)}.so"
 
         def make(temporary: Path) -> None:
@@ -256,7 +143,7 @@ class Builder:
                 *map(str, files),
                 *flags,
             ]
-            _run(command, temporary.parent)
+            run_compiler(command, temporary.parent)
 
         return self._cached(target, make)
 
@@ -301,7 +188,7 @@ class Builder:
         folder = self.folder / f"include-{self._salt[:16]}"
 
         def make(temporary: Path) -> None:
-            _run(
+            run_compiler(
                 [
                     *self.compiler.command,
                     *self.flags,
@@ -340,7 +227,7 @@ class Builder:
             if ONEDNN_HEADER in source and (headers := find_headers("dnnl.h")) is not None:
                 include.append(f"-I{headers}")
             text.write_text(source)
-            _run(
+            run_compiler(
                 [*self.compiler.command, *self.flags, *include, "-c", str(text), "-o", str(temporary)],
                 temporary.parent,
                 stop,
@@ -350,11 +237,11 @@ class Builder:
             return self._cached(target, make)
         except _CacheError:
             raise  # it says nothing about the source
-        except _StoppedError:
+        except StoppedError:
             return None
         except CompileError as error:
-            output = error.output if isinstance(error, _RefusedError) else ""
-            return CompileFailure(error.what, isinstance(error, _KilledError), output)
+            output = error.output if isinstance(error, RefusedError) else ""
+            return CompileFailure(error.what, isinstance(error, KilledError), output)
 
     def _key(self, *parts: str) -> str:
         return hashlib.sha256("\n".join((self._salt, *parts)).encode()).hexdigest()[:32]
@@ -405,24 +292,6 @@ class _CacheError(CompileError):
     """The cache folder does not take a file: not the fault of what was to be compiled."""
 
 
-class _StoppedError(CompileError):
-    """The compiler was stopped, as its result would come too late."""
-
-
-class _KilledError(CompileError):
-    """The system did not start the compiler, or killed it."""
-
-
-class _RefusedError(CompileError):
-    """The compiler found errors in the source.
-
-    Attributes:
-        output: all that it printed.
-    """
-
-    output = ""
-
-
 def _cache_error(text: str, folder: Path) -> _CacheError:
     return _CacheError(
         f"the cache can't be written: {text}",
@@ -465,103 +334,6 @@ def _temporary_folder() -> Path:
     folder = holder.enter_context(scratch_folder())
     make_private(folder / KERNELS)
     return folder
-
-
-def _try(command: tuple[str, ...]) -> Compiler | None:
-    try:
-        done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if done.returncode:
-        return None
-    version = done.stdout.splitlines()[0] if done.stdout else command[0]
-    is_gcc = "clang" not in done.stdout.lower()
-    return Compiler(command, version, ("-fopenmp",) if is_gcc else _clang_openmp())
-
-
-def _clang_openmp() -> tuple[str, ...]:
-    flags = ["-fopenmp=libiomp5"] if find_library("iomp5") else ["-fopenmp"]
-    if (headers := find_headers("omp.h")) is not None:
-        flags.append(f"-I{headers}")
-    if (library := find_library("iomp5")) is not None:
-        flags.append(f"-L{library.parent}")
-    return tuple(flags)
-
-
-def _link_flags(names: Sequence[str]) -> list[str]:
-    # First beside the library itself: there `korch unpack` puts what it needs.
-    flags = ["-Wl,-rpath,$ORIGIN"]
-    for name in names:
-        path = find_library(name)
-        if path is None:
-            flags.append(f"-l{name}")
-        else:
-            flags += [str(path), f"-Wl,-rpath,{path.parent}"]
-    return flags
-
-
-def _run(command: Sequence[str], folder: Path, stop: Deadline | None = None) -> None:
-    """Run a compiler that puts its temporary files into a folder."""
-    code, said = _call(command, folder, stop or Deadline())
-    # A driver that lost its compiler to the system says so and ends in the ordinary way.
-    if code == -signal.SIGXCPU or (code and "CPU time limit exceeded" in said):
-        raise CompileError(f"the compiler took longer than {COMPILE_SECONDS} s")
-    if code < 0 or (code and ": Killed" in said):
-        raise _KilledError("the system killed the compiler, most likely for want of memory")
-    if code:
-        lines = [line for line in said.splitlines() if "error" in line] or ["no message"]
-        refusal = _RefusedError("; ".join(lines[:3]))
-        refusal.output = said
-        raise refusal
-
-
-def _call(command: Sequence[str], folder: Path, stop: Deadline) -> tuple[int, str]:
-    """Return how a compiler ended, and what it said. Waiting for a core is not its fault."""
-    limit = Deadline.after(PATIENCE * COMPILE_SECONDS, time.monotonic())
-    if stop.is_over:
-        raise _StoppedError("the compiler was not started: there is no time left")
-    try:
-        with subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            env={**os.environ, "TMPDIR": str(folder)},
-        ) as process:
-            try:
-                _limit_computing(process.pid)
-                while True:
-                    try:
-                        said = process.communicate(timeout=TICK_SECONDS)[1]
-                        break
-                    except subprocess.TimeoutExpired:
-                        if stop.is_over:
-                            raise _StoppedError("the compiler was stopped") from None
-                        if limit.is_over:
-                            raise
-            except BaseException:
-                # The driver has started others, which would run on.
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                raise
-    except subprocess.TimeoutExpired as error:
-        limit_s = PATIENCE * COMPILE_SECONDS
-        raise _KilledError(f"the compiler did not end within {limit_s:g} s") from error
-    except OSError as error:
-        raise _KilledError(f"the compiler does not start: {error}") from error
-    return process.returncode, said
-
-
-def _limit_computing(process: int) -> None:
-    """Limit a process that has just begun, and those that it will start."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # it may have ended, or no limit be allowed
-            most = resource.prlimit(process, resource.RLIMIT_CPU)[1]
-            soft = COMPILE_SECONDS if most == resource.RLIM_INFINITY else min(COMPILE_SECONDS, most)
-            resource.prlimit(process, resource.RLIMIT_CPU, (soft, most))
-            resource.prlimit(process, resource.RLIMIT_CORE, (0, 0))
 
 
 def _is_sealed(path: Path, seal: Path) -> bool:

@@ -14,13 +14,14 @@ from korch.deadline import Deadline
 from korch.libraries import needed_libraries
 from korch.measure import uncompiled
 from korch.measure.calibrate import FACT, MARGIN, Calibration, Work, calibrate
-from korch.measure.compiler import NATIVE_FOLDER, Builder, CompileFailure, find_compiler
+from korch.measure.compiler import NATIVE_FOLDER, Builder, CompileFailure
 from korch.measure.database import Database
 from korch.measure.meter import BATCH, CandidateMeter
 from korch.measure.operations import has_windows, operations
 from korch.measure.pace import Pace
 from korch.measure.record import Failed, FailureKind, Measured, Record
 from korch.measure.timer import BufferSpec, Job, Setup, time_kernels
+from korch.measure.toolchain import find_compiler
 from korch.options import Options
 from korch.provider.in_place import InPlaceProvider
 from korch.provider.provider import Kernel, Provider

@@ -27,7 +27,8 @@ from korch.candidate.enumerate import enumerate_groups
 from korch.candidate.shape import shapes_of
 from korch.libraries import load_globally
 from korch.limits import SearchLimits
-from korch.measure.compiler import Builder, CompileFailure, find_compiler
+from korch.measure.compiler import Builder, CompileFailure
+from korch.measure.toolchain import find_compiler
 from korch.options import Options
 from korch.primitive.types import DType
 from korch.provider.generated import GeneratedProvider

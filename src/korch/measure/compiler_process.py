@@ -1,0 +1,107 @@
+"""One run of a compiler, in a process that may take too long or be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from korch.deadline import Deadline
+from korch.errors import CompileError
+
+COMPILE_SECONDS = 120
+"""A compiler may compute for so long."""
+
+PATIENCE = 10
+"""On a busy machine, it may take so many times as long."""
+
+TICK_SECONDS = 0.2
+"""How often it is looked whether a compiler must be stopped."""
+
+
+class StoppedError(CompileError):
+    """The compiler was stopped, as its result would come too late."""
+
+
+class KilledError(CompileError):
+    """The system did not start the compiler, or killed it."""
+
+
+class RefusedError(CompileError):
+    """The compiler found errors in the source.
+
+    Attributes:
+        output: all that it printed.
+    """
+
+    output = ""
+
+
+def run_compiler(command: Sequence[str], folder: Path, stop: Deadline | None = None) -> None:
+    """Run a compiler that puts its temporary files into a folder."""
+    code, said = _call(command, folder, stop or Deadline())
+    # A driver that lost its compiler to the system says so and ends in the ordinary way.
+    if code == -signal.SIGXCPU or (code and "CPU time limit exceeded" in said):
+        raise CompileError(f"the compiler took longer than {COMPILE_SECONDS} s")
+    if code < 0 or (code and ": Killed" in said):
+        raise KilledError("the system killed the compiler, most likely for want of memory")
+    if code:
+        lines = [line for line in said.splitlines() if "error" in line] or ["no message"]
+        refusal = RefusedError("; ".join(lines[:3]))
+        refusal.output = said
+        raise refusal
+
+
+def _call(command: Sequence[str], folder: Path, stop: Deadline) -> tuple[int, str]:
+    """Return how a compiler ended, and what it said. Waiting for a core is not its fault."""
+    limit = Deadline.after(PATIENCE * COMPILE_SECONDS, time.monotonic())
+    if stop.is_over:
+        raise StoppedError("the compiler was not started: there is no time left")
+    try:
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "TMPDIR": str(folder)},
+        ) as process:
+            try:
+                _limit_computing(process.pid)
+                while True:
+                    try:
+                        said = process.communicate(timeout=TICK_SECONDS)[1]
+                        break
+                    except subprocess.TimeoutExpired:
+                        if stop.is_over:
+                            raise StoppedError("the compiler was stopped") from None
+                        if limit.is_over:
+                            raise
+            except BaseException:
+                # The driver has started others, which would run on.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                raise
+    except subprocess.TimeoutExpired as error:
+        limit_s = PATIENCE * COMPILE_SECONDS
+        raise KilledError(f"the compiler did not end within {limit_s:g} s") from error
+    except OSError as error:
+        raise KilledError(f"the compiler does not start: {error}") from error
+    return process.returncode, said
+
+
+def _limit_computing(process: int) -> None:
+    """Limit a process that has just begun, and those that it will start."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # it may have ended, or no limit be allowed
+            most = resource.prlimit(process, resource.RLIMIT_CPU)[1]
+            soft = COMPILE_SECONDS if most == resource.RLIM_INFINITY else min(COMPILE_SECONDS, most)
+            resource.prlimit(process, resource.RLIMIT_CPU, (soft, most))
+            resource.prlimit(process, resource.RLIMIT_CORE, (0, 0))

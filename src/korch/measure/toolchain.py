@@ -1,0 +1,151 @@
+"""The C++ compiler of this machine, and its flags."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from korch.errors import CompileError
+from korch.extras import install_command
+from korch.libraries import find_headers, find_library
+
+FLAGS = (
+    "-std=c++20",
+    "-O3",
+    "-fPIC",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-fwrapv",
+    "-Wno-psabi",
+    "-w",
+)
+"""Never -ffinite-math-only: attention masks use -inf, and NaN must travel. Integers wrap, as in
+NumPy: without -fwrapv a compiler takes x < x + 1 for true."""
+
+GCC_FLAGS = ("-fno-tree-loop-if-convert", "-fno-gnu-unique")
+"""GCC 12 vectorizes loops of guarded loads wrongly (tests/native has the case); Clang does not. A
+library with symbols that are unique in the process is never unloaded."""
+
+_AVX512 = (
+    "-mavx512f",
+    "-mavx512bw",
+    "-mavx512dq",
+    "-mavx512vl",
+    "-mavx512cd",
+    "-mavx2",
+    "-mfma",
+    "-mf16c",
+    "-mbmi",
+    "-mbmi2",
+    "-mprefer-vector-width=512",
+)
+ISA_COMPILER_FLAGS = {
+    "amx": _AVX512,  # the matrix units are spoken to in assembly
+    "avx512": _AVX512,
+    "avx2": ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2"),
+    "neon": (),
+    "generic": (),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A C++ compiler.
+
+    Attributes:
+        command: how it is called.
+        version: the first line that it prints for --version.
+        openmp: the flags that switch OpenMP on.
+    """
+
+    command: tuple[str, ...]
+    version: str
+    openmp: tuple[str, ...]
+
+    @property
+    def identity(self) -> str:
+        """What tells its code and timings apart from another's: version and further arguments."""
+        return " ".join((self.version, *self.command[1:]))
+
+
+@cache
+def find_compiler() -> Compiler:
+    """Return `$CXX`, else g++, clang++, or the one in the package `ziglang`.
+
+    Raises:
+        CompileError: there is none that works.
+    """
+    named = os.environ.get("CXX")
+    if named:
+        compiler = _try(tuple(shlex.split(named)))
+        if compiler is None:
+            raise CompileError(f"{named!r} does not run", where="environment variable CXX", expected="a C++ compiler")
+        return compiler
+    for name in ("g++", "clang++"):
+        path = shutil.which(name)
+        compiler = _try((path,)) if path else None
+        if compiler is not None:
+            return compiler
+    if importlib.util.find_spec("ziglang") is not None:
+        compiler = _try((sys.executable, "-m", "ziglang", "c++"))
+        if compiler is not None:
+            return compiler
+    raise CompileError(
+        "there is no C++ compiler on this machine",
+        expected="g++ or clang++, or one in $CXX",
+        hint="Install g++ with the system's package manager, or run: " + install_command("compiler"),
+    )
+
+
+def own_flags(version: str, isa: str) -> tuple[str, ...]:
+    """Return the flags of one compiler: Clang 18 to 21 counts vectors of 512 bits apart."""
+    if "clang" not in version.lower():
+        return GCC_FLAGS
+    number = re.search(r"clang version (\d+)", version)
+    is_apart = number is not None and 18 <= int(number[1]) <= 21
+    return ("-mevex512",) if is_apart and isa in ("amx", "avx512") else ()
+
+
+def _try(command: tuple[str, ...]) -> Compiler | None:
+    try:
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode:
+        return None
+    version = done.stdout.splitlines()[0] if done.stdout else command[0]
+    is_gcc = "clang" not in done.stdout.lower()
+    return Compiler(command, version, ("-fopenmp",) if is_gcc else _clang_openmp())
+
+
+def _clang_openmp() -> tuple[str, ...]:
+    flags = ["-fopenmp=libiomp5"] if find_library("iomp5") else ["-fopenmp"]
+    if (headers := find_headers("omp.h")) is not None:
+        flags.append(f"-I{headers}")
+    if (library := find_library("iomp5")) is not None:
+        flags.append(f"-L{library.parent}")
+    return tuple(flags)
+
+
+def link_flags(names: Sequence[str]) -> list[str]:
+    """Return the linker's flags for some libraries.
+
+    They are looked for beside the library that needs them first: `korch unpack` puts them there.
+    """
+    flags = ["-Wl,-rpath,$ORIGIN"]
+    for name in names:
+        path = find_library(name)
+        if path is None:
+            flags.append(f"-l{name}")
+        else:
+            flags += [str(path), f"-Wl,-rpath,{path.parent}"]
+    return flags
