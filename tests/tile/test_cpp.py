@@ -23,7 +23,8 @@ from korch.testing.samples import random_arrays
 from korch.testing.tolerance import assert_same
 from korch.tile import loops
 from korch.tile.cpp import SERIAL_POINTS, print_cpp
-from korch.tile.lower import Machine, lower
+from korch.tile.lower import lower
+from korch.tile.staging import Machine
 
 PROVIDER = GeneratedProvider()
 

@@ -9,7 +9,8 @@ from korch.provider.generated import GeneratedProvider
 from korch.target import Target
 from korch.testing.fuzz_kernels import cases_of, check_cases
 from korch.tile.cpp import print_cpp
-from korch.tile.lower import Machine, lower
+from korch.tile.lower import lower
+from korch.tile.staging import Machine
 
 WIDE = Target(isa="avx512", lanes=16, threads=2)
 

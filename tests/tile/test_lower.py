@@ -12,8 +12,9 @@ from korch.primitive.ops.layout import PadAttributes, SliceAttributes
 from korch.provider.generated import GeneratedProvider
 from korch.testing.samples import random_arrays
 from korch.tile import loops
-from korch.tile.lower import Machine, lower
+from korch.tile.lower import lower
 from korch.tile.program import Level, Load
+from korch.tile.staging import Machine
 
 
 @pytest.mark.parametrize("family", FAMILIES)

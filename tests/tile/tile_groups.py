@@ -24,9 +24,10 @@ from korch.target import Target
 from korch.testing.random_graph import random_graph
 from korch.testing.tolerance import assert_same
 from korch.tile.check import check_program
-from korch.tile.lower import Machine, lower
+from korch.tile.lower import lower
 from korch.tile.program import TileProgram
 from korch.tile.reference import run_program
+from korch.tile.staging import Machine
 
 MODES = ("constant", "reflect", "edge", "wrap")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from korch.primitive.types import DType
-from korch.tile.triton import PrintedProgram
+from korch.tile.triton_launch import PrintedProgram
 
 IMPORTS = """import triton
 import triton.language as tl

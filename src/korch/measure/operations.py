@@ -13,7 +13,7 @@ from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Category
 from korch.primitive.ops.reduce import PoolAttributes
-from korch.tile.lower import KEEP_OPS
+from korch.tile.staging import KEEP_OPS
 
 TRANSCENDENTAL = 6
 """Operations that such a function counts for."""

@@ -16,7 +16,8 @@ from korch.target import Target
 from korch.tile.cpp import print_cpp
 from korch.tile.cpp_text import C_TYPE
 from korch.tile.growth import TextLimitError, grows_too_large
-from korch.tile.lower import Machine, lower
+from korch.tile.lower import lower
+from korch.tile.staging import Machine
 
 SCHEMA = 17
 """Raise it whenever generated kernels change in speed or meaning."""

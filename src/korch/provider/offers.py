@@ -12,7 +12,7 @@ from korch.candidate.candidate import Group
 from korch.candidate.layout import Layout, layouts_by_kind
 from korch.primitive.op import Category
 from korch.primitive.types import ValueType
-from korch.tile.lower import KEEP_OPS
+from korch.tile.staging import KEEP_OPS
 
 MIXED_PRIMITIVES = 2
 """Groups of at most this size are offered with an output in another layout than the input."""

@@ -15,7 +15,7 @@ from korch.candidate.candidate import Candidate
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Category
 from korch.primitive.ops.linear import ConvAttributes
-from korch.tile.lower import KEEP_OPS
+from korch.tile.staging import KEEP_OPS
 
 MOVING_OPS = frozenset(("transpose", "concat", "take", "pad"))
 

@@ -12,8 +12,9 @@ from korch.primitive.op import Category
 from korch.primitive.types import DType
 from korch.provider.offers import offered_layouts
 from korch.tile.growth import TextLimitError, grows_too_large
-from korch.tile.lower import DEVICE, lower
+from korch.tile.lower import lower
 from korch.tile.program import TileProgram
+from korch.tile.staging import DEVICE
 from korch.tile.triton import print_triton, stage_is_splittable
 from korch.tile.triton_text import COMPUTE, is_printable
 

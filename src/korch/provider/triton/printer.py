@@ -14,7 +14,7 @@ from korch.provider.triton.fused import ports
 from korch.tile.emit import Index
 from korch.tile.index import Expr, Ranges
 from korch.tile.program import Load, TileOp
-from korch.tile.triton import PrintedProgram
+from korch.tile.triton_launch import PrintedProgram
 from korch.tile.triton_text import STORED, Coordinates, Text, axes_of
 
 

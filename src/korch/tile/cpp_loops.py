@@ -1,0 +1,201 @@
+"""The loops of a pass along its vector axis, and its stores -> text."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Set
+
+from korch.tile.clip import loop_ends
+from korch.tile.collect import Piece, begins_lines, collected
+from korch.tile.cpp_op import OpPrinter
+from korch.tile.cpp_text import C_TYPE, Writer
+from korch.tile.index import Expr, Ranges, add, bounds, breakpoints, constant, scale, substitute, turning_point, var
+from korch.tile.loops import LINE_ELEMENTS
+from korch.tile.program import Accumulate, Axis, Load, Pass, Select, Sink, Stage, holds
+
+LONG_ROW = 256
+"""Elements of rows that are written past the caches though they begin inside of lines."""
+
+
+class LoopPrinter(OpPrinter):
+    """Loops over whole vectors and over what is left, with their ends and widths."""
+
+    def __init__(self, out: Writer, stage: Stage, pass_: Pass, given: Set[str]) -> None:
+        super().__init__(out, stage, pass_, given)
+        self.kept = [a for a in pass_.axes if not a.is_reduced]
+        self.reduced = [a for a in pass_.axes if a.is_reduced]
+        self.across = next((a for a in pass_.axes if a.name == pass_.across), None)
+        self.pieces = self._pieces()
+
+    def _over(self, axis: Axis | None, body: Callable[[Ranges, str], str], abreast: int = 1) -> None:
+        """Run `body` (a printer of a lambda of the width) along an axis, part by part.
+
+        Args:
+            axis: the vector axis, or None.
+            body: prints a lambda of the width and of how many vectors it takes at once.
+            abreast: how many vectors the lambda takes at once where there are as many.
+        """
+        if axis is None:
+            name = body(self.ranges, "")
+            self.out.line(f"{name}.template operator()<1>(0);")
+            return
+        for low, high in self._parts(axis):
+            self.out.open("")
+            name = body({**self.ranges, axis.name: (low, high - 1)}, axis.name)
+            width = self._width(axis, low, high)
+            call = f"{name}.template operator()"
+            self.out.line(f"const long end = {self._end(axis, high)};")
+            self.out.line(f"long i = {low};")
+            head = self._head(axis, low, high) if width > 1 else ""
+            if head:
+                self.out.line(f"for (const long head = korch::smaller(end, i + {head}); i < head; ++i) {call}<1>(i);")
+            if width > 1 and high - low >= abreast * width > width:
+                step = abreast * width
+                self.out.line(f"for (; i + {step} <= end; i += {step}) {call}<{width}, {abreast}>(i);")
+            if width > 1:
+                self.out.line(f"for (; i + {width} <= end; i += {width}) {call}<{width}>(i);")
+            if head:
+                self.out.line(f"for (; i < end; ++i) {call}<1>(i);")
+            elif axis.ragged is not None and width > 1:
+                self.out.line(f"if (i < end && end - {low} >= {width}) {{ {call}<{width}>(end - {width}); i = end; }}")
+            elif width > 1 and (high - low) % width:
+                self.out.line(f"if (i < end) {{ {call}<{width}>(end - {width}); i = end; }}")
+            if width == 1 or (axis.ragged is not None and not head):
+                self.out.line(f"for (; i < end; ++i) {call}<1>(i);")
+            self.out.close()
+
+    def _head(self, axis: Axis, low: int, high: int) -> str:
+        """Return how many elements lie before the first line of a row that is streamed, as text.
+
+        It is "" if there are none, or if the row is short.
+        """
+        if self.across is not None or self.pass_.is_reduction or high - low < LONG_ROW:
+            return ""
+        for sink in filter(self._streams, self.pass_.sinks):
+            if low % LINE_ELEMENTS or not begins_lines(self.pass_, sink):
+                ranges = {**self.ranges, axis.name: (low, low)}
+                at = self.out.expr(substitute(sink.index, {axis.name: constant(low)}, ranges))
+                return f"korch::before_line({sink.buffer} + {at})"
+        return ""
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether anything is written past the caches."""
+        return bool(self.pieces) or any(map(self._streams, self.pass_.sinks))
+
+    def _streams(self, sink: Sink) -> bool:
+        """Return whether whole vectors are written past the caches, at best whole lines of them."""
+        axis = self.vector
+        if axis is None or sink.buffer not in self.out.streamed or isinstance(sink, Accumulate):
+            return False
+        if sink.buffer in self.pieces:
+            return False
+        if self.across is not None and self.out.lanes < LINE_ELEMENTS:
+            return False
+        is_along = substitute(sink.index, {}, self.ranges).coefficient(axis.name) == 1
+        is_long = axis.extent >= LONG_ROW and self.across is None
+        return is_along and (is_long or begins_lines(self.pass_, sink))
+
+    def _parts(self, axis: Axis) -> list[tuple[int, int]]:
+        """Cut an axis where a guard or a choice turns."""
+        ends = {0, axis.extent}
+        for op in self.pass_.ops:
+            if isinstance(op, Load):
+                ends |= breakpoints(op.index, axis.name, self.ranges)
+            if isinstance(op, Load | Select):
+                for guard in op.guards:
+                    if guard in self.clips.get(axis.name, ()):
+                        continue
+                    ends |= breakpoints(guard.expr, axis.name, self.ranges)
+                    least, most = self._extremes(guard.expr, axis)
+                    ends |= turning_point(least, guard.low, axis.name)
+                    ends |= turning_point(most, guard.high, axis.name)
+        inside = sorted(end for end in ends if 0 <= end <= axis.extent)
+        return list(itertools.pairwise(inside))
+
+    def _extremes(self, expr: Expr, axis: Axis) -> tuple[Expr, Expr]:
+        """Return an expression with the reduced variables at their ends, if it is of no others.
+
+        Between the points where these turn, a guard of a window holds for all of the window.
+        """
+        slope = expr.coefficient(axis.name)
+        inner = {a.name for a in self.reduced} - {axis.name}
+        if slope is None or not expr.variables & inner or expr.variables - inner != {axis.name}:
+            return expr, expr
+        own = scale(var(axis.name), slope)
+        least, most = bounds(add(expr, scale(own, -1)), self.ranges)
+        return add(own, constant(least)), add(own, constant(most))
+
+    def _width(self, axis: Axis, low: int, high: int) -> int:
+        """Return the widest vector for a part; 1 if a guard still turns inside of it."""
+        ranges = {**self.ranges, axis.name: (low, high - 1)}
+        for op in self.pass_.ops:
+            for guard in op.guards if isinstance(op, Load | Select) else ():
+                is_clip = guard in self.clips.get(axis.name, ())
+                if axis.name in guard.expr.variables and not is_clip and holds(guard, ranges) is None:
+                    return 1
+        width = min(self.out.lanes, 1 << ((high - low).bit_length() - 1))
+        return width if width >= 4 else 1
+
+    def _end(self, axis: Axis, high: int) -> str:
+        if axis.ragged is None:
+            return str(high)
+        outer, total = axis.ragged
+        return f"korch::smaller({high}, {total} - {axis.extent} * {outer})"
+
+    def _loop(self, axis: Axis, ranges: Ranges | None = None) -> None:
+        name, begin, end = axis.name, "0", self._end(axis, axis.extent)
+        if ranges is not None:
+            begin, end = self._ends(axis, ranges)
+        self.out.open(f"for (long {name} = {begin}; {name} < {end}; ++{name})")
+
+    def _ends(self, axis: Axis, ranges: Ranges) -> tuple[str, str]:
+        """Print where the loop over a reduced axis begins and ends; return their texts."""
+        low, high = ranges[axis.name]
+        begin, end = str(low), str(min(high + 1, axis.extent))
+        lows, ends = loop_ends(self.clips.get(axis.name, ()), axis.name, ranges)
+        for above, step in lows:
+            begin = f"korch::larger({begin}, {self._quotient(above, step)})"
+        for above, step in ends:
+            end = f"korch::smaller({end}, {self._quotient(above, step)})"
+        if lows:
+            self.out.line(f"const long {axis.name}_begin = {begin};")
+            begin = f"{axis.name}_begin"
+        if ends:
+            self.out.line(f"const long {axis.name}_end = {end};")
+            end = f"{axis.name}_end"
+        return begin, end
+
+    def _quotient(self, expr: Expr, divisor: int) -> str:
+        text = self.out.expr(expr)
+        return text if divisor == 1 else f"({text}) / {divisor}"
+
+    def _store(
+        self, buffer: str, index: Expr, value: str, variable: str, width: str, store: str = "store", place: str = ""
+    ) -> None:
+        type_ = C_TYPE[self.out.program.buffer(buffer).dtype]
+        place = place or buffer
+        at = f"{place} + {self.out.expr(index)}"
+        slope = index.coefficient(variable) if variable else 0
+        if slope == 1 or not variable:
+            self.out.line(f"korch::{store}<{type_}, {width}>({at}, {value});")
+        elif slope is not None:
+            self.out.line(f"korch::scatter<{type_}, {width}>({at}, {slope}, {value});")
+        else:
+            self.out.open(f"for (int lane = 0; lane < {width}; ++lane)")
+            self.out.line(
+                f"const long at = [&](long {variable}) {{ return {self.out.expr(index)}; }}({variable} + lane);"
+            )
+            self.out.line(f"{place}[at] = korch::lane<{type_}, {width}>({value}, lane);")
+            self.out.close()
+
+    def _pieces(self) -> dict[str, Piece]:
+        """Return what is collected before it is written past the caches.
+
+        Rows that are long enough to be written so at once are not, nor is anything where registers
+        hold less than half a line.
+        """
+        if self.vector is None or self.out.lanes < LINE_ELEMENTS // 2:
+            return {}
+        is_long = self.vector.extent >= LONG_ROW and self.across is None
+        return {} if is_long else collected(self.pass_, self.out.streamed)

@@ -1,0 +1,250 @@
+"""The reductions of a pass -> the text of their accumulators and loops."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+from korch.tile.cpp_loops import LoopPrinter
+from korch.tile.cpp_text import C_TYPE, literal
+from korch.tile.index import Ranges
+from korch.tile.loops import LEAST_SIDE, SQUARE_TYPES
+from korch.tile.program import Accumulate, Axis, identity
+
+UNROLL = 4
+"""Independent accumulators of a reduction."""
+
+SHORT_REDUCTION = 64
+"""Reductions of at most so many points go through several vectors abreast."""
+
+
+class ReductionPrinter(LoopPrinter):
+    """Accumulators: several independent vectors, combined at the end."""
+
+    is_edge = False  # whether the loops stand where guards clip windows
+
+    def _abreast(self, axis: Axis) -> int:
+        """Return how many vectors of kept elements a short reduction accumulates at once."""
+        points = math.prod(a.extent for a in self.reduced)
+        is_long = axis.extent >= UNROLL * self.out.lanes
+        return UNROLL if is_long and points <= SHORT_REDUCTION else 1
+
+    def _reduce_lanes(self, ranges: Ranges, variable: str) -> str:
+        """Accumulate whole vectors of kept elements; the reduced loops run inside."""
+        abreast = self._abreast(self.vector) if self.vector is not None else 1
+        name = self._lambda("<int W, int U = 1>", f"long {variable}")
+        inner = self.reduced[-1] if self.reduced else None
+        unroll = UNROLL if abreast == 1 and inner and inner.extent >= 2 * UNROLL else 1
+        self._declare("W", max(unroll, abreast))
+        outer = [axis.name for axis in self.reduced[:-1]]
+        names = (*outer, inner.name if inner is not None else "unused", variable)
+        body = self._accumulator(ranges, ", long ".join(names), variable, "")
+        start = f"{body}({', '.join((*outer, '{at}'))}, {variable}"
+        calls = [f"{start}, {{acc}});"] + [
+            f"if constexpr (U > 1) {start} + {u} * W, {self._acc(u)});" for u in range(1, abreast)
+        ]
+        call = calls[0] if abreast == 1 else f"{{{{ {' '.join(calls)} }}}}"
+        if inner is None:
+            self.out.line(call.format(at=0, acc=self._acc(0)))
+        else:
+            self._window(ranges, lambda ends: self._reduced_loops(ends, call, unroll))
+        self._finish(unroll, ranges, variable, "W")
+        for u in range(1, abreast):
+            self.out.open("if constexpr (U > 1)")
+            self.out.line(f"const long first = {variable};")
+            self.out.open("")
+            self.out.line(f"const long {variable} = first + {u} * W;")
+            self._finish(1, ranges, variable, "W", u)
+            self.out.close()
+            self.out.close()
+        self.out.close("};")
+        return name
+
+    def _window(self, ranges: Ranges, loops: Callable[[Sequence[tuple[str, str]]], None]) -> None:
+        """Print the loops over all reduced axes: with constant ends where no guard clips them."""
+        whole = [("0", str(axis.extent)) for axis in self.reduced]
+        ends = [self._ends(axis, ranges) for axis in self.reduced]
+        if ends == whole or self.is_edge:
+            loops(ends)
+            return
+        pairs = zip(itertools.chain(*ends), itertools.chain(*whole), strict=True)
+        self.out.open(f"if ({' && '.join(f'{a} == {b}' for a, b in pairs if a != b)})")
+        loops(whole)
+        self.out.close("} else {")
+        loops(ends)
+        self.out.line("}")
+
+    def _reduced_loops(self, ends: Sequence[tuple[str, str]], call: str, unroll: int) -> None:
+        """Print the reduced loops around a call, the innermost with some accumulators."""
+        for axis, (begin, end) in zip(self.reduced[:-1], ends[:-1], strict=True):
+            name = axis.name
+            self.out.open(f"for (long {name} = {begin}; {name} < {end}; ++{name})")
+        begin, end = ends[-1]
+        self.out.open("")
+        self._unrolled(call, end, unroll, 1, begin)
+        self.out.close()
+        for _ in self.reduced[:-1]:
+            self.out.close()
+
+    def _is_reduced_in_rows(self, axis: Axis) -> bool:
+        """Print reductions for several elements of a kept axis at once, if they suit registers.
+
+        Each leaves a vector; their lanes are combined together, which takes as many steps for all
+        as for one.
+        """
+        rows = next((n for n in (16, 8, 4) if n <= self.out.lanes and axis.extent % n == 0), 0)
+        is_along = self.vector is not None and self.vector.is_reduced and self.pass_.is_reduction
+        types = {self.out.program.buffer(sink.buffer).dtype for sink in self.pass_.sinks}
+        width = self._reduced_width() if is_along else 1
+        if not rows or width < LEAST_SIDE or axis.ragged is not None or types - {*SQUARE_TYPES}:
+            return False
+        name = axis.name
+        self.out.open(f"for (long first = 0; first < {axis.extent}; first += {rows})")
+        for k, sink in enumerate(self.pass_.sinks):
+            type_ = C_TYPE[self.out.program.buffer(sink.buffer).dtype]
+            self.out.line(f"alignas(64) {type_} part{k}[{rows * width}];")
+        self.out.open(f"for (long {name} = first; {name} < first + {rows}; ++{name})")
+        self._reduce_scalar(f"{width} * ({name} - first)")
+        self.out.close()
+        self.out.line(f"const long {name} = first;")
+        for k, sink in enumerate(self.pass_.sinks):
+            if isinstance(sink, Accumulate):
+                type_ = C_TYPE[self.out.program.buffer(sink.buffer).dtype]
+                total = (
+                    f"korch::fold<{type_}, {rows}, {width}>(part{k}, [](auto a, auto b) "
+                    f"{{ return korch::combine_{sink.op}<{type_}, {rows}>(a, b); }})"
+                )
+                self._store(sink.buffer, sink.index, total, name, str(rows))
+        self.out.close()
+        return True
+
+    def _reduced_width(self) -> int:
+        """Return the widest vector along the reduced vector axis."""
+        axis = self.vector
+        parts = self._parts(axis) if axis is not None else []
+        widths = [self._width(axis, low, high) for low, high in parts] if axis is not None else []
+        return max(widths, default=1)
+
+    def _reduce_scalar(self, part: str = "") -> None:
+        """Accumulate vectors along a reduced axis; their lanes are combined at the end.
+
+        Args:
+            part: where the accumulated vector goes instead, as a place in `part0` and so on.
+        """
+        axis, width = self.vector, self._reduced_width()
+        parts = self._parts(axis) if axis is not None else []
+        longest = max((high - low for low, high in parts), default=0)
+        has_rest = bool(self.clips) or any(
+            axis is not None and (self._width(axis, *ends) < width or (ends[1] - ends[0]) % width) for ends in parts
+        )
+        unroll = UNROLL if longest >= UNROLL * width > UNROLL else 1
+        self._declare(str(width), unroll)
+        if width > 1:
+            self._declare("1", 1, "e")
+        loops = [a for a in self.reduced if a is not axis]
+        for loop in loops:
+            self._loop(loop, self.ranges)
+        if axis is None:
+            body = self._accumulator(self.ranges, "unused", "", "<int W>")
+            self.out.line(f"{body}.template operator()<1>(0, {self._acc(0)});")
+        for low, high in parts:
+            self._reduce_part(axis, low, high, width, unroll)
+        for _ in loops:
+            self.out.close()
+        if part:
+            self._leave(unroll, str(width), part, has_rest)
+        else:
+            self._finish(unroll, self.ranges, "", str(width), has_rest=has_rest)
+
+    def _leave(self, unroll: int, width: str, part: str, has_rest: bool) -> None:
+        """Combine the accumulators but for their lanes, and write the vectors into parts."""
+        for k, sink in enumerate(self.pass_.sinks):
+            if isinstance(sink, Accumulate):
+                type_ = C_TYPE[self.out.program.buffer(sink.buffer).dtype]
+                self.out.line(f"auto total{k} = {self._total(sink, k, 0, unroll, width)};")
+                if has_rest:
+                    combine = f"korch::combine_{sink.op}<{type_}, 1>"
+                    self.out.line(f"total{k}[0] = {combine}(total{k}[0], e{k}_0);")
+                self.out.line(f"korch::store<{type_}, {width}>(part{k} + {part}, total{k});")
+
+    def _reduce_part(self, axis: Axis | None, low: int, high: int, width: int, unroll: int) -> None:
+        if axis is None:
+            return
+        self.out.open("")
+        ranges = {**self.ranges, axis.name: (low, high - 1)}
+        body = self._accumulator(ranges, axis.name, axis.name, "<int W>")
+        own = min(width, self._width(axis, low, high))
+        tail = self._acc(0, "e") if width > 1 else self._acc(0)
+        call = f"{body}.template operator()"
+        begin, end = self._ends(axis, ranges)
+        self.out.line(f"long i = {begin};")
+        if own == width > 1:
+            self._unrolled(f"{call}<{width}>({{at}}, {{acc}});", end, unroll, width)
+        self.out.line(f"for (; i < {end}; ++i) {call}<1>(i, {tail});")
+        self.out.close()
+
+    def _unrolled(self, call: str, end: str, unroll: int, step: int, begin: str = "") -> None:
+        """Print the loop `i` over an axis with several independent accumulators."""
+        if begin:
+            self.out.line(f"long i = {begin};")
+        if unroll > 1:
+            self.out.open(f"for (; i + {unroll * step} <= {end}; i += {unroll * step})")
+            for u in range(unroll):
+                at = f"i + {u * step}" if u else "i"
+                self.out.line(call.format(at=at, acc=self._acc(u)))
+            self.out.close()
+        self.out.line(f"for (; i + {step} <= {end}; i += {step}) " + call.format(at="i", acc=self._acc(0)))
+
+    def _accumulator(self, ranges: Ranges, parameter: str, variable: str, template: str) -> str:
+        """Print a lambda that adds one point (or one vector of points) to the accumulators."""
+        targets = ", ".join(f"auto& s{k}" for k in range(len(self.pass_.sinks)))
+        name = self._lambda(template, f"[[maybe_unused]] long {parameter}, {targets}")
+        width = "W" if variable else "1"
+        values = self._ops(ranges, variable, width)
+        for k, sink in enumerate(self.pass_.sinks):
+            if isinstance(sink, Accumulate):
+                type_ = C_TYPE[self.out.program.buffer(sink.buffer).dtype]
+                combine = f"korch::combine_{sink.op}<{type_}, {width}>"
+                self.out.line(f"s{k} = {combine}(s{k}, {values[sink.value]});")
+        self.out.close("};")
+        return name
+
+    def _declare(self, width: str, unroll: int, prefix: str = "a") -> None:
+        for k, sink in enumerate(self.pass_.sinks):
+            if not isinstance(sink, Accumulate):
+                continue
+            dtype = self.out.program.buffer(sink.buffer).dtype
+            start = literal(dtype, identity(sink.op, dtype))
+            value = f"korch::splat<{C_TYPE[dtype]}, {width}>({start})"
+            for u in range(unroll):
+                self.out.line(f"korch::Vec<{C_TYPE[dtype]}, {width}> {prefix}{k}_{u} = {value};")
+
+    def _acc(self, u: int, prefix: str = "a") -> str:
+        return ", ".join(f"{prefix}{k}_{u}" for k in range(len(self.pass_.sinks)))
+
+    def _total(self, sink: Accumulate, k: int, first: int, unroll: int, width: str) -> str:
+        """Return the text of the accumulators of a sink, from the first on, combined."""
+        type_ = C_TYPE[self.out.program.buffer(sink.buffer).dtype]
+        total = f"a{k}_{first}"
+        for u in range(1, unroll):
+            total = f"korch::combine_{sink.op}<{type_}, {width}>({total}, a{k}_{u})"
+        return total
+
+    def _finish(
+        self, unroll: int, ranges: Ranges, variable: str, width: str, first: int = 0, has_rest: bool = True
+    ) -> None:
+        """Combine the accumulators, from the first on, and write the results."""
+        for k, sink in enumerate(self.pass_.sinks):
+            if not isinstance(sink, Accumulate):
+                continue
+            type_ = C_TYPE[self.out.program.buffer(sink.buffer).dtype]
+            total = self._total(sink, k, first, unroll, width)
+            if variable:
+                self._store(sink.buffer, sink.index, total, variable, width)
+                continue
+            if width != "1":
+                total = f"korch::across_{sink.op}<{type_}, {width}>({total})"
+                if has_rest:
+                    total = f"korch::combine_{sink.op}<{type_}, 1>({total}, e{k}_0)"
+            self.out.line(f"{sink.buffer}[{self.out.expr(sink.index)}] = {total};")

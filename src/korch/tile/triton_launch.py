@@ -1,0 +1,105 @@
+"""What printing gives for Triton: launches, and the memory that they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from korch.primitive.types import DType
+from korch.tile.program import Buffer, Stage, TileProgram
+from korch.tile.triton_text import Text
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """One launch.
+
+    Attributes:
+        source: the text of a Triton function named NAME.
+        buffers: the buffers that it takes, in order; those that it names itself begin with "c"
+            (tables) or "s" (partial results).
+        grid: programs.
+        warps: warps of a program.
+        stages: loads that are under way at a time.
+    """
+
+    source: str
+    buffers: tuple[str, ...]
+    grid: int
+    warps: int
+    stages: int = 2
+
+
+@dataclass
+class PrintedProgram:
+    """All launches of a program, and the memory that they use beside inputs and outputs.
+
+    Attributes:
+        launches: in order.
+        scratch: names, types and sizes in elements.
+        tables: names of constant tables and their entries.
+    """
+
+    launches: list[Printed] = field(default_factory=list)
+    scratch: dict[str, tuple[DType, int]] = field(default_factory=dict)
+    tables: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def add(self, text: Text, comment: str, grid: int, warps: int, stages: int = 2) -> None:
+        """Add the launch of a text; equal tables of several launches are one.
+
+        Args:
+            text: the lines of the function, with the buffers and tables that it uses.
+            comment: stands at the head of the function.
+            grid: programs.
+            warps: warps of a program.
+            stages: loads that are under way at a time.
+        """
+        renamed = {}
+        for table, name in text.tables.items():
+            known = next((n for n, t in self.tables.items() if t == table), None)
+            renamed[name] = known or f"c{len(self.tables)}"
+            self.tables[renamed[name]] = table
+        head = "".join(f"    # {line}\n" for line in comment.splitlines())
+        parameters = ", ".join(f"p_{name}" for name in text.arguments)
+        body = "\n".join(text.lines)
+        source = f"@triton.jit\ndef NAME({parameters}):\n{head}{body}\n"
+        buffers = tuple(renamed.get(name, name) for name in text.arguments)
+        self.launches.append(Printed(source, buffers, grid, warps, stages))
+
+
+def is_written(stage: Stage, name: str) -> bool:
+    """Return whether a stage writes a buffer."""
+    return any(sink.buffer == name for pass_ in stage.passes for sink in pass_.sinks)
+
+
+def warps_for(elements: int) -> int:
+    """Return the warps of a program that works on a tile of some elements."""
+    return min(8, max(1, elements // 256))
+
+
+class Launch:
+    """The launches of one stage; there are three kinds."""
+
+    def __init__(
+        self, program: TileProgram, stage: Stage, comment: str, found: PrintedProgram, processors: int
+    ) -> None:
+        self.program = program
+        self.stage = stage
+        self.comment = comment
+        self.found = found
+        self.processors = processors
+        self.sizes = {buffer.name: buffer.size for buffer in program.buffers}
+        self.text = Text()
+
+    def buffer(self, name: str) -> Buffer:
+        """Return a buffer of the program."""
+        return self.program.buffer(name)
+
+    def finish(self, grid: int, warps: int) -> None:
+        """Add the launch that has been written, and begin another."""
+        self.found.add(self.text, self.comment, grid, warps)
+        self.text = Text()
+
+    def program_id(self) -> None:
+        """Write the program's number; it is wide if some index needs that."""
+        wide = max(self.sizes.values(), default=0) >= 1 << 31
+        self.text.line(f"pid = tl.program_id(0){'.to(tl.int64)' if wide else ''}")
