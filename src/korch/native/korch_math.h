@@ -1,8 +1,10 @@
-// float32 functions on vectors: exp, log, tanh, erf, sigmoid. Included by korch_tile.h.
+// float32 functions on vectors: exp, log, tanh, erf, sigmoid.
 // Each is a polynomial fitted for least maximal error after a reduction of the argument;
 // docs/numerics.md states the measured errors. NaN travels; infinities give the limits. Vectors of 16
 // lanes have methods of their own in korch_math_avx512.h, where there is AVX-512.
 #pragma once
+
+#include "korch_vector.h"
 
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
 #include "korch_math_avx512.h"

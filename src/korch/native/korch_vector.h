@@ -1,0 +1,316 @@
+// Vectors of any width and what moves them: loads, stores, transposes, fetches ahead, conversions.
+// A value of W lanes of type T is a Vec<T, W>; with one lane it is a T.
+#pragma once
+
+#include <stdint.h>
+
+namespace korch {
+
+#define KORCH_INLINE inline __attribute__((always_inline))
+
+template <typename T, int W>
+struct VecOf {
+  typedef T type __attribute__((vector_size(sizeof(T) * W), may_alias));
+};
+template <typename T>
+struct VecOf<T, 1> {
+  typedef T type;
+};
+template <typename T, int W>
+using Vec = typename VecOf<T, W>::type;
+
+template <typename T>
+inline constexpr bool is_integer = static_cast<T>(0.5) == T(0);
+
+KORCH_INLINE long smaller(long a, long b) { return a < b ? a : b; }
+KORCH_INLINE long larger(long a, long b) { return a > b ? a : b; }
+
+// How many blocks of `unit` hold n.
+constexpr long blocks(long n, long unit) { return (n + unit - 1) / unit; }
+
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> load(const T* at) {
+  Vec<T, W> x;
+  __builtin_memcpy(&x, at, sizeof(x));
+  return x;
+}
+
+template <typename T, int W>
+KORCH_INLINE void store(T* at, Vec<T, W> x) {
+  __builtin_memcpy(at, &x, sizeof(x));
+}
+
+// Write a vector past the caches if the address is a multiple of its size; else as any other. Behind such
+// writes stands `end_streams`, before another thread may read them.
+template <typename T, int W>
+KORCH_INLINE void stream(T* at, Vec<T, W> x) {
+  if constexpr (W > 1) {
+    if (reinterpret_cast<uintptr_t>(at) % sizeof(x) == 0) {
+#if __has_builtin(__builtin_nontemporal_store)
+      return __builtin_nontemporal_store(x, reinterpret_cast<Vec<T, W>*>(at));
+#else
+#if defined(__AVX512F__)
+      typedef float V16 __attribute__((vector_size(64)));
+      if constexpr (sizeof(x) == 64) return __builtin_ia32_movntps512(reinterpret_cast<float*>(at), reinterpret_cast<V16>(x));
+#endif
+#if defined(__AVX__)
+      typedef float V8 __attribute__((vector_size(32)));
+      if constexpr (sizeof(x) == 32) return __builtin_ia32_movntps256(reinterpret_cast<float*>(at), reinterpret_cast<V8>(x));
+#endif
+#endif
+    }
+  }
+  store<T, W>(at, x);
+}
+
+KORCH_INLINE void end_streams() {
+#if defined(__x86_64__)
+  __builtin_ia32_sfence();
+#endif
+}
+
+// How many elements there are before the next line of a cache.
+template <typename T>
+KORCH_INLINE long before_line(const T* at) {
+  return static_cast<long>((0 - reinterpret_cast<uintptr_t>(at)) % 64 / sizeof(T));
+}
+
+// How many elements there are from the last line's begin on.
+template <typename T>
+KORCH_INLINE long after_line(const T* at) {
+  return static_cast<long>(reinterpret_cast<uintptr_t>(at) % 64 / sizeof(T));
+}
+
+// Write elements from a place that lies as far behind a line's begin: whole lines past the caches.
+template <typename T, int W>
+KORCH_INLINE void stream_piece(T* to, const T* from, long count) {
+  constexpr long LINE = 64 / sizeof(T);
+  long i = 0;
+  for (const long head = smaller(before_line(to), count); i < head; ++i) to[i] = from[i];
+  for (; i + LINE <= count; i += LINE) {
+#pragma GCC unroll 16
+    for (long k = 0; k < LINE; k += W) stream<T, W>(to + i + k, load<T, W>(from + i + k));
+  }
+  for (; i < count; ++i) to[i] = from[i];
+}
+
+// Load, and fetch what lies so many elements ahead, which a later task reads. S is the type in memory, which
+// may be narrower than T.
+template <typename T, int W, typename S>
+KORCH_INLINE Vec<T, W> load_ahead(const S* at, long ahead) {
+  if constexpr (W > 1) __builtin_prefetch(at + ahead);
+  return load<T, W>(at);
+}
+
+// Load, and fetch what lies so many elements ahead from memory, but not into the first cache: it would be
+// gone before it is read.
+template <typename T, int W, typename S>
+KORCH_INLINE Vec<T, W> load_far(const S* at, long ahead) {
+  if constexpr (W > 1) __builtin_prefetch(at + ahead, 0, 2);
+  return load<T, W>(at);
+}
+
+// Fetch what a vector of a later task begins with.
+template <int W, typename T>
+KORCH_INLINE void fetch(const T* at) {
+  if constexpr (W > 1) __builtin_prefetch(at);
+}
+
+// Fetch a line that will be written, for this core alone. Where it is not known, the instruction does nothing.
+template <int W, typename T>
+KORCH_INLINE void fetch_to_write(T* at) {
+  if constexpr (W > 1) {
+#if defined(__x86_64__)
+    asm volatile("prefetchw %0" : : "m"(*at));  // what compilers make of the builtin may only read
+#else
+    __builtin_prefetch(at, 1);
+#endif
+  }
+}
+
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> splat(T x) {
+  if constexpr (W == 1) return x;
+  else return x - Vec<T, W>{};
+}
+
+template <typename T, int W>
+KORCH_INLINE T lane(Vec<T, W> x, int i) {
+  if constexpr (W == 1) return x;
+  else return x[i];
+}
+
+template <typename T, int W>
+KORCH_INLINE void scatter(T* at, long step, Vec<T, W> x) {
+  for (int i = 0; i < W; ++i) at[i * step] = lane<T, W>(x, i);
+}
+
+// Lanes 0 to N - 1, as a pack.
+template <int... I>
+struct Lanes {};
+template <int N, int... I>
+struct LanesTo {
+  typedef typename LanesTo<N - 1, N - 1, I...>::type type;
+};
+template <int... I>
+struct LanesTo<0, I...> {
+  typedef Lanes<I...> type;
+};
+
+template <typename T, int W, int... I>
+KORCH_INLINE Vec<T, W> every_second(const T* at, Lanes<I...>) {
+  const Vec<T, W> a = load<T, W>(at), b = load<T, W>(at + W - 1);  // nothing beyond the last is read
+  return __builtin_shufflevector(a, b, (I < W / 2 ? 2 * I : 2 * I + 1)...);
+}
+
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> strided(const T* at, long step) {
+  if constexpr (W == 1) {
+    return *at;
+  } else {
+    if (step == 2) return every_second<T, W>(at, typename LanesTo<W>::type());
+    Vec<T, W> x;
+    for (int i = 0; i < W; ++i) x[i] = at[i * step];
+    return x;
+  }
+}
+
+template <typename T, int W, int... I>
+KORCH_INLINE Vec<T, 2 * W> joined(Vec<T, W> a, Vec<T, W> b, Lanes<I...>) {
+  return __builtin_shufflevector(a, b, I...);
+}
+
+// Rows 0, 4, 8, ... of four elements each, one after another: what is loaded into a part of a register
+// costs no shuffle.
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> fourth_rows(const T* at, long step) {
+  if constexpr (W == 4) {
+    return load<T, 4>(at);
+  } else {
+    const Vec<T, W / 2> a = fourth_rows<T, W / 2>(at, step), b = fourth_rows<T, W / 2>(at + W / 2 * step, step);
+    return joined<T, W / 2>(a, b, typename LanesTo<W>::type());
+  }
+}
+
+// Transpose the 4 x 4 elements that four vectors have in each part of four lanes.
+template <typename T, int W, int... I>
+KORCH_INLINE void transpose_parts(const Vec<T, W> (&x)[4], Vec<T, W>* to, Lanes<I...>) {
+  Vec<T, W> y[4];
+  for (int i = 0; i < 2; ++i) {  // lanes 0 and 1, then 2 and 3, of each part, of two vectors in turn
+    y[2 * i] = __builtin_shufflevector(x[2 * i], x[2 * i + 1], (I / 4 * 4 + I % 4 / 2 + I % 2 * W)...);
+    y[2 * i + 1] = __builtin_shufflevector(x[2 * i], x[2 * i + 1], (I / 4 * 4 + I % 4 / 2 + I % 2 * W + 2)...);
+  }
+  for (int i = 0; i < 2; ++i) {
+    to[2 * i] = __builtin_shufflevector(y[i], y[i + 2], (I / 4 * 4 + I % 2 + I % 4 / 2 * W)...);
+    to[2 * i + 1] = __builtin_shufflevector(y[i], y[i + 2], (I / 4 * 4 + I % 2 + I % 4 / 2 * W + 2)...);
+  }
+}
+
+// Element i of vector j is at[i * step + j], for four-byte elements. COUNT is a multiple of 4.
+template <typename T, int W, int COUNT>
+KORCH_INLINE void load_across(Vec<T, W> (&to)[COUNT], const T* at, long step) {
+  if constexpr (W == 1) {
+    for (int j = 0; j < COUNT; ++j) to[j] = at[j];
+  } else {
+#pragma GCC unroll 4
+    for (int j = 0; j < COUNT; j += 4) {
+      Vec<T, W> x[4];
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) x[i] = fourth_rows<T, W>(at + i * step + j, step);
+      transpose_parts<T, W>(x, to + j, typename LanesTo<W>::type());
+    }
+  }
+}
+
+// Fetch the lines in which `load_across` begins to read.
+template <int W, typename T>
+KORCH_INLINE void fetch_across(const T* at, long step) {
+#pragma GCC unroll 16
+  for (int i = 0; i < W; ++i) __builtin_prefetch(at + i * step);
+}
+
+// The same, but not into the first cache.
+template <int W, typename T>
+KORCH_INLINE void fetch_far_across(const T* at, long step) {
+#pragma GCC unroll 16
+  for (int i = 0; i < W; ++i) __builtin_prefetch(at + i * step, 0, 2);
+}
+
+// The W elements of each of ROWS rows, one after another in memory, combined to one.
+template <typename T, int ROWS, int W, typename Combine>
+KORCH_INLINE Vec<T, ROWS> fold(const T* part, Combine combine) {
+  Vec<T, ROWS> x[W];
+  load_across<T, ROWS, W>(x, part, W);
+#pragma GCC unroll 4
+  for (int half = W / 2; half > 0; half /= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < half; ++i) x[i] = combine(x[i], x[i + half]);
+  }
+  return x[0];
+}
+
+// The elements at index(i), index(i + 1), ...
+template <typename T, int W, typename Index>
+KORCH_INLINE Vec<T, W> gather(const T* from, Index index, long i) {
+  if constexpr (W == 1) {
+    return from[index(i)];
+  } else {
+    Vec<T, W> x;
+    for (int k = 0; k < W; ++k) x[k] = from[index(i + k)];
+    return x;
+  }
+}
+
+// The elements at `at` and each of W entries of a table, where entries grow by 0 or 1: one vector is
+// read and permuted. It stays inside of the `size` elements of the buffer, which are at least W.
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> spread(const T* from, long size, long at, const int32_t* table) {
+  if constexpr (W == 1) {
+    return from[at + *table];
+  } else {
+    const long first = smaller(at + *table, size - W);
+    const Vec<int32_t, W> lanes = load<int32_t, W>(table) + static_cast<int32_t>(at - first);
+#if __has_builtin(__builtin_shuffle)
+    return __builtin_shuffle(load<T, W>(from + first), lanes);
+#else
+    Vec<T, W> x;
+    for (int k = 0; k < W; ++k) x[k] = from[first + lanes[k]];
+    return x;
+#endif
+  }
+}
+
+// a > b ? a : b, which is b if either is NaN, in one instruction where there is one: GCC makes a
+// comparison and a choice, and Clang has no such builtin but makes that instruction.
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> greater_of(Vec<T, W> a, Vec<T, W> b) {
+#if defined(__AVX512F__) && !defined(__clang__)
+  if constexpr (W == 16 && sizeof(T) == 4 && !is_integer<T>) return __builtin_ia32_maxps512_mask(a, b, a, -1, 4);
+#endif
+#if defined(__AVX__) && !defined(__clang__)
+  if constexpr (W == 8 && sizeof(T) == 4 && !is_integer<T>) return __builtin_ia32_maxps256(a, b);
+  if constexpr (W == 4 && sizeof(T) == 4 && !is_integer<T>) return __builtin_ia32_maxps(a, b);
+#endif
+  return a > b ? a : b;
+}
+
+// a < b ? a : b, in the same way.
+template <typename T, int W>
+KORCH_INLINE Vec<T, W> less_of(Vec<T, W> a, Vec<T, W> b) {
+#if defined(__AVX512F__) && !defined(__clang__)
+  if constexpr (W == 16 && sizeof(T) == 4 && !is_integer<T>) return __builtin_ia32_minps512_mask(a, b, a, -1, 4);
+#endif
+#if defined(__AVX__) && !defined(__clang__)
+  if constexpr (W == 8 && sizeof(T) == 4 && !is_integer<T>) return __builtin_ia32_minps256(a, b);
+  if constexpr (W == 4 && sizeof(T) == 4 && !is_integer<T>) return __builtin_ia32_minps(a, b);
+#endif
+  return a < b ? a : b;
+}
+
+template <typename To, typename From, int W>
+KORCH_INLINE Vec<To, W> cast(Vec<From, W> x) {
+  if constexpr (W == 1) return static_cast<To>(x);
+  else return __builtin_convertvector(x, Vec<To, W>);
+}
+
+}  // namespace korch
