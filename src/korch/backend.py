@@ -52,8 +52,9 @@ def maker(
         certificate: what the search proved.
         report: kept in each executable.
     """
-    records: dict[str, Any] = {"model": model, "certificate": certificate, "options": options, "report": report}
+    from korch.runtime.build import Origin
 
+    origin = Origin(model, certificate, options, report)
     if options.is_cuda:
 
         def make_cuda(steps: Sequence[Step[Any]]) -> Any:
@@ -63,7 +64,7 @@ def maker(
 
             if not isinstance(meter, CudaMeter):
                 raise AssertionError("a meter of another target")
-            program = build_cuda(graph, steps, meter.target, meter.compiler, **records)
+            program = build_cuda(graph, steps, meter.target, meter.compiler, origin)
             return with_best_branches(program)
 
         return make_cuda
@@ -75,6 +76,6 @@ def maker(
 
         if not isinstance(meter, CpuMeter):
             raise AssertionError("a meter of another target")
-        return Executable(build(graph, steps, meter.target, meter.builder, **records))
+        return Executable(build(graph, steps, meter.target, meter.builder, origin))
 
     return make

@@ -30,7 +30,7 @@ MEMBERS = ("library.so", "plan.json", "report.json", "weights.safetensors", "sou
 def content(tmp_path_factory):
     """The bytes of an artifact."""
     from korch.measure.compiler import Builder
-    from korch.runtime.build import build
+    from korch.runtime.build import Origin, build
 
     folder = tmp_path_factory.mktemp("artifact")
     plan = plans.blocked_constant()
@@ -39,9 +39,9 @@ def content(tmp_path_factory):
         plan.steps,
         plans.TARGET,
         Builder(plans.TARGET.isa, folder / "cache"),
-        model=ModelRecord("/models/m.onnx", "0" * 64),
-        report={"seconds": 1.5},
-        certificate={"status": "optimal", "gap": float("inf")},
+        Origin(
+            ModelRecord("/models/m.onnx", "0" * 64), {"status": "optimal", "gap": float("inf")}, report={"seconds": 1.5}
+        ),
     )
     write_artifact(built, folder / "plan.korch")
     return (folder / "plan.korch").read_bytes()

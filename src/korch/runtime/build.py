@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +30,28 @@ MAIN = "main.cpp"
 """The file name of the main source."""
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a plan was made from and how it was found; all of it is kept in the artifact.
+
+    Attributes:
+        model: what the plan was built from.
+        certificate: what the solver proved: a record or a mapping.
+        options: the options of the build: a record or a mapping.
+        report: how the plan was found.
+    """
+
+    model: ModelRecord | None = None
+    certificate: Any = None
+    options: Any = None
+    report: Mapping[str, Any] = field(default_factory=dict)
+
+
+UNKNOWN = Origin()
+
+
 def build(
-    graph: PrimitiveGraph,
-    steps: Sequence[Step[Kernel]],
-    target: Target,
-    builder: Builder,
-    *,
-    model: ModelRecord | None = None,
-    certificate: Any = None,
-    options: Any = None,
-    report: Mapping[str, Any] | None = None,
+    graph: PrimitiveGraph, steps: Sequence[Step[Kernel]], target: Target, builder: Builder, origin: Origin = UNKNOWN
 ) -> Artifact:
     """Build a plan.
 
@@ -47,10 +60,7 @@ def build(
         steps: the kernels in the order in which they run.
         target: the machine that they are for.
         builder: compiles and links; objects of kernels that were measured are found in its cache.
-        model: what the plan was built from.
-        certificate: what the solver proved: a record or a mapping.
-        options: the options of the build: a record or a mapping.
-        report: how the plan was found.
+        origin: what the plan was made from.
 
     Raises:
         CompileError: a source does not compile, or a library is missing.
@@ -65,28 +75,35 @@ def build(
     if any("iomp5" in flag for flag in builder.compiler.openmp):
         libraries.add("iomp5")
     weights = pack_constants(graph, program)
-    plan = PlanRecord(
-        korch_version=__version__,
-        model=model or ModelRecord(),
-        inputs=tuple(TensorRecord.of(name, type_) for name, type_ in program.inputs),
-        outputs=tuple(TensorRecord.of(name, type_) for name, type_ in program.outputs),
-        threads=target.threads,
-        steps=tuple(step_record(graph, step, slots) for step, slots in zip(steps, program.slots, strict=True)),
-        libraries=tuple(sorted(libraries)),
-        arena_bytes=program.arena.size_bytes,
-        arena_bound_bytes=program.arena.lower_bound_bytes,
-        weights_bytes=weights.size_bytes,
-        certificate=plain(certificate or {}),
-        options=plain(options or {}),
-        target=plain(target),
-    )
+    plan = plan_record(graph, steps, program, weights, origin)
     return Artifact(
         library=library,
         weights=weights,
-        plan=plan,
+        plan=replace(plan, threads=target.threads, libraries=tuple(sorted(libraries)), target=plain(target)),
         requirements=Requirements.here(REQUIRED_FLAGS[target.isa]),
         sources=sources | _headers(sources),
-        report=dict(report or {}),
+        report=dict(origin.report),
+    )
+
+
+def plan_record(
+    graph: PrimitiveGraph, steps: Sequence[Step[Any]], program: Program[Any], weights: Weights, origin: Origin
+) -> PlanRecord:
+    """Return the record of a plan of one thread without libraries, for no target."""
+    return PlanRecord(
+        korch_version=__version__,
+        model=origin.model or ModelRecord(),
+        inputs=tuple(TensorRecord.of(name, type_) for name, type_ in program.inputs),
+        outputs=tuple(TensorRecord.of(name, type_) for name, type_ in program.outputs),
+        threads=1,
+        steps=tuple(step_record(graph, step, slots) for step, slots in zip(steps, program.slots, strict=True)),
+        libraries=(),
+        arena_bytes=program.arena.size_bytes,
+        arena_bound_bytes=program.arena.lower_bound_bytes,
+        weights_bytes=weights.size_bytes,
+        certificate=plain(origin.certificate or {}),
+        options=plain(origin.options or {}),
+        target={},
     )
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import onnx
 
-from korch import __version__
 from korch.cuda.compile import Cubin, CubinCompiler
 from korch.cuda.engine import build_engine, maker
 from korch.cuda.kernel import Call, CudaKernel, Network, aligned, named
@@ -17,10 +17,10 @@ from korch.cuda.target import CudaTarget
 from korch.errors import CompileError
 from korch.measure.cuda.meter import failure_of
 from korch.primitive.graph import PrimitiveGraph
-from korch.runtime.build import pack_constants, step_record
+from korch.runtime.build import UNKNOWN, Origin, pack_constants, plan_record
 from korch.runtime.cuda.program import CudaProgram, LaunchRecord, Place, StepProgram
 from korch.runtime.program import Slot, Step, bind_steps
-from korch.runtime.record import ModelRecord, PlanRecord, TensorRecord, plain
+from korch.runtime.record import plain
 from korch.runtime.weights import Weights
 
 
@@ -29,11 +29,7 @@ def build_cuda(
     steps: Sequence[Step[CudaKernel]],
     target: CudaTarget,
     compiler: CubinCompiler,
-    *,
-    model: ModelRecord | None = None,
-    certificate: Any = None,
-    options: Any = None,
-    report: Mapping[str, Any] | None = None,
+    origin: Origin = UNKNOWN,
 ) -> CudaProgram:
     """Build a plan.
 
@@ -42,10 +38,7 @@ def build_cuda(
         steps: the kernels in the order in which they run.
         target: the device that they are for.
         compiler: compiles launches; those that were measured are found in its cache.
-        model: what the plan was built from.
-        certificate: what the solver proved: a record or a mapping.
-        options: the options of the build: a record or a mapping.
-        report: how the plan was found.
+        origin: what the plan was made from.
 
     Raises:
         CompileError: a kernel does not compile.
@@ -64,23 +57,9 @@ def build_cuda(
         _program(graph, step, slots, cubins, tables, _engine(step, slots, weights, target.allow_tf32, engines))
         for step, slots in zip(steps, bound.slots, strict=True)
     )
-    plan = PlanRecord(
-        korch_version=__version__,
-        model=model or ModelRecord(),
-        inputs=tuple(TensorRecord.of(name, type_) for name, type_ in bound.inputs),
-        outputs=tuple(TensorRecord.of(name, type_) for name, type_ in bound.outputs),
-        threads=1,
-        steps=tuple(step_record(graph, step, slots) for step, slots in zip(steps, bound.slots, strict=True)),
-        libraries=(),
-        arena_bytes=bound.arena.size_bytes,
-        arena_bound_bytes=bound.arena.lower_bound_bytes,
-        weights_bytes=weights.size_bytes,
-        certificate=plain(certificate or {}),
-        options=plain(options or {}),
-        target=plain(target) | {"cpu": target.name, "isa": target.isa},
-    )
+    plan = plan_record(graph, steps, bound, weights, origin)
     return CudaProgram(
-        plan=plan,
+        plan=replace(plan, target=plain(target) | {"cpu": target.name, "isa": target.isa}),
         arch=target.arch,
         allow_tf32=target.allow_tf32,
         steps=programs,
@@ -95,7 +74,7 @@ def build_cuda(
         engines=engines,
         engine_maker=maker(target.name, target.arch) if engines else "",
         sources={part.symbol: part.source for step in steps for part in step.kernel.steps},
-        report=dict(report or {}),
+        report=dict(origin.report),
     )
 
 
