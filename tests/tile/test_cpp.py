@@ -413,7 +413,7 @@ def test_a_source_is_deterministic_and_begins_with_its_group(target):
         first = print_cpp(program, group.text, target.lanes, target.threads)
         again = lowered(group, offer, target)
         assert first == print_cpp(again, group.text, target.lanes, target.threads)
-        symbol, source, _ = first
+        symbol, source = first.symbol, first.source
         assert source.startswith(f"// graph({group.text[6:].splitlines()[0]}"), source[:100]
         named = re.findall(r"^(?:static const int32_t|extern \"C\" int) (\w+)", source, re.M)
         assert named and all(name.startswith(symbol) for name in named)
