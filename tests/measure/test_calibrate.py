@@ -102,8 +102,8 @@ def test_the_count_of_threads_is_the_callers_again(timer, library, quick):
 
 def test_threads_that_wait_for_a_core_spoil_no_rate(library):
     """Eight threads a core: each is waiting for seven eighths of the time."""
-    alone, crowded = flop_rate(library, 1), flop_rate(library, 8 * CORES)
-    assert crowded > 2 * CORES * alone
+    alone, oversubscribed = flop_rate(library, 1), flop_rate(library, 8 * CORES)
+    assert oversubscribed > 2 * CORES * alone
 
 
 def test_threads_beyond_the_cores_add_nothing(timer, quick, monkeypatch):

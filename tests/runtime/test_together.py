@@ -165,7 +165,7 @@ int run_apart(int threads) {
 
 
 class Oversubscription:
-    """An `Oversubscription` of its own; times are in milliseconds."""
+    """A oversubscription of its own; times are in milliseconds."""
 
     def __init__(self, path):
         self.library = ctypes.CDLL(str(path))
@@ -269,7 +269,7 @@ def test_the_usual_time_of_a_step_is_its_least_and_grows_slowly(oversubscription
     assert usual == pytest.approx(2)
 
 
-def test_a_step_of_unknown_threads_has_one_under_oversubscription_only(oversubscription):
+def test_a_step_of_unknown_threads_has_one_in_a_oversubscription_only(oversubscription):
     assert oversubscription.run_apart(3) % 1000 == 3
     oversubscription.works(0, 0.5)
     far = 2**62 // MS
@@ -278,7 +278,7 @@ def test_a_step_of_unknown_threads_has_one_under_oversubscription_only(oversubsc
     assert oversubscription.run_apart(3) == 1001
 
 
-def test_oversubscription_that_comes_back_lasts_longer_and_runs_without_shorten_it(oversubscription):
+def test_oversubscriptions_that_come_back_last_longer_and_runs_without_shorten_them(oversubscription):
     oversubscription.works(0, 1)
     now, lengths = 10, []
     for _ in range(10):
@@ -297,7 +297,7 @@ def test_oversubscription_that_comes_back_lasts_longer_and_runs_without_shorten_
     assert not oversubscription.is_here(now + 27)
 
 
-def test_under_oversubscription_regions_have_one_thread(oversubscription):
+def test_in_a_oversubscription_regions_have_one_thread(oversubscription):
     assert oversubscription.run(3) == 3
     oversubscription.works(0, 0.5)
     far = 2**62 // MS

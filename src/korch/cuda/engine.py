@@ -1,7 +1,7 @@
 """Networks -> engines of TensorRT, and runs of them over fixed memory.
 
 An engine runs with the version of TensorRT and on the kind of device that built it, nowhere else.
-The library is imported only to build or run an engine.
+TensorRT is imported only to build or to run an engine.
 """
 
 from __future__ import annotations

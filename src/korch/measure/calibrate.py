@@ -62,7 +62,7 @@ class Work:
         write_bytes: written.
         flop: floating-point operations.
         cold_bytes: of the bytes read, those that come from the farthest level.
-        is_split: whether matrix units multiply, numbers split into pieces.
+        is_split: whether matrix units multiply, with split operands.
     """
 
     read_bytes: int

@@ -16,13 +16,13 @@ from korch.deadline import Deadline
 from korch.errors import CompileError
 
 COMPILE_SECONDS = 120
-"""A compiler may compute for so long."""
+"""The limit of a compiler's CPU time."""
 
 PATIENCE = 10
-"""On a busy machine, it may take so many times as long."""
+"""The limit of its elapsed time, as a multiple: the machine may be busy."""
 
 TICK_SECONDS = 0.2
-"""How often it is looked whether a compiler must be stopped."""
+"""The interval of checks whether a compiler must be stopped."""
 
 
 class StoppedError(CompileError):

@@ -31,23 +31,23 @@ from korch.target import Target, detect_target
 logger = logging.getLogger("korch.measure")
 
 DISPATCH_NS = 20
-"""What the executable spends per kernel outside of it: loading pointers, an indirect call."""
+"""The time per kernel outside of it: loading pointers, an indirect call."""
 
 GUESS_START_NS = 3000
-"""What a kernel takes that does little: a parallel region, cold weights, ends of loops."""
+"""The estimated fixed time of a kernel: a parallel region, cold weights, ends of loops."""
 
 GUESS = 2.4
-"""What kernels take over what their bytes and operations would, one after the other, at the
-calibrated rates, as a rule."""
+"""The typical ratio of a kernel's time to the sum of the times of its bytes and of its operations at
+the calibrated rates."""
 
 
 OPERATION_FLOP = 3
-"""Multiply-add operations that take as long as one generated operation on an element, with its
-load or store."""
+"""The cost of an operation on an element in a generated kernel, in operations of multiply-adds: the
+element is also loaded or stored."""
 
 WINDOW_OPERATION = 8
-"""Operations that take as long as one operation in a window along rows, whose ends are guarded and
-whose lines may begin anywhere."""
+"""The cost of an operation in windows along rows, as a multiple of another's: their ends are guarded,
+and their rows are not aligned."""
 
 
 def needed_flop(candidate: Candidate) -> int:

@@ -22,13 +22,13 @@ DISTURBED_SHARE = 0.02
 """A run is disturbed if a thread of it had no core for a larger share of its time."""
 
 DISTURBED_NS = 1000
-"""In any case it may lack a core for so long: a thread that is woken does."""
+"""A shorter time without a core is normal: a thread that wakes up has one."""
 
 MOST_AWAY = 0.9
-"""A run of which a thread missed more tells nothing, not even if that is subtracted."""
+"""A run in which a thread had no core for a larger share is dropped."""
 
 CLEAN_SAMPLES = 3
-"""With this number of undisturbed runs, or half of all, disturbed runs are dropped."""
+"""If at least this number of runs, or half of all, is undisturbed, the others do not count."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Kernels -> measurements, in a process of their own, interleaved.
 
-The rounds go over all kernels of a batch, so that a slow spell of a shared machine affects
-all of them equally; a low quantile of the samples is the time. A kernel that crashes or hangs is recorded as
+Each round times all kernels of a batch, so that a slow period of a shared machine affects all of
+them. A low quantile of the samples is the time. A kernel that crashes or hangs is recorded as
 such, and a new process goes on with the others.
 """
 

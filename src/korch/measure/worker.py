@@ -35,7 +35,7 @@ SAMPLE_NS = 200_000
 MOST_REPEATS = 4
 
 PATIENCE = 4
-"""Factor by which time and rounds of a short kernel may grow if its runs are disturbed."""
+"""The factor by which a short kernel whose runs are disturbed may exceed its time and rounds."""
 
 SLICE_NS = 1_000_000
 """A longer run hardly fits between two interruptions on a busy machine."""
@@ -199,7 +199,7 @@ class Limits:
 
     Attributes:
         rounds: the rounds of a kernel that is not disturbed.
-        least_rounds: the least number of rounds, even if they take long.
+        least_rounds: the least number, even if they take long.
         kernel_ns: what the others of one kernel may take.
         end_s: when to end, after one round.
         clock: the time.
@@ -239,7 +239,7 @@ class _Spent:
 def take_turns(
     jobs: dict[int, Any], time_ns: Callable[[Any], tuple[int, int]], limits: Limits, say: Callable[..., None]
 ) -> None:
-    """Time kernels in rounds, so that a slow spell of the machine affects all equally.
+    """Time kernels in rounds, so that a slow period affects all of them.
 
     Args:
         jobs: the kernels, by number.

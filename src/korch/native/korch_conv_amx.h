@@ -13,8 +13,8 @@
 //
 // A kernel is a struct K as in korch_conv.h, whose last layer is DENSE with NV * W == 32 and whose image is
 // no PLAIN one, and a struct S with
-//   SKIP, WIDTH          a window of one column may skip some: every SKIP-th is kept;
-//   STRIDE               pixels between those of adjacent results; classes of columns
+//   SKIP, WIDTH          for a window of one column, every SKIP-th is kept; the number kept
+//   STRIDE               pixels between those of neighbouring results; classes of columns
 //   PITCH, EXTRA         pixels of a row with its zeros, and zeros after the last
 //   CLASSES, DEPTH       classes of rows, and rows of one
 //   BLOCK, CHUNKS, PARTS rows of the result computed together; separate tasks of rows, or of channels

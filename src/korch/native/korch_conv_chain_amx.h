@@ -92,7 +92,7 @@ struct Feed {
   long q = 0, part = PARTS;        // the first of the results, and the part that is next
   long each = 0, turn = 0, turns;  // `each` per call; a part for `turns` of them
 
-  // Make the split operands of results from number `from` on during `calls` calls.
+  // Split the results from number `from` on, in the course of `calls` calls.
   KORCH_INLINE void set(long from, uint16_t* place, long calls) {
     q = from, to = place, part = from < all ? 0 : PARTS, turn = 0, turns = calls;
     each = from < all ? PARTS : 0;

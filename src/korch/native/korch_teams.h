@@ -1,16 +1,16 @@
-// Kernels in one parallel region: one after the other, each on all of its threads, or side by side in
-// lanes, each of which has a team of threads, to which the lane's kernels are all there is.
+// Kernels in one parallel region: one after the other, each on all threads; or side by side in lanes, each
+// of which has a team of threads that runs the lane's kernels only.
 //
 // GCC turns a region into a call of GOMP_parallel, and what stands in it into calls of GOMP_barrier,
 // omp_get_thread_num and omp_get_num_threads. A library that holds this text has its own of these
-// four, seen by no other. To a thread that has a seat in a team they describe the team; to any other
-// they do what OpenMP's do. So all teams together are one region of as many threads as each other
-// kernel has: no thread is made or ended for them, and none stays behind.
+// four, with hidden visibility. For a thread that has a seat in a team they describe the team; for any
+// other they call OpenMP's. So all teams together are one region with as many threads as any other kernel
+// has: no thread is created or ended for them.
 //
-// The first thread of a team leads: it runs kernels, and the others wait until it opens a region. How
-// they wait is why even kernels that have all threads run in one region: OpenMP's own threads look for
-// the next region for many milliseconds before they sleep, after each region. Where other processes
-// want the cores, too, a thread then looks while the one that it waits for has no core.
+// The first thread of a team leads: it runs kernels, and the others wait until it opens a region. Even
+// kernels that have all threads run in one region, because of how threads wait: after each region,
+// OpenMP's threads spin for many milliseconds before they sleep. Where other processes need the cores, too,
+// a thread then spins while the thread that it waits for has no core.
 #pragma once
 
 #include <dlfcn.h>
@@ -60,9 +60,9 @@ inline int (*const real_num_threads)() =
     reinterpret_cast<decltype(real_num_threads)>(dlsym(RTLD_DEFAULT, "omp_get_num_threads"));
 inline const int cores = omp_get_num_procs();
 
-// As long as each thread has a core, those that wait look again and again, longer than a kernel
-// takes; else they would keep others from their work. A time, as one look takes 10 cycles on some
-// CPUs and 140 on others.
+// If each thread has a core, waiting threads spin for longer than a kernel takes; otherwise they spin
+// briefly, as they would take the core from a thread that works. The limit is a time: one pause takes 10
+// cycles on some CPUs and 140 on others.
 constexpr int64_t LOOK_NS = 1000000, SHORT_LOOK_NS = 5000;
 
 inline int64_t now_ns() {
@@ -88,17 +88,17 @@ class alignas(64) Count {
  public:
   uint32_t now() const { return value_.load(std::memory_order_acquire); }
 
-  // All that was written before is seen by those who waited. They wait for no less than `wanted`.
+  // Writes before this call are visible to threads that waited. They wait for `wanted` or more.
   void advance(uint32_t wanted) {
     const uint32_t now = value_.fetch_add(1) + 1;
     if (now == wanted && sleepers_.load() != 0) wake_all();
   }
   void advance() { advance(now() + 1); }
 
-  // A sleeper is never forgotten: it adds itself to `sleepers_` before it reads `value_`, and
+  // No wake-up is lost: a sleeper adds itself to `sleepers_` before it reads `value_`, and
   // `advance` adds to `value_` before it reads `sleepers_`. All four are sequentially consistent, so
   // either the sleeper sees the new value and does not sleep, or `advance` sees the sleeper and wakes
-  // it; and the system lets nobody sleep once the value is no longer the one that was read.
+  // it; and the system call returns at once if the value is no longer the one that was read.
   void wait_for(uint32_t wanted, int64_t look_ns) {
     watched(true);
     if (!look(wanted, look_ns)) {
@@ -110,7 +110,7 @@ class alignas(64) Count {
   }
 
  private:
-  // Look for so long; return whether the count has come there.
+  // Spin for this long; return whether the count has reached the value.
   bool look(uint32_t wanted, int64_t look_ns) const {
     for (int64_t until_ns = 0;;) {
       for (int i = 0; i < 32; ++i) {
@@ -135,8 +135,8 @@ class alignas(64) Count {
   std::atomic<uint32_t> sleepers_{0};
 };
 
-// Whether other processes want the cores so much that one thread is faster than all: then some thread
-// has no core most of the time, and the others wait for it. Asked and told by a plan's calling thread.
+// Whether other processes use the cores so much that one thread is faster than all: some thread then has no
+// core most of the time, and the others wait for it. Used by a plan's calling thread only.
 class Oversubscription {
  public:
   // A run begins.
@@ -146,7 +146,7 @@ class Oversubscription {
     is_here_ = was_here_ = now_ns < alone_until_ns_;
   }
 
-  // Whether kernels should be the leader's alone.
+  // Whether only the leader should run kernels.
   bool is_here(int64_t (*clock_ns)() = now_ns) {
     if (is_here_) is_here_ = clock_ns() < alone_until_ns_;
     return is_here_;
@@ -157,9 +157,9 @@ class Oversubscription {
     add_wait(now_ns - since_ns, now_ns, threads);
   }
 
-  // A step since `since_ns` ran on `threads` threads that can't be observed. What it took beyond its
-  // usual time, its threads waited for a core. `usual_ns` is the caller's to keep: 0 at first, then
-  // the least time, which grows a little with each longer one, so that a lasting change is learnt.
+  // A step ran since `since_ns` on `threads` threads whose waits are unknown. The time beyond its usual time
+  // counts as waiting for a core. The caller keeps `usual_ns`: 0 at first, then the least time, which grows a
+  // little with each longer one, so that it follows a lasting change.
   void note_step(int64_t since_ns, int64_t now_ns, int64_t& usual_ns, int threads) {
     const int64_t took_ns = now_ns - since_ns, late_ns = took_ns - usual_ns;
     if (usual_ns == 0 || late_ns < 0) {
@@ -181,11 +181,11 @@ class Oversubscription {
  private:
   void add_wait(int64_t wait_ns, int64_t now_ns, int threads) {
     waited_ns_ += wait_ns;
-    // Of the first run it is not known yet how much is to be done.
+    // In the first run the amount of work is unknown.
     if (is_here_ || work_ns_ == 0 || waited_ns_ < LEAST_NS) return;
     const int64_t so_far_ns = now_ns - begun_ns_ - waited_ns_;
     const int64_t work_ns = so_far_ns > work_ns_ ? so_far_ns : work_ns_;
-    // Alone, what it does not wait takes `threads` times as long.
+    // On one thread, the time without waits is `threads` times as long.
     if (waited_ns_ <= work_ns * (threads - 1)) return;
     is_here_ = was_here_ = true;
     alone_ns_ = 2 * (alone_ns_ > waited_ns_ ? alone_ns_ : waited_ns_);
@@ -197,7 +197,7 @@ class Oversubscription {
   bool is_here_ = false, was_here_ = false;  // the latter: at any time of the run
   int64_t begun_ns_ = 0, waited_ns_ = 0, alone_until_ns_ = 0;
   int64_t work_ns_ = 0;   // what the leader does in a run of all threads; 0 if not known
-  int64_t alone_ns_ = 0;  // more with each detection, less with each run without one
+  int64_t alone_ns_ = 0;  // more with each oversubscription, less with each run without one
 };
 
 // Threads that work on the regions of a lane's kernels, one region after the other. What is no Count is
@@ -284,8 +284,8 @@ inline void open(void (*work)(void*), void* data, unsigned wanted) {
   lead_wait(team, team.done, team.opened.now() * (team.threads - 1));
 }
 
-// Run kernels, one after the other, in one region of OpenMP's, whose threads work on all of theirs; in a
-// oversubscription alone. Without an `Oversubscription` there is none.
+// Run kernels one after the other in one OpenMP region, whose threads work on the regions of all of them; on
+// one thread in an oversubscription. A null `oversubscription` means that none is detected.
 template <class F>
 inline void run_together(int threads, Oversubscription* oversubscription, F run) {
   Team team;
@@ -309,8 +309,8 @@ inline void run_together(int threads, Oversubscription* oversubscription, F run)
   if (korch_threads_hide != nullptr) korch_threads_hide(false);
 }
 
-// Run a step that may have threads of its own, or a single region; under oversubscription alone: a library that
-// asks OpenMP finds one thread, and a region that the step opens has one.
+// Run a step that may have threads of its own, or a single region. In an oversubscription it has one thread:
+// OpenMP reports one to a library, and a region that the step opens has one.
 template <class F>
 inline void run_apart(int threads, Oversubscription& oversubscription, int64_t& usual_ns, F run) {
   if (oversubscription.is_here()) {

@@ -94,7 +94,7 @@ KORCH_INLINE void stream_piece(T* to, const T* from, long count) {
   for (; i < count; ++i) to[i] = from[i];
 }
 
-// Load, and fetch what lies so many elements ahead, which a later task reads. S is the type in memory, which
+// Load, and fetch the element `ahead` elements further on, which a later task reads. S is the type in memory, which
 // may be narrower than T.
 template <typename T, int W, typename S>
 KORCH_INLINE Vec<T, W> load_ahead(const S* at, long ahead) {
@@ -102,7 +102,7 @@ KORCH_INLINE Vec<T, W> load_ahead(const S* at, long ahead) {
   return load<T, W>(at);
 }
 
-// Load, and fetch what lies so many elements ahead from memory, but not into the first cache: it would be
+// Load, and fetch the element `ahead` elements further on, but not into the first cache: it would be
 // gone before it is read.
 template <typename T, int W, typename S>
 KORCH_INLINE Vec<T, W> load_far(const S* at, long ahead) {

@@ -69,8 +69,8 @@ KORCH_INLINE void split_terms(const float* from, uint16_t* to, long part) {
   }
 }
 
-// The pieces that come next: of a strip, and of a point's tiles, a block at a time. They are spread evenly over
-// the products meanwhile, as vector units that are busy for long keep the matrix units waiting.
+// The operands to split next: of a strip, and of a point's tiles, one block at a time. Splitting is spread
+// evenly over the products, because the matrix units wait while the vector units are busy.
 template <class K, class S>
 struct Next {
   typedef Sizes<K, S> P;
@@ -80,7 +80,7 @@ struct Next {
   korch_amx::Splitter<true> block{};
   const float* tiles = nullptr;          // of the block
   long left = 0;                         // tiles from this block on
-  long turn = 0, parts = 0, turns = 1;   // `parts` parts are made during `turns` groups of four tile products
+  long turn = 0, parts = 0, turns = 1;   // `parts` are made during `turns` fours of products of tiles
 
   KORCH_INLINE void set_strip(const float* from, uint16_t* place) { strip = from, to = place, part = 0; }
   KORCH_INLINE void set_tiles(const float* from, uint16_t* place, long count) {
@@ -90,7 +90,7 @@ struct Next {
   KORCH_INLINE void set_block(uint16_t* place) {
     block = korch_amx::splitter<true>(tiles, K::C, korch::smaller(TOGETHER, left), K::C, place);
   }
-  // Before a strip is multiplied by some number of blocks.
+  // Called before a strip is multiplied by `blocks` blocks.
   KORCH_INLINE void pace(long blocks) {
     turns = blocks * P::STEPS * TURNS;
     parts = P::PARTS - part + (left > 0 ? korch::blocks(blocks * P::PARTS, P::STRIPS) : 0);

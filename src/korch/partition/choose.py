@@ -6,9 +6,9 @@ and bytes moved, of the sum over all primitives that are needed; kernels are cho
 measured cost, among all alternatives that a segment has.
 
 The search starts with the model's own primitives and takes another alternative of a value, or of
-all that is computed with a value, as long as that makes the sum less. It looks at one place after
-the other in the graph's order, so it makes the same choices in equal parts, unlike a solver;
-and the layers of a model stay equal. Time: alternatives x what one of them needs and spares.
+all that is computed with a value, as long as that makes the sum less. It visits the
+graph in order, so it makes the same choice in equal parts, which a solver need not do, and the
+layers of a model stay equal. Time: alternatives x what one of them needs and spares.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from korch.primitive.ops.winograd import TRANSFORMS, tile_counts
 PRIME = 2**31 - 1
 
 FRACTION_BITS = 10
-"""Number of fraction bits of the binary fractions that are elements of the field."""
+"""The number of bits of the binary fractions that are elements of the field."""
 
 ROUNDING = 1e-6
 """Constants this near to a whole number are taken for it: rules compute them in float64."""

@@ -42,12 +42,12 @@ LIMIT_SECONDS = 60
 """Of computing, for a case."""
 
 PATIENCE = 10
-"""Factor by which a case may take longer on a busy machine."""
+"""The limit of a case's elapsed time, as a multiple: the machine may be busy."""
 
 MEMORY_BYTES = 8 << 30
 CHUNK = 40
 BUILT = 10
-"""One case in this number is built and run if its model is legal; the others are interpreted."""
+"""One in this number of cases with a legal model is built and run; the others are interpreted."""
 
 KINDS = ("mutation", "operators", "artifact", "cache")
 WEIGHTS = (0.55, 0.3, 0.1, 0.05)
@@ -261,7 +261,7 @@ def _cache(rng: np.random.Generator, folder: Path) -> str:
 
 @contextlib.contextmanager
 def limit(seconds: float) -> Iterator[None]:
-    """Limit the processor time of this process, regardless of how long it waits for a core.
+    """Limit the CPU time of this process.
 
     Raises:
         _LateError: it has computed for longer, or `PATIENCE` times as long has passed.
@@ -283,7 +283,7 @@ def limit(seconds: float) -> Iterator[None]:
 
 
 def _chunk_seconds(cases: int, *, graphs: bool = False) -> int:
-    """Return the limit of processor time, in seconds, for a child that runs some cases."""
+    """Return the seconds that a child may compute for a number of cases."""
     return LIMIT_SECONDS + (20 if graphs else 3) * cases + 60
 
 
@@ -394,7 +394,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the cases; return 1 if anything was found."""
     parser = argparse.ArgumentParser(prog="python -m korch.testing.fuzz")
     parser.add_argument("--cases", type=int, default=5000)
-    parser.add_argument("--graphs", type=int, help="compare this number of random graphs instead")
+    parser.add_argument("--graphs", type=int, help="check this number of random graphs instead")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)

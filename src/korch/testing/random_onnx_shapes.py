@@ -57,7 +57,7 @@ def draw(rng: Rng, x: Array, opset: int, is_exact: bool) -> Part | None:
 def _is_open(part: Part) -> bool:
     """Return whether implementations may differ on NaN and infinities.
 
-    ONNX Runtime's maximum of several elements loses NaN, and engines may skip a weight of 0.
+    ONNX Runtime's maximum of several elements loses NaN, and an implementation may skip a weight of 0.
     """
     is_blend = part.op == "Resize" and part.attributes["mode"] != "nearest"
     return is_blend or part.op in ("MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin")

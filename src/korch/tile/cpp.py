@@ -47,8 +47,8 @@ def print_cpp(program: TileProgram, comment: str, lanes: int, threads: int, stre
         comment: text that stands at the head of the source.
         lanes: float32 elements in a vector register.
         threads: how many run it; one needs no parallel region.
-        stream_bytes: least size of outputs that are written past the caches, and of inputs that are
-            prefetched from memory.
+        stream_bytes: outputs of at least this size bypass the caches, and inputs of at least this
+            size are prefetched from memory.
     """
     return _Printer(program, comment, lanes, threads, stream_bytes).run()
 

@@ -14,7 +14,7 @@ from korch.tile.loops import SQUARE_TYPES
 from korch.tile.program import Apply, Inside, Literal, Load, Pass, Select, Stage, TileOp, holds, ranges_of
 
 LONGEST_TABLE = 4096
-"""Largest number of entries in a table of indices along a vector."""
+"""The most entries of a table of indices along a vector."""
 
 INFIX = {"add": "+", "sub": "-", "mul": "*"}
 

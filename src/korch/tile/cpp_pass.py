@@ -14,7 +14,7 @@ ALIASED_SIDE = 8
 """Rows written together if they share sets of the first cache: as many as it surely holds."""
 
 UNROLLED_OPERATIONS = 12
-"""Largest number of operations on a vector of a square in unrolled code."""
+"""The most operations of a square whose code is unrolled."""
 
 FAR_SQUARES = 4
 """Squares that are fetched ahead from memory."""

@@ -16,7 +16,7 @@ UNROLL = 4
 """Independent accumulators of a reduction."""
 
 SHORT_REDUCTION = 64
-"""Reductions of at most so many points go through several vectors abreast."""
+"""The most points of a reduction that accumulates several vectors at once."""
 
 
 class ReductionPrinter(LoopPrinter):

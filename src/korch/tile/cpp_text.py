@@ -11,7 +11,7 @@ from korch.tile.index import Atom, Choice, Entry, Expr, Quotient, Remainder, Var
 from korch.tile.program import TileProgram
 
 MOST_CHARACTERS = 1 << 20
-"""Largest size of the source of a kernel; a compiler takes about a minute for it."""
+"""The most characters of a kernel's lines; a compiler takes about a minute for them."""
 
 C_TYPE = {
     DType.F64: "double",

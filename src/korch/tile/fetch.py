@@ -19,17 +19,17 @@ MOST_AHEAD = 4096
 """Elements of the next task that are fetched while one computes: the first cache holds both."""
 
 FAR_BYTES = 8 << 10
-"""Distance, in bytes, at which lines that will be read are prefetched into the L2 cache."""
+"""The distance in bytes at which lines are prefetched from memory into the second cache."""
 
 WRITTEN_BYTES = 1 << 10
-"""Distance, in bytes, at which lines that will be written are prefetched. It is as short as possible,
-because at the end of a thread's range these lines belong to another thread."""
+"""The distance in bytes at which lines are prefetched for writing. At the end of a thread's part
+these lines belong to another thread, so the distance is as short as possible."""
 
 LEAST_WRITTEN_BYTES = 128 << 10
-"""In smaller buffers, what the ends of shares cost outweighs it."""
+"""In smaller buffers, the cost at the ends of threads' parts exceeds the gain."""
 
 LEAST_LAPS = 4
-"""Least length of a loop that prefetches, as a multiple of the prefetch distance in iterations."""
+"""The least ratio of a loop's turns to the turns that are fetched ahead."""
 
 
 @dataclass(frozen=True)

@@ -18,17 +18,17 @@ TILE_SIDE = 64
 first cache, and rows of four lines each are worth to be opened."""
 
 LONGEST_ROW = 256
-"""Largest number of elements of a row that one task of squares writes whole; twice as many where
-rows begin inside of a cache line."""
+"""The most elements of rows that a task of squares writes whole; twice as many for rows that begin
+inside of cache lines."""
 
 ALIASED_ELEMENTS = 256
-"""Places so far from each other share some sets of the first cache."""
+"""The distance of places that share some sets of the first cache."""
 
 PAGE_ELEMENTS = 1024
-"""Places so far from each other share one set."""
+"""The distance of places that share one set."""
 
 LARGE_ELEMENTS = 4 << 20
-"""Values with at least this number of elements are in no core's own cache."""
+"""The least elements of a value that fits no core's own cache."""
 
 NEAR = (1, 2)
 """Steps between elements that vectors are read from whole: at others they are read one by one."""

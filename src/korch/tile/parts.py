@@ -16,7 +16,7 @@ from korch.tile.loops import arrange, map_indices
 from korch.tile.program import Apply, Axis, Inside, Literal, Load, Pass, Select, TileOp, arguments_of, holds
 
 MOST_PARTS = 8
-"""Largest number of parts of an axis; the code of the loop is printed for each part."""
+"""The most parts that an axis is cut into; each has its own text."""
 
 
 def cut_pass(pass_: Pass, lanes: int, sizes: Mapping[str, int]) -> list[Pass]:
