@@ -2,7 +2,7 @@ import pytest
 from runtime_plans import TARGET
 
 from korch.measure.compiler import Builder
-from korch.runtime.build import build
+from korch.runtime.build import Origin, build
 from korch.runtime.executable import Executable
 
 
@@ -13,7 +13,7 @@ def builder(tmp_path_factory):
 
 @pytest.fixture
 def make_artifact(builder):
-    return lambda plan, **fields: build(plan.graph, plan.steps, TARGET, builder, **fields)
+    return lambda plan, **fields: build(plan.graph, plan.steps, TARGET, builder, Origin(**fields))
 
 
 @pytest.fixture
