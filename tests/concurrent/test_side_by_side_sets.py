@@ -286,7 +286,7 @@ def test_a_choice_takes_no_longer_than_there_is_time(
     monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
     graph, steps = plan_of(CHAINS)
     meter: Any = Meter(COSTS, longest_lane(COSTS))
-    deadline = Deadline() if left_s is None else Deadline().grace(left_s)
+    deadline = Deadline() if left_s is None else Deadline(1000.0 + left_s)
     search = _Search(graph, steps, Ledger(meter), Options(threads=2), deadline)
     assert search._solve_seconds() == seconds
 
