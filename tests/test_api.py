@@ -22,7 +22,7 @@ from korch.measure.cpu import CpuMeter
 
 QUICK = {"threads": 1, "budget": 1.0, "gap": 0.5, "search": korch.SearchLimits(max_primitives=8, solver_seconds=5.0)}
 ALONE = {**QUICK, "ablation": korch.Ablation(baselines=False)}
-"""For tests that do not look at the contest with other plans, which would be built and timed."""
+"""For tests that do not need other plans, which would be built and timed."""
 
 
 @pytest.fixture(scope="session")

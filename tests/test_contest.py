@@ -1,4 +1,4 @@
-"""Plans held against each other: all at once, or two at a time where they are large."""
+"""Plans are validated end to end: all at once, or two at a time if they are large."""
 
 from __future__ import annotations
 

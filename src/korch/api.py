@@ -211,7 +211,7 @@ def _build_one(
 
 
 def _is_torch_model(model: Any) -> bool:
-    """Return whether it is PyTorch's, without importing PyTorch: who has a module, has that too."""
+    """Return whether it is a PyTorch model. PyTorch is not imported: a caller with a module has done so."""
     if "torch" not in sys.modules or isinstance(model, str | os.PathLike | bytes):
         return False
     from korch.frontend.torch import is_torch_model

@@ -104,28 +104,28 @@ def disagree(first_ns: float, second_ns: float) -> bool:
     return high > DEFAULT_LIMITS.disagreement * low + CALL_NS
 
 
-def examine(contest: Contest, meter: AnyMeter, deadline: Deadline) -> Doubt | None:
+def examine(validation: Contest, meter: AnyMeter, deadline: Deadline) -> Doubt | None:
     """Return why the winner's predicted and measured time differ; None if they do not.
 
     Args:
-        contest: the winner and its times.
+        validation: the fastest correct plan and its times.
         meter: times kernels again.
         deadline: when to stop; there is a warning nevertheless.
     """
-    entry, measured_ns = contest.won.entry, contest.won.median_ns
+    entry, measured_ns = validation.won.entry, validation.won.median_ns
     if not all(done for _, done in entry.costs) or not disagree(entry.predicted_ns, measured_ns):
         return None
     costs_ns = [float(cost_ns) for cost_ns, _ in entry.costs]
     found: list[Suspect] = []
     if not deadline.is_over:
-        in_run_ns = _in_run_ns(contest, deadline)
+        in_run_ns = _in_run_ns(validation, deadline)
         scale = measured_ns / max(1.0, sum(in_run_ns))  # kernels that are timed wait for each other
         in_run_ns = [ns * scale for ns in in_run_ns]
         numbers = explaining(costs_ns, in_run_ns)
         found = [Suspect(n, entry.steps[n].provider, costs_ns[n], costs_ns[n], in_run_ns[n]) for n in numbers]
         found = _timed_again(found, entry.steps, meter, deadline)
     again_ns = sum(costs_ns) + sum(s.again_ns - s.alone_ns for s in found)
-    return Doubt(entry.predicted_ns, measured_ns, again_ns, contest.won.is_disturbed, tuple(found))
+    return Doubt(entry.predicted_ns, measured_ns, again_ns, validation.won.is_disturbed, tuple(found))
 
 
 def _in_run_ns(contest: Contest, deadline: Deadline) -> list[float]:

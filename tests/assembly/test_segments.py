@@ -261,7 +261,7 @@ def test_a_spent_budget_gives_the_plan_of_the_preferred_interfaces_only() -> Non
     assert outcome.partition is not None
     assert best.partition is not None
     for block in outcome.partition["blocks"]:
-        assert len(block["interfaces"]) == 1  # and so there are no plans to hold the best against
+        assert len(block["interfaces"]) == 1  # so there are no other plans to compare with
     assert list(outcome.plans) == ["optimal"]
     assert outcome.found.stopped_by_budget
     assert 0 < outcome.found.certificate.bound_ns <= (best.found.certificate.objective_ns or 0)
@@ -302,7 +302,7 @@ def test_what_will_be_measured_is_built_ahead_and_nothing_after_the_scouting(dea
 
 
 class FailsUnlessPlain(FakeMeter):
-    """Kernels are thought to be fast in other layouts, and do not work there."""
+    """Kernels have low estimates in other layouts, but fail there."""
 
     def guess_ns(self, candidate: Candidate) -> int:
         return 1 if is_other(candidate) else super().guess_ns(candidate)

@@ -21,7 +21,7 @@ def state(trace: SearchTrace) -> tuple[int, int | None, int]:
 def test_a_model_gains_what_its_blocks_gain_as_often_as_they_are_there() -> None:
     trace = SearchTrace({0: 3, 1: 1})
     trace.record_block(0, {0: found(100, 40, measured=7), 1: found(90, 50)})
-    assert state(trace) == (3 * 40, None, 7)  # of what is not surveyed nothing is known
+    assert state(trace) == (3 * 40, None, 7)  # nothing is known of what was not explored
     trace.record_block(1, {0: found(30, 10)})
     assert state(trace) == (3 * 40 + 10, None, 12)
     trace.record_block(2, {0: found(30, 20)})  # it need not run

@@ -104,7 +104,7 @@ def longest_lane(alone: dict[str, int]) -> Callable[[list[list[str]]], Record]:
 
 
 class Scaled(Meter):
-    """Each kernel takes what it does alone on so many threads, in a lane as over all of them."""
+    """Each kernel takes the same time on a number of threads, in a lane or alone."""
 
     def __init__(self, alone: Callable[[str, int], Record], threads: int) -> None:
         everything = {op: alone(op, threads) for op in COSTS}

@@ -36,7 +36,7 @@ def test_every_kernel_of_a_model_compiles(name, cache_folder):
     assert spills and max(spills) <= SPILL_BYTES, found.to_text()
     older = CubinCompiler(80, cache_folder)
     try:
-        cubins = older.compile(found.launches[::8])  # many are alike
+        cubins = older.compile(found.launches[::8])  # many are equal
     finally:
         older.close()
     for cubin in cubins.values():

@@ -50,7 +50,7 @@ def stretched(draft: Draft, x: int, axis: int) -> int:
 
 
 def moved(draft: Draft, x: int, axis: int) -> tuple[int, int]:
-    """One random step that treats the channels along `axis` alike; the channel axis after it."""
+    """One random step that treats all channels along `axis` equally; the channel axis after it."""
     rng, shape = draft.rng, draft.shape(x)
     others = [i for i in range(len(shape)) if i != axis]
     other = int(rng.choice(others))

@@ -1,4 +1,4 @@
-"""Estimates follow what alike kernels took over their guesses."""
+"""Estimates are scaled by the measured times of similar kernels."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ def test_threads_keep_pointers_of_their_own(target):
 
 
 def streaming(group: Group, offer: Offer, target: Target, least_bytes: int = 0) -> Kernel:
-    """Return the kernel that writes outputs of so many bytes past the caches."""
+    """Return the kernel that writes outputs of this many bytes past the caches."""
     machine = Machine(target.lanes, target.threads)
     program = lower(group.body, offer.inputs, offer.outputs, machine, offer.variant == "keep")
     parts = print_cpp(program, group.text, target.lanes, target.threads, least_bytes)

@@ -276,7 +276,7 @@ class _Search:
         return min((ns, share) for share, ns in self.shares_ns[i].items() if share <= most)
 
     def _divisions(self, first: int) -> Iterator[tuple[int, ...]]:
-        """Yield the shares of lanes of which a kernel has the first: the others are alike."""
+        """Yield the shares of lanes of which a kernel has the first: the other lanes have equal sizes."""
         threads = self.target.threads
         allowed = shares_of(threads)
         for own in self.shares_ns[first]:

@@ -1,7 +1,7 @@
-"""Where a linear map of channels can be done instead: below the steps that leave channels alone.
+"""Finds where a linear map of channels can be computed: before steps that do not mix channels.
 
 A map with constant weights W[o, c] along one axis commutes with every step that treats all channels
-alike: slices, pads, transposes, reshapes and interpolation of other axes, scales that do not vary
+equally: slices, pads, transposes, reshapes and interpolation of other axes, scales that do not vary
 along the axis, sums, and other linear primitives, into whose constant weights it folds. A concat of
 channels splits it into a sum. `cheapest_place` walks down through such steps and returns the way of
 doing the map that costs least, with what it costs and what it makes superfluous.

@@ -142,7 +142,7 @@ def _linear(root: Primitive, names: Sequence[str], bias: str | None) -> str | No
     match root.attributes:
         case ConvAttributes(strides, begin, end, dilations, groups):
             x, pads = names[0], list(begin)
-            if begin != end:  # the library pads both sides alike
+            if begin != end:  # the library pads both sides equally
                 around = [n for pair in zip(begin[::-1], end[::-1], strict=True) for n in pair]
                 x, pads = f"torch.nn.functional.pad({x}, {around})", [0] * len(begin)
             vector = f"{bias}.reshape(-1)" if bias else "None"

@@ -1,8 +1,8 @@
 """Plan and report -> text: which kernels run, what each costs, how far it is from its bound.
 
 What was measured and what was not are never mixed up: a cost that is only a bound is marked by ≥
-and has no distance from its bound, and the plan that won the contest of whole plans is told apart
-from the optimum of the search.
+and has no distance from its bound. The plan that was fastest as a whole is distinguished from the
+result of the search.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from korch.report.units import count_text, cut, milliseconds, size_text, time_te
 from korch.runtime.record import PlanRecord, PortRecord, StepRecord
 
 MOST_OUTPUTS = 8
-"""Of a model with more, the outputs with the largest errors are told in the terminal."""
+"""Most outputs whose errors are printed in the terminal: those with the largest errors."""
 
 MOST_ROWS = 10
-"""Of more kernels that do not compile, so many are named."""
+"""Most kernels that do not compile whose names are printed."""
 
 MOST_ROUNDS = 8
-"""So many rounds of the search are told in the terminal, from the first one to the last."""
+"""Most rounds of the search that are printed in the terminal, including the first and the last."""
 
-_OPTIMAL = "optimal"  # the name of the search's own plan in the contest
+_OPTIMAL = "optimal"  # the name of the search's own plan in the end-to-end validation
 
 
 def summary(report: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from korch.runtime.executable import load
 from korch.runtime.library import Handle
 
 REGIONS_OF_A_KERNEL = 64
-"""Room for so many regions of each kernel; further ones are counted, not told."""
+"""Most regions that are recorded of each kernel; further ones are only counted."""
 
 
 class Span(ctypes.Structure):

@@ -75,7 +75,7 @@ def _refuse(view: View, match: MapMatch) -> MapPlace | RuleRefusal:
 
 CHANNEL_MAP_MOVES_TO_ITS_CHEAPEST_PLACE = Rule(
     name="channel-map-moves-to-its-cheapest-place",
-    law="W f(x) = f(W x), W (A x) = (W A) x, W [x; y] = W1 x + W2 y, for f alike on all channels",
+    law="W f(x) = f(W x), W (A x) = (W A) x, W [x; y] = W1 x + W2 y, for f equal on all channels",
     source="linearity; a map of channels commutes with what acts on other axes",
     roots=("conv", "matmul"),
     match=_match,

@@ -58,12 +58,12 @@ def get_peer(name: str) -> Peer:
             raise OptionError(f"{module} has no options", "peers", module)
         return known.with_option(attribute)
     if not colon:
-        alike = ALIASES.get(name.lower()) or next(iter(get_close_matches(name, PEERS, 1)), "")
+        similar = ALIASES.get(name.lower()) or next(iter(get_close_matches(name, PEERS, 1)), "")
         raise OptionError(
             f"there is no engine {name!r}",
             "option --against",
             ", ".join(PEERS),
-            f"Do you mean {alike!r}?" if alike else "",
+            f"Do you mean {similar!r}?" if similar else "",
         )
     try:
         peer: Peer = getattr(importlib.import_module(module), attribute)

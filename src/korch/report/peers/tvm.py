@@ -54,7 +54,7 @@ class TvmPeer:
         return _COMPILE_S + _TRIAL_S * self.trials
 
     def with_option(self, text: str) -> TvmPeer:
-        """Return the peer that tunes with so many trials."""
+        """Return the peer that tunes with this many trials."""
         if not text.isdecimal() or int(text) == 0:
             raise OptionError(f"{text!r} is no number of trials", "peers: tvm", "tvm or tvm:2000")
         return TvmPeer(int(text))
