@@ -35,17 +35,17 @@ logger = logging.getLogger("korch.contest")
 ROUNDS = 11
 SECONDS = 4.0
 BUILD_KERNELS = 10
-"""A plan without any takes as long to build as so many kernels more do."""
+"""Building a plan takes as long as this many kernels, besides its own kernels."""
 
 WEIGHTS_BYTES = 4e6
-"""Packing or writing so many bytes of weights takes as long as building a kernel into a plan."""
+"""Packing or writing this many bytes of weights takes as long as building a kernel."""
 
 LEAST_ROUNDS = 3
 DISTURBED_ROUNDS, DISTURBED_SECONDS = 3 * ROUNDS, 3 * SECONDS
-"""While too few runs are undisturbed, so many are taken, and for so long."""
+"""Most rounds, and their longest time, while too few runs are undisturbed."""
 
 SAFETY = 1.5
-"""So many times what it is predicted to take must be left to begin with another plan."""
+"""Another plan is validated only if this many times its predicted duration is left."""
 
 HEAVY_BYTES = 512 << 20
 """Of plans with more weights than this, only two are in memory at a time."""
@@ -53,13 +53,13 @@ HEAVY_BYTES = 512 << 20
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A plan that takes part.
+    """A plan to validate.
 
     Attributes:
         name: what it is called.
         steps: its kernels in order.
-        costs: what each is thought to cost, and whether that is measured.
-        expected: what a run is expected to take, None if a kernel was not measured.
+        costs: the cost of each in nanoseconds, and whether it is measured.
+        expected: the expected time of a run; None if a kernel was not measured.
     """
 
     name: str
@@ -195,7 +195,7 @@ class Contest:
         ]
 
     def report(self) -> dict[str, Any]:
-        """Return what the report says of the contest."""
+        """Return the report's entry on the end-to-end validation."""
         given, expected = worst(self.given), self.won.entry.expected
         return {
             "plan": self.won.entry.name,
