@@ -81,7 +81,7 @@ def _known_rows(path: Path) -> list[Row]:
 def measure(name: str, cache: Path, tables: Sequence[str] = TABLES) -> list[Row]:
     """Return a row for each distinct group of a model for which both providers have kernels."""
     options = replace(Options(), cache_folder=cache)
-    partition, _ = front(build(name), Run(options, {}, lambda stage, text: None))
+    partition, _ = front(Run(options, {}, lambda stage, text: None, build(name)))
     rows = []
     with open_meter(options) as meter:
         for block in partition.blocks:

@@ -30,8 +30,8 @@ from korch.candidate.candidate import Candidate
 from korch.measure.calibrate import Calibration, Level
 from korch.measure.cpu import CpuMeter
 from korch.options import Options
-from korch.partition.join import join
-from korch.pipeline import Run, _search, few_collections, front
+from korch.pipeline import Run, few_collections, front
+from korch.pipeline.stages import search_plans
 from korch.provider.provider import load_providers
 from korch.search.ledger import Ledger
 
@@ -81,12 +81,12 @@ def plan(name: str, mode: str, seconds: float) -> dict[str, Any]:
         model = Path(name if name.endswith(".onnx") else f"{folder}/model.onnx")
         if not name.endswith(".onnx"):
             model.write_bytes(load(name).SerializeToString())
-        run.started_s = time.monotonic()
-        partition, split = front(model, run)
+        run.model, run.started_s = model, time.monotonic()
+        partition, split = front(run)
         meter = EstimatedMeter(options, load_providers())
-        joined = join(partition)
-        tasks = prepare_all(partition, joined, meter, options)
-        outcome = _search(run, partition, joined, tasks, Ledger(meter, options.search))
+        tasks = prepare_all(partition, run.joined, meter, options)
+        run.tasks, run.ledger = tasks, Ledger(meter, options.search)
+        outcome = search_plans(run)
     steps = outcome.plans["optimal"]
     return {
         "primitives": len(split.primitives),
@@ -100,7 +100,7 @@ def plan(name: str, mode: str, seconds: float) -> dict[str, Any]:
         "flop": sum(sum(map(b.work_flop, b.primitives)) for b in (c.group.body for c in steps)),
         "predicted_ms": sum(meter.guess_ns(step) for step in steps) / 1e6,
         "gap": outcome.found.certificate.gap,
-        "equivalences_s": round(run.stage_seconds["equivalences"], 1),
+        "equivalences_s": round(run.stage_seconds["saturate"], 1),
         "seconds": round(time.monotonic() - begun_s, 1),
     }
 

@@ -22,10 +22,13 @@ from benchmarks.models import build
 
 from korch.api import load
 from korch.cli import main, parse_shapes
+from korch.cli.parser import PRINTED
 from korch.errors import OptionError
 from korch.extras import install_command
 from korch.measure.record import from_text
 from korch.options import Options
+from korch.pipeline import STAGES
+from korch.report.progress import STAGES as SHOWN
 
 QUICK = ("--budget", "1", "--gap", "0.9", "--threads", "1")
 Capture = pytest.CaptureFixture[str]
@@ -256,11 +259,51 @@ def test_unknown_dimensions_are_given_once(cache_folder: Path, tmp_path: Path, c
     assert [row["max_error"] < 1e-5 for row in rows] == [True, True]
 
 
+def test_the_parser_names_the_stages_of_the_pipeline() -> None:
+    assert (*(stage.name for stage in STAGES), "save") == SHOWN
+    assert set(PRINTED) < {stage.name for stage in STAGES}
+
+
 @pytest.mark.parametrize("stage", ["fission", "saturate", "candidates"])
-def test_stages_print_text(stage: str, folder: Path, capsys: Capture) -> None:
-    assert main([stage, str(folder / "mlp.onnx")]) == 0
+def test_stages_print_text(stage: str, folder: Path, cache_folder: Path, capsys: Capture) -> None:
+    cache = [] if stage == "fission" else ["--cache-folder", str(cache_folder)]
+    assert main([stage, str(folder / "mlp.onnx"), *cache]) == 0
     text = capsys.readouterr().out
     assert "matmul(%0, %1)" in text and ("# group 1: " in text) == (stage == "candidates")
+    arguments = ["optimize", str(folder / "mlp.onnx"), "--stop-after", stage, "--print-after", stage]
+    assert main([*arguments, "--cache-folder", str(cache_folder)]) == 0
+    assert capsys.readouterr().out == text
+
+
+def test_stages_read_what_others_print(folder: Path, cache_folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    cache, path = ["--cache-folder", str(cache_folder)], tmp_path / "graph.txt"
+
+    def printed(stage: str, source: Path) -> str:
+        options = [] if stage == "fission" else cache
+        assert (
+            main([stage, str(source), *options, *(["--no-measure"] if stage in ("orchestrate", "lower") else [])]) == 0
+        )
+        return capsys.readouterr().out
+
+    model = folder / "mlp.onnx"
+    path.write_text(printed("fission", model))
+    saturated = printed("saturate", path)
+    assert saturated == printed("saturate", model)
+    path.write_text(saturated)
+    assert printed("candidates", path) == printed("candidates", model)
+    assert "# kernel 0 of " in printed("lower", path)
+    instance = printed("orchestrate", path)
+    path.write_text(instance)
+    plan = printed("orchestrate", path)
+    assert "plan optimal" in instance and plan.startswith("plan optimal") and plan.split()[2] in instance
+    assert main(["fission", str(path)]) == 1
+    assert "expected an ONNX model" in capsys.readouterr().err
+
+
+def test_a_stage_has_the_flags_that_apply(folder: Path, capsys: Capture) -> None:
+    with pytest.raises(SystemExit):
+        main(["fission", str(folder / "mlp.onnx"), "--gap", "0.1"])
+    assert "unrecognized arguments: --gap" in capsys.readouterr().err
 
 
 BAD = [

@@ -19,7 +19,8 @@ import pytest
 
 import korch
 from korch.candidate.candidate import Refusal, make_group
-from korch.cli import RENAMED, _parser
+from korch.cli.flags import RENAMED
+from korch.cli.parser import make_parser
 from korch.measure.toolchain import find_compiler
 from korch.options import flagged_fields
 from korch.primitive.graph import GraphBuilder
@@ -125,7 +126,7 @@ def test_the_architecture_lists_every_folder() -> None:
 
 def test_the_commands_of_the_documentation_exist() -> None:
     shown = {name for page in PAGES for name in re.findall(r"^(?:\| `)?korch (\w+)", page.read_text(), re.MULTILINE)}
-    usage = _parser().format_help()
+    usage = make_parser().format_help()
     assert {"optimize", "run", "bench", "explain", "doctor"} <= shown
     assert [name for name in shown if not re.search(rf"^ +{name}\b", usage, re.MULTILINE)] == []
 
@@ -150,7 +151,7 @@ def test_the_flags_of_the_documentation_exist() -> None:
         if page.name not in others
         for flag in re.findall(r"(?:`|korch [^`\n#]*? )(--[a-z][a-z-]+)", page.read_text())
     }
-    (commands,) = [action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    (commands,) = [action for action in make_parser()._actions if isinstance(action, argparse._SubParsersAction)]
     actions = [action for command in commands.choices.values() for action in command._actions]
     known = {flag.replace("--no-", "--") for action in actions for flag in action.option_strings}
     assert sorted((page, flag) for page, flag in shown if flag not in known) == []

@@ -12,7 +12,6 @@ import pytest
 from benchmarks.models import build
 
 import korch
-from korch import pipeline
 from korch.ablation import Ablation
 from korch.assembly.segments import Outcome
 from korch.candidate.candidate import Candidate
@@ -20,7 +19,7 @@ from korch.limits import SearchLimits
 from korch.measure.cpu import CpuMeter
 from korch.measure.record import Measured
 from korch.options import Options
-from korch.pipeline import Run
+from korch.pipeline import Run, stages
 from korch.search.ledger import Ledger
 
 
@@ -86,19 +85,22 @@ def test_how_long_they_are_looked_for(
     def search(*arguments: Any) -> None:
         given.append(arguments[-1].left_s)
 
-    monkeypatch.setattr(pipeline, "side_by_side", search)
+    monkeypatch.setattr(stages, "side_by_side", search)
     monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
     outcome: Any = Outcome({"optimal": ()}, None)  # type: ignore[arg-type]
     begun = Run(Options(threads=2, **options), {}, lambda stage, text: None, started_s=1000.0 - spent_s)
-    assert pipeline._side_by_side(begun, None, outcome, Ledger(Meter())) is outcome  # type: ignore[arg-type]
+    begun.outcome, begun.ledger, begun.joined = outcome, Ledger(Meter()), SimpleNamespace(graph=None)  # type: ignore[assignment]
+    assert stages._with_side_by_side(begun) is outcome
     assert given == ([] if seconds is None else [seconds])
 
 
 def test_their_plan_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "side_by_side", lambda graph, steps, *rest: steps[:1])
+    monkeypatch.setattr(stages, "side_by_side", lambda graph, steps, *rest: steps[:1])
     a, b, c = (SimpleNamespace(key=key) for key in "abc")
     outcome: Any = Outcome({"optimal": (a, b), "split": (c,)}, None)  # type: ignore[arg-type,dict-item]
-    found = pipeline._side_by_side(run(threads=2), None, outcome, Ledger(Meter()))  # type: ignore[arg-type]
+    begun = run(threads=2)
+    begun.outcome, begun.ledger, begun.joined = outcome, Ledger(Meter()), SimpleNamespace(graph=None)  # type: ignore[assignment]
+    found = stages._with_side_by_side(begun)
     assert list(found.plans.items()) == [("side by side", (a,)), ("optimal", (a, b)), ("split", (c,))]
 
 
@@ -115,8 +117,8 @@ def test_the_report_says_what_runs_side_by_side(
             chosen.append(next(c for c in few if isinstance(ledger.known(c), Measured)))
         return tuple(chosen)
 
-    monkeypatch.setattr(pipeline, "side_by_side", alone)
-    monkeypatch.setattr(pipeline, "LEAST_BESIDE_SECONDS", 0.0)
+    monkeypatch.setattr(stages, "side_by_side", alone)
+    monkeypatch.setattr(stages, "LEAST_SIDE_BY_SIDE_SECONDS", 0.0)
     found = korch.optimize(
         build("mlp"),
         threads=threads,

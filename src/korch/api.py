@@ -25,7 +25,7 @@ from korch.measure.compiler import Builder
 from korch.measure.cuda.device import require_device
 from korch.measure.toolchain import find_compiler
 from korch.options import Options, default_threads, unknown_option
-from korch.pipeline import Progress, optimize_model
+from korch.pipeline import Progress, Watch, optimize_model
 from korch.runtime import shaped
 from korch.runtime.artifact import read_format
 from korch.runtime.cuda.program import FORMAT as CUDA_FORMAT
@@ -155,6 +155,7 @@ def build(
     bindings: Sequence[Mapping[str, tuple[int, ...]]],
     progress: Progress | None = None,
     deadline: Deadline | None = None,
+    watch: Watch | None = None,
 ) -> Executable | HostedExecutable | ShapedExecutable:
     """Optimize an ONNX model for one binding of its shapes, or for several.
 
@@ -163,7 +164,8 @@ def build(
         options: how to optimize.
         bindings: one or more; each has shapes by input name and sizes by a dimension's name.
         progress: called with a stage's name and a line of text.
-        deadline: when the artifact must lie on disk; the budget from now on if it is left out.
+        deadline: the time at which the artifact must be on disk; by default the budget from now on.
+        watch: called after each stage.
 
     Raises:
         KorchError: the model, an option or the machine is not fit; the text says what to do.
@@ -180,7 +182,7 @@ def build(
         require_device(options.target)
     deadline = deadline or Deadline.after(options.budget_s, time.monotonic())
     found = [
-        _build_one(source, options, binding, progress, deadline.shared(len(bindings) - i))
+        _build_one(source, options, binding, progress, deadline.shared(len(bindings) - i), watch)
         for i, binding in enumerate(bindings)
     ]
     if len(found) == 1:
@@ -197,16 +199,21 @@ def build(
 
 
 def _build_one(
-    source: Any, options: Options, shapes: Mapping[str, tuple[int, ...]], progress: Progress | None, deadline: Deadline
+    source: Any,
+    options: Options,
+    shapes: Mapping[str, tuple[int, ...]],
+    progress: Progress | None,
+    deadline: Deadline,
+    watch: Watch | None,
 ) -> Executable | HostedExecutable:
     try:
-        found: Executable = optimize_model(source, options, shapes, progress, deadline)
+        found: Executable = optimize_model(source, options, shapes, progress, deadline, watch)
     except (UnsupportedError, UnprovidedError):
         if not options.host:
             raise
     else:
         return found
-    # Some part is no graph of static tensors, or nothing here computes with its types.
+    # A part of the model is no graph of static tensors, or no provider supports its types.
     return optimize_with_host(source, options, shapes, progress, deadline=deadline)
 
 

@@ -18,7 +18,7 @@ from korch.limits import SearchLimits
 from korch.measure.cuda.meter import CudaMeter
 from korch.options import Options
 from korch.partition.join import join
-from korch.pipeline import Run, _partition
+from korch.pipeline import Run, run_until
 from korch.primitive import reference
 from korch.primitive.lowering import lower_products
 from korch.runtime.cuda.build import build_cuda
@@ -47,7 +47,10 @@ def program_of_model(model, options, left_out):
 
 
 def program_of_graph(split, options, left_out):
-    partition = _partition(split, Run(options, {}, lambda stage, text: None))
+    run = Run(options, {}, lambda stage, text: None)
+    run.split = split
+    run_until(run, "saturate", first="saturate")
+    partition = run.partition
     with open_meter(options) as meter:
         assert isinstance(meter, CudaMeter)
         meter.providers = tuple(p for p in meter.providers if p.name not in left_out)

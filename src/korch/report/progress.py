@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TextIO
 
-STAGES = ("frontend", "fission", "equivalences", "reference", "candidates", "orchestrate", "build", "save")
+STAGES = ("frontend", "fission", "saturate", "reference", "candidates", "orchestrate", "lower", "build", "save")
 
 TICK_SECONDS = 1.0
 LINE_SECONDS = 10.0

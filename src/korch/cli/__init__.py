@@ -1,0 +1,97 @@
+"""The command line: `korch optimize`, `run`, `bench`, `explain`, `profile`, `unpack`, `doctor`.
+
+Exit codes: 0 done, 1 a clear error, 2 wrong usage. Results go to stdout, progress to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from korch.cli.parser import make_parser
+from korch.cli.shapes import parse_bindings, parse_shapes
+from korch.errors import KorchError
+from korch.options import MOVED, moved_option
+
+__all__ = ["main", "parse_bindings", "parse_shapes"]
+
+logger = logging.getLogger("korch.cli")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # rather a "?" than no answer
+            stream.reconfigure(errors="replace")
+    parser = make_parser()
+    parsed, unknown = parser.parse_known_args(arguments)
+    parsed.begun_s = time.monotonic() - (_age_s() if arguments is None else 0.0)
+    logging.basicConfig(
+        level=logging.DEBUG if parsed.verbose else logging.WARNING, format="korch: %(message)s", stream=sys.stderr
+    )
+    try:
+        _refuse_unknown(parser, unknown)
+        with _ended_by_signal():
+            code: int = parsed.command(parsed)
+        sys.stdout.flush()
+    except KorchError as error:
+        print("korch: " + " ".join(str(error).split()), file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("korch: interrupted; what was measured is kept, the same command goes on from there", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # who read the output has seen enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:  # a name that is too long, a full disk behind stdout
+        logger.debug("the command ends", exc_info=True)
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"korch: {where}{error.strerror or error}", file=sys.stderr)
+        return 1
+    return code
+
+
+def _refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
+    """Refuse arguments that the command does not have; name the replacement of removed options."""
+    for text in unknown:
+        name = text.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_")
+        if text.startswith("--") and name in MOVED:
+            raise moved_option(name, f"option {text.partition('=')[0]}")
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+
+
+@contextmanager
+def _ended_by_signal() -> Iterator[None]:
+    """Let SIGTERM end the command as an error would, so that no process that it started runs on."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _age_s() -> float:
+    """Return for how long this process runs: its start counts as a part of a budget."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, IndexError, ValueError):  # another system than Linux
+        return 0.0

@@ -1,0 +1,97 @@
+"""Arrays from files and random numbers, and arrays to files."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from korch.errors import InputError, OptionError
+from korch.files import open_file
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write a .npz file under exactly this name and with any keys, unlike `numpy.savez`."""
+    with writing(path, "option --output"), zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
+                np.lib.format.write_array(stream, array, allow_pickle=False)
+
+
+@contextmanager
+def writing(path: Path, where: str) -> Iterator[None]:
+    """Turn an error of the system while a file is written into one that names the file.
+
+    Raises:
+        OptionError: it can't be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise OptionError(f"{path} can't be written ({error.strerror or error})", where) from error
+
+
+def read_feeds(parsed: argparse.Namespace, executable: Any) -> dict[str, Any]:
+    """Return the inputs of `korch run` by name: from files, or random ones."""
+    from korch.report.peers.inputs import random_arrays
+
+    feeds: dict[str, Any] = {}
+    if parsed.random:
+        plans = getattr(executable, "plans", None)  # of several shapes the first is taken
+        inputs = (next(iter(plans.values())) if plans else executable).get_inputs()
+        _require_static(inputs)
+        feeds = random_arrays({t.name: (tuple(t.shape), t.dtype) for t in inputs}, parsed.seed)
+    for text in parsed.input:
+        known = [t.name for t in executable.get_inputs() if text.startswith(f"{t.name}=")]
+        name = known[0] if known else text.partition("=")[0]
+        file = text[len(name) + 1 :]
+        if not name or not file:
+            raise OptionError(f"can't read {text!r}", where="option --input", expected="NAME=x.npy")
+        feeds[name] = _read_array(name, Path(file))
+    return feeds
+
+
+def _require_static(inputs: Sequence[Any]) -> None:
+    for tensor in inputs:
+        if tensor.dtype == np.dtype(object) or -1 in tensor.shape:
+            raise OptionError(
+                f"the input {tensor.name!r} is a {tensor.type}, for which there are no random inputs",
+                where="option --random",
+                expected="--input for each input",
+            )
+
+
+def _read_array(name: str, path: Path) -> Any:
+    where, expected = f"input {name!r}", "a .npy file"
+    try:
+        with open_file(path) as stream:
+            _check_header(stream)
+            return np.lib.format.read_array(stream, allow_pickle=False)
+    except OSError as error:
+        raise InputError(f"{path} can't be read ({error.strerror})", where, expected) from error
+    except (ValueError, EOFError, RecursionError, MemoryError) as error:
+        raise InputError(f"{path} is no array ({error})", where, expected) from error
+
+
+def _check_header(stream: IO[bytes]) -> None:
+    """Check that a .npy file has the elements that its header announces, before memory is allocated.
+
+    Raises:
+        ValueError: the file has fewer elements, or no such header.
+    """
+    read = np.lib.format.read_array_header_1_0
+    if np.lib.format.read_magic(stream) != (1, 0):
+        read = np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(stream)
+    claimed = math.prod(shape) * dtype.itemsize
+    held = os.fstat(stream.fileno()).st_size - stream.tell()
+    if min(shape, default=0) < 0 or claimed > held:
+        raise ValueError(f"its header claims {claimed} bytes, and {held} are there")
+    stream.seek(0)

@@ -1,0 +1,149 @@
+"""`korch explain`, `unpack` and `doctor`: commands that show what is there."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from korch.cli.arrays import writing
+from korch.cli.run import profiled, watched_threads
+from korch.errors import ArtifactError, KorchError, OptionError
+from korch.files import check_output, open_file
+
+LARGEST_PROTOBUF = 1 << 30
+"""The weights of a larger model are written to a separate file."""
+
+PAGE_ROUNDS = 20
+"""The number of runs for the timeline of a page."""
+
+
+def explain(parsed: argparse.Namespace) -> int:
+    """Show the plan of an artifact."""
+    from korch.api import load
+
+    for option, output in (("--html", parsed.html), ("--onnx", parsed.onnx)):
+        if output is not None:
+            read = (parsed.artifact, parsed.other, parsed.peers)
+            check_output(output, option, [path for path in read if path is not None])
+    executable = load(parsed.artifact)
+    try:
+        _show(parsed, executable)
+    except KorchError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        named = [str(path) for path in (parsed.artifact, parsed.other) if path is not None]
+        raise ArtifactError(
+            f"its report can't be read ({type(error).__name__}: {error})",
+            " or ".join(named),
+            expected="a report as `korch optimize` writes it",
+            hint="Build the artifact again",
+        ) from error
+    return 0
+
+
+def _show(parsed: argparse.Namespace, executable: Any) -> None:
+    """Print or write what `korch explain` was asked for."""
+    from korch.api import load
+    from korch.report.diff import differences, differences_page
+    from korch.report.explain import describe
+    from korch.report.explain import explain as explanation_of
+    from korch.report.kernel import kernel_text
+    from korch.runtime.record import to_json
+
+    has_plan = hasattr(executable, "plan")
+    if parsed.other is not None:
+        other = load(parsed.other)
+        if not has_plan or not hasattr(other, "plan"):
+            raise OptionError(
+                "one of the two has several plans", where=str(parsed.other), expected="artifacts of one plan each"
+            )
+        built = [(one.plan, one.report) for one in (executable, other)]
+        if parsed.html is None:
+            print(differences(*built))
+        else:
+            _write_html(parsed.html, differences_page(*built))
+    elif parsed.onnx is not None:
+        _write_plan_onnx(parsed, executable)
+    elif parsed.html is not None:
+        _write_page(parsed, executable, has_plan)
+    elif not has_plan and parsed.kernel is not None:
+        raise OptionError(
+            "it has several plans or parts on the host", where=str(parsed.artifact), expected="an artifact of one plan"
+        )
+    elif not has_plan:
+        report = {"artifact": str(parsed.artifact), **executable.report}
+        print(to_json(report) if parsed.json else describe(report))
+    elif parsed.json:
+        print(executable.plan.to_json(), end="")
+    elif parsed.kernel is not None:
+        print(kernel_text(executable.plan, executable.report, parsed.kernel))
+    else:
+        print(explanation_of(executable.plan, executable.report))
+
+
+def _write_plan_onnx(parsed: argparse.Namespace, executable: Any) -> None:
+    import onnx
+
+    from korch.report.plan_onnx import plan_model
+    from korch.runtime.executable import Executable
+
+    if not isinstance(executable, Executable):
+        raise OptionError(
+            "only a plan for the CPU is written as ONNX", str(parsed.artifact), expected="an artifact of one plan"
+        )
+    model = plan_model(executable.plan, executable.artifact.weights.array)
+    with writing(parsed.onnx, "option --onnx"):
+        onnx.save(model, str(parsed.onnx), save_as_external_data=model.ByteSize() > LARGEST_PROTOBUF)
+    print(f"{parsed.onnx}: {len(model.functions)} kernels as functions")
+
+
+def _write_page(parsed: argparse.Namespace, executable: Any, has_plan: bool) -> None:
+    from korch.report.page import page
+    from korch.runtime.executable import Executable
+
+    if not has_plan:
+        raise OptionError(
+            "it has several plans or parts on the host", where=str(parsed.artifact), expected="an artifact of one plan"
+        )
+    run_ns = threads = None
+    if parsed.run and isinstance(executable, Executable):
+        threads, _ = watched_threads(parsed, executable, PAGE_ROUNDS, 0)
+        run_ns = [kernel.median_ns for kernel in profiled(executable, PAGE_ROUNDS, 0).kernels]
+    peers: list[Any] = []
+    if parsed.peers is not None:
+        try:
+            with open_file(parsed.peers) as stream:
+                peers = json.load(stream)["rows"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise OptionError(
+                f"{parsed.peers} is no comparison ({error})",
+                "option --peers",
+                expected="what `korch bench --json` prints",
+            ) from error
+    text = page(executable.plan, executable.report, executable.sources, run_ns, peers, threads)
+    _write_html(parsed.html, text)
+
+
+def _write_html(path: Path, text: str) -> None:
+    with writing(path, "option --html"):
+        path.write_text(text, encoding="utf-8")
+    print(f"{path}: {len(text) / 1e6:.1f} MB, open it in a browser")
+
+
+def unpack(parsed: argparse.Namespace) -> int:
+    """Write the files that a C program needs to run an artifact."""
+    from korch.runtime.unpack import unpack as write_folder
+
+    print(write_folder(parsed.artifact, parsed.folder).to_text())
+    return 0
+
+
+def doctor(parsed: argparse.Namespace) -> int:
+    """Check compiler, libraries and cache."""
+    from korch.report.doctor import examine
+
+    text, is_well = examine()
+    print(text)
+    return 0 if is_well else 1

@@ -1,0 +1,130 @@
+"""`korch optimize`, and the commands that stop after one stage and print its result."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from korch.cli.flags import options_of
+from korch.cli.shapes import parse_bindings, parse_shapes
+from korch.deadline import Deadline
+from korch.errors import OptionError
+from korch.files import check_output, open_file
+from korch.options import Options
+
+if TYPE_CHECKING:
+    from korch.pipeline import Run, Stage
+
+
+def optimize(parsed: argparse.Namespace) -> int:
+    """Build an artifact from a model; with `--stop-after`, only run the stages up to one."""
+    from korch.api import build
+    from korch.report.explain import describe, summary
+    from korch.report.progress import Bar
+    from korch.runtime.record import to_json
+
+    if parsed.dry_run:
+        return _dry_run(parsed)
+    if parsed.stop_after is not None:
+        return _stop_after(parsed)
+    if parsed.output is None:
+        raise OptionError("there is no name for the artifact", where="option --output", expected="-o OUT.korch")
+    read = [parsed.model]
+    if os.path.exists(parsed.output):  # noqa: PTH110 - of any name
+        from korch.frontend.tensors import data_files
+
+        read += data_files(parsed.model)
+    check_output(parsed.output, "--output", read)
+    with Bar(parsed.budget_s, parsed.begun_s) as bar:
+        executable = build(
+            parsed.model,
+            options_of(parsed),
+            parse_bindings(parsed.shape),
+            bar.tell,
+            Deadline.after(parsed.budget_s, parsed.begun_s),
+            partial(_print_result, parsed.print_after) if parsed.print_after else None,
+        )
+        bar.tell("save", str(parsed.output))
+        executable.save(parsed.output)
+    report = {"artifact": str(parsed.output), **executable.report}
+    if parsed.json:
+        print(to_json(report), end="")
+    else:
+        print(summary(report) if "plan" in report else describe(report))
+    return 0
+
+
+def _dry_run(parsed: argparse.Namespace) -> int:
+    from korch.pipeline import plan_model
+    from korch.report.progress import Bar
+
+    with Bar() as bar:
+        found = plan_model(parsed.model, options_of(parsed), parse_shapes(parsed.shape), bar.tell)
+    print(json.dumps(found.to_json(), indent=1) if parsed.json else found.to_text())
+    return 1 if found.failures else 0
+
+
+def print_stage(parsed: argparse.Namespace) -> int:
+    """Run the stages up to one, and print its result."""
+    from korch.program.solve import solve
+    from korch.program.text import format_plan, parse_problem
+
+    options = options_of(parsed)
+    if parsed.model.suffix == ".txt" and parsed.stage == "orchestrate":
+        text = _read_text(parsed.model)
+        if not text.startswith("graph("):
+            limits = options.search
+            plan = solve(
+                parse_problem(text.partition("\nplan ")[0]),
+                seconds=limits.solver_seconds,
+                workers=limits.solver_workers,
+                seed=limits.seed,
+            )
+            print(format_plan(plan), end="")
+            return 0
+    _run_stages(parsed, options, parsed.stage, [parsed.stage])
+    return 0
+
+
+def _stop_after(parsed: argparse.Namespace) -> int:
+    _run_stages(parsed, options_of(parsed), parsed.stop_after, parsed.print_after)
+    return 0
+
+
+def _run_stages(parsed: argparse.Namespace, options: Options, last: str, printed: Sequence[str]) -> None:
+    """Run the stages up to `last`, from a model or from the text of a graph; print some results."""
+    from korch.pipeline import Run, run_until
+    from korch.primitive.text import parse_graph
+    from korch.report.progress import Bar
+
+    with Bar(options.budget_s) as bar:
+        run = Run(options, parse_shapes(parsed.shape), bar.tell, parsed.model)
+        first = "frontend"
+        if parsed.model.suffix == ".txt":
+            if last in ("frontend", "fission"):
+                raise OptionError(f"{parsed.model} is the text of a graph", f"korch {last}", "an ONNX model")
+            run.split, first = parse_graph(_read_text(parsed.model)), "saturate"
+            if last != "saturate":  # the graph has its alternatives
+                run.options = replace(options, ablation=replace(options.ablation, rules="none"))
+        skip = () if "reference" in (last, *printed) or last == "build" else ("reference",)
+        with run.resources:
+            run_until(run, last, first=first, skip=skip, watch=partial(_print_result, printed))
+
+
+def _print_result(printed: Sequence[str], stage: Stage, run: Run) -> None:
+    if stage.name in printed:
+        print(stage.text(run), end="")
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with open_file(path) as stream:
+            return stream.read().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"it can't be read ({error})", str(path), "the printed result of a stage") from error

@@ -1,0 +1,121 @@
+"""`korch run`, `bench` and `profile`: commands that run an artifact."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from korch.cli.arrays import read_feeds, write_arrays, writing
+from korch.cli.flags import options_of
+from korch.cli.shapes import parse_bindings
+from korch.errors import CompileError, MeasureError, OptionError
+from korch.files import check_output
+from korch.primitive.types import DType
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Run an artifact on given or random inputs."""
+    from korch.api import load
+
+    if parsed.repeat < 0:
+        raise OptionError(f"the value {parsed.repeat} is too small", "option --repeat", "at least 0")
+    if parsed.output is not None:
+        files = [Path(text.rpartition("=")[2]) for text in parsed.input]
+        check_output(parsed.output, "--output", [parsed.artifact, *files])
+    executable = load(parsed.artifact)
+    feeds = read_feeds(parsed, executable)
+    outputs = executable.run(None, feeds)
+    names = [tensor.name for tensor in executable.get_outputs()]
+    if parsed.output is not None:
+        write_arrays(parsed.output, dict(zip(names, outputs, strict=True)))
+    for name, array in zip(names, outputs, strict=True):
+        print(f"{name}: {DType.of(array.dtype).value}{list(array.shape)}")
+    if parsed.repeat > 0:
+        arrays = [feeds[tensor.name] for tensor in executable.get_inputs()]
+        times_ns = np.array(executable.time(arrays, parsed.repeat).run_ns)
+        low, middle, high = np.percentile(times_ns / 1e6, [10, 50, 90])
+        print(f"{parsed.repeat} runs: median {middle:.3f} ms, p10 {low:.3f}, p90 {high:.3f}")
+    return 0
+
+
+def bench(parsed: argparse.Namespace) -> int:
+    """Compare a model or an artifact with other engines."""
+    from korch.report.bench import bench as compared
+    from korch.report.bench import bindings_of, shapes_text
+    from korch.report.progress import Bar
+
+    engines = [name for name in parsed.against.split(",") if name]
+    found = []
+    with Bar() as bar:
+        for shapes in bindings_of(parsed.subject, parse_bindings(parsed.shape)):
+            options = options_of(parsed)
+            comparison = compared(parsed.subject, engines, parsed.model, parsed.rounds, options, shapes, bar.tell)
+            found.append((shapes, comparison))
+    if len(found) == 1:
+        comparison = found[0][1]
+        print(json.dumps(comparison.to_json(), indent=1) if parsed.json else comparison.to_text())
+    elif parsed.json:
+        rows = [{"shapes": shapes, **one.to_json()} for shapes, one in found]
+        print(json.dumps({"bindings": rows}, indent=1))
+    else:
+        print("\n\n".join(f"{shapes_text(shapes)}\n{one.to_text()}" for shapes, one in found))
+    return int(all(len(one.rows) == 1 and one.left_out for _, one in found))
+
+
+def profile(parsed: argparse.Namespace) -> int:
+    """Time the kernels of an artifact in complete runs."""
+    from korch.api import load
+    from korch.report.trace import trace
+    from korch.runtime.executable import Executable
+    from korch.runtime.record import to_json
+
+    if parsed.rounds < 1:
+        raise OptionError(f"the value {parsed.rounds} is too small", where="option --rounds", expected="at least 1")
+    executable = load(parsed.artifact)
+    if not isinstance(executable, Executable):
+        raise OptionError(
+            "it has several plans or parts on the host",
+            where=str(parsed.artifact),
+            expected="an artifact of one plan",
+            hint="Optimize the model for one shape",
+        )
+    if parsed.trace is not None:
+        check_output(parsed.trace, "--trace", [parsed.artifact])
+    found = profiled(executable, parsed.rounds, parsed.seed)
+    threads, reason = None, ""
+    if parsed.threads or parsed.trace is not None:
+        threads, reason = watched_threads(parsed, executable, parsed.rounds, parsed.seed)
+        found = found if threads is None else replace(found, loads=threads.loads())
+    if parsed.trace is not None:
+        text = json.dumps(trace(executable.plan, found, threads, reason))
+        with writing(parsed.trace, "option --trace"):
+            parsed.trace.write_text(text)
+    print(to_json(found.to_json()) if parsed.json else found.to_text())
+    return 0
+
+
+def watched_threads(parsed: argparse.Namespace, executable: Any, rounds: int, seed: int) -> tuple[Any, str]:
+    """Return the threads' activity in runs; or None and why it is not known."""
+    from korch.report.threads import watch_threads
+
+    try:
+        return watch_threads(parsed.artifact, executable.plan.threads, rounds, seed), ""
+    except (CompileError, MeasureError) as error:
+        print(f"korch: threads are not shown: {error}", file=sys.stderr)
+        return None, str(error)
+
+
+def profiled(executable: Any, rounds: int, seed: int) -> Any:
+    """Return the profile of an executable on random inputs."""
+    from korch.report.peers.inputs import random_arrays
+    from korch.report.profile import profile as profile_of
+
+    inputs = executable.get_inputs()
+    feeds = random_arrays({t.name: (tuple(t.shape), t.dtype) for t in inputs}, seed)
+    return profile_of(executable, [feeds[t.name] for t in inputs], rounds)

@@ -1,0 +1,63 @@
+"""Texts of shapes -> bindings of a model's dimensions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from korch.errors import OptionError
+
+_SIZE = re.compile("[0-9]{1,18}").fullmatch
+"""Matches a dimension's size. `str.isdigit` accepts other characters, too."""
+
+
+def parse_bindings(texts: Sequence[str]) -> list[dict[str, tuple[int, ...]]]:
+    """Return bindings of shapes from texts like `image=1x3x224x224` or `length=128,256`.
+
+    Names are of inputs or of dimensions. Shapes that are separated by commas are alternatives: the
+    first ones of all names make up the first binding, the second ones the second, and so on; a name
+    with one shape has it in all bindings.
+
+    Raises:
+        OptionError: a text has another form, or names have different numbers of alternatives.
+    """
+    found: dict[str, list[tuple[int, ...]]] = {}
+    for text in texts:
+        name, equals, sizes = text.rpartition("=")
+        shapes = [part.split("x") if part else [] for part in sizes.split(",")]
+        if not equals or not name or not all(_SIZE(n) for shape in shapes for n in shape):
+            raise OptionError(
+                f"can't read {text!r}",
+                where="option --shape",
+                expected="NAME=1x3x224x224, or NAME=128,256 for two bindings",
+            )
+        if name in found:
+            raise OptionError(
+                f"{name!r} is given twice",
+                where="option --shape",
+                expected=f"alternatives separated by commas: {name}=1,2",
+            )
+        found[name] = [tuple(map(int, shape)) for shape in shapes]
+    counts = {len(shapes) for shapes in found.values() if len(shapes) > 1}
+    if len(counts) > 1:
+        raise OptionError(
+            "the names have different numbers of alternatives: "
+            + ", ".join(f"{name} {len(shapes)}" for name, shapes in found.items()),
+            where="option --shape",
+            expected="as many for each, or one",
+        )
+    return [
+        {name: shapes[min(i, len(shapes) - 1)] for name, shapes in found.items()} for i in range(max(counts, default=1))
+    ]
+
+
+def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Return the one binding that texts give.
+
+    Raises:
+        OptionError: a text has another form, or gives several.
+    """
+    bindings = parse_bindings(texts)
+    if len(bindings) > 1:
+        raise OptionError("there are several bindings", where="option --shape", expected="one here")
+    return bindings[0]

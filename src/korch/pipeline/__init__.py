@@ -1,0 +1,18 @@
+"""From a model to its executable; `stages.STAGES` is the list of the stages."""
+
+from korch.pipeline.optimize import Watch, front, optimize_model, plan_model, run_until
+from korch.pipeline.run import Progress, Run, few_collections
+from korch.pipeline.stages import STAGES, Stage
+
+__all__ = [
+    "STAGES",
+    "Progress",
+    "Run",
+    "Stage",
+    "Watch",
+    "few_collections",
+    "front",
+    "optimize_model",
+    "plan_model",
+    "run_until",
+]

@@ -1,0 +1,157 @@
+"""Plans -> the fastest executable whose results are right, with its report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from korch.assembly.task import Task
+from korch.assembly.trace import changed_rounds
+from korch.backend import maker
+from korch.candidate.candidate import Candidate
+from korch.concurrent.side_by_side import SIDE_BY_SIDE, described
+from korch.contest import WEIGHTS_BYTES, Contest, Entry, hold_contest
+from korch.doubt import Doubt, examine
+from korch.measure.expect import expect
+from korch.measure.meter import AnyMeter
+from korch.measure.record import Measured
+from korch.partition.join import with_constants_of
+from korch.pipeline.run import SAFETY, Run
+from korch.program.problem import Status
+from korch.report.rivals import grouping_rows, rivals_of
+from korch.runtime.build import model_record
+from korch.search.ledger import Ledger
+
+
+def build_plans(run: Run) -> None:
+    """Build, check and time the plans; set the fastest executable whose results are right."""
+    options, meter, ledger, outcome = run.options, run.meter, run.ledger, run.outcome
+    meter.tell = partial(run.progress, "build")
+    report = search_report(run)
+    report |= _measurements(run)
+    if report["untimed"]:
+        report["gap"] = None
+    chosen = {c.key: c for steps in outcome.plans.values() for c in steps}.values()
+    everything = (c for task in run.tasks for c in task.candidates)
+    rivals = rivals_of(chosen, everything, ledger) if options.measure else {}
+    groupings = {name: grouping_rows(rows) for name, rows in outcome.groupings.items()}
+    plans = list(outcome.plans.items())[: None if options.ablation.baselines else 1]
+    entries = _replayed([_entry(name, steps, ledger) for name, steps in plans], ledger)
+    graph = run.joined.graph
+    if not run.partition.is_whole:
+        graph = with_constants_of(graph, outcome.plans.values())
+    certificate = outcome.found.certificate
+    del chosen, everything, outcome, plans
+    run.release()  # candidates that no plan uses may need much memory
+    model = model_record(run.model) if isinstance(run.model, str | Path) else None
+    make = maker(graph, meter, options, model=model, certificate=certificate, report=report)
+    write_s = meter.pace.predict_s("build", run.weights_bytes / WEIGHTS_BYTES)
+    end = run.deadline.before(SAFETY * write_s)
+    contest = hold_contest(graph, entries, meter, make, run.inputs, run.standard, end)
+    ledger.record_choice("plan", contest.won.entry.name)
+    doubt = None if ledger.is_replayed else examine(contest, meter, end)
+    report |= _disturbances(contest, doubt, meter)
+    report["not_compiled"] = [*meter.uncompiled.values(), *contest.uncompiled()]
+    if contest.won.entry.name == SIDE_BY_SIDE:
+        predicted_ms = contest.won.entry.predicted_ns / 1e6
+        report["side_by_side"] = {**described(contest.won.entry.steps), "predicted_ms": predicted_ms}
+    report["rivals"] = {step.candidate: rivals.get(step.candidate, ()) for step in contest.winner.plan.steps}
+    report["groupings"] = groupings.get(contest.won.entry.name, [])
+    run.executable = _with_report(run, contest, report)
+
+
+def search_report(run: Run) -> dict[str, Any]:
+    """Return what the report says about the model and the search."""
+    found, split, tasks = run.outcome.found, run.split, run.tasks
+    certificate, enumerations = found.certificate, [task.enumeration for task in tasks]
+    keys = [{c.key for c in task.candidates} for task in tasks]
+    is_optimal = certificate.status is Status.OPTIMAL and not run.partition.is_whole
+    savings = run.outcome.savings.items()
+    return {
+        "status": "optimal per segment" if is_optimal else certificate.status.value,
+        "predicted_ms": (certificate.objective_ns or 0) / 1e6,
+        "lower_bound_ms": certificate.bound_ns / 1e6,
+        "gap": certificate.gap,
+        "primitives": len(split.primitives),
+        "given_flop": sum(map(split.work_flop, split.primitives)),
+        "alternatives": run.partition.rules.alternatives,
+        "sets": sum(enumeration.sets for enumeration in enumerations),
+        "groups": sum(enumeration.groups for enumeration in enumerations),
+        "limits_hit": sorted({hit for enumeration in enumerations for hit in enumeration.limits_hit}),
+        "candidates": sum(len(task.candidates) for task in tasks),
+        "distinct_candidates": len(set().union(*keys)),
+        "failed_candidates": found.failed,
+        "rules": asdict(run.partition.rules),
+        "rule_savings_ms": {rule: None if saved_ns is None else saved_ns / 1e6 for rule, saved_ns in savings},
+        "rounds": [asdict(entry) for entry in changed_rounds(found.rounds)],
+        "recalled": run.outcome.is_recalled,
+        "stopped_by_budget": found.stopped_by_budget,
+        "budget_s": run.options.budget_s,
+        "least_s": run.least_s,
+        "stages_s": run.stage_seconds,
+        "operators": [[o.label, list(o.inputs), list(o.outputs)] for o in run.operators.operators],
+        "partition": run.outcome.partition,
+    }
+
+
+def _measurements(run: Run) -> dict[str, Any]:
+    return {
+        "measured_candidates": _count_measured(run.tasks, run.ledger),
+        "untimed": _count_untimed(run.outcome.plans["optimal"], run.ledger) if run.options.measure else 0,
+        "machine": run.meter.rates(),
+    }
+
+
+def _count_measured(tasks: Sequence[Task], ledger: Ledger) -> int:
+    """Return the number of distinct candidates with a measured time; blocks share some."""
+    candidates = {c.key: c for task in tasks for c in task.candidates}
+    return sum(map(ledger.is_measured, candidates.values()))
+
+
+def _count_untimed(steps: Sequence[Candidate], ledger: Ledger) -> int:
+    """Return the number of a plan's kernels that there was no time to measure."""
+    return sum(not (ledger.cost_ns(step)[1] or step.offer.is_in_place) for step in steps)
+
+
+def _replayed(entries: list[Entry], ledger: Ledger) -> list[Entry]:
+    """Return all plans; in a replay only the one that won when the ledger was written."""
+    won = ledger.recorded_choice("plan")
+    return entries if won is None else [entry for entry in entries if entry.name == won]
+
+
+def _entry(name: str, steps: Sequence[Candidate], ledger: Ledger) -> Entry:
+    costs = tuple(ledger.cost_ns(c) for c in steps)
+    expected = expect((ns, ledger.known(c)) for (ns, _), c in zip(costs, steps, strict=True) if not c.offer.is_in_place)
+    return Entry(name, tuple(steps), costs, expected)
+
+
+def _disturbances(contest: Contest, doubt: Doubt | None, meter: AnyMeter) -> dict[str, Any]:
+    """Return what the report says about measurements that other processes disturbed."""
+    known = [meter.known(c) for c in contest.won.entry.steps]
+    return {
+        "disturbed": {
+            "kernel_runs": meter.disturbed,
+            "kernels": sum(isinstance(r, Measured) and r.is_disturbed for r in known),
+            "plan_runs": sum(result.disturbed for result in contest.results),
+            "is_plan_disturbed": contest.won.is_disturbed,
+        },
+        "doubt": None if doubt is None else doubt.as_record(),
+    }
+
+
+def _with_report(run: Run, contest: Contest, report: dict[str, Any]) -> Any:
+    executable = contest.winner
+    plan = executable.plan
+    report |= contest.report()
+    report["kernels"] = plan.kernel_count
+    report["in_place"] = len(plan.steps) - plan.kernel_count
+    report["flop"] = sum(step.work_flop for step in plan.steps)
+    report["arena_bytes"] = plan.arena_bytes
+    report["seconds"] = time.monotonic() - run.started_s
+    executable.report.clear()
+    executable.report.update(report)
+    return executable

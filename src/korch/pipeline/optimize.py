@@ -1,0 +1,128 @@
+"""Runs of the stages: to an executable, to a plan for a device, or to one stage for its text."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from korch.deadline import Deadline
+from korch.errors import InaccurateError, OptionError
+from korch.measure.cuda.meter import CudaMeter
+from korch.options import Options
+from korch.partition.block import Partition
+from korch.pipeline.build import search_report
+from korch.pipeline.run import Progress, Run, few_collections
+from korch.pipeline.stages import STAGES, Stage
+from korch.primitive.graph import PrimitiveGraph
+from korch.report.dry_run import DryRun, dry_run
+
+logger = logging.getLogger("korch.pipeline")
+
+Watch = Callable[[Stage, Run], None]
+"""Called after a stage, when its result was checked."""
+
+
+def _no_progress(stage: str, text: str) -> None:
+    """Report nothing."""
+
+
+def run_until(
+    run: Run, last: str, *, first: str = "frontend", skip: Collection[str] = (), watch: Watch | None = None
+) -> None:
+    """Run the stages from one to another, and check the result of each.
+
+    Args:
+        run: the state; what stages before `first` set must be there.
+        last: the name of the last stage.
+        first: the name of the first stage.
+        skip: names of stages that are not run.
+        watch: called after each stage.
+    """
+    names = [stage.name for stage in STAGES]
+    for stage in STAGES[names.index(first) : names.index(last) + 1]:
+        if stage.name not in skip:
+            with run.stage(stage.name):
+                stage.run(run)
+                stage.check(run)
+            if watch is not None:
+                watch(stage, run)
+
+
+def front(run: Run) -> tuple[Partition, PrimitiveGraph]:
+    """Return a model's primitives in segments with alternatives, and as a graph without them."""
+    run_until(run, "saturate")
+    return run.partition, run.split
+
+
+def plan_model(
+    model: Any, options: Options, shapes: Mapping[str, tuple[int, ...]] | None = None, progress: Progress | None = None
+) -> DryRun:
+    """Search a plan for a CUDA device with bounds as costs, and compile its kernels.
+
+    No device is needed, and nothing is run.
+
+    Args:
+        model: as for `optimize_model`.
+        options: how to optimize; the target is a CUDA device.
+        shapes: sizes for inputs with unknown dimensions, by input name.
+        progress: called for each stage and for its steps.
+
+    Raises:
+        KorchError: the model, an option or the machine is not fit; the text says what to do.
+    """
+    options = replace(options, measure=False, ablation=replace(options.ablation, baselines=False))
+    if not options.is_cuda:
+        raise OptionError("a dry run is for CUDA devices", where="option --dry-run", expected="--target cuda:sm_90")
+    run = Run(options, shapes or {}, progress or _no_progress, model)
+    with run.resources:
+        run_until(run, "orchestrate", skip=("reference",))
+        if not isinstance(run.meter, CudaMeter):
+            raise AssertionError("a meter of another target")
+        with run.stage("build"):
+            return dry_run(run.outcome.plans["optimal"], run.meter, search_report(run))
+
+
+def optimize_model(
+    model: Any,
+    options: Options,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    progress: Progress | None = None,
+    deadline: Deadline | None = None,
+    watch: Watch | None = None,
+) -> Any:
+    """Run a model through all stages; return the fastest executable whose results are right.
+
+    Args:
+        model: a path, the bytes of an ONNX file, an onnx.ModelProto, or an operator graph.
+        options: how to optimize.
+        shapes: sizes for inputs with unknown dimensions, by input name.
+        progress: called for each stage and for its steps.
+        deadline: the time at which the artifact must be on disk; by default the budget from now on.
+        watch: called after each stage.
+
+    Raises:
+        KorchError: the model, an option or the machine is not fit; the text says what to do.
+    """
+    tell = progress or _no_progress
+    run = Run(options, shapes or {}, tell, model, given=deadline)
+    try:
+        return _executable_of(run, watch)
+    except InaccurateError as error:
+        if options.strict:
+            raise
+        tell("candidates", "no plan is within the tolerance; the search is repeated with --strict")
+        logger.info("%s", error)
+        again = Run(replace(options, strict=True), run.shapes, tell, model, started_s=run.started_s, given=deadline)
+        executable = _executable_of(again, watch)
+        executable.report["rejected"] = error.what
+        return executable
+
+
+@few_collections()
+def _executable_of(run: Run, watch: Watch | None) -> Any:
+    """Run all stages; "lower" only if somebody watches, because "build" lowers each kernel itself."""
+    with run.resources:
+        run_until(run, "build", skip=() if watch is not None else ("lower",), watch=watch)
+        return run.executable

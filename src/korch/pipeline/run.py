@@ -1,0 +1,190 @@
+"""The state of one optimization: what each stage found, and how the budget is divided."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from korch.assembly.segments import Outcome
+from korch.assembly.task import Task
+from korch.candidate.candidate import Candidate
+from korch.contest import BUILD_KERNELS, WEIGHTS_BYTES
+from korch.deadline import Deadline
+from korch.frontend.operator import OperatorGraph
+from korch.measure.meter import AnyMeter
+from korch.numerics import Standard
+from korch.options import Options
+from korch.partition.block import Partition
+from korch.partition.join import Joined
+from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.op import Array
+from korch.search.ledger import Ledger
+from korch.tile.program import TileProgram
+
+logger = logging.getLogger("korch.pipeline")
+
+REWRITE_SHARE = 0.25
+"""The share of the budget after which no more alternatives are added."""
+
+ENUMERATE_SHARE = 0.5
+"""The share of the remaining budget after which no more candidates are added."""
+
+SIDE_BY_SIDE_SHARE = 0.1
+"""The share of the budget that is reserved for concurrent kernels, rival plans and explanations."""
+
+SAFETY = 1.3
+"""The factor between the predicted time of the last stages and the time reserved for them."""
+
+END_RUNS = 8
+"""The number of runs in the last stages, at a third of the machine's best rate."""
+
+PRIMITIVES_PER_KERNEL = 3
+"""A lower estimate of the number of primitives in a kernel of a plan."""
+
+Progress = Callable[[str, str], None]
+"""Called with a stage's name and a line of text."""
+
+
+@dataclass(eq=False, repr=False)
+class Run:
+    """The state of one optimization. The attributes after `stage_seconds` are set by the stages.
+
+    Attributes:
+        options: how to optimize.
+        shapes: sizes for inputs with unknown dimensions, by input name.
+        progress: called for each stage and for its steps.
+        model: a path, the bytes of an ONNX file, an onnx.ModelProto, or an operator graph.
+        given: the time at which the artifact must be on disk, if it is not the budget from now on.
+        end_s: predicted seconds to build, check and write the plan.
+        least_s: the least budget that suffices, if that is more than the given one.
+        resources: closed when the run ends.
+        stage_seconds: seconds of each stage that has ended.
+        operators: the model, set by "frontend".
+        split: its primitives, set by "fission".
+        partition: the segments with their alternatives, and `joined`, the graph of all of them, set
+            by "saturate".
+        inputs: random inputs, and `standard`, the exact results for them, set by "reference".
+        meter: it builds and times kernels; `tasks` are the blocks with their candidates, and both
+            are set by "candidates".
+        ledger: the questions of the search and the answers of the meter, and `outcome`, the plans,
+            set by "orchestrate".
+        programs: the kernels of the best plan with their tile programs, set by "lower".
+        executable: the result, set by "build".
+    """
+
+    options: Options
+    shapes: Mapping[str, tuple[int, ...]]
+    progress: Progress
+    model: Any = None
+    started_s: float = field(default_factory=time.monotonic)
+    given: Deadline | None = None
+    end_s: float = 0.0
+    least_s: float | None = None
+    resources: ExitStack = field(default_factory=ExitStack)
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+    operators: OperatorGraph = field(init=False)
+    split: PrimitiveGraph = field(init=False)
+    partition: Partition = field(init=False)
+    joined: Joined = field(init=False)
+    inputs: dict[str, Array] = field(init=False)
+    standard: Standard = field(init=False)
+    meter: AnyMeter = field(init=False)
+    ledger: Ledger = field(init=False)
+    tasks: list[Task] = field(init=False)
+    outcome: Outcome = field(init=False)
+    programs: tuple[tuple[Candidate, TileProgram | None], ...] = field(init=False)
+    executable: Any = field(init=False)
+
+    def release(self) -> None:
+        """Free the results that only the search needs."""
+        del self.partition, self.joined, self.tasks, self.outcome
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Report the begin of a stage, and measure its time."""
+        begun = time.monotonic()
+        self.progress(name, "")
+        yield
+        self.stage_seconds[name] = time.monotonic() - begun
+        logger.debug("%s took %.2f s", name, self.stage_seconds[name])
+
+    @property
+    def weights_bytes(self) -> int:
+        """The size of the model's constants."""
+        return sum(constant.array.nbytes for constant in self.split.constants.values())
+
+    @property
+    def best_plan(self) -> tuple[Candidate, ...]:
+        """The kernels of the plan that is predicted to be the fastest."""
+        return next(iter(self.outcome.plans.values()))
+
+    @cached_property
+    def deadline(self) -> Deadline:
+        """The time at which the artifact must be on disk."""
+        return self.given or Deadline.after(self.options.budget_s, self.started_s)
+
+    @property
+    def looks_side_by_side(self) -> bool:
+        """Whether sets of kernels that run concurrently are searched for."""
+        options = self.options
+        return options.ablation.side_by_side and options.measure and not options.is_cuda and options.threads > 1
+
+    @property
+    def build_deadline(self) -> Deadline:
+        """The time from which on the plan is built, checked and written, and nothing else is done."""
+        return self.deadline.before(self.end_s)
+
+    @property
+    def first_deadline(self) -> Deadline:
+        """The time at which the search for a sequential plan must end."""
+        budget_s = self.options.budget_s
+        if budget_s is None:
+            return self.deadline
+        return self.build_deadline.before(SIDE_BY_SIDE_SHARE * budget_s)
+
+    def check_budget(self, compile_s: float) -> None:
+        """Warn if the budget is too short for a first plan, and give the least that suffices.
+
+        Args:
+            compile_s: predicted seconds to compile the kernels of a first plan.
+        """
+        budget_s, left_s = self.options.budget_s, self.deadline.left_s
+        if self.least_s is not None or budget_s is None or left_s is None or compile_s + self.end_s <= left_s:
+            return
+        spent_s = budget_s - left_s
+        self.least_s = spent_s + compile_s + self.end_s
+        logger.warning(
+            f"the budget of {budget_s:g} s is too short: the least is about {self.least_s:.0f} s ({spent_s:.0f} until "
+            f"now, {compile_s:.0f} to compile a first plan's kernels, {self.end_s:.0f} to build and check it); the "
+            "plan is chosen by estimates, and no kernel is timed"
+        )
+
+    def predict_end_s(self) -> float:
+        """Return the predicted seconds to build, check and write a plan, with a margin."""
+        meter, split = self.meter, self.split
+        kernels = BUILD_KERNELS + len(split.primitives) / PRIMITIVES_PER_KERNEL
+        build_s = meter.pace.predict_s("build", kernels + 2 * self.weights_bytes / WEIGHTS_BYTES)
+        work_flop = sum(map(split.work_flop, split.primitives))
+        run_s = 3 * work_flop / float(meter.rates()["rate_flop_per_s"]) * meter.pace.slowness
+        return SAFETY * (build_s + END_RUNS * run_s)
+
+
+@contextmanager
+def few_collections() -> Iterator[None]:
+    """Make Python's garbage collector run rarely.
+
+    A search makes millions of long-lived objects and hardly any reference cycles, so that frequent
+    collections take time and free nothing.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(200_000, 50, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)

@@ -1,0 +1,300 @@
+"""The stages from a model to its executable: one literal table.
+
+A small model is one segment. In a large model, segments that differ only in weights are one block,
+which is searched once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+from korch.assembly.segments import Outcome, search_segments
+from korch.assembly.task import Task, prepare_all
+from korch.assembly.whole import search_whole
+from korch.backend import open_meter
+from korch.concurrent.side_by_side import SIDE_BY_SIDE, side_by_side
+from korch.contest import standard_of
+from korch.deadline import Deadline, stopped_by_interrupt
+from korch.equivalence.rule import AnyRule
+from korch.equivalence.rules import select_rules
+from korch.equivalence.saturate import Limits, SaturationReport, joined_reports, saturate
+from korch.errors import InvalidGraphError
+from korch.explanation.counterfactual import counterfactual_groupings
+from korch.explanation.extract import extract
+from korch.explanation.savings import rule_savings
+from korch.fission import fission
+from korch.frontend.onnx import load_model
+from korch.frontend.operator import OperatorGraph
+from korch.measure.cpu import CpuMeter
+from korch.options import Options
+from korch.partition.block import find_blocks
+from korch.partition.join import join, with_constants_of
+from korch.partition.segment import Segment, whole_segment
+from korch.partition.spill import Spill
+from korch.partition.split import split_segments
+from korch.pipeline import texts
+from korch.pipeline.build import build_plans
+from korch.pipeline.run import ENUMERATE_SHARE, REWRITE_SHARE, Run
+from korch.primitive.check import check_graph
+from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.lowering import lower_products
+from korch.primitive.precision import with_half
+from korch.primitive.types import DType
+from korch.provider.generated import GeneratedProvider
+from korch.runtime.record import plain
+from korch.search.ledger import Ledger
+from korch.search.result import Round
+from korch.tile.check import check_program
+from korch.tile.lower import lower
+from korch.tile.staging import DEVICE, Machine
+
+SIDE_BY_SIDE_SECONDS = 60.0
+"""The longest search for kernels that run concurrently."""
+
+LEAST_SIDE_BY_SIDE_SECONDS = 2.0
+"""With less time, this search is skipped."""
+
+NOT_REPLAYED = ("cache_folder", "ledger", "replay", "on_interrupt", "budget_s", "host")
+"""Options that may differ between a search and its replay."""
+
+HALF = {"float16": DType.F16, "bfloat16": DType.BF16}
+"""The element types of products of 16 bits, by the value of the option `precision`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One step from a model to its executable.
+
+    Attributes:
+        name: as on the command line.
+        run: reads the results of earlier stages from the `Run`, and sets its own.
+        check: raises an error if the result is not valid.
+        text: returns the printed form of the result.
+    """
+
+    name: str
+    run: Callable[[Run], None]
+    check: Callable[[Run], None]
+    text: Callable[[Run], str]
+
+
+def load(run: Run) -> None:
+    """Set the model's operators."""
+    run.operators = run.model if isinstance(run.model, OperatorGraph) else load_model(run.model, run.shapes)
+
+
+def split_operators(run: Run) -> None:
+    """Set the model's primitives."""
+    run.split = lower_products(fission(run.operators))
+
+
+def check_split(run: Run) -> None:
+    """Check the model's primitives."""
+    check_graph(run.split)
+
+
+def add_alternatives(run: Run) -> None:
+    """Set the segments of the model with their alternatives.
+
+    Rules that match more than one primitive are applied to the whole model before it is cut,
+    because a cut could separate what they match.
+    """
+    options, split, deadline = run.options, run.split, run.deadline.less(1 - REWRITE_SHARE)
+    limit = options.segment_limit(len(split.primitives))
+    rules = select_rules(options.ablation.rules)
+    spill = Spill(options.cache_folder if options.cache_folder.is_dir() else None)
+    whole, report = split, None
+    segments: tuple[Segment, ...] = (whole_segment(split),)
+    if limit is not None:
+        wide = [rule for rule in rules if not rule.is_local]
+        rules = tuple(rule for rule in rules if rule.is_local)
+        limits = Limits.of(len(split.primitives))
+        whole, report = saturate(
+            split, strict=options.strict, rules=wide, keep=spill.keep, limits=limits, deadline=deadline
+        )
+        segments = split_segments(whole, limit)
+    rewrite = partial(_rewrite, options=options, rules=rules, deadline=deadline)
+    partition = find_blocks(whole, segments, rewrite, spill)
+    if report is not None:
+        partition = replace(partition, rules=joined_reports(report, partition.rules))
+    run.partition = partition
+    run.joined = join(partition)
+
+
+def _rewrite(
+    graph: PrimitiveGraph, options: Options, rules: Sequence[AnyRule], deadline: Deadline
+) -> tuple[PrimitiveGraph, SaturationReport]:
+    found, report = saturate(graph, strict=options.strict, rules=rules, deadline=deadline)
+    if options.ablation.rewrites == "first":
+        found = extract(found, options)
+    if options.precision in HALF:
+        found = with_half(found, HALF[options.precision])
+    return found, report
+
+
+def check_blocks(run: Run) -> None:
+    """Check the graph of each block."""
+    for block in run.partition.blocks:
+        check_graph(block.graph)
+
+
+def compute_reference(run: Run) -> None:
+    """Set random inputs and exact results; a model without them is refused before the search."""
+    run.inputs, run.standard = standard_of(run.split, run.joined.graph, run.options)
+
+
+def collect_candidates(run: Run) -> None:
+    """Set the candidates of each block, and the meter that builds and times them."""
+    run.meter = run.resources.enter_context(open_meter(run.options, run.weights_bytes))
+    deadline = run.deadline.less(1 - ENUMERATE_SHARE)
+    run.tasks = prepare_all(run.partition, run.joined, run.meter, run.options, deadline)
+    run.progress("candidates", texts.tasks_line(run.tasks))
+    run.meter.tell = partial(run.progress, "orchestrate")
+    run.end_s = run.predict_end_s()
+    run.meter.expect_compiling = run.check_budget
+
+
+def orchestrate(run: Run) -> None:
+    """Set the plans: the best one first, then those that it is compared with."""
+    with _interruptible(run):
+        run.ledger = _ledger(run)
+        run.outcome = search_plans(run)
+        run.outcome = _with_side_by_side(run)
+
+
+def search_plans(run: Run) -> Outcome:
+    """Return the best sequential plan and those that it is compared with."""
+    partition, tasks, ledger, options = run.partition, run.tasks, run.ledger, run.options
+
+    def tell(b: int, entry: Round) -> None:
+        run.progress("orchestrate", texts.round_line(tasks, b, entry))
+
+    if not partition.is_whole:
+        return search_segments(partition, run.joined, tasks, ledger, options, run.first_deadline, tell)
+    graph, candidates = tasks[0].block.graph, tasks[0].candidates
+    solved = search_whole(tasks[0], ledger, options, run.first_deadline, partial(tell, 0))
+    savings = rule_savings(graph, candidates, solved.found.steps, ledger, options, deadline=run.first_deadline)
+    end = run.build_deadline.until(time.monotonic() + ledger.limits.groupings_seconds)
+    groupings = {
+        name: counterfactual_groupings(graph, candidates, steps, ledger.cost_ns, options, deadline=end)
+        for name, steps in solved.plans.items()
+        if options.measure and not end.is_over
+    }
+    return Outcome(
+        dict(solved.plans), solved.found, savings=savings, groupings=groupings, is_recalled=solved.is_recalled
+    )
+
+
+def _ledger(run: Run) -> Ledger:
+    """Return the ledger of the search: a new one, or the one that is replayed."""
+    options = run.options
+    steers = {name: value for name, value in plain(options).items() if name not in NOT_REPLAYED}
+    about = {"target": run.meter.database.target, "options": steers}
+    return Ledger(run.meter, options.search, write_to=options.ledger, replay=options.replay, about=about)
+
+
+def _with_side_by_side(run: Run) -> Outcome:
+    """Return the outcome with the best plan of concurrent kernels, if there is a faster one."""
+    outcome, ledger = run.outcome, run.ledger
+    if not (run.looks_side_by_side and isinstance(ledger.meter, CpuMeter)):
+        return outcome
+    end = run.build_deadline.until(time.monotonic() + SIDE_BY_SIDE_SECONDS)
+    if (ledger.left_s(end) or 0.0) < LEAST_SIDE_BY_SIDE_SECONDS:
+        return outcome
+    steps = run.best_plan
+    found = side_by_side(run.joined.graph, steps, ledger, run.options, end)
+    if found is None:
+        return outcome
+    before_ns, after_ns = (sum(ledger.cost_ns(c)[0] for c in plan) for plan in (steps, found))
+    run.progress(
+        "orchestrate",
+        f"side by side: {len(found)} kernels instead of {len(steps)}, "
+        f"{after_ns / 1e6:.3f} ms instead of {before_ns / 1e6:.3f} ms",
+    )
+    return replace(outcome, plans={SIDE_BY_SIDE: found, **outcome.plans})
+
+
+def check_plans(run: Run) -> None:
+    """Check that in each plan every value is written before it is read, and every output is written.
+
+    Raises:
+        InvalidGraphError: a value is read too early or not written.
+    """
+    graph = run.joined.graph
+    if not run.partition.is_whole:
+        graph = with_constants_of(graph, run.outcome.plans.values())
+    for name, steps in run.outcome.plans.items():
+        written = {value for _, value in graph.inputs} | graph.constants.keys()
+        for number, candidate in enumerate(steps):
+            if missing := set(candidate.group.inputs) - written:
+                raise InvalidGraphError(
+                    f"it reads %{min(missing)}, which no earlier kernel writes", f"plan {name!r}, kernel {number}"
+                )
+            written.update(candidate.group.outputs)
+        if missing := {value for _, value in graph.outputs} - written:
+            raise InvalidGraphError(f"no kernel writes the output %{min(missing)}", f"plan {name!r}")
+
+
+def lower_plan(run: Run) -> None:
+    """Set the tile programs of the best plan's generated kernels."""
+    machine = DEVICE
+    if isinstance(run.meter, CpuMeter):
+        machine = Machine(run.meter.target.lanes, run.options.threads)
+    programs = []
+    for candidate in run.best_plan:
+        program = None
+        if candidate.provider == GeneratedProvider.name:
+            offer = candidate.offer
+            program = lower(candidate.group.body, offer.inputs, offer.outputs, machine, offer.variant == "keep")
+        programs.append((candidate, program))
+    run.programs = tuple(programs)
+
+
+def check_programs(run: Run) -> None:
+    """Check the tile programs."""
+    for _, program in run.programs:
+        if program is not None:
+            check_program(program)
+
+
+def no_check(run: Run) -> None:
+    """Check nothing: the stage checks its result itself."""
+
+
+STAGES = (
+    Stage("frontend", load, no_check, texts.operators_text),
+    Stage("fission", split_operators, check_split, texts.split_text),
+    Stage("saturate", add_alternatives, check_blocks, texts.blocks_text),
+    Stage("reference", compute_reference, no_check, texts.reference_text),
+    Stage("candidates", collect_candidates, no_check, texts.candidates_text),
+    Stage("orchestrate", orchestrate, check_plans, texts.plan_text),
+    Stage("lower", lower_plan, check_programs, texts.programs_text),
+    Stage("build", build_plans, no_check, texts.kernels_text),
+)
+"""From a model to its executable. The stage "build" checks each executable by its results."""
+
+
+@contextmanager
+def _interruptible(run: Run) -> Iterator[None]:
+    """With the option `on_interrupt keep`, let an interrupt end the search with the best plan."""
+    if run.options.on_interrupt == "stop":
+        yield
+        return
+
+    def tell() -> None:
+        run.progress("orchestrate", "interrupted: the best plan so far is built; interrupt again to end the command")
+
+    with stopped_by_interrupt(run.deadline, tell):
+        yield
+
+
+def stage_named(name: str) -> int:
+    """Return the position of a stage."""
+    return next(i for i, stage in enumerate(STAGES) if stage.name == name)
+
+
+__all__ = ["STAGES", "Stage", "Task", "search_plans", "stage_named"]

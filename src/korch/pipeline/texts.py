@@ -1,0 +1,118 @@
+"""The printed forms of the stages' results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from korch.assembly.task import Task
+from korch.pipeline.run import Run
+from korch.primitive.text import format_graph
+from korch.program.problem import Plan
+from korch.program.text import format_plan, format_problem
+from korch.report.kernel import operations_of
+from korch.search.instance import make_problem
+from korch.search.result import Round
+from korch.tile.text import format_program
+
+
+def operators_text(run: Run) -> str:
+    """Return a line for each operator: its label, inputs and outputs."""
+    return "".join(f"{o.label}: {', '.join(o.inputs)} -> {', '.join(o.outputs)}\n" for o in run.operators.operators)
+
+
+def split_text(run: Run) -> str:
+    """Return the graph of primitives."""
+    return format_graph(run.split)
+
+
+def blocks_text(run: Run) -> str:
+    """Return the graph of each block with its alternatives."""
+    blocks = run.partition.blocks
+    if len(blocks) == 1:
+        return format_graph(blocks[0].graph)
+    return "\n".join(f"# block {i + 1} of {len(blocks)}\n{format_graph(b.graph)}" for i, b in enumerate(blocks))
+
+
+def reference_text(run: Run) -> str:
+    """Return a line for each output: the error of the model in its own types, and what is allowed."""
+    rows = run.standard.given.items()
+    return "".join(f"{n}: {e.of_largest:.1e} of the largest element in the model's own types\n" for n, e in rows)
+
+
+def candidates_text(run: Run) -> str:
+    """Return the groups of each block, with the kernels that providers offer for them."""
+    lines: list[str] = []
+    for b, task in enumerate(run.tasks):
+        if len(run.tasks) > 1:
+            lines.append(f"# block {b + 1} of {len(run.tasks)}")
+        offers: dict[tuple[tuple[int, ...], tuple[int, ...]], list[str]] = {}
+        groups = {}
+        for c in task.candidates:
+            key = (c.group.primitives, c.group.outputs)
+            groups[key] = c.group
+            layouts = f"{', '.join(map(str, c.offer.inputs))} -> {', '.join(map(str, c.offer.outputs))}"
+            offers.setdefault(key, []).append(f"{c.provider} {c.offer.variant} ({layouts})".replace("  ", " "))
+        for number, (key, group) in enumerate(groups.items()):
+            lines.append(f"# group {number}: primitives {', '.join(map(str, group.primitives))}")
+            lines += [f"#   {offer}" for offer in offers[key]]
+            lines.append(group.text)
+    return "\n".join(lines) + "\n"
+
+
+def plan_text(run: Run) -> str:
+    """Return the program of each block with its costs, and the best plan."""
+    lines = []
+    found = run.outcome.found
+    for b, task in enumerate(run.tasks):
+        if len(run.tasks) > 1:
+            lines.append(f"# block {b + 1} of {len(run.tasks)}, in its plain layouts\n")
+        lines.append(format_problem(make_problem(task.block.graph, task.candidates, run.ledger.cost_ns)))
+    if run.partition.is_whole:
+        places = {id(c): k for k, c in enumerate(run.tasks[0].candidates)}
+        chosen = tuple(places[id(c)] for c in found.steps if id(c) in places)
+        lines.append("\n" + format_plan(Plan(chosen, found.certificate)))
+    lines.append("\n")
+    for number, candidate in enumerate(run.best_plan):
+        cost_ns, is_measured = run.ledger.cost_ns(candidate)
+        kind = "measured" if is_measured else "bound"
+        operations = operations_of(candidate.group.text)
+        lines.append(f"# kernel {number}: {candidate.provider}, {cost_ns} ns {kind}: {operations}\n")
+    return "".join(lines)
+
+
+def programs_text(run: Run) -> str:
+    """Return the tile program of each kernel of the best plan."""
+    parts = []
+    for number, (candidate, program) in enumerate(run.programs):
+        parts.append(f"# kernel {number} of {candidate.provider}: {operations_of(candidate.group.text)}\n")
+        parts.append(f"# {candidate.provider} makes it without a tile program\n" if program is None else "")
+        parts.append("" if program is None else format_program(program))
+    return "".join(parts)
+
+
+def kernels_text(run: Run) -> str:
+    """Return the sources of the executable's kernels."""
+    sources: dict[str, str] = run.executable.sources
+    return "\n".join(f"// {name}\n{text}" for name, text in sources.items())
+
+
+def tasks_line(tasks: Sequence[Task]) -> str:
+    """Return a line with the numbers of segments, groups and candidates."""
+    groups = sum(task.enumeration.groups for task in tasks)
+    text = f"{groups} groups, {sum(len(task.candidates) for task in tasks)} candidates"
+    if len(tasks) > 1 or tasks[0].count > 1:
+        segments = sum(task.count for task in tasks)
+        text = f"{segments} segments, {len(tasks)} of them different: {text}"
+    return text
+
+
+def round_line(tasks: Sequence[Task], b: int, entry: Round) -> str:
+    """Return a line with the bound, the best plan and the gap after a round of a block's search."""
+    text = f"bound {entry.bound_ns / 1e6:.3f} ms, {entry.measured} measured"
+    if entry.incumbent_ns is not None:
+        gap = 100 * (entry.incumbent_ns - entry.bound_ns) / (entry.incumbent_ns or 1)
+        text = f"{text}, best {entry.incumbent_ns / 1e6:.3f} ms, gap {gap:.2f} %"
+    if len(tasks) > 1:
+        count = f" (x {tasks[b].count})" if tasks[b].count > 1 else ""
+        text = f"block {b + 1} of {len(tasks)}{count}: {text}"
+    return text
