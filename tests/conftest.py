@@ -47,7 +47,7 @@ class _Faults(logging.Handler):
 def no_fault_is_survived(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test in which a kernel does not compile or a rule raises, unless it is meant to."""
     handler = _Faults()
-    names = ("korch.measure", "korch.contest", "korch.equivalence")
+    names = ("korch.measure", "korch.validation", "korch.equivalence")
     loggers = [logging.getLogger(name) for name in names]
     for logger in loggers:
         logger.addHandler(handler)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from korch.contest import Make
 from korch.measure.meter import AnyMeter
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
 from korch.provider.provider import CUDA_ENTRY_POINT_GROUP, load_providers
 from korch.runtime.program import Step
 from korch.runtime.record import ModelRecord
+from korch.validation.plan import Make
 
 
 def open_meter(options: Options, weights_bytes: int = 0) -> AnyMeter:

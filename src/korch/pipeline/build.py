@@ -14,8 +14,6 @@ from korch.assembly.trace import changed_rounds
 from korch.backend import maker
 from korch.candidate.candidate import Candidate
 from korch.concurrent.side_by_side import SIDE_BY_SIDE, described
-from korch.contest import WEIGHTS_BYTES, Contest, Entry, hold_contest
-from korch.doubt import Doubt, examine
 from korch.measure.expect import expect
 from korch.measure.meter import AnyMeter
 from korch.measure.record import Measured
@@ -25,6 +23,9 @@ from korch.program.problem import Status
 from korch.report.rivals import grouping_rows, rivals_of
 from korch.runtime.build import model_record
 from korch.search.ledger import Ledger
+from korch.validation.discrepancy import Doubt, examine
+from korch.validation.plan import Entry, Validation
+from korch.validation.validate import WEIGHTS_BYTES, validate_plans
 
 
 def build_plans(run: Run) -> None:
@@ -51,17 +52,17 @@ def build_plans(run: Run) -> None:
     make = maker(graph, meter, options, model=model, certificate=certificate, report=report)
     write_s = meter.pace.predict_s("build", run.weights_bytes / WEIGHTS_BYTES)
     end = run.deadline.before(SAFETY * write_s)
-    contest = hold_contest(graph, entries, meter, make, run.inputs, run.standard, end)
-    ledger.record_choice("plan", contest.won.entry.name)
-    doubt = None if ledger.is_replayed else examine(contest, meter, end)
-    report |= _disturbances(contest, doubt, meter)
-    report["not_compiled"] = [*meter.uncompiled.values(), *contest.uncompiled()]
-    if contest.won.entry.name == SIDE_BY_SIDE:
-        predicted_ms = contest.won.entry.predicted_ns / 1e6
-        report["side_by_side"] = {**described(contest.won.entry.steps), "predicted_ms": predicted_ms}
-    report["rivals"] = {step.candidate: rivals.get(step.candidate, ()) for step in contest.winner.plan.steps}
-    report["groupings"] = groupings.get(contest.won.entry.name, [])
-    run.executable = _with_report(run, contest, report)
+    validation = validate_plans(graph, entries, meter, make, run.inputs, run.standard, end)
+    ledger.record_choice("plan", validation.won.entry.name)
+    doubt = None if ledger.is_replayed else examine(validation, meter, end)
+    report |= _disturbances(validation, doubt, meter)
+    report["not_compiled"] = [*meter.uncompiled.values(), *validation.uncompiled()]
+    if validation.won.entry.name == SIDE_BY_SIDE:
+        predicted_ms = validation.won.entry.predicted_ns / 1e6
+        report["side_by_side"] = {**described(validation.won.entry.steps), "predicted_ms": predicted_ms}
+    report["rivals"] = {step.candidate: rivals.get(step.candidate, ()) for step in validation.winner.plan.steps}
+    report["groupings"] = groupings.get(validation.won.entry.name, [])
+    run.executable = _with_report(run, validation, report)
 
 
 def search_report(run: Run) -> dict[str, Any]:
@@ -129,24 +130,24 @@ def _entry(name: str, steps: Sequence[Candidate], ledger: Ledger) -> Entry:
     return Entry(name, tuple(steps), costs, expected)
 
 
-def _disturbances(contest: Contest, doubt: Doubt | None, meter: AnyMeter) -> dict[str, Any]:
+def _disturbances(validation: Validation, doubt: Doubt | None, meter: AnyMeter) -> dict[str, Any]:
     """Return what the report says about measurements that other processes disturbed."""
-    known = [meter.known(c) for c in contest.won.entry.steps]
+    known = [meter.known(c) for c in validation.won.entry.steps]
     return {
         "disturbed": {
             "kernel_runs": meter.disturbed,
             "kernels": sum(isinstance(r, Measured) and r.is_disturbed for r in known),
-            "plan_runs": sum(result.disturbed for result in contest.results),
-            "is_plan_disturbed": contest.won.is_disturbed,
+            "plan_runs": sum(result.disturbed for result in validation.results),
+            "is_plan_disturbed": validation.won.is_disturbed,
         },
         "doubt": None if doubt is None else doubt.as_record(),
     }
 
 
-def _with_report(run: Run, contest: Contest, report: dict[str, Any]) -> Any:
-    executable = contest.winner
+def _with_report(run: Run, validation: Validation, report: dict[str, Any]) -> Any:
+    executable = validation.winner
     plan = executable.plan
-    report |= contest.report()
+    report |= validation.report()
     report["kernels"] = plan.kernel_count
     report["in_place"] = len(plan.steps) - plan.kernel_count
     report["flop"] = sum(step.work_flop for step in plan.steps)

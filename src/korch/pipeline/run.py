@@ -14,7 +14,6 @@ from typing import Any
 from korch.assembly.segments import Outcome
 from korch.assembly.task import Task
 from korch.candidate.candidate import Candidate
-from korch.contest import BUILD_KERNELS, WEIGHTS_BYTES
 from korch.deadline import Deadline
 from korch.frontend.operator import OperatorGraph
 from korch.measure.meter import AnyMeter
@@ -26,6 +25,7 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array
 from korch.search.ledger import Ledger
 from korch.tile.program import TileProgram
+from korch.validation.validate import BUILD_KERNELS, WEIGHTS_BYTES
 
 logger = logging.getLogger("korch.pipeline")
 

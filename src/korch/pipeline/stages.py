@@ -17,7 +17,6 @@ from korch.assembly.task import Task, prepare_all
 from korch.assembly.whole import search_whole
 from korch.backend import open_meter
 from korch.concurrent.side_by_side import SIDE_BY_SIDE, side_by_side
-from korch.contest import standard_of
 from korch.deadline import Deadline, stopped_by_interrupt
 from korch.equivalence.rule import AnyRule
 from korch.equivalence.rules import select_rules
@@ -51,6 +50,7 @@ from korch.search.result import Round
 from korch.tile.check import check_program
 from korch.tile.lower import lower
 from korch.tile.staging import DEVICE, Machine
+from korch.validation.standard import standard_of
 
 SIDE_BY_SIDE_SECONDS = 60.0
 """The longest search for kernels that run concurrently."""

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from korch import contest
-from korch.contest import HEAVY_BYTES, Entry, Result, Until, _hold
 from korch.deadline import Deadline
 from korch.numerics import Difference
+from korch.validation import timing
+from korch.validation.plan import Entry, Result
+from korch.validation.timing import Until
+from korch.validation.validate import HEAVY_BYTES, _validate_in_turn
 
 TIMES_NS = {"slow": 3_000_000, "fast": 100_000, "wrong": 0, "middle": 1_000_000}
 
@@ -47,7 +49,7 @@ def hold(names: tuple[str, ...], weights_bytes: int, until: Until | None = None)
         return Result(entry, executable, errors={"y": Difference()}, refusal=refusal)
 
     entries = [Entry(name, (), ()) for name in names]
-    return {result.entry.name: result for result in _hold(entries, attempt, (), until or Until())}
+    return {result.entry.name: result for result in _validate_in_turn(entries, attempt, (), until or Until())}
 
 
 @pytest.mark.parametrize("names", [("slow", "fast", "wrong", "middle", "refused"), ("wrong", "middle", "slow", "fast")])
@@ -88,7 +90,7 @@ def test_disturbed_runs_are_dropped_and_do_not_decide(monkeypatch: pytest.Monkey
         def away_ns(self) -> int:
             return Fake.away_ns
 
-    monkeypatch.setattr(contest, "Absence", Disturbed)
+    monkeypatch.setattr(timing, "Absence", Disturbed)
     results = hold(("slow", "fast"), 1)
     assert (results["slow"].disturbed, results["fast"].disturbed) == (0, 7)
     assert results["fast"].median_ns == TIMES_NS["fast"] and not results["fast"].is_disturbed

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from korch.candidate.candidate import Candidate
-from korch.contest import Contest
 from korch.deadline import Deadline
 from korch.limits import DEFAULT_LIMITS
 from korch.measure.meter import AnyMeter
+from korch.validation.plan import Validation
 
 RUNS = 5
 EXPLAINED = 0.8
@@ -104,7 +104,7 @@ def disagree(first_ns: float, second_ns: float) -> bool:
     return high > DEFAULT_LIMITS.disagreement * low + CALL_NS
 
 
-def examine(validation: Contest, meter: AnyMeter, deadline: Deadline) -> Doubt | None:
+def examine(validation: Validation, meter: AnyMeter, deadline: Deadline) -> Doubt | None:
     """Return why the winner's predicted and measured time differ; None if they do not.
 
     Args:
@@ -128,15 +128,15 @@ def examine(validation: Contest, meter: AnyMeter, deadline: Deadline) -> Doubt |
     return Doubt(entry.predicted_ns, measured_ns, again_ns, validation.won.is_disturbed, tuple(found))
 
 
-def _in_run_ns(contest: Contest, deadline: Deadline) -> list[float]:
+def _in_run_ns(validation: Validation, deadline: Deadline) -> list[float]:
     """Return what each kernel takes in runs; of another target's, shares of a whole run."""
-    time, entry = getattr(contest.winner, "time", None), contest.won.entry
+    time, entry = getattr(validation.winner, "time", None), validation.won.entry
     if time is None:
-        ratio = contest.won.median_ns / entry.predicted_ns
+        ratio = validation.won.median_ns / entry.predicted_ns
         return [cost_ns * ratio for cost_ns, _ in entry.costs]
     rows: list[Sequence[int]] = []
     while len(rows) < RUNS and not (rows and deadline.is_over):
-        rows += time(contest.arrays, 1).kernel_ns
+        rows += time(validation.arrays, 1).kernel_ns
     return [float(ns) for ns in np.median(np.array(rows, np.float64), axis=0)]
 
 

@@ -3,9 +3,9 @@
 from types import SimpleNamespace
 from typing import Any
 
-from korch.contest import Entry, Result
 from korch.deadline import Deadline
-from korch.doubt import examine, explaining
+from korch.validation.discrepancy import examine, explaining
+from korch.validation.plan import Entry, Result
 
 
 def test_those_explain_it_whose_times_differ_most() -> None:
@@ -32,7 +32,7 @@ class Meter:
         return self.costs_ns[candidate.key], True
 
 
-def contest(costs_ns: dict[str, int], in_run_ns: list[int]) -> Any:
+def validation(costs_ns: dict[str, int], in_run_ns: list[int]) -> Any:
     steps: Any = tuple(SimpleNamespace(key=key, provider="toy") for key in costs_ns)
     entry = Entry("optimal", steps, tuple((ns, True) for ns in costs_ns.values()))
     timing = SimpleNamespace(kernel_ns=(in_run_ns,))
@@ -47,7 +47,7 @@ RIGHT = {"a": 1_000_000, "b": 900_000, "c": 800_000}
 
 def test_kernels_that_were_timed_wrongly_are_timed_again() -> None:
     meter: Any = Meter(dict(WRONG), RIGHT)
-    doubt = examine(contest(WRONG, list(RIGHT.values())), meter, Deadline())
+    doubt = examine(validation(WRONG, list(RIGHT.values())), meter, Deadline())
     assert doubt is not None and not doubt.remains
     assert meter.again == ["b", "c"]
     assert doubt.again_ns == sum(RIGHT.values())
@@ -56,19 +56,19 @@ def test_kernels_that_were_timed_wrongly_are_timed_again() -> None:
 
 def test_what_stays_is_a_warning_that_names_the_kernels() -> None:
     meter: Any = Meter(dict(WRONG), WRONG)
-    doubt = examine(contest(WRONG, list(RIGHT.values())), meter, Deadline())
+    doubt = examine(validation(WRONG, list(RIGHT.values())), meter, Deadline())
     assert doubt is not None and doubt.remains
     text = doubt.to_text()
     assert "predicted to take 25 ms together, and runs take 2.7 ms" in text
     assert "most of it is in: kernel 1 (toy): 16 ms alone, 16 ms when timed again" in text
     late: Any = Meter(dict(WRONG), RIGHT)
-    unexplained = examine(contest(WRONG, list(RIGHT.values())), late, Deadline(0.0))
+    unexplained = examine(validation(WRONG, list(RIGHT.values())), late, Deadline(0.0))
     assert unexplained is not None and not late.again
     assert unexplained.to_text().endswith("there was no time to see which explain it")
 
 
 def test_a_prediction_that_holds_is_not_doubted() -> None:
     meter: Any = Meter(dict(RIGHT), RIGHT)
-    assert examine(contest(RIGHT, [1_200_000, 1_100_000, 900_000]), meter, Deadline()) is None
+    assert examine(validation(RIGHT, [1_200_000, 1_100_000, 900_000]), meter, Deadline()) is None
     small = {"a": 1000}  # most of such a run is the call
-    assert examine(contest(small, [50_000]), meter, Deadline()) is None
+    assert examine(validation(small, [50_000]), meter, Deadline()) is None

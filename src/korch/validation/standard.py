@@ -1,0 +1,50 @@
+"""Random inputs of a model, and the exact results for them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from korch.errors import UnprovidedError
+from korch.numerics import Standard
+from korch.options import Options
+from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.op import Array, Category
+
+
+def standard_of(model: PrimitiveGraph, planned: PrimitiveGraph, options: Options) -> tuple[dict[str, Array], Standard]:
+    """Return random inputs, and what is right for them: a model may be refused before its search.
+
+    Args:
+        model: the model as given.
+        planned: the graph that plans are for, with the same inputs and outputs.
+        options: tolerance and seed.
+
+    Raises:
+        UnprovidedError: the reference of an opaque operator does not take the inputs.
+    """
+    inputs = random_inputs(model, options.search.seed)
+    try:
+        return inputs, Standard(model, inputs, planned, options.tolerance, options.search.seed)
+    except Exception as error:
+        if not has_opaque(model):
+            raise
+        text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UnprovidedError(f"the reference of an opaque operator fails on random inputs: {text[:200]}") from error
+
+
+def has_opaque(graph: PrimitiveGraph) -> bool:
+    """Return whether a graph has an opaque operator."""
+    return any(p.row.category is Category.OPAQUE for p in graph.primitives)
+
+
+def random_inputs(graph: PrimitiveGraph, seed: int) -> dict[str, Array]:
+    """Return seeded inputs: floats of a standard normal distribution, integers 0 and 1."""
+    rng = np.random.default_rng(seed)
+    arrays: dict[str, Array] = {}
+    for name, value in graph.inputs:
+        type_ = graph.types[value]
+        drawn: Array = rng.integers(0, 2, type_.shape)
+        if type_.dtype.is_float:
+            drawn = rng.standard_normal(type_.shape, np.float32)
+        arrays[name] = np.asarray(drawn).astype(type_.dtype.numpy)
+    return arrays

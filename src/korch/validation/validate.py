@@ -1,0 +1,177 @@
+"""Builds, checks and times plans; the fastest one that is right wins.
+
+The sum of kernel times is only a prediction, so that the best plan must also win as a whole. Each
+executable is compared with the reference on random inputs before it may win.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from korch.candidate.candidate import Refusal
+from korch.deadline import Deadline
+from korch.errors import CompileError, InaccurateError, InfeasibleError, KorchError, UnprovidedError
+from korch.measure.meter import AnyMeter
+from korch.numerics import Differences, Standard
+from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.op import Array
+from korch.runtime.program import Step
+from korch.validation.plan import Entry, Make, Result, Validation
+from korch.validation.standard import has_opaque
+from korch.validation.timing import Until, time_all
+
+logger = logging.getLogger("korch.validation")
+
+BUILD_KERNELS = 10
+"""Building a plan takes as long as this many kernels, besides its own kernels."""
+
+WEIGHTS_BYTES = 4e6
+"""Packing or writing this many bytes of weights takes as long as building a kernel."""
+
+HEAVY_BYTES = 512 << 20
+"""Of plans with more weights than this, only two are in memory at a time."""
+
+
+def validate_plans(
+    graph: PrimitiveGraph,
+    entries: Sequence[Entry],
+    meter: AnyMeter,
+    make: Make,
+    inputs: Mapping[str, Array],
+    standard: Standard,
+    deadline: Deadline,
+) -> Validation:
+    """Build, check and time plans.
+
+    Args:
+        graph: the graph that the plans are for.
+        entries: the plans; the first one is the one that the search expects most of.
+        meter: builds kernels.
+        make: builds an executable.
+        inputs: what to feed it, by name.
+        standard: what is right for them.
+        deadline: when to end; the first plan that is right is built and run in any case.
+
+    Raises:
+        InaccurateError: no plan is within the tolerance.
+        InfeasibleError: no plan runs.
+    """
+    arrays = [inputs[name] for name, _ in graph.inputs]
+
+    def attempt(entry: Entry) -> Result:
+        meter.tell(f"building and checking plan {entry.name!r}")
+        try:
+            steps = _steps(entry, meter)
+            begun_s = time.monotonic()
+            executable = make(steps)
+            units = BUILD_KERNELS + len(steps) + executable.plan.weights_bytes / WEIGHTS_BYTES
+            meter.pace.note("build", units, time.monotonic() - begun_s)
+            names = [tensor.name for tensor in executable.get_outputs()]
+            errors, refused = standard.judge(dict(zip(names, executable(*arrays), strict=True)))
+        except KorchError as error_found:
+            is_uncompiled = isinstance(error_found, CompileError)
+            level, extra = logging.INFO, None
+            if is_uncompiled:
+                level, extra = logging.WARNING, {"uncompiled": True}
+            logger.log(level, "plan %s is out: %s", entry.name, error_found, extra=extra)
+            return Result(entry, None, refusal=str(error_found), is_uncompiled=is_uncompiled)
+        return Result(entry, executable, errors=errors, refusal=_refusal(errors, refused, standard))
+
+    def needed_s(entry: Entry) -> float:
+        """Return what it takes to compile what was not measured."""
+        return meter.compile_s([c for c, (_, done) in zip(entry.steps, entry.costs, strict=True) if not done])
+
+    timed = _validate_in_turn(_distinct(entries), attempt, arrays, Until(deadline, needed_s, meter.tell))
+    able = [result for result in timed if result.is_right and result.executable is not None]
+    if not able:
+        # What is opaque may refuse random inputs that contradict each other.
+        is_computed = any(r.error is not None for r in timed)
+        kind = InaccurateError if is_computed else InfeasibleError
+        raise (UnprovidedError if has_opaque(graph) else kind)(
+            "no plan computes what the reference does: " + "; ".join(f"{r.entry.name}: {r.refusal}" for r in timed),
+            hint="Set --tolerance above what the model needs, or report this with the model",
+        )
+    won = min(able, key=lambda result: result.rank_ns)
+    if won.executable is None:
+        raise InfeasibleError("the winning plan has no executable")
+    return Validation(tuple(timed), won.executable, won, standard.given, arrays)
+
+
+def _refusal(errors: Differences, names: Sequence[str], standard: Standard) -> str:
+    """Return why a plan is refused that has too large errors in some outputs; "" if in none."""
+    if not names:
+        return ""
+    name = max(names, key=lambda n: errors[n].of_largest - standard.allowed(n))
+    own = (
+        ""
+        if standard.user is not None
+        else (f", where the model in its own types errs by up to {standard.own[name].of_largest:.1e}")
+    )
+    return (
+        f"its error is {errors[name].of_largest:.2e} of the largest element of output {name!r}, "
+        f"more than {standard.allowed(name):.1e}{own}"
+    )
+
+
+def _validate_in_turn(
+    entries: Sequence[Entry], attempt: Callable[[Entry], Result], arrays: Sequence[Array], until: Until
+) -> list[Result]:
+    """Build and time all plans in turn, or, if they are too large for memory, two at a time.
+
+    Then each has to beat the best so far, and only the better one of the two is kept.
+    """
+    begun_s = time.monotonic()
+    results = [attempt(entry) for entry in entries[:1]]
+    build_s = time.monotonic() - begun_s
+
+    def attempt_in_time(entry: Entry) -> Result:
+        if any(result.is_right for result in results) and until.leaves_out(entry, build_s):
+            return Result(entry, None, refusal="the budget left no time to build it")
+        return attempt(entry)
+
+    if not any(_weights_bytes(result) > HEAVY_BYTES for result in results):
+        for entry in entries[1:]:
+            results.append(attempt_in_time(entry))
+        return time_all(results, arrays, until)
+    results = time_all(results, arrays, until)
+    best = 0
+    for entry in entries[1:]:
+        results[best], other = _challenge(results[best], attempt_in_time(entry), arrays, until)
+        results.append(other)
+        best = best if other.executable is None else len(results) - 1
+    return results
+
+
+def _challenge(best: Result, challenger: Result, arrays: Sequence[Array], until: Until) -> tuple[Result, Result]:
+    """Return both with their times, the worse one without its executable."""
+    if challenger.executable is None:
+        return best, challenger
+    first, second = time_all([best, challenger], arrays, until)
+    if second.is_right and not (first.is_right and first.rank_ns <= second.rank_ns):
+        return replace(first, executable=None), second
+    return first, replace(second, executable=None)
+
+
+def _weights_bytes(result: Result) -> int:
+    return 0 if result.executable is None else result.executable.plan.weights_bytes
+
+
+def _distinct(entries: Sequence[Entry]) -> list[Entry]:
+    found: dict[tuple[tuple[str, tuple[int, ...]], ...], Entry] = {}
+    for entry in entries:
+        found.setdefault(tuple((c.key, c.group.outputs) for c in entry.steps), entry)
+    return list(found.values())
+
+
+def _steps(entry: Entry, meter: AnyMeter) -> list[Step[Any]]:
+    steps = []
+    for candidate, (cost_ns, is_measured) in zip(entry.steps, entry.costs, strict=True):
+        kernel = meter.kernel(candidate)
+        if isinstance(kernel, Refusal):
+            raise InfeasibleError(f"{candidate.provider} refuses a kernel: {kernel.reason}")
+        steps.append(Step(candidate, kernel, cost_ns, meter.bound_ns(candidate), is_measured))
+    return steps
