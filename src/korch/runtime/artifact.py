@@ -206,16 +206,12 @@ def read_artifact(path: str | os.PathLike[str] | IO[bytes]) -> Artifact:
         ArtifactError: it can't be read, is no artifact, is damaged or tampered with, has another
             schema, or needs another machine.
     """
-    if not isinstance(path, str | os.PathLike):
-        return _read(path)
-    try:
-        with open_file(path) as stream:
-            return _read(stream)
-    except ArtifactError as error:
-        where = f"{path}: {error.where}" if error.where else str(path)
-        raise ArtifactError(error.what, where, error.expected, error.hint) from error
-    except OSError as error:
-        raise ArtifactError(f"it can't be read: {error.strerror or error}", where=str(path)) from error
+    with read_archive(path, FORMAT, SCHEMA, (LIBRARY, WEIGHTS, PLAN, REPORT)) as archive:
+        try:
+            return _artifact(archive)
+        except (ValueError, KeyError) as error:
+            # zipfile raises these, too, for an archive whose structure is damaged.
+            raise ArtifactError("it is truncated or damaged", hint=_REBUILD) from error
 
 
 def artifact_bytes(artifact: Artifact) -> bytes:
@@ -278,34 +274,22 @@ def _digest(chunks: Iterable[bytes | memoryview]) -> str:
     return digest.hexdigest()
 
 
-def _read(stream: IO[bytes]) -> Artifact:
-    head = stream.read(_NAME_AT + len(MANIFEST))
-    if not head.startswith(_FIRST_BYTES) or head[_NAME_AT:] != MANIFEST.encode():
-        raise _no_artifact()
-    try:
-        with zipfile.ZipFile(stream) as archive:
-            if any(e.compress_type or e.flag_bits & _ENCRYPTED for e in archive.infolist()):
-                raise zipfile.BadZipFile("a member is compressed or encrypted")
-            manifest = _read_manifest(archive, FORMAT, SCHEMA)
-            _check_digests(archive, manifest, (LIBRARY, WEIGHTS, PLAN, REPORT))
-            requirements = _requirements(manifest)
-            requirements.check()
-            weights = read_weights(archive)
-            return Artifact(
-                library=archive.read(LIBRARY),
-                weights=weights,
-                plan=PlanRecord.from_json(archive.read(PLAN)),
-                requirements=requirements,
-                sources={
-                    name.removeprefix(SOURCES): archive.read(name).decode()
-                    for name in archive.namelist()
-                    if name.startswith(SOURCES)
-                },
-                report=read_object(archive.read(REPORT), REPORT),
-            )
-    except (zipfile.BadZipFile, EOFError, ValueError, KeyError, NotImplementedError) as error:
-        # All that zipfile raises for an archive whose structure does not add up.
-        raise ArtifactError("it is truncated or damaged", hint=_REBUILD) from error
+def _artifact(archive: zipfile.ZipFile) -> Artifact:
+    requirements = _requirements(_read_manifest(archive, FORMAT, SCHEMA))
+    requirements.check()
+    weights = read_weights(archive)
+    return Artifact(
+        library=archive.read(LIBRARY),
+        weights=weights,
+        plan=PlanRecord.from_json(archive.read(PLAN)),
+        requirements=requirements,
+        sources={
+            name.removeprefix(SOURCES): archive.read(name).decode()
+            for name in archive.namelist()
+            if name.startswith(SOURCES)
+        },
+        report=read_object(archive.read(REPORT), REPORT),
+    )
 
 
 def _no_artifact() -> ArtifactError:

@@ -71,19 +71,7 @@ def issue_on_cpu(program: CudaProgram, inputs: Sequence[Any]) -> list[Any]:
     owner._turns = schedule(program.steps)
     owner._calls = {s.call: load_call(s.call, program.sources[s.call]) for s in program.steps if s.call}
     owner._functions = {
-        la.symbol: _Function(
-            Launch(
-                la.symbol,
-                program.sources[la.symbol],
-                tuple(map(DType, la.signature)),
-                la.arguments,
-                la.grid,
-                la.warps,
-                la.stages,
-            )
-        )
-        for step in program.steps
-        for la in step.launches
+        la.symbol: _Function(la.launch(program.sources)) for step in program.steps for la in step.launches
     }
     outputs = [torch.zeros(t.shape, dtype=getattr(torch, DType(t.dtype).numpy.name)) for t in program.plan.outputs]
     owner._issue([_Stream() for _ in range(STREAMS)], inputs, outputs)

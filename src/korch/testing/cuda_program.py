@@ -10,9 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from korch.cuda.interpret import Memory, run_launches
-from korch.cuda.kernel import Launch
 from korch.primitive.op import Array
-from korch.primitive.types import DType
 from korch.runtime.cuda.program import CudaProgram, Place
 
 
@@ -45,18 +43,7 @@ def run_program(program: CudaProgram, inputs: Sequence[Array]) -> list[Array]:
     for step in program.steps:
         if step.call or step.engine:
             raise ValueError("calls of PyTorch and engines are not interpreted")
-        launches = [
-            Launch(
-                la.symbol,
-                program.sources[la.symbol],
-                tuple(map(DType, la.signature)),
-                la.arguments,
-                la.grid,
-                la.warps,
-                la.stages,
-            )
-            for la in step.launches
-        ]
+        launches = [la.launch(program.sources) for la in step.launches]
         memory = [[find(step.buffers[i]) for i in la.arguments] for la in launches]
         run_launches(launches, memory)
     for output, place in program.copies:

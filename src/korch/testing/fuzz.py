@@ -114,17 +114,17 @@ def _mutation(rng: np.random.Generator, folder: Path) -> str:
     """A legal model with something changed; what is still legal agrees with ONNX Runtime."""
     content = mutate(rng, _seeds()[int(rng.integers(len(_seeds())))])
     (folder / "last.onnx").write_bytes(content)
-    return _check_model(rng, content, folder, must_run=False)
+    return _check_model(rng, content, folder)
 
 
 def _operators(rng: np.random.Generator, folder: Path) -> str:
     """A random graph of operators."""
     content = random_model(rng).SerializeToString()
     (folder / "last.onnx").write_bytes(content)
-    return _check_model(rng, content, folder, must_run=True)
+    return _check_model(rng, content, folder)
 
 
-def _check_model(rng: np.random.Generator, content: bytes, folder: Path, must_run: bool) -> str:
+def _check_model(rng: np.random.Generator, content: bytes, folder: Path) -> str:
     from korch.api import optimize
     from korch.fission import fission
     from korch.frontend.onnx import load_model

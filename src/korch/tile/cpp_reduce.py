@@ -49,13 +49,13 @@ class ReductionPrinter(LoopPrinter):
             self.out.line(call.format(at=0, acc=self._acc(0)))
         else:
             self._window(ranges, lambda ends: self._reduced_loops(ends, call, unroll))
-        self._finish(unroll, ranges, variable, "W")
+        self._finish(unroll, variable, "W")
         for u in range(1, abreast):
             self.out.open("if constexpr (U > 1)")
             self.out.line(f"const long first = {variable};")
             self.out.open("")
             self.out.line(f"const long {variable} = first + {u} * W;")
-            self._finish(1, ranges, variable, "W", u)
+            self._finish(1, variable, "W", u)
             self.out.close()
             self.out.close()
         self.out.close("};")
@@ -155,7 +155,7 @@ class ReductionPrinter(LoopPrinter):
         if part:
             self._leave(unroll, str(width), part, has_rest)
         else:
-            self._finish(unroll, self.ranges, "", str(width), has_rest=has_rest)
+            self._finish(unroll, "", str(width), has_rest=has_rest)
 
     def _leave(self, unroll: int, width: str, part: str, has_rest: bool) -> None:
         """Combine the accumulators but for their lanes, and write the vectors into parts."""
@@ -231,9 +231,7 @@ class ReductionPrinter(LoopPrinter):
             total = f"korch::combine_{sink.op}<{type_}, {width}>({total}, a{k}_{u})"
         return total
 
-    def _finish(
-        self, unroll: int, ranges: Ranges, variable: str, width: str, first: int = 0, has_rest: bool = True
-    ) -> None:
+    def _finish(self, unroll: int, variable: str, width: str, first: int = 0, has_rest: bool = True) -> None:
         """Combine the accumulators, from the first on, and write the results."""
         for k, sink in enumerate(self.pass_.sinks):
             if not isinstance(sink, Accumulate):

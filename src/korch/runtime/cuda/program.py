@@ -20,7 +20,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from korch.cuda.kernel import Launch
 from korch.errors import ArtifactError
+from korch.primitive.types import DType
 from korch.runtime.artifact import read_archive, read_weights, write_archive
 from korch.runtime.record import PlanRecord, read_object, to_json
 from korch.runtime.weights import Weights
@@ -65,6 +67,11 @@ class LaunchRecord:
     shared_bytes: int
     signature: tuple[str, ...]
     arguments: tuple[int, ...]
+
+    def launch(self, sources: Mapping[str, str]) -> Launch:
+        """Return the launch of the function that some sources, by symbol, hold."""
+        types = tuple(map(DType, self.signature))
+        return Launch(self.symbol, sources[self.symbol], types, self.arguments, self.grid, self.warps, self.stages)
 
 
 @dataclass(frozen=True, slots=True)

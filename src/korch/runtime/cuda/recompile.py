@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from korch.cuda.compile import Cubin, CubinCompiler, CubinFailure
-from korch.cuda.kernel import Launch
 from korch.errors import UnsupportedError
 from korch.extras import install_command
 from korch.options import default_cache_folder
-from korch.primitive.types import DType
 from korch.runtime.cuda.program import CudaProgram
 
 
@@ -35,12 +33,7 @@ def cubins_for(program: CudaProgram, arch: int) -> dict[str, Cubin]:
             "here to compile them again",
             hint=f"Run: {install_command('cuda')}; or build the artifact on such a device",
         ) from error
-    sources = [
-        Launch(
-            symbol, program.sources[symbol], tuple(map(DType, la.signature)), la.arguments, la.grid, la.warps, la.stages
-        )
-        for symbol, la in launches.items()
-    ]
+    sources = [launch.launch(program.sources) for launch in launches.values()]
     try:
         found = compiler.compile(sources)
     finally:
