@@ -27,7 +27,7 @@ from korch.partition.join import Joined
 from korch.program.problem import Certificate, Status
 from korch.search.ledger import Ledger
 from korch.search.price import estimate_ns
-from korch.search.result import Orchestration, Round
+from korch.search.result import Orchestration, PlanName, Round
 
 Uses = Counter[BlockInterface]
 """How often a plan has each block in each interface."""
@@ -85,10 +85,12 @@ def search_segments(
     search = BlockSearch(tasks, ledger, options, deadline.less(ledger.limits.confirm_share), on_round, trace)
     choice = _search(assembly, search, deadline)
     uses = assembly.uses(choice, search.blocks)
-    made: dict[str, tuple[Choice, Steps]] = {"optimal": (choice, {one: one.result.steps for one in search.planned})}
+    made: dict[str, tuple[Choice, Steps]] = {
+        PlanName.OPTIMAL: (choice, {one: one.result.steps for one in search.planned})
+    }
     made |= _baselines(assembly, search)
     plans = {name: _steps(assembly, search, *plan) for name, plan in made.items()}
-    total_ns = sum(estimate_ns(ledger, step) for step in plans["optimal"])
+    total_ns = sum(estimate_ns(ledger, step) for step in plans[PlanName.OPTIMAL])
     found = _result(search, choice, total_ns)
     savings = add_savings([(search.savings(one), count) for one, count in uses.items()])
     described = _describe(partition, search, choice, uses)

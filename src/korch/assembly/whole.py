@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from korch.assembly.task import Task
+from korch.candidate.candidate import Candidate
 from korch.deadline import Deadline
 from korch.explanation.baselines import baseline_plans
 from korch.options import Options
@@ -12,7 +13,7 @@ from korch.search.ledger import Ledger
 from korch.search.loop import Search
 from korch.search.measure import confirm
 from korch.search.recall import Solved, keep_solved, recall_solved
-from korch.search.result import Round
+from korch.search.result import PlanName, Round
 
 
 def search_whole(
@@ -31,7 +32,7 @@ def search_whole(
             break
         search.revise(found)
         found = search.prove()
-    plans = {"optimal": found.steps}
+    plans: dict[str, tuple[Candidate, ...]] = {PlanName.OPTIMAL: found.steps}
     if not options.measure:
         return Solved(found, plans)
     if options.ablation.baselines and not ledger.is_over(deadline):

@@ -16,6 +16,7 @@ from korch.program.solve import Solver
 from korch.program.verify import verify_plan
 from korch.search.instance import make_problem
 from korch.search.ledger import Ledger
+from korch.search.result import PlanName
 
 
 def baseline_plans(
@@ -28,8 +29,8 @@ def baseline_plans(
     - greedy: from the outputs backwards, always the kernel with the most primitives.
     """
     subsets = {
-        "split": [c for c in candidates if kernel_size(c) <= 1],
-        "plain-layout": [c for c in candidates if has_layouts(c, "plain")],
+        PlanName.SPLIT: [c for c in candidates if kernel_size(c) <= 1],
+        PlanName.PLAIN_LAYOUT: [c for c in candidates if has_layouts(c, "plain")],
     }
     plans: dict[str, tuple[Candidate, ...]] = {}
     for name, subset in subsets.items():
@@ -44,7 +45,7 @@ def baseline_plans(
             plans[name] = tuple(subset[k] for k in plan.kernels)
     greedy = most_fused_plan(make_problem(graph, candidates, ledger.cost_ns), candidates)
     if greedy is not None:
-        plans["greedy"] = tuple(candidates[k] for k in greedy)
+        plans[PlanName.GREEDY] = tuple(candidates[k] for k in greedy)
     return plans
 
 

@@ -23,6 +23,7 @@ from korch.program.problem import Status
 from korch.report.rivals import grouping_rows, rivals_of
 from korch.runtime.build import model_record
 from korch.search.ledger import Ledger
+from korch.search.result import PlanName
 from korch.validation.discrepancy import Doubt, examine
 from korch.validation.plan import Entry, Validation
 from korch.validation.validate import WEIGHTS_BYTES, validate_plans
@@ -102,7 +103,7 @@ def search_report(run: Run) -> dict[str, Any]:
 def _measurements(run: Run) -> dict[str, Any]:
     return {
         "measured_candidates": _count_measured(run.tasks, run.ledger),
-        "untimed": _count_untimed(run.outcome.plans["optimal"], run.ledger) if run.options.measure else 0,
+        "untimed": _count_untimed(run.outcome.plans[PlanName.OPTIMAL], run.ledger) if run.options.measure else 0,
         "machine": run.meter.rates(),
     }
 

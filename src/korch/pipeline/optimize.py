@@ -17,6 +17,7 @@ from korch.pipeline.run import Progress, Run, few_collections
 from korch.pipeline.stages import STAGES, Stage
 from korch.primitive.graph import PrimitiveGraph
 from korch.report.dry_run import DryRun, dry_run
+from korch.search.result import PlanName
 
 logger = logging.getLogger("korch.pipeline")
 
@@ -81,7 +82,7 @@ def plan_model(
         if not isinstance(run.meter, CudaMeter):
             raise AssertionError("a meter of another target")
         with run.stage("build"):
-            return dry_run(run.outcome.plans["optimal"], run.meter, search_report(run))
+            return dry_run(run.outcome.plans[PlanName.OPTIMAL], run.meter, search_report(run))
 
 
 def optimize_model(

@@ -14,6 +14,7 @@ from korch.equivalence.rule import rule_of
 from korch.report.kernel import operations, slowest
 from korch.report.units import count_text, cut, milliseconds, size_text, time_text
 from korch.runtime.record import PlanRecord, PortRecord, StepRecord
+from korch.search.result import PlanName
 
 MOST_OUTPUTS = 8
 """Most outputs whose errors are printed in the terminal: those with the largest errors."""
@@ -23,8 +24,6 @@ MOST_ROWS = 10
 
 MOST_ROUNDS = 8
 """Most rounds of the search that are printed in the terminal, including the first and the last."""
-
-_OPTIMAL = "optimal"  # the name of the search's own plan in the end-to-end validation
 
 
 def summary(report: Mapping[str, Any]) -> str:
@@ -51,9 +50,9 @@ def summary(report: Mapping[str, Any]) -> str:
             f"segments: {partition['segments']}, {partition['different']} of them different; the "
             "bound holds for plans in which no kernel crosses a cut"
         )
-    won = report.get("plan", _OPTIMAL)
-    if won != _OPTIMAL and _OPTIMAL in rows:
-        found = rows[_OPTIMAL]
+    won = report.get("plan", PlanName.OPTIMAL)
+    if won != PlanName.OPTIMAL and PlanName.OPTIMAL in rows:
+        found = rows[PlanName.OPTIMAL]
         told = f"is out: {found['refusal']}" if found["refusal"] else f"took {milliseconds(found['measured_ms'])}"
         lines.insert(1, f"as a whole the plan {won!r} won: the optimum of the search {told}")
     if beside := report.get("side_by_side"):

@@ -21,6 +21,7 @@ from korch.primitive.types import ValueType
 from korch.provider.shares import SharesProvider, parse_lanes
 from korch.report.units import count_text, cut, size_text, time_text
 from korch.runtime.record import PlanRecord, PortRecord, StepRecord
+from korch.search.result import PlanName
 
 MOST_SLOWEST = 3
 
@@ -141,7 +142,7 @@ def _not_taken(saved_ns: float, plan: PlanRecord, report: Mapping[str, Any]) -> 
     """Return why kernels are not in a plan that would be faster with them, changes included."""
     total_ns = sum(step.cost_ns for step in plan.steps)
     gap = plan.options.get("gap", 0.0)
-    if report.get("plan", "optimal") != "optimal":
+    if report.get("plan", PlanName.OPTIMAL) != PlanName.OPTIMAL:
         return "this plan was kept because it ran faster as a whole than the search's own"
     if report.get("stopped_by_budget"):
         return "the budget ended the search before it was used; a longer search may use it"

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from korch.candidate.candidate import Candidate
 from korch.program.problem import Certificate
+
+
+class PlanName(StrEnum):
+    """The names of the plans that are validated end to end."""
+
+    OPTIMAL = "optimal"
+    SIDE_BY_SIDE = "side by side"
+    SPLIT = "split"
+    PLAIN_LAYOUT = "plain-layout"
+    GREEDY = "greedy"
 
 
 @dataclass(frozen=True, slots=True)
