@@ -588,7 +588,7 @@ def command(_):
         time.sleep(60)
 parser = argparse.ArgumentParser()
 parser.set_defaults(verbose=False, command=command)
-cli._parser = lambda: parser
+cli.make_parser = lambda: parser
 raise SystemExit(cli.main([]))
 """
     with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE) as process:
