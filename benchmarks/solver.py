@@ -18,6 +18,7 @@ from typing import Any
 import numpy
 import ortools
 
+from korch.limits import SearchLimits
 from korch.program.solve import Solver
 from korch.testing.instances import Severity, make_instance
 
@@ -50,7 +51,7 @@ def run_one(severity: Severity, seconds: float, workers: int) -> dict[str, Any]:
     """Return the row of one instance: solved cold, and after its plan's costs rose by 20 %."""
     problem = make_instance(severity)
     start_s = time.perf_counter()
-    solver = Solver(problem, workers=workers)
+    solver = Solver(problem, limits=SearchLimits(solver_workers=workers))
     build_s = time.perf_counter() - start_s
     plan = solver.solve(seconds=seconds)
     certificate = plan.certificate

@@ -182,7 +182,7 @@ def build(
         require_device(options.target)
     deadline = deadline or Deadline.after(options.budget_s, time.monotonic())
     found = [
-        _build_one(source, options, binding, progress, deadline.shared(len(bindings) - i), watch)
+        _build_one(source, options.for_search(i), binding, progress, deadline.shared(len(bindings) - i), watch)
         for i, binding in enumerate(bindings)
     ]
     if len(found) == 1:

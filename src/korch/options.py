@@ -12,7 +12,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
@@ -196,6 +196,8 @@ class Options:
             if isinstance(value, str | os.PathLike):
                 object.__setattr__(self, name, Path(value))
         check_fields(self, _RANGES)
+        if self.ledger and self.replay:
+            raise OptionError("a replay writes no ledger", "option ledger", hint="Remove --ledger or --replay")
         _check_threads(self.threads)
         size = str(self.partition)
         if size not in ("auto", "off") and not (re.fullmatch("[0-9]{1,18}", size) and int(size) > 0):
@@ -226,6 +228,15 @@ class Options:
     def allows_tf32(self) -> bool:
         """Whether float32 products may round their factors to 11 bits."""
         return self.precision == "tf32"
+
+    def for_search(self, number: int) -> Options:
+        """Return the options of one of several searches.
+
+        All but the first have `.NUMBER` after the name of the ledger.
+        """
+        named = {name: path for name in ("ledger", "replay") if (path := getattr(self, name)) is not None}
+        numbered = {name: path.with_name(f"{path.name}.{number}") for name, path in named.items() if number}
+        return replace(self, **numbered)
 
     def segment_limit(self, primitives: int) -> int | None:
         """Return the most primitives in a segment of a model of this size; None if it is not cut."""

@@ -16,7 +16,6 @@ from korch.concurrent.side_by_side import _Search, described, measured_shares, s
 from korch.deadline import Deadline
 from korch.errors import InvalidGraphError
 from korch.measure.record import Failed, Measured, Record
-from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.text import parse_graph
 from korch.provider.provider import Kernel
@@ -141,8 +140,7 @@ def plan_of(text: str, order: Sequence[int] = ()) -> tuple[PrimitiveGraph, list[
 def found(text: str, meter: Meter, order: Sequence[int] = ()) -> list[str] | None:
     """Return the plan's kernels, the lanes of sets parted by |."""
     graph, steps = plan_of(text, order)
-    options = Options(threads=meter.target.threads)
-    plan = side_by_side(graph, steps, Ledger(meter), options, Deadline())  # type: ignore[arg-type]
+    plan = side_by_side(graph, steps, Ledger(meter), Deadline())  # type: ignore[arg-type]
     if plan is None:
         return None
     return [step.group.body.primitives[0].op if step.provider == "toy" else lanes_of(step) for step in plan]
@@ -259,7 +257,7 @@ def test_nothing_is_measured_when_time_is_over() -> None:
     graph, steps = plan_of(CHAINS)
     meter, deadline = Meter(COSTS, longest_lane(dict.fromkeys(COSTS, 15_000))), Deadline()
     deadline.stop()
-    assert side_by_side(graph, steps, Ledger(meter), Options(threads=2), deadline) is None  # type: ignore[arg-type]
+    assert side_by_side(graph, steps, Ledger(meter), deadline) is None  # type: ignore[arg-type]
     assert not meter.measured
 
 
@@ -274,7 +272,7 @@ def test_sets_are_not_proposed_when_time_is_over_before() -> None:
         return records
 
     meter.measure = measure_until_time_is_over  # type: ignore[method-assign]
-    plan = side_by_side(graph, steps, Ledger(meter), Options(threads=2), deadline)  # type: ignore[arg-type]
+    plan = side_by_side(graph, steps, Ledger(meter), deadline)  # type: ignore[arg-type]
     assert plan is not None
     assert [operations(step) for step in plan] == [[["exp"]], [["tanh"]], [["neg"]], [["abs"]]]
 
@@ -287,7 +285,7 @@ def test_a_choice_takes_no_longer_than_there_is_time(
     graph, steps = plan_of(CHAINS)
     meter: Any = Meter(COSTS, longest_lane(COSTS))
     deadline = Deadline() if left_s is None else Deadline(1000.0 + left_s)
-    search = _Search(graph, steps, Ledger(meter), Options(threads=2), deadline)
+    search = _Search(graph, steps, Ledger(meter), deadline)
     assert search._solve_seconds() == seconds
 
 
@@ -331,7 +329,7 @@ def test_who_reads_a_concatenation_in_place_waits_for_those_who_write_its_pieces
     costs = dict.fromkeys(("exp", "neg", "concat", "abs", "tanh"), 10_000)
     meter = Meter(costs, longest_lane(dict.fromkeys(costs, 6000)))
     meter.records[joined.key] = Measured(0, ())
-    found = side_by_side(graph, steps, Ledger(meter), Options(), Deadline())  # type: ignore[arg-type]
+    found = side_by_side(graph, steps, Ledger(meter), Deadline())  # type: ignore[arg-type]
     assert found is not None and joined in found
     assert not any("concat" in op for lanes in meter.measured for lane in lanes for op in lane)
     place = found.index(joined)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from korch.errors import InfeasibleError, InvalidGraphError
+from korch.limits import SearchLimits
 from korch.program.problem import Kernel, Port, Problem, Status, Step
 from korch.program.solve import Solver, solve
 from korch.program.text import format_problem, parse_problem
@@ -21,7 +22,7 @@ FEASIBLE_SEEDS = [seed for seed in range(12) if brute_force(random_problem(seed,
 
 def optimum(problem: Problem) -> int | None:
     try:
-        plan = solve(problem, workers=1, seconds=30)
+        plan = solve(problem, limits=SearchLimits(solver_workers=1), seconds=30)
     except InfeasibleError:
         return None
     assert plan.certificate.status in (Status.OPTIMAL, Status.INFEASIBLE)
@@ -61,7 +62,7 @@ def test_agrees_with_another_solver() -> None:
 def test_dearer_kernels_never_make_a_cheaper_plan(seed: int, data: st.DataObject) -> None:
     problem = random_problem(seed, kernels=10)
     try:
-        solver = Solver(problem, workers=1)
+        solver = Solver(problem, limits=SearchLimits(solver_workers=1))
     except InfeasibleError:
         return
     before = solver.solve()
@@ -195,7 +196,7 @@ def test_two_writers_of_one_port_are_proven_infeasible() -> None:
 @pytest.mark.parametrize("seed", FEASIBLE_SEEDS)
 def test_excluded_kernels_are_not_used(seed: int) -> None:
     problem = random_problem(seed, kernels=11)
-    solver = Solver(problem, workers=1)
+    solver = Solver(problem, limits=SearchLimits(solver_workers=1))
     plan = solver.solve()
     for k in plan.kernels:
         rest = problem.without([k])[0]
@@ -236,7 +237,9 @@ def test_a_wrong_hint_does_no_harm() -> None:
 
 def test_equal_arguments_give_equal_plans() -> None:
     problem = make_instance(Severity(40, layouts=2, sets_per_primitive=0.5), seed=3)
-    assert solve(problem, workers=1) == solve(problem, workers=1)
+    assert solve(problem, limits=SearchLimits(solver_workers=1)) == solve(
+        problem, limits=SearchLimits(solver_workers=1)
+    )
 
 
 def test_medium_instances_with_everything_are_proven() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+
 import pytest
 
 from korch.errors import InvalidGraphError
 from korch.program.problem import Certificate, Kernel, Plan, Port, Problem, Status
 from korch.program.text import format_plan, format_problem, parse_plan, parse_problem
-from korch.program.verify import check_problem, verify_plan
+from korch.program.verify import check_problem, ready_order, verify_plan
+from small_problems import random_problem
 
 INSTANCE = """\
 given %0:A
@@ -133,3 +137,29 @@ def test_unreadable_instances_are_refused(text: str, message: str) -> None:
 def test_unreadable_plans_are_refused(text: str) -> None:
     with pytest.raises(InvalidGraphError, match=r"can't read|has no line"):
         parse_plan(text)
+
+
+def by_passes(problem: Problem, kernels: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The order of repeated passes over the kernels, each of which takes those that are ready."""
+    order: list[int] = []
+    written: set[Port] = set()
+    waiting = list(kernels)
+    while True:
+        later = []
+        for k in waiting:
+            if written.issuperset(problem.needs(k)):
+                order.append(k)
+                written.update(problem.kernels[k].outputs)
+            else:
+                later.append(k)
+        if len(later) == len(waiting):
+            return tuple(order), tuple(waiting)
+        waiting = later
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_order_is_that_of_repeated_passes(seed: int) -> None:
+    problem = random_problem(seed, kernels=40)
+    rng = random.Random(seed)
+    kernels = rng.sample(range(len(problem.kernels)), rng.randint(1, len(problem.kernels)))
+    assert ready_order(problem, kernels) == by_passes(problem, kernels)

@@ -254,7 +254,7 @@ def test_random_plans_compute_what_they_should(seed: int) -> None:
     candidates, _ = collect_candidates(graph, groups, (GeneratedProvider(), InPlaceProvider()), TARGET)
     costs = {c.key: rng.randint(1, 9) for c in candidates}
     problem = make_problem(graph, candidates, lambda c: (0 if c.offer.is_in_place else costs[c.key], True))
-    chosen = [candidates[k] for k in solve(problem, seconds=5, workers=1).kernels]
+    chosen = [candidates[k] for k in solve(problem, seconds=5, limits=SearchLimits(solver_workers=1)).kernels]
     steps = [
         Step(c, Kernel("", "") if c.offer.is_in_place else Kernel(f"k{i}", "", workspace_bytes=64 * rng.randint(0, 2)))
         for i, c in enumerate(chosen)

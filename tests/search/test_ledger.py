@@ -16,7 +16,7 @@ from korch.assembly.task import prepare_all
 from korch.candidate.candidate import Candidate
 from korch.deadline import Deadline
 from korch.equivalence.saturate import saturate
-from korch.errors import ReplayError
+from korch.errors import OptionError, ReplayError
 from korch.fission import fission
 from korch.frontend.onnx import load_model
 from korch.limits import SearchLimits
@@ -46,7 +46,6 @@ def plan(ledger: Ledger, deadline: Deadline | None = None) -> list[str]:
     joined = join(partition)
     tasks = prepare_all(partition, joined, ledger.meter, OPTIONS)
     outcome = search_segments(partition, joined, tasks, ledger, OPTIONS, deadline or Deadline(), lambda b, r: None)
-    ledger.close()
     return [step.key for step in outcome.plans["optimal"]]
 
 
@@ -75,6 +74,21 @@ def test_a_ledger_of_another_search_is_refused(tmp_path: Path) -> None:
         Ledger(Silent(), OPTIONS.search, replay=path)
 
 
+def test_a_ledger_that_can_not_be_opened_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"the ledger can't be opened: No such file or directory"):
+        Ledger(Silent(), replay=tmp_path / "none")
+    with pytest.raises(OptionError, match=r"the ledger can't be opened"):
+        Ledger(Silent(), write_to=tmp_path / "none" / "search.ledger")
+    with pytest.raises(OptionError, match="a replay writes no ledger"):
+        Options(ledger=tmp_path / "a", replay=tmp_path / "a")
+
+
+def test_each_of_several_searches_has_a_ledger_of_its_own() -> None:
+    options = Options(ledger=Path("a/search.ledger"))
+    assert [options.for_search(n).ledger for n in (0, 2)] == [Path("a/search.ledger"), Path("a/search.ledger.2")]
+    assert Options().for_search(2).ledger is None
+
+
 def test_a_model_is_optimized_again_from_the_ledger(
     tmp_path: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,5 +107,5 @@ def test_a_model_is_optimized_again_from_the_ledger(
     given = {i.name: np.ones(i.shape, np.float32) for i in first.get_inputs()}
     for expected, found in zip(first.run(None, given), again.run(None, given), strict=True):
         np.testing.assert_array_equal(found, expected)
-    with pytest.raises(ReplayError, match="the ledger is of a search with options"):
+    with pytest.raises(ReplayError, match=r"the ledger is of a search with option gap 0\.005; here it is 0\.5"):
         korch.optimize(model, replay=path, gap=0.5, **options)

@@ -141,13 +141,7 @@ class Assembly:
     def _solver(
         self, choices: Sequence[_Option], changes: Sequence[Candidate], cost_ns: Callable[[_Option], int]
     ) -> Solver:
-        problem = self._problem(choices, changes, cost_ns)
-        return Solver(
-            problem,
-            workers=self.options.search.solver_workers,
-            seed=self.options.search.seed,
-            limits=self.ledger.limits,
-        )
+        return Solver(self._problem(choices, changes, cost_ns), limits=self.ledger.limits)
 
     def steps(self, choice: Choice, plans: Callable[[int, int], Sequence[Candidate]]) -> tuple[Candidate, ...]:
         """Return a choice's kernels in order, verified.

@@ -80,12 +80,8 @@ def print_stage(parsed: argparse.Namespace) -> int:
         text = _read_text(parsed.model)
         if not text.startswith("graph("):
             limits = options.search
-            plan = solve(
-                parse_problem(text.partition("\nplan ")[0]),
-                seconds=limits.solver_seconds,
-                workers=limits.solver_workers,
-                seed=limits.seed,
-            )
+            problem = parse_problem(text.partition("\nplan ")[0])
+            plan = solve(problem, seconds=limits.solver_seconds, limits=limits)
             print(format_plan(plan), end="")
             return 0
     _run_stages(parsed, options, parsed.stage, [parsed.stage])

@@ -21,13 +21,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from math import exp, log
-from typing import Any
+from typing import Any, cast
 
 from korch.candidate.candidate import Candidate, Refusal
 from korch.concurrent.plan import ConcurrentKernel, concurrent_order, concurrent_problem, verify_concurrent, waits_for
 from korch.deadline import Deadline
+from korch.measure.cpu import CpuMeter
 from korch.measure.record import Failed, Measured, Record
-from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
 from korch.program.solve import Solver
 from korch.provider.shares import SharesProvider, parse_lanes
@@ -48,7 +48,7 @@ class _Set(ConcurrentKernel):
 
 
 def side_by_side(
-    graph: PrimitiveGraph, steps: Sequence[Candidate], ledger: Ledger, options: Options, deadline: Deadline
+    graph: PrimitiveGraph, steps: Sequence[Candidate], ledger: Ledger, deadline: Deadline
 ) -> tuple[Candidate, ...] | None:
     """Return a plan with concurrent kernels; None if none is faster.
 
@@ -56,12 +56,11 @@ def side_by_side(
         graph: the graph of the whole model.
         steps: the plan's kernels in order, all measured.
         ledger: answers questions; its meter is of a CPU.
-        options: how to solve.
         deadline: when to stop measuring.
     """
     if ledger.meter.target.threads < 2 or ledger.is_over(deadline):
         return None
-    search = _Search(graph, steps, ledger, options, deadline)
+    search = _Search(graph, steps, ledger, deadline)
     search.measure_shares()
     return search.choose()
 
@@ -106,13 +105,10 @@ def share_ns(times_ns: Mapping[int, int], share: int) -> int:
 class _Search:
     """The plan, the shares of its kernels, and the sets."""
 
-    def __init__(
-        self, graph: PrimitiveGraph, steps: Sequence[Candidate], ledger: Ledger, options: Options, deadline: Deadline
-    ) -> None:
+    def __init__(self, graph: PrimitiveGraph, steps: Sequence[Candidate], ledger: Ledger, deadline: Deadline) -> None:
         self.graph = graph
         self.steps = tuple(steps)
         self.ledger, self.limits, self.target = ledger, ledger.limits, ledger.meter.target
-        self.options = options
         self.deadline = deadline
         self.costs_ns = [ledger.cost_ns(step)[0] for step in steps]
         self.waits_for = waits_for(graph, steps)
@@ -162,12 +158,7 @@ class _Search:
             if candidate is not None:
                 self.sets.append((each, candidate))
         self.ledger.look_up([candidate for _, candidate in self.sets])
-        solver = Solver(
-            concurrent_problem(self.waits_for, [each.places for each, _ in self.sets]),
-            workers=self.options.search.solver_workers,
-            seed=self.options.search.seed,
-            limits=self.limits,
-        )
+        solver = Solver(concurrent_problem(self.waits_for, [each.places for each, _ in self.sets]), limits=self.limits)
         chosen: list[int] = []
         for turn in range(self.limits.concurrent_rounds + 1):
             is_last = turn == self.limits.concurrent_rounds or self.ledger.is_over(self.deadline)
@@ -237,7 +228,9 @@ class _Search:
 
     def _candidate(self, each: _Set) -> Candidate | None:
         lanes = [[self.steps[i] for i in lane] for lane in each.lanes]
-        made: Candidate | Refusal = self.ledger.meter.shares.propose(self.graph, lanes, self.target, each.threads)
+        made: Candidate | Refusal = cast(CpuMeter, self.ledger.meter).shares.propose(
+            self.graph, lanes, self.target, each.threads
+        )
         if isinstance(made, Refusal):
             logger.debug("%s don't run side by side: %s", each.lanes, made.reason)
             return None

@@ -37,7 +37,7 @@ def baseline_plans(
         problem = make_problem(graph, subset, ledger.cost_ns)
         costs_ns = [kernel.cost_ns for kernel in problem.kernels]
         try:
-            solver = Solver(problem, workers=options.search.solver_workers, seed=options.search.seed)
+            solver = Solver(problem, limits=options.search)
             plan = ledger.solve(solver, costs_ns, seconds=min(seconds, options.search.solver_seconds))
         except InfeasibleError:
             continue

@@ -148,8 +148,7 @@ def _taken_apart(
         plan = solve(
             Problem(part.steps, tuple(part.kernels[i] for i in useful), part.required, part.given, part.constants),
             seconds=options.search.grouping_seconds,
-            workers=options.search.solver_workers,
-            seed=options.search.seed,
+            limits=options.search,
         )
     except InfeasibleError as error:
         logger.debug("a kernel can't be taken apart: %s", error)

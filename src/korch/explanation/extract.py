@@ -1,7 +1,7 @@
 """One alternative for each value, chosen before the kernels: what optimizers do that rewrite first.
 
-Here it is something to compare with (`Ablation(rewrites="first")`): the sum of what each primitive would take
-as an operator of its own is least, as in Tensat (Yang et al., MLSys 2021), and the orchestration
+Here it is a baseline (`Ablation(rewrites="first")`): the sum of what each primitive would take as
+an operator of its own is least, as in Tensat (Yang et al., MLSys 2021), and the orchestration
 then has no say.
 """
 
@@ -12,7 +12,7 @@ from korch.options import Options
 from korch.partition.choose import estimated_cost
 from korch.primitive.graph import PrimitiveGraph
 from korch.program.problem import Kernel, Port, Problem, Step
-from korch.program.solve import Solver
+from korch.program.solve import solve
 
 
 def extract(graph: PrimitiveGraph, options: Options) -> PrimitiveGraph:
@@ -48,9 +48,7 @@ def extract(graph: PrimitiveGraph, options: Options) -> PrimitiveGraph:
     )
     if not problem.required:
         return graph
-    plan = Solver(problem, workers=options.search.solver_workers, seed=options.search.seed).solve(
-        seconds=options.search.extract_seconds
-    )
+    plan = solve(problem, seconds=options.search.extract_seconds, limits=options.search)
     if not plan.kernels:
         raise InfeasibleError(
             "no choice of rewrites was found in time", hint="Choose them with the kernels (Ablation(rewrites='joint'))"

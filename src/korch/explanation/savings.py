@@ -39,7 +39,7 @@ def rule_savings(
     interface: Interface = PLAIN,
     deadline: Deadline | None = None,
 ) -> Savings:
-    """Return what the rules that a plan uses save; nothing if plans are not compared, or not measured.
+    """Return what the rules of a plan save; nothing if plans are not compared, or not measured.
 
     Args:
         graph: the graph with its alternatives.
@@ -67,7 +67,7 @@ def rule_savings(
     if not {c.key for c in steps} <= {c.key for c in measured}:
         return {}
     problem = make_problem(graph, measured, ledger.cost_ns, interface)
-    solver = Solver(problem, workers=options.search.solver_workers, seed=options.search.seed)
+    solver = Solver(problem, limits=limits)
     saved: dict[str, int | None] = {}
     for rule in used:
         left_s = None if deadline is None else deadline.left_s

@@ -88,7 +88,7 @@ def _build(
         for segment in segmented.segments
     ]
     parts: list[Part] = []
-    reports = []
+    reports: list[dict[str, Any]] = []
     left = sum(not isinstance(segment, HostSegment) for segment in segmented.segments)
     for segment, engine in zip(segmented.segments, engines, strict=True):
         if isinstance(segment, HostSegment):
@@ -97,7 +97,7 @@ def _build(
             parts.append(HostPart(segment.model, engine, segment.nodes))
             continue
         try:
-            executable = optimize_model(segment, options, None, tell, deadline.shared(left))
+            executable = optimize_model(segment, options.for_search(len(reports)), None, tell, deadline.shared(left))
             left -= 1
         except UnprovidedError as error:
             raise _CannotRunError(_blamed(segment, error)) from error

@@ -192,8 +192,8 @@ def search_plans(run: Run) -> Outcome:
 def _ledger(run: Run) -> Ledger:
     """Return the ledger of the search: a new one, or the one that is replayed."""
     options = run.options
-    steers = {name: value for name, value in plain(options).items() if name not in NOT_REPLAYED}
-    about = {"target": run.meter.database.target, "options": steers}
+    about = {f"option {name}": value for name, value in plain(options).items() if name not in NOT_REPLAYED}
+    about["target"] = run.meter.database.target
     return Ledger(run.meter, options.search, write_to=options.ledger, replay=options.replay, about=about)
 
 
@@ -206,7 +206,7 @@ def _with_side_by_side(run: Run) -> Outcome:
     if (ledger.left_s(end) or 0.0) < LEAST_SIDE_BY_SIDE_SECONDS:
         return outcome
     steps = run.best_plan
-    found = side_by_side(run.joined.graph, steps, ledger, run.options, end)
+    found = side_by_side(run.joined.graph, steps, ledger, end)
     if found is None:
         return outcome
     before_ns, after_ns = (sum(ledger.cost_ns(c)[0] for c in plan) for plan in (steps, found))

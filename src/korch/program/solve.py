@@ -43,8 +43,7 @@ def solve(
     problem: Problem,
     *,
     seconds: float = 60.0,
-    workers: int = 2,
-    seed: int = 0,
+    limits: SearchLimits = DEFAULT_LIMITS,
     hint: Sequence[int] | None = None,
     lower_bound_ns: int = 0,
     describe: Describe | None = None,
@@ -54,8 +53,7 @@ def solve(
     Args:
         problem: the instance.
         seconds: longest time. When it is over, the best plan so far is FEASIBLE with a gap.
-        workers: threads of CP-SAT.
-        seed: seed of CP-SAT.
+        limits: the threads and the seed of CP-SAT, and limits of the solver.
         hint: kernels of a plan to start from, in any order; a wrong one is ignored.
         lower_bound_ns: a bound that is known to hold, as that of the same instance before costs
             rose or kernels were dropped.
@@ -68,7 +66,7 @@ def solve(
         InfeasibleError: a required port can't be written, whatever is chosen.
         InvalidGraphError: the instance breaks a rule, or its costs are beyond CP-SAT's integers.
     """
-    solver = Solver(problem, workers=workers, seed=seed, describe=describe)
+    solver = Solver(problem, limits=limits, describe=describe)
     return solver.solve(seconds=seconds, hint=hint, lower_bound_ns=lower_bound_ns)
 
 
@@ -82,8 +80,6 @@ class Solver:
         self,
         problem: Problem,
         *,
-        workers: int = 2,
-        seed: int = 0,
         describe: Describe | None = None,
         like: Problem | None = None,
         limits: SearchLimits = DEFAULT_LIMITS,
@@ -92,12 +88,10 @@ class Solver:
 
         Args:
             problem: the instance.
-            workers: threads of CP-SAT.
-            seed: seed of CP-SAT.
             describe: what to call a value in messages.
             like: an instance that was checked; another one of its kernels and given values, but for
                 their layouts, needs no check.
-            limits: of the search.
+            limits: the threads and the seed of CP-SAT, and limits of the solver.
 
         Raises:
             InvalidGraphError: the instance breaks a rule.
@@ -108,8 +102,6 @@ class Solver:
             check_problem(problem)
         diagnose(problem, describe)
         self.problem = problem
-        self.workers = workers
-        self.seed = seed
         self.limits = limits
         self.describe = describe
         useful = frozenset(useful_kernels(problem))
@@ -348,8 +340,8 @@ class _Search:
                 for k, _ in terms:
                     model.add_hint(variables[k], k in hinted)
         solver = cp_model.CpSolver()
-        solver.parameters.num_workers = self.owner.workers
-        solver.parameters.random_seed = self.owner.seed
+        solver.parameters.num_workers = self.limits.solver_workers
+        solver.parameters.random_seed = self.limits.seed
         solver.parameters.max_time_in_seconds = max(0.01, seconds)
         solver.parameters.linearization_level = 2
         solver.parameters.relative_gap_limit = self.gap

@@ -1,8 +1,8 @@
 """Checks of instances and plans that need no solver.
 
 `verify_plan` runs on every plan before anybody sees it: a wrong solver, row or bound must not
-become a wrong executable. Each rule is a function of its own. The checks are linear in the size of the input, but for
-sorting.
+become a wrong executable. Each rule is a function of its own. All checks are linear in the size of
+the input, but for a heap of ready kernels.
 """
 
 from __future__ import annotations

@@ -81,29 +81,58 @@ def collect_candidates(
     """
     if held is None:
         held = {value for _, value in (*graph.inputs, *graph.outputs)}
-    answers = {} if answers is None else answers
-    refusals: dict[str, int] = {}
-    candidates: list[Candidate] = []
-
-    def ask(group: Group) -> None:
-        for provider in providers:
-            key = (provider.name, group.key)
-            if key not in answers:
-                answers[key] = provider.offer(group, target)
-            answer = answers[key]
-            if isinstance(answer, Refusal):
-                text = f"{provider.name}: {answer.reason}"
-                refusals[text] = refusals.get(text, 0) + 1
-                continue
-            candidates.extend(
-                Candidate(group, provider.name, offer, provider.version)
-                for offer in answer
-                if not offer.is_in_place or not any(value in held for value in group.inputs)
-            )
-
+    asked = _Asked(providers, target, held, {} if answers is None else answers)
     for group in groups:
         if len(group.primitives) == 1 or deadline is None or not deadline.is_over:
-            ask(group)
+            asked.ask(group)
+    written, read = _layouts(graph, asked.candidates, interfaces)
+    count = len(asked.candidates)
+    for value in sorted(written.keys() & read.keys()):
+        if len(written[value] | read[value]) > 1 and value not in graph.constants:
+            asked.ask(make_layout_change(graph, value))
+    changes = [
+        c
+        for c in asked.candidates[count:]
+        if c.offer.inputs[0] in written[c.group.inputs[0]]
+        and c.offer.outputs[0] in read[c.group.inputs[0]]
+        and c.offer.inputs != c.offer.outputs
+    ]
+    return (*asked.candidates[:count], *changes), asked.refusals
+
+
+@dataclass
+class _Asked:
+    """The candidates that providers offer for some groups, and their refusals."""
+
+    providers: Sequence[Provider[Any, Any]]
+    target: Any
+    held: Collection[int]
+    answers: Answers
+    candidates: list[Candidate] = field(default_factory=list)
+    refusals: dict[str, int] = field(default_factory=dict)
+
+    def ask(self, group: Group) -> None:
+        """Ask all providers for a group, unless the answer is known."""
+        for provider in self.providers:
+            key = (provider.name, group.key)
+            if key not in self.answers:
+                self.answers[key] = provider.offer(group, self.target)
+            answer = self.answers[key]
+            if isinstance(answer, Refusal):
+                text = f"{provider.name}: {answer.reason}"
+                self.refusals[text] = self.refusals.get(text, 0) + 1
+                continue
+            self.candidates.extend(
+                Candidate(group, provider.name, offer, provider.version)
+                for offer in answer
+                if not offer.is_in_place or not any(value in self.held for value in group.inputs)
+            )
+
+
+def _layouts(
+    graph: PrimitiveGraph, candidates: Sequence[Candidate], interfaces: Sequence[Interface]
+) -> tuple[dict[int, set[Layout]], dict[int, set[Layout]]]:
+    """Return the layouts in which each value may be written, and those in which it may be read."""
     written: dict[int, set[Layout]] = {}
     read: dict[int, set[Layout]] = {}
     for candidate in candidates:
@@ -116,18 +145,7 @@ def collect_candidates(
         layouts = {interface.layouts.get(value, plain) for interface in interfaces} | {plain}
         written.setdefault(value, set()).update(layouts)
         read.setdefault(value, set()).update(layouts)
-    changes_from = len(candidates)
-    for value in sorted(written.keys() & read.keys()):
-        if len(written[value] | read[value]) > 1 and value not in graph.constants:
-            ask(make_layout_change(graph, value))
-    changes = [
-        c
-        for c in candidates[changes_from:]
-        if c.offer.inputs[0] in written[c.group.inputs[0]]
-        and c.offer.outputs[0] in read[c.group.inputs[0]]
-        and c.offer.inputs != c.offer.outputs
-    ]
-    return (*candidates[:changes_from], *changes), refusals
+    return written, read
 
 
 def make_problem(

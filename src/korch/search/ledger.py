@@ -18,13 +18,13 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from korch.candidate.candidate import Candidate
 from korch.deadline import Deadline
-from korch.errors import InfeasibleError, ReplayError
+from korch.errors import InfeasibleError, OptionError, ReplayError
 from korch.limits import DEFAULT_LIMITS, SearchLimits
-from korch.measure.meter import NEVER
+from korch.measure.meter import NEVER, AnyMeter
 from korch.measure.record import Failed, Measured, Record, from_text, to_text
 from korch.program.problem import Certificate, Plan, Status
 from korch.program.solve import Solver
@@ -34,42 +34,6 @@ from korch.search.estimate import Experience
 logger = logging.getLogger("korch.orchestrate")
 
 SCHEMA = 1
-
-
-class Meter(Protocol):
-    """What answers questions about candidates."""
-
-    def bound_ns(self, candidate: Candidate) -> int:
-        """Return an admissible lower bound."""
-        ...
-
-    def guess_ns(self, candidate: Candidate) -> int:
-        """Return a time computed from bytes and operations."""
-        ...
-
-    def known(self, candidate: Candidate) -> Record | None:
-        """Return the record that the database has of a candidate."""
-        ...
-
-    def compile_s(self, candidates: Sequence[Candidate]) -> float:
-        """Return the predicted seconds to compile those of the candidates that are not compiled."""
-        ...
-
-    def expect_compiling(self, seconds: float) -> None:
-        """Take note of the predicted seconds to compile the kernels of a first plan."""
-        ...
-
-    def measure(self, candidates: Sequence[Candidate], deadline: Deadline = NEVER) -> Sequence[Record | None]:
-        """Build and time candidates; None for those for which there was no time."""
-        ...
-
-    def confirm(self, candidates: Sequence[Candidate], deadline: Deadline = NEVER) -> Sequence[Record | None]:
-        """Time candidates a second time that were timed once; the longer time counts."""
-        ...
-
-    def correct(self, candidate: Candidate, record: Record) -> None:
-        """Lower the bounds so that they hold for what was measured of a candidate."""
-        ...
 
 
 class Ledger:
@@ -84,7 +48,7 @@ class Ledger:
 
     def __init__(
         self,
-        meter: Any,
+        meter: AnyMeter,
         limits: SearchLimits = DEFAULT_LIMITS,
         *,
         write_to: Path | None = None,
@@ -94,7 +58,7 @@ class Ledger:
         """Begin a search.
 
         Args:
-            meter: answers what the ledger does not know; a `Meter`.
+            meter: answers what the ledger does not know.
             limits: of the search.
             write_to: the file that gets each answer as soon as it is known.
             replay: a file that an earlier search wrote: answers come from there.
@@ -102,6 +66,7 @@ class Ledger:
 
         Raises:
             ReplayError: the file is damaged, or of another target or with other options.
+            OptionError: a file can't be opened.
         """
         self.meter = meter
         self.limits = limits
@@ -112,7 +77,9 @@ class Ledger:
         self._guesses_ns: dict[str, int] = {}
         self._looked_up: set[str] = set()
         self._replay = None if replay is None else _entries(replay)
-        self._file: IO[str] | None = None if write_to is None else write_to.open("w", encoding="utf-8")
+        self._write_to = write_to
+        if write_to is not None:
+            _opened(write_to, "w").close()
         self._line = 0
         self.is_replayed = replay is not None
         begin = {"schema": SCHEMA, **(about or {})}
@@ -137,6 +104,8 @@ class Ledger:
         Raises:
             ReplayError: the file has another question next, or none.
         """
+        if self._replay is None and self._write_to is None:
+            return ask()
         self._line += 1
         digest = hashlib.sha256(repr(question).encode()).hexdigest()[:12]
         if self._replay is not None:
@@ -150,16 +119,10 @@ class Ledger:
                 )
             return found[2]
         answer = ask()
-        if self._file is not None:
-            self._file.write(json.dumps([kind, digest, answer], separators=(",", ":")) + "\n")
-            self._file.flush()
+        if self._write_to is not None:
+            with _opened(self._write_to, "a") as file:
+                file.write(json.dumps([kind, digest, answer], separators=(",", ":")) + "\n")
         return answer
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
 
     # What candidates cost.
 
@@ -317,7 +280,6 @@ class Ledger:
         """Append a choice that was made by validation; a replay has read it before."""
         if not self.is_replayed:
             self.answer(kind, (), lambda: choice)
-        self.close()
 
     def recorded_choice(self, kind: str) -> str | None:
         """Return the choice that is next in a replay; None if this is none."""
@@ -339,20 +301,38 @@ class Ledger:
             self.meter.database.put_fact(name, value)
 
 
-def _entries(path: Path) -> Iterator[list[Any]]:
-    """Yield the entries of a file.
+def _opened(path: Path, mode: str) -> IO[str]:
+    """Return a file.
 
     Raises:
+        OptionError: it can't be opened.
+    """
+    try:
+        return path.open(mode, encoding="utf-8")
+    except OSError as error:
+        raise OptionError(
+            f"the ledger can't be opened: {error.strerror}",
+            where=str(path),
+            hint="Give --ledger a file in a folder that exists, and --replay a file that --ledger wrote",
+        ) from error
+
+
+def _entries(path: Path) -> Iterator[list[Any]]:
+    """Return the entries of a file; each line is read when it is asked for.
+
+    Raises:
+        OptionError: the file can't be opened.
         ReplayError: a line is no entry.
     """
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                kind, digest, answer = json.loads(line)
-            except ValueError:
-                raise ReplayError(
-                    f"{line[:40]!r} is not an entry of a ledger",
-                    where=f"{path}, line {number}",
-                    hint="Write the ledger again: korch optimize --ledger FILE",
-                ) from None
-            yield [kind, digest, answer]
+    with _opened(path, "r") as file:
+        lines = file.readlines()
+    return (_entry(line, f"{path}, line {number}") for number, line in enumerate(lines, 1))
+
+
+def _entry(line: str, where: str) -> list[Any]:
+    try:
+        kind, digest, answer = json.loads(line)
+    except ValueError:
+        hint = "Write the ledger again: korch optimize --ledger FILE"
+        raise ReplayError(f"{line[:40]!r} is not an entry of a ledger", where, hint=hint) from None
+    return [kind, digest, answer]

@@ -87,14 +87,7 @@ class Search:
             problem = make_problem(graph, self.candidates, ledger.cost_ns, interface)
         else:
             problem = replace(like, required=required, given=given)
-        self.solver = Solver(
-            problem,
-            workers=options.search.solver_workers,
-            seed=options.search.seed,
-            describe=self._describe,
-            like=like,
-            limits=self.limits,
-        )
+        self.solver = Solver(problem, describe=self._describe, like=like, limits=self.limits)
 
     # What follows from the ledger.
 
