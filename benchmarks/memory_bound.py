@@ -234,7 +234,7 @@ def measure(level: str, cache: Path) -> list[Row]:
         if group.is_layout_change:
             before, after = map(Layout.parse, what.split())
             inputs, outputs = (before,), (after,)
-        found.append((name, what, candidate_of(group, Offer(inputs, outputs, variant))))
+        found.append((name, what, candidate_of(group, Offer(inputs, outputs, variant, is_loop_nest=True))))
     copies = {kernel.key: copy_of(kernel.read_bytes + kernel.write_bytes) for *_, kernel in found}
     with open_meter(replace(Options(), cache_folder=cache)) as meter:
         for *_, kernel in found:
@@ -269,7 +269,7 @@ def copy_of(size_bytes: int) -> Candidate:
     value = g.tensor(size_bytes // 8)
     g.output("y", g.add("neg", [value]))
     plain = (Layout.plain(1),)
-    return candidate_of(make_layout_change(g.freeze(), value), Offer(plain, plain))
+    return candidate_of(make_layout_change(g.freeze(), value), Offer(plain, plain, is_loop_nest=True))
 
 
 def table(rows: Iterable[Row]) -> str:

@@ -18,7 +18,7 @@ def test_each_case_is_an_offer_of_the_generator(case, target):
         before, after = map(Layout.parse, what.split())
         inputs, outputs = (before,), (after,)
     else:
-        assert Offer(inputs, outputs, variant) in GeneratedProvider().offer(group, target)
+        assert Offer(inputs, outputs, variant, is_loop_nest=True) in GeneratedProvider().offer(group, target)
     kernel = GeneratedProvider().build(group, Offer(inputs, outputs, variant), target)
     assert isinstance(kernel, Kernel)
 
