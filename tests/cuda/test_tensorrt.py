@@ -130,7 +130,7 @@ def refused():
         "lose a NaN": g.group(z),
         "weights of a convolution": whole.group(whole.add("conv", [image, made], conv)),
         "goes backwards": shifted.group(shifted.add("matmul", [a, shifted.tensor("f32[6,4]")])),
-        "f64 is no type": double.group(double.add("matmul", [double.tensor("f64[4,6]"), double.tensor("f64[6,4]")])),
+        "f64 is not a type": double.group(double.add("matmul", [double.tensor("f64[4,6]"), double.tensor("f64[6,4]")])),
         "reduce_max is not": softmax.group(softmax.reduce("max", s, 1)),
         "no product": biased_only(),
         "empty": empty.group(empty.add("matmul", [empty.tensor("f32[0,6]"), empty.tensor("f32[6,4]")])),
