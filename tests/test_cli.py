@@ -260,7 +260,8 @@ def test_unknown_dimensions_are_given_once(cache_folder: Path, tmp_path: Path, c
 
 
 def test_the_parser_names_the_stages_of_the_pipeline() -> None:
-    assert (*(stage.name for stage in STAGES), "save") == SHOWN
+    # "lower" only prints: `korch optimize` leaves it out.
+    assert (*(stage.name for stage in STAGES if stage.name != "lower"), "save") == SHOWN
     assert set(PRINTED) < {stage.name for stage in STAGES}
 
 
