@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from korch.fission.context import Context
-from korch.fission.rule import Build, NotSplit, Result, Rule, rule
+from korch.fission.rule import NotSplit, Result, Rule, rule
 from korch.primitive.types import ValueId
 from korch.primitive.verbs import lit
 
@@ -132,22 +132,20 @@ def _shrink(c: Context) -> Result:
     return c.add("where", c.elementwise("less", x, lit(-limit)), more, upper)
 
 
-_BUILDS: tuple[tuple[str, Build, int], ...] = (
-    ("Relu", _relu, 7),
-    ("LeakyRelu", _leaky_relu, 7),
-    ("PRelu", _prelu, 7),
-    ("Elu", _elu, 7),
-    ("Selu", _selu, 7),
-    ("Celu", _celu, 12),
-    ("HardSigmoid", _hard_sigmoid, 7),
-    ("HardSwish", _hard_swish, 14),
-    ("Softplus", _softplus, 7),
-    ("Softsign", _softsign, 7),
-    ("Mish", _mish, 18),
-    ("Gelu", _gelu, 20),
-    ("Swish", _swish, 24),
-    ("ThresholdedRelu", _thresholded_relu, 10),
-    ("Shrink", _shrink, 9),
+RULES: tuple[Rule, ...] = (
+    rule("Relu", _relu),
+    rule("LeakyRelu", _leaky_relu),
+    rule("PRelu", _prelu),
+    rule("Elu", _elu),
+    rule("Selu", _selu),
+    rule("Celu", _celu, 12),
+    rule("HardSigmoid", _hard_sigmoid),
+    rule("HardSwish", _hard_swish, 14),
+    rule("Softplus", _softplus),
+    rule("Softsign", _softsign),
+    rule("Mish", _mish, 18),
+    rule("Gelu", _gelu, 20),
+    rule("Swish", _swish, 24),
+    rule("ThresholdedRelu", _thresholded_relu, 10),
+    rule("Shrink", _shrink, 9),
 )
-
-RULES: tuple[Rule, ...] = tuple(rule(name, build, first) for name, build, first in _BUILDS)
