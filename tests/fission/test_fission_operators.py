@@ -111,6 +111,8 @@ CASES = [
     ("LpPool", [X4], {}, 18, {"kernel_shape": [2, 2], "p": 2}),
     ("GlobalAveragePool", [X4], {}, 17, {}),
     ("GlobalMaxPool", ["f32[1,3,5]"], {}, 17, {}),
+    ("GlobalLpPool", [X4], {}, 17, {}),
+    ("GlobalLpPool", ["f32[1,3,5]"], {}, 17, {"p": 1}),
     # linear
     (
         "Conv",

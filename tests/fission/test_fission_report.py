@@ -66,6 +66,7 @@ REFUSED = [
         "tf_crop_and_resize",
     ),
     ("LpPool", [X[None, None]], {}, {"kernel_shape": [2, 2], "p": 3}, 18, "p = 3"),
+    ("GlobalLpPool", [X[None, None]], {}, {"p": 3}, 22, "p = 3"),
     ("Einsum", [X], {}, {"equation": "...j->..."}, 12, "ellipsis"),
     ("Einsum", [X[:, :3]], {}, {"equation": "ii->i"}, 12, "diagonal"),
     ("GatherND", [X], {1: np.zeros((3, 1), np.int64)}, {"batch_dims": 1}, 13, "batch axes"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -77,16 +78,21 @@ def _window_counts(window: Window, sizes: Shape, counts: Shape, include_pads: bo
     return total
 
 
-def _lp_pool(c: Context) -> Result:
-    """(Σ |x|^p)^(1/p) for p = 1 or 2."""
+def _lp_norm(c: Context, total_of: Callable[[ValueId], ValueId | NotSplit]) -> ValueId | NotSplit:
+    """Return (Σ |x|^p)^(1/p) for p = 1 or 2, where `total_of` adds the sums."""
     x, power = c.input(0), int(c.attribute("p", 2))
     if power not in (1, 2):
         return NotSplit(f"the norm p = {power}")
-    parts = c.elementwise("abs", x) if power == 1 else c.elementwise("mul", x, x)
-    total = _pool(c, "pool_sum", parts, _window(c))
-    if isinstance(total, NotSplit) or power == 1:
-        return total
-    return c.elementwise("sqrt", total)
+    total = total_of(c.elementwise("abs", x) if power == 1 else c.elementwise("mul", x, x))
+    return total if isinstance(total, NotSplit) or power == 1 else c.elementwise("sqrt", total)
+
+
+def _lp_pool(c: Context) -> Result:
+    return _lp_norm(c, lambda powers: _pool(c, "pool_sum", powers, _window(c)))
+
+
+def _global_lp_pool(c: Context) -> Result:
+    return _lp_norm(c, lambda powers: c.reduce("sum", powers, tuple(range(2, c.rank(powers)))))
 
 
 def _global(name: str) -> Build:
@@ -104,4 +110,5 @@ RULES: tuple[Rule, ...] = (
     rule("LpPool", _lp_pool),
     rule("GlobalAveragePool", _global("mean")),
     rule("GlobalMaxPool", _global("max")),
+    rule("GlobalLpPool", _global_lp_pool),
 )
