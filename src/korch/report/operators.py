@@ -2,9 +2,9 @@
 
     python -m korch.report.operators > docs/operators.md
 
-An operator is split if fission has a rule for its newest version, or if ONNX defines it by others
-and that definition is taken. Others are opaque if ONNX Runtime has a kernel for one of their node
-cases, else the host's, by `onnx.reference`.
+An operator is split if fission has a rule for its newest version that is not deprecated, or if
+ONNX defines it by others and that definition is taken. Others are opaque if ONNX
+Runtime has a kernel for one of their node cases, else the host's, by `onnx.reference`.
 """
 
 from __future__ import annotations
@@ -99,8 +99,7 @@ def _way(domain: str, name: str, since: int) -> str:
         return "constant"
     if name in COMPOSITES:
         return "definition"
-    version = onnx.defs.onnx_opset_version()
-    if any(rule.operator == name and rule.holds_for(version) for rule in RULES):
+    if any(rule.operator == name and (rule.last is None or since <= rule.last) for rule in RULES):
         return "fission"
     if name in RANDOM or name in NO_STATIC_TENSOR or name.startswith("Sequence"):
         return "host"
