@@ -16,7 +16,7 @@ from korch.primitive.graph import Constant, GraphBuilder, Primitive, PrimitiveGr
 from korch.primitive.op import NONE
 from korch.primitive.ops.elementwise import CastAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes
-from korch.primitive.reference import compute_values, first_alternatives, run
+from korch.primitive.reference import first_alternatives, run
 from korch.primitive.text import format_graph
 from korch.primitive.types import DType, ValueType
 from korch.testing.random_graph import random_graph, random_inputs
@@ -224,7 +224,6 @@ def test_exact_runs_are_float64_and_others_keep_the_types():
     inputs = {"x": np.ones(4, np.float32)}
     assert run(_small(), inputs)["y"].dtype == np.float64
     assert run(_small(), inputs, exact=False)["y"].dtype == np.float32
-    assert len(compute_values(_small(), inputs)) == 3
 
 
 def test_the_graph_knows_producers_consumers_and_work():

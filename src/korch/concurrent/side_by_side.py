@@ -32,12 +32,8 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.program.solve import Solver
 from korch.provider.shares import SharesProvider, parse_lanes
 from korch.search.ledger import Ledger
-from korch.search.result import PlanName
 
 logger = logging.getLogger("korch.orchestrate")
-
-SIDE_BY_SIDE = PlanName.SIDE_BY_SIDE
-"""The name of the plan."""
 
 
 @dataclass(frozen=True, slots=True)

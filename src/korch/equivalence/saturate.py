@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -411,13 +411,3 @@ class _Saturation:
             is_off=rule not in self.rules,
             failures=tuple(self.failures[rule.name]),
         )
-
-
-def matches(graph: PrimitiveGraph, rule: AnyRule) -> Iterator[tuple[Primitive, RuleRefusal | None]]:
-    """Yield where one rule matches a graph as it stands, with the refusal if it does not apply."""
-    view = View(GraphBuilder.from_graph(graph), [value for _, value in graph.outputs])
-    for root in view.primitives:
-        if root.op in rule.roots:
-            for match in rule.match(view, root):
-                answer = rule.refuse(view, match)
-                yield root, answer if isinstance(answer, RuleRefusal) else None

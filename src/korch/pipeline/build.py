@@ -13,7 +13,7 @@ from korch.assembly.task import Task
 from korch.assembly.trace import changed_rounds
 from korch.backend import maker
 from korch.candidate.candidate import Candidate
-from korch.concurrent.side_by_side import SIDE_BY_SIDE, described
+from korch.concurrent.side_by_side import described
 from korch.measure.expect import expect
 from korch.measure.meter import AnyMeter
 from korch.measure.record import Measured
@@ -58,7 +58,7 @@ def build_plans(run: Run) -> None:
     doubt = None if ledger.is_replayed else examine(validation, meter, end)
     report |= _disturbances(validation, doubt, meter)
     report["not_compiled"] = [*meter.uncompiled.values(), *validation.uncompiled()]
-    if validation.won.entry.name == SIDE_BY_SIDE:
+    if validation.won.entry.name == PlanName.SIDE_BY_SIDE:
         predicted_ms = validation.won.entry.predicted_ns / 1e6
         report["side_by_side"] = {**described(validation.won.entry.steps), "predicted_ms": predicted_ms}
     report["rivals"] = {step.candidate: rivals.get(step.candidate, ()) for step in validation.winner.plan.steps}

@@ -16,7 +16,7 @@ from korch.assembly.segments import Outcome, search_segments
 from korch.assembly.task import Task, prepare_all
 from korch.assembly.whole import search_whole
 from korch.backend import open_meter
-from korch.concurrent.side_by_side import SIDE_BY_SIDE, side_by_side
+from korch.concurrent.side_by_side import side_by_side
 from korch.deadline import Deadline, stopped_by_interrupt
 from korch.equivalence.rule import AnyRule
 from korch.equivalence.rules import select_rules
@@ -46,7 +46,7 @@ from korch.primitive.types import DType
 from korch.provider.generated import GeneratedProvider
 from korch.runtime.record import plain
 from korch.search.ledger import Ledger
-from korch.search.result import Round
+from korch.search.result import PlanName, Round
 from korch.tile.check import check_program
 from korch.tile.lower import lower
 from korch.tile.staging import DEVICE, Machine
@@ -215,7 +215,7 @@ def _with_side_by_side(run: Run) -> Outcome:
         f"side by side: {len(found)} kernels instead of {len(steps)}, "
         f"{after_ns / 1e6:.3f} ms instead of {before_ns / 1e6:.3f} ms",
     )
-    return replace(outcome, plans={SIDE_BY_SIDE: found, **outcome.plans})
+    return replace(outcome, plans={PlanName.SIDE_BY_SIDE: found, **outcome.plans})
 
 
 def check_plans(run: Run) -> None:

@@ -82,14 +82,6 @@ def run(
     return {name: values[value] for name, value in graph.outputs}
 
 
-def compute_values(graph: PrimitiveGraph, inputs: Mapping[str, Array], *, exact: bool = True) -> dict[int, Array]:
-    """Compute every value that the outputs need, by the first alternative that can be."""
-    values = _given(graph, inputs, exact, graph.constants)
-    for primitive in first_alternatives(graph):
-        values[primitive.output] = apply(graph, primitive, values, exact=exact)
-    return values
-
-
 def apply(graph: PrimitiveGraph, primitive: Primitive, values: Mapping[int, Array], *, exact: bool) -> Array:
     """Compute one primitive from the values of its inputs."""
     result = primitive.row.reference([values[v] for v in primitive.inputs], primitive.attributes)

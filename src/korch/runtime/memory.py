@@ -39,10 +39,6 @@ class Buffer:
     first: int
     last: int
 
-    def meets(self, other: Buffer) -> bool:
-        """Return whether some step needs both."""
-        return self.first <= other.last and other.first <= self.last
-
 
 @dataclass(frozen=True, slots=True)
 class ArenaPlan:

@@ -99,7 +99,6 @@ class ShapedExecutable:
             self.plans[_shapes(whole)] = Executable(whole, plan)
         first = next(iter(self.plans.values()))
         self._names = [t.name for t in first.get_inputs()]
-        self._offered = [t.name for t in first.get_outputs()]
         steps = [step.symbol for e in self.plans.values() for step in e.plan.steps if step.runs]
         self.report: dict[str, Any] = {
             "plans": {_text(shapes): e.report for shapes, e in self.plans.items()},
