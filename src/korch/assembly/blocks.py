@@ -3,7 +3,8 @@
 A block is searched once, whatever the number of its instances, but for several interfaces: the
 layouts in which it is given its inputs and hands on its outputs. Candidates and measurements are
 the same for all of them; only the program is solved again. `assemble.py` chooses among them. Those
-that it chooses are then refined, the one first from which the model may gain most.
+that it chooses are then refined, the one first from which the model may gain most. A model that is
+one segment has one interface: it is searched to its end at once.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ logger = logging.getLogger("korch.orchestrate")
 
 OnRound = Callable[[int, Round], None]
 """Called with a block's position and a round of its search."""
+
+
+SECOND = "second"
+"""The name of the second-best plan."""
 
 
 class Phase(Enum):
@@ -102,6 +107,7 @@ class BlockSearch:
         ]
         self.ledger, self.options, self.limits = ledger, options, ledger.limits
         self.deadline, self.on_round, self.trace = deadline, on_round, trace
+        self.is_whole = len(tasks) == tasks[0].count == 1
 
     @property
     def planned(self) -> list[BlockInterface]:
@@ -110,11 +116,33 @@ class BlockSearch:
 
     def is_kept(self) -> bool:
         """Return whether an earlier run has a first plan of all interfaces."""
-        return all(
-            recall_solved(self.ledger, one.task.candidates, self.options, _tag(one, Phase.FIRST)) is not None
-            for block in self.blocks
-            for one in block
-        )
+        return all(self._kept(one, Phase.FIRST) is not None for block in self.blocks for one in block)
+
+    def find_whole(self) -> None:
+        """Find the best plan of a model that is one segment.
+
+        Raises:
+            InfeasibleError: it has no plan.
+        """
+        one = self.blocks[0][0]
+        kept = self._recalled(one, Phase.REFINE) if self.options.measure else None
+        one.found = kept or self.open(one).run()
+        self.trace.record_block(0, {0: one.found})
+
+    def runner_up(self) -> tuple[Candidate, ...]:
+        """Return the second-best plan of a model that is one segment, and keep it with the best.
+
+        () if it is far from the best.
+        """
+        one = self.blocks[0][0]
+        if not (self.is_whole and self.options.measure):
+            return ()
+        if one.search is None:
+            kept = self._kept(one, Phase.REFINE)
+            return kept.plans.get(SECOND, ()) if kept else ()
+        second = one.search.runner_up()
+        self._keep(one, Phase.REFINE, Solved(one.result, {SECOND: second} if second else {}))
+        return second
 
     def find_first(self, *, is_hurried: bool = False) -> None:
         """Find a good plan for each interface of each block.
@@ -202,7 +230,9 @@ class BlockSearch:
         if not confirm(self.ledger, order, deadline):
             return False
         for one in used:
-            one.found = self.open(one).revise(one.result)
+            search = self.open(one)
+            revised = search.revise(one.result)
+            one.found = search.prove() if self.is_whole else revised
             self._keep(one, Phase.REFINE, Solved(one.found, {}))
         return True
 
@@ -262,10 +292,10 @@ class BlockSearch:
         if not is_asked or plain.found is None or self._is_over():
             return {}
         task = plain.task
-        kept = recall_solved(self.ledger, task.candidates, self.options, _tag(plain, Phase.BASELINES))
+        kept = self._kept(plain, Phase.BASELINES)
         if kept is None:
             usable = [c for c in task.candidates if not self.ledger.has_failed(c)]
-            seconds = self.limits.baseline_seconds
+            seconds = self.limits.whole_baseline_seconds if self.is_whole else self.limits.baseline_seconds
             kept = Solved(plain.found, baseline_plans(task.block.graph, usable, self.ledger, self.options, seconds))
             self._keep(plain, Phase.BASELINES, kept)
         return dict(kept.plans)
@@ -285,7 +315,7 @@ class BlockSearch:
         )
 
     def _recalled(self, one: BlockInterface, phase: Phase) -> Orchestration | None:
-        kept = recall_solved(self.ledger, one.task.candidates, self.options, _tag(one, phase))
+        kept = self._kept(one, phase)
         if kept is None:
             return None
         if kept.found.rounds:
@@ -341,6 +371,9 @@ class BlockSearch:
         most = max(self.limits.block_measurements, search.known + measurements)
         search.resume(self.deadline.until(until_s), most)
         return search
+
+    def _kept(self, one: BlockInterface, phase: Phase) -> Solved | None:
+        return recall_solved(self.ledger, one.task.candidates, self.options, _tag(one, phase))
 
     def _keep(self, one: BlockInterface, phase: Phase, solved: Solved) -> None:
         keep_solved(self.ledger, one.task.candidates, self.options, solved, _tag(one, phase))

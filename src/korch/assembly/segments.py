@@ -1,7 +1,7 @@
 """A model in segments -> plans of the whole, and what is proven of the best.
 
 Find a first plan of all blocks in all interfaces; choose interfaces; refine the plans of those that
-were chosen; choose again.
+were chosen; choose again. A small model is one block with one interface: its plan is the choice.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from korch.assembly.assemble import Assembly, Choice
-from korch.assembly.blocks import BlockInterface, BlockSearch, OnRound
+from korch.assembly.blocks import SECOND, BlockInterface, BlockSearch, OnRound
 from korch.assembly.explore import explore
 from korch.assembly.task import Task
 from korch.assembly.trace import SearchTrace, changed_rounds
@@ -89,28 +89,33 @@ def search_segments(
         PlanName.OPTIMAL: (choice, {one: one.result.steps for one in search.planned})
     }
     made |= _baselines(assembly, search)
+    if second := search.runner_up():
+        made[SECOND] = (choice, dict.fromkeys(uses, second))
     plans = {name: _steps(assembly, search, *plan) for name, plan in made.items()}
-    total_ns = sum(estimate_ns(ledger, step) for step in plans[PlanName.OPTIMAL])
-    found = _result(search, choice, total_ns)
+    found = _result(search, choice, plans[PlanName.OPTIMAL])
     savings = add_savings([(search.savings(one), count) for one, count in uses.items()])
-    described = _describe(partition, search, choice, uses)
+    described = None if partition.is_whole else _describe(partition, search, choice, uses)
+    is_recalled = partition.is_whole and all(row.is_recalled for row in trace.searches)
     end = deadline.until(time.monotonic() + ledger.limits.groupings_seconds)
     groupings = {
         name: _groupings(assembly, search, *plan, plans[name], end)
         for name, plan in made.items()
         if options.measure and not end.is_over
     }
-    return Outcome(plans, found, described, savings, groupings=groupings)
+    return Outcome(plans, found, described, savings, is_recalled, groupings)
 
 
 def _search(assembly: Assembly, search: BlockSearch, deadline: Deadline) -> Choice:
     """Search all blocks; return the best choice of interfaces."""
     limits = search.limits
-    has_time = not search.options.measure or explore(search, assembly)
-    search.find_first(is_hurried=not has_time)
+    if search.is_whole:
+        search.find_whole()
+    else:
+        has_time = not search.options.measure or explore(search, assembly)
+        search.find_first(is_hurried=not has_time)
     choice = _choose(assembly, search)
     refined: set[BlockInterface] = set()
-    for _ in range(limits.choices):
+    for _ in range(0 if search.is_whole else limits.choices):
         used = assembly.uses(choice, search.blocks)
         todo = {one: count for one, count in used.items() if one not in refined}
         if not todo:
@@ -176,11 +181,14 @@ def _baselines(assembly: Assembly, search: BlockSearch) -> dict[str, tuple[Choic
     return {name: (choice, {one: own[name] for one, own in plans.items()}) for name in names}
 
 
-def _result(search: BlockSearch, choice: Choice, total_ns: int) -> Orchestration:
-    """Return the whole search as one result; its steps are in the plans.
+def _result(search: BlockSearch, choice: Choice, steps: Sequence[Candidate]) -> Orchestration:
+    """Return the whole search as one result; the steps of several segments are in the plans.
 
     The plan may cost less than the sum over its segments, as what two of them do is done once.
     """
+    if search.is_whole:
+        return search.blocks[0][0].result
+    total_ns = sum(estimate_ns(search.ledger, step) for step in steps)
     objective_ns = min(total_ns, choice.objective_ns)
     bound_ns = min(choice.bound_ns, objective_ns)
     found = [one.result for one in search.planned]

@@ -14,7 +14,6 @@ from functools import partial
 
 from korch.assembly.segments import Outcome, search_segments
 from korch.assembly.task import Task, prepare_all
-from korch.assembly.whole import search_whole
 from korch.backend import open_meter
 from korch.concurrent.side_by_side import side_by_side
 from korch.deadline import Deadline, stopped_by_interrupt
@@ -22,9 +21,7 @@ from korch.equivalence.rule import AnyRule
 from korch.equivalence.rules import select_rules
 from korch.equivalence.saturate import Limits, SaturationReport, joined_reports, saturate
 from korch.errors import InvalidGraphError
-from korch.explanation.counterfactual import counterfactual_groupings
 from korch.explanation.extract import extract
-from korch.explanation.savings import rule_savings
 from korch.fission import fission
 from korch.frontend.onnx import load_model
 from korch.frontend.operator import OperatorGraph
@@ -173,20 +170,7 @@ def search_plans(run: Run) -> Outcome:
     def tell(b: int, entry: Round) -> None:
         run.progress("orchestrate", texts.round_line(tasks, b, entry))
 
-    if not partition.is_whole:
-        return search_segments(partition, run.joined, tasks, ledger, options, run.first_deadline, tell)
-    graph, candidates = tasks[0].block.graph, tasks[0].candidates
-    solved = search_whole(tasks[0], ledger, options, run.first_deadline, partial(tell, 0))
-    savings = rule_savings(graph, candidates, solved.found.steps, ledger, options, deadline=run.first_deadline)
-    end = run.build_deadline.until(time.monotonic() + ledger.limits.groupings_seconds)
-    groupings = {
-        name: counterfactual_groupings(graph, candidates, steps, ledger.cost_ns, options, deadline=end)
-        for name, steps in solved.plans.items()
-        if options.measure and not end.is_over
-    }
-    return Outcome(
-        dict(solved.plans), solved.found, savings=savings, groupings=groupings, is_recalled=solved.is_recalled
-    )
+    return search_segments(partition, run.joined, tasks, ledger, options, run.first_deadline, tell)
 
 
 def _ledger(run: Run) -> Ledger:
