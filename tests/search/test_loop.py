@@ -12,7 +12,7 @@ import pytest
 from korch.candidate.candidate import Candidate
 from korch.candidate.enumerate import enumerate_groups
 from korch.deadline import Deadline
-from korch.errors import InfeasibleError
+from korch.errors import InfeasibleError, UnprovidedError
 from korch.limits import SearchLimits
 from korch.measure.record import Failed, Measured
 from korch.options import Options
@@ -22,6 +22,7 @@ from korch.program.solve import solve
 from korch.provider.generated import GeneratedProvider
 from korch.search.instance import collect_candidates, make_problem
 from korch.search.ledger import Ledger
+from korch.search.infeasible import check_every_primitive_runs
 from korch.search.loop import Search
 from korch.search.measure import confirm
 from korch.search.recall import Solved, keep_solved, recall_solved
@@ -174,8 +175,12 @@ def test_without_working_candidates_it_says_so() -> None:
     graph, candidates = instance(9)
     meter = ScriptedMeter(candidates, 9)
     meter.broken = set(meter.true)
-    with pytest.raises(InfeasibleError):
+    with pytest.raises(InfeasibleError) as info:
         Search(graph, candidates, Ledger(meter), EXACT).run()
+    assert str(info.value) == (
+        "value %9: every kernel that runs max of type f32[34,17] (value %9) failed. Kernels that failed: generated, "
+        "crashed: scripted. Run `korch doctor`; `korch --verbose optimize` shows the complete messages"
+    )
 
 
 def test_no_more_is_measured_than_allowed() -> None:
@@ -307,3 +312,16 @@ def test_a_proven_plan_has_none() -> None:
     loop = Search(graph, candidates, Ledger(ScriptedMeter(candidates, 4)), EXACT)
     loop.run()
     assert loop.runner_up() == ()
+
+
+def test_a_primitive_that_no_provider_runs_is_named_with_the_refusals() -> None:
+    graph, candidates = instance(9)
+    check_every_primitive_runs(graph, candidates, {})
+    output = graph.primitives[-1].output
+    others = [c for c in candidates if len(graph.primitives) - 1 not in c.group.primitives]
+    with pytest.raises(UnprovidedError) as info:
+        check_every_primitive_runs(graph, others, {"generated: too large": 2})
+    assert str(info.value) == (
+        f"value %{output}: no provider runs {graph.primitives[-1].op} of type {graph.types[output]}. "
+        "The providers say: generated: too large"
+    )

@@ -16,7 +16,8 @@ from korch.options import Options
 from korch.partition.block import Block, Partition
 from korch.partition.join import Joined, held_values
 from korch.primitive.graph import PrimitiveGraph
-from korch.search.instance import PLAIN, Answers, Interface, check_every_primitive_runs, collect_candidates
+from korch.search.infeasible import check_every_primitive_runs
+from korch.search.instance import PLAIN, Answers, Interface, collect_candidates
 
 KINDS = {"any": ("last", "blocked"), "last": ("last",), "plain": ()}
 """By the option `layouts`: the kinds beside the plain one, channels-last and in blocks of them."""

@@ -9,7 +9,6 @@ from typing import Any
 from korch.candidate.candidate import Candidate, Group, Offer, Refusal, make_layout_change
 from korch.candidate.layout import Layout
 from korch.deadline import Deadline
-from korch.errors import UnprovidedError
 from korch.primitive.graph import PrimitiveGraph
 from korch.program.problem import Kernel, Port, Problem, Step
 from korch.provider.provider import Provider
@@ -176,34 +175,6 @@ def make_problem(
         given=given,
         constants=frozenset(graph.constants),
     )
-
-
-def check_every_primitive_runs(
-    graph: PrimitiveGraph, candidates: Sequence[Candidate], refusals: Mapping[str, int]
-) -> None:
-    """Say which primitive no provider takes, before a solver finds that there is no plan.
-
-    Raises:
-        UnprovidedError: the outputs can't be computed without a primitive that is in no candidate.
-    """
-    covered = {p for candidate in candidates for p in candidate.group.primitives}
-    known, before = set(graph.given), -1
-    while len(known) != before:
-        before = len(known)
-        known |= {graph.primitives[p].output for p in covered if known.issuperset(graph.primitives[p].inputs)}
-    if known.issuperset(value for _, value in graph.outputs):
-        return
-    for producers in graph.producers:
-        if producers and not covered.intersection(producers):
-            primitive = graph.primitives[producers[0]]
-            origin = graph.origins[producers[0]] if graph.origins else ""
-            reasons = "; ".join(sorted(refusals)[:4])
-            raise UnprovidedError(
-                f"no provider runs {primitive.op} of type {graph.types[primitive.output]}",
-                where=f"node {origin}" if origin else f"value %{primitive.output}",
-                hint=f"The providers say: {reasons}",
-            )
-    raise UnprovidedError("no provider runs some primitives, and others need each other")
 
 
 def _owned(graph: PrimitiveGraph, candidate: Candidate) -> tuple[Port, ...]:

@@ -23,6 +23,7 @@ from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
 from korch.program.problem import Certificate, Plan, Problem, Status
 from korch.program.solve import Solver
+from korch.search.infeasible import no_working_plan
 from korch.search.instance import PLAIN, Interface, make_problem
 from korch.search.ledger import Ledger
 from korch.search.measure import measure_some
@@ -349,22 +350,22 @@ class Search:
         if left_s is not None:
             least_s = self.limits.first_seconds if best is None else self.limits.last_seconds
             seconds = max(min(least_s, seconds), min(seconds, left_s))
-        plan = self.ledger.solve(
-            self.solver,
-            costs_ns,
-            is_measured=is_measured,
-            seconds=seconds,
-            hint=best[1] if best else None,
-            lower_bound_ns=bound_ns,
-            excluded=self._failed(),
-            gap=gap,
-        )
-        found = plan.certificate
-        if found.status is Status.INFEASIBLE:
-            raise InfeasibleError(
-                "the candidates that work do not make up a plan",
-                hint="Run `korch doctor`; `korch --verbose optimize` says why candidates failed",
+        try:
+            plan = self.ledger.solve(
+                self.solver,
+                costs_ns,
+                is_measured=is_measured,
+                seconds=seconds,
+                hint=best[1] if best else None,
+                lower_bound_ns=bound_ns,
+                excluded=self._failed(),
+                gap=gap,
             )
+            if plan.certificate.status is Status.INFEASIBLE:
+                raise InfeasibleError("the candidates that work do not make up a plan")
+        except InfeasibleError as error:
+            raise no_working_plan(self.graph, self.candidates, self.ledger.records, error) from error
+        found = plan.certificate
         if found.status is Status.UNKNOWN:
             raise InfeasibleError(
                 f"the solver found no plan within {seconds:.0f} s",
