@@ -20,9 +20,9 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.program.problem import Status
 from korch.program.solve import solve
 from korch.provider.generated import GeneratedProvider
+from korch.search.infeasible import check_every_primitive_runs
 from korch.search.instance import collect_candidates, make_problem
 from korch.search.ledger import Ledger
-from korch.search.infeasible import check_every_primitive_runs
 from korch.search.loop import Search
 from korch.search.measure import confirm
 from korch.search.recall import Solved, keep_solved, recall_solved
