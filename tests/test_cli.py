@@ -301,6 +301,30 @@ def test_stages_read_what_others_print(folder: Path, cache_folder: Path, tmp_pat
     assert "expected an ONNX model" in capsys.readouterr().err
 
 
+def test_stages_read_what_others_print_of_a_model_in_segments(
+    folder: Path, cache_folder: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    path, options = tmp_path / "graph.txt", ["--cache-folder", str(cache_folder), "--partition", "3"]
+
+    def printed(stage: str, source: Path) -> str:
+        bounds = ["--no-measure"] if stage in ("orchestrate", "lower") else []
+        assert main([stage, str(source), *options, *bounds]) == 0
+        return capsys.readouterr().out
+
+    model = folder / "mlp.onnx"
+    saturated = printed("saturate", model)
+    assert saturated.startswith("model(") and saturated.count("segment(") > 1
+    path.write_text(saturated)
+    for stage in ("candidates", "orchestrate", "lower"):
+        assert printed(stage, path) == printed(stage, model)
+    instances = printed("orchestrate", path)
+    assert main(["saturate", str(path), *options]) == 1
+    assert "it has its alternatives already" in capsys.readouterr().err
+    path.write_text(instances)
+    plans = printed("orchestrate", path)
+    assert plans.count("plan optimal") == plans.count("block ") == instances.count("block ") > 1
+
+
 def test_a_stage_has_the_flags_that_apply(folder: Path, capsys: Capture) -> None:
     with pytest.raises(SystemExit):
         main(["fission", str(folder / "mlp.onnx"), "--gap", "0.1"])

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from korch.equivalence.saturate import saturate
+from korch.errors import InvalidGraphError
 from korch.partition.block import find_blocks, form
 from korch.partition.join import join
 from korch.partition.segment import extract, whole_segment
 from korch.partition.split import split_segments
+from korch.partition.text import format_partition, parse_partition
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
 from korch.primitive.types import DType, ValueType
@@ -136,3 +138,43 @@ def test_a_small_model_stays_as_it_is() -> None:
     partition = find_blocks(graph, [segment], REWRITE)
     assert partition.is_whole
     assert join(partition).graph is partition.instances[0].graph
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_model_in_segments_is_read_as_it_was_written(seed: int) -> None:
+    graph = layers(5, seed) if seed < 2 else random_graph(np.random.default_rng(seed), primitives=20, linear=True)
+    partition = find_blocks(graph, split_segments(graph, 4), REWRITE)
+    assert not partition.is_whole
+    text = format_partition(partition)
+    again = parse_partition(text)
+    assert format_partition(again) == text
+    assert [block.instances for block in again.blocks] == [block.instances for block in partition.blocks]
+    assert [form(i.graph) for i in again.instances] == [form(i.graph) for i in partition.instances]
+    joined, given = join(again).graph, join(partition).graph
+    assert (joined.types, joined.primitives, joined.outputs) == (given.types, given.primitives, given.outputs)
+    assert len(joined.constants) == len(given.constants)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("graph() -> ()", "line 1: the text does not begin with 'model(', or has no segments"),
+        ('model(%0 "x": f32[4]) -> (%0 "y")\nsegment(%0) -> ()', "can't read 'segment(%0) -> ()'"),
+        (
+            'model(%0 "x": f32[4]) -> (%1 "y")\nsegment(%0) -> (%1) price=0\ngraph() -> ()',
+            "'segment(%0) -> (%1) price=0' has other numbers of values than its graph",
+        ),
+        (
+            'model(%0 "x": f32[4]) -> (%2 "y")\nsegment() -> () price=0\ngraph() -> ()',
+            'model(%0 "x": f32[4]) -> (%2 "y"): the values of the model are not numbered 0, 1, 2, ...',
+        ),
+    ],
+)
+def test_a_text_that_is_no_model_in_segments_is_refused(text: str, message: str) -> None:
+    if "%2" in text:
+        text = text.replace("segment() -> ()", "segment(%0) -> (%2)").replace(
+            "graph() -> ()", 'graph(%0 "a": f32[4]) -> (%1 "b")\n%1: f32[4] = neg(%0)'
+        )
+    with pytest.raises(InvalidGraphError) as info:
+        parse_partition(text)
+    assert str(info.value).startswith(message)

@@ -219,11 +219,7 @@ def _result(search: BlockSearch, choice: Choice, steps: Sequence[Candidate]) -> 
 def _describe(partition: Partition, search: BlockSearch, choice: Choice, uses: Uses) -> dict[str, Any]:
     """Return what the report says of segments."""
     cuts = [
-        {
-            "values": sorted(instance.segment.values[value] for _, value in instance.segment.graph.outputs),
-            "price_bytes": instance.segment.price_bytes,
-        }
-        for instance in partition.instances
+        {"values": sorted(instance.outputs), "price_bytes": instance.price_bytes} for instance in partition.instances
     ]
     return {
         "segments": len(partition.instances),

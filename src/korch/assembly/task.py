@@ -133,11 +133,8 @@ def interfaces_of(partition: Partition, block: Block, lanes: int, kinds: Sequenc
     inputs = [value for _, value in graph.inputs]
     outputs = [value for _, value in graph.outputs if value not in graph.given]
     ends = {value for _, value in (*partition.source.inputs, *partition.source.outputs)}
-    is_end = any(
-        partition.instances[i].segment.values[value] in ends
-        for i in block.instances
-        for _, value in (*partition.instances[i].segment.graph.inputs, *partition.instances[i].segment.graph.outputs)
-    )
+    instances = [partition.instances[i] for i in block.instances]
+    is_end = any(not ends.isdisjoint((*instance.inputs, *instance.outputs)) for instance in instances)
     found = [PLAIN]
     for kind in kinds:
         sides = [(inputs, outputs), ([], outputs), (inputs, [])] if is_end else [(inputs, outputs)]

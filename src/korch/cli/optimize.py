@@ -73,16 +73,16 @@ def _dry_run(parsed: argparse.Namespace) -> int:
 def print_stage(parsed: argparse.Namespace) -> int:
     """Run the stages up to one, and print its result."""
     from korch.program.solve import solve
-    from korch.program.text import format_plan, parse_problem
+    from korch.program.text import format_plan, parse_problems
 
     options = options_of(parsed)
     if parsed.model.suffix == ".txt" and parsed.stage == "orchestrate":
         text = _read_text(parsed.model)
-        if not text.startswith("graph("):
-            limits = options.search
-            problem = parse_problem(text.partition("\nplan ")[0])
-            plan = solve(problem, seconds=limits.solver_seconds, limits=limits)
-            print(format_plan(plan), end="")
+        if not text.startswith(("graph(", "model(")):
+            limits, problems = options.search, parse_problems(text)
+            for b, problem in enumerate(problems):
+                print(f"block {b}\n" if len(problems) > 1 else "", end="")
+                print(format_plan(solve(problem, seconds=limits.solver_seconds, limits=limits)), end="")
             return 0
     _run_stages(parsed, options, parsed.stage, [parsed.stage])
     return 0
@@ -96,7 +96,7 @@ def _stop_after(parsed: argparse.Namespace) -> int:
 def _run_stages(parsed: argparse.Namespace, options: Options, last: str, printed: Sequence[str]) -> None:
     """Run the stages up to `last`, from a model or from the text of a graph; print some results."""
     from korch.pipeline import Run, run_until
-    from korch.primitive.text import parse_graph
+    from korch.pipeline.texts import read_graph_text
     from korch.report.progress import Bar
 
     with Bar(options.budget_s) as bar:
@@ -105,8 +105,12 @@ def _run_stages(parsed: argparse.Namespace, options: Options, last: str, printed
         if parsed.model.suffix == ".txt":
             if last in ("frontend", "fission"):
                 raise OptionError(f"{parsed.model} is the text of a graph", f"korch {last}", "an ONNX model")
-            run.split, first = parse_graph(_read_text(parsed.model)), "saturate"
-            if last != "saturate":  # the graph has its alternatives
+            first = read_graph_text(run, _read_text(parsed.model))
+            if last == "saturate" and first != last:
+                raise OptionError(
+                    "it has its alternatives already", str(parsed.model), "a text that korch fission printed"
+                )
+            if last != "saturate":
                 run.options = replace(options, ablation=replace(options.ablation, rules="none"))
         skip = () if "reference" in (last, *printed) or last == "build" else ("reference",)
         with run.resources:

@@ -9,7 +9,7 @@ one's weights; nothing rests on a hash.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +25,16 @@ class Instance:
     """A segment with its alternatives.
 
     Attributes:
-        segment: the segment.
-        graph: its graph with alternatives; its inputs and outputs are those of the segment's.
+        graph: its graph with alternatives.
+        inputs: the model's value for each input of the graph.
+        outputs: the same for each output.
+        price_bytes: what the cut behind it may cost, in bytes moved.
     """
 
-    segment: Segment
     graph: PrimitiveGraph
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    price_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,15 @@ class Partition:
     blocks: tuple[Block, ...]
     rules: SaturationReport
 
+    @staticmethod
+    def of(source: PrimitiveGraph, instances: Sequence[Instance], rules: SaturationReport) -> Partition:
+        """Return the model in segments, with equal segments as one block."""
+        members: dict[Any, list[int]] = {}
+        for number, instance in enumerate(instances):
+            members.setdefault(form(instance.graph), []).append(number)
+        blocks = tuple(Block(tuple(numbers), instances[numbers[0]].graph) for numbers in members.values())
+        return Partition(source, tuple(instances), blocks, rules)
+
     @property
     def is_whole(self) -> bool:
         """Whether the model is one segment, numbered as the model is."""
@@ -84,15 +97,16 @@ def find_blocks(
         spill: where large constants may wait.
     """
     instances, reports, spill = [], [], spill or Spill()
-    members: dict[Any, list[int]] = {}
-    for number, segment in enumerate(segments):
+    for segment in segments:
         found, report = rewrite(segment.graph)
         found = spill.take(found, segment.graph)
-        instances.append(Instance(segment, found))
+        own = dict((*segment.graph.inputs, *segment.graph.outputs))
+        inputs, outputs = (
+            tuple(segment.values[own[name]] for name, _ in side) for side in (found.inputs, found.outputs)
+        )
+        instances.append(Instance(found, inputs, outputs, segment.price_bytes))
         reports.append((report, segment.values))
-        members.setdefault(form(found), []).append(number)
-    blocks = tuple(Block(tuple(numbers), instances[numbers[0]].graph) for numbers in members.values())
-    return Partition(graph, tuple(instances), blocks, merge_reports(reports))
+    return Partition.of(graph, instances, merge_reports(reports))
 
 
 def form(graph: PrimitiveGraph) -> tuple[Any, ...]:

@@ -122,14 +122,11 @@ class _Joiner:
         return self.constant_ids[key]
 
     def add(self, instance: Instance) -> None:
-        graph, segment = instance.graph, instance.segment
-        before = dict(segment.graph.inputs)
-        known = {value: self.of_model[segment.values[before[name]]] for name, value in graph.inputs}
+        graph = instance.graph
+        known = {v: self.of_model[whole] for (_, v), whole in zip(graph.inputs, instance.inputs, strict=True)}
         known |= {value: self.constant(c) for value, c in graph.constants.items()}
         values = tuple(known[value] if value in known else self.new(type_) for value, type_ in enumerate(graph.types))
-        before = dict(segment.graph.outputs)
-        for name, value in graph.outputs:
-            self.of_model[segment.values[before[name]]] = values[value]
+        self.of_model |= {whole: values[v] for (_, v), whole in zip(graph.outputs, instance.outputs, strict=True)}
         self.values.append(values)
         self.firsts.append(len(self.primitives))
         self.primitives += [

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from korch.assembly.task import Task
+from korch.partition.join import join
+from korch.partition.text import format_partition, parse_partition
 from korch.pipeline.run import Run
-from korch.primitive.text import format_graph
+from korch.primitive.text import format_graph, parse_graph
 from korch.program.problem import Plan
-from korch.program.text import format_plan, format_problem
+from korch.program.text import format_plan, format_problems
 from korch.report.kernel import operations_of
 from korch.search.instance import make_problem
 from korch.search.result import Round
@@ -26,11 +28,23 @@ def split_text(run: Run) -> str:
 
 
 def blocks_text(run: Run) -> str:
-    """Return the graph of each block with its alternatives."""
-    blocks = run.partition.blocks
-    if len(blocks) == 1:
-        return format_graph(blocks[0].graph)
-    return "\n".join(f"# block {i + 1} of {len(blocks)}\n{format_graph(b.graph)}" for i, b in enumerate(blocks))
+    """Return the segments of the model with their alternatives."""
+    return format_partition(run.partition)
+
+
+def read_graph_text(run: Run, text: str) -> str:
+    """Set what the text of "fission" or "saturate" says; return the name of the next stage.
+
+    Raises:
+        InvalidGraphError: a line can't be read.
+    """
+    if text.startswith("graph("):
+        run.split = parse_graph(text)
+        return "saturate"
+    run.partition = parse_partition(text)
+    run.joined = join(run.partition)
+    run.split = run.joined.graph
+    return "reference"
 
 
 def reference_text(run: Run) -> str:
@@ -60,13 +74,10 @@ def candidates_text(run: Run) -> str:
 
 
 def plan_text(run: Run) -> str:
-    """Return the program of each block with its costs, and the best plan."""
-    lines = []
+    """Return the program of each block in its plain layouts, with its costs, and the best plan."""
     found = run.outcome.found
-    for b, task in enumerate(run.tasks):
-        if len(run.tasks) > 1:
-            lines.append(f"# block {b + 1} of {len(run.tasks)}, in its plain layouts\n")
-        lines.append(format_problem(make_problem(task.block.graph, task.candidates, run.ledger.cost_ns)))
+    problems = (make_problem(task.block.graph, task.candidates, run.ledger.cost_ns) for task in run.tasks)
+    lines = [format_problems(tuple(problems))]
     if run.partition.is_whole:
         places = {id(c): k for k, c in enumerate(run.tasks[0].candidates)}
         chosen = tuple(places[id(c)] for c in found.steps if id(c) in places)

@@ -30,24 +30,35 @@ from korch.primitive.ops import OPS
 from korch.primitive.types import ValueType
 
 INLINE_ELEMENTS = 8
+_NAMED = re.compile(r'%(\d+) "((?:[^"\\]|\\.)*)"(?:: (\w+\[[\d,]*\]))?')
 # What would end a line inside a quoted name (`str.splitlines` knows all of these).
 _ESCAPES = {c: f"\\u{ord(c):04x}" for c in "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"}
 
 
 def format_graph(graph: PrimitiveGraph) -> str:
     """Return the text form of a graph."""
-    inputs = ", ".join(f"%{v} {_quote(name)}: {graph.types[v]}" for name, v in graph.inputs)
-    outputs = ", ".join(f"%{v} {_quote(name)}" for name, v in graph.outputs)
-    lines = [f"graph({inputs}) -> ({outputs})"]
+    lines = [f"graph{format_ends(graph)}"]
     for value, type_ in enumerate(graph.types):
         if value in graph.constants:
-            lines.append(f"%{value}: {type_} = constant {{{_elements(graph.constants[value])}}}")
+            lines.append(format_constant(value, graph.constants[value]))
         for position, p in enumerate(graph.producers[value]):
             head = "   | " if position else f"%{value}: {type_} = "
             origin = graph.origins[p] if graph.origins else ""
             comment = f"   # {origin}" if origin else ""
             lines.append(head + format_primitive(graph.primitives[p]) + comment)
     return "\n".join(lines) + "\n"
+
+
+def format_ends(graph: PrimitiveGraph) -> str:
+    """Return the inputs and outputs of a graph as `(%0 "x": f32[4]) -> (%1 "y")`."""
+    inputs = ", ".join(f"%{v} {_quote(name)}: {graph.types[v]}" for name, v in graph.inputs)
+    outputs = ", ".join(f"%{v} {_quote(name)}" for name, v in graph.outputs)
+    return f"({inputs}) -> ({outputs})"
+
+
+def format_constant(value: int, constant: Constant) -> str:
+    """Return the line of a constant."""
+    return f"%{value}: {constant.type} = constant {{{_elements(constant)}}}"
 
 
 def format_primitive(primitive: Primitive) -> str:
@@ -77,6 +88,28 @@ def parse_graph(text: str, constants: Mapping[str, Array] | None = None) -> Prim
         InvalidGraphError: a line can't be read.
     """
     return _Parser(constants or {}).parse(text)
+
+
+def parse_ends(text: str) -> tuple[list[tuple[str, int, ValueType]], list[tuple[str, int]]]:
+    """Return the inputs, with their types, and the outputs that print as `text`."""
+    named = _NAMED.findall(text)  # inputs have a type, outputs have none
+    inputs = [(_unquote(name), int(value), ValueType.parse(type_)) for value, name, type_ in named if type_]
+    return inputs, [(_unquote(name), int(value)) for value, name, type_ in named if not type_]
+
+
+def parse_constants(text: str, constants: Mapping[str, Array] | None = None) -> dict[int, Constant]:
+    """Return the constants of some lines, by value.
+
+    Args:
+        text: one constant a line.
+        constants: as for `parse_graph`.
+
+    Raises:
+        InvalidGraphError: a line can't be read.
+    """
+    parser = _Parser(constants or {})
+    parser.lines(text, 1)
+    return parser.constants
 
 
 @cache
@@ -116,7 +149,6 @@ class _Parser:
 
     _VALUE = re.compile(r"%(\d+): (\S+) = (.*)$")
     _CALL = re.compile(r"(\w+)\(([^)]*)\)(?: \{(.*)\})?$")
-    _NAMED = re.compile(r'%(\d+) "((?:[^"\\]|\\.)*)"(?:: (\w+\[[\d,]*\]))?')
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         self.arrays = arrays
@@ -130,17 +162,9 @@ class _Parser:
         head, _, body = text.partition("\n")
         if not head.startswith("graph("):
             raise InvalidGraphError("the text does not begin with 'graph('", where="line 1")
-        named = self._NAMED.findall(head)  # inputs have a type, outputs have none
-        inputs = [(_unquote(n), int(v), t) for v, n, t in named if t]
-        outputs = [(_unquote(n), int(v)) for v, n, t in named if not t]
-        for _, value, type_ in inputs:
-            self.types[value] = ValueType.parse(type_)
-        for number, line in enumerate(body.splitlines(), 2):
-            if line.strip():
-                try:
-                    self._line(line)
-                except (ValueError, KeyError, TypeError, SyntaxError) as error:
-                    raise InvalidGraphError(f"can't read {line.strip()!r}: {error}", where=f"line {number}") from error
+        inputs, outputs = parse_ends(head)
+        self.types |= {value: type_ for _, value, type_ in inputs}
+        self.lines(body, 2)
         if sorted(self.types) != list(range(len(self.types))):
             raise InvalidGraphError("the values are not numbered 0, 1, 2, ...")
         return PrimitiveGraph(
@@ -151,6 +175,15 @@ class _Parser:
             constants=self.constants,
             origins=tuple(self.origins),
         )
+
+    def lines(self, text: str, first: int) -> None:
+        """Read lines, of which the first has the number `first`."""
+        for number, line in enumerate(text.splitlines(), first):
+            if line.strip():
+                try:
+                    self._line(line)
+                except (ValueError, KeyError, TypeError, SyntaxError) as error:
+                    raise InvalidGraphError(f"can't read {line.strip()!r}: {error}", where=f"line {number}") from error
 
     def _line(self, line: str) -> None:
         content, _, origin = line.partition("   # ")

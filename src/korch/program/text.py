@@ -12,14 +12,14 @@
     plan optimal objective=1200 bound=1200 kernels=2 measured=1 bound-costs
     k0
 
-The first block is an instance, in this order of lines; the second a plan. A comment runs from `#`
-to the end of its line.
+The first block is an instance, in this order of lines; the second a plan. Several instances follow
+lines `block 0`, `block 1`, .... A comment runs from `#` to the end of its line.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from korch.errors import InvalidGraphError
 from korch.program.problem import Certificate, Kernel, Plan, Port, Problem, Status, Step
@@ -48,6 +48,23 @@ def format_problem(problem: Problem) -> str:
         owns = f" owns {' '.join(map(str, kernel.owns))}" if kernel.owns else ""
         lines.append(f"k{k}: {steps} | {inputs} -> {outputs} | {kernel.cost_ns} {kind}{owns}")
     return "\n".join(lines) + "\n"
+
+
+def format_problems(problems: Sequence[Problem]) -> str:
+    """Return the text form of the instances of a model's blocks; of one, without its number."""
+    texts = [format_problem(problem) for problem in problems]
+    return texts[0] if len(texts) == 1 else "".join(f"block {b}\n{text}" for b, text in enumerate(texts))
+
+
+def parse_problems(text: str) -> tuple[Problem, ...]:
+    """Return the instances that print as `text`; a plan that follows them is skipped.
+
+    Raises:
+        InvalidGraphError: a line can't be read.
+    """
+    instances = re.split(r"^plan ", text, maxsplit=1, flags=re.MULTILINE)[0]
+    first, *others = re.split(r"^block \d+$", instances, flags=re.MULTILINE)
+    return tuple(map(parse_problem, others or (first,)))
 
 
 def parse_problem(text: str) -> Problem:
