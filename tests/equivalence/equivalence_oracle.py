@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from korch.equivalence.rule import AnyRule
-from korch.equivalence.saturate import SaturationReport, matches, saturate
+from korch.equivalence.rule import AnyRule, RuleRefusal, View
+from korch.equivalence.saturate import SaturationReport, saturate
 from korch.primitive.check import check_graph
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.op import Array
@@ -30,7 +30,10 @@ def apply_rules(
 
 def refusals(graph: PrimitiveGraph, rule: AnyRule) -> list[str | None]:
     """Return per match of a rule the reason why it refuses; None where it applies."""
-    return [None if answer is None else answer.reason for _, answer in matches(graph, rule)]
+    view = View(GraphBuilder.from_graph(graph), [value for _, value in graph.outputs])
+    matches = (match for root in view.primitives if root.op in rule.roots for match in rule.match(view, root))
+    answers = (rule.refuse(view, match) for match in matches)
+    return [answer.reason if isinstance(answer, RuleRefusal) else None for answer in answers]
 
 
 def random_inputs(graph: PrimitiveGraph, seed: int, *, integers: bool) -> dict[str, Array]:
