@@ -271,6 +271,21 @@ def tokens(kind: str = "f64") -> str:
     )
 
 
+def means(
+    kind: str = "f64", count: str = "4.0", op: str = "div", shapes: tuple[str, str] = ("2,3", "2,1"), axis: int = 1
+) -> str:
+    """Return the text of the sums of means over the last axis of 2x3x4 elements."""
+    flat, out = shapes
+    return unary(
+        f"{kind}[2,3,4]",
+        f"{kind}[2,3,1] = reduce_sum(%0) {{axes=(2,)}}",
+        f"{kind}[2,3,1] = constant {{uniform={count}}}",
+        f"{kind}[2,3,1] = {op}(%1, %2)",
+        f"{kind}[{flat}] = reshape(%3) {{shape=({flat},)}}",
+        f"{kind}[{out}] = reduce_sum(%4) {{axes=({axis},)}}",
+    )
+
+
 FIRING: tuple[tuple[str, str], ...] = (
     (
         "transposes-compose",
@@ -375,6 +390,20 @@ FIRING: tuple[tuple[str, str], ...] = (
     ("sum-of-products-is-matmul", outer("3,1,4", "2,4", "2", "3,2,1")),
     ("sum-of-products-is-matmul", outer("3,2,1", "3,1,4", "0", "1,2,4")),
     ("sum-is-matmul-with-ones", rows()),
+    ("sums-of-sums-merge", means()),
+    ("sums-of-sums-merge", means(op="mul")),
+    ("sums-of-sums-merge", means(shapes=("1,2,3", "1,2,3"), axis=0)),
+    *(
+        (
+            "sums-of-sums-merge",
+            unary(
+                f"{kind}[2,3,4]",
+                f"{kind}[1,3,4] = reduce_sum(%0) {{axes=(0,)}}",
+                f"{kind}[1,3,1] = reduce_sum(%1) {{axes=(2,)}}",
+            ),
+        )
+        for kind in ("f64", "i32")
+    ),
     ("squares-are-summed-with-their-mean", moments()),
     ("mean-is-summed-with-its-squares", moments()),
     ("sum-of-linear-is-linear-of-sum", pooled()),
@@ -482,6 +511,10 @@ REFUSING: tuple[tuple[str, str, str], ...] = (
         )
     ),
     ("sum-is-matmul-with-ones", "a sum of integers wraps", rows(kind="i32")),
+    ("sums-of-sums-merge", "a reshape joins or splits axes between the sums", means(shapes=("6", "1"), axis=0)),
+    ("sums-of-sums-merge", "a division of integers", means("i32", "4")),
+    ("sums-of-sums-merge", "a scale or shift is not finite", means(count="1e999")),
+    ("sums-of-sums-merge", "a scale or shift is not finite", means(count="0.0")),
     ("sum-is-matmul-with-ones", "the sum is not over the columns", rows(0)),
     *(
         ("squares-are-summed-with-their-mean", reason, text)

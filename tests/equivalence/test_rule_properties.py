@@ -419,6 +419,27 @@ def test_moments(offset: float, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("integers", [False, True])
+def test_sums_of_sums(integers: bool) -> None:
+    for seed in range(30):
+        draft = Draft(seed, integers=integers)
+        rng = draft.rng
+        shape = numbers(rng, 4, 1, 5)
+        order = [int(axis) for axis in rng.permutation(4)]
+        inner, outer = tuple(sorted(order[:2])), (order[2],)
+        total = draft.add("reduce_sum", (draft.input(*shape),), ReduceAttributes(inner))
+        if rng.integers(2):
+            total = draft.add("mul", (total, full(draft, draft.shape(total), 2.0)))
+        if rng.integers(2):  # as keepdims=0 writes it
+            kept = tuple(n for axis, n in enumerate(shape) if axis not in inner)
+            outer = (sum(axis not in inner for axis in range(order[2])),)
+            total = draft.add("reshape", (total,), ReshapeAttributes(kept))
+        graph = draft.finish(draft.add("reduce_sum", (total,), ReduceAttributes(outer)))
+        result, report = apply_rules(graph, [reductions.SUMS_OF_SUMS_MERGE])
+        assert report.rules[0].fired == 1
+        assert_alternatives_agree(result, graph, seed=seed)
+
+
+@pytest.mark.parametrize("integers", [False, True])
 def test_functions_of_moved_values(integers: bool) -> None:
     fired = 0
     for seed in range(30):

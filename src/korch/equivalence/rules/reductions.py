@@ -213,6 +213,73 @@ def _build_moment(writer: Writer, witness: MomentWitness) -> int:
     return writer.add("sub", (squares, writer.add("mul", (total, mean))))
 
 
+# A sum of sums
+
+
+@dataclass(frozen=True, slots=True)
+class NestedSums:
+    """A sum of sums.
+
+    Attributes:
+        root: the outer sum.
+        scaled: the product or quotient with a number between the two, or None.
+        inner: the inner sum.
+    """
+
+    root: Primitive
+    scaled: Primitive | None
+    inner: Primitive
+
+
+@dataclass(frozen=True, slots=True)
+class SumWitness:
+    """The elements, the axes of the sum, the root's shape, and the scale that follows, if any."""
+
+    x: int
+    axes: Shape
+    shape: Shape
+    scale: tuple[str, float] | None
+
+
+def _match_nested(view: View, root: Primitive) -> Iterator[NestedSums]:
+    read = root.inputs[0]
+    for value in (read, *(reshape.inputs[0] for reshape in view.producing(read, "reshape"))):
+        for inner in view.producing(value, root.op):
+            yield NestedSums(root, None, inner)
+        for scaled in view.producing(value, "mul", "div"):
+            for inner in view.producing(scaled.inputs[0], root.op):
+                if view.number(scaled.inputs[1]) is not None:
+                    yield NestedSums(root, scaled, inner)
+
+
+def _refuse_nested(view: View, match: NestedSums) -> SumWitness | RuleRefusal:
+    root = match.root
+    kept, read = view.shape(match.inner.output), view.shape(root.inputs[0])
+    places = [axis for axis, n in enumerate(kept) if n != 1]
+    if [kept[axis] for axis in places] != [n for n in read if n != 1]:
+        return RuleRefusal("a reshape joins or splits axes between the sums", root.output)
+    outer = dict(zip((axis for axis, n in enumerate(read) if n != 1), places, strict=True))
+    axes = {*_axes(match.inner), *(outer[axis] for axis in _axes(root) if axis in outer)}
+    scale = None
+    if match.scaled is not None:
+        if not view.type(root.output).dtype.is_float:
+            return RuleRefusal("a division of integers", root.output)
+        number = view.number(match.scaled.inputs[1])
+        if number is None or not math.isfinite(number) or (number == 0 and match.scaled.op == "div"):
+            return RuleRefusal("a scale or shift is not finite", root.output)
+        scale = (match.scaled.op, number)
+    return SumWitness(match.inner.inputs[0], tuple(sorted(axes)), view.shape(root.output), scale)
+
+
+def _build_nested(writer: Writer, witness: SumWitness) -> int:
+    total = writer.add("reduce_sum", (witness.x,), ReduceAttributes(witness.axes))
+    total = writer.reshape(total, witness.shape)
+    if witness.scale is None:
+        return total
+    op_name, number = witness.scale
+    return writer.add(op_name, (total, writer.along(np.array(number), 0, writer.type(total))))
+
+
 SUM_OF_PRODUCTS_IS_MATMUL = Rule(
     name="sum-of-products-is-matmul",
     law="Σ_k a[m,k] b[k,n] = (a b)[m,n]",
@@ -253,10 +320,21 @@ MEAN_IS_SUMMED_SHIFTED = Rule(
     build=_build_moment,
     reorders=True,
 )
+SUMS_OF_SUMS_MERGE = Rule(
+    name="sums-of-sums-merge",
+    law="Σ_a s Σ_b x = s Σ_ab x, as of a mean over the rows of means over the columns",
+    source="distributivity; a finite sum in another order",
+    roots=("reduce_sum",),
+    match=_match_nested,
+    refuse=_refuse_nested,
+    build=_build_nested,
+    reorders=True,
+)
 
 RULES: tuple[AnyRule, ...] = (
     SUM_OF_PRODUCTS_IS_MATMUL,
     SUM_IS_MATMUL_WITH_ONES,
     SQUARES_ARE_SUMMED_IN_ONE_PASS,
     MEAN_IS_SUMMED_SHIFTED,
+    SUMS_OF_SUMS_MERGE,
 )
