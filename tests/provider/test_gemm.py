@@ -233,14 +233,14 @@ def test_heads_are_read_and_written_in_place(target, builder, rng):
 @pytest.mark.parametrize(
     ("expected", "make"),
     [
-        ("it is not one matrix product", lambda g, y: g.add("exp", [g.tensor(3, 4)])),
-        ("reduce_sum is not fused into the product", lambda g, y: g.add("reduce_sum", [y], ReduceAttributes((1,)))),
+        ("it is not one of matmul", lambda g, y: g.add("exp", [g.tensor(3, 4)])),
+        ("reduce_sum is not fused into a product", lambda g, y: g.add("reduce_sum", [y], ReduceAttributes((1,)))),
         ("the elements are not all float32", lambda g, y: g.add("less", [y, y])),
         (
             "an operand is computed in the group",
             lambda g, y: g.add("matmul", [g.add("exp", [g.tensor(3, 4)]), g.weights(4, 16)]),
         ),
-        ("the result is empty or too large", lambda g, y: g.add("matmul", [g.tensor(0, 4), g.weights(4, 16)])),
+        ("a tensor is empty", lambda g, y: g.add("matmul", [g.tensor(0, 4), g.weights(4, 16)])),
     ],
 )
 def test_refusals(target, expected, make):
@@ -254,9 +254,12 @@ def test_refusals(target, expected, make):
     ("expected", "make"),
     [
         ("the columns of an output are not adjacent in memory", lambda g, y: transposed(g, y, 1, 0)),
-        ("an operand of add is not fused into the product", lambda g, y: g.add("add", [y, transposed(g, y, 1, 0)])),
         (
-            "a slice leaves out results of the product",
+            "operands have the results of the product in different orders",
+            lambda g, y: g.add("add", [y, transposed(g, y, 1, 0)]),
+        ),
+        (
+            "an output is not computed from the product element by element",
             lambda g, y: g.add("slice", [y], SliceAttributes((0, 0), (4, 16), (1, 1))),
         ),
     ],
@@ -265,6 +268,24 @@ def test_refusals_of_a_kernel(target, expected, make):
     g = Graph()
     group = g.group(make(g, g.add("matmul", [g.tensor(16, 8), g.weights(8, 16)])))
     assert GemmProvider().offer(group, target) == Refusal(expected)
+
+
+def test_large_results_are_offered(target):
+    g = Graph()
+    y = g.add("matmul", [g.tensor(4096, 8), g.weights(8, 4096)])
+    assert not isinstance(GemmProvider().offer(g.group(g.with_number("max", y, 0.0)), target), Refusal)
+
+
+def test_what_is_computed_beside_the_product(target, builder, rng):
+    g = Graph()
+    y = g.add("matmul", [g.tensor(5, 8), g.weights(8, 33)])
+    beside = g.add("exp", [g.with_number("mul", g.tensor(5, 33), 0.5)])
+    moved = g.add("reshape", [g.add("mul", [y, beside])], ReshapeAttributes((5, 3, 11)))
+    swapped = g.add("transpose", [moved], TransposeAttributes((1, 0, 2)))
+    check_offers(GemmProvider(), [g.group(g.add("tanh", [moved])), g.group(y, moved)], target, builder, rng)
+    assert GemmProvider().offer(g.group(swapped), target) == Refusal(
+        "the columns of an output are not adjacent in memory"
+    )
 
 
 def test_operands_whose_terms_are_apart_are_refused(target):

@@ -182,10 +182,10 @@ def a_reduction(g: Graph, y: int) -> int:
 @pytest.mark.parametrize(
     ("expected", "made"),
     [
-        ("an output is not computed from the convolution", None),
-        ("reduce_sum has another shape than the convolution", a_reduction),
+        ("an output is not computed from the convolution element by element", None),
+        ("an output is not computed from the convolution element by element", a_reduction),
         (
-            "an operand of add is not fused into the convolution",
+            "a tensor beside the convolution has neither its shape nor one number per channel",
             lambda g, y: g.with_tensor("add", y, g.tensor(1, 1, 6, 6)),
         ),
         ("the elements are not all float32", lambda g, y: g.add("less", [y, y])),

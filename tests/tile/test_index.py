@@ -30,6 +30,7 @@ from korch.tile.index import (
     substitute,
     turning_point,
     var,
+    vector_step,
 )
 
 NAMES = ("a", "b", "c")
@@ -202,3 +203,27 @@ def test_physical_offsets_are_those_of_packing(text):
     for point in points(ranges):
         place = value(offset, point)
         assert packed[place] == 1 + np.ravel_multi_index(tuple(point.values()), shape)
+
+
+WIDE = {"m": (0, 4), "n": (0, 511)}
+
+
+@pytest.mark.parametrize(
+    ("expr", "step"),
+    [
+        (add(scale(var("m"), 7), var("n"), Expr(3)), 1),
+        (var("m"), 0),
+        (scale(var("n"), 2), 2),
+        (quotient(var("n"), 64, WIDE), 0),
+        (remainder(add(var("n"), scale(var("m"), 16)), 64, WIDE), 1),
+        (remainder(add(var("n"), scale(var("m"), 8)), 64, WIDE), None),
+        (remainder(var("n"), 24, WIDE), None),
+        (entry((3, 1, 2), var("n"), {"n": (0, 2)}), None),
+    ],
+)
+def test_steps_inside_of_whole_vectors(expr, step):
+    assert vector_step(expr, "n", 16) == step
+    if step is not None:
+        for m, n in itertools.product(range(5), range(0, 512, 16)):
+            values = [value(expr, {"m": m, "n": n + lane}) for lane in range(16)]
+            assert values == [values[0] + step * lane for lane in range(16)]

@@ -19,6 +19,28 @@ LONGEST_TABLE = 4096
 INFIX = {"add": "+", "sub": "-", "mul": "*"}
 
 
+def applied(op: Apply, source: DType, arguments: Sequence[str], width: str) -> str:
+    """Return an elementwise operation of vectors as an expression.
+
+    Args:
+        op: the operation.
+        source: the element type of its last argument.
+        arguments: the texts of its arguments.
+        width: the text of the number of lanes.
+    """
+    type_, from_type = C_TYPE[op.dtype], C_TYPE[source]
+    if op.op in INFIX and op.dtype is not DType.BOOL:
+        return f"{arguments[0]} {INFIX[op.op]} {arguments[1]}"
+    if op.op != "cast":
+        return f"korch::op_{op.op}<{from_type}, {width}>({', '.join(arguments)})"
+    if op.dtype in NARROW_TYPE:
+        wide = f"korch::cast<float, {from_type}, {width}>({arguments[0]})"
+        return f"korch::rounded<{NARROW_TYPE[op.dtype]}, {width}>({wide})"
+    if op.dtype is DType.BOOL:
+        return f"korch::to_bool<{from_type}, {width}>({arguments[0]})"
+    return f"korch::cast<{type_}, {from_type}, {width}>({arguments[0]})"
+
+
 class OpPrinter:
     """What is computed inside of the loops of one pass."""
 
@@ -85,8 +107,6 @@ class OpPrinter:
                 return f"({condition}) ? {values[inside]} : {values[outside]}"
             case Apply(_, dtype, name, arguments):
                 given = [values[a] for a in arguments]
-                if name in INFIX and dtype is not DType.BOOL:
-                    return f"{given[0]} {INFIX[name]} {given[1]}"
                 source = next(o.dtype for o in self.pass_.ops if o.name == arguments[-1])
                 if name == "div" and variable and width == "W" and self._is_uniform(arguments[1], ranges, variable):
                     divisor = f"korch::lane<{type_}, {width}>({given[1]}, 0)"
@@ -94,16 +114,7 @@ class OpPrinter:
                     is_exact = any(self._is_given(argument) for argument in arguments)
                     function = "div_by" if is_exact else "div_nearly_by"
                     return f"korch::{function}<{type_}, {width}>({given[0]}, {divisor})"
-                if name == "cast" and dtype in NARROW_TYPE:
-                    wide = f"korch::cast<float, {C_TYPE[source]}, {width}>({given[0]})"
-                    return f"korch::rounded<{NARROW_TYPE[dtype]}, {width}>({wide})"
-                if name == "cast":
-                    return (
-                        f"korch::cast<{type_}, {C_TYPE[source]}, {width}>({given[0]})"
-                        if (dtype is not DType.BOOL)
-                        else f"korch::to_bool<{C_TYPE[source]}, {width}>({given[0]})"
-                    )
-                return f"korch::op_{name}<{C_TYPE[source]}, {width}>({', '.join(given)})"
+                return applied(op, source, given, width)
 
     def _is_uniform(self, name: str, ranges: Ranges, variable: str) -> bool:
         """Return whether all lanes along a variable hold the same number."""

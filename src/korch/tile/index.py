@@ -253,6 +253,27 @@ def breakpoints(expr: Expr, name: str, ranges: Ranges) -> set[int]:
     return found
 
 
+def vector_step(expr: Expr, name: str, lanes: int) -> int | None:
+    """Return the step between neighbours along a variable in whole vectors; None if it varies.
+
+    Whole vectors begin at multiples of `lanes`: with 16 lanes, n/64 is constant there, and n%64
+    grows by 1.
+    """
+    total = 0
+    for atom, coefficient in expr.terms:
+        if isinstance(atom, Var):
+            total += coefficient if atom.name == name else 0
+        elif name in _atom_variables(atom):
+            if not isinstance(atom, Quotient | Remainder) or atom.divisor % lanes:
+                return None
+            rest = add(atom.expr, scale(var(name), -1))
+            numbers = (rest.constant, *(number for _, number in rest.terms))
+            if name in rest.variables or any(number % lanes for number in numbers):
+                return None
+            total += coefficient if isinstance(atom, Remainder) else 0
+    return total
+
+
 def turning_point(expr: Expr, limit: int, name: str) -> set[int]:
     """Return the least value of a variable for which `expr < limit` differs from before."""
     slope = expr.coefficient(name)

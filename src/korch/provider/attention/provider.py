@@ -10,8 +10,9 @@ from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.shape import around
 from korch.provider.attention.groups import attention_groups
 from korch.provider.attention.match import Attention, match_group
-from korch.provider.gemm.match import Finish, Finisher, operand_place
-from korch.provider.gemm.place import Offsets
+from korch.provider.contraction import Fusion, NotFusedError
+from korch.provider.epilogue import Epilogue
+from korch.provider.gemm.match import Finish, Operand, epilogue_of, matrices_of, operand_of, print_finish, print_value
 from korch.provider.provider import Kernel, Threading, named_kernel
 from korch.target import Target
 
@@ -30,11 +31,11 @@ MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """All that is printed: the match, where operands lie, f, what follows, and the constants."""
+    """All that is printed: where the operands lie, f, what follows, and the constants."""
 
-    found: Attention
-    places: tuple[Offsets, Offsets, Offsets]
-    score: Finish
+    operands: tuple[Operand, Operand, Operand]
+    epilogue: Epilogue
+    score: tuple[str, ...]
     finish: Finish
     numbers: dict[str, int]
     workspace_bytes: int
@@ -69,7 +70,10 @@ class AttentionProvider:
             return found
         key = (group.key, target)
         if key not in self._plans:
-            self._plans[key] = _make_plan(group, found, target)
+            try:
+                self._plans[key] = _make_plan(group, found, target)
+            except NotFusedError as error:
+                self._plans[key] = Refusal(str(error))
         return self._plans[key]
 
 
@@ -84,43 +88,35 @@ def _make_plan(group: Group, found: Attention, target: Target) -> _Plan | Refusa
         return Refusal("there are too few queries, or nothing at all")
     if types[found.second.output].shape[:-2] != tuple(batch_axes):
         return Refusal("the products have different batches")
-    places = []
-    for product, operand in ((found.first, found.q), (found.first, found.k), (found.second, found.v)):
-        place = operand_place(group, product, operand, layouts)
-        if isinstance(place, Refusal):
-            return place
-        places.append(place)
-    q, k, v = places
-    if q.step != 1 or q.row_step is None:
+    fusion = Fusion(group, layouts, found.first, found.second)
+    scores, mixed = matrices_of(group.body, found.first), matrices_of(group.body, found.second)
+    q = operand_of(fusion, found.q, found.first.inputs[0], scores.a, scores.ranges)
+    k = operand_of(fusion, found.k, found.first.inputs[1], scores.b, scores.ranges)
+    v = operand_of(fusion, found.v, found.second.inputs[1], mixed.b, mixed.ranges)
+    if q.step != 1:
         return Refusal("the terms of the queries are not adjacent in memory")
     if not (_is_packable(k) and _is_packable(v)):
         return Refusal("keys or values lie neither by columns nor by terms")
-    score = Finisher(group, found.first, layouts, "s")
-    finish = Finisher(group, found.second, layouts)
-    before = score.follow(found.between) or score.value(found.weighed)
-    after = finish.follow(found.after) or finish.stores()
-    if isinstance(before, Refusal):
-        return before
-    if isinstance(after, Refusal):
-        return after
+    epilogue = epilogue_of(group, target.lanes)
+    before = print_value(fusion, found.first, found.weighed, epilogue)
+    after = print_finish(fusion, found.second, epilogue)
     numbers = _numbers(batch, m, n, terms, columns, target) | {
         "IS_GUARDED": int(found.is_guarded),
         "Q_STEP": q.row_step,
-        "K_ROW": k.row_step or 0,
-        "K_COLUMN": k.step or 0,
-        "V_ROW": v.row_step or 0,
-        "V_COLUMN": v.step or 0,
+        "K_ROW": k.row_step,
+        "K_COLUMN": k.step,
+        "V_ROW": v.row_step,
+        "V_COLUMN": v.step,
     }
     floats = _floats(numbers)
     if 4 * floats > MOST_BYTES:
         return Refusal("there are too many keys to pack")
-    return _Plan(found, (q, k, v), before, after, numbers, 4 * target.threads * floats)
+    return _Plan((q, k, v), epilogue, before, after, numbers, 4 * target.threads * floats)
 
 
-def _is_packable(place: Offsets) -> bool:
+def _is_packable(operand: Operand) -> bool:
     """Whether the elements of a row or of a column of a right operand are neighbours."""
-    step, row = place.step, place.row_step
-    return step is not None and row is not None and (step == 1 or row == 1)
+    return 1 in (operand.step, operand.row_step)
 
 
 def _numbers(batch: int, m: int, n: int, terms: int, columns: int, target: Target) -> dict[str, int]:
@@ -168,30 +164,21 @@ def _floats(numbers: dict[str, int]) -> int:
 
 
 def _print(plan: _Plan, comment: str, workspace: int) -> str:
-    tables = dict((*plan.score.tables, *plan.finish.tables))
-    starts = []
-    for name, place in zip("qkv", plan.places, strict=True):
-        text = place.text(0, "i")
-        if text is None:
-            text, tables[f"NAME_{name}"] = f"NAME_{name}[i]", place.offsets[0]
-        starts.append(f"  static long {name}(long i) {{ return {text or '0'}; }}\n")
+    starts = [
+        f"  static long {name}(long i) {{ return {plan.epilogue.expr(operand.start)}; }}\n"
+        for name, operand in zip("qkv", plan.operands, strict=True)
+    ]
     head = "".join(f"// {line}\n" for line in comment.splitlines())
     sizes = "".join(f"  static constexpr long {name} = {n};\n" for name, n in plan.numbers.items())
-    data = "".join(
-        f"static const int64_t {name}[] = {{{', '.join(map(str, table))}}};\n" for name, table in tables.items()
-    )
-    score, finish = ("".join(f"    {line}\n" for line in part.lines) for part in (plan.score, plan.finish))
-    found = plan.found
-    operands = ",\n      ".join(
-        f"static_cast<const float*>(buffers[{side.position}])" for side in (found.q, found.k, found.v)
-    )
+    score, finish = ("".join(f"    {line}\n" for line in part) for part in (plan.score, plan.finish.lines))
+    operands = ",\n      ".join(f"static_cast<const float*>(buffers[{side.position}])" for side in plan.operands)
     arguments = (
         "[[maybe_unused]] void* const* buffers, korch::Vec<float, W> y, "
         "[[maybe_unused]] long i, [[maybe_unused]] long m, [[maybe_unused]] long n"
     )
     return f"""{head}#include "korch_attention.h"
 
-{data}
+{plan.epilogue.tables}
 struct NAME_kernel {{
 {sizes}{"".join(starts)}  template <int W>
   static KORCH_INLINE korch::Vec<float, W> score({arguments}) {{

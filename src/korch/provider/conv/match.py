@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
 from dataclasses import dataclass
 
 from korch.candidate.candidate import Group, Refusal
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import DType
+from korch.provider.contraction import NotFusedError
+from korch.provider.epilogue import RESULT, ConvEpilogue
 from korch.provider.image import Image, read_image
-from korch.provider.steps import Steps
 
 WIDEST_DEPTHWISE = 7
 """Columns of a window of one channel: its loop is unrolled."""
@@ -24,14 +25,12 @@ class Link:
         primitive: it.
         weights: the position of its weights among the group's inputs.
         is_depthwise: whether each channel is computed from one, else each from all.
-        result: the variable of `finish` that the next convolution reads; "" for the last.
-        steps: the lines of `finish`.
+        steps: the lines of `finish`, which returns what the next convolution reads.
     """
 
     primitive: Primitive
     weights: int
     is_depthwise: bool
-    result: str
     steps: tuple[str, ...]
 
 
@@ -65,65 +64,40 @@ def match_group(group: Group) -> ConvChain | Refusal:
         return Refusal("the elements are not all float32")
     if any(body.types[p.output].rank != 4 for p in anchors):
         return Refusal("it does not have two spatial axes")
-    return _Matcher(group, anchors).run()
-
-
-class _Matcher:
-    def __init__(self, group: Group, anchors: Sequence[Primitive]) -> None:
-        self.group = group
-        self.body = group.body
-        self.anchors = anchors  # in order: each reads what the one before it gives
-        self.steps = [Steps(group, anchor) for anchor in anchors]
-        self.position = group.position
-
-    def run(self) -> ConvChain | Refusal:
-        image = read_image(self.group, self.anchors[0].inputs[0])
-        if isinstance(image, Refusal):
-            return image
-        for primitive in self.body.primitives:
-            if primitive not in (*image.moves, *self.anchors):
-                refusal = self._step(primitive)
-                if refusal is not None:
-                    return refusal
-        refusal = self.steps[-1].store()
+    image = read_image(group, anchors[0].inputs[0])
+    if isinstance(image, Refusal):
+        return image
+    for anchor in anchors:
+        refusal = _refuse(group, anchor)
         if refusal is not None:
             return refusal
-        links = []
-        for i in range(len(self.anchors)):
-            link = self._link(i)
-            if isinstance(link, Refusal):
-                return link
-            links.append(link)
-        if any(steps.full for steps in self.steps[:-1]):
-            return Refusal("a tensor is read between two convolutions")
-        return ConvChain(image, tuple(links), frozenset(self.steps[-1].full))
+    links, full = [], frozenset[int]()
+    try:
+        for anchor, following in itertools.zip_longest(anchors, anchors[1:]):
+            epilogue = ConvEpilogue(group, anchor)
+            is_last = following is None
+            steps = (*epilogue.stores(), f"return {RESULT};") if is_last else epilogue.value(following.inputs[0])
+            if epilogue.full and not is_last:
+                return Refusal("a tensor is read between two convolutions")
+            channels, weights = body.types[anchor.inputs[0]].shape[1], group.position[anchor.inputs[1]]
+            links.append(Link(anchor, weights, bool(is_depthwise(anchor, channels)), steps))
+            full = frozenset(epilogue.full)
+    except NotFusedError as error:
+        return Refusal(str(error))
+    return ConvChain(image, tuple(links), full)
 
-    def _step(self, primitive: Primitive) -> Refusal | None:
-        """Add an elementwise primitive to the convolution whose results it reads."""
-        if primitive.op == "broadcast":
-            return None
-        owners = [s for s in self.steps if any(s.knows(value) for value in primitive.inputs)]
-        if len(owners) != 1:
-            return Refusal(f"{primitive.op} does not read exactly one convolution")
-        return owners[0].add(primitive)
 
-    def _link(self, i: int) -> Link | Refusal:
-        anchor = self.anchors[i]
-        weights = self.position.get(anchor.inputs[1])
-        if weights is None or weights not in self.group.constant_inputs:
-            return Refusal("the weights are not constant")
-        channels = self.body.types[anchor.inputs[0]].shape[1]
-        kind = is_depthwise(anchor, channels)
-        if kind is None:
-            return Refusal("the channels are in groups")
-        if kind and self.body.types[anchor.output].shape[1] != channels:
-            return Refusal("channels are multiplied")
-        if kind and self.body.types[anchor.inputs[1]].shape[3] > WIDEST_DEPTHWISE:
-            return Refusal("the window is too wide")
-        result = ""
-        if i + 1 < len(self.anchors):
-            value = self.anchors[i + 1].inputs[0]
-            if not self.steps[i].knows(value):
-                return Refusal("the convolutions are not a chain")
-            result = self.steps[i].name(value)
-        return Link(anchor, weights, kind, result, tuple(self.steps[i].lines))
+def _refuse(group: Group, anchor: Primitive) -> Refusal | None:
+    """Return why a convolution does not fit into a chain."""
+    types, weights = group.body.types, group.position.get(anchor.inputs[1])
+    if weights is None or weights not in group.constant_inputs:
+        return Refusal("the weights are not constant")
+    channels = types[anchor.inputs[0]].shape[1]
+    kind = is_depthwise(anchor, channels)
+    if kind is None:
+        return Refusal("the channels are in groups")
+    if kind and types[anchor.output].shape[1] != channels:
+        return Refusal("channels are multiplied")
+    if kind and types[anchor.inputs[1]].shape[3] > WIDEST_DEPTHWISE:
+        return Refusal("the window is too wide")
+    return None

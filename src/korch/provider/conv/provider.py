@@ -8,14 +8,16 @@ from collections.abc import Mapping, Sequence
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
 from korch.candidate.shape import around
+from korch.primitive.types import DType
 from korch.provider.conv.chains import chain_groups
 from korch.provider.conv.match import ConvChain, match_group
 from korch.provider.conv.shape import Layer, Shape, can_split, shape_of
 from korch.provider.conv.split import split_of
+from korch.provider.epilogue import RESULT
 from korch.provider.matrix_units import TOGETHER
 from korch.provider.provider import SPLIT, Kernel, Threading, named_kernel
-from korch.provider.vector import scalar
 from korch.target import Target
+from korch.tile.cpp_text import literal
 
 SCHEMA = 15
 """Raise it whenever the kernels change in speed or meaning."""
@@ -248,16 +250,14 @@ def _print_layer(layer: Layer, name: str) -> str:
         "WEIGHTS": layer.link.weights if layer.link else 0,
     }
     constants = _constants(numbers)
-    lines = "".join(f"    {line}\n" for line in (layer.link.steps if layer.link else ()))
-    result = (layer.link.result if layer.link else "") or "y"
+    lines = "".join(f"    {line}\n" for line in (layer.link.steps if layer.link else (f"return {RESULT};",)))
     return f"""struct {name} {{
   static constexpr int KIND = korch_conv::{layer.kind};
 {constants}  template <int W>
   static KORCH_INLINE korch::Vec<float, W> finish([[maybe_unused]] void* const* buffers,
                                                   korch::Vec<float, W> y, [[maybe_unused]] long at,
                                                   [[maybe_unused]] long channel) {{
-{lines}    return {result};
-  }}
+{lines}  }}
 }};
 """
 
@@ -310,7 +310,7 @@ def _print(group: Group, match: ConvChain, shape: Shape, offer: Offer, target: T
 {tables}{layers}{sizes}
 struct NAME_kernel {{
   typedef korch_conv::Chain<{names}> Layers;
-{constants}  static constexpr float FILL = {scalar(match.image.fill)};
+{constants}  static constexpr float FILL = {literal(DType.F32, match.image.fill)};
   static long row(long i) {{ return NAME_rows[i]; }}
   static long column(long i) {{ return NAME_columns[i]; }}
 }};

@@ -15,18 +15,25 @@ from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_last, layout_choices
 from korch.candidate.shape import around
 from korch.primitive.types import ValueType
+from korch.provider.contraction import Fusion, Layouts, NotFusedError
+from korch.provider.epilogue import Epilogue
 from korch.provider.gemm.blocking import PAGE_FLOATS, Blocking
-from korch.provider.gemm.match import Finish, Layouts, Product, match_group, operand_place, print_finish
-from korch.provider.gemm.place import Offsets
+from korch.provider.gemm.match import (
+    Finish,
+    Operand,
+    Product,
+    epilogue_of,
+    match_group,
+    matrices_of,
+    operand_of,
+    print_finish,
+)
 from korch.provider.matrix_units import PIECES_BYTES, STEP_BYTES, TOGETHER
 from korch.provider.provider import SPLIT, Kernel, Threading, named_kernel
 from korch.target import Target
 
 SCHEMA = 17
 """Raise it whenever the kernels change in speed or meaning."""
-
-MOST_ELEMENTS = 1 << 23
-"""Larger results are left to others: their addresses are looked at one by one."""
 
 LEAST_COLUMNS = 512
 """Columns that pay for packing the left operand."""
@@ -48,11 +55,12 @@ class Way(Enum):
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """All that is printed: the match, where the operands lie, what follows, and the constants."""
+    """All that is printed: where the operands lie, what follows, and the constants."""
 
-    found: Product
-    a: Offsets
-    b: Offsets | None
+    a: Operand
+    b: Operand
+    is_packed: bool
+    epilogue: Epilogue
     finish: Finish
     numbers: dict[str, int]
     workspace_bytes: int
@@ -84,8 +92,8 @@ class GemmProvider:
                 refusal = plan
                 continue
             inputs = list(layouts[0])
-            if plan.b is None:
-                position = plan.found.b.position
+            if plan.is_packed:
+                position = found.b
                 rank = group.input_types[position].rank
                 columns = plan.numbers["NV"] * plan.numbers["W"]
                 inputs[position] = _strips(rank, columns, way == Way.IN_PIECES)
@@ -116,7 +124,10 @@ class GemmProvider:
     def _plan(self, group: Group, found: Product, target: Target, layouts: Layouts, way: Way) -> _Plan | Refusal:
         key = (group.key, target, layouts, way)
         if key not in self._plans:
-            self._plans[key] = _make_plan(group, found, target, layouts, way)
+            try:
+                self._plans[key] = _make_plan(group, found, target, layouts, way)
+            except NotFusedError as error:
+                self._plans[key] = Refusal(str(error))
         return self._plans[key]
 
 
@@ -141,7 +152,7 @@ def _keeps_pieces(group: Group, found: Product, target: Target) -> bool:
     That pays where its pieces stay in the caches. From farther away they take half as long again as
     the numbers, for which a product waits (measured: 128 x 768 x 3072 is as fast either way).
     """
-    weights = group.input_types[found.b.position]
+    weights = group.input_types[found.b]
     return _is_packed(group, found) and PIECES_BYTES * weights.size <= KEPT_SHARE * target.l2_bytes
 
 
@@ -169,30 +180,25 @@ def _make_plan(group: Group, found: Product, target: Target, layouts: Layouts, w
     if target.lanes < 4:
         return Refusal("the target has no vector registers")
     batch, m, n, terms = _sizes(group, found)
-    if not 0 < batch * m * n <= MOST_ELEMENTS or terms == 0:
-        return Refusal("the result is empty or too large")
-    a, b = (operand_place(group, found.primitive, side, layouts) for side in (found.a, found.b))
-    if isinstance(a, Refusal):
-        return a
-    if isinstance(b, Refusal):
-        return b
-    if a.step not in (0, 1) or a.row_step is None or (a.step == 0 and terms > 1):
+    fusion, matrices = Fusion(group, layouts, found.primitive), matrices_of(group.body, found.primitive)
+    left, right = found.primitive.inputs
+    a = operand_of(fusion, found.a, left, matrices.a, matrices.ranges)
+    b = operand_of(fusion, found.b, right, matrices.b, matrices.ranges)
+    if a.step not in (0, 1) or (a.step == 0 and terms > 1):
         return Refusal("the terms of the left operand are not adjacent in memory")
     is_packed = _is_packed(group, found)
     is_direct = not is_packed and b.step == 1 and bool(b.row_step)
     if is_split:
         blocking = Blocking.split(batch, m, n, terms, target)
     else:
-        blocking = Blocking.of(batch, m, n, terms, target, b.row_step or 0 if is_direct else 0)
+        blocking = Blocking.of(batch, m, n, terms, target, b.row_step if is_direct else 0)
     columns = blocking.vectors * target.lanes
-    is_direct = is_direct and _stays_in_cache(b.row_step or 0, m, blocking)
+    is_direct = is_direct and _stays_in_cache(b.row_step, m, blocking)
     must_pack = not is_packed and (not is_direct or n % columns != 0)
-    is_regular = b.row_step is not None and b.step
-    if must_pack and not (is_regular and (b.step == 1 or b.row_step in (0, 1))):
+    if must_pack and not (b.step and (b.step == 1 or b.row_step in (0, 1))):
         return Refusal("the right operand lies neither by columns nor by terms")
-    finish = print_finish(group, found, layouts)
-    if isinstance(finish, Refusal):
-        return finish
+    epilogue = epilogue_of(group, target.lanes)
+    finish = print_finish(fusion, found.primitive, epilogue)
     packs_a = batch == 1 and m > blocking.rows and n >= LEAST_COLUMNS and terms % PAGE_FLOATS == 0
     packs_a = packs_a and not is_split
     numbers = {
@@ -208,20 +214,20 @@ def _make_plan(group: Group, found: Product, target: Target, layouts: Layouts, w
         "THREADS": target.threads,
         "A_STEP": a.row_step,
         "PACKS_A": int(packs_a),
-        "B_STEP": b.row_step or 0 if is_direct else 0,
+        "B_STEP": b.row_step if is_direct else 0,
         "FETCHES": int(_fetches(batch, m, n, terms, target)),
         "SPLITS": int(is_split),
         "IN_PIECES": int(is_in_pieces),
         "CHUNK": blocking.chunk,
         "GROUP": blocking.group,
-        "B_ROW": b.row_step or 0 if must_pack else 0,
-        "B_COLUMN": b.step or 0 if must_pack else 0,
+        "B_ROW": b.row_step if must_pack else 0,
+        "B_COLUMN": b.step if must_pack else 0,
     }
     floats = target.threads * terms * columns if must_pack else 0
     floats += -(-m // blocking.rows) * blocking.rows * terms if packs_a else 0
     if is_split:
         floats = _split_floats(numbers, 3 if must_pack else int(is_in_pieces))
-    return _Plan(found, a, None if is_packed else b, finish, numbers, 4 * floats)
+    return _Plan(a, b, is_packed, epilogue, finish, numbers, 4 * floats)
 
 
 def _fetches(batch: int, m: int, n: int, terms: int, target: Target) -> bool:
@@ -263,8 +269,8 @@ def _stays_in_cache(row_step: int, m: int, blocking: Blocking) -> bool:
 
 def _is_packed(group: Group, found: Product) -> bool:
     """Whether the right operand is constant and one for all batches, as it came."""
-    shape = group.input_types[found.b.position].shape
-    is_constant = found.b.position in group.constant_inputs and not found.b.steps
+    shape = group.input_types[found.b].shape
+    is_constant = found.b in group.constant_inputs and found.primitive.inputs[1] in group.position
     return is_constant and math.prod(shape[:-2]) == 1
 
 
@@ -275,22 +281,13 @@ def _sizes(group: Group, found: Product) -> tuple[int, int, int, int]:
 
 
 def _print(plan: _Plan, comment: str, workspace: int) -> str:
-    tables = dict(plan.finish.tables)
-    starts = []
-    for name, place in (("a", plan.a), ("b", plan.b)):
-        text = "" if place is None else place.text(0, "i")
-        if text is None and place is not None:
-            text, tables[f"NAME_{name}"] = f"NAME_{name}[i]", place.offsets[0]
-        starts.append(text or "0")
+    starts = [plan.epilogue.expr(plan.a.start), "0" if plan.is_packed else plan.epilogue.expr(plan.b.start)]
     head = "".join(f"// {line}\n" for line in comment.splitlines())
     sizes = "".join(f"  static constexpr long {name} = {n};\n" for name, n in plan.numbers.items())
-    data = "".join(
-        f"static const int64_t {name}[] = {{{', '.join(map(str, table))}}};\n" for name, table in tables.items()
-    )
     lines = "".join(f"    {line}\n" for line in plan.finish.lines)
     return f"""{head}#include "korch_gemm.h"
 
-{data}
+{plan.epilogue.tables}
 struct NAME_kernel {{
 {sizes}  static long a(long i) {{ return {starts[0]}; }}
   static long b(long i) {{ return {starts[1]}; }}
@@ -306,8 +303,8 @@ struct NAME_kernel {{
 
 extern "C" int NAME_run(void*, void* const* buffers) {{
   return korch_gemm::run<NAME_kernel>(
-      buffers, static_cast<const float*>(buffers[{plan.found.a.position}]),
-      static_cast<const float*>(buffers[{plan.found.b.position}]),
+      buffers, static_cast<const float*>(buffers[{plan.a.position}]),
+      static_cast<const float*>(buffers[{plan.b.position}]),
       static_cast<float*>(buffers[{workspace}]));
 }}
 """

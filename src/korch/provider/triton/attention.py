@@ -16,7 +16,7 @@ from korch.primitive.graph import Primitive
 from korch.primitive.op import Category
 from korch.primitive.types import DType
 from korch.provider.attention.groups import Softmax, attention_groups, find_softmax
-from korch.provider.triton.contraction import FLOATS, Axes, Contraction, NotFusedError, extent
+from korch.provider.contraction import FLOATS, Axes, Contraction, NotFusedError, extent
 from korch.provider.triton.printer import KernelPrinter
 from korch.tile.emit import Index
 from korch.tile.index import ZERO, Expr, var

@@ -9,7 +9,7 @@ from korch.cuda.kernel import CudaKernel, kernel_of
 from korch.cuda.target import CudaTarget
 from korch.primitive.graph import Primitive
 from korch.primitive.types import DType
-from korch.provider.triton.contraction import Fusion
+from korch.provider.contraction import Fusion
 from korch.provider.triton.fused import ports
 from korch.tile.emit import Index
 from korch.tile.index import Expr, Ranges
@@ -29,7 +29,7 @@ class KernelPrinter:
     def __init__(self, group: Group, offer: Offer, target: CudaTarget, *roots: Primitive) -> None:
         self.body = group.body
         self.target = target
-        self.fusion = Fusion(group, offer, *roots)
+        self.fusion = Fusion(group, (offer.inputs, offer.outputs), *roots)
         self.ports = ports(group)
         self.dtype = group.body.types[roots[0].output].dtype
         self.precision = "tf32" if target.allow_tf32 else "ieee"

@@ -19,7 +19,7 @@ from korch.cuda.kernel import CudaKernel
 from korch.cuda.target import CudaTarget
 from korch.primitive.graph import Primitive
 from korch.primitive.types import DType, ValueType
-from korch.provider.triton.contraction import Axes, Contraction, Fusion, NotFusedError, contraction_of, extent, root_of
+from korch.provider.contraction import Axes, Contraction, Fusion, NotFusedError, contraction_of, extent, root_of
 from korch.provider.triton.printer import KernelPrinter
 from korch.tile.triton_text import COLUMNS, ROWS, Coordinate, Text, power_of_two
 
@@ -171,7 +171,7 @@ def _is_narrow(found: Contraction) -> bool:
 
 def _check(group: Group, offer: Offer, root: Primitive, found: Contraction) -> None:
     """Raise NotFusedError if something around the product does not fit."""
-    fusion = Fusion(group, offer, root)
+    fusion = Fusion(group, (offer.inputs, offer.outputs), root)
     emitter = fusion.emitter(found.ranges)
     fusion.argument(emitter, root.inputs[0], found.a)
     fusion.argument(emitter, root.inputs[1], found.b)

@@ -8,8 +8,9 @@ from korch.candidate.candidate import Group, Refusal
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.winograd import WinogradAttributes, tile_counts
 from korch.primitive.types import DType
+from korch.provider.contraction import NotFusedError
+from korch.provider.epilogue import ConvEpilogue
 from korch.provider.image import ZERO, read_image
-from korch.provider.steps import Steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +53,11 @@ def match_group(group: Group) -> WinogradConv | Refusal:
     image = read_image(group, anchor.inputs[0])
     if isinstance(image, Refusal):
         return image
-    steps = Steps(group, anchor)
-    for primitive in body.primitives:
-        refusal = None if primitive in (*image.moves, anchor) else steps.add(primitive)
-        if refusal is not None:
-            return refusal
-    refusal = steps.store()
-    if refusal is not None:
-        return refusal
+    try:
+        epilogue = ConvEpilogue(group, anchor)
+        steps = epilogue.stores()
+    except NotFusedError as error:
+        return Refusal(str(error))
     attributes = anchor.attributes_as(WinogradAttributes)
     counts = tile_counts(body.types[anchor.output].shape, attributes.tile)
     padded = []
@@ -68,5 +66,5 @@ def match_group(group: Group) -> WinogradConv | Refusal:
         size = (count - 1) * attributes.tile + attributes.tile + 2
         padded.append(tuple(line + [ZERO] * (size - len(line))))
     return WinogradConv(
-        anchor, image.position, weights, (padded[0], padded[1]), image.fill, tuple(steps.lines), frozenset(steps.full)
+        anchor, image.position, weights, (padded[0], padded[1]), image.fill, steps, frozenset(epilogue.full)
     )

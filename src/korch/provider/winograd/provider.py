@@ -13,12 +13,13 @@ from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
 from korch.candidate.shape import around
 from korch.primitive.ops.winograd import WinogradAttributes, tile_counts
+from korch.primitive.types import DType
 from korch.provider.matrix_units import TOGETHER
 from korch.provider.provider import SPLIT, Kernel, Threading, named_kernel
-from korch.provider.vector import scalar
 from korch.provider.winograd.match import WinogradConv, match_group
 from korch.provider.winograd.split import LEAST_CHANNELS, LEAST_TILES, Split, split_of
 from korch.target import Target
+from korch.tile.cpp_text import literal
 
 SCHEMA = 10
 """Raise it whenever the kernels change in speed or meaning."""
@@ -224,7 +225,7 @@ static const int32_t NAME_rows[] = {{{", ".join(map(str, rows))}}};
 static const int32_t NAME_columns[] = {{{", ".join(map(str, columns))}}};
 
 struct NAME_kernel {{
-{numbers}  static constexpr float FILL = {scalar(found.fill)};
+{numbers}  static constexpr float FILL = {literal(DType.F32, found.fill)};
   static long row(long i) {{ return NAME_rows[i]; }}
   static long column(long i) {{ return NAME_columns[i]; }}
   static KORCH_INLINE void finish(void* const* buffers, korch::Vec<float, W> y, long at,

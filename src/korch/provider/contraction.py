@@ -10,8 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from korch.candidate.candidate import Group, Offer, Refusal
-from korch.primitive.graph import Primitive
+from korch.candidate.candidate import Group, Refusal
+from korch.candidate.layout import Layout
+from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Category
 from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
 from korch.primitive.ops.linear import ConvAttributes
@@ -23,6 +24,10 @@ Axes = tuple[tuple[str, int], ...]
 """Names and extents, outermost first; none of extent 1."""
 
 FLOATS = (DType.F32, DType.F16, DType.BF16)
+
+
+Layouts = tuple[tuple[Layout, ...], tuple[Layout, ...]]
+"""The layouts of a group's inputs and of its outputs."""
 
 
 class NotFusedError(Exception):
@@ -150,13 +155,12 @@ class Fusion:
         NotFusedError: from any method, if something does not fit.
     """
 
-    def __init__(self, group: Group, offer: Offer, *roots: Primitive) -> None:
+    def __init__(self, group: Group, layouts: Layouts, *roots: Primitive) -> None:
         self.body = group.body
         self.roots = {root.output for root in roots}
         self.place = {value: name for name, value in group.body.inputs}
-        layouts = (*offer.inputs, *offer.outputs)
         names = [name for name, _ in (*group.body.inputs, *group.body.outputs)]
-        self.layouts = dict(zip(names, layouts, strict=True))
+        self.layouts = dict(zip(names, (*layouts[0], *layouts[1]), strict=True))
 
     def emitter(self, ranges: Ranges) -> Emitter:
         """Return an emitter under the ranges of some variables."""
@@ -167,8 +171,7 @@ class Fusion:
             name = self.place[value]
             shape = self.body.types[value].shape
             return name, physical_offset(self.layouts[name], shape, index, ranges)
-        if value in self.roots:
-            raise NotFusedError("the result of the product is read out of order")
+        refuse_computed(self.body, value)
         return None
 
     def argument(self, emitter: Emitter, value: int, index: Index) -> str:
@@ -193,37 +196,60 @@ class Fusion:
             index: the index of its element.
             result: the name of that element.
         """
-        emitter.give(root.output, index, result)
+        indices = follow(emitter, root, index, result)
         found = []
         for name, value in self.body.outputs:
-            source, moved = self._moved_to(value, root, index, emitter.ranges)
-            computed = emitter.value(source, index)
-            type_ = self.body.types[value]
+            if value not in indices:
+                raise NotFusedError("an output is not computed from the product element by element")
+            type_, moved = self.body.types[value], indices[value]
             place = physical_offset(self.layouts[name], type_.shape, moved, emitter.ranges)
-            found.append((name, type_.dtype, place, computed))
+            found.append((name, type_.dtype, place, emitter.value(value, moved)))
         return found
 
-    def _moved_to(self, value: int, root: Primitive, index: Index, ranges: Ranges) -> tuple[int, Index]:
-        """Return the value that an output is before it is moved, and where its element goes."""
-        moves: list[Primitive] = []
-        while value != root.output:
-            makers = self.body.producers[value]
-            if not makers or self.body.primitives[makers[0]].op not in ("transpose", "reshape"):
-                break
-            moves.append(self.body.primitives[makers[0]])
-            value = moves[-1].inputs[0]
-        if self.body.types[value].shape != self.body.types[root.output].shape:
-            raise NotFusedError("an output has another shape than the product")
-        for primitive in reversed(moves):
-            match primitive.attributes:
-                case TransposeAttributes(perm):
-                    index = tuple(index[axis] for axis in perm)
-                case ReshapeAttributes(shape):
-                    index = _reshaped(index, self.body.types[primitive.inputs[0]].shape, shape, ranges)
-        return value, index
+
+def refuse_computed(body: PrimitiveGraph, value: int) -> None:
+    """Raise NotFusedError for the result of a reduction, a product or an opaque operator."""
+    for p in body.producers[value]:
+        if body.primitives[p].row.category in (Category.REDUCE, Category.LINEAR, Category.OPAQUE):
+            raise NotFusedError(f"a result of {body.primitives[p].op} is read out of order")
 
 
-def _reshaped(index: Index, shape: Sequence[int], to: Sequence[int], ranges: Ranges) -> Index:
+def follow(emitter: Emitter, root: Primitive, index: Index, result: str) -> dict[int, Index]:
+    """Return the index that an element of a product has in each value that is computed from it.
+
+    Elementwise primitives keep it; transpositions and reshapes move it. What other primitives
+    compute from the product is left out.
+
+    Args:
+        emitter: it learns the names of moved elements.
+        root: the product.
+        index: the index of the element in the product's result.
+        result: the name of the element.
+    """
+    body, indices = emitter.body, {root.output: index}
+    emitter.give(root.output, index, result)
+    for primitive in body.primitives:
+        known = [indices[value] for value in primitive.inputs if value in indices]
+        if not known:
+            continue
+        moved = known[0]
+        match primitive.attributes:
+            case TransposeAttributes(perm):
+                moved = tuple(moved[axis] for axis in perm)
+            case ReshapeAttributes(shape):
+                moved = reshaped(moved, body.types[primitive.inputs[0]].shape, shape, emitter.ranges)
+            case _ if primitive.row.category is not Category.ELEMENTWISE:
+                continue
+        if any(other != known[0] for other in known):
+            raise NotFusedError("operands have the results of the product in different orders")
+        if primitive.row.category is not Category.ELEMENTWISE:
+            emitter.give(primitive.output, moved, emitter.value(primitive.inputs[0], known[0]))
+        indices[primitive.output] = moved
+    return indices
+
+
+def reshaped(index: Index, shape: Sequence[int], to: Sequence[int], ranges: Ranges) -> Index:
+    """Return the index that an element of `shape` has in the shape `to`."""
     flat = add(ZERO, *(scale(e, s) for e, s in zip(index, row_major_strides(tuple(shape)), strict=True)))
     return tuple(
         ZERO if n == 1 else remainder(quotient(flat, step, ranges), n, ranges)
