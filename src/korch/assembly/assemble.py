@@ -17,15 +17,14 @@ from korch.assembly.blocks import BlockInterface
 from korch.assembly.task import Task
 from korch.candidate.candidate import Candidate, Refusal, make_layout_change
 from korch.candidate.layout import Layout
-from korch.errors import InfeasibleError, InvalidGraphError
+from korch.errors import InfeasibleError
 from korch.options import Options
 from korch.partition.block import Partition
 from korch.partition.join import Joined
 from korch.primitive.graph import PrimitiveGraph
-from korch.program.problem import Certificate, Kernel, Plan, Port, Problem, Status, Step
+from korch.program.problem import Certificate, Kernel, Port, Problem, Step
 from korch.program.solve import Solver
-from korch.program.verify import check_problem, verify_plan
-from korch.search.instance import PLAIN, Interface, make_problem
+from korch.search.instance import PLAIN, Interface
 from korch.search.ledger import Ledger
 from korch.search.price import estimate_ns
 
@@ -144,16 +143,13 @@ class Assembly:
         return Solver(self._problem(choices, changes, cost_ns), limits=self.ledger.limits)
 
     def steps(self, choice: Choice, plans: Callable[[int, int], Sequence[Candidate]]) -> tuple[Candidate, ...]:
-        """Return a choice's kernels in order, verified.
+        """Return a choice's kernels in order.
 
         Two segments may each change the layout of a value that both read; it is done once.
 
         Args:
             choice: the interfaces of the segments.
             plans: a block's plan for an interface.
-
-        Raises:
-            InvalidGraphError: a segment reads what none before it writes; the fault is ours.
         """
         steps: list[Candidate] = []
         for i, j in enumerate(choice.interfaces):
@@ -167,7 +163,6 @@ class Assembly:
             if not written.issuperset(step.output_ports):
                 written.update(step.output_ports)
                 kept.append(step)
-        verify_steps(self.graph, kept)
         return tuple(kept)
 
     def plain_choice(self) -> Choice:
@@ -301,20 +296,6 @@ def _made_now(ports: Sequence[Port], makers: dict[Port, Candidate]) -> list[Cand
             before = [Port(value, str(layout)) for value, layout in change.input_ports]
             found += (*_made_now(before, makers), change)
     return found
-
-
-def verify_steps(graph: PrimitiveGraph, steps: Sequence[Candidate]) -> None:
-    """Check that kernels in this order are a plan for a graph.
-
-    Raises:
-        InvalidGraphError: they are not.
-    """
-    problem = make_problem(graph, steps, lambda _: (1, False))
-    check_problem(problem)
-    order = tuple(range(len(steps)))
-    certificate = Certificate(Status.FEASIBLE, len(steps), -1, len(steps), 0, is_measured=False)
-    if verify_plan(problem, Plan(order, certificate)) != order:
-        raise InvalidGraphError("a segment runs before what it reads is written")
 
 
 def _plain_ports(graph: PrimitiveGraph) -> dict[int, Port]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from korch.candidate.candidate import Candidate
-from korch.errors import InfeasibleError, InvalidGraphError
+from korch.errors import InfeasibleError
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
-from korch.program.problem import Certificate, Plan, Problem, Status
+from korch.program.problem import Problem
 from korch.program.solve import Solver
-from korch.program.verify import verify_plan
+from korch.program.verify import ready_order
 from korch.search.instance import make_problem
 from korch.search.ledger import Ledger
 from korch.search.result import PlanName
@@ -71,13 +71,8 @@ def most_fused_plan(problem: Problem, candidates: Sequence[Candidate]) -> tuple[
         written.update(problem.kernels[best].outputs)
         owned.update(problem.kernels[best].owns)
         waiting.extend(problem.needs(best))
-    total = sum(problem.kernels[k].cost_ns for k in chosen)
-    status = Status.FEASIBLE if total else Status.OPTIMAL  # nothing costs less than nothing
-    certificate = Certificate(status, total, max(0, total - 1), len(problem.kernels), 0, is_measured=False)
-    try:
-        return verify_plan(problem, Plan(tuple(chosen), certificate))
-    except InvalidGraphError:
-        return None
+    order, in_cycle = ready_order(problem, chosen)
+    return None if in_cycle else order
 
 
 def kernel_size(candidate: Candidate) -> int:

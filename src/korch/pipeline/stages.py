@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from korch.assembly.segments import Outcome, search_segments
-from korch.assembly.task import Task, prepare_all
+from korch.assembly.task import prepare_all
 from korch.backend import open_meter
 from korch.concurrent.side_by_side import side_by_side
 from korch.deadline import Deadline, stopped_by_interrupt
@@ -28,7 +28,7 @@ from korch.frontend.operator import OperatorGraph
 from korch.measure.cpu import CpuMeter
 from korch.options import Options
 from korch.partition.block import find_blocks
-from korch.partition.join import join, with_constants_of
+from korch.partition.join import join
 from korch.partition.segment import Segment, whole_segment
 from korch.partition.spill import Spill
 from korch.partition.split import split_segments
@@ -42,6 +42,7 @@ from korch.primitive.precision import with_half
 from korch.primitive.types import DType
 from korch.provider.generated import GeneratedProvider
 from korch.runtime.record import plain
+from korch.search.instance import check_steps
 from korch.search.ledger import Ledger
 from korch.search.result import PlanName, Round
 from korch.tile.check import check_program
@@ -203,24 +204,16 @@ def _with_side_by_side(run: Run) -> Outcome:
 
 
 def check_plans(run: Run) -> None:
-    """Check that in each plan every value is written before it is read, and every output is written.
+    """Check each plan without a solver.
 
     Raises:
-        InvalidGraphError: a value is read too early or not written.
+        InvalidGraphError: a kernel reads what none before it writes, or an output is not written.
     """
-    graph = run.joined.graph
-    if not run.partition.is_whole:
-        graph = with_constants_of(graph, run.outcome.plans.values())
     for name, steps in run.outcome.plans.items():
-        written = {value for _, value in graph.inputs} | graph.constants.keys()
-        for number, candidate in enumerate(steps):
-            if missing := set(candidate.group.inputs) - written:
-                raise InvalidGraphError(
-                    f"it reads %{min(missing)}, which no earlier kernel writes", f"plan {name!r}, kernel {number}"
-                )
-            written.update(candidate.group.outputs)
-        if missing := {value for _, value in graph.outputs} - written:
-            raise InvalidGraphError(f"no kernel writes the output %{min(missing)}", f"plan {name!r}")
+        try:
+            check_steps(run.joined.graph, steps)
+        except InvalidGraphError as error:
+            raise replace(error, where=f"plan {name!r}, {error.where}".removesuffix(", ")) from error
 
 
 def lower_plan(run: Run) -> None:
@@ -276,9 +269,4 @@ def _interruptible(run: Run) -> Iterator[None]:
         yield
 
 
-def stage_named(name: str) -> int:
-    """Return the position of a stage."""
-    return next(i for i, stage in enumerate(STAGES) if stage.name == name)
-
-
-__all__ = ["STAGES", "Stage", "Task", "search_plans", "stage_named"]
+__all__ = ["STAGES", "Stage", "search_plans"]

@@ -11,31 +11,14 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from korch.errors import InfeasibleError
 from korch.program.problem import Port, Problem
+from korch.program.verify import ready_order
 
 Describe = Callable[[int], str]
 
 
 def reachable_kernels(problem: Problem) -> frozenset[int]:
     """Return the kernels whose inputs can be written, directly or through other kernels."""
-    missing = [len(problem.needs(k)) for k in range(len(problem.kernels))]
-    readers: dict[Port, list[int]] = {}
-    for k in range(len(problem.kernels)):
-        for port in problem.needs(k):
-            readers.setdefault(port, []).append(k)
-    ready = [k for k, n in enumerate(missing) if n == 0]
-    found = set(ready)
-    written: set[Port] = set()
-    while ready:
-        for port in problem.kernels[ready.pop()].outputs:
-            if port in written:
-                continue
-            written.add(port)
-            for k in readers.get(port, ()):
-                missing[k] -= 1
-                if missing[k] == 0:
-                    found.add(k)
-                    ready.append(k)
-    return frozenset(found)
+    return frozenset(ready_order(problem, range(len(problem.kernels)))[0])
 
 
 def useful_kernels(problem: Problem) -> tuple[int, ...]:

@@ -21,18 +21,14 @@ def check_problem(problem: Problem) -> None:
         InvalidGraphError: a kernel breaks one of the rules below.
     """
     for k in range(len(problem.kernels)):
-        kernel_is_sound(problem, k)
-        kernel_reads_what_it_lacks(problem, k)
-        kernel_writes_what_it_has(problem, k)
-        kernel_has_no_cycle(problem, k)
+        _kernel_is_sound(problem, k)
+        _kernel_reads_what_it_lacks(problem, k)
+        _kernel_writes_what_it_has(problem, k)
+        _kernel_has_no_cycle(problem, k)
 
 
-def kernel_is_sound(problem: Problem, k: int) -> None:
-    """Check that a kernel writes something, has legal primitives and no negative cost.
-
-    Raises:
-        InvalidGraphError: it doesn't.
-    """
+def _kernel_is_sound(problem: Problem, k: int) -> None:
+    """Check that a kernel writes something, has legal primitives and no negative cost."""
     kernel = problem.kernels[k]
     if not kernel.outputs or len(set(kernel.outputs)) < len(kernel.outputs):
         raise _fault("it writes no port, or one twice", k)
@@ -44,12 +40,8 @@ def kernel_is_sound(problem: Problem, k: int) -> None:
         raise _fault(f"its cost is {kernel.cost_ns} ns", k)
 
 
-def kernel_reads_what_it_lacks(problem: Problem, k: int) -> None:
-    """Check that a kernel computes or reads each input of its primitives.
-
-    Raises:
-        InvalidGraphError: an input comes from nowhere.
-    """
+def _kernel_reads_what_it_lacks(problem: Problem, k: int) -> None:
+    """Check that a kernel computes or reads each input of its primitives."""
     kernel = problem.kernels[k]
     there = {port.value for port in kernel.inputs} | problem.given_values
     there |= {problem.steps[p].output for p in kernel.steps}
@@ -59,12 +51,8 @@ def kernel_reads_what_it_lacks(problem: Problem, k: int) -> None:
                 raise _fault(f"primitive p{p} needs %{value}, which it neither has nor reads", k)
 
 
-def kernel_writes_what_it_has(problem: Problem, k: int) -> None:
-    """Check that a kernel computes or reads each value that it writes.
-
-    Raises:
-        InvalidGraphError: an output comes from nowhere.
-    """
+def _kernel_writes_what_it_has(problem: Problem, k: int) -> None:
+    """Check that a kernel computes or reads each value that it writes."""
     kernel = problem.kernels[k]
     there = {port.value for port in kernel.inputs} | problem.constants
     there |= {problem.steps[p].output for p in kernel.steps}
@@ -73,12 +61,8 @@ def kernel_writes_what_it_has(problem: Problem, k: int) -> None:
             raise _fault(f"it writes {port}, which it neither computes nor reads", k)
 
 
-def kernel_has_no_cycle(problem: Problem, k: int) -> None:
-    """Check that a kernel's primitives don't wait for each other.
-
-    Raises:
-        InvalidGraphError: they do.
-    """
+def _kernel_has_no_cycle(problem: Problem, k: int) -> None:
+    """Check that a kernel's primitives don't wait for each other."""
     waiting = [problem.steps[p] for p in problem.kernels[k].steps]
     there = {port.value for port in problem.kernels[k].inputs} | problem.given_values
     while waiting:
@@ -106,21 +90,30 @@ def verify_plan(problem: Problem, plan: Plan) -> tuple[int, ...]:
         if plan.kernels:
             raise InvalidGraphError(f"a plan that is {plan.certificate.status.value} has kernels")
         return ()
-    kernels_exist(problem, plan.kernels)
-    ports_are_written_once(problem, plan.kernels)
-    ports_are_owned_once(problem, plan.kernels)
-    outputs_are_written(problem, plan.kernels)
-    inputs_are_written(problem, plan.kernels)
-    costs_add_up(problem, plan)
-    return running_order(problem, plan.kernels)
+    order = verify_kernels(problem, plan.kernels)
+    _costs_add_up(problem, plan)
+    return order
 
 
-def kernels_exist(problem: Problem, kernels: Sequence[int]) -> None:
-    """Check that the chosen kernels exist, each chosen once.
+def verify_kernels(problem: Problem, kernels: Sequence[int]) -> tuple[int, ...]:
+    """Check that kernels make up a plan, whatever they cost.
+
+    Returns:
+        The kernels in an order in which they can run: the given one if it can.
 
     Raises:
-        InvalidGraphError: they don't.
+        InvalidGraphError: they break one of the rules below.
     """
+    _kernels_exist(problem, kernels)
+    _differ("writes", [(k, problem.kernels[k].outputs) for k in kernels])
+    _differ("owns", [(k, problem.kernels[k].owns) for k in kernels])
+    _outputs_are_written(problem, kernels)
+    _inputs_are_written(problem, kernels)
+    return _running_order(problem, kernels)
+
+
+def _kernels_exist(problem: Problem, kernels: Sequence[int]) -> None:
+    """Check that the chosen kernels exist, each chosen once."""
     if len(set(kernels)) < len(kernels):
         raise InvalidGraphError("the plan has a kernel twice")
     for k in kernels:
@@ -128,25 +121,8 @@ def kernels_exist(problem: Problem, kernels: Sequence[int]) -> None:
             raise _fault(f"there are only {len(problem.kernels)} kernels", k)
 
 
-def ports_are_written_once(problem: Problem, kernels: Sequence[int]) -> None:
-    """Check that no port has two writers.
-
-    Raises:
-        InvalidGraphError: one has.
-    """
-    _differ("writes", [(k, problem.kernels[k].outputs) for k in kernels])
-
-
-def ports_are_owned_once(problem: Problem, kernels: Sequence[int]) -> None:
-    """Check that the memory of no port is a part of what two kernels write.
-
-    Raises:
-        InvalidGraphError: one is.
-    """
-    _differ("owns", [(k, problem.kernels[k].owns) for k in kernels])
-
-
 def _differ(verb: str, ports_of: Sequence[tuple[int, Sequence[Port]]]) -> None:
+    """Check that no port is written, or owned, by two kernels."""
     first: dict[Port, int] = {}
     for k, ports in ports_of:
         for port in ports:
@@ -155,24 +131,16 @@ def _differ(verb: str, ports_of: Sequence[tuple[int, Sequence[Port]]]) -> None:
             first[port] = k
 
 
-def outputs_are_written(problem: Problem, kernels: Sequence[int]) -> None:
-    """Check that the required ports are written or given.
-
-    Raises:
-        InvalidGraphError: one isn't.
-    """
+def _outputs_are_written(problem: Problem, kernels: Sequence[int]) -> None:
+    """Check that the required ports are written or given."""
     written = {port for k in kernels for port in problem.kernels[k].outputs}
     for port in problem.required:
         if port not in written and not problem.is_given(port):
             raise InvalidGraphError("no chosen kernel writes a model output", where=str(port))
 
 
-def inputs_are_written(problem: Problem, kernels: Sequence[int]) -> None:
-    """Check that each chosen kernel's inputs are written or given.
-
-    Raises:
-        InvalidGraphError: one isn't.
-    """
+def _inputs_are_written(problem: Problem, kernels: Sequence[int]) -> None:
+    """Check that each chosen kernel's inputs are written or given."""
     written = {port for k in kernels for port in problem.kernels[k].outputs}
     for k in kernels:
         for port in problem.needs(k):
@@ -180,12 +148,8 @@ def inputs_are_written(problem: Problem, kernels: Sequence[int]) -> None:
                 raise _fault(f"it reads {port}, which no chosen kernel writes", k)
 
 
-def costs_add_up(problem: Problem, plan: Plan) -> None:
-    """Check that the objective is the sum of the costs, and that measured costs are.
-
-    Raises:
-        InvalidGraphError: it isn't.
-    """
+def _costs_add_up(problem: Problem, plan: Plan) -> None:
+    """Check that the objective is the sum of the costs, and that measured costs are."""
     total_ns = sum(problem.kernels[k].cost_ns for k in plan.kernels)
     if total_ns != plan.certificate.objective_ns:
         raise InvalidGraphError(
@@ -197,12 +161,8 @@ def costs_add_up(problem: Problem, plan: Plan) -> None:
                 raise _fault("its cost is a bound, but the certificate says measured", k)
 
 
-def running_order(problem: Problem, kernels: Sequence[int]) -> tuple[int, ...]:
-    """Return some kernels in an order in which they can run, as near to theirs as can be.
-
-    Raises:
-        InvalidGraphError: they wait for each other.
-    """
+def _running_order(problem: Problem, kernels: Sequence[int]) -> tuple[int, ...]:
+    """Return some kernels in an order in which they can run, as near to theirs as can be."""
     order, waiting = ready_order(problem, kernels)
     if waiting:
         names = ", ".join(f"k{k}" for k in waiting[:8])

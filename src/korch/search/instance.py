@@ -9,8 +9,10 @@ from typing import Any
 from korch.candidate.candidate import Candidate, Group, Offer, Refusal, make_layout_change
 from korch.candidate.layout import Layout
 from korch.deadline import Deadline
+from korch.errors import InvalidGraphError
 from korch.primitive.graph import PrimitiveGraph
 from korch.program.problem import Kernel, Port, Problem, Step
+from korch.program.verify import check_problem, verify_kernels
 from korch.provider.provider import Provider
 
 
@@ -175,6 +177,19 @@ def make_problem(
         given=given,
         constants=frozenset(graph.constants),
     )
+
+
+def check_steps(graph: PrimitiveGraph, steps: Sequence[Candidate]) -> None:
+    """Check that kernels in this order are a plan for a graph.
+
+    Raises:
+        InvalidGraphError: they are not.
+    """
+    problem = make_problem(graph, steps, lambda _: (0, False))
+    check_problem(problem)
+    order = tuple(range(len(steps)))
+    if verify_kernels(problem, order) != order:
+        raise InvalidGraphError("a kernel runs before what it reads is written")
 
 
 def _owned(graph: PrimitiveGraph, candidate: Candidate) -> tuple[Port, ...]:
