@@ -331,6 +331,16 @@ def test_a_stage_has_the_flags_that_apply(folder: Path, capsys: Capture) -> None
     assert "unrecognized arguments: --gap" in capsys.readouterr().err
 
 
+def test_an_unknown_flag_is_refused_with_the_command_and_a_similar_flag(capsys):
+    with pytest.raises(SystemExit) as info:
+        main(["optimize", "m.onnx", "--treads", "2"])
+    assert info.value.code == 2
+    assert capsys.readouterr().err == (
+        "korch optimize: error: unrecognized arguments: --treads 2. Do you mean --threads? "
+        "`korch optimize --help` lists the flags\n"
+    )
+
+
 BAD = [
     (["optimize", "{folder}/missing.onnx", "-o", "{folder}/x.korch"], "{folder}/missing.onnx: "),
     (["optimize", "{folder}/text.onnx", "-o", "{folder}/x.korch"], "{folder}/text.onnx: "),

@@ -21,7 +21,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"threads": True}, "option threads: the value is True; expected an integer"),
     ({"budget_s": math.nan}, "option budget: the value nan is out of range; expected seconds, more than 0"),
     ({"budget_s": "5"}, "option budget: the value is '5'; expected a number or None"),
-    ({"gap": math.nan}, "option gap: the value nan is out of range; expected a share, at least 0"),
+    (
+        {"gap": math.nan},
+        "option gap: the value nan is out of range; expected a share, at least 0 and less than 1; 0.05 is 5 %",
+    ),
+    ({"gap": 5}, "option gap: the value 5 is out of range; expected a share, at least 0 and less than 1; 0.05 is 5 %"),
     (
         {"tolerance": math.inf},
         "option tolerance: the value inf is out of range; expected a part of the largest element, more than 0",

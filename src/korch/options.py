@@ -33,7 +33,7 @@ SEGMENT_PRIMITIVES = 120
 
 _RANGES: Ranges = {
     "threads": (lambda value: value >= 1, "at least 1"),
-    "gap": (lambda value: value >= 0, "a share, at least 0"),
+    "gap": (lambda value: 0 <= value < 1, "a share, at least 0 and less than 1; 0.05 is 5 %"),
     "budget_s": (lambda value: value > 0, "seconds, more than 0"),
     "tolerance": (lambda value: 0 < value < math.inf, "a part of the largest element, more than 0"),
 }
@@ -210,7 +210,7 @@ class Options:
             raise OptionError(
                 f"unknown target {self.target!r}",
                 where="option target",
-                expected="cpu, cuda, or cuda:sm_90 with --dry-run",
+                expected="cpu, cuda, or with --dry-run cuda:sm_90 or cuda:sm_80",
             )
         if self.precision != "float32" and not self.is_cuda:
             raise OptionError(

@@ -9,12 +9,14 @@ import argparse
 import io
 import logging
 import os
+import re
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from types import FrameType
 
@@ -33,14 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # rather a "?" than no answer
             stream.reconfigure(errors="replace")
-    parser = make_parser()
-    parsed, unknown = parser.parse_known_args(arguments)
+    parsed, unknown = make_parser().parse_known_args(arguments)
     parsed.begun_s = time.monotonic() - (_age_s() if arguments is None else 0.0)
     logging.basicConfig(
         level=logging.DEBUG if parsed.verbose else logging.WARNING, format="korch: %(message)s", stream=sys.stderr
     )
     try:
-        _refuse_unknown(parser, unknown)
+        _refuse_unknown(parsed.parser, unknown)
         with _ended_by_signal():
             code: int = parsed.command(parsed)
         sys.stdout.flush()
@@ -67,8 +68,14 @@ def _refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> 
         name = text.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_")
         if text.startswith("--") and name in MOVED:
             raise moved_option(name, f"option {text.partition('=')[0]}")
-    if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if not unknown:
+        return
+    flags = set(re.findall(r"--[a-z][a-z-]*", parser.format_usage()))
+    similar = [get_close_matches(text.partition("=")[0], flags, 1) for text in unknown if text.startswith("--")]
+    meant = " and ".join(flag for found in similar for flag in found)
+    hint = f"Do you mean {meant}? " if meant else ""
+    message = f"unrecognized arguments: {' '.join(unknown)}. {hint}`{parser.prog} --help` lists the flags"
+    parser.exit(2, f"{parser.prog}: error: {message}\n")
 
 
 @contextmanager

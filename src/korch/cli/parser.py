@@ -51,6 +51,8 @@ def make_parser() -> argparse.ArgumentParser:
     _add_unpack(commands)
     _add_stages(commands)
     commands.add_parser("doctor", help="check compiler, libraries and cache").set_defaults(command=explain.doctor)
+    for each in commands.choices.values():
+        each.set_defaults(parser=each)
     return parser
 
 
