@@ -28,6 +28,7 @@ from korch.ablation import Ablation
 from korch.api import optimize
 from korch.equivalence.rules import FAMILIES
 from korch.options import default_threads
+from korch.records import plain
 from korch.report.compare import RunnerSpec, compare
 from korch.report.peers.inputs import random_inputs
 
@@ -68,8 +69,8 @@ def main() -> None:
             ablation=Ablation(**{"baselines": False, **json.loads(options)}),
         )
         executable.save(artifact)
-        report = {key: executable.report[key] for key in KEPT}
-        fired = {r["name"] for r in executable.report["rules"]["rules"] if r["fired"]}
+        report = {key: plain(getattr(executable.report, key)) for key in KEPT}
+        fired = {rule.name for rule in executable.report.rule_reports if rule.fired}
         print(json.dumps(report | {"fired": sorted(fired)}))
         return
     found: dict[str, Any] = {}

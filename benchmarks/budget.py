@@ -84,7 +84,7 @@ def run(model: Path, budget_s: float, busy: int) -> dict[str, Any]:
         "measured_ms": report["measured_ms"],
         "plan": report["plan"],
         "disturbed": report["disturbed"],
-        "has_doubt": report["doubt"] is not None,
+        "has_doubt": report["discrepancy"] is not None,
     }
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import korch
 from benchmarks.models.transformer_block import build_transformer_block
 from benchmarks.solver import machine
+from korch.assembly.record import PartitionRecord
 
 
 def run_one(depth: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -33,22 +34,22 @@ def run_one(depth: int, options: argparse.Namespace, folder: Path) -> dict[str, 
     start_s = time.perf_counter()
     korch.optimize(model, budget=options.budget, cache_folder=folder, partition=options.partition)
     report = executable.report
-    partition = report["partition"] or {"segments": 1, "different": 1, "programs": 1}
+    partition = report.partition or PartitionRecord(segments=1, different=1, programs=1)
     return {
         "depth": depth,
         "seconds": round(seconds, 2),
         "again_s": round(time.perf_counter() - start_s, 2),
-        "stages_s": {name: round(s, 2) for name, s in report["stages_s"].items()},
-        "primitives": report["primitives"],
-        "segments": partition["segments"],
-        "different": partition["different"],
-        "programs": partition["programs"],
-        "distinct_candidates": report["distinct_candidates"],
-        "measured_candidates": report["measured_candidates"],
-        "status": report["status"],
-        "gap": report["gap"],
-        "plan": report["plan"],
-        "measured_ms": report["measured_ms"],
+        "stages_s": {name: round(s, 2) for name, s in report.stages_s.items()},
+        "primitives": report.primitives,
+        "segments": partition.segments,
+        "different": partition.different,
+        "programs": partition.programs,
+        "distinct_candidates": report.distinct_candidates,
+        "measured_candidates": report.measured_candidates,
+        "status": report.status,
+        "gap": report.gap,
+        "plan": report.plan,
+        "measured_ms": report.measured_ms,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
 

@@ -413,6 +413,8 @@ def _interleaved(torch: Any, runs: dict[str, Callable[[], Any]]) -> dict[str, li
 
 def _describe(executable: Any, seconds: float) -> dict[str, Any]:
     """Return what is kept of an executable: its report in short, and each kernel's distance."""
+    from korch.records import plain
+
     report = executable.report
     kept = (
         "plan",
@@ -439,7 +441,7 @@ def _describe(executable: Any, seconds: float) -> dict[str, Any]:
         }
         for step in executable.plan.steps
     ]
-    return {"seconds": seconds, **{key: report.get(key) for key in kept}, "steps": kernels}
+    return {"seconds": seconds, **{key: plain(getattr(report, key)) for key in kept}, "steps": kernels}
 
 
 def collect(folder: Path, quick: bool) -> dict[str, Any]:

@@ -26,6 +26,7 @@ import onnxruntime
 
 from benchmarks.models import PAPER, build
 from korch.api import optimize
+from korch.runtime.report import Report
 
 TOLERANCE = 1e-3
 """Winograd convolutions have errors of about 1e-5 per layer; the deepest model has a hundred."""
@@ -130,14 +131,14 @@ def _check_module(name: str, budget_s: float, measure: bool) -> dict[str, Any]:
     return _row(executable.flat.report, 0, _distance(*pairs))
 
 
-def _row(report: dict[str, Any], operators: int, distance: float) -> dict[str, Any]:
+def _row(report: Report, operators: int, distance: float) -> dict[str, Any]:
     return {
         "operators": operators,
-        "primitives": report["primitives"],
-        "candidates": report["distinct_candidates"],
-        "status": report["status"].split()[0],
-        "gap": report["gap"],
-        "error": report["max_error"],
+        "primitives": report.primitives,
+        "candidates": report.distinct_candidates,
+        "status": report.status.split()[0],
+        "gap": report.gap,
+        "error": report.max_error,
         "to ORT": distance,
     }
 

@@ -37,6 +37,7 @@ from benchmarks.models.transformers import NAMES, TRANSFORMERS, export_transform
 from korch.api import optimize
 from korch.errors import KorchError
 from korch.options import Options
+from korch.records import plain
 from korch.report.bench import bench
 from korch.report.peers import get_peer
 from korch.target import detect_target
@@ -79,7 +80,7 @@ KEPT = (
     "arena_bytes",
     "seconds",
     "plan",
-    "contest",
+    "plans",
 )
 
 
@@ -176,7 +177,7 @@ def measure(
         executable: Any = optimize(model, cache_folder=Path(folder) / "cache", budget=budget_s)
         executable.save(artifact)
         peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        report = {key: executable.report[key] for key in KEPT}
+        report = {key: plain(getattr(executable.report, key)) for key in KEPT}
         del executable  # its weights and threads are not part of the comparison
         engines = [MODULE if peer == "inductor" and name in TRANSFORMERS else peer for peer in against]
         comparison = bench(artifact, engines, model, rounds, Options(), {})
@@ -218,7 +219,7 @@ def table(rows: dict[str, Any]) -> str:
             low, middle, high = np.percentile(found[peer], [10, 50, 90])
             cells.append(f"{middle:.2f} ({low:.2f}–{high:.2f})")
         share = report["measured_candidates"] / max(1, report["distinct_candidates"])
-        won = next(c for c in report["contest"] if c["plan"] == report["plan"])
+        won = next(c for c in report["plans"] if c["plan"] == report["plan"])
         whole = next(r for r in row["comparison"]["rows"] if r["name"] == "korch")
         memory = {r["name"]: r.get("memory_bytes") for r in row["comparison"]["rows"]}
         cells += [

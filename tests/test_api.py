@@ -62,28 +62,28 @@ def test_nan_and_infinity_travel(network) -> None:
 def test_without_baselines_one_plan_is_built(cache_folder: Path, network) -> None:
     model, executable = network
     alone = korch.optimize(model, cache_folder=cache_folder, **ALONE).report
-    assert [row["plan"] for row in alone["contest"]][:1] == ["optimal"]
-    assert len(alone["contest"]) == 1 < len(executable.report["contest"])
+    assert [row.plan for row in alone.plans][:1] == ["optimal"]
+    assert len(alone.plans) == 1 < len(executable.report.plans)
 
 
 def test_other_groupings_of_each_kernels_primitives_are_told(cache_folder: Path) -> None:
     few, alone = korch.SearchLimits(max_primitives=4), korch.Ablation(side_by_side=False)
     report = korch.optimize(build("mlp"), threads=1, cache_folder=cache_folder, search=few, ablation=alone).report
-    assert len(report["groupings"]) == report["kernels"]
-    for number, rows in enumerate(report["groupings"]):
-        assert all(number in row["instead"] for row in rows)
-    assert any(report["groupings"])
+    assert len(report.groupings) == report.kernels
+    for number, rows in enumerate(report.groupings):
+        assert all(number in row.instead for row in rows)
+    assert any(report.groupings)
 
 
 @pytest.mark.long
 def test_a_plan_beyond_the_tolerance_is_rejected(cache_folder: Path) -> None:
     model = build("conv_bn_relu", size=16, channels=(16, 16))
     loose = korch.optimize(model, cache_folder=cache_folder, **QUICK).report
-    assert 0 < loose["max_error"] <= loose["rms_error"] < 1e-3
-    assert 0 < loose["given_error"] <= loose["given_rms_error"]
+    assert 0 < loose.max_error <= loose.rms_error < 1e-3
+    assert 0 < loose.given_error <= loose.given_rms_error
     needed = 5e-7
     tight = korch.optimize(model, cache_folder=cache_folder, tolerance=needed, **QUICK).report
-    assert tight["max_error"] <= needed
+    assert tight.max_error <= needed
     with pytest.raises(InaccurateError, match="Set --tolerance above") as info:
         korch.optimize(model, cache_folder=cache_folder, tolerance=1e-12, **QUICK)
     assert "of the largest element of output 'output', more than 1.0e-12" in str(info.value)
@@ -101,24 +101,24 @@ def test_a_transformer_with_an_infinite_mask(cache_folder: Path) -> None:
 def test_the_report_is_honest(network) -> None:
     _, executable = network
     report = executable.report
-    assert report["status"] in ("optimal", "feasible")
-    assert report["lower_bound_ms"] <= report["predicted_ms"]
-    assert (report["status"] == "optimal") == (report["gap"] == 0)
-    assert report["max_error"] < 1e-5
-    assert {"optimal", "split"} <= {row["plan"] for row in report["contest"]}
-    assert report["kernels"] == len(executable.plan.steps)
-    assert len(report["groupings"]) == report["kernels"]
-    errors = report["output_errors"]
-    assert [row["output"] for row in errors] == [tensor.name for tensor in executable.plan.outputs]
-    assert max(row["of_largest"] for row in errors) == report["max_error"]
-    assert all(0 < row["rms"] <= row["of_rms"] < 1e-4 for row in errors)
+    assert report.status in ("optimal", "feasible")
+    assert report.lower_bound_ms <= report.predicted_ms
+    assert (report.status == "optimal") == (report.gap == 0)
+    assert report.max_error < 1e-5
+    assert {"optimal", "split"} <= {row.plan for row in report.plans}
+    assert report.kernels == len(executable.plan.steps)
+    assert len(report.groupings) == report.kernels
+    errors = report.output_errors
+    assert [row.output for row in errors] == [tensor.name for tensor in executable.plan.outputs]
+    assert max(row.error.of_largest for row in errors) == report.max_error
+    assert all(0 < row.error.rms <= row.error.of_rms < 1e-4 for row in errors)
 
 
 def test_strict_reorders_nothing(cache_folder: Path) -> None:
     model = build("conv_bn_relu", size=8, channels=(4, 16))
     executable = korch.optimize(model, cache_folder=cache_folder, strict=True, **ALONE)
-    rules = {rule["name"]: rule for rule in executable.report["rules"]["rules"]}
-    assert rules["affine-folds-into-linear-after-it"]["is_off"]
+    rules = {rule.name: rule for rule in executable.report.rule_reports}
+    assert rules["affine-folds-into-linear-after-it"].is_off
     arrays = inputs_of(executable)
     np.testing.assert_allclose(executable(*arrays)[0], reference(model, *arrays)[0], atol=1e-5)
 
@@ -165,7 +165,7 @@ def test_save_and_load(network, tmp_path: Path) -> None:
     loaded = korch.load(tmp_path / "a.korch")
     arrays = inputs_of(executable)
     np.testing.assert_array_equal(loaded(*arrays)[0], executable(*arrays)[0])
-    assert loaded.report["status"] == executable.report["status"]
+    assert loaded.report.status == executable.report.status
     names = [tensor.name for tensor in loaded.get_outputs()]
     feeds = {loaded.get_inputs()[0].name: arrays[0]}
     np.testing.assert_array_equal(loaded.run(names, feeds)[0], loaded(*arrays)[0])

@@ -78,8 +78,8 @@ def test_a_model_with_concatenations(cache_folder: Path, tmp_path: Path) -> None
     # c may be a piece of one only; the output is in the plain layout, the others in any.
     assert 1 <= len(found) <= 2
     assert all(step.provider == InPlaceProvider.name and step.cost_ns == 0 for step in found)
-    assert report["in_place"] == len(found)
-    assert report["kernels"] == plan.kernel_count == len(plan.steps) - len(found)
+    assert report.in_place == len(found)
+    assert report.kernels == plan.kernel_count == len(plan.steps) - len(found)
     executable.save(tmp_path / "d.korch")
     loaded = korch.load(tmp_path / "d.korch")
     assert loaded.plan == plan
@@ -96,8 +96,8 @@ def test_kernels_that_are_measured(cache_folder: Path) -> None:
     check(executable, model)
     steps = in_place(executable.plan)
     assert all(step.is_measured and step.cost_ns == step.bound_ns == 0 for step in steps)
-    contest = executable.report["contest"]
-    assert executable.report["kernels"] in {row["kernels"] for row in contest}
+    contest = executable.report.plans
+    assert executable.report.kernels in {row.kernels for row in contest}
 
 
 def check_plan_as_onnx(executable, model: bytes) -> None:
@@ -140,13 +140,13 @@ def test_several_shapes(cache_folder: Path, tmp_path: Path) -> None:
         check(loaded, model, height=h)
     plans = [e.plan for e in loaded.plans.values()]
     assert all(map(in_place, plans))
-    assert loaded.report["kernels"] == sum(plan.kernel_count for plan in plans)
+    assert loaded.report.kernels == sum(plan.kernel_count for plan in plans)
 
 
 def test_segments(cache_folder: Path) -> None:
     model = detector()
     executable = optimize(model, cache_folder, measure=False, partition="4")
     check(executable, model)
-    assert executable.report["partition"]["segments"] > 1
+    assert executable.report.partition.segments > 1
     # ab is of the first segment, c of both: only the second one concatenates ab.
     assert {step.origins for step in in_place(executable.plan)} >= {("Concat ab",)}

@@ -145,6 +145,6 @@ def test_an_output_that_is_zero_in_exact_arithmetic(cache_folder: Path) -> None:
     model = h.make_model(graph, opset_imports=[h.make_opsetid("", 18)], ir_version=9)
     executable = korch.optimize(model, measure=False, host=False, cache_folder=cache_folder)
     report = executable.report
-    assert report["given_error"] == pytest.approx(1) and report["max_error"] < 100  # both relative to the model's
+    assert report.given_error == pytest.approx(1) and report.max_error < 100  # both relative to the model's
     x = np.random.default_rng(1).standard_normal((3, 3, 5, 17)).astype(np.float32)
     assert np.abs(executable(x)[0]).max() < 1e-6

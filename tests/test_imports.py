@@ -9,7 +9,19 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "korch"
 ORDER = (
-    ("errors", "alignment", "child", "cores", "deadline", "extras", "fields", "files", "libraries", "scratch"),
+    (
+        "errors",
+        "alignment",
+        "child",
+        "cores",
+        "deadline",
+        "extras",
+        "fields",
+        "files",
+        "libraries",
+        "records",
+        "scratch",
+    ),
     ("ablation", "limits"),
     ("options", "target"),
     ("primitive",),

@@ -127,6 +127,6 @@ def test_the_report_says_what_runs_side_by_side(
         search=SearchLimits(max_primitives=4),
         ablation=Ablation(baselines=False),
     ).report
-    beside = found["side_by_side"]
-    assert found["plan"] == "side by side" and found["max_error"] < 1e-3
-    assert beside["kernels"] == beside["parts"] == found["kernels"]
+    beside = found.side_by_side
+    assert found.plan == "side by side" and found.max_error < 1e-3
+    assert beside.kernels == beside.parts == found.kernels

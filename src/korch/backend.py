@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from korch.measure.meter import AnyMeter
@@ -34,13 +34,7 @@ def open_meter(options: Options, weights_bytes: int = 0) -> AnyMeter:
 
 
 def maker(
-    graph: PrimitiveGraph,
-    meter: AnyMeter,
-    options: Options,
-    *,
-    model: ModelRecord | None,
-    certificate: Any,
-    report: Mapping[str, Any],
+    graph: PrimitiveGraph, meter: AnyMeter, options: Options, *, model: ModelRecord | None, certificate: Any
 ) -> Make:
     """Return what makes an executable of a plan's kernels.
 
@@ -50,11 +44,10 @@ def maker(
         options: kept in the plan.
         model: what the graph was made from.
         certificate: what the search proved.
-        report: kept in each executable.
     """
     from korch.runtime.build import Origin
 
-    origin = Origin(model, certificate, options, report)
+    origin = Origin(model, certificate, options)
     if options.is_cuda:
 
         def make_cuda(steps: Sequence[Step[Any]]) -> Any:

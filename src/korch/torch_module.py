@@ -23,6 +23,7 @@ from korch.primitive.op import Array
 from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.executable import Executable, TensorInfo, Timing
 from korch.runtime.record import PlanRecord
+from korch.runtime.report import Report
 
 
 class ModuleExecutable:
@@ -76,7 +77,7 @@ class ModuleExecutable:
         return f"<{type(self).__name__} of {self.flat!r}>"
 
     @property
-    def report(self) -> dict[str, Any]:
+    def report(self) -> Report:
         """How the plan was found."""
         return self.flat.report
 

@@ -42,10 +42,10 @@ def test_a_model_gains_what_its_blocks_gain_as_often_as_they_are_there() -> None
 def test_searches_are_kept_by_block_without_rounds_that_brought_nothing() -> None:
     trace = SearchTrace({0: 1, 1: 1})
     trace.record_search((1, 2), "first", 0.5, found(3, 1), is_recalled=True)
-    assert trace.of_block(0) == []
+    assert trace.of_block(0) == ()
     (search,) = trace.of_block(1)
-    assert (search["interface"], search["what"], search["recalled"]) == (2, "first", True)
-    assert search["rounds"][0]["incumbent_ns"] == 3
+    assert (search.interface, search.what, search.is_recalled) == (2, "first", True)
+    assert search.rounds[0].incumbent_ns == 3
     same = [Round(1, None, i, float(i)) for i in range(3)]
     better = [Round(1, 9, 4, 4.0), Round(2, 9, 5, 5.0), Round(2, 9, 6, 6.0), Round(2, 9, 7, 7.0)]
     assert changed_rounds([*same, *better]) == (same[0], better[0], better[1], better[3])

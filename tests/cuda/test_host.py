@@ -23,6 +23,7 @@ from korch.options import Options
 from korch.primitive.lowering import lower_products
 from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.cuda.program import read_program, write_program
+from korch.runtime.report import Report
 from korch.testing.cuda_issue import issue_on_cpu
 
 
@@ -30,7 +31,7 @@ class IssuedOnCpu(CudaExecutable):
     """An executable without a device."""
 
     def __init__(self, program):
-        self._program, self.report = program, {"status": "a test"}
+        self._program, self.report = program, Report(status="a test")
 
     def __call__(self, *arrays):
         torch = pytest.importorskip("torch")
@@ -85,8 +86,8 @@ def test_the_host_runs_what_pytorch_does_not_have(on_cpu, monkeypatch, tmp_path)
     options = Options(target="cuda", cache_folder=tmp_path)
     found = host_optimize.optimize_with_host(model().SerializeToString(), options)
     assert [type(part) for part in found.parts] == [NativePart, HostPart, NativePart]
-    (entry,) = found.report["host"]
-    assert "pool" in entry["node"] and "LpPool" in entry["reason"]
+    (entry,) = found.report.host
+    assert "pool" in entry.node and "LpPool" in entry.reason
     calls = [step.call for step in found.parts[2].executable._program.steps if step.call]
     assert len(calls) >= 2  # a search and a gather are PyTorch's
     x = np.random.default_rng(0).standard_normal((1, 3, 5, 5)).astype(np.float32)

@@ -27,15 +27,15 @@ def candy(tmp_path_factory):
 @pytest.mark.parametrize("name", TINY)
 def test_models_are_optimized_and_right(name, tmp_path):
     executable = korch.optimize(build(name), target="cuda", budget=40, cache_folder=tmp_path)
-    assert executable.report["max_error"] < 1e-4
-    assert executable.report["measured_ms"] > 0
+    assert executable.report.max_error < 1e-4
+    assert executable.report.measured_ms > 0
 
 
 def test_half_precision_is_within_its_tolerance(tmp_path):
     executable = korch.optimize(
         build("tiny_candy"), target="cuda", precision="float16", budget=40, cache_folder=tmp_path
     )
-    assert executable.report["max_error"] < 1e-2
+    assert executable.report.max_error < 1e-2
 
 
 def test_an_artifact_gives_the_same(candy, tmp_path):

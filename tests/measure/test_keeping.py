@@ -104,8 +104,8 @@ def test_a_kernel_that_does_not_compile_is_counted_in_each_session(tmp_path, mon
             (record,) = meter.measure([candidate])
             assert record.kind == "not compiled" and "missing" in record.message
             (row,) = meter.uncompiled.values()
-        assert row["candidate"] == str(candidate) and row["message"] == record.message
-        text = Path(row["file"]).read_text()
+        assert row.candidate == str(candidate) and row.message == record.message
+        text = Path(row.file).read_text()
         assert "f32[4] = exp(%0)" in text and "error: " in text and "missing();" in text
         assert ("a kernel does not compile: " in caplog.text) == (session == "the first")
         caplog.clear()

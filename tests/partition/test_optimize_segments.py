@@ -21,17 +21,17 @@ def test_layers_in_segments_compute_what_the_model_does(cache_folder: Path) -> N
     (expected,) = onnx.reference.ReferenceEvaluator(model).run(None, {"input": x})
     np.testing.assert_allclose(executable(x)[0], expected, rtol=1e-3, atol=1e-4)
     report = executable.report
-    assert report["partition"]["segments"] > report["partition"]["different"]
-    assert report["lower_bound_ms"] <= report["predicted_ms"]
-    assert report["plan"] in {row["plan"] for row in report["contest"]}
+    assert report.partition.segments > report.partition.different
+    assert report.lower_bound_ms <= report.predicted_ms
+    assert report.plan in {row.plan for row in report.plans}
     symbols = [step.symbol for step in executable.plan.steps]
     assert len(set(symbols)) < len(symbols)  # layers share kernels, not weights
-    rounds = report["rounds"]
-    assert len(rounds) > 2 and rounds[0]["incumbent_ns"] is None
-    seconds = [entry["seconds"] for entry in rounds]
+    rounds = report.rounds
+    assert len(rounds) > 2 and rounds[0].incumbent_ns is None
+    seconds = [entry.seconds for entry in rounds]
     assert seconds == sorted(seconds)
     last = rounds[-1]
-    assert last["bound_ns"] == pytest.approx(report["lower_bound_ms"] * 1e6)
-    assert last["incumbent_ns"] == pytest.approx(report["predicted_ms"] * 1e6)
-    blocks = report["partition"]["blocks"]
-    assert all(search["rounds"] for block in blocks for search in block["searches"])
+    assert last.bound_ns == pytest.approx(report.lower_bound_ms * 1e6)
+    assert last.incumbent_ns == pytest.approx(report.predicted_ms * 1e6)
+    blocks = report.partition.blocks
+    assert all(search.rounds for block in blocks for search in block.searches)

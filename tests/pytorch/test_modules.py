@@ -73,7 +73,7 @@ def test_it_is_an_executable(nested: tuple[Any, ...], tmp_path: Path) -> None:
     torch.testing.assert_close(torch.from_numpy(found[0]), executable(*args, **kwargs)["y"])
     feeds = dict(zip(["x", "more.a.0"], flat, strict=True))
     np.testing.assert_array_equal(executable.run(["output.y"], feeds)[0], found[0])
-    assert executable.report["max_error"] < 1e-5
+    assert executable.report.max_error < 1e-5
     assert len(executable.time([args[0], kwargs["more"]["a"][0]], 2).run_ns) == 2
     assert executable.plan.steps
     assert executable.sources

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
+from korch.assembly.record import PartitionRecord
+from korch.equivalence.saturate import RuleReport, SaturationReport
+from korch.measure.uncompiled import Uncompiled
+from korch.numerics import Difference
 from korch.report.explain import explain, summary
 from korch.report.kernel import operations
 from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
+from korch.runtime.report import OutputError, PlanResult, Report, SideBySide
+from korch.search.result import PlanName, Round
 
 NORM = """graph(%0 "i0": f32[2,8]) -> (%4 "o0")
 %1: f32[2] = reduce_sum(%0) {axes=[1]}
@@ -17,64 +22,55 @@ NORM = """graph(%0 "i0": f32[2,8]) -> (%4 "o0")
 %3: f32[2,8] = sub(%0, %2)
 %4: f32[2,8] = sub(%3, %2)
 """
-REPORT: dict[str, Any] = {
-    "status": "feasible",
-    "predicted_ms": 0.012,
-    "lower_bound_ms": 0.009,
-    "gap": 0.25,
-    "primitives": 5,
-    "alternatives": 1,
-    "candidates": 40,
-    "distinct_candidates": 20,
-    "given_flop": 5_000_000,
-    "flop": 2_500_512,
-    "measured_candidates": 4,
-    "kernels": 2,
-    "arena_bytes": 2048,
-    "max_error": 1.5e-07,
-    "given_error": 1.25e-07,
-    "seconds": 3.25,
-    "measured_ms": 1.5,
-    "plan": "split",
-    "expected_ms": 1.375,
-    "stages_s": {"frontend": 0.01, "orchestrate": 2.0},
-    "limits_hit": ["max_outputs"],
-    "rules": {"rules": [{"name": "reshapes-compose", "fired": 2}, {"name": "idle", "fired": 0}]},
-    "rule_savings_ms": {"reshapes-compose": 0.0035},
-    "contest": [
-        {
-            "plan": "optimal",
-            "kernels": 1,
-            "predicted_ms": 0.012,
-            "measured_ms": 1.75,
-            "p10_ms": 1.5,
-            "p90_ms": 2.0,
-            "max_error": 2e-07,
-            "refusal": "",
-        },
-        {
-            "plan": "split",
-            "kernels": 2,
-            "predicted_ms": 0.014,
-            "measured_ms": 1.5,
-            "expected_ms": 1.375,
-            "p10_ms": 1.25,
-            "p90_ms": 1.75,
-            "max_error": 1.5e-07,
-            "refusal": "",
-        },
-        {
-            "plan": "greedy",
-            "kernels": 1,
-            "predicted_ms": 0.02,
-            "measured_ms": None,
-            "p10_ms": None,
-            "p90_ms": None,
-            "max_error": None,
-            "refusal": "it crashes",
-        },
-    ],
-}
+RULES = SaturationReport(
+    rules=tuple(RuleReport(name, "", fired, {}, (), False) for name, fired in (("reshapes-compose", 2), ("idle", 0))),
+    stopped="saturated",
+    iterations=1,
+    primitives_before=5,
+    primitives_after=6,
+    alternatives=1,
+    seconds=0.5,
+)
+SPLIT = PlanResult(
+    plan=PlanName.SPLIT,
+    kernels=2,
+    predicted_ms=0.014,
+    measured_ms=1.5,
+    expected_ms=1.375,
+    p10_ms=1.25,
+    p90_ms=1.75,
+    max_error=1.5e-07,
+)
+OPTIMAL = PlanResult(PlanName.OPTIMAL, 1, 0.012, 1.75, 1.5, 2.0, 2e-07)
+GREEDY = PlanResult(PlanName.GREEDY, 1, 0.02, None, None, None, None, "it crashes")
+REPORT = Report(
+    status="feasible",
+    predicted_ms=0.012,
+    lower_bound_ms=0.009,
+    gap=0.25,
+    primitives=5,
+    alternatives=1,
+    candidates=40,
+    distinct_candidates=20,
+    given_flop=5_000_000,
+    flop=2_500_512,
+    measured_candidates=4,
+    kernels=2,
+    arena_bytes=2048,
+    max_error=1.5e-07,
+    rms_error=3e-07,
+    given_error=1.25e-07,
+    given_rms_error=2.5e-07,
+    seconds=3.25,
+    measured_ms=1.5,
+    plan=PlanName.SPLIT,
+    expected_ms=1.375,
+    stages_s={"frontend": 0.01, "orchestrate": 2.0},
+    limits_hit=("max_outputs",),
+    rules=RULES,
+    rule_savings_ms={"reshapes-compose": 0.0035},
+    plans=(OPTIMAL, SPLIT, GREEDY),
+)
 
 
 def port(layout: str, place: str = "ARENA") -> PortRecord:
@@ -135,11 +131,12 @@ WHOLE = """\
 m.onnx on A CPU, avx2, 2 threads
 plan: 2 kernels, 1.500 ms measured, 1.375 ms expected, error 1.5e-07 of the \
 largest element, arena 2.0 KiB
-as a whole the plan 'split' won: the optimum of the search took 1.750 ms
+the plan 'split' is the fastest: the optimum of the search took 1.750 ms
 search: feasible, 0.0120 ms predicted, bound 0.0090 ms, gap 25.0 %; 40 candidates, 20 different, \
 4 measured (20.0 %)
-model: 5 primitives, 1 alternatives; 3.2 s
+model: 5 primitives, 1 alternative; 3.2 s
 error: 1.5e-07 of the largest element; the model as given has 1.2e-07 in its own types
+       3.0e-07 of the outputs' root mean square; the model as given has 2.5e-07
 operations: 5.0MFLOP as given, 2.5MFLOP in the plan (2.00x fewer)
 seconds: frontend 0.0, orchestrate 2.0
 limits that bound the candidates: max_outputs
@@ -154,11 +151,11 @@ whole plans, timed in turn (* is kept):
   plan           kernels   predicted    expected      median         p10         p90     error
   optimal              1   0.0120 ms           -    1.750 ms    1.500 ms    2.000 ms   2.0e-07
 * split                2   0.0140 ms    1.375 ms    1.500 ms    1.250 ms    1.750 ms   1.5e-07
-  greedy               1  out: it crashes
+  greedy               1  rejected: it crashes
 
 equivalences: alternatives added, kernels of the plan that use them and their cost, and
 what the best plan without each rule costs more, as far as its kernels are measured:
-  reshapes-compose                       2 added    1 kernels     9.0 us  saves 3.5 us
+  reshapes-compose                       2 added    1 kernel     9.0 us  saves 3.5 us
 
   #       cost  share  x bound      bytes   FLOP  provider    what it computes (layouts)
   0     9.0 us  90.0%      3.0    1.5 KiB   2.5M  generated   reduce_sum sub x2 (ab -> ba)
@@ -167,7 +164,7 @@ by reshapes-compose
   1    ≥1.0 us  10.0%        -      100 B    512  onnxruntime matmul \
 (ba, [2 constants] -> scalar)
 sum   ≥10.0 us                    1.6 KiB   2.5M
-1 of 2 kernels were not measured: ≥ marks the bound that stands for their time"""
+1 of 2 kernels not measured: ≥ marks a bound instead of a time"""
 
 
 def test_the_whole_text(plan: PlanRecord) -> None:
@@ -175,18 +172,18 @@ def test_the_whole_text(plan: PlanRecord) -> None:
 
 
 def test_without_a_report_only_the_kernels_are_told(plan: PlanRecord) -> None:
-    text = explain(replace(plan, model=ModelRecord(), threads=1), {})
+    text = explain(replace(plan, model=ModelRecord(), threads=1), Report())
     assert text.startswith("a model on A CPU, avx2, 1 thread\n\nthe slowest kernels")
     assert "whole plans" not in text and "search:" not in text
 
 
 def test_a_measured_plan_has_no_mark(plan: PlanRecord) -> None:
-    text = explain(replace(plan, steps=plan.steps[:1]), {})
+    text = explain(replace(plan, steps=plan.steps[:1]), Report())
     assert "≥" not in text and "not measured" not in text
 
 
 def test_a_plan_of_nothing(plan: PlanRecord) -> None:
-    assert explain(replace(plan, steps=()), {}).splitlines()[-1].split() == ["sum", "0", "ns", "0", "B", "0"]
+    assert explain(replace(plan, steps=()), Report()).splitlines()[-1].split() == ["sum", "0", "ns", "0", "B", "0"]
 
 
 def test_operations_of_a_layout_change_and_of_many(plan: PlanRecord) -> None:
@@ -199,88 +196,73 @@ def test_operations_of_a_layout_change_and_of_many(plan: PlanRecord) -> None:
 
 
 def test_the_summary_of_an_optimum_says_nothing_of_other_plans() -> None:
-    text = summary({"artifact": "a.korch", **REPORT, "plan": "optimal"})
-    assert text.startswith("a.korch: 2 kernels, 1.500 ms measured") and "won" not in text
+    text = summary("a.korch", replace(REPORT, plan=PlanName.OPTIMAL))
+    assert text.startswith("a.korch: 2 kernels, 1.500 ms measured") and "fastest" not in text
 
 
 def test_the_summary_counts_concatenations_in_place() -> None:
     for count, text in ((1, "2 kernels, 1 concatenation in place, "), (2, "2 kernels, 2 concatenations in place, ")):
-        assert text in summary({"artifact": "plan", **REPORT, "in_place": count})
-    assert "in place" not in summary({"artifact": "plan", **REPORT, "in_place": 0})
+        assert text in summary("plan", replace(REPORT, in_place=count))
+    assert "in place" not in summary("plan", replace(REPORT, in_place=0))
 
 
 def test_the_summary_names_what_ended_the_search_and_what_was_wrong() -> None:
-    refused = {**REPORT["contest"][0], "measured_ms": None, "refusal": "its error is 1.00e+00"}
-    text = summary({"artifact": "a.korch", **REPORT, "stopped_by_budget": True, "contest": [refused]})
-    assert "the optimum of the search is out: its error is 1.00e+00" in text
+    refused = replace(OPTIMAL, measured_ms=None, refusal="its error is 1.00e+00")
+    text = summary("a.korch", replace(REPORT, stopped_by_budget=True, plans=(refused,)))
+    assert "the optimum of the search is rejected: its error is 1.00e+00" in text
     assert text.endswith("the budget ended the search; more time may find a better plan")
 
 
 def test_kernels_that_do_not_compile_are_named_at_the_end() -> None:
-    rows = [{"candidate": f"c{i}", "message": "no", "file": "a/b.txt" * (i > 0)} for i in range(12)]
-    text = summary({"artifact": "a.korch", **REPORT, "not_compiled": rows})
+    rows = tuple(Uncompiled(f"c{i}", "no", "a/b.txt" * (i > 0)) for i in range(12))
+    text = summary("a.korch", replace(REPORT, not_compiled=rows))
     told = text.splitlines()[-12:]
     assert told[0] == (
-        "12 kernels do not compile, and the search went on without: that is a bug of Korch; please "
-        "report it with the files named here, which hold the compiler's output"
+        "12 kernels did not compile, and the search went on without: that is a bug of Korch; please "
+        "report it with the files named here, which contain the compiler's output"
     )
     assert told[1:3] == ["  c0: no", "  c1: a/b.txt"] and told[-1] == "  and 2 more"
-    one = summary({"artifact": "a.korch", **REPORT, "not_compiled": rows[:1]})
-    assert "\n1 kernel does not compile, " in one
-    plain = summary({"artifact": "a.korch", **REPORT, "not_compiled": []})
-    assert plain == summary({"artifact": "a.korch", **REPORT})
+    assert "\n1 kernel did not compile, " in summary("a.korch", replace(REPORT, not_compiled=rows[:1]))
 
 
 def test_the_summary_says_for_which_plans_a_bound_in_segments_holds() -> None:
-    segments = {"segments": 24, "different": 3}
-    text = summary({"artifact": "a.korch", **REPORT, "partition": segments})
+    text = summary("a.korch", replace(REPORT, partition=PartitionRecord(24, 3)))
     assert text.splitlines()[-1] == (
         "segments: 24, 3 of them different; the bound holds for plans in which no kernel crosses a cut"
     )
-    assert summary({"artifact": "a.korch", **REPORT, "partition": None}) == summary({"artifact": "a.korch", **REPORT})
 
 
 def test_errors_are_told_by_output_the_worst_first() -> None:
-    def row(output: str, error: float) -> dict[str, Any]:
-        return {
-            "output": output,
-            "of_largest": error,
-            "of_rms": 2 * error,
-            "rms": error / 2,
-            "given": {"of_largest": 1e-7, "of_rms": 1e-7, "rms": 1e-7},
-        }
+    def row(output: str, error: float) -> OutputError:
+        return OutputError(output, Difference(error, 2 * error, error / 2), Difference(1e-7, 1e-7, 1e-7))
 
-    report = {**REPORT, "output_errors": [row("a", 1e-6), row("boxes", 1e-5)]}
-    lines = summary({"artifact": "a.korch", **report}).splitlines()
+    report = replace(REPORT, output_errors=(row("a", 1e-6), row("boxes", 1e-5)))
+    lines = summary("a.korch", report).splitlines()
     (at,) = (i for i, line in enumerate(lines) if "RMS of all errors, of the RMS:" in line)
     assert [line.split() for line in lines[at + 1 : at + 3]] == [
         ["boxes", "1.0e-05", "2.0e-05", "5.0e-06"],
         ["a", "1.0e-06", "2.0e-06", "5.0e-07"],
     ]
-    report["output_errors"] = [row(f"y{i}", 1e-6) for i in range(10)] + [row("lost", float("inf"))]
-    text = summary({"artifact": "a.korch", **report})
+    rows = (*(row(f"y{i}", 1e-6) for i in range(10)), row("lost", float("inf")))
+    text = summary("a.korch", replace(report, output_errors=rows))
     assert "lost                                  inf" in text
     assert "and 3 outputs with smaller errors" in text
 
 
-def test_the_story_of_a_search_has_its_first_and_its_last_round(plan: PlanRecord) -> None:
-    rounds = [
-        {"bound_ns": 1000 * i, "incumbent_ns": 200_000 if i else None, "measured": 10 * i, "seconds": float(i)}
-        for i in range(101)
-    ]
-    text = explain(plan, {**REPORT, "rounds": rounds, "recalled": True})
-    story = text.partition("the search over time, in the run that did it:\n")[2].split("\n\n")[0]
-    head, *rows = (line.split() for line in story.splitlines())
+def test_the_trace_of_a_search_has_its_first_and_its_last_round(plan: PlanRecord) -> None:
+    rounds = tuple(Round(1000 * i, 200_000 if i else None, 10 * i, float(i)) for i in range(101))
+    text = explain(plan, replace(REPORT, rounds=rounds, recalled=True))
+    trace = text.partition("the search over time, in the run that did it:\n")[2].split("\n\n")[0]
+    head, *rows = (line.split() for line in trace.splitlines())
     assert head[0] == "seconds" and len(rows) == 8
     assert rows[0] == ["0.0", "0.0000", "ms", "-", "-", "0"]
     assert rows[-1] == ["100.0", "0.1000", "ms", "0.2000", "ms", "50.0", "%", "1000"]
-    assert "over time" not in explain(plan, {**REPORT, "rounds": rounds[:1]})
+    assert "over time" not in explain(plan, replace(REPORT, rounds=rounds[:1]))
 
 
 def test_kernels_side_by_side_are_told() -> None:
-    beside = {"kernels": 3, "parts": 7, "predicted_ms": 0.011}
-    text = summary({**REPORT, "artifact": "a.korch", "plan": "optimal", "side_by_side": beside})
+    text = summary("a.korch", replace(REPORT, plan=PlanName.OPTIMAL, side_by_side=SideBySide(3, 7, 0.011)))
     assert text.splitlines()[-1] == (
-        "side by side: 3 kernels run 7 of the optimum's, each on a share of the threads, "
+        "side by side: 3 sets of concurrent kernels with 7 kernels of the optimum, each on a part of the threads, "
         "0.0110 ms predicted; the bound holds for plans whose kernels run one after the other"
     )

@@ -6,18 +6,23 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from korch.assembly.record import BlockRecord, PartitionRecord, SearchRecord
+from korch.equivalence.saturate import RuleReport, SaturationReport
 from korch.errors import UnsupportedError
+from korch.measure.calibrate import Level, Rates
 from korch.report import page as page_module
+from korch.report.compare import Row
 from korch.report.diff import changes, differences, differences_page
 from korch.report.page import page, page_data
 from korch.report.profile import KernelTime, Profile
 from korch.report.threads import Run, Span, Threads
 from korch.report.trace import trace
 from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
+from korch.runtime.report import GroupedKernel, GroupingRecord, OperatorRecord, Report, Rival
+from korch.search.result import Round
 
 FIRST = """graph(%0 "i0": f32[2,8]) -> (%1 "o0")
 %1: f32[2,8] = exp(%0)
@@ -26,68 +31,26 @@ SECOND = """graph(%0 "i0": f32[2,8], %1 "i1": f32[8,8]) -> (%3 "o0")
 %2: f32[2,8] = matmul(%0, %1)
 %3: f32[2,8] = tanh(%2)
 """
-REPORT: dict[str, Any] = {
-    "operators": [["Exp a", ["x"], ["y"]], ["MatMul b", ["y", "w"], ["z"]], ["Tanh c", ["z"], ["out"]]],
-    "machine": {
-        "levels": [{"limit_bytes": 0, "read_bytes_per_s": 1e10, "write_bytes_per_s": 1e10}],
-        "rate_flop_per_s": 2e11,
+RULE = RuleReport("low-rank", "", 3, {}, (), False)
+SEARCH = SearchRecord(0, 1, "end", 1.5, True, (Round(1, 2, 2, 0.5),))
+BLOCK = BlockRecord((0, 3), 1, 1, ("plain", "%1:acdb"), (), (SEARCH,))
+GROUPING = GroupingRecord((GroupedKernel("generated", "exp matmul"), GroupedKernel("gemm", "tanh")), (0, 1), 6000, 4000)
+REPORT = Report(
+    operators=(
+        OperatorRecord("Exp a", ("x",), ("y",)),
+        OperatorRecord("MatMul b", ("y", "w"), ("z",)),
+        OperatorRecord("Tanh c", ("z",), ("out",)),
+    ),
+    machine=Rates(levels=(Level(0, 1e10, 1e10),), rate_flop_per_s=2e11),
+    rivals={
+        "c2": (Rival("onednn", "", "(ab) -> (ab)", 6000, True), Rival("x", "", "", 1, False, "crashed: </script>"))
     },
-    "rivals": {
-        "c2": [
-            {
-                "provider": "onednn",
-                "variant": "",
-                "layouts": "(ab) -> (ab)",
-                "cost_ns": 6000,
-                "is_measured": True,
-                "failure": "",
-            },
-            {
-                "provider": "x",
-                "variant": "",
-                "layouts": "",
-                "cost_ns": 1,
-                "is_measured": False,
-                "failure": "crashed: </script>",
-            },
-        ]
-    },
-    "rules": {"rules": [{"name": "low-rank", "fired": 3}]},
-    "max_error": 2e-7,
-    "contest": [],
-    "groupings": [
-        [],
-        [
-            {
-                "kernels": [
-                    {"provider": "generated", "operations": "exp matmul"},
-                    {"provider": "gemm", "operations": "tanh"},
-                ],
-                "instead": [0, 1],
-                "cost_ns": 6000,
-                "instead_ns": 4000,
-            }
-        ],
-    ],
-    "rounds": [{"bound_ns": 1, "incumbent_ns": None, "measured": 2, "seconds": 0.5}],
-    "partition": {
-        "blocks": [
-            {
-                "instances": [0, 3],
-                "searches": [
-                    {
-                        "interface": 1,
-                        "what": "end",
-                        "began_s": 1.5,
-                        "recalled": True,
-                        "layouts": "%1:acdb",
-                        "rounds": [{"bound_ns": 1, "incumbent_ns": 2, "measured": 2, "seconds": 0.5}],
-                    }
-                ],
-            }
-        ]
-    },
-}
+    rules=SaturationReport((RULE,), "saturated", 1, 1, 1, 0, 0.5),
+    max_error=2e-7,
+    groupings=((), (GROUPING,)),
+    rounds=(Round(1, None, 2, 0.5),),
+    partition=PartitionRecord(4, 1, blocks=(BLOCK,)),
+)
 
 
 def port(value: int, place: str, at: int, text: str = "f32[2,8]") -> PortRecord:
@@ -161,7 +124,13 @@ def test_the_data_of_a_plan(plan: PlanRecord) -> None:
     kernels, graphs = data["kernels"], data["graphs"]
     assert [k["us"] for k in kernels] == [1.0, 3.0] and [k["run_us"] for k in kernels] == [1.1, 2.9]
     assert kernels[1]["rules"] == ["low-rank"] and kernels[1]["origins"] == ["MatMul b", "Tanh c"]
-    assert kernels[1]["rivals"][0] == {"what": "onednn (ab) -> (ab)", "cost": "6.0 us", "more": "+100.0 %", "lost": ""}
+    assert kernels[1]["rivals"][0] == {
+        "what": "onednn (ab) -> (ab)",
+        "cost": "6.0 us",
+        "more": "+100.0 %",
+        "lost": "",
+        "instead": "",
+    }
     assert data["threads"] == [] and "load" not in kernels[0]
     spans = (Span(0, 0, 0, 900, 0), Span(0, 1, 100, 1000, 0))
     threads = Threads(2, (Run((1000, 2000), spans),))
@@ -180,8 +149,8 @@ def test_the_data_of_a_plan(plan: PlanRecord) -> None:
     ]
     assert kernels[0]["groupings"] == []
     assert [number for number, _ in data["slowest"]] == [1, 0]
-    assert [story["name"] for story in data["stories"]] == ["the whole model", "block 1 (x 2), end: %1:acdb"]
-    assert data["stories"][1]["note"].startswith("recalled from an earlier run 1.5 s")
+    assert [trace["name"] for trace in data["traces"]] == ["the whole model", "block 1 (x 2), end: %1:acdb"]
+    assert data["traces"][1]["note"].startswith("recalled from an earlier run 1.5 s")
     assert data["sources"] == {"k1": "int x;", "k2": ""}
     assert graphs["kernels"]["edges"] == [("k0", "k1")]
     nodes = {n["id"]: n for n in graphs["primitives"]["nodes"]}
@@ -194,19 +163,16 @@ def test_the_data_of_a_plan(plan: PlanRecord) -> None:
 
 
 def test_the_headline_has_time_speed_up_and_gap(plan: PlanRecord) -> None:
-    report = {**REPORT, "measured_ms": 8.912, "predicted_ms": 8.5, "gap": 0.284}
+    report = replace(REPORT, status="feasible", measured_ms=8.912, predicted_ms=8.5, gap=0.284)
     told = [("8.91 ms", "a run, measured; 2 threads"), ("28 %", "gap: the most that a longer search could still save")]
     data = page_data(plan, report, {})
     assert data["headline"] == told
     assert [title for title, _ in data["facts"]] == ["Time of a run", "Search", "Work, memory, accuracy"]
-    peers = [
-        {"name": "korch", "times_ns": [2e6]},
-        {"name": "onnxruntime", "times_ns": [5e6]},
-        {"name": "openvino", "times_ns": [4e6]},
-    ]
+    times_ms = {"korch": 2.0, "onnxruntime": 5.0, "openvino": 4.0}
+    peers = [Row(name, ms, ms, ms, 0.0, (int(1e6 * ms),)) for name, ms in times_ms.items()]
     with_peers = page_data(plan, report, {}, peers=peers)["headline"]
     assert with_peers == [told[0], ("2.50×", "as fast as ONNX Runtime"), told[1]]
-    unmeasured = page_data(plan, {**REPORT, "predicted_ms": 8.5}, {})["headline"]
+    unmeasured = page_data(plan, replace(report, measured_ms=None, gap=None), {})["headline"]
     assert unmeasured == [("8.5 ms", "a run, predicted; 2 threads")]
 
 
@@ -242,28 +208,30 @@ def test_what_differs_between_plans(plan: PlanRecord) -> None:
         steps=(replace(first, cost_ns=2000.0), replace(second, candidate="c3", provider="onednn")),
         options={"gap": 0.2},
     )
-    text = differences((plan, {"predicted_ms": 1.0}), (other, {"predicted_ms": 2.0}))
+    text = differences(
+        (plan, Report(status="feasible", predicted_ms=1.0)), (other, Report(status="feasible", predicted_ms=2.0))
+    )
     assert "x 2.00" in text and "option gap: 0.1 -> 0.2" in text
     assert "kernels in both: 1" in text
-    assert "only in the first: 1 kernels, 3.0 us" in text and "1.0 -> 2.0 us" in text
-    same = differences((plan, {}), (plan, {}))
+    assert "only in the first: 1 kernel, 3.0 us" in text and "1.0 -> 2.0 us" in text
+    same = differences((plan, Report()), (plan, Report()))
     assert "only in" not in same and "built differently" not in same
 
 
 def test_what_differs_as_a_page(plan: PlanRecord, monkeypatch) -> None:
     first, second = plan.steps
     other = replace(plan, steps=(first, replace(second, candidate="c3", cost_ns=1000.0, provider="<b>")))
-    found = changes((plan, {}), (other, {}))
+    found = changes((plan, Report()), (other, Report()))
     # Kernel c2 runs MatMul b and Tanh c: half of its cost is each one's.
     assert found.operators[:2] == (("MatMul b", 1500.0, 500.0), ("Tanh c", 1500.0, 500.0))
     assert found.operators[2] == ("Exp a", 1000.0, 1000.0)
     ruled = replace(plan, steps=(replace(first, origins=("by low-rank",)), replace(first, origins=())))
-    names = [name for name, _, _ in changes((ruled, {}), (ruled, {})).operators]
+    names = [name for name, _, _ in changes((ruled, Report()), (ruled, Report())).operators]
     assert names == ["by low-rank", "changes of layout"]
     monkeypatch.setattr(page_module, "_web", {"page.css": "body { margin: 0 }"}.__getitem__)
-    text = differences_page((plan, {}), (other, {}))
+    text = differences_page((plan, Report()), (other, Report()))
     assert "Two plans of m&lt;1&gt;.onnx" in text and "body { margin: 0 }" in text
-    assert "Only in the first: 1 kernels, 3.0 us" in text and "&lt;b&gt;" in text
+    assert "Only in the first: 1 kernel, 3.0 us" in text and "&lt;b&gt;" in text
     assert '<td class="number">−1.0 us</td>' in text
     assert not re.search(r"(src|href)=|<b>|<script", text)
 

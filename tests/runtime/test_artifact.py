@@ -8,6 +8,7 @@ import platform
 import random
 import sys
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,12 +17,14 @@ import runtime_plans as plans
 import korch
 from korch.errors import ArtifactError
 from korch.measure.toolchain import ISA_COMPILER_FLAGS
+from korch.records import plain
 from korch.runtime import artifact as artifact_module
 from korch.runtime import machine
 from korch.runtime.artifact import read_artifact, write_artifact
 from korch.runtime.executable import load
 from korch.runtime.machine import REQUIRED_FLAGS, Requirements
 from korch.runtime.record import ModelRecord
+from korch.runtime.report import Report
 
 MEMBERS = ("library.so", "plan.json", "report.json", "weights.safetensors", "sources/main.cpp")
 
@@ -39,11 +42,9 @@ def content(tmp_path_factory):
         plan.steps,
         plans.TARGET,
         Builder(plans.TARGET.isa, folder / "cache"),
-        Origin(
-            ModelRecord("/models/m.onnx", "0" * 64), {"status": "optimal", "gap": float("inf")}, report={"seconds": 1.5}
-        ),
+        Origin(ModelRecord("/models/m.onnx", "0" * 64), {"status": "optimal", "gap": float("inf")}),
     )
-    write_artifact(built, folder / "plan.korch")
+    write_artifact(replace(built, report=Report(seconds=1.5)), folder / "plan.korch")
     return (folder / "plan.korch").read_bytes()
 
 
@@ -96,7 +97,7 @@ def member_span(path, name):
 
 def test_an_artifact_is_read_as_it_was_written(path, content, tmp_path):
     found = read_artifact(path)
-    assert found.report == {"seconds": 1.5}
+    assert found.report == Report(seconds=1.5)
     assert found.plan.model == ModelRecord("/models/m.onnx", "0" * 64)
     assert found.plan.certificate == {"status": "optimal", "gap": "inf"}
     assert found.plan.weights_bytes == (32 + 20) * 4
@@ -117,9 +118,9 @@ def test_the_plan_says_what_each_step_reads_writes_and_costs(path):
 
 def test_the_report_is_saved_as_it_is_then(path, tmp_path):
     executable = load(path)
-    executable.report["measured_ms"] = np.float32(0.5)
+    executable.report = replace(executable.report, measured_ms=np.float32(0.5))
     executable.save(tmp_path / "again.korch")
-    assert load(tmp_path / "again.korch").report == {"seconds": 1.5, "measured_ms": 0.5}
+    assert load(tmp_path / "again.korch").report == Report(seconds=1.5, measured_ms=0.5)
 
 
 def test_the_file_can_be_read_by_others(path, tmp_path):
@@ -225,7 +226,7 @@ def test_a_compressed_artifact_is_refused(path):
 
 def test_another_schema_is_refused(path):
     edit_manifest(path, lambda manifest: manifest.update(schema=1))
-    assert message(path) == ("its schema has version 1; expected version 3. Build it again with this version of Korch")
+    assert message(path) == ("its schema has version 1; expected version 4. Build it again with this version of Korch")
 
 
 @pytest.mark.parametrize("kind", ["korch-shaped", "korch-hosted"])
@@ -250,7 +251,7 @@ def test_a_plan_that_does_not_fit_the_schema_is_refused(path):
     digest = hashlib.sha256(data["plan"]).hexdigest()
     edit_manifest(path, lambda manifest: manifest["sha256"].update({"plan.json": digest}))
     text = message(path)
-    assert text.startswith("plan.json: it can't be read: plan does not have the fields korch_ver")
+    assert text.startswith("plan.json: it can't be read: plan does not have the field threads")
 
 
 @pytest.mark.parametrize("requires", [None, {}, {"system": "linux", "machine": "x", "cpu_flags": 1}])
@@ -334,15 +335,15 @@ def test_a_save_through_a_link_writes_what_it_points_to(path, tmp_path):
     executable = load(path)
     link = tmp_path / "link.korch"
     link.symlink_to(path)
-    executable.report["new"] = True
+    executable.report = Report(rejected="new")
     executable.save(link)
     assert link.is_symlink()
-    assert load(path).report["new"] is True
+    assert load(path).report.rejected == "new"
 
 
 def test_what_json_has_no_word_for_is_refused_before_anything_is_written(path, content):
     executable = load(path)
-    executable.report["odd"] = object()
+    executable.report = Report(rejected=object())
     with pytest.raises(TypeError, match="a object can't be written as JSON"):
         executable.save(path)
     assert path.read_bytes() == content
@@ -378,6 +379,25 @@ def test_forged_json_is_refused(name, text, path):
     assert message(path).startswith(f"{name}: it can't be read")
 
 
+@pytest.mark.parametrize("forged", [None, 7, "text", [None], {"a": None}])
+def test_a_forged_report_is_refused(forged, path):
+    for name, value in plain(Report(rules=None)).items():
+        forge(path, "report.json", json.dumps({name: forged}).encode())
+        try:
+            found = read_artifact(path).report
+        except ArtifactError as error:
+            assert f": report.json: it can't be read: report.{name}" in str(error)
+        else:
+            assert plain(getattr(found, name)) in (forged, float(forged) if forged == 7 else value)
+
+
+def test_the_report_of_another_version_is_refused(path):
+    forge(path, "report.json", b'{"other": []}')
+    text = message(path)
+    assert text.startswith("report.json: it can't be read: report has the unknown field other")
+    assert text.endswith(". Build the artifact again")
+
+
 def test_a_forged_plan_with_types_that_there_are_not_is_refused(path):
     with zipfile.ZipFile(path) as archive:
         plan = json.loads(archive.read("plan.json"))
@@ -404,11 +424,11 @@ def test_a_save_takes_the_longest_name_and_leaves_nothing_else(path, tmp_path):
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
 def test_an_executable_is_copied_and_pickled(copied, path):
     executable = load(path)
-    executable.report["note"] = "kept"
+    executable.report = Report(rejected="kept")
     again = copied(executable)
     arrays = plans.random_arrays(plans.blocked_constant().graph)
     expected = executable(*arrays)
     del executable
     for found, wanted in zip(again(*arrays), expected, strict=True):
         np.testing.assert_array_equal(found, wanted)
-    assert again.report["note"] == "kept"
+    assert again.report.rejected == "kept"

@@ -8,8 +8,9 @@ import runtime_plans as plans
 
 from korch.errors import ArtifactError, ModelError
 from korch.options import Options
+from korch.records import plain
 from korch.runtime.build import model_record
-from korch.runtime.record import ModelRecord, PlanRecord, TensorRecord, plain
+from korch.runtime.record import ModelRecord, PlanRecord, TensorRecord
 
 
 class Color(Enum):
@@ -51,15 +52,15 @@ def test_data_becomes_json(data, expected):
     ("change", "text"),
     [
         (lambda plan: [], "it is no object"),
-        (lambda plan: plan | {"more": 1}, "plan does not have the fields korch_version, model"),
+        (lambda plan: plan | {"more": 1}, "plan has the unknown field more"),
         (lambda plan: plan | {"threads": "2"}, "plan.threads is '2'; expected int"),
         (lambda plan: plan | {"threads": True}, "plan.threads is True; expected int"),
         (lambda plan: plan | {"libraries": "dnnl"}, "plan.libraries is no list"),
-        (lambda plan: plan | {"model": None}, "plan.model does not have the fields path, sha256"),
+        (lambda plan: plan | {"model": None}, "plan.model is None; expected an object"),
         (lambda plan: plan | {"certificate": 1}, "plan.certificate is 1; expected dict"),
         (
             lambda plan: plan | {"steps": [*plan["steps"][:1], {}]},
-            "plan.steps[1] does not have the fields symbol, provider",
+            "plan.steps[1] does not have the field bound_ns, candidate",
         ),
     ],
 )

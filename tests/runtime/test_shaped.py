@@ -129,7 +129,7 @@ def test_it_is_copied_and_pickled(copied, executable) -> None:
     assert isinstance(again, ShapedExecutable) and again is not executable
     for shapes in SHAPES:
         check(again, *shapes)
-    assert again.report.keys() == executable.report.keys()
+    assert again.report == executable.report
 
 
 def test_weights_and_kernels_are_there_once(cache_folder) -> None:
@@ -156,10 +156,10 @@ def test_weights_and_kernels_are_there_once(cache_folder) -> None:
         e = np.exp((s @ weight).astype(np.float64))
         np.testing.assert_allclose(executable(x, s)[0], x @ weight + e / e.sum(), atol=1e-4)
     report, plans = executable.report, list(executable.plans.values())
-    assert report["shared_weights_bytes"] < report["weights_bytes"]
+    assert report.shared_weights_bytes < report.weights_bytes
     symbols = [step.symbol for e in plans for step in e.plan.steps]
     assert len(set(symbols)) < len(symbols)
-    assert (report["kernels"], report["shared_kernels"]) == (len(symbols), len(set(symbols)))
+    assert (report.kernels, report.shared_kernels) == (len(symbols), len(set(symbols)))
     assert len({id(e.artifact.library) for e in plans}) == 1
     kernels = [name for name in plans[0].sources if name.startswith("k_")]
     assert sorted(kernels) == sorted(f"{symbol}.cpp" for symbol in set(symbols))

@@ -103,7 +103,7 @@ def test_a_model_is_optimized_again_from_the_ledger(
         monkeypatch.setattr(CpuMeter, name, refuse)
     again = korch.optimize(model, replay=path, **options)
     assert [s.candidate for s in again.plan.steps] == [s.candidate for s in first.plan.steps]
-    assert again.report["predicted_ms"] == first.report["predicted_ms"]
+    assert again.report.predicted_ms == first.report.predicted_ms
     given = {i.name: np.ones(i.shape, np.float32) for i in first.get_inputs()}
     for expected, found in zip(first.run(None, given), again.run(None, given), strict=True):
         np.testing.assert_array_equal(found, expected)

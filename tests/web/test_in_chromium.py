@@ -84,7 +84,7 @@ def test_the_slowest_are_named_first_and_lead_to_their_kernels(opened):
 
 
 def test_what_lost_is_told(opened, report):
-    groupings = korch.load(report.with_name("m.korch")).report["groupings"]
+    groupings = korch.load(report.with_name("m.korch")).report.groupings
     details = opened.locator("#details")
     assert "Other groupings of the same work" in details.inner_text()
     found = 0

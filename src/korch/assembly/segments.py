@@ -10,11 +10,11 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from korch.assembly.assemble import Assembly, Choice
 from korch.assembly.blocks import SECOND, BlockInterface, BlockSearch, OnRound
 from korch.assembly.explore import explore
+from korch.assembly.record import BlockRecord, CutRecord, InterfaceRecord, PartitionRecord
 from korch.assembly.task import Task
 from korch.assembly.trace import SearchTrace, changed_rounds
 from korch.candidate.candidate import Candidate
@@ -51,7 +51,7 @@ class Outcome:
 
     plans: dict[str, tuple[Candidate, ...]]
     found: Orchestration
-    partition: dict[str, Any] | None = None
+    partition: PartitionRecord | None = None
     savings: Savings = field(default_factory=dict)
     is_recalled: bool = False
     groupings: dict[str, Groupings] = field(default_factory=dict)
@@ -216,42 +216,32 @@ def _result(search: BlockSearch, choice: Choice, steps: Sequence[Candidate]) -> 
     )
 
 
-def _describe(partition: Partition, search: BlockSearch, choice: Choice, uses: Uses) -> dict[str, Any]:
-    """Return what the report says of segments."""
-    cuts = [
-        {"values": sorted(instance.outputs), "price_bytes": instance.price_bytes} for instance in partition.instances
-    ]
-    return {
-        "segments": len(partition.instances),
-        "different": len(search.blocks),
-        "programs": len(search.planned),
-        "layout_changes": sum(map(len, choice.changes)),
-        "bound_holds_for": "plans in which no kernel crosses a cut, values at cuts are in the "
-        "layouts considered, and each segment changes the layouts of what it reads by itself",
-        "blocks": [_describe_block(block, search, uses) for block in search.blocks],
-        "cuts": cuts,
-    }
+def _describe(partition: Partition, search: BlockSearch, choice: Choice, uses: Uses) -> PartitionRecord:
+    """Return the record of the segments for the report."""
+    return PartitionRecord(
+        segments=len(partition.instances),
+        different=len(search.blocks),
+        programs=len(search.planned),
+        layout_changes=sum(map(len, choice.changes)),
+        blocks=tuple(_describe_block(block, search, uses) for block in search.blocks),
+        cuts=tuple(CutRecord(tuple(sorted(one.outputs)), one.price_bytes) for one in partition.instances),
+    )
 
 
-def _describe_block(block: Sequence[BlockInterface], search: BlockSearch, uses: Uses) -> dict[str, Any]:
-    """Return what the report says of a block."""
+def _describe_block(block: Sequence[BlockInterface], search: BlockSearch, uses: Uses) -> BlockRecord:
+    """Return the record of a block for the report."""
     b, task = block[0].key[0], block[0].task
-    return {
-        "instances": list(task.block.instances),
-        "primitives": len(task.block.graph.primitives),
-        "candidates": len(task.candidates),
-        "interfaces": [
-            {
-                "layouts": str(one.interface) or "plain",
-                "used": uses[one],
-                "objective_ns": one.found.certificate.objective_ns,
-                "bound_ns": one.found.certificate.bound_ns,
-                "status": one.found.certificate.status.value,
-            }
-            for one in block
-            if one.found is not None
-        ],
-        "searches": [
-            {**row, "layouts": str(task.interfaces[row["interface"]]) or "plain"} for row in search.trace.of_block(b)
-        ],
-    }
+    interfaces = []
+    for one in block:
+        if one.found is not None:
+            proven = one.found.certificate
+            layouts = str(one.interface) or "plain"
+            interfaces.append(InterfaceRecord(layouts, uses[one], proven.objective_ns, proven.bound_ns, proven.status))
+    return BlockRecord(
+        instances=tuple(task.block.instances),
+        primitives=len(task.block.graph.primitives),
+        candidates=len(task.candidates),
+        layouts=tuple(str(interface) or "plain" for interface in task.interfaces),
+        interfaces=tuple(interfaces),
+        searches=search.trace.of_block(b),
+    )

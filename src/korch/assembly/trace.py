@@ -10,42 +10,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
+from korch.assembly.record import SearchRecord
 from korch.search.result import Orchestration, Round
 
 Key = tuple[int, int]
 """A block and one of its interfaces."""
-
-
-@dataclass(frozen=True)
-class SearchRecord:
-    """One search of a block in one interface.
-
-    Attributes:
-        key: block and interface.
-        what: its phase, "first" or "refine".
-        began_s: when, since the trace began; of a search that was kept, when it was recalled.
-        is_recalled: whether it was done in an earlier run: then its rounds have that run's seconds.
-        rounds: its rounds, their seconds since it began.
-    """
-
-    key: Key
-    what: str
-    began_s: float
-    is_recalled: bool
-    rounds: tuple[Round, ...]
-
-    def as_record(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        return {
-            "interface": self.key[1],
-            "what": self.what,
-            "began_s": self.began_s,
-            "recalled": self.is_recalled,
-            "rounds": [asdict(entry) for entry in self.rounds],
-        }
 
 
 @dataclass
@@ -111,11 +82,11 @@ class SearchTrace:
     def record_search(self, key: Key, what: str, began_s: float, found: Orchestration, *, is_recalled: bool) -> None:
         """Record that a block's search in one interface has ended."""
         kept = changed_rounds(found.rounds)
-        self.searches.append(SearchRecord(key, what, began_s, is_recalled, kept))
+        self.searches.append(SearchRecord(*key, what, began_s, is_recalled, kept))
 
-    def of_block(self, block: int) -> list[dict[str, Any]]:
-        """Return the searches of a block as plain data."""
-        return [search.as_record() for search in self.searches if search.key[0] == block]
+    def of_block(self, block: int) -> tuple[SearchRecord, ...]:
+        """Return the searches of a block."""
+        return tuple(search for search in self.searches if search.block == block)
 
     def _append(self) -> None:
         least_ns = sum(

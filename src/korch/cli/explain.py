@@ -32,12 +32,12 @@ def explain(parsed: argparse.Namespace) -> int:
         _show(parsed, executable)
     except KorchError:
         raise
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         named = [str(path) for path in (parsed.artifact, parsed.other) if path is not None]
         raise ArtifactError(
-            f"its report can't be read ({type(error).__name__}: {error})",
+            f"its plan can't be read ({type(error).__name__}: {error})",
             " or ".join(named),
-            expected="a report as `korch optimize` writes it",
+            expected="an artifact that `korch optimize` wrote",
             hint="Build the artifact again",
         ) from error
     return 0
@@ -46,11 +46,11 @@ def explain(parsed: argparse.Namespace) -> int:
 def _show(parsed: argparse.Namespace, executable: Any) -> None:
     """Print or write what `korch explain` was asked for."""
     from korch.api import load
+    from korch.records import plain, to_json
     from korch.report.diff import differences, differences_page
     from korch.report.explain import describe
     from korch.report.explain import explain as explanation_of
     from korch.report.kernel import kernel_text
-    from korch.runtime.record import to_json
 
     has_plan = hasattr(executable, "plan")
     if parsed.other is not None:
@@ -73,8 +73,8 @@ def _show(parsed: argparse.Namespace, executable: Any) -> None:
             "it has several plans or parts on the host", where=str(parsed.artifact), expected="an artifact of one plan"
         )
     elif not has_plan:
-        report = {"artifact": str(parsed.artifact), **executable.report}
-        print(to_json(report) if parsed.json else describe(report))
+        name, report = str(parsed.artifact), executable.report
+        print(to_json({"artifact": name, **plain(report)}) if parsed.json else describe(name, report))
     elif parsed.json:
         print(executable.plan.to_json(), end="")
     elif parsed.kernel is not None:
@@ -100,6 +100,7 @@ def _write_plan_onnx(parsed: argparse.Namespace, executable: Any) -> None:
 
 
 def _write_page(parsed: argparse.Namespace, executable: Any, has_plan: bool) -> None:
+    from korch.report.compare import Row, read_rows
     from korch.report.page import page
     from korch.runtime.executable import Executable
 
@@ -111,11 +112,11 @@ def _write_page(parsed: argparse.Namespace, executable: Any, has_plan: bool) -> 
     if parsed.run and isinstance(executable, Executable):
         threads, _ = watched_threads(parsed, executable, PAGE_ROUNDS, 0)
         run_ns = [kernel.median_ns for kernel in profiled(executable, PAGE_ROUNDS, 0).kernels]
-    peers: list[Any] = []
+    peers: tuple[Row, ...] = ()
     if parsed.peers is not None:
         try:
             with open_file(parsed.peers) as stream:
-                peers = json.load(stream)["rows"]
+                peers = read_rows(json.load(stream)["rows"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise OptionError(
                 f"{parsed.peers} is no comparison ({error})",

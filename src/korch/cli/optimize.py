@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 def optimize(parsed: argparse.Namespace) -> int:
     """Build an artifact from a model; with `--stop-after`, only run the stages up to one."""
     from korch.api import build
-    from korch.report.explain import describe, summary
+    from korch.records import plain, to_json
+    from korch.report.explain import describe
     from korch.report.progress import Bar
-    from korch.runtime.record import to_json
 
     if parsed.dry_run:
         return _dry_run(parsed)
@@ -52,11 +52,10 @@ def optimize(parsed: argparse.Namespace) -> int:
         )
         bar.tell("save", str(parsed.output))
         executable.save(parsed.output)
-    report = {"artifact": str(parsed.output), **executable.report}
     if parsed.json:
-        print(to_json(report), end="")
+        print(to_json({"artifact": str(parsed.output), **plain(executable.report)}), end="")
     else:
-        print(summary(report) if "plan" in report else describe(report))
+        print(describe(str(parsed.output), executable.report))
     return 0
 
 

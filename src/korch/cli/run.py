@@ -71,9 +71,9 @@ def bench(parsed: argparse.Namespace) -> int:
 def profile(parsed: argparse.Namespace) -> int:
     """Time the kernels of an artifact in complete runs."""
     from korch.api import load
+    from korch.records import to_json
     from korch.report.trace import trace
     from korch.runtime.executable import Executable
-    from korch.runtime.record import to_json
 
     if parsed.rounds < 1:
         raise OptionError(f"the value {parsed.rounds} is too small", where="option --rounds", expected="at least 1")

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from math import exp, log
-from typing import Any, cast
+from typing import cast
 
 from korch.candidate.candidate import Candidate, Refusal
 from korch.concurrent.plan import ConcurrentKernel, concurrent_order, concurrent_problem, verify_concurrent, waits_for
@@ -61,12 +61,11 @@ def side_by_side(
     return search.choose()
 
 
-def described(steps: Sequence[Candidate]) -> dict[str, Any]:
-    """Return how many sets a plan has, and how many kernels are in them."""
+def described(steps: Sequence[Candidate]) -> tuple[int, int]:
+    """Return the number of sets of concurrent kernels in a plan, and of the kernels in them."""
     lanes = [parse_lanes(c.offer.variant) for c in steps if c.provider == SharesProvider.name]
     known = [found for found in lanes if not isinstance(found, Refusal)]
-    parts = sum(len(lane.parts) for found in known for lane in found)
-    return {"kernels": len(known), "parts": parts}
+    return len(known), sum(len(lane.parts) for found in known for lane in found)
 
 
 def shares_of(threads: int) -> tuple[int, ...]:

@@ -25,14 +25,15 @@ from korch.errors import ArtifactError, InputError
 from korch.frontend.shapes import dtype_of
 from korch.host.engine import Engine
 from korch.primitive.op import Array
+from korch.records import plain, read_object, read_record
 from korch.runtime.artifact import Members, archive_bytes, read_archive, read_artifact, write_archive
 from korch.runtime.cuda.executable import CudaExecutable, load_cuda_bytes
 from korch.runtime.executable import Executable, TensorInfo, Timing, check_feeds, import_array
-from korch.runtime.record import read_object
+from korch.runtime.report import HostedReport
 from korch.runtime.text import executable_text, plan_facts
 
 FORMAT = "korch-hosted"
-SCHEMA = 2
+SCHEMA = 3
 PROGRAM = "program.json"
 
 
@@ -82,7 +83,7 @@ class HostedExecutable:
         parts: Sequence[Part],
         constants: Mapping[str, Array],
         threads: int,
-        report: Mapping[str, Any],
+        report: HostedReport,
     ) -> None:
         """Put the parts together.
 
@@ -97,7 +98,7 @@ class HostedExecutable:
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
         self._constants, self.threads = dict(constants), threads
         self.parts = tuple(parts)
-        self.report: dict[str, Any] = dict(report)
+        self.report = report
 
     def __repr__(self) -> str:
         natives = [p.executable for p in self.parts if isinstance(p, NativePart)]
@@ -222,7 +223,7 @@ class HostedExecutable:
             "constants": list(self._constants),
             "inputs": [_store(*item) for item in self._inputs],
             "outputs": [_store(*item) for item in self._outputs],
-            "report": self.report,
+            "report": plain(self.report),
         }
         members[PROGRAM] = json.dumps(program, default=str, sort_keys=True).encode()
         return {name: partial(_one_chunk, content) for name, content in members.items()}
@@ -268,7 +269,7 @@ def _read(archive: zipfile.ZipFile) -> HostedExecutable:
         parts,
         constants,
         threads,
-        program["report"],
+        read_record(HostedReport, program["report"], "report"),
     )
 
 

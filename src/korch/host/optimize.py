@@ -23,6 +23,7 @@ from korch.pipeline import Progress, optimize_model
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.ops.opaque import OpaqueAttributes, opaque_model
 from korch.provider.torch_opaque import TorchOpaqueProvider
+from korch.runtime.report import HostedReport, HostNode, Report
 
 logger = logging.getLogger("korch.host")
 
@@ -88,7 +89,7 @@ def _build(
         for segment in segmented.segments
     ]
     parts: list[Part] = []
-    reports: list[dict[str, Any]] = []
+    reports: list[Report] = []
     left = sum(not isinstance(segment, HostSegment) for segment in segmented.segments)
     for segment, engine in zip(segmented.segments, engines, strict=True):
         if isinstance(segment, HostSegment):
@@ -103,15 +104,15 @@ def _build(
             raise _CannotRunError(_blamed(segment, error)) from error
         parts.append(NativePart(executable, segment.inputs, segment.outputs))
         reports.append(executable.report)
-    hosted = [
-        {"node": node, "reason": reason, "engine": part.engine.name}
+    hosted = tuple(
+        HostNode(node, reason, part.engine.name)
         for part in parts
         if isinstance(part, HostPart)
         for node, reason in part.nodes
-    ]
+    )
     for item in hosted:
-        tell("host", f"{item['node']} is run by {item['engine']}: {item['reason']}")
-    report = {"host": hosted, "segments": reports, "seconds": time.monotonic() - begun_s}
+        tell("host", f"{item.node} is run by {item.engine}: {item.reason}")
+    report = HostedReport(hosted, tuple(reports), time.monotonic() - begun_s)
     return HostedExecutable(segmented.inputs, segmented.outputs, parts, segmented.constants, options.threads, report)
 
 

@@ -13,7 +13,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,31 @@ class Level:
     limit_bytes: int
     read_bytes_per_s: float
     write_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """The rates of a machine, for the report; 0 where a rate is not known.
+
+    Attributes:
+        levels: the levels of memory, from the nearest to the farthest.
+        rate_flop_per_s: float32 operations.
+        split_flop_per_s: the same by matrix units, with split operands.
+        copy_bytes_per_s: bytes read and written, on a device whose levels are not measured.
+        launch_ns: the time to call a kernel that does nothing.
+        region_ns: the time of an empty parallel region.
+        kept_bytes: the size of what stays in the caches.
+        margin: the factor by which the rates exceed the measured ones.
+    """
+
+    levels: tuple[Level, ...] = ()
+    rate_flop_per_s: float = 0.0
+    split_flop_per_s: float = 0.0
+    copy_bytes_per_s: float = 0.0
+    launch_ns: float = 0.0
+    region_ns: float = 0.0
+    kept_bytes: int = 0
+    margin: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +173,11 @@ class Calibration:
     def flop_per_s(self, work: Work) -> float:
         """Return the rate of the faster units that may be used."""
         return self.split_flop_per_s if self._splits(work) else self.rate_flop_per_s
+
+    @property
+    def rates(self) -> Rates:
+        """Its rates, for the report."""
+        return Rates(**{f.name: getattr(self, f.name) for f in fields(self)}, margin=MARGIN)
 
     def to_text(self) -> str:
         """Return it as JSON."""

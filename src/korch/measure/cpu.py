@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from korch.candidate.candidate import Candidate
 from korch.deadline import Deadline
 from korch.libraries import needed_libraries
 from korch.measure import uncompiled
-from korch.measure.calibrate import FACT, MARGIN, Calibration, Work, calibrate
+from korch.measure.calibrate import FACT, Calibration, Rates, Work, calibrate
 from korch.measure.compiler import NATIVE_FOLDER, Builder, CompileFailure
 from korch.measure.database import Database
 from korch.measure.meter import BATCH, CandidateMeter
@@ -167,9 +166,9 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         cold_bytes = candidate.read_constant_bytes if self.reads_weights_from_memory else 0
         return Work(candidate.read_bytes, candidate.write_bytes, flop, cold_bytes, candidate.offer.is_split)
 
-    def rates(self) -> dict[str, Any]:
-        """Return the calibration, and the margin that its rates have over what was measured."""
-        return asdict(self.calibration) | {"margin": MARGIN}
+    def rates(self) -> Rates:
+        """Return the rates of the calibration."""
+        return self.calibration.rates
 
     def begin(self, candidates: Sequence[Candidate]) -> None:
         """Compile candidates that will likely be measured, beside other work."""

@@ -14,9 +14,11 @@ from typing import Any, Generic, Self, TypeVar
 
 from korch.candidate.candidate import Candidate, Refusal
 from korch.deadline import Deadline
+from korch.measure.calibrate import Rates
 from korch.measure.database import Database
 from korch.measure.pace import Pace
 from korch.measure.record import Failed, Measured, Record, confirmed, is_lasting, is_worth_retrying, retried
+from korch.measure.uncompiled import Uncompiled
 from korch.options import Options
 from korch.provider.provider import Provider
 
@@ -45,7 +47,7 @@ class CandidateMeter(ABC, Generic[T, K]):
         target: the machine.
         database: what was measured before.
         providers: who makes kernels.
-        uncompiled: by candidate, the kernels that the compiler refused: what the report says.
+        uncompiled: by candidate, the kernels that the compiler refused.
         tell: told of each step that takes a while.
         expect_compiling: told the predicted seconds to compile the kernels of a first plan.
         pace: how long compiling and timing takes.
@@ -60,7 +62,7 @@ class CandidateMeter(ABC, Generic[T, K]):
         self.providers = tuple(providers)
         self._provider = {provider.name: provider for provider in providers}
         self._kernels: dict[str, K | Refusal] = {}
-        self.uncompiled: dict[str, dict[str, str]] = {}
+        self.uncompiled: dict[str, Uncompiled] = {}
         self._records: dict[str, Record] = {}
         self._retried: set[str] = set()  # what hung in another session
         self._first: dict[str, Measured] = {}  # of what is timed a second time just now
@@ -94,8 +96,8 @@ class CandidateMeter(ABC, Generic[T, K]):
         """Raise the rates of the bounds until they hold for a measured candidate."""
 
     @abstractmethod
-    def rates(self) -> dict[str, Any]:
-        """Return what the machine does at best, as plain data."""
+    def rates(self) -> Rates:
+        """Return the best rates of the machine."""
 
     @abstractmethod
     def measure_batch(self, batch: Sequence[Candidate], kernels: Mapping[str, K], deadline: Deadline) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 from korch.candidate.candidate import Candidate
@@ -15,19 +16,24 @@ from korch.measure.compiler import CompileFailure
 
 logger = logging.getLogger("korch.measure")
 
-Row = dict[str, str]
-"""For the report: candidate, message, and the file with the compiler's output."""
+
+@dataclass(frozen=True, slots=True)
+class Uncompiled:
+    """A kernel that does not compile: its candidate, the error, and the file with the compiler's output."""
+
+    candidate: str
+    message: str
+    file: str = ""
 
 
-def recorded(folder: Path, candidate: Candidate, message: str) -> Row:
-    """Return the row of a kernel that did not compile, now or in an earlier session."""
+def recorded(folder: Path, candidate: Candidate, message: str) -> Uncompiled:
+    """Return the record of a kernel that did not compile, now or in an earlier session."""
     path = folder / f"{candidate.key}.txt"
-    file = str(path) if path.exists() else ""
-    return {"candidate": str(candidate), "message": message, "file": file}
+    return Uncompiled(str(candidate), message, str(path) if path.exists() else "")
 
 
-def record(folder: Path, candidate: Candidate, source: str, failure: CompileFailure) -> Row:
-    """Write down a kernel that does not compile, and return its row.
+def record(folder: Path, candidate: Candidate, source: str, failure: CompileFailure) -> Uncompiled:
+    """Write a kernel that does not compile to a file, and return its record.
 
     Args:
         folder: gets the file.
@@ -44,5 +50,5 @@ def record(folder: Path, candidate: Candidate, source: str, failure: CompileFail
         (folder / f"{candidate.key}.txt").write_text(text)
     row = recorded(folder, candidate, failure.message)
     text = "a kernel does not compile: %s: %s"
-    logger.warning(text, row["candidate"], row["message"], extra={"uncompiled": True})
+    logger.warning(text, row.candidate, row.message, extra={"uncompiled": True})
     return row

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from korch.assembly.task import Task
 from korch.assembly.trace import changed_rounds
@@ -22,11 +21,15 @@ from korch.pipeline.run import SAFETY, Run
 from korch.program.problem import Status
 from korch.report.rivals import grouping_rows, rivals_of
 from korch.runtime.build import model_record
+from korch.runtime.report import Disturbance, GroupingRecord, OperatorRecord, Report, SideBySide
 from korch.search.ledger import Ledger
 from korch.search.result import PlanName
-from korch.validation.discrepancy import Doubt, examine
+from korch.validation.discrepancy import examine
 from korch.validation.plan import Entry, Validation
 from korch.validation.validate import WEIGHTS_BYTES, validate_plans
+
+Groupings = Mapping[str, tuple[tuple[GroupingRecord, ...], ...]]
+"""By the name of a plan, the other groupings of each of its kernels."""
 
 
 def build_plans(run: Run) -> None:
@@ -34,12 +37,16 @@ def build_plans(run: Run) -> None:
     options, meter, ledger, outcome = run.options, run.meter, run.ledger, run.outcome
     meter.tell = partial(run.progress, "build")
     report = search_report(run)
-    report |= _measurements(run)
-    if report["untimed"]:
-        report["gap"] = None
+    untimed = _count_untimed(outcome.plans[PlanName.OPTIMAL], ledger) if options.measure else 0
     chosen = {c.key: c for steps in outcome.plans.values() for c in steps}.values()
     everything = (c for task in run.tasks for c in task.candidates)
-    rivals = rivals_of(chosen, everything, ledger) if options.measure else {}
+    report = replace(
+        report,
+        measured_candidates=_count_measured(run.tasks, ledger),
+        untimed=untimed,
+        gap=None if untimed else report.gap,
+        rivals=rivals_of(chosen, everything, ledger) if options.measure else {},
+    )
     groupings = {name: grouping_rows(rows) for name, rows in outcome.groupings.items()}
     plans = list(outcome.plans.items())[: None if options.ablation.baselines else 1]
     entries = _replayed([_entry(name, steps, ledger) for name, steps in plans], ledger)
@@ -50,62 +57,70 @@ def build_plans(run: Run) -> None:
     del chosen, everything, outcome, plans
     run.release()  # candidates that no plan uses may need much memory
     model = model_record(run.model) if isinstance(run.model, str | Path) else None
-    make = maker(graph, meter, options, model=model, certificate=certificate, report=report)
+    make = maker(graph, meter, options, model=model, certificate=certificate)
     write_s = meter.pace.predict_s("build", run.weights_bytes / WEIGHTS_BYTES)
     end = run.deadline.before(SAFETY * write_s)
     validation = validate_plans(graph, entries, meter, make, run.inputs, run.standard, end)
     ledger.record_choice("plan", validation.won.entry.name)
-    doubt = None if ledger.is_replayed else examine(validation, meter, end)
-    report |= _disturbances(validation, doubt, meter)
-    report["not_compiled"] = [*meter.uncompiled.values(), *validation.uncompiled()]
-    if validation.won.entry.name == PlanName.SIDE_BY_SIDE:
-        predicted_ms = validation.won.entry.predicted_ns / 1e6
-        report["side_by_side"] = {**described(validation.won.entry.steps), "predicted_ms": predicted_ms}
-    report["rivals"] = {step.candidate: rivals.get(step.candidate, ()) for step in validation.winner.plan.steps}
-    report["groupings"] = groupings.get(validation.won.entry.name, [])
-    run.executable = _with_report(run, validation, report)
+    discrepancy = None if ledger.is_replayed else examine(validation, meter, end)
+    run.executable = validation.winner
+    run.executable.report = _complete(replace(report, discrepancy=discrepancy), run, validation, groupings)
 
 
-def search_report(run: Run) -> dict[str, Any]:
-    """Return what the report says about the model and the search."""
+def _complete(report: Report, run: Run, validation: Validation, groupings: Groupings) -> Report:
+    """Return the report of a search with the results of the plan that is kept."""
+    won, plan = validation.won.entry, validation.winner.plan
+    concurrent = None
+    if won.name == PlanName.SIDE_BY_SIDE:
+        concurrent = SideBySide(*described(won.steps), won.predicted_ns / 1e6)
+    return replace(
+        validation.described(report),
+        disturbed=_disturbance(validation, run.meter),
+        not_compiled=(*run.meter.uncompiled.values(), *validation.uncompiled()),
+        side_by_side=concurrent,
+        rivals={step.candidate: report.rivals.get(step.candidate, ()) for step in plan.steps},
+        groupings=groupings.get(won.name, ()),
+        kernels=plan.kernel_count,
+        in_place=len(plan.steps) - plan.kernel_count,
+        flop=sum(step.work_flop for step in plan.steps),
+        arena_bytes=plan.arena_bytes,
+        seconds=time.monotonic() - run.started_s,
+    )
+
+
+def search_report(run: Run) -> Report:
+    """Return the report of the model and the search."""
     found, split, tasks = run.outcome.found, run.split, run.tasks
     certificate, enumerations = found.certificate, [task.enumeration for task in tasks]
     keys = [{c.key for c in task.candidates} for task in tasks]
     is_optimal = certificate.status is Status.OPTIMAL and not run.partition.is_whole
     savings = run.outcome.savings.items()
-    return {
-        "status": "optimal per segment" if is_optimal else certificate.status.value,
-        "predicted_ms": (certificate.objective_ns or 0) / 1e6,
-        "lower_bound_ms": certificate.bound_ns / 1e6,
-        "gap": certificate.gap,
-        "primitives": len(split.primitives),
-        "given_flop": sum(map(split.work_flop, split.primitives)),
-        "alternatives": run.partition.rules.alternatives,
-        "sets": sum(enumeration.sets for enumeration in enumerations),
-        "groups": sum(enumeration.groups for enumeration in enumerations),
-        "limits_hit": sorted({hit for enumeration in enumerations for hit in enumeration.limits_hit}),
-        "candidates": sum(len(task.candidates) for task in tasks),
-        "distinct_candidates": len(set().union(*keys)),
-        "failed_candidates": found.failed,
-        "rules": asdict(run.partition.rules),
-        "rule_savings_ms": {rule: None if saved_ns is None else saved_ns / 1e6 for rule, saved_ns in savings},
-        "rounds": [asdict(entry) for entry in changed_rounds(found.rounds)],
-        "recalled": run.outcome.is_recalled,
-        "stopped_by_budget": found.stopped_by_budget,
-        "budget_s": run.options.budget_s,
-        "least_s": run.least_s,
-        "stages_s": run.stage_seconds,
-        "operators": [[o.label, list(o.inputs), list(o.outputs)] for o in run.operators.operators],
-        "partition": run.outcome.partition,
-    }
-
-
-def _measurements(run: Run) -> dict[str, Any]:
-    return {
-        "measured_candidates": _count_measured(run.tasks, run.ledger),
-        "untimed": _count_untimed(run.outcome.plans[PlanName.OPTIMAL], run.ledger) if run.options.measure else 0,
-        "machine": run.meter.rates(),
-    }
+    return Report(
+        status="optimal per segment" if is_optimal else certificate.status.value,
+        predicted_ms=(certificate.objective_ns or 0) / 1e6,
+        lower_bound_ms=certificate.bound_ns / 1e6,
+        gap=certificate.gap,
+        primitives=len(split.primitives),
+        given_flop=sum(map(split.work_flop, split.primitives)),
+        alternatives=run.partition.rules.alternatives,
+        sets=sum(enumeration.sets for enumeration in enumerations),
+        groups=sum(enumeration.groups for enumeration in enumerations),
+        limits_hit=tuple(sorted({hit for enumeration in enumerations for hit in enumeration.limits_hit})),
+        candidates=sum(len(task.candidates) for task in tasks),
+        distinct_candidates=len(set().union(*keys)),
+        failed_candidates=found.failed,
+        rules=run.partition.rules,
+        rule_savings_ms={rule: None if saved_ns is None else saved_ns / 1e6 for rule, saved_ns in savings},
+        rounds=changed_rounds(found.rounds),
+        recalled=run.outcome.is_recalled,
+        stopped_by_budget=found.stopped_by_budget,
+        budget_s=run.options.budget_s,
+        least_s=run.least_s,
+        stages_s=run.stage_seconds,
+        operators=tuple(OperatorRecord(o.label, tuple(o.inputs), tuple(o.outputs)) for o in run.operators.operators),
+        partition=run.outcome.partition,
+        machine=run.meter.rates(),
+    )
 
 
 def _count_measured(tasks: Sequence[Task], ledger: Ledger) -> int:
@@ -131,29 +146,11 @@ def _entry(name: str, steps: Sequence[Candidate], ledger: Ledger) -> Entry:
     return Entry(name, tuple(steps), costs, expected)
 
 
-def _disturbances(validation: Validation, doubt: Doubt | None, meter: AnyMeter) -> dict[str, Any]:
-    """Return what the report says about measurements that other processes disturbed."""
+def _disturbance(validation: Validation, meter: AnyMeter) -> Disturbance:
     known = [meter.known(c) for c in validation.won.entry.steps]
-    return {
-        "disturbed": {
-            "kernel_runs": meter.disturbed,
-            "kernels": sum(isinstance(r, Measured) and r.is_disturbed for r in known),
-            "plan_runs": sum(result.disturbed for result in validation.results),
-            "is_plan_disturbed": validation.won.is_disturbed,
-        },
-        "doubt": None if doubt is None else doubt.as_record(),
-    }
-
-
-def _with_report(run: Run, validation: Validation, report: dict[str, Any]) -> Any:
-    executable = validation.winner
-    plan = executable.plan
-    report |= validation.report()
-    report["kernels"] = plan.kernel_count
-    report["in_place"] = len(plan.steps) - plan.kernel_count
-    report["flop"] = sum(step.work_flop for step in plan.steps)
-    report["arena_bytes"] = plan.arena_bytes
-    report["seconds"] = time.monotonic() - run.started_s
-    executable.report.clear()
-    executable.report.update(report)
-    return executable
+    return Disturbance(
+        kernel_runs=meter.disturbed,
+        plan_runs=sum(result.disturbed for result in validation.results),
+        kernels=sum(isinstance(r, Measured) and r.is_disturbed for r in known),
+        is_plan_disturbed=validation.won.is_disturbed,
+    )

@@ -117,7 +117,7 @@ def optimize_model(
         logger.info("%s", error)
         again = Run(replace(options, strict=True), run.shapes, tell, model, started_s=run.started_s, given=deadline)
         executable = _executable_of(again, watch)
-        executable.report["rejected"] = error.what
+        executable.report = replace(executable.report, rejected=error.what)
         return executable
 
 

@@ -171,7 +171,7 @@ class Run:
         kernels = BUILD_KERNELS + len(split.primitives) / PRIMITIVES_PER_KERNEL
         build_s = meter.pace.predict_s("build", kernels + 2 * self.weights_bytes / WEIGHTS_BYTES)
         work_flop = sum(map(split.work_flop, split.primitives))
-        run_s = 3 * work_flop / float(meter.rates()["rate_flop_per_s"]) * meter.pace.slowness
+        run_s = 3 * work_flop / meter.rates().rate_flop_per_s * meter.pace.slowness
         return SAFETY * (build_s + END_RUNS * run_s)
 
 

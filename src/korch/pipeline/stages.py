@@ -41,7 +41,7 @@ from korch.primitive.lowering import lower_products
 from korch.primitive.precision import with_half
 from korch.primitive.types import DType
 from korch.provider.generated import GeneratedProvider
-from korch.runtime.record import plain
+from korch.records import plain
 from korch.search.instance import check_steps
 from korch.search.ledger import Ledger
 from korch.search.result import PlanName, Round

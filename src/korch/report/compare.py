@@ -16,11 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from korch.errors import MeasureError, OptionError, UnsupportedError
 from korch.numerics import max_error
+from korch.records import read_record
 from korch.report.peers import get_peer
 from korch.report.peers.peer import Array, Arrays, Patient, require
 from korch.report.peers.process import WorkerProcess
@@ -76,6 +78,18 @@ class Row:
     times_ns: tuple[int, ...]
     memory_bytes: int | None = None
     ready_s: float | None = None
+
+
+def read_rows(data: Sequence[Mapping[str, Any]]) -> tuple[Row, ...]:
+    """Return the rows that `Comparison.to_json` writes.
+
+    Raises:
+        ValueError: the data have another form.
+        TypeError: a row is no mapping.
+    """
+    return tuple(
+        read_record(Row, {**row, "max_error": row["max_error"] or 0.0}, f"rows[{i}]") for i, row in enumerate(data)
+    )
 
 
 @dataclass(frozen=True, slots=True)

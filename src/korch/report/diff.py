@@ -5,34 +5,21 @@ from __future__ import annotations
 import html
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from korch.equivalence.rule import rule_of
 from korch.report.kernel import operations
 from korch.report.page import style_of_page
-from korch.report.units import cut, time_text
+from korch.report.units import counted, cut, time_text
 from korch.runtime.record import PlanRecord, StepRecord
+from korch.runtime.report import Report
 
 NOTICEABLE = 0.05
-"""Costs of one kernel that differ by a smaller share are not told."""
+"""The least relative difference between two costs of a kernel that is shown."""
 
-_FACTS = (
-    ("predicted_ms", "ms predicted", "{:.3f}", 1.0),
-    ("expected_ms", "ms expected", "{:.3f}", 1.0),
-    ("measured_ms", "ms measured", "{:.3f}", 1.0),
-    ("lower_bound_ms", "ms at least", "{:.3f}", 1.0),
-    ("gap", "% gap", "{:.1f}", 100.0),
-    ("flop", "GFLOP", "{:.2f}", 1e-9),
-    ("arena_bytes", "MiB of arena", "{:.1f}", 2.0**-20),
-    ("max_error", "error", "{:.1e}", 1.0),
-    ("candidates", "candidates", "{:.0f}", 1.0),
-    ("measured_candidates", "measured", "{:.0f}", 1.0),
-    ("seconds", "s to optimize", "{:.1f}", 1.0),
-)
-
-Built = tuple[PlanRecord, Mapping[str, Any]]
+Built = tuple[PlanRecord, Report]
 """A plan and how it was found."""
 
 
@@ -94,7 +81,7 @@ def differences(first: Built, second: Built) -> str:
     for title, alone in zip(("first", "second"), found.alone, strict=True):
         if alone:
             total_us = sum(step.cost_ns for _, step in alone) / 1e3
-            lines.append(f"only in the {title}: {len(alone)} kernels, {total_us:.1f} us")
+            lines.append(f"only in the {title}: {counted(len(alone), 'kernel')}, {total_us:.1f} us")
             lines += [f"  {_line(number, step)}" for number, step in alone]
     if found.moved:
         lines.append("in both, with other costs:")
@@ -129,7 +116,7 @@ def differences_page(first: Built, second: Built) -> str:
         rows = [(f"#{n}", time_text(s.cost_ns), s.provider, operations(s), _origins(s)) for n, s in alone]
         body.append(
             _section(
-                f"Only in the {side}: {len(alone)} kernels, {total}",
+                f"Only in the {side}: {counted(len(alone), 'kernel')}, {total}",
                 ("#", "cost", "provider", "computes", "from"),
                 rows,
             )
@@ -139,7 +126,7 @@ def differences_page(first: Built, second: Built) -> str:
         for x, y in found.moved
     ]
     head = ("first", "second", "second / first", "provider", "computes")
-    body.append(_section(f"In both: {found.common} kernels; those with other costs", head, moved))
+    body.append(_section(f"In both: {counted(found.common, 'kernel')}; those with other costs", head, moved))
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -151,11 +138,25 @@ def differences_page(first: Built, second: Built) -> str:
 def _facts(first: Built, second: Built) -> tuple[tuple[str, str, str, str], ...]:
     (one, a), (other, b) = first, second
     rows = [("kernels", str(one.kernel_count), str(other.kernel_count), "")]
-    for key, name, form, scale in _FACTS:
-        if a.get(key) is None or b.get(key) is None:
-            continue
-        x, y = scale * a[key], scale * b[key]
-        rows.append((name, form.format(x), form.format(y), f"x {y / x:.2f}" if x else ""))
+    if not (a.is_known and b.is_known):
+        return tuple(rows)
+    numbers: list[tuple[str, str, float, float | None, float | None]] = [
+        ("ms predicted", "{:.3f}", 1.0, a.predicted_ms, b.predicted_ms),
+        ("ms expected", "{:.3f}", 1.0, a.expected_ms, b.expected_ms),
+        ("ms measured", "{:.3f}", 1.0, a.measured_ms, b.measured_ms),
+        ("ms at least", "{:.3f}", 1.0, a.lower_bound_ms, b.lower_bound_ms),
+        ("% gap", "{:.1f}", 100.0, a.gap, b.gap),
+        ("GFLOP", "{:.2f}", 1e-9, a.flop, b.flop),
+        ("MiB of arena", "{:.1f}", 2.0**-20, a.arena_bytes, b.arena_bytes),
+        ("error", "{:.1e}", 1.0, a.max_error, b.max_error),
+        ("candidates", "{:.0f}", 1.0, a.candidates, b.candidates),
+        ("measured", "{:.0f}", 1.0, a.measured_candidates, b.measured_candidates),
+        ("s to optimize", "{:.1f}", 1.0, a.seconds, b.seconds),
+    ]
+    for name, form, scale, x, y in numbers:
+        if x is not None and y is not None:
+            ratio = f"x {y / x:.2f}" if x else ""
+            rows.append((name, form.format(scale * x), form.format(scale * y), ratio))
     return tuple(rows)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,6 +10,9 @@ from korch.candidate.candidate import Candidate, Refusal
 from korch.cuda.compile import Cubin
 from korch.cuda.kernel import CudaKernel, Launch
 from korch.measure.cuda.meter import CudaMeter
+from korch.records import plain
+from korch.report.units import counted
+from korch.runtime.report import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ class DryRun:
 
     target: str
     kernels: tuple[KernelReport, ...]
-    report: Mapping[str, Any]
+    report: Report
     launches: tuple[Launch, ...] = ()
 
     @property
@@ -77,16 +80,16 @@ class DryRun:
         return {
             "target": self.target,
             "kernels": [asdict(kernel) for kernel in self.kernels],
-            "report": dict(self.report),
+            "report": plain(self.report),
         }
 
     def to_text(self) -> str:
         """Return a table of the kernels."""
         report = self.report
         lines = [
-            f"{self.target}: {len(self.kernels)} kernels, at least {report['predicted_ms']:.3f} ms "
-            f"(bounds, nothing was measured); {report['candidates']} candidates, "
-            f"{report['given_flop'] / 1e9:.2f} GFLOP as given",
+            f"{self.target}: {counted(len(self.kernels), 'kernel')}, at least {report.predicted_ms:.3f} ms "
+            f"(bounds, nothing was measured); {report.candidates} candidates, "
+            f"{report.given_flop / 1e9:.2f} GFLOP as given",
             f"{'#':>3} {'bound':>10} {'programs':>9} {'warps':>5} {'regs':>4} {'spill':>5} "
             f"{'shared':>9}  {'provider':16} what it computes",
         ]
@@ -109,7 +112,7 @@ class DryRun:
         return "\n".join(lines)
 
 
-def dry_run(steps: Sequence[Candidate], meter: CudaMeter, report: Mapping[str, Any]) -> DryRun:
+def dry_run(steps: Sequence[Candidate], meter: CudaMeter, report: Report) -> DryRun:
     """Compile the kernels of a plan.
 
     Args:

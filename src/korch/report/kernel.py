@@ -1,26 +1,28 @@
-"""One kernel of a plan as text: what it computes, why it takes as long, what lost against it.
+"""One kernel of a plan as text: what it computes, what limits its time, and its alternatives.
 
-Why it takes as long is read off its bound: what its operations or its bytes take at least, at the
-rates to which the machine was calibrated. A kernel near its bound can only be beaten by another
-grouping, layout or rewrite; one far from it has a better kernel somewhere, or is too small.
+Its bound shows what limits it: the least time for its operations or its bytes, at the rates of the
+machine. Only another grouping, layout or rewrite can be faster than a kernel near its bound. For a
+kernel far from its bound a faster kernel may be possible, unless it is very short.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from korch.candidate.candidate import Refusal, make_group
 from korch.candidate.layout import Layout
 from korch.candidate.unite import split
 from korch.equivalence.rule import rule_of
 from korch.errors import OptionError
+from korch.measure.calibrate import Rates
 from korch.primitive.text import parse_graph
 from korch.primitive.types import ValueType
 from korch.provider.shares import SharesProvider, parse_lanes
 from korch.report.units import count_text, cut, size_text, time_text
 from korch.runtime.record import PlanRecord, PortRecord, StepRecord
+from korch.runtime.report import GroupingRecord, Report, Rival
 from korch.search.result import PlanName
 
 MOST_SLOWEST = 3
@@ -44,7 +46,7 @@ CALL_NS = 500
 _LEVELS = ("L1", "L2", "L3")
 
 
-def slowest(plan: PlanRecord, report: Mapping[str, Any]) -> list[tuple[int, tuple[str, ...]]]:
+def slowest(plan: PlanRecord, report: Report) -> list[tuple[int, tuple[str, ...]]]:
     """Return the kernels that cost most, each with texts: cost, what limits it, nearest rival."""
     total_ns = sum(step.cost_ns for step in plan.steps)
     order = sorted(range(len(plan.steps)), key=lambda n: -plan.steps[n].cost_ns)
@@ -54,7 +56,7 @@ def slowest(plan: PlanRecord, report: Mapping[str, Any]) -> list[tuple[int, tupl
         share = f"{100 * step.cost_ns / (total_ns or 1.0):.0f} % of the time"
         parts = [
             f"{_cost(step)}, {share}: {cut(operations(step), 40)}, made by {step.provider}",
-            why(step, report.get("machine", {})),
+            why(step, report.machine),
         ]
         if rival := nearest_rival(number, plan, report):
             parts.append(rival)
@@ -62,19 +64,18 @@ def slowest(plan: PlanRecord, report: Mapping[str, Any]) -> list[tuple[int, tupl
     return lines
 
 
-def why(step: StepRecord, machine: Mapping[str, Any]) -> str:
+def why(step: StepRecord, machine: Rates) -> str:
     """Return what limits a kernel, and how near it is to that limit.
 
     Args:
         step: the kernel.
-        machine: the rates to which the machine was calibrated, and the margin by which bounds take
-            them to be higher; it may be empty.
+        machine: the rates of the machine.
     """
     if not step.is_measured:
         return "not measured: its bound stands for its time"
     if not step.cost_ns or not step.bound_ns:
         return "it takes no time"
-    least_ns = step.bound_ns * machine.get("margin", 1.0)
+    least_ns = step.bound_ns * machine.margin
     share = min(1.0, least_ns / step.cost_ns)
     limit = limit_of(step, machine)
     if limit == "operations":
@@ -91,27 +92,27 @@ def why(step: StepRecord, machine: Mapping[str, Any]) -> str:
     return f"at {near}: {least}, so a faster kernel may be possible"
 
 
-def limit_of(step: StepRecord, machine: Mapping[str, Any]) -> str:
+def limit_of(step: StepRecord, machine: Rates) -> str:
     """Return "operations", the memory that bounds a kernel, or "" if no rates are known."""
-    levels = machine.get("levels", ())
-    limits = [level["limit_bytes"] for level in levels]
+    levels = machine.levels
+    limits = [level.limit_bytes for level in levels]
     own = next((i for i, n in enumerate(limits) if n == 0 or step.size_bytes <= n), None)
     if own is not None:
         written = sum(_bytes(port) for port in step.outputs)
-        read_rate, write_rate = levels[own]["read_bytes_per_s"], levels[own]["write_bytes_per_s"]
+        read_rate, write_rate = levels[own].read_bytes_per_s, levels[own].write_bytes_per_s
         seconds = max(
             (step.size_bytes - written) / read_rate, written / write_rate, step.size_bytes / (read_rate + write_rate)
         )
         memory = _LEVELS[own] if limits[own] and own < len(_LEVELS) else "memory"
-    elif machine.get("copy_bytes_per_s"):
-        seconds, memory = step.size_bytes / machine["copy_bytes_per_s"], "memory"
+    elif machine.copy_bytes_per_s:
+        seconds, memory = step.size_bytes / machine.copy_bytes_per_s, "memory"
     else:
         return ""
     is_more = step.bound_ns > CALL_NS + (1 + SLACK) * 1e9 * seconds
     return "operations" if is_more else memory
 
 
-def nearest_rival(number: int, plan: PlanRecord, report: Mapping[str, Any]) -> str:
+def nearest_rival(number: int, plan: PlanRecord, report: Report) -> str:
     """Return what comes nearest to a kernel, and how near; "" if nothing else was measured.
 
     Of candidates for the same primitives those with the same layouts: others need changes.
@@ -119,11 +120,11 @@ def nearest_rival(number: int, plan: PlanRecord, report: Mapping[str, Any]) -> s
     step = plan.steps[number]
     layouts = _layouts(step)
     found = [
-        (float(row["cost_ns"]) - step.cost_ns, row["provider"])
-        for row in report.get("rivals", {}).get(step.candidate, ())
-        if row["is_measured"] and row["layouts"] == layouts
+        (row.cost_ns - step.cost_ns, row.provider)
+        for row in report.rivals.get(step.candidate, ())
+        if row.is_measured and row.layouts == layouts
     ]
-    found += [(float(row["cost_ns"] - row["instead_ns"]), _others(row)) for row in groupings_of(number, report)]
+    found += [(float(row.cost_ns - row.instead_ns), _others(row)) for row in groupings_of(number, report)]
     if not found or not step.cost_ns:
         return ""
     more_ns, what = min(found)
@@ -138,13 +139,13 @@ def _layouts(step: StepRecord) -> str:
     return f"({inputs}) -> ({outputs})"
 
 
-def _not_taken(saved_ns: float, plan: PlanRecord, report: Mapping[str, Any]) -> str:
+def _not_taken(saved_ns: float, plan: PlanRecord, report: Report) -> str:
     """Return why kernels are not in a plan that would be faster with them, changes included."""
     total_ns = sum(step.cost_ns for step in plan.steps)
     gap = plan.options.get("gap", 0.0)
-    if report.get("plan", PlanName.OPTIMAL) != PlanName.OPTIMAL:
+    if report.plan not in (None, PlanName.OPTIMAL):
         return "this plan was kept because it ran faster as a whole than the search's own"
-    if report.get("stopped_by_budget"):
+    if report.stopped_by_budget:
         return "the budget ended the search before it was used; a longer search may use it"
     if saved_ns <= gap * total_ns:
         saved = f"it would save {100 * saved_ns / total_ns:.1f} % of the plan"
@@ -152,49 +153,59 @@ def _not_taken(saved_ns: float, plan: PlanRecord, report: Mapping[str, Any]) -> 
     return "the search ended before it was used, or this kernel's time rose when the plan's kernels were measured again"
 
 
-def groupings_of(number: int, report: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+def groupings_of(number: int, report: Report) -> Sequence[GroupingRecord]:
     """Return the other groupings of a kernel that the report has."""
-    rows = report.get("groupings", ())
-    return rows[number] if number < len(rows) else ()
+    return report.groupings[number] if number < len(report.groupings) else ()
 
 
-def grouping_row(row: Mapping[str, Any], plan: PlanRecord, report: Mapping[str, Any]) -> dict[str, str]:
-    """Return a grouping as texts: what runs, instead of which kernels, cost, how much more.
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """What could run instead of a kernel, as texts.
 
-    `lost` says why it is not in the plan although it costs less; "" if it costs more.
+    Attributes:
+        what: what would run.
+        cost: its cost.
+        more: how much more it costs, or why it does not run.
+        lost: why it is not in the plan although it costs less; "" if it does not.
+        instead: the kernels that would not run, of another grouping.
     """
-    runs = [f"{kernel['provider']}: {kernel['operations']}" for kernel in row["kernels"]]
-    more_ns = row["cost_ns"] - row["instead_ns"]
-    return {
-        "what": " | ".join(runs),
-        "instead": ", ".join(f"#{n}" for n in row["instead"]),
-        "cost": f"{time_text(row['cost_ns'])} instead of {time_text(row['instead_ns'])}",
-        "more": _signed(more_ns / (row["instead_ns"] or 1)),
-        "lost": _not_taken(-more_ns, plan, report) if more_ns < 0 else "",
-    }
+
+    what: str
+    cost: str
+    more: str
+    lost: str = ""
+    instead: str = ""
 
 
-def rival_row(row: Mapping[str, Any], step: StepRecord, plan: PlanRecord, report: Mapping[str, Any]) -> dict[str, str]:
-    """Return a candidate for the same primitives as texts: what it is, cost, how much more.
+def grouping_row(row: GroupingRecord, plan: PlanRecord, report: Report) -> Alternative:
+    """Return the texts of another grouping."""
+    more_ns = row.cost_ns - row.instead_ns
+    return Alternative(
+        what=" | ".join(f"{kernel.provider}: {kernel.operations}" for kernel in row.kernels),
+        cost=f"{time_text(row.cost_ns)} instead of {time_text(row.instead_ns)}",
+        more=_signed(more_ns / (row.instead_ns or 1)),
+        lost=_not_taken(-more_ns, plan, report) if more_ns < 0 else "",
+        instead=", ".join(f"#{n}" for n in row.instead),
+    )
 
-    `lost` says why it is not in the plan although it is faster alone; "" if it is not.
-    """
-    what = f"{row['provider']} {row['layouts']} {row['variant']}".rstrip()
-    if row["failure"]:
-        return {"what": what, "cost": "out", "more": row["failure"], "lost": ""}
-    cost = f"{'' if row['is_measured'] else '≥ '}{time_text(row['cost_ns'])}"
-    if not row["is_measured"]:
-        return {"what": what, "cost": cost, "more": "not measured", "lost": ""}
-    more = _signed(row["cost_ns"] / step.cost_ns - 1) if step.cost_ns else "-"
-    saved_ns, lost = step.cost_ns - row["cost_ns"], ""
-    if saved_ns > 0 and row["layouts"] != _layouts(step):
+
+def rival_row(row: Rival, step: StepRecord, plan: PlanRecord, report: Report) -> Alternative:
+    """Return the texts of a candidate for the same primitives."""
+    what = f"{row.provider} {row.layouts} {row.variant}".rstrip()
+    if row.failure:
+        return Alternative(what, "fails", row.failure)
+    if not row.is_measured:
+        return Alternative(what, f"≥ {time_text(row.cost_ns)}", "not measured")
+    more = _signed(row.cost_ns / step.cost_ns - 1) if step.cost_ns else "-"
+    saved_ns, lost = step.cost_ns - row.cost_ns, ""
+    if saved_ns > 0 and row.layouts != _layouts(step):
         lost = "it uses other layouts, and its time leaves out the changes of layout around it"
     elif saved_ns > 0:
         lost = _not_taken(saved_ns, plan, report)
-    return {"what": what, "cost": cost, "more": more, "lost": lost}
+    return Alternative(what, time_text(row.cost_ns), more, lost)
 
 
-def kernel_text(plan: PlanRecord, report: Mapping[str, Any], number: int) -> str:
+def kernel_text(plan: PlanRecord, report: Report, number: int) -> str:
     """Return all that is known of one kernel.
 
     Args:
@@ -219,7 +230,7 @@ def kernel_text(plan: PlanRecord, report: Mapping[str, Any], number: int) -> str
         f"kernel {number} of {len(plan.steps)}: {operations(step)}",
         f"made by    {step.provider}{variant}",
         f"cost       {_cost(step)}, {100 * step.cost_ns / total_ns:.1f} % of the sum; bound {time_text(step.bound_ns)}",
-        f"why        {why(step, report.get('machine', {}))}",
+        f"why        {why(step, report.machine)}",
         f"reads      {_port_texts(step.inputs)}",
         f"writes     {_port_texts(step.outputs)}",
         f"moves      {size_text(step.size_bytes)}, computes {count_text(step.work_flop)}FLOP",
@@ -227,18 +238,18 @@ def kernel_text(plan: PlanRecord, report: Mapping[str, Any], number: int) -> str
         f"rules      {', '.join(rules) or 'none'}",
         f"source     {_source(step)}",
     ]
-    same = [rival_row(row, step, plan, report) for row in report.get("rivals", {}).get(step.candidate, ())]
+    same = [rival_row(row, step, plan, report) for row in report.rivals.get(step.candidate, ())]
     lines += ["", "other candidates for exactly these primitives:"]
     for row in same:
-        lines.append(f"  {row['more']:>9}  {row['cost']:>10}  {row['what']}")
-        lines += [f"             not in the plan: {row['lost']}"] if row["lost"] else []
+        lines.append(f"  {row.more:>9}  {row.cost:>10}  {row.what}")
+        lines += [f"             not in the plan: {row.lost}"] if row.lost else []
     lines += [] if same else ["  none"]
     others = [grouping_row(row, plan, report) for row in groupings_of(number, report)]
     lines += ["", "other groupings that were measured, changes of layout included:"]
     for row in others:
-        lines.append(f"  {row['more']:>9}  {row['cost']}, instead of {row['instead']}:")
-        lines.append(f"             {row['what']}")
-        lines += [f"             not in the plan: {row['lost']}"] if row["lost"] else []
+        lines.append(f"  {row.more:>9}  {row.cost}, instead of {row.instead}:")
+        lines.append(f"             {row.what}")
+        lines += [f"             not in the plan: {row.lost}"] if row.lost else []
     lines += [] if others else ["  none"]
     body = (cut(line, MOST_CHARACTERS) for line in step.primitives.splitlines())
     return "\n".join([*lines, "", "primitives:", *body])
@@ -286,8 +297,8 @@ def operations_of(primitives: str, most: int = MOST_OPERATIONS) -> str:
     return cut(" ".join(n if k == 1 else f"{n} x{k}" for n, k in runs), most)
 
 
-def _others(row: Mapping[str, Any]) -> str:
-    count, gone = len(row["kernels"]), row["instead"]
+def _others(row: GroupingRecord) -> str:
+    count, gone = len(row.kernels), row.instead
     text = "one kernel" if count == 1 else f"{count} kernels"
     return f"{text} instead of " + (f"{len(gone)}" if len(gone) > 1 else "it")
 

@@ -11,6 +11,7 @@ import html
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
@@ -18,11 +19,14 @@ from korch.candidate.layout import Layout
 from korch.equivalence.rule import rule_of
 from korch.errors import UnsupportedError
 from korch.primitive.types import ValueType
+from korch.records import plain
+from korch.report.compare import Row
 from korch.report.explain import output_rows, rule_rows, summary
 from korch.report.kernel import grouping_row, groupings_of, operations, rival_row, slowest, why
 from korch.report.threads import Threads
-from korch.report.units import cut
+from korch.report.units import counted, cut
 from korch.runtime.record import PlanRecord, PortRecord
+from korch.runtime.report import Report
 
 SCRIPTS = ("libraries.js", "graph.js", "charts.js", "page.js")
 
@@ -38,10 +42,10 @@ _ENDS = re.compile(r'(%\d+) "(\w+)"')
 
 def page(
     plan: PlanRecord,
-    report: Mapping[str, Any],
+    report: Report,
     sources: Mapping[str, str],
     run_ns: Sequence[float] | None = None,
-    peers: Sequence[Mapping[str, Any]] = (),
+    peers: Sequence[Row] = (),
     threads: Threads | None = None,
 ) -> str:
     """Return the page.
@@ -50,10 +54,9 @@ def page(
         plan: the kernels in order.
         report: how the plan was found.
         sources: of the kernels, by file name or symbol.
-        run_ns: what each kernel takes inside of a run, if it was run.
-        peers: rows of a comparison, as `korch bench --json` prints them.
-        threads: what its threads do in runs, if somebody looked.
-
+        run_ns: the time of each kernel within a run, if the plan was run.
+        peers: the rows of a comparison with other engines.
+        threads: the activity of its threads in runs, if it was recorded.
     """
     data = page_data(plan, report, sources, run_ns, peers, threads)
     script = "".join(map(_web, SCRIPTS))
@@ -88,30 +91,30 @@ def _web(name: str) -> str:
 
 def page_data(
     plan: PlanRecord,
-    report: Mapping[str, Any],
+    report: Report,
     sources: Mapping[str, str],
     run_ns: Sequence[float] | None = None,
-    peers: Sequence[Mapping[str, Any]] = (),
+    peers: Sequence[Row] = (),
     threads: Threads | None = None,
 ) -> dict[str, Any]:
     """Return what the page's script reads; for the arguments see `page`."""
     is_cuda = "arch" in plan.target
     name = plan.model.path.rpartition("/")[2] or "a model"
-    told = {key: value for key, value in report.items() if key != "output_errors"}  # has a table
+    without_table = replace(report, output_errors=())
     kernels = [_kernel(number, plan, report, run_ns) for number in range(len(plan.steps))]
     for kernel, load in zip(kernels, threads.loads() if threads else (), strict=False):
         kernel["load"] = load and f"{load.longest:.2f} of the mean, {100 * load.idle:.1f} % idle"
     texts = {key.removesuffix(".cpp"): text[:LONGEST_SOURCE] for key, text in sources.items()}
     return {
         "title": f"{name} on {plan.target.get('cpu', 'an unknown machine')}",
-        "summary": summary({"artifact": name, **told}) if "plan" in report else "",
+        "summary": summary(name, without_table) if report.plan else "",
         "headline": _headline(plan, report, peers),
         "facts": _facts(plan, report),
         "kernels": kernels,
         "total_us": sum(k["us"] for k in kernels) or 1.0,
-        "contest": list(report.get("contest", ())),
-        "kept": report.get("plan", ""),
-        "rules": rule_rows(plan, report),
+        "plans": plain(report.plans),
+        "kept": report.plan or "",
+        "rules": plain(rule_rows(plan, report)),
         "peers": [_peer(row, peers) for row in peers],
         "sources": {step.symbol: texts.get(step.symbol, "") for step in plan.steps},
         "language": "python" if is_cuda else "cpp",
@@ -120,7 +123,7 @@ def page_data(
             "primitives": _primitive_graph(plan),
             "operators": _operator_graph(plan, report),
         },
-        "roof": _roof(plan, report),
+        "roof": _roof(report),
         "memory": _live_bytes(plan),
         "arena_bytes": plan.arena_bytes,
         "threads": []
@@ -134,72 +137,69 @@ def page_data(
             "A row for each maker of kernels, and one for each thread."
         ),
         "slowest": slowest(plan, report),
-        "stories": _stories(report),
+        "traces": _search_traces(report),
         "outputs": output_rows(report),
     }
 
 
-_FACTS = {
-    "Time of a run": (
-        ("measured", "measured_ms", "{:.3f} ms", 1.0),
-        ("expected from the kernels' samples", "expected_ms", "{:.3f} ms", 1.0),
-        ("sum of the kernels' times", "predicted_ms", "{:.3f} ms", 1.0),
-        ("lower bound of that sum", "lower_bound_ms", "{:.3f} ms", 1.0),
-    ),
-    "Search": (
-        ("candidate kernels", "candidates", "{:,.0f}", 1.0),
-        ("measured", "measured_candidates", "{:,.0f}", 1.0),
-        ("gap", "gap", "{:.1f} %", 100.0),
-        ("time to optimize", "seconds", "{:.1f} s", 1.0),
-    ),
-    "Work, memory, accuracy": (
-        ("operations in the plan", "flop", "{:.2f} GFLOP", 1e-9),
-        ("operations of the model as given", "given_flop", "{:.2f} GFLOP", 1e-9),
-        ("error / largest element", "max_error", "{:.1e}", 1.0),
-        ("the same of the model as given", "given_error", "{:.1e}", 1.0),
-    ),
-}
-"""Groups of facts: name, key of the report, format, factor."""
+def _facts(plan: PlanRecord, report: Report) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return groups of facts: their title, and a name and a text for each fact."""
 
+    def milliseconds(time_ms: float | None) -> str:
+        return "" if time_ms is None else f"{time_ms:.3f} ms"
 
-def _facts(plan: PlanRecord, report: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
-    groups = {
-        title: [
-            (name, text.format(scale * report[key])) for name, key, text, scale in rows if report.get(key) is not None
-        ]
-        for title, rows in _FACTS.items()
-    }
-    plain = [("kernels", str(plan.kernel_count))]
+    time_rows: list[tuple[str, str]] = []
+    search = [("kernels", str(plan.kernel_count))]
     if in_place := len(plan.steps) - plan.kernel_count:
-        plain.append(("concatenations in place", str(in_place)))
-    groups["Search"][:0] = plain
-    groups["Work, memory, accuracy"] += [
+        search.append(("concatenations in place", str(in_place)))
+    work: list[tuple[str, str]] = []
+    if report.is_known:
+        time_rows = [
+            ("measured", milliseconds(report.measured_ms)),
+            ("expected from the kernels' samples", milliseconds(report.expected_ms)),
+            ("sum of the kernels' times", milliseconds(report.predicted_ms)),
+            ("lower bound of that sum", milliseconds(report.lower_bound_ms)),
+        ]
+        search += [
+            ("candidate kernels", f"{report.candidates:,}"),
+            ("measured", f"{report.measured_candidates:,}"),
+            ("gap", "" if report.gap is None else f"{100 * report.gap:.1f} %"),
+            ("time to optimize", f"{report.seconds:.1f} s"),
+        ]
+        work = [
+            ("operations in the plan", f"{report.flop / 1e9:.2f} GFLOP"),
+            ("operations of the model as given", f"{report.given_flop / 1e9:.2f} GFLOP"),
+            ("error / largest element", f"{report.max_error:.1e}"),
+            ("the same of the model as given", f"{report.given_error:.1e}"),
+        ]
+    work += [
         ("memory for intermediate values", f"{plan.arena_bytes / 2**20:.1f} MiB"),
         ("memory for weights", f"{plan.weights_bytes / 2**20:.1f} MiB"),
     ]
-    return [(title, rows) for title, rows in groups.items() if rows]
+    groups = (("Time of a run", time_rows), ("Search", search), ("Work, memory, accuracy", work))
+    return [(title, [row for row in rows if row[1]]) for title, rows in groups if rows]
 
 
-def _headline(plan: PlanRecord, report: Mapping[str, Any], peers: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return the numbers that a reader wants first, each with what it means."""
+def _headline(plan: PlanRecord, report: Report, peers: Sequence[Row]) -> list[tuple[str, str]]:
+    """Return the most important numbers, each with its meaning."""
     found = []
-    threads = f"{plan.threads} thread" + "s" * (plan.threads > 1)
-    if report.get("measured_ms") is not None:
-        found.append((f"{report['measured_ms']:.3g} ms", f"a run, measured; {threads}"))
-    elif report.get("predicted_ms") is not None:
-        found.append((f"{report['predicted_ms']:.3g} ms", f"a run, predicted; {threads}"))
+    threads = counted(plan.threads, "thread")
+    if report.measured_ms is not None:
+        found.append((f"{report.measured_ms:.3g} ms", f"a run, measured; {threads}"))
+    elif report.is_known:
+        found.append((f"{report.predicted_ms:.3g} ms", f"a run, predicted; {threads}"))
     for row in peers:
-        if str(row.get("name", "")).startswith("onnxruntime"):
+        if row.name.startswith("onnxruntime"):
             ratio = float(_peer(row, peers)["ratio"])
             found.append((f"{ratio:.2f}×", "as fast as ONNX Runtime"))
-    if report.get("gap") is not None:
-        found.append((f"{100 * report['gap']:.0f} %", "gap: the most that a longer search could still save"))
+    if report.gap is not None:
+        found.append((f"{100 * report.gap:.0f} %", "gap: the most that a longer search could still save"))
     return found
 
 
-def _kernel(number: int, plan: PlanRecord, report: Mapping[str, Any], run_ns: Sequence[float] | None) -> dict[str, Any]:
+def _kernel(number: int, plan: PlanRecord, report: Report, run_ns: Sequence[float] | None) -> dict[str, Any]:
     step = plan.steps[number]
-    rivals = report.get("rivals", {}).get(step.candidate, ())
+    rivals = report.rivals.get(step.candidate, ())
     return {
         "number": number,
         "symbol": step.symbol,
@@ -214,12 +214,12 @@ def _kernel(number: int, plan: PlanRecord, report: Mapping[str, Any], run_ns: Se
         "us": step.cost_ns / 1e3,
         "measured": step.is_measured,
         "bound_us": step.bound_ns / 1e3,
-        "why": why(step, report.get("machine", {})),
+        "why": why(step, report.machine),
         "bytes": step.size_bytes,
         "flop": step.work_flop,
         "run_us": None if run_ns is None else run_ns[number] / 1e3,
-        "rivals": [rival_row(row, step, plan, report) for row in rivals],
-        "groupings": [grouping_row(row, plan, report) for row in groupings_of(number, report)],
+        "rivals": [plain(rival_row(row, step, plan, report)) for row in rivals],
+        "groupings": [plain(grouping_row(row, plan, report)) for row in groupings_of(number, report)],
     }
 
 
@@ -227,16 +227,16 @@ def _port(port: PortRecord) -> str:
     return f"%{port.value} {port.type} {port.layout or 'scalar'} ({port.place.lower()})"
 
 
-def _peer(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    own = next((r for r in rows if str(r.get("name", "")).startswith("korch")), rows[0])
-    times = sorted(float(t) / 1e6 for t in row.get("times_ns", ())) or [float("nan")]
-    of = sorted(float(t) / 1e6 for t in own.get("times_ns", ())) or times
+def _peer(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
+    own = next((r for r in rows if r.name.startswith("korch")), rows[0])
+    times = sorted(t / 1e6 for t in row.times_ns) or [float("nan")]
+    of = sorted(t / 1e6 for t in own.times_ns) or times
 
     def at(share: float) -> float:
         return times[min(len(times) - 1, int(share * len(times)))]
 
     return {
-        "name": str(row.get("name", "")),
+        "name": row.name,
         "median_ms": at(0.5),
         "spread": f"{at(0.1):.3f}–{at(0.9):.3f} ms",
         "ratio": f"{at(0.5) / of[len(of) // 2]:.2f}",
@@ -314,7 +314,7 @@ def _primitive_graph(plan: PlanRecord) -> dict[str, Any]:
     return {"nodes": nodes, "edges": sorted(e for e in edges if set(e) <= known)}
 
 
-def _operator_graph(plan: PlanRecord, report: Mapping[str, Any]) -> dict[str, Any]:
+def _operator_graph(plan: PlanRecord, report: Report) -> dict[str, Any]:
     """Return the model's operators with the kernels that run some part of each."""
     users: dict[str, list[int]] = {}
     for n, step in enumerate(plan.steps):
@@ -323,46 +323,44 @@ def _operator_graph(plan: PlanRecord, report: Mapping[str, Any]) -> dict[str, An
     nodes: list[dict[str, Any]] = []
     edges: set[tuple[str, str]] = set()
     made: dict[str, str] = {}
-    for i, (label, inputs, outputs) in enumerate(report.get("operators", ())):
+    for i, operator in enumerate(report.operators):
+        label = operator.label
         nodes.append({"id": f"o{i}", "label": cut(label, LONGEST_LABEL), "kernels": users.get(label, [])})
-        edges |= {(made[name], f"o{i}") for name in inputs if name in made}
-        made |= dict.fromkeys(filter(None, outputs), f"o{i}")
+        edges |= {(made[name], f"o{i}") for name in operator.inputs if name in made}
+        made |= dict.fromkeys(filter(None, operator.outputs), f"o{i}")
     return {"nodes": nodes, "edges": sorted(edges)}
 
 
 # Charts
 
 
-def _stories(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _search_traces(report: Report) -> list[dict[str, Any]]:
     """Return searches over time: the whole model's first, then each block's in each interface."""
-    is_old = report.get("recalled")
-    note = "an earlier run did this search; the seconds are its own" if is_old else ""
-    if report.get("partition"):
+    note = "an earlier run did this search; the seconds are its own" if report.recalled else ""
+    if report.partition is not None:
         note = "a candidate that blocks share is counted for each of them"
-    found = [{"name": "the whole model", "note": note, "rounds": list(report.get("rounds", ()))}]
-    for number, block in enumerate((report.get("partition") or {}).get("blocks", ())):
-        count = len(block["instances"])
-        for search in block.get("searches", ()):
-            begun = "recalled from an earlier run" if search["recalled"] else "begun"
+    found = [{"name": "the whole model", "note": note, "rounds": plain(report.rounds)}]
+    for number, block in enumerate(report.partition.blocks if report.partition else ()):
+        for search in block.searches:
+            begun = "recalled from an earlier run" if search.is_recalled else "begun"
+            layouts = cut(block.layouts[search.interface], 60)
             found.append(
                 {
-                    "name": f"block {number + 1} (x {count}), {search['what']}: {cut(search['layouts'], 60)}",
-                    "note": f"{begun} {search['began_s']:.1f} s after the search of the model began",
-                    "rounds": search["rounds"],
+                    "name": f"block {number + 1} (x {len(block.instances)}), {search.what}: {layouts}",
+                    "note": f"{begun} {search.began_s:.1f} s after the search of the model began",
+                    "rounds": plain(search.rounds),
                 }
             )
-    return [story for story in found if story["rounds"]]
+    return [trace for trace in found if trace["rounds"]]
 
 
-def _roof(plan: PlanRecord, report: Mapping[str, Any]) -> list[tuple[float, float]]:
+def _roof(report: Report) -> list[tuple[float, float]]:
     """Return the roofline as points (FLOP per byte, GFLOP/s); empty if it was not measured."""
-    machine = report.get("machine", {})
-    levels = machine.get("levels", ())
-    peak = machine.get("rate_flop_per_s", 0.0) / 1e9
-    rate = machine.get("copy_bytes_per_s", 0.0) / 1e9
-    if levels:
-        rate = (levels[-1]["read_bytes_per_s"] + levels[-1]["write_bytes_per_s"]) / 1e9
-    peak, rate = (found / machine.get("margin", 1.0) for found in (peak, rate))
+    machine = report.machine
+    rate = machine.copy_bytes_per_s
+    if machine.levels:
+        rate = machine.levels[-1].read_bytes_per_s + machine.levels[-1].write_bytes_per_s
+    peak, rate = (found / 1e9 / machine.margin for found in (machine.rate_flop_per_s, rate))
     if not peak or not rate:
         return []
     knee = peak / rate

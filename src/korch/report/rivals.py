@@ -1,4 +1,4 @@
-"""Candidates that lost, as plain data.
+"""Candidates that are not in the plan, as records of the report.
 
 Other providers, layouts and variants for exactly the same primitives, and other groupings.
 """
@@ -6,12 +6,12 @@ Other providers, layouts and variants for exactly the same primitives, and other
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from korch.candidate.candidate import Candidate
-from korch.explanation.counterfactual import Groupings
+from korch.explanation.counterfactual import Grouping, Groupings
 from korch.measure.record import Failed, Measured
 from korch.report.kernel import operations_of
+from korch.runtime.report import GroupedKernel, GroupingRecord, Rival
 from korch.search.ledger import Ledger
 
 MOST_RIVALS = 6
@@ -20,7 +20,7 @@ MOST_RIVALS = 6
 
 def rivals_of(
     chosen: Iterable[Candidate], candidates: Iterable[Candidate], ledger: Ledger
-) -> dict[str, list[dict[str, Any]]]:
+) -> dict[str, tuple[Rival, ...]]:
     """Return what else could have run what some candidates run, by the candidates' keys.
 
     Args:
@@ -29,51 +29,39 @@ def rivals_of(
         ledger: what is known of their costs.
 
     Returns:
-        Rows with provider, variant, layouts, `cost_ns`, whether that is measured, and why a
-        candidate is out, cheapest first.
+        The cheapest of them, those that do not run last.
     """
     wanted = {candidate.group.key: None for candidate in chosen}
     same: dict[str, dict[str, Candidate]] = {key: {} for key in wanted}
     for candidate in candidates:
         if candidate.group.key in same:
             same[candidate.group.key][candidate.key] = candidate
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, tuple[Rival, ...]] = {}
     for candidate in chosen:
         others = [c for k, c in same[candidate.group.key].items() if k != candidate.key]
         rows = sorted((_row(other, ledger) for other in others), key=_order)
-        found[candidate.key] = rows[:MOST_RIVALS]
+        found[candidate.key] = tuple(rows[:MOST_RIVALS])
     return found
 
 
-def grouping_rows(groupings: Groupings) -> list[list[dict[str, Any]]]:
-    """Return, per kernel of a plan, the groupings that lost: what runs, instead of which places."""
-    return [
-        [
-            {
-                "kernels": [{"provider": c.provider, "operations": operations_of(c.group.text)} for c in row.kernels],
-                "instead": list(row.instead),
-                "cost_ns": row.cost_ns,
-                "instead_ns": row.instead_ns,
-            }
-            for row in rows
-        ]
-        for rows in groupings
-    ]
+def grouping_rows(groupings: Groupings) -> tuple[tuple[GroupingRecord, ...], ...]:
+    """Return, for each kernel of a plan, the records of its other groupings."""
+    return tuple(tuple(map(_grouping, rows)) for rows in groupings)
 
 
-def _row(candidate: Candidate, ledger: Ledger) -> dict[str, Any]:
+def _grouping(row: Grouping) -> GroupingRecord:
+    kernels = tuple(GroupedKernel(c.provider, operations_of(c.group.text)) for c in row.kernels)
+    return GroupingRecord(kernels, row.instead, row.cost_ns, row.instead_ns)
+
+
+def _row(candidate: Candidate, ledger: Ledger) -> Rival:
     record = ledger.known(candidate)
     inputs, outputs = (", ".join(map(str, layouts)) for layouts in (candidate.offer.inputs, candidate.offer.outputs))
-    is_measured = isinstance(record, Measured)
-    return {
-        "provider": candidate.provider,
-        "variant": candidate.offer.variant,
-        "layouts": f"({inputs}) -> ({outputs})",
-        "cost_ns": ledger.cost_ns(candidate)[0],
-        "is_measured": is_measured,
-        "failure": f"{record.kind}: {record.message}"[:120] if isinstance(record, Failed) else "",
-    }
+    failure = f"{record.kind}: {record.message}"[:120] if isinstance(record, Failed) else ""
+    cost_ns = ledger.cost_ns(candidate)[0]
+    layouts = f"({inputs}) -> ({outputs})"
+    return Rival(candidate.provider, candidate.offer.variant, layouts, cost_ns, isinstance(record, Measured), failure)
 
 
-def _order(row: dict[str, Any]) -> tuple[bool, bool, int]:
-    return bool(row["failure"]), not row["is_measured"], row["cost_ns"]
+def _order(row: Rival) -> tuple[bool, bool, int]:
+    return bool(row.failure), not row.is_measured, row.cost_ns

@@ -6,7 +6,7 @@ The file is a zip archive without compression, so any unzip shows what is in it:
     library.so             the plan's kernels and its C interface (`korch.h`)
     weights.safetensors    the packed constants
     plan.json              a `PlanRecord`
-    report.json            how the plan was found: measurements, times, errors
+    report.json            a `Report`: how the plan was found, times, errors
     sources/*              what the library was compiled from
 
 Equal contents give equal bytes. It is written under another name and then renamed, so a reader sees
@@ -31,12 +31,14 @@ from typing import IO, Any
 
 from korch.errors import ArtifactError
 from korch.files import open_file
+from korch.records import from_json, read_object, to_json
 from korch.runtime.machine import Requirements
-from korch.runtime.record import PlanRecord, read_object, to_json
+from korch.runtime.record import PlanRecord
+from korch.runtime.report import Report
 from korch.runtime.weights import CHUNK_BYTES, ReadAt, Weights, checksum
 from korch.scratch import scratch_folder
 
-SCHEMA = 3
+SCHEMA = 4
 FORMAT = "korch"
 MANIFEST = "manifest.json"
 LIBRARY = "library.so"
@@ -68,7 +70,7 @@ class Artifact:
     plan: PlanRecord
     requirements: Requirements
     sources: Mapping[str, str] = field(default_factory=dict)
-    report: Mapping[str, Any] = field(default_factory=dict)
+    report: Report = field(default_factory=Report)
 
 
 def write_artifact(artifact: Artifact, path: str | os.PathLike[str]) -> None:
@@ -288,7 +290,7 @@ def _artifact(archive: zipfile.ZipFile) -> Artifact:
             for name in archive.namelist()
             if name.startswith(SOURCES)
         },
-        report=read_object(archive.read(REPORT), REPORT),
+        report=from_json(Report, archive.read(REPORT), REPORT),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,11 @@ from korch.measure.compiler import Builder
 from korch.partition.spill import forget
 from korch.primitive.graph import PrimitiveGraph
 from korch.provider.provider import Kernel
+from korch.records import plain
 from korch.runtime.artifact import Artifact
 from korch.runtime.machine import REQUIRED_FLAGS, Requirements
 from korch.runtime.program import Program, Slot, Step, bind_steps
-from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord, plain
+from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
 from korch.runtime.source import INCLUDE, native_text, print_main
 from korch.runtime.weights import Weights
 from korch.target import Target
@@ -32,19 +33,17 @@ MAIN = "main.cpp"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a plan was made from and how it was found; all of it is kept in the artifact.
+    """What a plan was made from; the artifact contains it.
 
     Attributes:
         model: what the plan was built from.
         certificate: what the solver proved: a record or a mapping.
         options: the options of the build: a record or a mapping.
-        report: how the plan was found.
     """
 
     model: ModelRecord | None = None
     certificate: Any = None
     options: Any = None
-    report: Mapping[str, Any] = field(default_factory=dict)
 
 
 UNKNOWN = Origin()
@@ -82,7 +81,6 @@ def build(
         plan=replace(plan, threads=target.threads, libraries=tuple(sorted(libraries)), target=plain(target)),
         requirements=Requirements.here(REQUIRED_FLAGS[target.isa]),
         sources=sources | _headers(sources),
-        report=dict(origin.report),
     )
 
 

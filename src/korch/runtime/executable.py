@@ -130,7 +130,7 @@ class Executable:
         self._handle = Handle(library, artifact.weights, plan.threads)
         self._inputs = tuple(map(_Tensor.of, plan.inputs))
         self._outputs = tuple(map(_Tensor.of, plan.outputs))
-        self.report: dict[str, Any] = dict(artifact.report)
+        self.report = artifact.report
 
     @property
     def artifact(self) -> Artifact:

@@ -6,18 +6,11 @@ or the solver. `to_json` and `from_json` are inverse.
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from functools import cache
-from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any
 
-from korch.errors import ArtifactError
 from korch.primitive.types import DType, ValueType
+from korch.records import from_json, to_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,95 +153,4 @@ class PlanRecord:
         Raises:
             ArtifactError: there is none.
         """
-        try:
-            return _read(PlanRecord, read_object(text, "plan.json"), "plan")
-        except (ValueError, TypeError) as error:
-            raise ArtifactError(
-                f"it can't be read: {error}", where="plan.json", hint="Build the artifact again"
-            ) from error
-
-
-MOST_NESTED = 64
-"""Levels of lists and objects in what an artifact holds; ours have less than ten."""
-
-
-def read_object(text: str | bytes, where: str) -> dict[str, Any]:
-    """Return a JSON object that a file holds, which anybody may have written.
-
-    Raises:
-        ArtifactError: there is none, or its parts are nested too deeply for those who read it.
-    """
-    try:
-        data = json.loads(text)
-        level = [data]
-        for _ in range(MOST_NESTED):
-            lists = [
-                part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list)
-            ]
-            level = [part for parts in lists for part in parts]
-        if level or not isinstance(data, dict):
-            raise ValueError("it is no object, or its parts are nested too deeply")
-    except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"it can't be read: {error}", where, hint="Build the artifact again") from error
-    return data
-
-
-def to_json(data: Any) -> str:
-    """Return records, mappings, sequences and scalars as indented JSON text."""
-    return json.dumps(plain(data), indent=1, allow_nan=False) + "\n"
-
-
-def plain(data: Any) -> Any:
-    """Return `data` as JSON's types; what JSON has no word for (infinity, say) becomes text."""
-    match data:
-        case Enum():
-            return plain(data.value)
-        case None | bool() | int() | str():
-            return data
-        case float():
-            return data if math.isfinite(data) else str(data)
-        case Mapping():
-            return {str(plain(key)): plain(value) for key, value in data.items()}
-        case Sequence() | set() | frozenset():
-            return [plain(item) for item in data]
-        case _ if dataclasses.is_dataclass(data):
-            return {f.name: plain(getattr(data, f.name)) for f in dataclasses.fields(data)}
-        case _ if hasattr(data, "tolist"):  # NumPy's scalars and arrays
-            return plain(data.tolist())
-        case Path():
-            return str(data)
-        case _:
-            raise TypeError(f"a {type(data).__name__} can't be written as JSON")
-
-
-T = TypeVar("T")
-
-
-@cache
-def _hints(kind: type[Any]) -> dict[str, Any]:
-    """Return the types of a record's fields; to find them takes longer than to read a record."""
-    return get_type_hints(kind)
-
-
-def _read(kind: type[T], data: Any, where: str) -> T:
-    """Return the `kind` that `plain` gives as `data`."""
-    origin = get_origin(kind)
-    if dataclasses.is_dataclass(kind):
-        names = [field.name for field in dataclasses.fields(kind)]
-        if not isinstance(data, dict) or sorted(data) != sorted(names):
-            raise ValueError(f"{where} does not have the fields {', '.join(names)}")
-        hints = _hints(kind)
-        return kind(**{name: _read(hints[name], data[name], f"{where}.{name}") for name in names})
-    if origin is tuple:
-        if not isinstance(data, list):
-            raise ValueError(f"{where} is no list")
-        item = get_args(kind)[0]
-        return tuple(_read(item, x, f"{where}[{i}]") for i, x in enumerate(data))  # type: ignore[return-value]
-    expected = origin or kind
-    if expected is float and isinstance(data, str):
-        return float(data)  # type: ignore[return-value]
-    if expected is float and type(data) is int:
-        return float(data)  # type: ignore[return-value]
-    if type(data) is not expected:
-        raise ValueError(f"{where} is {data!r}; expected {expected.__name__}")
-    return data
+        return from_json(PlanRecord, text, "plan.json")

@@ -23,6 +23,7 @@ import numpy as np
 from korch.errors import ArtifactError, InputError, OptionError
 from korch.measure.compiler import Builder
 from korch.primitive.op import Array
+from korch.records import read_object
 from korch.runtime.artifact import (
     LIBRARY,
     SOURCES,
@@ -39,7 +40,7 @@ from korch.runtime.artifact import (
 from korch.runtime.build import MAIN
 from korch.runtime.executable import Executable, TensorInfo, Timing, check_feeds
 from korch.runtime.library import load_plans
-from korch.runtime.record import read_object
+from korch.runtime.report import ShapedReport
 from korch.runtime.source import print_plans, rename_plan
 from korch.runtime.text import executable_text, plan_facts
 from korch.runtime.weights import Weights
@@ -100,13 +101,13 @@ class ShapedExecutable:
         first = next(iter(self.plans.values()))
         self._names = [t.name for t in first.get_inputs()]
         steps = [step.symbol for e in self.plans.values() for step in e.plan.steps if step.runs]
-        self.report: dict[str, Any] = {
-            "plans": {_text(shapes): e.report for shapes, e in self.plans.items()},
-            "weights_bytes": sum(e.plan.weights_bytes for e in self.plans.values()),
-            "shared_weights_bytes": shared.weights.size_bytes,
-            "kernels": len(steps),
-            "shared_kernels": len(set(steps)),
-        }
+        self.report = ShapedReport(
+            plans={_text(shapes): e.report for shapes, e in self.plans.items()},
+            weights_bytes=sum(e.plan.weights_bytes for e in self.plans.values()),
+            shared_weights_bytes=shared.weights.size_bytes,
+            kernels=len(steps),
+            shared_kernels=len(set(steps)),
+        )
 
     def __repr__(self) -> str:
         plans = (f"{_text(s)}: {plan_facts(e.plan, e.report)}" for s, e in self.plans.items())

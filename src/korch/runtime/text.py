@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from korch.runtime.record import PlanRecord
+from korch.runtime.report import AnyReport, Report
 
 MOST_TENSORS = 8
 """Inputs or outputs that are listed, each on a line."""
@@ -15,7 +16,7 @@ class Described(Protocol):
     """What every executable can say of itself."""
 
     @property
-    def report(self) -> Mapping[str, Any]:
+    def report(self) -> AnyReport:
         """How its plans were found."""
 
     def get_inputs(self) -> Sequence[Any]:
@@ -25,13 +26,17 @@ class Described(Protocol):
         """Describe the outputs."""
 
 
-def plan_facts(plan: PlanRecord, report: Mapping[str, Any]) -> str:
+def plan_facts(plan: PlanRecord, report: Report) -> str:
     """Return one line about a plan: model, kernels, threads or device, and its times."""
     name = plan.model.path.rpartition("/")[2] or "a model"
     where = "on a CUDA device" if "arch" in plan.target else f"on {_count(plan.threads, 'thread')}"
     parts = [f"{name}: {_count(plan.kernel_count, 'kernel')} {where}"]
-    told = {"measured_ms": "measured {:.3f} ms", "predicted_ms": "predicted {:.3f} ms", "gap": "gap {:.1%}"}
-    parts += [text.format(report[key]) for key, text in told.items() if report.get(key) is not None]
+    if report.measured_ms is not None:
+        parts.append(f"measured {report.measured_ms:.3f} ms")
+    if report.is_known:
+        parts.append(f"predicted {report.predicted_ms:.3f} ms")
+    if report.gap is not None:
+        parts.append(f"gap {report.gap:.1%}")
     return ", ".join(parts)
 
 

@@ -32,10 +32,11 @@ import numpy as np
 from korch.alignment import align_up
 from korch.errors import ArtifactError, OptionError, UnsupportedError
 from korch.libraries import find_library, find_onnxruntime
+from korch.records import to_json
 from korch.runtime import artifact as artifact_module
 from korch.runtime import shaped
 from korch.runtime.artifact import LIBRARY, MANIFEST, SOURCES, Artifact, read_artifact, read_format
-from korch.runtime.record import PlanRecord, to_json
+from korch.runtime.record import PlanRecord
 from korch.runtime.shaped import Shared
 from korch.runtime.source import native_text
 from korch.runtime.weights import CHUNK_BYTES, Weights

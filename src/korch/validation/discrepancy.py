@@ -9,15 +9,14 @@ warning.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
 from korch.candidate.candidate import Candidate
 from korch.deadline import Deadline
-from korch.limits import DEFAULT_LIMITS
 from korch.measure.meter import AnyMeter
+from korch.runtime.report import Discrepancy, Suspect, disagree
 from korch.validation.plan import Validation
 
 RUNS = 5
@@ -27,84 +26,8 @@ EXPLAINED = 0.8
 
 MOST_KERNELS = 24
 
-CALL_NS = 200_000
-"""A run may take so much longer than its kernels in any case: it is called from Python."""
 
-
-@dataclass(frozen=True, slots=True)
-class Suspect:
-    """A kernel that explains a part of the difference, times in nanoseconds.
-
-    Attributes:
-        number: its place in the plan.
-        provider: who made it.
-        alone_ns: what was measured of it alone.
-        again_ns: what was measured when it was timed again; the same if it was not.
-        in_run_ns: what it took inside of runs.
-    """
-
-    number: int
-    provider: str
-    alone_ns: float
-    again_ns: float
-    in_run_ns: float
-
-
-@dataclass(frozen=True, slots=True)
-class Doubt:
-    """A prediction that is wrong.
-
-    Attributes:
-        predicted_ns: the sum over the plan's kernels.
-        measured_ns: the median of whole runs.
-        again_ns: the sum over the plan's kernels after some were timed again.
-        is_disturbed: whether no whole run was undisturbed.
-        suspects: the kernels that explain most of it.
-    """
-
-    predicted_ns: float
-    measured_ns: float
-    again_ns: float
-    is_disturbed: bool
-    suspects: tuple[Suspect, ...]
-
-    @property
-    def remains(self) -> bool:
-        """Whether timing kernels again has not explained it."""
-        return disagree(self.again_ns, self.measured_ns)
-
-    def as_record(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        return {**asdict(self), "remains": self.remains, "text": self.to_text()}
-
-    def to_text(self) -> str:
-        """Return a sentence for a person."""
-        text = (
-            f"the kernels were predicted to take {self.predicted_ns / 1e6:.3g} ms together, and "
-            f"runs take {self.measured_ns / 1e6:.3g} ms"
-        )
-        rows = ", ".join(
-            f"kernel {s.number} ({s.provider}): {s.alone_ns / 1e6:.3g} ms alone, "
-            f"{s.again_ns / 1e6:.3g} ms when timed again, {s.in_run_ns / 1e6:.3g} ms in the run"
-            for s in self.suspects[:3]
-        )
-        if not self.remains:
-            return (
-                f"{text}; timed again, the kernels take {self.again_ns / 1e6:.3g} ms, which is "
-                f"kept: optimize again to search with it ({rows})"
-            )
-        why = "; no run was undisturbed by other processes" if self.is_disturbed else ""
-        most = f"most of it is in: {rows}" if rows else "there was no time to see which explain it"
-        return f"{text}{why}; {most}"
-
-
-def disagree(first_ns: float, second_ns: float) -> bool:
-    """Return whether one of two times is more than 1.5 times the other."""
-    low, high = sorted((first_ns, second_ns))
-    return high > DEFAULT_LIMITS.disagreement * low + CALL_NS
-
-
-def examine(validation: Validation, meter: AnyMeter, deadline: Deadline) -> Doubt | None:
+def examine(validation: Validation, meter: AnyMeter, deadline: Deadline) -> Discrepancy | None:
     """Return why the winner's predicted and measured time differ; None if they do not.
 
     Args:
@@ -125,7 +48,7 @@ def examine(validation: Validation, meter: AnyMeter, deadline: Deadline) -> Doub
         found = [Suspect(n, entry.steps[n].provider, costs_ns[n], costs_ns[n], in_run_ns[n]) for n in numbers]
         found = _timed_again(found, entry.steps, meter, deadline)
     again_ns = sum(costs_ns) + sum(s.again_ns - s.alone_ns for s in found)
-    return Doubt(entry.predicted_ns, measured_ns, again_ns, validation.won.is_disturbed, tuple(found))
+    return Discrepancy(entry.predicted_ns, measured_ns, again_ns, validation.won.is_disturbed, tuple(found))
 
 
 def _in_run_ns(validation: Validation, deadline: Deadline) -> list[float]:

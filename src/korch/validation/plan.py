@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from korch.candidate.candidate import Candidate
 from korch.measure.expect import Expected
+from korch.measure.uncompiled import Uncompiled
 from korch.numerics import Difference, Differences, worst
 from korch.primitive.op import Array
 from korch.runtime.executable import TensorInfo
 from korch.runtime.program import Step
 from korch.runtime.record import PlanRecord
+from korch.runtime.report import OutputError, PlanResult, Report
+from korch.search.result import PlanName
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class Entry:
 class Runnable(Protocol):
     """An executable of any target."""
 
-    report: dict[str, Any]
+    report: Report
 
     @property
     def plan(self) -> PlanRecord:
@@ -111,27 +114,31 @@ class Result:
         """Whether it may win."""
         return self.errors is not None and not self.refusal
 
-    def as_record(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        times = np.array(self.times_ns) / 1e6
-        low, high = np.percentile(times, [10, 90]) if len(times) else (None, None)
+    def to_record(self) -> PlanResult:
+        """Return the record of the result for the report."""
+        low_ms = high_ms = None
+        if self.times_ns:
+            low_ms, high_ms = (float(ns) / 1e6 for ns in np.percentile(self.times_ns, [10, 90]))
         expected = self.entry.expected
-        return {
-            "plan": self.entry.name,
-            "kernels": sum(not step.offer.is_in_place for step in self.entry.steps),
-            "predicted_ms": self.entry.predicted_ns / 1e6,
-            "expected_ms": expected and expected.median_ns / 1e6,
-            "expected_p10_ms": expected and expected.p10_ns / 1e6,
-            "expected_p90_ms": expected and expected.p90_ns / 1e6,
-            "is_measured": all(is_measured for _, is_measured in self.entry.costs),
-            "measured_ms": self.median_ns / 1e6 if len(times) else None,
-            "p10_ms": low,
-            "p90_ms": high,
-            "max_error": self.max_error,
-            "refusal": self.refusal,
-            "disturbed": self.disturbed,
-            "is_disturbed": self.is_disturbed,
-        }
+        expected_ms: tuple[float | None, ...] = (None, None, None)
+        if expected is not None:
+            expected_ms = (expected.median_ns / 1e6, expected.p10_ns / 1e6, expected.p90_ns / 1e6)
+        return PlanResult(
+            plan=PlanName(self.entry.name),
+            kernels=sum(not step.offer.is_in_place for step in self.entry.steps),
+            predicted_ms=self.entry.predicted_ns / 1e6,
+            measured_ms=self.median_ns / 1e6 if self.times_ns else None,
+            p10_ms=low_ms,
+            p90_ms=high_ms,
+            max_error=self.max_error,
+            refusal=self.refusal,
+            expected_ms=expected_ms[0],
+            expected_p10_ms=expected_ms[1],
+            expected_p90_ms=expected_ms[2],
+            is_measured=all(is_measured for _, is_measured in self.entry.costs),
+            disturbed=self.disturbed,
+            is_disturbed=self.is_disturbed,
+        )
 
 
 @dataclass(frozen=True)
@@ -153,28 +160,23 @@ class Validation:
     given: Differences
     arrays: Sequence[Array]
 
-    def uncompiled(self) -> list[dict[str, str]]:
-        """Return the plans that do not compile, as rows of the report."""
-        return [
-            {"candidate": f"plan {r.entry.name!r}", "message": r.refusal, "file": ""}
-            for r in self.results
-            if r.is_uncompiled
-        ]
+    def uncompiled(self) -> list[Uncompiled]:
+        """Return the plans that do not compile."""
+        return [Uncompiled(f"plan {r.entry.name!r}", r.refusal) for r in self.results if r.is_uncompiled]
 
-    def report(self) -> dict[str, Any]:
-        """Return the report's entry on the end-to-end validation."""
-        given, expected = worst(self.given), self.won.entry.expected
-        return {
-            "plan": self.won.entry.name,
-            "measured_ms": self.won.median_ns / 1e6,
-            "expected_ms": expected and expected.median_ns / 1e6,
-            "max_error": self.won.max_error,
-            "rms_error": self.won.error.of_rms if self.won.error else None,
-            "given_error": given.of_largest,
-            "given_rms_error": given.of_rms,
-            "output_errors": [
-                {"output": name, **asdict(error), "given": asdict(self.given[name])}
-                for name, error in (self.won.errors or {}).items()
-            ],
-            "contest": [result.as_record() for result in self.results],
-        }
+    def described(self, report: Report) -> Report:
+        """Return a report with the results of the validation."""
+        given, error = worst(self.given), self.won.error or Difference()
+        expected, errors = self.won.entry.expected, self.won.errors or {}
+        return replace(
+            report,
+            plan=PlanName(self.won.entry.name),
+            plans=tuple(result.to_record() for result in self.results),
+            measured_ms=self.won.median_ns / 1e6,
+            expected_ms=None if expected is None else expected.median_ns / 1e6,
+            max_error=error.of_largest,
+            rms_error=error.of_rms,
+            given_error=given.of_largest,
+            given_rms_error=given.of_rms,
+            output_errors=tuple(OutputError(name, found, self.given[name]) for name, found in errors.items()),
+        )

@@ -13,6 +13,7 @@ from korch.cuda.compile import Cubin, CubinCompiler, CubinFailure
 from korch.cuda.kernel import Call, CudaKernel
 from korch.cuda.target import CudaTarget, nominal_target
 from korch.deadline import Deadline
+from korch.measure.calibrate import Rates
 from korch.measure.cuda.bounds import bound_ns
 from korch.measure.cuda.device import CALIBRATION, calibrate, detect_cuda_target, from_text, to_text
 from korch.measure.database import Database
@@ -75,10 +76,9 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
         )
         self.database.put_fact(self._calibration, to_text(self.target))
 
-    def rates(self) -> dict[str, Any]:
+    def rates(self) -> Rates:
         """Return the device's rates."""
-        target = self.target
-        return {"copy_bytes_per_s": target.copy_bytes_per_s, "rate_flop_per_s": target.f32_flop_per_s}
+        return Rates(rate_flop_per_s=self.target.f32_flop_per_s, copy_bytes_per_s=self.target.copy_bytes_per_s)
 
     def measure_batch(self, batch: Sequence[Candidate], kernels: Mapping[str, CudaKernel], deadline: Deadline) -> None:
         """Compile kernels and time them."""

@@ -87,13 +87,13 @@ function memory() {
 }
 
 function search() {
-  byId("solver-box").hidden = !data.stories.length;
-  if (!data.stories.length) return;
-  const { rounds, note } = data.stories[Number(byId("story").value) || 0];
+  byId("solver-box").hidden = !data.traces.length;
+  if (!data.traces.length) return;
+  const { rounds, note } = data.traces[Number(byId("trace").value) || 0];
   const ms = (ns) => ns === null ? "no plan" : `${(ns / 1e6).toFixed(3)} ms`;
   const say = (r) => `after ${r.seconds.toFixed(1)} s ${ms(r.incumbent_ns)}, bound ${ms(r.bound_ns)}, ${r.measured} measured`;
   const last = rounds[rounds.length - 1];
-  byId("story-note").textContent = [note, rounds.length > 1 ? `${say(rounds[0])}; ${say(last)}` : say(last)]
+  byId("trace-note").textContent = [note, rounds.length > 1 ? `${say(rounds[0])}; ${say(last)}` : say(last)]
     .filter((text) => text).join("; ");
   const line = (label, values, name, more = {}) => ({
     label, data: rounds.map((r) => ({ x: r.seconds, y: values(r) })).filter((p) => p.y !== null),

@@ -48,15 +48,15 @@ function facts() {
     element("button", { class: "link", onclick: () => show(number) }, `Kernel ${number}`), ` ${cost}`,
     element("span", { class: "why" }, reasons.join("; ")))));
   byId("run-note").textContent = data.run_note;
-  for (const [i, story] of data.stories.entries()) {
-    byId("story").append(element("option", { value: i }, story.name));
+  for (const [i, trace] of data.traces.entries()) {
+    byId("trace").append(element("option", { value: i }, trace.name));
   }
-  byId("contest").hidden = !data.contest.length;
+  byId("plans").hidden = !data.plans.length;
   byId("rules").hidden = !data.rules.length;
-  if (data.contest.length) {
-    byId("contest").append(table(
+  if (data.plans.length) {
+    byId("plans").append(table(
       ["plan", "kernels", "predicted", "median", "10–90 %", "error", "outcome"],
-      data.contest.map((row) => [
+      data.plans.map((row) => [
         row.plan, row.kernels,
         `${row.is_measured === false ? "≥ " : ""}${row.predicted_ms.toFixed(3)} ms`,
         row.measured_ms === null ? "–" : `${row.measured_ms.toFixed(3)} ms`,
@@ -239,7 +239,7 @@ for (const button of document.querySelectorAll("[data-view]")) {
   });
 }
 byId("search").addEventListener("input", list);
-byId("story").addEventListener("change", () => {
+byId("trace").addEventListener("change", () => {
   charts.splice(charts.indexOf(Chart.getChart("solver")), 1)[0].destroy();
   search();
 });

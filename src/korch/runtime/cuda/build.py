@@ -17,10 +17,10 @@ from korch.cuda.target import CudaTarget
 from korch.errors import CompileError
 from korch.measure.cuda.meter import failure_of
 from korch.primitive.graph import PrimitiveGraph
+from korch.records import plain
 from korch.runtime.build import UNKNOWN, Origin, pack_constants, plan_record
 from korch.runtime.cuda.program import CudaProgram, LaunchRecord, Place, StepProgram
 from korch.runtime.program import Slot, Step, bind_steps
-from korch.runtime.record import plain
 from korch.runtime.weights import Weights
 
 
@@ -74,7 +74,6 @@ def build_cuda(
         engines=engines,
         engine_maker=maker(target.name, target.arch) if engines else "",
         sources={part.symbol: part.source for step in steps for part in step.kernel.steps},
-        report=dict(origin.report),
     )
 
 

@@ -79,7 +79,7 @@ class CudaExecutable:
         """
         torch = self._torch = require_torch()
         self._program = program
-        self.report: dict[str, Any] = dict(program.report)
+        self.report = program.report
         self._lock = threading.Lock()
         major, minor = torch.cuda.get_device_capability(0)
         images = cubins_for(program, 10 * major + minor)

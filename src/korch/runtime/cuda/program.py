@@ -23,12 +23,14 @@ from typing import Any
 from korch.cuda.kernel import Launch
 from korch.errors import ArtifactError
 from korch.primitive.types import DType
+from korch.records import from_json, read_object, to_json
 from korch.runtime.artifact import read_archive, read_weights, write_archive
-from korch.runtime.record import PlanRecord, read_object, to_json
+from korch.runtime.record import PlanRecord
+from korch.runtime.report import Report
 from korch.runtime.weights import Weights
 
 FORMAT = "korch-cuda"
-SCHEMA = 4
+SCHEMA = 5
 PLAN, PROGRAM, REPORT = "plan.json", "program.json", "report.json"
 WEIGHTS = "weights.safetensors"
 CUBINS, ENGINES, SOURCES = "cubins/", "engines/", "sources/"
@@ -129,7 +131,7 @@ class CudaProgram:
     engines: Mapping[str, bytes] = field(default_factory=dict)
     engine_maker: str = ""
     is_parallel: bool = False
-    report: dict[str, Any] = field(default_factory=dict)
+    report: Report = field(default_factory=Report)
 
 
 def write_program(program: CudaProgram, path: str | os.PathLike[str]) -> None:
@@ -194,7 +196,7 @@ def read_program(path: str | os.PathLike[str]) -> CudaProgram:
                     for suffix in (".py", NETWORK)
                     for name, text in members(SOURCES, suffix).items()
                 },
-                report=read_object(archive.read(REPORT), REPORT),
+                report=from_json(Report, archive.read(REPORT), REPORT),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise ArtifactError(

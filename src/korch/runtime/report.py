@@ -1,0 +1,372 @@
+"""The report of an optimization: how a plan was found, and what was measured of it.
+
+The pipeline makes a `Report`; an artifact contains it as report.json. The explanation, the page,
+the comparison of plans and `korch.Executable.report` read its fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from korch.assembly.record import PartitionRecord
+from korch.equivalence.saturate import RuleReport, SaturationReport
+from korch.limits import DEFAULT_LIMITS
+from korch.measure.calibrate import Rates
+from korch.measure.uncompiled import Uncompiled
+from korch.numerics import Difference
+from korch.search.result import PlanName, Round
+
+CALL_NS = 200_000
+"""A run is called from Python, and may take this much longer than its kernels."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRecord:
+    """An operator of the model, with the names of the values that it reads and computes."""
+
+    label: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """The result of the end-to-end validation of one plan, with times of complete runs.
+
+    Attributes:
+        plan: the plan's name.
+        kernels: the number of its kernels.
+        predicted_ms: the sum of the costs of its kernels.
+        expected_ms: the median of a run's time that the samples of its kernels predict, with the
+            10th and 90th percentile; None if a kernel was not measured.
+        is_measured: whether all of its kernels were measured.
+        measured_ms: the median time, with the 10th and 90th percentile; None if it did not run.
+        max_error: the largest error, relative to the largest element; None if it did not run.
+        refusal: why it is rejected; "" if it is not.
+        disturbed: the number of runs that other processes disturbed.
+        is_disturbed: whether the times are estimates because too few runs were undisturbed.
+    """
+
+    plan: PlanName
+    kernels: int
+    predicted_ms: float
+    measured_ms: float | None
+    p10_ms: float | None
+    p90_ms: float | None
+    max_error: float | None
+    refusal: str = ""
+    expected_ms: float | None = None
+    expected_p10_ms: float | None = None
+    expected_p90_ms: float | None = None
+    is_measured: bool = True
+    disturbed: int = 0
+    is_disturbed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OutputError:
+    """The error of an output, and that of the model as given, in its own types."""
+
+    output: str
+    error: Difference
+    given: Difference
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """A candidate for exactly the primitives of a kernel of the plan.
+
+    Attributes:
+        provider: the provider that makes it.
+        variant: the provider's name for this way to run it.
+        layouts: the layouts of its inputs and outputs.
+        cost_ns: its measured time, or its bound.
+        is_measured: whether the cost is measured.
+        failure: why it does not run; "" if it does.
+    """
+
+    provider: str
+    variant: str
+    layouts: str
+    cost_ns: int
+    is_measured: bool
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedKernel:
+    """A kernel of another grouping: its provider and the names of its operations."""
+
+    provider: str
+    operations: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupingRecord:
+    """Kernels that could run instead of some kernels of the plan.
+
+    Attributes:
+        kernels: those that would run.
+        instead: the places in the plan of those that would not.
+        cost_ns: the cost of the former.
+        instead_ns: the cost of the latter.
+    """
+
+    kernels: tuple[GroupedKernel, ...]
+    instead: tuple[int, ...]
+    cost_ns: int
+    instead_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """What other processes disturbed while times were measured.
+
+    Attributes:
+        kernel_runs: disturbed runs of kernels, which were dropped.
+        plan_runs: disturbed runs of complete plans, which were dropped.
+        kernels: kernels of the plan whose times are estimates, because too few runs are left.
+        is_plan_disturbed: whether the same holds for the time of the complete plan.
+    """
+
+    kernel_runs: int = 0
+    plan_runs: int = 0
+    kernels: int = 0
+    is_plan_disturbed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A kernel that explains a part of a wrong prediction.
+
+    Attributes:
+        number: its place in the plan.
+        provider: the provider that made it.
+        alone_ns: its time when it was measured alone.
+        again_ns: its time when it was measured again; the same if it was not.
+        in_run_ns: its time within complete runs.
+    """
+
+    number: int
+    provider: str
+    alone_ns: float
+    again_ns: float
+    in_run_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class Discrepancy:
+    """A predicted time of a plan that differs much from the measured one.
+
+    Attributes:
+        predicted_ns: the sum over the plan's kernels.
+        measured_ns: the median of complete runs.
+        again_ns: the sum over the plan's kernels after some were measured again.
+        is_disturbed: whether no complete run was undisturbed.
+        suspects: the kernels that explain most of the difference.
+    """
+
+    predicted_ns: float
+    measured_ns: float
+    again_ns: float
+    is_disturbed: bool
+    suspects: tuple[Suspect, ...]
+
+    @property
+    def remains(self) -> bool:
+        """Whether the times differ still after kernels were measured again."""
+        return disagree(self.again_ns, self.measured_ns)
+
+    def to_text(self) -> str:
+        """Return a sentence that describes it."""
+        text = (
+            f"the kernels were predicted to take {self.predicted_ns / 1e6:.3g} ms together, and "
+            f"runs take {self.measured_ns / 1e6:.3g} ms"
+        )
+        rows = ", ".join(
+            f"kernel {s.number} ({s.provider}): {s.alone_ns / 1e6:.3g} ms alone, "
+            f"{s.again_ns / 1e6:.3g} ms when timed again, {s.in_run_ns / 1e6:.3g} ms in the run"
+            for s in self.suspects[:3]
+        )
+        if not self.remains:
+            return (
+                f"{text}; timed again, the kernels take {self.again_ns / 1e6:.3g} ms, which is "
+                f"kept: optimize again to search with it ({rows})"
+            )
+        why = "; no run was undisturbed by other processes" if self.is_disturbed else ""
+        most = f"most of it is in: {rows}" if rows else "there was no time to see which explain it"
+        return f"{text}{why}; {most}"
+
+
+def disagree(first_ns: float, second_ns: float) -> bool:
+    """Return whether one of two times is more than 1.5 times the other."""
+    low, high = sorted((first_ns, second_ns))
+    return high > DEFAULT_LIMITS.disagreement * low + CALL_NS
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """Concurrent kernels of a plan.
+
+    Attributes:
+        kernels: the number of sets of concurrent kernels.
+        parts: the number of kernels in these sets.
+        predicted_ms: the predicted time of the plan.
+    """
+
+    kernels: int
+    parts: int
+    predicted_ms: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """How a plan was found. Without arguments it is the report of a plan of unknown origin.
+
+    Attributes:
+        status: what is proven of the search's plan; "" if nothing is known of a search.
+        predicted_ms: the sum of the costs of that plan's kernels.
+        lower_bound_ms: no plan costs less.
+        gap: (predicted_ms - lower_bound_ms) / predicted_ms; None if kernels were not measured.
+        primitives: the number of primitives of the model.
+        given_flop: the floating-point operations of the model as given.
+        alternatives: the number of alternatives that rules added.
+        sets: the number of convex sets that were enumerated, and `groups`, of those that are kept.
+        limits_hit: limits that ended the enumeration of groups early.
+        candidates: the number of candidates, `distinct_candidates` without equal ones;
+            `measured_candidates` of these are measured, and `failed_candidates` do not run.
+        untimed: the number of the plan's kernels that there was no time to measure.
+        rules: what each rule did.
+        rule_savings_ms: by rule, what the best plan without it costs more; None if none is known.
+        rounds: the bound and the best plan over the time of the search.
+        recalled: whether the search was done in an earlier run.
+        stopped_by_budget: whether the budget ended the search.
+        budget_s: the budget, and `least_s`, the least that suffices if that is more.
+        stages_s: the seconds of each stage.
+        operators: the model's operators.
+        partition: the segments of a large model; None if it is one.
+        machine: the rates of the machine.
+        plan: the name of the plan that is kept; None before plans are built.
+        plans: the results of all plans that were built.
+        measured_ms: the median time of a run of the plan, and `expected_ms`, the time that the
+            samples of its kernels predict.
+        max_error: the largest error relative to the largest element, `rms_error` relative to the
+            root of the mean square; `given_error` and `given_rms_error` are those of the model as
+            given, in its own types.
+        output_errors: the errors of each output.
+        disturbed: measurements that other processes disturbed.
+        discrepancy: the predicted time if it is wrong.
+        not_compiled: kernels that the compiler refuses.
+        side_by_side: the concurrent kernels of the plan, if it has any.
+        rivals: by candidate of the plan, other candidates for the same primitives.
+        groupings: for each kernel of the plan, other groupings of its primitives.
+        kernels: the number of kernels of the plan, and `in_place`, of concatenations without one.
+        flop: the floating-point operations of the plan.
+        arena_bytes: the size of the memory for intermediate values.
+        seconds: the time of the optimization.
+        rejected: why the plans of a first search without `strict` were rejected; "" if they were not.
+    """
+
+    status: str = ""
+    predicted_ms: float = 0.0
+    lower_bound_ms: float = 0.0
+    gap: float | None = None
+    primitives: int = 0
+    given_flop: int = 0
+    alternatives: int = 0
+    sets: int = 0
+    groups: int = 0
+    limits_hit: tuple[str, ...] = ()
+    candidates: int = 0
+    distinct_candidates: int = 0
+    measured_candidates: int = 0
+    failed_candidates: int = 0
+    untimed: int = 0
+    rules: SaturationReport | None = None
+    rule_savings_ms: Mapping[str, float | None] = field(default_factory=dict)
+    rounds: tuple[Round, ...] = ()
+    recalled: bool = False
+    stopped_by_budget: bool = False
+    budget_s: float | None = None
+    least_s: float | None = None
+    stages_s: Mapping[str, float] = field(default_factory=dict)
+    operators: tuple[OperatorRecord, ...] = ()
+    partition: PartitionRecord | None = None
+    machine: Rates = field(default_factory=Rates)
+    plan: PlanName | None = None
+    plans: tuple[PlanResult, ...] = ()
+    measured_ms: float | None = None
+    expected_ms: float | None = None
+    max_error: float = 0.0
+    rms_error: float = 0.0
+    given_error: float = 0.0
+    given_rms_error: float = 0.0
+    output_errors: tuple[OutputError, ...] = ()
+    disturbed: Disturbance = field(default_factory=Disturbance)
+    discrepancy: Discrepancy | None = None
+    not_compiled: tuple[Uncompiled, ...] = ()
+    side_by_side: SideBySide | None = None
+    rivals: Mapping[str, tuple[Rival, ...]] = field(default_factory=dict)
+    groupings: tuple[tuple[GroupingRecord, ...], ...] = ()
+    kernels: int = 0
+    in_place: int = 0
+    flop: int = 0
+    arena_bytes: int = 0
+    seconds: float = 0.0
+    rejected: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything is known of a search."""
+        return bool(self.status)
+
+    @property
+    def rule_reports(self) -> tuple[RuleReport, ...]:
+        """What each rule did; empty if that is not known."""
+        return () if self.rules is None else self.rules.rules
+
+
+@dataclass(frozen=True)
+class ShapedReport:
+    """The report of an executable with several plans.
+
+    Attributes:
+        plans: the report of each plan, by the shapes of the inputs.
+        weights_bytes: the sizes of all plans' weights, and `shared_weights_bytes`, the size in
+            memory, as plans share weights.
+        kernels: the number of all plans' kernels, and `shared_kernels`, of different ones.
+    """
+
+    plans: Mapping[str, Report]
+    weights_bytes: int
+    shared_weights_bytes: int
+    kernels: int
+    shared_kernels: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostNode:
+    """A node that the host runs: its name, why Korch does not run it, and the engine that does."""
+
+    node: str
+    reason: str
+    engine: str
+
+
+@dataclass(frozen=True)
+class HostedReport:
+    """The report of an executable with segments on the host.
+
+    Attributes:
+        host: the nodes that the host runs.
+        segments: the reports of the native segments.
+        seconds: the time of the optimization.
+    """
+
+    host: tuple[HostNode, ...] = ()
+    segments: tuple[Report, ...] = ()
+    seconds: float = 0.0
+
+
+AnyReport = Report | ShapedReport | HostedReport
