@@ -29,7 +29,7 @@ from korch.api import optimize
 from korch.equivalence.rules import FAMILIES
 from korch.options import default_threads
 from korch.records import plain
-from korch.report.compare import RunnerSpec, compare
+from korch.report.compare import RunnerSpec, Settings, compare
 from korch.report.peers.inputs import random_inputs
 
 JOINT = "joint"
@@ -126,7 +126,7 @@ def ablate(name: str, folder: Path, budget_s: float | None, rounds: int, variant
     # The joint search is repeated with the measurements of all others, as it has most candidates.
     add(JOINT, again="times_ns" not in rows[JOINT], times=JOINT_TIMES)
     runners = [RunnerSpec("korch", artifact(variant), variant) for variant in rows]
-    comparison = compare(runners, random_inputs(model), threads=default_threads(), rounds=rounds, subject=JOINT)
+    comparison = compare(runners, random_inputs(model), Settings(default_threads(), rounds, subject=JOINT))
     for row in comparison.rows:
         rows[row.name]["times_ns"] = list(row.times_ns)
     kept.write_text(json.dumps(rows, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""The Python interface: `optimize`, `load`, and what they give."""
+"""The Python interface: `optimize`, `load`, and the executables that they return."""
 
 from __future__ import annotations
 
@@ -91,15 +91,22 @@ def optimize(
         strict=strict,
         **options,
     )
-    if _is_torch_model(model):
-        if shapes:
-            raise OptionError("a module takes its shapes from the example inputs", where="option shapes")
-        from korch.torch_module import optimize_module
+    if not _is_torch_model(model):
+        _check_onnx(model, has_examples=example_inputs is not None or bool(example_kwargs))
+        source = Path(model) if isinstance(model, os.PathLike) else model
+        return build(source, record, _bindings(shapes), progress)
+    if shapes:
+        raise OptionError("a module takes its shapes from the example inputs", where="option shapes")
+    from korch.torch_module import optimize_module
 
-        if record.is_cuda and record.measure:
-            require_device(target)
-        return optimize_module(model, example_inputs, example_kwargs, record, progress)
-    if example_inputs is not None or example_kwargs:
+    if record.is_cuda and record.measure:
+        require_device(target)
+    return optimize_module(model, example_inputs, example_kwargs, record, progress)
+
+
+def _check_onnx(model: object, *, has_examples: bool) -> None:
+    """Refuse example inputs for an ONNX model, and models of other types."""
+    if has_examples:
         raise OptionError(
             "only modules of PyTorch take example inputs",
             where="example_inputs",
@@ -111,8 +118,6 @@ def optimize(
             expected="the path of an ONNX file, its bytes, an onnx.ModelProto, or a module of "
             "PyTorch, which must be installed",
         )
-    source = Path(model) if isinstance(model, os.PathLike) else model
-    return build(source, record, _bindings(shapes), progress)
 
 
 def _bindings(shapes: Shapes | Sequence[Shapes] | None) -> list[dict[str, tuple[int, ...]]]:

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.models import build
 
 from korch.errors import MeasureError, OptionError, UnsupportedError
-from korch.report.compare import Comparison, Row, RunnerSpec, Speedup, compare
+from korch.report.compare import Comparison, Row, RunnerSpec, Settings, Speedup, compare
 from korch.report.peers import process
 from korch.report.peers.inputs import random_inputs
 
@@ -41,8 +41,9 @@ def _fake(name):
 
 
 def _compare(*names, **options):
-    settings = {"threads": 1, "rounds": 2, "warm_up": 0, "run_timeout_s": 30} | options
-    return compare([_fake(name) for name in names], INPUTS, **settings)
+    asked = {name: options.pop(name) for name in ("reference", "progress") if name in options}
+    settings = Settings(**({"threads": 1, "rounds": 2, "warm_up": 0, "run_timeout_s": 30} | options))
+    return compare([_fake(name) for name in names], INPUTS, settings, **asked)
 
 
 def test_real_peers_agree_and_the_speedup_is_the_median_of_paired_ratios(tmp_path):
@@ -51,7 +52,7 @@ def test_real_peers_agree_and_the_speedup_is_the_median_of_paired_ratios(tmp_pat
     specs = [RunnerSpec("onnxruntime", path), RunnerSpec("openvino", path)]
     said = []
     begun_s = time.monotonic()
-    result = compare(specs, random_inputs(path), threads=1, rounds=3, subject="openvino", progress=said.append)
+    result = compare(specs, random_inputs(path), Settings(1, 3, subject="openvino"), progress=said.append)
     assert [row.name for row in result.rows] == ["onnxruntime", "openvino"]
     first, second = result.rows
     assert 0 < first.ready_s < time.monotonic() - begun_s
@@ -187,7 +188,7 @@ def test_what_a_killed_engine_has_started_ends_with_it(tmp_path, monkeypatch):
     monkeypatch.setattr(process.WorkerProcess, "_read_line", read)
     spec = RunnerSpec("fake_peers:COMPILING", path, label="compiling")
     with pytest.raises(MeasureError, match=r"no answer to 'prepare' within 0\.2 s"):
-        compare([spec], INPUTS, threads=1, rounds=1, prepare_timeout_s=0.2)
+        compare([spec], INPUTS, Settings(1, 1, prepare_timeout_s=0.2))
     pid = int(path.read_text())
     state = Path(f"/proc/{pid}/stat")
     for _ in range(100):  # the system may need a moment to bury it
@@ -219,12 +220,12 @@ def test_senseless_arguments_are_refused():
         _compare()
     with pytest.raises(OptionError, match="two runners are called 'double'; expected a label"):
         _compare("DOUBLE", "DOUBLE")
-    with pytest.raises(OptionError, match="0 rounds measure nothing"):
+    with pytest.raises(OptionError, match="the value 0 is too small"):
         _compare("DOUBLE", rounds=0)
-    with pytest.raises(OptionError, match="0 threads can't run"):
+    with pytest.raises(OptionError, match="the value 0 is too small"):
         _compare("DOUBLE", threads=0)
     with pytest.raises(OptionError, match="there is no engine 'xla'; expected korch, onnxruntime"):
-        compare([RunnerSpec("xla", Path("m.onnx"))], INPUTS, threads=1)
+        compare([RunnerSpec("xla", Path("m.onnx"))], INPUTS, Settings(1))
 
 
 def test_text_of_a_comparison():

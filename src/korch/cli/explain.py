@@ -88,6 +88,7 @@ def _write_plan_onnx(parsed: argparse.Namespace, executable: Any) -> None:
 
     from korch.report.plan_onnx import plan_model
     from korch.runtime.executable import Executable
+    from korch.runtime.text import counted
 
     if not isinstance(executable, Executable):
         raise OptionError(
@@ -96,7 +97,7 @@ def _write_plan_onnx(parsed: argparse.Namespace, executable: Any) -> None:
     model = plan_model(executable.plan, executable.artifact.weights.array)
     with writing(parsed.onnx, "option --onnx"):
         onnx.save(model, str(parsed.onnx), save_as_external_data=model.ByteSize() > LARGEST_PROTOBUF)
-    print(f"{parsed.onnx}: {len(model.functions)} kernels as functions")
+    print(f"{parsed.onnx}: {counted(len(model.functions), 'kernel')} as functions")
 
 
 def _write_page(parsed: argparse.Namespace, executable: Any, has_plan: bool) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from korch.libraries import load_globally
+from korch.records import read_record
 from korch.target import Target
 
 FACT = "calibration-5"
@@ -186,9 +187,7 @@ class Calibration:
     @staticmethod
     def from_text(text: str) -> Calibration:
         """Return the calibration that `to_text` gives as `text`."""
-        data = json.loads(text)
-        levels = tuple(Level(**level) for level in data.pop("levels"))
-        return Calibration(levels=levels, **data)
+        return read_record(Calibration, json.loads(text), "calibration")
 
 
 def calibrate(timer: Path, target: Target) -> Calibration:

@@ -10,7 +10,7 @@ from pathlib import Path
 from korch.errors import ArtifactError, ModelError, OptionError
 from korch.files import open_file
 from korch.options import Options
-from korch.report.compare import Comparison, RunnerSpec, compare
+from korch.report.compare import Comparison, RunnerSpec, Settings, compare
 from korch.report.explain import quality
 from korch.report.peers import get_peer
 from korch.report.peers.inputs import random_inputs
@@ -40,11 +40,11 @@ def bench(
         against: names of other engines.
         model: for an artifact, the model that the others run; by default the one that it was
             built from, which must not have changed since.
-        rounds: how often each engine has its turn.
+        rounds: the number of turns of each engine.
         options: for a model, how to optimize it.
         shapes: sizes for inputs with unknown dimensions, by input name; of an artifact with
             several plans, those of one.
-        tell: told of progress.
+        tell: called with a stage's name and a line of text.
 
     Raises:
         KorchError: an engine or the model is missing, or Korch fails.
@@ -55,19 +55,11 @@ def bench(
     for name in against:
         require(get_peer(name))
     with scratch_folder() as folder:
-        if subject.suffix == ".korch":
-            artifact = subject
-            executable = _load(artifact, shapes)
-            plan = executable.plan
-            path = model if model is not None else _recorded_model(plan.model, artifact)
-        else:
-            from korch.pipeline import optimize_model
-
-            bound = {name: tuple(shape) for name, shape in shapes.items()}
-            executable = optimize_model(subject, options, bound, say)
-            artifact = folder / "subject.korch"
-            executable.save(artifact)
-            plan, path = executable.plan, model or subject
+        executable, artifact = _subject(subject, folder, options, shapes, say)
+        plan = executable.plan
+        path = model
+        if path is None:
+            path = _recorded_model(plan.model, artifact) if artifact == subject else subject
         if not path.is_file():
             raise ModelError("there is no such file", where=str(path))
         known = {tensor.name: tensor.shape for tensor in plan.inputs}
@@ -76,15 +68,23 @@ def bench(
         runners += [RunnerSpec(name, path, get_peer(name).name) for name in against]
         notes = tuple(quality(executable.report))
         del executable  # its weights and threads are not part of the comparison
-        comparison = compare(
-            runners,
-            inputs,
-            threads=plan.threads,
-            rounds=rounds,
-            leave_out=True,
-            progress=lambda text: say("compare", text),
-        )
+        settings = Settings(plan.threads, rounds, leave_out=True)
+        comparison = compare(runners, inputs, settings, progress=lambda text: say("compare", text))
         return replace(comparison, notes=notes)
+
+
+def _subject(
+    subject: Path, folder: Path, options: Options, shapes: Mapping[str, Sequence[int]], say: Tell
+) -> tuple[Executable, Path]:
+    """Return the executable of an artifact or of a model that is optimized, and its artifact."""
+    if subject.suffix == ".korch":
+        return _load(subject, shapes), subject
+    from korch.pipeline import optimize_model
+
+    executable: Executable = optimize_model(subject, options, {n: tuple(shape) for n, shape in shapes.items()}, say)
+    artifact = folder / "subject.korch"
+    executable.save(artifact)
+    return executable, artifact
 
 
 def bindings_of(subject: Path, given: Sequence[Mapping[str, tuple[int, ...]]]) -> list[Mapping[str, tuple[int, ...]]]:

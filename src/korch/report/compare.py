@@ -177,19 +177,45 @@ class Comparison:
         return "\n".join([*lines, *self.notes])
 
 
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How engines are compared.
+
+    Attributes:
+        threads: the number of threads of each engine.
+        rounds: the number of turns of each engine.
+        warm_up: untimed runs of each engine before the first round.
+        subject: the name of the row that the others are compared with.
+        seed: of the order of turns.
+        prepare_timeout_s: for loading and compiling a model; a peer may have its own.
+        run_timeout_s: for a turn.
+        leave_out: whether to go on without an engine that can't run the model, crashes or hangs,
+            unless it is the subject.
+
+    Raises:
+        OptionError: a number is too small.
+    """
+
+    threads: int
+    rounds: int = 15
+    warm_up: int = 3
+    subject: str = "korch"
+    seed: int = 0
+    prepare_timeout_s: float = 900.0
+    run_timeout_s: float = 120.0
+    leave_out: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("threads", "rounds"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"the value {getattr(self, name)} is too small", f"option --{name}", "at least 1")
+
+
 def compare(
     runners: Sequence[RunnerSpec],
     inputs: Arrays,
-    *,
-    threads: int,
-    rounds: int = 15,
-    warm_up: int = 3,
-    subject: str = "korch",
+    settings: Settings,
     reference: Sequence[Array] | None = None,
-    seed: int = 0,
-    prepare_timeout_s: float = 900.0,
-    run_timeout_s: float = 120.0,
-    leave_out: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Comparison:
     """Run engines in turns and compare their times and outputs.
@@ -197,29 +223,21 @@ def compare(
     Args:
         runners: one a row, each with its own name.
         inputs: name of each model input -> its array, in the model's order.
-        threads: for each engine.
-        rounds: number of turns of each engine.
-        warm_up: untimed runs of each engine before the first round.
-        subject: name of the row whose speed-up is wanted.
+        settings: how to compare them.
         reference: outputs to compare with; if None, those of the first runner that is not left out.
-        seed: of the order of turns.
-        prepare_timeout_s: for loading (and compiling) one model; a peer may have its own.
-        run_timeout_s: for one turn.
-        leave_out: go on without an engine that can't run the model, crashes or hangs, unless it is
-            the subject.
         progress: called with a line before each step.
 
     Raises:
-        OptionError: no runners, a name twice, an unknown engine, or fewer than one round.
+        OptionError: there are no runners, two have the same name, or an engine is unknown.
         UnsupportedError: an engine isn't installed, or can't run the model.
         MeasureError: an engine crashed, hung or failed; the message names it.
     """
-    _check(runners, rounds, threads)
-    say = progress or _say_nothing
+    _check(runners)
+    say = progress or (lambda text: None)
     left_out: dict[str, str] = {}
 
     def failed(name: str, error: UnsupportedError | MeasureError) -> None:
-        if not leave_out or name == subject:
+        if not settings.leave_out or name == settings.subject:
             raise error
         left_out[name] = str(error)
         say(f"left out: {error}")
@@ -227,37 +245,33 @@ def compare(
     with ExitStack() as stack:
         folder = stack.enter_context(scratch_folder())
         np.savez(folder / "inputs.npz", *inputs.values())
-        limits = _Limits(prepare_timeout_s, run_timeout_s, warm_up)
         seats: list[_Seat] = []
         for spec in runners:
             say(f"preparing {spec.name}")
-            worker = stack.enter_context(WorkerProcess(spec.name, threads))
-            request = _prepare_request(spec, inputs, folder, threads)
+            worker = stack.enter_context(WorkerProcess(spec.name, settings.threads))
+            request = _prepare_request(spec, inputs, folder, settings.threads)
             try:
-                seats.append(_take_seat(spec, worker, request, folder, limits))
+                seats.append(_take_seat(spec, worker, request, folder, settings))
             except (UnsupportedError, MeasureError) as error:
                 failed(spec.name, error)
                 worker.close()
-        unsettled = _take_turns(seats, rounds, seed, run_timeout_s, say, failed)
+        unsettled = _take_turns(seats, settings, say, failed)
     seats = [seat for seat in seats if seat.name not in left_out]
     if not seats:
         raise MeasureError(" | ".join(left_out.values()), where="compare")
     expected = seats[0].outputs if reference is None else list(reference)
     rows = tuple(_row(seat, max_error(seat.outputs, expected)) for seat in seats)
-    return Comparison(rows, subject, _speedup(rows, subject), threads, unsettled, left_out=left_out)
+    subject = settings.subject
+    return Comparison(rows, subject, _speedup(rows, subject), settings.threads, unsettled, left_out=left_out)
 
 
-def _check(runners: Sequence[RunnerSpec], rounds: int, threads: int) -> None:
+def _check(runners: Sequence[RunnerSpec]) -> None:
     if not runners:
         raise OptionError("there is nothing to compare", "compare: runners", "at least one runner")
     names = [spec.name for spec in runners]
     for name in names:
         if names.count(name) > 1:
             raise OptionError(f"two runners are called {name!r}", "compare: runners", "a label for each")
-    if rounds < 1:
-        raise OptionError(f"{rounds} rounds measure nothing", "compare: rounds", "at least 1")
-    if threads < 1:
-        raise OptionError(f"{threads} threads can't run", "compare: threads", "at least 1")
     for spec in runners:
         require(get_peer(spec.engine))
 
@@ -274,13 +288,6 @@ def _prepare_request(spec: RunnerSpec, inputs: Arrays, folder: Path, threads: in
 
 
 @dataclass(frozen=True, slots=True)
-class _Limits:
-    prepare_s: float
-    run_s: float
-    warm_up: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Seat:
     """An engine that has run the model, and what its turns took."""
 
@@ -294,21 +301,21 @@ class _Seat:
 
 
 def _take_seat(
-    spec: RunnerSpec, worker: WorkerProcess, request: dict[str, object], folder: Path, limits: _Limits
+    spec: RunnerSpec, worker: WorkerProcess, request: dict[str, object], folder: Path, settings: Settings
 ) -> _Seat:
     """Prepare the model, run it until it is warm, and keep what it computes."""
     peer = get_peer(spec.engine)
-    prepare_s = peer.prepare_timeout_s if isinstance(peer, Patient) else limits.prepare_s
+    prepare_s = peer.prepare_timeout_s if isinstance(peer, Patient) else settings.prepare_timeout_s
     start_s = time.monotonic()
     worker.ask(request, prepare_s)
-    some_runs_s = limits.run_s * (limits.warm_up + 1)  # the first one may compile
+    some_runs_s = settings.run_timeout_s * (settings.warm_up + 1)  # the first one may compile
     worker.ask({"do": "run", "untimed": 1, "timed": 0}, some_runs_s)
     ready_s = time.monotonic() - start_s
-    run = {"do": "run", "untimed": max(0, limits.warm_up - 1), "timed": 1}
+    run = {"do": "run", "untimed": max(0, settings.warm_up - 1), "timed": 1}
     (time_ns,) = worker.ask(run, some_runs_s)["times_ns"]
     runs_a_turn = min(_MOST_RUNS, 1 + _TURN_NS // max(1, time_ns))
     memory_bytes = worker.memory_bytes()
-    outputs = _outputs(worker, folder, limits.run_s)
+    outputs = _outputs(worker, folder, settings.run_timeout_s)
     worker.settle()
     return _Seat(spec.name, worker, ready_s, runs_a_turn, memory_bytes, outputs)
 
@@ -322,23 +329,21 @@ def _outputs(worker: WorkerProcess, folder: Path, timeout_s: float) -> list[Arra
 
 def _take_turns(
     seats: Sequence[_Seat],
-    rounds: int,
-    seed: int,
-    timeout_s: float,
+    settings: Settings,
     say: Callable[[str], None],
     failed: Callable[[str, UnsupportedError | MeasureError], None],
 ) -> tuple[str, ...]:
-    """Fill in each engine's time of each round; return who did not fall asleep after a turn."""
-    shuffle = random.Random(seed)
+    """Record each engine's time of each round; return the names of engines that were still busy after a turn."""
+    shuffle = random.Random(settings.seed)
     order = list(seats)
     busy: dict[str, None] = {}
-    for turn in range(rounds):
-        say(f"round {turn + 1} of {rounds}")
+    for turn in range(settings.rounds):
+        say(f"round {turn + 1} of {settings.rounds}")
         shuffle.shuffle(order)
         for seat in tuple(order):
             run = {"do": "run", "untimed": 1, "timed": seat.runs_a_turn}
             try:
-                samples_ns = seat.worker.ask(run, timeout_s)["times_ns"]
+                samples_ns = seat.worker.ask(run, settings.run_timeout_s)["times_ns"]
             except (UnsupportedError, MeasureError) as error:
                 failed(seat.name, error)
                 order.remove(seat)
@@ -363,7 +368,3 @@ def _speedup(rows: Sequence[Row], subject: str) -> Speedup | None:
     ratios = np.array(best.times_ns) / np.array(own.times_ns)
     p10, median, p90 = (float(q) for q in np.percentile(ratios, (10, 50, 90)))
     return Speedup(best.name, median, p10, p90)
-
-
-def _say_nothing(_: str) -> None:
-    """Report no progress."""

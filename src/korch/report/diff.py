@@ -12,9 +12,10 @@ from typing import Any
 from korch.equivalence.rule import rule_of
 from korch.report.kernel import operations
 from korch.report.page import style_of_page
-from korch.report.units import counted, cut, time_text
+from korch.report.units import cut, time_text
 from korch.runtime.record import PlanRecord, StepRecord
 from korch.runtime.report import Report
+from korch.runtime.text import counted
 
 NOTICEABLE = 0.05
 """The least relative difference between two costs of a kernel that is shown."""

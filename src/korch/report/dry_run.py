@@ -11,8 +11,8 @@ from korch.cuda.compile import Cubin
 from korch.cuda.kernel import CudaKernel, Launch
 from korch.measure.cuda.meter import CudaMeter
 from korch.records import plain
-from korch.report.units import counted
 from korch.runtime.report import Report
+from korch.runtime.text import counted
 
 
 @dataclass(frozen=True, slots=True)

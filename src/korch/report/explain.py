@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from korch.equivalence.rule import rule_of
 from korch.report.kernel import operations, slowest
-from korch.report.units import count_text, counted, cut, milliseconds, size_text, time_text
+from korch.report.units import count_text, cut, milliseconds, size_text, time_text
 from korch.runtime.record import PlanRecord, PortRecord, StepRecord
 from korch.runtime.report import AnyReport, Report, ShapedReport
+from korch.runtime.text import counted
 from korch.search.result import PlanName
 
 MOST_OUTPUTS = 8

@@ -24,9 +24,10 @@ from korch.report.compare import Row
 from korch.report.explain import output_rows, rule_rows, summary
 from korch.report.kernel import grouping_row, groupings_of, operations, rival_row, slowest, why
 from korch.report.threads import Threads
-from korch.report.units import counted, cut
+from korch.report.units import cut
 from korch.runtime.record import PlanRecord, PortRecord
 from korch.runtime.report import Report
+from korch.runtime.text import counted
 
 SCRIPTS = ("libraries.js", "graph.js", "charts.js", "page.js")
 

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with a noun, in the plural unless the number is 1."""
-    return f"{number} {noun}{'s' * (number != 1)}"
-
-
 def cut(text: str, most: int) -> str:
     """Return a text, its end left out if it is longer than `most`."""
     return text if len(text) <= most else text[: most - 3] + "..."

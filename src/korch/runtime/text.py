@@ -29,8 +29,8 @@ class Described(Protocol):
 def plan_facts(plan: PlanRecord, report: Report) -> str:
     """Return one line about a plan: model, kernels, threads or device, and its times."""
     name = plan.model.path.rpartition("/")[2] or "a model"
-    where = "on a CUDA device" if "arch" in plan.target else f"on {_count(plan.threads, 'thread')}"
-    parts = [f"{name}: {_count(plan.kernel_count, 'kernel')} {where}"]
+    where = "on a CUDA device" if "arch" in plan.target else f"on {counted(plan.threads, 'thread')}"
+    parts = [f"{name}: {counted(plan.kernel_count, 'kernel')} {where}"]
     if report.measured_ms is not None:
         parts.append(f"measured {report.measured_ms:.3f} ms")
     if report.is_known:
@@ -52,9 +52,10 @@ def executable_text(executable: Described, facts: str) -> str:
         for tensor in tensors[:MOST_TENSORS]:
             lines.append(f"  {kind} {tensor.name!r}: {tensor.type} {tensor.shape}")
         if len(tensors) > MOST_TENSORS:
-            lines.append(f"  and {_count(len(tensors) - MOST_TENSORS, f'more {kind}')}")
+            lines.append(f"  and {counted(len(tensors) - MOST_TENSORS, f'more {kind}')}")
     return "\n".join(lines) + ">"
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
+def counted(number: int, noun: str) -> str:
+    """Return a number with a noun, in the plural unless the number is 1."""
+    return f"{number} {noun}{'s' * (number != 1)}"

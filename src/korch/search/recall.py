@@ -10,13 +10,14 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from korch.candidate.candidate import Candidate
 from korch.measure.record import Measured
 from korch.options import Options
-from korch.program.problem import Certificate, Status
+from korch.program.problem import Certificate
+from korch.records import plain, read_record
 from korch.search.ledger import Ledger
 from korch.search.result import Orchestration, Round
 
@@ -68,13 +69,13 @@ def keep_solved(
         "steps": [number[id(c)] for c in found.steps],
         "plans": plans,
         "costs": found.costs_ns,
-        "certificate": {**asdict(found.certificate), "status": found.certificate.status.value},
-        "rounds": [asdict(entry) for entry in found.rounds],
+        "certificate": found.certificate,
+        "rounds": found.rounds,
         "measured": found.measured,
         "distinct_measured": found.distinct_measured,
         "failed": found.failed,
     }
-    ledger.put_fact(instance_key(candidates, options, tag), json.dumps(data))
+    ledger.put_fact(instance_key(candidates, options, tag), json.dumps(plain(data)))
 
 
 def recall_solved(ledger: Ledger, candidates: Sequence[Candidate], options: Options, tag: str = "") -> Solved | None:
@@ -86,13 +87,11 @@ def recall_solved(ledger: Ledger, candidates: Sequence[Candidate], options: Opti
         data: dict[str, Any] = json.loads(text)
         steps = tuple(candidates[i] for i in data["steps"])
         plans = {name: tuple(candidates[i] for i in numbers) for name, numbers in data["plans"].items()}
-        fields = data["certificate"]
-        certificate = Certificate(**{**fields, "status": Status(fields["status"])})
         found = Orchestration(
             steps=steps,
-            certificate=certificate,
+            certificate=read_record(Certificate, data["certificate"], "certificate"),
             costs_ns=tuple(data["costs"]),
-            rounds=tuple(Round(**entry) for entry in data["rounds"]),
+            rounds=tuple(read_record(Round, entry, "round") for entry in data["rounds"]),
             measured=data["measured"],
             distinct_measured=data["distinct_measured"],
             failed=data["failed"],

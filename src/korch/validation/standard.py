@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from korch.errors import UnprovidedError
 from korch.numerics import Standard
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array, Category
+from korch.report.peers.inputs import random_arrays
 
 
 def standard_of(model: PrimitiveGraph, planned: PrimitiveGraph, options: Options) -> tuple[dict[str, Array], Standard]:
@@ -39,12 +38,5 @@ def has_opaque(graph: PrimitiveGraph) -> bool:
 
 def random_inputs(graph: PrimitiveGraph, seed: int) -> dict[str, Array]:
     """Return seeded inputs: floats of a standard normal distribution, integers 0 and 1."""
-    rng = np.random.default_rng(seed)
-    arrays: dict[str, Array] = {}
-    for name, value in graph.inputs:
-        type_ = graph.types[value]
-        drawn: Array = rng.integers(0, 2, type_.shape)
-        if type_.dtype.is_float:
-            drawn = rng.standard_normal(type_.shape, np.float32)
-        arrays[name] = np.asarray(drawn).astype(type_.dtype.numpy)
-    return arrays
+    types = {name: graph.types[value] for name, value in graph.inputs}
+    return random_arrays({name: (type_.shape, type_.dtype.numpy) for name, type_ in types.items()}, seed)

@@ -88,17 +88,24 @@ def validate_plans(
     timed = _validate_in_turn(_distinct(entries), attempt, arrays, Until(deadline, needed_s, meter.tell))
     able = [result for result in timed if result.is_right and result.executable is not None]
     if not able:
-        # What is opaque may refuse random inputs that contradict each other.
-        is_computed = any(r.error is not None for r in timed)
-        kind = InaccurateError if is_computed else InfeasibleError
-        raise (UnprovidedError if has_opaque(graph) else kind)(
-            "no plan computes what the reference does: " + "; ".join(f"{r.entry.name}: {r.refusal}" for r in timed),
-            hint="Set --tolerance above what the model needs, or report this with the model",
-        )
+        raise _no_plan(timed, graph)
     won = min(able, key=lambda result: result.rank_ns)
     if won.executable is None:
         raise InfeasibleError("the winning plan has no executable")
     return Validation(tuple(timed), won.executable, won, standard.given, arrays)
+
+
+def _no_plan(results: Sequence[Result], graph: PrimitiveGraph) -> KorchError:
+    """Return the error for plans of which none has right results."""
+    kind: type[KorchError] = InfeasibleError
+    if has_opaque(graph):  # opaque operators may refuse random inputs that contradict each other
+        kind = UnprovidedError
+    elif any(r.error is not None for r in results):
+        kind = InaccurateError
+    return kind(
+        "no plan computes what the reference does: " + "; ".join(f"{r.entry.name}: {r.refusal}" for r in results),
+        hint="Set --tolerance above what the model needs, or report this with the model",
+    )
 
 
 def _refusal(errors: Differences, names: Sequence[str], standard: Standard) -> str:

@@ -13,6 +13,7 @@ from korch.cuda.module import require_triton
 from korch.cuda.target import NOMINAL, CudaTarget
 from korch.errors import OptionError, UnsupportedError
 from korch.extras import install_command
+from korch.records import read_record
 
 CALIBRATION = "cuda-calibration-2"
 """The database keeps what was measured of a device by this name."""
@@ -121,11 +122,7 @@ def from_text(text: str) -> CudaTarget:
     Raises:
         ValueError: there is none.
     """
-    try:
-        data = json.loads(text)
-        return CudaTarget(**{**data, "versions": tuple(data["versions"])})
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"no target: {text[:80]!r}") from error
+    return read_record(CudaTarget, json.loads(text), "target")
 
 
 def _replayed_ns(torch: Any, run: Any, repeats: int = 20, tries: int = 5) -> float:
