@@ -596,7 +596,7 @@ def test_an_interrupted_search_goes_on(folder: Path, tmp_path: Path, calibrated:
         check=False,
     )
     assert _said(process.stderr) == [
-        "korch: interrupted; what was measured is kept, the same command goes on from there"
+        "korch: interrupted; measurements are kept, and the same command continues from them"
     ]
     assert process.returncode == 130
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]

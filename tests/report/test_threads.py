@@ -85,7 +85,7 @@ def test_a_trace_has_a_row_for_each_thread(artifact: Path, tmp_path: Path, capsy
 def test_a_run_that_fails_is_told_and_the_trace_has_kernels_only(
     artifact: Path, tmp_path: Path, capsys, monkeypatch
 ) -> None:
-    with pytest.raises(MeasureError, match=r"the process that looks at threads fails: .*no\.korch"):
+    with pytest.raises(MeasureError, match=r"the process that records threads fails: .*no\.korch"):
         watch_threads(tmp_path / "no.korch", 2, 1)
     monkeypatch.setenv("CXX", "false")  # a machine without a compiler
     find_compiler.cache_clear()

@@ -33,16 +33,12 @@ from korch.search.ledger import Ledger
 from korch.search.loop import Search
 from korch.search.measure import confirm
 from korch.search.recall import Solved, keep_solved, recall_solved
-from korch.search.result import Orchestration, Round
+from korch.search.result import Orchestration, PlanName, Round
 
 logger = logging.getLogger("korch.orchestrate")
 
 OnRound = Callable[[int, Round], None]
 """Called with a block's position and a round of its search."""
-
-
-SECOND = "second"
-"""The name of the second-best plan."""
 
 
 class Phase(Enum):
@@ -139,9 +135,9 @@ class BlockSearch:
             return ()
         if one.search is None:
             kept = self._kept(one, Phase.REFINE)
-            return kept.plans.get(SECOND, ()) if kept else ()
+            return kept.plans.get(PlanName.SECOND, ()) if kept else ()
         second = one.search.runner_up()
-        self._keep(one, Phase.REFINE, Solved(one.result, {SECOND: second} if second else {}))
+        self._keep(one, Phase.REFINE, Solved(one.result, {PlanName.SECOND: second} if second else {}))
         return second
 
     def find_first(self, *, is_hurried: bool = False) -> None:

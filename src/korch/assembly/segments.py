@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from korch.assembly.assemble import Assembly, Choice
-from korch.assembly.blocks import SECOND, BlockInterface, BlockSearch, OnRound
+from korch.assembly.blocks import BlockInterface, BlockSearch, OnRound
 from korch.assembly.explore import explore
 from korch.assembly.record import BlockRecord, CutRecord, InterfaceRecord, PartitionRecord
 from korch.assembly.task import Task
@@ -90,7 +90,7 @@ def search_segments(
     }
     made |= _baselines(assembly, search)
     if second := search.runner_up():
-        made[SECOND] = (choice, dict.fromkeys(uses, second))
+        made[PlanName.SECOND] = (choice, dict.fromkeys(uses, second))
     plans = {name: _steps(assembly, search, *plan) for name, plan in made.items()}
     found = _result(search, choice, plans[PlanName.OPTIMAL])
     savings = add_savings([(search.savings(one), count) for one, count in uses.items()])

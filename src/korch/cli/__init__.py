@@ -33,7 +33,7 @@ logger = logging.getLogger("korch.cli")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # rather a "?" than no answer
+        if isinstance(stream, io.TextIOWrapper):  # print "?" for characters that can't be encoded
             stream.reconfigure(errors="replace")
     parsed, unknown = make_parser().parse_known_args(arguments)
     parsed.begun_s = time.monotonic() - (_age_s() if arguments is None else 0.0)
@@ -49,9 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("korch: " + " ".join(str(error).split()), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("korch: interrupted; what was measured is kept, the same command goes on from there", file=sys.stderr)
+        print("korch: interrupted; measurements are kept, and the same command continues from them", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # who read the output has seen enough, as `head` does
+    except BrokenPipeError:  # the reader of the output has ended, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:  # a name that is too long, a full disk behind stdout
@@ -96,7 +96,7 @@ def _ended_by_signal() -> Iterator[None]:
 
 
 def _age_s() -> float:
-    """Return for how long this process runs: its start counts as a part of a budget."""
+    """Return the age of this process: its start counts as a part of a budget."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")

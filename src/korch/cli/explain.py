@@ -1,4 +1,4 @@
-"""`korch explain`, `unpack` and `doctor`: commands that show what is there."""
+"""`korch explain`, `unpack` and `doctor`: commands that show artifacts and the machine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Models with parts that are no graph of static tensors: the host runs those parts.
+"""Models of which some parts are not a graph of static tensors: the host runs those parts.
 
-Shapes that depend on data, sequences, strings and control flow stay with ONNX Runtime; where that
-refuses too, ONNX's reference evaluator runs them.
+ONNX Runtime runs shapes that depend on data, sequences, strings and control flow. If it refuses a
+part, the reference evaluator of ONNX runs it.
 """
 
 from korch.host.executable import HostedExecutable, load

@@ -1,4 +1,4 @@
-"""Runs a host segment: by ONNX Runtime, or by ONNX's reference evaluator where that refuses."""
+"""Runs a host segment with ONNX Runtime, or with ONNX's reference evaluator if that refuses it."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class Engine:
     """A host segment that is ready to run.
 
     Attributes:
-        name: who runs it.
-        refusal: why ONNX Runtime does not, "" if it does.
+        name: the engine that runs it.
+        refusal: why ONNX Runtime does not run it; "" if it does.
     """
 
     def __init__(self, model: onnx.ModelProto, threads: int) -> None:
-        """Set it up.
+        """Open the segment.
 
         Args:
             model: the segment; an input's type may be missing.
             threads: of ONNX Runtime.
 
         Raises:
-            UnsupportedError: neither takes the segment.
+            UnsupportedError: no engine accepts the segment.
         """
         self._model, self._threads = model, threads
         self._outputs = [item.name for item in model.graph.output]
@@ -52,21 +52,21 @@ class Engine:
 
     @property
     def name(self) -> str:
-        """Who runs it."""
+        """The engine that runs it."""
         return RUNTIME if self._evaluator is None else REFERENCE
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Return the outputs by name: arrays, lists of them for sequences, None for no value.
 
         Raises:
-            ProviderError: it failed.
+            ProviderError: the engine failed.
         """
         if self._evaluator is None:
             self._follow_fork()
             try:
                 return self._named(self._session.run(self._outputs, dict(feeds)))
             except Exception as error:  # noqa: BLE001 - foreign code, whose errors have no base
-                # Some kernels are found missing only when they run.
+                # ONNX Runtime may report a missing kernel only during a run.
                 self.refusal = _first_line(error)
                 self._evaluator = _evaluator(self._model, self.refusal)
         try:
@@ -80,9 +80,9 @@ class Engine:
             ) from error
 
     def _follow_fork(self) -> None:
-        """Open a session of this process: a child that was forked has none of the threads of one.
+        """Open a new session in a forked process, which does not have the threads of its parent.
 
-        The parent's is kept, for it would wait for these threads before it ends.
+        The parent's session is kept, because closing it would wait for these threads.
         """
         if self._process != os.getpid():
             _OF_PARENTS.append(self._session)
@@ -91,7 +91,7 @@ class Engine:
 
     def _named(self, results: Sequence[Any]) -> dict[str, Any]:
         found = dict(zip(self._outputs, results, strict=True))
-        for name, dtype in self._types.items():  # ONNX Runtime hands over their bytes
+        for name, dtype in self._types.items():  # ONNX Runtime returns their bytes
             if dtype is not None and getattr(found[name], "dtype", None) == np.uint8:
                 found[name] = found[name].view(dtype)
         return found
@@ -105,7 +105,7 @@ def _byte_type(item: Any) -> np.dtype[Any] | None:
 
 
 def open_session(model: onnx.ModelProto, threads: int) -> tuple[Any, str]:
-    """Return ONNX Runtime's session for a model, or None and why there is none."""
+    """Return ONNX Runtime's session for a model and "", or None and the reason."""
     try:
         import onnxruntime
     except ImportError:

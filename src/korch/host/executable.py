@@ -1,8 +1,8 @@
 """An executable of several segments, some of which the host runs.
 
-One file: a zip archive without compression with `manifest.json` (schema and checksums of the rest),
-`program.json` (inputs, outputs and the order of the segments) and the segments: an artifact of its
-own for each that Korch runs, an ONNX model for each that the host runs.
+Its file is a zip archive without compression: `manifest.json` (schema and checksums of the rest),
+`program.json` (inputs, outputs and the order of the segments), an artifact for each segment that
+Korch runs, and an ONNX model for each segment that the host runs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class HostPart:
 
     Attributes:
         model: the segment.
-        engine: runs it.
+        engine: the engine that runs it.
         nodes: each node's name and operator, and why the host runs it.
     """
 
@@ -54,7 +54,7 @@ class HostPart:
 
 @dataclass(frozen=True, eq=False)
 class NativePart:
-    """A segment that Korch runs, with the names of what it reads and computes."""
+    """A segment that Korch runs, with the names of its inputs and outputs."""
 
     executable: Executable | CudaExecutable
     inputs: tuple[str, ...]
@@ -65,14 +65,14 @@ Part = HostPart | NativePart
 
 
 class HostedExecutable:
-    """Runs segments one after another; values go between them by name, as arrays in host memory.
+    """Runs segments one after another, with arrays in host memory between them.
 
-    It is called as an `Executable` is. Values that are no tensors are those of ONNX Runtime: a list
-    for a sequence, None for no value, an array of objects for strings.
+    Its interface is that of `Executable`. Values that are not tensors have the types of ONNX
+    Runtime: a list for a sequence, None for an empty optional, an array of objects for strings.
 
     Attributes:
         parts: the segments.
-        threads: of the host and of the segments' plans.
+        threads: the number of threads of the host and of the plans.
         report: how they were found; `save` stores it.
     """
 
@@ -85,13 +85,13 @@ class HostedExecutable:
         threads: int,
         report: HostedReport,
     ) -> None:
-        """Put the parts together.
+        """Join the parts.
 
         Args:
             inputs: name and type, as ONNX writes it, of each input.
             outputs: name and type of each output; None where it is unknown.
             parts: the segments.
-            constants: outputs that are known already.
+            constants: outputs with a known value.
             threads: of the host.
             report: how they were found.
         """
@@ -166,11 +166,11 @@ class HostedExecutable:
         return [found[name] for name in wanted]
 
     def time(self, values: Sequence[Any], repeat: int) -> Timing:
-        """Run several times and take the time of each run; there are no times of kernels.
+        """Return the times of several runs, without times of kernels.
 
         Args:
             values: one for each input, in the model's order.
-            repeat: how often.
+            repeat: the number of runs.
 
         Raises:
             InputError: a value has another shape or type.
@@ -288,7 +288,7 @@ def _restore(item: Sequence[Any]) -> tuple[str, Any]:
 
 
 def describe(name: str, proto: Any) -> TensorInfo:
-    """Return a value as ONNX Runtime's sessions describe it; a size of -1 is unknown."""
+    """Return the description of a value, as of ONNX Runtime's sessions; an unknown size is -1."""
     kind = proto.WhichOneof("value") if proto is not None else None
     if kind != "tensor_type":
         return TensorInfo(name, [], (kind or "unknown").removesuffix("_type"), np.dtype(object))

@@ -1,4 +1,4 @@
-"""Model -> executable in which the host runs what can't be in a static graph."""
+"""Model -> executable in which the host runs the parts that are not a graph of static tensors."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def optimize_with_host(
         model: as for `optimize_model`.
         options: how to optimize; the segments share the budget.
         shapes: sizes for inputs with unknown dimensions, by input name.
-        progress: told of each stage and of its steps.
-        forced: names of nodes that the host must run, with the reasons.
-        deadline: when the artifact must lie on disk; the budget from now on if it is left out.
+        progress: called for each stage and for its steps.
+        forced: the names of nodes that the host must run, with the reasons.
+        deadline: the time at which the artifact must be on disk; by default the budget from now on.
 
     Raises:
-        KorchError: the model, an option or the machine is not fit for it; the text says what to do.
+        KorchError: the model, an option or the machine is not fit; the text says what to do.
     """
     if options.is_cuda:
-        require_torch()  # where the host runs all of it, nothing else would say that there is none
+        require_torch()  # if the host runs all segments, no later step checks for it
     tell = progress or (lambda stage, text: None)
     begun_s = time.monotonic()
     deadline = deadline or Deadline.after(options.budget_s, begun_s)
@@ -65,7 +65,7 @@ def optimize_with_host(
                 refused = error.nodes
         if not refused.keys() - host.keys():
             raise UnsupportedError(
-                "its nodes are refused again by the host",
+                "the host does not run nodes that Korch can't run",
                 where=segmented.name,
                 expected="; ".join(f"{n}: {r}" for n, r in refused.items()),
             )
@@ -83,7 +83,7 @@ class _CannotRunError(Exception):
 def _build(
     segmented: SegmentedModel, options: Options, tell: Progress, begun_s: float, deadline: Deadline
 ) -> HostedExecutable:
-    # What nothing runs is found before hours of searching.
+    # A segment that no engine runs is refused before the search, which may take hours.
     engines = [
         Engine(segment.model, options.threads) if isinstance(segment, HostSegment) else None
         for segment in segmented.segments
@@ -111,13 +111,13 @@ def _build(
         for node, reason in part.nodes
     )
     for item in hosted:
-        tell("host", f"{item.node} is run by {item.engine}: {item.reason}")
+        tell("host", f"{item.engine} runs {item.node}: {item.reason}")
     report = HostedReport(hosted, tuple(reports), time.monotonic() - begun_s)
     return HostedExecutable(segmented.inputs, segmented.outputs, parts, segmented.constants, options.threads, report)
 
 
 def _refused(segmented: SegmentedModel, options: Options) -> dict[str, str]:
-    """Return the operators that fission keeps whole and the target does not run, with why."""
+    """Return the operators that fission keeps whole and the target does not run, with the reasons."""
     refuse = _refused_by_pytorch if options.is_cuda else _refused_by_runtime
     refused: dict[str, str] = {}
     for segment in segmented.segments:
@@ -133,7 +133,7 @@ def _refused(segmented: SegmentedModel, options: Options) -> dict[str, str]:
 
 
 def _refused_by_runtime(graph: PrimitiveGraph, number: int) -> str:
-    """Return why ONNX Runtime does not run an opaque primitive, "" if it does."""
+    """Return why ONNX Runtime does not run an opaque primitive; "" if it does."""
     attributes = graph.primitives[number].attributes
     if not isinstance(attributes, OpaqueAttributes) or attributes.output != 0:
         return ""
@@ -141,7 +141,7 @@ def _refused_by_runtime(graph: PrimitiveGraph, number: int) -> str:
 
 
 def _refused_by_pytorch(graph: PrimitiveGraph, number: int) -> str:
-    """Return why no call of PyTorch runs an opaque primitive on a device, "" if one does."""
+    """Return why no call of PyTorch runs an opaque primitive on a device; "" if one does."""
     group = make_group(graph, [number], [graph.primitives[number].output])
     found = TorchOpaqueProvider().offer(group, NOMINAL[90])
     return found.reason if isinstance(found, Refusal) else ""
@@ -153,7 +153,7 @@ def _named(segment: OperatorGraph, origin: str) -> list[str]:
 
 
 def _blamed(segment: OperatorGraph, error: KorchError) -> dict[str, str]:
-    """Return the nodes that an error names; all of a segment if it names none."""
+    """Return the nodes of a segment that an error names; if it names none, its opaque or all nodes."""
     named = _named(segment, error.where.removeprefix("node "))
     kept = {item.operator for item in fission_with_report(segment)[1].kept}
     opaque = [operator.name for operator in segment.operators if operator.label in kept]

@@ -1,4 +1,4 @@
-"""An artifact (or a model, optimized first) against other engines, in one interleaved run."""
+"""Compares an artifact, or a model that is optimized first, with other engines in interleaved runs."""
 
 from __future__ import annotations
 

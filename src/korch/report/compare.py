@@ -1,10 +1,10 @@
-"""Several engines, one model -> who is faster, by how much, and whether they agree.
+"""Several engines and one model -> their times, their ratios, and the errors of their outputs.
 
-Each engine sits in its own process (`peers/process.py`). A round gives each one turn, in an order
-that changes from round to round; so what slows the machine down for a while hits all of them, and
-ratios are taken within a round, where they are far steadier than times. Before a turn the engine of
-the last one must have gone to sleep. A turn begins with an untimed run that fills the caches again
-and wakes the threads; short models run several times a turn, of which the median counts.
+Each engine has its own process (`peers/process.py`). In a round each engine has one turn, in an
+order that changes from round to round, so that a temporary disturbance slows all engines. Ratios
+are computed within a round; they vary much less than times. Before a turn the threads of the
+engine before it must be idle. A turn begins with an untimed run, which fills the caches and wakes
+the threads. Short models run several times in a turn, and the median counts.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ class Row:
     """One engine's result.
 
     Attributes:
-        name: of the engine.
-        median_ms: of the rounds.
+        name: the engine's name.
+        median_ms: median of the rounds.
         p10_ms: tenth percentile of the rounds.
         p90_ms: ninetieth percentile of the rounds.
         max_error: largest difference from the reference outputs, over all outputs, each relative
             to its largest element; infinite if shapes differ, or NaNs or infinities are at other
             places.
-        times_ns: one number a round.
-        memory_bytes: of its process after the first runs, but for what is mapped from files; None
-            where the system does not tell.
+        times_ns: the time of each round.
+        memory_bytes: the memory of its process after the first runs, without mapped files; None if
+            the system does not provide it.
         ready_s: from the start of its process to the end of its first run, compiling included.
     """
 
@@ -289,7 +289,7 @@ def _prepare_request(spec: RunnerSpec, inputs: Arrays, folder: Path, threads: in
 
 @dataclass(frozen=True, slots=True)
 class _Seat:
-    """An engine that has run the model, and what its turns took."""
+    """An engine that has run the model, with the times of its turns."""
 
     name: str
     worker: WorkerProcess
@@ -303,7 +303,7 @@ class _Seat:
 def _take_seat(
     spec: RunnerSpec, worker: WorkerProcess, request: dict[str, object], folder: Path, settings: Settings
 ) -> _Seat:
-    """Prepare the model, run it until it is warm, and keep what it computes."""
+    """Prepare the model, warm it up, and keep its outputs."""
     peer = get_peer(spec.engine)
     prepare_s = peer.prepare_timeout_s if isinstance(peer, Patient) else settings.prepare_timeout_s
     start_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""What differs between two plans, as text and as a page."""
+"""The differences between two plans, as text and as a page."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ Built = tuple[PlanRecord, Report]
 
 @dataclass(frozen=True)
 class Changes:
-    """What differs between two plans.
+    """The differences between two plans.
 
     Attributes:
         facts: name, first, second, and how many times as large the second is, or "".
-        options: what was given differently: name, first, second.
-        common: how many kernels are in both.
+        options: the options that differ: name, first, second.
+        common: the number of kernels in both.
         alone: the kernels, with their places, that only the first has, and only the second.
-        moved: kernels of both with noticeably other costs.
-        operators: of the model, with what the kernels that run some part of each take in the first
-            and in the second, in nanoseconds; those with the largest change first.
+        moved: the kernels of both with noticeably different costs.
+        operators: the model's operators, each with the time in the first and in the second plan, in
+            nanoseconds; those with the largest change first.
     """
 
     facts: tuple[tuple[str, str, str, str], ...]
@@ -47,7 +47,7 @@ class Changes:
 
 
 def changes(first: Built, second: Built) -> Changes:
-    """Return what differs between two plans.
+    """Return the differences between two plans.
 
     A kernel's cost is divided evenly among the operators that it runs some part of.
     """
@@ -70,7 +70,7 @@ def changes(first: Built, second: Built) -> Changes:
 
 
 def differences(first: Built, second: Built) -> str:
-    """Return what differs between two plans as text."""
+    """Return the differences between two plans as text."""
     found = changes(first, second)
     lines = [f"{'':16}{'first':>14}{'second':>14}"]
     for name, x, y, ratio in found.facts:
@@ -93,10 +93,10 @@ def differences(first: Built, second: Built) -> str:
 
 
 def differences_page(first: Built, second: Built) -> str:
-    """Return what differs between two plans as a page of HTML that holds all that it shows.
+    """Return the differences between two plans as a page of HTML without external files.
 
     Raises:
-        UnsupportedError: the style of pages has not been built.
+        UnsupportedError: the style sheet of pages is missing.
     """
     found = changes(first, second)
     names = [plan.model.path.rpartition("/")[2] or "a model" for plan, _ in (first, second)]

@@ -1,7 +1,7 @@
-"""What this machine has, what it lacks, and how to get it.
+"""What Korch finds on this machine, what is missing, and how to install it.
 
-Each finding is one line: `ok`, `--` for something that is missing but can be done without, `FAIL`
-for something without which nothing can be optimized here.
+Each finding is one line: `ok`, `--` for a missing optional part, or `FAIL` for a missing part that
+Korch needs.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Finding:
 
     Attributes:
         mark: OK, MISSING or FAIL.
-        name: what was looked at.
-        text: what was found, or how to get it.
+        name: the part of the system.
+        text: what was found, or how to install it.
     """
 
     mark: str

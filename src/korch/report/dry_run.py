@@ -17,7 +17,7 @@ from korch.runtime.text import counted
 
 @dataclass(frozen=True, slots=True)
 class LaunchReport:
-    """What the compiler says of one launch; why there is no cubin, if there is none."""
+    """The compiler's facts on one launch, or why there is no cubin."""
 
     symbol: str
     programs: int
@@ -33,11 +33,11 @@ class KernelReport:
     """One kernel of a plan.
 
     Attributes:
-        provider: who makes it.
-        operations: what it computes.
-        layouts: how it reads and writes.
+        provider: the provider that makes it.
+        operations: the names of its operations.
+        layouts: the layouts of its inputs and outputs.
         bound_ns: no kernel for it can be faster.
-        launches: what it runs; none of a library's call.
+        launches: its launches; empty for a call of a library.
         failure: why it could not be made; "" if it was.
     """
 
@@ -50,19 +50,19 @@ class KernelReport:
 
     @property
     def is_fit(self) -> bool:
-        """Whether all of it is compiled."""
+        """Whether all of its launches are compiled."""
         return not self.failure and not any(launch.failure for launch in self.launches)
 
 
 @dataclass(frozen=True)
 class DryRun:
-    """A plan whose costs are bounds, and what the compiler says of its kernels.
+    """A plan whose costs are bounds, with the compiler's facts on its kernels.
 
     Attributes:
         target: the device that it is for.
         kernels: in order.
         report: how the plan was found.
-        launches: all that was compiled, so that it can be compiled for another device too.
+        launches: all launches, so that they can be compiled for another device.
     """
 
     target: str

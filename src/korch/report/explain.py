@@ -1,8 +1,7 @@
-"""Plan and report -> text: which kernels run, what each costs, how far it is from its bound.
+"""Plan and report -> text: the kernels, their costs, and how far these are from their bounds.
 
-What was measured and what was not are never mixed up: a cost that is only a bound is marked by ≥
-and has no distance from its bound. The plan that was fastest as a whole is distinguished from the
-result of the search.
+A cost that is not measured is marked by ≥: it is the bound. The plan that is kept, because it was
+the fastest in complete runs, is distinguished from the result of the search.
 """
 
 from __future__ import annotations

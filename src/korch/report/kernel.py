@@ -28,26 +28,26 @@ from korch.search.result import PlanName
 MOST_SLOWEST = 3
 
 MOST_CHARACTERS = 160
-"""Of a primitive's line: indices and constants may be long."""
+"""The limit of a primitive's line; its indices and constants may be long."""
 
 MOST_OPERATIONS = 70
-"""Characters of what a kernel computes, where it stands in a line."""
+"""The limit of the text of a kernel's operations in a line."""
 
 SHORT_NS = 5000
-"""In kernels that take less, the call and the start of the threads count."""
+"""In shorter kernels the call and the start of the threads take a large part of the time."""
 
 FAR = 0.4
-"""A kernel that is faster than this share of its bound's rate is not explained by its bound."""
+"""A bound explains the time of a kernel if it is at least this share of it."""
 
 SLACK = 0.02
 CALL_NS = 500
-"""A bound that is larger than what the bytes take, by more than these, is that of operations."""
+"""If a bound exceeds the time for the bytes by more than these, the operations limit it."""
 
 _LEVELS = ("L1", "L2", "L3")
 
 
 def slowest(plan: PlanRecord, report: Report) -> list[tuple[int, tuple[str, ...]]]:
-    """Return the kernels that cost most, each with texts: cost, what limits it, nearest rival."""
+    """Return the most expensive kernels, each with its cost, its limit and its nearest rival as texts."""
     total_ns = sum(step.cost_ns for step in plan.steps)
     order = sorted(range(len(plan.steps)), key=lambda n: -plan.steps[n].cost_ns)
     lines = []
@@ -113,9 +113,9 @@ def limit_of(step: StepRecord, machine: Rates) -> str:
 
 
 def nearest_rival(number: int, plan: PlanRecord, report: Report) -> str:
-    """Return what comes nearest to a kernel, and how near; "" if nothing else was measured.
+    """Return the measured alternative to a kernel with the nearest cost; "" if there is none.
 
-    Of candidates for the same primitives those with the same layouts: others need changes.
+    Candidates with other layouts need changes of layout and are left out.
     """
     step = plan.steps[number]
     layouts = _layouts(step)
@@ -140,7 +140,7 @@ def _layouts(step: StepRecord) -> str:
 
 
 def _not_taken(saved_ns: float, plan: PlanRecord, report: Report) -> str:
-    """Return why kernels are not in a plan that would be faster with them, changes included."""
+    """Return why kernels are not in the plan although it would be faster with them."""
     total_ns = sum(step.cost_ns for step in plan.steps)
     gap = plan.options.get("gap", 0.0)
     if report.plan not in (None, PlanName.OPTIMAL):
@@ -206,11 +206,11 @@ def rival_row(row: Rival, step: StepRecord, plan: PlanRecord, report: Report) ->
 
 
 def kernel_text(plan: PlanRecord, report: Report, number: int) -> str:
-    """Return all that is known of one kernel.
+    """Return the explanation of one kernel.
 
     Args:
         plan: the kernels in order.
-        report: how the plan was found; it may be empty.
+        report: how the plan was found.
         number: the kernel's place.
 
     Raises:
@@ -257,15 +257,15 @@ def kernel_text(plan: PlanRecord, report: Report, number: int) -> str:
 
 def _source(step: StepRecord) -> str:
     if not step.runs:
-        return "none: what writes the operands writes into the result's memory"
+        return "none: the kernels of the operands write into the memory of the result"
     return f"sources/{step.symbol}.cpp in the artifact, which is a zip file"
 
 
 def operations(step: StepRecord, most: int = MOST_OPERATIONS) -> str:
-    """Return the names of what a kernel computes, in order, equal neighbours counted.
+    """Return the names of a kernel's operations in order, equal neighbours counted.
 
-    Of kernels side by side, the lanes are parted by |, and what one runs in turn by +. A lane of
-    several threads begins with their number.
+    Of concurrent kernels, | separates lanes, and + the kernels that a lane runs in turn. The text
+    of a lane with several threads begins with their number.
     """
     lanes = parse_lanes(step.variant) if step.provider == SharesProvider.name else None
     if lanes is None or isinstance(lanes, Refusal):
@@ -283,7 +283,7 @@ def operations(step: StepRecord, most: int = MOST_OPERATIONS) -> str:
 
 
 def operations_of(primitives: str, most: int = MOST_OPERATIONS) -> str:
-    """Return the same for a kernel's primitives as text."""
+    """Return the names of operations of a kernel's primitives, given as text."""
     names = re.findall(r"^%\d+: \S+ = (\w+)\(", primitives, re.MULTILINE)
     names = [name for name in names if name != "broadcast"] or names
     if not names:

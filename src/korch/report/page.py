@@ -1,6 +1,6 @@
 """A plan as one page of HTML: facts, kernels, graph, roofline, timeline, memory, search.
 
-The page holds all that it shows and works from a file, without a network. Its style and script are
+The page contains its data and works without a network. Its style and script are
 `web/page.css` and `web/page.js`; `web/libraries.js` holds the libraries that draw (Cytoscape.js,
 dagre, Chart.js, highlight.js), bundled by `make web`.
 """
@@ -32,10 +32,10 @@ from korch.runtime.text import counted
 SCRIPTS = ("libraries.js", "graph.js", "charts.js", "page.js")
 
 LONGEST_SOURCE = 200_000
-"""Characters of a kernel's source that the page holds."""
+"""The limit of a kernel's source on the page, in characters."""
 
 LONGEST_LABEL = 250
-"""Characters of a label in the graph: it is shown whole, in lines, but for absurd ones."""
+"""The limit of a label in the graph, in characters. Labels are shown in several lines."""
 
 _PRIMITIVE = re.compile(r"^(%\d+): (\S+) = (\w+)\(([^)]*)\)", re.MULTILINE)
 _ENDS = re.compile(r'(%\d+) "(\w+)"')
@@ -54,7 +54,7 @@ def page(
     Args:
         plan: the kernels in order.
         report: how the plan was found.
-        sources: of the kernels, by file name or symbol.
+        sources: the sources of the kernels, by file name or symbol.
         run_ns: the time of each kernel within a run, if the plan was run.
         peers: the rows of a comparison with other engines.
         threads: the activity of its threads in runs, if it was recorded.
@@ -62,7 +62,7 @@ def page(
     data = page_data(plan, report, sources, run_ns, peers, threads)
     script = "".join(map(_web, SCRIPTS))
     text = (files("korch.report") / "page.html").read_text()
-    # What would end the element early is written in another way that means the same.
+    # "<" is escaped, because "</script" would end the element.
     packed = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
     parts = {
         "TITLE": html.escape(data["title"]),
@@ -98,7 +98,7 @@ def page_data(
     peers: Sequence[Row] = (),
     threads: Threads | None = None,
 ) -> dict[str, Any]:
-    """Return what the page's script reads; for the arguments see `page`."""
+    """Return the data of the page's script; the arguments are those of `page`."""
     is_cuda = "arch" in plan.target
     name = plan.model.path.rpartition("/")[2] or "a model"
     without_table = replace(report, output_errors=())
@@ -135,7 +135,7 @@ def page_data(
         if threads is None
         else (
             f"One run of {len(threads.runs)}: the one whose kernels are nearest to their medians. "
-            "A row for each maker of kernels, and one for each thread."
+            "It has a row for each provider of kernels, and one for each thread."
         ),
         "slowest": slowest(plan, report),
         "traces": _search_traces(report),
@@ -259,7 +259,7 @@ def _writers(plan: PlanRecord) -> list[dict[tuple[int, str], int]]:
 
 
 def _source(writers: Mapping[tuple[int, str], int], port: PortRecord) -> int | None:
-    """Return the step that wrote a port; one that is equal under another name, if it must be."""
+    """Return the last step that wrote a port's value, in the port's layout if there is one."""
     exact = writers.get((port.value, port.layout))
     if exact is not None:
         return exact
@@ -282,7 +282,7 @@ def _kernel_graph(plan: PlanRecord) -> dict[str, Any]:
 
 
 def _primitive_graph(plan: PlanRecord) -> dict[str, Any]:
-    """Return primitives, each in the box of its kernel."""
+    """Return the primitives, each within the box of its kernel."""
     writers = _writers(plan)
     nodes: list[dict[str, Any]] = []
     edges: set[tuple[str, str]] = set()
@@ -371,7 +371,7 @@ def _roof(report: Report) -> list[tuple[float, float]]:
 def _live_bytes(plan: PlanRecord) -> list[int]:
     """Return the bytes of the arena that are in use while each kernel runs.
 
-    What is a part of another buffer is in use as that is, from its first part on.
+    A buffer that consists of parts is in use from its first part on.
     """
     last: dict[int, int] = {}
     born: list[tuple[int, int, int]] = []  # offset, first step, bytes

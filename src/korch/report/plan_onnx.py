@@ -1,8 +1,8 @@
-"""A plan as an ONNX model: each kernel is a local function of ONNX operators, its cost beside it.
+"""A plan as an ONNX model: each kernel is a local function of ONNX operators, with its cost.
 
-It opens in Netron, and whatever runs ONNX runs it and must agree with the plan: a check of the
-orchestration that shares nothing with Korch's own kernels. A value that kernels hand to each other
-in a layout is named `v12_acdb`; ONNX has logical shapes only, so a change of layout is an Identity.
+Netron shows it, and any ONNX engine runs it with the same results: a check of the plan that does
+not depend on Korch's kernels. A value between kernels is named by its layout, like `v12_acdb`. ONNX
+has logical shapes only, so a change of layout is an Identity.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def plan_model(plan: PlanRecord, constant: Callable[[int], Array]) -> onnx.Model
         constant: the packed elements of a constant by its position, in its physical shape.
 
     Raises:
-        UnsupportedError: a kernel computes what has no form in ONNX here; it says which.
+        UnsupportedError: a kernel has a primitive without an ONNX form.
     """
     return _Plan(plan, constant).model()
 
@@ -54,7 +54,7 @@ class _Plan:
         for number, step in enumerate(plan.steps):
             self._step(number, step)
             for port in step.outputs:
-                if port.place == "OUTPUT":  # pieces of it are written before the whole
+                if port.place == "OUTPUT":  # parts of it are written before the whole
                     outputs[port.at] = self._name(port)
         last = {self._name(port): port for step in plan.steps for port in step.outputs}
         for i, tensor in enumerate(plan.outputs):
@@ -84,7 +84,7 @@ class _Plan:
         return model
 
     def _name(self, port: PortRecord) -> str:
-        """Return the name of what a port holds; layouts with the same bytes are one."""
+        """Return the name of a port's value; layouts with the same bytes have the same name."""
         if port.place == "INPUT":
             return self.plan.inputs[port.at].name
         if port.place == "CONSTANT":

@@ -1,7 +1,8 @@
-"""What each kernel of a plan takes inside of real runs, beside what it took alone.
+"""The time of each kernel of a plan within complete runs, and its time measured alone.
 
-A sum of isolated times predicts a run as well as the two columns agree; a kernel that takes much
-longer in the run finds its inputs in another cache, or on another core, than when it was measured.
+The sum of the times measured alone is a good prediction of a run if the two columns agree. If a
+kernel takes much longer within a run, its inputs are in another cache, or on another core, than
+when it was measured alone.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ class KernelTime:
 
     Attributes:
         number: its place in the plan.
-        provider: who made it.
+        provider: the provider that made it.
         what: its operations.
         alone_ns: its measured cost, or its bound.
-        is_measured: which of the two it is.
-        median_ns: in the run.
+        is_measured: whether it is the measured cost.
+        median_ns: the median time within runs.
         p10_ns: the 10th percentile.
         p90_ns: the 90th percentile.
     """
@@ -50,8 +51,8 @@ class Profile:
     Attributes:
         kernels: the times.
         run_ns: the median time of a whole run.
-        rounds: how many runs.
-        loads: how evenly each kernel's threads work; empty if nobody looked.
+        rounds: the number of runs.
+        loads: how evenly the threads of each kernel work; empty if that was not recorded.
     """
 
     kernels: tuple[KernelTime, ...]
@@ -61,7 +62,7 @@ class Profile:
 
     @property
     def running(self) -> tuple[KernelTime, ...]:
-        """Those of the kernels that run: not concatenations in place."""
+        """The kernels without concatenations in place, which do not run."""
         return tuple(k for k in self.kernels if k.alone_ns or not k.is_measured)
 
     def to_json(self) -> dict[str, Any]:
@@ -69,7 +70,7 @@ class Profile:
         return asdict(self)
 
     def to_text(self, most: int = 30) -> str:
-        """Return a table of the slowest kernels, sums per provider, and the whole."""
+        """Return a table of the slowest kernels, and the sums of each provider and of the plan."""
         total = sum(kernel.median_ns for kernel in self.kernels) or 1.0
         slowest = sorted(self.running, key=lambda kernel: -kernel.median_ns)[:most]
         lines = [
@@ -88,15 +89,15 @@ class Profile:
             lines.append(f"and {len(self.running) - most} more")
         if self.loads:
             lines.append(
-                "longest: the thread that works longest, over the mean of all; idle: the share of "
-                "all threads' time without work; - where no parallel region was seen"
+                "longest: the time of the thread that works longest, divided by the mean of all threads; idle: the "
+                "share of all threads' time without work; -: no parallel region was recorded"
             )
         lines.append("")
         lines += self._sums()
         return "\n".join(lines)
 
     def _load_text(self, kernel: KernelTime | None) -> str:
-        """Return a kernel's columns on its threads, or their heads; "" if nobody looked."""
+        """Return the columns of a kernel's threads, or their titles; "" if they were not recorded."""
         if not self.loads:
             return ""
         if kernel is None:
@@ -115,7 +116,7 @@ class Profile:
         whole = sums.pop("all kernels", [0, 0.0, 0.0])
         rows = [*sorted(sums.items(), key=lambda row: -row[1][1]), ("all kernels", whole)]
         lines = [
-            f"{name:12} {count:>4.0f} kernels {run_ns / 1e6:>9.3f} ms in the run "
+            f"{name:12} {count:>4.0f} kernel{'s' if count != 1 else ' '} {run_ns / 1e6:>9.3f} ms in the run "
             f"{alone_ns / 1e6:>9.3f} ms alone ({run_ns / max(alone_ns, 1.0):.2f})"
             for name, (count, run_ns, alone_ns) in rows
         ]
@@ -124,12 +125,12 @@ class Profile:
 
 
 def profile(executable: Executable, arrays: Sequence[Any], rounds: int = 30) -> Profile:
-    """Time the kernels of an executable inside of whole runs.
+    """Return the times of the kernels of an executable within complete runs.
 
     Args:
-        executable: what to run.
+        executable: the executable.
         arrays: one for each input, in the model's order.
-        rounds: how many runs; a few more are not counted.
+        rounds: the number of runs; a few more runs are not counted.
 
     Raises:
         InputError: an array has another shape or type, or there are too few or too many.

@@ -1,7 +1,7 @@
-"""Progress on stderr: what is going on, for how long, and what is left of the budget.
+"""Progress on stderr: the current step, the time spent, and what is left of the budget.
 
-On a terminal it is one line that is renewed every second; elsewhere, as in a log, a line every ten
-seconds, so that what is done sooner says nothing.
+On a terminal it is one line that is rewritten every second. Elsewhere, as in a log, a line is
+written every ten seconds, so a short command writes none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STAGES = ("frontend", "fission", "saturate", "reference", "candidates", "orchest
 
 TICK_SECONDS = 1.0
 LINE_SECONDS = 10.0
-"""How often a line is written where it can't be renewed."""
+"""The time between two lines where a line can't be rewritten."""
 
 
 class Bar:
@@ -32,12 +32,12 @@ class Bar:
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin.
+        """Start the clock.
 
         Args:
-            budget_s: the seconds that all may take.
-            begun_s: when that began, by the clock.
-            stream: where lines are written; stderr if left out.
+            budget_s: the budget in seconds.
+            begun_s: the start of the budget, by the clock.
+            stream: where lines are written; by default stderr.
             clock: the time, in seconds.
         """
         self._stream = stream or sys.stderr
@@ -64,13 +64,13 @@ class Bar:
             self._write("\r\x1b[K")
 
     def tell(self, stage: str, text: str) -> None:
-        """Show that a stage has begun, or its newest line."""
+        """Show the start of a stage, or its newest line."""
         with self._lock:
             self._stage, self._text = stage, text
         self.show()
 
     def show(self) -> None:
-        """Write what is going on; where lines stay, if it is time for one."""
+        """Write the current line; in a log only if enough time has passed."""
         with self._lock:
             now_s = self._clock()
             if not self._stage:
@@ -102,5 +102,5 @@ class Bar:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except (OSError, ValueError):  # nobody reads it any more
+        except (OSError, ValueError):  # the reader has closed it
             self._done.set()

@@ -15,18 +15,18 @@ from korch.runtime.report import GroupedKernel, GroupingRecord, Rival
 from korch.search.ledger import Ledger
 
 MOST_RIVALS = 6
-"""Of each kernel: the cheapest."""
+"""The number of the cheapest rivals of each kernel that are kept."""
 
 
 def rivals_of(
     chosen: Iterable[Candidate], candidates: Iterable[Candidate], ledger: Ledger
 ) -> dict[str, tuple[Rival, ...]]:
-    """Return what else could have run what some candidates run, by the candidates' keys.
+    """Return the other candidates for the same primitives, by the keys of some candidates.
 
     Args:
         chosen: the candidates of plans.
-        candidates: all that there are.
-        ledger: what is known of their costs.
+        candidates: all candidates.
+        ledger: knows their costs.
 
     Returns:
         The cheapest of them, those that do not run last.

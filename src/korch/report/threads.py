@@ -1,8 +1,8 @@
-"""What the threads of each kernel do in real runs: when each works, and how evenly.
+"""The activity of the threads of each kernel in complete runs.
 
-The artifact runs as it is, in a process into which a small library is preloaded that sees every
-parallel region of GCC's OpenMP: Korch's kernels and oneDNN's. ONNX Runtime has threads of its own,
-and Clang's OpenMP is called in another way: of such kernels only the calling thread is known.
+The unchanged artifact runs in a process with a small preloaded library, which records every
+parallel region of GCC's OpenMP, that is, of Korch's and oneDNN's kernels. ONNX Runtime has its own
+threads, and Clang's OpenMP has another interface: of such kernels only the calling thread is known.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from korch.measure.compiler import Builder
 from korch.runtime.source import native_text
 
 SECONDS = 300
-"""Longest life of the process."""
+"""The limit of the process's time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What one thread did in one parallel region of a kernel, times in nanoseconds.
+    """The work of one thread in one parallel region of a kernel, times in nanoseconds.
 
     Attributes:
         kernel: the kernel's place in the plan.
         thread: 0 is the calling one.
-        begin_ns: since the first kernel began.
-        end_ns: when its share was done.
-        wait_ns: what of it it waited for others, between a kernel's stages.
+        begin_ns: its start, since the start of the first kernel.
+        end_ns: its end.
+        wait_ns: the part of this time in which it waited for other threads between stages.
     """
 
     kernel: int
@@ -49,13 +49,13 @@ class Span:
 
     @property
     def busy_ns(self) -> int:
-        """Nanoseconds in which it worked."""
+        """The nanoseconds in which it worked."""
         return self.end_ns - self.begin_ns - self.wait_ns
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run: the time of each kernel, and what the threads did in them."""
+    """One run: the time of each kernel, and the spans of its threads."""
 
     kernel_ns: tuple[int, ...]
     spans: tuple[Span, ...]
@@ -81,7 +81,7 @@ class Threads:
     """Runs of a plan.
 
     Attributes:
-        threads: of a run.
+        threads: the number of threads.
         runs: the runs.
     """
 
@@ -92,14 +92,14 @@ class Threads:
     def typical(self) -> Run:
         """The run whose kernels are nearest to their medians over all runs.
 
-        A run of median length would not do: it may be a fast one in which a kernel was interrupted.
+        In the run of median length, one kernel may have been interrupted and the others fast.
         """
         times = np.array([run.kernel_ns for run in self.runs], float)
         away = np.abs(times - np.median(times, axis=0)).sum(axis=1)
         return self.runs[int(np.argmin(away))]
 
     def loads(self) -> tuple[Load | None, ...]:
-        """Return, per kernel, how evenly its threads work; None if no region of it was seen."""
+        """Return, for each kernel, how evenly its threads work; None if no region was recorded."""
         found: list[Load | None] = []
         for kernel in range(len(self.runs[0].kernel_ns)):
             rows = [self._load(run, kernel) for run in self.runs]
@@ -122,17 +122,17 @@ class Threads:
 
 
 def watch_threads(artifact: Path, threads: int, rounds: int, seed: int = 0) -> Threads:
-    """Run an artifact of one plan and look at its threads.
+    """Run an artifact of one plan and record its threads.
 
     Args:
         artifact: the file.
-        threads: of its plan.
-        rounds: how many runs.
+        threads: the number of threads of its plan.
+        rounds: the number of runs.
         seed: of the random inputs.
 
     Raises:
         CompileError: the library that is preloaded does not compile here.
-        MeasureError: the process fails, or a run has no OpenMP that can be looked into.
+        MeasureError: the process fails, or its OpenMP can't be recorded.
     """
     library = Builder("generic").library([native_text("korch_threads.cpp")], ("dl",))
     preload = [str(library), *os.environ.get("LD_PRELOAD", "").split()]
@@ -156,15 +156,15 @@ def watch_threads(artifact: Path, threads: int, rounds: int, seed: int = 0) -> T
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise MeasureError(f"the process that looks at threads fails: {error}") from error
+        raise MeasureError(f"the process that records threads fails: {error}") from error
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise MeasureError(f"the process that looks at threads fails: {last[:200]}")
+        raise MeasureError(f"the process that records threads fails: {last[:200]}")
     return Threads(threads, tuple(read_run(run) for run in json.loads(done.stdout)))
 
 
 def read_run(data: dict[str, Any]) -> Run:
-    """Return a run as the process tells it: each region is of the kernel in which it begins."""
+    """Return a run from the process's answer: a region belongs to the kernel in which it begins."""
     kernel_ns: Sequence[int] = data["kernel_ns"]
     ends = list(accumulate(kernel_ns))
     begun_ns = data["begun_ns"]

@@ -1,7 +1,7 @@
-"""A run as a trace: what Perfetto and Chrome's tracing page show.
+"""A run as a trace for Perfetto or Chrome's tracing page.
 
-One row has the kernels. If the threads were looked at, each has a row of its own, with a span for
-each parallel region in which it worked; otherwise a kernel's span is what all of them took.
+One row shows the kernels. If the activity of threads was recorded, each thread has a row with a
+span for each parallel region in which it worked.
 Source: the Trace Event Format, "complete events".
 """
 
@@ -17,7 +17,7 @@ from korch.runtime.record import PlanRecord
 
 CALLING_ONLY = (
     "Kernels without spans in the rows of threads ran on the calling thread alone, or on threads "
-    "that can't be seen: ONNX Runtime's, or those of another OpenMP than GCC's."
+    "that are not recorded: ONNX Runtime's, or those of another OpenMP than GCC's."
 )
 
 
@@ -26,14 +26,14 @@ def trace(plan: PlanRecord, profile: Profile, threads: Threads | None = None, re
 
     Args:
         plan: the kernels in order.
-        profile: their times inside of runs: the trace's, if the threads were not looked at.
-        threads: runs in which they were: the trace is that of the typical one.
-        reason: why they were not.
+        profile: the times of the kernels, which are shown if threads were not recorded.
+        threads: recorded runs, of which the typical one is shown.
+        reason: why threads were not recorded.
     """
     if threads is None:
         kernel_ns = [kernel.median_ns for kernel in profile.kernels]
         names = {0: f"kernels, each on {plan.threads} threads"}
-        note = f"Threads are not shown: {reason or 'nobody looked'}."
+        note = f"Threads are not shown: {reason or 'they were not recorded'}."
     else:
         kernel_ns = [float(time_ns) for time_ns in threads.typical.kernel_ns]
         names = {0: "kernels"} | {n + 1: f"thread {n}" for n in range(threads.threads)}

@@ -1,15 +1,15 @@
-"""Numbers as people read them."""
+"""Numbers as text, with units."""
 
 from __future__ import annotations
 
 
 def cut(text: str, most: int) -> str:
-    """Return a text, its end left out if it is longer than `most`."""
+    """Return a text of at most `most` characters; the end of a longer one becomes "..."."""
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def time_text(time_ns: float) -> str:
-    """Return nanoseconds in a fitting unit."""
+    """Return nanoseconds in a suitable unit."""
     if time_ns < 1e3:
         return f"{time_ns:.0f} ns"
     return f"{time_ns / 1e3:.1f} us" if time_ns < 1e6 else f"{time_ns / 1e6:.2f} ms"
@@ -21,7 +21,7 @@ def milliseconds(time_ms: float) -> str:
 
 
 def size_text(size_bytes: float) -> str:
-    """Return bytes in a fitting unit."""
+    """Return bytes in a suitable unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size_bytes < 1024 or unit == "GiB":
             break

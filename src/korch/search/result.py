@@ -13,6 +13,7 @@ class PlanName(StrEnum):
     """The names of the plans that are validated end to end."""
 
     OPTIMAL = "optimal"
+    SECOND = "second"
     SIDE_BY_SIDE = "side by side"
     SPLIT = "split"
     PLAIN_LAYOUT = "plain-layout"

@@ -1,1 +1,1 @@
-"""Plans -> executables that are checked and timed end to end; the fastest one that is right."""
+"""Plans -> executables that are checked and timed end to end; the fastest one whose results are right."""

@@ -1,9 +1,9 @@
-"""A plan's predicted and measured time -> whether they agree, and which kernels explain it if not.
+"""A plan's predicted and measured time -> the kernels that explain the difference, if it is large.
 
-Kernels are timed one by one, and a plan's time is predicted as their sum. If whole runs take
-another time by far, some kernel was timed wrongly, or takes longer inside of runs. Those that
-explain most of the difference are timed again, so that what is kept is right; what remains is a
-warning.
+The predicted time of a plan is the sum of the times of its kernels, each measured alone. If the
+time of complete runs differs much, some kernels were measured wrongly or take longer within runs.
+The kernels that explain most of the difference are measured again, and the database gets the new
+times. A difference that remains is reported as a warning.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from korch.validation.plan import Validation
 
 RUNS = 5
 EXPLAINED = 0.8
-"""Kernels are timed again that explain this share of the difference, those that explain most first.
-"""
+"""The kernels that together explain this share of the difference are measured again."""
 
 MOST_KERNELS = 24
 
 
 def examine(validation: Validation, meter: AnyMeter, deadline: Deadline) -> Discrepancy | None:
-    """Return why the winner's predicted and measured time differ; None if they do not.
+    """Return the difference between the winner's predicted and measured time; None if it is small.
 
     Args:
         validation: the fastest correct plan and its times.
-        meter: times kernels again.
-        deadline: when to stop; there is a warning nevertheless.
+        meter: measures kernels again.
+        deadline: when to stop measuring.
     """
     entry, measured_ns = validation.won.entry, validation.won.median_ns
     if not all(done for _, done in entry.costs) or not disagree(entry.predicted_ns, measured_ns):
@@ -52,7 +51,7 @@ def examine(validation: Validation, meter: AnyMeter, deadline: Deadline) -> Disc
 
 
 def _in_run_ns(validation: Validation, deadline: Deadline) -> list[float]:
-    """Return what each kernel takes in runs; of another target's, shares of a whole run."""
+    """Return the time of each kernel within runs; on other targets its share of a run."""
     time, entry = getattr(validation.winner, "time", None), validation.won.entry
     if time is None:
         ratio = validation.won.median_ns / entry.predicted_ns
@@ -66,7 +65,7 @@ def _in_run_ns(validation: Validation, deadline: Deadline) -> list[float]:
 def explaining(alone_ns: Sequence[float], in_run_ns: Sequence[float]) -> list[int]:
     """Return the places of the kernels that explain most of a difference, the greatest first.
 
-    Those do that differ in the direction in which the sums do, which is how the whole differs.
+    A kernel explains a part of it if its times differ in the same direction as the sums.
     """
     differences_ns = np.subtract(in_run_ns, alone_ns)
     off_ns = np.maximum(0.0, differences_ns if differences_ns.sum() > 0 else -differences_ns)
@@ -78,7 +77,7 @@ def explaining(alone_ns: Sequence[float], in_run_ns: Sequence[float]) -> list[in
 def _timed_again(
     suspects: Sequence[Suspect], steps: Sequence[Candidate], meter: AnyMeter, deadline: Deadline
 ) -> list[Suspect]:
-    """Return suspects with new times, which the database has by then."""
+    """Return suspects with new times, and store these in the database."""
     keys: Mapping[str, Candidate] = {steps[s.number].key: steps[s.number] for s in suspects}
     meter.tell(f"timing {len(keys)} kernels again: the prediction is wrong")
     meter.measure_again(list(keys.values()), deadline)

@@ -26,7 +26,7 @@ class Entry:
     """A plan to validate.
 
     Attributes:
-        name: what it is called.
+        name: its name.
         steps: its kernels in order.
         costs: the cost of each in nanoseconds, and whether it is measured.
         expected: the expected time of a run; None if a kernel was not measured.
@@ -50,7 +50,7 @@ class Runnable(Protocol):
 
     @property
     def plan(self) -> PlanRecord:
-        """What it runs."""
+        """Its plan."""
         ...
 
     def __call__(self, *arrays: Any) -> tuple[Any, ...]:
@@ -72,10 +72,11 @@ Make = Callable[[Sequence[Step[Any]]], Runnable]
 
 @dataclass(frozen=True)
 class Result:
-    """What became of an entry: times of whole runs and the error, or why it is out.
+    """The result of an entry: times of complete runs and the errors, or why it is rejected.
 
-    `disturbed` counts the runs that were dropped, as a thread had no core for a part of them. If
-    too few are left, the times are of all, each less that part, and `is_disturbed` says so.
+    `disturbed` is the number of runs that were dropped because a thread had no core for some time.
+    If too few runs are left, `is_disturbed` is true, and the times are those of all runs, each
+    less the lost time.
     """
 
     entry: Entry
@@ -89,12 +90,12 @@ class Result:
 
     @property
     def error(self) -> Difference | None:
-        """The worst over its outputs, None if the plan is out before it ran."""
+        """The largest errors of all outputs; None if the plan did not run."""
         return None if self.errors is None else worst(self.errors)
 
     @property
     def max_error(self) -> float | None:
-        """The largest difference from the reference, None if the plan is out before it ran."""
+        """The largest error relative to the largest element; None if the plan did not run."""
         return None if self.error is None else self.error.of_largest
 
     @property
@@ -104,7 +105,7 @@ class Result:
 
     @property
     def rank_ns(self) -> float:
-        """What plans are compared by: what disturbed runs say counts half, the prediction half."""
+        """The time by which plans are compared: of disturbed runs the geometric mean with the prediction."""
         if not self.is_disturbed:
             return self.median_ns
         return math.sqrt(self.median_ns * max(1, self.entry.predicted_ns))
@@ -143,7 +144,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Validation:
-    """All results; the winner is the fastest that is right.
+    """All results; the winner is the fastest plan whose results are right.
 
     Attributes:
         results: of all plans.

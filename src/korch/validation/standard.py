@@ -11,7 +11,7 @@ from korch.report.peers.inputs import random_arrays
 
 
 def standard_of(model: PrimitiveGraph, planned: PrimitiveGraph, options: Options) -> tuple[dict[str, Array], Standard]:
-    """Return random inputs, and what is right for them: a model may be refused before its search.
+    """Return random inputs and the exact results; a model without results is refused before the search.
 
     Args:
         model: the model as given.

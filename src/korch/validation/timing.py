@@ -19,7 +19,7 @@ SECONDS = 4.0
 LEAST_ROUNDS = 3
 
 DISTURBED_ROUNDS, DISTURBED_SECONDS = 3 * ROUNDS, 3 * SECONDS
-"""Most rounds, and their longest time, while too few runs are undisturbed."""
+"""The limits of rounds and seconds while too few runs are undisturbed."""
 
 SAFETY = 1.5
 """Another plan is validated only if this many times its predicted duration is left."""
@@ -27,12 +27,12 @@ SAFETY = 1.5
 
 @dataclass(frozen=True)
 class Until:
-    """When no more plans are built and run.
+    """The time at which no more plans are built and run.
 
     Attributes:
         deadline: the time.
-        needed_s: what must be compiled for a plan takes so long.
-        tell: told what is done.
+        needed_s: returns the seconds to compile the kernels of a plan.
+        tell: called with a line of text before each step.
     """
 
     deadline: Deadline = field(default_factory=Deadline)
@@ -46,9 +46,9 @@ class Until:
 
 
 def time_all(results: Sequence[Result], arrays: Sequence[Array], until: Until) -> list[Result]:
-    """Time the executables in turn, round by round, so that all meet the same neighbours.
+    """Time the executables in turn, round by round, so that other processes disturb all equally.
 
-    Runs in which a thread had no core for some time are dropped and taken again.
+    Runs in which a thread had no core for some time are dropped and repeated.
     """
     runners = {i: r.executable.stopwatch(arrays) for i, r in enumerate(results) if r.executable is not None}
     until.tell(f"comparing {len(runners)} plans" if len(runners) > 1 else "timing the plan")

@@ -1,7 +1,7 @@
-"""Builds, checks and times plans; the fastest one that is right wins.
+"""Plans -> the fastest executable whose results are right.
 
-The sum of kernel times is only a prediction, so that the best plan must also win as a whole. Each
-executable is compared with the reference on random inputs before it may win.
+The sum of kernel times is only a prediction, so the complete plans are timed. Each executable is
+first compared with the reference on random inputs.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def validate_plans(
 
     Args:
         graph: the graph that the plans are for.
-        entries: the plans; the first one is the one that the search expects most of.
+        entries: the plans; the search predicts the first one to be the fastest.
         meter: builds kernels.
         make: builds an executable.
-        inputs: what to feed it, by name.
-        standard: what is right for them.
-        deadline: when to end; the first plan that is right is built and run in any case.
+        inputs: the model's inputs by name.
+        standard: the exact results for these inputs.
+        deadline: when to end; plans are built and run in any case until one is right.
 
     Raises:
         InaccurateError: no plan is within the tolerance.
@@ -82,7 +82,7 @@ def validate_plans(
         return Result(entry, executable, errors=errors, refusal=_refusal(errors, refused, standard))
 
     def needed_s(entry: Entry) -> float:
-        """Return what it takes to compile what was not measured."""
+        """Return the seconds to compile the kernels that were not measured."""
         return meter.compile_s([c for c, (_, done) in zip(entry.steps, entry.costs, strict=True) if not done])
 
     timed = _validate_in_turn(_distinct(entries), attempt, arrays, Until(deadline, needed_s, meter.tell))
@@ -109,7 +109,7 @@ def _no_plan(results: Sequence[Result], graph: PrimitiveGraph) -> KorchError:
 
 
 def _refusal(errors: Differences, names: Sequence[str], standard: Standard) -> str:
-    """Return why a plan is refused that has too large errors in some outputs; "" if in none."""
+    """Return the reason to reject a plan for its errors in the named outputs; "" without names."""
     if not names:
         return ""
     name = max(names, key=lambda n: errors[n].of_largest - standard.allowed(n))
@@ -127,9 +127,9 @@ def _refusal(errors: Differences, names: Sequence[str], standard: Standard) -> s
 def _validate_in_turn(
     entries: Sequence[Entry], attempt: Callable[[Entry], Result], arrays: Sequence[Array], until: Until
 ) -> list[Result]:
-    """Build and time all plans in turn, or, if they are too large for memory, two at a time.
+    """Build and time all plans in turn; large plans are compared two at a time.
 
-    Then each has to beat the best so far, and only the better one of the two is kept.
+    Of two large plans only the faster one is kept in memory.
     """
     begun_s = time.monotonic()
     results = [attempt(entry) for entry in entries[:1]]

@@ -1,7 +1,7 @@
 """The engines that Korch is compared with.
 
-`PEERS` is the one list. "NAME:OPTION" is a peer with an option, for those that have one. A peer of
-one's own is named "package.module:OBJECT", where the object has the methods of `Peer`.
+`PEERS` lists them. "NAME:OPTION" is a peer with an option. A peer of another package is named
+"package.module:OBJECT", where the object has the methods of `Peer`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ALIASES = {
     "compile": "inductor",
     "torch.compile": "inductor",
 }
-"""What people call some of them; a hint names the right one."""
+"""Other names of peers, for the hint of an error."""
 
 
 def get_peer(name: str) -> Peer:

@@ -1,7 +1,4 @@
-"""Korch itself: an artifact, loaded and called as a user does it.
-
-Beside the peers so that the comparison treats it like any of them.
-"""
+"""Korch itself as a peer: an artifact, loaded and called through the public interface."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ class ArtifactPeer:
 
     def prepare(self, model_path: Path, inputs: Arrays, threads: int) -> Run:
         """Load the artifact at `model_path`."""
-        # Late on purpose: only a worker process gets here, at the very end of the chain of stages.
+        # Imported late: only a worker process calls this, and the package imports this module.
         load = importlib.import_module("korch").load
         executable: Callable[..., tuple[Array, ...]] = load(model_path)
         arrays = tuple(contiguous(inputs).values())

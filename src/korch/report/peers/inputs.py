@@ -1,7 +1,7 @@
 """ONNX model -> random inputs, the same for each engine and each run.
 
-Floats come from a standard normal distribution, booleans are even odds, and integers are 0 or 1:
-small enough to be valid token numbers or indices in any model.
+Floats have a standard normal distribution. Booleans and integers are 0 or 1, which are valid token
+numbers and indices in any model.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def random_inputs(model_path: Path, seed: int = 0, shapes: Mapping[str, Sequence
 
 
 def read_graph(model_path: Path) -> Any:
-    """Return the graph of an ONNX file, without what lies in files beside it.
+    """Return the graph of an ONNX file, without external data.
 
     Raises:
         ModelError: the file can't be read as ONNX.

@@ -1,8 +1,8 @@
 """ONNX Runtime, on its CPU execution provider with all graph optimizations.
 
-Inputs and outputs are bound once, so a call is nothing but `Run`. The pool may spin within a run
-(its default, and its fastest) but stops with it: left alone it burns a core for some fifty
-milliseconds after a run, in which another engine may be timed.
+Inputs and outputs are bound once, so a call consists of `Run` alone. The threads of the pool spin
+within a run, which is the default and the fastest setting, and stop at its end. Otherwise they
+would spin for about 50 ms after a run, while another engine may be timed.
 
 Source: onnxruntime_session_options_config_keys.h, `session.force_spinning_stop`.
 """

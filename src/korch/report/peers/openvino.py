@@ -1,7 +1,7 @@
 """OpenVINO's CPU plugin, in float32 and tuned for latency.
 
-Float32 is asked for explicitly: on CPUs with bfloat16 units OpenVINO otherwise computes in
-bfloat16, which would be another computation than the one it is compared with.
+The precision is set to float32: on CPUs with bfloat16 units OpenVINO otherwise computes in
+bfloat16, and the comparison would not be of the same computation.
 
 Source: OpenVINO documentation, "CPU Device" and "High-level Performance Hints".
 """

@@ -38,7 +38,7 @@ class Peer(Protocol):
         """Return None if the engine can be used, else what is missing and how to install it."""
 
     def prepare(self, model_path: Path, inputs: Arrays, threads: int) -> Run:
-        """Load a model, as the engine does it best, for many runs on the same inputs.
+        """Load a model with the engine's best settings for many runs on the same inputs.
 
         Args:
             model_path: an ONNX file (Korch: an artifact).
@@ -62,7 +62,7 @@ class Adjustable(Protocol):
         """Return the peer with the option.
 
         Raises:
-            OptionError: the option makes no sense.
+            OptionError: the option is invalid.
         """
 
 
@@ -72,7 +72,7 @@ class Patient(Protocol):
 
     @property
     def prepare_timeout_s(self) -> float:
-        """After so long it hangs."""
+        """The limit of the time to prepare a model, in seconds."""
 
 
 def missing(extra: str, *modules: str) -> str | None:

@@ -1,8 +1,8 @@
 """A worker process as an object: start, ask, close.
 
-Each engine gets a process of its own: thread pools of several engines in one process disturb each
-other, and an engine that crashes or hangs must not take the comparison with it. Crash, time-out and
-error of an engine are three different messages, and each names the engine.
+Each engine has its own process: thread pools of several engines in one process disturb each other,
+and an engine that crashes or hangs must not end the comparison. A crash, a time-out and an error of
+an engine have three different messages, and each names the engine.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class WorkerProcess:
     """A running worker; a context manager that leaves no process behind.
 
     Attributes:
-        name: of the engine's row, used in messages.
+        name: the name of the engine's row, used in messages.
     """
 
     def __init__(self, name: str, threads: int) -> None:
         self.name = name
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
         self._buffer = b""
-        # The worker sees the modules that this process sees, however it came to see them.
+        # The worker imports from the same folders as this process.
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),  # noqa: PTH109
             "OMP_NUM_THREADS": str(threads),
         }
-        # `active` would make an idle worker burn a core while another engine is timed.
+        # With `active`, threads of an idle worker would spin while another engine is timed.
         environment.pop("OMP_WAIT_POLICY", None)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "korch.report.peers.worker"],
@@ -129,7 +129,7 @@ class WorkerProcess:
         self._stderr.close()
 
     def _kill(self) -> None:
-        """Kill the worker and all that it has started."""
+        """Kill the worker and the processes that it has started."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -175,7 +175,7 @@ class WorkerProcess:
             cause = f"ended with exit code {code}"
         self._stderr.seek(0)
         lines = self._stderr.read().decode(errors="replace").strip().splitlines()
-        said = "Its last words: " + " | ".join(lines[-_TAIL_LINES:]) if lines else ""
+        said = "Its last output: " + " | ".join(lines[-_TAIL_LINES:]) if lines else ""
         return MeasureError(
             f"its process {cause} while it was asked to {request!r}", where=f"peer {self.name}", hint=said
         )

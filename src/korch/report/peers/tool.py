@@ -1,7 +1,7 @@
-"""A command of an engine's compiler -> nothing, or one line on why it failed.
+"""Runs the compiler of an engine in a separate process, and reports an error in one line.
 
-Compilers of engines run in processes of their own: what they allocate is no part of the memory that
-the engine needs to run, and a compiler that crashes is told apart from a model that it refuses.
+So its memory does not count as memory of the engine, and a compiler that crashes is distinguished
+from a model that it refuses.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def run_tool(command: Sequence[str], task: str) -> None:
         task: what it does, as in "compile the model".
 
     Raises:
-        UnsupportedError: it failed; says in one line what it said, or which signal ended it.
+        UnsupportedError: it failed; the text has its error in one line, or the signal that ended it.
     """
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
@@ -39,9 +39,9 @@ def run_tool(command: Sequence[str], task: str) -> None:
 
 
 def reason(text: str) -> str:
-    """Return the one line of a compiler's output that says what it did not like; "" if none does.
+    """Return the line of a compiler's output with the error; "" if there is none.
 
-    Of MLIR that is the first line with an error, of Python the last line of the traceback.
+    For MLIR that is the first line with an error, for Python the last line of the traceback.
 
     >>> reason("m.mlir:7:12: error: failed to legalize 'onnx.Fizz': %3 = ...")
     "failed to legalize 'onnx.Fizz'"

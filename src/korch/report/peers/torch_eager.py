@@ -1,6 +1,7 @@
-"""PyTorch, eagerly and compiled by Inductor with frozen weights.
+"""PyTorch, eager or compiled by Inductor with frozen weights.
 
-Both run the same module (`torch_operators`), which calls PyTorch's function for each ONNX operator.
+Both run the same module (`torch_operators`), which calls a function of PyTorch for each ONNX
+operator.
 """
 
 from __future__ import annotations

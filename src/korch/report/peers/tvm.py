@@ -1,9 +1,9 @@
 """TVM: ONNX -> Relax -> a shared library for this CPU, run by Relax's virtual machine.
 
-Untuned, TVM compiles the loops of each operator as they stand: on one thread, and tens of times
-slower than an engine with kernels of its own. So the row's name says whether it was tuned. "tvm:N"
-tunes with N trials of MetaSchedule first, which measures schedules on this machine; 64 trials for
-each different operator are TVM's own measure. What they find is kept in Korch's cache folder.
+Without tuning, TVM compiles the loops of each operator unchanged, for one thread: tens of times
+slower than an engine with its own kernels. So the row's name says whether it was tuned. "tvm:N"
+tunes with N trials of MetaSchedule first, which measures schedules on this machine; TVM recommends
+64 trials for each different operator. The results are kept in Korch's cache folder.
 
 `tvm_build.py` compiles, in a process of its own. Inputs are TVM's tensors before the first run, and
 outputs are looked at where they are; each run takes their memory from a pool.
@@ -30,7 +30,7 @@ from korch.report.peers.tool import run_tool
 
 _COMPILE_S = 900.0
 _TRIAL_S = 20.0
-"""Far more than a trial takes: a few seconds on one core."""
+"""A trial takes a few seconds on one core; this is a safe limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ class TvmPeer:
 
     @property
     def name(self) -> str:
-        """Says whether it is tuned, and how long."""
+        """The name, with the number of trials."""
         return f"tvm ({self.trials} trials)" if self.trials else "tvm (untuned)"
 
     @property
     def prepare_timeout_s(self) -> float:
-        """Tuning takes as long as there are trials."""
+        """The limit of the time to prepare a model; it grows with the trials."""
         return _COMPILE_S + _TRIAL_S * self.trials
 
     def with_option(self, text: str) -> TvmPeer:

@@ -1,11 +1,11 @@
 """ONNX -> a shared library of TVM's, in a process of its own: `python -m ... REQUEST`.
 
-The passes are those of TVM's `static_shape_tuning_pipeline`, layouts of weights included. Only the
-share of a task differs: where there are too few trials for 64 a task, each task gets as many, while
-the pipeline would leave the last ones without any.
+The passes are those of TVM's `static_shape_tuning_pipeline`, including layouts of weights. Only the
+trials of a task differ: if there are fewer than 64 for each task, all tasks have the same number,
+while the pipeline would leave the last ones without any.
 
-What tuning found lies in a folder named after the model's content, the shapes, the target, the
-threads, the number of trials and TVM's version; a run that was not finished is begun again.
+The results of tuning are in a folder that is named after the model's content, the shapes, the
+target, the threads, the number of trials and TVM's version. A run that did not end is repeated.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The process in which one engine runs.
 
-Reads one JSON object a line from standard input and answers each with one line on what was standard
-output; whatever the engine itself prints goes to standard error. It ends when its input ends, so it
-never outlives the process that started it. While it waits it is blocked in a read and takes no
-processor time.
+It reads one JSON object a line from standard input and answers each with one line on standard
+output; what the engine prints goes to standard error. It ends when its input ends, so it never
+outlives the process that started it. While it waits it uses no processor time.
 
     {"do": "prepare", "engine", "path", "threads", "inputs": npz, "names": [...]}  -> {}
     {"do": "run", "untimed": n, "timed": m}                                 -> {"times_ns": [...]}
