@@ -28,6 +28,7 @@ from korch.options import Options, default_threads, unknown_option
 from korch.pipeline import Progress, Watch, optimize_model
 from korch.runtime import shaped
 from korch.runtime.artifact import read_format
+from korch.runtime.cuda.executable import CudaExecutable, load_cuda
 from korch.runtime.cuda.program import FORMAT as CUDA_FORMAT
 from korch.runtime.executable import Executable
 from korch.runtime.executable import load as load_executable
@@ -54,7 +55,7 @@ def optimize(
     strict: bool = False,
     progress: Progress | None = None,
     **options: Any,
-) -> Executable | HostedExecutable | ShapedExecutable | ModuleExecutable:
+) -> Executable | CudaExecutable | HostedExecutable | ShapedExecutable | ModuleExecutable:
     """Optimize a model for this machine.
 
     Args:
@@ -161,7 +162,7 @@ def build(
     progress: Progress | None = None,
     deadline: Deadline | None = None,
     watch: Watch | None = None,
-) -> Executable | HostedExecutable | ShapedExecutable:
+) -> Executable | CudaExecutable | HostedExecutable | ShapedExecutable:
     """Optimize an ONNX model for one binding of its shapes, or for several.
 
     Args:
@@ -210,14 +211,12 @@ def _build_one(
     progress: Progress | None,
     deadline: Deadline,
     watch: Watch | None,
-) -> Executable | HostedExecutable:
+) -> Executable | CudaExecutable | HostedExecutable:
     try:
-        found: Executable = optimize_model(source, options, shapes, progress, deadline, watch)
+        return optimize_model(source, options, shapes, progress, deadline, watch)
     except (UnsupportedError, UnprovidedError):
         if not options.host:
             raise
-    else:
-        return found
     # A part of the model is no graph of static tensors, or no provider supports its types.
     return optimize_with_host(source, options, shapes, progress, deadline=deadline)
 
@@ -241,8 +240,6 @@ def load(path: str | os.PathLike[str]) -> Any:
     """
     kind = read_format(path)
     if kind == CUDA_FORMAT:
-        from korch.runtime.cuda.executable import load_cuda
-
         return load_cuda(path)
     executable: Any
     if kind == host_executable.FORMAT:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from korch.cli.arrays import writing
 from korch.cli.run import profiled, watched_threads
 from korch.errors import ArtifactError, KorchError, OptionError
 from korch.files import check_output, open_file
+
+if TYPE_CHECKING:
+    from korch.report.compare import Row
+    from korch.runtime.cuda.executable import CudaExecutable
+    from korch.runtime.executable import Executable
 
 LARGEST_PROTOBUF = 1 << 30
 """The weights of a larger model are written to a separate file."""
@@ -52,35 +57,46 @@ def _show(parsed: argparse.Namespace, executable: Any) -> None:
     from korch.report.explain import explain as explanation_of
     from korch.report.kernel import kernel_text
 
-    has_plan = hasattr(executable, "plan")
     if parsed.other is not None:
-        other = load(parsed.other)
-        if not has_plan or not hasattr(other, "plan"):
-            raise OptionError(
-                "one of the two has several plans", where=str(parsed.other), expected="artifacts of one plan each"
-            )
-        built = [(one.plan, one.report) for one in (executable, other)]
+        pair = (_one_plan(executable, parsed.artifact), _one_plan(load(parsed.other), parsed.other))
+        first, second = ((one.plan, one.report) for one in pair)
         if parsed.html is None:
-            print(differences(*built))
+            print(differences(first, second))
         else:
-            _write_html(parsed.html, differences_page(*built))
+            _write_html(parsed.html, differences_page(first, second))
     elif parsed.onnx is not None:
         _write_plan_onnx(parsed, executable)
     elif parsed.html is not None:
-        _write_page(parsed, executable, has_plan)
-    elif not has_plan and parsed.kernel is not None:
-        raise OptionError(
-            "it has several plans or parts on the host", where=str(parsed.artifact), expected="an artifact of one plan"
-        )
-    elif not has_plan:
+        _write_page(parsed, _one_plan(executable, parsed.artifact))
+    elif parsed.kernel is not None:
+        executable = _one_plan(executable, parsed.artifact)
+        print(kernel_text(executable.plan, executable.report, parsed.kernel))
+    elif not hasattr(executable, "plan"):
         name, report = str(parsed.artifact), executable.report
         print(to_json({"artifact": name, **plain(report)}) if parsed.json else describe(name, report))
     elif parsed.json:
         print(executable.plan.to_json(), end="")
-    elif parsed.kernel is not None:
-        print(kernel_text(executable.plan, executable.report, parsed.kernel))
     else:
         print(explanation_of(executable.plan, executable.report))
+
+
+def _one_plan(executable: object, path: Path) -> Executable | CudaExecutable:
+    """Return an executable if it has one plan.
+
+    Raises:
+        OptionError: it has several plans, or parts on the host.
+    """
+    from korch.runtime.cuda.executable import CudaExecutable
+    from korch.runtime.executable import Executable
+
+    if isinstance(executable, Executable | CudaExecutable):
+        return executable
+    raise OptionError(
+        "it has several plans or parts on the host",
+        where=str(path),
+        expected="an artifact of one plan",
+        hint="Optimize the model for one shape",
+    )
 
 
 def _write_plan_onnx(parsed: argparse.Namespace, executable: Any) -> None:
@@ -100,15 +116,11 @@ def _write_plan_onnx(parsed: argparse.Namespace, executable: Any) -> None:
     print(f"{parsed.onnx}: {counted(len(model.functions), 'kernel')} as functions")
 
 
-def _write_page(parsed: argparse.Namespace, executable: Any, has_plan: bool) -> None:
-    from korch.report.compare import Row, read_rows
+def _write_page(parsed: argparse.Namespace, executable: Executable | CudaExecutable) -> None:
+    from korch.report.compare import read_rows
     from korch.report.page import page
     from korch.runtime.executable import Executable
 
-    if not has_plan:
-        raise OptionError(
-            "it has several plans or parts on the host", where=str(parsed.artifact), expected="an artifact of one plan"
-        )
     run_ns = threads = None
     if parsed.run and isinstance(executable, Executable):
         threads, _ = watched_threads(parsed, executable, PAGE_ROUNDS, 0)

@@ -21,6 +21,8 @@ from korch.pipeline.run import SAFETY, Run
 from korch.program.problem import Status
 from korch.report.rivals import grouping_rows, rivals_of
 from korch.runtime.build import model_record
+from korch.runtime.cuda.executable import CudaExecutable
+from korch.runtime.executable import Executable
 from korch.runtime.report import Disturbance, GroupingRecord, OperatorRecord, Report, SideBySide
 from korch.search.ledger import Ledger
 from korch.search.result import PlanName
@@ -63,8 +65,11 @@ def build_plans(run: Run) -> None:
     validation = validate_plans(graph, entries, meter, make, run.inputs, run.standard, end)
     ledger.record_choice("plan", validation.won.entry.name)
     discrepancy = None if ledger.is_replayed else examine(validation, meter, end)
-    run.executable = validation.winner
-    run.executable.report = _complete(replace(report, discrepancy=discrepancy), run, validation, groupings)
+    executable = validation.winner
+    if not isinstance(executable, Executable | CudaExecutable):
+        raise AssertionError("an executable of another target")
+    executable.report = _complete(replace(report, discrepancy=discrepancy), run, validation, groupings)
+    run.executable = executable
 
 
 def _complete(report: Report, run: Run, validation: Validation, groupings: Groupings) -> Report:

@@ -17,6 +17,8 @@ from korch.pipeline.run import Progress, Run, few_collections
 from korch.pipeline.stages import STAGES, Stage
 from korch.primitive.graph import PrimitiveGraph
 from korch.report.dry_run import DryRun, dry_run
+from korch.runtime.cuda.executable import CudaExecutable
+from korch.runtime.executable import Executable
 from korch.search.result import PlanName
 
 logger = logging.getLogger("korch.pipeline")
@@ -92,7 +94,7 @@ def optimize_model(
     progress: Progress | None = None,
     deadline: Deadline | None = None,
     watch: Watch | None = None,
-) -> Any:
+) -> Executable | CudaExecutable:
     """Run a model through all stages; return the fastest executable whose results are right.
 
     Args:
@@ -122,7 +124,7 @@ def optimize_model(
 
 
 @few_collections()
-def _executable_of(run: Run, watch: Watch | None) -> Any:
+def _executable_of(run: Run, watch: Watch | None) -> Executable | CudaExecutable:
     """Run all stages; "lower" only if somebody watches, because "build" lowers each kernel itself."""
     with run.resources:
         run_until(run, "build", skip=() if watch is not None else ("lower",), watch=watch)

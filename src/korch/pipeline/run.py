@@ -23,6 +23,8 @@ from korch.partition.block import Partition
 from korch.partition.join import Joined
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array
+from korch.runtime.cuda.executable import CudaExecutable
+from korch.runtime.executable import Executable
 from korch.search.ledger import Ledger
 from korch.tile.program import TileProgram
 from korch.validation.validate import BUILD_KERNELS, WEIGHTS_BYTES
@@ -99,7 +101,7 @@ class Run:
     tasks: list[Task] = field(init=False)
     outcome: Outcome = field(init=False)
     programs: tuple[tuple[Candidate, TileProgram | None], ...] = field(init=False)
-    executable: Any = field(init=False)
+    executable: Executable | CudaExecutable = field(init=False)
 
     def release(self) -> None:
         """Free the results that only the search needs."""

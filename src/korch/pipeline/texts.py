@@ -103,8 +103,7 @@ def programs_text(run: Run) -> str:
 
 def kernels_text(run: Run) -> str:
     """Return the sources of the executable's kernels."""
-    sources: dict[str, str] = run.executable.sources
-    return "\n".join(f"// {name}\n{text}" for name, text in sources.items())
+    return "\n".join(f"// {name}\n{text}" for name, text in run.executable.sources.items())
 
 
 def tasks_line(tasks: Sequence[Task]) -> str:

@@ -17,6 +17,7 @@ from korch.report.peers.inputs import random_inputs
 from korch.report.peers.peer import require
 from korch.runtime import shaped
 from korch.runtime.artifact import read_format
+from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.executable import Executable, load
 from korch.runtime.record import ModelRecord
 from korch.scratch import scratch_folder
@@ -75,13 +76,13 @@ def bench(
 
 def _subject(
     subject: Path, folder: Path, options: Options, shapes: Mapping[str, Sequence[int]], say: Tell
-) -> tuple[Executable, Path]:
+) -> tuple[Executable | CudaExecutable, Path]:
     """Return the executable of an artifact or of a model that is optimized, and its artifact."""
     if subject.suffix == ".korch":
         return _load(subject, shapes), subject
     from korch.pipeline import optimize_model
 
-    executable: Executable = optimize_model(subject, options, {n: tuple(shape) for n, shape in shapes.items()}, say)
+    executable = optimize_model(subject, options, {n: tuple(shape) for n, shape in shapes.items()}, say)
     artifact = folder / "subject.korch"
     executable.save(artifact)
     return executable, artifact

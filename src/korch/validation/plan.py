@@ -156,7 +156,7 @@ class Validation:
     """
 
     results: tuple[Result, ...]
-    winner: Any
+    winner: Runnable
     won: Result
     given: Differences
     arrays: Sequence[Array]
