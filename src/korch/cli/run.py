@@ -96,7 +96,7 @@ def profile(parsed: argparse.Namespace) -> int:
         text = json.dumps(trace(executable.plan, found, threads, reason))
         with writing(parsed.trace, "option --trace"):
             parsed.trace.write_text(text)
-    print(to_json(found.to_json()) if parsed.json else found.to_text())
+    print(to_json(found) if parsed.json else found.to_text())
     return 0
 
 

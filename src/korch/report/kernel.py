@@ -98,7 +98,7 @@ def limit_of(step: StepRecord, machine: Rates) -> str:
     limits = [level.limit_bytes for level in levels]
     own = next((i for i, n in enumerate(limits) if n == 0 or step.size_bytes <= n), None)
     if own is not None:
-        written = sum(_bytes(port) for port in step.outputs)
+        written = sum(port_bytes(port) for port in step.outputs)
         read_rate, write_rate = levels[own].read_bytes_per_s, levels[own].write_bytes_per_s
         seconds = max(
             (step.size_bytes - written) / read_rate, written / write_rate, step.size_bytes / (read_rate + write_rate)
@@ -223,16 +223,15 @@ def kernel_text(plan: PlanRecord, report: Report, number: int) -> str:
     step = plan.steps[number]
     total_ns = sum(other.cost_ns for other in plan.steps) or 1.0
     variant = f", {step.variant}" if step.variant else ""
-    origins = [origin for origin in step.origins if origin and not rule_of(origin)]
-    rules = sorted({rule for origin in step.origins if (rule := rule_of(origin))})
+    origins, rules = origins_of(step)
     source = "what rules wrote" if rules else "a change of layout"
     lines = [
         f"kernel {number} of {len(plan.steps)}: {operations(step)}",
         f"made by    {step.provider}{variant}",
         f"cost       {_cost(step)}, {100 * step.cost_ns / total_ns:.1f} % of the sum; bound {time_text(step.bound_ns)}",
         f"why        {why(step, report.machine)}",
-        f"reads      {_port_texts(step.inputs)}",
-        f"writes     {_port_texts(step.outputs)}",
+        f"reads      {'; '.join(map(port_text, step.inputs)) or 'nothing'}",
+        f"writes     {'; '.join(map(port_text, step.outputs))}",
         f"moves      {size_text(step.size_bytes)}, computes {count_text(step.work_flop)}FLOP",
         f"from       {', '.join(origins) or source}",
         f"rules      {', '.join(rules) or 'none'}",
@@ -253,6 +252,12 @@ def kernel_text(plan: PlanRecord, report: Report, number: int) -> str:
     lines += [] if others else ["  none"]
     body = (cut(line, MOST_CHARACTERS) for line in step.primitives.splitlines())
     return "\n".join([*lines, "", "primitives:", *body])
+
+
+def origins_of(step: StepRecord) -> tuple[list[str], list[str]]:
+    """Return the model's operators that a kernel runs a part of, and the rules that it uses."""
+    operators = [origin for origin in step.origins if origin and not rule_of(origin)]
+    return operators, sorted({rule for origin in step.origins if (rule := rule_of(origin))})
 
 
 def _source(step: StepRecord) -> str:
@@ -311,10 +316,11 @@ def _cost(step: StepRecord) -> str:
     return time_text(step.cost_ns) if step.is_measured else f"≥{time_text(step.cost_ns)}"
 
 
-def _port_texts(ports: Sequence[PortRecord]) -> str:
-    texts = (f"%{p.value} {p.type} {p.layout or 'scalar'} ({p.place.lower()})" for p in ports)
-    return "; ".join(texts) or "nothing"
+def port_text(port: PortRecord) -> str:
+    """Return the value, type, layout and place of a port."""
+    return f"%{port.value} {port.type} {port.layout or 'scalar'} ({port.place.lower()})"
 
 
-def _bytes(port: PortRecord) -> int:
+def port_bytes(port: PortRecord) -> int:
+    """Return the size of a port's value in its layout."""
     return Layout.parse(port.layout).size_bytes(ValueType.parse(port.type))

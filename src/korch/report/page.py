@@ -15,14 +15,21 @@ from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
-from korch.candidate.layout import Layout
-from korch.equivalence.rule import rule_of
 from korch.errors import UnsupportedError
-from korch.primitive.types import ValueType
 from korch.records import plain
 from korch.report.compare import Row
 from korch.report.explain import output_rows, rule_rows, summary
-from korch.report.kernel import grouping_row, groupings_of, operations, rival_row, slowest, why
+from korch.report.kernel import (
+    grouping_row,
+    groupings_of,
+    operations,
+    origins_of,
+    port_bytes,
+    port_text,
+    rival_row,
+    slowest,
+    why,
+)
 from korch.report.threads import Threads
 from korch.report.units import cut
 from korch.runtime.record import PlanRecord, PortRecord
@@ -200,7 +207,7 @@ def _headline(plan: PlanRecord, report: Report, peers: Sequence[Row]) -> list[tu
 
 def _kernel(number: int, plan: PlanRecord, report: Report, run_ns: Sequence[float] | None) -> dict[str, Any]:
     step = plan.steps[number]
-    rivals = report.rivals.get(step.candidate, ())
+    origins, rules = origins_of(step)
     return {
         "number": number,
         "symbol": step.symbol,
@@ -208,10 +215,10 @@ def _kernel(number: int, plan: PlanRecord, report: Report, run_ns: Sequence[floa
         "variant": step.variant,
         "operations": operations(step),
         "primitives": step.primitives,
-        "origins": [o for o in step.origins if o and not rule_of(o)],
-        "rules": sorted({rule for o in step.origins if (rule := rule_of(o))}),
-        "inputs": [_port(port) for port in step.inputs],
-        "outputs": [_port(port) for port in step.outputs],
+        "origins": origins,
+        "rules": rules,
+        "inputs": [port_text(port) for port in step.inputs],
+        "outputs": [port_text(port) for port in step.outputs],
         "us": step.cost_ns / 1e3,
         "measured": step.is_measured,
         "bound_us": step.bound_ns / 1e3,
@@ -219,13 +226,9 @@ def _kernel(number: int, plan: PlanRecord, report: Report, run_ns: Sequence[floa
         "bytes": step.size_bytes,
         "flop": step.work_flop,
         "run_us": None if run_ns is None else run_ns[number] / 1e3,
-        "rivals": [plain(rival_row(row, step, plan, report)) for row in rivals],
+        "rivals": [plain(rival_row(row, step, plan, report)) for row in report.rivals.get(step.candidate, ())],
         "groupings": [plain(grouping_row(row, plan, report)) for row in groupings_of(number, report)],
     }
-
-
-def _port(port: PortRecord) -> str:
-    return f"%{port.value} {port.type} {port.layout or 'scalar'} ({port.place.lower()})"
 
 
 def _peer(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
@@ -389,7 +392,7 @@ def _live_bytes(plan: PlanRecord) -> list[int]:
                     born[open_at[part.at]] = (part.at, n, 0)
                     open_at[part.at] = len(born)
                 open_at[port.at] = len(born)
-                born.append((port.at, first, _bytes_of(port)))
+                born.append((port.at, first, port_bytes(port)))
                 last[len(born) - 1] = n
     for i, (_, first, size) in enumerate(born):
         spans.append((first, last[i], size))
@@ -397,7 +400,3 @@ def _live_bytes(plan: PlanRecord) -> list[int]:
         step.workspace_bytes + sum(size for first, end, size in spans if first <= n <= end)
         for n, step in enumerate(plan.steps)
     ]
-
-
-def _bytes_of(port: PortRecord) -> int:
-    return Layout.parse(port.layout).size_bytes(ValueType.parse(port.type))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -64,10 +64,6 @@ class Profile:
     def running(self) -> tuple[KernelTime, ...]:
         """The kernels without concatenations in place, which do not run."""
         return tuple(k for k in self.kernels if k.alone_ns or not k.is_measured)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
-        return asdict(self)
 
     def to_text(self, most: int = 30) -> str:
         """Return a table of the slowest kernels, and the sums of each provider and of the plan."""
