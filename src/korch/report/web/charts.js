@@ -18,8 +18,8 @@ function roofline() {
   const points = kernels.filter((k) => k.measured && k.us > 0 && k.bytes > 0 && k.flop > 0)
     .map((k) => ({ x: k.flop / k.bytes, y: k.flop / k.us / 1e3, number: k.number, r: k.us }));
   const left = kernels.length - points.length;
-  byId("roof-note").textContent = left ? `${left} of ${kernels.length} kernels without floating-point operations, `
-    + "or that were not measured, have no place in it." : "";
+  byId("roof-note").textContent = left ? `${left} of ${counted(kernels.length, "kernel")} without floating-point operations, `
+    + "or that were not measured, are not shown." : "";
   const roof = data.roof.map(([x, y]) => ({ x, y }));
   const largest = Math.max(...points.map((p) => p.r), 1e-9);
   chart("roofline", {
@@ -42,7 +42,7 @@ function roofline() {
   });
 }
 
-// A row for each provider's kernels, and, if somebody looked, one for each thread.
+// A row for each provider's kernels, and one for each thread if threads were recorded.
 function timeline() {
   let at = 0;
   const spans = kernels.map((k, i) => {

@@ -1,5 +1,5 @@
-// The page of one plan: facts, kernels, graph, roofline, timeline, memory, search. All data are in
-// the page itself; the table of kernels says in words what the graph and the charts show.
+// The page of one plan: facts, kernels, graph, roofline, timeline, memory, search. The page contains
+// its data; the table of kernels has the content of the graph and the charts as text.
 const { Chart, cytoscape, highlighter } = korchLibraries;
 const data = JSON.parse(document.getElementById("data").textContent);
 const kernels = data.kernels;
@@ -33,6 +33,7 @@ function size(bytes) {
   while (bytes >= 1024 && i < units.length - 1) { bytes /= 1024; i += 1; }
   return `${i ? bytes.toFixed(1) : bytes} ${units[i]}`;
 }
+const counted = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
 const ratio = (k) => k.measured && k.bound_us > 0 ? k.us / k.bound_us : null;
 
 // Facts
@@ -132,7 +133,7 @@ function list() {
   }, ...columns.map(([, , show], i) => element("td", { class: i < 7 ? "number" : null }, String(show(k))))));
   byId("kernels").replaceChildren(element("thead", {}, head), element("tbody", {}, ...body));
   stop(body.find((row) => Number(row.dataset.kernel) === selected) ?? body[0]);
-  byId("found").textContent = needle ? `${rows.length} of ${kernels.length} kernels` : `${kernels.length} kernels`;
+  byId("found").textContent = needle ? `${rows.length} of ${counted(kernels.length, "kernel")}` : counted(kernels.length, "kernel");
   if (graph) highlight(new Set(rows.map((k) => k.number)), needle !== "");
 }
 
