@@ -13,15 +13,21 @@ from korch.tile.index import ZERO, add, constant, scale, var
 from korch.tile.program import (
     Accumulate,
     Apply,
+    At,
     Axis,
     Buffer,
+    Contract,
     Inside,
     Level,
     Literal,
     Load,
+    Panels,
     Pass,
+    Product,
     Select,
+    Split,
     Stage,
+    Step,
     Store,
     TileProgram,
 )
@@ -43,7 +49,7 @@ SQUARES = Pass(
 SUM = Pass(ROWS, "v", (Load("x0", F32, "i0", ZERO),), (Accumulate("o0", var("v"), "x0", "sum"),))
 
 
-def program(*passes: Pass, grid: tuple[Axis, ...] = (), more: tuple[Buffer, ...] = ()) -> TileProgram:
+def program(*passes: Step, grid: tuple[Axis, ...] = (), more: tuple[Buffer, ...] = ()) -> TileProgram:
     buffers = (Buffer("i0", Level.INPUT, F32, 8), Buffer("o0", Level.OUTPUT, F32, 8), *more)
     return TileProgram(buffers, (Stage(grid, passes),))
 
@@ -65,7 +71,13 @@ READS_NEXT = Pass(
     (), "", (Load("x0", F32, "w", add(constant(7), scale(var("g"), -1))),), (Store("o0", var("g"), "x0"),)
 )
 READS_OWN = replace(READS_NEXT, ops=(Load("x0", F32, "w", var("g")),))
+SUM_OF_PRODUCTS = Contract((Axis("v", 8),), At("o0", var("v")), At("i0", var("v")), At("i0", var("v")), Product.BF16)
 REFUSED = {
+    "'t': panels do not divide a buffer": program(COPY, more=(Buffer("t", Level.TILE, F32, 24, (Panels(12, 8),)),)),
+    "'t': a buffer can't be split": program(
+        COPY, more=(Buffer("t", Level.TILE, DType.I32, 24, (Split(2, DType.BF16),)),)
+    ),
+    "i0 is of type f32, not bf16": program(COPY, SUM_OF_PRODUCTS),
     "two buffers have one name": program(COPY, more=(Buffer("i0", Level.INPUT, F32, 1),)),
     "tile program, 'x0 = f32 load i1[v]': there is no such buffer": program(
         replace(COPY, ops=(replace(X, buffer="i1"),))
@@ -77,7 +89,7 @@ REFUSED = {
     "'g r': a grid axis is reduced": program(
         replace(SUM, axes=ROWS[1:], vector="", sinks=(Accumulate("o0", ZERO, "x0", "sum"),)), grid=(Axis("g", 1, True),)
     ),
-    "'v': a kept loop is empty": program(replace(COPY, axes=(Axis("v", 0),))),
+    "'v': the size -1 may be negative": program(replace(COPY, axes=(Axis("v", -1),))),
     "'v': the outer loop of a tile does not exist": program(replace(COPY, axes=(RAGGED,))),
     "'v': tiles do not cover their axis": program(replace(COPY, axes=(RAGGED,)), grid=(Axis("g", 3),)),
     "'w': the vector axis is no loop of its pass": program(replace(COPY, vector="w")),
@@ -122,7 +134,7 @@ REFUSED = {
     "'x0 = f32 load i0[v - 1]': an index of 8 reaches [-1, 6]": program(
         replace(COPY, ops=(replace(X, index=add(var("v"), constant(-1))),))
     ),
-    "'store o0[4*g + v] = x0': an index of 8 reaches [8, 8]": program(
+    "'store o0[4*g + v] = x0': an index of 8 reaches [0, 8]": program(
         replace(
             COPY,
             axes=(Axis("v", 4, ragged=("g", 9)),),
@@ -198,7 +210,7 @@ def test_each_part_of_two_ragged_tiles_is_checked():
     grid = (Axis("g", 2), Axis("h", 2))
     buffers = (Buffer("i0", Level.INPUT, F32, 21), Buffer("o0", Level.OUTPUT, F32, 21))
     check.check_program(TileProgram(buffers, (Stage(grid, (copy,)),)))
-    smaller = (buffers[0], replace(buffers[1], size=20))
+    smaller = (buffers[0], replace(buffers[1], elements=20))
     with pytest.raises(InvalidGraphError, match="reaches"):
         check.check_program(TileProgram(smaller, (Stage(grid, (copy,)),)))
     assert "w<min(4, 7 - 4*h) vector w across v" in format_program(TileProgram(buffers, (Stage(grid, (copy,)),)))

@@ -41,7 +41,7 @@ def offers_of(group: Group, target: Target) -> Sequence[Offer]:
 def lowered(group: Group, offer: Offer, target: Target) -> TileProgram:
     machine = Machine(target.lanes, target.threads)
     program = lower(group.body, offer.inputs, offer.outputs, machine, offer.variant == "keep")
-    check_program(program)
+    assert check_program(program) == (), program
     return program
 
 

@@ -1,82 +1,111 @@
 """What every tile program must fulfil: small named checks.
 
 They find mistakes of lowering before a compiler or a crash does. Whether the results are right, the
-interpreter in `korch.tile.reference` shows. All checks are linear in the program's text except the
-one for races, which visits the points of the loops.
+interpreter in `korch.tile.reference` shows. What a program with parameters fulfils, it fulfils for
+all of their values.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-
-import numpy as np
+from collections.abc import Callable, Iterator
 
 from korch.errors import InvalidGraphError
-from korch.primitive.op import Array, Category
+from korch.primitive.op import Category
 from korch.primitive.ops import OPS
-from korch.tile.index import Expr, Ranges, Var, bounds
-from korch.tile.points import Points
+from korch.tile.index import Expr, Ranges, bounds
+from korch.tile.places import indices_stay_inside, tasks_do_not_race
 from korch.tile.program import (
     Accumulate,
     Apply,
+    Axis,
+    Contract,
     Level,
     Load,
+    Loop,
+    Panels,
     Pass,
     Select,
+    Size,
+    Split,
     Stage,
+    Step,
     TileOp,
     TileProgram,
     arguments_of,
-    ranges_of,
+    parts_of,
+    written_by,
 )
-from korch.tile.text import format_op, format_sink
-
-MOST_POINTS = 1 << 22
-"""The largest number of points of a stage that is checked for races."""
+from korch.tile.region import accesses, accesses_of
+from korch.tile.text import format_contract, format_op, format_sink
 
 
-def check_program(program: TileProgram) -> None:
-    """Run every check.
+def check_program(program: TileProgram) -> tuple[str, ...]:
+    """Run every check; return a line for each property that is neither shown nor refuted.
 
     Raises:
         InvalidGraphError: a check fails; the text names the offending line.
     """
-    for check in CHECKS:
-        check(program)
+    return tuple(line for check in CHECKS for line in check(program) or ())
 
 
 def buffers_are_known(program: TileProgram) -> None:
     """Buffers have one name each, and only known ones are read; inputs are not written."""
     levels = {buffer.name: buffer.level for buffer in program.buffers}
     _require(len(levels) == len(program.buffers), "two buffers have one name", "")
-    for _, pass_ in _passes(program):
-        for op in pass_.ops:
-            if isinstance(op, Load):
-                _require(op.buffer in levels, "there is no such buffer", format_op(op))
-        for sink in pass_.sinks:
-            _require(sink.buffer in levels, "there is no such buffer", format_sink(sink))
-            is_input = levels[sink.buffer] is Level.INPUT
-            _require(not is_input, "an input is written", format_sink(sink))
+    for stage in program.stages:
+        for access in accesses(stage):
+            _require(access.buffer in levels, "there is no such buffer", access.text)
+            is_input = access.is_write and levels[access.buffer] is Level.INPUT
+            _require(not is_input, "an input is written", access.text)
+
+
+def layouts_fit(program: TileProgram) -> None:
+    """Panels divide the rows of a matrix, and rows its elements; split elements are floats."""
+    for buffer in program.buffers:
+        for layout in buffer.layout:
+            if isinstance(layout, Panels):
+                is_whole = isinstance(buffer.elements, int) and buffer.elements % layout.columns == 0
+                _require(is_whole and layout.columns % layout.width == 0, "panels do not divide a buffer", buffer.name)
+            if isinstance(layout, Split):
+                is_float = buffer.dtype.is_float and layout.dtype.is_float
+                _require(is_float and layout.pieces > 0, "a buffer can't be split", buffer.name)
+
+
+def sizes_are_known(program: TileProgram) -> None:
+    """Parameters have ranges of their own, and sizes depend on nothing else and are not negative."""
+    ranges = program.parameter_ranges
+    _require(len(ranges) == len(program.parameters), "two parameters have one name", "")
+    for parameter in program.parameters:
+        _require(0 <= parameter.low <= parameter.high, "the range of a parameter is empty or negative", parameter.name)
+    for buffer in program.buffers:
+        _require_size(buffer.elements, ranges, buffer.name)
+    for stage, outer, step in _leaves(program):
+        for axis in (*stage.grid, *outer, *step.axes):
+            _require_size(axis.size, ranges, axis.name)
+            if axis.ragged is not None:
+                _require_size(axis.ragged[1], ranges, axis.name)
 
 
 def axes_are_sound(program: TileProgram) -> None:
     """Loop variables have one name each; kept loops stand before reduced ones; grids keep all."""
-    for stage, pass_ in _passes(program):
-        axes = (*stage.grid, *pass_.axes)
+    ranges = program.parameter_ranges
+    for stage, outer, step in _leaves(program):
+        axes = (*stage.grid, *outer, *step.axes)
         names = [axis.name for axis in axes]
         text = " ".join(names)
-        _require(len(set(names)) == len(names), "two loops have one variable", text)
+        _require(len(set(names) | ranges.keys()) == len(names) + len(ranges), "two loops have one variable", text)
+        _require(not any(axis.is_reduced for axis in stage.grid), "a grid axis is reduced", text)
+        for axis in outer:
+            _require(not axis.is_reduced and axis.ragged is None, "a loop around steps is reduced or ragged", axis.name)
         reduced = [axis.is_reduced for axis in axes]
         _require(reduced == sorted(reduced), "a reduced loop stands outside of a kept one", text)
-        _require(not any(axis.is_reduced for axis in stage.grid), "a grid axis is reduced", text)
+        sizes = {axis.name: axis.size for axis in axes}
         for axis in axes:
-            _require(axis.extent >= (not axis.is_reduced), "a kept loop is empty", axis.name)
             if axis.ragged is not None:
-                outer, total = axis.ragged
-                tiles = {a.name: a.extent for a in axes}.get(outer)
-                _require(tiles is not None, "the outer loop of a tile does not exist", axis.name)
-                is_covered = tiles == -(-total // axis.extent)
+                name, total = axis.ragged
+                _require(name in sizes, "the outer loop of a tile does not exist", axis.name)
+                is_fixed = isinstance(axis.size, int) and axis.size > 0
+                is_covered = is_fixed and sizes[name] == parts_of(total, axis.extent, ranges)
                 _require(is_covered, "tiles do not cover their axis", axis.name)
 
 
@@ -106,21 +135,28 @@ def squares_are_free(program: TileProgram) -> None:
 
 
 def names_are_bound(program: TileProgram) -> None:
-    """Each value is computed before it is used, once; each loop variable is one of the pass."""
-    for stage, pass_ in _passes(program):
-        variables = {axis.name for axis in (*stage.grid, *pass_.axes)}
-        bound: set[str] = set()
-        for op in pass_.ops:
+    """Each value is computed before it is used, once; each loop variable is one around it."""
+    parameters = program.parameter_ranges.keys()
+    for stage, outer, step in _leaves(program):
+        grid = {axis.name for axis in (*stage.grid, *outer)} | parameters
+        for access in accesses_of(step, outer):
+            own = {axis.name for axis in access.axes}
+            used = access.index.variables.union(*(guard.expr.variables for guard in access.guards))
+            if reduced := {axis.name for axis in step.axes if axis.is_reduced} - own:
+                _require(not used & reduced, "a place depends on a reduced loop", access.text)
+            _require(used <= grid | own, "a variable is no loop", access.text)
+        if isinstance(step, Contract):
+            continue
+        variables, bound = grid | {axis.name for axis in step.axes}, set[str]()
+        for op in step.ops:
             text = format_op(op)
             _require(bound.issuperset(arguments_of(op)), "a value is used before it is bound", text)
             _require(op.name not in bound, "a value is bound twice", text)
-            used = {v for expr in _expressions(op) for v in expr.variables}
-            _require(used <= variables, "a variable is no loop", text)
+            used_here = {v for expr in _expressions(op) for v in expr.variables}
+            _require(used_here <= variables, "a variable is no loop", text)
             bound.add(op.name)
-        for sink in pass_.sinks:
-            text = format_sink(sink)
-            _require(sink.value in bound, "a value is used before it is bound", text)
-            _require(sink.index.variables <= variables, "a variable is no loop", text)
+        for sink in step.sinks:
+            _require(sink.value in bound, "a value is used before it is bound", format_sink(sink))
 
 
 def operations_are_elementwise(program: TileProgram) -> None:
@@ -136,7 +172,7 @@ def operations_are_elementwise(program: TileProgram) -> None:
 
 
 def sinks_suit_the_loops(program: TileProgram) -> None:
-    """A pass stores or accumulates; reduced loops only accumulate, into places of kept ones."""
+    """A pass stores or accumulates; reduced loops only accumulate."""
     for _, pass_ in _passes(program):
         _require(bool(pass_.sinks), "a pass writes nothing", pass_.vector)
         reduced = {axis.name for axis in pass_.axes if axis.is_reduced}
@@ -145,108 +181,79 @@ def sinks_suit_the_loops(program: TileProgram) -> None:
             is_accumulator = isinstance(sink, Accumulate)
             _require(is_accumulator == pass_.is_reduction, "a pass stores and accumulates", text)
             _require(is_accumulator or not reduced, "a store stands in a reduced loop", text)
-            _require(not sink.index.variables & reduced, "a place depends on a reduced loop", text)
 
 
-def indices_stay_inside(program: TileProgram) -> None:
-    """No store leaves its buffer, and no load of an affine index that nothing guards.
-
-    Bounds of choices and tables are too wide to judge by; the interpreter meets such loads.
-    """
-    sizes = {buffer.name: buffer.size for buffer in program.buffers}
-    for stage, pass_ in _passes(program):
-        if any(axis.extent == 0 for axis in pass_.axes):
-            continue
-        places = [(sink.buffer, sink.index, format_sink(sink)) for sink in pass_.sinks]
-        places += [
-            (op.buffer, op.index, format_op(op))
-            for op in pass_.ops
-            if isinstance(op, Load) and not op.guards and _is_affine(op.index)
-        ]
-        for ranges in _ranges(stage, pass_):
-            for buffer, index, text in places:
-                low, high = bounds(index, ranges)
-                inside = low >= 0 and high < sizes[buffer]
-                _require(inside, f"an index of {sizes[buffer]} reaches [{low}, {high}]", text)
+def products_fit(program: TileProgram) -> None:
+    """Operands and accumulators of contractions have the types that their product wants."""
+    types = {buffer.name: buffer.dtype for buffer in program.buffers}
+    for _, _, step in _leaves(program):
+        if isinstance(step, Contract):
+            a, b, total = step.product.types
+            wanted = {step.a.buffer: a, step.b.buffer: b, step.out.buffer: total}
+            wanted |= {step.rescale.buffer: total} if step.rescale else {}
+            for name, dtype in wanted.items():
+                what = f"{name} is of type {types[name].value}, not {dtype.value}"
+                _require(types[name] is dtype, what, format_contract(step))
 
 
 def buffers_are_written_first(program: TileProgram) -> None:
-    """What a pass reads is an input, or written before; a tile by an earlier pass of its stage."""
+    """What a step reads is an input, or written before; a tile by an earlier step of its stage.
+
+    Inside of a loop, a tile that the loop writes and does not carry is written in each turn.
+    """
     levels = {buffer.name: buffer.level for buffer in program.buffers}
+    tiles = {name for name, level in levels.items() if level is Level.TILE}
     written = {name for name, level in levels.items() if level is Level.INPUT}
     for stage in program.stages:
-        own: set[str] = set()
-        for pass_ in stage.passes:
-            for op in pass_.ops:
-                if isinstance(op, Load):
-                    is_tile = levels[op.buffer] is Level.TILE
-                    known = own if is_tile else written | own
-                    _require(op.buffer in known, "a buffer is read before it is written", format_op(op))
-            own.update(sink.buffer for sink in pass_.sinks)
-        written |= own
-    for name, level in levels.items():
-        _require(
-            level is not Level.OUTPUT or name in written or not program.buffer(name).size,
-            "an output is never written",
-            name,
-        )
+        written = _written_after(stage.steps, (), written, tiles) - tiles
+    for buffer in program.buffers:
+        is_missing = buffer.level is Level.OUTPUT and buffer.name not in written and buffer.elements != 0
+        _require(not is_missing, "an output is never written", buffer.name)
 
 
-def tasks_do_not_race(program: TileProgram) -> None:
-    """No task reads or writes an element that another task of the same stage writes.
-
-    Stages of more than `MOST_POINTS` points are not looked at.
-    """
-    sizes = {buffer.name: buffer.size for buffer in program.buffers if buffer.level is not Level.TILE}
-    for stage in program.stages:
-        points = stage.tasks * sum(math.prod(axis.extent for axis in pass_.axes) for pass_ in stage.passes)
-        if stage.tasks < 2 or points > MOST_POINTS:
+def _written_after(steps: tuple[Step, ...], outer: tuple[Axis, ...], written: set[str], tiles: set[str]) -> set[str]:
+    """Return what is written after some steps, given what is before."""
+    for step in steps:
+        if isinstance(step, Loop):
+            for name in step.carried:
+                _require(name in tiles, "what a loop carries is no tile", name)
+                _require(name in written, "a carried tile is not written before its loop", name)
+            lost = (written_by(step.body) & tiles) - {*step.carried}
+            written = _written_after(step.body, (*outer, step.axis), written - lost, tiles) - lost
             continue
-        passes = [(pass_, Points(stage, pass_, np.arange(stage.tasks))) for pass_ in stage.passes]
-        writers: dict[str, Array] = {}
-        for pass_, at in passes:
-            for sink in pass_.sinks:
-                if sink.buffer in sizes:
-                    writer = writers.setdefault(sink.buffer, np.full(sizes[sink.buffer], -1))
-                    places, tasks = _touched(at, sink.index, at.live)
-                    other = (writer[places] >= 0) & (writer[places] != tasks)
-                    writer[places] = tasks
-                    is_own = not np.any(other) and np.array_equal(writer[places], tasks)
-                    _require(is_own, "two tasks of a stage write one element", format_sink(sink))
-        for pass_, at in passes:
-            for op in pass_.ops:
-                if isinstance(op, Load) and op.buffer in writers:
-                    places, tasks = _touched(at, op.index, at.live & at.holds(op.guards))
-                    writer = writers[op.buffer][places]
-                    is_own = bool(np.all((writer < 0) | (writer == tasks)))
-                    _require(is_own, "a task reads what another task of its stage writes", format_op(op))
+        for access in accesses_of(step, outer):
+            if not access.is_write:
+                _require(access.buffer in written, "a buffer is read before it is written", access.text)
+        written = written | written_by((step,))
+    return written
 
 
-def _touched(points: Points, index: Expr, holds: Array) -> tuple[Array, Array]:
-    """Return the place in a buffer and the task of each point at which a condition holds."""
-    arrays = [np.broadcast_to(array, points.shape) for array in (points.at(index), points.task, holds)]
-    return arrays[0][arrays[2]], arrays[1][arrays[2]]
-
-
-CHECKS = (
+CHECKS: tuple[Callable[[TileProgram], list[str] | None], ...] = (
     buffers_are_known,
+    layouts_fit,
+    sizes_are_known,
     axes_are_sound,
     vector_is_an_axis,
     squares_are_free,
     names_are_bound,
     operations_are_elementwise,
     sinks_suit_the_loops,
-    indices_stay_inside,
+    products_fit,
     buffers_are_written_first,
+    indices_stay_inside,
     tasks_do_not_race,
 )
 """Those that stand later rely on those before."""
 
 
-def _passes(program: TileProgram) -> Iterator[tuple[Stage, Pass]]:
+def _leaves(program: TileProgram) -> Iterator[tuple[Stage, tuple[Axis, ...], Pass | Contract]]:
     for stage in program.stages:
-        for pass_ in stage.passes:
-            yield stage, pass_
+        for loops, step in stage.leaves:
+            yield stage, tuple(loop.axis for loop in loops), step
+
+
+def _passes(program: TileProgram) -> Iterator[tuple[Stage, Pass]]:
+    return ((stage, step) for stage, _, step in _leaves(program) if isinstance(step, Pass))
 
 
 def _expressions(op: TileOp) -> Iterator[Expr]:
@@ -256,23 +263,11 @@ def _expressions(op: TileOp) -> Iterator[Expr]:
         yield from (guard.expr for guard in op.guards)
 
 
-def _is_affine(expr: Expr) -> bool:
-    return all(isinstance(atom, Var) for atom, _ in expr.terms)
-
-
-def _ranges(stage: Stage, pass_: Pass) -> Iterator[Ranges]:
-    """Yield ranges that together hold every point: for ragged loops, whole tiles and the last."""
-    whole = ranges_of(stage, pass_)
-    found: list[Ranges] = [whole]
-    for axis in pass_.axes:
-        if axis.ragged is None:
-            continue
-        outer, total = axis.ragged
-        last = whole[outer][1]
-        rest = (0, total - last * axis.extent - 1)
-        parts: list[Ranges] = [{outer: (0, last - 1)}] if last else []
-        found = [{**ranges, **part} for ranges in found for part in (*parts, {outer: (last, last), axis.name: rest})]
-    yield from found
+def _require_size(size: Size, ranges: Ranges, name: str) -> None:
+    is_known = isinstance(size, int) or size.variables <= ranges.keys()
+    _require(is_known, f"the size {size} depends on what is no parameter", name)
+    low = size if isinstance(size, int) else bounds(size, ranges)[0]
+    _require(low >= 0, f"the size {size} may be negative", name)
 
 
 def _require(condition: bool, what: str, line: str) -> None:

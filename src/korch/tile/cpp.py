@@ -17,7 +17,7 @@ from typing import NamedTuple
 from korch.tile.cpp_pass import PassPrinter
 from korch.tile.cpp_text import C_TYPE, NARROW_TYPE, Writer
 from korch.tile.loops import SQUARE_TYPES
-from korch.tile.program import Level, Load, Stage, TileProgram
+from korch.tile.program import Level, Load, Stage, TileProgram, require_printable
 
 SERIAL_POINTS = 6000
 """Programs with fewer points run in the calling thread: a parallel region would cost more."""
@@ -49,7 +49,11 @@ def print_cpp(program: TileProgram, comment: str, lanes: int, threads: int, stre
         threads: how many run it; one needs no parallel region.
         stream_bytes: outputs of at least this size bypass the caches, and inputs of at least this
             size are prefetched from memory.
+
+    Raises:
+        InvalidGraphError: the program has parameters, contractions, loops or layouts.
     """
+    require_printable(program)
     return _Printer(program, comment, lanes, threads, stream_bytes).run()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Set
 
 from korch.primitive.types import DType
 from korch.tile.growth import TextLimitError
-from korch.tile.index import Atom, Choice, Entry, Expr, Quotient, Remainder, Var
+from korch.tile.index import Atom, Choice, Entry, Expr, Quotient, Remainder, Times, Var
 from korch.tile.program import TileProgram
 
 MOST_CHARACTERS = 1 << 20
@@ -131,3 +131,5 @@ class Writer:
                 at = self.expr(inner)
                 text = "".join(f"({at}) < {n} ? ({self.expr(piece)}) : " for n, piece in pieces)
                 return f"({text}({self.expr(otherwise)}))"
+            case Times():
+                raise AssertionError("a printed program has no parameters")

@@ -1,8 +1,9 @@
 """Index expressions: integers computed from loop variables.
 
 An expression is affine in *atoms*: loop variables, and what is not affine itself (a quotient, a
-remainder, an entry of a table, a choice of pieces). It is kept simplified under the ranges of the
-variables, so that a reshape or a blocked layout costs no division where its sizes allow it.
+remainder, an entry of a table, a choice of pieces, a product with a parameter). It is kept
+simplified under the ranges of the variables, so that a reshape or a blocked layout costs no
+division where its sizes allow it.
 """
 
 from __future__ import annotations
@@ -72,7 +73,18 @@ class Choice:
         return f"({text}{self.otherwise})"
 
 
-Atom = Var | Quotient | Remainder | Entry | Choice
+@dataclass(frozen=True)
+class Times:
+    """An expression times an atom of parameters, which are integers known at run time only."""
+
+    factor: Atom
+    expr: Expr
+
+    def __str__(self) -> str:
+        return f"{self.factor}*({self.expr})"
+
+
+Atom = Var | Quotient | Remainder | Entry | Choice | Times
 
 
 @dataclass(frozen=True)
@@ -135,6 +147,15 @@ def add(*parts: Expr) -> Expr:
 def scale(expr: Expr, factor: int) -> Expr:
     """Return an expression times a number."""
     return _expr(expr.constant * factor, ((a, c * factor) for a, c in expr.terms))
+
+
+def times(expr: Expr, factor: Expr) -> Expr:
+    """Return an expression times one of parameters."""
+    parts = [scale(expr, factor.constant)]
+    for atom, step in factor.terms:
+        parts.append(Expr(0, ((atom, step * expr.constant),)) if expr.constant else ZERO)
+        parts += [Expr(0, ((Times(atom, Expr(0, ((a, 1),))), step * c),)) for a, c in expr.terms]
+    return add(*parts)
 
 
 def bounds(expr: Expr, ranges: Ranges) -> tuple[int, int]:
@@ -250,6 +271,8 @@ def breakpoints(expr: Expr, name: str, ranges: Ranges) -> set[int]:
                 for limit, piece in pieces:
                     found |= breakpoints(piece, name, ranges)
                     found |= turning_point(inner, limit, name)
+            case Times(_, inner):
+                found |= breakpoints(inner, name, ranges)
     return found
 
 
@@ -324,6 +347,8 @@ def _atom_variables(atom: Atom) -> frozenset[str]:
             return inner.variables
         case Choice(inner, pieces, otherwise):
             return inner.variables.union(otherwise.variables, *(p.variables for _, p in pieces))
+        case Times(factor, inner):
+            return inner.variables | _atom_variables(factor)
 
 
 def _atom_bounds(atom: Atom, ranges: Ranges) -> tuple[int, int]:
@@ -342,6 +367,9 @@ def _atom_bounds(atom: Atom, ranges: Ranges) -> tuple[int, int]:
         case Choice(_, pieces, otherwise):
             ends = [bounds(piece, ranges) for piece in (otherwise, *(p for _, p in pieces))]
             return min(low for low, _ in ends), max(high for _, high in ends)
+        case Times(factor, inner):
+            corners = [a * b for a in _atom_bounds(factor, ranges) for b in bounds(inner, ranges)]
+            return min(corners), max(corners)
 
 
 def _substitute_atom(atom: Atom, values: Mapping[str, Expr], ranges: Ranges) -> Expr:
@@ -357,3 +385,5 @@ def _substitute_atom(atom: Atom, values: Mapping[str, Expr], ranges: Ranges) -> 
         case Choice(inner, pieces, otherwise):
             replaced = [(limit, substitute(piece, values, ranges)) for limit, piece in pieces]
             return choice(substitute(inner, values, ranges), replaced, substitute(otherwise, values, ranges), ranges)
+        case Times(factor, inner):
+            return times(substitute(inner, values, ranges), _substitute_atom(factor, values, ranges))

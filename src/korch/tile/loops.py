@@ -251,7 +251,7 @@ def _can_merge(pass_: Pass, outer: Axis, inner: Axis) -> bool:
 
 def _merge(pass_: Pass, outer: Axis, inner: Axis) -> Pass:
     pass_ = map_indices(pass_, lambda expr: _without(expr, outer.name))
-    joined = dataclasses.replace(inner, extent=outer.extent * inner.extent)
+    joined = dataclasses.replace(inner, size=outer.extent * inner.extent)
     axes = tuple(joined if axis is inner else axis for axis in pass_.axes if axis is not outer)
     return dataclasses.replace(pass_, axes=axes)
 

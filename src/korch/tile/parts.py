@@ -70,7 +70,7 @@ def _is_torn(part: Pass, name: str) -> bool:
 
 def _part(pass_: Pass, axis: Axis, low: int, high: int) -> Pass:
     """Return the part of a pass in which an axis runs from `low` to `high`."""
-    own = dataclasses.replace(axis, extent=high - low)
+    own = dataclasses.replace(axis, size=high - low)
     axes = tuple(own if a is axis else a for a in pass_.axes)
     ranges = {a.name: (0, max(a.extent - 1, 0)) for a in axes}
     place = constant(low) if high - low == 1 else add(var(axis.name), constant(low))

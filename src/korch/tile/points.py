@@ -1,43 +1,52 @@
-"""The points of a pass as arrays: what index expressions and guards are for each of them."""
+"""The points of a loop nest as arrays: what index expressions and guards are for each of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from korch.primitive.op import Array
-from korch.tile.index import Atom, Choice, Entry, Expr, Quotient, Remainder, Var
-from korch.tile.program import Inside, Pass, Stage
+from korch.tile.index import Atom, Choice, Entry, Expr, Quotient, Remainder, Times, Var
+from korch.tile.program import Axis, Inside
 
 
 class Points:
-    """All points of a pass for some tasks of its stage.
+    """All points of a loop nest for some tasks of its stage.
 
     Attributes:
-        shape: the number of tasks, then the extent of each axis of the pass.
+        shape: the number of tasks, then the extent of each axis.
         task: the number of each task, counted along the grid.
         live: which points exist: a ragged axis ends early in its last tile.
     """
 
-    def __init__(self, stage: Stage, pass_: Pass, tasks: Array) -> None:
-        self.shape = (len(tasks), *(axis.extent for axis in pass_.axes))
+    def __init__(
+        self, grid: Sequence[Axis], axes: Sequence[Axis], tasks: Array, fixed: Mapping[str, int] | None = None
+    ) -> None:
+        """Make the points of `axes` where the loops around them have the values `fixed`."""
+        self.grid, self.axes, self.tasks, self.fixed = grid, axes, tasks, fixed
+        self.shape = (len(tasks), *(axis.extent for axis in axes))
         self.ones = [1] * len(self.shape)
         self.task: Array = tasks.reshape(-1, *self.ones[1:])
-        self._values: dict[str, Array] = {}
+        self._values: dict[str, Array] = {name: np.full(self.ones, value) for name, value in (fixed or {}).items()}
         rest = self.task
-        for axis in reversed(stage.grid):
-            self._values[axis.name] = rest % axis.extent
-            rest = rest // axis.extent
-        for position, axis in enumerate(pass_.axes, 1):
+        for axis in reversed(grid):
+            self._values[axis.name] = rest % max(axis.extent, 1)
+            rest = rest // max(axis.extent, 1)
+        for position, axis in enumerate(axes, 1):
             shape = [*self.ones]
             shape[position] = axis.extent
             self._values[axis.name] = np.arange(axis.extent).reshape(shape)
         self.live: Array = np.ones(self.ones, bool)
-        for axis in pass_.axes:
+        for axis in axes:
             if axis.ragged is not None:
                 outer, total = axis.ragged
-                self.live = self.live & (self._values[outer] * axis.extent + self._values[axis.name] < total)
+                end = total if isinstance(total, int) else self.at(total)
+                self.live = self.live & (self._values[outer] * axis.extent + self._values[axis.name] < end)
+
+    def kept(self) -> Points:
+        """Return the points of the loops that are not reduced."""
+        return Points(self.grid, [axis for axis in self.axes if not axis.is_reduced], self.tasks, self.fixed)
 
     def holds(self, guards: Sequence[Inside]) -> Array:
         """Return at which points all guards hold."""
@@ -53,6 +62,10 @@ class Points:
         for atom, coefficient in expr.terms:
             total = total + coefficient * self._atom(atom)
         return total
+
+    def spread(self, array: Array) -> Array:
+        """Return an array with an element for each point."""
+        return np.broadcast_to(array, self.shape)
 
     def _atom(self, atom: Atom) -> Array:
         match atom:
@@ -70,3 +83,5 @@ class Points:
                 for limit, piece in reversed(pieces):
                     result = np.where(at < limit, self.at(piece), result)
                 return result
+            case Times(factor, inner):
+                return np.asarray(self._atom(factor) * self.at(inner))

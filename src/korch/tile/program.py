@@ -1,23 +1,31 @@
 """The tile program: what stands between a candidate and its source.
 
 A program is a list of *stages*, one after another with a barrier between them. A stage has grid
-axes; each grid point is a *task*, which any thread may run. A task runs *passes*: loop nests over
-axes of its own, in which values flow through tile operations from loads to stores or accumulators.
-Tiles that a task hands from pass to pass are buffers of level TILE; they stay in registers or in a
-core's cache. The same three levels are Mirage's kernel, block and thread graphs.
+axes; each grid point is a *task*, which any thread may run. A task runs *steps* in order: a *pass*,
+a loop nest in which values flow through tile operations from loads to stores or accumulators; a
+*contraction*, which adds products to a tile; a *loop* around further steps, which carries tiles
+from turn to turn. Tiles are buffers of level TILE, private to a task; they stay in registers or in
+a core's cache, in the layout that their reader wants. The same three levels are Mirage's kernel,
+block and thread graphs. A size may be an expression in *parameters*, integers known at run time
+only; `korch.tile.bind` replaces them by numbers.
 
 Two printers read it, C++ (`korch.tile.cpp`) and Triton (`korch.tile.triton`), and, for tests, the
-interpreter `korch.tile.reference`.
+interpreter `korch.tile.reference`. The printers print passes of known sizes.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from korch.errors import InvalidGraphError
 from korch.primitive.types import DType
-from korch.tile.index import Expr, Ranges, bounds
+from korch.tile.index import Expr, Ranges, add, bounds, constant, quotient, var
+
+Size = int | Expr
+"""A number of elements or of turns: an integer, or an expression in parameters."""
 
 
 class Level(Enum):
@@ -30,31 +38,100 @@ class Level(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Parameter:
+    """An integer from `low` to `high` that is known at run time only."""
+
+    name: str
+    low: int
+    high: int
+
+    @property
+    def value(self) -> Expr:
+        """The expression of it."""
+        return var(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """A matrix in panels of `width` columns: (r, c) is at [c / width][r][c % width]."""
+
+    columns: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Each element as a sum of numbers of fewer bits, the first of them the nearest to it."""
+
+    pieces: int
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """The last `size` elements of a longer sequence: an index counts modulo the size."""
+
+
+Layout = Panels | Split | Ring
+
+
+@dataclass(frozen=True, slots=True)
 class Buffer:
-    """A dense array of `size` elements (per task, for a tile)."""
+    """A dense array (per task, for a tile).
+
+    Attributes:
+        name: its name.
+        level: where it lives.
+        dtype: the type of its elements.
+        elements: how many they are.
+        layout: how indices are mapped to memory; an index is the place itself if this is empty.
+    """
 
     name: str
     level: Level
     dtype: DType
-    size: int
+    elements: Size
+    layout: tuple[Layout, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """The number of elements, which must be known."""
+        return known(self.elements, f"the size of buffer {self.name}")
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A loop variable that runs from 0 to `extent`.
+    """A loop variable.
 
     Attributes:
         name: the variable.
-        extent: how many values it takes.
+        size: how many values it takes, from 0 on.
         is_reduced: whether accumulators collect along it.
         ragged: for the inner part of an axis that was cut into tiles: (outer variable, elements
             of the whole axis); the last tile ends early.
     """
 
     name: str
-    extent: int
+    size: Size
     is_reduced: bool = False
-    ragged: tuple[str, int] | None = None
+    ragged: tuple[str, Size] | None = None
+
+    @property
+    def extent(self) -> int:
+        """How many values it takes, which must be known."""
+        return known(self.size, f"the extent of loop {self.name}")
+
+
+def known(size: Size, what: str) -> int:
+    """Return a size that is an integer.
+
+    Raises:
+        InvalidGraphError: it depends on a parameter.
+    """
+    if isinstance(size, Expr):
+        hint = "Bind the parameters first"
+        raise InvalidGraphError(f"{what} is {size}, known at run time only", where="tile program", hint=hint)
+    return size
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +251,96 @@ class Pass:
         return isinstance(self.sinks[0], Accumulate)
 
 
+class Product(Enum):
+    """How a contraction multiplies: types of a, of b and of the accumulator, and pieces of each."""
+
+    F64 = "f64"
+    F32 = "f32"
+    BF16X3 = "bf16x3"  # both split into two numbers of bfloat16; the product of the rests is left out
+    BF16 = "bf16"
+    F16 = "f16"
+    S8S8 = "s8s8"
+    U8S8 = "u8s8"
+
+    @property
+    def types(self) -> tuple[DType, DType, DType]:
+        """The types of the two operands' buffers and of the accumulator's."""
+        return {
+            Product.F64: (DType.F64, DType.F64, DType.F64),
+            Product.BF16: (DType.BF16, DType.BF16, DType.F32),
+            Product.F16: (DType.F16, DType.F16, DType.F32),
+            Product.S8S8: (DType.I8, DType.I8, DType.I32),
+            Product.U8S8: (DType.U8, DType.I8, DType.I32),
+        }.get(self, (DType.F32, DType.F32, DType.F32))
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """An element of a buffer."""
+
+    buffer: str
+    index: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """The contraction out = out * rescale + sum of a * b along the reduced axes.
+
+    Attributes:
+        axes: the loops, kept ones before reduced ones.
+        out: the accumulator, a tile that has been written before; its type is one of its own.
+        a: the first operand.
+        b: the second.
+        product: how they are multiplied.
+        rescale: the factor by which the accumulator is multiplied first, or None.
+    """
+
+    axes: tuple[Axis, ...]
+    out: At
+    a: At
+    b: At
+    product: Product
+    rescale: At | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Steps that a task runs one after another, for each value of an axis.
+
+    Attributes:
+        axis: the loop variable.
+        carried: tiles, written before the loop, that keep their elements from turn to turn; other
+            tiles that a turn writes are lost when it ends.
+        body: the steps of a turn.
+    """
+
+    axis: Axis
+    carried: tuple[str, ...]
+    body: tuple[Step, ...]
+
+
+Step = Pass | Contract | Loop
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Tasks that may run in any order; passes of one task run one after another."""
+    """Tasks that may run in any order; the steps of one task run one after another."""
 
     grid: tuple[Axis, ...]
-    passes: tuple[Pass, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """The steps, which must all be passes."""
+        found = tuple(step for step in self.steps if isinstance(step, Pass))
+        if len(found) < len(self.steps):
+            raise InvalidGraphError("only passes can be printed, no contractions or loops", where="tile program")
+        return found
+
+    @property
+    def leaves(self) -> Iterator[tuple[tuple[Loop, ...], Pass | Contract]]:
+        """The passes and contractions in order, each with the loops around it."""
+        return _leaves((), self.steps)
 
     @property
     def tasks(self) -> int:
@@ -193,6 +354,12 @@ class TileProgram:
 
     buffers: tuple[Buffer, ...]
     stages: tuple[Stage, ...]
+    parameters: tuple[Parameter, ...] = ()
+
+    @property
+    def parameter_ranges(self) -> Ranges:
+        """The range of each parameter."""
+        return {parameter.name: (parameter.low, parameter.high) for parameter in self.parameters}
 
     def buffer(self, name: str) -> Buffer:
         """Return a buffer by name."""
@@ -206,6 +373,45 @@ class TileProgram:
             for stage in self.stages
             for pass_ in stage.passes
         )
+
+
+def parts_of(total: Size, part: int, parameters: Ranges) -> Size:
+    """Return the number of parts that an axis is cut into."""
+    if isinstance(total, int):
+        return -(-total // part)
+    return quotient(add(total, constant(part - 1)), part, parameters)
+
+
+def written_by(steps: tuple[Step, ...]) -> set[str]:
+    """Return the buffers that some steps write."""
+    found: set[str] = set()
+    for _, step in _leaves((), steps):
+        found |= {sink.buffer for sink in step.sinks} if isinstance(step, Pass) else {step.out.buffer}
+    return found
+
+
+def require_printable(program: TileProgram) -> None:
+    """Raise an error if a program has what no printer prints yet.
+
+    Raises:
+        InvalidGraphError: it has parameters, contractions, loops or layouts.
+    """
+    hint = "Bind the parameters first"
+    for parameter in program.parameters:
+        raise InvalidGraphError(f"{parameter.name} is known at run time only", where="tile program", hint=hint)
+    for buffer in program.buffers:
+        if buffer.layout:
+            raise InvalidGraphError(f"the layout of buffer {buffer.name} can't be printed", where="tile program")
+    for stage in program.stages:
+        _ = stage.passes
+
+
+def _leaves(loops: tuple[Loop, ...], steps: tuple[Step, ...]) -> Iterator[tuple[tuple[Loop, ...], Pass | Contract]]:
+    for step in steps:
+        if isinstance(step, Loop):
+            yield from _leaves((*loops, step), step.body)
+        else:
+            yield loops, step
 
 
 def ranges_of(stage: Stage, pass_: Pass) -> Ranges:

@@ -1,126 +1,209 @@
 """The meaning of a tile program: an interpreter in NumPy.
 
 The tasks of a stage run in a random order, a few at a time, so that a program whose result depends
-on their order gives another one; the passes of these tasks run one after another. A tile is an
-array with one row per task.
+on their order gives another one; the steps of these tasks run one after another. A tile is an array
+with one row per task; it holds unknown numbers before it is written, and, unless a loop carries it,
+before each turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from korch.primitive.op import Array
-from korch.primitive.ops import OPS
-from korch.primitive.ops.elementwise import CastAttributes
+from korch.tile.arithmetic import Typed
+from korch.tile.bind import bind
 from korch.tile.index import Expr
 from korch.tile.points import Points
 from korch.tile.program import (
     Accumulate,
     Apply,
+    Buffer,
+    Contract,
     Inside,
     Level,
     Literal,
     Load,
+    Loop,
+    Panels,
     Pass,
+    Ring,
     Select,
     Stage,
+    Step,
     TileProgram,
-    identity,
+    written_by,
 )
 
 MOST_TURNS = 8
 """Stages of more tasks run several of them at once: NumPy is slow for one."""
 
 
-def run_program(program: TileProgram, inputs: Sequence[Array], seed: int = 0) -> list[Array]:
+def run_program(
+    program: TileProgram,
+    inputs: Sequence[Array],
+    seed: int = 0,
+    arithmetic: Typed | None = None,
+    parameters: Mapping[str, int] | None = None,
+) -> list[Array]:
     """Run a program on flat input arrays; return the flat output arrays.
 
-    Elements that no store writes are zero.
+    Elements of memory that no store writes are zero.
 
     Args:
         program: a program that `check_program` accepts.
         inputs: one array for each input buffer.
         seed: of the order of the tasks.
+        arithmetic: the numbers to compute with; those of the program's types by default.
+        parameters: a number for each parameter.
+
+    Raises:
+        IndexError: an access leaves its buffer, or a ring no longer has what is read.
     """
-    rng = np.random.default_rng(seed)
-    memory: dict[str, Array] = {}
-    given = iter(inputs)
-    for buffer in program.buffers:
-        if buffer.level is Level.INPUT:
-            memory[buffer.name] = next(given).reshape(-1)
-        elif buffer.level is not Level.TILE:
-            memory[buffer.name] = np.zeros(buffer.size, buffer.dtype.numpy)
-    for stage in program.stages:
+    return _Run(bind(program, parameters or {}), inputs, seed, arithmetic or Typed()).run()
+
+
+class _Run:
+    """The memory and tiles of one run."""
+
+    def __init__(self, program: TileProgram, inputs: Sequence[Array], seed: int, arithmetic: Typed) -> None:
+        self.program, self.arithmetic = program, arithmetic
+        self.rng = np.random.default_rng(seed)
+        self.buffers = {buffer.name: buffer for buffer in program.buffers}
+        self.memory: dict[str, Array] = {}
+        self.held: dict[str, Array] = {}  # the index of each element that a ring holds
+        given = iter(inputs)
         for buffer in program.buffers:
-            if buffer.level is Level.TILE:
-                memory[buffer.name] = np.zeros(stage.tasks * buffer.size, buffer.dtype.numpy)
-        order = rng.permutation(stage.tasks)
-        for tasks in np.array_split(order, max(1, min(MOST_TURNS, stage.tasks))):
-            for pass_ in stage.passes:
-                _PassRun(program, stage, pass_, memory, tasks).run()
-    return [memory[b.name] for b in program.buffers if b.level is Level.OUTPUT]
+            kind = arithmetic.array_type(buffer.dtype)
+            if buffer.level is Level.INPUT:
+                self.memory[buffer.name] = next(given).reshape(-1).astype(kind)
+            elif buffer.level is not Level.TILE:
+                self.memory[buffer.name] = np.zeros(buffer.size, kind)
+
+    def run(self) -> list[Array]:
+        for stage in self.program.stages:
+            for buffer in self.program.buffers:
+                if buffer.level is Level.TILE:
+                    self.memory[buffer.name] = self.arithmetic.unknown(buffer.dtype, stage.tasks * buffer.size)
+                if Ring() in buffer.layout:
+                    self.held[buffer.name] = np.full(self.memory[buffer.name].size, -1)
+            order = self.rng.permutation(stage.tasks)
+            for tasks in np.array_split(order, max(1, min(MOST_TURNS, stage.tasks))):
+                with np.errstate(all="ignore"):
+                    self.steps(stage, stage.steps, tasks, {})
+        return [self.memory[b.name] for b in self.program.buffers if b.level is Level.OUTPUT]
+
+    def steps(self, stage: Stage, steps: Sequence[Step], tasks: Array, fixed: Mapping[str, int]) -> None:
+        """Run steps of some tasks, where the loops around them have the values `fixed`."""
+        for step in steps:
+            match step:
+                case Pass():
+                    _PassRun(self, step, Points(stage.grid, step.axes, tasks, fixed)).run()
+                case Contract():
+                    self.contract(step, Points(stage.grid, step.axes, tasks, fixed))
+                case Loop(axis, carried, body):
+                    lost = sorted(written_by(body) - {*carried})
+                    for turn in range(axis.extent):
+                        self.forget(lost, tasks)
+                        self.steps(stage, body, tasks, {**fixed, axis.name: turn})
+                    self.forget(lost, tasks)
+
+    def forget(self, names: Sequence[str], tasks: Array) -> None:
+        """Write unknown numbers to some tiles of some tasks."""
+        for buffer in (self.buffers[name] for name in names):
+            if buffer.level is Level.TILE and buffer.size:
+                unknown = self.arithmetic.unknown(buffer.dtype, len(tasks) * buffer.size)
+                self.memory[buffer.name].reshape(-1, buffer.size)[tasks] = unknown.reshape(-1, buffer.size)
+
+    def contract(self, step: Contract, points: Points) -> None:
+        kept = points.kept()
+        a, b = (points.spread(self.load(points, at.buffer, at.index, ())) for at in (step.a, step.b))
+        dtype, reduced = step.product.types[2], tuple(range(len(kept.shape), len(points.shape)))
+        products = self.arithmetic.product(step.product, a, b)
+        total = self.arithmetic.collect("sum", dtype, products, reduced, points.spread(points.live))
+        old = self.load(kept, step.out.buffer, step.out.index, ())
+        if step.rescale is not None:
+            factor = self.load(kept, step.rescale.buffer, step.rescale.index, ())
+            old = self.arithmetic.multiply(old, factor)
+        self.store(kept, step.out.buffer, step.out.index, self.arithmetic.add(old, total.reshape(kept.shape)))
+
+    def load(self, points: Points, buffer: str, index: Expr, guards: tuple[Inside, ...]) -> Array:
+        holds = points.holds(guards) & points.live
+        source = self.memory[buffer]
+        at = points.at(index)
+        self.require_inside(points, buffer, at, holds, "load")
+        if not source.size:
+            return np.zeros(points.ones, source.dtype)
+        place = np.where(holds, self.place(points, buffer, at), 0)
+        if buffer in self.held and np.any(holds & (self.held[buffer][place] != at)):
+            raise IndexError(f"a load of ring {buffer} finds another element")
+        return np.where(holds, source[place], np.zeros((), source.dtype))
+
+    def store(self, points: Points, buffer: str, index: Expr, value: Array) -> None:
+        live, at = points.spread(points.live), points.spread(points.at(index))
+        self.require_inside(points, buffer, at, live, "store")
+        place = points.spread(self.place(points, buffer, at))[live]
+        self.memory[buffer][place] = self.arithmetic.stored(self.buffers[buffer], points.spread(value)[live])
+        if buffer in self.held:
+            self.held[buffer][place] = at[live]
+
+    def require_inside(self, points: Points, buffer: str, at: Array, holds: Array, verb: str) -> None:
+        found = self.buffers[buffer]
+        outside = (at < 0) | (at >= found.size) if Ring() not in found.layout else at < 0
+        if np.any(points.spread(outside & holds)):
+            raise IndexError(f"a {verb} leaves buffer {buffer}")
+
+    def place(self, points: Points, buffer: str, index: Array) -> Array:
+        """Return where elements are in the array of a buffer."""
+        found = self.buffers[buffer]
+        for layout in found.layout:
+            if isinstance(layout, Ring):
+                index = index % max(found.size, 1)
+            elif isinstance(layout, Panels):
+                index = panel_place(found, layout, index)
+        return points.task * found.size + index if found.level is Level.TILE else index
+
+
+def panel_place(buffer: Buffer, layout: Panels, index: Array) -> Array:
+    """Return where elements of a matrix are in memory if it is packed in panels."""
+    row, column = index // layout.columns, index % layout.columns
+    rows = buffer.size // layout.columns
+    return np.asarray((column // layout.width * rows + row) * layout.width + column % layout.width)
 
 
 class _PassRun:
     """One pass over all points of its loops, for some tasks of its stage."""
 
-    def __init__(self, program: TileProgram, stage: Stage, pass_: Pass, memory: dict[str, Array], tasks: Array) -> None:
-        self.program = program
-        self.pass_ = pass_
-        self.memory = memory
-        self.points = Points(stage, pass_, tasks)
+    def __init__(self, run: _Run, pass_: Pass, points: Points) -> None:
+        self.run_, self.pass_, self.points = run, pass_, points
         self.reduced = tuple(i for i, axis in enumerate(pass_.axes, 1) if axis.is_reduced)
         self.values: dict[str, Array] = {}
 
     def run(self) -> None:
-        with np.errstate(all="ignore"):
-            for op in self.pass_.ops:
-                match op:
-                    case Load(name, _, buffer, index, guards):
-                        self.values[name] = self._load(buffer, index, guards)
-                    case Literal(name, dtype, number):
-                        self.values[name] = np.asarray(number, dtype.numpy)
-                    case Apply(name, dtype, op_name, arguments):
-                        given = [self.values[a] for a in arguments]
-                        attributes = OPS[op_name].attributes
-                        made = CastAttributes(dtype.value) if attributes is CastAttributes else attributes()
-                        result = OPS[op_name].reference(np.broadcast_arrays(*given), made)
-                        self.values[name] = result.astype(dtype.numpy)
-                    case Select(name, _, guards, inside, outside):
-                        chosen = (self.points.holds(guards), self.values[inside], self.values[outside])
-                        self.values[name] = np.where(*chosen)
-            for sink in self.pass_.sinks:
-                value = np.broadcast_to(self.values[sink.value], self.points.shape)
-                place = self._flat(sink.buffer, self.points.at(sink.index))
-                live = np.broadcast_to(self.points.live, self.points.shape)
-                if isinstance(sink, Accumulate):
-                    self._accumulate(sink, value, place)
-                else:
-                    self.memory[sink.buffer][np.broadcast_to(place, self.points.shape)[live]] = value[live]
+        arithmetic = self.run_.arithmetic
+        for op in self.pass_.ops:
+            match op:
+                case Load(name, _, buffer, index, guards):
+                    self.values[name] = self.run_.load(self.points, buffer, index, guards)
+                case Literal(name, dtype, number):
+                    self.values[name] = arithmetic.literal(dtype, number)
+                case Apply(name, dtype, op_name, arguments):
+                    self.values[name] = arithmetic.apply(op_name, dtype, [self.values[a] for a in arguments])
+                case Select(name, _, guards, inside, outside):
+                    chosen = (self.points.holds(guards), self.values[inside], self.values[outside])
+                    self.values[name] = np.where(*chosen)
+        for sink in self.pass_.sinks:
+            value = self.points.spread(self.values[sink.value])
+            if isinstance(sink, Accumulate):
+                self._accumulate(sink, value)
+            else:
+                self.run_.store(self.points, sink.buffer, sink.index, value)
 
-    def _accumulate(self, sink: Accumulate, value: Array, index: Array) -> None:
-        target = self.memory[sink.buffer]
-        functions: dict[str, Callable[..., Array]] = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}
-        function = functions[sink.op]
-        start = np.asarray(identity(sink.op, self.program.buffer(sink.buffer).dtype), target.dtype)
-        result = function(value, axis=self.reduced, keepdims=True, initial=start)
-        where = np.broadcast_to(index, result.shape)
-        target[where] = result.astype(target.dtype)
-
-    def _load(self, buffer: str, index: Expr, guards: tuple[Inside, ...]) -> Array:
-        place = self._flat(buffer, self.points.at(index))
-        holds = self.points.holds(guards) & self.points.live
-        source = self.memory[buffer]
-        if not source.size:
-            return np.zeros(1, source.dtype)
-        inside = (place >= 0) & (place < source.size)
-        if not np.all(inside | ~holds):
-            raise IndexError(f"a load leaves buffer {buffer}")
-        found = source[np.where(holds & inside, place, 0)]
-        return np.where(holds, found, np.zeros((), source.dtype))
-
-    def _flat(self, buffer: str, index: Array) -> Array:
-        found = self.program.buffer(buffer)
-        return self.points.task * found.size + index if found.level is Level.TILE else index
+    def _accumulate(self, sink: Accumulate, value: Array) -> None:
+        points = self.points.kept()
+        dtype = self.run_.buffers[sink.buffer].dtype
+        live = self.points.spread(self.points.live)
+        result = self.run_.arithmetic.collect(sink.op, dtype, value, self.reduced, live)
+        self.run_.store(points, sink.buffer, sink.index, result.reshape(points.shape))

@@ -1,19 +1,44 @@
-"""Tile program -> text, one item a line, to be read and compared.
+"""Tile program -> text, one item a line; `korch.tile.parse` reads it.
 
-    buffer i0: input f32[40]
+    parameter k: 0..512
+    buffer i0: input f32[40*k]
+    buffer t0: tile f32[128] panels(16, 8)
     stage g0<4
       pass v1<10 | r2<3 vector v1
         x0 = f32 load i0[10*g0 + v1]
         sum o0[g0] = x0
+      loop j<(k + 7)/8 carries t1
+        contract m<10 n<16 | p<min(8, k - 8*j) by bf16x3
+          t1[16*m + n] += i0[8*j + p] * t0[16*p + n] rescale t2[m]
 
-A pass lists its kept loops, then, behind a bar, those that it reduces.
+Passes and contractions list their kept loops, then, behind a bar, those that they reduce.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from korch.tile.program import Accumulate, Apply, Axis, Inside, Literal, Load, Pass, Select, Sink, TileOp, TileProgram
+from korch.tile.program import (
+    Accumulate,
+    Apply,
+    At,
+    Axis,
+    Buffer,
+    Contract,
+    Inside,
+    Literal,
+    Load,
+    Loop,
+    Panels,
+    Pass,
+    Ring,
+    Select,
+    Sink,
+    Split,
+    Step,
+    TileOp,
+    TileProgram,
+)
 
 
 def format_program(program: TileProgram) -> str:
@@ -41,31 +66,70 @@ def format_sink(sink: Sink) -> str:
     return f"{verb} {sink.buffer}[{sink.index}] = {sink.value}"
 
 
+def format_contract(step: Contract) -> str:
+    """Return what a contraction computes as it stands in the text form."""
+    rescale = f" rescale {_at(step.rescale)}" if step.rescale else ""
+    return f"{_at(step.out)} += {_at(step.a)} * {_at(step.b)}{rescale}"
+
+
 def _lines(program: TileProgram) -> Iterator[str]:
+    for parameter in program.parameters:
+        yield f"parameter {parameter.name}: {parameter.low}..{parameter.high}"
     for buffer in program.buffers:
-        yield f"buffer {buffer.name}: {buffer.level.value} {buffer.dtype.value}[{buffer.size}]"
+        yield " ".join((_buffer(buffer), *_layouts(buffer)))
     for stage in program.stages:
         yield " ".join(("stage", *map(_axis, stage.grid)))
-        for pass_ in stage.passes:
-            yield f"  {_head(pass_)}"
-            yield from (f"    {format_op(op)}" for op in pass_.ops)
-            yield from (f"    {format_sink(sink)}" for sink in pass_.sinks)
+        for step in stage.steps:
+            yield from (f"  {line}" for line in _step(step))
 
 
-def _head(pass_: Pass) -> str:
-    words = ["pass", *(_axis(axis) for axis in pass_.axes if not axis.is_reduced)]
-    reduced = [_axis(axis) for axis in pass_.axes if axis.is_reduced]
-    words += ["|", *reduced] if reduced else []
-    words += ["vector", pass_.vector] if pass_.vector else []
-    words += ["across", pass_.across] if pass_.across else []
-    return " ".join(words)
+def _step(step: Step) -> Iterator[str]:
+    match step:
+        case Pass():
+            vector = f" vector {step.vector}" if step.vector else ""
+            yield f"pass{_axes(step.axes)}{vector}{f' across {step.across}' if step.across else ''}"
+            yield from (f"  {format_op(op)}" for op in step.ops)
+            yield from (f"  {format_sink(sink)}" for sink in step.sinks)
+        case Contract():
+            yield f"contract{_axes(step.axes)} by {step.product.value}"
+            yield f"  {format_contract(step)}"
+        case Loop():
+            carries = f" carries {', '.join(step.carried)}" if step.carried else ""
+            yield f"loop {_axis(step.axis)}{carries}"
+            for inner in step.body:
+                yield from (f"  {line}" for line in _step(inner))
+
+
+def _buffer(buffer: Buffer) -> str:
+    return f"buffer {buffer.name}: {buffer.level.value} {buffer.dtype.value}[{buffer.elements}]"
+
+
+def _layouts(buffer: Buffer) -> Iterator[str]:
+    for layout in buffer.layout:
+        match layout:
+            case Panels(columns, width):
+                yield f"panels({columns}, {width})"
+            case Split(pieces, dtype):
+                yield f"split({pieces}, {dtype.value})"
+            case Ring():
+                yield "ring"
+
+
+def _at(at: At) -> str:
+    return f"{at.buffer}[{at.index}]"
+
+
+def _axes(axes: Iterable[Axis]) -> str:
+    kept = [f" {_axis(axis)}" for axis in axes if not axis.is_reduced]
+    reduced = [f" {_axis(axis)}" for axis in axes if axis.is_reduced]
+    return "".join([*kept, " |" if reduced else "", *reduced])
 
 
 def _axis(axis: Axis) -> str:
     if axis.ragged is None:
-        return f"{axis.name}<{axis.extent}"
+        return f"{axis.name}<{axis.size}"
     outer, total = axis.ragged
-    return f"{axis.name}<min({axis.extent}, {total} - {axis.extent}*{outer})"
+    return f"{axis.name}<min({axis.size}, {total} - {axis.size}*{outer})"
 
 
 def _condition(guards: Iterable[Inside]) -> str:

@@ -15,7 +15,7 @@ import math
 from dataclasses import replace
 
 from korch.primitive.types import DType
-from korch.tile.program import Axis, Level, Load, Pass, Stage, TileProgram
+from korch.tile.program import Axis, Level, Load, Pass, Stage, TileProgram, require_printable
 from korch.tile.triton_launch import Launch, PrintedProgram, is_written, warps_for
 from korch.tile.triton_rows import RowStage, SplitStage
 from korch.tile.triton_text import COLUMNS, Coordinate, power_of_two
@@ -29,7 +29,11 @@ def print_triton(program: TileProgram, comment: str, processors: int, split: boo
         comment: text that stands at the head of each function.
         processors: multiprocessors of the device.
         split: whether rows are cut into parts where tasks are few.
+
+    Raises:
+        InvalidGraphError: the program has parameters, contractions, loops or layouts.
     """
+    require_printable(program)
     found = PrintedProgram()
     for buffer in program.buffers:
         if buffer.level is Level.WORKSPACE:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from korch.primitive.types import DType
-from korch.tile.index import Atom, Choice, Entry, Expr, Quotient, Remainder, Var
+from korch.tile.index import Atom, Choice, Entry, Expr, Quotient, Remainder, Times, Var
 from korch.tile.program import Apply, Inside, Literal, Load, Select, TileOp
 
 COMPUTE = {
@@ -221,6 +221,8 @@ class Text:
                 for limit, piece in reversed(pieces):
                     text = f"tl.where(({of}) < {limit}, ({self.expr(piece, at)}), {text})"
                 return text
+            case Times():
+                raise AssertionError("a printed program has no parameters")
 
     def guards(self, guards: Iterable[Inside], at: Coordinates) -> list[str]:
         """Return conditions."""

@@ -1,0 +1,99 @@
+"""The numbers in which a tile program is interpreted: those of its types, or float64.
+
+The finite field, which knows polynomials only, is among the tests' tools (`korch.testing.tile_field`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from korch.primitive.op import Array
+from korch.primitive.ops import OPS
+from korch.primitive.ops.elementwise import CastAttributes
+from korch.primitive.types import DType
+from korch.tile.program import Buffer, Product, Split, identity
+
+COLLECT: Mapping[str, Callable[..., Array]] = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}
+"""What accumulators compute."""
+
+
+class Typed:
+    """Every operation rounds to the type that the program gives it."""
+
+    def array_type(self, dtype: DType) -> np.dtype:
+        """Return the type of arrays that hold elements of a type."""
+        return dtype.numpy
+
+    def unknown(self, dtype: DType, count: int) -> Array:
+        """Return what stands in a tile that nothing has been written to."""
+        fill = np.nan if dtype.is_float else identity("min", dtype)
+        return np.full(count, fill, self.array_type(dtype))
+
+    def literal(self, dtype: DType, value: float | int | bool) -> Array:
+        """Return a number."""
+        return np.asarray(value, self.array_type(dtype))
+
+    def apply(self, op: str, dtype: DType, arguments: Sequence[Array]) -> Array:
+        """Return the result of an elementwise operation."""
+        attributes = OPS[op].attributes
+        to = DType.of(self.array_type(dtype)).value
+        made = CastAttributes(to) if attributes is CastAttributes else attributes()
+        result = OPS[op].reference(np.broadcast_arrays(*arguments), made)
+        return np.asarray(result).astype(self.array_type(dtype))
+
+    def collect(self, op: str, dtype: DType, values: Array, axes: tuple[int, ...], live: Array) -> Array:
+        """Return values reduced along axes that remain with extent 1; only those alive count."""
+        start = np.asarray(identity(op, dtype), self.array_type(dtype))
+        result = COLLECT[op](np.where(live, values, start), axis=axes, keepdims=True, initial=start)
+        return np.asarray(result).astype(self.array_type(dtype))
+
+    def add(self, a: Array, b: Array) -> Array:
+        """Return a sum."""
+        return np.asarray(a + b)
+
+    def multiply(self, a: Array, b: Array) -> Array:
+        """Return a product of elements of one type."""
+        return np.asarray(a * b)
+
+    def product(self, how: Product, a: Array, b: Array) -> Array:
+        """Return the products that a contraction adds up, in the type of its accumulator."""
+        kind = how.types[2].numpy
+        if how is not Product.BF16X3:
+            return np.asarray(a.astype(kind) * b.astype(kind))
+        (high_a, low_a), (high_b, low_b) = (_pieces(x, 2, DType.BF16) for x in (a, b))
+        return np.asarray(low_a * high_b + high_a * low_b + high_a * high_b)
+
+    def stored(self, buffer: Buffer, value: Array) -> Array:
+        """Return what is read again of a value that is written to a buffer."""
+        for layout in buffer.layout:
+            if isinstance(layout, Split):
+                value = np.sum(_pieces(value, layout.pieces, layout.dtype), axis=0).astype(value.dtype)
+        return value.astype(self.array_type(buffer.dtype))
+
+
+class Float64(Typed):
+    """Real numbers are of 64 bits, whatever the program says."""
+
+    def array_type(self, dtype: DType) -> np.dtype:
+        """Return the type of arrays that hold elements of a type."""
+        return np.dtype(np.float64) if dtype.is_float else dtype.numpy
+
+    def product(self, how: Product, a: Array, b: Array) -> Array:
+        """Return the products that a contraction adds up."""
+        kind = self.array_type(how.types[2])
+        return np.asarray(a.astype(kind) * b.astype(kind))
+
+    def stored(self, buffer: Buffer, value: Array) -> Array:
+        """Return what is read again of a value that is written to a buffer."""
+        return value.astype(self.array_type(buffer.dtype))
+
+
+def _pieces(x: Array, count: int, dtype: DType) -> list[Array]:
+    """Return numbers of fewer bits, in the type of x, whose sum is near to x."""
+    found: list[Array] = []
+    for _ in range(count):
+        found.append(x.astype(dtype.numpy).astype(x.dtype))
+        x = x - found[-1]
+    return found

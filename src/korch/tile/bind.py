@@ -1,0 +1,69 @@
+"""Tile program with parameters, and a number for each -> tile program of known sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from korch.errors import InvalidGraphError
+from korch.tile.index import Expr, Ranges, constant, substitute
+from korch.tile.loops import map_indices
+from korch.tile.program import At, Axis, Contract, Loop, Pass, Size, Step, TileProgram
+
+
+def bind(program: TileProgram, values: Mapping[str, int]) -> TileProgram:
+    """Return a program with its parameters replaced by numbers.
+
+    Raises:
+        InvalidGraphError: a parameter has no number, or one out of its range.
+    """
+    for parameter in program.parameters:
+        value = values.get(parameter.name)
+        if value is None or not parameter.low <= value <= parameter.high:
+            what = f"parameter {parameter.name} is {'not given' if value is None else value}"
+            expected = f"{parameter.low}..{parameter.high}"
+            raise InvalidGraphError(what, where="tile program", expected=expected)
+    if not program.parameters:
+        return program
+    binder = _Binder({p.name: constant(values[p.name]) for p in program.parameters})
+    buffers = tuple(dataclasses.replace(b, elements=binder.size(b.elements)) for b in program.buffers)
+    stages = []
+    for stage in program.stages:
+        grid, scope = binder.axes(stage.grid, {})
+        steps = tuple(binder.step(step, scope) for step in stage.steps)
+        stages.append(dataclasses.replace(stage, grid=grid, steps=steps))
+    return TileProgram(buffers, tuple(stages))
+
+
+class _Binder:
+    """Replaces parameters under the ranges of the loops around."""
+
+    def __init__(self, values: Mapping[str, Expr]) -> None:
+        self.values = values
+
+    def size(self, size: Size) -> Size:
+        if isinstance(size, int):
+            return size
+        return substitute(size, self.values, {}).constant
+
+    def axes(self, axes: tuple[Axis, ...], scope: Ranges) -> tuple[tuple[Axis, ...], Ranges]:
+        """Return bound axes, and the ranges with theirs among them."""
+        found = []
+        for axis in axes:
+            ragged = axis.ragged and (axis.ragged[0], self.size(axis.ragged[1]))
+            found.append(dataclasses.replace(axis, size=self.size(axis.size), ragged=ragged))
+        return tuple(found), {**scope, **{axis.name: (0, max(axis.extent - 1, 0)) for axis in found}}
+
+    def step(self, step: Step, scope: Ranges) -> Step:
+        if isinstance(step, Loop):
+            (axis,), scope = self.axes((step.axis,), scope)
+            return Loop(axis, step.carried, tuple(self.step(inner, scope) for inner in step.body))
+        axes, scope = self.axes(step.axes, scope)
+        if isinstance(step, Pass):
+            return map_indices(dataclasses.replace(step, axes=axes), lambda expr: substitute(expr, self.values, scope))
+
+        def moved(at: At) -> At:
+            return At(at.buffer, substitute(at.index, self.values, scope))
+
+        rescale = step.rescale and moved(step.rescale)
+        return Contract(axes, moved(step.out), moved(step.a), moved(step.b), step.product, rescale)

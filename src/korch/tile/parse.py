@@ -1,0 +1,389 @@
+"""Text -> tile program: the inverse of `korch.tile.text`."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from enum import Enum
+from typing import TypeVar
+
+from korch.errors import InvalidGraphError
+from korch.primitive.types import DType
+from korch.tile.index import Atom, Choice, Entry, Expr, Quotient, Remainder, Times, Var
+from korch.tile.program import (
+    Accumulate,
+    Apply,
+    At,
+    Axis,
+    Buffer,
+    Contract,
+    Inside,
+    Layout,
+    Level,
+    Literal,
+    Load,
+    Loop,
+    Panels,
+    Parameter,
+    Pass,
+    Product,
+    Ring,
+    Select,
+    Sink,
+    Size,
+    Split,
+    Stage,
+    Step,
+    Store,
+    TileOp,
+    TileProgram,
+)
+
+_TOKEN = re.compile(r"\s*(\d+\.\d+(?:e[+-]?\d+)?|\d+e[+-]?\d+|\d+|\w+|<=|\.\.|\+=|\S)")
+_ACCUMULATE = ("sum", "prod", "max", "min")
+
+T = TypeVar("T")
+E = TypeVar("E", bound=Enum)
+
+
+def parse_program(text: str) -> TileProgram:
+    """Return the program that prints as `text`.
+
+    Raises:
+        InvalidGraphError: a line can't be read; the text has its number.
+    """
+    return _Lines(text).program()
+
+
+def parse_expr(text: str) -> Expr:
+    """Return the index expression that prints as `text`.
+
+    Raises:
+        InvalidGraphError: it can't be read.
+    """
+    line = _Line(1, text)
+    result = line.expr()
+    line.end()
+    return result
+
+
+class _Tokens:
+    """The words and signs of one line, and index expressions among them."""
+
+    def __init__(self, number: int, text: str) -> None:
+        self.number, self.text = number, text.strip()
+        self.depth = (len(text) - len(text.lstrip())) // 2
+        self.tokens: list[str] = _TOKEN.findall(text)
+        self.at = 0
+
+    def error(self, expected: str) -> InvalidGraphError:
+        found = repr(self.peek()) if self.peek() else "its end"
+        what = f"can't read {self.text!r} at {found}"
+        return InvalidGraphError(what, where=f"tile program, line {self.number}", expected=expected)
+
+    def peek(self, ahead: int = 0) -> str:
+        return self.tokens[self.at + ahead] if self.at + ahead < len(self.tokens) else ""
+
+    def end(self) -> None:
+        if self.peek():
+            raise self.error("the end of the line")
+
+    def take(self, *tokens: str) -> bool:
+        """Step over some tokens if they come next."""
+        is_next = self.tokens[self.at : self.at + len(tokens)] == list(tokens)
+        self.at += len(tokens) * is_next
+        return is_next
+
+    def need(self, *tokens: str) -> None:
+        for token in tokens:
+            if not self.take(token):
+                raise self.error(repr(token))
+
+    def name(self) -> str:
+        if not re.fullmatch(r"[^\W\d]\w*", self.peek()):
+            raise self.error("a name")
+        self.at += 1
+        return self.tokens[self.at - 1]
+
+    def integer(self) -> int:
+        sign = -1 if self.take("-") else 1
+        if not self.peek().isdigit():
+            raise self.error("an integer")
+        self.at += 1
+        return sign * int(self.tokens[self.at - 1])
+
+    def listed(self, read: Callable[[], T], end: str) -> tuple[T, ...]:
+        """Return items between commas, up to a closing token."""
+        items: list[T] = []
+        while not self.take(end):
+            if items:
+                self.need(",")
+            items.append(read())
+        return tuple(items)
+
+    def expr(self) -> Expr:
+        constant, terms = 0, list[tuple[Atom, int]]()
+        sign = -1 if self.take("-") else 1
+        while True:
+            factor = sign * (self.integer() if (is_number := self.peek().isdigit()) else 1)
+            if is_number and not self.take("*"):
+                constant += factor
+            else:
+                terms.append((self._atom(), factor))
+            if not self.peek() or self.peek() not in "+-":
+                return Expr(constant, tuple(terms))
+            sign = -1 if self.peek() == "-" else 1
+            self.at += 1
+
+    def _atom(self) -> Atom:
+        atom = self._factor()
+        if not self.take("*", "("):
+            return atom
+        inner = self.expr()
+        self.need(")")
+        return Times(atom, inner)
+
+    def _factor(self) -> Atom:
+        if self.take("table", "["):
+            table = self.listed(self.integer, "]")
+            self.need("[")
+            expr = self.expr()
+            self.need("]")
+            return Entry(table, expr)
+        if not self.take("("):
+            return Var(self.name())
+        expr = self.expr()
+        if self.peek() == "<":
+            return self._choice(expr)
+        self.need(")")
+        if self.take("/"):
+            return Quotient(expr, self.integer())
+        self.need("%")
+        return Remainder(expr, self.integer())
+
+    def _choice(self, expr: Expr) -> Choice:
+        """Read pieces, each behind the expression that its limit is compared with; then the last one."""
+        pieces: list[tuple[int, Expr]] = []
+        following = expr
+        while following == expr and self.take("<"):
+            limit = self.integer()
+            self.need("?")
+            pieces.append((limit, self.expr()))
+            self.need(":")
+            following = self.expr()
+        self.need(")")
+        return Choice(expr, tuple(pieces), following)
+
+
+class _Line(_Tokens):
+    """One line, read as what stands in a program."""
+
+    def one_of(self, kinds: type[E]) -> E:
+        found = {str(kind.value): kind for kind in kinds}
+        if self.peek() not in found:
+            raise self.error(f"one of {', '.join(found)}")
+        self.at += 1
+        return found[self.tokens[self.at - 1]]
+
+    def size(self) -> Size:
+        expr = self.expr()
+        return expr if expr.terms else expr.constant
+
+    def parameter(self) -> Parameter:
+        name = self.name()
+        self.need(":")
+        low = self.integer()
+        self.need("..")
+        return Parameter(name, low, self.integer())
+
+    def buffer(self) -> Buffer:
+        name = self.name()
+        self.need(":")
+        level, dtype = self.one_of(Level), self.one_of(DType)
+        self.need("[")
+        size = self.size()
+        self.need("]")
+        layout: list[Layout] = []
+        while self.peek():
+            layout.append(self._layout())
+        return Buffer(name, level, dtype, size, tuple(layout))
+
+    def _layout(self) -> Layout:
+        if self.take("ring"):
+            return Ring()
+        is_split = self.take("split")
+        self.need(*(() if is_split else ("panels",)), "(")
+        first = self.integer()
+        self.need(",")
+        result = Split(first, self.one_of(DType)) if is_split else Panels(first, self.integer())
+        self.need(")")
+        return result
+
+    def axes(self, *ends: str) -> tuple[Axis, ...]:
+        """Return the loops up to the end of the line, or up to a word that ends them."""
+        found: list[Axis] = []
+        is_reduced = False
+        while self.peek() not in ("", *ends):
+            is_reduced = self.take("|") or is_reduced
+            found.append(self.axis(is_reduced))
+        return tuple(found)
+
+    def axis(self, is_reduced: bool = False) -> Axis:
+        name = self.name()
+        self.need("<")
+        if not self.take("min", "("):
+            return Axis(name, self.size(), is_reduced)
+        size = self.size()
+        self.need(",")
+        rest = self.expr()
+        outer, step = rest.terms[-1] if rest.terms else (None, 0)
+        if not isinstance(outer, Var) or -step != size:
+            raise self.error(f"{size} times the outer variable to be taken from the whole axis")
+        self.need(")")
+        total = Expr(rest.constant, rest.terms[:-1])
+        return Axis(name, size, is_reduced, (outer.name, total if total.terms else total.constant))
+
+    def carried(self) -> tuple[str, ...]:
+        names = [self.name()] if self.take("carries") else []
+        while self.take(","):
+            names.append(self.name())
+        return tuple(names)
+
+    def place(self) -> At:
+        buffer = self.name()
+        self.need("[")
+        index = self.expr()
+        self.need("]")
+        return At(buffer, index)
+
+    def guards(self) -> tuple[Inside, ...]:
+        found: list[Inside] = []
+        while self.take("and" if found else "if"):
+            low = self.integer()
+            self.need("<=")
+            expr = self.expr()
+            self.need("<")
+            found.append(Inside(expr, low, self.integer()))
+        return tuple(found)
+
+    def op(self) -> TileOp:
+        name = self.name()
+        self.need("=")
+        dtype = self.one_of(DType)
+        if self.take("load"):
+            at = self.place()
+            return Load(name, dtype, at.buffer, at.index, self.guards())
+        if (number := self._number()) is not None:
+            return Literal(name, dtype, number)
+        first = self.name()
+        if self.take("("):
+            return Apply(name, dtype, first, self.listed(self.name, ")"))
+        guards = self.guards()
+        self.need("else")
+        return Select(name, dtype, guards, first, self.name())
+
+    def _number(self) -> float | int | bool | None:
+        is_negative = self.take("-")
+        word = self.peek()
+        value: float | int | bool
+        if word in ("True", "False"):
+            value = word == "True"
+        elif word in ("inf", "nan"):
+            value = math.inf if word == "inf" else math.nan
+        elif word[:1].isdigit():
+            value = int(word) if word.isdigit() else float(word)
+        else:
+            return None
+        self.at += 1
+        return -value if is_negative else value
+
+    def sink(self) -> Sink:
+        verb = self.name()
+        at = self.place()
+        self.need("=")
+        value = self.name()
+        return Store(at.buffer, at.index, value) if verb == "store" else Accumulate(at.buffer, at.index, value, verb)
+
+
+class _Lines:
+    """The lines of a program, read one after another."""
+
+    def __init__(self, text: str) -> None:
+        self.lines = [_Line(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+        self.at = 0
+
+    def peek(self, depth: int) -> _Line | None:
+        """Return the next line if it is this deep."""
+        if self.at == len(self.lines) or self.lines[self.at].depth < depth:
+            return None
+        line = self.lines[self.at]
+        if line.depth > depth:
+            raise line.error(f"an indentation of {2 * depth} spaces")
+        return line
+
+    def take(self, line: _Line, read: Callable[[], T]) -> T:
+        """Return what a whole line is read as, and go on to the next."""
+        result = read()
+        line.end()
+        self.at += 1
+        return result
+
+    def program(self) -> TileProgram:
+        parameters: list[Parameter] = []
+        buffers: list[Buffer] = []
+        stages: list[Stage] = []
+        while (line := self.peek(0)) is not None:
+            if line.take("parameter"):
+                parameters.append(self.take(line, line.parameter))
+            elif line.take("buffer"):
+                buffers.append(self.take(line, line.buffer))
+            elif line.take("stage"):
+                stages.append(Stage(self.take(line, line.axes), self.steps(1)))
+            else:
+                raise line.error("parameter, buffer or stage")
+        return TileProgram(tuple(buffers), tuple(stages), tuple(parameters))
+
+    def steps(self, depth: int) -> tuple[Step, ...]:
+        found: list[Step] = []
+        while (line := self.peek(depth)) is not None:
+            if line.take("pass"):
+                found.append(self.pass_(line, depth + 1))
+            elif line.take("contract"):
+                found.append(self.contract(line, depth + 1))
+            elif line.take("loop"):
+                axis = line.axis()
+                found.append(Loop(axis, self.take(line, line.carried), self.steps(depth + 1)))
+            else:
+                raise line.error("pass, contract or loop")
+        return tuple(found)
+
+    def pass_(self, line: _Line, depth: int) -> Pass:
+        axes = line.axes("vector", "across")
+        vector = line.name() if line.take("vector") else ""
+        across = self.take(line, lambda: line.name() if line.take("across") else "")
+        ops: list[TileOp] = []
+        sinks: list[Sink] = []
+        while (item := self.peek(depth)) is not None:
+            if item.peek() == "store" or (item.peek() in _ACCUMULATE and item.peek(1) != "="):
+                sinks.append(self.take(item, item.sink))
+            else:
+                ops.append(self.take(item, item.op))
+        return Pass(axes, vector, tuple(ops), tuple(sinks), across)
+
+    def contract(self, line: _Line, depth: int) -> Contract:
+        axes = line.axes("by")
+        line.need("by")
+        product = self.take(line, lambda: line.one_of(Product))
+        item = self.peek(depth)
+        if item is None:
+            raise line.error("a line below that says what is added to what")
+        return self.take(item, lambda: _sum(item, axes, product))
+
+
+def _sum(line: _Line, axes: tuple[Axis, ...], product: Product) -> Contract:
+    out = line.place()
+    line.need("+=")
+    a = line.place()
+    line.need("*")
+    return Contract(axes, out, a, line.place(), product, line.place() if line.take("rescale") else None)

@@ -1,0 +1,176 @@
+"""Where accesses go: checks that indices stay inside of buffers and that tasks do not race.
+
+First by algebra, for loops of any length and all values of parameters (`korch.tile.affine`). What that
+does not show is enumerated, for a few values of parameters and the first few millions of points; this
+refutes, and it proves if nothing was left out. What is neither shown nor refuted is returned as a line
+of text: it is not decided.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+import numpy as np
+
+from korch.errors import InvalidGraphError
+from korch.primitive.op import Array
+from korch.tile.affine import Symbols, cut_variables, is_inside, keeps_to_tasks, place_of, ranges_of_axes
+from korch.tile.bind import bind
+from korch.tile.index import bounds
+from korch.tile.points import Points
+from korch.tile.program import Axis, Level, Ring, Stage, TileProgram
+from korch.tile.region import Access, accesses
+
+MOST_POINTS = 1 << 22
+"""The most points of an access that are enumerated."""
+
+MOST_ELEMENTS = 1 << 26
+"""The largest buffer of which it is noted who writes each element."""
+
+MOST_BINDINGS = 64
+"""Parameters of at most this many values in all are enumerated; of more, only some are tried."""
+
+
+def indices_stay_inside(program: TileProgram) -> list[str]:
+    """No access leaves its buffer; of a ring, none is negative. Return what is not decided."""
+    undecided: list[str] = []
+    for number, stage in enumerate(program.stages):
+        open_ = [i for i, access in enumerate(accesses(stage)) if not _shown_inside(program, stage, access)]
+        if not open_:
+            continue
+        is_decided = dict.fromkeys(open_, True)
+        for bound, values, is_all in _bindings(program):
+            found = list(accesses(bound.stages[number]))
+            for i in open_:
+                is_whole = _enumerate_inside(bound, bound.stages[number], found[i], values)
+                is_decided[i] &= is_whole and is_all
+        texts = [access.text for access in accesses(stage)]
+        undecided += [f"{texts[i]!r}: whether its index stays inside" for i in open_ if not is_decided[i]]
+    return undecided
+
+
+def tasks_do_not_race(program: TileProgram) -> list[str]:
+    """No task touches an element that another task of its stage writes. Return what is not decided."""
+    undecided: list[str] = []
+    shared = {buffer.name for buffer in program.buffers if buffer.level is not Level.TILE}
+    for number, stage in enumerate(program.stages):
+        written = {access.buffer for access in accesses(stage) if access.is_write} & shared
+        open_ = [name for name in sorted(written) if not _shown_apart(program, stage, name)]
+        is_decided = dict.fromkeys(open_, True)
+        for bound, values, is_all in _bindings(program) if open_ else ():
+            for name in open_:
+                is_whole = _enumerate_races(bound, bound.stages[number], name, values)
+                is_decided[name] &= is_whole and is_all
+        undecided += [f"stage {number}: whether tasks race for {name}" for name in open_ if not is_decided[name]]
+    return undecided
+
+
+# By algebra
+
+
+def _shown_inside(program: TileProgram, stage: Stage, access: Access) -> bool:
+    buffer = program.buffer(access.buffer)
+    symbols = Symbols(dict(program.parameter_ranges))
+    ranges = {**symbols.ranges, **ranges_of_axes((*stage.grid, *access.axes), symbols.ranges)}
+    low, high = bounds(access.index, ranges)
+    is_ring = Ring() in buffer.layout
+    if low >= 0 and (is_ring or (isinstance(buffer.elements, int) and high < buffer.elements)):
+        return True
+    (nest,) = cut_variables([access.nest(stage)], symbols.ranges)
+    place, size = place_of(nest, symbols, narrow=True), symbols.poly(buffer.elements)
+    return place is not None and size is not None and not is_ring and is_inside(place, size, symbols)
+
+
+def _shown_apart(program: TileProgram, stage: Stage, buffer: str) -> bool:
+    symbols = Symbols(dict(program.parameter_ranges))
+    found = [access for access in accesses(stage) if access.buffer == buffer]
+    nests = cut_variables([access.nest(stage) for access in found], symbols.ranges)
+    places = [place_of(nest, symbols) for nest in nests]
+    for access, place in zip(found, places, strict=True):
+        if access.is_write:
+            for other in places:
+                if place is None or other is None or not keeps_to_tasks(place, other, nests[0].grid, symbols):
+                    return False
+    return True
+
+
+# By enumeration
+
+
+def _bindings(program: TileProgram) -> Iterator[tuple[TileProgram, str, bool]]:
+    """Yield programs of known sizes, what their parameters are, and whether all of them are yielded."""
+    spans = [range(p.low, p.high + 1) for p in program.parameters]
+    is_all = math.prod(map(len, spans)) <= MOST_BINDINGS
+    if is_all:
+        chosen = list(itertools.product(*spans))
+    else:
+        rng = np.random.default_rng(0)
+        near = [tuple(int(rng.integers(s.start, min(s.stop, s.start + 40))) for s in spans) for _ in range(12)]
+        chosen = list(dict.fromkeys([tuple(s[0] for s in spans), tuple(s[min(1, len(s) - 1)] for s in spans), *near]))
+    for values in chosen:
+        named = {p.name: value for p, value in zip(program.parameters, values, strict=True)}
+        yield bind(program, named), " ".join(f"{name}={value}" for name, value in named.items()), is_all
+
+
+def _some_tasks(grid: Sequence[Axis], most: int) -> Array:
+    """Return all tasks, or if they are more than `most`, neighbours along each axis and random ones."""
+    tasks = math.prod(axis.extent for axis in grid)
+    if tasks <= most:
+        return np.arange(tasks)
+    steps = itertools.accumulate((axis.extent for axis in reversed(grid)), lambda a, b: a * b, initial=1)
+    near = [0, *(step for step in steps if step < tasks)]
+    random = np.random.default_rng(0).integers(0, tasks, max(0, min(most, MOST_POINTS) - len(near)))
+    return np.unique(np.concatenate([np.array(near, np.int64), random]))[: max(most, 2)]
+
+
+def _touched(stage: Stage, access: Access, tasks: Array) -> tuple[Array, Array]:
+    """Return the place and the task of each point at which an access happens."""
+    points = Points(stage.grid, access.axes, tasks)
+    holds = points.spread(points.live & points.holds(access.guards))
+    return points.spread(points.at(access.index))[holds], points.spread(points.task)[holds]
+
+
+def _points(access: Access) -> int:
+    return math.prod(axis.extent for axis in access.axes)
+
+
+def _enumerate_inside(program: TileProgram, stage: Stage, access: Access, values: str) -> bool:
+    """Raise an error if an access leaves its buffer; return whether all of it was looked at."""
+    if (points := _points(access)) > MOST_POINTS:
+        return False
+    tasks = _some_tasks(stage.grid, MOST_POINTS // max(points, 1))
+    places, _ = _touched(stage, access, tasks)
+    buffer = program.buffer(access.buffer)
+    if places.size:
+        low, high = int(places.min()), int(places.max())
+        if low < 0 or (high >= buffer.size and Ring() not in buffer.layout):
+            _refuse(f"an index of {buffer.size} reaches [{low}, {high}]", access.text, values)
+    return len(tasks) == stage.tasks
+
+
+def _enumerate_races(program: TileProgram, stage: Stage, name: str, values: str) -> bool:
+    """Raise an error if tasks race for a buffer; return whether all of it was looked at."""
+    found = [access for access in accesses(stage) if access.buffer == name]
+    points, size = sum(map(_points, found)), program.buffer(name).size
+    if 2 * points > MOST_POINTS or size > MOST_ELEMENTS:
+        return stage.tasks < 2
+    tasks = _some_tasks(stage.grid, MOST_POINTS // max(points, 1))
+    writer = np.full(size, -1)
+    for access in (a for a in found if a.is_write):
+        places, own = _touched(stage, access, tasks)
+        is_free = np.all((writer[places] < 0) | (writer[places] == own))
+        writer[places] = own
+        if not is_free or not np.array_equal(writer[places], own):
+            _refuse("two tasks of a stage write one element", access.text, values)
+    for access in (a for a in found if not a.is_write):
+        places, own = _touched(stage, access, tasks)
+        if not np.all((writer[places] < 0) | (writer[places] == own)):
+            _refuse("a task reads what another task of its stage writes", access.text, values)
+    return len(tasks) == stage.tasks
+
+
+def _refuse(what: str, line: str, values: str) -> NoReturn:
+    raise InvalidGraphError(what + (f" with {values}" if values else ""), where=f"tile program, {line!r}")
