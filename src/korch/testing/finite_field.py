@@ -47,7 +47,7 @@ def alternatives_agree(graph: PrimitiveGraph, inputs: Mapping[str, Array]) -> di
         NotPolynomialError: a primitive can't be computed.
     """
     values: dict[int, Array] = {v: inputs[name] % PRIME for name, v in graph.inputs}
-    values |= {v: _element(c.array) for v, c in graph.constants.items()}
+    values |= {v: element(c.array) for v, c in graph.constants.items()}
     waiting = list(graph.primitives)
     while waiting:
         ready = [p for p in waiting if all(v in values for v in p.inputs)]
@@ -82,7 +82,12 @@ def apply(primitive: Primitive, inputs: Sequence[Array]) -> Array:
     raise NotPolynomialError(primitive.op)
 
 
-def _element(array: Array) -> Array:
+def element(array: Array) -> Array:
+    """Return the elements of numbers: whole ones, or binary fractions.
+
+    Raises:
+        NotPolynomialError: one is neither.
+    """
     scaled = np.ldexp(array.astype(np.float64), FRACTION_BITS)
     if np.isfinite(scaled).all() and np.array_equal(scaled, np.rint(scaled)):
         factor = _inverse(np.array(1 << FRACTION_BITS))

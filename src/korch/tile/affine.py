@@ -172,6 +172,12 @@ class Symbols:
             total = add(total, term)
         return total
 
+    def where(self, *places: Place) -> Symbols:
+        """Return the parameters for which places exist: of no digit there are 0 values."""
+        names = [m[0] for p in places for d in p.digits for m, c in d.count.terms if len(d.count.terms) == c == len(m)]
+        ranges = {name: (max(self.ranges[name][0], 1), self.ranges[name][1]) for name in names}
+        return Symbols({**self.ranges, **ranges}, self.atoms)
+
     def at_most(self, low: Poly, high: Poly) -> bool:
         """Return whether one polynomial is shown to be at most another."""
         return (high - low).least(self.ranges) >= 0
@@ -263,7 +269,7 @@ def place_of(nest: Nest, symbols: Symbols, narrow: bool = False) -> Place | None
         return None
     base, steps = linear
     digits: list[Digit] = []
-    for guard in nest.guards if narrow else ():
+    for guard in sorted(nest.guards, key=lambda g: g.high - g.low) if narrow else ():
         base = _narrowed(guard, base, steps, digits, symbols)
     grid = {axis.name for axis in nest.grid}
     for axis in (*nest.grid, *nest.axes):
@@ -318,7 +324,7 @@ def _narrowed(guard: Inside, base: Poly, steps: dict[str, Poly], digits: list[Di
 
 def is_inside(place: Place, size: Poly, symbols: Symbols) -> bool:
     """Return whether all places are shown to lie in a buffer."""
-    high = place.base
+    symbols, high = symbols.where(place), place.base
     for digit in place.digits:
         high += digit.step * (digit.count - number(1))
     return symbols.at_most(number(0), place.base) and symbols.at_most(high, size - number(1))
@@ -331,7 +337,7 @@ def keeps_to_tasks(write: Place, other: Place, grid: Sequence[Axis], symbols: Sy
     where all digits are equal: nowhere if the ranges of one digit are disjoint, and otherwise in
     one task if the digits that depend on the grid say which.
     """
-    offset = other.base - write.base
+    symbols, offset = symbols.where(write, other), other.base - write.base
     parts = {Poly.of(d.step.terms) for d in (*write.digits, *other.digits)} | ({number(1)} if offset.terms else set())
     steps = _ascending(parts, symbols)
     if steps is None:

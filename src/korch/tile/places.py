@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NoReturn
 
 import numpy as np
@@ -19,16 +20,19 @@ from korch.errors import InvalidGraphError
 from korch.primitive.op import Array
 from korch.tile.affine import Symbols, cut_variables, is_inside, keeps_to_tasks, place_of, ranges_of_axes
 from korch.tile.bind import bind
-from korch.tile.index import bounds
+from korch.tile.index import Choice, Entry, Expr, Ranges, bounds, constant, substitute
 from korch.tile.points import Points
-from korch.tile.program import Axis, Level, Ring, Stage, TileProgram
+from korch.tile.program import Axis, Level, Ring, Stage, TileProgram, known
 from korch.tile.region import Access, accesses
 
 MOST_POINTS = 1 << 22
 """The most points of an access that are enumerated."""
 
-MOST_ELEMENTS = 1 << 26
-"""The largest buffer of which it is noted who writes each element."""
+MOST_VALUES = 1 << 16
+"""The most values of a choice or of an entry of a table that are enumerated."""
+
+MOST_CORNERS = 1 << 12
+"""The most corners of longer loops that are looked at."""
 
 MOST_BINDINGS = 64
 """Parameters of at most this many values in all are enumerated; of more, only some are tried."""
@@ -75,13 +79,25 @@ def _shown_inside(program: TileProgram, stage: Stage, access: Access) -> bool:
     buffer = program.buffer(access.buffer)
     symbols = Symbols(dict(program.parameter_ranges))
     ranges = {**symbols.ranges, **ranges_of_axes((*stage.grid, *access.axes), symbols.ranges)}
-    low, high = bounds(access.index, ranges)
+    ends = [_term_bounds(Expr(0, (term,)), ranges) for term in access.index.terms]
+    low, high = (access.index.constant + sum(side) for side in zip((0, 0), *ends, strict=True))
     is_ring = Ring() in buffer.layout
     if low >= 0 and (is_ring or (isinstance(buffer.elements, int) and high < buffer.elements)):
         return True
     (nest,) = cut_variables([access.nest(stage)], symbols.ranges)
     place, size = place_of(nest, symbols, narrow=True), symbols.poly(buffer.elements)
     return place is not None and size is not None and not is_ring and is_inside(place, size, symbols)
+
+
+def _term_bounds(term: Expr, ranges: Ranges) -> tuple[int, int]:
+    """Return the least and greatest value of a term, exactly if it is a choice or table of few variables."""
+    low, high = bounds(term, ranges)
+    axes = [Axis(name, ranges[name][1] + 1) for name in term.variables if ranges[name][0] == 0]
+    is_small = len(axes) == len(term.variables) and _count(axes) <= MOST_VALUES
+    if not isinstance(term.terms[0][0], Choice | Entry) or not is_small:
+        return low, high
+    values = Points((), axes, np.zeros(1, np.int64)).at(term)
+    return int(values.min()), int(values.max())
 
 
 def _shown_apart(program: TileProgram, stage: Stage, buffer: str) -> bool:
@@ -133,43 +149,72 @@ def _touched(stage: Stage, access: Access, tasks: Array) -> tuple[Array, Array]:
     return points.spread(points.at(access.index))[holds], points.spread(points.task)[holds]
 
 
-def _points(access: Access) -> int:
-    return math.prod(axis.extent for axis in access.axes)
+def _count(axes: Sequence[Axis]) -> int:
+    return math.prod(axis.extent for axis in axes)
+
+
+def _shrunk(access: Access, most: int) -> Access:
+    """Return an access with fewer turns of its longest loops, if all of them are too many."""
+    axes = list(access.axes)
+    while _count(axes) > most:
+        longest = max((a for a in axes if a.ragged is None), key=lambda a: a.extent, default=None)
+        if longest is None or longest.extent < 2:
+            return replace(access, axes=())
+        axes[axes.index(longest)] = replace(longest, size=longest.extent // 2)
+    return replace(access, axes=tuple(axes))
 
 
 def _enumerate_inside(program: TileProgram, stage: Stage, access: Access, values: str) -> bool:
     """Raise an error if an access leaves its buffer; return whether all of it was looked at."""
-    if (points := _points(access)) > MOST_POINTS:
-        return False
-    tasks = _some_tasks(stage.grid, MOST_POINTS // max(points, 1))
-    places, _ = _touched(stage, access, tasks)
     buffer = program.buffer(access.buffer)
+    some = _shrunk(access, MOST_POINTS)
+    tasks = _some_tasks(stage.grid, MOST_POINTS // max(_count(some.axes), 1))
+    is_whole = len(tasks) == stage.tasks and some == access
+    places, _ = _touched(stage, some, tasks)
+    if not is_whole:
+        corners = itertools.islice(_corners(stage, access), MOST_CORNERS)
+        places = np.concatenate([places, np.fromiter(corners, np.int64)])
     if places.size:
         low, high = int(places.min()), int(places.max())
         if low < 0 or (high >= buffer.size and Ring() not in buffer.layout):
             _refuse(f"an index of {buffer.size} reaches [{low}, {high}]", access.text, values)
-    return len(tasks) == stage.tasks
+    return is_whole
+
+
+def _corners(stage: Stage, access: Access) -> Iterator[int]:
+    """Yield indices where each loop takes its first or its last turn."""
+    axes = (*stage.grid, *access.axes)
+    ragged = {a.name: (a.ragged[0], a.extent, known(a.ragged[1], a.name)) for a in axes if a.ragged is not None}
+    ends = [{0, a.extent - 1} | ({(ragged[a.name][2] - 1) % a.extent} if a.ragged else set()) for a in axes]
+    for values in itertools.product(*ends):
+        number = {axis.name: value for axis, value in zip(axes, values, strict=True)}
+        at = {name: constant(value) for name, value in number.items()}
+        is_live = all(number[o] * part + number[name] < total for name, (o, part, total) in ragged.items())
+        guards = [(guard, substitute(guard.expr, at, {}).constant) for guard in access.guards]
+        if is_live and all(guard.low <= value < guard.high for guard, value in guards):
+            yield substitute(access.index, at, {}).constant
 
 
 def _enumerate_races(program: TileProgram, stage: Stage, name: str, values: str) -> bool:
     """Raise an error if tasks race for a buffer; return whether all of it was looked at."""
-    found = [access for access in accesses(stage) if access.buffer == name]
-    points, size = sum(map(_points, found)), program.buffer(name).size
-    if 2 * points > MOST_POINTS or size > MOST_ELEMENTS:
-        return stage.tasks < 2
-    tasks = _some_tasks(stage.grid, MOST_POINTS // max(points, 1))
-    writer = np.full(size, -1)
-    for access in (a for a in found if a.is_write):
-        places, own = _touched(stage, access, tasks)
-        is_free = np.all((writer[places] < 0) | (writer[places] == own))
-        writer[places] = own
-        if not is_free or not np.array_equal(writer[places], own):
-            _refuse("two tasks of a stage write one element", access.text, values)
-    for access in (a for a in found if not a.is_write):
-        places, own = _touched(stage, access, tasks)
-        if not np.all((writer[places] < 0) | (writer[places] == own)):
+    whole = [access for access in accesses(stage) if access.buffer == name]
+    found = [_shrunk(access, MOST_POINTS // 4 // len(whole)) for access in whole]
+    tasks = _some_tasks(stage.grid, MOST_POINTS // max(sum(_count(access.axes) for access in found), 1))
+    touched = [_touched(stage, access, tasks) for access in found]
+    _, places = np.unique(np.concatenate([places for places, _ in touched]), return_inverse=True)
+    at = iter(np.split(places, np.cumsum([len(own) for _, own in touched])[:-1]))
+    accessed = [(access, next(at), own) for access, (_, own) in zip(found, touched, strict=True)]
+    writer = np.full(len(places), -1)
+    for access, at_, own in accessed:
+        if access.is_write:
+            is_free = np.all((writer[at_] < 0) | (writer[at_] == own))
+            writer[at_] = own
+            if not is_free or not np.array_equal(writer[at_], own):
+                _refuse("two tasks of a stage write one element", access.text, values)
+    for access, at_, own in accessed:
+        if not access.is_write and not np.all((writer[at_] < 0) | (writer[at_] == own)):
             _refuse("a task reads what another task of its stage writes", access.text, values)
-    return len(tasks) == stage.tasks
+    return len(tasks) == stage.tasks and found == whole
 
 
 def _refuse(what: str, line: str, values: str) -> NoReturn:

@@ -1,0 +1,179 @@
+"""Regions of tasks, and what algebra shows of places, compared with enumeration."""
+
+import numpy as np
+import pytest
+from test_programs import PROGRAMS
+from tile_groups import FAMILIES, lowered, offers_of
+
+from korch.errors import InvalidGraphError
+from korch.primitive.types import DType
+from korch.tile import places
+from korch.tile.affine import Poly, Symbols, number
+from korch.tile.bind import bind
+from korch.tile.index import Expr, add, constant, scale, var
+from korch.tile.parse import parse_program
+from korch.tile.points import Points
+from korch.tile.program import Axis, Buffer, Level, Literal, Load, Pass, Stage, Store, TileProgram
+from korch.tile.region import accesses, regions
+
+F32 = DType.F32
+
+
+def elements_of(region, stage, task, values):
+    """Return the elements that a region says one task touches."""
+    grid = Points(stage.grid, (), np.array([task]), values)
+
+    def at(size):
+        return size if isinstance(size, int) else int(grid.at(size).reshape(-1)[0])
+
+    found = np.array([at(region.begin)])
+    for step, count in region.box:
+        found = (found[:, None] + at(step) * np.arange(at(count))).reshape(-1)
+    return set(found.tolist())
+
+
+def check_regions(stage, bound, parameters, values):
+    """Compare the regions of a stage with the accesses of the same stage with known sizes."""
+    exact = 0
+    for buffer in dict.fromkeys(access.buffer for access in accesses(stage)):
+        found = regions(stage, buffer, parameters)
+        met = [access for access in accesses(bound) if access.buffer == buffer]
+        for region, access in zip(found, met, strict=True):
+            assert region.is_write == access.is_write
+            for task in sorted({0, bound.tasks // 2, bound.tasks - 1}) if bound.tasks else ():
+                points = Points(bound.grid, access.axes, np.array([task]))
+                holds = points.spread(points.live & points.holds(access.guards))
+                touched = set(points.spread(points.at(access.index))[holds].tolist())
+                said = elements_of(region, bound, task, values)
+                assert touched <= said
+                assert touched == said or not region.is_exact
+            exact += region.is_exact
+    return exact
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_regions_of_lowered_programs_are_what_tasks_touch(family, target):
+    exact = 0
+    for group in FAMILIES[family]():
+        for offer in offers_of(group, target)[:2]:
+            for stage in lowered(group, offer, target).stages:
+                exact += check_regions(stage, stage, {}, {})
+    assert exact > 0
+
+
+@pytest.mark.parametrize("text", PROGRAMS.values(), ids=PROGRAMS)
+def test_regions_depend_on_parameters(text):
+    program = parse_program(text)
+    for size in (1, 6, 21):
+        values = {parameter.name: size for parameter in program.parameters}
+        (bound,) = bind(program, values).stages
+        assert check_regions(program.stages[0], bound, program.parameter_ranges, values) > 0
+
+
+def test_regions_of_a_blocked_product():
+    program = parse_program(PROGRAMS["product"])
+    (stage,) = program.stages
+    (region,) = regions(stage, "a", program.parameter_ranges)
+    assert (str(region.begin), [tuple(map(str, side)) for side in region.box]) == (
+        "4*k*(gm)",
+        [("k", "(4*gm - 1*m + 4<1 ? 4 : -4*gm + m)"), ("1", "k")],
+    )
+    assert region.is_exact
+    (region,) = regions(stage, "c", program.parameter_ranges)
+    assert region.is_write
+    assert str(region.begin) == "8*gn + 4*n*(gm)"
+
+
+def random_program(rng):
+    """Return a stage that writes and reads one buffer by affine indices, some with ragged axes or quotients."""
+    grid = tuple(Axis(f"g{i}", int(rng.integers(1, 5))) for i in range(rng.integers(1, 3)))
+
+    def index():
+        axes, parts, step = [], [constant(int(rng.integers(0, 4)))], 1
+        for axis in rng.permutation(len(grid)):
+            if rng.random() < 0.3:
+                total = int(rng.integers(1, 13))
+                outer = grid[axis]
+                size = -(-total // outer.size)
+                if -(-total // size) == outer.size:
+                    axes.append(Axis(f"r{axis}", size, ragged=(outer.name, total)))
+                    parts += [scale(var(f"r{axis}"), step), scale(var(outer.name), step * size)]
+                    step *= total if rng.random() < 0.9 else max(1, total - 1)
+                    continue
+            if rng.random() < 0.7:
+                axes.append(Axis(f"v{axis}", int(rng.integers(1, 5))))
+                parts.append(scale(var(f"v{axis}"), step))
+                step *= axes[-1].size
+            sign = -1 if rng.random() < 0.2 else 1
+            parts += [scale(var(grid[axis].name), sign * step)]
+            parts += [constant(step * (grid[axis].size - 1))] if sign < 0 else []
+            step *= grid[axis].size + int(rng.integers(-1, 2)) * (rng.random() < 0.2)
+        return tuple(axes), add(*parts)
+
+    axes, place = index()
+    write = Pass(axes, "", (Literal("x0", F32, 1.0),), (Store("o0", place, "x0"),))
+    if rng.random() < 0.6:
+        place = add(place, constant(int(rng.integers(-2, 3)) * int(rng.integers(1, 9))))
+    else:
+        axes, place = index()
+    read = Pass(axes, "", (Load("x0", F32, "o0", place),), (Store("t", constant(0), "x0"),))
+    buffers = (Buffer("o0", Level.OUTPUT, F32, int(rng.integers(8, 400))), Buffer("t", Level.TILE, F32, 1))
+    return TileProgram(buffers, (Stage(grid, (write, read)),))
+
+
+def test_what_algebra_shows_enumeration_does_not_refute():
+    rng = np.random.default_rng(11)
+    shown = {"inside": 0, "apart": 0}
+    refuted = {"inside": 0, "apart": 0}
+    for _ in range(1500):
+        program = random_program(rng)
+        (stage,) = program.stages
+        is_within = True
+        for access in accesses(stage):
+            is_shown = places._shown_inside(program, stage, access)
+            try:
+                places._enumerate_inside(program, stage, access, "")
+            except InvalidGraphError:
+                assert not is_shown
+                is_within = False
+            shown["inside"] += is_shown
+        refuted["inside"] += not is_within
+        if is_within:
+            is_shown = places._shown_apart(program, stage, "o0")
+            try:
+                places._enumerate_races(program, stage, "o0", "")
+            except InvalidGraphError:
+                assert not is_shown
+                refuted["apart"] += 1
+            shown["apart"] += is_shown
+    assert min(*shown.values(), *refuted.values()) > 100, (shown, refuted)
+
+
+def test_stages_of_any_size_are_decided():
+    """2^40 points: nothing is enumerated."""
+    grid, axes = (Axis("g", 1 << 20),), (Axis("v", 1 << 20),)
+    place = add(scale(var("g"), 1 << 20), var("v"))
+    buffers = (Buffer("i0", Level.INPUT, F32, 1 << 40), Buffer("o0", Level.OUTPUT, F32, 1 << 40))
+
+    def program(index: Expr, read: Expr = place) -> TileProgram:
+        load = Load("x0", F32, "i0", read)
+        return TileProgram(buffers, (Stage(grid, (Pass(axes, "v", (load,), (Store("o0", index, "x0"),)),)),))
+
+    assert places.indices_stay_inside(program(place)) + places.tasks_do_not_race(program(place)) == []
+    turned = add(var("g"), scale(var("v"), 1 << 20))
+    assert places.tasks_do_not_race(program(turned)) == []
+    shared = add(scale(var("g"), 1 << 10), var("v"))
+    with pytest.raises(InvalidGraphError, match="two tasks of a stage write one element"):
+        places.tasks_do_not_race(program(shared))
+    with pytest.raises(InvalidGraphError, match=r"an index of 1099511627776 reaches \[1, 1099511627776\]"):
+        places.indices_stay_inside(program(add(place, constant(1))))
+
+
+def test_polynomials_are_bounded_for_all_values_of_parameters():
+    symbols = Symbols({"n": (1, 9), "m": (0, 5)})
+    n, m = (Poly.of([((name,), 1)]) for name in "nm")
+    assert symbols.at_most(n + m, n * number(2) + m)
+    assert symbols.at_most(m, m * n)
+    assert not symbols.at_most(n, m * n)
+    assert (n * number(-1) + m).least(symbols.ranges) == -9
+    assert (n * n - n).least(symbols.ranges) == 0
