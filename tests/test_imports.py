@@ -32,6 +32,7 @@ ORDER = (
     ("tile",),
     ("cuda",),
     ("provider",),
+    ("schedule",),
     ("measure",),
     ("program",),
     ("search",),

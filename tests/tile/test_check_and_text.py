@@ -169,7 +169,7 @@ def test_every_check_is_among_the_refusals():
             except InvalidGraphError:
                 met.add(each)
                 break
-    assert met == set(check.CHECKS)
+    assert met == set(check.CHECKS) - {check.rings_hold_what_is_read}  # it only returns what is not decided
 
 
 def test_tasks_may_read_what_they_write_themselves_or_what_an_earlier_stage_wrote():

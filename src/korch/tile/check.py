@@ -13,7 +13,7 @@ from korch.errors import InvalidGraphError
 from korch.primitive.op import Category
 from korch.primitive.ops import OPS
 from korch.tile.index import Expr, Ranges, bounds
-from korch.tile.places import indices_stay_inside, tasks_do_not_race
+from korch.tile.places import indices_stay_inside, rings_hold_what_is_read, tasks_do_not_race
 from korch.tile.program import (
     Accumulate,
     Apply,
@@ -24,6 +24,7 @@ from korch.tile.program import (
     Loop,
     Panels,
     Pass,
+    Ring,
     Select,
     Size,
     Split,
@@ -60,9 +61,11 @@ def buffers_are_known(program: TileProgram) -> None:
 
 
 def layouts_fit(program: TileProgram) -> None:
-    """Panels divide the rows of a matrix, and rows its elements; split elements are floats."""
+    """Panels divide the rows of a matrix, and rows its elements; split elements are floats; rings are tiles."""
     for buffer in program.buffers:
         for layout in buffer.layout:
+            is_shared_ring = layout == Ring() and buffer.level is not Level.TILE
+            _require(not is_shared_ring, "a ring is no tile", buffer.name)
             if isinstance(layout, Panels):
                 is_whole = isinstance(buffer.elements, int) and buffer.elements % layout.columns == 0
                 _require(is_whole and layout.columns % layout.width == 0, "panels do not divide a buffer", buffer.name)
@@ -242,6 +245,7 @@ CHECKS: tuple[Callable[[TileProgram], list[str] | None], ...] = (
     buffers_are_written_first,
     indices_stay_inside,
     tasks_do_not_race,
+    rings_hold_what_is_read,
 )
 """Those that stand later rely on those before."""
 

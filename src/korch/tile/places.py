@@ -72,6 +72,14 @@ def tasks_do_not_race(program: TileProgram) -> list[str]:
     return undecided
 
 
+def rings_hold_what_is_read(program: TileProgram) -> list[str]:
+    """Return each load from a ring: only the interpreter sees whether the element is still there."""
+    rings = {buffer.name for buffer in program.buffers if Ring() in buffer.layout}
+    found = (access for stage in program.stages for access in accesses(stage))
+    lines = [access.text for access in found if access.buffer in rings and not access.is_write]
+    return [f"{line!r}: whether the ring still has the element" for line in lines]
+
+
 # By algebra
 
 

@@ -1,0 +1,1 @@
+"""Groups -> tile programs: one file per kind of schedule."""
