@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from test_programs import PROGRAMS
-from tile_groups import FAMILIES, lowered, offers_of
+from tile_groups import FAMILIES, lowered, normalization, offers_of
 
 from korch.errors import InvalidGraphError
 from korch.primitive.types import DType
@@ -167,6 +167,19 @@ def test_stages_of_any_size_are_decided():
         places.tasks_do_not_race(program(shared))
     with pytest.raises(InvalidGraphError, match=r"an index of 1099511627776 reaches \[1, 1099511627776\]"):
         places.indices_stay_inside(program(add(place, constant(1))))
+
+
+def test_large_pads_and_resizes_are_decided(target):
+    """Choices and quotients of few values are bounded exactly; no point of the grid is enumerated."""
+    group = normalization("f32[1,320,128,128]", (2, 3), (1,), "grow")
+    choices = 0
+    for offer in offers_of(group, target):
+        program = lowered(group, offer, target)  # nothing is left undecided
+        for stage in program.stages:
+            found = [access for access in accesses(stage) if "?" in str(access.index)]
+            assert all(places._shown_inside(program, stage, access) for access in found)
+            choices += len(found)
+    assert choices > 0
 
 
 def test_polynomials_are_bounded_for_all_values_of_parameters():

@@ -20,7 +20,7 @@ from korch.errors import InvalidGraphError
 from korch.primitive.op import Array
 from korch.tile.affine import Symbols, cut_variables, is_inside, keeps_to_tasks, place_of, ranges_of_axes
 from korch.tile.bind import bind
-from korch.tile.index import Choice, Entry, Expr, Ranges, bounds, constant, substitute
+from korch.tile.index import Expr, Ranges, Times, Var, bounds, constant, substitute
 from korch.tile.points import Points
 from korch.tile.program import Axis, Level, Ring, Stage, TileProgram, known
 from korch.tile.region import Access, accesses
@@ -29,7 +29,7 @@ MOST_POINTS = 1 << 22
 """The most points of an access that are enumerated."""
 
 MOST_VALUES = 1 << 16
-"""The most values of a choice or of an entry of a table that are enumerated."""
+"""The most values of a quotient, remainder, choice or entry of a table that are enumerated."""
 
 MOST_CORNERS = 1 << 12
 """The most corners of longer loops that are looked at."""
@@ -98,11 +98,11 @@ def _shown_inside(program: TileProgram, stage: Stage, access: Access) -> bool:
 
 
 def _term_bounds(term: Expr, ranges: Ranges) -> tuple[int, int]:
-    """Return the least and greatest value of a term, exactly if it is a choice or table of few variables."""
+    """Return the least and greatest value of a term, exactly if it has few values."""
     low, high = bounds(term, ranges)
     axes = [Axis(name, ranges[name][1] + 1) for name in term.variables if ranges[name][0] == 0]
     is_small = len(axes) == len(term.variables) and _count(axes) <= MOST_VALUES
-    if not isinstance(term.terms[0][0], Choice | Entry) or not is_small:
+    if isinstance(term.terms[0][0], Var | Times) or not is_small:
         return low, high
     values = Points((), axes, np.zeros(1, np.int64)).at(term)
     return int(values.min()), int(values.max())
