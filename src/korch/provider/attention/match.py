@@ -1,4 +1,4 @@
-"""Group -> softmax(f(q k)) v: the two products, and the three inputs that they read."""
+"""Group -> softmax(f(q k)) v: the two products, and the softmax between them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from korch.candidate.candidate import Group, Refusal
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Category
-from korch.primitive.types import DType
 from korch.provider.attention.groups import find_softmax
-from korch.provider.gemm.match import source_of
+from korch.provider.contraction import FLOATS
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,22 +16,24 @@ class Attention:
     """Attention.
 
     Attributes:
-        first: the product q k.
-        second: the product of the weights and v.
-        q: the position of the input that the queries are.
-        k: the same of the keys.
-        v: the same of the values.
+        first: the product of the queries and the keys.
+        second: the product of the weights and the values.
         weighed: the value that the softmax is of.
         is_guarded: whether weights that are not numbers become 0.
+        inside: the values that the softmax computes.
     """
 
     first: Primitive
     second: Primitive
-    q: int
-    k: int
-    v: int
     weighed: int
     is_guarded: bool
+    inside: frozenset[int]
+
+    @property
+    def operands(self) -> tuple[int, int, int]:
+        """The values that are the queries, the keys and the values."""
+        q, k = self.first.inputs
+        return q, k, self.second.inputs[1]
 
 
 def match_group(group: Group) -> Attention | Refusal:
@@ -42,17 +43,15 @@ def match_group(group: Group) -> Attention | Refusal:
     if [p.op for p in products] != ["matmul", "matmul"]:
         return Refusal("it is not two matrix products")
     first, second = products
+    if body.types[first.output].dtype not in FLOATS:
+        return Refusal("the elements are not floats of at most 32 bits")
     softmax = find_softmax(body, second.inputs[0])
     if softmax is None:
         return Refusal("no softmax is the left operand of the second product")
-    inside = {primitive.output for primitive in softmax.primitives}  # a guard's are truth values
-    others = (type_ for value, type_ in enumerate(body.types) if value not in inside)
-    if any(type_.dtype is not DType.F32 for type_ in others):
-        return Refusal("the elements are not all float32")
-    for p in body.primitives:
-        if p.row.category in (Category.REDUCE, Category.OPAQUE) and p.output not in inside:
-            return Refusal(f"{p.op} is not fused into attention")
-    q, k, v = (source_of(group, value) for value in (*first.inputs, second.inputs[1]))
-    if q is None or k is None or v is None:
-        return Refusal("an operand is computed in the group")
-    return Attention(first, second, q, k, v, softmax.x, softmax.is_guarded)
+    inside = frozenset(primitive.output for primitive in softmax.primitives)
+    others = [p for p in body.primitives if p.output not in inside]
+    if any(p.row.category in (Category.REDUCE, Category.OPAQUE) for p in others):
+        return Refusal("a reduction beside the softmax is not fused")
+    if body.types[first.output].shape[:-2] != body.types[second.output].shape[:-2]:
+        return Refusal("the products have different batches")
+    return Attention(first, second, softmax.x, softmax.is_guarded, inside)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.shape import around
+from korch.primitive.types import DType
 from korch.provider.attention.groups import attention_groups
 from korch.provider.attention.match import Attention, match_group
 from korch.provider.contraction import Fusion, NotFusedError
@@ -86,13 +87,15 @@ def _make_plan(group: Group, found: Attention, target: Target) -> _Plan | Refusa
         return Refusal("the target has no vector registers")
     if min(batch, n, terms, columns) == 0 or m < FEWEST_QUERIES:
         return Refusal("there are too few queries, or nothing at all")
-    if types[found.second.output].shape[:-2] != tuple(batch_axes):
-        return Refusal("the products have different batches")
+    if any(type_.dtype is not DType.F32 for value, type_ in enumerate(types) if value not in found.inside):
+        return Refusal("the elements are not all float32")
     fusion = Fusion(group, layouts, found.first, found.second)
     scores, mixed = matrices_of(group.body, found.first), matrices_of(group.body, found.second)
-    q = operand_of(fusion, found.q, found.first.inputs[0], scores.a, scores.ranges)
-    k = operand_of(fusion, found.k, found.first.inputs[1], scores.b, scores.ranges)
-    v = operand_of(fusion, found.v, found.second.inputs[1], mixed.b, mixed.ranges)
+    indices = ((scores.a, scores), (scores.b, scores), (mixed.b, mixed))
+    q, k, v = (
+        operand_of(fusion, value, index, matrices.ranges)
+        for value, (index, matrices) in zip(found.operands, indices, strict=True)
+    )
     if q.step != 1:
         return Refusal("the terms of the queries are not adjacent in memory")
     if not (_is_packable(k) and _is_packable(v)):

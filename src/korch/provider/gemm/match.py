@@ -91,12 +91,11 @@ def matrices_of(body: PrimitiveGraph, product: Primitive) -> Matrices:
     return Matrices((*sides[0], m, k), (*sides[1], k, n), (*batch, m, n), ranges)
 
 
-def operand_of(fusion: Fusion, position: int, value: int, index: Index, ranges: Ranges) -> Operand:
+def operand_of(fusion: Fusion, value: int, index: Index, ranges: Ranges) -> Operand:
     """Return where the matrices of an operand lie.
 
     Args:
         fusion: the group around the product.
-        position: of the input that the operand is.
         value: the operand.
         index: the index of an element, whose last two variables are the row and the column.
         ranges: of the variables.
@@ -113,7 +112,8 @@ def operand_of(fusion: Fusion, position: int, value: int, index: Index, ranges: 
     if row_step is not None and step is not None:
         start = add(load.index, scale(index[-2], -row_step), scale(index[-1], -step))
         if start.variables <= {BATCH}:
-            return Operand(position, start, row_step, step)
+            names = [name for name, _ in fusion.body.inputs]
+            return Operand(names.index(load.buffer), start, row_step, step)
     raise NotFusedError("an operand is not stored in rows")
 
 

@@ -182,8 +182,8 @@ def _make_plan(group: Group, found: Product, target: Target, layouts: Layouts, w
     batch, m, n, terms = _sizes(group, found)
     fusion, matrices = Fusion(group, layouts, found.primitive), matrices_of(group.body, found.primitive)
     left, right = found.primitive.inputs
-    a = operand_of(fusion, found.a, left, matrices.a, matrices.ranges)
-    b = operand_of(fusion, found.b, right, matrices.b, matrices.ranges)
+    a = operand_of(fusion, left, matrices.a, matrices.ranges)
+    b = operand_of(fusion, right, matrices.b, matrices.ranges)
     if a.step not in (0, 1) or (a.step == 0 and terms > 1):
         return Refusal("the terms of the left operand are not adjacent in memory")
     is_packed = _is_packed(group, found)

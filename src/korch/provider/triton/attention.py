@@ -12,11 +12,10 @@ from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.shape import around
 from korch.cuda.kernel import CudaKernel
 from korch.cuda.target import CudaTarget
-from korch.primitive.graph import Primitive
-from korch.primitive.op import Category
 from korch.primitive.types import DType
-from korch.provider.attention.groups import Softmax, attention_groups, find_softmax
-from korch.provider.contraction import FLOATS, Axes, Contraction, NotFusedError, extent
+from korch.provider.attention.groups import attention_groups
+from korch.provider.attention.match import Attention, match_group
+from korch.provider.contraction import Axes, Contraction, NotFusedError, extent
 from korch.provider.triton.printer import KernelPrinter
 from korch.tile.emit import Index
 from korch.tile.index import ZERO, Expr, var
@@ -44,12 +43,12 @@ class TritonAttentionProvider:
 
     def offer(self, group: Group, target: CudaTarget) -> Sequence[Offer] | Refusal:
         """Offer blocks of queries and keys that fit into shared memory, in the plain layout."""
-        found = _match(group)
+        found = match_group(group)
         if isinstance(found, Refusal):
             return found
         types = group.body.types
         m, n = types[found.first.output].shape[-2:]
-        terms, columns = types[found.q].shape[-1], types[found.v].shape[-1]
+        terms, columns = types[found.first.inputs[0]].shape[-1], types[found.second.output].shape[-1]
         if max(terms, columns) > WIDEST_HEAD:
             return Refusal("the heads are too wide")
         if min(m, n) < FEWEST or min(t.size for t in types) == 0:
@@ -71,7 +70,7 @@ class TritonAttentionProvider:
 
     def build(self, group: Group, offer: Offer, target: CudaTarget) -> CudaKernel | Refusal:
         """Print the kernel."""
-        found = _match(group)
+        found = match_group(group)
         if isinstance(found, Refusal):
             return found
         sizes, _, warps = offer.variant.partition("w")
@@ -82,48 +81,18 @@ class TritonAttentionProvider:
             return Refusal(str(error))
 
 
-class _Attention:
-    """Two products, the value that the softmax is of, and the three operands."""
-
-    def __init__(self, first: Primitive, second: Primitive, softmax: Softmax) -> None:
-        self.first = first
-        self.second = second
-        self.weighed = softmax.x
-        self.is_guarded = softmax.is_guarded
-        self.q, self.k, self.v = first.inputs[0], first.inputs[1], second.inputs[1]
-
-
-def _match(group: Group) -> _Attention | Refusal:
-    body = group.body
-    products = body.linear
-    if [p.op for p in products] != ["matmul", "matmul"]:
-        return Refusal("it is not two matrix products")
-    first, second = products
-    if body.types[first.output].dtype not in FLOATS:
-        return Refusal("the elements are not floats of at most 32 bits")
-    softmax = find_softmax(body, second.inputs[0])
-    if softmax is None:
-        return Refusal("no softmax is the left operand of the second product")
-    inside = {id(p) for p in softmax.primitives}
-    others = [p for p in body.primitives if id(p) not in inside]
-    if any(p.row.category in (Category.REDUCE, Category.OPAQUE) for p in others):
-        return Refusal("a reduction beside the softmax is not fused")
-    if body.types[first.output].shape[:-2] != body.types[second.output].shape[:-2]:
-        return Refusal("the products have different batches")
-    return _Attention(first, second, softmax)
-
-
 def _width(n: int) -> int:
     return max(16, power_of_two(n))
 
 
 class _Printer(KernelPrinter):
-    def __init__(self, group: Group, offer: Offer, found: _Attention, target: CudaTarget) -> None:
+    def __init__(self, group: Group, offer: Offer, found: Attention, target: CudaTarget) -> None:
         super().__init__(group, offer, target, found.first, found.second)
         self.match = found
+        self.q, self.k, self.v = found.operands
         types = self.body.types
         *batch, m, n = types[found.first.output].shape
-        terms, columns = types[found.q].shape[-1], types[found.v].shape[-1]
+        terms, columns = types[found.first.inputs[0]].shape[-1], types[found.second.output].shape[-1]
         names = [(f"b{i}", size) for i, size in enumerate(batch)]
         index = tuple(ZERO if size == 1 else var(name) for name, size in names)
 
@@ -139,20 +108,20 @@ class _Printer(KernelPrinter):
             return (*(ZERO if n == 1 else e for n, e in zip(shape, index, strict=True)), *rest)
 
         self.scores = Contraction(
-            axes, rows, keys, term_axes, side(found.q, row, term), side(found.k, term, key), (*index, row, key)
+            axes, rows, keys, term_axes, side(self.q, row, term), side(self.k, term, key), (*index, row, key)
         )
-        self.mixed = Contraction(axes, rows, column_axes, keys, (), side(found.v, key, column), (*index, row, column))
+        self.mixed = Contraction(axes, rows, column_axes, keys, (), side(self.v, key, column), (*index, row, column))
         self.dtype = types[found.first.output].dtype
 
     def check(self) -> None:
         """Raise NotFusedError if something around the products does not fit."""
         emitter = self.fusion.emitter(self.scores.ranges)
-        self.fusion.argument(emitter, self.match.q, self.scores.a)
-        self.fusion.argument(emitter, self.match.k, self.scores.b)
+        self.fusion.argument(emitter, self.q, self.scores.a)
+        self.fusion.argument(emitter, self.k, self.scores.b)
         emitter.give(self.match.first.output, self.scores.out, "score")
         emitter.value(self.match.weighed, self.scores.out)
         emitter = self.fusion.emitter(self.mixed.ranges)
-        self.fusion.argument(emitter, self.match.v, self.mixed.b)
+        self.fusion.argument(emitter, self.v, self.mixed.b)
         self.fusion.outputs(emitter, self.match.second, self.mixed.out, "mixed")
 
     def print(self, queries: int, keys: int, warps: int) -> CudaKernel:
@@ -173,7 +142,7 @@ class _Printer(KernelPrinter):
         down_terms = dict(text.split("db", list(scores.terms), ROWS))
         inside_m = {0: f"(m < {m})"} if m % queries else {}
         q_masks = inside_m | ({1: f"(da < {terms})"} if terms != wide else {})
-        self.load(text, "q", self.match.q, scores.a, scores.ranges, rows | of_terms, q_masks, f"[{queries}, {wide}]")
+        self.load(text, "q", self.q, scores.a, scores.ranges, rows | of_terms, q_masks, f"[{queries}, {wide}]")
         text.line(f'top = tl.full([{queries}, 1], float("-inf"), tl.float32)')
         text.line(f"total = tl.zeros([{queries}, 1], tl.float32)")
         text.line(f"acc = tl.zeros([{queries}, {broad}], tl.float32)")
@@ -185,7 +154,7 @@ class _Printer(KernelPrinter):
         k_masks = ({1: f"(n < {n})"} if short else {}) | ({0: f"(db < {terms})"} if terms != wide else {})
         across = dict(text.split("n", list(scores.columns), COLUMNS))
         self.load(
-            text, "k", self.match.k, scores.b, scores.ranges, beside | down_terms | across, k_masks, f"[{wide}, {keys}]"
+            text, "k", self.k, scores.b, scores.ranges, beside | down_terms | across, k_masks, f"[{wide}, {keys}]"
         )
         text.line(f'score = tl.dot(q, k, input_precision="{self.precision}")')
         emitter = self.fusion.emitter(scores.ranges)
@@ -200,9 +169,7 @@ class _Printer(KernelPrinter):
         v_masks = ({0: f"(nv < {n})"} if short else {}) | ({1: f"(e < {columns})"} if columns != broad else {})
         v_rows = dict(text.split("nv", list(mixed.terms), ROWS))
         v_columns = dict(text.split("e", list(mixed.columns), COLUMNS))
-        self.load(
-            text, "v", self.match.v, mixed.b, mixed.ranges, beside | v_rows | v_columns, v_masks, f"[{keys}, {broad}]"
-        )
+        self.load(text, "v", self.v, mixed.b, mixed.ranges, beside | v_rows | v_columns, v_masks, f"[{keys}, {broad}]")
         text.line(f'acc = tl.dot(weight.to({STORED[self.dtype]}), v, acc * scale, input_precision="{self.precision}")')
         text.line("top = above")
         text.depth -= 1
