@@ -151,7 +151,7 @@ def test_what_is_no_network_is_refused(text, library):
 
 def test_engines_are_offered_where_they_can_be_built(library):
     provider = tensorrt.TensorRTProvider()
-    assert provider.version == f"{fake_tensorrt.VERSION}-{tensorrt.SCHEMA}"
+    assert provider.version.startswith(f"{fake_tensorrt.VERSION}-")
     found = provider.offer(biased(), NOMINAL[90])
     assert isinstance(found, Refusal) and "on the device" in found.reason
     (offer,) = provider.offer(biased(), MEASURED)

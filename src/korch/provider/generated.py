@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.shape import FUSED
 from korch.primitive.op import Category
+from korch.provider.content import content_version
 from korch.provider.offers import keeps_some, offered_layouts
 from korch.provider.provider import Kernel, Threading
 from korch.target import Target
@@ -19,9 +20,6 @@ from korch.tile.growth import TextLimitError, grows_too_large
 from korch.tile.lower import lower
 from korch.tile.staging import Machine
 
-SCHEMA = 17
-"""Raise it whenever generated kernels change in speed or meaning."""
-
 LEAST_STREAM_BYTES = 16 << 20
 """Outputs of fewer bytes are not written past the caches, however small these are."""
 
@@ -30,7 +28,7 @@ class GeneratedProvider:
     """Korch's own kernel generator."""
 
     name = "generated"
-    version = str(SCHEMA)
+    version = content_version()
     group_shapes = (FUSED,)
 
     def __init__(self, least_stream_bytes: int = LEAST_STREAM_BYTES) -> None:

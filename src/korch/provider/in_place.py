@@ -14,10 +14,9 @@ from korch.alignment import ALIGNMENT
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import layout_choices
 from korch.primitive.ops.layout import ConcatAttributes
+from korch.provider.content import content_version
 from korch.provider.provider import Kernel
 from korch.target import Target
-
-SCHEMA = 1
 
 
 class InPlaceProvider:
@@ -28,7 +27,7 @@ class InPlaceProvider:
     """
 
     name = "in place"
-    version = str(SCHEMA)
+    version = content_version()
     group_shapes = ()
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:

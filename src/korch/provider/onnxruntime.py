@@ -21,12 +21,10 @@ from korch.libraries import announce_onnxruntime, find_onnxruntime
 from korch.primitive.graph import Constant, Primitive
 from korch.primitive.ops.opaque import onnx_type, opaque_model
 from korch.primitive.types import ValueType
+from korch.provider.content import content_version
 from korch.provider.opaque import is_one_node, node_of
 from korch.provider.provider import Kernel, named_kernel
 from korch.target import Target
-
-SCHEMA = 1
-"""Raise it whenever the sources change in speed or meaning."""
 
 MOST_MODEL_BYTES = 1 << 18
 """A node's attributes may hold tensors; larger ones would make a source that takes long to compile.
@@ -50,7 +48,7 @@ class OnnxRuntimeProvider:
         if importlib.util.find_spec("onnxruntime") is None or find_onnxruntime() is None:
             raise ImportError(f"ONNX Runtime is not installed; {install_command('onnxruntime')}")
         announce_onnxruntime()
-        self.version = f"{importlib.metadata.version('onnxruntime')}-{SCHEMA}"
+        self.version = f"{importlib.metadata.version('onnxruntime')}-{content_version()}"
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
         """Offer one opaque operator in plain layouts, with any of its outputs."""

@@ -29,12 +29,10 @@ from korch.candidate.candidate import Candidate, Group, Offer, Refusal
 from korch.candidate.layout import Layout
 from korch.candidate.unite import split, unite
 from korch.primitive.graph import PrimitiveGraph
+from korch.provider.content import content_version
 from korch.provider.provider import Kernel, Provider, Threading, named_kernel
 from korch.provider.teams import team_refusal
 from korch.target import Target
-
-SCHEMA = 2
-"""Raise it whenever the sources change in speed or meaning."""
 
 MOST_BUFFERS = 64
 """Of one part; `korch_shares.h` has the same number."""
@@ -97,7 +95,7 @@ class SharesProvider:
     """
 
     name = "shares"
-    version = str(SCHEMA)
+    version = content_version("provider/gemm", "provider/conv", "provider/winograd", "provider/attention")
     group_shapes = ()
 
     def __init__(self, providers: Sequence[Provider[Target, Kernel]]) -> None:

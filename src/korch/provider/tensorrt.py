@@ -17,9 +17,7 @@ from korch.cuda.engine import library_version
 from korch.cuda.kernel import CudaKernel, Network, named
 from korch.cuda.network import network_of, refusal_of
 from korch.cuda.target import CudaTarget
-
-SCHEMA = 1
-"""Raise it whenever the networks change."""
+from korch.provider.content import content_version
 
 
 class TensorRTProvider:
@@ -33,7 +31,7 @@ class TensorRTProvider:
     group_shapes = (around("conv", "conv_transpose", "matmul"),)
 
     def __init__(self) -> None:
-        self.version = f"{library_version()}-{SCHEMA}"
+        self.version = f"{library_version()}-{content_version('cuda')}"
         if not has_driver():
             raise ImportError("TensorRT builds engines on a CUDA device, and there is no driver")
 

@@ -17,9 +17,7 @@ from korch.primitive.graph import Primitive
 from korch.primitive.ops.layout import ReshapeAttributes, SliceAttributes, TransposeAttributes
 from korch.primitive.ops.linear import ConvAttributes, ConvTransposeAttributes
 from korch.primitive.types import DType
-
-SCHEMA = 1
-"""Raise it whenever the calls change."""
+from korch.provider.content import content_version
 
 MOVES = ("transpose", "reshape", "slice")
 
@@ -28,7 +26,7 @@ class TorchProvider:
     """Makes calls of PyTorch's operators."""
 
     name = "torch"
-    version = str(SCHEMA)
+    version = content_version()
     group_shapes = (around("conv", "conv_transpose", "matmul"),)
 
     def offer(self, group: Group, target: CudaTarget) -> Sequence[Offer] | Refusal:

@@ -18,18 +18,16 @@ from korch.cuda.target import CudaTarget
 from korch.primitive.graph import Constant
 from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.primitive.types import DType, ValueType
+from korch.provider.content import content_version
 from korch.provider.opaque import is_one_node, node_of
 from korch.provider.torch_calls import TABLE, Node
-
-SCHEMA = 2
-"""Raise it whenever the calls change."""
 
 
 class TorchOpaqueProvider:
     """Makes calls of PyTorch for opaque operators."""
 
     name = "torch-opaque"
-    version = str(SCHEMA)
+    version = content_version("provider/torch_calls")
     group_shapes = ()
 
     def offer(self, group: Group, target: CudaTarget) -> Sequence[Offer] | Refusal:

@@ -11,14 +11,12 @@ from korch.candidate.shape import around
 from korch.primitive.types import DType
 from korch.provider.attention.groups import attention_groups
 from korch.provider.attention.match import Attention, match_group
+from korch.provider.content import content_version
 from korch.provider.contraction import Fusion, NotFusedError
 from korch.provider.epilogue import Epilogue
 from korch.provider.gemm.match import Finish, Operand, epilogue_of, matrices_of, operand_of, print_finish, print_value
 from korch.provider.provider import Kernel, Threading, named_kernel
 from korch.target import Target
-
-SCHEMA = 6
-"""Raise it whenever the kernels change in speed or meaning."""
 
 FEWEST_QUERIES = 8
 """With fewer, keys and values are packed for too little."""
@@ -46,7 +44,7 @@ class AttentionProvider:
     """Makes kernels for groups of two products with a softmax between them."""
 
     name = "attention"
-    version = str(SCHEMA)
+    version = content_version("provider/attention", "provider/gemm")
     group_shapes = (around("matmul"), attention_groups)
 
     def __init__(self) -> None:

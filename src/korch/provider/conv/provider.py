@@ -9,6 +9,7 @@ from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
 from korch.candidate.shape import around
 from korch.primitive.types import DType
+from korch.provider.content import content_version
 from korch.provider.conv.chains import chain_groups
 from korch.provider.conv.match import ConvChain, match_group
 from korch.provider.conv.shape import Layer, Shape, can_split, shape_of
@@ -18,9 +19,6 @@ from korch.provider.matrix_units import TOGETHER
 from korch.provider.provider import SPLIT, Kernel, Threading, named_kernel
 from korch.target import Target
 from korch.tile.cpp_text import literal
-
-SCHEMA = 15
-"""Raise it whenever the kernels change in speed or meaning."""
 
 MANY_ROWS = 16
 """Rows for each thread from which on it doesn't matter that some have one more."""
@@ -42,7 +40,7 @@ class ConvProvider:
     """Makes kernels for groups around one convolution, or around a chain of them."""
 
     name = "conv"
-    version = str(SCHEMA)
+    version = content_version("provider/conv")
     group_shapes = (around("conv"), chain_groups)
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:

@@ -15,6 +15,7 @@ from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_last, layout_choices
 from korch.candidate.shape import around
 from korch.primitive.types import ValueType
+from korch.provider.content import content_version
 from korch.provider.contraction import Fusion, Layouts, NotFusedError
 from korch.provider.epilogue import Epilogue
 from korch.provider.gemm.blocking import PAGE_FLOATS, Blocking
@@ -31,9 +32,6 @@ from korch.provider.gemm.match import (
 from korch.provider.matrix_units import PIECES_BYTES, STEP_BYTES, TOGETHER
 from korch.provider.provider import SPLIT, Kernel, Threading, named_kernel
 from korch.target import Target
-
-SCHEMA = 17
-"""Raise it whenever the kernels change in speed or meaning."""
 
 LEAST_COLUMNS = 512
 """Columns that pay for packing the left operand."""
@@ -70,7 +68,7 @@ class GemmProvider:
     """Makes kernels for groups around one `matmul` primitive."""
 
     name = "gemm"
-    version = str(SCHEMA)
+    version = content_version("provider/gemm")
     group_shapes = (around("matmul"),)
 
     def __init__(self) -> None:

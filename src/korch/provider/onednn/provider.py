@@ -13,6 +13,7 @@ from dataclasses import replace
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, layout_choices
 from korch.candidate.shape import FUSED, around
+from korch.provider.content import content_version
 from korch.provider.onednn.api import OneDnn
 from korch.provider.onednn.call import Call
 from korch.provider.onednn.geometry import describe, follows_output, model_layout, weights_axes
@@ -20,9 +21,6 @@ from korch.provider.onednn.match import OneDnnOp, Other, match_group
 from korch.provider.onednn.source import print_source
 from korch.provider.provider import Kernel, named_kernel
 from korch.target import Target
-
-SCHEMA = 4
-"""Raise it whenever the sources change in speed or meaning."""
 
 
 class OneDnnProvider:
@@ -41,7 +39,7 @@ class OneDnnProvider:
     def __init__(self, propagate_nan: bool = True) -> None:
         self._library = OneDnn()
         self._propagate_nan = propagate_nan
-        self.version = f"{self._library.version}-{SCHEMA}" + "-nan" * propagate_nan
+        self.version = f"{self._library.version}-{content_version('provider/onednn')}" + "-nan" * propagate_nan
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
         """Offer a linear primitive with its post-operations, a pooling, or a change of layout."""

@@ -15,14 +15,12 @@ from korch.cuda.target import CudaTarget
 from korch.primitive.types import DType
 from korch.provider.attention.groups import attention_groups
 from korch.provider.attention.match import Attention, match_group
+from korch.provider.content import content_version
 from korch.provider.contraction import Axes, Contraction, NotFusedError, extent
 from korch.provider.triton.printer import KernelPrinter
 from korch.tile.emit import Index
 from korch.tile.index import ZERO, Expr, var
 from korch.tile.triton_text import COLUMNS, ROWS, STORED, Text, power_of_two
-
-SCHEMA = 2
-"""Raise it whenever the kernels change in speed or meaning."""
 
 WIDEST_HEAD = 256
 """Most terms of the first product, and columns of the second."""
@@ -38,7 +36,7 @@ class TritonAttentionProvider:
     """Makes kernels for groups of two products with a softmax between them."""
 
     name = "triton-attention"
-    version = str(SCHEMA)
+    version = content_version("provider/triton", "provider/attention", "cuda")
     group_shapes = (around("matmul"), attention_groups)
 
     def offer(self, group: Group, target: CudaTarget) -> Sequence[Offer] | Refusal:

@@ -10,6 +10,7 @@ from korch.cuda.kernel import CudaKernel, kernel_of
 from korch.cuda.target import CudaTarget
 from korch.primitive.op import Category
 from korch.primitive.types import DType
+from korch.provider.content import content_version
 from korch.provider.offers import offered_layouts
 from korch.tile.growth import TextLimitError, grows_too_large
 from korch.tile.lower import lower
@@ -17,9 +18,6 @@ from korch.tile.program import TileProgram
 from korch.tile.staging import DEVICE
 from korch.tile.triton import print_triton, stage_is_splittable
 from korch.tile.triton_text import COMPUTE, is_printable
-
-SCHEMA = 1
-"""Raise it whenever generated kernels change in speed or meaning."""
 
 Ports = list[tuple[str, DType]]
 """Names and element types of buffers."""
@@ -29,7 +27,7 @@ class TritonProvider:
     """Korch's own kernel generator for CUDA devices."""
 
     name = "triton"
-    version = str(SCHEMA)
+    version = content_version("provider/triton", "cuda")
     group_shapes = (FUSED,)
 
     def offer(self, group: Group, target: CudaTarget) -> Sequence[Offer] | Refusal:

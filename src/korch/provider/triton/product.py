@@ -19,12 +19,10 @@ from korch.cuda.kernel import CudaKernel
 from korch.cuda.target import CudaTarget
 from korch.primitive.graph import Primitive
 from korch.primitive.types import DType, ValueType
+from korch.provider.content import content_version
 from korch.provider.contraction import Axes, Contraction, Fusion, NotFusedError, contraction_of, extent, root_of
 from korch.provider.triton.printer import KernelPrinter
 from korch.tile.triton_text import COLUMNS, ROWS, Coordinate, Text, power_of_two
-
-SCHEMA = 1
-"""Raise it whenever the kernels change in speed or meaning."""
 
 MOST_DIRECT = 64
 """Terms of the longest sum that is unrolled."""
@@ -98,7 +96,7 @@ class TritonProductProvider:
     """Makes kernels for groups with one matrix product or convolution."""
 
     name = "triton-product"
-    version = str(SCHEMA)
+    version = content_version("provider/triton", "cuda")
     group_shapes = (around("conv", "matmul"),)
 
     def offer(self, group: Group, target: CudaTarget) -> Sequence[Offer] | Refusal:

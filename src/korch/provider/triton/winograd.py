@@ -20,14 +20,12 @@ from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
 from korch.primitive.ops.winograd import TRANSFORMS, WinogradAttributes, tile_counts
 from korch.primitive.types import DType
+from korch.provider.content import content_version
 from korch.provider.contraction import Contraction, NotFusedError, root_of
 from korch.provider.triton.printer import KernelPrinter
 from korch.provider.triton.product import Tile, product_layouts, tiles_for
 from korch.tile.index import ZERO, Expr, add, constant, scale, var
 from korch.tile.triton_text import COLUMNS, Coordinate, Text
-
-SCHEMA = 1
-"""Raise it whenever the kernels change in speed or meaning."""
 
 TILES_OFFERED = 2
 
@@ -39,7 +37,7 @@ class TritonWinogradProvider:
     """Makes kernels for groups with one Winograd convolution."""
 
     name = "triton-winograd"
-    version = str(SCHEMA)
+    version = content_version("provider/triton", "cuda")
     group_shapes = (around("winograd"),)
 
     def offer(self, group: Group, target: CudaTarget) -> Sequence[Offer] | Refusal:

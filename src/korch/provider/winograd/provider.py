@@ -14,15 +14,13 @@ from korch.candidate.layout import Layout, channels_blocked, channels_last, layo
 from korch.candidate.shape import around
 from korch.primitive.ops.winograd import WinogradAttributes, tile_counts
 from korch.primitive.types import DType
+from korch.provider.content import content_version
 from korch.provider.matrix_units import TOGETHER
 from korch.provider.provider import SPLIT, Kernel, Threading, named_kernel
 from korch.provider.winograd.match import WinogradConv, match_group
 from korch.provider.winograd.split import LEAST_CHANNELS, LEAST_TILES, Split, split_of
 from korch.target import Target
 from korch.tile.cpp_text import literal
-
-SCHEMA = 10
-"""Raise it whenever the kernels change in speed or meaning."""
 
 CACHE_SHARE = 0.9
 """The part of the level-2 cache that a group of transformed tiles may fill."""
@@ -80,7 +78,7 @@ class WinogradProvider:
     """Makes kernels for groups around one `winograd` primitive."""
 
     name = "winograd"
-    version = str(SCHEMA)
+    version = content_version("provider/winograd")
     group_shapes = (around("winograd"),)
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
