@@ -92,7 +92,7 @@ def test_what_lost_is_told(opened, report):
         row.click()
         found += details.locator(".groupings li").count()
     assert found == sum(map(len, groupings))
-    note = opened.locator("#story-note").inner_text()
+    note = opened.locator("#trace-note").inner_text()
     assert "bound" in note and "measured" in note
 
 
