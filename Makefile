@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 COMPILER := $(shell command -v g++ >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 || echo ,compiler)
 EXTRAS := onnxruntime,openvino,test$(COMPILER)
 STAMP := $(VENV)/.installed$(COMPILER)
-# What pip installs as PyTorch. The default on Linux brings CUDA; the README says how to get the CPU build.
+# What pip installs as PyTorch. The default on Linux brings CUDA; a wheel of the CPU build can be given instead.
 TORCH ?= torch
 TORCH_STAMP := $(VENV)/.installed-torch
 

@@ -258,7 +258,7 @@ def test_an_executable_with_parts_on_the_host_takes_arrays_as_others_do(cache_fo
         ),
         (
             [1.0],
-            "input 'x': it is of type list; expected float32[2, 3] as an array of NumPy, or one that speaks DLPack",
+            "input 'x': it is of type list; expected float32[2, 3] as an array of NumPy, or one that supports DLPack",
         ),
         (array[:1], "input 'x': it is float32[1, 3]; expected float32[2, 3]"),
     ):

@@ -216,7 +216,7 @@ def test_bench_of_a_model(folder: Path, cache_folder: Path, capsys: Capture) -> 
     ]
     assert main(arguments) == 0
     text = capsys.readouterr().out
-    assert "korch is " in text and " as fast as onnxruntime" in text and "1 threads" in text
+    assert "korch is " in text and " as fast as onnxruntime" in text and "1 thread\n" in text
 
 
 def test_bench_refuses_a_model_that_is_not_the_one_that_was_built(

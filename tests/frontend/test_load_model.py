@@ -189,7 +189,7 @@ def test_an_unknown_dimension_names_input_dimension_and_option():
     assert str(caught.value) == (
         "model: input 'ids': dimension 0, 'batch', is unknown; expected a static shape. "
         "Give it with --shape ids=batchxlengthx4, a number for each dimension, "
-        "or all by their names: --shape batch=1 --shape length=128"
+        "or all by their names: --shape batch=1 --shape length=128. In Python: shapes={'ids': (...)}"
     )
 
 
@@ -203,7 +203,7 @@ def test_an_input_without_any_shape_needs_one():
 @pytest.mark.parametrize(
     ("shapes", "complaint"),
     [
-        ({"idz": (2, 5, 4)}, "no input 'idz'; expected one of 'ids', 'mask'"),
+        ({"idz": (2, 5, 4)}, "no input and no named dimension 'idz'; expected one of 'ids', 'mask'"),
         ({"ids": (2, 5)}, "it has 2 dimensions; expected 3"),
         ({"ids": (2, 5, 3)}, "dimension 2 is 3; expected 4"),
         ({"ids": (2, -5, 4)}, "negative"),

@@ -135,9 +135,9 @@ the plan 'split' is the fastest: the optimum of the search took 1.750 ms
 search: feasible, 0.0120 ms predicted, bound 0.0090 ms, gap 25.0 %; 40 candidates, 20 different, \
 4 measured (20.0 %)
 model: 5 primitives, 1 alternative; 3.2 s
-error: 1.5e-07 of the largest element; the model as given has 1.2e-07 in its own types
-       3.0e-07 of the outputs' root mean square; the model as given has 2.5e-07
-operations: 5.0MFLOP as given, 2.5MFLOP in the plan (2.00x fewer)
+rounding error: 1.5e-07 of the largest element; the original model, operator by operator: 1.2e-07
+       3.0e-07 of the outputs' root mean square (RMS); the original model, operator by operator: 2.5e-07
+operations: 5.0M FLOP as given, 2.5M FLOP in the plan (2.00x fewer)
 seconds: frontend 0.0, orchestrate 2.0
 limits that bound the candidates: max_outputs
 
@@ -238,7 +238,7 @@ def test_errors_are_told_by_output_the_worst_first() -> None:
 
     report = replace(REPORT, output_errors=(row("a", 1e-6), row("boxes", 1e-5)))
     lines = summary("a.korch", report).splitlines()
-    (at,) = (i for i, line in enumerate(lines) if "RMS of all errors, of the RMS:" in line)
+    (at,) = (i for i, line in enumerate(lines) if "RMS of the errors / RMS:" in line)
     assert [line.split() for line in lines[at + 1 : at + 3]] == [
         ["boxes", "1.0e-05", "2.0e-05", "5.0e-06"],
         ["a", "1.0e-06", "2.0e-06", "5.0e-07"],

@@ -79,7 +79,7 @@ ONE = "expected an array for each of 'x', 'y'"
         (
             None,
             {"x": [1.0] * 8, "y": X},
-            "input 'x': it is of type list; expected f32[8] as an array of NumPy, or one that speaks DLPack",
+            "input 'x': it is of type list; expected f32[8] as an array of NumPy, or one that supports DLPack",
         ),
     ],
 )

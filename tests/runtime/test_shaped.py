@@ -272,7 +272,7 @@ def test_weights_that_are_not_there_are_refused(executable, tmp_path: Path, plac
         (
             {"batch": 1, "lenght": 5},
             OptionError,
-            "has no input 'lenght'; expected one of 'x', 'mask', or a dimension: 'batch', 'length'",
+            "no named dimension 'lenght'; expected one of 'x', 'mask', or a dimension: 'batch', 'length'",
         ),
         ({"batch": 1}, ModelError, "dimension 1, 'length', is unknown"),
         ({"batch": (1, 2), "length": 5}, OptionError, "the dimension 'batch' can't be 1x2"),

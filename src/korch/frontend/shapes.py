@@ -56,7 +56,11 @@ def _symbols(declared: Sequence[Any], given: Mapping[str, Sequence[int]], model:
         if name not in known:
             inputs = ", ".join(repr(item.name) for item in declared)
             symbols = f", or a dimension: {', '.join(map(repr, known))}" if known else ""
-            raise OptionError(f"the model has no input {name!r}", where=where, expected=f"one of {inputs}{symbols}")
+            raise OptionError(
+                f"the model has no input and no named dimension {name!r}",
+                where=where,
+                expected=f"one of {inputs}{symbols}",
+            )
         if len(size) != 1 or size[0] < 0:
             raise OptionError(
                 f"the dimension {name!r} can't be {'x'.join(map(str, size)) or 'nothing'}",
@@ -147,7 +151,8 @@ def _unknown(name: str, what: str, example: str, where: str, symbols: Sequence[s
         f"{what} is unknown",
         where=where,
         expected="a static shape",
-        hint=f"Give it with --shape {name}={example}, a number for each dimension{other}",
+        hint=f"Give it with --shape {name}={example}, a number for each dimension{other}. "
+        f"In Python: shapes={{{name!r}: (...)}}",
     )
 
 

@@ -164,7 +164,7 @@ class Comparison:
             ready = "" if row.ready_s is None else f"{row.ready_s:.1f} s"
             text = f"{row.name:{width}}  {times}  {row.max_error:9.1e} {memory:>9} {ready:>9}"
             lines.append(text.rstrip())
-        rounds = f"{len(self.rows[0].times_ns)} rounds, {self.threads} threads"
+        rounds = f"{len(self.rows[0].times_ns)} rounds, {self.threads} thread{'s' * (self.threads != 1)}"
         if self.speedup is None:
             lines.append(rounds)
         else:

@@ -178,15 +178,15 @@ def quality(report: Report) -> list[str]:
     if report.plan is None:
         return []
     lines = [
-        f"error: {report.max_error:.1e} of the largest element; the model as given has "
-        f"{report.given_error:.1e} in its own types",
-        f"       {report.rms_error:.1e} of the outputs' root mean square; the model as "
-        f"given has {report.given_rms_error:.1e}",
+        f"rounding error: {report.max_error:.1e} of the largest element; the original model, operator by "
+        f"operator: {report.given_error:.1e}",
+        f"       {report.rms_error:.1e} of the outputs' root mean square (RMS); the original model, operator by "
+        f"operator: {report.given_rms_error:.1e}",
     ]
     if report.output_errors:
         lines.append(_outputs(output_rows(report)))
     lines.append(
-        f"operations: {count_text(report.given_flop)}FLOP as given, {count_text(report.flop)}FLOP in the plan "
+        f"operations: {count_text(report.given_flop)} FLOP as given, {count_text(report.flop)} FLOP in the plan "
         f"({report.given_flop / max(1, report.flop):.2f}x fewer)"
     )
     return lines
@@ -210,7 +210,7 @@ def output_rows(report: Report) -> list[tuple[str, ...]]:
 
 
 def _outputs(rows: Sequence[Sequence[str]]) -> str:
-    lines = ["       largest error, of the largest element and of the RMS; RMS of all errors, of the RMS:"]
+    lines = ["       per output: largest error / largest element, largest error / RMS, RMS of the errors / RMS:"]
     for name, of_largest, of_rms, rms, _ in rows[:MOST_OUTPUTS]:
         lines.append(f"       {cut(name, 30):32}{of_largest:>9}{of_rms:>9}{rms:>9}")
     if len(rows) > MOST_OUTPUTS:

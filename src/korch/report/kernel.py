@@ -120,15 +120,15 @@ def nearest_rival(number: int, plan: PlanRecord, report: Report) -> str:
     step = plan.steps[number]
     layouts = _layouts(step)
     found = [
-        (row.cost_ns - step.cost_ns, row.provider)
+        (row.cost_ns - step.cost_ns, step.cost_ns, row.provider)
         for row in report.rivals.get(step.candidate, ())
         if row.is_measured and row.layouts == layouts
     ]
-    found += [(float(row.cost_ns - row.instead_ns), _others(row)) for row in groupings_of(number, report)]
+    found += [(row.cost_ns - row.instead_ns, row.instead_ns, _others(row)) for row in groupings_of(number, report)]
     if not found or not step.cost_ns:
         return ""
-    more_ns, what = min(found)
-    told = f"{_signed(more_ns / step.cost_ns)}, {what}"
+    more_ns, instead_ns, what = min(found)
+    told = f"{_signed(more_ns / (instead_ns or 1))}, {what}"
     if more_ns < 0:
         return f"faster by itself, but not in the plan: {told}; {_not_taken(-more_ns, plan, report)}"
     return f"nearest rival {told}"

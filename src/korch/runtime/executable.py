@@ -365,7 +365,7 @@ def import_array(array: Any, name: str, expected: str) -> Array:
         raise InputError(
             f"it is of type {type(array).__name__}",
             where,
-            f"{expected} as an array of NumPy, or one that speaks DLPack",
+            f"{expected} as an array of NumPy, or one that supports DLPack",
         )
     try:
         found: Array = np.from_dlpack(array)

@@ -125,7 +125,7 @@ class CudaExecutable:
         """Run the model on the current stream.
 
         Args:
-            arrays: one for each input: tensors of PyTorch, arrays of NumPy, or what speaks DLPack.
+            arrays: one for each input: tensors of PyTorch, arrays of NumPy, or objects that support DLPack.
 
         Returns:
             For each output a tensor on the device; if all inputs are NumPy's, an array.
