@@ -165,7 +165,7 @@ def test_save_and_load(network, tmp_path: Path) -> None:
     loaded = korch.load(tmp_path / "a.korch")
     arrays = inputs_of(executable)
     np.testing.assert_array_equal(loaded(*arrays)[0], executable(*arrays)[0])
-    assert loaded.report.status == executable.report.status
+    assert loaded.report == executable.report
     names = [tensor.name for tensor in loaded.get_outputs()]
     feeds = {loaded.get_inputs()[0].name: arrays[0]}
     np.testing.assert_array_equal(loaded.run(names, feeds)[0], loaded(*arrays)[0])

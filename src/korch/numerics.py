@@ -131,6 +131,7 @@ class Standard:
     """What is right for a model on given inputs, and how far from it a plan may be.
 
     Attributes:
+        inputs: the model's inputs by name.
         expected: the outputs in exact arithmetic.
         given: the errors of the model as given, operator by operator in its own types.
         own: the worst of these and of runs with other roundings.
@@ -155,7 +156,7 @@ class Standard:
             tolerance: what the user allows, whatever the model's own error; None for the rule.
             seed: of the roundings in further runs.
         """
-        self._model, self._inputs, self._seed = model, inputs, seed
+        self._model, self.inputs, self._seed = model, inputs, seed
         self.user = tolerance
         self.tolerance = least_tolerance(planned) if tolerance is None else tolerance
         self.expected = reference.run(model, inputs)
@@ -213,7 +214,7 @@ class Standard:
         """Run the model with other roundings, and keep the larger errors."""
         rng = np.random.default_rng((self._seed, self._runs))
         self._runs += 1
-        found = reference.run(self._model, self._inputs, exact=False, roundings=rng)
+        found = reference.run(self._model, self.inputs, exact=False, roundings=rng)
         for name, array in found.items():  # a product with a zero that overflows in another order
             self._undetermined[name] |= np.isnan(array) & np.isfinite(self.expected[name])
         for name, error in self.differences(found).items():

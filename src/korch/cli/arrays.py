@@ -40,14 +40,14 @@ def writing(path: Path, where: str) -> Iterator[None]:
 
 def read_feeds(parsed: argparse.Namespace, executable: Any) -> dict[str, Any]:
     """Return the inputs of `korch run` by name: from files, or random ones."""
-    from korch.report.peers.inputs import random_arrays
+    from korch.report.peers.inputs import random_feeds
 
     feeds: dict[str, Any] = {}
     if parsed.random:
         plans = getattr(executable, "plans", None)  # of several shapes the first is taken
         inputs = (next(iter(plans.values())) if plans else executable).get_inputs()
         _require_static(inputs)
-        feeds = random_arrays({t.name: (tuple(t.shape), t.dtype) for t in inputs}, parsed.seed)
+        feeds = dict(random_feeds(inputs, parsed.seed))
     for text in parsed.input:
         known = [t.name for t in executable.get_inputs() if text.startswith(f"{t.name}=")]
         name = known[0] if known else text.partition("=")[0]

@@ -7,7 +7,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +17,11 @@ from korch.cli.shapes import parse_bindings
 from korch.errors import CompileError, MeasureError, OptionError
 from korch.files import check_output
 from korch.primitive.types import DType
+
+if TYPE_CHECKING:
+    from korch.report.profile import Profile
+    from korch.report.threads import Threads
+    from korch.runtime.executable import Executable
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -100,7 +105,9 @@ def profile(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def watched_threads(parsed: argparse.Namespace, executable: Any, rounds: int, seed: int) -> tuple[Any, str]:
+def watched_threads(
+    parsed: argparse.Namespace, executable: Executable, rounds: int, seed: int
+) -> tuple[Threads | None, str]:
     """Return the threads' activity in runs; or None and why it is not known."""
     from korch.report.threads import watch_threads
 
@@ -111,11 +118,9 @@ def watched_threads(parsed: argparse.Namespace, executable: Any, rounds: int, se
         return None, str(error)
 
 
-def profiled(executable: Any, rounds: int, seed: int) -> Any:
+def profiled(executable: Executable, rounds: int, seed: int) -> Profile:
     """Return the profile of an executable on random inputs."""
-    from korch.report.peers.inputs import random_arrays
+    from korch.report.peers.inputs import random_feeds
     from korch.report.profile import profile as profile_of
 
-    inputs = executable.get_inputs()
-    feeds = random_arrays({t.name: (tuple(t.shape), t.dtype) for t in inputs}, seed)
-    return profile_of(executable, [feeds[t.name] for t in inputs], rounds)
+    return profile_of(executable, list(random_feeds(executable.get_inputs(), seed).values()), rounds)

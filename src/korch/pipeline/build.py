@@ -62,7 +62,7 @@ def build_plans(run: Run) -> None:
     make = maker(graph, meter, options, model=model, certificate=certificate)
     write_s = meter.pace.predict_s("build", run.weights_bytes / WEIGHTS_BYTES)
     end = run.deadline.before(SAFETY * write_s)
-    validation = validate_plans(graph, entries, meter, make, run.inputs, run.standard, end)
+    validation = validate_plans(graph, entries, meter, make, run.standard, end)
     ledger.record_choice("plan", validation.won.entry.name)
     discrepancy = None if ledger.is_replayed else examine(validation, meter, end)
     executable = validation.winner

@@ -22,7 +22,6 @@ from korch.options import Options
 from korch.partition.block import Partition
 from korch.partition.join import Joined
 from korch.primitive.graph import PrimitiveGraph
-from korch.primitive.op import Array
 from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.executable import Executable
 from korch.search.ledger import Ledger
@@ -71,7 +70,7 @@ class Run:
         split: its primitives, set by "fission".
         partition: the segments with their alternatives, and `joined`, the graph of all of them, set
             by "saturate".
-        inputs: random inputs, and `standard`, the exact results for them, set by "reference".
+        standard: random inputs and the exact results for them, set by "reference".
         meter: it builds and times kernels; `tasks` are the blocks with their candidates, and both
             are set by "candidates".
         ledger: the questions of the search and the answers of the meter, and `outcome`, the plans,
@@ -94,7 +93,6 @@ class Run:
     split: PrimitiveGraph = field(init=False)
     partition: Partition = field(init=False)
     joined: Joined = field(init=False)
-    inputs: dict[str, Array] = field(init=False)
     standard: Standard = field(init=False)
     meter: AnyMeter = field(init=False)
     ledger: Ledger = field(init=False)

@@ -145,7 +145,7 @@ def check_blocks(run: Run) -> None:
 
 def compute_reference(run: Run) -> None:
     """Set random inputs and exact results; a model without them is refused before the search."""
-    run.inputs, run.standard = standard_of(run.split, run.joined.graph, run.options)
+    run.standard = standard_of(run.split, run.joined.graph, run.options)
 
 
 def collect_candidates(run: Run) -> None:

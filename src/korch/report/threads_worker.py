@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from korch.report.peers.inputs import random_arrays
+from korch.report.peers.inputs import random_feeds
 from korch.runtime.executable import load
 from korch.runtime.library import Handle
 
@@ -33,9 +33,7 @@ def serve() -> None:
     os.dup2(2, 1)  # what kernels print is no part of the answer
     task = json.loads(sys.stdin.read())
     executable = load(task["artifact"])
-    inputs = executable.get_inputs()
-    feeds = random_arrays({t.name: (tuple(t.shape), t.dtype) for t in inputs}, task["seed"])
-    arrays = [feeds[t.name] for t in inputs]
+    arrays = list(random_feeds(executable.get_inputs(), task["seed"]).values())
     preloaded = ctypes.CDLL(task["preloaded"])
     for _ in range(3):
         executable(*arrays)

@@ -10,8 +10,8 @@ from korch.primitive.op import Array, Category
 from korch.report.peers.inputs import random_arrays
 
 
-def standard_of(model: PrimitiveGraph, planned: PrimitiveGraph, options: Options) -> tuple[dict[str, Array], Standard]:
-    """Return random inputs and the exact results; a model without results is refused before the search.
+def standard_of(model: PrimitiveGraph, planned: PrimitiveGraph, options: Options) -> Standard:
+    """Return the exact results for random inputs; a model without results is refused.
 
     Args:
         model: the model as given.
@@ -23,7 +23,7 @@ def standard_of(model: PrimitiveGraph, planned: PrimitiveGraph, options: Options
     """
     inputs = random_inputs(model, options.search.seed)
     try:
-        return inputs, Standard(model, inputs, planned, options.tolerance, options.search.seed)
+        return Standard(model, inputs, planned, options.tolerance, options.search.seed)
     except Exception as error:
         if not has_opaque(model):
             raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,13 +37,7 @@ HEAVY_BYTES = 512 << 20
 
 
 def validate_plans(
-    graph: PrimitiveGraph,
-    entries: Sequence[Entry],
-    meter: AnyMeter,
-    make: Make,
-    inputs: Mapping[str, Array],
-    standard: Standard,
-    deadline: Deadline,
+    graph: PrimitiveGraph, entries: Sequence[Entry], meter: AnyMeter, make: Make, standard: Standard, deadline: Deadline
 ) -> Validation:
     """Build, check and time plans.
 
@@ -52,15 +46,14 @@ def validate_plans(
         entries: the plans; the search predicts the first one to be the fastest.
         meter: builds kernels.
         make: builds an executable.
-        inputs: the model's inputs by name.
-        standard: the exact results for these inputs.
+        standard: the inputs and the exact results for them.
         deadline: when to end; plans are built and run in any case until one is right.
 
     Raises:
         InaccurateError: no plan is within the tolerance.
         InfeasibleError: no plan runs.
     """
-    arrays = [inputs[name] for name, _ in graph.inputs]
+    arrays = [standard.inputs[name] for name, _ in graph.inputs]
 
     def attempt(entry: Entry) -> Result:
         meter.tell(f"building and checking plan {entry.name!r}")

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from korch.errors import ModelError, OptionError
 from korch.report.peers.peer import Arrays
+
+if TYPE_CHECKING:
+    from korch.runtime.executable import TensorInfo
 
 
 def random_inputs(model_path: Path, seed: int = 0, shapes: Mapping[str, Sequence[int]] | None = None) -> Arrays:
@@ -116,3 +119,12 @@ def random_arrays(tensors: Mapping[str, tuple[Sequence[int], np.dtype[Any]]], se
         else:
             arrays[name] = rng.standard_normal(shape).astype(dtype)
     return arrays
+
+
+def random_feeds(tensors: Sequence[TensorInfo], seed: int = 0) -> Arrays:
+    """Return a random array for each described input of an executable, by name.
+
+    Raises:
+        OptionError: the seed is negative.
+    """
+    return random_arrays({tensor.name: (tuple(tensor.shape), tensor.dtype) for tensor in tensors}, seed)
