@@ -619,7 +619,7 @@ def command(_):
         print(worker._process.pid, flush=True)
         time.sleep(60)
 parser = argparse.ArgumentParser()
-parser.set_defaults(verbose=False, command=command)
+parser.set_defaults(verbose=False, command=command, parser=parser)
 cli.make_parser = lambda: parser
 raise SystemExit(cli.main([]))
 """
