@@ -86,7 +86,7 @@ def test_providers_that_are_left_out_are_named_with_the_reason(monkeypatch: pyte
     importlib.invalidate_caches()
     assert list(map(str, doctor._providers())) == [
         "FAIL providers    none is registered; install Korch again",
-        "--   providers    missing is left out: libtoy is not installed",
+        "--   providers    missing is disabled: libtoy is not installed",
     ]
     points.write_text("[korch.providers]\nbroken = korch_flawed:Broken\n")
     importlib.invalidate_caches()

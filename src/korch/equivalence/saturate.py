@@ -192,7 +192,7 @@ def merge_reports(reports: Sequence[tuple[SaturationReport, Sequence[int]]]) -> 
 
     Args:
         reports: one at least, all of the same rules, each with the model's value for every value
-            of the graph that it speaks of.
+            of the graph to which it belongs.
     """
     first, _ = reports[0]
     if len(reports) == 1:

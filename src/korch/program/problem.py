@@ -172,7 +172,7 @@ class Certificate:
         status: OPTIMAL only if objective and bound are the same number of nanoseconds.
         objective_ns: the sum of the plan's costs; None if there is no plan.
         bound_ns: no plan costs less, over the instance's candidates and costs.
-        kernels: how many candidates the bound speaks of.
+        kernels: how many candidates the bound covers.
         measured: how many of them have measured costs.
         is_measured: whether all chosen kernels have measured costs.
         seconds: how long the search took.

@@ -121,7 +121,7 @@ def _providers() -> Iterator[Finding]:
             try:
                 entry.load()()
             except ImportError as error:
-                yield Finding(MISSING, "providers", f"{entry.name} is left out: {error}")
+                yield Finding(MISSING, "providers", f"{entry.name} is disabled: {error}")
 
 
 def _cuda() -> Iterator[Finding]:

@@ -293,7 +293,7 @@ SUM_OF_PRODUCTS_IS_MATMUL = Rule(
 SUM_IS_MATMUL_WITH_ONES = Rule(
     name="sum-is-matmul-with-ones",
     law="Σ_k a[m,k] = a 1",
-    source="definition of the matrix product; a sum beside a product rides in it",
+    source="definition of the matrix product; a sum beside a product becomes a part of the product",
     roots=("reduce_sum",),
     match=_match_sum,
     refuse=_refuse_sum,
