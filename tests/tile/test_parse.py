@@ -1,5 +1,7 @@
 """The text form of tile programs is read as what was printed."""
 
+import contextlib
+
 import numpy as np
 import pytest
 from tile_groups import FAMILIES, lowered, offers_of, random_groups
@@ -83,6 +85,7 @@ def test_every_part_is_read_as_it_is_printed():
         ("panels(16, 8)", "panels(16)", "at ')'; expected ','"),
         ("i0[10*g0 + v1]", "i0[10*g0 + ]", "at ']'; expected a name"),
         ("(k + 7)/8 carries", "(k + 7) carries", "line 16: can't read 'loop j<(k + 7) carries t1, t0' at 'carries'"),
+        ("(k + 7)/8 carries", "(k + 7)/0 carries", "at '0'; expected a divisor greater than 0"),
         ("k - 8*j)", "k - 4*j)", "at ')'; expected 8 times the outer variable"),
         ("by bf16x3", "by f33", "line 17: can't read 'contract m<10 n<16 | p<min(8, k - 8*j) by f33' at 'f33'"),
         ("rescale t2[m]", "rescale t2[m] x", "at 'x'; expected the end of the line"),
@@ -97,3 +100,14 @@ def test_a_line_that_cannot_be_read_is_named(old, new, message):
     with pytest.raises(InvalidGraphError) as caught:
         parse_program(EVERYTHING.replace(old, new))
     assert message in str(caught.value)
+
+
+def test_no_damaged_text_raises_another_error():
+    rng = np.random.default_rng(5)
+    read = 0
+    for _ in range(800):
+        at, length = rng.integers(0, len(EVERYTHING)), rng.integers(1, 5)
+        with contextlib.suppress(InvalidGraphError):
+            parse_program(EVERYTHING[:at] + EVERYTHING[at + length :])
+            read += 1
+    assert 100 < read < 700

@@ -270,6 +270,7 @@ REFUSED = {
     "'a': the size 7*l depends on what is no parameter": (CHAIN, "a: input f32[7*m]", "a: input f32[7*l]"),
     "'a': the size 7*m - 1 may be negative": (CHAIN, "a: input f32[7*m]", "a: input f32[7*m - 1]"),
     "'pb': panels do not divide a buffer": (PRODUCT, "panels(8, 4)", "panels(8, 3)"),
+    "'pb': panels do not": (PRODUCT, "panels(8, 4)", "panels(8, 0)"),
     "'r': a ring is no tile": (SUMS, "r: tile", "r: workspace"),
     "a is of type f32, not u8": (CHAIN, "| p<7 by f32", "| p<7 by u8s8"),
     "factor is of type f64, not f32": (ATTENTION, "factor: tile f32", "factor: tile f64"),

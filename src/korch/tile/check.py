@@ -67,8 +67,9 @@ def layouts_fit(program: TileProgram) -> None:
             is_shared_ring = layout == Ring() and buffer.level is not Level.TILE
             _require(not is_shared_ring, "a ring is no tile", buffer.name)
             if isinstance(layout, Panels):
-                is_whole = isinstance(buffer.elements, int) and buffer.elements % layout.columns == 0
-                _require(is_whole and layout.columns % layout.width == 0, "panels do not divide a buffer", buffer.name)
+                is_whole = layout.width > 0 and layout.columns > 0 and layout.columns % layout.width == 0
+                is_whole = is_whole and isinstance(buffer.elements, int) and buffer.elements % layout.columns == 0
+                _require(is_whole, "panels do not divide a buffer", buffer.name)
             if isinstance(layout, Split):
                 is_float = buffer.dtype.is_float and layout.dtype.is_float
                 _require(is_float and layout.pieces > 0, "a buffer can't be split", buffer.name)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from korch.tile.cpp_pass import PassPrinter
 from korch.tile.cpp_text import C_TYPE, NARROW_TYPE, Writer
 from korch.tile.loops import SQUARE_TYPES
-from korch.tile.program import Level, Load, Stage, TileProgram, require_printable
+from korch.tile.program import Level, Stage, TileProgram, read_by, require_printable, written_by
 
 SERIAL_POINTS = 6000
 """Programs with fewer points run in the calling thread: a parallel region would cost more."""
@@ -119,15 +119,14 @@ class _Printer:
         waits: list[bool] = []
         written: set[str] = set()
         for stage, following in itertools.zip_longest(self.program.stages, self.program.stages[1:]):
-            written |= {sink.buffer for pass_ in stage.passes for sink in pass_.sinks}
-            passes = following.passes if following is not None else ()
-            read = {op.buffer for pass_ in passes for op in pass_.ops if isinstance(op, Load)}
+            written |= written_by(stage.steps)
+            read = read_by(following.steps) if following is not None else set()
             waits.append(bool(written & read))
             written = set() if waits[-1] else written
         return waits
 
     def _stage(self, stage: Stage, waits: bool) -> None:
-        used = {s.buffer for pass_ in stage.passes for s in pass_.sinks}
+        used = written_by(stage.steps)
         given = {b.name for b in self.program.buffers if b.level is Level.INPUT}
         printers = [PassPrinter(self.out, stage, pass_, given) for pass_ in stage.passes]
         is_streamed = any(printer.is_streamed for printer in printers)
@@ -161,8 +160,7 @@ def _streamed(program: TileProgram, stream_bytes: int) -> frozenset[str]:
 
     Lines that are written whole are then not read first, and nothing else leaves a cache for them.
     """
-    passes = [pass_ for stage in program.stages for pass_ in stage.passes]
-    read = {op.buffer for pass_ in passes for op in pass_.ops if isinstance(op, Load)}
+    read = read_by(tuple(step for stage in program.stages for step in stage.steps))
     return frozenset(
         buffer.name
         for buffer in program.buffers

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from korch.tile.index import Expr
 from korch.tile.loops import LINE_ELEMENTS
-from korch.tile.program import Axis, Level, Load, Pass, Sink, Stage, TileProgram
+from korch.tile.program import Axis, Level, Load, Pass, Sink, Stage, TileProgram, read_by
 
 MOST_AHEAD = 4096
 """Elements of the next task that are fetched while one computes: the first cache holds both."""
@@ -70,7 +70,7 @@ def fetches_of(program: TileProgram, stage: Stage, pass_: Pass, streamed: Set[st
     left_out = {buffer for buffer, *_ in beside}
     far: dict[str, int] = {}
     if _stores(pass_, streamed):
-        before = {op.buffer for p in stage.passes[:at] for op in p.ops if isinstance(op, Load)}
+        before = read_by(stage.passes[:at])
         far = _far(stage, pass_, large - before - left_out)
     return Fetches(
         near=_near(stage, at, left_out),
@@ -93,7 +93,7 @@ def _next_step(stage: Stage, index: Expr) -> int:
 
 def _near(stage: Stage, at: int, left_out: Set[str]) -> dict[str, int]:
     """Return the loads of the second pass that reads a buffer."""
-    before = [{op.buffer for op in p.ops if isinstance(op, Load)} for p in stage.passes[:at]]
+    before = [read_by((p,)) for p in stage.passes[:at]]
     found: dict[str, int] = {}
     seen = set(left_out)
     for op in stage.passes[at].ops:
@@ -109,7 +109,7 @@ def _near(stage: Stage, at: int, left_out: Set[str]) -> dict[str, int]:
 def _beside(stage: Stage, last: Pass) -> tuple[tuple[str, Expr, int], ...]:
     """Return what earlier passes read of the next task at the points of the last one."""
     extents = {axis.name: axis.extent for axis in (*stage.grid, *last.axes)}
-    first = {op.buffer for p in stage.passes[:-1] for op in p.ops if isinstance(op, Load)}
+    first = read_by(stage.passes[:-1])
     found: dict[str, tuple[str, Expr, int]] = {}
     for pass_ in stage.passes:
         own = {axis.name: axis.extent for axis in (*stage.grid, *pass_.axes)}

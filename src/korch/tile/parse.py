@@ -157,10 +157,11 @@ class _Tokens:
         if self.peek() == "<":
             return self._choice(expr)
         self.need(")")
-        if self.take("/"):
-            return Quotient(expr, self.integer())
-        self.need("%")
-        return Remainder(expr, self.integer())
+        kind = Quotient if self.take("/") else Remainder
+        self.need(*(() if kind is Quotient else ("%",)))
+        if not self.peek().strip("0"):
+            raise self.error("a divisor greater than 0")
+        return kind(expr, self.integer())
 
     def _choice(self, expr: Expr) -> Choice:
         """Read pieces, each behind the expression that its limit is compared with; then the last one."""

@@ -382,6 +382,17 @@ def parts_of(total: Size, part: int, parameters: Ranges) -> Size:
     return quotient(add(total, constant(part - 1)), part, parameters)
 
 
+def read_by(steps: tuple[Step, ...]) -> set[str]:
+    """Return the buffers that some steps read."""
+    found: set[str] = set()
+    for _, step in _leaves((), steps):
+        if isinstance(step, Pass):
+            found |= {op.buffer for op in step.ops if isinstance(op, Load)}
+        else:
+            found |= {at.buffer for at in (step.out, step.a, step.b, step.rescale) if at is not None}
+    return found
+
+
 def written_by(steps: tuple[Step, ...]) -> set[str]:
     """Return the buffers that some steps write."""
     found: set[str] = set()

@@ -15,8 +15,8 @@ import math
 from dataclasses import replace
 
 from korch.primitive.types import DType
-from korch.tile.program import Axis, Level, Load, Pass, Stage, TileProgram, require_printable
-from korch.tile.triton_launch import Launch, PrintedProgram, is_written, warps_for
+from korch.tile.program import Axis, Level, Load, Pass, Stage, TileProgram, read_by, require_printable, written_by
+from korch.tile.triton_launch import Launch, PrintedProgram, warps_for
 from korch.tile.triton_rows import RowStage, SplitStage
 from korch.tile.triton_text import COLUMNS, Coordinate, power_of_two
 
@@ -61,11 +61,9 @@ def stage_is_splittable(program: TileProgram, stage: Stage, processors: int) -> 
         return False
     longest = max(math.prod(axis.extent for axis in p.axes) for p in stage.passes)
     single = all(not pass_.is_reduction or all(axis.is_reduced for axis in pass_.axes) for pass_ in stage.passes)
-    tiles = [b for b in program.buffers if b.level is Level.TILE and is_written(stage, b.name)]
-    stored = {s.buffer for p in stage.passes for s in p.sinks}
-    loaded = {op.buffer for p in stage.passes for op in p.ops if isinstance(op, Load)}
-    reread = {name for name in stored & loaded if program.buffer(name).level is not Level.TILE}
-    return longest >= 4096 and single and all(b.size == 1 for b in tiles) and not reread
+    written = [buffer for buffer in program.buffers if buffer.name in written_by(stage.steps)]
+    is_handed_on = all(b.size == 1 if b.level is Level.TILE else b.name not in read_by(stage.steps) for b in written)
+    return longest >= 4096 and single and is_handed_on
 
 
 class _FreeStage(Launch):

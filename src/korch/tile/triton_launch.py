@@ -66,11 +66,6 @@ class PrintedProgram:
         self.launches.append(Printed(source, buffers, grid, warps, stages))
 
 
-def is_written(stage: Stage, name: str) -> bool:
-    """Return whether a stage writes a buffer."""
-    return any(sink.buffer == name for pass_ in stage.passes for sink in pass_.sinks)
-
-
 def warps_for(elements: int) -> int:
     """Return the warps of a program that works on a tile of some elements."""
     return min(8, max(1, elements // 256))

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from korch.primitive.types import DType
 from korch.tile.index import Expr, add, scale, var
-from korch.tile.program import Accumulate, Axis, Level, Load, Pass, identity
-from korch.tile.triton_launch import Launch, is_written, warps_for
+from korch.tile.program import Accumulate, Axis, Level, Load, Pass, identity, written_by
+from korch.tile.triton_launch import Launch, warps_for
 from korch.tile.triton_text import COLUMNS, COMPUTE, ROWS, STORED, Coordinate, literal, power_of_two
 
 MOST_SERIAL = 128
@@ -137,7 +137,7 @@ class RowStage(Launch):
     def spill(self) -> None:
         """Put tiles of more than a number into memory."""
         for buffer in self.program.buffers:
-            if buffer.level is Level.TILE and buffer.size > 1 and is_written(self.stage, buffer.name):
+            if buffer.level is Level.TILE and buffer.size > 1 and buffer.name in written_by(self.stage.steps):
                 self.found.scratch[buffer.name] = (buffer.dtype, buffer.size * self.stage.tasks)
 
     def pass_(self, pass_: Pass, columns: int, row: Row, later: Sequence[Load]) -> None:
