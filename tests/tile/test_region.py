@@ -1,5 +1,7 @@
 """Regions of tasks, and what algebra shows of places, compared with enumeration."""
 
+import re
+
 import numpy as np
 import pytest
 from test_programs import PROGRAMS
@@ -10,10 +12,12 @@ from korch.primitive.types import DType
 from korch.tile import places
 from korch.tile.affine import Poly, Symbols, number
 from korch.tile.bind import bind
+from korch.tile.check import check_program
 from korch.tile.index import Expr, add, constant, scale, var
 from korch.tile.parse import parse_program
 from korch.tile.points import Points
 from korch.tile.program import Axis, Buffer, Level, Literal, Load, Pass, Stage, Store, TileProgram
+from korch.tile.reference import run_program
 from korch.tile.region import accesses, regions
 
 F32 = DType.F32
@@ -190,3 +194,34 @@ def test_polynomials_are_bounded_for_all_values_of_parameters():
     assert not symbols.at_most(n, m * n)
     assert (n * number(-1) + m).least(symbols.ranges) == -9
     assert (n * n - n).least(symbols.ranges) == 0
+
+
+def test_what_is_shown_for_all_parameters_holds_for_each():
+    """Numbers in programs are changed at random; what every check accepts is enumerated for some sizes."""
+    rng = np.random.default_rng(17)
+    accepted = refused = 0
+    for _ in range(160):
+        text = PROGRAMS[str(rng.choice(["product", "attention", "chain"]))]
+        numbers = list(re.finditer(r"\b\d+\b", text))
+        chosen = numbers[int(rng.integers(len(numbers)))]
+        changed = max(0, int(chosen[0]) + int(rng.choice([-2, -1, 1, 2])))
+        text = f"{text[: chosen.start()]}{changed}{text[chosen.end() :]}"
+        try:
+            program = parse_program(text)
+            undecided = check_program(program)
+        except InvalidGraphError:
+            refused += 1
+            continue
+        accepted += not undecided
+        for size in (0, 1, 5, 12) if not undecided else ():
+            values = {p.name: min(max(size + i, p.low), p.high) for i, p in enumerate(program.parameters)}
+            bound = bind(program, values)
+            (stage,) = bound.stages
+            for access in accesses(stage):
+                places._enumerate_inside(bound, stage, access, "")
+            for buffer in bound.buffers:
+                if buffer.level is Level.OUTPUT:
+                    places._enumerate_races(bound, stage, buffer.name, "")
+            run_program(program, [np.ones(b.size) for b in bound.buffers if b.level is Level.INPUT], parameters=values)
+    assert accepted > 15
+    assert refused > 50
