@@ -87,7 +87,7 @@ def plan(name: str, mode: str, seconds: float) -> dict[str, Any]:
         tasks = prepare_all(partition, run.joined, meter, options)
         run.tasks, run.ledger = tasks, Ledger(meter, options.search)
         outcome = search_plans(run)
-    steps = outcome.plans["optimal"]
+    steps = outcome.plans["searched"]
     return {
         "primitives": len(split.primitives),
         "alternatives": partition.rules.alternatives,

@@ -87,7 +87,7 @@ def test_how_long_they_are_looked_for(
 
     monkeypatch.setattr(stages, "side_by_side", search)
     monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
-    outcome: Any = Outcome({"optimal": ()}, None)  # type: ignore[arg-type]
+    outcome: Any = Outcome({"searched": ()}, None)  # type: ignore[arg-type]
     begun = Run(Options(threads=2, **options), {}, lambda stage, text: None, started_s=1000.0 - spent_s)
     begun.outcome, begun.ledger, begun.joined = outcome, Ledger(Meter()), SimpleNamespace(graph=None)  # type: ignore[assignment]
     assert stages._with_side_by_side(begun) is outcome
@@ -97,11 +97,11 @@ def test_how_long_they_are_looked_for(
 def test_their_plan_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "side_by_side", lambda graph, steps, *rest: steps[:1])
     a, b, c = (SimpleNamespace(key=key) for key in "abc")
-    outcome: Any = Outcome({"optimal": (a, b), "split": (c,)}, None)  # type: ignore[arg-type,dict-item]
+    outcome: Any = Outcome({"searched": (a, b), "split": (c,)}, None)  # type: ignore[arg-type,dict-item]
     begun = run(threads=2)
     begun.outcome, begun.ledger, begun.joined = outcome, Ledger(Meter()), SimpleNamespace(graph=None)  # type: ignore[assignment]
     found = stages._with_side_by_side(begun)
-    assert list(found.plans.items()) == [("side by side", (a,)), ("optimal", (a, b)), ("split", (c,))]
+    assert list(found.plans.items()) == [("side by side", (a,)), ("searched", (a, b)), ("split", (c,))]
 
 
 @pytest.mark.usefixtures("many_cores")

@@ -131,7 +131,7 @@ def test_plans_of_random_graphs_compute_what_the_graphs_do() -> None:
         meter = FakeMeter()
         _, joined, _, outcome = search(graph, 5, meter)
         check_plans(graph, joined, outcome, seed)
-        cost_ns = sum(meter.true_ns(step) for step in outcome.plans["optimal"])
+        cost_ns = sum(meter.true_ns(step) for step in outcome.plans["searched"])
         assert outcome.found.certificate.objective_ns == cost_ns
         assert outcome.found.certificate.bound_ns <= cost_ns
 
@@ -162,13 +162,13 @@ def test_a_plan_is_held_to_what_its_kernels_take_a_second_time() -> None:
     graph = convolutions(2)
     _, joined, _, outcome = search(graph, 8, meter)
     check_plans(graph, joined, outcome, 3)
-    steps = outcome.plans["optimal"]
+    steps = outcome.plans["searched"]
     known = [meter.known(step) for step in steps]
     again = [isinstance(record, Measured) and record.is_confirmed for record in known]
     assert all(again)
     assert outcome.found.certificate.objective_ns == sum(map(meter.true_ns, steps))
     recalled = search(graph, 8, meter)[3]
-    assert recalled.plans["optimal"] == steps
+    assert recalled.plans["searched"] == steps
 
 
 def convolutions(blocks: int) -> PrimitiveGraph:
@@ -193,7 +193,7 @@ def test_segments_hand_on_the_layout_that_is_best_for_the_whole() -> None:
     used = {row["layouts"] for block in outcome.partition["blocks"] for row in block["interfaces"] if row["used"]}
     assert any("acdb" in layouts for layouts in used)
     check_plans(graph, joined, outcome, 0)
-    cost_ns = sum(meter.true_ns(step) for step in outcome.plans["optimal"])
+    cost_ns = sum(meter.true_ns(step) for step in outcome.plans["searched"])
     plain_ns = sum(
         (block["interfaces"][0]["objective_ns"] or 0) * len(block["instances"]) for block in outcome.partition["blocks"]
     )
@@ -227,7 +227,7 @@ def test_a_second_model_with_the_same_blocks_needs_no_search() -> None:
     second = search(transformer(6), SEGMENT_PRIMITIVES, meter)[3]
     assert (meter.searches, len(meter.records)) == (searches, measured)
     assert second.found.certificate.status in (Status.OPTIMAL, Status.FEASIBLE)
-    assert len(second.plans["optimal"]) > len(first.plans["optimal"])
+    assert len(second.plans["searched"]) > len(first.plans["searched"])
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_a_spent_budget_gives_the_plan_of_the_preferred_interfaces_only() -> Non
     assert best.partition is not None
     for block in outcome.partition["blocks"]:
         assert len(block["interfaces"]) == 1  # so there are no other plans to compare with
-    assert list(outcome.plans) == ["optimal"]
+    assert list(outcome.plans) == ["searched"]
     assert outcome.found.stopped_by_budget
     assert 0 < outcome.found.certificate.bound_ns <= (best.found.certificate.objective_ns or 0)
     assert len(hurried.records) < len(whole.records)
@@ -285,7 +285,7 @@ def test_the_last_seconds_are_spent_on_blocks_and_not_on_a_survey() -> None:
     rest = in_segments(Deadline(0.0), spent)[2]
     check_plans(graph, joined, outcome, 2)
     assert len(hurried.records) > len(spent.records)
-    true_ns = [sum(map(hurried.true_ns, found.plans["optimal"])) for found in (outcome, rest)]
+    true_ns = [sum(map(hurried.true_ns, found.plans["searched"])) for found in (outcome, rest)]
     assert true_ns[0] <= true_ns[1]
     assert not spent.records and not rest.found.certificate.is_measured
     assert outcome.partition is not None
@@ -296,7 +296,7 @@ def test_the_last_seconds_are_spent_on_blocks_and_not_on_a_survey() -> None:
 def test_what_will_be_measured_is_built_ahead_and_nothing_after_the_scouting(deadline: Deadline) -> None:
     meter = FakeMeter()
     outcome = in_segments(deadline, meter)[2]
-    assert {c.key for c in outcome.plans["optimal"]} & set(meter.begun)
+    assert {c.key for c in outcome.plans["searched"]} & set(meter.begun)
     assert not meter.in_vain
     assert meter.is_quiet
 

@@ -12,6 +12,7 @@ import korch
 from korch.candidate.candidate import Group
 from korch.candidate.enumerate import enumerate_groups
 from korch.candidate.shape import COMMON, FUSED, LINEAR, GroupShape, around, shapes_of
+from korch.errors import ProviderError
 from korch.options import Options
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.ops.reduce import ReduceAttributes
@@ -146,3 +147,12 @@ def test_each_shape_is_asked_for_once_and_a_provider_without_any_gets_the_common
 def test_an_anchor_is_a_linear_operation():
     with pytest.raises(ValueError, match=r"tanh: not linear operations; these are .*matmul"):
         around("tanh")
+
+
+def test_an_incomplete_provider_is_refused_when_it_is_registered():
+    class Incomplete:
+        name = "incomplete"
+
+    with pytest.raises(ProviderError, match="has no member 'version'"):
+        korch.register_provider(Incomplete)
+    assert all(provider.name != "incomplete" for provider in load_providers())

@@ -41,7 +41,7 @@ SPLIT = PlanResult(
     p90_ms=1.75,
     max_error=1.5e-07,
 )
-OPTIMAL = PlanResult(PlanName.OPTIMAL, 1, 0.012, 1.75, 1.5, 2.0, 2e-07)
+OPTIMAL = PlanResult(PlanName.SEARCHED, 1, 0.012, 1.75, 1.5, 2.0, 2e-07)
 GREEDY = PlanResult(PlanName.GREEDY, 1, 0.02, None, None, None, None, "it crashes")
 REPORT = Report(
     status="feasible",
@@ -149,7 +149,7 @@ for its time
 
 whole plans, timed in turn (* is kept):
   plan           kernels   predicted    expected      median         p10         p90     error
-  optimal              1   0.0120 ms           -    1.750 ms    1.500 ms    2.000 ms   2.0e-07
+  searched             1   0.0120 ms           -    1.750 ms    1.500 ms    2.000 ms   2.0e-07
 * split                2   0.0140 ms    1.375 ms    1.500 ms    1.250 ms    1.750 ms   1.5e-07
   greedy               1  rejected: it crashes
 
@@ -196,7 +196,7 @@ def test_operations_of_a_layout_change_and_of_many(plan: PlanRecord) -> None:
 
 
 def test_the_summary_of_an_optimum_says_nothing_of_other_plans() -> None:
-    text = summary("a.korch", replace(REPORT, plan=PlanName.OPTIMAL))
+    text = summary("a.korch", replace(REPORT, plan=PlanName.SEARCHED))
     assert text.startswith("a.korch: 2 kernels, 1.500 ms measured") and "fastest" not in text
 
 
@@ -261,7 +261,7 @@ def test_the_trace_of_a_search_has_its_first_and_its_last_round(plan: PlanRecord
 
 
 def test_kernels_side_by_side_are_told() -> None:
-    text = summary("a.korch", replace(REPORT, plan=PlanName.OPTIMAL, side_by_side=SideBySide(3, 7, 0.011)))
+    text = summary("a.korch", replace(REPORT, plan=PlanName.SEARCHED, side_by_side=SideBySide(3, 7, 0.011)))
     assert text.splitlines()[-1] == (
         "side by side: 3 sets of concurrent kernels with 7 kernels of the optimum, each on a part of the threads, "
         "0.0110 ms predicted; the bound holds for plans whose kernels run one after the other"

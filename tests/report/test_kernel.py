@@ -117,7 +117,7 @@ def test_what_is_faster_alone_says_why_it_lost(plan: PlanRecord) -> None:
     kept = lost(rival, Report(plan=PlanName.SPLIT))
     assert kept.startswith("this plan was kept because it ran faster as a ")
     assert lost(rival, Report(stopped_by_budget=True)).startswith("the budget ended the search")
-    near = lost(rival, Report(plan=PlanName.OPTIMAL), gap=0.5)
+    near = lost(rival, Report(plan=PlanName.SEARCHED), gap=0.5)
     assert near.startswith("it would save 24.6 % of the plan, ")
     assert "rose when the plan's kernels were measured again" in lost(rival, Report())
     text = kernel_text(plan, Report(rivals={"c1": (rival,)}), 1)

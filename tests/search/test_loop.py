@@ -281,7 +281,7 @@ def test_a_solved_instance_is_recalled_and_a_damaged_one_is_not() -> None:
     memory = Facts(candidates, 11)
     ledger = Ledger(memory)
     found = Search(graph, candidates, ledger, EXACT).run()
-    solved = Solved(found, {"optimal": found.steps})
+    solved = Solved(found, {"searched": found.steps})
     assert recall_solved(ledger, candidates, EXACT) is None
     keep_solved(ledger, candidates, EXACT, solved)
     assert recall_solved(ledger, candidates, EXACT) == solved

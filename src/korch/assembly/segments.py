@@ -86,13 +86,13 @@ def search_segments(
     choice = _search(assembly, search, deadline)
     uses = assembly.uses(choice, search.blocks)
     made: dict[str, tuple[Choice, Steps]] = {
-        PlanName.OPTIMAL: (choice, {one: one.result.steps for one in search.planned})
+        PlanName.SEARCHED: (choice, {one: one.result.steps for one in search.planned})
     }
     made |= _baselines(assembly, search)
     if second := search.runner_up():
         made[PlanName.SECOND] = (choice, dict.fromkeys(uses, second))
     plans = {name: _steps(assembly, search, *plan) for name, plan in made.items()}
-    found = _result(search, choice, plans[PlanName.OPTIMAL])
+    found = _result(search, choice, plans[PlanName.SEARCHED])
     savings = add_savings([(search.savings(one), count) for one, count in uses.items()])
     described = None if partition.is_whole else _describe(partition, search, choice, uses)
     is_recalled = partition.is_whole and all(row.is_recalled for row in trace.searches)

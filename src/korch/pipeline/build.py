@@ -39,7 +39,7 @@ def build_plans(run: Run) -> None:
     options, meter, ledger, outcome = run.options, run.meter, run.ledger, run.outcome
     meter.tell = partial(run.progress, "build")
     report = search_report(run)
-    untimed = _count_untimed(outcome.plans[PlanName.OPTIMAL], ledger) if options.measure else 0
+    untimed = _count_untimed(outcome.plans[PlanName.SEARCHED], ledger) if options.measure else 0
     chosen = {c.key: c for steps in outcome.plans.values() for c in steps}.values()
     everything = (c for task in run.tasks for c in task.candidates)
     report = replace(

@@ -132,7 +132,12 @@ def register_provider(provider: Callable[[], Provider[Any, Any]], entry_point_gr
     Args:
         provider: the class, or another function that returns an instance.
         entry_point_group: the kind of target; `CUDA_ENTRY_POINT_GROUP` for CUDA devices.
+
+    Raises:
+        ImportError: a library that the provider needs is missing.
+        ProviderError: the provider can't be made, or has not all members.
     """
+    _made(f"provider {provider!r}", provider)
     known = _registered.setdefault(entry_point_group, [])
     if provider not in known:
         known.append(provider)
@@ -141,7 +146,7 @@ def register_provider(provider: Callable[[], Provider[Any, Any]], entry_point_gr
 def load_providers(entry_point_group: str = ENTRY_POINT_GROUP) -> tuple[Provider[Any, Any], ...]:
     """Return one instance of every registered provider, in the order of their names.
 
-    A provider whose library is missing raises `ImportError`; it is left out and `korch doctor`
+    A provider whose library is missing raises `ImportError`; it is disabled, and `korch doctor`
     says so.
 
     Raises:
@@ -155,25 +160,37 @@ def load_providers(entry_point_group: str = ENTRY_POINT_GROUP) -> tuple[Provider
     makers += [(f"provider {each!r}", each) for each in _registered.get(entry_point_group, ())]
     for where, make in makers:
         try:
-            provider = make()
+            provider = _made(where, make)
         except ImportError as error:
-            logger.info("%s is left out: %s", where, error)
+            logger.info("%s is disabled: %s", where, error)
             continue
-        except Exception as error:
-            raise ProviderError(
-                f"it can't be loaded: {error}", where=where, hint="Uninstall the package that registers it, or fix it"
-            ) from error
-        for member in ("name", "version", "offer", "build"):
-            if not hasattr(provider, member):
-                raise ProviderError(
-                    f"it has no member {member!r}",
-                    where=where,
-                    expected="the members of korch.provider.provider.Provider",
-                )
         if provider.name in found:
             raise ProviderError("two providers have this name", where=f"provider {provider.name!r}")
         found[provider.name] = provider
     return tuple(found[name] for name in sorted(found))
+
+
+def _made(where: str, make: Callable[[], Provider[Any, Any]]) -> Provider[Any, Any]:
+    """Return a provider.
+
+    Raises:
+        ImportError: its library is missing.
+        ProviderError: it can't be made, or has not all members.
+    """
+    try:
+        provider = make()
+    except ImportError:
+        raise
+    except Exception as error:
+        raise ProviderError(
+            f"it can't be loaded: {error}", where=where, hint="Uninstall the package that registers it, or fix it"
+        ) from error
+    for member in ("name", "version", "offer", "build"):
+        if not hasattr(provider, member):
+            raise ProviderError(
+                f"it has no member {member!r}", where=where, expected="the members of korch.provider.provider.Provider"
+            )
+    return provider
 
 
 def _instance(entry: EntryPoint) -> Provider[Any, Any]:

@@ -72,8 +72,8 @@ def summary(name: str, report: Report) -> str:
 
 def _won(report: Report) -> list[str]:
     """Return a line on the search's own plan if another plan is kept."""
-    found = next((row for row in report.plans if row.plan is PlanName.OPTIMAL), None)
-    if found is None or report.plan in (None, PlanName.OPTIMAL):
+    found = next((row for row in report.plans if row.plan is PlanName.SEARCHED), None)
+    if found is None or report.plan in (None, PlanName.SEARCHED):
         return []
     result = f"took {milliseconds(found.measured_ms or 0.0)}"
     if found.refusal:

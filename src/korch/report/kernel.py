@@ -143,7 +143,7 @@ def _not_taken(saved_ns: float, plan: PlanRecord, report: Report) -> str:
     """Return why kernels are not in the plan although it would be faster with them."""
     total_ns = sum(step.cost_ns for step in plan.steps)
     gap = plan.options.get("gap", 0.0)
-    if report.plan not in (None, PlanName.OPTIMAL):
+    if report.plan not in (None, PlanName.SEARCHED):
         return "this plan was kept because it ran faster as a whole than the search's own"
     if report.stopped_by_budget:
         return "the budget ended the search before it was used; a longer search may use it"

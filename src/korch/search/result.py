@@ -12,7 +12,7 @@ from korch.program.problem import Certificate
 class PlanName(StrEnum):
     """The names of the plans that are validated end to end."""
 
-    OPTIMAL = "optimal"
+    SEARCHED = "searched"
     SECOND = "second"
     SIDE_BY_SIDE = "side by side"
     SPLIT = "split"
