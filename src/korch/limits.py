@@ -85,7 +85,7 @@ class SearchLimits:
         explore_rounds: `assembly.explore`: rounds.
         explore_first_candidates: candidates measured in the first round beside those of the plan.
         explore_candidates: the same in later rounds.
-        explore_alike: most of these of one kind.
+        explore_same_kind: most of these of one kind.
         explore_block_share: largest share of these from one block.
         explore_near: from the third round on, an interface whose estimate is more than this many
             times that of the block's best is not estimated again.
@@ -167,7 +167,7 @@ class SearchLimits:
     explore_rounds: int = 12
     explore_first_candidates: int = 24
     explore_candidates: int = 72
-    explore_alike: int = 6
+    explore_same_kind: int = 6
     explore_block_share: float = 1 / 3
     explore_near: float = 1.3
     explore_batch_seconds: float = 5.0

@@ -20,7 +20,7 @@ def layouts(draw):
 
 
 @st.composite
-def layouts_in_pieces(draw):
+def split_layouts(draw):
     layout = draw(layouts())
     return Layout(layout.order, layout.blocks, draw(st.booleans()))
 
@@ -50,7 +50,7 @@ def test_unpacking_undoes_packing(pair):
 @given(layouts_and_shapes())
 def test_pieces_add_up_to_the_numbers(pair):
     whole, shape = pair
-    layout = Layout(whole.order, whole.blocks, in_pieces=True)
+    layout = Layout(whole.order, whole.blocks, is_split=True)
     rng = np.random.default_rng(math.prod(shape))
     array = (rng.standard_normal(shape) * 10.0 ** rng.integers(-20, 20)).astype(np.float32)
     array = array.reshape(shape)
@@ -106,7 +106,7 @@ def test_pieces_lie_end_to_end_exactly_where_that_is_said(pair, data):
 
 
 @settings(max_examples=200, deadline=None)
-@given(layouts_in_pieces())
+@given(split_layouts())
 def test_the_text_form_comes_back(layout):
     assert Layout.parse(str(layout)) == layout
 
@@ -120,7 +120,7 @@ def test_the_text_form_comes_back(layout):
         (channels_blocked(4, 16), "aBcd16b"),
         (Layout.plain(0), ""),
         (Layout((0, 1, 2, 3), ((1, 4), (0, 16), (1, 4))), "ABcd4b16a4b"),
-        (Layout((1, 0), ((1, 32), (0, 2)), in_pieces=True), "BA32b2a*3"),
+        (Layout((1, 0), ((1, 32), (0, 2)), is_split=True), "BA32b2a*3"),
     ],
 )
 def test_known_texts(layout, text):

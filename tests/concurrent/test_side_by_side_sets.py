@@ -12,7 +12,7 @@ import pytest
 
 from korch.candidate.candidate import Candidate, Offer, Refusal, make_group
 from korch.concurrent.plan import ConcurrentKernel, verify_concurrent, waits_for
-from korch.concurrent.side_by_side import _Search, described, measured_shares, share_ns, shares_of, side_by_side
+from korch.concurrent.side_by_side import _Search, described, lane_ns, lane_sizes, measured_sizes, side_by_side
 from korch.deadline import Deadline
 from korch.errors import InvalidGraphError
 from korch.measure.record import Failed, Measured, Record
@@ -362,22 +362,22 @@ def test_who_reads_a_concatenation_in_place_waits_for_those_who_write_its_pieces
 def test_shares_are_few_and_each_has_its_rest(
     threads: int, allowed: tuple[int, ...], measured: tuple[int, ...]
 ) -> None:
-    assert shares_of(threads) == allowed
-    assert measured_shares(threads) == measured
+    assert lane_sizes(threads) == allowed
+    assert measured_sizes(threads) == measured
     assert {threads - share for share in allowed} == set(allowed)
     assert set(measured) <= set(allowed)
 
 
 def test_what_is_not_measured_lies_between() -> None:
     ideal = {1: 80_000, 4: 20_000, 8: 10_000}
-    assert [share_ns(ideal, n) for n in (1, 2, 4, 8)] == [80_000, 40_000, 20_000, 10_000]
-    assert share_ns(ideal, 6) == pytest.approx(80_000 / 6, abs=1)
-    assert share_ns({1: 9_000, 4: 9_000, 8: 18_000}, 2) == 9_000
-    assert 9_000 < share_ns({1: 9_000, 4: 9_000, 8: 18_000}, 7) < 18_000
-    assert share_ns({1: 0, 4: 0}, 2) == 1
+    assert [lane_ns(ideal, n) for n in (1, 2, 4, 8)] == [80_000, 40_000, 20_000, 10_000]
+    assert lane_ns(ideal, 6) == pytest.approx(80_000 / 6, abs=1)
+    assert lane_ns({1: 9_000, 4: 9_000, 8: 18_000}, 2) == 9_000
+    assert 9_000 < lane_ns({1: 9_000, 4: 9_000, 8: 18_000}, 7) < 18_000
+    assert lane_ns({1: 0, 4: 0}, 2) == 1
     for outside in (1, 8):
         with pytest.raises(ValueError, match="not between"):
-            share_ns({2: 5, 4: 3}, outside)
+            lane_ns({2: 5, 4: 3}, outside)
 
 
 TWO = """
@@ -404,7 +404,7 @@ graph(%0 "x": f32[8]) -> (%1 "a", %2 "b")
 def test_threads_are_shared_by_work(threads: int, exp_ns: int, neg_ns: int, plan: str) -> None:
     meter = Scaled(taking(exp=exp_ns, neg=neg_ns), threads)
     assert [sorted(step.split("|")) for step in found(TWO, meter) or []] == [sorted(plan.split("|"))]
-    assert sum(len(lanes) == 1 for lanes in meter.measured) == 2 * len(measured_shares(threads))
+    assert sum(len(lanes) == 1 for lanes in meter.measured) == 2 * len(measured_sizes(threads))
     assert sum(len(lanes) > 1 for lanes in meter.measured) <= 3
 
 

@@ -355,7 +355,7 @@ def test_constant_pieces_are_kept_where_they_stay_in_the_cache(target):
     units = matrix_units(target)
     for n, constant, is_kept in ((300, True, True), (400, True, False), (300, False, False)):
         (offer,) = split_offers(product((100, 140), (140, n), constant=constant), units)
-        assert offer.inputs[1].in_pieces == is_kept
+        assert offer.inputs[1].is_split == is_kept
 
 
 def test_matrix_units_multiply_all_shapes(target, builder, rng):
@@ -380,7 +380,7 @@ def test_constant_operands_may_be_split_in_each_run(target, builder, rng, monkey
     monkeypatch.setattr("korch.provider.gemm.provider.KEPT_SHARE", 0.0)
     groups = [product(*shapes) for shapes in (((49, 33), (33, 70)), ((500, 40), (40, 64)))]
     checked = check_offers(GemmProvider(), groups, matrix_units(target), builder, rng)
-    assert not any(layout.in_pieces for _, offer, _ in checked for layout in offer.inputs)
+    assert not any(layout.is_split for _, offer, _ in checked for layout in offer.inputs)
 
 
 @pytest.mark.parametrize("m", [40, 500])

@@ -10,12 +10,12 @@ other in one of the layouts that were considered.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from korch.assembly.blocks import BlockInterface
 from korch.assembly.task import Task
-from korch.candidate.candidate import Candidate, Refusal, make_layout_change
+from korch.candidate.candidate import Candidate
 from korch.candidate.layout import Layout
 from korch.errors import InfeasibleError
 from korch.options import Options
@@ -24,7 +24,7 @@ from korch.partition.join import Joined
 from korch.primitive.graph import PrimitiveGraph
 from korch.program.problem import Certificate, Kernel, Port, Problem, Step
 from korch.program.solve import Solver
-from korch.search.instance import PLAIN, Interface
+from korch.search.instance import PLAIN, Interface, layout_changes
 from korch.search.ledger import Ledger
 from korch.search.price import estimate_ns
 
@@ -193,33 +193,12 @@ class Assembly:
 
     def _changes(self, options: Sequence[_Option]) -> list[Candidate]:
         """Return the changes between layouts that some write and others read."""
-        written: dict[int, set[str]] = {}
-        read: dict[int, set[str]] = {}
-        for option in options:
-            for port in option.outputs:
-                written.setdefault(port.value, set()).add(port.layout)
-            for port in option.inputs:
-                read.setdefault(port.value, set()).add(port.layout)
-        for _, value in self.graph.inputs:
-            written.setdefault(value, set()).add(self.plain[value].layout)
-        for _, value in self.graph.outputs:
-            read.setdefault(value, set()).add(self.plain[value].layout)
-        found: list[Candidate] = []
-        for value in sorted(written.keys() & read.keys()):
-            if read[value] == written[value] and len(read[value]) == 1:
-                continue
-            group = make_layout_change(self.graph, value)
-            for provider in self.ledger.meter.providers:
-                answer = provider.offer(group, self.ledger.meter.target)
-                if isinstance(answer, Refusal):
-                    continue
-                found += (
-                    Candidate(group, provider.name, offer, provider.version)
-                    for offer in answer
-                    if str(offer.inputs[0]) in written[value]
-                    and str(offer.outputs[0]) in read[value]
-                    and offer.inputs != offer.outputs
-                )
+        outputs = [port for option in options for port in option.outputs]
+        inputs = [port for option in options for port in option.inputs]
+        written = _layouts((*outputs, *(self.plain[v] for _, v in self.graph.inputs)))
+        read = _layouts((*inputs, *(self.plain[v] for _, v in self.graph.outputs)))
+        meter = self.ledger.meter
+        found = layout_changes(self.graph, meter.providers, meter.target, written, read)
         self.ledger.look_up(found)
         return found
 
@@ -295,6 +274,14 @@ def _made_now(ports: Sequence[Port], makers: dict[Port, Candidate]) -> list[Cand
             change = makers.pop(port)
             before = [Port(value, str(layout)) for value, layout in change.input_ports]
             found += (*_made_now(before, makers), change)
+    return found
+
+
+def _layouts(ports: Iterable[Port]) -> dict[int, set[Layout]]:
+    """Return the layouts of each value in some ports."""
+    found: dict[int, set[Layout]] = {}
+    for port in ports:
+        found.setdefault(port.value, set()).add(Layout.parse(port.layout))
     return found
 
 

@@ -209,7 +209,6 @@ def _result(search: BlockSearch, choice: Choice, steps: Sequence[Candidate]) -> 
         certificate=certificate,
         costs_ns=(),
         rounds=changed_rounds([*search.trace.rounds, end]),
-        measured=measured,
         distinct_measured=measured,
         failed=sum(f.failed for f in best),
         stopped_by_budget=any(f.stopped_by_budget for f in found),

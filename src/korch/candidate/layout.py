@@ -20,7 +20,7 @@ import numpy as np
 from korch.primitive.op import Array
 from korch.primitive.types import DType, ValueType
 
-PIECES = 3
+SPLIT_PARTS = 3
 """bfloat16 numbers, of 8 significant bits each, whose sum is a float32 of 24."""
 
 
@@ -32,13 +32,13 @@ class Layout:
         order: the axes, outermost first.
         blocks: inner blocks as (axis, size), outermost first, after all of `order`. An axis that
             is no multiple of its blocks is padded with zeros.
-        in_pieces: whether a float32 is stored as three bfloat16, all first ones of an inner block
+        is_split: whether a float32 is stored as three bfloat16, all first ones of an inner block
             before all second ones.
     """
 
     order: tuple[int, ...]
     blocks: tuple[tuple[int, int], ...] = ()
-    in_pieces: bool = False
+    is_split: bool = False
 
     @staticmethod
     def plain(rank: int) -> Layout:
@@ -57,11 +57,11 @@ class Layout:
     def physical_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the sizes of the array in memory, outermost first, pads included."""
         outer = tuple(-(-shape[axis] // self.block(axis)) for axis in self.order)
-        return outer + (PIECES,) * self.in_pieces + tuple(size for _, size in self.blocks)
+        return outer + (SPLIT_PARTS,) * self.is_split + tuple(size for _, size in self.blocks)
 
     def stored_type(self, type_: ValueType) -> ValueType:
         """Return the type of the array in memory that holds a value."""
-        dtype = DType.BF16 if self.in_pieces else type_.dtype
+        dtype = DType.BF16 if self.is_split else type_.dtype
         return ValueType(self.physical_shape(type_.shape), dtype)
 
     def size_bytes(self, type_: ValueType) -> int:
@@ -70,7 +70,7 @@ class Layout:
 
     def normalized(self, shape: tuple[int, ...]) -> Layout:
         """Return the plain layout if a value of this shape has the same bytes in both."""
-        if self.is_plain or self.in_pieces:
+        if self.is_plain or self.is_split:
             return self
         if any(shape[axis] % self.block(axis) for axis, _ in self.blocks):
             return self
@@ -95,7 +95,7 @@ class Layout:
 
     def pack(self, array: Array) -> Array:
         """Return the elements of `array` in this order, as an array of the physical shape."""
-        if self.in_pieces:
+        if self.is_split:
             whole = Layout(self.order, self.blocks).pack(array)
             return np.stack(split_float32(whole), axis=len(self.order))
         shape = array.shape
@@ -120,9 +120,9 @@ class Layout:
 
     def unpack(self, packed: Array, shape: tuple[int, ...]) -> Array:
         """Return the array of `shape` whose elements lie in `packed` in this order."""
-        if self.in_pieces:
-            pieces = packed.reshape(self.physical_shape(shape)).astype(np.float32)
-            first, second, third = np.moveaxis(pieces, len(self.order), 0)
+        if self.is_split:
+            parts = packed.reshape(self.physical_shape(shape)).astype(np.float32)
+            first, second, third = np.moveaxis(parts, len(self.order), 0)
             return Layout(self.order, self.blocks).unpack(first + (second + third), shape)
         numbers = self.pack(np.arange(1, math.prod(shape) + 1, dtype=np.int64).reshape(shape))
         flat = np.empty(math.prod(shape), packed.dtype)
@@ -159,14 +159,14 @@ def split_float32(array: Array) -> list[Array]:
     """
     rest = np.array(array, np.float32)
     found = []
-    for _ in range(PIECES):
+    for _ in range(SPLIT_PARTS):
         with np.errstate(all="ignore"):
-            piece = rest.astype(DType.BF16.numpy)
+            part = rest.astype(DType.BF16.numpy)
         towards_zero = (rest.view(np.uint32) & 0xFFFF0000).view(np.float32)
-        piece = np.where(np.isinf(piece), towards_zero.astype(piece.dtype), piece)
-        found.append(piece)
+        part = np.where(np.isinf(part), towards_zero.astype(part.dtype), part)
+        found.append(part)
         is_number = np.isfinite(rest)
-        rest = np.where(is_number, rest, 0.0) - np.where(is_number, piece.astype(np.float32), 0.0)
+        rest = np.where(is_number, rest, 0.0) - np.where(is_number, part.astype(np.float32), 0.0)
     return found
 
 
@@ -185,7 +185,7 @@ def _text(layout: Layout) -> str:
     blocked = {axis for axis, _ in layout.blocks}
     letters = (chr(ord("A" if axis in blocked else "a") + axis) for axis in layout.order)
     blocks = "".join(f"{size}{chr(97 + axis)}" for axis, size in layout.blocks)
-    return "".join(letters) + blocks + "*3" * layout.in_pieces
+    return "".join(letters) + blocks + "*3" * layout.is_split
 
 
 @cache

@@ -57,7 +57,7 @@ def side_by_side(
     if ledger.meter.target.threads < 2 or ledger.is_over(deadline):
         return None
     search = _Search(graph, steps, ledger, deadline)
-    search.measure_shares()
+    search.measure_lanes()
     return search.choose()
 
 
@@ -68,37 +68,37 @@ def described(steps: Sequence[Candidate]) -> tuple[int, int]:
     return len(known), sum(len(lane.parts) for found in known for lane in found)
 
 
-def shares_of(threads: int) -> tuple[int, ...]:
-    """Return the shares of some threads that lanes may have: few, and with each its rest."""
+def lane_sizes(threads: int) -> tuple[int, ...]:
+    """Return the numbers of threads that lanes may have: few, and with each its rest."""
     quarter = (threads + 2) // 4
     some = {1, quarter, threads // 2}
     return tuple(sorted({n for s in some for n in (s, threads - s) if 0 < n < threads}))
 
 
-def measured_shares(threads: int) -> tuple[int, ...]:
-    """Return the shares of some threads on which kernels are measured."""
+def measured_sizes(threads: int) -> tuple[int, ...]:
+    """Return the numbers of threads on which kernels are measured."""
     return tuple(n for n in sorted({1, max(2, threads // 2)}) if n < threads)
 
 
-def share_ns(times_ns: Mapping[int, int], share: int) -> int:
+def lane_ns(times_ns: Mapping[int, int], size: int) -> int:
     """Return the estimated time of a kernel on a part of the threads.
 
     Args:
         times_ns: by numbers of threads, what it takes on them.
-        share: threads, no fewer than the fewest of these, no more than the most.
+        size: threads, no fewer than the fewest of these, no more than the most.
     """
-    if share in times_ns:
-        return times_ns[share]
+    if size in times_ns:
+        return times_ns[size]
     for few, many in pairwise(sorted(times_ns)):
-        if few < share < many:
+        if few < size < many:
             few_ns, many_ns = max(1, times_ns[few]), max(1, times_ns[many])
-            part = log(share / few) / log(many / few)
+            part = log(size / few) / log(many / few)
             return round(exp((1 - part) * log(few_ns) + part * log(many_ns)))
-    raise ValueError(f"{share} threads are not between {sorted(times_ns)}")
+    raise ValueError(f"{size} threads are not between {sorted(times_ns)}")
 
 
 class _Search:
-    """The plan, the shares of its kernels, and the sets."""
+    """The plan, the times of its kernels on parts of the threads, and the sets."""
 
     def __init__(self, graph: PrimitiveGraph, steps: Sequence[Candidate], ledger: Ledger, deadline: Deadline) -> None:
         self.graph = graph
@@ -110,13 +110,13 @@ class _Search:
         self.measured_ns: dict[int, dict[int, int]] = {}
         self.sets: list[tuple[_Set, Candidate]] = []
 
-    def measure_shares(self) -> None:
-        """Measure the short kernels on shares, those with the greatest sum of costs first."""
+    def measure_lanes(self) -> None:
+        """Measure the short kernels on parts of the threads, those with the greatest sum of costs first."""
         sums_ns: dict[str, int] = {}
         alone: list[tuple[_Set, Candidate]] = []
         for i, cost_ns in enumerate(self.costs_ns):
-            for share in measured_shares(self.target.threads) if cost_ns <= self.limits.concurrent_kernel_ns else ():
-                each = _Set(((i,),), (share,), 0)
+            for size in measured_sizes(self.target.threads) if cost_ns <= self.limits.concurrent_kernel_ns else ():
+                each = _Set(((i,),), (size,), 0)
                 candidate = self._candidate(each)
                 if candidate is not None:
                     alone.append((each, candidate))
@@ -131,7 +131,7 @@ class _Search:
                 self.sets.append((replace(each, estimate_ns=record.time_ns), candidate))
 
     @cached_property
-    def shares_ns(self) -> dict[int, dict[int, int]]:
+    def lanes_ns(self) -> dict[int, dict[int, int]]:
         """The estimated time of each kernel on each number of threads that it may have.
 
         One that fails on half of the threads may have one only.
@@ -142,8 +142,8 @@ class _Search:
             if 1 not in times_ns:
                 continue
             all_ns = {**times_ns, threads: self.costs_ns[i]} if len(times_ns) > 1 else times_ns
-            shares = shares_of(threads) if len(times_ns) > 1 else (1,)
-            found[i] = {share: share_ns(all_ns, share) for share in shares}
+            sizes = lane_sizes(threads) if len(times_ns) > 1 else (1,)
+            found[i] = {size: lane_ns(all_ns, size) for size in sizes}
         return found
 
     def choose(self) -> tuple[Candidate, ...] | None:
@@ -239,36 +239,36 @@ class _Search:
 
     def _proposals(self) -> Iterator[_Set]:
         """Yield sets of positive estimated gain, each around its longest kernel."""
-        for first in sorted(self.shares_ns):
+        for first in sorted(self.lanes_ns):
             if self.ledger.is_over(self.deadline):
                 return
-            free = [i for i in self.shares_ns if i != first and self._is_free(i, [first])]
+            free = [i for i in self.lanes_ns if i != first and self._is_free(i, [first])]
             shorter = [i for i in free if self._rank(i) < self._rank(first)]
             pairs = [self._pair(first, i) for i in shorter]
             yield from sorted(filter(None, pairs), key=self._preference)[: self.limits.concurrent_pairs]
-            free.sort(key=lambda i: (-self.shares_ns[i][1], abs(i - first)))
+            free.sort(key=lambda i: (-self.lanes_ns[i][1], abs(i - first)))
             filled = [self._filled(first, free, threads) for threads in self._divisions(first)]
             yield from sorted(filter(None, filled), key=self._preference)[: self.limits.concurrent_filled]
 
     def _rank(self, i: int) -> tuple[int, int]:
-        return self.shares_ns[i][1], i
+        return self.lanes_ns[i][1], i
 
     def _pair(self, first: int, second: int) -> _Set | None:
-        """Return the set of two kernels, each with the share that makes the longer one shortest."""
+        """Return the set of two kernels, each with the threads that make the longer one shortest."""
         threads = self.target.threads
-        ways = [(self._best(first, share), self._best(second, threads - share)) for share in shares_of(threads)]
+        ways = [(self._best(first, size), self._best(second, threads - size)) for size in lane_sizes(threads)]
         (_, own), (_, other) = min(ways, key=lambda way: max(way[0][0], way[1][0]))
         return self._set([[first], [second]], (own, other))
 
     def _best(self, i: int, most: int) -> tuple[int, int]:
-        """Return what a kernel takes on the best share of at most some threads, and the share."""
-        return min((ns, share) for share, ns in self.shares_ns[i].items() if share <= most)
+        """Return what a kernel takes on the best number of at most some threads, and that number."""
+        return min((ns, size) for size, ns in self.lanes_ns[i].items() if size <= most)
 
     def _divisions(self, first: int) -> Iterator[tuple[int, ...]]:
-        """Yield the shares of lanes of which a kernel has the first: the other lanes have equal sizes."""
+        """Yield the threads of lanes of which a kernel has the first: the other lanes have equal numbers."""
         threads = self.target.threads
-        allowed = shares_of(threads)
-        for own in self.shares_ns[first]:
+        allowed = lane_sizes(threads)
+        for own in self.lanes_ns[first]:
             left = threads - own
             others = {left, left // 2, own, 1}
             yield from ((own, *[n] * (left // n)) for n in sorted(others) if n in allowed)
@@ -276,11 +276,11 @@ class _Search:
     def _filled(self, first: int, free: Sequence[int], threads: Sequence[int]) -> _Set | None:
         """Return the set that fills the threads beside a kernel, until it ends."""
         lanes: list[list[int]] = [[first], *([] for _ in threads[1:])]
-        loads_ns = [self.shares_ns[first][threads[0]], *[0] * (len(lanes) - 1)]
+        loads_ns = [self.lanes_ns[first][threads[0]], *[0] * (len(lanes) - 1)]
         others = range(1, len(lanes))
         for i in free:
             lane = min(others, key=loads_ns.__getitem__, default=0)
-            time_ns = self.shares_ns[i].get(threads[lane])
+            time_ns = self.lanes_ns[i].get(threads[lane])
             fits = time_ns is not None and loads_ns[lane] + time_ns <= loads_ns[0]
             if lane and fits and self._is_free(i, [k for own in lanes for k in own]):
                 lanes[lane].append(i)
@@ -294,9 +294,7 @@ class _Search:
 
     def _set(self, lanes: Sequence[Sequence[int]], threads: Sequence[int]) -> _Set | None:
         """Return a set if it gains by estimate over all threads, and over each part alone."""
-        longest_ns = max(
-            sum(self.shares_ns[i][share] for i in lane) for lane, share in zip(lanes, threads, strict=True)
-        )
+        longest_ns = max(sum(self.lanes_ns[i][size] for i in lane) for lane, size in zip(lanes, threads, strict=True))
         each = _Set(tuple(map(tuple, lanes)), tuple(threads), longest_ns + self.limits.concurrent_start_ns)
         return each if self._worth(each) < -self.limits.concurrent_gain_ns else None
 

@@ -140,13 +140,12 @@ def _taken_apart(
         for i, kernel in enumerate(problem.kernels)
         if (kernel.steps, _values(problem, i)) != (own.steps, _values(problem, k)) and (allowed is None or i in allowed)
     ]
-    part = Problem(
-        problem.steps, tuple(problem.kernels[i] for i in usable), required, problem.given | there, problem.constants
-    )
+    kernels = tuple(problem.kernels[i] for i in usable)
+    part = replace(problem, kernels=kernels, required=required, given=problem.given | there)
     useful = useful_kernels(part)
     try:
         plan = solve(
-            Problem(part.steps, tuple(part.kernels[i] for i in useful), part.required, part.given, part.constants),
+            replace(part, kernels=tuple(part.kernels[i] for i in useful)),
             seconds=options.search.grouping_seconds,
             limits=options.search,
         )

@@ -57,7 +57,7 @@ def rule_savings(
         return {}
     cost_ns = sum(ledger.cost_ns(step)[0] for step in steps)
     name = instance_key(candidates, options, f"savings {interface} {cost_ns} {used}")
-    kept = ledger.database.fact(name)
+    kept = ledger.fact(name)
     if kept is not None:
         found: dict[str, int | None] = json.loads(kept)
         return found
@@ -82,7 +82,7 @@ def rule_savings(
             continue
         if plan.certificate.objective_ns is not None:
             saved[rule] = max(0, plan.certificate.objective_ns - cost_ns)
-    ledger.database.put_fact(name, json.dumps(saved))
+    ledger.put_fact(name, json.dumps(saved))
     return saved
 
 

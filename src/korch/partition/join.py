@@ -51,7 +51,7 @@ def with_constants_of(graph: PrimitiveGraph, plans: Iterable[Sequence[Candidate]
 
 
 def held_values(partition: Partition, joined: Joined) -> tuple[frozenset[int], ...]:
-    """Return, per block, the values that its kernels must not make pieces of a concatenation.
+    """Return, per block, the values that its kernels must not make parts of a concatenation.
 
     They are the model's ends, and what segments hand on that another one of them concatenates, too:
     each segment is searched by itself, so two could claim it. A block's instances share a plan, so

@@ -186,6 +186,24 @@ class Certificate:
     is_measured: bool
     seconds: float = field(default=0.0, compare=False)
 
+    @staticmethod
+    def of(
+        objective_ns: int, bound_ns: int, flags: Sequence[bool], chosen: Iterable[int], seconds: float
+    ) -> Certificate:
+        """Return the certificate of a plan.
+
+        Args:
+            objective_ns: what it costs.
+            bound_ns: a bound; beyond the plan's cost it counts as that.
+            flags: per candidate, whether its cost is measured.
+            chosen: the candidates of the plan.
+            seconds: how long the search took.
+        """
+        bound_ns = min(bound_ns, objective_ns)
+        status = Status.OPTIMAL if bound_ns == objective_ns else Status.FEASIBLE
+        is_measured = all(flags[k] for k in chosen)
+        return Certificate(status, objective_ns, bound_ns, len(flags), sum(flags), is_measured, seconds)
+
     def __post_init__(self) -> None:
         objective_ns = self.objective_ns
         if (objective_ns is None) != (self.status in (Status.INFEASIBLE, Status.UNKNOWN)):

@@ -97,8 +97,8 @@ class Solver:
             InvalidGraphError: the instance breaks a rule.
             InfeasibleError: a required port can't be written, whatever is chosen.
         """
-        is_alike = like is not None and like.kernels is problem.kernels
-        if like is None or not is_alike or like.given_values != problem.given_values:
+        is_same = like is not None and like.kernels is problem.kernels
+        if like is None or not is_same or like.given_values != problem.given_values:
             check_problem(problem)
         diagnose(problem, describe)
         self.problem = problem
@@ -178,24 +178,13 @@ class Solver:
 
     def _certify(self, problem: Problem, chosen: tuple[int, ...] | None, search: _Search, seconds: float) -> Plan:
         """Return the plan with its certificate, verified."""
-        objective_ns, bound_ns = None, search.bound_ns
-        status = Status.INFEASIBLE if search.is_infeasible else Status.UNKNOWN
-        if chosen is not None:
-            objective_ns = sum(problem.kernels[k].cost_ns for k in chosen)
-            bound_ns = min(bound_ns, objective_ns)
-            status = Status.OPTIMAL if bound_ns == objective_ns else Status.FEASIBLE
-        kernels = chosen or ()
-        certificate = Certificate(
-            status=status,
-            objective_ns=objective_ns,
-            bound_ns=bound_ns,
-            kernels=len(problem.kernels),
-            measured=sum(kernel.is_measured for kernel in problem.kernels),
-            is_measured=chosen is not None and all(problem.kernels[k].is_measured for k in kernels),
-            seconds=seconds,
-        )
-        order = verify_plan(problem, Plan(kernels, certificate))
-        return Plan(order, certificate)
+        flags = [kernel.is_measured for kernel in problem.kernels]
+        if chosen is None:
+            status = Status.INFEASIBLE if search.is_infeasible else Status.UNKNOWN
+            return Plan((), Certificate(status, None, search.bound_ns, len(flags), sum(flags), False, seconds))
+        objective_ns = sum(problem.kernels[k].cost_ns for k in chosen)
+        certificate = Certificate.of(objective_ns, search.bound_ns, flags, chosen, seconds)
+        return Plan(verify_plan(problem, Plan(chosen, certificate)), certificate)
 
 
 def _level(levels_ns: npt.NDArray[np.int64], size: int) -> int:

@@ -30,7 +30,7 @@ def kinds(candidate: Candidate) -> tuple[Kind, ...]:
     """Return the kinds of a candidate, the finest first: those of a kind have similar time / guess.
 
     A guess knows bytes and operations. So it matters what is computed, whether elements change
-    their places, of how many pieces a result consists, and whether neighbours in one large image
+    their places, of how many parts a result consists, and whether neighbours in one large image
     are no neighbours in another: then loads or stores are single elements.
     """
     primitives = candidate.group.body.primitives
@@ -38,7 +38,7 @@ def kinds(candidate: Candidate) -> tuple[Kind, ...]:
     layouts = frozenset(str(layout) for _, layout in ports)
     linear = tuple(sorted(map(_form, (p for p in primitives if p.row.category is Category.LINEAR))))
     is_reduction = any(p.row.category is Category.REDUCE for p in primitives)
-    moves = (any(p.op in MOVING_OPS for p in primitives), _pieces(candidate))
+    moves = (any(p.op in MOVING_OPS for p in primitives), _concatenations(candidate))
     turns = _innermost(candidate)
     slow = min(2, sum(p.op in KEEP_OPS for p in primitives))
     maker = (candidate.provider, candidate.offer.is_split)
@@ -46,7 +46,7 @@ def kinds(candidate: Candidate) -> tuple[Kind, ...]:
     return ((*coarse, slow, moves, turns, layouts), (*coarse, slow, moves, turns), (*coarse, turns), coarse, coarse[:1])
 
 
-def _pieces(candidate: Candidate) -> int:
+def _concatenations(candidate: Candidate) -> int:
     """Return the concatenations of a group, 2 for more."""
     return min(2, sum(p.op == "concat" for p in candidate.group.body.primitives))
 

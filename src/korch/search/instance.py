@@ -73,7 +73,7 @@ def collect_candidates(
             hold are among the candidates.
         held: values whose memory no kernel of this graph may make a part of another's: those at
             the graph's ends if not given. A model's inputs are there before, and its outputs have
-            memory of their own: to make them pieces of another value costs a copy.
+            memory of their own: to make them parts of another value costs a copy.
         answers: what the providers said of groups of other graphs; what they say now is added.
         deadline: when to leave out groups of several primitives; a plan needs none of them.
 
@@ -87,18 +87,27 @@ def collect_candidates(
         if len(group.primitives) == 1 or deadline is None or not deadline.is_over:
             asked.ask(group)
     written, read = _layouts(graph, asked.candidates, interfaces)
-    count = len(asked.candidates)
-    for value in sorted(written.keys() & read.keys()):
-        if len(written[value] | read[value]) > 1 and value not in graph.constants:
-            asked.ask(make_layout_change(graph, value))
-    changes = [
-        c
-        for c in asked.candidates[count:]
-        if c.offer.inputs[0] in written[c.group.inputs[0]]
-        and c.offer.outputs[0] in read[c.group.inputs[0]]
-        and c.offer.inputs != c.offer.outputs
-    ]
-    return (*asked.candidates[:count], *changes), asked.refusals
+    candidates = tuple(asked.candidates)
+    return (*candidates, *asked.layout_changes(graph, written, read)), asked.refusals
+
+
+def layout_changes(
+    graph: PrimitiveGraph,
+    providers: Sequence[Provider[Any, Any]],
+    target: Any,
+    written: Mapping[int, Collection[Layout]],
+    read: Mapping[int, Collection[Layout]],
+) -> list[Candidate]:
+    """Return the changes between the layouts in which values are written and others are read.
+
+    Args:
+        graph: the graph.
+        providers: who may run them.
+        target: the machine.
+        written: by value, the layouts in which it may be written.
+        read: by value, the layouts in which it may be read.
+    """
+    return _Asked(providers, target, (), {}).layout_changes(graph, written, read)
 
 
 @dataclass
@@ -128,6 +137,22 @@ class _Asked:
                 for offer in answer
                 if not offer.is_in_place or not any(value in self.held for value in group.inputs)
             )
+
+    def layout_changes(
+        self, graph: PrimitiveGraph, written: Mapping[int, Collection[Layout]], read: Mapping[int, Collection[Layout]]
+    ) -> list[Candidate]:
+        """Return the changes from a layout that is written to another one that is read."""
+        count = len(self.candidates)
+        for value in sorted(written.keys() & read.keys()):
+            if len({*written[value], *read[value]}) > 1 and value not in graph.constants:
+                self.ask(make_layout_change(graph, value))
+        return [
+            c
+            for c in self.candidates[count:]
+            if c.offer.inputs[0] in written[c.group.inputs[0]]
+            and c.offer.outputs[0] in read[c.group.inputs[0]]
+            and c.offer.inputs != c.offer.outputs
+        ]
 
 
 def _layouts(

@@ -285,11 +285,6 @@ class Ledger:
         """Return the choice that is next in a replay; None if this is none."""
         return str(self.answer(kind, (), lambda: None)) if self.is_replayed else None
 
-    @property
-    def database(self) -> Any:
-        """The meter's database."""
-        return self.meter.database
-
     def fact(self, name: str) -> str | None:
         """Return a fact that the database keeps."""
         text: str | None = self.answer("fact", name, lambda: self.meter.database.fact(name))

@@ -427,22 +427,13 @@ class Search:
         if best is None:
             raise InfeasibleError("no plan was found")
         objective_ns, kernels = best
-        bound_ns, prices = min(self.bound_ns, objective_ns), price(self.ledger, self.candidates)
-        certificate = Certificate(
-            status=Status.OPTIMAL if bound_ns == objective_ns else Status.FEASIBLE,
-            objective_ns=objective_ns,
-            bound_ns=bound_ns,
-            kernels=len(self.candidates),
-            measured=sum(prices.is_measured),
-            is_measured=all(prices.is_measured[k] for k in kernels),
-            seconds=time.monotonic() - self.start_s,
-        )
+        prices, seconds = price(self.ledger, self.candidates), time.monotonic() - self.start_s
+        certificate = Certificate.of(objective_ns, self.bound_ns, prices.is_measured, kernels, seconds)
         return Orchestration(
             steps=tuple(self.candidates[k] for k in kernels),
             certificate=certificate,
             costs_ns=tuple(prices.costs_ns[k] for k in kernels),
             rounds=tuple(self.rounds),
-            measured=sum(prices.is_measured),
             distinct_measured=self._distinct_measured(),
             failed=len(prices.failed),
             stopped_by_budget=stopped,

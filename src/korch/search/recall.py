@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from korch.candidate.candidate import Candidate
@@ -23,7 +23,7 @@ from korch.search.result import Orchestration, Round
 
 logger = logging.getLogger("korch.orchestrate")
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +64,8 @@ def keep_solved(
         return
     number = {id(candidate): i for i, candidate in enumerate(candidates)}
     plans = {name: [number[id(c)] for c in steps] for name, steps in solved.plans.items()}
-    found = solved.found
-    data = {
-        "steps": [number[id(c)] for c in found.steps],
-        "plans": plans,
-        "costs": found.costs_ns,
-        "certificate": found.certificate,
-        "rounds": found.rounds,
-        "measured": found.measured,
-        "distinct_measured": found.distinct_measured,
-        "failed": found.failed,
-    }
+    found = {entry.name: getattr(solved.found, entry.name) for entry in fields(Orchestration)}
+    data = {**found, "steps": [number[id(c)] for c in solved.found.steps], "plans": plans}
     ledger.put_fact(instance_key(candidates, options, tag), json.dumps(plain(data)))
 
 
@@ -86,17 +77,10 @@ def recall_solved(ledger: Ledger, candidates: Sequence[Candidate], options: Opti
     try:
         data: dict[str, Any] = json.loads(text)
         steps = tuple(candidates[i] for i in data["steps"])
-        plans = {name: tuple(candidates[i] for i in numbers) for name, numbers in data["plans"].items()}
-        found = Orchestration(
-            steps=steps,
-            certificate=read_record(Certificate, data["certificate"], "certificate"),
-            costs_ns=tuple(data["costs"]),
-            rounds=tuple(read_record(Round, entry, "round") for entry in data["rounds"]),
-            measured=data["measured"],
-            distinct_measured=data["distinct_measured"],
-            failed=data["failed"],
-            stopped_by_budget=False,
-        )
+        plans = {name: tuple(candidates[i] for i in numbers) for name, numbers in data.pop("plans").items()}
+        data["certificate"] = read_record(Certificate, data["certificate"], "certificate")
+        data["rounds"] = tuple(read_record(Round, entry, "round") for entry in data["rounds"])
+        found = Orchestration(**{**data, "steps": steps, "costs_ns": tuple(data["costs_ns"])})
     except (ValueError, KeyError, TypeError, IndexError) as error:
         logger.warning("a kept plan is damaged (%s); the search is done again", error)
         return None

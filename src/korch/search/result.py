@@ -46,8 +46,7 @@ class Orchestration:
         certificate: what is proven of them.
         costs_ns: the cost of each.
         rounds: the rounds of the search.
-        measured: how many candidates have measured times.
-        distinct_measured: the same, equal candidates counted once.
+        distinct_measured: how many candidates have measured times, equal ones counted once.
         failed: how many candidates failed.
         stopped_by_budget: whether the search ended because no time was left.
     """
@@ -56,7 +55,6 @@ class Orchestration:
     certificate: Certificate
     costs_ns: tuple[int, ...]
     rounds: tuple[Round, ...]
-    measured: int
     distinct_measured: int
     failed: int
     stopped_by_budget: bool

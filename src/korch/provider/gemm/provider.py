@@ -109,7 +109,7 @@ class GemmProvider:
             Layout.plain(type_.rank) if layout.blocks else layout
             for layout, type_ in zip(offer.inputs, group.input_types, strict=True)
         )
-        is_in_pieces = any(layout.in_pieces for layout in offer.inputs)
+        is_in_pieces = any(layout.is_split for layout in offer.inputs)
         way = Way.IN_PIECES if is_in_pieces else Way(offer.variant)
         plan = self._plan(group, found, target, (inputs, offer.outputs), way)
         if isinstance(plan, Refusal):
