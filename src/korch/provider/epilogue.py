@@ -7,6 +7,7 @@ are printed here from tile operations: the same for products, attention and conv
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import assert_never
 
 from korch.candidate.candidate import Group
 from korch.candidate.layout import Layout
@@ -73,6 +74,8 @@ class Epilogue:
                     text = applied(op, DType.F32, [names[a] for a in arguments], "W")
                 case Select():
                     raise NotFusedError("a pad or a concatenation is not fused into the kernel")
+                case _:
+                    assert_never(op)
             lines.append(f"const korch::Vec<float, W> {op.name} = {text};")
             names[op.name] = op.name
         return lines

@@ -13,6 +13,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import assert_never
 
 from korch.tile.index import (
     Atom,
@@ -225,6 +226,8 @@ def _divisions(expr: Expr) -> Iterable[tuple[Expr, int]]:
                 yield from _divisions(inner)
             case Var() | Entry() | Choice():
                 pass
+            case _:
+                assert_never(atom)
 
 
 def _cut(nest: Nest, name: str, part: int, parameters: Ranges) -> Nest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence, Set
+from typing import assert_never
 
 from korch.primitive.types import DType
 from korch.tile.clip import clipping_guards
@@ -115,6 +116,8 @@ class OpPrinter:
                     function = "div_by" if is_exact else "div_nearly_by"
                     return f"korch::{function}<{type_}, {width}>({given[0]}, {divisor})"
                 return applied(op, source, given, width)
+            case _:
+                assert_never(op)
 
     def _is_uniform(self, name: str, ranges: Ranges, variable: str) -> bool:
         """Return whether all lanes along a variable hold the same number."""
@@ -129,6 +132,8 @@ class OpPrinter:
             case Select(guards=guards, inside=inside, outside=outside):
                 turns = any(variable in guard.expr.variables for guard in guards)
                 return not turns and all(self._is_uniform(a, ranges, variable) for a in (inside, outside))
+            case _:
+                assert_never(op)
 
     def _is_given(self, name: str) -> bool:
         """Return whether a value follows from the kernel's inputs at the same point alone."""
@@ -142,6 +147,8 @@ class OpPrinter:
                 return all(self._is_given(a) for a in arguments)
             case Select(inside=inside, outside=outside):
                 return self._is_given(inside) and self._is_given(outside)
+            case _:
+                assert_never(op)
 
     def _load(self, op: Load, ranges: Ranges, variable: str, width: str) -> str:
         if op.name in self.squares:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Set
+from typing import assert_never
 
 from korch.primitive.types import DType
 from korch.tile.growth import TextLimitError
@@ -133,3 +134,5 @@ class Writer:
                 return f"({text}({self.expr(otherwise)}))"
             case Times():
                 raise AssertionError("a printed program has no parameters")
+            case _:
+                assert_never(atom)

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import assert_never
 
 Ranges = Mapping[str, tuple[int, int]]
 """Per variable, its least and greatest value."""
@@ -273,6 +274,8 @@ def breakpoints(expr: Expr, name: str, ranges: Ranges) -> set[int]:
                     found |= turning_point(inner, limit, name)
             case Times(_, inner):
                 found |= breakpoints(inner, name, ranges)
+            case _:
+                assert_never(atom)
     return found
 
 
@@ -349,6 +352,8 @@ def _atom_variables(atom: Atom) -> frozenset[str]:
             return inner.variables.union(otherwise.variables, *(p.variables for _, p in pieces))
         case Times(factor, inner):
             return inner.variables | _atom_variables(factor)
+        case _:
+            assert_never(atom)
 
 
 def _atom_bounds(atom: Atom, ranges: Ranges) -> tuple[int, int]:
@@ -370,6 +375,8 @@ def _atom_bounds(atom: Atom, ranges: Ranges) -> tuple[int, int]:
         case Times(factor, inner):
             corners = [a * b for a in _atom_bounds(factor, ranges) for b in bounds(inner, ranges)]
             return min(corners), max(corners)
+        case _:
+            assert_never(atom)
 
 
 def _substitute_atom(atom: Atom, values: Mapping[str, Expr], ranges: Ranges) -> Expr:
@@ -387,3 +394,5 @@ def _substitute_atom(atom: Atom, values: Mapping[str, Expr], ranges: Ranges) -> 
             return choice(substitute(inner, values, ranges), replaced, substitute(otherwise, values, ranges), ranges)
         case Times(factor, inner):
             return times(substitute(inner, values, ranges), _substitute_atom(factor, values, ranges))
+        case _:
+            assert_never(atom)

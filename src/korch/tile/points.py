@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import assert_never
 
 import numpy as np
 
@@ -85,3 +86,5 @@ class Points:
                 return result
             case Times(factor, inner):
                 return np.asarray(self._atom(factor) * self.at(inner))
+            case _:
+                assert_never(atom)

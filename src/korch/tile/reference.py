@@ -9,6 +9,7 @@ before each turn.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import assert_never
 
 import numpy as np
 
@@ -109,6 +110,8 @@ class _Run:
                         self.forget(lost, tasks)
                         self.steps(stage, body, tasks, {**fixed, axis.name: turn})
                     self.forget(lost, tasks)
+                case _:
+                    assert_never(step)
 
     def forget(self, names: Sequence[str], tasks: Array) -> None:
         """Write unknown numbers to some tiles of some tasks."""
@@ -194,6 +197,8 @@ class _PassRun:
                 case Select(name, _, guards, inside, outside):
                     chosen = (self.points.holds(guards), self.values[inside], self.values[outside])
                     self.values[name] = np.where(*chosen)
+                case _:
+                    assert_never(op)
         for sink in self.pass_.sinks:
             value = self.points.spread(self.values[sink.value])
             if isinstance(sink, Accumulate):

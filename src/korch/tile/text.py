@@ -17,6 +17,7 @@ Passes and contractions list their kept loops, then, behind a bar, those that th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import assert_never
 
 from korch.tile.program import (
     Accumulate,
@@ -58,6 +59,8 @@ def format_op(op: TileOp) -> str:
             return f"{head} {name}({', '.join(arguments)})"
         case Select(guards=guards, inside=inside, outside=outside):
             return f"{head} {inside}{_condition(guards)} else {outside}"
+        case _:
+            assert_never(op)
 
 
 def format_sink(sink: Sink) -> str:
@@ -98,6 +101,8 @@ def _step(step: Step) -> Iterator[str]:
             yield f"loop {_axis(step.axis)}{carries}"
             for inner in step.body:
                 yield from (f"  {line}" for line in _step(inner))
+        case _:
+            assert_never(step)
 
 
 def _buffer(buffer: Buffer) -> str:
@@ -113,6 +118,8 @@ def _layouts(buffer: Buffer) -> Iterator[str]:
                 yield f"split({pieces}, {dtype.value})"
             case Ring():
                 yield "ring"
+            case _:
+                assert_never(layout)
 
 
 def _at(at: At) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from korch.primitive.types import DType
 from korch.tile.index import Atom, Choice, Entry, Expr, Quotient, Remainder, Times, Var
@@ -223,6 +224,8 @@ class Text:
                 return text
             case Times():
                 raise AssertionError("a printed program has no parameters")
+            case _:
+                assert_never(atom)
 
     def guards(self, guards: Iterable[Inside], at: Coordinates) -> list[str]:
         """Return conditions."""
