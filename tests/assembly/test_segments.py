@@ -220,6 +220,17 @@ def test_depth_costs_no_further_candidates_programs_or_measurements() -> None:
     assert measured[1] <= 1.1 * measured[0]  # the block of most gain is searched first
 
 
+def test_a_model_of_one_segment_is_searched_once() -> None:
+    meter = FakeMeter()
+    first = search(convolutions(1), 1000, meter)[3]
+    measured = len(meter.records)
+    second = search(convolutions(1), 1000, meter)[3]
+    assert first.partition is None and measured
+    assert (first.is_recalled, second.is_recalled) == (False, True)
+    assert second.plans == first.plans and second.found == first.found
+    assert len(meter.records) == measured
+
+
 def test_a_second_model_with_the_same_blocks_needs_no_search() -> None:
     meter = FakeMeter()
     first = search(transformer(4), SEGMENT_PRIMITIVES, meter)[3]

@@ -122,7 +122,10 @@ class BlockSearch:
         """
         one = self.blocks[0][0]
         kept = self._recalled(one, Phase.REFINE) if self.options.measure else None
-        one.found = kept or self.open(one).run()
+        if kept is None:
+            began_s, kept = self.trace.seconds, self.open(one).run()
+            self.trace.record_search(one.key, Phase.REFINE.value, began_s, kept, is_recalled=False)
+        one.found = kept
         self.trace.record_block(0, {0: one.found})
 
     def runner_up(self) -> tuple[Candidate, ...]:
