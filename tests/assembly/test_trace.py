@@ -10,7 +10,7 @@ from korch.search.result import Orchestration, Round
 def found(objective_ns: int, bound_ns: int, measured: int = 5) -> Orchestration:
     certificate = Certificate(Status.FEASIBLE, objective_ns, bound_ns, 9, 9, is_measured=True)
     rounds = (Round(bound_ns, objective_ns, measured, 1.0),)
-    return Orchestration((), certificate, (), rounds, 9, measured, 0, stopped_by_budget=False)
+    return Orchestration((), certificate, (), rounds, measured, 0, stopped_by_budget=False)
 
 
 def state(trace: SearchTrace) -> tuple[int, int | None, int]:
