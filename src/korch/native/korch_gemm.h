@@ -50,7 +50,8 @@ inline int run(void* const* buffers, const float* a, const float* b, float* work
       float* const packed = workspace + omp_get_thread_num() * K::DEPTH * COLUMNS<K>;
       const Strip strip = find_strip<K>(t.b, s * COLUMNS<K>, packed);
       const bool fetches = STRIP_STEP<K> != 0 && s + 1 < t.last;
-      const Strip next{fetches ? t.b + (s + 1) * NEXT_STRIP<K> : nullptr, STRIP_STEP<K>};
+      const Strip following{fetches ? t.b + (s + 1) * NEXT_STRIP<K> : nullptr, STRIP_STEP<K>};
+      const Strip next = IS_STREAM<K> ? Strip{strip.from + AHEAD, strip.step} : following;
       rows<K>(buffers, t.a, strip, next, t.i, t.begin, t.end, s * COLUMNS<K>);
     }
   }

@@ -155,6 +155,13 @@ inline constexpr long STRIP_STEP = K::IN_PIECES ? 0 : IS_PACKED<K> ? COLUMNS<K> 
 template <class K>
 inline constexpr long NEXT_STRIP = IS_PACKED<K> ? K::DEPTH * COLUMNS<K> : COLUMNS<K>;
 
+// Whether each strip is read once, by one block of rows, and stands behind the one before in memory:
+// then what is read is fetched `AHEAD` floats before. (8 KiB: 1.0 to 1.4 times as fast as fetching the
+// next strip, which is evicted before it is read, for products of 1 to 8 rows.)
+template <class K>
+inline constexpr bool IS_STREAM = IS_PACKED<K> && !K::IN_PIECES && K::M <= K::ROWS;
+inline constexpr long AHEAD = 2048;
+
 // Where the pieces of the strip of columns n begin.
 template <class K>
 KORCH_INLINE const uint16_t* find_pieces(const float* b, long n) {
