@@ -28,10 +28,9 @@ from korch.options import Options, default_threads, unknown_option
 from korch.pipeline import Progress, Watch, optimize_model
 from korch.runtime import shaped
 from korch.runtime.artifact import read_format
-from korch.runtime.cuda.executable import CudaExecutable, load_cuda
+from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.cuda.program import FORMAT as CUDA_FORMAT
 from korch.runtime.executable import Executable
-from korch.runtime.executable import load as load_executable
 from korch.runtime.shaped import ShapedExecutable
 from korch.target import detect_target
 
@@ -240,16 +239,16 @@ def load(path: str | os.PathLike[str]) -> Any:
     """
     kind = read_format(path)
     if kind == CUDA_FORMAT:
-        return load_cuda(path)
+        return CudaExecutable.load(path)
     executable: Any
     if kind == host_executable.FORMAT:
-        executable = host_executable.load(path)
+        executable = HostedExecutable.load(path)
         threads = executable.threads
     elif kind == shaped.FORMAT:
-        executable = shaped.load_shaped(path)
+        executable = ShapedExecutable.load(path)
         threads = max(one.plan.threads for one in executable.plans.values())
     else:
-        executable = load_executable(path)
+        executable = Executable.load(path)
         threads = executable.plan.threads
     if threads > (cores := usable_cores()):
         logger.warning(

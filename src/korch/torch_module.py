@@ -21,9 +21,10 @@ from korch.options import Options
 from korch.pipeline import Progress, optimize_model
 from korch.primitive.op import Array
 from korch.runtime.cuda.executable import CudaExecutable
-from korch.runtime.executable import Executable, TensorInfo, Timing
+from korch.runtime.executable import Executable
 from korch.runtime.record import PlanRecord
 from korch.runtime.report import Report
+from korch.runtime.runnable import TensorInfo, Timing
 
 
 class ModuleExecutable:

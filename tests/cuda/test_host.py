@@ -22,7 +22,6 @@ from korch.host.executable import HostPart, NativePart
 from korch.options import Options
 from korch.primitive.lowering import lower_products
 from korch.runtime.cuda.executable import CudaExecutable
-from korch.runtime.cuda.program import read_program, write_program
 from korch.runtime.report import Report
 from korch.testing.cuda_issue import issue_on_cpu
 
@@ -38,9 +37,6 @@ class IssuedOnCpu(CudaExecutable):
         assert all(isinstance(array, np.ndarray) for array in arrays)
         found = issue_on_cpu(self._program, [torch.from_numpy(array.copy()) for array in arrays])
         return tuple(tensor.numpy() for tensor in found)
-
-    def save(self, path):
-        write_program(replace(self._program, report=self.report), path)
 
 
 @pytest.fixture
@@ -59,7 +55,7 @@ def on_cpu(monkeypatch):
 
     monkeypatch.setattr(host_optimize, "require_torch", lambda: None)
     monkeypatch.setattr(host_optimize, "optimize_model", plan)
-    monkeypatch.setattr(hosted, "load_cuda_bytes", None)
+    monkeypatch.setattr(hosted, "CudaExecutable", IssuedOnCpu)
 
 
 def model():
@@ -97,11 +93,6 @@ def test_the_host_runs_what_pytorch_does_not_have(on_cpu, monkeypatch, tmp_path)
     expected = session.run(None, {"x": x})
     found.save(tmp_path / "h.korch")
 
-    def load(content):
-        (tmp_path / "segment").write_bytes(content)
-        return IssuedOnCpu(read_program(tmp_path / "segment"))
-
-    monkeypatch.setattr(hosted, "load_cuda_bytes", load)
     for executable in (found, korch.load(tmp_path / "h.korch")):
         for actual, wanted in zip(executable(x), expected, strict=True):
             np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-5)

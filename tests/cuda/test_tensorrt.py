@@ -31,7 +31,7 @@ from korch.primitive.ops.linear import ConvAttributes
 from korch.provider import tensorrt
 from korch.report.doctor import examine
 from korch.runtime.cuda.executable import open_engines
-from korch.runtime.cuda.program import read_program, write_program
+from korch.runtime.cuda.program import archive_of, read_program
 from korch.testing.cuda_issue import issue_on_cpu
 from korch.testing.kernels import group_family, group_terms
 from korch.testing.samples import random_arrays, random_inputs
@@ -208,7 +208,7 @@ def test_a_plan_with_engines_is_built_kept_and_run(program, tmp_path):
     torch = pytest.importorskip("torch")
     made, split = program
     assert made.engines and made.engine_maker.startswith(f"TensorRT {fake_tensorrt.VERSION}, ")
-    write_program(made, tmp_path / "p.korch")
+    archive_of(made).write(tmp_path / "p.korch")
     again = read_program(tmp_path / "p.korch")
     assert replace(again, weights=made.weights) == made
     inputs = random_inputs(split, np.random.default_rng(0))

@@ -22,7 +22,7 @@ from korch.pipeline import Run, run_until
 from korch.primitive import reference
 from korch.primitive.lowering import lower_products
 from korch.runtime.cuda.build import build_cuda
-from korch.runtime.cuda.program import read_program, write_program
+from korch.runtime.cuda.program import archive_of, read_program
 from korch.runtime.program import Step
 from korch.search.ledger import Ledger
 from korch.search.loop import Search
@@ -84,7 +84,7 @@ def test_a_plan_computes_what_the_model_does(name, precision, allowed, tmp_path,
     program, split = program_of(name, options)
     inputs = random_inputs(split, np.random.default_rng(0))
     expected = reference.run(split, inputs, exact=True)
-    write_program(program, tmp_path / "p.korch")
+    archive_of(program).write(tmp_path / "p.korch")
     again = read_program(tmp_path / "p.korch")
     assert replace(again, weights=program.weights) == program
     for i in range(len(program.weights)):

@@ -36,7 +36,7 @@ from korch.report.explain import explain
 from korch.report.threads import watch_threads
 from korch.runtime.artifact import Artifact
 from korch.runtime.build import build
-from korch.runtime.executable import Executable, load
+from korch.runtime.executable import Executable
 from korch.runtime.library import Handle, load_plans
 from korch.runtime.program import Step
 from korch.runtime.source import INCLUDE
@@ -295,7 +295,7 @@ def test_a_plan_with_teams_computes_what_the_model_does(
     artifact = whole_plan(four, builder, has_teams=True)
     assert "korch_teams.h" in artifact.sources
     Executable(artifact).save(tmp_path / "m.korch")
-    executables = load(tmp_path / "m.korch"), Executable(artifact)
+    executables = Executable.load(tmp_path / "m.korch"), Executable(artifact)
     after = Executable(whole_plan(four, builder, has_teams=False))
     arrays = [rng.standard_normal(t.shape, np.float32) for t in after.get_inputs()]
     names = [tensor.name for tensor in after.get_inputs()]
@@ -336,7 +336,7 @@ def test_no_thread_stays_behind(tmp_path: Path, target: Target, builder: Builder
     script = """
 import os, sys, time
 import numpy as np
-from korch.runtime.executable import load
+from korch.runtime.executable import Executable
 def count(wanted=0):
     for _ in range(500):  # what read the weights has ended, but the system may need a moment
         found = len(os.listdir("/proc/self/task"))
@@ -345,7 +345,7 @@ def count(wanted=0):
         time.sleep(0.02)
     return found
 def run(name, wanted=0):
-    executable = load(name)
+    executable = Executable.load(name)
     arrays = [np.ones(t.shape, np.float32) for t in executable.get_inputs()]
     for _ in range(20):
         executable(*arrays)

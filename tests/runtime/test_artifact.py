@@ -20,8 +20,8 @@ from korch.measure.toolchain import ISA_COMPILER_FLAGS
 from korch.records import plain
 from korch.runtime import artifact as artifact_module
 from korch.runtime import machine
-from korch.runtime.artifact import read_artifact, write_artifact
-from korch.runtime.executable import load
+from korch.runtime.artifact import archive_of, read_artifact
+from korch.runtime.executable import Executable
 from korch.runtime.machine import REQUIRED_FLAGS, Requirements
 from korch.runtime.record import ModelRecord
 from korch.runtime.report import Report
@@ -44,7 +44,7 @@ def content(tmp_path_factory):
         Builder(plans.TARGET.isa, folder / "cache"),
         Origin(ModelRecord("/models/m.onnx", "0" * 64), {"status": "optimal", "gap": float("inf")}),
     )
-    write_artifact(replace(built, report=Report(seconds=1.5)), folder / "plan.korch")
+    archive_of(replace(built, report=Report(seconds=1.5))).write(folder / "plan.korch")
     return (folder / "plan.korch").read_bytes()
 
 
@@ -57,7 +57,7 @@ def path(tmp_path, content):
 
 def message(path):
     with pytest.raises(ArtifactError) as caught:
-        load(path)
+        Executable.load(path)
     text = str(caught.value)
     assert text.startswith(f"{path}: ")
     assert "\n" not in text
@@ -102,7 +102,7 @@ def test_an_artifact_is_read_as_it_was_written(path, content, tmp_path):
     assert found.plan.certificate == {"status": "optimal", "gap": "inf"}
     assert found.plan.weights_bytes == (32 + 20) * 4
     assert found.sources["main.cpp"].startswith("/* The C interface")
-    write_artifact(found, tmp_path / "again.korch")
+    archive_of(found).write(tmp_path / "again.korch")
     assert (tmp_path / "again.korch").read_bytes() == content
 
 
@@ -117,16 +117,16 @@ def test_the_plan_says_what_each_step_reads_writes_and_costs(path):
 
 
 def test_the_report_is_saved_as_it_is_then(path, tmp_path):
-    executable = load(path)
+    executable = Executable.load(path)
     executable.report = replace(executable.report, measured_ms=np.float32(0.5))
     executable.save(tmp_path / "again.korch")
-    assert load(tmp_path / "again.korch").report == Report(seconds=1.5, measured_ms=0.5)
+    assert Executable.load(tmp_path / "again.korch").report == Report(seconds=1.5, measured_ms=0.5)
 
 
 def test_the_file_can_be_read_by_others(path, tmp_path):
     before = os.umask(0o022)
     try:
-        write_artifact(read_artifact(path), tmp_path / "again.korch")
+        archive_of(read_artifact(path)).write(tmp_path / "again.korch")
     finally:
         os.umask(before)
     assert (tmp_path / "again.korch").stat().st_mode & 0o777 == 0o644
@@ -275,7 +275,7 @@ def test_a_cpu_that_lacks_instructions_is_refused(path, monkeypatch):
         "it was built for a CPU with avx512f, bmi2, which this CPU lacks. Build it on this machine"
     )
     monkeypatch.setattr(machine, "cpu_flags", lambda: frozenset({"avx512f", "bmi2", "fma", "x"}))
-    load(path)
+    Executable.load(path)
 
 
 def test_what_a_library_needs_follows_from_its_isa(make_artifact):
@@ -296,8 +296,8 @@ def full_disk(artifact, stream):
 
 
 def test_a_failed_save_leaves_the_old_file(path, content, monkeypatch):
-    executable = load(path)
-    monkeypatch.setattr(artifact_module, "_write", full_disk)
+    executable = Executable.load(path)
+    monkeypatch.setattr(artifact_module.Archive, "_write", full_disk)
     with pytest.raises(ArtifactError) as caught:
         executable.save(path)
     assert str(caught.value) == (
@@ -309,7 +309,7 @@ def test_a_failed_save_leaves_the_old_file(path, content, monkeypatch):
 
 
 def test_an_interrupted_save_leaves_the_old_file(path, content, monkeypatch):
-    executable = load(path)
+    executable = Executable.load(path)
 
     def interrupt(descriptor):
         raise KeyboardInterrupt
@@ -322,7 +322,7 @@ def test_an_interrupted_save_leaves_the_old_file(path, content, monkeypatch):
 
 
 def test_a_save_to_nowhere_is_refused(path, tmp_path):
-    executable = load(path)
+    executable = Executable.load(path)
     with pytest.raises(ArtifactError, match="it can't be written: No such file or directory"):
         executable.save(tmp_path / "none" / "plan.korch")
     with pytest.raises(ArtifactError, match="it can't be written: it is no regular file"):
@@ -332,17 +332,17 @@ def test_a_save_to_nowhere_is_refused(path, tmp_path):
 
 
 def test_a_save_through_a_link_writes_what_it_points_to(path, tmp_path):
-    executable = load(path)
+    executable = Executable.load(path)
     link = tmp_path / "link.korch"
     link.symlink_to(path)
     executable.report = Report(rejected="new")
     executable.save(link)
     assert link.is_symlink()
-    assert load(path).report.rejected == "new"
+    assert Executable.load(path).report.rejected == "new"
 
 
 def test_what_json_has_no_word_for_is_refused_before_anything_is_written(path, content):
-    executable = load(path)
+    executable = Executable.load(path)
     executable.report = Report(rejected=object())
     with pytest.raises(TypeError, match="a object can't be written as JSON"):
         executable.save(path)
@@ -408,7 +408,7 @@ def test_a_forged_plan_with_types_that_there_are_not_is_refused(path):
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800"])
 def test_a_name_that_no_file_can_have_is_refused(name, path, tmp_path):
-    executable = load(path)
+    executable = Executable.load(path)
     with pytest.raises(ArtifactError, match="it can't be written: "):
         executable.save(tmp_path / name)
     with pytest.raises(ArtifactError, match="it can't be read: no file has such a name"):
@@ -417,13 +417,13 @@ def test_a_name_that_no_file_can_have_is_refused(name, path, tmp_path):
 
 def test_a_save_takes_the_longest_name_and_leaves_nothing_else(path, tmp_path):
     longest = tmp_path / ("n" * 255)
-    load(path).save(longest)
+    Executable.load(path).save(longest)
     assert sorted(tmp_path.iterdir()) == sorted([longest, path])
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
 def test_an_executable_is_copied_and_pickled(copied, path):
-    executable = load(path)
+    executable = Executable.load(path)
     executable.report = Report(rejected="kept")
     again = copied(executable)
     arrays = plans.random_arrays(plans.blocked_constant().graph)

@@ -11,7 +11,7 @@ import runtime_plans as plans
 from korch.candidate.layout import Layout
 from korch.errors import ArtifactError, InputError, ProviderError
 from korch.provider.provider import Kernel
-from korch.runtime.executable import Executable, load
+from korch.runtime.executable import Executable
 
 
 def assert_same(found, expected):
@@ -31,7 +31,7 @@ def test_a_plan_computes_what_it_means_built_and_loaded(make, make_executable, t
     expected = plan.meaning(*arrays)
     assert_same(executable(*arrays), expected)
     executable.save(tmp_path / "plan.korch")
-    loaded = load(tmp_path / "plan.korch")
+    loaded = Executable.load(tmp_path / "plan.korch")
     assert_same(loaded(*arrays), expected)
     assert_same(loaded(*arrays), expected)  # a second run finds used memory
     assert_same(arrays, copies)

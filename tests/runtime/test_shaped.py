@@ -256,7 +256,7 @@ def test_weights_that_are_not_there_are_refused(executable, tmp_path: Path, plac
     for read in (korch.load, lambda path: unpack(path, tmp_path / "folder")):
         with pytest.raises(ArtifactError) as caught:
             read(path)
-        assert str(caught.value) == f"{path}: it is damaged. Build the artifact again"
+        assert str(caught.value) == f"{path}: it is truncated or damaged. Build the artifact again"
 
 
 @pytest.mark.parametrize(

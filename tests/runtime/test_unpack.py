@@ -19,7 +19,7 @@ from korch.errors import ArtifactError, OptionError, UnsupportedError
 from korch.libraries import find_library
 from korch.primitive.types import ValueType
 from korch.runtime import unpack as unpack_module
-from korch.runtime.artifact import write_artifact
+from korch.runtime.artifact import archive_of
 from korch.runtime.library import Handle, load_plans
 from korch.runtime.unpack import unpack, weight_chunks
 from korch.runtime.weights import Weights
@@ -37,7 +37,7 @@ def pack(make_artifact, tmp_path):
     """Write a plan's artifact; return its path."""
 
     def write(plan):
-        write_artifact(make_artifact(plan), tmp_path / "plan.korch")
+        archive_of(make_artifact(plan)).write(tmp_path / "plan.korch")
         return tmp_path / "plan.korch"
 
     return write
@@ -181,7 +181,7 @@ def test_what_is_there_is_kept(pack, tmp_path, is_file):
 def test_sources_stay_in_the_folder(make_artifact, tmp_path, name):
     artifact = make_artifact(plans.chain())
     path = tmp_path / "plan.korch"
-    write_artifact(replace(artifact, sources={name: "kept"}), path)
+    archive_of(replace(artifact, sources={name: "kept"})).write(path)
     with pytest.raises(ArtifactError) as caught:
         unpack(path, tmp_path / "a" / "folder")
     assert str(caught.value) == (

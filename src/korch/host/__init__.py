@@ -4,7 +4,7 @@ ONNX Runtime runs shapes that depend on data, sequences, strings and control flo
 part, the reference evaluator of ONNX runs it.
 """
 
-from korch.host.executable import HostedExecutable, load
+from korch.host.executable import HostedExecutable
 from korch.host.optimize import optimize_with_host
 
-__all__ = ["HostedExecutable", "load", "optimize_with_host"]
+__all__ = ["HostedExecutable", "optimize_with_host"]

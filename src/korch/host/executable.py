@@ -10,27 +10,26 @@ from __future__ import annotations
 import io
 import json
 import os
-import time
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from korch.errors import ArtifactError, InputError
+from korch.errors import ArtifactError
 from korch.frontend.shapes import dtype_of
 from korch.host.engine import Engine
 from korch.primitive.op import Array
 from korch.records import plain, read_object, read_record
-from korch.runtime.artifact import Members, archive_bytes, read_archive, read_artifact, write_archive
-from korch.runtime.cuda.executable import CudaExecutable, load_cuda_bytes
-from korch.runtime.executable import Executable, TensorInfo, Timing, check_feeds, import_array
+from korch.runtime.artifact import Archive, read_archive
+from korch.runtime.cuda.executable import CudaExecutable
+from korch.runtime.executable import Executable
 from korch.runtime.report import HostedReport
-from korch.runtime.text import executable_text, plan_facts
+from korch.runtime.runnable import ArrayType, Runnable, TensorInfo
+from korch.runtime.weights import Weights
 
 FORMAT = "korch-hosted"
 SCHEMA = 3
@@ -64,7 +63,7 @@ class NativePart:
 Part = HostPart | NativePart
 
 
-class HostedExecutable:
+class HostedExecutable(Runnable):
     """Runs segments one after another, with arrays in host memory between them.
 
     Its interface is that of `Executable`. Values that are not tensors have the types of ONNX
@@ -100,11 +99,11 @@ class HostedExecutable:
         self.parts = tuple(parts)
         self.report = report
 
-    def __repr__(self) -> str:
+    def facts(self) -> str:
+        """Return a line about its segments."""
         natives = [p.executable for p in self.parts if isinstance(p, NativePart)]
         facts = f"segments on the host: {len(self.parts) - len(natives)}, native: {len(natives)}"
-        plans = [plan_facts(e.plan, e.report) for e in natives]
-        return executable_text(self, "; ".join([facts, *plans]))
+        return "; ".join([facts, *(executable.facts() for executable in natives)])
 
     def get_inputs(self) -> list[TensorInfo]:
         """Describe the model's inputs, in the order in which a call takes them."""
@@ -127,12 +126,10 @@ class HostedExecutable:
             InputError: a value has another shape or type, or there are too few or too many.
             ProviderError: a kernel or the host failed.
         """
-        if len(values) != len(self._inputs):
-            names = ", ".join(repr(name) for name, _ in self._inputs) or "none"
-            raise InputError(f"it was called with {len(values)} values", expected=f"{len(self._inputs)}: {names}")
+        self.check_count(values)
         known: dict[str, Any] = dict(self._constants)
-        for (name, proto), value in zip(self._inputs, values, strict=True):
-            known[name] = _accept(name, proto, value)
+        for info, value in zip(self.get_inputs(), values, strict=True):
+            known[info.name] = value if info.dtype == np.dtype(object) else ArrayType.of(info).accept(value)
         for part in self.parts:
             if isinstance(part, HostPart):
                 feeds = {item.name: known[item.name] for item in part.model.graph.input}
@@ -142,63 +139,10 @@ class HostedExecutable:
                 known |= dict(zip(part.outputs, results, strict=True))
         return tuple(known[name] for name, _ in self._outputs)
 
-    def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], run_options: None = None) -> list[Any]:
-        """Run the model as `onnxruntime.InferenceSession.run` does.
-
-        Args:
-            output_names: the outputs wanted, in this order; None for all.
-            feeds: a value for each input, by name.
-            run_options: for ONNX Runtime only; must be None.
-
-        Raises:
-            InputError: a name is unknown or missing, or a value has another shape or type.
-            ProviderError: a kernel or the host failed.
-        """
-        if run_options is not None:
-            raise InputError("run_options is for ONNX Runtime only", expected="None")
-        names, offered = ([name for name, _ in pairs] for pairs in (self._inputs, self._outputs))
-        check_feeds(feeds, names)
-        wanted = offered if output_names is None else list(output_names)
-        for name in wanted:
-            if name not in offered:
-                raise InputError(f"there is no output {name!r}", expected=", ".join(offered))
-        found = dict(zip(offered, self(*(feeds[name] for name in names)), strict=True))
-        return [found[name] for name in wanted]
-
-    def time(self, values: Sequence[Any], repeat: int) -> Timing:
-        """Return the times of several runs, without times of kernels.
-
-        Args:
-            values: one for each input, in the model's order.
-            repeat: the number of runs.
-
-        Raises:
-            InputError: a value has another shape or type.
-            ProviderError: a kernel or the host failed.
-        """
-        run_ns = []
-        for _ in range(repeat):
-            start = time.perf_counter_ns()
-            self(*values)
-            run_ns.append(time.perf_counter_ns() - start)
-        return Timing(tuple(run_ns), ((),) * repeat)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the executable to one file, which `load` reads.
-
-        Raises:
-            ArtifactError: the file can't be written; what was there before is unharmed.
-        """
-        write_archive(path, {"format": FORMAT, "schema": SCHEMA}, self._chunks())
-
-    def __reduce__(self) -> tuple[Callable[[Any], HostedExecutable], tuple[io.BytesIO]]:
-        """Pickle and copy it as the bytes of its artifact."""
-        content = archive_bytes({"format": FORMAT, "schema": SCHEMA}, self._chunks())
-        return load, (io.BytesIO(content),)
-
-    def _chunks(self) -> Members:
+    def archive(self) -> Archive:
+        """Return the content of its file."""
         segments: list[dict[str, Any]] = []
-        members: dict[str, bytes] = {}
+        members: dict[str, bytes | Weights] = {}
         for i, part in enumerate(self.parts):
             if isinstance(part, HostPart):
                 member = f"segments/{i}.onnx"
@@ -226,28 +170,25 @@ class HostedExecutable:
             "report": plain(self.report),
         }
         members[PROGRAM] = json.dumps(program, default=str, sort_keys=True).encode()
-        return {name: partial(_one_chunk, content) for name, content in members.items()}
+        return Archive({"format": FORMAT, "schema": SCHEMA}, members)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str] | IO[bytes]) -> Self:
+        """Load what `save` wrote.
+
+        Raises:
+            ArtifactError: it is damaged, of another schema, or for another machine.
+            UnsupportedError: the host does not run a segment here.
+        """
+        with read_archive(path, FORMAT, SCHEMA, (PROGRAM,)) as archive:
+            try:
+                return cls(*_read(archive))
+            except DecodeError as error:
+                raise ArtifactError("it is damaged", hint="Build the artifact again") from error
 
 
-def _one_chunk(content: bytes) -> list[bytes | memoryview]:
-    return [content]
-
-
-def load(path: str | os.PathLike[str] | IO[bytes]) -> HostedExecutable:
-    """Load what `HostedExecutable.save` wrote.
-
-    Raises:
-        ArtifactError: it is damaged, of another schema, or for another machine.
-        UnsupportedError: the host does not run a segment here.
-    """
-    with read_archive(path, FORMAT, SCHEMA, (PROGRAM,)) as archive:
-        try:
-            return _read(archive)
-        except (KeyError, ValueError, TypeError, DecodeError, zipfile.BadZipFile) as error:
-            raise ArtifactError("it is damaged", hint="Build the artifact again") from error
-
-
-def _read(archive: zipfile.ZipFile) -> HostedExecutable:
+def _read(archive: zipfile.ZipFile) -> tuple[Any, ...]:
+    """Return what an archive's executable is made from."""
     program = read_object(archive.read(PROGRAM), PROGRAM)
     threads = int(program["threads"])
     parts: list[Part] = []
@@ -257,13 +198,14 @@ def _read(archive: zipfile.ZipFile) -> HostedExecutable:
             nodes = tuple((str(name), str(reason)) for name, reason in segment["nodes"])
             parts.append(HostPart(model, Engine(model, threads), nodes))
         else:
-            native = _read_native(archive.read(segment["native"]), bool(segment.get("cuda")))
+            kind = CudaExecutable if segment.get("cuda") else Executable
+            native = kind.load(io.BytesIO(archive.read(segment["native"])))
             parts.append(NativePart(native, tuple(segment["inputs"]), tuple(segment["outputs"])))
     constants = {
         name: onnx.numpy_helper.to_array(onnx.TensorProto.FromString(archive.read(f"constants/{i}")))
         for i, name in enumerate(program["constants"])
     }
-    return HostedExecutable(
+    return (
         [_restore(item) for item in program["inputs"]],
         [_restore(item) for item in program["outputs"]],
         parts,
@@ -271,10 +213,6 @@ def _read(archive: zipfile.ZipFile) -> HostedExecutable:
         threads,
         read_record(HostedReport, program["report"], "report"),
     )
-
-
-def _read_native(content: bytes, is_cuda: bool) -> Executable | CudaExecutable:
-    return load_cuda_bytes(content) if is_cuda else Executable(read_artifact(io.BytesIO(content)))
 
 
 def _store(name: str, proto: Any) -> list[str | None]:
@@ -298,19 +236,3 @@ def describe(name: str, proto: Any) -> TensorInfo:
     sizes = [d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim]
     text = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
     return TensorInfo(name, sizes, f"tensor({text})", numpy_type)
-
-
-def _accept(name: str, proto: Any, value: Any) -> Any:
-    info = describe(name, proto)
-    if info.dtype == np.dtype(object):
-        return value
-    expected = f"{info.dtype}{info.shape}"
-    is_numpy = isinstance(value, np.ndarray | np.generic)
-    array: Array = np.asarray(value) if is_numpy else import_array(value, name, expected)
-    if (
-        array.dtype.newbyteorder("=") != info.dtype
-        or array.ndim != len(info.shape)
-        or any(n not in (-1, m) for n, m in zip(info.shape, array.shape, strict=True))
-    ):
-        raise InputError(f"it is {array.dtype}{list(array.shape)}", f"input {name!r}", expected)
-    return array.astype(info.dtype, copy=False)

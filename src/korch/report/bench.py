@@ -18,7 +18,7 @@ from korch.report.peers.peer import require
 from korch.runtime import shaped
 from korch.runtime.artifact import read_format
 from korch.runtime.cuda.executable import CudaExecutable
-from korch.runtime.executable import Executable, load
+from korch.runtime.executable import Executable
 from korch.runtime.record import ModelRecord
 from korch.scratch import scratch_folder
 
@@ -96,7 +96,7 @@ def bindings_of(subject: Path, given: Sequence[Mapping[str, tuple[int, ...]]]) -
     """
     if any(given) or subject.suffix != ".korch" or read_format(subject) != shaped.FORMAT:
         return list(given)
-    plans = shaped.load_shaped(subject).plans.values()
+    plans = shaped.ShapedExecutable.load(subject).plans.values()
     return [{tensor.name: tensor.shape for tensor in plan.plan.inputs} for plan in plans]
 
 
@@ -104,7 +104,7 @@ def _load(path: Path, shapes: Mapping[str, Sequence[int]]) -> Executable:
     """Return the executable of an artifact, or that of its plans which takes some shapes."""
     kind = read_format(path)
     if kind == shaped.FORMAT:
-        plans = shaped.load_shaped(path).plans.values()
+        plans = shaped.ShapedExecutable.load(path).plans.values()
         types = [{t.name: t.shape for t in plan.plan.inputs} for plan in plans]
         wanted = {name: tuple(shape) for name, shape in shapes.items()}
         fits = [plan for plan, known in zip(plans, types, strict=True) if wanted.items() <= known.items()]
@@ -121,7 +121,7 @@ def _load(path: Path, shapes: Mapping[str, Sequence[int]]) -> Executable:
             where=str(path),
             expected="an artifact for the CPU without parts on the host",
         )
-    return load(path)
+    return Executable.load(path)
 
 
 def shapes_text(shapes: Mapping[str, Sequence[int]]) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from korch.report.peers.inputs import random_feeds
-from korch.runtime.executable import load
+from korch.runtime.executable import Executable
 from korch.runtime.library import Handle
 
 REGIONS_OF_A_KERNEL = 64
@@ -32,7 +32,7 @@ def serve() -> None:
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what kernels print is no part of the answer
     task = json.loads(sys.stdin.read())
-    executable = load(task["artifact"])
+    executable = Executable.load(task["artifact"])
     arrays = list(random_feeds(executable.get_inputs(), task["seed"]).values())
     preloaded = ctypes.CDLL(task["preloaded"])
     for _ in range(3):

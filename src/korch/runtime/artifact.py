@@ -73,15 +73,6 @@ class Artifact:
     report: Report = field(default_factory=Report)
 
 
-def write_artifact(artifact: Artifact, path: str | os.PathLike[str]) -> None:
-    """Write an artifact so that `path` holds either what it held before or all of it.
-
-    Raises:
-        ArtifactError: the file can't be written.
-    """
-    write_file(path, lambda stream: _write(artifact, stream))
-
-
 def write_file(path: str | os.PathLike[str], write: Callable[[IO[bytes]], None]) -> None:
     """Write a file so that `path` holds either what it held before or all of it.
 
@@ -116,44 +107,58 @@ def _not_written(path: str | os.PathLike[str], error: Exception) -> ArtifactErro
     )
 
 
-Members = Mapping[str, Callable[[], Iterable[bytes | memoryview]]]
-"""By name, what gives the chunks of each member of an archive; it is called twice."""
+Members = Mapping[str, bytes | Weights]
+"""The content of each member of an archive, by name."""
 
 
-def write_archive(path: str | os.PathLike[str], manifest: Mapping[str, Any], members: Members) -> None:
-    """Write an archive of members, whose checksums its manifest holds, as `write_file` does.
+@dataclass(frozen=True)
+class Archive:
+    """The content of an artifact's file.
 
-    Args:
-        path: of the file.
-        manifest: format and schema; the checksums are added.
+    Attributes:
+        manifest: format and schema, and what else is known before the file is opened; the checksums
+            of the members are added when it is written.
         members: what it holds.
-
-    Raises:
-        ArtifactError: the file can't be written.
     """
-    write_file(path, lambda stream: _write_members(stream, manifest, members))
 
+    manifest: Mapping[str, Any]
+    members: Members
 
-def archive_bytes(manifest: Mapping[str, Any], members: Members) -> bytes:
-    """Return what `write_archive` writes."""
-    stream = io.BytesIO()
-    _write_members(stream, manifest, members)
-    return stream.getvalue()
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the file as `write_file` does.
 
+        Raises:
+            ArtifactError: the file can't be written.
+        """
+        write_file(path, self._write)
 
-def _write_members(stream: IO[bytes], manifest: Mapping[str, Any], members: Members) -> None:
-    checksums = _checksums((name, chunks()) for name, chunks in members.items())
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
-        _add(archive, MANIFEST, [to_json({**manifest, **checksums}).encode()])
-        for name, chunks in members.items():
-            _add(archive, name, chunks())
+    def to_bytes(self) -> bytes:
+        """Return what `write` writes."""
+        stream = io.BytesIO()
+        self._write(stream)
+        return stream.getvalue()
+
+    def _write(self, stream: IO[bytes]) -> None:
+        digests = {n: _digest([content]) for n, content in self.members.items() if isinstance(content, bytes)}
+        weights = {n: checksum(w.chunks()) for n, w in self.members.items() if isinstance(w, Weights)}
+        with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
+            manifest = to_json({**self.manifest, "sha256": digests, "xxh3": weights})
+            for name, content in {MANIFEST: manifest.encode(), **self.members}.items():
+                entry = zipfile.ZipInfo(name)  # dated 1980: equal contents give equal bytes
+                entry.external_attr = 0o644 << 16
+                with archive.open(entry, "w", force_zip64=name == WEIGHTS) as member:
+                    for chunk in content.chunks() if isinstance(content, Weights) else [content]:
+                        member.write(chunk)
 
 
 @contextlib.contextmanager
 def read_archive(
     path: str | os.PathLike[str] | IO[bytes], format_name: str, schema: int, needed: Sequence[str]
 ) -> Iterator[zipfile.ZipFile]:
-    """Open what `write_archive` wrote, after a check of every member.
+    """Open what `Archive.write` wrote, after a check of every member.
+
+    What the reader of a member raises for data that it does not expect (ValueError, LookupError,
+    TypeError) is reported as damage.
 
     Raises:
         ArtifactError: it can't be read, is no such archive, is damaged, or has another schema.
@@ -182,7 +187,8 @@ def _opened(stream: IO[bytes], format_name: str, schema: int, needed: Sequence[s
             manifest = _read_manifest(archive, format_name, schema)
             _check_digests(archive, manifest, needed)
             yield archive
-    except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, ValueError, LookupError, TypeError) as error:
+        # zipfile raises some of them for an archive whose structure is damaged, readers for its data.
         raise ArtifactError("it is truncated or damaged", hint=_REBUILD) from error
 
 
@@ -209,64 +215,19 @@ def read_artifact(path: str | os.PathLike[str] | IO[bytes]) -> Artifact:
             schema, or needs another machine.
     """
     with read_archive(path, FORMAT, SCHEMA, (LIBRARY, WEIGHTS, PLAN, REPORT)) as archive:
-        try:
-            return _artifact(archive)
-        except (ValueError, KeyError) as error:
-            # zipfile raises these, too, for an archive whose structure is damaged.
-            raise ArtifactError("it is truncated or damaged", hint=_REBUILD) from error
+        return _artifact(archive)
 
 
-def artifact_bytes(artifact: Artifact) -> bytes:
-    """Return an artifact's file as bytes."""
-    stream = io.BytesIO()
-    _write(artifact, stream)
-    return stream.getvalue()
-
-
-def _members(artifact: Artifact) -> list[tuple[str, Iterable[bytes | memoryview]]]:
-    """Return name and content of all members but the manifest."""
-    found: list[tuple[str, Iterable[bytes | memoryview]]] = [
-        (LIBRARY, [artifact.library]),
-        (PLAN, [artifact.plan.to_json().encode()]),
-        (REPORT, [to_json(artifact.report).encode()]),
-    ]
-    for name, text in sorted(artifact.sources.items()):
-        found.append((SOURCES + name, [text.encode()]))
-    return found
-
-
-def _write(artifact: Artifact, stream: IO[bytes]) -> None:
-    members = _members(artifact)
-    manifest = {
-        "format": FORMAT,
-        "schema": SCHEMA,
-        "requires": artifact.requirements,
-        **_checksums([*members, (WEIGHTS, artifact.weights.chunks())]),
+def archive_of(artifact: Artifact) -> Archive:
+    """Return the content of an artifact's file."""
+    members: dict[str, bytes | Weights] = {
+        LIBRARY: artifact.library,
+        PLAN: artifact.plan.to_json().encode(),
+        REPORT: to_json(artifact.report).encode(),
     }
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
-        _add(archive, MANIFEST, [to_json(manifest).encode()])
-        for name, chunks in members:
-            _add(archive, name, chunks)
-        _add(archive, WEIGHTS, artifact.weights.chunks())
-
-
-def _add(archive: zipfile.ZipFile, name: str, chunks: Iterable[bytes | memoryview]) -> None:
-    entry = zipfile.ZipInfo(name)  # dated 1980: equal contents give equal bytes
-    entry.external_attr = 0o644 << 16
-    with archive.open(entry, "w", force_zip64=name == WEIGHTS) as member:
-        for chunk in chunks:
-            member.write(chunk)
-
-
-def _checksums(members: Iterable[tuple[str, Iterable[bytes | memoryview]]]) -> dict[str, dict[str, str]]:
-    """Return what the manifest says of members: their checksums by kind and name."""
-    found: dict[str, dict[str, str]] = {"sha256": {}, "xxh3": {}}
-    for name, chunks in members:
-        if name == WEIGHTS:
-            found["xxh3"][name] = checksum(chunks)
-        else:
-            found["sha256"][name] = _digest(chunks)
-    return found
+    members |= {SOURCES + name: text.encode() for name, text in sorted(artifact.sources.items())}
+    members[WEIGHTS] = artifact.weights
+    return Archive({"format": FORMAT, "schema": SCHEMA, "requires": artifact.requirements}, members)
 
 
 def _digest(chunks: Iterable[bytes | memoryview]) -> str:
@@ -285,13 +246,23 @@ def _artifact(archive: zipfile.ZipFile) -> Artifact:
         weights=weights,
         plan=PlanRecord.from_json(archive.read(PLAN)),
         requirements=requirements,
-        sources={
-            name.removeprefix(SOURCES): archive.read(name).decode()
-            for name in archive.namelist()
-            if name.startswith(SOURCES)
-        },
+        sources=read_texts(archive),
         report=from_json(Report, archive.read(REPORT), REPORT),
     )
+
+
+def read_folder(archive: zipfile.ZipFile, folder: str, suffix: str = "") -> dict[str, bytes]:
+    """Return the members whose names begin and end so, by the rest of their names."""
+    return {
+        name.removeprefix(folder).removesuffix(suffix): archive.read(name)
+        for name in archive.namelist()
+        if name.startswith(folder) and name.endswith(suffix)
+    }
+
+
+def read_texts(archive: zipfile.ZipFile, suffix: str = "") -> dict[str, str]:
+    """Return the sources whose names end so, by the rest of their names."""
+    return {name: content.decode() for name, content in read_folder(archive, SOURCES, suffix).items()}
 
 
 def _no_artifact() -> ArtifactError:

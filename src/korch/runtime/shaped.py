@@ -12,11 +12,9 @@ import hashlib
 import io
 import json
 import os
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import numpy as np
 
@@ -28,21 +26,20 @@ from korch.runtime.artifact import (
     LIBRARY,
     SOURCES,
     WEIGHTS,
+    Archive,
     Artifact,
-    Members,
-    archive_bytes,
-    artifact_bytes,
+    archive_of,
     read_archive,
     read_artifact,
+    read_texts,
     read_weights,
-    write_archive,
 )
 from korch.runtime.build import MAIN
-from korch.runtime.executable import Executable, TensorInfo, Timing, check_feeds
+from korch.runtime.executable import Executable
 from korch.runtime.library import load_plans
 from korch.runtime.report import ShapedReport
+from korch.runtime.runnable import Runnable, TensorInfo, Timing
 from korch.runtime.source import print_plans, rename_plan
-from korch.runtime.text import executable_text, plan_facts
 from korch.runtime.weights import Weights
 
 FORMAT = "korch-shaped"
@@ -69,7 +66,7 @@ class Shared:
     places: Sequence[Sequence[int]]
 
 
-class ShapedExecutable:
+class ShapedExecutable(Runnable):
     """Picks the plan by the shapes of the arrays that it is called with.
 
     Attributes:
@@ -98,8 +95,6 @@ class ShapedExecutable:
                 artifact, library=shared.library, sources=shared.sources, weights=_part(shared.weights, chosen)
             )
             self.plans[_shapes(whole)] = Executable(whole, plan)
-        first = next(iter(self.plans.values()))
-        self._names = [t.name for t in first.get_inputs()]
         steps = [step.symbol for e in self.plans.values() for step in e.plan.steps if step.runs]
         self.report = ShapedReport(
             plans={_text(shapes): e.report for shapes, e in self.plans.items()},
@@ -109,9 +104,10 @@ class ShapedExecutable:
             shared_kernels=len(set(steps)),
         )
 
-    def __repr__(self) -> str:
-        plans = (f"{_text(s)}: {plan_facts(e.plan, e.report)}" for s, e in self.plans.items())
-        return executable_text(self, "\n  ".join([f"{len(self.plans)} plans by shape", *plans]))
+    def facts(self) -> str:
+        """Return a line about each plan."""
+        plans = (f"{_text(s)}: {e.facts()}" for s, e in self.plans.items())
+        return "\n  ".join([f"{len(self.plans)} plans by shape", *plans])
 
     def get_inputs(self) -> list[TensorInfo]:
         """Describe the inputs; a dimension that differs between plans is like "128|256"."""
@@ -141,45 +137,40 @@ class ShapedExecutable:
         """Run the model, as `Executable` does."""
         return self.plan_for(arrays)(*arrays)
 
-    def run(
-        self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], run_options: None = None
-    ) -> list[Array]:
-        """Run the model as `onnxruntime.InferenceSession.run` does."""
-        check_feeds(feeds, self._names)
-        chosen = self.plan_for([feeds[name] for name in self._names])
-        return chosen.run(output_names, feeds, run_options)
+    def stopwatch(self, arrays: Sequence[Any]) -> Callable[[], int]:
+        """Return a function that runs the plan for some arrays once and gives its nanoseconds."""
+        return self.plan_for(arrays).stopwatch(arrays)
 
     def time(self, arrays: Sequence[Any], repeat: int) -> Timing:
         """Time the plan for some arrays, as `Executable.time` does."""
         return self.plan_for(arrays).time(arrays, repeat)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the executable to one file, which `load` reads.
-
-        Raises:
-            ArtifactError: the file can't be written; what was there before is unharmed.
-        """
-        write_archive(path, {"format": FORMAT, "schema": SCHEMA}, self._members())
-
-    def __reduce__(self) -> tuple[Callable[[Any], ShapedExecutable], tuple[io.BytesIO]]:
-        """Pickle and copy it as the bytes of its artifact."""
-        content = archive_bytes({"format": FORMAT, "schema": SCHEMA}, self._members())
-        return load_shaped, (io.BytesIO(content),)
-
-    def _members(self) -> Members:
+    def archive(self) -> Archive:
+        """Return the content of its file."""
         shared, bare = self._shared, Weights.allocate(())
-        program = json.dumps({"weights": shared.places}, sort_keys=True).encode()
-        members: dict[str, Callable[[], Any]] = {
-            LIBRARY: partial(list, [shared.library]),
-            PROGRAM: partial(list, [program]),
+        members: dict[str, bytes | Weights] = {
+            LIBRARY: shared.library,
+            PROGRAM: json.dumps({"weights": shared.places}, sort_keys=True).encode(),
         }
         for i, executable in enumerate(self.plans.values()):
             artifact = replace(executable.artifact, library=b"", sources={}, weights=bare)
-            members[f"plans/{i}.korch"] = partial(list, [artifact_bytes(artifact)])
-        for name, text in sorted(shared.sources.items()):
-            members[SOURCES + name] = partial(list, [text.encode()])
-        members[WEIGHTS] = shared.weights.chunks
-        return members
+            members[f"plans/{i}.korch"] = archive_of(artifact).to_bytes()
+        members |= {SOURCES + name: text.encode() for name, text in sorted(shared.sources.items())}
+        members[WEIGHTS] = shared.weights
+        return Archive({"format": FORMAT, "schema": SCHEMA}, members)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str] | IO[bytes]) -> Self:
+        """Load what `save` wrote; all plans read the same weights in memory.
+
+        Raises:
+            ArtifactError: it is damaged, of another schema, or for another machine.
+        """
+        artifacts, shared = read_shaped(path)
+        try:
+            return cls(artifacts, shared)
+        except (ValueError, TypeError, IndexError) as error:
+            raise ArtifactError("it is damaged", where=str(path)) from error
 
 
 def combine(executables: Sequence[Executable], builder: Builder) -> ShapedExecutable:
@@ -215,19 +206,6 @@ def combine(executables: Sequence[Executable], builder: Builder) -> ShapedExecut
     return ShapedExecutable(artifacts, Shared(library, sources, weights, places))
 
 
-def load_shaped(path: str | os.PathLike[str] | IO[bytes]) -> ShapedExecutable:
-    """Load what `ShapedExecutable.save` wrote; all plans read the same weights in memory.
-
-    Raises:
-        ArtifactError: it is damaged, of another schema, or for another machine.
-    """
-    artifacts, shared = read_shaped(path)
-    try:
-        return ShapedExecutable(artifacts, shared)
-    except (ValueError, TypeError, IndexError) as error:
-        raise ArtifactError("it is damaged", where=str(path)) from error
-
-
 def read_shaped(path: str | os.PathLike[str] | IO[bytes]) -> tuple[list[Artifact], Shared]:
     """Read what `ShapedExecutable.save` wrote: the plans, and what they have in common.
 
@@ -235,20 +213,12 @@ def read_shaped(path: str | os.PathLike[str] | IO[bytes]) -> tuple[list[Artifact
         ArtifactError: it is damaged, of another schema, or for another machine.
     """
     with read_archive(path, FORMAT, SCHEMA, (LIBRARY, PROGRAM, WEIGHTS)) as archive:
-        try:
-            places = read_object(archive.read(PROGRAM), PROGRAM)["weights"]
-            weights = read_weights(archive)
-            if not places or any(not 0 <= i < len(weights) for chosen in places for i in chosen):
-                raise ValueError("a plan takes weights that are not there")
-            sources = {
-                name.removeprefix(SOURCES): archive.read(name).decode()
-                for name in archive.namelist()
-                if name.startswith(SOURCES)
-            }
-            artifacts = [read_artifact(io.BytesIO(archive.read(f"plans/{i}.korch"))) for i in range(len(places))]
-            return artifacts, Shared(archive.read(LIBRARY), sources, weights, places)
-        except (KeyError, ValueError, TypeError, IndexError, zipfile.BadZipFile) as error:
-            raise ArtifactError("it is damaged", hint="Build the artifact again") from error
+        places = read_object(archive.read(PROGRAM), PROGRAM)["weights"]
+        weights = read_weights(archive)
+        if not places or any(not 0 <= i < len(weights) for chosen in places for i in chosen):
+            raise ValueError("a plan takes weights that are not there")
+        artifacts = [read_artifact(io.BytesIO(archive.read(f"plans/{i}.korch"))) for i in range(len(places))]
+        return artifacts, Shared(archive.read(LIBRARY), read_texts(archive), weights, places)
 
 
 def _shapes(artifact: Artifact) -> Shapes:

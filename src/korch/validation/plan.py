@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -14,10 +14,9 @@ from korch.measure.expect import Expected
 from korch.measure.uncompiled import Uncompiled
 from korch.numerics import Difference, Differences, worst
 from korch.primitive.op import Array
-from korch.runtime.executable import TensorInfo
 from korch.runtime.program import Step
-from korch.runtime.record import PlanRecord
 from korch.runtime.report import OutputError, PlanResult, Report
+from korch.runtime.runnable import PlanExecutable
 from korch.search.result import PlanName
 
 
@@ -43,30 +42,7 @@ class Entry:
         return sum(cost for cost, _ in self.costs)
 
 
-class Runnable(Protocol):
-    """An executable of any target."""
-
-    report: Report
-
-    @property
-    def plan(self) -> PlanRecord:
-        """Its plan."""
-        ...
-
-    def __call__(self, *arrays: Any) -> tuple[Any, ...]:
-        """Run the model on arrays."""
-        ...
-
-    def get_outputs(self) -> list[TensorInfo]:
-        """Describe the outputs."""
-        ...
-
-    def stopwatch(self, arrays: Sequence[Any]) -> Callable[[], int]:
-        """Return a function that runs the model once and gives its nanoseconds."""
-        ...
-
-
-Make = Callable[[Sequence[Step[Any]]], Runnable]
+Make = Callable[[Sequence[Step[Any]]], PlanExecutable]
 """Builds an executable of chosen kernels in order."""
 
 
@@ -80,7 +56,7 @@ class Result:
     """
 
     entry: Entry
-    executable: Runnable | None
+    executable: PlanExecutable | None
     times_ns: tuple[int, ...] = ()
     errors: Differences | None = None
     refusal: str = ""
@@ -156,7 +132,7 @@ class Validation:
     """
 
     results: tuple[Result, ...]
-    winner: Runnable
+    winner: PlanExecutable
     won: Result
     given: Differences
     arrays: Sequence[Array]

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import IO, Any, Self
 
 import numpy as np
 
@@ -24,13 +24,12 @@ from korch.cuda.module import load_call
 from korch.errors import InputError
 from korch.measure.cuda.device import require_torch
 from korch.primitive.types import DType
-from korch.runtime.cuda.program import CudaProgram, Place, StepProgram, read_program, write_program
+from korch.runtime.artifact import Archive
+from korch.runtime.cuda.program import CudaProgram, Place, StepProgram, archive_of, read_program
 from korch.runtime.cuda.recompile import cubins_for
 from korch.runtime.cuda.schedule import STREAMS, Turn, schedule
-from korch.runtime.executable import TensorInfo, run_by_name
-from korch.runtime.record import PlanRecord
-from korch.runtime.text import executable_text, plan_facts
-from korch.scratch import scratch_folder
+from korch.runtime.record import PlanRecord, TensorRecord
+from korch.runtime.runnable import PlanExecutable
 
 BRANCH_ROUNDS = 9
 """Turns in which a graph with branches and one without are timed."""
@@ -59,7 +58,7 @@ class Bound:
         self.graph.replay()
 
 
-class CudaExecutable:
+class CudaExecutable(PlanExecutable):
     """A plan that runs on a CUDA device: call it with tensors or arrays.
 
     It may be called from several threads; the calls wait for each other.
@@ -110,17 +109,6 @@ class CudaExecutable:
         """The sources by symbol."""
         return self._program.sources
 
-    def __repr__(self) -> str:
-        return executable_text(self, plan_facts(self.plan, self.report))
-
-    def get_inputs(self) -> list[TensorInfo]:
-        """Describe the model's inputs, in the order in which a call takes them."""
-        return [TensorInfo.of(tensor) for tensor in self.plan.inputs]
-
-    def get_outputs(self) -> list[TensorInfo]:
-        """Describe the model's outputs, in the order in which a call returns them."""
-        return [TensorInfo.of(tensor) for tensor in self.plan.outputs]
-
     def __call__(self, *arrays: Any) -> tuple[Any, ...]:
         """Run the model on the current stream.
 
@@ -146,14 +134,6 @@ class CudaExecutable:
             return tuple(_to_numpy(torch, o, info.dtype) for o, info in zip(outputs, self.get_outputs(), strict=True))
         return outputs
 
-    def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], run_options: None = None) -> list[Any]:
-        """Run the model as `onnxruntime.InferenceSession.run` does.
-
-        Raises:
-            InputError: a name is unknown or missing, or an array has another shape or type.
-        """
-        return run_by_name(self, self.plan, output_names, feeds, run_options)
-
     def bind(self, inputs: Sequence[Any] | None = None, outputs: Sequence[Any] | None = None) -> Bound:
         """Return a run over the caller's tensors, without copies.
 
@@ -164,25 +144,12 @@ class CudaExecutable:
         Raises:
             InputError: a tensor has another shape or type, or is not dense, aligned and there.
         """
-        torch = self._torch
         sides = []
         for name, tensors in (("inputs", inputs), ("outputs", outputs)):
             wanted = self._allocate(name) if tensors is None else list(tensors)
             for tensor, record in zip(wanted, getattr(self.plan, name), strict=True):
-                dtype = getattr(torch, _torch_name(record.dtype))
-                is_fit = (
-                    tensor.is_cuda
-                    and tensor.is_contiguous()
-                    and tensor.data_ptr() % 16 == 0
-                    and tuple(tensor.shape) == record.shape
-                    and tensor.dtype == dtype
-                )
-                if not is_fit:
-                    raise InputError(
-                        f"it is {tensor.dtype}{list(tensor.shape)} on {tensor.device}",
-                        where=f"{name} {record.name!r}",
-                        expected=f"{dtype}{list(record.shape)}, dense, aligned and on the device",
-                    )
+                is_fit = tensor.is_cuda and tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
+                self._check(tensor, record, name, is_fit, ", dense, aligned and on the device")
             sides.append(wanted)
         with self._lock:
             return self._bind(*sides)
@@ -207,24 +174,19 @@ class CudaExecutable:
 
         return once
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the executable to one file, which `korch.load` reads.
+    def archive(self) -> Archive:
+        """Return the content of its file."""
+        return archive_of(replace(self._program, report=self.report))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str] | IO[bytes]) -> Self:
+        """Load an artifact for a CUDA device.
 
         Raises:
-            ArtifactError: the file can't be written; what was there before is unharmed.
+            ArtifactError: it can't be read, or is damaged.
+            UnsupportedError: there is no device, or not one that it fits.
         """
-        write_program(replace(self._program, report=self.report), path)
-
-    def to_bytes(self) -> bytes:
-        """Return what `save` would write; raise what it would."""
-        with scratch_folder() as folder:
-            path = folder / "program.korch"
-            self.save(path)
-            return path.read_bytes()
-
-    def __reduce__(self) -> tuple[Callable[[bytes], CudaExecutable], tuple[bytes]]:
-        """Pickle and copy it as the bytes of its artifact."""
-        return load_cuda_bytes, (self.to_bytes(),)
+        return cls(read_program(path))
 
     # Memory
 
@@ -237,9 +199,7 @@ class CudaExecutable:
 
     def _accept(self, arrays: Sequence[Any]) -> list[Any]:
         torch = self._torch
-        if len(arrays) != len(self.plan.inputs):
-            names = ", ".join(repr(tensor.name) for tensor in self.plan.inputs)
-            raise InputError(f"it was called with {len(arrays)} arrays", expected=f"{len(self.plan.inputs)}: {names}")
+        self.check_count(arrays)
         found = []
         for array, record in zip(arrays, self.plan.inputs, strict=True):
             tensor = array
@@ -247,15 +207,19 @@ class CudaExecutable:
                 tensor = _from_numpy(torch, np.asarray(array), record.dtype)
             elif not isinstance(array, torch.Tensor):
                 tensor = torch.from_dlpack(array)
-            dtype = getattr(torch, _torch_name(record.dtype))
-            if tuple(tensor.shape) != record.shape or tensor.dtype != dtype:
-                raise InputError(
-                    f"it is {tensor.dtype}{list(tensor.shape)}",
-                    where=f"input {record.name!r}",
-                    expected=f"{dtype}{list(record.shape)}",
-                )
+            self._check(tensor, record, "input")
             found.append(tensor)
         return found
+
+    def _check(self, tensor: Any, record: TensorRecord, kind: str, is_fit: bool = True, needs: str = "") -> None:
+        """Raise `InputError` unless a tensor has the type of a record, and meets further needs."""
+        dtype = getattr(self._torch, _torch_name(record.dtype))
+        if not is_fit or tuple(tensor.shape) != record.shape or tensor.dtype != dtype:
+            raise InputError(
+                f"it is {tensor.dtype}{list(tensor.shape)} on {tensor.device}",
+                where=f"{kind} {record.name!r}",
+                expected=f"{dtype}{list(record.shape)}{needs}",
+            )
 
     def _bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Bound:
         """Capture the graph over some tensors."""
@@ -422,24 +386,6 @@ def with_best_branches(program: CudaProgram) -> CudaExecutable:
             clock()
             found.append(clock())
     return side_by_side if np.median(times[1]) < np.median(times[0]) else one
-
-
-def load_cuda(path: str | os.PathLike[str]) -> CudaExecutable:
-    """Load an artifact for a CUDA device.
-
-    Raises:
-        ArtifactError: it can't be read, or is damaged.
-        UnsupportedError: there is no device, or not one that it fits.
-    """
-    return CudaExecutable(read_program(path))
-
-
-def load_cuda_bytes(content: bytes) -> CudaExecutable:
-    """Load what `CudaExecutable.to_bytes` gave; raise what `load_cuda` raises."""
-    with scratch_folder() as folder:
-        path = folder / "program.korch"
-        path.write_bytes(content)
-        return load_cuda(path)
 
 
 def _bytes(torch: Any, tensor: Any) -> Any:

@@ -18,13 +18,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import IO, Any
 
 from korch.cuda.kernel import Launch
-from korch.errors import ArtifactError
 from korch.primitive.types import DType
 from korch.records import from_json, read_object, to_json
-from korch.runtime.artifact import read_archive, read_weights, write_archive
+from korch.runtime.artifact import Archive, read_archive, read_folder, read_texts, read_weights
 from korch.runtime.record import PlanRecord
 from korch.runtime.report import Report
 from korch.runtime.weights import Weights
@@ -134,12 +133,8 @@ class CudaProgram:
     report: Report = field(default_factory=Report)
 
 
-def write_program(program: CudaProgram, path: str | os.PathLike[str]) -> None:
-    """Write an artifact so that `path` holds either what it held before or all of it.
-
-    Raises:
-        ArtifactError: the file can't be written.
-    """
+def archive_of(program: CudaProgram) -> Archive:
+    """Return the content of a program's file."""
     data = {
         "arch": program.arch,
         "allow_tf32": program.allow_tf32,
@@ -152,56 +147,36 @@ def write_program(program: CudaProgram, path: str | os.PathLike[str]) -> None:
     texts = {PLAN: program.plan.to_json(), PROGRAM: to_json(data), REPORT: to_json(program.report)} | {
         f"{SOURCES}{name}{NETWORK if name.startswith('n_') else '.py'}": text for name, text in program.sources.items()
     }
-    members: dict[str, Any] = {name: (lambda text=text: [text.encode()]) for name, text in texts.items()}
-    members |= {f"{CUBINS}{name}.cubin": (lambda image=image: [image]) for name, image in program.cubins.items()}
-    members |= {f"{ENGINES}{name}.engine": (lambda image=image: [image]) for name, image in program.engines.items()}
-    members[WEIGHTS] = program.weights.chunks
-    write_archive(path, {"format": FORMAT, "schema": SCHEMA}, members)
+    members: dict[str, bytes | Weights] = {name: text.encode() for name, text in texts.items()}
+    members |= {f"{CUBINS}{name}.cubin": image for name, image in program.cubins.items()}
+    members |= {f"{ENGINES}{name}.engine": image for name, image in program.engines.items()}
+    members[WEIGHTS] = program.weights
+    return Archive({"format": FORMAT, "schema": SCHEMA}, members)
 
 
-def read_program(path: str | os.PathLike[str]) -> CudaProgram:
+def read_program(path: str | os.PathLike[str] | IO[bytes]) -> CudaProgram:
     """Read an artifact and check that it is whole.
 
     Raises:
         ArtifactError: it can't be read, is no such artifact, or is damaged.
     """
     with read_archive(path, FORMAT, SCHEMA, (PLAN, PROGRAM, REPORT, WEIGHTS)) as archive:
-        plan = PlanRecord.from_json(archive.read(PLAN))
-        weights = read_weights(archive)
-        names = archive.namelist()
-
-        def members(folder: str, suffix: str) -> dict[str, bytes]:
-            return {
-                name.removeprefix(folder).removesuffix(suffix): archive.read(name)
-                for name in names
-                if name.startswith(folder) and name.endswith(suffix)
-            }
-
-        try:
-            data = read_object(archive.read(PROGRAM), PROGRAM)
-            return CudaProgram(
-                plan=plan,
-                arch=int(data["arch"]),
-                allow_tf32=bool(data["allow_tf32"]),
-                is_parallel=bool(data["is_parallel"]),
-                steps=tuple(map(_step, data["steps"])),
-                copies=tuple((int(output), _place(place)) for output, place in data["copies"]),
-                tables=tuple(tuple(map(int, table)) for table in data["tables"]),
-                weights=weights,
-                cubins=members(CUBINS, ".cubin"),
-                engines=members(ENGINES, ".engine"),
-                engine_maker=str(data["engine_maker"]),
-                sources={
-                    name: text.decode()
-                    for suffix in (".py", NETWORK)
-                    for name, text in members(SOURCES, suffix).items()
-                },
-                report=from_json(Report, archive.read(REPORT), REPORT),
-            )
-        except (ValueError, KeyError, TypeError) as error:
-            raise ArtifactError(
-                f"its program can't be read: {error!r}", PROGRAM, hint="Build the artifact again"
-            ) from error
+        data = read_object(archive.read(PROGRAM), PROGRAM)
+        return CudaProgram(
+            plan=PlanRecord.from_json(archive.read(PLAN)),
+            arch=int(data["arch"]),
+            allow_tf32=bool(data["allow_tf32"]),
+            is_parallel=bool(data["is_parallel"]),
+            steps=tuple(map(_step, data["steps"])),
+            copies=tuple((int(output), _place(place)) for output, place in data["copies"]),
+            tables=tuple(tuple(map(int, table)) for table in data["tables"]),
+            weights=read_weights(archive),
+            cubins=read_folder(archive, CUBINS, ".cubin"),
+            engines=read_folder(archive, ENGINES, ".engine"),
+            engine_maker=str(data["engine_maker"]),
+            sources=read_texts(archive, ".py") | read_texts(archive, NETWORK),
+            report=from_json(Report, archive.read(REPORT), REPORT),
+        )
 
 
 def _place(data: dict[str, Any]) -> Place:

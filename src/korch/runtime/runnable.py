@@ -1,0 +1,312 @@
+"""What all executables have in common: calls by name, checks of inputs, descriptions, files.
+
+`Runnable` has what follows from a call, the descriptions of inputs and outputs, and the content of
+an archive; `PlanExecutable` adds what a single plan says.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any, Self
+
+import numpy as np
+
+from korch.errors import InputError
+from korch.primitive.op import Array
+from korch.primitive.types import DType
+from korch.runtime.artifact import Archive
+from korch.runtime.record import PlanRecord, TensorRecord
+from korch.runtime.report import Report
+from korch.runtime.text import executable_text, plan_facts
+
+_ONNX_TYPE = {
+    DType.F64: "double",
+    DType.F32: "float",
+    DType.F16: "float16",
+    DType.BF16: "bfloat16",
+    DType.I64: "int64",
+    DType.I32: "int32",
+    DType.I16: "int16",
+    DType.I8: "int8",
+    DType.U64: "uint64",
+    DType.U32: "uint32",
+    DType.U16: "uint16",
+    DType.U8: "uint8",
+    DType.BOOL: "bool",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A model input or output, described as ONNX Runtime's sessions do.
+
+    Attributes:
+        name: its name.
+        shape: elements per axis.
+        type: as ONNX Runtime writes it: "tensor(float)".
+        dtype: the NumPy type.
+    """
+
+    name: str
+    shape: list[Any]
+    type: str
+    dtype: np.dtype[Any]
+
+    @staticmethod
+    def of(tensor: TensorRecord) -> TensorInfo:
+        """Return the description of a recorded tensor."""
+        dtype = DType(tensor.dtype)
+        text = f"tensor({_ONNX_TYPE[dtype]})"
+        return TensorInfo(tensor.name, list(tensor.shape), text, dtype.numpy)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Times of repeated runs.
+
+    Attributes:
+        run_ns: per run, from call to return.
+        kernel_ns: per run, the time of each kernel.
+    """
+
+    run_ns: tuple[int, ...]
+    kernel_ns: tuple[tuple[int, ...], ...]
+
+
+class Runnable(ABC):
+    """A model that runs: call it with arrays, or use `run` as of an ONNX Runtime session.
+
+    Each kind has a `report` of how it was made, which `save` stores.
+    """
+
+    report: Any
+
+    @abstractmethod
+    def get_inputs(self) -> list[TensorInfo]:
+        """Describe the model's inputs, in the order in which a call takes them."""
+
+    @abstractmethod
+    def get_outputs(self) -> list[TensorInfo]:
+        """Describe the model's outputs, in the order in which a call returns them."""
+
+    @abstractmethod
+    def __call__(self, *arrays: Any) -> tuple[Any, ...]:
+        """Run the model on an array for each input; return one for each output.
+
+        Raises:
+            InputError: an array has another shape or type, or there are too few or too many.
+            ProviderError: a kernel or the host failed.
+        """
+
+    @abstractmethod
+    def archive(self) -> Archive:
+        """Return the content of the file that `save` writes.
+
+        Raises:
+            ArtifactError: it has no file of its own.
+        """
+
+    @abstractmethod
+    def facts(self) -> str:
+        """Return a line about its plans."""
+
+    @classmethod
+    @abstractmethod
+    def load(cls, path: str | os.PathLike[str] | IO[bytes]) -> Self:
+        """Load what `save` wrote.
+
+        Raises:
+            ArtifactError: it can't be read, is damaged, or is for another machine.
+            UnsupportedError: its device or its host is not available here.
+            ProviderError: a kernel can't be set up.
+        """
+
+    def __repr__(self) -> str:
+        return executable_text(self, self.facts())
+
+    def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], run_options: None = None) -> list[Any]:
+        """Run the model as `onnxruntime.InferenceSession.run` does.
+
+        Args:
+            output_names: the outputs wanted, in this order; None for all.
+            feeds: an array for each input, by name.
+            run_options: for ONNX Runtime only; must be None.
+
+        Raises:
+            InputError: a name is unknown or missing, or an array has another shape or type.
+            ProviderError: a kernel or the host failed.
+        """
+        if run_options is not None:
+            raise InputError("run_options is for ONNX Runtime only", expected="None")
+        names, offered = self._names()
+        _check_feeds(feeds, names)
+        wanted = offered if output_names is None else list(output_names)
+        if unknown := [name for name in wanted if name not in offered]:
+            raise InputError(f"there is no output {unknown[0]!r}", expected=_list(offered))
+        found = dict(zip(offered, self(*(feeds[name] for name in names)), strict=True))
+        return [found[name] for name in wanted]
+
+    def _names(self) -> tuple[Sequence[str], Sequence[str]]:
+        return [info.name for info in self.get_inputs()], [info.name for info in self.get_outputs()]
+
+    def check_count(self, arrays: Sequence[Any]) -> None:
+        """Raise `InputError` unless there are as many arrays as inputs."""
+        names, _ = self._names()
+        if len(arrays) != len(names):
+            raise InputError(f"it was called with {len(arrays)} arrays", expected=f"{len(names)}: {_list(names)}")
+
+    def stopwatch(self, arrays: Sequence[Any]) -> Callable[[], int]:
+        """Return a function that runs the model once on some arrays and gives its nanoseconds."""
+
+        def once() -> int:
+            start = time.perf_counter_ns()
+            self(*arrays)
+            return time.perf_counter_ns() - start
+
+        return once
+
+    def time(self, arrays: Sequence[Any], repeat: int) -> Timing:
+        """Run several times and take the time of each run, and of each kernel where it is known.
+
+        Args:
+            arrays: one for each input, in the model's order.
+            repeat: how often.
+
+        Raises:
+            InputError: an array has another shape or type, or there are too few or too many.
+            ProviderError: a kernel or the host failed.
+        """
+        once = self.stopwatch(arrays)
+        return Timing(tuple(once() for _ in range(repeat)), ((),) * repeat)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the executable to one file, which `korch.load` reads.
+
+        Raises:
+            ArtifactError: the file can't be written, and what was there before is unharmed; or the
+                executable has no file of its own.
+        """
+        self.archive().write(path)
+
+    def to_bytes(self) -> bytes:
+        """Return what `save` would write; raise what it would."""
+        return self.archive().to_bytes()
+
+    def __reduce__(self) -> tuple[Callable[[Any], Runnable], tuple[io.BytesIO]]:
+        """Pickle and copy it as the bytes of its artifact: a copy has memory of its own."""
+        return type(self).load, (io.BytesIO(self.to_bytes()),)
+
+
+class PlanExecutable(Runnable):
+    """A runnable with a single plan."""
+
+    report: Report
+
+    @property
+    @abstractmethod
+    def plan(self) -> PlanRecord:
+        """The kernels in order, and all else that is known of the plan."""
+
+    @property
+    @abstractmethod
+    def sources(self) -> Mapping[str, str]:
+        """The sources by name."""
+
+    def facts(self) -> str:
+        """Return a line about its plan."""
+        return plan_facts(self.plan, self.report)
+
+    def get_inputs(self) -> list[TensorInfo]:
+        """Describe the model's inputs, in the order in which a call takes them."""
+        return [TensorInfo.of(tensor) for tensor in self.plan.inputs]
+
+    def get_outputs(self) -> list[TensorInfo]:
+        """Describe the model's outputs, in the order in which a call returns them."""
+        return [TensorInfo.of(tensor) for tensor in self.plan.outputs]
+
+    def _names(self) -> tuple[Sequence[str], Sequence[str]]:
+        return [tensor.name for tensor in self.plan.inputs], [tensor.name for tensor in self.plan.outputs]
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayType:
+    """What each call checks of an input, or allocates of an output, computed once.
+
+    A size of -1 is not checked.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @staticmethod
+    def of(info: TensorInfo) -> ArrayType:
+        """Return the type of a tensor."""
+        return ArrayType(info.name, tuple(info.shape), info.dtype)
+
+    def accept(self, array: Any) -> Array:
+        """Return an input as a dense array of this type, copied only if it must be.
+
+        Raises:
+            InputError: it has another shape or type, or is no array in this machine's memory.
+        """
+        found = np.asarray(array) if isinstance(array, np.ndarray | np.generic) else self._import(array)
+        is_native = found.dtype == self.dtype
+        if not self._fits(found.shape) or not (is_native or found.dtype.newbyteorder("=") == self.dtype):
+            text = _type_text(found.dtype, found.shape)
+            raise InputError(f"it is {text}", f"input {self.name!r}", _type_text(self.dtype, self.shape))
+        flags = found.flags
+        if is_native and flags.c_contiguous and flags.aligned:
+            return found
+        return np.array(found, self.dtype, order="C")
+
+    def _fits(self, shape: tuple[int, ...]) -> bool:
+        if shape == self.shape:
+            return True
+        return len(shape) == len(self.shape) and all(n in (-1, m) for n, m in zip(self.shape, shape, strict=True))
+
+    def _import(self, array: Any) -> Array:
+        """Return what another library's array holds, without a copy."""
+        where, expected = f"input {self.name!r}", _type_text(self.dtype, self.shape)
+        if not hasattr(array, "__dlpack__"):
+            raise InputError(
+                f"it is of type {type(array).__name__}",
+                where,
+                f"{expected} as an array of NumPy, or one that supports DLPack",
+            )
+        try:
+            found: Array = np.from_dlpack(array)
+        except (BufferError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+            raise InputError(
+                f"it can't be read through DLPack: {error}", where, f"{expected} in this machine's memory"
+            ) from error
+        return found
+
+
+def _check_feeds(feeds: object, names: Sequence[str]) -> None:
+    """Raise `InputError` unless the feeds of a run are an array for each of some names."""
+    expected = f"an array for each of {_list(names)}"
+    if not isinstance(feeds, Mapping):
+        raise InputError(f"the feeds are of type {type(feeds).__name__}", expected=f"a dict with {expected}")
+    if unknown := [name for name in feeds if name not in names]:
+        raise InputError(f"there is no input {unknown[0]!r}", expected=expected)
+    if missing := [name for name in names if name not in feeds]:
+        given = f"only {_list(list(feeds))} is given" if feeds else "no input is given"
+        raise InputError(f"input {missing[0]!r} is missing: {given}", expected=expected)
+
+
+def _type_text(dtype: np.dtype[Any], shape: Sequence[int]) -> str:
+    try:
+        name = DType.of(dtype.newbyteorder("=")).value
+    except KeyError:
+        name = str(dtype)
+    return f"{name}[{','.join('?' if n < 0 else str(n) for n in shape)}]"
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names)) or "none"
