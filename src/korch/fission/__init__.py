@@ -12,7 +12,6 @@ from korch.fission import (
     reduction,
     resize,
     scan,
-    scatter,
 )
 from korch.fission.rule import NotSplit, Rule
 from korch.fission.split import FissionReport, KeptWhole, split_operators
@@ -29,7 +28,6 @@ RULES: tuple[Rule, ...] = (
     *layout.RULES,
     *gather.RULES,
     *resize.RULES,
-    *scatter.RULES,
     *quantize.RULES,
     *scan.RULES,
 )
