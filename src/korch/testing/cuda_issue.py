@@ -59,9 +59,16 @@ class _Function:
 
 
 def issue_on_cpu(program: CudaProgram, inputs: Sequence[Any]) -> list[Any]:
-    """Run a program on CPU tensors as an executable issues it; return its outputs."""
+    """Run a program on CPU tensors as an executable issues it; return its outputs.
+
+    Raises:
+        ValueError: a buffer ends beyond the arena.
+    """
     import torch
 
+    for place in (place for step in program.steps for place in step.buffers if place.memory == "arena"):
+        if place.at + place.size_bytes > max(1, program.plan.arena_bytes):
+            raise ValueError(f"a buffer ends beyond the arena: {place}")
     owner: Any = object.__new__(CudaExecutable)
     owner._torch, owner._program = _Torch(torch, program.plan.target["name"]), program
     owner._engines = open_engines(program, program.arch, owner._torch)

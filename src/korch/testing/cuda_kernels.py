@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,12 +11,10 @@ from korch.candidate.candidate import Group, Offer, Refusal
 from korch.cuda.interpret import run_interpreted
 from korch.cuda.kernel import CudaKernel
 from korch.cuda.target import CudaTarget
-from korch.primitive import reference
 from korch.primitive.op import Array
 from korch.provider.provider import Provider
-from korch.testing.kernels import KernelError, group_family, group_terms
+from korch.testing.kernels import KernelError, compare, offers_of
 from korch.testing.samples import random_arrays
-from korch.testing.tolerance import assert_same
 
 
 def run_cuda_kernel(kernel: CudaKernel, group: Group, offer: Offer, inputs: Sequence[Array]) -> list[Array]:
@@ -57,34 +54,14 @@ def check_cuda_offers(
         KernelError: the provider refuses a group, or a kernel is wrong.
     """
     checked = []
-    for group in groups:
-        offers = provider.offer(group, target)
-        if isinstance(offers, Refusal):
-            raise KernelError(f"{provider.name} refuses: {offers.reason}; {group.text}")
-        for offer in offers[:most]:
-            kernel = provider.build(group, offer, target)
-            if isinstance(kernel, Refusal):
-                continue
-            inputs = random_arrays(rng, group.input_types, specials)
-            try:
-                compare(kernel, group, offer, inputs)
-            except Exception as error:
-                sources = "\n".join(step.source for step in kernel.steps)
-                raise KernelError(f"{error}; {offer}; {sources}") from error
-            checked.append((group, offer, kernel))
+    for group, offer, kernel in offers_of(provider, groups, target, most):
+        if isinstance(kernel, Refusal):
+            continue
+        inputs = random_arrays(rng, group.input_types, specials)
+        try:
+            compare(group, inputs, run_cuda_kernel(kernel, group, offer, inputs))
+        except Exception as error:
+            sources = "\n".join(step.source for step in kernel.steps)
+            raise KernelError(f"{error}; {offer}; {sources}") from error
+        checked.append((group, offer, kernel))
     return checked
-
-
-def compare(kernel: CudaKernel, group: Group, offer: Offer, inputs: Sequence[Array]) -> None:
-    """Compare an interpreted kernel with the reference in float64.
-
-    Raises:
-        AssertionError: they differ by more than the tolerance for such a group.
-    """
-    feeds: dict[str, Any] = {name: array for (name, _), array in zip(group.body.inputs, inputs, strict=True)}
-    expected = reference.run(group.body, feeds, exact=True)
-    outputs = run_cuda_kernel(kernel, group, offer, inputs)
-    for (name, value), actual in zip(group.body.outputs, outputs, strict=True):
-        assert_same(
-            actual, expected[name], family=group_family(group), terms=group_terms(group), name=f"{name} (%{value})"
-        )

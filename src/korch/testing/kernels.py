@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from korch.provider.provider import Kernel, Provider
 from korch.target import Target
 from korch.testing.samples import random_arrays
 from korch.testing.tolerance import Family, assert_same
+
+T = TypeVar("T")
+K = TypeVar("K")
 
 
 class KernelError(AssertionError):
@@ -97,19 +101,51 @@ def check_kernel(
     Raises:
         AssertionError: they differ by more than the tolerance for such a group.
     """
+    for runs_alone in (False, True) if kernel.libraries else (False,):
+        compare(
+            group, inputs, run_kernel(kernel, group, offer, inputs, builder, library=library, runs_alone=runs_alone)
+        )
+
+
+def compare(group: Group, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    """Compare the outputs of a kernel with the reference interpreter in float64.
+
+    Raises:
+        AssertionError: they differ by more than the tolerance for such a group.
+    """
     feeds = {name: array for (name, _), array in zip(group.body.inputs, inputs, strict=True)}
     expected = reference.run(group.body, feeds, exact=True)
-    for runs_alone in (False, True) if kernel.libraries else (False,):
-        outputs = run_kernel(kernel, group, offer, inputs, builder, library=library, runs_alone=runs_alone)
-        for (name, value), actual in zip(group.body.outputs, outputs, strict=True):
-            assert_same(
-                actual,
-                expected[name],
-                family=group_family(group),
-                terms=group_terms(group),
-                dtype=narrowest_float(group, DType.of(actual.dtype)),
-                name=f"{name} (%{value})",
-            )
+    for (name, value), actual in zip(group.body.outputs, outputs, strict=True):
+        assert_same(
+            actual,
+            expected[name],
+            family=group_family(group),
+            terms=group_terms(group),
+            dtype=narrowest_float(group, DType.of(actual.dtype)),
+            name=f"{name} (%{value})",
+        )
+
+
+def offers_of(
+    provider: Provider[T, K], groups: Sequence[Group], target: T, most: int | None = None
+) -> Iterator[tuple[Group, Offer, K | Refusal]]:
+    """Yield what a provider builds for its offers for some groups.
+
+    Args:
+        provider: it must take each of the groups.
+        groups: what to compute.
+        target: passed to the provider.
+        most: offers of a group that are built, all if not given.
+
+    Raises:
+        KernelError: the provider refuses a group.
+    """
+    for group in groups:
+        offers = provider.offer(group, target)
+        if isinstance(offers, Refusal):
+            raise KernelError(f"{provider.name} refuses: {offers.reason}; {group.text}")
+        for offer in offers[:most]:
+            yield group, offer, provider.build(group, offer, target)
 
 
 def check_offers(
@@ -138,15 +174,10 @@ def check_offers(
         AssertionError: a kernel is wrong.
     """
     checked = []
-    for group in groups:
-        offers = provider.offer(group, target)
-        if isinstance(offers, Refusal):
-            raise KernelError(f"{provider.name} refuses: {offers.reason}; {group.text}")
-        for offer in offers:
-            kernel = provider.build(group, offer, target)
-            if isinstance(kernel, Refusal):
-                raise KernelError(f"{provider.name} refuses its offer: {kernel.reason}")
-            checked.append((group, offer, kernel))
+    for group, offer, kernel in offers_of(provider, groups, target):
+        if isinstance(kernel, Refusal):
+            raise KernelError(f"{provider.name} refuses its offer: {kernel.reason}")
+        checked.append((group, offer, kernel))
     library = load_kernels([kernel for _, _, kernel in checked], builder)
     for group, offer, kernel in checked:
         inputs = random_arrays(rng, group.input_types, specials)
