@@ -15,8 +15,6 @@ import fnmatch
 import io
 import json
 import os
-import selectors
-import subprocess
 import sys
 import time
 import unittest
@@ -30,6 +28,8 @@ from typing import Any
 
 import onnx
 from onnx.backend.base import Backend, BackendRep
+
+from korch.testing.workers import answer_lines, run_in_workers
 
 KINDS = {
     "OnnxBackendNodeModelTest": "node",
@@ -161,83 +161,22 @@ def _way(executable: Any) -> str:
     return "opaque" if "onnxruntime" in providers else "native"
 
 
-def _work() -> None:
-    """Run the cases whose names come in, and answer each with a line."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
-    for line in sys.stdin:
-        backend, name = line.split()
-        try:
-            outcome = run_case(name, backend)
-        except MemoryError as error:
-            outcome = Outcome(name, cases(backend)[name][0], False, "", f"out of memory {error}", 0)
-        answers.write(json.dumps(asdict(outcome)) + "\n")
-        answers.flush()
-
-
-class _Worker:
-    """A process that runs cases; a new one takes its place when it dies."""
-
-    def __init__(self, backend: str) -> None:
-        self.backend = backend
-        self.process: subprocess.Popen[str] | None = None
-        self.name = ""
-        self.until_s = 0.0
-
-    def give(self, name: str) -> None:
-        if self.process is None or self.process.poll() is not None:
-            command = [sys.executable, "-m", "korch.testing.conformance", "--work"]
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, bufsize=1
-            )
-        self.name, self.until_s = name, time.monotonic() + LIMIT_SECONDS
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{self.backend} {name}\n")
-        self.process.stdin.flush()
-
-    def end(self) -> int | None:
-        """End the process and return its exit code."""
-        if self.process is None:
-            return None
-        self.process.kill()
-        code = self.process.wait()
-        self.process = None
-        return code
+def _work(line: str) -> dict[str, Any]:
+    """Run the case that a line names; return what became of it."""
+    backend, name = line.split()
+    try:
+        return asdict(run_case(name, backend))
+    except MemoryError as error:
+        return asdict(Outcome(name, cases(backend)[name][0], False, "", f"out of memory {error}", 0))
 
 
 def run_cases(names: Sequence[str], backend: str, jobs: int) -> Iterator[Outcome]:
     """Run cases in worker processes; yield what became of each as it ends."""
-    waiting = list(reversed(names))
-    workers = [_Worker(backend) for _ in range(min(jobs, len(names)))]
-    kinds = {name: kind for name, (kind, _) in cases(backend).items()}
-    with selectors.DefaultSelector() as selector:
-        for worker in workers:
-            _start(worker, waiting, selector)
-        while selector.get_map():
-            ready = {key.data for key, _ in selector.select(timeout=1.0)}
-            for worker in [key.data for key in list(selector.get_map().values())]:
-                is_late = time.monotonic() > worker.until_s
-                if worker not in ready and not is_late:
-                    continue
-                selector.unregister(worker.process.stdout)
-                line = "" if is_late else worker.process.stdout.readline()
-                if line:
-                    yield Outcome(**json.loads(line))
-                else:
-                    code = worker.process.poll()
-                    worker.end()
-                    text = "it hung" if is_late else f"the process ended with code {code}"
-                    yield Outcome(worker.name, kinds[worker.name], False, "", text, 0.0)
-                _start(worker, waiting, selector)
-    for worker in workers:
-        worker.end()
-
-
-def _start(worker: _Worker, waiting: list[str], selector: selectors.BaseSelector) -> None:
-    if waiting:
-        worker.give(waiting.pop())
-        if worker.process is not None and worker.process.stdout is not None:
-            selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
+    command = [sys.executable, "-m", "korch.testing.conformance", "--work"]
+    lines = [f"{backend} {name}" for name in names]
+    for line, answer, failure in run_in_workers(lines, command, jobs, LIMIT_SECONDS):
+        name = line.split()[1]
+        yield Outcome(**answer) if answer else Outcome(name, cases(backend)[name][0], False, "", failure, 0.0)
 
 
 def read_exclusions(path: Path) -> dict[str, str]:
@@ -321,7 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if args.work:
-        _work()
+        answer_lines(_work)
         return 0
     args.folder.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault(CACHE_VARIABLE, str((args.folder / "cache").resolve()))

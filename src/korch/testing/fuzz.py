@@ -15,19 +15,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import os
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +32,10 @@ import onnx
 
 from korch.errors import KorchError
 from korch.primitive.lowering import lower_products
-from korch.testing.fuzz_models import mutate, random_model
+from korch.testing.fuzz_graphs import BATCH, batches, check_batch, difference, judge, onnx_runtime
+from korch.testing.fuzz_models import mutate
+from korch.testing.random_onnx import OPSETS, model_of, random_onnx
+from korch.testing.workers import answer_lines, run_in_workers
 
 LIMIT_SECONDS = 60
 """Of computing, for a case."""
@@ -46,11 +45,16 @@ PATIENCE = 10
 
 MEMORY_BYTES = 8 << 30
 CHUNK = 40
+"""Cases that one process runs."""
+
 BUILT = 10
 """One in this number of cases with a legal model is built and run; the others are interpreted."""
 
 KINDS = ("mutation", "operators", "artifact", "cache")
 WEIGHTS = (0.55, 0.3, 0.1, 0.05)
+
+FINE = ("right", "disputed")
+"""Verdicts on a random graph that are no findings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +122,16 @@ def _mutation(rng: np.random.Generator, folder: Path) -> str:
 
 
 def _operators(rng: np.random.Generator, folder: Path) -> str:
-    """A random graph of operators."""
-    content = random_model(rng).SerializeToString()
-    (folder / "last.onnx").write_bytes(content)
-    return _check_model(rng, content, folder)
+    """A random graph of operators, as one of the random graphs is checked."""
+    opset = int(rng.choice(OPSETS))
+    graph = random_onnx(rng, opset, "g", onnx_runtime)
+    if graph is None:
+        return "right"
+    (folder / "last.onnx").write_bytes(model_of([graph], opset).SerializeToString())
+    verdict, message = judge({0: graph}, opset, folder, built=rng.integers(BUILT) == 0)[0]
+    if verdict not in FINE:
+        raise _WrongError(f"{verdict}: {message}")
+    return "right"
 
 
 def _check_model(rng: np.random.Generator, content: bytes, folder: Path) -> str:
@@ -150,7 +160,9 @@ def _check_model(rng: np.random.Generator, content: bytes, folder: Path) -> str:
     if expected is None:
         return "right"
     for name, array in expected.items():
-        _compare(name, found[name], array)
+        is_number = isinstance(array, np.ndarray) and array.dtype.kind in "fiub"
+        if is_number and (text := difference(found[name], array)):
+            raise _WrongError(f"output {name!r} differs from ONNX Runtime's: {text}")
     return "right"
 
 
@@ -174,32 +186,18 @@ def _elsewhere(content: bytes, feeds: dict[str, Any]) -> dict[str, Any] | None:
         return None
 
 
-def _compare(name: str, found: Any, expected: Any) -> None:
-    if not isinstance(expected, np.ndarray) or expected.dtype.kind not in "fiub":
-        return
-    if found.shape != expected.shape or found.dtype.kind != expected.dtype.kind:
-        raise _WrongError(
-            f"output {name!r} is {found.dtype}{list(found.shape)}, elsewhere {expected.dtype}{list(expected.shape)}"
-        )
-    a, b = found.astype(np.float64), expected.astype(np.float64)
-    finite = np.isfinite(a) & np.isfinite(b)
-    size = float(np.abs(b[finite]).max(initial=1.0))
-    limit = 2e-2 if expected.dtype.itemsize == 2 else 1e-3
-    is_far = np.abs(np.where(finite, a - b, 0)) > limit * size
-    if is_far.any() or (np.isnan(a) != np.isnan(b)).any():
-        raise _WrongError(f"output {name!r} differs from ONNX Runtime's by {np.abs(a - b).max()}")
-
-
 @cache
 def _good_artifact(folder: Path) -> tuple[bytes, Any]:
     from korch.api import optimize
 
-    rng = np.random.default_rng(1)
-    model = onnx.ModelProto.FromString(random_model(rng, steps=3).SerializeToString())
+    rng, graph = np.random.default_rng(1), None
+    while graph is None or len(graph.nodes) < 3:
+        graph = random_onnx(rng, OPSETS[-1], "g", onnx_runtime)
+    model = model_of([graph], OPSETS[-1])
     executable: Any = optimize(model, measure=False, threads=1, cache_folder=folder / "cache")
     path = folder / "good.korch"
     executable.save(path)
-    arrays = [_draw(rng, t.shape, t.dtype) for t in executable.get_inputs()]
+    arrays = list(graph.feeds.values())
     return path.read_bytes(), (arrays, executable(*arrays))
 
 
@@ -282,21 +280,14 @@ def limit(seconds: float) -> Iterator[None]:
             signal.signal(number, before[number])
 
 
-def _chunk_seconds(cases: int, *, graphs: bool = False) -> int:
-    """Return the seconds that a child may compute for a number of cases."""
-    return LIMIT_SECONDS + (20 if graphs else 3) * cases + 60
-
-
 def run_graphs(seed: int, cases: range, folder: Path, *, built: bool = True) -> Iterator[Outcome]:
     """Check random graphs in this process, batch by batch; one that hangs ends its batch."""
-    from korch.testing.fuzz_graphs import batches, check_batch
-
     for batch in batches(cases):
         done = batch.start
         try:
             with limit(LIMIT_SECONDS * 2):
                 for verdict in check_batch(seed, batch, folder, built=built):
-                    is_fine = verdict.verdict in ("right", "disputed")
+                    is_fine = verdict.verdict in FINE
                     text = f"{verdict.verdict}: {' '.join(verdict.operators)}: {verdict.message}"
                     yield Outcome(
                         verdict.case,
@@ -310,27 +301,25 @@ def run_graphs(seed: int, cases: range, folder: Path, *, built: bool = True) -> 
                 yield Outcome(case, "graph", "finding", "hang: it or one beside it took too long")
 
 
-def _child(seed: int, first: int, last: int, folder: Path, *, graphs: bool = False) -> None:
-    """Run cases one after another; say before each that it begins, and after it what it gave."""
+def _work(seed: int, folder: Path, scratch: Path, *, graphs: bool) -> None:
+    """Run the parts of the range of cases that the lines of the input name."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    whole_s = _chunk_seconds(last - first, graphs=graphs)  # native code that hangs heeds no other limit
+    whole_s = LIMIT_SECONDS + (20 if graphs else 3) * CHUNK + 60  # native code that hangs heeds no other limit
     resource.setrlimit(resource.RLIMIT_CPU, (whole_s, whole_s))
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # native code of others writes there
-    if graphs:
-        print(json.dumps({"begins": first}), flush=True, file=out)
-        for outcome in run_graphs(seed, range(first, last), folder):
-            print(json.dumps(asdict(outcome)), flush=True, file=out)
-            print(json.dumps({"begins": outcome.case + 1}), flush=True, file=out)
-        return
-    _seeds()  # they are no case's work
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        for case in range(first, last):
-            print(json.dumps({"begins": case}), flush=True, file=out)
-            outcome = run_case(seed, case, Path(scratch))
+    if not graphs:
+        _seeds()  # they are no case's work
+
+    def run(line: str) -> list[dict[str, Any]]:
+        cases = range(*map(int, line.split(":")))
+        if graphs:
+            return [asdict(outcome) for outcome in run_graphs(seed, cases, folder)]
+        outcomes = [run_case(seed, case, scratch) for case in cases]
+        for outcome in outcomes:
             if outcome.outcome == "finding":
-                _keep(Path(scratch), folder, outcome)
-            print(json.dumps(asdict(outcome)), flush=True, file=out)
+                _keep(scratch, folder, outcome)
+        return [asdict(outcome) for outcome in outcomes]
+
+    answer_lines(run)
 
 
 def _keep(scratch: Path, folder: Path, outcome: Outcome) -> None:
@@ -342,52 +331,17 @@ def _keep(scratch: Path, folder: Path, outcome: Outcome) -> None:
 def run_cases(seed: int, cases: range, jobs: int, folder: Path, *, graphs: bool = False) -> Iterator[Outcome]:
     """Run cases, or random graphs, in child processes; yield what became of each."""
     folder.mkdir(parents=True, exist_ok=True)
-    chunks = [range(i, min(i + CHUNK, cases.stop)) for i in range(cases.start, cases.stop, CHUNK)]
-    with ThreadPoolExecutor(jobs) as pool:
-        run = partial(_run_chunk, seed, folder=folder, graphs=graphs)
-        for outcomes in pool.map(run, chunks):
-            yield from outcomes
-
-
-def _run_chunk(seed: int, cases: range, folder: Path, *, graphs: bool = False) -> list[Outcome]:
-    found: list[Outcome] = []
-    first = cases.start
-    while first < cases.stop:
-        command = [
-            sys.executable,
-            "-m",
-            "korch.testing.fuzz",
-            "--seed",
-            str(seed),
-            "--child",
-            f"{first}:{cases.stop}",
-            "--folder",
-            str(folder),
-        ]
-        command += ["--graphs", str(cases.stop)] if graphs else []
-        limit_s = PATIENCE * _chunk_seconds(cases.stop - first, graphs=graphs)
-        try:
-            done = subprocess.run(
-                command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=limit_s, check=False
-            )
-            text, code = done.stdout, str(done.returncode)
-        except subprocess.TimeoutExpired as error:
-            text, code = (error.stdout or b"").decode(errors="replace"), "none: it hung"
-        at = first
-        for line in text.splitlines():
-            try:
-                row = json.loads(line)
-            except ValueError:  # cut short: the process was ended
-                break
-            if "begins" in row:
-                at = row["begins"]
-            else:
-                found.append(Outcome(**row))
-                first = row["case"] + 1
-        if first < cases.stop:
-            found.append(Outcome(at, "any", "finding", f"the process ended with code {code}"))
-            first = at + 1
-    return found
+    parts = batches(cases) if graphs else [range(i, i + 1) for i in cases]
+    lines = [f"{part.start}:{part.stop}" for part in parts]
+    command = [sys.executable, "-m", "korch.testing.fuzz", "--work", "--seed", str(seed), "--folder", str(folder)]
+    command += ["--graphs", str(len(cases))] if graphs else []
+    limit_s = PATIENCE * LIMIT_SECONDS * (3 if graphs else 2)
+    life = CHUNK // BATCH if graphs else CHUNK
+    for line, answer, failure in run_in_workers(lines, command, jobs, limit_s, life):
+        first, last = map(int, line.split(":"))
+        yield from (Outcome(**row) for row in answer or ())
+        if failure:
+            yield from (Outcome(case, "any", "finding", failure) for case in range(first, last))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -399,11 +353,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=Path("build/fuzz"))
-    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
-    if args.child:
-        first, last = map(int, args.child.split(":"))
-        _child(args.seed, first, last, args.folder, graphs=args.graphs is not None)
+    if args.work:
+        with tempfile.TemporaryDirectory(dir=args.folder) as scratch:
+            _work(args.seed, args.folder, Path(scratch), graphs=args.graphs is not None)
         return 0
     begun_s = time.monotonic()
     counts: Counter[tuple[str, str]] = Counter()

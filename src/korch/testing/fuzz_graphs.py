@@ -92,10 +92,7 @@ def check_batch(seed: int, cases: range, folder: Path, *, built: bool = True) ->
         case: random_onnx(np.random.default_rng((seed, case, 9)), opset, f"g{case}", onnx_runtime) for case in cases
     }
     graphs = {case: graph for case, graph in drawn.items() if graph is not None}
-    if built:
-        verdicts = _check_together(graphs, opset, folder)
-    else:
-        verdicts = {c: _judge(_interpret(g, opset), g, opset) for c, g in graphs.items()}
+    verdicts = judge(graphs, opset, folder, built=built)
     for case in cases:
         verdict, message = verdicts.get(case, ("right", "nothing drawn"))
         if verdict not in ("right", "disputed"):
@@ -105,8 +102,10 @@ def check_batch(seed: int, cases: range, folder: Path, *, built: bool = True) ->
         yield Verdict(case, verdict, message, tuple(operators))
 
 
-def _check_together(graphs: dict[int, Drawn], opset: int, folder: Path) -> dict[int, tuple[str, str]]:
-    """Return verdicts and messages by case."""
+def judge(graphs: dict[int, Drawn], opset: int, folder: Path, *, built: bool) -> dict[int, tuple[str, str]]:
+    """Return verdicts and messages by case; `built` and `folder` are as in `check_batch`."""
+    if not built:
+        return {c: _judge(_interpret(g, opset), g, opset) for c, g in graphs.items()}
     found: dict[int, tuple[str, str]] = {}
     # Rewrites may turn infinities into NaN; those that keep them are used with `strict`.
     for is_special in (False, True):

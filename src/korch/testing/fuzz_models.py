@@ -1,4 +1,4 @@
-"""Generators of hostile and of random ONNX models, all from a seeded generator of numbers."""
+"""Changes that make ONNX models hostile, all from a seeded generator of numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 from onnx import helper
 
-SIZES = (0, 1, 2, 3, 7)
 HUGE = (-1, 0, 1 << 31, 1 << 62, (1 << 63) - 1)
 FLOAT = onnx.TensorProto.FLOAT
 
@@ -155,147 +154,4 @@ _CHANGES: tuple[Callable[[np.random.Generator, Any], None], ...] = (
     _initializer,
     _opset,
     _outputs,
-)
-
-
-def random_model(rng: np.random.Generator, steps: int | None = None) -> onnx.ModelProto:
-    """Return a model of operators of random types and attributes on small float32 tensors."""
-    shape = [int(_pick(rng, SIZES)) for _ in range(int(rng.integers(1, 5)))]
-    nodes: list[Any] = []
-    constants: list[Any] = []
-    known = {"x": shape}
-    for i in range(steps or int(rng.integers(1, 7))):
-        source = _pick(rng, list(known))
-        made = _pick(rng, _STEPS)(rng, source, known, f"v{i}", constants)
-        nodes += made[0]
-        known[f"v{i}"] = made[1]
-    last = f"v{i}"
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", FLOAT, shape)],
-        [helper.make_tensor_value_info(last, FLOAT, known[last])],
-        constants,
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-
-
-Made = tuple[list[Any], list[int]]
-Known = dict[str, list[int]]
-
-
-def _constant(constants: list[Any], name: str, array: Any) -> str:
-    constants.append(onnx.numpy_helper.from_array(np.asarray(array), name))
-    return name
-
-
-def _unary(rng: np.random.Generator, x: str, known: Known, out: str, _: list[Any]) -> Made:
-    op = _pick(
-        rng,
-        (
-            "Relu",
-            "Sigmoid",
-            "Tanh",
-            "Neg",
-            "Abs",
-            "Sqrt",
-            "Softplus",
-            "Erf",
-            "Elu",
-            "HardSwish",
-            "Floor",
-            "Mish",
-            "Softsign",
-            "Exp",
-        ),
-    )
-    return [helper.make_node(op, [x], [out])], known[x]
-
-
-def _binary(rng: np.random.Generator, x: str, known: Known, out: str, constants: list[Any]) -> Made:
-    same = [name for name, shape in known.items() if shape == known[x]]
-    other = _pick(rng, same)
-    if rng.integers(2):
-        small = [n if rng.integers(2) else 1 for n in known[x]]
-        other = _constant(constants, f"{out}_c", rng.uniform(0.5, 2, small).astype(np.float32))
-    op = _pick(rng, ("Add", "Sub", "Mul", "Div", "Max", "Min"))
-    return [helper.make_node(op, [x, other], [out])], known[x]
-
-
-def _transpose(rng: np.random.Generator, x: str, known: Known, out: str, _: list[Any]) -> Made:
-    perm = [int(i) for i in rng.permutation(len(known[x]))]
-    return [helper.make_node("Transpose", [x], [out], perm=perm)], [known[x][i] for i in perm]
-
-
-def _reduce(rng: np.random.Generator, x: str, known: Known, out: str, constants: list[Any]) -> Made:
-    shape = known[x]
-    axis = int(rng.integers(len(shape)))
-    if not shape[axis]:
-        return _unary(rng, x, known, out, constants)
-    op = _pick(rng, ("ReduceSum", "ReduceMax", "ReduceMean", "ReduceL2", "Softmax", "LogSoftmax"))
-    if "Softmax" in op:
-        return [helper.make_node(op, [x], [out], axis=axis)], shape
-    if op == "ReduceSum":
-        axes = _constant(constants, f"{out}_axes", np.array([axis]))
-        node = helper.make_node(op, [x, axes], [out], keepdims=1)
-    else:
-        axes = _constant(constants, f"{out}_axes", np.array([axis]))
-        node = helper.make_node(op, [x, axes], [out], keepdims=1)
-    return [node], [*shape[:axis], 1, *shape[axis + 1 :]]
-
-
-def _reshape(rng: np.random.Generator, x: str, known: Known, out: str, constants: list[Any]) -> Made:
-    shape = [int(np.prod(known[x])), 1]
-    wanted = _constant(constants, f"{out}_shape", np.array(shape))
-    return [helper.make_node("Reshape", [x, wanted], [out], allowzero=1)], shape
-
-
-def _matmul(rng: np.random.Generator, x: str, known: Known, out: str, constants: list[Any]) -> Made:
-    shape = known[x]
-    if len(shape) < 2:
-        return _unary(rng, x, known, out, constants)
-    n = int(rng.integers(1, 20))
-    weights = rng.standard_normal((shape[-1], n)).astype(np.float32)
-    name = _constant(constants, f"{out}_w", weights)
-    return [helper.make_node("MatMul", [x, name], [out])], [*shape[:-1], n]
-
-
-def _conv(rng: np.random.Generator, x: str, known: Known, out: str, constants: list[Any]) -> Made:
-    shape = known[x]
-    if len(shape) != 4 or 0 in shape:
-        return _unary(rng, x, known, out, constants)
-    n, k = int(rng.integers(1, 20)), int(_pick(rng, (1, 3)))
-    weights = rng.standard_normal((n, shape[1], k, k)).astype(np.float32)
-    name = _constant(constants, f"{out}_w", weights)
-    node = helper.make_node("Conv", [x, name], [out], pads=[k // 2] * 4)
-    return [node], [shape[0], n, *shape[2:]]
-
-
-def _concat(rng: np.random.Generator, x: str, known: Known, out: str, _: list[Any]) -> Made:
-    axis = int(rng.integers(len(known[x])))
-    shape = list(known[x])
-    shape[axis] *= 2
-    return [helper.make_node("Concat", [x, x], [out], axis=axis)], shape
-
-
-def _pad(rng: np.random.Generator, x: str, known: Known, out: str, constants: list[Any]) -> Made:
-    rank = len(known[x])
-    pads = rng.integers(0, 3, 2 * rank)
-    name = _constant(constants, f"{out}_pads", pads.astype(np.int64))
-    shape = [n + int(a + b) for n, a, b in zip(known[x], pads[:rank], pads[rank:], strict=True)]
-    return [helper.make_node("Pad", [x, name], [out])], shape
-
-
-_STEPS: tuple[Callable[..., Made], ...] = (
-    _unary,
-    _unary,
-    _binary,
-    _binary,
-    _transpose,
-    _reduce,
-    _reshape,
-    _matmul,
-    _conv,
-    _concat,
-    _pad,
 )

@@ -1,0 +1,102 @@
+"""Items -> answers, in processes that may crash or hang without harm to the other items."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+
+def run_in_workers(
+    items: Sequence[str], command: Sequence[str], jobs: int, limit_s: float, life: int = sys.maxsize
+) -> Iterator[tuple[str, Any, str]]:
+    """Run items in processes; yield each as it ends: the item, its answer, why it has none or "".
+
+    Args:
+        items: one line of text each.
+        command: starts a process that calls `answer_lines`.
+        jobs: the number of processes.
+        limit_s: how long an item may take.
+        life: items after which a process is replaced.
+    """
+    waiting = list(reversed(items))
+    workers = [_Worker(command, limit_s, life) for _ in range(min(jobs, len(items)))]
+    try:
+        with selectors.DefaultSelector() as selector:
+            for worker in workers:
+                selector.register(worker.give(waiting.pop()), selectors.EVENT_READ, worker)
+            while selector.get_map():
+                ready = {key.data for key, _ in selector.select(timeout=1.0)}
+                for key in list(selector.get_map().values()):
+                    worker = key.data
+                    is_late = time.monotonic() > worker.until_s
+                    if worker not in ready and not is_late:
+                        continue
+                    selector.unregister(key.fileobj)
+                    line = "" if worker not in ready else worker.process.stdout.readline()
+                    if line:
+                        yield worker.item, json.loads(line), ""
+                    else:
+                        code = worker.process.poll() if is_late else worker.process.wait()
+                        worker.end()
+                        yield worker.item, None, "it hung" if is_late else f"the process ended with code {code}"
+                    if waiting:
+                        selector.register(worker.give(waiting.pop()), selectors.EVENT_READ, worker)
+    finally:
+        for worker in workers:
+            worker.end()
+
+
+class _Worker:
+    """A process that runs items; a new one takes its place when it ends."""
+
+    def __init__(self, command: Sequence[str], limit_s: float, life: int) -> None:
+        self.command, self.limit_s, self.life = command, limit_s, life
+        self.process: subprocess.Popen[str] | None = None
+        self.count = 0
+        self.item = ""
+        self.until_s = 0.0
+
+    def give(self, item: str) -> Any:
+        """Start an item; return the stream on which its answer comes."""
+        if self.count == self.life:
+            self.end()
+        if self.process is None or self.process.poll() is not None:
+            self.end()
+            self.process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                bufsize=1,
+            )
+        self.count += 1
+        self.item, self.until_s = item, time.monotonic() + self.limit_s
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended: there will be no answer
+            self.process.stdin.write(f"{item}\n")
+        return self.process.stdout
+
+    def end(self) -> None:
+        """End the process."""
+        if self.process is not None:
+            self.process.kill()
+            with contextlib.suppress(BrokenPipeError):
+                self.process.communicate()
+        self.process, self.count = None, 0
+
+
+def answer_lines(run: Callable[[str], Any]) -> None:
+    """Answer each line of the input with a line of JSON."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    for line in sys.stdin:
+        answers.write(json.dumps(run(line.strip())) + "\n")
+        answers.flush()
