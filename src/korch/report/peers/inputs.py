@@ -16,7 +16,7 @@ from korch.errors import ModelError, OptionError
 from korch.report.peers.peer import Arrays
 
 if TYPE_CHECKING:
-    from korch.runtime.executable import TensorInfo
+    from korch.runtime.runnable import TensorInfo
 
 
 def random_inputs(model_path: Path, seed: int = 0, shapes: Mapping[str, Sequence[int]] | None = None) -> Arrays:
