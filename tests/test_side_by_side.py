@@ -112,7 +112,7 @@ def test_the_report_says_what_runs_side_by_side(
     def alone(graph: Any, steps: Sequence[Candidate], ledger: Any, *rest: Any) -> tuple[Any, ...]:
         chosen = []
         for step in steps:
-            few = [ledger.meter.shares.propose(graph, [[step]], ledger.meter.target, [n]) for n in (share, 1)]
+            few = [ledger.meter.concurrent.propose(graph, [[step]], ledger.meter.target, [n]) for n in (share, 1)]
             ledger.measure(few)
             chosen.append(next(c for c in few if isinstance(ledger.known(c), Measured)))
         return tuple(chosen)

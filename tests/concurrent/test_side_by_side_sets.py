@@ -18,8 +18,8 @@ from korch.errors import InvalidGraphError
 from korch.measure.record import Failed, Measured, Record
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.text import parse_graph
+from korch.provider.concurrent import ConcurrentProvider, parse_lanes
 from korch.provider.provider import Kernel
-from korch.provider.shares import SharesProvider, parse_lanes
 from korch.runtime.program import Step, bind_steps
 from korch.search.ledger import Ledger
 from korch.target import Target
@@ -63,7 +63,7 @@ class Meter:
 
     def __init__(self, costs: dict[str, int], time_ns: Callable[[list[list[str]]], Record], threads: int = 2) -> None:
         self.target = Target(threads=threads)
-        self.shares = SharesProvider([Toy()])  # type: ignore[list-item]
+        self.concurrent = ConcurrentProvider([Toy()])  # type: ignore[list-item]
         self.costs = costs
         self.time_ns = time_ns
         self.records: dict[str, Record] = {}
@@ -316,7 +316,7 @@ graph(%0 "x": f32[8]) -> (%3 "a")
 
 
 def test_what_a_plan_has_of_sets_is_described() -> None:
-    step = SimpleNamespace(provider="shares", offer=SimpleNamespace(variant="3: a | b + c"))
+    step = SimpleNamespace(provider="concurrent", offer=SimpleNamespace(variant="3: a | b + c"))
     other = SimpleNamespace(provider="toy", offer=SimpleNamespace(variant="a | b"))
     assert described([step, other, step]) == (2, 6)  # type: ignore[list-item]
 
@@ -359,7 +359,7 @@ def test_who_reads_a_concatenation_in_place_waits_for_those_who_write_its_pieces
         (64, (1, 16, 32, 48, 63), (1, 32)),
     ],
 )
-def test_shares_are_few_and_each_has_its_rest(
+def test_concurrent_are_few_and_each_has_its_rest(
     threads: int, allowed: tuple[int, ...], measured: tuple[int, ...]
 ) -> None:
     assert lane_sizes(threads) == allowed

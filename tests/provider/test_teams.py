@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from onednn_groups import Graph
-from test_shares import GRAPH, PLAIN, PROVIDERS, SHARES, built, check, needs_watching, offered
+from test_concurrent import CONCURRENT, GRAPH, PLAIN, PROVIDERS, built, check, needs_watching, offered
 
 from korch.candidate.candidate import Candidate, Offer, Refusal, make_group
 from korch.errors import ProviderError
@@ -29,8 +29,8 @@ from korch.measure.toolchain import find_compiler
 from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
+from korch.provider.concurrent import ConcurrentProvider, parse_lanes
 from korch.provider.provider import Kernel, Threading, named_kernel
-from korch.provider.shares import SharesProvider, parse_lanes
 from korch.provider.teams import team_refusal
 from korch.report.explain import explain
 from korch.report.threads import watch_threads
@@ -39,6 +39,7 @@ from korch.runtime.build import build
 from korch.runtime.executable import Executable
 from korch.runtime.library import Handle, load_plans
 from korch.runtime.program import Step
+from korch.runtime.report import Report
 from korch.runtime.source import INCLUDE
 from korch.runtime.unpack import unpack
 from korch.target import Target
@@ -79,7 +80,7 @@ def proposed(text: str, target: Target) -> Candidate:
         count, _, parts = lane.rpartition(": ")
         threads.append(int(count or 1))
         lanes.append([offered(*part.split(), target) for part in parts.split(" + ")])
-    made = SHARES.propose(GRAPH, lanes, target, threads)
+    made = CONCURRENT.propose(GRAPH, lanes, target, threads)
     assert isinstance(made, Candidate), made
     parsed = parse_lanes(made.offer.variant)
     assert [lane.threads for lane in parsed] == threads  # type: ignore[union-attr]
@@ -155,14 +156,14 @@ def side_by_side(
     providers = [Witness(body) for body in bodies.values()]
     for i, provider in zip(bodies, providers, strict=True):
         provider.name = f"witness{i}"
-    shares = SharesProvider(providers)  # type: ignore[arg-type]
+    provider = ConcurrentProvider(providers)  # type: ignore[arg-type]
     parts = []
     for i in range(len(lanes)):
         group = make_group(graph, [i], [graph.primitives[i].output])
         parts.append([Candidate(group, f"witness{i}", Offer(*group.plain_layouts), "1")])
-    made = shares.propose(graph, parts, target, lanes)
+    made = provider.propose(graph, parts, target, lanes)
     assert isinstance(made, Candidate), made
-    kernel = shares.build(made.group, made.offer, target)
+    kernel = provider.build(made.group, made.offer, target)
     assert isinstance(kernel, Kernel), kernel
     return made, kernel
 
@@ -281,7 +282,7 @@ def whole_plan(target: Target, builder: Builder, has_teams: bool) -> Artifact:
                 assert isinstance(alone, Kernel)
                 steps.append(Step(part, alone))
             continue
-        made = SHARES.propose(PLAIN, parts, target, threads)
+        made = CONCURRENT.propose(PLAIN, parts, target, threads)
         assert isinstance(made, Candidate), made
         steps.append(Step(made, built(made, target)))
     return build(PLAIN, steps, target, builder)
@@ -321,7 +322,7 @@ def test_a_plan_with_teams_computes_what_the_model_does(
     with ThreadPoolExecutor(3) as pool:
         for done in [pool.submit(check_run, i) for i in range(12)]:
             done.result()
-    text = explain(artifact.plan, {})
+    text = explain(artifact.plan, Report())
     assert "conv | 3: add sigmoid" in text
     assert re.search(r"2: matmul tanh \+ reduce_sum \| 2: matmul", text)
 
@@ -422,11 +423,11 @@ def test_what_can_not_run_in_a_team_is_refused(target: Target) -> None:
     assert reason(Threading.TEAM, libraries=("dnnl",)) == reason(Threading.TEAM, has_state=True) == library
     clang = replace(four, compiler="Debian clang version 17.0.6 (9)")
     assert reason(Threading.TEAM, clang) == "only the regions of GCC's OpenMP can be given to a team"
-    made = SHARES.propose(GRAPH, [[offered("small", "onednn", four)]], four, [2])
+    made = CONCURRENT.propose(GRAPH, [[offered("small", "onednn", four)]], four, [2])
     assert isinstance(made, Candidate)
-    assert SHARES.build(made.group, made.offer, four) == Refusal(library)
+    assert CONCURRENT.build(made.group, made.offer, four) == Refusal(library)
     total = offered("total", "generated", four)
-    found = SHARES.propose(GRAPH, [[total], [offered("product", "gemm", four)]], four, [3, 2])
+    found = CONCURRENT.propose(GRAPH, [[total], [offered("product", "gemm", four)]], four, [3, 2])
     assert found == Refusal("there are only 4 threads")
 
 
@@ -486,6 +487,6 @@ def test_stages_of_generated_kernels_wait(target: Target, builder: Builder, rng:
         offers = PROVIDERS["generated"].offer(group, four)
         assert not isinstance(offers, Refusal)
         lanes.append([Candidate(group, "generated", offers[0], "1")])
-    made = SHARES.propose(graph, lanes, four, [2, 2])
+    made = CONCURRENT.propose(graph, lanes, four, [2, 2])
     kernel = check(made, four, builder, rng, graph)
     assert kernel.source.count("#pragma omp parallel") == 2

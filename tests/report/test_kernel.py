@@ -159,7 +159,7 @@ graph(%0 "i0": f32[4,4], %1 "i1": f32[4,4]) -> (%2 "o0", %4 "o1", %3 "o2", %5 "o
 %4: f32[4,4] = tanh(%3)
 %5: f32[4,4] = neg(%0)
 """
-    beside = replace(step, provider="shares", variant="gemm | toy*2 + toy", primitives=body)
+    beside = replace(step, provider="concurrent", variant="gemm | toy*2 + toy", primitives=body)
     assert operations(beside) == "matmul | exp tanh + neg"
     assert operations(replace(beside, provider="gemm")) == "matmul exp tanh neg"
     assert operations(replace(beside, variant="")) == "matmul exp tanh neg"

@@ -30,7 +30,7 @@ from korch.measure.cpu import CpuMeter
 from korch.measure.record import Failed, Measured, Record
 from korch.primitive.graph import PrimitiveGraph
 from korch.program.solve import Solver
-from korch.provider.shares import SharesProvider, parse_lanes
+from korch.provider.concurrent import ConcurrentProvider, parse_lanes
 from korch.search.ledger import Ledger
 
 logger = logging.getLogger("korch.orchestrate")
@@ -63,7 +63,7 @@ def side_by_side(
 
 def described(steps: Sequence[Candidate]) -> tuple[int, int]:
     """Return the number of sets of concurrent kernels in a plan, and of the kernels in them."""
-    lanes = [parse_lanes(c.offer.variant) for c in steps if c.provider == SharesProvider.name]
+    lanes = [parse_lanes(c.offer.variant) for c in steps if c.provider == ConcurrentProvider.name]
     known = [found for found in lanes if not isinstance(found, Refusal)]
     return len(known), sum(len(lane.parts) for found in known for lane in found)
 
@@ -223,7 +223,7 @@ class _Search:
 
     def _candidate(self, each: _Set) -> Candidate | None:
         lanes = [[self.steps[i] for i in lane] for lane in each.lanes]
-        made: Candidate | Refusal = cast(CpuMeter, self.ledger.meter).shares.propose(
+        made: Candidate | Refusal = cast(CpuMeter, self.ledger.meter).concurrent.propose(
             self.graph, lanes, self.target, each.threads
         )
         if isinstance(made, Refusal):

@@ -22,9 +22,9 @@ from korch.measure.record import Failed, FailureKind, Measured, Record
 from korch.measure.timer import BufferSpec, Job, Setup, time_kernels
 from korch.measure.toolchain import find_compiler
 from korch.options import Options
+from korch.provider.concurrent import ConcurrentProvider
 from korch.provider.in_place import InPlaceProvider
 from korch.provider.provider import Kernel, Provider
-from korch.provider.shares import SharesProvider
 from korch.target import Target, detect_target
 
 logger = logging.getLogger("korch.measure")
@@ -68,7 +68,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
     """Builds kernels with the machine's compiler and times them in a process of their own.
 
     Attributes:
-        shares: makes kernels that run others side by side, each on one thread.
+        concurrent: makes kernels that run others side by side, each on one thread.
         failures: the folder that gets the compiler's output on kernels that do not compile.
         reads_weights_from_memory: whether a model's weights don't stay in the caches from one run
             to the next; then kernels are timed with cold weights, and bounded so.
@@ -83,8 +83,8 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
             weights_bytes: of the model's constants, each of which a run reads.
         """
         super().__init__(options, (*providers, InPlaceProvider()))
-        self.shares = SharesProvider(providers)
-        self._provider[self.shares.name] = self.shares
+        self.concurrent = ConcurrentProvider(providers)
+        self._provider[self.concurrent.name] = self.concurrent
         self.target = detect_target(options.threads, find_compiler().identity, matrix_units=not options.strict)
         self.builder = Builder(self.target.isa, options.cache_folder)
         self.failures = self.builder.folder.parent / "not-compiled"

@@ -15,7 +15,7 @@
 //                          if b comes packed as [N / (NV * W)][DEPTH][NV * W]
 //   SPLITS                 whether the matrix units multiply, numbers split into pieces (korch_amx.h);
 //                          then NV * W is 32, and blocks have multiples of 32 rows, or all of M
-//   IN_PIECES              whether b comes as pieces: [N / 32][DEPTH / 32] steps of a strip
+//   SPLIT_B              whether b comes as pieces: [N / 32][DEPTH / 32] steps of a strip
 //   CHUNK                  terms that they multiply at a time
 //   GROUP                  strips that stay in the cache while the rows go by; 0 if the rows stay
 //   FETCHES                whether the lines that a tile's results are stored to are fetched before

@@ -24,9 +24,9 @@ struct Room {
   static constexpr long PIECES = STEPS * korch_amx::STEP;
   static constexpr bool KEEPS_SUMS = K::CHUNK < K::DEPTH;
   // In floats, each of which has room for two numbers of a piece.
-  static constexpr long PACKED = (K::IN_PIECES ? 1 : K::B_COLUMN != 0 ? 3 : 0) * K::DEPTH * COLUMNS<K>;
+  static constexpr long PACKED = (K::SPLIT_B ? 1 : K::B_COLUMN != 0 ? 3 : 0) * K::DEPTH * COLUMNS<K>;
   static constexpr long LEFT = (K::GROUP ? 2 : BLOCKS) * PIECES / 2;
-  static constexpr long RIGHT = K::IN_PIECES ? 0 : (K::GROUP ? K::GROUP : 2) * PIECES / 2;
+  static constexpr long RIGHT = K::SPLIT_B ? 0 : (K::GROUP ? K::GROUP : 2) * PIECES / 2;
   static constexpr long OWN = PACKED + LEFT + RIGHT + (KEEPS_SUMS ? BLOCKS * STRIPS * SUMS : 0);
 };
 
@@ -125,7 +125,7 @@ inline void pass_columns(void* const* buffers, const Task& t, const Own<K>& own)
         if (k + K::CHUNK >= K::DEPTH) before = {sums, m, end, s * COLUMNS<K>};
       }
     };
-    if constexpr (K::IN_PIECES) {
+    if constexpr (K::SPLIT_B) {
       const auto pieces = [&](long s) { return find_pieces<K>(t.b, s * COLUMNS<K>) + k / korch_amx::TERMS * korch_amx::STEP; };
       constexpr long LINES = korch_amx::STEP / korch_amx::TERMS;  // of a step
       for (long s = t.first; s < t.last; ++s)
@@ -155,8 +155,8 @@ inline void pass_rows(void* const* buffers, const Task& t, const Own<K>& own) {
   typedef Room<K> R;
   for (long first = t.first; first < t.last; first += K::GROUP) {
     const long strips = korch::smaller(K::GROUP, t.last - first);
-    const uint16_t* right = K::IN_PIECES ? find_pieces<K>(t.b, first * COLUMNS<K>) : own.right;
-    for (long s = 0; s < strips && !K::IN_PIECES; ++s) {
+    const uint16_t* right = K::SPLIT_B ? find_pieces<K>(t.b, first * COLUMNS<K>) : own.right;
+    for (long s = 0; s < strips && !K::SPLIT_B; ++s) {
       const Strip strip = find_strip<K>(t.b, (first + s) * COLUMNS<K>, own.packed);
       korch_amx::split_all(korch_amx::splitter<false>(strip.from, strip.step, TOGETHER, K::DEPTH, own.right + s * R::PIECES));
     }

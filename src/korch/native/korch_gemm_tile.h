@@ -151,7 +151,7 @@ KORCH_INLINE void rows(void* const* buffers, const float* a, Strip strip, Strip 
 template <class K>
 inline constexpr bool IS_PACKED = K::B_STEP == 0 && K::B_COLUMN == 0;
 template <class K>
-inline constexpr long STRIP_STEP = K::IN_PIECES ? 0 : IS_PACKED<K> ? COLUMNS<K> : K::B_STEP ? K::B_STEP : K::B_COLUMN == 1 ? K::B_ROW : 0;
+inline constexpr long STRIP_STEP = K::SPLIT_B ? 0 : IS_PACKED<K> ? COLUMNS<K> : K::B_STEP ? K::B_STEP : K::B_COLUMN == 1 ? K::B_ROW : 0;
 template <class K>
 inline constexpr long NEXT_STRIP = IS_PACKED<K> ? K::DEPTH * COLUMNS<K> : COLUMNS<K>;
 
@@ -159,7 +159,7 @@ inline constexpr long NEXT_STRIP = IS_PACKED<K> ? K::DEPTH * COLUMNS<K> : COLUMN
 // then what is read is fetched `AHEAD` floats before. (8 KiB: 1.0 to 1.4 times as fast as fetching the
 // next strip, which is evicted before it is read, for products of 1 to 8 rows.)
 template <class K>
-inline constexpr bool IS_STREAM = IS_PACKED<K> && !K::IN_PIECES && K::M <= K::ROWS;
+inline constexpr bool IS_STREAM = IS_PACKED<K> && !K::SPLIT_B && K::M <= K::ROWS;
 inline constexpr long AHEAD = 2048;
 
 // Where the pieces of the strip of columns n begin.
@@ -171,7 +171,7 @@ KORCH_INLINE const uint16_t* find_pieces(const float* b, long n) {
 // The strip of columns n, packed first if it does not lie as one.
 template <class K>
 KORCH_INLINE Strip find_strip(const float* b, long n, float* packed) {
-  if constexpr (K::IN_PIECES) {
+  if constexpr (K::SPLIT_B) {
     korch_amx::add_up(find_pieces<K>(b, n), K::DEPTH, packed);
     return {packed, COLUMNS<K>};
   }

@@ -27,7 +27,7 @@
 
 #include <atomic>
 
-#include "korch_shares.h"
+#include "korch_concurrent.h"
 
 #define KORCH_OWN extern "C" __attribute__((weak, noinline))
 
@@ -314,7 +314,7 @@ inline void run_together(int threads, Oversubscription* oversubscription, F run)
 template <class F>
 inline void run_apart(int threads, Oversubscription& oversubscription, int64_t& usual_ns, F run) {
   if (oversubscription.is_here()) {
-    const korch_shares::OneThread one;
+    const korch_concurrent::OneThread one;
     Team team;
     return lead(team, run);
   }
@@ -356,7 +356,7 @@ KORCH_OWN int omp_get_num_threads(void) {
   return own.team == nullptr ? korch_teams::real_num_threads() : own.threads;
 }
 
-namespace korch_shares {
+namespace korch_concurrent {
 
 // Run all lanes at once: lane l has the parts before ends[l] and after the lane before it, and a team
 // of threads[l]. The region has as many threads as those of other kernels: GCC's OpenMP ends the
@@ -397,6 +397,6 @@ int run(const Part (&parts)[PARTS], const Slot (&slots)[SLOTS], const int (&ends
   return failed;
 }
 
-}  // namespace korch_shares
+}  // namespace korch_concurrent
 
 #pragma GCC visibility pop

@@ -3,8 +3,8 @@
 TOGETHER = 32
 """Rows and columns that the matrix units compute together, and terms of a step."""
 
-PIECES_BYTES = 6
+SPLIT_BYTES = 6
 """Bytes of a float32 that is split into three bfloat16."""
 
-STEP_BYTES = PIECES_BYTES * TOGETHER * TOGETHER
+STEP_BYTES = SPLIT_BYTES * TOGETHER * TOGETHER
 """Bytes of a split operand in one step."""

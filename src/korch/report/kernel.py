@@ -19,7 +19,7 @@ from korch.errors import OptionError
 from korch.measure.calibrate import Rates
 from korch.primitive.text import parse_graph
 from korch.primitive.types import ValueType
-from korch.provider.shares import SharesProvider, parse_lanes
+from korch.provider.concurrent import ConcurrentProvider, parse_lanes
 from korch.report.units import count_text, cut, size_text, time_text
 from korch.runtime.record import PlanRecord, PortRecord, StepRecord
 from korch.runtime.report import GroupingRecord, Report, Rival
@@ -272,7 +272,7 @@ def operations(step: StepRecord, most: int = MOST_OPERATIONS) -> str:
     Of concurrent kernels, | separates lanes, and + the kernels that a lane runs in turn. The text
     of a lane with several threads begins with their number.
     """
-    lanes = parse_lanes(step.variant) if step.provider == SharesProvider.name else None
+    lanes = parse_lanes(step.variant) if step.provider == ConcurrentProvider.name else None
     if lanes is None or isinstance(lanes, Refusal):
         return operations_of(step.primitives, most)
     text = "".join(f"{line}\n" for line in step.primitives.splitlines() if line[:1] != "#")

@@ -32,7 +32,7 @@ LEAST_CHANNELS = 256
 LEAST_CHAIN_CHANNELS = 64
 """The same for those of a chain, read or written, if they fill tiles; else twice as many."""
 
-PIECES_SHARE = 0.6
+SPLIT_SHARE = 0.6
 """The part of the level-2 cache for a chain's split weights."""
 
 
@@ -103,7 +103,7 @@ def _variants(group: Group, match: ConvChain, target: Target) -> tuple[str, ...]
     """
     is_even = group.output_types[0].shape[2] >= MANY_ROWS * target.threads
     is_even = is_even and not (len(match.links) == 1 and match.links[0].is_depthwise)
-    split = (SPLIT,) if _can_be_pieces(group, match, target) else ()
+    split = (SPLIT,) if _suits_matrix_units(group, match, target) else ()
     if target.threads == 1 or is_even or not can_split(match):
         return ("rows", *split)
     return ("rows", "channels", *split)
@@ -123,16 +123,16 @@ def _vector_flop(group: Group, shape: Shape) -> int:
     return sum(group.body.work_flop(link.primitive) for link in rest) if is_chain else 0
 
 
-def _can_be_pieces(group: Group, match: ConvChain, target: Target) -> bool:
+def _suits_matrix_units(group: Group, match: ConvChain, target: Target) -> bool:
     """Return whether matrix units may pay."""
     if target.isa != "amx":
         return False
     if len(match.links) > 1:
-        return _can_chain_be_pieces(group, match, target)
-    return not match.links[0].is_depthwise and _can_one_be_pieces(group, match)
+        return _chain_suits_matrix_units(group, match, target)
+    return not match.links[0].is_depthwise and _one_suits_matrix_units(group, match)
 
 
-def _can_one_be_pieces(group: Group, match: ConvChain) -> bool:
+def _one_suits_matrix_units(group: Group, match: ConvChain) -> bool:
     """Return whether they may for one convolution: tiles are mostly full, much work is for each.
 
     Splitting an image for a window of one element costs about what is won by few channels.
@@ -144,7 +144,7 @@ def _can_one_be_pieces(group: Group, match: ConvChain) -> bool:
     return full >= LEAST_FULL and height * width > TOGETHER and not few
 
 
-def _can_chain_be_pieces(group: Group, match: ConvChain, target: Target) -> bool:
+def _chain_suits_matrix_units(group: Group, match: ConvChain, target: Target) -> bool:
     """Return whether they may for a chain: split weights stay in the cache.
 
     For few channels it takes as long to split them as to multiply by vectors.
@@ -153,7 +153,7 @@ def _can_chain_be_pieces(group: Group, match: ConvChain, target: Target) -> bool
     shape = shape_of(group, match, target, by_channels, is_split=True)
     channels = [layer.channels for layer in shape.layers if layer.on_tiles]
     pieces = 4 * sum(layer.pieces for layer in shape.layers) // shape.parts
-    is_kept = 0 < pieces <= PIECES_SHARE * target.l2_bytes
+    is_kept = 0 < pieces <= SPLIT_SHARE * target.l2_bytes
     least = (LEAST_CHAIN_CHANNELS * (2 if any(n % TOGETHER for n in c) else 1) for c in channels)
     return is_kept and all(max(c) >= n for c, n in zip(channels, least, strict=True))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from korch.provider.matrix_units import PIECES_BYTES, TOGETHER
+from korch.provider.matrix_units import SPLIT_BYTES, TOGETHER
 from korch.target import Target
 
 PAGE_FLOATS = 1024
@@ -68,7 +68,7 @@ class Blocking:
         teams = max(1, target.threads // math.gcd(batch, target.threads))
         strips, vectors = -(-n // TOGETHER), TOGETHER // target.lanes
         room = SPLIT_CACHE_SHARE * target.l2_bytes
-        fitting = int(room / (PIECES_BYTES * TOGETHER * -(-terms // TOGETHER) * TOGETHER))
+        fitting = int(room / (SPLIT_BYTES * TOGETHER * -(-terms // TOGETHER) * TOGETHER))
         if m >= teams * SPLIT_ROWS // 2 and fitting >= min(strips, LEAST_GROUP):
             block = min(m, -(-m // (teams * TOGETHER)) * TOGETHER)
             group = -(-strips // -(-strips // fitting))
@@ -76,7 +76,7 @@ class Blocking:
         blocks, parts = (1, teams) if strips >= teams and n >= m else (teams, 1)
         blocks *= max(1, round(m / (blocks * SPLIT_ROWS)))
         block = min(m, -(-m // (blocks * TOGETHER)) * TOGETHER)
-        steps = int(room / (PIECES_BYTES * -(-block // TOGETHER) * TOGETHER * TOGETHER))
+        steps = int(room / (SPLIT_BYTES * -(-block // TOGETHER) * TOGETHER * TOGETHER))
         chunks = -(-terms // (max(8, steps) * TOGETHER))
         chunk = -(-terms // (chunks * TOGETHER)) * TOGETHER
         return Blocking(vectors, 8, block, parts, min(chunk, terms))

@@ -29,7 +29,7 @@ from korch.provider.gemm.match import (
     operand_of,
     print_finish,
 )
-from korch.provider.matrix_units import PIECES_BYTES, STEP_BYTES, TOGETHER
+from korch.provider.matrix_units import SPLIT_BYTES, STEP_BYTES, TOGETHER
 from korch.provider.provider import SPLIT, Kernel, Threading, named_kernel
 from korch.target import Target
 
@@ -48,7 +48,7 @@ class Way(Enum):
 
     VECTORS = ""
     SPLIT = SPLIT
-    IN_PIECES = "in pieces"
+    SPLIT_B = "split b"
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +83,7 @@ class GemmProvider:
         refusal = Refusal("no layout fits both the inputs and the outputs")
         ways = [Way.VECTORS]
         if _can_split(group, found, target):
-            ways.append(Way.IN_PIECES if _keeps_pieces(group, found, target) else Way.SPLIT)
+            ways.append(Way.SPLIT_B if _keeps_split(group, found, target) else Way.SPLIT)
         for layouts, way in itertools.product(_layouts(group, found, target), ways):
             plan = self._plan(group, found, target, layouts, way)
             if isinstance(plan, Refusal):
@@ -94,7 +94,7 @@ class GemmProvider:
                 position = found.b
                 rank = group.input_types[position].rank
                 columns = plan.numbers["NV"] * plan.numbers["W"]
-                inputs[position] = _strips(rank, columns, way == Way.IN_PIECES)
+                inputs[position] = _strips(rank, columns, way == Way.SPLIT_B)
             is_split = way != Way.VECTORS
             variant = SPLIT if is_split else ""
             offers.append(Offer(tuple(inputs), layouts[1], variant, is_split=is_split))
@@ -109,8 +109,8 @@ class GemmProvider:
             Layout.plain(type_.rank) if layout.blocks else layout
             for layout, type_ in zip(offer.inputs, group.input_types, strict=True)
         )
-        is_in_pieces = any(layout.is_split for layout in offer.inputs)
-        way = Way.IN_PIECES if is_in_pieces else Way(offer.variant)
+        has_split_b = any(layout.is_split for layout in offer.inputs)
+        way = Way.SPLIT_B if has_split_b else Way(offer.variant)
         plan = self._plan(group, found, target, (inputs, offer.outputs), way)
         if isinstance(plan, Refusal):
             return plan
@@ -129,10 +129,10 @@ class GemmProvider:
         return self._plans[key]
 
 
-def _strips(rank: int, columns: int, is_in_pieces: bool) -> Layout:
+def _strips(rank: int, columns: int, has_split_b: bool) -> Layout:
     """Return the layout of a right operand in strips of columns."""
     order = (*range(rank - 2), rank - 1, rank - 2)
-    if not is_in_pieces:
+    if not has_split_b:
         return Layout(order, ((rank - 1, columns),))
     half = columns // 2
     return Layout(order, ((rank - 1, 2), (rank - 2, half), (rank - 1, half), (rank - 2, 2)), True)
@@ -144,14 +144,14 @@ def _can_split(group: Group, found: Product, target: Target) -> bool:
     return target.isa == "amx" and min(m - 1, n - 1, terms) >= TOGETHER // 2
 
 
-def _keeps_pieces(group: Group, found: Product, target: Target) -> bool:
+def _keeps_split(group: Group, found: Product, target: Target) -> bool:
     """Return whether a constant right operand is split at build time.
 
     That pays where its pieces stay in the caches. From farther away they take half as long again as
     the numbers, for which a product waits (measured: 128 x 768 x 3072 is as fast either way).
     """
     weights = group.input_types[found.b]
-    return _is_packed(group, found) and PIECES_BYTES * weights.size <= KEPT_SHARE * target.l2_bytes
+    return _is_packed(group, found) and SPLIT_BYTES * weights.size <= KEPT_SHARE * target.l2_bytes
 
 
 def _layouts(group: Group, found: Product, target: Target) -> Iterator[Layouts]:
@@ -174,7 +174,7 @@ def _layouts(group: Group, found: Product, target: Target) -> Iterator[Layouts]:
 
 
 def _make_plan(group: Group, found: Product, target: Target, layouts: Layouts, way: Way) -> _Plan | Refusal:
-    is_split, is_in_pieces = way != Way.VECTORS, way == Way.IN_PIECES
+    is_split, has_split_b = way != Way.VECTORS, way == Way.SPLIT_B
     if target.lanes < 4:
         return Refusal("the target has no vector registers")
     batch, m, n, terms = _sizes(group, found)
@@ -215,7 +215,7 @@ def _make_plan(group: Group, found: Product, target: Target, layouts: Layouts, w
         "B_STEP": b.row_step if is_direct else 0,
         "FETCHES": int(_fetches(batch, m, n, terms, target)),
         "SPLITS": int(is_split),
-        "IN_PIECES": int(is_in_pieces),
+        "SPLIT_B": int(has_split_b),
         "CHUNK": blocking.chunk,
         "GROUP": blocking.group,
         "B_ROW": b.row_step if must_pack else 0,
@@ -224,7 +224,7 @@ def _make_plan(group: Group, found: Product, target: Target, layouts: Layouts, w
     floats = target.threads * terms * columns if must_pack else 0
     floats += -(-m // blocking.rows) * blocking.rows * terms if packs_a else 0
     if is_split:
-        floats = _split_floats(numbers, 3 if must_pack else int(is_in_pieces))
+        floats = _split_floats(numbers, 3 if must_pack else int(has_split_b))
     return _Plan(a, b, is_packed, epilogue, finish, numbers, 4 * floats)
 
 
@@ -250,7 +250,7 @@ def _split_floats(numbers: dict[str, int], packed: int) -> int:
     step = STEP_BYTES // 4  # of 32 terms of 32 rows or columns
     pieces, blocks = -(-chunk // TOGETHER) * step, -(-block // TOGETHER)
     own = packed * depth * TOGETHER
-    own += (0 if numbers["IN_PIECES"] else group or 2) * pieces
+    own += (0 if numbers["SPLIT_B"] else group or 2) * pieces
     own += (2 if group else blocks) * pieces
     own += blocks * (-(-n // (TOGETHER * parts)) + 1) * TOGETHER * TOGETHER if chunk < depth else 0
     return numbers["THREADS"] * own

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from korch.provider.matrix_units import PIECES_BYTES, TOGETHER
+from korch.provider.matrix_units import SPLIT_BYTES, TOGETHER
 from korch.target import Target
 
 CACHE_SHARE = 1.15
@@ -65,16 +65,16 @@ def split_of(points: int, tiles: int, channels_in: int, channels_out: int, targe
     """
     wide, depth = max(channels_in, channels_out), _multiple(channels_in, TOGETHER)
     # A thread's points of a tile, and twice the split operand of one of them.
-    tile_bytes = 4 * points * wide / target.threads + 2 * PIECES_BYTES * depth
+    tile_bytes = 4 * points * wide / target.threads + 2 * SPLIT_BYTES * depth
     weight_bytes = 4 * points * channels_in * channels_out / target.threads
     are_few = weight_bytes <= FEW_WEIGHTS_SHARE * target.l2_bytes
     share = SMALL_GROUP_SHARE if are_few else CACHE_SHARE
-    room = share * target.l2_bytes - 2 * PIECES_BYTES * depth * TOGETHER
+    room = share * target.l2_bytes - 2 * SPLIT_BYTES * depth * TOGETHER
     groups = -(-tiles // max(TOGETHER, int(room / tile_bytes)))
     group = -(-tiles // groups)
     whole = _multiple(group, TOGETHER)
     step = (whole * wide // LINE_FLOATS | 1) * LINE_FLOATS
-    floats = 2 * PIECES_BYTES * depth * (whole + TOGETHER) // 4 + points * channels_in
+    floats = 2 * SPLIT_BYTES * depth * (whole + TOGETHER) // 4 + points * channels_in
     return Split(group, groups, step, floats)
 
 

@@ -35,7 +35,7 @@ from korch.provider.teams import team_refusal
 from korch.target import Target
 
 MOST_BUFFERS = 64
-"""Of one part; `korch_shares.h` has the same number."""
+"""Of one part; `korch_concurrent.h` has the same number."""
 
 _PART = re.compile(r"([\w.-]+)(?::([^|+*: ][^|+*:]*))?(?:\*(\d+))?")
 _LANE = re.compile(r"(?:([1-9]\d*): )?(.*)", re.DOTALL)
@@ -87,14 +87,14 @@ def parse_lanes(text: str) -> Lanes | Refusal:
     return tuple(lanes)
 
 
-class SharesProvider:
+class ConcurrentProvider:
     """Runs kernels of other providers on a share of the threads each.
 
     Args:
         providers: the others.
     """
 
-    name = "shares"
+    name = "concurrent"
     version = content_version("provider/gemm", "provider/conv", "provider/winograd", "provider/attention")
     group_shapes = ()
 
@@ -121,14 +121,14 @@ class SharesProvider:
         if sum(threads) > target.threads:
             return Refusal(f"there are only {target.threads} threads")
         chosen = [candidate for lane in lanes for candidate in lane]
-        shares = [count for count, lane in zip(threads, lanes, strict=True) for _ in lane]
+        counts = [count for count, lane in zip(threads, lanes, strict=True) for _ in lane]
         group = unite(graph, [c.group for c in chosen])
         if isinstance(group, Refusal):
             return group
         layouts: dict[int, Layout] = {}
         outputs: list[Layout] = []
-        for candidate, share in zip(chosen, shares, strict=True):
-            alike = self._alike(candidate.provider, candidate.group, candidate.offer, replace(target, threads=share))
+        for candidate, count in zip(chosen, counts, strict=True):
+            alike = self._alike(candidate.provider, candidate.group, candidate.offer, replace(target, threads=count))
             if isinstance(alike, Refusal):
                 return alike
             for value, layout in zip(candidate.group.inputs, alike.inputs, strict=True):
@@ -159,22 +159,22 @@ class SharesProvider:
         if sum(lane.threads for lane in lanes) > target.threads:
             return Refusal(f"there are only {target.threads} threads")
         parts = [part for lane in lanes for part in lane.parts]
-        shares = [lane.threads for lane in lanes for _ in lane.parts]
+        counts = [lane.threads for lane in lanes for _ in lane.parts]
         groups = split(group, [part.outputs for part in parts])
         read = dict(zip((v for _, v in group.body.inputs), offer.inputs, strict=True))
         written = iter(offer.outputs)
         kernels = []
-        for part, share, own in zip(parts, shares, groups, strict=True):
+        for part, count, own in zip(parts, counts, groups, strict=True):
             outputs = tuple(next(written) for _ in own.outputs)
             wanted = Offer(tuple(read[value] for value in own.inputs), outputs, part.variant)
-            few = replace(target, threads=share)
+            few = replace(target, threads=count)
             alike = self._alike(part.provider, own, wanted, few)
             if isinstance(alike, Refusal):
                 return alike
             kernel = self._providers[part.provider].build(own, alike, few)
             if isinstance(kernel, Refusal):
                 return kernel
-            refusal = team_refusal(kernel, target) if share > 1 else None
+            refusal = team_refusal(kernel, target) if count > 1 else None
             if refusal is not None:
                 return refusal
             if len(own.inputs) + len(own.outputs) >= MOST_BUFFERS:
@@ -250,9 +250,9 @@ def _is_alone(lanes: Lanes) -> bool:
 
 def _tables(parts: Sequence[str], slots: Sequence[str], lanes: Lanes, threads: int, has_state: bool) -> Iterator[str]:
     is_alone = _is_alone(lanes)
-    yield f'#include "korch_{"shares" if is_alone else "teams"}.h"\n'
-    yield f"static const korch_shares::Part NAME_parts[] = {{{', '.join(parts)}}};"
-    yield f"static const korch_shares::Slot NAME_slots[] = {{{', '.join(slots)}}};"
+    yield f'#include "korch_{"concurrent" if is_alone else "teams"}.h"\n'
+    yield f"static const korch_concurrent::Part NAME_parts[] = {{{', '.join(parts)}}};"
+    yield f"static const korch_concurrent::Slot NAME_slots[] = {{{', '.join(slots)}}};"
     call = "run_alone(NAME_parts, NAME_slots, state, buffers)"
     if not is_alone:
         ends = accumulate(len(lane.parts) for lane in lanes)
@@ -264,8 +264,8 @@ def _tables(parts: Sequence[str], slots: Sequence[str], lanes: Lanes, threads: i
     if has_state:
         yield (
             '\nextern "C" void* NAME_create(int, char* error, size_t error_size) {\n'
-            "  return korch_shares::create(NAME_parts, error, error_size);\n}\n\n"
+            "  return korch_concurrent::create(NAME_parts, error, error_size);\n}\n\n"
             'extern "C" void NAME_destroy(void* state) {\n'
-            "  korch_shares::destroy(NAME_parts, state);\n}"
+            "  korch_concurrent::destroy(NAME_parts, state);\n}"
         )
-    yield (f'\nextern "C" int NAME_run(void* state, void* const* buffers) {{\n  return korch_shares::{call};\n}}\n')
+    yield (f'\nextern "C" int NAME_run(void* state, void* const* buffers) {{\n  return korch_concurrent::{call};\n}}\n')

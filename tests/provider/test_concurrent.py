@@ -24,21 +24,22 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
 from korch.primitive.ops.winograd import WinogradAttributes, transform_weights
+from korch.provider.concurrent import ConcurrentProvider, Lane, Part, lanes_text, parse_lanes
 from korch.provider.provider import Kernel, Provider, load_providers
-from korch.provider.shares import Lane, Part, SharesProvider, lanes_text, parse_lanes
 from korch.report.explain import explain
 from korch.report.threads import watch_threads
 from korch.runtime.artifact import Artifact
 from korch.runtime.build import build
 from korch.runtime.executable import Executable
 from korch.runtime.program import Step
+from korch.runtime.report import Report
 from korch.target import Target
 from korch.testing.kernels import check_kernel
 from korch.testing.samples import random_arrays
 from korch.testing.tolerance import assert_same
 
 PROVIDERS: dict[str, Provider[Target, Kernel]] = {p.name: p for p in load_providers()}
-SHARES = SharesProvider(tuple(PROVIDERS.values()))
+CONCURRENT = ConcurrentProvider(tuple(PROVIDERS.values()))
 
 needs_watching = pytest.mark.skipif(
     platform.system() != "Linux" or shutil.which("g++") is None,
@@ -110,7 +111,7 @@ def offered(name: str, provider: str, target: Target, place: int = 0) -> Candida
 
 def built(candidate: Candidate | Refusal, target: Target) -> Kernel:
     assert isinstance(candidate, Candidate), candidate
-    kernel = SHARES.build(candidate.group, candidate.offer, target)
+    kernel = CONCURRENT.build(candidate.group, candidate.offer, target)
     assert isinstance(kernel, Kernel), kernel
     return kernel
 
@@ -151,7 +152,7 @@ def test_lanes_compute_what_their_parts_do(
     lanes: list[str], target: Target, builder: Builder, rng: np.random.Generator
 ) -> None:
     parts = [[offered(*part.split(), target) for part in lane.split(" + ")] for lane in lanes]
-    kernel = check(SHARES.propose(GRAPH, parts, target), target, builder, rng)
+    kernel = check(CONCURRENT.propose(GRAPH, parts, target), target, builder, rng)
     assert kernel.has_state == ("onednn" in " ".join(lanes))
     assert kernel.libraries == (("dnnl",) if kernel.has_state else ())
 
@@ -166,7 +167,7 @@ def test_one_kernel_twice_is_compiled_once(target: Target, builder: Builder, rng
     offers = PROVIDERS["generated"].offer(groups[0], target)
     assert not isinstance(offers, Refusal)
     lanes = [[Candidate(group, "generated", offers[0])] for group in groups]
-    kernel = check(SHARES.propose(graph, lanes, target), target, builder, rng, graph)
+    kernel = check(CONCURRENT.propose(graph, lanes, target), target, builder, rng, graph)
     assert kernel.source.count(f'extern "C" int {kernel.symbol}_0_run') == 1
     assert f"{kernel.symbol}_1" not in kernel.source
 
@@ -178,13 +179,13 @@ def test_a_change_of_layout_beside_a_convolution(target: Target, builder: Builde
     assert not isinstance(offers, Refusal)
     offer = next(o for o in offers if o.inputs[0].is_plain and not o.outputs[0].is_plain)
     lanes = [[Candidate(change, "generated", offer)], [offered("total", "generated", target)]]
-    check(SHARES.propose(GRAPH, lanes, target), target, builder, rng)
+    check(CONCURRENT.propose(GRAPH, lanes, target), target, builder, rng)
 
 
 def test_parts_have_memory_of_their_own(target: Target) -> None:
     lanes = [[offered("product", "onednn", target)], [offered("small", "conv", target)]]
-    kernel = built(SHARES.propose(GRAPH, lanes, target), target)
-    alone = [built(SHARES.propose(GRAPH, [lane], target), target) for lane in lanes]
+    kernel = built(CONCURRENT.propose(GRAPH, lanes, target), target)
+    alone = [built(CONCURRENT.propose(GRAPH, [lane], target), target) for lane in lanes]
     assert kernel.workspace_bytes == sum(part.workspace_bytes for part in alone)
     assert all(part.workspace_bytes % 64 == 0 for part in alone)
     assert "THREADS = 2" not in kernel.source
@@ -192,7 +193,7 @@ def test_parts_have_memory_of_their_own(target: Target) -> None:
 
 def test_what_is_proposed_is_refused_where_it_can_not_be(target: Target) -> None:
     def refusal(*lanes: Sequence[Candidate], on: Target = target) -> str:
-        found = SHARES.propose(GRAPH, lanes, on)
+        found = CONCURRENT.propose(GRAPH, lanes, on)
         assert isinstance(found, Refusal)
         return found.reason
 
@@ -214,7 +215,7 @@ def test_what_is_proposed_is_refused_where_it_can_not_be(target: Target) -> None
 
 
 def test_offers_of_other_texts_are_refused(target: Target) -> None:
-    made = SHARES.propose(GRAPH, [[offered("total", "generated", target)]], target)
+    made = CONCURRENT.propose(GRAPH, [[offered("total", "generated", target)]], target)
     assert isinstance(made, Candidate)
     for variant, reason in (
         ("", "'' names no kernels to run side by side"),
@@ -224,8 +225,8 @@ def test_offers_of_other_texts_are_refused(target: Target) -> None:
         ("2: generated | generated", "there are only 2 threads"),
     ):
         offer = replace(made.offer, variant=variant)
-        assert SHARES.build(made.group, offer, target) == Refusal(reason)
-    assert isinstance(SHARES.offer(made.group, target), Refusal)
+        assert CONCURRENT.build(made.group, offer, target) == Refusal(reason)
+    assert isinstance(CONCURRENT.offer(made.group, target), Refusal)
 
 
 def whole_plan(target: Target, builder: Builder) -> Artifact:
@@ -243,7 +244,7 @@ def whole_plan(target: Target, builder: Builder) -> Artifact:
     lanes.append([[plain("heads", "attention")]])
     steps = []
     for each in lanes:
-        candidate = SHARES.propose(GRAPH, each, target)
+        candidate = CONCURRENT.propose(GRAPH, each, target)
         assert isinstance(candidate, Candidate), candidate
         steps.append(Step(candidate, built(candidate, target)))
     return build(PLAIN, steps, target, builder)
@@ -266,7 +267,7 @@ def test_a_plan_with_sets_computes_what_the_model_does(
     with ThreadPoolExecutor(3) as pool:
         for done in [pool.submit(check_run) for _ in range(9)]:
             done.result()
-    text = explain(artifact.plan, {})
+    text = explain(artifact.plan, Report())
     assert "conv | add sigmoid" in text and "matmul tanh + reduce_sum | conv add" in text
 
 
@@ -283,7 +284,7 @@ def test_the_key_says_how_each_part_is_made(target: Target) -> None:
     again = [[offered("small", "onednn", target)], [offered("product", "onednn", target)]]
     turned = [[offered("small", "onednn", target), offered("product", "gemm", target)]]
     newer = [first[0], [replace(first[1][0], version="99")]]
-    made = [SHARES.propose(GRAPH, lanes, target) for lanes in (first, again, turned, newer)]
+    made = [CONCURRENT.propose(GRAPH, lanes, target) for lanes in (first, again, turned, newer)]
     assert len({c.key for c in made if isinstance(c, Candidate)}) == 4
 
 
@@ -312,11 +313,11 @@ def test_a_part_that_fails_to_be_created_says_so(target: Target, builder: Builde
             )
             return Kernel("k_b", source, has_state=True)
 
-    shares = SharesProvider([Broken(), PROVIDERS["onednn"]])  # type: ignore[list-item]
+    provider = ConcurrentProvider([Broken(), PROVIDERS["onednn"]])  # type: ignore[list-item]
     total = replace(offered("total", "generated", target), provider="broken")
-    made = shares.propose(GRAPH, [[offered("small", "onednn", target)], [total]], target)
+    made = provider.propose(GRAPH, [[offered("small", "onednn", target)], [total]], target)
     assert isinstance(made, Candidate)
-    kernel = shares.build(made.group, made.offer, target)
+    kernel = provider.build(made.group, made.offer, target)
     assert isinstance(kernel, Kernel)
     with pytest.raises(AssertionError, match="no 1"):
         inputs = random_arrays(np.random.default_rng(0), made.group.input_types, specials=False)
@@ -331,10 +332,10 @@ def test_offers_are_those_for_the_target(target: Target) -> None:
             offers = PROVIDERS["generated"].offer(group, target)
             return offers if target.cpu == "right" else Refusal("it is another machine")
 
-    shares = SharesProvider([Picky()])  # type: ignore[list-item]
+    provider = ConcurrentProvider([Picky()])  # type: ignore[list-item]
     total = replace(offered("total", "generated", target), provider="picky")
     for cpu, kind in (("wrong", Refusal), ("right", Candidate), ("wrong", Refusal)):
-        assert isinstance(shares.propose(GRAPH, [[total]], replace(target, cpu=cpu)), kind)
+        assert isinstance(provider.propose(GRAPH, [[total]], replace(target, cpu=cpu)), kind)
 
 
 def test_layouts_of_constants_may_differ_on_one_thread(target: Target) -> None:
@@ -342,6 +343,6 @@ def test_layouts_of_constants_may_differ_on_one_thread(target: Target) -> None:
     position = next(iter(candidate.group.constant_inputs))
     inputs = tuple(Layout.plain(2) if i == position else layout for i, layout in enumerate(candidate.offer.inputs))
     other = replace(candidate, offer=replace(candidate.offer, inputs=inputs))
-    made = SHARES.propose(GRAPH, [[other]], target)
+    made = CONCURRENT.propose(GRAPH, [[other]], target)
     assert isinstance(made, Candidate)
     assert made.offer.inputs == candidate.offer.inputs

@@ -6,7 +6,7 @@
 extern "C" int omp_get_max_threads(void);
 extern "C" void omp_set_num_threads(int);
 
-namespace korch_shares {
+namespace korch_concurrent {
 
 constexpr int MOST = 64;  // buffers of a part
 
@@ -81,4 +81,4 @@ int run_alone(const Part (&parts)[PARTS], const Slot (&slots)[SLOTS], void* stat
   return run_lane(parts, slots, SLOTS, 0, PARTS, PARTS, states, buffers);
 }
 
-}  // namespace korch_shares
+}  // namespace korch_concurrent
