@@ -190,13 +190,11 @@ def test_segments_hand_on_the_layout_that_is_best_for_the_whole() -> None:
     meter = LovesChannelsLast()
     _, joined, _, outcome = search(graph, 60, meter, replace(OPTIONS, search=replace(OPTIONS.search, max_primitives=3)))
     assert outcome.partition is not None
-    used = {row["layouts"] for block in outcome.partition["blocks"] for row in block["interfaces"] if row["used"]}
+    used = {row.layouts for block in outcome.partition.blocks for row in block.interfaces if row.used}
     assert any("acdb" in layouts for layouts in used)
     check_plans(graph, joined, outcome, 0)
     cost_ns = sum(meter.true_ns(step) for step in outcome.plans["searched"])
-    plain_ns = sum(
-        (block["interfaces"][0]["objective_ns"] or 0) * len(block["instances"]) for block in outcome.partition["blocks"]
-    )
+    plain_ns = sum((block.interfaces[0].objective_ns or 0) * len(block.instances) for block in outcome.partition.blocks)
     assert outcome.found.certificate.objective_ns == cost_ns < plain_ns
 
 
@@ -212,9 +210,7 @@ def test_depth_costs_no_further_candidates_programs_or_measurements() -> None:
         _, _, tasks, outcome = search(transformer(depth), SEGMENT_PRIMITIVES, meter)
         assert outcome.partition is not None
         keys = {c.key for task in tasks for c in task.candidates}
-        counts.append(
-            (len(tasks), sum(len(task.candidates) for task in tasks), len(keys), outcome.partition["programs"])
-        )
+        counts.append((len(tasks), sum(len(task.candidates) for task in tasks), len(keys), outcome.partition.programs))
         measured.append(len(meter.records))
     assert counts[0] == counts[1]
     assert measured[1] <= 1.1 * measured[0]  # the block of most gain is searched first
@@ -271,8 +267,8 @@ def test_a_spent_budget_gives_the_plan_of_the_preferred_interfaces_only() -> Non
     check_plans(graph, joined, outcome, 2)
     assert outcome.partition is not None
     assert best.partition is not None
-    for block in outcome.partition["blocks"]:
-        assert len(block["interfaces"]) == 1  # so there are no other plans to compare with
+    for block in outcome.partition.blocks:
+        assert len(block.interfaces) == 1  # so there are no other plans to compare with
     assert list(outcome.plans) == ["searched"]
     assert outcome.found.stopped_by_budget
     assert 0 < outcome.found.certificate.bound_ns <= (best.found.certificate.objective_ns or 0)
@@ -300,7 +296,7 @@ def test_the_last_seconds_are_spent_on_blocks_and_not_on_a_survey() -> None:
     assert true_ns[0] <= true_ns[1]
     assert not spent.records and not rest.found.certificate.is_measured
     assert outcome.partition is not None
-    assert all(len(block["interfaces"]) == 1 for block in outcome.partition["blocks"])
+    assert all(len(block.interfaces) == 1 for block in outcome.partition.blocks)
 
 
 @pytest.mark.parametrize("deadline", [Deadline(), Deadline(0.0)])

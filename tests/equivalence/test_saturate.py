@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.ops.layout import ReshapeAttributes
 from korch.primitive.text import format_graph, parse_graph
 from korch.report.explain import faults
+from korch.runtime.report import Report
 
 PHASES = upsampled("3,2,3,3", "1,3,8,8", pads_begin=(1, 1), pads_end=(1, 1))
 
@@ -133,7 +134,7 @@ def test_a_rule_that_fails_is_dropped_there_and_reported(stage: str, caplog) -> 
     assert text.startswith("at exp: InvalidGraphError" if stage == "merge" else "at exp: IndexErr")
     assert f"exp-grows: 0 fired; failed, which is a fault of Korch: {text}" in str(report)
     assert f"the rule exp-grows failed {text}; it is not applied there" in caplog.messages
-    assert faults({"rules": asdict(report)}) == [
+    assert faults(Report(rules=report)) == [
         f"a fault of Korch, please report it with the model: rule exp-grows failed {text}"
     ]
 

@@ -120,7 +120,7 @@ def test_a_provider_without_its_library_is_left_out(install, caplog):
     install("NoLibrary", "Toy")
     with caplog.at_level("INFO", "korch.provider"):
         assert [provider.name for provider in load_providers()] == ["toy"]
-    assert caplog.messages == ["provider 'nolibrary' (korch_toy:NoLibrary) is left out: libtoy is not installed"]
+    assert caplog.messages == ["provider 'nolibrary' (korch_toy:NoLibrary) is disabled: libtoy is not installed"]
 
 
 def test_a_module_that_is_missing_is_left_out(install, tmp_path):
