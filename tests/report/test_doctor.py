@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from korch.cli import main
-from korch.errors import CompileError
+from korch.errors import CompileError, UnsupportedError
 from korch.extras import install_command
 from korch.measure.toolchain import find_compiler
 from korch.report import doctor
@@ -92,6 +92,14 @@ def test_providers_that_are_left_out_are_named_with_the_reason(monkeypatch: pyte
     importlib.invalidate_caches()
     (found,) = map(str, doctor._providers())
     assert found.startswith("FAIL providers    provider 'broken' (korch_flawed:Broken): it can't")
+
+
+def test_a_missing_device_is_told_without_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> None:
+        raise UnsupportedError("there is no CUDA driver here", "option target", hint="Use --target cpu")
+
+    monkeypatch.setattr(doctor, "detect_cuda_target", none)
+    assert str(list(doctor._cuda())[-1]) == "--   cuda         there is no CUDA driver here. Use --target cpu"
 
 
 def test_a_cache_that_cannot_be_written(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 
@@ -133,7 +133,7 @@ def _cuda() -> Iterator[Finding]:
     try:
         target = detect_cuda_target()
     except KorchError as error:
-        yield Finding(MISSING, "cuda", str(error))
+        yield Finding(MISSING, "cuda", str(replace(error, where="")))  # no option was given
         return
     yield Finding(
         OK, "cuda", f"{target.name}, {target.isa}, {target.processors} multiprocessors, L2 {target.l2_bytes >> 20} MiB"
