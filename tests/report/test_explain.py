@@ -13,7 +13,7 @@ from korch.numerics import Difference
 from korch.report.explain import explain, summary
 from korch.report.kernel import operations
 from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
-from korch.runtime.report import OutputError, PlanResult, Report, SideBySide
+from korch.runtime.report import Disturbance, OutputError, PlanResult, Report, SideBySide
 from korch.search.result import PlanName, Round
 
 NORM = """graph(%0 "i0": f32[2,8]) -> (%4 "o0")
@@ -169,6 +169,11 @@ sum   ≥10.0 us                    1.6 KiB   2.5M
 
 def test_the_whole_text(plan: PlanRecord) -> None:
     assert explain(plan, REPORT) == WHOLE
+
+
+def test_a_busy_machine_is_told_once(plan: PlanRecord) -> None:
+    text = explain(plan, replace(REPORT, disturbed=Disturbance(kernel_runs=3)))
+    assert text.count("the machine was busy: 3 timed runs without a core for all threads, dropped") == 1
 
 
 def test_without_a_report_only_the_kernels_are_told(plan: PlanRecord) -> None:

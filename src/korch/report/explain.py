@@ -139,7 +139,6 @@ def explain(plan: PlanRecord, report: Report) -> str:
     """
     parts = [
         _head(plan, report),
-        "\n".join(warnings(report)),
         _slowest(plan, report),
         _search_trace(report),
         _plans(report),
