@@ -20,7 +20,7 @@ from korch.measure.pace import Pace
 from korch.measure.record import Failed, Measured, Record, confirmed, is_lasting, is_worth_retrying, retried
 from korch.measure.uncompiled import Uncompiled
 from korch.options import Options
-from korch.provider.provider import Provider
+from korch.provider.provider import Provider, faults_named
 
 logger = logging.getLogger("korch.measure")
 
@@ -136,7 +136,8 @@ class CandidateMeter(ABC, Generic[T, K]):
         """Return the kernel that a candidate's provider builds."""
         if candidate.key not in self._kernels:
             provider = self._provider[candidate.provider]
-            built = provider.build(candidate.group, candidate.offer, self.target)
+            with faults_named(provider, candidate.group):
+                built = provider.build(candidate.group, candidate.offer, self.target)
             self._kernels[candidate.key] = built
         return self._kernels[candidate.key]
 

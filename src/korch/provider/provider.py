@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -17,7 +18,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol, TypeVar
 
 from korch.candidate.candidate import Group, Offer, Refusal
-from korch.errors import ProviderError
+from korch.errors import KorchError, ProviderError
 
 logger = logging.getLogger("korch.provider")
 ENTRY_POINT_GROUP = "korch.providers"
@@ -168,6 +169,28 @@ def load_providers(entry_point_group: str = ENTRY_POINT_GROUP) -> tuple[Provider
             raise ProviderError("two providers have this name", where=f"provider {provider.name!r}")
         found[provider.name] = provider
     return tuple(found[name] for name in sorted(found))
+
+
+@contextmanager
+def faults_named(provider: Provider[Any, Any], group: Group) -> Iterator[None]:
+    """Report what a provider raises for a group as its error.
+
+    Raises:
+        ProviderError: the provider raised something other than a `KorchError`.
+    """
+    try:
+        yield
+    except KorchError:
+        raise
+    except Exception as error:
+        operations = ", ".join(primitive.op for primitive in group.body.primitives) or "a change of layout"
+        types = ", ".join(map(str, group.input_types))
+        raise ProviderError(
+            f"it raised {type(error).__name__} ({error}) for the group of {operations} on {types or 'no input'}",
+            where=f"provider {provider.name!r}",
+            expected="offers or a Refusal from `offer`, a kernel or a Refusal from `build`",
+            hint="Uninstall the package that registers it, or fix it",
+        ) from error
 
 
 def _made(where: str, make: Callable[[], Provider[Any, Any]]) -> Provider[Any, Any]:

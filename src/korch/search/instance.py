@@ -13,7 +13,7 @@ from korch.errors import InvalidGraphError
 from korch.primitive.graph import PrimitiveGraph
 from korch.program.problem import Kernel, Port, Problem, Step
 from korch.program.verify import check_problem, verify_kernels
-from korch.provider.provider import Provider
+from korch.provider.provider import Provider, faults_named
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,8 @@ class _Asked:
         for provider in self.providers:
             key = (provider.name, group.key)
             if key not in self.answers:
-                self.answers[key] = provider.offer(group, self.target)
+                with faults_named(provider, group):
+                    self.answers[key] = provider.offer(group, self.target)
             answer = self.answers[key]
             if isinstance(answer, Refusal):
                 text = f"{provider.name}: {answer.reason}"
