@@ -221,7 +221,9 @@ def test_the_library_skips_them(make_executable: Any) -> None:
     profiled = profile(executable, arrays, 3)
     assert len(profiled.kernels) == 6
     assert "concat" not in profiled.to_text() and "all kernels     4" in profiled.to_text()
-    assert "none: the kernels of the operands write into the memory of the result" in kernel_text(executable.plan, Report(), 2)
+    assert "none: the kernels of the operands write into the memory of the result" in kernel_text(
+        executable.plan, Report(), 2
+    )
 
 
 def random_graph(rng: Random) -> PrimitiveGraph:
