@@ -144,8 +144,8 @@ class Options:
     gap: float = field(
         default=0.005,
         metadata={
-            "help": "end the search when the predicted cost of the plan is proven to exceed the minimum by "
-            "at most this share"
+            "help": "end the search when the lower bound is less than the predicted cost of the plan by at most this "
+            "share of the cost"
         },
     )
     partition: str | int = field(
