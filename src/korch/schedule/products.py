@@ -3,7 +3,7 @@
 A task computes a block of rows and columns. A loop over blocks of terms packs a block of each operand
 into a tile (in panels of one vector for the second) and adds their product to the accumulator; where
 an operand is read as it is, the contraction may read memory instead. What follows the product is a
-pass over the block. No printer prints these programs yet.
+pass over the block.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class _Products:
     ) -> None:
         self.group, self.root, self.contraction, self.machine = group, root, contraction, machine
         self.fusion = Fusion(group, layouts, root)
-        self.batch = tuple(Axis(name, n) for name, n in contraction.batch)
+        self.batch = tuple(Axis(f"b{i}", n) for i, (_, n) in enumerate(contraction.batch))
         self.dtype = group.body.types[root.inputs[0]].dtype
 
     def program(self, blocking: Blocking) -> TileProgram:
@@ -140,8 +140,8 @@ class _Products:
 
     def _values(self, cuts: Sequence[tuple[Axis, Axis]], ranges: Ranges) -> dict[str, Expr]:
         """Return the contraction's variables in those of blocks and their elements."""
-        found: dict[str, Expr] = {}
         contraction = self.contraction
+        found = {name: var(axis.name) for (name, _), axis in zip(contraction.batch, self.batch, strict=True)}
         for axes, (outer, inner) in zip((contraction.rows, contraction.columns, contraction.terms), cuts, strict=True):
             flat = add(scale(var(outer.name), inner.extent), var(inner.name))
             found |= _digits(substitute(flat, {}, ranges), axes, ranges)

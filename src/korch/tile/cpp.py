@@ -14,10 +14,10 @@ import itertools
 import sys
 from typing import NamedTuple
 
-from korch.tile.cpp_pass import PassPrinter
+from korch.tile.cpp_steps import StepPrinter, is_large_tile, require_contractions, tile_bytes
 from korch.tile.cpp_text import C_TYPE, NARROW_TYPE, Writer
 from korch.tile.loops import SQUARE_TYPES
-from korch.tile.program import Level, Stage, TileProgram, read_by, require_printable, written_by
+from korch.tile.program import Buffer, Level, Stage, TileProgram, read_by, written_by
 
 SERIAL_POINTS = 6000
 """Programs with fewer points run in the calling thread: a parallel region would cost more."""
@@ -51,9 +51,9 @@ def print_cpp(program: TileProgram, comment: str, lanes: int, threads: int, stre
             size are prefetched from memory.
 
     Raises:
-        InvalidGraphError: the program has parameters, contractions, loops or layouts.
+        InvalidGraphError: the program has parameters, or layouts or contractions that are not printed.
     """
-    require_printable(program)
+    require_contractions(program)
     return _Printer(program, comment, lanes, threads, stream_bytes).run()
 
 
@@ -62,12 +62,15 @@ class _Printer:
         self.program = program
         self.comment = comment
         self.is_parallel = threads > 1 and program.work >= SERIAL_POINTS
+        self.threads = threads if self.is_parallel else 1
+        self.room_bytes = max((sum(map(tile_bytes, self._large_tiles(s))) for s in program.stages), default=0)
         streamed, large = _streamed(program, stream_bytes), _large(program, stream_bytes)
         self.out = Writer(program, lanes, streamed, large)
 
     def run(self) -> Printed:
         if self.is_parallel:
-            self.out.open("#pragma omp parallel")
+            limit = f" num_threads({self.threads})" if self.room_bytes else ""  # as many as have room
+            self.out.open(f"#pragma omp parallel{limit}")
         workspace_bytes = self._pointers()  # of each thread, or every use would read them again
         for stage, waits in zip(self.program.stages, self._waits(), strict=True):
             self._stage(stage, waits)
@@ -81,6 +84,7 @@ class _Printer:
         body = "\n".join(self.out.lines)
         is_narrow = any(type_ in body for type_ in NARROW_TYPE.values())
         header = "korch_half.h" if is_narrow else "korch_tile.h"
+        header = "korch_contract.h" if "korch::Contraction<" in body else header
         text = (
             f'{head}#include "{header}"\n\n{tables}'
             'extern "C" int NAME_run(void*, void* const* buffers) {\n'
@@ -109,7 +113,19 @@ class _Printer:
                 f"{const}{type_}* const __restrict {buffer.name} = static_cast<{const}{type_}*>(buffers[{position}]);"
             )
             position += 1
-        return offset
+        if not self.room_bytes:
+            return offset
+        me = "omp_get_thread_num()" if self.is_parallel else "0"
+        self.out.line(
+            f"char* const room = static_cast<char*>(buffers[{ports}]) + {offset} + {self.room_bytes}L * {me};"
+        )
+        return offset + self.room_bytes * self.threads
+
+    def _large_tiles(self, stage: Stage) -> list[Buffer]:
+        """Return the tiles of a stage that are in the workspace."""
+        used = written_by(stage.steps)
+        tiles = [b for b in self.program.buffers if b.level is Level.TILE and b.name in used]
+        return [buffer for buffer in tiles if is_large_tile(stage, buffer)]
 
     def _waits(self) -> list[bool]:
         """Return after which stages threads wait for each other: before one that reads a result.
@@ -128,8 +144,8 @@ class _Printer:
     def _stage(self, stage: Stage, waits: bool) -> None:
         used = written_by(stage.steps)
         given = {b.name for b in self.program.buffers if b.level is Level.INPUT}
-        printers = [PassPrinter(self.out, stage, pass_, given) for pass_ in stage.passes]
-        is_streamed = any(printer.is_streamed for printer in printers)
+        steps = StepPrinter(self.out, stage, given)
+        is_streamed = steps.is_streamed
         if self.is_parallel:
             nowait = "" if waits and not is_streamed else " nowait"
             self.out.line(f"#pragma omp for schedule(static){nowait}")
@@ -140,14 +156,17 @@ class _Printer:
             value = rest if left == 1 else f"{rest} / {left}"
             self.out.line(f"[[maybe_unused]] const long {axis.name} = {value};")
             rest = f"task % {left}" if left > 1 else "0"
+        large, offset = self._large_tiles(stage), 0
         for buffer in self.program.buffers:
-            if buffer.level is Level.TILE and buffer.name in used:
-                type_ = C_TYPE[buffer.dtype]
+            if buffer.level is not Level.TILE or buffer.name not in used:
+                continue
+            type_ = C_TYPE[buffer.dtype]
+            if buffer in large:
+                self.out.line(f"{type_}* const {buffer.name} = reinterpret_cast<{type_}*>(room + {offset});")
+                offset += tile_bytes(buffer)
+            else:
                 self.out.line(f"alignas(64) {type_} {buffer.name}[{max(buffer.size, 1)}];")
-        for printer in printers:
-            self.out.open("")
-            printer.run()
-            self.out.close()
+        steps.run()
         self.out.close()
         if is_streamed:
             self.out.line("korch::end_streams();")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Set
 from korch.tile.clip import loop_ends
 from korch.tile.collect import Piece, begins_lines, collected
 from korch.tile.cpp_op import OpPrinter
-from korch.tile.cpp_text import C_TYPE, Writer
+from korch.tile.cpp_text import C_TYPE, Writer, loop_end
 from korch.tile.index import Expr, Ranges, add, bounds, breakpoints, constant, scale, substitute, turning_point, var
 from korch.tile.loops import LINE_ELEMENTS
 from korch.tile.program import Accumulate, Axis, Load, Pass, Select, Sink, Stage, holds
@@ -44,7 +44,7 @@ class LoopPrinter(OpPrinter):
             name = body({**self.ranges, axis.name: (low, high - 1)}, axis.name)
             width = self._width(axis, low, high)
             call = f"{name}.template operator()"
-            self.out.line(f"const long end = {self._end(axis, high)};")
+            self.out.line(f"const long end = {loop_end(axis, high)};")
             self.out.line(f"long i = {low};")
             head = self._head(axis, low, high) if width > 1 else ""
             if head:
@@ -137,14 +137,8 @@ class LoopPrinter(OpPrinter):
         width = min(self.out.lanes, 1 << ((high - low).bit_length() - 1))
         return width if width >= 4 else 1
 
-    def _end(self, axis: Axis, high: int) -> str:
-        if axis.ragged is None:
-            return str(high)
-        outer, total = axis.ragged
-        return f"korch::smaller({high}, {total} - {axis.extent} * {outer})"
-
     def _loop(self, axis: Axis, ranges: Ranges | None = None) -> None:
-        name, begin, end = axis.name, "0", self._end(axis, axis.extent)
+        name, begin, end = axis.name, "0", loop_end(axis, axis.extent)
         if ranges is not None:
             begin, end = self._ends(axis, ranges)
         self.out.open(f"for (long {name} = {begin}; {name} < {end}; ++{name})")

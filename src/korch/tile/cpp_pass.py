@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 
 from korch.tile.cpp_reduce import ReductionPrinter
-from korch.tile.cpp_text import C_TYPE, Writer
+from korch.tile.cpp_text import C_TYPE, Writer, loop_end
 from korch.tile.index import Expr, Ranges, add, constant, substitute
 from korch.tile.loops import ALIASED_ELEMENTS, LINE_ELEMENTS, is_across, side_of, turns_on
 from korch.tile.program import Axis, Load, Pass, Stage
@@ -44,7 +44,7 @@ class PassPrinter(ReductionPrinter):
         self._nest([a for a in self.kept if a is not self.vector and a is not self.across])
         for buffer, piece in self.pieces.items():
             type_ = C_TYPE[self.out.program.buffer(buffer).dtype]
-            end = self._end(piece.outer, piece.outer.extent)
+            end = loop_end(piece.outer, piece.outer.extent)
             self.out.line(
                 f"korch::stream_piece<{type_}, {self.out.lanes}>({buffer}_start, {buffer}_piece, {piece.row} * {end});"
             )
@@ -132,7 +132,7 @@ class PassPrinter(ReductionPrinter):
     def _sides(self, axis: Axis, square: Callable[[], None], single: Callable[[], None]) -> None:
         """Print the loop over an axis in steps of a square's side; the last step may overlap."""
         name, side = axis.name, self.side
-        self.out.line(f"const long limit = {self._end(axis, axis.extent)};")
+        self.out.line(f"const long limit = {loop_end(axis, axis.extent)};")
         if side > 1:
             self.out.open(f"if (limit >= {side}) for (long at = 0; at < limit; at += {side})")
             self.out.line(f"const long {name} = korch::smaller(at, limit - {side});")

@@ -9,7 +9,7 @@ from typing import assert_never
 from korch.primitive.types import DType
 from korch.tile.growth import TextLimitError
 from korch.tile.index import Atom, Choice, Entry, Expr, Quotient, Remainder, Times, Var
-from korch.tile.program import TileProgram
+from korch.tile.program import Axis, TileProgram
 
 MOST_CHARACTERS = 1 << 20
 """The most characters of a kernel's lines; a compiler takes about a minute for them."""
@@ -55,6 +55,14 @@ def literal(dtype: DType, value: float | int | bool) -> str:
     else:
         return f"{number!r}" if dtype is DType.F64 else f"{number!r}f"
     return text.replace("nanf", "nan").replace("inff", "inf") if dtype is DType.F64 else text
+
+
+def loop_end(axis: Axis, high: int) -> str:
+    """Return where the loop over the first `high` values of an axis ends; a last tile ends early."""
+    if axis.ragged is None:
+        return str(high)
+    outer, total = axis.ragged
+    return f"korch::smaller({high}, {total} - {axis.extent} * {outer})"
 
 
 class Writer:

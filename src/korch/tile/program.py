@@ -10,7 +10,7 @@ block and thread graphs. A size may be an expression in *parameters*, integers k
 only; `korch.tile.bind` replaces them by numbers.
 
 Two printers read it, C++ (`korch.tile.cpp`) and Triton (`korch.tile.triton`), and, for tests, the
-interpreter `korch.tile.reference`. The printers print passes of known sizes.
+interpreter `korch.tile.reference`. The printers print programs of known sizes; that of Triton prints passes only.
 """
 
 from __future__ import annotations
@@ -369,9 +369,9 @@ class TileProgram:
     def work(self) -> int:
         """Points of all loop nests: a measure of how much there is to do."""
         return sum(
-            stage.tasks * math.prod(axis.extent for axis in pass_.axes)
+            stage.tasks * math.prod(axis.extent for axis in (*(loop.axis for loop in loops), *step.axes))
             for stage in self.stages
-            for pass_ in stage.passes
+            for loops, step in stage.leaves
         )
 
 

@@ -1,0 +1,293 @@
+"""The steps of a task -> text: passes, loops around them, and calls of the contraction's kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from korch.errors import InvalidGraphError
+from korch.primitive.types import DType
+from korch.tile.cpp_pass import PassPrinter
+from korch.tile.cpp_text import Writer, loop_end
+from korch.tile.index import Expr, add, constant, scale, substitute, var
+from korch.tile.program import (
+    At,
+    Axis,
+    Buffer,
+    Contract,
+    Level,
+    Load,
+    Loop,
+    Panels,
+    Pass,
+    Product,
+    Select,
+    Sink,
+    Stage,
+    Step,
+    TileOp,
+    TileProgram,
+    ranges_of,
+)
+
+PRODUCTS = (Product.F32, Product.F16, Product.BF16)
+"""The products that are printed: operands are widened, sums are float32."""
+
+VECTORS = 2
+"""Vectors of columns that a contraction holds in registers."""
+
+ROWS = {16: 12}
+"""Rows that it holds for a number of lanes: there are 32 registers of 16 lanes."""
+
+FEWEST_ROWS = 6
+"""Rows for other numbers of lanes: at least 16 registers."""
+
+LARGEST_ARRAY_BYTES = 16 << 10
+"""Larger tiles of stages with contractions are in the workspace."""
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """A pass that writes panels, one panel at a time."""
+
+    axis: Axis
+    block: str
+    printer: PassPrinter
+
+
+Node = PassPrinter | _Panel | Contract | tuple[Loop, "list[Node]"]
+
+
+def is_large_tile(stage: Stage, buffer: Buffer) -> bool:
+    """Return whether a tile of a stage is in the workspace of each thread, not on its stack."""
+    has_contraction = any(isinstance(step, Contract) for _, step in stage.leaves)
+    return has_contraction and tile_bytes(buffer) > LARGEST_ARRAY_BYTES
+
+
+def tile_bytes(buffer: Buffer) -> int:
+    """Return the size of a tile as it is printed, in whole lines."""
+    size_bytes = 4 if buffer.dtype in (DType.F16, DType.BF16) else buffer.dtype.size_bytes
+    return -(-buffer.size * size_bytes // 64) * 64
+
+
+class StepPrinter:
+    """The steps of one stage's tasks."""
+
+    def __init__(self, out: Writer, stage: Stage, given: Set[str]) -> None:
+        """Prepare the printers of all passes; `given` names the buffers that are only read."""
+        self.out, self.stage, self.given = out, stage, given
+        self.printers: list[PassPrinter] = []
+        self.nodes = self._prepare(stage.steps, stage.grid)
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether anything is written past the caches."""
+        return any(printer.is_streamed for printer in self.printers)
+
+    def run(self) -> None:
+        """Print them."""
+        self._print(self.nodes, self.stage.grid)
+
+    def _prepare(self, steps: Sequence[Step], grid: tuple[Axis, ...]) -> list[Node]:
+        found: list[Node] = []
+        for step in steps:
+            match step:
+                case Pass():
+                    found.append(self._pass(step, grid))
+                case Contract():
+                    found.append(step)
+                case Loop(axis, _, body):
+                    found.append((step, self._prepare(body, (*grid, axis))))
+                case _:
+                    assert_never(step)
+        return found
+
+    def _pass(self, pass_: Pass, grid: tuple[Axis, ...]) -> PassPrinter | _Panel:
+        width = _panel_width(self.out.program, pass_)
+        if width == 0:
+            is_plain = all(isinstance(step, Pass) for step in self.stage.steps)
+            return self._printer(self.stage if is_plain else Stage(grid, (pass_,)), pass_)
+        vector = next((axis for axis in pass_.axes if axis.name == pass_.vector), None)
+        if vector is None or pass_.is_reduction or pass_.across or vector.extent % width:
+            raise _refused("panels are written by passes along whole rows of them only")
+        name, count = vector.name, vector.extent // width
+        panel, block = f"{name}_panel", f"{name}_block"
+        outer, inner = Axis(panel, count), Axis(name, width)
+        if vector.ragged is not None:
+            grid_name, total = vector.ragged
+            if not isinstance(total, int):
+                raise _refused(f"the extent of {name} is known at run time only")
+            outer = Axis(panel, count, ragged=(grid_name, -(-total // width)))
+            inner = Axis(name, width, ragged=(block, total))
+        before = f"{count} * {vector.ragged[0]} + {panel}" if vector.ragged is not None else panel
+        own = Stage((*grid, outer), (self._in_panels(pass_, vector, inner, panel, (*grid, outer)),))
+        return _Panel(outer, f"[[maybe_unused]] const long {block} = {before};", self._printer(own, own.passes[0]))
+
+    def _printer(self, stage: Stage, pass_: Pass) -> PassPrinter:
+        self.printers.append(PassPrinter(self.out, stage, pass_, self.given))
+        return self.printers[-1]
+
+    def _in_panels(self, pass_: Pass, vector: Axis, inner: Axis, panel: str, grid: tuple[Axis, ...]) -> Pass:
+        """Return the pass over the columns of one panel."""
+        axes = tuple(inner if axis is vector else axis for axis in pass_.axes)
+        ranges = ranges_of(Stage(grid, ()), replace(pass_, axes=axes))
+        moves = {vector.name: add(scale(var(panel), inner.extent), var(vector.name))}
+
+        def moved(expr: Expr) -> Expr:
+            return substitute(expr, moves, ranges)
+
+        def op_of(op: TileOp) -> TileOp:
+            if not isinstance(op, Load | Select):
+                return op
+            guards = tuple(replace(guard, expr=moved(guard.expr)) for guard in op.guards)
+            if isinstance(op, Load):
+                return replace(op, index=moved(op.index), guards=guards)
+            return replace(op, guards=guards)
+
+        def sink_of(sink: Sink) -> Sink:
+            buffer = self.out.program.buffer(sink.buffer)
+            layout = _panels(buffer)
+            if layout is None:
+                return replace(sink, index=moved(sink.index))
+            if sink.index.coefficient(vector.name) != 1:
+                raise _refused(f"buffer {buffer.name} is not written along its panels")
+            rest = _in_rows(buffer, layout, substitute(sink.index, {vector.name: constant(0)}, ranges))
+            step = buffer.size // layout.columns * layout.width
+            return replace(sink, index=add(add(scale(var(panel), step), rest), var(vector.name)))
+
+        return replace(
+            pass_, axes=axes, ops=tuple(op_of(op) for op in pass_.ops), sinks=tuple(map(sink_of, pass_.sinks))
+        )
+
+    def _print(self, nodes: Sequence[Node], grid: tuple[Axis, ...]) -> None:
+        for node in nodes:
+            match node:
+                case PassPrinter():
+                    self.out.open("")
+                    node.run()
+                    self.out.close()
+                case _Panel(axis, block, printer):
+                    self._for(axis)
+                    self.out.line(block)
+                    printer.run()
+                    self.out.close()
+                case Contract():
+                    self._contract(node, grid)
+                case (loop, body):
+                    self._for(loop.axis)
+                    self._print(body, (*grid, loop.axis))
+                    self.out.close()
+
+    def _for(self, axis: Axis) -> None:
+        self.out.open(f"for (long {axis.name} = 0; {axis.name} < {loop_end(axis, axis.extent)}; ++{axis.name})")
+
+    def _contract(self, step: Contract, grid: tuple[Axis, ...]) -> None:
+        """Print the call of the kernel: steps of indices are template arguments."""
+        rows, columns, terms = _three_axes(step)
+        own = Stage((*grid, *step.axes), ())
+        out_at, out = self._place(step.out, step, own)
+        a_at, a = self._place(step.a, step, own)
+        b_at, b = self._place(step.b, step, own)
+        tile, first, second = (self.out.program.buffer(at.buffer) for at in (step.out, step.a, step.b))
+        if tile.level is not Level.TILE or tile.dtype is not DType.F32 or out[columns.name] != 1:
+            raise _refused(f"buffer {tile.name} is no tile of float32 with columns side by side")
+        if _panels(tile) or _panels(first):
+            raise _refused("only the second operand of a contraction is read in panels")
+        if a[columns.name] or b[rows.name] or out[terms.name]:
+            raise _refused("an operand of a contraction has an axis of the other")
+        layout, lanes = _panels(second), self.out.lanes
+        if layout is not None:
+            whole = layout.width == lanes and layout.columns == columns.extent and b[columns.name] == 1
+            if not whole or (rows.extent > 1 and out[rows.name] < columns.extent):
+                raise _refused(f"buffer {second.name} is not in panels of one vector")
+        vector = second.size // layout.columns * lanes if layout is not None else lanes * b[columns.name]
+        term = b[terms.name]
+        steps = (a[rows.name], a[terms.name], term, b[columns.name], vector, out[rows.name])
+        arguments = ", ".join((str(lanes), *map(str, steps), "true" if layout is not None else "false"))
+        tile_rows = ROWS.get(lanes, FEWEST_ROWS)
+        counts = ", ".join(loop_end(axis, axis.extent) for axis in (rows, columns, terms))
+        self.out.line(f"korch::Contraction<{arguments}>::template run<{tile_rows}, {VECTORS}>(")
+        self.out.line(f"    {out_at}, {a_at}, {b_at}, {counts});")
+
+    def _place(self, at: At, step: Contract, stage: Stage) -> tuple[str, dict[str, int]]:
+        """Return the text of an operand's first element, and the steps of the axes in memory."""
+        ranges = {axis.name: (0, max(axis.extent - 1, 0)) for axis in stage.grid}
+        index = substitute(at.index, {}, ranges)
+        buffer = self.out.program.buffer(at.buffer)
+        layout = _panels(buffer)
+        steps: dict[str, int] = {}
+        for axis in step.axes:
+            slope = 0 if axis.extent == 1 else index.coefficient(axis.name)
+            if slope is None:
+                raise _refused(f"buffer {at.buffer} is not read in equal steps of {axis.name}", "Pack the operand")
+            steps[axis.name] = slope
+        columns = step.axes[1]
+        if columns.extent == 1:
+            steps[columns.name] = 0 if at is step.a else 1
+        start = substitute(index, {axis.name: constant(0) for axis in step.axes}, ranges)
+        if layout is not None:
+            start = _in_rows(buffer, layout, start)
+            for name in steps.keys() - {columns.name}:
+                steps[name] = steps[name] // layout.columns * layout.width
+        return f"{at.buffer} + {self.out.expr(start)}", steps
+
+
+def require_contractions(program: TileProgram) -> None:
+    """Raise an error if a program has what the printer of C++ does not print.
+
+    Raises:
+        InvalidGraphError: it has parameters, or other layouts or contractions.
+    """
+    for parameter in program.parameters:
+        raise _refused(f"{parameter.name} is known at run time only", "Bind the parameters first")
+    for buffer in program.buffers:
+        is_panel = buffer.level is Level.TILE and all(isinstance(layout, Panels) for layout in buffer.layout)
+        if buffer.layout and not (is_panel and len(buffer.layout) == 1 and _panels(buffer)):
+            raise _refused(f"the layout of buffer {buffer.name} can't be printed")
+    for stage in program.stages:
+        for _, step in stage.leaves:
+            if isinstance(step, Contract):
+                _require_contraction(step)
+            elif any(_panels(program.buffer(op.buffer)) for op in step.ops if isinstance(op, Load)):
+                raise _refused("passes that read panels can't be printed")
+
+
+def _require_contraction(step: Contract) -> None:
+    if step.product not in PRODUCTS:
+        raise _refused(f"contractions of {step.product.value} can't be printed")
+    if step.rescale is not None:
+        raise _refused("contractions that rescale their sums can't be printed")
+    _three_axes(step)
+
+
+def _three_axes(step: Contract) -> tuple[Axis, Axis, Axis]:
+    if [axis.is_reduced for axis in step.axes] != [False, False, True]:
+        raise _refused("only contractions of rows, columns and terms can be printed")
+    rows, columns, terms = step.axes
+    return rows, columns, terms
+
+
+def _panels(buffer: Buffer) -> Panels | None:
+    return next((layout for layout in buffer.layout if isinstance(layout, Panels)), None)
+
+
+def _panel_width(program: TileProgram, pass_: Pass) -> int:
+    """Return the columns of the panels that a pass writes; 0 if it writes none."""
+    widths = {layout.width for sink in pass_.sinks if (layout := _panels(program.buffer(sink.buffer)))}
+    if len(widths) > 1:
+        raise _refused("one pass writes panels of several widths")
+    return next(iter(widths), 0)
+
+
+def _in_rows(buffer: Buffer, layout: Panels, rest: Expr) -> Expr:
+    """Return where the rows of a panel begin, for an index without its column."""
+    parts = (rest.constant, *(factor for _, factor in rest.terms))
+    if layout.columns % layout.width or any(part % layout.columns for part in parts):
+        raise _refused(f"the rows of buffer {buffer.name} do not begin at whole rows of its panels")
+    terms = tuple((atom, factor // layout.columns * layout.width) for atom, factor in rest.terms)
+    return Expr(rest.constant // layout.columns * layout.width, terms)
+
+
+def _refused(text: str, hint: str = "") -> InvalidGraphError:
+    return InvalidGraphError(text, where="tile program", hint=hint)

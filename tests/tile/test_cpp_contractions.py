@@ -1,0 +1,167 @@
+"""Printed programs of products and convolutions compute what their groups do."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from korch.candidate.candidate import Group, Offer, make_group
+from korch.candidate.layout import Layout
+from korch.errors import InvalidGraphError
+from korch.measure.compiler import Builder
+from korch.primitive.graph import GraphBuilder
+from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.ops.reduce import BroadcastAttributes
+from korch.primitive.types import ValueType
+from korch.provider.provider import Kernel, Threading
+from korch.schedule.products import products
+from korch.target import LANES, Target
+from korch.testing.kernels import compare, load_kernels, run_kernel
+from korch.testing.samples import random_arrays
+from korch.tile.cpp import SERIAL_POINTS, print_cpp
+from korch.tile.cpp_steps import LARGEST_ARRAY_BYTES
+from korch.tile.index import constant
+from korch.tile.program import At, Product
+from korch.tile.staging import Machine
+
+CHOSEN = 4
+"""Programs of a group that are compiled."""
+
+UNEQUAL = "in equal steps"
+
+
+def group_of(g: GraphBuilder, value: int) -> Group:
+    g.output("o0", value)
+    graph = g.freeze()
+    return make_group(graph, range(len(graph.primitives)), [value])
+
+
+def matmul(a: str, b: str, is_computed: bool = False) -> Group:
+    """A product with a bias; its first operand may be computed."""
+    g = GraphBuilder()
+    x, w = g.input("x0", ValueType.parse(a)), g.input("x1", ValueType.parse(b))
+    x = g.add("neg", [x]) if is_computed else x
+    y = g.add("matmul", [x, w])
+    kind = a[: a.index("[")]
+    bias = g.input("x2", ValueType.parse(f"{kind}[{g.type(y).shape[-1]}]"))
+    return group_of(g, g.add("add", [y, g.add("broadcast", [bias], BroadcastAttributes(g.type(y).shape))]))
+
+
+def conv(x: str, w: str, strides, pads, dilations, groups=1) -> Group:
+    """A convolution whose negative is taken."""
+    g = GraphBuilder()
+    image, weights = g.input("x0", ValueType.parse(x)), g.input("x1", ValueType.parse(w))
+    attributes = ConvAttributes(strides, pads, pads, dilations, groups)
+    return group_of(g, g.add("neg", [g.add("conv", [image, weights], attributes)]))
+
+
+def groups_of(kind: str) -> dict[str, Group]:
+    return {
+        "odd": matmul(f"{kind}[29,67]", f"{kind}[67,21]"),
+        "one of all": matmul(f"{kind}[1,1]", f"{kind}[1,1]"),
+        "one row": matmul(f"{kind}[1,70]", f"{kind}[70,33]"),
+        "one column": matmul(f"{kind}[9,70]", f"{kind}[70,1]"),
+        "batches, computed": matmul(f"{kind}[2,3,7,5]", f"{kind}[1,1,5,37]", is_computed=True),
+        "large": matmul(f"{kind}[101,530]", f"{kind}[530,139]"),
+        "strided": conv(f"{kind}[2,3,9,8]", f"{kind}[5,3,3,3]", (2, 1), (1, 1), (1, 1)),
+        "dilated": conv(f"{kind}[1,3,9,9]", f"{kind}[4,3,3,3]", (1, 2), (2, 0), (2, 1)),
+        "groups": conv(f"{kind}[1,6,5,5]", f"{kind}[9,2,3,3]", (1, 1), (1, 1), (1, 1), 3),
+        "depthwise": conv(f"{kind}[1,5,6,7]", f"{kind}[5,1,3,3]", (1, 1), (1, 1), (1, 1), 5),
+        "unpadded": conv(f"{kind}[1,3,9,9]", f"{kind}[4,3,3,3]", (1, 1), (0, 0), (1, 1)),
+        "one axis": conv(f"{kind}[2,4,19]", f"{kind}[6,2,3]", (2,), (1,), (1,), 2),
+        "three axes": conv(f"{kind}[1,3,5,6,4]", f"{kind}[4,3,2,3,2]", (1, 1, 1), (1, 0, 1), (1, 1, 1)),
+    }
+
+
+def kernels_of(group: Group, target: Target) -> tuple[Offer, list[Kernel]]:
+    """Return kernels of some blockings: those whose operands can be read as the blocking says."""
+    layouts = tuple(tuple(Layout.plain(t.rank) for t in types) for types in (group.input_types, group.output_types))
+    found = []
+    programs = products(group, group.body.linear[0], layouts, Machine(target.lanes, target.threads))
+    for program in programs[:: max(1, len(programs) // CHOSEN) | 1]:
+        try:
+            printed = print_cpp(program, "", target.lanes, target.threads)
+        except InvalidGraphError as error:
+            assert UNEQUAL in str(error)
+            continue
+        threading = Threading.TEAM if printed.is_parallel else Threading.CALLER
+        kernel = Kernel(printed.symbol, printed.source, workspace_bytes=printed.workspace_bytes, threading=threading)
+        found.append(kernel)
+    assert found
+    return Offer(*layouts), found
+
+
+def check(groups, target: Target, builder: Builder, rng, specials: bool = False) -> None:
+    """Compare all kernels of some groups with the reference."""
+    todo = [(group, *kernels_of(group, target)) for group in groups]
+    library = load_kernels([kernel for *_, kernels in todo for kernel in dict.fromkeys(kernels)], builder)
+    for group, offer, kernels in todo:
+        inputs = random_arrays(rng, group.input_types)
+        if specials:
+            for array, number in zip(inputs, (np.nan, np.inf), strict=False):
+                array.reshape(-1)[array.size // 2] = number
+        for kernel in kernels:
+            with np.errstate(all="ignore"):
+                compare(group, inputs, run_kernel(kernel, group, offer, inputs, builder, library=library))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("kind", ["f32", "f16", "bf16"])
+def test_products_and_convolutions(kind, threads, target, builder, rng):
+    own = Target(isa=target.isa, lanes=target.lanes, threads=threads)
+    check(groups_of(kind).values(), own, builder, rng)
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16"])
+def test_not_numbers_and_infinities(kind, target, builder, rng):
+    found = groups_of(kind)
+    check([found[name] for name in ("odd", "groups", "strided")], target, builder, rng, specials=True)
+
+
+@pytest.mark.parametrize("isa", ["avx2", "generic"])
+def test_other_instruction_sets(isa, target, rng, tmp_path):
+    if target.lanes != LANES["avx512"]:
+        pytest.skip("this machine runs no other instruction set")
+    other = Target(isa=isa, lanes=LANES[isa], threads=2)
+    check([*groups_of("f16").values()][:8], other, Builder(isa, tmp_path), rng)
+
+
+def test_large_tiles_are_in_the_workspace_of_each_thread():
+    group = groups_of("f32")["large"]
+    layouts = tuple(tuple(Layout.plain(t.rank) for t in types) for types in (group.input_types, group.output_types))
+    for program in products(group, group.body.linear[0], layouts, Machine(16, 2)):
+        assert program.work >= SERIAL_POINTS
+        printed = [print_cpp(program, "", 16, threads) for threads in (1, 2, 3)]
+        large = [b.size * 4 for b in program.buffers if b.level.value == "tile" and b.size * 4 > LARGEST_ARRAY_BYTES]
+        for threads, one in enumerate(printed, 1):
+            assert one.workspace_bytes == threads * sum(-(-size // 64) * 64 for size in large)
+            assert (f"num_threads({threads})" in one.source) == bool(large and threads > 1)
+        assert all(f" {b.name}[{b.size}]" not in printed[0].source for b in program.buffers if b.size * 4 in large)
+
+
+def refusals(name: str, **changes: object) -> set[str]:
+    """Return why programs of a group are refused, with changes to their contractions."""
+    group = groups_of("f32")[name]
+    layouts = tuple(tuple(Layout.plain(t.rank) for t in types) for types in (group.input_types, group.output_types))
+    found = set()
+    for program in products(group, group.body.linear[0], layouts, Machine(16, 1)):
+        (stage,) = program.stages
+        zero, loop, after = stage.steps
+        body = (*loop.body[:-1], replace(loop.body[-1], **changes))
+        stages = (replace(stage, steps=(zero, replace(loop, body=body), after)),)
+        try:
+            print_cpp(replace(program, stages=stages), "", 16, 1)
+        except InvalidGraphError as error:
+            found.add(str(error))
+    return found
+
+
+def test_what_is_not_printed_is_refused():
+    assert refusals("odd") == set()
+    (text,) = refusals("odd", product=Product.BF16X3)
+    assert "contractions of bf16x3 can't be printed" in text
+    (text,) = refusals("odd", rescale=At("t", constant(0)))
+    assert "contractions that rescale their sums can't be printed" in text
+    texts = refusals("unpadded")
+    assert texts
+    assert all(UNEQUAL in text and "Pack the operand" in text for text in texts)
