@@ -52,7 +52,9 @@ def search(
     known = cast(Any, meter)
     joined = join(partition)
     tasks = prepare_all(partition, joined, known, options)
-    outcome = search_segments(partition, joined, tasks, Ledger(known), options, Deadline(), lambda b, r: None)
+    outcome = search_segments(
+        partition, joined, tasks, Ledger(known, options.search), options, Deadline(), lambda b, r: None
+    )
     return partition, joined, tasks, outcome
 
 
@@ -203,11 +205,16 @@ def transformer(depth: int) -> PrimitiveGraph:
     return fission(load_model(model, {}))
 
 
+PATIENT = ("round_seconds", "combine_seconds", "block_seconds", "refine_seconds", "solver_seconds", "relax_seconds")
+
+
 def test_depth_costs_no_further_candidates_programs_or_measurements() -> None:
     counts, measured = [], []
+    limits = OPTIONS.search  # on a busy machine, a solve that ends early would ask for other kernels
+    options = replace(OPTIONS, search=replace(limits, **dict.fromkeys(PATIENT, 600.0)))
     for depth in (4, 24):
         meter = FakeMeter()
-        _, _, tasks, outcome = search(transformer(depth), SEGMENT_PRIMITIVES, meter)
+        _, _, tasks, outcome = search(transformer(depth), SEGMENT_PRIMITIVES, meter, options)
         assert outcome.partition is not None
         keys = {c.key for task in tasks for c in task.candidates}
         counts.append((len(tasks), sum(len(task.candidates) for task in tasks), len(keys), outcome.partition.programs))
