@@ -188,7 +188,7 @@ def a_reduction(g: Graph, y: int) -> int:
             "a tensor beside the convolution has neither its shape nor one number per channel",
             lambda g, y: g.with_tensor("add", y, g.tensor(1, 1, 6, 6)),
         ),
-        ("the elements are not all float32", lambda g, y: g.add("less", [y, y])),
+        ("the elements are not floats of at most 32 bits", lambda g, y: g.add("less", [y, y])),
     ],
 )
 def test_refusals_of_what_follows(target, expected, made):

@@ -179,7 +179,8 @@ class _Space:
         # By linear operation, "" for none: what may stand before it and beside it, by shape.
         self.shapes: dict[str, list[tuple[int, int]]] = {}
         for shape in shapes:
-            allowed = self._of(*shape.before), self._of(*shape.beside)
+            before = self._of(*shape.before) | (self._widening() if shape.widens else 0)
+            allowed = before, self._of(*shape.beside)
             for op in shape.anchors:
                 self.shapes.setdefault(op, []).append(allowed)
             # Sets with an anchor are also reached through sets without it.
@@ -188,6 +189,12 @@ class _Space:
     def _of(self, *categories: Category) -> int:
         found = enumerate(self.graph.primitives)
         return sum(1 << p for p, primitive in found if primitive.row.category in categories)
+
+    def _widening(self) -> int:
+        """Return the casts from 16-bit floats to float32."""
+        graph = self.graph
+        casts = ((p, primitive) for p, primitive in enumerate(graph.primitives) if primitive.op == "cast")
+        return sum(1 << p for p, primitive in casts if graph.is_widening(primitive))
 
     def _absorbed(self, p: int) -> bool:
         """Whether a primitive comes with its readers instead of being grown over."""

@@ -29,20 +29,27 @@ class GroupShape:
             a linear primitive are found too: the others are grown from them.
         before: categories of the primitives that the anchor depends on.
         beside: categories of all other primitives.
+        widens: whether casts from 16-bit floats may also stand before the anchor.
     """
 
     anchors: tuple[str, ...] = ()
     before: frozenset[Category] = frozenset({Category.LAYOUT})
     beside: frozenset[Category] = frozenset({Category.ELEMENTWISE, Category.BROADCAST, Category.LAYOUT})
+    widens: bool = False
 
     def __post_init__(self) -> None:
         if unknown := set(self.anchors).difference(LINEAR):
             raise ValueError(f"{', '.join(sorted(unknown))}: not linear operations; these are {', '.join(LINEAR)}")
 
 
-def around(*anchors: str) -> GroupShape:
-    """Return the shape of a linear primitive with moves before it and elementwise steps after."""
-    return GroupShape(anchors)
+def around(*anchors: str, widens: bool = False) -> GroupShape:
+    """Return the shape of a linear primitive with moves before it and elementwise steps after.
+
+    Args:
+        anchors: names of linear operations.
+        widens: whether casts from 16-bit floats may also stand before it.
+    """
+    return GroupShape(anchors, widens=widens)
 
 
 FUSED = GroupShape(beside=frozenset({Category.ELEMENTWISE, Category.BROADCAST, Category.REDUCE, Category.LAYOUT}))

@@ -22,7 +22,7 @@
 #include <unistd.h>
 #endif
 
-#include "korch_tile.h"
+#include "korch_half.h"
 
 namespace korch_amx {
 

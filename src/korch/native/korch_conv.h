@@ -6,6 +6,8 @@
 //   Layers               Chain<L0, L1, ...>, its layers in order
 //   FORM                 how the image lies: PLAIN, LAST (channels-last) or BLOCKED (blocks of W channels)
 //   OUT_LAST             whether the result is channels-last, or in blocks of W channels
+//   Element, Result      of the image and of the first result: float, or one of 16 bits; an image of 16
+//                        bits is read by a COPY, which widens it
 //   IMAGES, C, H, WIDTH  of the image
 //   BLOCK                rows of the result that are computed together
 //   CHUNKS, PARTS        parts of the result's rows, and of its channels, that are separate tasks
@@ -54,7 +56,7 @@ KORCH_ALONE void dense_tile(const Task& task, const float* strip, Span span, lon
   const Task t = task;  // what is stored can't change it
   if constexpr (L == LAST_LAYER<K>) {  // where the next tile writes
     for (int k = 0; k < A::NV; ++k) {
-      const float* next = static_cast<const float*>(t.buffers[K::OUTPUT]) + place<K>(t, y, x + R, channel + k * K::W);
+      const typename K::Result* next = results<K>(t) + place<K>(t, y, x + R, channel + k * K::W);
 #pragma GCC unroll 32
       for (int r = 0; r < R; ++r) __builtin_prefetch(next + r * (K::OUT_LAST ? A::N : K::W), 1);
     }
@@ -213,7 +215,7 @@ KORCH_INLINE void depthwise_ahead(const Task& t, long y, long x, long channel) {
   typedef Source<K, L> S;
   constexpr long STEP = larger(1, 16 / K::W);  // pixels of a line
   if constexpr (L == LAST_LAYER<K> && !K::OUT_LAST) {
-    const float* const to = static_cast<const float*>(t.buffers[K::OUTPUT]) + place<K>(t, y, x + PIXELS_AHEAD, channel);
+    const typename K::Result* const to = results<K>(t) + place<K>(t, y, x + PIXELS_AHEAD, channel);
 #pragma GCC unroll 16
     for (long r = 0; r < R; r += STEP) __builtin_prefetch(to + r * K::W, 1);
   }
@@ -314,7 +316,7 @@ KORCH_INLINE void look_ahead(Task& t, long from, long y, long to) {
     typedef Layer<K, L> A;
     const long have = image_rows<K, LAST_LAYER<K>>(y), need = image_rows<K, LAST_LAYER<K>>(to);
     const long tiles = blocks(A::N, A::NV * K::W) * blocks(A::OUT_WIDTH, A::ROWS);
-    t.ahead.from = t.x + have * (K::WIDTH * Source<K, 0>::PIXEL);
+    t.ahead.from = static_cast<const float*>(t.x) + have * (K::WIDTH * Source<K, 0>::PIXEL);
     t.ahead.lines = need > have ? (need - have) * (K::WIDTH * Source<K, 0>::PIXEL) / 16 : 0;
     t.ahead.turn = 0;
     t.ahead.turns = tiles * larger(1, (y - from) * A::OUT_H / Layer<K, LAST_LAYER<K>>::OUT_H);
@@ -343,7 +345,7 @@ KORCH_INLINE void clear(const Task& t) {
 }
 
 template <class K>
-KORCH_INLINE Task task_of(void* const* buffers, const float* x, float* workspace, long task) {
+KORCH_INLINE Task task_of(void* const* buffers, const typename K::Element* x, float* workspace, long task) {
   typedef Layer<K, LAST_LAYER<K>> A;
   constexpr long UNITS = blocks(A::N, K::UNIT);
   const long part = task % K::PARTS, image = task / (K::PARTS * K::CHUNKS);
@@ -372,7 +374,7 @@ inline void run_task(Task& t, long task) {
 }
 
 template <class K>
-inline int run(void* const* buffers, const float* x, float* workspace) {
+inline int run(void* const* buffers, const typename K::Element* x, float* workspace) {
 #pragma omp parallel for num_threads(K::THREADS) schedule(static) if (K::THREADS > 1)
   for (long task = 0; task < K::IMAGES * K::CHUNKS * K::PARTS; ++task) {
     Task t = task_of<K>(buffers, x, workspace, task);

@@ -260,7 +260,7 @@ KORCH_ALONE void sum_again(const Task& t, long y, long x, long number, float* su
       const long column = at < 0 || at >= A::WIDTH ? -2 : row < 0 ? row : K::column(at);
       for (long c = 0; c < A::C; ++c) {
         float value = column == -1 ? K::FILL : 0.0f;
-        if (column >= 0) value = pixel<K>(t.x, row, column, c / TERMS)[K::FORM == LAST ? c % TERMS : c % TERMS / K::W * (K::H * K::WIDTH * K::W) + c % K::W];
+        if (column >= 0) value = pixel<K>(static_cast<const float*>(t.x), row, column, c / TERMS)[K::FORM == LAST ? c % TERMS : c % TERMS / K::W * (K::H * K::WIDTH * K::W) + c % K::W];
         for (long k = 0; k < A::NV; ++k)
           sum[k] += splat<float, K::W>(value) * load<float, K::W>(strip + ((ky * A::KW + kx) * A::C + c) * CHANNELS + k * K::W);
       }
@@ -357,13 +357,13 @@ inline void pass_rows(const Task& t, long y, long last) {
     for (long s = 0; s < count; ++s)
       Columns<typename P::A>(strip_of<typename P::A>(t, strip + s), strips + s * P::STRIP, 0, P::UNITS).make_all();
     uint16_t *rows = strips + S::GROUP * P::STRIP, *other = rows + S::IMAGE;
-    Rows<K, S>(t.x, rows, y, smaller(S::BLOCK, last - y)).make_all();
+    Rows<K, S>(static_cast<const float*>(t.x), rows, y, smaller(S::BLOCK, last - y)).make_all();
     alignas(64) float sums[2][PIXELS * CHANNELS];
     long turn = 0;
     LonePending<K, S> pending{};
     for (long from = y; from < last; from += S::BLOCK) {
       const long all = results<K, S>(smaller(S::BLOCK, last - from)), after = from + S::BLOCK;
-      Rows<K, S> next(t.x, other, after, smaller(S::BLOCK, last - after));
+      Rows<K, S> next(static_cast<const float*>(t.x), other, after, smaller(S::BLOCK, last - after));
       if (after >= last) next.runs = 0;
       else next.pace(blocks(all, PIXELS) * count);
       for (long q = 0; q < all; q += PIXELS)
@@ -390,7 +390,7 @@ inline void pass_strips(const Task& t, long from, long last) {
   uint16_t *columns = rows + S::IMAGE, *other = columns + S::UNITS * korch_amx::STEP;
   float* const kept = reinterpret_cast<float*>(other + S::UNITS * korch_amx::STEP);
   const long all = results<K, S>(last - from);
-  Rows<K, S>(t.x, rows, from, last - from).make_all();
+  Rows<K, S>(static_cast<const float*>(t.x), rows, from, last - from).make_all();
   alignas(64) float lone[2][PIXELS * CHANNELS];
   long turn = 0;
   LonePending<K, S> pending{};

@@ -204,7 +204,7 @@ KORCH_INLINE void split_weights(const Task& t, uint16_t* pieces) {
 }
 
 template <class K>
-inline int run_tiles(void* const* buffers, const float* x, float* workspace) {
+inline int run_tiles(void* const* buffers, const typename K::Element* x, float* workspace) {
 #pragma omp parallel for num_threads(K::THREADS) schedule(static) if (K::THREADS > 1)
   for (long task = 0; task < K::IMAGES * K::CHUNKS * K::PARTS; ++task) {
     Task t = task_of<K>(buffers, x, workspace, task);

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#include "korch_tile.h"
+#include "korch_half.h"
 
 extern "C" int omp_get_thread_num(void);
 
@@ -65,7 +65,7 @@ struct Ahead {
 
 struct Task {
   void* const* buffers;
-  const float* x;     // of this task's image
+  const void* x;      // of this task's image
   float* work;
   long image, first, last;  // channels of the part
   Ahead ahead;
@@ -96,7 +96,9 @@ struct Source<K, 0> {
   static constexpr long PIXEL = K::FORM == LAST ? K::C : K::FORM == PLAIN ? 1 : K::W;
   static constexpr long STEP = K::H * K::WIDTH * PIXEL;
   static constexpr long BEFORE = Layer<K, 0>::LEFT;
-  static KORCH_INLINE const float* row(const Task& t, long y) { return t.x + y * K::WIDTH * PIXEL; }
+  static KORCH_INLINE const float* row(const Task& t, long y) {
+    return static_cast<const float*>(t.x) + y * K::WIDTH * PIXEL;
+  }
 };
 
 template <class K, int L>
@@ -113,6 +115,11 @@ KORCH_INLINE long place(const Task& t, long y, long x, long channel) {
   if constexpr (K::OUT_LAST) return ((t.image * A::OUT_H + y) * A::OUT_WIDTH + x) * A::N + channel;
   const long block = t.image * (A::N / K::W) + channel / K::W;
   return ((block * A::OUT_H + y) * A::OUT_WIDTH + x) * K::W;
+}
+
+template <class K>
+KORCH_INLINE const typename K::Result* results(const Task& t) {
+  return static_cast<const typename K::Result*>(t.buffers[K::OUTPUT]);
 }
 
 // Where results of neighbours in a row go: into the ring, or to an offset of the result.
@@ -161,7 +168,7 @@ KORCH_INLINE Span taps(long y) {
 
 // Copy columns [from, to) of a row, each where `column` says.
 template <class K, int PIXEL, class Column>
-KORCH_INLINE void copy_pixels(const float* row, float* line, long from, long to, Column column) {
+KORCH_INLINE void copy_pixels(const typename K::Element* row, float* line, long from, long to, Column column) {
   for (long x = from; x < to; ++x) {
     const long source = column(x);
     const float value = source < -1 ? 0.0f : K::FILL;
@@ -177,20 +184,21 @@ KORCH_INLINE void copy_pixels(const float* row, float* line, long from, long to,
 template <class K, int L>
 KORCH_INLINE void copy(const Task& t, long from, long to) {
   typedef Layer<K, L> A;
+  typedef typename K::Element E;
   const long end = A::SPLIT ? t.last : A::C;
   for (long y = from; y < to; ++y) {
     const long row = K::row(y);
     for (long channel = first_channel<K, L>(t); channel < end; channel += A::PIXEL) {
       float* const line = ring<K, L>(t, y, channel);
-      const float* const source = t.x + (channel / A::PIXEL * K::H + row) * (K::WIDTH * A::PIXEL);
+      const E* const source = static_cast<const E*>(t.x) + (channel / A::PIXEL * K::H + row) * (K::WIDTH * A::PIXEL);
       if (row < 0) {
         const float value = row < -1 ? 0.0f : K::FILL;
         for (long i = 0; i < A::OUT_WIDTH * A::PIXEL; ++i) line[i] = value;
         continue;
       }
       copy_pixels<K, A::PIXEL>(source, line, 0, K::RUN, K::column);
-      const float* const run = source + (K::RUN + K::SHIFT) * A::PIXEL;
-      for (long i = 0; i < (K::RUN_END - K::RUN) * A::PIXEL; ++i) line[K::RUN * A::PIXEL + i] = run[i];
+      const E* const run = source + (K::RUN + K::SHIFT) * A::PIXEL;
+      korch::widen(run, line + K::RUN * A::PIXEL, (K::RUN_END - K::RUN) * A::PIXEL);
       copy_pixels<K, A::PIXEL>(source, line, K::RUN_END, A::OUT_WIDTH, K::column);
     }
   }

@@ -8,92 +8,128 @@
 
 namespace korch {
 
+template <int W>
+using Bits16 = Vec<uint16_t, W>;
+template <int W>
+using Bits32 = Vec<uint32_t, W>;
+
+// Unsigned numbers as ones of another width.
+template <typename To, int W, typename From>
+KORCH_INLINE Vec<To, W> resized(From x) {
+  if constexpr (W == 1) return static_cast<To>(x);
+  else return __builtin_convertvector(x, Vec<To, W>);
+}
+
 struct bfloat16 {
   uint16_t bits;
-  static KORCH_INLINE float widen(uint16_t bits) {
-    return __builtin_bit_cast(float, static_cast<uint32_t>(bits) << 16);
+  template <int W>
+  static KORCH_INLINE Vec<float, W> widen(Bits16<W> x) {
+    return __builtin_bit_cast(Vec<float, W>, resized<uint32_t, W>(x) << 16);
   }
-  static KORCH_INLINE uint16_t narrow(float x) {
-    const uint32_t b = __builtin_bit_cast(uint32_t, x);
-    const uint32_t quiet = (b >> 16) | 0x40u;
-    const uint32_t near = (b + 0x7fffu + ((b >> 16) & 1u)) >> 16;
-    return static_cast<uint16_t>((b & 0x7fffffffu) > 0x7f800000u ? quiet : near);
+  template <int W>
+  static KORCH_INLINE Bits16<W> narrow(Vec<float, W> x) {
+    const Bits32<W> b = __builtin_bit_cast(Bits32<W>, x);
+    const Bits32<W> quiet = (b >> 16) | 0x40u, near = (b + 0x7fffu + ((b >> 16) & 1u)) >> 16;
+    return resized<uint16_t, W>((b & 0x7fffffffu) > 0x7f800000u ? quiet : near);
   }
-  KORCH_INLINE operator float() const { return widen(bits); }
-  KORCH_INLINE bfloat16& operator=(float x) { bits = narrow(x); return *this; }
+  KORCH_INLINE operator float() const { return widen<1>(bits); }
+  KORCH_INLINE bfloat16& operator=(float x) { bits = narrow<1>(x); return *this; }
 };
 
 struct half {
   uint16_t bits;
-  // By bits, as any compiler can: the exponent is moved by a multiplication that is exact.
-  static KORCH_INLINE float widen(uint16_t h) {
-    const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
-    const uint32_t rest = static_cast<uint32_t>(h & 0x7fffu) << 13;
-    const uint32_t moved = __builtin_bit_cast(uint32_t, __builtin_bit_cast(float, rest) * 0x1p112f);
-    const uint32_t special = rest | 0x7f800000u;
-    return __builtin_bit_cast(float, sign | ((h & 0x7c00u) == 0x7c00u ? special : moved));
+  // Where the CPU has no instruction, by bits: the exponent is moved by a multiplication that is exact.
+  template <int W>
+  static KORCH_INLINE Vec<float, W> widen(Bits16<W> h) {
+#if defined(__AVX512F__)
+    typedef int16_t V16 __attribute__((vector_size(32)));
+    typedef float F16 __attribute__((vector_size(64)));
+    if constexpr (W == 16) return Vec<float, W>(__builtin_ia32_vcvtph2ps512_mask(V16(h), F16{}, 0xffff, 4));
+#endif
+#if defined(__F16C__)
+    typedef int16_t V8 __attribute__((vector_size(16)));
+    if constexpr (W == 8) return Vec<float, W>(__builtin_ia32_vcvtph2ps256(V8(h)));
+#endif
+    const Bits32<W> b = resized<uint32_t, W>(h);
+    const Bits32<W> sign = (b & 0x8000u) << 16, rest = (b & 0x7fffu) << 13;
+    const Bits32<W> moved = __builtin_bit_cast(Bits32<W>, __builtin_bit_cast(Vec<float, W>, rest) * 0x1p112f);
+    return __builtin_bit_cast(Vec<float, W>, sign | ((b & 0x7c00u) == 0x7c00u ? rest | 0x7f800000u : moved));
   }
-  static KORCH_INLINE uint16_t narrow(float x) {
-    const uint32_t b = __builtin_bit_cast(uint32_t, x);
-    const uint32_t sign = (b >> 16) & 0x8000u, a = b & 0x7fffffffu;
+  template <int W>
+  static KORCH_INLINE Bits16<W> narrow(Vec<float, W> x) {
+#if defined(__AVX512F__)
+    typedef int16_t V16 __attribute__((vector_size(32)));
+    typedef float F16 __attribute__((vector_size(64)));
+    if constexpr (W == 16) return Bits16<W>(__builtin_ia32_vcvtps2ph512_mask(F16(x), 0, V16{}, 0xffff));
+#endif
+#if defined(__F16C__)
+    typedef float F8 __attribute__((vector_size(32)));
+    if constexpr (W == 8) return Bits16<W>(__builtin_ia32_vcvtps2ph256(F8(x), 0));
+#endif
+    const Bits32<W> b = __builtin_bit_cast(Bits32<W>, x), a = b & 0x7fffffffu;
     // Below 2^-14 adding 1/2 leaves the subnormal's bits at the end of the sum, rounded to even.
-    const float tiny = __builtin_bit_cast(float, a) + 0.5f;
-    const uint32_t small = __builtin_bit_cast(uint32_t, tiny) - 0x3f000000u;
-    const uint32_t normal = (a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13;
-    uint32_t y = a < 0x38800000u ? small : normal;
-    y = a >= 0x477ff000u ? 0x7c00u : y;
-    y = a > 0x7f800000u ? 0x7e00u : y;
-    return static_cast<uint16_t>(sign | y);
+    const Vec<float, W> tiny = __builtin_bit_cast(Vec<float, W>, a) + 0.5f;
+    const Bits32<W> small = __builtin_bit_cast(Bits32<W>, tiny) - 0x3f000000u;
+    const Bits32<W> normal = (a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13;
+    const Bits32<W> infinity = a * 0u + 0x7c00u, nan = infinity + 0x200u;
+    Bits32<W> y = a < 0x38800000u ? small : normal;
+    y = a >= 0x477ff000u ? infinity : y;
+    y = a > 0x7f800000u ? nan : y;
+    return resized<uint16_t, W>(((b >> 16) & 0x8000u) | y);
   }
-  KORCH_INLINE operator float() const { return widen(bits); }
-  KORCH_INLINE half& operator=(float x) { bits = narrow(x); return *this; }
+  KORCH_INLINE operator float() const { return widen<1>(bits); }
+  KORCH_INLINE half& operator=(float x) { bits = narrow<1>(x); return *this; }
 };
 
 // A value rounded to what S can hold.
 template <typename S, int W>
 KORCH_INLINE Vec<float, W> rounded(Vec<float, W> x) {
-  if constexpr (W == 1) {
-    return S::widen(S::narrow(x));
-  } else {
-    for (int i = 0; i < W; ++i) x[i] = S::widen(S::narrow(x[i]));
-    return x;
-  }
+  return S::template widen<W>(S::template narrow<W>(x));
 }
 
 #define KORCH_STORAGE(S)                                                             \
   template <typename T, int W>                                                      \
   KORCH_INLINE Vec<T, W> load(const S* at) {                                        \
-    if constexpr (W == 1) {                                                         \
-      return S::widen(at->bits);                                                    \
-    } else {                                                                        \
-      alignas(64) float x[W];                                                       \
-      for (int i = 0; i < W; ++i) x[i] = S::widen(at[i].bits);                      \
-      return load<float, W>(x);                                                     \
-    }                                                                               \
-  }                                                                                 \
-  template <typename T, int W>                                                      \
-  KORCH_INLINE void scatter(S* at, long step, Vec<T, W> x) {                        \
-    for (int i = 0; i < W; ++i) at[i * step].bits = S::narrow(lane<float, W>(x, i)); \
+    return S::template widen<W>(load<uint16_t, W>(&at->bits));                      \
   }                                                                                 \
   template <typename T, int W>                                                      \
   KORCH_INLINE void store(S* at, Vec<T, W> x) {                                     \
-    scatter<T, W>(at, 1, x);                                                        \
+    store<uint16_t, W>(&at->bits, S::template narrow<W>(x));                        \
+  }                                                                                 \
+  template <typename T, int W>                                                      \
+  KORCH_INLINE void scatter(S* at, long step, Vec<T, W> x) {                        \
+    scatter<uint16_t, W>(&at->bits, step, S::template narrow<W>(x));                \
   }                                                                                 \
   template <typename T, int W>                                                      \
   KORCH_INLINE Vec<T, W> strided(const S* at, long step) {                          \
-    Vec<T, W> x;                                                                    \
-    if constexpr (W == 1) x = S::widen(at->bits);                                   \
-    else for (int i = 0; i < W; ++i) x[i] = S::widen(at[i * step].bits);            \
-    return x;                                                                       \
+    return S::template widen<W>(strided<uint16_t, W>(&at->bits, step));             \
   }                                                                                 \
   template <typename T, int W, typename Index>                                      \
   KORCH_INLINE Vec<T, W> gather(const S* from, Index index, long i) {               \
-    Vec<T, W> x;                                                                    \
-    if constexpr (W == 1) x = S::widen(from[index(i)].bits);                        \
-    else for (int k = 0; k < W; ++k) x[k] = S::widen(from[index(i + k)].bits);      \
-    return x;                                                                       \
+    Bits16<W> x;                                                                    \
+    if constexpr (W == 1) x = from[index(i)].bits;                                  \
+    else for (int k = 0; k < W; ++k) x[k] = from[index(i + k)].bits;                \
+    return S::template widen<W>(x);                                                 \
   }
 KORCH_STORAGE(half)
 KORCH_STORAGE(bfloat16)
+
+// Copy elements as float32.
+template <typename S>
+KORCH_INLINE void widen(const S* from, float* to, long count) {
+  constexpr int W = sizeof(S) == 2 ? 8 : 1;
+  long i = 0;
+  for (; i + W <= count; i += W) store<float, W>(to + i, load<float, W>(from + i));
+  for (; i < count; ++i) to[i] = static_cast<float>(from[i]);
+}
+
+// The same by several threads; the copy is returned.
+template <typename S>
+inline const float* widened(const S* from, float* to, long count, int threads) {
+  constexpr long BLOCK = 2048;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  for (long i = 0; i < count; i += BLOCK) widen(from + i, to + i, smaller(BLOCK, count - i));
+  return to;
+}
 
 }  // namespace korch

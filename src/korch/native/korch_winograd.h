@@ -2,6 +2,7 @@
 // through transform, products and inverse transform.
 //
 // A kernel is a struct K with its sizes as constants:
+//   Element              of the image: float, or one of 16 bits that is widened when it is read
 //   TILE                 outputs of a tile per axis, 2 or 4; a tile reads EDGE = TILE + 2 inputs
 //   W                    lanes of a vector: channels that are handled together
 //   C, O                 input and output channels, multiples of W
@@ -21,7 +22,7 @@
 // Weights lie as [O / (NV * W)][EDGE * EDGE][C][NV * W], if not by points.
 #pragma once
 
-#include "korch_tile.h"
+#include "korch_half.h"
 
 extern "C" int omp_get_thread_num(void);
 
@@ -79,14 +80,14 @@ template <class K>
 inline constexpr int BLOCK = K::NV * K::W;
 
 template <class K>
-KORCH_INLINE const float* pixel(const float* x, long image, long block, long row, long column) {
+KORCH_INLINE const typename K::Element* pixel(const typename K::Element* x, long image, long block, long row, long column) {
   if constexpr (K::IN_LAST) return x + ((image * K::H + row) * K::WIDTH + column) * K::C + block * K::W;
   else return x + (((image * (K::C / K::W) + block) * K::H + row) * K::WIDTH + column) * K::W;
 }
 
 // Transform W channels of a tile to v[point * step].
 template <class K>
-KORCH_INLINE void transform_tile(const float* x, long tile, long block, float* v, long step) {
+KORCH_INLINE void transform_tile(const typename K::Element* x, long tile, long block, float* v, long step) {
   constexpr int E = EDGE<K>;
   const long image = tile / (K::DOWN * K::ACROSS), place = tile % (K::DOWN * K::ACROSS);
   const long top = place / K::ACROSS * K::TILE, left = place % K::ACROSS * K::TILE;
@@ -195,7 +196,7 @@ KORCH_INLINE void finish_block(void* const* buffers, const float* weights, const
 
 // x and weights: the buffers' first two roles; workspace: V (one, or one per thread), then M.
 template <class K>
-inline int run(void* const* buffers, const float* x, const float* weights, float* workspace) {
+inline int run(void* const* buffers, const typename K::Element* x, const float* weights, float* workspace) {
   constexpr long V_SIZE = POINTS<K> * K::V_STEP, M_SIZE = POINTS<K> * K::M_STEP;
   constexpr long GROUPS = korch::blocks(K::TILES, K::GROUP);
   constexpr long BLOCKS = K::O / BLOCK<K>, DEPTH = K::C / K::W;

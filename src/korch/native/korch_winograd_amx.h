@@ -181,7 +181,7 @@ KORCH_INLINE bool is_finite(const V<K> (&d)[POINTS<K>]) {
 
 // Transform a tile's sums back: those of the group's tile number t.
 template <class K, class S>
-KORCH_INLINE void finish_tile(void* const* buffers, const float* x, const float* weights, const float* v,
+KORCH_INLINE void finish_tile(void* const* buffers, const typename K::Element* x, const float* weights, const float* v,
                               const Own<K, S>& own, long first, long t) {
   bool is_transformed = false;
   for (long channel = 0; channel < K::O; channel += K::W) {
@@ -200,7 +200,7 @@ KORCH_INLINE void finish_tile(void* const* buffers, const float* x, const float*
 }
 
 template <class K, class S>
-inline int run_split(void* const* buffers, const float* x, const float* weights, float* workspace) {
+inline int run_split(void* const* buffers, const typename K::Element* x, const float* weights, float* workspace) {
   constexpr long DEPTH = K::C / K::W;
   if (!korch_amx::is_ready()) return run<K>(buffers, x, weights, workspace);
   float* const v = workspace;

@@ -195,6 +195,12 @@ class PrimitiveGraph:
         less = replace(self, primitives=primitives, origins=origins)
         return GraphBuilder.from_graph(less).freeze()
 
+    def is_widening(self, primitive: Primitive) -> bool:
+        """Return whether a primitive only widens 16-bit floats to float32, which is exact."""
+        if primitive.op != "cast" or self.types[primitive.output].dtype is not DType.F32:
+            return False
+        return self.types[primitive.inputs[0]].dtype in (DType.F16, DType.BF16)
+
     def work_flop(self, primitive: Primitive) -> int:
         """Return the floating-point operations of a primitive."""
         types = self.input_types(primitive)

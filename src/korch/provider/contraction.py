@@ -7,7 +7,7 @@ are its images and places, its terms the taps and channels (the implicit form of
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from korch.candidate.candidate import Group, Refusal
@@ -82,6 +82,21 @@ def root_of(group: Group, *ops: str) -> Primitive | Refusal:
     if min(t.size for t in (*group.input_types, *group.output_types)) == 0:
         return Refusal("a tensor is empty")
     return linear[0]
+
+
+def refuse_types(body: PrimitiveGraph, *roots: Primitive, inside: Set[int] = frozenset()) -> Refusal | None:
+    """Return why a kernel that multiplies float32 does not take a group with some products.
+
+    Args:
+        body: the group's; elements around the products may be 16-bit floats.
+        roots: the products.
+        inside: values of which the kernel has no elements of their own type.
+    """
+    if any(body.types[value].dtype is not DType.F32 for root in roots for value in (*root.inputs, root.output)):
+        return Refusal("the product is not one of float32")
+    if any(type_.dtype not in FLOATS for value, type_ in enumerate(body.types) if value not in inside):
+        return Refusal("the elements are not floats of at most 32 bits")
+    return None
 
 
 def contraction_of(group: Group, root: Primitive, last: bool) -> Contraction:

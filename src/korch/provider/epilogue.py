@@ -15,7 +15,7 @@ from korch.primitive.graph import Primitive
 from korch.primitive.types import DType
 from korch.provider.contraction import NotFusedError, follow, refuse_computed
 from korch.tile.cpp_op import applied
-from korch.tile.cpp_text import Writer, literal
+from korch.tile.cpp_text import Writer, literal, stored_type
 from korch.tile.emit import Emitter, Index, physical_offset
 from korch.tile.index import ZERO, Expr, Ranges, var
 from korch.tile.program import Apply, Literal, Load, Select, TileOp, TileProgram
@@ -40,6 +40,7 @@ class Epilogue:
         """
         names = [name for name, _ in (*group.body.inputs, *group.body.outputs)]
         self._position = {name: position for position, name in enumerate(names)}
+        self._types = {name: group.body.types[value].dtype for name, value in (*group.body.inputs, *group.body.outputs)}
         self._writer = Writer(TileProgram((), ()), lanes=1)
         self._step = step
 
@@ -56,7 +57,7 @@ class Epilogue:
         return self._writer.expr(expr)
 
     def lines(self, ops: Sequence[TileOp], names: dict[str, str]) -> list[str]:
-        """Return the lines of operations on float32.
+        """Return the lines of operations on floats, computed in float32.
 
         Args:
             ops: each stands after its arguments.
@@ -88,7 +89,11 @@ class Epilogue:
 
     def pointer(self, buffer: str, place: Expr) -> str:
         """Return the address of an element that is written."""
-        return f"static_cast<float*>(buffers[{self._position[buffer]}]) + {self.expr(place)}"
+        return f"{self._memory(buffer)} + {self.expr(place)}"
+
+    def _memory(self, buffer: str, const: str = "") -> str:
+        type_ = stored_type(self._types[buffer])
+        return f"static_cast<{const}{type_}*>(buffers[{self._position[buffer]}])"
 
     def _load(self, op: Load) -> str:
         step = self._step(op.index)
@@ -96,7 +101,7 @@ class Epilogue:
             raise NotFusedError("a pad or a concatenation is not fused into the kernel")
         if step not in (0, 1):
             raise NotFusedError("the columns of a tensor are not adjacent in memory")
-        pointer = f"static_cast<const float*>(buffers[{self._position[op.buffer]}]) + {self.expr(op.index)}"
+        pointer = f"{self._memory(op.buffer, 'const ')} + {self.expr(op.index)}"
         return f"korch::load<float, W>({pointer})" if step else f"korch::splat<float, W>(*({pointer}))"
 
 

@@ -1,6 +1,6 @@
-"""How a convolution reads its image through pads, slices and takes before it.
+"""How a convolution reads its image through pads, slices, takes and widening casts before it.
 
-They become one table of sources per spatial axis, so that none of them is a kernel of its own.
+Moves become one table of sources per spatial axis, so that none of them is a kernel of its own.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from korch.candidate.candidate import Group, Refusal
 from korch.primitive.graph import Primitive
+from korch.primitive.ops.elementwise import CastAttributes
 from korch.primitive.ops.layout import PadAttributes, SliceAttributes, TakeAttributes, pad_source
 
 MOVES = ("pad", "slice", "take")
@@ -46,7 +47,7 @@ def read_image(group: Group, value: int) -> Image | Refusal:
     position = group.position
     chain: list[Primitive] = []
     while value not in position:
-        found = [p for p in body.primitives if p.output == value and p.op in MOVES]
+        found = [p for p in body.primitives if p.output == value and (p.op in MOVES or body.is_widening(p))]
         if not found:
             return Refusal("the image is computed in the group")
         chain.append(found[0])
@@ -83,4 +84,6 @@ def _moved(step: Primitive, axis: int, size: int) -> list[int]:
             fill = FILL if _is_filled(step) else ZERO
             found = (pad_source(i, size, before[axis], mode) for i in places)
             return [fill if i < 0 else i for i in found]
+        case CastAttributes():
+            return list(range(size))
     raise AssertionError(f"{step.op} is no move of an image")

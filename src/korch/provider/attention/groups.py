@@ -111,11 +111,15 @@ _GUARDED = op("where", op("isnan", "y"), 0.0, replace(_SOFTMAX, name="y"))
 
 
 def find_softmax(body: PrimitiveGraph, value: int) -> Softmax | None:
-    """Return the softmax over the last axis that gives a value, None if there is none."""
+    """Return the softmax over the last axis that gives a value, perhaps widened; None if there is none."""
+    casts = [cast for cast in body.producing(value, "cast") if body.is_widening(cast)]
+    if casts:
+        found = find_softmax(body, casts[0].inputs[0])
+        return found and replace(found, primitives=(*found.primitives, casts[0]))
     for pattern in (_GUARDED, _SOFTMAX):
-        for found in find(body, pattern, value):
-            x, last = found.values["x"], body.types[found.values["x"]].rank - 1
-            ends = [found.primitives[name].attributes for name in ("top", "total")]
+        for match in find(body, pattern, value):
+            x, last = match.values["x"], body.types[match.values["x"]].rank - 1
+            ends = [match.primitives[name].attributes for name in ("top", "total")]
             if all(isinstance(end, ReduceAttributes) and end.axes == (last,) for end in ends):
-                return Softmax(x, found.used, pattern is _GUARDED)
+                return Softmax(x, match.used, pattern is _GUARDED)
     return None

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.shape import around
-from korch.primitive.types import DType
 from korch.provider.attention.groups import attention_groups
 from korch.provider.attention.match import Attention, match_group
 from korch.provider.content import content_version
-from korch.provider.contraction import Fusion, NotFusedError
+from korch.provider.contraction import Fusion, NotFusedError, refuse_types
 from korch.provider.epilogue import Epilogue
 from korch.provider.gemm.match import Finish, Operand, epilogue_of, matrices_of, operand_of, print_finish, print_value
 from korch.provider.provider import Kernel, Threading, named_kernel
+from korch.provider.widen import widened
 from korch.target import Target
 
 FEWEST_QUERIES = 8
@@ -45,7 +45,7 @@ class AttentionProvider:
 
     name = "attention"
     version = content_version("provider/attention", "provider/gemm")
-    group_shapes = (around("matmul"), attention_groups)
+    group_shapes = (around("matmul", widens=True), attention_groups)
 
     def __init__(self) -> None:
         self._plans: dict[tuple[str, Target], _Plan | Refusal] = {}
@@ -60,8 +60,10 @@ class AttentionProvider:
         plan = self._plan(group, target)
         if isinstance(plan, Refusal):
             return plan
-        text = _print(plan, group.text, len(group.inputs) + len(group.outputs))
-        return named_kernel(text, workspace_bytes=plan.workspace_bytes, threading=Threading.TEAM)
+        positions = [operand.position for operand in plan.operands]
+        operands = widened(group, offer.inputs, positions, plan.workspace_bytes // 4, target)
+        text = _print(plan, group.text, operands.texts, len(group.inputs) + len(group.outputs))
+        return named_kernel(text, workspace_bytes=4 * operands.floats, threading=Threading.TEAM)
 
     def _plan(self, group: Group, target: Target) -> _Plan | Refusal:
         found = match_group(group)
@@ -85,8 +87,9 @@ def _make_plan(group: Group, found: Attention, target: Target) -> _Plan | Refusa
         return Refusal("the target has no vector registers")
     if min(batch, n, terms, columns) == 0 or m < FEWEST_QUERIES:
         return Refusal("there are too few queries, or nothing at all")
-    if any(type_.dtype is not DType.F32 for value, type_ in enumerate(types) if value not in found.inside):
-        return Refusal("the elements are not all float32")
+    refusal = refuse_types(group.body, found.first, found.second, inside=found.inside)
+    if refusal is not None:
+        return refusal
     fusion = Fusion(group, layouts, found.first, found.second)
     scores, mixed = matrices_of(group.body, found.first), matrices_of(group.body, found.second)
     indices = ((scores.a, scores), (scores.b, scores), (mixed.b, mixed))
@@ -164,7 +167,7 @@ def _floats(numbers: dict[str, int]) -> int:
     return packed + numbers["ROWS"] * block
 
 
-def _print(plan: _Plan, comment: str, workspace: int) -> str:
+def _print(plan: _Plan, comment: str, operands: Sequence[str], workspace: int) -> str:
     starts = [
         f"  static long {name}(long i) {{ return {plan.epilogue.expr(operand.start)}; }}\n"
         for name, operand in zip("qkv", plan.operands, strict=True)
@@ -172,7 +175,7 @@ def _print(plan: _Plan, comment: str, workspace: int) -> str:
     head = "".join(f"// {line}\n" for line in comment.splitlines())
     sizes = "".join(f"  static constexpr long {name} = {n};\n" for name, n in plan.numbers.items())
     score, finish = ("".join(f"    {line}\n" for line in part) for part in (plan.score, plan.finish.lines))
-    operands = ",\n      ".join(f"static_cast<const float*>(buffers[{side.position}])" for side in plan.operands)
+    separator = ",\n      "
     arguments = (
         "[[maybe_unused]] void* const* buffers, korch::Vec<float, W> y, "
         "[[maybe_unused]] long i, [[maybe_unused]] long m, [[maybe_unused]] long n"
@@ -191,7 +194,7 @@ struct NAME_kernel {{
 
 extern "C" int NAME_run(void*, void* const* buffers) {{
   return korch_attention::run<NAME_kernel>(
-      buffers, {operands},
+      buffers, {separator.join(operands)},
       static_cast<float*>(buffers[{workspace}]));
 }}
 """

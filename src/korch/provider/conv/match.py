@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from korch.candidate.candidate import Group, Refusal
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
-from korch.primitive.types import DType
-from korch.provider.contraction import NotFusedError
+from korch.provider.contraction import NotFusedError, refuse_types
 from korch.provider.epilogue import RESULT, ConvEpilogue
 from korch.provider.image import Image, read_image
 
@@ -60,8 +59,9 @@ def match_group(group: Group) -> ConvChain | Refusal:
     anchors = body.linear
     if not anchors or any(p.op != "conv" for p in anchors):
         return Refusal("it is not a convolution")
-    if any(type_.dtype is not DType.F32 for type_ in body.types):
-        return Refusal("the elements are not all float32")
+    refusal = refuse_types(body, *anchors)
+    if refusal is not None:
+        return refusal
     if any(body.types[p.output].rank != 4 for p in anchors):
         return Refusal("it does not have two spatial axes")
     image = read_image(group, anchors[0].inputs[0])

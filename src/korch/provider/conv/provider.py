@@ -17,8 +17,9 @@ from korch.provider.conv.split import split_of
 from korch.provider.epilogue import RESULT
 from korch.provider.matrix_units import TOGETHER
 from korch.provider.provider import SPLIT, Kernel, Threading, named_kernel
+from korch.provider.widen import widened
 from korch.target import Target
-from korch.tile.cpp_text import literal
+from korch.tile.cpp_text import literal, stored_type
 
 MANY_ROWS = 16
 """Rows for each thread from which on it doesn't matter that some have one more."""
@@ -41,7 +42,7 @@ class ConvProvider:
 
     name = "conv"
     version = content_version("provider/conv")
-    group_shapes = (around("conv"), chain_groups)
+    group_shapes = (around("conv", widens=True), chain_groups)
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
         """Offer blocks of channels and channels-last, with threads that share rows or channels."""
@@ -75,12 +76,15 @@ class ConvProvider:
         is_split = offer.variant == SPLIT
         by_channels = _is_by_channels(group, match, offer.variant, target)
         shape = shape_of(group, match, target, by_channels, pixel, is_split)
-        layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
-        text = _print(group, match, shape, offer, target, f"{group.text}layouts {layouts}")
         floats = target.threads * shape.floats
+        element = stored_type(image.dtype)
+        operand = f"static_cast<const {element}*>(buffers[{match.image.position}])"
         if is_split and len(match.links) == 1:
             split = split_of(shape.layers[-1], image.shape[0], target)
             floats = max(floats, target.threads * split.floats)
+            operands = widened(group, offer.inputs, (match.image.position,), floats, target)
+            element, operand, floats = "float", operands.texts[0], operands.floats
+        text = _print(group, match, shape, offer, target, (element, operand))
         return named_kernel(text, workspace_bytes=4 * floats, threading=Threading.TEAM)
 
 
@@ -260,7 +264,10 @@ def _print_layer(layer: Layer, name: str) -> str:
 """
 
 
-def _print(group: Group, match: ConvChain, shape: Shape, offer: Offer, target: Target, comment: str) -> str:
+def _print(group: Group, match: ConvChain, shape: Shape, offer: Offer, target: Target, operand: tuple[str, str]) -> str:
+    """Return the kernel; `operand` is the element type of the image, and where it is."""
+    layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
+    comment = f"{group.text}layouts {layouts}"
     head = "".join(f"// {line}\n" for line in comment.splitlines())
     image, channels, height, width = group.input_types[match.image.position].shape
     source, sink = offer.inputs[match.image.position], offer.outputs[0]
@@ -308,6 +315,8 @@ def _print(group: Group, match: ConvChain, shape: Shape, offer: Offer, target: T
 {tables}{layers}{sizes}
 struct NAME_kernel {{
   typedef korch_conv::Chain<{names}> Layers;
+  typedef {operand[0]} Element;
+  typedef {stored_type(group.output_types[0].dtype)} Result;
 {constants}  static constexpr float FILL = {literal(DType.F32, match.image.fill)};
   static long row(long i) {{ return NAME_rows[i]; }}
   static long column(long i) {{ return NAME_columns[i]; }}
@@ -315,7 +324,7 @@ struct NAME_kernel {{
 
 extern "C" int NAME_run(void*, void* const* buffers) {{
   return korch_conv::{call}(
-      buffers, static_cast<const float*>(buffers[{match.image.position}]),
+      buffers, {operand[1]},
       static_cast<float*>(buffers[{workspace}]));
 }}
 """

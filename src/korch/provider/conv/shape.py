@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from korch.candidate.candidate import Group
 from korch.primitive.ops.linear import ConvAttributes
-from korch.primitive.types import pair
+from korch.primitive.types import DType, pair
 from korch.provider.conv.match import ConvChain, Link
 from korch.provider.matrix_units import STEP_BYTES, TOGETHER
 from korch.target import Target
@@ -137,7 +137,8 @@ def shape_of(
     per_chunk = _ceil(rows, chunks)
     limit = CACHE_SHARE * target.l2_bytes / 4
     on_tiles = any(layer.on_tiles for layer in layers)
-    looks_ahead = not on_tiles and _looks_ahead(layers, chunks, target)
+    is_wide = group.input_types[match.image.position].dtype is DType.F32
+    looks_ahead = is_wide and not on_tiles and _looks_ahead(layers, chunks, target)
     is_swept = looks_ahead or _is_swept_again(layers[0], per_chunk, rows, target)
 
     def floats_of(rows: int) -> int:

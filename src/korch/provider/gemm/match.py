@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from korch.candidate.candidate import Group, Refusal
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.types import DType
-from korch.provider.contraction import Fusion, NotFusedError, follow, reshaped, root_of
+from korch.provider.contraction import Fusion, NotFusedError, follow, refuse_types, reshaped, root_of
 from korch.provider.epilogue import RESULT, Epilogue
 from korch.tile.emit import Index
 from korch.tile.index import ZERO, Expr, Ranges, add, scale, var, vector_step
-from korch.tile.program import Load
+from korch.tile.program import Apply, Load
 
 MOVES = ("transpose", "reshape", "slice", "take")
+"""What may stand between an input and a product, beside casts that widen."""
 
 BATCH, ROW, COLUMN, TERM = "i", "m", "n", "k"
 """The variables of a product: out[i, m, n] = sum over k of a[i, m, k] * b[i, k, n]."""
@@ -62,8 +63,9 @@ def match_group(group: Group) -> Product | Refusal:
     root = root_of(group, "matmul")
     if isinstance(root, Refusal):
         return root
-    if any(type_.dtype is not DType.F32 for type_ in group.body.types):
-        return Refusal("the elements are not all float32")
+    refusal = refuse_types(group.body, root)
+    if refusal is not None:
+        return refusal
     a, b = (source_of(group, value) for value in root.inputs)
     if a is None or b is None:
         return Refusal("an operand is computed in the group")
@@ -74,9 +76,10 @@ def source_of(group: Group, value: int) -> int | None:
     """Return the position of the input that only was moved to give a value; None if it is none."""
     while value not in group.position:
         makers = group.body.producers[value]
-        if not makers or group.body.primitives[makers[0]].op not in MOVES:
+        maker = group.body.primitives[makers[0]] if makers else None
+        if maker is None or not (maker.op in MOVES or group.body.is_widening(maker)):
             return None
-        value = group.body.primitives[makers[0]].inputs[0]
+        value = maker.inputs[0]
     return group.position[value]
 
 
@@ -106,6 +109,8 @@ def operand_of(fusion: Fusion, value: int, index: Index, ranges: Ranges) -> Oper
     emitter = fusion.emitter(ranges)
     name = emitter.value(value, index)
     load = next(op for op in emitter.ops if op.name == name)
+    if isinstance(load, Apply) and load.op == "cast" and load.dtype is DType.F32:
+        load = next(op for op in emitter.ops if op.name == load.arguments[0])
     if not isinstance(load, Load) or load.guards:
         raise NotFusedError("an operand is computed in the group")
     row_step, step = (load.index.coefficient(str(e)) for e in index[-2:])

@@ -31,6 +31,7 @@ from korch.provider.gemm.match import (
 )
 from korch.provider.matrix_units import SPLIT_BYTES, STEP_BYTES, TOGETHER
 from korch.provider.provider import SPLIT, Kernel, Threading, named_kernel
+from korch.provider.widen import widened
 from korch.target import Target
 
 LEAST_COLUMNS = 512
@@ -69,7 +70,7 @@ class GemmProvider:
 
     name = "gemm"
     version = content_version("provider/gemm")
-    group_shapes = (around("matmul"),)
+    group_shapes = (around("matmul", widens=True),)
 
     def __init__(self) -> None:
         self._plans: dict[tuple[str, Target, Layouts, Way], _Plan | Refusal] = {}
@@ -115,9 +116,11 @@ class GemmProvider:
         if isinstance(plan, Refusal):
             return plan
         layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
+        positions = (plan.a.position, plan.b.position)
+        operands = widened(group, offer.inputs, positions, plan.workspace_bytes // 4, target)
         workspace = len(group.inputs) + len(group.outputs)
-        text = _print(plan, f"{group.text}layouts {layouts}", workspace)
-        return named_kernel(text, workspace_bytes=plan.workspace_bytes, threading=Threading.TEAM)
+        text = _print(plan, f"{group.text}layouts {layouts}", operands.texts, workspace)
+        return named_kernel(text, workspace_bytes=4 * operands.floats, threading=Threading.TEAM)
 
     def _plan(self, group: Group, found: Product, target: Target, layouts: Layouts, way: Way) -> _Plan | Refusal:
         key = (group.key, target, layouts, way)
@@ -278,7 +281,7 @@ def _sizes(group: Group, found: Product) -> tuple[int, int, int, int]:
     return math.prod(batch), m, n, group.body.types[found.primitive.inputs[0]].shape[-1]
 
 
-def _print(plan: _Plan, comment: str, workspace: int) -> str:
+def _print(plan: _Plan, comment: str, operands: Sequence[str], workspace: int) -> str:
     starts = [plan.epilogue.expr(plan.a.start), "0" if plan.is_packed else plan.epilogue.expr(plan.b.start)]
     head = "".join(f"// {line}\n" for line in comment.splitlines())
     sizes = "".join(f"  static constexpr long {name} = {n};\n" for name, n in plan.numbers.items())
@@ -293,16 +296,16 @@ struct NAME_kernel {{
   static KORCH_INLINE void finish(void* const* buffers, korch::Vec<float, W> y, long i, long m,
                                   long n) {{
 {lines}  }}
-  static KORCH_INLINE const float* place(void* const* buffers, [[maybe_unused]] long i,
-                                         [[maybe_unused]] long m, [[maybe_unused]] long n) {{
+  static KORCH_INLINE const void* place(void* const* buffers, [[maybe_unused]] long i,
+                                        [[maybe_unused]] long m, [[maybe_unused]] long n) {{
     return {plan.finish.place};
   }}
 }};
 
 extern "C" int NAME_run(void*, void* const* buffers) {{
   return korch_gemm::run<NAME_kernel>(
-      buffers, static_cast<const float*>(buffers[{plan.a.position}]),
-      static_cast<const float*>(buffers[{plan.b.position}]),
+      buffers, {operands[0]},
+      {operands[1]},
       static_cast<float*>(buffers[{workspace}]));
 }}
 """

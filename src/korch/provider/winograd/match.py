@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from korch.candidate.candidate import Group, Refusal
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.winograd import WinogradAttributes, tile_counts
-from korch.primitive.types import DType
-from korch.provider.contraction import NotFusedError
+from korch.provider.contraction import NotFusedError, refuse_types
 from korch.provider.epilogue import ConvEpilogue
 from korch.provider.image import ZERO, read_image
 
@@ -43,8 +42,9 @@ def match_group(group: Group) -> WinogradConv | Refusal:
     found = [p for p in body.primitives if p.op == "winograd"]
     if len(found) != 1:
         return Refusal("it is not one convolution in Winograd's space")
-    if any(type_.dtype is not DType.F32 for type_ in body.types):
-        return Refusal("the elements are not all float32")
+    refusal = refuse_types(body, found[0])
+    if refusal is not None:
+        return refusal
     anchor = found[0]
     position = group.position
     weights = position.get(anchor.inputs[1])

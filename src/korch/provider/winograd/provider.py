@@ -20,7 +20,7 @@ from korch.provider.provider import SPLIT, Kernel, Threading, named_kernel
 from korch.provider.winograd.match import WinogradConv, match_group
 from korch.provider.winograd.split import LEAST_CHANNELS, LEAST_TILES, Split, split_of
 from korch.target import Target
-from korch.tile.cpp_text import literal
+from korch.tile.cpp_text import literal, stored_type
 
 CACHE_SHARE = 0.9
 """The part of the level-2 cache that a group of transformed tiles may fill."""
@@ -79,7 +79,7 @@ class WinogradProvider:
 
     name = "winograd"
     version = content_version("provider/winograd")
-    group_shapes = (around("winograd"),)
+    group_shapes = (around("winograd", widens=True),)
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
         """Offer blocks of channels and channels-last, with threads that share tiles or channels."""
@@ -223,6 +223,7 @@ static const int32_t NAME_rows[] = {{{", ".join(map(str, rows))}}};
 static const int32_t NAME_columns[] = {{{", ".join(map(str, columns))}}};
 
 struct NAME_kernel {{
+  typedef {stored_type(group.input_types[found.image].dtype)} Element;
 {numbers}  static constexpr float FILL = {literal(DType.F32, found.fill)};
   static long row(long i) {{ return NAME_rows[i]; }}
   static long column(long i) {{ return NAME_columns[i]; }}
@@ -233,7 +234,7 @@ struct NAME_kernel {{
 
 {sizes}extern "C" int NAME_run(void*, void* const* buffers) {{
   return korch_winograd::{run}(
-      buffers, static_cast<const float*>(buffers[{found.image}]),
+      buffers, static_cast<const NAME_kernel::Element*>(buffers[{found.image}]),
       static_cast<const float*>(buffers[{found.weights}]),
       static_cast<float*>(buffers[{workspace}]));
 }}
