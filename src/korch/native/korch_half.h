@@ -28,9 +28,14 @@ struct bfloat16 {
   }
   template <int W>
   static KORCH_INLINE Bits16<W> narrow(Vec<float, W> x) {
+    return resized<uint16_t, W>(__builtin_bit_cast(Bits32<W>, rounded<W>(x)) >> 16);
+  }
+  // In 32 bits: what is computed further needs not be packed.
+  template <int W>
+  static KORCH_INLINE Vec<float, W> rounded(Vec<float, W> x) {
     const Bits32<W> b = __builtin_bit_cast(Bits32<W>, x);
-    const Bits32<W> quiet = (b >> 16) | 0x40u, near = (b + 0x7fffu + ((b >> 16) & 1u)) >> 16;
-    return resized<uint16_t, W>((b & 0x7fffffffu) > 0x7f800000u ? quiet : near);
+    const Bits32<W> near = b + 0x7fffu + ((b >> 16) & 1u);
+    return __builtin_bit_cast(Vec<float, W>, (x == x ? near : b | 0x400000u) & 0xffff0000u);
   }
   KORCH_INLINE operator float() const { return widen<1>(bits); }
   KORCH_INLINE bfloat16& operator=(float x) { bits = narrow<1>(x); return *this; }
@@ -77,6 +82,10 @@ struct half {
     y = a > 0x7f800000u ? nan : y;
     return resized<uint16_t, W>(((b >> 16) & 0x8000u) | y);
   }
+  template <int W>
+  static KORCH_INLINE Vec<float, W> rounded(Vec<float, W> x) {
+    return widen<W>(narrow<W>(x));
+  }
   KORCH_INLINE operator float() const { return widen<1>(bits); }
   KORCH_INLINE half& operator=(float x) { bits = narrow<1>(x); return *this; }
 };
@@ -84,7 +93,7 @@ struct half {
 // A value rounded to what S can hold.
 template <typename S, int W>
 KORCH_INLINE Vec<float, W> rounded(Vec<float, W> x) {
-  return S::template widen<W>(S::template narrow<W>(x));
+  return S::template rounded<W>(x);
 }
 
 #define KORCH_STORAGE(S)                                                             \
