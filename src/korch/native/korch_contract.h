@@ -1,5 +1,5 @@
-// A block of a product, added to a tile of float32: R rows times NV vectors of W columns in registers.
-// Operands are tiles or memory, of float32 or of 16 bits that are widened when they are read.
+// A block of a product of float32: R rows times NV vectors of W columns in registers. Operands are tiles or
+// memory, of float32 or of 16 bits that are widened when they are read.
 #pragma once
 
 #include "korch_half.h"
@@ -8,57 +8,170 @@ extern "C" int omp_get_thread_num(void);
 
 namespace korch {
 
-// The element (r, k) of a is at a[r * ROW + k * TERM]. Vector v of term k of b is at
-// b[v * VECTOR + k * TERM], its columns COLUMN apart. Nothing beyond `columns` is read or written, but
-// for panels (IS_PANEL): these and the tile have whole vectors.
-template <int W, long A_ROW, long A_TERM, long B_TERM, long B_COLUMN, long B_VECTOR, long OUT_ROW, bool IS_PANEL>
+// Where the sums of a block begin and end. `begin` returns the first value of V neighbouring sums of row r
+// from column n on, and `end` takes their last. IS_WHOLE says that there is room for whole vectors.
+
+// Sums that are added to a tile; rows are ROW elements apart.
+template <long ROW, bool IS_ROOMY>
+struct Added {
+  static constexpr bool IS_WHOLE = IS_ROOMY;
+  float* tile;
+  template <int V>
+  KORCH_INLINE Vec<float, V> begin(long r, long n) const { return load<float, V>(tile + r * ROW + n); }
+  template <int V>
+  KORCH_INLINE void end(long r, long n, Vec<float, V> sum) const { store<float, V>(tile + r * ROW + n, sum); }
+  KORCH_INLINE void fetch(long, long) const {}
+};
+
+// Sums that a tile holds afterwards.
+template <long ROW, bool IS_ROOMY>
+struct Stored : Added<ROW, IS_ROOMY> {
+  template <int V>
+  KORCH_INLINE Vec<float, V> begin(long, long) const { return Vec<float, V>{}; }
+};
+
+struct NoFetch {
+  KORCH_INLINE void operator()(long, long) const {}
+};
+
+// Sums that a function takes, which computes the results that follow from them and stores these.
+// `Fetch` fetches the line that result (r, n) is stored to.
+template <class Finish, class Fetch = NoFetch>
+struct Finished {
+  static constexpr bool IS_WHOLE = false;
+  Finish finish;
+  Fetch ahead;
+  template <int V>
+  KORCH_INLINE Vec<float, V> begin(long, long) const { return Vec<float, V>{}; }
+  template <int V>
+  KORCH_INLINE void end(long r, long n, Vec<float, V> sum) const { finish.template operator()<V>(sum, r, n); }
+  KORCH_INLINE void fetch(long r, long n) const { ahead(r, n); }
+};
+template <class Finish>
+Finished(Finish) -> Finished<Finish>;
+template <class Finish, class Fetch>
+Finished(Finish, Fetch) -> Finished<Finish, Fetch>;
+
+inline constexpr long LINE = 64;  // bytes that one prefetch brings
+
+// How far ahead a block reads where all that is read of b is one piece of memory, read once. (1.0 to 1.4
+// times as fast as fetching the following strip, which is evicted before it is read, for products of 1 to
+// 8 rows.)
+inline constexpr long STREAM_BYTES = 8192;
+
+// The element (r, k) of a is at a[r * A_ROW + k * A_TERM]. Strip s of b has NV vectors; vector v of its term k
+// is at b[s * STRIP + v * VECTOR + k * B_TERM], its columns COLUMN apart. Nothing beyond `columns` is read or
+// written, but for panels (IS_PANEL), which have whole vectors. While a block of rows is computed, EACH lines
+// of each term are fetched: of the strip that follows, or STREAM_BYTES further on (IS_STREAM). TAILS
+// are the numbers of rows below R that may be left.
+template <int W, int R, int NV, long A_ROW, long A_TERM, long B_TERM, long COLUMN, long VECTOR, long STRIP, bool IS_PANEL,
+          int EACH, bool IS_STREAM, int... TAILS>
 struct Contraction {
-  template <int R, int NV, int V, typename A, typename B>
-  static __attribute__((noinline)) void tile(float* out, const A* a, const B* b, long terms) {
-    Vec<float, V> sum[R][NV];
+  static constexpr long COLUMNS = NV * W;
+
+  // Memory to fetch: where the lines of the first term begin, and the bytes between terms.
+  struct Lines {
+    const void* from;
+    long step;
+  };
+
+  // ROWS rows times N vectors, of which only the first `count` columns exist if IS_EDGE.
+  template <int ROWS, int N, int V, bool IS_EDGE, class Sums, typename A, typename B>
+  static __attribute__((noinline)) void tile(const Sums& given, const A* a, const B* b, Lines lines, long r0, long n0, long terms, long count) {
+    const Sums sums = given;  // what is stored can't change it
+    if constexpr (!IS_EDGE) {
 #pragma GCC unroll 32
-    for (int r = 0; r < R; ++r)
+      for (int r = 0; r < ROWS; ++r)
+        for (int n = 0; n < N * V; n += 16) sums.fetch(r0 + r, n0 + n);
+    }
+    Vec<float, V> sum[ROWS][N];
+#pragma GCC unroll 32
+    for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v) sum[r][v] = load<float, V>(out + r * OUT_ROW + v * W);
-    for (long k = 0; k < terms; ++k) {
-      Vec<float, V> w[NV];
-#pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v) {
-        const B* const at = b + v * B_VECTOR + k * B_TERM;
-        if constexpr (B_COLUMN == 1) w[v] = load<float, V>(at);
-        else w[v] = strided<float, V>(at, B_COLUMN);
+      for (int v = 0; v < N; ++v) {
+        if constexpr (IS_EDGE) sum[r][v] = begin_some<V>(sums, r0 + r, n0, count);
+        else sum[r][v] = sums.template begin<V>(r0 + r, n0 + v * V);
       }
+    for (long k = 0; k < terms; ++k) {
+      Vec<float, V> w[N];
+#pragma GCC unroll 4
+      for (int v = 0; v < N; ++v) {
+        const B* const at = b + v * VECTOR + k * B_TERM;
+        if constexpr (IS_EDGE && !IS_PANEL) w[v] = load_some<float, V>(at, count);
+        else if constexpr (COLUMN == 1) w[v] = load<float, V>(at);
+        else w[v] = strided<float, V>(at, COLUMN);
+      }
+#pragma GCC unroll 8
+      for (int q = 0; q < EACH; ++q) __builtin_prefetch(static_cast<const char*>(lines.from) + k * lines.step + q * LINE);
 #pragma GCC unroll 32
-      for (int r = 0; r < R; ++r) {
+      for (int r = 0; r < ROWS; ++r) {
         const Vec<float, V> x = splat<float, V>(static_cast<float>(a[r * A_ROW + k * A_TERM]));
 #pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) sum[r][v] += x * w[v];
+        for (int v = 0; v < N; ++v) sum[r][v] += x * w[v];
       }
     }
+    if constexpr (IS_EDGE) {
+      end_some<ROWS, V>(sums, sum, r0, n0, count);
+    } else {
 #pragma GCC unroll 32
-    for (int r = 0; r < R; ++r)
+      for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v) store<float, V>(out + r * OUT_ROW + v * W, sum[r][v]);
+        for (int v = 0; v < N; ++v) sums.template end<V>(r0 + r, n0 + v * V, sum[r][v]);
+    }
   }
 
-  // All rows of some columns: blocks of R rows, then of half as many.
-  template <int R, int NV, int V, typename A, typename B>
-  static KORCH_INLINE void rows(float* out, const A* a, const B* b, long count, long terms) {
-    long r = 0;
-    for (; r + R <= count; r += R) tile<R, NV, V>(out + r * OUT_ROW, a + r * A_ROW, b, terms);
-    if constexpr (R > 1)
-      if (r < count) rows<R / 2, NV, V>(out + r * OUT_ROW, a + r * A_ROW, b, count - r, terms);
+  template <int V, class Sums>
+  static KORCH_INLINE Vec<float, V> begin_some(const Sums& sums, long r, long n, long count) {
+    alignas(64) float x[V] = {};
+    for (long j = 0; j < count; ++j) x[j] = sums.template begin<1>(r, n + j);
+    return load<float, V>(x);
   }
 
-  template <int R, int NV, typename A, typename B>
-  static KORCH_INLINE void run(float* out, const A* a, const B* b, long count, long columns, long terms) {
-    if (IS_PANEL) columns = (columns + W - 1) / W * W;
+  // The sums come from memory, so that what is done with each is compiled once.
+  template <int ROWS, int V, class Sums>
+  static KORCH_INLINE void end_some(const Sums& sums, const Vec<float, V> (&sum)[ROWS][1], long r0, long n0, long count) {
+    alignas(64) float x[ROWS * V];
+#pragma GCC unroll 32
+    for (int r = 0; r < ROWS; ++r) store<float, V>(x + r * V, sum[r][0]);
+    for (long r = 0; r < ROWS; ++r)
+      for (long j = 0; j < count; ++j) sums.template end<1>(r0 + r, n0 + j, x[r * V + j]);
+  }
+
+  // All rows of N vectors. Meanwhile the strip that follows is fetched; then those that are left fetch the rows
+  // of a that follow theirs, if these are neighbours in memory.
+  template <int N, int V, bool IS_EDGE, class Sums, typename A, typename B>
+  static KORCH_INLINE void rows(const Sums& sums, const A* a, const B* b, const B* next, long n, long rows, long terms, long count) {
+    constexpr long STEP = B_TERM * sizeof(B), ROW = COLUMNS * sizeof(B);
+    const Lines none{b, 0}, stream{reinterpret_cast<const char*>(b) + STREAM_BYTES, STEP};
+    const bool is_dense = A_TERM == 1 && A_ROW == terms && R * sizeof(A) <= LINE;
+    long line = next ? 0 : ROW, r = 0;
+    for (; r + R <= rows; r += R, line += EACH * LINE) {
+      Lines lines = none;
+      if (IS_STREAM) lines = stream;
+      else if (line < ROW) lines = {reinterpret_cast<const char*>(next) + line, STEP};
+      else if (is_dense) lines = {a + (r + R) * A_ROW, LINE};
+      tile<R, N, V, IS_EDGE>(sums, a + r * A_ROW, b, lines, r, n, terms, count);
+    }
+    const Lines last = IS_STREAM ? stream : none;
+    (void)((r + TAILS == rows && (tile<TAILS, N, V, IS_EDGE>(sums, a + r * A_ROW, b, last, r, n, terms, count), true)) || ...);
+  }
+
+  template <class Sums, typename A, typename B>
+  static KORCH_INLINE void run(const Sums& sums, const A* a, const B* b, long count, long columns, long terms) {
+    if (Sums::IS_WHOLE) columns = (columns + W - 1) / W * W;
+    const B* const none = nullptr;
     long n = 0;
-    for (; n + NV * W <= columns; n += NV * W)
-      rows<R, NV, W>(out + n, a, b + n / W * B_VECTOR, count, terms);
-    for (; n + W <= columns; n += W) rows<R, 1, W>(out + n, a, b + n / W * B_VECTOR, count, terms);
-    if constexpr (!IS_PANEL)
-      for (; n < columns; ++n) rows<R, 1, 1>(out + n, a, b + n * B_COLUMN, count, terms);
+    for (; n + COLUMNS <= columns; n += COLUMNS) {
+      const bool is_last = n + COLUMNS >= columns;
+      rows<NV, W, false>(sums, a, b + n / COLUMNS * STRIP, is_last ? none : b + (n / COLUMNS + 1) * STRIP, n, count, terms, 0);
+    }
+    b += n / COLUMNS * STRIP;
+    if constexpr (NV > 1)
+      for (; n + W <= columns; n += W, b += VECTOR) rows<1, W, false>(sums, a, b, none, n, count, terms, 0);
+    if (n >= columns) return;
+    if constexpr (COLUMN == 1) rows<1, W, true>(sums, a, b, none, n, count, terms, columns - n);
+    else
+      for (; n < columns; ++n, b += COLUMN) rows<1, 1, false>(sums, a, b, none, n, count, terms, 0);
   }
 };
 

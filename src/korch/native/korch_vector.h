@@ -35,6 +35,19 @@ KORCH_INLINE Vec<T, W> load(const T* at) {
   return x;
 }
 
+// The first `count` elements, then zeros; nothing beyond is read. S is the type in memory.
+template <typename T, int W, typename S>
+KORCH_INLINE Vec<T, W> load_some(const S* at, long count) {
+#if defined(__AVX512F__) && !defined(__clang__)
+  typedef float V16 __attribute__((vector_size(64)));
+  if constexpr (W == 16 && sizeof(S) == 4 && sizeof(T) == 4)
+    return Vec<T, W>(__builtin_ia32_loadups512_mask(reinterpret_cast<const float*>(at), V16{}, (1u << count) - 1));
+#endif
+  alignas(64) T x[W] = {};
+  for (long j = 0; j < count; ++j) x[j] = static_cast<T>(at[j]);
+  return load<T, W>(x);
+}
+
 template <typename T, int W>
 KORCH_INLINE void store(T* at, Vec<T, W> x) {
   __builtin_memcpy(at, &x, sizeof(x));

@@ -66,4 +66,4 @@ class _Binder:
             return At(at.buffer, substitute(at.index, self.values, scope))
 
         rescale = step.rescale and moved(step.rescale)
-        return Contract(axes, moved(step.out), moved(step.a), moved(step.b), step.product, rescale)
+        return Contract(axes, moved(step.out), moved(step.a), moved(step.b), step.product, rescale, step.registers)

@@ -14,7 +14,7 @@ import itertools
 import sys
 from typing import NamedTuple
 
-from korch.tile.cpp_steps import StepPrinter, is_large_tile, require_contractions, tile_bytes
+from korch.tile.cpp_steps import StepPrinter, is_large_tile, require_contractions, tile_bytes, tiles_of
 from korch.tile.cpp_text import C_TYPE, NARROW_TYPE, Writer
 from korch.tile.loops import SQUARE_TYPES
 from korch.tile.program import Buffer, Level, Stage, TileProgram, read_by, written_by
@@ -123,9 +123,7 @@ class _Printer:
 
     def _large_tiles(self, stage: Stage) -> list[Buffer]:
         """Return the tiles of a stage that are in the workspace."""
-        used = written_by(stage.steps)
-        tiles = [b for b in self.program.buffers if b.level is Level.TILE and b.name in used]
-        return [buffer for buffer in tiles if is_large_tile(stage, buffer)]
+        return [buffer for buffer in tiles_of(self.program, stage) if is_large_tile(stage, buffer)]
 
     def _waits(self) -> list[bool]:
         """Return after which stages threads wait for each other: before one that reads a result.
@@ -142,7 +140,6 @@ class _Printer:
         return waits
 
     def _stage(self, stage: Stage, waits: bool) -> None:
-        used = written_by(stage.steps)
         given = {b.name for b in self.program.buffers if b.level is Level.INPUT}
         steps = StepPrinter(self.out, stage, given)
         is_streamed = steps.is_streamed
@@ -157,15 +154,14 @@ class _Printer:
             self.out.line(f"[[maybe_unused]] const long {axis.name} = {value};")
             rest = f"task % {left}" if left > 1 else "0"
         large, offset = self._large_tiles(stage), 0
-        for buffer in self.program.buffers:
-            if buffer.level is not Level.TILE or buffer.name not in used:
-                continue
+        for buffer in tiles_of(self.program, stage):
             type_ = C_TYPE[buffer.dtype]
             if buffer in large:
                 self.out.line(f"{type_}* const {buffer.name} = reinterpret_cast<{type_}*>(room + {offset});")
                 offset += tile_bytes(buffer)
             else:
-                self.out.line(f"alignas(64) {type_} {buffer.name}[{max(buffer.size, 1)}];")
+                self.out.line(f"alignas(64) {type_} {buffer.name}_array[{max(buffer.size, 1)}];")
+                self.out.line(f"{type_}* const {buffer.name} = {buffer.name}_array;  // functions copy the pointer")
         steps.run()
         self.out.close()
         if is_streamed:

@@ -8,9 +8,10 @@ from typing import assert_never
 
 from korch.errors import InvalidGraphError
 from korch.primitive.types import DType
+from korch.tile.cpp_finish import FinishPrinter, Sums, sums_of, tails_of, tiles_in_registers
 from korch.tile.cpp_pass import PassPrinter
 from korch.tile.cpp_text import Writer, loop_end
-from korch.tile.index import Expr, add, constant, scale, substitute, var
+from korch.tile.index import Expr, Ranges, add, bounds, constant, scale, substitute, var
 from korch.tile.program import (
     At,
     Axis,
@@ -22,6 +23,7 @@ from korch.tile.program import (
     Panels,
     Pass,
     Product,
+    Registers,
     Select,
     Sink,
     Stage,
@@ -29,19 +31,21 @@ from korch.tile.program import (
     TileOp,
     TileProgram,
     ranges_of,
+    written_by,
 )
 
 PRODUCTS = (Product.F32, Product.F16, Product.BF16)
 """The products that are printed: operands are widened, sums are float32."""
 
-VECTORS = 2
-"""Vectors of columns that a contraction holds in registers."""
+REGISTERS = {16: Registers(12, 2)}
+"""What a contraction holds in registers for a number of lanes: there are 32 registers of 16 lanes."""
 
-ROWS = {16: 12}
-"""Rows that it holds for a number of lanes: there are 32 registers of 16 lanes."""
+FEW_REGISTERS = Registers(6, 2)
+"""The same for other numbers of lanes: at least 16 registers."""
 
-FEWEST_ROWS = 6
-"""Rows for other numbers of lanes: at least 16 registers."""
+LINE_BYTES = 64
+"""The bytes that one prefetch brings."""
+
 
 LARGEST_ARRAY_BYTES = 16 << 10
 """Larger tiles of stages with contractions are in the workspace."""
@@ -56,7 +60,24 @@ class _Panel:
     printer: PassPrinter
 
 
-Node = PassPrinter | _Panel | Contract | tuple[Loop, "list[Node]"]
+@dataclass(frozen=True)
+class _Block:
+    """A contraction, and what takes its sums, or None."""
+
+    sums: Sums
+    finish: FinishPrinter | None
+
+
+Steps = dict[str, int]
+"""The step in memory of each axis of a contraction."""
+
+Node = PassPrinter | _Panel | _Block | tuple[Loop, "list[Node]"]
+
+
+def tiles_of(program: TileProgram, stage: Stage) -> list[Buffer]:
+    """Return the tiles that a stage needs memory for."""
+    used = written_by(stage.steps) - tiles_in_registers(program, stage.steps)
+    return [b for b in program.buffers if b.level is Level.TILE and b.name in used]
 
 
 def is_large_tile(stage: Stage, buffer: Buffer) -> bool:
@@ -91,12 +112,15 @@ class StepPrinter:
 
     def _prepare(self, steps: Sequence[Step], grid: tuple[Axis, ...]) -> list[Node]:
         found: list[Node] = []
-        for step in steps:
+        for step in sums_of(self.out.program, steps):
             match step:
                 case Pass():
                     found.append(self._pass(step, grid))
-                case Contract():
-                    found.append(step)
+                case Sums(contract, _, after):
+                    axes = {axis.name: axis for axis in contract.axes}
+                    own = after and replace(after, axes=tuple(axes[axis.name] for axis in after.axes))
+                    stage = Stage(grid, (own,) if own else ())
+                    found.append(_Block(step, FinishPrinter(self.out, stage, step, self.given) if own else None))
                 case Loop(axis, _, body):
                     found.append((step, self._prepare(body, (*grid, axis))))
                 case _:
@@ -152,7 +176,7 @@ class StepPrinter:
                 return replace(sink, index=moved(sink.index))
             if sink.index.coefficient(vector.name) != 1:
                 raise _refused(f"buffer {buffer.name} is not written along its panels")
-            rest = _in_rows(buffer, layout, substitute(sink.index, {vector.name: constant(0)}, ranges))
+            rest = _in_rows(buffer, layout, substitute(sink.index, {vector.name: constant(0)}, ranges), ranges)
             step = buffer.size // layout.columns * layout.width
             return replace(sink, index=add(add(scale(var(panel), step), rest), var(vector.name)))
 
@@ -172,7 +196,7 @@ class StepPrinter:
                     self.out.line(block)
                     printer.run()
                     self.out.close()
-                case Contract():
+                case _Block():
                     self._contract(node, grid)
                 case (loop, body):
                     self._for(loop.axis)
@@ -182,35 +206,69 @@ class StepPrinter:
     def _for(self, axis: Axis) -> None:
         self.out.open(f"for (long {axis.name} = 0; {axis.name} < {loop_end(axis, axis.extent)}; ++{axis.name})")
 
-    def _contract(self, step: Contract, grid: tuple[Axis, ...]) -> None:
-        """Print the call of the kernel: steps of indices are template arguments."""
+    def _contract(self, block: _Block, grid: tuple[Axis, ...]) -> None:
+        """Print the call of the micro-kernel: steps of indices are template arguments."""
+        step = block.sums.step
         rows, columns, terms = _three_axes(step)
         own = Stage((*grid, *step.axes), ())
         out_at, out = self._place(step.out, step, own)
         a_at, a = self._place(step.a, step, own)
         b_at, b = self._place(step.b, step, own)
-        tile, first, second = (self.out.program.buffer(at.buffer) for at in (step.out, step.a, step.b))
+        self._require_operands(step, out, a, b)
+        second, lanes = self.out.program.buffer(step.b.buffer), self.out.lanes
+        registers = self._registers(step)
+        vector, strip = _strips(second, registers.vectors, lanes, b[columns.name])
+        steps = (a[rows.name], a[terms.name], b[terms.name], b[columns.name], vector, strip)
+        is_panel = "true" if _panels(second) else "false"
+        each, is_stream = self._fetched(step, registers, vector)
+        tails = tails_of(rows, registers.rows)
+        sizes = (lanes, registers.rows, registers.vectors, *steps, is_panel, each, is_stream, *tails)
+        counts = ", ".join(loop_end(axis, axis.extent) for axis in (rows, columns, terms))
+        sums = self._sums(block, out_at, out[rows.name])
+        self.out.line(f"korch::Contraction<{', '.join(map(str, sizes))}>::run(")
+        self.out.line(f"    {sums}, {a_at}, {b_at}, {counts});")
+
+    def _require_operands(self, step: Contract, out: Steps, a: Steps, b: Steps) -> None:
+        rows, columns, terms = _three_axes(step)
+        tile, first = self.out.program.buffer(step.out.buffer), self.out.program.buffer(step.a.buffer)
         if tile.level is not Level.TILE or tile.dtype is not DType.F32 or out[columns.name] != 1:
             raise _refused(f"buffer {tile.name} is no tile of float32 with columns side by side")
         if _panels(tile) or _panels(first):
             raise _refused("only the second operand of a contraction is read in panels")
         if a[columns.name] or b[rows.name] or out[terms.name]:
             raise _refused("an operand of a contraction has an axis of the other")
-        layout, lanes = _panels(second), self.out.lanes
-        if layout is not None:
-            whole = layout.width == lanes and layout.columns == columns.extent and b[columns.name] == 1
-            if not whole or (rows.extent > 1 and out[rows.name] < columns.extent):
-                raise _refused(f"buffer {second.name} is not in panels of one vector")
-        vector = second.size // layout.columns * lanes if layout is not None else lanes * b[columns.name]
-        term = b[terms.name]
-        steps = (a[rows.name], a[terms.name], term, b[columns.name], vector, out[rows.name])
-        arguments = ", ".join((str(lanes), *map(str, steps), "true" if layout is not None else "false"))
-        tile_rows = ROWS.get(lanes, FEWEST_ROWS)
-        counts = ", ".join(loop_end(axis, axis.extent) for axis in (rows, columns, terms))
-        self.out.line(f"korch::Contraction<{arguments}>::template run<{tile_rows}, {VECTORS}>(")
-        self.out.line(f"    {out_at}, {a_at}, {b_at}, {counts});")
+        if _panels(self.out.program.buffer(step.b.buffer)) and b[columns.name] != 1:
+            raise _refused(f"buffer {step.b.buffer} is not read along its panels")
 
-    def _place(self, at: At, step: Contract, stage: Stage) -> tuple[str, dict[str, int]]:
+    def _registers(self, step: Contract) -> Registers:
+        """Return how a contraction is computed: no more rows than there are."""
+        chosen = step.registers or REGISTERS.get(self.out.lanes, FEW_REGISTERS)
+        return replace(chosen, rows=max(1, min(chosen.rows, step.axes[0].extent)))
+
+    def _fetched(self, step: Contract, registers: Registers, vector: int) -> tuple[int, str]:
+        """Return how many lines of a term are fetched with a block, and whether b is a stream."""
+        if not registers.fetches_b:
+            return 0, "false"
+        rows, second, lanes = step.axes[0], self.out.program.buffer(step.b.buffer), self.out.lanes
+        lines = -(-registers.vectors * lanes * second.dtype.size_bytes // LINE_BYTES)
+        is_once = rows.extent <= registers.rows and rows.ragged is None
+        if is_once and _panels(second) is not None and vector == lanes:
+            return lines, "true"
+        return -(-lines // -(-rows.extent // registers.rows)), "false"
+
+    def _sums(self, block: _Block, at: str, row: int) -> str:
+        """Print where the sums begin and end; return the text of the object that says so."""
+        step = block.sums.step
+        if block.finish is not None:
+            is_fetched = step.registers is not None and step.registers.fetches_out
+            return f"korch::Finished{{{block.finish.run(is_fetched)}}}"
+        rows, columns, _ = _three_axes(step)
+        tile, whole = self.out.program.buffer(step.out.buffer), -(-columns.extent // self.out.lanes) * self.out.lanes
+        has_room = tile.size >= whole if rows.extent == 1 else row >= whole
+        is_whole = "true" if has_room and _panels(self.out.program.buffer(step.b.buffer)) else "false"
+        return f"korch::{'Stored' if block.sums.is_zeroed else 'Added'}<{row}, {is_whole}>{{{at}}}"
+
+    def _place(self, at: At, step: Contract, stage: Stage) -> tuple[str, Steps]:
         """Return the text of an operand's first element, and the steps of the axes in memory."""
         ranges = {axis.name: (0, max(axis.extent - 1, 0)) for axis in stage.grid}
         index = substitute(at.index, {}, ranges)
@@ -227,7 +285,7 @@ class StepPrinter:
             steps[columns.name] = 0 if at is step.a else 1
         start = substitute(index, {axis.name: constant(0) for axis in step.axes}, ranges)
         if layout is not None:
-            start = _in_rows(buffer, layout, start)
+            start = _in_rows(buffer, layout, start, ranges)
             for name in steps.keys() - {columns.name}:
                 steps[name] = steps[name] // layout.columns * layout.width
         return f"{at.buffer} + {self.out.expr(start)}", steps
@@ -280,13 +338,33 @@ def _panel_width(program: TileProgram, pass_: Pass) -> int:
     return next(iter(widths), 0)
 
 
-def _in_rows(buffer: Buffer, layout: Panels, rest: Expr) -> Expr:
-    """Return where the rows of a panel begin, for an index without its column."""
-    parts = (rest.constant, *(factor for _, factor in rest.terms))
-    if layout.columns % layout.width or any(part % layout.columns for part in parts):
+def _in_rows(buffer: Buffer, layout: Panels, rest: Expr, ranges: Ranges) -> Expr:
+    """Return where an index lies in panels: at the begin of a row of one of them."""
+    columns = Expr(0, tuple(term for term in rest.terms if term[1] % layout.columns))
+    parts = (rest.constant % layout.columns, *(factor for _, factor in columns.terms))
+    low, high = bounds(columns, ranges)
+    if layout.columns % layout.width or any(p % layout.width for p in parts) or low < 0 or high >= layout.columns:
         raise _refused(f"the rows of buffer {buffer.name} do not begin at whole rows of its panels")
-    terms = tuple((atom, factor // layout.columns * layout.width) for atom, factor in rest.terms)
-    return Expr(rest.constant // layout.columns * layout.width, terms)
+    rows = buffer.size // layout.columns
+    start = rest.constant // layout.columns * layout.width + rest.constant % layout.columns * rows
+    terms = (
+        (atom, factor * rows if factor % layout.columns else factor // layout.columns * layout.width)
+        for atom, factor in rest.terms
+    )
+    return Expr(start, tuple(terms))
+
+
+def _strips(second: Buffer, vectors: int, lanes: int, column: int) -> tuple[int, int]:
+    """Return the steps between vectors of a strip of the second operand, and between its strips."""
+    layout = _panels(second)
+    if layout is None:
+        return lanes * column, vectors * lanes * column
+    rows = second.size // layout.columns
+    if layout.width == lanes:
+        return rows * lanes, vectors * rows * lanes
+    if layout.width == vectors * lanes:
+        return lanes, rows * layout.width
+    raise _refused(f"buffer {second.name} is not in panels of one vector or of one strip")
 
 
 def _refused(text: str, hint: str = "") -> InvalidGraphError:

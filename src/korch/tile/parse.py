@@ -28,6 +28,7 @@ from korch.tile.program import (
     Parameter,
     Pass,
     Product,
+    Registers,
     Ring,
     Select,
     Sink,
@@ -221,6 +222,14 @@ class _Line(_Tokens):
         self.need(")")
         return result
 
+    def registers(self) -> Registers | None:
+        if not self.take("in"):
+            return None
+        rows = self.integer()
+        self.need("x")
+        vectors, fetches = self.integer(), self.take("fetch")
+        return Registers(rows, vectors, fetches and self.take("b"), fetches and self.take("out"))
+
     def axes(self, *ends: str) -> tuple[Axis, ...]:
         """Return the loops up to the end of the line, or up to a word that ends them."""
         found: list[Axis] = []
@@ -375,16 +384,17 @@ class _Lines:
     def contract(self, line: _Line, depth: int) -> Contract:
         axes = line.axes("by")
         line.need("by")
-        product = self.take(line, lambda: line.one_of(Product))
+        product, registers = self.take(line, lambda: (line.one_of(Product), line.registers()))
         item = self.peek(depth)
         if item is None:
             raise line.error("a line below that says what is added to what")
-        return self.take(item, lambda: _sum(item, axes, product))
+        return self.take(item, lambda: _sum(item, axes, product, registers))
 
 
-def _sum(line: _Line, axes: tuple[Axis, ...], product: Product) -> Contract:
+def _sum(line: _Line, axes: tuple[Axis, ...], product: Product, registers: Registers | None) -> Contract:
     out = line.place()
     line.need("+=")
     a = line.place()
     line.need("*")
-    return Contract(axes, out, a, line.place(), product, line.place() if line.take("rescale") else None)
+    b = line.place()
+    return Contract(axes, out, a, b, product, line.place() if line.take("rescale") else None, registers)

@@ -283,6 +283,23 @@ class At:
 
 
 @dataclass(frozen=True, slots=True)
+class Registers:
+    """How a contraction is computed in registers.
+
+    Attributes:
+        rows: rows of the accumulator that are in registers at a time.
+        vectors: vectors of columns of each row.
+        fetches_b: whether what is read of the second operand next is fetched into the cache meanwhile.
+        fetches_out: whether the lines that results are stored to are.
+    """
+
+    rows: int
+    vectors: int
+    fetches_b: bool = False
+    fetches_out: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Contract:
     """The contraction out = out * rescale + sum of a * b along the reduced axes.
 
@@ -293,6 +310,7 @@ class Contract:
         b: the second.
         product: how they are multiplied.
         rescale: the factor by which the accumulator is multiplied first, or None.
+        registers: how it is computed in registers; the printer chooses if this is None.
     """
 
     axes: tuple[Axis, ...]
@@ -301,6 +319,7 @@ class Contract:
     b: At
     product: Product
     rescale: At | None = None
+    registers: Registers | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,11 @@
         x0 = f32 load i0[10*g0 + v1]
         sum o0[g0] = x0
       loop j<(k + 7)/8 carries t1
-        contract m<10 n<16 | p<min(8, k - 8*j) by bf16x3
+        contract m<10 n<16 | p<min(8, k - 8*j) by bf16x3 in 5 x 2 fetch b
           t1[16*m + n] += i0[8*j + p] * t0[16*p + n] rescale t2[m]
 
-Passes and contractions list their kept loops, then, behind a bar, those that they reduce.
+Passes and contractions list their kept loops, then, behind a bar, those that they reduce. A contraction
+may say how many rows and vectors of columns it holds in registers, and what it fetches meanwhile.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from korch.tile.program import (
     Loop,
     Panels,
     Pass,
+    Registers,
     Ring,
     Select,
     Sink,
@@ -94,7 +96,7 @@ def _step(step: Step) -> Iterator[str]:
             yield from (f"  {format_op(op)}" for op in step.ops)
             yield from (f"  {format_sink(sink)}" for sink in step.sinks)
         case Contract():
-            yield f"contract{_axes(step.axes)} by {step.product.value}"
+            yield f"contract{_axes(step.axes)} by {step.product.value}{_registers(step.registers)}"
             yield f"  {format_contract(step)}"
         case Loop():
             carries = f" carries {', '.join(step.carried)}" if step.carried else ""
@@ -103,6 +105,13 @@ def _step(step: Step) -> Iterator[str]:
                 yield from (f"  {line}" for line in _step(inner))
         case _:
             assert_never(step)
+
+
+def _registers(registers: Registers | None) -> str:
+    if registers is None:
+        return ""
+    fetched = [name for name, is_fetched in (("b", registers.fetches_b), ("out", registers.fetches_out)) if is_fetched]
+    return f" in {registers.rows} x {registers.vectors}{' fetch ' if fetched else ''}{' '.join(fetched)}"
 
 
 def _buffer(buffer: Buffer) -> str:

@@ -1,0 +1,168 @@
+"""What stands around a contraction -> sums that begin in registers, and end in what follows from them.
+
+A pass of zeros before a contraction, and a pass over the same elements behind it, need no tile: the
+micro-kernel begins with zeros and hands each vector of sums to a function that is printed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+
+from korch.tile.cpp_loops import LoopPrinter
+from korch.tile.cpp_text import Writer
+from korch.tile.fetch import Fetches
+from korch.tile.index import Ranges, substitute
+from korch.tile.program import (
+    Axis,
+    Contract,
+    Level,
+    Literal,
+    Load,
+    Loop,
+    Pass,
+    Select,
+    Stage,
+    Step,
+    Store,
+    TileProgram,
+    read_by,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """A contraction with the passes that are computed in its registers.
+
+    Attributes:
+        step: the contraction.
+        is_zeroed: whether the step before is a pass of zeros, which is not printed.
+        finish: the pass that takes the sums, or None: then they are stored to the tile.
+    """
+
+    step: Contract
+    is_zeroed: bool = False
+    finish: Pass | None = None
+
+
+def sums_of(program: TileProgram, steps: Sequence[Step]) -> list[Pass | Loop | Sums]:
+    """Return the steps of a task, or of a turn of a loop, with those around contractions joined to them."""
+    found: list[Pass | Loop | Sums] = []
+    position = 0
+    while position < len(steps):
+        step = steps[position]
+        position += 1
+        if isinstance(step, Pass | Loop):
+            found.append(step)
+            continue
+        if step.rescale is not None or not found or not _is_zero(found[-1], step):
+            found.append(Sums(step))
+            continue
+        after = steps[position] if position < len(steps) else None
+        is_finished = isinstance(after, Pass) and _takes(program, after, step, steps[position + 1 :])
+        found[-1] = Sums(step, True, after if is_finished and isinstance(after, Pass) else None)
+        position += is_finished
+    return found
+
+
+def tiles_in_registers(program: TileProgram, steps: Sequence[Step]) -> set[str]:
+    """Return the accumulators that need no memory."""
+    found: set[str] = set()
+    for step in sums_of(program, steps):
+        if isinstance(step, Loop):
+            found |= tiles_in_registers(program, step.body)
+        elif isinstance(step, Sums) and step.finish is not None:
+            found.add(step.step.out.buffer)
+    return found
+
+
+def _same_axes(pass_: Pass, step: Contract) -> bool:
+    kept = [(axis.name, axis.size) for axis in step.axes if not axis.is_reduced]
+    return [(axis.name, axis.size) for axis in pass_.axes] == kept
+
+
+def _is_zero(before: Pass | Loop | Sums, step: Contract) -> bool:
+    """Return whether a step only sets the accumulator to 0."""
+    if not isinstance(before, Pass) or not _same_axes(before, step) or len(before.sinks) != 1:
+        return False
+    (sink,) = before.sinks
+    value = next(op for op in before.ops if op.name == sink.value)
+    is_out = isinstance(sink, Store) and (sink.buffer, sink.index) == (step.out.buffer, step.out.index)
+    return is_out and isinstance(value, Literal) and value.value == 0
+
+
+def _takes(program: TileProgram, after: Pass, step: Contract, rest: Sequence[Step]) -> bool:
+    """Return whether a pass takes each sum once, and nothing else needs them."""
+    out = step.out.buffer
+    if program.buffer(out).level is not Level.TILE or not _same_axes(after, step):
+        return False
+    columns = step.axes[-2].name
+    if after.is_reduction or after.across or after.vector != columns or out in read_by(tuple(rest)):
+        return False
+    if any(sink.buffer == out for sink in after.sinks):
+        return False
+    for op in after.ops:
+        if not isinstance(op, Load | Select):
+            continue
+        if any(columns in guard.expr.variables for guard in op.guards):
+            return False
+        if isinstance(op, Load) and op.buffer == out and (op.guards or op.index != step.out.index):
+            return False
+    return True
+
+
+class FinishPrinter(LoopPrinter):
+    """The function that takes a vector of sums."""
+
+    def __init__(self, out: Writer, stage: Stage, sums: Sums, given: Set[str]) -> None:
+        """Prepare it; `stage` has the axes around the contraction, and the pass."""
+        (pass_,) = stage.passes
+        super().__init__(out, stage, pass_, given)
+        self.rows, self.columns = pass_.axes
+        self.buffer = sums.step.out.buffer
+        self.fetches = Fetches()
+        self.pieces = {}
+
+    def run(self, fetches: bool) -> str:
+        """Print the function, and one that fetches where its results go; return their names.
+
+        Functions have copies of all that they read: what they store can't change it.
+        """
+        where = f"[[maybe_unused]] long {self.rows.name}, [[maybe_unused]] long {self.columns.name}"
+        name = self._function("<int W>", f"[[maybe_unused]] korch::Vec<float, W> sums, {where}")
+        values = self._ops(self.ranges, self.columns.name, "W")
+        for sink in self.pass_.sinks:
+            index = substitute(sink.index, {}, self.ranges)
+            self._store(sink.buffer, index, values[sink.value], self.columns.name, "W")
+        self.out.close("};")
+        if not fetches:
+            return name
+        sink = self.pass_.sinks[0]
+        ahead = self._function("", where)
+        self.out.line(
+            f"__builtin_prefetch({sink.buffer} + {self.out.expr(substitute(sink.index, {}, self.ranges))}, 1);"
+        )
+        self.out.close("};")
+        return f"{name}, {ahead}"
+
+    def _function(self, template: str, parameters: str) -> str:
+        name = f"finish{self.out.lambdas}"
+        self.out.lambdas += 1
+        self.out.open(f"const auto {name} = [=]{template}({parameters}) __attribute__((always_inline))")
+        return name
+
+    def _load(self, op: Load, ranges: Ranges, variable: str, width: str) -> str:
+        if op.buffer == self.buffer:
+            return "sums"
+        return super()._load(op, ranges, variable, width)
+
+
+def tails_of(axis: Axis, rows: int) -> list[int]:
+    """Return the numbers of rows below `rows` that are left of a block of an axis, or of its last one."""
+    ends = {axis.extent % rows}
+    if axis.ragged is not None:
+        total = axis.ragged[1]
+        if not isinstance(total, int):
+            raise AssertionError("a printed program has no parameters")
+        ends.add(total % axis.extent % rows)
+    return sorted(ends - {0}, reverse=True)
