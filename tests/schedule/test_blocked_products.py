@@ -14,7 +14,7 @@ from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes
 from korch.primitive.types import ValueType
-from korch.provider.contraction import NotFusedError
+from korch.schedule.contraction import NotFusedError
 from korch.schedule.products import products
 from korch.testing import finite_field
 from korch.testing.tile_field import Field

@@ -11,8 +11,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
 
-SHARED = ("provider", "tile", "native", "measure/toolchain.py")
-"""What all providers use: modules of this folder, the printers, headers and compiler flags."""
+SHARED = ("provider", "schedule", "tile", "native", "measure/toolchain.py")
+"""What all providers use: modules of this folder, schedules, printers, headers and compiler flags."""
 
 DIGITS = 12
 """Hexadecimal digits of a version."""

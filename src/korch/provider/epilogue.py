@@ -13,7 +13,7 @@ from korch.candidate.candidate import Group
 from korch.candidate.layout import Layout
 from korch.primitive.graph import Primitive
 from korch.primitive.types import DType
-from korch.provider.contraction import NotFusedError, follow, refuse_computed
+from korch.schedule.contraction import NotFusedError, follow, refuse_computed
 from korch.tile.cpp_op import applied
 from korch.tile.cpp_text import Writer, literal, stored_type
 from korch.tile.emit import Emitter, Index, physical_offset

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.types import DType
-from korch.provider.contraction import Axes, Contraction, Fusion, Layouts, contraction_of, extent
+from korch.schedule.contraction import Axes, Contraction, Fusion, Layouts, contraction_of, extent
 from korch.tile.emit import Emitter, Index
 from korch.tile.index import Expr, Ranges, add, bounds, quotient, remainder, scale, substitute, var
 from korch.tile.program import (

@@ -8,7 +8,7 @@ from korch.candidate.candidate import Group, Refusal
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Category
 from korch.provider.attention.groups import find_softmax
-from korch.provider.contraction import FLOATS
+from korch.schedule.contraction import FLOATS
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,11 +11,11 @@ from korch.candidate.shape import around
 from korch.provider.attention.groups import attention_groups
 from korch.provider.attention.match import Attention, match_group
 from korch.provider.content import content_version
-from korch.provider.contraction import Fusion, NotFusedError, refuse_types
 from korch.provider.epilogue import Epilogue
 from korch.provider.gemm.match import Finish, Operand, epilogue_of, matrices_of, operand_of, print_finish, print_value
 from korch.provider.provider import Kernel, Threading, named_kernel
 from korch.provider.widen import widened
+from korch.schedule.contraction import Fusion, NotFusedError, refuse_types
 from korch.target import Target
 
 FEWEST_QUERIES = 8

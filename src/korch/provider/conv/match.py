@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from korch.candidate.candidate import Group, Refusal
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
-from korch.provider.contraction import NotFusedError, refuse_types
 from korch.provider.epilogue import RESULT, ConvEpilogue
 from korch.provider.image import Image, read_image
+from korch.schedule.contraction import NotFusedError, refuse_types
 
 WIDEST_DEPTHWISE = 7
 """Columns of a window of one channel: its loop is unrolled."""

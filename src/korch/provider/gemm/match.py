@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from korch.candidate.candidate import Group, Refusal
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.types import DType
-from korch.provider.contraction import Fusion, NotFusedError, follow, refuse_types, reshaped, root_of
 from korch.provider.epilogue import RESULT, Epilogue
+from korch.schedule.contraction import Fusion, NotFusedError, follow, refuse_types, reshaped, root_of
 from korch.tile.emit import Index
 from korch.tile.index import ZERO, Expr, Ranges, add, scale, var, vector_step
 from korch.tile.program import Apply, Load

@@ -16,7 +16,6 @@ from korch.candidate.layout import Layout, channels_last, layout_choices
 from korch.candidate.shape import around
 from korch.primitive.types import ValueType
 from korch.provider.content import content_version
-from korch.provider.contraction import Fusion, Layouts, NotFusedError
 from korch.provider.epilogue import Epilogue
 from korch.provider.gemm.blocking import PAGE_FLOATS, Blocking
 from korch.provider.gemm.match import (
@@ -32,6 +31,7 @@ from korch.provider.gemm.match import (
 from korch.provider.matrix_units import SPLIT_BYTES, STEP_BYTES, TOGETHER
 from korch.provider.provider import SPLIT, Kernel, Threading, named_kernel
 from korch.provider.widen import widened
+from korch.schedule.contraction import Fusion, Layouts, NotFusedError
 from korch.target import Target
 
 LEAST_COLUMNS = 512

@@ -16,8 +16,8 @@ from korch.primitive.types import DType
 from korch.provider.attention.groups import attention_groups
 from korch.provider.attention.match import Attention, match_group
 from korch.provider.content import content_version
-from korch.provider.contraction import Axes, Contraction, NotFusedError, extent
 from korch.provider.triton.printer import KernelPrinter
+from korch.schedule.contraction import Axes, Contraction, NotFusedError, extent
 from korch.tile.emit import Index
 from korch.tile.index import ZERO, Expr, var
 from korch.tile.triton_text import COLUMNS, ROWS, STORED, Text, power_of_two

@@ -9,8 +9,8 @@ from korch.cuda.kernel import CudaKernel, kernel_of
 from korch.cuda.target import CudaTarget
 from korch.primitive.graph import Primitive
 from korch.primitive.types import DType
-from korch.provider.contraction import Fusion
 from korch.provider.triton.fused import ports
+from korch.schedule.contraction import Fusion
 from korch.tile.emit import Index
 from korch.tile.index import Expr, Ranges
 from korch.tile.program import Load, TileOp

@@ -20,8 +20,8 @@ from korch.cuda.target import CudaTarget
 from korch.primitive.graph import Primitive
 from korch.primitive.types import DType, ValueType
 from korch.provider.content import content_version
-from korch.provider.contraction import Axes, Contraction, Fusion, NotFusedError, contraction_of, extent, root_of
 from korch.provider.triton.printer import KernelPrinter
+from korch.schedule.contraction import Axes, Contraction, Fusion, NotFusedError, contraction_of, extent, root_of
 from korch.tile.triton_text import COLUMNS, ROWS, Coordinate, Text, power_of_two
 
 MOST_DIRECT = 64

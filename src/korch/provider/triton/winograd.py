@@ -21,9 +21,9 @@ from korch.primitive.op import Array
 from korch.primitive.ops.winograd import TRANSFORMS, WinogradAttributes, tile_counts
 from korch.primitive.types import DType
 from korch.provider.content import content_version
-from korch.provider.contraction import Contraction, NotFusedError, root_of
 from korch.provider.triton.printer import KernelPrinter
 from korch.provider.triton.product import Tile, product_layouts, tiles_for
+from korch.schedule.contraction import Contraction, NotFusedError, root_of
 from korch.tile.index import ZERO, Expr, add, constant, scale, var
 from korch.tile.triton_text import COLUMNS, Coordinate, Text
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from korch.candidate.candidate import Group, Refusal
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.winograd import WinogradAttributes, tile_counts
-from korch.provider.contraction import NotFusedError, refuse_types
 from korch.provider.epilogue import ConvEpilogue
 from korch.provider.image import ZERO, read_image
+from korch.schedule.contraction import NotFusedError, refuse_types
 
 
 @dataclass(frozen=True, slots=True)
