@@ -1,0 +1,97 @@
+"""What schedules of contractions share: axes that are cut into blocks, operands, and the pass over results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from korch.candidate.candidate import Group
+from korch.primitive.graph import Primitive
+from korch.primitive.types import DType
+from korch.schedule.contraction import Axes, Contraction, Fusion, Layouts
+from korch.tile.emit import Emitter, Guards, Index
+from korch.tile.index import Expr, Ranges, add, bounds, quotient, remainder, scale, substitute, var
+from korch.tile.program import Apply, At, Axis, Buffer, Inside, Level, Load, Pass, Product, Store
+
+PRODUCTS = {DType.F32: Product.F32, DType.F16: Product.F16, DType.BF16: Product.BF16}
+"""The product of each type of operands."""
+
+
+class Blocked:
+    """A group with one product or convolution, whose programs compute blocks of it."""
+
+    def __init__(self, group: Group, root: Primitive, layouts: Layouts, contraction: Contraction) -> None:
+        self.group, self.root, self.contraction = group, root, contraction
+        self.fusion = Fusion(group, layouts, root)
+        self.batch = tuple(Axis(f"b{i}", n) for i, (_, n) in enumerate(contraction.batch))
+        self.dtype = group.body.types[root.inputs[0]].dtype
+
+    def values(self, cuts: Sequence[tuple[Axis, Axis]], ranges: Ranges) -> dict[str, Expr]:
+        """Return the contraction's variables in those of blocks and their elements."""
+        contraction = self.contraction
+        found = {name: var(axis.name) for (name, _), axis in zip(contraction.batch, self.batch, strict=True)}
+        for axes, (outer, inner) in zip((contraction.rows, contraction.columns, contraction.terms), cuts, strict=True):
+            flat = add(scale(var(outer.name), inner.extent), var(inner.name))
+            found |= digits(substitute(flat, {}, ranges), axes, ranges)
+        return found
+
+    def argument(self, emitter: Emitter, position: int, values: dict[str, Expr], guards: Guards = ()) -> str:
+        """Return the name of an operand's element; 0 outside of its shape and where a guard fails."""
+        value = self.root.inputs[position]
+        type_ = self.group.body.types[value]
+        index = self.contraction.b if position else self.contraction.a
+        moved = _moved(index, values, emitter.ranges)
+        for expr, element, n in zip(index, moved, type_.shape, strict=True):
+            low, high = bounds(expr, self.contraction.ranges)
+            if low < 0 or high >= n:
+                guards = (*guards, Inside(element, 0, n))
+        name = emitter.value(value, moved, guards)
+        if not guards or value in self.fusion.place:
+            return name
+        return emitter.select(type_.dtype, guards, name, emitter.literal(type_.dtype, 0.0))
+
+    def after(self, total: At, axes: tuple[Axis, ...], values: dict[str, Expr], ranges: Ranges) -> Pass:
+        """Return the pass that computes the outputs of a block from its sums."""
+        emitter = self.fusion.emitter(ranges)
+        emitter.ops.append(Load("x0", DType.F32, total.buffer, total.index))
+        name = "x0"
+        if self.dtype is not DType.F32:
+            name = "x1"
+            emitter.ops.append(Apply(name, self.dtype, "cast", ("x0",)))
+        index = _moved(self.contraction.out, values, ranges)
+        outputs = self.fusion.outputs(emitter, self.root, index, name)
+        sinks = tuple(Store(buffer, place, value) for buffer, _, place, value in outputs)
+        return Pass(axes, axes[-1].name if axes else "", tuple(emitter.ops), sinks)
+
+    def memory(self) -> Iterator[Buffer]:
+        """Yield the buffers of the group's inputs and outputs."""
+        body = self.group.body
+        for values, level in ((body.inputs, Level.INPUT), (body.outputs, Level.OUTPUT)):
+            for name, value in values:
+                type_ = body.types[value]
+                size = math.prod(self.fusion.layouts[name].physical_shape(type_.shape))
+                yield Buffer(name, level, type_.dtype, size)
+
+
+def store(at: At, value: str) -> Store:
+    """Return the store of a value to an element."""
+    return Store(at.buffer, at.index, value)
+
+
+def cut(size: int, block: int, names: tuple[str, str]) -> tuple[Axis, Axis]:
+    """Return the axis of blocks and that of a block's elements; the last block may be shorter."""
+    outer = Axis(names[0], -(-size // block))
+    return outer, Axis(names[1], block, ragged=(outer.name, size) if size % block else None)
+
+
+def digits(flat: Expr, axes: Axes, ranges: Ranges) -> dict[str, Expr]:
+    """Return the variables of axes whose points are counted, the last axis first."""
+    found: dict[str, Expr] = {}
+    for position, (name, n) in enumerate(reversed(axes), 1):
+        found[name] = flat if position == len(axes) else remainder(flat, n, ranges)
+        flat = quotient(flat, n, ranges)
+    return found
+
+
+def _moved(index: Index, values: dict[str, Expr], ranges: Ranges) -> Index:
+    return tuple(substitute(expr, values, ranges) for expr in index)
