@@ -43,8 +43,8 @@ struct Finished {
   Fetch ahead;
   template <int V>
   KORCH_INLINE Vec<float, V> begin(long, long) const { return Vec<float, V>{}; }
-  template <int V>
-  KORCH_INLINE void end(long r, long n, Vec<float, V> sum) const { finish.template operator()<V>(sum, r, n); }
+  template <int V, typename X>
+  KORCH_INLINE void end(long r, long n, X sum) const { finish.template operator()<V>(sum, r, n); }
   KORCH_INLINE void fetch(long r, long n) const { ahead(r, n); }
 };
 template <class Finish>

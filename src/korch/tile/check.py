@@ -68,7 +68,8 @@ def layouts_fit(program: TileProgram) -> None:
             _require(not is_shared_ring, "a ring is no tile", buffer.name)
             if isinstance(layout, Panels):
                 is_whole = layout.width > 0 and layout.columns > 0 and layout.columns % layout.width == 0
-                is_whole = is_whole and isinstance(buffer.elements, int) and buffer.elements % layout.columns == 0
+                whole = layout.columns * layout.group
+                is_whole &= whole > 0 and isinstance(buffer.elements, int) and buffer.elements % whole == 0
                 _require(is_whole, "panels do not divide a buffer", buffer.name)
             if isinstance(layout, Split):
                 is_float = buffer.dtype.is_float and layout.dtype.is_float

@@ -85,6 +85,7 @@ class _Printer:
         is_narrow = any(type_ in body for type_ in NARROW_TYPE.values())
         header = "korch_half.h" if is_narrow else "korch_tile.h"
         header = "korch_contract.h" if "korch::Contraction<" in body else header
+        header = "korch_contract_int.h" if "korch::ByteContraction<" in body else header
         text = (
             f'{head}#include "{header}"\n\n{tables}'
             'extern "C" int NAME_run(void*, void* const* buffers) {\n'

@@ -10,7 +10,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from korch.tile.cpp_loops import LoopPrinter
-from korch.tile.cpp_text import Writer
+from korch.tile.cpp_text import C_TYPE, Writer
 from korch.tile.fetch import Fetches
 from korch.tile.index import Ranges, substitute
 from korch.tile.program import (
@@ -129,7 +129,8 @@ class FinishPrinter(LoopPrinter):
         Functions have copies of all that they read: what they store can't change it.
         """
         where = f"[[maybe_unused]] long {self.rows.name}, [[maybe_unused]] long {self.columns.name}"
-        name = self._function("<int W>", f"[[maybe_unused]] korch::Vec<float, W> sums, {where}")
+        kind = C_TYPE[self.out.program.buffer(self.buffer).dtype]
+        name = self._function("<int W>", f"[[maybe_unused]] korch::Vec<{kind}, W> sums, {where}")
         values = self._ops(self.ranges, self.columns.name, "W")
         for sink in self.pass_.sinks:
             index = substitute(sink.index, {}, self.ranges)

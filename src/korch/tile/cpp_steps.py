@@ -35,7 +35,19 @@ from korch.tile.program import (
 )
 
 PRODUCTS = (Product.F32, Product.F16, Product.BF16)
-"""The products that are printed: operands are widened, sums are float32."""
+"""The products of floats that are printed: operands are widened, sums are float32."""
+
+BYTES = (Product.U8S8, Product.S8S8, Product.S8U8, Product.U8U8)
+"""Those of bytes, whose sums are exact."""
+
+QUAD = 4
+"""Terms of bytes that lie side by side in each column of a panel."""
+
+BYTE_REGISTERS = {16: Registers(12, 2)}
+"""What a contraction of bytes holds in registers for a number of lanes."""
+
+FEW_BYTE_REGISTERS = Registers(4, 2)
+"""The same for other numbers of lanes: those of wider terms need some, too."""
 
 REGISTERS = {16: Registers(12, 2)}
 """What a contraction holds in registers for a number of lanes: there are 32 registers of 16 lanes."""
@@ -209,6 +221,9 @@ class StepPrinter:
     def _contract(self, block: _Block, grid: tuple[Axis, ...]) -> None:
         """Print the call of the micro-kernel: steps of indices are template arguments."""
         step = block.sums.step
+        if step.product in BYTES:
+            self._contract_bytes(block, grid)
+            return
         rows, columns, terms = _three_axes(step)
         own = Stage((*grid, *step.axes), ())
         out_at, out = self._place(step.out, step, own)
@@ -228,11 +243,38 @@ class StepPrinter:
         self.out.line(f"korch::Contraction<{', '.join(map(str, sizes))}>::run(")
         self.out.line(f"    {sums}, {a_at}, {b_at}, {counts});")
 
+    def _contract_bytes(self, block: _Block, grid: tuple[Axis, ...]) -> None:
+        """Print the call of the micro-kernel for bytes, which computes whole strips of columns."""
+        step = block.sums.step
+        rows, columns, terms = _three_axes(step)
+        own = Stage((*grid, *step.axes), ())
+        out_at, out = self._place(step.out, step, own)
+        a_at, a = self._place(step.a, step, own)
+        b_at, b = self._place(step.b, step, own)
+        second = self.out.program.buffer(step.b.buffer)
+        registers = self._registers(step)
+        strip, layout = registers.vectors * self.out.lanes, _panels(second)
+        self._require_operands(step, out, a, b)
+        if layout is None or (layout.width, layout.group) != (strip, QUAD) or b[terms.name] not in (0, layout.width):
+            raise _refused(f"buffer {second.name} is not in panels of {strip} columns and {QUAD} terms")
+        if a[terms.name] not in (0, 1) or (a[terms.name] == 0 and terms.extent > 1):
+            raise _refused(f"terms of buffer {step.a.buffer} do not lie side by side")
+        if not block.sums.is_zeroed:
+            raise _refused("contractions of bytes that add to a tile can't be printed")
+        finish = f"korch::StoredInts<{out[rows.name]}>{{{out_at}}}"
+        if block.finish is not None:
+            finish = f"korch::Finished{{{block.finish.run(False)}}}"
+        step_bytes = second.size // layout.columns * layout.width
+        sizes = (self.out.lanes, registers.rows, registers.vectors, rows.extent, a[rows.name], step_bytes)
+        counts = ", ".join(loop_end(axis, axis.extent) for axis in (rows, columns, terms))
+        self.out.line(f"korch::ByteContraction<{', '.join(map(str, (*sizes, *tails_of(rows, registers.rows))))}>::run(")
+        self.out.line(f"    {finish}, {a_at}, {b_at}, {counts});")
+
     def _require_operands(self, step: Contract, out: Steps, a: Steps, b: Steps) -> None:
         rows, columns, terms = _three_axes(step)
         tile, first = self.out.program.buffer(step.out.buffer), self.out.program.buffer(step.a.buffer)
-        if tile.level is not Level.TILE or tile.dtype is not DType.F32 or out[columns.name] != 1:
-            raise _refused(f"buffer {tile.name} is no tile of float32 with columns side by side")
+        if tile.level is not Level.TILE or out[columns.name] != 1:
+            raise _refused(f"buffer {tile.name} is no tile with columns side by side")
         if _panels(tile) or _panels(first):
             raise _refused("only the second operand of a contraction is read in panels")
         if a[columns.name] or b[rows.name] or out[terms.name]:
@@ -242,7 +284,9 @@ class StepPrinter:
 
     def _registers(self, step: Contract) -> Registers:
         """Return how a contraction is computed: no more rows than there are."""
-        chosen = step.registers or REGISTERS.get(self.out.lanes, FEW_REGISTERS)
+        is_bytes, lanes = step.product in BYTES, self.out.lanes
+        usual = BYTE_REGISTERS.get(lanes, FEW_BYTE_REGISTERS) if is_bytes else REGISTERS.get(lanes, FEW_REGISTERS)
+        chosen = step.registers or usual
         return replace(chosen, rows=max(1, min(chosen.rows, step.axes[0].extent)))
 
     def _fetched(self, step: Contract, registers: Registers, vector: int) -> tuple[int, str]:
@@ -300,8 +344,10 @@ def require_contractions(program: TileProgram) -> None:
     for parameter in program.parameters:
         raise _refused(f"{parameter.name} is known at run time only", "Bind the parameters first")
     for buffer in program.buffers:
-        is_panel = buffer.level is Level.TILE and all(isinstance(layout, Panels) for layout in buffer.layout)
-        if buffer.layout and not (is_panel and len(buffer.layout) == 1 and _panels(buffer)):
+        layout = _panels(buffer)
+        is_panel = buffer.level is Level.TILE and layout is not None and layout.group == 1
+        is_panel |= buffer.level is Level.INPUT and layout is not None
+        if buffer.layout and not (is_panel and len(buffer.layout) == 1):
             raise _refused(f"the layout of buffer {buffer.name} can't be printed")
     for stage in program.stages:
         for _, step in stage.leaves:
@@ -312,7 +358,7 @@ def require_contractions(program: TileProgram) -> None:
 
 
 def _require_contraction(step: Contract) -> None:
-    if step.product not in PRODUCTS:
+    if step.product not in (*PRODUCTS, *BYTES):
         raise _refused(f"contractions of {step.product.value} can't be printed")
     if step.rescale is not None:
         raise _refused("contractions that rescale their sums can't be printed")
@@ -343,7 +389,9 @@ def _in_rows(buffer: Buffer, layout: Panels, rest: Expr, ranges: Ranges) -> Expr
     columns = Expr(0, tuple(term for term in rest.terms if term[1] % layout.columns))
     parts = (rest.constant % layout.columns, *(factor for _, factor in columns.terms))
     low, high = bounds(columns, ranges)
-    if layout.columns % layout.width or any(p % layout.width for p in parts) or low < 0 or high >= layout.columns:
+    is_cut = any(f // layout.columns % layout.group for f in (rest.constant, *(f for _, f in rest.terms)))
+    is_cut |= layout.columns % layout.width != 0 or any(p % layout.width for p in parts)
+    if is_cut or low < 0 or high >= layout.columns:
         raise _refused(f"the rows of buffer {buffer.name} do not begin at whole rows of its panels")
     rows = buffer.size // layout.columns
     start = rest.constant // layout.columns * layout.width + rest.constant % layout.columns * rows
@@ -357,6 +405,8 @@ def _in_rows(buffer: Buffer, layout: Panels, rest: Expr, ranges: Ranges) -> Expr
 def _strips(second: Buffer, vectors: int, lanes: int, column: int) -> tuple[int, int]:
     """Return the steps between vectors of a strip of the second operand, and between its strips."""
     layout = _panels(second)
+    if layout is not None and layout.group > 1:
+        raise _refused(f"buffer {second.name} is in panels for bytes")
     if layout is None:
         return lanes * column, vectors * lanes * column
     rows = second.size // layout.columns

@@ -218,7 +218,10 @@ class _Line(_Tokens):
         self.need(*(() if is_split else ("panels",)), "(")
         first = self.integer()
         self.need(",")
-        result = Split(first, self.one_of(DType)) if is_split else Panels(first, self.integer())
+        if is_split:
+            result: Layout = Split(first, self.one_of(DType))
+        else:
+            result = Panels(first, self.integer(), self.integer() if self.take(",") else 1)
         self.need(")")
         return result
 

@@ -53,10 +53,11 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """A matrix in panels of `width` columns: (r, c) is at [c / width][r][c % width]."""
+    """A matrix in panels of `width` columns: (r, c) is at [c / width][r / group][c % width][r % group]."""
 
     columns: int
     width: int
+    group: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +262,8 @@ class Product(Enum):
     F16 = "f16"
     S8S8 = "s8s8"
     U8S8 = "u8s8"
+    S8U8 = "s8u8"
+    U8U8 = "u8u8"
 
     @property
     def types(self) -> tuple[DType, DType, DType]:
@@ -271,6 +274,8 @@ class Product(Enum):
             Product.F16: (DType.F16, DType.F16, DType.F32),
             Product.S8S8: (DType.I8, DType.I8, DType.I32),
             Product.U8S8: (DType.U8, DType.I8, DType.I32),
+            Product.S8U8: (DType.I8, DType.U8, DType.I32),
+            Product.U8U8: (DType.U8, DType.U8, DType.I32),
         }.get(self, (DType.F32, DType.F32, DType.F32))
 
 

@@ -172,8 +172,9 @@ class _Run:
 def panel_place(buffer: Buffer, layout: Panels, index: Array) -> Array:
     """Return where elements of a matrix are in memory if it is packed in panels."""
     row, column = index // layout.columns, index % layout.columns
-    rows = buffer.size // layout.columns
-    return np.asarray((column // layout.width * rows + row) * layout.width + column % layout.width)
+    rows, group = buffer.size // layout.columns, layout.group
+    start = (column // layout.width * rows + row // group * group) * layout.width
+    return np.asarray(start + column % layout.width * group + row % group)
 
 
 class _PassRun:

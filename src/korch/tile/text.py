@@ -121,8 +121,8 @@ def _buffer(buffer: Buffer) -> str:
 def _layouts(buffer: Buffer) -> Iterator[str]:
     for layout in buffer.layout:
         match layout:
-            case Panels(columns, width):
-                yield f"panels({columns}, {width})"
+            case Panels(columns, width, group):
+                yield f"panels({columns}, {width}{f', {group}' if group > 1 else ''})"
             case Split(pieces, dtype):
                 yield f"split({pieces}, {dtype.value})"
             case Ring():
