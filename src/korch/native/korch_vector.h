@@ -322,8 +322,15 @@ KORCH_INLINE Vec<T, W> less_of(Vec<T, W> a, Vec<T, W> b) {
 
 template <typename To, typename From, int W>
 KORCH_INLINE Vec<To, W> cast(Vec<From, W> x) {
-  if constexpr (W == 1) return static_cast<To>(x);
-  else return __builtin_convertvector(x, Vec<To, W>);
+  if constexpr (W == 1) {
+    return static_cast<To>(x);
+  } else if constexpr (sizeof(To) == 1 && sizeof(From) == 4 && W >= 8) {
+    // Step by step: for the whole way, GCC 12 goes lane by lane.
+    const auto words = __builtin_convertvector(__builtin_convertvector(x, Vec<int32_t, W>), Vec<int16_t, W>);
+    return __builtin_convertvector(words, Vec<To, W>);
+  } else {
+    return __builtin_convertvector(x, Vec<To, W>);
+  }
 }
 
 }  // namespace korch
