@@ -207,12 +207,13 @@ def moments(n: int = 4096, axis: int = 1) -> str:
     )
 
 
-def ranked(shape: str, constant: str, out: str, kind: str = "f64") -> str:
+def ranked(shape: str, constant: str, out: str, kind: str = "f64", end: str = "") -> str:
     """Return the text of a product with a constant."""
     return unary(
         f"{kind}[{out.replace('9', '10')}]",
         f"{kind}[{shape}] = constant {{{constant}}}",
         f"{kind}[{out.replace('9', shape.split(',')[-1])}] = matmul(%0, %1)",
+        *([end] if end else []),
     )
 
 
@@ -499,6 +500,11 @@ REFUSING: tuple[tuple[str, str, str], ...] = (
         ranked("10,10", "uniform=2", "3,9", "i32"),
     ),
     ("matmul-of-low-rank-is-two-matmuls", "the matrix is too small or too large", ranked("10,1", "uniform=2.0", "3,9")),
+    (
+        "matmul-of-low-rank-is-two-matmuls",
+        "the sums become integers, so they have to be exact",
+        ranked("10,10", "uniform=2.0", "3,9", end="i32[3,10] = cast(%2) {to='i32'}"),
+    ),
     ("matmul-of-low-rank-is-two-matmuls", "the rank is too high", ranked("10,10", "digest=1f", "3,9")),
     *(
         ("sum-of-products-is-matmul", reason, text)
@@ -559,6 +565,11 @@ REFUSING: tuple[tuple[str, str, str], ...] = (
                 "dilations=(1,1), groups=1}\n",
             ),
             ("the window has groups, strides or dilations", conv("1,32,9,9", "32,16,3,3", "1,32,7,7", groups=2)),
+            (
+                "the sums become integers, so they have to be exact",
+                conv("1,16,9,8", "16,16,3,3", "1,16,7,6").replace('(%2 "y")', '(%3 "y")')
+                + "%3: i32[1,16,7,6] = cast(%2) {to='i32'}\n",
+            ),
             ("there are too few channels for a transform", conv("1,16,10,10", "15,16,3,3", "1,15,8,8")),
             ("the image is too small for such tiles", conv("1,16,3,3", "16,16,3,3", "1,16,1,1")),
             ("other tiles take far fewer products", conv("1,16,18,18", "16,16,3,3", "1,16,16,16")),

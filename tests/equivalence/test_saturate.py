@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from equivalence_examples import FIRING, after, divide, unary, upsampled
-from equivalence_oracle import apply_rules
+from equivalence_oracle import apply_rules, assert_alternatives_agree
 
 from korch.deadline import Deadline
 from korch.equivalence.rule import Rule, RuleRefusal, View, Writer
@@ -203,3 +203,20 @@ def test_a_way_around_its_own_output_keeps_an_alternative() -> None:
         "%3: f32[6] = reshape(%0) {shape=(6,)}\n"
     )
     assert without_circular(graph) is graph
+
+
+def test_rules_leave_products_of_bytes_exact() -> None:
+    attributes = "{strides=(1,1), pads_begin=(0,0), pads_end=(0,0), dilations=(1,1), groups=1}"
+    graph = parse_graph(
+        'graph(%0 "x": u8[1,16,9,8]) -> (%2 "y", %4 "z", %6 "v")\n'
+        "%1: i8[16,16,3,3] = constant {digest=1f}\n"
+        f"%2: i32[1,16,7,6] = conv(%0, %1) {attributes}\n"
+        "%3: i8[4,16,1,1] = constant {digest=2f}\n"
+        f"%4: i32[1,4,9,8] = conv(%0, %3) {attributes}\n"
+        "%5: i8[6,16,1,1] = constant {digest=3f}\n"
+        f"%6: i32[1,6,9,8] = conv(%0, %5) {attributes}\n"
+    )
+    result, report = apply_rules(graph, RULES)
+    assert not any(rule.failures for rule in report.rules)
+    assert {rule.name for rule in report.rules if rule.fired} >= {"conv1x1-is-matmul", "siblings-are-one-linear"}
+    assert_alternatives_agree(result, graph)

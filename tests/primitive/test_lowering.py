@@ -67,3 +67,35 @@ def test_integers_wrap_alike():
     feeds = {name: np.full(graph.types[value].shape, 1 << 20, np.int32) for name, value in graph.inputs}
     (expected,), (found,) = run(graph, feeds).values(), run(lower_products(graph), feeds).values()
     np.testing.assert_array_equal(found, expected)
+
+
+BYTES = [*CASES[:2], ("matmul", ("[2,600]", "[600,3]"), None), ("matmul", ("[2,5000]", "[5000,2]"), None)]
+
+
+@pytest.mark.parametrize(("op", "shapes", "attributes"), BYTES)
+@pytest.mark.parametrize("dtypes", [("u8", "i8"), ("i8", "u8"), ("u8", "u8"), ("i8", "i8")])
+def test_products_of_bytes_get_an_alternative_of_exact_sums(op, shapes, attributes, dtypes, rng):
+    graph = linear(op, tuple(dtype + shape for dtype, shape in zip(dtypes, shapes, strict=True)), attributes)
+    lowered = lower_products(graph)
+    check_graph(lowered)
+    assert {lowered.types[p.output].dtype for p in lowered.primitives if p.op == op} == {DType.I32, DType.F32}
+    only_floats = lowered.with_primitives(
+        [i for i, p in enumerate(lowered.primitives) if p.op != op or lowered.types[p.output].dtype is DType.F32]
+    )
+    limits = [np.iinfo(graph.types[value].dtype.numpy) for _, value in graph.inputs]
+    for ends in ((0, 0), (0, 1), (1, 0), (1, 1), None):
+        feeds = {name: random_array(rng, graph.types[value]) for name, value in graph.inputs}
+        if ends is not None:
+            for (name, value), limit, end in zip(graph.inputs, limits, ends, strict=True):
+                feeds[name] = np.full(graph.types[value].shape, (limit.min, limit.max)[end], limit.dtype)
+        (expected,) = run(graph, feeds).values()
+        for exact in (True, False):
+            (found,) = run(only_floats, feeds, exact=exact).values()
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_constant_weights_bound_the_sums(rng):
+    builder = GraphBuilder()
+    x = builder.input("x", ValueType.parse("u8[2,2000]"))
+    builder.output("y", builder.add("matmul", [x, builder.constant(np.ones((2000, 3), np.int8))]))
+    assert [p.op for p in lower_products(builder.freeze()).primitives].count("matmul") == 2

@@ -107,6 +107,10 @@ class View:
         """Return the name of the rule that wrote a primitive, "" if the model has it."""
         return rule_of(self._origins[primitive])
 
+    def becomes_integer(self, value: int) -> bool:
+        """Whether a value's elements are cut off to integers, where a small error may become one of 1."""
+        return any(user.op == "cast" and not self.type(user.output).dtype.is_float for user in self.users(value))
+
     def is_output(self, value: int) -> bool:
         """Whether the value is an output of the model."""
         return value in self._outputs

@@ -148,7 +148,7 @@ def _einsum(c: Context) -> Result:
         "matmul", c.reshape(a, (*lead, size(rows), size(inner))), c.reshape(b, (*lead, size(inner), size(columns)))
     )
     order = [*batch, *rows, *columns]
-    whole = c.reshape(product, [sizes[x] for x in order])
+    whole = c.reshape(c.cast(product, c.dtype(c.input(0))), [sizes[x] for x in order])  # sums of bytes wrap
     return c.transpose(whole, [order.index(x) for x in out])
 
 

@@ -1,7 +1,8 @@
 """Primitive graph -> the same with linear primitives of the element types that kernels multiply.
 
 Fission and the laws of equivalence know nothing of targets; this step comes between them. Half
-types are widened to float32 and rounded again, as the libraries accumulate. Other types, float64
+types are widened to float32 and rounded again, as the libraries accumulate. Products of bytes stay,
+and get an alternative in float32 whose sums are so small that they are exact. Other types, float64
 and integers, become sums of products, which generated kernels add up, unless these are too many.
 
 A convolution reads its input through one table of indices, so that strides, dilations and pads of
@@ -12,15 +13,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
 from korch.primitive.op import Array, Category
 from korch.primitive.ops.layout import MOST_INDICES
-from korch.primitive.ops.linear import ConvAttributes, ConvTransposeAttributes
+from korch.primitive.ops.linear import BYTES, ConvAttributes, ConvTransposeAttributes
 from korch.primitive.types import DType, ValueId
-from korch.primitive.verbs import Verbs
+from korch.primitive.verbs import Verbs, lit
 
 MULTIPLIED = (DType.F32,)
 """Element types of which the kernels of all targets multiply matrices."""
@@ -29,6 +31,12 @@ HALF = (DType.F16, DType.BF16)
 
 MOST_PRODUCTS = 1 << 22
 """More of them would be slow, and large where they are not fused with their sum."""
+
+LARGEST_EXACT = 1 << 24
+"""Float32 holds all integers up to this one."""
+
+NIBBLE = 16
+"""A byte is this times one number of at most half its bits, plus another."""
 
 
 def lower_products(graph: PrimitiveGraph, multiplied: Sequence[DType] = MULTIPLIED) -> PrimitiveGraph:
@@ -63,10 +71,68 @@ def _lowered(verbs: Verbs, primitive: Primitive, inputs: Sequence[ValueId], mult
         if dtype in HALF and DType.F32 in multiplied:
             wide = [verbs.cast(value, DType.F32) for value in inputs]
             return verbs.cast(verbs.add(op, *wide, attributes=attributes), dtype)
+        if dtype in BYTES:
+            exact = verbs.add(op, *inputs, attributes=attributes)
+            found = _exact_floats(verbs, primitive, inputs)
+            if found is not None:
+                verbs.builder.merge(exact, found)
+            return verbs.builder.find(exact)
         products = _products(verbs, primitive, inputs)
         if products is not None:
             return products
     return verbs.add(op, *inputs, attributes=attributes)
+
+
+def _exact_floats(verbs: Verbs, primitive: Primitive, inputs: Sequence[ValueId]) -> ValueId | None:
+    """Return a linear primitive of bytes by float32 sums that are exact; None if there are none.
+
+    Where a sum could exceed what float32 holds, an operand is split into its high and low half.
+    """
+    for counts in ((1, 1), (1, 2), (2, 2)):
+        operands = [_halves(verbs, value, count) for value, count in zip(inputs, counts, strict=True)]
+        pairs = [(a, b) for a in operands[0] for b in operands[1]]
+        if max(_largest_sum(verbs, primitive.op, a[0], b[0]) for a, b in pairs) > LARGEST_EXACT:
+            continue
+        total: ValueId | None = None
+        for (a, a_unit), (b, b_unit) in pairs:
+            part = verbs.cast(verbs.add(primitive.op, a.value, b.value, attributes=primitive.attributes), DType.I32)
+            part = part if a_unit * b_unit == 1 else verbs.elementwise("mul", part, lit(a_unit * b_unit))
+            total = part if total is None else verbs.elementwise("add", total, part)
+        return total
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """A value in float32 whose elements are integers of at most `largest`, without their signs."""
+
+    value: ValueId
+    largest: int
+
+
+def _halves(verbs: Verbs, value: ValueId, count: int) -> list[tuple[_Whole, int]]:
+    """Return a value of bytes as one or two values, each with what it is multiplied by."""
+    low, high = (int(n) for n in (np.iinfo(verbs.dtype(value).numpy).min, np.iinfo(verbs.dtype(value).numpy).max))
+    wide = verbs.cast(value, DType.F32)
+    if count == 1:
+        return [(_Whole(wide, max(-low, high)), 1)]
+    upper = verbs.elementwise("floor", verbs.elementwise("mul", wide, lit(1 / NIBBLE)))
+    lower = verbs.elementwise("sub", wide, verbs.elementwise("mul", upper, lit(NIBBLE)))
+    return [(_Whole(upper, max(-low // NIBBLE, high // NIBBLE)), NIBBLE), (_Whole(lower, NIBBLE - 1), 1)]
+
+
+def _largest_sum(verbs: Verbs, op: str, a: _Whole, b: _Whole) -> int:
+    """Return what no sum of products exceeds, nor a part of one."""
+    shape = verbs.shape(b.value)
+    terms = shape[-2] if op == "matmul" else math.prod(shape[1:])
+    axes = ((-1,), (-2,)) if op == "matmul" else (None, tuple(range(1, len(shape))))
+    bounds = [terms * a.largest * b.largest]
+    for operand, other, summed in ((a, b, axes[0]), (b, a, axes[1])):
+        constant = verbs.builder.constant_of(operand.value)
+        if constant is not None and summed is not None:
+            sums = np.abs(constant.array.astype(np.float64)).sum(summed)
+            bounds.append(int(sums.max(initial=0)) * other.largest)
+    return min(bounds)
 
 
 def _products(verbs: Verbs, primitive: Primitive, inputs: Sequence[ValueId]) -> ValueId | None:

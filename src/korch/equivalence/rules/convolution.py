@@ -137,7 +137,7 @@ class FocusWitness:
 def _match_focus(view: View, root: Primitive) -> Iterator[Pair]:
     for concat in view.producing(root.inputs[0], "concat"):
         attributes = concat.attributes_as(ConcatAttributes)
-        if attributes.axis == 1:
+        if attributes.axis == 1 and view.type(root.output).dtype.is_float:
             yield Pair(root, concat)
 
 

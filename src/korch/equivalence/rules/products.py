@@ -108,6 +108,8 @@ def _refuse_rank(view: View, root: Primitive) -> RankWitness | RuleRefusal:
     shape = view.shape(b)
     if constant is None or math.prod(shape[:-2]) != 1 or not view.type(b).dtype.is_float:
         return RuleRefusal("the matrix is not a constant of floats", root.output, is_final=True)
+    if view.becomes_integer(root.output):
+        return RuleRefusal("the sums become integers, so they have to be exact", root.output)
     k, n = shape[-2:]
     most = int(WORTH * k * n / (k + n))
     if most == 0 or k * n > LARGEST:

@@ -83,7 +83,7 @@ def _scales(step: AffineStep) -> bool:
 def _fits(weights: ValueType, own: ValueType, op: str, at: int) -> bool:
     """Whether two tensors of weights differ in their output channels at most."""
     axis = _weights_axis(op, at, own.rank)
-    return weights.rank == own.rank and all(
+    return (weights.rank, weights.dtype) == (own.rank, own.dtype) and all(
         i == axis or a == b for i, (a, b) in enumerate(zip(weights.shape, own.shape, strict=True))
     )
 
@@ -124,7 +124,7 @@ def _refuse(view: View, match: SiblingsMatch) -> SiblingsWitness | RuleRefusal:
 def _build(writer: Writer, witness: SiblingsWitness) -> int:
     root, at = witness.root, witness.weights_at
     type_ = writer.type(root.output)
-    weights = writer.constant(witness.weights, type_.dtype)
+    weights = writer.constant(witness.weights, writer.type(root.inputs[at]).dtype)
     data = root.inputs[1 - at]
     merged = writer.add(root.op, (data, weights) if at == 1 else (weights, data), root.attributes)
     start = tuple(witness.start if i == witness.axis else 0 for i in range(type_.rank))

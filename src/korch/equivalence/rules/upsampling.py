@@ -116,6 +116,8 @@ def take_factor(take: Primitive) -> int:
 
 
 def _match(view: View, root: Primitive) -> Iterator[UpsampledConv]:
+    if not view.type(root.output).dtype.is_float:
+        return
     for pad in (None, *view.producing(root.inputs[0], "pad")):
         top = root.inputs[0] if pad is None else pad.inputs[0]
         for takes in _take_chains(view, top, frozenset()):

@@ -43,7 +43,7 @@ class WinogradWitness:
 
 
 def _match(view: View, root: Primitive) -> Iterator[WinogradMatch]:
-    if view.shape(root.inputs[1])[2:] == (3, 3):
+    if view.shape(root.inputs[1])[2:] == (3, 3) and view.type(root.output).dtype.is_float:
         for tile in TRANSFORMS:
             yield WinogradMatch(root, tile)
 
@@ -60,6 +60,8 @@ def _refuse(view: View, match: WinogradMatch) -> WinogradWitness | RuleRefusal:
     shape = view.shape(conv.output)
     if min(constant.array.shape[:2]) < FEWEST_CHANNELS:
         return RuleRefusal("there are too few channels for a transform", conv.output)
+    if view.becomes_integer(conv.output):
+        return RuleRefusal("the sums become integers, so they have to be exact", conv.output)
     products = {tile: _products(shape, tile) for tile in TRANSFORMS}
     if products[match.tile] > MOST_WORK * 9 * shape[2] * shape[3]:
         return RuleRefusal("the image is too small for such tiles", conv.output)

@@ -1,4 +1,7 @@
-"""Linear operations: linear in each input; convolution, its transpose, and matrix product."""
+"""Linear operations: linear in each input; convolution, its transpose, and matrix product.
+
+Convolutions and matrix products of bytes, signed or not, have sums of 32 bits, which are exact.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from korch.primitive.op import Array, Attributes, Category, Op, Sample, require
+from korch.primitive.op import Array, Attributes, Category, Op, Reference, Sample, require
 from korch.primitive.ops.reduce import window_extent, windows
-from korch.primitive.types import ValueType
+from korch.primitive.types import DType, ValueType
+
+BYTES = (DType.I8, DType.U8)
+"""Element types whose products are summed in 32 bits; both operands have one, each its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,8 @@ def _check_conv(name: str, x: ValueType, w: ValueType, attributes: Any) -> int:
     spatial = x.rank - 2
     require(spatial >= 1, f"{name}: argument 0 is {x}, not n, c and spatial axes")
     require(w.rank == x.rank, f"{name}: argument 1 is {w}, argument 0 is {x}")
-    require(w.dtype is x.dtype and x.dtype.is_float, f"{name}: arguments are {x} and {w}")
+    of_bytes = name == "conv" and x.dtype in BYTES and w.dtype in BYTES
+    require(of_bytes or (w.dtype is x.dtype and x.dtype.is_float), f"{name}: arguments are {x} and {w}")
     fields = (attributes.strides, attributes.pads_begin, attributes.pads_end, attributes.dilations)
     require(all(len(field) == spatial for field in fields), f"{name}: attributes differ in rank")
     positive = min((*attributes.strides, *attributes.dilations, attributes.groups)) >= 1
@@ -64,7 +71,11 @@ def _infer_conv(inputs: Sequence[ValueType], attributes: ConvAttributes) -> Valu
         count = windows(x.shape[2 + i], w.shape[2 + i], attributes.strides[i], pads, attributes.dilations[i])
         require(count >= 1, f"conv: the window of {w} is larger than axis {2 + i} of {x}")
         shape.append(count)
-    return x.with_shape(tuple(shape))
+    return ValueType(tuple(shape), _sum_type(x))
+
+
+def _sum_type(x: ValueType) -> DType:
+    return DType.I32 if x.dtype in BYTES else x.dtype
 
 
 def _infer_conv_transpose(inputs: Sequence[ValueType], attributes: ConvTransposeAttributes) -> ValueType:
@@ -87,13 +98,14 @@ def _infer_conv_transpose(inputs: Sequence[ValueType], attributes: ConvTranspose
 def _infer_matmul(inputs: Sequence[ValueType], attributes: Attributes) -> ValueType:
     a, b = inputs
     require(a.rank >= 2 and a.rank == b.rank, f"matmul: arguments are {a} and {b}")
-    require(a.dtype is b.dtype, f"matmul: arguments are {a} and {b}")
+    of_bytes = a.dtype in BYTES and b.dtype in BYTES
+    require(of_bytes or a.dtype is b.dtype, f"matmul: arguments are {a} and {b}")
     require(a.shape[-1] == b.shape[-2], f"matmul: arguments are {a} and {b}")
     batch = []
     for n, m in zip(a.shape[:-2], b.shape[:-2], strict=True):
         require(n == m or 1 in (n, m), f"matmul: the batches of {a} and {b} differ")
         batch.append(m if n == 1 else n)
-    return a.with_shape((*batch, a.shape[-2], b.shape[-1]))
+    return ValueType((*batch, a.shape[-2], b.shape[-1]), _sum_type(a))
 
 
 def _conv_flop(inputs: Sequence[ValueType], attributes: ConvAttributes, output: ValueType) -> int:
@@ -150,6 +162,8 @@ def _inner(spatial: tuple[slice, ...] | tuple[int, ...]) -> Any:
 
 def _conv(inputs: Sequence[Array], attributes: ConvAttributes) -> Array:
     """Sum over the taps of the window of one matrix product per group."""
+    if _are_bytes(inputs):
+        return _sums_of_bytes(_conv, inputs, attributes)
     x, w = inputs
     spatial, groups = x.ndim - 2, attributes.groups
     pads = [(0, 0), (0, 0), *zip(attributes.pads_begin, attributes.pads_end, strict=True)]
@@ -201,7 +215,19 @@ def _conv_transpose(inputs: Sequence[Array], attributes: ConvTransposeAttributes
     return np.ascontiguousarray(out[_inner(crop)])
 
 
+def _are_bytes(inputs: Sequence[Array]) -> bool:
+    return all(x.dtype in (np.int8, np.uint8) for x in inputs)
+
+
+def _sums_of_bytes(reference: Reference, inputs: Sequence[Array], attributes: Attributes) -> Array:
+    """Return sums of products of bytes, which float64 holds exactly, in 32 bits."""
+    wide = reference([x.astype(np.float64) for x in inputs], attributes)
+    return wide.astype(np.int64).astype(np.int32)
+
+
 def _matmul(inputs: Sequence[Array], attributes: Attributes) -> Array:
+    if _are_bytes(inputs):
+        return _sums_of_bytes(_matmul, inputs, attributes)
     with np.errstate(all="ignore"):
         return np.asarray(np.matmul(inputs[0], inputs[1]))
 
@@ -221,12 +247,14 @@ ROWS: tuple[Op, ...] = (
         samples=(
             Sample(("f32[1,4,7,6]", "f32[6,2,3,3]"), ConvAttributes((2, 1), (1, 0), (0, 2), (1, 2), 2)),
             Sample(("f32[2,3,5]", "f32[4,3,1]"), ConvAttributes((1,), (0,), (0,), (1,))),
+            Sample(("u8[1,4,5,6]", "i8[6,2,3,3]"), ConvAttributes((1, 1), (1, 1), (1, 1), (1, 1), 2)),
         ),
         refusals=(
             Sample(("f32[1,4,7,6]", "f32[6,3,3,3]"), _PLAIN),
             Sample(("f32[1,4,2,6]", "f32[6,4,3,3]"), _PLAIN),
             Sample(("f32[1,4,7,6]", "f32[6,4,3]"), _PLAIN),
             Sample(("f32[1,4,7,6]", "f64[6,4,3,3]"), _PLAIN),
+            Sample(("u8[1,4,7,6]", "i32[6,4,3,3]"), _PLAIN),
             Sample(("f32[1,4,7,6]", "f32[3,2,3,3]"), ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1), 2)),
             Sample(("f32[1,4,7,6]", "f32[6,4,3,3]"), ConvAttributes((0, 1), (0, 0), (0, 0), (1, 1))),
         ),
@@ -247,6 +275,7 @@ ROWS: tuple[Op, ...] = (
             Sample(("f32[2,2,5]", "f32[2,1,1]"), ConvTransposeAttributes((1,), (0,), (0,), (1,), (0,))),
         ),
         refusals=(
+            Sample(("u8[1,4,3]", "i8[4,3,2]"), ConvTransposeAttributes((1,), (0,), (0,), (1,), (0,))),
             Sample(("f32[1,4,3]", "f32[3,3,2]"), ConvTransposeAttributes((1,), (0,), (0,), (1,), (0,))),
             Sample(("f32[1,4,1]", "f32[4,3,1]"), ConvTransposeAttributes((1,), (1,), (0,), (1,), (0,))),
         ),
@@ -264,12 +293,15 @@ ROWS: tuple[Op, ...] = (
             Sample(("f32[3,4]", "f32[4,5]")),
             Sample(("f32[2,1,3,4]", "f32[1,5,4,2]")),
             Sample(("f32[3,0]", "f32[0,2]")),
+            Sample(("i8[2,3,4]", "u8[1,4,5]")),
+            Sample(("i64[3,4]", "i64[4,2]")),
         ),
         refusals=(
             Sample(("f32[3,4]", "f32[3,4]")),
             Sample(("f32[4]", "f32[4]")),
             Sample(("f32[2,3,4]", "f32[3,4,3]")),
             Sample(("f32[3,4]", "f64[4,3]")),
+            Sample(("u8[3,4]", "i32[4,3]")),
         ),
     ),
 )
