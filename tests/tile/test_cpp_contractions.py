@@ -12,16 +12,19 @@ from korch.measure.compiler import Builder
 from korch.primitive.graph import GraphBuilder
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes
-from korch.primitive.types import ValueType
+from korch.primitive.types import DType, ValueType
 from korch.provider.provider import Kernel, Threading
 from korch.schedule.products import products
 from korch.target import LANES, Target
 from korch.testing.kernels import compare, load_kernels, run_kernel
 from korch.testing.samples import random_arrays
+from korch.tile.arithmetic import Float64
+from korch.tile.check import check_program
 from korch.tile.cpp import SERIAL_POINTS, print_cpp
 from korch.tile.cpp_steps import LARGEST_ARRAY_BYTES
-from korch.tile.index import constant
-from korch.tile.program import At, Product
+from korch.tile.index import constant, var
+from korch.tile.program import At, Axis, Buffer, Level, Literal, Pass, Product, Store, TileProgram
+from korch.tile.reference import run_program
 from korch.tile.staging import Machine
 
 CHOSEN = 4
@@ -156,12 +159,44 @@ def refusals(name: str, **changes: object) -> set[str]:
     return found
 
 
+def rescaled(program: TileProgram) -> TileProgram:
+    """Multiply the sums of each row by a number of its own before each block of terms is added."""
+    (stage,) = program.stages
+    zero, loop, after = stage.steps
+    contract = loop.body[-1]
+    i = contract.axes[0]
+    numbers = (Literal("x0", DType.F32, -0.5),)
+    fill = Pass((Axis("i", i.size),), "i", numbers, (Store("factors", var("i"), "x0"),))
+    one = Pass((Axis("i", 1),), "", (Literal("x0", DType.F32, 0.75),), (Store("factors", constant(0), "x0"),))
+    loop = replace(loop, body=(*loop.body[:-1], replace(contract, rescale=At("factors", var("i")))))
+    tile = Buffer("factors", Level.TILE, DType.F32, i.extent)
+    stages = (replace(stage, steps=(zero, fill, one, loop, after)),)
+    return replace(program, buffers=(*program.buffers, tile), stages=stages)
+
+
+@pytest.mark.parametrize("name", ["large", "one of all", "one column"])
+def test_sums_are_rescaled(name, target, builder, rng):
+    group = groups_of("f32")[name]
+    layouts = tuple(tuple(Layout.plain(t.rank) for t in types) for types in (group.input_types, group.output_types))
+    found = products(group, group.body.linear[0], layouts, Machine(target.lanes, target.threads))
+    program = rescaled(found[len(found) // 2])
+    assert check_program(program) == ()
+    printed = print_cpp(program, "", target.lanes, target.threads)
+    assert "korch::Rescaled<" in printed.source
+    threading = Threading.TEAM if printed.is_parallel else Threading.CALLER
+    kernel = Kernel(printed.symbol, printed.source, workspace_bytes=printed.workspace_bytes, threading=threading)
+    inputs = random_arrays(rng, group.input_types)
+    (result,) = run_kernel(kernel, group, Offer(*layouts), inputs, builder)
+    (expected,) = run_program(program, [array.reshape(-1) for array in inputs], 0, Float64())
+    np.testing.assert_allclose(result.reshape(-1), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_what_is_not_printed_is_refused():
     assert refusals("odd") == set()
     (text,) = refusals("odd", product=Product.BF16X3)
     assert "contractions of bf16x3 can't be printed" in text
-    (text,) = refusals("odd", rescale=At("t", constant(0)))
-    assert "contractions that rescale their sums can't be printed" in text
+    (text,) = refusals("odd", rescale=At("t", var("j")))
+    assert "only factors of rows rescale the sums of a contraction" in text
     texts = refusals("unpadded")
     assert texts
     assert all(UNEQUAL in text and "Pack the operand" in text for text in texts)

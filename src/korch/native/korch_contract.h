@@ -30,6 +30,16 @@ struct Stored : Added<ROW, IS_ROOMY> {
   KORCH_INLINE Vec<float, V> begin(long, long) const { return Vec<float, V>{}; }
 };
 
+// Sums that are added to a tile whose row r is first multiplied by factors[r * STEP].
+template <long ROW, bool IS_ROOMY, long STEP>
+struct Rescaled : Added<ROW, IS_ROOMY> {
+  const float* factors;
+  template <int V>
+  KORCH_INLINE Vec<float, V> begin(long r, long n) const {
+    return Added<ROW, IS_ROOMY>::template begin<V>(r, n) * splat<float, V>(factors[r * STEP]);
+  }
+};
+
 struct NoFetch {
   KORCH_INLINE void operator()(long, long) const {}
 };

@@ -239,7 +239,7 @@ class StepPrinter:
         tails = tails_of(rows, registers.rows)
         sizes = (lanes, registers.rows, registers.vectors, *steps, is_panel, each, is_stream, *tails)
         counts = ", ".join(loop_end(axis, axis.extent) for axis in (rows, columns, terms))
-        sums = self._sums(block, out_at, out[rows.name])
+        sums = self._sums(block, out_at, out[rows.name], own)
         self.out.line(f"korch::Contraction<{', '.join(map(str, sizes))}>::run(")
         self.out.line(f"    {sums}, {a_at}, {b_at}, {counts});")
 
@@ -300,7 +300,7 @@ class StepPrinter:
             return lines, "true"
         return -(-lines // -(-rows.extent // registers.rows)), "false"
 
-    def _sums(self, block: _Block, at: str, row: int) -> str:
+    def _sums(self, block: _Block, at: str, row: int, own: Stage) -> str:
         """Print where the sums begin and end; return the text of the object that says so."""
         step = block.sums.step
         if block.finish is not None:
@@ -310,6 +310,11 @@ class StepPrinter:
         tile, whole = self.out.program.buffer(step.out.buffer), -(-columns.extent // self.out.lanes) * self.out.lanes
         has_room = tile.size >= whole if rows.extent == 1 else row >= whole
         is_whole = "true" if has_room and _panels(self.out.program.buffer(step.b.buffer)) else "false"
+        if step.rescale is not None:
+            factors, steps = self._place(step.rescale, step, own)
+            if steps[columns.name] or _panels(self.out.program.buffer(step.rescale.buffer)):
+                raise _refused("only factors of rows rescale the sums of a contraction")
+            return f"korch::Rescaled<{row}, {is_whole}, {steps[rows.name]}>{{{{{at}}}, {factors}}}"
         return f"korch::{'Stored' if block.sums.is_zeroed else 'Added'}<{row}, {is_whole}>{{{at}}}"
 
     def _place(self, at: At, step: Contract, stage: Stage) -> tuple[str, Steps]:
@@ -326,7 +331,7 @@ class StepPrinter:
             steps[axis.name] = slope
         columns = step.axes[1]
         if columns.extent == 1:
-            steps[columns.name] = 0 if at is step.a else 1
+            steps[columns.name] = 0 if at is step.a or at is step.rescale else 1
         start = substitute(index, {axis.name: constant(0) for axis in step.axes}, ranges)
         if layout is not None:
             start = _in_rows(buffer, layout, start, ranges)
@@ -360,8 +365,8 @@ def require_contractions(program: TileProgram) -> None:
 def _require_contraction(step: Contract) -> None:
     if step.product not in (*PRODUCTS, *BYTES):
         raise _refused(f"contractions of {step.product.value} can't be printed")
-    if step.rescale is not None:
-        raise _refused("contractions that rescale their sums can't be printed")
+    if step.rescale is not None and step.product in BYTES:
+        raise _refused("contractions of bytes that rescale their sums can't be printed")
     _three_axes(step)
 
 
