@@ -14,14 +14,15 @@ from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes
 from korch.primitive.types import ValueType
-from korch.schedule.contraction import NotFusedError
+from korch.schedule.contraction import NotFusedError, contraction_of
+from korch.schedule.device import Blocks, DeviceProduct
 from korch.schedule.products import products
 from korch.testing import finite_field
 from korch.testing.tile_field import Field
 from korch.tile.arithmetic import Float64
 from korch.tile.check import check_program
 from korch.tile.parse import parse_program
-from korch.tile.program import Contract, Loop, Panels, TileProgram
+from korch.tile.program import Contract, Loop, Panels, Product, TileProgram
 from korch.tile.reference import run_program
 from korch.tile.staging import Machine
 from korch.tile.text import format_program
@@ -95,9 +96,8 @@ def programs_of(group: Group) -> list[TileProgram]:
     return products(group, group.body.linear[0], layouts, MACHINE)
 
 
-@pytest.mark.parametrize("name", GROUPS)
-def test_every_blocking_computes_the_group(name, rng):
-    group = GROUPS[name]
+def check_programs(group: Group, found: list[TileProgram], rng) -> None:
+    """Compare programs with the group in float64, and over a finite field."""
     types = [group.body.types[value] for _, value in group.body.inputs]
     reals = {n: rng.standard_normal(t.shape) for (n, _), t in zip(group.body.inputs, types, strict=True)}
     expected = reference.run(group.body, reals)
@@ -105,9 +105,6 @@ def test_every_blocking_computes_the_group(name, rng):
         n: rng.integers(0, finite_field.PRIME, t.shape) for (n, _), t in zip(group.body.inputs, types, strict=True)
     }
     exact = finite_field.alternatives_agree(group.body, field)
-    found = programs_of(group)
-    assert len(found) == len(set(found))
-    assert name == "one of all" or len(found) >= 3
     for number, program in enumerate(found):
         assert check_program(program) == ()
         assert parse_program(format_program(program)) == program
@@ -119,6 +116,26 @@ def test_every_blocking_computes_the_group(name, rng):
             group.body.outputs, run_program(program, [*field.values()], number, Field()), strict=True
         ):
             np.testing.assert_array_equal(result, exact[output].reshape(-1))
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_every_blocking_computes_the_group(name, rng):
+    found = programs_of(GROUPS[name])
+    assert len(found) == len(set(found))
+    assert name == "one of all" or len(found) >= 3
+    check_programs(GROUPS[name], found, rng)
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_programs_for_devices_compute_the_group(name, rng):
+    """Blocks that end early or are longer than an axis, terms in parts, and an element a task."""
+    group = GROUPS[name]
+    (root,) = group.body.linear
+    layouts = tuple(tuple(Layout.plain(t.rank) for t in types) for types in (group.input_types, group.output_types))
+    schedule = DeviceProduct(group, root, layouts, contraction_of(group, root, last=False))
+    blocks = (Blocks(16, 16, 32), Blocks(16, 8, 4), Blocks(4, 16, 8, parts=3))
+    found = [schedule.blocked(each, Product.F32) for each in blocks]
+    check_programs(group, [*found, schedule.direct()], rng)
 
 
 def test_blockings_differ_in_blocks_and_in_what_is_packed():

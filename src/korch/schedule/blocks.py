@@ -26,13 +26,12 @@ class Blocked:
         self.batch = tuple(Axis(f"b{i}", n) for i, (_, n) in enumerate(contraction.batch))
         self.dtype = group.body.types[root.inputs[0]].dtype
 
-    def values(self, cuts: Sequence[tuple[Axis, Axis]], ranges: Ranges) -> dict[str, Expr]:
-        """Return the contraction's variables in those of blocks and their elements."""
+    def values(self, flats: Sequence[Expr], ranges: Ranges) -> dict[str, Expr]:
+        """Return the contraction's variables in those of the numbers of a row, a column and a term."""
         contraction = self.contraction
         found = {name: var(axis.name) for (name, _), axis in zip(contraction.batch, self.batch, strict=True)}
-        for axes, (outer, inner) in zip((contraction.rows, contraction.columns, contraction.terms), cuts, strict=True):
-            flat = add(scale(var(outer.name), inner.extent), var(inner.name))
-            found |= digits(substitute(flat, {}, ranges), axes, ranges)
+        for axes, number in zip((contraction.rows, contraction.columns, contraction.terms), flats, strict=True):
+            found |= digits(substitute(number, {}, ranges), axes, ranges)
         return found
 
     def argument(self, emitter: Emitter, position: int, values: dict[str, Expr], guards: Guards = ()) -> str:
@@ -84,12 +83,17 @@ def cut(size: int, block: int, names: tuple[str, str]) -> tuple[Axis, Axis]:
     return outer, Axis(names[1], block, ragged=(outer.name, size) if size % block else None)
 
 
-def digits(flat: Expr, axes: Axes, ranges: Ranges) -> dict[str, Expr]:
+def flat(outer: Axis, inner: Axis) -> Expr:
+    """Return the number of an element of an axis that is cut."""
+    return add(scale(var(outer.name), inner.extent), var(inner.name))
+
+
+def digits(number: Expr, axes: Axes, ranges: Ranges) -> dict[str, Expr]:
     """Return the variables of axes whose points are counted, the last axis first."""
     found: dict[str, Expr] = {}
     for position, (name, n) in enumerate(reversed(axes), 1):
-        found[name] = flat if position == len(axes) else remainder(flat, n, ranges)
-        flat = quotient(flat, n, ranges)
+        found[name] = number if position == len(axes) else remainder(number, n, ranges)
+        number = quotient(number, n, ranges)
     return found
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.types import DType
-from korch.schedule.blocks import PRODUCTS, Blocked, cut, store
+from korch.schedule.blocks import PRODUCTS, Blocked, cut, flat, store
 from korch.schedule.contraction import Contraction, Layouts, contraction_of, extent
 from korch.tile.index import add, scale, var
 from korch.tile.program import (
@@ -103,7 +103,7 @@ class _Products(Blocked):
         )
         grid = (*self.batch, gm, gn)
         loops = {axis.name: (0, axis.extent - 1) for axis in (*grid, g, i, j, p)}
-        values = self.values(((gm, i), (gn, j), (g, p)), loops)
+        values = self.values((flat(gm, i), flat(gn, j), flat(g, p)), loops)
         total = At("t", add(scale(var("j"), 1), scale(var("i"), blocking.columns)))
         zero = Pass(
             (Axis("i", i.size), Axis("j", j.size)), "j", (Literal("x0", DType.F32, 0.0),), (store(total, "x0"),)

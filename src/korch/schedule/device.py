@@ -1,0 +1,188 @@
+"""Products and convolutions -> tile programs for GPUs.
+
+Three forms. *Blocked*: a task computes a block of rows and columns; a loop over blocks of terms reads a
+block of each operand into a tile. *In parts*: the terms are cut into parts of tasks of their own, for
+few blocks; a second stage adds up the parts. *Direct*: a task is one element, a short sum. No provider
+uses these programs yet: `korch.tile.triton` prints no contractions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from korch.candidate.candidate import Group
+from korch.primitive.graph import Primitive
+from korch.primitive.types import DType, row_major_strides
+from korch.schedule.blocks import Blocked, cut, flat, store
+from korch.schedule.contraction import Contraction, Layouts, extent
+from korch.tile.index import ZERO, Expr, Ranges, add, scale, substitute, var
+from korch.tile.program import (
+    Accumulate,
+    Apply,
+    At,
+    Axis,
+    Buffer,
+    Contract,
+    Inside,
+    Level,
+    Literal,
+    Load,
+    Loop,
+    Pass,
+    Product,
+    Stage,
+    TileOp,
+    TileProgram,
+)
+
+SUMS = "t"
+"""The tile of sums."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Rows, columns and terms of a block, and the parts into which the terms are cut."""
+
+    rows: int
+    columns: int
+    terms: int
+    parts: int = 1
+
+
+class Grid:
+    """The loops of a blocked contraction.
+
+    Attributes:
+        part: the axis of parts.
+        rows: the axis of blocks of rows, and that of a block's rows.
+        columns: the same of columns.
+        terms: the same of terms; blocks that are longer than what is left are guarded.
+        axes: those of tasks.
+        sums: the element of the tile of sums at a row and a column.
+    """
+
+    def __init__(self, batch: tuple[Axis, ...], sizes: Sequence[int], blocks: Blocks) -> None:
+        m, n, k = sizes
+        turns = -(-k // (blocks.terms * blocks.parts))
+        self.part = Axis("s", blocks.parts)
+        self.rows, self.columns = cut(m, blocks.rows, ("gm", "i")), cut(n, blocks.columns, ("gn", "j"))
+        self.terms = Axis("g", turns), Axis("p", blocks.terms)
+        self.axes = (*((self.part,) if blocks.parts > 1 else ()), *batch, self.rows[0], self.columns[0])
+        self.sums = At(SUMS, add(scale(var("i"), blocks.columns), var("j")))
+        self.k, self.padded = k, turns * blocks.terms * blocks.parts
+
+    @property
+    def ranges(self) -> Ranges:
+        """The range of each loop."""
+        return {axis.name: (0, axis.extent - 1) for axis in (*self.axes, *self.rows, *self.columns, *self.terms)}
+
+    @property
+    def term(self) -> Expr:
+        """The number of a term."""
+        block = var("g")
+        if self.part.extent > 1:
+            block = add(scale(var("s"), self.terms[0].extent), block)
+        return add(scale(block, self.terms[1].extent), var("p"))
+
+    @property
+    def guards(self) -> tuple[Inside, ...]:
+        """What holds for terms that there are."""
+        return (Inside(self.term, 0, self.k),) if self.padded > self.k else ()
+
+    def stage(
+        self, product: Product, dtype: DType, operands: Sequence[tuple[Sequence[TileOp], str]], after: Pass
+    ) -> tuple[Stage, tuple[Buffer, ...]]:
+        """Return the stage and its tiles.
+
+        Args:
+            product: how operands are multiplied.
+            dtype: their type.
+            operands: of each, what computes its element, and the element's name.
+            after: the pass over the sums.
+        """
+        (_, i), (_, j), (g, p) = self.rows, self.columns, self.terms
+        zero = Pass((i, j), "j", (Literal("x0", DType.F32, 0.0),), (store(self.sums, "x0"),))
+        tiles = [Buffer(SUMS, Level.TILE, DType.F32, i.extent * j.extent)]
+        body, places = [], []
+        for name, axes, (ops, value) in zip(("pa", "pb"), ((i, p), (p, j)), operands, strict=True):
+            place = At(name, add(scale(var(axes[0].name), axes[1].extent), var(axes[1].name)))
+            body.append(Pass(axes, axes[1].name, tuple(ops), (store(place, value),)))
+            tiles.append(Buffer(name, Level.TILE, dtype, axes[0].extent * axes[1].extent))
+            places.append(place)
+        contract = Contract((i, j, replace(p, is_reduced=True)), self.sums, places[0], places[1], product)
+        return Stage(self.axes, (zero, Loop(g, (SUMS,), (*body, contract)), after)), tuple(tiles)
+
+
+class DeviceProduct(Blocked):
+    """Programs of a group with one product or convolution.
+
+    Raises:
+        NotFusedError: from any method, if what stands around the product can't be computed with it.
+    """
+
+    def __init__(self, group: Group, root: Primitive, layouts: Layouts, contraction: Contraction) -> None:
+        super().__init__(group, root, layouts, contraction)
+        self.outer = (*contraction.batch, *contraction.rows, *contraction.columns)
+
+    def blocked(self, blocks: Blocks, product: Product) -> TileProgram:
+        """Return the program of tasks that compute blocks."""
+        found = self.contraction
+        grid = Grid(self.batch, [extent(axes) for axes in (found.rows, found.columns, found.terms)], blocks)
+        values = self.values((flat(*grid.rows), flat(*grid.columns), grid.term), grid.ranges)
+        operands = []
+        for position in (0, 1):
+            emitter = self.fusion.emitter(grid.ranges)
+            name = self.argument(emitter, position, values, grid.guards)
+            operands.append((emitter.ops, name))
+        axes = grid.rows[1], grid.columns[1]
+        memory = tuple(self.memory())
+        if blocks.parts == 1:
+            after = self.after(grid.sums, axes, values, grid.ranges)
+            stage, tiles = grid.stage(product, self.dtype, operands, after)
+            return TileProgram((*memory, *tiles), (stage,))
+        place = substitute(self._part_place(), values, grid.ranges)
+        load = Load("x0", DType.F32, SUMS, grid.sums.index)
+        after = Pass(axes, axes[1].name, (load,), (store(At("parts", place), "x0"),))
+        stage, tiles = grid.stage(product, self.dtype, operands, after)
+        size = blocks.parts * extent(self.outer)
+        more = (Buffer("parts", Level.WORKSPACE, DType.F32, size), Buffer("u", Level.TILE, DType.F32, 1))
+        return TileProgram((*memory, *more, *tiles), (stage, self._sum(blocks.parts)))
+
+    def direct(self) -> TileProgram:
+        """Return the program of tasks that compute an element each."""
+        found, ranges = self.contraction, self.contraction.ranges
+        emitter = self.fusion.emitter(ranges)
+        names = [
+            self.fusion.argument(emitter, value, index)
+            for value, index in zip(self.root.inputs, (found.a, found.b), strict=True)
+        ]
+        ops = emitter.ops
+        if self.dtype is not DType.F32:
+            ops += [Apply(f"w{i}", DType.F32, "cast", (name,)) for i, name in enumerate(names)]
+            names = ["w0", "w1"]
+        ops.append(Apply("product", DType.F32, "mul", tuple(names)))
+        axes = tuple(Axis(name, n, is_reduced=True) for name, n in found.terms)
+        sum_ = Pass(axes, axes[-1].name if axes else "", tuple(ops), (Accumulate(SUMS, ZERO, "product", "sum"),))
+        if not axes:
+            sum_ = replace(sum_, sinks=(store(At(SUMS, ZERO), "product"),))
+        tile = Buffer(SUMS, Level.TILE, DType.F32, 1)
+        return TileProgram((*self.memory(), tile), (self._elements(At(SUMS, ZERO), sum_),))
+
+    def _sum(self, parts: int) -> Stage:
+        load = Load("x0", DType.F32, "parts", self._part_place())
+        sum_ = Pass((Axis("s", parts, is_reduced=True),), "s", (load,), (Accumulate("u", ZERO, "x0", "sum"),))
+        return self._elements(At("u", ZERO), sum_)
+
+    def _part_place(self) -> Expr:
+        """Return where a part's sum of an element is."""
+        axes = (("s", 0), *self.outer)
+        steps = row_major_strides(tuple(n for _, n in axes))
+        return add(*(scale(var(name), step) for (name, _), step in zip(axes, steps, strict=True)))
+
+    def _elements(self, total: At, sum_: Pass) -> Stage:
+        """Return the stage whose tasks are elements, in the order of the first output in memory."""
+        after = self.after(total, (), {}, self.contraction.ranges)
+        steps = {name: after.sinks[0].index.coefficient(name) for name, _ in self.outer}
+        axes = sorted(self.outer, key=lambda axis: -(steps[axis[0]] or 0))
+        return Stage(tuple(Axis(name, n) for name, n in axes), (sum_, after))
