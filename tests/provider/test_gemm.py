@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -78,7 +79,7 @@ def test_images_are_read_and_written_channels_last(target, builder, rng):
     found = check_offers(GemmProvider(), [out, into, both], target, builder, rng)
     last = channels_last(4)
     layouts = dict.fromkeys((o.inputs[0] == last, o.outputs[0] == last) for _, o, _ in found)
-    assert list(layouts) == [(False, True), (True, False), (True, True)]
+    assert layouts.keys() == {(False, True), (False, False), (True, False), (True, True)}
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -160,11 +161,11 @@ def test_lines_of_large_results_are_fetched(target, builder, rng):
     ]
     for group, offer, _ in check_offers(GemmProvider(), groups, tiny, builder, rng):
         kernel = GemmProvider().build(group, offer, tiny)
-        assert not isinstance(kernel, Refusal) and "long FETCHES = 1;" in kernel.source
+        assert not isinstance(kernel, Refusal) and re.search(r", finish\d}", kernel.source)
     for each in (product((9, 31), (31, 1100)), product((40, 40), (40, 1000))):  # few; short rows
         (offer, *_) = GemmProvider().offer(each, tiny)
         kernel = GemmProvider().build(each, offer, tiny)
-        assert not isinstance(kernel, Refusal) and "long FETCHES = 0;" in kernel.source
+        assert not isinstance(kernel, Refusal) and not re.search(r", finish\d}", kernel.source)
 
 
 def test_wide_strips_agree(target, builder, rng):
@@ -173,7 +174,7 @@ def test_wide_strips_agree(target, builder, rng):
     for group, offer, _ in check_offers(GemmProvider(), groups, target, builder, rng):
         kernel = GemmProvider().build(group, offer, target)
         assert not isinstance(kernel, Refusal)
-        assert target.registers < 32 or offer.variant or "long NV = 4;" in kernel.source
+        assert target.registers < 32 or offer.variant or f"<{target.lanes}, 6, 4," in kernel.source
 
 
 def linear(g: Graph, x: int, channels: int) -> int:
@@ -288,17 +289,14 @@ def test_what_is_computed_beside_the_product(target, builder, rng):
     )
 
 
-def test_operands_whose_terms_are_apart_are_refused(target):
+def test_operands_whose_terms_or_columns_are_apart(target, builder, rng):
     g = Graph()
     x = transposed(g, g.tensor(8, 20), 1, 0)
-    group = g.group(g.add("matmul", [x, g.weights(8, 16)]))
-    expected = Refusal("the terms of the left operand are not adjacent in memory")
-    assert GemmProvider().offer(group, target) == expected
+    first = g.group(g.add("matmul", [x, g.weights(8, 16)]))
     h = Graph()
     taken = h.add("slice", [h.tensor(16, 40)], SliceAttributes((0, 0), (8, 20), (2, 2)))
-    group = h.group(h.add("matmul", [h.tensor(5, 8), taken]))
-    expected = Refusal("the right operand lies neither by columns nor by terms")
-    assert GemmProvider().offer(group, target) == expected
+    second = h.group(h.add("matmul", [h.tensor(5, 8), taken]))
+    check_offers(GemmProvider(), [first, second], target, builder, rng)
 
 
 def matrix_units(builder_target: Target) -> Target:

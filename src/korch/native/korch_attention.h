@@ -19,7 +19,7 @@
 //   finish<L>(buffers, y, i, m, n)   stores results n to n + L - 1 of query m
 #pragma once
 
-#include "korch_gemm.h"
+#include "korch_gemm_tile.h"
 
 namespace korch_attention {
 

@@ -162,7 +162,7 @@ struct Contraction {
       else if (is_dense) lines = {a + (r + R) * A_ROW, LINE};
       tile<R, N, V, IS_EDGE>(sums, a + r * A_ROW, b, lines, r, n, terms, count);
     }
-    const Lines last = IS_STREAM ? stream : none;
+    [[maybe_unused]] const Lines last = IS_STREAM ? stream : none;
     (void)((r + TAILS == rows && (tile<TAILS, N, V, IS_EDGE>(sums, a + r * A_ROW, b, last, r, n, terms, count), true)) || ...);
   }
 

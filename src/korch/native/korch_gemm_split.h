@@ -6,6 +6,25 @@
 // columns, and the sums of a task if its terms are multiplied in chunks. Where several parts have the same
 // rows or columns, each splits them: to fetch pieces from another core takes longer. Columns that are constant
 // may come as pieces; then the next strip's are only fetched.
+//
+// A kernel is a struct K with its sizes as constants:
+//   BATCH, M, N, DEPTH     of the product; DEPTH is the number of terms
+//   W, NV                  lanes of a vector; vectors of columns that are computed together: NV * W is 32
+//   ROWS                   rows that the vector units compute together where the matrix units are not available
+//   BLOCK                  rows of a block, a multiple of 32 unless it is all of M
+//   PARTS                  column parts that are separate tasks
+//   A_STEP                 elements between rows of a, whose terms are neighbours
+//   B_STEP                 elements between terms of b, if strips are read where they lie: their
+//                          columns are neighbours; else 0
+//   B_ROW, B_COLUMN        elements between terms and between columns of b, one of them 1, if each
+//                          task has to pack what it reads (of a B_STEP the strip at the edge); 0
+//                          if b comes packed as [N / (NV * W)][DEPTH][NV * W]
+//   SPLIT_B                whether b comes as pieces: [N / 32][DEPTH / 32] steps of a strip
+//   CHUNK                  terms that are multiplied at a time
+//   GROUP                  strips that stay in the cache while the rows go by; 0 if the rows stay
+//   THREADS
+//   a(i), b(i)             where the matrices of batch i begin
+//   finish<L>(buffers, y, i, m, n)   stores results n to n + L - 1 of row m of batch i
 #pragma once
 
 #include "korch_amx.h"
@@ -75,7 +94,7 @@ __attribute__((noinline)) void finish_rows(void* const* buffers, const Task& t, 
   for (; count > 0 && sums.m < sums.end; --count, ++sums.m, sums.from += TOGETHER) {
     if (!korch_amx::are_finite(sums.from, TOGETHER)) {
       const Strip strip = find_strip<K>(t.b, sums.n, packed);
-      tile<K, 1>(buffers, t.a + sums.m * A_ROW<K>, strip, {strip.from, 0}, t.i, sums.m, sums.n);
+      tile<K, 1>(buffers, t.a + sums.m * K::A_STEP, strip, t.i, sums.m, sums.n);
     } else if (K::N % COLUMNS<K> != 0 && sums.n + COLUMNS<K> > K::N) {
       finish_edge<K>(buffers, sums.from, 1, t.i, sums.m, sums.n);
     } else {
@@ -184,21 +203,37 @@ inline void pass_rows(void* const* buffers, const Task& t, const Own<K>& own) {
   }
 }
 
+// A task on the vector units.
 template <class K>
-inline void run_split(void* const* buffers, const float* a, const float* b, float* workspace) {
+inline void pass_vectors(void* const* buffers, const Task& t, float* packed) {
+  constexpr int TAIL = K::M % K::ROWS;
+  for (long s = t.first; s < t.last; ++s) {
+    const Strip strip = find_strip<K>(t.b, s * COLUMNS<K>, packed);
+    long m = t.begin;
+    for (; m + K::ROWS <= t.end; m += K::ROWS) tile<K, K::ROWS>(buffers, t.a + m * K::A_STEP, strip, t.i, m, s * COLUMNS<K>);
+    if constexpr (TAIL != 0)
+      if (m < t.end) tile<K, TAIL>(buffers, t.a + m * K::A_STEP, strip, t.i, m, s * COLUMNS<K>);
+  }
+}
+
+template <class K>
+inline int run(void* const* buffers, const float* a, const float* b, float* workspace) {
+  const bool has_units = korch_amx::is_ready();
 #pragma omp parallel num_threads(K::THREADS) if (K::THREADS > 1)
   {
-    korch_amx::begin();
+    if (has_units) korch_amx::begin();
 #pragma omp for schedule(static)
     for (long task = 0; task < TASKS<K>; ++task) {
       const Task t = task_of<K>(task, a, b);
       const Own<K> own(workspace + omp_get_thread_num() * Room<K>::OWN);
       if (t.first == t.last) continue;
-      if constexpr (K::GROUP > 0) pass_rows<K>(buffers, t, own);
+      if (!has_units) pass_vectors<K>(buffers, t, own.packed);
+      else if constexpr (K::GROUP > 0) pass_rows<K>(buffers, t, own);
       else pass_columns<K>(buffers, t, own);
     }
-    korch_amx::end();
+    if (has_units) korch_amx::end();
   }
+  return 0;
 }
 
 }  // namespace korch_gemm

@@ -1,5 +1,5 @@
-// A strip of columns times rows in vector registers, and how a product is cut into tasks; the sizes of a
-// kernel K are told in korch_gemm.h.
+// A strip of columns times rows in vector registers, and how a product is cut into tasks; korch_gemm_split.h
+// documents the sizes of a kernel K.
 #pragma once
 
 #include "korch_amx.h"
@@ -10,28 +10,8 @@ namespace korch_gemm {
 
 template <class K>
 inline constexpr long COLUMNS = K::NV * K::W;
-// Floats that one prefetch brings, as far as they are of a strip's row.
-template <class K>
-inline constexpr long LINE = COLUMNS<K> < 16 ? COLUMNS<K> : 16;
-// Lines of a term that each block of rows fetches of the next strip.
-template <class K>
-inline constexpr long LINES = korch::blocks(COLUMNS<K> / LINE<K>, korch::blocks(K::BLOCK, K::ROWS));
 template <class K>
 using V = korch::Vec<float, K::W>;
-
-// Elements between the first terms of rows; with PACKS_A, of blocks of rows, per row.
-template <class K>
-inline constexpr long A_ROW = K::PACKS_A ? K::DEPTH : K::A_STEP;
-
-// Pack the block of rows from m on, a line of terms of each row at a time.
-template <class K>
-KORCH_INLINE void pack_rows(const float* a, long m, float* packed) {
-  const long count = korch::smaller(K::ROWS, K::M - m);
-  for (long k = 0; k < K::DEPTH; k += 16)
-    for (long r = 0; r < count; ++r)
-      for (long j = k; j < korch::smaller(k + 16, K::DEPTH); ++j)
-        packed[j * K::ROWS + r] = a[(m + r) * K::A_STEP + j];
-}
 
 // Pack columns [first, first + NV * W) of b as [DEPTH][NV * W]; what is beyond N is zero.
 template <class K>
@@ -91,25 +71,18 @@ KORCH_INLINE void finish_edge(void* const* buffers, const float* sums, long rows
     }
 }
 
-// R rows times NV vectors of columns. Meanwhile lines of each term of `next` are fetched.
+// R rows times NV vectors of columns.
 template <class K, int R>
-__attribute__((noinline)) void tile(void* const* buffers, const float* a, Strip b, Strip next, long i, long m, long n) {
+__attribute__((noinline)) void tile(void* const* buffers, const float* a, Strip b, long i, long m, long n) {
   const bool is_whole = K::N % COLUMNS<K> == 0 || n + COLUMNS<K> <= K::N;
-  if (K::FETCHES && is_whole) {
-#pragma GCC unroll 32
-    for (int r = 0; r < R; ++r)
-      for (long v = 0; v < COLUMNS<K>; v += 16) __builtin_prefetch(K::place(buffers, i, m + r, n + v), 1);
-  }
   V<K> sum[R][K::NV] = {};
   for (long k = 0; k < K::DEPTH; ++k) {
     V<K> w[K::NV];
 #pragma GCC unroll 4
     for (int v = 0; v < K::NV; ++v) w[v] = korch::load<float, K::W>(b.from + k * b.step + v * K::W);
-#pragma GCC unroll 4
-    for (long q = 0; q < LINES<K>; ++q) __builtin_prefetch(next.from + k * next.step + q * LINE<K>);
 #pragma GCC unroll 32
     for (int r = 0; r < R; ++r) {
-      V<K> x = korch::splat<float, K::W>(K::PACKS_A ? a[k * K::ROWS + r] : a[r * K::A_STEP + k]);
+      V<K> x = korch::splat<float, K::W>(a[r * K::A_STEP + k]);
 #pragma GCC unroll 4
       for (int v = 0; v < K::NV; ++v) sum[r][v] += x * w[v];
     }
@@ -129,24 +102,6 @@ __attribute__((noinline)) void tile(void* const* buffers, const float* a, Strip 
   finish_edge<K>(buffers, sums, R, i, m, n);
 }
 
-// Rows [m, end) times the strip of columns n. Meanwhile the strip that follows is fetched, if there is
-// one: each block of rows takes some lines of each term. Then those that are left fetch the rows that follow
-// theirs, if these are neighbours in memory.
-template <class K>
-KORCH_INLINE void rows(void* const* buffers, const float* a, Strip strip, Strip next, long i, long m, long end, long n) {
-  constexpr int TAIL = K::M % K::ROWS;
-  constexpr long APART = A_ROW<K> == K::DEPTH && K::ROWS <= 16 ? 16 : 0;  // a line for each term
-  const Strip none{strip.from, 0};
-  long line = next.from ? 0 : COLUMNS<K>;
-  for (; m + K::ROWS <= end; m += K::ROWS, line += LINES<K> * LINE<K>) {
-    const Strip after = {APART ? a + (m + K::ROWS) * A_ROW<K> : strip.from, APART};
-    const Strip share = line < COLUMNS<K> ? Strip{next.from + line, next.step} : after;
-    tile<K, K::ROWS>(buffers, a + m * A_ROW<K>, strip, share, i, m, n);
-  }
-  if constexpr (TAIL != 0)
-    if (m < end) tile<K, TAIL>(buffers, a + m * A_ROW<K>, strip, none, i, m, n);
-}
-
 // How strips of b lie: the elements between terms, 0 if these are no rows, and between strips.
 template <class K>
 inline constexpr bool IS_PACKED = K::B_STEP == 0 && K::B_COLUMN == 0;
@@ -154,13 +109,6 @@ template <class K>
 inline constexpr long STRIP_STEP = K::SPLIT_B ? 0 : IS_PACKED<K> ? COLUMNS<K> : K::B_STEP ? K::B_STEP : K::B_COLUMN == 1 ? K::B_ROW : 0;
 template <class K>
 inline constexpr long NEXT_STRIP = IS_PACKED<K> ? K::DEPTH * COLUMNS<K> : COLUMNS<K>;
-
-// Whether each strip is read once, by one block of rows, and stands behind the one before in memory:
-// then what is read is fetched `AHEAD` floats before. (8 KiB: 1.0 to 1.4 times as fast as fetching the
-// next strip, which is evicted before it is read, for products of 1 to 8 rows.)
-template <class K>
-inline constexpr bool IS_STREAM = IS_PACKED<K> && !K::SPLIT_B && K::M <= K::ROWS;
-inline constexpr long AHEAD = 2048;
 
 // Where the pieces of the strip of columns n begin.
 template <class K>

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.types import DType
 from korch.schedule.contraction import Axes, Contraction, Fusion, Layouts
 from korch.tile.emit import Emitter, Guards, Index
-from korch.tile.index import Expr, Ranges, add, bounds, quotient, remainder, scale, substitute, var
+from korch.tile.index import ZERO, Expr, Ranges, add, bounds, quotient, remainder, scale, substitute, var
+from korch.tile.loops import map_indices
 from korch.tile.program import Apply, At, Axis, Buffer, Inside, Level, Load, Pass, Product, Store
 
 PRODUCTS = {DType.F32: Product.F32, DType.F16: Product.F16, DType.BF16: Product.BF16}
@@ -51,16 +53,17 @@ class Blocked:
 
     def after(self, total: At, axes: tuple[Axis, ...], values: dict[str, Expr], ranges: Ranges) -> Pass:
         """Return the pass that computes the outputs of a block from its sums."""
-        emitter = self.fusion.emitter(ranges)
-        emitter.ops.append(Load("x0", DType.F32, total.buffer, total.index))
+        emitter = self.fusion.emitter(self.contraction.ranges)  # a block may reach beyond these
+        emitter.ops.append(Load("x0", DType.F32, total.buffer, ZERO))
         name = "x0"
         if self.dtype is not DType.F32:
             name = "x1"
             emitter.ops.append(Apply(name, self.dtype, "cast", ("x0",)))
-        index = _moved(self.contraction.out, values, ranges)
-        outputs = self.fusion.outputs(emitter, self.root, index, name)
+        outputs = self.fusion.outputs(emitter, self.root, self.contraction.out, name)
         sinks = tuple(Store(buffer, place, value) for buffer, _, place, value in outputs)
-        return Pass(axes, axes[-1].name if axes else "", tuple(emitter.ops), sinks)
+        pass_ = Pass(axes, axes[-1].name if axes else "", tuple(emitter.ops[1:]), sinks)
+        pass_ = map_indices(pass_, lambda expr: substitute(expr, values, ranges))
+        return replace(pass_, ops=(Load("x0", DType.F32, total.buffer, total.index), *pass_.ops))
 
     def memory(self) -> Iterator[Buffer]:
         """Yield the buffers of the group's inputs and outputs."""
@@ -85,7 +88,8 @@ def cut(size: int, block: int, names: tuple[str, str]) -> tuple[Axis, Axis]:
 
 def flat(outer: Axis, inner: Axis) -> Expr:
     """Return the number of an element of an axis that is cut."""
-    return add(scale(var(outer.name), inner.extent), var(inner.name))
+    inside = var(inner.name)
+    return inside if outer.extent == 1 else add(scale(var(outer.name), inner.extent), inside)
 
 
 def digits(number: Expr, axes: Axes, ranges: Ranges) -> dict[str, Expr]:

@@ -1,24 +1,27 @@
 """Products and convolutions -> blocked tile programs, with what stands before and after them.
 
 A task computes a block of rows and columns. A loop over blocks of terms packs a block of each operand
-into a tile (in panels of one vector for the second) and adds their product to the accumulator; where
-an operand is read as it is, the contraction may read memory instead. What follows the product is a
-pass over the block.
+into a tile (in panels for the second) and adds their product to the accumulator; an operand that lies in
+equal steps may be read in memory instead, and the first may be copied by all tasks before. What follows
+the product is a pass over the block.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.types import DType
 from korch.schedule.blocks import PRODUCTS, Blocked, cut, flat, store
-from korch.schedule.contraction import Contraction, Layouts, contraction_of, extent
-from korch.tile.index import add, scale, var
+from korch.schedule.contraction import Axes, Contraction, Layouts, contraction_of, extent
+from korch.tile.index import ZERO, Expr, Ranges, add, scale, var
+from korch.tile.loops import arrange, grid_for, is_across
 from korch.tile.program import (
+    Apply,
     At,
     Axis,
     Buffer,
@@ -29,11 +32,18 @@ from korch.tile.program import (
     Loop,
     Panels,
     Pass,
+    Registers,
+    Select,
     Stage,
     Step,
+    Store,
+    TileOp,
     TileProgram,
 )
 from korch.tile.staging import Machine
+
+WIDENED = (DType.F16, DType.BF16)
+"""Elements that a contraction of float32 widens when it reads them."""
 
 ROWS = (6, 24, 96)
 """Rows of a block."""
@@ -44,15 +54,33 @@ VECTORS = (2, 8)
 TERMS = (64, 512)
 """Terms of a block."""
 
+PAGE_FLOATS = 1024
+"""Elements between rows that share one set of the first cache."""
+
+LINE_FLOATS = 16
+"""Elements that a copy puts between such rows."""
+
 
 @dataclass(frozen=True, slots=True)
 class Blocking:
-    """Rows, columns and terms of a block, and which operands are packed."""
+    """How a product is cut into tasks, and what is packed.
+
+    Attributes:
+        rows: rows of a task.
+        columns: columns of a task.
+        terms: terms of a turn of its loop; there is no loop if these are all.
+        packs: whether the operands are packed into tiles. The first is copied to the workspace instead
+            where several tasks read a row.
+        registers: how the contraction is computed in registers; the printer chooses if this is None.
+        panels: the columns of a panel in which the second operand comes packed; 0 if it comes as it is.
+    """
 
     rows: int
     columns: int
     terms: int
     packs: tuple[bool, bool] = (True, True)
+    registers: Registers | None = None
+    panels: int = 0
 
 
 def products(group: Group, root: Primitive, layouts: Layouts, machine: Machine) -> list[TileProgram]:
@@ -68,7 +96,7 @@ def products(group: Group, root: Primitive, layouts: Layouts, machine: Machine) 
         NotFusedError: what stands around the product can't be computed with it.
     """
     contraction = contraction_of(group, root, last=False)
-    schedule = _Products(group, root, layouts, contraction, machine)
+    schedule = Products(group, root, layouts, contraction, machine)
     return [*dict.fromkeys(schedule.program(blocking) for blocking in blockings(contraction, machine))]
 
 
@@ -82,7 +110,28 @@ def blockings(contraction: Contraction, machine: Machine) -> Iterator[Blocking]:
             yield Blocking(rows, width, terms, packs)
 
 
-class _Products(Blocked):
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """The axes of blocks and those inside of them: of rows, columns and terms, and all of their ranges."""
+
+    rows: tuple[Axis, Axis]
+    columns: tuple[Axis, Axis]
+    terms: tuple[Axis, Axis]
+    ranges: Ranges
+    values: dict[str, Expr]
+
+
+@dataclass(frozen=True, slots=True)
+class _Operand:
+    """An operand of a contraction, and what makes it: a buffer, and a stage or a pass that writes it."""
+
+    at: At
+    buffer: Buffer | None = None
+    stage: Stage | None = None
+    packing: Pass | None = None
+
+
+class Products(Blocked):
     """What all programs of a group have in common."""
 
     def __init__(
@@ -93,39 +142,156 @@ class _Products(Blocked):
 
     def program(self, blocking: Blocking) -> TileProgram:
         """Return the program of one blocking."""
-        (gm, i), (gn, j), (g, p) = (
-            cut(extent(axes), block, names)
-            for axes, block, names in (
-                (self.contraction.rows, blocking.rows, ("gm", "i")),
-                (self.contraction.columns, blocking.columns, ("gn", "j")),
-                (self.contraction.terms, blocking.terms, ("g", "p")),
-            )
-        )
-        grid = (*self.batch, gm, gn)
-        loops = {axis.name: (0, axis.extent - 1) for axis in (*grid, g, i, j, p)}
-        values = self.values((flat(gm, i), flat(gn, j), flat(g, p)), loops)
-        total = At("t", add(scale(var("j"), 1), scale(var("i"), blocking.columns)))
+        cuts = self._cut(blocking)
+        (gm, i), (gn, j), (g, p) = cuts.rows, cuts.columns, cuts.terms
+        total = At("t", add(scale(var("j"), 1), scale(var("i"), self._whole(j.extent))))
         zero = Pass(
             (Axis("i", i.size), Axis("j", j.size)), "j", (Literal("x0", DType.F32, 0.0),), (store(total, "x0"),)
         )
-        tiles = [Buffer("t", Level.TILE, DType.F32, blocking.rows * blocking.columns)]
-        operands: list[At] = []
-        body: list[Step] = []
-        for position, (name, axes, columns) in enumerate((("pa", (i, p), p), ("pb", (p, j), j))):
-            packed = At(name, add(scale(var(axes[0].name), columns.extent), var(columns.name)))
-            emitter = self.fusion.emitter(loops)
-            value = self.argument(emitter, position, values)
-            direct = emitter.ops[0] if len(emitter.ops) == 1 else None
-            if not blocking.packs[position] and isinstance(direct, Load) and not direct.guards:
-                operands.append(At(direct.buffer, direct.index))
-                continue
-            operands.append(packed)
-            body.append(Pass(axes, columns.name, tuple(emitter.ops), (store(packed, value),)))
-            lanes = self.machine.lanes
-            is_panel = position == 1 and columns.extent % lanes == 0
-            layout = (Panels(columns.extent, lanes),) if is_panel else ()
-            tiles.append(Buffer(name, Level.TILE, self.dtype, axes[0].extent * axes[1].extent, layout))
+        operands = [self._operand(position, blocking, cuts) for position in (0, 1)]
         terms = Axis(p.name, p.size, True, p.ragged)
-        body.append(Contract((i, j, terms), total, operands[0], operands[1], PRODUCTS[self.dtype]))
-        steps = (zero, Loop(g, ("t",), tuple(body)), self.after(total, (i, j), values, loops))
-        return TileProgram((*self.memory(), *tiles), (Stage(grid, steps),))
+        a, b = (operand.at for operand in operands)
+        contract = Contract((i, j, terms), total, a, b, PRODUCTS[self.dtype], registers=blocking.registers)
+        packings: tuple[Step, ...] = tuple(o.packing for o in operands if o.packing is not None)
+        is_whole = g.extent == 1
+        turns = (*packings, zero, contract) if is_whole else (zero, Loop(g, ("t",), (*packings, contract)))
+        grid = (*self.batch, gm, gn) if operands[1].packing else (gn, *self.batch, gm)
+        after = self.after(total, (i, j), cuts.values, cuts.ranges)
+        stages = (*(o.stage for o in operands if o.stage is not None), Stage(grid, (*turns, after)))
+        tile = Buffer("t", Level.TILE, DType.F32, i.extent * self._whole(j.extent))
+        made = (o.buffer for o in operands if o.buffer is not None)
+        return TileProgram((*self._memory(blocking), tile, *made), stages)
+
+    def _cut(self, blocking: Blocking) -> _Cut:
+        m, n, k = (extent(axes) for axes in self._sides)
+        rows, columns = cut(m, blocking.rows, ("gm", "i")), cut(n, blocking.columns, ("gn", "j"))
+        terms = cut(k, min(blocking.terms, k), ("g", "p"))
+        axes = (*self.batch, *rows, *columns, *terms)
+        ranges = {axis.name: (0, axis.extent - 1) for axis in axes}
+        return _Cut(rows, columns, terms, ranges, self.values([flat(*side) for side in (rows, columns, terms)], ranges))
+
+    @property
+    def _sides(self) -> tuple[Axes, Axes, Axes]:
+        return self.contraction.rows, self.contraction.columns, self.contraction.terms
+
+    def second_steps(self) -> tuple[int, int] | None:
+        """Return the steps in memory between rows and columns of the second operand; None if they vary."""
+        m, n, k = (extent(axes) for axes in self._sides)
+        cuts = self._cut(Blocking(m, n, k))
+        axes = (cuts.terms[1], cuts.columns[1])
+        emitter = self.fusion.emitter(cuts.ranges)
+        _ = self.argument(emitter, 1, cuts.values)
+        at = _direct(emitter.ops, axes, can_widen=True)
+        row, column = (at.index.coefficient(axis.name) for axis in axes) if at is not None else (None, None)
+        return None if row is None or column is None else (row, column)
+
+    def _whole(self, columns: int) -> int:
+        return -(-columns // self.machine.lanes) * self.machine.lanes
+
+    def _operand(self, position: int, blocking: Blocking, cuts: _Cut) -> _Operand:
+        """Return where an operand is read: in memory, in a copy of it or in a tile."""
+        (_, i), (gn, j), (g, p) = cuts.rows, cuts.columns, cuts.terms
+        axes = (p, j) if position else (i, p)
+        if position and blocking.panels:
+            place = add(scale(flat(*cuts.terms), self._padded(blocking)), flat(*cuts.columns))
+            return _Operand(At(self._name(1), place))
+        emitter = self.fusion.emitter(cuts.ranges)
+        value = self.argument(emitter, position, cuts.values)
+        direct = None if blocking.packs[position] else _direct(emitter.ops, axes, can_widen=position == 1)
+        if direct is not None:
+            return _Operand(direct)
+        if position == 0 and gn.extent > 1 and g.extent == 1:
+            return self._copied(cuts)
+        name, row = ("pb", self._whole(j.extent)) if position else ("pa", _row(p.extent))
+        packed = At(name, add(scale(var(axes[0].name), row), var(axes[1].name)))
+        layout: tuple[Panels, ...] = ()
+        if position and j.extent % self.machine.lanes == 0:
+            registers = blocking.registers
+            is_strip = registers is not None and registers.vectors * self.machine.lanes == j.extent
+            layout = (Panels(j.extent, j.extent if is_strip else self.machine.lanes),)
+        packing = Pass(axes, axes[1].name, tuple(emitter.ops), (store(packed, value),))
+        if not layout or layout[0].columns == layout[0].width:
+            packing = self._arranged(packing, cuts.ranges)
+        buffer = Buffer(name, Level.TILE, self.dtype, axes[0].extent * row, layout)
+        return _Operand(packed, buffer, None, packing)
+
+    def _arranged(self, packing: Pass, ranges: Ranges) -> Pass:
+        """Return a pass that reads squares whole where loads lie along its rows."""
+        rows, columns = (axis.name for axis in packing.axes)
+        loads = [op for op in packing.ops if isinstance(op, Load)]
+        is_square = any(is_across(load, columns, rows, ranges) for load in loads)
+        turns = any(isinstance(op, Load | Select) and op.guards for op in packing.ops)
+        is_square &= min(axis.extent for axis in packing.axes) >= self.machine.lanes > 1 and not turns
+        return replace(packing, across=rows) if is_square else packing
+
+    def _copied(self, cuts: _Cut) -> _Operand:
+        """Return the first operand in a copy, whose rows share no set of the first cache."""
+        contraction = self.contraction
+        sides = (contraction.batch, contraction.rows, contraction.terms)
+        rows, row = extent(contraction.rows), _row(extent(contraction.terms))
+        own = {name: f"c_{name}" for side in sides for name, _ in side}
+        axes = tuple(Axis(own[name], n) for side in sides for name, n in side) or (Axis("c", 1),)
+        batch = add(ZERO, *(scale(var(axis.name), s) for axis, s in zip(self.batch, self._steps(), strict=True)))
+        whole = scale(add(scale(batch, rows), flat(*cuts.rows)), row)
+        emitter = self.fusion.emitter({axis.name: (0, axis.extent - 1) for axis in axes})
+        value = self.argument(emitter, 0, {name: var(own[name]) for name in own})
+        counted = (_counted(tuple((own[name], n) for name, n in side)) for side in sides)
+        number, i, p = counted
+        place = add(scale(add(scale(number, rows), i), row), p)
+        copy = Pass(axes, axes[-1].name, tuple(emitter.ops), (Store("ca", place, value),))
+        buffer = Buffer("ca", Level.WORKSPACE, self.dtype, extent(contraction.batch) * rows * row)
+        sizes = {b.name: b.size for b in (*self.memory(), buffer)}
+        stage = grid_for(arrange(copy, self.machine.lanes, sizes, {}), self.machine.threads, self.machine.lanes)
+        return _Operand(At("ca", add(whole, flat(*cuts.terms))), buffer, stage)
+
+    def _steps(self) -> list[int]:
+        """Return the numbers of matrices between those of neighbouring indices of each batch axis."""
+        sizes = [n for _, n in self.contraction.batch]
+        return [math.prod(sizes[position + 1 :]) for position in range(len(sizes))]
+
+    def _name(self, position: int) -> str:
+        """Return the name of the input that an operand is, perhaps widened."""
+        value = self.root.inputs[position]
+        while value not in self.fusion.place:
+            value = self.group.body.primitives[self.group.body.producers[value][0]].inputs[0]
+        return self.fusion.place[value]
+
+    def _padded(self, blocking: Blocking) -> int:
+        return -(-extent(self.contraction.columns) // blocking.panels) * blocking.panels
+
+    def _memory(self, blocking: Blocking) -> Iterator[Buffer]:
+        """Yield the buffers of inputs and outputs; the second operand may come in panels."""
+        for buffer in self.memory():
+            if blocking.panels and buffer.name == self._name(1):
+                columns = self._padded(blocking)
+                size = extent(self.contraction.terms) * columns
+                yield replace(buffer, elements=size, layout=(Panels(columns, blocking.panels),))
+            else:
+                yield buffer
+
+
+def _direct(ops: Sequence[TileOp], axes: tuple[Axis, Axis], can_widen: bool) -> At | None:
+    """Return where an operand lies if it is nothing but memory, read in equal steps along both axes."""
+    match ops:
+        case (Load() as load,):
+            pass
+        case Load() as load, Apply(dtype=DType.F32, op="cast") if can_widen and load.dtype in WIDENED:
+            pass
+        case _:
+            return None
+    if load.guards or any(load.index.coefficient(axis.name) is None for axis in axes):
+        return None
+    return At(load.buffer, load.index)
+
+
+def _row(terms: int) -> int:
+    """Return how far apart the rows of a copy are: not in one set of the first cache."""
+    return terms + (LINE_FLOATS if terms % PAGE_FLOATS == 0 else 0)
+
+
+def _counted(axes: Axes) -> Expr:
+    """Return the number of a point of some axes, the last axis first."""
+    number = ZERO
+    for name, n in axes:
+        number = add(scale(number, n), var(name))
+    return number

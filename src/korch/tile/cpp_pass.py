@@ -161,8 +161,8 @@ class PassPrinter(ReductionPrinter):
         self.out.line(f"const long first = {across};")
         if len(live) <= UNROLLED_OPERATIONS:
             self.out.line("#pragma GCC unroll 16")
-        self.out.open(f"for (int j = 0; j < {self.side}; ++j)")
-        self.out.line(f"[[maybe_unused]] const long {across} = first + j;")
+        self.out.open(f"for (int side = 0; side < {self.side}; ++side)")
+        self.out.line(f"[[maybe_unused]] const long {across} = first + side;")
         self._compute_and_store(ranges, variable)
         self.out.close()
         self.squares = {}
@@ -176,7 +176,7 @@ class PassPrinter(ReductionPrinter):
             f"({name}, {op.buffer} + {self.out.expr(index)}, {index.coefficient(variable)});"
         )
         self._fetch_squares(op.buffer, index, index.coefficient(variable) or 0)
-        self.squares[op.name] = f"{name}[j]"
+        self.squares[op.name] = f"{name}[side]"
 
     def _fetch_squares(self, buffer: str, index: Expr, step: int) -> None:
         """Fetch the squares to come: from memory where these are written past the caches."""

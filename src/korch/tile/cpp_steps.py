@@ -382,8 +382,9 @@ def _panels(buffer: Buffer) -> Panels | None:
 
 
 def _panel_width(program: TileProgram, pass_: Pass) -> int:
-    """Return the columns of the panels that a pass writes; 0 if it writes none."""
-    widths = {layout.width for sink in pass_.sinks if (layout := _panels(program.buffer(sink.buffer)))}
+    """Return the columns of the panels that a pass writes; 0 if it writes none, or one, which has rows."""
+    layouts = (_panels(program.buffer(sink.buffer)) for sink in pass_.sinks)
+    widths = {layout.width for layout in layouts if layout and layout.width < layout.columns}
     if len(widths) > 1:
         raise _refused("one pass writes panels of several widths")
     return next(iter(widths), 0)

@@ -12,7 +12,7 @@ from korch.provider.attention.groups import attention_groups
 from korch.provider.attention.match import Attention, match_group
 from korch.provider.content import content_version
 from korch.provider.epilogue import Epilogue
-from korch.provider.gemm.match import Finish, Operand, epilogue_of, matrices_of, operand_of, print_finish, print_value
+from korch.provider.gemm.match import Operand, epilogue_of, matrices_of, operand_of, print_finish, print_value
 from korch.provider.provider import Kernel, Threading, named_kernel
 from korch.provider.widen import widened
 from korch.schedule.contraction import Fusion, NotFusedError, refuse_types
@@ -35,7 +35,7 @@ class _Plan:
     operands: tuple[Operand, Operand, Operand]
     epilogue: Epilogue
     score: tuple[str, ...]
-    finish: Finish
+    finish: tuple[str, ...]
     numbers: dict[str, int]
     workspace_bytes: int
 
@@ -174,7 +174,7 @@ def _print(plan: _Plan, comment: str, operands: Sequence[str], workspace: int) -
     ]
     head = "".join(f"// {line}\n" for line in comment.splitlines())
     sizes = "".join(f"  static constexpr long {name} = {n};\n" for name, n in plan.numbers.items())
-    score, finish = ("".join(f"    {line}\n" for line in part) for part in (plan.score, plan.finish.lines))
+    score, finish = ("".join(f"    {line}\n" for line in part) for part in (plan.score, plan.finish))
     separator = ",\n      "
     arguments = (
         "[[maybe_unused]] void* const* buffers, korch::Vec<float, W> y, "

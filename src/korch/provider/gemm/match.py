@@ -50,14 +50,6 @@ class Operand:
     step: int
 
 
-@dataclass(frozen=True, eq=False)
-class Finish:
-    """The lines of a function of W results, and the address of the first output; "" if none."""
-
-    lines: tuple[str, ...]
-    place: str = ""
-
-
 def match_group(group: Group) -> Product | Refusal:
     """Return what a group is, or why it is not a matrix product."""
     root = root_of(group, "matmul")
@@ -122,7 +114,7 @@ def operand_of(fusion: Fusion, value: int, index: Index, ranges: Ranges) -> Oper
     raise NotFusedError("an operand is not stored in rows")
 
 
-def print_finish(fusion: Fusion, product: Primitive, epilogue: Epilogue) -> Finish:
+def print_finish(fusion: Fusion, product: Primitive, epilogue: Epilogue) -> tuple[str, ...]:
     """Return what is done with results n to n + W - 1 of row m of batch i, given as `y`."""
     matrices = matrices_of(fusion.body, product)
     emitter = fusion.emitter(matrices.ranges)
@@ -131,7 +123,7 @@ def print_finish(fusion: Fusion, product: Primitive, epilogue: Epilogue) -> Fini
     lines = epilogue.lines(emitter.ops, names)
     is_single = matrices.out[-1] == ZERO  # one column: vectors have one element
     lines += [epilogue.store(buffer, place, names[name], is_single) for buffer, _, place, name in stores]
-    return Finish(tuple(lines), epilogue.pointer(stores[0][0], stores[0][2]))
+    return tuple(lines)
 
 
 def print_value(fusion: Fusion, product: Primitive, value: int, epilogue: Epilogue) -> tuple[str, ...]:

@@ -18,27 +18,15 @@ from korch.primitive.types import ValueType
 from korch.provider.content import content_version
 from korch.provider.epilogue import Epilogue
 from korch.provider.gemm.blocking import PAGE_FLOATS, Blocking
-from korch.provider.gemm.match import (
-    Finish,
-    Operand,
-    Product,
-    epilogue_of,
-    match_group,
-    matrices_of,
-    operand_of,
-    print_finish,
-)
+from korch.provider.gemm.match import Operand, Product, epilogue_of, match_group, matrices_of, operand_of, print_finish
+from korch.provider.gemm.vectors import program_of
 from korch.provider.matrix_units import SPLIT_BYTES, STEP_BYTES, TOGETHER
 from korch.provider.provider import SPLIT, Kernel, Threading, named_kernel
 from korch.provider.widen import widened
 from korch.schedule.contraction import Fusion, Layouts, NotFusedError
 from korch.target import Target
-
-LEAST_COLUMNS = 512
-"""Columns that pay for packing the left operand."""
-
-LEAST_TERMS = 32
-"""Terms of a tile that takes as long as it takes to fetch the lines that it is stored to."""
+from korch.tile.cpp import print_cpp
+from korch.tile.program import TileProgram
 
 KEPT_SHARE = 1.0
 """The part of the level-2 cache up to which a constant right operand is kept as a split operand."""
@@ -53,16 +41,53 @@ class Way(Enum):
 
 
 @dataclass(frozen=True, eq=False)
-class _Plan:
-    """All that is printed: where the operands lie, what follows, and the constants."""
+class _Vectors:
+    """A product on vector units."""
+
+    program: TileProgram
+    panels: int
+
+    def packed(self, rank: int) -> Layout | None:
+        """Return the layout of a right operand that is packed before, of a rank."""
+        return _strips(rank, self.panels, False) if self.panels else None
+
+    def kernel(self, group: Group, offer: Offer, target: Target) -> Kernel:
+        """Print the kernel."""
+        printed = print_cpp(self.program, _comment(group, offer), target.lanes, target.threads)
+        threading = Threading.TEAM if printed.is_parallel else Threading.CALLER
+        return Kernel(printed.symbol, printed.source, workspace_bytes=printed.workspace_bytes, threading=threading)
+
+
+@dataclass(frozen=True, eq=False)
+class _Split:
+    """A product on matrix units: where the operands lie, what follows, and the constants."""
 
     a: Operand
     b: Operand
     is_packed: bool
     epilogue: Epilogue
-    finish: Finish
+    finish: tuple[str, ...]
     numbers: dict[str, int]
     workspace_bytes: int
+
+    def packed(self, rank: int) -> Layout | None:
+        """Return the layout of a right operand that is packed before, of a rank."""
+        return _strips(rank, TOGETHER, bool(self.numbers["SPLIT_B"])) if self.is_packed else None
+
+    def kernel(self, group: Group, offer: Offer, target: Target) -> Kernel:
+        """Print the kernel."""
+        positions = (self.a.position, self.b.position)
+        operands = widened(group, offer.inputs, positions, self.workspace_bytes // 4, target)
+        workspace = len(group.inputs) + len(group.outputs)
+        text = _print(self, _comment(group, offer), operands.texts, workspace)
+        return named_kernel(text, workspace_bytes=4 * operands.floats, threading=Threading.TEAM)
+
+
+_Plan = _Vectors | _Split
+
+
+def _comment(group: Group, offer: Offer) -> str:
+    return f"{group.text}layouts {' '.join(map(str, (*offer.inputs, '->', *offer.outputs)))}"
 
 
 class GemmProvider:
@@ -91,11 +116,9 @@ class GemmProvider:
                 refusal = plan
                 continue
             inputs = list(layouts[0])
-            if plan.is_packed:
-                position = found.b
-                rank = group.input_types[position].rank
-                columns = plan.numbers["NV"] * plan.numbers["W"]
-                inputs[position] = _strips(rank, columns, way == Way.SPLIT_B)
+            packed = plan.packed(group.input_types[found.b].rank)
+            if packed is not None:
+                inputs[found.b] = packed
             is_split = way != Way.VECTORS
             variant = SPLIT if is_split else ""
             offers.append(Offer(tuple(inputs), layouts[1], variant, is_split=is_split))
@@ -115,12 +138,7 @@ class GemmProvider:
         plan = self._plan(group, found, target, (inputs, offer.outputs), way)
         if isinstance(plan, Refusal):
             return plan
-        layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
-        positions = (plan.a.position, plan.b.position)
-        operands = widened(group, offer.inputs, positions, plan.workspace_bytes // 4, target)
-        workspace = len(group.inputs) + len(group.outputs)
-        text = _print(plan, f"{group.text}layouts {layouts}", operands.texts, workspace)
-        return named_kernel(text, workspace_bytes=4 * operands.floats, threading=Threading.TEAM)
+        return plan.kernel(group, offer, target)
 
     def _plan(self, group: Group, found: Product, target: Target, layouts: Layouts, way: Way) -> _Plan | Refusal:
         key = (group.key, target, layouts, way)
@@ -177,9 +195,13 @@ def _layouts(group: Group, found: Product, target: Target) -> Iterator[Layouts]:
 
 
 def _make_plan(group: Group, found: Product, target: Target, layouts: Layouts, way: Way) -> _Plan | Refusal:
-    is_split, has_split_b = way != Way.VECTORS, way == Way.SPLIT_B
     if target.lanes < 4:
         return Refusal("the target has no vector registers")
+    if way is Way.VECTORS:
+        is_packed = _is_packed(group, found, can_widen=True)
+        return _Vectors(*program_of(group, found.primitive, layouts, target, is_packed))
+    is_packed = _is_packed(group, found)
+    has_split_b = way is Way.SPLIT_B
     batch, m, n, terms = _sizes(group, found)
     fusion, matrices = Fusion(group, layouts, found.primitive), matrices_of(group.body, found.primitive)
     left, right = found.primitive.inputs
@@ -187,21 +209,14 @@ def _make_plan(group: Group, found: Product, target: Target, layouts: Layouts, w
     b = operand_of(fusion, right, matrices.b, matrices.ranges)
     if a.step not in (0, 1) or (a.step == 0 and terms > 1):
         return Refusal("the terms of the left operand are not adjacent in memory")
-    is_packed = _is_packed(group, found)
     is_direct = not is_packed and b.step == 1 and bool(b.row_step)
-    if is_split:
-        blocking = Blocking.split(batch, m, n, terms, target)
-    else:
-        blocking = Blocking.of(batch, m, n, terms, target, b.row_step if is_direct else 0)
-    columns = blocking.vectors * target.lanes
-    is_direct = is_direct and _stays_in_cache(b.row_step, m, blocking)
-    must_pack = not is_packed and (not is_direct or n % columns != 0)
+    blocking = Blocking.split(batch, m, n, terms, target)
+    is_direct = is_direct and (b.row_step % PAGE_FLOATS != 0 or m <= 2 * blocking.rows)
+    must_pack = not is_packed and (not is_direct or n % TOGETHER != 0)
     if must_pack and not (b.step and (b.step == 1 or b.row_step in (0, 1))):
         return Refusal("the right operand lies neither by columns nor by terms")
     epilogue = epilogue_of(group, target.lanes)
     finish = print_finish(fusion, found.primitive, epilogue)
-    packs_a = batch == 1 and m > blocking.rows and n >= LEAST_COLUMNS and terms % PAGE_FLOATS == 0
-    packs_a = packs_a and not is_split
     numbers = {
         "BATCH": batch,
         "M": m,
@@ -214,30 +229,15 @@ def _make_plan(group: Group, found: Product, target: Target, layouts: Layouts, w
         "PARTS": blocking.parts,
         "THREADS": target.threads,
         "A_STEP": a.row_step,
-        "PACKS_A": int(packs_a),
         "B_STEP": b.row_step if is_direct else 0,
-        "FETCHES": int(_fetches(batch, m, n, terms, target)),
-        "SPLITS": int(is_split),
         "SPLIT_B": int(has_split_b),
         "CHUNK": blocking.chunk,
         "GROUP": blocking.group,
         "B_ROW": b.row_step if must_pack else 0,
         "B_COLUMN": b.step if must_pack else 0,
     }
-    floats = target.threads * terms * columns if must_pack else 0
-    floats += -(-m // blocking.rows) * blocking.rows * terms if packs_a else 0
-    if is_split:
-        floats = _split_floats(numbers, 3 if must_pack else int(has_split_b))
-    return _Plan(a, b, is_packed, epilogue, finish, numbers, 4 * floats)
-
-
-def _fetches(batch: int, m: int, n: int, terms: int, target: Target) -> bool:
-    """Whether to fetch the lines that results are stored to, while these are computed.
-
-    They are in no core's own cache, each row in pages of its own, so that caches don't foresee
-    them, and there are terms enough.
-    """
-    return 4 * batch * m * n > target.l2_bytes and n >= PAGE_FLOATS and terms >= LEAST_TERMS
+    floats = _split_floats(numbers, 3 if must_pack else int(has_split_b))
+    return _Split(a, b, is_packed, epilogue, finish, numbers, 4 * floats)
 
 
 def _split_floats(numbers: dict[str, int], packed: int) -> int:
@@ -259,19 +259,14 @@ def _split_floats(numbers: dict[str, int], packed: int) -> int:
     return numbers["THREADS"] * own
 
 
-def _stays_in_cache(row_step: int, m: int, blocking: Blocking) -> bool:
-    """Whether a strip of columns can be read where it lies, once for each block of rows.
-
-    Lines that are a multiple of a page apart share a set of the first cache and drive each other
-    out, so such a strip is packed first, unless few blocks read it.
-    """
-    return row_step % PAGE_FLOATS != 0 or m <= 2 * blocking.rows
-
-
-def _is_packed(group: Group, found: Product) -> bool:
-    """Whether the right operand is constant and one for all batches, as it came."""
+def _is_packed(group: Group, found: Product, can_widen: bool = False) -> bool:
+    """Return whether the right operand is constant and one for all batches, as it came or only widened."""
     shape = group.input_types[found.b].shape
-    is_constant = found.b in group.constant_inputs and found.primitive.inputs[1] in group.position
+    value = found.primitive.inputs[1]
+    makers = [group.body.primitives[p] for p in group.body.producers[value]]
+    if can_widen and len(makers) == 1 and group.body.is_widening(makers[0]):
+        value = makers[0].inputs[0]
+    is_constant = found.b in group.constant_inputs and value in group.position
     return is_constant and math.prod(shape[:-2]) == 1
 
 
@@ -281,12 +276,12 @@ def _sizes(group: Group, found: Product) -> tuple[int, int, int, int]:
     return math.prod(batch), m, n, group.body.types[found.primitive.inputs[0]].shape[-1]
 
 
-def _print(plan: _Plan, comment: str, operands: Sequence[str], workspace: int) -> str:
+def _print(plan: _Split, comment: str, operands: Sequence[str], workspace: int) -> str:
     starts = [plan.epilogue.expr(plan.a.start), "0" if plan.is_packed else plan.epilogue.expr(plan.b.start)]
     head = "".join(f"// {line}\n" for line in comment.splitlines())
     sizes = "".join(f"  static constexpr long {name} = {n};\n" for name, n in plan.numbers.items())
-    lines = "".join(f"    {line}\n" for line in plan.finish.lines)
-    return f"""{head}#include "korch_gemm.h"
+    lines = "".join(f"    {line}\n" for line in plan.finish)
+    return f"""{head}#include "korch_gemm_split.h"
 
 {plan.epilogue.tables}
 struct NAME_kernel {{
@@ -296,10 +291,6 @@ struct NAME_kernel {{
   static KORCH_INLINE void finish(void* const* buffers, korch::Vec<float, W> y, long i, long m,
                                   long n) {{
 {lines}  }}
-  static KORCH_INLINE const void* place(void* const* buffers, [[maybe_unused]] long i,
-                                        [[maybe_unused]] long m, [[maybe_unused]] long n) {{
-    return {plan.finish.place};
-  }}
 }};
 
 extern "C" int NAME_run(void*, void* const* buffers) {{

@@ -1,0 +1,90 @@
+"""Products on vector units: the blocking of their tile program."""
+
+from __future__ import annotations
+
+from korch.candidate.candidate import Group
+from korch.primitive.graph import Primitive
+from korch.provider.gemm.blocking import PAGE_FLOATS
+from korch.provider.gemm.blocking import Blocking as Sizes
+from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, extent
+from korch.schedule.products import Blocking, Products
+from korch.target import Target
+from korch.tile.index import vector_step
+from korch.tile.program import Load, Pass, Registers, Select, TileProgram
+from korch.tile.staging import Machine
+
+LEAST_COLUMNS = 512
+"""Columns that pay for copying the left operand."""
+
+LEAST_TERMS = 32
+"""Terms of a tile that takes as long as it takes to fetch the lines that it is stored to."""
+
+
+def program_of(
+    group: Group, root: Primitive, layouts: Layouts, target: Target, is_packed: bool
+) -> tuple[TileProgram, int]:
+    """Return the program of a product, and the columns of the panels in which its second operand comes.
+
+    Args:
+        group: the group.
+        root: its product.
+        layouts: of inputs and outputs; that of a packed operand counts as plain.
+        target: the machine.
+        is_packed: whether the second operand is a constant that is packed when the kernel is built.
+
+    Raises:
+        NotFusedError: the product, or what stands around it, does not fit.
+    """
+    contraction = contraction_of(group, root, last=False)
+    schedule = Products(group, root, layouts, contraction, Machine(target.lanes, target.threads))
+    batch, m, n, terms = (
+        extent(axes) for axes in (contraction.batch, contraction.rows, contraction.columns, contraction.terms)
+    )
+    second = schedule.second_steps()
+    row_step = second[0] if second is not None and second[1] == 1 and not is_packed else 0
+    sizes = Sizes.of(batch, m, n, terms, target, row_step)
+    strip = sizes.vectors * target.lanes
+    is_read = is_packed or (row_step != 0 and _stays_in_cache(row_step, m, sizes))
+    copies = batch == 1 and m > sizes.rows and n >= LEAST_COLUMNS and terms % PAGE_FLOATS == 0
+    registers = Registers(sizes.rows, sizes.vectors, is_read, _fetches(batch, m, n, terms, target))
+    columns = strip
+    if is_read:
+        columns = n if sizes.parts == 1 else -(-n // (strip * sizes.parts)) * strip
+    panels = strip if is_packed else 0
+    program = schedule.program(Blocking(sizes.block, columns, terms, (copies, not is_read), registers, panels))
+    _require_rows(program, target.lanes)
+    return program, panels
+
+
+def _require_rows(program: TileProgram, lanes: int) -> None:
+    """Raise an error if what follows a product reads or writes no neighbouring elements."""
+    after = program.stages[-1].steps[-1]
+    if not isinstance(after, Pass):
+        raise AssertionError("a product ends with a pass")
+    if after.axes[-1].extent == 1:
+        return
+    for op in after.ops:
+        if isinstance(op, Select) or (isinstance(op, Load) and op.guards):
+            raise NotFusedError("a pad or a concatenation is not fused into the kernel")
+        if isinstance(op, Load) and vector_step(op.index, after.vector, lanes) not in (0, 1):
+            raise NotFusedError("the columns of a tensor are not adjacent in memory")
+    if any(vector_step(sink.index, after.vector, lanes) != 1 for sink in after.sinks):
+        raise NotFusedError("the columns of an output are not adjacent in memory")
+
+
+def _fetches(batch: int, m: int, n: int, terms: int, target: Target) -> bool:
+    """Whether to fetch the lines that results are stored to, while these are computed.
+
+    They are in no core's own cache, each row in pages of its own, so that caches don't foresee
+    them, and there are terms enough.
+    """
+    return 4 * batch * m * n > target.l2_bytes and n >= PAGE_FLOATS and terms >= LEAST_TERMS
+
+
+def _stays_in_cache(row_step: int, m: int, sizes: Sizes) -> bool:
+    """Whether a strip of columns can be read where it lies, once for each block of rows.
+
+    Lines that are a multiple of a page apart share a set of the first cache and drive each other
+    out, so such a strip is packed first, unless few blocks read it.
+    """
+    return row_step % PAGE_FLOATS != 0 or m <= 2 * sizes.rows
