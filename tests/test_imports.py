@@ -30,6 +30,7 @@ ORDER = (
     ("candidate",),
     ("partition",),
     ("tile",),
+    ("superopt",),
     ("cuda",),
     ("schedule",),
     ("provider",),

@@ -1,0 +1,1 @@
+"""Tile programs found by search: enumerated, pruned and verified."""
