@@ -43,6 +43,7 @@ def test_shapes(target, builder, rng):
         product((2, 3, 9, 8), (1, 1, 8, 40)),
         product((1, 60, 300), (1, 300, 5 * n)),
         product((2, 9, 8), (2, 8, 2 * n), constant=False),
+        product((2, 9, 8), (2, 8, 1), constant=False),
         product((3, 1, 30, 7), (1, 2, 7, 4 * n), constant=False),
     ]
     check_offers(GemmProvider(), groups, target, builder, rng)

@@ -41,13 +41,14 @@ def program_of(
         extent(axes) for axes in (contraction.batch, contraction.rows, contraction.columns, contraction.terms)
     )
     second = schedule.second_steps()
-    row_step = second[0] if second is not None and second[1] == 1 and not is_packed else 0
+    is_row = second is not None and (second[1] == 1 or n == 1)  # a lone column has no neighbour
+    row_step = second[0] if second is not None and is_row and not is_packed else 0
     sizes = Sizes.of(batch, m, n, terms, target, row_step)
     strip = sizes.vectors * target.lanes
     is_read = is_packed or (row_step != 0 and _stays_in_cache(row_step, m, sizes))
     copies = batch == 1 and m > sizes.rows and n >= LEAST_COLUMNS and terms % PAGE_FLOATS == 0
     registers = Registers(sizes.rows, sizes.vectors, is_read, _fetches(batch, m, n, terms, target))
-    columns = strip
+    columns = 1 if n == 1 else strip
     if is_read:
         columns = n if sizes.parts == 1 else -(-n // (strip * sizes.parts)) * strip
     panels = strip if is_packed else 0
