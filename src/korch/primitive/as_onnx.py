@@ -137,6 +137,9 @@ class OnnxNodes:
         """Add the nodes of a primitive; return the name of its output."""
         inputs = [self.names[v] for v in p.inputs]
         types = [self.body.types[v] for v in p.inputs]
+        out = self.body.types[p.output].dtype
+        if p.op == "matmul" and types[0].dtype is not out:  # of bytes; not every runtime's MatMulInteger is exact
+            inputs = [self.add("Cast", [name], to=onnx_type(out)) for name in inputs]
         if p.op in _SAME:
             return self.add(_SAME[p.op], inputs)
         if p.op == "mod":
@@ -168,7 +171,8 @@ class OnnxNodes:
             case TakeAttributes(axis, indices):
                 return self.add("Gather", [inputs[0], self.integers(indices)], axis=axis)
             case ConvAttributes(strides, begin, end, dilations, groups):
-                return self.add("Conv", inputs, strides=strides, pads=[*begin, *end], dilations=dilations, group=groups)
+                op = "Conv" if types[0].dtype is out else "ConvInteger"
+                return self.add(op, inputs, strides=strides, pads=[*begin, *end], dilations=dilations, group=groups)
             case ConvTransposeAttributes(strides, begin, end, dilations, extra, groups):
                 return self.add(
                     "ConvTranspose",
