@@ -19,7 +19,7 @@ from korch.primitive.types import DType
 from korch.schedule.blocks import PRODUCTS, Blocked, cut, flat, store
 from korch.schedule.contraction import Axes, Contraction, Layouts, contraction_of, extent
 from korch.tile.index import ZERO, Expr, Ranges, add, scale, var
-from korch.tile.loops import arrange, grid_for, is_across
+from korch.tile.loops import LINE_ELEMENTS, PAGE_ELEMENTS, arrange, grid_for, is_across
 from korch.tile.program import (
     Apply,
     At,
@@ -53,12 +53,6 @@ VECTORS = (2, 8)
 
 TERMS = (64, 512)
 """Terms of a block."""
-
-PAGE_FLOATS = 1024
-"""Elements between rows that share one set of the first cache."""
-
-LINE_FLOATS = 16
-"""Elements that a copy puts between such rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +280,7 @@ def _direct(ops: Sequence[TileOp], axes: tuple[Axis, Axis], can_widen: bool) -> 
 
 def _row(terms: int) -> int:
     """Return how far apart the rows of a copy are: not in one set of the first cache."""
-    return terms + (LINE_FLOATS if terms % PAGE_FLOATS == 0 else 0)
+    return terms + (LINE_ELEMENTS if terms % PAGE_ELEMENTS == 0 else 0)
 
 
 def _counted(axes: Axes) -> Expr:

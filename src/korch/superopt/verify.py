@@ -4,8 +4,8 @@ First both are computed in two finite fields (`korch.superopt.field`) for random
 is rounded: programs that are equal by the laws of sums, products, quotients, exponentials and orders
 give equal elements there. A program of degree d that differs agrees in an element with probability
 d / 2^25 at most (Schwartz and Zippel, JACM 1980); every element of every output is compared. Then
-floating point tells of what the fields do not know, signs and sizes: on small, usual and large numbers
-the program may not be further from the exact results than the graph in its own types.
+the program runs in floating point, where signs and magnitudes count: on small, usual and large numbers
+it may not be further from the exact results than the graph in its own types.
 """
 
 from __future__ import annotations

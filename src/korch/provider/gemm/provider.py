@@ -17,9 +17,9 @@ from korch.candidate.shape import around
 from korch.primitive.types import ValueType
 from korch.provider.content import content_version
 from korch.provider.epilogue import Epilogue
-from korch.provider.gemm.blocking import PAGE_FLOATS, Blocking
+from korch.provider.gemm.blocking import Blocking
 from korch.provider.gemm.match import Operand, Product, epilogue_of, match_group, matrices_of, operand_of, print_finish
-from korch.provider.gemm.vectors import program_of
+from korch.provider.gemm.vectors import program_of, stays_in_cache
 from korch.provider.matrix_units import SPLIT_BYTES, STEP_BYTES, TOGETHER
 from korch.provider.provider import SPLIT, Kernel, Threading, named_kernel
 from korch.provider.widen import widened
@@ -211,7 +211,7 @@ def _make_plan(group: Group, found: Product, target: Target, layouts: Layouts, w
         return Refusal("the terms of the left operand are not adjacent in memory")
     is_direct = not is_packed and b.step == 1 and bool(b.row_step)
     blocking = Blocking.split(batch, m, n, terms, target)
-    is_direct = is_direct and (b.row_step % PAGE_FLOATS != 0 or m <= 2 * blocking.rows)
+    is_direct = is_direct and stays_in_cache(b.row_step, m, blocking.rows)
     must_pack = not is_packed and (not is_direct or n % TOGETHER != 0)
     if must_pack and not (b.step and (b.step == 1 or b.row_step in (0, 1))):
         return Refusal("the right operand lies neither by columns nor by terms")

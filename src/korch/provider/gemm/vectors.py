@@ -45,7 +45,7 @@ def program_of(
     row_step = second[0] if second is not None and is_row and not is_packed else 0
     sizes = Sizes.of(batch, m, n, terms, target, row_step)
     strip = sizes.vectors * target.lanes
-    is_read = is_packed or (row_step != 0 and _stays_in_cache(row_step, m, sizes))
+    is_read = is_packed or (row_step != 0 and stays_in_cache(row_step, m, sizes.rows))
     copies = batch == 1 and m > sizes.rows and n >= LEAST_COLUMNS and terms % PAGE_FLOATS == 0
     registers = Registers(sizes.rows, sizes.vectors, is_read, _fetches(batch, m, n, terms, target))
     columns = 1 if n == 1 else strip
@@ -82,10 +82,10 @@ def _fetches(batch: int, m: int, n: int, terms: int, target: Target) -> bool:
     return 4 * batch * m * n > target.l2_bytes and n >= PAGE_FLOATS and terms >= LEAST_TERMS
 
 
-def _stays_in_cache(row_step: int, m: int, sizes: Sizes) -> bool:
-    """Whether a strip of columns can be read where it lies, once for each block of rows.
+def stays_in_cache(row_step: int, m: int, rows: int) -> bool:
+    """Return whether a strip of columns can be read where it lies, once for each block of `rows` rows.
 
     Lines that are a multiple of a page apart share a set of the first cache and drive each other
     out, so such a strip is packed first, unless few blocks read it.
     """
-    return row_step % PAGE_FLOATS != 0 or m <= 2 * sizes.rows
+    return row_step % PAGE_FLOATS != 0 or m <= 2 * rows
