@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from benchmarks.models import build
 
 import korch
+from benchmarks.models import build
 from korch.candidate.candidate import Candidate
 from korch.errors import InaccurateError, InputError, ModelError, OptionError
 from korch.measure.cpu import CpuMeter

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from benchmarks.models import build
 
+from benchmarks.models import build
 from korch.api import load
 from korch.cli import main, parse_shapes
 from korch.cli.parser import PRINTED

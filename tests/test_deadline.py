@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from benchmarks.models import build
 
+from benchmarks.models import build
 from korch.deadline import Deadline, stopped_by_interrupt
 
 

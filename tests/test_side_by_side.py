@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from benchmarks.models import build
 
 import korch
+from benchmarks.models import build
 from korch.ablation import Ablation
 from korch.assembly.segments import Outcome
 from korch.candidate.candidate import Candidate

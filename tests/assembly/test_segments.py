@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+
 from benchmarks.models import build
 from benchmarks.models.transformer_block import build_transformer_block
-
 from korch.assembly.segments import Outcome, search_segments
 from korch.assembly.task import Task, prepare, prepare_all
 from korch.candidate.candidate import Candidate
@@ -39,7 +39,7 @@ from korch.runtime.program import Step, bind_steps
 from korch.search.ledger import Ledger
 from korch.testing.arena import simulate
 from korch.testing.random_graph import random_graph, random_inputs
-from partition_oracle import FakeMeter, run_steps
+from tests.partition_oracle import FakeMeter, run_steps
 
 REWRITE = partial(saturate, strict=False)
 OPTIONS = Options(threads=1, search=SearchLimits(max_primitives=6, solver_seconds=5.0, solver_workers=1))

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from benchmarks.figures import MACHINES, PAGES, results, with_figures
 from benchmarks.suite import table
 

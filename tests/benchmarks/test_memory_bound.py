@@ -1,8 +1,8 @@
 """The benchmark of memory-bound kernels: its cases are kernels, its table counts what it says."""
 
 import pytest
-from benchmarks.memory_bound import CASES, GOAL, candidate_of, copy_of, table
 
+from benchmarks.memory_bound import CASES, GOAL, candidate_of, copy_of, table
 from korch.candidate.candidate import Offer
 from korch.candidate.layout import Layout
 from korch.provider.generated import GeneratedProvider

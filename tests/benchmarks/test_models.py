@@ -2,9 +2,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+
 from benchmarks.models import MODELS, build
 from benchmarks.models.__main__ import main
-
 from korch.ablation import Ablation
 from korch.api import optimize
 from korch.errors import OptionError

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from candidate_oracle import small_graph
 
 from korch.candidate.candidate import Candidate, Offer, make_group, make_layout_change
 from korch.candidate.enumerate import enumerate_groups
@@ -20,6 +19,7 @@ from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.primitive.ops.reduce import PoolAttributes
 from korch.primitive.types import ValueType
 from korch.testing.samples import random_inputs
+from tests.candidate.candidate_oracle import small_graph
 
 POINT = ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1))
 

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from candidate_oracle import Oracle, small_graph, with_operator
 
 from korch.ablation import Ablation
 from korch.candidate.enumerate import enumerate_groups
@@ -17,6 +16,7 @@ from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
 from korch.primitive.text import parse_graph
 from korch.primitive.types import ValueType
+from tests.candidate.candidate_oracle import Oracle, small_graph, with_operator
 
 ALL = Options(search=SearchLimits(max_outputs=9, max_inputs=99), ablation=Ablation(contract_chains=False))
 

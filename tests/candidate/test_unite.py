@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from candidate_oracle import with_operator
 
 from korch.candidate.candidate import Group, Refusal, make_group, make_layout_change
 from korch.candidate.enumerate import enumerate_groups
@@ -14,6 +13,7 @@ from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.text import parse_graph
 from korch.testing.random_graph import random_graph
+from tests.candidate.candidate_oracle import with_operator
 
 TWO = """
 graph(%0 "x": f32[4,8], %1 "y": f32[4,8]) -> (%3 "a", %5 "b")

@@ -1,10 +1,8 @@
 """Kernels for CUDA devices, without one: in Triton's interpreter, and cross-compiled."""
 
 import os
-import sys
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +10,6 @@ import pytest
 from korch.cuda.target import NOMINAL, CudaTarget
 
 os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
-sys.path.append(str(Path(__file__).parents[1] / "tile"))  # its groups are tested here too
 if find_spec("triton") is None:  # `make test-cuda` installs it
     collect_ignore_glob = ["test_*"]
 

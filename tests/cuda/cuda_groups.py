@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from tile_groups import Graph
-
 from korch.candidate.candidate import Group
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.winograd import WinogradAttributes
 from korch.primitive.types import ValueType
+from tests.tile.tile_groups import Graph
 
 
 def product(a: str, b: str) -> Group:

@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cuda_groups import ATTENTIONS, PRODUCTS, WINOGRADS
-from tile_groups import FAMILIES
 
 from korch.candidate.candidate import Refusal
 from korch.cuda.compile import Cubin, CubinCompiler, CubinFailure
@@ -21,6 +19,8 @@ from korch.cuda.kernel import make_launch
 from korch.cuda.target import NOMINAL
 from korch.primitive.types import DType
 from korch.provider.triton import TritonAttentionProvider, TritonProductProvider, TritonProvider, TritonWinogradProvider
+from tests.cuda.cuda_groups import ATTENTIONS, PRODUCTS, WINOGRADS
+from tests.tile.tile_groups import FAMILIES
 
 
 @pytest.fixture(scope="module", params=[90, 80])

@@ -8,8 +8,8 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from benchmarks.models import PAPER, build
 
+from benchmarks.models import PAPER, build
 from korch.cli import main
 from korch.cuda.compile import Cubin, CubinCompiler
 from korch.errors import OptionError, UnsupportedError

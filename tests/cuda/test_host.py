@@ -11,7 +11,6 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from test_whole_plans import program_of_graph
 
 import korch
 from korch.errors import UnsupportedError
@@ -24,6 +23,7 @@ from korch.primitive.lowering import lower_products
 from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.report import Report
 from korch.testing.cuda_issue import issue_on_cpu
+from tests.cuda.test_whole_plans import program_of_graph
 
 
 class IssuedOnCpu(CudaExecutable):

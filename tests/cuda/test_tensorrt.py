@@ -8,14 +8,10 @@ import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
-import cuda_groups as groups
-import fake_tensorrt
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from test_whole_plans import program_of
-from tile_groups import Graph
 
 from korch.ablation import Ablation
 from korch.candidate.candidate import Refusal
@@ -36,6 +32,10 @@ from korch.testing.cuda_issue import issue_on_cpu
 from korch.testing.kernels import group_family, group_terms
 from korch.testing.samples import random_arrays, random_inputs
 from korch.testing.tolerance import assert_same
+from tests.cuda import cuda_groups as groups
+from tests.cuda import fake_tensorrt
+from tests.cuda.test_whole_plans import program_of
+from tests.tile.tile_groups import Graph
 
 MEASURED = replace(NOMINAL[90], is_nominal=False)
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from benchmarks.models import build
 
+from benchmarks.models import build
 from korch.ablation import Ablation
 from korch.assembly.task import prepare
 from korch.backend import open_meter

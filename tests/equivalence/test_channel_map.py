@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from equivalence_oracle import Draft, apply_rules, assert_alternatives_agree
 
 from korch.equivalence.rules import channels
 from korch.primitive.ops.layout import (
@@ -16,6 +15,7 @@ from korch.primitive.ops.layout import (
 )
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes, PoolAttributes, ReduceAttributes
+from tests.equivalence.equivalence_oracle import Draft, apply_rules, assert_alternatives_agree
 
 PLAIN = ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1))
 

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from equivalence_examples import FIRING
-from equivalence_oracle import apply_rules, holds_in_a_finite_field
 
 from korch.equivalence.rules import RULES
 from korch.primitive import reference
@@ -17,6 +15,8 @@ from korch.primitive.ops.layout import SliceAttributes
 from korch.primitive.text import parse_graph
 from korch.primitive.types import DType, ValueType
 from korch.testing import finite_field
+from tests.equivalence.equivalence_examples import FIRING
+from tests.equivalence.equivalence_oracle import apply_rules, holds_in_a_finite_field
 
 BY_NAME = {rule.name: rule for rule in RULES}
 NO_POLYNOMIALS = {

@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
-from equivalence_examples import FIRING, REFUSING
-from equivalence_oracle import apply_rules, assert_alternatives_agree, refusals
 
 import korch.equivalence.rules as rules_package
 from korch.equivalence.rules import RULES
 from korch.primitive.check import check_graph
 from korch.primitive.text import parse_graph
+from tests.equivalence.equivalence_examples import FIRING, REFUSING
+from tests.equivalence.equivalence_oracle import apply_rules, assert_alternatives_agree, refusals
 
 BY_NAME = {rule.name: rule for rule in RULES}
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from equivalence_oracle import Draft, apply_rules, assert_alternatives_agree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,6 +36,7 @@ from korch.primitive.ops.layout import (
 from korch.primitive.ops.linear import ConvAttributes, ConvTransposeAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes, PoolAttributes, ReduceAttributes
 from korch.primitive.types import DType, ValueType
+from tests.equivalence.equivalence_oracle import Draft, apply_rules, assert_alternatives_agree
 
 SEEDS = st.integers(0, 2**32 - 1)
 FEW = settings(max_examples=60, deadline=None, derandomize=True, database=None)

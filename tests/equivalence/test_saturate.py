@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from equivalence_examples import FIRING, after, divide, unary, upsampled
-from equivalence_oracle import apply_rules, assert_alternatives_agree
 
 from korch.deadline import Deadline
 from korch.equivalence.rule import Rule, RuleRefusal, View, Writer
@@ -20,6 +18,8 @@ from korch.primitive.ops.layout import ReshapeAttributes
 from korch.primitive.text import format_graph, parse_graph
 from korch.report.explain import faults
 from korch.runtime.report import Report
+from tests.equivalence.equivalence_examples import FIRING, after, divide, unary, upsampled
+from tests.equivalence.equivalence_oracle import apply_rules, assert_alternatives_agree
 
 PHASES = upsampled("3,2,3,3", "1,3,8,8", pads_begin=(1, 1), pads_end=(1, 1))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from test_savings import PRODUCTS, Costs, best, candidates_of
 
 from korch.deadline import Deadline
 from korch.errors import InfeasibleError
@@ -13,7 +12,8 @@ from korch.primitive.text import parse_graph
 from korch.program.problem import Certificate, Kernel, Plan, Port, Problem, Status, Step
 from korch.program.solve import solve
 from korch.program.verify import verify_plan
-from small_problems import random_problem
+from tests.explanation.test_savings import PRODUCTS, Costs, best, candidates_of
+from tests.small_problems import random_problem
 
 OPTIONS = Options()
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
-from benchmarks.models import build
 
+from benchmarks.models import build
 from korch.errors import InvalidGraphError, KorchError
 from korch.fission import fission
 from korch.frontend import load_model

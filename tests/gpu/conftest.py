@@ -1,9 +1,7 @@
 """What needs a CUDA device; without one nothing is collected."""
 
 import os
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +9,6 @@ import pytest
 from korch.cuda.driver import has_driver
 
 os.environ.pop("TRITON_INTERPRET", None)
-for folder in ("tile", "cuda"):
-    sys.path.append(str(Path(__file__).parents[1] / folder))
 if not has_driver() or find_spec("torch") is None or find_spec("triton") is None:
     collect_ignore_glob = ["test_*"]
 

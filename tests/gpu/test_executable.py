@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from benchmarks.models import build
 
 import korch
+from benchmarks.models import build
 from korch.errors import InputError
 
 TINY = ("tiny_candy", "tiny_efficientvit", "tiny_yolox", "tiny_segformer", "tiny_transformer")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import cuda_groups as groups
 import numpy as np
 import pytest
-from tile_groups import FAMILIES, random_groups
 
 from korch.candidate.candidate import Refusal
 from korch.primitive import reference
@@ -17,6 +15,8 @@ from korch.testing.cuda_device import run_on_device
 from korch.testing.kernels import group_family, group_terms
 from korch.testing.samples import random_arrays
 from korch.testing.tolerance import assert_same
+from tests.cuda import cuda_groups as groups
+from tests.tile.tile_groups import FAMILIES, random_groups
 
 
 def check(provider, group, target, compiler, rng, least=1):

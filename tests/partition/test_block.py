@@ -19,7 +19,7 @@ from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
 from korch.primitive.types import DType, ValueType
 from korch.testing.random_graph import random_graph
-from partition_oracle import assert_computes
+from tests.partition_oracle import assert_computes
 
 SHAPE = (4, 8)
 REWRITE = partial(saturate, strict=False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from benchmarks.models.transformer_block import build_transformer_block
 
+from benchmarks.models.transformer_block import build_transformer_block
 from korch.fission import fission
 from korch.frontend.onnx import load_model
 from korch.partition.cut import choose_cuts, constant_primitives

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import onnx.reference
 import pytest
-from benchmarks.models.mlp import build_mlp
 
 import korch
+from benchmarks.models.mlp import build_mlp
 
 QUICK = {"threads": 1, "gap": 0.5, "search": korch.SearchLimits(max_primitives=6, solver_seconds=5.0), "budget": 2.0}
 

@@ -22,7 +22,7 @@ from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes
 from korch.primitive.types import DType, ValueType
 from korch.testing.random_graph import random_graph, random_inputs
-from partition_oracle import assert_computes
+from tests.partition_oracle import assert_computes
 
 UNIT = ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1))
 WIDE = [rule for rule in RULES if not rule.is_local]

@@ -15,7 +15,7 @@ from korch.program.solve import Solver, solve
 from korch.program.text import format_problem, parse_problem
 from korch.program.verify import verify_plan
 from korch.testing.instances import Severity, make_instance
-from small_problems import brute_force, by_scip, random_problem, with_owners
+from tests.small_problems import brute_force, by_scip, random_problem, with_owners
 
 FEASIBLE_SEEDS = [seed for seed in range(12) if brute_force(random_problem(seed, kernels=11)) is not None]
 

@@ -11,7 +11,7 @@ from korch.errors import InvalidGraphError
 from korch.program.problem import Certificate, Kernel, Plan, Port, Problem, Status
 from korch.program.text import format_plan, format_problem, parse_plan, parse_problem
 from korch.program.verify import check_problem, ready_order, verify_plan
-from small_problems import random_problem
+from tests.small_problems import random_problem
 
 INSTANCE = """\
 given %0:A

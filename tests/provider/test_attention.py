@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from onednn_groups import Graph
 
 from korch.candidate.candidate import Group, Refusal
 from korch.candidate.enumerate import enumerate_groups
@@ -17,6 +16,7 @@ from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
 from korch.provider.attention import AttentionProvider, provider
 from korch.testing.kernels import check_offers, run_kernel
+from tests.provider.onednn_groups import Graph
 
 
 def moved(g: Graph, value: int, *perm: int) -> int:

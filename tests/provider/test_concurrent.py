@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onednn_groups import Graph
 
 from korch.candidate.candidate import Candidate, Group, Refusal, make_group, make_layout_change
 from korch.candidate.layout import Layout
@@ -37,6 +36,7 @@ from korch.target import Target
 from korch.testing.kernels import check_kernel
 from korch.testing.samples import random_arrays
 from korch.testing.tolerance import assert_same
+from tests.provider.onednn_groups import Graph
 
 PROVIDERS: dict[str, Provider[Target, Kernel]] = {p.name: p for p in load_providers()}
 CONCURRENT = ConcurrentProvider(tuple(PROVIDERS.values()))

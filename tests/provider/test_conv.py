@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from onednn_groups import Graph
 
 from korch.candidate.candidate import Candidate, Group, Offer, Refusal
 from korch.candidate.layout import channels_last
@@ -24,6 +23,7 @@ from korch.provider.conv.split import split_of
 from korch.provider.provider import SPLIT
 from korch.target import Target
 from korch.testing.kernels import check_offers, run_kernel
+from tests.provider.onednn_groups import Graph
 
 
 def conv(

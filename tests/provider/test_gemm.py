@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from onednn_groups import Graph
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import channels_last
@@ -19,6 +18,7 @@ from korch.provider.provider import SPLIT
 from korch.target import Target
 from korch.testing.kernels import check_offers, run_kernel
 from korch.testing.tolerance import assert_same
+from tests.provider.onednn_groups import Graph
 
 
 def transposed(g: Graph, value: int, *perm: int) -> int:

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onednn_groups import Graph
 
 from korch.candidate.candidate import Group, Refusal
 from korch.measure import compiler
@@ -33,6 +32,7 @@ from korch.provider.generated import GeneratedProvider
 from korch.provider.winograd import WinogradProvider
 from korch.target import LANES, Target
 from korch.testing.kernels import check_offers
+from tests.provider.onednn_groups import Graph
 
 
 def normalized(n: int) -> list[Group]:

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from onednn_groups import Graph, conv_group, matmul_group, pool_group
 
 from korch.candidate.candidate import Group, Offer, Refusal, make_layout_change
 from korch.candidate.layout import Layout
@@ -18,6 +17,7 @@ from korch.provider.onednn.call import Answer, Eltwise
 from korch.provider.onednn.geometry import model_layout
 from korch.provider.onednn.match import OneDnnOp, match_group
 from korch.testing.kernels import run_kernel
+from tests.provider.onednn_groups import Graph, conv_group, matmul_group, pool_group
 
 ONE = ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1))
 SAME = (1, 1, 1, 1)

@@ -8,7 +8,6 @@ from threading import Thread
 
 import numpy as np
 import pytest
-from onednn_groups import Graph, conv_group, matmul_group, pool_group
 
 from korch.candidate.candidate import make_layout_change
 from korch.primitive.graph import GraphBuilder
@@ -16,6 +15,7 @@ from korch.primitive.ops.layout import PadAttributes, ReshapeAttributes, Transpo
 from korch.primitive.types import ValueType
 from korch.provider.onednn import OneDnnProvider
 from korch.testing.kernels import check_kernel, check_offers, load_kernels, run_kernel
+from tests.provider.onednn_groups import Graph, conv_group, matmul_group, pool_group
 
 SAME = (1, 1, 1, 1)
 TASKS = Path("/proc/self/task")  # a folder for each thread of the process

@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from onednn_groups import Graph
-from test_instruction_sets import attended, convolved, in_winograds_space, products
 
 from korch.candidate.candidate import Group, Refusal
 from korch.candidate.enumerate import enumerate_groups
@@ -26,6 +24,8 @@ from korch.provider.provider import Provider
 from korch.provider.winograd import WinogradProvider
 from korch.target import LANES, Target
 from korch.testing.kernels import check_offers
+from tests.provider.onednn_groups import Graph
+from tests.provider.test_instruction_sets import attended, convolved, in_winograds_space, products
 
 HALF = (DType.F16, DType.BF16)
 

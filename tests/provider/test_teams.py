@@ -19,8 +19,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onednn_groups import Graph
-from test_concurrent import CONCURRENT, GRAPH, PLAIN, PROVIDERS, built, check, needs_watching, offered
 
 from korch.candidate.candidate import Candidate, Offer, Refusal, make_group
 from korch.errors import ProviderError
@@ -46,6 +44,8 @@ from korch.target import Target
 from korch.testing.kernels import run_kernel
 from korch.testing.samples import random_arrays
 from korch.testing.tolerance import assert_same
+from tests.provider.onednn_groups import Graph
+from tests.provider.test_concurrent import CONCURRENT, GRAPH, PLAIN, PROVIDERS, built, check, needs_watching, offered
 
 needs_gcc = pytest.mark.skipif(
     "clang" in find_compiler().version.lower(), reason="only GCC's regions can be given to a team"

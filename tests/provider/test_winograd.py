@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from onednn_groups import Graph
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.measure.compiler import Builder
@@ -23,6 +22,7 @@ from korch.provider.winograd.split import split_of
 from korch.target import Target
 from korch.testing.kernels import check_kernel, load_kernels, run_kernel
 from korch.testing.samples import random_arrays
+from tests.provider.onednn_groups import Graph
 
 NONE = (0, 0)
 

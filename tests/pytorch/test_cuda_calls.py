@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 import torch
-
-sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("tile", "cuda")]
-
-from cuda_groups import IN_LIBRARY, PRODUCTS
 
 from korch.candidate.candidate import Refusal, make_group
 from korch.cuda.kernel import Call
@@ -26,6 +20,7 @@ from korch.provider.torch_library import TorchProvider
 from korch.provider.torch_opaque import TorchOpaqueProvider
 from korch.testing.samples import random_arrays
 from korch.testing.tolerance import assert_same
+from tests.cuda.cuda_groups import IN_LIBRARY, PRODUCTS
 
 
 def check(provider: Any, group: Any) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnxruntime
 import pytest
-from benchmarks.models.exported import FORMS, build_mobilenetv2, export_model
 
+from benchmarks.models.exported import FORMS, build_mobilenetv2, export_model
 from korch.errors import OptionError
 
 torch = pytest.importorskip("torch")

@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from layers import LAYERS, spread
 
 import korch
+from tests.pytorch.layers import LAYERS, spread
 
 EXAMPLES = int(os.environ.get("KORCH_TORCH_EXAMPLES", "2"))
 

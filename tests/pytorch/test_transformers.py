@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.models.transformers import TRANSFORMERS, build_transformer, export_transformer
 
 import korch
+from benchmarks.models.transformers import TRANSFORMERS, build_transformer, export_transformer
 from korch.errors import OptionError
 from korch.frontend.onnx import load_model
 from korch.torch_backend import KorchFallbackWarning

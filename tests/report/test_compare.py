@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.models import build
 
+from benchmarks.models import build
 from korch.errors import MeasureError, OptionError, UnsupportedError
 from korch.report.compare import Comparison, Row, RunnerSpec, Settings, Speedup, compare
 from korch.report.peers import process

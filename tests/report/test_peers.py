@@ -11,10 +11,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from benchmarks.models import build
 from onnx import TensorProto, helper
 
 import korch
+from benchmarks.models import build
 from korch.errors import ModelError, OptionError, UnsupportedError
 from korch.extras import install_command
 from korch.report.peers import PEERS, get_peer, tvm, tvm_build

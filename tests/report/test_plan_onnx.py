@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from benchmarks.models import build
 
 import korch
+from benchmarks.models import build
 from korch.ablation import Ablation
 from korch.limits import SearchLimits
 from korch.primitive import reference

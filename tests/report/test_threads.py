@@ -8,9 +8,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from benchmarks.models import build
 
 import korch
+from benchmarks.models import build
 from korch.cli import main
 from korch.errors import MeasureError
 from korch.limits import SearchLimits

@@ -1,9 +1,9 @@
 import pytest
-from runtime_plans import TARGET
 
 from korch.measure.compiler import Builder
 from korch.runtime.build import Origin, build
 from korch.runtime.executable import Executable
+from tests.runtime.runtime_plans import TARGET
 
 
 @pytest.fixture(scope="session")

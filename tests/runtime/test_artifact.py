@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import runtime_plans as plans
 
 import korch
 from korch.errors import ArtifactError
@@ -25,6 +24,7 @@ from korch.runtime.executable import Executable
 from korch.runtime.machine import REQUIRED_FLAGS, Requirements
 from korch.runtime.record import ModelRecord
 from korch.runtime.report import Report
+from tests.runtime import runtime_plans as plans
 
 MEMBERS = ("library.so", "plan.json", "report.json", "weights.safetensors", "sources/main.cpp")
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import runtime_plans as plans
 
 from korch.candidate.layout import Layout
 from korch.errors import ArtifactError, InputError, ProviderError
 from korch.provider.provider import Kernel
 from korch.runtime.executable import Executable
+from tests.runtime import runtime_plans as plans
 
 
 def assert_same(found, expected):

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import pytest
-import runtime_plans as plans
 
 from korch.host.engine import Engine
 from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.provider.onnxruntime import OnnxRuntimeProvider
+from tests.runtime import runtime_plans as plans
 
 SIZE = 1 << 16
 HANG_SECONDS = 60

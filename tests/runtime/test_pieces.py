@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import runtime_plans as plans
 
 from korch.candidate.candidate import Candidate, Offer, make_group
 from korch.candidate.enumerate import enumerate_groups
@@ -33,6 +32,7 @@ from korch.runtime.report import Report
 from korch.search.instance import collect_candidates, make_problem
 from korch.target import Target
 from korch.testing.arena import simulate
+from tests.runtime import runtime_plans as plans
 
 TARGET = Target(lanes=16)
 

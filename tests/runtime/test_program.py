@@ -1,12 +1,12 @@
 from dataclasses import replace
 
 import pytest
-import runtime_plans as plans
 
 from korch.candidate.layout import Layout
 from korch.errors import InvalidGraphError
 from korch.runtime.build import check_symbols
 from korch.runtime.program import Place, Slot, bind_steps
+from tests.runtime import runtime_plans as plans
 
 
 def bind(plan):

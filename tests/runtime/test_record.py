@@ -4,13 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import runtime_plans as plans
 
 from korch.errors import ArtifactError, ModelError
 from korch.options import Options
 from korch.records import plain
 from korch.runtime.build import model_record
 from korch.runtime.record import ModelRecord, PlanRecord, TensorRecord
+from tests.runtime import runtime_plans as plans
 
 
 class Color(Enum):

@@ -3,7 +3,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import runtime_plans as plans
 
 from korch.errors import CompileError
 from korch.libraries import find_library
@@ -11,6 +10,7 @@ from korch.measure.toolchain import find_compiler
 from korch.provider.provider import Kernel
 from korch.runtime.program import bind_steps
 from korch.runtime.source import c_string, native_text, print_main
+from tests.runtime import runtime_plans as plans
 
 
 @pytest.mark.parametrize(

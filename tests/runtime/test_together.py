@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import runtime_plans as plans
 
 from korch.measure.toolchain import find_compiler
 from korch.provider.provider import Kernel, Threading
 from korch.report.threads import watch_threads
 from korch.runtime.build import build
 from korch.runtime.executable import Executable
+from tests.runtime import runtime_plans as plans
 
 pytestmark = pytest.mark.skipif(
     "clang" in find_compiler().version.lower(), reason="only GCC's regions can be given to a team"

@@ -11,7 +11,6 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-import runtime_plans as plans
 
 import korch
 from korch.cli import main
@@ -23,6 +22,7 @@ from korch.runtime.artifact import archive_of
 from korch.runtime.library import Handle, load_plans
 from korch.runtime.unpack import unpack, weight_chunks
 from korch.runtime.weights import Weights
+from tests.runtime import runtime_plans as plans
 
 CALLS_ONEDNN = """extern "C" const void *dnnl_version(void);
 extern "C" int k_linked_run(void *, void *const *buffers) {

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.models import build
 
 import korch
+from benchmarks.models import build
 from korch.assembly.segments import search_segments
 from korch.assembly.task import prepare_all
 from korch.candidate.candidate import Candidate
@@ -26,7 +26,7 @@ from korch.partition.block import find_blocks
 from korch.partition.join import join
 from korch.partition.split import split_segments
 from korch.search.ledger import Ledger
-from partition_oracle import FakeMeter
+from tests.partition_oracle import FakeMeter
 
 OPTIONS = Options(threads=1, search=SearchLimits(max_primitives=4, solver_seconds=5.0, solver_workers=1))
 

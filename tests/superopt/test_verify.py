@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from superopt_programs import ATTENTION, LORA, plain_attention, programs
 
 from korch.primitive import reference
 from korch.primitive.op import Array
@@ -14,6 +13,7 @@ from korch.testing.mutants import mutant
 from korch.tile.arithmetic import Float64
 from korch.tile.parse import parse_program
 from korch.tile.reference import run_program
+from tests.superopt.superopt_programs import ATTENTION, LORA, plain_attention, programs
 
 F32 = DType.F32
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tile_groups import Graph, lowered, offers_of
 
 from korch.errors import InvalidGraphError
 from korch.primitive.types import DType
@@ -33,6 +32,7 @@ from korch.tile.program import (
 )
 from korch.tile.reference import run_program
 from korch.tile.text import format_program
+from tests.tile.tile_groups import Graph, lowered, offers_of
 
 F32 = DType.F32
 X = Load("x0", F32, "i0", var("v"))

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
-from tile_groups import FAMILIES, Graph, Group, lowered, normalization, offers_of, random_groups, softmax
 
 from korch.alignment import aligned_bytes
 from korch.candidate.candidate import Offer, make_layout_change
@@ -25,6 +24,7 @@ from korch.tile import loops
 from korch.tile.cpp import SERIAL_POINTS, print_cpp
 from korch.tile.lower import lower
 from korch.tile.staging import Machine
+from tests.tile.tile_groups import FAMILIES, Graph, Group, lowered, normalization, offers_of, random_groups, softmax
 
 PROVIDER = GeneratedProvider()
 

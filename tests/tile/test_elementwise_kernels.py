@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from tile_groups import Graph, offers_of
 
 from korch.errors import InvalidGraphError
 from korch.primitive.op import Category
@@ -10,6 +9,7 @@ from korch.primitive.ops import OPS
 from korch.primitive.ops.elementwise import CastAttributes
 from korch.provider.generated import GeneratedProvider
 from korch.testing.kernels import load_kernels, run_kernel
+from tests.tile.tile_groups import Graph, offers_of
 
 ROWS = {name: row for name, row in OPS.items() if row.category is Category.ELEMENTWISE}
 FLOAT_INTS = [op for op in ROWS if op not in ("where", "cast")]

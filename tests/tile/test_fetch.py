@@ -3,7 +3,6 @@
 import re
 
 import pytest
-from tile_groups import Graph, Group, normalization, offers_of, softmax
 
 from korch.provider.generated import GeneratedProvider
 from korch.target import Target
@@ -11,6 +10,7 @@ from korch.testing.fuzz_kernels import cases_of, check_cases
 from korch.tile.cpp import print_cpp
 from korch.tile.lower import lower
 from korch.tile.staging import Machine
+from tests.tile.tile_groups import Graph, Group, normalization, offers_of, softmax
 
 WIDE = Target(isa="avx512", lanes=16, threads=2)
 

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from tile_groups import FAMILIES, Graph, check_lowering, lowered, offers_of, random_groups, softmax
 
 from korch.candidate.candidate import Group, Offer, Refusal, make_group, make_layout_change
 from korch.candidate.layout import layout_choices
@@ -15,6 +14,7 @@ from korch.tile import loops
 from korch.tile.lower import lower
 from korch.tile.program import Level, Load
 from korch.tile.staging import Machine
+from tests.tile.tile_groups import FAMILIES, Graph, check_lowering, lowered, offers_of, random_groups, softmax
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -4,12 +4,12 @@ import contextlib
 
 import numpy as np
 import pytest
-from tile_groups import FAMILIES, lowered, offers_of, random_groups
 
 from korch.errors import InvalidGraphError
 from korch.tile.index import Choice, Entry, Expr, Quotient, Remainder, Times, Var, add, constant, scale, var
 from korch.tile.parse import parse_expr, parse_program
 from korch.tile.text import format_program
+from tests.tile.tile_groups import FAMILIES, lowered, offers_of, random_groups
 
 V, N = Expr(0, ((Var("v"), 1),)), Var("n")
 EXPRESSIONS = (

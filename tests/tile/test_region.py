@@ -4,8 +4,6 @@ import re
 
 import numpy as np
 import pytest
-from test_programs import PROGRAMS
-from tile_groups import FAMILIES, lowered, normalization, offers_of
 
 from korch.errors import InvalidGraphError
 from korch.primitive.types import DType
@@ -19,6 +17,8 @@ from korch.tile.points import Points
 from korch.tile.program import Axis, Buffer, Level, Literal, Load, Pass, Stage, Store, TileProgram
 from korch.tile.reference import run_program
 from korch.tile.region import accesses, regions
+from tests.tile.test_programs import PROGRAMS
+from tests.tile.tile_groups import FAMILIES, lowered, normalization, offers_of
 
 F32 = DType.F32
 

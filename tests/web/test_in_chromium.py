@@ -7,9 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from benchmarks.models import build
 
 import korch
+from benchmarks.models import build
 from korch.cli import main
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
