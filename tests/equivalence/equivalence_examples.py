@@ -190,6 +190,46 @@ def rows(axis: int = 1, kind: str = "f64") -> str:
     )
 
 
+def scaled(
+    step: str = "div(%0, %3)",
+    *,
+    scale: str = "4,1",
+    side: int = 0,
+    is_turned: bool = False,
+    n: int = 5,
+    kind: str = "f64",
+    constant: str = "",
+) -> str:
+    """Return the text of a product with an operand of 4 times 6 that is scaled before, perhaps transposed."""
+    last = 6 if is_turned else 5
+    turned = f"%5: {kind}[6,4] = transpose(%4) {{perm=(1,0)}}\n" if is_turned else ""
+    rows, columns = (6, 4) if is_turned else (4, 6)
+    left, right = ((rows, columns), (columns, n)) if side == 0 else ((n, rows), (rows, columns))
+    other = right if side == 0 else left
+    value = "%5" if is_turned else "%4"
+    product = f"({value}, %1)" if side == 0 else f"(%1, {value})"
+    given = "" if constant else f', %2 "r": {kind}[{scale}]'
+    return (
+        f'graph(%0 "x": {kind}[4,6], %1 "w": {kind}[{other[0]},{other[1]}]{given}) -> (%{last} "y")\n'
+        + (f"%2: {kind}[{scale}] = constant {{{constant}}}\n" if constant else "")
+        + f"%3: {kind}[4,6] = broadcast(%2) {{shape=(4,6)}}\n%4: {kind}[4,6] = {step}\n{turned}"
+        f"%{last}: {kind}[{left[0]},{right[1]}] = matmul{product}\n"
+    )
+
+
+def joined(count: int = 2, m: int = 40, at: int = 1, constant: bool = False) -> str:
+    """Return the text of products of one m x 4 matrix, or of its transpose, with several inputs."""
+    shape, out = (lambda n: f"4,{n}", lambda n: f"{m},{n}") if at == 1 else (lambda n: f"{n},4", lambda n: f"{n},{m}")
+    names = range(1, count + 1)
+    given = "".join(f', %{i} "w{i}": f64[{shape(i)}]' for i in names if not (constant and i == 1))
+    lines = "%1: f64[" + shape(1) + "] = constant {digest=1f}\n" if constant else ""
+    for i in names:
+        operands = f"(%0, %{i})" if at == 1 else f"(%{i}, %0)"
+        lines += f"%{count + i}: f64[{out(i)}] = matmul{operands}\n"
+    outs = ", ".join(f'%{count + i} "y{i}"' for i in names)
+    return f'graph(%0 "x": f64[{f"{m},4" if at == 1 else f"4,{m}"}]{given}) -> ({outs})\n{lines}'
+
+
 def moments(n: int = 4096, axis: int = 1) -> str:
     """Return the text of the sum of squared deviations of 2 times n numbers."""
     out = f"2,{n}".split(",")
@@ -391,6 +431,14 @@ FIRING: tuple[tuple[str, str], ...] = (
     ("sum-of-products-is-matmul", outer("3,1,4", "2,4", "2", "3,2,1")),
     ("sum-of-products-is-matmul", outer("3,2,1", "3,1,4", "0", "1,2,4")),
     ("sum-is-matmul-with-ones", rows()),
+    ("row-scale-moves-behind-matmul", scaled()),
+    ("row-scale-moves-behind-matmul", scaled("mul(%3, %0)")),
+    ("row-scale-moves-behind-matmul", scaled(scale="6", side=1)),
+    ("row-scale-moves-behind-matmul", scaled(side=1, is_turned=True)),
+    ("row-scale-moves-behind-matmul", scaled(scale="1,6", is_turned=True)),
+    ("computed-siblings-are-one-matmul", joined()),
+    ("computed-siblings-are-one-matmul", joined(3, at=0)),
+    ("computed-siblings-are-one-matmul", joined(constant=True)),
     ("sums-of-sums-merge", means()),
     ("sums-of-sums-merge", means(op="mul")),
     ("sums-of-sums-merge", means(shapes=("1,2,3", "1,2,3"), axis=0)),
@@ -517,6 +565,18 @@ REFUSING: tuple[tuple[str, str, str], ...] = (
         )
     ),
     ("sum-is-matmul-with-ones", "a sum of integers wraps", rows(kind="i32")),
+    *(
+        ("row-scale-moves-behind-matmul", reason, text)
+        for reason, text in (
+            ("the scale is a constant, which folds into weights", scaled(constant="digest=1f")),
+            ("sums that are not scaled yet may overflow", scaled(kind="f16")),
+            ("the scale varies along the sum", scaled(scale="1,6")),
+            ("the scale varies along the sum", scaled(is_turned=True)),
+            ("the product is far larger than what is scaled", scaled(n=25)),
+        )
+    ),
+    ("computed-siblings-are-one-matmul", "there are too many siblings", joined(9, 400)),
+    ("computed-siblings-are-one-matmul", "the joined operands are too large to be copied", joined(m=5)),
     ("sums-of-sums-merge", "a reshape joins or splits axes between the sums", means(shapes=("6", "1"), axis=0)),
     ("sums-of-sums-merge", "a division of integers", means("i32", "4")),
     ("sums-of-sums-merge", "a scale or shift is not finite", means(count="1e999")),

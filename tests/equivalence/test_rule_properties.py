@@ -20,6 +20,7 @@ from korch.equivalence.rules import (
     pooling,
     products,
     reductions,
+    scales,
     siblings,
     upsampling,
 )
@@ -361,6 +362,32 @@ def test_products_of_three(integers: bool) -> None:
         fired += report.rules[0].fired
         assert_alternatives_agree(result, graph, seed=seed, integers=integers)
     assert fired >= 8
+
+
+@pytest.mark.parametrize("integers", [False, True])
+def test_scaled_operands(integers: bool) -> None:
+    fired = 0
+    for seed in range(30):
+        draft = Draft(seed, integers=integers)
+        m, k, n = numbers(draft.rng, 3, 1, 5)
+        side, is_turned, is_row = numbers(draft.rng, 3, 0, 1)
+        batch = (2, 3)[: int(draft.rng.integers(0, 3))]
+        flat = tuple(1 if draft.rng.integers(2) else n for n in batch)
+        shape = (*flat, *((k, m) if is_turned else (m, k)))
+        x = draft.input(*shape)
+        r = draft.builder.input("r", ValueType((*shape[:-1], 1) if is_row else (1, shape[-1]), DType.F64))
+        wide = draft.add("broadcast", (r,), BroadcastAttributes(shape))
+        step = draft.add("mul", (wide, x)) if integers or draft.rng.integers(2) else draft.add("div", (x, wide))
+        if is_turned:
+            step = draft.add(
+                "transpose", (step,), TransposeAttributes((*range(len(batch)), len(batch) + 1, len(batch)))
+            )
+        w = draft.builder.input("w", ValueType((*batch, *((n, m) if side else (k, n))), DType.F64))
+        graph = draft.finish(draft.add("matmul", (w, step) if side else (step, w)))
+        result, report = apply_rules(graph, scales.RULES)
+        fired += report.rules[0].fired
+        assert_alternatives_agree(result, graph, seed=seed, integers=integers)
+    assert fired >= 6
 
 
 @pytest.mark.parametrize("integers", [False, True])

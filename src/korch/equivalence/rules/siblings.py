@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,13 +12,16 @@ from korch.equivalence.affine import AffineStep, affine_step
 from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
-from korch.primitive.ops.layout import SliceAttributes
+from korch.primitive.ops.layout import ConcatAttributes, SliceAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import ValueType
 
 LINEAR = ("conv", "matmul")
 MOST = 8
 """Siblings that are merged at most."""
+
+COPIED = 2
+"""Operands that are copied side by side have at most the elements of the shared one over this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,4 +146,64 @@ SIBLINGS_ARE_ONE_LINEAR = Rule(
     is_last=True,
 )
 
-RULES: tuple[AnyRule, ...] = (SIBLINGS_ARE_ONE_LINEAR,)
+
+# Products with operands that are not all constant
+
+
+@dataclass(frozen=True, slots=True)
+class JoinMatch:
+    """A product, the position of the operand that it has alone, and all products with the other one."""
+
+    root: Primitive
+    at: int
+    siblings: tuple[Primitive, ...]
+
+
+def _match_join(view: View, root: Primitive) -> Iterator[JoinMatch]:
+    for at in (0, 1):
+        shared = root.inputs[1 - at]
+        own: dict[int, Primitive] = {}
+        for other in sorted(view.users(shared), key=lambda p: p.output):
+            is_like = other.op == root.op and other.inputs[1 - at] == shared and other.inputs[at] != shared
+            is_like = is_like and view.rule_of(other) in ("", "sum-is-matmul-with-ones")
+            if is_like and _fits(view.type(other.inputs[at]), view.type(root.inputs[at]), root.op, at):
+                own.setdefault(other.inputs[at], other)
+        computed = [value for value in own if view.constant(value) is None]
+        if len(own) > 1 and computed and own.get(root.inputs[at]) == root:
+            yield JoinMatch(root, at, tuple(own.values()))
+
+
+def _refuse_join(view: View, match: JoinMatch) -> JoinMatch | RuleRefusal:
+    root, at = match.root, match.at
+    if len(match.siblings) > MOST:
+        return RuleRefusal("there are too many siblings", root.output)
+    joined = sum(math.prod(view.shape(sibling.inputs[at])) for sibling in match.siblings)
+    if joined * COPIED > math.prod(view.shape(root.inputs[1 - at])):
+        return RuleRefusal("the joined operands are too large to be copied", root.output)
+    return match
+
+
+def _build_join(writer: Writer, match: JoinMatch) -> int:
+    root, at, values = match.root, match.at, [sibling.inputs[match.at] for sibling in match.siblings]
+    shape = writer.type(root.output).shape
+    axis = len(shape) - (1 if at == 1 else 2)
+    joined = writer.add("concat", values, ConcatAttributes(axis))
+    merged = writer.add("matmul", (root.inputs[0], joined) if at == 1 else (joined, root.inputs[1]))
+    before = values[: values.index(root.inputs[at])]
+    start = [0] * len(shape)
+    start[axis] = sum(writer.type(value).shape[axis] for value in before)
+    return writer.add("slice", (merged,), SliceAttributes(tuple(start), shape, (1,) * len(shape)))
+
+
+SIBLINGS_ARE_ONE_PRODUCT = Rule(
+    name="computed-siblings-are-one-matmul",
+    law="x a, x b = split(x [a, b])",
+    source="definition of the matrix product; the sums of a softmax beside its product with the values",
+    roots=("matmul",),
+    match=_match_join,
+    refuse=_refuse_join,
+    build=_build_join,
+    is_last=True,
+)
+
+RULES: tuple[AnyRule, ...] = (SIBLINGS_ARE_ONE_LINEAR, SIBLINGS_ARE_ONE_PRODUCT)
