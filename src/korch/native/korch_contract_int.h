@@ -109,15 +109,14 @@ KORCH_INLINE Vec<int32_t, W> dot(Vec<int32_t, W> sum, Vec<int32_t, W> a, Vec<int
   return sum;
 }
 
-// Where the sum of two products could saturate, weights are cut down to at most this, and what is left of
-// them is multiplied exactly.
-inline constexpr int8_t MOST_WEIGHT = 64;
+// The sum of two weights of one sign, neighbouring terms of a column, whose products with unsigned bytes do not
+// saturate. Where it would exceed this, the first weight is reduced, and what is left of it is multiplied exactly.
+inline constexpr int16_t MOST_WEIGHTS = 128;
 
 // Rows from which on that pays.
 inline constexpr long PREPARED_ROWS = 16;
 
-inline constexpr long CHUNK = 256;      // quads of terms that are prepared together
-inline constexpr long MOST_RESTS = 64;  // of those, quads of which something may be left
+inline constexpr long CHUNK = 256;  // quads of terms that are prepared together
 
 template <int W, int R, int NV, long ROWS, long A_ROW, long STRIP, int... TAILS>
 struct ByteContraction {
@@ -125,7 +124,7 @@ struct ByteContraction {
   static constexpr long COLUMNS = NV * W, QUAD = 4 * COLUMNS;  // bytes of four terms of a strip
 
   // Some terms of a strip: where the weights are, what must be added to the sums of each column, and quads of
-  // terms of which a rest is multiplied beside.
+  // terms of whose first and third weights a rest of 16 bits is multiplied, too.
   struct Strip {
     const char* weights;
     V shift[NV];
@@ -190,7 +189,22 @@ struct ByteContraction {
       }
     }
     if constexpr (IS_DOT && DOT<W> == Dot::SATURATING)
-      for (long e = 0; e < strip.count; ++e) add<N, A_SIGNED, true>(sum, a + 4L * strip.quads[e], strip.rests + e * QUAD);
+      for (long e = 0; e < strip.count; ++e) {
+        V w[NV];
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) w[v] = at(strip.rests + e * QUAD + 4 * W * v);
+#pragma GCC unroll 32
+        for (int r = 0; r < N; ++r) {
+          V x = four(a + r * A_ROW + 4L * strip.quads[e]);
+          if constexpr (A_SIGNED) x ^= splat<int32_t, W>(static_cast<int32_t>(0x80808080));
+#if defined(__AVX2__)
+          asm("" : "+x"(x));  // or else four bytes are changed in another register, from which two instructions copy them
+#endif
+          x &= splat<int32_t, W>(0x00ff00ff);
+#pragma GCC unroll 4
+          for (int v = 0; v < NV; ++v) sum[r][v] += multiply<W>(x, w[v]);
+        }
+      }
     if (!is_last) {
 #pragma GCC unroll 32
       for (int r = 0; r < N; ++r)
@@ -212,51 +226,38 @@ struct ByteContraction {
     }
   }
 
-  // Copy weights, cut down where sums of two products could saturate; return of how many quads a rest is left, or
-  // -1 if of too many.
+  // Copy weights, reduced where sums of two products could saturate; return of how many quads a rest is left.
   static long prepare(const char* from, long quads, char* to, char* rests, int32_t* which) {
-    typedef Vec<int8_t, 4 * W> Bytes;
     typedef Vec<int16_t, 2 * W> Words;
     long count = 0;
     for (long q = 0; q < quads; ++q) {
-      bool is_cut = false;
-      Bytes cut[NV], rest[NV];
+      Vec<int64_t, W / 2> any = {};
 #pragma GCC unroll 4
       for (int v = 0; v < NV; ++v) {
-        const Bytes w = __builtin_bit_cast(Bytes, at(from + q * QUAD + 4 * W * v));
-        const Bytes positive = w > 0 ? w : Bytes{}, negative = w - positive;
-        const Words p = __builtin_bit_cast(Words, positive), n = __builtin_bit_cast(Words, negative);
-        const Words most = ((p << 8) >> 8) + (p >> 8), least = ((n << 8) >> 8) + (n >> 8);
-        const Words is_large = (most > 2 * MOST_WEIGHT) | (least < -2 * MOST_WEIGHT);
-        const Bytes below = w < MOST_WEIGHT ? w : Bytes{} + MOST_WEIGHT;
-        const Bytes within = below > -MOST_WEIGHT ? below : Bytes{} - MOST_WEIGHT;
-        const Bytes large = __builtin_bit_cast(Bytes, is_large);
-        cut[v] = (within & large) | (w & ~large);
-        rest[v] = w - cut[v];
-        const auto any = __builtin_bit_cast(Vec<int64_t, W / 2>, is_large);
-        int64_t all = 0;
-#pragma GCC unroll 8
-        for (int i = 0; i < W / 2; ++i) all |= any[i];
-        is_cut |= all != 0;
-        store<int8_t, 4 * W>(reinterpret_cast<int8_t*>(to + q * QUAD + 4 * W * v), cut[v]);
+        const Words both = __builtin_bit_cast(Words, at(from + q * QUAD + 4 * W * v)), zero = {};
+        const Words first = (both << 8) >> 8, second = both >> 8;
+        const Words most = (first > 0 ? first : zero) + (second > 0 ? second : zero) - MOST_WEIGHTS;
+        const Words least = (first < 0 ? first : zero) + (second < 0 ? second : zero) + MOST_WEIGHTS;
+        const Words rest = (most > 0 ? most : zero) + (least < 0 ? least : zero);
+        any |= __builtin_bit_cast(Vec<int64_t, W / 2>, rest);
+        store<int16_t, 2 * W>(reinterpret_cast<int16_t*>(to + q * QUAD + 4 * W * v), ((first - rest) & 0xff) | (second << 8));
+        store<int16_t, 2 * W>(reinterpret_cast<int16_t*>(rests + count * QUAD + 4 * W * v), rest);
       }
-      if (!is_cut) continue;
-      if (count == MOST_RESTS) return -1;
+      int64_t all = 0;
+#pragma GCC unroll 8
+      for (int i = 0; i < W / 2; ++i) all |= any[i];
       which[count] = static_cast<int32_t>(q);
-#pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v)
-        store<int8_t, 4 * W>(reinterpret_cast<int8_t*>(rests + count * QUAD + 4 * W * v), rest[v]);
-      ++count;
+      count += all != 0;
     }
     return count;
   }
 
-  // What signed bytes of a, to which 128 has been added, give too much.
-  static void set_shift(Strip& strip, long quads) {
+  // What signed bytes of a, to which 128 has been added, give too much with some weights.
+  static void set_shift(Strip& strip, const char* weights, long quads) {
     V total[NV] = {};
     for (long q = 0; q < quads; ++q)
 #pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v) total[v] = dot<W>(total[v], splat<int32_t, W>(0x01010101), at(strip.weights + q * QUAD + 4 * W * v));
+      for (int v = 0; v < NV; ++v) total[v] = dot<W>(total[v], splat<int32_t, W>(0x01010101), at(weights + q * QUAD + 4 * W * v));
 #pragma GCC unroll 4
     for (int v = 0; v < NV; ++v) strip.shift[v] = total[v] * -128;
   }
@@ -277,9 +278,9 @@ struct ByteContraction {
     constexpr bool IS_PREPARED = B_SIGNED && DOT<W> == Dot::SATURATING && ROWS >= PREPARED_ROWS;
     constexpr bool IS_DOT = IS_PREPARED || (B_SIGNED && DOT<W> == Dot::EXACT);
     const long all = blocks(terms, 4), step = IS_PREPARED ? CHUNK : all;
-    [[maybe_unused]] alignas(64) char room[IS_PREPARED ? (CHUNK + MOST_RESTS) * QUAD : 1];
+    [[maybe_unused]] alignas(64) char room[IS_PREPARED ? 2 * CHUNK * QUAD : 1];
     alignas(64) int32_t partial[IS_PREPARED ? ROWS * COLUMNS : 1];
-    [[maybe_unused]] int32_t which[MOST_RESTS];
+    [[maybe_unused]] int32_t which[CHUNK];
     for (long n = 0; n < columns; n += COLUMNS) {
       const char* const from = reinterpret_cast<const char*>(b) + n / COLUMNS * STRIP;
       long q = 0;
@@ -288,16 +289,12 @@ struct ByteContraction {
         const bool is_first = q == 0, is_last = q + quads >= all;
         Strip strip{from + q * QUAD, {}, nullptr, nullptr, 0};
         const char* const start = reinterpret_cast<const char*>(a) + 4 * q;
-        bool is_dot = IS_DOT;
+        if constexpr (IS_DOT && A_SIGNED) set_shift(strip, strip.weights, quads);
         if constexpr (IS_PREPARED) {
           strip.count = prepare(strip.weights, quads, room, room + CHUNK * QUAD, which);
-          is_dot = strip.count >= 0;
-          if (is_dot) strip.weights = room, strip.rests = room + CHUNK * QUAD, strip.quads = which;
+          strip.weights = room, strip.rests = room + CHUNK * QUAD, strip.quads = which;
         }
-        if constexpr (IS_DOT && A_SIGNED)
-          if (is_dot) set_shift(strip, quads);
-        if (is_dot) rows<IS_DOT, A_SIGNED, B_SIGNED>(sums, start, strip, partial, is_first, is_last, n, count, quads, columns - n);
-        else rows<false, A_SIGNED, B_SIGNED>(sums, start, strip, partial, is_first, is_last, n, count, quads, columns - n);
+        rows<IS_DOT, A_SIGNED, B_SIGNED>(sums, start, strip, partial, is_first, is_last, n, count, quads, columns - n);
         q += quads;
       } while (q < all);
     }

@@ -8,15 +8,17 @@ from dataclasses import replace
 
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
-from korch.primitive.types import DType
 from korch.schedule.contraction import Axes, Contraction, Fusion, Layouts
 from korch.tile.emit import Emitter, Guards, Index
 from korch.tile.index import ZERO, Expr, Ranges, add, bounds, quotient, remainder, scale, substitute, var
 from korch.tile.loops import map_indices
 from korch.tile.program import Apply, At, Axis, Buffer, Inside, Level, Load, Pass, Product, Store
 
-PRODUCTS = {DType.F32: Product.F32, DType.F16: Product.F16, DType.BF16: Product.BF16}
-"""The product of each type of operands."""
+PRODUCTS = {
+    product.types[:2]: product
+    for product in (Product.F32, Product.F16, Product.BF16, Product.U8S8, Product.S8S8, Product.S8U8, Product.U8U8)
+}
+"""The product of each pair of types of operands."""
 
 
 class Blocked:
@@ -26,7 +28,9 @@ class Blocked:
         self.group, self.root, self.contraction = group, root, contraction
         self.fusion = Fusion(group, layouts, root)
         self.batch = tuple(Axis(f"b{i}", n) for i, (_, n) in enumerate(contraction.batch))
-        self.dtype = group.body.types[root.inputs[0]].dtype
+        types = [group.body.types[value].dtype for value in root.inputs]
+        self.dtype, self.product = types[0], PRODUCTS[types[0], types[1]]
+        self.sum_type = self.product.types[2]
 
     def values(self, flats: Sequence[Expr], ranges: Ranges) -> dict[str, Expr]:
         """Return the contraction's variables in those of the numbers of a row, a column and a term."""
@@ -49,21 +53,23 @@ class Blocked:
         name = emitter.value(value, moved, guards)
         if not guards or value in self.fusion.place:
             return name
-        return emitter.select(type_.dtype, guards, name, emitter.literal(type_.dtype, 0.0))
+        return emitter.select(
+            type_.dtype, guards, name, emitter.literal(type_.dtype, 0.0 if type_.dtype.is_float else 0)
+        )
 
     def after(self, total: At, axes: tuple[Axis, ...], values: dict[str, Expr], ranges: Ranges) -> Pass:
         """Return the pass that computes the outputs of a block from its sums."""
         emitter = self.fusion.emitter(self.contraction.ranges)  # a block may reach beyond these
-        emitter.ops.append(Load("x0", DType.F32, total.buffer, ZERO))
-        name = "x0"
-        if self.dtype is not DType.F32:
+        emitter.ops.append(Load("x0", self.sum_type, total.buffer, ZERO))
+        name, result = "x0", self.group.body.types[self.root.output].dtype
+        if self.sum_type is not result:
             name = "x1"
-            emitter.ops.append(Apply(name, self.dtype, "cast", ("x0",)))
+            emitter.ops.append(Apply(name, result, "cast", ("x0",)))
         outputs = self.fusion.outputs(emitter, self.root, self.contraction.out, name)
         sinks = tuple(Store(buffer, place, value) for buffer, _, place, value in outputs)
         pass_ = Pass(axes, axes[-1].name if axes else "", tuple(emitter.ops[1:]), sinks)
         pass_ = map_indices(pass_, lambda expr: substitute(expr, values, ranges))
-        return replace(pass_, ops=(Load("x0", DType.F32, total.buffer, total.index), *pass_.ops))
+        return replace(pass_, ops=(Load("x0", self.sum_type, total.buffer, total.index), *pass_.ops))
 
     def memory(self) -> Iterator[Buffer]:
         """Yield the buffers of the group's inputs and outputs."""

@@ -15,7 +15,7 @@ from korch.candidate.layout import Layout
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Category
 from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
-from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.ops.linear import BYTES, ConvAttributes
 from korch.primitive.types import DType, row_major_strides
 from korch.tile.emit import Emitter, Index, physical_offset
 from korch.tile.index import ZERO, Expr, Ranges, add, constant, quotient, remainder, scale, var
@@ -24,6 +24,9 @@ Axes = tuple[tuple[str, int], ...]
 """Names and extents, outermost first; none of extent 1."""
 
 FLOATS = (DType.F32, DType.F16, DType.BF16)
+
+OF_BYTES = (DType.U8, DType.I8, DType.I32, DType.BOOL, *FLOATS)
+"""The elements around a product of bytes."""
 
 
 Layouts = tuple[tuple[Layout, ...], tuple[Layout, ...]]
@@ -77,21 +80,32 @@ def root_of(group: Group, *ops: str) -> Primitive | Refusal:
     for primitive in body.primitives:
         if primitive.row.category in (Category.REDUCE, Category.OPAQUE):
             return Refusal(f"{primitive.op} is not fused into a product")
-    if body.types[linear[0].output].dtype not in FLOATS:
-        return Refusal("the elements are not floats of at most 32 bits")
+    if body.types[linear[0].output].dtype not in FLOATS and not is_of_bytes(body, linear[0]):
+        return Refusal("the elements are not floats of at most 32 bits, nor bytes")
     if min(t.size for t in (*group.input_types, *group.output_types)) == 0:
         return Refusal("a tensor is empty")
     return linear[0]
 
 
-def refuse_types(body: PrimitiveGraph, *roots: Primitive, inside: Set[int] = frozenset()) -> Refusal | None:
+def is_of_bytes(body: PrimitiveGraph, root: Primitive) -> bool:
+    """Return whether a linear primitive multiplies bytes, with sums of 32 bits."""
+    return all(body.types[value].dtype in BYTES for value in root.inputs)
+
+
+def refuse_types(
+    body: PrimitiveGraph, *roots: Primitive, inside: Set[int] = frozenset(), with_bytes: bool = False
+) -> Refusal | None:
     """Return why a kernel that multiplies float32 does not take a group with some products.
 
     Args:
         body: the group's; elements around the products may be 16-bit floats.
         roots: the products.
         inside: values of which the kernel has no elements of their own type.
+        with_bytes: whether it takes products of bytes, too.
     """
+    if with_bytes and all(is_of_bytes(body, root) for root in roots):
+        is_known = all(type_.dtype in OF_BYTES for type_ in body.types)
+        return None if is_known else Refusal("around a product of bytes there are elements of more than 32 bits")
     if any(body.types[value].dtype is not DType.F32 for root in roots for value in (*root.inputs, root.output)):
         return Refusal("the product is not one of float32")
     if any(type_.dtype not in FLOATS for value, type_ in enumerate(body.types) if value not in inside):

@@ -3,7 +3,7 @@
 A task computes a block of rows and columns. A loop over blocks of terms packs a block of each operand
 into a tile (in panels for the second) and adds their product to the accumulator; an operand that lies in
 equal steps may be read in memory instead, and the first may be copied by all tasks before. What follows
-the product is a pass over the block.
+the product is a pass over the block. Of bytes, whole groups of four terms lie side by side.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.types import DType
-from korch.schedule.blocks import PRODUCTS, Blocked, cut, flat, store
-from korch.schedule.contraction import Axes, Contraction, Layouts, contraction_of, extent
+from korch.schedule.blocks import Blocked, cut, flat, store
+from korch.schedule.contraction import Axes, Contraction, Layouts, NotFusedError, contraction_of, extent
 from korch.tile.index import ZERO, Expr, Ranges, add, scale, var
 from korch.tile.loops import LINE_ELEMENTS, PAGE_ELEMENTS, arrange, grid_for, is_across
 from korch.tile.program import (
+    QUAD,
     Apply,
     At,
     Axis,
@@ -133,6 +134,7 @@ class Products(Blocked):
     ) -> None:
         super().__init__(group, root, layouts, contraction)
         self.machine = machine
+        self.terms = _whole_groups(contraction.terms, self.product.group)
 
     def program(self, blocking: Blocking) -> TileProgram:
         """Return the program of one blocking."""
@@ -140,19 +142,22 @@ class Products(Blocked):
         (gm, i), (gn, j), (g, p) = cuts.rows, cuts.columns, cuts.terms
         total = At("t", add(scale(var("j"), 1), scale(var("i"), self._whole(j.extent))))
         zero = Pass(
-            (Axis("i", i.size), Axis("j", j.size)), "j", (Literal("x0", DType.F32, 0.0),), (store(total, "x0"),)
+            (Axis("i", i.size), Axis("j", j.size)),
+            "j",
+            (Literal("x0", self.sum_type, 0.0 if self.sum_type.is_float else 0),),
+            (store(total, "x0"),),
         )
         operands = [self._operand(position, blocking, cuts) for position in (0, 1)]
         terms = Axis(p.name, p.size, True, p.ragged)
         a, b = (operand.at for operand in operands)
-        contract = Contract((i, j, terms), total, a, b, PRODUCTS[self.dtype], registers=blocking.registers)
+        contract = Contract((i, j, terms), total, a, b, self.product, registers=blocking.registers)
         packings: tuple[Step, ...] = tuple(o.packing for o in operands if o.packing is not None)
         is_whole = g.extent == 1
         turns = (*packings, zero, contract) if is_whole else (zero, Loop(g, ("t",), (*packings, contract)))
         grid = (*self.batch, gm, gn) if operands[1].packing else (gn, *self.batch, gm)
         after = self.after(total, (i, j), cuts.values, cuts.ranges)
         stages = (*(o.stage for o in operands if o.stage is not None), Stage(grid, (*turns, after)))
-        tile = Buffer("t", Level.TILE, DType.F32, i.extent * self._whole(j.extent))
+        tile = Buffer("t", Level.TILE, self.sum_type, i.extent * self._whole(j.extent))
         made = (o.buffer for o in operands if o.buffer is not None)
         return TileProgram((*self._memory(blocking), tile, *made), stages)
 
@@ -166,7 +171,7 @@ class Products(Blocked):
 
     @property
     def _sides(self) -> tuple[Axes, Axes, Axes]:
-        return self.contraction.rows, self.contraction.columns, self.contraction.terms
+        return self.contraction.rows, self.contraction.columns, self.terms
 
     def second_steps(self) -> tuple[int, int] | None:
         """Return the steps in memory between rows and columns of the second operand; None if they vary."""
@@ -192,11 +197,13 @@ class Products(Blocked):
         emitter = self.fusion.emitter(cuts.ranges)
         value = self.argument(emitter, position, cuts.values)
         direct = None if blocking.packs[position] else _direct(emitter.ops, axes, can_widen=position == 1)
-        if direct is not None:
+        if direct is not None and self._can_read(direct, position, axes):
             return _Operand(direct)
         if position == 0 and gn.extent > 1 and g.extent == 1:
             return self._copied(cuts)
-        name, row = ("pb", self._whole(j.extent)) if position else ("pa", _row(p.extent))
+        if self.product.is_of_bytes:
+            return self._right_bytes(blocking, cuts) if position else self._left_bytes(cuts)
+        name, row = ("pb", self._whole(j.extent)) if position else ("pa", self._row(p.extent))
         packed = At(name, add(scale(var(axes[0].name), row), var(axes[1].name)))
         layout: tuple[Panels, ...] = ()
         if position and j.extent % self.machine.lanes == 0:
@@ -208,6 +215,47 @@ class Products(Blocked):
             packing = self._arranged(packing, cuts.ranges)
         buffer = Buffer(name, Level.TILE, self.dtype, axes[0].extent * row, layout)
         return _Operand(packed, buffer, None, packing)
+
+    def _can_read(self, at: At, position: int, axes: tuple[Axis, Axis]) -> bool:
+        """Return whether a contraction reads an operand where it lies: of bytes, whole groups side by side."""
+        if not self.product.is_of_bytes:
+            return True
+        terms = axes[1]
+        is_adjacent = terms.extent == 1 or at.index.coefficient(terms.name) == 1
+        return position == 0 and is_adjacent and terms.extent % self.product.group == 0
+
+    def _left_bytes(self, cuts: _Cut) -> _Operand:
+        """Return the rows of a task in a tile, with their terms side by side."""
+        (_, i), (_, p) = cuts.rows, cuts.terms
+        own = {name: f"c_{name}" for name, _ in self.terms}
+        axes = tuple(Axis(own[name], n) for name, n in self.contraction.terms) or (Axis("c", 1),)
+        emitter = self.fusion.emitter({**cuts.ranges, **{axis.name: (0, axis.extent - 1) for axis in axes}})
+        value = self.argument(emitter, 0, {**cuts.values, **{name: var(own[name]) for name in own}})
+        term = _counted(tuple((own[name], n) for name, n in self.terms))
+        packed = At("pa", add(scale(var(i.name), self._row(p.extent)), term))
+        packing = Pass((i, *axes), axes[-1].name, tuple(emitter.ops), (store(packed, value),))
+        buffer = Buffer("pa", Level.TILE, self.dtype, i.extent * self._row(p.extent))
+        return _Operand(At("pa", add(scale(var(i.name), self._row(p.extent)), var(p.name))), buffer, None, packing)
+
+    def _right_bytes(self, blocking: Blocking, cuts: _Cut) -> _Operand:
+        """Return the columns of a task in panels in a tile; terms beyond the last are 0."""
+        (_, j), (_, p) = cuts.columns, cuts.terms
+        registers = blocking.registers
+        if registers is None or len(self.terms) > 1:
+            raise NotFusedError("the second operand is no matrix that is packed")
+        strip = registers.vectors * self.machine.lanes
+        columns, rows = -(-j.extent // strip) * strip, -(-p.extent // QUAD) * QUAD
+        width = columns if j.ragged is None else j.extent
+        emitter = self.fusion.emitter({**cuts.ranges, "q": (0, rows - 1), j.name: (0, width - 1)})
+        values = cuts.values | {name: var("q") for name, _ in self.terms}
+        guards = emitter.inside(var("q"), 0, p.extent) + emitter.inside(var(j.name), 0, j.extent)
+        value = self.argument(emitter, 1, values, guards)
+        packed = At("pb", add(scale(var("q"), columns), var(j.name)))
+        axes = (Axis("q", rows), replace(j, size=width))
+        packing = Pass(axes, j.name, tuple(emitter.ops), (store(packed, value),))
+        dtype = self.product.types[1]
+        buffer = Buffer("pb", Level.TILE, dtype, rows * columns, (Panels(columns, strip, QUAD),))
+        return _Operand(At("pb", add(scale(var(p.name), columns), var(j.name))), buffer, None, packing)
 
     def _arranged(self, packing: Pass, ranges: Ranges) -> Pass:
         """Return a pass that reads squares whole where loads lie along its rows."""
@@ -222,14 +270,15 @@ class Products(Blocked):
         """Return the first operand in a copy, whose rows share no set of the first cache."""
         contraction = self.contraction
         sides = (contraction.batch, contraction.rows, contraction.terms)
-        rows, row = extent(contraction.rows), _row(extent(contraction.terms))
+        rows, row = extent(contraction.rows), self._row(extent(self.terms))
         own = {name: f"c_{name}" for side in sides for name, _ in side}
         axes = tuple(Axis(own[name], n) for side in sides for name, n in side) or (Axis("c", 1),)
         batch = add(ZERO, *(scale(var(axis.name), s) for axis, s in zip(self.batch, self._steps(), strict=True)))
         whole = scale(add(scale(batch, rows), flat(*cuts.rows)), row)
         emitter = self.fusion.emitter({axis.name: (0, axis.extent - 1) for axis in axes})
         value = self.argument(emitter, 0, {name: var(own[name]) for name in own})
-        counted = (_counted(tuple((own[name], n) for name, n in side)) for side in sides)
+        places = (contraction.batch, contraction.rows, self.terms)
+        counted = (_counted(tuple((own[name], n) for name, n in side)) for side in places)
         number, i, p = counted
         place = add(scale(add(scale(number, rows), i), row), p)
         copy = Pass(axes, axes[-1].name, tuple(emitter.ops), (Store("ca", place, value),))
@@ -237,6 +286,12 @@ class Products(Blocked):
         sizes = {b.name: b.size for b in (*self.memory(), buffer)}
         stage = grid_for(arrange(copy, self.machine.lanes, sizes, {}), self.machine.threads, self.machine.lanes)
         return _Operand(At("ca", add(whole, flat(*cuts.terms))), buffer, stage)
+
+    def _row(self, terms: int) -> int:
+        """Return how far apart the rows of a copy are: not in one set of the first cache, and of whole groups."""
+        group = self.product.group
+        row = -(-terms // group) * group
+        return row + (LINE_ELEMENTS if row * group % PAGE_ELEMENTS == 0 else 0)
 
     def _steps(self) -> list[int]:
         """Return the numbers of matrices between those of neighbouring indices of each batch axis."""
@@ -258,8 +313,9 @@ class Products(Blocked):
         for buffer in self.memory():
             if blocking.panels and buffer.name == self._name(1):
                 columns = self._padded(blocking)
-                size = extent(self.contraction.terms) * columns
-                yield replace(buffer, elements=size, layout=(Panels(columns, blocking.panels),))
+                group = self.product.group
+                rows = -(-extent(self.terms) // group) * group
+                yield replace(buffer, elements=rows * columns, layout=(Panels(columns, blocking.panels, group),))
             else:
                 yield buffer
 
@@ -278,9 +334,12 @@ def _direct(ops: Sequence[TileOp], axes: tuple[Axis, Axis], can_widen: bool) -> 
     return At(load.buffer, load.index)
 
 
-def _row(terms: int) -> int:
-    """Return how far apart the rows of a copy are: not in one set of the first cache."""
-    return terms + (LINE_ELEMENTS if terms % PAGE_ELEMENTS == 0 else 0)
+def _whole_groups(terms: Axes, group: int) -> Axes:
+    """Return the axes of terms, of which the last has whole groups for each point of the others."""
+    if len(terms) < 2:
+        return terms
+    *outer, (name, n) = terms
+    return (*outer, (name, -(-n // group) * group))
 
 
 def _counted(axes: Axes) -> Expr:

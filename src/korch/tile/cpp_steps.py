@@ -11,8 +11,9 @@ from korch.primitive.types import DType
 from korch.tile.cpp_finish import FinishPrinter, Sums, sums_of, tails_of, tiles_in_registers
 from korch.tile.cpp_pass import PassPrinter
 from korch.tile.cpp_text import Writer, loop_end
-from korch.tile.index import Expr, Ranges, add, bounds, constant, scale, substitute, var
+from korch.tile.index import Expr, Ranges, add, bounds, constant, quotient, remainder, scale, substitute, var
 from korch.tile.program import (
+    QUAD,
     At,
     Axis,
     Buffer,
@@ -36,12 +37,6 @@ from korch.tile.program import (
 
 PRODUCTS = (Product.F32, Product.F16, Product.BF16)
 """The products of floats that are printed: operands are widened, sums are float32."""
-
-BYTES = (Product.U8S8, Product.S8S8, Product.S8U8, Product.U8U8)
-"""Those of bytes, whose sums are exact."""
-
-QUAD = 4
-"""Terms of bytes that lie side by side in each column of a panel."""
 
 BYTE_REGISTERS = {16: Registers(12, 2)}
 """What a contraction of bytes holds in registers for a number of lanes."""
@@ -188,9 +183,9 @@ class StepPrinter:
                 return replace(sink, index=moved(sink.index))
             if sink.index.coefficient(vector.name) != 1:
                 raise _refused(f"buffer {buffer.name} is not written along its panels")
-            rest = _in_rows(buffer, layout, substitute(sink.index, {vector.name: constant(0)}, ranges), ranges)
-            step = buffer.size // layout.columns * layout.width
-            return replace(sink, index=add(add(scale(var(panel), step), rest), var(vector.name)))
+            row = substitute(sink.index, {vector.name: constant(0)}, ranges)
+            step, place = buffer.size // layout.columns * layout.width, _in_group(buffer, layout, row, ranges)
+            return replace(sink, index=add(scale(var(panel), step), place, scale(var(vector.name), layout.group)))
 
         return replace(
             pass_, axes=axes, ops=tuple(op_of(op) for op in pass_.ops), sinks=tuple(map(sink_of, pass_.sinks))
@@ -221,7 +216,7 @@ class StepPrinter:
     def _contract(self, block: _Block, grid: tuple[Axis, ...]) -> None:
         """Print the call of the micro-kernel: steps of indices are template arguments."""
         step = block.sums.step
-        if step.product in BYTES:
+        if step.product.is_of_bytes:
             self._contract_bytes(block, grid)
             return
         rows, columns, terms = _three_axes(step)
@@ -284,7 +279,7 @@ class StepPrinter:
 
     def _registers(self, step: Contract) -> Registers:
         """Return how a contraction is computed: no more rows than there are."""
-        is_bytes, lanes = step.product in BYTES, self.out.lanes
+        is_bytes, lanes = step.product.is_of_bytes, self.out.lanes
         usual = BYTE_REGISTERS.get(lanes, FEW_BYTE_REGISTERS) if is_bytes else REGISTERS.get(lanes, FEW_REGISTERS)
         chosen = step.registers or usual
         return replace(chosen, rows=max(1, min(chosen.rows, step.axes[0].extent)))
@@ -350,8 +345,7 @@ def require_contractions(program: TileProgram) -> None:
         raise _refused(f"{parameter.name} is known at run time only", "Bind the parameters first")
     for buffer in program.buffers:
         layout = _panels(buffer)
-        is_panel = buffer.level is Level.TILE and layout is not None and layout.group == 1
-        is_panel |= buffer.level is Level.INPUT and layout is not None
+        is_panel = buffer.level in (Level.TILE, Level.INPUT) and layout is not None
         if buffer.layout and not (is_panel and len(buffer.layout) == 1):
             raise _refused(f"the layout of buffer {buffer.name} can't be printed")
     for stage in program.stages:
@@ -363,9 +357,9 @@ def require_contractions(program: TileProgram) -> None:
 
 
 def _require_contraction(step: Contract) -> None:
-    if step.product not in (*PRODUCTS, *BYTES):
+    if step.product not in PRODUCTS and not step.product.is_of_bytes:
         raise _refused(f"contractions of {step.product.value} can't be printed")
-    if step.rescale is not None and step.product in BYTES:
+    if step.rescale is not None and step.product.is_of_bytes:
         raise _refused("contractions of bytes that rescale their sums can't be printed")
     _three_axes(step)
 
@@ -382,9 +376,9 @@ def _panels(buffer: Buffer) -> Panels | None:
 
 
 def _panel_width(program: TileProgram, pass_: Pass) -> int:
-    """Return the columns of the panels that a pass writes; 0 if it writes none, or one, which has rows."""
+    """Return the columns of the panels that a pass writes; 0 if it writes none, or rows: one panel without groups."""
     layouts = (_panels(program.buffer(sink.buffer)) for sink in pass_.sinks)
-    widths = {layout.width for layout in layouts if layout and layout.width < layout.columns}
+    widths = {each.width for each in layouts if each and (each.width < each.columns or each.group > 1)}
     if len(widths) > 1:
         raise _refused("one pass writes panels of several widths")
     return next(iter(widths), 0)
@@ -406,6 +400,17 @@ def _in_rows(buffer: Buffer, layout: Panels, rest: Expr, ranges: Ranges) -> Expr
         for atom, factor in rest.terms
     )
     return Expr(start, tuple(terms))
+
+
+def _in_group(buffer: Buffer, layout: Panels, row: Expr, ranges: Ranges) -> Expr:
+    """Return where a row begins in the first panel; rows of a group lie side by side, element by element."""
+    if layout.group == 1:
+        return _in_rows(buffer, layout, row, ranges)
+    if any(factor % layout.columns for factor in (row.constant, *(f for _, f in row.terms))):
+        raise _refused(f"the rows of buffer {buffer.name} do not begin at whole rows of its panels")
+    number = Expr(row.constant // layout.columns, tuple((a, f // layout.columns) for a, f in row.terms))
+    group = scale(quotient(number, layout.group, ranges), layout.group * layout.width)
+    return add(group, remainder(number, layout.group, ranges))
 
 
 def _strips(second: Buffer, vectors: int, lanes: int, column: int) -> tuple[int, int]:

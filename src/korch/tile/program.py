@@ -252,6 +252,10 @@ class Pass:
         return isinstance(self.sinks[0], Accumulate)
 
 
+QUAD = 4
+"""Terms of bytes that lie side by side in each column of a panel."""
+
+
 class Product(Enum):
     """How a contraction multiplies: types of a, of b and of the accumulator, and pieces of each."""
 
@@ -277,6 +281,16 @@ class Product(Enum):
             Product.S8U8: (DType.I8, DType.U8, DType.I32),
             Product.U8U8: (DType.U8, DType.U8, DType.I32),
         }.get(self, (DType.F32, DType.F32, DType.F32))
+
+    @property
+    def is_of_bytes(self) -> bool:
+        """Whether bytes are multiplied, with exact sums."""
+        return self.types[2] is DType.I32
+
+    @property
+    def group(self) -> int:
+        """The terms of a column that lie side by side in a panel of the second operand."""
+        return QUAD if self.is_of_bytes else 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ def match_group(group: Group) -> Product | Refusal:
     root = root_of(group, "matmul")
     if isinstance(root, Refusal):
         return root
-    refusal = refuse_types(group.body, root)
+    refusal = refuse_types(group.body, root, with_bytes=True)
     if refusal is not None:
         return refusal
     a, b = (source_of(group, value) for value in root.inputs)

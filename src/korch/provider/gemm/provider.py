@@ -23,10 +23,10 @@ from korch.provider.gemm.vectors import program_of, stays_in_cache
 from korch.provider.matrix_units import SPLIT_BYTES, STEP_BYTES, TOGETHER
 from korch.provider.provider import SPLIT, Kernel, Threading, named_kernel
 from korch.provider.widen import widened
-from korch.schedule.contraction import Fusion, Layouts, NotFusedError
+from korch.schedule.contraction import Fusion, Layouts, NotFusedError, is_of_bytes
 from korch.target import Target
 from korch.tile.cpp import print_cpp
-from korch.tile.program import TileProgram
+from korch.tile.program import QUAD, TileProgram
 
 KEPT_SHARE = 1.0
 """The part of the level-2 cache up to which a constant right operand is kept as a split operand."""
@@ -42,14 +42,15 @@ class Way(Enum):
 
 @dataclass(frozen=True, eq=False)
 class _Vectors:
-    """A product on vector units."""
+    """A product on vector units; the right operand may come in panels, with some terms side by side."""
 
     program: TileProgram
     panels: int
+    group: int
 
     def packed(self, rank: int) -> Layout | None:
         """Return the layout of a right operand that is packed before, of a rank."""
-        return _strips(rank, self.panels, False) if self.panels else None
+        return _strips(rank, self.panels, False, self.group) if self.panels else None
 
     def kernel(self, group: Group, offer: Offer, target: Target) -> Kernel:
         """Print the kernel."""
@@ -150,11 +151,12 @@ class GemmProvider:
         return self._plans[key]
 
 
-def _strips(rank: int, columns: int, has_split_b: bool) -> Layout:
-    """Return the layout of a right operand in strips of columns."""
+def _strips(rank: int, columns: int, has_split_b: bool, terms: int = 1) -> Layout:
+    """Return the layout of a right operand in strips of columns, perhaps with some terms of each side by side."""
     order = (*range(rank - 2), rank - 1, rank - 2)
     if not has_split_b:
-        return Layout(order, ((rank - 1, columns),))
+        group = ((rank - 2, terms),) if terms > 1 else ()
+        return Layout(order, ((rank - 1, columns), *group))
     half = columns // 2
     return Layout(order, ((rank - 1, 2), (rank - 2, half), (rank - 1, half), (rank - 2, 2)), True)
 
@@ -162,7 +164,8 @@ def _strips(rank: int, columns: int, has_split_b: bool) -> Layout:
 def _can_split(group: Group, found: Product, target: Target) -> bool:
     """Return whether matrix units may pay: where tiles of results are mostly full."""
     _, m, n, terms = _sizes(group, found)
-    return target.isa == "amx" and min(m - 1, n - 1, terms) >= TOGETHER // 2
+    is_float = not is_of_bytes(group.body, found.primitive)
+    return is_float and target.isa == "amx" and min(m - 1, n - 1, terms) >= TOGETHER // 2
 
 
 def _keeps_split(group: Group, found: Product, target: Target) -> bool:
@@ -199,7 +202,8 @@ def _make_plan(group: Group, found: Product, target: Target, layouts: Layouts, w
         return Refusal("the target has no vector registers")
     if way is Way.VECTORS:
         is_packed = _is_packed(group, found, can_widen=True)
-        return _Vectors(*program_of(group, found.primitive, layouts, target, is_packed))
+        terms = QUAD if is_of_bytes(group.body, found.primitive) else 1
+        return _Vectors(*program_of(group, found.primitive, layouts, target, is_packed), terms)
     is_packed = _is_packed(group, found)
     has_split_b = way is Way.SPLIT_B
     batch, m, n, terms = _sizes(group, found)

@@ -9,8 +9,9 @@ from korch.provider.gemm.blocking import Blocking as Sizes
 from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, extent
 from korch.schedule.products import Blocking, Products
 from korch.target import Target
+from korch.tile.cpp_steps import BYTE_REGISTERS, FEW_BYTE_REGISTERS
 from korch.tile.index import vector_step
-from korch.tile.program import Load, Pass, Registers, Select, TileProgram
+from korch.tile.program import QUAD, Load, Pass, Registers, Select, TileProgram
 from korch.tile.staging import Machine
 
 LEAST_COLUMNS = 512
@@ -40,6 +41,8 @@ def program_of(
     batch, m, n, terms = (
         extent(axes) for axes in (contraction.batch, contraction.rows, contraction.columns, contraction.terms)
     )
+    if schedule.product.is_of_bytes:
+        return _program_of_bytes(schedule, (batch, m, n, terms), target, is_packed)
     second = schedule.second_steps()
     is_row = second is not None and (second[1] == 1 or n == 1)  # a lone column has no neighbour
     row_step = second[0] if second is not None and is_row and not is_packed else 0
@@ -53,6 +56,21 @@ def program_of(
         columns = n if sizes.parts == 1 else -(-n // (strip * sizes.parts)) * strip
     panels = strip if is_packed else 0
     program = schedule.program(Blocking(sizes.block, columns, terms, (copies, not is_read), registers, panels))
+    _require_rows(program, target.lanes)
+    return program, panels
+
+
+def _program_of_bytes(
+    schedule: Products, sizes: tuple[int, int, int, int], target: Target, is_packed: bool
+) -> tuple[TileProgram, int]:
+    """Return the same for a product of bytes: four of them take the place of a float."""
+    batch, m, n, terms = sizes
+    blocks = Sizes.of(batch, m, n, -(-terms // QUAD), target)
+    registers = BYTE_REGISTERS.get(target.lanes, FEW_BYTE_REGISTERS)
+    strip = registers.vectors * target.lanes
+    columns = n if blocks.parts == 1 else -(-n // (strip * blocks.parts)) * strip
+    panels = strip if is_packed else 0
+    program = schedule.program(Blocking(blocks.block, columns, terms, (False, True), registers, panels))
     _require_rows(program, target.lanes)
     return program, panels
 

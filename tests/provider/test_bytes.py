@@ -1,0 +1,100 @@
+"""Generated products and convolutions of bytes: results equal the reference's bit by bit."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from korch.candidate.candidate import Group, Refusal
+from korch.measure.compiler import Builder
+from korch.primitive import reference
+from korch.primitive.ops.elementwise import CastAttributes
+from korch.primitive.ops.reduce import BroadcastAttributes
+from korch.primitive.types import ValueType
+from korch.provider.gemm import GemmProvider
+from korch.provider.provider import Provider
+from korch.target import Target
+from korch.testing.kernels import load_kernels, offers_of, run_kernel
+from tests.provider.onednn_groups import Graph
+
+SIGNS = tuple(itertools.product(("u8", "i8"), repeat=2))
+
+
+def limits(dtype: str) -> tuple[int, int]:
+    return (0, 256) if dtype == "u8" else (-128, 128)
+
+
+def whole(g: Graph, dtype: str, *shape: int) -> int:
+    """A constant of bytes, most of them as large as they may be."""
+    low, high = limits(dtype)
+    numbers = np.clip(g.rng.normal((low + high) / 2, 90, shape), low, high - 1)
+    return g.constant(np.rint(numbers).astype(ValueType.parse(f"{dtype}[]").dtype.numpy))
+
+
+def given(g: Graph, dtype: str, *shape: int) -> int:
+    return g.input(f"x{len(g._inputs)}", ValueType.parse(f"{dtype}{list(shape)}"))
+
+
+def requantized(g: Graph, y: int, axis: int, dtype: str = "u8") -> int:
+    """Scales per channel, a bias, rounding and a clamp."""
+    shape = g.type(y).shape
+    flat = tuple(n if i == axis % len(shape) else 1 for i, n in enumerate(shape))
+    bias = g.constant(g.rng.integers(-5000, 5000, flat).astype(np.int32))
+    y = g.add("add", [y, g.add("broadcast", [bias], BroadcastAttributes(shape))])
+    scales = g.constant(g.rng.uniform(1e-4, 1e-2, flat).astype(np.float32))
+    y = g.add(
+        "mul", [g.add("cast", [y], CastAttributes("f32")), g.add("broadcast", [scales], BroadcastAttributes(shape))]
+    )
+    low, high = limits(dtype)
+    y = g.with_number("add", g.add("round", [y]), (low + high) // 2 + 5)
+    y = g.with_number("min", g.with_number("max", y, low), high - 1)
+    return g.add("cast", [y], CastAttributes(dtype))
+
+
+def product(a: tuple[int, ...], b: tuple[int, ...], signs=("u8", "i8"), constant=True, requantizes=False) -> Group:
+    g = Graph()
+    x = given(g, signs[0], *a)
+    y = g.add("matmul", [x, whole(g, signs[1], *b) if constant else given(g, signs[1], *b)])
+    return g.group(requantized(g, y, -1) if requantizes else y)
+
+
+def check_exactly(
+    provider: Provider[Target, object], groups: list[Group], target: Target, builder: Builder, rng: np.random.Generator
+) -> list[Group]:
+    """Compare every offer with the reference in the program's types; return the groups that were run."""
+    made = list(offers_of(provider, groups, target))
+    assert not [kernel for *_, kernel in made if isinstance(kernel, Refusal)]
+    library = load_kernels([kernel for *_, kernel in made], builder)
+    for group, offer, kernel in made:
+        inputs = []
+        for type_ in group.input_types:
+            low, high = limits(type_.dtype.value) if type_.dtype.value in ("u8", "i8") else (-9, 9)
+            inputs.append(rng.integers(low, high, type_.shape).astype(type_.dtype.numpy))
+        feeds = {name: array for (name, _), array in zip(group.body.inputs, inputs, strict=True)}
+        expected = reference.run(group.body, feeds)
+        found = run_kernel(kernel, group, offer, inputs, builder, library=library)
+        for (name, _), actual in zip(group.body.outputs, found, strict=True):
+            np.testing.assert_array_equal(actual, expected[name], f"{offer}; {group.text}")
+    return [group for group, *_ in made]
+
+
+SHAPES = (
+    ((1, 8), (8, 16)),
+    ((3, 1), (1, 1)),
+    ((2, 37), (37, 50)),
+    ((19, 64), (64, 40)),
+    ((130, 66), (66, 33)),
+    ((2, 3, 20, 12), (1, 1, 12, 70)),
+)
+
+
+@pytest.mark.parametrize("constant", [True, False])
+def test_products(constant, target, builder, rng):
+    groups = [
+        product(*shape, signs, constant, requantizes=i % 2 == 1)
+        for i, (shape, signs) in enumerate(itertools.product(SHAPES, SIGNS))
+    ]
+    groups += [] if constant else [product((2, 3, 9, 8), (2, 1, 8, 24), constant=False)]
+    check_exactly(GemmProvider(), groups, target, builder, rng)
