@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.equivalence import quantized_examples
+
 
 def conv(x: str, w: str, out: str, between: str = "", **attributes: object) -> str:
     """Return the text of conv(x, w), x being %0 or what `between` computes into %2."""
@@ -817,3 +819,5 @@ REFUSING: tuple[tuple[str, str, str], ...] = (
         )
     ),
 )
+FIRING += tuple(quantized_examples.FIRING)
+REFUSING += tuple(quantized_examples.REFUSING)

@@ -39,12 +39,16 @@ def refusals(graph: PrimitiveGraph, rule: AnyRule) -> list[str | None]:
 def random_inputs(graph: PrimitiveGraph, seed: int, *, integers: bool) -> dict[str, Array]:
     """Return seeded inputs, whole numbers in -9..9 if `integers`."""
     rng = np.random.default_rng(seed)
-    return {
-        name: (
-            rng.integers(-9, 10, graph.types[v].shape) if integers else rng.uniform(-2, 2, graph.types[v].shape)
-        ).astype(graph.types[v].dtype.numpy)
-        for name, v in graph.inputs
-    }
+    found = {}
+    for name, v in graph.inputs:
+        shape, dtype = graph.types[v].shape, graph.types[v].dtype.numpy
+        limits = np.iinfo(dtype) if np.issubdtype(dtype, np.integer) else None
+        if limits is not None and limits.max < 1 << 16:
+            found[name] = rng.integers(limits.min, limits.max + 1, shape, dtype)
+        else:
+            drawn = rng.integers(-9, 10, shape) if integers else rng.uniform(-2, 2, shape)
+            found[name] = drawn.astype(dtype)
+    return found
 
 
 def assert_alternatives_agree(
@@ -83,8 +87,8 @@ def holds_in_a_finite_field(graph: PrimitiveGraph, reference: PrimitiveGraph, *,
 
 
 def _all_values(graph: PrimitiveGraph, inputs: dict[str, Array], integers: bool) -> dict[int, Array]:
-    values = {v: inputs[name].astype(np.float64) for name, v in graph.inputs}
-    values |= {v: c.array.astype(np.float64) for v, c in graph.constants.items()}
+    values = {v: _exact(inputs[name]) for name, v in graph.inputs}
+    values |= {v: _exact(c.array) for v, c in graph.constants.items()}
     waiting = list(graph.primitives)
     while waiting:
         rest = []
@@ -101,11 +105,17 @@ def _all_values(graph: PrimitiveGraph, inputs: dict[str, Array], integers: bool)
     return values
 
 
+def _exact(array: Array) -> Array:
+    """Return floats in float64; integers are exact in their own type."""
+    return array.astype(np.float64) if DType.of(array.dtype).is_float else array
+
+
 def _assert_close(found: Array, expected: Array, integers: bool) -> None:
     assert found.shape == expected.shape
     if integers:
         assert np.array_equal(found, expected)
     elif expected.size:
+        expected = expected.astype(np.float64)
         scale = max(1.0, float(np.abs(expected).max()))
         assert float(np.abs(found - expected).max()) <= RELATIVE * scale
 

@@ -25,6 +25,15 @@ NO_POLYNOMIALS = {
     "div-by-constant-is-mul": "a reciprocal is rounded",
     "tanh-of-softplus-is-a-quotient": "an exponential and its inverse have no relation",
     "matmul-of-low-rank-is-two-matmuls": "the factors are rounded",
+    "product-of-dequantized-is-integer": "integers are converted",
+    "bias-joins-integer-sums": "integers are converted",
+    "stored-weights-are-computed-once": "integers are converted",
+    "move-comes-before-dequantization": "integers are converted",
+    "largest-comes-before-dequantization": "a maximum compares",
+    "bound-comes-before-dequantization": "a maximum compares",
+    "quantization-of-dequantized-is-nothing": "a quotient is rounded",
+    "quantization-moves-into-concat": "a quotient is rounded",
+    "bound-before-quantization-is-its-own": "a quotient is rounded",
 }
 WINOGRAD = 24 * 24
 """Weights that are multiples of it stay whole numbers in the transformed space."""
@@ -36,7 +45,7 @@ def whole_numbers(graph: PrimitiveGraph) -> PrimitiveGraph:
     value_of = {v: builder.input(name, graph.types[v]) for name, v in graph.inputs}
     for value, constant in graph.constants.items():
         array = constant.array
-        if not np.array_equal(array * 1024, np.rint(array * 1024)):
+        if not np.array_equal(array * 1024.0, np.rint(array * 1024.0)):
             array = rng.integers(1, 6, array.shape).astype(array.dtype) * WINOGRAD
         value_of[value] = builder.constant(array)
     for p in graph.primitives:

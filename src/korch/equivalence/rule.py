@@ -19,6 +19,7 @@ from korch.primitive.op import Array, Attributes
 from korch.primitive.ops.layout import ReshapeAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes
 from korch.primitive.types import DType, ValueType
+from korch.primitive.verbs import Verbs
 
 _BY = "by "
 
@@ -122,6 +123,11 @@ class Writer:
     def __init__(self, builder: GraphBuilder, rule_name: str) -> None:
         self._builder = builder
         self._origin = _BY + rule_name
+
+    @property
+    def verbs(self) -> Verbs:
+        """The verbs of fission, for primitives that both write."""
+        return Verbs(self._builder, self._origin)
 
     def type(self, value: int) -> ValueType:
         """Return a value's type."""

@@ -4,6 +4,7 @@ from korch.fission import (
     activation,
     elementwise,
     gather,
+    integer,
     layout,
     linear,
     normalization,
@@ -29,6 +30,7 @@ RULES: tuple[Rule, ...] = (
     *gather.RULES,
     *resize.RULES,
     *quantize.RULES,
+    *integer.RULES,
     *scan.RULES,
 )
 _BY_OPERATOR: dict[str, tuple[Rule, ...]] = {

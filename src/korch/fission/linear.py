@@ -30,16 +30,23 @@ def _add_bias(c: Context, y: ValueId, position: int) -> ValueId:
     return c.elementwise("add", y, c.reshape(bias, shape))
 
 
-def _conv(c: Context) -> Result:
-    x, w = c.inputs[:2]
+def conv_attributes(c: Context, x: ValueId, w: ValueId) -> ConvAttributes | NotSplit:
+    """Return the attributes of the primitive that convolves x with w."""
     if not c.rank(x) > 2:
         return NotSplit("no spatial axis")
     window = window_of(c, _kernel(c, w))
     if min((*window.pads_begin, *window.pads_end)) < 0:
         return NotSplit("negative pads")
-    attributes = ConvAttributes(
+    return ConvAttributes(
         window.strides, window.pads_begin, window.pads_end, window.dilations, int(c.attribute("group", 1))
     )
+
+
+def _conv(c: Context) -> Result:
+    x, w = c.inputs[:2]
+    attributes = conv_attributes(c, x, w)
+    if isinstance(attributes, NotSplit):
+        return attributes
     return _add_bias(c, c.add("conv", x, w, attributes=attributes), 2)
 
 
@@ -78,14 +85,16 @@ def _conv_transpose(c: Context) -> Result:
     return _add_bias(c, c.add("conv_transpose", x, w, attributes=attributes), 2)
 
 
-def _matmul(c: Context) -> Result:
-    """Vectors become matrices; the operand of lower rank gets leading axes of size 1."""
-    a, b = c.inputs
+def matrices(c: Context, a: ValueId, b: ValueId) -> tuple[ValueId, ValueId]:
+    """Return operands of a product as matrices; the one of lower rank gets leading axes of size 1."""
     a = c.reshape(a, (1, *c.shape(a))) if c.rank(a) == 1 else a
     b = c.reshape(b, (*c.shape(b), 1)) if c.rank(b) == 1 else b
     rank = max(c.rank(a), c.rank(b))
-    a, b = (c.reshape(v, (1,) * (rank - c.rank(v)) + c.shape(v)) for v in (a, b))
-    return c.reshape(c.add("matmul", a, b), c.output_type().shape)
+    return tuple(c.reshape(v, (1,) * (rank - c.rank(v)) + c.shape(v)) for v in (a, b))  # type: ignore[return-value]
+
+
+def _matmul(c: Context) -> Result:
+    return c.reshape(c.add("matmul", *matrices(c, *c.inputs)), c.output_type().shape)
 
 
 def _gemm(c: Context) -> Result:

@@ -6,70 +6,122 @@ import numpy as np
 
 from korch.fission.context import Context, axis_of
 from korch.fission.rule import NotSplit, Result, Rule, rule
-from korch.primitive.types import DType, ValueId
+from korch.primitive.quantized import NARROW_BITS, dequantize, is_zero, pack, quantize, unpack
+from korch.primitive.types import DType, ValueId, ValueType
 from korch.primitive.verbs import lit
 
 INTEGERS = frozenset({DType.I8, DType.U8, DType.I16, DType.U16})
+FLOATS = frozenset({DType.F32, DType.F16, DType.BF16})
+
+SIGN = 128
+"""A signed byte plus this is an unsigned one."""
 
 
-def _along(c: Context, value: ValueId, x: ValueId) -> ValueId | NotSplit:
+def _along(c: Context, value: ValueId, x: ValueId) -> ValueId:
     """Return a scale or zero point in the shape of x."""
     shape, given = c.shape(x), c.shape(value)
     block = int(c.attribute("block_size", 0))
     axis = axis_of(int(c.attribute("axis", 1)), len(shape)) if given else 0
-    if block:
-        if given[axis] * block < shape[axis]:
-            return NotSplit("the blocks do not cover the axis")
-        return c.take(value, axis, [i // block for i in range(shape[axis])])
+    if block and given:
+        return _by_blocks(c, value, shape, axis, block)
     if given and given != (1,):
-        if len(given) != 1 or given[0] != shape[axis]:
-            return NotSplit("the scales fit no axis")
+        if len(given) != 1 or not 0 <= axis < len(shape) or given[0] != shape[axis]:
+            raise ValueError(f"scales of the shape {list(given)} fit no axis of {list(shape)}")
         value = c.reshape(value, tuple(n if i == axis else 1 for i, n in enumerate(shape)))
     elif given:
         value = c.reshape(value, (1,) * len(shape))
     return c.broadcast(value, shape)
 
 
+def _by_blocks(c: Context, value: ValueId, shape: tuple[int, ...], axis: int, block: int) -> ValueId:
+    """Return one element for each block of an axis as one for each place; the last block may be cut off."""
+    given = c.shape(value)
+    wanted = (*shape[:axis], -(-shape[axis] // block), *shape[axis + 1 :])
+    if given != wanted:
+        raise ValueError(f"scales of blocks of {block} have the shape {list(given)}, not {list(wanted)}")
+    lead, rest = given[: axis + 1], given[axis + 1 :]
+    wide = c.broadcast(c.reshape(value, (*lead, 1, *rest)), (*lead, block, *rest))
+    whole = c.reshape(wide, (*given[:axis], given[axis] * block, *rest))
+    return c.slice_axis(whole, axis, 0, shape[axis])
+
+
 def _dequantize(c: Context) -> Result:
     """Y = (x - zero_point) * scale (ONNX DequantizeLinear-10)."""
-    x, scale = c.input(0), c.input(1)
-    if c.dtype(x) not in INTEGERS | {DType.I32} or c.dtype(scale) is not DType.F32:
-        return NotSplit(f"elements of type {c.dtype(x).value} and {c.dtype(scale).value}")
-    if c.output_type().dtype is not DType.F32:
-        return NotSplit("the result is no float32")
+    x, scale, result = c.input(0), c.input(1), c.output_type().dtype
+    if c.dtype(x) not in INTEGERS | {DType.I32} or not {c.dtype(scale), result} <= FLOATS:
+        return NotSplit(
+            f"elements of type {c.dtype(x).value} and {c.dtype(scale).value}, dequantized to {result.value}"
+        )
     factor = _along(c, scale, x)
-    if isinstance(factor, NotSplit):
-        return factor
-    difference = c.cast(x, DType.I32)
     zero = c.optional(2)
-    if zero is not None:
-        offset = _along(c, c.cast(zero, DType.I32), x)
-        if isinstance(offset, NotSplit):
-            return offset
-        difference = c.elementwise("sub", difference, offset)
-    return c.elementwise("mul", c.cast(difference, DType.F32), factor)
+    offset = None if zero is None or is_zero(c, zero) else _along(c, zero, x)
+    x, offset = _stored_narrow(c, x, offset)
+    if x in c.unsigned:
+        x, offset = c.unsigned[x], _plus(c, offset, SIGN, c.shape(x))
+    return c.cast(dequantize(c, x, factor, offset), result)
+
+
+def _stored_narrow(c: Context, x: ValueId, zero: ValueId | None) -> tuple[ValueId, ValueId | None]:
+    """Return a constant matrix of bytes that need fewer bits as several in each byte, and its zero point to match."""
+    constant = c.builder.constant_of(x)
+    if constant is None or constant.is_uniform or c.rank(x) < 2 or c.dtype(x) not in (DType.I8, DType.U8):
+        return x, zero
+    for bits in NARROW_BITS:
+        least = 0 if c.dtype(x) is DType.U8 else -(1 << bits - 1)
+        if constant.array.size and constant.array.min() >= least and constant.array.max() < least + (1 << bits):
+            positive = (constant.array.astype(np.int32) - least).astype(np.uint8)
+            packed = c.constant(pack(positive, bits))
+            return unpack(c, packed, bits, c.shape(x)[-1]), _plus(c, zero, -least, c.shape(x))
+    return x, zero
+
+
+def _plus(c: Context, zero: ValueId | None, number: int, shape: tuple[int, ...]) -> ValueId | None:
+    """Return zero points plus a number, as integers of 32 bits of a shape; None for 0."""
+    if not number:
+        return zero
+    if zero is None:
+        return c.full(number, ValueType(shape, DType.I32))
+    return c.elementwise("add", c.cast(zero, DType.I32), lit(number))
 
 
 def _quantize(c: Context) -> Result:
     """Y = saturate(round_half_even(x / scale) + zero_point) (ONNX QuantizeLinear-10)."""
     x, scale, dtype = c.input(0), c.input(1), c.output_type().dtype
-    if c.dtype(x) is not DType.F32 or c.dtype(scale) is not DType.F32 or dtype not in INTEGERS:
+    if not {c.dtype(x), c.dtype(scale)} <= FLOATS | {DType.I32} or dtype not in INTEGERS:
         return NotSplit(f"elements of type {c.dtype(x).value}, quantized to {dtype.value}")
     if int(c.attribute("precision", 0)) not in (0, 1):
         return NotSplit("the quotient has another precision")
     factor = _along(c, scale, x)
-    if isinstance(factor, NotSplit):
-        return factor
-    y = c.elementwise("round", c.elementwise("div", x, factor))
     zero = c.optional(2)
-    if zero is not None:
-        offset = _along(c, c.cast(zero, DType.F32), x)
-        if isinstance(offset, NotSplit):
-            return offset
-        y = c.elementwise("add", y, offset)
-    limits = np.iinfo(dtype.numpy)
-    y = c.elementwise("min", c.elementwise("max", y, lit(limits.min)), lit(limits.max))
-    return c.cast(y, dtype)
+    offset = None if zero is None or is_zero(c, zero) else _along(c, zero, x)
+    real = c.dtype(x) if c.dtype(x) is c.dtype(scale) else DType.F32
+    quotient = c.elementwise("div", c.cast(x, real), c.cast(factor, real))
+    if dtype is not DType.I8:
+        return quantize(c, quotient, offset, dtype)
+    # Units multiply unsigned by signed bytes, and 0 is the least of the former.
+    positive = quantize(c, quotient, _plus(c, offset, SIGN, c.shape(x)), DType.U8)
+    signed = c.cast(c.elementwise("sub", c.cast(positive, DType.I32), lit(SIGN)), DType.I8)
+    c.unsigned[signed] = positive
+    return signed
 
 
-RULES: tuple[Rule, ...] = (rule("DequantizeLinear", _dequantize, 10), rule("QuantizeLinear", _quantize, 10))
+def _quantize_dynamically(c: Context) -> Result:
+    """Return bytes, their scale and their zero point: the range from the least to the largest element, with 0."""
+    x = c.input(0)
+    axes = range(c.rank(x))
+    low, high = (c.reshape(c.reduce(name, x, axes), ()) for name in ("min", "max"))
+    low, high = c.elementwise("min", low, lit(0)), c.elementwise("max", high, lit(0))
+    extent = c.elementwise("sub", high, low)
+    is_flat = c.elementwise("equal", extent, c.full(0, c.builder.type(extent)))
+    extent = c.add("where", is_flat, c.full(1, c.builder.type(extent)), extent)
+    scale = c.elementwise("div", extent, lit(255))
+    zero = quantize(c, c.elementwise("neg", c.elementwise("div", low, scale)), None, DType.U8)
+    quotient = c.elementwise("div", x, scale)
+    return quantize(c, quotient, c.broadcast(zero, c.shape(x)), DType.U8), scale, zero
+
+
+RULES: tuple[Rule, ...] = (
+    rule("DequantizeLinear", _dequantize, 10),
+    rule("QuantizeLinear", _quantize, 10),
+    rule("DynamicQuantizeLinear", _quantize_dynamically, 11),
+)

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 
 from korch.errors import ModelError, UnsupportedError
+from korch.frontend.contributed import define_contributed
 from korch.frontend.expand import COMPOSITES, embed_captured, expand_composite, take_branch
 from korch.frontend.fold import LIMIT_BYTES, constant_of, evaluate
 from korch.frontend.infer import find_schema, infer_types, static_type
@@ -158,6 +159,9 @@ class Propagation:
         if node.op_type == "Constant" and not node.domain:
             self._constant_node(node)
             return []
+        defined = define_contributed(node, self.opsets, self.types, self.constants, self.model)
+        if defined is not None:
+            return defined
         schema = find_schema(node, self.opsets, self.model)
         captured = sorted(set(captured_names(node)))
         if captured and not (node.op_type == "If" and node.input[0] in self.constants):
@@ -203,7 +207,7 @@ class Propagation:
     def _fold(self, node: Any, schema: Any) -> bool:
         """Compute a node whose inputs are all known; say whether that was possible."""
         is_known = all(name in self.constants for name in node.input if name)
-        if not is_known:
+        if not is_known or self._is_weight(node):
             return self._fold_shape(node)
         try:
             types = infer_types(node, schema, self.opsets, self.types, self.constants, self.model)
@@ -225,6 +229,11 @@ class Propagation:
             if name:
                 self._set_constant(name, array)
         return True
+
+    def _is_weight(self, node: Any) -> bool:
+        """Whether a node gives real numbers for stored bytes; a kernel may read the bytes."""
+        is_dequantized = node.op_type == "DequantizeLinear" and not node.domain
+        return is_dequantized and self.constants[node.input[0]].ndim > 1 and node.input[0] in self.types
 
     def _fold_shape(self, node: Any) -> bool:
         """Answer Shape and Size, which need no elements."""

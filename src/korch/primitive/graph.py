@@ -266,7 +266,7 @@ class GraphBuilder:
         """Add a primitive and return its value; an equal primitive's value if there is one.
 
         A primitive of constants is computed at once, unless it is opaque, or a broadcast that
-        would store the same elements many times.
+        would store the same elements many times, or a cast of a matrix that would store more bytes.
 
         Raises:
             InvalidGraphError: the operation can't be applied to these inputs.
@@ -387,6 +387,9 @@ class GraphBuilder:
         if op == "broadcast":
             constant = self._constants[inputs[0]]
             return constant.is_uniform or constant.array.size >= type_.size
+        if op == "cast" and type_.rank > 1:
+            constant = self._constants[inputs[0]]
+            return constant.is_uniform or constant.type.size_bytes >= type_.size_bytes
         return op != "opaque"
 
     def _fold(self, row: Op, inputs: Sequence[int], attributes: Attributes, type_: ValueType) -> Array:

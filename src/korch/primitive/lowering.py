@@ -104,21 +104,29 @@ def _exact_floats(verbs: Verbs, primitive: Primitive, inputs: Sequence[ValueId])
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
-    """A value in float32 whose elements are integers of at most `largest`, without their signs."""
+    """A value in float32 whose elements are integers of at most `largest`, without their signs.
+
+    `known` has the elements of a constant.
+    """
 
     value: ValueId
     largest: int
+    known: Array | None
 
 
 def _halves(verbs: Verbs, value: ValueId, count: int) -> list[tuple[_Whole, int]]:
     """Return a value of bytes as one or two values, each with what it is multiplied by."""
     low, high = (int(n) for n in (np.iinfo(verbs.dtype(value).numpy).min, np.iinfo(verbs.dtype(value).numpy).max))
     wide = verbs.cast(value, DType.F32)
+    constant = verbs.builder.constant_of(value)
+    known = None if constant is None else constant.array.astype(np.float64)
     if count == 1:
-        return [(_Whole(wide, max(-low, high)), 1)]
+        return [(_Whole(wide, max(-low, high), known), 1)]
     upper = verbs.elementwise("floor", verbs.elementwise("mul", wide, lit(1 / NIBBLE)))
     lower = verbs.elementwise("sub", wide, verbs.elementwise("mul", upper, lit(NIBBLE)))
-    return [(_Whole(upper, max(-low // NIBBLE, high // NIBBLE)), NIBBLE), (_Whole(lower, NIBBLE - 1), 1)]
+    parts = (None, None) if known is None else (np.floor(known / NIBBLE), known % NIBBLE)
+    most = max(-low // NIBBLE, high // NIBBLE)
+    return [(_Whole(upper, most, parts[0]), NIBBLE), (_Whole(lower, NIBBLE - 1, parts[1]), 1)]
 
 
 def _largest_sum(verbs: Verbs, op: str, a: _Whole, b: _Whole) -> int:
@@ -128,9 +136,8 @@ def _largest_sum(verbs: Verbs, op: str, a: _Whole, b: _Whole) -> int:
     axes = ((-1,), (-2,)) if op == "matmul" else (None, tuple(range(1, len(shape))))
     bounds = [terms * a.largest * b.largest]
     for operand, other, summed in ((a, b, axes[0]), (b, a, axes[1])):
-        constant = verbs.builder.constant_of(operand.value)
-        if constant is not None and summed is not None:
-            sums = np.abs(constant.array.astype(np.float64)).sum(summed)
+        if operand.known is not None and summed is not None:
+            sums = np.abs(operand.known).sum(summed)
             bounds.append(int(sums.max(initial=0)) * other.largest)
     return min(bounds)
 

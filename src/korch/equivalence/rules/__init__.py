@@ -8,11 +8,13 @@ from korch.equivalence.rules import (
     channels,
     convolution,
     functions,
+    integers,
     layout,
     linear,
     moves,
     pooling,
     products,
+    quantization,
     reductions,
     scales,
     siblings,
@@ -23,6 +25,8 @@ from korch.errors import OptionError
 
 FAMILIES: Mapping[str, tuple[AnyRule, ...]] = {
     "layout": layout.RULES,
+    "quantization": quantization.RULES,
+    "integers": integers.RULES,
     "functions": functions.RULES,
     "moves": moves.RULES,
     "affine": affine.RULES,

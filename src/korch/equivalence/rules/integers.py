@@ -1,0 +1,284 @@
+"""Products of dequantized bytes as exact sums of 32 bits, and weights as the model stores them.
+
+conv(dequantize(a), dequantize(w)) has float32 products and sums. The sum of products of the bytes is exact, and one
+multiplication by both scales follows; so the result is nearer to the exact one than a sum in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from korch.equivalence.affine import AxisConstant, axis_constant
+from korch.equivalence.quantization import Dequantized, dequantized, dequantized_by
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer
+from korch.primitive.graph import Primitive
+from korch.primitive.op import Array, Category
+from korch.primitive.ops.elementwise import CastAttributes
+from korch.primitive.ops.linear import BYTES, ConvAttributes
+from korch.primitive.quantized import integer_conv, integer_matmul, largest_terms
+from korch.primitive.types import DType, ValueId, ValueType
+
+LINEAR = ("conv", "conv_transpose", "matmul")
+
+MOST_TERMS = 32_000
+"""Products of bytes whose sum is below 2^31, with room for a bias."""
+
+LARGEST_BIAS = 1 << 24
+"""Integers below it are exact in float32, and fit into a sum beside `MOST_TERMS` products."""
+
+STEPS = 16
+"""Primitives from a constant as it is stored to its use that are looked at."""
+
+LARGEST_BYTES = 1 << 30
+"""Bytes of a constant that is computed when the model is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProductMatch:
+    """A product, and the last primitive of each operand's dequantization."""
+
+    root: Primitive
+    left: Primitive
+    right: Primitive
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProductWitness:
+    """A product of dequantized bytes, and the scale of its sums: along no axis, one or two."""
+
+    root: Primitive
+    left: Dequantized
+    right: Dequantized
+    scales: tuple[AxisConstant, ...]
+
+
+def _match_product(view: View, root: Primitive) -> Iterator[ProductMatch]:
+    if not view.type(root.output).dtype.is_float:
+        return
+    for left in dequantized(view, root.inputs[0]):
+        for right in dequantized(view, root.inputs[1]):
+            yield ProductMatch(root, left.root, right.root)
+
+
+def _refuse_product(view: View, match: ProductMatch) -> ProductWitness | RuleRefusal:
+    root, left, right = match.root, dequantized_by(view, match.left), dequantized_by(view, match.right)
+    if left is None or right is None or not {left.grid.dtype, right.grid.dtype} <= {*BYTES}:
+        return RuleRefusal("the integers have more than 8 bits", root.output)
+    if largest_terms(root.op, view.shape(root.inputs[1])) > MOST_TERMS:
+        return RuleRefusal("a sum could exceed 32 bits", root.output)
+    rank = view.type(root.output).rank
+    is_conv = root.op == "conv"
+    rows, columns, axis = (None, 0, 1) if is_conv else (rank - 2, rank - 1, rank - 1)
+    if not {left.grid.scale.axis, left.grid.zero.axis} <= {None, rows}:
+        return RuleRefusal("the data's scale varies along the sum", root.output)
+    if not {right.grid.scale.axis, right.grid.zero.axis} <= {None, columns}:
+        return RuleRefusal("the weights' scale varies along the sum", root.output)
+    scales = [
+        AxisConstant(place if grid.scale.axis is not None else None, grid.scale.vector)
+        for grid, place in ((left.grid, rows), (right.grid, axis))
+    ]
+    if None in (scales[0].axis, scales[1].axis):
+        place = scales[0].axis if scales[1].axis is None else scales[1].axis
+        scales = [AxisConstant(place, scales[0].vector * scales[1].vector)]
+    if not all(_is_normal(scale.vector) for scale in scales):
+        return RuleRefusal("a product of scales is no normal number", root.output)
+    return ProductWitness(root, left, right, tuple(scales))
+
+
+def _is_normal(vector: Array) -> bool:
+    limits = np.finfo(np.float32)
+    return bool(((vector >= limits.tiny) & (vector <= limits.max)).all())
+
+
+def _build_product(writer: Writer, witness: ProductWitness) -> int:
+    root, verbs = witness.root, writer.verbs
+    values = [ValueId(side.q) for side in (witness.left, witness.right)]
+    zeros = [_zero(writer, side, root.op) for side in (witness.left, witness.right)]
+    match root.attributes:
+        case ConvAttributes() as attributes:
+            total = integer_conv(verbs, values[0], values[1], zeros[0], zeros[1], attributes)
+        case _:
+            total = integer_matmul(verbs, values[0], values[1], zeros[0], zeros[1])
+    type_ = writer.type(root.output)
+    result = writer.add("cast", (total,), CastAttributes(type_.dtype.value))
+    for scale in witness.scales:
+        result = writer.add("mul", (result, writer.along(scale.vector, scale.axis or 0, type_)))
+    return result
+
+
+def _zero(writer: Writer, side: Dequantized, op: str) -> ValueId | None:
+    """Return a zero point: of a convolution as a vector, of a matrix product along its axis."""
+    zero, rank = side.grid.zero, writer.type(side.q).rank
+    if not np.any(zero.vector):
+        return None
+    vector = zero.vector if np.ndim(zero.vector) else zero.vector.reshape(1)
+    if op == "matmul":
+        shape = [1] * rank
+        shape[zero.axis if zero.axis is not None else rank - 1] = len(vector)
+        vector = vector.reshape(shape)
+    return ValueId(writer.constant(vector, DType.I32))
+
+
+PRODUCT_OF_DEQUANTIZED_IS_INTEGER = Rule(
+    name="product-of-dequantized-is-integer",
+    law="(s (a - z)) * (t (b - y)) = s t (a*b - z sum b - y sum a + n z y), of bytes a and b in 32 bits",
+    source="bilinearity; Jacob et al. (CVPR 2018), equation 7",
+    roots=("conv", "matmul"),
+    match=_match_product,
+    refuse=_refuse_product,
+    build=_build_product,
+    reorders=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BiasMatch:
+    """A bias that is added to scaled sums, and the primitives of both."""
+
+    root: Primitive
+    scaling: Primitive
+    cast: Primitive
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BiasWitness:
+    """Sums to which whole numbers are added along an axis, and the scale that follows."""
+
+    root: Primitive
+    sums: int
+    bias: AxisConstant
+    scale: int
+
+
+def _match_bias(view: View, root: Primitive) -> Iterator[BiasMatch]:
+    for scaling in view.producing(root.inputs[0], "mul"):
+        for cast in view.producing(scaling.inputs[0], "cast"):
+            if view.type(cast.inputs[0]).dtype is DType.I32:
+                yield BiasMatch(root, scaling, cast)
+
+
+def _refuse_bias(view: View, match: BiasMatch) -> BiasWitness | RuleRefusal:
+    root, sums = match.root.output, match.cast.inputs[0]
+    bias, scale = axis_constant(view, match.root.inputs[1]), axis_constant(view, match.scaling.inputs[1])
+    if bias is None or scale is None or (None not in (bias.axis, scale.axis) and bias.axis != scale.axis):
+        return RuleRefusal("the bias and the scale vary along different axes", root)
+    with np.errstate(all="ignore"):
+        steps = bias.vector / scale.vector
+    whole = np.rint(steps)
+    if not np.isfinite(steps).all() or (np.abs(steps - whole) > 2.0**-21 * np.abs(steps)).any():
+        return RuleRefusal("the bias is no multiple of the scale", root)
+    axis = bias.axis if bias.axis is not None else scale.axis
+    for inner in view.producing(sums, "add"):
+        offset = axis_constant(view, inner.inputs[1])
+        if offset is not None and (None in (offset.axis, axis) or offset.axis == axis):
+            sums, whole = inner.inputs[0], whole + offset.vector
+            axis = axis if axis is not None else offset.axis
+            break
+    if (np.abs(whole) >= LARGEST_BIAS).any():
+        return RuleRefusal("the bias is large", root)
+    return BiasWitness(match.root, sums, AxisConstant(axis, whole), match.scaling.inputs[1])
+
+
+def _build_bias(writer: Writer, witness: BiasWitness) -> int:
+    type_, sums = writer.type(witness.root.output), witness.sums
+    if np.any(witness.bias.vector):
+        wide = ValueType(type_.shape, DType.I32)
+        sums = writer.add("add", (sums, writer.along(witness.bias.vector, witness.bias.axis or 0, wide)))
+    result = writer.add("cast", (sums,), CastAttributes(type_.dtype.value))
+    return writer.add("mul", (result, witness.scale))
+
+
+BIAS_JOINS_INTEGER_SUMS = Rule(
+    name="bias-joins-integer-sums",
+    law="s a + b = s (a + b/s), where b/s is a whole number",
+    source="distributivity; biases are quantized with the product of both scales",
+    roots=("add",),
+    match=_match_bias,
+    refuse=_refuse_bias,
+    build=_build_bias,
+    reorders=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatch:
+    """An operand of a product that follows from constants stored in fewer bytes."""
+
+    root: Primitive
+    position: int
+    steps: tuple[Primitive, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredWitness:
+    """The product with the operand's elements."""
+
+    root: Primitive
+    position: int
+    array: Array
+
+
+def _match_stored(view: View, root: Primitive) -> Iterator[StoredMatch]:
+    for position, value in enumerate(root.inputs):
+        steps: dict[int, Primitive] = {}
+        if view.constant(value) is None and _follow(view, value, steps, STEPS):
+            ordered = tuple(dict.fromkeys(steps.values()))
+            if any(step.op == "cast" for step in ordered):
+                yield StoredMatch(root, position, ordered)
+
+
+def _follow(view: View, value: int, steps: dict[int, Primitive], depth: int) -> bool:
+    """Collect the model's own primitives from constants to a value; say whether there are no others."""
+    if value in steps or view.constant(value) is not None:
+        return True
+    makers = view.producing(value)
+    if not makers or depth == 0:
+        return False
+    maker = makers[0]
+    is_plain = maker.row.category in (Category.ELEMENTWISE, Category.LAYOUT, Category.BROADCAST)
+    if not is_plain or not all(_follow(view, v, steps, depth - 1) for v in maker.inputs):
+        return False
+    steps[value] = maker
+    return True
+
+
+def _refuse_stored(view: View, match: StoredMatch) -> StoredWitness | RuleRefusal:
+    value = match.root.inputs[match.position]
+    if view.type(value).size_bytes > LARGEST_BYTES:
+        return RuleRefusal("the constant is too large to compute", match.root.output, is_final=True)
+    arrays: dict[int, Array] = {}
+    with np.errstate(all="ignore"):
+        for step in match.steps:
+            for v in step.inputs:
+                constant = view.constant(v)
+                if constant is not None:
+                    arrays.setdefault(v, constant.array)
+            result = step.row.reference([arrays[v] for v in step.inputs], step.attributes)
+            arrays[step.output] = result.astype(view.type(step.output).dtype.numpy, copy=False)
+    return StoredWitness(match.root, match.position, arrays[value])
+
+
+def _build_stored(writer: Writer, witness: StoredWitness) -> int:
+    inputs = list(witness.root.inputs)
+    inputs[witness.position] = writer.constant(witness.array, writer.type(inputs[witness.position]).dtype)
+    return writer.add(witness.root.op, inputs, witness.root.attributes)
+
+
+STORED_WEIGHTS_ARE_COMPUTED_ONCE = Rule(
+    name="stored-weights-are-computed-once",
+    law="x * f(w) = x * v for a constant w, where v = f(w) takes more bytes",
+    source="constant folding",
+    roots=LINEAR,
+    match=_match_stored,
+    refuse=_refuse_stored,
+    build=_build_stored,
+)
+
+RULES: tuple[AnyRule, ...] = (
+    PRODUCT_OF_DEQUANTIZED_IS_INTEGER,
+    BIAS_JOINS_INTEGER_SUMS,
+    STORED_WEIGHTS_ARE_COMPUTED_ONCE,
+)

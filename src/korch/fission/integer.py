@@ -1,0 +1,117 @@
+"""Fission of products of bytes: exact sums of 32 bits, and their requantization."""
+
+from __future__ import annotations
+
+from korch.fission.context import Context
+from korch.fission.linear import conv_attributes, matrices
+from korch.fission.rule import NotSplit, Result, Rule, rule
+from korch.primitive.ops.linear import BYTES
+from korch.primitive.quantized import integer_conv, integer_matmul, quantize
+from korch.primitive.types import DType, ValueId
+
+
+def _zero_of_rows(c: Context, position: int, a: ValueId) -> ValueId | NotSplit | None:
+    """Return a left operand's zero points, one in all or one for each row, in the shape [..., m, 1]."""
+    zero = c.optional(position)
+    if zero is None or c.builder.type(zero).size == 1:
+        return None if zero is None else c.reshape(zero, (1,) * c.rank(a))
+    shape = c.shape(zero)
+    wanted = (*c.shape(a)[:-1], 1)
+    if len(shape) == 1 and shape[0] == wanted[-2]:
+        return c.reshape(zero, ((1,) * (len(wanted) - 2) + (shape[0], 1)))
+    return zero if shape == wanted else NotSplit("the zero points fit no row")
+
+
+def _zero_of_columns(c: Context, position: int, b: ValueId) -> ValueId | NotSplit | None:
+    """Return a right operand's zero points, one in all or one for each column, in the shape [..., 1, n]."""
+    zero = c.optional(position)
+    if zero is None or c.builder.type(zero).size == 1:
+        return None if zero is None else c.reshape(zero, (1,) * c.rank(b))
+    shape = c.shape(zero)
+    wanted = (*c.shape(b)[:-2], 1, c.shape(b)[-1])
+    if len(shape) == 1 and shape[0] == wanted[-1]:
+        return c.reshape(zero, (1,) * (len(wanted) - 1) + shape)
+    return zero if shape == wanted else NotSplit("the zero points fit no column")
+
+
+def _sums(c: Context, at: tuple[int, int], zeros: tuple[int, int]) -> ValueId | NotSplit:
+    """Return the sums of a matrix product whose operands and zero points are the inputs at these positions."""
+    a, b = matrices(c, c.input(at[0]), c.input(at[1]))
+    if c.dtype(a) not in BYTES or c.dtype(b) not in BYTES:
+        return NotSplit(f"elements of type {c.dtype(a).value} and {c.dtype(b).value}")
+    if not c.shape(a)[-1]:
+        return c.full(0, c.builder.type(c.add("matmul", a, b)))
+    za, zb = _zero_of_rows(c, zeros[0], a), _zero_of_columns(c, zeros[1], b)
+    if isinstance(za, NotSplit):
+        return za
+    return zb if isinstance(zb, NotSplit) else integer_matmul(c, a, b, za, zb)
+
+
+def _matmul_integer(c: Context) -> Result:
+    total = _sums(c, (0, 1), (2, 3))
+    return total if isinstance(total, NotSplit) else c.reshape(total, c.output_type().shape)
+
+
+def _qlinear_matmul(c: Context) -> Result:
+    """Y = saturate(round(sums*(scale_a*scale_b/scale_y)) + zero_y)."""
+    total = _sums(c, (0, 3), (2, 5))
+    if isinstance(total, NotSplit):
+        return total
+    rank = c.rank(total)
+    scales = [c.input(position) for position in (1, 4, 6)]
+    if any(c.dtype(scale) is not DType.F32 for scale in scales):
+        return NotSplit(f"scales of type {c.dtype(scales[0]).value}")
+    lead = (1,) * (rank - 2)
+    a, b = (c.builder.type(scale).size for scale in scales[:2])
+    scales[0] = c.reshape(scales[0], (*lead, a, 1) if c.rank(scales[0]) < 2 else c.shape(scales[0]))
+    scales[1] = c.reshape(scales[1], (*lead, 1, b) if c.rank(scales[1]) < 2 else c.shape(scales[1]))
+    zero = c.reshape(c.input(7), (1,) * rank)
+    y = _requantize(c, total, scales[0], scales[1], c.reshape(scales[2], (1,) * rank), zero)
+    return c.reshape(y, c.output_type().shape)
+
+
+def _requantize(c: Context, total: ValueId, a: ValueId, b: ValueId, y: ValueId, zero: ValueId) -> ValueId:
+    factor = c.elementwise("div", c.elementwise("mul", a, b), y)
+    quotient = c.elementwise("mul", c.cast(total, DType.F32), factor)
+    return quantize(c, quotient, c.broadcast(zero, c.shape(total)), c.dtype(zero))
+
+
+def _conv_integer(c: Context) -> Result:
+    return _conv_sums(c, 0, 1, c.optional(2), c.optional(3))
+
+
+def _conv_sums(c: Context, x: int, w: int, zx: ValueId | None, zw: ValueId | None) -> ValueId | NotSplit:
+    image, weights = c.input(x), c.input(w)
+    if c.dtype(image) not in BYTES or c.dtype(weights) not in BYTES:
+        return NotSplit(f"elements of type {c.dtype(image).value} and {c.dtype(weights).value}")
+    attributes = conv_attributes(c, image, weights)
+    if isinstance(attributes, NotSplit):
+        return attributes
+    if zx is not None and c.builder.type(zx).size != 1:
+        return NotSplit("a zero point for each channel of the data")
+    return integer_conv(c, image, weights, zx, zw, attributes)
+
+
+def _qlinear_conv(c: Context) -> Result:
+    """Y = saturate(round((sums + bias)*(scale_x*scale_w/scale_y)) + zero_y)."""
+    total = _conv_sums(c, 0, 3, c.input(2), c.input(5))
+    if isinstance(total, NotSplit):
+        return total
+    rank = c.rank(total)
+    bias = c.optional(8)
+    if bias is not None:
+        total = c.elementwise("add", total, c.reshape(bias, (1, c.shape(bias)[0], *(1,) * (rank - 2))))
+    scale_x, scale_w, scale_y, zero = (c.input(position) for position in (1, 4, 6, 7))
+    each = (1, c.builder.type(scale_w).size, *(1,) * (rank - 2))
+    one = (1,) * rank
+    return _requantize(
+        c, total, c.reshape(scale_x, one), c.reshape(scale_w, each), c.reshape(scale_y, one), c.reshape(zero, one)
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    rule("MatMulInteger", _matmul_integer, 10),
+    rule("ConvInteger", _conv_integer, 10),
+    rule("QLinearMatMul", _qlinear_matmul, 10),
+    rule("QLinearConv", _qlinear_conv, 10),
+)

@@ -1,0 +1,311 @@
+"""A node of the domain com.microsoft -> nodes of the ONNX standard with the same meaning.
+
+ONNX Runtime's quantizers and exporters write these operators; their definitions are in its documentation. What they
+compute is exact in integers up to one rounding at the end, which their kernels may do a step earlier or later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+
+from korch.errors import ModelError, UnsupportedError
+from korch.frontend.names import node_label
+from korch.frontend.operator import read_attributes
+from korch.primitive.op import Array
+from korch.primitive.types import DType, ValueType
+
+DOMAIN = "com.microsoft"
+
+OLDEST_OPSET = 13
+"""The first opset whose DequantizeLinear has an axis."""
+
+
+class Definition:
+    """One node, and the nodes that define it so far.
+
+    Attributes:
+        nodes: in order.
+    """
+
+    def __init__(self, node: Any, types: Mapping[str, ValueType], constants: Mapping[str, Array], where: str) -> None:
+        self.node, self.types, self.constants, self.where = node, types, constants, where
+        self.attributes = read_attributes(node)
+        self.nodes: list[Any] = []
+
+    def optional(self, position: int) -> str:
+        """Return the name of an input, "" if it is left out."""
+        return self.node.input[position] if position < len(self.node.input) else ""
+
+    def needed(self, position: int, what: str) -> str:
+        """Return the name of an input.
+
+        Raises:
+            ModelError: it is left out.
+        """
+        name = self.optional(position)
+        if not name:
+            raise ModelError(f"its input {position}, {what}, is missing", where=self.where)
+        return str(name)
+
+    def known(self, position: int, what: str) -> Array:
+        """Return the elements of an input.
+
+        Raises:
+            UnsupportedError: they are not known.
+        """
+        name = self.needed(position, what)
+        if name not in self.constants:
+            raise UnsupportedError(f"its input {position}, {what}, is no constant", where=self.where)
+        return self.constants[name]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of an input."""
+        return tuple(self.constants[name].shape) if name in self.constants else self.types[name].shape
+
+    def op(self, op_type: str, *inputs: str, output: str = "", **attributes: Any) -> str:
+        """Add a node and return its output."""
+        name = output or f"{next(filter(None, self.node.output))}/{op_type}_{len(self.nodes)}"
+        self.nodes.append(onnx.helper.make_node(op_type, inputs, [name], name=name, **attributes))
+        return name
+
+    def constant(self, array: Array) -> str:
+        """Add a constant and return its name."""
+        return self.op("Constant", value=onnx.numpy_helper.from_array(np.asarray(array)))
+
+    def real(self, at: int, what: str = "an operand") -> str:
+        """Return three inputs (integers, scale, zero point) as real numbers."""
+        scale, zero = self.needed(at + 1, f"the scale of {what}"), self.optional(at + 2)
+        return self.op("DequantizeLinear", self.needed(at, what), scale, *[zero] * bool(zero))
+
+    def finish(self, x: str, at: int, like: str) -> None:
+        """Quantize real numbers to the node's output; scale and zero point are inputs."""
+        scale, zero = self.needed(at, "the scale of the result"), self.optional(at + 1)
+        zero = zero or self.constant(np.zeros((), self._dtype(like)))
+        self.op("QuantizeLinear", x, scale, zero, output=self.node.output[0])
+
+    def _dtype(self, name: str) -> np.dtype[Any]:
+        return self.constants[name].dtype if name in self.constants else self.types[name].dtype.numpy
+
+    def sums(self, a: int, b: str, zeros: tuple[str, str]) -> str:
+        """Return the exact product of integers as real numbers."""
+        arguments = [self.needed(a, "the data"), b, *zeros]
+        while not arguments[-1]:
+            arguments.pop()
+        return self.op("MatMulInteger", *arguments)
+
+    def scaled(self, sums: str, *factors: str) -> str:
+        """Return integers times the product of scales."""
+        factor = factors[0]
+        for other in factors[1:]:
+            factor = self.op("Mul", factor, other)
+        return self.op("Mul", self.op("Cast", sums, to=onnx.TensorProto.FLOAT), factor)
+
+    def end(self, x: str, bias: str = "") -> None:
+        """Name a value, plus a bias if there is one, the node's output."""
+        inputs = (x, bias) if bias else (x,)
+        self.op("Add" if bias else "Identity", *inputs, output=self.node.output[0])
+
+
+def _binary(op_type: str) -> Callable[[Definition], None]:
+    def define(d: Definition) -> None:
+        d.finish(d.op(op_type, d.real(0), d.real(3)), 6, d.needed(0, "an operand"))
+
+    return define
+
+
+def _unary(op_type: str, **defaults: float) -> Callable[[Definition], None]:
+    def define(d: Definition) -> None:
+        attributes = {name: float(d.attributes.get(name, value)) for name, value in defaults.items()}
+        d.finish(d.op(op_type, d.real(0), **attributes), 3, d.needed(0, "the data"))
+
+    return define
+
+
+def _global_average_pool(d: Definition) -> None:
+    x = d.real(0)
+    rank = len(d.shape(d.node.input[0]))
+    if not d.attributes.get("channels_last", 0):
+        d.finish(d.op("GlobalAveragePool", x), 3, d.node.input[0])
+        return
+    first = d.op("GlobalAveragePool", d.op("Transpose", x, perm=[0, rank - 1, *range(1, rank - 1)]))
+    d.finish(d.op("Transpose", first, perm=[0, *range(2, rank), 1]), 3, d.node.input[0])
+
+
+def _concat(d: Definition) -> None:
+    parts = [d.real(at, "a part") for at in range(2, len(d.node.input), 3)]
+    d.finish(d.op("Concat", *parts, axis=int(d.attributes["axis"])), 0, d.needed(2, "a part"))
+
+
+def _gemm(d: Definition) -> None:
+    """Y = alpha*sa*sb*(sums + C), quantized if a scale is given."""
+    a, b = d.needed(0, "the data"), d.needed(3, "the weights")
+    if d.attributes.get("transA", 0):
+        d.node.input[0] = d.op("Transpose", a, perm=[1, 0])
+    if d.attributes.get("transB", 0):
+        b = d.op("Transpose", b, perm=[1, 0])
+    total = d.sums(0, b, (d.optional(2), d.optional(5)))
+    if d.optional(6):
+        total = d.op("Add", total, d.optional(6))
+    alpha = d.constant(np.asarray(d.attributes.get("alpha", 1.0), np.float32))
+    scale_a, scale_b = d.needed(1, "the scale of the data"), d.needed(4, "the scale of the weights")
+    real = d.scaled(total, scale_a, scale_b, alpha)
+    if d.optional(7):
+        d.finish(real, 7, a)
+    else:
+        d.end(real)
+
+
+def _dynamic_matmul(d: Definition) -> None:
+    x = d.needed(0, "the data")
+    out = next(filter(None, d.node.output))
+    names = [f"{out}/{name}" for name in ("bytes", "scale", "zero")]
+    d.nodes.append(onnx.helper.make_node("DynamicQuantizeLinear", [x], names, name=names[0]))
+    d.node.input[0] = names[0]
+    total = d.sums(0, d.needed(1, "the weights"), (names[2], d.optional(3)))
+    d.end(d.scaled(total, names[1], d.needed(2, "the scale of the weights")), d.optional(4))
+
+
+def _matmul_to_float(d: Definition) -> None:
+    total = d.sums(0, d.needed(1, "the weights"), (d.optional(4), d.optional(5)))
+    scale_a, scale_b = d.needed(2, "the scale of the data"), d.needed(3, "the scale of the weights")
+    d.end(d.scaled(total, scale_a, scale_b), d.optional(6))
+
+
+def _unpacked(array: Array, bits: int, count: int) -> Array:
+    """Return the integers that share bytes along the last axis, the lowest bits first."""
+    single = array[..., None] >> np.arange(0, 8, bits, dtype=np.uint8) & ((1 << bits) - 1)
+    return single.reshape(*array.shape[:-1], -1)[..., :count]
+
+
+def _matmul_of_bits(d: Definition) -> None:
+    """Y = A W' + bias, where W[n, k] = (q[n, k] - zero[n, k / block])*scale[n, k / block]."""
+    k, n, block, bits = (int(d.attributes.get(name, 4)) for name in ("K", "N", "block_size", "bits"))
+    if bits not in (2, 4, 8):
+        raise UnsupportedError(f"its weights have {bits} bits", where=d.where, expected="2, 4 or 8")
+    if d.optional(4):
+        raise UnsupportedError("its weights are in groups of any order (g_idx)", where=d.where)
+    blocks = -(-k // block)
+    packed, scales = d.known(1, "the weights"), d.known(2, "the scales")
+    size_bytes = -(-block * bits // 8)
+    if packed.dtype != np.uint8 or packed.size != n * blocks * size_bytes or scales.size != n * blocks:
+        raise ModelError(
+            f"its weights have the shape {list(packed.shape)} and its scales {list(scales.shape)}",
+            where=d.where,
+            expected=f"bytes of the shape [{n}, {blocks}, {size_bytes}] and {n * blocks} scales",
+        )
+    q = _unpacked(packed.reshape(n * blocks, size_bytes), bits, block)
+    scale = d.constant(scales.reshape(-1).astype(np.float32))
+    zero = d.known(3, "the zero points") if d.optional(3) else None
+    if zero is None or zero.dtype == np.uint8:
+        points = np.full(n * blocks, 1 << (bits - 1), np.uint8)
+        if zero is not None:
+            points = _unpacked(zero.reshape(n, -1), bits, blocks).reshape(-1)
+        w = d.op("DequantizeLinear", d.constant(q), scale, d.constant(points), axis=0)
+    else:
+        column = zero.reshape(-1, 1).astype(np.float32)
+        w = d.constant((q.astype(np.float32) - column) * scales.reshape(-1, 1).astype(np.float32))
+    w = d.op("Reshape", w, d.constant(np.array([n, blocks * block])))
+    if blocks * block > k:
+        ends = [d.constant(np.array([value])) for value in (0, k, 1)]
+        w = d.op("Slice", w, *ends)
+    a = d.needed(0, "the data")
+    dtype = d.types[a].dtype if a in d.types else DType.F32
+    wide = a if dtype is DType.F32 else d.op("Cast", a, to=onnx.TensorProto.FLOAT)
+    y = d.op("MatMul", wide, d.op("Transpose", w, perm=[1, 0]))
+    if dtype is not DType.F32:
+        y = d.op("Cast", y, to=onnx.helper.np_dtype_to_tensor_dtype(dtype.numpy))
+    d.end(y, d.optional(5))
+
+
+def _attention(d: Definition) -> None:
+    """Softmax(Q K' / sqrt(size) + mask) V of heads, where Q, K and V are one product of integers."""
+    if d.optional(8) or len([name for name in d.node.output if name]) > 1:
+        raise UnsupportedError("it has a past or gives a present state", where=d.where)
+    batch, length, _ = d.shape(d.needed(0, "the data"))
+    heads, width = int(d.attributes["num_heads"]), d.shape(d.needed(1, "the weights"))[1] // 3
+    total = d.sums(0, d.node.input[1], (d.optional(6), d.optional(7)))
+    real = d.scaled(total, d.needed(3, "the scale of the data"), d.needed(4, "the scale of the weights"))
+    joined = d.op("Add", real, d.needed(2, "the bias"))
+    shape = d.constant(np.array([batch, length, 3, heads, width // heads]))
+    split = d.op("Transpose", d.op("Reshape", joined, shape), perm=[2, 0, 3, 1, 4])
+    q, k, v = (d.op("Gather", split, d.constant(np.array(i)), axis=0) for i in range(3))
+    scale = float(d.attributes.get("scale", 0) or 1 / np.sqrt(width // heads))
+    scores = d.op("MatMul", q, d.op("Transpose", k, perm=[0, 1, 3, 2]))
+    scores = d.op("Mul", scores, d.constant(np.asarray(scale, np.float32)))
+    lowest = np.float32(d.attributes.get("mask_filter_value", -10000.0))
+    if d.optional(5):
+        scores = d.op("Add", scores, _mask(d, length, lowest))
+    if d.attributes.get("unidirectional", 0):
+        later = np.triu(np.full((length, length), lowest, np.float32), 1)
+        scores = d.op("Add", scores, d.constant(later))
+    summed = d.op("MatMul", d.op("Softmax", scores, axis=-1), v)
+    shape = d.constant(np.array([batch, length, width]))
+    d.end(d.op("Reshape", d.op("Transpose", summed, perm=[0, 2, 1, 3]), shape))
+
+
+def _mask(d: Definition, length: int, lowest: np.float32) -> str:
+    """Return what is added to scores: of a mask of ones and zeros, or of the length of each row."""
+    mask = d.optional(5)
+    shape = d.shape(mask)
+    if len(shape) == 1 and shape[0] == d.shape(d.node.input[0])[0]:
+        places = d.constant(np.arange(length, dtype=np.int32))
+        is_kept = d.op("Less", places, d.op("Reshape", mask, d.constant(np.array([-1, 1, 1, 1]))))
+    elif len(shape) == 2:
+        wanted = d.constant(np.array([shape[0], 1, 1, shape[1]]))
+        is_kept = d.op("Greater", d.op("Reshape", mask, wanted), d.constant(np.array(0, np.int32)))
+    elif len(shape) == 3:
+        wanted = d.constant(np.array([shape[0], 1, *shape[1:]]))
+        is_kept = d.op("Greater", d.op("Reshape", mask, wanted), d.constant(np.array(0, np.int32)))
+    else:
+        raise UnsupportedError(f"its mask has the shape {list(shape)}", where=d.where)
+    return d.op("Where", is_kept, d.constant(np.array(0, np.float32)), d.constant(np.array(lowest)))
+
+
+DEFINITIONS: Mapping[str, Callable[[Definition], None]] = {
+    "DynamicQuantizeMatMul": _dynamic_matmul,
+    "MatMulIntegerToFloat": _matmul_to_float,
+    "MatMulNBits": _matmul_of_bits,
+    "QAttention": _attention,
+    "QGemm": _gemm,
+    "QLinearAdd": _binary("Add"),
+    "QLinearConcat": _concat,
+    "QLinearGlobalAveragePool": _global_average_pool,
+    "QLinearLeakyRelu": _unary("LeakyRelu", alpha=0.01),
+    "QLinearMul": _binary("Mul"),
+    "QLinearSigmoid": _unary("Sigmoid"),
+}
+
+
+def define_contributed(
+    node: Any, opsets: Mapping[str, int], types: Mapping[str, ValueType], constants: Mapping[str, Array], model: str
+) -> list[Any] | None:
+    """Return the standard nodes that define a node of ONNX Runtime's own domain, None if there are none here.
+
+    Args:
+        node: a NodeProto; its input names may be changed.
+        opsets: the version of each domain.
+        types: of the values so far.
+        constants: the values known so far.
+        model: the model's name, for messages.
+
+    Raises:
+        ModelError: an input is missing, or has another size than the attributes say.
+        UnsupportedError: it uses a part of the operator that has no definition here.
+    """
+    define = DEFINITIONS.get(node.op_type) if node.domain == DOMAIN and DOMAIN in opsets else None
+    if define is None:
+        return None
+    where = f"{model}: {node_label(node)}"
+    if opsets.get("", 0) < OLDEST_OPSET:
+        raise UnsupportedError(
+            f"the model uses opset {opsets.get('', 0)}",
+            where=where,
+            expected=f"at least {OLDEST_OPSET} beside operators of the domain {DOMAIN!r}",
+        )
+    definition = Definition(node, types, constants, where)
+    define(definition)
+    return definition.nodes

@@ -1,0 +1,201 @@
+"""Integers with scales and zero points -> primitives: real numbers from them and back, and exact products of them.
+
+An integer q stands for the real number (q - zero)*scale. A sum of products of bytes minus their zero points is one sum
+of products of bytes in 32 bits, minus sums over one operand that do not depend on the other:
+
+    sum (a - za)(b - zb) = sum a*b - za * sum b - zb * sum a + terms*za*zb
+
+Sums over constants are computed at once. 32-bit sums wrap around, so only the result has to fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from korch.primitive.op import Array
+from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.types import DType, ValueId, ValueType
+from korch.primitive.verbs import Verbs, lit
+
+NARROW_BITS = (2, 4)
+"""Widths of integers of which several are stored in one byte."""
+
+
+def dequantize(v: Verbs, q: ValueId, scale: ValueId, zero: ValueId | None) -> ValueId:
+    """Return (q - zero)*scale in float32.
+
+    Args:
+        v: adds the primitives.
+        q: integers of at most 16 bits, which float32 holds exactly, or of 32.
+        scale: of any float type; it broadcasts to q.
+        zero: integers that broadcast to q; None for 0.
+    """
+    if v.dtype(q) is DType.I32:
+        q = q if zero is None else v.elementwise("sub", q, v.cast(zero, DType.I32))
+        return v.elementwise("mul", v.cast(q, DType.F32), v.cast(scale, DType.F32))
+    wide = v.cast(q, DType.F32)
+    if zero is not None and not is_zero(v, zero):
+        wide = v.elementwise("sub", wide, v.cast(zero, DType.F32))
+    return v.elementwise("mul", wide, v.cast(scale, DType.F32))
+
+
+def quantize(v: Verbs, quotient: ValueId, zero: ValueId | None, dtype: DType) -> ValueId:
+    """Return saturate(round_half_even(quotient) + zero) as integers of a type of at most 16 bits.
+
+    Args:
+        v: adds the primitives.
+        quotient: the real numbers in units of the scale.
+        zero: integers that broadcast to the quotient; None for 0.
+        dtype: the type of the result.
+    """
+    y = v.cast(v.elementwise("round", quotient), DType.F32)
+    if zero is not None and not is_zero(v, zero):
+        y = v.elementwise("add", y, v.cast(zero, DType.F32))
+    limits = np.iinfo(dtype.numpy)
+    return v.cast(v.elementwise("min", v.elementwise("max", y, lit(limits.min)), lit(limits.max)), dtype)
+
+
+def is_zero(v: Verbs, value: ValueId) -> bool:
+    """Return whether a value is a constant of zeros."""
+    constant = v.builder.constant_of(value)
+    return constant is not None and constant.is_zero
+
+
+def pack(array: Array, bits: int) -> Array:
+    """Return integers without signs as several in each byte, as `unpack` reads them.
+
+    Args:
+        array: u8[..., n], each below 2^bits.
+        bits: of each integer, 2 or 4.
+    """
+    each = 8 // bits
+    even = np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, -array.shape[-1] % each)])
+    parts = even.reshape(*even.shape[:-1], -1, each).astype(np.int32) << np.arange(0, 8, bits)
+    return np.asarray(parts.sum(-1).astype(np.uint8))
+
+
+def unpack(v: Verbs, packed: ValueId, bits: int, count: int) -> ValueId:
+    """Return integers without signs that share bytes, one each, the lowest bits first.
+
+    Args:
+        v: adds the primitives.
+        packed: u8[..., n].
+        bits: of each integer, 2 or 4.
+        count: the size of the result's last axis, at most n*(8/bits).
+    """
+    *lead, n = v.shape(packed)
+    each = 8 // bits
+    shape = (*lead, n, each)
+    repeated = v.broadcast(v.reshape(packed, (*lead, n, 1)), shape)
+    shifts = v.constant(np.arange(0, 8, bits, dtype=np.uint8).reshape((1,) * (len(lead) + 1) + (each,)))
+    moved = v.elementwise("shift_right", repeated, shifts)
+    single = v.reshape(v.elementwise("bitwise_and", moved, lit((1 << bits) - 1)), (*lead, n * each))
+    return v.slice_axis(single, len(lead), 0, count)
+
+
+def integer_matmul(v: Verbs, a: ValueId, b: ValueId, za: ValueId | None, zb: ValueId | None) -> ValueId:
+    """Return the exact product of matrices of bytes minus their zero points, as i32.
+
+    Args:
+        v: adds the primitives.
+        a: [..., m, k], bytes.
+        b: [..., k, n], bytes, of the same rank.
+        za: broadcasts to [..., m, 1]; None for 0.
+        zb: broadcasts to [..., 1, n]; None for 0.
+    """
+    rank, terms = v.rank(a), v.shape(a)[-1]
+    b, zb = _without_zero(v, b, zb)
+    za, zb = (None if z is None or is_zero(v, z) else v.cast(z, DType.I32) for z in (za, zb))
+    total = v.add("matmul", a, b)
+    if za is not None:
+        total = _minus(v, total, za, v.reduce("sum", v.cast(b, DType.I32), (rank - 2,)))
+    if zb is not None:
+        total = _minus(v, total, zb, v.reduce("sum", v.cast(a, DType.I32), (rank - 1,)))
+    if za is not None and zb is not None:
+        total = v.elementwise("add", total, v.elementwise("mul", v.elementwise("mul", za, lit(terms)), zb))
+    return total
+
+
+def integer_conv(
+    v: Verbs, x: ValueId, w: ValueId, zx: ValueId | None, zw: ValueId | None, attributes: ConvAttributes
+) -> ValueId:
+    """Return the exact convolution of bytes minus their zero points, as i32; what is padded counts as x's zero point.
+
+    Args:
+        v: adds the primitives.
+        x: [n, c, spatial...], bytes.
+        w: [o, c / groups, kernel...], bytes.
+        zx: one element; None for 0.
+        zw: one element, or one for each of o; None for 0.
+        attributes: of the convolution.
+    """
+    spatial, groups = v.rank(x) - 2, attributes.groups
+    zw = None if zw is None else v.reshape(zw, (v.builder.type(zw).size, *(1,) * (spatial + 1)))
+    w, zw = _without_zero(v, w, zw)
+    zx, zw = (None if z is None or is_zero(v, z) else z for z in (zx, zw))
+    constant = None if zx is None else v.builder.constant_of(zx)
+    if constant is not None and any((*attributes.pads_begin, *attributes.pads_end)):
+        before, after = (0, 0, *attributes.pads_begin), (0, 0, *attributes.pads_end)
+        x = v.pad(x, before, after, fill=float(constant.scalar))
+        attributes = replace(attributes, pads_begin=(0,) * spatial, pads_end=(0,) * spatial)
+    total = v.add("conv", x, w, attributes=attributes)
+    out, wide = v.shape(total), DType.I32
+    if zx is not None:
+        zx = v.reshape(v.cast(zx, wide), (1,) * (spatial + 2))
+        total = _minus(v, total, zx, _sums_of_weights(v, v.shape(x), w, attributes))
+    if zw is not None:
+        zw = v.cast(v.reshape(zw, (1, v.shape(zw)[0], *(1,) * spatial)), wide)
+        ones = v.full(1, ValueType((groups, v.shape(w)[1], *v.shape(w)[2:]), DType.I8))
+        sums = _for_each_output(v, v.add("conv", x, ones, attributes=attributes), out)
+        total = _minus(v, total, zw, sums)
+        if zx is not None:
+            image = v.full(1, ValueType((1, *v.shape(x)[1:]), DType.U8))
+            counts = _for_each_output(v, v.add("conv", image, ones, attributes=attributes), (1, *out[1:]))
+            total = v.elementwise("add", total, v.elementwise("mul", v.elementwise("mul", counts, zx), zw))
+    return total
+
+
+def _minus(v: Verbs, total: ValueId, zero: ValueId, sums: ValueId) -> ValueId:
+    """Return total - zero*sums, which is an addition if zero and sums are constants."""
+    known = [v.builder.constant_of(value) for value in (zero, sums)]
+    if known[0] is not None and known[1] is not None:
+        with np.errstate(all="ignore"):
+            product = -(known[0].array * known[1].array)
+        return v.elementwise("add", total, v.constant(product.astype(np.int32)))
+    return v.elementwise("sub", total, v.elementwise("mul", zero, sums))
+
+
+def _without_zero(v: Verbs, w: ValueId, zero: ValueId | None) -> tuple[ValueId, ValueId | None]:
+    """Return constant bytes minus their zero points and no zero point, if they still are bytes."""
+    constants = (v.builder.constant_of(w), None if zero is None else v.builder.constant_of(zero))
+    if constants[0] is None or constants[1] is None:
+        return w, zero
+    array = constants[0].array.astype(np.int32) - constants[1].array
+    for dtype in (np.int8, np.uint8):
+        if np.array_equal(array.astype(dtype), array):
+            return v.constant(array.astype(dtype)), None
+    return w, zero
+
+
+def _sums_of_weights(v: Verbs, image: Sequence[int], w: ValueId, attributes: ConvAttributes) -> ValueId:
+    """Return the sum of the weights that each output multiplies by elements, not by pads."""
+    if any((*attributes.pads_begin, *attributes.pads_end)):
+        return v.add("conv", v.full(1, ValueType((1, *image[1:]), DType.U8)), w, attributes=attributes)
+    sums = v.reduce("sum", v.cast(w, DType.I32), range(1, v.rank(w)))
+    return v.reshape(sums, (1, v.shape(w)[0], *(1,) * (v.rank(w) - 2)))
+
+
+def _for_each_output(v: Verbs, sums: ValueId, out: Sequence[int]) -> ValueId:
+    """Return one channel for each group as one for each output channel."""
+    batch, groups, *places = v.shape(sums)
+    each = v.broadcast(v.reshape(sums, (batch, groups, 1, *places)), (batch, groups, out[1] // groups, *places))
+    return v.reshape(each, (batch, out[1], *places))
+
+
+def largest_terms(op: str, weights: Sequence[int]) -> int:
+    """Return how many products of bytes a convolution or matrix product adds up."""
+    return weights[-2] if op == "matmul" else math.prod(weights[1:])

@@ -1,0 +1,246 @@
+"""Examples of the rules on quantized values: graphs that are written step by step, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from korch.equivalence.affine import AxisConstant
+from korch.equivalence.quantization import Grid, write_dequantized, write_quantized
+from korch.equivalence.rule import Writer
+from korch.primitive.graph import GraphBuilder
+from korch.primitive.ops.layout import ConcatAttributes, PadAttributes, ReshapeAttributes, TransposeAttributes
+from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.ops.reduce import BroadcastAttributes, PoolAttributes, ReduceAttributes
+from korch.primitive.text import format_graph
+from korch.primitive.types import DType, ValueType
+
+
+def grid(scale: object = 0.5, zero: object = 0, dtype: DType = DType.U8, axis: int = 0) -> Grid:
+    """Return a grid; what is a list varies along an axis."""
+    parts = (AxisConstant(axis if np.ndim(part) else None, np.asarray(part, np.float64)) for part in (scale, zero))
+    return Grid(*parts, dtype)
+
+
+class Example:
+    """A graph of float64 while it is written."""
+
+    def __init__(self) -> None:
+        self.builder = GraphBuilder()
+        self.writer = Writer(self.builder, "")
+        self.add = self.builder.add
+        self.count = 0
+
+    def input(self, *shape: int, dtype: DType = DType.F64) -> int:
+        self.count += 1
+        return self.builder.input(f"x{self.count}", ValueType(shape, dtype))
+
+    def given(self, shape: tuple[int, ...], on: Grid) -> int:
+        """Return an input of integers, dequantized."""
+        return write_dequantized(self.writer, self.input(*shape, dtype=on.dtype), on, DType.F64)
+
+    def known(self, array: object, on: Grid) -> int:
+        """Return constant integers, dequantized."""
+        q = self.builder.constant(np.asarray(array).astype(on.dtype.numpy))
+        return write_dequantized(self.writer, q, on, DType.F64)
+
+    def full(self, number: float, *shape: int) -> int:
+        return self.builder.constant(np.full(shape, float(number)))
+
+    def along(self, vector: list[float], axis: int, *shape: int) -> int:
+        return self.writer.along(np.asarray(vector), axis, ValueType(shape, DType.F64))
+
+    def quantized(self, x: int, on: Grid) -> int:
+        return write_quantized(self.writer, x, on)
+
+    def text(self, *outputs: int) -> str:
+        for i, value in enumerate(outputs):
+            self.builder.output(f"y{i}", value)
+        return format_graph(self.builder.freeze())
+
+
+def write(build: Callable[[Example], int]) -> str:
+    """Return the text of the graph that a function writes."""
+    example = Example()
+    return example.text(build(example))
+
+
+W = [[1, -2, 3], [4, 5, -6]]
+U = [[1, 255, 3], [4, 5, 250]]
+IMAGE = [[[[1, -2], [3, 7]]], [[[4, -5], [0, 2]]]]
+I8 = grid(0.25, 0, DType.I8)
+PADDED = ConvAttributes((1, 1), (1, 0), (0, 1), (1, 1), 1)
+GROUPS = ConvAttributes((2, 1), (1, 1), (0, 1), (1, 1), 2)
+WINDOW = PoolAttributes((2, 2), (1, 1), (1, 0), (0, 0), (1, 1))
+
+
+def product(data: Grid, weights: Grid, array: object = W, shape: tuple[int, ...] = (4, 2)) -> str:
+    return write(lambda e: e.add("matmul", (e.given(shape, data), e.known(array, weights))))
+
+
+def convolution(data: Grid, weights: Grid, attributes: ConvAttributes = PADDED, channels: int = 1) -> str:
+    return write(lambda e: e.add("conv", (e.given((2, channels, 4, 3), data), e.known(IMAGE, weights)), attributes))
+
+
+def both(left: Grid, right: Grid) -> str:
+    return write(lambda e: e.add("matmul", (e.given((2, 3, 2), left), e.given((2, 2, 4), right))))
+
+
+def biased(bias: list[float], axis: int, scale: list[float] | float = 0.5, offset: int = 0) -> str:
+    def build(e: Example) -> int:
+        a, w = e.input(3, 2, dtype=DType.U8), e.input(2, 3, dtype=DType.I8)
+        sums = e.add("matmul", (a, w))
+        if offset:
+            sums = e.add("add", (sums, e.builder.constant(np.full((3, 3), offset, np.int32))))
+        wide = e.writer.verbs.cast(sums, DType.F64)
+        scaled = e.add("mul", (wide, e.along(scale, 1, 3, 3) if isinstance(scale, list) else e.full(scale, 3, 3)))
+        return e.add("add", (scaled, e.along(bias, axis, 3, 3)))
+
+    return write(build)
+
+
+def moved(op: str, on: Grid, attributes: object, shape: tuple[int, ...] = (2, 3)) -> str:
+    return write(lambda e: e.add(op, (e.given(shape, on),), attributes))
+
+
+def joined(first: Grid, second: Grid) -> str:
+    return write(lambda e: e.add("concat", (e.given((2, 3), first), e.given((2, 2), second)), ConcatAttributes(1)))
+
+
+def bound(op: str, number: float, on: Grid) -> str:
+    return write(lambda e: e.add("neg", (e.add(op, (e.given((2, 3), on), e.full(number, 2, 3))),)))
+
+
+def larger(first: Grid, second: Grid) -> str:
+    return write(lambda e: e.add("max", (e.given((2, 3), first), e.given((2, 3), second))))
+
+
+def again(first: Grid, second: Grid) -> str:
+    return write(lambda e: e.quantized(e.given((2, 3), first), second))
+
+
+def parts(outer: Grid, is_dequantized: bool = True) -> str:
+    def build(e: Example) -> int:
+        first = e.given((2, 3), grid()) if is_dequantized else e.input(2, 3)
+        return e.quantized(e.add("concat", (first, e.input(2, 2)), ConcatAttributes(1)), outer)
+
+    return write(build)
+
+
+def clamped(op: str, number: float, on: Grid) -> str:
+    return write(lambda e: e.quantized(e.add(op, (e.input(2, 3), e.full(number, 2, 3))), on))
+
+
+def large() -> str:
+    def build(e: Example) -> int:
+        w = e.writer.verbs.cast(e.builder.constant(np.array([[1], [2]], np.int8)), DType.F64)
+        wide = e.add("reshape", (w,), ReshapeAttributes((2, 1, 1)))
+        wide = e.add("broadcast", (wide,), BroadcastAttributes((2, 8192, 8193)))
+        return e.add("matmul", (e.input(2, 1, 8192), wide))
+
+    return write(build)
+
+
+FIRING = [
+    ("product-of-dequantized-is-integer", product(grid(), I8)),
+    ("product-of-dequantized-is-integer", product(grid(0.5, 3), grid([0.25, 0.5, 2], [1, 0, -2], DType.I8, axis=1))),
+    ("product-of-dequantized-is-integer", product(grid(0.5, 3), grid(0.25, 200), U)),
+    (
+        "product-of-dequantized-is-integer",
+        product(grid([0.5, 1, 2, 4], [0, 1, 2, 3]), grid([0.25, 1, 2], 0, DType.I8, axis=1)),
+    ),
+    ("product-of-dequantized-is-integer", both(grid(0.5, 7), grid(0.25, -3, DType.I8))),
+    ("product-of-dequantized-is-integer", convolution(grid(0.5, 9), grid([0.25, 2], 0, DType.I8))),
+    ("product-of-dequantized-is-integer", convolution(grid(0.5, 9), grid([0.25, 2], [100, 3]))),
+    ("product-of-dequantized-is-integer", convolution(grid(0.5, 9), grid(0.25, [-90, 120]), GROUPS, 2)),
+    ("bias-joins-integer-sums", biased([1.5, -2, 0], 1)),
+    ("bias-joins-integer-sums", biased([1.5, -2, 0], 0)),
+    ("bias-joins-integer-sums", biased([1.5, -2, 0.25], 1, [0.5, 1, 0.25], offset=-3)),
+    ("stored-weights-are-computed-once", product(grid(), I8)),
+    ("stored-weights-are-computed-once", convolution(grid(0.5, 9), grid([0.25, 2], 0, DType.I8))),
+    ("move-comes-before-dequantization", moved("transpose", grid([0.5, 2, 1], 3, axis=1), TransposeAttributes((1, 0)))),
+    ("move-comes-before-dequantization", moved("reshape", grid([0.5, 2, 1], 3, axis=1), ReshapeAttributes((1, 2, 3)))),
+    ("move-comes-before-dequantization", moved("reshape", grid(0.5, 3), ReshapeAttributes((3, 2)))),
+    (
+        "move-comes-before-dequantization",
+        moved("broadcast", grid([0.5, 2], [1, 3]), BroadcastAttributes((4, 2, 3)), (2, 1)),
+    ),
+    ("move-comes-before-dequantization", moved("pad", grid(0.5, 3), PadAttributes((1, 0), (0, 2)))),
+    ("move-comes-before-dequantization", moved("pad", grid(0.5, 3), PadAttributes((1, 0), (0, 2), "edge"))),
+    ("move-comes-before-dequantization", joined(grid(0.5, 3), grid(0.5, 3))),
+    ("largest-comes-before-dequantization", moved("pool_max", grid(0.5, -3, DType.I8), WINDOW, (1, 2, 4, 4))),
+    ("largest-comes-before-dequantization", moved("reduce_min", grid(0.5, 3), ReduceAttributes((1,)))),
+    ("bound-comes-before-dequantization", bound("max", 0, grid(0.5, 7))),
+    ("bound-comes-before-dequantization", bound("max", -9, grid(0.5, 7))),
+    ("bound-comes-before-dequantization", bound("min", 6, grid(0.5, 7))),
+    ("bound-comes-before-dequantization", larger(grid([0.5, 2]), grid([0.5, 2]))),
+    ("quantization-of-dequantized-is-nothing", again(grid(0.375, 7), grid(0.375, 7))),
+    ("quantization-of-dequantized-is-nothing", again(grid(0.375, 7, DType.I16), grid(0.375, 7, DType.I16))),
+    ("quantization-moves-into-concat", parts(grid(0.25, 4))),
+    ("bound-before-quantization-is-its-own", clamped("max", 0, grid(0.5))),
+    ("bound-before-quantization-is-its-own", clamped("min", 140, grid(0.5, 4))),
+]
+REFUSING = [
+    ("product-of-dequantized-is-integer", "the integers have more than 8 bits", product(grid(dtype=DType.I16), I8)),
+    (
+        "product-of-dequantized-is-integer",
+        "a sum could exceed 32 bits",
+        product(grid(), I8, np.arange(32_001)[:, None] % 2, (1, 32_001)),
+    ),
+    ("product-of-dequantized-is-integer", "the data's scale varies along the sum", product(grid([0.5, 2], axis=1), I8)),
+    (
+        "product-of-dequantized-is-integer",
+        "the weights' scale varies along the sum",
+        product(grid(), grid(0.25, [1, 2], DType.I8)),
+    ),
+    (
+        "product-of-dequantized-is-integer",
+        "a product of scales is no normal number",
+        product(grid(1e-30), grid(1e-30, 0, DType.I8)),
+    ),
+    (
+        "bias-joins-integer-sums",
+        "the bias and the scale vary along different axes",
+        biased([1.5, -2, 0], 0, [0.5, 1, 0.25]),
+    ),
+    ("bias-joins-integer-sums", "the bias is no multiple of the scale", biased([1.5, -2, 0.7], 1)),
+    ("bias-joins-integer-sums", "the bias is large", biased([1.5, 2.0**23, 0], 1)),
+    ("stored-weights-are-computed-once", "the constant is too large to compute", large()),
+    ("move-comes-before-dequantization", "the parts have different scales", joined(grid(0.5), grid(0.25))),
+    (
+        "move-comes-before-dequantization",
+        "the axis of the scale does not stay",
+        moved("reshape", grid([0.5, 2]), ReshapeAttributes((3, 2))),
+    ),
+    (
+        "move-comes-before-dequantization",
+        "no integer stands for the pad",
+        moved("pad", grid(0.5, 3), PadAttributes((1, 0), (0, 2), "constant", 0.7)),
+    ),
+    (
+        "largest-comes-before-dequantization",
+        "compared elements have different scales",
+        moved("reduce_max", grid([0.5, 2]), ReduceAttributes((0,))),
+    ),
+    ("bound-comes-before-dequantization", "the operands have different scales", larger(grid(0.5), grid(0.5, 1))),
+    ("bound-comes-before-dequantization", "the scale of the operand varies", bound("max", 0, grid([0.5, 2]))),
+    ("bound-comes-before-dequantization", "no integer stands for the bound", bound("min", 6.3, grid(0.5, 7))),
+    (
+        "quantization-of-dequantized-is-nothing",
+        "it is quantized with another scale or zero point",
+        again(grid(0.3, 7), grid(0.3, 8)),
+    ),
+    ("quantization-moves-into-concat", "the parts would be rounded differently", parts(grid([0.25, 1]))),
+    ("quantization-moves-into-concat", "no part is dequantized", parts(grid(0.25), is_dequantized=False)),
+    (
+        "bound-before-quantization-is-its-own",
+        "the bound or the scale is not one number",
+        clamped("max", 0, grid([0.5, 1])),
+    ),
+    (
+        "bound-before-quantization-is-its-own",
+        "the bound is within the range of the integers",
+        clamped("max", 0, grid(0.5, 4)),
+    ),
+]

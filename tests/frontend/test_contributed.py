@@ -1,0 +1,209 @@
+"""Operators of ONNX Runtime's own domain, defined by standard ones, against ONNX Runtime.
+
+Weights have 7 bits, because ONNX Runtime's sums of pairs saturate on some CPUs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from korch.errors import ModelError, UnsupportedError
+from korch.fission import fission_with_report
+from korch.frontend import load_model
+from korch.primitive.check import check_graph
+from korch.primitive.lowering import lower_products
+from korch.primitive.op import Array
+from korch.primitive.reference import run
+
+RNG = np.random.default_rng(3)
+
+
+def floats(*values: float) -> Array:
+    return np.array(values, np.float32)
+
+
+def scalar(value: float, dtype: type = np.float32) -> Array:
+    return np.array(value, dtype)
+
+
+def u8(*shape: int) -> Array:
+    return RNG.integers(0, 256, shape, np.uint8)
+
+
+def weights(*shape: int, dtype: type = np.int8) -> Array:
+    return RNG.integers(-64, 64, shape).astype(dtype) if dtype is np.int8 else RNG.integers(0, 128, shape, np.uint8)
+
+
+def real(*shape: int) -> Array:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def node_model(op: str, inputs: list[Array | None], known: set[int], output: int, **attributes: object) -> bytes:
+    """Return a model of one node; the inputs at the positions `known` are constants."""
+    names = [f"x{i}" if array is not None else "" for i, array in enumerate(inputs)]
+    node = helper.make_node(op, names, ["y"], domain="com.microsoft", **attributes)
+    given = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+        for i, (n, a) in enumerate(zip(names, inputs, strict=True))
+        if a is not None and i not in known
+    ]
+    stored = [onnx.numpy_helper.from_array(inputs[i], names[i]) for i in sorted(known) if inputs[i] is not None]
+    result = helper.make_value_info("y", helper.make_tensor_type_proto(output, None))
+    graph = helper.make_graph([node], "g", given, [result], stored)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+
+
+U8, F32 = TensorProto.UINT8, TensorProto.FLOAT
+X, S, Z = u8(2, 5, 3, 4), scalar(0.03137), scalar(117, np.uint8)
+ADD = [X, S, Z, u8(2, 5, 3, 4), scalar(0.05), scalar(9, np.uint8), scalar(0.06), scalar(100, np.uint8)]
+Q_ATTENTION = [u8(2, 5, 12), weights(12, 24), real(24), scalar(0.01), scalar(0.02)]
+BITS = {"K": 37, "N": 6, "block_size": 16}
+
+
+def nbits(bits: int, zeros: bool, k: int = 37) -> list[Array | None]:
+    blocks = -(-k // 16)
+    packed = RNG.integers(0, 256, (6, blocks, 16 * bits // 8), np.uint8)
+    zero = RNG.integers(0, 256, 6 * -(-blocks * bits // 8), np.uint8) if zeros else None
+    return [real(3, k), packed, np.abs(real(6 * blocks)), zero]
+
+
+CASES = [
+    ("QLinearAdd", ADD, {1, 2, 4, 5, 6, 7}, U8, {}),
+    ("QLinearMul", ADD, {1, 2, 4, 5, 6, 7}, U8, {}),
+    ("QLinearSigmoid", [X, S, Z, scalar(0.004013), scalar(0, np.uint8)], {1, 2, 3, 4}, U8, {}),
+    ("QLinearLeakyRelu", [X, S, Z, scalar(0.02039), scalar(50, np.uint8)], {1, 2, 3, 4}, U8, {"alpha": 0.2}),
+    (
+        "QLinearGlobalAveragePool",
+        [X, S, Z, scalar(0.02039), scalar(50, np.uint8)],
+        {1, 2, 3, 4},
+        U8,
+        {"channels_last": 0},
+    ),
+    (
+        "QLinearGlobalAveragePool",
+        [X, S, Z, scalar(0.02039), scalar(50, np.uint8)],
+        {1, 2, 3, 4},
+        U8,
+        {"channels_last": 1},
+    ),
+    ("QLinearConcat", [S, Z, X, S, Z, X, scalar(0.01), scalar(3, np.uint8)], {0, 1, 3, 4, 6, 7}, U8, {"axis": 1}),
+    (
+        "QGemm",
+        [u8(3, 7), scalar(0.02), scalar(120, np.uint8), weights(4, 7), floats(0.1, 0.2, 0.3, 0.4), np.zeros(4, np.int8)]
+        + [RNG.integers(-500, 500, 4).astype(np.int32), scalar(0.7), scalar(130, np.uint8)],
+        {1, 2, 3, 4, 5, 6, 7, 8},
+        U8,
+        {"transB": 1, "alpha": 0.5},
+    ),
+    ("QGemm", [u8(3, 7), S, Z, weights(7, 4), S, np.zeros((), np.int8)], {1, 2, 3, 4, 5}, F32, {}),
+    ("DynamicQuantizeMatMul", [real(2, 5, 8), weights(8, 6), floats(*range(1, 7)), None, real(6)], {1, 2, 4}, F32, {}),
+    (
+        "MatMulIntegerToFloat",
+        [u8(2, 5, 8), weights(8, 6, dtype=np.uint8), S, floats(*range(1, 7)), Z, u8(6) // 2, real(6)],
+        {1, 2, 3, 4, 5, 6},
+        F32,
+        {},
+    ),
+    ("MatMulNBits", nbits(4, False), {1, 2}, F32, {**BITS, "bits": 4}),
+    ("MatMulNBits", nbits(4, True), {1, 2, 3}, F32, {**BITS, "bits": 4}),
+    ("MatMulNBits", nbits(8, True), {1, 2, 3}, F32, {**BITS, "bits": 8}),
+    ("MatMulNBits", [*nbits(4, False), None, real(6)], {1, 2, 5}, F32, {**BITS, "bits": 4}),
+    ("QAttention", Q_ATTENTION, {1, 2, 3, 4}, F32, {"num_heads": 2}),
+    (
+        "QAttention",
+        [*Q_ATTENTION, np.array([3, 5], np.int32), Z, np.zeros((), np.int8)],
+        {1, 2, 3, 4, 6, 7},
+        F32,
+        {"num_heads": 2, "unidirectional": 1},
+    ),
+    (
+        "QAttention",
+        [*Q_ATTENTION, np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], np.int32), Z, np.zeros((), np.int8)],
+        {1, 2, 3, 4, 6, 7},
+        F32,
+        {"num_heads": 2},
+    ),
+]
+
+
+def computed(model: bytes, feeds: dict[str, Array]) -> Array:
+    """Return what Korch's interpreter computes; no operator may be kept whole."""
+    split, report = fission_with_report(load_model(model))
+    assert not report.kept, report.kept
+    graph = lower_products(split)
+    check_graph(graph)
+    return run(graph, feeds, exact=False)["y"]
+
+
+@pytest.mark.parametrize(("op", "inputs", "known", "output", "attributes"), CASES)
+def test_it_means_what_it_means_in_onnx_runtime(op, inputs, known, output, attributes):
+    model = node_model(op, inputs, known, output, **attributes)
+    feeds = {f"x{i}": a for i, a in enumerate(inputs) if a is not None and i not in known}
+    found = computed(model, feeds)
+    (expected,) = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, feeds)
+    assert found.dtype == expected.dtype and found.shape == expected.shape
+    difference = np.abs(found.astype(np.float64) - expected)
+    if output == U8:  # a quotient near the border between two steps
+        assert difference.max() <= 1 and (difference > 0).mean() <= 0.02
+    else:
+        assert difference.max() <= 2e-6 * max(1.0, np.abs(expected).max())
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize("k", [16, 33])
+def test_weights_of_few_bits_are_their_definition(bits, k):
+    inputs = nbits(bits, True, k)
+    blocks = -(-k // 16)
+    q = np.unpackbits(inputs[1].reshape(6, -1), axis=1, bitorder="little").reshape(6, -1, bits)
+    q = (q * (1 << np.arange(bits))).sum(-1)
+    z = np.unpackbits(inputs[3].reshape(6, -1), axis=1, bitorder="little").reshape(6, -1, bits)
+    z = (z * (1 << np.arange(bits))).sum(-1)[:, :blocks]
+    w = (q - np.repeat(z, 16, 1)) * np.repeat(inputs[2].reshape(6, blocks), 16, 1).astype(np.float64)
+    model = node_model("MatMulNBits", inputs, {1, 2, 3}, F32, K=k, N=6, block_size=16, bits=bits)
+    expected = inputs[0].astype(np.float64) @ w[:, :k].T
+    assert np.abs(computed(model, {"x0": inputs[0]}) - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def test_packed_weights_stay_packed():
+    inputs = nbits(4, False)
+    split, _ = fission_with_report(load_model(node_model("MatMulNBits", inputs, {1, 2}, F32, **BITS, bits=4)))
+    sizes = [c.array.nbytes for c in split.constants.values() if not c.is_uniform]
+    assert max(sizes) == inputs[1].nbytes
+
+
+FEW = [scalar(1.0)] * 3
+BAD = [
+    ("QLinearAdd", [X, None, Z, X, S, Z, S, Z], {}, ModelError, "its input 1, the scale of an operand, is missing"),
+    ("QLinearMul", [X, S, Z, X, S, Z], {}, ModelError, "its input 6, the scale of the result, is missing"),
+    ("QLinearAdd", [X, floats(1, 2), Z, X, S, Z, S, Z], {}, ModelError, "fit no axis"),
+    ("MatMulNBits", nbits(4, False), {**BITS, "bits": 3}, UnsupportedError, "its weights have 3 bits"),
+    ("MatMulNBits", nbits(4, False), {**BITS, "bits": 4, "K": 50}, ModelError, r"bytes of the shape \[6, 4, 8\]"),
+    (
+        "MatMulNBits",
+        [*nbits(4, False), np.zeros(48, np.int32)],
+        {**BITS, "bits": 4},
+        UnsupportedError,
+        "in groups of any order",
+    ),
+    ("QAttention", [*Q_ATTENTION, None, None, None, real(2)], {"num_heads": 2}, UnsupportedError, "it has a past"),
+    ("QLinearSoftmax", [X, S, Z, S, Z], {}, UnsupportedError, "the domain 'com.microsoft' is unknown"),
+]
+
+
+@pytest.mark.parametrize(("op", "inputs", "attributes", "error", "text"), BAD)
+def test_what_is_wrong_is_one_clear_error(op, inputs, attributes, error, text):
+    known = {i for i, array in enumerate(inputs) if array is not None and i}
+    model = node_model(op, inputs, known, F32 if "Q" not in op else U8, **attributes)
+    with pytest.raises(error, match=text):
+        fission_with_report(load_model(model))
+
+
+def test_weights_that_are_no_constants_are_refused():
+    model = node_model("MatMulNBits", nbits(4, False), {2}, F32, **BITS, bits=4)
+    with pytest.raises(UnsupportedError, match="its input 1, the weights, is no constant"):
+        load_model(model)
