@@ -61,6 +61,7 @@ def node_model(op: str, inputs: list[Array | None], known: set[int], output: int
 U8, F32 = TensorProto.UINT8, TensorProto.FLOAT
 X, S, Z = u8(2, 5, 3, 4), scalar(0.03137), scalar(117, np.uint8)
 ADD = [X, S, Z, u8(2, 5, 3, 4), scalar(0.05), scalar(9, np.uint8), scalar(0.06), scalar(100, np.uint8)]
+GEMM = [u8(3, 7), S, Z, weights(4, 7), floats(0.1, 0.2, 0.3, 0.4), np.zeros(4, np.int8)]
 Q_ATTENTION = [u8(2, 5, 12), weights(12, 24), real(24), scalar(0.01), scalar(0.02)]
 BITS = {"K": 37, "N": 6, "block_size": 16}
 
@@ -94,8 +95,7 @@ CASES = [
     ("QLinearConcat", [S, Z, X, S, Z, X, scalar(0.01), scalar(3, np.uint8)], {0, 1, 3, 4, 6, 7}, U8, {"axis": 1}),
     (
         "QGemm",
-        [u8(3, 7), scalar(0.02), scalar(120, np.uint8), weights(4, 7), floats(0.1, 0.2, 0.3, 0.4), np.zeros(4, np.int8)]
-        + [RNG.integers(-500, 500, 4).astype(np.int32), scalar(0.7), scalar(130, np.uint8)],
+        [*GEMM, RNG.integers(-500, 500, 4).astype(np.int32), scalar(0.7), scalar(130, np.uint8)],
         {1, 2, 3, 4, 5, 6, 7, 8},
         U8,
         {"transB": 1, "alpha": 0.5},

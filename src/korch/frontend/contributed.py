@@ -119,7 +119,7 @@ def _binary(op_type: str) -> Callable[[Definition], None]:
 
 def _unary(op_type: str, **defaults: float) -> Callable[[Definition], None]:
     def define(d: Definition) -> None:
-        attributes = {name: float(d.attributes.get(name, value)) for name, value in defaults.items()}
+        attributes: dict[str, Any] = {name: float(d.attributes.get(name, value)) for name, value in defaults.items()}
         d.finish(d.op(op_type, d.real(0), **attributes), 3, d.needed(0, "the data"))
 
     return define
