@@ -11,8 +11,11 @@ from korch.candidate.candidate import Group, Refusal
 from korch.measure.compiler import Builder
 from korch.primitive import reference
 from korch.primitive.ops.elementwise import CastAttributes
+from korch.primitive.ops.layout import PadAttributes
+from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes
 from korch.primitive.types import ValueType
+from korch.provider.conv import ConvProvider
 from korch.provider.gemm import GemmProvider
 from korch.provider.provider import Provider
 from korch.target import Target
@@ -98,3 +101,35 @@ def test_products(constant, target, builder, rng):
     ]
     groups += [] if constant else [product((2, 3, 9, 8), (2, 1, 8, 24), constant=False)]
     check_exactly(GemmProvider(), groups, target, builder, rng)
+
+
+def conv(
+    x: tuple[int, ...], w: tuple[int, ...], signs=("u8", "i8"), stride=1, pad=0, zero=None, groups=1, adds=False
+) -> Group:
+    """A convolution; with a zero point the image is padded with it before."""
+    g = Graph()
+    image, rank = given(g, signs[0], *x), len(x) - 2
+    if zero is not None:
+        pads = (0, 0, *(pad,) * rank)
+        image, pad = g.add("pad", [image], PadAttributes(pads, pads, "constant", zero)), 0
+    attributes = ConvAttributes((stride,) * rank, (pad,) * rank, (pad,) * rank, (1,) * rank, groups)
+    y = g.add("conv", [image, whole(g, signs[1], *w)], attributes)
+    if adds:
+        other = g.add("cast", [given(g, signs[0], *g.type(y).shape)], CastAttributes("i32"))
+        y = g.add("add", [y, other])
+    return g.group(requantized(g, y, 1))
+
+
+def test_convolutions(target, builder, rng):
+    n = 2 * target.lanes
+    groups = [
+        conv((1, 12, 9, 7), (n + 3, 12, 1, 1)),
+        conv((2, 20, 8, 8), (9, 20, 1, 1), ("i8", "i8"), stride=2, adds=True),
+        conv((1, 16, 11, 10), (n, 16, 3, 3), pad=1, adds=True),
+        conv((1, 16, 11, 10), (5, 16, 3, 3), ("u8", "u8"), zero=3, pad=1, stride=2),
+        conv((1, 3, 18, 17), (n, 3, 5, 5), ("i8", "u8"), pad=2, stride=2),
+        conv((1, 6, 5, 5), (2 * n, 3, 3, 3), pad=1, groups=2),
+        conv((1, 66, 4, 4), (4 * n, 66, 3, 3), zero=128, pad=1),
+        conv((1, 1, 1, 1), (1, 1, 1, 1)),
+    ]
+    check_exactly(ConvProvider(), groups, target, builder, rng)

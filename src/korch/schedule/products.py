@@ -9,7 +9,6 @@ the product is a pass over the block. Of bytes, whole groups of four terms lie s
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -192,7 +191,8 @@ class Products(Blocked):
         (_, i), (gn, j), (g, p) = cuts.rows, cuts.columns, cuts.terms
         axes = (p, j) if position else (i, p)
         if position and blocking.panels:
-            place = add(scale(flat(*cuts.terms), self._padded(blocking)), flat(*cuts.columns))
+            first = scale(self._batch(), extent(self.contraction.columns))
+            place = add(scale(flat(*cuts.terms), self._padded(blocking)), first, flat(*cuts.columns))
             return _Operand(At(self._name(1), place))
         emitter = self.fusion.emitter(cuts.ranges)
         value = self.argument(emitter, position, cuts.values)
@@ -273,8 +273,7 @@ class Products(Blocked):
         rows, row = extent(contraction.rows), self._row(extent(self.terms))
         own = {name: f"c_{name}" for side in sides for name, _ in side}
         axes = tuple(Axis(own[name], n) for side in sides for name, n in side) or (Axis("c", 1),)
-        batch = add(ZERO, *(scale(var(axis.name), s) for axis, s in zip(self.batch, self._steps(), strict=True)))
-        whole = scale(add(scale(batch, rows), flat(*cuts.rows)), row)
+        whole = scale(add(scale(self._batch(), rows), flat(*cuts.rows)), row)
         emitter = self.fusion.emitter({axis.name: (0, axis.extent - 1) for axis in axes})
         value = self.argument(emitter, 0, {name: var(own[name]) for name in own})
         places = (contraction.batch, contraction.rows, self.terms)
@@ -293,10 +292,9 @@ class Products(Blocked):
         row = -(-terms // group) * group
         return row + (LINE_ELEMENTS if row * group % PAGE_ELEMENTS == 0 else 0)
 
-    def _steps(self) -> list[int]:
-        """Return the numbers of matrices between those of neighbouring indices of each batch axis."""
-        sizes = [n for _, n in self.contraction.batch]
-        return [math.prod(sizes[position + 1 :]) for position in range(len(sizes))]
+    def _batch(self) -> Expr:
+        """Return the number of a batch, the last axis first."""
+        return _counted(tuple((axis.name, axis.extent) for axis in self.batch))
 
     def _name(self, position: int) -> str:
         """Return the name of the input that an operand is, perhaps widened."""
@@ -306,7 +304,8 @@ class Products(Blocked):
         return self.fusion.place[value]
 
     def _padded(self, blocking: Blocking) -> int:
-        return -(-extent(self.contraction.columns) // blocking.panels) * blocking.panels
+        columns = extent(self.contraction.batch) * extent(self.contraction.columns)
+        return -(-columns // blocking.panels) * blocking.panels
 
     def _memory(self, blocking: Blocking) -> Iterator[Buffer]:
         """Yield the buffers of inputs and outputs; the second operand may come in panels."""

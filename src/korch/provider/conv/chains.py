@@ -17,6 +17,7 @@ from korch.candidate.candidate import Group, make_group
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Category
 from korch.primitive.ops.linear import ConvAttributes
+from korch.schedule.contraction import is_of_bytes
 
 LONGEST = 3
 """Convolutions in a chain: expand, depthwise, project."""
@@ -59,6 +60,8 @@ def _kind(graph: PrimitiveGraph, primitive: Primitive) -> str | None:
         return None
     channels = graph.types[primitive.inputs[0]].shape[1]
     if graph.types[primitive.output].rank != 4 or primitive.inputs[1] not in graph.constants:
+        return None
+    if is_of_bytes(graph, primitive):
         return None
     if attributes.groups == channels == graph.types[primitive.output].shape[1] > 1:
         return "depthwise"

@@ -10,6 +10,7 @@ from korch.candidate.layout import Layout, channels_blocked, channels_last, layo
 from korch.candidate.shape import around
 from korch.primitive.types import DType
 from korch.provider.content import content_version
+from korch.provider.conv.bytes import kernel_of_bytes, multiplies_bytes, offers_of_bytes
 from korch.provider.conv.chains import chain_groups
 from korch.provider.conv.match import ConvChain, match_group
 from korch.provider.conv.shape import Layer, Shape, can_split, shape_of
@@ -46,6 +47,8 @@ class ConvProvider:
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
         """Offer blocks of channels and channels-last, with threads that share rows or channels."""
+        if multiplies_bytes(group):
+            return offers_of_bytes(group, target)
         match = match_group(group)
         if isinstance(match, Refusal):
             return match
@@ -67,6 +70,8 @@ class ConvProvider:
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
         """Print the kernel."""
+        if multiplies_bytes(group):
+            return kernel_of_bytes(group, offer, target)
         match = match_group(group)
         if isinstance(match, Refusal):
             return match

@@ -56,7 +56,7 @@ def program_of(
         columns = n if sizes.parts == 1 else -(-n // (strip * sizes.parts)) * strip
     panels = strip if is_packed else 0
     program = schedule.program(Blocking(sizes.block, columns, terms, (copies, not is_read), registers, panels))
-    _require_rows(program, target.lanes)
+    require_rows(program, target.lanes)
     return program, panels
 
 
@@ -71,12 +71,16 @@ def _program_of_bytes(
     columns = n if blocks.parts == 1 else -(-n // (strip * blocks.parts)) * strip
     panels = strip if is_packed else 0
     program = schedule.program(Blocking(blocks.block, columns, terms, (False, True), registers, panels))
-    _require_rows(program, target.lanes)
+    require_rows(program, target.lanes)
     return program, panels
 
 
-def _require_rows(program: TileProgram, lanes: int) -> None:
-    """Raise an error if what follows a product reads or writes no neighbouring elements."""
+def require_rows(program: TileProgram, lanes: int) -> None:
+    """Require that what follows a product reads and writes neighbouring elements.
+
+    Raises:
+        NotFusedError: it does not.
+    """
     after = program.stages[-1].steps[-1]
     if not isinstance(after, Pass):
         raise AssertionError("a product ends with a pass")
