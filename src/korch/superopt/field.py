@@ -36,6 +36,10 @@ P = 2 * Q + 1
 """The largest pair below 2^26 with q = 3 modulo 4: products are exact in float64."""
 
 
+LOWEST = -3.4028234663852886e38
+"""The least float32 with which a maximum may begin as with -inf: no smaller number is ever there."""
+
+
 class NotProvableError(Exception):
     """An operation has no meaning in the fields."""
 
@@ -68,6 +72,8 @@ class PairField(Typed):
         """Return the element of a number, which is a fraction."""
         if not dtype.is_float:
             return super().literal(dtype, value)
+        if value == LOWEST:
+            value = -np.inf
         if not np.isfinite(value):
             return np.asarray(complex(value, np.nan))
         above, below = float(value).as_integer_ratio()

@@ -1,0 +1,466 @@
+"""Block graph and sizes of its tiles -> tile program.
+
+Values that contractions, reductions or later phases read are tiles; other elementwise steps are computed
+where they are read. An operand whose columns are not adjacent is packed into panels first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from korch.primitive.types import DType
+from korch.superopt.axes import Named, Term
+from korch.superopt.expressions import Expressions
+from korch.superopt.field import LOWEST
+from korch.superopt.generate import TRANSCENDENTAL, BlockGraph, BlockStep, Kind, Operand, Phase
+from korch.tile.index import ZERO, Expr, add, scale, var
+from korch.tile.loops import PAGE_ELEMENTS
+from korch.tile.program import (
+    Accumulate,
+    Apply,
+    At,
+    Axis,
+    Buffer,
+    Contract,
+    Level,
+    Literal,
+    Load,
+    Loop,
+    Panels,
+    Pass,
+    Product,
+    Registers,
+    Stage,
+    Step,
+    Store,
+    TileOp,
+    TileProgram,
+)
+
+F32 = DType.F32
+
+ROWS, VECTORS = 6, 2
+"""Rows and vectors of columns that a contraction holds in registers."""
+
+VECTORS_OF_FEW_ROWS = 4
+"""Vectors of columns of a contraction of one row."""
+
+SHORT_COPY = 2
+"""An operand is read where it lies, even if its rows share sets of the cache, by this many blocks of rows."""
+
+
+class NotEmittedError(Exception):
+    """A block graph with these sizes is no tile program; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How a block graph is cut.
+
+    Attributes:
+        blocks: elements of each axis of the result in a task, and of the loop's axis in a turn.
+        lanes: elements of a vector.
+        packed: positions of inputs that come in panels, with the columns of a panel.
+    """
+
+    blocks: Mapping[str, int]
+    lanes: int
+    packed: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """A tile: its name, the steps of its axes in memory, in order, and its last axis."""
+
+    name: str
+    order: tuple[str, ...]
+    steps: Mapping[str, int]
+
+
+def emit(
+    computation: Named, ways: Expressions, graph: BlockGraph, sizes: Sizes, inputs: Sequence[tuple[int, ...]]
+) -> TileProgram:
+    """Return the tile program of a block graph.
+
+    Args:
+        computation: what is computed.
+        ways: its expressions.
+        graph: the steps.
+        sizes: how they are cut.
+        inputs: the shape of each input.
+
+    Raises:
+        NotEmittedError: a contraction has several axes of rows or of columns.
+    """
+    return _Emitter(computation, ways, graph, sizes, inputs).program()
+
+
+class _Emitter:
+    def __init__(
+        self, computation: Named, ways: Expressions, graph: BlockGraph, sizes: Sizes, inputs: Sequence[tuple[int, ...]]
+    ) -> None:
+        self.computation, self.ways, self.graph, self.sizes = computation, ways, graph, sizes
+        self.inputs = inputs
+        self.order = [axis for axis in computation.result if axis]
+        self.order += sorted(set(computation.sizes) - set(self.order))
+        self.leaves: dict[int, Term] = {c: computation.terms[t] for t, c in ways.inputs.items()}
+        self.makers = {step.result: step for step in graph.steps}
+        self.readers: dict[Operand, list[BlockStep]] = {}
+        for step in graph.steps:
+            for operand in step.operands:
+                self.readers.setdefault(operand, []).append(step)
+        self.tiles: dict[Operand, _Tile] = {}
+        self.factors: dict[int, _Tile] = {}
+        self.buffers: list[Buffer] = []
+        self.carried: list[str] = []
+        self.steps: dict[Phase, list[Step]] = {phase: [] for phase in Phase}
+
+    def program(self) -> TileProgram:
+        for step in self.graph.steps:
+            self._emit(step)
+        before, turn, after = (tuple(self.steps[phase]) for phase in Phase)
+        if self.graph.loop:
+            axis = Axis(self._outer(self.graph.loop), self._count(self.graph.loop))
+            before = (*before, Loop(axis, tuple(dict.fromkeys(self.carried)), turn))
+        grid = tuple(
+            Axis(self._outer(axis), self._count(axis))
+            for axis in self.computation.result
+            if axis and self._count(axis) > 1
+        )
+        stage = Stage(grid or (Axis("g", 1),), (*before, *after))
+        return TileProgram((*self._memory(), *self.buffers), (stage,))
+
+    def _memory(self) -> Iterable[Buffer]:
+        for position, shape in enumerate(self.inputs):
+            width = self.sizes.packed.get(position)
+            if width is None:
+                yield Buffer(f"i{position}", Level.INPUT, F32, math.prod(shape))
+                continue
+            columns = -(-shape[-1] // width) * width
+            yield Buffer(f"i{position}", Level.INPUT, F32, shape[-2] * columns, (Panels(columns, width),))
+        size = math.prod(self.computation.sizes[axis] for axis in self.computation.result if axis)
+        yield Buffer("o0", Level.OUTPUT, F32, size)
+
+    # Axes
+
+    def _block(self, axis: str) -> int:
+        return self.sizes.blocks.get(axis, self.computation.sizes[axis])
+
+    def _count(self, axis: str) -> int:
+        return -(-self.computation.sizes[axis] // self._block(axis))
+
+    def _outer(self, axis: str) -> str:
+        return f"g_{axis}"
+
+    def _inner(self, axis: str, is_reduced: bool = False) -> Axis:
+        size, block = self.computation.sizes[axis], self._block(axis)
+        return Axis(axis, block, is_reduced, (self._outer(axis), size) if size % block else None)
+
+    def _index(self, axis: str) -> Expr:
+        inside = var(axis) if self._block(axis) > 1 else ZERO
+        return add(scale(var(self._outer(axis)), self._block(axis)), inside) if self._count(axis) > 1 else inside
+
+    def _in_tile(self, axes: Iterable[str]) -> list[str]:
+        return [axis for axis in axes if self._block(axis) > 1]
+
+    def _sorted(self, axes: Iterable[str]) -> tuple[str, ...]:
+        return tuple(sorted(axes, key=self.order.index))
+
+    def _axes_of(self, operand: Operand) -> tuple[str, ...]:
+        return self._sorted(self.ways.axes[operand.expression])
+
+    def _nest(self, order: Sequence[str]) -> tuple[Axis, ...]:
+        """Return the loops over a tile: at least two, as contractions have them."""
+        axes = tuple(self._inner(axis) for axis in self._in_tile(order))
+        return (*(Axis(f"one{i}", 1) for i in range(2 - len(axes))), *axes)
+
+    # Places
+
+    def _tile(self, name: str, order: Sequence[str], is_wide: bool = False, layout: tuple[Panels, ...] = ()) -> _Tile:
+        order = tuple(self._in_tile(order))
+        steps, step = {}, 1
+        for axis in reversed(order):
+            steps[axis] = step
+            block = self._block(axis)
+            is_last = axis == order[-1]
+            step *= -(-block // self.sizes.lanes) * self.sizes.lanes if is_last and is_wide else block
+        size = max(step, self.sizes.lanes if is_wide else 1)
+        name = f"{name}{len(self.buffers)}"
+        self.buffers.append(Buffer(name, Level.TILE, F32, size, layout))
+        return _Tile(name, order, steps)
+
+    def _at(self, tile: _Tile) -> At:
+        return At(tile.name, add(ZERO, *(scale(var(axis), step) for axis, step in tile.steps.items())))
+
+    def _input_at(self, expression: int) -> At:
+        term = self.leaves[expression]
+        shape, width = self.inputs[term.position], self.sizes.packed.get(term.position)
+        index, step = ZERO, 1
+        for d in reversed(range(len(shape))):
+            if term.places[d]:
+                index = add(index, scale(self._index(term.places[d]), step))
+            is_panel = width is not None and d == len(shape) - 1
+            step *= -(-shape[d] // width) * width if is_panel and width else shape[d]
+        return At(f"i{term.position}", index)
+
+    def _output_at(self) -> At:
+        index, step = ZERO, 1
+        for axis in reversed([axis for axis in self.computation.result if axis]):
+            index, step = add(index, scale(self._index(axis), step)), step * self.computation.sizes[axis]
+        return At("o0", index)
+
+    def _place(self, operand: Operand) -> At | None:
+        """Return where a value lies: in a tile or an input; None if it is computed where it is read."""
+        if operand in self.tiles:
+            return self._at(self.tiles[operand])
+        return self._input_at(operand.expression) if operand.expression in self.leaves else None
+
+    # Steps
+
+    def _site(self, step: BlockStep) -> Phase:
+        return Phase.TURN if step.is_carried else step.result.phase
+
+    def _emit(self, step: BlockStep) -> None:
+        site = self.steps[self._site(step)]
+        match step.kind:
+            case Kind.CONTRACT:
+                self._contract(step, site)
+            case Kind.REDUCE:
+                self._reduce(step, site)
+            case _ if self._is_goal(step.result):
+                self._store_output(step.result, site)
+                return
+            case _ if self._is_tile(step):
+                tile = self._tile("t", self._order_of(step.result))
+                site.append(self._pass_of(step, self._nest(tile.order), [(self._at(tile), "")]))
+                self.tiles[step.result] = tile
+        if self._is_goal(step.result):
+            self._store_output(step.result, site if not step.is_carried else self.steps[Phase.AFTER])
+
+    def _is_goal(self, operand: Operand) -> bool:
+        last = self.graph.steps[-1].result
+        return operand.expression == self.ways.goal and operand == last
+
+    def _is_tile(self, step: BlockStep) -> bool:
+        readers, own = self.readers.get(step.result, []), set(self._axes_of(step.result))
+        ops = {x.op for x in step.body}
+        if len(readers) > 1 and ops & set(TRANSCENDENTAL):
+            return True
+        return any(
+            reader.kind is Kind.CONTRACT or self._site(reader) != self._site(step) or self._read_axes(reader) != own
+            for reader in readers
+        )
+
+    def _read_axes(self, step: BlockStep) -> set[str]:
+        return {axis for x in step.operands for axis in self.ways.axes[x.expression]}
+
+    def _order_of(self, operand: Operand) -> tuple[str, ...]:
+        """Return the axes of a tile, the columns last where it is a second operand."""
+        axes = self._axes_of(operand)
+        for reader in self.readers.get(operand, []):
+            if reader.kind is Kind.CONTRACT:
+                a, b, _, _ = self._sides(reader)
+                if operand == b and operand != a:
+                    return (reader.axis, *(axis for axis in axes if axis != reader.axis))
+        return axes
+
+    def _store_output(self, operand: Operand, site: list[Step]) -> None:
+        axes = self._nest([axis for axis in self.computation.result if axis])
+        ops = _Ops(self)
+        value = ops.computed(operand)
+        sink = self._output_at()
+        site.append(Pass(axes, _vector(axes), tuple(ops.ops), (Store(sink.buffer, sink.index, value),)))
+
+    def _pass_of(self, step: BlockStep, axes: tuple[Axis, ...], sinks: Sequence[tuple[At, str]]) -> Pass:
+        ops = _Ops(self)
+        value = ops.computed(step.result) if step.kind is Kind.APPLY else ops.reduced(step)
+        found = tuple(
+            Accumulate(at.buffer, at.index, value, op) if op else Store(at.buffer, at.index, value) for at, op in sinks
+        )
+        return Pass(axes, _vector(axes), tuple(ops.ops), found)
+
+    def _filled(self, tile: _Tile, number: float, axes: tuple[Axis, ...]) -> Pass:
+        at, whole = self._at(tile), tuple(replace(axis, ragged=None) for axis in axes)
+        return Pass(whole, _vector(whole), (Literal("x0", F32, number),), (Store(at.buffer, at.index, "x0"),))
+
+    # Reductions
+
+    def _reduce(self, step: BlockStep, site: list[Step]) -> None:
+        order, op = self._in_tile(self._axes_of(step.result)), step.op.removeprefix("reduce_")
+        axes, reduced = self._nest(order), self._inner(step.axis, True)
+        tile = self._tile("r", order)
+        self.tiles[step.result] = tile
+        part = self._tile("part", order) if step.is_carried else tile
+        collect = self._pass_of(step, (*axes, reduced), [(self._at(part), op)])
+        vector = step.axis if self._is_along(step) or axes[-1].extent == 1 else axes[-1].name
+        site.append(replace(collect, vector=vector if self._block(step.axis) > 1 else _vector(axes)))
+        if not step.is_carried:
+            return
+        self.carried.append(tile.name)
+        start = LOWEST if op == "max" else 0.0
+        self.steps[Phase.BEFORE].append(self._filled(tile, start, axes))
+        site.append(self._updated(step, tile, part, axes, op))
+
+    def _is_along(self, step: BlockStep) -> bool:
+        """Return whether what is reduced lies side by side along the reduced axis."""
+        for operand in step.operands:
+            if operand in self.tiles and step.axis in self.tiles[operand].order:
+                return self.tiles[operand].order[-1] == step.axis
+            if operand.expression in self.leaves and step.axis in self.leaves[operand.expression].places:
+                return self.leaves[operand.expression].places[-1] == step.axis
+        return True
+
+    def _updated(self, step: BlockStep, tile: _Tile, part: _Tile, axes: tuple[Axis, ...], op: str) -> Pass:
+        """Return the pass that joins what a turn collected to what those before it did."""
+        at, other = self._at(tile), self._at(part)
+        ops: list[TileOp] = [Load("x0", F32, at.buffer, at.index), Load("x1", F32, other.buffer, other.index)]
+        if op == "max":
+            factor = self._tile("f", tile.order)
+            running = Operand(step.result.expression, Phase.TURN)
+            self.tiles[running], self.factors[running.expression] = tile, factor
+            ops += [Apply("x2", F32, "max", ("x0", "x1")), Apply("x3", F32, "sub", ("x0", "x2"))]
+            ops += [Apply("x4", F32, "exp", ("x3",))]
+            changed = self._at(factor)
+            sinks = (Store(at.buffer, at.index, "x2"), Store(changed.buffer, changed.index, "x4"))
+            return Pass(axes, _vector(axes), tuple(ops), sinks)
+        old = "x0"
+        if step.follows >= 0:
+            factor_at = self._at(self._factor(step))
+            ops += [Load("x2", F32, factor_at.buffer, factor_at.index), Apply("x3", F32, "mul", ("x0", "x2"))]
+            old = "x3"
+        ops.append(Apply("x4", F32, "add", (old, "x1")))
+        return Pass(axes, _vector(axes), tuple(ops), (Store(at.buffer, at.index, "x4"),))
+
+    def _factor(self, step: BlockStep) -> _Tile:
+        return self.factors[step.follows]
+
+    # Contractions
+
+    def _sides(self, step: BlockStep) -> tuple[Operand, Operand, str, str]:
+        """Return the first and the second operand of a contraction, and the axes of rows and columns, perhaps ""."""
+        kept = self._in_tile(self._axes_of(step.result))
+        x, y = step.operands
+        columns = kept[-1] if kept else ""
+        a, b = (x, y) if not columns or columns in self.ways.axes[y.expression] else (y, x)
+        rows = kept[:-1]
+        if len(rows) > 1 or (columns and columns in self.ways.axes[a.expression]):
+            raise NotEmittedError("a contraction has several axes of rows, or one of both operands")
+        if rows and rows[0] in self.ways.axes[b.expression]:
+            raise NotEmittedError("both operands have the axis of the rows")
+        return a, b, rows[0] if rows else "", columns
+
+    def _contract(self, step: BlockStep, site: list[Step]) -> None:
+        a, b, row, column = self._sides(step)
+        order = [axis for axis in (row, column) if axis]
+        i, j = self._nest(order)
+        if self._block(step.axis) == 1:
+            raise NotEmittedError("a contraction has one term")
+        p = self._inner(step.axis, True)
+        tile = self._tile("c", order, is_wide=True)
+        self.tiles[step.result] = tile
+        first, second = self._place(a), self._second(b, step.axis, column, i, self._packing_site(b))
+        if first is None or second is None:
+            raise NotEmittedError("an operand of a contraction is in no tile")
+        if not step.is_carried:
+            site.append(self._filled(tile, 0.0, (i, j)))
+        else:
+            self.steps[Phase.BEFORE].append(self._filled(tile, 0.0, (i, j)))
+            self.carried.append(tile.name)
+        rescale = None
+        if step.follows >= 0:
+            factor = self._factor(step)
+            if set(factor.order) - {row}:
+                raise NotEmittedError("factors of columns rescale a contraction")
+            rescale = self._at(factor)
+        contract = Contract((i, j, p), self._at(tile), first, second, Product.F32, rescale, self._registers(i, second))
+        site.append(contract)
+
+    def _registers(self, i: Axis, second: At) -> Registers:
+        is_input = second.buffer.startswith("i")
+        return Registers(min(ROWS, i.extent), VECTORS if i.extent > 2 else VECTORS_OF_FEW_ROWS, is_input)
+
+    def _packing_site(self, operand: Operand) -> list[Step]:
+        return self.steps[operand.phase]
+
+    def _second(self, operand: Operand, axis: str, column: str, i: Axis, site: list[Step]) -> At | None:
+        """Return where the second operand is read: where it lies, or in panels."""
+        at = self._place(operand)
+        if at is None or not column or (operand.expression in self.leaves and self._is_packed(operand)):
+            return at
+        row_step = at.index.coefficient(axis) or 0
+        is_near = row_step % PAGE_ELEMENTS != 0 or i.extent <= SHORT_COPY * ROWS or operand in self.tiles
+        if at.index.coefficient(column) == 1 and is_near:
+            return at
+        p, j = self._inner(axis), self._inner(column)
+        layout = self._panels(j, i)
+        load = (Load("x0", F32, at.buffer, at.index),)
+        is_square = row_step == 1 and at.index.coefficient(column) != 1 and min(p.extent, j.extent) >= self.sizes.lanes
+        tile = self._tile("b", (axis, column), is_wide=True, layout=() if is_square else layout)
+        packed = self._at(tile)
+        across = p.name if is_square and self.sizes.lanes > 1 else ""
+        site.append(Pass((p, j), column, load, (Store(packed.buffer, packed.index, "x0"),), across))
+        return packed
+
+    def _panels(self, j: Axis, i: Axis) -> tuple[Panels, ...]:
+        """Return the layout of packed columns: panels of strips, or of vectors if strips don't fill them."""
+        lanes = self.sizes.lanes
+        strip = self._registers(i, At("t", ZERO)).vectors * lanes
+        return (Panels(j.extent, strip if j.extent % strip == 0 else lanes),) if j.extent % lanes == 0 else ()
+
+    def _is_packed(self, operand: Operand) -> bool:
+        return self.leaves[operand.expression].position in self.sizes.packed
+
+
+def _vector(axes: tuple[Axis, ...]) -> str:
+    return axes[-1].name if axes and axes[-1].extent > 1 else ""
+
+
+class _Ops:
+    """The operations of a pass."""
+
+    def __init__(self, emitter: _Emitter) -> None:
+        self.emitter, self.ops = emitter, list[TileOp]()
+        self.known: dict[Operand, str] = {}
+
+    def computed(self, operand: Operand) -> str:
+        """Return the name of a value, read from its tile or computed."""
+        if operand not in self.known:
+            self.known[operand] = self._made(operand)
+        return self.known[operand]
+
+    def reduced(self, step: BlockStep) -> str:
+        """Return the name of what a reduction collects."""
+        return self._body(step) if step.body else self.computed(step.operands[0])
+
+    def _made(self, operand: Operand) -> str:
+        emitter = self.emitter
+        if operand.expression in emitter.ways.numbers:
+            name = self._name()
+            self.ops.append(Literal(name, F32, emitter.ways.numbers[operand.expression]))
+            return name
+        at = emitter._place(operand)
+        if at is not None:
+            name = self._name()
+            self.ops.append(Load(name, F32, at.buffer, at.index))
+            return name
+        return self._body(emitter.makers[operand])
+
+    def _body(self, step: BlockStep) -> str:
+        outside = {x.expression: x for x in step.operands}
+        inside: dict[int, str] = {}
+
+        def argument(expression: int) -> str:
+            return inside[expression] if expression in inside else self.computed(outside[expression])
+
+        name = ""
+        for one in step.body:
+            arguments = tuple(argument(a) for a in one.arguments)
+            name = self._name()
+            self.ops.append(Apply(name, F32, one.op, arguments))
+            inside[one.result] = name
+        return name
+
+    def _name(self) -> str:
+        return f"x{len(self.ops)}"

@@ -1,0 +1,248 @@
+"""Group -> verified tile programs that compute it, found by search and kept.
+
+Block graphs are generated, the best cuts of the best of them are emitted, and each is verified at small
+sizes, with blocks that are not full, before it is offered. Results are kept by the group's key, with
+the counts of what was pruned; so another model with the same group has them at once.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Protocol
+
+from korch.candidate.candidate import Group
+from korch.errors import InvalidGraphError
+from korch.superopt.axes import Named, NotNamedError, named, resized
+from korch.superopt.emit import NotEmittedError, Sizes, emit
+from korch.superopt.expressions import Expressions, expressions
+from korch.superopt.generate import BlockGraph, BlockStep, Kind, Rules, Search, block_graphs
+from korch.superopt.sizes import Cut, Machine, cuts, small_cut
+from korch.superopt.verify import verify
+from korch.tile.check import check_program
+from korch.tile.parse import parse_program
+from korch.tile.program import TileProgram
+from korch.tile.text import format_program
+
+MOST_PROGRAMS = 4
+"""Programs of a group that are offered."""
+
+MOST_GRAPHS = 8
+"""Block graphs of a group that are verified."""
+
+CUTS_OF_A_GRAPH = 2
+"""Cuts of each that are offered."""
+
+GROUP_SECONDS = 12.0
+"""The longest search for one group."""
+
+PANEL_VECTORS = 2
+"""Vectors of columns in a panel of a packed input."""
+
+
+class Facts(Protocol):
+    """Where results are kept."""
+
+    def fact(self, name: str) -> str | None:
+        """Return what is kept under a name, or None."""
+
+    def put_fact(self, name: str, value: str) -> None:
+        """Keep a text."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundProgram:
+    """A verified program of a group.
+
+    Attributes:
+        text: the program.
+        packed: positions of constant inputs that come in panels, with the columns of a panel.
+        loop: the number of turns of its loop, 1 if there is none.
+        steps: its block graph, a line for each step.
+        estimate_ns: its estimated time.
+    """
+
+    text: str
+    packed: Mapping[int, int]
+    loop: int
+    steps: tuple[str, ...]
+    estimate_ns: float
+
+    @property
+    def program(self) -> TileProgram:
+        """The program."""
+        return parse_program(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a search for a group gave.
+
+    Attributes:
+        programs: the best first.
+        visited: prefixes that were visited.
+        pruned: how many were left, by rule.
+        refused: how many block graphs the verifier refused, by reason.
+        seconds: of the search.
+        reason: why nothing was searched, or "".
+    """
+
+    programs: tuple[FoundProgram, ...] = ()
+    visited: int = 0
+    pruned: Mapping[str, int] | None = None
+    refused: Mapping[str, int] | None = None
+    seconds: float = 0.0
+    reason: str = ""
+
+
+class Finder:
+    """Finds programs within a number of seconds."""
+
+    def __init__(self, facts: Facts, machine: Machine, seconds: float, version: str) -> None:
+        """Keep results in `facts` under a version; search for `seconds` in all."""
+        self.facts, self.machine, self.left, self.version = facts, machine, seconds, version
+        self.known: dict[str, Finding] = {}
+
+    def find(self, group: Group) -> Finding:
+        """Return the programs of a group, from what is kept if it was searched before."""
+        if group.key not in self.known:
+            name = f"superopt {self.version} {group.key}"
+            kept = self.facts.fact(name)
+            if kept is not None:
+                self.known[group.key] = _read(kept)
+            elif self.left > 0:
+                begin = time.monotonic()
+                finding = search(group, self.machine, min(GROUP_SECONDS, self.left))
+                self.left -= time.monotonic() - begin
+                self.known[group.key] = finding
+                self.facts.put_fact(name, json.dumps(asdict(finding)))
+            else:
+                return Finding(reason="no time is left for the superoptimizer")
+        return self.known[group.key]
+
+
+def _read(text: str) -> Finding:
+    data = json.loads(text)
+    programs = (
+        FoundProgram(
+            **{**program, "packed": {int(i): n for i, n in program["packed"].items()}, "steps": tuple(program["steps"])}
+        )
+        for program in data["programs"]
+    )
+    return Finding(**{**data, "programs": tuple(programs)})
+
+
+def search(group: Group, machine: Machine, seconds: float = GROUP_SECONDS) -> Finding:
+    """Return verified programs of a group; none if it is no computation over named axes.
+
+    Args:
+        group: the group.
+        machine: what sizes are chosen for.
+        seconds: the longest time.
+    """
+    begin = time.monotonic()
+    try:
+        computation = named(group.body)
+    except NotNamedError as error:
+        return Finding(reason=str(error))
+    ways = expressions(computation)
+    rules = Rules(tile_elements=machine.cache_bytes // 4, seconds=seconds / 2)
+    found = block_graphs(computation, ways, rules)
+    return _Selection(group, machine, computation, ways, found, begin, begin + seconds).run()
+
+
+@dataclass
+class _Selection:
+    """The choice of block graphs and cuts."""
+
+    group: Group
+    machine: Machine
+    computation: Named
+    ways: Expressions
+    found: Search
+    begin: float
+    end: float
+
+    def run(self) -> Finding:
+        ranked: list[tuple[Cut, BlockGraph]] = []
+        for graph in self.found.found:
+            ranked += [(cut, graph) for cut in cuts(self.computation, self.ways, graph, self.machine)[:CUTS_OF_A_GRAPH]]
+        ranked.sort(key=lambda pair: pair[0].estimate_ns)
+        programs: list[FoundProgram] = []
+        verdicts: dict[int, str] = {}
+        refused: dict[str, int] = {}
+        for cut, graph in ranked:
+            is_over = time.monotonic() > self.end or len(programs) >= MOST_PROGRAMS
+            if is_over or (id(graph) not in verdicts and len(verdicts) >= MOST_GRAPHS):
+                continue
+            if id(graph) not in verdicts:
+                verdicts[id(graph)] = self._refusal(graph)
+            reason = verdicts[id(graph)]
+            made = None if reason else self._program(graph, cut)
+            if isinstance(made, FoundProgram):
+                programs.append(made)
+            else:
+                reason = reason or made or ""
+                refused[reason] = refused.get(reason, 0) + 1
+        pruned = dict(self.found.pruned)
+        return Finding(tuple(programs), self.found.visited, pruned, refused, time.monotonic() - self.begin)
+
+    def _refusal(self, graph: BlockGraph) -> str:
+        """Return why the verifier refuses a block graph, "" if it does not."""
+        sizes, small = small_cut(self.computation, self.ways, graph)
+        body = resized(self.group.body, sizes)
+        shapes = [body.types[value].shape for _, value in body.inputs]
+        try:
+            program = emit(replace(self.computation, sizes=sizes), self.ways, graph, small, shapes)
+        except NotEmittedError as error:
+            return str(error)
+        return verify(program, body).reason
+
+    def _program(self, graph: BlockGraph, cut: Cut) -> FoundProgram | str:
+        packed = self._packed(graph)
+        sizes = Sizes(cut.blocks, self.machine.lanes, packed)
+        shapes = [type_.shape for type_ in self.group.input_types]
+        try:
+            program = emit(self.computation, self.ways, graph, sizes, shapes)
+            check_program(program)
+        except (NotEmittedError, InvalidGraphError) as error:
+            return str(error)
+        turns = -(-self.computation.sizes[graph.loop] // cut.blocks[graph.loop]) if graph.loop else 1
+        lines = tuple(describe(step) for step in graph.steps)
+        return FoundProgram(format_program(program), packed, turns, lines, cut.estimate_ns)
+
+    def _packed(self, graph: BlockGraph) -> dict[int, int]:
+        """Return the constant matrices that only are second operands, with the columns of their panels."""
+        found: dict[int, int] = {}
+        for t, expression in self.ways.inputs.items():
+            term = self.computation.terms[t]
+            readers = [s for s in graph.steps if expression in {x.expression for x in s.operands}]
+            if term.position not in self.group.constant_inputs or len(readers) != 1 or len(term.places) != 2:
+                continue
+            (step,) = readers
+            is_second = step.kind is Kind.CONTRACT and term.places[0] == step.axis and term.places[1] != ""
+            if is_second and term.places[1] == _columns(self.computation, self.ways, step):
+                found[term.position] = PANEL_VECTORS * self.machine.lanes
+        return found
+
+
+def _columns(computation: Named, ways: Expressions, step: BlockStep) -> str:
+    order = [axis for axis in computation.result if axis]
+    order += sorted(set(computation.sizes) - set(order))
+    kept = [axis for axis in order if axis in ways.axes[step.result.expression]]
+    return kept[-1] if kept else ""
+
+
+def describe(step: BlockStep) -> str:
+    """Return a step of a block graph as one line."""
+    operands = ", ".join(f"e{x.expression}" for x in step.operands)
+    op = (
+        "contract"
+        if step.kind is Kind.CONTRACT
+        else " ".join([*(x.op for x in step.body), *([step.op] if step.axis else [])])
+    )
+    along = f" along {step.axis}" if step.axis else ""
+    where = f", carried{f', rescaled by e{step.follows}' if step.follows >= 0 else ''}" if step.is_carried else ""
+    return f"{step.result.phase.name.lower()}: e{step.result.expression} = {op}({operands}){along}{where}"

@@ -1,0 +1,328 @@
+"""Expressions of a result -> block graphs: what a task computes, and in which order.
+
+A *block graph* has a loop along at most one reduced axis, steps before, in and after it, and accumulators that
+the loop carries. It is found depth first, one step after another; each set of steps is visited once.
+A maximum that a loop collects may be read in the loop as it stands: sums of what depends on it are
+rescaled by e^(old - new) when it changes.
+
+A prefix is left if (a) its last expression is on no way to the result, or no step may follow from
+it; (b) too many of its values wait for a reader; (c) a tile of it is larger than a core's cache;
+(d) its arithmetic alone takes longer than the best block graph so far.
+
+Source: Mirage (Wu et al., OSDI 2025), section 4.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from korch.superopt.axes import Named, points
+from korch.superopt.expressions import Expression, Expressions
+
+MOST_STEPS = 14
+"""Steps of a block graph."""
+
+MARGIN = 1.5
+"""Block graphs that may take this many times the time of the best one are found, too."""
+
+TRANSCENDENTAL = ("exp", "log", "sigmoid", "tanh", "erf", "sqrt")
+"""Operations that take as long as some multiplications."""
+
+TRANSCENDENTAL_POINTS, VECTOR_POINTS = 8, 2
+"""Arithmetic of an element, in that of a multiplication and addition of a contraction."""
+
+
+class Phase(IntEnum):
+    """When a task computes a value: before, in or after its loop."""
+
+    BEFORE = 0
+    TURN = 1
+    AFTER = 2
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Operand:
+    """A value of a block graph: its class, and when it is there."""
+
+    expression: int
+    phase: Phase
+
+
+class Kind(IntEnum):
+    """What a step is."""
+
+    APPLY = 0
+    REDUCE = 1
+    CONTRACT = 2
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class BlockStep:
+    """A step of a block graph.
+
+    Attributes:
+        kind: an elementwise operation, a reduction, or a contraction of two operands.
+        op: the operation; of a contraction "reduce_sum".
+        operands: what it reads; numbers are operands, too.
+        result: what it computes.
+        axis: what it collects along.
+        body: elementwise steps that are a part of it, the last one itself if it is elementwise.
+        is_carried: whether the loop collects it, turn by turn.
+        follows: the running maximum by whose changes a carried sum is rescaled; -1 if there is none.
+    """
+
+    kind: Kind
+    op: str
+    operands: tuple[Operand, ...]
+    result: Operand
+    axis: str = ""
+    body: tuple[Expression, ...] = ()
+    is_carried: bool = False
+    follows: int = -1
+
+
+@dataclass(frozen=True)
+class BlockGraph:
+    """What each task computes.
+
+    Attributes:
+        loop: the axis of the loop, "" if there is none.
+        steps: in order.
+        work: arithmetic, in multiplications and additions.
+    """
+
+    loop: str
+    steps: tuple[BlockStep, ...]
+    work: int
+
+
+@dataclass
+class Rules:
+    """Which prefixes are left, and how far to look.
+
+    Attributes:
+        most_steps: steps of a block graph.
+        tile_elements: the largest tile.
+        by_expression: whether prefixes on no way to the result are left.
+        by_readers: whether those with too many unread values are.
+        by_bound: whether those that take too long are.
+        seconds: the longest time.
+        most_found: block graphs.
+    """
+
+    most_steps: int = MOST_STEPS
+    tile_elements: int = 1 << 18
+    by_expression: bool = True
+    by_readers: bool = True
+    by_bound: bool = True
+    seconds: float = 10.0
+    most_found: int = 64
+
+
+@dataclass
+class Search:
+    """What was visited, what was left by which rule, and what was found."""
+
+    visited: int = 0
+    pruned: Counter[str] = field(default_factory=Counter)
+    found: list[BlockGraph] = field(default_factory=list)
+    seconds: float = 0.0
+    is_complete: bool = True
+
+
+@dataclass(frozen=True)
+class _State:
+    """A prefix: what is there, which running maxima each value depends on, and what was read."""
+
+    steps: tuple[BlockStep, ...]
+    there: Mapping[Operand, frozenset[int]]
+    unread: frozenset[int]
+    work: int
+
+
+def block_graphs(computation: Named, ways: Expressions, rules: Rules | None = None) -> Search:
+    """Return the block graphs of a computation, those with the least arithmetic first.
+
+    Args:
+        computation: what to compute.
+        ways: all expressions that lead there, or, without pruning by them, the ones to build from.
+        rules: how to prune, and when to stop.
+    """
+    rules = rules or Rules()
+    search, begin = Search(), time.monotonic()
+    reduced = sorted({step.axis for step in ways.steps if step.axis} - set(computation.result))
+    for loop in ("", *reduced):
+        _Generator(computation, ways, rules, search, loop, begin + rules.seconds).run()
+    search.found.sort(key=lambda graph: (graph.work, len(graph.steps)))
+    del search.found[rules.most_found :]
+    search.seconds = time.monotonic() - begin
+    return search
+
+
+class _Generator:
+    """The search with one loop."""
+
+    def __init__(
+        self, computation: Named, ways: Expressions, rules: Rules, search: Search, loop: str, end: float
+    ) -> None:
+        self.computation, self.ways, self.rules, self.search, self.loop, self.end = (
+            computation,
+            ways,
+            rules,
+            search,
+            loop,
+            end,
+        )
+        self.sizes = computation.sizes
+        self.seen: set[frozenset[BlockStep]] = set()
+        self.candidates = [*self._applications(), *self._collections()]
+        self.best = min((graph.work for graph in search.found), default=None)
+
+    def run(self) -> None:
+        leaves = {Operand(c, self._phase_of_input(c)) for c in set(self.ways.inputs.values())}
+        there: dict[Operand, frozenset[int]] = dict.fromkeys(leaves, frozenset())
+        there |= {Operand(c, Phase.BEFORE): frozenset() for c in self.ways.numbers}
+        self._visit(_State((), there, frozenset(c for c in self.ways.inputs.values()), 0))
+
+    def _phase_of_input(self, expression: int) -> Phase:
+        return Phase.TURN if self.loop in self.ways.axes[expression] else Phase.BEFORE
+
+    # What may be computed
+
+    def _applications(self) -> Iterator[Expression]:
+        for step in self.ways.steps:
+            if step.axis:
+                continue
+            axes = self.ways.axes
+            if any(axes[a] == axes[step.result] for a in step.arguments):  # no outer products
+                yield step
+            else:
+                self.search.pruned["outer product"] += 1
+
+    def _collections(self) -> Iterator[Expression]:
+        """Yield reductions, and contractions: sums of products, named "contract"."""
+        made: dict[int, list[Expression]] = {}
+        for step in self.ways.steps:
+            if step.op == "mul" and len(step.body) == 1:
+                made.setdefault(step.result, []).append(step)
+        for step in self.ways.steps:
+            if not step.axis:
+                continue
+            yield step
+            for product in made.get(step.arguments[0], ()) if step.op == "reduce_sum" and not step.body else ():
+                axes = [set(self.ways.axes[a]) for a in product.arguments]
+                is_shared = all(step.axis in each for each in axes)
+                if is_shared and axes[0] != axes[1]:
+                    yield Expression("contract", product.arguments, step.result, step.axis)
+
+    def _next(self, state: _State) -> Iterator[tuple[BlockStep, frozenset[int]]]:
+        """Yield each step that may follow, with the running maxima that its result depends on."""
+        for step in self.candidates:
+            for operands in self._choices(state, step.arguments):
+                phases = {x.phase for x in operands}
+                if {Phase.TURN, Phase.AFTER} <= phases:
+                    continue
+                follows = frozenset[int]().union(*(state.there[x] for x in operands))
+                made = self._step(step, operands, max(phases), follows)
+                if made is not None:
+                    yield made
+
+    def _choices(self, state: _State, arguments: tuple[int, ...]) -> Iterator[tuple[Operand, ...]]:
+        ways: list[tuple[Operand, ...]] = [()]
+        for argument in arguments:
+            phases = [Operand(argument, phase) for phase in Phase if Operand(argument, phase) in state.there]
+            ways = [(*way, operand) for way in ways for operand in phases]
+        yield from ways
+
+    def _step(
+        self, step: Expression, operands: tuple[Operand, ...], phase: Phase, follows: frozenset[int]
+    ) -> tuple[BlockStep, frozenset[int]] | None:
+        if not step.axis:
+            return BlockStep(Kind.APPLY, step.op, operands, Operand(step.result, phase), body=step.body), follows
+        kind = Kind.CONTRACT if step.op == "contract" else Kind.REDUCE
+        op = "reduce_sum" if kind is Kind.CONTRACT else step.op
+        if step.axis != self.loop:
+            return BlockStep(kind, op, operands, Operand(step.result, phase), step.axis, step.body), follows
+        if phase is not Phase.TURN or len(follows) > 1 or (follows and op != "reduce_sum"):
+            self.search.pruned["accumulator"] += 1
+            return None
+        result = Operand(step.result, Phase.AFTER)
+        return BlockStep(kind, op, operands, result, step.axis, step.body, True, min(follows, default=-1)), frozenset()
+
+    # Depth first
+
+    def _visit(self, state: _State) -> None:
+        if time.monotonic() > self.end:
+            self.search.is_complete = False
+            return
+        self.search.visited += 1
+        if self._is_done(state):
+            return
+        if len(state.steps) >= self.rules.most_steps:
+            self.search.pruned["steps"] += 1
+            return
+        for step, follows in self._next(state):
+            if step.result in state.there:
+                continue
+            last = state.steps[-1] if state.steps else None
+            if last is not None and last.result.expression not in {x.expression for x in step.operands} and step < last:
+                self.search.pruned["another order"] += 1
+                continue
+            key = frozenset((*state.steps, step))
+            if key in self.seen:
+                self.search.pruned["visited before"] += 1
+                continue
+            self.seen.add(key)
+            following = self._with(state, step, follows)
+            if reason := self._pruned(following, step):
+                self.search.pruned[reason] += 1
+                continue
+            self._visit(following)
+
+    def _with(self, state: _State, step: BlockStep, follows: frozenset[int]) -> _State:
+        there = {**state.there, step.result: follows}
+        if step.is_carried and step.op == "reduce_max":
+            running = step.result.expression
+            there[Operand(running, Phase.TURN)] = frozenset({running})
+        unread = (state.unread - {x.expression for x in step.operands}) | {step.result.expression}
+        return _State((*state.steps, step), there, unread, state.work + self.work(step))
+
+    def _pruned(self, state: _State, step: BlockStep) -> str:
+        left = self.rules.most_steps - len(state.steps)
+        if self.rules.by_readers and len(state.unread) > left + 1:
+            return "unread values"
+        if points(self.sizes, self._whole(step)) > self.rules.tile_elements:
+            return "memory"
+        if self.rules.by_bound and self.best is not None and state.work > MARGIN * self.best:
+            return "bound"
+        return ""
+
+    def _whole(self, step: BlockStep) -> tuple[str, ...]:
+        """Return the axes that are whole in a tile: those that are no axis of the result or the loop."""
+        kept = {*self.computation.result, self.loop}
+        return tuple(axis for axis in self.ways.axes[step.result.expression] if axis not in kept)
+
+    def work(self, step: BlockStep) -> int:
+        """Return the arithmetic of a step, if it is computed once."""
+        axes = {axis for x in step.operands for axis in self.ways.axes[x.expression]}
+        count = points(self.sizes, tuple(axes))
+        if step.kind is Kind.CONTRACT:
+            return count
+        ops = [x.op for x in step.body] + ([step.op] if step.axis else [])
+        return count * sum(TRANSCENDENTAL_POINTS if op in TRANSCENDENTAL else VECTOR_POINTS for op in ops)
+
+    def _is_done(self, state: _State) -> bool:
+        """Return whether a prefix computes the result; it is kept if nothing of it is unread."""
+        phases = (Phase.AFTER,) if self.loop else (Phase.BEFORE,)
+        if not any(Operand(self.ways.goal, phase) in state.there for phase in phases):
+            return False
+        if state.unread != {self.ways.goal}:
+            self.search.pruned["never read"] += 1
+            return False
+        self.search.found.append(BlockGraph(self.loop, state.steps, state.work))
+        self.best = min(self.best or state.work, state.work)
+        return True

@@ -1,0 +1,158 @@
+"""Block graph -> sizes of its tiles, those that are estimated to take the least time first.
+
+The estimate counts what tasks compute again because they share no results, vectors and registers that
+are not full, threads that wait, and bytes that tasks read. Tiles must fit a core's cache.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
+
+from korch.superopt.axes import TWIN, Named
+from korch.superopt.emit import ROWS, VECTORS, Sizes
+from korch.superopt.expressions import Expressions
+from korch.superopt.generate import TRANSCENDENTAL, BlockGraph, BlockStep, Kind
+
+ROW_BLOCKS = (1, 6, 12, 24, 48, 96)
+COLUMN_BLOCKS = (16, 64, 128, 256, 512)
+TURN_BLOCKS = (32, 64, 128, 256, 512)
+
+TURN_NS = 40.0
+"""What a turn of a loop, or a task, takes beside its arithmetic."""
+
+ELEMENT_SHARE = 0.25
+"""The share of their best rate at which elementwise operations run."""
+
+BYTES_PER_NS = 12.0
+"""Bytes that a core reads from the shared cache in a nanosecond."""
+
+CYCLES_PER_NS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Sizes, with the estimated time in nanoseconds."""
+
+    blocks: Mapping[str, int]
+    estimate_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What sizes are chosen for: lanes of a vector, threads, and the bytes of a core's cache."""
+
+    lanes: int
+    threads: int
+    cache_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """What the axes are: those of which a task has one element, those that are whole, and columns."""
+
+    single: frozenset[str]
+    whole: frozenset[str]
+    columns: frozenset[str]
+
+
+def roles_of(computation: Named, ways: Expressions, graph: BlockGraph) -> Roles:
+    """Return which axes may be cut, and how."""
+    order = [axis for axis in computation.result if axis]
+    order += sorted(set(computation.sizes) - set(order))
+    whole = {step.axis for step in graph.steps if step.axis and step.axis != graph.loop}
+    single, columns = set[str](), set[str]()
+    for step in graph.steps:
+        if step.kind is Kind.CONTRACT:
+            x, y = (set(ways.axes[operand.expression]) for operand in step.operands)
+            kept = [axis for axis in order if axis in ways.axes[step.result.expression]]
+            single |= x & y & set(kept)
+            free = [axis for axis in kept if axis not in single]
+            columns |= set(free[-1:])
+            rows = free[:-1]
+            second = y if free and free[-1] in y else x
+            single |= set(rows[:-1]) | {axis for axis in rows if axis in second}
+    return Roles(frozenset(single), frozenset(whole), frozenset(columns))
+
+
+def cuts(computation: Named, ways: Expressions, graph: BlockGraph, machine: Machine) -> list[Cut]:
+    """Return sizes whose tiles fit, the fastest by estimate first."""
+    roles = roles_of(computation, ways, graph)
+    if roles.single & roles.whole or graph.loop in roles.single:
+        return []
+    axes = [axis for axis in computation.result if axis and axis not in roles.whole]
+    axes += [graph.loop] if graph.loop else []
+    found = []
+    for blocks in itertools.product(*(_blocks(axis, computation, roles, graph.loop) for axis in axes)):
+        cut = dict(zip(axes, blocks, strict=True))
+        if _tile_bytes(computation, ways, graph, cut) <= machine.cache_bytes:
+            found.append(Cut(cut, _estimate_ns(computation, ways, graph, cut, machine)))
+    return sorted(found, key=lambda cut: cut.estimate_ns)
+
+
+def small_cut(computation: Named, ways: Expressions, graph: BlockGraph) -> tuple[dict[str, int], Sizes]:
+    """Return small sizes of all axes, and a cut of them whose last blocks are shorter: for the verifier."""
+    roles = roles_of(computation, ways, graph)
+    names = {axis.removesuffix(TWIN): axis in roles.single for axis in computation.sizes}
+    lengths = {name: 2 if is_single else 4 + i % 4 for i, (name, is_single) in enumerate(names.items())}
+    sizes = {axis: min(n, lengths[axis.removesuffix(TWIN)]) for axis, n in computation.sizes.items()}
+    cut = [axis for axis in computation.result if axis and axis not in roles.whole]
+    cut += [graph.loop] if graph.loop else []
+    blocks = {axis: 1 if axis in roles.single else min(3, sizes[axis]) for axis in cut}
+    return sizes, Sizes(blocks, 2)
+
+
+def _blocks(axis: str, computation: Named, roles: Roles, loop: str) -> list[int]:
+    size = computation.sizes[axis]
+    if axis in roles.single:
+        return [1]
+    if axis == loop:
+        return sorted({min(size, block) for block in TURN_BLOCKS})
+    choices = COLUMN_BLOCKS if axis in roles.columns else ROW_BLOCKS
+    return sorted({min(size, block) for block in choices} | {size})
+
+
+def _tile_bytes(computation: Named, ways: Expressions, graph: BlockGraph, cut: Mapping[str, int]) -> int:
+    sizes = {**computation.sizes, **cut}
+    held = (step for step in graph.steps if step.axis or len(ways.axes[step.result.expression]) > 1)
+    return 4 * sum(math.prod(sizes[axis] for axis in ways.axes[step.result.expression]) for step in held)
+
+
+def _estimate_ns(
+    computation: Named, ways: Expressions, graph: BlockGraph, cut: Mapping[str, int], machine: Machine
+) -> float:
+    sizes = {**computation.sizes, **cut}
+    counts = {axis: -(-computation.sizes[axis] // block) for axis, block in cut.items()}
+    grid = {axis: n for axis, n in counts.items() if axis in computation.result}
+    tasks, turns = math.prod(grid.values()), counts.get(graph.loop, 1) if graph.loop else 1
+    ns = TURN_NS * tasks * turns
+    for step in graph.steps:
+        axes = {axis for x in step.operands for axis in ways.axes[x.expression]}
+        runs = tasks * (turns if graph.loop in axes else 1)
+        ns += runs * _step_ns(step, ways, axes, sizes, machine)
+    read = sum(bytes_ for bytes_ in _read_bytes(computation, ways, sizes, tasks, turns, graph.loop))
+    waves = -(-tasks // machine.threads) * machine.threads / tasks
+    return (ns + read / BYTES_PER_NS) * waves / machine.threads
+
+
+def _step_ns(step: BlockStep, ways: Expressions, axes: Set[str], sizes: Mapping[str, int], machine: Machine) -> float:
+    rate = machine.lanes * CYCLES_PER_NS
+    points = math.prod(sizes[axis] for axis in axes)
+    if step.kind is not Kind.CONTRACT:
+        ops = [x.op for x in step.body] + ([step.op] if step.axis else [])
+        return points * sum(8 if op in TRANSCENDENTAL else 1 for op in ops) / (rate * ELEMENT_SHARE)
+    kept = [sizes[axis] for axis in axes if axis != step.axis and axis in ways.axes[step.result.expression]]
+    *_, rows, columns = (1, 1, *sorted(kept))
+    strip = VECTORS * machine.lanes
+    full = rows / (-(-rows // ROWS) * ROWS) * columns / (-(-columns // strip) * strip)
+    return points / (2 * rate * max(full, 0.02))
+
+
+def _read_bytes(
+    computation: Named, ways: Expressions, sizes: Mapping[str, int], tasks: int, turns: int, loop: str
+) -> Iterator[int]:
+    for expression in ways.inputs.values():
+        axes = ways.axes[expression]
+        yield 4 * tasks * (turns if loop in axes else 1) * math.prod(sizes[axis] for axis in axes)

@@ -1,0 +1,163 @@
+"""Programs of blocks are found from the plain group, and verified."""
+
+from dataclasses import replace
+
+import pytest
+
+from korch.candidate.candidate import Group, make_group
+from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.ops.layout import ReshapeAttributes
+from korch.primitive.ops.reduce import ReduceAttributes
+from korch.superopt.axes import NotNamedError, named
+from korch.superopt.expressions import expressions
+from korch.superopt.find import Finder, search
+from korch.superopt.generate import Rules, block_graphs
+from korch.superopt.sizes import Machine
+from korch.superopt.verify import verify
+from korch.testing.blocks import BLOCKS, Block, attention, rms_norm_product
+from korch.tile.program import Contract, Loop, TileProgram
+
+MACHINE = Machine(4, 2, 1 << 16)
+
+
+def group_of(graph: PrimitiveGraph) -> Group:
+    return make_group(graph, range(len(graph.primitives)), [v for _, v in graph.outputs])
+
+
+def loops(program: TileProgram) -> list[Loop]:
+    return [step for stage in program.stages for step in stage.steps if isinstance(step, Loop)]
+
+
+@pytest.mark.parametrize("name", sorted(BLOCKS))
+def test_programs_of_blocks_are_found(name):
+    group = group_of(BLOCKS[name]())
+    finding = search(group, MACHINE)
+    assert finding.programs
+    assert not finding.refused
+    for found in finding.programs[:2]:
+        verdict = verify(found.program, group.body)
+        assert verdict.is_equal, verdict.reason
+        assert len(found.program.stages) == 1
+
+
+def test_attention_with_rescaled_sums_is_found():
+    computation = named(attention())
+    found = block_graphs(computation, expressions(computation))
+    rescaled = [graph for graph in found.found if any(step.follows >= 0 for step in graph.steps)]
+    assert rescaled
+    assert {step.op for graph in rescaled for step in graph.steps if step.is_carried} == {"reduce_max", "reduce_sum"}
+
+
+def test_a_normalization_moves_behind_its_product():
+    """The sums of squares and the product are collected in one loop, so that x is read once."""
+    computation = named(rms_norm_product())
+    found = block_graphs(computation, expressions(computation))
+    assert any(sum(step.is_carried for step in graph.steps) == 2 for graph in found.found)
+
+
+def scores() -> Block:
+    b = Block()
+    x, w = b.tensor("x", 4, 6), b.tensor("w", 6, 5)
+    b.output("y", b.softmax(b.add("matmul", (x, w))))
+    return b
+
+
+def linear_attention() -> Block:
+    b = Block()
+    q, k, v = b.tensor("q", 2, 5, 3), b.tensor("k", 2, 6, 3), b.tensor("v", 2, 6, 4)
+    mixed = b.add("matmul", (b.turned(b.add("exp", (k,))), v))
+    b.output("y", b.add("matmul", (b.add("exp", (q,)), mixed)))
+    return b
+
+
+def squeeze_and_excite() -> Block:
+    b = Block()
+    x, w, v = b.tensor("x", 6, 4, 5), b.tensor("w", 6, 3), b.tensor("v", 3, 6)
+    mean = b.add("reduce_sum", (x,), ReduceAttributes((1, 2)))
+    row = b.add("reshape", (b.add("div", (mean, b.number(20.0, mean))),), ReshapeAttributes((1, 6)))
+    hidden = b.add("matmul", (row, w))
+    hidden = b.add("max", (hidden, b.number(0.0, hidden)))
+    gate = b.add("sigmoid", (b.add("matmul", (hidden, v)),))
+    b.output("y", b.add("mul", (x, b.wide(b.add("reshape", (gate,), ReshapeAttributes((6, 1, 1))), x))))
+    return b
+
+
+def instance_norm() -> Block:
+    b = Block()
+    x = b.tensor("x", 3, 24)
+    y = b.normalized(x)
+    b.output("y", b.add("max", (y, b.number(0.0, y))))
+    return b
+
+
+MORE = {
+    "softmax over classes": scores,
+    "linear attention": linear_attention,
+    "squeeze and excite": squeeze_and_excite,
+    "instance norm and relu": instance_norm,
+    "a short query": lambda: attention(2, 1, 9),
+}
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_programs_of_more_groups_are_found(name):
+    made = MORE[name]()
+    group = group_of(made.freeze() if isinstance(made, Block) else made)
+    finding = search(group, MACHINE)
+    assert finding.programs, (finding.reason, finding.refused)
+    assert verify(finding.programs[0].program, group.body).is_equal
+
+
+def test_one_matrix_in_two_roles():
+    b = Block()
+    x = b.tensor("x", 4, 6)
+    group = group_of(b.result(b.softmax(b.add("matmul", (x, b.turned(x))))))
+    finding = search(group, MACHINE)
+    assert finding.programs
+    assert any(isinstance(step, Contract) for _, step in finding.programs[0].program.stages[0].leaves)
+
+
+def test_what_is_not_over_named_axes_is_refused():
+    b = Block()
+    x = b.tensor("x", 4, 6)
+    group = group_of(b.result(b.add("exp", (b.add("reshape", (x,), ReshapeAttributes((8, 3))),))))
+    assert search(group, MACHINE).reason == "a reshape joins or splits axes"
+    with pytest.raises(NotNamedError, match="a reshape"):
+        named(group.body)
+
+
+def test_pruning_counts_and_limits():
+    computation = named(rms_norm_product())
+    ways = expressions(computation)
+    found = block_graphs(computation, ways)
+    assert found.is_complete
+    assert found.pruned["another order"] > 0
+    short = block_graphs(computation, ways, Rules(most_steps=4))
+    assert not short.found
+    assert short.pruned["steps"] + short.pruned["unread values"] > 0
+    small = block_graphs(computation, ways, Rules(tile_elements=7))
+    assert small.pruned["memory"] > 0
+    free = block_graphs(computation, ways, Rules(by_bound=False, by_readers=False))
+    assert free.visited > found.visited
+    assert {graph.steps for graph in found.found} <= {graph.steps for graph in free.found}
+
+
+class Kept:
+    """Facts in memory."""
+
+    def __init__(self) -> None:
+        self.facts: dict[str, str] = {}
+
+    def fact(self, name: str) -> str | None:
+        return self.facts.get(name)
+
+    def put_fact(self, name: str, value: str) -> None:
+        self.facts[name] = value
+
+
+def test_results_are_kept_by_group():
+    kept, group = Kept(), group_of(BLOCKS["lora"]())
+    first = Finder(kept, MACHINE, 30.0, "1").find(group)
+    again = Finder(kept, MACHINE, 0.0, "1").find(replace(group, inputs=group.inputs))
+    assert again.programs == first.programs != ()
+    assert Finder(kept, MACHINE, 0.0, "2").find(group).reason == "no time is left for the superoptimizer"
