@@ -1,6 +1,7 @@
 """Kernels that Korch writes itself: any group without a linear or an opaque primitive.
 
-The group is lowered to a tile program and printed as C++.
+The group is lowered to a tile program and printed as C++. Programs of groups with matrix products are those
+that the superoptimizer finds.
 """
 
 from __future__ import annotations
@@ -8,17 +9,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from korch.candidate.candidate import Group, Offer, Refusal
-from korch.candidate.shape import FUSED
+from korch.candidate.layout import Layout
+from korch.candidate.shape import FUSED, Compose, GroupShape
 from korch.primitive.op import Category
 from korch.provider.content import content_version
 from korch.provider.offers import keeps_some, offered_layouts
 from korch.provider.provider import Kernel, Threading
+from korch.superopt.find import Finder, FoundProgram
+from korch.superopt.groups import superopt_groups
 from korch.target import Target
 from korch.tile.cpp import print_cpp
 from korch.tile.cpp_text import C_TYPE
 from korch.tile.growth import TextLimitError, grows_too_large
 from korch.tile.lower import lower
+from korch.tile.program import TileProgram
 from korch.tile.staging import Machine
+
+FOUND = "found"
+"""The variants of offers of found programs are this word and a number."""
 
 LEAST_STREAM_BYTES = 16 << 20
 """Outputs of fewer bytes are not written past the caches, however small these are."""
@@ -28,12 +36,17 @@ class GeneratedProvider:
     """Korch's own kernel generator."""
 
     name = "generated"
-    version = content_version()
-    group_shapes = (FUSED,)
+    version = content_version("superopt")
 
-    def __init__(self, least_stream_bytes: int = LEAST_STREAM_BYTES) -> None:
-        """Write smaller outputs than `least_stream_bytes` to the caches on any target."""
+    def __init__(self, least_stream_bytes: int = LEAST_STREAM_BYTES, finder: Finder | None = None) -> None:
+        """Write smaller outputs than `least_stream_bytes` to the caches; find programs with the finder, if any."""
         self.least_stream_bytes = least_stream_bytes
+        self.finder = finder
+
+    @property
+    def group_shapes(self) -> tuple[GroupShape | Compose, ...]:
+        """The kinds of groups that it asks for."""
+        return (FUSED,) if self.finder is None else (FUSED, superopt_groups)
 
     def stream_bytes(self, target: Target) -> int:
         """Return from which size on outputs are written past the caches.
@@ -44,7 +57,9 @@ class GeneratedProvider:
         return max(self.least_stream_bytes, 4 * target.l2_bytes * target.threads)
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
-        """Offer the group in each layout that suits it."""
+        """Offer the group in each layout that suits it, or as the programs that are found for it."""
+        if self.finder is not None and any(primitive.op == "matmul" for primitive in group.body.primitives):
+            return self._found(group, self.finder)
         for primitive in group.body.primitives:
             if primitive.row.category in (Category.LINEAR, Category.OPAQUE):
                 return Refusal(f"{primitive.op} is not generated")
@@ -59,14 +74,49 @@ class GeneratedProvider:
             for variant in (("", "keep") if keeps_some(group) else ("",))
         ]
 
+    def _found(self, group: Group, finder: Finder) -> Sequence[Offer] | Refusal:
+        """Offer the programs that are found for a group; constant matrices may come in panels."""
+        products = group.body.linear
+        if len(products) == 1 and not any(p.row.category is Category.REDUCE for p in group.body.primitives):
+            return Refusal("a product alone is made by other providers")
+        finding = finder.find(group)
+        offers = []
+        for number, found in enumerate(finding.programs):
+            inputs = list(group.plain_layouts[0])
+            for position, columns in found.packed.items():
+                rank = group.input_types[position].rank
+                order = (*range(rank - 2), rank - 1, rank - 2)
+                inputs[position] = Layout(order, ((rank - 1, columns),))
+            offers.append(Offer(tuple(inputs), group.plain_layouts[1], f"{FOUND} {number}"))
+        return tuple(offers) or Refusal(finding.reason or "no program is found for it")
+
+    def found(self, group: Group, offer: Offer) -> FoundProgram | None:
+        """Return the found program of an offer, or None if it is no such offer."""
+        if self.finder is None or not offer.variant.startswith(FOUND):
+            return None
+        return self.finder.find(group).programs[int(offer.variant.split()[1])]
+
+    def program(self, group: Group, offer: Offer, machine: Machine) -> TileProgram:
+        """Return the tile program of an offer.
+
+        Raises:
+            TextLimitError: its text would be too long.
+        """
+        found = self.found(group, offer)
+        if found is not None:
+            return found.program
+        return lower(group.body, offer.inputs, offer.outputs, machine, offer.variant == "keep")
+
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
         """Lower and print the group."""
         machine = Machine(target.lanes, target.threads)
-        keeps = offer.variant == "keep"
+        found = self.found(group, offer)
         layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
         comment = f"{group.text}layouts {layouts}"
+        if found is not None:
+            comment += "\nfound:\n" + "\n".join(found.steps) + "\n" + found.text
         try:
-            program = lower(group.body, offer.inputs, offer.outputs, machine, keeps)
+            program = self.program(group, offer, machine)
             printed = print_cpp(program, comment, target.lanes, target.threads, self.stream_bytes(target))
         except TextLimitError as error:
             return Refusal(str(error))

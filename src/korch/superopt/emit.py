@@ -378,8 +378,11 @@ class _Emitter:
         site.append(contract)
 
     def _registers(self, i: Axis, second: At) -> Registers:
+        """Return how a contraction is computed: a strip of columns is as wide as a panel of its input."""
         is_input = second.buffer.startswith("i")
-        return Registers(min(ROWS, i.extent), VECTORS if i.extent > 2 else VECTORS_OF_FEW_ROWS, is_input)
+        width = self.sizes.packed.get(int(second.buffer[1:])) if is_input else None
+        vectors = width // self.sizes.lanes if width else VECTORS if i.extent > 2 else VECTORS_OF_FEW_ROWS
+        return Registers(min(ROWS, i.extent), vectors, is_input)
 
     def _packing_site(self, operand: Operand) -> list[Step]:
         return self.steps[operand.phase]

@@ -72,12 +72,18 @@ class Expressions:
     is_complete: bool
 
 
-def expressions(computation: Named, limits: Limits = LIMITS) -> Expressions:
-    """Return the expressions that lead to the result of a computation."""
+def expressions(computation: Named, limits: Limits = LIMITS, joins: bool = True) -> Expressions:
+    """Return the expressions that lead to the result of a computation.
+
+    Args:
+        computation: what is computed.
+        limits: of saturation.
+        joins: whether functions of one value are a part of the step that reads it.
+    """
     order = sorted(computation.sizes)
     graph = _as_graph(computation, order)
     found, report = saturate(graph, strict=False, rules=AXIOMS, limits=limits)
-    return _Table(found, computation, order, report.stopped == "saturated").read()
+    return _Table(found, order, report.stopped == "saturated").read(joins)
 
 
 def _as_graph(computation: Named, order: list[str]) -> PrimitiveGraph:
@@ -229,7 +235,7 @@ def joined(
         numbers: the classes that are numbers.
         axes: of each class.
     """
-    found = [step if step.axis else replace(step, body=(step,)) for step in steps]
+    found = list(steps)
     while (pair := _next_pair(found, goal, numbers, axes)) is not None:
         first, second = pair
         body = (*first.body, *second.body)
@@ -268,8 +274,8 @@ def _is_unary(step: Expression, numbers: Mapping[int, float]) -> bool:
 class _Table:
     """The classes of a saturated graph, without broadcasts."""
 
-    def __init__(self, graph: PrimitiveGraph, computation: Named, order: list[str], is_complete: bool) -> None:
-        self.graph, self.computation, self.order, self.is_complete = graph, computation, order, is_complete
+    def __init__(self, graph: PrimitiveGraph, order: list[str], is_complete: bool) -> None:
+        self.graph, self.order, self.is_complete = graph, order, is_complete
         self.same = list(range(len(graph.types)))
         for primitive in graph.primitives:
             if primitive.op == "broadcast":
@@ -280,7 +286,7 @@ class _Table:
             value = self.same[value]
         return value
 
-    def read(self) -> Expressions:
+    def read(self, joins: bool) -> Expressions:
         steps = self._steps()
         while (merged := self._congruent(steps)) is not None:
             steps = merged
@@ -292,7 +298,9 @@ class _Table:
             for value in {self.find(v) for v in range(len(graph.types))}
         }
         goal = self.find(graph.outputs[0][1])
-        return Expressions(goal, tuple(joined(steps, goal, numbers, axes)), inputs, numbers, axes, self.is_complete)
+        single = [step if step.axis else replace(step, body=(step,)) for step in steps]
+        whole = joined(single, goal, numbers, axes) if joins else single
+        return Expressions(goal, tuple(whole), inputs, numbers, axes, self.is_complete)
 
     def _steps(self) -> list[Expression]:
         found = []

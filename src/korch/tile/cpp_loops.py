@@ -54,13 +54,13 @@ class LoopPrinter(OpPrinter):
                 self.out.line(f"for (; i + {step} <= end; i += {step}) {call}<{width}, {abreast}>(i);")
             if width > 1:
                 self.out.line(f"for (; i + {width} <= end; i += {width}) {call}<{width}>(i);")
-            if head:
+            if head or (width > 1 and self._updates):
                 self.out.line(f"for (; i < end; ++i) {call}<1>(i);")
             elif axis.ragged is not None and width > 1:
                 self.out.line(f"if (i < end && end - {low} >= {width}) {{ {call}<{width}>(end - {width}); i = end; }}")
             elif width > 1 and (high - low) % width:
                 self.out.line(f"if (i < end) {{ {call}<{width}>(end - {width}); i = end; }}")
-            if width == 1 or (axis.ragged is not None and not head):
+            if width == 1 or (axis.ragged is not None and not head and not self._updates):
                 self.out.line(f"for (; i < end; ++i) {call}<1>(i);")
             self.out.close()
 
@@ -77,6 +77,12 @@ class LoopPrinter(OpPrinter):
                 at = self.out.expr(substitute(sink.index, {axis.name: constant(low)}, ranges))
                 return f"korch::before_line({sink.buffer} + {at})"
         return ""
+
+    @property
+    def _updates(self) -> bool:
+        """Whether what is stored may be read again: then no element is computed twice."""
+        read = {op.buffer for op in self.pass_.ops if isinstance(op, Load)}
+        return any(sink.buffer in read for sink in self.pass_.sinks)
 
     @property
     def is_streamed(self) -> bool:

@@ -1,0 +1,115 @@
+"""Primitive graph -> groups that the superoptimizer looks at: products with what they are normalized by.
+
+A group is grown backwards from a value that no elementwise primitive reads: over primitives that
+nothing else reads, and, in a second group, over reductions and elementwise steps that others read too,
+which are then computed again. It has a product and a reduction, or two products; what has less is what
+other providers make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from korch.candidate.candidate import Group, make_group
+from korch.primitive.graph import Primitive, PrimitiveGraph
+from korch.primitive.op import Category
+from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
+from korch.primitive.types import DType
+
+MOST_PRODUCTS = 3
+"""Products in a group."""
+
+MOST_PRIMITIVES = 30
+"""Primitives in a group."""
+
+INSIDE = (Category.ELEMENTWISE, Category.BROADCAST, Category.REDUCE)
+
+
+def superopt_groups(graph: PrimitiveGraph, groups: Iterable[Group]) -> Iterator[Group]:
+    """Yield the groups of a graph; `groups`, those of single products, are not used."""
+    known: set[tuple[int, ...]] = set()
+    for p, primitive in enumerate(graph.primitives):
+        if not _is_end(graph, primitive) or not _fits(graph, primitive):
+            continue
+        for copies in (False, True):
+            found = _cone(graph, p, copies)
+            if found and found not in known:
+                known.add(found)
+                yield make_group(graph, found, (primitive.output,))
+
+
+def _is_end(graph: PrimitiveGraph, primitive: Primitive) -> bool:
+    """Return whether a value is an output, or read by more than elementwise steps."""
+    if primitive.row.category not in (*INSIDE, Category.LINEAR) or primitive.op == "broadcast":
+        return False
+    value = primitive.output
+    readers = graph.reading(value)
+    if value in {v for _, v in graph.outputs}:
+        return True
+    return any(reader.row.category is not Category.ELEMENTWISE for reader in readers)
+
+
+def _fits(graph: PrimitiveGraph, primitive: Primitive) -> bool:
+    """Return whether a primitive is a function of elements over named axes."""
+    types = [graph.types[v] for v in (primitive.output, *primitive.inputs)]
+    if any(type_.dtype is not DType.F32 or type_.size == 0 for type_ in types):
+        return False
+    match primitive.attributes:
+        case ReshapeAttributes():
+            shapes = [[n for n in type_.shape if n != 1] for type_ in types]
+            return shapes[0] == shapes[1]
+        case TransposeAttributes():
+            return True
+    return primitive.op in ("matmul", "reduce_sum", "reduce_max") or primitive.row.category in INSIDE[:2]
+
+
+def _cone(graph: PrimitiveGraph, end: int, copies: bool) -> tuple[int, ...] | None:
+    """Return the primitives of a group that ends in one; None if it would be too large, or has too little."""
+    chosen: dict[int, int] = {graph.primitives[end].output: end}
+    waiting = [*graph.primitives[end].inputs]
+    while waiting:
+        value = waiting.pop(0)
+        if value in chosen or value in graph.constants or not graph.producers[value]:
+            continue
+        p = graph.producers[value][0]
+        primitive = graph.primitives[p]
+        if not _fits(graph, primitive) or not (_is_private(graph, value, chosen) or _is_copied(primitive, copies)):
+            continue
+        chosen[value] = p
+        waiting += primitive.inputs
+    found = tuple(sorted(chosen.values()))
+    rows = [graph.primitives[p] for p in found]
+    products = sum(row.row.category is Category.LINEAR for row in rows)
+    has_reduction = any(row.row.category is Category.REDUCE for row in rows)
+    is_small = products <= MOST_PRODUCTS and len(found) <= MOST_PRIMITIVES
+    is_rich = products >= 2 or (products == 1 and has_reduction)
+    is_convex = not _reads_itself(graph, found, chosen)
+    return found if is_small and is_rich and is_convex else None
+
+
+def _is_copied(primitive: Primitive, copies: bool) -> bool:
+    """Return whether a primitive may be computed again though others read it: what broadcasts always is."""
+    return primitive.op == "broadcast" or (copies and primitive.row.category is not Category.LINEAR)
+
+
+def _is_private(graph: PrimitiveGraph, value: int, chosen: dict[int, int]) -> bool:
+    """Return whether only primitives of a group read a value, as the model was written."""
+    outputs = {v for _, v in graph.outputs}
+    readers = [p for p in graph.consumers[value] if graph.producers[graph.primitives[p].output][0] == p]
+    return value not in outputs and all(chosen.get(graph.primitives[p].output) == p for p in readers)
+
+
+def _reads_itself(graph: PrimitiveGraph, found: tuple[int, ...], chosen: dict[int, int]) -> bool:
+    """Return whether what a group reads is computed from what it computes."""
+    inputs = {v for p in found for v in graph.primitives[p].inputs if v not in chosen}
+    seen, waiting = set[int](), [*inputs]
+    while waiting:
+        value = waiting.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if value in chosen:
+            return True
+        for p in graph.producers[value][:1]:
+            waiting += graph.primitives[p].inputs
+    return False

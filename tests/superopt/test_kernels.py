@@ -1,0 +1,86 @@
+"""Found programs are offered by the generated provider, printed, compiled and compared with the reference."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from korch.candidate.candidate import Refusal
+from korch.candidate.shape import FUSED
+from korch.measure.compiler import Builder
+from korch.provider.generated import GeneratedProvider
+from korch.superopt.find import Finder
+from korch.superopt.groups import superopt_groups
+from korch.superopt.sizes import Machine
+from korch.target import Target, detect_target
+from korch.testing import blocks
+from korch.testing.kernels import check_kernel, load_kernels
+from tests.superopt.test_find import Kept, group_of
+
+SIZES = {
+    "attention": lambda: blocks.attention(2, 19, 70, 16, 24),
+    "rms-norm-product": lambda: blocks.rms_norm_product(13, 130, 65),
+    "lora": lambda: blocks.lora(1, 96, 80, 4),
+    "gated-mlp": lambda: blocks.gated_mlp(7, 96, 130),
+}
+"""Odd sizes: blocks that are not full, rows of fewer elements than a vector."""
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return detect_target(2, "gcc")
+
+
+def provider_for(target: Target) -> GeneratedProvider:
+    return GeneratedProvider(finder=Finder(Kept(), Machine(target.lanes, 2, target.l2_bytes), 60.0, "1"))
+
+
+def test_kernels_of_found_programs(target, tmp_path):
+    provider, builder, made = provider_for(target), Builder(target.isa, tmp_path), []
+    for name, make in SIZES.items():
+        graph = make()
+        weights = frozenset(i for i, (n, _) in enumerate(graph.inputs) if n in ("w", "v", "a", "b"))
+        group = replace(group_of(graph), constant_inputs=weights if name in ("lora", "gated-mlp") else frozenset())
+        offers = provider.offer(group, target)
+        assert not isinstance(offers, Refusal), offers.reason
+        for offer in (offers[0], offers[-1]):
+            kernel = provider.build(group, offer, target)
+            assert not isinstance(kernel, Refusal)
+            made.append((kernel, group, offer))
+    library, rng = load_kernels([kernel for kernel, _, _ in made], builder), np.random.default_rng(2)
+    for kernel, group, offer in made:
+        inputs = [rng.standard_normal(type_.shape).astype(np.float32) for type_ in group.input_types]
+        check_kernel(kernel, group, offer, inputs, builder, library)
+
+
+def test_scores_that_are_masked_have_no_share(target, tmp_path):
+    """A block of keys whose scores all are -inf leaves no trace."""
+    b = blocks.Block()
+    s, v = b.tensor("s", 5, 96), b.tensor("v", 96, 16)
+    group = group_of(b.result(b.add("matmul", (b.softmax(s), v))))
+    provider, builder, rng = provider_for(target), Builder(target.isa, tmp_path), np.random.default_rng(4)
+    scores = rng.standard_normal((5, 96)).astype(np.float32)
+    scores[:, :64] = -np.inf
+    offers = [offer for offer in provider.offer(group, target) if "rescale" in provider.found(group, offer).text]
+    assert offers
+    for offer in offers[-1:]:
+        kernel = provider.build(group, offer, target)
+        check_kernel(kernel, group, offer, [scores, rng.standard_normal((96, 16)).astype(np.float32)], builder)
+
+
+def test_what_the_provider_leaves_to_others(target):
+    b = blocks.Block()
+    group = group_of(b.result(b.add("matmul", (b.tensor("x", 4, 6), b.tensor("w", 6, 5)))))
+    refusal = provider_for(target).offer(group, target)
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason == "a product alone is made by other providers"
+    assert GeneratedProvider().offer(group, target) == Refusal("matmul is not generated")
+
+
+def test_groups():
+    """A group has a product and what normalizes it, or two products; a reduction is shared by copies."""
+    assert GeneratedProvider().group_shapes == (FUSED,)
+    for name, make in blocks.BLOCKS.items():
+        graph = make()
+        found = {len(group.primitives) for group in superopt_groups(graph, ())}
+        assert (max(found, default=0) == len(graph.primitives)) == (name != "normalized-update"), name
