@@ -2,8 +2,8 @@
 
 Three forms. *Blocked*: a task computes a block of rows and columns; a loop over blocks of terms reads a
 block of each operand into a tile. *In parts*: the terms are cut into parts of tasks of their own, for
-few blocks; a second stage adds up the parts. *Direct*: a task is one element, a short sum. No provider
-uses these programs yet: `korch.tile.triton` prints no contractions.
+few blocks; a second stage adds up the parts. *Direct*: a task is one element, a short sum. What stands
+before the product is computed where its operands are read, what follows it on the block of sums.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ block and thread graphs. A size may be an expression in *parameters*, integers k
 only; `korch.tile.bind` replaces them by numbers.
 
 Two printers read it, C++ (`korch.tile.cpp`) and Triton (`korch.tile.triton`), and, for tests, the
-interpreter `korch.tile.reference`. The printers print programs of known sizes; that of Triton prints passes only.
+interpreter `korch.tile.reference`. The printers print programs of known sizes.
 """
 
 from __future__ import annotations
@@ -261,6 +261,8 @@ class Product(Enum):
 
     F64 = "f64"
     F32 = "f32"
+    TF32 = "tf32"  # factors are rounded to 11 bits
+    TF32X3 = "tf32x3"  # both split into two such numbers; the product of the rests is left out
     BF16X3 = "bf16x3"  # both split into two numbers of bfloat16; the product of the rests is left out
     BF16 = "bf16"
     F16 = "f16"
@@ -372,7 +374,7 @@ class Stage:
         """The steps, which must all be passes."""
         found = tuple(step for step in self.steps if isinstance(step, Pass))
         if len(found) < len(self.steps):
-            raise InvalidGraphError("only passes can be printed, no contractions or loops", where="tile program")
+            raise InvalidGraphError("a stage with contractions or loops has more than passes", where="tile program")
         return found
 
     @property
@@ -439,11 +441,11 @@ def written_by(steps: tuple[Step, ...]) -> set[str]:
     return found
 
 
-def require_printable(program: TileProgram) -> None:
-    """Raise an error if a program has what no printer prints yet.
+def require_known(program: TileProgram) -> None:
+    """Raise an error if a program has parameters, or tiles that are not laid out as they are indexed.
 
     Raises:
-        InvalidGraphError: it has parameters, contractions, loops or layouts.
+        InvalidGraphError: it has.
     """
     hint = "Bind the parameters first"
     for parameter in program.parameters:
@@ -451,8 +453,6 @@ def require_printable(program: TileProgram) -> None:
     for buffer in program.buffers:
         if buffer.layout:
             raise InvalidGraphError(f"the layout of buffer {buffer.name} can't be printed", where="tile program")
-    for stage in program.stages:
-        _ = stage.passes
 
 
 def _leaves(loops: tuple[Loop, ...], steps: tuple[Step, ...]) -> Iterator[tuple[tuple[Loop, ...], Pass | Contract]]:

@@ -6,7 +6,7 @@ hands from pass to pass stay in registers, and what several passes read is read 
 one tile. Where tasks are too few to fill the device, each pass becomes a launch of its own over
 parts of the rows (`split`), and the next one adds up what they left. Of a stage without reductions
 the columns are its points; where it turns a matrix, rows and columns are the two axes that are read
-and written side by side.
+and written side by side. Of a stage with contractions or loops a task is a program (`triton_blocks`).
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ import math
 from dataclasses import replace
 
 from korch.primitive.types import DType
-from korch.tile.program import Axis, Level, Load, Pass, Stage, TileProgram, read_by, require_printable, written_by
+from korch.tile.program import Axis, Level, Load, Pass, Stage, TileProgram, read_by, require_known, written_by
+from korch.tile.triton_blocks import BlockStage, stage_is_blocked
 from korch.tile.triton_launch import Launch, PrintedProgram, warps_for
 from korch.tile.triton_rows import RowStage, SplitStage
 from korch.tile.triton_text import COLUMNS, Coordinate, power_of_two
 
 
-def print_triton(program: TileProgram, comment: str, processors: int, split: bool = False) -> PrintedProgram:
+def print_triton(
+    program: TileProgram, comment: str, processors: int, split: bool = False, warps: int = 4, stages: int = 2
+) -> PrintedProgram:
     """Print a program.
 
     Args:
@@ -29,19 +32,23 @@ def print_triton(program: TileProgram, comment: str, processors: int, split: boo
         comment: text that stands at the head of each function.
         processors: multiprocessors of the device.
         split: whether rows are cut into parts where tasks are few.
+        warps: of a task with contractions or loops.
+        stages: turns of its loops whose operands are read at a time.
 
     Raises:
-        InvalidGraphError: the program has parameters, contractions, loops or layouts.
+        InvalidGraphError: the program has parameters or layouts, or contractions that are not printed.
     """
-    require_printable(program)
+    require_known(program)
     found = PrintedProgram()
     for buffer in program.buffers:
         if buffer.level is Level.WORKSPACE:
             found.scratch[buffer.name] = (buffer.dtype, buffer.size)
     for stage in program.stages:
-        if stage.tasks == 0 or not stage.passes:
+        if stage.tasks == 0 or not stage.steps:
             continue
-        if stage_is_free(stage):
+        if stage_is_blocked(stage):
+            BlockStage(program, stage, comment, found, processors, warps, stages).print()
+        elif stage_is_free(stage):
             _FreeStage(program, stage, comment, found, processors).print()
         elif split and stage_is_splittable(program, stage, processors):
             SplitStage(program, stage, comment, found, processors).print()

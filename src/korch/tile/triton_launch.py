@@ -72,7 +72,7 @@ def warps_for(elements: int) -> int:
 
 
 class Launch:
-    """The launches of one stage; there are three kinds."""
+    """The launches of one stage; there are four kinds."""
 
     def __init__(
         self, program: TileProgram, stage: Stage, comment: str, found: PrintedProgram, processors: int
@@ -89,9 +89,9 @@ class Launch:
         """Return a buffer of the program."""
         return self.program.buffer(name)
 
-    def finish(self, grid: int, warps: int) -> None:
+    def finish(self, grid: int, warps: int, stages: int = 2) -> None:
         """Add the launch that has been written, and begin another."""
-        self.found.add(self.text, self.comment, grid, warps)
+        self.found.add(self.text, self.comment, grid, warps, stages)
         self.text = Text()
 
     def program_id(self) -> None:

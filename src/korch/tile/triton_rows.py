@@ -10,10 +10,13 @@ from korch.primitive.types import DType
 from korch.tile.index import Expr, add, scale, var
 from korch.tile.program import Accumulate, Axis, Level, Load, Pass, identity, written_by
 from korch.tile.triton_launch import Launch, warps_for
-from korch.tile.triton_text import COLUMNS, COMPUTE, ROWS, STORED, Coordinate, literal, power_of_two
+from korch.tile.triton_text import COLUMNS, COMPUTE, REDUCE, ROWS, STORED, Coordinate, literal, power_of_two
 
 MOST_SERIAL = 128
 """Windows of at most this many points are a loop of single points if rows lie side by side."""
+
+SHORT = 16
+"""An axis of fewer points, beside others in a window, is not read in long runs."""
 
 LONGEST_ROW = 4096
 """Columns of the widest tile of a reduction."""
@@ -25,7 +28,6 @@ TASK = "task"
 """The variable of a stage's task, in places of tiles that are in memory."""
 
 _COMBINE = {"sum": "{} + {}", "prod": "{} * {}", "max": "f.larger({}, {})", "min": "f.smaller({}, {})"}
-_FUNCTION = {"sum": "f.added", "prod": "f.multiplied", "max": "f.larger", "min": "f.smaller"}
 
 
 @dataclass
@@ -95,15 +97,17 @@ class RowStage(Launch):
         last = grid[-1].name if grid else ""
         beside = side = 0
         for pass_ in self.stage.passes:
+            only = pass_.axes[0] if len(pass_.axes) == 1 else None
             for op in pass_.ops:
-                if isinstance(op, Load):
-                    size = self.sizes[op.buffer]
-                    beside += size * (op.index.coefficient(last) == 1 if last else 0)
-                    inner = [a.name for a in pass_.axes]
-                    side += size * any(op.index.coefficient(name) == 1 for name in inner)
+                if not isinstance(op, Load):
+                    continue
+                if last and op.index.coefficient(last) == 1:
+                    beside += self.sizes[op.buffer]
+                elif any(op.index.coefficient(a.name) == 1 for a in pass_.axes if a.extent >= SHORT or a is only):
+                    side += self.sizes[op.buffer]
         extents = [math.prod(a.extent for a in _columns_of(p)) for p in self.stage.passes]
         tasks, longest = self.stage.tasks, max(extents)
-        if beside > side and longest <= MOST_SERIAL:
+        if beside >= side and longest <= MOST_SERIAL:
             rows = min(256, power_of_two(tasks))
             while rows > 32 and -(-tasks // rows) < 2 * self.processors:
                 rows //= 2
@@ -160,11 +164,13 @@ class RowStage(Launch):
         text.ops(pass_.ops, here, masks, inner, inner_types, memo)
         shape = f"[{row.rows}, {columns}]"
         for sink in pass_.sinks:
+            own = self.buffer(sink.buffer)
             if isinstance(sink, Accumulate):
                 self.collect(sink, accumulators.pop(0), inner[sink.value], masks)
+            elif own.level is Level.TILE and total == 1:
+                row.values[sink.buffer], row.types[sink.buffer] = inner[sink.value], own.dtype
             else:
-                dtype = self.buffer(sink.buffer).dtype
-                text.store(sink.buffer, dtype, sink.index, inner[sink.value], here, masks, shape)
+                text.store(sink.buffer, own.dtype, sink.index, inner[sink.value], here, masks, shape)
         text.depth = depth + (1 if serial else 0)
         for sink in pass_.sinks:
             if isinstance(sink, Accumulate):
@@ -190,6 +196,8 @@ class RowStage(Launch):
         """
         text, points = self.text, _columns_of(pass_)
         total = math.prod(a.extent for a in points)
+        if total == 1:
+            return {a.name: Coordinate("0") for a in points}
         if columns == 1:
             c = text.fresh("c")
             text.line(f"for {c} in {'tl.static_range' if total <= 16 else 'range'}({total}):")
@@ -253,7 +261,7 @@ class RowStage(Launch):
             return name
         if sink.op == "sum":
             return f"tl.sum({name}, 1)[:, None]"
-        return f"tl.reduce({name}, 1, {_FUNCTION[sink.op]})[:, None]"
+        return f"tl.reduce({name}, 1, {REDUCE[sink.op]})[:, None]"
 
     def end(self, sink: Accumulate, columns: int, at: dict[str, Coordinate], masks: dict[int, str], rows: int) -> str:
         """Write what an accumulator comes to, into memory unless a register does; return it."""
@@ -352,7 +360,7 @@ class SplitStage(RowStage):
                 f"mask={name}_at < {parts}, other={start})"
             )
             kind = "tl.int32" if dtype is DType.BOOL else COMPUTE[dtype]
-            text.line(f"{name} = tl.reduce({name}_parts.to({kind}), 1, {_FUNCTION[sink.op]})[:, None]")
+            text.line(f"{name} = tl.reduce({name}_parts.to({kind}), 1, {REDUCE[sink.op]})[:, None]")
             if dtype is DType.BOOL:
                 text.line(f"{name} = {name} != 0")
             values[sink.buffer], types[sink.buffer] = name, dtype

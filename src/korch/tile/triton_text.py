@@ -8,12 +8,13 @@ tile program is spelled by a *coordinate*: a scalar, a column vector [rows, 1] o
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
 from korch.primitive.types import DType
-from korch.tile.index import Atom, Choice, Entry, Expr, Quotient, Remainder, Times, Var
+from korch.tile.index import Atom, Choice, Entry, Expr, Quotient, Remainder, Times, Var, bounds
 from korch.tile.program import Apply, Inside, Literal, Load, Select, TileOp
 
 COMPUTE = {
@@ -94,7 +95,12 @@ _SAME = {
 
 _INTEGER = {"div": "f.truncated_quotient({}, {})", "mod": "f.floored_remainder({}, {})"}
 _FLOAT = {"div": "({} / {})", "mod": "({} % {})"}
+_WORD = re.compile(r"\w+")
 _FLOAT_ONLY = frozenset(("pow", "sign"))
+
+
+REDUCE = {"sum": "f.added", "prod": "f.multiplied", "max": "f.larger", "min": "f.smaller"}
+"""What combines two elements of a reduction."""
 
 
 def is_printable(op: str, dtype: DType) -> bool:
@@ -133,15 +139,39 @@ def _cast(dtype: DType, of: DType, argument: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Coordinate:
-    """How a loop variable is spelled, and along which axes of a tile it varies."""
+    """How a loop variable is spelled, and along which axes of a tile it varies.
+
+    Attributes:
+        text: it, times `step`.
+        axes: those of the tile.
+        step: what a loop counts in.
+    """
 
     text: str
     axes: frozenset[int] = frozenset()
+    step: int = 1
+
+    def times(self, factor: int) -> str:
+        """Return the variable times a number; nothing if it is 0."""
+        if self.text == "0":
+            return ""
+        if factor % self.step:
+            return f"({self.text} // {self.step}) * {factor}"
+        return self.text if factor == self.step else f"{self.text} * {factor // self.step}"
 
 
 Coordinates = Mapping[str, Coordinate]
 
 ROWS, COLUMNS = frozenset((0,)), frozenset((1,))
+
+
+@dataclass
+class _Loop:
+    """A loop that is being written: the line of its head, its indentation, and the variables that vary in it."""
+
+    header: int
+    depth: int
+    varying: set[str]
 
 
 @dataclass
@@ -153,12 +183,18 @@ class Text:
         depth: levels of indentation.
         tables: constant tables that are read, with their names.
         arguments: the buffers that are used, in order.
+        ranges: of variables; what they imply is not checked again by guards.
+        known: by text, the variable of what is computed already; None if nothing is looked up.
+        loops: those that are being written, outermost first.
     """
 
     lines: list[str] = field(default_factory=list)
     depth: int = 1
     tables: dict[tuple[int, ...], str] = field(default_factory=dict)
     arguments: dict[str, None] = field(default_factory=dict)
+    ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
+    known: dict[str, str] | None = None
+    loops: list[_Loop] = field(default_factory=list)
     count: int = 0
 
     def line(self, text: str) -> None:
@@ -170,6 +206,39 @@ class Text:
         self.count += 1
         return f"{stem}{self.count}"
 
+    def once(self, text: str, stem: str = "i") -> str:
+        """Return the variable of an expression, which is written, where it is not known, before all loops it can be."""
+        if self.known is None:
+            return text
+        if text not in self.known:
+            name = self.known[text] = self.fresh(stem)
+            words = set(_WORD.findall(text))
+            outer = next((n for n, loop in enumerate(self.loops) if not words & loop.varying), None)
+            if outer is None:
+                self.line(f"{name} = {text}")
+            else:
+                self.lines.insert(self.loops[outer].header, "    " * self.loops[outer].depth + f"{name} = {text}")
+                for loop in self.loops[outer:]:
+                    loop.header += 1
+            for loop in self.loops[:outer]:
+                loop.varying.add(name)
+        return self.known[text]
+
+    def begin_loop(self, variable: str, turns: int, step: int) -> Coordinate:
+        """Write the head of a loop that counts in steps; return the variable's spelling."""
+        for loop in self.loops:
+            loop.varying.add(variable)
+        self.loops.append(_Loop(len(self.lines), self.depth, {variable}))
+        self.line(f"for {variable} in range(0, {turns * step}, {step}):")
+        self.depth += 1
+        return Coordinate(variable, frozenset(), step)
+
+    def end_loop(self) -> None:
+        """End the innermost loop; what varies in it is not known after it."""
+        varying = self.loops.pop().varying
+        self.depth -= 1
+        self.known = {text: name for text, name in (self.known or {}).items() if name not in varying}
+
     def pointer(self, buffer: str) -> str:
         """Return the name of a buffer's pointer, and take the buffer as an argument."""
         self.arguments[buffer] = None
@@ -177,7 +246,8 @@ class Text:
 
     def split(self, text: str, axes: Sequence[tuple[str, int]], at: frozenset[int]) -> dict[str, Coordinate]:
         """Write the coordinates of axes, outermost first, of a flat number; return them."""
-        found: dict[str, Coordinate] = {}
+        found = {name: Coordinate("0") for name, extent in axes if extent == 1}
+        axes = [axis for axis in axes if axis[1] != 1]
         step = 1
         for number, (name, extent) in enumerate(reversed(axes)):
             part = text if step == 1 else f"({text} // {step})"
@@ -196,9 +266,10 @@ class Text:
     def expr(self, expr: Expr, at: Coordinates) -> str:
         """Return an index expression."""
         parts = []
-        for atom, coefficient in expr.terms:
-            text = self._atom(atom, at)
-            parts.append(text if coefficient == 1 else f"{text} * {coefficient}")
+        # Scalars first: they are added up before they become blocks.
+        for atom, coefficient in sorted(expr.terms, key=lambda term: len(axes_of(Expr(0, (term,)), at))):
+            found = at[atom.name] if isinstance(atom, Var) else Coordinate(self._atom(atom, at))
+            parts += [text] if (text := found.times(coefficient)) else []
         if expr.constant or not parts:
             parts.append(str(expr.constant))
         return " + ".join(parts).replace("+ -", "- ")
@@ -206,11 +277,11 @@ class Text:
     def _atom(self, atom: Atom, at: Coordinates) -> str:
         match atom:
             case Var(name):
-                return at[name].text
+                return at[name].times(1)
             case Quotient(inner, divisor):
-                return f"(({self.expr(inner, at)}) // {divisor})"
+                return self.once(f"(({self.expr(inner, at)}) // {divisor})")
             case Remainder(inner, divisor):
-                return f"(({self.expr(inner, at)}) % {divisor})"
+                return self.once(f"(({self.expr(inner, at)}) % {divisor})")
             case Entry(table, inner):
                 name = self.tables.setdefault(table, f"c{len(self.tables)}")
                 place = self.expr(inner, at)
@@ -232,7 +303,11 @@ class Text:
         found = []
         for guard in guards:
             text = self.expr(guard.expr, at)
-            found.append(f"(({text}) >= {guard.low}) & (({text}) < {guard.high})")
+            low, high = -math.inf, math.inf
+            if guard.expr.variables <= self.ranges.keys():
+                low, high = bounds(guard.expr, self.ranges)
+            found += [self.once(f"(({text}) >= {guard.low})", "m")] if low < guard.low else []
+            found += [self.once(f"(({text}) < {guard.high})", "m")] if high >= guard.high else []
         return found
 
     # Operations
@@ -304,8 +379,11 @@ class Text:
                     values[op.name], types[op.name] = values[inside], op.dtype
                     continue
                 case Select(inside=inside, outside=outside, guards=guards):
-                    condition = _all(self.guards(guards, at))
-                    self.line(f"{name} = tl.where({condition}, {values[inside]}, {values[outside]})")
+                    conditions = self.guards(guards, at)
+                    if not conditions:
+                        values[op.name], types[op.name] = values[inside], op.dtype
+                        continue
+                    self.line(f"{name} = tl.where({_all(conditions)}, {values[inside]}, {values[outside]})")
             values[op.name], types[op.name] = name, op.dtype
             if memo is not None and len(self.lines) == before + 1:
                 text = self.lines[-1].partition(" = ")[2]

@@ -61,9 +61,26 @@ class TritonProvider:
         split = offer.variant == "split"
         if split and not _is_splittable(program, target):
             return Refusal("no row is worth splitting")
-        layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
-        printed = print_triton(program, f"{group.text}layouts {layouts}", target.processors, split)
-        return kernel_of(printed, *ports(group))
+        return print_kernel(group, offer, program, target)
+
+
+def print_kernel(
+    group: Group, offer: Offer, program: TileProgram, target: CudaTarget, warps: int = 4, stages: int = 2
+) -> CudaKernel:
+    """Return the kernel of a group's program, which is printed with its offer as a comment.
+
+    Args:
+        group: the group.
+        offer: the layouts; its variant may ask for split rows.
+        program: what is printed.
+        target: the device.
+        warps: of a task with contractions.
+        stages: turns of its loops whose operands are read at a time.
+    """
+    layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
+    comment = f"{group.text}layouts {layouts}\nvariant {offer.variant}"
+    printed = print_triton(program, comment, target.processors, offer.variant == "split", warps, stages)
+    return kernel_of(printed, *ports(group))
 
 
 def ports(group: Group) -> tuple[Ports, Ports]:
