@@ -92,7 +92,7 @@ def test_each_of_several_searches_has_a_ledger_of_its_own() -> None:
 def test_a_model_is_optimized_again_from_the_ledger(
     tmp_path: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, path = build("conv_bn_relu"), tmp_path / "search.ledger"
+    model, path = build("mlp"), tmp_path / "search.ledger"
     options = {"threads": 1, "search": SearchLimits(max_primitives=4), "cache_folder": cache_folder}
     first = korch.optimize(model, ledger=path, **options)
 

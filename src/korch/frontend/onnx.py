@@ -7,6 +7,7 @@ then one walk over the nodes infers static types, folds constants and expands co
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -172,22 +173,28 @@ def _read(model: str | Path | bytes | onnx.ModelProto) -> tuple[Any, str, Path |
     path = Path(model)
     try:
         with open_file(path) as stream:
-            content = stream.read(LARGEST_PROTOBUF + 1)
+            if os.fstat(stream.fileno()).st_size > LARGEST_PROTOBUF:
+                raise _too_long(str(path))
+            content = stream.read(LARGEST_PROTOBUF + 1)  # of what has no size, such as a device
     except OSError as error:
         reason = error.strerror or str(error)
         raise ModelError(f"the model can't be read ({reason})", where=str(path)) from error
     return _parse(content, str(path)), str(path), path.parent
 
 
+def _too_long(name: str) -> ModelError:
+    return ModelError(
+        "it has more than 2 GiB, and no ONNX file has",
+        where=name,
+        hint="Export it again with its weights as external data",
+    )
+
+
 def _parse(content: bytes, name: str) -> Any:
     if not content:
         raise ModelError("the file is empty", where=name, expected="an ONNX model")
     if len(content) > LARGEST_PROTOBUF:
-        raise ModelError(
-            "it has more than 2 GiB, and no ONNX file has",
-            where=name,
-            hint="Export it again with its weights as external data",
-        )
+        raise _too_long(name)
     kind = _other_kind(content)
     if kind is None:
         try:

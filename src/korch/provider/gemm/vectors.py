@@ -43,9 +43,9 @@ def program_of(
     )
     if schedule.product.is_of_bytes:
         return _program_of_bytes(schedule, (batch, m, n, terms), target, is_packed)
-    second = schedule.second_steps()
+    second = None if is_packed else schedule.second_steps()
     is_row = second is not None and (second[1] == 1 or n == 1)  # a lone column has no neighbour
-    row_step = second[0] if second is not None and is_row and not is_packed else 0
+    row_step = second[0] if second is not None and is_row else 0
     sizes = Sizes.of(batch, m, n, terms, target, row_step)
     strip = sizes.vectors * target.lanes
     is_read = is_packed or (row_step != 0 and stays_in_cache(row_step, m, sizes.rows))
