@@ -19,7 +19,7 @@ from korch.backend import open_meter
 from korch.concurrent.side_by_side import side_by_side
 from korch.deadline import Deadline, stopped_by_interrupt
 from korch.equivalence.rule import AnyRule
-from korch.equivalence.rules import select_rules
+from korch.equivalence.rules import quantization, select_rules
 from korch.equivalence.saturate import Limits, SaturationReport, joined_reports, saturate
 from korch.errors import InvalidGraphError
 from korch.explanation.extract import extract
@@ -29,6 +29,7 @@ from korch.frontend.operator import OperatorGraph
 from korch.measure.cpu import CpuMeter
 from korch.options import Options
 from korch.partition.block import find_blocks
+from korch.partition.choose import choose
 from korch.partition.join import join
 from korch.partition.segment import Segment, whole_segment
 from korch.partition.spill import Spill
@@ -37,7 +38,7 @@ from korch.pipeline import texts
 from korch.pipeline.build import build_plans
 from korch.pipeline.run import ENUMERATE_SHARE, REWRITE_SHARE, Run
 from korch.primitive.check import check_graph
-from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.lowering import lower_products
 from korch.primitive.precision import with_half
 from korch.primitive.types import DType
@@ -89,8 +90,19 @@ def load(run: Run) -> None:
 
 
 def split_operators(run: Run) -> None:
-    """Set the model's primitives."""
-    run.split = lower_products(fission(run.operators))
+    """Set the model's primitives, quantizations moved and cancelled where that gives the same bits."""
+    run.split = lower_products(_in_bytes(fission(run.operators)))
+
+
+def _in_bytes(graph: PrimitiveGraph) -> PrimitiveGraph:
+    """Return a graph in which what only moves or compares dequantized numbers does so to their bytes.
+
+    These forms are never slower, so there is nothing to choose: as alternatives they would only multiply the groups.
+    """
+    moved, report = saturate(graph, strict=True, rules=quantization.RULES)
+    if not any(rule.fired for rule in report.rules):
+        return graph
+    return GraphBuilder.from_graph(choose(moved)).freeze()
 
 
 def check_split(run: Run) -> None:
