@@ -12,7 +12,11 @@ import pytest
 
 from korch.errors import OptionError
 from korch.files import check_output, make_private, open_file
+from korch.options import Options
+from korch.pipeline import Run, run_until
 from korch.scratch import PREFIX, scratch_folder, sweep
+from korch.search.ledger import Ledger
+from tests.partition_oracle import FakeMeter
 
 KILLED = """
 import os, signal, sys
@@ -91,3 +95,20 @@ def test_what_a_killed_process_leaves_is_swept_and_nothing_else(tmp_path: Path) 
         sweep(tmp_path)
         assert own.exists()
     assert sorted(tmp_path.iterdir()) == [tmp_path / "other"]
+
+
+@pytest.mark.parametrize("option", ["model", "pipe"])
+def test_a_ledger_is_checked_before_anything_is_written(option: str, tmp_path: Path) -> None:
+    model, pipe = tmp_path / "model", tmp_path / "pipe"
+    model.write_bytes(b"kept")
+    os.mkfifo(pipe)
+    run = Run(Options(ledger=tmp_path / option), {}, lambda stage, text: None, model)
+    with pytest.raises(OptionError, match=r"option --ledger: .* (would be overwritten|is a pipe or a device)"):
+        run_until(run, "frontend")
+    assert model.read_bytes() == b"kept"
+
+
+def test_a_replay_of_a_pipe_does_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OptionError, match="pipe or a device"):
+        Ledger(FakeMeter(), replay=tmp_path / "pipe")

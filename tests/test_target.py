@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from korch import target as module
+from korch.errors import OptionError
 from korch.target import ISA_FLAGS, detect_target
 
 
 @pytest.fixture
 def with_units(monkeypatch):
-    flags = frozenset(ISA_FLAGS["amx"])
+    flags = frozenset(ISA_FLAGS["amx"] + ISA_FLAGS["avx2"])
     monkeypatch.delenv("KORCH_ISA", raising=False)
     monkeypatch.setattr(module, "_cpuinfo", lambda: (flags, "a CPU"))
     monkeypatch.setattr(module, "has_matrix_units", lambda: True)
@@ -27,10 +28,20 @@ def test_the_environment_forces_a_set(with_units, monkeypatch):
     monkeypatch.setenv("KORCH_ISA", "avx2")
     found = detect_target(2, "")
     assert (found.isa, found.lanes, found.registers) == ("avx2", 8, 16)
-    monkeypatch.setenv("KORCH_ISA", "mmx")
-    assert detect_target(2, "").isa == "amx"
     monkeypatch.setenv("KORCH_ISA", "amx")
     assert detect_target(2, "").isa == "amx"
     assert detect_target(2, "", matrix_units=False).isa == "avx512"
     monkeypatch.setattr(module, "has_matrix_units", lambda: False)
     assert detect_target(2, "").isa == "avx512"
+
+
+@pytest.mark.parametrize("name", ["mmx", "avx512", "amx", "neon"])
+def test_a_set_that_the_cpu_lacks_is_refused(name, monkeypatch):
+    monkeypatch.setattr(module, "_cpuinfo", lambda: (frozenset(ISA_FLAGS["avx2"]), "a CPU"))
+    monkeypatch.setenv("KORCH_ISA", name)
+    with pytest.raises(OptionError) as caught:
+        detect_target(2, "")
+    assert str(caught.value) == (
+        f"the environment variable KORCH_ISA: this CPU has no instruction set {name!r}; expected one of avx2, generic. "
+        "Change it, or remove it to use the best"
+    )

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from korch.errors import OptionError
+
 ISA_FLAGS = {
     "amx": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "amx_tile", "amx_bf16"),
     "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"),
@@ -79,13 +81,23 @@ def detect_target(threads: int, compiler: str, libraries: tuple[str, ...] = (), 
         matrix_units: whether units that multiply float32 numbers in pieces may be used.
 
     `$KORCH_ISA` forces a lesser instruction set, to build for another machine or to test.
+
+    Raises:
+        OptionError: `$KORCH_ISA` is no instruction set of this CPU.
     """
     flags, model = _cpuinfo()
-    fitting = (isa for isa, need in ISA_FLAGS.items() if flags.issuperset(need))
+    fitting = [isa for isa, need in ISA_FLAGS.items() if flags.issuperset(need)]
     usable = (isa for isa in fitting if isa != "amx" or (matrix_units and has_matrix_units()))
     best = next(usable, "generic")
-    isa = os.environ.get("KORCH_ISA", best)
-    if isa not in LANES or (isa == "amx" and best != "amx"):
+    isa = os.environ.get("KORCH_ISA") or best
+    if isa not in (*fitting, "generic"):  # its instructions would end the process
+        raise OptionError(
+            f"this CPU has no instruction set {isa!r}",
+            "the environment variable KORCH_ISA",
+            f"one of {', '.join((*fitting, 'generic'))}",
+            "Change it, or remove it to use the best",
+        )
+    if isa == "amx":
         isa = best  # without the units kernels would imitate them
     return Target(
         cpu=model,

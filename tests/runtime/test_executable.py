@@ -318,3 +318,10 @@ def test_a_truncated_library_is_refused_before_it_is_mapped(share, make_artifact
     part = artifact.library[: int(share * len(artifact.library))]
     with pytest.raises(ArtifactError, match="its library can't be loaded: it is truncated"):
         Executable(replace(artifact, library=part))
+
+
+def test_a_library_with_a_table_beyond_any_file_is_refused(make_artifact):
+    artifact = make_artifact(plans.chain())
+    forged = artifact.library[:32] + (1 << 63).to_bytes(8, "little") + artifact.library[40:]
+    with pytest.raises(ArtifactError, match="its library can't be loaded: it is truncated"):
+        Executable(replace(artifact, library=forged))

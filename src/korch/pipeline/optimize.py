@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from korch.deadline import Deadline
 from korch.errors import InaccurateError, OptionError
+from korch.files import check_output
+from korch.frontend.tensors import data_files
 from korch.measure.cuda.meter import CudaMeter
 from korch.options import Options
 from korch.partition.block import Partition
@@ -43,6 +46,9 @@ def run_until(
         skip: names of stages that are not run.
         watch: called after each stage.
     """
+    options = run.options
+    if options.ledger is not None:
+        check_output(options.ledger, "--ledger", _files_of(run.model))
     names = [stage.name for stage in STAGES]
     for stage in STAGES[names.index(first) : names.index(last) + 1]:
         if stage.name not in skip:
@@ -51,6 +57,13 @@ def run_until(
                 stage.check(run)
             if watch is not None:
                 watch(stage, run)
+
+
+def _files_of(model: Any) -> list[Path]:
+    """Return the files that a model is read from; none if it is in memory."""
+    if not isinstance(model, str | Path):
+        return []
+    return [Path(model), *data_files(Path(model))]
 
 
 def front(run: Run) -> tuple[Partition, PrimitiveGraph]:

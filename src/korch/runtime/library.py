@@ -212,7 +212,7 @@ def _check_size(content: bytes) -> None:
         for i in range(count):
             kind, offset, mapped = struct.unpack_from("<I4xQ16xQ", content, at + i * size)
             ends.append(offset + mapped if kind == _TO_BE_MAPPED else 0)
-    except struct.error as error:
+    except (struct.error, OverflowError) as error:
         raise ArtifactError("its library can't be loaded: it is truncated", hint=REBUILD) from error
     if magic != _ELF or max(ends) > len(content):
         raise ArtifactError("its library can't be loaded: it is truncated", hint=REBUILD)

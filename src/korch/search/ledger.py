@@ -13,6 +13,7 @@ The first line says of which target and options the search was.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
 import time
@@ -23,6 +24,7 @@ from typing import IO, Any
 from korch.candidate.candidate import Candidate
 from korch.deadline import Deadline
 from korch.errors import InfeasibleError, OptionError, ReplayError
+from korch.files import open_file
 from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.measure.meter import NEVER, AnyMeter
 from korch.measure.record import Failed, Measured, Record, from_text, to_text
@@ -303,6 +305,8 @@ def _opened(path: Path, mode: str) -> IO[str]:
         OptionError: it can't be opened.
     """
     try:
+        if mode == "r":
+            return io.TextIOWrapper(open_file(path), encoding="utf-8")
         return path.open(mode, encoding="utf-8")
     except OSError as error:
         raise OptionError(

@@ -56,7 +56,7 @@ def validate_plans(
     arrays = [standard.inputs[name] for name, _ in graph.inputs]
 
     def attempt(entry: Entry) -> Result:
-        meter.tell(f"building and checking plan {entry.name!r}")
+        meter.tell(f"building and checking plan {str(entry.name)!r}")
         try:
             steps = _steps(entry, meter)
             begun_s = time.monotonic()
