@@ -107,7 +107,6 @@ class Rules:
     Attributes:
         most_steps: steps of a block graph.
         tile_elements: the largest tile.
-        by_expression: whether prefixes on no way to the result are left.
         by_readers: whether those with too many unread values are.
         by_bound: whether those that take too long are.
         seconds: the longest time.
@@ -116,7 +115,6 @@ class Rules:
 
     most_steps: int = MOST_STEPS
     tile_elements: int = 1 << 18
-    by_expression: bool = True
     by_readers: bool = True
     by_bound: bool = True
     seconds: float = 10.0
