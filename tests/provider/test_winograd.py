@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from korch.candidate.candidate import Group, Offer, Refusal
+from korch.candidate.layout import Layout, channels_last
 from korch.measure.compiler import Builder
 from korch.primitive import reference
 from korch.primitive.op import Attributes
-from korch.primitive.ops.layout import PadAttributes, SliceAttributes, TakeAttributes
+from korch.primitive.ops.layout import ConcatAttributes, PadAttributes, SliceAttributes, TakeAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.primitive.ops.winograd import WinogradAttributes, transform_weights
 from korch.provider.provider import SPLIT, Kernel
 from korch.provider.winograd import WinogradProvider, provider
-from korch.provider.winograd.provider import Blocking
 from korch.provider.winograd.split import split_of
+from korch.provider.winograd.vectors import blocking_for, blocking_of
+from korch.schedule.winograd import Winograd
 from korch.target import Target
 from korch.testing.kernels import check_kernel, load_kernels, run_kernel
 from korch.testing.samples import random_arrays
@@ -128,19 +129,20 @@ def test_moves_of_rows_and_columns_are_read_as_indices(target, builder, rng):
 
 def test_many_groups_of_tiles(target, builder, rng):
     small = replace(target, l2_bytes=1 << 15)
-    checked = check([group((1, 32, 40, 37), 64, 4)], small, builder, rng)
-    assert len(checked) == 4
+    # The loop over four tiles is unrolled, which decides some of their guards.
+    checked = check([group((1, 32, 40, 37), 64, 4), group((1, 32, 13, 13), 16, 4)], small, builder, rng)
+    assert len(checked) == 8
 
 
 def test_points_lie_in_different_sets_of_the_first_cache(target):
     each = group((1, 64, 56, 56), 64, 4)
-    for offer in WinogradProvider().offer(each, target):
-        kernel = WinogradProvider().build(each, offer, target)
-        for name, channels in (("V_STEP", 64), ("M_STEP", 2 * target.lanes)):
-            floats, tiles = (int(re.search(rf" {word} = (\d+);", kernel.source)[1]) for word in (name, "GROUP"))
-            assert tiles * channels <= floats <= tiles * channels + 31
-            assert floats % 16 == 0
-            assert len({point * floats // 16 % 64 for point in range(36)}) == 36
+    layouts = (channels_last(4), Layout.plain(4)), (channels_last(4),)
+    schedule = Winograd(each, each.body.linear[0], layouts, target.lanes)
+    blocking = blocking_for(schedule, target, False)
+    for buffer in schedule.program(blocking).buffers[-3:-1]:
+        floats, channels = buffer.size // 36, 64 if buffer.name == "v" else blocking.vectors * target.lanes
+        assert blocking.group * channels <= floats <= blocking.group * channels + 31
+        assert len({point * floats // 16 % 64 for point in range(36)}) == 36
 
 
 def test_what_follows_is_fused(target, builder, rng):
@@ -182,11 +184,11 @@ def a_reduction(g: Graph, y: int) -> int:
 @pytest.mark.parametrize(
     ("expected", "made"),
     [
-        ("an output is not computed from the convolution element by element", None),
-        ("an output is not computed from the convolution element by element", a_reduction),
+        ("an output is not computed from the product element by element", None),
+        ("an output is not computed from the product element by element", a_reduction),
         (
-            "a tensor beside the convolution has neither its shape nor one number per channel",
-            lambda g, y: g.with_tensor("add", y, g.tensor(1, 1, 6, 6)),
+            "the columns of a tensor are not adjacent in memory",
+            lambda g, y: g.with_tensor("add", y, g.tensor(16, 6, 1)),
         ),
         ("the elements are not floats of at most 32 bits", lambda g, y: g.add("less", [y, y])),
     ],
@@ -203,11 +205,16 @@ def test_refusals_of_what_follows(target, expected, made):
     ("expected", "x", "channels", "more"),
     [
         ("the channels do not fill a vector register", (1, 17, 8, 8), 32, {}),
-        ("images or channels are moved", (1, 16, 8, 8), 32, {"pad": PadAttributes((0, 0, 0, 0), (0, 16, 0, 0))}),
+        (
+            "a pad or a concatenation is not fused into the kernel",
+            (1, 16, 8, 8),
+            32,
+            {"pad": PadAttributes((0, 1, 0, 0), (0, 15, 0, 0))},
+        ),
     ],
 )
 def test_refusals_of_shapes_and_pads(target, expected, x, channels, more):
-    if "moved" in expected:
+    if "pad" in expected:
         g = Graph()
         value = g.add("pad", [g.tensor(*x)], more["pad"])
         u = g.weights(6, 6, 32, channels)
@@ -217,18 +224,21 @@ def test_refusals_of_shapes_and_pads(target, expected, x, channels, more):
     assert WinogradProvider().offer(made, target) == Refusal(expected)
 
 
-def test_pads_of_two_values_and_an_image_from_the_group_are_refused(target):
+def test_what_stands_before_is_computed(target, builder, rng):
+    """Pads of two values, a computed image, channels of two images, and a plane for all channels behind."""
     g = Graph()
     value = g.tensor(1, 16, 6, 6)
     for number in (1.0, 2.0):
         value = g.add("pad", [value], reflect("constant", number))
-    y = g.add("winograd", [value, g.weights(4, 4, 16, 16)], WinogradAttributes(2, NONE, NONE))
-    assert WinogradProvider().offer(g.group(y), target) == Refusal("two pads have different values")
+    pads = g.group(g.add("winograd", [value, g.weights(4, 4, 16, 16)], WinogradAttributes(2, NONE, NONE)))
     h = Graph()
-    value = h.add("exp", [h.tensor(1, 16, 6, 6)])
-    y = h.add("winograd", [value, h.weights(4, 4, 16, 16)], WinogradAttributes(2, NONE, NONE))
-    expected = Refusal("the image is computed in the group")
-    assert WinogradProvider().offer(h.group(y), target) == expected
+    value = h.add("sigmoid", [h.tensor(1, 16, 6, 6)])
+    y = h.add("winograd", [value, h.weights(4, 4, 16, 16)], WinogradAttributes(2, (1, 1), (1, 1)))
+    computed = h.group(h.with_tensor("add", y, h.tensor(1, 1, 6, 6)))
+    k = Graph()
+    value = k.add("concat", [k.tensor(1, 16, 7, 5), k.tensor(1, 32, 7, 5)], ConcatAttributes(1))
+    joined = k.group(k.add("winograd", [value, k.weights(6, 6, 48, 16)], WinogradAttributes(4, (1, 1), (1, 1))))
+    check([pads, computed, joined], target, builder, rng)
 
 
 def test_weights_from_outside_and_other_groups_are_refused(target):
@@ -249,11 +259,11 @@ def test_blocks_fit_registers_and_tiles(target, isa, tiles, channels):
     lanes = {"avx512": 16, "avx2": 8, "neon": 4}[isa]
     machine = replace(target, isa=isa, lanes=lanes)
     for is_shared in (False, True):
-        made = Blocking.of(36, tiles, channels, channels, machine, is_shared)
+        made = blocking_of(36, tiles, (channels, channels), machine, is_shared)
         registers = {"avx512": 32, "avx2": 16, "neon": 32}[isa]
         assert made.rows * made.vectors + made.vectors + 1 <= registers
-        assert made.group % made.rows == 0 and channels % (made.vectors * lanes) == 0
-        assert 36 * channels * 4 * (made.group - made.rows) <= 2 * machine.l2_bytes * 2
+        assert 1 <= made.rows <= made.group <= tiles and channels % (made.vectors * lanes) == 0
+        assert is_shared or 36 * channels * 4 * made.group <= max(machine.l2_bytes, 36 * channels * 4 * 14)
 
 
 def matrix_units(target: Target) -> Target:
@@ -303,7 +313,10 @@ def test_where_the_system_denies_matrix_units_the_vector_units_multiply(target, 
     """The kernel's other half, with weights and a workspace made for the units."""
     for each in split_groups()[:2]:
         for offer, kernel in split_kernels(each, matrix_units(target)):
-            source = re.sub(r"run_split<(\w+), \w+>", r"run<\1>", kernel.source)
+            source = kernel.source.replace("run_split<", "run_with<").replace(
+                "(\n      buffers", "(\n      false, buffers", 1
+            )
+            assert "run_with<" in source and "false, buffers" in source
             denied = replace(kernel, source=source)
             check_kernel(denied, each, offer, arrays_for(each, rng), builder)
 

@@ -20,6 +20,7 @@ from korch.tile.program import (
     Level,
     Literal,
     Load,
+    Loop,
     Panels,
     Pass,
     Product,
@@ -125,6 +126,8 @@ REFUSED = {
     "a pass writes nothing": program(replace(COPY, sinks=())),
     "a pass stores and accumulates": program(replace(COPY, sinks=(STORE, Accumulate("o0", var("v"), "x0", "sum")))),
     "a store stands in a reduced loop": program(replace(SUM, sinks=(STORE,))),
+    "a pass that accumulates leaves points out": program(replace(SUM, where=(Inside(var("v"), 0, 4),))),
+    "'j': a loop around steps is reduced": program(Loop(Axis("j", 2, True), (), (COPY,))),
     "'sum o0[r] = x0': a place depends on a reduced loop": program(
         replace(SUM, sinks=(Accumulate("o0", var("r"), "x0", "sum"),))
     ),

@@ -260,7 +260,6 @@ REFUSED = {
     ),
     "'t[8*i + j] += pa[8*i + p] * pb[8*p + j]': a buffer is read before it is written": (PRODUCT, " carries t", ""),
     "what a loop carries is no tile": (PRODUCT, "carries t", "carries c"),
-    "'j': a loop around steps is reduced or ragged": (ATTENTION, "loop j<(keys + 3)/4", "loop j<min(4, keys - 4*g)"),
     "tiles do not cover their axis": (ATTENTION, "stage g<(rows + 3)/4", "stage g<(rows + 4)/4"),
     "a place depends on a reduced loop": (CHAIN, "u[9*i + j] +=", "u[9*i + p] +="),
     "a variable is no loop": (CHAIN, "a[28*g + 7*i + p]", "a[28*g + 7*i + q]"),
@@ -370,9 +369,36 @@ def test_panels_are_a_permutation():
     assert place[1, 0] == 8
 
 
+PARTS = """\
+buffer i0: input f32[20]
+buffer o0: output f32[20]
+buffer t: tile f32[5]
+stage g<2
+  loop j<min(3, 4 - 3*g)
+    pass v<5 vector v
+      x0 = f32 load i0[15*g + 5*j + v]
+      store t[v] = x0
+    pass v<8 vector v if 0 <= 3*g + j < 3 and 0 <= v < 5
+      x0 = f32 load t[v]
+      store o0[15*g + 5*j + v] = x0
+"""
+
+
+def test_a_loop_may_end_early_and_a_pass_leave_points_out():
+    program = parse_program(PARTS)
+    assert check_program(program) == ()
+    assert format_program(program) == PARTS
+    (found,) = run_program(program, [np.arange(1, 21)])
+    assert np.array_equal(found, np.where(np.arange(20) < 15, np.arange(1, 21), 0))
+    wrong = PARTS.replace("pass v<8 vector v if 0 <= 3*g + j < 3 and 0 <= v < 5", "pass v<8 vector v if 0 <= v < 6")
+    with pytest.raises(InvalidGraphError, match="an index of 5 reaches"):
+        check_program(parse_program(wrong))
+
+
 @pytest.mark.parametrize(
     ("text", "cpp", "triton"),
     [
+        (PARTS, "passes that leave elements of a vector out can't be printed", "loops that end early can't be printed"),
         (PRODUCT, "m is known at run time only. Bind the parameters first", "m is known at run time only"),
         (TYPES, "the layout of buffer pa can't be printed", "the layout of buffer pa can't be printed"),
         (

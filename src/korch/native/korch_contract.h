@@ -73,7 +73,7 @@ inline constexpr long STREAM_BYTES = 8192;
 // is at b[s * STRIP + v * VECTOR + k * B_TERM], its columns COLUMN apart. Nothing beyond `columns` is read or
 // written, but for panels (IS_PANEL), which have whole vectors. While a block of rows is computed, EACH lines
 // of each term are fetched: of the strip that follows, or STREAM_BYTES further on (IS_STREAM). TAILS
-// are the numbers of rows below R that may be left.
+// are the numbers of rows below R that may be left. `after` is the strip that is read behind the last one, or null.
 template <int W, int R, int NV, long A_ROW, long A_TERM, long B_TERM, long COLUMN, long VECTOR, long STRIP, bool IS_PANEL,
           int EACH, bool IS_STREAM, int... TAILS>
 struct Contraction {
@@ -167,13 +167,13 @@ struct Contraction {
   }
 
   template <class Sums, typename A, typename B>
-  static KORCH_INLINE void run(const Sums& sums, const A* a, const B* b, long count, long columns, long terms) {
+  static KORCH_INLINE void run(const Sums& sums, const A* a, const B* b, long count, long columns, long terms, const B* after = nullptr) {
     if (Sums::IS_WHOLE) columns = (columns + W - 1) / W * W;
     const B* const none = nullptr;
     long n = 0;
     for (; n + COLUMNS <= columns; n += COLUMNS) {
       const bool is_last = n + COLUMNS >= columns;
-      rows<NV, W, false>(sums, a, b + n / COLUMNS * STRIP, is_last ? none : b + (n / COLUMNS + 1) * STRIP, n, count, terms, 0);
+      rows<NV, W, false>(sums, a, b + n / COLUMNS * STRIP, is_last ? after : b + (n / COLUMNS + 1) * STRIP, n, count, terms, 0);
     }
     b += n / COLUMNS * STRIP;
     if constexpr (NV > 1)

@@ -9,26 +9,152 @@
 // A result that is no number may have had a factor without pieces, so its tile is computed once more from
 // float32 numbers.
 //
-// A kernel is a struct K as in korch_winograd.h with NV * W == 32 and weights BY_POINT, which is also
-// what runs if the system does not let us use the units, and a struct S with
+// If the system does not let us use the units, the vector units multiply in their place.
+//
+// A kernel is a struct K with its sizes as constants:
+//   Element              of the image: float, or one of 16 bits that is widened when it is read
+//   TILE                 outputs of a tile per axis, 2 or 4; a tile reads EDGE = TILE + 2 inputs
+//   W                    lanes of a vector: channels that are handled together
+//   C, O                 input and output channels, multiples of W; O is one of 32
+//   H, WIDTH             the image; OUT_H, OUT_WIDTH the result; DOWN, ACROSS its tiles; TILES in all
+//   IN_LAST, OUT_LAST    channels-last, or blocks of W channels
+//   THREADS              that share a group
+//   row(i), column(i)    the image's row or column at padded position i, -1 for FILL, -2 for zero
+//   FILL                 the value of the pad before the convolution
+//   finish(buffers, y, at, channel)   stores W results, the first of which belongs at `at`
+// and a struct S with
 //   GROUP, GROUPS        most tiles of a group, and groups of nearly equal size
 //   STEP                 floats between the points of a group, an odd number of lines
 //   FLOATS               workspace of a thread, besides the group's points
+// Weights lie as [EDGE * EDGE][O / 32][C][32].
 #pragma once
 
 #include "korch_amx.h"
-#include "korch_winograd.h"
+#include "korch_contract.h"
 
 namespace korch_winograd {
 
 using korch_amx::TERMS;
 using korch_amx::TURNS;
+using korch::load;
+using korch::splat;
+using korch::store;
+template <class K>
+using V = korch::Vec<float, K::W>;
+
+// B times a column of a tile, in place; `s` is the distance between its elements.
+template <class K>
+KORCH_INLINE void transform(V<K>* d, int s) {
+  if constexpr (K::TILE == 2) {
+    V<K> d0 = d[0], d1 = d[s], d2 = d[2 * s], d3 = d[3 * s];
+    d[0] = d0 - d2;
+    d[s] = d1 + d2;
+    d[2 * s] = d2 - d1;
+    d[3 * s] = d1 - d3;
+  } else {
+    V<K> d0 = d[0], d1 = d[s], d2 = d[2 * s], d3 = d[3 * s], d4 = d[4 * s], d5 = d[5 * s];
+    V<K> a = d4 - 4.0f * d2, b = d3 - 4.0f * d1, c = d4 - d2, e = 2.0f * (d3 - d1);
+    d[0] = 4.0f * d0 - 5.0f * d2 + d4;
+    d[s] = a + b;
+    d[2 * s] = a - b;
+    d[3 * s] = c + e;
+    d[4 * s] = c - e;
+    d[5 * s] = 4.0f * d1 - 5.0f * d3 + d5;
+  }
+}
+
+// A times a column, in place: the first TILE elements are the result.
+template <class K>
+KORCH_INLINE void inverse(V<K>* m, int s) {
+  if constexpr (K::TILE == 2) {
+    V<K> m0 = m[0], m1 = m[s], m2 = m[2 * s], m3 = m[3 * s];
+    m[0] = m0 + m1 + m2;
+    m[s] = m1 - m2 - m3;
+  } else {
+    V<K> sum = m[s] + m[2 * s], difference = m[s] - m[2 * s];
+    V<K> far_sum = m[3 * s] + m[4 * s], far_difference = m[3 * s] - m[4 * s];
+    m[0] = m[0] + sum + far_sum;
+    m[s] = difference + 2.0f * far_difference;
+    m[2 * s] = sum + 4.0f * far_sum;
+    m[3 * s] = difference + 8.0f * far_difference + m[5 * s];
+  }
+}
+
+template <class K>
+inline constexpr int EDGE = K::TILE + 2;
+template <class K>
+inline constexpr int POINTS = EDGE<K> * EDGE<K>;
+
+template <class K>
+KORCH_INLINE const typename K::Element* pixel(const typename K::Element* x, long image, long block, long row, long column) {
+  if constexpr (K::IN_LAST) return x + ((image * K::H + row) * K::WIDTH + column) * K::C + block * K::W;
+  else return x + (((image * (K::C / K::W) + block) * K::H + row) * K::WIDTH + column) * K::W;
+}
+
+// Transform W channels of a tile to v[point * step].
+template <class K>
+KORCH_INLINE void transform_tile(const typename K::Element* x, long tile, long block, float* v, long step) {
+  constexpr int E = EDGE<K>;
+  const long image = tile / (K::DOWN * K::ACROSS), place = tile % (K::DOWN * K::ACROSS);
+  const long top = place / K::ACROSS * K::TILE, left = place % K::ACROSS * K::TILE;
+  V<K> d[E * E];
+  for (int i = 0; i < E; ++i) {
+    const long row = K::row(top + i);
+    for (int j = 0; j < E; ++j) {
+      const long column = K::column(left + j);
+      d[i * E + j] = row < 0 || column < 0
+                         ? splat<float, K::W>(row < -1 || column < -1 ? 0.0f : K::FILL)
+                         : load<float, K::W>(pixel<K>(x, image, block, row, column));
+    }
+  }
+#pragma GCC unroll 8
+  for (int j = 0; j < E; ++j) transform<K>(d + j, E);
+#pragma GCC unroll 8
+  for (int i = 0; i < E; ++i) transform<K>(d + i * E, 1);
+  for (int p = 0; p < E * E; ++p) store<float, K::W>(v + p * step, d[p]);
+}
 
 inline constexpr long TOGETHER = 2 * korch_amx::EDGE;  // tiles of a block, channels of a strip
 
+// Where the weights of a point and a block of output channels are.
+template <class K>
+KORCH_INLINE const float* weights_at(const float* weights, long point, long block) {
+  return weights + (point * (K::O / TOGETHER) + block) * K::C * TOGETHER;
+}
+
+// Transform W channels of a tile's sums m[point * step] back: result i, j is d[i * EDGE + j].
+template <class K>
+KORCH_INLINE void inverse_tile(const float* m, long step, V<K> (&d)[POINTS<K>]) {
+  constexpr int E = EDGE<K>;
+  for (int p = 0; p < E * E; ++p) d[p] = load<float, K::W>(m + p * step);
+#pragma GCC unroll 8
+  for (int j = 0; j < E; ++j) inverse<K>(d + j, E);
+#pragma GCC unroll 8
+  for (int i = 0; i < K::TILE; ++i) inverse<K>(d + i * E, 1);
+}
+
+// Finish and store W channels of a tile's results.
+template <class K>
+KORCH_INLINE void store_tile(void* const* buffers, const V<K> (&d)[POINTS<K>], long tile, long channel) {
+  constexpr int E = EDGE<K>;
+  const long image = tile / (K::DOWN * K::ACROSS), place = tile % (K::DOWN * K::ACROSS);
+  const long top = place / K::ACROSS * K::TILE, left = place % K::ACROSS * K::TILE;
+  const long rows = korch::smaller(K::TILE, K::OUT_H - top);
+  const long columns = korch::smaller(K::TILE, K::OUT_WIDTH - left);
+  for (long i = 0; i < rows; ++i)
+    for (long j = 0; j < columns; ++j) {
+      long at;
+      if constexpr (K::OUT_LAST)
+        at = ((image * K::OUT_H + top + i) * K::OUT_WIDTH + left + j) * K::O + channel;
+      else
+        at = (((image * (K::O / K::W) + channel / K::W) * K::OUT_H + top + i) * K::OUT_WIDTH + left + j) * K::W;
+      K::finish(buffers, d[i * E + j], at, channel);
+    }
+}
+
 template <class K, class S>
 struct Sizes {
-  static_assert(K::NV * K::W == TOGETHER && K::W == korch_amx::EDGE && K::BY_POINT);
+  static_assert(K::W == korch_amx::EDGE);
   static constexpr long STEPS = korch::blocks(K::C, TERMS), STRIPS = K::O / TOGETHER;
   static constexpr long PIECES = STEPS * korch_amx::STEP;  // of a block of tiles, or of a strip
   static constexpr long PARTS = STEPS * static_cast<long>(korch_amx::PARTS);  // in which they are made
@@ -151,6 +277,23 @@ inline void multiply_points(const float* weights, float* v, const Own<K, S>& own
   }
 }
 
+// The same on vector units. Transformed tiles are copied first, as sums take their place.
+template <class K, class S>
+inline void multiply_on_vectors(const float* weights, float* v, const Own<K, S>& own, long point, long end, long count) {
+  constexpr long STRIPS = Sizes<K, S>::STRIPS;
+  typedef korch::Contraction<K::W, 8, 2, K::C, 1, TOGETHER, 1, K::W, 0, true, 0, false, 7, 6, 5, 4, 3, 2, 1> Product;
+  float* const tiles = reinterpret_cast<float*>(own.tiles[0]);
+  for (; point < end; ++point) {
+    memcpy(tiles, v + point * S::STEP, count * K::C * sizeof(float));
+    for (long s = 0; s < STRIPS; ++s)
+      for (long t = 0; t < count; t += TOGETHER) {
+        float* const to = v + point * S::STEP + (t / TOGETHER * STRIPS + s) * (TOGETHER * TOGETHER);
+        const long rows = korch::smaller(TOGETHER, count - t);
+        Product::run(korch::Stored<TOGETHER, true>{{to}}, tiles + t * K::C, weights_at<K>(weights, point, s), rows, TOGETHER, K::C);
+      }
+  }
+}
+
 // Compute W channels of a tile from its transformed points, [EDGE * EDGE][C].
 template <class K>
 __attribute__((noinline)) void tile_again(void* const* buffers, const float* weights, const float* v, long tile, long channel) {
@@ -200,28 +343,35 @@ KORCH_INLINE void finish_tile(void* const* buffers, const typename K::Element* x
 }
 
 template <class K, class S>
-inline int run_split(void* const* buffers, const typename K::Element* x, const float* weights, float* workspace) {
+inline int run_with(bool has_units, void* const* buffers, const typename K::Element* x, const float* weights, float* workspace) {
   constexpr long DEPTH = K::C / K::W;
-  if (!korch_amx::is_ready()) return run<K>(buffers, x, weights, workspace);
   float* const v = workspace;
 #pragma omp parallel num_threads(K::THREADS) if (K::THREADS > 1)
   {
     const Own<K, S> own(workspace + POINTS<K> * S::STEP + omp_get_thread_num() * S::FLOATS);
-    korch_amx::begin();
+    if (has_units) korch_amx::begin();
     for (long g = 0; g < S::GROUPS; ++g) {
       const long first = K::TILES * g / S::GROUPS, count = K::TILES * (g + 1) / S::GROUPS - first;
 #pragma omp for schedule(static)
       for (long i = 0; i < count * DEPTH; ++i)
         transform_tile<K>(x, first + i / DEPTH, i % DEPTH, v + i / DEPTH * K::C + i % DEPTH * K::W, S::STEP);
 #pragma omp for schedule(static)
-      for (long part = 0; part < K::THREADS; ++part)
-        multiply_points<K, S>(weights, v, own, POINTS<K> * part / K::THREADS, POINTS<K> * (part + 1) / K::THREADS, count);
+      for (long part = 0; part < K::THREADS; ++part) {
+        const long point = POINTS<K> * part / K::THREADS, end = POINTS<K> * (part + 1) / K::THREADS;
+        if (has_units) multiply_points<K, S>(weights, v, own, point, end, count);
+        else multiply_on_vectors<K, S>(weights, v, own, point, end, count);
+      }
 #pragma omp for schedule(static)
       for (long t = 0; t < count; ++t) finish_tile<K, S>(buffers, x, weights, v, own, first, t);
     }
-    korch_amx::end();
+    if (has_units) korch_amx::end();
   }
   return 0;
+}
+
+template <class K, class S>
+inline int run_split(void* const* buffers, const typename K::Element* x, const float* weights, float* workspace) {
+  return run_with<K, S>(korch_amx::is_ready(), buffers, x, weights, workspace);
 }
 
 }  // namespace korch_winograd

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
-from korch.schedule.contraction import Axes, Contraction, Fusion, Layouts
+from korch.schedule.contraction import Axes, Contraction, Fusion, Layouts, NotFusedError
 from korch.tile.emit import Emitter, Guards, Index
-from korch.tile.index import ZERO, Expr, Ranges, add, bounds, quotient, remainder, scale, substitute, var
+from korch.tile.index import ZERO, Expr, Ranges, add, bounds, quotient, remainder, scale, substitute, var, vector_step
 from korch.tile.loops import map_indices
-from korch.tile.program import Apply, At, Axis, Buffer, Inside, Level, Load, Pass, Product, Store
+from korch.tile.program import Apply, At, Axis, Buffer, Inside, Level, Load, Pass, Product, Select, Store
 
 PRODUCTS = {
     product.types[:2]: product
@@ -105,6 +105,17 @@ def digits(number: Expr, axes: Axes, ranges: Ranges) -> dict[str, Expr]:
         found[name] = number if position == len(axes) else remainder(number, n, ranges)
         number = quotient(number, n, ranges)
     return found
+
+
+def require_adjacent(pass_: Pass, lanes: int) -> None:
+    """Raise an error if the elements of a vector are not adjacent in memory, or not chosen by one guard."""
+    for op in pass_.ops:
+        if isinstance(op, Load | Select) and any(pass_.vector in guard.expr.variables for guard in op.guards):
+            raise NotFusedError("a pad or a concatenation is not fused into the kernel")
+        if isinstance(op, Load) and vector_step(op.index, pass_.vector, lanes) not in (0, 1):
+            raise NotFusedError("the columns of a tensor are not adjacent in memory")
+    if any(vector_step(sink.index, pass_.vector, lanes) != 1 for sink in pass_.sinks):
+        raise NotFusedError("the columns of an output are not adjacent in memory")
 
 
 def _moved(index: Index, values: dict[str, Expr], ranges: Ranges) -> Index:

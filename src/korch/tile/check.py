@@ -103,7 +103,7 @@ def axes_are_sound(program: TileProgram) -> None:
         _require(len(set(names) | ranges.keys()) == len(names) + len(ranges), "two loops have one variable", text)
         _require(not any(axis.is_reduced for axis in stage.grid), "a grid axis is reduced", text)
         for axis in outer:
-            _require(not axis.is_reduced and axis.ragged is None, "a loop around steps is reduced or ragged", axis.name)
+            _require(not axis.is_reduced, "a loop around steps is reduced", axis.name)
         reduced = [axis.is_reduced for axis in axes]
         _require(reduced == sorted(reduced), "a reduced loop stands outside of a kept one", text)
         sizes = {axis.name: axis.size for axis in axes}
@@ -188,6 +188,7 @@ def sinks_suit_the_loops(program: TileProgram) -> None:
             is_accumulator = isinstance(sink, Accumulate)
             _require(is_accumulator == pass_.is_reduction, "a pass stores and accumulates", text)
             _require(is_accumulator or not reduced, "a store stands in a reduced loop", text)
+            _require(not (is_accumulator and pass_.where), "a pass that accumulates leaves points out", text)
 
 
 def products_fit(program: TileProgram) -> None:

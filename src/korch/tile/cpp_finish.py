@@ -83,7 +83,7 @@ def _same_axes(pass_: Pass, step: Contract) -> bool:
 
 def _is_zero(before: Pass | Loop | Sums, step: Contract) -> bool:
     """Return whether a step only sets the accumulator to 0."""
-    if not isinstance(before, Pass) or not _same_axes(before, step) or len(before.sinks) != 1:
+    if not isinstance(before, Pass) or before.where or not _same_axes(before, step) or len(before.sinks) != 1:
         return False
     (sink,) = before.sinks
     value = next(op for op in before.ops if op.name == sink.value)
@@ -97,7 +97,7 @@ def _takes(program: TileProgram, after: Pass, step: Contract, rest: Sequence[Ste
     if program.buffer(out).level is not Level.TILE or not _same_axes(after, step):
         return False
     columns = step.axes[-2].name
-    if after.is_reduction or after.across or after.vector != columns or out in read_by(tuple(rest)):
+    if after.is_reduction or after.across or after.where or after.vector != columns or out in read_by(tuple(rest)):
         return False
     if any(sink.buffer == out for sink in after.sinks):
         return False
@@ -118,7 +118,7 @@ class FinishPrinter(LoopPrinter):
         """Prepare it; `stage` has the axes around the contraction, and the pass."""
         (pass_,) = stage.passes
         super().__init__(out, stage, pass_, given)
-        self.rows, self.columns = pass_.axes
+        self.rows, self.columns = pass_.axes[-2:]
         self.buffer = sums.step.out.buffer
         self.fetches = Fetches()
         self.pieces = {}

@@ -56,6 +56,7 @@ class OpPrinter:
         self.fetches = fetches_of(out.program, stage, pass_, out.streamed, out.large)
         self.clips = clipping_guards(pass_)
         self.clipped = frozenset(guard for guards in self.clips.values() for guard in guards)
+        self.known: frozenset[Inside] = frozenset()
 
     def _lambda(self, template: str, parameters: str) -> str:
         name = f"body{self.out.lambdas}"
@@ -182,7 +183,7 @@ class OpPrinter:
 
     def _holds(self, guard: Inside, ranges: Ranges) -> bool | None:
         """Return whether a guard holds for all points of the loops, none or some (None)."""
-        return True if guard in self.clipped else holds(guard, ranges)
+        return True if guard in self.clipped or guard in self.known else holds(guard, ranges)
 
     def _all_hold(self, guards: Sequence[Inside], ranges: Ranges) -> bool | None:
         """Return whether all guards hold for all points (True), one for none (False) or neither."""

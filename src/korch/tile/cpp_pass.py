@@ -8,7 +8,7 @@ from korch.tile.cpp_reduce import ReductionPrinter
 from korch.tile.cpp_text import C_TYPE, Writer, loop_end
 from korch.tile.index import Expr, Ranges, add, constant, substitute
 from korch.tile.loops import ALIASED_ELEMENTS, LINE_ELEMENTS, is_across, side_of, turns_on
-from korch.tile.program import Axis, Load, Pass, Stage
+from korch.tile.program import Axis, Inside, Load, Pass, Stage
 
 ALIASED_SIDE = 8
 """Rows written together if they share sets of the first cache: as many as it surely holds."""
@@ -21,6 +21,9 @@ FAR_SQUARES = 4
 
 DENSE_AHEAD = 1024
 """Elements that squares are fetched ahead where all that they read is one piece of memory."""
+
+MANY_GUARDED = 8
+"""Guarded loads from which on a pass asks first whether all guards hold."""
 
 UNROLLED_EXTENT = 4
 """Loops of at most this extent are unrolled if a guard depends on them."""
@@ -41,7 +44,8 @@ class PassPrinter(ReductionPrinter):
             self.out.line(f"{type_}* const {start} = {buffer} + {self.out.expr(piece.start)};")
             self.out.line(f"alignas(64) {type_} {lines}[{piece.size + LINE_ELEMENTS}];")
             self.out.line(f"{type_}* const {buffer}_piece = {lines} + korch::after_line({start});")
-        self._nest([a for a in self.kept if a is not self.vector and a is not self.across])
+        outer = [a for a in self.kept if a is not self.vector and a is not self.across]
+        self._where(outer, self.pass_.where, self._common())
         for buffer, piece in self.pieces.items():
             type_ = C_TYPE[self.out.program.buffer(buffer).dtype]
             end = loop_end(piece.outer, piece.outer.extent)
@@ -49,7 +53,47 @@ class PassPrinter(ReductionPrinter):
                 f"korch::stream_piece<{type_}, {self.out.lanes}>({buffer}_start, {buffer}_piece, {piece.row} * {end});"
             )
 
-    def _nest(self, outer: Sequence[Axis]) -> None:
+    def _common(self) -> tuple[Inside, ...]:
+        """Return the guards of many loads: most often all of them hold, and then none is asked for."""
+        loads = [op for op in self.pass_.ops if isinstance(op, Load) and self._all_hold(op.guards, self.ranges) is None]
+        found = tuple(dict.fromkeys(guard for op in loads for guard in op.guards))
+        vectors = {self.pass_.vector, self.pass_.across}
+        turns = any(guard.expr.variables & vectors for guard in found)
+        return () if turns or self.pass_.is_reduction or len(loads) < MANY_GUARDED else found
+
+    def _where(self, outer: Sequence[Axis], where: Sequence[Inside], common: Sequence[Inside]) -> None:
+        """Print guards outside of the loops that they do not turn on, then these loops."""
+        inner = {axis.name for axis in outer} | {self.pass_.vector, self.pass_.across}
+        ready = [guard for guard in where if not guard.expr.variables & inner]
+        if ready:
+            if self._all_hold(ready, self.ranges) is not False:
+                condition = self._condition(ready, self.ranges) or "true"
+                self._branch(f"if ({condition})", ready, outer, [g for g in where if g not in ready], common)
+        elif common and not any(guard.expr.variables & inner for guard in common):
+            if self._all_hold(common, self.ranges) is not None:  # decided where a loop is unrolled
+                self._where(outer, where, ())
+                return
+            self._branch(f"if ({self._condition(common, self.ranges)})", common, outer, where, ())
+            self._branch("else", (), outer, where, ())
+        else:
+            self._nest(outer, where, common)
+
+    def _branch(
+        self,
+        head: str,
+        known: Sequence[Inside],
+        outer: Sequence[Axis],
+        where: Sequence[Inside],
+        common: Sequence[Inside],
+    ) -> None:
+        before = self.known
+        self.known = before | {*known}
+        self.out.open(head)
+        self._where(outer, where, common)
+        self.out.close()
+        self.known = before
+
+    def _nest(self, outer: Sequence[Axis], where: Sequence[Inside] = (), common: Sequence[Inside] = ()) -> None:
         """Print the kept loops, outermost first, then what is inside of them."""
         if not outer:
             self._inside()
@@ -61,14 +105,14 @@ class PassPrinter(ReductionPrinter):
                 self.out.open("")
                 self.out.line(f"constexpr long {axis.name} = {value};")
                 self.ranges = {**before, axis.name: (value, value)}
-                self._nest(rest)
+                self._where(rest, where, common)
                 self.out.close()
             self.ranges = before
             return
         if not rest and (self._is_split(axis) or self._is_reduced_in_rows(axis)):
             return
         self._loop(axis)
-        self._nest(rest)
+        self._where(rest, where, common)
         self.out.close()
 
     def _is_split(self, axis: Axis) -> bool:

@@ -215,11 +215,22 @@ class StepPrinter:
 
     def _contract(self, block: _Block, grid: tuple[Axis, ...]) -> None:
         """Print the call of the micro-kernel: steps of indices are template arguments."""
-        step = block.sums.step
+        *batch, rows, columns, terms = block.sums.step.axes
+        for axis in batch:
+            self._for(axis)
+        step = replace(block.sums.step, axes=(rows, columns, terms))
+        block = replace(block, sums=replace(block.sums, step=step))
         if step.product.is_of_bytes:
-            self._contract_bytes(block, grid)
-            return
-        rows, columns, terms = _three_axes(step)
+            self._contract_bytes(block, (*grid, *batch))
+        else:
+            self._contract_floats(block, (*grid, *batch), batch)
+        for _ in batch:
+            self.out.close()
+
+    def _contract_floats(self, block: _Block, grid: tuple[Axis, ...], batch: Sequence[Axis]) -> None:
+        """Print the call of the micro-kernel for floats."""
+        step = block.sums.step
+        rows, columns, terms = step.axes
         own = Stage((*grid, *step.axes), ())
         out_at, out = self._place(step.out, step, own)
         a_at, a = self._place(step.a, step, own)
@@ -236,12 +247,26 @@ class StepPrinter:
         counts = ", ".join(loop_end(axis, axis.extent) for axis in (rows, columns, terms))
         sums = self._sums(block, out_at, out[rows.name], own)
         self.out.line(f"korch::Contraction<{', '.join(map(str, sizes))}>::run(")
-        self.out.line(f"    {sums}, {a_at}, {b_at}, {counts});")
+        after = self._after(step, own, batch, b[terms.name])
+        self.out.line(f"    {sums}, {a_at}, {b_at}, {counts}{after});")
+
+    def _after(self, step: Contract, own: Stage, batch: Sequence[Axis], row: int) -> str:
+        """Return the last argument: where the next contraction's second operand lies, if it follows this one's."""
+        buffer = self.out.program.buffer(step.b.buffer)
+        layout, (*_, terms) = _panels(buffer), step.axes
+        if not batch or layout is None or step.registers is None or not step.registers.fetches_b:
+            return ""
+        ranges = {axis.name: (0, max(axis.extent - 1, 0)) for axis in own.grid}
+        following = substitute(step.b.index, {batch[-1].name: add(var(batch[-1].name), constant(1))}, ranges)
+        distance = add(following, scale(substitute(step.b.index, {}, ranges), -1))
+        if distance.terms or distance.constant != terms.extent * layout.columns:
+            return ""
+        return f", {self._place(step.b, step, own)[0]} + {terms.extent * row}"
 
     def _contract_bytes(self, block: _Block, grid: tuple[Axis, ...]) -> None:
         """Print the call of the micro-kernel for bytes, which computes whole strips of columns."""
         step = block.sums.step
-        rows, columns, terms = _three_axes(step)
+        rows, columns, terms = step.axes
         own = Stage((*grid, *step.axes), ())
         out_at, out = self._place(step.out, step, own)
         a_at, a = self._place(step.a, step, own)
@@ -266,7 +291,7 @@ class StepPrinter:
         self.out.line(f"    {finish}, {a_at}, {b_at}, {counts});")
 
     def _require_operands(self, step: Contract, out: Steps, a: Steps, b: Steps) -> None:
-        rows, columns, terms = _three_axes(step)
+        rows, columns, terms = step.axes
         tile, first = self.out.program.buffer(step.out.buffer), self.out.program.buffer(step.a.buffer)
         if tile.level is not Level.TILE or out[columns.name] != 1:
             raise _refused(f"buffer {tile.name} is no tile with columns side by side")
@@ -301,7 +326,7 @@ class StepPrinter:
         if block.finish is not None:
             is_fetched = step.registers is not None and step.registers.fetches_out
             return f"korch::Finished{{{block.finish.run(is_fetched)}}}"
-        rows, columns, _ = _three_axes(step)
+        rows, columns, _ = step.axes
         tile, whole = self.out.program.buffer(step.out.buffer), -(-columns.extent // self.out.lanes) * self.out.lanes
         has_room = tile.size >= whole if rows.extent == 1 else row >= whole
         is_whole = "true" if has_room and _panels(self.out.program.buffer(step.b.buffer)) else "false"
@@ -352,6 +377,8 @@ def require_contractions(program: TileProgram) -> None:
         for _, step in stage.leaves:
             if isinstance(step, Contract):
                 _require_contraction(step)
+            elif any({step.vector, step.across} & guard.expr.variables for guard in step.where):
+                raise _refused("passes that leave elements of a vector out can't be printed")
             elif any(_panels(program.buffer(op.buffer)) for op in step.ops if isinstance(op, Load)):
                 raise _refused("passes that read panels can't be printed")
 
@@ -361,14 +388,8 @@ def _require_contraction(step: Contract) -> None:
         raise _refused(f"contractions of {step.product.value} can't be printed")
     if step.rescale is not None and step.product.is_of_bytes:
         raise _refused("contractions of bytes that rescale their sums can't be printed")
-    _three_axes(step)
-
-
-def _three_axes(step: Contract) -> tuple[Axis, Axis, Axis]:
-    if [axis.is_reduced for axis in step.axes] != [False, False, True]:
+    if [axis.is_reduced for axis in step.axes[-3:]] != [False, False, True]:
         raise _refused("only contractions of rows, columns and terms can be printed")
-    rows, columns, terms = step.axes
-    return rows, columns, terms
 
 
 def _panels(buffer: Buffer) -> Panels | None:

@@ -86,6 +86,10 @@ class Emitter:
         """Return the name of a number."""
         return self._op(lambda name: Literal(name, dtype, number), ("literal", dtype, repr(number)))
 
+    def apply(self, dtype: DType, op: str, *arguments: str) -> str:
+        """Return the name of what an elementwise operation computes."""
+        return self._op(lambda name: Apply(name, dtype, op, arguments), ("apply", op, dtype, arguments))
+
     def select(self, dtype: DType, guards: Guards, inside: str, outside: str) -> str:
         """Return the name of a choice by guards."""
         return self._op(lambda name: Select(name, dtype, guards, inside, outside), ("select", guards, inside, outside))
@@ -112,10 +116,7 @@ class Emitter:
         primitive = self.body.primitives[self.body.producers[value][0]]
         if primitive.row.category is Category.ELEMENTWISE:
             arguments = tuple(self.value(v, index, guards) for v in primitive.inputs)
-            return self._op(
-                lambda name: Apply(name, type_.dtype, primitive.op, arguments),
-                ("apply", primitive.op, type_.dtype, arguments),
-            )
+            return self.apply(type_.dtype, primitive.op, *arguments)
         if primitive.op == "concat":
             return self._concat(primitive, index, guards)
         if primitive.op == "pad":

@@ -204,23 +204,24 @@ def indices(pass_: Pass) -> Iterator[Expr]:
             yield from (guard.expr for guard in op.guards)
     for sink in pass_.sinks:
         yield sink.index
+    yield from (guard.expr for guard in pass_.where)
 
 
 def map_indices(pass_: Pass, change: Callable[[Expr], Expr]) -> Pass:
     """Return a pass with a function applied to every index expression."""
 
-    def guards_of(op: Load | Select) -> tuple[Inside, ...]:
-        return tuple(dataclasses.replace(guard, expr=change(guard.expr)) for guard in op.guards)
+    def changed(guards: tuple[Inside, ...]) -> tuple[Inside, ...]:
+        return tuple(dataclasses.replace(guard, expr=change(guard.expr)) for guard in guards)
 
     ops: list[TileOp] = []
     for op in pass_.ops:
         if isinstance(op, Load):
-            op = dataclasses.replace(op, index=change(op.index), guards=guards_of(op))
+            op = dataclasses.replace(op, index=change(op.index), guards=changed(op.guards))
         elif isinstance(op, Select):
-            op = dataclasses.replace(op, guards=guards_of(op))
+            op = dataclasses.replace(op, guards=changed(op.guards))
         ops.append(op)
     sinks: list[Sink] = [dataclasses.replace(s, index=change(s.index)) for s in pass_.sinks]
-    return dataclasses.replace(pass_, ops=tuple(ops), sinks=tuple(sinks))
+    return dataclasses.replace(pass_, ops=tuple(ops), sinks=tuple(sinks), where=changed(pass_.where))
 
 
 def _merge_all(pass_: Pass) -> Pass:

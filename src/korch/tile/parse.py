@@ -372,9 +372,10 @@ class _Lines:
         return tuple(found)
 
     def pass_(self, line: _Line, depth: int) -> Pass:
-        axes = line.axes("vector", "across")
+        axes = line.axes("vector", "across", "if")
         vector = line.name() if line.take("vector") else ""
-        across = self.take(line, lambda: line.name() if line.take("across") else "")
+        across = line.name() if line.take("across") else ""
+        where = self.take(line, line.guards)
         ops: list[TileOp] = []
         sinks: list[Sink] = []
         while (item := self.peek(depth)) is not None:
@@ -382,7 +383,7 @@ class _Lines:
                 sinks.append(self.take(item, item.sink))
             else:
                 ops.append(self.take(item, item.op))
-        return Pass(axes, vector, tuple(ops), tuple(sinks), across)
+        return Pass(axes, vector, tuple(ops), tuple(sinks), across, where)
 
     def contract(self, line: _Line, depth: int) -> Contract:
         axes = line.axes("by")

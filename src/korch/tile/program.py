@@ -238,6 +238,7 @@ class Pass:
         across: the axis along which loads lie side by side where they don't along the vector axis,
             or "": squares of both axes are read whole and transposed. It stands next to the vector
             axis, and no guard turns on it.
+        where: where one of these does not hold, nothing is read or stored.
     """
 
     axes: tuple[Axis, ...]
@@ -245,6 +246,7 @@ class Pass:
     ops: tuple[TileOp, ...]
     sinks: tuple[Sink, ...]
     across: str = ""
+    where: tuple[Inside, ...] = ()
 
     @property
     def is_reduction(self) -> bool:
@@ -445,7 +447,7 @@ def require_known(program: TileProgram) -> None:
     """Raise an error if a program has parameters, or tiles that are not laid out as they are indexed.
 
     Raises:
-        InvalidGraphError: it has.
+        InvalidGraphError: it has, or passes that leave points out, or loops that end early.
     """
     hint = "Bind the parameters first"
     for parameter in program.parameters:
@@ -453,6 +455,12 @@ def require_known(program: TileProgram) -> None:
     for buffer in program.buffers:
         if buffer.layout:
             raise InvalidGraphError(f"the layout of buffer {buffer.name} can't be printed", where="tile program")
+    for stage in program.stages:
+        for loops, step in stage.leaves:
+            if isinstance(step, Pass) and step.where:
+                raise InvalidGraphError("passes that leave points out can't be printed", where="tile program")
+            if any(loop.axis.ragged is not None for loop in loops):
+                raise InvalidGraphError("loops that end early can't be printed", where="tile program")
 
 
 def _leaves(loops: tuple[Loop, ...], steps: tuple[Step, ...]) -> Iterator[tuple[tuple[Loop, ...], Pass | Contract]]:

@@ -101,14 +101,19 @@ class _Run:
         for step in steps:
             match step:
                 case Pass():
-                    _PassRun(self, step, Points(stage.grid, step.axes, tasks, fixed)).run()
+                    points = Points(stage.grid, step.axes, tasks, fixed)
+                    points.live = points.live & points.holds(step.where)
+                    _PassRun(self, step, points).run()
                 case Contract():
                     self.contract(step, Points(stage.grid, step.axes, tasks, fixed))
                 case Loop(axis, carried, body):
                     lost = sorted(written_by(body) - {*carried})
+                    live = Points(stage.grid, (axis,), tasks, fixed)
+                    runs = live.spread(live.live)
                     for turn in range(axis.extent):
                         self.forget(lost, tasks)
-                        self.steps(stage, body, tasks, {**fixed, axis.name: turn})
+                        if runs[:, turn].any():
+                            self.steps(stage, body, tasks[runs[:, turn]], {**fixed, axis.name: turn})
                     self.forget(lost, tasks)
                 case _:
                     assert_never(step)

@@ -69,10 +69,10 @@ def accesses_of(step: Pass | Contract, outer: tuple[Axis, ...] = ()) -> Iterator
     if isinstance(step, Pass):
         for op in step.ops:
             if isinstance(op, Load):
-                yield Access(op.buffer, op.index, op.guards, axes, False, format_op(op))
+                yield Access(op.buffer, op.index, (*step.where, *op.guards), axes, False, format_op(op))
         for sink in step.sinks:
             own = axes if isinstance(sink, Store) else kept
-            yield Access(sink.buffer, sink.index, (), own, True, format_sink(sink))
+            yield Access(sink.buffer, sink.index, step.where, own, True, format_sink(sink))
         return
     text = format_contract(step)
 

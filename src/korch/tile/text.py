@@ -11,7 +11,8 @@
         contract m<10 n<16 | p<min(8, k - 8*j) by bf16x3 in 5 x 2 fetch b
           t1[16*m + n] += i0[8*j + p] * t0[16*p + n] rescale t2[m]
 
-Passes and contractions list their kept loops, then, behind a bar, those that they reduce. A contraction
+Passes and contractions list their kept loops, then, behind a bar, those that they reduce. A pass may end
+with `if 0 <= 4*t + v1 < 10`: other points are left out. A contraction
 may say how many rows and vectors of columns it holds in registers, and what it fetches meanwhile.
 """
 
@@ -92,7 +93,8 @@ def _step(step: Step) -> Iterator[str]:
     match step:
         case Pass():
             vector = f" vector {step.vector}" if step.vector else ""
-            yield f"pass{_axes(step.axes)}{vector}{f' across {step.across}' if step.across else ''}"
+            across = f" across {step.across}" if step.across else ""
+            yield f"pass{_axes(step.axes)}{vector}{across}{_condition(step.where)}"
             yield from (f"  {format_op(op)}" for op in step.ops)
             yield from (f"  {format_sink(sink)}" for sink in step.sinks)
         case Contract():

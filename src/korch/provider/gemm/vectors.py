@@ -6,11 +6,11 @@ from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.provider.gemm.blocking import PAGE_FLOATS
 from korch.provider.gemm.blocking import Blocking as Sizes
+from korch.schedule.blocks import require_adjacent
 from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, extent
 from korch.schedule.products import Blocking, Products
 from korch.target import Target
 from korch.tile.cpp_steps import BYTE_REGISTERS, FEW_BYTE_REGISTERS
-from korch.tile.index import vector_step
 from korch.tile.program import QUAD, Load, Pass, Registers, Select, TileProgram
 from korch.tile.staging import Machine
 
@@ -86,13 +86,9 @@ def require_rows(program: TileProgram, lanes: int) -> None:
         raise AssertionError("a product ends with a pass")
     if after.axes[-1].extent == 1:
         return
-    for op in after.ops:
-        if isinstance(op, Select) or (isinstance(op, Load) and op.guards):
-            raise NotFusedError("a pad or a concatenation is not fused into the kernel")
-        if isinstance(op, Load) and vector_step(op.index, after.vector, lanes) not in (0, 1):
-            raise NotFusedError("the columns of a tensor are not adjacent in memory")
-    if any(vector_step(sink.index, after.vector, lanes) != 1 for sink in after.sinks):
-        raise NotFusedError("the columns of an output are not adjacent in memory")
+    if any(isinstance(op, Select) or (isinstance(op, Load) and op.guards) for op in after.ops):
+        raise NotFusedError("a pad or a concatenation is not fused into the kernel")
+    require_adjacent(after, lanes)
 
 
 def _fetches(batch: int, m: int, n: int, terms: int, target: Target) -> bool:

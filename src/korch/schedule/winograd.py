@@ -1,0 +1,328 @@
+"""Convolutions in Winograd's space -> tile programs, with what stands before and after them.
+
+A task transforms a group of tiles of the image, multiplies each point of them by the weights of a
+block of output channels after another, transforms the sums back, and computes what follows. Where
+the weights are many, all tiles are transformed first, and a task takes a block of channels.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from korch.candidate.candidate import Group
+from korch.primitive.graph import Primitive
+from korch.primitive.op import Array
+from korch.primitive.ops.winograd import TRANSFORMS, WinogradAttributes, tile_counts
+from korch.primitive.types import DType
+from korch.schedule.blocks import cut, flat, require_adjacent
+from korch.schedule.contraction import Fusion, Layouts
+from korch.tile.emit import Emitter, Index
+from korch.tile.index import ZERO, Expr, add, constant, quotient, remainder, scale, substitute, var
+from korch.tile.loops import map_indices
+from korch.tile.program import (
+    At,
+    Axis,
+    Buffer,
+    Contract,
+    Inside,
+    Level,
+    Literal,
+    Load,
+    Loop,
+    Panels,
+    Pass,
+    Product,
+    Registers,
+    Stage,
+    Step,
+    Store,
+    TileProgram,
+    holds,
+)
+
+LINE_FLOATS = 16
+"""Size of a line of the first cache."""
+
+POINTS, SUMS, RESULTS = "v", "m", "r"
+"""The buffers of transformed tiles, of their products with the weights, and of a tile's results."""
+
+TASK_VECTORS = 4
+"""Most vectors of channels that a task transforms if all tiles are transformed first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocking:
+    """How a convolution is cut into tasks.
+
+    Attributes:
+        vectors: vectors of output channels that are computed together.
+        rows: tiles that are computed together in registers.
+        group: tiles that go together through transform, products and inverse; all of them if `is_shared`.
+        is_shared: whether all tiles are transformed first, and a task computes a block of channels.
+    """
+
+    vectors: int
+    rows: int
+    group: int
+    is_shared: bool = False
+
+
+class Winograd:
+    """What all programs of a group have in common."""
+
+    def __init__(self, group: Group, root: Primitive, layouts: Layouts, lanes: int) -> None:
+        """Prepare them; both numbers of channels must be multiples of `lanes`."""
+        body = group.body
+        self.group, self.root, self.lanes = group, root, lanes
+        self.fusion = Fusion(group, layouts, root)
+        self.attributes = root.attributes_as(WinogradAttributes)
+        self.images, self.channels = body.types[root.inputs[0]].shape[:2]
+        self.shape = body.types[root.output].shape
+        self.outputs = self.shape[1]
+        self.tile, self.edge = self.attributes.tile, self.attributes.tile + 2
+        self.points = self.edge * self.edge
+        self.down, self.across = tile_counts(self.shape, self.tile)
+        self.tiles = self.images * self.down * self.across
+        self.transforms = TRANSFORMS[self.tile]
+
+    def program(self, blocking: Blocking) -> TileProgram:
+        """Return the program of one blocking.
+
+        Raises:
+            NotFusedError: what stands around the convolution can't be computed with it.
+        """
+        block = blocking.vectors * self.lanes
+        level = Level.WORKSPACE if blocking.is_shared else Level.TILE
+        steps = _spread(blocking.group * self.channels), _spread(blocking.group * block)
+        points = Buffer(POINTS, level, DType.F32, self.points * steps[0])
+        sums = Buffer(SUMS, Level.TILE, DType.F32, self.points * steps[1])
+        results = Buffer(RESULTS, Level.TILE, DType.F32, self.tile * self.tile * block)
+        buffers = (*self._memory(block), points, sums, results)
+        blocks = Axis("o", self.outputs // block)
+        if blocking.is_shared:
+            tiles = Axis("t", self.tiles)
+            first = self._all_points(tiles, steps[0])
+            back = self._back(blocking, blocks, tiles, var("t"), steps)
+            return TileProgram(buffers, (first, Stage((blocks,), back)))
+        groups, tiles = cut(self.tiles, blocking.group, ("g", "t"))
+        vectors = (Axis("d", self.channels // self.lanes), Axis("c", self.lanes))
+        there = self._there((tiles, *vectors), flat(groups, tiles), var("d"), steps[0])
+        back = self._back(blocking, blocks, tiles, flat(groups, tiles), steps)
+        turns: tuple[Step, ...] = back if blocks.extent == 1 else (Loop(blocks, (), back),)
+        return TileProgram(buffers, (Stage((groups,), (there, *turns)),))
+
+    def check(self) -> None:
+        """Raise an error if what stands around the convolution does not fit, for any blocking.
+
+        Raises:
+            NotFusedError: it can't be computed, or its channels are not adjacent in memory.
+        """
+        emitter, channel = self._image_emitter()
+        value = self._pixel(emitter, channel, *self.attributes.pads_begin)
+        sink = Store(POINTS, channel, value)
+        require_adjacent(Pass((Axis("c", self.lanes),), "c", tuple(emitter.ops), (sink,)), self.lanes)
+        require_adjacent(self._after(Blocking(1, 1, 1), Axis("o", self.outputs // self.lanes), var("t")), self.lanes)
+
+    def _memory(self, block: int) -> Iterator[Buffer]:
+        """Yield the buffers of inputs and outputs; the weights come in panels."""
+        body, weights = self.group.body, self.fusion.place[self.root.inputs[1]]
+        for values, level in ((body.inputs, Level.INPUT), (body.outputs, Level.OUTPUT)):
+            for name, value in values:
+                type_ = body.types[value]
+                layout = (Panels(self.outputs, block),) if name == weights else ()
+                size = type_.size if layout else math.prod(self.fusion.layouts[name].physical_shape(type_.shape))
+                yield Buffer(name, level, type_.dtype, size, layout)
+
+    def _all_points(self, tiles: Axis, step: int) -> Stage:
+        """Return the stage that transforms all tiles, a few channels in a task."""
+        depth = self.channels // self.lanes
+        parts, vector = cut(depth, math.gcd(depth, TASK_VECTORS), ("e", "d"))
+        there = self._there((vector, Axis("c", self.lanes)), var("t"), flat(parts, vector), step)
+        return Stage((tiles, parts), (there,))
+
+    def _there(self, axes: tuple[Axis, ...], number: Expr, vector: Expr, step: int) -> Pass:
+        """Return the pass that transforms tiles of the image.
+
+        Args:
+            axes: its loops: c is a channel of a vector, t a tile of the group.
+            number: the number of the tile among all.
+            vector: the number of the vector of channels.
+            step: elements between the points of a group.
+        """
+        emitter, channel = self._image_emitter()
+        tile = [[self._pixel(emitter, channel, i, j) for j in range(self.edge)] for i in range(self.edge)]
+        found = both_ways(emitter, self.transforms.data, tile)
+        at = add(scale(var("t"), self.channels), channel)
+        sinks = tuple(
+            Store(POINTS, add(constant(p * step), at), name) for p, name in enumerate(itertools.chain(*found))
+        )
+        return self._located(Pass(axes, "c", tuple(emitter.ops), sinks), number, {"k": vector})
+
+    def _image_emitter(self) -> tuple[Emitter, Expr]:
+        """Return an emitter for elements of the image, and the channel of an element."""
+        depth = self.channels // self.lanes
+        emitter = self._emitter({"k": depth, "c": self.lanes})
+        return emitter, add(scale(self._variable("k", depth), self.lanes), var("c"))
+
+    def _pixel(self, emitter: Emitter, channel: Expr, i: int, j: int) -> str:
+        """Return the name of an element of a tile of the padded image."""
+        top, left = self.attributes.pads_begin
+        image, row, column = self._place(i - top, j - left)
+        return self.fusion.argument(emitter, self.root.inputs[0], (image, channel, row, column))
+
+    def _back(
+        self, blocking: Blocking, blocks: Axis, tiles: Axis, number: Expr, steps: tuple[int, int]
+    ) -> tuple[Step, ...]:
+        """Return the products of a group with a block of channels, and their way back.
+
+        Args:
+            blocking: sizes.
+            blocks: the loop over blocks of output channels.
+            tiles: the loop over the tiles of the group.
+            number: the number of a tile among all.
+            steps: elements between points of tiles, and of sums.
+        """
+        block = blocking.vectors * self.lanes
+        p, q, c = Axis("p", self.points), Axis("q", block), Axis("c", self.channels, is_reduced=True)
+        out = At(SUMS, add(scale(var("p"), steps[1]), scale(var("t"), block), var("q")))
+        a = At(POINTS, add(scale(var("p"), steps[0]), scale(var("t"), self.channels), var("c")))
+        row = add(scale(var("p"), self.channels), var("c"))
+        column = add(scale(self._variable("o", blocks.extent), block), var("q"))
+        b = At(self.fusion.place[self.root.inputs[1]], add(scale(row, self.outputs), column))
+        zero = Pass((p, tiles, q), "q", (Literal("x0", DType.F32, 0.0),), (Store(out.buffer, out.index, "x0"),))
+        registers = Registers(blocking.rows, blocking.vectors, fetches_b=True)
+        product = Contract((p, tiles, q, c), out, a, b, Product.F32, registers=registers)
+        after = self._after(blocking, blocks, number)
+        return zero, product, Loop(tiles, (), (self._inverse(block, steps[1]), after))
+
+    def _inverse(self, block: int, step: int) -> Pass:
+        """Return the pass that transforms the sums of a tile back."""
+        emitter = self._emitter({})
+        at = add(scale(var("t"), block), var("q"))
+        sums = [
+            [self._sum(emitter, add(constant((i * self.edge + j) * step), at)) for j in range(self.edge)]
+            for i in range(self.edge)
+        ]
+        found = both_ways(emitter, self.transforms.output, sums)
+        sinks = (
+            Store(RESULTS, add(constant(number * block), var("q")), name)
+            for number, name in enumerate(itertools.chain(*found))
+        )
+        return Pass((Axis("q", block),), "q", tuple(emitter.ops), tuple(sinks))
+
+    def _sum(self, emitter: Emitter, place: Expr) -> str:
+        name = f"x{len(emitter.ops)}"
+        emitter.ops.append(Load(name, DType.F32, SUMS, place))
+        return name
+
+    def _after(self, blocking: Blocking, blocks: Axis, number: Expr) -> Pass:
+        """Return the pass that computes the outputs from the results of a tile, those inside of the image."""
+        vectors, lanes = blocking.vectors, self.lanes
+        sizes = {"i": self.tile, "j": self.tile, "o": blocks.extent, "w": vectors, "l": lanes}
+        emitter = self._emitter(sizes)
+        image, row, column = self._place(0, 0)
+        row, column = add(row, var("i")), add(column, var("j"))
+        within = add(scale(self._variable("w", vectors), lanes), var("l"))
+        channel = add(scale(self._variable("o", blocks.extent), vectors * lanes), within)
+        place = add(scale(add(scale(var("i"), self.tile), var("j")), vectors * lanes), within)
+        emitter.ops.append(Load("x0", DType.F32, RESULTS, place))
+        outputs = self.fusion.outputs(emitter, self.root, (image, channel, row, column), "x0")
+        sinks = tuple(Store(buffer, at, value) for buffer, _, at, value in outputs)
+        guards = (Inside(row, 0, self.shape[2]), Inside(column, 0, self.shape[3]))
+        where = tuple(guard for guard in guards if not holds(guard, emitter.ranges))
+        axes = (Axis("i", self.tile), Axis("j", self.tile), Axis("w", vectors), Axis("l", lanes))
+        return self._located(Pass(axes, "l", tuple(emitter.ops), sinks, where=where), number, {})
+
+    def _emitter(self, sizes: dict[str, int]) -> Emitter:
+        """Return an emitter under the ranges of some variables and of a tile's place."""
+        sizes = {"z": self.images, "y": self.down, "x": self.across, **sizes}
+        return self.fusion.emitter({name: (0, n - 1) for name, n in sizes.items()})
+
+    def _variable(self, name: str, size: int) -> Expr:
+        return var(name) if size > 1 else ZERO
+
+    def _place(self, i: int, j: int) -> Index:
+        """Return the image, and the row and column that lie i and j behind the first of a tile."""
+        return (
+            self._variable("z", self.images),
+            add(scale(self._variable("y", self.down), self.tile), constant(i)),
+            add(scale(self._variable("x", self.across), self.tile), constant(j)),
+        )
+
+    def _located(self, pass_: Pass, number: Expr, values: dict[str, Expr]) -> Pass:
+        """Return a pass with a tile's place computed from its number."""
+        ranges = {name: (0, max(self.tiles, self.channels, self.outputs)) for name in ("g", "t", "o", "d", "e")}
+        ranges |= {axis.name: (0, axis.extent - 1) for axis in pass_.axes}
+        image = self.down * self.across
+        inside = number if self.images == 1 else remainder(number, image, ranges)
+        values = {
+            **values,
+            "z": quotient(number, image, ranges),
+            "y": quotient(inside, self.across, ranges),
+            "x": inside if self.down == 1 else remainder(inside, self.across, ranges),
+        }
+        return map_indices(pass_, lambda expr: substitute(expr, values, ranges))
+
+
+def both_ways(emitter: Emitter, matrix: Array, tile: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return the names of M T M', where T has the elements `tile`."""
+    columns = [transformed(emitter, matrix, column) for column in zip(*tile, strict=True)]
+    return [transformed(emitter, matrix, row) for row in zip(*columns, strict=True)]
+
+
+def transformed(emitter: Emitter, matrix: Array, values: Sequence[str]) -> list[str]:
+    """Return the names of a matrix times some values; what two rows have in common is computed once."""
+    matrix, values = _with_sums(emitter, matrix, list(values))
+    found: dict[int, str] = {}
+    for first, second in itertools.combinations(range(len(matrix)), 2):
+        even, odd = (matrix[first] + matrix[second]) / 2, (matrix[first] - matrix[second]) / 2
+        few = np.count_nonzero(even) + np.count_nonzero(odd)
+        if not {first, second} & found.keys() and few <= np.count_nonzero(matrix[[first, second]]) // 2:
+            both = _weighted(emitter, even, values), _weighted(emitter, odd, values)
+            found[first] = emitter.apply(DType.F32, "add", *both)
+            found[second] = emitter.apply(DType.F32, "sub", *both)
+    return [found[i] if i in found else _weighted(emitter, row, values) for i, row in enumerate(matrix)]
+
+
+def _with_sums(emitter: Emitter, matrix: Array, values: list[str]) -> tuple[Array, list[str]]:
+    """Replace pairs of values whose factors differ in sign at most by their sums and differences."""
+    matrix = matrix.copy()
+    for first, second in itertools.combinations(range(len(values)), 2):
+        one, other = matrix[:, first], matrix[:, second]
+        is_pair = np.array_equal(np.abs(one), np.abs(other)) and np.any(one + other) and np.any(one - other)
+        if is_pair:
+            pair = (values[first], values[second])
+            values[first] = emitter.apply(DType.F32, "add", *pair)
+            values[second] = emitter.apply(DType.F32, "sub", *pair)
+            matrix[:, first], matrix[:, second] = (one + other) / 2, (one - other) / 2
+    return matrix, values
+
+
+def _weighted(emitter: Emitter, factors: Array, values: Sequence[str]) -> str:
+    """Return the name of a sum of values times factors, of which not all are 0."""
+    used = [(float(factor), value) for factor, value in zip(factors, values, strict=True) if factor]
+    sizes = {abs(factor) for factor, _ in used}
+    if len(used) > 1 and len(sizes) == 1 and sizes != {1.0}:
+        (size,) = sizes
+        return _times(emitter, size, _weighted(emitter, factors / size, values))
+    used.sort(key=lambda term: term[0] != 1)  # one that is only added begins
+    total = _times(emitter, *used[0])
+    for factor, value in used[1:]:
+        total = emitter.apply(DType.F32, "add" if factor > 0 else "sub", total, _times(emitter, abs(factor), value))
+    return total
+
+
+def _times(emitter: Emitter, factor: float, value: str) -> str:
+    if factor == 1:
+        return value
+    return emitter.apply(DType.F32, "mul", emitter.literal(DType.F32, factor), value)
+
+
+def _spread(floats: int) -> int:
+    """Return the least odd number of lines that holds some numbers: points share no set of the first cache."""
+    return (-(-floats // LINE_FLOATS) | 1) * LINE_FLOATS
