@@ -31,6 +31,8 @@ from korch.provider.gemm import GemmProvider
 from korch.provider.generated import GeneratedProvider
 from korch.provider.winograd import WinogradProvider
 from korch.target import LANES, Target
+from korch.testing.emulated import Emulated, missing_commands
+from korch.testing.fuzz_kernels import PLAIN, run_round
 from korch.testing.kernels import check_offers
 from tests.provider.onednn_groups import Graph
 
@@ -183,6 +185,22 @@ def test_kernels_compile_to_neon(provider, groups: Groups, tmp_path: Path):
     assert texts
     for text in texts:  # four lanes at once, with one rounding for product and sum
         assert re.search(r"\bfml[as]\s+v\d+\.4s", text)
+
+
+@ENTRIES
+def test_kernels_run_on_neon(provider, groups: Groups, rng, tmp_path: Path):
+    if missing := missing_commands():
+        pytest.skip(f"{' and '.join(missing)} missing (Debian: g++-aarch64-linux-gnu, qemu-user)")
+    target = Target(isa="neon", lanes=LANES["neon"], threads=2)
+    assert check_offers(provider(), groups(target.lanes), target, Emulated(tmp_path), rng)
+
+
+def test_random_groups_agree_on_neon(tmp_path: Path):
+    if missing := missing_commands():
+        pytest.skip(f"{' and '.join(missing)} missing (Debian: g++-aarch64-linux-gnu, qemu-user)")
+    target = Target(isa="neon", lanes=LANES["neon"], threads=2)
+    checked, findings = run_round(0, 0, target, Emulated(tmp_path), dtypes=PLAIN[:1])
+    assert checked > 0 and findings == []
 
 
 @ENTRIES

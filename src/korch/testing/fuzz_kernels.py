@@ -1,11 +1,11 @@
 """Random groups of every element type through every provider: each kernel compiles and agrees.
 
-    python -m korch.testing.fuzz_kernels [--rounds 200] [--seed 0]
+    python -m korch.testing.fuzz_kernels [--rounds 200] [--seed 0] [--neon]
 
 A round draws a few random graphs of one to three element types, cuts them into groups as a search
 does, asks every provider of the CPU for kernels, compiles them together, and compares each with the
 reference. A kernel that does not compile is a finding, as a wrong one is. Round n of a seed always
-draws the same groups.
+draws the same groups. With `--neon` kernels are built for NEON and run by emulation (`korch.testing.emulated`).
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from korch.options import Options
 from korch.primitive.types import DType
 from korch.provider.generated import GeneratedProvider
 from korch.provider.provider import Kernel, Provider, load_providers
-from korch.target import Target, detect_target
-from korch.testing.kernels import check_kernel
+from korch.target import LANES, Target, detect_target
+from korch.testing.emulated import Emulated, missing_commands
+from korch.testing.kernels import check_kernel, load_kernels
 from korch.testing.random_graph import random_graph
 from korch.testing.samples import random_arrays
 
@@ -139,16 +140,20 @@ def uncompiled(cases: Sequence[Case], builder: Builder) -> Iterator[Finding]:
             yield Finding(case, f"it does not compile: {found.message}")
 
 
-def check_cases(cases: Sequence[Case], builder: Builder, rng: np.random.Generator) -> Iterator[Finding]:
+def check_cases(cases: Sequence[Case], builder: Builder | Emulated, rng: np.random.Generator) -> Iterator[Finding]:
     """Yield the kernels that do not compile, or compute something else than the reference."""
-    found = list(uncompiled(cases, builder))
+    found = [] if isinstance(builder, Emulated) else list(uncompiled(cases, builder))
     yield from found
     bad = {finding.case.kernel.symbol for finding in found}
     good = [case for case in cases if case.kernel.symbol not in bad]
-    names = sorted({name for case in good for name in case.kernel.libraries})
-    load_globally(names)
-    units = [good[i : i + UNIT] for i in range(0, len(good), UNIT)]
-    library = ctypes.CDLL(str(builder.library([_source(unit) for unit in units], names)))
+    library: ctypes.CDLL | Emulated
+    if isinstance(builder, Emulated):
+        library = load_kernels([case.kernel for case in good], builder)
+    else:
+        names = sorted({name for case in good for name in case.kernel.libraries})
+        load_globally(names)
+        units = [good[i : i + UNIT] for i in range(0, len(good), UNIT)]
+        library = ctypes.CDLL(str(builder.library([_source(unit) for unit in units], names)))
     for case in good:
         inputs = random_arrays(rng, case.group.input_types)
         if any(p.op == "div" for p in case.group.body.primitives):  # a sum may be a divisor
@@ -163,7 +168,7 @@ def run_round(
     seed: int,
     number: int,
     target: Target,
-    builder: Builder,
+    builder: Builder | Emulated,
     groups: int = 4,
     dtypes: Sequence[Sequence[DType]] = (*PLAIN, *MIXED),
 ) -> tuple[int, list[Finding]]:
@@ -171,6 +176,8 @@ def run_round(
     rng = np.random.default_rng((seed, number))
     drawn = [group for types in dtypes for group in draw_groups(rng, types, groups)]
     cases = cases_of(drawn, cpu_providers(), target, rng)
+    if isinstance(builder, Emulated):
+        cases = [case for case in cases if not (case.kernel.has_state or case.kernel.libraries)]
     return len(cases), list(check_cases(cases, builder, rng))
 
 
@@ -184,12 +191,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--first", type=int, default=0, help="number of the first round")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--neon", action="store_true", help="build for NEON and run by emulation")
     args = parser.parse_args(arguments)
+    if args.neon and (missing := missing_commands()):
+        parser.error(
+            f"--neon needs {' and '.join(missing)}; in Debian: apt-get install g++-aarch64-linux-gnu qemu-user"
+        )
     target = detect_target(2, find_compiler().identity)
+    target = Target(isa="neon", lanes=LANES["neon"]) if args.neon else target
     begun_s, checked, wrong = time.monotonic(), 0, 0
     for number in range(args.first, args.first + args.rounds):
         with tempfile.TemporaryDirectory() as folder:
-            count, findings = run_round(args.seed, number, target, Builder(target.isa, Path(folder)))
+            builder = Emulated(Path(folder)) if args.neon else Builder(target.isa, Path(folder))
+            count, findings = run_round(args.seed, number, target, builder)
         checked, wrong = checked + count, wrong + len(findings)
         for finding in findings:
             print(f"round {number}: {finding}", flush=True)

@@ -18,6 +18,7 @@ from korch.primitive.op import Array, Category
 from korch.primitive.types import UNIT_ROUNDOFF, DType
 from korch.provider.provider import Kernel, Provider
 from korch.target import Target
+from korch.testing.emulated import Emulated
 from korch.testing.samples import random_arrays
 from korch.testing.tolerance import Family, assert_same
 
@@ -34,9 +35,9 @@ def run_kernel(
     group: Group,
     offer: Offer,
     inputs: Sequence[Array],
-    builder: Builder,
+    builder: Builder | Emulated,
     threads: int = 2,
-    library: ctypes.CDLL | None = None,
+    library: ctypes.CDLL | Emulated | None = None,
     runs_alone: bool = False,
 ) -> list[Array]:
     """Return a kernel's outputs in the plain layout.
@@ -66,17 +67,10 @@ def run_kernel(
     for result in results:
         result[:] = 0xFF  # not a number: what a kernel forgets to write is seen
     buffers = [*memory, *results, aligned_bytes(max(64, kernel.workspace_bytes))]
-    pointers = (ctypes.c_void_p * len(buffers))(*(b.ctypes.data for b in buffers))
-    state = _create(library, kernel, threads)
-    run = getattr(library, kernel.symbol + "_run")
-    before = library.omp_get_max_threads() if runs_alone else 0
-    if runs_alone:
-        library.omp_set_num_threads(1)
-    code = run(ctypes.c_void_p(state), pointers)
-    if runs_alone:
-        library.omp_set_num_threads(before)
-    if kernel.has_state:
-        getattr(library, kernel.symbol + "_destroy")(ctypes.c_void_p(state))
+    if isinstance(library, Emulated):
+        code = library.run(kernel, buffers)
+    else:
+        code = _run(library, kernel, buffers, threads, runs_alone)
     if code != 0:
         raise KernelError(f"{kernel.symbol}_run returned {code}")
     outputs = []
@@ -91,8 +85,8 @@ def check_kernel(
     group: Group,
     offer: Offer,
     inputs: Sequence[Array],
-    builder: Builder,
-    library: ctypes.CDLL | None = None,
+    builder: Builder | Emulated,
+    library: ctypes.CDLL | Emulated | None = None,
 ) -> None:
     """Compare a kernel with the reference interpreter in float64.
 
@@ -152,7 +146,7 @@ def check_offers(
     provider: Provider[Target, Kernel],
     groups: Sequence[Group],
     target: Target,
-    builder: Builder,
+    builder: Builder | Emulated,
     rng: np.random.Generator,
     specials: bool = False,
 ) -> list[tuple[Group, Offer, Kernel]]:
@@ -188,8 +182,11 @@ def check_offers(
     return checked
 
 
-def load_kernels(kernels: Sequence[Kernel], builder: Builder) -> ctypes.CDLL:
+def load_kernels(kernels: Sequence[Kernel], builder: Builder | Emulated) -> ctypes.CDLL | Emulated:
     """Compile kernels to one library and load it, with what they call."""
+    if isinstance(builder, Emulated):
+        builder.build(kernels)
+        return builder
     names = sorted({name for kernel in kernels for name in kernel.libraries})
     load_globally(names)
     sources = list(dict.fromkeys(kernel.source for kernel in kernels))
@@ -225,6 +222,21 @@ def narrowest_float(group: Group, own: DType) -> DType:
 
 def _computes(primitive: Primitive) -> bool:
     return primitive.row.category not in (Category.LAYOUT, Category.BROADCAST)
+
+
+def _run(library: ctypes.CDLL, kernel: Kernel, buffers: Sequence[Array], threads: int, runs_alone: bool) -> int:
+    pointers = (ctypes.c_void_p * len(buffers))(*(b.ctypes.data for b in buffers))
+    state = _create(library, kernel, threads)
+    run = getattr(library, kernel.symbol + "_run")
+    before = library.omp_get_max_threads() if runs_alone else 0
+    if runs_alone:
+        library.omp_set_num_threads(1)
+    code = run(ctypes.c_void_p(state), pointers)
+    if runs_alone:
+        library.omp_set_num_threads(before)
+    if kernel.has_state:
+        getattr(library, kernel.symbol + "_destroy")(ctypes.c_void_p(state))
+    return int(code)
 
 
 def _create(library: ctypes.CDLL, kernel: Kernel, threads: int) -> int | None:
