@@ -102,6 +102,8 @@ struct Contraction {
         if constexpr (IS_EDGE) sum[r][v] = begin_some<V>(sums, r0 + r, n0, count);
         else sum[r][v] = sums.template begin<V>(r0 + r, n0 + v * V);
       }
+    // (1.05 to 1.15 times as fast as without.)
+#pragma GCC unroll 4
     for (long k = 0; k < terms; ++k) {
       Vec<float, V> w[N];
 #pragma GCC unroll 4
