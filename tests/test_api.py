@@ -159,6 +159,11 @@ def test_the_package_shows_its_names_before_they_are_used() -> None:
     assert done.stdout == f"{sorted(korch.__all__)} False\n"
 
 
+def test_only_a_path_is_loaded() -> None:
+    with pytest.raises(InputError, match="5 is not a path; expected the name of a file"):
+        korch.load(5)
+
+
 def test_save_and_load(network, tmp_path: Path) -> None:
     _, executable = network
     executable.save(tmp_path / "a.korch")

@@ -116,6 +116,13 @@ def test_run_and_explain(artifact: Path, tmp_path: Path, capsys: Capture) -> Non
     assert json.loads(capsys.readouterr().out)["steps"]
 
 
+def test_the_ledger_is_another_file_than_the_artifact(tmp_path: Path, capsys: Capture) -> None:
+    onnx.save(build("mlp"), path := tmp_path / "m.onnx")
+    both = str(tmp_path / "both")
+    assert main(["optimize", str(path), "-o", both, "--ledger", both, *QUICK]) == 1
+    assert capsys.readouterr().err.endswith(f"option --ledger: {both} is the artifact, too; expected another file\n")
+
+
 def test_a_file_of_weights_is_not_overwritten(tmp_path: Path, capsys: Capture) -> None:
     path, weights = tmp_path / "m.onnx", tmp_path / "m.data"
     onnx.save(build("mlp"), path, save_as_external_data=True, location=weights.name, size_threshold=0)

@@ -17,7 +17,7 @@ import onnx
 
 from korch.cores import usable_cores
 from korch.deadline import Deadline
-from korch.errors import ModelError, OptionError, UnprovidedError, UnsupportedError
+from korch.errors import InputError, ModelError, OptionError, UnprovidedError, UnsupportedError
 from korch.host import executable as host_executable
 from korch.host.executable import HostedExecutable
 from korch.host.optimize import optimize_with_host
@@ -233,10 +233,13 @@ def load(path: str | os.PathLike[str]) -> Any:
     """Load an artifact that `save` or `korch optimize` wrote.
 
     Raises:
+        InputError: it is no path.
         ArtifactError: it is damaged, or built for another machine.
         UnsupportedError: it is for a CUDA device and there is none, or the host does not run a
             part of it here.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"{path!r} is not a path", expected="the name of a file that `save` or `korch optimize` wrote")
     kind = read_format(path)
     if kind == CUDA_FORMAT:
         return CudaExecutable.load(path)

@@ -41,6 +41,8 @@ def optimize(parsed: argparse.Namespace) -> int:
 
         read += data_files(parsed.model)
     check_output(parsed.output, "--output", read)
+    if parsed.ledger is not None and os.path.realpath(parsed.ledger) == os.path.realpath(parsed.output):
+        raise OptionError(f"{parsed.ledger} is the artifact, too", where="option --ledger", expected="another file")
     with Bar(parsed.budget_s, parsed.begun_s) as bar:
         executable = build(
             parsed.model,
