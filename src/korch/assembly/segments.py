@@ -189,7 +189,9 @@ def _result(search: BlockSearch, choice: Choice, steps: Sequence[Candidate]) -> 
     if search.is_whole:
         return search.blocks[0][0].result
     total_ns = sum(estimate_ns(search.ledger, step) for step in steps)
-    objective_ns = min(total_ns, choice.objective_ns)
+    # A block's result may be older than the last times of kernels that it shares with another block.
+    is_known = all(search.ledger.cost_ns(step)[1] for step in steps)
+    objective_ns = total_ns if is_known else min(total_ns, choice.objective_ns)
     bound_ns = min(choice.bound_ns, objective_ns)
     found = [one.result for one in search.planned]
     best = [next(one.result for one in block if one.found is not None) for block in search.blocks]
