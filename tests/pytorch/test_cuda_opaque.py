@@ -246,16 +246,6 @@ FORMS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "three factors": ("Einsum", {"a": f(2, 3), "b": f(3, 4), "c": f(4, 5)}, {"equation": "ij,jk,kl->il"}),
     "ellipsis": ("Einsum", {"a": f(2, 3, 4), "b": f(2, 4, 5)}, {"equation": "...ij,...jk->...ik"}),
     "same": ("Einsum", {"a": f(2, 3, 4)}, {"equation": "...i->...i"}),
-    "integers": (
-        "MatMulInteger",
-        {"a": ints(0, 256, 3, 700, kind=np.uint8), "b": ints(-128, 128, 700, 4, kind=np.int8)},
-        {},
-    ),
-    "whole image": (
-        "ConvInteger",
-        {"x": ints(0, 256, 1, 4, 6, 5, kind=np.uint8), "w": ints(0, 256, 6, 2, 3, 3, kind=np.uint8)},
-        {"pads": [1, 0, 0, 2], "strides": [2, 1], "group": 2},
-    ),
 }
 
 
