@@ -94,13 +94,13 @@ bench: $(TORCH_STAMP)
 
 # ONNX's own backend tests, with Korch and with ONNX Runtime alone: 2,024 cases.
 conformance: $(STAMP)
-	$(BIN)/python -m korch.testing.conformance
+	$(BIN)/python -m tests.support.conformance
 
 # Random kernels of every element type; hostile models, artifacts and caches.
 fuzz: $(STAMP)
-	$(BIN)/python -m korch.testing.fuzz_kernels --rounds 200
-	$(BIN)/python -m korch.testing.fuzz --cases 5000
-	$(BIN)/python -m korch.testing.fuzz --graphs 1000
+	$(BIN)/python -m tests.support.fuzz_kernels --rounds 200
+	$(BIN)/python -m tests.support.fuzz --cases 5000
+	$(BIN)/python -m tests.support.fuzz --graphs 1000
 
 # Each benchmark model: optimized, checked and run.
 bench-smoke: $(STAMP)

@@ -18,9 +18,9 @@ from typing import Any
 import numpy
 import ortools
 
+from benchmarks.instances import Severity, make_instance
 from korch.limits import SearchLimits
 from korch.program.solve import Solver
-from korch.testing.instances import Severity, make_instance
 
 _QUICK = (
     Severity(50),

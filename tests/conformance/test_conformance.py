@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from korch.testing import conformance
-from korch.testing.conformance import Outcome, cases, excluded, format_table, read_exclusions
+from tests.support import conformance
+from tests.support.conformance import Outcome, cases, excluded, format_table, read_exclusions
 
 EXCLUSIONS = Path(__file__).parent / "exclusions.txt"
 ALWAYS = (

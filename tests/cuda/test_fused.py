@@ -8,8 +8,8 @@ import pytest
 from korch.candidate.candidate import Group, Refusal, make_layout_change
 from korch.primitive.ops.elementwise import ROWS
 from korch.provider.triton import TritonProvider
-from korch.testing.cuda_kernels import check_cuda_offers, run_cuda_kernel
 from korch.tile.triton_text import is_printable
+from tests.support.cuda_kernels import check_cuda_offers, run_cuda_kernel
 from tests.tile.tile_groups import FAMILIES, Graph, normalization, random_groups, softmax
 
 PROVIDER = TritonProvider()

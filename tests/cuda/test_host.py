@@ -22,8 +22,8 @@ from korch.options import Options
 from korch.primitive.lowering import lower_products
 from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.report import Report
-from korch.testing.cuda_issue import issue_on_cpu
 from tests.cuda.test_whole_plans import program_of_graph
+from tests.support.cuda_issue import issue_on_cpu
 
 
 class IssuedOnCpu(CudaExecutable):

@@ -9,9 +9,9 @@ import pytest
 
 from korch.candidate.candidate import Refusal
 from korch.provider.triton import TritonAttentionProvider, TritonProductProvider, TritonWinogradProvider
-from korch.testing.cuda_kernels import check_cuda_offers, run_cuda_kernel
 from korch.testing.tolerance import assert_same
 from tests.cuda.cuda_groups import ATTENTIONS, PRODUCTS, WINOGRADS, attention, product
+from tests.support.cuda_kernels import check_cuda_offers, run_cuda_kernel
 from tests.tile.tile_groups import Graph
 
 PRODUCT = TritonProductProvider()

@@ -28,13 +28,13 @@ from korch.provider import tensorrt
 from korch.report.doctor import examine
 from korch.runtime.cuda.executable import open_engines
 from korch.runtime.cuda.program import archive_of, read_program
-from korch.testing.cuda_issue import issue_on_cpu
 from korch.testing.kernels import group_family, group_terms
 from korch.testing.samples import random_arrays, random_inputs
 from korch.testing.tolerance import assert_same
 from tests.cuda import cuda_groups as groups
 from tests.cuda import fake_tensorrt
 from tests.cuda.test_whole_plans import program_of
+from tests.support.cuda_issue import issue_on_cpu
 from tests.tile.tile_groups import Graph
 
 MEASURED = replace(NOMINAL[90], is_nominal=False)

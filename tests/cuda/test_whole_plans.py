@@ -26,8 +26,8 @@ from korch.runtime.cuda.program import archive_of, read_program
 from korch.runtime.program import Step
 from korch.search.ledger import Ledger
 from korch.search.loop import Search
-from korch.testing.cuda_issue import issue_on_cpu
 from korch.testing.samples import random_inputs
+from tests.support.cuda_issue import issue_on_cpu
 
 SMALLER = {"tiny_candy": {"size": 12}}
 """The interpreter runs one program after another in Python."""

@@ -11,9 +11,9 @@ from korch.primitive.lowering import lower_products
 from korch.primitive.reference import run
 from korch.primitive.text import format_graph, parse_graph
 from korch.primitive.types import DType, ValueType
-from korch.testing.models import feeds_of, one_operator
 from korch.testing.samples import random_array
 from korch.testing.tolerance import assert_same
+from tests.support.models import feeds_of, one_operator
 
 
 def _types(texts):

@@ -10,7 +10,7 @@ from korch.fission.split import split_operators
 from korch.frontend import load_model
 from korch.primitive.check import check_graph
 from korch.primitive.reference import run
-from korch.testing.models import chain, one_operator
+from tests.support.models import chain, one_operator
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 

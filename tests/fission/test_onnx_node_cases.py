@@ -3,7 +3,7 @@ import collections
 import pytest
 
 from korch.fission import RULES
-from korch.testing.node_cases import node_cases, run_case
+from tests.support.node_cases import node_cases, run_case
 
 # Cases that can't be compared, each with its reason.
 EXCLUDED = {

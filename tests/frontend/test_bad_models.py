@@ -5,7 +5,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from korch.errors import ModelError, UnsupportedError
 from korch.frontend.onnx import load_model, load_segments
-from korch.testing.models import chain
+from tests.support.models import chain
 
 F = TensorProto.FLOAT
 X = {"x": (F, [2, 3])}

@@ -7,7 +7,7 @@ from korch.errors import ModelError, OptionError, UnsupportedError
 from korch.fission import fission
 from korch.frontend import format_operators, load_model
 from korch.primitive.reference import run
-from korch.testing.models import chain, one_operator
+from tests.support.models import chain, one_operator
 
 F, I = TensorProto.FLOAT, TensorProto.INT64  # noqa: E741 - as in ONNX
 X = np.arange(6, dtype=np.float32).reshape(2, 3)

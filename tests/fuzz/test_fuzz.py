@@ -11,11 +11,11 @@ import onnx
 import pytest
 
 from korch.errors import ModelError
-from korch.testing import fuzz, fuzz_graphs
-from korch.testing.fuzz import run_case, run_cases, run_graphs
-from korch.testing.fuzz_graphs import batches, opset_of
-from korch.testing.fuzz_models import mutate
-from korch.testing.random_onnx import OPSETS, model_of, random_onnx
+from tests.support import fuzz, fuzz_graphs
+from tests.support.fuzz import run_case, run_cases, run_graphs
+from tests.support.fuzz_graphs import batches, opset_of
+from tests.support.fuzz_models import mutate
+from tests.support.random_onnx import OPSETS, model_of, random_onnx
 
 SAMPLE = range(90)
 

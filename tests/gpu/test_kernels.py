@@ -11,11 +11,11 @@ from korch.candidate.candidate import Refusal
 from korch.primitive import reference
 from korch.provider.torch_library import TorchProvider
 from korch.provider.triton import TritonAttentionProvider, TritonProductProvider, TritonProvider, TritonWinogradProvider
-from korch.testing.cuda_device import run_on_device
 from korch.testing.kernels import group_family, group_terms
 from korch.testing.samples import random_arrays
 from korch.testing.tolerance import assert_same
 from tests.cuda import cuda_groups as groups
+from tests.support.cuda_device import run_on_device
 from tests.tile.tile_groups import FAMILIES, random_groups
 
 

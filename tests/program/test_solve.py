@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.instances import Severity, make_instance
 from korch.errors import InfeasibleError, InvalidGraphError
 from korch.limits import SearchLimits
 from korch.program.problem import Kernel, Port, Problem, Status, Step
 from korch.program.solve import Solver, solve
 from korch.program.text import format_problem, parse_problem
 from korch.program.verify import verify_plan
-from korch.testing.instances import Severity, make_instance
 from tests.small_problems import brute_force, by_scip, random_problem, with_owners
 
 FEASIBLE_SEEDS = [seed for seed in range(12) if brute_force(random_problem(seed, kernels=11)) is not None]

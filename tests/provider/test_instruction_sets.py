@@ -32,9 +32,9 @@ from korch.provider.generated import GeneratedProvider
 from korch.provider.winograd import WinogradProvider
 from korch.target import LANES, Target
 from korch.testing.emulated import Emulated, missing_commands
-from korch.testing.fuzz_kernels import PLAIN, run_round
 from korch.testing.kernels import check_offers
 from tests.provider.onednn_groups import Graph
+from tests.support.fuzz_kernels import PLAIN, run_round
 
 
 def normalized(n: int) -> list[Group]:

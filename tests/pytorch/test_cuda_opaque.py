@@ -21,8 +21,8 @@ from korch.primitive.ops.opaque import onnx_type, opaque_model
 from korch.primitive.types import DType
 from korch.provider.torch_calls import TABLE
 from korch.provider.torch_opaque import TorchOpaqueProvider
-from korch.testing.node_cases import _arrays, _results, node_cases, with_constants
 from korch.testing.tolerance import assert_same
+from tests.support.node_cases import _arrays, _results, node_cases, with_constants
 
 PROVIDER = TorchOpaqueProvider()
 REFUSED = {

@@ -31,8 +31,8 @@ from korch.runtime.program import Place, Program, Slot, Step, bind_steps
 from korch.runtime.report import Report
 from korch.search.instance import collect_candidates, make_problem
 from korch.target import Target
-from korch.testing.arena import simulate
 from tests.runtime import runtime_plans as plans
+from tests.support.arena import simulate
 
 TARGET = Target(lanes=16)
 

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from korch.candidate.candidate import make_group
 from korch.primitive.graph import PrimitiveGraph
-from korch.testing.blocks import Block, lora, normalized_update
 from korch.tile.lower import lower
 from korch.tile.parse import parse_program
 from korch.tile.program import TileProgram
 from korch.tile.staging import Machine
+from tests.support.blocks import Block, lora, normalized_update
 
 ATTENTION = """\
 buffer q: input f32[21]

@@ -14,8 +14,8 @@ from korch.superopt.find import Finder, search
 from korch.superopt.generate import Rules, block_graphs
 from korch.superopt.sizes import Machine
 from korch.superopt.verify import verify
-from korch.testing.blocks import BLOCKS, Block, attention, rms_norm_product
 from korch.tile.program import Contract, Loop, TileProgram
+from tests.support.blocks import BLOCKS, Block, attention, rms_norm_product
 
 MACHINE = Machine(4, 2, 1 << 16)
 

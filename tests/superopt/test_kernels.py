@@ -13,9 +13,9 @@ from korch.superopt.find import Finder
 from korch.superopt.groups import superopt_groups
 from korch.superopt.sizes import Machine
 from korch.target import Target, detect_target
-from korch.testing import blocks
 from korch.testing.kernels import check_kernel, load_kernels
 from tests.superopt.test_find import Kept, group_of
+from tests.support import blocks
 
 SIZES = {
     "attention": lambda: blocks.attention(2, 19, 70, 16, 24),

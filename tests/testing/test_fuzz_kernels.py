@@ -12,7 +12,7 @@ from korch.primitive.graph import GraphBuilder
 from korch.primitive.types import DType, ValueType
 from korch.provider.generated import GeneratedProvider
 from korch.target import LANES, Target
-from korch.testing.fuzz_kernels import MIXED, PLAIN, cases_of, check_cases, cpu_providers, draw_groups, run_round
+from tests.support.fuzz_kernels import MIXED, PLAIN, cases_of, check_cases, cpu_providers, draw_groups, run_round
 
 
 def test_every_element_type_is_drawn():

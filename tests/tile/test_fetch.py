@@ -6,10 +6,10 @@ import pytest
 
 from korch.provider.generated import GeneratedProvider
 from korch.target import Target
-from korch.testing.fuzz_kernels import cases_of, check_cases
 from korch.tile.cpp import print_cpp
 from korch.tile.lower import lower
 from korch.tile.staging import Machine
+from tests.support.fuzz_kernels import cases_of, check_cases
 from tests.tile.tile_groups import Graph, Group, normalization, offers_of, softmax
 
 WIDE = Target(isa="avx512", lanes=16, threads=2)

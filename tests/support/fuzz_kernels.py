@@ -1,6 +1,6 @@
 """Random groups of every element type through every provider: each kernel compiles and agrees.
 
-    python -m korch.testing.fuzz_kernels [--rounds 200] [--seed 0] [--neon]
+    python -m tests.support.fuzz_kernels [--rounds 200] [--seed 0] [--neon]
 
 A round draws a few random graphs of one to three element types, cuts them into groups as a search
 does, asks every provider of the CPU for kernels, compiles them together, and compares each with the
@@ -187,7 +187,7 @@ def _source(cases: Sequence[Case]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run rounds; return 1 if anything was found."""
-    parser = argparse.ArgumentParser(prog="python -m korch.testing.fuzz_kernels")
+    parser = argparse.ArgumentParser(prog="python -m tests.support.fuzz_kernels")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--first", type=int, default=0, help="number of the first round")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,6 +1,6 @@
 """ONNX's own backend tests, run with Korch and, for comparison, with ONNX Runtime alone.
 
-    python -m korch.testing.conformance [--kind node] [--only PATTERN] [--jobs 2] [--resume]
+    python -m tests.support.conformance [--kind node] [--only PATTERN] [--jobs 2] [--resume]
 
 The cases come from the package `onnx`, made in memory; they are compared as ONNX's own runner
 compares them. Each runs in a worker process with a time limit, so a crash or a hang is that case's
@@ -29,7 +29,7 @@ from typing import Any
 import onnx
 from onnx.backend.base import Backend, BackendRep
 
-from korch.testing.workers import answer_lines, run_in_workers
+from tests.support.workers import answer_lines, run_in_workers
 
 KINDS = {
     "OnnxBackendNodeModelTest": "node",
@@ -172,7 +172,7 @@ def _work(line: str) -> dict[str, Any]:
 
 def run_cases(names: Sequence[str], backend: str, jobs: int) -> Iterator[Outcome]:
     """Run cases in worker processes; yield what became of each as it ends."""
-    command = [sys.executable, "-m", "korch.testing.conformance", "--work"]
+    command = [sys.executable, "-m", "tests.support.conformance", "--work"]
     lines = [f"{backend} {name}" for name in names]
     for line, answer, failure in run_in_workers(lines, command, jobs, LIMIT_SECONDS):
         name = line.split()[1]
@@ -249,7 +249,7 @@ def _run_backend(backend: str, names: Sequence[str], folder: Path, args: argpars
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the suite; return 0 if nothing failed that is not excluded."""
-    parser = argparse.ArgumentParser(prog="python -m korch.testing.conformance")
+    parser = argparse.ArgumentParser(prog="python -m tests.support.conformance")
     parser.add_argument("--kind", choices=tuple(KINDS.values()), help="only this kind")
     parser.add_argument("--only", default="*", help="only cases whose name matches")
     parser.add_argument("--jobs", type=int, default=2, help="worker processes")

@@ -25,7 +25,7 @@ from onnx.reference import ReferenceEvaluator
 from korch.ablation import Ablation
 from korch.errors import UnsupportedError
 from korch.primitive.op import Array
-from korch.testing.random_onnx import OPSETS, Drawn, model_of, random_onnx
+from tests.support.random_onnx import OPSETS, Drawn, model_of, random_onnx
 
 BATCH = 8
 """Graphs in one model."""

@@ -17,8 +17,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 from korch.primitive.op import Array
-from korch.testing import random_onnx_shapes as shapes
-from korch.testing.random_onnx_shapes import OPSETS, Part
+from tests.support import random_onnx_shapes as shapes
+from tests.support.random_onnx_shapes import OPSETS, Part
 
 MOST_ELEMENTS = 1 << 13
 LARGEST = 1e3

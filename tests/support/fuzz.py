@@ -1,7 +1,7 @@
 """Hostile models, artifacts and caches: each gives the right result or one clear error.
 
-    python -m korch.testing.fuzz [--cases 5000] [--seed 0] [--jobs 2] [--folder build/fuzz]
-    python -m korch.testing.fuzz --graphs 1000 [--seed 0] ...
+    python -m tests.support.fuzz [--cases 5000] [--seed 0] [--jobs 2] [--folder build/fuzz]
+    python -m tests.support.fuzz --graphs 1000 [--seed 0] ...
 
 The second form takes random graphs of operators that ONNX Runtime runs (`fuzz_graphs.py`): each is
 optimized, built, run and compared with ONNX Runtime and with `onnx.reference`.
@@ -32,10 +32,10 @@ import onnx
 
 from korch.errors import KorchError
 from korch.primitive.lowering import lower_products
-from korch.testing.fuzz_graphs import BATCH, batches, check_batch, difference, judge, onnx_runtime
-from korch.testing.fuzz_models import mutate
-from korch.testing.random_onnx import OPSETS, model_of, random_onnx
-from korch.testing.workers import answer_lines, run_in_workers
+from tests.support.fuzz_graphs import BATCH, batches, check_batch, difference, judge, onnx_runtime
+from tests.support.fuzz_models import mutate
+from tests.support.random_onnx import OPSETS, model_of, random_onnx
+from tests.support.workers import answer_lines, run_in_workers
 
 LIMIT_SECONDS = 60
 """Of computing, for a case."""
@@ -108,7 +108,7 @@ def run_case(seed: int, case: int, folder: Path) -> Outcome:
 @cache
 def _seeds() -> tuple[bytes, ...]:
     """Return small legal models of many operators."""
-    from korch.testing.node_cases import node_cases
+    from tests.support.node_cases import node_cases
 
     models = [case.model for case in node_cases() if len(case.model.SerializeToString()) < 4000]
     return tuple(model.SerializeToString() for model in models)
@@ -336,7 +336,7 @@ def run_cases(seed: int, cases: range, jobs: int, folder: Path, *, graphs: bool 
     folder.mkdir(parents=True, exist_ok=True)
     parts = batches(cases) if graphs else [range(i, i + 1) for i in cases]
     lines = [f"{part.start}:{part.stop}" for part in parts]
-    command = [sys.executable, "-m", "korch.testing.fuzz", "--work", "--seed", str(seed), "--folder", str(folder)]
+    command = [sys.executable, "-m", "tests.support.fuzz", "--work", "--seed", str(seed), "--folder", str(folder)]
     command += ["--graphs", str(len(cases))] if graphs else []
     limit_s = PATIENCE * LIMIT_SECONDS * (3 if graphs else 2)
     life = CHUNK // BATCH if graphs else CHUNK
@@ -349,7 +349,7 @@ def run_cases(seed: int, cases: range, jobs: int, folder: Path, *, graphs: bool 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the cases; return 1 if anything was found."""
-    parser = argparse.ArgumentParser(prog="python -m korch.testing.fuzz")
+    parser = argparse.ArgumentParser(prog="python -m tests.support.fuzz")
     parser.add_argument("--cases", type=int, default=5000)
     parser.add_argument("--graphs", type=int, help="check this number of random graphs instead")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
