@@ -152,7 +152,7 @@ class LoopPrinter(OpPrinter):
     def _ends(self, axis: Axis, ranges: Ranges) -> tuple[str, str]:
         """Print where the loop over a reduced axis begins and ends; return their texts."""
         low, high = ranges[axis.name]
-        begin, end = str(low), str(min(high + 1, axis.extent))
+        begin, end = str(low), loop_end(axis, min(high + 1, axis.extent))
         lows, ends = loop_ends(self.clips.get(axis.name, ()), axis.name, ranges)
         for above, step in lows:
             begin = f"korch::larger({begin}, {self._quotient(above, step)})"

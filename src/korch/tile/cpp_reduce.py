@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from korch.tile.cpp_loops import LoopPrinter
-from korch.tile.cpp_text import C_TYPE, literal
+from korch.tile.cpp_text import C_TYPE, literal, loop_end
 from korch.tile.index import Ranges
 from korch.tile.loops import LEAST_SIDE, SQUARE_TYPES
 from korch.tile.program import Accumulate, Axis, identity
@@ -40,7 +40,10 @@ class ReductionPrinter(LoopPrinter):
         outer = [axis.name for axis in self.reduced[:-1]]
         names = (*outer, inner.name if inner is not None else "unused", variable)
         body = self._accumulator(ranges, ", long ".join(names), variable, "")
-        start = f"{body}({', '.join((*outer, '{at}'))}, {variable}"
+        place = "place" if variable == "i" else variable  # the loops below have an i of their own
+        if place != variable:
+            self.out.line(f"const long {place} = {variable};")
+        start = f"{body}({', '.join((*outer, '{at}'))}, {place}"
         calls = [f"{start}, {{acc}});"] + [
             f"if constexpr (U > 1) {start} + {u} * W, {self._acc(u)});" for u in range(1, abreast)
         ]
@@ -97,10 +100,13 @@ class ReductionPrinter(LoopPrinter):
         is_along = self.vector is not None and self.vector.is_reduced and self.pass_.is_reduction
         types = {self.out.program.buffer(sink.buffer).dtype for sink in self.pass_.sinks}
         width = self._reduced_width() if is_along else 1
-        if not rows or width < LEAST_SIDE or axis.ragged is not None or types - {*SQUARE_TYPES}:
+        if not rows or width < LEAST_SIDE or types - {*SQUARE_TYPES}:
             return False
         name = axis.name
-        self.out.open(f"for (long first = 0; first < {axis.extent}; first += {rows})")
+        end = str(axis.extent) if axis.ragged is None else f"rows_end / {rows} * {rows}"
+        if axis.ragged is not None:
+            self.out.line(f"const long rows_end = {loop_end(axis, axis.extent)};")
+        self.out.open(f"for (long first = 0; first < {end}; first += {rows})")
         for k, sink in enumerate(self.pass_.sinks):
             type_ = C_TYPE[self.out.program.buffer(sink.buffer).dtype]
             self.out.line(f"alignas(64) {type_} part{k}[{rows * width}];")
@@ -117,6 +123,10 @@ class ReductionPrinter(LoopPrinter):
                 )
                 self._store(sink.buffer, sink.index, total, name, str(rows))
         self.out.close()
+        if axis.ragged is not None:
+            self.out.open(f"for (long {name} = {end}; {name} < rows_end; ++{name})")
+            self._reduce_scalar()
+            self.out.close()
         return True
 
     def _reduced_width(self) -> int:
@@ -138,6 +148,7 @@ class ReductionPrinter(LoopPrinter):
         has_rest = bool(self.clips) or any(
             axis is not None and (self._width(axis, *ends) < width or (ends[1] - ends[0]) % width) for ends in parts
         )
+        has_rest |= axis is not None and axis.ragged is not None and _ends_inside(axis, width)
         unroll = UNROLL if longest >= UNROLL * width > UNROLL else 1
         self._declare(str(width), unroll)
         if width > 1:
@@ -178,6 +189,9 @@ class ReductionPrinter(LoopPrinter):
         tail = self._acc(0, "e") if width > 1 else self._acc(0)
         call = f"{body}.template operator()"
         begin, end = self._ends(axis, ranges)
+        if axis.ragged is not None:
+            self.out.line(f"const long end = {end};")
+            end = "end"
         self.out.line(f"long i = {begin};")
         if own == width > 1:
             self._unrolled(f"{call}<{width}>({{at}}, {{acc}});", end, unroll, width)
@@ -246,3 +260,9 @@ class ReductionPrinter(LoopPrinter):
                 if has_rest:
                     total = f"korch::combine_{sink.op}<{type_}, 1>({total}, e{k}_0)"
             self.out.line(f"{sink.buffer}[{self.out.expr(sink.index)}] = {total};")
+
+
+def _ends_inside(axis: Axis, width: int) -> bool:
+    """Return whether the last tile of an axis may end inside of a vector."""
+    total = axis.ragged[1] if axis.ragged is not None else 0
+    return not isinstance(total, int) or total % width != 0
