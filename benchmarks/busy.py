@@ -27,8 +27,8 @@ import numpy as np
 
 from benchmarks.suite import MODELS, load, machine, quotients
 from korch.api import optimize
+from korch.cli.bench import bench
 from korch.options import Options
-from korch.report.bench import bench
 
 
 def main() -> int:

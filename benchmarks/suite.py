@@ -35,10 +35,10 @@ from benchmarks.models import PAPER, build
 from benchmarks.models.exported import export_model, is_exported
 from benchmarks.models.transformers import NAMES, TRANSFORMERS, export_transformer
 from korch.api import optimize
+from korch.cli.bench import bench
 from korch.errors import KorchError
 from korch.options import Options
 from korch.records import plain
-from korch.report.bench import bench
 from korch.report.peers import get_peer
 from korch.target import detect_target
 

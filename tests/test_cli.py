@@ -194,6 +194,22 @@ def test_bench_of_an_artifact(artifact: Path, capsys: Capture) -> None:
     assert max(row["max_error"] for row in found["rows"]) < 1e-4
 
 
+def test_bench_of_a_model_with_parts_on_the_host(cache_folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    pytest.importorskip("onnxruntime")
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2, 3])
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.INT64, None)
+    graph = onnx.helper.make_graph([onnx.helper.make_node("NonZero", ["x"], ["y"])], "g", [x], [y])
+    model, artifact = tmp_path / "m.onnx", tmp_path / "m.korch"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), model)
+    options = [*QUICK, "--cache-folder", str(cache_folder)]
+    assert main(["optimize", str(model), "-o", str(artifact), *options]) == 0
+    for subject in (artifact, model):
+        capsys.readouterr()
+        assert main(["bench", str(subject), "--against", "onnxruntime", "--rounds", "1", *options[len(QUICK) :]]) == 0
+        text = capsys.readouterr().out
+        assert "segments on the host: 1" in text and " as fast as onnxruntime" in text
+
+
 def test_bench_goes_on_without_an_engine_that_fails(
     artifact: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

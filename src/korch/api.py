@@ -31,6 +31,7 @@ from korch.runtime.artifact import read_format
 from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.cuda.program import FORMAT as CUDA_FORMAT
 from korch.runtime.executable import Executable
+from korch.runtime.runnable import Runnable
 from korch.runtime.shaped import ShapedExecutable
 from korch.target import detect_target
 
@@ -243,16 +244,9 @@ def load(path: str | os.PathLike[str]) -> Any:
     kind = read_format(path)
     if kind == CUDA_FORMAT:
         return CudaExecutable.load(path)
-    executable: Any
-    if kind == host_executable.FORMAT:
-        executable = HostedExecutable.load(path)
-        threads = executable.threads
-    elif kind == shaped.FORMAT:
-        executable = ShapedExecutable.load(path)
-        threads = max(one.plan.threads for one in executable.plans.values())
-    else:
-        executable = Executable.load(path)
-        threads = executable.plan.threads
+    kinds: dict[str, type[Runnable]] = {host_executable.FORMAT: HostedExecutable, shaped.FORMAT: ShapedExecutable}
+    executable: Runnable = kinds.get(kind, Executable).load(path)
+    threads = executable.threads
     if threads > (cores := usable_cores()):
         logger.warning(
             "%s was built for %d threads, which share the %d cores that this process "

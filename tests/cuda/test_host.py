@@ -32,7 +32,7 @@ class IssuedOnCpu(CudaExecutable):
     def __init__(self, program):
         self._program, self.report = program, Report(status="a test")
 
-    def __call__(self, *arrays):
+    def compute(self, arrays):
         torch = pytest.importorskip("torch")
         assert all(isinstance(array, np.ndarray) for array in arrays)
         found = issue_on_cpu(self._program, [torch.from_numpy(array.copy()) for array in arrays])

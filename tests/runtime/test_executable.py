@@ -100,6 +100,21 @@ def test_a_call_with_too_few_arrays_or_with_run_options_is_refused(make_executab
     assert str(caught.value) == "run_options is for ONNX Runtime only; expected None"
 
 
+def test_a_call_takes_arrays_by_name(make_executable):
+    executable = make_executable(plans.several_outputs())
+    rng = np.random.default_rng(3)
+    x, y = (rng.standard_normal(info.shape).astype(np.float32) for info in executable.get_inputs())
+    for by_name, by_position in zip(executable(y=y, x=x), executable(x, y), strict=True):
+        np.testing.assert_array_equal(by_name, by_position)
+    with pytest.raises(InputError) as caught:
+        executable(x, y=y)
+    assert str(caught.value) == (
+        "1 arrays are given by position and 'y' by name; expected all by position or all by name"
+    )
+    with pytest.raises(InputError, match="there is no input 'image'; expected an array for each of 'x', 'y'"):
+        executable(image=x)
+
+
 def _unaligned(array):
     raw = np.zeros(array.nbytes + 1, np.uint8)
     view = raw[1:].view(array.dtype).reshape(array.shape)

@@ -51,8 +51,8 @@ def run(parsed: argparse.Namespace) -> int:
 
 def bench(parsed: argparse.Namespace) -> int:
     """Compare a model or an artifact with other engines."""
-    from korch.report.bench import bench as compared
-    from korch.report.bench import bindings_of, shapes_text
+    from korch.cli.bench import bench as compared
+    from korch.cli.bench import bindings_of, shapes_text
     from korch.report.progress import Bar
 
     engines = [name for name in parsed.against.split(",") if name]

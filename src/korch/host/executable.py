@@ -27,6 +27,7 @@ from korch.records import plain, read_object, read_record
 from korch.runtime.artifact import Archive, read_archive
 from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.executable import Executable
+from korch.runtime.record import ModelRecord
 from korch.runtime.report import HostedReport
 from korch.runtime.runnable import ArrayType, Runnable, TensorInfo
 from korch.runtime.weights import Weights
@@ -71,9 +72,10 @@ class HostedExecutable(Runnable):
 
     Attributes:
         parts: the segments.
-        threads: the number of threads of the host and of the plans.
         report: how they were found; `save` stores it.
     """
+
+    report: HostedReport
 
     def __init__(
         self,
@@ -95,9 +97,19 @@ class HostedExecutable(Runnable):
             report: how they were found.
         """
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
-        self._constants, self.threads = dict(constants), threads
+        self._constants, self._threads = dict(constants), threads
         self.parts = tuple(parts)
         self.report = report
+
+    @property
+    def threads(self) -> int:
+        """The number of threads of the host and of the plans."""
+        return self._threads
+
+    @property
+    def model(self) -> ModelRecord:
+        """The model file that it was built from."""
+        return self.report.model
 
     def facts(self) -> str:
         """Return a line about its segments."""
@@ -113,22 +125,11 @@ class HostedExecutable(Runnable):
         """Describe the model's outputs, in the order in which a call returns them."""
         return [describe(name, proto) for name, proto in self._outputs]
 
-    def __call__(self, *values: Any) -> tuple[Any, ...]:
-        """Run the model.
-
-        Args:
-            values: one for each input, in the model's order.
-
-        Returns:
-            A value for each output, in the model's order.
-
-        Raises:
-            InputError: a value has another shape or type, or there are too few or too many.
-            ProviderError: a kernel or the host failed.
-        """
-        self.check_count(values)
+    def compute(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
+        """Run the segments, each on the values of those before it."""
+        self.check_count(arrays)
         known: dict[str, Any] = dict(self._constants)
-        for info, value in zip(self.get_inputs(), values, strict=True):
+        for info, value in zip(self.get_inputs(), arrays, strict=True):
             known[info.name] = value if info.dtype == np.dtype(object) else ArrayType.of(info).accept(value)
         for part in self.parts:
             if isinstance(part, HostPart):
@@ -162,7 +163,7 @@ class HostedExecutable(Runnable):
         for i, array in enumerate(self._constants.values()):
             members[f"constants/{i}"] = onnx.numpy_helper.from_array(array).SerializeToString()
         program = {
-            "threads": self.threads,
+            "threads": self._threads,
             "segments": segments,
             "constants": list(self._constants),
             "inputs": [_store(*item) for item in self._inputs],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from korch.candidate.candidate import Refusal, make_group
@@ -23,6 +24,8 @@ from korch.pipeline import Progress, optimize_model
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.ops.opaque import OpaqueAttributes, opaque_model
 from korch.provider.torch_opaque import TorchOpaqueProvider
+from korch.runtime.build import model_record
+from korch.runtime.record import ModelRecord
 from korch.runtime.report import HostedReport, HostNode, Report
 
 logger = logging.getLogger("korch.host")
@@ -55,12 +58,13 @@ def optimize_with_host(
     begun_s = time.monotonic()
     deadline = deadline or Deadline.after(options.budget_s, begun_s)
     host = dict(forced or {})
+    source = model_record(model) if isinstance(model, str | Path) else ModelRecord()
     while True:
         segmented = load_segments(model, shapes, host)
         refused = _refused(segmented, options)
         if not refused:
             try:
-                return _build(segmented, options, tell, begun_s, deadline)
+                return _build(segmented, source, options, tell, begun_s, deadline)
             except _CannotRunError as error:
                 refused = error.nodes
         if not refused.keys() - host.keys():
@@ -81,7 +85,7 @@ class _CannotRunError(Exception):
 
 
 def _build(
-    segmented: SegmentedModel, options: Options, tell: Progress, begun_s: float, deadline: Deadline
+    segmented: SegmentedModel, source: ModelRecord, options: Options, tell: Progress, begun_s: float, deadline: Deadline
 ) -> HostedExecutable:
     # A segment that no engine runs is refused before the search, which may take hours.
     engines = [
@@ -112,7 +116,7 @@ def _build(
     )
     for item in hosted:
         tell("host", f"{item.engine} runs {item.node}: {item.reason}")
-    report = HostedReport(hosted, tuple(reports), time.monotonic() - begun_s)
+    report = HostedReport(hosted, tuple(reports), time.monotonic() - begun_s, source)
     return HostedExecutable(segmented.inputs, segmented.outputs, parts, segmented.constants, options.threads, report)
 
 

@@ -71,19 +71,8 @@ class Executable(PlanExecutable):
         """The C++ sources by file name."""
         return self._artifact.sources
 
-    def __call__(self, *arrays: Any) -> tuple[Array, ...]:
-        """Run the model.
-
-        Args:
-            arrays: one for each input, in the model's order.
-
-        Returns:
-            An array for each output, in the model's order.
-
-        Raises:
-            InputError: an array has another shape or type, or there are too few or too many.
-            ProviderError: a kernel failed.
-        """
+    def compute(self, arrays: Sequence[Any]) -> tuple[Array, ...]:
+        """Run the plan on an array for each input."""
         inputs = self._accept(arrays)
         outputs = self._allocate()
         self._handle.run(_addresses(inputs), _addresses(outputs))

@@ -15,6 +15,7 @@ from korch.limits import DEFAULT_LIMITS
 from korch.measure.calibrate import Rates
 from korch.measure.uncompiled import Uncompiled
 from korch.numerics import Difference
+from korch.runtime.record import ModelRecord
 from korch.search.result import PlanName, Round
 
 CALL_NS = 200_000
@@ -362,11 +363,13 @@ class HostedReport:
         host: the nodes that the host runs.
         segments: the reports of the native segments.
         seconds: the time of the optimization.
+        model: what it was built from.
     """
 
     host: tuple[HostNode, ...] = ()
     segments: tuple[Report, ...] = ()
     seconds: float = 0.0
+    model: ModelRecord = field(default_factory=ModelRecord)
 
 
 AnyReport = Report | ShapedReport | HostedReport

@@ -20,7 +20,7 @@ from korch.errors import InputError
 from korch.primitive.op import Array
 from korch.primitive.types import DType
 from korch.runtime.artifact import Archive
-from korch.runtime.record import PlanRecord, TensorRecord
+from korch.runtime.record import ModelRecord, PlanRecord, TensorRecord
 from korch.runtime.report import Report
 from korch.runtime.text import executable_text, plan_facts
 
@@ -86,6 +86,16 @@ class Runnable(ABC):
 
     report: Any
 
+    @property
+    @abstractmethod
+    def threads(self) -> int:
+        """The number of threads that a run uses."""
+
+    @property
+    @abstractmethod
+    def model(self) -> ModelRecord:
+        """The model file that it was built from."""
+
     @abstractmethod
     def get_inputs(self) -> list[TensorInfo]:
         """Describe the model's inputs, in the order in which a call takes them."""
@@ -94,14 +104,34 @@ class Runnable(ABC):
     def get_outputs(self) -> list[TensorInfo]:
         """Describe the model's outputs, in the order in which a call returns them."""
 
-    @abstractmethod
-    def __call__(self, *arrays: Any) -> tuple[Any, ...]:
-        """Run the model on an array for each input; return one for each output.
+    def __call__(self, *arrays: Any, **named: Any) -> tuple[Any, ...]:
+        """Run the model.
+
+        Args:
+            arrays: one for each input, in the model's order.
+            named: instead, one for each input by its name.
+
+        Returns:
+            An array for each output, in the model's order.
 
         Raises:
-            InputError: an array has another shape or type, or there are too few or too many.
+            InputError: an array has another shape or type, there are too few or too many, or a name is unknown.
             ProviderError: a kernel or the host failed.
         """
+        if not named:
+            return self.compute(arrays)
+        names, _ = self._names()
+        if arrays:
+            raise InputError(
+                f"{len(arrays)} arrays are given by position and {_list(list(named))} by name",
+                expected="all by position or all by name",
+            )
+        _check_feeds(named, names)
+        return self.compute([named[name] for name in names])
+
+    @abstractmethod
+    def compute(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the model's outputs for an array for each input; raise what a call raises."""
 
     @abstractmethod
     def archive(self) -> Archive:
@@ -216,6 +246,16 @@ class PlanExecutable(Runnable):
     @abstractmethod
     def sources(self) -> Mapping[str, str]:
         """The sources by name."""
+
+    @property
+    def threads(self) -> int:
+        """The number of threads of its plan."""
+        return self.plan.threads
+
+    @property
+    def model(self) -> ModelRecord:
+        """The model file that its plan was built from."""
+        return self.plan.model
 
     def facts(self) -> str:
         """Return a line about its plan."""

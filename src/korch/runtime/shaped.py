@@ -37,6 +37,7 @@ from korch.runtime.artifact import (
 from korch.runtime.build import MAIN
 from korch.runtime.executable import Executable
 from korch.runtime.library import load_plans
+from korch.runtime.record import ModelRecord
 from korch.runtime.report import ShapedReport
 from korch.runtime.runnable import Runnable, TensorInfo, Timing
 from korch.runtime.source import print_plans, rename_plan
@@ -104,6 +105,16 @@ class ShapedExecutable(Runnable):
             shared_kernels=len(set(steps)),
         )
 
+    @property
+    def threads(self) -> int:
+        """The largest number of threads of a plan."""
+        return max(one.plan.threads for one in self.plans.values())
+
+    @property
+    def model(self) -> ModelRecord:
+        """The model file that the plans were built from."""
+        return next(iter(self.plans.values())).model
+
     def facts(self) -> str:
         """Return a line about each plan."""
         plans = (f"{_text(s)}: {e.facts()}" for s, e in self.plans.items())
@@ -133,9 +144,9 @@ class ShapedExecutable(Runnable):
             )
         return found
 
-    def __call__(self, *arrays: Any) -> tuple[Array, ...]:
-        """Run the model, as `Executable` does."""
-        return self.plan_for(arrays)(*arrays)
+    def compute(self, arrays: Sequence[Any]) -> tuple[Array, ...]:
+        """Run the plan for arrays of these shapes."""
+        return self.plan_for(arrays).compute(arrays)
 
     def stopwatch(self, arrays: Sequence[Any]) -> Callable[[], int]:
         """Return a function that runs the plan for some arrays once and gives its nanoseconds."""

@@ -109,7 +109,7 @@ class CudaExecutable(PlanExecutable):
         """The sources by symbol."""
         return self._program.sources
 
-    def __call__(self, *arrays: Any) -> tuple[Any, ...]:
+    def compute(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
         """Run the model on the current stream.
 
         Args:
@@ -117,9 +117,6 @@ class CudaExecutable(PlanExecutable):
 
         Returns:
             For each output a tensor on the device; if all inputs are NumPy's, an array.
-
-        Raises:
-            InputError: an array has another shape or type, or there are too few or too many.
         """
         torch = self._torch
         given = self._accept(arrays)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from korch.api import build, load
 from korch.errors import ArtifactError, ModelError, OptionError
 from korch.files import open_file
 from korch.options import Options
@@ -15,11 +16,11 @@ from korch.report.explain import quality
 from korch.report.peers import get_peer
 from korch.report.peers.inputs import random_inputs
 from korch.report.peers.peer import require
-from korch.runtime import shaped
 from korch.runtime.artifact import read_format
-from korch.runtime.cuda.executable import CudaExecutable
-from korch.runtime.executable import Executable
 from korch.runtime.record import ModelRecord
+from korch.runtime.report import HostedReport
+from korch.runtime.runnable import Runnable
+from korch.runtime.shaped import FORMAT, ShapedExecutable
 from korch.scratch import scratch_folder
 
 Tell = Callable[[str, str], None]
@@ -57,32 +58,31 @@ def bench(
         require(get_peer(name))
     with scratch_folder() as folder:
         executable, artifact = _subject(subject, folder, options, shapes, say)
-        plan = executable.plan
         path = model
         if path is None:
-            path = _recorded_model(plan.model, artifact) if artifact == subject else subject
+            path = _recorded_model(executable.model, artifact) if artifact == subject else subject
         if not path.is_file():
             raise ModelError("there is no such file", where=str(path))
-        known = {tensor.name: tensor.shape for tensor in plan.inputs}
+        known = {tensor.name: tensor.shape for tensor in executable.get_inputs() if -1 not in tensor.shape}
         inputs = random_inputs(path, seed=options.search.seed, shapes={**known, **shapes})
         runners = [RunnerSpec("korch", artifact)]
         runners += [RunnerSpec(name, path, get_peer(name).name) for name in against]
-        notes = tuple(quality(executable.report))
+        report = executable.report
+        notes = (executable.facts(),) if isinstance(report, HostedReport) else tuple(quality(report))
+        settings = Settings(executable.threads, rounds, leave_out=True)
         del executable  # its weights and threads are not part of the comparison
-        settings = Settings(plan.threads, rounds, leave_out=True)
         comparison = compare(runners, inputs, settings, progress=lambda text: say("compare", text))
         return replace(comparison, notes=notes)
 
 
 def _subject(
     subject: Path, folder: Path, options: Options, shapes: Mapping[str, Sequence[int]], say: Tell
-) -> tuple[Executable | CudaExecutable, Path]:
+) -> tuple[Runnable, Path]:
     """Return the executable of an artifact or of a model that is optimized, and its artifact."""
     if subject.suffix == ".korch":
         return _load(subject, shapes), subject
-    from korch.pipeline import optimize_model
-
-    executable = optimize_model(subject, options, {n: tuple(shape) for n, shape in shapes.items()}, say)
+    binding = {name: tuple(shape) for name, shape in shapes.items()}
+    executable = build(subject, options, [binding], say)
     artifact = folder / "subject.korch"
     executable.save(artifact)
     return executable, artifact
@@ -94,34 +94,28 @@ def bindings_of(subject: Path, given: Sequence[Mapping[str, tuple[int, ...]]]) -
     Raises:
         ArtifactError: the artifact can't be read.
     """
-    if any(given) or subject.suffix != ".korch" or read_format(subject) != shaped.FORMAT:
+    if any(given) or subject.suffix != ".korch" or read_format(subject) != FORMAT:
         return list(given)
-    plans = shaped.ShapedExecutable.load(subject).plans.values()
+    plans = ShapedExecutable.load(subject).plans.values()
     return [{tensor.name: tensor.shape for tensor in plan.plan.inputs} for plan in plans]
 
 
-def _load(path: Path, shapes: Mapping[str, Sequence[int]]) -> Executable:
+def _load(path: Path, shapes: Mapping[str, Sequence[int]]) -> Runnable:
     """Return the executable of an artifact, or that of its plans which takes some shapes."""
-    kind = read_format(path)
-    if kind == shaped.FORMAT:
-        plans = shaped.ShapedExecutable.load(path).plans.values()
-        types = [{t.name: t.shape for t in plan.plan.inputs} for plan in plans]
-        wanted = {name: tuple(shape) for name, shape in shapes.items()}
-        fits = [plan for plan, known in zip(plans, types, strict=True) if wanted.items() <= known.items()]
-        if len(fits) != 1:
-            raise OptionError(
-                f"{len(fits)} plans of {path} take these shapes",
-                "option --shape",
-                "those of one: " + " or ".join(map(shapes_text, types)),
-            )
-        return fits[0]
-    if kind not in ("korch", ""):
+    executable: Runnable = load(path)
+    if not isinstance(executable, ShapedExecutable):
+        return executable
+    plans = list(executable.plans.values())
+    types = [{t.name: t.shape for t in plan.plan.inputs} for plan in plans]
+    wanted = {name: tuple(shape) for name, shape in shapes.items()}
+    fits = [plan for plan, known in zip(plans, types, strict=True) if wanted.items() <= known.items()]
+    if len(fits) != 1:
         raise OptionError(
-            "parts of it run on the host, or it is for a CUDA device",
-            where=str(path),
-            expected="an artifact for the CPU without parts on the host",
+            f"{len(fits)} plans of {path} take these shapes",
+            "option --shape",
+            "those of one: " + " or ".join(map(shapes_text, types)),
         )
-    return Executable.load(path)
+    return fits[0]
 
 
 def shapes_text(shapes: Mapping[str, Sequence[int]]) -> str:
