@@ -306,9 +306,9 @@ def test_what_is_not_finite_is_not_lost_and_stays_in_its_window(target, builder,
             "a tensor is read between two convolutions",
             lambda g, x: conv(g, g.add("add", [depthwise(g, x), g.tensor(1, 16, 6, 6)]), 16),
         ),
-        ("the channels are in groups", lambda g, x: _conv(g, x, 16, 4, 4, 3, 1, None, 1)),
-        ("channels are multiplied", lambda g, x: _conv(g, x, 32, 1, 16, 3, 1, None, 1)),
-        ("the window is too wide", lambda g, x: depthwise(g, x, 9)),
+        ("the channels are in groups", lambda g, x: _conv(g, conv(g, x, 16), 16, 4, 4, 3, 1, None, 1)),
+        ("channels are multiplied", lambda g, x: _conv(g, conv(g, x, 16), 32, 1, 16, 3, 1, None, 1)),
+        ("the window is too wide", lambda g, x: depthwise(g, conv(g, x, 16), 9)),
         ("the channels do not fill a vector register", lambda g, x: depthwise(g, conv(g, x, 17))),
         (
             "an output is not computed from the convolution element by element",
@@ -321,9 +321,9 @@ def test_refusals(target, expected, make):
     assert found == Refusal(expected)
 
 
-def test_weights_that_are_computed_are_refused(target):
+def test_a_chain_with_computed_weights_is_refused(target):
     g = Graph()
-    x, w = g.tensor(1, 16, 4, 4), g.tensor(16, 16, 1, 1)
+    x, w = conv(g, g.tensor(1, 16, 4, 4), 16), g.tensor(16, 16, 1, 1)
     y = g.add("conv", [x, w], ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1), 1))
     assert ConvProvider().offer(g.group(y), target) == Refusal("the weights are not constant")
 

@@ -41,6 +41,17 @@ class Image:
         return bool(self.moves)
 
 
+def image_position(group: Group, value: int) -> int | Refusal:
+    """Return the position of the input that `value` is, perhaps moved or widened."""
+    body = group.body
+    while value not in group.position:
+        found = [p for p in body.primitives if p.output == value and (p.op in MOVES or body.is_widening(p))]
+        if not found:
+            return Refusal("the image is computed in the group")
+        value = found[0].inputs[0]
+    return group.position[value]
+
+
 def read_image(group: Group, value: int) -> Image | Refusal:
     """Return how `value`, what a convolution with axes n, c, h and w reads, is made of an input."""
     body = group.body

@@ -8,11 +8,15 @@ from dataclasses import replace
 
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
+from korch.primitive.types import DType
 from korch.schedule.contraction import Axes, Contraction, Fusion, Layouts, NotFusedError
 from korch.tile.emit import Emitter, Guards, Index
 from korch.tile.index import ZERO, Expr, Ranges, add, bounds, quotient, remainder, scale, substitute, var, vector_step
 from korch.tile.loops import map_indices
-from korch.tile.program import Apply, At, Axis, Buffer, Inside, Level, Load, Pass, Product, Select, Store
+from korch.tile.program import Apply, At, Axis, Buffer, Inside, Level, Load, Pass, Product, Select, Store, TileOp
+
+WIDENED = (DType.F16, DType.BF16)
+"""Elements that a contraction of float32 widens when it reads them."""
 
 PRODUCTS = {
     product.types[:2]: product
@@ -79,6 +83,27 @@ class Blocked:
                 type_ = body.types[value]
                 size = math.prod(self.fusion.layouts[name].physical_shape(type_.shape))
                 yield Buffer(name, level, type_.dtype, size)
+
+    def name_of(self, position: int) -> str:
+        """Return the name of the input that an operand is, perhaps widened."""
+        value = self.root.inputs[position]
+        while value not in self.fusion.place:
+            value = self.group.body.primitives[self.group.body.producers[value][0]].inputs[0]
+        return self.fusion.place[value]
+
+
+def direct(ops: Sequence[TileOp], axes: Sequence[Axis], can_widen: bool) -> At | None:
+    """Return where an operand lies if it is nothing but memory, read in equal steps along some axes."""
+    match ops:
+        case (Load() as load,):
+            pass
+        case Load() as load, Apply(dtype=DType.F32, op="cast") if can_widen and load.dtype in WIDENED:
+            pass
+        case _:
+            return None
+    if load.guards or any(load.index.coefficient(axis.name) is None for axis in axes):
+        return None
+    return At(load.buffer, load.index)
 
 
 def store(at: At, value: str) -> Store:

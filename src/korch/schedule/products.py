@@ -9,19 +9,17 @@ the product is a pass over the block. Of bytes, whole groups of four terms lie s
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
-from korch.primitive.types import DType
-from korch.schedule.blocks import Blocked, cut, flat, store
+from korch.schedule.blocks import Blocked, cut, direct, flat, store
 from korch.schedule.contraction import Axes, Contraction, Layouts, NotFusedError, contraction_of, extent
 from korch.tile.index import ZERO, Expr, Ranges, add, scale, var
 from korch.tile.loops import LINE_ELEMENTS, PAGE_ELEMENTS, arrange, grid_for, is_across
 from korch.tile.program import (
     QUAD,
-    Apply,
     At,
     Axis,
     Buffer,
@@ -37,13 +35,9 @@ from korch.tile.program import (
     Stage,
     Step,
     Store,
-    TileOp,
     TileProgram,
 )
 from korch.tile.staging import Machine
-
-WIDENED = (DType.F16, DType.BF16)
-"""Elements that a contraction of float32 widens when it reads them."""
 
 ROWS = (6, 24, 96)
 """Rows of a block."""
@@ -179,7 +173,7 @@ class Products(Blocked):
         axes = (cuts.terms[1], cuts.columns[1])
         emitter = self.fusion.emitter(cuts.ranges)
         _ = self.argument(emitter, 1, cuts.values)
-        at = _direct(emitter.ops, axes, can_widen=True)
+        at = direct(emitter.ops, axes, can_widen=True)
         row, column = (at.index.coefficient(axis.name) for axis in axes) if at is not None else (None, None)
         return None if row is None or column is None else (row, column)
 
@@ -193,12 +187,12 @@ class Products(Blocked):
         if position and blocking.panels:
             first = scale(self._batch(), extent(self.contraction.columns))
             place = add(scale(flat(*cuts.terms), self._padded(blocking)), first, flat(*cuts.columns))
-            return _Operand(At(self._name(1), place))
+            return _Operand(At(self.name_of(1), place))
         emitter = self.fusion.emitter(cuts.ranges)
         value = self.argument(emitter, position, cuts.values)
-        direct = None if blocking.packs[position] else _direct(emitter.ops, axes, can_widen=position == 1)
-        if direct is not None and self._can_read(direct, position, axes):
-            return _Operand(direct)
+        in_memory = None if blocking.packs[position] else direct(emitter.ops, axes, can_widen=position == 1)
+        if in_memory is not None and self._can_read(in_memory, position, axes):
+            return _Operand(in_memory)
         if position == 0 and gn.extent > 1 and g.extent == 1:
             return self._copied(cuts)
         if self.product.is_of_bytes:
@@ -296,13 +290,6 @@ class Products(Blocked):
         """Return the number of a batch, the last axis first."""
         return _counted(tuple((axis.name, axis.extent) for axis in self.batch))
 
-    def _name(self, position: int) -> str:
-        """Return the name of the input that an operand is, perhaps widened."""
-        value = self.root.inputs[position]
-        while value not in self.fusion.place:
-            value = self.group.body.primitives[self.group.body.producers[value][0]].inputs[0]
-        return self.fusion.place[value]
-
     def _padded(self, blocking: Blocking) -> int:
         columns = extent(self.contraction.batch) * extent(self.contraction.columns)
         return -(-columns // blocking.panels) * blocking.panels
@@ -310,27 +297,13 @@ class Products(Blocked):
     def _memory(self, blocking: Blocking) -> Iterator[Buffer]:
         """Yield the buffers of inputs and outputs; the second operand may come in panels."""
         for buffer in self.memory():
-            if blocking.panels and buffer.name == self._name(1):
+            if blocking.panels and buffer.name == self.name_of(1):
                 columns = self._padded(blocking)
                 group = self.product.group
                 rows = -(-extent(self.terms) // group) * group
                 yield replace(buffer, elements=rows * columns, layout=(Panels(columns, blocking.panels, group),))
             else:
                 yield buffer
-
-
-def _direct(ops: Sequence[TileOp], axes: tuple[Axis, Axis], can_widen: bool) -> At | None:
-    """Return where an operand lies if it is nothing but memory, read in equal steps along both axes."""
-    match ops:
-        case (Load() as load,):
-            pass
-        case Load() as load, Apply(dtype=DType.F32, op="cast") if can_widen and load.dtype in WIDENED:
-            pass
-        case _:
-            return None
-    if load.guards or any(load.index.coefficient(axis.name) is None for axis in axes):
-        return None
-    return At(load.buffer, load.index)
 
 
 def _whole_groups(terms: Axes, group: int) -> Axes:

@@ -6,11 +6,13 @@ micro-kernel begins with zeros and hands each vector of sums to a function that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
+from korch.errors import InvalidGraphError
 from korch.tile.cpp_loops import LoopPrinter
-from korch.tile.cpp_text import C_TYPE, Writer
+from korch.tile.cpp_text import C_TYPE, Writer, loop_end
 from korch.tile.fetch import Fetches
 from korch.tile.index import Ranges, substitute
 from korch.tile.program import (
@@ -96,7 +98,7 @@ def _takes(program: TileProgram, after: Pass, step: Contract, rest: Sequence[Ste
     out = step.out.buffer
     if program.buffer(out).level is not Level.TILE or not _same_axes(after, step):
         return False
-    columns = step.axes[-2].name
+    columns = next(axis.name for axis in reversed(step.axes) if not axis.is_reduced)
     if after.is_reduction or after.across or after.where or after.vector != columns or out in read_by(tuple(rest)):
         return False
     if any(sink.buffer == out for sink in after.sinks):
@@ -118,7 +120,9 @@ class FinishPrinter(LoopPrinter):
         """Prepare it; `stage` has the axes around the contraction, and the pass."""
         (pass_,) = stage.passes
         super().__init__(out, stage, pass_, given)
-        self.rows, self.columns = pass_.axes[-2:]
+        *rows, self.columns = pass_.axes
+        batch = {axis.name for axis in batches_of(sums.step)}
+        self.rows = [axis for axis in rows if axis.name not in batch]
         self.buffer = sums.step.out.buffer
         self.fetches = Fetches()
         self.pieces = {}
@@ -128,7 +132,7 @@ class FinishPrinter(LoopPrinter):
 
         Functions have copies of all that they read: what they store can't change it.
         """
-        where = f"[[maybe_unused]] long {self.rows.name}, [[maybe_unused]] long {self.columns.name}"
+        where = f"[[maybe_unused]] long row, [[maybe_unused]] long {self.columns.name}"
         kind = C_TYPE[self.out.program.buffer(self.buffer).dtype]
         name = self._function("<int W>", f"[[maybe_unused]] korch::Vec<{kind}, W> sums, {where}")
         values = self._ops(self.ranges, self.columns.name, "W")
@@ -150,6 +154,12 @@ class FinishPrinter(LoopPrinter):
         name = f"finish{self.out.lambdas}"
         self.out.lambdas += 1
         self.out.open(f"const auto {name} = [=]{template}({parameters}) __attribute__((always_inline))")
+        rest, left = "row", math.prod(axis.extent for axis in self.rows)
+        for axis in self.rows:  # the number of a row is the same as in a task's number
+            left //= axis.extent
+            value = "0" if axis.extent == 1 else rest if left == 1 else f"{rest} / {left}"
+            self.out.line(f"[[maybe_unused]] const long {axis.name} = {value};")
+            rest = f"row % {left}"
         return name
 
     def _load(self, op: Load, ranges: Ranges, variable: str, width: str) -> str:
@@ -158,12 +168,50 @@ class FinishPrinter(LoopPrinter):
         return super()._load(op, ranges, variable, width)
 
 
-def tails_of(axis: Axis, rows: int) -> list[int]:
-    """Return the numbers of rows below `rows` that are left of a block of an axis, or of its last one."""
-    ends = {axis.extent % rows}
+def batches_of(step: Contract) -> list[Axis]:
+    """Return the axes of kept elements that both operands have, around those of rows and columns."""
+    *rows, _ = (axis for axis in step.axes if not axis.is_reduced)
+    return [axis for axis in rows if axis.name in step.b.index.variables]
+
+
+def sides_of(step: Contract) -> tuple[list[Axis], Axis, list[Axis]]:
+    """Return the axes of rows, that of columns and those of terms, without what has one element.
+
+    Raises:
+        InvalidGraphError: they are none that can be printed.
+    """
+    batch = batches_of(step)
+    kept, terms = ([axis for axis in step.axes if axis.is_reduced is of and axis not in batch] for of in (False, True))
+    rows, columns = kept[:-1], kept[-1]
+    rows = [axis for axis in rows if axis.extent > 1] or rows[-1:]
+    terms = [axis for axis in terms if axis.extent > 1] or terms[-1:]
+    if not rows or not terms:
+        raise _refused("only contractions of rows, columns and terms can be printed")
+    if len(rows) > 2:
+        raise _refused("only contractions of at most two axes of rows can be printed")
+    if any(axis.ragged for axis in (*rows[1:], *terms[:-1])):
+        raise _refused("of the rows and terms of a contraction, an inner axis of rows or an outer one of terms is cut")
+    return rows, columns, terms
+
+
+def count_of(rows: Sequence[Axis]) -> str:
+    """Return the number of rows of a task, as text."""
+    inner = math.prod(axis.extent for axis in rows[1:])
+    count = loop_end(rows[0], rows[0].extent)
+    return count if inner == 1 else f"{count} * {inner}"
+
+
+def tails_of(rows: Sequence[Axis], at_once: int) -> list[int]:
+    """Return the numbers of rows below `at_once` that are left of a block of rows, or of the last one."""
+    axis, inner = rows[0], math.prod(axis.extent for axis in rows[1:])
+    ends = {axis.extent * inner % at_once}
     if axis.ragged is not None:
         total = axis.ragged[1]
         if not isinstance(total, int):
             raise AssertionError("a printed program has no parameters")
-        ends.add(total % axis.extent % rows)
+        ends.add(total % axis.extent * inner % at_once)
     return sorted(ends - {0}, reverse=True)
+
+
+def _refused(text: str) -> InvalidGraphError:
+    return InvalidGraphError(text, where="tile program")

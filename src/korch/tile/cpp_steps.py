@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import assert_never
 
 from korch.errors import InvalidGraphError
 from korch.primitive.types import DType
-from korch.tile.cpp_finish import FinishPrinter, Sums, sums_of, tails_of, tiles_in_registers
+from korch.tile.cpp_finish import (
+    FinishPrinter,
+    Sums,
+    batches_of,
+    count_of,
+    sides_of,
+    sums_of,
+    tails_of,
+    tiles_in_registers,
+)
 from korch.tile.cpp_pass import PassPrinter
 from korch.tile.cpp_text import Writer, loop_end
 from korch.tile.index import Expr, Ranges, add, bounds, constant, quotient, remainder, scale, substitute, var
@@ -215,10 +225,10 @@ class StepPrinter:
 
     def _contract(self, block: _Block, grid: tuple[Axis, ...]) -> None:
         """Print the call of the micro-kernel: steps of indices are template arguments."""
-        *batch, rows, columns, terms = block.sums.step.axes
+        batch = batches_of(block.sums.step)
         for axis in batch:
             self._for(axis)
-        step = replace(block.sums.step, axes=(rows, columns, terms))
+        step = replace(block.sums.step, axes=tuple(axis for axis in block.sums.step.axes if axis not in batch))
         block = replace(block, sums=replace(block.sums, step=step))
         if step.product.is_of_bytes:
             self._contract_bytes(block, (*grid, *batch))
@@ -230,7 +240,7 @@ class StepPrinter:
     def _contract_floats(self, block: _Block, grid: tuple[Axis, ...], batch: Sequence[Axis]) -> None:
         """Print the call of the micro-kernel for floats."""
         step = block.sums.step
-        rows, columns, terms = step.axes
+        rows, columns, terms = sides_of(step)
         own = Stage((*grid, *step.axes), ())
         out_at, out = self._place(step.out, step, own)
         a_at, a = self._place(step.a, step, own)
@@ -239,15 +249,16 @@ class StepPrinter:
         second, lanes = self.out.program.buffer(step.b.buffer), self.out.lanes
         registers = self._registers(step)
         vector, strip = _strips(second, registers.vectors, lanes, b[columns.name])
-        steps = (a[rows.name], a[terms.name], b[terms.name], b[columns.name], vector, strip)
+        last = terms[-1]
+        steps = (_rows(rows, a), _turns(terms, a, b), a[last.name], b[last.name], b[columns.name], vector, strip)
         is_panel = "true" if _panels(second) else "false"
         each, is_stream = self._fetched(step, registers, vector)
         tails = tails_of(rows, registers.rows)
         sizes = (lanes, registers.rows, registers.vectors, *steps, is_panel, each, is_stream, *tails)
-        counts = ", ".join(loop_end(axis, axis.extent) for axis in (rows, columns, terms))
-        sums = self._sums(block, out_at, out[rows.name], own)
+        counts = f"{count_of(rows)}, {loop_end(columns, columns.extent)}, {loop_end(last, last.extent)}"
+        sums = self._sums(block, out_at, out, own)
         self.out.line(f"korch::Contraction<{', '.join(map(str, sizes))}>::run(")
-        after = self._after(step, own, batch, b[terms.name])
+        after = self._after(step, own, batch, b[last.name])
         self.out.line(f"    {sums}, {a_at}, {b_at}, {counts}{after});")
 
     def _after(self, step: Contract, own: Stage, batch: Sequence[Axis], row: int) -> str:
@@ -266,7 +277,9 @@ class StepPrinter:
     def _contract_bytes(self, block: _Block, grid: tuple[Axis, ...]) -> None:
         """Print the call of the micro-kernel for bytes, which computes whole strips of columns."""
         step = block.sums.step
-        rows, columns, terms = step.axes
+        (rows, *more_rows), columns, (terms, *more_terms) = sides_of(step)
+        if more_rows or more_terms:
+            raise _refused("contractions of bytes have one axis of rows and one of terms")
         own = Stage((*grid, *step.axes), ())
         out_at, out = self._place(step.out, step, own)
         a_at, a = self._place(step.a, step, own)
@@ -287,17 +300,19 @@ class StepPrinter:
         step_bytes = second.size // layout.columns * layout.width
         sizes = (self.out.lanes, registers.rows, registers.vectors, rows.extent, a[rows.name], step_bytes)
         counts = ", ".join(loop_end(axis, axis.extent) for axis in (rows, columns, terms))
-        self.out.line(f"korch::ByteContraction<{', '.join(map(str, (*sizes, *tails_of(rows, registers.rows))))}>::run(")
+        self.out.line(
+            f"korch::ByteContraction<{', '.join(map(str, (*sizes, *tails_of((rows,), registers.rows))))}>::run("
+        )
         self.out.line(f"    {finish}, {a_at}, {b_at}, {counts});")
 
     def _require_operands(self, step: Contract, out: Steps, a: Steps, b: Steps) -> None:
-        rows, columns, terms = step.axes
+        rows, columns, terms = sides_of(step)
         tile, first = self.out.program.buffer(step.out.buffer), self.out.program.buffer(step.a.buffer)
         if tile.level is not Level.TILE or out[columns.name] != 1:
             raise _refused(f"buffer {tile.name} is no tile with columns side by side")
         if _panels(tile) or _panels(first):
             raise _refused("only the second operand of a contraction is read in panels")
-        if a[columns.name] or b[rows.name] or out[terms.name]:
+        if a[columns.name] or any(b[axis.name] for axis in rows) or any(out[axis.name] for axis in terms):
             raise _refused("an operand of a contraction has an axis of the other")
         if _panels(self.out.program.buffer(step.b.buffer)) and b[columns.name] != 1:
             raise _refused(f"buffer {step.b.buffer} is not read along its panels")
@@ -307,34 +322,40 @@ class StepPrinter:
         is_bytes, lanes = step.product.is_of_bytes, self.out.lanes
         usual = BYTE_REGISTERS.get(lanes, FEW_BYTE_REGISTERS) if is_bytes else REGISTERS.get(lanes, FEW_REGISTERS)
         chosen = step.registers or usual
-        return replace(chosen, rows=max(1, min(chosen.rows, step.axes[0].extent)))
+        return replace(chosen, rows=max(1, min(chosen.rows, math.prod(axis.extent for axis in sides_of(step)[0]))))
 
     def _fetched(self, step: Contract, registers: Registers, vector: int) -> tuple[int, str]:
         """Return how many lines of a term are fetched with a block, and whether b is a stream."""
         if not registers.fetches_b:
             return 0, "false"
-        rows, second, lanes = step.axes[0], self.out.program.buffer(step.b.buffer), self.out.lanes
+        rows, second, lanes = sides_of(step)[0], self.out.program.buffer(step.b.buffer), self.out.lanes
+        count = math.prod(axis.extent for axis in rows)
         lines = -(-registers.vectors * lanes * second.dtype.size_bytes // LINE_BYTES)
-        is_once = rows.extent <= registers.rows and rows.ragged is None
+        is_once = count <= registers.rows and all(axis.ragged is None for axis in rows)
         if is_once and _panels(second) is not None and vector == lanes:
             return lines, "true"
-        return -(-lines // -(-rows.extent // registers.rows)), "false"
+        return -(-lines // -(-count // registers.rows)), "false"
 
-    def _sums(self, block: _Block, at: str, row: int, own: Stage) -> str:
+    def _sums(self, block: _Block, at: str, out: Steps, own: Stage) -> str:
         """Print where the sums begin and end; return the text of the object that says so."""
         step = block.sums.step
         if block.finish is not None:
             is_fetched = step.registers is not None and step.registers.fetches_out
             return f"korch::Finished{{{block.finish.run(is_fetched)}}}"
-        rows, columns, _ = step.axes
+        rows, columns, _ = sides_of(step)
+        row = _even_step(rows, out)
+        if row is None:
+            raise _refused(f"the rows of buffer {step.out.buffer} are not equally far apart")
         tile, whole = self.out.program.buffer(step.out.buffer), -(-columns.extent // self.out.lanes) * self.out.lanes
-        has_room = tile.size >= whole if rows.extent == 1 else row >= whole
+        is_one = all(axis.extent == 1 for axis in rows)
+        has_room = tile.size >= whole if is_one else row >= whole
         is_whole = "true" if has_room and _panels(self.out.program.buffer(step.b.buffer)) else "false"
         if step.rescale is not None:
             factors, steps = self._place(step.rescale, step, own)
-            if steps[columns.name] or _panels(self.out.program.buffer(step.rescale.buffer)):
+            factor_step = _even_step(rows, steps)
+            if steps[columns.name] or factor_step is None or _panels(self.out.program.buffer(step.rescale.buffer)):
                 raise _refused("only factors of rows rescale the sums of a contraction")
-            return f"korch::Rescaled<{row}, {is_whole}, {steps[rows.name]}>{{{{{at}}}, {factors}}}"
+            return f"korch::Rescaled<{row}, {is_whole}, {factor_step}>{{{{{at}}}, {factors}}}"
         return f"korch::{'Stored' if block.sums.is_zeroed else 'Added'}<{row}, {is_whole}>{{{at}}}"
 
     def _place(self, at: At, step: Contract, stage: Stage) -> tuple[str, Steps]:
@@ -349,7 +370,7 @@ class StepPrinter:
             if slope is None:
                 raise _refused(f"buffer {at.buffer} is not read in equal steps of {axis.name}", "Pack the operand")
             steps[axis.name] = slope
-        columns = step.axes[1]
+        columns = sides_of(step)[1]
         if columns.extent == 1:
             steps[columns.name] = 0 if at is step.a or at is step.rescale else 1
         start = substitute(index, {axis.name: constant(0) for axis in step.axes}, ranges)
@@ -388,8 +409,32 @@ def _require_contraction(step: Contract) -> None:
         raise _refused(f"contractions of {step.product.value} can't be printed")
     if step.rescale is not None and step.product.is_of_bytes:
         raise _refused("contractions of bytes that rescale their sums can't be printed")
-    if [axis.is_reduced for axis in step.axes[-3:]] != [False, False, True]:
-        raise _refused("only contractions of rows, columns and terms can be printed")
+    sides_of(step)
+
+
+def _even_step(rows: Sequence[Axis], steps: Steps) -> int | None:
+    """Return the step between rows that are numbered through several axes; None if it varies."""
+    step = steps[rows[-1].name]
+    if len(rows) > 1 and steps[rows[0].name] != step * rows[1].extent:
+        return None
+    return step
+
+
+def _rows(rows: Sequence[Axis], a: Steps) -> str:
+    """Return the type that says where the rows of the first operand begin."""
+    step = _even_step(rows, a)
+    if step is not None:
+        return f"korch::Rows<{step}>"
+    return f"korch::Rows<{a[rows[1].name]}, {rows[1].extent}, {a[rows[0].name]}>"
+
+
+def _turns(terms: Sequence[Axis], a: Steps, b: Steps) -> str:
+    """Return the type of the loops around the innermost one over terms."""
+    *outer, last = terms
+    text = f"korch::Once<{last.extent if outer and last.ragged is None else 0}>"
+    for axis in reversed(outer):
+        text = f"korch::Turns<{axis.extent}, {a[axis.name]}, {b[axis.name]}, {text}>"
+    return text
 
 
 def _panels(buffer: Buffer) -> Panels | None:

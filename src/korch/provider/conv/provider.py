@@ -15,6 +15,7 @@ from korch.provider.conv.chains import chain_groups
 from korch.provider.conv.match import ConvChain, match_group
 from korch.provider.conv.shape import Layer, Shape, can_split, shape_of
 from korch.provider.conv.split import split_of
+from korch.provider.conv.vectors import Plan, needs_program, plans_of
 from korch.provider.epilogue import RESULT
 from korch.provider.matrix_units import TOGETHER
 from korch.provider.provider import SPLIT, Kernel, Threading, named_kernel
@@ -45,10 +46,24 @@ class ConvProvider:
     version = content_version("provider/conv")
     group_shapes = (around("conv", widens=True), chain_groups)
 
+    def __init__(self) -> None:
+        """Begin without plans; those of offered groups are kept until they are built."""
+        self._plans: dict[tuple[str, Target], tuple[Plan, ...] | Refusal] = {}
+
+    def _windows(self, group: Group, target: Target) -> tuple[Plan, ...] | Refusal:
+        """Return the ways to compute a group with one convolution by a tile program."""
+        key = (group.key, target)
+        if key not in self._plans:
+            self._plans[key] = plans_of(group, target)
+        return self._plans[key]
+
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
         """Offer blocks of channels and channels-last, with threads that share rows or channels."""
         if multiplies_bytes(group):
             return offers_of_bytes(group, target)
+        if needs_program(group):
+            plans = self._windows(group, target)
+            return plans if isinstance(plans, Refusal) else tuple(plan.offer for plan in plans)
         match = match_group(group)
         if isinstance(match, Refusal):
             return match
@@ -72,6 +87,10 @@ class ConvProvider:
         """Print the kernel."""
         if multiplies_bytes(group):
             return kernel_of_bytes(group, offer, target)
+        if needs_program(group):
+            plans = self._windows(group, target)
+            found = [] if isinstance(plans, Refusal) else [plan for plan in plans if plan.offer == offer]
+            return found[0].kernel(group, target) if found else Refusal("this was not offered")
         match = match_group(group)
         if isinstance(match, Refusal):
             return match

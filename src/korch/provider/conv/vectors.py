@@ -1,0 +1,262 @@
+"""Convolutions on vector units: the layouts and the blocking of their tile programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from korch.candidate.candidate import Group, Offer, Refusal
+from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
+from korch.primitive.graph import Primitive
+from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.types import ValueType
+from korch.provider.conv.match import WIDEST_DEPTHWISE
+from korch.provider.gemm.vectors import require_rows
+from korch.provider.image import image_position
+from korch.provider.provider import Kernel, Threading
+from korch.schedule.contraction import Layouts, NotFusedError, refuse_types, root_of
+from korch.schedule.windows import Blocking, Windows
+from korch.target import Target
+from korch.tile.cpp import print_cpp
+from korch.tile.program import Registers, TileProgram
+from korch.tile.staging import Machine
+
+CACHE_SHARE = 0.25
+"""The part of the level-2 cache that a task's part of the image may fill."""
+
+MOST_VECTORS = 8
+"""Vectors of columns that are computed together at most."""
+
+TILE_COST, LATENCY = 2.0, 8
+"""What a tile of results costs beside its multiplications, and how many of these must be independent of
+each other to keep the units busy, in vectors multiplied."""
+
+WORTH_IT = 0.92
+"""The part of the usual tile's time that another tile may take at most."""
+
+LEAST_COLUMNS = 64
+"""Columns of a task along the one axis of an image, from which on it doesn't matter that a vector is left."""
+
+
+WINDOWS = "windows"
+"""What the variants of these kernels begin with."""
+
+VARIANTS = ("rows", "channels")
+"""What threads share: places of the result, or its channels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An offer and the program of its kernel."""
+
+    offer: Offer
+    program: TileProgram
+
+    def kernel(self, group: Group, target: Target) -> Kernel:
+        """Print the kernel."""
+        layouts = " ".join(map(str, (*self.offer.inputs, "->", *self.offer.outputs)))
+        printed = print_cpp(self.program, f"{group.text}layouts {layouts}", target.lanes, target.threads)
+        threading = Threading.TEAM if printed.is_parallel else Threading.CALLER
+        return Kernel(printed.symbol, printed.source, workspace_bytes=printed.workspace_bytes, threading=threading)
+
+
+def needs_program(group: Group) -> bool:
+    """Return whether a group has one convolution of a kind that only tile programs compute.
+
+    Chains of convolutions, and most convolutions along two axes, are compiled from a template.
+    """
+    body = group.body
+    if len(body.linear) != 1 or body.linear[0].op != "conv":
+        return False
+    root = body.linear[0]
+    (_, channels, *_), weights = (body.types[value].shape for value in root.inputs)
+    groups = root.attributes_as(ConvAttributes).groups
+    is_dense, is_depthwise = groups == 1, groups == channels == weights[0] and weights[-1] <= WIDEST_DEPTHWISE
+    position = _packed(group, root)
+    return len(weights) != 4 or position is None or not (is_dense or is_depthwise)
+
+
+def plans_of(group: Group, target: Target) -> tuple[Plan, ...] | Refusal:
+    """Return the ways to compute a group with one convolution, or why there is none."""
+    root = root_of(group, "conv")
+    if isinstance(root, Refusal):
+        return root
+    refusal = refuse_types(group.body, root)
+    if refusal is not None:
+        return refusal
+    image = image_position(group, root.inputs[0])
+    if isinstance(image, Refusal):
+        return image
+    plans, refusal = [], Refusal("no layout fits both the inputs and the outputs")
+    for way in _ways(group, root, image, target):
+        layouts = _layouts(group, root, image, way)
+        try:
+            schedule = Windows(group, root, (layouts[0], layouts[1]), Machine(target.lanes, target.threads))
+            program = schedule.program(way.blocking)
+            require_rows(program, target.lanes)
+        except NotFusedError as error:
+            refusal = Refusal(str(error))
+            continue
+        inputs = list(layouts[0])
+        for position, layout in way.panels:
+            inputs[position] = layout
+        plans.append(Plan(Offer(tuple(inputs), layouts[1], f"{WINDOWS} {way.variant}"), program))
+    return tuple(plans) or refusal
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """Layouts of the image and the result, the blocking, and position and layout of weights in panels."""
+
+    source: Layout
+    sink: Layout
+    variant: str
+    blocking: Blocking
+    panels: tuple[tuple[int, Layout], ...] = ()
+
+
+def _ways(group: Group, root: Primitive, image: int, target: Target) -> Iterator[_Way]:
+    plain = tuple(tuple(Layout.plain(t.rank) for t in types) for types in (group.input_types, group.output_types))
+    windows = Windows(group, root, (plain[0], plain[1]), Machine(target.lanes, target.threads))
+    x, y = group.input_types[image], group.body.types[root.output]
+    for variant in VARIANTS:
+        blocking = _channels_first(windows, target, variant)
+        if blocking is not None:
+            yield _Way(Layout.plain(x.rank), Layout.plain(y.rank), variant, blocking)
+    weights = _packed(group, root)
+    is_moved = any(type_.shape != y.shape for type_ in group.output_types)
+    if weights is None or weights == image or is_moved:
+        return
+    for source, sink in _pairs(x, y, target):
+        for variant in VARIANTS:
+            blocking = _pixels_first(windows, source, target, variant)
+            if blocking is not None:
+                layout = _panels(x.rank, blocking)
+                yield _Way(source, sink, variant, blocking, ((weights, layout),))
+
+
+def _layouts(group: Group, root: Primitive, image: int, way: _Way) -> Layouts:
+    """Return the layouts of all inputs and outputs; those of weights in panels count as plain."""
+    shape = group.body.types[root.output].shape
+    inputs = [way.sink if type_.shape == shape else Layout.plain(type_.rank) for type_ in group.input_types]
+    inputs[image] = way.source
+    sinks = (way.sink if type_.shape == shape else Layout.plain(type_.rank) for type_ in group.output_types)
+    return tuple(inputs), tuple(sinks)
+
+
+def _packed(group: Group, root: Primitive) -> int | None:
+    """Return the position of weights that are constant and may be packed, or None."""
+    body, value = group.body, root.inputs[1]
+    makers = [body.primitives[p] for p in body.producers[value]]
+    if len(makers) == 1 and body.is_widening(makers[0]):
+        value = makers[0].inputs[0]
+    position = group.position.get(value)
+    is_constant = position in group.constant_inputs and len(body.consumers[value]) == 1
+    return position if is_constant else None
+
+
+def _panels(rank: int, blocking: Blocking) -> Layout:
+    """Return the layout of weights in panels of output channels: places of the window, then channels."""
+    return Layout((0, *range(2, rank), 1), ((0, blocking.panels),))
+
+
+def _pairs(x: ValueType, y: ValueType, target: Target) -> Iterator[tuple[Layout, Layout]]:
+    """Yield the layouts of image and result whose pixels are rows: channels are beside each other."""
+    for kind in (channels_blocked(x.rank, target.lanes), channels_last(x.rank)):
+        if x.rank < 4:
+            return
+        source, sink = kind.normalized(x.shape), kind.normalized(y.shape)
+        if sink not in layout_choices(y, target.lanes) or (sink.is_plain and y.shape[1] > 1):
+            continue
+        if source in layout_choices(x, target.lanes):
+            yield source, sink
+        if x.shape[1] < target.lanes:
+            yield Layout.plain(x.rank), sink
+
+
+def _registers(rows: int, vectors: int, target: Target) -> Registers:
+    """Return the rows and vectors to compute together: for least time."""
+    most = target.registers - 4
+
+    def cost(row: int, width: int) -> float:
+        return max(row * width, LATENCY) + TILE_COST
+
+    def total(registers: Registers) -> float:
+        found = 0.0
+        for count, width in ((vectors // registers.vectors, registers.vectors), (vectors % registers.vectors, 1)):
+            whole, rest = divmod(rows, registers.rows)
+            found += count * (whole * cost(registers.rows, width) + (cost(rest, width) if rest else 0))
+        return found
+
+    choices = [
+        Registers(min(rows, height), width)
+        for width in range(1, min(MOST_VECTORS, vectors) + 1)
+        for height in range(max(1, most // width // 2), most // width + 1)
+    ]
+    usual = Registers(min(rows, most // min(2, vectors)), min(2, vectors))
+    best = min(choices, key=lambda registers: (total(registers), registers.vectors))
+    return best if total(best) < WORTH_IT * total(usual) else usual
+
+
+def _ceil(n: int, size: int) -> int:
+    return -(-n // size)
+
+
+def _lines(windows: Windows, target: Target, variant: str) -> tuple[int, ...]:
+    """Return the places of a task: lines of the last axis, as many as stay in the cache."""
+    *_, last = windows.sides
+    if len(windows.sides) == 1:
+        return (last.out,)
+    side, ones = windows.sides[-2], (1,) * (len(windows.sides) - 2)
+    outer = math.prod((windows.images, windows.groups, *(s.out for s in windows.sides[:-2])))
+    teams = 1 if variant == "channels" else target.threads // math.gcd(outer, target.threads)
+    rows = _ceil(side.out, min(side.out, teams))
+    line = windows.channels * last.reach(last.out) * math.prod(s.window for s in windows.sides[:-2])
+    limit = CACHE_SHARE * target.l2_bytes / 4
+    fitting = max((n for n in range(1, rows + 1) if line * side.reach(n) <= limit), default=1)
+    weights = windows.channels * windows.results * math.prod(s.window for s in windows.sides)
+    blocks = _ceil(rows, fitting)
+    strips = _ceil(windows.results, 2 * target.lanes)
+    if 8 * weights > target.l2_bytes and blocks * weights >= (strips - 1) * line * rows:
+        blocks = 1
+    return (*ones, _ceil(rows, blocks), last.out)
+
+
+def _pixels_first(windows: Windows, source: Layout, target: Target, variant: str) -> Blocking | None:
+    """Return the blocking of a convolution whose rows are pixels, or None if it has none."""
+    places = _lines(windows, target, variant)
+    registers = _registers(math.prod(places), _ceil(windows.results, target.lanes), target)
+    strip = registers.vectors * target.lanes
+    if windows.groups > 1 and windows.results % strip:
+        return None
+    channels = windows.results
+    if variant == "channels":
+        channels = _ceil(_ceil(channels, strip), target.threads) * strip
+        if target.threads == 1 or channels >= windows.results:
+            return None
+    is_read = all(side.window == side.stride == 1 and not side.pad for side in windows.sides)
+    beside = target.lanes if source.blocks and is_read else windows.channels
+    return Blocking(places, channels, registers, strip, 1 if source.is_plain else beside)
+
+
+def _channels_first(windows: Windows, target: Target, variant: str) -> Blocking | None:
+    """Return the blocking of a convolution whose rows are channels, or None if it has none."""
+    places, channels, is_shared = _lines(windows, target, variant), windows.results, len(windows.sides) == 1
+    if variant == "channels":
+        channels = _ceil(channels, target.threads)
+        if target.threads == 1 or channels == windows.results:
+            return None
+    *_, last = windows.sides
+    columns = places[-1]
+    if len(places) > 1 and places[-2] > 1:
+        pitch = last.out if last.stride > 1 else last.reach(last.out)
+        columns = (places[-2] - 1) * pitch + last.out
+    registers = _registers(channels, _ceil(columns, target.lanes), target)
+    strip = registers.vectors * target.lanes
+    if len(places) == 1 and variant == "rows":
+        outer = windows.images * windows.groups
+        teams = target.threads // math.gcd(outer, target.threads)
+        parts = max(teams, last.out // max(LEAST_COLUMNS, 4 * strip))
+        places = (min(last.out, _ceil(_ceil(last.out, parts), strip) * strip),)
+    return Blocking(places, channels, registers, is_shared=is_shared)

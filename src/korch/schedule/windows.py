@@ -1,0 +1,311 @@
+"""Convolutions of any rank -> tile programs that read the windows of an image where they lie.
+
+A task computes a block of places and output channels of one image and one group. What its windows meet
+is copied before, with zeros for what lies outside of the image; or it is read in memory, if nothing
+does. The terms of the contraction are the channels and the places of a window, each an axis of its
+own, so no element is copied once for each window that has it. There are two forms:
+
+- *pixels first*: rows are places, and columns are output channels, of weights in panels;
+- *channels first*: rows are output channels, and columns are places. An axis with a stride is copied
+  once for each place of a window, so that neighbours in the result are neighbours in the copy. If
+  there are several axes of places, columns run on from row to row of the copy, and what they
+  compute between two rows of the result is left out at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from korch.candidate.candidate import Group
+from korch.primitive.graph import Primitive
+from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.types import DType, row_major_strides
+from korch.schedule.blocks import Blocked, cut, direct, flat, store
+from korch.schedule.contraction import Layouts, contraction_of
+from korch.tile.emit import Index
+from korch.tile.index import ZERO, Expr, Ranges, add, bounds, constant, scale, substitute, var
+from korch.tile.loops import arrange, grid_for
+from korch.tile.program import (
+    At,
+    Axis,
+    Buffer,
+    Contract,
+    Level,
+    Literal,
+    Panels,
+    Pass,
+    Registers,
+    Stage,
+    Step,
+    Store,
+    TileProgram,
+)
+from korch.tile.staging import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Blocking:
+    """How a convolution is cut into tasks.
+
+    Attributes:
+        places: of the result that a task computes, along each axis of an image.
+        channels: of the result, of one group, that a task computes.
+        registers: how the contraction is computed in registers; the printer chooses if this is None.
+        panels: the columns of a panel in which the weights come, pixels first; 0 for channels first.
+        beside: channels that lie beside each other in a copy, pixels first.
+        is_shared: whether a stage of its own copies all images, and not each task its part.
+    """
+
+    places: tuple[int, ...]
+    channels: int
+    registers: Registers | None = None
+    panels: int = 0
+    beside: int = 1
+    is_shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """An axis of images: its sizes in the image and in the result, and the window along it."""
+
+    size: int
+    out: int
+    window: int
+    stride: int
+    dilation: int
+    pad: int
+
+    def reach(self, places: int) -> int:
+        """Return from how many neighbours some places are computed."""
+        return (places - 1) * self.stride + (self.window - 1) * self.dilation + 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """Where the contraction reads an operand, and what makes it."""
+
+    at: At
+    buffer: Buffer | None = None
+    stage: Stage | None = None
+    copy: Pass | None = None
+
+
+class Windows(Blocked):
+    """What all programs of a group with a convolution have in common."""
+
+    def __init__(self, group: Group, root: Primitive, layouts: Layouts, machine: Machine) -> None:
+        super().__init__(group, root, layouts, contraction_of(group, root, last=False))
+        self.machine = machine
+        at = root.attributes_as(ConvAttributes)
+        (self.images, channels, *sizes), weights, out = (
+            group.body.types[value].shape for value in (*root.inputs, root.output)
+        )
+        self.groups, self.channels, self.results = at.groups, channels // at.groups, out[1] // at.groups
+        parts = (sizes, out[2:], weights[2:], at.strides, at.dilations, at.pads_begin)
+        self.sides = tuple(Side(*numbers) for numbers in zip(*parts, strict=True))
+
+    def program(self, blocking: Blocking) -> TileProgram:
+        """Return the program of one blocking.
+
+        Raises:
+            NotFusedError: what stands around the convolution can't be computed with it.
+        """
+        return _Maker(self, blocking).program()
+
+
+class _Maker:
+    """One program: its axes, and the steps along them."""
+
+    def __init__(self, windows: Windows, blocking: Blocking) -> None:
+        self.windows, self.blocking, self.is_first = windows, blocking, blocking.panels > 0
+        sides, beside = windows.sides, blocking.beside
+        cuts = [
+            cut(side.out, n, (f"g{d}", f"y{d}")) for d, (side, n) in enumerate(zip(sides, blocking.places, strict=True))
+        ]
+        results = cut(windows.results, blocking.channels, ("gj", "j"))
+        self.blocks, self.places = tuple(outer for outer, _ in cuts), tuple(inner for _, inner in cuts)
+        self.spots = [flat(*pair) for pair in cuts]
+        self.j, self.result = results[1], add(scale(var("g"), windows.results), flat(*results))
+        self.grid = (Axis("n", windows.images), Axis("g", windows.groups), *self.blocks, results[0])
+        self.taps = tuple(Axis(f"t{d}", side.window, True) for d, side in enumerate(sides))
+        channels = Axis("c", windows.channels // beside, True)
+        self.terms = (*self.taps, channels) if self.is_first else (channels, *self.taps)
+        self.channel = add(scale(var("g"), windows.channels), var("c"))
+        if beside > 1:
+            self.terms = (*self.terms, Axis("s", beside, True))
+            self.channel = add(scale(var("g"), windows.channels), scale(var("c"), beside), var("s"))
+        axes = (*self.grid, *self.places, self.j, *self.terms)
+        self.ranges: Ranges = {axis.name: (0, axis.extent - 1) for axis in axes}
+        self.values = {f"p{d}": spot for d, spot in enumerate(self.spots)}
+        self.values |= {"x0": var("g"), "x1": flat(*results), "x3": var("n")}
+        # Where each axis of places lies in a copy.
+        self.is_stretched = [not self.is_first and side.stride > 1 for side in sides]
+        all_places = [side.out if blocking.is_shared else n for side, n in zip(sides, blocking.places, strict=True)]
+        self.extents = [
+            n if is_stretched else side.reach(n)
+            for side, n, is_stretched in zip(sides, all_places, self.is_stretched, strict=True)
+        ]
+        self.pitches = row_major_strides(tuple(self.extents))
+        self.runs_on = not self.is_first and sum(axis.extent > 1 for axis in self.places) > 1
+
+    def program(self) -> TileProgram:
+        """Return it."""
+        image, weights = self._image(), self._weights()
+        kept, axes, total, sums, size = self._sums()
+        zero = Pass(kept, kept[-1].name, (Literal("x0", DType.F32, 0.0),), (store(total, "x0"),))
+        reads = (image.at, weights.at) if self.is_first else (weights.at, image.at)
+        a, b = (At(at.buffer, _without_units(at.index, self.ranges)) for at in reads)
+        registers, product = self.blocking.registers, self.windows.product
+        contract = Contract((*kept, *self.terms), total, a, b, product, registers=registers)
+        after = self.windows.after(sums, axes, self.values, self.ranges)
+        copies: tuple[Step, ...] = () if image.copy is None else (image.copy,)
+        before = (read.stage for read in (image, weights) if read.stage is not None)
+        own = (read.buffer for read in (image, weights) if read.buffer is not None)
+        tile = Buffer("t", Level.TILE, DType.F32, size)
+        memory = self._memory()
+        return TileProgram((*memory, tile, *own), (*before, Stage(self.grid, (*copies, zero, contract, after))))
+
+    def _sums(self) -> tuple[tuple[Axis, ...], tuple[Axis, ...], At, At, int]:
+        """Return the axes of the sums and of the results, an element of each, and the tile's size."""
+        if self.is_first:
+            steps = row_major_strides((*(axis.extent for axis in self.places), self._whole(self.j.extent)))
+            kept = (*self.places, self.j)
+            place = add(*(scale(var(axis.name), n) for axis, n in zip(kept, steps, strict=True)))
+            return kept, kept, At("t", place), At("t", place), steps[0] * kept[0].extent
+        if not self.runs_on:
+            long = max(self.places, key=lambda axis: (axis.extent > 1, axis.name))
+            kept = (self.j, *(axis for axis in self.places if axis is not long), long)
+            row = self._whole(long.extent)
+            place = add(scale(var("j"), row), var(long.name))
+            return kept, kept, At("t", place), At("t", place), row * self.j.extent
+        row = self._run()
+        spots = (scale(var(axis.name), n) for axis, n in zip(self.places, self.pitches, strict=True))
+        sums = At("t", add(scale(var("j"), row), *spots))
+        kept = (self.j, Axis("i", row))
+        return kept, (self.j, *self.places), At("t", add(scale(var("j"), row), var("i"))), sums, row * self.j.extent
+
+    def _run(self) -> int:
+        """Return the columns of a task that run on from row to row."""
+        ends = ((axis.extent - 1) * n for axis, n in zip(self.places, self.pitches, strict=True))
+        return self._whole(sum(ends) + 1)
+
+    def _whole(self, columns: int) -> int:
+        return -(-columns // self.windows.machine.lanes) * self.windows.machine.lanes
+
+    def _image(self) -> _Read:
+        """Return where the windows are read: in memory, if nothing else is met, or in a copy."""
+        windows = self.windows
+        spots = zip(windows.sides, self.spots, self.taps, strict=True)
+        index = [
+            add(scale(spot, side.stride), scale(var(tap.name), side.dilation), constant(-side.pad))
+            for side, spot, tap in spots
+        ]
+        emitter = windows.fusion.emitter(self.ranges)
+        _ = windows.fusion.argument(emitter, windows.root.inputs[0], (var("n"), self.channel, *index))
+        at = direct(emitter.ops, (*self.places, *self.terms), can_widen=not self.is_first)
+        if (
+            at is not None
+            and not self.runs_on
+            and (self.is_first or at.index.coefficient(self._sums()[0][-1].name) == 1)
+        ):
+            return _Read(at)
+        return self._copied()
+
+    def _copied(self) -> _Read:
+        """Return where the windows are read in a copy, and the pass that makes it."""
+        windows, blocking = self.windows, self.blocking
+        beside, is_shared = blocking.beside, blocking.is_shared
+        stretched = [d for d, is_stretched in enumerate(self.is_stretched) if is_stretched]
+        windows_of = tuple(windows.sides[d].window for d in stretched)
+        area = math.prod(self.extents)
+        own_steps = dict(zip(stretched, (n * area for n in row_major_strides(windows_of)), strict=True))
+        step = area * math.prod(windows_of) * beside
+        axes = [Axis("c", windows.channels // beside), *(Axis(f"t{d}", windows.sides[d].window) for d in stretched)]
+        axes += [Axis(f"u{d}", n) for d, n in enumerate(self.extents)]
+        axes += [Axis("s", beside)] if beside > 1 else []
+        reads, writes, coordinates = [scale(var("c"), step)], [scale(var("c"), step)], []
+        if beside > 1:
+            reads, writes = [*reads, var("s")], [*writes, var("s")]
+        for d, side in enumerate(windows.sides):
+            pitch, base = self.pitches[d] * beside, scale(var(f"g{d}"), blocking.places[d])
+            place, tap = (1, own_steps[d]) if d in own_steps else (side.stride, side.dilation * pitch)
+            reads += [scale(var(f"t{d}"), tap)] + [scale(base, place * pitch)] * is_shared
+            reads += [] if self.runs_on else [scale(var(f"y{d}"), place * pitch)]
+            writes += [scale(var(f"u{d}"), pitch)] + [scale(var(f"t{d}"), tap)] * (d in own_steps)
+            from_ = add(scale(base, 0 if is_shared else side.stride), constant(-side.pad))
+            inside = add(scale(var(f"u{d}"), side.stride), scale(var(f"t{d}"), side.dilation))
+            coordinates.append(add(from_, inside if d in own_steps else var(f"u{d}")))
+        reads += [var("i")] if self.runs_on else []
+        number = add(scale(var("n"), windows.groups), var("g"))
+        whole = [scale(number, windows.channels // beside * step)] if is_shared else []
+        found = add(*reads, *whole)
+        end = {**self.ranges, "i": (0, self._run() - 1)} if self.runs_on else self.ranges
+        size = bounds(found, end)[1] + 1
+        copies = math.prod(axis.extent for axis in axes) * (windows.images * windows.groups if is_shared else 1)
+        buffer = Buffer("p", Level.WORKSPACE if is_shared else Level.TILE, windows.dtype, max(size, copies))
+        index = (var("n"), self.channel, *coordinates)
+        return replace(self._copy(axes, index, add(*writes, *whole), buffer), at=At("p", found))
+
+    def _copy(self, axes: list[Axis], index: Index, place: Expr, buffer: Buffer) -> _Read:
+        """Return the pass over some axes that writes the image to a buffer, or a stage of it."""
+        windows, is_shared = self.windows, self.blocking.is_shared
+        around = self.grid[:2] if is_shared else ()
+        own = tuple(axis for axis in (*around, *axes) if axis.extent > 1) or tuple(axes[:1])
+        grid = {} if is_shared else {axis.name: (0, axis.extent - 1) for axis in self.grid}
+        ranges = {**grid, **{axis.name: (0, axis.extent - 1) for axis in (*around, *axes)}}
+        emitter = windows.fusion.emitter(ranges)
+        moved = tuple(_without_units(expr, ranges) for expr in index)
+        value = windows.fusion.argument(emitter, windows.root.inputs[0], moved)
+        sink = Store(buffer.name, _without_units(place, ranges), value)
+        sizes = {b.name: b.size for b in (*windows.memory(), buffer)}
+        pass_ = arrange(Pass(own, own[-1].name, tuple(emitter.ops), (sink,)), windows.machine.lanes, sizes, grid)
+        nowhere = At(buffer.name, place)
+        if is_shared:
+            return _Read(nowhere, buffer, grid_for(pass_, windows.machine.threads, windows.machine.lanes))
+        return _Read(nowhere, buffer, None, pass_)
+
+    def _weights(self) -> _Read:
+        """Return where the weights are read: in panels, as they come, or in a copy."""
+        windows = self.windows
+        steps = row_major_strides(tuple(axis.extent for axis in self.terms))
+        term = add(*(scale(var(axis.name), n) for axis, n in zip(self.terms, steps, strict=True)))
+        if self.is_first:
+            return _Read(At(windows.name_of(1), add(scale(term, self._columns()), self.result)))
+        value, taps = windows.root.inputs[1], (var(axis.name) for axis in self.taps)
+        emitter = windows.fusion.emitter(self.ranges)
+        _ = emitter.value(value, (self.result, var("c"), *taps))
+        at = direct(emitter.ops, (self.j, *self.terms), can_widen=False)
+        if at is not None:
+            return _Read(at)
+        own = (Axis("o", windows.groups * windows.results), *(replace(a, is_reduced=False) for a in self.terms))
+        emitter = windows.fusion.emitter({axis.name: (0, axis.extent - 1) for axis in own})
+        name = emitter.value(value, (var("o"), var("c"), *(var(axis.name) for axis in self.taps)))
+        row = math.prod(axis.extent for axis in self.terms)
+        sink = Store("w", add(scale(var("o"), row), term), name)
+        buffer = Buffer("w", Level.WORKSPACE, windows.dtype, own[0].extent * row)
+        sizes = {b.name: b.size for b in (*windows.memory(), buffer)}
+        pass_ = arrange(Pass(own, own[-1].name, tuple(emitter.ops), (sink,)), windows.machine.lanes, sizes, {})
+        stage = grid_for(pass_, windows.machine.threads, windows.machine.lanes)
+        return _Read(At("w", add(scale(self.result, row), term)), buffer, stage)
+
+    def _columns(self) -> int:
+        """Return the columns of the weights in whole panels."""
+        panels = self.blocking.panels
+        return -(-self.windows.results * self.windows.groups // panels) * panels
+
+    def _memory(self) -> Iterator[Buffer]:
+        """Yield the buffers of inputs and outputs; weights may come in panels."""
+        for buffer in self.windows.memory():
+            if self.is_first and buffer.name == self.windows.name_of(1):
+                columns = self._columns()
+                size = math.prod(axis.extent for axis in self.terms) * columns
+                yield replace(buffer, elements=size, layout=(Panels(columns, self.blocking.panels),))
+            else:
+                yield buffer
+
+
+def _without_units(expr: Expr, ranges: Ranges) -> Expr:
+    """Return an expression without the variables of axes that have one element."""
+    return substitute(expr, {name: ZERO for name, (_, high) in ranges.items() if high == 0}, ranges)

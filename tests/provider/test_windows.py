@@ -1,0 +1,108 @@
+"""Convolutions of all kinds by tile programs, compiled, run and compared with the reference."""
+
+import numpy as np
+
+from korch.candidate.candidate import Group, Offer, Refusal
+from korch.primitive.ops.elementwise import CastAttributes
+from korch.primitive.ops.layout import SliceAttributes
+from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.types import DType
+from korch.provider.conv import ConvProvider
+from korch.provider.conv.vectors import WINDOWS, plans_of
+from korch.provider.provider import Kernel
+from korch.testing.kernels import check_kernel, check_offers, load_kernels
+from korch.testing.samples import random_arrays
+from tests.provider.onednn_groups import Graph
+
+
+def conv(
+    shape: tuple[int, ...],
+    channels: int,
+    window,
+    stride=1,
+    pad=1,
+    dilation=1,
+    groups: int = 1,
+    *,
+    is_constant: bool = True,
+    kind: DType = DType.F32,
+    steps=lambda g, x, y: y,
+) -> Group:
+    """A convolution with a bias, and what `steps` adds to it."""
+    g = Graph()
+    rank = len(shape) - 2
+    window, *numbers = (n if isinstance(n, tuple) else (n,) * rank for n in (window, stride, pad, dilation))
+    size = (channels, shape[1] // groups, *window)
+    x = g.tensor(*shape)
+    w = g.weights(*size) if is_constant else g.tensor(*size)
+    if kind is not DType.F32:
+        x, w = (g.add("cast", [g.add("cast", [v], CastAttributes(kind))], CastAttributes(DType.F32)) for v in (x, w))
+    strides, pads, dilations = numbers
+    y = g.add("conv", [x, w], ConvAttributes(strides, pads, pads, dilations, groups))
+    y = g.with_tensor("add", y, g.weights(1, channels, *(1,) * rank))
+    return g.group(steps(g, x, y))
+
+
+def gated(g: Graph, x: int, y: int) -> int:
+    """Clamp, multiply by a sigmoid and add a tensor of the result's shape."""
+    y = g.add("mul", [y, g.add("sigmoid", [y])])
+    return g.with_tensor("add", g.with_number("max", y, -0.25), g.tensor(*g.type(y).shape))
+
+
+def kinds(n: int) -> dict[str, Group]:
+    """Groups that differ in rank, groups, channels and windows, for vectors of n lanes."""
+    return {
+        "one axis": conv((2, n + 3, 83), 2 * n + 1, 3, steps=gated),
+        "one strided axis": conv((1, 3, 90), 7, 10, stride=5, pad=0),
+        "one axis, channel by channel": conv((1, 5, 70), 5, 3, groups=5, steps=gated),
+        "three axes": conv((1, n, 4, 5, 9), 2 * n, (2, 3, 3), pad=(0, 1, 1), steps=gated),
+        "three strided axes": conv((1, 2, 5, 9, 8), 3, 3, stride=(1, 2, 2)),
+        "groups": conv((1, 4 * n, 7, 9), 4 * n, 3, groups=2, steps=gated),
+        "groups of few": conv((2, 12, 9, 20), 12, 3, groups=3),
+        "multiplied": conv((1, 4, 9, 18), 8, (3, 2), stride=(2, 1), pad=(1, 0), groups=4),
+        "known at run time": conv((1, 5, 9, 11), 9, 3, dilation=(1, 2), pad=(1, 2), is_constant=False),
+        "one place": conv((1, n, 3), n, 3, pad=0),
+    }
+
+
+def check(groups: list[Group], target, builder, rng) -> list[tuple[Group, Offer, Kernel]]:
+    checked = check_offers(ConvProvider(), groups, target, builder, rng)
+    assert all(offer.variant.startswith(WINDOWS) for _, offer, _ in checked)
+    return checked
+
+
+def test_every_kind(target, builder, rng):
+    checked = check([*kinds(target.lanes).values()], target, builder, rng)
+    library = load_kernels([kernel for _, _, kernel in checked], builder)
+    for group, offer, kernel in checked:
+        inputs = random_arrays(rng, group.input_types)
+        for number in (np.nan, np.inf):
+            inputs[0].reshape(-1)[rng.integers(inputs[0].size)] = number
+        with np.errstate(invalid="ignore"):
+            check_kernel(kernel, group, offer, inputs, builder, library)
+
+
+def test_channels_of_groups_are_read_in_blocks_where_they_fill_vectors(target):
+    found = kinds(target.lanes)
+
+    def layouts(name: str) -> set[str]:
+        plans = plans_of(found[name], target)
+        assert not isinstance(plans, Refusal)
+        return {str(plan.offer.inputs[0]) for plan in plans}
+
+    n = target.lanes
+    assert layouts("groups") == {"abcd", "acdb", f"aBcd{n}b"}
+    assert layouts("groups of few") == {"abcd"}
+    assert layouts("three axes") == {"abcde", "acdeb", f"aBcde{n}b"}
+
+
+def test_what_is_refused(target):
+    def reason(group: Group) -> str:
+        found = ConvProvider().offer(group, target)
+        assert isinstance(found, Refusal)
+        return found.reason
+
+    assert reason(conv((0, 4, 9), 4, 3)) == "a tensor is empty"
+    first = SliceAttributes((0, 0, 0), (1, 4, 5), (1, 1, 1))
+    moved = conv((1, 4, 9), 4, 3, steps=lambda g, x, y: g.add("slice", [y], first))
+    assert reason(moved) == "an output is not computed from the product element by element"
