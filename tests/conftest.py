@@ -15,6 +15,7 @@ from korch.measure.compiler import Builder
 from korch.measure.database import Database
 from korch.measure.toolchain import find_compiler
 from korch.options import default_threads
+from korch.pipeline import find_programs
 from korch.target import Target, detect_target
 
 # The same examples on every machine, however slow: a change is judged by itself, not by its luck.
@@ -29,6 +30,13 @@ settings.load_profile("korch")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the tests marked as long, so that no process is left with one at the end."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+@pytest.fixture(autouse=True)
+def no_superoptimizer_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the superoptimizer no time unless a test gives it some: it may take all that it gets."""
+    monkeypatch.setattr(find_programs, "SUPEROPT_SECONDS", 0.0)
+    monkeypatch.setattr(find_programs, "SUPEROPT_SHARE", 0.0)
 
 
 class _Faults(logging.Handler):

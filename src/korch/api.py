@@ -51,6 +51,7 @@ def optimize(
     target: str = "cpu",
     threads: int | None = None,
     budget: float | None = None,
+    superopt: float | None = None,
     shapes: Shapes | Sequence[Shapes] | None = None,
     strict: bool = False,
     progress: Progress | None = None,
@@ -67,6 +68,7 @@ def optimize(
         target: what to build for.
         threads: threads of the executable; all cores by default.
         budget: seconds until the executable is there, with the best plan so far.
+        superopt: seconds for the search for kernels of several products, or of a product and a normalization.
         shapes: for unknown dimensions, shapes by input name or a size by the dimension's name; a
             sequence of such bindings gives one executable with a plan for each.
         strict: only rewrites and algorithms that keep the order of floating-point operations, up
@@ -82,13 +84,14 @@ def optimize(
         KorchError: the model, an option or the machine is not fit; the text says what to do.
     """
     known = inspect.signature(optimize).parameters.keys() | {f.name for f in fields(Options)}
-    known -= {"budget_s", "model", "options"}
+    known -= {"budget_s", "superopt_s", "model", "options"}
     if unknown := [name for name in options if name not in known]:
         raise unknown_option(unknown[0], known, "korch.optimize")
     record = Options(
         target=target,
         threads=default_threads() if threads is None else threads,
         budget_s=budget,
+        superopt_s=superopt,
         strict=strict,
         **options,
     )

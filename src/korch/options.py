@@ -31,9 +31,16 @@ WHOLE_PRIMITIVES = 320
 SEGMENT_PRIMITIVES = 120
 """The largest number of primitives in a segment of a larger model."""
 
+SUPEROPT_SECONDS = 20.0
+"""The longest time of the superoptimizer if there is no budget."""
+
+SUPEROPT_SHARE = 0.1
+"""Its share of a budget."""
+
 _RANGES: Ranges = {
     "threads": (lambda value: value >= 1, "at least 1"),
     "gap": (lambda value: 0 <= value < 1, "a share, at least 0 and less than 1; 0.05 is 5 %"),
+    "superopt_s": (lambda value: value >= 0, "seconds, at least 0"),
     "budget_s": (lambda value: value > 0, "seconds, more than 0"),
     "tolerance": (lambda value: 0 < value < math.inf, "a part of the largest element, more than 0"),
 }
@@ -117,6 +124,13 @@ class Options:
         metadata={
             "help": "the number of seconds after which the artifact is written with the best plan found so far "
             "(default: no limit)"
+        },
+    )
+    superopt_s: float | None = field(
+        default=None,
+        metadata={
+            "help": "the number of seconds for the search for kernels of several products, or of a product and a "
+            f"normalization; 0: no such search (default: a tenth of the budget, or {SUPEROPT_SECONDS:.0f} s)"
         },
     )
     strict: bool = field(
@@ -228,6 +242,11 @@ class Options:
     def allows_tf32(self) -> bool:
         """Whether float32 products may round their factors to 11 bits."""
         return self.precision == "tf32"
+
+    @property
+    def has_superopt(self) -> bool:
+        """Whether programs are searched; they reorder operations, and only measuring shows which are fast."""
+        return self.superopt_s != 0 and self.measure and not self.strict and not self.is_cuda
 
     def for_search(self, number: int) -> Options:
         """Return the options of one of several searches.

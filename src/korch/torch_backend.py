@@ -183,11 +183,11 @@ class _Bound(torch.nn.Module):  # type: ignore[misc]
 def _options(options: Mapping[str, Any]) -> tuple[Options, int]:
     given = dict(options)
     max_shapes = given.pop("max_shapes", DEFAULT_MAX_SHAPES)
-    if "budget" in given:
-        given["budget_s"] = given.pop("budget")
+    for name in {"budget", "superopt"} & given.keys():
+        given[f"{name}_s"] = given.pop(name)
     known = [field.name for field in fields(Options)]
     if unknown := [name for name in given if name not in known]:
-        raise unknown_option(unknown[0], ["budget", "max_shapes", *known], "torch.compile")
+        raise unknown_option(unknown[0], ["budget", "superopt", "max_shapes", *known], "torch.compile")
     if not isinstance(max_shapes, int) or max_shapes < 1:
         raise OptionError(
             f"the value {max_shapes!r} is no number of shapes", where="option max_shapes", expected="at least 1"

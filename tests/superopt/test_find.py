@@ -1,16 +1,20 @@
 """Programs of blocks are found from the plain group, and verified."""
 
+import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from korch.candidate.candidate import Group, make_group
+from korch.deadline import Deadline
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.ops.layout import ReshapeAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.superopt.axes import NotNamedError, named
+from korch.superopt.choose import gain_of, ranked
 from korch.superopt.expressions import expressions
-from korch.superopt.find import Finder, search
+from korch.superopt.find import LATE, Finder, Finding, search
 from korch.superopt.generate import Rules, block_graphs
 from korch.superopt.sizes import Machine
 from korch.superopt.verify import verify
@@ -155,9 +159,61 @@ class Kept:
         self.facts[name] = value
 
 
+def found_by(finder: Finder, group: Group, seconds: float) -> Finding:
+    finder.search_all([group], Deadline.after(seconds, time.monotonic()))
+    return finder.find(group)
+
+
 def test_results_are_kept_by_group():
     kept, group = Kept(), group_of(BLOCKS["lora"]())
-    first = Finder(kept, MACHINE, 30.0, "1").find(group)
-    again = Finder(kept, MACHINE, 0.0, "1").find(replace(group, inputs=group.inputs))
-    assert again.programs == first.programs != ()
-    assert Finder(kept, MACHINE, 0.0, "2").find(group).reason == "no time is left for the superoptimizer"
+    assert Finder(kept, MACHINE, "1").find(group).reason == "it was not searched"
+    first = found_by(Finder(kept, MACHINE, "1"), group, 30.0)
+    again = found_by(Finder(kept, MACHINE, "1"), replace(group, inputs=group.inputs), 0.0)
+    assert again == first
+    assert first.programs
+    assert found_by(Finder(kept, MACHINE, "2"), group, 0.0).reason == LATE
+    assert found_by(Finder(kept, replace(MACHINE, lanes=8), "1"), group, 0.0).reason == LATE
+
+
+PROGRAM = '{"programs": [{"text": "%s", "packed": [], "turns": 1, "steps": [], "estimate_ns": 1.0}]}'
+
+
+@pytest.mark.parametrize("damage", ["", '{"programs": 3}', PROGRAM % "x"])
+def test_a_damaged_result_is_searched_again(damage):
+    kept, group = Kept(), group_of(BLOCKS["lora"]())
+    found_by(Finder(kept, MACHINE, "1"), group, 30.0)
+    (name,) = kept.facts
+    kept.facts[name] = damage
+    assert found_by(Finder(kept, MACHINE, "1"), group, 30.0).programs
+    assert kept.facts[name] != damage
+
+
+def test_a_search_that_was_cut_short_is_not_kept():
+    kept, group = Kept(), group_of(BLOCKS["lora"]())
+    assert not found_by(Finder(kept, MACHINE, "1"), group, 1e-9).programs
+    assert not kept.facts
+
+
+def test_recorded_answers_count():
+    kept, group, asked = Kept(), group_of(BLOCKS["lora"]()), []
+    recorded = '{"reason": "as recorded"}'
+
+    def answer(kind: str, question: object, ask: Callable[[], object]) -> object:
+        asked.append((kind, question))
+        return recorded
+
+    finder = Finder(kept, MACHINE, "1")
+    finder.search_all([group], Deadline(), answer)
+    assert asked == [("superopt", group.key)]
+    assert finder.find(group).reason == "as recorded"
+    report = finder.report()
+    assert (report.groups, report.searched, report.fruitful, report.programs) == (1, 1, 0, 0)
+
+
+def test_groups_are_ranked_by_what_can_be_won():
+    """More scores in memory, or more instances, come first; what is long and gains a start only is left out."""
+    small, large = (group_of(attention(2, n, n, 8, 8)) for n in (16, 64))
+    assert [*ranked([(small, 1), (large, 1)], MACHINE)] == [large, small]
+    assert [*ranked([(small, 1), (large, 1), (small, 99)], MACHINE)] == [small, large]
+    assert gain_of(large, MACHINE).is_worth_it
+    assert not gain_of(group_of(rms_norm_product(8, 4096, 4096)), MACHINE).is_worth_it

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from korch.candidate.candidate import Refusal
+from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.shape import FUSED
+from korch.deadline import Deadline
 from korch.measure.compiler import Builder
 from korch.provider.generated import GeneratedProvider
 from korch.superopt.find import Finder
@@ -32,7 +33,15 @@ def target() -> Target:
 
 
 def provider_for(target: Target) -> GeneratedProvider:
-    return GeneratedProvider(finder=Finder(Kept(), Machine(target.lanes, 2, target.l2_bytes), 60.0, "1"))
+    return GeneratedProvider(finder=Finder(Kept(), Machine(target.lanes, 2, target.l2_bytes), "1"))
+
+
+def offers_of(provider: GeneratedProvider, group: Group, target: Target) -> list[Offer]:
+    """Return the offers of a group, after a search for it."""
+    provider.finder.search_all([group], Deadline())
+    offers = provider.offer(group, target)
+    assert not isinstance(offers, Refusal), offers.reason
+    return [*offers]
 
 
 def test_kernels_of_found_programs(target, tmp_path):
@@ -41,8 +50,7 @@ def test_kernels_of_found_programs(target, tmp_path):
         graph = make()
         weights = frozenset(i for i, (n, _) in enumerate(graph.inputs) if n in ("w", "v", "a", "b"))
         group = replace(group_of(graph), constant_inputs=weights if name in ("lora", "gated-mlp") else frozenset())
-        offers = provider.offer(group, target)
-        assert not isinstance(offers, Refusal), offers.reason
+        offers = offers_of(provider, group, target)
         for offer in (offers[0], offers[-1]):
             kernel = provider.build(group, offer, target)
             assert not isinstance(kernel, Refusal)
@@ -61,7 +69,7 @@ def test_scores_that_are_masked_have_no_share(target, tmp_path):
     provider, builder, rng = provider_for(target), Builder(target.isa, tmp_path), np.random.default_rng(4)
     scores = rng.standard_normal((5, 96)).astype(np.float32)
     scores[:, :64] = -np.inf
-    offers = [offer for offer in provider.offer(group, target) if "rescale" in provider.found(group, offer).text]
+    offers = [offer for offer in offers_of(provider, group, target) if "rescale" in provider.found(group, offer).text]
     assert offers
     for offer in offers[-1:]:
         kernel = provider.build(group, offer, target)

@@ -17,6 +17,7 @@ from korch.measure.expect import expect
 from korch.measure.meter import AnyMeter
 from korch.measure.record import Measured
 from korch.partition.join import with_constants_of
+from korch.pipeline.find_programs import found_programs
 from korch.pipeline.run import SAFETY, Run
 from korch.program.problem import Status
 from korch.report.rivals import grouping_rows, rivals_of
@@ -84,6 +85,7 @@ def _complete(report: Report, run: Run, validation: Validation, groupings: Group
         not_compiled=(*run.meter.uncompiled.values(), *validation.uncompiled()),
         side_by_side=concurrent,
         rivals={step.candidate: report.rivals.get(step.candidate, ()) for step in plan.steps},
+        programs=found_programs(run, won.steps),
         groupings=groupings.get(won.name, ()),
         kernels=plan.kernel_count,
         in_place=len(plan.steps) - plan.kernel_count,
@@ -125,6 +127,7 @@ def search_report(run: Run) -> Report:
         operators=tuple(OperatorRecord(o.label, tuple(o.inputs), tuple(o.outputs)) for o in run.operators.operators),
         partition=run.outcome.partition,
         machine=run.meter.rates(),
+        found=run.found,
     )
 
 

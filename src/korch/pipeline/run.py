@@ -25,6 +25,7 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.executable import Executable
 from korch.search.ledger import Ledger
+from korch.superopt.find import FinderReport
 from korch.tile.program import TileProgram
 from korch.validation.validate import BUILD_KERNELS, WEIGHTS_BYTES
 
@@ -71,10 +72,10 @@ class Run:
         partition: the segments with their alternatives, and `joined`, the graph of all of them, set
             by "saturate".
         standard: random inputs and the exact results for them, set by "reference".
-        meter: it builds and times kernels; `tasks` are the blocks with their candidates, and both
-            are set by "candidates".
-        ledger: the questions of the search and the answers of the meter, and `outcome`, the plans,
-            set by "orchestrate".
+        meter: it builds and times kernels; `ledger` has the questions of the search and its answers;
+            `found` counts the programs that the superoptimizer finds; `tasks` are the blocks with their
+            candidates. All are set by "candidates".
+        outcome: the plans, set by "orchestrate".
         programs: the kernels of the best plan with their tile programs, set by "lower".
         executable: the result, set by "build".
     """
@@ -96,6 +97,7 @@ class Run:
     standard: Standard = field(init=False)
     meter: AnyMeter = field(init=False)
     ledger: Ledger = field(init=False)
+    found: FinderReport | None = None
     tasks: list[Task] = field(init=False)
     outcome: Outcome = field(init=False)
     programs: tuple[tuple[Candidate, TileProgram | None], ...] = field(init=False)

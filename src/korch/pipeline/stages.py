@@ -36,6 +36,7 @@ from korch.partition.spill import Spill
 from korch.partition.split import split_segments
 from korch.pipeline import texts
 from korch.pipeline.build import build_plans
+from korch.pipeline.find_programs import find_programs
 from korch.pipeline.run import ENUMERATE_SHARE, REWRITE_SHARE, Run
 from korch.primitive.check import check_graph
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
@@ -48,7 +49,6 @@ from korch.search.instance import check_steps
 from korch.search.ledger import Ledger
 from korch.search.result import PlanName, Round
 from korch.tile.check import check_program
-from korch.tile.lower import lower
 from korch.tile.staging import DEVICE, Machine
 from korch.validation.standard import standard_of
 
@@ -164,6 +164,8 @@ def collect_candidates(run: Run) -> None:
     """Set the candidates of each block, and the meter that builds and times them."""
     run.meter = run.resources.enter_context(open_meter(run.options, run.weights_bytes))
     deadline = run.deadline.less(1 - ENUMERATE_SHARE)
+    run.ledger = _ledger(run)
+    find_programs(run)
     run.tasks = prepare_all(run.partition, run.joined, run.meter, run.options, deadline)
     run.progress("candidates", texts.tasks_line(run.tasks))
     run.meter.tell = partial(run.progress, "orchestrate")
@@ -174,7 +176,6 @@ def collect_candidates(run: Run) -> None:
 def orchestrate(run: Run) -> None:
     """Set the plans: the best one first, then those that it is compared with."""
     with _interruptible(run):
-        run.ledger = _ledger(run)
         run.outcome = search_plans(run)
         run.outcome = _with_side_by_side(run)
 
@@ -236,12 +237,13 @@ def lower_plan(run: Run) -> None:
     machine = DEVICE
     if isinstance(run.meter, CpuMeter):
         machine = Machine(run.meter.target.lanes, run.options.threads)
+    makers = (provider for provider in run.meter.providers if isinstance(provider, GeneratedProvider))
+    generator = next(makers, GeneratedProvider())
     programs = []
     for candidate in run.best_plan:
         program = None
         if candidate.provider == GeneratedProvider.name:
-            offer = candidate.offer
-            program = lower(candidate.group.body, offer.inputs, offer.outputs, machine, offer.variant == "keep")
+            program = generator.program(candidate.group, candidate.offer, machine)
         programs.append((candidate, program))
     run.programs = tuple(programs)
 

@@ -26,7 +26,7 @@ from korch.tile.program import TileProgram
 from korch.tile.staging import Machine
 
 FOUND = "found"
-"""The variants of offers of found programs are this word and a number."""
+"""The variants of offers of found programs are this word and the program's hash."""
 
 LEAST_STREAM_BYTES = 16 << 20
 """Outputs of fewer bytes are not written past the caches, however small these are."""
@@ -81,20 +81,21 @@ class GeneratedProvider:
             return Refusal("a product alone is made by other providers")
         finding = finder.find(group)
         offers = []
-        for number, found in enumerate(finding.programs):
+        for found in finding.programs:
             inputs = list(group.plain_layouts[0])
-            for position, columns in found.packed.items():
+            for position, columns in found.packed:
                 rank = group.input_types[position].rank
                 order = (*range(rank - 2), rank - 1, rank - 2)
                 inputs[position] = Layout(order, ((rank - 1, columns),))
-            offers.append(Offer(tuple(inputs), group.plain_layouts[1], f"{FOUND} {number}"))
+            offers.append(Offer(tuple(inputs), group.plain_layouts[1], f"{FOUND} {found.name}"))
         return tuple(offers) or Refusal(finding.reason or "no program is found for it")
 
     def found(self, group: Group, offer: Offer) -> FoundProgram | None:
         """Return the found program of an offer, or None if it is no such offer."""
         if self.finder is None or not offer.variant.startswith(FOUND):
             return None
-        return self.finder.find(group).programs[int(offer.variant.split()[1])]
+        programs = {found.name: found for found in self.finder.find(group).programs}
+        return programs[offer.variant.removeprefix(FOUND).strip()]
 
     def program(self, group: Group, offer: Offer, machine: Machine) -> TileProgram:
         """Return the tile program of an offer.

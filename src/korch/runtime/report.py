@@ -17,6 +17,7 @@ from korch.measure.uncompiled import Uncompiled
 from korch.numerics import Difference
 from korch.runtime.record import ModelRecord
 from korch.search.result import PlanName, Round
+from korch.superopt.find import FinderReport, FoundProgram
 
 CALL_NS = 200_000
 """A run is called from Python, and may take this much longer than its kernels."""
@@ -262,6 +263,8 @@ class Report:
         side_by_side: the concurrent kernels of the plan, if it has any.
         rivals: by candidate of the plan, other candidates for the same primitives.
         groupings: for each kernel of the plan, other groupings of its primitives.
+        found: what the superoptimizer did; None if it did not run.
+        programs: by candidate of the plan, the program that the superoptimizer found.
         kernels: the number of kernels of the plan, and `in_place`, of concatenations without one.
         flop: the floating-point operations of the plan.
         arena_bytes: the size of the memory for intermediate values.
@@ -310,6 +313,8 @@ class Report:
     side_by_side: SideBySide | None = None
     rivals: Mapping[str, tuple[Rival, ...]] = field(default_factory=dict)
     groupings: tuple[tuple[GroupingRecord, ...], ...] = ()
+    found: FinderReport | None = None
+    programs: Mapping[str, FoundProgram] = field(default_factory=dict)
     kernels: int = 0
     in_place: int = 0
     flop: int = 0

@@ -1,20 +1,25 @@
 """Group -> verified tile programs that compute it, found by search and kept.
 
 Block graphs are generated, the best cuts of the best of them are emitted, and each is verified at small
-sizes, with blocks that are not full, before it is offered. Results are kept by the group's key, with
-the counts of what was pruned; so another model with the same group has them at once.
+sizes, with blocks that are not full, before it is offered. Results are kept in the database by the group's
+key, with the counts of what was pruned; so another model with the same group has them at once.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Protocol
 
 from korch.candidate.candidate import Group
+from korch.deadline import Deadline
 from korch.errors import InvalidGraphError
+from korch.records import plain, read_record
 from korch.superopt.axes import Named, NotNamedError, named, resized
 from korch.superopt.emit import NotEmittedError, Sizes, emit
 from korch.superopt.expressions import Expressions, expressions
@@ -42,6 +47,9 @@ PANEL_VECTORS = 2
 """Vectors of columns in a panel of a packed input."""
 
 
+LATE = "no time is left for the superoptimizer"
+
+
 class Facts(Protocol):
     """Where results are kept."""
 
@@ -52,21 +60,25 @@ class Facts(Protocol):
         """Keep a text."""
 
 
-@dataclass(frozen=True, slots=True)
+Answer = Callable[[str, object, Callable[[], object]], object]
+"""Returns the answer to a question of some kind: that of a function, or in a replay the one that was recorded."""
+
+
+@dataclass(frozen=True)
 class FoundProgram:
     """A verified program of a group.
 
     Attributes:
         text: the program.
-        packed: positions of constant inputs that come in panels, with the columns of a panel.
-        loop: the number of turns of its loop, 1 if there is none.
+        packed: positions of constant inputs that come in panels, each with the columns of a panel.
+        turns: how often its loop runs, 1 if there is none.
         steps: its block graph, a line for each step.
         estimate_ns: its estimated time.
     """
 
     text: str
-    packed: Mapping[int, int]
-    loop: int
+    packed: tuple[tuple[int, int], ...]
+    turns: int
     steps: tuple[str, ...]
     estimate_ns: float
 
@@ -74,6 +86,11 @@ class FoundProgram:
     def program(self) -> TileProgram:
         """The program."""
         return parse_program(self.text)
+
+    @cached_property
+    def name(self) -> str:
+        """A short hash of the text."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,54 +101,123 @@ class Finding:
         programs: the best first.
         visited: prefixes that were visited.
         pruned: how many were left, by rule.
-        refused: how many block graphs the verifier refused, by reason.
+        refused: how many block graphs were refused, by reason.
         seconds: of the search.
         reason: why nothing was searched, or "".
+        is_complete: whether no limit of time ended it.
     """
 
     programs: tuple[FoundProgram, ...] = ()
     visited: int = 0
-    pruned: Mapping[str, int] | None = None
-    refused: Mapping[str, int] | None = None
+    pruned: Mapping[str, int] = field(default_factory=dict)
+    refused: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     reason: str = ""
+    is_complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class FinderReport:
+    """What the superoptimizer did in one optimization.
+
+    Attributes:
+        groups: how many it was given; `searched`, those that it came to; `fruitful`, those with programs.
+        programs: how many it found.
+        seconds: the time that their searches took, in this optimization or an earlier one.
+        visited: prefixes of block graphs that were visited.
+        pruned: how many of them were left, by rule.
+        refused: how many block graphs were refused, by reason.
+    """
+
+    groups: int
+    searched: int
+    fruitful: int
+    programs: int
+    seconds: float
+    visited: int
+    pruned: Mapping[str, int]
+    refused: Mapping[str, int]
+
+    def __str__(self) -> str:
+        late = self.groups - self.searched
+        return (
+            f"superoptimizer: {self.programs} programs for {self.fruitful} of {self.groups} groups, "
+            f"{self.visited:,} prefixes visited in {self.seconds:.1f} s"
+            + (f"; no time was left for {late} groups" if late else "")
+        )
 
 
 class Finder:
-    """Finds programs within a number of seconds."""
+    """Finds programs of groups, and says which were found."""
 
-    def __init__(self, facts: Facts, machine: Machine, seconds: float, version: str) -> None:
-        """Keep results in `facts` under a version; search for `seconds` in all."""
-        self.facts, self.machine, self.left, self.version = facts, machine, seconds, version
+    def __init__(self, facts: Facts, machine: Machine, version: str) -> None:
+        """Keep results in `facts` under a version."""
+        self.facts, self.machine, self.version = facts, machine, version
         self.known: dict[str, Finding] = {}
 
     def find(self, group: Group) -> Finding:
-        """Return the programs of a group, from what is kept if it was searched before."""
-        if group.key not in self.known:
-            name = f"superopt {self.version} {group.key}"
-            kept = self.facts.fact(name)
-            if kept is not None:
-                self.known[group.key] = _read(kept)
-            elif self.left > 0:
-                begin = time.monotonic()
-                finding = search(group, self.machine, min(GROUP_SECONDS, self.left))
-                self.left -= time.monotonic() - begin
-                self.known[group.key] = finding
-                self.facts.put_fact(name, json.dumps(asdict(finding)))
-            else:
-                return Finding(reason="no time is left for the superoptimizer")
-        return self.known[group.key]
+        """Return what was found for a group."""
+        return self.known.get(group.key) or Finding(reason="it was not searched")
 
+    def search_all(self, groups: Iterable[Group], deadline: Deadline, answer: Answer = lambda *q: q[2]()) -> None:
+        """Search for programs of some groups in turn.
 
-def _read(text: str) -> Finding:
-    data = json.loads(text)
-    programs = (
-        FoundProgram(
-            **{**program, "packed": {int(i): n for i, n in program["packed"].items()}, "steps": tuple(program["steps"])}
+        Args:
+            groups: those that promise most first.
+            deadline: when to stop; what is kept is found also later.
+            answer: records each result, or returns the recorded one.
+        """
+        for group in groups:
+            text = answer("superopt", group.key, lambda group=group: self._result(group, deadline))  # type: ignore[misc]
+            self.known[group.key] = _read(str(text)) or Finding(reason="its record is damaged")
+
+    def _result(self, group: Group, deadline: Deadline) -> str:
+        """Return the finding of a group as text: the one that is kept, or that of a search."""
+        name = f"superopt {self.version} {self.machine} {group.key}"
+        kept = self.facts.fact(name)
+        if kept is not None and _read(kept) is not None:
+            return kept
+        left_s = deadline.left_s
+        seconds = GROUP_SECONDS if left_s is None else min(GROUP_SECONDS, left_s)
+        if seconds <= 0:
+            return _text(Finding(reason=LATE))
+        finding = search(group, self.machine, seconds)
+        if finding.is_complete or seconds == GROUP_SECONDS:
+            self.facts.put_fact(name, _text(finding))
+        return _text(finding)
+
+    def report(self) -> FinderReport:
+        """Return the counts over all groups."""
+        found = self.known.values()
+        pruned, refused = Counter[str](), Counter[str]()
+        for finding in found:
+            pruned.update(finding.pruned)
+            refused.update(finding.refused)
+        return FinderReport(
+            groups=len(found),
+            searched=sum(finding.reason != LATE for finding in found),
+            fruitful=sum(bool(finding.programs) for finding in found),
+            programs=sum(len(finding.programs) for finding in found),
+            seconds=sum(finding.seconds for finding in found),
+            visited=sum(finding.visited for finding in found),
+            pruned=dict(pruned.most_common()),
+            refused=dict(refused.most_common()),
         )
-        for program in data["programs"]
-    )
-    return Finding(**{**data, "programs": tuple(programs)})
+
+
+def _text(finding: Finding) -> str:
+    return json.dumps(plain(finding))
+
+
+def _read(text: str) -> Finding | None:
+    """Return the finding that a text is; None if it is damaged."""
+    try:
+        finding = read_record(Finding, json.loads(text), "finding")
+        for found in finding.programs:
+            check_program(found.program)
+    except (ValueError, TypeError, InvalidGraphError):
+        return None
+    return finding
 
 
 def search(group: Group, machine: Machine, seconds: float = GROUP_SECONDS) -> Finding:
@@ -186,8 +272,11 @@ class _Selection:
             else:
                 reason = reason or made or ""
                 refused[reason] = refused.get(reason, 0) + 1
-        pruned = dict(self.found.pruned)
-        return Finding(tuple(programs), self.found.visited, pruned, refused, time.monotonic() - self.begin)
+        now, found = time.monotonic(), self.found
+        is_complete = found.is_complete and now <= self.end
+        return Finding(
+            tuple(programs), found.visited, dict(found.pruned), refused, now - self.begin, is_complete=is_complete
+        )
 
     def _refusal(self, graph: BlockGraph) -> str:
         """Return why the verifier refuses a block graph, "" if it does not."""
@@ -211,7 +300,7 @@ class _Selection:
             return str(error)
         turns = -(-self.computation.sizes[graph.loop] // cut.blocks[graph.loop]) if graph.loop else 1
         lines = tuple(describe(step) for step in graph.steps)
-        return FoundProgram(format_program(program), packed, turns, lines, cut.estimate_ns)
+        return FoundProgram(format_program(program), tuple(packed.items()), turns, lines, cut.estimate_ns)
 
     def _packed(self, graph: BlockGraph) -> dict[int, int]:
         """Return the constant matrices that only are second operands, with the columns of their panels."""

@@ -1,0 +1,313 @@
+"""The superoptimizer: mutated programs, what pruning saves, and Mirage's six blocks against other engines.
+
+    python -m benchmarks.superopt mutants --count 10000
+    python -m benchmarks.superopt pruning --seconds 60
+    python -m benchmarks.superopt blocks --batch 1 8 --rounds 15
+
+Each command prints a table and writes it as JSON to benchmarks/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+import korch
+from korch.candidate.candidate import make_group
+from korch.primitive import reference
+from korch.primitive.graph import PrimitiveGraph
+from korch.report.compare import Comparison, RunnerSpec, Settings, compare
+from korch.report.peers.inputs import random_inputs
+from korch.superopt.axes import named
+from korch.superopt.expressions import expressions
+from korch.superopt.find import search
+from korch.superopt.generate import Rules, block_graphs
+from korch.superopt.sizes import Machine
+from korch.superopt.verify import verify
+from korch.tile.arithmetic import Float64
+from korch.tile.program import TileProgram
+from korch.tile.reference import run_program
+from tests.support.blocks import BLOCKS, rms_norm_product
+from tests.support.mutants import mutant
+
+RESULTS = Path(__file__).parent / "results"
+MACHINE = Machine(4, 2, 1 << 16)
+ENGINES = ("onnxruntime", "openvino", "inductor")
+
+
+def found_programs() -> Iterator[tuple[str, PrimitiveGraph, TileProgram]]:
+    """Yield the programs that are found for the blocks at small sizes."""
+    for name, make in BLOCKS.items():
+        graph = make()
+        group = make_group(graph, range(len(graph.primitives)), [v for _, v in graph.outputs])
+        for found in search(group, MACHINE, 30.0).programs:
+            yield name, group.body, found.program
+
+
+def mutants(count: int, seed: int) -> dict[str, Any]:
+    """Verify mutated programs; what is accepted is compared with the reference on other inputs."""
+    rng, programs = np.random.default_rng(seed), list(found_programs())
+    counts: Counter[str] = Counter()
+    by_change: Counter[str] = Counter()
+    wrong: list[str] = []
+    begin = time.monotonic()
+    for number in range(count):
+        name, graph, program = programs[number % len(programs)]
+        what, changed = mutant(program, rng)
+        if changed == program:
+            counts["unchanged"] += 1
+            continue
+        verdict = verify(changed, graph, number)
+        by_change[what] += 1
+        if not verdict.is_equal:
+            counts["refused"] += 1
+            continue
+        counts["accepted"] += 1
+        if difference := _differs(changed, graph, number):
+            wrong.append(f"{name}: {what}: {difference}")
+    return {
+        "mutants": count,
+        "programs": len(programs),
+        "counts": dict(counts),
+        "by change": dict(by_change),
+        "wrongly accepted": wrong,
+        "seconds": round(time.monotonic() - begin, 1),
+    }
+
+
+def _differs(program: TileProgram, graph: PrimitiveGraph, seed: int) -> str:
+    """Return how a program differs from its graph in float64, on inputs that the verifier has not seen."""
+    rng = np.random.default_rng((seed, 1))
+    for _ in range(3):
+        feeds = {name: rng.standard_normal(graph.types[v].shape) * rng.uniform(0.3, 2) for name, v in graph.inputs}
+        (wanted,) = reference.run(graph, feeds, exact=True).values()
+        (found,) = run_program(program, [*feeds.values()], seed, Float64())
+        error = float(np.abs(found - wanted.reshape(-1)).max() / np.abs(wanted).max())
+        if not error < 1e-9:
+            return f"an error of {error:.1e}"
+    return ""
+
+
+def pruning(seconds: float) -> list[dict[str, Any]]:
+    """Count the prefixes that are visited for RMSNorm and a product, with and without each kind of pruning."""
+    rows = []
+    computation = named(rms_norm_product())
+    ways = {True: expressions(computation), False: expressions(computation, joins=False)}
+    every = {"by_expression": True, "by_readers": True, "by_bound": True}
+    kinds: dict[str, dict[str, bool]] = {
+        "all": every,
+        "without bound": {**every, "by_bound": False},
+        "without readers": {**every, "by_readers": False, "by_bound": False},
+        "without expressions": {**every, "by_expression": False},
+        "none": dict.fromkeys(every, False),
+    }
+    for steps in range(5, 12):
+        for kind, flags in kinds.items():
+            rules = Rules(most_steps=steps, seconds=seconds, most_found=10_000, **flags)
+            found = block_graphs(computation, ways[False], rules)
+            rows.append(
+                {
+                    "steps": steps,
+                    "pruning": kind,
+                    "visited": found.visited,
+                    "found": len(found.found),
+                    "pruned": dict(found.pruned),
+                    "seconds": round(found.seconds, 2),
+                    "is_complete": found.is_complete,
+                }
+            )
+            print(rows[-1])
+    return rows
+
+
+# Models of the six blocks
+
+
+class Model:
+    """An ONNX model under construction; weights are random."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: list[onnx.TensorProto] = []
+        self.inputs: list[onnx.ValueInfoProto] = []
+        self.rng = np.random.default_rng(0)
+
+    def input(self, *shape: int) -> str:
+        """Return an input."""
+        name = f"x{len(self.inputs)}"
+        self.inputs.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape))
+        return name
+
+    def weight(self, *shape: int) -> str:
+        """Return a random weight."""
+        array = (self.rng.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32)
+        return self.constant(array)
+
+    def constant(self, array: Any) -> str:
+        """Return a constant."""
+        name = f"w{len(self.weights)}"
+        self.weights.append(numpy_helper.from_array(np.asarray(array), name))
+        return name
+
+    def add(self, op: str, *inputs: str, **attributes: Any) -> str:
+        """Return the result of an operator."""
+        name = f"v{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, list(inputs), [name], **attributes))
+        return name
+
+    def normalized(self, x: str, epsilon: float = 1e-5) -> str:
+        """Return x over the root of the mean of its squares along the last axis."""
+        axes = self.constant(np.array([-1], np.int64))
+        mean = self.add("ReduceMean", self.add("Mul", x, x), axes, keepdims=1)
+        return self.add("Div", x, self.add("Sqrt", self.add("Add", mean, self.constant(np.float32(epsilon)))))
+
+    def attention(self, q: str, k: str, v: str, d: int) -> str:
+        """Return softmax(q k' / sqrt(d)) v."""
+        scores = self.add("MatMul", q, self.add("Transpose", k, perm=[0, 2, 1]))
+        scaled = self.add("Mul", scores, self.constant(np.float32(d**-0.5)))
+        return self.add("MatMul", self.add("Softmax", scaled, axis=-1), v)
+
+    def save(self, result: str, path: Path) -> Path:
+        """Write the model with one output."""
+        output = helper.make_tensor_value_info(result, onnx.TensorProto.FLOAT, None)
+        graph = helper.make_graph(self.nodes, "block", self.inputs, [output], self.weights)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+        onnx.save(onnx.shape_inference.infer_shapes(model), path)
+        return path
+
+
+def gqa(m: Model, batch: int) -> str:
+    """Return attention of 8 heads for keys, 4 queries each, 1024 keys of 64."""
+    q, k, v = m.input(8 * batch, 4, 64), m.input(8 * batch, 1024, 64), m.input(8 * batch, 1024, 64)
+    return m.attention(q, k, v, 64)
+
+
+def qk_norm(m: Model, batch: int) -> str:
+    """Return attention of 8 heads, 64 normalized queries, 256 normalized keys of 64."""
+    q, k, v = m.input(8 * batch, 64, 64), m.input(8 * batch, 256, 64), m.input(8 * batch, 256, 64)
+    return m.attention(m.normalized(q), m.normalized(k), v, 64)
+
+
+def rms_norm(m: Model, batch: int) -> str:
+    """Return the product of a normalized row of 1024 and a matrix of 1024 columns."""
+    x = m.normalized(m.input(batch, 1024))
+    return m.add("MatMul", m.add("Mul", x, m.weight(1024)), m.weight(1024, 1024))
+
+
+def lora(m: Model, batch: int) -> str:
+    """Return the product of a row of 1024 with a matrix and with one of rank 16."""
+    x = m.input(batch, 1024)
+    low = m.add("MatMul", m.add("MatMul", x, m.weight(1024, 16)), m.weight(16, 1024))
+    return m.add("Add", m.add("MatMul", x, m.weight(1024, 1024)), low)
+
+
+def gated_mlp(m: Model, batch: int) -> str:
+    """Return silu(x w) (x v) of a row of 1024."""
+    x = m.input(batch, 1024)
+    gate = m.add("MatMul", x, m.weight(1024, 1024))
+    gate = m.add("Mul", gate, m.add("Sigmoid", gate))
+    return m.add("Mul", gate, m.add("MatMul", x, m.weight(1024, 1024)))
+
+
+def n_trans(m: Model, batch: int) -> str:
+    """Return norm(x + alpha (norm(h) - x)) of 16 rows of 1024 for each of a batch."""
+    x, h, alpha = m.input(16 * batch, 1024), m.input(16 * batch, 1024), m.weight(1024)
+    step = m.add("Mul", alpha, m.add("Sub", m.normalized(h), x))
+    return m.normalized(m.add("Add", x, step))
+
+
+MODELS: dict[str, Callable[[Model, int], str]] = {
+    "GQA": gqa,
+    "QKNorm": qk_norm,
+    "RMSNorm": rms_norm,
+    "LoRA": lora,
+    "GatedMLP": gated_mlp,
+    "nTrans": n_trans,
+}
+
+
+def prepare(folder: Path, name: str, batch: int, seconds: float) -> dict[str, Any]:
+    """Optimize a block with and without the superoptimizer, unless its artifacts are there."""
+    path, facts = folder / f"{name}-{batch}.onnx", {}
+    if not path.exists():
+        model = Model()
+        model.save(MODELS[name](model, batch), path)
+    for label, limit in (("with", seconds / 3), ("without", 0.0)):
+        out = folder / f"{name}-{batch}-{label}.korch"
+        begin = time.monotonic()
+        if not out.exists():
+            executable = korch.optimize(path, superopt=limit, budget=seconds, threads=2)
+            executable.save(out)
+            del executable
+        plan = korch.load(out)
+        facts[label] = {
+            "seconds": round(time.monotonic() - begin, 1),
+            "predicted_ms": plan.report.predicted_ms,
+            "kernels": [f"{step.provider} {step.variant}".strip() for step in plan.plan.steps],
+        }
+        del plan
+    return facts
+
+
+def measured(folder: Path, name: str, batch: int, rounds: int) -> Comparison:
+    """Compare both plans with other engines in one interleaved run."""
+    path = folder / f"{name}-{batch}.onnx"
+    runners = [RunnerSpec("korch", folder / f"{name}-{batch}-{label}.korch", label) for label in ("with", "without")]
+    runners += [RunnerSpec(engine, path) for engine in ENGINES]
+    return compare(runners, random_inputs(path, seed=0), Settings(2, rounds, leave_out=True))
+
+
+def blocks(folder: Path, names: list[str], batches: list[int], rounds: int, seconds: float, only_prepare: bool) -> Any:
+    """Return a row for each block and batch."""
+    rows = []
+    for batch in batches:
+        for name in names:
+            facts = prepare(folder, name, batch, seconds)
+            print(name, batch, json.dumps(facts), flush=True)
+            if only_prepare:
+                continue
+            comparison = measured(folder, name, batch, rounds)
+            rows.append({"block": name, "batch": batch, "plans": facts, "rows": comparison.to_json()["rows"]})
+            print(comparison, flush=True)
+    return rows
+
+
+def main() -> None:
+    """Run one of the commands."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("mutants", "pruning", "blocks"))
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--batch", type=int, nargs="*", default=[1, 8])
+    parser.add_argument("--block", nargs="*", default=list(MODELS))
+    parser.add_argument("--folder", type=Path, default=Path("/tmp/korch-superopt"))
+    parser.add_argument("--prepare", action="store_true", help="only optimize the blocks")
+    args = parser.parse_args()
+    args.folder.mkdir(exist_ok=True)
+    match args.command:
+        case "mutants":
+            result: Any = mutants(args.count, args.seed)
+        case "pruning":
+            result = pruning(args.seconds)
+        case _:
+            result = blocks(args.folder, args.block, args.batch, args.rounds, args.seconds, args.prepare)
+    if result:
+        about = {"machine": platform.processor() or platform.machine(), "result": result}
+        (RESULTS / f"superopt-{args.command}.json").write_text(json.dumps(about, indent=1) + "\n")
+        print(json.dumps(result if args.command == "mutants" else len(result), indent=1))
+
+
+if __name__ == "__main__":
+    main()

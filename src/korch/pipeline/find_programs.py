@@ -1,0 +1,53 @@
+"""Blocks with their alternatives -> tile programs that the superoptimizer finds for their groups."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+
+from korch.candidate.candidate import Candidate, Group
+from korch.measure.cpu import CpuMeter
+from korch.options import SUPEROPT_SECONDS, SUPEROPT_SHARE
+from korch.partition.block import Partition
+from korch.pipeline.run import Run
+from korch.provider.generated import GeneratedProvider
+from korch.superopt.choose import ranked
+from korch.superopt.find import Finder, FoundProgram
+from korch.superopt.groups import superopt_groups
+from korch.superopt.sizes import Machine
+
+
+def find_programs(run: Run) -> None:
+    """Let the generator of kernels offer programs that are found, if the options leave time for it."""
+    meter, options = run.meter, run.options
+    if not (isinstance(meter, CpuMeter) and options.has_superopt):
+        return
+    target = meter.target
+    machine = Machine(target.lanes, target.threads, target.l2_bytes)
+    deadline = run.deadline
+    if options.superopt_s is None and options.budget_s is not None:
+        deadline = deadline.less(1 - SUPEROPT_SHARE)
+    else:
+        seconds = SUPEROPT_SECONDS if options.superopt_s is None else options.superopt_s
+        deadline = deadline.until(time.monotonic() + seconds)
+    for provider in meter.providers:
+        if isinstance(provider, GeneratedProvider):
+            provider.finder = Finder(meter.database, machine, provider.version)
+            provider.finder.search_all(ranked(_groups(run.partition), machine), deadline, run.ledger.answer)
+            run.found = provider.finder.report()
+            if run.found.groups:
+                run.progress("candidates", str(run.found))
+
+
+def _groups(partition: Partition) -> Iterator[tuple[Group, int]]:
+    """Yield the groups of all blocks, each with how often the model has it."""
+    for block in partition.blocks:
+        for group in superopt_groups(block.graph, ()):
+            yield group, len(block.instances)
+
+
+def found_programs(run: Run, steps: Iterable[Candidate]) -> dict[str, FoundProgram]:
+    """Return, by candidate of a plan, the programs that were found, those of concurrent kernels left out."""
+    generators = (p for p in run.meter.providers if isinstance(p, GeneratedProvider))
+    found = {c.key: g.found(c.group, c.offer) for g in generators for c in steps if c.provider == g.name}
+    return {key: program for key, program in found.items() if program is not None}

@@ -1,0 +1,75 @@
+"""Groups -> those that are searched, the one first from which most can be won.
+
+What one program can save over the kernels that other providers make is at most the values that these
+write and read again, and the starts of all kernels but one. A group in which that is a small part of the
+least time for its inputs, outputs and operations is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from korch.candidate.candidate import Group
+from korch.primitive.op import Category
+from korch.superopt.sizes import BYTES_PER_NS, CYCLES_PER_NS, Machine
+
+START_NS = 1000.0
+"""The time that a kernel takes to start its threads and wait for the last one."""
+
+LEAST_GAIN = 0.003
+"""The least part of its time that a program must be able to save."""
+
+OPERATIONS_PER_LANE = 4
+"""Floating-point operations of a lane in a cycle: two fused multiplications and additions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What a program for a group can save.
+
+    Attributes:
+        saved_ns: at most.
+        least_ns: the time of any program for its inputs, outputs and operations.
+    """
+
+    saved_ns: float
+    least_ns: float
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether a search can pay."""
+        return self.saved_ns > LEAST_GAIN * (self.saved_ns + self.least_ns)
+
+
+def gain_of(group: Group, machine: Machine) -> Gain:
+    """Return what a program for a group can save over a kernel for each product and each normalization."""
+    body, bandwidth = group.body, BYTES_PER_NS * machine.threads
+    outputs = {value for _, value in body.outputs}
+    inner = set[int]()
+    for primitive in body.linear:
+        inner |= {primitive.output, *(v for v in primitive.inputs if body.producers[v])}
+    kept = [value for value in inner if value not in outputs and body.producers[value]]
+    saved_ns = sum(START_NS + 2 * body.types[value].size_bytes / bandwidth for value in kept)
+    if not kept and any(p.row.category is Category.REDUCE for p in body.primitives):
+        saved_ns = START_NS
+    moved = sum(body.types[value].size_bytes for _, value in (*body.inputs, *body.outputs))
+    rate = OPERATIONS_PER_LANE * machine.lanes * CYCLES_PER_NS * machine.threads
+    return Gain(saved_ns, moved / bandwidth + group.linear_flop / rate)
+
+
+def ranked(groups: Iterable[tuple[Group, int]], machine: Machine) -> Iterator[Group]:
+    """Yield the groups that are worth a search, the best first, each once.
+
+    Args:
+        groups: each with how often the model has it.
+        machine: what programs are made for.
+    """
+    counts: dict[str, int] = {}
+    known: dict[str, Group] = {}
+    for group, count in groups:
+        known.setdefault(group.key, group)
+        counts[group.key] = counts.get(group.key, 0) + count
+    gains = {key: gain_of(group, machine) for key, group in known.items()}
+    worth = [key for key in known if gains[key].is_worth_it]
+    yield from (known[key] for key in sorted(worth, key=lambda key: (-counts[key] * gains[key].saved_ns, key)))

@@ -1,0 +1,66 @@
+"""Models are optimized with programs that are found: kept, replayed, explained, switched off."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import korch
+from korch.errors import OptionError
+from korch.limits import SearchLimits
+from korch.superopt import find
+
+
+def lora() -> onnx.ModelProto:
+    """Return x w + (x a) b."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["p"]),
+        helper.make_node("MatMul", ["x", "a"], ["q"]),
+        helper.make_node("MatMul", ["q", "b"], ["r"]),
+        helper.make_node("Add", ["p", "r"], ["y"]),
+    ]
+    shapes = {"x": (3, 48), "w": (48, 32), "a": (48, 2), "b": (2, 32), "y": (3, 32)}
+    *inputs, y = (helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, shape) for n, shape in shapes.items())
+    graph = helper.make_graph(nodes, "lora", inputs, [y])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+@pytest.mark.long
+def test_programs_are_found_kept_and_replayed(tmp_path: Path, cache_folder: Path, monkeypatch) -> None:
+    options = {"threads": 1, "search": SearchLimits(max_primitives=1), "cache_folder": cache_folder}
+    ledger = tmp_path / "ledger"
+    first = korch.optimize(lora(), superopt=60.0, ledger=ledger, **options)
+    report = first.report.found
+    assert report.searched == report.groups > 0
+    assert report.programs > 0
+    assert sum(report.pruned.values()) > 0
+    variants = {step.variant for step in first.plan.steps if step.variant.startswith("found ")}
+    assert variants == {f"found {program.name}" for program in first.report.programs.values()}
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("nothing is searched again")
+
+    monkeypatch.setattr(find, "search", refuse)
+    second = korch.optimize(lora(), superopt=1e-6, **options)
+    assert second.report.found.programs == report.programs
+    options["cache_folder"] = tmp_path / "empty"
+    again = korch.optimize(lora(), superopt=60.0, replay=ledger, **options)
+    assert [s.candidate for s in again.plan.steps] == [s.candidate for s in first.plan.steps]
+    given = {i.name: np.ones(i.shape, np.float32) for i in first.get_inputs()}
+    np.testing.assert_array_equal(again.run(None, given)[0], first.run(None, given)[0])
+
+
+def test_without_it_nothing_is_searched(cache_folder: Path, monkeypatch) -> None:
+    monkeypatch.setattr(find, "search", None)
+    options = {"threads": 1, "search": SearchLimits(max_primitives=1), "cache_folder": cache_folder}
+    for more in ({"superopt": 0.0}, {"superopt": 60.0, "strict": True}, {"superopt": 60.0, "measure": False}):
+        executable = korch.optimize(lora(), **options, **more)
+        assert executable.report.found is None
+        assert not any(step.variant.startswith("found") for step in executable.plan.steps)
+
+
+def test_seconds_below_0_are_refused() -> None:
+    with pytest.raises(OptionError, match="option superopt"):
+        korch.optimize(lora(), superopt=-1.0)
