@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from korch.candidate.candidate import Group, Refusal
 from korch.measure.meter import AnyMeter
+from korch.measure.toolchain import find_compiler
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
 from korch.provider.provider import CUDA_ENTRY_POINT_GROUP, load_providers
 from korch.runtime.program import Step
 from korch.runtime.record import ModelRecord
+from korch.target import detect_target
 from korch.validation.plan import Make
 
 
@@ -31,6 +34,24 @@ def open_meter(options: Options, weights_bytes: int = 0) -> AnyMeter:
     from korch.measure.cpu import CpuMeter
 
     return CpuMeter(options, load_providers(), weights_bytes)
+
+
+def has_kernels(options: Options) -> Callable[[Group], bool]:
+    """Return what says whether some provider of the CPU has a kernel for a group.
+
+    Args:
+        options: the threads, and whether only strict kernels are used.
+    """
+    target = detect_target(options.threads, find_compiler().identity, matrix_units=not options.strict)
+    providers = load_providers()
+    known: dict[str, bool] = {}
+
+    def has_kernel(group: Group) -> bool:
+        if group.key not in known:
+            known[group.key] = any(not isinstance(provider.offer(group, target), Refusal) for provider in providers)
+        return known[group.key]
+
+    return has_kernel
 
 
 def maker(

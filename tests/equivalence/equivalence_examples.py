@@ -762,6 +762,14 @@ REFUSING: tuple[tuple[str, str, str], ...] = (
     ("conv1x1-is-matmul", "the convolution is padded", conv("1,3,4,5", "2,3,1,1", "1,2,5,5", pads_end=(1, 0))),
     ("conv1x1-is-matmul", "the batch is not 1", conv("2,3,4,5", "2,3,1,1", "2,2,4,5")),
     (
+        "conv1x1-is-matmul",
+        "convolutions of bytes read rows of channels, as products do",
+        conv("1,3,4,5", "2,3,1,1", "1,2,4,5")
+        .replace("y: f64", "y: i32")
+        .replace("f64[1,2", "i32[1,2")
+        .replace("f64", "u8"),
+    ),
+    (
         "zero-pad-folds-into-conv",
         "the pad is not of zeros",
         conv("1,1,4,4", "1,1,3,3", "1,1,4,2", pad("1,1,6,4", (0, 0, 1, 0), (0, 0, 1, 0), ", value=1.0")),

@@ -100,6 +100,17 @@ def biased(bias: list[float], axis: int, scale: list[float] | float = 0.5, offse
     return write(build)
 
 
+def rescaled(op: str, first: list[float] | float, second: list[float] | float, axis: int = 1) -> str:
+    def build(e: Example) -> int:
+        wide = e.writer.verbs.cast(e.input(3, 3, dtype=DType.I32), DType.F64)
+        for name, scale, place in (("mul", first, 1), (op, second, axis)):
+            factor = e.along(scale, place, 3, 3) if isinstance(scale, list) else e.full(scale, 3, 3)
+            wide = e.add(name, (wide, factor))
+        return wide
+
+    return write(build)
+
+
 def moved(op: str, on: Grid, attributes: object, shape: tuple[int, ...] = (2, 3)) -> str:
     return write(lambda e: e.add(op, (e.given(shape, on),), attributes))
 
@@ -157,6 +168,9 @@ FIRING = [
     ("bias-joins-integer-sums", biased([1.5, -2, 0], 1)),
     ("bias-joins-integer-sums", biased([1.5, -2, 0], 0)),
     ("bias-joins-integer-sums", biased([1.5, -2, 0.25], 1, [0.5, 1, 0.25], offset=-3)),
+    ("scales-of-sums-compose", rescaled("div", [0.5, 1, 0.25], 4)),
+    ("scales-of-sums-compose", rescaled("div", 0.5, [4, 2, -1])),
+    ("scales-of-sums-compose", rescaled("mul", [0.5, 1, 0.25], [4, 2, 1])),
     ("stored-weights-are-computed-once", product(grid(), I8)),
     ("stored-weights-are-computed-once", convolution(grid(0.5, 9), grid([0.25, 2], 0, DType.I8))),
     ("move-comes-before-dequantization", moved("transpose", grid([0.5, 2, 1], 3, axis=1), TransposeAttributes((1, 0)))),
@@ -206,6 +220,12 @@ REFUSING = [
     ),
     ("bias-joins-integer-sums", "the bias is no multiple of the scale", biased([1.5, -2, 0.7], 1)),
     ("bias-joins-integer-sums", "the bias is large", biased([1.5, 2.0**23, 0], 1)),
+    (
+        "scales-of-sums-compose",
+        "the scales vary along different axes",
+        rescaled("div", [0.5, 1, 0.25], [4.0, 2, 1], axis=0),
+    ),
+    ("scales-of-sums-compose", "a product of scales is no normal number", rescaled("div", 1e-30, 1e30)),
     ("stored-weights-are-computed-once", "the constant is too large to compute", large()),
     ("move-comes-before-dequantization", "the parts have different scales", joined(grid(0.5), grid(0.25))),
     (

@@ -19,7 +19,8 @@ These keep the number of sets small:
   reads it instead of being grown over. So does, unless `contract_chains` is off, an elementwise
   primitive all of whose readers (a few) are elementwise and of its shape, and a layout primitive
   whose one reader is another: a kernel that ends between the two only moves the tensor once more.
-  A chain that begins at a linear primitive is not contracted: a kernel may fuse a part of it.
+  A chain that begins at a linear primitive is not contracted, as a kernel may fuse a part of it,
+  unless it ends with a cast to bytes.
 - At most `MOST_POOLS` reductions over windows are in one set.
 - Options limit sets, inputs and outputs; the report names the limits that bind.
 
@@ -44,6 +45,7 @@ from korch.primitive.component import strong_components
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Category
 from korch.primitive.ops.opaque import OpaqueAttributes
+from korch.primitive.types import DType
 
 BUDGET = "budget"
 """How reports call the deadline among the limits."""
@@ -53,6 +55,9 @@ MOST_POOLS = 2
 
 MOST_READERS = 3
 """An elementwise primitive with more readers is not contracted: it may pay to store its output."""
+
+NARROW = (DType.I8, DType.U8, DType.I16, DType.U16)
+"""Types of quantized values: a kernel that ends before the cast to one of them stores several times the bytes."""
 
 LAYOUT_GROWTH = 1.25
 """A layout primitive that enlarges a tensor by more than this factor is not contracted."""
@@ -215,20 +220,35 @@ class _Space:
             return False
         if category is Category.ELEMENTWISE:
             is_whole = all(type_.shape == before.shape for type_ in after)
-            return is_whole and not self._continues_linear(p)
+            return is_whole and (self._is_narrowed(p) or not self._continues_linear(p))
         if category is not Category.LAYOUT or len(readers) > 1:
             return False
         return after[0].size <= LAYOUT_GROWTH * before.size
 
+    def _is_narrowed(self, p: int) -> bool:
+        """Whether a chain of elementwise primitives, each read by one, makes integers of fewer bytes of a value."""
+        graph, value = self.graph, self.graph.primitives[p].output
+        wide = graph.types[value].dtype.size_bytes
+        while len(readers := graph.reading(value)) == 1 and readers[0].row.category is Category.ELEMENTWISE:
+            p, value = graph.consumers[value][0], readers[0].output
+            if self._is_byte_cast(p) and graph.types[value].dtype.size_bytes < wide:
+                return True
+        return False
+
+    def _is_byte_cast(self, p: int) -> bool:
+        """Whether a primitive makes quantized values."""
+        primitive = self.graph.primitives[p]
+        return primitive.op == "cast" and self.graph.types[primitive.output].dtype in NARROW
+
     def _continues_linear(self, p: int) -> bool:
-        """Whether only elementwise primitives stand between a linear one and this one."""
+        """Whether only elementwise primitives, and no cast to bytes, stand between a linear one and this one."""
         seen, stack = {p}, [p]
         while stack:
             for q in self._makers(stack.pop()):
                 category = self.graph.primitives[q].row.category
                 if category is Category.LINEAR:
                     return True
-                is_link = category is Category.ELEMENTWISE and self._absorbed_alone(q)
+                is_link = category is Category.ELEMENTWISE and self._absorbed_alone(q) and not self._is_byte_cast(q)
                 if is_link and q not in seen:
                     seen.add(q)
                     stack.append(q)

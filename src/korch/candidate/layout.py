@@ -200,6 +200,10 @@ def channels_blocked(rank: int, size: int) -> Layout:
     return Layout(tuple(range(rank)), ((1, size),))
 
 
+OF_BYTES = (DType.U8, DType.I8, DType.I32)
+"""Elements of products of bytes and their sums, whose kernels read and write channels-last."""
+
+
 @cache
 def layout_choices(type_: ValueType, lanes: int) -> tuple[Layout, ...]:
     """Return the layouts that are considered for a value that one kernel writes for another.
@@ -210,13 +214,13 @@ def layout_choices(type_: ValueType, lanes: int) -> tuple[Layout, ...]:
 
     Returns:
         Plain; for n, c and two or more spatial axes also channels-last, and blocks of `lanes`
-        channels if the channels are a multiple of it. None that has the same bytes as another.
+        channels of floats if the channels are a multiple of it. None that has the same bytes as another.
     """
     plain = Layout.plain(type_.rank)
     if type_.rank not in (4, 5) or type_.size == 0:
         return (plain,)
     wanted = [plain, channels_last(type_.rank)]
-    if lanes and type_.shape[1] % lanes == 0:
+    if lanes and type_.shape[1] % lanes == 0 and type_.dtype not in OF_BYTES:
         wanted.append(channels_blocked(type_.rank, lanes))
     return tuple(dict.fromkeys(layout.normalized(type_.shape) for layout in wanted))
 

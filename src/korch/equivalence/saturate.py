@@ -231,7 +231,7 @@ def without_circular(graph: PrimitiveGraph) -> PrimitiveGraph:
     Such an alternative (a reshape back to where a value came from) is in no plan, but paths through
     it would keep what stands around it from being one kernel.
     """
-    first = _first_known(graph)
+    first = first_known(graph)
     last = len(first)
     kept = [
         p
@@ -244,7 +244,7 @@ def without_circular(graph: PrimitiveGraph) -> PrimitiveGraph:
     return graph.with_primitives(kept)
 
 
-def _first_known(graph: PrimitiveGraph) -> dict[int, int]:
+def first_known(graph: PrimitiveGraph) -> dict[int, int]:
     """Return in which place each value is known if all that can run does; none of what never is.
 
     What is known before a primitive's output does not need it, which spares most of the search.

@@ -15,11 +15,11 @@ from functools import partial
 
 from korch.assembly.segments import Outcome, search_segments
 from korch.assembly.task import prepare_all
-from korch.backend import open_meter
+from korch.backend import has_kernels, open_meter
 from korch.concurrent.side_by_side import side_by_side
 from korch.deadline import Deadline, stopped_by_interrupt
 from korch.equivalence.rule import AnyRule
-from korch.equivalence.rules import quantization, select_rules
+from korch.equivalence.rules import integers, select_rules
 from korch.equivalence.saturate import Limits, SaturationReport, joined_reports, saturate
 from korch.errors import InvalidGraphError
 from korch.explanation.extract import extract
@@ -29,7 +29,6 @@ from korch.frontend.operator import OperatorGraph
 from korch.measure.cpu import CpuMeter
 from korch.options import Options
 from korch.partition.block import find_blocks
-from korch.partition.choose import choose
 from korch.partition.join import join
 from korch.partition.segment import Segment, whole_segment
 from korch.partition.spill import Spill
@@ -37,10 +36,10 @@ from korch.partition.split import split_segments
 from korch.pipeline import texts
 from korch.pipeline.build import build_plans
 from korch.pipeline.find_programs import find_programs
+from korch.pipeline.quantized import in_bytes
 from korch.pipeline.run import ENUMERATE_SHARE, REWRITE_SHARE, Run
 from korch.primitive.check import check_graph
-from korch.primitive.graph import GraphBuilder, PrimitiveGraph
-from korch.primitive.lowering import lower_products
+from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.precision import with_half
 from korch.primitive.types import DType
 from korch.provider.generated import GeneratedProvider
@@ -90,19 +89,10 @@ def load(run: Run) -> None:
 
 
 def split_operators(run: Run) -> None:
-    """Set the model's primitives, quantizations moved and cancelled where that gives the same bits."""
-    run.split = lower_products(_in_bytes(fission(run.operators)))
-
-
-def _in_bytes(graph: PrimitiveGraph) -> PrimitiveGraph:
-    """Return a graph in which what only moves or compares dequantized numbers does so to their bytes.
-
-    These forms are never slower, so there is nothing to choose: as alternatives they would only multiply the groups.
-    """
-    moved, report = saturate(graph, strict=True, rules=quantization.RULES)
-    if not any(rule.fired for rule in report.rules):
-        return graph
-    return GraphBuilder.from_graph(choose(moved)).freeze()
+    """Set the model's primitives, computed with bytes where the model is quantized."""
+    options, given = run.options, fission(run.operators)
+    multiplies = not (options.is_cuda or options.strict) and integers.RULES[0] in select_rules(options.ablation.rules)
+    run.split = in_bytes(given, has_kernels(options) if multiplies else None, run.deadline)
 
 
 def check_split(run: Run) -> None:

@@ -12,7 +12,7 @@ any rank cost no further primitives.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,12 +39,17 @@ NIBBLE = 16
 """A byte is this times one number of at most half its bits, plus another."""
 
 
-def lower_products(graph: PrimitiveGraph, multiplied: Sequence[DType] = MULTIPLIED) -> PrimitiveGraph:
+def lower_products(
+    graph: PrimitiveGraph,
+    multiplied: Sequence[DType] = MULTIPLIED,
+    keeps: Callable[[Primitive], bool] = lambda primitive: False,
+) -> PrimitiveGraph:
     """Return a graph whose linear primitives are of types that a target multiplies, where possible.
 
     Args:
         graph: a graph without alternatives.
         multiplied: the element types of which the target multiplies matrices.
+        keeps: whether a product of bytes gets no alternative in float32.
     """
     if all(graph.types[p.output].dtype in multiplied for p in graph.linear):
         return graph
@@ -58,7 +63,12 @@ def lower_products(graph: PrimitiveGraph, multiplied: Sequence[DType] = MULTIPLI
             p = by_output[value]
             verbs = Verbs(builder, graph.origins[p] if graph.origins else "")
             primitive = graph.primitives[p]
-            values[value] = _lowered(verbs, primitive, [values[v] for v in primitive.inputs], multiplied)
+            inputs = [values[v] for v in primitive.inputs]
+            is_kept = primitive.row.category is Category.LINEAR and graph.types[primitive.inputs[0]].dtype in BYTES
+            if is_kept and keeps(primitive):
+                values[value] = verbs.add(primitive.op, *inputs, attributes=primitive.attributes)
+            else:
+                values[value] = _lowered(verbs, primitive, inputs, multiplied)
     for name, value in graph.outputs:
         builder.output(name, values[value])
     return builder.freeze()

@@ -112,9 +112,9 @@ def integer_matmul(v: Verbs, a: ValueId, b: ValueId, za: ValueId | None, zb: Val
     za, zb = (None if z is None or is_zero(v, z) else v.cast(z, DType.I32) for z in (za, zb))
     total = v.add("matmul", a, b)
     if za is not None:
-        total = _minus(v, total, za, v.reduce("sum", v.cast(b, DType.I32), (rank - 2,)))
+        total = _minus(v, total, za, _sum(v, b, (rank - 2,)))
     if zb is not None:
-        total = _minus(v, total, zb, v.reduce("sum", v.cast(a, DType.I32), (rank - 1,)))
+        total = _minus(v, total, zb, _sum(v, a, (rank - 1,)))
     if za is not None and zb is not None:
         total = v.elementwise("add", total, v.elementwise("mul", v.elementwise("mul", za, lit(terms)), zb))
     return total
@@ -185,8 +185,16 @@ def _sums_of_weights(v: Verbs, image: Sequence[int], w: ValueId, attributes: Con
     """Return the sum of the weights that each output multiplies by elements, not by pads."""
     if any((*attributes.pads_begin, *attributes.pads_end)):
         return v.add("conv", v.full(1, ValueType((1, *image[1:]), DType.U8)), w, attributes=attributes)
-    sums = v.reduce("sum", v.cast(w, DType.I32), range(1, v.rank(w)))
+    sums = _sum(v, w, range(1, v.rank(w)))
     return v.reshape(sums, (1, v.shape(w)[0], *(1,) * (v.rank(w) - 2)))
+
+
+def _sum(v: Verbs, value: ValueId, axes: Sequence[int]) -> ValueId:
+    """Return sums of bytes in 32 bits; those of a constant are one."""
+    constant = v.builder.constant_of(value)
+    if constant is None:
+        return v.reduce("sum", v.cast(value, DType.I32), axes)
+    return v.constant(constant.array.sum(tuple(axes), dtype=np.int32, keepdims=True))
 
 
 def _for_each_output(v: Verbs, sums: ValueId, out: Sequence[int]) -> ValueId:

@@ -12,7 +12,7 @@ from korch.equivalence.rule import AnyRule, Pair, Rule, RuleRefusal, View, Write
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
 from korch.primitive.ops.layout import ConcatAttributes, PadAttributes, SliceAttributes, TransposeAttributes
-from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.ops.linear import BYTES, ConvAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
 
 
@@ -59,6 +59,8 @@ def _refuse_pointwise(view: View, root: Primitive) -> PointwiseWitness | RuleRef
     x, weights = root.inputs
     if attributes.groups != 1:
         return RuleRefusal("the convolution has groups", root.output)
+    if view.type(x).dtype in BYTES:
+        return RuleRefusal("convolutions of bytes read rows of channels, as products do", root.output, is_final=True)
     if set(attributes.strides) != {1}:
         return RuleRefusal("the convolution has strides", root.output)
     if any((*attributes.pads_begin, *attributes.pads_end)):

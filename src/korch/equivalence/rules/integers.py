@@ -204,6 +204,60 @@ BIAS_JOINS_INTEGER_SUMS = Rule(
 
 
 @dataclass(frozen=True, slots=True)
+class ScaledMatch:
+    """A multiplication or division of scaled sums by a constant, and the primitive that scales them."""
+
+    root: Primitive
+    scaling: Primitive
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScaledWitness:
+    """Sums as floats, and the one scale by which they are multiplied."""
+
+    root: Primitive
+    sums: int
+    scale: AxisConstant
+
+
+def _match_scaled(view: View, root: Primitive) -> Iterator[ScaledMatch]:
+    for scaling in view.producing(root.inputs[0], "mul"):
+        for cast in view.producing(scaling.inputs[0], "cast"):
+            if view.type(cast.inputs[0]).dtype is DType.I32:
+                yield ScaledMatch(root, scaling)
+
+
+def _refuse_scaled(view: View, match: ScaledMatch) -> ScaledWitness | RuleRefusal:
+    root = match.root
+    first, second = axis_constant(view, match.scaling.inputs[1]), axis_constant(view, root.inputs[1])
+    if first is None or second is None or (None not in (first.axis, second.axis) and first.axis != second.axis):
+        return RuleRefusal("the scales vary along different axes", root.output)
+    with np.errstate(all="ignore"):
+        vector = first.vector / second.vector if root.op == "div" else first.vector * second.vector
+    if not _is_normal(np.abs(vector)):
+        return RuleRefusal("a product of scales is no normal number", root.output)
+    axis = first.axis if first.axis is not None else second.axis
+    return ScaledWitness(root, match.scaling.inputs[0], AxisConstant(axis, vector))
+
+
+def _build_scaled(writer: Writer, witness: ScaledWitness) -> int:
+    factor = writer.along(witness.scale.vector, witness.scale.axis or 0, writer.type(witness.root.output))
+    return writer.add("mul", (witness.sums, factor))
+
+
+SCALES_OF_SUMS_COMPOSE = Rule(
+    name="scales-of-sums-compose",
+    law="(s a) / t = (s/t) a, of a sum a of 32 bits",
+    source="the requantization of Jacob et al. (CVPR 2018), section 2.2",
+    roots=("div", "mul"),
+    match=_match_scaled,
+    refuse=_refuse_scaled,
+    build=_build_scaled,
+    reorders=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
 class StoredMatch:
     """An operand of a product that follows from constants stored in fewer bytes."""
 
@@ -280,5 +334,6 @@ STORED_WEIGHTS_ARE_COMPUTED_ONCE = Rule(
 RULES: tuple[AnyRule, ...] = (
     PRODUCT_OF_DEQUANTIZED_IS_INTEGER,
     BIAS_JOINS_INTEGER_SUMS,
+    SCALES_OF_SUMS_COMPOSE,
     STORED_WEIGHTS_ARE_COMPUTED_ONCE,
 )

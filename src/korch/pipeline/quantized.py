@@ -1,0 +1,117 @@
+"""Primitives of a quantized model -> the same model, computed with bytes wherever the target has kernels for it.
+
+A model that was quantized has a dequantization before each operator and a quantization after it. Here products of
+dequantized bytes become exact sums of 32 bits, and what follows them one multiplication. What only moves or compares
+elements does the same to bytes. These forms read fewer bytes and are never slower, so they replace the model's own:
+as alternatives they would multiply the groups of the search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from korch.candidate.candidate import Group, make_group
+from korch.deadline import Deadline
+from korch.equivalence.rule import AnyRule, RuleRefusal, View, rule_of
+from korch.equivalence.rules import integers, quantization
+from korch.equivalence.rules.integers import ProductMatch, ProductWitness
+from korch.equivalence.saturate import first_known, saturate
+from korch.partition.choose import choose
+from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
+from korch.primitive.lowering import lower_products
+from korch.primitive.types import DType
+
+HasKernel = Callable[[Group], bool]
+"""Whether a target has a kernel for a group."""
+
+NARROW = (DType.I8, DType.U8, DType.I16, DType.U16)
+"""The types of quantized values."""
+
+
+def in_bytes(graph: PrimitiveGraph, has_kernel: HasKernel | None, deadline: Deadline) -> PrimitiveGraph:
+    """Return a graph with its products lowered, and computed with bytes where the model is quantized.
+
+    Args:
+        graph: a model's primitives, without alternatives.
+        has_kernel: whether the target has a kernel for a product of bytes; None to leave those of floats as they are.
+        deadline: when to stop; the graph is right then, too.
+    """
+    if not any(type_.dtype in NARROW for type_ in graph.types):
+        return lower_products(graph)
+    graph = _replaced(graph, quantization.RULES, True, deadline)
+    if has_kernel is None:
+        return lower_products(graph)
+    refuse = partial(_refuse_without_kernel, has_kernel)
+    product = replace(integers.PRODUCT_OF_DEQUANTIZED_IS_INTEGER, refuse=refuse)
+    rules = (product, integers.BIAS_JOINS_INTEGER_SUMS, integers.SCALES_OF_SUMS_COMPOSE)
+    graph = _replaced(graph, rules, False, deadline)
+    stored = replace(integers.STORED_WEIGHTS_ARE_COMPUTED_ONCE, roots=("conv", "conv_transpose"))
+    graph = _replaced(graph, (stored,), False, deadline)
+    return lower_products(graph, keeps=lambda primitive: has_kernel(_group_of(graph, primitive)))
+
+
+def _replaced(graph: PrimitiveGraph, rules: Sequence[AnyRule], strict: bool, deadline: Deadline) -> PrimitiveGraph:
+    """Return a graph in which what some rules write replaces what they read, as far as it can run."""
+    found, report = saturate(graph, strict=strict, rules=rules, deadline=deadline)
+    if not any(rule.fired for rule in report.rules):
+        return graph
+    written = {p.output for p, origin in zip(found.primitives, found.origins, strict=True) if rule_of(origin)}
+    kept = [
+        p
+        for p, primitive in enumerate(found.primitives)
+        if rule_of(found.origins[p]) or primitive.output not in written
+    ]
+    narrowed = found.with_primitives(kept)
+    known = first_known(narrowed)
+    can_run = all(value in known for _, value in narrowed.outputs)
+    return _numbered_in_order(choose(narrowed if can_run else found))
+
+
+def _numbered_in_order(graph: PrimitiveGraph) -> PrimitiveGraph:
+    """Return a graph without alternatives with values numbered in an order in which they can be computed."""
+    builder = GraphBuilder()
+    values = {value: builder.input(name, graph.types[value]) for name, value in graph.inputs}
+    makers = {primitive.output: p for p, primitive in enumerate(graph.primitives)}
+    waiting = list(
+        reversed([value for value in range(len(graph.types)) if value in makers or value in graph.constants])
+    )
+    while waiting:
+        value = waiting.pop()
+        if value in values:
+            continue
+        if value in graph.constants:
+            values[value] = builder.constant(graph.constants[value].array)
+            continue
+        primitive, origin = graph.primitives[makers[value]], graph.origins[makers[value]]
+        missing = [v for v in primitive.inputs if v not in values]
+        if missing:
+            waiting += [value, *reversed(missing)]
+            continue
+        inputs = [values[v] for v in primitive.inputs]
+        values[value] = builder.add(primitive.op, inputs, primitive.attributes, origin=origin)
+    for name, value in graph.outputs:
+        builder.output(name, values[value])
+    return builder.freeze()
+
+
+def _refuse_without_kernel(has_kernel: HasKernel, view: View, match: ProductMatch) -> ProductWitness | RuleRefusal:
+    """Return why a product stays one of floats: the rule's reasons, or that no kernel multiplies such bytes."""
+    witness = integers.PRODUCT_OF_DEQUANTIZED_IS_INTEGER.refuse(view, match)
+    if isinstance(witness, RuleRefusal):
+        return witness
+    builder = GraphBuilder()
+    operands = []
+    for side in (witness.left, witness.right):
+        constant = view.constant(side.q)
+        known = None if constant is None else builder.constant(constant.array)
+        operands.append(builder.input(f"x{side.q}", view.type(side.q)) if known is None else known)
+    builder.output("y", builder.add(match.root.op, operands, match.root.attributes))
+    graph = builder.freeze()
+    is_taken = len(graph.linear) == 1 and has_kernel(_group_of(graph, graph.linear[0]))
+    return witness if is_taken else RuleRefusal("no kernel multiplies these bytes", match.root.output)
+
+
+def _group_of(graph: PrimitiveGraph, primitive: Primitive) -> Group:
+    return make_group(graph, (graph.primitives.index(primitive),), (primitive.output,))
