@@ -1,5 +1,6 @@
 """Models are optimized with programs that are found: kept, replayed, explained, switched off."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,12 @@ from onnx import helper
 import korch
 from korch.errors import OptionError
 from korch.limits import SearchLimits
+from korch.report.explain import explain
+from korch.report.kernel import kernel_text
+from korch.runtime.report import Report
 from korch.superopt import find
+from korch.superopt.find import FoundProgram
+from tests.superopt.superopt_programs import LORA
 
 
 def lora() -> onnx.ModelProto:
@@ -39,6 +45,8 @@ def test_programs_are_found_kept_and_replayed(tmp_path: Path, cache_folder: Path
     variants = {step.variant for step in first.plan.steps if step.variant.startswith("found ")}
     assert variants == {f"found {program.name}" for program in first.report.programs.values()}
 
+    assert "superoptimizer: " in explain(first.plan, first.report)
+
     def refuse(*_: object) -> None:
         raise AssertionError("nothing is searched again")
 
@@ -64,3 +72,14 @@ def test_without_it_nothing_is_searched(cache_folder: Path, monkeypatch) -> None
 def test_seconds_below_0_are_refused() -> None:
     with pytest.raises(OptionError, match="option superopt"):
         korch.optimize(lora(), superopt=-1.0)
+
+
+def test_found_programs_are_explained() -> None:
+    plan, report = korch.optimize(lora(), superopt=0.0, measure=False, threads=1).plan, Report()
+    found = FoundProgram(LORA, (), 1, ("before: e2 = contract(e0, e1) along a0",), 1500.0)
+    text = kernel_text(plan, replace(report, programs={plan.steps[0].candidate: found}), 0)
+    assert "found by the superoptimizer (estimated 1.5 us)" in text
+    assert "\n  +- memory: reads " in text
+    assert "\n  before: e2 = contract(e0, e1) along a0\n" in text
+    assert all(f"\n  {line}" in text for line in LORA.splitlines())
+    assert "found by" not in kernel_text(plan, report, 0)
