@@ -133,3 +133,42 @@ def test_convolutions(target, builder, rng):
         conv((1, 1, 1, 1), (1, 1, 1, 1)),
     ]
     check_exactly(ConvProvider(), groups, target, builder, rng)
+
+
+def depthwise(
+    x: tuple[int, ...],
+    window: tuple[int, int],
+    signs=("u8", "i8"),
+    stride=(1, 1),
+    pads=(0, 0, 0, 0),
+    dilation=(1, 1),
+    zero=None,
+    adds=False,
+) -> Group:
+    """One channel for each; pads are above, left, below and right, and have the zero point if there is one."""
+    g = Graph()
+    image = given(g, signs[0], *x)
+    if zero is not None:
+        before, after = (0, 0, *pads[:2]), (0, 0, *pads[2:])
+        image, pads = g.add("pad", [image], PadAttributes(before, after, "constant", zero)), (0, 0, 0, 0)
+    attributes = ConvAttributes(stride, pads[:2], pads[2:], dilation, x[1])
+    y = g.add("conv", [image, whole(g, signs[1], x[1], 1, *window)], attributes)
+    if adds:
+        y = g.add("add", [y, g.add("cast", [given(g, signs[0], *g.type(y).shape)], CastAttributes("i32"))])
+    return g.group(requantized(g, y, 1))
+
+
+def test_depthwise_convolutions(target, builder, rng):
+    groups = [
+        depthwise((1, 16, 14, 13), (3, 3), pads=(1, 1, 1, 1), adds=True),
+        depthwise((2, 21, 9, 12), (3, 3), ("i8", "i8"), (2, 2), (0, 0, 1, 1), zero=-7),
+        depthwise((1, 40, 7, 7), (5, 5), ("u8", "u8"), pads=(2, 2, 2, 2), zero=200),
+        depthwise((1, 33, 15, 11), (5, 5), ("i8", "u8"), (2, 2), (1, 2, 2, 1)),
+        depthwise((1, 8, 20, 9), (3, 3), ("u8", "i8"), (1, 1), (2, 2, 2, 2), (2, 3)),
+        depthwise((1, 2, 5, 6), (1, 4), ("i8", "i8"), (1, 3)),
+        depthwise((3, 24, 6, 1), (4, 1), ("u8", "i8"), (3, 1), (2, 0, 1, 0)),
+        depthwise((1, 100, 1, 1), (3, 3), pads=(1, 1, 1, 1)),
+        depthwise((1, 12, 70, 50), (2, 7), ("u8", "i8"), (1, 2), (0, 3, 1, 3)),
+    ]
+    found = check_exactly(ConvProvider(), groups, target, builder, rng)
+    assert all(group in found for group in groups)

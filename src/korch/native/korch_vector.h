@@ -320,14 +320,70 @@ KORCH_INLINE Vec<T, W> less_of(Vec<T, W> a, Vec<T, W> b) {
   return a < b ? a : b;
 }
 
+// Bytes as numbers of 16 or 32 bits. GCC 12 converts half of them at a time, or one by one.
+template <typename To, typename From, int W>
+KORCH_INLINE Vec<To, W> extended(Vec<From, W> x) {
+  constexpr bool is_signed = static_cast<From>(-1) < 0;
+#if defined(__AVX2__) && !defined(__clang__)
+  typedef char Bytes __attribute__((vector_size(16)));
+  if constexpr (W == 8 && sizeof(To) == 4) {
+    typedef long long Words __attribute__((vector_size(16)));
+    const Bytes low = Bytes(Words{__builtin_bit_cast(long long, x), 0});
+    if constexpr (is_signed) return Vec<To, W>(__builtin_ia32_pmovsxbd256(low));
+    else return Vec<To, W>(__builtin_ia32_pmovzxbd256(low));
+  }
+  if constexpr (W == 16 && sizeof(To) == 2) {
+    if constexpr (is_signed) return Vec<To, W>(__builtin_ia32_pmovsxbw256(Bytes(x)));
+    else return Vec<To, W>(__builtin_ia32_pmovzxbw256(Bytes(x)));
+  }
+#endif
+#if defined(__AVX512BW__) && !defined(__clang__)
+  if constexpr (W == 16 && sizeof(To) == 4) {
+    typedef int V16 __attribute__((vector_size(64)));
+    if constexpr (is_signed) return Vec<To, W>(__builtin_ia32_pmovsxbd512_mask(Bytes(x), V16{}, -1));
+    else return Vec<To, W>(__builtin_ia32_pmovzxbd512_mask(Bytes(x), V16{}, -1));
+  }
+  if constexpr (W == 32 && sizeof(To) == 2) {
+    typedef char Bytes32 __attribute__((vector_size(32)));
+    typedef short V32 __attribute__((vector_size(64)));
+    if constexpr (is_signed) return Vec<To, W>(__builtin_ia32_pmovsxbw512_mask(Bytes32(x), V32{}, -1));
+    else return Vec<To, W>(__builtin_ia32_pmovzxbw512_mask(Bytes32(x), V32{}, -1));
+  }
+#endif
+  return __builtin_convertvector(x, Vec<To, W>);
+}
+
+// The lowest bytes of numbers of 32 bits.
+template <typename To, int W>
+KORCH_INLINE Vec<To, W> lowest_bytes(Vec<int32_t, W> x) {
+#if defined(__AVX512F__) && !defined(__clang__)
+  typedef char Bytes __attribute__((vector_size(16)));
+  if constexpr (W == 16) return Vec<To, W>(__builtin_ia32_pmovdb512_mask(x, Bytes{}, -1));
+#endif
+#if defined(__AVX2__) && !defined(__clang__)
+  if constexpr (W == 8) {
+    typedef char Bytes32 __attribute__((vector_size(32)));
+    const Bytes32 firsts = {0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,
+                            0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+    typedef int32_t Half __attribute__((vector_size(16)));
+    const auto both = __builtin_bit_cast(Vec<int32_t, 8>, __builtin_ia32_pshufb256(Bytes32(x), firsts));
+    const Half low = __builtin_shufflevector(both, both, 0, 1, 2, 3), high = __builtin_shufflevector(both, both, 4, 5, 6, 7);
+    typedef long long Words __attribute__((vector_size(16)));
+    return __builtin_bit_cast(Vec<To, W>, Words(__builtin_shufflevector(low, high, 0, 4, 1, 5))[0]);
+  }
+#endif
+  // Step by step: for the whole way, GCC 12 goes lane by lane.
+  return __builtin_convertvector(__builtin_convertvector(x, Vec<int16_t, W>), Vec<To, W>);
+}
+
 template <typename To, typename From, int W>
 KORCH_INLINE Vec<To, W> cast(Vec<From, W> x) {
   if constexpr (W == 1) {
     return static_cast<To>(x);
   } else if constexpr (sizeof(To) == 1 && sizeof(From) == 4 && W >= 8) {
-    // Step by step: for the whole way, GCC 12 goes lane by lane.
-    const auto words = __builtin_convertvector(__builtin_convertvector(x, Vec<int32_t, W>), Vec<int16_t, W>);
-    return __builtin_convertvector(words, Vec<To, W>);
+    return lowest_bytes<To, W>(__builtin_convertvector(x, Vec<int32_t, W>));
+  } else if constexpr (sizeof(To) == 4 && sizeof(From) == 1) {
+    return __builtin_convertvector((extended<int32_t, From, W>(x)), Vec<To, W>);
   } else {
     return __builtin_convertvector(x, Vec<To, W>);
   }

@@ -14,11 +14,11 @@ from korch.candidate.shape import FUSED, Compose, GroupShape
 from korch.primitive.op import Category
 from korch.provider.content import content_version
 from korch.provider.offers import keeps_some, offered_layouts
-from korch.provider.provider import Kernel, Threading
+from korch.provider.provider import Kernel
+from korch.provider.tile_kernel import kernel_of
 from korch.superopt.find import Finder, FoundProgram
 from korch.superopt.groups import superopt_groups
 from korch.target import Target
-from korch.tile.cpp import print_cpp
 from korch.tile.cpp_text import C_TYPE
 from korch.tile.growth import TextLimitError, grows_too_large
 from korch.tile.lower import lower
@@ -112,14 +112,9 @@ class GeneratedProvider:
         """Lower and print the group."""
         machine = Machine(target.lanes, target.threads)
         found = self.found(group, offer)
-        layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
-        comment = f"{group.text}layouts {layouts}"
-        if found is not None:
-            comment += "\nfound:\n" + "\n".join(found.steps) + "\n" + found.text
+        remark = "" if found is None else "\nfound:\n" + "\n".join(found.steps) + "\n" + found.text
         try:
             program = self.program(group, offer, machine)
-            printed = print_cpp(program, comment, target.lanes, target.threads, self.stream_bytes(target))
+            return kernel_of(program, group, offer, target, stream_bytes=self.stream_bytes(target), remark=remark)
         except TextLimitError as error:
             return Refusal(str(error))
-        threading = Threading.TEAM if printed.is_parallel else Threading.CALLER
-        return Kernel(printed.symbol, printed.source, workspace_bytes=printed.workspace_bytes, threading=threading)

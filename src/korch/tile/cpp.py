@@ -86,6 +86,7 @@ class _Printer:
         header = "korch_half.h" if is_narrow else "korch_tile.h"
         header = "korch_contract.h" if "korch::Contraction<" in body else header
         header = "korch_contract_int.h" if "korch::ByteContraction<" in body else header
+        header = "korch_contract_lanes.h" if "korch::LaneContraction<" in body else header
         text = (
             f'{head}#include "{header}"\n\n{tables}'
             'extern "C" int NAME_run(void*, void* const* buffers) {\n'

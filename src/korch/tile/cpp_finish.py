@@ -168,9 +168,21 @@ class FinishPrinter(LoopPrinter):
         return super()._load(op, ranges, variable, width)
 
 
+def is_by_lanes(step: Contract) -> bool:
+    """Return whether bytes are multiplied and both operands depend on the columns."""
+    *_, columns = (axis for axis in step.axes if not axis.is_reduced)
+    depends = all(columns.name in at.index.variables for at in (step.a, step.b))
+    return step.product.is_of_bytes and depends and columns.extent > 1
+
+
 def batches_of(step: Contract) -> list[Axis]:
-    """Return the axes of kept elements that both operands have, around those of rows and columns."""
+    """Return the kept axes around those of rows and columns: those that both operands have.
+
+    Where both depend on the columns, these are all but one axis of rows.
+    """
     *rows, _ = (axis for axis in step.axes if not axis.is_reduced)
+    if is_by_lanes(step):
+        return rows[:-1]
     return [axis for axis in rows if axis.name in step.b.index.variables]
 
 

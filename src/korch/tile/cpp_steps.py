@@ -14,14 +14,17 @@ from korch.tile.cpp_finish import (
     Sums,
     batches_of,
     count_of,
+    is_by_lanes,
     sides_of,
     sums_of,
     tails_of,
     tiles_in_registers,
 )
+from korch.tile.cpp_lanes import lane_contraction
+from korch.tile.cpp_panels import in_group, in_rows, panel_width, panels, strips
 from korch.tile.cpp_pass import PassPrinter
 from korch.tile.cpp_text import Writer, loop_end
-from korch.tile.index import Expr, Ranges, add, bounds, constant, quotient, remainder, scale, substitute, var
+from korch.tile.index import Expr, add, constant, scale, substitute, var
 from korch.tile.program import (
     QUAD,
     At,
@@ -31,7 +34,6 @@ from korch.tile.program import (
     Level,
     Load,
     Loop,
-    Panels,
     Pass,
     Product,
     Registers,
@@ -145,7 +147,7 @@ class StepPrinter:
         return found
 
     def _pass(self, pass_: Pass, grid: tuple[Axis, ...]) -> PassPrinter | _Panel:
-        width = _panel_width(self.out.program, pass_)
+        width = panel_width(self.out.program, pass_)
         if width == 0:
             is_plain = all(isinstance(step, Pass) for step in self.stage.steps)
             return self._printer(self.stage if is_plain else Stage(grid, (pass_,)), pass_)
@@ -188,13 +190,13 @@ class StepPrinter:
 
         def sink_of(sink: Sink) -> Sink:
             buffer = self.out.program.buffer(sink.buffer)
-            layout = _panels(buffer)
+            layout = panels(buffer)
             if layout is None:
                 return replace(sink, index=moved(sink.index))
             if sink.index.coefficient(vector.name) != 1:
                 raise _refused(f"buffer {buffer.name} is not written along its panels")
             row = substitute(sink.index, {vector.name: constant(0)}, ranges)
-            step, place = buffer.size // layout.columns * layout.width, _in_group(buffer, layout, row, ranges)
+            step, place = buffer.size // layout.columns * layout.width, in_group(buffer, layout, row, ranges)
             return replace(sink, index=add(scale(var(panel), step), place, scale(var(vector.name), layout.group)))
 
         return replace(
@@ -230,7 +232,9 @@ class StepPrinter:
             self._for(axis)
         step = replace(block.sums.step, axes=tuple(axis for axis in block.sums.step.axes if axis not in batch))
         block = replace(block, sums=replace(block.sums, step=step))
-        if step.product.is_of_bytes:
+        if is_by_lanes(step):
+            self._contract_lanes(block, (*grid, *batch))
+        elif step.product.is_of_bytes:
             self._contract_bytes(block, (*grid, *batch))
         else:
             self._contract_floats(block, (*grid, *batch), batch)
@@ -248,10 +252,10 @@ class StepPrinter:
         self._require_operands(step, out, a, b)
         second, lanes = self.out.program.buffer(step.b.buffer), self.out.lanes
         registers = self._registers(step)
-        vector, strip = _strips(second, registers.vectors, lanes, b[columns.name])
+        vector, strip = strips(second, registers.vectors, lanes, b[columns.name])
         last = terms[-1]
         steps = (_rows(rows, a), _turns(terms, a, b), a[last.name], b[last.name], b[columns.name], vector, strip)
-        is_panel = "true" if _panels(second) else "false"
+        is_panel = "true" if panels(second) else "false"
         each, is_stream = self._fetched(step, registers, vector)
         tails = tails_of(rows, registers.rows)
         sizes = (lanes, registers.rows, registers.vectors, *steps, is_panel, each, is_stream, *tails)
@@ -264,7 +268,7 @@ class StepPrinter:
     def _after(self, step: Contract, own: Stage, batch: Sequence[Axis], row: int) -> str:
         """Return the last argument: where the next contraction's second operand lies, if it follows this one's."""
         buffer = self.out.program.buffer(step.b.buffer)
-        layout, (*_, terms) = _panels(buffer), step.axes
+        layout, (*_, terms) = panels(buffer), step.axes
         if not batch or layout is None or step.registers is None or not step.registers.fetches_b:
             return ""
         ranges = {axis.name: (0, max(axis.extent - 1, 0)) for axis in own.grid}
@@ -286,7 +290,7 @@ class StepPrinter:
         b_at, b = self._place(step.b, step, own)
         second = self.out.program.buffer(step.b.buffer)
         registers = self._registers(step)
-        strip, layout = registers.vectors * self.out.lanes, _panels(second)
+        strip, layout = registers.vectors * self.out.lanes, panels(second)
         self._require_operands(step, out, a, b)
         if layout is None or (layout.width, layout.group) != (strip, QUAD) or b[terms.name] not in (0, layout.width):
             raise _refused(f"buffer {second.name} is not in panels of {strip} columns and {QUAD} terms")
@@ -294,9 +298,7 @@ class StepPrinter:
             raise _refused(f"terms of buffer {step.a.buffer} do not lie side by side")
         if not block.sums.is_zeroed:
             raise _refused("contractions of bytes that add to a tile can't be printed")
-        finish = f"korch::StoredInts<{out[rows.name]}>{{{out_at}}}"
-        if block.finish is not None:
-            finish = f"korch::Finished{{{block.finish.run(False)}}}"
+        finish = self._integers(block, out_at, out[rows.name])
         step_bytes = second.size // layout.columns * layout.width
         sizes = (self.out.lanes, registers.rows, registers.vectors, rows.extent, a[rows.name], step_bytes)
         counts = ", ".join(loop_end(axis, axis.extent) for axis in (rows, columns, terms))
@@ -305,16 +307,36 @@ class StepPrinter:
         )
         self.out.line(f"    {finish}, {a_at}, {b_at}, {counts});")
 
+    def _contract_lanes(self, block: _Block, grid: tuple[Axis, ...]) -> None:
+        """Print the call of the micro-kernel for bytes whose columns have a first operand each."""
+        step = block.sums.step
+        own = Stage((*grid, *step.axes), ())
+        out_at, out = self._place(step.out, step, own)
+        (a_at, a), (b_at, b) = (self._place(at, step, own) for at in (step.a, step.b))
+        second, rows = self.out.program.buffer(step.b.buffer), self._registers(step).rows
+        kernel = lane_contraction(step, second, self.out.lanes, rows, a, b)
+        if kernel is None or not block.sums.is_zeroed:
+            raise _refused("only windows with weights in panels of one vector and pairs of terms can be printed")
+        counts = ", ".join(loop_end(axis, axis.extent) for axis in step.axes[:2])
+        finish = self._integers(block, out_at, out[step.axes[0].name])
+        self.out.line(f"{kernel}::run({finish}, {a_at}, {b_at}, {counts});")
+
+    def _integers(self, block: _Block, out_at: str, row: int) -> str:
+        """Print what takes sums of bytes; return its text."""
+        if block.finish is None:
+            return f"korch::StoredInts<{row}>{{{out_at}}}"
+        return f"korch::Finished{{{block.finish.run(False)}}}"
+
     def _require_operands(self, step: Contract, out: Steps, a: Steps, b: Steps) -> None:
         rows, columns, terms = sides_of(step)
         tile, first = self.out.program.buffer(step.out.buffer), self.out.program.buffer(step.a.buffer)
         if tile.level is not Level.TILE or out[columns.name] != 1:
             raise _refused(f"buffer {tile.name} is no tile with columns side by side")
-        if _panels(tile) or _panels(first):
+        if panels(tile) or panels(first):
             raise _refused("only the second operand of a contraction is read in panels")
         if a[columns.name] or any(b[axis.name] for axis in rows) or any(out[axis.name] for axis in terms):
             raise _refused("an operand of a contraction has an axis of the other")
-        if _panels(self.out.program.buffer(step.b.buffer)) and b[columns.name] != 1:
+        if panels(self.out.program.buffer(step.b.buffer)) and b[columns.name] != 1:
             raise _refused(f"buffer {step.b.buffer} is not read along its panels")
 
     def _registers(self, step: Contract) -> Registers:
@@ -332,7 +354,7 @@ class StepPrinter:
         count = math.prod(axis.extent for axis in rows)
         lines = -(-registers.vectors * lanes * second.dtype.size_bytes // LINE_BYTES)
         is_once = count <= registers.rows and all(axis.ragged is None for axis in rows)
-        if is_once and _panels(second) is not None and vector == lanes:
+        if is_once and panels(second) is not None and vector == lanes:
             return lines, "true"
         return -(-lines // -(-count // registers.rows)), "false"
 
@@ -349,11 +371,11 @@ class StepPrinter:
         tile, whole = self.out.program.buffer(step.out.buffer), -(-columns.extent // self.out.lanes) * self.out.lanes
         is_one = all(axis.extent == 1 for axis in rows)
         has_room = tile.size >= whole if is_one else row >= whole
-        is_whole = "true" if has_room and _panels(self.out.program.buffer(step.b.buffer)) else "false"
+        is_whole = "true" if has_room and panels(self.out.program.buffer(step.b.buffer)) else "false"
         if step.rescale is not None:
             factors, steps = self._place(step.rescale, step, own)
             factor_step = _even_step(rows, steps)
-            if steps[columns.name] or factor_step is None or _panels(self.out.program.buffer(step.rescale.buffer)):
+            if steps[columns.name] or factor_step is None or panels(self.out.program.buffer(step.rescale.buffer)):
                 raise _refused("only factors of rows rescale the sums of a contraction")
             return f"korch::Rescaled<{row}, {is_whole}, {factor_step}>{{{{{at}}}, {factors}}}"
         return f"korch::{'Stored' if block.sums.is_zeroed else 'Added'}<{row}, {is_whole}>{{{at}}}"
@@ -363,7 +385,7 @@ class StepPrinter:
         ranges = {axis.name: (0, max(axis.extent - 1, 0)) for axis in stage.grid}
         index = substitute(at.index, {}, ranges)
         buffer = self.out.program.buffer(at.buffer)
-        layout = _panels(buffer)
+        layout = panels(buffer)
         steps: dict[str, int] = {}
         for axis in step.axes:
             slope = 0 if axis.extent == 1 else index.coefficient(axis.name)
@@ -375,7 +397,7 @@ class StepPrinter:
             steps[columns.name] = 0 if at is step.a or at is step.rescale else 1
         start = substitute(index, {axis.name: constant(0) for axis in step.axes}, ranges)
         if layout is not None:
-            start = _in_rows(buffer, layout, start, ranges)
+            start = in_rows(buffer, layout, start, ranges)
             for name in steps.keys() - {columns.name}:
                 steps[name] = steps[name] // layout.columns * layout.width
         return f"{at.buffer} + {self.out.expr(start)}", steps
@@ -390,7 +412,7 @@ def require_contractions(program: TileProgram) -> None:
     for parameter in program.parameters:
         raise _refused(f"{parameter.name} is known at run time only", "Bind the parameters first")
     for buffer in program.buffers:
-        layout = _panels(buffer)
+        layout = panels(buffer)
         is_panel = buffer.level in (Level.TILE, Level.INPUT) and layout is not None
         if buffer.layout and not (is_panel and len(buffer.layout) == 1):
             raise _refused(f"the layout of buffer {buffer.name} can't be printed")
@@ -400,7 +422,7 @@ def require_contractions(program: TileProgram) -> None:
                 _require_contraction(step)
             elif any({step.vector, step.across} & guard.expr.variables for guard in step.where):
                 raise _refused("passes that leave elements of a vector out can't be printed")
-            elif any(_panels(program.buffer(op.buffer)) for op in step.ops if isinstance(op, Load)):
+            elif any(panels(program.buffer(op.buffer)) for op in step.ops if isinstance(op, Load)):
                 raise _refused("passes that read panels can't be printed")
 
 
@@ -435,63 +457,6 @@ def _turns(terms: Sequence[Axis], a: Steps, b: Steps) -> str:
     for axis in reversed(outer):
         text = f"korch::Turns<{axis.extent}, {a[axis.name]}, {b[axis.name]}, {text}>"
     return text
-
-
-def _panels(buffer: Buffer) -> Panels | None:
-    return next((layout for layout in buffer.layout if isinstance(layout, Panels)), None)
-
-
-def _panel_width(program: TileProgram, pass_: Pass) -> int:
-    """Return the columns of the panels that a pass writes; 0 if it writes none, or rows: one panel without groups."""
-    layouts = (_panels(program.buffer(sink.buffer)) for sink in pass_.sinks)
-    widths = {each.width for each in layouts if each and (each.width < each.columns or each.group > 1)}
-    if len(widths) > 1:
-        raise _refused("one pass writes panels of several widths")
-    return next(iter(widths), 0)
-
-
-def _in_rows(buffer: Buffer, layout: Panels, rest: Expr, ranges: Ranges) -> Expr:
-    """Return where an index lies in panels: at the begin of a row of one of them."""
-    columns = Expr(0, tuple(term for term in rest.terms if term[1] % layout.columns))
-    parts = (rest.constant % layout.columns, *(factor for _, factor in columns.terms))
-    low, high = bounds(columns, ranges)
-    is_cut = any(f // layout.columns % layout.group for f in (rest.constant, *(f for _, f in rest.terms)))
-    is_cut |= layout.columns % layout.width != 0 or any(p % layout.width for p in parts)
-    if is_cut or low < 0 or high >= layout.columns:
-        raise _refused(f"the rows of buffer {buffer.name} do not begin at whole rows of its panels")
-    rows = buffer.size // layout.columns
-    start = rest.constant // layout.columns * layout.width + rest.constant % layout.columns * rows
-    terms = (
-        (atom, factor * rows if factor % layout.columns else factor // layout.columns * layout.width)
-        for atom, factor in rest.terms
-    )
-    return Expr(start, tuple(terms))
-
-
-def _in_group(buffer: Buffer, layout: Panels, row: Expr, ranges: Ranges) -> Expr:
-    """Return where a row begins in the first panel; rows of a group lie side by side, element by element."""
-    if layout.group == 1:
-        return _in_rows(buffer, layout, row, ranges)
-    if any(factor % layout.columns for factor in (row.constant, *(f for _, f in row.terms))):
-        raise _refused(f"the rows of buffer {buffer.name} do not begin at whole rows of its panels")
-    number = Expr(row.constant // layout.columns, tuple((a, f // layout.columns) for a, f in row.terms))
-    group = scale(quotient(number, layout.group, ranges), layout.group * layout.width)
-    return add(group, remainder(number, layout.group, ranges))
-
-
-def _strips(second: Buffer, vectors: int, lanes: int, column: int) -> tuple[int, int]:
-    """Return the steps between vectors of a strip of the second operand, and between its strips."""
-    layout = _panels(second)
-    if layout is not None and layout.group > 1:
-        raise _refused(f"buffer {second.name} is in panels for bytes")
-    if layout is None:
-        return lanes * column, vectors * lanes * column
-    rows = second.size // layout.columns
-    if layout.width == lanes:
-        return rows * lanes, vectors * rows * lanes
-    if layout.width == vectors * lanes:
-        return lanes, rows * layout.width
-    raise _refused(f"buffer {second.name} is not in panels of one vector or of one strip")
 
 
 def _refused(text: str, hint: str = "") -> InvalidGraphError:

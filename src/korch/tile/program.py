@@ -257,6 +257,9 @@ class Pass:
 QUAD = 4
 """Terms of bytes that lie side by side in each column of a panel."""
 
+PAIR = 2
+"""The same where each column has a first operand of its own."""
+
 
 class Product(Enum):
     """How a contraction multiplies: types of a, of b and of the accumulator, and pieces of each."""

@@ -2,6 +2,7 @@
 
 Images lie channels-last. A window of one element reads its rows in place; others are copied to a tile
 of each task, where the terms of a row lie side by side. Weights are packed when the kernel is built.
+Of a depthwise convolution, the elements of a vector are channels (`schedule/depthwise.py`).
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from collections.abc import Iterator, Sequence
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_last, layout_choices
 from korch.primitive.graph import Primitive
+from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import ValueType
 from korch.provider.gemm.vectors import require_rows
-from korch.provider.provider import Kernel, Threading
+from korch.provider.provider import Kernel
+from korch.provider.tile_kernel import kernel_of
 from korch.schedule.contraction import (
     Contraction,
     Layouts,
@@ -24,15 +27,21 @@ from korch.schedule.contraction import (
     refuse_types,
     root_of,
 )
+from korch.schedule.depthwise import Depthwise, is_depthwise, weights_layout
 from korch.schedule.products import Blocking, Products
 from korch.target import Target
-from korch.tile.cpp import print_cpp
 from korch.tile.cpp_steps import BYTE_REGISTERS, FEW_BYTE_REGISTERS
 from korch.tile.program import QUAD, Registers, TileProgram
 from korch.tile.staging import Machine
 
 MOST_TILE_BYTES = 192 << 10
 """The bytes of the rows that a task copies: they stay in the second cache beside the weights of some columns."""
+
+FEW_ROWS = 8
+"""Rows of a depthwise convolution for each thread below which threads share its channels."""
+
+PLACES = 7
+"""Places of a row of a depthwise convolution that are in registers at a time: it divides the usual widths."""
 
 ROWS = (16, 128)
 """The fewest and the most rows of a task; weights are prepared once for all of them."""
@@ -44,34 +53,45 @@ def multiplies_bytes(group: Group) -> bool:
     return len(linear) == 1 and linear[0].op == "conv" and is_of_bytes(group.body, linear[0])
 
 
-def offers_of_bytes(group: Group, target: Target) -> Sequence[Offer] | Refusal:
-    """Return the offers for a group with a convolution of bytes."""
-    root = _root(group)
-    if isinstance(root, Refusal):
-        return root
-    offers, refusal = [], Refusal("no layout fits both the inputs and the outputs")
-    for inputs, outputs in _layouts(group, root, target):
-        try:
-            _ = _program(group, root, (inputs, outputs), target)
-        except NotFusedError as error:
-            refusal = Refusal(str(error))
-            continue
-        packed = list(inputs)
-        packed[group.position[root.inputs[1]]] = _weights(group, root, target)
-        offers.append(Offer(tuple(packed), outputs))
-    return tuple(dict.fromkeys(offers)) or refusal
+class ByteConvolutions:
+    """Offers and kernels; a program is made once for both."""
 
+    def __init__(self) -> None:
+        self._programs: dict[tuple[str, Target, Layouts], TileProgram | Refusal] = {}
 
-def kernel_of_bytes(group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
-    """Return the kernel for one of these offers."""
-    root = _root(group)
-    if isinstance(root, Refusal):
-        return root
-    program = _program(group, root, (offer.inputs, offer.outputs), target)
-    comment = f"{group.text}layouts {' '.join(map(str, (*offer.inputs, '->', *offer.outputs)))}"
-    printed = print_cpp(program, comment, target.lanes, target.threads)
-    threading = Threading.TEAM if printed.is_parallel else Threading.CALLER
-    return Kernel(printed.symbol, printed.source, workspace_bytes=printed.workspace_bytes, threading=threading)
+    def offers(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
+        """Return the offers for a group with a convolution of bytes."""
+        root = _root(group)
+        if isinstance(root, Refusal):
+            return root
+        offers, refusal = [], Refusal("no layout fits both the inputs and the outputs")
+        for inputs, outputs in _layouts(group, root, target):
+            program = self._program(group, root, (inputs, outputs), target)
+            if isinstance(program, Refusal):
+                refusal = program
+                continue
+            offers.append(Offer(_with_weights(group, root, inputs, _weights(group, root, target)), outputs))
+        return tuple(dict.fromkeys(offers)) or refusal
+
+    def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
+        """Return the kernel for one of these offers."""
+        root = _root(group)
+        if isinstance(root, Refusal):
+            return root
+        plain = Layout.plain(group.body.types[root.inputs[1]].rank)
+        layouts = _with_weights(group, root, offer.inputs, plain), offer.outputs
+        program = self._program(group, root, layouts, target)
+        return program if isinstance(program, Refusal) else kernel_of(program, group, offer, target)
+
+    def _program(self, group: Group, root: Primitive, layouts: Layouts, target: Target) -> TileProgram | Refusal:
+        """Return the program of some layouts, in which that of the weights is plain."""
+        key = (group.key, target, layouts)
+        if key not in self._programs:
+            try:
+                self._programs[key] = _program(group, root, layouts, target)
+            except NotFusedError as error:
+                self._programs[key] = Refusal(str(error))
+        return self._programs[key]
 
 
 def _root(group: Group) -> Primitive | Refusal:
@@ -88,10 +108,23 @@ def _registers(target: Target) -> Registers:
     return BYTE_REGISTERS.get(target.lanes, FEW_BYTE_REGISTERS)
 
 
+def _is_depthwise(group: Group, root: Primitive) -> bool:
+    image, weights = (group.body.types[value].shape for value in root.inputs)
+    return is_depthwise(image, weights, root.attributes_as(ConvAttributes))
+
+
 def _weights(group: Group, root: Primitive, target: Target) -> Layout:
-    """Return the layout of weights in panels of columns, four terms side by side."""
+    """Return the layout of weights in panels of columns, with terms side by side."""
+    if _is_depthwise(group, root):
+        return weights_layout(target.lanes)
     rank = group.body.types[root.inputs[1]].rank
     return Layout((0, *range(2, rank), 1), ((0, _registers(target).vectors * target.lanes), (1, QUAD)))
+
+
+def _with_weights(group: Group, root: Primitive, inputs: tuple[Layout, ...], weights: Layout) -> tuple[Layout, ...]:
+    """Return layouts of inputs with that of the weights replaced."""
+    position = group.position[root.inputs[1]]
+    return (*inputs[:position], weights, *inputs[position + 1 :])
 
 
 def _layouts(group: Group, root: Primitive, target: Target) -> Iterator[Layouts]:
@@ -112,9 +145,10 @@ def _layouts(group: Group, root: Primitive, target: Target) -> Iterator[Layouts]
 
 
 def _program(group: Group, root: Primitive, layouts: Layouts, target: Target) -> TileProgram:
-    """Return the program; the layout of the packed weights does not count."""
     if target.lanes < 4:
         raise NotFusedError("the target has no vector registers")
+    if _is_depthwise(group, root):
+        return _depthwise_program(Depthwise(group, root, layouts, target.lanes), target)
     contraction = contraction_of(group, root, last=True)
     registers = _registers(target)
     strip = registers.vectors * target.lanes
@@ -122,6 +156,22 @@ def _program(group: Group, root: Primitive, layouts: Layouts, target: Target) ->
         raise NotFusedError("the channels of a group do not fill vector registers")
     schedule = Products(group, root, layouts, contraction, Machine(target.lanes, target.threads))
     program = schedule.program(_blocking(contraction, schedule, registers, strip, target))
+    require_rows(program, target.lanes)
+    return program
+
+
+def _depthwise_program(schedule: Depthwise, target: Target) -> TileProgram:
+    """Return the program whose threads share rows, or channels where there are few rows."""
+    rows, width = schedule.places
+    is_split = rows * schedule.images < FEW_ROWS * target.threads and schedule.channels >= target.lanes * target.threads
+    teams = target.threads if is_split else 1
+    channels = -(-schedule.channels // (target.lanes * teams)) * target.lanes if is_split else schedule.channels
+    row_bytes = schedule.reach(1, width) * channels * schedule.attributes.strides[0]
+    fitting = max(1, MOST_TILE_BYTES // row_bytes)
+    blocks = -(-rows // fitting)
+    if not is_split and schedule.images % target.threads:
+        blocks = min(rows, -(-blocks // target.threads) * target.threads)
+    program = schedule.program(-(-rows // blocks), min(channels, schedule.channels), PLACES)
     require_rows(program, target.lanes)
     return program
 

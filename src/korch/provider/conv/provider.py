@@ -10,7 +10,7 @@ from korch.candidate.layout import Layout, channels_blocked, channels_last, layo
 from korch.candidate.shape import around
 from korch.primitive.types import DType
 from korch.provider.content import content_version
-from korch.provider.conv.bytes import kernel_of_bytes, multiplies_bytes, offers_of_bytes
+from korch.provider.conv.bytes import ByteConvolutions, multiplies_bytes
 from korch.provider.conv.chains import chain_groups
 from korch.provider.conv.match import ConvChain, match_group
 from korch.provider.conv.shape import Layer, Shape, can_split, shape_of
@@ -49,6 +49,7 @@ class ConvProvider:
     def __init__(self) -> None:
         """Begin without plans; those of offered groups are kept until they are built."""
         self._plans: dict[tuple[str, Target], tuple[Plan, ...] | Refusal] = {}
+        self._bytes = ByteConvolutions()
 
     def _windows(self, group: Group, target: Target) -> tuple[Plan, ...] | Refusal:
         """Return the ways to compute a group with one convolution by a tile program."""
@@ -60,7 +61,7 @@ class ConvProvider:
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
         """Offer blocks of channels and channels-last, with threads that share rows or channels."""
         if multiplies_bytes(group):
-            return offers_of_bytes(group, target)
+            return self._bytes.offers(group, target)
         if needs_program(group):
             plans = self._windows(group, target)
             return plans if isinstance(plans, Refusal) else tuple(plan.offer for plan in plans)
@@ -86,7 +87,7 @@ class ConvProvider:
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
         """Print the kernel."""
         if multiplies_bytes(group):
-            return kernel_of_bytes(group, offer, target)
+            return self._bytes.build(group, offer, target)
         if needs_program(group):
             plans = self._windows(group, target)
             found = [] if isinstance(plans, Refusal) else [plan for plan in plans if plan.offer == offer]

@@ -14,11 +14,11 @@ from korch.primitive.types import ValueType
 from korch.provider.conv.match import WIDEST_DEPTHWISE
 from korch.provider.gemm.vectors import require_rows
 from korch.provider.image import image_position
-from korch.provider.provider import Kernel, Threading
+from korch.provider.provider import Kernel
+from korch.provider.tile_kernel import kernel_of
 from korch.schedule.contraction import Layouts, NotFusedError, refuse_types, root_of
 from korch.schedule.windows import Blocking, Windows
 from korch.target import Target
-from korch.tile.cpp import print_cpp
 from korch.tile.program import Registers, TileProgram
 from korch.tile.staging import Machine
 
@@ -55,10 +55,7 @@ class Plan:
 
     def kernel(self, group: Group, target: Target) -> Kernel:
         """Print the kernel."""
-        layouts = " ".join(map(str, (*self.offer.inputs, "->", *self.offer.outputs)))
-        printed = print_cpp(self.program, f"{group.text}layouts {layouts}", target.lanes, target.threads)
-        threading = Threading.TEAM if printed.is_parallel else Threading.CALLER
-        return Kernel(printed.symbol, printed.source, workspace_bytes=printed.workspace_bytes, threading=threading)
+        return kernel_of(self.program, group, self.offer, target)
 
 
 def needs_program(group: Group) -> bool:

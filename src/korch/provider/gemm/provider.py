@@ -22,10 +22,10 @@ from korch.provider.gemm.match import Operand, Product, epilogue_of, match_group
 from korch.provider.gemm.vectors import program_of, stays_in_cache
 from korch.provider.matrix_units import SPLIT_BYTES, STEP_BYTES, TOGETHER
 from korch.provider.provider import SPLIT, Kernel, Threading, named_kernel
+from korch.provider.tile_kernel import comment_of, kernel_of
 from korch.provider.widen import widened
 from korch.schedule.contraction import Fusion, Layouts, NotFusedError, is_of_bytes
 from korch.target import Target
-from korch.tile.cpp import print_cpp
 from korch.tile.program import QUAD, TileProgram
 
 KEPT_SHARE = 1.0
@@ -54,9 +54,7 @@ class _Vectors:
 
     def kernel(self, group: Group, offer: Offer, target: Target) -> Kernel:
         """Print the kernel."""
-        printed = print_cpp(self.program, _comment(group, offer), target.lanes, target.threads)
-        threading = Threading.TEAM if printed.is_parallel else Threading.CALLER
-        return Kernel(printed.symbol, printed.source, workspace_bytes=printed.workspace_bytes, threading=threading)
+        return kernel_of(self.program, group, offer, target)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,15 +78,11 @@ class _Split:
         positions = (self.a.position, self.b.position)
         operands = widened(group, offer.inputs, positions, self.workspace_bytes // 4, target)
         workspace = len(group.inputs) + len(group.outputs)
-        text = _print(self, _comment(group, offer), operands.texts, workspace)
+        text = _print(self, comment_of(group, offer), operands.texts, workspace)
         return named_kernel(text, workspace_bytes=4 * operands.floats, threading=Threading.TEAM)
 
 
 _Plan = _Vectors | _Split
-
-
-def _comment(group: Group, offer: Offer) -> str:
-    return f"{group.text}layouts {' '.join(map(str, (*offer.inputs, '->', *offer.outputs)))}"
 
 
 class GemmProvider:

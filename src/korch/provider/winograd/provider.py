@@ -9,14 +9,14 @@ from korch.candidate.layout import Layout, channels_blocked, channels_last, layo
 from korch.candidate.shape import around
 from korch.primitive.graph import Primitive
 from korch.provider.content import content_version
-from korch.provider.provider import SPLIT, Kernel, Threading
+from korch.provider.provider import SPLIT, Kernel
+from korch.provider.tile_kernel import comment_of, kernel_of
 from korch.provider.winograd.match import match_group
 from korch.provider.winograd.split import can_split, split_kernel
 from korch.provider.winograd.vectors import blocking_for
 from korch.schedule.contraction import Layouts, NotFusedError, refuse_types
 from korch.schedule.winograd import Winograd
 from korch.target import Target
-from korch.tile.cpp import print_cpp
 
 MANY_WEIGHTS_BYTES = 8 << 20
 """From here on it may be better that each thread reads only its part of the weights."""
@@ -65,19 +65,20 @@ class WinogradProvider:
         root = _root(group, target)
         if isinstance(root, Refusal):
             return root
-        comment = f"{group.text}layouts {' '.join(map(str, (*offer.inputs, '->', *offer.outputs)))}"
         if offer.variant == SPLIT:
             found = match_group(group)
-            return found if isinstance(found, Refusal) else split_kernel(group, found, offer, target, comment)
+            return (
+                found
+                if isinstance(found, Refusal)
+                else split_kernel(group, found, offer, target, comment_of(group, offer))
+            )
         inputs = _with_weights(offer.inputs, group.position[root.inputs[1]], Layout.plain(4))
         schedule = Winograd(group, root, (inputs, offer.outputs), target.lanes)
         try:
             program = schedule.program(blocking_for(schedule, target, offer.variant == CHANNELS))
         except NotFusedError as error:
             return Refusal(str(error))
-        printed = print_cpp(program, comment, target.lanes, target.threads)
-        threading = Threading.TEAM if printed.is_parallel else Threading.CALLER
-        return Kernel(printed.symbol, printed.source, workspace_bytes=printed.workspace_bytes, threading=threading)
+        return kernel_of(program, group, offer, target)
 
 
 def _root(group: Group, target: Target) -> Primitive | Refusal:

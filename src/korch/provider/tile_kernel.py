@@ -1,0 +1,43 @@
+"""A tile program, with the group and the offer that it is for -> a kernel."""
+
+from __future__ import annotations
+
+import sys
+
+from korch.candidate.candidate import Group, Offer
+from korch.provider.provider import Kernel, Threading
+from korch.target import Target
+from korch.tile.cpp import print_cpp
+from korch.tile.program import TileProgram
+
+
+def comment_of(group: Group, offer: Offer) -> str:
+    """Return the text at the head of a kernel's source: what it computes, in which layouts."""
+    return f"{group.text}layouts {' '.join(map(str, (*offer.inputs, '->', *offer.outputs)))}"
+
+
+def kernel_of(
+    program: TileProgram,
+    group: Group,
+    offer: Offer,
+    target: Target,
+    *,
+    stream_bytes: int = sys.maxsize,
+    remark: str = "",
+) -> Kernel:
+    """Print a program as the kernel of an offer.
+
+    Args:
+        program: the program.
+        group: what it computes.
+        offer: in which layouts.
+        target: what it runs on.
+        stream_bytes: outputs of at least this size are written past the caches.
+        remark: more lines for the comment at the head.
+
+    Raises:
+        TextLimitError: its text would be too long.
+    """
+    printed = print_cpp(program, comment_of(group, offer) + remark, target.lanes, target.threads, stream_bytes)
+    threading = Threading.TEAM if printed.is_parallel else Threading.CALLER
+    return Kernel(printed.symbol, printed.source, workspace_bytes=printed.workspace_bytes, threading=threading)
