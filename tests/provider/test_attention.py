@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,7 +16,9 @@ from korch.primitive import reference
 from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
 from korch.provider.attention import AttentionProvider, provider
-from korch.testing.kernels import check_offers, run_kernel
+from korch.schedule.attention import rows_of_block
+from korch.schedule.contraction import NotFusedError
+from korch.testing.kernels import check_offers, load_kernels, run_kernel
 from tests.provider.onednn_groups import Graph
 
 
@@ -80,7 +83,56 @@ def test_sizes(target, builder, rng):
         plain((1,), 29, 4 * n - 1, 5, n - 1),
         plain((2,), 8, 1, 3, n),
     ]
-    assert len(check_offers(AttentionProvider(), groups, target, builder, rng)) == len(groups)
+    check_offers(AttentionProvider(), groups, target, builder, rng)
+
+
+def shared(heads: int, kept: int, m: int, n: int, d: int) -> Group:
+    """Attention whose heads share keys and values in groups."""
+    g = Graph()
+    q = g.tensor(heads, m, d)
+    k, v = (
+        shaped(g, g.add("broadcast", [x], BroadcastAttributes((kept, heads // kept, n, d))), heads, n, d)
+        for x in (g.tensor(kept, 1, n, d), g.tensor(kept, 1, n, d))
+    )
+    return g.group(g.add("matmul", [softmax(g, g.add("matmul", [q, moved(g, k, 0, 2, 1)])), v]))
+
+
+def test_few_rows(target, builder, rng, monkeypatch):
+    """Keys are read where they lie, by several tasks for a row; heads that share keys are rows of one block."""
+    monkeypatch.setattr(provider, "SPLIT_KEYS", (2 * target.lanes,))
+    n = 7 * target.lanes + 3
+    groups = [plain((3,), 1, n, 8, 5, swap=True), shared(6, 2, 1, n, 5), shared(4, 1, 3, n, 7)]
+    found = check_offers(AttentionProvider(), groups, target, builder, rng)
+    kinds = {(offer.variant.split()[0], offer.variant.endswith(" split")) for _, offer, _ in found}
+    assert kinds == {("read", False), ("read", True), ("stage", False)}
+    rows = [offer.variant.split()[1].split("x")[0] for group, offer, _ in found if group is groups[1]]
+    assert set(rows) == {"3"}
+
+
+@pytest.mark.parametrize("rows", [24, 33, 65])
+def test_rows_of_heads_are_shared_out(target, builder, rng, rows):
+    own = replace(target, threads=2)
+    group = plain((1, 3), rows, 9, 4, 5)
+    found = check_offers(AttentionProvider(), [group], own, builder, rng)
+    assert {offer.variant.split()[0] for _, offer, _ in found} == {"task"}
+
+
+def test_chunks_of_rows_are_equal_but_for_one_row():
+    for rows, chunks, most in itertools.product(range(1, 120), (1, 2, 3), (1, 6, 24)):
+        try:
+            block = rows_of_block(rows, chunks, most)
+        except NotFusedError:
+            assert chunks > 1
+            continue
+        left = rows % (block * chunks)
+        last = -(-left // chunks)
+        sizes = [min(last, left - last * chunk) for chunk in range(chunks)]
+        assert 0 < block <= most
+        assert block * chunks <= rows
+        assert sum(sizes) == left
+        assert not left or min(sizes) > 0
+    with pytest.raises(NotFusedError, match="too few rows for the chunks"):
+        rows_of_block(2, 3, 6)
 
 
 def test_many_keys_are_looked_at_in_blocks(target, builder, rng, monkeypatch):
@@ -104,35 +156,41 @@ def test_many_keys_are_looked_at_in_blocks(target, builder, rng, monkeypatch):
     feeds = {f"i{i}": a for i, a in enumerate(arrays)}
     with np.errstate(invalid="ignore"):
         expected = reference.run(masked.body, feeds, exact=True)["o0"]
-    (offer,) = AttentionProvider().offer(masked, target)
-    kernel = AttentionProvider().build(masked, offer, target)
-    (found,) = run_kernel(kernel, masked, offer, arrays, builder)
+    for offer in AttentionProvider().offer(masked, target):
+        kernel = AttentionProvider().build(masked, offer, target)
+        (found,) = run_kernel(kernel, masked, offer, arrays, builder)
+        assert np.allclose(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+    assert any(offer.variant.endswith(f"x{2 * n}") for offer in AttentionProvider().offer(masked, target))
     assert np.isnan(expected[0, 4:6]).all() and np.isfinite(expected[0, :4]).all()
-    assert np.allclose(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-@pytest.mark.parametrize("mask", [(), (1, 1, 1, 21), (1, 1, 30, 21), (30, 21)])
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("threads", "mask"), [(1, (30, 21)), (2, ()), (2, (1, 1, 1, 21)), (2, (1, 1, 30, 21)), (3, (1, 1, 30, 21))]
+)
 def test_heads_scale_mask_and_residual(target, builder, rng, mask, threads):
     g = Graph()
     group = g.group(whole(g, mask))
     check_offers(AttentionProvider(), [group], replace(target, threads=threads), builder, rng)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_travels(target, builder, rng, bad):
+def test_what_is_not_finite_travels(target, builder, rng):
     g = Graph()
     group = g.group(whole(g, (1, 1, 1, 21)))
     arrays = [rng.standard_normal(t.shape).astype(np.float32) for t in group.input_types]
     mask = next(i for i, t in enumerate(group.input_types) if t.rank == 4)
-    arrays[mask][..., 3:] = bad
-    feeds = {f"i{i}": a for i, a in enumerate(arrays)}
-    expected = reference.run(group.body, feeds, exact=True)["o0"]
-    (offer,) = AttentionProvider().offer(group, target)
-    kernel = AttentionProvider().build(group, offer, target)
-    (found,) = run_kernel(kernel, group, offer, arrays, builder)
-    assert np.array_equal(np.isnan(found), np.isnan(expected))
-    assert np.allclose(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+    built = [
+        (offer, AttentionProvider().build(group, offer, target)) for offer in AttentionProvider().offer(group, target)
+    ]
+    library = load_kernels([kernel for _, kernel in built], builder)
+    for bad in (np.nan, np.inf, -np.inf):
+        arrays[mask][..., 3:] = bad
+        feeds = {f"i{i}": a for i, a in enumerate(arrays)}
+        with np.errstate(invalid="ignore"):
+            expected = reference.run(group.body, feeds, exact=True)["o0"]
+        for offer, kernel in built:
+            (found,) = run_kernel(kernel, group, offer, arrays, builder, library=library)
+            assert np.isnan(expected).any() == (bad != -np.inf)
+            assert np.allclose(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize("is_blocked", [False, True])
@@ -153,19 +211,21 @@ def test_weights_that_are_not_numbers_become_zero(target, builder, rng, monkeypa
     mask[..., 4, 3], mask[..., 5, 98] = np.nan, np.nan
     mask[..., 6, 70], mask[..., 7, 2] = np.inf, np.inf
     mask[..., 8, :] = np.nan
-    (offer,) = AttentionProvider().offer(group, target)
-    kernel = AttentionProvider().build(group, offer, target)
+    offers = AttentionProvider().offer(group, target)
+    kernels = [AttentionProvider().build(group, offer, target) for offer in offers]
+    library = load_kernels(kernels, builder)
     for value in (1.0, np.inf, np.nan):  # 0 times what is not finite is no number
         v[0, 97, 5] = value
         feeds = {f"i{i}": a for i, a in enumerate(arrays)}
         with np.errstate(invalid="ignore"):
             expected = reference.run(group.body, feeds, exact=True)["o0"]
-        (found,) = run_kernel(kernel, group, offer, arrays, builder)
-        assert np.isnan(expected).sum() == (0 if value == 1.0 else np.isnan(found).sum())
-        assert np.allclose(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
-        if value == 1.0:
-            nothing = [1, 4, 5, 6, 7, 8]
-            assert np.array_equal(found[0, nothing], q[0, nothing])
+        for offer, kernel in zip(offers, kernels, strict=True):
+            (found,) = run_kernel(kernel, group, offer, arrays, builder, library=library)
+            assert np.isnan(expected).sum() == (0 if value == 1.0 else np.isnan(found).sum())
+            assert np.allclose(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+            if value == 1.0:
+                nothing = [1, 4, 5, 6, 7, 8]
+                assert np.array_equal(found[0, nothing], q[0, nothing])
 
 
 def other_test(g: Graph, x: int) -> int:
@@ -205,7 +265,7 @@ def test_all_of_it_is_one_group_of_a_graph(target, weights):
             "no softmax is the left operand of the second product",
             lambda g: g.add("matmul", [g.add("matmul", [g.tensor(9, 4), g.tensor(4, 4)]), g.tensor(4, 4)]),
         ),
-        ("there are too few queries, or nothing at all", lambda g: whole(g, rows=3)),
+        ("a tensor is empty", lambda g: whole(g, rows=0)),
     ],
 )
 def test_refusals(target, expected, make):

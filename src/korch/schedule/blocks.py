@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from korch.candidate.candidate import Group
@@ -11,18 +11,18 @@ from korch.primitive.graph import Primitive
 from korch.primitive.types import DType
 from korch.schedule.contraction import Axes, Contraction, Fusion, Layouts, NotFusedError
 from korch.tile.emit import Emitter, Guards, Index
-from korch.tile.index import ZERO, Expr, Ranges, add, bounds, quotient, remainder, scale, substitute, var, vector_step
-from korch.tile.loops import map_indices
+from korch.tile.index import Expr, Ranges, add, bounds, quotient, remainder, scale, substitute, var, vector_step
+from korch.tile.loops import LINE_ELEMENTS, PAGE_ELEMENTS, is_across, map_indices
 from korch.tile.program import Apply, At, Axis, Buffer, Inside, Level, Load, Pass, Product, Select, Store, TileOp
-
-WIDENED = (DType.F16, DType.BF16)
-"""Elements that a contraction of float32 widens when it reads them."""
 
 PRODUCTS = {
     product.types[:2]: product
     for product in (Product.F32, Product.F16, Product.BF16, Product.U8S8, Product.S8S8, Product.S8U8, Product.U8U8)
 }
 """The product of each pair of types of operands."""
+
+WIDENED = (DType.F16, DType.BF16)
+"""Elements that a contraction of float32 widens when it reads them."""
 
 
 class Blocked:
@@ -61,19 +61,50 @@ class Blocked:
             type_.dtype, guards, name, emitter.literal(type_.dtype, 0.0 if type_.dtype.is_float else 0)
         )
 
-    def after(self, total: At, axes: tuple[Axis, ...], values: dict[str, Expr], ranges: Ranges) -> Pass:
-        """Return the pass that computes the outputs of a block from its sums."""
+    def after(
+        self, total: At, axes: tuple[Axis, ...], values: dict[str, Expr], ranges: Ranges, factor: At | None = None
+    ) -> Pass:
+        """Return the pass that computes the outputs of a block from its sums, times a factor of each row."""
+
+        def sinks(emitter: Emitter, result: str) -> Sequence[Store]:
+            outputs = self.fusion.outputs(emitter, self.root, self.contraction.out, result)
+            return [Store(buffer, place, value) for buffer, _, place, value in outputs]
+
+        return self.following(total, axes, (values, ranges), sinks, factor)
+
+    def following(
+        self,
+        total: At,
+        axes: tuple[Axis, ...],
+        values: tuple[dict[str, Expr], Ranges],
+        sinks_of: Callable[[Emitter, str], Sequence[Store]],
+        factor: At | None = None,
+    ) -> Pass:
+        """Return a pass over the sums of a block.
+
+        Args:
+            total: where a sum is.
+            axes: the loops.
+            values: the contraction's variables in those of the program, and the ranges of these.
+            sinks_of: emits what is computed from the sum of a name, and returns where it goes.
+            factor: by what a sum is multiplied first.
+        """
         emitter = self.fusion.emitter(self.contraction.ranges)  # a block may reach beyond these
-        emitter.ops.append(Load("x0", self.sum_type, total.buffer, ZERO))
-        name, result = "x0", self.group.body.types[self.root.output].dtype
+        given: list[TileOp] = [Load("x0", self.sum_type, total.buffer, total.index)]
+        if factor is not None:
+            given += [
+                Load("x1", self.sum_type, factor.buffer, factor.index),
+                Apply("x2", self.sum_type, "mul", ("x0", "x1")),
+            ]
+        result = self.group.body.types[self.root.output].dtype
         if self.sum_type is not result:
-            name = "x1"
-            emitter.ops.append(Apply(name, result, "cast", ("x0",)))
-        outputs = self.fusion.outputs(emitter, self.root, self.contraction.out, name)
-        sinks = tuple(Store(buffer, place, value) for buffer, _, place, value in outputs)
-        pass_ = Pass(axes, axes[-1].name if axes else "", tuple(emitter.ops[1:]), sinks)
-        pass_ = map_indices(pass_, lambda expr: substitute(expr, values, ranges))
-        return replace(pass_, ops=(Load("x0", self.sum_type, total.buffer, total.index), *pass_.ops))
+            given.append(Apply(f"x{len(given)}", result, "cast", (given[-1].name,)))
+        emitter.ops.extend(given)
+        sinks = tuple(sinks_of(emitter, given[-1].name))
+        own = tuple(emitter.ops[len(given) :])
+        pass_ = Pass(axes, axes[-1].name if axes else "", own, sinks)
+        pass_ = map_indices(pass_, lambda expr: substitute(expr, *values))
+        return replace(pass_, ops=(*given, *pass_.ops))
 
     def memory(self) -> Iterator[Buffer]:
         """Yield the buffers of the group's inputs and outputs."""
@@ -130,6 +161,22 @@ def digits(number: Expr, axes: Axes, ranges: Ranges) -> dict[str, Expr]:
         found[name] = number if position == len(axes) else remainder(number, n, ranges)
         number = quotient(number, n, ranges)
     return found
+
+
+def arranged(packing: Pass, ranges: Ranges, lanes: int) -> Pass:
+    """Return a pass of two axes that reads squares whole where loads lie along its rows."""
+    rows, columns = (axis.name for axis in packing.axes)
+    loads = [op for op in packing.ops if isinstance(op, Load)]
+    is_square = any(is_across(load, columns, rows, ranges) for load in loads)
+    turns = any(isinstance(op, Load | Select) and op.guards for op in packing.ops)
+    is_square &= min(axis.extent for axis in packing.axes) >= lanes > 1 and not turns
+    return replace(packing, across=rows) if is_square else packing
+
+
+def spaced(elements: int, group: int = 1) -> int:
+    """Return how far apart rows are in a copy: not in one set of the first cache, and of whole groups."""
+    row = -(-elements // group) * group
+    return row + (LINE_ELEMENTS if row * group % PAGE_ELEMENTS == 0 else 0)
 
 
 def require_adjacent(pass_: Pass, lanes: int) -> None:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
-from korch.schedule.blocks import Blocked, cut, direct, flat, store
+from korch.schedule.blocks import Blocked, arranged, cut, direct, flat, spaced, store
 from korch.schedule.contraction import Axes, Contraction, Layouts, NotFusedError, contraction_of, extent
 from korch.tile.index import ZERO, Expr, Ranges, add, scale, var
-from korch.tile.loops import LINE_ELEMENTS, PAGE_ELEMENTS, arrange, grid_for, is_across
+from korch.tile.loops import arrange, grid_for
 from korch.tile.program import (
     QUAD,
     At,
@@ -26,12 +26,10 @@ from korch.tile.program import (
     Contract,
     Level,
     Literal,
-    Load,
     Loop,
     Panels,
     Pass,
     Registers,
-    Select,
     Stage,
     Step,
     Store,
@@ -206,7 +204,7 @@ class Products(Blocked):
             layout = (Panels(j.extent, j.extent if is_strip else self.machine.lanes),)
         packing = Pass(axes, axes[1].name, tuple(emitter.ops), (store(packed, value),))
         if not layout or layout[0].columns == layout[0].width:
-            packing = self._arranged(packing, cuts.ranges)
+            packing = arranged(packing, cuts.ranges, self.machine.lanes)
         buffer = Buffer(name, Level.TILE, self.dtype, axes[0].extent * row, layout)
         return _Operand(packed, buffer, None, packing)
 
@@ -251,15 +249,6 @@ class Products(Blocked):
         buffer = Buffer("pb", Level.TILE, dtype, rows * columns, (Panels(columns, strip, QUAD),))
         return _Operand(At("pb", add(scale(var(p.name), columns), var(j.name))), buffer, None, packing)
 
-    def _arranged(self, packing: Pass, ranges: Ranges) -> Pass:
-        """Return a pass that reads squares whole where loads lie along its rows."""
-        rows, columns = (axis.name for axis in packing.axes)
-        loads = [op for op in packing.ops if isinstance(op, Load)]
-        is_square = any(is_across(load, columns, rows, ranges) for load in loads)
-        turns = any(isinstance(op, Load | Select) and op.guards for op in packing.ops)
-        is_square &= min(axis.extent for axis in packing.axes) >= self.machine.lanes > 1 and not turns
-        return replace(packing, across=rows) if is_square else packing
-
     def _copied(self, cuts: _Cut) -> _Operand:
         """Return the first operand in a copy, whose rows share no set of the first cache."""
         contraction = self.contraction
@@ -282,9 +271,7 @@ class Products(Blocked):
 
     def _row(self, terms: int) -> int:
         """Return how far apart the rows of a copy are: not in one set of the first cache, and of whole groups."""
-        group = self.product.group
-        row = -(-terms // group) * group
-        return row + (LINE_ELEMENTS if row * group % PAGE_ELEMENTS == 0 else 0)
+        return spaced(terms, self.product.group)
 
     def _batch(self) -> Expr:
         """Return the number of a batch, the last axis first."""

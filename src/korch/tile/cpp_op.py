@@ -116,9 +116,20 @@ class OpPrinter:
                     is_exact = any(self._is_given(argument) for argument in arguments)
                     function = "div_by" if is_exact else "div_nearly_by"
                     return f"korch::{function}<{type_}, {width}>({given[0]}, {divisor})"
+                if name == "exp" and source is DType.F32 and self._is_nonpositive(arguments[0]):
+                    return f"korch::exp_of_nonpositive<{width}>({given[0]})"
                 return applied(op, source, given, width)
             case _:
                 assert_never(op)
+
+    def _is_nonpositive(self, name: str) -> bool:
+        """Return whether a value is the lesser of another and 0."""
+        ops = {op.name: op for op in self.pass_.ops}
+        match ops[name]:
+            case Apply(op="min", arguments=(_, bound)):
+                least = ops[bound]
+                return isinstance(least, Literal) and least.value <= 0
+        return False
 
     def _is_uniform(self, name: str, ranges: Ranges, variable: str) -> bool:
         """Return whether all lanes along a variable hold the same number."""

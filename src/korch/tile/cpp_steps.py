@@ -152,7 +152,7 @@ class StepPrinter:
             is_plain = all(isinstance(step, Pass) for step in self.stage.steps)
             return self._printer(self.stage if is_plain else Stage(grid, (pass_,)), pass_)
         vector = next((axis for axis in pass_.axes if axis.name == pass_.vector), None)
-        if vector is None or pass_.is_reduction or pass_.across or vector.extent % width:
+        if vector is None or pass_.is_reduction or vector.extent % width:
             raise _refused("panels are written by passes along whole rows of them only")
         name, count = vector.name, vector.extent // width
         panel, block = f"{name}_panel", f"{name}_block"
@@ -413,7 +413,7 @@ def require_contractions(program: TileProgram) -> None:
         raise _refused(f"{parameter.name} is known at run time only", "Bind the parameters first")
     for buffer in program.buffers:
         layout = panels(buffer)
-        is_panel = buffer.level in (Level.TILE, Level.INPUT) and layout is not None
+        is_panel = buffer.level is not Level.OUTPUT and layout is not None
         if buffer.layout and not (is_panel and len(buffer.layout) == 1):
             raise _refused(f"the layout of buffer {buffer.name} can't be printed")
     for stage in program.stages:

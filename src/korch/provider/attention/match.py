@@ -2,38 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from korch.candidate.candidate import Group, Refusal
-from korch.primitive.graph import Primitive
 from korch.primitive.op import Category
 from korch.provider.attention.groups import find_softmax
 from korch.schedule.contraction import FLOATS
-
-
-@dataclass(frozen=True, eq=False)
-class Attention:
-    """Attention.
-
-    Attributes:
-        first: the product of the queries and the keys.
-        second: the product of the weights and the values.
-        weighed: the value that the softmax is of.
-        is_guarded: whether weights that are not numbers become 0.
-        inside: the values that the softmax computes.
-    """
-
-    first: Primitive
-    second: Primitive
-    weighed: int
-    is_guarded: bool
-    inside: frozenset[int]
-
-    @property
-    def operands(self) -> tuple[int, int, int]:
-        """The values that are the queries, the keys and the values."""
-        q, k = self.first.inputs
-        return q, k, self.second.inputs[1]
+from korch.schedule.heads import Attention
 
 
 def match_group(group: Group) -> Attention | Refusal:

@@ -9,7 +9,7 @@ from korch.candidate.candidate import Group, Refusal
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.types import DType
 from korch.provider.epilogue import RESULT, Epilogue
-from korch.schedule.contraction import Fusion, NotFusedError, follow, refuse_types, reshaped, root_of
+from korch.schedule.contraction import Fusion, NotFusedError, refuse_types, reshaped, root_of
 from korch.tile.emit import Index
 from korch.tile.index import ZERO, Expr, Ranges, add, scale, var, vector_step
 from korch.tile.program import Apply, Load
@@ -124,16 +124,6 @@ def print_finish(fusion: Fusion, product: Primitive, epilogue: Epilogue) -> tupl
     is_single = matrices.out[-1] == ZERO  # one column: vectors have one element
     lines += [epilogue.store(buffer, place, names[name], is_single) for buffer, _, place, name in stores]
     return tuple(lines)
-
-
-def print_value(fusion: Fusion, product: Primitive, value: int, epilogue: Epilogue) -> tuple[str, ...]:
-    """Return the lines that return a value computed from such results, in their order."""
-    matrices = matrices_of(fusion.body, product)
-    emitter = fusion.emitter(matrices.ranges)
-    if follow(emitter, product, matrices.out, RESULT).get(value) != matrices.out:
-        raise NotFusedError("a value is not computed from the product in its order")
-    name, names = emitter.value(value, matrices.out), {RESULT: RESULT}
-    return (*epilogue.lines(emitter.ops, names), f"return {names[name]};")
 
 
 def epilogue_of(group: Group, lanes: int) -> Epilogue:

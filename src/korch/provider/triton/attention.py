@@ -14,10 +14,11 @@ from korch.cuda.kernel import CudaKernel
 from korch.cuda.target import CudaTarget
 from korch.primitive.types import DType
 from korch.provider.attention.groups import attention_groups
-from korch.provider.attention.match import Attention, match_group
+from korch.provider.attention.match import match_group
 from korch.provider.content import content_version
 from korch.provider.triton.printer import KernelPrinter
 from korch.schedule.contraction import Axes, Contraction, NotFusedError, extent
+from korch.schedule.heads import Attention
 from korch.tile.emit import Index
 from korch.tile.index import ZERO, Expr, var
 from korch.tile.triton_text import COLUMNS, ROWS, STORED, Text, power_of_two

@@ -1,0 +1,140 @@
+"""The rows of a softmax in a tile -> passes: maxima, exponentials, sums, and factors that rescale.
+
+Weights are exp(min(x - base, 0)) with the row's maximum as base: what is not a number stays one, and the
+minimum with 0, which changes nothing, tells printers so. Where a row is cut into parts, the base of a part
+that is -infinity throughout is 0, so that its weights are 0. If weights that are not numbers are to become
+0, the base of a row that has a NaN is infinity: all of the row's weights, and all factors, are 0 or no
+numbers then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from korch.primitive.types import DType
+from korch.tile.program import Accumulate, Apply, At, Axis, Literal, Load, Pass, Store, TileOp
+
+
+@dataclass
+class _Values:
+    """The operations of a pass, named in order."""
+
+    ops: list[TileOp] = field(default_factory=list)
+
+    def load(self, at: At) -> str:
+        return self._add(Load(self._name, DType.F32, at.buffer, at.index))
+
+    def number(self, value: float) -> str:
+        return self._add(Literal(self._name, DType.F32, value))
+
+    def apply(self, op: str, *arguments: str, dtype: DType = DType.F32) -> str:
+        return self._add(Apply(self._name, dtype, op, arguments))
+
+    @property
+    def _name(self) -> str:
+        return f"x{len(self.ops)}"
+
+    def _add(self, op: TileOp) -> str:
+        self.ops.append(op)
+        return op.name
+
+    def stored(self, axes: tuple[Axis, ...], *sinks: tuple[At, str]) -> Pass:
+        """Return the pass that stores values."""
+        stores = tuple(Store(at.buffer, at.index, value) for at, value in sinks)
+        return Pass(axes, axes[-1].name, tuple(self.ops), stores)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows.
+
+    Attributes:
+        axis: the loop over them.
+        is_guarded: whether weights that are not numbers become 0.
+        is_in_parts: whether rows are cut into parts, of which some may be -infinity throughout.
+    """
+
+    axis: Axis
+    is_guarded: bool
+    is_in_parts: bool
+
+    @property
+    def has_base(self) -> bool:
+        """Whether the base may differ from the maximum."""
+        return self.is_guarded or self.is_in_parts
+
+    def largest(self, x: At, along: Axis, most: At) -> Pass:
+        """Return the pass that finds the maximum of each row."""
+        return self._reduced(x, along, most, "max")
+
+    def sums(self, x: At, along: Axis, total: At) -> Pass:
+        """Return the pass that adds up each row."""
+        return self._reduced(x, along, total, "sum")
+
+    def _reduced(self, x: At, along: Axis, out: At, op: str) -> Pass:
+        axes, load = (self.axis, replace(along, is_reduced=True)), Load("x0", DType.F32, x.buffer, x.index)
+        return Pass(axes, along.name, (load,), (Accumulate(out.buffer, out.index, "x0", op),))
+
+    def base(self, most: At, base: At) -> Pass:
+        """Return the pass that finds what is subtracted from the numbers of each row."""
+        values = _Values()
+        name = self._base(values, values.load(most))
+        return values.stored((self.axis,), (base, name))
+
+    def _base(self, values: _Values, most: str) -> str:
+        is_least = values.apply("equal", most, values.number(-math.inf), dtype=DType.BOOL)
+        base = values.apply("where", is_least, values.number(0.0), most)
+        if not self.is_guarded:
+            return base
+        is_nan = values.apply("isnan", most, dtype=DType.BOOL)
+        return values.apply("where", is_nan, values.number(math.inf), base)
+
+    def weights(self, x: At, along: Axis, base: At, out: At | None = None) -> Pass:
+        """Return the pass that computes the weights, in place if there is no other place for them."""
+        values = _Values()
+        name = self._weight(values, values.load(x), values.load(base))
+        return values.stored((self.axis, along), (out or x, name))
+
+    def _weight(self, values: _Values, x: str, base: str) -> str:
+        power = values.apply("exp", values.apply("min", values.apply("sub", x, base), values.number(0.0)))
+        if not self.is_guarded:
+            return power
+        is_nan = values.apply("isnan", power, dtype=DType.BOOL)
+        return values.apply("where", is_nan, values.number(0.0), power)
+
+    def rescaled(self, of_row: Callable[[str], At]) -> list[Pass]:
+        """Return the pass that takes the maxima `most` of a part into those so far, `top`.
+
+        It leaves the maxima in `above`, what to subtract in `base`, and in `factor` by what to multiply what
+        was summed so far.
+        """
+        values = _Values()
+        top = values.load(of_row("top"))
+        above = values.apply("max", top, values.load(of_row("most")))
+        base = self._base(values, above)
+        factor = self._weight(values, top, base)
+        sinks = ((of_row("above"), above), (of_row("base"), base), (of_row("factor"), factor))
+        return [values.stored((self.axis,), *sinks)]
+
+    def carried(self, of_row: Callable[[str], At]) -> list[Pass]:
+        """Return the passes that add the sums `part` of a part to `total`, and go on with the new maxima.
+
+        No pass changes what it reads: the last vector of rows may be computed twice.
+        """
+        values = _Values()
+        scaled = values.apply("mul", values.load(of_row("total")), values.load(of_row("factor")))
+        more = values.stored((self.axis,), (of_row("more"), values.apply("add", scaled, values.load(of_row("part")))))
+        after = _Values()
+        sinks = ((of_row("total"), after.load(of_row("more"))), (of_row("top"), after.load(of_row("above"))))
+        return [more, after.stored((self.axis,), *sinks)]
+
+    def inverted(self, total: At, inverse: At) -> Pass:
+        """Return the pass that finds by what to multiply the sums of a row."""
+        values = _Values()
+        name = values.load(total)
+        if self.is_guarded:
+            zero, one = values.number(0.0), values.number(1.0)
+            name = values.apply("where", values.apply("less", zero, name, dtype=DType.BOOL), name, one)
+        return values.stored((self.axis,), (inverse, values.apply("reciprocal", name)))
