@@ -155,3 +155,13 @@ def test_a_requantization_is_one_step_of_the_enumeration(rng, options):
     assert ends == {DType.U8, DType.I32, F32}
     wide = {v for g in several for v in g.outputs if graph.types[v].dtype is F32}
     assert wide == {value for _, value in graph.outputs}
+
+
+def test_after_the_deadline_there_are_products_with_their_requantization(rng, options):
+    graph = in_bytes(residual(rng), has_kernels(options), Deadline())
+    groups, report = enumerate_groups(graph, options, deadline=Deadline(time.monotonic() - 1))
+    assert report.limits_hit == ("budget",)
+    several = [group for group in groups if len(group.primitives) > 1]
+    products = [group for group in several if group.body.linear]
+    assert [graph.types[value].dtype for group in products for value in group.outputs] == [DType.U8] * 2
+    assert {(group.primitives, group.outputs) for group in several} <= report.needed

@@ -77,7 +77,7 @@ def prepare(
     shapes = shapes_of(meter.providers)
     groups, enumeration = _groups(graph, options, shapes, may_be_fewer=not partition.is_whole, deadline=deadline)
     candidates, refusals = collect_candidates(
-        graph, groups, meter.providers, meter.target, interfaces, held, answers, deadline
+        graph, groups, meter.providers, meter.target, interfaces, held, answers, deadline, enumeration.needed
     )
     candidates = tuple(c for c in candidates if has_layouts(c, options.ablation.layouts))
     check_every_primitive_runs(graph, candidates, refusals)

@@ -16,7 +16,7 @@ These keep the number of sets small:
   opaque operator. So a set has at most one linear primitive; `Compose` functions combine groups
   into larger ones.
 - A broadcast or a slice costs nothing inside of a kernel, so it comes with each primitive that
-  reads it instead of being grown over. So does, unless `contract_chains` is off, an elementwise
+  reads it instead of being grown over (`contract.py`). So does, unless `contract_chains` is off, an elementwise
   primitive all of whose readers (a few) are elementwise and of its shape, and a layout primitive
   whose one reader is another: a kernel that ends between the two only moves the tensor once more.
   A chain that begins at a linear primitive is not contracted, as a kernel may fuse a part of it,
@@ -27,7 +27,9 @@ These keep the number of sets small:
 Alternatives: a set holds at most one primitive for a value. Paths are those of the whole graph,
 over all alternatives, except those of values that the set computes itself. A set that is convex
 only under some choice of alternatives beyond it is not found.
-Each primitive alone is always a group, so that a plan exists whatever the limits are.
+Each primitive alone is always a group, so that a plan exists whatever the limits are. So is, also
+after the deadline, a primitive with all that comes with it, and a product of bytes with what makes
+bytes of its sums.
 """
 
 from __future__ import annotations
@@ -38,14 +40,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from korch.candidate.candidate import Group, make_group
+from korch.candidate.contract import Contraction
 from korch.candidate.shape import COMMON, Compose, GroupShape
 from korch.deadline import Deadline
 from korch.options import Options
-from korch.primitive.component import strong_components
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Category
 from korch.primitive.ops.opaque import OpaqueAttributes
-from korch.primitive.types import DType
 
 BUDGET = "budget"
 """How reports call the deadline among the limits."""
@@ -53,23 +54,28 @@ BUDGET = "budget"
 MOST_POOLS = 2
 """Reductions over windows in one set, unless chains are not contracted."""
 
-MOST_READERS = 3
-"""An elementwise primitive with more readers is not contracted: it may pay to store its output."""
+MOST_NEEDED = 2
+"""Primitives, without those that come with them, of a group that is found after the deadline, too."""
 
-NARROW = (DType.I8, DType.U8, DType.I16, DType.U16)
-"""Types of quantized values: a kernel that ends before the cast to one of them stores several times the bytes."""
-
-LAYOUT_GROWTH = 1.25
-"""A layout primitive that enlarges a tensor by more than this factor is not contracted."""
+Key = tuple[tuple[int, ...], tuple[int, ...]]
+"""A group's primitives and outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnumerationReport:
-    """How many convex sets were found, and which limits bound."""
+    """How many convex sets were found, and which limits bound.
+
+    Attributes:
+        sets: the number of convex sets.
+        groups: the number of groups.
+        limits_hit: the names of the limits.
+        needed: the groups of which a fair plan consists, found also after the deadline.
+    """
 
     sets: int
     groups: int
     limits_hit: tuple[str, ...]
+    needed: frozenset[Key] = frozenset()
 
 
 def enumerate_groups(
@@ -96,29 +102,34 @@ def enumerate_groups(
         graph, options.ablation.contract_chains, [shape for shape in shapes if isinstance(shape, GroupShape)]
     )
     hit: set[str] = set()
-    keys: dict[tuple[tuple[int, ...], tuple[int, ...]], None] = {}
+    keys: dict[Key, None] = {}
+    needed: set[Key] = {((p,), (row.output,)) for p, row in enumerate(graph.primitives)}
     sets = 0
     most = sys.maxsize if most_groups is None else most_groups
     deadline = deadline or Deadline()
     for mask in space.grow(options, hit):
         sets += 1
-        if deadline.is_over:
+        is_needed = space.is_needed(mask)
+        if deadline.is_over and not is_needed:
             hit.add(BUDGET)
-            break
+            if mask.bit_count() > MOST_NEEDED:
+                break
+            continue
         whole = space.with_absorbed(mask)
         if whole.bit_count() > 1 and space.input_count(whole) > options.search.max_inputs:
             hit.add("max_inputs")
             continue
         members = tuple(bits(whole))
-        outputs = space.output_sets(mask, options, hit)
-        keys |= dict.fromkeys((members, each) for each in outputs)
+        found = [(members, each) for each in space.output_sets(mask, options, hit)]
+        keys |= dict.fromkeys(found)
+        needed.update(found if is_needed else ())
         if len(keys) > most:
             return (), EnumerationReport(sets, len(keys), tuple(sorted(hit)))
     keys |= dict.fromkeys(((p,), (row.output,)) for p, row in enumerate(graph.primitives))
-    groups: dict[tuple[tuple[int, ...], tuple[int, ...]], Group] = {}
+    groups: dict[Key, Group] = {}
     if len(keys) <= most:
         is_late = deadline.is_over
-        groups = {key: make_group(graph, *key) for key in keys if not is_late or len(key[0]) == 1}
+        groups = {key: make_group(graph, *key) for key in keys if not is_late or key in needed}
     single = tuple(groups.values())
     compose = [shape for shape in shapes if not isinstance(shape, GroupShape)]
     for group in itertools.chain.from_iterable(each(graph, single) for each in compose):
@@ -128,7 +139,7 @@ def enumerate_groups(
         if deadline.is_over:
             hit.add(BUDGET)
             break
-    report = EnumerationReport(sets, max(len(keys), len(groups)), tuple(sorted(hit)))
+    report = EnumerationReport(sets, max(len(keys), len(groups)), tuple(sorted(hit)), frozenset(needed))
     return (tuple(groups.values()) if report.groups <= most else ()), report
 
 
@@ -142,25 +153,15 @@ def bits(mask: int) -> list[int]:
     return found
 
 
-def _in_cycles(graph: PrimitiveGraph) -> set[int]:
-    """Return the primitives that depend on themselves through alternatives."""
-    feeds = {
-        p: [q for value in primitive.inputs for q in graph.producers[value]]
-        for p, primitive in enumerate(graph.primitives)
-    }
-    return {p for part in strong_components(feeds) if len(part) > 1 or part[0] in feeds[part[0]] for p in part}
-
-
 class _Space:
     """The graph as bitsets over primitives, broadcasts contracted into their readers."""
 
     def __init__(self, graph: PrimitiveGraph, contract_chains: bool, shapes: Sequence[GroupShape]) -> None:
         self.graph = graph
-        self.contract_chains = contract_chains
         count = len(graph.primitives)
         self.outputs = {value for _, value in graph.outputs}
-        self.in_cycle = _in_cycles(graph)
-        self.is_free = [self._absorbed(p) for p in range(count)]
+        self.contraction = Contraction(graph, contract_chains)
+        self.is_free = [self.contraction.is_free(p) for p in range(count)]
         # Direct producers, through free ones; and these free ones, which come with each primitive.
         self.feeds, self.comes_with = self._behind()
         self.read_by = [0] * count
@@ -201,69 +202,6 @@ class _Space:
         casts = ((p, primitive) for p, primitive in enumerate(graph.primitives) if primitive.op == "cast")
         return sum(1 << p for p, primitive in casts if graph.is_widening(primitive))
 
-    def _absorbed(self, p: int) -> bool:
-        """Whether a primitive comes with its readers instead of being grown over."""
-        graph, value = self.graph, self.graph.primitives[p].output
-        if value in self.outputs or len(graph.producers[value]) != 1:
-            return False
-        readers = graph.reading(value)
-        if graph.primitives[p].op in ("broadcast", "slice"):
-            closed = (Category.LINEAR, Category.OPAQUE)
-            return not any(reader.row.category in closed for reader in readers)
-        if not self.contract_chains or not 1 <= len(readers) <= MOST_READERS:
-            return False
-        if p in self.in_cycle:  # what comes along with its reader could close the cycle
-            return False
-        category = graph.primitives[p].row.category
-        before, after = graph.types[value], [graph.types[reader.output] for reader in readers]
-        if any(reader.row.category is not category for reader in readers):
-            return False
-        if category is Category.ELEMENTWISE:
-            is_whole = all(type_.shape == before.shape for type_ in after)
-            return is_whole and (self._is_narrowed(p) or not self._continues_linear(p))
-        if category is not Category.LAYOUT or len(readers) > 1:
-            return False
-        return after[0].size <= LAYOUT_GROWTH * before.size
-
-    def _is_narrowed(self, p: int) -> bool:
-        """Whether a chain of elementwise primitives, each read by one, makes integers of fewer bytes of a value."""
-        graph, value = self.graph, self.graph.primitives[p].output
-        wide = graph.types[value].dtype.size_bytes
-        while len(readers := graph.reading(value)) == 1 and readers[0].row.category is Category.ELEMENTWISE:
-            p, value = graph.consumers[value][0], readers[0].output
-            if self._is_byte_cast(p) and graph.types[value].dtype.size_bytes < wide:
-                return True
-        return False
-
-    def _is_byte_cast(self, p: int) -> bool:
-        """Whether a primitive makes quantized values."""
-        primitive = self.graph.primitives[p]
-        return primitive.op == "cast" and self.graph.types[primitive.output].dtype in NARROW
-
-    def _continues_linear(self, p: int) -> bool:
-        """Whether only elementwise primitives, and no cast to bytes, stand between a linear one and this one."""
-        seen, stack = {p}, [p]
-        while stack:
-            for q in self._makers(stack.pop()):
-                category = self.graph.primitives[q].row.category
-                if category is Category.LINEAR:
-                    return True
-                is_link = category is Category.ELEMENTWISE and self._absorbed_alone(q) and not self._is_byte_cast(q)
-                if is_link and q not in seen:
-                    seen.add(q)
-                    stack.append(q)
-        return False
-
-    def _makers(self, p: int) -> list[int]:
-        """Return the primitives, over all alternatives, that compute what one reads."""
-        inputs = self.graph.primitives[p].inputs
-        return [q for value in inputs for q in self.graph.producers[value]]
-
-    def _absorbed_alone(self, p: int) -> bool:
-        """Whether a value has one producer and one reader, so that nothing but a chain is here."""
-        value = self.graph.primitives[p].output
-        return len(self.graph.producers[value]) == len(self.graph.consumers[value]) == 1
-
     def _behind(self) -> tuple[list[int], list[int]]:
         """Return the direct producers of each primitive, and the free ones between them and it.
 
@@ -277,7 +215,7 @@ class _Space:
             stack = [root]
             while stack:
                 p = stack[-1]
-                makers = self._makers(p)
+                makers = self.contraction.makers(p)
                 waits = [q for q in makers if self.is_free[q] and q not in done]
                 if waits and p not in done:
                     stack.extend(waits)
@@ -411,6 +349,11 @@ class _Space:
                         continue
                     following.append(grown)
             frontier = following
+
+    def is_needed(self, mask: int) -> bool:
+        """Whether a set is one primitive, or a product and what makes bytes of its sums."""
+        is_pair = mask.bit_count() == MOST_NEEDED and bool(mask & self.linear)
+        return mask.bit_count() == 1 or (is_pair and any(map(self.contraction.is_byte_cast, bits(mask))))
 
     def sinks(self, mask: int) -> int:
         """Return how many primitives of a set no other one of it reads: they must be outputs.

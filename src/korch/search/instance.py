@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from korch.candidate.candidate import Candidate, Group, Offer, Refusal, make_layout_change
+from korch.candidate.enumerate import Key
 from korch.candidate.layout import Layout
 from korch.deadline import Deadline
 from korch.errors import InvalidGraphError
@@ -58,6 +59,7 @@ def collect_candidates(
     held: Collection[int] | None = None,
     answers: Answers | None = None,
     deadline: Deadline | None = None,
+    needed: Collection[Key] = (),
 ) -> tuple[tuple[Candidate, ...], dict[str, int]]:
     """Ask every provider for every group; return the candidates, and how many refused why.
 
@@ -76,6 +78,7 @@ def collect_candidates(
             memory of their own: to make them parts of another value costs a copy.
         answers: what the providers said of groups of other graphs; what they say now is added.
         deadline: when to leave out groups of several primitives; a plan needs none of them.
+        needed: groups that are not left out.
 
     Returns:
         The candidates in a deterministic order; refusals as "provider: reason" with their counts.
@@ -84,7 +87,8 @@ def collect_candidates(
         held = {value for _, value in (*graph.inputs, *graph.outputs)}
     asked = _Asked(providers, target, held, {} if answers is None else answers)
     for group in groups:
-        if len(group.primitives) == 1 or deadline is None or not deadline.is_over:
+        is_needed = len(group.primitives) == 1 or (group.primitives, group.outputs) in needed
+        if is_needed or deadline is None or not deadline.is_over:
             asked.ask(group)
     written, read = _layouts(graph, asked.candidates, interfaces)
     candidates = tuple(asked.candidates)

@@ -1,0 +1,108 @@
+"""Primitive graph -> the primitives that come with their readers, instead of being grown over.
+
+A broadcast or a slice costs nothing inside of a kernel. In a chain of elementwise primitives, or of
+layout primitives, a kernel that ends between two of them only moves the tensor once more.
+"""
+
+from __future__ import annotations
+
+from korch.primitive.component import strong_components
+from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.op import Category
+from korch.primitive.types import DType
+
+MOST_READERS = 3
+"""An elementwise primitive with more readers is not contracted: it may pay to store its output."""
+
+NARROW = (DType.I8, DType.U8, DType.I16, DType.U16)
+"""Types of quantized values: a kernel that ends before the cast to one of them stores several times the bytes."""
+
+LAYOUT_GROWTH = 1.25
+"""A layout primitive that enlarges a tensor by more than this factor is not contracted."""
+
+
+class Contraction:
+    """Decides which primitives of a graph come with their readers."""
+
+    def __init__(self, graph: PrimitiveGraph, contract_chains: bool) -> None:
+        """Prepare it.
+
+        Args:
+            graph: the graph.
+            contract_chains: whether more than broadcasts and slices come with their readers.
+        """
+        self.graph, self.contract_chains = graph, contract_chains
+        self.outputs = {value for _, value in graph.outputs}
+        self.in_cycle = _in_cycles(graph)
+
+    def is_free(self, p: int) -> bool:
+        """Whether a primitive comes with its readers instead of being grown over."""
+        graph, value = self.graph, self.graph.primitives[p].output
+        if value in self.outputs or len(graph.producers[value]) != 1:
+            return False
+        readers = graph.reading(value)
+        if graph.primitives[p].op in ("broadcast", "slice"):
+            closed = (Category.LINEAR, Category.OPAQUE)
+            return not any(reader.row.category in closed for reader in readers)
+        if not self.contract_chains or not 1 <= len(readers) <= MOST_READERS:
+            return False
+        if p in self.in_cycle:  # what comes along with its reader could close the cycle
+            return False
+        category = graph.primitives[p].row.category
+        before, after = graph.types[value], [graph.types[reader.output] for reader in readers]
+        if any(reader.row.category is not category for reader in readers):
+            return False
+        if category is Category.ELEMENTWISE:
+            is_whole = all(type_.shape == before.shape for type_ in after)
+            return is_whole and (self._is_narrowed(p) or not self._continues_linear(p))
+        if category is not Category.LAYOUT or len(readers) > 1:
+            return False
+        return after[0].size <= LAYOUT_GROWTH * before.size
+
+    def _is_narrowed(self, p: int) -> bool:
+        """Whether a chain of elementwise primitives, each read by one, makes integers of fewer bytes of a value."""
+        graph, value = self.graph, self.graph.primitives[p].output
+        wide = graph.types[value].dtype.size_bytes
+        while len(readers := graph.reading(value)) == 1 and readers[0].row.category is Category.ELEMENTWISE:
+            p, value = graph.consumers[value][0], readers[0].output
+            if self.is_byte_cast(p) and graph.types[value].dtype.size_bytes < wide:
+                return True
+        return False
+
+    def is_byte_cast(self, p: int) -> bool:
+        """Whether a primitive makes quantized values."""
+        primitive = self.graph.primitives[p]
+        return primitive.op == "cast" and self.graph.types[primitive.output].dtype in NARROW
+
+    def _continues_linear(self, p: int) -> bool:
+        """Whether only elementwise primitives, and no cast to bytes, stand between a linear one and this one."""
+        seen, stack = {p}, [p]
+        while stack:
+            for q in self.makers(stack.pop()):
+                category = self.graph.primitives[q].row.category
+                if category is Category.LINEAR:
+                    return True
+                is_link = category is Category.ELEMENTWISE and self._absorbed_alone(q) and not self.is_byte_cast(q)
+                if is_link and q not in seen:
+                    seen.add(q)
+                    stack.append(q)
+        return False
+
+    def makers(self, p: int) -> list[int]:
+        """Return the primitives, over all alternatives, that compute what one reads."""
+        inputs = self.graph.primitives[p].inputs
+        return [q for value in inputs for q in self.graph.producers[value]]
+
+    def _absorbed_alone(self, p: int) -> bool:
+        """Whether a value has one producer and one reader, so that nothing but a chain is here."""
+        value = self.graph.primitives[p].output
+        return len(self.graph.producers[value]) == len(self.graph.consumers[value]) == 1
+
+
+def _in_cycles(graph: PrimitiveGraph) -> set[int]:
+    """Return the primitives that depend on themselves through alternatives."""
+    feeds = {
+        p: [q for value in primitive.inputs for q in graph.producers[value]]
+        for p, primitive in enumerate(graph.primitives)
+    }
+    return {p for part in strong_components(feeds) if len(part) > 1 or part[0] in feeds[part[0]] for p in part}
