@@ -31,13 +31,13 @@ from korch.report.peers.inputs import random_inputs
 from korch.superopt.axes import named
 from korch.superopt.expressions import expressions
 from korch.superopt.find import search
-from korch.superopt.generate import Rules, block_graphs
+from korch.superopt.generate import MARGIN, BlockStep, Rules, Search, block_graphs
 from korch.superopt.sizes import Machine
 from korch.superopt.verify import verify
 from korch.tile.arithmetic import Float64
 from korch.tile.program import TileProgram
 from korch.tile.reference import run_program
-from tests.support.blocks import BLOCKS, rms_norm_product
+from tests.support.blocks import BLOCKS, Block, rms_norm_product
 from tests.support.mutants import mutant
 
 RESULTS = Path(__file__).parent / "results"
@@ -98,36 +98,62 @@ def _differs(program: TileProgram, graph: PrimitiveGraph, seed: int) -> str:
     return ""
 
 
+KINDS: dict[str, dict[str, bool]] = {
+    "all": {},
+    "without bound": {"by_bound": False},
+    "without bound, readers": {"by_bound": False, "by_readers": False},
+    "without expressions": {"by_expression": False},
+    "none": {"by_expression": False, "by_bound": False, "by_readers": False},
+}
+"""Which rules prune, by the name of a row."""
+
+
 def pruning(seconds: float) -> list[dict[str, Any]]:
-    """Count the prefixes that are visited for RMSNorm and a product, with and without each kind of pruning."""
+    """Count the prefixes that are visited with and without each kind of pruning.
+
+    Where both searches end, the programs without pruning by expressions must be the same; of those without the
+    other rules, the ones that take no longer than the bound allows.
+    """
     rows = []
-    computation = named(rms_norm_product())
-    ways = {True: expressions(computation), False: expressions(computation, joins=False)}
-    every = {"by_expression": True, "by_readers": True, "by_bound": True}
-    kinds: dict[str, dict[str, bool]] = {
-        "all": every,
-        "without bound": {**every, "by_bound": False},
-        "without readers": {**every, "by_readers": False, "by_bound": False},
-        "without expressions": {**every, "by_expression": False},
-        "none": dict.fromkeys(every, False),
-    }
-    for steps in range(5, 12):
-        for kind, flags in kinds.items():
-            rules = Rules(most_steps=steps, seconds=seconds, most_found=10_000, **flags)
-            found = block_graphs(computation, ways[False], rules)
-            rows.append(
-                {
-                    "steps": steps,
-                    "pruning": kind,
-                    "visited": found.visited,
-                    "found": len(found.found),
-                    "pruned": dict(found.pruned),
-                    "seconds": round(found.seconds, 2),
-                    "is_complete": found.is_complete,
-                }
+    for name, graph, steps in (
+        *(("exp(x w)", exp_of_product(), steps) for steps in range(2, 5)),
+        *(("RMSNorm and a product", rms_norm_product(), steps) for steps in range(5, 12)),
+    ):
+        computation = named(graph)
+        ways = expressions(computation, joins=name.startswith("RMSNorm"))
+        graphs: dict[str, Search] = {}
+        for kind, flags in KINDS.items():
+            found = block_graphs(
+                computation, ways, Rules(most_steps=steps, seconds=seconds, most_found=10_000, **flags)
             )
-            print(rows[-1])
+            graphs[kind] = found
+            row = {
+                "computation": name,
+                "steps": steps,
+                "pruning": kind,
+                "visited": found.visited,
+                "found": len(found.found),
+                "pruned": dict(found.pruned),
+                "seconds": round(found.seconds, 2),
+                "is_complete": found.is_complete,
+            }
+            if found.is_complete and graphs["all"].is_complete:
+                row["same programs"] = _within_bound(found) == _within_bound(graphs["all"])
+            rows.append(row)
+            print({key: value for key, value in row.items() if key != "pruned"}, flush=True)
     return rows
+
+
+def exp_of_product() -> PrimitiveGraph:
+    """Return exp(x w): two steps, so that a search without pruning ends."""
+    b = Block()
+    return b.result(b.add("exp", (b.add("matmul", (b.tensor("x", 4, 6), b.tensor("w", 6, 5))),)))
+
+
+def _within_bound(search: Search) -> set[tuple[BlockStep, ...]]:
+    """Return the block graphs that the bound leaves, whichever is found first."""
+    least = min((graph.work for graph in search.found), default=0)
+    return {graph.steps for graph in search.found if graph.work <= MARGIN * least}
 
 
 # Models of the six blocks

@@ -146,6 +146,20 @@ def test_pruning_counts_and_limits():
     assert {graph.steps for graph in found.found} <= {graph.steps for graph in free.found}
 
 
+def test_pruning_by_expressions_leaves_all_programs():
+    b = Block()
+    graph = b.result(b.add("exp", (b.add("matmul", (b.tensor("x", 4, 6), b.tensor("w", 6, 5))),)))
+    computation = named(graph)
+    ways = expressions(computation)
+    pruned, free = (
+        block_graphs(computation, ways, Rules(most_steps=2, by_expression=by, by_bound=False)) for by in (True, False)
+    )
+    assert pruned.is_complete
+    assert free.is_complete
+    assert {graph.steps for graph in pruned.found} == {graph.steps for graph in free.found} != set()
+    assert free.visited > 2 * pruned.visited
+
+
 class Kept:
     """Facts in memory."""
 

@@ -22,6 +22,7 @@ from enum import IntEnum
 
 from korch.superopt.axes import Named, points
 from korch.superopt.expressions import Expression, Expressions
+from korch.superopt.unpruned import Unpruned
 
 MOST_STEPS = 14
 """Steps of a block graph."""
@@ -107,6 +108,7 @@ class Rules:
     Attributes:
         most_steps: steps of a block graph.
         tile_elements: the largest tile.
+        by_expression: whether those are that have an expression on no way to the result.
         by_readers: whether those with too many unread values are.
         by_bound: whether those that take too long are.
         seconds: the longest time.
@@ -115,6 +117,7 @@ class Rules:
 
     most_steps: int = MOST_STEPS
     tile_elements: int = 1 << 18
+    by_expression: bool = True
     by_readers: bool = True
     by_bound: bool = True
     seconds: float = 10.0
@@ -147,7 +150,7 @@ def block_graphs(computation: Named, ways: Expressions, rules: Rules | None = No
 
     Args:
         computation: what to compute.
-        ways: all expressions that lead there, or, without pruning by them, the ones to build from.
+        ways: all expressions that lead there.
         rules: how to prune, and when to stop.
     """
     rules = rules or Rules()
@@ -167,14 +170,9 @@ class _Generator:
     def __init__(
         self, computation: Named, ways: Expressions, rules: Rules, search: Search, loop: str, end: float
     ) -> None:
-        self.computation, self.ways, self.rules, self.search, self.loop, self.end = (
-            computation,
-            ways,
-            rules,
-            search,
-            loop,
-            end,
-        )
+        self.computation, self.rules, self.search, self.loop, self.end = computation, rules, search, loop, end
+        self.unpruned = None if rules.by_expression else Unpruned(ways)
+        self.ways = ways if self.unpruned is None else self.unpruned.ways
         self.sizes = computation.sizes
         self.seen: set[frozenset[BlockStep]] = set()
         self.candidates = [*self._applications(), *self._collections()]
@@ -219,7 +217,8 @@ class _Generator:
 
     def _next(self, state: _State) -> Iterator[tuple[BlockStep, frozenset[int]]]:
         """Yield each step that may follow, with the running maxima that its result depends on."""
-        for step in self.candidates:
+        others = self.unpruned.following({x.expression for x in state.there}) if self.unpruned else ()
+        for step in (*self.candidates, *others):
             for operands in self._choices(state, step.arguments):
                 phases = {x.phase for x in operands}
                 if {Phase.TURN, Phase.AFTER} <= phases:
