@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from korch.superopt.axes import Named, points
@@ -26,6 +26,9 @@ from korch.superopt.unpruned import Unpruned
 
 MOST_STEPS = 14
 """Steps of a block graph."""
+
+FIRST_STEPS = 6
+"""Block graphs of so many steps are found before longer ones, so that these have a bound."""
 
 MARGIN = 1.5
 """Block graphs that may take this many times the time of the best one are found, too."""
@@ -156,8 +159,11 @@ def block_graphs(computation: Named, ways: Expressions, rules: Rules | None = No
     rules = rules or Rules()
     search, begin = Search(), time.monotonic()
     reduced = sorted({step.axis for step in ways.steps if step.axis} - set(computation.result))
-    for loop in ("", *reduced):
-        _Generator(computation, ways, rules, search, loop, begin + rules.seconds).run()
+    end = begin + rules.seconds
+    for steps in dict.fromkeys((min(FIRST_STEPS, rules.most_steps), rules.most_steps)):
+        for loop in ("", *reduced):
+            _Generator(computation, ways, replace(rules, most_steps=steps), search, loop, end).run()
+    search.found = list(dict.fromkeys(search.found))
     search.found.sort(key=lambda graph: (graph.work, len(graph.steps)))
     del search.found[rules.most_found :]
     search.seconds = time.monotonic() - begin
@@ -175,7 +181,8 @@ class _Generator:
         self.ways = ways if self.unpruned is None else self.unpruned.ways
         self.sizes = computation.sizes
         self.seen: set[frozenset[BlockStep]] = set()
-        self.candidates = [*self._applications(), *self._collections()]
+        # The cheap ones first, so that the bound is low early.
+        self.candidates = sorted([*self._applications(), *self._collections()], key=self._least_work)
         self.best = min((graph.work for graph in search.found), default=None)
 
     def run(self) -> None:
@@ -188,6 +195,10 @@ class _Generator:
         return Phase.TURN if self.loop in self.ways.axes[expression] else Phase.BEFORE
 
     # What may be computed
+
+    def _least_work(self, step: Expression) -> int:
+        axes = {axis for a in step.arguments for axis in self.ways.axes[a]}
+        return points(self.sizes, tuple(axes)) * (1 if step.op == "contract" else VECTOR_POINTS)
 
     def _applications(self) -> Iterator[Expression]:
         for step in self.ways.steps:
