@@ -28,7 +28,7 @@ MOST_STEPS = 14
 """Steps of a block graph."""
 
 FIRST_STEPS = 6
-"""Block graphs of so many steps are found before longer ones, so that these have a bound."""
+"""Block graphs of at most this number of steps are found before longer ones, so that these have a bound."""
 
 MARGIN = 1.5
 """Block graphs that may take this many times the time of the best one are found, too."""
