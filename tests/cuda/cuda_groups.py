@@ -116,6 +116,8 @@ ATTENTIONS = {
     "short last block": partial(attention, 2, 33, 70, 16, 16),
     "small": partial(attention, 1, 8, 8, 20, 24),
     "masked": partial(attention, 3, 16, 130, 8, 40, True),
+    "one row": partial(attention, 2, 1, 19, 8, 5, True),
+    "two keys of one term": partial(attention, 1, 3, 2, 1, 1),
     "guarded": partial(attention, 2, 33, 70, 16, 16, True, guarded=True),
     "float16": partial(attention, 2, 40, 40, 16, 16, kind="f16"),
 }

@@ -12,13 +12,13 @@ import triton.language as tl
 @triton.jit
 def larger(a, b):
     """Return the maximum; NaN if either is."""
-    return tl.where(a != a, a, tl.where(b != b, b, tl.where(a > b, a, b)))
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def smaller(a, b):
     """Return the minimum; NaN if either is."""
-    return tl.where(a != a, a, tl.where(b != b, b, tl.where(a < b, a, b)))
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit

@@ -19,9 +19,9 @@ from functools import cached_property
 
 from korch.candidate.candidate import Group
 from korch.primitive.types import DType
-from korch.schedule.blocks import Blocked, arranged, cut, direct, flat, spaced, store
-from korch.schedule.contraction import Layouts, NotFusedError, extent, follow
-from korch.schedule.heads import Attention, contractions_of
+from korch.schedule.blocks import Blocked, arranged, cut, direct, fill, flat, spaced, store
+from korch.schedule.contraction import Layouts, NotFusedError, extent
+from korch.schedule.heads import Attention, contractions_of, emit_score
 from korch.schedule.softmax import Rows
 from korch.tile.emit import Emitter
 from korch.tile.index import ZERO, Expr, Ranges, add, constant, scale, var
@@ -33,7 +33,6 @@ from korch.tile.program import (
     Buffer,
     Contract,
     Level,
-    Literal,
     Load,
     Loop,
     Panels,
@@ -223,12 +222,12 @@ class _Builder:
         queries, copy = self._queries(keys)
         steps: list[Step] = [*copy]
         sums = At(self.make("y", self.i.extent * self.columns), add(scale(var("i"), self.columns), var("c")))
-        zero = _fill((self.i, self.c), sums, 0.0)
+        zero = fill((self.i, self.c), sums, 0.0)
         weigh = [*self._scores(queries, keys), softmax.largest(self.score, self.whole, self._top)]
         mix = Contract((self.i, self.c, replace(self.j, is_reduced=True)), sums, self.score, values, Product.F32)
         if self.is_online:
             carried = ("top", "total", "y")
-            before = [_fill((self.i,), self.of_row("top"), -math.inf), _fill((self.i,), self.of_row("total"), 0.0)]
+            before = [fill((self.i,), self.of_row("top"), -math.inf), fill((self.i,), self.of_row("total"), 0.0)]
             body = [*weigh, *softmax.rescaled(self.of_row)]
             body += [softmax.weights(self.score, self.whole, self.of_row("base"))]
             body += [softmax.sums(self.score, self.whole, self.of_row("part")), *softmax.carried(self.of_row)]
@@ -271,17 +270,14 @@ class _Builder:
             last = self.n - (self.h.extent - 1) * self.j.extent
             tail = Axis("w", self.lanes)
             at = add(scale(var("i"), self.step), var("w"), constant(last // self.lanes * self.lanes))
-            steps.append(_fill((self.i, tail), At("s", at), -math.inf))
+            steps.append(fill((self.i, tail), At("s", at), -math.inf))
         if queries is not None and keys is not None:
-            steps += [_fill(axes, product, 0.0), Contract((*axes, d), product, queries, keys, Product.F32)]
+            steps += [fill(axes, product, 0.0), Contract((*axes, d), product, queries, keys, Product.F32)]
         else:
             steps.append(self._dots(product, d))
 
         def weighed(emitter: Emitter, result: str) -> list[Store]:
-            out, first = self.scores.contraction.out, self.found.first
-            if follow(emitter, first, out, result).get(self.found.weighed) != out:
-                raise NotFusedError("a value is not computed from the product in its order")
-            return [store(self.score, emitter.value(self.found.weighed, out))]
+            return [store(self.score, emit_score(emitter, self.found, self.scores.contraction, result))]
 
         steps.append(self.scores.following(product, axes, (self.values(self.scores), self.ranges), weighed))
         return steps
@@ -436,10 +432,6 @@ def _point(axis: Axis) -> Expr:
 
 def _up(n: int, step: int) -> int:
     return -(-n // step) * step
-
-
-def _fill(axes: tuple[Axis, ...], at: At, number: float) -> Pass:
-    return Pass(axes, axes[-1].name, (Literal("x0", DType.F32, number),), (store(at, "x0"),))
 
 
 def _products(axes: tuple[Axis, ...], a: At, b: At, total: At) -> Pass:

@@ -13,7 +13,21 @@ from korch.schedule.contraction import Axes, Contraction, Fusion, Layouts, NotFu
 from korch.tile.emit import Emitter, Guards, Index
 from korch.tile.index import Expr, Ranges, add, bounds, quotient, remainder, scale, substitute, var, vector_step
 from korch.tile.loops import LINE_ELEMENTS, PAGE_ELEMENTS, is_across, map_indices
-from korch.tile.program import Apply, At, Axis, Buffer, Inside, Level, Load, Pass, Product, Select, Store, TileOp
+from korch.tile.program import (
+    Apply,
+    At,
+    Axis,
+    Buffer,
+    Inside,
+    Level,
+    Literal,
+    Load,
+    Pass,
+    Product,
+    Select,
+    Store,
+    TileOp,
+)
 
 PRODUCTS = {
     product.types[:2]: product
@@ -140,6 +154,11 @@ def direct(ops: Sequence[TileOp], axes: Sequence[Axis], can_widen: bool) -> At |
 def store(at: At, value: str) -> Store:
     """Return the store of a value to an element."""
     return Store(at.buffer, at.index, value)
+
+
+def fill(axes: tuple[Axis, ...], at: At, number: float) -> Pass:
+    """Return the pass that sets elements to a number."""
+    return Pass(axes, axes[-1].name, (Literal("x0", DType.F32, number),), (store(at, "x0"),))
 
 
 def cut(size: int, block: int, names: tuple[str, str]) -> tuple[Axis, Axis]:

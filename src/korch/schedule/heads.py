@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
-from korch.schedule.contraction import Contraction, Fusion, Layouts
-from korch.tile.emit import Index
+from korch.primitive.types import DType
+from korch.schedule.contraction import Contraction, Fusion, Layouts, NotFusedError, follow
+from korch.tile.emit import Emitter, Index
 from korch.tile.index import ZERO, Expr, add, scale, var
-from korch.tile.program import Load, Select
+from korch.tile.program import Apply, Load, Select
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,3 +98,24 @@ def _is_shared(fusion: Fusion, value: int, axis: int, size: int, share: int) -> 
     exprs = [op.index for op in emitter.ops if isinstance(op, Load)]
     exprs += [guard.expr for op in emitter.ops if isinstance(op, Load | Select) for guard in op.guards]
     return not any("inner" in expr.variables for expr in exprs)
+
+
+def emit_score(emitter: Emitter, found: Attention, scores: Contraction, result: str) -> str:
+    """Emit what the softmax is of, as float32; return its name.
+
+    Args:
+        emitter: collects the operations.
+        found: the attention.
+        scores: its first product.
+        result: the name of an element of this product.
+
+    Raises:
+        NotFusedError: it is not computed element by element.
+    """
+    if follow(emitter, found.first, scores.out, result).get(found.weighed) != scores.out:
+        raise NotFusedError("a value is not computed from the product in its order")
+    name = emitter.value(found.weighed, scores.out)
+    if emitter.body.types[found.weighed].dtype is DType.F32:
+        return name
+    emitter.ops.append(Apply("wide", DType.F32, "cast", (name,)))
+    return "wide"
