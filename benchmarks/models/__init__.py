@@ -17,6 +17,7 @@ from benchmarks.models.candy import build_candy
 from benchmarks.models.conv_bn_relu import build_conv_bn_relu
 from benchmarks.models.efficientvit import build_efficientvit
 from benchmarks.models.mlp import build_mlp
+from benchmarks.models.mobilenetv3 import build_mobilenetv3
 from benchmarks.models.segformer import build_segformer
 from benchmarks.models.transformer_block import build_transformer_block
 from benchmarks.models.yolov4 import build_yolov4
@@ -76,6 +77,7 @@ MODELS: dict[str, Model] = {
         Model("yolox", "small detector YOLOX-Nano, 3x416x416", build_yolox),
         Model("yolov4", "detector of 64 million parameters, 3x416x416", build_yolov4),
         Model("segformer", "segmentation by a transformer, 3x512x512", build_segformer),
+        Model("mobilenetv3", "classifier MobileNet-v3-Small, 3x224x224", build_mobilenetv3),
         Model("transformer_block", "pre-norm causal transformer block", build_transformer_block),
         Model("tiny_candy", "candy of 24x24 with few channels", build_candy, _TINY_CANDY),
         Model("tiny_transformer", "block of 6 tokens", build_transformer_block, _TINY_TRANSFORMER),

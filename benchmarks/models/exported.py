@@ -62,9 +62,20 @@ def build_resnet50(*, size: int = 224, seed: int = 0) -> tuple[Any, Inputs]:
     return module, {"x": torch.randn(1, 3, size, size)}
 
 
+def build_resnet18(*, size: int = 224, classes: int = 1000, seed: int = 0) -> tuple[Any, Inputs]:
+    """Return ResNet-18 of transformers, and an image."""
+    import torch
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    torch.manual_seed(seed)
+    config = ResNetConfig(layer_type="basic", depths=[2, 2, 2, 2], hidden_sizes=[64, 128, 256, 512], num_labels=classes)
+    return ready(ResNetForImageClassification(config)), {"pixel_values": torch.randn(1, 3, size, size)}
+
+
 EXPORTED: Mapping[str, Callable[..., tuple[Any, Inputs]]] = {
     "segformer_b0": build_segformer_b0,
     "mobilenetv2": build_mobilenetv2,
+    "resnet18": build_resnet18,
     "resnet50": build_resnet50,
 }
 """The models that are not in `TRANSFORMERS`; each makes a module and its inputs by keyword."""

@@ -1,0 +1,162 @@
+"""Models quantized by ONNX Runtime (static QDQ): optimize each, and compare it with other engines.
+
+    python -m benchmarks.quantized [--models mobilenetv2-96,resnet18] [--against onnxruntime,openvino]
+                                   [--budget 60] [--rounds 25] [--artifacts FOLDER] [--output FILE.json]
+
+All engines get the same file, and run interleaved. Weights are from a seed, int8 with a scale for each channel;
+activations are uint8, calibrated on random inputs. Artifacts in the folder are used; other models are searched first, with an empty cache. Each row is
+written when it is complete, and rows in the file are not measured again. A quotient is a median over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from benchmarks.models import build
+from benchmarks.models.exported import export_model
+from benchmarks.suite import KEPT, machine, quotients
+from korch.api import load, optimize
+from korch.cli.bench import bench
+from korch.options import Options
+from korch.records import plain
+
+MODELS: Mapping[str, Callable[[], onnx.ModelProto]] = {
+    "mobilenetv2-96": partial(export_model, "mobilenetv2:script", size=96),
+    "mobilenetv2": partial(export_model, "mobilenetv2:script"),
+    "resnet18": partial(export_model, "resnet18:script"),
+    "mobilenetv3": partial(build, "mobilenetv3"),
+    "tiny_yolox": partial(build, "tiny_yolox"),
+    "bert-layer": partial(export_model, "bert:script", layers=1, vocabulary=1000),
+}
+
+CALIBRATION = 3
+"""Random inputs from which the ranges of activations are read."""
+
+
+def main() -> int:
+    """Compare; return 1 if Korch is slower than ONNX Runtime anywhere."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--against", default="onnxruntime,openvino")
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--budget", type=float, help="seconds of search per model")
+    parser.add_argument("--artifacts", type=Path, help="folder of artifacts; those that are searched are written to it")
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    rows: dict[str, Any] = {}
+    if args.output and args.output.exists():
+        rows = json.loads(args.output.read_text())["models"]
+    for name in args.models.split(","):
+        if name not in rows:
+            rows[name] = measure(name, args)
+        if args.output:
+            args.output.write_text(json.dumps({"machine": machine(), "models": rows}, indent=1) + "\n")
+    print(table(rows))
+    found = (quotients(row).get("onnxruntime", [1.0]) for row in rows.values())
+    return int(any(np.median(quotient) < 1 for quotient in found))
+
+
+def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Search a model's artifact, unless there is one, and compare it."""
+    with tempfile.TemporaryDirectory() as folder:
+        kept = args.artifacts or Path(folder)
+        kept.mkdir(parents=True, exist_ok=True)
+        model, artifact = kept / f"{name}.onnx", kept / f"{name}.korch"
+        if not model.exists():
+            quantize(MODELS[name](), model)
+        if not artifact.exists():
+            optimize(model, budget=args.budget, cache_folder=Path(folder) / "cache").save(artifact)
+        executable: Any = load(artifact)
+        row = {
+            "report": {key: plain(getattr(executable.report, key)) for key in KEPT},
+            "budget_s": executable.report.budget_s,
+            "products": dict(Counter(products_of(executable))),
+        }
+        del executable
+        comparison = bench(artifact, args.against.split(","), model, args.rounds, Options(), {})
+    print(f"{name}\n{comparison.to_text()}\n", flush=True)
+    return row | {"comparison": comparison.to_json()}
+
+
+def products_of(executable: Any) -> Iterator[str]:
+    """Yield, for each product in a plan, the type of its first operand."""
+    for step in executable.plan.steps:
+        types = dict(re.findall(r'(%\d+)(?: "[^"]*")?: (\w+)\[', step.primitives))
+        for first in re.findall(r" = (?:conv|conv_transpose|matmul)\((%\d+)", step.primitives):
+            yield types[first]
+
+
+def quantize(model: onnx.ModelProto, path: Path) -> None:
+    """Write a model with quantizations and dequantizations around its operators."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    feeds = [random_inputs(model, seed) for seed in range(CALIBRATION)]
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.left = iter(feeds)
+
+        def get_next(self) -> dict[str, NDArray[Any]] | None:
+            return next(self.left, None)
+
+    with tempfile.TemporaryDirectory() as folder:
+        given, ready = Path(folder) / "given.onnx", Path(folder) / "ready.onnx"
+        onnx.save(model, given)
+        quant_pre_process(str(given), str(ready), skip_symbolic_shape=True)
+        quantize_static(
+            str(ready),
+            str(path),
+            Reader(),
+            quant_format=QuantFormat.QDQ,
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+        )
+
+
+def random_inputs(model: onnx.ModelProto, seed: int) -> dict[str, NDArray[Any]]:
+    """Return seeded inputs: floats of a standard normal distribution, integers 0 and 1."""
+    rng = np.random.default_rng(seed)
+    found = {}
+    for value in model.graph.input:
+        shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        array = rng.standard_normal(shape) if dtype.kind == "f" else rng.integers(0, 2, shape)
+        found[value.name] = array.astype(dtype)
+    return found
+
+
+def table(rows: Mapping[str, Any]) -> str:
+    """Return the rows as a table in Markdown: medians, and quotients with their 10th and 90th percentile."""
+    engines = list(dict.fromkeys(r["name"] for row in rows.values() for r in row["comparison"]["rows"]))
+    peers = [name for name in engines if name != "korch"]
+    heads = [*(f"{name}, ms" for name in engines), *(f"{name} / Korch" for name in peers), "kernels", "search, s"]
+    lines = ["| model | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
+    for model, row in rows.items():
+        times = {r["name"]: f"{r['median_ms']:.2f}" for r in row["comparison"]["rows"]}
+        cells = [times.get(name, "–") for name in engines]
+        found = quotients(row)
+        for name in peers:
+            low, middle, high = np.percentile(found[name], [10, 50, 90]) if name in found else [0, 0, 0]
+            cells.append(f"{middle:.2f} ({low:.2f}–{high:.2f})" if name in found else "–")
+        cells += [str(row["report"]["kernels"]), f"{row['report']['seconds']:.0f}"]
+        lines.append(f"| {model} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
