@@ -4,8 +4,9 @@
                                    [--budget 60] [--rounds 25] [--artifacts FOLDER] [--output FILE.json]
 
 All engines get the same file, and run interleaved. Weights are from a seed, int8 with a scale for each channel;
-activations are uint8, calibrated on random inputs. Artifacts in the folder are used; other models are searched first, with an empty cache. Each row is
-written when it is complete, and rows in the file are not measured again. A quotient is a median over the rounds.
+activations are uint8, calibrated on random inputs. Artifacts in the folder are used; other models are searched first,
+with an empty cache. Each row is written when it is complete, and rows in the file are not measured again. A quotient is
+a median over the rounds.
 """
 
 from __future__ import annotations

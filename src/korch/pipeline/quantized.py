@@ -30,6 +30,11 @@ NARROW = (DType.I8, DType.U8, DType.I16, DType.U16)
 """The types of quantized values."""
 
 
+def is_quantized(graph: PrimitiveGraph) -> bool:
+    """Return whether a graph has quantized values."""
+    return any(type_.dtype in NARROW for type_ in graph.types)
+
+
 def in_bytes(graph: PrimitiveGraph, has_kernel: HasKernel | None, deadline: Deadline) -> PrimitiveGraph:
     """Return a graph with its products lowered, and computed with bytes where the model is quantized.
 
@@ -38,7 +43,7 @@ def in_bytes(graph: PrimitiveGraph, has_kernel: HasKernel | None, deadline: Dead
         has_kernel: whether the target has a kernel for a product of bytes; None to leave those of floats as they are.
         deadline: when to stop; the graph is right then, too.
     """
-    if not any(type_.dtype in NARROW for type_ in graph.types):
+    if not is_quantized(graph):
         return lower_products(graph)
     graph = _replaced(graph, quantization.RULES, True, deadline)
     if has_kernel is None:

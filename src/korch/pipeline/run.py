@@ -69,6 +69,8 @@ class Run:
         stage_seconds: seconds of each stage that has ended.
         operators: the model, set by "frontend".
         split: its primitives, set by "fission".
+        quantized: a quantized model's primitives as it is given, with which plans are compared: `split` may compute
+            with bytes where these do not.
         partition: the segments with their alternatives, and `joined`, the graph of all of them, set
             by "saturate".
         standard: random inputs and the exact results for them, set by "reference".
@@ -92,6 +94,7 @@ class Run:
     stage_seconds: dict[str, float] = field(default_factory=dict)
     operators: OperatorGraph = field(init=False)
     split: PrimitiveGraph = field(init=False)
+    quantized: PrimitiveGraph | None = field(init=False, default=None)
     partition: Partition = field(init=False)
     joined: Joined = field(init=False)
     standard: Standard = field(init=False)

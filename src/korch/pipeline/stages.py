@@ -36,10 +36,11 @@ from korch.partition.split import split_segments
 from korch.pipeline import texts
 from korch.pipeline.build import build_plans
 from korch.pipeline.find_programs import find_programs
-from korch.pipeline.quantized import in_bytes
+from korch.pipeline.quantized import in_bytes, is_quantized
 from korch.pipeline.run import ENUMERATE_SHARE, REWRITE_SHARE, Run
 from korch.primitive.check import check_graph
 from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.lowering import lower_products
 from korch.primitive.precision import with_half
 from korch.primitive.types import DType
 from korch.provider.generated import GeneratedProvider
@@ -93,6 +94,7 @@ def split_operators(run: Run) -> None:
     options, given = run.options, fission(run.operators)
     multiplies = not (options.is_cuda or options.strict) and integers.RULES[0] in select_rules(options.ablation.rules)
     run.split = in_bytes(given, has_kernels(options) if multiplies else None, run.deadline)
+    run.quantized = lower_products(given) if is_quantized(given) else None
 
 
 def check_split(run: Run) -> None:
@@ -147,7 +149,7 @@ def check_blocks(run: Run) -> None:
 
 def compute_reference(run: Run) -> None:
     """Set random inputs and exact results; a model without them is refused before the search."""
-    run.standard = standard_of(run.split, run.joined.graph, run.options)
+    run.standard = standard_of(run.quantized or run.split, run.joined.graph, run.options)
 
 
 def collect_candidates(run: Run) -> None:
