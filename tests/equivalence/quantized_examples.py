@@ -143,6 +143,17 @@ def clamped(op: str, number: float, on: Grid) -> str:
     return write(lambda e: e.quantized(e.add(op, (e.input(2, 3), e.full(number, 2, 3))), on))
 
 
+def stored(on: Grid, *lead: int, dtype: DType = DType.F64) -> str:
+    """A product of floats by constant integers."""
+
+    def build(e: Example) -> int:
+        q = e.builder.constant(np.broadcast_to([[1, -2, 3], [5, 127, -128]], (*lead, 2, 3)).astype(on.dtype.numpy))
+        w = write_dequantized(e.writer, q, on, dtype)
+        return e.add("matmul", (e.input(*lead, 4, 2, dtype=dtype), w))
+
+    return write(build)
+
+
 def large() -> str:
     def build(e: Example) -> int:
         w = e.writer.verbs.cast(e.builder.constant(np.array([[1], [2]], np.int8)), DType.F64)
@@ -172,6 +183,8 @@ FIRING = [
     ("scales-of-sums-compose", rescaled("div", 0.5, [4, 2, -1])),
     ("scales-of-sums-compose", rescaled("mul", [0.5, 1, 0.25], [4, 2, 1])),
     ("stored-weights-are-computed-once", product(grid(), I8)),
+    ("stored-scale-moves-behind-matmul", stored(grid([0.25, 0.5, 2], 0, DType.I8, axis=1))),
+    ("stored-scale-moves-behind-matmul", stored(grid(0.25), 1)),
     ("stored-weights-are-computed-once", convolution(grid(0.5, 9), grid([0.25, 2], 0, DType.I8))),
     ("move-comes-before-dequantization", moved("transpose", grid([0.5, 2, 1], 3, axis=1), TransposeAttributes((1, 0)))),
     ("move-comes-before-dequantization", moved("reshape", grid([0.5, 2, 1], 3, axis=1), ReshapeAttributes((1, 2, 3)))),
@@ -227,6 +240,15 @@ REFUSING = [
     ),
     ("scales-of-sums-compose", "a product of scales is no normal number", rescaled("div", 1e-30, 1e30)),
     ("stored-weights-are-computed-once", "the constant is too large to compute", large()),
+    ("stored-scale-moves-behind-matmul", "the second operand is not stored in bytes", stored(grid(0.5, 0, DType.I16))),
+    (
+        "stored-scale-moves-behind-matmul",
+        "sums that are not scaled yet may overflow",
+        stored(grid(0.5, 0, DType.I8), dtype=DType.F16),
+    ),
+    ("stored-scale-moves-behind-matmul", "the scale varies along the sum", stored(grid([0.5, 2], 0, DType.I8))),
+    ("stored-scale-moves-behind-matmul", "the zero point is not 0", stored(grid(0.5, 3, DType.I8))),
+    ("stored-scale-moves-behind-matmul", "there are several matrices", stored(grid(0.5, 0, DType.I8), 2)),
     ("move-comes-before-dequantization", "the parts have different scales", joined(grid(0.5), grid(0.25))),
     (
         "move-comes-before-dequantization",

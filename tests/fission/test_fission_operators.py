@@ -1,6 +1,7 @@
 import numpy as np
 import onnxruntime
 import pytest
+from onnx import numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
 from korch.errors import ModelError
@@ -318,6 +319,25 @@ def test_variance_does_not_cancel_where_the_mean_is_large():
     feeds = {"x0": x, "x1": ones, "x2": zeros}
     narrow, exact = run(graph, feeds, exact=False)["y0"], run(graph, feeds)["y0"]
     np.testing.assert_allclose(narrow, exact, atol=2e-3)
+
+
+@pytest.mark.parametrize(("zeros", "is_stored"), [([128, 128, 100], True), ([128, 128, 0], False)])
+def test_zero_points_of_constants_are_subtracted_where_bytes_remain(zeros, is_stored):
+    q = np.array([[0, 255, 200], [128, 1, 130]], np.uint8)
+    scale, zero = np.array([0.5, 2, 1], np.float32), np.array(zeros, np.uint8)
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> g (float[1,2] x) => (float[1,3] y) {
+             w = DequantizeLinear <axis = 1> (q, scale, zero)
+             y = MatMul(x, w)
+           }"""
+    )
+    constants = {"q": q, "scale": scale, "zero": zero}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
+    graph, _ = _split(model)
+    signed = [c.array.tolist() for c in graph.constants.values() if c.type.dtype is DType.I8]
+    assert signed == ([(q.astype(int) - zero).tolist()] if is_stored else [])
+    x = np.array([[1, -3]], np.float32)
+    np.testing.assert_array_equal(run(graph, {"x": x})["y"], x @ ((q.astype(np.float32) - zero) * scale))
 
 
 @pytest.mark.parametrize("op", ["Add", "Mul", "Softmax", "ReduceMax", "Transpose", "Relu"])

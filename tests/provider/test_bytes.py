@@ -19,7 +19,7 @@ from korch.provider.conv import ConvProvider
 from korch.provider.gemm import GemmProvider
 from korch.provider.provider import Provider
 from korch.target import Target
-from korch.testing.kernels import load_kernels, offers_of, run_kernel
+from korch.testing.kernels import check_offers, load_kernels, offers_of, run_kernel
 from tests.provider.onednn_groups import Graph
 
 SIGNS = tuple(itertools.product(("u8", "i8"), repeat=2))
@@ -101,6 +101,30 @@ def test_products(constant, target, builder, rng):
     ]
     groups += [] if constant else [product((2, 3, 9, 8), (2, 1, 8, 24), constant=False)]
     check_exactly(GemmProvider(), groups, target, builder, rng)
+
+
+def stored(a: tuple[int, ...], b: tuple[int, ...], dtype: str) -> Group:
+    """A product of floats by constant bytes, scaled by columns."""
+    g = Graph()
+    x = g.input("x", ValueType.parse(f"f32{list(a)}"))
+    y = g.add("matmul", [x, g.add("cast", [whole(g, dtype, *b)], CastAttributes("f32"))])
+    scales = g.constant(g.rng.uniform(1e-4, 1e-2, (b[-1],)).astype(np.float32))
+    return g.group(g.add("mul", [y, g.add("broadcast", [scales], BroadcastAttributes(g.type(y).shape))]))
+
+
+def test_stored_bytes_are_widened_when_they_are_read(target, builder, rng):
+    shapes = (
+        ((1, 64), (64, 1)),
+        ((1, 37), (37, 50)),
+        ((3, 1), (1, 21)),
+        ((8, 129), (129, 16)),
+        ((2, 16, 40), (1, 40, 100)),
+    )
+    groups = [stored(*shape, dtype) for shape in shapes for dtype in ("i8", "u8")]
+    groups += [stored((32, 96), (96, 70), "i8"), stored((1, 300), (300, 520), "i8")]
+    for group, offer, _ in check_offers(GemmProvider(), groups, target, builder, rng):
+        assert group.input_types[1].dtype.size_bytes == 1
+        assert offer.inputs[1].blocks
 
 
 def conv(

@@ -182,3 +182,14 @@ def test_nan_is_true(target, builder):
     group = group_of("cast", ["f32"], x.size, CastAttributes("bool"))
     (found,) = run_all([group], [[x]], target, builder)
     np.testing.assert_array_equal(found, x.astype(bool))
+
+
+def test_bytes_fill_registers(target, builder, rng):
+    """Four bytes take the place of a float, also where a row is shorter than a register or no multiple of one."""
+    sizes = (1, 3, 4, 15, 31, 32, 33, 64, 100)
+    groups = [group_of("max", ["i8", "i8"], size) for size in sizes]
+    inputs = [[rng.integers(-128, 128, size).astype(np.int8) for _ in "ab"] for size in sizes]
+    for found, (a, b) in zip(run_all(groups, inputs, target, builder), inputs, strict=True):
+        np.testing.assert_array_equal(found, np.maximum(a, b))
+    source = GeneratedProvider().build(groups[-1], offers_of(groups[-1], target)[0], target).source
+    assert f"<{4 * target.lanes}>(i)" in source

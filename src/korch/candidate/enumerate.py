@@ -197,10 +197,10 @@ class _Space:
         return sum(1 << p for p, primitive in found if primitive.row.category in categories)
 
     def _widening(self) -> int:
-        """Return the casts from 16-bit floats to float32."""
+        """Return the casts from 16-bit floats, and from constants of bytes, to float32."""
         graph = self.graph
         casts = ((p, primitive) for p, primitive in enumerate(graph.primitives) if primitive.op == "cast")
-        return sum(1 << p for p, primitive in casts if graph.is_widening(primitive))
+        return sum(1 << p for p, cast in casts if graph.is_widening(cast, cast.inputs[0] in graph.constants))
 
     def _behind(self) -> tuple[list[int], list[int]]:
         """Return the direct producers of each primitive, and the free ones between them and it.

@@ -29,7 +29,7 @@ class GroupShape:
             a linear primitive are found too: the others are grown from them.
         before: categories of the primitives that the anchor depends on.
         beside: categories of all other primitives.
-        widens: whether casts from 16-bit floats may also stand before the anchor.
+        widens: whether casts from 16-bit floats and from constants of bytes may also stand before the anchor.
     """
 
     anchors: tuple[str, ...] = ()

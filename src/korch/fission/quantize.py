@@ -55,10 +55,28 @@ def _dequantize(c: Context) -> Result:
     factor = _along(c, scale, x)
     zero = c.optional(2)
     offset = None if zero is None or is_zero(c, zero) else _along(c, zero, x)
-    x, offset = _stored_narrow(c, x, offset)
+    narrow = _stored_narrow(c, x, offset)
+    x, offset = narrow if narrow[0] != x else _without_zero(c, x, zero, offset)
     if x in c.unsigned:
         x, offset = c.unsigned[x], _plus(c, offset, SIGN, c.shape(x))
     return c.cast(dequantize(c, x, factor, offset), result)
+
+
+def _without_zero(
+    c: Context, x: ValueId, zero: ValueId | None, offset: ValueId | None
+) -> tuple[ValueId, ValueId | None]:
+    """Return constant bytes minus their zero points as signed bytes, and no zero point, if all of them fit."""
+    constants = c.builder.constant_of(x), None if zero is None else c.builder.constant_of(zero)
+    is_byte = c.dtype(x) in (DType.I8, DType.U8)
+    if constants[0] is None or constants[1] is None or not is_byte or constants[1].array.ndim > 1:
+        return x, offset
+    shape, points = constants[0].array.shape, constants[1].array.reshape(-1).astype(np.int32)
+    if points.size > 1:
+        axis = axis_of(int(c.attribute("axis", 1)), len(shape))
+        points = points.reshape(tuple(n if i == axis else 1 for i, n in enumerate(shape)))
+    array = constants[0].array - points
+    signed = array.astype(np.int8)
+    return (c.constant(signed), None) if np.array_equal(signed, array) else (x, offset)
 
 
 def _stored_narrow(c: Context, x: ValueId, zero: ValueId | None) -> tuple[ValueId, ValueId | None]:

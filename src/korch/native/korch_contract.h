@@ -151,6 +151,8 @@ struct Contraction {
         for (int v = 0; v < N; ++v) {
           const B* const at = b + from_b + v * VECTOR + k * B_TERM;
           if constexpr (IS_EDGE && !IS_PANEL) w[v] = load_some<float, V>(at, count);
+          else if constexpr (sizeof(B) == 1 && COLUMN == 1) w[v] = cast<float, B, V>(load<B, V>(at));
+          else if constexpr (sizeof(B) == 1) w[v] = cast<float, B, V>(strided<B, V>(at, COLUMN));
           else if constexpr (COLUMN == 1) w[v] = load<float, V>(at);
           else w[v] = strided<float, V>(at, COLUMN);
         }

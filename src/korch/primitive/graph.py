@@ -195,11 +195,12 @@ class PrimitiveGraph:
         less = replace(self, primitives=primitives, origins=origins)
         return GraphBuilder.from_graph(less).freeze()
 
-    def is_widening(self, primitive: Primitive) -> bool:
-        """Return whether a primitive only widens 16-bit floats to float32, which is exact."""
+    def is_widening(self, primitive: Primitive, of_bytes: bool = False) -> bool:
+        """Return whether a primitive only widens 16-bit floats, or bytes if asked for, to float32, which is exact."""
         if primitive.op != "cast" or self.types[primitive.output].dtype is not DType.F32:
             return False
-        return self.types[primitive.inputs[0]].dtype in (DType.F16, DType.BF16)
+        bytes_ = (DType.I8, DType.U8) if of_bytes else ()
+        return self.types[primitive.inputs[0]].dtype in (DType.F16, DType.BF16, *bytes_)
 
     def work_flop(self, primitive: Primitive) -> int:
         """Return the floating-point operations of a primitive."""

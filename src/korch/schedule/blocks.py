@@ -14,6 +14,7 @@ from korch.tile.emit import Emitter, Guards, Index
 from korch.tile.index import Expr, Ranges, add, bounds, quotient, remainder, scale, substitute, var, vector_step
 from korch.tile.loops import LINE_ELEMENTS, PAGE_ELEMENTS, is_across, map_indices
 from korch.tile.program import (
+    WIDENED,
     Apply,
     At,
     Axis,
@@ -34,9 +35,6 @@ PRODUCTS = {
     for product in (Product.F32, Product.F16, Product.BF16, Product.U8S8, Product.S8S8, Product.S8U8, Product.U8U8)
 }
 """The product of each pair of types of operands."""
-
-WIDENED = (DType.F16, DType.BF16)
-"""Elements that a contraction of float32 widens when it reads them."""
 
 
 class Blocked:

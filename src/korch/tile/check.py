@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from korch.errors import InvalidGraphError
 from korch.primitive.op import Category
 from korch.primitive.ops import OPS
-from korch.primitive.types import DType
 from korch.tile.index import Expr, Ranges, bounds
 from korch.tile.places import indices_stay_inside, rings_hold_what_is_read, tasks_do_not_race
 from korch.tile.program import (
+    WIDENED,
     Accumulate,
     Apply,
     Axis,
@@ -194,7 +194,7 @@ def sinks_suit_the_loops(program: TileProgram) -> None:
 def products_fit(program: TileProgram) -> None:
     """Operands and accumulators of contractions have the types that their product wants.
 
-    The second operand of a product of float32 may have 16 bits: it is widened when it is read.
+    The second operand of a product of float32 may have 8 or 16 bits: it is widened when it is read.
     """
     types = {buffer.name: buffer.dtype for buffer in program.buffers}
     for _, _, step in _leaves(program):
@@ -202,7 +202,7 @@ def products_fit(program: TileProgram) -> None:
             a, b, total = step.product.types
             wanted = {step.a.buffer: a, step.b.buffer: b, step.out.buffer: total}
             wanted |= {step.rescale.buffer: total} if step.rescale else {}
-            if step.product is Product.F32 and types[step.b.buffer] in (DType.F16, DType.BF16):
+            if step.product is Product.F32 and types[step.b.buffer] in WIDENED:
                 del wanted[step.b.buffer]
             for name, dtype in wanted.items():
                 what = f"{name} is of type {types[name].value}, not {dtype.value}"

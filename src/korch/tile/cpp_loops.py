@@ -17,6 +17,10 @@ LONG_ROW = 256
 """Elements of rows that are written past the caches though they begin inside of lines."""
 
 
+BYTES_PER_LANE = 4
+"""The bytes of a lane of a vector register."""
+
+
 class LoopPrinter(OpPrinter):
     """Loops over whole vectors and over what is left, with their ends and widths."""
 
@@ -140,8 +144,14 @@ class LoopPrinter(OpPrinter):
                 is_clip = guard in self.clips.get(axis.name, ())
                 if axis.name in guard.expr.variables and not is_clip and holds(guard, ranges) is None:
                     return 1
-        width = min(self.out.lanes, 1 << ((high - low).bit_length() - 1))
+        width = min(self._lanes, 1 << ((high - low).bit_length() - 1))
         return width if width >= 4 else 1
+
+    @property
+    def _lanes(self) -> int:
+        """How many elements a vector register has: four bytes take the place of a float."""
+        is_of_bytes = self.across is None and all(op.dtype.size_bytes == 1 for op in self.pass_.ops)
+        return BYTES_PER_LANE * self.out.lanes if is_of_bytes else self.out.lanes
 
     def _loop(self, axis: Axis, ranges: Ranges | None = None) -> None:
         name, begin, end = axis.name, "0", loop_end(axis, axis.extent)

@@ -261,6 +261,10 @@ PAIR = 2
 """The same where each column has a first operand of its own."""
 
 
+WIDENED = (DType.F16, DType.BF16, DType.I8, DType.U8)
+"""Elements that a contraction of float32 widens when it reads them, of its second operand."""
+
+
 class Product(Enum):
     """How a contraction multiplies: types of a, of b and of the accumulator, and pieces of each."""
 

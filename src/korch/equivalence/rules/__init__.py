@@ -18,6 +18,7 @@ from korch.equivalence.rules import (
     reductions,
     scales,
     siblings,
+    stored,
     upsampling,
     winograd,
 )
@@ -27,6 +28,7 @@ FAMILIES: Mapping[str, tuple[AnyRule, ...]] = {
     "layout": layout.RULES,
     "quantization": quantization.RULES,
     "integers": integers.RULES,
+    "stored": stored.RULES,
     "functions": functions.RULES,
     "moves": moves.RULES,
     "affine": affine.RULES,

@@ -15,7 +15,7 @@ from korch.tile.index import ZERO, Expr, Ranges, add, scale, var, vector_step
 from korch.tile.program import Apply, Load
 
 MOVES = ("transpose", "reshape", "slice", "take")
-"""What may stand between an input and a product, beside casts that widen."""
+"""What may stand between an input and a product, beside casts that widen 16-bit floats or constant bytes."""
 
 BATCH, ROW, COLUMN, TERM = "i", "m", "n", "k"
 """The variables of a product: out[i, m, n] = sum over k of a[i, m, k] * b[i, k, n]."""
@@ -55,7 +55,8 @@ def match_group(group: Group) -> Product | Refusal:
     root = root_of(group, "matmul")
     if isinstance(root, Refusal):
         return root
-    refusal = refuse_types(group.body, root, with_bytes=True)
+    stored = {cast.inputs[0] for cast in group.body.primitives if is_widened(group, cast)}
+    refusal = refuse_types(group.body, root, inside=stored, with_bytes=True)
     if refusal is not None:
         return refusal
     a, b = (source_of(group, value) for value in root.inputs)
@@ -69,10 +70,15 @@ def source_of(group: Group, value: int) -> int | None:
     while value not in group.position:
         makers = group.body.producers[value]
         maker = group.body.primitives[makers[0]] if makers else None
-        if maker is None or not (maker.op in MOVES or group.body.is_widening(maker)):
+        if maker is None or not (maker.op in MOVES or is_widened(group, maker)):
             return None
         value = maker.inputs[0]
     return group.position[value]
+
+
+def is_widened(group: Group, cast: Primitive) -> bool:
+    """Return whether a primitive widens 16-bit floats, or bytes that are constant."""
+    return group.body.is_widening(cast, group.position.get(cast.inputs[0]) in group.constant_inputs)
 
 
 def matrices_of(body: PrimitiveGraph, product: Primitive) -> Matrices:

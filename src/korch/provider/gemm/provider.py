@@ -18,13 +18,22 @@ from korch.primitive.types import ValueType
 from korch.provider.content import content_version
 from korch.provider.epilogue import Epilogue
 from korch.provider.gemm.blocking import Blocking
-from korch.provider.gemm.match import Operand, Product, epilogue_of, match_group, matrices_of, operand_of, print_finish
+from korch.provider.gemm.match import (
+    Operand,
+    Product,
+    epilogue_of,
+    is_widened,
+    match_group,
+    matrices_of,
+    operand_of,
+    print_finish,
+)
 from korch.provider.gemm.vectors import program_of, stays_in_cache
 from korch.provider.matrix_units import SPLIT_BYTES, STEP_BYTES, TOGETHER
 from korch.provider.provider import SPLIT, Kernel, Threading, named_kernel
 from korch.provider.tile_kernel import comment_of, kernel_of
 from korch.provider.widen import widened
-from korch.schedule.contraction import Fusion, Layouts, NotFusedError, is_of_bytes
+from korch.schedule.contraction import FLOATS, Fusion, Layouts, NotFusedError, is_of_bytes
 from korch.target import Target
 from korch.tile.program import QUAD, TileProgram
 
@@ -158,7 +167,7 @@ def _strips(rank: int, columns: int, has_split_b: bool, terms: int = 1) -> Layou
 def _can_split(group: Group, found: Product, target: Target) -> bool:
     """Return whether matrix units may pay: where tiles of results are mostly full."""
     _, m, n, terms = _sizes(group, found)
-    is_float = not is_of_bytes(group.body, found.primitive)
+    is_float = not is_of_bytes(group.body, found.primitive) and group.input_types[found.b].dtype in FLOATS
     return is_float and target.isa == "amx" and min(m - 1, n - 1, terms) >= TOGETHER // 2
 
 
@@ -262,7 +271,7 @@ def _is_packed(group: Group, found: Product, can_widen: bool = False) -> bool:
     shape = group.input_types[found.b].shape
     value = found.primitive.inputs[1]
     makers = [group.body.primitives[p] for p in group.body.producers[value]]
-    if can_widen and len(makers) == 1 and group.body.is_widening(makers[0]):
+    if can_widen and len(makers) == 1 and is_widened(group, makers[0]):
         value = makers[0].inputs[0]
     is_constant = found.b in group.constant_inputs and value in group.position
     return is_constant and math.prod(shape[:-2]) == 1
