@@ -121,10 +121,14 @@ def test_stored_bytes_are_widened_when_they_are_read(target, builder, rng):
         ((2, 16, 40), (1, 40, 100)),
     )
     groups = [stored(*shape, dtype) for shape in shapes for dtype in ("i8", "u8")]
+    groups += [stored((4, m, 32), (4, 32, 64 * n), "i8") for m in (1, 3, 40) for n in (1, 3)]  # a matrix for each batch
+    groups += [stored((2, 3, 1, 16), (2, 3, 16, 70), "u8"), stored((2, 3, 5, 16), (1, 3, 16, 64), "i8")]
     groups += [stored((32, 96), (96, 70), "i8"), stored((1, 300), (300, 520), "i8")]
     for group, offer, _ in check_offers(GemmProvider(), groups, target, builder, rng):
         assert group.input_types[1].dtype.size_bytes == 1
-        assert offer.inputs[1].blocks
+        batch, n = group.input_types[1].shape[:-2], group.input_types[1].shape[-1]
+        is_own = batch == group.input_types[0].shape[:-2] and n % 64 == 0
+        assert bool(offer.inputs[1].blocks) == (is_own or all(size == 1 for size in batch))
 
 
 def conv(

@@ -6,7 +6,7 @@ multiplication by both scales follows; so the result is nearer to the exact one 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -303,16 +303,31 @@ def _refuse_stored(view: View, match: StoredMatch) -> StoredWitness | RuleRefusa
     value = match.root.inputs[match.position]
     if view.type(value).size_bytes > LARGEST_BYTES:
         return RuleRefusal("the constant is too large to compute", match.root.output, is_final=True)
+    return StoredWitness(match.root, match.position, _computed(view, match.steps, value))
+
+
+def _computed(view: View, steps: Iterable[Primitive], value: int) -> Array:
+    """Return a value that some steps compute from constants, in their order."""
     arrays: dict[int, Array] = {}
     with np.errstate(all="ignore"):
-        for step in match.steps:
+        for step in steps:
             for v in step.inputs:
                 constant = view.constant(v)
                 if constant is not None:
                     arrays.setdefault(v, constant.array)
             result = step.row.reference([arrays[v] for v in step.inputs], step.attributes)
             arrays[step.output] = result.astype(view.type(step.output).dtype.numpy, copy=False)
-    return StoredWitness(match.root, match.position, arrays[value])
+    return arrays[value]
+
+
+def stored_array(view: View, value: int) -> Array | None:
+    """Return the elements of a value that follows from constants, None if it does not or if it is too large."""
+    constant, steps = view.constant(value), dict[int, Primitive]()
+    if constant is not None:
+        return constant.array
+    if view.type(value).size_bytes > LARGEST_BYTES or not _follow(view, value, steps, STEPS):
+        return None
+    return _computed(view, dict.fromkeys(steps.values()), value)
 
 
 def _build_stored(writer: Writer, witness: StoredWitness) -> int:

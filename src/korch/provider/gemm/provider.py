@@ -41,6 +41,10 @@ KEPT_SHARE = 1.0
 """The part of the level-2 cache up to which a constant right operand is kept as a split operand."""
 
 
+WHOLE_PANELS = 64
+"""Columns that are whole panels of vectors on any target."""
+
+
 class Way(Enum):
     """What multiplies: vector units, or matrix units, whose right operand may be split before."""
 
@@ -267,14 +271,18 @@ def _split_floats(numbers: dict[str, int], packed: int) -> int:
 
 
 def _is_packed(group: Group, found: Product, can_widen: bool = False) -> bool:
-    """Return whether the right operand is constant and one for all batches, as it came or only widened."""
-    shape = group.input_types[found.b].shape
+    """Return whether the right operand is constant, as it came or only widened, and is packed before.
+
+    It is one matrix for all batches; or each batch has its own, in whole panels of vectors.
+    """
+    shape, out = group.input_types[found.b].shape, group.body.types[found.primitive.output].shape
     value = found.primitive.inputs[1]
     makers = [group.body.primitives[p] for p in group.body.producers[value]]
     if can_widen and len(makers) == 1 and is_widened(group, makers[0]):
         value = makers[0].inputs[0]
     is_constant = found.b in group.constant_inputs and value in group.position
-    return is_constant and math.prod(shape[:-2]) == 1
+    is_own = can_widen and shape[:-2] == out[:-2] and shape[-1] % WHOLE_PANELS == 0
+    return is_constant and (math.prod(shape[:-2]) == 1 or is_own)
 
 
 def _sizes(group: Group, found: Product) -> tuple[int, int, int, int]:
