@@ -29,6 +29,12 @@ ELEMENT_SHARE = 0.25
 BYTES_PER_NS = 12.0
 """Bytes that a core reads from the shared cache in a nanosecond."""
 
+NEAR_BYTES = 1 << 14
+"""A tile that is larger than this does not stay in the first cache."""
+
+FAR_BYTES_PER_NS = 28.0
+"""Bytes that a core writes to or reads from its second cache in a nanosecond."""
+
 CYCLES_PER_NS = 3.0
 
 
@@ -58,10 +64,15 @@ class Roles:
     columns: frozenset[str]
 
 
+def _order(computation: Named) -> list[str]:
+    """Return all axes, those of the result first: the last one of a contraction's is that of its columns."""
+    order = [axis for axis in computation.result if axis]
+    return order + sorted(set(computation.sizes) - set(order))
+
+
 def roles_of(computation: Named, ways: Expressions, graph: BlockGraph) -> Roles:
     """Return which axes may be cut, and how."""
-    order = [axis for axis in computation.result if axis]
-    order += sorted(set(computation.sizes) - set(order))
+    order = _order(computation)
     whole = {step.axis for step in graph.steps if step.axis and step.axis != graph.loop}
     single, columns = set[str](), set[str]()
     for step in graph.steps:
@@ -87,7 +98,8 @@ def cuts(computation: Named, ways: Expressions, graph: BlockGraph, machine: Mach
     found = []
     for blocks in itertools.product(*(_blocks(axis, computation, roles, graph.loop) for axis in axes)):
         cut = dict(zip(axes, blocks, strict=True))
-        if _tile_bytes(computation, ways, graph, cut) <= machine.cache_bytes:
+        has_turns = not graph.loop or cut[graph.loop] < computation.sizes[graph.loop]  # or it is as without a loop
+        if has_turns and _tile_bytes(computation, ways, graph, cut) <= machine.cache_bytes:
             found.append(Cut(cut, _estimate_ns(computation, ways, graph, cut, machine)))
     return sorted(found, key=lambda cut: cut.estimate_ns)
 
@@ -131,7 +143,7 @@ def _estimate_ns(
     for step in graph.steps:
         axes = {axis for x in step.operands for axis in ways.axes[x.expression]}
         runs = tasks * (turns if graph.loop in axes else 1)
-        ns += runs * _step_ns(step, ways, axes, sizes, machine)
+        ns += runs * (_step_ns(step, ways, axes, sizes, machine) + _far_ns(step, computation, ways, sizes))
     read = sum(bytes_ for bytes_ in _read_bytes(computation, ways, sizes, tasks, turns, graph.loop))
     waves = -(-tasks // machine.threads) * machine.threads / tasks
     return (ns + read / BYTES_PER_NS) * waves / machine.threads
@@ -148,6 +160,20 @@ def _step_ns(step: BlockStep, ways: Expressions, axes: Set[str], sizes: Mapping[
     strip = VECTORS * machine.lanes
     full = rows / (-(-rows // ROWS) * ROWS) * columns / (-(-columns // strip) * strip)
     return points / (2 * rate * max(full, 0.02))
+
+
+def _far_ns(step: BlockStep, computation: Named, ways: Expressions, sizes: Mapping[str, int]) -> float:
+    """Return the time to store and load a copy of the second operand of a contraction, if it is large."""
+    if step.kind is not Kind.CONTRACT:
+        return 0.0
+    kept = [axis for axis in _order(computation) if axis in ways.axes[step.result.expression]]
+    places = {ways.inputs[t]: computation.terms[t].places for t in ways.inputs}
+    for operand in step.operands:
+        axes = ways.axes[operand.expression]
+        if kept and kept[-1] in axes and places.get(operand.expression, ("",))[-1] != kept[-1]:
+            size_bytes = 4 * math.prod(sizes[axis] for axis in axes)
+            return 2 * size_bytes / FAR_BYTES_PER_NS if size_bytes > NEAR_BYTES else 0.0
+    return 0.0
 
 
 def _read_bytes(
