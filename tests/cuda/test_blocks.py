@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from korch.cuda.interpret import run_interpreted
 from korch.cuda.kernel import kernel_of
 from korch.errors import InvalidGraphError
+from korch.primitive.types import DType
 from korch.tile.bind import bind
+from korch.tile.index import var
 from korch.tile.parse import parse_program
-from korch.tile.program import Level, TileProgram
+from korch.tile.program import Axis, Buffer, Inside, Level, Load, Pass, Stage, Store, TileProgram
 from korch.tile.reference import run_program
 from korch.tile.triton import print_triton
 from tests.tile.test_programs import ATTENTION, CHAIN, PRODUCT
@@ -70,3 +74,14 @@ def test_what_is_not_printed_is_refused(old, new, message):
     assert old in BLOCKS
     with pytest.raises(InvalidGraphError, match=message):
         print_triton(bind(parse_program(BLOCKS.replace(old, new)), SIZES), "", 2)
+
+
+def test_points_are_left_out_between_passes_only():
+    v = Axis("v", 8)
+    buffers = (Buffer("i0", Level.INPUT, DType.F32, 8), Buffer("o0", Level.OUTPUT, DType.F32, 8))
+    copy = Pass((), "", (Load("x0", DType.F32, "i0", var("v")),), (Store("o0", var("v"), "x0"),))
+    some = replace(copy, where=(Inside(var("v"), 0, 5),))
+    assert "mask" not in print_triton(TileProgram(buffers, (Stage((v,), (copy,)),)), "", 1).launches[0].source
+    with pytest.raises(InvalidGraphError, match="leave points out"):
+        print_triton(TileProgram(buffers, (Stage((v,), (some,)),)), "", 1)
+    assert "< 5" in print_triton(TileProgram(buffers, (Stage((v,), (some, some)),)), "", 1).launches[0].source

@@ -454,7 +454,7 @@ def require_known(program: TileProgram) -> None:
     """Raise an error if a program has parameters, or tiles that are not laid out as they are indexed.
 
     Raises:
-        InvalidGraphError: it has, or passes that leave points out, or loops that end early.
+        InvalidGraphError: it has, or loops that end early.
     """
     hint = "Bind the parameters first"
     for parameter in program.parameters:
@@ -463,9 +463,7 @@ def require_known(program: TileProgram) -> None:
         if buffer.layout:
             raise InvalidGraphError(f"the layout of buffer {buffer.name} can't be printed", where="tile program")
     for stage in program.stages:
-        for loops, step in stage.leaves:
-            if isinstance(step, Pass) and step.where:
-                raise InvalidGraphError("passes that leave points out can't be printed", where="tile program")
+        for loops, _ in stage.leaves:
             if any(loop.axis.ragged is not None for loop in loops):
                 raise InvalidGraphError("loops that end early can't be printed", where="tile program")
 

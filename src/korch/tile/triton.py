@@ -14,12 +14,16 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from korch.errors import InvalidGraphError
 from korch.primitive.types import DType
 from korch.tile.program import Axis, Level, Load, Pass, Stage, TileProgram, read_by, require_known, written_by
 from korch.tile.triton_blocks import BlockStage, stage_is_blocked
-from korch.tile.triton_launch import Launch, PrintedProgram, warps_for
+from korch.tile.triton_launch import MANY_NUMBERS, Launch, PrintedProgram, numbers_of, warps_for
 from korch.tile.triton_rows import RowStage, SplitStage
 from korch.tile.triton_text import COLUMNS, Coordinate, power_of_two
+
+MANY_WIDE = 128
+"""Points of a program that loads or stores many numbers for each."""
 
 
 def print_triton(
@@ -46,15 +50,24 @@ def print_triton(
     for stage in program.stages:
         if stage.tasks == 0 or not stage.steps:
             continue
+        is_free = not stage_is_blocked(stage) and stage_is_free(stage)
+        if stage_is_blocked(stage) or is_free:
+            _require_all_points(stage)
         if stage_is_blocked(stage):
             BlockStage(program, stage, comment, found, processors, warps, stages).print()
-        elif stage_is_free(stage):
+        elif is_free:
             _FreeStage(program, stage, comment, found, processors).print()
         elif split and stage_is_splittable(program, stage, processors):
             SplitStage(program, stage, comment, found, processors).print()
         else:
             RowStage(program, stage, comment, found, processors).print()
     return found
+
+
+def _require_all_points(stage: Stage) -> None:
+    """Raise an error for passes that leave points out."""
+    if any(isinstance(step, Pass) and step.where for _, step in stage.leaves):
+        raise InvalidGraphError("passes that leave points out can't be printed", where="tile program")
 
 
 def stage_is_free(stage: Stage) -> bool:
@@ -86,6 +99,7 @@ class _FreeStage(Launch):
         if rows is None:
             total = math.prod(axis.extent for axis in pass_.axes)
             wide = 1024 if total >= 1024 * 4 * self.processors else 256
+            wide = wide if numbers_of(pass_) <= MANY_NUMBERS else MANY_WIDE
             columns = min(wide, power_of_two(total))
             grid, shape = -(-total // columns), [1, columns]
             text.line(f"c = pid * {columns} + tl.arange(0, {columns})[None, :]")
@@ -116,7 +130,7 @@ class _FreeStage(Launch):
         for sink in pass_.sinks:
             dtype = self.buffer(sink.buffer).dtype
             text.store(sink.buffer, dtype, sink.index, values[sink.value], at, masks, str(shape))
-        self.finish(grid, warps_for(math.prod(shape)))
+        self.finish(grid, warps_for(math.prod(shape), numbers_of(pass_)))
 
     def _turned(self, pass_: Pass) -> Axis | None:
         """Return the axis along which the largest load is contiguous, if it is not the vector's."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from korch.primitive.types import DType
-from korch.tile.program import Buffer, Stage, TileProgram
+from korch.tile.program import Buffer, Load, Pass, Stage, TileProgram
 from korch.tile.triton_text import Text
 
 
@@ -66,9 +66,23 @@ class PrintedProgram:
         self.launches.append(Printed(source, buffers, grid, warps, stages))
 
 
-def warps_for(elements: int) -> int:
-    """Return the warps of a program that works on a tile of some elements."""
-    return min(8, max(1, elements // 256))
+MANY_NUMBERS = 12
+"""With more numbers of a point than these, a thread has one point at a time."""
+
+
+def warps_for(elements: int, numbers: int = 1) -> int:
+    """Return the warps of a program.
+
+    Args:
+        elements: of its tile.
+        numbers: that it has of each element at a time.
+    """
+    return min(8, max(1, elements // (256 if numbers <= MANY_NUMBERS else 32)))
+
+
+def numbers_of(pass_: Pass) -> int:
+    """Return how many numbers a pass loads or stores for each point."""
+    return max(sum(isinstance(op, Load) for op in pass_.ops), len(pass_.sinks))
 
 
 class Launch:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from korch.primitive.types import DType
 from korch.tile.index import Expr, add, scale, var
 from korch.tile.program import Accumulate, Axis, Level, Load, Pass, identity, written_by
-from korch.tile.triton_launch import Launch, warps_for
+from korch.tile.triton_launch import MANY_NUMBERS, Launch, numbers_of, warps_for
 from korch.tile.triton_text import COLUMNS, COMPUTE, REDUCE, ROWS, STORED, Coordinate, literal, power_of_two
 
 MOST_SERIAL = 128
@@ -23,6 +23,9 @@ LONGEST_ROW = 4096
 
 PARTS = 256
 """Most parts of a split row: one tile adds them up."""
+
+MANY_ROWS = 128
+"""Rows of a tile where each has many numbers."""
 
 TASK = "task"
 """The variable of a stage's task, in places of tiles that are in memory."""
@@ -77,7 +80,7 @@ class RowStage(Launch):
             if any(name not in row.values for name in written):
                 text.line("tl.debug_barrier()")
                 row.memo.clear()
-        self.finish(-(-tasks // rows), warps_for(rows * max(columns)))
+        self.finish(-(-tasks // rows), warps_for(rows * max(columns), max(map(numbers_of, passes))))
 
     def grid(self) -> list[Axis]:
         """Return the grid's axes, that which is read side by side last."""
@@ -108,7 +111,8 @@ class RowStage(Launch):
         extents = [math.prod(a.extent for a in _columns_of(p)) for p in self.stage.passes]
         tasks, longest = self.stage.tasks, max(extents)
         if beside >= side and longest <= MOST_SERIAL:
-            rows = min(256, power_of_two(tasks))
+            most = 256 if max(map(numbers_of, self.stage.passes)) <= MANY_NUMBERS else MANY_ROWS
+            rows = min(most, power_of_two(tasks))
             while rows > 32 and -(-tasks // rows) < 2 * self.processors:
                 rows //= 2
             return rows, [1 for _ in extents]
@@ -160,6 +164,8 @@ class RowStage(Launch):
         total = math.prod(a.extent for a in _columns_of(pass_))
         memo = row.memo if total <= columns and not serial and columns > 1 else None
         here |= self.columns(pass_, columns, masks, memo)
+        if pass_.where:
+            masks[0] = " & ".join([*([masks[0]] if 0 in masks else []), *text.guards(pass_.where, here)])
         inner, inner_types = dict(row.values), dict(row.types)
         text.ops(pass_.ops, here, masks, inner, inner_types, memo)
         shape = f"[{row.rows}, {columns}]"
