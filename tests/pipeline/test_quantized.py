@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from korch.backend import has_kernels
-from korch.candidate.enumerate import enumerate_groups
+from korch.candidate import enumerate as enumeration
 from korch.deadline import Deadline
 from korch.equivalence.affine import AxisConstant
 from korch.equivalence.quantization import Grid, write_dequantized, write_quantized
@@ -17,6 +17,7 @@ from korch.options import Options
 from korch.pipeline.quantized import in_bytes
 from korch.primitive.check import check_graph
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
+from korch.primitive.ops.layout import ConcatAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.reference import run
 from korch.primitive.types import DType, ValueType
@@ -148,7 +149,7 @@ def test_products_of_bytes_with_a_kernel_get_no_floats(rng):
 def test_a_requantization_is_one_step_of_the_enumeration(rng, options):
     """A group ends at sums, or at bytes, not between them."""
     graph = in_bytes(residual(rng), has_kernels(options), Deadline())
-    groups, _ = enumerate_groups(graph, options)
+    groups, _ = enumeration.enumerate_groups(graph, options)
     several = [group for group in groups if len(group.primitives) > 1]
     assert any(group.body.linear for group in several)
     ends = {graph.types[value].dtype for group in several for value in group.outputs}
@@ -159,9 +160,21 @@ def test_a_requantization_is_one_step_of_the_enumeration(rng, options):
 
 def test_after_the_deadline_there_are_products_with_their_requantization(rng, options):
     graph = in_bytes(residual(rng), has_kernels(options), Deadline())
-    groups, report = enumerate_groups(graph, options, deadline=Deadline(time.monotonic() - 1))
+    groups, report = enumeration.enumerate_groups(graph, options, deadline=Deadline(time.monotonic() - 1))
     assert report.limits_hit == ("budget",)
     several = [group for group in groups if len(group.primitives) > 1]
     products = [group for group in several if group.body.linear]
     assert [graph.types[value].dtype for group in products for value in group.outputs] == [DType.U8] * 2
     assert {(group.primitives, group.outputs) for group in several} <= report.needed
+
+
+@pytest.mark.parametrize(("most", "found"), [(3, 3), (9, 5)])
+def test_few_casts_to_bytes_are_in_one_group(monkeypatch, options, most, found):
+    monkeypatch.setattr(enumeration, "MOST_BYTE_CASTS", most)
+    builder = GraphBuilder()
+    writer = Writer(builder, "")
+    inputs = [builder.input(f"x{i}", ValueType((2, 3), F32)) for i in range(5)]
+    parts = [write_quantized(writer, x, grid(2.0**-i)) for i, x in zip(range(5), inputs, strict=True)]
+    builder.output("y", builder.add("concat", parts, ConcatAttributes(1)))
+    groups, _ = enumeration.enumerate_groups(builder.freeze(), options)
+    assert max(sum(p.op == "cast" for p in group.body.primitives) for group in groups) == found

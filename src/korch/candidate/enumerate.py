@@ -21,7 +21,7 @@ These keep the number of sets small:
   whose one reader is another: a kernel that ends between the two only moves the tensor once more.
   A chain that begins at a linear primitive is not contracted, as a kernel may fuse a part of it,
   unless it ends with a cast to bytes.
-- At most `MOST_POOLS` reductions over windows are in one set.
+- At most `MOST_POOLS` reductions over windows are in one set, and `MOST_BYTE_CASTS` casts to bytes.
 - Options limit sets, inputs and outputs; the report names the limits that bind.
 
 Alternatives: a set holds at most one primitive for a value. Paths are those of the whole graph,
@@ -53,6 +53,10 @@ BUDGET = "budget"
 
 MOST_POOLS = 2
 """Reductions over windows in one set, unless chains are not contracted."""
+
+MOST_BYTE_CASTS = 3
+"""Casts to bytes in one set, without those that come with their readers, unless chains are not contracted: bytes are
+stored and read at a quarter of the cost of floats."""
 
 MOST_NEEDED = 2
 """Primitives, without those that come with them, of a group that is found after the deadline, too."""
@@ -180,6 +184,8 @@ class _Space:
         self.reads = [self._values_read(p) for p in range(count)]
         pools = (p for p, primitive in enumerate(graph.primitives) if "pool" in primitive.op)
         self.pools = sum(1 << p for p in pools) if contract_chains else 0
+        casts = (p for p in range(count) if self.contraction.is_byte_cast(p))
+        self.byte_casts = sum(1 << p for p in casts) if contract_chains else 0
         self.linear = self._of(Category.LINEAR)
         self.opaque = self._of(Category.OPAQUE)
         # By linear operation, "" for none: what may stand before it and beside it, by shape.
@@ -301,6 +307,8 @@ class _Space:
         if linear & (linear - 1) or (opaque and mask & ~opaque):
             return False
         if (mask & self.pools).bit_count() > MOST_POOLS:
+            return False
+        if (mask & self.byte_casts).bit_count() > MOST_BYTE_CASTS:
             return False
         if not opaque and not self._has_shape(mask, linear):
             return False
