@@ -166,6 +166,7 @@ def in_blocks(
     factor: int = 1,
     dtype: DType = DType.F64,
     turns: bool = False,
+    packs: bool = False,
 ) -> str:
     """A product of floats by constant integers with a scale for each block of each column."""
 
@@ -174,6 +175,7 @@ def in_blocks(
         shape = (*lead, 2, 32) if turns else (*lead, 32, 2)
         few = e.builder.constant(np.array([[[7, -8], [-3, 127]]], np.int8))  # texts have few elements of constants
         q = verbs.reshape(verbs.broadcast(few, (16, 2, 2)), (2, 32) if turns else (32, 2))
+        q = e.add("bitwise_and", (q, e.builder.constant(np.full((32, 2), 7, np.int8)))) if packs else q
         q = verbs.cast(verbs.broadcast(q, shape), dtype)
         q = e.add("mul", (q, e.builder.constant(np.full(shape, factor, dtype.numpy)))) if factor > 1 else q
         scales = np.arange(1, 2 * blocks + 1).reshape((2, blocks, 1) if turns else (blocks, 1, 2)) / 4
@@ -220,6 +222,7 @@ FIRING = [
     ("stored-scale-moves-behind-matmul", stored(grid([0.25, 0.5, 2], 0, DType.I8, axis=1))),
     ("stored-scale-moves-behind-matmul", stored(grid(0.25), 1)),
     ("stored-blocks-are-a-batch", in_blocks()),
+    ("stored-blocks-are-a-batch", in_blocks(32, factor=1, packs=True)),
     ("stored-blocks-are-a-batch", in_blocks(rows=4, turns=True)),
     ("stored-weights-are-computed-once", convolution(grid(0.5, 9), grid([0.25, 2], 0, DType.I8))),
     ("move-comes-before-dequantization", moved("transpose", grid([0.5, 2, 1], 3, axis=1), TransposeAttributes((1, 0)))),
@@ -288,6 +291,11 @@ REFUSING = [
     ("stored-blocks-are-a-batch", "sums that are not scaled yet may overflow", in_blocks(dtype=DType.F16)),
     ("stored-blocks-are-a-batch", "there are several matrices", in_blocks(lead=(2,))),
     ("stored-blocks-are-a-batch", "the second operand is not stored", unknown()),
+    (
+        "stored-blocks-are-a-batch",
+        "the scale of its bytes moves behind the product",
+        stored(grid([0.25, 0.5, 2], 0, DType.I8, axis=1)),
+    ),
     ("stored-blocks-are-a-batch", "the integers have more than 8 bits", in_blocks(factor=300)),
     ("stored-blocks-are-a-batch", "the scales have no equal blocks", in_blocks(block=8)),
     (

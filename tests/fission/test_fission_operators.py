@@ -1,7 +1,7 @@
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import numpy_helper, parser
+from onnx import TensorProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
 from korch.errors import ModelError
@@ -338,6 +338,33 @@ def test_zero_points_of_constants_are_subtracted_where_bytes_remain(zeros, is_st
     assert signed == ([(q.astype(int) - zero).tolist()] if is_stored else [])
     x = np.array([[1, -3]], np.float32)
     np.testing.assert_array_equal(run(graph, {"x": x})["y"], x @ ((q.astype(np.float32) - zero) * scale))
+
+
+@pytest.mark.parametrize("kind", [TensorProto.INT4, TensorProto.UINT4])
+@pytest.mark.parametrize("block", [0, 16, 5])
+def test_weights_of_four_bits_stay_packed(kind, block):
+    rng, low = np.random.default_rng(3), -8 if kind == TensorProto.INT4 else 0
+    shape = (-(-33 // block), 3) if block else (3,)
+    numbers = rng.integers(low, low + 16, (33, 3))
+    points = rng.integers(low, low + 16, shape)
+    attributes = {"axis": 0, "block_size": block} if block else {"axis": 1}
+    nodes = [
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["w"], **attributes),
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+    ]
+    tensors = [
+        helper.make_tensor("q", kind, (33, 3), numbers.reshape(-1).tolist()),
+        helper.make_tensor("z", kind, shape, points.reshape(-1).tolist()),
+        numpy_helper.from_array(rng.uniform(0.1, 1, shape).astype(np.float32), "s"),
+    ]
+    x, y = (helper.make_tensor_value_info(name, 1, sizes) for name, sizes in (("x", (2, 33)), ("y", (2, 3))))
+    made = helper.make_graph(nodes, "g", [x], [y], tensors)
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    graph, _ = _split(model)
+    assert any(c.type == ValueType((33, 2, 1), DType.U8) for c in graph.constants.values())
+    scale, zero = (np.repeat(a, block, 0)[:33] if block else a for a in (numpy_helper.to_array(tensors[2]), points))
+    data = rng.normal(size=(2, 33)).astype(np.float32)
+    np.testing.assert_allclose(run(graph, {"x": data})["y"], data @ ((numbers - zero) * scale), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("op", ["Add", "Mul", "Softmax", "ReduceMax", "Transpose", "Relu"])

@@ -168,6 +168,7 @@ class Propagation:
             node = self._closed(node, captured)
         if node.op_type == "If" and not node.domain and node.input[0] in self.constants:
             return take_branch(node, bool(self.constants[node.input[0]].reshape(-1)[0]))
+        self._widen_stored(node)
         if self._fold(node, schema):
             return []
         if node.op_type in COMPOSITES:
@@ -229,6 +230,19 @@ class Propagation:
             if name:
                 self._set_constant(name, array)
         return True
+
+    def _widen_stored(self, node: Any) -> None:
+        """Let a dequantization read constants of fewer than 8 bits as bytes, which later stages pack again."""
+        if node.op_type != "DequantizeLinear" or node.domain:
+            return
+        places = [i for i in (0, 2) if i < len(node.input) and node.input[i]]
+        arrays = [self.constants.get(node.input[i]) for i in places]
+        for i, array in zip(places, arrays, strict=True):
+            if any(each is None or each.dtype.name not in NARROW for each in arrays) or array is None:
+                return
+            name = f"{node.input[i]}:bytes"
+            self._set_constant(name, array.astype(NARROW[array.dtype.name]))
+            node.input[i] = name
 
     def _is_weight(self, node: Any) -> bool:
         """Whether a node gives real numbers for stored bytes; a kernel may read the bytes."""
@@ -293,6 +307,10 @@ class Propagation:
             self.types[name] = ValueType(tuple(array.shape), DType.of(array.dtype))
         except KeyError:
             self.types.pop(name, None)
+
+
+NARROW = {"int4": np.int8, "uint4": np.uint8, "int2": np.int8, "uint2": np.uint8}
+"""Bytes that hold integers of fewer bits."""
 
 
 def _normal(node: Any) -> Any:

@@ -114,8 +114,10 @@ def _refuse_blocks(view: View, match: BlockMatch) -> BlockWitness | RuleRefusal:
         return RuleRefusal("the integers have more than 8 bits", root.output, is_final=True)
     terms, rows = len(integers), math.prod(view.shape(root.output)[:-1])
     block = _block_of(scales)
-    if block is None or block == terms:
+    if block is None:
         return RuleRefusal("the scales have no equal blocks", root.output, is_final=True)
+    if block == terms and any(view.constant(d.q) is not None for d in dequantized(view, root.inputs[1])):
+        return RuleRefusal("the scale of its bytes moves behind the product", root.output, is_final=True)
     if rows > block // 4:
         return RuleRefusal("the sums of blocks take longer to add up than the weights to read", root.output)
     n = integers.shape[1]
@@ -129,7 +131,9 @@ def _moved(array: Array, moves: Sequence[Primitive]) -> Array:
 
 
 def _block_of(scales: Array) -> int | None:
-    """Return the largest power of two, at least `LEAST_BLOCK`, whose blocks of rows have one scale in each column."""
+    """Return the largest block of rows with one scale in each column: all, or a power of two from `LEAST_BLOCK` on."""
+    if np.array_equal(scales, np.broadcast_to(scales[:1], scales.shape)):
+        return len(scales)
     found, block = None, LEAST_BLOCK
     while len(scales) % block == 0:
         parts = scales.reshape(-1, block, scales.shape[1])
