@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 import korch
+from benchmarks.suite import machine
 from korch.candidate.candidate import make_group
 from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
@@ -330,7 +330,7 @@ def main() -> None:
         case _:
             result = blocks(args.folder, args.block, args.batch, args.rounds, args.seconds, args.prepare)
     if result:
-        about = {"machine": platform.processor() or platform.machine(), "result": result}
+        about = {**machine(), "result": result}
         (RESULTS / f"superopt-{args.command}.json").write_text(json.dumps(about, indent=1) + "\n")
         print(json.dumps(result if args.command == "mutants" else len(result), indent=1))
 

@@ -9,7 +9,8 @@ import pytest
 from korch.candidate.candidate import Group, make_group
 from korch.deadline import Deadline
 from korch.primitive.graph import PrimitiveGraph
-from korch.primitive.ops.layout import ReshapeAttributes
+from korch.primitive.ops.layout import PadAttributes, ReshapeAttributes
+from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.superopt.axes import NotNamedError, named
 from korch.superopt.choose import gain_of, ranked
@@ -128,6 +129,18 @@ def test_what_is_not_over_named_axes_is_refused():
     assert search(group, MACHINE).reason == "a reshape joins or splits axes"
     with pytest.raises(NotNamedError, match="a reshape"):
         named(group.body)
+
+
+def test_convolutions_and_pads_are_left_to_other_kernels():
+    b = Block()
+    x, w = b.tensor("x", 1, 3, 5, 5), b.tensor("w", 3, 1, 3, 3)
+    depthwise = b.add("conv", (x, w), ConvAttributes((1, 1), (1, 1), (1, 1), (1, 1), 3))
+    pointwise = b.add("conv", (depthwise, b.tensor("v", 4, 3, 1, 1)), ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1)))
+    assert search(group_of(b.result(pointwise)), MACHINE).reason == "conv is no function of elements over axes"
+    b = Block()
+    y = b.normalized(b.tensor("x", 3, 24))
+    padded = b.add("pad", (b.add("max", (y, b.number(0.0, y))),), PadAttributes((0, 1), (0, 1)))
+    assert search(group_of(b.result(padded)), MACHINE).reason == "pad is no function of elements over axes"
 
 
 def test_pruning_counts_and_limits():
