@@ -24,7 +24,7 @@ from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import DType, row_major_strides
 from korch.schedule.blocks import Blocked, cut, direct, flat, store
 from korch.schedule.contraction import Layouts, contraction_of
-from korch.tile.emit import Index
+from korch.tile.emit import Emitter, Index
 from korch.tile.index import ZERO, Expr, Ranges, add, bounds, constant, scale, substitute, var
 from korch.tile.loops import arrange, grid_for
 from korch.tile.program import (
@@ -114,6 +114,14 @@ class Windows(Blocked):
         """
         return _Maker(self, blocking).program()
 
+    def finish(self, blocking: Blocking) -> Pass:
+        """Return the pass of this program that computes the results from the sums.
+
+        Raises:
+            NotFusedError: the program can't be made.
+        """
+        return _Maker(self, blocking).finish()
+
 
 class _Maker:
     """One program: its axes, and the steps along them."""
@@ -149,6 +157,14 @@ class _Maker:
         ]
         self.pitches = row_major_strides(tuple(self.extents))
         self.runs_on = not self.is_first and sum(axis.extent > 1 for axis in self.places) > 1
+
+    def finish(self) -> Pass:
+        """Return the pass that computes the results, if the operands can be computed."""
+        self._emit_image()
+        if not self.is_first:
+            self._emit_weights()
+        _, axes, _, sums, _ = self._sums()
+        return self.windows.after(sums, axes, self.values, self.ranges)
 
     def program(self) -> TileProgram:
         """Return it."""
@@ -196,14 +212,7 @@ class _Maker:
 
     def _image(self) -> _Read:
         """Return where the windows are read: in memory, if nothing else is met, or in a copy."""
-        windows = self.windows
-        spots = zip(windows.sides, self.spots, self.taps, strict=True)
-        index = [
-            add(scale(spot, side.stride), scale(var(tap.name), side.dilation), constant(-side.pad))
-            for side, spot, tap in spots
-        ]
-        emitter = windows.fusion.emitter(self.ranges)
-        _ = windows.fusion.argument(emitter, windows.root.inputs[0], (var("n"), self.channel, *index))
+        emitter = self._emit_image()
         at = direct(emitter.ops, (*self.places, *self.terms), can_widen=not self.is_first)
         if (
             at is not None
@@ -212,6 +221,18 @@ class _Maker:
         ):
             return _Read(at)
         return self._copied()
+
+    def _emit_image(self) -> Emitter:
+        """Return the operations that compute an element which a window meets."""
+        windows = self.windows
+        spots = zip(windows.sides, self.spots, self.taps, strict=True)
+        index = [
+            add(scale(spot, side.stride), scale(var(tap.name), side.dilation), constant(-side.pad))
+            for side, spot, tap in spots
+        ]
+        emitter = windows.fusion.emitter(self.ranges)
+        _ = windows.fusion.argument(emitter, windows.root.inputs[0], (var("n"), self.channel, *index))
+        return emitter
 
     def _copied(self) -> _Read:
         """Return where the windows are read in a copy, and the pass that makes it."""
@@ -273,10 +294,8 @@ class _Maker:
         term = add(*(scale(var(axis.name), n) for axis, n in zip(self.terms, steps, strict=True)))
         if self.is_first:
             return _Read(At(windows.name_of(1), add(scale(term, self._columns()), self.result)))
-        value, taps = windows.root.inputs[1], (var(axis.name) for axis in self.taps)
-        emitter = windows.fusion.emitter(self.ranges)
-        _ = emitter.value(value, (self.result, var("c"), *taps))
-        at = direct(emitter.ops, (self.j, *self.terms), can_widen=False)
+        value = windows.root.inputs[1]
+        at = direct(self._emit_weights().ops, (self.j, *self.terms), can_widen=False)
         if at is not None:
             return _Read(at)
         own = (Axis("o", windows.groups * windows.results), *(replace(a, is_reduced=False) for a in self.terms))
@@ -289,6 +308,13 @@ class _Maker:
         pass_ = arrange(Pass(own, own[-1].name, tuple(emitter.ops), (sink,)), windows.machine.lanes, sizes, {})
         stage = grid_for(pass_, windows.machine.threads, windows.machine.lanes)
         return _Read(At("w", add(scale(self.result, row), term)), buffer, stage)
+
+    def _emit_weights(self) -> Emitter:
+        """Return the operations that compute an element of the weights."""
+        emitter = self.windows.fusion.emitter(self.ranges)
+        taps = (var(axis.name) for axis in self.taps)
+        _ = emitter.value(self.windows.root.inputs[1], (self.result, var("c"), *taps))
+        return emitter
 
     def _columns(self) -> int:
         """Return the columns of the weights in whole panels."""

@@ -14,7 +14,8 @@ from korch.errors import InvalidGraphError
 from korch.tile.cpp_loops import LoopPrinter
 from korch.tile.cpp_text import C_TYPE, Writer, loop_end
 from korch.tile.fetch import Fetches
-from korch.tile.index import Ranges, substitute
+from korch.tile.index import Expr, Ranges, add, scale, substitute, var, vector_step
+from korch.tile.loops import map_indices
 from korch.tile.program import (
     Axis,
     Contract,
@@ -126,6 +127,17 @@ class FinishPrinter(LoopPrinter):
         self.buffer = sums.step.out.buffer
         self.fetches = Fetches()
         self.pieces = {}
+        self._number_rows()
+
+    def _number_rows(self) -> None:
+        """Write places by the number of a row, so that rows one after another need no division."""
+        long = [axis for axis in self.rows if axis.extent > 1]
+        if len(long) != 2:
+            return
+        outer, inner = long
+        self.ranges["row"] = (0, outer.extent * inner.extent - 1)
+        number = add(var("row"), scale(var(outer.name), -inner.extent))
+        self.pass_ = map_indices(self.pass_, lambda expr: substitute(expr, {inner.name: number}, self.ranges))
 
     def run(self, fetches: bool) -> str:
         """Print the function, and one that fetches where its results go; return their names.
@@ -161,6 +173,10 @@ class FinishPrinter(LoopPrinter):
             self.out.line(f"[[maybe_unused]] const long {axis.name} = {value};")
             rest = f"row % {left}"
         return name
+
+    def _step(self, index: Expr, variable: str) -> int | None:
+        # A vector of sums has all lanes and begins at a multiple of them, or it is a single one.
+        return vector_step(index, variable, self.out.lanes)
 
     def _load(self, op: Load, ranges: Ranges, variable: str, width: str) -> str:
         if op.buffer == self.buffer:

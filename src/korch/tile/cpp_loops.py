@@ -186,7 +186,7 @@ class LoopPrinter(OpPrinter):
         type_ = C_TYPE[self.out.program.buffer(buffer).dtype]
         place = place or buffer
         at = f"{place} + {self.out.expr(index)}"
-        slope = index.coefficient(variable) if variable else 0
+        slope = self._step(index, variable)
         if slope == 1 or not variable:
             self.out.line(f"korch::{store}<{type_}, {width}>({at}, {value});")
         elif slope is not None:

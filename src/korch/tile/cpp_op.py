@@ -162,6 +162,10 @@ class OpPrinter:
             case _:
                 assert_never(op)
 
+    def _step(self, index: Expr, variable: str) -> int | None:
+        """Return the step between neighbours of a vector; None if it varies."""
+        return index.coefficient(variable) if variable else 0
+
     def _load(self, op: Load, ranges: Ranges, variable: str, width: str) -> str:
         if op.name in self.squares:
             return self.squares[op.name]
@@ -172,7 +176,7 @@ class OpPrinter:
             return zero
         index = substitute(op.index, {}, ranges)
         at = f"{op.buffer} + {self.out.expr(index)}"
-        slope = index.coefficient(variable) if variable else 0
+        slope = self._step(index, variable)
         if slope == 0:
             text = f"korch::splat<{type_}, {width}>(*({at}))"
         elif slope == 1 and op.name in self.fetches.near:

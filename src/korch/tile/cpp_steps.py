@@ -253,6 +253,7 @@ class StepPrinter:
         second, lanes = self.out.program.buffer(step.b.buffer), self.out.lanes
         registers = self._registers(step)
         vector, strip = strips(second, registers.vectors, lanes, b[columns.name])
+        terms = _joined(terms, a, b)
         last = terms[-1]
         steps = (_rows(rows, a), _turns(terms, a, b), a[last.name], b[last.name], b[columns.name], vector, strip)
         is_panel = "true" if panels(second) else "false"
@@ -448,6 +449,19 @@ def _rows(rows: Sequence[Axis], a: Steps) -> str:
     if step is not None:
         return f"korch::Rows<{step}>"
     return f"korch::Rows<{a[rows[1].name]}, {rows[1].extent}, {a[rows[0].name]}>"
+
+
+def _joined(terms: Sequence[Axis], a: Steps, b: Steps) -> list[Axis]:
+    """Return the axes of terms, of which one is made of two that both operands have beside each other."""
+    found = [terms[0]]
+    for axis in terms[1:]:
+        outer, n = found[-1], axis.extent
+        is_even = all(steps[outer.name] == steps[axis.name] * n for steps in (a, b))
+        if is_even and axis.ragged is None and outer.ragged is None:
+            found[-1] = replace(axis, size=outer.extent * n)
+        else:
+            found.append(axis)
+    return found
 
 
 def _turns(terms: Sequence[Axis], a: Steps, b: Steps) -> str:

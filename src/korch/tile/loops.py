@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 
@@ -36,6 +37,9 @@ NEAR = (1, 2)
 LINE_ELEMENTS = 16
 """Elements of four bytes in a line of a cache."""
 
+SHORT_VECTORS = 4
+"""Vectors of an inner loop below which its last, unfilled one costs much."""
+
 LEAST_SIDE = 4
 """The shortest side of a square of registers."""
 
@@ -53,7 +57,7 @@ def arrange(pass_: Pass, lanes: int, sizes: Mapping[str, int], grid: Ranges) -> 
         sizes: elements of each buffer.
         grid: the ranges of the stage's grid axes.
     """
-    pass_ = _merge_all(pass_)
+    pass_ = _merge_all(pass_, lanes)
     squares = _square_axes(pass_, sizes, grid) if lanes >= LEAST_SIDE else None
     vector, across = squares or (_vector_axis(pass_, lanes, sizes), "")
     reference = _reference(pass_, sizes)
@@ -192,26 +196,40 @@ def _cut(pass_: Pass, grid: list[Axis], axis: Axis, tile: int) -> Pass:
 
 def turns_on(pass_: Pass, name: str) -> bool:
     """Return whether a guard of a pass depends on a loop variable."""
-    return any(name in guard.expr.variables for op in pass_.ops if isinstance(op, Load | Select) for guard in op.guards)
+    guards = (guard for op in pass_.ops if isinstance(op, Load | Select) for guard in op.guards)
+    return any(name in guard.expr.variables for guard in guards)
+
+
+def places(pass_: Pass) -> Iterator[Expr]:
+    """Yield the index of every load and store of a pass."""
+    yield from (op.index for op in pass_.ops if isinstance(op, Load))
+    yield from (sink.index for sink in pass_.sinks)
+
+
+def guards_of(pass_: Pass) -> Iterator[Inside]:
+    """Yield every guard of a pass."""
+    for op in pass_.ops:
+        if isinstance(op, Load | Select):
+            yield from op.guards
+    yield from pass_.where
 
 
 def indices(pass_: Pass) -> Iterator[Expr]:
     """Yield every index expression of a pass, those in guards included."""
-    for op in pass_.ops:
-        if isinstance(op, Load):
-            yield op.index
-        if isinstance(op, Load | Select):
-            yield from (guard.expr for guard in op.guards)
-    for sink in pass_.sinks:
-        yield sink.index
-    yield from (guard.expr for guard in pass_.where)
+    yield from places(pass_)
+    yield from (guard.expr for guard in guards_of(pass_))
 
 
 def map_indices(pass_: Pass, change: Callable[[Expr], Expr]) -> Pass:
     """Return a pass with a function applied to every index expression."""
+    return map_places(pass_, change, lambda guard: dataclasses.replace(guard, expr=change(guard.expr)))
+
+
+def map_places(pass_: Pass, change: Callable[[Expr], Expr], condition: Callable[[Inside], Inside]) -> Pass:
+    """Return a pass with a function applied to the index of every load and store, and one to every guard."""
 
     def changed(guards: tuple[Inside, ...]) -> tuple[Inside, ...]:
-        return tuple(dataclasses.replace(guard, expr=change(guard.expr)) for guard in guards)
+        return tuple(condition(guard) for guard in guards)
 
     ops: list[TileOp] = []
     for op in pass_.ops:
@@ -224,36 +242,57 @@ def map_indices(pass_: Pass, change: Callable[[Expr], Expr]) -> Pass:
     return dataclasses.replace(pass_, ops=tuple(ops), sinks=tuple(sinks), where=changed(pass_.where))
 
 
-def _merge_all(pass_: Pass) -> Pass:
+def _merge_all(pass_: Pass, lanes: int) -> Pass:
     """Merge pairs of loops that together step through every index as one loop would."""
     merged = True
     while merged:
         merged = False
-        for outer in pass_.axes:
-            for inner in pass_.axes:
-                if outer is not inner and _can_merge(pass_, outer, inner):
-                    pass_ = _merge(pass_, outer, inner)
-                    merged = True
-                    break
-            if merged:
+        for outer, inner in itertools.permutations(pass_.axes, 2):
+            if _can_merge(pass_, outer, inner, lanes):
+                pass_ = _merge(pass_, outer, inner)
+                merged = True
                 break
     return pass_
 
 
-def _can_merge(pass_: Pass, outer: Axis, inner: Axis) -> bool:
+def _can_merge(pass_: Pass, outer: Axis, inner: Axis, lanes: int) -> bool:
+    """Return whether two loops can be one.
+
+    A guard of the outer one alone is also one of both. This is used only where the inner loop leaves
+    vectors unfilled, as axes with guards are not cut.
+    """
     if outer.is_reduced != inner.is_reduced or 0 in (outer.extent, inner.extent):
         return False
-    for expr in indices(pass_):
-        step, small = expr.coefficient(outer.name), expr.coefficient(inner.name)
-        if step is None or small is None or step != small * inner.extent:
-            return False
-    return True
+    if any(not _steps_on(expr, outer, inner) for expr in places(pass_)):
+        return False
+    is_short = inner.extent < SHORT_VECTORS * lanes and inner.extent % lanes != 0
+    return all(
+        _steps_on(guard.expr, outer, inner) or (is_short and _is_of_outer(guard.expr, outer, inner))
+        for guard in guards_of(pass_)
+    )
+
+
+def _steps_on(expr: Expr, outer: Axis, inner: Axis) -> bool:
+    step, small = expr.coefficient(outer.name), expr.coefficient(inner.name)
+    return step is not None and small is not None and step == small * inner.extent
+
+
+def _is_of_outer(expr: Expr, outer: Axis, inner: Axis) -> bool:
+    return expr.coefficient(outer.name) == 1 and inner.name not in expr.variables
 
 
 def _merge(pass_: Pass, outer: Axis, inner: Axis) -> Pass:
-    pass_ = map_indices(pass_, lambda expr: _without(expr, outer.name))
-    joined = dataclasses.replace(inner, size=outer.extent * inner.extent)
-    axes = tuple(joined if axis is inner else axis for axis in pass_.axes if axis is not outer)
+    def joined(guard: Inside) -> Inside:
+        if not _is_of_outer(guard.expr, outer, inner):
+            return dataclasses.replace(guard, expr=_without(guard.expr, outer.name))
+        # Of multiples of the inner extent, one is in a range if and only if all up to the next one are.
+        n = inner.extent
+        expr = add(scale(_without(guard.expr, outer.name), n), var(inner.name))
+        return Inside(expr, guard.low * n, guard.high * n)
+
+    pass_ = map_places(pass_, lambda expr: _without(expr, outer.name), joined)
+    axis = dataclasses.replace(inner, size=outer.extent * inner.extent)
+    axes = tuple(axis if a is inner else a for a in pass_.axes if a is not outer)
     return dataclasses.replace(pass_, axes=axes)
 
 

@@ -15,7 +15,7 @@ from korch.provider.conv.chains import chain_groups
 from korch.provider.conv.match import ConvChain, match_group
 from korch.provider.conv.shape import Layer, Shape, can_split, shape_of
 from korch.provider.conv.split import split_of
-from korch.provider.conv.vectors import Plan, needs_program, plans_of
+from korch.provider.conv.vectors import WINDOWS, Plan, is_dense_image, needs_program, plans_of
 from korch.provider.epilogue import RESULT
 from korch.provider.matrix_units import TOGETHER
 from korch.provider.provider import SPLIT, Kernel, Threading, named_kernel
@@ -62,55 +62,69 @@ class ConvProvider:
         """Offer blocks of channels and channels-last, with threads that share rows or channels."""
         if multiplies_bytes(group):
             return self._bytes.offers(group, target)
-        if needs_program(group):
-            plans = self._windows(group, target)
-            return plans if isinstance(plans, Refusal) else tuple(plan.offer for plan in plans)
-        match = match_group(group)
-        if isinstance(match, Refusal):
-            return match
-        refusal = _refuse(group, match, target)
-        if refusal is not None:
-            return refusal
-        offers = []
-        for variant in _variants(group, match, target):
-            is_split = variant == SPLIT
-            by_channels = _is_by_channels(group, match, variant, target)
-            shape = shape_of(group, match, target, by_channels, is_split=is_split)
-            for source, sink in _layouts(group, match, target):
-                inputs = _inputs(group, match, shape, source, sink, target)
-                if inputs is not None and not (is_split and source.is_plain):
-                    outputs = (sink,) * len(group.outputs)
-                    flop = _vector_flop(group, shape) if is_split else 0
-                    offers.append(Offer(inputs, outputs, variant, 0, is_split, flop))
-        return tuple(dict.fromkeys(offers)) or Refusal("no layout fits both the inputs and the outputs")
+        if not (is_dense := is_dense_image(group)) and not needs_program(group):
+            return _template_offers(group, target)
+        plans = self._windows(group, target)
+        if isinstance(plans, Refusal):
+            return plans
+        found = _template_offers(group, target) if is_dense and target.isa == "amx" else ()
+        split = () if isinstance(found, Refusal) else (offer for offer in found if offer.variant == SPLIT)
+        return (*(plan.offer for plan in plans), *split)
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
         """Print the kernel."""
         if multiplies_bytes(group):
             return self._bytes.build(group, offer, target)
-        if needs_program(group):
-            plans = self._windows(group, target)
-            found = [] if isinstance(plans, Refusal) else [plan for plan in plans if plan.offer == offer]
-            return found[0].kernel(group, target) if found else Refusal("this was not offered")
-        match = match_group(group)
-        if isinstance(match, Refusal):
-            return match
-        source = offer.inputs[match.image.position]
-        image = group.input_types[match.image.position]
-        _, pixel = _form(image.shape, source, target)
-        is_split = offer.variant == SPLIT
-        by_channels = _is_by_channels(group, match, offer.variant, target)
-        shape = shape_of(group, match, target, by_channels, pixel, is_split)
-        floats = target.threads * shape.floats
-        element = stored_type(image.dtype)
-        operand = f"static_cast<const {element}*>(buffers[{match.image.position}])"
-        if is_split and len(match.links) == 1:
-            split = split_of(shape.layers[-1], image.shape[0], target)
-            floats = max(floats, target.threads * split.floats)
-            operands = widened(group, offer.inputs, (match.image.position,), floats, target)
-            element, operand, floats = "float", operands.texts[0], operands.floats
-        text = _print(group, match, shape, offer, target, (element, operand))
-        return named_kernel(text, workspace_bytes=4 * floats, threading=Threading.TEAM)
+        if not offer.variant.startswith(WINDOWS):
+            return _template_kernel(group, offer, target)
+        plans = self._windows(group, target)
+        found = [] if isinstance(plans, Refusal) else [plan for plan in plans if plan.offer == offer]
+        return found[0].kernel(group, target) if found else Refusal("this was not offered")
+
+
+def _template_offers(group: Group, target: Target) -> Sequence[Offer] | Refusal:
+    """Return the offers of kernels that are compiled from a template."""
+    match = match_group(group)
+    if isinstance(match, Refusal):
+        return match
+    refusal = _refuse(group, match, target)
+    if refusal is not None:
+        return refusal
+    offers = []
+    for variant in _variants(group, match, target):
+        is_split = variant == SPLIT
+        by_channels = _is_by_channels(group, match, variant, target)
+        shape = shape_of(group, match, target, by_channels, is_split=is_split)
+        for source, sink in _layouts(group, match, target):
+            inputs = _inputs(group, match, shape, source, sink, target)
+            if inputs is not None and not (is_split and source.is_plain):
+                outputs = (sink,) * len(group.outputs)
+                flop = _vector_flop(group, shape) if is_split else 0
+                offers.append(Offer(inputs, outputs, variant, 0, is_split, flop))
+    return tuple(dict.fromkeys(offers)) or Refusal("no layout fits both the inputs and the outputs")
+
+
+def _template_kernel(group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
+    """Print a kernel that is compiled from a template."""
+    match = match_group(group)
+    if isinstance(match, Refusal):
+        return match
+    source = offer.inputs[match.image.position]
+    image = group.input_types[match.image.position]
+    _, pixel = _form(image.shape, source, target)
+    is_split = offer.variant == SPLIT
+    by_channels = _is_by_channels(group, match, offer.variant, target)
+    shape = shape_of(group, match, target, by_channels, pixel, is_split)
+    floats = target.threads * shape.floats
+    element = stored_type(image.dtype)
+    operand = f"static_cast<const {element}*>(buffers[{match.image.position}])"
+    if is_split and len(match.links) == 1:
+        split = split_of(shape.layers[-1], image.shape[0], target)
+        floats = max(floats, target.threads * split.floats)
+        operands = widened(group, offer.inputs, (match.image.position,), floats, target)
+        element, operand, floats = "float", operands.texts[0], operands.floats
+    text = _print(group, match, shape, offer, target, (element, operand))
+    return named_kernel(text, workspace_bytes=4 * floats, threading=Threading.TEAM)
 
 
 def _refuse(group: Group, match: ConvChain, target: Target) -> Refusal | None:

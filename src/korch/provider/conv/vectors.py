@@ -12,7 +12,7 @@ from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import ValueType
 from korch.provider.conv.match import WIDEST_DEPTHWISE
-from korch.provider.gemm.vectors import require_rows
+from korch.provider.gemm.vectors import require_neighbours
 from korch.provider.image import image_position
 from korch.provider.provider import Kernel
 from korch.provider.tile_kernel import kernel_of
@@ -48,20 +48,36 @@ VARIANTS = ("rows", "channels")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """An offer and the program of its kernel."""
+    """An offer, and how its kernel is computed: the layouts, of which that of weights in panels counts as plain."""
 
     offer: Offer
-    program: TileProgram
+    layouts: Layouts
+    blocking: Blocking
+
+    def program(self, group: Group, target: Target) -> TileProgram:
+        """Return the program of the kernel."""
+        schedule = Windows(group, group.body.linear[0], self.layouts, Machine(target.lanes, target.threads))
+        return schedule.program(self.blocking)
 
     def kernel(self, group: Group, target: Target) -> Kernel:
         """Print the kernel."""
-        return kernel_of(self.program, group, self.offer, target)
+        return kernel_of(self.program(group, target), group, self.offer, target)
+
+
+def is_dense_image(group: Group) -> bool:
+    """Return whether a group has one convolution of images by constant weights, all channels together."""
+    body = group.body
+    if len(body.linear) != 1 or body.linear[0].op != "conv":
+        return False
+    root = body.linear[0]
+    is_dense = root.attributes_as(ConvAttributes).groups == 1
+    return is_dense and body.types[root.output].rank == 4 and _packed(group, root) is not None
 
 
 def needs_program(group: Group) -> bool:
     """Return whether a group has one convolution of a kind that only tile programs compute.
 
-    Chains of convolutions, and most convolutions along two axes, are compiled from a template.
+    Chains of convolutions, and convolutions of each channel of an image, are compiled from a template.
     """
     body = group.body
     if len(body.linear) != 1 or body.linear[0].op != "conv":
@@ -85,21 +101,29 @@ def plans_of(group: Group, target: Target) -> tuple[Plan, ...] | Refusal:
     image = image_position(group, root.inputs[0])
     if isinstance(image, Refusal):
         return image
-    plans, refusal = [], Refusal("no layout fits both the inputs and the outputs")
+    plans, refusals = [], dict[Layout, Refusal | None]()
     for way in _ways(group, root, image, target):
         layouts = _layouts(group, root, image, way)
-        try:
-            schedule = Windows(group, root, (layouts[0], layouts[1]), Machine(target.lanes, target.threads))
-            program = schedule.program(way.blocking)
-            require_rows(program, target.lanes)
-        except NotFusedError as error:
-            refusal = Refusal(str(error))
-            continue
-        inputs = list(layouts[0])
-        for position, layout in way.panels:
-            inputs[position] = layout
-        plans.append(Plan(Offer(tuple(inputs), layouts[1], f"{WINDOWS} {way.variant}"), program))
-    return tuple(plans) or refusal
+        if way.sink not in refusals:
+            refusals[way.sink] = _refusal(group, root, layouts, way.blocking, target)
+        if refusals[way.sink] is None:
+            inputs = list(layouts[0])
+            for position, layout in way.panels:
+                inputs[position] = layout
+            offer = Offer(tuple(inputs), layouts[1], f"{WINDOWS} {way.variant}")
+            plans.append(Plan(offer, layouts, way.blocking))
+    reasons = [refusal for refusal in refusals.values() if refusal is not None]
+    return tuple(plans) or (reasons or [Refusal("no layout fits both the inputs and the outputs")])[-1]
+
+
+def _refusal(group: Group, root: Primitive, layouts: Layouts, blocking: Blocking, target: Target) -> Refusal | None:
+    """Return why no program of a layout of the result can be made; that of the image does not matter."""
+    try:
+        windows = Windows(group, root, layouts, Machine(target.lanes, target.threads))
+        require_neighbours(windows.finish(blocking), target.lanes)
+    except NotFusedError as error:
+        return Refusal(str(error))
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +141,8 @@ def _ways(group: Group, root: Primitive, image: int, target: Target) -> Iterator
     plain = tuple(tuple(Layout.plain(t.rank) for t in types) for types in (group.input_types, group.output_types))
     windows = Windows(group, root, (plain[0], plain[1]), Machine(target.lanes, target.threads))
     x, y = group.input_types[image], group.body.types[root.output]
-    for variant in VARIANTS:
+    is_narrow = windows.results < target.lanes or not is_dense_image(group)
+    for variant in VARIANTS if is_narrow else ():
         blocking = _channels_first(windows, target, variant)
         if blocking is not None:
             yield _Way(Layout.plain(x.rank), Layout.plain(y.rank), variant, blocking)
@@ -164,7 +189,9 @@ def _pairs(x: ValueType, y: ValueType, target: Target) -> Iterator[tuple[Layout,
         if x.rank < 4:
             return
         source, sink = kind.normalized(x.shape), kind.normalized(y.shape)
-        if sink not in layout_choices(y, target.lanes) or (sink.is_plain and y.shape[1] > 1):
+        if sink not in layout_choices(y, target.lanes) or (
+            sink.is_plain and min(y.shape[1], math.prod(y.shape[2:])) > 1
+        ):
             continue
         if source in layout_choices(x, target.lanes):
             yield source, sink
@@ -234,7 +261,7 @@ def _pixels_first(windows: Windows, source: Layout, target: Target, variant: str
             return None
     is_read = all(side.window == side.stride == 1 and not side.pad for side in windows.sides)
     beside = target.lanes if source.blocks and is_read else windows.channels
-    return Blocking(places, channels, registers, strip, 1 if source.is_plain else beside)
+    return Blocking(places, channels, registers, strip, beside)
 
 
 def _channels_first(windows: Windows, target: Target, variant: str) -> Blocking | None:

@@ -84,6 +84,15 @@ def require_rows(program: TileProgram, lanes: int) -> None:
     after = program.stages[-1].steps[-1]
     if not isinstance(after, Pass):
         raise AssertionError("a product ends with a pass")
+    require_neighbours(after, lanes)
+
+
+def require_neighbours(after: Pass, lanes: int) -> None:
+    """Require the same of the pass that follows a product.
+
+    Raises:
+        NotFusedError: it reads or writes other elements.
+    """
     if after.axes[-1].extent == 1:
         return
     if any(isinstance(op, Select) or (isinstance(op, Load) and op.guards) for op in after.ops):
