@@ -92,9 +92,11 @@ def load(run: Run) -> None:
 def split_operators(run: Run) -> None:
     """Set the model's primitives, computed with bytes where the model is quantized."""
     options, given = run.options, fission(run.operators)
-    multiplies = not (options.is_cuda or options.strict) and integers.RULES[0] in select_rules(options.ablation.rules)
+    is_narrow = is_quantized(given)
+    multiplies = is_narrow and not (options.is_cuda or options.strict)
+    multiplies = multiplies and integers.RULES[0] in select_rules(options.ablation.rules)
     run.split = in_bytes(given, has_kernels(options) if multiplies else None, run.deadline)
-    run.quantized = lower_products(given) if is_quantized(given) else None
+    run.quantized = lower_products(given) if is_narrow else None
 
 
 def check_split(run: Run) -> None:

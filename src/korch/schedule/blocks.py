@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
@@ -26,6 +26,7 @@ from korch.tile.program import (
     Pass,
     Product,
     Select,
+    Stage,
     Store,
     TileOp,
 )
@@ -35,6 +36,16 @@ PRODUCTS = {
     for product in (Product.F32, Product.F16, Product.BF16, Product.U8S8, Product.S8S8, Product.S8U8, Product.U8U8)
 }
 """The product of each pair of types of operands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """An operand of a contraction, and what makes it: a buffer, and a stage or a pass that writes it."""
+
+    at: At
+    buffer: Buffer | None = None
+    stage: Stage | None = None
+    packing: Pass | None = None
 
 
 class Blocked:
@@ -69,9 +80,7 @@ class Blocked:
         name = emitter.value(value, moved, guards)
         if not guards or value in self.fusion.place:
             return name
-        return emitter.select(
-            type_.dtype, guards, name, emitter.literal(type_.dtype, 0.0 if type_.dtype.is_float else 0)
-        )
+        return emitter.select(type_.dtype, guards, name, emitter.literal(type_.dtype, zero_of(type_.dtype)))
 
     def after(
         self, total: At, axes: tuple[Axis, ...], values: dict[str, Expr], ranges: Ranges, factor: At | None = None
@@ -149,14 +158,19 @@ def direct(ops: Sequence[TileOp], axes: Sequence[Axis], can_widen: bool) -> At |
     return At(load.buffer, load.index)
 
 
+def zero_of(dtype: DType) -> float:
+    """Return 0 as a number of a type."""
+    return 0.0 if dtype.is_float else 0
+
+
 def store(at: At, value: str) -> Store:
     """Return the store of a value to an element."""
     return Store(at.buffer, at.index, value)
 
 
-def fill(axes: tuple[Axis, ...], at: At, number: float) -> Pass:
+def fill(axes: tuple[Axis, ...], at: At, number: float, dtype: DType = DType.F32) -> Pass:
     """Return the pass that sets elements to a number."""
-    return Pass(axes, axes[-1].name, (Literal("x0", DType.F32, number),), (store(at, "x0"),))
+    return Pass(axes, axes[-1].name, (Literal("x0", dtype, number),), (store(at, "x0"),))
 
 
 def cut(size: int, block: int, names: tuple[str, str]) -> tuple[Axis, Axis]:

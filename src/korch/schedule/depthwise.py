@@ -13,23 +13,10 @@ from korch.candidate.candidate import Group
 from korch.candidate.layout import Layout
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
-from korch.schedule.blocks import Blocked, cut, flat, store
+from korch.schedule.blocks import Blocked, cut, fill, flat, store, zero_of
 from korch.schedule.contraction import Layouts, NotFusedError, contraction_of
 from korch.tile.index import ZERO, Expr, Ranges, add, constant, scale, substitute, var
-from korch.tile.program import (
-    PAIR,
-    At,
-    Axis,
-    Buffer,
-    Contract,
-    Level,
-    Literal,
-    Panels,
-    Pass,
-    Registers,
-    Stage,
-    TileProgram,
-)
+from korch.tile.program import PAIR, At, Axis, Buffer, Contract, Level, Panels, Pass, Registers, Stage, TileProgram
 
 MOST_TAPS = 49
 """Places of a window: the loops over them are unrolled."""
@@ -78,7 +65,7 @@ class Depthwise(Blocked):
         ranges = {axis.name: (0, axis.extent - 1) for axis in (*grid, y, x, j, *taps)}
         padded = -(-j.extent // self.lanes) * self.lanes
         total = At("t", add(scale(var("y"), x.extent * padded), scale(var("x"), padded), var("j")))
-        zero = Pass((y, x, j), "j", (Literal("x0", self.sum_type, 0),), (store(total, "x0"),))
+        zero = fill((y, x, j), total, zero_of(self.sum_type), self.sum_type)
         a, b = self._read(j.extent), At(self._weights, add(scale(self._term, self._columns), flat(gj, j)))
         contract = Contract((y, x, j, *taps), total, a, b, self.product, registers=Registers(places, 1))
         values: dict[str, Expr] = {"x0": flat(gj, j), "x3": var("n"), "p0": flat(gy, y), "p1": var("x")}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.types import DType, row_major_strides
-from korch.schedule.blocks import Blocked, cut, flat, store
+from korch.schedule.blocks import Blocked, cut, fill, flat, store
 from korch.schedule.contraction import Contraction, Layouts, extent
 from korch.tile.index import ZERO, Expr, Ranges, add, scale, substitute, var
 from korch.tile.program import (
@@ -26,7 +26,6 @@ from korch.tile.program import (
     Contract,
     Inside,
     Level,
-    Literal,
     Load,
     Loop,
     Pass,
@@ -102,7 +101,7 @@ class Grid:
             after: the pass over the sums.
         """
         (_, i), (_, j), (g, p) = self.rows, self.columns, self.terms
-        zero = Pass((i, j), "j", (Literal("x0", DType.F32, 0.0),), (store(self.sums, "x0"),))
+        zero = fill((i, j), self.sums, 0.0)
         tiles = [Buffer(SUMS, Level.TILE, DType.F32, i.extent * j.extent)]
         body, places = [], []
         for name, axes, (ops, value) in zip(("pa", "pb"), ((i, p), (p, j)), operands, strict=True):

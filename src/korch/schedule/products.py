@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
-from korch.schedule.blocks import Blocked, arranged, cut, direct, flat, spaced, store
+from korch.schedule.blocks import Blocked, Operand, arranged, cut, direct, fill, flat, spaced, store, zero_of
 from korch.schedule.contraction import Axes, Contraction, Layouts, NotFusedError, contraction_of, extent
 from korch.tile.index import ZERO, Expr, Ranges, add, scale, var
 from korch.tile.loops import arrange, grid_for
@@ -25,7 +25,6 @@ from korch.tile.program import (
     Buffer,
     Contract,
     Level,
-    Literal,
     Loop,
     Panels,
     Pass,
@@ -107,16 +106,6 @@ class _Cut:
     values: dict[str, Expr]
 
 
-@dataclass(frozen=True, slots=True)
-class _Operand:
-    """An operand of a contraction, and what makes it: a buffer, and a stage or a pass that writes it."""
-
-    at: At
-    buffer: Buffer | None = None
-    stage: Stage | None = None
-    packing: Pass | None = None
-
-
 class Products(Blocked):
     """What all programs of a group have in common."""
 
@@ -132,12 +121,7 @@ class Products(Blocked):
         cuts = self._cut(blocking)
         (gm, i), (gn, j), (g, p) = cuts.rows, cuts.columns, cuts.terms
         total = At("t", add(scale(var("j"), 1), scale(var("i"), self._whole(j.extent))))
-        zero = Pass(
-            (Axis("i", i.size), Axis("j", j.size)),
-            "j",
-            (Literal("x0", self.sum_type, 0.0 if self.sum_type.is_float else 0),),
-            (store(total, "x0"),),
-        )
+        zero = fill((Axis("i", i.size), Axis("j", j.size)), total, zero_of(self.sum_type), self.sum_type)
         operands = [self._operand(position, blocking, cuts) for position in (0, 1)]
         terms = Axis(p.name, p.size, True, p.ragged)
         a, b = (operand.at for operand in operands)
@@ -178,19 +162,19 @@ class Products(Blocked):
     def _whole(self, columns: int) -> int:
         return -(-columns // self.machine.lanes) * self.machine.lanes
 
-    def _operand(self, position: int, blocking: Blocking, cuts: _Cut) -> _Operand:
+    def _operand(self, position: int, blocking: Blocking, cuts: _Cut) -> Operand:
         """Return where an operand is read: in memory, in a copy of it or in a tile."""
         (_, i), (gn, j), (g, p) = cuts.rows, cuts.columns, cuts.terms
         axes = (p, j) if position else (i, p)
         if position and blocking.panels:
             first = scale(self._batch(), extent(self.contraction.columns))
             place = add(scale(flat(*cuts.terms), self._padded(blocking)), first, flat(*cuts.columns))
-            return _Operand(At(self.name_of(1), place))
+            return Operand(At(self.name_of(1), place))
         emitter = self.fusion.emitter(cuts.ranges)
         value = self.argument(emitter, position, cuts.values)
         in_memory = None if blocking.packs[position] else direct(emitter.ops, axes, can_widen=position == 1)
         if in_memory is not None and self._can_read(in_memory, position, axes):
-            return _Operand(in_memory)
+            return Operand(in_memory)
         if position == 0 and gn.extent > 1 and g.extent == 1:
             return self._copied(cuts)
         if self.product.is_of_bytes:
@@ -206,7 +190,7 @@ class Products(Blocked):
         if not layout or layout[0].columns == layout[0].width:
             packing = arranged(packing, cuts.ranges, self.machine.lanes)
         buffer = Buffer(name, Level.TILE, self.dtype, axes[0].extent * row, layout)
-        return _Operand(packed, buffer, None, packing)
+        return Operand(packed, buffer, None, packing)
 
     def _can_read(self, at: At, position: int, axes: tuple[Axis, Axis]) -> bool:
         """Return whether a contraction reads an operand where it lies: of bytes, whole groups side by side."""
@@ -216,7 +200,7 @@ class Products(Blocked):
         is_adjacent = terms.extent == 1 or at.index.coefficient(terms.name) == 1
         return position == 0 and is_adjacent and terms.extent % self.product.group == 0
 
-    def _left_bytes(self, cuts: _Cut) -> _Operand:
+    def _left_bytes(self, cuts: _Cut) -> Operand:
         """Return the rows of a task in a tile, with their terms side by side."""
         (_, i), (_, p) = cuts.rows, cuts.terms
         own = {name: f"c_{name}" for name, _ in self.terms}
@@ -227,9 +211,9 @@ class Products(Blocked):
         packed = At("pa", add(scale(var(i.name), self._row(p.extent)), term))
         packing = Pass((i, *axes), axes[-1].name, tuple(emitter.ops), (store(packed, value),))
         buffer = Buffer("pa", Level.TILE, self.dtype, i.extent * self._row(p.extent))
-        return _Operand(At("pa", add(scale(var(i.name), self._row(p.extent)), var(p.name))), buffer, None, packing)
+        return Operand(At("pa", add(scale(var(i.name), self._row(p.extent)), var(p.name))), buffer, None, packing)
 
-    def _right_bytes(self, blocking: Blocking, cuts: _Cut) -> _Operand:
+    def _right_bytes(self, blocking: Blocking, cuts: _Cut) -> Operand:
         """Return the columns of a task in panels in a tile; terms beyond the last are 0."""
         (_, j), (_, p) = cuts.columns, cuts.terms
         registers = blocking.registers
@@ -247,9 +231,9 @@ class Products(Blocked):
         packing = Pass(axes, j.name, tuple(emitter.ops), (store(packed, value),))
         dtype = self.product.types[1]
         buffer = Buffer("pb", Level.TILE, dtype, rows * columns, (Panels(columns, strip, QUAD),))
-        return _Operand(At("pb", add(scale(var(p.name), columns), var(j.name))), buffer, None, packing)
+        return Operand(At("pb", add(scale(var(p.name), columns), var(j.name))), buffer, None, packing)
 
-    def _copied(self, cuts: _Cut) -> _Operand:
+    def _copied(self, cuts: _Cut) -> Operand:
         """Return the first operand in a copy, whose rows share no set of the first cache."""
         contraction = self.contraction
         sides = (contraction.batch, contraction.rows, contraction.terms)
@@ -267,7 +251,7 @@ class Products(Blocked):
         buffer = Buffer("ca", Level.WORKSPACE, self.dtype, extent(contraction.batch) * rows * row)
         sizes = {b.name: b.size for b in (*self.memory(), buffer)}
         stage = grid_for(arrange(copy, self.machine.lanes, sizes, {}), self.machine.threads, self.machine.lanes)
-        return _Operand(At("ca", add(whole, flat(*cuts.terms))), buffer, stage)
+        return Operand(At("ca", add(whole, flat(*cuts.terms))), buffer, stage)
 
     def _row(self, terms: int) -> int:
         """Return how far apart the rows of a copy are: not in one set of the first cache, and of whole groups."""

@@ -22,7 +22,7 @@ from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import DType, row_major_strides
-from korch.schedule.blocks import Blocked, cut, direct, flat, store
+from korch.schedule.blocks import Blocked, Operand, cut, direct, fill, flat
 from korch.schedule.contraction import Layouts, contraction_of
 from korch.tile.emit import Emitter, Index
 from korch.tile.index import ZERO, Expr, Ranges, add, bounds, constant, scale, substitute, var
@@ -33,7 +33,6 @@ from korch.tile.program import (
     Buffer,
     Contract,
     Level,
-    Literal,
     Panels,
     Pass,
     Registers,
@@ -80,16 +79,6 @@ class Side:
     def reach(self, places: int) -> int:
         """Return from how many neighbours some places are computed."""
         return (places - 1) * self.stride + (self.window - 1) * self.dilation + 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """Where the contraction reads an operand, and what makes it."""
-
-    at: At
-    buffer: Buffer | None = None
-    stage: Stage | None = None
-    copy: Pass | None = None
 
 
 class Windows(Blocked):
@@ -170,13 +159,13 @@ class _Maker:
         """Return it."""
         image, weights = self._image(), self._weights()
         kept, axes, total, sums, size = self._sums()
-        zero = Pass(kept, kept[-1].name, (Literal("x0", DType.F32, 0.0),), (store(total, "x0"),))
+        zero = fill(kept, total, 0.0)
         reads = (image.at, weights.at) if self.is_first else (weights.at, image.at)
         a, b = (At(at.buffer, _without_units(at.index, self.ranges)) for at in reads)
         registers, product = self.blocking.registers, self.windows.product
         contract = Contract((*kept, *self.terms), total, a, b, product, registers=registers)
         after = self.windows.after(sums, axes, self.values, self.ranges)
-        copies: tuple[Step, ...] = () if image.copy is None else (image.copy,)
+        copies: tuple[Step, ...] = () if image.packing is None else (image.packing,)
         before = (read.stage for read in (image, weights) if read.stage is not None)
         own = (read.buffer for read in (image, weights) if read.buffer is not None)
         tile = Buffer("t", Level.TILE, DType.F32, size)
@@ -210,7 +199,7 @@ class _Maker:
     def _whole(self, columns: int) -> int:
         return -(-columns // self.windows.machine.lanes) * self.windows.machine.lanes
 
-    def _image(self) -> _Read:
+    def _image(self) -> Operand:
         """Return where the windows are read: in memory, if nothing else is met, or in a copy."""
         emitter = self._emit_image()
         at = direct(emitter.ops, (*self.places, *self.terms), can_widen=not self.is_first)
@@ -219,7 +208,7 @@ class _Maker:
             and not self.runs_on
             and (self.is_first or at.index.coefficient(self._sums()[0][-1].name) == 1)
         ):
-            return _Read(at)
+            return Operand(at)
         return self._copied()
 
     def _emit_image(self) -> Emitter:
@@ -234,7 +223,7 @@ class _Maker:
         _ = windows.fusion.argument(emitter, windows.root.inputs[0], (var("n"), self.channel, *index))
         return emitter
 
-    def _copied(self) -> _Read:
+    def _copied(self) -> Operand:
         """Return where the windows are read in a copy, and the pass that makes it."""
         windows, blocking = self.windows, self.blocking
         beside, is_shared = blocking.beside, blocking.is_shared
@@ -269,7 +258,7 @@ class _Maker:
         index = (var("n"), self.channel, *coordinates)
         return replace(self._copy(axes, index, add(*writes, *whole), buffer), at=At("p", found))
 
-    def _copy(self, axes: list[Axis], index: Index, place: Expr, buffer: Buffer) -> _Read:
+    def _copy(self, axes: list[Axis], index: Index, place: Expr, buffer: Buffer) -> Operand:
         """Return the pass over some axes that writes the image to a buffer, or a stage of it."""
         windows, is_shared = self.windows, self.blocking.is_shared
         around = self.grid[:2] if is_shared else ()
@@ -284,20 +273,20 @@ class _Maker:
         pass_ = arrange(Pass(own, own[-1].name, tuple(emitter.ops), (sink,)), windows.machine.lanes, sizes, grid)
         nowhere = At(buffer.name, place)
         if is_shared:
-            return _Read(nowhere, buffer, grid_for(pass_, windows.machine.threads, windows.machine.lanes))
-        return _Read(nowhere, buffer, None, pass_)
+            return Operand(nowhere, buffer, grid_for(pass_, windows.machine.threads, windows.machine.lanes))
+        return Operand(nowhere, buffer, None, pass_)
 
-    def _weights(self) -> _Read:
+    def _weights(self) -> Operand:
         """Return where the weights are read: in panels, as they come, or in a copy."""
         windows = self.windows
         steps = row_major_strides(tuple(axis.extent for axis in self.terms))
         term = add(*(scale(var(axis.name), n) for axis, n in zip(self.terms, steps, strict=True)))
         if self.is_first:
-            return _Read(At(windows.name_of(1), add(scale(term, self._columns()), self.result)))
+            return Operand(At(windows.name_of(1), add(scale(term, self._columns()), self.result)))
         value = windows.root.inputs[1]
         at = direct(self._emit_weights().ops, (self.j, *self.terms), can_widen=False)
         if at is not None:
-            return _Read(at)
+            return Operand(at)
         own = (Axis("o", windows.groups * windows.results), *(replace(a, is_reduced=False) for a in self.terms))
         emitter = windows.fusion.emitter({axis.name: (0, axis.extent - 1) for axis in own})
         name = emitter.value(value, (var("o"), var("c"), *(var(axis.name) for axis in self.taps)))
@@ -307,7 +296,7 @@ class _Maker:
         sizes = {b.name: b.size for b in (*windows.memory(), buffer)}
         pass_ = arrange(Pass(own, own[-1].name, tuple(emitter.ops), (sink,)), windows.machine.lanes, sizes, {})
         stage = grid_for(pass_, windows.machine.threads, windows.machine.lanes)
-        return _Read(At("w", add(scale(self.result, row), term)), buffer, stage)
+        return Operand(At("w", add(scale(self.result, row), term)), buffer, stage)
 
     def _emit_weights(self) -> Emitter:
         """Return the operations that compute an element of the weights."""

@@ -19,7 +19,7 @@ from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
 from korch.primitive.ops.winograd import TRANSFORMS, WinogradAttributes, tile_counts
 from korch.primitive.types import DType
-from korch.schedule.blocks import cut, flat, require_adjacent
+from korch.schedule.blocks import cut, fill, flat, require_adjacent
 from korch.schedule.contraction import Fusion, Layouts
 from korch.tile.emit import Emitter, Index
 from korch.tile.index import ZERO, Expr, add, constant, quotient, remainder, scale, substitute, var
@@ -31,7 +31,6 @@ from korch.tile.program import (
     Contract,
     Inside,
     Level,
-    Literal,
     Load,
     Loop,
     Panels,
@@ -194,7 +193,7 @@ class Winograd:
         row = add(scale(var("p"), self.channels), var("c"))
         column = add(scale(self._variable("o", blocks.extent), block), var("q"))
         b = At(self.fusion.place[self.root.inputs[1]], add(scale(row, self.outputs), column))
-        zero = Pass((p, tiles, q), "q", (Literal("x0", DType.F32, 0.0),), (Store(out.buffer, out.index, "x0"),))
+        zero = fill((p, tiles, q), out, 0.0)
         registers = Registers(blocking.rows, blocking.vectors, fetches_b=True)
         product = Contract((p, tiles, q, c), out, a, b, Product.F32, registers=registers)
         after = self._after(blocking, blocks, number)

@@ -24,7 +24,7 @@ from korch.superopt.axes import Named, NotNamedError, named, resized
 from korch.superopt.emit import NotEmittedError, Sizes, emit
 from korch.superopt.expressions import Expressions, expressions
 from korch.superopt.generate import BlockGraph, BlockStep, Kind, Rules, Search, block_graphs
-from korch.superopt.sizes import Cut, Machine, cuts, small_cut
+from korch.superopt.sizes import Cut, Machine, columns_of, cuts, small_cut
 from korch.superopt.verify import verify
 from korch.tile.check import check_program
 from korch.tile.parse import parse_program
@@ -312,16 +312,9 @@ class _Selection:
                 continue
             (step,) = readers
             is_second = step.kind is Kind.CONTRACT and term.places[0] == step.axis and term.places[1] != ""
-            if is_second and term.places[1] == _columns(self.computation, self.ways, step):
+            if is_second and term.places[1] == columns_of(self.computation, self.ways, step):
                 found[term.position] = PANEL_VECTORS * self.machine.lanes
         return found
-
-
-def _columns(computation: Named, ways: Expressions, step: BlockStep) -> str:
-    order = [axis for axis in computation.result if axis]
-    order += sorted(set(computation.sizes) - set(order))
-    kept = [axis for axis in order if axis in ways.axes[step.result.expression]]
-    return kept[-1] if kept else ""
 
 
 def describe(step: BlockStep) -> str:

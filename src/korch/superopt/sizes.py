@@ -70,6 +70,12 @@ def _order(computation: Named) -> list[str]:
     return order + sorted(set(computation.sizes) - set(order))
 
 
+def columns_of(computation: Named, ways: Expressions, step: BlockStep) -> str:
+    """Return the axis of the columns of a contraction's result, "" if the result has one element."""
+    kept = [axis for axis in _order(computation) if axis in ways.axes[step.result.expression]]
+    return kept[-1] if kept else ""
+
+
 def roles_of(computation: Named, ways: Expressions, graph: BlockGraph) -> Roles:
     """Return which axes may be cut, and how."""
     order = _order(computation)
@@ -166,11 +172,11 @@ def _far_ns(step: BlockStep, computation: Named, ways: Expressions, sizes: Mappi
     """Return the time to store and load a copy of the second operand of a contraction, if it is large."""
     if step.kind is not Kind.CONTRACT:
         return 0.0
-    kept = [axis for axis in _order(computation) if axis in ways.axes[step.result.expression]]
+    columns = columns_of(computation, ways, step)
     places = {ways.inputs[t]: computation.terms[t].places for t in ways.inputs}
     for operand in step.operands:
         axes = ways.axes[operand.expression]
-        if kept and kept[-1] in axes and places.get(operand.expression, ("",))[-1] != kept[-1]:
+        if columns and columns in axes and places.get(operand.expression, ("",))[-1] != columns:
             size_bytes = 4 * math.prod(sizes[axis] for axis in axes)
             return 2 * size_bytes / FAR_BYTES_PER_NS if size_bytes > NEAR_BYTES else 0.0
     return 0.0
