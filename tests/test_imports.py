@@ -40,6 +40,7 @@ ORDER = (
     ("explanation",),
     ("assembly",),
     ("concurrent",),
+    ("events",),
     ("runtime",),
     ("validation", "report"),
     ("backend",),

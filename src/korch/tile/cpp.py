@@ -17,6 +17,7 @@ from typing import NamedTuple
 from korch.tile.cpp_steps import StepPrinter, is_large_tile, require_contractions, tile_bytes, tiles_of
 from korch.tile.cpp_text import C_TYPE, NARROW_TYPE, Writer
 from korch.tile.loops import SQUARE_TYPES
+from korch.tile.memory import places_in_memory
 from korch.tile.program import Buffer, Level, Stage, TileProgram, read_by, written_by
 
 SERIAL_POINTS = 6000
@@ -98,25 +99,22 @@ class _Printer:
     # Structure
 
     def _pointers(self) -> int:
-        position = offset = 0
-        memory = [b for b in self.program.buffers if b.level is not Level.TILE]
-        ports = sum(b.level is not Level.WORKSPACE for b in memory)
-        for buffer in memory:
-            type_ = C_TYPE[buffer.dtype]
+        places, offset = places_in_memory(self.program)
+        for buffer in self.program.buffers:
+            if buffer.name not in places:
+                continue
+            type_, place = C_TYPE[buffer.dtype], places[buffer.name]
             if buffer.level is Level.WORKSPACE:
-                place = f"static_cast<char*>(buffers[{ports}]) + {offset}"
-                self.out.line(f"{type_}* const {buffer.name} = reinterpret_cast<{type_}*>({place});")
-                size_bytes = 4 if buffer.dtype in NARROW_TYPE else buffer.dtype.size_bytes
-                offset += -(-buffer.size * size_bytes // 64) * 64
+                text = f"static_cast<char*>(buffers[{place.position}]) + {place.offset_bytes}"
+                self.out.line(f"{type_}* const {buffer.name} = reinterpret_cast<{type_}*>({text});")
                 continue
             type_ = NARROW_TYPE.get(buffer.dtype, type_)
             const = "const " if buffer.level is Level.INPUT else ""
-            self.out.line(
-                f"{const}{type_}* const __restrict {buffer.name} = static_cast<{const}{type_}*>(buffers[{position}]);"
-            )
-            position += 1
+            text = f"static_cast<{const}{type_}*>(buffers[{place.position}])"
+            self.out.line(f"{const}{type_}* const __restrict {buffer.name} = {text};")
         if not self.room_bytes:
             return offset
+        ports = sum(buffer.level in (Level.INPUT, Level.OUTPUT) for buffer in self.program.buffers)
         me = "omp_get_thread_num()" if self.is_parallel else "0"
         self.out.line(
             f"char* const room = static_cast<char*>(buffers[{ports}]) + {offset} + {self.room_bytes}L * {me};"

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from korch.errors import InvalidGraphError
-from korch.primitive.types import DType
 from korch.tile.cpp_finish import (
     FinishPrinter,
     Sums,
@@ -25,6 +24,7 @@ from korch.tile.cpp_panels import in_group, in_rows, panel_width, panels, strips
 from korch.tile.cpp_pass import PassPrinter
 from korch.tile.cpp_text import Writer, loop_end
 from korch.tile.index import Expr, add, constant, scale, substitute, var
+from korch.tile.memory import LINE_BYTES, computed_bytes
 from korch.tile.program import (
     QUAD,
     At,
@@ -61,10 +61,6 @@ REGISTERS = {16: Registers(12, 2)}
 
 FEW_REGISTERS = Registers(6, 2)
 """The same for other numbers of lanes: at least 16 registers."""
-
-LINE_BYTES = 64
-"""The bytes that one prefetch brings."""
-
 
 LARGEST_ARRAY_BYTES = 16 << 10
 """Larger tiles of stages with contractions are in the workspace."""
@@ -107,8 +103,7 @@ def is_large_tile(stage: Stage, buffer: Buffer) -> bool:
 
 def tile_bytes(buffer: Buffer) -> int:
     """Return the size of a tile as it is printed, in whole lines."""
-    size_bytes = 4 if buffer.dtype in (DType.F16, DType.BF16) else buffer.dtype.size_bytes
-    return -(-buffer.size * size_bytes // 64) * 64
+    return -(-buffer.size * computed_bytes(buffer) // LINE_BYTES) * LINE_BYTES
 
 
 class StepPrinter:

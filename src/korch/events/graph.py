@@ -1,0 +1,173 @@
+"""Tasks of a plan's kernels, and the events that order them.
+
+A *stage* has tasks that may run in any order; each is a range of grid points of a tile program's stage,
+or a whole kernel. An *event tensor* is an array of events. A task notifies a range of events when it
+ends, and begins after all events of the ranges that it waits for have their counts. So a join after
+each kernel is one event that all tasks of the kernel notify and all tasks of the next one wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from korch.events.spans import NOTHING, Spans
+
+Range = tuple[int, int]
+"""The first event and the one after the last."""
+
+Task = tuple[int, int]
+"""The number of a stage, and that of a task in it."""
+
+MOST_DIVISOR = 4
+"""The largest divisor of an affine map."""
+
+
+@dataclass(frozen=True)
+class Affine:
+    """The map from task i to events from (step * i + first) / divisor to before (step * i + end) / divisor.
+
+    Quotients are rounded down, and the range is limited to the events that exist.
+    """
+
+    step: int
+    first: int
+    end: int
+    divisor: int = 1
+
+    def range(self, task: int, events: int) -> Range:
+        """Return the events of a task."""
+        low = max(0, (self.step * task + self.first) // self.divisor)
+        return low, max(low, min(events, (self.step * task + self.end) // self.divisor))
+
+
+@dataclass(frozen=True)
+class Table:
+    """The map from task i to the events of entry i."""
+
+    ranges: tuple[Range, ...]
+
+    def range(self, task: int, events: int) -> Range:
+        """Return the events of a task."""
+        return self.ranges[task]
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Which events the tasks of a stage notify or wait for."""
+
+    stage: int
+    map: Affine | Table
+
+
+@dataclass(frozen=True)
+class EventTensor:
+    """An array of events.
+
+    Attributes:
+        counts: how many notifications each event waits for.
+        producers: the tasks that notify, by stage.
+        consumers: the tasks that wait, by stage.
+    """
+
+    counts: tuple[int, ...]
+    producers: tuple[Edge, ...]
+    consumers: tuple[Edge, ...]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Tasks that may run in any order."""
+
+    name: str
+    tasks: int
+
+
+@dataclass(frozen=True)
+class TaskGraph:
+    """Stages in the order of the plan, and the event tensors that order their tasks."""
+
+    stages: tuple[Stage, ...]
+    events: tuple[EventTensor, ...]
+
+    @property
+    def tasks(self) -> Iterator[Task]:
+        """All tasks, stage by stage."""
+        return ((s, i) for s, stage in enumerate(self.stages) for i in range(stage.tasks))
+
+    def notified(self, tensor: EventTensor) -> list[list[Task]]:
+        """Return the tasks that notify each event of a tensor."""
+        return self._tasks_of(tensor, tensor.producers)
+
+    def waiting(self, tensor: EventTensor) -> list[list[Task]]:
+        """Return the tasks that wait for each event of a tensor."""
+        return self._tasks_of(tensor, tensor.consumers)
+
+    def producers(self) -> dict[Task, list[Task]]:
+        """Return, for each task, those that notify the events that it waits for."""
+        found: dict[Task, dict[Task, None]] = {task: {} for task in self.tasks}
+        for tensor in self.events:
+            for before, after in zip(self.notified(tensor), self.waiting(tensor), strict=True):
+                for task in after:
+                    found[task] |= dict.fromkeys(before)
+        return {task: list(before) for task, before in found.items()}
+
+    def _tasks_of(self, tensor: EventTensor, edges: Sequence[Edge]) -> list[list[Task]]:
+        found: list[list[Task]] = [[] for _ in tensor.counts]
+        for edge in edges:
+            for i in range(self.stages[edge.stage].tasks):
+                for event in range(*edge.map.range(i, len(tensor.counts))):
+                    found[event].append((edge.stage, i))
+        return found
+
+
+@dataclass(frozen=True)
+class Touched:
+    """What a task reads and writes: sets of bytes of each memory."""
+
+    reads: dict[str, Spans] = field(default_factory=dict)
+    writes: dict[str, Spans] = field(default_factory=dict)
+
+    def conflict(self, other: Touched) -> tuple[str, int] | None:
+        """Return a byte that one of two tasks writes and the other touches, or None."""
+        for first, second in ((self.writes, other.writes), (self.writes, other.reads), (self.reads, other.writes)):
+            for memory, spans in first.items():
+                byte = spans.common_byte(second.get(memory, NOTHING))
+                if byte is not None:
+                    return memory, byte
+        return None
+
+
+Footprints = Sequence[Sequence[Touched]]
+"""What each task of each stage touches."""
+
+
+def affine_or_table(ranges: Sequence[Range], events: int) -> Affine | Table:
+    """Return the map that gives some ranges, as an affine one if there is one."""
+    for divisor in range(1, MOST_DIVISOR + 1):
+        for step in _steps(ranges, divisor):
+            ends = [_offset([r[side] for r in ranges], step, divisor, (0, events)[side]) for side in (0, 1)]
+            if ends[0] is None or ends[1] is None:
+                continue
+            found = Affine(step, ends[0], ends[1], divisor)
+            if all(found.range(i, events) == own for i, own in enumerate(ranges)):
+                return found
+    return Table(tuple(ranges))
+
+
+def _steps(ranges: Sequence[Range], divisor: int) -> list[int]:
+    """Return the steps that an affine map may have, those that are likely first."""
+    last = max(1, len(ranges) - 1)
+    slopes = {divisor * (ranges[-1][side] - ranges[0][side]) // last for side in (0, 1)} if ranges else set()
+    return sorted({slope + more for slope in slopes for more in (0, 1, -1, 2)}, key=abs)
+
+
+def _offset(ends: Sequence[int], step: int, divisor: int, limit: int) -> int | None:
+    """Return b such that (step * i + b) / divisor is each end, or is beyond the limit where the end is there."""
+    low, high = -(1 << 40), 1 << 40
+    for i, end in enumerate(ends):
+        if limit != 0 or end != limit:
+            low = max(low, divisor * end - step * i)
+        if limit == 0 or end != limit:
+            high = min(high, divisor * end - step * i + divisor - 1)
+    return min((low, high), key=abs) if low <= high else None

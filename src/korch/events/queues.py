@@ -1,0 +1,110 @@
+"""Task graph and an order for each thread -> queues: which tasks each thread runs, and what it waits for.
+
+The tasks of a queue run one after another, so a counter for each thread of how many of its tasks have
+ended says which. All events that a task waits for become at most one number for each other thread: how
+many tasks of that thread must have ended. What follows from earlier waits is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from korch.errors import InvalidGraphError
+from korch.events.graph import Task, TaskGraph
+
+Wait = tuple[int, int]
+"""A queue, and how many of its tasks must have ended."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A task in a queue, and what it waits for."""
+
+    task: Task
+    waits: tuple[Wait, ...] = ()
+
+
+Queues = tuple[tuple[Entry, ...], ...]
+"""The entries of each thread, in the order in which it runs them."""
+
+Clocks = dict[Task, tuple[int, ...]]
+"""When a task begins: how many tasks of each queue have ended for certain."""
+
+
+def make_queues(graph: TaskGraph, orders: Sequence[Sequence[Task]]) -> Queues:
+    """Return the queues of threads that run tasks in some orders.
+
+    Args:
+        graph: the tasks and events.
+        orders: the tasks of each thread; all of them have each task once.
+
+    Raises:
+        InvalidGraphError: a task is missing, or threads would wait for each other for ever.
+    """
+    places = {task: (q, i) for q, order in enumerate(orders) for i, task in enumerate(order)}
+    if sorted(places) != sorted(graph.tasks) or len(places) != sum(map(len, orders)):
+        raise InvalidGraphError("not each task is in one queue", where="queues")
+    needed: list[list[tuple[Wait, ...]]] = [[() for _ in order] for order in orders]
+    for task, producers in graph.producers().items():
+        q, i = places[task]
+        least = [0] * len(orders)
+        for producer in producers:
+            other, at = places[producer]
+            least[other] = max(least[other], at + 1)
+        if least[q] > i:
+            raise InvalidGraphError(f"it waits for what the queue runs later: task {task}", where=f"queue {q}")
+        needed[q][i] = tuple((other, n) for other, n in enumerate(least) if n and other != q)
+    queues = tuple(
+        tuple(Entry(task, waits) for task, waits in zip(order, own, strict=True))
+        for order, own in zip(orders, needed, strict=True)
+    )
+    return _reduced(queues, clocks_of(queues))
+
+
+def clocks_of(queues: Queues) -> Clocks:
+    """Return what has ended for certain when each task begins.
+
+    Raises:
+        InvalidGraphError: threads wait for each other for ever.
+    """
+    at = [0] * len(queues)
+    known: list[list[tuple[int, ...]]] = [[] for _ in queues]  # when each task of a queue has ended
+    found: Clocks = {}
+    is_stuck = False
+    while not is_stuck:
+        is_stuck = True
+        for q, queue in enumerate(queues):
+            while at[q] < len(queue) and all(at[other] >= n for other, n in queue[at[q]].waits):
+                clock = list(known[q][-1]) if known[q] else [0] * len(queues)
+                for other, n in queue[at[q]].waits:
+                    clock = [max(a, b) for a, b in zip(clock, known[other][n - 1], strict=True)] if n else clock
+                found[queue[at[q]].task] = tuple(clock)
+                at[q] += 1
+                clock[q] = at[q]
+                known[q].append(tuple(clock))
+                is_stuck = False
+    for q, queue in enumerate(queues):
+        if at[q] < len(queue):
+            waits = ", ".join(f"{n} tasks of queue {other}" for other, n in queue[at[q]].waits)
+            raise InvalidGraphError(f"its task {at[q]} waits for ever for {waits}", where=f"queue {q}")
+    return found
+
+
+def _reduced(queues: Queues, clocks: Clocks) -> Queues:
+    """Return queues without waits that follow from others."""
+    ends = [[_end(clocks[entry.task], q, i) for i, entry in enumerate(queue)] for q, queue in enumerate(queues)]
+
+    def kept(q: int, i: int) -> tuple[Wait, ...]:
+        entry = queues[q][i]
+        known = list(ends[q][i - 1]) if i else [0] * len(queues)
+        waits = [(other, n) for other, n in entry.waits if n > known[other]]
+        return tuple(
+            (other, n) for other, n in waits if not any(ends[o][m - 1][other] >= n for o, m in waits if o != other)
+        )
+
+    return tuple(tuple(Entry(e.task, kept(q, i)) for i, e in enumerate(queue)) for q, queue in enumerate(queues))
+
+
+def _end(clock: tuple[int, ...], queue: int, position: int) -> tuple[int, ...]:
+    return (*clock[:queue], position + 1, *clock[queue + 1 :])

@@ -1,0 +1,75 @@
+"""Runs of bytes -> a set of bytes: sorted runs that do not overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from korch.primitive.op import Array
+
+MOST_RUNS = 1 << 13
+"""A set of more runs also has the bytes of its smallest gaps, so that comparing sets stays cheap."""
+
+
+@dataclass(frozen=True, eq=False)
+class Spans:
+    """A set of bytes.
+
+    Attributes:
+        begins: int64[n], where each run begins, ascending.
+        ends: int64[n], where it ends; no two runs touch.
+    """
+
+    begins: Array
+    ends: Array
+
+    def __bool__(self) -> bool:
+        return bool(self.begins.size)
+
+    def shifted(self, by: int) -> Spans:
+        """Return the set with each byte moved by some bytes."""
+        return Spans(self.begins + by, self.ends + by)
+
+    def common_byte(self, other: Spans) -> int | None:
+        """Return a byte that is in both sets, or None."""
+        few, many = (self, other) if self.begins.size <= other.begins.size else (other, self)
+        if not few or few.begins[0] >= many.ends[-1] or many.begins[0] >= few.ends[-1]:
+            return None
+        next_ = np.searchsorted(many.ends, few.begins, side="right")  # the first run that ends behind
+        begins = np.maximum(np.append(many.begins, few.ends[-1])[next_], few.begins)
+        meets = begins < few.ends
+        return int(begins[np.argmax(meets)]) if meets.any() else None
+
+
+NOTHING = Spans(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+def runs(begins: Array, ends: Array) -> Spans:
+    """Return the bytes of runs in any order; empty ones have none."""
+    is_some = begins < ends
+    begins, ends = begins[is_some], ends[is_some]
+    if not begins.size:
+        return NOTHING
+    order = np.argsort(begins, kind="stable")
+    begins, last = begins[order], np.maximum.accumulate(ends[order])
+    gaps = begins[1:] - last[:-1]
+    least = 1
+    if np.count_nonzero(gaps > 0) >= MOST_RUNS:
+        least = max(1, int(np.partition(gaps, -MOST_RUNS)[-MOST_RUNS]) + 1)
+    is_first = np.concatenate([[True], gaps >= least])
+    return Spans(begins[is_first], last[np.concatenate([is_first[1:], [True]])])
+
+
+def run(begin: int, end: int) -> Spans:
+    """Return the bytes of one run."""
+    return runs(np.array([begin]), np.array([end]))
+
+
+def union(sets: Iterable[Spans]) -> Spans:
+    """Return the bytes that are in any of some sets."""
+    found = [spans for spans in sets if spans]
+    if len(found) < 2:
+        return found[0] if found else NOTHING
+    return runs(np.concatenate([s.begins for s in found]), np.concatenate([s.ends for s in found]))

@@ -1,0 +1,93 @@
+"""A stage of a tile program, and ranges of its grid points -> the bytes that each range touches.
+
+Of an access, loops whose elements lie side by side are one run of bytes, and each point of the other
+loops and of the grid begins one. Guards are respected: what a window has outside of its image is not
+touched. If there were too many points, an access counts as touching the whole buffer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Sequence
+
+import numpy as np
+
+from korch.events.spans import NOTHING, Spans, run, runs, union
+from korch.tile.memory import Place, places_in_memory
+from korch.tile.points import Points
+from korch.tile.program import Axis, Buffer, Stage, TileProgram
+from korch.tile.region import Access, accesses
+
+MOST_POINTS = 1 << 23
+"""The most points of an access, for a range of grid points, that are enumerated."""
+
+POINTS_AT_ONCE = 1 << 18
+"""The most points that are enumerated at a time."""
+
+PortSpans = dict[tuple[int, bool], Spans]
+"""By position among the kernel's buffers, and whether it is written: bytes from the buffer's begin."""
+
+
+def touched_by(
+    program: TileProgram, stage: int, ranges: Sequence[tuple[int, int]], positions: Container[int]
+) -> list[PortSpans]:
+    """Return what ranges of grid points touch of some buffers of a kernel.
+
+    Args:
+        program: the kernel's program, without parameters.
+        stage: the number of the stage.
+        ranges: the first grid point of each range, and the one after its last.
+        positions: of the buffers; that of the workspace comes after inputs and outputs.
+    """
+    places, _ = places_in_memory(program)
+    own = program.stages[stage]
+    found: list[list[tuple[tuple[int, bool], Spans]]] = [[] for _ in ranges]
+    for access in dict.fromkeys(accesses(own)):
+        place, buffer = places.get(access.buffer), program.buffer(access.buffer)
+        if place is None or place.position not in positions:
+            continue
+        for range_, touched in zip(ranges, found, strict=True):
+            spans = _access_spans(own, access, buffer, place, range_)
+            touched.append(((place.position, access.is_write), spans))
+    return [{key: union(s for k, s in touched if k == key) for key, _ in touched} for touched in found]
+
+
+def _access_spans(stage: Stage, access: Access, buffer: Buffer, place: Place, range_: tuple[int, int]) -> Spans:
+    """Return the bytes that an access touches for a range of grid points."""
+    if range_[0] >= range_[1] or any(axis.extent == 0 for axis in (*stage.grid, *access.axes)):
+        return NOTHING
+    listed, length, low = _split(access)
+    inner = math.prod(axis.extent for axis in listed)
+    if buffer.layout or inner * (range_[1] - range_[0]) > MOST_POINTS:
+        return run(place.offset_bytes, place.offset_bytes + buffer.size * place.element_bytes)
+    fixed = {axis.name: 0 for axis in access.axes if axis not in listed}
+    found = []
+    for tasks in np.array_split(np.arange(*range_), -(-inner * (range_[1] - range_[0]) // POINTS_AT_ONCE)):
+        points = Points(stage.grid, listed, tasks, fixed)
+        is_touched = points.spread(points.live & points.holds(access.guards))
+        begins = np.unique(points.spread(points.at(access.index))[is_touched]) + low
+        begins, ends = (np.clip(end, 0, buffer.size) * place.element_bytes for end in (begins, begins + length))
+        found.append(runs(begins + place.offset_bytes, ends + place.offset_bytes))
+    return union(found)
+
+
+def _split(access: Access) -> tuple[list[Axis], int, int]:
+    """Return the loops to list, the length of the run that the others touch, and where it begins.
+
+    The loops that are not listed have no part in guards and do not end early.
+    """
+    names = set().union(*(guard.expr.variables for guard in access.guards))
+    names |= {name for axis in access.axes if axis.ragged is not None for name in (axis.name, axis.ragged[0])}
+    steps = {axis.name: access.index.coefficient(axis.name) for axis in access.axes}
+    listed = [axis for axis in access.axes if axis.name in names or steps[axis.name] is None]
+    length, low = 1, 0
+    for axis in sorted(access.axes, key=lambda axis: abs(steps[axis.name] or 0)):
+        step = steps[axis.name]
+        if axis in listed or not step:
+            continue
+        if abs(step) > length:
+            listed.append(axis)
+            continue
+        length += abs(step) * (axis.extent - 1)
+        low += min(0, step) * (axis.extent - 1)
+    return listed, length, low

@@ -1,0 +1,44 @@
+"""A tile program -> where its buffers in memory lie: among a kernel's buffers, and in its workspace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from korch.tile.program import Buffer, Level, TileProgram
+
+LINE_BYTES = 64
+"""The bytes of a line of the caches: buffers of the workspace begin at multiples of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a buffer lies.
+
+    Attributes:
+        position: among the kernel's buffers; that of the workspace comes after inputs and outputs.
+        offset_bytes: from its begin.
+        element_bytes: the size of an element there.
+    """
+
+    position: int
+    offset_bytes: int
+    element_bytes: int
+
+
+def places_in_memory(program: TileProgram) -> tuple[dict[str, Place], int]:
+    """Return where each buffer that is no tile lies, and the bytes of the workspace that they take."""
+    memory = [buffer for buffer in program.buffers if buffer.level is not Level.TILE]
+    ports = [buffer for buffer in memory if buffer.level is not Level.WORKSPACE]
+    places = {buffer.name: Place(i, 0, buffer.dtype.size_bytes) for i, buffer in enumerate(ports)}
+    offset_bytes = 0
+    for buffer in memory:
+        if buffer.level is Level.WORKSPACE:
+            places[buffer.name] = Place(len(ports), offset_bytes, computed_bytes(buffer))
+            offset_bytes += -(-buffer.size * computed_bytes(buffer) // LINE_BYTES) * LINE_BYTES
+    return places, offset_bytes
+
+
+def computed_bytes(buffer: Buffer) -> int:
+    """Return the size of an element where floats of 16 bits are as wide as they are computed."""
+    is_narrow = buffer.dtype.is_float and buffer.dtype.size_bytes == 2
+    return 4 if is_narrow else buffer.dtype.size_bytes
