@@ -244,10 +244,14 @@ def without_circular(graph: PrimitiveGraph) -> PrimitiveGraph:
     return graph.with_primitives(kept)
 
 
-def first_known(graph: PrimitiveGraph) -> dict[int, int]:
+def first_known(graph: PrimitiveGraph, without: int | None = None) -> dict[int, int]:
     """Return in which place each value is known if all that can run does; none of what never is.
 
     What is known before a primitive's output does not need it, which spares most of the search.
+
+    Args:
+        graph: with or without alternatives.
+        without: a value that is never known.
     """
     waits = [len(set(primitive.inputs)) for primitive in graph.primitives]
     found: dict[int, int] = {}
@@ -255,7 +259,7 @@ def first_known(graph: PrimitiveGraph) -> dict[int, int]:
     ready.extend(p.output for p in graph.primitives if not p.inputs)
     while ready:
         value = ready.popleft()
-        if value in found:
+        if value in found or value == without:
             continue
         found[value] = len(found)
         for p in graph.consumers[value]:
@@ -267,35 +271,10 @@ def first_known(graph: PrimitiveGraph) -> dict[int, int]:
 
 def _is_circular(graph: PrimitiveGraph, primitive: Primitive) -> bool:
     """Whether every way to the inputs of an alternative goes through its output."""
-    own = primitive.output
-    if len(graph.producers[own]) == 1:
+    if len(graph.producers[primitive.output]) == 1:
         return False
-    needed = _needed_without(graph, primitive.inputs, own)
-    if own not in needed:
-        return False
-    known = set(graph.given) - {own}
-    waiting = [graph.primitives[p] for v in needed for p in graph.producers[v] if v != own]
-    while True:
-        ready = {p.output for p in waiting if known.issuperset(p.inputs)} - known
-        if not ready:
-            return not known.issuperset(primitive.inputs)
-        known |= ready
-        waiting = [p for p in waiting if p.output not in known]
-
-
-def _needed_without(graph: PrimitiveGraph, values: Sequence[int], own: int) -> set[int]:
-    """Return what some way of computing values reads, not looking beyond `own`."""
-    found = set(values)
-    waiting = list(values)
-    while waiting:
-        value = waiting.pop()
-        if value == own:
-            continue
-        for p in graph.producers[value]:
-            new = [v for v in graph.primitives[p].inputs if v not in found]
-            found.update(new)
-            waiting += new
-    return found
+    known = first_known(graph, without=primitive.output)
+    return any(value not in known for value in primitive.inputs)
 
 
 @dataclass
