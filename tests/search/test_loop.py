@@ -209,6 +209,70 @@ def test_the_last_round_tells_the_best_plan_of_what_is_measured(seed: int, most:
     assert found.rounds[-1].incumbent_ns == found.certificate.objective_ns
 
 
+def with_found(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Return candidates, and for each group of several primitives one more, as the superoptimizer finds it."""
+    several = {c.group.key: c for c in candidates if len(c.group.primitives) > 1}
+    found = [replace(c, offer=replace(c.offer, variant="found", found_ns=1)) for c in several.values()]
+    return (*candidates, *found)
+
+
+class Promising(ScriptedMeter):
+    """Found programs seem to take no time, but are the slowest."""
+
+    def __init__(self, candidates: Sequence[Candidate], seed: int) -> None:
+        super().__init__(candidates, seed)
+        found = {c.key for c in candidates if c.is_found}
+        self.true |= dict.fromkeys(found, 1_000_000)
+        self.bounds |= dict.fromkeys(found, 1)
+
+
+@pytest.mark.parametrize("seed", [3, 8])
+def test_a_plan_without_found_programs_is_measured_first(seed: int) -> None:
+    graph, candidates = instance(seed)
+    candidates = with_found(candidates)
+    meter = Promising(candidates, seed)
+    loop = Search(graph, candidates, Ledger(meter), EXACT)
+    loop.estimate()
+    found = {c.key for c in candidates if c.is_found}
+    first = next(n for n, key in enumerate(meter.asked) if key in found)
+    before = [c for c in candidates if c.key in meter.asked[:first]]
+    whole = make_problem(graph, before, lambda c: (meter.true[c.key], True))
+    assert loop.best is not None
+    assert loop.best[0] <= (solve(whole, seconds=20.0).certificate.objective_ns or 0)
+    plain = loop.without_found()
+    assert plain and not any(c.is_found for c in plain)
+
+
+def test_a_found_program_that_is_fast_is_taken_and_compared() -> None:
+    graph, candidates = instance(8)
+    candidates = with_found(candidates)
+    meter = ScriptedMeter(candidates, 8)
+    meter.true |= {c.key: 200 for c in candidates if c.is_found}
+    meter.bounds |= {c.key: 1 for c in candidates if c.is_found}
+    loop = Search(graph, candidates, Ledger(meter), EXACT)
+    steps = loop.run().steps
+    assert any(c.is_found for c in steps)
+    plain = loop.without_found()
+    assert sum(meter.true[c.key] for c in plain) >= sum(meter.true[c.key] for c in steps)
+    assert plain and not any(c.is_found for c in plain)
+
+
+def test_without_time_found_programs_are_left_out() -> None:
+    graph, candidates = instance(7)
+    candidates = with_found(candidates)
+    found = Search(graph, candidates, Ledger(Promising(candidates, 7)), EXACT, Deadline(0.0)).run()
+    assert found.steps
+    assert not any(c.is_found for c in found.steps)
+
+
+def test_found_programs_are_taken_where_nothing_else_computes_a_value() -> None:
+    graph, candidates = instance(7)
+    only = tuple(replace(c, offer=replace(c.offer, found_ns=1)) for c in candidates)
+    loop = Search(graph, only, Ledger(ScriptedMeter(only, 7)), EXACT)
+    assert loop.run().steps
+    assert loop.without_found() == ()
+
+
 class Hopeful(ScriptedMeter):
     """What is timed once seems quicker than it is."""
 

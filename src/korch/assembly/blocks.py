@@ -143,6 +143,11 @@ class BlockSearch:
         self._keep(one, Phase.REFINE, Solved(one.result, {PlanName.SECOND: second} if second else {}))
         return second
 
+    def without_found(self, one: BlockInterface) -> Sequence[Candidate]:
+        """Return the best plan of an interface without found programs, or its plan if that has none."""
+        steps = one.result.steps
+        return (any(step.is_found for step in steps) and self.open(one).without_found()) or steps
+
     def find_first(self, *, is_hurried: bool = False) -> None:
         """Find a good plan for each interface of each block.
 

@@ -121,6 +121,7 @@ class Offer:
             after another, and their kernels write into the output's memory.
         is_loop_nest: whether it runs the primitives in loops, so that their operations estimate
             its time.
+        found_ns: the time that the superoptimizer estimates for a program that it has found; 0 for all other offers.
     """
 
     inputs: tuple[Layout, ...]
@@ -131,6 +132,7 @@ class Offer:
     vector_flop: int = 0
     is_in_place: bool = False
     is_loop_nest: bool = False
+    found_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,11 @@ class Candidate:
         layouts = " ".join(map(str, (*self.offer.inputs, "->", *self.offer.outputs)))
         text = "|".join((self.group.key, self.provider, self.version, layouts, self.offer.variant))
         return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+    @property
+    def is_found(self) -> bool:
+        """Whether the superoptimizer has found its program."""
+        return self.offer.found_ns > 0
 
     @cached_property
     def input_ports(self) -> tuple[tuple[int, Layout], ...]:

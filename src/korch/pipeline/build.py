@@ -76,9 +76,8 @@ def build_plans(run: Run) -> None:
 def _complete(report: Report, run: Run, validation: Validation, groupings: Groupings) -> Report:
     """Return the report of a search with the results of the plan that is kept."""
     won, plan = validation.won.entry, validation.winner.plan
-    concurrent = None
-    if won.name == PlanName.SIDE_BY_SIDE:
-        concurrent = SideBySide(*described(won.steps), won.predicted_ns / 1e6)
+    sets, together = described(won.steps)
+    concurrent = SideBySide(sets, together, won.predicted_ns / 1e6) if sets else None
     return replace(
         validation.described(report),
         disturbed=_disturbance(validation, run.meter),

@@ -193,24 +193,27 @@ def _ledger(run: Run) -> Ledger:
 
 
 def _with_side_by_side(run: Run) -> Outcome:
-    """Return the outcome with the best plan of concurrent kernels, if there is a faster one."""
+    """Return the outcome with faster plans of concurrent kernels: of the best plan, and without found programs."""
     outcome, ledger = run.outcome, run.ledger
     if not (run.looks_side_by_side and isinstance(ledger.meter, CpuMeter)):
         return outcome
     end = run.build_deadline.until(time.monotonic() + SIDE_BY_SIDE_SECONDS)
     if (ledger.left_s(end) or 0.0) < LEAST_SIDE_BY_SIDE_SECONDS:
         return outcome
-    steps = run.best_plan
-    found = side_by_side(run.joined.graph, steps, ledger, end)
-    if found is None:
-        return outcome
-    before_ns, after_ns = (sum(ledger.cost_ns(c)[0] for c in plan) for plan in (steps, found))
-    run.progress(
-        "orchestrate",
-        f"side by side: {len(found)} kernels instead of {len(steps)}, "
-        f"{after_ns / 1e6:.3f} ms instead of {before_ns / 1e6:.3f} ms",
-    )
-    return replace(outcome, plans={PlanName.SIDE_BY_SIDE: found, **outcome.plans})
+    plans = dict(outcome.plans)
+    for name, new in ((PlanName.WITHOUT_FOUND, PlanName.WITHOUT_FOUND), (PlanName.SEARCHED, PlanName.SIDE_BY_SIDE)):
+        steps = plans.get(name)
+        found = None if steps is None else side_by_side(run.joined.graph, steps, ledger, end)
+        if steps is None or found is None:
+            continue
+        before_ns, after_ns = (sum(ledger.cost_ns(c)[0] for c in plan) for plan in (steps, found))
+        run.progress(
+            "orchestrate",
+            f"side by side: {len(found)} kernels instead of {len(steps)}, "
+            f"{after_ns / 1e6:.3f} ms instead of {before_ns / 1e6:.3f} ms",
+        )
+        plans = {**plans, name: found} if new == name else {new: found, **plans}
+    return replace(outcome, plans=plans)
 
 
 def check_plans(run: Run) -> None:

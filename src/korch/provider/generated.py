@@ -87,7 +87,8 @@ class GeneratedProvider:
                 rank = group.input_types[position].rank
                 order = (*range(rank - 2), rank - 1, rank - 2)
                 inputs[position] = Layout(order, ((rank - 1, columns),))
-            offers.append(Offer(tuple(inputs), group.plain_layouts[1], f"{FOUND} {found.name}"))
+            variant, found_ns = f"{FOUND} {found.name}", max(1, round(found.estimate_ns))
+            offers.append(Offer(tuple(inputs), group.plain_layouts[1], variant, found_ns=found_ns))
         return tuple(offers) or Refusal(finding.reason or "no program is found for it")
 
     def found(self, group: Group, offer: Offer) -> FoundProgram | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from korch.candidate.candidate import Candidate
@@ -80,7 +80,9 @@ class Search:
         self._keys = frozenset(c.key for c in self.candidates)
         self._proven = (0, 0)  # a bound, and after how many corrections it was proven
         self._combined: frozenset[int] = frozenset()
-        self._relaxed: tuple[list[int], int, dict[int, int]] | None = None
+        self._relaxed: tuple[tuple[list[int], list[int]], int, dict[int, int]] | None = None
+        self._found = [k for k, c in enumerate(self.candidates) if c.is_found]
+        self._left_out = self._found  # until a plan without found programs is measured
         ledger.look_up(self.candidates)
         required, given = interface.ports(graph)
         if like is None:
@@ -187,8 +189,20 @@ class Search:
     def estimate(self) -> None:
         """Find a good plan: solve with estimates for what is not measured, until all of it is.
 
-        It proves nothing, but it finds in a few rounds what the bounds alone find late.
+        It proves nothing, but it finds in a few rounds what the bounds alone find late. Programs that the
+        superoptimizer found are left out until a plan without them is measured; so they can only improve it.
         """
+        if self._left_out:
+            try:
+                self._estimate()
+            except InfeasibleError as error:
+                logger.info("there is no plan without programs that the superoptimizer found: %s", error)
+            if self.best is not None and not self._has_time():
+                return
+            self._left_out = []
+        self._estimate()
+
+    def _estimate(self) -> None:
         limits = self.limits
         for _ in range(limits.estimate_rounds):
             has_plan = self.best is not None
@@ -213,7 +227,7 @@ class Search:
         Raises:
             InfeasibleError: no plan exists.
         """
-        stopped, quiet, count = False, 0, 0
+        self._left_out, stopped, quiet, count = [], False, 0, 0
         seconds, gap = self.limits.round_seconds, self.limits.round_gap
         while not self._is_close(best := self.best) and count != most_rounds:
             count += 1
@@ -243,23 +257,37 @@ class Search:
     def combine_measured(self) -> None:
         """Look for the best plan of what is measured: no solve has seen the last measurements."""
         prices, best = price(self.ledger, self.candidates), self.best
-        measured = frozenset(k for k, is_measured in enumerate(prices.is_measured) if is_measured)
+        measured = frozenset(k for k, is_measured in enumerate(prices.is_measured) if is_measured) - {*self._left_out}
         if best is None or self._is_close(best) or measured == self._combined or not measured.issuperset(best[1]):
             return
-        self._combined, limits = measured, self.limits
-        left_s, seconds = self.ledger.left_s(self.deadline), limits.combine_seconds
-        plan = self.ledger.solve(
-            self.solver,
-            prices.costs_ns,
-            seconds=seconds if left_s is None else max(limits.last_seconds, min(seconds, left_s)),
-            hint=best[1],
-            gap=limits.round_gap,
-            excluded=[k for k in range(len(self.candidates)) if k not in measured],
-        )
+        self._combined = measured
+        plan = self._solve_some(prices, measured, best[1])
         if plan.kernels:
             self.tried[plan.kernels] = None
         if self.best != best:
             self._report()
+
+    def without_found(self) -> tuple[Candidate, ...]:
+        """Return the best measured plan without programs that the superoptimizer found, () if there is none."""
+        prices = price(self.ledger, self.candidates)
+        measured = frozenset(k for k, is_measured in enumerate(prices.is_measured) if is_measured)
+        try:
+            plan = self._solve_some(prices, measured.difference(self._found))
+        except InfeasibleError:
+            return ()
+        return tuple(self.candidates[k] for k in plan.kernels)
+
+    def _solve_some(self, prices: Prices, numbers: Collection[int], hint: tuple[int, ...] | None = None) -> Plan:
+        """Return the best plan of some candidates only."""
+        left_s, seconds = self.ledger.left_s(self.deadline), self.limits.combine_seconds
+        return self.ledger.solve(
+            self.solver,
+            prices.costs_ns,
+            seconds=seconds if left_s is None else max(self.limits.last_seconds, min(seconds, left_s)),
+            hint=hint,
+            gap=self.limits.round_gap,
+            excluded=[k for k in range(len(self.candidates)) if k not in numbers],
+        )
 
     def explore(self, seconds: float | None = None, gap: float | None = None) -> Exploration:
         """Return the best plan by estimates, and what else is worth measuring.
@@ -358,7 +386,7 @@ class Search:
                 seconds=seconds,
                 hint=best[1] if best else None,
                 lower_bound_ns=bound_ns,
-                excluded=self._failed(),
+                excluded=[*self._failed(), *self._left_out],
                 gap=gap,
             )
             if plan.certificate.status is Status.INFEASIBLE:
@@ -380,15 +408,18 @@ class Search:
         )
         return plan
 
-    def _relax(self, costs_ns: list[int], least_s: float = 1.0) -> tuple[int, dict[int, int]]:
+    def _relax(
+        self, costs_ns: list[int], least_s: float = 1.0, left_out: Sequence[int] = ()
+    ) -> tuple[int, dict[int, int]]:
         left_s, most_s = self.ledger.left_s(self.deadline), self.limits.relax_seconds
         seconds = most_s if left_s is None else max(least_s, min(most_s, left_s))
-        return self.ledger.relax(self.solver, costs_ns, excluded=self._failed(), seconds=seconds)
+        return self.ledger.relax(self.solver, costs_ns, excluded=[*self._failed(), *left_out], seconds=seconds)
 
     def _relax_estimates(self, estimates: list[int]) -> tuple[int, dict[int, int]]:
         """Return what the relaxation says of estimates; a second time without solving it again."""
-        if self._relaxed is None or self._relaxed[0] != estimates:
-            self._relaxed = (estimates, *self._relax(estimates))
+        question = estimates, self._left_out
+        if self._relaxed is None or self._relaxed[0] != question:
+            self._relaxed = (question, *self._relax(estimates, left_out=self._left_out))
         return self._relaxed[1:]
 
     def _near_optimal(self, prices: Prices) -> list[int]:

@@ -16,6 +16,9 @@ ROUNDS = 11
 
 SECONDS = 4.0
 
+SHORT_ROUNDS, SHORT_SECONDS = 99, 0.5
+"""Short plans are timed in more rounds, until one of these limits: they may differ by little."""
+
 LEAST_ROUNDS = 3
 
 DISTURBED_ROUNDS, DISTURBED_SECONDS = 3 * ROUNDS, 3 * SECONDS
@@ -56,12 +59,14 @@ def time_all(results: Sequence[Result], arrays: Sequence[Array], until: Until) -
     for run in runners.values():
         run()
     begun = time.monotonic()
-    for turn in range(DISTURBED_ROUNDS):
+    for turn in range(SHORT_ROUNDS):
         seconds, is_hurried = time.monotonic() - begun, until.deadline.is_over
         if turn >= LEAST_ROUNDS and (seconds > DISTURBED_SECONDS or is_hurried):
             break
-        is_clear = all(not summarize(*zip(*own, strict=True)).is_disturbed for own in times.values() if own)
-        if turn >= LEAST_ROUNDS and is_clear and (turn >= ROUNDS or seconds > SECONDS):
+        if turn >= DISTURBED_ROUNDS and seconds > SHORT_SECONDS:
+            break
+        is_enough = (turn >= ROUNDS and seconds > SHORT_SECONDS) or (turn >= LEAST_ROUNDS and seconds > SECONDS)
+        if is_enough and all(not summarize(*zip(*own, strict=True)).is_disturbed for own in times.values() if own):
             break
         for i, run in runners.items():
             if not is_hurried or turn == 0:
