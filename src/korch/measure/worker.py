@@ -48,6 +48,9 @@ for each process a system takes a second to hand out so much."""
 KINDS = {"f32": np.float32, "f64": np.float64, "bf16": np.uint16}
 """How the elements of a buffer are written, by the names of their types."""
 
+BYTES = ("i8", "u8")
+"""The types of quantized values. Booleans are none of them."""
+
 PATTERN = 1 << 16
 """Random numbers that a buffer is filled with, again and again."""
 
@@ -56,14 +59,18 @@ PR_SET_PDEATHSIG = 1
 
 
 def fill(memory: Bytes, buffer: dict[str, Any], rng: np.random.Generator) -> None:
-    """Fill a buffer with what is given, or random floats around 1, or zeros."""
+    """Fill a buffer with what is given, random floats around 1, random bytes, or zeros."""
     memory[:] = 0
     if "data" in buffer:
         data = np.frombuffer(base64.b64decode(buffer["data"]), np.uint8)
         memory[: data.size] = data
+    elif buffer.get("dtype") in BYTES:
+        some = rng.integers(0, 256, min(memory.size, PATTERN), np.uint8)
+        for start in range(0, memory.size, PATTERN):
+            memory[start : start + PATTERN] = some[: memory.size - start]
     elif buffer.get("dtype") in KINDS:
         view = memory[: buffer["bytes"]].view(KINDS[buffer["dtype"]])
-        some: np.ndarray = rng.random(min(view.size, PATTERN), np.float32)
+        some = rng.random(min(view.size, PATTERN), np.float32)
         some = some * np.float32(0.5) + np.float32(0.5)
         if buffer["dtype"] == "bf16":
             some = some.view(np.uint32) >> 16  # a bfloat16 is the upper half of a float32

@@ -21,21 +21,9 @@ KORCH_INLINE Vec<int32_t, W> single_rows(const T* x) {
   return extended<int32_t, T, W>(load<T, W>(x));
 }
 
-// Pairs of bytes side by side, as pairs of numbers of 16 bits in each of W lanes.
-template <int W, typename T>
-KORCH_INLINE Vec<int32_t, W> pairs(Vec<T, 2 * W> x) {
-  return __builtin_bit_cast(Vec<int32_t, W>, extended<int16_t, T, 2 * W>(x));
-}
 template <int W, typename T, int... I>
 KORCH_INLINE Vec<T, 2 * W> interleaved(Vec<T, W> x, Vec<T, W> y, Lanes<I...>) {
   return __builtin_shufflevector(x, y, (I / 2 + I % 2 * W)...);
-}
-
-// The sum of the two products of numbers of 16 bits in each lane.
-template <int W>
-KORCH_INLINE Vec<int32_t, W> multiply_pairs(Vec<int32_t, W> a, Vec<int32_t, W> b) {
-  if constexpr (HAS_PAIRS<W>) return multiply<W>(a, b);
-  else return ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
 }
 
 // A window of KH x KW places. Element (row, ky, kx, channel) of a is at a[row * A_ROW + ky * A_KY + kx * A_KX + channel],

@@ -382,6 +382,8 @@ KORCH_INLINE Vec<To, W> cast(Vec<From, W> x) {
     return static_cast<To>(x);
   } else if constexpr (sizeof(To) == 1 && sizeof(From) == 4 && W >= 8) {
     return lowest_bytes<To, W>(__builtin_convertvector(x, Vec<int32_t, W>));
+  } else if constexpr (sizeof(To) == 2 && sizeof(From) == 1) {
+    return extended<To, From, W>(x);
   } else if constexpr (sizeof(To) == 4 && sizeof(From) == 1) {
     return __builtin_convertvector((extended<int32_t, From, W>(x)), Vec<To, W>);
   } else {

@@ -16,9 +16,11 @@ from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.schedule.blocks import Blocked, Operand, arranged, cut, direct, fill, flat, spaced, store, zero_of
 from korch.schedule.contraction import Axes, Contraction, Layouts, NotFusedError, contraction_of, extent
+from korch.tile.emit import Emitter
 from korch.tile.index import ZERO, Expr, Ranges, add, scale, var
 from korch.tile.loops import arrange, grid_for
 from korch.tile.program import (
+    PAIR,
     QUAD,
     At,
     Axis,
@@ -28,6 +30,7 @@ from korch.tile.program import (
     Loop,
     Panels,
     Pass,
+    Product,
     Registers,
     Stage,
     Step,
@@ -38,6 +41,17 @@ from korch.tile.staging import Machine
 
 ROWS = (6, 24, 96)
 """Rows of a block."""
+
+WIDENED = {
+    Product.U8S8: Product.S16S8,
+    Product.S8S8: Product.S16S8,
+    Product.U8U8: Product.S16U8,
+    Product.S8U8: Product.S16U8,
+}
+"""Products of bytes, and those of which the first operand is widened when it is copied."""
+
+PAIR_LANES = (8,)
+"""Lanes of vector units that multiply bytes of any size only as numbers of 16 bits."""
 
 VECTORS = (2, 8)
 """Vectors of columns of a block."""
@@ -114,6 +128,8 @@ class Products(Blocked):
     ) -> None:
         super().__init__(group, root, layouts, contraction)
         self.machine = machine
+        self.product = multiplied(self.product, machine.lanes)
+        self.dtype = self.product.types[0]
         self.terms = _whole_groups(contraction.terms, self.product.group)
 
     def program(self, blocking: Blocking) -> TileProgram:
@@ -171,7 +187,7 @@ class Products(Blocked):
             place = add(scale(flat(*cuts.terms), self._padded(blocking)), first, flat(*cuts.columns))
             return Operand(At(self.name_of(1), place))
         emitter = self.fusion.emitter(cuts.ranges)
-        value = self.argument(emitter, position, cuts.values)
+        value = self._widened(emitter, position, cuts.values)
         in_memory = None if blocking.packs[position] else direct(emitter.ops, axes, can_widen=position == 1)
         if in_memory is not None and self._can_read(in_memory, position, axes):
             return Operand(in_memory)
@@ -198,7 +214,14 @@ class Products(Blocked):
             return True
         terms = axes[1]
         is_adjacent = terms.extent == 1 or at.index.coefficient(terms.name) == 1
-        return position == 0 and is_adjacent and terms.extent % self.product.group == 0
+        is_narrow = self.product.group == QUAD
+        return position == 0 and is_narrow and is_adjacent and terms.extent % self.product.group == 0
+
+    def _widened(self, emitter: Emitter, position: int, values: dict[str, Expr]) -> str:
+        """Return the name of an operand's element; of bytes that are widened when they are copied, as such."""
+        name = self.argument(emitter, position, values)
+        is_widened = position == 0 and self.product.is_of_bytes and self.product.group == PAIR
+        return emitter.apply(self.dtype, "cast", name) if is_widened else name
 
     def _left_bytes(self, cuts: _Cut) -> Operand:
         """Return the rows of a task in a tile, with their terms side by side."""
@@ -206,7 +229,7 @@ class Products(Blocked):
         own = {name: f"c_{name}" for name, _ in self.terms}
         axes = tuple(Axis(own[name], n) for name, n in self.contraction.terms) or (Axis("c", 1),)
         emitter = self.fusion.emitter({**cuts.ranges, **{axis.name: (0, axis.extent - 1) for axis in axes}})
-        value = self.argument(emitter, 0, {**cuts.values, **{name: var(own[name]) for name in own}})
+        value = self._widened(emitter, 0, {**cuts.values, **{name: var(own[name]) for name in own}})
         term = _counted(tuple((own[name], n) for name, n in self.terms))
         packed = At("pa", add(scale(var(i.name), self._row(p.extent)), term))
         packing = Pass((i, *axes), axes[-1].name, tuple(emitter.ops), (store(packed, value),))
@@ -220,7 +243,8 @@ class Products(Blocked):
         if registers is None or len(self.terms) > 1:
             raise NotFusedError("the second operand is no matrix that is packed")
         strip = registers.vectors * self.machine.lanes
-        columns, rows = -(-j.extent // strip) * strip, -(-p.extent // QUAD) * QUAD
+        group = self.product.group
+        columns, rows = -(-j.extent // strip) * strip, -(-p.extent // group) * group
         width = columns if j.ragged is None else j.extent
         emitter = self.fusion.emitter({**cuts.ranges, "q": (0, rows - 1), j.name: (0, width - 1)})
         values = cuts.values | {name: var("q") for name, _ in self.terms}
@@ -230,7 +254,7 @@ class Products(Blocked):
         axes = (Axis("q", rows), replace(j, size=width))
         packing = Pass(axes, j.name, tuple(emitter.ops), (store(packed, value),))
         dtype = self.product.types[1]
-        buffer = Buffer("pb", Level.TILE, dtype, rows * columns, (Panels(columns, strip, QUAD),))
+        buffer = Buffer("pb", Level.TILE, dtype, rows * columns, (Panels(columns, strip, group),))
         return Operand(At("pb", add(scale(var(p.name), columns), var(j.name))), buffer, None, packing)
 
     def _copied(self, cuts: _Cut) -> Operand:
@@ -242,7 +266,7 @@ class Products(Blocked):
         axes = tuple(Axis(own[name], n) for side in sides for name, n in side) or (Axis("c", 1),)
         whole = scale(add(scale(self._batch(), rows), flat(*cuts.rows)), row)
         emitter = self.fusion.emitter({axis.name: (0, axis.extent - 1) for axis in axes})
-        value = self.argument(emitter, 0, {name: var(own[name]) for name in own})
+        value = self._widened(emitter, 0, {name: var(own[name]) for name in own})
         places = (contraction.batch, contraction.rows, self.terms)
         counted = (_counted(tuple((own[name], n) for name, n in side)) for side in places)
         number, i, p = counted
@@ -275,6 +299,16 @@ class Products(Blocked):
                 yield replace(buffer, elements=rows * columns, layout=(Panels(columns, blocking.panels, group),))
             else:
                 yield buffer
+
+
+def multiplied(product: Product, lanes: int) -> Product:
+    """Return how vector units of some lanes multiply."""
+    return WIDENED.get(product, product) if lanes in PAIR_LANES else product
+
+
+def terms_together(lanes: int) -> int:
+    """Return how many terms of bytes lie side by side in a panel for vector units of some lanes."""
+    return multiplied(Product.U8S8, lanes).group
 
 
 def _whole_groups(terms: Axes, group: int) -> Axes:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import re
 import sys
 from typing import NamedTuple
 
@@ -86,7 +87,7 @@ class _Printer:
         is_narrow = any(type_ in body for type_ in NARROW_TYPE.values())
         header = "korch_half.h" if is_narrow else "korch_tile.h"
         header = "korch_contract.h" if "korch::Contraction<" in body else header
-        header = "korch_contract_int.h" if "korch::ByteContraction<" in body else header
+        header = "korch_contract_int.h" if re.search("korch::(Byte|Pair)Contraction<", body) else header
         header = "korch_contract_lanes.h" if "korch::LaneContraction<" in body else header
         text = (
             f'{head}#include "{header}"\n\n{tables}'

@@ -149,9 +149,10 @@ class LoopPrinter(OpPrinter):
 
     @property
     def _lanes(self) -> int:
-        """How many elements a vector register has: four bytes take the place of a float."""
-        is_of_bytes = self.across is None and all(op.dtype.size_bytes == 1 for op in self.pass_.ops)
-        return BYTES_PER_LANE * self.out.lanes if is_of_bytes else self.out.lanes
+        """How many elements a vector register has: four bytes, or two of 16 bits, take the place of a float."""
+        widest = max(4 if op.dtype.is_float else op.dtype.size_bytes for op in self.pass_.ops)
+        is_narrow = self.across is None and widest < BYTES_PER_LANE
+        return BYTES_PER_LANE // widest * self.out.lanes if is_narrow else self.out.lanes
 
     def _loop(self, axis: Axis, ranges: Ranges | None = None) -> None:
         name, begin, end = axis.name, "0", loop_end(axis, axis.extent)

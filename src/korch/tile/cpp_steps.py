@@ -50,7 +50,7 @@ from korch.tile.program import (
 PRODUCTS = (Product.F32, Product.F16, Product.BF16)
 """The products of floats that are printed: operands are widened, sums are float32."""
 
-BYTE_REGISTERS = {16: Registers(12, 2)}
+BYTE_REGISTERS = {16: Registers(12, 2), 8: Registers(6, 2)}
 """What a contraction of bytes holds in registers for a number of lanes."""
 
 FEW_BYTE_REGISTERS = Registers(4, 2)
@@ -288,19 +288,19 @@ class StepPrinter:
         registers = self._registers(step)
         strip, layout = registers.vectors * self.out.lanes, panels(second)
         self._require_operands(step, out, a, b)
-        if layout is None or (layout.width, layout.group) != (strip, QUAD) or b[terms.name] not in (0, layout.width):
-            raise _refused(f"buffer {second.name} is not in panels of {strip} columns and {QUAD} terms")
+        group = step.product.group
+        if layout is None or (layout.width, layout.group) != (strip, group) or b[terms.name] not in (0, layout.width):
+            raise _refused(f"buffer {second.name} is not in panels of {strip} columns and {group} terms")
         if a[terms.name] not in (0, 1) or (a[terms.name] == 0 and terms.extent > 1):
             raise _refused(f"terms of buffer {step.a.buffer} do not lie side by side")
         if not block.sums.is_zeroed:
             raise _refused("contractions of bytes that add to a tile can't be printed")
         finish = self._integers(block, out_at, out[rows.name])
-        step_bytes = second.size // layout.columns * layout.width
-        sizes = (self.out.lanes, registers.rows, registers.vectors, rows.extent, a[rows.name], step_bytes)
+        strip_step = second.size // layout.columns * layout.width
+        sizes = (self.out.lanes, registers.rows, registers.vectors, a[rows.name], strip_step)
         counts = ", ".join(loop_end(axis, axis.extent) for axis in (rows, columns, terms))
-        self.out.line(
-            f"korch::ByteContraction<{', '.join(map(str, (*sizes, *tails_of((rows,), registers.rows))))}>::run("
-        )
+        kernel = "ByteContraction" if group == QUAD else "PairContraction"
+        self.out.line(f"korch::{kernel}<{', '.join(map(str, (*sizes, *tails_of((rows,), registers.rows))))}>::run(")
         self.out.line(f"    {finish}, {a_at}, {b_at}, {counts});")
 
     def _contract_lanes(self, block: _Block, grid: tuple[Axis, ...]) -> None:

@@ -258,7 +258,7 @@ QUAD = 4
 """Terms of bytes that lie side by side in each column of a panel."""
 
 PAIR = 2
-"""The same where each column has a first operand of its own."""
+"""The same of numbers of 16 bits, and where each column has a first operand of its own."""
 
 
 WIDENED = (DType.F16, DType.BF16, DType.I8, DType.U8)
@@ -279,6 +279,9 @@ class Product(Enum):
     U8S8 = "u8s8"
     S8U8 = "s8u8"
     U8U8 = "u8u8"
+    S16S8 = "s16s8"
+    S16U8 = "s16u8"
+    S16S16 = "s16s16"
 
     @property
     def types(self) -> tuple[DType, DType, DType]:
@@ -291,17 +294,22 @@ class Product(Enum):
             Product.U8S8: (DType.U8, DType.I8, DType.I32),
             Product.S8U8: (DType.I8, DType.U8, DType.I32),
             Product.U8U8: (DType.U8, DType.U8, DType.I32),
+            Product.S16S8: (DType.I16, DType.I8, DType.I32),
+            Product.S16U8: (DType.I16, DType.U8, DType.I32),
+            Product.S16S16: (DType.I16, DType.I16, DType.I32),
         }.get(self, (DType.F32, DType.F32, DType.F32))
 
     @property
     def is_of_bytes(self) -> bool:
-        """Whether bytes are multiplied, with exact sums."""
+        """Whether bytes, or what they were widened to, are multiplied, with exact sums."""
         return self.types[2] is DType.I32
 
     @property
     def group(self) -> int:
         """The terms of a column that lie side by side in a panel of the second operand."""
-        return QUAD if self.is_of_bytes else 1
+        if not self.is_of_bytes:
+            return 1
+        return QUAD if self.types[0].size_bytes == 1 else PAIR
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Convolutions of bytes, with exact sums of 32 bits -> offers and kernels from tile programs.
 
-Images lie channels-last. A window of one element reads its rows in place; others are copied to a tile
-of each task, where the terms of a row lie side by side. Weights are packed when the kernel is built.
+Images lie channels-last. A window of one element may read its rows in place. Others are copied to a tile
+of each task, where the terms of a row lie side by side, and all are where vector units multiply numbers
+of 16 bits. Weights are packed when the kernel is built.
 Of a depthwise convolution, the elements of a vector are channels (`schedule/depthwise.py`).
 """
 
@@ -28,10 +29,10 @@ from korch.schedule.contraction import (
     root_of,
 )
 from korch.schedule.depthwise import Depthwise, is_depthwise, weights_layout
-from korch.schedule.products import Blocking, Products
+from korch.schedule.products import Blocking, Products, terms_together
 from korch.target import Target
 from korch.tile.cpp_steps import BYTE_REGISTERS, FEW_BYTE_REGISTERS
-from korch.tile.program import QUAD, Registers, TileProgram
+from korch.tile.program import Registers, TileProgram
 from korch.tile.staging import Machine
 
 MOST_TILE_BYTES = 192 << 10
@@ -44,7 +45,7 @@ PLACES = 7
 """Places of a row of a depthwise convolution that are in registers at a time: it divides the usual widths."""
 
 ROWS = (16, 128)
-"""The fewest and the most rows of a task; weights are prepared once for all of them."""
+"""The fewest and the most rows of a task."""
 
 
 def multiplies_bytes(group: Group) -> bool:
@@ -118,7 +119,9 @@ def _weights(group: Group, root: Primitive, target: Target) -> Layout:
     if _is_depthwise(group, root):
         return weights_layout(target.lanes)
     rank = group.body.types[root.inputs[1]].rank
-    return Layout((0, *range(2, rank), 1), ((0, _registers(target).vectors * target.lanes), (1, QUAD)))
+    return Layout(
+        (0, *range(2, rank), 1), ((0, _registers(target).vectors * target.lanes), (1, terms_together(target.lanes)))
+    )
 
 
 def _with_weights(group: Group, root: Primitive, inputs: tuple[Layout, ...], weights: Layout) -> tuple[Layout, ...]:
@@ -182,7 +185,7 @@ def _blocking(
     """Return blocks of rows, of as many for each thread; of columns where there are few rows."""
     m, n, terms = extent(contraction.rows), extent(contraction.columns), extent(schedule.terms)
     fewest, most = ROWS
-    fitting = max(fewest, min(most, MOST_TILE_BYTES // terms))
+    fitting = max(fewest, min(most, MOST_TILE_BYTES // (terms * schedule.dtype.size_bytes)))
     teams = target.threads if m >= fewest * target.threads else 1
     blocks = -(-m // (fitting * teams)) * teams
     rows = min(m, -(-m // (blocks * registers.rows)) * registers.rows)

@@ -34,8 +34,9 @@ from korch.provider.provider import SPLIT, Kernel, Threading, named_kernel
 from korch.provider.tile_kernel import comment_of, kernel_of
 from korch.provider.widen import widened
 from korch.schedule.contraction import FLOATS, Fusion, Layouts, NotFusedError, is_of_bytes
+from korch.schedule.products import terms_together
 from korch.target import Target
-from korch.tile.program import QUAD, TileProgram
+from korch.tile.program import TileProgram
 
 KEPT_SHARE = 1.0
 """The part of the level-2 cache up to which a constant right operand is kept as a split operand."""
@@ -209,7 +210,7 @@ def _make_plan(group: Group, found: Product, target: Target, layouts: Layouts, w
         return Refusal("the target has no vector registers")
     if way is Way.VECTORS:
         is_packed = _is_packed(group, found, can_widen=True)
-        terms = QUAD if is_of_bytes(group.body, found.primitive) else 1
+        terms = terms_together(target.lanes) if is_of_bytes(group.body, found.primitive) else 1
         return _Vectors(*program_of(group, found.primitive, layouts, target, is_packed), terms)
     is_packed = _is_packed(group, found)
     has_split_b = way is Way.SPLIT_B
