@@ -18,6 +18,13 @@ def conv(x: str, w: str, out: str, between: str = "", **attributes: object) -> s
     )
 
 
+def of_bytes(text: str) -> str:
+    """Return the text of a convolution with an image and weights of bytes, and sums of 32 bits."""
+    for dtype in ("u8", "i8", "i32"):
+        text = text.replace("f64", dtype, 1)
+    return text
+
+
 def divide(divisor: str, dtype: str = "f64", shape: str = "2,3") -> str:
     kind = f"{dtype}[{shape}]"
     return f'graph(%0 "x": {kind}) -> (%2 "y")\n%1: {kind} = constant {{{divisor}}}\n%2: {kind} = div(%0, %1)\n'
@@ -411,6 +418,7 @@ FIRING: tuple[tuple[str, str], ...] = (
     ("upsampled-conv-is-phase-conv", upsampled("3,2,3,3", "1,3,8,8", pads=REFLECT, padded="1,2,10,10")),
     ("conv3x3-is-winograd", conv("1,16,9,8", "16,16,3,3", "1,16,8,7", pads_begin=(0, 1), pads_end=(1, 0))),
     ("conv3x3-is-winograd", conv("2,17,13,13", "16,17,3,3", "2,16,13,13", pads_begin=(1, 1), pads_end=(1, 1))),
+    ("conv3x3-is-winograd", of_bytes(conv("1,17,9,8", "16,17,3,3", "1,16,8,7", pads_begin=(0, 1), pads_end=(1, 0)))),
     ("pool-is-one-axis-after-another", unary("f64[1,2,9,9]", f"f64[1,2,9,9] = {pool(5, 2)}")),
     (
         "pool-is-one-axis-after-another",
@@ -635,6 +643,10 @@ REFUSING: tuple[tuple[str, str, str], ...] = (
             ("there are too few channels for a transform", conv("1,16,10,10", "15,16,3,3", "1,15,8,8")),
             ("the image is too small for such tiles", conv("1,16,3,3", "16,16,3,3", "1,16,1,1")),
             ("other tiles take far fewer products", conv("1,16,18,18", "16,16,3,3", "1,16,16,16")),
+            (
+                "a transformed sum could exceed 32 bits",
+                of_bytes(conv("1,600,6,6", "16,600,3,3", "1,16,4,4")).replace("digest=1f", "uniform=127"),
+            ),
             (
                 "a transformed weight is not finite",
                 conv("1,16,10,10", "16,16,3,3", "1,16,8,8").replace("digest=1f", "uniform='inf'"),

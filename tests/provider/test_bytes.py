@@ -14,10 +14,13 @@ from korch.primitive.ops.elementwise import CastAttributes
 from korch.primitive.ops.layout import PadAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes
+from korch.primitive.ops.winograd import WinogradAttributes
 from korch.primitive.types import ValueType
 from korch.provider.conv import ConvProvider
 from korch.provider.gemm import GemmProvider
 from korch.provider.provider import Provider
+from korch.provider.winograd import WinogradProvider, provider
+from korch.schedule.products import PAIR_LANES
 from korch.target import Target
 from korch.testing.kernels import check_offers, load_kernels, offers_of, run_kernel
 from tests.provider.onednn_groups import Graph
@@ -26,7 +29,7 @@ SIGNS = tuple(itertools.product(("u8", "i8"), repeat=2))
 
 
 def limits(dtype: str) -> tuple[int, int]:
-    return (0, 256) if dtype == "u8" else (-128, 128)
+    return {"u8": (0, 256), "i8": (-128, 128), "i16": (-1200, 1200)}.get(dtype, (-9, 9))
 
 
 def whole(g: Graph, dtype: str, *shape: int) -> int:
@@ -73,7 +76,7 @@ def check_exactly(
     for group, offer, kernel in made:
         inputs = []
         for type_ in group.input_types:
-            low, high = limits(type_.dtype.value) if type_.dtype.value in ("u8", "i8") else (-9, 9)
+            low, high = limits(type_.dtype.value)
             inputs.append(rng.integers(low, high, type_.shape).astype(type_.dtype.numpy))
         feeds = {name: array for (name, _), array in zip(group.body.inputs, inputs, strict=True)}
         expected = reference.run(group.body, feeds)
@@ -161,6 +164,36 @@ def test_convolutions(target, builder, rng):
         conv((1, 1, 1, 1), (1, 1, 1, 1)),
     ]
     check_exactly(ConvProvider(), groups, target, builder, rng)
+
+
+def winograd(x: tuple[int, ...], channels: int, dtype="u8", begin=(1, 1), end=(1, 1), zero=None, adds=False) -> Group:
+    """A convolution of transformed tiles, divided by the factor of its weights."""
+    g = Graph()
+    image = given(g, dtype, *x)
+    if zero is not None:
+        image = g.add("pad", [image], PadAttributes((0, 0, 1, 1), (0, 0, 1, 1), "constant", zero))
+    weights = g.constant(np.zeros((4, 4, x[1], channels), np.int16))
+    y = g.add("winograd", [image, weights], WinogradAttributes(2, begin, end))
+    y = g.add(
+        "div",
+        [y, g.add("broadcast", [g.constant(np.full((1, 1, 1, 1), 4, np.int32))], BroadcastAttributes(g.type(y).shape))],
+    )
+    if adds:
+        y = g.add("add", [y, g.add("cast", [given(g, dtype, *g.type(y).shape)], CastAttributes("i32"))])
+    return g.group(requantized(g, y, 1) if adds else y)
+
+
+def test_winograd_convolutions(target, builder, rng, monkeypatch):
+    if target.lanes not in PAIR_LANES:
+        pytest.skip("bytes are multiplied without transforms on this CPU")
+    monkeypatch.setattr(provider, "MANY_WEIGHTS_BYTES", 0)
+    groups = [
+        winograd((1, 16, 7, 5), 24),
+        winograd((2, 32, 8, 9), 16, "i8", (0, 1), (1, 0), adds=True),
+        winograd((1, 48, 6, 6), 8, zero=131, begin=(0, 0), end=(0, 0), adds=True),
+        winograd((1, 16, 1, 2), 32, "i8"),
+    ]
+    check_exactly(WinogradProvider(), groups, target, builder, rng)
 
 
 def depthwise(

@@ -258,6 +258,13 @@ KORCH_INLINE Vec<T, W> op_div(Vec<T, W> a, Vec<T, W> b) {
   }
 }
 
+// a / 2^BITS for integers, rounded towards 0.
+template <typename T, int W, int BITS>
+KORCH_INLINE Vec<T, W> div_by_power(Vec<T, W> a) {
+  if constexpr (static_cast<T>(-1) < 0) a += (a >> (8 * sizeof(T) - 1)) & static_cast<T>((T{1} << BITS) - 1);
+  return a >> BITS;
+}
+
 // a / b for a number b: by its inverse, found once for many vectors, if that is a normal number. It has
 // two roundings.
 template <typename T, int W>

@@ -25,7 +25,7 @@ Axes = tuple[tuple[str, int], ...]
 
 FLOATS = (DType.F32, DType.F16, DType.BF16)
 
-OF_BYTES = (DType.U8, DType.I8, DType.I32, DType.BOOL, *FLOATS)
+OF_BYTES = (DType.U8, DType.I8, DType.I16, DType.I32, DType.BOOL, *FLOATS)
 """The elements around a product of bytes."""
 
 
@@ -89,7 +89,7 @@ def root_of(group: Group, *ops: str) -> Primitive | Refusal:
 
 def is_of_bytes(body: PrimitiveGraph, root: Primitive) -> bool:
     """Return whether a linear primitive multiplies bytes, with sums of 32 bits."""
-    return all(body.types[value].dtype in BYTES for value in root.inputs)
+    return body.types[root.inputs[0]].dtype in BYTES and body.types[root.output].dtype is DType.I32
 
 
 def refuse_types(

@@ -19,8 +19,8 @@ from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
 from korch.primitive.ops.winograd import TRANSFORMS, WinogradAttributes, tile_counts
 from korch.primitive.types import DType
-from korch.schedule.blocks import cut, fill, flat, require_adjacent
-from korch.schedule.contraction import Fusion, Layouts
+from korch.schedule.blocks import cut, fill, flat, require_adjacent, zero_of
+from korch.schedule.contraction import Fusion, Layouts, is_of_bytes
 from korch.tile.emit import Emitter, Index
 from korch.tile.index import ZERO, Expr, add, constant, quotient, remainder, scale, substitute, var
 from korch.tile.loops import map_indices
@@ -75,9 +75,12 @@ class Winograd:
     """What all programs of a group have in common."""
 
     def __init__(self, group: Group, root: Primitive, layouts: Layouts, lanes: int) -> None:
-        """Prepare them; both numbers of channels must be multiples of `lanes`."""
+        """Prepare them; both numbers of channels must fill vectors."""
         body = group.body
         self.group, self.root, self.lanes = group, root, lanes
+        self.product = Product.S16S16 if is_of_bytes(body, root) else Product.F32
+        self.dtype, _, self.sum_type = self.product.types
+        self.wide = elements_of(self.product, lanes)
         self.fusion = Fusion(group, layouts, root)
         self.attributes = root.attributes_as(WinogradAttributes)
         self.images, self.channels = body.types[root.inputs[0]].shape[:2]
@@ -98,9 +101,9 @@ class Winograd:
         block = blocking.vectors * self.lanes
         level = Level.WORKSPACE if blocking.is_shared else Level.TILE
         steps = _spread(blocking.group * self.channels), _spread(blocking.group * block)
-        points = Buffer(POINTS, level, DType.F32, self.points * steps[0])
-        sums = Buffer(SUMS, Level.TILE, DType.F32, self.points * steps[1])
-        results = Buffer(RESULTS, Level.TILE, DType.F32, self.tile * self.tile * block)
+        points = Buffer(POINTS, level, self.dtype, self.points * steps[0])
+        sums = Buffer(SUMS, Level.TILE, self.sum_type, self.points * steps[1])
+        results = Buffer(RESULTS, Level.TILE, self.sum_type, self.tile * self.tile * block)
         buffers = (*self._memory(block), points, sums, results)
         blocks = Axis("o", self.outputs // block)
         if blocking.is_shared:
@@ -109,7 +112,7 @@ class Winograd:
             back = self._back(blocking, blocks, tiles, var("t"), steps)
             return TileProgram(buffers, (first, Stage((blocks,), back)))
         groups, tiles = cut(self.tiles, blocking.group, ("g", "t"))
-        vectors = (Axis("d", self.channels // self.lanes), Axis("c", self.lanes))
+        vectors = (Axis("d", self.channels // self.wide), Axis("c", self.wide))
         there = self._there((tiles, *vectors), flat(groups, tiles), var("d"), steps[0])
         back = self._back(blocking, blocks, tiles, flat(groups, tiles), steps)
         turns: tuple[Step, ...] = back if blocks.extent == 1 else (Loop(blocks, (), back),)
@@ -124,7 +127,7 @@ class Winograd:
         emitter, channel = self._image_emitter()
         value = self._pixel(emitter, channel, *self.attributes.pads_begin)
         sink = Store(POINTS, channel, value)
-        require_adjacent(Pass((Axis("c", self.lanes),), "c", tuple(emitter.ops), (sink,)), self.lanes)
+        require_adjacent(Pass((Axis("c", self.wide),), "c", tuple(emitter.ops), (sink,)), self.wide)
         require_adjacent(self._after(Blocking(1, 1, 1), Axis("o", self.outputs // self.lanes), var("t")), self.lanes)
 
     def _memory(self, block: int) -> Iterator[Buffer]:
@@ -133,15 +136,15 @@ class Winograd:
         for values, level in ((body.inputs, Level.INPUT), (body.outputs, Level.OUTPUT)):
             for name, value in values:
                 type_ = body.types[value]
-                layout = (Panels(self.outputs, block),) if name == weights else ()
+                layout = (Panels(self.outputs, block, self.product.group),) if name == weights else ()
                 size = type_.size if layout else math.prod(self.fusion.layouts[name].physical_shape(type_.shape))
                 yield Buffer(name, level, type_.dtype, size, layout)
 
     def _all_points(self, tiles: Axis, step: int) -> Stage:
         """Return the stage that transforms all tiles, a few channels in a task."""
-        depth = self.channels // self.lanes
+        depth = self.channels // self.wide
         parts, vector = cut(depth, math.gcd(depth, TASK_VECTORS), ("e", "d"))
-        there = self._there((vector, Axis("c", self.lanes)), var("t"), flat(parts, vector), step)
+        there = self._there((vector, Axis("c", self.wide)), var("t"), flat(parts, vector), step)
         return Stage((tiles, parts), (there,))
 
     def _there(self, axes: tuple[Axis, ...], number: Expr, vector: Expr, step: int) -> Pass:
@@ -155,7 +158,7 @@ class Winograd:
         """
         emitter, channel = self._image_emitter()
         tile = [[self._pixel(emitter, channel, i, j) for j in range(self.edge)] for i in range(self.edge)]
-        found = both_ways(emitter, self.transforms.data, tile)
+        found = both_ways(emitter, self.transforms.data, tile, self.dtype)
         at = add(scale(var("t"), self.channels), channel)
         sinks = tuple(
             Store(POINTS, add(constant(p * step), at), name) for p, name in enumerate(itertools.chain(*found))
@@ -164,15 +167,16 @@ class Winograd:
 
     def _image_emitter(self) -> tuple[Emitter, Expr]:
         """Return an emitter for elements of the image, and the channel of an element."""
-        depth = self.channels // self.lanes
-        emitter = self._emitter({"k": depth, "c": self.lanes})
-        return emitter, add(scale(self._variable("k", depth), self.lanes), var("c"))
+        depth = self.channels // self.wide
+        emitter = self._emitter({"k": depth, "c": self.wide})
+        return emitter, add(scale(self._variable("k", depth), self.wide), var("c"))
 
     def _pixel(self, emitter: Emitter, channel: Expr, i: int, j: int) -> str:
         """Return the name of an element of a tile of the padded image."""
         top, left = self.attributes.pads_begin
         image, row, column = self._place(i - top, j - left)
-        return self.fusion.argument(emitter, self.root.inputs[0], (image, channel, row, column))
+        found = self.fusion.argument(emitter, self.root.inputs[0], (image, channel, row, column))
+        return found if self.dtype.is_float else emitter.apply(self.dtype, "cast", found)
 
     def _back(
         self, blocking: Blocking, blocks: Axis, tiles: Axis, number: Expr, steps: tuple[int, int]
@@ -193,9 +197,9 @@ class Winograd:
         row = add(scale(var("p"), self.channels), var("c"))
         column = add(scale(self._variable("o", blocks.extent), block), var("q"))
         b = At(self.fusion.place[self.root.inputs[1]], add(scale(row, self.outputs), column))
-        zero = fill((p, tiles, q), out, 0.0)
+        zero = fill((p, tiles, q), out, zero_of(self.sum_type), self.sum_type)
         registers = Registers(blocking.rows, blocking.vectors, fetches_b=True)
-        product = Contract((p, tiles, q, c), out, a, b, Product.F32, registers=registers)
+        product = Contract((p, tiles, q, c), out, a, b, self.product, registers=registers)
         after = self._after(blocking, blocks, number)
         return zero, product, Loop(tiles, (), (self._inverse(block, steps[1]), after))
 
@@ -207,7 +211,7 @@ class Winograd:
             [self._sum(emitter, add(constant((i * self.edge + j) * step), at)) for j in range(self.edge)]
             for i in range(self.edge)
         ]
-        found = both_ways(emitter, self.transforms.output, sums)
+        found = both_ways(emitter, self.transforms.output, sums, self.sum_type)
         sinks = (
             Store(RESULTS, add(constant(number * block), var("q")), name)
             for number, name in enumerate(itertools.chain(*found))
@@ -216,7 +220,7 @@ class Winograd:
 
     def _sum(self, emitter: Emitter, place: Expr) -> str:
         name = f"x{len(emitter.ops)}"
-        emitter.ops.append(Load(name, DType.F32, SUMS, place))
+        emitter.ops.append(Load(name, self.sum_type, SUMS, place))
         return name
 
     def _after(self, blocking: Blocking, blocks: Axis, number: Expr) -> Pass:
@@ -229,7 +233,7 @@ class Winograd:
         within = add(scale(self._variable("w", vectors), lanes), var("l"))
         channel = add(scale(self._variable("o", blocks.extent), vectors * lanes), within)
         place = add(scale(add(scale(var("i"), self.tile), var("j")), vectors * lanes), within)
-        emitter.ops.append(Load("x0", DType.F32, RESULTS, place))
+        emitter.ops.append(Load("x0", self.sum_type, RESULTS, place))
         outputs = self.fusion.outputs(emitter, self.root, (image, channel, row, column), "x0")
         sinks = tuple(Store(buffer, at, value) for buffer, _, at, value in outputs)
         guards = (Inside(row, 0, self.shape[2]), Inside(column, 0, self.shape[3]))
@@ -268,27 +272,34 @@ class Winograd:
         return map_indices(pass_, lambda expr: substitute(expr, values, ranges))
 
 
-def both_ways(emitter: Emitter, matrix: Array, tile: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Return the names of M T M', where T has the elements `tile`."""
-    columns = [transformed(emitter, matrix, column) for column in zip(*tile, strict=True)]
-    return [transformed(emitter, matrix, row) for row in zip(*columns, strict=True)]
+def elements_of(product: Product, lanes: int) -> int:
+    """Return how many elements of an image's channels a vector register has for a product."""
+    return lanes * 4 // product.types[0].size_bytes
 
 
-def transformed(emitter: Emitter, matrix: Array, values: Sequence[str]) -> list[str]:
+def both_ways(
+    emitter: Emitter, matrix: Array, tile: Sequence[Sequence[str]], dtype: DType = DType.F32
+) -> list[list[str]]:
+    """Return the names of M T M', where T has the elements `tile`, computed in a type."""
+    columns = [transformed(emitter, matrix, column, dtype) for column in zip(*tile, strict=True)]
+    return [transformed(emitter, matrix, row, dtype) for row in zip(*columns, strict=True)]
+
+
+def transformed(emitter: Emitter, matrix: Array, values: Sequence[str], dtype: DType) -> list[str]:
     """Return the names of a matrix times some values; what two rows have in common is computed once."""
-    matrix, values = _with_sums(emitter, matrix, list(values))
+    matrix, values = _with_sums(emitter, matrix, list(values), dtype)
     found: dict[int, str] = {}
     for first, second in itertools.combinations(range(len(matrix)), 2):
         even, odd = (matrix[first] + matrix[second]) / 2, (matrix[first] - matrix[second]) / 2
         few = np.count_nonzero(even) + np.count_nonzero(odd)
         if not {first, second} & found.keys() and few <= np.count_nonzero(matrix[[first, second]]) // 2:
-            both = _weighted(emitter, even, values), _weighted(emitter, odd, values)
-            found[first] = emitter.apply(DType.F32, "add", *both)
-            found[second] = emitter.apply(DType.F32, "sub", *both)
-    return [found[i] if i in found else _weighted(emitter, row, values) for i, row in enumerate(matrix)]
+            both = _weighted(emitter, even, values, dtype), _weighted(emitter, odd, values, dtype)
+            found[first] = emitter.apply(dtype, "add", *both)
+            found[second] = emitter.apply(dtype, "sub", *both)
+    return [found[i] if i in found else _weighted(emitter, row, values, dtype) for i, row in enumerate(matrix)]
 
 
-def _with_sums(emitter: Emitter, matrix: Array, values: list[str]) -> tuple[Array, list[str]]:
+def _with_sums(emitter: Emitter, matrix: Array, values: list[str], dtype: DType) -> tuple[Array, list[str]]:
     """Replace pairs of values whose factors differ in sign at most by their sums and differences."""
     matrix = matrix.copy()
     for first, second in itertools.combinations(range(len(values)), 2):
@@ -296,30 +307,31 @@ def _with_sums(emitter: Emitter, matrix: Array, values: list[str]) -> tuple[Arra
         is_pair = np.array_equal(np.abs(one), np.abs(other)) and np.any(one + other) and np.any(one - other)
         if is_pair:
             pair = (values[first], values[second])
-            values[first] = emitter.apply(DType.F32, "add", *pair)
-            values[second] = emitter.apply(DType.F32, "sub", *pair)
+            values[first] = emitter.apply(dtype, "add", *pair)
+            values[second] = emitter.apply(dtype, "sub", *pair)
             matrix[:, first], matrix[:, second] = (one + other) / 2, (one - other) / 2
     return matrix, values
 
 
-def _weighted(emitter: Emitter, factors: Array, values: Sequence[str]) -> str:
+def _weighted(emitter: Emitter, factors: Array, values: Sequence[str], dtype: DType) -> str:
     """Return the name of a sum of values times factors, of which not all are 0."""
     used = [(float(factor), value) for factor, value in zip(factors, values, strict=True) if factor]
     sizes = {abs(factor) for factor, _ in used}
     if len(used) > 1 and len(sizes) == 1 and sizes != {1.0}:
         (size,) = sizes
-        return _times(emitter, size, _weighted(emitter, factors / size, values))
+        return _times(emitter, size, _weighted(emitter, factors / size, values, dtype), dtype)
     used.sort(key=lambda term: term[0] != 1)  # one that is only added begins
-    total = _times(emitter, *used[0])
+    total = _times(emitter, *used[0], dtype)
     for factor, value in used[1:]:
-        total = emitter.apply(DType.F32, "add" if factor > 0 else "sub", total, _times(emitter, abs(factor), value))
+        term = _times(emitter, abs(factor), value, dtype)
+        total = emitter.apply(dtype, "add" if factor > 0 else "sub", total, term)
     return total
 
 
-def _times(emitter: Emitter, factor: float, value: str) -> str:
+def _times(emitter: Emitter, factor: float, value: str, dtype: DType) -> str:
     if factor == 1:
         return value
-    return emitter.apply(DType.F32, "mul", emitter.literal(DType.F32, factor), value)
+    return emitter.apply(dtype, "mul", emitter.literal(dtype, factor if dtype.is_float else int(factor)), value)
 
 
 def _spread(floats: int) -> int:

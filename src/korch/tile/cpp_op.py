@@ -110,6 +110,9 @@ class OpPrinter:
             case Apply(_, dtype, name, arguments):
                 given = [values[a] for a in arguments]
                 source = next(o.dtype for o in self.pass_.ops if o.name == arguments[-1])
+                bits = self._power(arguments[-1]) if name == "div" else None
+                if bits is not None:
+                    return f"korch::div_by_power<{type_}, {width}, {bits}>({given[0]})"
                 if name == "div" and variable and width == "W" and self._is_uniform(arguments[1], ranges, variable):
                     divisor = f"korch::lane<{type_}, {width}>({given[1]}, 0)"
                     # What the kernel has summed up is rounded already: a last bit more is no loss.
@@ -121,6 +124,13 @@ class OpPrinter:
                 return applied(op, source, given, width)
             case _:
                 assert_never(op)
+
+    def _power(self, name: str) -> int | None:
+        """Return the logarithm of an integer that is a power of two; None of anything else."""
+        op = next(op for op in self.pass_.ops if op.name == name)
+        if not isinstance(op, Literal) or op.dtype.is_float or op.dtype is DType.BOOL or op.value < 1:
+            return None
+        return int(op.value).bit_length() - 1 if int(op.value) & (int(op.value) - 1) == 0 else None
 
     def _is_nonpositive(self, name: str) -> bool:
         """Return whether a value is the lesser of another and 0."""

@@ -11,15 +11,18 @@ import numpy as np
 from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer, is_finite_in
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
-from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.ops.linear import BYTES, ConvAttributes
 from korch.primitive.ops.winograd import TRANSFORMS, WinogradAttributes, tile_counts, transform_weights
-from korch.primitive.types import pair
+from korch.primitive.types import DType, pair
 
 FEWEST_CHANNELS = 16
 """With fewer channels the transforms cost more than the products save."""
 
 MOST_WORK = 0.7
 """The part of the multiplications that may be left, tiles beyond the border included."""
+
+TILE_OF_BYTES, DIVISOR_OF_BYTES = 2, 4
+"""The outputs of a tile per axis where bytes are multiplied, and the factor that makes its weights whole."""
 
 CLOSE_WORK = 1.4
 """Small tiles are tried, too, if their products are at most this multiple of those of large ones."""
@@ -35,17 +38,22 @@ class WinogradMatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WinogradWitness:
-    """The image, the transformed weights in float64, and the attributes."""
+    """The image, the transformed weights in float64 times a divisor of the result, and the attributes."""
 
     x: int
     weights: Array
     attributes: WinogradAttributes
+    divisor: int
 
 
 def _match(view: View, root: Primitive) -> Iterator[WinogradMatch]:
-    if view.shape(root.inputs[1])[2:] == (3, 3) and view.type(root.output).dtype.is_float:
+    if view.shape(root.inputs[1])[2:] != (3, 3):
+        return
+    if view.type(root.output).dtype.is_float:
         for tile in TRANSFORMS:
             yield WinogradMatch(root, tile)
+    elif view.type(root.inputs[0]).dtype in BYTES:
+        yield WinogradMatch(root, TILE_OF_BYTES)
 
 
 def _refuse(view: View, match: WinogradMatch) -> WinogradWitness | RuleRefusal:
@@ -62,17 +70,30 @@ def _refuse(view: View, match: WinogradMatch) -> WinogradWitness | RuleRefusal:
         return RuleRefusal("there are too few channels for a transform", conv.output)
     if view.becomes_integer(conv.output):
         return RuleRefusal("the sums become integers, so they have to be exact", conv.output)
-    products = {tile: _products(shape, tile) for tile in TRANSFORMS}
+    dtype = view.type(x).dtype
+    is_of_bytes = dtype in BYTES
+    products = {tile: _products(shape, tile) for tile in ((TILE_OF_BYTES,) if is_of_bytes else TRANSFORMS)}
     if products[match.tile] > MOST_WORK * 9 * shape[2] * shape[3]:
         return RuleRefusal("the image is too small for such tiles", conv.output)
     if products[match.tile] > CLOSE_WORK * min(products.values()):
         return RuleRefusal("other tiles take far fewer products", conv.output)
-    transformed = transform_weights(constant.array, match.tile)
-    if not is_finite_in(transformed, view.type(conv.output).dtype):
+    divisor = DIVISOR_OF_BYTES if is_of_bytes else 1
+    transformed = divisor * transform_weights(constant.array, match.tile)
+    if is_of_bytes and _largest_sum(transformed, dtype) >= 1 << 31:
+        return RuleRefusal("a transformed sum could exceed 32 bits", conv.output)
+    if not is_of_bytes and not is_finite_in(transformed, view.type(conv.output).dtype):
         return RuleRefusal("a transformed weight is not finite", conv.output)
-    return WinogradWitness(
-        x, transformed, WinogradAttributes(match.tile, pair(attributes.pads_begin), pair(attributes.pads_end))
-    )
+    pads = pair(attributes.pads_begin), pair(attributes.pads_end)
+    return WinogradWitness(x, transformed, WinogradAttributes(match.tile, *pads), divisor)
+
+
+def _largest_sum(weights: Array, dtype: DType) -> float:
+    """Return a bound of all sums of a tile of bytes: each point's largest number times its weights, added up."""
+    data = TRANSFORMS[TILE_OF_BYTES].data
+    factors, limits = np.kron(data, data), np.iinfo(dtype.numpy)
+    above, below = (np.maximum(sign * factors, 0).sum(1) for sign in (1, -1))
+    most = np.maximum(above * limits.max - below * limits.min, below * limits.max - above * limits.min)
+    return float((most @ np.abs(weights).sum(2).reshape(len(most), -1)).max(initial=0))
 
 
 def _products(shape: tuple[int, ...], tile: int) -> int:
@@ -81,8 +102,13 @@ def _products(shape: tuple[int, ...], tile: int) -> int:
 
 
 def _build(writer: Writer, witness: WinogradWitness) -> int:
-    weights = writer.constant(np.ascontiguousarray(witness.weights), writer.type(witness.x).dtype)
-    return writer.add("winograd", (witness.x, weights), witness.attributes)
+    dtype = writer.type(witness.x).dtype
+    weights = writer.constant(np.ascontiguousarray(witness.weights), DType.I16 if dtype in BYTES else dtype)
+    result = writer.add("winograd", (witness.x, weights), witness.attributes)
+    if witness.divisor == 1:
+        return result
+    type_ = writer.type(result)
+    return writer.add("div", (result, writer.along(np.array(witness.divisor), 0, type_)))
 
 
 CONV3X3_IS_WINOGRAD = Rule(

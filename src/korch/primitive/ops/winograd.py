@@ -2,7 +2,8 @@
 
 Tiles of (m+2) x (m+2) inputs and the weights are transformed, multiplied element by element, summed
 over the channels, and transformed back into m x m outputs: Winograd's minimal filtering F(m x m,
-3 x 3) as Lavin and Gray use it (CVPR 2016). The weights come transformed already.
+3 x 3) as Lavin and Gray use it (CVPR 2016). The weights come transformed already. Images of bytes
+have weights of 16 bits and sums of 32, without any rounding.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from korch.primitive.op import Array, Attributes, Category, Op, Sample, require
-from korch.primitive.types import ValueType
+from korch.primitive.ops.linear import BYTES
+from korch.primitive.types import DType, ValueType
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +94,16 @@ def _infer(inputs: Sequence[ValueType], attributes: WinogradAttributes) -> Value
     x, u = inputs
     m = attributes.tile
     require(m in TRANSFORMS, f"winograd: a tile of {m} is none of {sorted(TRANSFORMS)}")
-    require(x.rank == 4 and x.dtype.is_float, f"winograd: argument 0 is {x}, not an image")
-    legal = u.rank == 4 and u.dtype is x.dtype and u.shape[:3] == (m + 2, m + 2, x.shape[1])
+    is_of_bytes = x.dtype in BYTES
+    require(x.rank == 4 and (x.dtype.is_float or is_of_bytes), f"winograd: argument 0 is {x}, not an image")
+    wanted = DType.I16 if is_of_bytes else x.dtype
+    legal = u.rank == 4 and u.dtype is wanted and u.shape[:3] == (m + 2, m + 2, x.shape[1])
     require(legal, f"winograd: argument 1 is {u}, argument 0 is {x}, the tile is {m}")
     pads = (*attributes.pads_begin, *attributes.pads_end)
     require(len(pads) == 4 and min(pads) >= 0, f"winograd: the pads are {pads}")
     sizes = tuple(x.shape[2 + i] + pads[i] + pads[2 + i] - 2 for i in range(2))
     require(min(sizes) >= 1, f"winograd: the window is larger than {x}")
-    return x.with_shape((x.shape[0], u.shape[3], *sizes))
+    return ValueType((x.shape[0], u.shape[3], *sizes), DType.I32 if is_of_bytes else x.dtype)
 
 
 def _flop(inputs: Sequence[ValueType], attributes: WinogradAttributes, output: ValueType) -> int:
@@ -110,7 +114,7 @@ def _flop(inputs: Sequence[ValueType], attributes: WinogradAttributes, output: V
 
 
 def _reference(inputs: Sequence[Array], attributes: WinogradAttributes) -> Array:
-    x, u = inputs
+    x, u = (array.astype(np.int32) if array.dtype.kind in "iu" else array for array in inputs)
     m, (top, left), (bottom, right) = attributes.tile, attributes.pads_begin, attributes.pads_end
     height, width = x.shape[2] + top + bottom - 2, x.shape[3] + left + right - 2
     down, across = tile_counts((0, 0, height, width), m)
@@ -144,10 +148,12 @@ ROWS: tuple[Op, ...] = (
         samples=(
             Sample(("f32[1,3,7,6]", "f32[6,6,3,2]"), _PADDED),
             Sample(("f32[2,2,5,4]", "f32[4,4,2,3]"), WinogradAttributes(2, (1, 0), (0, 1))),
+            Sample(("u8[1,2,5,4]", "i16[4,4,2,3]"), WinogradAttributes(2, (1, 0), (0, 1))),
         ),
         refusals=(
             Sample(("f32[1,3,7,6]", "f32[5,5,3,2]"), WinogradAttributes(3, (1, 1), (1, 1))),
             Sample(("f32[1,3,7,6]", "f32[4,4,3,2]"), _PADDED),
+            Sample(("u8[1,3,7,6]", "i8[6,6,3,2]"), _PADDED),
             Sample(("f32[1,3,7,6]", "f32[6,6,2,3]"), _PADDED),
             Sample(("f32[1,3,7]", "f32[6,6,3,2]"), _PADDED),
             Sample(("f32[1,3,1,6]", "f32[6,6,3,2]"), WinogradAttributes(4, (0, 0), (1, 0))),

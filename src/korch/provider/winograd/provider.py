@@ -14,9 +14,11 @@ from korch.provider.tile_kernel import comment_of, kernel_of
 from korch.provider.winograd.match import match_group
 from korch.provider.winograd.split import can_split, split_kernel
 from korch.provider.winograd.vectors import blocking_for
-from korch.schedule.contraction import Layouts, NotFusedError, refuse_types
-from korch.schedule.winograd import Winograd
+from korch.schedule.contraction import Layouts, NotFusedError, is_of_bytes, refuse_types
+from korch.schedule.products import PAIR_LANES
+from korch.schedule.winograd import Winograd, elements_of
 from korch.target import Target
+from korch.tile.program import Product
 
 MANY_WEIGHTS_BYTES = 8 << 20
 """From here on it may be better that each thread reads only its part of the weights."""
@@ -42,7 +44,9 @@ class WinogradProvider:
         variants = (TILES, CHANNELS) if is_large else (TILES,)
         offers: list[Offer] = []
         refusal = Refusal("no layout fits both the inputs and the outputs")
-        for wanted in (channels_blocked(4, target.lanes), channels_last(4)):
+        is_bytes = is_of_bytes(group.body, root)
+        blocked = () if is_bytes else (channels_blocked(4, target.lanes),)
+        for wanted in (*blocked, channels_last(4)):
             layouts = _layouts(group, root, wanted, target)
             if layouts is None:
                 continue
@@ -53,7 +57,8 @@ class WinogradProvider:
                 refusal = Refusal(str(error))
                 continue
             block = blocking_for(schedule, target, False).vectors * target.lanes
-            inputs = _with_weights(layouts[0], weights, Layout((3, 0, 1, 2), ((3, block),)))
+            terms = ((2, schedule.product.group),) if is_bytes else ()
+            inputs = _with_weights(layouts[0], weights, Layout((3, 0, 1, 2), ((3, block), *terms)))
             offers += [Offer(inputs, layouts[1], variant) for variant in variants]
             if can_split(group, root, target):
                 inputs = _with_weights(layouts[0], weights, Layout((0, 1, 3, 2), ((3, block),)))
@@ -87,13 +92,14 @@ def _root(group: Group, target: Target) -> Primitive | Refusal:
     if len(found) != 1:
         return Refusal("it is not one convolution in Winograd's space")
     root, types = found[0], group.body.types
-    refusal = refuse_types(group.body, root)
+    refusal = refuse_types(group.body, root, with_bytes=target.lanes in PAIR_LANES)
     if refusal is not None:
         return refusal
     if group.position.get(root.inputs[1]) not in group.constant_inputs:
         return Refusal("the weights are not constant")
     channels = types[root.inputs[0]].shape[1], types[root.output].shape[1]
-    if target.lanes < 4 or any(n % target.lanes for n in channels):
+    product = Product.S16S16 if is_of_bytes(group.body, root) else Product.F32
+    if target.lanes < 4 or channels[0] % elements_of(product, target.lanes) or channels[1] % target.lanes:
         return Refusal("the channels do not fill a vector register")
     if types[root.output].size == 0 or 0 in channels:
         return Refusal("the result is empty")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from korch.schedule.winograd import Blocking, Winograd
 from korch.target import Target
+from korch.tile.cpp_steps import BYTE_REGISTERS
 
 CACHE_SHARE = 0.9
 """The part of the level-2 cache that a group of transformed tiles may fill."""
 
 
-def blocking_of(points: int, tiles: int, channels: tuple[int, int], target: Target, is_shared: bool) -> Blocking:
+def blocking_of(
+    points: int, tiles: int, channels: tuple[int, int], target: Target, is_shared: bool, element_bytes: int = 4
+) -> Blocking:
     """Choose the sizes.
 
     Args:
@@ -18,13 +23,14 @@ def blocking_of(points: int, tiles: int, channels: tuple[int, int], target: Targ
         channels: of the image and of the result.
         target: its caches, registers and threads.
         is_shared: whether all tiles are transformed first, and each thread has its own channels.
+        element_bytes: of a transformed tile.
     """
     blocks = channels[1] // target.lanes
     vectors = next(n for n in (2, 3, 1) if blocks % n == 0)
     most_rows = (target.registers - 4) // vectors
     group = tiles
     if not is_shared:
-        most = max(most_rows // 2, int(CACHE_SHARE * target.l2_bytes / (4 * points * channels[0])))
+        most = max(most_rows // 2, int(CACHE_SHARE * target.l2_bytes / (element_bytes * points * channels[0])))
         per_thread = -(-tiles // target.threads)
         group = -(-per_thread // -(-per_thread // most))
     # With a turn over the terms the weights are loaded once more, which costs as much as a row.
@@ -36,4 +42,8 @@ def blocking_of(points: int, tiles: int, channels: tuple[int, int], target: Targ
 def blocking_for(schedule: Winograd, target: Target, is_shared: bool) -> Blocking:
     """Return the sizes for a convolution."""
     channels = schedule.channels, schedule.outputs
-    return blocking_of(schedule.points, schedule.tiles, channels, target, is_shared)
+    size_bytes = schedule.dtype.size_bytes
+    found = blocking_of(schedule.points, schedule.tiles, channels, target, is_shared, size_bytes)
+    if schedule.dtype.is_float:
+        return found
+    return replace(found, rows=min(BYTE_REGISTERS[target.lanes].rows, found.rows))
