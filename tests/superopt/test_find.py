@@ -238,9 +238,10 @@ def test_recorded_answers_count():
 
 
 def test_groups_are_ranked_by_what_can_be_won():
-    """More scores in memory, or more instances, come first; what is long and gains a start only is left out."""
+    """More scores in memory, or more instances, come first; what gains little of its or the model time is left out."""
     small, large = (group_of(attention(2, n, n, 8, 8)) for n in (16, 64))
     assert [*ranked([(small, 1), (large, 1)], MACHINE)] == [large, small]
     assert [*ranked([(small, 1), (large, 1), (small, 99)], MACHINE)] == [small, large]
+    assert [*ranked([(small, 1), (large, 1)], MACHINE, 1e15)] == []
     assert gain_of(large, MACHINE).is_worth_it
     assert not gain_of(group_of(rms_norm_product(8, 4096, 4096)), MACHINE).is_worth_it

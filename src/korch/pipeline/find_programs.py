@@ -33,7 +33,9 @@ def find_programs(run: Run) -> None:
     for provider in meter.providers:
         if isinstance(provider, GeneratedProvider):
             provider.finder = Finder(meter.database, machine, provider.version)
-            provider.finder.search_all(ranked(_groups(run.partition), machine), deadline, run.ledger.answer)
+            work_flop = sum(map(run.split.work_flop, run.split.primitives))
+            groups = ranked(_groups(run.partition), machine, work_flop)
+            provider.finder.search_all(groups, deadline, run.ledger.answer)
             run.found = provider.finder.report()
             if run.found.groups:
                 run.progress("candidates", str(run.found))

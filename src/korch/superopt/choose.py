@@ -2,7 +2,8 @@
 
 What one program can save over the kernels that other providers make is at most the values that these
 write and read again, and the starts of all kernels but one. A group in which that is a small part of the
-least time for its inputs, outputs and operations is left out.
+least time for its inputs, outputs and operations is left out, and so is one in which it is a small part of the
+least time of the whole model.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ START_NS = 1000.0
 """The time that a kernel takes to start its threads and wait for the last one."""
 
 LEAST_GAIN = 0.003
-"""The least part of its time that a program must be able to save."""
+"""The least part of its time that a program must be able to save, and the least part of the model's."""
 
 OPERATIONS_PER_LANE = 4
 """Floating-point operations of a lane in a cycle: two fused multiplications and additions."""
@@ -54,22 +55,27 @@ def gain_of(group: Group, machine: Machine) -> Gain:
     if not kept and any(p.row.category is Category.REDUCE for p in body.primitives):
         saved_ns = START_NS
     moved = sum(body.types[value].size_bytes for _, value in (*body.inputs, *body.outputs))
-    rate = OPERATIONS_PER_LANE * machine.lanes * CYCLES_PER_NS * machine.threads
-    return Gain(saved_ns, moved / bandwidth + group.linear_flop / rate)
+    return Gain(saved_ns, moved / bandwidth + group.linear_flop / _flop_per_ns(machine))
 
 
-def ranked(groups: Iterable[tuple[Group, int]], machine: Machine) -> Iterator[Group]:
+def _flop_per_ns(machine: Machine) -> float:
+    return OPERATIONS_PER_LANE * machine.lanes * CYCLES_PER_NS * machine.threads
+
+
+def ranked(groups: Iterable[tuple[Group, int]], machine: Machine, work_flop: float = 0.0) -> Iterator[Group]:
     """Yield the groups that are worth a search, the best first, each once.
 
     Args:
         groups: each with how often the model has it.
         machine: what programs are made for.
+        work_flop: operations of the model.
     """
+    least_ns = LEAST_GAIN * work_flop / _flop_per_ns(machine)
     counts: dict[str, int] = {}
     known: dict[str, Group] = {}
     for group, count in groups:
         known.setdefault(group.key, group)
         counts[group.key] = counts.get(group.key, 0) + count
     gains = {key: gain_of(group, machine) for key, group in known.items()}
-    worth = [key for key in known if gains[key].is_worth_it]
+    worth = [key for key in known if gains[key].is_worth_it and counts[key] * gains[key].saved_ns > least_ns]
     yield from (known[key] for key in sorted(worth, key=lambda key: (-counts[key] * gains[key].saved_ns, key)))

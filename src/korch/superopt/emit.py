@@ -382,7 +382,7 @@ class _Emitter:
         is_input = second.buffer.startswith("i")
         width = self.sizes.packed.get(int(second.buffer[1:])) if is_input else None
         vectors = width // self.sizes.lanes if width else VECTORS if i.extent > 2 else VECTORS_OF_FEW_ROWS
-        return Registers(min(ROWS, i.extent), vectors, is_input)
+        return Registers(rows_together(i.extent), vectors, is_input)
 
     def _packing_site(self, operand: Operand) -> list[Step]:
         return self.steps[operand.phase]
@@ -414,6 +414,11 @@ class _Emitter:
 
     def _is_packed(self, operand: Operand) -> bool:
         return self.leaves[operand.expression].position in self.sizes.packed
+
+
+def rows_together(rows: int) -> int:
+    """Return how many rows a contraction holds in registers: at most `ROWS`, and about equally many each time."""
+    return -(-rows // -(-rows // ROWS))
 
 
 def _vector(axes: tuple[Axis, ...]) -> str:

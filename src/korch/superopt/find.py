@@ -40,6 +40,9 @@ MOST_GRAPHS = 8
 CUTS_OF_A_GRAPH = 2
 """Cuts of each that are offered."""
 
+WORTH = 1.3
+"""A program whose estimate is more than this many times the least one is neither verified nor offered."""
+
 GROUP_SECONDS = 12.0
 """The longest search for one group."""
 
@@ -256,6 +259,8 @@ class _Selection:
         for graph in self.found.found:
             ranked += [(cut, graph) for cut in cuts(self.computation, self.ways, graph, self.machine)[:CUTS_OF_A_GRAPH]]
         ranked.sort(key=lambda pair: pair[0].estimate_ns)
+        most_ns = WORTH * ranked[0][0].estimate_ns if ranked else 0.0
+        ranked = [pair for pair in ranked if pair[0].estimate_ns <= most_ns]
         programs: list[FoundProgram] = []
         verdicts: dict[int, str] = {}
         refused: dict[str, int] = {}
