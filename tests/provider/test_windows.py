@@ -6,7 +6,7 @@ from korch.candidate.candidate import Group, Offer, Refusal
 from korch.primitive.ops.elementwise import CastAttributes
 from korch.primitive.ops.layout import SliceAttributes
 from korch.primitive.ops.linear import ConvAttributes
-from korch.primitive.types import DType
+from korch.primitive.types import DType, ValueType
 from korch.provider.conv import ConvProvider
 from korch.provider.conv.vectors import WINDOWS, plans_of
 from korch.provider.provider import Kernel
@@ -33,10 +33,9 @@ def conv(
     rank = len(shape) - 2
     window, *numbers = (n if isinstance(n, tuple) else (n,) * rank for n in (window, stride, pad, dilation))
     size = (channels, shape[1] // groups, *window)
-    x = g.tensor(*shape)
+    x = g.input("x0", ValueType(shape, kind))
     w = g.weights(*size) if is_constant else g.tensor(*size)
-    if kind is not DType.F32:
-        x, w = (g.add("cast", [g.add("cast", [v], CastAttributes(kind))], CastAttributes(DType.F32)) for v in (x, w))
+    x = x if kind is DType.F32 else g.add("cast", [x], CastAttributes(DType.F32))
     strides, pads, dilations = numbers
     y = g.add("conv", [x, w], ConvAttributes(strides, pads, pads, dilations, groups))
     y = g.with_tensor("add", y, g.weights(1, channels, *(1,) * rank))
@@ -62,6 +61,14 @@ def kinds(n: int) -> dict[str, Group]:
         "multiplied": conv((1, 4, 9, 18), 8, (3, 2), stride=(2, 1), pad=(1, 0), groups=4),
         "known at run time": conv((1, 5, 9, 11), 9, 3, dilation=(1, 2), pad=(1, 2), is_constant=False),
         "one place": conv((1, n, 3), n, 3, pad=0),
+        "channel by channel": conv((2, 2 * n, 9, 19), 2 * n, 3, stride=(2, 1), groups=2 * n, steps=gated),
+        "channel by channel, some lanes": conv((1, n + 3, 7, 12), n + 3, 5, pad=2, groups=n + 3, steps=gated),
+        "channel by channel, few": conv((1, 3, 6, 9), 3, 3, groups=3),
+        "channel by channel, wide": conv((1, n, 5, 21), n, (3, 11), pad=(1, 5), groups=n),
+        "channel by channel, far apart": conv((1, n, 4, 23), n, 3, pad=(1, 12), dilation=(1, 12), groups=n),
+        "channel by channel, narrow": conv((1, n, 6, 2), n, (3, 5), stride=2, pad=(1, 2), groups=n),
+        "channel by channel, three axes": conv((1, n, 4, 5, 9), n, (2, 3, 3), pad=(1, 1, 0), groups=n, steps=gated),
+        "channel by channel, of 16 bits": conv((1, n, 5, 10), n, 3, groups=n, kind=DType.F16),
     }
 
 
@@ -94,6 +101,9 @@ def test_channels_of_groups_are_read_in_blocks_where_they_fill_vectors(target):
     assert layouts("groups") == {"abcd", "acdb", f"aBcd{n}b"}
     assert layouts("groups of few") == {"abcd"}
     assert layouts("three axes") == {"abcde", "acdeb", f"aBcde{n}b"}
+    assert layouts("channel by channel") == {"acdb", f"aBcd{n}b"}
+    assert layouts("channel by channel, some lanes") == {"acdb"}
+    assert layouts("channel by channel, few") == {"abcd", "acdb"}
 
 
 def test_what_is_refused(target):

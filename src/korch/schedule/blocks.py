@@ -144,16 +144,20 @@ class Blocked:
         return self.fusion.place[value]
 
 
-def direct(ops: Sequence[TileOp], axes: Sequence[Axis], can_widen: bool) -> At | None:
-    """Return where an operand lies if it is nothing but memory, read in equal steps along some axes."""
+def loaded(ops: Sequence[TileOp], can_widen: bool) -> Load | None:
+    """Return the load that an operand is if it is nothing else, perhaps widened."""
     match ops:
         case (Load() as load,):
-            pass
+            return load
         case Load() as load, Apply(dtype=DType.F32, op="cast") if can_widen and load.dtype in WIDENED:
-            pass
-        case _:
-            return None
-    if load.guards or any(load.index.coefficient(axis.name) is None for axis in axes):
+            return load
+    return None
+
+
+def direct(ops: Sequence[TileOp], axes: Sequence[Axis], can_widen: bool) -> At | None:
+    """Return where an operand lies if it is nothing but memory, read in equal steps along some axes."""
+    load = loaded(ops, can_widen)
+    if load is None or load.guards or any(load.index.coefficient(axis.name) is None for axis in axes):
         return None
     return At(load.buffer, load.index)
 

@@ -1,29 +1,70 @@
-"""Depthwise convolutions of bytes -> tile programs in which the elements of a vector are channels.
+"""Depthwise convolutions -> tile programs in which the elements of a vector are channels.
 
-A task copies what its windows meet to a tile, with the pad around it, channels last. The contraction
-has one column for each channel, on which both operands depend, and one term for each place of a window.
+The contraction has one column for each channel, on which both operands depend, and one term for each
+place of a window. Floats are read where they lie, and terms outside of the image are left out; if
+anything is computed or moved before, and for bytes, a task copies what its windows meet to a tile, with
+the pad around it, channels last.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from korch.candidate.candidate import Group
 from korch.candidate.layout import Layout
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
-from korch.schedule.blocks import Blocked, cut, fill, flat, store, zero_of
+from korch.primitive.types import row_major_strides
+from korch.schedule.blocks import Blocked, Operand, cut, fill, flat, loaded, zero_of
 from korch.schedule.contraction import Layouts, NotFusedError, contraction_of
-from korch.tile.index import ZERO, Expr, Ranges, add, constant, scale, substitute, var
-from korch.tile.program import PAIR, At, Axis, Buffer, Contract, Level, Panels, Pass, Registers, Stage, TileProgram
+from korch.schedule.sides import sides_of, without_units
+from korch.tile.emit import Index
+from korch.tile.index import ZERO, Expr, Ranges, add, scale, substitute, var
+from korch.tile.loops import map_indices
+from korch.tile.program import (
+    PAIR,
+    At,
+    Axis,
+    Buffer,
+    Contract,
+    Inside,
+    Level,
+    Panels,
+    Pass,
+    Registers,
+    Stage,
+    Step,
+    Store,
+    TileProgram,
+)
 
 MOST_TAPS = 49
-"""Places of a window: the loops over them are unrolled."""
+"""Places of a window of bytes: the loops over them are unrolled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocking:
+    """How a depthwise convolution is cut into tasks.
+
+    Attributes:
+        rows: of places of a task, along the last axis but one.
+        channels: of a task, which lie beside each other.
+        places: of a row that are in registers at a time.
+        is_by_rows: whether tasks of the same rows follow each other; else those of the same channels do.
+        fetches: whether what is read next, and where results go, is fetched into the cache.
+    """
+
+    rows: int
+    channels: int
+    places: int
+    is_by_rows: bool = False
+    fetches: bool = False
 
 
 class Depthwise(Blocked):
-    """What all programs of a group with a depthwise convolution of bytes have in common."""
+    """What all programs of a group with a depthwise convolution have in common."""
 
     def __init__(self, group: Group, root: Primitive, layouts: Layouts, lanes: int) -> None:
         """Prepare them.
@@ -32,96 +73,171 @@ class Depthwise(Blocked):
             NotFusedError: the convolution is not of this kind.
         """
         super().__init__(group, root, layouts, contraction_of(group, root, last=True))
-        image, weights, out = (group.body.types[value].shape for value in (*root.inputs, root.output))
-        self.attributes = root.attributes_as(ConvAttributes)
-        if not is_depthwise(image, weights, self.attributes):
+        image, weights = (group.body.types[value].shape for value in root.inputs)
+        if not is_depthwise(image, weights, root.attributes_as(ConvAttributes)):
             raise NotFusedError("the channels are in groups")
-        if len(out) != 4:
+        self.images, self.channels, self.lanes = image[0], image[1], lanes
+        self.sides, self.is_of_bytes = sides_of(group, root), self.product.is_of_bytes
+        if len(self.sides) != 2 and (self.is_of_bytes or len(self.sides) < 2):
             raise NotFusedError("a depthwise convolution does not have two spatial axes")
-        if weights[2] * weights[3] > MOST_TAPS:
+        if self.is_of_bytes and math.prod(weights[2:]) > MOST_TAPS:
             raise NotFusedError("the window is too large")
-        self.images, self.channels, self.places, self.window = image[0], image[1], out[2:], weights[2:]
-        self.lanes = lanes
 
-    def reach(self, axis: int, places: int) -> int:
-        """Return from how many neighbours along a spatial axis some places are computed."""
-        at = self.attributes
-        return (places - 1) * at.strides[axis] + (self.window[axis] - 1) * at.dilations[axis] + 1
-
-    def program(self, rows: int, channels: int, places: int) -> TileProgram:
-        """Return the program whose tasks compute some rows of places and some channels.
-
-        Args:
-            rows: of places of a task.
-            channels: of a task.
-            places: of a row that are in registers at a time.
+    def program(self, blocking: Blocking) -> TileProgram:
+        """Return the program of a blocking.
 
         Raises:
             NotFusedError: what stands around the convolution can't be computed with it.
         """
-        (gy, y), (gj, j) = cut(self.places[0], rows, ("gy", "y")), cut(self.channels, channels, ("gj", "j"))
-        x, grid = Axis("x", self.places[1]), (Axis("n", self.images), gj, gy)
-        taps = tuple(Axis(f"t{axis}", n, True) for axis, n in enumerate(self.window))
-        ranges = {axis.name: (0, axis.extent - 1) for axis in (*grid, y, x, j, *taps)}
-        padded = -(-j.extent // self.lanes) * self.lanes
-        total = At("t", add(scale(var("y"), x.extent * padded), scale(var("x"), padded), var("j")))
-        zero = fill((y, x, j), total, zero_of(self.sum_type), self.sum_type)
-        a, b = self._read(j.extent), At(self._weights, add(scale(self._term, self._columns), flat(gj, j)))
-        contract = Contract((y, x, j, *taps), total, a, b, self.product, registers=Registers(places, 1))
-        values: dict[str, Expr] = {"x0": flat(gj, j), "x3": var("n"), "p0": flat(gy, y), "p1": var("x")}
-        after = self.after(total, (y, x, j), values, ranges)
-        size = (self.reach(0, y.extent), self.reach(1, x.extent))
-        copy = self._copy(size, y, (gj, j), ranges)
-        tile = Buffer("t", Level.TILE, self.sum_type, y.extent * x.extent * padded)
-        copied = Buffer("pa", Level.TILE, self.dtype, size[0] * size[1] * j.extent + self.lanes)
-        return TileProgram((*self._memory(), tile, copied), (Stage(grid, (copy, zero, contract, after)),))
+        return _Maker(self, blocking).program()
 
-    def _copy(self, size: tuple[int, int], y: Axis, channels: tuple[Axis, Axis], ranges: Ranges) -> Pass:
-        """Return the pass that copies what a task reads of an image."""
-        at, (gj, j) = self.attributes, channels
-        axes = (Axis("u0", size[0]), Axis("u1", size[1]), replace(j, name="c"))
-        emitter = self.fusion.emitter({**ranges, **{axis.name: (0, axis.extent - 1) for axis in axes}})
-        index = (
-            var("n"),
-            flat(gj, axes[2]),
-            add(scale(var("gy"), y.extent * at.strides[0]), var("u0"), constant(-at.pads_begin[0])),
-            add(var("u1"), constant(-at.pads_begin[1])),
+    def finish(self, blocking: Blocking) -> Pass:
+        """Return the pass of this program that computes the results from the sums.
+
+        Raises:
+            NotFusedError: the program can't be made.
+        """
+        return _Maker(self, blocking).finish()
+
+
+class _Maker:
+    """One program: its axes, and the steps along them."""
+
+    def __init__(self, depthwise: Depthwise, blocking: Blocking) -> None:
+        self.depthwise, self.blocking = depthwise, blocking
+        *outer, last = depthwise.sides
+        sizes = [side.out for side in outer[:-1]] + [blocking.rows]
+        cuts = [cut(side.out, n, (f"g{d}", f"y{d}")) for d, (side, n) in enumerate(zip(outer, sizes, strict=True))]
+        self.rows, self.x = tuple(inner for _, inner in cuts), Axis("x", last.out)
+        self.spots = [*(flat(*pair) for pair in cuts), var("x")]
+        blocks, self.j = cut(depthwise.channels, blocking.channels, ("gj", "j"))
+        self.channel, rows = flat(blocks, self.j), tuple(outer for outer, _ in cuts)
+        inner = (*rows, blocks) if blocking.is_by_rows else (blocks, *rows)
+        self.grid = (Axis("n", depthwise.images), *inner)
+        self.taps = tuple(Axis(f"t{d}", side.window, True) for d, side in enumerate(depthwise.sides))
+        axes = (*self.grid, *self.rows, self.x, self.j, *self.taps)
+        self.ranges: Ranges = {axis.name: (0, axis.extent - 1) for axis in axes}
+
+    def finish(self) -> Pass:
+        """Return the pass that computes the results, if the operands can be computed."""
+        self._image()
+        kept, total, _ = self._sums()
+        return self._after(kept, total)
+
+    def _sums(self) -> tuple[tuple[Axis, ...], At, int]:
+        """Return the axes of the sums, one of them, and how many there are."""
+        kept = (*self.rows, self.x, self.j)
+        padded = -(-self.j.extent // self.depthwise.lanes) * self.depthwise.lanes
+        steps = row_major_strides((*(axis.extent for axis in kept[:-1]), padded))
+        place = add(*(scale(var(axis.name), n) for axis, n in zip(kept, steps, strict=True)))
+        return kept, At("t", place), kept[0].extent * steps[0]
+
+    def _after(self, kept: tuple[Axis, ...], total: At) -> Pass:
+        values = {"x0": self.channel, "x3": var("n")} | {f"p{d}": spot for d, spot in enumerate(self.spots)}
+        return self.depthwise.after(total, kept, values, self.ranges)
+
+    def program(self) -> TileProgram:
+        """Return it."""
+        depthwise = self.depthwise
+        image, where = self._image()
+        kept, total, size = self._sums()
+        zero = fill(kept, total, zero_of(depthwise.sum_type), depthwise.sum_type)
+        weights = At(self._weights, add(scale(self._term, self._columns), self.channel))
+        registers = Registers(self.blocking.places, 1, fetches_out=self.blocking.fetches and image.packing is None)
+        contract = Contract(
+            (*kept, *self.taps), total, image.at, weights, depthwise.product, registers=registers, where=where
         )
-        units = {name: ZERO for name, (_, high) in emitter.ranges.items() if high == 0}
-        moved = tuple(substitute(expr, units, emitter.ranges) for expr in index)
-        value = self.fusion.argument(emitter, self.root.inputs[0], moved)
-        place = add(scale(var("u0"), size[1] * j.extent), scale(var("u1"), j.extent), var("c"))
-        return Pass(axes, "c", tuple(emitter.ops), (store(At("pa", place), value),))
+        tile = Buffer("t", Level.TILE, depthwise.sum_type, size)
+        copy: tuple[Step, ...] = () if image.packing is None else (image.packing,)
+        own = () if image.buffer is None else (image.buffer,)
+        stage = Stage(self.grid, (*copy, zero, contract, self._after(kept, total)))
+        return TileProgram((*self._memory(), tile, *own), (stage,))
 
-    def _read(self, channels: int) -> At:
-        """Return which element of the copy a product reads."""
-        at, row = self.attributes, self.reach(1, self.places[1]) * channels
-        steps = zip((*at.strides, *at.dilations), (row, channels) * 2, ("y", "x", "t0", "t1"), strict=True)
-        return At("pa", add(*(scale(var(name), step * n) for step, n, name in steps), var("j")))
+    def _image(self) -> tuple[Operand, tuple[Inside, ...]]:
+        """Return where the windows are read, and where they are inside of the image: in memory, or in a copy."""
+        spots = zip(self.depthwise.sides, self.spots, self.taps, strict=True)
+        index = (var("n"), *(side.met(spot, var(tap.name)) for side, spot, tap in spots))
+        read = self._read(index, self.channel, self.ranges)
+        load = None if self.depthwise.is_of_bytes else loaded(read.ops, can_widen=True)
+        axes = (*self.rows, self.x, self.j, *self.taps)
+        if load is None or not load.dtype.is_float or any(load.index.coefficient(axis.name) is None for axis in axes):
+            return self._copied(), ()
+        if load.index.coefficient("j") != 1 or not all(map(self._can_clip, load.guards)):
+            return self._copied(), ()
+        return Operand(At(load.buffer, load.index)), load.guards
+
+    def _read(self, index: Index, channel: Expr, ranges: Ranges) -> Pass:
+        """Return the pass that reads an element: of an image, along each axis but that of channels, in a channel."""
+        depthwise, images, *sides = self.depthwise, *index
+        emitter = depthwise.fusion.emitter({**ranges, "k": (0, depthwise.channels - 1)})  # a block may reach beyond
+        value = depthwise.fusion.argument(emitter, depthwise.root.inputs[0], (images, var("k"), *sides))
+        pass_ = Pass((), "", tuple(emitter.ops), (Store("pa", ZERO, value),))
+        return map_indices(pass_, lambda expr: substitute(expr, {"k": channel}, ranges))
+
+    def _can_clip(self, guard: Inside) -> bool:
+        """Return whether a guard turns on one place of a window, with which it grows."""
+        taps = [tap.name for tap in self.taps if tap.name in guard.expr.variables]
+        inner = {axis.name for axis in (self.x, self.j, self.taps[-1])}
+        on_row = guard.expr.variables & inner
+        if len(taps) != 1 or (guard.expr.coefficient(taps[0]) or 0) <= 0:
+            return False
+        if taps[0] != self.taps[-1].name:
+            return not on_row
+        return guard.expr.variables <= {"x", taps[0]} and (guard.expr.coefficient("x") or 0) > 0
+
+    def _copied(self) -> Operand:
+        """Return where the windows are read in a copy, and the pass that makes it."""
+        sides, spots = self.depthwise.sides, (*self.rows, self.x)
+        size = [side.reach(spot.extent) for side, spot in zip(sides, spots, strict=True)]
+        axes = (*(Axis(f"u{d}", n) for d, n in enumerate(size)), replace(self.j, name="s"))
+        steps = row_major_strides((*size, self.j.extent))
+        ranges = {axis.name: (0, axis.extent - 1) for axis in (*self.grid, *axes)}
+        bases = [*(scale(var(f"g{d}"), axis.extent) for d, axis in enumerate(self.rows)), ZERO]
+        index = [
+            add(side.met(base, ZERO), var(f"u{d}")) for d, (side, base) in enumerate(zip(sides, bases, strict=True))
+        ]
+        moved = tuple(without_units(expr, ranges) for expr in (var("n"), *index))
+        pass_ = self._read(moved, substitute(self.channel, {"j": var("s")}, ranges), ranges)
+        place = add(*(scale(var(axis.name), n) for axis, n in zip(axes, steps, strict=True)))
+        pass_ = replace(pass_, axes=axes, vector="s", sinks=(replace(pass_.sinks[0], index=place),))
+        read = [var("j")]
+        for d, (side, spot) in enumerate(zip(sides, spots, strict=True)):
+            read += [scale(var(spot.name), side.stride * steps[d]), scale(var(f"t{d}"), side.dilation * steps[d])]
+        buffer = Buffer("pa", Level.TILE, self.depthwise.dtype, steps[0] * size[0] + self.depthwise.lanes)
+        return Operand(At("pa", add(*read)), buffer, None, pass_)
 
     @property
     def _columns(self) -> int:
-        return -(-self.channels // self.lanes) * self.lanes
+        return -(-self.depthwise.channels // self.depthwise.lanes) * self.depthwise.lanes
 
     @property
-    def _pairs(self) -> int:
-        """The rows of a window, in whole pairs."""
-        return -(-self.window[0] // PAIR) * PAIR
+    def _windows(self) -> tuple[int, ...]:
+        """The places of a window along each axis: of bytes, the rows are whole pairs."""
+        sizes = tuple(tap.extent for tap in self.taps)
+        return (-(-sizes[0] // PAIR) * PAIR, *sizes[1:]) if self.depthwise.is_of_bytes else sizes
 
     @property
     def _term(self) -> Expr:
-        return add(scale(var("t1"), self._pairs), var("t0"))
+        """The number of a term: of bytes, the rows of a window lie beside each other."""
+        if self.depthwise.is_of_bytes:
+            return add(scale(var("t1"), self._windows[0]), var("t0"))
+        return add(
+            *(scale(var(tap.name), n) for tap, n in zip(self.taps, row_major_strides(self._windows), strict=True))
+        )
 
     @property
     def _weights(self) -> str:
-        return self.fusion.place[self.root.inputs[1]]
+        return self.depthwise.name_of(1)
 
     def _memory(self) -> Iterator[Buffer]:
         """Yield the buffers of inputs and outputs; weights are in panels."""
-        for buffer in self.memory():
+        group = PAIR if self.depthwise.is_of_bytes else 1
+        for buffer in self.depthwise.memory():
             if buffer.name == self._weights:
-                elements = self._pairs * self.window[1] * self._columns
-                buffer = replace(buffer, elements=elements, layout=(Panels(self._columns, self.lanes, PAIR),))
+                elements = math.prod(self._windows) * self._columns
+                buffer = replace(
+                    buffer, elements=elements, layout=(Panels(self._columns, self.depthwise.lanes, group),)
+                )
             yield buffer
 
 
@@ -130,6 +246,8 @@ def is_depthwise(image: tuple[int, ...], weights: tuple[int, ...], attributes: C
     return attributes.groups == image[1] == weights[0] > 1
 
 
-def weights_layout(lanes: int) -> Layout:
-    """Return the layout of weights in panels of channels, with pairs of a window's rows side by side."""
-    return Layout((0, 1, 3, 2), ((0, lanes), (2, PAIR)))
+def weights_layout(lanes: int, rank: int, is_of_bytes: bool) -> Layout:
+    """Return the layout of weights in panels of channels; of bytes, with pairs of a window's rows side by side."""
+    if is_of_bytes:
+        return Layout((0, 1, 3, 2), ((0, lanes), (2, PAIR)))
+    return Layout((0, *range(2, rank), 1), ((0, lanes),))

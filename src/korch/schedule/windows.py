@@ -24,8 +24,9 @@ from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import DType, row_major_strides
 from korch.schedule.blocks import Blocked, Operand, cut, direct, fill, flat
 from korch.schedule.contraction import Layouts, contraction_of
+from korch.schedule.sides import sides_of, without_units
 from korch.tile.emit import Emitter, Index
-from korch.tile.index import ZERO, Expr, Ranges, add, bounds, constant, scale, substitute, var
+from korch.tile.index import Expr, Ranges, add, bounds, constant, scale, var
 from korch.tile.loops import arrange, grid_for
 from korch.tile.program import (
     At,
@@ -65,22 +66,6 @@ class Blocking:
     is_shared: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
-    """An axis of images: its sizes in the image and in the result, and the window along it."""
-
-    size: int
-    out: int
-    window: int
-    stride: int
-    dilation: int
-    pad: int
-
-    def reach(self, places: int) -> int:
-        """Return from how many neighbours some places are computed."""
-        return (places - 1) * self.stride + (self.window - 1) * self.dilation + 1
-
-
 class Windows(Blocked):
     """What all programs of a group with a convolution have in common."""
 
@@ -88,12 +73,9 @@ class Windows(Blocked):
         super().__init__(group, root, layouts, contraction_of(group, root, last=False))
         self.machine = machine
         at = root.attributes_as(ConvAttributes)
-        (self.images, channels, *sizes), weights, out = (
-            group.body.types[value].shape for value in (*root.inputs, root.output)
-        )
+        (self.images, channels, *_), _, out = (group.body.types[value].shape for value in (*root.inputs, root.output))
         self.groups, self.channels, self.results = at.groups, channels // at.groups, out[1] // at.groups
-        parts = (sizes, out[2:], weights[2:], at.strides, at.dilations, at.pads_begin)
-        self.sides = tuple(Side(*numbers) for numbers in zip(*parts, strict=True))
+        self.sides = sides_of(group, root)
 
     def program(self, blocking: Blocking) -> TileProgram:
         """Return the program of one blocking.
@@ -161,7 +143,7 @@ class _Maker:
         kept, axes, total, sums, size = self._sums()
         zero = fill(kept, total, 0.0)
         reads = (image.at, weights.at) if self.is_first else (weights.at, image.at)
-        a, b = (At(at.buffer, _without_units(at.index, self.ranges)) for at in reads)
+        a, b = (At(at.buffer, without_units(at.index, self.ranges)) for at in reads)
         registers, product = self.blocking.registers, self.windows.product
         contract = Contract((*kept, *self.terms), total, a, b, product, registers=registers)
         after = self.windows.after(sums, axes, self.values, self.ranges)
@@ -215,10 +197,7 @@ class _Maker:
         """Return the operations that compute an element which a window meets."""
         windows = self.windows
         spots = zip(windows.sides, self.spots, self.taps, strict=True)
-        index = [
-            add(scale(spot, side.stride), scale(var(tap.name), side.dilation), constant(-side.pad))
-            for side, spot, tap in spots
-        ]
+        index = [side.met(spot, var(tap.name)) for side, spot, tap in spots]
         emitter = windows.fusion.emitter(self.ranges)
         _ = windows.fusion.argument(emitter, windows.root.inputs[0], (var("n"), self.channel, *index))
         return emitter
@@ -266,9 +245,9 @@ class _Maker:
         grid = {} if is_shared else {axis.name: (0, axis.extent - 1) for axis in self.grid}
         ranges = {**grid, **{axis.name: (0, axis.extent - 1) for axis in (*around, *axes)}}
         emitter = windows.fusion.emitter(ranges)
-        moved = tuple(_without_units(expr, ranges) for expr in index)
+        moved = tuple(without_units(expr, ranges) for expr in index)
         value = windows.fusion.argument(emitter, windows.root.inputs[0], moved)
-        sink = Store(buffer.name, _without_units(place, ranges), value)
+        sink = Store(buffer.name, without_units(place, ranges), value)
         sizes = {b.name: b.size for b in (*windows.memory(), buffer)}
         pass_ = arrange(Pass(own, own[-1].name, tuple(emitter.ops), (sink,)), windows.machine.lanes, sizes, grid)
         nowhere = At(buffer.name, place)
@@ -319,8 +298,3 @@ class _Maker:
                 yield replace(buffer, elements=size, layout=(Panels(columns, self.blocking.panels),))
             else:
                 yield buffer
-
-
-def _without_units(expr: Expr, ranges: Ranges) -> Expr:
-    """Return an expression without the variables of axes that have one element."""
-    return substitute(expr, {name: ZERO for name, (_, high) in ranges.items() if high == 0}, ranges)

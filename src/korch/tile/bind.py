@@ -66,4 +66,8 @@ class _Binder:
             return At(at.buffer, substitute(at.index, self.values, scope))
 
         rescale = step.rescale and moved(step.rescale)
-        return Contract(axes, moved(step.out), moved(step.a), moved(step.b), step.product, rescale, step.registers)
+        where = tuple(
+            dataclasses.replace(guard, expr=substitute(guard.expr, self.values, scope)) for guard in step.where
+        )
+        places = (moved(step.out), moved(step.a), moved(step.b))
+        return Contract(axes, *places, step.product, rescale, step.registers, where)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from korch.errors import InvalidGraphError
 from korch.primitive.op import Category
 from korch.primitive.ops import OPS
+from korch.primitive.types import DType
 from korch.tile.index import Expr, Ranges, bounds
 from korch.tile.places import indices_stay_inside, rings_hold_what_is_read, tasks_do_not_race
 from korch.tile.program import (
@@ -194,7 +195,8 @@ def sinks_suit_the_loops(program: TileProgram) -> None:
 def products_fit(program: TileProgram) -> None:
     """Operands and accumulators of contractions have the types that their product wants.
 
-    The second operand of a product of float32 may have 8 or 16 bits: it is widened when it is read.
+    Operands of a product of float32 may be floats of 16 bits, and the second one bytes: they are widened
+    when they are read.
     """
     types = {buffer.name: buffer.dtype for buffer in program.buffers}
     for _, _, step in _leaves(program):
@@ -202,8 +204,10 @@ def products_fit(program: TileProgram) -> None:
             a, b, total = step.product.types
             wanted = {step.a.buffer: a, step.b.buffer: b, step.out.buffer: total}
             wanted |= {step.rescale.buffer: total} if step.rescale else {}
-            if step.product is Product.F32 and types[step.b.buffer] in WIDENED:
-                del wanted[step.b.buffer]
+            if step.product is Product.F32:
+                for name, narrow in ((step.a.buffer, (DType.F16, DType.BF16)), (step.b.buffer, WIDENED)):
+                    if types[name] in narrow:
+                        wanted.pop(name, None)
             for name, dtype in wanted.items():
                 what = f"{name} is of type {types[name].value}, not {dtype.value}"
                 _require(types[name] is dtype, what, format_contract(step))

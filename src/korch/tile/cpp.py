@@ -89,6 +89,7 @@ class _Printer:
         header = "korch_contract.h" if "korch::Contraction<" in body else header
         header = "korch_contract_int.h" if re.search("korch::(Byte|Pair)Contraction<", body) else header
         header = "korch_contract_lanes.h" if "korch::LaneContraction<" in body else header
+        header = "korch_contract_window.h" if "korch::WindowContraction<" in body else header
         text = (
             f'{head}#include "{header}"\n\n{tables}'
             'extern "C" int NAME_run(void*, void* const* buffers) {\n'

@@ -185,10 +185,9 @@ class FinishPrinter(LoopPrinter):
 
 
 def is_by_lanes(step: Contract) -> bool:
-    """Return whether bytes are multiplied and both operands depend on the columns."""
+    """Return whether both operands depend on the columns."""
     *_, columns = (axis for axis in step.axes if not axis.is_reduced)
-    depends = all(columns.name in at.index.variables for at in (step.a, step.b))
-    return step.product.is_of_bytes and depends and columns.extent > 1
+    return columns.extent > 1 and all(columns.name in at.index.variables for at in (step.a, step.b))
 
 
 def batches_of(step: Contract) -> list[Axis]:

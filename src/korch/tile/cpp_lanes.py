@@ -1,18 +1,23 @@
-"""Contractions of bytes whose columns have a first operand each -> calls of their micro-kernel."""
+"""Contractions whose columns have a first operand each -> calls of their micro-kernels."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 
+from korch.errors import InvalidGraphError
 from korch.tile.cpp_finish import tails_of
-from korch.tile.program import PAIR, Buffer, Contract, Panels
+from korch.tile.cpp_loops import print_ends
+from korch.tile.cpp_panels import panels
+from korch.tile.cpp_text import Writer
+from korch.tile.index import Ranges
+from korch.tile.program import PAIR, Axis, Buffer, Contract, Inside, Panels
 
 
 def lane_contraction(
     step: Contract, second: Buffer, lanes: int, at_once: int, a: Mapping[str, int], b: Mapping[str, int]
 ) -> str | None:
-    """Return the type of the micro-kernel, or None if it does not read operands as these lie.
+    """Return the type of the micro-kernel for bytes, or None if it does not read operands as these lie.
 
     Args:
         step: a contraction of rows, columns and two axes of terms.
@@ -35,3 +40,89 @@ def lane_contraction(
     strides = (max(a[axis.name] // unit, 1) for axis in (rows, taps[1]))
     sizes = (lanes, at_once, height, width, *strides, unit, a[taps[0].name], *tails_of((rows,), at_once))
     return f"korch::LaneContraction<{', '.join(map(str, sizes))}>"
+
+
+def window_contraction(step: Contract, second: Buffer, lanes: int, a: Mapping[str, int], b: Mapping[str, int]) -> str:
+    """Return the type of the micro-kernel for floats.
+
+    Args:
+        step: a contraction of one axis of places, channels, and the terms of a window, the last along the places.
+        second: the buffer of the second operand, in panels of a vector of channels.
+        lanes: of a vector.
+        a: the step in memory of each axis, of the first operand.
+        b: the same of the second.
+
+    Raises:
+        InvalidGraphError: the micro-kernel does not read operands as these lie.
+    """
+    places, columns, *taps = step.axes
+    last, registers = taps[-1], step.registers
+    layout = panels(second)
+    is_beside = a[columns.name] == 1 and b[places.name] == 0 and b[last.name] in (0, lanes)
+    is_packed = layout is not None and (layout.width, layout.group) == (lanes, 1)
+    if layout is None or not is_packed or not is_beside or places.ragged or registers is None:
+        raise _refused("of windows, only channels side by side and weights in panels of one vector can be printed")
+    stride, dilation, before, width = _row(step, a)
+    unit = a[places.name] // stride or a[last.name] // dilation or 1
+    if (a[places.name], a[last.name]) != tuple(
+        n * unit if axis.extent > 1 else 0 for n, axis in ((stride, places), (dilation, last))
+    ):
+        raise _refused("the guards of a window and its places in memory differ")
+    panel = second.size // layout.columns * lanes
+    behind = sum((axis.extent - 1) * a[axis.name] for axis in taps[:-1])
+    total = columns.ragged[1] if columns.ragged else 0
+    is_partial = columns.extent % lanes != 0 or not isinstance(total, int) or total % lanes != 0
+    flags = ("true" if flag else "false" for flag in (registers.fetches_out, is_partial))
+    sizes = (lanes, min(registers.rows, places.extent), places.extent, last.extent, stride, dilation, unit)
+    return f"korch::WindowContraction<{', '.join(map(str, (*sizes, before, width, panel, behind, *flags)))}>"
+
+
+def print_rows(out: Writer, step: Contract, ranges: Ranges, a: Mapping[str, int], b: Mapping[str, int]) -> str:
+    """Print the function that visits the rows of a window which are inside of an image; return its name."""
+    *outer, _ = step.axes[2:]
+    ends = []
+    for axis in outer:
+        own = tuple(guard for guard in step.where if axis.name in guard.expr.variables)
+        if any(_others(step, guard, axis) for guard in own):
+            raise _refused("a guard of a window turns on two axes of it")
+        ends.append(print_ends(out, axis, own, ranges))
+    name = f"rows{out.lambdas}"
+    out.lambdas += 1
+    out.open(f"const auto {name} = [=](const auto& turn) __attribute__((always_inline))")
+    for axis, (begin, end) in zip(outer, ends, strict=True):
+        out.line(f"for (long {axis.name} = {begin}; {axis.name} < {end}; ++{axis.name})")
+    places = (" + ".join(f"{steps[axis.name]} * {axis.name}" for axis in outer) or "0" for steps in (a, b))
+    out.line(f"  turn({', '.join(places)});")
+    out.close("};")
+    return name
+
+
+def _others(step: Contract, guard: Inside, axis: Axis) -> bool:
+    """Return whether a guard turns on other axes of the contraction, or on one against its order."""
+    others = {other.name for other in step.axes} - {axis.name}
+    return bool(guard.expr.variables & others) or (guard.expr.coefficient(axis.name) or 0) <= 0
+
+
+def _row(step: Contract, a: Mapping[str, int]) -> tuple[int, int, int, int]:
+    """Return stride and dilation of the last axis of a window, zeros before a row, and the elements of a row."""
+    places, _, *_, last = step.axes
+    own = {places.name, last.name}
+    guards = [guard for guard in step.where if guard.expr.variables & own]
+    if not guards:
+        unit = math.gcd(a[places.name], a[last.name]) or 1
+        stride, dilation = (max(a[axis.name] // unit, 1) for axis in (places, last))
+        return stride, dilation, 0, (places.extent - 1) * stride + (last.extent - 1) * dilation + 1
+    slopes = {tuple(guard.expr.coefficient(axis.name) for axis in (places, last)) for guard in guards}
+    known = [n for n in slopes.pop() if n is not None]
+    if slopes or len(known) != 2 or any(guard.expr.variables - own for guard in guards):
+        raise _refused("a guard of a window turns on more than a row of it")
+    stride, dilation = known
+    low, high = (
+        max(guard.low - guard.expr.constant for guard in guards),
+        min(guard.high - guard.expr.constant for guard in guards),
+    )
+    return max(stride, 1), max(dilation, 1), low, max(high - low, 0)
+
+
+def _refused(text: str) -> InvalidGraphError:
+    return InvalidGraphError(text, where="tile program")

@@ -11,7 +11,7 @@ from korch.tile.cpp_op import OpPrinter
 from korch.tile.cpp_text import C_TYPE, Writer, loop_end
 from korch.tile.index import Expr, Ranges, add, bounds, breakpoints, constant, scale, substitute, turning_point, var
 from korch.tile.loops import LINE_ELEMENTS
-from korch.tile.program import Accumulate, Axis, Load, Pass, Select, Sink, Stage, holds
+from korch.tile.program import Accumulate, Axis, Inside, Load, Pass, Select, Sink, Stage, holds
 
 LONG_ROW = 256
 """Elements of rows that are written past the caches though they begin inside of lines."""
@@ -161,25 +161,7 @@ class LoopPrinter(OpPrinter):
         self.out.open(f"for (long {name} = {begin}; {name} < {end}; ++{name})")
 
     def _ends(self, axis: Axis, ranges: Ranges) -> tuple[str, str]:
-        """Print where the loop over a reduced axis begins and ends; return their texts."""
-        low, high = ranges[axis.name]
-        begin, end = str(low), loop_end(axis, min(high + 1, axis.extent))
-        lows, ends = loop_ends(self.clips.get(axis.name, ()), axis.name, ranges)
-        for above, step in lows:
-            begin = f"korch::larger({begin}, {self._quotient(above, step)})"
-        for above, step in ends:
-            end = f"korch::smaller({end}, {self._quotient(above, step)})"
-        if lows:
-            self.out.line(f"const long {axis.name}_begin = {begin};")
-            begin = f"{axis.name}_begin"
-        if ends:
-            self.out.line(f"const long {axis.name}_end = {end};")
-            end = f"{axis.name}_end"
-        return begin, end
-
-    def _quotient(self, expr: Expr, divisor: int) -> str:
-        text = self.out.expr(expr)
-        return text if divisor == 1 else f"({text}) / {divisor}"
+        return print_ends(self.out, axis, self.clips.get(axis.name, ()), ranges)
 
     def _store(
         self, buffer: str, index: Expr, value: str, variable: str, width: str, store: str = "store", place: str = ""
@@ -210,3 +192,25 @@ class LoopPrinter(OpPrinter):
             return {}
         is_long = self.vector.extent >= LONG_ROW and self.across is None
         return {} if is_long else collected(self.pass_, self.out.streamed)
+
+
+def print_ends(out: Writer, axis: Axis, guards: tuple[Inside, ...], ranges: Ranges) -> tuple[str, str]:
+    """Print where the loop over a reduced axis begins and ends if guards hold inside only; return their texts."""
+
+    def quotient(expr: Expr, divisor: int) -> str:
+        return out.expr(expr) if divisor == 1 else f"({out.expr(expr)}) / {divisor}"
+
+    low, high = ranges[axis.name]
+    begin, end = str(low), loop_end(axis, min(high + 1, axis.extent))
+    lows, ends = loop_ends(guards, axis.name, ranges)
+    for above, step in lows:
+        begin = f"korch::larger({begin}, {quotient(above, step)})"
+    for above, step in ends:
+        end = f"korch::smaller({end}, {quotient(above, step)})"
+    if lows:
+        out.line(f"const long {axis.name}_begin = {begin};")
+        begin = f"{axis.name}_begin"
+    if ends:
+        out.line(f"const long {axis.name}_end = {end};")
+        end = f"{axis.name}_end"
+    return begin, end

@@ -19,7 +19,7 @@ from korch.tile.cpp_finish import (
     tails_of,
     tiles_in_registers,
 )
-from korch.tile.cpp_lanes import lane_contraction
+from korch.tile.cpp_lanes import lane_contraction, print_rows, window_contraction
 from korch.tile.cpp_panels import in_group, in_rows, panel_width, panels, strips
 from korch.tile.cpp_pass import PassPrinter
 from korch.tile.cpp_text import Writer, loop_end
@@ -227,7 +227,9 @@ class StepPrinter:
             self._for(axis)
         step = replace(block.sums.step, axes=tuple(axis for axis in block.sums.step.axes if axis not in batch))
         block = replace(block, sums=replace(block.sums, step=step))
-        if is_by_lanes(step):
+        if is_by_lanes(step) and not step.product.is_of_bytes:
+            self._contract_windows(block, (*grid, *batch))
+        elif is_by_lanes(step):
             self._contract_lanes(block, (*grid, *batch))
         elif step.product.is_of_bytes:
             self._contract_bytes(block, (*grid, *batch))
@@ -316,6 +318,21 @@ class StepPrinter:
         counts = ", ".join(loop_end(axis, axis.extent) for axis in step.axes[:2])
         finish = self._integers(block, out_at, out[step.axes[0].name])
         self.out.line(f"{kernel}::run({finish}, {a_at}, {b_at}, {counts});")
+
+    def _contract_windows(self, block: _Block, grid: tuple[Axis, ...]) -> None:
+        """Print the call of the micro-kernel for floats whose columns have a first operand each."""
+        step = block.sums.step
+        own = Stage((*grid, *step.axes), ())
+        ranges = {axis.name: (0, max(axis.extent - 1, 0)) for axis in own.grid}
+        out_at, out = self._place(step.out, step, own)
+        (a_at, a), (b_at, b) = (self._place(at, step, own) for at in (step.a, step.b))
+        second = self.out.program.buffer(step.b.buffer)
+        kernel = window_contraction(replace(step, registers=self._registers(step)), second, self.out.lanes, a, b)
+        rows = print_rows(self.out, step, ranges, a, b)
+        columns = step.axes[1]
+        sums = self._sums(block, out_at, out, own)
+        self.out.line(f"{kernel}::run(")
+        self.out.line(f"    {sums}, {rows}, {a_at}, {b_at}, {loop_end(columns, columns.extent)});")
 
     def _integers(self, block: _Block, out_at: str, row: int) -> str:
         """Print what takes sums of bytes; return its text."""
@@ -427,6 +444,8 @@ def _require_contraction(step: Contract) -> None:
         raise _refused(f"contractions of {step.product.value} can't be printed")
     if step.rescale is not None and step.product.is_of_bytes:
         raise _refused("contractions of bytes that rescale their sums can't be printed")
+    if step.where and (step.product.is_of_bytes or not is_by_lanes(step)):
+        raise _refused("contractions that leave points out can be printed for depthwise convolutions of floats only")
     sides_of(step)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from typing import TypeVar
 
@@ -388,11 +389,11 @@ class _Lines:
     def contract(self, line: _Line, depth: int) -> Contract:
         axes = line.axes("by")
         line.need("by")
-        product, registers = self.take(line, lambda: (line.one_of(Product), line.registers()))
+        product, registers, where = self.take(line, lambda: (line.one_of(Product), line.registers(), line.guards()))
         item = self.peek(depth)
         if item is None:
             raise line.error("a line below that says what is added to what")
-        return self.take(item, lambda: _sum(item, axes, product, registers))
+        return replace(self.take(item, lambda: _sum(item, axes, product, registers)), where=where)
 
 
 def _sum(line: _Line, axes: tuple[Axis, ...], product: Product, registers: Registers | None) -> Contract:

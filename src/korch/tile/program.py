@@ -349,6 +349,7 @@ class Contract:
         product: how they are multiplied.
         rescale: the factor by which the accumulator is multiplied first, or None.
         registers: how it is computed in registers; the printer chooses if this is None.
+        where: where one of these does not hold, no operand is read and nothing is added.
     """
 
     axes: tuple[Axis, ...]
@@ -358,6 +359,7 @@ class Contract:
     product: Product
     rescale: At | None = None
     registers: Registers | None = None
+    where: tuple[Inside, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

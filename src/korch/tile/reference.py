@@ -126,7 +126,7 @@ class _Run:
                 self.memory[buffer.name].reshape(-1, buffer.size)[tasks] = unknown.reshape(-1, buffer.size)
 
     def contract(self, step: Contract, points: Points) -> None:
-        kept = points.kept()
+        kept, points.live = points.kept(), points.live & points.holds(step.where)
         a, b = (points.spread(self.load(points, at.buffer, at.index, ())) for at in (step.a, step.b))
         dtype, reduced = step.product.types[2], tuple(range(len(kept.shape), len(points.shape)))
         products = self.arithmetic.product(step.product, a, b)

@@ -76,11 +76,11 @@ def accesses_of(step: Pass | Contract, outer: tuple[Axis, ...] = ()) -> Iterator
         return
     text = format_contract(step)
 
-    def access(at: At, own: tuple[Axis, ...], is_write: bool) -> Access:
-        return Access(at.buffer, at.index, (), own, is_write, text)
+    def access(at: At, own: tuple[Axis, ...], is_write: bool, guards: tuple[Inside, ...] = ()) -> Access:
+        return Access(at.buffer, at.index, guards, own, is_write, text)
 
-    yield access(step.a, axes, False)
-    yield access(step.b, axes, False)
+    yield access(step.a, axes, False, step.where)
+    yield access(step.b, axes, False, step.where)
     if step.rescale is not None:
         yield access(step.rescale, kept, False)
     yield access(step.out, kept, False)

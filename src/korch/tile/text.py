@@ -12,7 +12,7 @@
           t1[16*m + n] += i0[8*j + p] * t0[16*p + n] rescale t2[m]
 
 Passes and contractions list their kept loops, then, behind a bar, those that they reduce. A pass may end
-with `if 0 <= 4*t + v1 < 10`: other points are left out. A contraction
+with `if 0 <= 4*t + v1 < 10`, and so may the first line of a contraction: other points are left out. It
 may say how many rows and vectors of columns it holds in registers, and what it fetches meanwhile.
 """
 
@@ -98,7 +98,8 @@ def _step(step: Step) -> Iterator[str]:
             yield from (f"  {format_op(op)}" for op in step.ops)
             yield from (f"  {format_sink(sink)}" for sink in step.sinks)
         case Contract():
-            yield f"contract{_axes(step.axes)} by {step.product.value}{_registers(step.registers)}"
+            how = f"{step.product.value}{_registers(step.registers)}{_condition(step.where)}"
+            yield f"contract{_axes(step.axes)} by {how}"
             yield f"  {format_contract(step)}"
         case Loop():
             carries = f" carries {', '.join(step.carried)}" if step.carried else ""

@@ -65,9 +65,9 @@ def print_triton(
 
 
 def _require_all_points(stage: Stage) -> None:
-    """Raise an error for passes that leave points out."""
-    if any(isinstance(step, Pass) and step.where for _, step in stage.leaves):
-        raise InvalidGraphError("passes that leave points out can't be printed", where="tile program")
+    """Raise an error for passes and contractions that leave points out."""
+    if any(step.where for _, step in stage.leaves):
+        raise InvalidGraphError("steps that leave points out can't be printed", where="tile program")
 
 
 def stage_is_free(stage: Stage) -> bool:

@@ -18,6 +18,7 @@ from korch.primitive.types import ValueType
 from korch.provider.gemm.vectors import require_rows
 from korch.provider.provider import Kernel
 from korch.provider.tile_kernel import kernel_of
+from korch.schedule import depthwise
 from korch.schedule.contraction import (
     Contraction,
     Layouts,
@@ -117,7 +118,7 @@ def _is_depthwise(group: Group, root: Primitive) -> bool:
 def _weights(group: Group, root: Primitive, target: Target) -> Layout:
     """Return the layout of weights in panels of columns, with terms side by side."""
     if _is_depthwise(group, root):
-        return weights_layout(target.lanes)
+        return weights_layout(target.lanes, 4, is_of_bytes=True)
     rank = group.body.types[root.inputs[1]].rank
     return Layout(
         (0, *range(2, rank), 1), ((0, _registers(target).vectors * target.lanes), (1, terms_together(target.lanes)))
@@ -165,16 +166,17 @@ def _program(group: Group, root: Primitive, layouts: Layouts, target: Target) ->
 
 def _depthwise_program(schedule: Depthwise, target: Target) -> TileProgram:
     """Return the program whose threads share rows, or channels where there are few rows."""
-    rows, width = schedule.places
+    side, last = schedule.sides
+    rows = side.out
     is_split = rows * schedule.images < FEW_ROWS * target.threads and schedule.channels >= target.lanes * target.threads
     teams = target.threads if is_split else 1
     channels = -(-schedule.channels // (target.lanes * teams)) * target.lanes if is_split else schedule.channels
-    row_bytes = schedule.reach(1, width) * channels * schedule.attributes.strides[0]
+    row_bytes = last.reach(last.out) * channels * side.stride
     fitting = max(1, MOST_TILE_BYTES // row_bytes)
     blocks = -(-rows // fitting)
     if not is_split and schedule.images % target.threads:
         blocks = min(rows, -(-blocks // target.threads) * target.threads)
-    program = schedule.program(-(-rows // blocks), min(channels, schedule.channels), PLACES)
+    program = schedule.program(depthwise.Blocking(-(-rows // blocks), min(channels, schedule.channels), PLACES))
     require_rows(program, target.lanes)
     return program
 

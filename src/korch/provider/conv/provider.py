@@ -15,7 +15,7 @@ from korch.provider.conv.chains import chain_groups
 from korch.provider.conv.match import ConvChain, match_group
 from korch.provider.conv.shape import Layer, Shape, can_split, shape_of
 from korch.provider.conv.split import split_of
-from korch.provider.conv.vectors import WINDOWS, Plan, is_dense_image, needs_program, plans_of
+from korch.provider.conv.vectors import WINDOWS, Plan, is_dense_image, plans_of
 from korch.provider.epilogue import RESULT
 from korch.provider.matrix_units import TOGETHER
 from korch.provider.provider import SPLIT, Kernel, Threading, named_kernel
@@ -62,12 +62,12 @@ class ConvProvider:
         """Offer blocks of channels and channels-last, with threads that share rows or channels."""
         if multiplies_bytes(group):
             return self._bytes.offers(group, target)
-        if not (is_dense := is_dense_image(group)) and not needs_program(group):
+        if len(group.body.linear) != 1:
             return _template_offers(group, target)
         plans = self._windows(group, target)
         if isinstance(plans, Refusal):
             return plans
-        found = _template_offers(group, target) if is_dense and target.isa == "amx" else ()
+        found = _template_offers(group, target) if is_dense_image(group) and target.isa == "amx" else ()
         split = () if isinstance(found, Refusal) else (offer for offer in found if offer.variant == SPLIT)
         return (*(plan.offer for plan in plans), *split)
 
@@ -140,12 +140,8 @@ def _refuse(group: Group, match: ConvChain, target: Target) -> Refusal | None:
 
 
 def _variants(group: Group, match: ConvChain, target: Target) -> tuple[str, ...]:
-    """Return what threads may share: rows, and channels where few rows are shared unevenly.
-
-    What a lone depthwise convolution does for a channel needs nothing of others.
-    """
+    """Return what threads may share: rows, and channels where few rows are shared unevenly."""
     is_even = group.output_types[0].shape[2] >= MANY_ROWS * target.threads
-    is_even = is_even and not (len(match.links) == 1 and match.links[0].is_depthwise)
     split = (SPLIT,) if _suits_matrix_units(group, match, target) else ()
     if target.threads == 1 or is_even or not can_split(match):
         return ("rows", *split)
@@ -172,7 +168,7 @@ def _suits_matrix_units(group: Group, match: ConvChain, target: Target) -> bool:
         return False
     if len(match.links) > 1:
         return _chain_suits_matrix_units(group, match, target)
-    return not match.links[0].is_depthwise and _one_suits_matrix_units(group, match)
+    return _one_suits_matrix_units(group, match)
 
 
 def _one_suits_matrix_units(group: Group, match: ConvChain) -> bool:

@@ -11,12 +11,14 @@ from korch.candidate.layout import Layout, channels_blocked, channels_last, layo
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import ValueType
-from korch.provider.conv.match import WIDEST_DEPTHWISE
+from korch.provider.conv.depthwise import blockings
 from korch.provider.gemm.vectors import require_neighbours
 from korch.provider.image import image_position
 from korch.provider.provider import Kernel
 from korch.provider.tile_kernel import kernel_of
+from korch.schedule import depthwise
 from korch.schedule.contraction import Layouts, NotFusedError, refuse_types, root_of
+from korch.schedule.depthwise import Depthwise, is_depthwise, weights_layout
 from korch.schedule.windows import Blocking, Windows
 from korch.target import Target
 from korch.tile.program import Registers, TileProgram
@@ -52,12 +54,14 @@ class Plan:
 
     offer: Offer
     layouts: Layouts
-    blocking: Blocking
+    blocking: Blocking | depthwise.Blocking
 
     def program(self, group: Group, target: Target) -> TileProgram:
         """Return the program of the kernel."""
-        schedule = Windows(group, group.body.linear[0], self.layouts, Machine(target.lanes, target.threads))
-        return schedule.program(self.blocking)
+        root = group.body.linear[0]
+        if isinstance(self.blocking, depthwise.Blocking):
+            return Depthwise(group, root, self.layouts, target.lanes).program(self.blocking)
+        return Windows(group, root, self.layouts, Machine(target.lanes, target.threads)).program(self.blocking)
 
     def kernel(self, group: Group, target: Target) -> Kernel:
         """Print the kernel."""
@@ -72,22 +76,6 @@ def is_dense_image(group: Group) -> bool:
     root = body.linear[0]
     is_dense = root.attributes_as(ConvAttributes).groups == 1
     return is_dense and body.types[root.output].rank == 4 and _packed(group, root) is not None
-
-
-def needs_program(group: Group) -> bool:
-    """Return whether a group has one convolution of a kind that only tile programs compute.
-
-    Chains of convolutions, and convolutions of each channel of an image, are compiled from a template.
-    """
-    body = group.body
-    if len(body.linear) != 1 or body.linear[0].op != "conv":
-        return False
-    root = body.linear[0]
-    (_, channels, *_), weights = (body.types[value].shape for value in root.inputs)
-    groups = root.attributes_as(ConvAttributes).groups
-    is_dense, is_depthwise = groups == 1, groups == channels == weights[0] and weights[-1] <= WIDEST_DEPTHWISE
-    position = _packed(group, root)
-    return len(weights) != 4 or position is None or not (is_dense or is_depthwise)
 
 
 def plans_of(group: Group, target: Target) -> tuple[Plan, ...] | Refusal:
@@ -116,11 +104,16 @@ def plans_of(group: Group, target: Target) -> tuple[Plan, ...] | Refusal:
     return tuple(plans) or (reasons or [Refusal("no layout fits both the inputs and the outputs")])[-1]
 
 
-def _refusal(group: Group, root: Primitive, layouts: Layouts, blocking: Blocking, target: Target) -> Refusal | None:
+def _refusal(
+    group: Group, root: Primitive, layouts: Layouts, blocking: Blocking | depthwise.Blocking, target: Target
+) -> Refusal | None:
     """Return why no program of a layout of the result can be made; that of the image does not matter."""
     try:
-        windows = Windows(group, root, layouts, Machine(target.lanes, target.threads))
-        require_neighbours(windows.finish(blocking), target.lanes)
+        if isinstance(blocking, depthwise.Blocking):
+            after = Depthwise(group, root, layouts, target.lanes).finish(blocking)
+        else:
+            after = Windows(group, root, layouts, Machine(target.lanes, target.threads)).finish(blocking)
+        require_neighbours(after, target.lanes)
     except NotFusedError as error:
         return Refusal(str(error))
     return None
@@ -133,7 +126,7 @@ class _Way:
     source: Layout
     sink: Layout
     variant: str
-    blocking: Blocking
+    blocking: Blocking | depthwise.Blocking
     panels: tuple[tuple[int, Layout], ...] = ()
 
 
@@ -141,21 +134,35 @@ def _ways(group: Group, root: Primitive, image: int, target: Target) -> Iterator
     plain = tuple(tuple(Layout.plain(t.rank) for t in types) for types in (group.input_types, group.output_types))
     windows = Windows(group, root, (plain[0], plain[1]), Machine(target.lanes, target.threads))
     x, y = group.input_types[image], group.body.types[root.output]
-    is_narrow = windows.results < target.lanes or not is_dense_image(group)
-    for variant in VARIANTS if is_narrow else ():
+    weights, shape = _packed(group, root), group.body.types[root.inputs[1]].shape
+    can_pack = weights is not None and weights != image and all(type_.shape == y.shape for type_ in group.output_types)
+    by_lanes = can_pack and x.rank >= 4 and is_depthwise(x.shape, shape, root.attributes_as(ConvAttributes))
+    fills = x.shape[1] >= target.lanes if by_lanes else windows.results >= target.lanes and is_dense_image(group)
+    for variant in () if fills else VARIANTS:
         blocking = _channels_first(windows, target, variant)
         if blocking is not None:
             yield _Way(Layout.plain(x.rank), Layout.plain(y.rank), variant, blocking)
-    weights = _packed(group, root)
-    is_moved = any(type_.shape != y.shape for type_ in group.output_types)
-    if weights is None or weights == image or is_moved:
+    if weights is None or not can_pack:
         return
     for source, sink in _pairs(x, y, target):
+        if by_lanes:
+            schedule = Depthwise(group, root, (plain[0], plain[1]), target.lanes)
+            yield from _by_lanes(schedule, source, sink, weights, target)
+            continue
         for variant in VARIANTS:
             blocking = _pixels_first(windows, source, target, variant)
             if blocking is not None:
                 layout = _panels(x.rank, blocking)
                 yield _Way(source, sink, variant, blocking, ((weights, layout),))
+
+
+def _by_lanes(schedule: Depthwise, source: Layout, sink: Layout, weights: int, target: Target) -> Iterator[_Way]:
+    """Yield the ways to compute a depthwise convolution whose lanes are channels of one layout."""
+    layout = weights_layout(target.lanes, len(schedule.sides) + 2, is_of_bytes=False)
+    if source.is_plain and not sink.is_plain:
+        return
+    for variant, blocking in blockings(schedule, source, target):
+        yield _Way(source, sink, variant, blocking, ((weights, layout),))
 
 
 def _layouts(group: Group, root: Primitive, image: int, way: _Way) -> Layouts:

@@ -1,0 +1,143 @@
+// A depthwise convolution of floats: each lane is a channel, and an image is read where it lies.
+#pragma once
+
+#include "korch_contract.h"
+
+// Keeps a vector that was loaded once in a register, where a compiler would load it again for each use.
+#if defined(__x86_64__)
+#define KORCH_KEEP(x) asm("" : "+v"(x))
+#elif defined(__aarch64__)
+#define KORCH_KEEP(x) asm("" : "+w"(x))
+#else
+#define KORCH_KEEP(x)
+#endif
+
+namespace korch {
+
+// Places ahead of those that are computed, in memory's order: rows end at pages, where caches don't foresee
+// what follows.
+inline constexpr long PLACES_AHEAD = 64;
+
+// A row of OUT places, R at a time. Column kx of the window of place x is element x * S + kx * D - BEFORE of a row
+// of WIDTH elements, UNIT apart; a points to element -BEFORE of the first row. What is outside of a row counts as
+// zero. Weights come in panels of W channels, PANEL apart, the columns of a window beside each other. If FETCHES, what
+// is read soon of the last row of a window, which begins LAST behind the first, and where results go is fetched.
+// IS_PARTIAL says whether the channels may end inside of a vector.
+template <int W, int R, long OUT, int KW, long S, long D, long UNIT, long BEFORE, long WIDTH, long PANEL, long LAST,
+          bool FETCHES, bool IS_PARTIAL>
+struct WindowContraction {
+  typedef Vec<float, W> V;
+  static constexpr long REACH = (KW - 1) * D + 1;
+  static constexpr long TAIL = OUT % R, LAST_TILE = TAIL == 0 ? R : TAIL;
+  static constexpr long BEGIN = (BEFORE + S - 1) / S;  // the first place whose window begins inside of the row
+  static constexpr long END = WIDTH + BEFORE < REACH ? 0 : (WIDTH + BEFORE - REACH) / S + 1;
+  static constexpr long INSIDE = -1, ANYWHERE = -2;
+
+  // COUNT places from AT on, which is known at compile time, or from x on: INSIDE of the row, or ANYWHERE.
+  // `rows` calls a function for each row of the window, with where it begins in a and in b.
+  template <int COUNT, long AT, bool IS_EDGE, class Sums, class Rows, typename A, typename B>
+  static __attribute__((noinline)) void tile(const Sums& given, const Rows& window, const A* a, const B* b, long x, long n, long count) {
+    const Sums sums = given;  // what is stored can't change it
+    const Rows rows = window;
+    if constexpr (AT >= 0) x = AT;
+    const A* const first = a + x * (S * UNIT);
+    const long left = x * S - BEFORE;
+    if constexpr (FETCHES) {
+      constexpr long STEP = W < 16 ? 16 / W : 1;  // places of a line
+#pragma GCC unroll 16
+      for (long r = 0; r < COUNT; r += STEP) sums.fetch(x + PLACES_AHEAD + r, n);
+#pragma GCC unroll 32
+      for (long r = 0; r < COUNT * S; r += STEP) __builtin_prefetch(first + LAST + (PLACES_AHEAD + r) * UNIT);
+    }
+    const auto read = [&](const A* at) __attribute__((always_inline)) {
+      if constexpr (IS_EDGE) return load_some<float, W>(at, count);
+      else return load<float, W>(at);
+    };
+    V sum[COUNT];
+#pragma GCC unroll 16
+    for (int r = 0; r < COUNT; ++r) {
+      if constexpr (IS_EDGE) sum[r] = begin_some(sums, x + r, n, count);
+      else sum[r] = sums.template begin<W>(x + r, n);
+    }
+    rows([&](long from_a, long from_b) __attribute__((always_inline)) {
+      const A* const line = first + from_a;
+      const B* const w = b + from_b;
+      // Where there are registers for it, what is read is loaded once for all columns of the window.
+      if constexpr (AT != ANYWHERE && COUNT + KW + 1 < (W == 16 ? 32 : 16)) {
+        V v[KW];
+#pragma GCC unroll 16
+        for (int k = 0; k < KW; ++k) v[k] = load<float, W>(w + k * W);
+#pragma GCC unroll 64
+        for (long p = 0; p < (COUNT - 1) * S + REACH; ++p) {
+          if (AT >= 0 && (AT * S - BEFORE + p < 0 || AT * S - BEFORE + p >= WIDTH)) continue;
+          V x = read(line + p * UNIT);
+          KORCH_KEEP(x);
+#pragma GCC unroll 16
+          for (int k = 0; k < KW; ++k) {
+            const long q = p - k * D;
+            if (q >= 0 && q % S == 0 && q / S < COUNT) sum[q / S] += v[k] * x;
+          }
+        }
+      } else {
+#pragma GCC unroll 8
+        for (int k = 0; k < KW; ++k) {
+          const V v = load<float, W>(w + k * W);
+#pragma GCC unroll 16
+          for (long r = 0; r < COUNT; ++r) {
+            const long p = r * S + k * D, column = (AT >= 0 ? AT * S - BEFORE : left) + p;
+            if (AT != INSIDE && (column < 0 || column >= WIDTH)) continue;
+            sum[r] += v * read(line + p * UNIT);
+          }
+        }
+      }
+    });
+    if constexpr (!IS_EDGE) {
+#pragma GCC unroll 16
+      for (int r = 0; r < COUNT; ++r) sums.template end<W>(x + r, n, sum[r]);
+    } else {
+      alignas(64) float y[COUNT * W];  // from memory, so that what is done with each is compiled once
+#pragma GCC unroll 16
+      for (int r = 0; r < COUNT; ++r) store<float, W>(y + r * W, sum[r]);
+      for (long r = 0; r < COUNT; ++r)
+        for (long j = 0; j < count; ++j) sums.template end<1>(x + r, n + j, y[r * W + j]);
+    }
+  }
+
+  template <class Sums>
+  static KORCH_INLINE V begin_some(const Sums& sums, long r, long n, long count) {
+    alignas(64) float x[W] = {};
+    for (long j = 0; j < count; ++j) x[j] = sums.template begin<1>(r, n + j);
+    return load<float, W>(x);
+  }
+
+  // A row of one vector of channels. Only the first and the last tile see columns outside of the row, mostly.
+  template <bool IS_EDGE, class Sums, class Rows, typename A, typename B>
+  static KORCH_INLINE void row(const Sums& sums, const Rows& rows, const A* a, const B* b, long n, long count) {
+    constexpr long FINAL = OUT - LAST_TILE;
+    if constexpr (BEGIN <= R && FINAL <= END) {
+      long x = 0;
+      if constexpr (BEGIN > 0 && FINAL > 0) {
+        tile<R, 0, IS_EDGE>(sums, rows, a, b, 0, n, count);
+        x = R;
+      }
+      for (; x < FINAL; x += R) tile<R, INSIDE, IS_EDGE>(sums, rows, a, b, x, n, count);
+      constexpr bool IS_INSIDE = OUT <= END && (FINAL > 0 || BEGIN == 0);
+      tile<LAST_TILE, IS_INSIDE ? INSIDE : FINAL, IS_EDGE>(sums, rows, a, b, FINAL, n, count);
+    } else {
+      for (long x = 0; x + R <= OUT; x += R)
+        if (x >= BEGIN && x + R <= END) tile<R, INSIDE, IS_EDGE>(sums, rows, a, b, x, n, count);
+        else tile<R, ANYWHERE, IS_EDGE>(sums, rows, a, b, x, n, count);
+      if constexpr (TAIL > 0) tile<TAIL, ANYWHERE, IS_EDGE>(sums, rows, a, b, FINAL, n, count);
+    }
+  }
+
+  template <class Sums, class Rows, typename A, typename B>
+  static KORCH_INLINE void run(const Sums& sums, const Rows& rows, const A* a, const B* b, long columns) {
+    long n = 0;
+    for (; n + W <= columns; n += W, b += PANEL) row<false>(sums, rows, a + n, b, n, W);
+    if constexpr (IS_PARTIAL)
+      if (n < columns) row<true>(sums, rows, a + n, b, n, columns - n);
+  }
+};
+
+}  // namespace korch

@@ -1,0 +1,41 @@
+"""Depthwise convolutions of floats on vector units: the blocking of their tile programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from korch.candidate.layout import Layout
+from korch.schedule.depthwise import Blocking, Depthwise
+from korch.target import Target
+
+CACHE_SHARE = 0.25
+"""The part of the level-2 cache that what a task copies of an image may fill."""
+
+PLACES = 8
+"""Places of a row that are in registers at most: as many multiplications must be independent of each other."""
+
+
+def blockings(depthwise: Depthwise, source: Layout, target: Target) -> Iterator[tuple[str, Blocking]]:
+    """Yield the ways in which threads share a convolution, with their names: by rows or by channels."""
+    *outer, side, last = depthwise.sides
+    lanes, threads, channels = target.lanes, target.threads, depthwise.channels
+    places = -(-last.out // -(-last.out // PLACES))
+
+    is_read = depthwise.root.inputs[0] in depthwise.group.position
+    area = last.reach(last.out) * math.prod(s.reach(s.out) for s in outer)
+
+    def rows(tasks: int, channels: int) -> int:
+        """Return the rows of a task, if there were some tasks of all rows; a copy stays in the cache."""
+        teams = min(side.out, threads // math.gcd(tasks, threads))
+        fitting = max(1, int(CACHE_SHARE * target.l2_bytes) // (4 * area * channels * side.stride))
+        blocks = 1 if is_read else -(-side.out // (fitting * teams))
+        return -(-side.out // min(side.out, blocks * teams))
+
+    one = lanes if source.blocks else channels
+    yield "rows", Blocking(rows(depthwise.images, one), one, places, True, source.blocks != ())
+    if threads > 1 and channels > lanes:
+        parts = channels // lanes if source.blocks else threads
+        own = -(-channels // (parts * lanes)) * lanes
+        tasks = depthwise.images * -(-channels // own)
+        yield "channels", Blocking(rows(tasks, own), own, places, False, source.blocks != ())
